@@ -1,0 +1,41 @@
+# Two commands are enough: `make demo` and `make test`. Both set up .venv first.
+SHELL := /bin/bash
+PY := .venv/bin/python
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench bench-detect lock docs clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: ## make .venv with everything; quick when nothing changed
+	@scripts/setup
+
+demo: setup ## replay a real 64-GPU trace through a real Fleet and name the culprit
+	@.venv/bin/ingero demo
+
+test: setup ## run every test tier that this machine allows; each skip says why
+	@$(PY) -m pytest
+
+check: setup ## format, lint, types, layers, sizes, docs and the fast tests
+	@.venv/bin/ruff format --check .
+	@.venv/bin/ruff check .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports --config pyproject.toml
+	@$(PY) -m pytest -q -m "not kernel and not gpu and not slow"
+
+bench: setup ## speed, as ratios against a floor in the same run
+	@$(PY) -m benchmarks
+
+bench-detect: setup ## precision, recall and delay of every detection method on every data set
+	@$(PY) -m benchmarks.detect
+
+docs: setup ## regenerate docs/reference/
+	@$(PY) -m ingero.cli.reference docs/reference
+
+lock: ## pin every dependency again, with hashes (needs uv)
+	uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
+	  --all-extras --group dev pyproject.toml -o requirements/dev.txt
+
+clean: ## remove .venv and every cache
+	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The node's program: what one host sees, keeps, classifies and pushes."""

@@ -1,0 +1,1 @@
+"""The commands people type. Parsing, orchestration and rendering; no domain logic."""

@@ -1,0 +1,70 @@
+"""The ``ingero`` program: one list of commands, one place that turns errors into exit codes.
+
+Command modules import their heavy libraries inside the command body, so that ``ingero --help`` and
+``ingero version`` start fast.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from ingero import __version__
+from ingero.cli.commands import version
+from ingero.errors import IngeroError
+
+COMMANDS: Final[tuple[click.Command, ...]] = (version.command,)
+"""Every verb of ``ingero``, in the order that ``--help`` lists them."""
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Start with `ingero demo cluster`: a real 64-GPU trace, a real push path, a named culprit.",
+)
+@click.version_option(__version__, prog_name="ingero", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Name the slow rank of a GPU cluster, why it is slow, who waited, and what it cost."""
+
+
+for _command in COMMANDS:
+    cli.add_command(_command)
+
+
+def run_program(program: click.Command, args: Sequence[str] | None = None) -> int:
+    """Run a click program and return its exit status; print our errors the one way we print them.
+
+    Args:
+        program: The root command.
+        args: Arguments without the program's name; None takes ``sys.argv``.
+
+    Returns:
+        0 on success; 1 for a failed run; 2 for wrong usage or configuration; 3 for something this machine cannot do;
+        4 for a database that failed; 130 after Ctrl-C. A reader that closed the pipe is not an error.
+    """
+    try:
+        result = program.main(args=list(args) if args is not None else None, standalone_mode=False)
+    except click.exceptions.Abort:
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except IngeroError as error:
+        click.echo(click.style("error: ", fg="red", bold=True) + error.message, err=True)
+        if error.hint:
+            click.echo(click.style("hint: ", fg="cyan") + error.hint, err=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+def main() -> None:
+    """Entry point of the ``ingero`` console script."""
+    sys.exit(run_program(cli))

@@ -1,0 +1,1 @@
+"""The only reader of YAML and of the environment."""

@@ -1,0 +1,1 @@
+"""The science: pure functions over NumPy arrays. No clock, no I/O, no threads."""

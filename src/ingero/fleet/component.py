@@ -1,0 +1,215 @@
+"""What a component is: the protocol between the service and everything it wires together.
+
+At the bottom of the collector; imports no other part of it. A component is created by its `Factory` from a validated
+config, started with a `Host`, and stopped. No component imports another: what one offers to the others it registers
+with the host as a typed capability (`PushAnswerer`, `Authenticator`, `AdminRoutes`), and who needs one asks for it.
+
+Lifecycle. Start order is extensions, exporters, processors, receivers; stop order is the reverse, so data that was
+accepted still finds its consumer. ``start`` may raise; ``stop`` drains within the host's deadline and does not.
+
+Threads. ``start``, ``stop`` and timers run on the service's event loop. ``consume`` may run on any thread, because
+the gRPC receiver has its own: the graph serialises calls into one pipeline, so a processor sees one batch at a time,
+but what its own timers share with ``consume`` it must lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol, TypeVar
+
+from ingero.telemetry.clock import Clock
+
+CapabilityT = TypeVar("CapabilityT")
+SharedT = TypeVar("SharedT")
+
+
+class Kind(StrEnum):
+    """The four kinds; the value is the section's name in the configuration."""
+
+    RECEIVER = "receivers"
+    PROCESSOR = "processors"
+    EXPORTER = "exporters"
+    EXTENSION = "extensions"
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentId:
+    """``type`` or ``type/name``, as the Collector writes it."""
+
+    type: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.type}/{self.name}" if self.name else self.type
+
+
+class Component(Protocol):
+    """Something with a lifecycle."""
+
+    async def start(self, host: Host) -> None:
+        """Open what it needs. Raises an `ingero.errors.IngeroError` that stops the service's start."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop accepting, drain, release. Runs also when ``start`` of a later component failed."""
+        ...
+
+
+class Counter(Protocol):
+    """A monotonic count with a closed set of labels."""
+
+    def add(self, amount: float = 1, /, **labels: str) -> None:
+        """Add to the series with these labels."""
+        ...
+
+
+class Gauge(Protocol):
+    """A value that goes both ways."""
+
+    def set(self, value: float, /, **labels: str) -> None:
+        """Replace the value of the series with these labels."""
+        ...
+
+    def remove(self, /, **labels: str) -> None:
+        """Forget the series; absent is not zero."""
+        ...
+
+
+class Histogram(Protocol):
+    """A distribution with fixed bounds."""
+
+    def record(self, value: float, /, **labels: str) -> None:
+        """Count one observation."""
+        ...
+
+
+class Meter(Protocol):
+    """Makes the service's own instruments. Asking twice for one name gives the same instrument."""
+
+    def counter(self, name: str, description: str, labels: Sequence[str] = ()) -> Counter:
+        """A counter; ``name`` ends in ``_total``."""
+        ...
+
+    def gauge(self, name: str, description: str, labels: Sequence[str] = ()) -> Gauge:
+        """A gauge."""
+        ...
+
+    def histogram(
+        self, name: str, description: str, bounds: Sequence[float], labels: Sequence[str] = ()
+    ) -> Histogram:
+        """A histogram with these upper bounds."""
+        ...
+
+
+class Host(Protocol):
+    """What the running service offers a component."""
+
+    @property
+    def clock(self) -> Clock:
+        """Time; components never read it elsewhere."""
+        ...
+
+    @property
+    def meter(self) -> Meter:
+        """The service's own telemetry (port 8888)."""
+        ...
+
+    @property
+    def draining(self) -> bool:
+        """True from the moment the service was told to stop: receivers answer 503."""
+        ...
+
+    def offer(self, capability: type[CapabilityT], provider: CapabilityT) -> None:
+        """Make a capability available to every component that starts later."""
+        ...
+
+    def find(
+        self, capability: type[CapabilityT], component: ComponentId | None = None
+    ) -> Sequence[CapabilityT]:
+        """Every provider of a capability, or the one that the named component offered; may be empty."""
+        ...
+
+    def shared(self, key: tuple[str, str], build: Callable[[], SharedT]) -> SharedT:
+        """State that instances of one component in several pipelines share, built on first use.
+
+        It also outlives a reload whose configuration for ``key`` did not change.
+        """
+        ...
+
+    def every(self, interval_ns: int, action: Callable[[], None]) -> None:
+        """Call ``action`` on the event loop at this interval until the service stops; errors are logged, not fatal."""
+        ...
+
+
+@dataclass(slots=True)
+class PushContext:
+    """What is known about the push that is being answered.
+
+    The receiver fills the hints, a processor that understands the body fills the identity, the answerer reads both.
+
+    Attributes:
+        cluster_hint: From ``?cluster_id=`` or the ``ingero.cluster.id`` header or metadata; a hint, never the truth.
+        cluster_id: From the body's resource; None until a processor has read it.
+        node_id: Likewise.
+        cohort: ``ingero.cgroup_path_hash`` of the pushing node; empty is the cluster-wide bucket.
+        auth_subject: Who the bearer or the client certificate says is pushing; empty without authentication.
+    """
+
+    cluster_hint: str = ""
+    cluster_id: str | None = None
+    node_id: str | None = None
+    cohort: str = ""
+    auth_subject: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PushAnswer:
+    """The threshold that rides an answer; both values exist or there is no answer at all."""
+
+    threshold: float
+    quorum_met: bool
+
+
+class PushAnswerer(Protocol):
+    """Capability: knows the threshold for whoever just pushed."""
+
+    def answer(self, push: PushContext) -> PushAnswer | None:
+        """The current threshold for this push's cohort or cluster, or None when there is none to tell. Never blocks."""
+        ...
+
+
+class Authenticator(Protocol):
+    """Capability of ``bearertokenauth`` and its kin, on both sides of a connection."""
+
+    def authenticate(self, authorization: str | None) -> str | None:
+        """The subject behind an ``Authorization`` value, or None when it is refused. Constant time."""
+        ...
+
+    def client_headers(self) -> Mapping[str, str]:
+        """Headers an exporter adds to each request."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AdminRoute:
+    """One read-only page of JSON on the admin endpoint.
+
+    Attributes:
+        path: Below the admin root, such as ``/api/v1/admin/clusters``.
+        says: One line for the index.
+        read: Query parameters → a JSON-able answer. Raises BadDataError (400) or KeyError (404).
+    """
+
+    path: str
+    says: str
+    read: Callable[[Mapping[str, str]], Any] = field(repr=False)
+
+
+class AdminRoutes(Protocol):
+    """Capability: pages a component wants on the admin endpoint."""
+
+    def admin_routes(self) -> Sequence[AdminRoute]:
+        """The pages, fixed at start."""
+        ...

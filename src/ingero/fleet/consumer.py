@@ -1,0 +1,45 @@
+"""How data moves: `Batch` in, an exception out when it was not taken.
+
+The contract is about the data, as in the Collector's ``consumererror``: returning means taken (or deliberately
+dropped and counted), `RetryableError` means send it again, `PermanentError` means never again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ingero.fleet.component import PushContext
+from ingero.wire.names import Signal
+from ingero.wire.otlp import Export
+
+
+@dataclass(slots=True)
+class Batch:
+    """One OTLP export request on its way through a pipeline.
+
+    Attributes:
+        signal: Which pipeline type it belongs to.
+        export: The decoded request; see `ingero.wire.otlp.Export`. Treated as read-only: a processor that changes
+            data passes a new one on, because a receiver may feed several pipelines with the same batch.
+        received_wall_ns: When the receiver had the whole body.
+        push: What is known about who sent it.
+    """
+
+    signal: Signal
+    export: Export
+    received_wall_ns: int
+    push: PushContext = field(default_factory=PushContext)
+
+
+class Consumer(Protocol):
+    """Anything a batch can be handed to."""
+
+    def consume(self, batch: Batch) -> None:
+        """Take the batch or raise.
+
+        Raises:
+            RetryableError: Not taken; the caller may send the same batch again.
+            PermanentError: Not taken and never will be.
+        """
+        ...

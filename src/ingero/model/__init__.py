@@ -1,0 +1,1 @@
+"""What is true of the domain: nodes, ranks, verdicts. No I/O, no clock."""

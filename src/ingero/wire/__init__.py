@@ -1,0 +1,1 @@
+"""Bytes between programs: names, headers, OTLP, collective batches, local-socket messages."""
