@@ -43,7 +43,9 @@ def pytest_collection_modifyitems(items):
 def pytest_runtest_setup(item):
     for name, why in item.user_properties:
         if name == "required_tier_missing":
-            pytest.fail(f"INGERO_REQUIRE asks for a tier that cannot run here ({why})", pytrace=False)
+            pytest.fail(
+                f"INGERO_REQUIRE asks for a tier that cannot run here ({why})", pytrace=False
+            )
 
 
 @pytest.fixture

@@ -1,0 +1,100 @@
+"""Collective operations as ranks report them: columns, not objects per operation.
+
+Terms are NCCL's: a *communicator* is a group of ranks, an operation on it has a *sequence number* that every member
+counts alike. A rank's *own time* is what it spent between leaving its previous operation and entering this one; the
+time *inside* is waiting for others plus transfer. Long inside means victim, long own means culprit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+
+class CollectiveOp(IntEnum):
+    """What the operation was. Values are on the wire: append only."""
+
+    UNKNOWN = 0
+    ALL_REDUCE = 1
+    ALL_GATHER = 2
+    REDUCE_SCATTER = 3
+    BROADCAST = 4
+    REDUCE = 5
+    SEND = 6
+    RECV = 7
+    BARRIER = 8
+    ALL_TO_ALL = 9
+
+
+class ClockKind(IntEnum):
+    """Which event the end of an operation was read from. Values are on the wire: append only.
+
+    Host probes see when an asynchronous operation was *enqueued*; that alone never supports a culprit verdict.
+    """
+
+    ENQUEUE = 0
+    SYNC = 1
+    DEVICE = 2
+
+
+UNKNOWN_NS: Final = -1
+"""In a column of durations: not measured. Absent is not zero."""
+
+COLLECTIVE_OP: Final = np.dtype([
+    ("seq", "<u8"),  # sequence number on the communicator, counted by every member alike
+    (
+        "entry_ns",
+        "<i8",
+    ),  # when the rank entered, on its own clock; ordered within a rank, not across ranks
+    ("inside_ns", "<i8"),  # from entry to leaving; UNKNOWN_NS when the end was not seen
+    (
+        "own_ns",
+        "<i8",
+    ),  # since the rank left its previous operation on any communicator; UNKNOWN_NS for the first
+    ("n_bytes", "<i8"),  # element count × type size; UNKNOWN_NS when unknown
+    ("op", "u1"),  # CollectiveOp
+])
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Who reports: one process of a job.
+
+    Attributes:
+        cluster_id: The cluster, as its agents name it.
+        node_id: The reporting agent's node.
+        rank: Global rank in the job, or -1 when the launcher did not say.
+        n_gpus: GPUs that wait when this rank waits (a tensor-parallel group reported as one worker has several).
+        labels: Launcher's coordinates as sorted pairs, such as ``(("dp", "0"), ("pp", "3"))``; may be empty.
+    """
+
+    cluster_id: str
+    node_id: str
+    rank: int
+    n_gpus: int = 1
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRun:
+    """Consecutive operations of one rank on one communicator, as one push carries them.
+
+    Attributes:
+        rank: Who reports.
+        comm: Communicator id hash, 16 lower-case hex digits.
+        comm_rank: The reporter's rank within the communicator.
+        n_ranks: Members of the communicator.
+        clock: What the end of each operation was read from.
+        ops: Rows of COLLECTIVE_OP, shape (n,), in the order the rank entered them. Not to be changed.
+    """
+
+    rank: Rank
+    comm: str
+    comm_rank: int
+    n_ranks: int
+    clock: ClockKind
+    ops: npt.NDArray[np.void]
