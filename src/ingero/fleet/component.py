@@ -1,7 +1,7 @@
 """What a component is: the protocol between the service and everything it wires together.
 
-At the bottom of the collector; imports no other part of it. A component is created by its `Factory` from a validated
-config, started with a `Host`, and stopped. No component imports another: what one offers to the others it registers
+At the bottom of the collector; imports no other part of it. A component is created by its factory
+(`ingero.fleet.factory`) from a validated config, started with a `Host`, and stopped. No component imports another: what one offers to the others it registers
 with the host as a typed capability (`PushAnswerer`, `Authenticator`, `AdminRoutes`), and who needs one asks for it.
 
 Lifecycle. Start order is extensions, exporters, processors, receivers; stop order is the reverse, so data that was
@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
+
+from typing_extensions import override
 
 from ingero.telemetry.clock import Clock
 
@@ -41,6 +43,7 @@ class ComponentId:
     type: str
     name: str = ""
 
+    @override
     def __str__(self) -> str:
         return f"{self.type}/{self.name}" if self.name else self.type
 
@@ -57,11 +60,67 @@ class Component(Protocol):
         ...
 
 
+class Stability(StrEnum):
+    """How far a component may be relied on; the Collector's words."""
+
+    ALPHA = "alpha"
+    BETA = "beta"
+    STABLE = "stable"
+
+
+class MetricKind(StrEnum):
+    """The instruments that the service's own telemetry has; the value is Prometheus' type."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """The declaration of one instrument: made once as a constant, listed in its factory, passed to the `Meter`.
+
+    The reference of metrics is generated from these, so a description says what the number means to an operator.
+
+    Attributes:
+        name: Prometheus' name; a counter ends in ``_total``.
+        kind: Which of the three.
+        description: One sentence.
+        labels: The closed set of label names.
+        bounds: Upper bounds of a histogram, ascending; empty for the others.
+    """
+
+    name: str
+    kind: MetricKind
+    description: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+
+
+def counter(name: str, description: str, *labels: str) -> Metric:
+    """Declare a counter."""
+    return Metric(name, MetricKind.COUNTER, description, labels)
+
+
+def gauge(name: str, description: str, *labels: str) -> Metric:
+    """Declare a gauge."""
+    return Metric(name, MetricKind.GAUGE, description, labels)
+
+
+def histogram(name: str, description: str, bounds: Sequence[float], *labels: str) -> Metric:
+    """Declare a histogram."""
+    return Metric(name, MetricKind.HISTOGRAM, description, labels, tuple(bounds))
+
+
 class Counter(Protocol):
     """A monotonic count with a closed set of labels."""
 
     def add(self, amount: float = 1, /, **labels: str) -> None:
         """Add to the series with these labels."""
+        ...
+
+    def bound(self, **labels: str) -> Callable[[float], None]:
+        """The adder of one series, for the hot path; from then on the series is shown, at zero."""
         ...
 
 
@@ -86,20 +145,21 @@ class Histogram(Protocol):
 
 
 class Meter(Protocol):
-    """Makes the service's own instruments. Asking twice for one name gives the same instrument."""
+    """Makes the service's own instruments. Asking twice for one `Metric` gives the same instrument.
 
-    def counter(self, name: str, description: str, labels: Sequence[str] = ()) -> Counter:
-        """A counter; ``name`` ends in ``_total``."""
+    Every instrument can be used from any thread. Where a series is hot, ask once for ``bound`` and keep it.
+    """
+
+    def counter(self, metric: Metric) -> Counter:
+        """The counter that this declares."""
         ...
 
-    def gauge(self, name: str, description: str, labels: Sequence[str] = ()) -> Gauge:
-        """A gauge."""
+    def gauge(self, metric: Metric) -> Gauge:
+        """The gauge that this declares."""
         ...
 
-    def histogram(
-        self, name: str, description: str, bounds: Sequence[float], labels: Sequence[str] = ()
-    ) -> Histogram:
-        """A histogram with these upper bounds."""
+    def histogram(self, metric: Metric) -> Histogram:
+        """The histogram that this declares."""
         ...
 
 
