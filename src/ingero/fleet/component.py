@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 from typing_extensions import override
 
 from ingero.telemetry.clock import Clock
+from ingero.telemetry.declare import Metric
 
 CapabilityT = TypeVar("CapabilityT")
 SharedT = TypeVar("SharedT")
@@ -68,50 +69,6 @@ class Stability(StrEnum):
     STABLE = "stable"
 
 
-class MetricKind(StrEnum):
-    """The instruments that the service's own telemetry has; the value is Prometheus' type."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """The declaration of one instrument: made once as a constant, listed in its factory, passed to the `Meter`.
-
-    The reference of metrics is generated from these, so a description says what the number means to an operator.
-
-    Attributes:
-        name: Prometheus' name; a counter ends in ``_total``.
-        kind: Which of the three.
-        description: One sentence.
-        labels: The closed set of label names.
-        bounds: Upper bounds of a histogram, ascending; empty for the others.
-    """
-
-    name: str
-    kind: MetricKind
-    description: str
-    labels: tuple[str, ...] = ()
-    bounds: tuple[float, ...] = ()
-
-
-def counter(name: str, description: str, *labels: str) -> Metric:
-    """Declare a counter."""
-    return Metric(name, MetricKind.COUNTER, description, labels)
-
-
-def gauge(name: str, description: str, *labels: str) -> Metric:
-    """Declare a gauge."""
-    return Metric(name, MetricKind.GAUGE, description, labels)
-
-
-def histogram(name: str, description: str, bounds: Sequence[float], *labels: str) -> Metric:
-    """Declare a histogram."""
-    return Metric(name, MetricKind.HISTOGRAM, description, labels, tuple(bounds))
-
-
 class Counter(Protocol):
     """A monotonic count with a closed set of labels."""
 
@@ -135,12 +92,20 @@ class Gauge(Protocol):
         """Forget the series; absent is not zero."""
         ...
 
+    def watch(self, read: Callable[[], float], /, **labels: str) -> None:
+        """Ask ``read`` at each scrape, on the scraper's thread, instead of waiting for ``set``."""
+        ...
+
 
 class Histogram(Protocol):
     """A distribution with fixed bounds."""
 
     def record(self, value: float, /, **labels: str) -> None:
         """Count one observation."""
+        ...
+
+    def bound(self, **labels: str) -> Callable[[float], None]:
+        """The recorder of one series, for the hot path."""
         ...
 
 

@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from ingero.config import StrictModel
-from ingero.fleet.component import Component, ComponentId, Kind, Metric, Stability
+from ingero.fleet.component import Component, ComponentId, Kind, Stability
 from ingero.fleet.consumer import Consumer
+from ingero.telemetry.declare import Metric
 from ingero.wire.names import Signal
 
 ConfigT = TypeVar("ConfigT", bound=StrictModel)

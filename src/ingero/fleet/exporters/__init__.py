@@ -1,0 +1,1 @@
+"""Where data leaves: one module or folder per exporter. None imports another component."""

@@ -1,0 +1,1 @@
+"""Where data enters: one module or folder per receiver. None imports another component."""
