@@ -1,11 +1,14 @@
 """Every name that crosses a process boundary: metrics, attributes, headers, paths, states.
 
-Spelled once. A name's meaning and its source stand beside it.
+Spelled once. A name's meaning and its source stand beside it: "agent" is the wire of the existing agent (v0.17), as
+its recorded bodies in ``tests/data/wire_samples`` show it; "OTLP" is the OpenTelemetry protocol specification 1.x;
+"ours" is new here.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 
 class Signal(StrEnum):
@@ -14,3 +17,197 @@ class Signal(StrEnum):
     METRICS = "metrics"
     LOGS = "logs"
     TRACES = "traces"
+
+
+class Path(StrEnum):
+    """HTTP paths."""
+
+    METRICS = "/v1/metrics"  # OTLP/HTTP, "Default URL paths"
+    LOGS = "/v1/logs"
+    TRACES = "/v1/traces"
+    THRESHOLD = "/api/v1/threshold"  # agent: GET fallback
+
+
+SIGNAL_PATHS: Final = {
+    Signal.METRICS: Path.METRICS,
+    Signal.LOGS: Path.LOGS,
+    Signal.TRACES: Path.TRACES,
+}
+"""Where OTLP/HTTP posts each signal."""
+
+
+class Header(StrEnum):
+    """HTTP headers and gRPC metadata keys (gRPC's are lower case by its rules)."""
+
+    THRESHOLD = (
+        "X-Ingero-Threshold"  # agent: decimal in [0.1, 0.99]; anything else is rejected there
+    )
+    QUORUM_MET = "X-Ingero-Quorum-Met"  # agent: "true" or "false"
+    GRPC_THRESHOLD = "ingero-threshold"  # agent's contract
+    GRPC_QUORUM_MET = "ingero-quorum-met"
+    CLUSTER_HINT = "ingero.cluster.id"  # Fleet's documentation; also legal as a gRPC metadata key
+
+
+CLUSTER_QUERY: Final = "cluster_id"
+"""Query parameter of pushes and of the threshold page. Agent."""
+
+
+class ContentType(StrEnum):
+    """Bodies this project reads and writes."""
+
+    PROTOBUF = "application/x-protobuf"  # OTLP/HTTP
+    JSON = "application/json"
+    NDJSON = "application/x-ndjson"
+
+
+class NodeState(StrEnum):
+    """Value of `Attribute.NODE_STATE`. The agent's internal ``stale`` pushes nothing, so it is not on the wire."""
+
+    ACTIVE = "active"
+    CALIBRATING = "calibrating"
+    IDLE = "idle"
+
+
+class DetectionMode(StrEnum):
+    """Value of `Attribute.DETECTION_MODE`: where an agent's threshold comes from. Agent."""
+
+    NONE = "none"
+    FLEET = "fleet"
+    FLEET_CACHED = "fleet-cached"
+    LOCAL_CACHED = "local-cached"
+    LOCAL_BASELINE = "local-baseline"
+
+
+class DominantSignal(StrEnum):
+    """Value of `Attribute.DOMINANT_SIGNAL`. Agent."""
+
+    THROUGHPUT = "throughput"
+    COMPUTE = "compute"
+    MEMORY = "memory"
+    CPU = "cpu"
+    UNKNOWN = "unknown"
+
+
+class MemcpyDirection(StrEnum):
+    """Value of `Attribute.MEMCPY_DIRECTION`. Agent."""
+
+    H2H = "h2h"
+    H2D = "h2d"
+    D2H = "d2h"
+    D2D = "d2d"
+    DEFAULT = "default"
+    UNKNOWN = "unknown"
+
+
+class Scope(StrEnum):
+    """Instrumentation scope names."""
+
+    HEALTH = "ingero.health"  # agent: health loop
+    TRACE = "ingero"  # agent: trace pusher
+    COLLECTIVES = "ingero.collectives"  # ours: columnar collective batches
+
+
+HEALTH_SCOPE_VERSION: Final = "0.10.0"
+"""The agent sends this fixed string whatever its own version."""
+
+
+class Attribute(StrEnum):
+    """Attributes of resources, data points, log records and spans."""
+
+    # Resource.
+    SERVICE_NAME = "service.name"
+    SERVICE_VERSION = "service.version"
+    K8S_NODE_NAME = "k8s.node.name"
+    NODE_ID = "ingero.node.id"
+    CLUSTER_ID = "ingero.cluster.id"
+    WORLD_SIZE = "ingero.world_size"  # int; absent when the job is not distributed
+    NODE_RANK = "ingero.node.rank"  # int
+    PROVIDER = "ingero.provider"  # aws, gcp, azure; absent when not detected
+    # Health points.
+    NODE_STATE = "ingero.node.state"
+    WORKLOAD_TYPE = "ingero.workload_type"
+    CGROUP_PATH_HASH = "ingero.cgroup_path_hash"  # the cohort; empty is cluster-wide
+    DETECTION_MODE = "ingero.detection_mode"
+    DETECTION_MODE_V010 = "mode"  # the same, from agents before v0.13
+    GPU_MODEL = "ingero.gpu_model"  # first line of nvidia-smi's names, verbatim
+    GPU_COUNT = "ingero.gpu_count"  # int
+    MEMCPY_DIRECTION = "ingero.memcpy.direction"
+    # Straggler events.
+    THRESHOLD = "threshold"
+    SCORE = "score"
+    DOMINANT_SIGNAL = "dominant_signal"
+    EVENT_ID = "ingero.event.id"  # UUIDv4, a new one every tick
+    # Per-event collective gauges of older agents.
+    NCCL_OP_TYPE = "nccl.op_type"  # "ncclAllReduce" on the wire, "allreduce" in the documents
+    NCCL_COMM_ID_HASH = "nccl.comm_id_hash"
+    NCCL_RANK = "nccl.rank"
+    NCCL_NRANKS = "nccl.nranks"
+    NCCL_DATATYPE = "nccl.datatype"
+    NCCL_REDUCE_OP = "nccl.reduce_op"
+    NCCL_PEER_RANK = "nccl.peer_rank"
+    # Columnar collective batches; ours, docs/specs/collective-batch.md.
+    COLLECTIVE_VERSION = "ingero.collective.version"
+    COLLECTIVE_COMM = "ingero.collective.comm"
+    COLLECTIVE_COMM_RANK = "ingero.collective.comm_rank"
+    COLLECTIVE_N_RANKS = "ingero.collective.n_ranks"
+    COLLECTIVE_CLOCK = "ingero.collective.clock"
+    COLLECTIVE_COUNT = "ingero.collective.count"
+    RANK = "ingero.rank"  # global rank of the reporting process
+    RANK_GPUS = "ingero.rank.gpus"  # GPUs that wait when this rank waits
+    RANK_LABELS = "ingero.rank.labels"  # key-value list: the launcher's coordinates
+
+
+class Metric(StrEnum):
+    """Metric names of pushes."""
+
+    # Health loop, one push per interval. Agent.
+    HEALTH_SCORE = "ingero.node.health_score"
+    THROUGHPUT_RATIO = "ingero.node.throughput_ratio"
+    COMPUTE_EFFICIENCY = "ingero.node.compute_efficiency"
+    MEMORY_HEADROOM = "ingero.node.memory_headroom"
+    CPU_AVAILABILITY = "ingero.node.cpu_availability"
+    DEGRADATION_WARNING = "ingero.node.degradation_warning"
+    AGENT_DETECTION_MODE = "ingero.agent.detection_mode"
+    AGENT_FLEET_REACHABLE = "ingero.agent.fleet_reachable"
+    NODE_INFO = "ingero.node.info"
+    NODE_WORLD_SIZE = "ingero.node.world_size"
+    STRAGGLER_EVENT = "ingero.node.straggler_event"
+    CUDA_KERNEL_LAUNCH_TOTAL = "ingero.node.cuda_kernel_launch_total"
+    CPU_STALL_NANOS_TOTAL = "ingero.node.cpu_stall_nanos_total"
+    CUDA_MEMCPY_BYTES_TOTAL = "ingero.node.cuda_memcpy_bytes_total"
+    # Per-event collectives of older agents.
+    COLLECTIVE_DURATION_MS = "nccl.collective.duration_ms"
+    COLLECTIVE_BYTES = "nccl.collective.bytes"  # in truth the element count
+    COLLECTIVE_BARRIER_WAIT_MS = "nccl.collective.barrier_wait_ms"
+    COLLECTIVE_PEER_LAG_MS = "nccl.collective.peer_lag_ms"  # computed by Fleet
+
+
+class FleetMetric(StrEnum):
+    """Series that Fleet itself emits, labelled ``cluster_id`` and ``cgroup_path_hash``."""
+
+    THRESHOLD = "ingero_fleet_threshold"
+    ACTIVE_NODES = "ingero_fleet_active_nodes"
+    IDLE_NODES = "ingero_fleet_idle_nodes"
+    COVERAGE_LOW = "ingero_fleet_coverage_low"
+    PANIC_MODE = "ingero_fleet_panic_mode"
+    MEDIAN = "ingero_fleet_median"
+    MAD = "ingero_fleet_mad"
+    STRAGGLER_COUNT = "ingero_fleet_straggler_count"
+
+
+class UdsType(StrEnum):
+    """Value of ``type`` in a remediation message."""
+
+    MEMORY = "memory"
+    STRAGGLE = "straggle"
+    STRAGGLER_STATE = "straggler_state"
+    STRAGGLER_RESOLVED = "straggler_resolved"
+    INFERENCE_OUTLIER = "inference_outlier"
+    INFERENCE_SAMPLER_DEGRADED = "inference_sampler_degraded"
+
+
+COLLECTIVE_EVENT: Final = "ingero.collective.batch"
+"""Event name of a log record that carries a columnar collective batch."""
+
+DEFAULT_REMEDIATE_SOCKET: Final = "/tmp/ingero-remediate.sock"  # noqa: S108 - the path consumers already dial
+DEFAULT_REMEDIATE_GID: Final = 65532

@@ -1,0 +1,72 @@
+"""OTLP export requests: decode, read, build, merge, encode.
+
+`Export` is one request in the encoding it came in. `read_push` is the hot path (what the score map needs);
+`iter_points` and `iter_log_rows` give rows to exporters; `build_metrics` and its neighbours make requests. Nothing
+here opens a socket or reads a clock.
+"""
+
+from ingero.wire.otlp.build import (
+    build_attributes,
+    build_gauge,
+    build_logs,
+    build_metrics,
+    build_number,
+    build_sum,
+    build_traces,
+    build_value,
+    merge_exports,
+    split_export,
+)
+from ingero.wire.otlp.export import (
+    Export,
+    decode_export,
+    decode_protobuf,
+    encode_json,
+    encode_protobuf,
+)
+from ingero.wire.otlp.points import (
+    Distribution,
+    LogRow,
+    Point,
+    PointKind,
+    Temporality,
+    iter_log_rows,
+    iter_points,
+)
+from ingero.wire.otlp.push import (
+    UNKNOWN_RANK,
+    PushFacts,
+    ResourceCache,
+    ResourceFacts,
+    read_push,
+)
+
+__all__ = [
+    "UNKNOWN_RANK",
+    "Distribution",
+    "Export",
+    "LogRow",
+    "Point",
+    "PointKind",
+    "PushFacts",
+    "ResourceCache",
+    "ResourceFacts",
+    "Temporality",
+    "build_attributes",
+    "build_gauge",
+    "build_logs",
+    "build_metrics",
+    "build_number",
+    "build_sum",
+    "build_traces",
+    "build_value",
+    "decode_export",
+    "decode_protobuf",
+    "encode_json",
+    "encode_protobuf",
+    "iter_log_rows",
+    "iter_points",
+    "merge_exports",
+    "read_push",
+    "split_export",
+]

@@ -1,0 +1,236 @@
+"""`Export`: one OTLP export request, in the encoding it came in until somebody needs the other.
+
+A protobuf body stays a upb message and a JSON body stays a struct tree; both answer the same field names, so the
+walks in this package serve both. Converting is explicit, cached and off the hot path.
+
+Sources: OTLP specification 1.x (OTLP/HTTP request bodies; JSON Protobuf Encoding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from google.protobuf.message import DecodeError, Message
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from ingero.errors import BadDataError
+from ingero.wire.names import ContentType, Signal
+from ingero.wire.otlp import structs
+from ingero.wire.otlp.convert import encode_tree, message_to_tree, tree_to_message
+
+_MESSAGE_DECODERS: Final[dict[Signal, Callable[[bytes], Message]]] = {
+    Signal.METRICS: ExportMetricsServiceRequest.FromString,
+    Signal.LOGS: ExportLogsServiceRequest.FromString,
+    Signal.TRACES: ExportTraceServiceRequest.FromString,
+}
+_TREES: Final[dict[Signal, type[structs.Request]]] = {
+    Signal.METRICS: structs.MetricsRequest,
+    Signal.LOGS: structs.LogsRequest,
+    Signal.TRACES: structs.TracesRequest,
+}
+_JSON_DECODERS: Final[dict[Signal, msgspec.json.Decoder[Any]]] = {
+    signal: msgspec.json.Decoder(tree, strict=False) for signal, tree in _TREES.items()
+}
+
+
+class Export:
+    """One OTLP export request. Read-only for everyone it is handed to.
+
+    Make one with `decode_export`, `Export.from_message` or `Export.from_tree`.
+
+    Attributes:
+        signal: Which of the three requests it is.
+        size_bytes: Length of the body it was decoded from, uncompressed; 0 for one built here.
+    """
+
+    __slots__ = ("_message", "_n_items", "_tree", "signal", "size_bytes")
+
+    def __init__(
+        self,
+        signal: Signal,
+        message: Message | None,
+        tree: structs.Request | None,
+        size_bytes: int = 0,
+    ) -> None:
+        self.signal = signal
+        self.size_bytes = size_bytes
+        self._message = message
+        self._tree = tree
+        self._n_items = -1
+
+    @classmethod
+    def from_message(cls, signal: Signal, message: Message, size_bytes: int = 0) -> Export:
+        """Wrap a upb message of opentelemetry-proto."""
+        return cls(signal, message, None, size_bytes)
+
+    @classmethod
+    def from_tree(cls, signal: Signal, tree: structs.Request, size_bytes: int = 0) -> Export:
+        """Wrap a struct tree."""
+        return cls(signal, None, tree, size_bytes)
+
+    @property
+    def is_message(self) -> bool:
+        """Whether a upb message is at hand, so that reading `root` costs no conversion either way."""
+        return self._message is not None
+
+    @property
+    def root(self) -> structs.Proto:
+        """The request as it is held: upb message or struct; both have the proto's field names."""
+        return self._message if self._message is not None else self._tree
+
+    @property
+    def message(self) -> structs.Proto:
+        """The request as a upb message; converted and kept on first use.
+
+        Raises:
+            BadDataError: A JSON value does not fit its protobuf field.
+        """
+        if self._message is None:
+            assert self._tree is not None
+            self._message = tree_to_message(self._tree)
+        return self._message
+
+    @property
+    def tree(self) -> structs.Proto:
+        """The request as structs (`ingero.wire.otlp.structs`); converted and kept on first use."""
+        if self._tree is None:
+            assert self._message is not None
+            self._tree = message_to_tree(self._message)  # type: ignore[assignment]
+        return self._tree
+
+    @property
+    def n_items(self) -> int:
+        """Data points, log records or spans; counted once."""
+        if self._n_items < 0:
+            self._n_items = _COUNTERS[self.signal](self.root)
+        return self._n_items
+
+
+def decode_export(body: bytes, signal: Signal, content_type: str) -> Export:
+    """Decode the body of an OTLP/HTTP request or a gRPC message.
+
+    Args:
+        body: Uncompressed.
+        signal: Which request it is.
+        content_type: ``application/x-protobuf`` or ``application/json``; parameters after ``;`` are ignored.
+
+    Raises:
+        BadDataError: The body is not such a request, or the content type is neither of the two.
+    """
+    kind = content_type.partition(";")[0].strip().lower() if ";" in content_type else content_type
+    if kind == ContentType.PROTOBUF:
+        return decode_protobuf(body, signal)
+    if kind == ContentType.JSON:
+        return _decode_json(body, signal)
+    raise BadDataError(
+        f"content type {content_type!r} is neither {ContentType.PROTOBUF} nor {ContentType.JSON}"
+    )
+
+
+def decode_protobuf(body: bytes, signal: Signal) -> Export:
+    """Decode a protobuf body. Raises BadDataError."""
+    try:
+        message = _MESSAGE_DECODERS[signal](body)
+    except DecodeError as error:
+        raise BadDataError(f"not an OTLP {signal} request in protobuf: {error}") from error
+    return Export(signal, message, None, len(body))
+
+
+def _decode_json(body: bytes, signal: Signal) -> Export:
+    try:
+        tree = _JSON_DECODERS[signal].decode(body)
+    except msgspec.ValidationError as error:
+        tree = _decode_json_with_nulls(body, signal, error)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadDataError(f"not an OTLP {signal} request in JSON: {error}") from error
+    return Export(signal, None, tree, len(body))
+
+
+def _decode_json_with_nulls(
+    body: bytes, signal: Signal, reason: msgspec.ValidationError
+) -> structs.Request:
+    """Read again with every ``"key": null`` left out, which proto JSON allows and Go's encoder writes for nil slices."""
+    if b"null" not in body:
+        raise BadDataError(f"not an OTLP {signal} request in JSON: {reason}") from reason
+    try:
+        document = _without_nulls(msgspec.json.decode(body))
+        return msgspec.convert(document, _TREES[signal], strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadDataError(f"not an OTLP {signal} request in JSON: {error}") from error
+
+
+def _without_nulls(value: structs.Proto) -> structs.Proto:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+def encode_protobuf(export: Export) -> bytes:
+    """Serialise as protobuf. Raises BadDataError when a JSON value does not fit."""
+    encoded: bytes = export.message.SerializeToString()
+    return encoded
+
+
+def encode_json(export: Export) -> bytes:
+    """Serialise as OTLP/JSON, 64-bit integers as strings."""
+    return encode_tree(export.tree)
+
+
+def _count_points(root: structs.Proto) -> int:
+    n_points = 0
+    by_message = isinstance(root, Message)
+    for resource_metrics in root.resource_metrics:
+        for scope_metrics in resource_metrics.scope_metrics:
+            for metric in scope_metrics.metrics:
+                data = message_data(metric) if by_message else tree_data(metric)
+                if data is not None:
+                    n_points += len(data.data_points)
+    return n_points
+
+
+def message_data(metric: structs.Proto) -> structs.Proto:
+    """The data of a upb Metric, or None."""
+    kind = metric.WhichOneof("data")
+    return None if kind is None else getattr(metric, kind)
+
+
+def tree_data(metric: structs.Metric) -> structs.Proto:
+    """The data of a struct Metric, or None."""
+    return (
+        metric.gauge
+        or metric.sum
+        or metric.histogram
+        or metric.exponential_histogram
+        or metric.summary
+    )
+
+
+def _count_records(root: structs.Proto) -> int:
+    return sum(
+        len(scope_logs.log_records)
+        for resource_logs in root.resource_logs
+        for scope_logs in resource_logs.scope_logs
+    )
+
+
+def _count_spans(root: structs.Proto) -> int:
+    return sum(
+        len(scope_spans.spans)
+        for resource_spans in root.resource_spans
+        for scope_spans in resource_spans.scope_spans
+    )
+
+
+_COUNTERS: Final[dict[Signal, Callable[[Any], int]]] = {
+    Signal.METRICS: _count_points,
+    Signal.LOGS: _count_records,
+    Signal.TRACES: _count_spans,
+}
