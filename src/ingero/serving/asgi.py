@@ -1,0 +1,166 @@
+"""One listening socket with an ASGI application behind it, started and stopped by code.
+
+uvicorn's protocol on our own socket: signals, logging and the process stay with the service that owns it. Port 0 works,
+and what was bound can be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from ingero.config import Endpoint
+from ingero.errors import IngeroError
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGIApplication
+
+_BACKLOG = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class AsgiSettings:
+    """How a server treats its connections.
+
+    Attributes:
+        keep_alive_s: How long an idle connection stays open; longer than any agent's push interval.
+        drain_s: How long `AsgiServer.stop` lets requests in flight finish before it cancels them.
+        max_concurrency: Connections or requests above which the server itself answers 503; None is no limit.
+    """
+
+    keep_alive_s: int = 90
+    drain_s: int = 10
+    max_concurrency: int | None = None
+
+
+class AsgiServer:
+    """Serves one ASGI 3 application on one endpoint.
+
+    Args:
+        app: The application; it sees ``http`` scopes only (no lifespan, no websockets).
+        endpoint: Where to listen.
+        tls: A server context, or None for plain HTTP. Loading a new certificate into it takes effect at once.
+        settings: How to treat connections.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApplication,
+        endpoint: Endpoint,
+        *,
+        tls: ssl.SSLContext | None = None,
+        settings: AsgiSettings | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._settings = settings or AsgiSettings()
+        self._config = uvicorn.Config(
+            app,
+            http="httptools",
+            interface="asgi3",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=self._settings.keep_alive_s,
+            timeout_graceful_shutdown=self._settings.drain_s,
+            limit_concurrency=self._settings.max_concurrency,
+            backlog=_BACKLOG,
+        )
+        self._config.load()
+        self._config.ssl = tls
+        self._server: uvicorn.Server | None = None
+        self._socket: socket.socket | None = None
+        self._ticking: asyncio.Task[None] | None = None
+
+    @property
+    def bound(self) -> Endpoint:
+        """Where it listens, with the port that the kernel chose; the configured endpoint before `start`."""
+        if self._socket is None:
+            return self._endpoint
+        return Endpoint(self._endpoint.host, self._socket.getsockname()[1])
+
+    async def start(self) -> None:
+        """Bind and serve.
+
+        Raises:
+            IngeroError: The address cannot be bound; the message says which and why.
+        """
+        bound = await bind(self._endpoint)
+        server = uvicorn.Server(self._config)
+        server.lifespan = self._config.lifespan_class(self._config)
+        await server.startup(sockets=[bound])
+        await server.on_tick(0)
+        self._socket, self._server = bound, server
+        self._ticking = asyncio.create_task(self._tick(server))
+
+    async def stop(self) -> None:
+        """Close the socket, let requests in flight finish, cancel what is left after ``drain_s``."""
+        server, self._server = self._server, None
+        if server is None or self._socket is None:
+            return
+        if self._ticking is not None:
+            self._ticking.cancel()
+        await server.shutdown(sockets=[self._socket])
+        self._socket = None
+
+    @staticmethod
+    async def _tick(server: uvicorn.Server) -> None:
+        while True:
+            await asyncio.sleep(1)
+            await server.on_tick(0)  # renews the Date header
+
+
+async def bind(endpoint: Endpoint) -> socket.socket:
+    """A listening-ready socket: IPv4 first where a name has both families, both where there is no host.
+
+    Raises:
+        IngeroError: With the address and the reason.
+    """
+    try:
+        family, address = await _resolve(endpoint)
+        bound = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise IngeroError(f"cannot listen on {endpoint}: {error.strerror or error}") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family is socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if not endpoint.host else 1)
+        bound.bind(address)
+        bound.listen(_BACKLOG)
+        bound.setblocking(False)  # noqa: FBT003 -- the socket API takes it by position
+    except OSError as error:
+        bound.close()
+        raise IngeroError(
+            f"cannot listen on {endpoint}: {error.strerror or error}", hint=_hint(error, endpoint)
+        ) from error
+    return bound
+
+
+async def _resolve(endpoint: Endpoint) -> tuple[socket.AddressFamily, Any]:
+    if not endpoint.host:
+        if socket.has_dualstack_ipv6():
+            return socket.AF_INET6, ("::", endpoint.port)
+        return socket.AF_INET, ("0.0.0.0", endpoint.port)  # noqa: S104 -- an empty host asks for it
+    found = await asyncio.get_running_loop().getaddrinfo(
+        endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    found.sort(key=lambda one: one[0] is not socket.AF_INET)
+    return found[0][0], found[0][4]
+
+
+def _hint(error: OSError, endpoint: Endpoint) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"`ss -ltnp 'sport = :{endpoint.port}'` shows who has the port; choose another"
+    if error.errno == errno.EACCES:
+        return "ports below 1024 need CAP_NET_BIND_SERVICE; choose a higher one"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "no interface of this machine has that address"
+    return ""

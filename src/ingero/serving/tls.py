@@ -1,0 +1,120 @@
+"""TLS contexts from settings, and certificates that change while connections stay.
+
+A renewed certificate is loaded into the context that already listens, so new handshakes get it and open connections go
+on. Authorities are read once; a changed ``ca_file`` or ``client_ca_file`` needs a reload of the configuration.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ingero.config.tls import TlsClientConfig, TlsFiles, TlsServerConfig
+from ingero.errors import IngeroError
+
+_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+_Stamp = tuple[tuple[int, int, int], ...]
+
+
+def build_server_context(config: TlsServerConfig) -> ssl.SSLContext:
+    """A context for a listening socket; demands client certificates when ``client_ca_file`` is set.
+
+    Raises:
+        IngeroError: A file cannot be read or is not what it should be; the message names it.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _set_versions(context, config)
+    _load_chain(context, config)
+    authorities = config.client_ca_file or config.ca_file
+    if authorities:
+        with _naming(authorities):
+            context.load_verify_locations(authorities)
+    if config.client_ca_file:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def build_client_context(config: TlsClientConfig) -> ssl.SSLContext:
+    """A context for outgoing connections; ask only when ``insecure`` is off.
+
+    Raises:
+        IngeroError: A file cannot be read or is not what it should be; the message names it.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _set_versions(context, config)
+    if config.ca_file:
+        with _naming(config.ca_file):
+            context.load_verify_locations(config.ca_file)
+    if config.ca_file is None or config.include_system_ca_certs_pool:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    if config.insecure_skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if config.cert_file:
+        _load_chain(context, config)
+    return context
+
+
+class CertificateReloader:
+    """Notices changed certificate files and loads them into a living context.
+
+    Args:
+        context: What to load into.
+        config: Where the certificate and key are.
+    """
+
+    def __init__(self, context: ssl.SSLContext, config: TlsFiles) -> None:
+        self._context = context
+        self._config = config
+        self._loaded = self._stamp()
+
+    def reload_if_changed(self) -> bool:
+        """Load the pair if a file changed; True when it did.
+
+        Raises:
+            IngeroError: The new pair cannot be used; the old one stays, and the next call tries again.
+        """
+        stamp = self._stamp()
+        if stamp == self._loaded:
+            return False
+        _load_chain(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._config)
+        _load_chain(self._context, self._config)
+        self._loaded = stamp
+        return True
+
+    def _stamp(self) -> _Stamp:
+        stats = []
+        for name in (self._config.cert_file, self._config.key_file):
+            if name is not None:
+                with _naming(name):
+                    stat = Path(name).stat()
+                stats.append((stat.st_mtime_ns, stat.st_ino, stat.st_size))
+        return tuple(stats)
+
+
+def _set_versions(context: ssl.SSLContext, config: TlsFiles) -> None:
+    context.minimum_version = _VERSIONS[config.min_version]
+    if config.max_version is not None:
+        context.maximum_version = _VERSIONS[config.max_version]
+
+
+def _load_chain(context: ssl.SSLContext, config: TlsFiles) -> None:
+    assert config.cert_file is not None
+    for name in (config.cert_file, config.key_file):
+        if name is not None:
+            with _naming(name):
+                Path(name).open("rb").close()
+    with _naming(f"{config.cert_file} with {config.key_file}"):
+        context.load_cert_chain(config.cert_file, config.key_file)
+
+
+@contextmanager
+def _naming(file: str) -> Iterator[None]:
+    try:
+        yield
+    except ssl.SSLError as error:
+        raise IngeroError(f"{file}: not usable as PEM ({error.reason or error})") from error
+    except OSError as error:
+        raise IngeroError(f"{file}: {error.strerror or error}") from error
