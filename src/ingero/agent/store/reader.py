@@ -1,0 +1,290 @@
+"""A recording's rows as arrays, whatever generation wrote them.
+
+Columns decide, never version numbers: the recordings that exist carry ``user_version`` 0. A column that a generation
+does not have reads as its documented absent value.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero.agent.store.files import open_recording, store_errors, table_columns
+from ingero.errors import BadDataError
+from ingero.model.events import EVENT, is_stored_at_end
+from ingero.model.recording import (
+    AGGREGATE,
+    COVERAGE,
+    HISTOGRAM,
+    SNAPSHOT,
+    ProcessRank,
+    Recording,
+    Session,
+)
+
+_CHUNK_ROWS: Final = 1 << 16
+_ALWAYS: Final = ("timestamp", "duration", "pid", "tid", "source", "op", "arg0", "arg1")
+_SELDOM: Final = {  # column → value that means "nothing to read"
+    "gpu_id": 0, "ret_code": 0, "stack_hash": 0, "cgroup_id": 0, "arg2": 0, "arg3": 0, "reason": 0,
+    "other_pid": 0, "wait_ns": 0, "flags": 0, "weight": 1,
+}  # fmt: skip
+_FIELD: Final = {"timestamp": "start_ns", "duration": "duration_ns"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFilter:
+    """Which events to load.
+
+    Attributes:
+        from_ns: Earliest stored timestamp, Unix time; None for the first.
+        to_ns: Latest stored timestamp; None for the last.
+        pids: Only these processes; empty for all.
+        max_rows: At most this many, the newest; keeps memory bounded on any file.
+    """
+
+    from_ns: int | None = None
+    to_ns: int | None = None
+    pids: tuple[int, ...] = ()
+    max_rows: int = 5_000_000
+
+
+def load_recording(path: Path, wanted: LoadFilter | None = None) -> Recording:
+    """Load a recording into memory: about 112 bytes and 2 µs per event.
+
+    Raises:
+        StoreError: The file cannot be read as a recording (see `open_recording`).
+        BadDataError: A column holds what is not a number.
+    """
+    with open_recording(path) as connection, store_errors(path):
+        return _Loader(connection, path, wanted or LoadFilter()).load()
+
+
+class _Loader:
+    """One pass over one open recording."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, wanted: LoadFilter) -> None:
+        self._connection = connection
+        self._path = path
+        self._wanted = wanted
+        self._columns = set(table_columns(connection, "events"))
+        self._extremes = self._find_extremes()
+        self._nodes = self._find_nodes()
+        self._node_idx = {node: i for i, node in enumerate(self._nodes)}
+        self._where, self._parameters = self._build_where()
+
+    def load(self) -> Recording:
+        (n_stored,) = self._connection.execute("SELECT count(*) FROM events").fetchone()
+        events, is_truncated = self._load_events(int(n_stored))
+        return Recording(
+            events=events,
+            nodes=self._nodes,
+            process_names=self._load_names(events),
+            ranks=self._load_ranks(events),
+            aggregates=self._load_table("event_aggregates", AGGREGATE, _AGGREGATE_COLUMNS),
+            coverage=self._load_table("coverage", COVERAGE, _COVERAGE_COLUMNS),
+            snapshots=np.sort(
+                self._load_table("system_snapshots", SNAPSHOT, _SNAPSHOT_COLUMNS), order="wall_ns"
+            ),
+            histograms=self._load_table("latency_histograms", HISTOGRAM, _HISTOGRAM_COLUMNS),
+            sessions=tuple(self._iter_sessions()),
+            n_events_stored=int(n_stored),
+            is_truncated=is_truncated,
+        )
+
+    def _rows(self, sql: str, parameters: Iterable[object] = ()) -> sqlite3.Cursor:
+        return self._connection.execute(sql, tuple(parameters))
+
+    def _find_extremes(self) -> dict[str, tuple[object, object]]:
+        """Least and greatest value of the columns that are often constant: one pass instead of one per use."""
+        names = [n for n in (*_SELDOM, "node", "comm", "rank") if n in self._columns]
+        if not names:
+            return {}
+        parts = ", ".join(f"min({name}), max({name})" for name in names)
+        values = self._rows(f"SELECT {parts} FROM events").fetchone()  # noqa: S608 - own column names
+        return {name: (values[2 * i], values[2 * i + 1]) for i, name in enumerate(names)}
+
+    def _find_nodes(self) -> tuple[str, ...]:
+        """Every node that events name, sorted; one nameless node when there is none."""
+        least, greatest = self._extremes.get("node", (None, None))
+        if least == greatest:
+            return (str(least or ""),)
+        return tuple(sorted(str(n) for (n,) in self._rows("SELECT DISTINCT node FROM events")))
+
+    def _build_where(self) -> tuple[str, list[object]]:
+        terms: list[str] = []
+        parameters: list[object] = []
+        if self._wanted.from_ns is not None:
+            terms.append("timestamp >= ?")
+            parameters.append(self._wanted.from_ns)
+        if self._wanted.to_ns is not None:
+            terms.append("timestamp <= ?")
+            parameters.append(self._wanted.to_ns)
+        if self._wanted.pids:
+            terms.append(f"pid IN ({', '.join('?' * len(self._wanted.pids))})")
+            parameters += self._wanted.pids
+        return (" WHERE " + " AND ".join(terms) if terms else ""), parameters
+
+    def _load_events(self, n_stored: int) -> tuple[npt.NDArray[np.void], bool]:
+        columns: list[str] = [name for name in _ALWAYS if name in self._columns]
+        columns += [
+            name
+            for name, absent in _SELDOM.items()
+            if set(self._extremes.get(name, ())) - {absent, None}
+        ]
+        n_rows = n_stored
+        if self._where:
+            counted = self._rows(
+                f"SELECT count(*) FROM events{self._where}",  # noqa: S608 - own column names
+                self._parameters,
+            )
+            (n_rows,) = counted.fetchone()
+        is_truncated = n_rows > self._wanted.max_rows
+        n_rows = min(int(n_rows), self._wanted.max_rows)
+        tail = " ORDER BY timestamp DESC LIMIT ?" if is_truncated else ""
+        limit = [self._wanted.max_rows] if is_truncated else []
+        select = ", ".join([f"+{name}" if is_truncated else name for name in columns])
+        node = ", node" if len(self._nodes) > 1 else ""
+        cursor = self._rows(
+            f"SELECT {select}{node} FROM events{self._where}{tail}",  # noqa: S608 - own column names
+            [*self._parameters, *limit],
+        )
+        events = self._fill(cursor, columns, n_rows)
+        return _normalise(events), is_truncated
+
+    def _fill(
+        self, cursor: sqlite3.Cursor, columns: list[str], n_rows: int
+    ) -> npt.NDArray[np.void]:
+        events = np.zeros(n_rows, EVENT)
+        events["weight"] = 1
+        n_columns = len(columns)
+        has_node = len(self._nodes) > 1
+        filled = 0
+        while filled < n_rows and (rows := list(islice(cursor, min(_CHUNK_ROWS, n_rows - filled)))):
+            here = slice(filled, filled + len(rows))
+            if has_node:
+                events["node"][here] = [self._node_idx[row[-1]] for row in rows]
+                rows = [row[:-1] for row in rows]
+            try:
+                block = np.fromiter(
+                    chain.from_iterable(rows), np.int64, len(rows) * n_columns
+                ).reshape(-1, n_columns)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise BadDataError(
+                    f"{self._path}: an event near row {filled} is not made of integers: {error}"
+                ) from error
+            for i, column in enumerate(columns):
+                events[_FIELD.get(column, column)][here] = block[:, i]
+            filled += len(rows)
+        return events[:filled]
+
+    def _load_table(
+        self, table: str, dtype: np.dtype[np.void], columns: dict[str, str]
+    ) -> npt.NDArray[np.void]:
+        """Read a small table into `dtype`; columns it lacks stay 0, the node becomes its index."""
+        present = set(table_columns(self._connection, table))
+        names = [name for name in columns if name in present]
+        if not names:
+            return np.empty(0, dtype)
+        rows = self._rows(f"SELECT {', '.join(names)} FROM {table}").fetchall()  # noqa: S608
+        table_rows = np.zeros(len(rows), dtype)
+        for i, name in enumerate(names):
+            values = [row[i] for row in rows]
+            if name == "node":
+                values = [self._node_idx.get(str(value), 0) for value in values]
+            try:
+                table_rows[columns[name]] = [0 if value is None else value for value in values]
+            except (TypeError, ValueError, OverflowError) as error:
+                raise BadDataError(
+                    f"{self._path}: {table}.{name} is not a number: {error}"
+                ) from error
+        return table_rows
+
+    def _load_names(self, events: npt.NDArray[np.void]) -> dict[tuple[int, int], str]:
+        names: dict[tuple[int, int], str] = {}
+        columns = table_columns(self._connection, "process_names")
+        if columns:
+            node = "node" if "node" in columns else "''"
+            for node_name, pid, name in self._rows(f"SELECT {node}, pid, name FROM process_names"):  # noqa: S608
+                targets = (
+                    [self._node_idx[node_name]]
+                    if node_name in self._node_idx
+                    else range(len(self._nodes))
+                )
+                names.update({(i, int(pid)): str(name) for i in targets if name})
+        if self._extremes.get("comm", ("", ""))[1]:
+            for node_idx, pid, comm in self._iter_process_facts("comm", events):
+                if comm:
+                    names[node_idx, pid] = str(comm)
+        return names
+
+    def _load_ranks(self, events: npt.NDArray[np.void]) -> dict[tuple[int, int], ProcessRank]:
+        if self._extremes.get("rank", (None, None))[1] is None:
+            return {}
+        facts = "rank, ifnull(local_rank, -1), ifnull(world_size, -1)"
+        return {
+            (node_idx, pid): ProcessRank(int(rank), int(local), int(world))
+            for node_idx, pid, rank, local, world in self._iter_process_facts(facts, events)
+            if rank is not None
+        }
+
+    def _iter_process_facts(
+        self, columns: str, events: npt.NDArray[np.void]
+    ) -> Iterator[tuple[Any, ...]]:
+        """(node index, pid, columns…) from the last row of each process: names and ranks are per process."""
+        keys = events["node"].astype(np.int64) << 32 | events["pid"]
+        for key in np.unique(keys).tolist():
+            node_idx, pid = key >> 32, key & 0xFFFF_FFFF
+            node = "AND node = ?" if "node" in self._columns else ""
+            last = self._rows(
+                f"SELECT {columns} FROM events WHERE pid = ? {node} ORDER BY rowid DESC LIMIT 1",  # noqa: S608
+                [pid, self._nodes[node_idx]] if node else [pid],
+            ).fetchone()
+            if last is not None:
+                yield node_idx, pid, *last
+
+    def _iter_sessions(self) -> Iterator[Session]:
+        present = table_columns(self._connection, "sessions")
+        names = [name for name in _SESSION_COLUMNS if name in present]
+        if not names:
+            return
+        for row in self._rows(f"SELECT {', '.join(names)} FROM sessions ORDER BY started_at"):  # noqa: S608
+            fields = {_SESSION_COLUMNS[name]: value for name, value in zip(names, row, strict=True)}
+            yield Session(**{"node": "", **fields})
+
+
+_AGGREGATE_COLUMNS: Final = {
+    "bucket": "bucket_ns", "node": "node", "source": "source", "op": "op", "pid": "pid",
+    "count": "count", "stored": "stored", "sum_dur": "sum_duration_ns", "min_dur": "min_duration_ns",
+    "max_dur": "max_duration_ns", "sum_arg0": "sum_arg0", "errors": "errors",
+}  # fmt: skip
+_COVERAGE_COLUMNS: Final = {
+    "bucket": "bucket_ns", "node": "node", "source": "source", "seen": "seen", "stored": "stored",
+    "sampled_out": "sampled_out", "lost": "lost",
+}  # fmt: skip
+_SNAPSHOT_COLUMNS: Final = {
+    "timestamp": "wall_ns", "node": "node", "cpu_pct": "cpu_pct", "mem_pct": "mem_pct",
+    "mem_avail": "mem_available_mib", "swap_mb": "swap_mib", "load_avg": "load1",
+}  # fmt: skip
+_HISTOGRAM_COLUMNS: Final = {
+    "bucket": "bucket_ns", "node": "node", "source": "source", "op": "op", "pid": "pid",
+    "log2_ns": "log2_ns", "count": "count",
+}  # fmt: skip
+_SESSION_COLUMNS: Final = {
+    "node": "node", "started_at": "started_wall_ns", "stopped_at": "stopped_wall_ns",
+    "gpu_model": "gpu_model", "cpu_cores": "n_cpus", "mem_total": "mem_total_mib",
+    "kernel": "kernel", "ingero_ver": "agent_version", "flags": "flags",
+}  # fmt: skip
+
+
+def _normalise(events: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+    """Turn stored completion times into starts, and sort by it; equal starts keep the file's order."""
+    at_end = is_stored_at_end(events["source"])
+    events["start_ns"][at_end] -= events["duration_ns"][at_end]
+    return events[np.argsort(events["start_ns"], kind="stable")]
