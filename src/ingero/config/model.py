@@ -16,10 +16,17 @@ from typing import Annotated, Any, TypeAlias, TypeVar, Union
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
+from ingero.config.scalar import read_scalar
 from ingero.errors import ConfigError, ConfigProblem
 
 ModelT = TypeVar("ModelT", bound="StrictModel")
 Path: TypeAlias = tuple[str | int, ...]
+
+
+class EnvText(str):
+    """Text that came whole from ``${env:…}``: a number where the schema wants a number, else the text itself."""
+
+    __slots__ = ()
 
 
 class StrictModel(BaseModel):
@@ -75,7 +82,10 @@ def check_model(
 
 
 def fill_nulls(annotation: object, value: object) -> object:
-    """Replace null by an empty mapping wherever the schema has a model there."""
+    """Replace null by an empty mapping wherever the schema has a model there, and type what the environment said."""
+    if isinstance(value, EnvText):
+        is_text = not {str, SecretStr}.isdisjoint(_alternatives(annotation))
+        return str(value) if is_text else read_scalar(value)
     model = find_model(annotation)
     if model is not None and value is None:
         return {}
@@ -131,6 +141,8 @@ def _describe(
         message, hint = "unknown key", nearest(str(where[-1]), _known_keys(model, detail["loc"]))
     elif detail["type"] == "missing":
         message, hint = "is required", _says(model, detail["loc"])
+    elif detail["type"] == "string_type" and isinstance(detail["input"], bool | int | float):
+        message, hint = "should be text", "write it in quotes"
     else:
         message = message.removeprefix("Value error, ")
         hint = "" if _is_secret(model, detail["loc"]) else _got(detail["input"])
