@@ -159,7 +159,10 @@ class Host(Protocol):
     def shared(self, key: tuple[str, str], build: Callable[[], SharedT]) -> SharedT:
         """State that instances of one component in several pipelines share, built on first use.
 
-        It also outlives a reload whose configuration for ``key`` did not change.
+        Args:
+            key: The component's id as text, and the name of the state. The state outlives a reload that did not
+                change the settings of that component.
+            build: Makes it.
         """
         ...
 
@@ -205,6 +208,16 @@ class PushAnswerer(Protocol):
         ...
 
 
+class ThresholdSource(Protocol):
+    """Capability of whoever computes thresholds; the extension that answers asks every source in turn."""
+
+    def find_answer(
+        self, cluster_id: str, cohort_hash: str = "", node_id: str | None = None
+    ) -> PushAnswer | None:
+        """The threshold for a node, else its cohort, else its cluster; None when there is none to tell. Any thread."""
+        ...
+
+
 class Authenticator(Protocol):
     """Capability of ``bearertokenauth`` and its kin, on both sides of a connection."""
 
@@ -237,4 +250,64 @@ class AdminRoutes(Protocol):
 
     def admin_routes(self) -> Sequence[AdminRoute]:
         """The pages, fixed at start."""
+        ...
+
+
+class ServiceStatus(StrEnum):
+    """Where the service is in its life."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineView:
+    """What is known about one running pipeline.
+
+    Attributes:
+        name: ``metrics`` or ``metrics/name``.
+        receivers: Component ids as text, as are the next two.
+        processors: In order.
+        exporters: Each gets everything.
+        n_batches: Taken and refused since the start.
+        duration_bounds_s: Upper bounds of the buckets of ``durations``; one more bucket has none.
+        durations: Batches per bucket of the time that `Consumer.consume` took.
+        errors: Latest refusals, oldest first: wall clock in nanoseconds, and what was said.
+    """
+
+    name: str
+    receivers: tuple[str, ...]
+    processors: tuple[str, ...]
+    exporters: tuple[str, ...]
+    n_batches: int
+    duration_bounds_s: tuple[float, ...]
+    durations: tuple[int, ...]
+    errors: tuple[tuple[int, str], ...]
+
+
+class ServiceView(Protocol):
+    """Capability of the service itself: what it runs and how it does; for health and debugging pages."""
+
+    @property
+    def status(self) -> ServiceStatus:
+        """Where it is in its life."""
+        ...
+
+    @property
+    def started_wall_ns(self) -> int:
+        """When it began to run; 0 before that."""
+        ...
+
+    @property
+    def config_source(self) -> str:
+        """Name of the configuration file."""
+        ...
+
+    def pipelines(self) -> Sequence[PipelineView]:
+        """Every pipeline."""
+        ...
+
+    def components(self) -> Sequence[tuple[Kind, ComponentId]]:
+        """Every component that runs, in start order."""
         ...
