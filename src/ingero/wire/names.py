@@ -146,7 +146,6 @@ class Attribute(StrEnum):
     NCCL_REDUCE_OP = "nccl.reduce_op"
     NCCL_PEER_RANK = "nccl.peer_rank"
     # Columnar collective batches; ours, docs/specs/collective-batch.md.
-    COLLECTIVE_VERSION = "ingero.collective.version"
     COLLECTIVE_COMM = "ingero.collective.comm"
     COLLECTIVE_COMM_RANK = "ingero.collective.comm_rank"
     COLLECTIVE_N_RANKS = "ingero.collective.n_ranks"

@@ -135,7 +135,14 @@ def read_push(export: Export, cache: ResourceCache) -> list[PushFacts]:
     """
     if export.is_message:
         return [_read_message(entry, cache) for entry in export.root.resource_metrics]
-    return [_read_tree(entry) for entry in export.root.resource_metrics]
+    return [_read_tree(entry, cache) for entry in export.root.resource_metrics]
+
+
+def read_resource(entry: structs.Proto, cache: ResourceCache, *, is_message: bool) -> ResourceFacts:
+    """Who produced a ResourceMetrics, ResourceLogs or ResourceSpans."""
+    if is_message:
+        return cache.get_facts(entry.resource)
+    return _read_resource(entry.resource.attributes if entry.resource else [], tree_value)
 
 
 def message_value(value: structs.Proto) -> structs.Value:
@@ -206,7 +213,7 @@ def _read_resource(
 
 
 def _read_message(entry: structs.Proto, cache: ResourceCache) -> PushFacts:
-    facts = PushFacts(cache.get_facts(entry.resource))
+    facts = PushFacts(read_resource(entry, cache, is_message=True))
     for scope in entry.scope_metrics:
         for metric in scope.metrics:
             apply = _APPLY.get(metric.name)
@@ -226,9 +233,8 @@ def _read_message(entry: structs.Proto, cache: ResourceCache) -> PushFacts:
     return facts
 
 
-def _read_tree(entry: structs.ResourceMetrics) -> PushFacts:
-    attributes = entry.resource.attributes if entry.resource is not None else []
-    facts = PushFacts(_read_resource(attributes, tree_value))
+def _read_tree(entry: structs.ResourceMetrics, cache: ResourceCache) -> PushFacts:
+    facts = PushFacts(read_resource(entry, cache, is_message=False))
     for scope in entry.scope_metrics:
         for metric in scope.metrics:
             apply = _APPLY.get(metric.name)
