@@ -1,0 +1,156 @@
+"""One DuckDB instance: open it, bring its schema up to date, hand out cursors, close it.
+
+A second process cannot open the file while one has it, not even to read. Nothing here runs a tenant's SQL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import duckdb
+
+from ingero.echo.db.faults import LockedError, our_errors
+from ingero.echo.schema import MIGRATIONS
+from ingero.errors import StoreError
+
+MEMORY: Final = ":memory:"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What one instance may use.
+
+    Attributes:
+        memory_limit_bytes: DuckDB's own bound on operators; the process needs about 150 MiB beside it.
+        threads: Worker threads for queries and checkpoints.
+        wal_limit_bytes: Size of the write-ahead log that starts a checkpoint.
+    """
+
+    memory_limit_bytes: int = 1 << 30
+    threads: int = 2
+    wal_limit_bytes: int = 64 << 20
+
+
+def open_engine(path: str, settings: EngineSettings) -> duckdb.DuckDBPyConnection:
+    """Open or create a database and harden the instance.
+
+    Args:
+        path: A file, or `MEMORY`.
+        settings: What it may use.
+
+    Raises:
+        LockedError: Another process has it.
+        StoreError: It is damaged, no database, or cannot be created; the hint says what mends it.
+    """
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "memory_limit": f"{settings.memory_limit_bytes >> 20}MiB",
+        "threads": settings.threads,
+        "wal_autocheckpoint": f"{settings.wal_limit_bytes >> 10}KiB",
+        "preserve_insertion_order": True,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "allow_community_extensions": False,
+        "python_enable_replacements": False,
+    }
+    try:
+        connection = duckdb.connect(path, config=config)
+    except duckdb.Error as error:
+        raise _explain(path, str(error)) from error
+    with our_errors("set up the database"):
+        connection.execute("SET TimeZone = 'UTC'")
+    return connection
+
+
+def _explain(path: str, text: str) -> StoreError:
+    head = text.strip().partition("\n")[0]
+    if "Could not set lock" in text or "Conflicting lock" in text:
+        return LockedError(
+            f"{path} is in use by another process",
+            hint="Stop the ingero-echo that serves it, or use its --url form.",
+        )
+    if "Corrupt WAL" in text or "WAL file" in text:
+        return StoreError(
+            f"{path}: damaged write-ahead log: {head}",
+            hint=f"Run `ingero-echo repair --db {path}`: it keeps a copy and saves every earlier batch.",
+        )
+    if "orrupt" in text:
+        return StoreError(f"{path}: damaged: {head}", hint="Restore it from a backup.")
+    if "not a valid DuckDB" in text or "is not a DuckDB" in text:
+        return StoreError(f"{path} is not an Echo database: {head}")
+    return StoreError(f"cannot open {path}: {head}")
+
+
+def migrate(connection: duckdb.DuckDBPyConnection, now: datetime) -> tuple[int, int]:
+    """Bring the schema up to date, one transaction per step.
+
+    Args:
+        connection: An open instance.
+        now: When, for the record.
+
+    Returns:
+        Version before and after.
+
+    Raises:
+        StoreError: The database is from a newer release.
+    """
+    with our_errors("read the schema's version"):
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS schema_migrations "
+            "(number INTEGER PRIMARY KEY, title VARCHAR, applied_at TIMESTAMP)"
+        )
+        row = connection.execute(
+            "SELECT coalesce(max(number), 0) FROM schema_migrations"
+        ).fetchone()
+    before = int(row[0]) if row else 0
+    latest = MIGRATIONS[-1].number
+    if before > latest:
+        raise StoreError(
+            f"the database has schema {before} and this release knows {latest}",
+            hint="Install the release that wrote it, or restore an older backup.",
+        )
+    for step in MIGRATIONS[before:]:
+        with our_errors(f"apply migration {step.number}"), transaction(connection):
+            for statement in step.statements:
+                connection.execute(statement)
+            connection.execute(
+                "INSERT INTO schema_migrations VALUES (?, ?, ?)", [step.number, step.title, now]
+            )
+    return before, latest
+
+
+@contextmanager
+def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Commit at the end, roll back on any error."""
+    connection.execute("BEGIN")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except duckdb.Error:
+        _roll_back(connection)
+        raise
+
+
+def _roll_back(connection: duckdb.DuckDBPyConnection) -> None:
+    try:
+        connection.execute("ROLLBACK")
+    except duckdb.Error:
+        return  # the failed statement has ended the transaction, or the instance is dead
+
+
+def used_bytes(connection: duckdb.DuckDBPyConnection) -> int:
+    """Bytes of blocks that hold data, free blocks of the file not counted."""
+    with our_errors("read the database's size"):
+        row = connection.execute(
+            "SELECT used_blocks * block_size FROM pragma_database_size() LIMIT 1"
+        ).fetchone()
+    return int(row[0]) if row else 0
+
+
+def wal_path(path: str) -> Path:
+    """Where DuckDB keeps the write-ahead log of a database file."""
+    return Path(f"{path}.wal")

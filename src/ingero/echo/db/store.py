@@ -1,0 +1,161 @@
+"""`Store`: the face of the database for everyone above: put rows, read with a deadline, know how it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from ingero.echo.db.engine import MEMORY, EngineSettings
+from ingero.echo.db.reader import Reader, ReaderPool
+from ingero.echo.db.rows import Rows
+from ingero.echo.db.writer import Done, Writer, WriterCounters, WriterSettings
+from ingero.errors import RetryableError, StoreError
+from ingero.telemetry.clock import Clock
+from ingero.units import NS_PER_S, format_size
+
+_FULL_RETRY_NS: Final = NS_PER_S
+_DISK_RETRY_NS: Final = 30 * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """The store's limits.
+
+    Attributes:
+        engine: The instance's resources.
+        writer: Grouping and retention.
+        max_waiting_rows: Rows in memory above which new ones are refused with "send again".
+        min_free_bytes: Free space below which new rows are refused and reads go on.
+        free_space_every_ns: How old a reading of the free space may be.
+    """
+
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    writer: WriterSettings = field(default_factory=WriterSettings)
+    max_waiting_rows: int = 500_000
+    min_free_bytes: int = 512 << 20
+    free_space_every_ns: int = NS_PER_S
+
+
+class Store:
+    """One database file, its writer and its readers.
+
+    Args:
+        path: The file, or ``:memory:``.
+        settings: Limits.
+        clock: Time.
+        read_free_bytes: Free space where the file is; for tests, None asks the file system.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        settings: StoreSettings,
+        clock: Clock,
+        read_free_bytes: Callable[[], int] | None = None,
+    ) -> None:
+        self.path = path
+        self._settings = settings
+        self._clock = clock
+        self._read_free_bytes = read_free_bytes or self._statvfs
+        self._readers = ReaderPool()
+        self._writer = Writer(path, settings.engine, settings.writer, clock, self._readers)
+        self._free_bytes = -1
+        self._free_read_ns = -settings.free_space_every_ns
+        self.refused_full = 0
+        self.refused_disk = 0
+
+    @property
+    def counters(self) -> WriterCounters:
+        """What the writer did."""
+        return self._writer.counters
+
+    @property
+    def n_waiting(self) -> int:
+        """Rows taken and not yet on disk."""
+        return self._writer.n_waiting
+
+    @property
+    def trouble(self) -> str:
+        """Why the store cannot write now, or empty."""
+        if self._writer.broken:
+            return self._writer.broken
+        free = self._free()
+        if free < self._settings.min_free_bytes:
+            return (
+                f"only {format_size(free)} free where the database is; "
+                f"ingest stops below {format_size(self._settings.min_free_bytes)}"
+            )
+        return ""
+
+    def open(self) -> None:
+        """Open the file, creating it and its directory.
+
+        Raises:
+            StoreError: With what would mend it.
+        """
+        if self.path != MEMORY:
+            try:
+                Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StoreError(
+                    f"cannot create {Path(self.path).parent}: {error.strerror}"
+                ) from error
+        self._writer.open()
+
+    def close(self) -> None:
+        """Commit what waits and close the file."""
+        self._writer.close()
+
+    def put(self, rows: Rows, done: Done) -> None:
+        """Take rows; ``done`` is called on another thread with None once they are durable, or with the error.
+
+        Raises:
+            RetryableError: Too much waits already, or the disk is nearly full; nothing was taken.
+        """
+        waiting = self._writer.n_waiting
+        if waiting and waiting + rows.n_rows > self._settings.max_waiting_rows:
+            self.refused_full += rows.n_rows
+            raise RetryableError(f"{waiting} rows wait for the disk", retry_after_ns=_FULL_RETRY_NS)
+        if self._free() < self._settings.min_free_bytes:
+            self.refused_disk += rows.n_rows
+            raise RetryableError("the disk is nearly full", retry_after_ns=_DISK_RETRY_NS)
+        self._writer.put(rows, done)
+
+    def write(self, rows: Rows) -> None:
+        """Put rows and wait until they are durable. For tools and tests.
+
+        Raises:
+            IngeroError: They were not taken or not written.
+        """
+        future: Future[None] = Future()
+        self.put(
+            rows,
+            lambda error: future.set_result(None) if error is None else future.set_exception(error),
+        )
+        future.result()
+
+    def open_reader(self, timeout_ns: int) -> AbstractContextManager[Reader]:
+        """A reader with a deadline."""
+        return self._readers.open_reader(timeout_ns)
+
+    def call(self, job: Callable[[Any], Any]) -> Future[Any]:
+        """Run a job of ``echo.db`` on the writer's connection."""
+        return self._writer.call(job)
+
+    def _free(self) -> int:
+        now_ns = self._clock.mono_ns()
+        if now_ns - self._free_read_ns >= self._settings.free_space_every_ns:
+            self._free_bytes = self._read_free_bytes()
+            self._free_read_ns = now_ns
+        return self._free_bytes
+
+    def _statvfs(self) -> int:
+        if self.path == MEMORY:
+            return 1 << 62
+        stat = os.statvfs(Path(self.path).parent)
+        return stat.f_bavail * stat.f_frsize

@@ -1,0 +1,120 @@
+"""Retention by age and by size. Runs on the writer's connection, between commits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+import duckdb
+
+from ingero.echo.db.engine import used_bytes
+from ingero.echo.db.faults import our_errors
+from ingero.echo.schema.tables import APPENDED
+from ingero.units import NS_PER_US
+
+_SIZE_TARGET: Final = 0.9
+"""A database over its size is trimmed to this share of it, so that trimming is rare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much is kept.
+
+    Attributes:
+        max_age_ns: Rows that arrived longer ago go; None keeps them.
+        max_bytes: Oldest arrivals go when the blocks in use pass this; None never.
+    """
+
+    max_age_ns: int | None
+    max_bytes: int | None
+
+
+def trim(
+    connection: duckdb.DuckDBPyConnection, retention: Retention, now: datetime, wal_bytes: int
+) -> tuple[int, int]:
+    """Delete what retention no longer keeps, then give the blocks back.
+
+    The file does not shrink; freed blocks are used again.
+
+    Args:
+        connection: The writer's.
+        retention: What to keep.
+        now: The arrival clock's time.
+        wal_bytes: Size of the write-ahead log, whose rows are in no block yet.
+
+    Returns:
+        Rows deleted for their age, and for the size.
+    """
+    n_aged = n_sized = 0
+    if retention.max_age_ns is not None:
+        horizon = now - timedelta(microseconds=retention.max_age_ns // NS_PER_US)
+        n_aged = _delete_until(connection, horizon)
+    limit = retention.max_bytes
+    if limit is not None and used_bytes(connection) + wal_bytes > limit:
+        _checkpoint(connection)
+        n_sized = _trim_to_size(connection, limit)
+    if n_aged or n_sized:
+        _checkpoint(connection)
+    return n_aged, n_sized
+
+
+def _trim_to_size(connection: duckdb.DuckDBPyConnection, max_bytes: int) -> int:
+    """Delete the oldest arrivals until the live rows' share of the blocks fits.
+
+    Deleted rows stay in their row group (122 880 rows) until it is rewritten, so blocks in use alone would ask for
+    more deletions than needed.
+    """
+    n_live, n_stored = _count_rows(connection)
+    live_bytes = used_bytes(connection) * n_live // max(n_stored, 1)
+    if live_bytes <= max_bytes:
+        return 0
+    arrivals = " UNION ALL ".join(
+        f"SELECT ingested_at, count(*) AS n FROM {table.name} GROUP BY ingested_at"  # noqa: S608 - our names
+        for table in APPENDED
+    )
+    sql = (
+        "SELECT min(ingested_at) FROM (SELECT ingested_at, sum(sum(n)) OVER (ORDER BY ingested_at) AS upto "  # noqa: S608
+        f"FROM ({arrivals}) GROUP BY ingested_at) WHERE upto >= ?"
+    )
+    with our_errors("find the oldest rows"):
+        row = connection.execute(
+            sql, [math.ceil(n_live * (1 - _SIZE_TARGET * max_bytes / live_bytes))]
+        ).fetchone()
+    if row is None or row[0] is None:
+        return 0
+    return _delete_until(connection, row[0] + timedelta(microseconds=1))
+
+
+def _count_rows(connection: duckdb.DuckDBPyConnection) -> tuple[int, int]:
+    n_live = n_stored = 0
+    for table in APPENDED:
+        with our_errors("count rows"):
+            row = connection.execute(
+                f"SELECT (SELECT count(*) FROM {table.name}), coalesce(sum(count), 0) "  # noqa: S608 - our names
+                f"FROM pragma_storage_info('{table.name}') WHERE column_id = 0 AND segment_type = 'TIMESTAMP'"
+            ).fetchone()
+        assert row is not None
+        n_live += int(row[0])
+        n_stored += int(row[1])
+    return n_live, n_stored
+
+
+def _delete_until(connection: duckdb.DuckDBPyConnection, horizon: datetime) -> int:
+    n_deleted = 0
+    for table in APPENDED:
+        with our_errors("delete old rows"):
+            row = connection.execute(
+                f"DELETE FROM {table.name} WHERE ingested_at < ?",  # noqa: S608 - our names
+                [horizon],
+            ).fetchone()
+        n_deleted += int(row[0]) if row else 0
+    with our_errors("delete old nodes"):
+        connection.execute("DELETE FROM nodes WHERE ingested_at < ?", [horizon])
+    return n_deleted
+
+
+def _checkpoint(connection: duckdb.DuckDBPyConnection) -> None:
+    with our_errors("checkpoint"):
+        connection.execute("CHECKPOINT")

@@ -1,0 +1,377 @@
+"""The one writer: collects what requests want written, commits it as a group, and only then says so.
+
+A group is everything that arrived in ``group_ns`` (or until it is large). One commit costs one ``fdatasync`` whatever
+its size, so acknowledging after the commit costs latency, not throughput. What was acknowledged survives ``kill -9``;
+what was not may be there or not, and the sender's retry is recognised by its keys, also after a restart.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+from typing_extensions import override
+
+from ingero.echo.db.engine import EngineSettings, migrate, open_engine, transaction, wal_path
+from ingero.echo.db.faults import BrokenInstanceError, our_errors
+from ingero.echo.db.reader import ReaderPool
+from ingero.echo.db.rows import Incoming, NodeKey, NodeRow, Rows, build_incoming, merge_nodes
+from ingero.echo.db.upkeep import Retention, trim
+from ingero.echo.db.window import KeyWindow
+from ingero.echo.schema import NODES
+from ingero.errors import IngeroError, StoreError
+from ingero.telemetry.clock import Clock
+from ingero.units import NS_PER_S, NS_PER_US
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC).replace(tzinfo=None)
+_NODE_UPDATES: Final = ", ".join(
+    f"{name} = coalesce(excluded.{name}, nodes.{name})"
+    for name in (*NODES.names, "ingested_at")
+    if name not in {"cluster_id", "node_id"}
+)
+
+Done = Callable[[IngeroError | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class WriterSettings:
+    """How the writer groups, remembers and keeps.
+
+    Attributes:
+        group_ns: Longest wait for company.
+        group_rows: Rows that end the wait at once.
+        window_ns: How long a sender's retry is recognised.
+        window_keys: Keys remembered at most.
+        upkeep_ns: Time between two looks at retention.
+        retention: What is kept.
+    """
+
+    group_ns: int = 50_000_000
+    group_rows: int = 50_000
+    window_ns: int = 600 * NS_PER_S
+    window_keys: int = 16_000_000
+    upkeep_ns: int = 60 * NS_PER_S
+    retention: Retention = field(default_factory=lambda: Retention(None, None))
+
+
+@dataclass(slots=True)
+class WriterCounters:
+    """What happened to rows; read by anyone, written by the writer."""
+
+    written: int = 0
+    duplicates: int = 0
+    commits: int = 0
+    failed_commits: int = 0
+    reopened: int = 0
+    aged_out: int = 0
+    sized_out: int = 0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    rows: Rows
+    done: Done
+
+
+class Writer(threading.Thread):
+    """The thread that owns the instance.
+
+    Args:
+        path: Database file, or ``:memory:``.
+        engine: What the instance may use.
+        settings: Grouping, memory of keys, retention.
+        clock: Arrival times and intervals.
+        readers: Told about every instance.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        engine: EngineSettings,
+        settings: WriterSettings,
+        clock: Clock,
+        readers: ReaderPool,
+    ) -> None:
+        super().__init__(name="echo-writer", daemon=True)
+        self.counters = WriterCounters()
+        self.broken = ""
+        self._path = path
+        self._engine = engine
+        self._settings = settings
+        self._clock = clock
+        self._readers = readers
+        self._wake = threading.Condition()
+        self._waiting: list[_Waiting] = []
+        self._n_waiting = 0
+        self._jobs: list[tuple[Callable[[duckdb.DuckDBPyConnection], Any], Future[Any]]] = []
+        self._closing = False
+        self._opened: Future[None] = Future()
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._keys = KeyWindow(settings.window_ns, settings.window_keys)
+        self._next_upkeep_ns = 0
+
+    @property
+    def n_waiting(self) -> int:
+        """Rows not yet committed."""
+        return self._n_waiting
+
+    def open(self) -> None:
+        """Start the thread and wait until the database is open.
+
+        Raises:
+            StoreError: It cannot be opened.
+        """
+        self.start()
+        self._opened.result()
+
+    def close(self) -> None:
+        """Commit what waits, checkpoint, close the file, end the thread."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self.join()
+
+    def put(self, rows: Rows, done: Done) -> None:
+        """Queue rows; ``done`` is called on the writer's thread with None once they are on disk, or the error."""
+        with self._wake:
+            if self._closing:
+                raise StoreError("the store is closing")
+            self._waiting.append(_Waiting(rows, done))
+            self._n_waiting += rows.n_rows
+            if len(self._waiting) == 1 or self._n_waiting >= self._settings.group_rows:
+                self._wake.notify()
+
+    def call(self, job: Callable[[duckdb.DuckDBPyConnection], Any]) -> Future[Any]:
+        """Run something on the writer's connection between two commits."""
+        future: Future[Any] = Future()
+        with self._wake:
+            if self._closing:
+                raise StoreError("the store is closing")
+            self._jobs.append((job, future))
+            self._wake.notify()
+        return future
+
+    # The thread.
+
+    @override
+    def run(self) -> None:
+        """Open, then serve until closed. Not to be called."""
+        try:
+            self._open()
+        except IngeroError as error:
+            self._opened.set_exception(error)
+            return
+        self._opened.set_result(None)
+        while self._serve_once():
+            pass
+        self._close()
+
+    def _serve_once(self) -> bool:
+        group, jobs, closing = self._collect()
+        if group:
+            self._write(group)
+        for job, future in jobs:
+            self._run_job(job, future)
+        self._maybe_upkeep()
+        return not closing or bool(group or jobs)
+
+    def _collect(
+        self,
+    ) -> tuple[
+        list[_Waiting],
+        list[tuple[Callable[[duckdb.DuckDBPyConnection], Any], Future[Any]]],
+        bool,
+    ]:
+        settings = self._settings
+        with self._wake:
+            if not (self._waiting or self._jobs or self._closing):
+                self._wake.wait(timeout=settings.upkeep_ns / NS_PER_S)
+            if self._waiting and not (self._jobs or self._closing):
+                self._wake.wait_for(
+                    lambda: self._closing or self._n_waiting >= settings.group_rows,
+                    timeout=settings.group_ns / NS_PER_S,
+                )
+            group, self._waiting = self._waiting, []
+            jobs, self._jobs = self._jobs, []
+            return group, jobs, self._closing
+
+    def _write(self, group: list[_Waiting]) -> None:
+        error: IngeroError | None = None
+        try:
+            self._commit_or_reopen([waiting.rows for waiting in group])
+        except IngeroError as failed:
+            self.counters.failed_commits += 1
+            error = failed
+        with self._wake:
+            self._n_waiting -= sum(waiting.rows.n_rows for waiting in group)
+        for waiting in group:
+            waiting.done(error)
+
+    def _commit_or_reopen(self, group: list[Rows]) -> None:
+        if self._connection is None:
+            self._reopen()
+        try:
+            self._commit(group)
+        except BrokenInstanceError:
+            self._reopen()
+            self._commit(group)  # what the first attempt did write, the reloaded keys know
+
+    def _commit(self, group: list[Rows]) -> None:
+        connection = self._connection
+        assert connection is not None
+        now = self._now()
+        fresh, n_duplicates = self._drop_duplicates(build_incoming(group, now))
+        nodes = merge_nodes(group)
+        with our_errors("write"), transaction(connection):
+            for incoming in fresh:
+                _insert(connection, incoming.table.name, incoming.batch)
+            if fresh:
+                keys = np.concatenate([incoming.keys for incoming in fresh])
+                stamps = pa.repeat(pa.scalar(now, type=pa.timestamp("us")), len(keys))
+                table = pa.table({"key": pa.array(keys), "ingested_at": stamps})
+                _insert(connection, "ingest_keys", table)
+            if nodes:
+                _upsert_nodes(connection, nodes, now)
+        counters = self.counters
+        mono_ns = self._clock.mono_ns()
+        for incoming in fresh:
+            self._keys.add(incoming.keys, mono_ns)
+            counters.written += len(incoming.keys)
+        counters.duplicates += n_duplicates
+        counters.commits += 1
+
+    def _drop_duplicates(self, group: list[Incoming]) -> tuple[list[Incoming], int]:
+        fresh, n_duplicates = [], 0
+        for incoming in group:
+            is_new = self._keys.find_new(incoming.keys)
+            n_new = int(is_new.sum())
+            n_duplicates += len(is_new) - n_new
+            if n_new == len(is_new):
+                fresh.append(incoming)
+            elif n_new:
+                batch = incoming.batch.filter(pa.array(is_new))
+                fresh.append(Incoming(incoming.table, batch, incoming.keys[is_new]))
+        return fresh, n_duplicates
+
+    def _run_job(
+        self, job: Callable[[duckdb.DuckDBPyConnection], Any], future: Future[Any]
+    ) -> None:
+        try:
+            if self._connection is None:
+                self._reopen()
+            assert self._connection is not None
+            future.set_result(job(self._connection))
+        except (IngeroError, OSError) as error:
+            future.set_exception(error)
+
+    def _maybe_upkeep(self) -> None:
+        if self._connection is None or self._clock.mono_ns() < self._next_upkeep_ns:
+            return
+        self._next_upkeep_ns = self._clock.mono_ns() + self._settings.upkeep_ns
+        try:
+            self._upkeep(self._connection)
+        except BrokenInstanceError as error:
+            self.broken = error.message
+            self._drop_instance()
+        except StoreError:
+            self.counters.failed_commits += 1
+
+    def _upkeep(self, connection: duckdb.DuckDBPyConnection) -> None:
+        now = self._now()
+        horizon = now - timedelta(microseconds=self._settings.window_ns // NS_PER_US)
+        with our_errors("forget old keys"):
+            connection.execute("DELETE FROM ingest_keys WHERE ingested_at < ?", [horizon])
+        n_aged, n_sized = trim(connection, self._settings.retention, now, self._wal_bytes())
+        self.counters.aged_out += n_aged
+        self.counters.sized_out += n_sized
+
+    def _wal_bytes(self) -> int:
+        wal = wal_path(self._path)
+        return wal.stat().st_size if wal.exists() else 0
+
+    def _open(self) -> None:
+        connection = open_engine(self._path, self._engine)
+        try:
+            migrate(connection, self._now())
+            horizon = self._now() - timedelta(microseconds=self._settings.window_ns // NS_PER_US)
+            with our_errors("load the last keys"):
+                loaded = connection.execute(
+                    "SELECT key FROM ingest_keys WHERE ingested_at >= ?", [horizon]
+                ).fetchnumpy()["key"]
+        except IngeroError:
+            connection.close()
+            raise
+        self._keys = KeyWindow(self._settings.window_ns, self._settings.window_keys)
+        self._keys.add(np.asarray(loaded, dtype=np.uint64), self._clock.mono_ns())
+        self._connection = connection
+        self._next_upkeep_ns = self._clock.mono_ns() + self._settings.upkeep_ns
+        self._readers.attach(connection)
+        self.broken = ""
+
+    def _reopen(self) -> None:
+        self._drop_instance()
+        try:
+            self._open()
+        except IngeroError as error:
+            self.broken = error.message
+            raise
+        self.counters.reopened += 1
+
+    def _drop_instance(self) -> None:
+        self._readers.detach()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _close(self) -> None:
+        self._readers.detach()
+        if self._connection is None:
+            return
+        try:
+            with our_errors("checkpoint"):
+                self._connection.execute("CHECKPOINT")
+        except StoreError as error:
+            self.broken = error.message  # the log holds everything; the next start replays it
+        self._connection.close()
+        self._connection = None
+
+    def _now(self) -> datetime:
+        return EPOCH + timedelta(microseconds=self._clock.wall_ns() // NS_PER_US)
+
+
+def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:
+    connection.register("incoming", rows)
+    try:
+        connection.execute(f"INSERT INTO {table} SELECT * FROM incoming")  # noqa: S608 - our names
+    finally:
+        connection.unregister("incoming")
+
+
+def _upsert_nodes(
+    connection: duckdb.DuckDBPyConnection, nodes: dict[NodeKey, NodeRow], now: datetime
+) -> None:
+    arrays = {}
+    for name, dtype in NODES.columns:
+        if name == "cluster_id":
+            values: list[Any] = [key[0] for key in nodes]
+        elif name == "node_id":
+            values = [key[1] for key in nodes]
+        else:
+            values = [row.get(name) for row in nodes.values()]
+        arrays[name] = pa.array(values, type=dtype)
+    arrays["ingested_at"] = pa.array([now] * len(nodes), type=pa.timestamp("us"))
+    connection.register("incoming", pa.table(arrays))
+    try:
+        connection.execute(
+            f"INSERT INTO nodes SELECT * FROM incoming "  # noqa: S608 - our names
+            f"ON CONFLICT (cluster_id, node_id) DO UPDATE SET {_NODE_UPDATES}"
+        )
+    finally:
+        connection.unregister("incoming")

@@ -1,0 +1,308 @@
+import datetime as dt
+
+import duckdb
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from ingero.echo.db.engine import MEMORY, EngineSettings, migrate, open_engine
+from ingero.echo.db.faults import DeadlineError, LockedError
+from ingero.echo.db.rows import Rows
+from ingero.echo.db.store import Store, StoreSettings
+from ingero.echo.db.upkeep import Retention
+from ingero.echo.db.window import KeyWindow, build_keys
+from ingero.echo.db.writer import WriterSettings
+from ingero.echo.schema import EVENTS, TABLES
+from ingero.errors import RetryableError, StoreError
+from ingero.telemetry.clock import SystemClock
+from ingero.testing.clock import ManualClock
+from ingero.units import NS_PER_S
+
+T0 = dt.datetime(2026, 1, 1)  # noqa: DTZ001 - the store's TIMESTAMP is UTC without a zone
+ENGINE = EngineSettings(memory_limit_bytes=256 << 20, threads=1)
+
+
+def rows_of(n, *, start=0, cluster="c1", node="n1"):
+    rows = Rows(n_rows=n)
+    table = rows.table(EVENTS)
+    for i in range(start, start + n):
+        table.add(
+            7,
+            i * NS_PER_S,
+            (T0 + dt.timedelta(seconds=i), cluster, node, "m", float(i), None, "gauge", "1", "{}"),
+        )
+    return rows
+
+
+def make_store(path, clock=None, *, free_bytes=None, max_waiting_rows=500_000, **writer):
+    settings = StoreSettings(
+        engine=ENGINE,
+        writer=WriterSettings(**({"group_ns": 1_000_000} | writer)),
+        max_waiting_rows=max_waiting_rows,
+    )
+    return Store(str(path), settings, clock or SystemClock(), free_bytes)
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = make_store(tmp_path / "echo.db")
+    opened.open()
+    yield opened
+    opened.close()
+
+
+def count(store, table="events"):
+    with store.open_reader(NS_PER_S * 5) as reader:
+        return reader.row(f"SELECT count(*) FROM {table}")[0]
+
+
+def test_tables_in_arrow_and_in_sql_are_the_same():
+    connection = open_engine(MEMORY, ENGINE)
+    migrate(connection, T0)
+    for table in TABLES.values():
+        made = connection.sql(f"SELECT * FROM {table.name}").to_arrow_table().schema
+        assert made == table.arrow_schema(), table.name
+
+
+def test_migrating_twice_changes_nothing_and_a_newer_schema_is_refused():
+    connection = open_engine(MEMORY, ENGINE)
+    assert migrate(connection, T0) == (0, 1)
+    assert migrate(connection, T0) == (1, 1)
+    connection.execute("INSERT INTO schema_migrations VALUES (999, 'later', now())")
+    with pytest.raises(StoreError, match="schema 999") as raised:
+        migrate(connection, T0)
+    assert "release" in raised.value.hint
+
+
+def test_acknowledged_rows_are_read_back_by_value(store):
+    store.write(rows_of(3))
+    with store.open_reader(NS_PER_S) as reader:
+        rows = reader.rows(
+            "SELECT ts, cluster_id, node_id, metric_name, value_double FROM events ORDER BY ts"
+        )
+    assert rows == [(T0 + dt.timedelta(seconds=i), "c1", "n1", "m", float(i)) for i in range(3)]
+    assert store.counters.written == 3
+    assert store.n_waiting == 0
+
+
+def test_a_retry_is_dropped_and_counted_and_the_rest_of_its_batch_is_kept(store):
+    store.write(rows_of(3))
+    store.write(rows_of(5))
+    assert count(store) == 5
+    assert store.counters.duplicates == 3
+
+
+def test_a_retry_after_a_restart_is_still_recognised(tmp_path):
+    first = make_store(tmp_path / "echo.db")
+    first.open()
+    first.write(rows_of(4))
+    first.close()
+    second = make_store(tmp_path / "echo.db")
+    second.open()
+    second.write(rows_of(6))
+    assert count(second) == 6
+    assert second.counters.duplicates == 4
+    second.close()
+
+
+def test_requests_that_arrive_together_share_one_commit(store):
+    done = []
+    store.call(
+        lambda connection: [store.put(rows_of(1, start=i), done.append) for i in range(50)]
+    ).result()
+    store.call(lambda connection: None).result()
+    assert done == [None] * 50
+    assert count(store) == 50
+    assert store.counters.commits <= 2
+
+
+def test_nodes_keep_what_later_requests_leave_out(store):
+    for row in ({"provider": "aws", "gpu_count": 8}, {"state": "active"}, {"gpu_count": 4}):
+        rows = Rows(nodes={("c1", "n1"): {"ts": T0} | row})
+        store.write(rows)
+    with store.open_reader(NS_PER_S) as reader:
+        found = reader.rows("SELECT node_id, provider, gpu_count, state FROM nodes")
+    assert found == [("n1", "aws", 4, "active")]
+
+
+def test_too_many_waiting_rows_are_refused_with_a_time_to_come_back(tmp_path):
+    store = make_store(tmp_path / "echo.db", max_waiting_rows=10)
+    store.open()
+    done = []
+
+    def fill(connection):
+        store.put(rows_of(8), done.append)
+        with pytest.raises(RetryableError) as raised:
+            store.put(rows_of(8, start=100), done.append)
+        return raised.value.retry_after_ns
+
+    assert store.call(fill).result() == NS_PER_S
+    store.call(lambda connection: None).result()
+    assert done == [None]
+    assert store.refused_full == 8
+    store.close()
+
+
+def test_a_nearly_full_disk_stops_ingest_and_not_reads_and_recovers_by_itself(tmp_path):
+    free = [10 << 30]
+    clock = ManualClock()
+    store = make_store(tmp_path / "echo.db", clock, free_bytes=lambda: free[0])
+    store.open()
+    store.write(rows_of(2))
+    free[0] = 1 << 20
+    clock.advance(2 * NS_PER_S)
+    with pytest.raises(RetryableError, match="disk"):
+        store.write(rows_of(2, start=10))
+    assert "free" in store.trouble
+    assert count(store) == 2
+    assert store.refused_disk == 2
+    free[0] = 10 << 30
+    clock.advance(2 * NS_PER_S)
+    store.write(rows_of(2, start=10))
+    assert (count(store), store.trouble) == (4, "")
+    store.close()
+
+
+def test_a_reader_is_stopped_at_its_deadline_and_the_store_goes_on(store):
+    with pytest.raises(DeadlineError), store.open_reader(50_000_000) as reader:
+        reader.rows("SELECT sum(a.i * b.i) FROM range(1000000) a(i), range(1000000) b(i)")
+    store.write(rows_of(1))
+    assert count(store) == 1
+
+
+@pytest.mark.slow
+def test_an_instance_killed_by_an_internal_error_is_reopened_with_every_row(store):
+    store.write(rows_of(3))
+
+    def kill(connection):
+        big = "SELECT length(a||a||a||a) FROM (SELECT repeat('x', 1200000000) a)"
+        with pytest.raises(duckdb.Error):
+            connection.execute(big)
+        try:
+            connection.execute("SELECT 1")
+        except duckdb.Error:
+            return True
+        return False
+
+    if not store.call(kill).result():
+        pytest.skip("this DuckDB survives the statement")
+    store.write(rows_of(2, start=10))
+    assert count(store) == 5
+    assert store.counters.reopened == 1
+
+
+def test_a_second_process_is_told_that_the_file_is_in_use(store, tmp_path):
+    import subprocess
+    import sys
+
+    code = (
+        "import sys\nfrom ingero.echo.db.engine import *\nfrom ingero.echo.db.faults import LockedError\n"
+        "try:\n    open_engine(sys.argv[1], EngineSettings())\nexcept LockedError as e:\n    print(e.hint)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, store.path], capture_output=True, text=True, check=True
+    )
+    assert "Stop the ingero-echo" in done.stdout
+    assert issubclass(LockedError, StoreError)
+
+
+def test_age_goes_by_arrival_and_deletes_only_what_is_old(tmp_path):
+    clock = ManualClock()
+    day_ns = 86_400 * NS_PER_S
+    store = make_store(
+        tmp_path / "echo.db",
+        clock,
+        retention=Retention(max_age_ns=7 * day_ns, max_bytes=None),
+        upkeep_ns=NS_PER_S,
+    )
+    store.open()
+    store.write(rows_of(5))
+    clock.advance(5 * day_ns)
+    store.write(rows_of(3, start=100))
+    clock.advance(3 * day_ns)
+    store.write(rows_of(1, start=200))
+    store.call(lambda connection: None).result()
+    assert count(store) == 4
+    assert store.counters.aged_out == 5
+    store.close()
+
+
+def test_size_deletes_the_oldest_arrivals_first(tmp_path):
+    clock = ManualClock()
+    store = make_store(
+        tmp_path / "echo.db",
+        clock,
+        retention=Retention(max_age_ns=None, max_bytes=3 << 20),
+        window_ns=NS_PER_S,
+        upkeep_ns=NS_PER_S,
+    )
+    store.open()
+    rng = np.random.default_rng(1)
+    for day in range(6):
+        rows = Rows(n_rows=100_000)
+        table = rows.table(EVENTS)
+        table.series += rng.integers(0, 2**63, 100_000).tolist()
+        table.time_ns += [day] * 100_000
+        for column, values in zip(
+            table.columns,
+            (
+                [T0] * 100_000,
+                ["c"] * 100_000,
+                [f"d{day}"] * 100_000,
+                ["m"] * 100_000,
+                rng.random(100_000).tolist(),
+                [None] * 100_000,
+                [None] * 100_000,
+                [None] * 100_000,
+                [None] * 100_000,
+            ),
+            strict=True,
+        ):
+            column.extend(values)
+        store.write(rows)
+        clock.advance(2 * NS_PER_S)
+    store.call(lambda connection: None).result()
+    with store.open_reader(NS_PER_S) as reader:
+        left = [row[0] for row in reader.rows("SELECT DISTINCT node_id FROM events ORDER BY 1")]
+    assert store.counters.sized_out > 0
+    assert left
+    assert left == [f"d{day}" for day in range(6)][-len(left) :]
+    store.close()
+
+
+@given(
+    batches=st.lists(st.lists(st.integers(0, 60), max_size=40), max_size=12),
+)
+def test_key_window_agrees_with_a_set(batches):
+    window, seen = KeyWindow(10**18, 10**6), set()
+    for batch in batches:
+        keys = np.array(batch, dtype=np.uint64)
+        is_new = window.find_new(keys)
+        expected, inside = [], set()
+        for key in batch:
+            expected.append(key not in seen and key not in inside)
+            inside.add(key)
+        assert is_new.tolist() == expected
+        window.add(keys[is_new], 0)
+        seen |= inside
+    assert len(window) == len(seen)
+
+
+def test_key_window_forgets_after_the_window_and_stays_under_its_bound():
+    window = KeyWindow(100, 1000)
+    keys = np.arange(10, dtype=np.uint64)
+    window.add(keys, 1)
+    window.add(np.array([99], dtype=np.uint64), 102)
+    assert not window.find_new(keys).any()
+    window.add(np.array([98], dtype=np.uint64), 250)
+    assert window.find_new(keys).all()
+    for i in range(40):
+        window.add(np.arange(1000 + i * 100, 1100 + i * 100, dtype=np.uint64), 250)
+    assert len(window) <= 1000
+
+
+def test_keys_depend_on_series_and_time():
+    series = np.array([1, 1, 2], dtype=np.uint64)
+    keys = build_keys(series, np.array([5, 6, 5]))
+    assert len(set(keys.tolist())) == 3
