@@ -96,7 +96,7 @@ def fill_nulls(annotation: object, value: object) -> object:
             else item
             for key, item in value.items()
         }
-    inner = _element(annotation)
+    inner = find_element(annotation)
     if inner is not None and isinstance(value, Mapping):
         return {key: fill_nulls(inner, item) for key, item in value.items()}
     if inner is not None and isinstance(value, list):
@@ -123,7 +123,7 @@ def _alternatives(annotation: object) -> Iterator[object]:
         yield annotation
 
 
-def _element(annotation: object) -> object:
+def find_element(annotation: object) -> object:
     """What a mapping's values or a sequence's items are; None for scalars."""
     for candidate in _alternatives(annotation):
         origin, args = typing.get_origin(candidate), typing.get_args(candidate)
@@ -171,7 +171,7 @@ def _annotation_at(model: type[StrictModel], loc: Path) -> object:
         if inside is not None and isinstance(part, str) and part in inside.model_fields:
             annotation = inside.model_fields[part].annotation
         else:
-            annotation = _element(annotation)
+            annotation = find_element(annotation)
     return annotation
 
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from typing_extensions import override
 
+from ingero.config import Endpoint
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.declare import Metric
 
@@ -163,6 +164,15 @@ class Host(Protocol):
             key: The component's id as text, and the name of the state. The state outlives a reload that did not
                 change the settings of that component.
             build: Makes it.
+        """
+        ...
+
+    def announce(self, bound: Endpoint, what: str = "") -> None:
+        """Tell the service what the component that is starting listens on, with the port that was bound.
+
+        Args:
+            bound: Where.
+            what: Which of several, such as ``grpc``.
         """
         ...
 

@@ -1,0 +1,378 @@
+"""The running collector: starts a graph, keeps it alive through reloads, and drains it.
+
+One event loop on the main thread. The first SIGTERM or SIGINT drains, the second ends the process at once; SIGHUP reads
+the configuration again and keeps the old one when the new one is bad.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, cast
+
+from ingero.config import Endpoint
+from ingero.errors import ConfigError, IngeroError
+from ingero.fleet.component import (
+    CapabilityT,
+    ComponentId,
+    Kind,
+    Meter,
+    PipelineView,
+    ServiceStatus,
+    ServiceView,
+    SharedT,
+)
+from ingero.fleet.config import FleetConfig
+from ingero.fleet.factory import Factory
+from ingero.fleet.graph import PIPELINE_SECONDS, Graph, Node, build_graph
+from ingero.serving.asgi import AsgiServer
+from ingero.serving.scrape import scrape_app
+from ingero.telemetry.clock import Clock, SystemClock
+from ingero.telemetry.declare import counter, gauge
+from ingero.telemetry.log import set_up_logging
+from ingero.telemetry.metrics import MeterRegistry
+from ingero.units import NS_PER_S, format_duration
+
+RELOADS: Final = counter(
+    "ingero_fleet_config_reloads_total",
+    "Reloads of the configuration: applied, refused (the file is bad) or reverted (the new one did not start).",
+    "result",
+)
+UPTIME: Final = gauge("otelcol_process_uptime_seconds", "Seconds since the collector started.")
+MEMORY: Final = gauge("otelcol_process_memory_rss_bytes", "Resident memory of the process.")
+CPU: Final = gauge("otelcol_process_cpu_seconds", "Processor time that the process has used.")
+SERVICE_METRICS: Final = (RELOADS, UPTIME, MEMORY, CPU)
+
+_log = logging.getLogger("ingero.fleet")
+
+
+class _Event(Enum):
+    STOP = "stop"
+    RELOAD = "reload"
+
+
+class SharedStates:
+    """What `Host.shared` hands out: states by component and name, alive across reloads."""
+
+    def __init__(self) -> None:
+        self._states: dict[tuple[str, str], Any] = {}
+
+    def get(self, key: tuple[str, str], build: Callable[[], SharedT]) -> SharedT:
+        """The state of this key, built if there is none yet."""
+        if key not in self._states:
+            self._states[key] = build()
+        return cast("SharedT", self._states[key])
+
+    def keep_unchanged(self, old: FleetConfig, new: FleetConfig) -> None:
+        """Forget the states of components whose settings differ between the two."""
+        for key in list(self._states):
+            if _settings_of(old, key[0]) != _settings_of(new, key[0]):
+                del self._states[key]
+
+
+def _settings_of(config: FleetConfig, component: str) -> dict[Kind, object]:
+    return {kind: model for (kind, one), model in config.settings.items() if str(one) == component}
+
+
+class Generation:
+    """One configuration running; the `Host` that its components see."""
+
+    def __init__(self, service: FleetService, config: FleetConfig) -> None:
+        self.config = config
+        self._service = service
+        self.graph: Graph = build_graph(config, service.factories, service.registry, service.clock)
+        self._offers: list[tuple[type, ComponentId | None, Any]] = [(ServiceView, None, service)]
+        self._timers: list[asyncio.TimerHandle] = []
+        self._started: list[Node] = []
+        self._starting: Node | None = None
+        self._open = True
+
+    @property
+    def clock(self) -> Clock:
+        """The service's clock."""
+        return self._service.clock
+
+    @property
+    def meter(self) -> Meter:
+        """The service's own telemetry."""
+        return self._service.registry
+
+    @property
+    def draining(self) -> bool:
+        """True once the service was told to stop."""
+        return self._service.status is ServiceStatus.DRAINING
+
+    def offer(self, capability: type[CapabilityT], provider: CapabilityT) -> None:
+        """Note a capability under the component that is starting."""
+        by = None if self._starting is None else self._starting.id
+        self._offers.append((capability, by, provider))
+
+    def find(
+        self, capability: type[CapabilityT], component: ComponentId | None = None
+    ) -> Sequence[CapabilityT]:
+        """Providers in the order in which they offered."""
+        return [
+            provider
+            for offered, by, provider in self._offers
+            if offered is capability and component in {None, by}
+        ]
+
+    def shared(self, key: tuple[str, str], build: Callable[[], SharedT]) -> SharedT:
+        """State by key; see `SharedStates`."""
+        return self._service.states.get(key, build)
+
+    def announce(self, bound: Endpoint, what: str = "") -> None:
+        """Log the endpoint under the name of the component that is starting."""
+        assert self._starting is not None
+        _log.info("%s%s listens on %s", self._starting.label, f" {what}" if what else "", bound)
+
+    def every(self, interval_ns: int, action: Callable[[], None]) -> None:
+        """Repeat ``action``; what it raises goes to the loop's exception handler, which logs it."""
+        loop = asyncio.get_running_loop()
+        slot = len(self._timers)
+
+        def fire() -> None:
+            if self._open:
+                self._timers[slot] = loop.call_later(interval_ns / NS_PER_S, fire)
+                action()
+
+        self._timers.append(loop.call_later(interval_ns / NS_PER_S, fire))
+
+    async def start(self) -> None:
+        """Start every component in order; when one fails, stop those that run.
+
+        Raises:
+            IngeroError: What the component said, with its name in front.
+        """
+        for node in self.graph.nodes:
+            self._starting = node
+            try:
+                await node.component.start(self)
+            except IngeroError as error:
+                await self._stop_one(node, 1.0)
+                await self.stop(NS_PER_S)
+                raise _name_component(node, error) from error
+            self._started.append(node)
+        self._starting = None
+
+    async def stop(self, timeout_ns: int) -> None:
+        """Stop what runs, in reverse order, within the time given; each component gets what is left of it."""
+        deadline_ns = self.clock.mono_ns() + timeout_ns
+        while self._started:
+            left_s = max((deadline_ns - self.clock.mono_ns()) / NS_PER_S, 0.05)
+            await self._stop_one(self._started.pop(), left_s)
+        self._open = False
+        for timer in self._timers:
+            timer.cancel()
+
+    @staticmethod
+    async def _stop_one(node: Node, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await node.component.stop()
+        except TimeoutError:
+            _log.warning("%s did not stop in time", node.label)
+        except IngeroError as error:
+            _log.warning("%s did not stop cleanly: %s", node.label, error.message)
+
+
+def _name_component(node: Node, error: IngeroError) -> IngeroError:
+    """The same error with the component's name in front of each line."""
+    error.message = "\n".join(f"{node.label}: {line}" for line in error.message.splitlines())
+    error.args = (error.message,)
+    return error
+
+
+@dataclass(slots=True)
+class _Life:
+    status: ServiceStatus = ServiceStatus.STARTING
+    started_wall_ns: int = 0
+    started_mono_ns: int = 0
+
+
+class FleetService:
+    """The process's one collector.
+
+    Args:
+        load: Reads and checks the configuration; called again for each reload.
+        factories: The components there are.
+        clock: Time.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], FleetConfig],
+        factories: Sequence[Factory],
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self.factories = tuple(factories)
+        self.clock: Clock = clock or SystemClock()
+        self.registry = MeterRegistry()
+        self.states = SharedStates()
+        self._load = load
+        self._life = _Life()
+        self._events: asyncio.Queue[_Event] = asyncio.Queue()
+        self._generation: Generation | None = None
+        self._scrape: list[AsgiServer] = []
+        self._exit_code = 0
+
+    @property
+    def status(self) -> ServiceStatus:
+        """Where it is in its life."""
+        return self._life.status
+
+    @property
+    def started_wall_ns(self) -> int:
+        """When it began to run; 0 before that."""
+        return self._life.started_wall_ns
+
+    @property
+    def config_source(self) -> str:
+        """Name of the configuration file."""
+        return self._generation.config.source if self._generation else ""
+
+    @property
+    def own_endpoints(self) -> tuple[Endpoint, ...]:
+        """Where its own metrics are."""
+        return tuple(server.bound for server in self._scrape)
+
+    def components(self) -> Sequence[tuple[Kind, ComponentId]]:
+        """Every component that runs, in start order."""
+        if self._generation is None:
+            return ()
+        return [(node.kind, node.id) for node in self._generation.graph.nodes]
+
+    def pipelines(self) -> Sequence[PipelineView]:
+        """Every pipeline that runs."""
+        if self._generation is None:
+            return ()
+        series = self.registry.histogram(PIPELINE_SECONDS).series
+        return [head.view(series[head.name,].read()[0]) for head in self._generation.graph.heads]
+
+    async def run(self) -> int:
+        """Run until told to stop.
+
+        Returns:
+            0 after SIGTERM or `stop`, 130 after SIGINT.
+
+        Raises:
+            IngeroError: It could not start; everything that had started was stopped.
+        """
+        config = self._load()
+        self._set_up(config)
+        await self._start(config)
+        self._catch_signals()
+        while await self._events.get() is _Event.RELOAD:
+            await self._reload()
+        await self._drain()
+        return self._exit_code
+
+    def stop(self) -> None:
+        """Ask it to drain and return from `run`."""
+        self._life.status = ServiceStatus.DRAINING
+        self._events.put_nowait(_Event.STOP)
+
+    def reload(self) -> None:
+        """Ask it to read its configuration again."""
+        self._events.put_nowait(_Event.RELOAD)
+
+    async def _start(self, config: FleetConfig) -> None:
+        generation = Generation(self, config)
+        self._generation = generation
+        try:
+            await self._open_scrape(config)
+            await generation.start()
+        except IngeroError:
+            await self._close_scrape()
+            raise
+        if self._life.status is ServiceStatus.STARTING:
+            self._life = _Life(ServiceStatus.RUNNING, self.clock.wall_ns(), self.clock.mono_ns())
+        _log.info("running %d pipelines from %s", len(generation.graph.heads), config.source)
+
+    async def _reload(self) -> None:
+        old = self._generation
+        assert old is not None
+        reloads = self.registry.counter(RELOADS)
+        try:
+            config = self._load()
+        except ConfigError as error:
+            reloads.add(1, result="refused")
+            _log.error("configuration not reloaded, the old one keeps running: %s", error.message)
+            return
+        await self._stop_generation(old)
+        self.states.keep_unchanged(old.config, config)
+        self._set_up(config)
+        try:
+            await self._start(config)
+        except IngeroError as error:
+            reloads.add(1, result="reverted")
+            _log.error("the new configuration did not start, going back: %s", error.message)
+            self._set_up(old.config)
+            await self._start(old.config)
+            return
+        reloads.add(1, result="applied")
+
+    async def _stop_generation(self, generation: Generation) -> None:
+        await generation.stop(generation.config.service.shutdown_timeout)
+        await self._close_scrape()
+
+    async def _drain(self) -> None:
+        assert self._generation is not None
+        began_ns = self.clock.mono_ns()
+        await self._stop_generation(self._generation)
+        _log.info("stopped in %s", format_duration(self.clock.mono_ns() - began_ns))
+
+    def _set_up(self, config: FleetConfig) -> None:
+        logs = config.service.telemetry.logs
+        set_up_logging(logs.level, logs.encoding)
+        for warning in config.warnings:
+            _log.warning("%s", warning)
+        self.registry.gauge(UPTIME).watch(self._read_uptime)
+        self.registry.gauge(MEMORY).watch(_read_memory)
+        self.registry.gauge(CPU).watch(lambda: sum(os.times()[:2]))
+
+    def _read_uptime(self) -> float:
+        if not self._life.started_mono_ns:
+            return 0.0
+        return (self.clock.mono_ns() - self._life.started_mono_ns) / NS_PER_S
+
+    async def _open_scrape(self, config: FleetConfig) -> None:
+        for endpoint in config.service.telemetry.metrics.endpoints:
+            server = AsgiServer(scrape_app(self.registry), endpoint)
+            try:
+                await server.start()
+            except IngeroError as error:
+                error.message = f"service.telemetry.metrics: {error.message}"
+                error.args = (error.message,)
+                raise
+            self._scrape.append(server)
+            _log.info("service.telemetry.metrics listens on %s", server.bound)
+
+    async def _close_scrape(self) -> None:
+        while self._scrape:
+            await self._scrape.pop().stop()
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for caught in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(caught, self._on_stop_signal, caught)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+
+    def _on_stop_signal(self, caught: signal.Signals) -> None:
+        if self._life.status is ServiceStatus.DRAINING:
+            _log.warning("second %s: ending now, data in flight is lost", caught.name)
+            os._exit(128 + caught)
+        _log.info("%s: draining; send it again to end at once", caught.name)
+        self._exit_code = 130 if caught is signal.SIGINT else 0
+        self.stop()
+
+
+def _read_memory() -> float:
+    with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123 -- read at each scrape
+        return float(int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
