@@ -1,0 +1,114 @@
+"""The open episodes of one node, and what is to be told about them.
+
+Pure but for the ids it is given: the loop sends what piles up in ``events``, ``messages`` and ``spans``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ingero.agent.health.body import Identity, StragglerEvent
+from ingero.agent.health.episodes import (
+    Episode,
+    EpisodeKind,
+    Outcome,
+    SpanMaker,
+    build_resolved_message,
+    build_state_message,
+)
+from ingero.agent.health.mode import Bar
+from ingero.wire.names import DominantSignal
+from ingero.wire.otlp.export import Export
+from ingero.wire.uds import StragglerResolved, StragglerState
+
+
+class EpisodeBook:
+    """Opens and closes episodes.
+
+    Args:
+        identity: The node.
+        new_id: Makes the id of an episode.
+        spans: Makes spans; None when detections are not traced.
+    """
+
+    def __init__(
+        self, identity: Identity, new_id: Callable[[], str], spans: SpanMaker | None = None
+    ) -> None:
+        self._identity = identity
+        self._new_id = new_id
+        self._spans = spans
+        self._owed: dict[str, StragglerEvent] = {}
+        self.straggler: Episode | None = None
+        self.degradation: Episode | None = None
+        self.messages: list[StragglerState | StragglerResolved] = []
+        self.spans: list[Export] = []
+        self.n_opened = 0
+        self.n_closed = 0
+
+    def judge(self, bar: Bar, score: float, dominant: DominantSignal, wall_ns: int) -> None:
+        """The node is under the bar: open an episode, or go on with the open one."""
+        assert bar.threshold is not None
+        if self.straggler is None:
+            self.straggler = Episode(
+                event_id=self._new_id(), kind=EpisodeKind.STRAGGLER, start_ns=wall_ns
+            )
+            self.n_opened += 1
+        self.straggler = self.straggler.judged(bar.mode, bar.threshold, score, dominant)
+
+    def tell(self, wall_ns: int) -> None:
+        """Say once more that the open episode lasts."""
+        if self.straggler is None:
+            return
+        self._owe(self.straggler.event(wall_ns, is_straggler=True))
+        self.messages.append(build_state_message(self._identity, self.straggler, wall_ns))
+
+    def close(self, outcome: Outcome, wall_ns: int, *, score: float | None = None) -> None:
+        """End the straggler episode, if there is one; the same id says so everywhere."""
+        episode, self.straggler = self.straggler, None
+        if episode is None:
+            return
+        self.n_closed += 1
+        if score is not None:
+            episode = episode.judged(episode.mode, episode.threshold, score, episode.dominant)
+        self._owe(episode.event(wall_ns, is_straggler=False))
+        self.messages.append(build_resolved_message(self._identity, episode, wall_ns))
+        self._end_span(episode, outcome, wall_ns)
+
+    def note_degradation(self, wall_ns: int, *, is_degraded: bool) -> None:
+        """Open or close the degradation episode; it has a span and nothing else."""
+        if is_degraded and self.degradation is None:
+            self.degradation = Episode(
+                event_id=self._new_id(), kind=EpisodeKind.DEGRADATION, start_ns=wall_ns
+            )
+        elif not is_degraded and self.degradation is not None:
+            self._end_span(self.degradation, Outcome.RESOLVED, wall_ns)
+            self.degradation = None
+
+    def interrupt(self, wall_ns: int) -> None:
+        """The agent ends: spans of open episodes are kept from being lost; nobody is told that the node is well."""
+        for episode in (self.straggler, self.degradation):
+            if episode is not None:
+                self._end_span(episode, Outcome.INTERRUPTED, wall_ns)
+
+    def take_events(self) -> list[StragglerEvent]:
+        """The events owed to Fleet, oldest episode first; owed no longer."""
+        owed, self._owed = list(self._owed.values()), {}
+        return owed
+
+    def take_messages(self) -> list[StragglerState | StragglerResolved]:
+        """The messages for local readers."""
+        messages, self.messages = self.messages, []
+        return messages
+
+    def take_spans(self) -> list[Export]:
+        """The spans of ended episodes."""
+        spans, self.spans = self.spans, []
+        return spans
+
+    def _owe(self, event: StragglerEvent) -> None:
+        """Keep the latest event per episode: what was not sent yet is replaced by the newer word."""
+        self._owed[event.event_id] = event
+
+    def _end_span(self, episode: Episode, outcome: Outcome, wall_ns: int) -> None:
+        if self._spans is not None:
+            self.spans.append(self._spans.build(episode, wall_ns, outcome))

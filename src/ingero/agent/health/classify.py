@@ -1,0 +1,81 @@
+"""Straggler or not: one comparison with hysteresis, and how many looks in a row decide.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ingero.errors import ConfigError
+
+EPSILON: Final = 1e-9
+"""Equality is healthy, and rounding must not turn it around."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifierSettings:
+    """How a verdict is reached.
+
+    Attributes:
+        hysteresis: How far above the threshold a straggler must come back, in [0, 0.5).
+        confirm: Looks in a row under the threshold that make a straggler; 1 is the wire's behaviour.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    hysteresis: float = 0.02
+    confirm: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hysteresis < 0.5:
+            raise ConfigError(f"hysteresis must be in [0, 0.5), not {self.hysteresis:g}")
+        if self.confirm < 1:
+            raise ConfigError(f"confirm must be at least 1, not {self.confirm}")
+
+
+class Classification(NamedTuple):
+    """A verdict.
+
+    Attributes:
+        is_straggler: The node is under the bar.
+        is_changed: This look turned the verdict around.
+    """
+
+    is_straggler: bool
+    is_changed: bool
+
+
+class Classifier:
+    """Remembers the last verdict of one node."""
+
+    def __init__(self, settings: ClassifierSettings | None = None) -> None:
+        self.settings = settings or ClassifierSettings()
+        self.is_straggler = False
+        self._n_under = 0
+
+    def look(self, score: float, threshold: float) -> Classification:
+        """Compare once. A NaN changes nothing."""
+        if math.isnan(score) or math.isnan(threshold):
+            return Classification(self.is_straggler, is_changed=False)
+        if self.is_straggler:
+            is_back = score + EPSILON >= threshold + self.settings.hysteresis
+            return self._turn(to=not is_back)
+        is_under = score + EPSILON < threshold
+        self._n_under = self._n_under + 1 if is_under else 0
+        return self._turn(to=self._n_under >= self.settings.confirm)
+
+    def clear(self) -> None:
+        """Forget the verdict: what was judged is no longer there."""
+        self.is_straggler = False
+        self._n_under = 0
+
+    def _turn(self, *, to: bool) -> Classification:
+        is_changed = to != self.is_straggler
+        self.is_straggler = to
+        if is_changed:
+            self._n_under = 0
+        return Classification(to, is_changed)

@@ -1,0 +1,156 @@
+"""Episodes: from the look that found a straggler to the one that found it well, under one id.
+
+Pure: makes the messages and spans of an episode; sending them is the loop's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ingero.agent.health.body import Identity, StragglerEvent, build_resource
+from ingero.wire.names import Attribute, DetectionMode, DominantSignal
+from ingero.wire.otlp import structs
+from ingero.wire.otlp.build import build_attributes, build_traces
+from ingero.wire.otlp.export import Export
+from ingero.wire.uds import StragglerResolved, StragglerState, format_timestamp
+
+SPAN_SCOPE = "ingero.detection"
+
+
+class EpisodeKind(StrEnum):
+    """What an episode is about; the value is its span's name."""
+
+    STRAGGLER = "ingero.detection.straggler"
+    DEGRADATION = "ingero.detection.degradation"
+
+
+class Outcome(StrEnum):
+    """How an episode ended.
+
+    The node recovered; it stopped working; it began to calibrate again, so the past no longer says anything; or the
+    agent ended first.
+    """
+
+    RESOLVED = "resolved"
+    WENT_IDLE = "went_idle"
+    RECALIBRATED = "recalibrated"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """Something that lasts.
+
+    Attributes:
+        event_id: UUID; the same on every push, message and span of the episode.
+        kind: What it is about.
+        start_ns: Wall time of the look that found it.
+        mode: Last detection mode under which the node was judged.
+        threshold: Last bar.
+        score: Last score.
+        dominant: Last dominant signal.
+    """
+
+    event_id: str
+    kind: EpisodeKind
+    start_ns: int
+    mode: DetectionMode = DetectionMode.NONE
+    threshold: float = 0.0
+    score: float = 0.0
+    dominant: DominantSignal = DominantSignal.UNKNOWN
+
+    def judged(
+        self, mode: DetectionMode, threshold: float, score: float, dominant: DominantSignal
+    ) -> Episode:
+        """The same episode after another look."""
+        return replace(self, mode=mode, threshold=threshold, score=score, dominant=dominant)
+
+    def event(self, wall_ns: int, *, is_straggler: bool) -> StragglerEvent:
+        """The event push for now."""
+        return StragglerEvent(
+            is_straggler=is_straggler,
+            mode=self.mode,
+            threshold=self.threshold,
+            score=self.score,
+            dominant=self.dominant,
+            event_id=self.event_id,
+            wall_ns=wall_ns,
+        )
+
+
+def build_state_message(identity: Identity, episode: Episode, wall_ns: int) -> StragglerState:
+    """The local-socket line of a straggler."""
+    return StragglerState(
+        node_id=identity.node_id,
+        cluster_id=identity.cluster_id,
+        score=episode.score,
+        threshold=episode.threshold,
+        detection_mode=episode.mode.value,
+        dominant_signal=episode.dominant.value,
+        timestamp=format_timestamp(wall_ns),
+        event_id=episode.event_id,
+        rank=identity.rank if identity.world_size else None,
+        world_size=identity.world_size,
+    )
+
+
+def build_resolved_message(identity: Identity, episode: Episode, wall_ns: int) -> StragglerResolved:
+    """The local-socket line of a recovery."""
+    return StragglerResolved(
+        node_id=identity.node_id,
+        cluster_id=identity.cluster_id,
+        timestamp=format_timestamp(wall_ns),
+        event_id=episode.event_id,
+        rank=identity.rank if identity.world_size else None,
+        world_size=identity.world_size,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SpanMaker:
+    """Makes the span of an ended episode.
+
+    Attributes:
+        identity: Who saw it.
+        version: The agent's version.
+        random_bits: ``random_bits(n)`` gives n random bits, for ids.
+    """
+
+    identity: Identity
+    version: str
+    random_bits: Callable[[int], int]
+
+    def build(self, episode: Episode, end_ns: int, outcome: Outcome) -> Export:
+        """One span from the look that found the episode to the one that ended it."""
+        identity = self.identity
+        span = structs.Span(
+            trace_id=f"{self.random_bits(128) or 1:032x}",
+            span_id=f"{self.random_bits(64) or 1:016x}",
+            name=episode.kind.value,
+            kind=1,  # SPAN_KIND_INTERNAL
+            start_time_unix_nano=episode.start_ns,
+            end_time_unix_nano=max(end_ns, episode.start_ns),
+            attributes=build_attributes({
+                Attribute.CGROUP_PATH_HASH: identity.cohort,
+                Attribute.WORKLOAD_TYPE: identity.workload_type,
+                Attribute.GPU_MODEL: identity.gpu_model,
+                Attribute.CLUSTER_ID: identity.cluster_id,
+                Attribute.EVENT_ID: episode.event_id,
+            }),
+            events=[
+                structs.SpanEvent(
+                    time_unix_nano=end_ns,
+                    name="outcome",
+                    attributes=build_attributes({"status": outcome.value}),
+                )
+            ],
+        )
+        resource = {
+            Attribute.SERVICE_NAME: "ingero",
+            Attribute.SERVICE_VERSION: self.version,
+            Attribute.K8S_NODE_NAME: identity.node_id,
+            **build_resource(identity),
+        }
+        return build_traces(resource, [span], SPAN_SCOPE, self.version)

@@ -1,0 +1,181 @@
+"""The way out to Fleet: one request at a time, beside the loop, so that a dead network never delays a look at the node.
+
+A regular push that was not sent when the next is ready is superseded: Fleet wants the present. Events are kept, up to a
+bound, because each says something that no later push repeats.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ingero.agent.health.cache import ThresholdCache
+from ingero.agent.health.transport import Answer, Transport
+from ingero.telemetry.clock import Clock
+from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.wire.otlp.export import Export
+
+RETRY_DELAY_NS: Final = 200 * NS_PER_MS
+RETRY_SPREAD: Final = 0.2
+MAX_PAUSE_NS: Final = 30 * NS_PER_S
+"""However long Fleet asks for silence, an agent speaks again after this: under Fleet's TTL, so it is not forgotten."""
+MAX_EXTRAS: Final = 64
+
+Pause = Callable[[int], None]
+"""Waits that many nanoseconds, or less when the agent is told to stop."""
+
+
+@dataclass(slots=True)
+class LaneCounts:
+    """What happened to requests since the start.
+
+    Attributes:
+        n_taken: Regular pushes that Fleet accepted.
+        n_failed: Regular pushes that it did not, the second try included.
+        n_retried: Second tries.
+        n_superseded: Regular pushes replaced by newer ones before they were sent.
+        n_extras_taken: Events and spans accepted.
+        n_extras_failed: Events and spans refused or cut off.
+        n_extras_dropped: Events and spans dropped because too many waited.
+        n_pauses: Times Fleet asked for silence.
+    """
+
+    n_taken: int = 0
+    n_failed: int = 0
+    n_retried: int = 0
+    n_superseded: int = 0
+    n_extras_taken: int = 0
+    n_extras_failed: int = 0
+    n_extras_dropped: int = 0
+    n_pauses: int = 0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    regular: Export | None = None
+    extras: deque[Export] = field(default_factory=deque)
+
+
+class PushLane:
+    """Sends what it is offered.
+
+    Args:
+        transport: How to send.
+        cache: Hears every answer.
+        clock: Stamps what was heard.
+        pause: Waits before the second try.
+        spread: A number in [-1, 1] each call, to spread the second tries of many agents.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        cache: ThresholdCache,
+        clock: Clock,
+        pause: Pause,
+        spread: Callable[[], float],
+    ) -> None:
+        self._transport = transport
+        self._cache = cache
+        self._clock = clock
+        self._pause = pause
+        self._spread = spread
+        self._wake = threading.Condition()
+        self._waiting = _Waiting()
+        self._is_closed = False
+        self._resume_ns = 0
+        self._pause_ns = 0
+        self.counts = LaneCounts()
+        self.last_detail = ""
+
+    def offer(self, regular: Export | None, extras: Sequence[Export] = ()) -> None:
+        """Hand over a push and its events; never blocks."""
+        with self._wake:
+            if regular is not None:
+                self.counts.n_superseded += self._waiting.regular is not None
+                self._waiting.regular = regular
+            self._waiting.extras.extend(extras)
+            while len(self._waiting.extras) > MAX_EXTRAS:
+                self._waiting.extras.popleft()
+                self.counts.n_extras_dropped += 1
+            self._wake.notify()
+
+    def drain(self) -> None:
+        """Send everything that waits, on this thread."""
+        while (waiting := self._take()) is not None:
+            self._send(waiting)
+
+    def run(self) -> None:
+        """Send until closed; for a thread of its own."""
+        while True:
+            with self._wake:
+                while self._is_empty and not self._is_closed:
+                    self._wake.wait()
+                if self._is_empty:
+                    return
+            self.drain()
+
+    def close(self) -> None:
+        """Let `run` return once nothing waits."""
+        with self._wake:
+            self._is_closed = True
+            self._wake.notify()
+
+    def is_paused(self, mono_ns: int) -> bool:
+        """Fleet asked for silence, and it is not over."""
+        return mono_ns < self._resume_ns
+
+    @property
+    def pause_ns(self) -> int:
+        """Length of the silence that the last answer asked for; 0 when it did not."""
+        return self._pause_ns
+
+    @property
+    def _is_empty(self) -> bool:
+        return self._waiting.regular is None and not self._waiting.extras
+
+    def _take(self) -> _Waiting | None:
+        with self._wake:
+            if self._is_empty:
+                return None
+            waiting, self._waiting = self._waiting, _Waiting()
+            return waiting
+
+    def _send(self, waiting: _Waiting) -> None:
+        if waiting.regular is not None:
+            self._send_regular(waiting.regular)
+        for extra in waiting.extras:
+            answer = self._transport.send(extra, self._clock.wall_ns())
+            self._hear(answer)
+            if answer.is_taken:
+                self.counts.n_extras_taken += 1
+            else:
+                self.counts.n_extras_failed += 1
+
+    def _send_regular(self, export: Export) -> None:
+        answer = self._transport.send(export, self._clock.wall_ns())
+        if answer.is_cut_off:
+            self.counts.n_retried += 1
+            self._pause(round(RETRY_DELAY_NS * (1 + RETRY_SPREAD * self._spread())))
+            answer = self._transport.send(export, self._clock.wall_ns())
+        self._hear(answer)
+        self._cache.note_push(is_taken=answer.is_taken)
+        self.last_detail = answer.detail
+        if answer.is_taken:
+            self.counts.n_taken += 1
+        else:
+            self.counts.n_failed += 1
+        self._note_pause(answer.retry_after_ns)
+
+    def _hear(self, answer: Answer) -> None:
+        if not answer.is_cut_off:
+            self._cache.hear(answer.told, self._clock.mono_ns())
+
+    def _note_pause(self, retry_after_ns: int | None) -> None:
+        self._pause_ns = min(retry_after_ns or 0, MAX_PAUSE_NS)
+        if self._pause_ns:
+            self.counts.n_pauses += 1
+            self._resume_ns = self._clock.mono_ns() + self._pause_ns

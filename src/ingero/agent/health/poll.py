@@ -1,0 +1,125 @@
+"""The fallback: ask Fleet's threshold page while answers to pushes carry no threshold.
+
+Wanted where a collector between agent and Fleet swallows the headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final
+
+import httpx
+import msgspec
+
+from ingero.agent.health.cache import Heard, ThresholdCache, Told, check_told
+from ingero.agent.health.lane import MAX_PAUSE_NS
+from ingero.agent.health.transport import TransportSettings, build_client, parse_retry_after
+from ingero.telemetry.clock import Clock
+from ingero.wire.names import ContentType
+
+MAX_BODY_BYTES: Final = 8 * 1024
+POLL_SPREAD: Final = 0.2
+
+
+class _Page(msgspec.Struct):
+    threshold: float
+    quorum_met: bool
+
+
+class ThresholdPoller:
+    """Asks when needed.
+
+    Args:
+        settings: Where the page is, and as whom to ask.
+        cache: Hears the answer; says whether to ask at all.
+        clock: Stamps what was heard.
+        interval_ns: Between two questions.
+        spread: A number in [-1, 1] each call, to spread the questions of many agents.
+    """
+
+    def __init__(
+        self,
+        settings: TransportSettings,
+        cache: ThresholdCache,
+        clock: Clock,
+        interval_ns: int,
+        spread: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._cache = cache
+        self._clock = clock
+        self._interval_ns = interval_ns
+        self._spread = spread
+        self._client = build_client(settings)
+        self.n_asked = 0
+        self.n_failed = 0
+        self.last_detail = ""
+
+    def poll(self) -> int:
+        """Ask once if needed.
+
+        Returns:
+            Nanoseconds until the next call: the interval, spread by a fifth either way, or what Fleet asked for.
+        """
+        usual_ns = round(self._interval_ns * (1 + POLL_SPREAD * self._spread()))
+        if self._cache.is_piggybacked:
+            return usual_ns
+        self.n_asked += 1
+        url = self._settings.endpoint.threshold_url(self._settings.cluster_id)
+        try:
+            headers = self._settings.auth_headers() | {"Accept": ContentType.JSON.value}
+            with self._client.stream("GET", url, headers=headers) as response:
+                body = _read_short(response)
+        except (httpx.HTTPError, OSError) as error:
+            return self._fail(str(error) or type(error).__name__, usual_ns)
+        if response.status_code != HTTPStatus.OK:
+            pause_ns = self._asked_pause(response)
+            return self._fail(f"{response.status_code} from {url}", pause_ns or usual_ns)
+        return self._read(body, usual_ns)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def _read(self, body: bytes | None, usual_ns: int) -> int:
+        if body is None:
+            return self._fail(f"the threshold page is longer than {MAX_BODY_BYTES} bytes", usual_ns)
+        try:
+            page = msgspec.json.decode(body, type=_Page)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return self._fail(f"the threshold page cannot be read: {error}", usual_ns)
+        told = read_page(page.threshold, quorum_met=page.quorum_met)
+        self.last_detail = told.reason
+        self._cache.hear_poll(told, self._clock.mono_ns())
+        return usual_ns
+
+    def _asked_pause(self, response: httpx.Response) -> int | None:
+        pause_ns = parse_retry_after(response.headers.get("Retry-After"), self._clock.wall_ns())
+        if response.status_code == HTTPStatus.TOO_MANY_REQUESTS:
+            pause_ns = 2 * self._interval_ns if pause_ns is None else pause_ns
+        elif not response.is_server_error:
+            return None
+        return None if pause_ns is None else min(pause_ns, max(MAX_PAUSE_NS, 2 * self._interval_ns))
+
+    def _fail(self, detail: str, delay_ns: int) -> int:
+        self.n_failed += 1
+        self.last_detail = detail
+        return delay_ns
+
+
+def read_page(threshold: float, *, quorum_met: bool) -> Told:
+    """What the page's two values tell; 0 without quorum is Fleet's "none yet", not a threshold of 0."""
+    if threshold == 0 and not quorum_met:
+        return Told(Heard.MISS)
+    return check_told(threshold, quorum_met=quorum_met)
+
+
+def _read_short(response: httpx.Response) -> bytes | None:
+    """The body, or None when it is too long."""
+    body = b""
+    for chunk in response.iter_bytes():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            return None
+    return body

@@ -1,0 +1,86 @@
+import pytest
+
+from ingero.agent.health.cache import Heard, ThresholdCache, Told, parse_told
+
+
+@pytest.mark.parametrize(
+    ("threshold", "quorum", "told"),
+    [
+        ("0.9214", "true", Told(Heard.HIT, 0.9214, True)),
+        ("0.9214", "True", Told(Heard.HIT, 0.9214, True)),
+        ("0.9214", "FALSE", Told(Heard.HIT, 0.9214, False)),
+        (" 0.1 ", "true", Told(Heard.HIT, 0.1, True)),
+        ("0.99", "true", Told(Heard.HIT, 0.99, True)),
+        ("9.5e-1", "true", Told(Heard.HIT, 0.95, True)),
+    ],
+)
+def test_good_headers_are_read(threshold, quorum, told):
+    assert parse_told(threshold, quorum) == told  # vector 17
+
+
+@pytest.mark.parametrize(("threshold", "quorum"), [("0.9", "yes"), ("0.9", "1")])
+def test_a_quorum_that_is_no_truth_value_is_rejected(threshold, quorum):
+    assert parse_told(threshold, quorum).heard is Heard.REJECTED
+
+
+@pytest.mark.parametrize(
+    "threshold",
+    [
+        ".05",
+        ".999",
+        "0",
+        "1.0",
+        "-.5",
+        "1.5",
+        "1e400",
+        "NaN",
+        "Inf",
+        "abc",
+        "0.9,0.8",
+        "0_9",
+        "0x1",
+    ],
+)
+def test_a_threshold_outside_its_range_is_rejected(threshold):
+    assert parse_told(threshold, "true").heard is Heard.REJECTED
+
+
+@pytest.mark.parametrize(
+    ("threshold", "quorum"),
+    [(None, None), ("0.9", None), (None, "true"), ("0.9", " "), ("", "true")],
+)
+def test_one_header_alone_is_none(threshold, quorum):
+    assert parse_told(threshold, quorum) == Told(Heard.MISS)
+
+
+def test_the_last_good_value_stays_when_a_later_answer_has_none():
+    cache = ThresholdCache()
+    cache.hear(parse_told("0.9", "true"), 5)
+    cache.hear(parse_told(None, None), 6)
+    cache.hear(parse_told("0", "true"), 7)
+    assert cache.cached == (0.9, True, 5)
+    assert cache.counts == (1, 1, 1)
+
+
+def test_only_a_usable_value_puts_the_poller_to_sleep():
+    cache = ThresholdCache()
+    seen = []
+    for threshold in ("0.9", "0", "0.9", None):
+        cache.hear(parse_told(threshold, "true"), 0)
+        seen.append(cache.is_piggybacked)
+    assert seen == [True, False, True, False]
+
+
+def test_a_poll_fills_the_cache_and_does_not_put_itself_to_sleep():
+    cache = ThresholdCache()
+    cache.hear_poll(Told(Heard.HIT, 0.8, True), 3)
+    assert cache.cached == (0.8, True, 3)
+    assert not cache.is_piggybacked
+
+
+def test_three_failed_pushes_in_a_row_are_unreachable_and_one_success_ends_it():
+    cache, seen = ThresholdCache(), []
+    for is_taken in (False, False, True, False, False, False, False, True):
+        cache.note_push(is_taken=is_taken)
+        seen.append(cache.is_reachable)
+    assert seen == [True, True, True, True, True, False, False, True]
