@@ -24,7 +24,7 @@ class KeyFact:
 
     Attributes:
         path: Dotted, from the model; ``*`` stands for the user's own names, ``[]`` for list items.
-        type: For a reader: ``duration``, ``integer``, ``host:port``.
+        form: For a reader: ``duration``, ``integer``, ``host:port``.
         default: As YAML; empty when there is none.
         is_required: True when the key must be given.
         description: What it does.
@@ -32,7 +32,7 @@ class KeyFact:
     """
 
     path: str
-    type: str
+    form: str
     default: str
     is_required: bool
     description: str
@@ -92,21 +92,28 @@ _NAMES: Mapping[object, str] = {
 def _name(annotation: object) -> str:
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
-        if any(getattr(one, "func", None) is write_duration for one in args[1:]):
-            return "duration"
-        if any(getattr(one, "func", None) is write_size for one in args[1:]):
-            return "size"
-        return _name(args[0])
-    if origin in {Union, types.UnionType}:
-        return " or ".join(_name(arg) for arg in args if arg is not type(None))
+        return _name_annotated(args)
     if origin is Literal:
         return " / ".join(str(arg) for arg in args)
     if origin is not None and args:
-        is_mapping = isinstance(origin, type) and issubclass(origin, Mapping)
-        return f"name → {_name(args[1])}" if is_mapping else f"list of {_name(args[0])}"
+        return _name_generic(origin, args)
     if isinstance(annotation, type) and issubclass(annotation, StrictModel):
         return "section"
     return _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def _name_annotated(args: tuple[Any, ...]) -> str:
+    written = [getattr(one, "func", None) for one in args[1:]]
+    if write_duration in written:
+        return "duration"
+    return "size" if write_size in written else _name(args[0])
+
+
+def _name_generic(origin: object, args: tuple[Any, ...]) -> str:
+    if origin in {Union, types.UnionType}:
+        return " or ".join(_name(arg) for arg in args if arg is not type(None))
+    is_mapping = isinstance(origin, type) and issubclass(origin, Mapping)
+    return f"name → {_name(args[1])}" if is_mapping else f"list of {_name(args[0])}"
 
 
 def _allows_none(annotation: object) -> bool:

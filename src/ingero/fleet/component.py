@@ -14,16 +14,19 @@ but what its own timers share with ``consume`` it must lock.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from typing_extensions import override
 
 from ingero.config import Endpoint
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.declare import Metric
+
+_ID: Final = re.compile(r"(?P<type>[a-zA-Z][0-9a-zA-Z_]{0,62})(?:/(?P<name>[^\s/]{1,1024}))?")
 
 CapabilityT = TypeVar("CapabilityT")
 SharedT = TypeVar("SharedT")
@@ -48,6 +51,12 @@ class ComponentId:
     @override
     def __str__(self) -> str:
         return f"{self.type}/{self.name}" if self.name else self.type
+
+
+def parse_id(text: str) -> ComponentId | None:
+    """Read ``type`` or ``type/name``; None when it is neither."""
+    match = _ID.fullmatch(text)
+    return None if match is None else ComponentId(match["type"], match["name"] or "")
 
 
 class Component(Protocol):

@@ -6,10 +6,9 @@ argument, so this stands below their list.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -17,12 +16,10 @@ from ingero.config import Duration, Endpoint, StrictModel
 from ingero.config.document import Document
 from ingero.config.model import Path, check_model, dotted, find_line, nearest
 from ingero.errors import ConfigProblem
-from ingero.fleet.component import ComponentId, Kind
+from ingero.fleet.component import ComponentId, Kind, parse_id
 from ingero.fleet.factory import Factory
 from ingero.units import parse_duration
 from ingero.wire.names import Signal
-
-_ID: Final = re.compile(r"(?P<type>[a-zA-Z][0-9a-zA-Z_]{0,62})(?:/(?P<name>[^\s/]{1,1024}))?")
 
 
 class PrometheusReaderConfig(StrictModel):
@@ -168,12 +165,6 @@ class FleetConfig:
         return tuple(
             dict.fromkeys(one for pipeline in self.pipelines for one in pipeline.members(kind))
         )
-
-
-def parse_id(text: str) -> ComponentId | None:
-    """Read ``type`` or ``type/name``; None when it is neither."""
-    match = _ID.fullmatch(text)
-    return None if match is None else ComponentId(match["type"], match["name"] or "")
 
 
 def build_config(document: Document, factories: Sequence[Factory]) -> FleetConfig:

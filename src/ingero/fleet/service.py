@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast, runtime_checkable
 
 from ingero.config import Endpoint
 from ingero.errors import ConfigError, IngeroError
@@ -48,12 +48,22 @@ MEMORY: Final = gauge("otelcol_process_memory_rss_bytes", "Resident memory of th
 CPU: Final = gauge("otelcol_process_cpu_seconds", "Processor time that the process has used.")
 SERVICE_METRICS: Final = (RELOADS, UPTIME, MEMORY, CPU)
 
+_RELOAD_NS: Final = 5 * NS_PER_S  # what the old generation gets before the new one may start
 _log = logging.getLogger("ingero.fleet")
 
 
 class _Event(Enum):
     STOP = "stop"
     RELOAD = "reload"
+
+
+@runtime_checkable
+class Discardable(Protocol):
+    """A shared state that has something to do when it is forgotten."""
+
+    def discard(self) -> None:
+        """Count or release what it holds."""
+        ...
 
 
 class SharedStates:
@@ -72,7 +82,9 @@ class SharedStates:
         """Forget the states of components whose settings differ between the two."""
         for key in list(self._states):
             if _settings_of(old, key[0]) != _settings_of(new, key[0]):
-                del self._states[key]
+                forgotten = self._states.pop(key)
+                if isinstance(forgotten, Discardable):
+                    forgotten.discard()
 
 
 def _settings_of(config: FleetConfig, component: str) -> dict[Kind, object]:
@@ -305,7 +317,7 @@ class FleetService:
             reloads.add(1, result="refused")
             _log.error("configuration not reloaded, the old one keeps running: %s", error.message)
             return
-        await self._stop_generation(old)
+        await self._stop_generation(old, min(_RELOAD_NS, old.config.service.shutdown_timeout))
         self.states.keep_unchanged(old.config, config)
         self._set_up(config)
         try:
@@ -318,14 +330,15 @@ class FleetService:
             return
         reloads.add(1, result="applied")
 
-    async def _stop_generation(self, generation: Generation) -> None:
-        await generation.stop(generation.config.service.shutdown_timeout)
+    async def _stop_generation(self, generation: Generation, timeout_ns: int) -> None:
+        await generation.stop(timeout_ns)
         await self._close_scrape()
 
     async def _drain(self) -> None:
         assert self._generation is not None
         began_ns = self.clock.mono_ns()
-        await self._stop_generation(self._generation)
+        timeout_ns = self._generation.config.service.shutdown_timeout
+        await self._stop_generation(self._generation, timeout_ns)
         _log.info("stopped in %s", format_duration(self.clock.mono_ns() - began_ns))
 
     def _set_up(self, config: FleetConfig) -> None:

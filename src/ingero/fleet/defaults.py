@@ -1,0 +1,78 @@
+"""``config --defaults``: a configuration that runs, with every key of every component and what it does.
+
+What the running pipelines do not use is there as comments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from ingero.config.describe import write_commented
+from ingero.fleet.component import Kind
+from ingero.fleet.config import ServiceConfig
+from ingero.fleet.factory import Factory
+
+_PIPELINE: Final[Mapping[str, Sequence[str]]] = {
+    "receivers": ("otlp",),
+    "processors": ("memory_limiter", "ingero", "nccl"),
+    "exporters": ("prometheus",),
+}
+_EXTENSIONS: Final = ("ingero_threshold", "health_check", "zpages")
+_SIGNALS: Final = ("metrics", "logs")
+
+_HEAD: Final = """\
+# Everything that ingero-fleet can be told, with its default.
+# ${env:NAME} and ${env:NAME:-default} are filled in from the environment; durations are 500ms, 5s, 1m30s; sizes 64MiB.
+# A key without a value means "this, with its defaults". Components may be named type or type/name.
+"""
+
+
+def write_defaults(factories: Sequence[Factory]) -> str:
+    """The YAML text; components that are not in ``factories`` are left out of its pipelines too."""
+    return _HEAD + "\n".join(_lines(factories)) + "\n"
+
+
+def _lines(factories: Sequence[Factory]) -> Iterator[str]:
+    there = {(factory.kind, factory.type) for factory in factories}
+    service = _service(there)
+    used = set(service["extensions"]) | {
+        name for part in service["pipelines"].values() for names in part.values() for name in names
+    }
+    for kind in Kind:
+        yield f"\n{kind.value}:"
+        for factory in factories:
+            if factory.kind is kind:
+                yield from _component(factory, is_used=factory.type in used)
+    yield "\nservice:"
+    yield from _service_lines(service)
+
+
+def _component(factory: Factory, *, is_used: bool) -> Iterator[str]:
+    lead = "  " if is_used else "  # "
+    yield f"\n{lead}{factory.type}:  # {factory.says}"
+    yield from write_commented(factory.config, factory.example, f"{lead}  ")
+
+
+def _service(there: set[tuple[Kind, str]]) -> dict[str, Any]:
+    parts = {
+        key: [name for name in names if (Kind(key), name) in there]
+        for key, names in _PIPELINE.items()
+    }
+    return {
+        "extensions": [name for name in _EXTENSIONS if (Kind.EXTENSION, name) in there],
+        "pipelines": {signal: dict(parts) for signal in _SIGNALS},
+    }
+
+
+def _service_lines(service: Mapping[str, Any]) -> Iterator[str]:
+    fields = ServiceConfig.model_fields
+    yield f"  extensions: [{', '.join(service['extensions'])}]  # {fields['extensions'].description}"
+    yield f"  pipelines:  # {fields['pipelines'].description}"
+    for signal, parts in service["pipelines"].items():
+        yield f"    {signal}:"
+        for key, names in parts.items():
+            yield f"      {key}: [{', '.join(names)}]"
+    for line in write_commented(ServiceConfig, {}, "  "):
+        if not line.strip().startswith(("extensions:", "# pipelines:", "pipelines:")):
+            yield line

@@ -1,0 +1,89 @@
+"""Settings of everything that calls out, under the Collector's key names, and the HTTP client made from them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import httpx
+from pydantic import Field
+
+from ingero.config import Duration, Secret, StrictModel
+from ingero.config.tls import TlsClientConfig
+from ingero.errors import ConfigError, IngeroError
+from ingero.fleet.component import Authenticator, Host, parse_id
+from ingero.serving.tls import CertificateReloader, build_client_context
+from ingero.units import NS_PER_S, parse_duration
+
+_log: Final = logging.getLogger("ingero.fleet.exporter")
+
+
+class AuthConfig(StrictModel):
+    """Who vouches for a connection."""
+
+    authenticator: str = Field(description="Id of an extension such as bearertokenauth.")
+
+
+class ClientConfig(StrictModel):
+    """What every outgoing connection has."""
+
+    tls: TlsClientConfig | None = Field(None, description="TLS; empty is the system's authorities.")
+    headers: dict[str, Secret] = Field(
+        default_factory=dict, description="Headers added to each request."
+    )
+    auth: AuthConfig | None = Field(None, description="Who vouches for this connection.")
+    compression: Literal["gzip", "zstd", "none"] = Field(
+        "gzip", description="How bodies are compressed."
+    )
+    timeout: Duration = Field(parse_duration("30s"), description="Longest wait for one answer.")
+
+
+def find_authenticator(host: Host, auth: AuthConfig | None) -> Authenticator | None:
+    """The extension that ``auth`` names, or None when it names none.
+
+    Raises:
+        ConfigError: No running extension of that name can vouch.
+    """
+    if auth is None:
+        return None
+    component = parse_id(auth.authenticator)
+    found = host.find(Authenticator, component) if component is not None else ()
+    if not found:
+        raise ConfigError(
+            f"auth.authenticator: no running extension {auth.authenticator!r} can vouch for requests",
+            hint="add it to service.extensions",
+        )
+    return found[0]
+
+
+def reveal(headers: Mapping[str, Secret]) -> dict[str, str]:
+    """Headers as they go on the wire."""
+    return {name: value.get_secret_value() for name, value in headers.items()}
+
+
+def open_http_client(config: ClientConfig, host: Host) -> httpx.Client:
+    """A thread-safe client with these settings; certificates renew in place when ``reload_interval`` says so.
+
+    Raises:
+        IngeroError: A TLS file cannot be used.
+    """
+    tls = config.tls or TlsClientConfig()
+    context = build_client_context(tls)
+    if tls.reload_interval and tls.cert_file:
+        reloader = CertificateReloader(context, tls)
+
+        def renew() -> None:
+            try:
+                reloader.reload_if_changed()
+            except IngeroError as error:
+                _log.warning("certificate not renewed, the old one stays: %s", error.message)
+
+        host.every(tls.reload_interval, renew)
+    return httpx.Client(
+        verify=context,
+        timeout=config.timeout / NS_PER_S,
+        headers=reveal(config.headers),
+        follow_redirects=False,
+        trust_env=False,
+    )
