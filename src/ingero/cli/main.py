@@ -14,10 +14,10 @@ from typing import Final
 import click
 
 from ingero import __version__
-from ingero.cli.commands import version
+from ingero.cli.commands import hang, version
 from ingero.errors import IngeroError
 
-COMMANDS: Final[tuple[click.Command, ...]] = (version.command,)
+COMMANDS: Final[tuple[click.Command, ...]] = (hang.command, version.command)
 """Every verb of ``ingero``, in the order that ``--help`` lists them."""
 
 

@@ -1,0 +1,133 @@
+"""``ingero hang``: names the ranks that never arrived, from Flight Recorder dumps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ingero.cli.render import plural
+
+if TYPE_CHECKING:
+    from ingero.model.hang import HangReport, HangRoot
+
+CAUSES = {
+    "absent": "its host never entered the operation",
+    "stuck": "it entered, its peers left, it never did: its device or driver stopped",
+    "silent": "no dump of it: the process is gone or cannot answer",
+}
+
+
+@click.command("hang")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(directory: Path, *, as_json: bool) -> int:
+    r"""Name the ranks that a hung job waits for.
+
+    DIRECTORY holds PyTorch Flight Recorder dumps, one file per rank, whose names end in the rank. Nothing in a dump is
+    executed: a dump that asks for a class is refused.
+
+    Exit status: 0 when the question was answered (also when nobody is missing), 1 when a dump cannot be read.
+
+    \b
+    Examples:
+      ingero hang /tmp/nccl_trace
+      ingero hang /tmp/nccl_trace --json | jq .missing_ranks
+    """
+    from ingero.detect.hang import find_hang
+    from ingero.wire.flight_recorder import find_dumps, read_dump
+
+    dumps = find_dumps(directory)
+    report = find_hang([read_dump(path, rank) for rank, path in sorted(dumps.items())])
+    click.echo(json.dumps(_as_json(report), indent=2) if as_json else _as_text(report))
+    return 0
+
+
+def _root_json(root: HangRoot) -> dict[str, Any]:
+    return {
+        "rank": root.rank,
+        "cause": root.cause.value,
+        "group": {
+            "name": root.group.name,
+            "says": root.group.says,
+            "ranks": list(root.group.ranks),
+        },
+        "missing_seq": root.missing_seq,
+        "last_finished_seq": root.last_left,
+        "blocks": list(root.blocks),
+    }
+
+
+def _as_json(report: HangReport) -> dict[str, Any]:
+    silent = sorted(set(report.ranks_known) - set(report.ranks_read))
+    return {
+        "missing_ranks": list(report.missing_ranks),
+        "roots": [_root_json(root) for root in report.roots],
+        "deadlocks": [list(circle) for circle in report.deadlocks],
+        "waits": [
+            {
+                "rank": wait.rank,
+                "op": wait.op.op,
+                "group": wait.op.group,
+                "seq": wait.op.seq,
+                "waits_for": list(wait.waits_for),
+            }
+            for wait in report.waits
+        ],
+        "ranks_read": len(report.ranks_read),
+        "ranks_known": len(report.ranks_known),
+        "ranks_without_dump": silent,
+    }
+
+
+def _as_text(report: HangReport) -> str:
+    lines = [
+        f"read {plural(len(report.ranks_read), 'rank')} of {len(report.ranks_known)} that the groups name"
+    ]
+    for root in report.roots:
+        group = f"{root.group.says or 'group'} {root.group.name} {list(root.group.ranks)}"
+        finished = "unknown" if root.last_left is None else f"operation {root.last_left}"
+        lines += [
+            "",
+            click.style(f"rank {root.rank} never arrived", fg="red", bold=True)
+            + f": {CAUSES[root.cause]}",
+            f"  missed in      {group}, operation {root.missing_seq}",
+            f"  last finished  {finished}",
+            f"  blocks         {plural(len(root.blocks), 'rank')}: {_spans(root.blocks)}",
+        ]
+    lines += [
+        "\n"
+        + click.style("circle without a root", fg="yellow")
+        + f": ranks {_spans(circle)} wait for each other"
+        " (operations entered in different orders, or a link that carries nothing)"
+        for circle in report.deadlocks
+    ]
+    if not report.roots and not report.deadlocks:
+        still = (
+            f"{plural(len(report.waits), 'rank')} in an operation"
+            if report.waits
+            else "no rank in an operation"
+        )
+        lines += [
+            "",
+            f"nobody is missing: {still}, and nothing read says that one of them holds the others",
+        ]
+    else:
+        lines += ["", "next: look at the host and device of the named ranks; the others only wait"]
+    return "\n".join(lines)
+
+
+def _spans(ranks: tuple[int, ...]) -> str:
+    """``(0, 1, 2, 5)`` → ``0-2, 5``."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return (
+        ", ".join(f"{first}-{last}" if first != last else f"{first}" for first, last in spans)
+        or "none"
+    )

@@ -1,0 +1,31 @@
+"""``ingero hang`` as a person runs it."""
+
+import json
+
+from click.testing import CliRunner
+
+from ingero.cli.commands.hang import command
+from ingero.cli.main import run_program
+
+
+def test_json_names_the_missing_ranks(data_dir):
+    result = CliRunner().invoke(
+        command, [str(data_dir / "flight_recorder/gpu_error_1st"), "--json"]
+    )
+    answer = json.loads(result.output)
+    assert answer["missing_ranks"] == [12, 14]
+    assert answer["roots"][0]["group"]["says"] == "TENSOR_MODEL_PARALLEL_GROUP"
+    assert answer["roots"][0]["last_finished_seq"] == 42805
+    assert answer["ranks_without_dump"] == []
+
+
+def test_text_says_who_where_and_whom_it_blocks(data_dir):
+    result = CliRunner().invoke(command, [str(data_dir / "flight_recorder/lock_gil_1st")])
+    assert "rank 9 never arrived: its host never entered" in result.output
+    assert "blocks         13 ranks: 0-5, 7-8, 10-13, 15" in result.output
+    assert "\x1b[" not in result.output
+
+
+def test_directory_without_dumps_is_an_error_with_the_next_step(tmp_path, capsys):
+    assert run_program(command, [str(tmp_path)]) == 1
+    assert "TORCH_NCCL_DUMP_ON_TIMEOUT" in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""Roots, victims and circles on small jobs whose answer is known by construction."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingero.detect.hang import find_hang
+from ingero.model.hang import Group, HangCause, PendingOp, RankState
+
+WORLD = Group("0", (0, 1, 2, 3), "WORLD")
+LEFT = Group("1", (0, 1), "TP")
+RIGHT = Group("2", (2, 3), "TP")
+GROUPS = {group.name: group for group in (WORLD, LEFT, RIGHT)}
+
+
+def state(rank, entered, left, *pending):
+    groups = {name: group for name, group in GROUPS.items() if rank in group.ranks}
+    ops = tuple(PendingOp(group, seq, "all_reduce") for group, seq in pending)
+    return RankState(rank, groups, entered, left, ops)
+
+
+def test_rank_that_never_entered_is_the_root_and_blocks_all_others():
+    report = find_hang(
+        [state(rank, {"0": 9}, {"0": 8}, ("0", 9)) for rank in (0, 1, 2)]
+        + [state(3, {"0": 8}, {"0": 8})]
+    )
+    (root,) = report.roots
+    assert (root.rank, root.cause, root.missing_seq, root.last_left) == (3, HangCause.ABSENT, 9, 8)
+    assert root.blocks == (0, 1, 2)
+
+
+def test_missed_rank_that_waits_elsewhere_is_a_victim():
+    report = find_hang([
+        state(0, {"0": 5, "1": 3}, {"0": 4, "1": 3}, ("0", 5)),
+        state(1, {"0": 5, "1": 3}, {"0": 4, "1": 3}, ("0", 5)),
+        state(2, {"0": 4, "2": 7}, {"0": 4, "2": 6}, ("2", 7)),
+        state(3, {"0": 4, "2": 6}, {"0": 4, "2": 6}),
+    ])
+    assert report.missing_ranks == (3,)
+    assert report.roots[0].blocks == (0, 1, 2)
+
+
+def test_rank_that_cannot_leave_what_its_peers_left_is_stuck():
+    report = find_hang([
+        state(0, {"1": 9}, {"1": 4}, ("1", 5), ("1", 6)),
+        state(1, {"1": 9}, {"1": 8}, ("1", 9)),
+    ])
+    (root,) = report.roots
+    assert (root.rank, root.cause, root.missing_seq, root.last_left) == (0, HangCause.STUCK, 5, 4)
+    assert root.blocks == (1,)
+
+
+def test_rank_without_state_is_silent_when_it_is_missed():
+    report = find_hang([state(rank, {"0": 2}, {"0": 1}, ("0", 2)) for rank in (0, 1, 3)])
+    (root,) = report.roots
+    assert (root.rank, root.cause, root.last_left) == (2, HangCause.SILENT, None)
+
+
+def test_two_roots_are_both_named_when_one_also_waits_behind_the_other():
+    # Rank 3 stands, like rank 2, in an operation that rank 1 never entered; rank 2 went on to enter the next one.
+    report = find_hang([
+        state(0, {"0": 5}, {"0": 4}, ("0", 5)),
+        state(1, {"0": 4}, {"0": 4}),
+        state(2, {"0": 5, "2": 8}, {"0": 4, "2": 7}, ("0", 5), ("2", 8)),
+        state(3, {"0": 5, "2": 7}, {"0": 4, "2": 7}, ("0", 5)),
+    ])
+    assert report.missing_ranks == (1, 3)
+
+
+def test_operations_entered_in_opposite_orders_are_a_circle_without_a_root():
+    report = find_hang([
+        state(0, {"1": 1, "0": 1}, {"1": 0, "0": 0}, ("1", 1), ("0", 1)),
+        state(1, {"1": 1, "0": 1}, {"1": 0, "0": 0}, ("0", 1), ("1", 1)),
+        state(2, {"0": 1}, {"0": 0}, ("0", 1)),
+        state(3, {"0": 1}, {"0": 0}, ("0", 1)),
+    ])
+    assert report.missing_ranks == ()
+    assert report.deadlocks == ((0, 1),)
+
+
+def test_job_in_which_everybody_entered_names_nobody():
+    report = find_hang([state(rank, {"0": 3}, {"0": 2}, ("0", 3)) for rank in range(4)])
+    assert report.missing_ranks == ()
+    assert report.deadlocks == ()
+
+
+def test_point_to_point_chain_leads_to_its_end():
+    pipe = Group("9", (0, 1, 2))
+
+    def at(rank, *pending):
+        return RankState(rank, {"9": pipe}, {}, {}, pending)
+
+    report = find_hang([
+        at(0, PendingOp("9", 4, "recv 0<-1", peer=1)),
+        at(1, PendingOp("9", 7, "recv 1<-2", peer=2)),
+        at(2),
+    ])
+    assert report.missing_ranks == (2,)
+    assert report.roots[0].blocks == (0, 1)
+    assert report.roots[0].last_left is None  # its counters there are not comparable
+
+
+@given(
+    n_ranks=st.integers(2, 12),
+    data=st.data(),
+)
+def test_any_set_of_absent_ranks_in_one_group_is_found_exactly(n_ranks, data):
+    absent = data.draw(st.sets(st.integers(0, n_ranks - 1), min_size=1, max_size=n_ranks - 1))
+    order = data.draw(st.permutations(range(n_ranks)))
+    group = Group("7", tuple(order))
+    states = [
+        RankState(rank, {"7": group}, {"7": 10}, {"7": 10})
+        if rank in absent
+        else RankState(rank, {"7": group}, {"7": 11}, {"7": 10}, (PendingOp("7", 11, "barrier"),))
+        for rank in order
+    ]
+    report = find_hang(states)
+    assert report.missing_ranks == tuple(sorted(absent))
+    assert all(set(root.blocks) == set(range(n_ranks)) - absent for root in report.roots)
