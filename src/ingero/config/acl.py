@@ -1,0 +1,171 @@
+"""The bearers file: who may read and write which clusters.
+
+A YAML or JSON list; every problem is reported with its line, and one problem refuses the file, because half a list of
+bearers is a list nobody wrote.
+
+    - key_name: team-a
+      token: 4f0c…
+      allowed_clusters: [train-1, train-2]
+    - key_name: operator
+      token: 9a1b…
+      allowed_clusters: ["*"]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import yaml
+from typing_extensions import override
+
+from ingero.errors import ConfigError, ConfigProblem
+
+MAX_BYTES: Final = 4 << 20
+MIN_TOKEN_CHARS: Final = 16
+_KEYS: Final = ("key_name", "token", "allowed_clusters")
+_CLUSTER: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_ALL: Final = "*"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AclEntry:
+    """One bearer. Prints without its token.
+
+    Attributes:
+        key_name: Its name in the audit log and nowhere else.
+        token: The secret.
+        clusters: What it may touch; None is every cluster.
+    """
+
+    key_name: str
+    token: str
+    clusters: frozenset[str] | None
+
+    @override
+    def __repr__(self) -> str:
+        """Name and clusters only."""
+        return f"AclEntry({self.key_name!r}, clusters={self.clusters!r})"
+
+
+def parse_acl(text: str, source: str, *, is_empty_all: bool = False) -> tuple[AclEntry, ...]:
+    """Read a bearers file.
+
+    Args:
+        text: YAML or JSON.
+        source: The file's name, for messages.
+        is_empty_all: An empty ``allowed_clusters`` means all, as the existing system reads it.
+
+    Raises:
+        ConfigError: Lists every problem with its line; never shows a token.
+    """
+    if len(text) > MAX_BYTES:
+        raise ConfigError(f"larger than {MAX_BYTES} bytes", source=source)
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else None
+        raise ConfigError(
+            [ConfigProblem("", f"not YAML: {error.problem}", line)], source=source
+        ) from None
+    except (yaml.YAMLError, RecursionError):
+        raise ConfigError("not YAML", source=source) from None
+    if not isinstance(root, yaml.SequenceNode):
+        line = root.start_mark.line + 1 if root is not None else 1
+        message = "not a list of bearers; begin each entry with `- key_name: …`"
+        raise ConfigError([ConfigProblem("", message, line)], source=source)
+    reader = _Reader(is_empty_all=is_empty_all)
+    entries = [entry for node in root.value if (entry := reader.read(node)) is not None]
+    if not entries and not reader.problems:
+        reader.problems.append(ConfigProblem("", "no bearers in the list", 1))
+    if reader.problems:
+        raise ConfigError(reader.problems, source=source)
+    return tuple(entries)
+
+
+class _Reader:
+    def __init__(self, *, is_empty_all: bool) -> None:
+        self.problems: list[ConfigProblem] = []
+        self._is_empty_all = is_empty_all
+        self._names: set[str] = set()
+        self._tokens: set[str] = set()
+
+    def read(self, node: yaml.Node) -> AclEntry | None:
+        before = len(self.problems)
+        if not isinstance(node, yaml.MappingNode):
+            self._say(node, "", "an entry is a mapping of key_name, token and allowed_clusters")
+            return None
+        values = dict(self._iter_values(node))
+        name = self._read_text(node, values, "key_name", 1)
+        token = self._read_text(node, values, "token", MIN_TOKEN_CHARS)
+        clusters = self._read_clusters(node, values.get("allowed_clusters"))
+        self._refuse_repeats(node, name, token)
+        if len(self.problems) > before:
+            return None
+        return AclEntry(name, token, clusters)
+
+    def _iter_values(self, node: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node]]:
+        seen = set()
+        for key, value in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else ""
+            if name not in _KEYS:
+                self._say(key, name, f"unknown key; an entry has {', '.join(_KEYS)}")
+            elif name in seen:
+                self._say(key, name, "stands twice")
+            else:
+                seen.add(name)
+                yield name, value
+
+    def _read_text(
+        self, node: yaml.Node, values: dict[str, yaml.Node], name: str, least: int
+    ) -> str:
+        value = values.get(name)
+        if value is None:
+            self._say(node, name, "is missing")
+            return ""
+        if not isinstance(value, yaml.ScalarNode) or not value.value.strip():
+            self._say(value, name, "must be text")
+            return ""
+        text: str = value.value
+        if len(text) < least:
+            self._say(
+                value, name, f"is shorter than {least} characters; try `openssl rand -hex 32`"
+            )
+        if any(character.isspace() for character in text) and name == "token":
+            self._say(value, name, "holds white space")
+        return text
+
+    def _read_clusters(self, node: yaml.Node, value: yaml.Node | None) -> frozenset[str] | None:
+        if value is None:
+            self._say(node, "allowed_clusters", 'is missing; ["*"] means every cluster')
+            return frozenset()
+        if not isinstance(value, yaml.SequenceNode):
+            self._say(value, "allowed_clusters", 'must be a list; ["*"] means every cluster')
+            return frozenset()
+        if not value.value and not self._is_empty_all:
+            self._say(value, "allowed_clusters", 'is empty; ["*"] means every cluster')
+            return frozenset()
+        names = []
+        for item in value.value:
+            text = item.value if isinstance(item, yaml.ScalarNode) else ""
+            if text != _ALL and _CLUSTER.fullmatch(text) is None:
+                self._say(
+                    item, "allowed_clusters", f"{text!r} is no cluster id: {_CLUSTER.pattern}"
+                )
+            names.append(text)
+        if _ALL in names and len(names) > 1:
+            self._say(value, "allowed_clusters", '"*" stands with other names; which is meant?')
+        return None if not names or names == [_ALL] else frozenset(names)
+
+    def _refuse_repeats(self, node: yaml.Node, name: str, token: str) -> None:
+        if name and name in self._names:
+            self._say(node, "key_name", f"{name!r} stands twice")
+        if token and token in self._tokens:
+            self._say(node, "token", "is another entry's token too")
+        self._names.add(name)
+        self._tokens.add(token)
+
+    def _say(self, node: yaml.Node, path: str, message: str) -> None:
+        self.problems.append(ConfigProblem(path, message, node.start_mark.line + 1))

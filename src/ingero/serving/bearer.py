@@ -1,0 +1,98 @@
+"""Who is asking: bearer tokens, what each may touch, and their rotation without a restart.
+
+Tokens are kept as SHA-256 digests and compared in constant time. A new set replaces the old one whole or not at all;
+tokens that left it stay valid for a grace period, so that a rotation drops no request.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+from ingero.config.acl import AclEntry
+from ingero.telemetry.clock import Clock
+
+_SCHEME: Final = "bearer"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Somebody who was recognised.
+
+    Attributes:
+        digest: SHA-256 of the token, hexadecimal: its name in the audit log.
+        key_name: The name its owner gave it; for the audit log only.
+        clusters: What it may touch; None is every cluster.
+    """
+
+    digest: str
+    key_name: str
+    clusters: frozenset[str] | None
+
+    def may(self, cluster_id: str) -> bool:
+        """Whether this cluster is within its list."""
+        return self.clusters is None or cluster_id in self.clusters
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    digest: bytes
+    principal: Principal
+    until_ns: int | None  # None: valid until it is replaced
+
+
+class Bearers:
+    """The tokens that are valid now.
+
+    Args:
+        entries: The first set.
+        clock: For the grace period.
+        grace_ns: How long a token that was rotated out is still taken.
+    """
+
+    def __init__(self, entries: Iterable[AclEntry], clock: Clock, grace_ns: int) -> None:
+        self._clock = clock
+        self._grace_ns = grace_ns
+        self._known = _build(entries)
+
+    def replace(self, entries: Iterable[AclEntry]) -> tuple[str, ...]:
+        """Take a new set; returns the digests that are live now, for the audit line.
+
+        A token in both sets gets the new one's rights at once; only tokens that left keep theirs for the grace.
+        """
+        fresh = _build(entries)
+        live = {known.digest for known in fresh}
+        now_ns = self._clock.mono_ns()
+        leaving = tuple(
+            _Known(known.digest, known.principal, known.until_ns or now_ns + self._grace_ns)
+            for known in self._known
+            if known.digest not in live and (known.until_ns is None or known.until_ns > now_ns)
+        )
+        self._known = (*fresh, *leaving)
+        return tuple(known.principal.digest for known in fresh)
+
+    def authenticate(self, authorization: str | None) -> Principal | None:
+        """Who sent this ``Authorization`` value, or None. Looks at every token whatever matches."""
+        scheme, _, token = (authorization or "").partition(" ")
+        if scheme.lower() != _SCHEME:
+            return None
+        digest = sha256(token.strip().encode()).digest()
+        now_ns = self._clock.mono_ns()
+        found = None
+        for known in self._known:
+            is_valid = known.until_ns is None or known.until_ns > now_ns
+            if hmac.compare_digest(known.digest, digest) and is_valid and found is None:
+                found = known.principal
+        return found
+
+
+def _build(entries: Iterable[AclEntry]) -> tuple[_Known, ...]:
+    known = []
+    for entry in entries:
+        digest = sha256(entry.token.encode())
+        principal = Principal(digest.hexdigest(), entry.key_name, entry.clusters)
+        known.append(_Known(digest.digest(), principal, None))
+    return tuple(known)

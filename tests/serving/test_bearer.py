@@ -1,0 +1,106 @@
+import pytest
+
+from ingero.config.acl import AclEntry, parse_acl
+from ingero.errors import ConfigError
+from ingero.serving.bearer import Bearers
+from ingero.serving.limits import RateLimiter
+from ingero.testing.clock import ManualClock
+from ingero.units import NS_PER_S
+
+A = "a" * 32
+B = "b" * 32
+
+
+def test_a_bearer_is_recognised_whatever_the_case_of_the_scheme_and_nobody_else_is():
+    bearers = Bearers([AclEntry("one", A, frozenset({"c1"}))], ManualClock(), 0)
+    for scheme in ("Bearer", "bearer", "BEARER"):
+        found = bearers.authenticate(f"{scheme} {A}")
+        assert found is not None
+        assert (found.key_name, found.may("c1"), found.may("c2")) == ("one", True, False)
+    for wrong in (None, "", A, f"Basic {A}", f"Bearer {B}", "Bearer ", f"Bearer {A}x"):
+        assert bearers.authenticate(wrong) is None
+
+
+def test_a_rotated_token_lives_through_its_grace_and_not_longer():
+    clock = ManualClock()
+    bearers = Bearers([AclEntry("one", A, None)], clock, 300 * NS_PER_S)
+    (live,) = bearers.replace([AclEntry("one", B, None)])
+    clock.advance(299 * NS_PER_S)
+    old, new = bearers.authenticate(f"Bearer {A}"), bearers.authenticate(f"Bearer {B}")
+    assert old is not None
+    assert new is not None
+    assert new.digest == live
+    clock.advance(2 * NS_PER_S)
+    assert bearers.authenticate(f"Bearer {A}") is None
+    bearers.replace([AclEntry("one", B, None)])
+    assert bearers.authenticate(f"Bearer {A}") is None
+
+
+def test_narrowed_rights_of_a_kept_token_count_at_once():
+    bearers = Bearers([AclEntry("one", A, None)], ManualClock(), 300 * NS_PER_S)
+    bearers.replace([AclEntry("one", A, frozenset({"c1"}))])
+    found = bearers.authenticate(f"Bearer {A}")
+    assert found is not None
+    assert not found.may("c2")
+
+
+def test_the_acl_file_reads_as_yaml_and_as_json():
+    yaml_text = f"- key_name: one\n  token: {A}\n  allowed_clusters: [c1, c2]\n- {{key_name: all, token: {B}, allowed_clusters: ['*']}}\n"
+    json_text = f'[{{"key_name":"one","token":"{A}","allowed_clusters":["c1","c2"]}},{{"key_name":"all","token":"{B}","allowed_clusters":["*"]}}]'
+    for text in (yaml_text, json_text):
+        one, everything = parse_acl(text, "acl")
+        assert one.clusters == {"c1", "c2"}
+        assert everything.clusters is None
+        assert A not in repr(one)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        (f"- key_name: one\n  token: {A}\n  allowed_clusters: []\n", 3, "empty"),
+        (f"- key_name: one\n  token: {A}\n", 1, "missing"),
+        (f"- key_name: one\n  token: {A}\n  allowed_clusters: c1\n", 3, "list"),
+        (f"- key_name: one\n  token: {A}\n  allowed_clusters: ['*', c1]\n", 3, "other names"),
+        (f"- key_name: one\n  token: {A}\n  allowed_clusters: ['c 1']\n", 3, "no cluster id"),
+        ("- key_name: one\n  token: short\n  allowed_clusters: [c]\n", 2, "shorter"),
+        (f"- key_name: one\n  tokens: {A}\n  allowed_clusters: [c]\n", 2, "unknown key"),
+        (f"key_name: one\ntoken: {A}\n", 1, "not a list"),
+        ("- [\n", 2, "not YAML"),
+        ("[]", 1, "no bearers"),
+        (
+            f"- key_name: one\n  token: {A}\n  allowed_clusters: [c]\n- key_name: two\n  token: {A}\n  allowed_clusters: [d]\n",
+            4,
+            "another entry's token",
+        ),
+    ],
+)
+def test_a_wrong_acl_file_is_refused_with_the_line_and_without_a_token(text, line, says):
+    with pytest.raises(ConfigError) as raised:
+        parse_acl(text, "acl.yaml")
+    assert any(says in p.message and p.line == line for p in raised.value.problems), str(
+        raised.value
+    )
+    assert A not in str(raised.value)
+
+
+def test_empty_means_all_only_when_asked_for():
+    text = f"- key_name: one\n  token: {A}\n  allowed_clusters: []\n"
+    assert parse_acl(text, "acl", is_empty_all=True)[0].clusters is None
+
+
+def test_a_bucket_gives_its_burst_then_its_rate_per_key():
+    clock = ManualClock()
+    limiter = RateLimiter(30, 100, clock)
+    assert [limiter.take("a") for _ in range(100)] == [0.0] * 100
+    assert limiter.take("a") == pytest.approx(1 / 30)
+    assert limiter.take("b") == 0
+    clock.advance(NS_PER_S)
+    assert [limiter.take("a") for _ in range(30)] == [0.0] * 30
+    assert limiter.take("a") > 0
+
+
+def test_buckets_are_bounded():
+    limiter = RateLimiter(1, 1, ManualClock(), max_keys=2)
+    assert [limiter.take(key) for key in ("a", "b", "c", "b")][:3] == [0.0, 0.0, 0.0]
+    assert limiter.take("b") > 0
+    assert limiter.take("a") == 0
