@@ -1,0 +1,186 @@
+"""What the board knows, as JSON for people: pages of the admin endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+
+from ingero.errors import BadDataError
+from ingero.fleet.component import AdminRoute
+from ingero.fleet.processors.ingero.board import Board
+from ingero.fleet.processors.ingero.book import ClusterBook
+from ingero.fleet.processors.ingero.episodes import Episode, StragglerEvent
+from ingero.fleet.processors.ingero.report import iter_scopes
+from ingero.fleet.processors.ingero.scores import NodeState
+from ingero.fleet.processors.ingero.telemetry import SCOPE_METRICS
+from ingero.wire.otlp.push import UNKNOWN_RANK
+
+PAGE_LIMIT: Final = 1000
+"""Most rows of one page."""
+
+
+class AdminPages:
+    """Read-only pages about scores, bars and episodes. Each holds the board's lock for one page of rows at most."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def admin_routes(self) -> Sequence[AdminRoute]:
+        """Clusters, nodes, cohorts and episodes."""
+        root = "/api/v1/admin"
+        return (
+            AdminRoute(f"{root}/clusters", "Every cluster with its bar.", self._clusters),
+            AdminRoute(
+                f"{root}/nodes",
+                "Nodes of ?cluster_id= with score and state; ?offset= ?limit=, ?straggling=true.",
+                self._nodes,
+            ),
+            AdminRoute(
+                f"{root}/cohorts", "Cohorts of ?cluster_id= with their bars.", self._cohorts
+            ),
+            AdminRoute(
+                f"{root}/episodes",
+                "Straggler episodes, open ones first; ?cluster_id= ?offset= ?limit=.",
+                self._episodes,
+            ),
+        )
+
+    def _clusters(self, query: Mapping[str, str]) -> dict[str, Any]:
+        offset, limit = read_page(query)
+        books = list(self._board.books.values())
+        rows = []
+        for book in books[offset : offset + limit]:
+            with self._board.lock:
+                _, values = next(iter_scopes(book))
+                rows.append({
+                    "cluster_id": book.cluster_id,
+                    "known_nodes": book.scores.n_nodes,
+                    "cohorts": len(book.scores.cohorts),
+                    "open_episodes": book.episodes.n_open,
+                    **_scope_json(values),
+                })
+        return {"total": len(books), "offset": offset, "clusters": rows}
+
+    def _nodes(self, query: Mapping[str, str]) -> dict[str, Any]:
+        offset, limit = read_page(query)
+        with self._board.lock:
+            book = self._get_book(query)
+            scores = book.scores
+            flagged = book.active_rows[book.state.is_straggler]
+            is_straggler = np.zeros(scores.n_nodes, bool)
+            is_straggler[flagged[flagged < scores.n_nodes]] = True
+            rows = np.arange(scores.n_nodes)
+            if query.get("straggling") == "true":
+                rows = rows[is_straggler]
+            found = [
+                self._node_json(book, int(row), bool(is_straggler[row]))
+                for row in rows[offset : offset + limit]
+            ]
+        return {"total": int(rows.size), "offset": offset, "nodes": found}
+
+    def _node_json(self, book: ClusterBook, row: int, is_straggler: bool) -> dict[str, Any]:  # noqa: FBT001
+        scores = book.scores
+        node_id = scores.nodes[row]
+        resource = book.resources.get(node_id)
+        cohort = scores.find_cohort_of(node_id)
+        now_ns = self._board.now_ns()
+        answer = book.find_answer(node_id, "", now_ns)
+        has_rank = resource is not None and resource.rank != UNKNOWN_RANK
+        return {
+            "node_id": node_id,
+            "score": float(scores.scores[row]),
+            "state": NodeState(int(scores.states[row])).name.lower(),
+            "cgroup_path_hash": cohort.cgroup_path_hash if cohort else "",
+            "workload_type": cohort.workload_type if cohort else "",
+            "rank": resource.rank if resource is not None and has_rank else None,
+            "world_size": (resource.world_size or None) if resource else None,
+            "provider": (resource.provider or None) if resource else None,
+            "threshold": answer.threshold if answer else None,
+            "is_straggler": is_straggler,
+            "in_episode": book.episodes.is_open(node_id),
+            "age_s": round((now_ns - int(scores.seen_ns[row])) / 1e9, 3),
+        }
+
+    def _cohorts(self, query: Mapping[str, str]) -> dict[str, Any]:
+        offset, limit = read_page(query)
+        with self._board.lock:
+            book = self._get_book(query)
+            counts = np.bincount(book.scores.cohort_idx, minlength=len(book.scores.cohorts))
+            scopes = dict(islice(iter_scopes(book), 1, None))
+            found = [
+                {
+                    "cgroup_path_hash": cohort.cgroup_path_hash,
+                    "workload_type": cohort.workload_type,
+                    "known_nodes": int(counts[index]),
+                    "bar_of": "cohort" if cohort in scopes else "cluster",
+                    **(_scope_json(scopes[cohort]) if cohort in scopes else {}),
+                }
+                for index, cohort in islice(enumerate(book.scores.cohorts), offset, offset + limit)
+            ]
+            return {"total": len(book.scores.cohorts), "offset": offset, "cohorts": found}
+
+    def _episodes(self, query: Mapping[str, str]) -> dict[str, Any]:
+        offset, limit = read_page(query)
+        with self._board.lock:
+            books = [self._get_book(query)] if "cluster_id" in query else self._board.books.values()
+            episodes = [episode for book in books for episode in book.episodes.iter_episodes()]
+            episodes.sort(key=lambda e: (e.outcome is not None, -e.opened_wall_ns))
+            page = [_episode_json(episode) for episode in episodes[offset : offset + limit]]
+        return {"total": len(episodes), "offset": offset, "episodes": page}
+
+    def _get_book(self, query: Mapping[str, str]) -> ClusterBook:
+        cluster_id = query.get("cluster_id", "")
+        if not cluster_id:
+            raise BadDataError("cluster_id is missing; add ?cluster_id=NAME")
+        return self._board.books[cluster_id]
+
+
+def read_page(query: Mapping[str, str]) -> tuple[int, int]:
+    """``offset`` and ``limit`` of a page.
+
+    Raises:
+        BadDataError: One of them is not a number in its range.
+    """
+    numbers = []
+    for name, default, most in (("offset", 0, 2**31), ("limit", 100, PAGE_LIMIT)):
+        text = query.get(name, str(default))
+        if not text.isascii() or not text.isdigit() or len(text) > 10 or int(text) > most:
+            raise BadDataError(f"{name} is {text[:40]!r}; it must be a number up to {most}")
+        numbers.append(int(text))
+    return numbers[0], numbers[1]
+
+
+def _scope_json(values: Sequence[float]) -> dict[str, float | None]:
+    names = (metric.name.removeprefix("ingero_fleet_") for metric in SCOPE_METRICS)
+    return {
+        name: value if value == value else None  # noqa: PLR0124 - only NaN differs from itself
+        for name, value in zip(names, values, strict=True)
+    }
+
+
+def _event_json(event: StragglerEvent) -> dict[str, Any]:
+    return {
+        "event_id": event.event_id,
+        "score": event.score,
+        "threshold": event.threshold,
+        "detection_mode": event.mode,
+        "dominant_signal": event.dominant_signal,
+    }
+
+
+def _episode_json(episode: Episode) -> dict[str, Any]:
+    return {
+        "cluster_id": episode.cluster_id,
+        "node_id": episode.node_id,
+        "outcome": episode.outcome,
+        "opened_unix_ns": episode.opened_wall_ns,
+        "last_event_unix_ns": episode.last_wall_ns,
+        "closed_unix_ns": episode.closed_wall_ns,
+        "events": episode.n_events,
+        "in_panic": episode.in_panic,
+        "first": _event_json(episode.first),
+        "last": _event_json(episode.last),
+    }

@@ -1,0 +1,263 @@
+"""The processor between a receiver and an exporter: what passes, what it adds, what it shows."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ingero.config import parse_model
+from ingero.errors import BadDataError, ConfigError, RetryableError
+from ingero.fleet.component import AdminRoutes, ComponentId, PushContext, ThresholdSource
+from ingero.fleet.consumer import Batch
+from ingero.fleet.processors.ingero.config import IngeroConfig
+from ingero.fleet.processors.ingero.processor import FACTORY
+from ingero.testing.host import KeptBatches, ManualHost
+from ingero.units import NS_PER_S
+from ingero.wire.names import Signal
+from ingero.wire.otlp import (
+    build_gauge,
+    build_metrics,
+    build_number,
+    decode_export,
+    decode_protobuf,
+    encode_protobuf,
+    iter_points,
+)
+
+SAMPLES = Path(__file__).parents[3] / "data" / "wire_samples"
+
+
+def sample(name):
+    return decode_export((SAMPLES / name).read_bytes(), Signal.METRICS, "application/json")
+
+
+def health(node, score, state="active", cohort="", cluster="c"):
+    attributes = {
+        "ingero.node.state": state,
+        "ingero.workload_type": "train",
+        "ingero.cgroup_path_hash": cohort,
+    }
+    return build_metrics(
+        {"ingero.node.id": node, "ingero.cluster.id": cluster},
+        [build_gauge("ingero.node.health_score", [build_number(score, 1, attributes)])],
+        "ingero.health",
+    )
+
+
+class Piped:
+    """A started processor with what came out of it."""
+
+    def __init__(self, host=None, **config):
+        self.host = host or ManualHost()
+        self.out = KeptBatches()
+        settings = parse_model(IngeroConfig, config)
+        self.processor = FACTORY.create(ComponentId("ingero"), settings, Signal.METRICS, self.out)
+        asyncio.run(self.processor.start(self.host))
+
+    def push(self, export, hint=""):
+        batch = Batch(
+            Signal.METRICS, export, self.host.clock.wall_ns(), PushContext(cluster_hint=hint)
+        )
+        self.processor.consume(batch)
+        return batch
+
+    def page(self, name, **query):
+        for pages in self.host.find(AdminRoutes):
+            for route in pages.admin_routes():
+                if route.path.endswith(f"/{name}"):
+                    return route.read(query)
+        raise AssertionError(name)
+
+
+@pytest.mark.parametrize("encoding", ["json", "protobuf"])
+def test_recorded_push_passes_unchanged_and_names_who_pushed(encoding):
+    export = sample("push_active.json")
+    if encoding == "protobuf":
+        export = decode_protobuf(encode_protobuf(export), Signal.METRICS)
+    piped = Piped()
+    batch = piped.push(export, hint="prod a")
+    assert piped.out.batches == [batch]
+    assert batch.export is export
+    push = batch.push
+    assert (push.cluster_id, push.node_id, push.cohort) == ("prod a", "n1", "8a5edab282632443")
+    (node,) = piped.page("nodes", cluster_id="prod a")["nodes"]
+    assert (node["score"], node["state"], node["rank"], node["provider"]) == (
+        0.94,
+        "active",
+        3,
+        "aws",
+    )
+
+
+def test_recorded_event_after_its_push_opens_an_episode_and_zero_closes_it():
+    piped = Piped()
+    piped.push(sample("push_straggler.json"))
+    piped.push(sample("straggler_event_1.json"))
+    (episode,) = piped.page("episodes")["episodes"]
+    assert (episode["node_id"], episode["outcome"]) == ("n1", None)
+    assert episode["first"]["detection_mode"] == "fleet"
+    assert episode["first"]["dominant_signal"] == "throughput"
+    piped.push(sample("straggler_event_0.json"))
+    (episode,) = piped.page("episodes", cluster_id="prod a")["episodes"]
+    assert episode["outcome"] == "resolved"
+
+
+def test_series_of_cluster_and_cohort_go_down_the_pipeline_each_push_interval():
+    piped = Piped()
+    for index in range(5):
+        piped.push(health(f"n{index}", 0.9, cohort="aa"))
+    piped.push(health("idle", 0.0, state="idle"))
+    piped.push(health("bad", 0.1))
+    piped.out.batches.clear()
+    piped.host.advance(10 * NS_PER_S)
+    (batch,) = piped.out.batches
+    found = {
+        (point.name, point.attributes["cgroup_path_hash"]): point.value
+        for point in iter_points(batch.export)
+    }
+    assert found["ingero_fleet_threshold", ""] == pytest.approx(0.85)
+    assert found["ingero_fleet_threshold", "aa"] == pytest.approx(0.85)
+    assert found["ingero_fleet_active_nodes", ""] == 6
+    assert found["ingero_fleet_active_nodes", "aa"] == 5
+    assert found["ingero_fleet_idle_nodes", ""] == 1
+    assert found["ingero_fleet_calibrating_nodes", ""] == 0
+    assert found["ingero_fleet_median", ""] == pytest.approx(0.9)
+    assert found["ingero_fleet_mad", ""] == 0
+    assert found["ingero_fleet_straggler_count", ""] == 1
+    assert found["ingero_fleet_straggler_count", "aa"] == 0
+    assert found["ingero_fleet_coverage_low", ""] == 1
+    assert found["ingero_fleet_panic_mode", ""] == 0
+    assert found["ingero_fleet_quorum_met", ""] == 1
+
+
+def test_own_gauges_show_the_same_and_vanish_with_the_cluster():
+    piped = Piped(push_interval="1s", ttl_multiplier=2)
+    for index in range(5):
+        piped.push(health(f"n{index}", 0.9))
+    piped.host.advance(NS_PER_S)
+    labels = {"cluster_id": "c", "cgroup_path_hash": "", "workload_type": ""}
+    assert piped.host.read("ingero_fleet_threshold", **labels) == pytest.approx(0.85)
+    assert piped.host.read("ingero_fleet_active_nodes", **labels) == 5
+    assert piped.host.read("ingero_fleet_known_nodes") == 5
+    piped.host.advance(8 * NS_PER_S)
+    assert piped.host.read("ingero_fleet_threshold", **labels) is None
+    assert piped.host.read("ingero_fleet_known_clusters") == 0
+
+
+def test_below_quorum_there_is_no_threshold_series_rather_than_a_zero():
+    piped = Piped()
+    piped.push(health("n1", 0.9))
+    piped.host.advance(2 * NS_PER_S)
+    labels = {"cluster_id": "c", "cgroup_path_hash": "", "workload_type": ""}
+    assert piped.host.read("ingero_fleet_threshold", **labels) is None
+    assert piped.host.read("ingero_fleet_quorum_met", **labels) == 0
+    assert piped.host.read("ingero_fleet_active_nodes", **labels) == 1
+
+
+def test_coverage_is_measured_against_max_expected_nodes():
+    piped = Piped(max_expected_nodes=6)
+    labels = {"cluster_id": "c", "cgroup_path_hash": "", "workload_type": ""}
+    for index in range(5):
+        piped.push(health(f"n{index}", 0.9))
+    piped.host.advance(NS_PER_S)
+    assert piped.host.read("ingero_fleet_coverage_low", **labels) == 0
+
+
+def test_two_pipelines_share_one_board_and_one_of_them_reports():
+    host = ManualHost()
+    first, second = Piped(host), Piped(host)
+    for index in range(5):
+        (first if index % 2 else second).push(health(f"n{index}", 0.9))
+    (source,) = host.find(ThresholdSource)
+    assert source.find_answer("c").threshold == pytest.approx(0.85)
+    first.out.batches.clear()
+    second.out.batches.clear()
+    host.advance(10 * NS_PER_S)
+    assert (len(first.out.batches), len(second.out.batches)) == (1, 0)
+
+
+def test_reload_under_a_new_host_keeps_scores_and_moves_the_timers():
+    old, new = ManualHost(), ManualHost()
+    piped = Piped(old)
+    for index in range(5):
+        piped.push(health(f"n{index}", 0.9))
+    new._shared, new.clock = old._shared, old.clock
+    again = Piped(new)
+    new.advance(10 * NS_PER_S)
+    assert len(again.out.batches) == 1
+    (source,) = new.find(ThresholdSource)
+    assert source.find_answer("c").quorum_met
+
+
+def test_report_that_the_pipeline_refuses_is_counted():
+    piped = Piped()
+    piped.push(health("n1", 0.9))
+
+    class Refusing:
+        def consume(self, batch):
+            raise RetryableError("full")
+
+    host = ManualHost()
+    refused = FACTORY.create(
+        ComponentId("ingero"), parse_model(IngeroConfig, {}), Signal.METRICS, Refusing()
+    )
+    asyncio.run(refused.start(host))
+    with pytest.raises(RetryableError):
+        refused.consume(Batch(Signal.METRICS, health("n1", 0.9), 0))
+    host.advance(10 * NS_PER_S)
+    assert host.read("ingero_fleet_reports_lost_total") == 1
+
+
+def test_pages_are_paged_and_say_what_is_wrong_with_a_query():
+    piped = Piped()
+    for index in range(7):
+        piped.push(health(f"n{index}", 0.9 if index else 0.2, cohort="aa"))
+    page = piped.page("nodes", cluster_id="c", offset="5", limit="10")
+    assert (page["total"], [n["node_id"] for n in page["nodes"]]) == (7, ["n5", "n6"])
+    page = piped.page("nodes", cluster_id="c", straggling="true")
+    assert [n["node_id"] for n in page["nodes"]] == ["n0"]
+    (cohort,) = piped.page("cohorts", cluster_id="c")["cohorts"]
+    assert (cohort["known_nodes"], cohort["bar_of"]) == (7, "cohort")
+    (cluster,) = piped.page("clusters")["clusters"]
+    assert (cluster["cluster_id"], cluster["active_nodes"]) == ("c", 7)
+    with pytest.raises(BadDataError, match="cluster_id is missing"):
+        piped.page("nodes")
+    with pytest.raises(BadDataError, match="limit"):
+        piped.page("nodes", cluster_id="c", limit="1001")
+    with pytest.raises(BadDataError, match="offset"):
+        piped.page("nodes", cluster_id="c", offset="-1")
+    with pytest.raises(KeyError):
+        piped.page("nodes", cluster_id="nobody")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"threshold": {"k": 0.5}},
+        {"threshold": {"k": 4.5}},
+        {"threshold": {"ema_alpha": 0}},
+        {"threshold": {"ema_alpha": 1.1}},
+        {"threshold": {"min_margin": -0.1}},
+        {"quorum": {"statistical_min": 0}},
+        {"quorum": {"coverage_fraction": 1.5}},
+        {"push_interval": "900ms"},
+        {"ttl_multiplier": 1},
+        {"max_expected_nodes": 0},
+        {"recompute_min_interval": "1ms"},
+    ],
+)
+def test_setting_out_of_its_documented_range_is_refused(config):
+    with pytest.raises(ConfigError):
+        parse_model(IngeroConfig, config)
+
+
+def test_documented_defaults():
+    config = parse_model(IngeroConfig, {})
+    assert (config.threshold.k, config.threshold.ema_alpha, config.threshold.min_margin) == (
+        2.0,
+        0.2,
+        0.05,
+    )
+    assert (config.quorum.statistical_min, config.quorum.coverage_fraction) == (5, 0.8)
+    assert (config.push_interval, config.ttl_multiplier) == (10 * NS_PER_S, 5)
+    assert (config.max_expected_nodes, config.recompute_min_interval) == (10_000, NS_PER_S // 5)
