@@ -1,0 +1,134 @@
+"""OTLP names, units and attributes → Prometheus metric names and labels.
+
+Pure. Follows the OpenTelemetry specification's "Prometheus and OpenMetrics Compatibility" (v1.38), which the
+Collector's exporter follows too: characters outside Prometheus' set become one underscore, the unit is appended in
+words, counters end in ``_total``, gauges of unit ``1`` in ``_ratio``, and labels that become the same are joined with
+``;``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+_NOT_NAME: Final = re.compile(r"[^a-zA-Z0-9:]+")
+_NOT_LABEL: Final = re.compile(r"[^a-zA-Z0-9_]")
+_UNDERSCORES: Final = re.compile(r"_{2,}")
+_UNIT_WORDS: Final = {
+    "d": "days",
+    "h": "hours",
+    "min": "minutes",
+    "s": "seconds",
+    "ms": "milliseconds",
+    "us": "microseconds",
+    "ns": "nanoseconds",
+    "By": "bytes",
+    "KiBy": "kibibytes",
+    "MiBy": "mebibytes",
+    "GiBy": "gibibytes",
+    "TiBy": "tibibytes",
+    "KBy": "kilobytes",
+    "MBy": "megabytes",
+    "GBy": "gigabytes",
+    "TBy": "terabytes",
+    "m": "meters",
+    "V": "volts",
+    "A": "amperes",
+    "J": "joules",
+    "W": "watts",
+    "g": "grams",
+    "Cel": "celsius",
+    "Hz": "hertz",
+    "1": "",
+    "%": "percent",
+}
+_PER_WORDS: Final = {
+    "s": "second",
+    "m": "minute",
+    "h": "hour",
+    "d": "day",
+    "w": "week",
+    "mo": "month",
+    "y": "year",
+}
+_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+_HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
+
+
+def build_metric_name(
+    name: str,
+    unit: str,
+    *,
+    is_gauge: bool,
+    is_counter: bool,
+    namespace: str = "",
+    with_suffixes: bool = True,
+) -> str:
+    """The Prometheus name of an OTLP metric; empty when nothing of the name is left."""
+    tokens = [token for token in _NOT_NAME.split(name) if token]
+    if not tokens:
+        return ""
+    if with_suffixes:
+        tokens += [word for word in _unit_words(unit) if word not in tokens]
+        if is_counter:
+            tokens = [*(word for word in tokens if word != "total"), "total"]
+        if is_gauge and unit == "1":
+            tokens = [*(word for word in tokens if word != "ratio"), "ratio"]
+    elif not namespace:
+        tokens = [
+            _NOT_LABEL.sub("_", name.replace(":", "_")) if ":" not in name else "_".join(tokens)
+        ]
+    if namespace:
+        tokens.insert(0, "_".join(token for token in _NOT_NAME.split(namespace) if token))
+    joined = "_".join(tokens)
+    return f"_{joined}" if joined[0].isdigit() else joined
+
+
+def _unit_words(unit: str) -> list[str]:
+    main, _, per = unit.partition("/")
+    words = []
+    main = main.strip()
+    if main and "{" not in main:
+        words.append(_clean(_UNIT_WORDS.get(main, main)))
+    per = per.strip()
+    if per and "{" not in per:
+        word = _clean(_PER_WORDS.get(per, per))
+        words.append(f"per_{word}" if word else "")
+    return [word for word in words if word]
+
+
+def _clean(unit: str) -> str:
+    return "_".join(token for token in _NOT_NAME.split(unit.replace(":", "_")) if token)
+
+
+def build_label_name(key: str) -> str:
+    """The Prometheus label of an attribute; never one of the reserved names that begin with two underscores."""
+    name = _UNDERSCORES.sub("_", _NOT_LABEL.sub("_", key))
+    if not name:
+        return "_"
+    return f"key_{name}" if name[0].isdigit() else name
+
+
+def escape_label(value: str) -> str:
+    """A label's value as the exposition formats want it between its quotes."""
+    return value.translate(_ESCAPES).encode("utf-8", "replace").decode("utf-8")
+
+
+def escape_help(text: str) -> str:
+    """A help text on one line."""
+    return text.translate(_HELP_ESCAPES).encode("utf-8", "replace").decode("utf-8")
+
+
+def build_labels(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Attributes → label names and unescaped values, sorted by name; equal names share a value joined with ``;``."""
+    labels: dict[str, str] = {}
+    for key, value in sorted(pairs):
+        name = build_label_name(key)
+        labels[name] = f"{labels[name]};{value}" if name in labels else value
+    return dict(sorted(labels.items()))
+
+
+def format_labels(labels: dict[str, str]) -> str:
+    """``a="1",b="2"``, without the braces; labels without a value are left out, as Prometheus has no empty labels."""
+    return ",".join(f'{name}="{escape_label(value)}"' for name, value in labels.items() if value)

@@ -1,0 +1,339 @@
+"""The latest point of every series, ready to be written as text.
+
+Above naming, below the exporter; knows nothing of OTLP's encodings. Most series of one node differ only in name, and most
+nodes' series differ only in who sent them, so label text is kept once per resource and once per attribute set, and a
+series is a pair of small integers, its value and two times: about 110 bytes. A point that is not newer than the stored
+one replaces it all the same, since arrival order is what a scrape shows.
+
+Lossy: at ``max_series`` new series are refused (`SeriesStore.n_refused`); a name that arrives with a second type is
+refused (`n_conflicts`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+
+from ingero.fleet.exporters.prometheus.naming import escape_help, format_labels
+
+_ATTRIBUTES_BITS: Final = 32
+_ATTRIBUTES_MASK: Final = (1 << _ATTRIBUTES_BITS) - 1
+
+
+class FamilyKind(StrEnum):
+    """Prometheus' metric types; the value is what ``# TYPE`` says."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+    SUMMARY = "summary"
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyFacts:
+    """What all series of one name share.
+
+    Attributes:
+        name: The Prometheus name, suffixes included.
+        kind: Its type.
+        help: One line for people.
+    """
+
+    name: str
+    kind: FamilyKind
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Value of a histogram or summary series.
+
+    Attributes:
+        count: Observations.
+        sum: Their sum; None when the sender did not keep it.
+        steps: For a histogram ``(upper bound, cumulative count)`` ascending without the infinite one; for a summary
+            ``(quantile, value)``.
+    """
+
+    count: float
+    sum: float | None
+    steps: tuple[tuple[float, float], ...]
+
+    def plus(self, delta: Distribution) -> Distribution:
+        """This and a delta over it; the delta alone when their bounds differ."""
+        if [bound for bound, _ in self.steps] != [bound for bound, _ in delta.steps]:
+            return delta
+        return Distribution(
+            self.count + delta.count,
+            None if self.sum is None or delta.sum is None else self.sum + delta.sum,
+            tuple(
+                (bound, mine + more)
+                for (bound, mine), (_, more) in zip(self.steps, delta.steps, strict=True)
+            ),
+        )
+
+
+class _Texts:
+    """Label sets by small integers, which are used again when `keep_only` has freed them.
+
+    A set is known by its text, so that the order in which attributes arrive makes no second series; ``_aliases`` finds
+    it by what arrived, and starts over when a sender makes up ever-new spellings of the same labels.
+    """
+
+    __slots__ = ("_aliases", "_free", "_idx_of_text", "names", "texts")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.names: list[frozenset[str]] = []
+        self._aliases: dict[object, int] = {}
+        self._idx_of_text: dict[str, int] = {}
+        self._free: list[int] = []
+
+    def find(self, alias: object) -> int | None:
+        return self._aliases.get(alias)
+
+    def add(self, alias: object, labels: dict[str, str]) -> int:
+        text = format_labels(labels)
+        index = self._idx_of_text.get(text)
+        if index is None:
+            index = self._idx_of_text[text] = self._take(text, frozenset(labels))
+        if len(self._aliases) > 4 * len(self._idx_of_text) + 1024:
+            self._aliases.clear()
+        self._aliases[alias] = index
+        return index
+
+    def _take(self, text: str, names: frozenset[str]) -> int:
+        if self._free:
+            index = self._free.pop()
+            self.texts[index], self.names[index] = text, names
+            return index
+        self.texts.append(text)
+        self.names.append(names)
+        return len(self.texts) - 1
+
+    def keep_only(self, live: set[int]) -> None:
+        self._aliases = {alias: index for alias, index in self._aliases.items() if index in live}
+        for text, index in list(self._idx_of_text.items()):
+            if index not in live:
+                del self._idx_of_text[text]
+                self.texts[index], self.names[index] = "", frozenset()
+                self._free.append(index)
+
+
+class Family:
+    """The series of one name. Columns are parallel; row order is arrival order."""
+
+    __slots__ = ("distributions", "facts", "keys", "rows", "seen_ns", "times_ms", "values")
+
+    def __init__(self, facts: FamilyFacts) -> None:
+        self.facts = facts
+        self.rows: dict[int, int] = {}
+        self.keys = array("q")
+        self.values = array("d")
+        self.times_ms = array("q")
+        self.seen_ns = array("q")
+        self.distributions: dict[int, Distribution] = {}
+
+    def drop_before(self, cutoff_ns: int) -> int:
+        """Forget the series that were last seen before then; returns how many."""
+        seen = np.array(self.seen_ns, np.int64)
+        is_kept = seen >= cutoff_ns
+        n_dropped = int(seen.size - is_kept.sum())
+        if n_dropped == 0:
+            return 0
+        for name in ("keys", "values", "times_ms", "seen_ns"):
+            column = getattr(self, name)
+            kept = np.array(column)[is_kept]
+            setattr(self, name, array(column.typecode, kept.tobytes()))
+        self.rows = {key: row for row, key in enumerate(self.keys)}
+        self.distributions = {
+            key: value for key, value in self.distributions.items() if key in self.rows
+        }
+        return n_dropped
+
+
+class SeriesStore:
+    """All families. Not thread-safe; the owner locks or stays on one thread.
+
+    Args:
+        max_series: Most series that are kept; a histogram counts as one.
+    """
+
+    def __init__(self, max_series: int) -> None:
+        self.n_series = 0
+        self.n_refused = 0
+        self.n_conflicts = 0
+        self.families: dict[str, Family] = {}
+        self._max_series = max_series
+        self._resources = _Texts()
+        self._attributes = _Texts()
+
+    def find_resource(self, alias: object) -> int | None:
+        """The index of a resource's labels, or None when this spelling is new."""
+        return self._resources.find(alias)
+
+    def add_resource(self, alias: object, labels: dict[str, str]) -> int:
+        """Remember a resource's labels, found from now on by ``alias`` too."""
+        return self._resources.add(alias, labels)
+
+    def find_attributes(self, alias: object) -> int | None:
+        """The index of an attribute set, or None when this spelling is new."""
+        return self._attributes.find(alias)
+
+    def add_attributes(self, alias: object, labels: dict[str, str]) -> int:
+        """Remember an attribute set, found from now on by ``alias`` too."""
+        return self._attributes.add(alias, labels)
+
+    @property
+    def is_full(self) -> bool:
+        """No new series is taken."""
+        return self.n_series >= self._max_series
+
+    def get_family(self, facts: FamilyFacts) -> Family | None:
+        """The family of this name; None, counted, when its type differs from what came first."""
+        family = self.families.get(facts.name)
+        if family is None:
+            family = self.families[facts.name] = Family(facts)
+        if family.facts.kind is not facts.kind:
+            self.n_conflicts += 1
+            return None
+        return family
+
+    def get_row(self, family: Family, resource: int, attributes: int) -> int | None:
+        """The row of one series, made when it is new; None, counted, when the store is full.
+
+        A label that both the resource and the point have is the point's (the caller resolves it by adding a resource
+        without that label, see `overlap`).
+        """
+        key = resource << _ATTRIBUTES_BITS | attributes
+        row = family.rows.get(key)
+        if row is None:
+            if self.is_full:
+                self.n_refused += 1
+                return None
+            row = len(family.keys)
+            family.rows[key] = row
+            family.keys.append(key)
+            family.values.append(0.0)
+            family.times_ms.append(0)
+            family.seen_ns.append(0)
+            self.n_series += 1
+        return row
+
+    def overlap(self, resource: int, attributes: int) -> frozenset[str]:
+        """Label names that both have."""
+        return self._resources.names[resource] & self._attributes.names[attributes]
+
+    def expire(self, cutoff_ns: int) -> int:
+        """Forget each series last seen before ``cutoff_ns``, and label sets that nothing uses; returns how many series."""
+        n_dropped = 0
+        for name, family in list(self.families.items()):
+            n_dropped += family.drop_before(cutoff_ns)
+            if not family.rows:
+                del self.families[name]
+        if n_dropped:
+            self.n_series -= n_dropped
+            keys = [
+                np.array(family.keys, dtype=np.int64)
+                for family in self.families.values()
+                if family.keys
+            ]
+            live = np.concatenate(keys) if keys else np.zeros(0, np.int64)
+            self._resources.keep_only(set((live >> _ATTRIBUTES_BITS).tolist()))
+            self._attributes.keep_only(set((live & _ATTRIBUTES_MASK).tolist()))
+        return n_dropped
+
+    def labels_of(self, key: int) -> str:
+        """The label text of one series, without braces."""
+        resource = self._resources.texts[key >> _ATTRIBUTES_BITS]
+        attributes = self._attributes.texts[key & _ATTRIBUTES_MASK]
+        return f"{resource},{attributes}" if resource and attributes else resource or attributes
+
+
+@dataclass(frozen=True, slots=True)
+class ExpositionSettings:
+    """How the text is written.
+
+    Attributes:
+        open_metrics: OpenMetrics 1.0 instead of Prometheus' text format 0.0.4.
+        with_timestamps: Write each sample's own time.
+    """
+
+    open_metrics: bool = False
+    with_timestamps: bool = False
+
+
+def iter_exposition(store: SeriesStore, settings: ExpositionSettings) -> Iterator[str]:
+    """Lines with their newline, families by name; lazy, so that the caller can pause between two of them.
+
+    The store may gain points meanwhile, on the same thread; a family is read in one piece up to the rows it had.
+    """
+    for name in sorted(store.families):
+        family = store.families.get(name)
+        if family is not None:
+            yield from _iter_family(store, family, settings)
+    if settings.open_metrics:
+        yield "# EOF\n"
+
+
+def _iter_family(store: SeriesStore, family: Family, settings: ExpositionSettings) -> Iterator[str]:
+    facts = family.facts
+    name = facts.name
+    if settings.open_metrics and facts.kind is FamilyKind.COUNTER:
+        name = name.removesuffix("_total")
+    if facts.help:
+        yield f"# HELP {name} {escape_help(facts.help)}\n"
+    yield f"# TYPE {name} {facts.kind}\n"
+    samples = _DISTRIBUTION_SAMPLES.get(facts.kind)
+    name = facts.name
+    keys, values, times = family.keys, family.values, family.times_ms
+    for row in range(len(keys)):
+        labels = store.labels_of(keys[row])
+        tail = _format_time(times[row], settings)
+        if samples is None:
+            yield f"{name}{{{labels}}} {format_value(values[row])}{tail}\n"
+        else:
+            yield from samples(name, labels, family.distributions[keys[row]], tail)
+
+
+def _format_time(time_ms: int, settings: ExpositionSettings) -> str:
+    if not settings.with_timestamps or time_ms <= 0:
+        return ""
+    return f" {time_ms / 1000:.3f}" if settings.open_metrics else f" {time_ms}"
+
+
+def format_value(value: float) -> str:
+    """A float as both text formats spell it."""
+    if value - value == 0.0:
+        return repr(value)
+    return "NaN" if value != value else "+Inf" if value > 0 else "-Inf"  # noqa: PLR0124 - only NaN differs from itself
+
+
+def _iter_histogram(name: str, labels: str, point: Distribution, tail: str) -> Iterator[str]:
+    lead = f"{labels}," if labels else ""
+    for bound, count in point.steps:
+        yield f'{name}_bucket{{{lead}le="{format_value(bound)}"}} {format_value(count)}{tail}\n'
+    yield f'{name}_bucket{{{lead}le="+Inf"}} {format_value(point.count)}{tail}\n'
+    if point.sum is not None:
+        yield f"{name}_sum{{{labels}}} {format_value(point.sum)}{tail}\n"
+    yield f"{name}_count{{{labels}}} {format_value(point.count)}{tail}\n"
+
+
+def _iter_summary(name: str, labels: str, point: Distribution, tail: str) -> Iterator[str]:
+    lead = f"{labels}," if labels else ""
+    for quantile, value in point.steps:
+        yield f'{name}{{{lead}quantile="{format_value(quantile)}"}} {format_value(value)}{tail}\n'
+    if point.sum is not None:
+        yield f"{name}_sum{{{labels}}} {format_value(point.sum)}{tail}\n"
+    yield f"{name}_count{{{labels}}} {format_value(point.count)}{tail}\n"
+
+
+_DISTRIBUTION_SAMPLES: Final = {
+    FamilyKind.HISTOGRAM: _iter_histogram,
+    FamilyKind.SUMMARY: _iter_summary,
+}

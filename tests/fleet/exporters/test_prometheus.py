@@ -1,0 +1,396 @@
+"""What a scraper sees, checked by promtool and read by prometheus_client's parser."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as parse_open_metrics,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+from ingero.config import parse_model
+from ingero.fleet.component import ComponentId, PushContext
+from ingero.fleet.consumer import Batch
+from ingero.fleet.exporters.prometheus.config import PrometheusConfig
+from ingero.fleet.exporters.prometheus.exporter import FACTORY
+from ingero.testing.host import ManualHost
+from ingero.units import NS_PER_S
+from ingero.wire.names import Signal
+from ingero.wire.otlp import (
+    Export,
+    build_gauge,
+    build_metrics,
+    build_number,
+    build_sum,
+    decode_export,
+    decode_protobuf,
+    encode_protobuf,
+    structs,
+)
+
+SAMPLES = Path(__file__).parents[2] / "data" / "wire_samples"
+WALL = 1_767_225_600_000_000_000
+NODE = {"ingero.node.id": "n1", "ingero.cluster.id": "c1"}
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is not installed"
+)
+
+
+class Scraped:
+    """An exporter that listens, and what was fetched from it."""
+
+    def __init__(self, **config):
+        self.host = ManualHost()
+        settings = parse_model(PrometheusConfig, {"endpoint": "127.0.0.1:0", **config})
+        self.exporter = FACTORY.create(ComponentId("prometheus"), settings)
+
+    def push(self, export, node_id=None, cluster_id=None):
+        push = PushContext(cluster_id=cluster_id, node_id=node_id)
+        self.exporter.consume(Batch(Signal.METRICS, export, self.host.clock.wall_ns(), push))
+
+    def scrape(self, *steps, headers=None):
+        """Start, run the steps, fetch, stop; the text."""
+
+        async def run():
+            await self.exporter.start(self.host)
+            try:
+                for step in steps:
+                    step()
+                url = f"http://{self.host.announced['']}/metrics"
+                async with httpx.AsyncClient() as client:
+                    return await client.get(url, headers=headers or {})
+            finally:
+                await self.exporter.stop()
+
+        answer = asyncio.run(run())
+        assert answer.status_code == 200
+        self.content_type = answer.headers["content-type"]
+        return answer.text
+
+
+def series(text):
+    """``{(name, labels): value}`` of an exposition."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def labelled(name, **labels):
+    return (name, tuple(sorted(labels.items())))
+
+
+def sample(name):
+    return decode_export((SAMPLES / name).read_bytes(), Signal.METRICS, "application/json")
+
+
+def gauge_export(name="a.b", value=1.0, unit="", resource=NODE, **attributes):
+    point = build_number(value, WALL, attributes)
+    return build_metrics(resource, [build_gauge(name, [point], unit)], "s")
+
+
+@pytest.mark.parametrize("encoding", ["json", "protobuf"])
+def test_recorded_push_is_shown_under_the_nodes_name(encoding):
+    export = sample("push_active.json")
+    if encoding == "protobuf":
+        export = decode_protobuf(encode_protobuf(export), Signal.METRICS)
+    scraped = Scraped()
+    found = series(scraped.scrape(lambda: scraped.push(export)))
+    key = labelled(
+        "ingero_node_health_score_ratio",
+        ingero_cluster_id="prod a",
+        ingero_node_id="n1",
+        ingero_node_rank="3",
+        ingero_provider="aws",
+        ingero_world_size="8",
+        ingero_node_state="active",
+        ingero_workload_type="unknown",
+        ingero_cgroup_path_hash="8a5edab282632443",
+    )
+    assert found[key] == 0.94
+
+
+@needs_promtool
+def test_promtool_finds_nothing_wrong_with_hostile_names():
+    scraped = Scraped()
+    hostile = {"ingero.node.id": 'n"}\n{evil="1', "ingero.cluster.id": "c\\\u2028\x00\ud7ff"}
+    exports = [
+        sample("push_active.json"),
+        sample("straggler_event_1.json"),
+        gauge_export(resource=hostile),
+        gauge_export("requests", 3.0, "s"),
+        build_metrics(NODE, [build_sum("jobs", [build_number(4, WALL)])], "s"),
+        _histogram([1, 2, 3], 2),
+    ]
+    text = scraped.scrape(lambda: [scraped.push(export) for export in exports])
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=text.encode(), capture_output=True, check=False
+    )
+    complaints = [
+        line
+        for line in (checked.stdout + checked.stderr).decode().splitlines()
+        # Style advice about names that senders chose.
+        if "no help text" not in line and "should" not in line
+    ]
+    assert complaints == []
+    names = {
+        value
+        for (_, labels), value in [(k, dict(k[1]).get("ingero_node_id")) for k in series(text)]
+    }
+    assert 'n"}\n{evil="1' in names
+
+
+def _histogram(counts, temporality, total=6.0):
+    point = structs.HistogramDataPoint(
+        time_unix_nano=WALL,
+        count=sum(counts),
+        sum=total,
+        explicit_bounds=[0.1, 1.0],
+        bucket_counts=counts,
+    )
+    metric = structs.Metric(
+        name="wait",
+        unit="s",
+        histogram=structs.Histogram([point], aggregation_temporality=temporality),
+    )
+    return build_metrics(NODE, [metric], "s")
+
+
+def test_histogram_buckets_are_cumulative_and_end_with_infinity():
+    scraped = Scraped()
+    found = series(scraped.scrape(lambda: scraped.push(_histogram([1, 2, 3], 2))))
+    node = {"ingero_node_id": "n1", "ingero_cluster_id": "c1"}
+    assert found[labelled("wait_seconds_bucket", le="0.1", **node)] == 1
+    assert found[labelled("wait_seconds_bucket", le="1.0", **node)] == 3
+    assert found[labelled("wait_seconds_bucket", le="+Inf", **node)] == 6
+    assert found[labelled("wait_seconds_count", **node)] == 6
+    assert found[labelled("wait_seconds_sum", **node)] == 6.0
+
+
+def test_deltas_add_up():
+    scraped = Scraped()
+    delta = build_metrics(NODE, [build_sum("jobs", [build_number(4, WALL)], unit="")], "s")
+    delta.tree.resource_metrics[0].scope_metrics[0].metrics[0].sum.aggregation_temporality = 1
+    pushes = [delta, delta, _histogram([1, 2, 3], 1), _histogram([1, 0, 0], 1, total=0.05)]
+    found = series(scraped.scrape(lambda: [scraped.push(push) for push in pushes]))
+    node = {"ingero_node_id": "n1", "ingero_cluster_id": "c1"}
+    assert found[labelled("jobs_total", **node)] == 8
+    assert found[labelled("wait_seconds_bucket", le="0.1", **node)] == 2
+    assert found[labelled("wait_seconds_sum", **node)] == pytest.approx(6.05)
+
+
+def test_latest_point_wins_whatever_order_its_attributes_come_in():
+    scraped = Scraped()
+    pushes = [gauge_export(value=1.0, x="1", y="2"), gauge_export(value=2.0, y="2", x="1")]
+    found = series(scraped.scrape(lambda: [scraped.push(push) for push in pushes]))
+    assert list(found.values()) == [2.0]
+
+
+def test_new_event_ids_make_no_new_series():
+    scraped = Scraped()
+    pushes = []
+    for index in range(5):
+        body = json.loads((SAMPLES / "straggler_event_1.json").read_text())
+        metric = body["resourceMetrics"][0]["scopeMetrics"][0]["metrics"][0]
+        attributes = metric["gauge"]["dataPoints"][0]["attributes"]
+        next(a for a in attributes if a["key"] == "ingero.event.id")["value"] = {
+            "stringValue": f"id-{index}"
+        }
+        pushes.append(decode_export(json.dumps(body).encode(), Signal.METRICS, "application/json"))
+    found = series(scraped.scrape(lambda: [scraped.push(push) for push in pushes]))
+    assert len(found) == 1
+
+
+def test_series_disappears_after_its_expiry_and_its_place_is_free_again():
+    scraped = Scraped(metric_expiration="5m", max_series=2)
+    old = [gauge_export(x="1"), gauge_export(x="2")]
+
+    def later():
+        for push in old:
+            scraped.push(push)
+        scraped.host.advance(NS_PER_S)
+        scraped.host.clock.advance(301 * NS_PER_S)
+        scraped.push(gauge_export("a.c", x="3"))  # refused: the store is still full
+        scraped.host.advance(NS_PER_S)
+
+    assert series(scraped.scrape(later)) == {}
+    assert (
+        scraped.host.read("ingero_fleet_prometheus_refused_points_total", exporter="prometheus")
+        == 1
+    )
+    text = scraped.scrape(lambda: scraped.push(gauge_export("a.d", x="4")))
+    assert list(series(text)) == [
+        labelled("a_d", x="4", ingero_node_id="n1", ingero_cluster_id="c1")
+    ]
+
+
+def test_same_name_as_two_types_keeps_the_first_and_counts_the_other():
+    scraped = Scraped(add_metric_suffixes=False)
+    counter = build_metrics(NODE, [build_sum("jobs", [build_number(4, WALL)])], "s")
+    found = series(
+        scraped.scrape(
+            lambda: [scraped.push(gauge_export("jobs")), scraped.push(counter)],
+            lambda: scraped.host.advance(NS_PER_S),
+        )
+    )
+    assert list(found.values()) == [1.0]
+    assert (
+        scraped.host.read("ingero_fleet_prometheus_conflicting_points_total", exporter="prometheus")
+        == 1
+    )
+
+
+def test_point_attribute_wins_over_the_resources_of_that_name():
+    scraped = Scraped()
+    export = gauge_export(**{"ingero.node.id": "other"})
+    (key,) = series(scraped.scrape(lambda: scraped.push(export)))
+    assert key == labelled("a_b", ingero_node_id="other", ingero_cluster_id="c1")
+
+
+def test_service_attributes_become_job_instance_and_target_info():
+    scraped = Scraped()
+    resource = {
+        "service.name": "trainer",
+        "service.namespace": "ml",
+        "service.instance.id": "7",
+        "host.name": "h",
+    }
+    found = series(scraped.scrape(lambda: scraped.push(gauge_export(resource=resource))))
+    assert found == {
+        labelled("a_b", job="ml/trainer", instance="7"): 1.0,
+        labelled("target_info", job="ml/trainer", instance="7", host_name="h"): 1.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {"namespace": "site"},
+            labelled("site_a_b_seconds", ingero_node_id="n1", ingero_cluster_id="c1"),
+        ),
+        (
+            {"add_metric_suffixes": False},
+            labelled("a_b", ingero_node_id="n1", ingero_cluster_id="c1"),
+        ),
+        (
+            {"const_labels": {"dc": "x"}},
+            labelled("a_b_seconds", dc="x", ingero_node_id="n1", ingero_cluster_id="c1"),
+        ),
+        (
+            {"resource_constant_labels": {"included": ["*"], "excluded": ["*.cluster.*"]}},
+            labelled("a_b_seconds", ingero_node_id="n1", zone="z"),
+        ),
+        (
+            {"resource_to_telemetry_conversion": {"enabled": True}},
+            labelled("a_b_seconds", ingero_node_id="n1", ingero_cluster_id="c1", zone="z"),
+        ),
+        (
+            {"drop_attributes": ["ingero.none"]},
+            labelled("a_b_seconds", ingero_node_id="n1", ingero_cluster_id="c1"),
+        ),
+    ],
+)
+def test_setting_changes_names_and_labels(config, expected):
+    scraped = Scraped(**config)
+    export = gauge_export(unit="s", resource={**NODE, "zone": "z"})
+    assert list(series(scraped.scrape(lambda: scraped.push(export)))) == [expected]
+
+
+def test_timestamps_are_shown_when_asked_for_and_1970_becomes_arrival():
+    scraped = Scraped(send_timestamps=True)
+    boot_time = build_metrics(NODE, [build_gauge("a", [build_number(1.0, 5_000)], "")], "s")
+    text = scraped.scrape(lambda: scraped.push(boot_time))
+    assert text.splitlines()[-1].endswith(f" {WALL // 1_000_000}")
+
+
+def test_open_metrics_is_spoken_to_who_asks_for_it():
+    scraped = Scraped(enable_open_metrics=True)
+    jobs = build_metrics(NODE, [build_sum("jobs", [build_number(4, WALL)], unit="")], "s")
+    text = scraped.scrape(
+        lambda: [scraped.push(jobs), scraped.push(_histogram([1, 2, 3], 2))],
+        headers={"accept": "application/openmetrics-text; version=1.0.0"},
+    )
+    assert scraped.content_type.startswith("application/openmetrics-text")
+    families = {family.name: family for family in parse_open_metrics(text)}
+    assert families["jobs"].type == "counter"
+    assert families["jobs"].samples[0].value == 4
+    assert families["wait_seconds"].type == "histogram"
+
+
+def test_stale_marker_removes_the_series():
+    scraped = Scraped()
+    stale = gauge_export()
+    stale.tree.resource_metrics[0].scope_metrics[0].metrics[0].gauge.data_points[0].flags = 1
+    assert series(scraped.scrape(lambda: [scraped.push(gauge_export()), scraped.push(stale)])) == {}
+
+
+def test_repeated_pushes_of_one_agent_wait_as_one_and_show_the_last():
+    scraped = Scraped()
+    first, last = sample("push_first_calibrating.json"), sample("push_active.json")
+
+    def push_many():
+        for export in [first, *[last] * 50]:
+            scraped.push(export, node_id="n1", cluster_id="prod a")
+        scraped.push(sample("straggler_event_1.json"), node_id="n1", cluster_id="prod a")
+        assert len(scraped.exporter._pending) == 2
+
+    found = series(scraped.scrape(push_many))
+    scores = [
+        value for (name, _), value in found.items() if name == "ingero_node_health_score_ratio"
+    ]
+    assert scores == [0.94]
+    assert "ingero_node_straggler_event_ratio" in {name for name, _ in found}
+
+
+def test_too_many_waiting_exports_are_walked_in_the_push():
+    scraped = Scraped()
+
+    def push_many():
+        for index in range(3000):
+            scraped.push(gauge_export(value=float(index), x=str(index)))
+        assert len(scraped.exporter._pending) <= 2048
+
+    assert len(series(scraped.scrape(push_many))) == 3000
+
+
+def test_other_paths_and_methods_are_refused():
+    scraped = Scraped()
+
+    async def run():
+        await scraped.exporter.start(scraped.host)
+        try:
+            base = f"http://{scraped.host.announced['']}"
+            async with httpx.AsyncClient() as client:
+                return (
+                    (await client.get(f"{base}/")).status_code,
+                    (await client.post(f"{base}/metrics")).status_code,
+                    (await client.head(f"{base}/metrics")).status_code,
+                )
+        finally:
+            await scraped.exporter.stop()
+
+    assert asyncio.run(run()) == (404, 405, 200)
+
+
+def test_exponential_histogram_is_counted_not_shown():
+    scraped = Scraped()
+    point = structs.ExponentialHistogramDataPoint(count=1)
+    metric = structs.Metric(
+        name="e",
+        exponential_histogram=structs.ExponentialHistogram([point], aggregation_temporality=2),
+    )
+    export = build_metrics(NODE, [metric], "s")
+    assert isinstance(export, Export)
+    text = scraped.scrape(lambda: scraped.push(export), lambda: scraped.host.advance(NS_PER_S))
+    assert series(text) == {}
+    assert (
+        scraped.host.read("ingero_fleet_prometheus_unsupported_points_total", exporter="prometheus")
+        == 1
+    )
