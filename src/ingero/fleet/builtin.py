@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from typing import Final
 
-from ingero.fleet.exporters.prometheus.exporter import FACTORY as PROMETHEUS
+from ingero.fleet.exporters import debug, file, otlp, otlphttp
+from ingero.fleet.exporters.prometheus import exporter as prometheus
+from ingero.fleet.extensions import bearertokenauth, health_check, zpages
 from ingero.fleet.factory import Factory
-from ingero.fleet.processors.ingero.processor import FACTORY as INGERO
+from ingero.fleet.processors import batch, memory_limiter
+from ingero.fleet.processors.ingero import processor as ingero
 
 FACTORIES: Final[tuple[Factory, ...]] = (
-    INGERO,
-    PROMETHEUS,
+    ingero.FACTORY,
+    batch.FACTORY,
+    memory_limiter.FACTORY,
+    prometheus.FACTORY,
+    otlphttp.FACTORY,
+    otlp.FACTORY,
+    file.FACTORY,
+    debug.FACTORY,
+    bearertokenauth.FACTORY,
+    health_check.FACTORY,
+    zpages.FACTORY,
 )
 """The components that a configuration may name, in the order that ``ingero-fleet components`` lists them."""

@@ -95,11 +95,9 @@ class TelemetryConfig(StrictModel):
 class PipelineConfig(StrictModel):
     """One way from receivers to exporters."""
 
-    receivers: tuple[str, ...] = Field(min_length=1, description="Where its data comes from.")
+    receivers: tuple[str, ...] = Field((), description="Where its data comes from.")
     processors: tuple[str, ...] = Field((), description="What happens to it, in order.")
-    exporters: tuple[str, ...] = Field(
-        min_length=1, description="Where it goes; each gets all of it."
-    )
+    exporters: tuple[str, ...] = Field((), description="Where it goes; each gets all of it.")
 
 
 class ServiceConfig(StrictModel):
@@ -107,7 +105,8 @@ class ServiceConfig(StrictModel):
 
     extensions: tuple[str, ...] = Field((), description="Extensions to start, in order.")
     pipelines: dict[str, PipelineConfig] = Field(
-        min_length=1, description="metrics, logs or traces, with an optional /name, to its parts."
+        default_factory=dict,
+        description="metrics, logs or traces, with an optional /name, to its parts.",
     )
     telemetry: TelemetryConfig = Field(
         TelemetryConfig(), description="What the service says about itself."
@@ -203,6 +202,8 @@ class _Checker:
         service = self._check_service()
         if service is None:
             return None
+        if not service.pipelines:
+            self._say(("service", "pipelines"), "there is none", "nothing would run")
         extensions = self._resolve(Kind.EXTENSION, service.extensions, ("service", "extensions"))
         pipelines = tuple(
             pipeline
@@ -269,6 +270,8 @@ class _Checker:
             for of in (Kind.RECEIVER, Kind.PROCESSOR, Kind.EXPORTER)
         }
         for of, components in members.items():
+            if of is not Kind.PROCESSOR and not getattr(raw, of.value):
+                self._say(at, f"has no {of.value}", "a pipeline needs at least one")
             for component in components:
                 self._check_signal(of, component, signal, (*at, of.value))
         return Pipeline(

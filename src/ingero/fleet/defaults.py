@@ -12,6 +12,7 @@ from ingero.config.describe import write_commented
 from ingero.fleet.component import Kind
 from ingero.fleet.config import ServiceConfig
 from ingero.fleet.factory import Factory
+from ingero.wire.names import Signal
 
 _PIPELINE: Final[Mapping[str, Sequence[str]]] = {
     "receivers": ("otlp",),
@@ -19,7 +20,7 @@ _PIPELINE: Final[Mapping[str, Sequence[str]]] = {
     "exporters": ("prometheus",),
 }
 _EXTENSIONS: Final = ("ingero_threshold", "health_check", "zpages")
-_SIGNALS: Final = ("metrics", "logs")
+_SIGNALS: Final = (Signal.METRICS, Signal.LOGS)
 
 _HEAD: Final = """\
 # Everything that ingero-fleet can be told, with its default.
@@ -34,8 +35,7 @@ def write_defaults(factories: Sequence[Factory]) -> str:
 
 
 def _lines(factories: Sequence[Factory]) -> Iterator[str]:
-    there = {(factory.kind, factory.type) for factory in factories}
-    service = _service(there)
+    service = _service(factories)
     used = set(service["extensions"]) | {
         name for part in service["pipelines"].values() for names in part.values() for name in names
     }
@@ -54,14 +54,23 @@ def _component(factory: Factory, *, is_used: bool) -> Iterator[str]:
     yield from write_commented(factory.config, factory.example, f"{lead}  ")
 
 
-def _service(there: set[tuple[Kind, str]]) -> dict[str, Any]:
-    parts = {
-        key: [name for name in names if (Kind(key), name) in there]
-        for key, names in _PIPELINE.items()
-    }
+def _service(factories: Sequence[Factory]) -> dict[str, Any]:
+    by_name = {(factory.kind, factory.type): factory for factory in factories}
+    pipelines: dict[str, dict[str, list[str]]] = {}
+    for signal in _SIGNALS:
+        parts = {
+            key: [
+                name
+                for name in names
+                if (Kind(key), name) in by_name and signal in by_name[Kind(key), name].signals
+            ]
+            for key, names in _PIPELINE.items()
+        }
+        if parts["receivers"] and parts["exporters"]:
+            pipelines[signal] = parts
     return {
-        "extensions": [name for name in _EXTENSIONS if (Kind.EXTENSION, name) in there],
-        "pipelines": {signal: dict(parts) for signal in _SIGNALS},
+        "extensions": [name for name in _EXTENSIONS if (Kind.EXTENSION, name) in by_name],
+        "pipelines": pipelines,
     }
 
 

@@ -1,0 +1,147 @@
+"""``file``: one OTLP/JSON request per line, with rotation.
+
+Source: opentelemetry-collector-contrib ``exporter/fileexporter`` (key names; its JSON encoding is one request per line).
+Left out: protobuf, compression and routing by attribute.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Final
+
+from pydantic import Field
+
+from ingero.config import Duration, StrictModel
+from ingero.errors import IngeroError, RetryableError
+from ingero.fleet.component import ComponentId, Host, Stability
+from ingero.fleet.consumer import Batch
+from ingero.fleet.factory import ExporterFactory
+from ingero.telemetry.declare import counter
+from ingero.units import NS_PER_S, parse_duration
+from ingero.wire.otlp import encode_json
+
+WRITTEN: Final = counter(
+    "ingero_fleet_file_written_bytes_total", "Bytes written to the file.", "exporter"
+)
+ROTATIONS: Final = counter(
+    "ingero_fleet_file_rotations_total", "Times the file was set aside for a new one.", "exporter"
+)
+
+_MB: Final = 1_000_000
+
+
+class RotationConfig(StrictModel):
+    """When a file is set aside, and how many are kept."""
+
+    max_megabytes: int = Field(100, ge=1, description="Size in MB at which a file is set aside.")
+    max_backups: int = Field(100, ge=0, description="Files set aside that are kept; 0 keeps all.")
+
+
+class FileConfig(StrictModel):
+    """Where the lines go."""
+
+    path: str = Field(min_length=1, description="The file.")
+    append: bool = Field(
+        default=False, description="Add to an existing file instead of emptying it."
+    )
+    rotation: RotationConfig | None = Field(
+        None, description="When a file is set aside; empty is never."
+    )
+    flush_interval: Duration = Field(
+        parse_duration("1s"), gt=0, description="How often written lines reach the disk."
+    )
+
+
+class FileExporter:
+    """Writes batches to one file."""
+
+    def __init__(self, component: ComponentId, config: FileConfig) -> None:
+        self._name = str(component)
+        self._config = config
+        self._path = Path(config.path)
+        self._lock = threading.Lock()
+        self._file: IO[bytes] | None = None
+        self._size = 0
+
+    async def start(self, host: Host) -> None:
+        """Open the file. Raises IngeroError when that fails."""
+        self._clock = host.clock
+        self._written = host.meter.counter(WRITTEN).bound(exporter=self._name)
+        self._rotated = host.meter.counter(ROTATIONS).bound(exporter=self._name)
+        try:
+            self._open("ab" if self._config.append else "wb")
+        except OSError as error:
+            raise IngeroError(f"cannot write {self._path}: {error.strerror or error}") from error
+        host.every(self._config.flush_interval, self._flush)
+
+    async def stop(self) -> None:
+        """Write everything out and close."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def consume(self, batch: Batch) -> None:
+        """Write one line.
+
+        Raises:
+            RetryableError: The disk did not take it.
+        """
+        line = encode_json(batch.export) + b"\n"
+        with self._lock, _disk(self._path):
+            rotation = self._config.rotation
+            if rotation and self._size and self._size + len(line) > rotation.max_megabytes * _MB:
+                self._rotate(rotation)
+            if self._file is None:
+                raise RetryableError(f"exporters.{self._name} is not open")
+            self._file.write(line)
+            self._size += len(line)
+        self._written(len(line))
+
+    def _flush(self) -> None:
+        with self._lock, _disk(self._path):
+            if self._file is not None:
+                self._file.flush()
+
+    def _open(self, mode: str) -> None:
+        self._file = self._path.open(mode)
+        self._size = self._path.stat().st_size
+
+    def _rotate(self, rotation: RotationConfig) -> None:
+        assert self._file is not None
+        self._file.close()
+        self._file = None
+        stamp = datetime.fromtimestamp(self._clock.wall_ns() / NS_PER_S, UTC)
+        aside = f"{self._path.stem}-{stamp:%Y-%m-%dT%H-%M-%S.%f}{self._path.suffix}"
+        self._path.rename(self._path.with_name(aside))
+        self._open("wb")
+        self._rotated(1)
+        if rotation.max_backups:
+            kept = sorted(
+                self._path.parent.glob(f"{self._path.stem}-????-??-??T*{self._path.suffix}")
+            )
+            for old in kept[: -rotation.max_backups]:
+                old.unlink()
+
+
+@contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RetryableError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+FACTORY: Final = ExporterFactory(
+    type="file",
+    config=FileConfig,
+    says="Writes one OTLP/JSON request per line.",
+    stability=Stability.BETA,
+    metrics=(WRITTEN, ROTATIONS),
+    create=FileExporter,
+    example={"path": "/var/lib/ingero-fleet/otlp.jsonl"},
+)

@@ -1,0 +1,144 @@
+"""``bearertokenauth``: checks and sends bearer tokens, from the configuration or from a file that may change.
+
+A token is compared by the digest of it, in constant time, and never logged. The subject of a push is the start of its
+token's SHA-256, so an operator can tell tokens apart without reading them.
+
+Source: opentelemetry-collector-contrib ``extension/bearertokenauthextension`` (key names; one token per line of
+``filename``, of which a client sends the first).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Self
+
+from pydantic import Field, model_validator
+
+from ingero.config import Duration, Secret, StrictModel
+from ingero.errors import ConfigError, IngeroError
+from ingero.fleet.component import Authenticator, ComponentId, Host, Stability
+from ingero.fleet.factory import ExtensionFactory
+from ingero.telemetry.declare import counter
+from ingero.units import parse_duration
+
+REFUSED: Final = counter(
+    "ingero_fleet_auth_refused_total",
+    "Requests refused for a missing or wrong token.",
+    "extension",
+    "reason",
+)
+_log = logging.getLogger("ingero.fleet.extensions.bearertokenauth")
+
+
+class BearerTokenAuthConfig(StrictModel):
+    """Which tokens are right."""
+
+    scheme: str = Field("Bearer", description="Word before the token.")
+    token: Secret | None = Field(None, description="The token.")
+    tokens: tuple[Secret, ...] = Field(
+        (), description="Several tokens, for a server; a client sends the first."
+    )
+    filename: str | None = Field(
+        None, description="File with one token per line; read again when it changes."
+    )
+    header: str = Field(
+        "Authorization", min_length=1, description="Header that a client sends it in."
+    )
+    refresh_interval: Duration = Field(
+        parse_duration("5s"), gt=0, description="How often the file is looked at for a change."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = [bool(self.token), bool(self.tokens), bool(self.filename)]
+        if sum(given) != 1:
+            raise ValueError("give exactly one of token, tokens and filename")
+        return self
+
+
+class BearerTokenAuth:
+    """An `Authenticator` for both sides of a connection."""
+
+    def __init__(self, component: ComponentId, config: BearerTokenAuthConfig) -> None:
+        self._name = str(component)
+        self._config = config
+        self._digests: tuple[bytes, ...] = ()
+        self._first = ""
+        self._stamp: tuple[int, int, int] | None = None
+
+    async def start(self, host: Host) -> None:
+        """Read the tokens and offer the check. Raises IngeroError for an unreadable or empty file."""
+        refused = host.meter.counter(REFUSED)
+        self._missing = refused.bound(extension=self._name, reason="missing")
+        self._wrong = refused.bound(extension=self._name, reason="wrong")
+        if self._config.filename is None:
+            given = self._config.tokens or (self._config.token,)
+            self._take([one.get_secret_value() for one in given if one is not None])
+        else:
+            self._read(Path(self._config.filename))
+            host.every(self._config.refresh_interval, self._refresh)
+        host.offer(Authenticator, self)
+
+    async def stop(self) -> None:
+        """Nothing to release."""
+
+    def authenticate(self, authorization: str | None) -> str | None:
+        """The subject behind an ``Authorization`` value, or None when it is refused."""
+        if authorization is None:
+            self._missing(1)
+            return None
+        scheme, _, token = authorization.partition(" ")
+        digest = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
+        is_right = False
+        for known in self._digests:
+            is_right |= hmac.compare_digest(digest, known)
+        if not is_right or scheme.lower() != self._config.scheme.lower():
+            self._wrong(1)
+            return None
+        return f"token:{digest.hex()[:12]}"
+
+    def client_headers(self) -> Mapping[str, str]:
+        """The header with the first token."""
+        return {self._config.header: f"{self._config.scheme} {self._first}"}
+
+    def _refresh(self) -> None:
+        assert self._config.filename is not None
+        try:
+            self._read(Path(self._config.filename))
+        except IngeroError as error:
+            _log.warning("extensions.%s keeps its old tokens: %s", self._name, error.message)
+
+    def _read(self, path: Path) -> None:
+        try:
+            stat = path.stat()
+            stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            if stamp == self._stamp:
+                return
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise IngeroError(f"cannot read {path}: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise IngeroError(f"{path}: not UTF-8 text") from error
+        self._take([line.strip() for line in lines if line.strip()])
+        self._stamp = stamp
+
+    def _take(self, tokens: list[str]) -> None:
+        if not tokens or not all(tokens):
+            raise ConfigError("there is no token, or an empty one")
+        self._first = tokens[0]
+        self._digests = tuple(hashlib.sha256(token.encode()).digest() for token in tokens)
+
+
+FACTORY: Final = ExtensionFactory(
+    type="bearertokenauth",
+    config=BearerTokenAuthConfig,
+    says="Checks and sends bearer tokens.",
+    stability=Stability.BETA,
+    metrics=(REFUSED,),
+    create=BearerTokenAuth,
+    example={"token": "${env:INGERO_TOKEN}"},
+)
