@@ -202,6 +202,9 @@ class PushContext:
         node_id: Likewise.
         cohort: ``ingero.cgroup_path_hash`` of the pushing node; empty is the cluster-wide bucket.
         auth_subject: Who the bearer or the client certificate says is pushing; empty without authentication.
+        n_rejected: Points, records or spans that a processor dropped as bad; the answer tells the sender
+            (OTLP's ``partialSuccess``). A processor adds to it.
+        rejected_why: The reason to tell with them.
     """
 
     cluster_hint: str = ""
@@ -209,6 +212,8 @@ class PushContext:
     node_id: str | None = None
     cohort: str = ""
     auth_subject: str = ""
+    n_rejected: int = 0
+    rejected_why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +326,10 @@ class ServiceView(Protocol):
     @property
     def config_source(self) -> str:
         """Name of the configuration file."""
+        ...
+
+    def settings(self) -> Mapping[str, Any]:
+        """What is configured: section → component → its settings, defaults included, secrets as stars."""
         ...
 
     def pipelines(self) -> Sequence[PipelineView]:

@@ -1,0 +1,135 @@
+"""Request bodies into bytes that may be decoded, and outcomes into answer bodies.
+
+Decompression is bounded: it stops at the limit, whatever the compressed size promised.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import zstandard
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+from ingero.errors import BadDataError
+from ingero.wire.names import Signal
+
+_GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
+_AUTO_WINDOW: Final = 32 + zlib.MAX_WBITS
+_ZSTD_WINDOW_BYTES: Final = 8 << 20
+"""RFC 8878 section 3.1.1.1.2 recommends to support 8 MiB; larger windows are refused, as they are memory."""
+
+
+class TooLargeError(BadDataError):
+    """A body over the limit, before or after decompression."""
+
+
+def decompress(body: bytes, encoding: str, limit_bytes: int) -> bytes:
+    """Undo a Content-Encoding.
+
+    Args:
+        body: As received.
+        encoding: ``gzip``, ``zstd``, ``zlib`` or ``deflate``; anything else is a programming error.
+        limit_bytes: Most bytes that may come out.
+
+    Raises:
+        TooLargeError: More came out.
+        BadDataError: It is not such data, or is cut short.
+    """
+    return _DECOMPRESSORS[encoding](body, limit_bytes)
+
+
+def _inflate(window: int) -> Callable[[bytes, int], bytes]:
+    def inflate(body: bytes, limit_bytes: int) -> bytes:
+        parts: list[bytes] = []
+        room = limit_bytes + 1
+        rest = body
+        while rest:  # gzip allows several members, one after the other
+            stream = zlib.decompressobj(window)
+            try:
+                part = stream.decompress(rest, room)
+            except zlib.error as error:
+                raise BadDataError(f"the body cannot be decompressed: {error}") from error
+            room -= len(part)
+            if room <= 0:
+                raise TooLargeError(f"the body is over {limit_bytes} bytes after decompression")
+            if not stream.eof:
+                raise BadDataError("the compressed body is cut short")
+            parts.append(part)
+            rest = stream.unused_data
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    return inflate
+
+
+def _unzstd(body: bytes, limit_bytes: int) -> bytes:
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+    parts: list[bytes] = []
+    n_bytes = 0
+    try:
+        with decompressor.stream_reader(body, read_across_frames=True) as stream:
+            while part := stream.read(min(1 << 18, limit_bytes + 1 - n_bytes)):
+                parts.append(part)
+                n_bytes += len(part)
+                if n_bytes > limit_bytes:
+                    raise TooLargeError(f"the body is over {limit_bytes} bytes after decompression")
+    except zstandard.ZstdError as error:
+        raise BadDataError(f"the body cannot be decompressed: {error}") from error
+    return b"".join(parts)
+
+
+_DECOMPRESSORS: Final[dict[str, Callable[[bytes, int], bytes]]] = {
+    "gzip": _inflate(_GZIP_WINDOW),
+    "zlib": _inflate(_AUTO_WINDOW),
+    "deflate": _inflate(_AUTO_WINDOW),
+    "zstd": _unzstd,
+}
+
+_RESPONSES: Final = {
+    Signal.METRICS: (ExportMetricsServiceResponse, "rejected_data_points", "rejectedDataPoints"),
+    Signal.LOGS: (ExportLogsServiceResponse, "rejected_log_records", "rejectedLogRecords"),
+    Signal.TRACES: (ExportTraceServiceResponse, "rejected_spans", "rejectedSpans"),
+}
+TAKEN_JSON: Final = b'{"partialSuccess":{}}'
+TAKEN_PROTOBUF: Final = b""
+
+
+def encode_taken(signal: Signal, n_rejected: int, why: str, *, is_json: bool) -> bytes:
+    """The answer to an export that was taken, with how many of its items were not."""
+    if not n_rejected:
+        return TAKEN_JSON if is_json else TAKEN_PROTOBUF
+    response_type, field, camel = _RESPONSES[signal]
+    if is_json:
+        return msgspec.json.encode({
+            "partialSuccess": {camel: str(n_rejected), "errorMessage": why}
+        })
+    response = response_type()
+    setattr(response.partial_success, field, n_rejected)
+    response.partial_success.error_message = why
+    encoded: bytes = response.SerializeToString()
+    return encoded
+
+
+def encode_status(code: int, message: str, *, is_json: bool) -> bytes:
+    """A google.rpc.Status, as OTLP/HTTP answers an error with."""
+    if is_json:
+        return msgspec.json.encode({"code": code, "message": message})
+    encoded: bytes = status_pb2.Status(code=code, message=message).SerializeToString()
+    return encoded
+
+
+def encode_retry_status(code: int, message: str, retry_after_s: int) -> bytes:
+    """A google.rpc.Status with RetryInfo, for gRPC's ``grpc-status-details-bin``."""
+    status = status_pb2.Status(code=code, message=message)
+    retry = error_details_pb2.RetryInfo()
+    retry.retry_delay.seconds = retry_after_s
+    status.details.add().Pack(retry)
+    encoded: bytes = status.SerializeToString()
+    return encoded

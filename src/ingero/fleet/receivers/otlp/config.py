@@ -1,0 +1,155 @@
+"""Settings of the ``otlp`` receiver, under the Collector's key names.
+
+Source: opentelemetry-collector ``receiver/otlpreceiver``, ``config/confighttp`` and ``config/configgrpc`` READMEs. Left
+out: ``cors`` (browsers do not push here), ``include_metadata`` (no component reads it), transports other than TCP.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from ingero.config import Duration, Endpoint, Size, StrictModel
+from ingero.config.tls import TlsServerConfig
+from ingero.units import parse_duration, parse_size
+
+Encoding = Literal["gzip", "zstd", "zlib", "deflate", ""]
+UrlPath = Annotated[str, StringConstraints(pattern=r"^/[^?#]*$")]
+ComponentName = Annotated[str, StringConstraints(min_length=1)]
+
+
+class AuthConfig(StrictModel):
+    """Who may push."""
+
+    authenticator: ComponentName = Field(
+        description="Extension that checks the Authorization header, such as bearertokenauth."
+    )
+
+
+class MiddlewareConfig(StrictModel):
+    """An extension that has a say in each answer."""
+
+    id: ComponentName = Field(
+        description="Extension that knows the threshold of whoever pushes, such as ingero_threshold."
+    )
+
+
+class ServerConfig(StrictModel):
+    """What both protocols share."""
+
+    tls: TlsServerConfig | None = Field(
+        None, description="Certificates; without it the port speaks plain text."
+    )
+    auth: AuthConfig | None = Field(None, description="Refuse pushes without valid credentials.")
+    middlewares: tuple[MiddlewareConfig, ...] | None = Field(
+        None,
+        description="Which extensions put the threshold on answers; without it, every one that can.",
+    )
+    max_in_flight: int = Field(
+        1024,
+        ge=1,
+        description="Requests being received at once; one more is told to come again later.",
+    )
+
+
+class KeepaliveServerParameters(StrictModel):
+    """How long a gRPC connection lives."""
+
+    max_connection_idle: Duration | None = Field(
+        None, description="Close a connection without calls after this."
+    )
+    max_connection_age: Duration | None = Field(
+        None, description="Close a connection after this, so that agents spread over new replicas."
+    )
+    max_connection_age_grace: Duration | None = Field(
+        None, description="Time for calls to end after max_connection_age."
+    )
+    time: Duration | None = Field(None, description="Ping a silent client after this.")
+    timeout: Duration | None = Field(
+        None, description="Close when a ping has had no answer for this long."
+    )
+
+
+class KeepaliveConfig(StrictModel):
+    """gRPC keepalive."""
+
+    server_parameters: KeepaliveServerParameters = Field(
+        KeepaliveServerParameters(), description="The server's side."
+    )
+
+
+class GrpcConfig(ServerConfig):
+    """OTLP over gRPC."""
+
+    endpoint: Endpoint = Field(Endpoint("localhost", 4317), description="host:port to listen on.")
+    max_recv_msg_size_mib: int = Field(
+        4, ge=1, le=1024, description="Largest request, uncompressed, in MiB."
+    )
+    max_concurrent_streams: int | None = Field(
+        None, ge=1, description="Calls at once on one connection; empty is gRPC's own limit."
+    )
+    keepalive: KeepaliveConfig | None = Field(None, description="How long connections live.")
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if self.tls is not None and (
+            self.tls.min_version != "1.2" or self.tls.max_version is not None
+        ):
+            raise ValueError(
+                "gRPC speaks TLS 1.2 and newer; set neither min_version nor max_version"
+            )
+        return self
+
+
+class HttpConfig(ServerConfig):
+    """OTLP over HTTP/1.1."""
+
+    endpoint: Endpoint = Field(Endpoint("localhost", 4318), description="host:port to listen on.")
+    metrics_url_path: UrlPath = Field("/v1/metrics", description="Where metrics are posted.")
+    logs_url_path: UrlPath = Field("/v1/logs", description="Where logs are posted.")
+    traces_url_path: UrlPath = Field("/v1/traces", description="Where traces are posted.")
+    url_prefixes: tuple[UrlPath, ...] = Field(
+        (),
+        description="Accept the three paths below each of these too, such as /api; for agents whose endpoint has a path.",
+    )
+    max_request_body_size: Size = Field(
+        parse_size("20MiB"), ge=1, description="Largest body, before and after decompression."
+    )
+    max_buffered_size: Size = Field(
+        parse_size("128MiB"),
+        ge=1,
+        description="Unfinished bodies in memory over all connections; one more is told to come again later.",
+    )
+    compression_algorithms: tuple[Encoding, ...] = Field(
+        ("", "gzip", "zstd", "zlib", "deflate"),
+        description="Content encodings to accept; the empty one is an uncompressed body.",
+    )
+    read_timeout: Duration = Field(
+        parse_duration("30s"), description="Longest time for one body to arrive."
+    )
+    idle_timeout: Duration = Field(
+        parse_duration("90s"), description="Close a connection without requests after this."
+    )
+    keep_alives_enabled: bool = Field(
+        default=True, description="Answer several requests on one connection."
+    )
+
+
+class ProtocolsConfig(StrictModel):
+    """Which protocols to serve; each only when it is named."""
+
+    grpc: GrpcConfig | None = Field(None, description="OTLP over gRPC, usually on 4317.")
+    http: HttpConfig | None = Field(None, description="OTLP over HTTP, usually on 4318.")
+
+    @model_validator(mode="after")
+    def _check_any(self) -> Self:
+        if self.grpc is None and self.http is None:
+            raise ValueError("name at least one protocol: grpc or http")
+        return self
+
+
+class OtlpReceiverConfig(StrictModel):
+    """Settings of the ``otlp`` receiver."""
+
+    protocols: ProtocolsConfig = Field(description="grpc, http or both.")

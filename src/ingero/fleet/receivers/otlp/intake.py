@@ -1,0 +1,192 @@
+"""What both protocols do with a body: decode, hand to the pipeline, say how it went and what the threshold is.
+
+Knows neither HTTP nor gRPC. Safe on any thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from ingero.errors import BadDataError, PermanentError, RetryableError
+from ingero.fleet.component import (
+    Authenticator,
+    ComponentId,
+    Host,
+    PushAnswerer,
+    PushContext,
+)
+from ingero.fleet.consumer import Batch, Consumer
+from ingero.fleet.receivers.otlp.telemetry import Reason, Tally
+from ingero.units import NS_PER_S
+from ingero.wire.names import Signal
+from ingero.wire.otlp import decode_export
+
+RETRY_AFTER_S: Final = 2
+"""Default delay to ask for. Agents add it to their interval, and above 20 s together they lose their mode for a tick."""
+MAX_RETRY_AFTER_S: Final = 10
+_LEAST_THRESHOLD: Final = 0.1
+_MOST_THRESHOLD: Final = 0.99
+
+
+class Verdict(Enum):
+    """How a push went: HTTP status and gRPC code."""
+
+    TAKEN = (200, 0)
+    BAD_DATA = (400, 3)  # INVALID_ARGUMENT
+    UNAUTHENTICATED = (401, 16)
+    NOT_FOUND = (404, 12)  # UNIMPLEMENTED
+    METHOD = (405, 12)
+    TIMEOUT = (408, 4)  # DEADLINE_EXCEEDED
+    TOO_LARGE = (413, 8)  # RESOURCE_EXHAUSTED
+    UNSUPPORTED = (415, 3)
+    OVERLOADED = (429, 8)
+    PERMANENT = (500, 13)  # INTERNAL: the Collector's answer to a permanent consumer error
+    UNAVAILABLE = (503, 14)
+
+    @property
+    def http(self) -> int:
+        """HTTP status."""
+        return self.value[0]
+
+    @property
+    def grpc(self) -> int:
+        """google.rpc.Code."""
+        return self.value[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The answer to a push, before it is written.
+
+    Attributes:
+        verdict: How it went.
+        message: For a person; empty when taken.
+        retry_after_s: Whole seconds to wait, or 0.
+        n_rejected: Items of a taken export that a processor refused.
+    """
+
+    verdict: Verdict
+    message: str = ""
+    retry_after_s: int = 0
+    n_rejected: int = 0
+
+
+TAKEN: Final = Outcome(Verdict.TAKEN)
+DRAINING: Final = Outcome(Verdict.UNAVAILABLE, "shutting down; push again", RETRY_AFTER_S)
+OVERLOADED: Final = Outcome(
+    Verdict.OVERLOADED, "too many pushes at once; push again", RETRY_AFTER_S
+)
+
+
+class Intake:
+    """One protocol's way into the pipelines.
+
+    Args:
+        host: The running service.
+        outputs: A consumer for each signal that a pipeline wants.
+        tally: The protocol's counters.
+        authenticator: Who checks credentials, or None.
+        answerers: Who may know the threshold, asked in turn.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        outputs: Mapping[Signal, Consumer],
+        tally: Tally,
+        authenticator: Authenticator | None,
+        answerers: Sequence[PushAnswerer],
+    ) -> None:
+        self._host = host
+        self._clock = host.clock
+        self._outputs = outputs
+        self._tally = tally
+        self._authenticator = authenticator
+        self._answerers = tuple(answerers)
+
+    @property
+    def draining(self) -> bool:
+        """Whether the service was told to stop."""
+        return self._host.draining
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody may push, without credentials."""
+        return self._authenticator is None
+
+    def accepts(self, signal: Signal) -> bool:
+        """Whether any pipeline wants this signal."""
+        return signal in self._outputs
+
+    def authenticate(self, authorization: str | None, push: PushContext) -> bool:
+        """Whether the sender may push; notes who it is."""
+        if self._authenticator is None:
+            return True
+        subject = self._authenticator.authenticate(authorization)
+        if subject is None:
+            return False
+        push.auth_subject = subject
+        return True
+
+    def take(self, body: bytes, signal: Signal, content_type: str, push: PushContext) -> Outcome:
+        """Decode a body and hand it on; when this returns, the push is applied."""
+        try:
+            export = decode_export(body, signal, content_type)
+        except BadDataError as error:
+            self._tally.refuse_request(Reason.BAD_BODY)
+            return Outcome(Verdict.BAD_DATA, error.message)
+        n_items = export.n_items
+        if not n_items:  # an empty request is a success; senders probe with it
+            return TAKEN
+        batch = Batch(signal, export, self._clock.wall_ns(), push)
+        refusal = self._offer(batch)
+        if refusal is not None:
+            self._tally.refuse(signal, n_items)
+            return refusal
+        if push.n_rejected:
+            n_rejected = min(push.n_rejected, n_items)
+            self._tally.accept(signal, n_items - n_rejected)
+            self._tally.refuse(signal, n_rejected)
+            return Outcome(Verdict.TAKEN, push.rejected_why, n_rejected=n_rejected)
+        self._tally.accept(signal, n_items)
+        return TAKEN
+
+    def _offer(self, batch: Batch) -> Outcome | None:
+        """Hand a batch on; None when it was taken."""
+        try:
+            self._outputs[batch.signal].consume(batch)
+        except RetryableError as refusal:
+            return Outcome(Verdict.UNAVAILABLE, refusal.message, _retry_after_s(refusal))
+        except BadDataError as refusal:
+            return Outcome(Verdict.BAD_DATA, refusal.message)
+        except PermanentError as refusal:
+            return Outcome(Verdict.PERMANENT, refusal.message)
+        return None
+
+    def find_threshold(self, push: PushContext) -> tuple[str, str] | None:
+        """The two header values for this push, or None when there is no threshold to tell.
+
+        A value that agents would reject (outside 0.1 to 0.99, not finite) is not told at all: it would silence the
+        fallback poller too.
+        """
+        for answerer in self._answerers:
+            answer = answerer.answer(push)
+            if answer is not None and _LEAST_THRESHOLD <= answer.threshold <= _MOST_THRESHOLD:
+                return f"{answer.threshold:.6f}", "true" if answer.quorum_met else "false"
+        return None
+
+
+def _retry_after_s(refusal: RetryableError) -> int:
+    if refusal.retry_after_ns is None:
+        return RETRY_AFTER_S
+    return min(max(math.ceil(refusal.retry_after_ns / NS_PER_S), 1), MAX_RETRY_AFTER_S)
+
+
+def get_component(text: str) -> ComponentId:
+    """``type/name`` as a component id."""
+    kind, _, name = text.partition("/")
+    return ComponentId(kind, name)

@@ -1,0 +1,146 @@
+"""The ``otlp`` receiver's life: both servers, their certificates, and the order in which they start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, cast
+
+from ingero.config import Endpoint
+from ingero.errors import IngeroError
+from ingero.fleet.component import Authenticator, CapabilityT, ComponentId, Host, PushAnswerer
+from ingero.fleet.consumer import Consumer
+from ingero.fleet.receivers.otlp.asgi import OtlpHttpApp
+from ingero.fleet.receivers.otlp.config import (
+    GrpcConfig,
+    HttpConfig,
+    OtlpReceiverConfig,
+    ServerConfig,
+)
+from ingero.fleet.receivers.otlp.grpc_server import OtlpGrpcServer
+from ingero.fleet.receivers.otlp.intake import Intake, get_component
+from ingero.fleet.receivers.otlp.telemetry import Tally, Transport
+from ingero.serving.asgi import AsgiServer, AsgiSettings
+from ingero.serving.tls import CertificateReloader, build_server_context
+from ingero.units import NS_PER_S
+from ingero.wire.names import Signal
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGIApplication
+
+_DRAIN_S: Final = 10
+_RELOAD_INTERVAL_NS: Final = 60 * NS_PER_S
+"""How often certificates are looked at when ``tls.reload_interval`` does not say."""
+
+
+class OtlpReceiver:
+    """Takes OTLP over gRPC and HTTP, and answers each push with its threshold.
+
+    Args:
+        component: Its id.
+        config: Settings.
+        outputs: A consumer for each signal that a pipeline wants.
+    """
+
+    def __init__(
+        self,
+        component: ComponentId,
+        config: OtlpReceiverConfig,
+        outputs: Mapping[Signal, Consumer],
+    ) -> None:
+        self._id = component
+        self._config = config
+        self._outputs = outputs
+        self._http: AsgiServer | None = None
+        self._grpc: OtlpGrpcServer | None = None
+
+    @property
+    def http_bound(self) -> Endpoint | None:
+        """Where HTTP listens, with the kernel's port; None when it does not."""
+        return None if self._http is None else self._http.bound
+
+    @property
+    def grpc_bound(self) -> Endpoint | None:
+        """Where gRPC listens, with the kernel's port; None when it does not."""
+        return None if self._grpc is None else self._grpc.bound
+
+    async def start(self, host: Host) -> None:
+        """Bind both ports.
+
+        Raises:
+            IngeroError: An address, a certificate or a named extension is not there.
+        """
+        protocols = self._config.protocols
+        if protocols.http is not None:
+            await self._start_http(protocols.http, host)
+        if protocols.grpc is not None:
+            await self._start_grpc(protocols.grpc, host)
+
+    async def stop(self) -> None:
+        """Close both ports; requests in flight may finish."""
+        grpc_server, self._grpc = self._grpc, None
+        http_server, self._http = self._http, None
+        if grpc_server is not None:
+            await asyncio.to_thread(grpc_server.stop, _DRAIN_S)
+        if http_server is not None:
+            await http_server.stop()
+
+    async def _start_http(self, config: HttpConfig, host: Host) -> None:
+        tally = Tally(host.meter, self._id, Transport.HTTP)
+        app = OtlpHttpApp(config, self._build_intake(config, host, tally), tally)
+        context = build_server_context(config.tls) if config.tls is not None else None
+        settings = AsgiSettings(
+            keep_alive_s=max(config.idle_timeout // NS_PER_S, 1), drain_s=_DRAIN_S
+        )
+        server = AsgiServer(
+            cast("ASGIApplication", app), config.endpoint, tls=context, settings=settings
+        )
+        await server.start()
+        self._http = server
+        if context is not None:
+            self._watch(context, config, host, tally)
+
+    async def _start_grpc(self, config: GrpcConfig, host: Host) -> None:
+        tally = Tally(host.meter, self._id, Transport.GRPC)
+        if config.tls is not None:
+            build_server_context(config.tls)  # says what is wrong with a file; grpcio would not
+        server = OtlpGrpcServer(config, self._build_intake(config, host, tally), tally)
+        await asyncio.to_thread(server.start)
+        self._grpc = server
+
+    def _build_intake(self, config: ServerConfig, host: Host, tally: Tally) -> Intake:
+        authenticator: Authenticator | None = None
+        if config.auth is not None:
+            name = config.auth.authenticator
+            authenticator = _get_one(host.find(Authenticator, get_component(name)), name)
+        if config.middlewares is None:
+            answerers = host.find(PushAnswerer)
+        else:
+            answerers = [
+                _get_one(host.find(PushAnswerer, get_component(one.id)), one.id)
+                for one in config.middlewares
+            ]
+        return Intake(host, self._outputs, tally, authenticator, answerers)
+
+    @staticmethod
+    def _watch(context: ssl.SSLContext, config: HttpConfig, host: Host, tally: Tally) -> None:
+        assert config.tls is not None
+        reloader = CertificateReloader(context, config.tls)
+
+        def reload() -> None:
+            try:
+                reloader.reload_if_changed()
+            except IngeroError:
+                tally.bad_certificate(1)
+                raise
+
+        host.every(config.tls.reload_interval or _RELOAD_INTERVAL_NS, reload)
+
+
+def _get_one(found: Sequence[CapabilityT], name: str) -> CapabilityT:
+    if not found:
+        raise IngeroError(
+            f"no extension {name!r} that can do this", hint="list it under service.extensions"
+        )
+    return found[0]
