@@ -7,6 +7,7 @@ from typing import Final
 from ingero.fleet.exporters import debug, file, otlp, otlphttp
 from ingero.fleet.exporters.prometheus import exporter as prometheus
 from ingero.fleet.extensions import bearertokenauth, health_check, zpages
+from ingero.fleet.extensions.ingero_threshold import extension as ingero_threshold
 from ingero.fleet.factory import Factory
 from ingero.fleet.processors import batch, memory_limiter
 from ingero.fleet.processors.ingero import processor as ingero
@@ -20,6 +21,7 @@ FACTORIES: Final[tuple[Factory, ...]] = (
     otlp.FACTORY,
     file.FACTORY,
     debug.FACTORY,
+    ingero_threshold.FACTORY,
     bearertokenauth.FACTORY,
     health_check.FACTORY,
     zpages.FACTORY,

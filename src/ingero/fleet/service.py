@@ -260,6 +260,16 @@ class FleetService:
             return ()
         return [(node.kind, node.id) for node in self._generation.graph.nodes]
 
+    def settings(self) -> dict[str, Any]:
+        """Every component's settings and ``service``, as JSON-able values; secrets are stars."""
+        if self._generation is None:
+            return {}
+        config = self._generation.config
+        found: dict[str, Any] = {kind.value: {} for kind in Kind}
+        for (kind, one), model in config.settings.items():
+            found[kind.value][str(one)] = model.model_dump(mode="json")
+        return found | {"service": config.service.model_dump(mode="json")}
+
     def pipelines(self) -> Sequence[PipelineView]:
         """Every pipeline that runs."""
         if self._generation is None:

@@ -166,8 +166,10 @@ def test_event_push_without_a_score_is_answered_for_the_nodes_own_cohort():
 )
 def test_score_that_is_no_score_is_counted_and_dropped(score, reason):
     bench = Bench()
-    bench.push(facts("n1", score))
+    context, _ = bench.push(facts("n1", score))
     assert bench.dropped(reason) == 1
+    assert context.n_rejected == 1
+    assert "health score" in context.rejected_why
     assert bench.board.n_nodes == 0
 
 

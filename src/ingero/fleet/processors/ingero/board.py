@@ -39,15 +39,16 @@ _TICK_BUDGET_NS: Final = 5 * NS_PER_MS
 _PUSH_SHARE: Final = 0.1
 """Share of the time that computing inside pushes may take in the long run."""
 _PUSH_BURST_NS: Final = 50 * NS_PER_MS
-_REFUSALS: Final = (
-    "not_finite",
-    "out_of_range",
-    "no_node_id",
-    "no_cluster_id",
-    "id_too_long",
-    "node_cap",
-    "cluster_cap",
-)
+_REFUSALS: Final = {
+    "not_finite": "the health score is not a finite number",
+    "out_of_range": "the health score is not within 0 and 1",
+    "no_node_id": "the resource has no ingero.node.id",
+    "no_cluster_id": "neither the resource nor the request names a cluster",
+    "id_too_long": f"a name is longer than {MAX_ID_LENGTH} characters",
+    "node_cap": "no more nodes are taken (max_expected_nodes)",
+    "cluster_cap": "no more clusters are taken (max_clusters)",
+}
+"""Why a score is not taken: the counter's label, and what its sender is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class Board:
         """
         with self.lock:
             for facts in pushes:
-                self._take_one(facts, context.cluster_hint, arrival)
+                self._take_one(facts, context, arrival)
         if len(pushes) == 1:
             facts = pushes[0]
             context.cluster_id = facts.resource.cluster_id or context.cluster_hint or None
@@ -162,17 +163,22 @@ class Board:
                 break
         return done
 
-    def _take_one(self, facts: PushFacts, hint: str, arrival: Arrival) -> None:
-        resource = facts.resource
+    def _take_one(self, facts: PushFacts, context: PushContext, arrival: Arrival) -> None:
+        resource, hint = facts.resource, context.cluster_hint
         cluster_id = resource.cluster_id or hint
         if hint and cluster_id != hint:
             self._count_mismatch(1)
         if facts.health_score is not None:
-            self._take_score(facts, cluster_id, arrival)
+            reason = self._take_score(facts, cluster_id, arrival)
+            if reason:
+                self._refuse[reason](1)
+                context.n_rejected += 1
+                context.rejected_why = _REFUSALS[reason]
         if facts.straggler_event is not None:
             self._take_event(facts, cluster_id, arrival.wall_ns)
 
-    def _take_score(self, facts: PushFacts, cluster_id: str, arrival: Arrival) -> None:
+    def _take_score(self, facts: PushFacts, cluster_id: str, arrival: Arrival) -> str:
+        """Store a score; the reason when it is refused, else empty."""
         score = facts.health_score
         assert score is not None
         node_id = facts.resource.node_id
@@ -182,8 +188,7 @@ class Board:
         if not reason and not is_known:
             reason = self._check_caps(cluster_id)
         if reason:
-            self._refuse[reason](1)
-            return
+            return reason
         if book is None:
             book = self.books[cluster_id] = ClusterBook(cluster_id, self._settings)
         self.n_nodes += not is_known
@@ -199,6 +204,7 @@ class Board:
                 self._note_end(book.episodes.close(node_id, Outcome.STATE_CHANGE, arrival.wall_ns))
         if book.is_dirty:
             self._compute_in_push(book, now_ns)
+        return ""
 
     def _compute_in_push(self, book: ClusterBook, now_ns: int) -> None:
         """Compute at once if it is cheap enough: a leaky bucket of time spent."""

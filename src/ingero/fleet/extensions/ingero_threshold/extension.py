@@ -1,0 +1,136 @@
+"""The extension: two listening sockets, and the answer to each push."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ingero.fleet.component import (
+    AdminRoute,
+    AdminRoutes,
+    ComponentId,
+    Host,
+    PushAnswer,
+    PushAnswerer,
+    PushContext,
+    ServiceView,
+    Stability,
+    ThresholdSource,
+)
+from ingero.fleet.extensions.ingero_threshold.admin import ROOT, admin_app
+from ingero.fleet.extensions.ingero_threshold.agent import agent_app
+from ingero.fleet.extensions.ingero_threshold.config import IngeroThresholdConfig
+from ingero.fleet.factory import ExtensionFactory
+from ingero.serving.asgi import AsgiServer
+from ingero.serving.tls import CertificateReloader, build_server_context
+from ingero.telemetry.declare import counter
+
+REQUESTS: Final = counter(
+    "ingero_fleet_threshold_requests_total",
+    "Answers of GET /api/v1/threshold by status.",
+    "status",
+)
+
+
+class IngeroThresholdExtension:
+    """Answers pushes (`PushAnswerer`), agents that ask, and operators."""
+
+    def __init__(self, component: ComponentId, config: IngeroThresholdConfig) -> None:
+        self._id = component
+        self._config = config
+        self._host: Host | None = None
+        self._sources: Sequence[ThresholdSource] = ()
+        self._reloader: CertificateReloader | None = None
+        self._servers: list[AsgiServer] = []
+
+    async def start(self, host: Host) -> None:
+        """Listen on both endpoints and offer to answer pushes."""
+        self._host = host
+        host.offer(PushAnswerer, self)
+        host.offer(AdminRoutes, _ServicePages(host))
+        requests = host.meter.counter(REQUESTS)
+        counts = {code: requests.bound(status=str(code)) for code in (200, 400, 404, 405)}
+        tls = self._config.tls
+        context = None if tls is None else build_server_context(tls)
+        if tls is not None and context is not None and tls.reload_interval:
+            self._reloader = CertificateReloader(context, tls)
+            host.every(tls.reload_interval, self._reload_certificate)
+        agents = agent_app(self.find_answer, lambda code: counts[code](1))
+        admin = admin_app(
+            lambda: host.find(AdminRoutes), allow_remote=self._config.admin_allow_remote
+        )
+        for what, server in (
+            ("agents", AsgiServer(agents, self._config.agent_endpoint, tls=context)),
+            ("admin", AsgiServer(admin, self._config.admin_endpoint)),
+        ):
+            await server.start()
+            self._servers.append(server)
+            host.announce(server.bound, what)
+
+    async def stop(self) -> None:
+        """Close both endpoints."""
+        while self._servers:
+            await self._servers.pop().stop()
+
+    def answer(self, push: PushContext) -> PushAnswer | None:
+        """The threshold for who just pushed; a hint counts only where nothing could be read from the body."""
+        cluster_id = push.cluster_hint if push.cluster_id is None else push.cluster_id
+        if not cluster_id:
+            return None
+        if not self._sources:  # pushes come when every processor has started
+            assert self._host is not None
+            self._sources = tuple(self._host.find(ThresholdSource))
+        return _find_first(self._sources, cluster_id, push.cohort, push.node_id)
+
+    def find_answer(
+        self, cluster_id: str, cohort_hash: str = "", node_id: str | None = None
+    ) -> PushAnswer | None:
+        """The threshold for who asks."""
+        assert self._host is not None
+        return _find_first(self._host.find(ThresholdSource), cluster_id, cohort_hash, node_id)
+
+    def _reload_certificate(self) -> None:
+        if self._reloader is not None:
+            self._reloader.reload_if_changed()
+
+
+def _find_first(
+    sources: Sequence[ThresholdSource], cluster_id: str, cohort_hash: str, node_id: str | None
+) -> PushAnswer | None:
+    for source in sources:
+        answer = source.find_answer(cluster_id, cohort_hash, node_id)
+        if answer is not None:
+            return answer
+    return None
+
+
+class _ServicePages:
+    """Pages about the service itself."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def admin_routes(self) -> Sequence[AdminRoute]:
+        """The configuration that runs."""
+        return (
+            AdminRoute(
+                f"{ROOT}/config", "The configuration that runs, secrets hidden.", self._config
+            ),
+        )
+
+    def _config(self, query: Mapping[str, str]) -> dict[str, Any]:
+        del query
+        services = self._host.find(ServiceView)
+        if not services:
+            raise KeyError("config")
+        return {"source": services[0].config_source, "settings": services[0].settings()}
+
+
+FACTORY = ExtensionFactory(
+    type="ingero_threshold",
+    config=IngeroThresholdConfig,
+    says="Tells agents their threshold, on answers to pushes and on request, and shows admin pages.",
+    stability=Stability.BETA,
+    metrics=(REQUESTS,),
+    create=IngeroThresholdExtension,
+)
