@@ -1,0 +1,269 @@
+"""The thread that feeds the GPU is kept from running: by another task, a quota, the disk, the memory.
+
+One search for all of them. A stall is reported over the episode in which it is dense, its lost time is the slow calls it
+overlaps and the waits between calls, and the share is what overlap shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ingero.agent.causal.attribution import (
+    NO_REASON,
+    ON_CPU,
+    SLEEPING,
+    Attribution,
+    attribute,
+    find_waits,
+)
+from ingero.agent.causal.evidence import Evidence, Process
+from ingero.agent.causal.finding import Finding, Rule
+from ingero.agent.causal.intervals import Intervals
+from ingero.agent.causal.kinds import Kind
+from ingero.agent.causal.slow import find_slow
+from ingero.model.incidents import Cause
+from ingero.units import NS_PER_MS, NS_PER_S, format_duration, format_size
+
+_SECTOR_BYTES: Final = 512
+_EPISODE_GAP_NS: Final = NS_PER_S
+_MIN_STALL_NS: Final = 10 * NS_PER_MS
+_MIN_EPISODE_SHARE: Final = 0.05
+_MIN_SPANS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Stall:
+    """What to look for among a thread's waits, and what to say about it."""
+
+    rule: str
+    reason: str
+    says: str
+    title: str
+    fix: tuple[str, ...]
+
+    def matches(self, name: str) -> bool:
+        return name.startswith(self.reason)
+
+
+_STALLS: Final = (
+    _Stall(
+        "preemption",
+        "preempted by ",
+        "Another task takes the CPU from the thread that feeds the GPU",
+        "CPU taken from {process}",
+        (
+            "give the training threads their own CPUs (taskset, cpuset) and keep other work off them",
+            "lower the other task's priority (nice 19, cpu.weight) or move it off the node",
+        ),
+    ),
+    _Stall(
+        "runnable_wait",
+        "waiting for a free CPU",
+        "The thread is ready and no CPU is free for it",
+        "Run queue full: {process} waits for a CPU",
+        (
+            "run fewer busy threads than CPUs: OMP_NUM_THREADS, DataLoader workers",
+            "ask for more CPUs for the job",
+        ),
+    ),
+    _Stall(
+        "cgroup_throttling",
+        "out of CPU quota (cgroup)",
+        "The container's CPU quota is used up",
+        "CPU quota used up: {process} is throttled by its cgroup",
+        ("raise the container's CPU limit (cpu.max), or remove it", "use fewer host threads"),
+    ),
+    _Stall(
+        "blocking_io",
+        "blocked on disk reads",
+        "Synchronous disk reads keep the training thread off its CPU",
+        "Synchronous disk reads block {process}",
+        (
+            "read ahead in workers instead of in the training thread (DataLoader num_workers, prefetch)",
+            "keep the data in the page cache or in /dev/shm; use local NVMe",
+            "read larger blocks: fewer, longer requests",
+        ),
+    ),
+    _Stall(
+        "page_fault_stall",
+        "page faults",
+        "Page faults stop the thread that feeds the GPU",
+        "Page faults stop {process}",
+        (
+            "lock or pre-touch the buffers; use pinned memory",
+            "add memory: pages are read back from disk",
+        ),
+    ),
+    _Stall(
+        "reclaim_stall",
+        "memory reclaim",
+        "The kernel reclaims memory inside the thread that feeds the GPU",
+        "Memory reclaim stops {process}",
+        (
+            "free host memory or raise the memory limit",
+            "lower the page-cache pressure of data loading",
+        ),
+    ),
+    _Stall(
+        "network_wait",
+        "waiting on the network",
+        "Socket calls keep the training thread waiting",
+        "Network reads block {process}",
+        (
+            "fetch data in workers, ahead of use",
+            "check the storage network: latency and retransmits",
+        ),
+    ),
+)
+
+
+def _finder(stall: _Stall) -> Rule:
+    def find(evidence: Evidence) -> list[Finding]:
+        return [
+            finding
+            for process, tid in _iter_threads(evidence)
+            for finding in _judge(evidence, process, tid, stall)
+        ]
+
+    return Rule(stall.rule, stall.says, find)
+
+
+def _iter_threads(evidence: Evidence) -> Iterator[tuple[Process, int]]:
+    """Threads that feed a GPU; on a node without GPU calls in the recording, main threads that were watched."""
+    gpu_nodes = {process.node for process in evidence.gpu_processes}
+    for process in evidence.processes:
+        if len(process.calls):
+            yield process, process.busiest_tid
+        elif process.node not in gpu_nodes and len(process.thread(process.pid).of(Kind.OFF_CPU)):
+            yield process, process.pid
+
+
+def _judge(evidence: Evidence, process: Process, tid: int, stall: _Stall) -> list[Finding]:
+    waits = find_waits(evidence, process, tid)
+    spans = Intervals.of(np.empty(0, np.int64), np.empty(0, np.int64))
+    for name, found in waits.by_reason.items():
+        spans = spans.union(found) if stall.matches(name) else spans
+    episodes = _dense_episodes(spans)
+    if not len(episodes):
+        return []
+    stalled = spans.within(episodes)
+    if stalled < _MIN_STALL_NS:
+        return []
+    lost = _lost_intervals(evidence, process, tid, episodes, spans)
+    found_shares = attribute(waits, lost.starts, lost.ends)
+    causes = found_shares.causes(without=(ON_CPU, SLEEPING, NO_REASON))
+    if not stall.matches(causes[0].name):
+        return []
+    return [_describe(evidence, process, tid, stall, _Case(episodes, spans, found_shares, causes))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    episodes: Intervals
+    spans: Intervals
+    shares: Attribution
+    causes: tuple[Cause, ...]
+
+
+def _dense_episodes(spans: Intervals) -> Intervals:
+    """Stretches in which the stall takes a noticeable part of the time."""
+    if len(spans) < _MIN_SPANS:
+        return Intervals.of(np.empty(0, np.int64), np.empty(0, np.int64))
+    breaks = np.flatnonzero(spans.starts[1:] - spans.ends[:-1] > _EPISODE_GAP_NS) + 1
+    groups = [g for g in np.split(np.arange(len(spans)), breaks) if len(g) >= _MIN_SPANS]
+    starts = np.array([spans.starts[g[0]] for g in groups], np.int64)
+    ends = np.array([spans.ends[g[-1]] for g in groups], np.int64)
+    covered = spans.covered_ns(starts, ends)
+    is_dense = covered >= _MIN_EPISODE_SHARE * (ends - starts)
+    return Intervals.of(starts[is_dense], ends[is_dense])
+
+
+def _lost_intervals(
+    evidence: Evidence, process: Process, tid: int, episodes: Intervals, spans: Intervals
+) -> Intervals:
+    """Slow calls of the thread in the episodes that the stall touches, and the stall's own time outside calls.
+
+    Without GPU calls to judge by, all of the thread's time off its CPU.
+    """
+    if not len(process.calls):
+        off = process.thread(tid).of(Kind.OFF_CPU)
+        return off.where(episodes.covered_ns(off.starts, off.ends) > 0).intervals
+    slow = find_slow(evidence, process)
+    slow = slow.where(slow.tids == tid)
+    is_touched = spans.covered_ns(slow.starts, slow.ends) > 0
+    is_inside = episodes.covered_ns(slow.starts, slow.ends) > 0
+    slow = slow.where(is_touched & is_inside)
+    is_in_episode = episodes.covered_ns(spans.starts, spans.ends) > 0
+    return Intervals.of(
+        np.concatenate((slow.starts, spans.starts[is_in_episode])),
+        np.concatenate((slow.ends, spans.ends[is_in_episode])),
+    )
+
+
+def _describe(
+    evidence: Evidence, process: Process, tid: int, stall: _Stall, case: _Case
+) -> Finding:
+    first, last = int(case.episodes.starts[0]), int(case.episodes.ends[-1])
+    stalled = case.spans.within(case.episodes)
+    n_spans = int((case.episodes.covered_ns(case.spans.starts, case.spans.ends) > 0).sum())
+    part = stalled / max(case.episodes.total_ns, 1)
+    title = stall.title.format(process=process.name)
+    by = case.causes[0].name.removeprefix("preempted by ") if stall.rule == "preemption" else ""
+    facts = [
+        f"{n_spans} times, {format_duration(stalled)} of {format_duration(case.episodes.total_ns)} ({part:.0%})"
+    ]
+    facts += _read_facts(evidence, process, tid) if stall.rule == "blocking_io" else []
+    facts += _response_facts(process, tid, case.spans)
+    top = case.causes[0]
+    return Finding(
+        title=(
+            f"{title}{f' by {by}' if by else ''}: {n_spans} times, "
+            f"{format_duration(stalled)} in {format_duration(last - first)}"
+        ),
+        span_ns=(first, last),
+        lost_ns=case.shares.total_ns,
+        causes=(Cause(top.name, top.share, (*facts, *top.evidence)), *case.causes[1:]),
+        process=process,
+        tid=tid,
+        n_cases=n_spans,
+        ruled_out=case.shares.ruled_out(),
+        fix=stall.fix,
+    )
+
+
+def _read_facts(evidence: Evidence, process: Process, tid: int) -> list[str]:
+    rows = process.thread(tid)
+    reads, off = rows.of(Kind.READ), rows.of(Kind.OFF_CPU).intervals
+    is_waited = off.covered_ns(reads.starts, reads.ends) >= reads.durations / 2
+    n_bytes = int(evidence.column("arg0", reads).sum()) * _SECTOR_BYTES
+    inside = (
+        f"{int(is_waited.sum())} of {len(reads)} reads by this thread lie inside its off-CPU spans"
+    )
+    return [
+        f"{inside} ({len(off)} spans), {format_size(n_bytes)} in all",
+        f"a read takes {format_duration(float(np.median(reads.durations)))} (median)",
+    ]
+
+
+def _response_facts(process: Process, tid: int, spans: Intervals) -> list[str]:
+    """Dose and response: the same operation with and without the stall."""
+    calls = process.calls.where(process.calls.tids == tid)
+    facts = []
+    for code in np.unique(calls.codes).tolist():
+        same = calls.where(calls.codes == code)
+        is_hit = spans.covered_ns(same.starts, same.ends) > 0
+        if min(is_hit.sum(), (~is_hit).sum()) < _MIN_SPANS:
+            continue
+        hit, free = np.median(same.durations[is_hit]), np.median(same.durations[~is_hit])
+        if hit > 2 * free:
+            facts.append(
+                f"{same.op}: {format_duration(float(hit))} when hit, {format_duration(float(free))} otherwise (medians)"
+            )
+    return facts
+
+
+RULES: Final = tuple(_finder(stall) for stall in _STALLS)
