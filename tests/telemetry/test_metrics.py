@@ -1,0 +1,106 @@
+"""Instruments that threads share: nothing is lost, and Prometheus can read them."""
+
+import json
+import logging
+import sys
+import threading
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ingero.telemetry.declare import counter, gauge, histogram
+from ingero.telemetry.exposition import encode_metrics
+from ingero.telemetry.log import ConsoleFormatter, JsonFormatter
+from ingero.telemetry.metrics import MeterRegistry
+
+PUSHES = counter("test_pushes_total", "Pushes.", "kind")
+LEVEL = gauge("test_level", "Level.", "kind")
+SECONDS = histogram("test_seconds", "Seconds.", (0.1, 1.0), "kind")
+
+
+def _read(meter):
+    text = encode_metrics(meter)[0].decode()
+    return {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_no_addition_of_many_threads_is_lost():
+    meter = MeterRegistry()
+    add = meter.counter(PUSHES).bound(kind="a")
+    n_threads, n_adds = 8, 20_000
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [
+            threading.Thread(target=lambda: [add(1) for _ in range(n_adds)])
+            for _ in range(n_threads)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert _read(meter)["test_pushes_total", "a"] == n_threads * n_adds
+
+
+def test_histogram_counts_a_value_on_its_bound_within_it():
+    meter = MeterRegistry()
+    record = meter.histogram(SECONDS).bound(kind="a")
+    for value in (0.05, 0.1, 0.5, 2.0):
+        record(value)
+    found = _read(meter)
+    assert found["test_seconds_bucket", "0.1", "a"] == 2
+    assert found["test_seconds_bucket", "1.0", "a"] == 3
+    assert found["test_seconds_bucket", "+Inf", "a"] == 4
+    assert found["test_seconds_sum", "a"] == pytest.approx(2.65)
+
+
+def test_gauge_is_absent_until_set_and_after_removal():
+    meter = MeterRegistry()
+    level = meter.gauge(LEVEL)
+    assert _read(meter) == {}
+    level.set(0, kind="a")
+    level.watch(lambda: 7, kind="b")
+    assert _read(meter) == {("test_level", "a"): 0, ("test_level", "b"): 7}
+    level.remove(kind="a")
+    level.remove(kind="b")
+    assert _read(meter) == {}
+
+
+def test_bound_counter_is_shown_at_zero():
+    meter = MeterRegistry()
+    meter.counter(PUSHES).bound(kind="a")
+    assert _read(meter) == {("test_pushes_total", "a"): 0}
+
+
+def test_wrong_labels_and_second_declarations_are_programming_errors():
+    meter = MeterRegistry()
+    pushes = meter.counter(PUSHES)
+    assert meter.counter(PUSHES) is pushes
+    with pytest.raises(TypeError, match="needs the label"):
+        pushes.add(1)
+    with pytest.raises(TypeError, match="has labels"):
+        pushes.add(1, kind="a", other="b")
+    with pytest.raises(TypeError, match="declared twice"):
+        meter.counter(counter("test_pushes_total", "Something else."))
+    with pytest.raises(TypeError, match="declared as a gauge"):
+        meter.counter(LEVEL)
+
+
+def test_openmetrics_is_answered_to_who_asks_for_it():
+    meter = MeterRegistry()
+    meter.counter(PUSHES).add(1, kind="a")
+    body, content_type = encode_metrics(meter, "application/openmetrics-text;version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+
+
+def test_log_line_cannot_be_forged_by_its_message():
+    record = logging.LogRecord("x", logging.WARNING, "", 0, "a\nINFO b %s", ("c",), None)
+    assert "\n" not in ConsoleFormatter().format(record)
+    line = json.loads(JsonFormatter().format(record))
+    assert (line["msg"], line["level"], line["logger"]) == ("a\nINFO b c", "warning", "x")
