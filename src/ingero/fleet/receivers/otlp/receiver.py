@@ -98,6 +98,7 @@ class OtlpReceiver:
         )
         await server.start()
         self._http = server
+        host.announce(server.bound, "http")
         if context is not None:
             self._watch(context, config, host, tally)
 
@@ -108,6 +109,7 @@ class OtlpReceiver:
         server = OtlpGrpcServer(config, self._build_intake(config, host, tally), tally)
         await asyncio.to_thread(server.start)
         self._grpc = server
+        host.announce(server.bound, "grpc")
 
     def _build_intake(self, config: ServerConfig, host: Host, tally: Tally) -> Intake:
         authenticator: Authenticator | None = None
