@@ -14,10 +14,16 @@ from typing import Final
 import click
 
 from ingero import __version__
-from ingero.cli.commands import hang, version
+from ingero.cli.commands import explain, fleet_push, hang, sim, version
 from ingero.errors import IngeroError
 
-COMMANDS: Final[tuple[click.Command, ...]] = (hang.command, version.command)
+COMMANDS: Final[tuple[click.Command, ...]] = (
+    explain.command,
+    fleet_push.command,
+    hang.command,
+    sim.command,
+    version.command,
+)
 """Every verb of ``ingero``, in the order that ``--help`` lists them."""
 
 

@@ -1,0 +1,181 @@
+"""``ingero explain``: why it was slow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ingero.cli.render import plural
+
+if TYPE_CHECKING:
+    from ingero.agent.queries.answers import IncidentAnswer
+    from ingero.agent.queries.explain import ExplainAnswer
+    from ingero.agent.queries.window import Wanted
+
+COLOURS = {"HIGH": "red", "MEDIUM": "yellow", "LOW": "cyan"}
+
+
+@click.command("explain")
+@click.option(
+    "--db",
+    type=click.Path(path_type=Path),
+    help="Recording to read.  [default: $INGERO_DB or ~/.ingero/ingero.db]",
+)
+@click.option(
+    "--since",
+    default="",
+    metavar="DURATION",
+    help="Only this long before the last event, such as 5m.",
+)
+@click.option(
+    "--from",
+    "start",
+    default="",
+    metavar="TIME",
+    help="First moment: RFC 3339 (UTC), or seconds from the first event such as 12s.",
+)
+@click.option("--to", "end", default="", metavar="TIME", help="Last moment, likewise.")
+@click.option("--last", default=0, metavar="N", help="Only the newest N events.")
+@click.option(
+    "--pid", "-p", "pids", multiple=True, type=int, help="Only this process; repeat for more."
+)
+@click.option(
+    "--per-process", is_flag=True, help="Show every operation of every process with percentiles."
+)
+@click.option(
+    "--chains", is_flag=True, help="Show the chains that the recording agent stored, unverified."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON with everything the text shows.")
+def command(
+    *, db: Path | None, since: str, start: str, end: str, last: int, pids: tuple[int, ...],
+    per_process: bool, chains: bool, as_json: bool,
+) -> None:  # fmt: skip
+    r"""Say what went wrong in a recording: causes, each with the share of the lost time it explains.
+
+    Nothing is written: the file is opened read-only and is byte-identical afterwards. Times are relative to the
+    recording, so an old one needs no flags. "unexplained" is an answer; a healthy recording gives none.
+
+    \b
+    Examples:
+      ingero explain
+      ingero explain --db run.db --json | jq '.incidents[0].causes'
+      ingero explain --db run.db --from 10s --to 60s --per-process
+    """
+    from ingero.agent.queries.explain import explain_file
+    from ingero.agent.queries.window import Wanted
+    from ingero.config.database import default_database
+
+    path = db or default_database()
+    wanted = Wanted(since, start, end, pids, last)
+    if chains:
+        _show_chains(path, as_json)
+    elif per_process:
+        _show_operations(path, wanted, as_json)
+    else:
+        answer = explain_file(path, wanted)
+        click.echo(_to_json(answer) if as_json else _as_text(answer))
+
+
+def _to_json(answer: object) -> str:
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()
+
+
+def _as_text(answer: ExplainAnswer) -> str:
+    window = answer.window
+    processes = "1 process" if window.processes == 1 else f"{window.processes} processes"
+    head = f"{plural(window.events, 'event')} of {processes} in {window.duration_s:.3f} s"
+    if window.events < window.events_stored:
+        head += f" (of {window.events_stored} in the file)"
+    if not answer.incidents:
+        reason = (
+            "the recording holds no event"
+            if not window.events
+            else "every rule looked and found nothing"
+        )
+        return f"{head}\n\nno incident: {reason}"
+    counts = {level: sum(i.severity == level for i in answer.incidents) for level in COLOURS}
+    summary = ", ".join(f"{n} {level}" for level, n in counts.items() if n)
+    return "\n".join([
+        f"{head}: {plural(len(answer.incidents), 'incident')} ({summary})",
+        *(_incident_text(incident) for incident in answer.incidents),
+    ])
+
+
+def _incident_text(incident: IncidentAnswer) -> str:
+    level = click.style(f"[{incident.severity}]", fg=COLOURS[incident.severity], bold=True)
+    who = f"{incident.process} (pid {incident.pid}" + (
+        f", thread {incident.tid})" if incident.tid else ")"
+    )
+    who += f" on {incident.node}" if incident.node else ""
+    who += f", rank {incident.rank}" if incident.rank is not None else ""
+    lines = [
+        "",
+        f"{level} {incident.title}",
+        f"  who       {who if incident.pid else incident.node or 'the node'}",
+        f"  when      {incident.start_s:.3f} s to {incident.end_s:.3f} s; lost {incident.lost_ms:.1f} ms"
+        + (f", {incident.window_share:.1%} of the time watched" if incident.pid else ""),
+    ]
+    for cause in incident.causes:
+        lines.append(f"  cause     {cause.share:6.1%}  {cause.name}")
+        lines += [f"                    {fact}" for fact in cause.evidence]
+    lines += [f"  not it    {r.name}: {r.why}" for r in incident.ruled_out]
+    lines += [f"  do        {step}" for step in incident.fix]
+    coverage = incident.coverage
+    seen = f" of at least {coverage.seen} seen" if coverage.seen is not None else ""
+    lost = f", {coverage.lost} lost" if coverage.lost is not None else ""
+    lines.append(
+        f"  data      {coverage.state}: {coverage.stored} rows{seen}{lost}  [{incident.id}]"
+    )
+    return "\n".join(lines)
+
+
+def _show_chains(path: Path, as_json: bool) -> None:
+    import msgspec
+
+    from ingero.agent.queries.chains import list_stored_chains
+
+    chains = list_stored_chains(path)
+    if as_json:
+        click.echo(json.dumps([msgspec.to_builtins(chain) for chain in chains], indent=2))
+        return
+    click.echo(
+        f"{plural(len(chains), 'chain')} stored by the recording agent (not verified by this version)"
+    )
+    for chain in chains:
+        click.echo(
+            f"{chain.detected_at}  [{chain.severity}] {chain.summary}{f'  {chain.node}' if chain.node else ''}"
+        )
+
+
+def _show_operations(path: Path, wanted: Wanted, as_json: bool) -> None:
+    import msgspec
+
+    from ingero.agent.queries.operations import list_operations
+    from ingero.agent.queries.window import load_part
+
+    operations = list_operations(load_part(path, wanted))
+    if as_json:
+        click.echo(json.dumps([msgspec.to_builtins(op) for op in operations], indent=2))
+        return
+    heads = (
+        "PID",
+        "PROCESS",
+        "OPERATION",
+        "COUNT",
+        "P50 us",
+        "P95 us",
+        "P99 us",
+        "MAX us",
+        "WALL%",
+    )
+    click.echo("{:>8}  {:<16} {:<22} {:>9} {:>10} {:>10} {:>10} {:>11} {:>6}".format(*heads))
+    for op in operations:
+        click.echo(
+            f"{op.pid:>8}  {op.process[:16]:<16} {op.op:<22} {op.count:>9} {op.p50_us:>10} {op.p95_us:>10} "
+            f"{op.p99_us:>10} {op.max_us:>11} {op.wall_pct:>6}"
+        )
