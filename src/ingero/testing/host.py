@@ -30,22 +30,30 @@ class ManualHost:
         self.meter = MeterRegistry()
         self.draining = False
         self.announced: dict[str, Endpoint] = {}
-        self._offers: list[tuple[type, Any]] = []
+        self._offers: list[tuple[type, ComponentId | None, Any]] = []
         self._shared: dict[tuple[str, str], Any] = {}
         self._timers: list[tuple[int, Callable[[], None]]] = []
         self._due_ns: list[int] = []
 
     def offer(self, capability: type[CapabilityT], provider: CapabilityT) -> None:
         """Keep it for `find`."""
-        self._offers.append((capability, provider))
+        self._offers.append((capability, None, provider))
+
+    def offer_as(
+        self, component: ComponentId, capability: type[CapabilityT], provider: CapabilityT
+    ) -> None:
+        """Keep it for `find`, also by the name of the component that would have offered it."""
+        self._offers.append((capability, component, provider))
 
     def find(
         self, capability: type[CapabilityT], component: ComponentId | None = None
     ) -> Sequence[CapabilityT]:
-        """Everything that was offered; one component's own offers are not told apart here."""
-        if component is not None:
-            raise NotImplementedError("ManualHost does not know who offered what")
-        return [provider for kind, provider in self._offers if kind is capability]
+        """Everything that was offered, or what `offer_as` offered in the component's name."""
+        return [
+            provider
+            for kind, who, provider in self._offers
+            if kind is capability and component in {None, who}
+        ]
 
     def shared(self, key: tuple[str, str], build: Callable[[], SharedT]) -> SharedT:
         """Built once per key."""

@@ -1,0 +1,494 @@
+"""OTLP/HTTP as agents and SDKs speak it, and as nobody should."""
+
+import gzip
+import json
+import socket
+import zlib
+
+import httpx
+import pytest
+import zstandard
+from google.rpc import status_pb2
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceResponse,
+)
+
+from ingero.errors import IngeroError, PermanentError, RetryableError
+from ingero.fleet.component import PushAnswer, PushAnswerer
+from ingero.wire.names import Signal
+from ingero.wire.otlp import (
+    build_gauge,
+    build_logs,
+    build_metrics,
+    build_number,
+    build_traces,
+    decode_export,
+    encode_json,
+    encode_protobuf,
+    structs,
+)
+
+JSON = {"content-type": "application/json"}
+PROTOBUF = {"content-type": "application/x-protobuf"}
+ACCEPTED = "otelcol_receiver_accepted_metric_points_total"
+REFUSED = "otelcol_receiver_refused_metric_points_total"
+
+
+def push(node="n1", cluster="c1", score=0.9, cohort="", state="active"):
+    attributes = {"ingero.node.state": state, "ingero.cgroup_path_hash": cohort}
+    point = build_number(score, 1_795_230_273_280_661_023, attributes)
+    resource = {"ingero.node.id": node, "ingero.cluster.id": cluster}
+    return build_metrics(
+        resource, [build_gauge("ingero.node.health_score", [point])], "ingero.health"
+    )
+
+
+def post(running, body, path="/v1/metrics", headers=JSON, **options):
+    return httpx.post(running.url(path), content=body, headers=headers, **options)
+
+
+# The agent, as recorded.
+
+
+def test_the_recorded_push_is_answered_with_a_threshold_that_knows_it(serve, data_dir, recorded):
+    running = serve()
+    request = json.loads((data_dir / "wire_samples/request_headers.json").read_text())
+    headers = {name: value for name, value in request["headers"] if name != "Host"}
+    body = recorded("push_active")
+    del headers["Content-Length"]  # of another push of the same kind
+    answer = post(running, body, request["path"], headers)
+    assert (answer.status_code, answer.json()) == (200, {"partialSuccess": {}})
+    assert answer.headers["x-ingero-threshold"] == "0.940000"
+    assert answer.headers["x-ingero-quorum-met"] == "false"
+    batch = running.cluster.batches[0]
+    assert (batch.push.cluster_hint, batch.push.cluster_id) == ("prod a", "prod a")
+    assert batch.export.n_items == 10
+    assert batch.received_wall_ns == running.host.clock.wall_ns()
+    assert running.count(ACCEPTED) == 10
+
+
+@pytest.mark.parametrize(
+    "name", ["push_first_calibrating", "push_straggler", "straggler_event_1", "straggler_event_0"]
+)
+def test_every_recorded_body_is_taken(serve, recorded, name):
+    running = serve()
+    answer = post(running, recorded(name), "/v1/metrics?cluster_id=prod+a")
+    assert answer.status_code == 200
+    assert len(running.cluster.batches) == 1
+
+
+def test_a_straggler_event_is_answered_with_the_threshold_too(serve, recorded):
+    running = serve()
+    post(running, recorded("push_active"))
+    answer = post(running, recorded("straggler_event_1"))
+    assert answer.headers["x-ingero-threshold"] == "0.940000"
+
+
+def test_both_encodings_and_all_signals_are_taken(serve):
+    running = serve()
+    spans = build_traces({}, [structs.Span(trace_id="00" * 16, span_id="11" * 8, name="s")], "s")
+    logs = build_logs({}, [structs.LogRecord(severity_text="INFO")], "s")
+    for export, path in ((push(), "metrics"), (logs, "logs"), (spans, "traces")):
+        for encode, headers in ((encode_json, JSON), (encode_protobuf, PROTOBUF)):
+            answer = post(running, encode(export), f"/v1/{path}", headers)
+            assert answer.status_code == 200
+            assert answer.headers["content-type"] == headers["content-type"]
+            assert answer.content == (b'{"partialSuccess":{}}' if headers is JSON else b"")
+    assert [batch.signal for batch in running.cluster.batches] == [
+        Signal.METRICS, Signal.METRICS, Signal.LOGS, Signal.LOGS, Signal.TRACES, Signal.TRACES,
+    ]  # fmt: skip
+    assert running.count("otelcol_receiver_accepted_log_records_total") == 2
+    assert running.count("otelcol_receiver_accepted_spans_total") == 2
+
+
+def test_no_threshold_means_neither_header(serve):
+    answer = post(serve(), encode_json(build_metrics({}, [], "s")))
+    assert answer.status_code == 200
+    assert not [name for name in answer.headers if name.startswith("x-ingero")]
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.05, 0.9900001, 1.0, float("nan"), float("inf"), -1.0])
+def test_a_threshold_that_agents_would_reject_is_not_told(serve, threshold):
+    class Answerer:
+        def answer(self, push):
+            return PushAnswer(threshold, quorum_met=True)
+
+    answer = post(serve(offers=[("x", PushAnswerer, Answerer())]), encode_json(push()))
+    assert answer.status_code == 200
+    assert not [name for name in answer.headers if name.startswith("x-ingero")]
+
+
+def test_two_cohorts_get_two_thresholds_from_the_body(serve):
+    running = serve()
+    one = post(running, encode_json(push("a", score=0.7, cohort="11")))
+    two = post(running, encode_json(push("b", score=0.8, cohort="22")))
+    assert [r.headers["x-ingero-threshold"] for r in (one, two)] == ["0.700000", "0.800000"]
+
+
+def test_errors_carry_the_threshold_of_the_hinted_cluster(serve):
+    running = serve()
+    post(running, encode_json(push(score=0.5)))
+    hinted = "?cluster_id=c1"
+    answers = [
+        post(running, b"{", f"/v1/metrics{hinted}"),
+        post(running, b"", f"/v1/metrics{hinted}", {"content-type": "text/plain"}),
+        post(running, b"", f"/nowhere{hinted}"),
+        httpx.get(running.url(f"/v1/metrics{hinted}")),
+        post(running, b"{", headers={**JSON, "ingero.cluster.id": "c1"}),
+    ]
+    assert [answer.status_code for answer in answers] == [400, 415, 404, 405, 400]
+    assert {answer.headers["x-ingero-threshold"] for answer in answers} == {"0.500000"}
+    running.host.draining = True
+    answer = post(running, encode_json(push()), f"/v1/metrics{hinted}")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    assert answer.headers["x-ingero-threshold"] == "0.500000"
+
+
+def test_the_resource_wins_over_the_hint(serve):
+    running = serve()
+    post(running, encode_json(push(cluster="c1", score=0.5)))
+    answer = post(running, encode_json(push(cluster="c2", score=0.6)), "/v1/metrics?cluster_id=c1")
+    assert answer.headers["x-ingero-threshold"] == "0.600000"
+    assert running.cluster.batches[1].push.cluster_hint == "c1"
+
+
+@pytest.mark.parametrize(
+    ("query", "hint"),
+    [
+        ("cluster_id=prod+a", "prod a"),
+        ("cluster_id=prod%20a%2Fb", "prod a/b"),
+        ("x=1&cluster_id=c", "c"),
+        ("x=1", ""),
+        ("cluster_id=", ""),
+        ("cluster_id=%ff%00", "\ufffd\0"),
+        ("cluster_id=" + "x" * 2000, ""),
+    ],
+)
+def test_the_hint_is_read_from_the_query(serve, query, hint):
+    running = serve()
+    assert post(running, encode_json(push()), f"/v1/metrics?{query}").status_code == 200
+    assert running.cluster.batches[0].push.cluster_hint == hint
+
+
+def test_a_configured_prefix_is_served_beside_the_plain_paths(serve):
+    running = serve({"url_prefixes": ["/api/"]})
+    for path in ("/v1/metrics", "/api/v1/metrics"):
+        assert post(running, encode_json(push()), path).status_code == 200
+    assert post(running, encode_json(push()), "/other/v1/metrics").status_code == 404
+
+
+def test_configured_paths_replace_the_plain_ones(serve):
+    running = serve({"metrics_url_path": "/in"})
+    assert post(running, encode_json(push()), "/in").status_code == 200
+    assert post(running, encode_json(push()), "/v1/metrics").status_code == 404
+
+
+def test_nothing_is_ever_redirected(serve):
+    running = serve()
+    for path in ("/v1/metrics/", "//v1/metrics", "/V1/metrics", "/"):
+        assert post(running, encode_json(push()), path).status_code == 404
+
+
+def test_one_connection_serves_many_pushes(serve):
+    running = serve()
+    with httpx.Client() as client:
+        for _ in range(20):
+            answer = client.post(running.url(), content=encode_json(push()), headers=JSON)
+            assert answer.status_code == 200
+            assert "connection" not in answer.headers
+    closing = serve({"keep_alives_enabled": False})
+    assert post(closing, encode_json(push())).headers["connection"] == "close"
+
+
+# What is wrong with a request.
+
+
+def error_of(answer):
+    if answer.headers["content-type"] == "application/json":
+        return answer.json()["code"], answer.json()["message"]
+    status = status_pb2.Status.FromString(answer.content)
+    return status.code, status.message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"resourceMetrics":3}',
+        b'{"resourceMetrics":[{"scopeMetrics":[{"metrics":[{"gauge":{"dataPoints":[{"asInt":"x"}]}}]}]}]}',
+        b'{"resourceMetrics":[{"scopeMetrics":[{"metrics":[{"gauge":{"dataPoints":[{"asDouble":NaN}]}}]}]}]}',
+        b'{"resourceMetrics":[{"resource":{"attributes":[{"key":"\xff"}]}}]}',
+        b'{"resourceMetrics":' + b"[" * 200_000,
+        b'{"a":' * 100_000,
+    ],
+)
+def test_a_bad_json_body_is_a_400_with_a_json_status(serve, body):
+    running = serve()
+    answer = post(running, body)
+    code, message = error_of(answer)
+    assert (answer.status_code, code) == (400, 3)
+    assert "JSON" in message
+    assert running.refused("bad_body") == 1
+    assert running.cluster.batches == []
+
+
+@pytest.mark.parametrize("body", [b"\xff", b"\x0a\x05\x01", b"{}", b"\x0a\xff\xff\xff\xff\x0f"])
+def test_a_bad_protobuf_body_is_a_400_with_a_protobuf_status(serve, body):
+    running = serve()
+    answer = post(running, body, headers=PROTOBUF)
+    code, message = error_of(answer)
+    assert (answer.status_code, code) == (400, 3)
+    assert "protobuf" in message
+    assert running.refused("bad_body") == 1
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "", "application/json2", "application/grpc"])
+def test_another_content_type_is_a_415(serve, kind):
+    running = serve()
+    answer = post(running, encode_json(push()), headers={"content-type": kind})
+    assert answer.status_code == 415
+    assert "application/x-protobuf" in error_of(answer)[1]
+    assert running.refused("content_type") == 1
+
+
+def test_content_type_parameters_and_case_do_not_matter(serve):
+    running = serve()
+    for kind in ("application/json; charset=utf-8", "Application/JSON"):
+        answer = post(running, encode_json(push()), headers={"content-type": kind})
+        assert answer.status_code == 200
+    kind = "application/x-protobuf; messageType=x"
+    answer = post(running, b"\xff", headers={"content-type": kind})
+    assert answer.headers["content-type"] == "application/x-protobuf"
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS"])
+def test_another_method_is_a_405(serve, method):
+    running = serve()
+    answer = httpx.request(method, running.url())
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert running.refused("method") == 1
+
+
+def test_a_signal_without_a_pipeline_is_a_404_that_says_so(serve):
+    running = serve(signals=(Signal.METRICS,))
+    answer = post(running, b"{}", "/v1/logs")
+    assert answer.status_code == 404
+    assert "no pipeline takes logs" in error_of(answer)[1]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "compress"),
+    [
+        ("gzip", gzip.compress),
+        ("zstd", zstandard.compress),
+        ("zlib", zlib.compress),
+        ("deflate", zlib.compress),
+        ("identity", bytes),
+        ("gzip", lambda body: gzip.compress(body[:50]) + gzip.compress(body[50:])),
+        ("zstd", lambda body: zstandard.compress(body[:50]) + zstandard.compress(body[50:])),
+    ],
+)
+def test_compressed_bodies_are_taken(serve, encoding, compress):
+    running = serve()
+    body = encode_protobuf(push())
+    answer = post(running, compress(body), headers={**PROTOBUF, "content-encoding": encoding})
+    assert answer.status_code == 200
+    assert encode_protobuf(running.cluster.batches[0].export) == body
+
+
+@pytest.mark.parametrize(
+    ("encoding", "compress"), [("gzip", gzip.compress), ("zstd", zstandard.compress)]
+)
+def test_a_bomb_is_a_413_and_is_counted(serve, encoding, compress):
+    running = serve({"max_request_body_size": "1MiB"})
+    bomb = compress(bytes(200 << 20))
+    assert len(bomb) < 1 << 20
+    answer = post(running, bomb, headers={**JSON, "content-encoding": encoding}, timeout=60)
+    assert answer.status_code == 413
+    assert "after decompression" in error_of(answer)[1]
+    assert running.refused("too_large") == 1
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd", "deflate"])
+def test_broken_compression_is_a_400(serve, encoding):
+    running = serve()
+    whole = {"gzip": gzip.compress, "zstd": zstandard.compress, "deflate": zlib.compress}
+    compressed = whole[encoding](encode_json(push()))
+    headers = {**JSON, "content-encoding": encoding}
+    for body in (b"no such data", compressed[:-9]):
+        assert post(running, body, headers=headers).status_code == 400
+    assert running.refused("bad_body") == 2
+
+
+def test_an_encoding_that_is_not_accepted_is_a_415(serve):
+    running = serve({"compression_algorithms": ["", "gzip"]})
+    for encoding in ("zstd", "br", "gzip, gzip"):
+        answer = post(running, b"", headers={**JSON, "content-encoding": encoding})
+        assert answer.status_code == 415
+        assert "gzip, identity" in error_of(answer)[1]
+
+
+def test_a_zstd_window_beyond_8_mib_is_refused(serve):
+    running = serve()
+    parameters = zstandard.ZstdCompressionParameters(window_log=25)
+    writer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    body = writer.compress(bytes(1000)) + writer.flush()
+    answer = post(running, body, headers={**JSON, "content-encoding": "zstd"})
+    assert answer.status_code == 400
+
+
+def test_an_oversized_body_is_a_413_whether_its_length_is_declared_or_not(serve):
+    running = serve({"max_request_body_size": 10_000})
+    body = b" " * 3_000_000
+    assert post(running, body).status_code == 413
+
+    def chunks():
+        for start in range(0, len(body), 100_000):
+            yield body[start : start + 100_000]
+
+    assert post(running, chunks()).status_code == 413
+    assert running.refused("too_large") == 2
+    assert post(running, encode_json(push())).status_code == 200
+
+
+def test_a_body_of_exactly_the_limit_is_taken(serve):
+    body = encode_json(push())
+    assert post(serve({"max_request_body_size": len(body)}), body).status_code == 200
+    assert post(serve({"max_request_body_size": len(body) - 1}), body).status_code == 413
+
+
+def unfinished(running, n_declared=100, begun=b"{"):
+    """A connection whose body begins and does not come."""
+    link = socket.create_connection((running.http.host, running.http.port), timeout=20)
+    head = f"POST /v1/metrics HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {n_declared}\r\n\r\n"
+    link.sendall(head.encode() + begun)
+    return link
+
+
+def test_a_body_that_does_not_come_is_a_408(serve):
+    running = serve({"read_timeout": "50ms"})
+    with unfinished(running) as link:
+        assert b" 408 " in link.recv(4096)
+    assert running.refused("timeout") == 1
+
+
+def test_too_many_at_once_are_told_to_come_again_and_others_are_unharmed(serve):
+    running = serve({"max_in_flight": 2})
+    with unfinished(running), unfinished(running):
+        answer = post(running, encode_json(push()))
+        while answer.status_code == 200:  # the unfinished ones may not have been seen yet
+            answer = post(running, encode_json(push()))
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
+        assert error_of(answer)[0] == 8
+        assert running.refused("overloaded") == 1
+    answer = post(running, encode_json(push()))
+    while answer.status_code == 429:
+        answer = post(running, encode_json(push()))
+    assert answer.status_code == 200
+
+
+def test_unfinished_bodies_are_bounded_together(serve):
+    running = serve({"max_buffered_size": 1000})
+    with unfinished(running, 5000, b" " * 2000) as link:
+        answer = link.recv(4096).lower()
+    assert b" 429 " in answer
+    assert b"retry-after: 2\r\n" in answer
+    assert post(running, encode_json(push())).status_code == 200
+
+
+def test_a_sender_that_leaves_mid_body_is_counted(serve):
+    running = serve()
+    unfinished(running).close()
+    while not running.refused("cut_short"):
+        post(running, encode_json(push()))
+    assert running.refused("cut_short") == 1
+
+
+# What the pipeline says.
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "code", "retry_after"),
+    [
+        (RetryableError("queue full"), 503, 14, "2"),
+        (RetryableError("queue full", retry_after_ns=4_200_000_000), 503, 14, "5"),
+        (RetryableError("queue full", retry_after_ns=10**12), 503, 14, "10"),
+        (RetryableError("queue full", retry_after_ns=0), 503, 14, "1"),
+        (PermanentError("not ever"), 500, 13, None),
+    ],
+)
+def test_a_refusal_by_the_pipeline_reaches_the_sender(serve, refusal, status, code, retry_after):
+    running = serve()
+    running.cluster.raises = refusal
+    answer = post(running, encode_json(push()))
+    assert answer.status_code == status
+    assert error_of(answer) == (code, refusal.message)
+    assert answer.headers.get("retry-after") == retry_after
+    assert (running.count(REFUSED), running.count(ACCEPTED)) == (1, 0)
+
+
+def test_items_that_a_processor_dropped_are_told_as_partial_success(serve):
+    running = serve()
+    running.cluster.rejects = 1
+    answer = post(running, encode_json(push()))
+    assert answer.json() == {
+        "partialSuccess": {"rejectedDataPoints": "1", "errorMessage": "they were bad"}
+    }
+    answer = post(running, encode_protobuf(push()), headers=PROTOBUF)
+    partial = ExportMetricsServiceResponse.FromString(answer.content).partial_success
+    assert (partial.rejected_data_points, partial.error_message) == (1, "they were bad")
+    assert (running.count(REFUSED), running.count(ACCEPTED)) == (2, 0)
+
+
+# Who may push.
+
+
+def test_a_push_without_the_token_learns_nothing(serve, tokens):
+    running = serve({"auth": {"authenticator": "bearertokenauth"}}, offers=tokens)
+    body = encode_json(push())
+    good = {**JSON, "authorization": "Bearer sesame"}
+    answer = post(running, body, headers=good)
+    assert (answer.status_code, answer.headers["x-ingero-threshold"]) == (200, "0.900000")
+    assert running.cluster.batches[0].push.auth_subject == "agents"
+    for given in (None, "Bearer x", "sesame"):
+        headers = JSON if given is None else {**JSON, "authorization": given}
+        answer = post(running, body, "/v1/metrics?cluster_id=c1", headers=headers)
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert "x-ingero-threshold" not in answer.headers
+    assert len(running.cluster.batches) == 1
+    assert running.refused("unauthenticated") == 3
+    assert "x-ingero-threshold" not in post(running, b"", "/nowhere?cluster_id=c1").headers
+
+
+def test_a_named_extension_that_is_not_there_stops_the_start(serve):
+    with pytest.raises(IngeroError, match="'bearertokenauth'"):
+        serve({"auth": {"authenticator": "bearertokenauth"}}, offers=[("x", PushAnswerer, None)])
+
+
+def test_a_named_middleware_alone_is_asked(serve):
+    class Fixed:
+        def answer(self, push):
+            return PushAnswer(0.123456, quorum_met=True)
+
+    offers = [("ingero_threshold", PushAnswerer, None), ("other", PushAnswerer, Fixed())]
+    running = serve({"middlewares": [{"id": "other"}]}, offers=offers)
+    answer = post(running, encode_json(push()))
+    assert answer.headers["x-ingero-threshold"] == "0.123456"
+    assert answer.headers["x-ingero-quorum-met"] == "true"
+
+
+# What hostile senders put into a good body.
+
+
+def test_hostile_names_and_numbers_pass_through_as_data(serve):
+    running = serve()
+    name = 'a"\\\n\r\t\0<script>\u202e😀' + "x" * 10_000
+    answer = post(running, encode_json(push(name, name, float("nan"))))
+    assert answer.status_code == 200
+    assert not [key for key in answer.headers if key.startswith("x-ingero")]
+    export = running.cluster.batches[0].export
+    again = decode_export(encode_json(export), Signal.METRICS, "application/json")
+    assert again.tree.resource_metrics[0].resource == export.tree.resource_metrics[0].resource
