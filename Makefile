@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-detect lock docs clean
+.PHONY: help setup demo test check native bench bench-detect lock docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -22,6 +22,9 @@ check: setup ## format, lint, types, layers, sizes, docs and the fast tests
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --config pyproject.toml
 	@$(PY) -m pytest -q -m "not kernel and not gpu and not slow"
+
+native: setup ## compile the BPF objects and the simulator (setup does it too)
+	@$(PY) scripts/build_native.py
 
 bench: setup ## speed, as ratios against a floor in the same run
 	@$(PY) -m benchmarks

@@ -53,6 +53,16 @@ class CudaOp(IntEnum):
     FREE_HOST = 17
     MEMSET = 18
     MODULE_LOAD = 19
+    SET_DEVICE = 20
+    EVENT_RECORD = 21  # entry only
+    STREAM_WAIT_EVENT = 22  # entry only
+    EVENT_QUERY = 23
+    STREAM_QUERY = 24
+    PREFETCH = 25
+    MEMCPY_BATCH = 26  # arg1 number of copies
+    MEMCPY_3D = 27
+    MEMCPY_SYMBOL = 28
+    DEVICE_RESET = 29
 
 
 class DriverOp(IntEnum):
@@ -72,6 +82,20 @@ class DriverOp(IntEnum):
     MODULE_LOAD = 12
     MEM_CREATE = 13
     MEM_RELEASE = 14
+    MEMCPY_HTOD = 15
+    MEMCPY_DTOH = 16
+    MEMCPY_DTOD = 17
+    MEMCPY_HTOD_ASYNC = 18
+    MEMCPY_DTOH_ASYNC = 19
+    MEMCPY_DTOD_ASYNC = 20
+    MEMCPY_PEER = 21
+    HOST_ALLOC = 22
+    FREE_HOST = 23
+    MEM_MAP = 24
+    MEM_UNMAP = 25
+    MEMSET = 26
+    CTX_SET_CURRENT = 27
+    PRIMARY_CTX_RETAIN = 28
 
 
 class HostOp(IntEnum):
@@ -144,6 +168,17 @@ class NcclOp(IntEnum):
     REDUCE = 10
     ALL_TO_ALL = 11
     BARRIER = 12
+    COMM_SPLIT = 13
+    COMM_SHRINK = 14
+    COMM_ABORT = 15
+    COMM_FINALIZE = 16
+    COMM_REVOKE = 17
+    GATHER = 18
+    SCATTER = 19
+    GROUP_START = 20
+    GROUP_END = 21
+    COMM_USER_RANK = 22
+    COMM_COUNT = 23
 
 
 class GpuOp(IntEnum):
@@ -235,7 +270,10 @@ OP_NAMES: Final[dict[int, dict[int, str]]] = {
         6: "cudaDeviceSync", 7: "cudaMemcpyAsync", 8: "cudaMallocManaged", 9: "cudaMemcpy2D",
         10: "cudaMemcpy2DAsync", 11: "cudaMemcpyPeer", 12: "cudaMemcpyPeerAsync", 13: "cudaMallocAsync",
         14: "cudaFreeAsync", 15: "cudaEventSync", 16: "cudaHostAlloc", 17: "cudaFreeHost",
-        18: "cudaMemset", 19: "cudaModuleLoad",
+        18: "cudaMemset", 19: "cudaModuleLoad", 20: "cudaSetDevice", 21: "cudaEventRecord",
+        22: "cudaStreamWaitEvent", 23: "cudaEventQuery", 24: "cudaStreamQuery",
+        25: "cudaMemPrefetchAsync", 26: "cudaMemcpyBatchAsync", 27: "cudaMemcpy3D",
+        28: "cudaMemcpySymbol", 29: "cudaDeviceReset",
     },
     Source.HOST: {
         1: "sched_switch", 2: "sched_wakeup", 3: "mm_page_alloc", 4: "oom_kill", 5: "process_exec",
@@ -247,7 +285,10 @@ OP_NAMES: Final[dict[int, dict[int, str]]] = {
         1: "cuLaunchKernel", 2: "cuMemcpy", 3: "cuMemcpyAsync", 4: "cuCtxSynchronize", 5: "cuMemAlloc",
         6: "cuMemAllocManaged", 7: "cuMemFree", 8: "cuStreamSynchronize", 9: "cuEventSynchronize",
         10: "cuMemAllocAsync", 11: "cuMemFreeAsync", 12: "cuModuleLoad", 13: "cuMemCreate",
-        14: "cuMemRelease",
+        14: "cuMemRelease", 15: "cuMemcpyHtoD", 16: "cuMemcpyDtoH", 17: "cuMemcpyDtoD",
+        18: "cuMemcpyHtoDAsync", 19: "cuMemcpyDtoHAsync", 20: "cuMemcpyDtoDAsync", 21: "cuMemcpyPeer",
+        22: "cuMemHostAlloc", 23: "cuMemFreeHost", 24: "cuMemMap", 25: "cuMemUnmap", 26: "cuMemset",
+        27: "cuCtxSetCurrent", 28: "cuDevicePrimaryCtxRetain",
     },
     Source.IO: {1: "block_read", 2: "block_write", 3: "block_discard"},
     Source.TCP: {1: "tcp_retransmit"},
@@ -259,7 +300,10 @@ OP_NAMES: Final[dict[int, dict[int, str]]] = {
     Source.NCCL: {
         1: "ncclCommInitRank", 2: "ncclCommDestroy", 3: "ncclAllReduce", 4: "ncclAllGather",
         5: "ncclReduceScatter", 6: "ncclBcast", 7: "ncclSend", 8: "ncclRecv", 9: "ncclCommInitAll",
-        10: "ncclReduce", 11: "ncclAllToAll", 12: "ncclBarrier",
+        10: "ncclReduce", 11: "ncclAllToAll", 12: "ncclBarrier", 13: "ncclCommSplit",
+        14: "ncclCommShrink", 15: "ncclCommAbort", 16: "ncclCommFinalize", 17: "ncclCommRevoke",
+        18: "ncclGather", 19: "ncclScatter", 20: "ncclGroupStart", 21: "ncclGroupEnd",
+        22: "ncclCommUserRank", 23: "ncclCommCount",
     },
     Source.GPU: {
         1: "throttle_power", 2: "throttle_thermal", 3: "throttle_hardware", 4: "xid",

@@ -1,0 +1,192 @@
+/* The few kernel types and helpers that our programs touch, written by hand.
+ *
+ * Types carry preserve_access_index, so libbpf moves every field to where the running kernel keeps it (CO-RE); only
+ * the names and types here matter, not the order. A field that the kernel lacks fails the load of that one program.
+ * Helper numbers are kernel UAPI (include/uapi/linux/bpf.h, enum bpf_func_id) and never change.
+ */
+#ifndef INGERO_KERNEL_H
+#define INGERO_KERNEL_H
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef signed char s8;
+typedef short s16;
+typedef int s32;
+typedef long long s64;
+typedef _Bool bool;
+
+#define SEC(name) __attribute__((section(name), used))
+#define INLINE static inline __attribute__((always_inline))
+#define NOINLINE static __attribute__((noinline))
+#define KSYM __attribute__((section(".ksyms")))
+#define WEAK __attribute__((weak))
+#define CORE __attribute__((preserve_access_index))
+#define LIKELY(x) __builtin_expect(!!(x), 1)
+#define UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+/* BTF-defined maps: libbpf reads the numbers from the pointed-to array lengths. */
+#define MAP_UINT(name, value) int(*name)[value]
+#define MAP_TYPE(name, type_) typeof(type_) *name
+
+enum {
+	BPF_MAP_TYPE_HASH = 1,
+	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_MAP_TYPE_PERCPU_HASH = 5,
+	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
+	BPF_MAP_TYPE_LRU_HASH = 9,
+	BPF_MAP_TYPE_RINGBUF = 27,
+};
+
+enum { BPF_ANY = 0, BPF_NOEXIST = 1, BPF_F_NO_PREALLOC = 1 };
+
+static void *(*bpf_map_lookup_elem)(const void *map, const void *key) = (void *)1;
+static long (*bpf_map_update_elem)(const void *map, const void *key, const void *value, u64 flags) = (void *)2;
+static long (*bpf_map_delete_elem)(const void *map, const void *key) = (void *)3;
+static u64 (*bpf_ktime_get_ns)(void) = (void *)5;
+static u32 (*bpf_get_smp_processor_id)(void) = (void *)8;
+static u64 (*bpf_get_current_pid_tgid)(void) = (void *)14;
+static u64 (*bpf_get_current_uid_gid)(void) = (void *)15;
+static long (*bpf_get_current_comm)(void *to, u32 size) = (void *)16;
+static u64 (*bpf_get_current_cgroup_id)(void) = (void *)80;
+static long (*bpf_probe_read_user)(void *to, u32 size, const void *from) = (void *)112;
+static long (*bpf_probe_read_kernel)(void *to, u32 size, const void *from) = (void *)113;
+static long (*bpf_probe_read_kernel_str)(void *to, u32 size, const void *from) = (void *)115;
+static void *(*bpf_ringbuf_reserve)(void *ring, u64 size, u64 flags) = (void *)131;
+static void (*bpf_ringbuf_submit)(void *record, u64 flags) = (void *)132;
+static u64 (*bpf_get_attach_cookie)(void *ctx) = (void *)174;
+
+/* Registers of the probed user thread (UAPI bpf_user_pt_regs_t; asm/ptrace.h of each architecture). */
+#if defined(__TARGET_ARCH_x86)
+struct pt_regs {
+	unsigned long r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax, cx, dx, si, di, orig_ax, ip, cs, flags, sp, ss;
+};
+#elif defined(__TARGET_ARCH_arm64)
+struct pt_regs {
+	unsigned long regs[31], sp, pc, pstate;
+};
+#else
+#error "define __TARGET_ARCH_x86 or __TARGET_ARCH_arm64"
+#endif
+
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wpadded" /* the kernel's layouts, not ours */
+
+struct kernfs_node {
+	u64 id;
+} CORE;
+
+struct cgroup {
+	struct kernfs_node *kn;
+} CORE;
+
+struct css_set {
+	struct cgroup *dfl_cgrp;
+} CORE;
+
+struct signal_struct {
+	struct {
+		s32 counter;
+	} live;
+	s32 group_exit_code;
+} CORE;
+
+struct kuid {
+	u32 val;
+} CORE;
+
+struct cred {
+	struct kuid uid;
+} CORE;
+
+struct task_struct {
+	s32 pid;
+	s32 tgid;
+	s32 exit_code;
+	u32 flags;
+	unsigned in_iowait : 1;
+	char comm[16];
+	struct css_set *cgroups;
+	struct task_struct *real_parent;
+	struct signal_struct *signal;
+	const struct cred *cred;
+} CORE;
+
+struct linux_binprm {
+	const char *filename;
+} CORE;
+
+struct gendisk {
+	s32 major;
+	s32 first_minor;
+} CORE;
+
+struct request_queue {
+	struct gendisk *disk;
+} CORE;
+
+struct request {
+	struct request_queue *q;
+	u32 cmd_flags;
+	u32 __data_len;
+	u64 __sector;
+} CORE;
+
+struct in6_addr {
+	union {
+		u8 u6_addr8[16];
+	} in6_u;
+} CORE;
+
+struct sock_common {
+	u32 skc_daddr;
+	u32 skc_rcv_saddr;
+	u16 skc_dport;
+	u16 skc_num;
+	u16 skc_family;
+	volatile u8 skc_state;
+	struct in6_addr skc_v6_daddr;
+	struct in6_addr skc_v6_rcv_saddr;
+} CORE;
+
+struct sock {
+	struct sock_common __sk_common;
+} CORE;
+
+struct super_block {
+	u32 s_dev;
+} CORE;
+
+struct inode {
+	unsigned long i_ino;
+	struct super_block *i_sb;
+} CORE;
+
+struct qstr {
+	const unsigned char *name;
+} CORE;
+
+struct dentry {
+	struct qstr d_name;
+	struct inode *d_inode;
+} CORE;
+
+struct path {
+	struct dentry *dentry;
+} CORE;
+
+struct file {
+	struct path f_path;
+	struct inode *f_inode;
+} CORE;
+
+struct vm_area_struct {
+	unsigned long vm_start;
+	unsigned long vm_flags;
+	struct file *vm_file;
+} CORE;
+
+#pragma clang diagnostic pop
+
+#endif

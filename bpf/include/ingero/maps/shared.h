@@ -1,0 +1,89 @@
+/* Maps that several objects use. The loader creates each once and hands the same one to every object. */
+#ifndef INGERO_MAPS_SHARED_H
+#define INGERO_MAPS_SHARED_H
+
+#include "ingero/record.h"
+
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_ARRAY);
+	MAP_UINT(max_entries, 1);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct ig_settings);
+} settings SEC(".maps");
+
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_HASH);
+	MAP_UINT(max_entries, 16384);
+	MAP_UINT(map_flags, BPF_F_NO_PREALLOC);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, u8);
+} filter_pids SEC(".maps");
+
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_HASH);
+	MAP_UINT(max_entries, 4096);
+	MAP_UINT(map_flags, BPF_F_NO_PREALLOC);
+	MAP_TYPE(key, u64);
+	MAP_TYPE(value, u8);
+} filter_cgroups SEC(".maps");
+
+/* Thread groups that made a probed call: the ones whose host events matter. */
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_HASH);
+	MAP_UINT(max_entries, 16384);
+	MAP_UINT(map_flags, BPF_F_NO_PREALLOC);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, u64);
+} gpu_pids SEC(".maps");
+
+/* What every probed thread is doing now, by tid. */
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_HASH);
+	MAP_UINT(max_entries, 65536);
+	MAP_UINT(map_flags, BPF_F_NO_PREALLOC);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct ig_thread);
+} threads SEC(".maps");
+
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_PERCPU_HASH);
+	MAP_UINT(max_entries, 8192);
+	MAP_UINT(map_flags, BPF_F_NO_PREALLOC);
+	MAP_TYPE(key, struct ig_count_key);
+	MAP_TYPE(value, struct ig_count);
+} counts SEC(".maps");
+
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	MAP_UINT(max_entries, 1);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct ig_losses);
+} losses SEC(".maps");
+
+INLINE struct ig_losses *losses_here(void)
+{
+	u32 zero = 0;
+
+	return bpf_map_lookup_elem(&losses, &zero);
+}
+
+INLINE struct ig_settings *settings_now(void)
+{
+	u32 zero = 0;
+
+	return bpf_map_lookup_elem(&settings, &zero);
+}
+
+/* Whether the user asked to watch this thread group. */
+INLINE bool is_watched(const struct ig_settings *now, u32 pid, u64 cgroup_id, u32 uid)
+{
+	if (!now->filter)
+		return 1;
+	if (now->filter & 1 && bpf_map_lookup_elem(&filter_pids, &pid))
+		return 1;
+	if (now->filter & 2 && bpf_map_lookup_elem(&filter_cgroups, &cgroup_id))
+		return 1;
+	return now->filter & 4 && now->uid == uid;
+}
+
+#endif

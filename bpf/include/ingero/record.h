@@ -1,0 +1,404 @@
+/* The records that cross from the kernel to user space, and the values of shared maps. This file is the ABI.
+ *
+ * Every record begins with struct ig_header. All times are CLOCK_MONOTONIC nanoseconds; all byte counts are bytes.
+ * A field says what its absence looks like. The NumPy dtypes in ingero.agent.kernel are read from this file's BTF in
+ * the built object, so there is no second description. docs/specs/record.md is the page for people.
+ *
+ * Rule for changes: fields are only appended or given to padding; IG_RECORD_VERSION rises with every change.
+ */
+#ifndef INGERO_RECORD_H
+#define INGERO_RECORD_H
+
+#include "ingero/kernel.h"
+
+enum ig_limit {
+	IG_RECORD_VERSION = 1,
+	IG_COMM_LEN = 16,
+	IG_NAME_LEN = 64,
+	IG_MAX_DEPTH = 8,
+	IG_MAX_DESCRIPTORS = 1024,
+	IG_N_REGS = 8,
+	/* Latency buckets: below 2^7 ns, then four per octave up to 2^38 ns (275 s), then the rest. */
+	IG_HIST_FIRST_LOG2 = 7,
+	IG_HIST_BUCKETS = 126,
+};
+
+/* What the bytes after the header are. */
+enum ig_kind {
+	IG_KIND_CALL = 1,
+	IG_KIND_COLLECTIVE = 2,
+	IG_KIND_OFF_CPU = 3,
+	IG_KIND_PROCESS = 4,
+	IG_KIND_MAPPING = 5,
+	IG_KIND_BLOCK = 6,
+	IG_KIND_TCP = 7,
+};
+
+/* Where an operation was seen. The numbers are those of the recorded databases. */
+enum ig_source {
+	IG_SOURCE_CUDA = 1,
+	IG_SOURCE_HOST = 3,
+	IG_SOURCE_DRIVER = 4,
+	IG_SOURCE_IO = 5,
+	IG_SOURCE_TCP = 6,
+	IG_SOURCE_NET = 7,
+	IG_SOURCE_CUDA_GRAPH = 8,
+	IG_SOURCE_NCCL = 9,
+	IG_N_SOURCES = 16,
+};
+
+enum ig_flag {
+	IG_FLAG_NESTED = 1,  /* made by another probed call on the same thread: do not count twice */
+	IG_FLAG_ERROR = 2,   /* the return code was an error */
+	IG_FLAG_GROUPED = 4, /* inside ncclGroupStart/ncclGroupEnd */
+	IG_FLAG_SLOW = 8,    /* kept because it took eight times the mean or more */
+	IG_FLAG_FIRST = 16,  /* kept because it is among the first of its kind */
+	IG_FLAG_NO_TIME = 32, /* entry-only probe: duration_ns and rc are not known */
+};
+
+struct ig_header {
+	u16 kind;
+	u16 version;
+	u32 size;    /* of the whole record */
+	u64 mono_ns; /* start of what the record describes */
+};
+_Static_assert(sizeof(struct ig_header) == 16, "ABI");
+
+/* One call of the CUDA runtime, driver or graph API. */
+struct ig_call {
+	struct ig_header header; /* mono_ns: entry */
+	u64 duration_ns;         /* entry to return; 0 with IG_FLAG_NO_TIME */
+	u64 cgroup_id;           /* cgroup v2 id; 0 or 1: none */
+	u64 bytes;               /* copied, allocated, freed or set; 0 when the call moves none */
+	u64 handle;              /* device pointer, kernel function, graph exec, event ...; 0: none */
+	u64 stream;              /* stream handle; 0: the default stream, or the call has none */
+	u64 aux;                 /* copy kind, flags, capture mode, source graph: by operation */
+	u32 pid;                 /* thread group, as the initial pid namespace sees it */
+	u32 tid;
+	s32 rc;
+	u32 weight;  /* how many calls this record stands for, itself included */
+	u32 grid_x;  /* launch geometry; 0: not a launch */
+	u16 grid_y;
+	u16 grid_z;
+	u16 block_x;
+	u16 block_y;
+	u16 block_z;
+	u16 cpu;
+	u16 op;
+	s16 device; /* last successful cudaSetDevice of this thread; -1: not seen */
+	u8 source;
+	u8 flags;
+	u8 depth; /* probed calls around this one on the same thread */
+	u8 reserved;
+	char comm[IG_COMM_LEN];
+};
+_Static_assert(sizeof(struct ig_call) == 120, "ABI");
+
+/* One NCCL call. */
+struct ig_collective {
+	struct ig_header header; /* mono_ns: entry */
+	u64 duration_ns;         /* entry to return, which is enqueue time for an asynchronous call */
+	u64 cgroup_id;
+	u64 comm_hash; /* equal on all ranks of a communicator; 0: communicator made before we looked */
+	u64 comm_ptr;  /* ncclComm_t in that process */
+	u64 stream;
+	u64 seq;   /* 1-based number of this collective on its communicator; 0: not a collective */
+	u64 count; /* elements */
+	u64 bytes; /* count times the size of the type */
+	u32 pid;
+	u32 tid;
+	s32 rc;
+	u32 weight;
+	s32 rank;     /* -1: not known */
+	s32 nranks;   /* -1: not known */
+	s32 peer;     /* peer or root; -1: none */
+	u32 group_id; /* number of the ncclGroup on this thread; 0: not grouped */
+	u16 op;
+	s16 device;
+	u16 cpu;
+	s8 dtype; /* ncclDataType_t; -1: none */
+	s8 redop; /* ncclRedOp_t; -1: none */
+	u8 source;
+	u8 flags;
+	u8 depth;
+	u8 reserved[5];
+	char comm[IG_COMM_LEN];
+};
+_Static_assert(sizeof(struct ig_collective) == 144, "ABI");
+
+enum ig_off_cpu_reason {
+	IG_OFF_PREEMPTED = 1, /* still runnable, another task took the CPU */
+	IG_OFF_IO = 2,        /* uninterruptible, or waits for I/O */
+	IG_OFF_SLEEP = 3,     /* interruptible: waits for an event, a lock, a timer */
+	IG_OFF_STOPPED = 5,   /* stopped or traced */
+};
+
+/* One span off the CPU of a thread that we watch. */
+struct ig_off_cpu {
+	struct ig_header header; /* mono_ns: when it left the CPU */
+	u64 off_ns;              /* until it ran again */
+	u64 wait_ns;             /* the part of off_ns that it was runnable and did not run */
+	u64 cgroup_id;
+	u32 pid;
+	u32 tid;
+	u32 other_pid; /* thread group that took the CPU when it left */
+	u32 waker_pid; /* thread group that woke it; 0: not seen */
+	u16 cpu;
+	u8 reason;
+	u8 reserved;
+	u32 weight;
+	char comm[IG_COMM_LEN];
+	char other_comm[IG_COMM_LEN];
+};
+_Static_assert(sizeof(struct ig_off_cpu) == 96, "ABI");
+
+enum ig_process_event {
+	IG_PROCESS_OOM = 4,
+	IG_PROCESS_EXEC = 5,
+	IG_PROCESS_EXIT = 6,
+	IG_PROCESS_FORK = 7,
+};
+
+/* A process began, ended, replaced its image or was chosen by the OOM killer. Threads are not reported. */
+struct ig_process {
+	struct ig_header header;
+	u64 cgroup_id;
+	u32 pid;
+	u32 other_pid; /* parent of a fork; otherwise 0 */
+	u32 uid;
+	s32 exit_code; /* wait status of an exit */
+	u16 event;
+	u16 reserved[3];
+	char comm[IG_COMM_LEN];
+};
+_Static_assert(sizeof(struct ig_process) == 64, "ABI");
+
+/* An executable file that a process mapped, told once per process and file. */
+struct ig_mapping {
+	struct ig_header header;
+	u64 inode;
+	u64 address; /* start of the mapping */
+	u32 device;  /* kernel dev_t: major << 20 | minor */
+	u32 pid;
+	char name[IG_NAME_LEN]; /* last component of the path */
+};
+_Static_assert(sizeof(struct ig_mapping) == 104, "ABI");
+
+/* One block request, from issue to completion. */
+struct ig_block {
+	struct ig_header header; /* mono_ns: issue */
+	u64 queue_ns;            /* from insertion to issue; 0: issued directly */
+	u64 device_ns;           /* from issue to completion */
+	u64 sector;
+	u64 cgroup_id;
+	u32 bytes;
+	u32 device; /* major << 20 | minor */
+	u32 pid;    /* who issued it; a kernel thread for write-back */
+	s32 error;
+	u16 op; /* 1 read, 2 write, 3 discard, 4 flush, 5 other */
+	u16 reserved;
+	u32 weight;
+	char comm[IG_COMM_LEN];
+};
+_Static_assert(sizeof(struct ig_block) == 88, "ABI");
+
+/* One TCP segment sent again. Addresses in network order, IPv4 in the first four bytes. */
+struct ig_tcp {
+	struct ig_header header;
+	u8 local[16];
+	u8 remote[16];
+	u16 local_port;
+	u16 remote_port;
+	u16 family; /* 2 IPv4, 10 IPv6 */
+	u16 state;
+};
+_Static_assert(sizeof(struct ig_tcp) == 56, "ABI");
+
+/* ── Values of shared maps ───────────────────────────────────────────────── */
+
+struct ig_count_key {
+	u32 pid;
+	u16 op;
+	u8 source;
+	u8 reserved;
+};
+_Static_assert(sizeof(struct ig_count_key) == 8, "ABI");
+
+/* Exact, for every call, one per CPU. seen = emitted + sampled + lost, always; entered - seen = in flight or killed. */
+struct ig_count {
+	u64 entered;
+	u64 seen;
+	u64 nested;
+	u64 errors;
+	u64 bytes;
+	u64 total_ns;
+	u64 max_ns;
+	u64 emitted; /* records written */
+	u64 sampled; /* left out on purpose */
+	u64 lost;    /* the ring was full */
+	u64 pending; /* left out since the last record that will carry them in its weight */
+	u64 hist[IG_HIST_BUCKETS];
+};
+_Static_assert(sizeof(struct ig_count) == 1096, "ABI");
+
+/* Losses that have no operation to be counted under. */
+struct ig_losses {
+	u64 uncounted;    /* calls without a slot in the counts map */
+	u64 unmatched;    /* returns without an entry */
+	u64 too_deep;     /* calls nested deeper than IG_MAX_DEPTH */
+	u64 no_thread;    /* calls of threads that did not fit the threads map */
+	u64 allocs_full;  /* allocations whose size will be unknown at the free */
+	u64 comms_full;   /* communicators that did not fit */
+	u64 host_lost[8]; /* host records lost, by ig_kind */
+};
+_Static_assert(sizeof(struct ig_losses) == 112, "ABI");
+
+/* Live settings, written by user space at any time. */
+struct ig_settings {
+	u32 filter;  /* bits: 1 pids map, 2 cgroups map, 4 uid; 0 watches everything; bits are alternatives */
+	u32 uid;
+	u32 keep_one_in; /* records kept among ordinary calls; 1 keeps all */
+	u32 keep_first;  /* records always kept per (process, operation) and CPU */
+};
+_Static_assert(sizeof(struct ig_settings) == 16, "ABI");
+
+/* ── Calls in flight ─────────────────────────────────────────────────────── */
+
+struct ig_frame {
+	u64 entry_ns; /* 0: the slot is free */
+	u64 sp;
+	u64 bytes;
+	u64 handle;
+	u64 stream;
+	u64 aux;
+	u64 out;
+	u64 comm_ptr;
+	u64 comm_hash;
+	u64 count;
+	u64 seq;
+	s32 rank;
+	s32 nranks;
+	s32 peer;
+	u32 descriptor;
+	u32 grid_x;
+	u16 grid_y;
+	u16 grid_z;
+	u16 block_x;
+	u16 block_y;
+	u16 block_z;
+	s8 dtype;
+	s8 redop;
+	u16 op;
+	u8 source;
+	u8 flags;
+	u32 reserved;
+};
+_Static_assert(sizeof(struct ig_frame) == 128, "ABI");
+
+/* What a probed thread is doing: a stack of calls that have not returned. */
+struct ig_thread {
+	u32 pid;
+	u32 depth;
+	s32 device;
+	u32 group_depth;
+	u32 group_id;
+	u32 reserved;
+	struct ig_frame frames[IG_MAX_DEPTH];
+};
+_Static_assert(sizeof(struct ig_thread) == 24 + 8 * 128, "ABI");
+
+/* ── Descriptors: what a probed function's arguments mean ────────────────── */
+
+enum ig_act {
+	IG_ACT_NONE = 0,
+	IG_ACT_OUT = 1,        /* on success the handle is read through the out pointer */
+	IG_ACT_ALLOC = 2,      /* as OUT, and the size is remembered under the handle */
+	IG_ACT_FREE = 3,       /* bytes are those remembered */
+	IG_ACT_SET_DEVICE = 4, /* on success the thread's device becomes aux */
+	IG_ACT_COMM_INIT = 5,
+	IG_ACT_COMM_INIT_ALL = 6,
+	IG_ACT_COMM_SPLIT = 7,
+	IG_ACT_COMM_END = 8,
+	IG_ACT_COLLECTIVE = 9,
+	IG_ACT_P2P = 10,
+	IG_ACT_GROUP_START = 11,
+	IG_ACT_GROUP_END = 12,
+	IG_ACT_COMM_RANK = 13, /* a getter told the rank */
+	IG_ACT_COMM_COUNT = 14,
+	IG_ACT_GET_DEVICE = 15, /* a getter told the thread's device */
+};
+
+enum ig_role {
+	IG_ARG_SIZE0, /* sizes are multiplied */
+	IG_ARG_SIZE1,
+	IG_ARG_SIZE2,
+	IG_ARG_HANDLE,
+	IG_ARG_STREAM,
+	IG_ARG_AUX,
+	IG_ARG_OUT,
+	IG_ARG_COMM,
+	IG_ARG_COUNT,
+	IG_ARG_DTYPE,
+	IG_ARG_REDOP,
+	IG_ARG_PEER,
+	IG_ARG_RANK,
+	IG_ARG_NRANKS,
+	IG_ARG_ID, /* address of the 128-byte unique id */
+	IG_ARG_GRID_X,
+	IG_ARG_GRID_Y,
+	IG_ARG_GRID_Z,
+	IG_ARG_BLOCK_X,
+	IG_ARG_BLOCK_Y,
+	IG_ARG_BLOCK_Z,
+	IG_ARG_COLOR,
+	IG_N_ROLES = 24,
+};
+
+/* How to fetch one argument; 0 means that the function has none.
+ *   bits 0-4   1..8 integer register, 9..31 eight-byte stack slot
+ *   bit  5     32-bit value, sign extended
+ *   bit  6     the upper half of a 64-bit register
+ *   bit  7     the argument is a pointer: read the value it points to
+ *   bit  8     the address of the stack slot itself (a structure passed by value in memory)
+ *   bits 9-15  with bit 7: offset of the field in units of four bytes
+ */
+enum ig_selector {
+	IG_SEL_PLACE = 0x1f,
+	IG_SEL_32 = 0x20,
+	IG_SEL_HIGH = 0x40,
+	IG_SEL_DEREF = 0x80,
+	IG_SEL_ADDRESS = 0x100,
+	IG_SEL_OFFSET_SHIFT = 9,
+};
+
+struct ig_descriptor {
+	u16 op;
+	u16 pending_rc; /* a non-zero return code that is not an error (ncclInProgress, cudaErrorNotReady); 0: none */
+	u8 source;
+	u8 act;
+	u8 needs_return;  /* 0: entry-only, half the cost */
+	u8 is_collective; /* record is ig_collective */
+	u16 args[IG_N_ROLES];
+};
+_Static_assert(sizeof(struct ig_descriptor) == 56, "ABI");
+
+struct ig_handle_key {
+	u64 handle;
+	u32 pid;
+	u32 reserved;
+};
+_Static_assert(sizeof(struct ig_handle_key) == 16, "ABI");
+
+struct ig_communicator {
+	u64 hash;
+	u64 seq; /* collectives so far */
+	u64 n_splits;
+	u64 created_ns;
+	s32 rank;
+	s32 nranks;
+	s32 device;
+	u32 reserved;
+};
+_Static_assert(sizeof(struct ig_communicator) == 48, "ABI");
+
+#endif

@@ -1,0 +1,306 @@
+/* libcuda: the device's clock and memory, and the driver API. */
+#include "sim.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct deferred {
+	u64 (*wait)(void *);
+	void *what;
+	struct deferred *next;
+};
+
+struct sim_stream {
+	u64 busy_until;
+	struct deferred *first, *last;
+};
+
+struct sim_event {
+	u64 done_at;
+};
+
+struct block {
+	u64 address, bytes;
+	struct block *next;
+};
+
+#define FIRST_ADDRESS 0x7f0000000000ull
+#define ALIGNMENT 512
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct sim_stream default_stream;
+static struct block *blocks; /* live allocations, by address */
+
+u64 sim_now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (u64)now.tv_sec * 1000000000ull + now.tv_nsec;
+}
+
+void sim_sleep_until(u64 mono_ns)
+{
+	struct timespec until = {.tv_sec = mono_ns / 1000000000ull, .tv_nsec = mono_ns % 1000000000ull};
+
+	if (sim_now_ns() < mono_ns)
+		while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL))
+			;
+}
+
+u64 sim_setting(const char *name, u64 otherwise)
+{
+	char key[64];
+	const char *text;
+
+	snprintf(key, sizeof(key), "GPUSIM_%s", name);
+	text = getenv(key);
+	return text && *text ? strtoull(text, NULL, 0) : otherwise;
+}
+
+static sim_stream_t real(sim_stream_t stream)
+{
+	/* 0, cudaStreamLegacy (1) and cudaStreamPerThread (2) are one stream here. */
+	return (u64)stream < 16 ? &default_stream : stream;
+}
+
+static void settle(sim_stream_t stream)
+{
+	while (stream->first) {
+		struct deferred *item = stream->first;
+		u64 done_at;
+
+		stream->first = item->next;
+		if (!stream->first)
+			stream->last = NULL;
+		done_at = item->wait(item->what);
+		if (done_at > stream->busy_until)
+			stream->busy_until = done_at;
+		free(item);
+	}
+}
+
+u64 sim_stream_busy_until(sim_stream_t stream)
+{
+	u64 now = sim_now_ns();
+
+	stream = real(stream);
+	settle(stream);
+	return stream->busy_until > now ? stream->busy_until : now;
+}
+
+void sim_stream_push(sim_stream_t stream, u64 duration_ns)
+{
+	u64 from = sim_stream_busy_until(stream);
+
+	real(stream)->busy_until = from + duration_ns;
+}
+
+void sim_stream_defer(sim_stream_t stream, u64 (*wait)(void *), void *what)
+{
+	struct deferred *item = calloc(1, sizeof(*item));
+
+	stream = real(stream);
+	item->wait = wait;
+	item->what = what;
+	if (stream->last)
+		stream->last->next = item;
+	else
+		stream->first = item;
+	stream->last = item;
+}
+
+void sim_stream_wait(sim_stream_t stream)
+{
+	sim_sleep_until(sim_stream_busy_until(stream));
+}
+
+int sim_stream_is_done(sim_stream_t stream)
+{
+	return sim_now_ns() >= sim_stream_busy_until(stream);
+}
+
+u64 sim_copy_ns(size_t bytes)
+{
+	return bytes * 1000 / sim_setting("COPY_MB_PER_S", 12000);
+}
+
+/* First fit between live blocks. */
+int sim_allocate(u64 *address, size_t bytes)
+{
+	u64 end = FIRST_ADDRESS + sim_setting("MEMORY_BYTES", 8ull << 30), at = FIRST_ADDRESS;
+	struct block **link = &blocks, *made;
+
+	if (!address || !bytes)
+		return SIM_INVALID_VALUE;
+	bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+	pthread_mutex_lock(&lock);
+	for (; *link; link = &(*link)->next) {
+		if ((*link)->address - at >= bytes)
+			break;
+		at = (*link)->address + (*link)->bytes;
+	}
+	if (at + bytes > end) {
+		pthread_mutex_unlock(&lock);
+		return SIM_OUT_OF_MEMORY;
+	}
+	made = calloc(1, sizeof(*made));
+	made->address = at;
+	made->bytes = bytes;
+	made->next = *link;
+	*link = made;
+	pthread_mutex_unlock(&lock);
+	*address = at;
+	return SIM_SUCCESS;
+}
+
+int sim_release(u64 address)
+{
+	struct block **link = &blocks, *found = NULL;
+
+	if (!address)
+		return SIM_SUCCESS;
+	pthread_mutex_lock(&lock);
+	for (; *link; link = &(*link)->next) {
+		if ((*link)->address == address) {
+			found = *link;
+			*link = found->next;
+			break;
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	free(found);
+	return found ? SIM_SUCCESS : SIM_INVALID_VALUE;
+}
+
+static int push_kernel(sim_stream_t stream)
+{
+	sim_stream_push(stream, sim_setting("KERNEL_NS", 20000));
+	return SIM_SUCCESS;
+}
+
+API int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+		       unsigned block_y, unsigned block_z, unsigned smem, sim_stream_t stream, void **args, void **extra)
+{
+	(void)smem, (void)args, (void)extra;
+	if (!function || !grid_x || !grid_y || !grid_z || (u64)block_x * block_y * block_z > 1024)
+		return SIM_INVALID_VALUE;
+	return push_kernel(stream);
+}
+
+API int cuLaunchKernelEx(const struct sim_driver_launch_config *config, void *function, void **args, void **extra)
+{
+	(void)args, (void)extra;
+	return config && function ? push_kernel(config->stream) : SIM_INVALID_VALUE;
+}
+
+API int cuMemAlloc_v2(u64 *address, size_t bytes)
+{
+	return sim_allocate(address, bytes);
+}
+
+API int cuMemFree_v2(u64 address)
+{
+	return sim_release(address);
+}
+
+API int cuMemAllocManaged(u64 *address, size_t bytes, unsigned flags)
+{
+	return flags ? sim_allocate(address, bytes) : SIM_INVALID_VALUE;
+}
+
+API int cuMemAllocAsync(u64 *address, size_t bytes, sim_stream_t stream)
+{
+	(void)stream;
+	return sim_allocate(address, bytes);
+}
+
+API int cuMemFreeAsync(u64 address, sim_stream_t stream)
+{
+	(void)stream;
+	return sim_release(address);
+}
+
+API int cuMemCreate(u64 *handle, size_t bytes, const void *properties, u64 flags)
+{
+	(void)properties, (void)flags;
+	return sim_allocate(handle, bytes);
+}
+
+API int cuMemRelease(u64 handle)
+{
+	return sim_release(handle);
+}
+
+static int copy_now(size_t bytes)
+{
+	sim_stream_push(NULL, sim_copy_ns(bytes));
+	sim_stream_wait(NULL);
+	return SIM_SUCCESS;
+}
+
+API int cuMemcpyHtoD_v2(u64 to, const void *from, size_t bytes)
+{
+	return to && from ? copy_now(bytes) : SIM_INVALID_VALUE;
+}
+
+API int cuMemcpyDtoH_v2(void *to, u64 from, size_t bytes)
+{
+	return to && from ? copy_now(bytes) : SIM_INVALID_VALUE;
+}
+
+API int cuMemcpyHtoDAsync_v2(u64 to, const void *from, size_t bytes, sim_stream_t stream)
+{
+	if (!to || !from)
+		return SIM_INVALID_VALUE;
+	sim_stream_push(stream, sim_copy_ns(bytes));
+	return SIM_SUCCESS;
+}
+
+API int cuStreamSynchronize(sim_stream_t stream)
+{
+	sim_stream_wait(stream);
+	return SIM_SUCCESS;
+}
+
+API int cuCtxSynchronize(void)
+{
+	sim_stream_wait(NULL);
+	return SIM_SUCCESS;
+}
+
+API int cuEventSynchronize(sim_event_t event)
+{
+	if (!event)
+		return SIM_INVALID_VALUE;
+	sim_sleep_until(event->done_at);
+	return SIM_SUCCESS;
+}
+
+API int cuStreamCreate(sim_stream_t *stream, unsigned flags)
+{
+	(void)flags;
+	*stream = calloc(1, sizeof(**stream));
+	return SIM_SUCCESS;
+}
+
+API int cuEventCreate(sim_event_t *event, unsigned flags)
+{
+	(void)flags;
+	*event = calloc(1, sizeof(**event));
+	return SIM_SUCCESS;
+}
+
+API int cuEventRecord(sim_event_t event, sim_stream_t stream)
+{
+	event->done_at = sim_stream_busy_until(stream);
+	return SIM_SUCCESS;
+}
+
+API int cuEventQuery(sim_event_t event)
+{
+	return sim_now_ns() >= event->done_at ? SIM_SUCCESS : SIM_NOT_READY;
+}

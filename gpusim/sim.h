@@ -1,0 +1,64 @@
+/* gpusim: a GPU that is a clock.
+ *
+ * Our own small libcudart, libcuda and libnccl with the prototypes of the public headers (CUDA 12.9, NCCL 2.28). No
+ * memory is copied and nothing is computed. A stream is the time until which it is busy: launches and copies move that
+ * time on, and a wait sleeps until it. A stream holds one unfinished collective: the next call on it waits. Device memory is an address range with a first-fit allocator, so it runs out and
+ * fragments as a real one does. Settings come from the environment, GPUSIM_<NAME>: MEMORY_BYTES, KERNEL_NS, COPY_MB_PER_S,
+ * WIRE_MB_PER_S, DEVICES, HOST.
+ */
+#ifndef GPUSIM_H
+#define GPUSIM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define API __attribute__((visibility("default"), noinline))
+
+typedef uint64_t u64;
+
+/* cudaError_t, CUresult: the values that the simulator returns mean the same in both. */
+enum {
+	SIM_SUCCESS = 0,
+	SIM_INVALID_VALUE = 1,
+	SIM_OUT_OF_MEMORY = 2,
+	SIM_INVALID_DEVICE = 101,
+	SIM_NOT_READY = 600,
+};
+
+typedef struct sim_stream *sim_stream_t;
+typedef struct sim_event *sim_event_t;
+
+struct sim_dim3 {
+	unsigned x, y, z;
+};
+
+struct sim_launch_config {
+	struct sim_dim3 grid, block;
+	size_t smem;
+	sim_stream_t stream;
+	void *attributes;
+	unsigned n_attributes;
+};
+
+struct sim_driver_launch_config {
+	unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, smem;
+	sim_stream_t stream;
+	void *attributes;
+	unsigned n_attributes;
+};
+
+/* libcuda's inside, for libcudart and libnccl. */
+u64 sim_now_ns(void);
+void sim_sleep_until(u64 mono_ns);
+u64 sim_setting(const char *name, u64 otherwise);
+u64 sim_stream_busy_until(sim_stream_t stream);
+void sim_stream_push(sim_stream_t stream, u64 duration_ns);
+/* Register something to wait for before a stream's time is known; `wait` returns the time at which it was done. */
+void sim_stream_defer(sim_stream_t stream, u64 (*wait)(void *), void *what);
+void sim_stream_wait(sim_stream_t stream);
+int sim_stream_is_done(sim_stream_t stream);
+u64 sim_copy_ns(size_t bytes);
+int sim_allocate(u64 *address, size_t bytes);
+int sim_release(u64 address);
+
+#endif

@@ -1,0 +1,105 @@
+"""Builds what is not Python: the BPF objects and the GPU simulator.
+
+Needs PyPI's ``ziglang`` and nothing else (``--clang`` takes another compiler for the BPF objects). Called by the package build
+(``hatch_build.py``), by ``scripts/setup`` and by ``make native``, so there is one list of flags. An output that is newer
+than all it is made of is left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OBJECTS = ROOT / "src/ingero/agent/kernel/objects"
+SIMULATOR = ROOT / "src/ingero/gpusim/native"
+ZIG = (sys.executable, "-m", "ziglang")
+BPF_MACHINES = {"x86_64": "x86", "aarch64": "arm64"}
+BPF_FLAGS = (
+    *("-target", "bpfel", "-mcpu=v3", "-std=gnu11", "-g", "-O2"),
+    *("-Wall", "-Wextra", "-Werror", "-Wpadded", "-Wpacked", "-Wunaligned-access"),
+    # Headers hold maps and functions that not every object uses; designated initialisers zero the rest on purpose.
+    *("-Wno-unused-function", "-Wno-unused-variable", "-Wno-missing-field-initializers"),
+)
+SIM_FLAGS = (
+    *("-std=gnu11", "-O1", "-g0", "-fPIC", "-Wall", "-Wextra", "-Werror"),
+    # Every probed function keeps its own frame, as in the real libraries.
+    *("-fno-optimize-sibling-calls", "-fno-inline", "-fno-sanitize=all"),
+)
+GLIBC = "2.28"
+SIM_LIBRARIES = (
+    ("libcuda.so.1", "cuda.c", ()),
+    ("libcudart.so.12", "cudart.c", ("libcuda.so.1",)),
+    ("libnccl.so.2", "nccl.c", ("libcuda.so.1",)),
+)
+
+
+def is_fresh(target: Path, sources: Iterable[Path]) -> bool:
+    """Whether the target is newer than all that it is made of."""
+    if not target.exists():
+        return False
+    made = target.stat().st_mtime_ns
+    return all(source.stat().st_mtime_ns <= made for source in sources)
+
+
+def run(*command: str | Path) -> None:
+    """Run a compiler; its own message is the error."""
+    if subprocess.run([str(part) for part in command], check=False, cwd=ROOT).returncode:
+        sys.exit(f"build_native: failed: {' '.join(map(str, command))}")
+
+
+def build_objects(clang: tuple[str, ...]) -> Iterator[Path]:
+    """Compile every ``bpf/*.bpf.c`` for every machine."""
+    headers = [*ROOT.glob("bpf/include/**/*.h"), Path(__file__)]
+    for machine, define in BPF_MACHINES.items():
+        for source in sorted(ROOT.glob("bpf/*.bpf.c")):
+            target = OBJECTS / machine / source.name.replace(".bpf.c", ".bpf.o")
+            if not is_fresh(target, [source, *headers]):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                run(
+                    *(*clang, *BPF_FLAGS, f"-D__TARGET_ARCH_{define}"),
+                    *("-Ibpf/include", f"-ffile-prefix-map={ROOT}=."),
+                    *("-c", source, "-o", target),
+                )
+            yield target
+
+
+def build_simulator() -> Iterator[Path]:
+    """Link the simulator's libraries and its workloads for this machine."""
+    machine = platform.machine()
+    out = SIMULATOR / machine
+    sources = [*ROOT.glob("gpusim/*"), Path(__file__)]
+    compiler = (*ZIG, "cc", "-target", f"{machine}-linux-gnu.{GLIBC}", *SIM_FLAGS)
+    rpath = "-Wl,-rpath,$ORIGIN"
+    out.mkdir(parents=True, exist_ok=True)
+    for name, source, needs in SIM_LIBRARIES:
+        target = out / name
+        if not is_fresh(target, sources):
+            needed = [out / need for need in needs]
+            run(
+                *(*compiler, "-shared", f"-Wl,-soname,{name}", rpath, f"gpusim/{source}"),
+                *(*needed, "-o", target, "-lpthread"),
+            )
+        yield target
+    target = out / "workload"
+    if not is_fresh(target, sources):
+        needed = [out / name for name, _, _ in SIM_LIBRARIES]
+        run(*compiler, rpath, "gpusim/workload.c", *needed, "-o", target)
+    yield target
+
+
+def build_all(clang: tuple[str, ...] = (*ZIG, "clang")) -> list[Path]:
+    """Build everything; returns the files."""
+    return [*build_objects(clang), *build_simulator()]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clang", help="a clang that knows BPF, instead of ziglang's")
+    options = parser.parse_args()
+    for path in build_all((options.clang,) if options.clang else (*ZIG, "clang")):
+        print(path.relative_to(ROOT))

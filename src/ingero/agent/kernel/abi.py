@@ -1,0 +1,124 @@
+"""Layouts and numbers of ``bpf/include/ingero/record.h``.
+
+The numbers of sources, operations and off-CPU reasons are those of `ingero.model.events`.
+
+Layouts are read from the built object's BTF. Numbers that code names are repeated here as enumerations;
+``tests/agent/kernel/test_abi.py`` fails when they drift from the header.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from typing import Any, Final
+
+import numpy as np
+
+from ingero.agent.kernel.btf import Btf, read_btf
+from ingero.agent.kernel.objects import find_object
+
+
+class Flag(enum.IntFlag):
+    """Why a call's record looks as it does."""
+
+    NESTED = 1
+    ERROR = 2
+    GROUPED = 4
+    SLOW = 8
+    FIRST = 16
+    NO_TIME = 32
+
+
+class Act(enum.IntEnum):
+    """What the engine does at the return of a function."""
+
+    NONE = 0
+    OUT = 1
+    ALLOC = 2
+    FREE = 3
+    SET_DEVICE = 4
+    COMM_INIT = 5
+    COMM_INIT_ALL = 6
+    COMM_SPLIT = 7
+    COMM_END = 8
+    COLLECTIVE = 9
+    P2P = 10
+    GROUP_START = 11
+    GROUP_END = 12
+    COMM_RANK = 13
+    COMM_COUNT = 14
+    GET_DEVICE = 15
+
+
+class Role(enum.IntEnum):
+    """What an argument of a probed function means."""
+
+    SIZE0 = 0
+    SIZE1 = 1
+    SIZE2 = 2
+    HANDLE = 3
+    STREAM = 4
+    AUX = 5
+    OUT = 6
+    COMM = 7
+    COUNT = 8
+    DTYPE = 9
+    REDOP = 10
+    PEER = 11
+    RANK = 12
+    NRANKS = 13
+    ID = 14
+    GRID_X = 15
+    GRID_Y = 16
+    GRID_Z = 17
+    BLOCK_X = 18
+    BLOCK_Y = 19
+    BLOCK_Z = 20
+    COLOR = 21
+
+
+class Selector(enum.IntEnum):
+    """Bits that say how to fetch an argument."""
+
+    PLACE = 0x1F
+    W32 = 0x20
+    HIGH = 0x40
+    DEREF = 0x80
+    ADDRESS = 0x100
+    OFFSET_SHIFT = 9
+
+
+class ProcessEvent(enum.IntEnum):
+    """What happened to a process; the numbers are host operations of the recorded databases."""
+
+    OOM = 4
+    EXEC = 5
+    EXIT = 6
+    FORK = 7
+
+
+N_ROLES: Final = 24
+N_REGISTERS: Final = 8
+MAX_DESCRIPTORS: Final = 1024
+HIST_FIRST_LOG2: Final = 7
+HIST_BUCKETS: Final = 126
+
+
+@functools.cache
+def get_btf() -> Btf:
+    """The BTF of the engine's object, which holds every layout."""
+    return read_btf(find_object("calls"))
+
+
+@functools.cache
+def get_dtype(name: str) -> np.dtype[Any]:
+    """The dtype of ``struct ig_<name>``."""
+    return get_btf().build_dtype(f"ig_{name}")
+
+
+def build_bucket_edges_ns() -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Lower edges of the latency buckets and, last, the upper edge of the last; shape (HIST_BUCKETS + 1,)."""
+    steps = np.arange(HIST_BUCKETS) / 4
+    octave = np.floor(steps)
+    edges = 2.0 ** (HIST_FIRST_LOG2 + octave) * (1 + (steps - octave))
+    return np.concatenate(([0.0], edges))
