@@ -68,6 +68,11 @@ class Classifier:
         self._n_under = self._n_under + 1 if is_under else 0
         return self._turn(to=self._n_under >= self.settings.confirm)
 
+    @property
+    def is_suspect(self) -> bool:
+        """A straggler, or on the way to be found one: not fit to be learned from."""
+        return self.is_straggler or self._n_under > 0
+
     def clear(self) -> None:
         """Forget the verdict: what was judged is no longer there."""
         self.is_straggler = False

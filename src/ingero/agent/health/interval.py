@@ -16,19 +16,15 @@ class Interval:
         self._sums = [0.0] * len(Signals._fields)
         self._counts = [0] * len(Signals._fields)
 
-    def add(self, reading: Reading, *, is_normal: bool) -> None:
-        """Take one reading.
-
-        Args:
-            reading: What was read.
-            is_normal: Fit for the baseline; readings of a straggler are not.
-        """
+    def add(self, reading: Reading) -> None:
+        """Take one reading."""
         self.latest = reading
         if reading.launches is not None:
             self._launches = max(self._launches or 0, reading.launches)
-        if not is_normal:
-            return
-        for i, value in enumerate(reading.signals):
+
+    def accept(self, signals: Signals) -> None:
+        """Take a reading's signals for the baseline, because nothing speaks against the node."""
+        for i, value in enumerate(signals):
             if value is not None:
                 self._sums[i] += value
                 self._counts[i] += 1
@@ -38,7 +34,7 @@ class Interval:
         return self.latest and replace(self.latest, launches=self._launches)
 
     def normal(self) -> Signals | None:
-        """The mean of each signal over the normal readings; None when there was none."""
+        """The mean of each signal over the accepted readings; None when there was none."""
         if not any(self._counts):
             return None
         pairs = zip(self._sums, self._counts, strict=True)

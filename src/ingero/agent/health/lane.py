@@ -124,6 +124,10 @@ class PushLane:
             self._is_closed = True
             self._wake.notify()
 
+    def release(self) -> None:
+        """Close the connection; call it when nothing sends any more."""
+        self._transport.close()
+
     def is_paused(self, mono_ns: int) -> bool:
         """Fleet asked for silence, and it is not over."""
         return mono_ns < self._resume_ns

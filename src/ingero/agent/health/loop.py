@@ -25,6 +25,7 @@ from ingero.agent.health.machine import (
     Machine,
     MachineSettings,
     State,
+    Step,
     advance,
     is_waking,
     reject_future,
@@ -156,11 +157,19 @@ class _View(NamedTuple):
 
     now_ns: int
     wall_ns: int
+    reading: Reading | None
     seen: Reading | None
     shares: Signals
-    is_tick: bool
-    is_due: bool
+    step: Step | None
     anomalies: tuple[Anomaly, ...]
+
+    @property
+    def is_tick(self) -> bool:
+        return self.step is not None
+
+    @property
+    def is_due(self) -> bool:
+        return self.step is not None and self.step.is_pushed
 
 
 class _Verdict(NamedTuple):
@@ -216,6 +225,7 @@ class HealthLoop:
         """Look once, and tick when one is due."""
         view = self._see()
         verdict = self._classify(view)
+        self._learn(view)
         book, now_ns, wall_ns = self._parts.book, view.now_ns, view.wall_ns
         is_early = not view.is_tick and self._has_moved(verdict, now_ns)
         if verdict.is_judged and (view.is_tick or is_early or verdict.is_changed):
@@ -256,37 +266,44 @@ class HealthLoop:
         if reading is not None:
             signals, anomalies = drop_non_finite(reading.signals)
             reading = replace(reading, signals=signals)
-            self._interval.add(reading, is_normal=not self._classifier.is_straggler)
+            self._interval.add(reading)
             is_wake = is_waking(self._machine, reading)
         is_tick = now_ns >= self._due_ns or is_wake
         seen = self._interval.latest if is_tick else reading
         shares = self._shares(seen)  # against the baseline as it was before this interval
-        is_due = self._tick(now_ns, wall_ns) if is_tick else False
-        return _View(now_ns, wall_ns, seen, shares, is_tick, is_due, anomalies)
+        step = self._tick(now_ns, wall_ns) if is_tick else None
+        return _View(now_ns, wall_ns, reading, seen, shares, step, anomalies)
 
-    def _tick(self, now_ns: int, wall_ns: int) -> bool:
-        """Advance the machine and the baseline by one interval; True when this interval is to be pushed."""
-        interval, self._interval = self._interval, Interval()
+    def _tick(self, now_ns: int, wall_ns: int) -> Step:
+        """Advance the machine by one interval."""
         self._due_ns = self._next_tick(now_ns)
         before = self._machine.state
-        step = advance(self._machine, interval.reading(), self._settings.machine)
+        step = advance(self._machine, self._interval.reading(), self._settings.machine)
         self._machine = step.machine
-        if interval.latest is None:
-            return False
         if step.is_restart:
             self._forget(Outcome.RECALIBRATED, wall_ns)
             self.baseline.reset()
-            self.baseline.fold(interval.latest.signals)
-            return False
-        if step.machine.state is State.IDLE:
-            if before is not State.IDLE:
-                self._forget(Outcome.WENT_IDLE, wall_ns)
-            return step.is_pushed
+            self._interval = Interval()
+        elif step.machine.state is State.IDLE and before is not State.IDLE:
+            self._forget(Outcome.WENT_IDLE, wall_ns)
+        return step
+
+    def _learn(self, view: _View) -> None:
+        """Take a look, and at a tick the whole interval, into the baseline; nothing of a straggler or a sleeper."""
+        if view.reading is not None and not self._classifier.is_suspect:
+            self._interval.accept(view.reading.signals)
+        if view.step is None:
+            return
+        interval, self._interval = self._interval, Interval()
+        if self._machine.state in {State.IDLE, State.STALE}:
+            return
         normal = interval.normal()
-        is_frozen = normal is None or self._classifier.is_straggler
-        self.baseline.fold(normal or interval.latest.signals, frozen=is_frozen)
-        self._parts.book.note_degradation(wall_ns, is_degraded=self.baseline.is_degraded())
-        return step.is_pushed
+        if normal is not None:
+            self.baseline.fold(normal)
+        elif interval.latest is not None:
+            self.baseline.fold(interval.latest.signals, frozen=True)
+        is_degraded = self.baseline.is_degraded()
+        self._parts.book.note_degradation(view.wall_ns, is_degraded=is_degraded)
 
     def _forget(self, outcome: Outcome, wall_ns: int) -> None:
         """Drop the verdict: what was judged is no longer there."""

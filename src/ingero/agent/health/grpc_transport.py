@@ -1,0 +1,118 @@
+"""One request to Fleet over OTLP/gRPC, and what its metadata said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from ingero.agent.health.cache import parse_told
+from ingero.agent.health.transport import USER_AGENT, Answer, TransportSettings, parse_retry_after
+from ingero.errors import IngeroError
+from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.wire.names import Header, Signal
+from ingero.wire.otlp.export import Export, encode_protobuf
+
+_METHODS: Final = {
+    Signal.METRICS: "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+    Signal.TRACES: "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
+    Signal.LOGS: "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
+}
+_CUT_OFF: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+_PUSHBACK: Final = "grpc-retry-pushback-ms"
+_MAX_MESSAGE_BYTES: Final = 64 * 1024
+
+
+class GrpcTransport:
+    """OTLP/gRPC over one channel.
+
+    Raises:
+        IngeroError: A certificate file cannot be read.
+    """
+
+    def __init__(self, settings: TransportSettings) -> None:
+        self._settings = settings
+        options = [
+            ("grpc.primary_user_agent", USER_AGENT),
+            ("grpc.enable_retries", 0),
+            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+        ]
+        target = settings.endpoint.target
+        self._channel = (
+            grpc.secure_channel(target, _credentials(settings), options)
+            if settings.endpoint.is_secure
+            else grpc.insecure_channel(target, options)
+        )
+        self._calls: dict[Signal, Any] = {
+            signal: self._channel.unary_unary(
+                method, request_serializer=encode_protobuf, response_deserializer=bytes
+            )
+            for signal, method in _METHODS.items()
+        }
+
+    def send(self, export: Export, wall_ns: int) -> Answer:
+        """Call once."""
+        settings = self._settings
+        try:
+            metadata = [(key.lower(), value) for key, value in settings.auth_headers().items()]
+        except OSError as error:
+            return Answer(is_taken=False, detail=f"the bearer token cannot be read: {error}")
+        if settings.cluster_id and settings.cluster_id.isascii():
+            metadata.append((Header.CLUSTER_HINT.value, settings.cluster_id))
+        try:
+            _, call = self._calls[export.signal].with_call(
+                export,
+                timeout=settings.timeout_ns / NS_PER_S,
+                metadata=metadata,
+                compression=grpc.Compression.Gzip if settings.is_gzip else None,
+            )
+        except grpc.RpcError as error:
+            return _read_refusal(error, wall_ns)
+        told = _gather(call.initial_metadata()) | _gather(call.trailing_metadata())
+        return Answer(
+            is_taken=True,
+            detail="OK",
+            told=parse_told(told.get(Header.GRPC_THRESHOLD), told.get(Header.GRPC_QUORUM_MET)),
+        )
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+
+def _read_refusal(error: Any, wall_ns: int) -> Answer:  # noqa: ANN401 - grpc.RpcError is also a Call
+    told = _gather(error.initial_metadata()) | _gather(error.trailing_metadata())
+    pause_ns = parse_retry_after(told.get("retry-after"), wall_ns)
+    pushback = told.get(_PUSHBACK, "")
+    if pushback.isascii() and pushback.isdigit():
+        pause_ns = int(pushback[:12]) * NS_PER_MS
+    return Answer(
+        is_taken=False,
+        detail=f"{error.code().name} {error.details() or ''}".strip(),
+        told=parse_told(told.get(Header.GRPC_THRESHOLD), told.get(Header.GRPC_QUORUM_MET)),
+        retry_after_ns=pause_ns,
+        is_cut_off=error.code() in _CUT_OFF and pause_ns is None,
+    )
+
+
+def _gather(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
+    return {key: value for key, value in metadata or () if isinstance(value, str)}
+
+
+def _credentials(settings: TransportSettings) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(
+        root_certificates=_read(settings.ca_file),
+        private_key=_read(settings.key_file),
+        certificate_chain=_read(settings.cert_file),
+    )
+
+
+def _read(file: str | None) -> bytes | None:
+    if not file:
+        return None
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise IngeroError(f"{file}: {error.strerror or error}") from error

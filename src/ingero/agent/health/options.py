@@ -1,0 +1,253 @@
+"""What ``ingero fleet-push`` is told, checked all at once, as the settings of an agent."""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ingero.agent.health.baseline import BaselineSettings
+from ingero.agent.health.body import Identity
+from ingero.agent.health.classify import ClassifierSettings
+from ingero.agent.health.endpoint import FleetEndpoint, parse_endpoint
+from ingero.agent.health.facts import GpuFacts, find_cgroup_path, hash_cgroup_path
+from ingero.agent.health.loop import LoopSettings
+from ingero.agent.health.machine import MachineSettings
+from ingero.agent.health.mode import ModeSettings, fresh_max_age
+from ingero.agent.health.service import AgentSettings
+from ingero.agent.health.tls import check_tls_files
+from ingero.agent.health.transport import TransportSettings
+from ingero.config.environment import allows_loose_keys
+from ingero.errors import ConfigError, ConfigProblem
+from ingero.units import NS_PER_MS, NS_PER_S
+
+PROTOCOLS: Final = ("http/json", "http/protobuf", "grpc")
+COMPRESSIONS: Final = ("none", "gzip")
+MIN_PUSH_INTERVAL_NS: Final = NS_PER_S
+MIN_TIMEOUT_NS: Final = 100 * NS_PER_MS
+MIN_SAMPLE_INTERVAL_NS: Final = 100 * NS_PER_MS
+
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 §5.6.2, token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushOptions:
+    """The options of ``ingero fleet-push``, as given; each is explained by its ``--help``."""
+
+    fleet_endpoint: str
+    fleet_cluster_id: str
+    fleet_node_id: str
+    fleet_workload_type: str
+    fleet_push_interval: int
+    fleet_timeout: int
+    fleet_insecure: bool
+    fleet_tls_ca: str
+    fleet_tls_cert: str
+    fleet_tls_key: str
+    fleet_persist_path: Path
+    fleet_persist_stale_age: int
+    fleet_world_size: int
+    fleet_node_rank: int
+    fleet_threshold_url: str
+    fleet_poll_interval: int
+    fleet_classifier_hysteresis: float
+    fleet_classifier_confirm: int
+    fleet_early_push_delta: float
+    fleet_protocol: str
+    fleet_compression: str
+    fleet_header: tuple[str, ...]
+    fleet_bearer_token_file: Path | None
+    fleet_provider: str
+    sample_interval: int
+    warmup_samples: int
+    remediate: bool
+    remediate_socket: Path
+    remediate_gid: int
+    otlp_enabled: bool
+    otlp_endpoint: str
+    otlp_insecure: bool
+
+
+def build_settings(options: PushOptions, gpus: GpuFacts) -> AgentSettings:
+    """Check every option and build the agent's settings.
+
+    Raises:
+        ConfigError: Lists every problem by the option's name.
+    """
+    return _Builder(options).build(gpus)
+
+
+class _Builder:
+    """Collects problems while it builds."""
+
+    def __init__(self, options: PushOptions) -> None:
+        self._options = options
+        self._problems: list[ConfigProblem] = []
+
+    def build(self, gpus: GpuFacts) -> AgentSettings:
+        options = self._options
+        self._check_names()
+        self._check_times()
+        files = (options.fleet_tls_ca, options.fleet_tls_cert, options.fleet_tls_key)
+        self._problems += check_tls_files(
+            files, is_insecure=options.fleet_insecure, allows_loose_key=allows_loose_keys()
+        )
+        headers = self._parse_headers()
+        push = self._parse_endpoint("--fleet-endpoint", options.fleet_endpoint)
+        poll = self._parse_endpoint("--fleet-threshold-url", options.fleet_threshold_url)
+        spans = self._parse_endpoint("--otlp-endpoint", options.otlp_endpoint)
+        if not options.fleet_endpoint.strip():
+            self._say("--fleet-endpoint", "is required")
+        if options.otlp_enabled and not options.otlp_endpoint:
+            self._say("--otlp-endpoint", "is required with --otlp-enabled")
+        loop = self._build_loop()
+        if self._problems or loop is None or push is None:
+            raise ConfigError(self._problems)
+        return AgentSettings(
+            identity=self._build_identity(gpus),
+            transport=self._build_transport(push, headers),
+            is_grpc=options.fleet_protocol == "grpc",
+            loop=loop,
+            poll=None if poll is None else self._build_transport(poll, headers),
+            poll_interval_ns=options.fleet_poll_interval,
+            persist_path=options.fleet_persist_path,
+            persist_stale_age_ns=options.fleet_persist_stale_age,
+            socket_path=options.remediate_socket if options.remediate else None,
+            socket_gid=options.remediate_gid,
+            spans=TransportSettings(
+                endpoint=spans, timeout_ns=options.fleet_timeout, is_protobuf=True
+            )
+            if spans is not None and options.otlp_enabled
+            else None,
+        )
+
+    def _say(self, option: str, message: str) -> None:
+        self._problems.append(ConfigProblem(option, message))
+
+    def _check_names(self) -> None:
+        options = self._options
+        names = {
+            "--fleet-cluster-id": options.fleet_cluster_id,
+            "--fleet-node-id": options.fleet_node_id or socket.gethostname(),
+            "--fleet-workload-type": options.fleet_workload_type,
+        }
+        for option, name in names.items():
+            if "\r" in name or "\n" in name:
+                self._say(option, "must not contain a line break")
+            if not _is_text(name):
+                self._say(option, "is not UTF-8 text")
+            if option != "--fleet-workload-type" and not name.strip():
+                self._say(option, "must not be blank")
+
+    def _check_times(self) -> None:
+        options = self._options
+        rules = (
+            ("--fleet-push-interval", options.fleet_push_interval >= MIN_PUSH_INTERVAL_NS,
+             "must be at least 1s"),
+            ("--fleet-timeout", options.fleet_timeout >= MIN_TIMEOUT_NS, "must be at least 100ms"),
+            ("--fleet-timeout", options.fleet_timeout <= options.fleet_push_interval,
+             "must not be longer than --fleet-push-interval"),
+            ("--fleet-poll-interval", options.fleet_poll_interval >= NS_PER_S,
+             "must be at least 1s"),
+            ("--fleet-persist-stale-age", options.fleet_persist_stale_age > 0,
+             "must be above 0"),
+            ("--sample-interval", options.sample_interval >= MIN_SAMPLE_INTERVAL_NS,
+             "must be at least 100ms"),
+            ("--fleet-early-push-delta", 0 < options.fleet_early_push_delta <= 1,
+             "must be above 0 and at most 1"),
+            ("--fleet-world-size", options.fleet_world_size >= 0, "must not be negative"),
+            ("--fleet-node-rank", options.fleet_node_rank >= 0, "must not be negative"),
+            ("--fleet-node-rank",
+             options.fleet_node_rank < options.fleet_world_size or not options.fleet_node_rank,
+             "must be below --fleet-world-size"),
+            ("--warmup-samples", options.warmup_samples >= 0, "must not be negative"),
+        )  # fmt: skip
+        for option, holds, message in rules:
+            if not holds:
+                self._say(option, message)
+
+    def _parse_headers(self) -> dict[str, str]:
+        headers = {}
+        for text in self._options.fleet_header:
+            name, equals, value = text.partition("=")
+            is_clean = value.isprintable() and value.isascii()
+            if not equals or not _HEADER_NAME.fullmatch(name.strip()) or not is_clean:
+                self._say("--fleet-header", f"{name!r}: write NAME=VALUE in plain text")
+                continue
+            headers[name.strip()] = value.strip()
+        return headers
+
+    def _parse_endpoint(self, option: str, text: str) -> FleetEndpoint | None:
+        if not text.strip():
+            return None
+        options = self._options
+        is_insecure = (
+            options.otlp_insecure if option.startswith("--otlp") else options.fleet_insecure
+        )
+        try:
+            return parse_endpoint(text, is_insecure=is_insecure, option=option)
+        except ConfigError as error:
+            self._problems += error.problems
+            return None
+
+    def _build_loop(self) -> LoopSettings | None:
+        options = self._options
+        if options.warmup_samples < 0:
+            return None
+        try:
+            classifier = ClassifierSettings(
+                options.fleet_classifier_hysteresis, options.fleet_classifier_confirm
+            )
+        except ConfigError as error:
+            self._say("--fleet-classifier-hysteresis or -confirm", error.message)
+            return None
+        return LoopSettings(
+            push_interval_ns=options.fleet_push_interval,
+            sample_interval_ns=min(options.sample_interval, options.fleet_push_interval),
+            early_push_delta=options.fleet_early_push_delta,
+            machine=MachineSettings(warmup=options.warmup_samples),
+            baseline=BaselineSettings(warmup=options.warmup_samples),
+            classifier=classifier,
+            mode=ModeSettings(fresh_max_age_ns=fresh_max_age(options.fleet_push_interval)),
+        )
+
+    def _build_identity(self, gpus: GpuFacts) -> Identity:
+        options = self._options
+        return Identity(
+            cluster_id=options.fleet_cluster_id,
+            node_id=options.fleet_node_id or socket.gethostname(),
+            workload_type=options.fleet_workload_type,
+            world_size=options.fleet_world_size,
+            rank=options.fleet_node_rank,
+            provider=options.fleet_provider,
+            gpu_model=gpus.model,
+            n_gpus=gpus.n_gpus,
+            cohort=hash_cgroup_path(find_cgroup_path()),
+        )
+
+    def _build_transport(
+        self, endpoint: FleetEndpoint, headers: dict[str, str]
+    ) -> TransportSettings:
+        options = self._options
+        return TransportSettings(
+            endpoint=endpoint,
+            timeout_ns=options.fleet_timeout,
+            cluster_id=options.fleet_cluster_id,
+            is_protobuf=options.fleet_protocol == "http/protobuf",
+            is_gzip=options.fleet_compression == "gzip",
+            headers=headers,
+            token_file=options.fleet_bearer_token_file,
+            ca_file=options.fleet_tls_ca or None,
+            cert_file=options.fleet_tls_cert or None,
+            key_file=options.fleet_tls_key or None,
+        )
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

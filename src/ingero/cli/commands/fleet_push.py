@@ -1,0 +1,304 @@
+"""``ingero fleet-push``: the health loop of one node."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ingero.errors import ConfigError, UnsupportedError
+from ingero.units import parse_duration
+from ingero.wire.names import DEFAULT_REMEDIATE_GID, DEFAULT_REMEDIATE_SOCKET, DetectionMode
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from ingero.agent.health.loop import Look
+    from ingero.agent.health.service import AgentSettings, HealthAgent
+    from ingero.agent.health.signals import SignalSource
+
+
+def _read_duration(_context: click.Context, parameter: click.Parameter, value: str) -> int:
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=parameter) from error
+
+
+FILE = click.Path(path_type=Path)
+
+
+@click.command("fleet-push")
+@click.option(
+    "--fleet-endpoint", required=True, metavar="HOST:PORT", help="Fleet: host:port or a full URL."
+)
+@click.option("--fleet-cluster-id", required=True, help="Name of the cluster.")
+@click.option("--fleet-node-id", default="", help="Name of this node.  [default: the host's name]")
+@click.option(
+    "--fleet-workload-type",
+    default="unknown",
+    show_default=True,
+    help="Kind of work, such as training.",
+)
+@click.option(
+    "--fleet-push-interval",
+    callback=_read_duration,
+    default="10s",
+    show_default=True,
+    help="Between regular pushes; at least 1s.",
+)
+@click.option(
+    "--fleet-timeout",
+    callback=_read_duration,
+    default="5s",
+    show_default=True,
+    help="Longest wait for one answer.",
+)
+@click.option("--fleet-insecure", is_flag=True, help="Speak http where the endpoint does not say.")
+@click.option(
+    "--fleet-tls-ca",
+    default="",
+    metavar="FILE",
+    help="Authorities to trust. All three of --fleet-tls-* or none.",
+)
+@click.option("--fleet-tls-cert", default="", metavar="FILE", help="Client certificate chain.")
+@click.option(
+    "--fleet-tls-key",
+    default="",
+    metavar="FILE",
+    help="Its private key, readable by its owner only.",
+)
+@click.option(
+    "--fleet-protocol",
+    type=click.Choice(["http/json", "http/protobuf", "grpc"]),
+    default="http/json",
+    show_default=True,
+    help="Encoding and transport of OTLP.",
+)
+@click.option(
+    "--fleet-compression",
+    type=click.Choice(["none", "gzip"]),
+    default="none",
+    show_default=True,
+    help="Compression of pushes.",
+)
+@click.option(
+    "--fleet-header",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A header to send along; may be repeated.",
+)
+@click.option(
+    "--fleet-bearer-token-file", type=FILE, help="Bearer token; read again for each push."
+)
+@click.option(
+    "--fleet-persist-path",
+    type=FILE,
+    default="/var/lib/ingero/health-baseline.json",
+    show_default=True,
+    help="Where the baseline is kept.",
+)
+@click.option(
+    "--fleet-persist-stale-age",
+    callback=_read_duration,
+    default="10m",
+    show_default=True,
+    help="Oldest baseline to start from.",
+)
+@click.option(
+    "--fleet-detection-mode",
+    type=click.Choice([mode.value for mode in DetectionMode]),
+    default="none",
+    hidden=True,
+    help="Has no effect: the mode is found anew at each look.",
+)
+@click.option(
+    "--fleet-world-size",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Ranks of the distributed job; 0 is none.",
+)
+@click.option(
+    "--fleet-node-rank", type=int, default=0, show_default=True, help="This node's rank in it."
+)
+@click.option(
+    "--fleet-provider",
+    default="",
+    metavar="NAME",
+    help="Cloud provider, such as aws, gcp or azure.",
+)
+@click.option(
+    "--fleet-threshold-url",
+    default="",
+    metavar="URL",
+    help="Where to ask for the threshold while answers to pushes carry none.",
+)
+@click.option(
+    "--fleet-poll-interval",
+    callback=_read_duration,
+    default="10s",
+    show_default=True,
+    help="Between two such questions.",
+)
+@click.option(
+    "--fleet-classifier-hysteresis",
+    type=float,
+    default=0.02,
+    show_default=True,
+    help="How far above the threshold a straggler must come back.",
+)
+@click.option(
+    "--fleet-classifier-confirm",
+    type=int,
+    default=2,
+    show_default=True,
+    help="Looks in a row under the threshold that make a straggler.",
+)
+@click.option(
+    "--fleet-early-push-delta",
+    type=float,
+    default=0.05,
+    show_default=True,
+    help="A score that moved by more is pushed at once; 1 never.",
+)
+@click.option(
+    "--sample-interval",
+    callback=_read_duration,
+    default="1s",
+    show_default=True,
+    help="Between two looks at the node.",
+)
+@click.option(
+    "--warmup-samples",
+    type=int,
+    default=30,
+    show_default=True,
+    help="Push intervals of calibration.",
+)
+@click.option("--stub", is_flag=True, help="Read constants instead of a GPU, to try a deployment.")
+@click.option(
+    "--script",
+    type=FILE,
+    metavar="FILE",
+    help="Play a timeline of signals; see docs/guides/agent.md.",
+)
+@click.option("--remediate", is_flag=True, help="Tell local readers of episodes on a Unix socket.")
+@click.option(
+    "--remediate-socket",
+    type=FILE,
+    default=DEFAULT_REMEDIATE_SOCKET,
+    show_default=True,
+    help="Its path.",
+)
+@click.option(
+    "--remediate-gid",
+    type=int,
+    default=DEFAULT_REMEDIATE_GID,
+    show_default=True,
+    help="Group that may read it; -1 for none.",
+)
+@click.option("--otlp-enabled", is_flag=True, help="Trace detections, one span per episode.")
+@click.option(
+    "--otlp-endpoint", default="", metavar="HOST:PORT", help="Where to: host:port or a URL."
+)
+@click.option(
+    "--otlp-insecure/--otlp-secure",
+    default=True,
+    show_default=True,
+    help="Speak http there where the endpoint does not say.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object per look that ticked or pushed."
+)
+def command(
+    *,
+    stub: bool,
+    script: Path | None,
+    as_json: bool,
+    fleet_detection_mode: str,
+    **options: Any,  # noqa: ANN401
+) -> int:
+    r"""Score this node, push the score to a Fleet and judge it by the answer.
+
+    Runs until it is told to stop. Without Fleet it goes on judging: by the last threshold it heard, then by the node's
+    own past. SIGTERM and Ctrl-C save the baseline.
+
+    \b
+    Examples:
+      ingero fleet-push --fleet-endpoint localhost:4318 --fleet-insecure --fleet-cluster-id trial --stub
+      ingero fleet-push --fleet-endpoint https://fleet:4318 --fleet-cluster-id prod --script day.yaml --json
+      ingero fleet-push --fleet-endpoint fleet:4317 --fleet-protocol grpc --fleet-insecure \
+        --fleet-cluster-id prod --stub --remediate --remediate-socket /run/ingero/remediate.sock
+    """
+    from ingero.agent.health.facts import GpuFacts, find_gpus
+    from ingero.agent.health.options import PushOptions, build_settings
+
+    source = _open_source(script, is_stub=stub)
+    settings = build_settings(PushOptions(**options), GpuFacts() if stub else find_gpus())
+    if fleet_detection_mode != DetectionMode.NONE.value:
+        click.echo("note: --fleet-detection-mode has no effect", err=True)
+    return _run(settings, source, as_json=as_json)
+
+
+def _open_source(script: Path | None, *, is_stub: bool) -> SignalSource:
+    from ingero.agent.health.script import ScriptSource, load_script
+    from ingero.agent.health.signals import StubSource
+
+    if is_stub and script is not None:
+        raise ConfigError("--stub and --script exclude each other")
+    if script is not None:
+        return ScriptSource(load_script(script))
+    if is_stub:
+        return StubSource()
+    raise UnsupportedError(
+        "this version cannot read a node's own counters yet", hint="give --stub or --script FILE"
+    )
+
+
+def _run(settings: AgentSettings, source: SignalSource, *, as_json: bool) -> int:
+    from ingero.agent.health.service import open_agent
+    from ingero.telemetry.clock import SystemClock
+
+    stop = threading.Event()
+    received: list[int] = []
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        stop.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with open_agent(settings, source, SystemClock(), stop) as agent:
+            for note in agent.first_notes:
+                click.echo(f"note: {note}", err=True)
+            agent.run(_printer(agent, as_json=as_json))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 130 if signal.SIGINT in received else 0
+
+
+def _printer(agent: HealthAgent, *, as_json: bool) -> Callable[[Look, list[str]], None]:
+    from ingero.agent.health.narrate import build_record, write_line
+
+    is_terminal = sys.stdout.isatty()
+
+    def show(look: Look, notes: list[str]) -> None:
+        for note in notes:
+            click.echo(f"note: {note}", err=True)
+        if not (look.is_tick or look.is_pushed):
+            return
+        if as_json:
+            click.echo(json.dumps(build_record(look, agent.cache, agent.lane, agent.stream)))
+            return
+        line = write_line(look, agent.cache)
+        click.echo(click.style(line, fg="red") if look.is_straggler and is_terminal else line)
+
+    return show

@@ -1,0 +1,15 @@
+"""Environment variables that are switches of their own, each with its reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+LOOSE_KEYS: Final = "INGERO_TLS_ALLOW_LOOSE_KEY_PERMS"
+"""Accept a private key that others may read; Kubernetes sets group bits on secrets when a pod has an ``fsGroup``."""
+
+
+def allows_loose_keys(environ: Mapping[str, str] | None = None) -> bool:
+    """True when the operator said ``INGERO_TLS_ALLOW_LOOSE_KEY_PERMS=1``."""
+    return (os.environ if environ is None else environ).get(LOOSE_KEYS) == "1"

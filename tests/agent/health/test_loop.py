@@ -1,0 +1,241 @@
+import pytest
+
+HEALTHY = {"for": "100h"}
+
+
+def modes(looks):
+    """The modes in order, without repetitions."""
+    trail = []
+    for look in looks:
+        if not trail or trail[-1] != look.bar.mode.value:
+            trail.append(look.bar.mode.value)
+    return trail
+
+
+def test_a_stub_agent_pushes_what_the_existing_one_does(make_rig):
+    rig = make_rig([HEALTHY], sample_s=10, warmup=30)
+    rig.looks(310)
+    pushes = rig.pushes()
+    assert [push.health_score for push in pushes[:3]] == pytest.approx([0.27, 0.94, 0.94])
+    assert [push.state for push in pushes] == ["calibrating"] * 29 + ["active"] * 2
+    assert rig.collector.requests[0].path == "/v1/metrics?cluster_id=prod+a"
+    assert rig.collector.requests[0].headers["content-type"] == "application/json"
+
+
+def test_the_first_push_comes_after_one_interval(make_rig):
+    rig = make_rig([HEALTHY])
+    assert not any(look.is_pushed for look in rig.looks(9))
+    assert rig.look().is_pushed
+
+
+def test_fleet_goes_away_and_comes_back_and_every_rung_is_taken(make_rig):
+    rig = make_rig([HEALTHY])
+    rig.collector.tell("0.9")
+    assert modes(rig.looks(60)) == ["none", "fleet"]
+    rig.collector.stop()
+    assert modes(rig.looks(400)) == ["fleet", "fleet-cached", "local-cached", "local-baseline"]
+    rig.collector.start()
+    assert modes(rig.looks(20)) == ["local-baseline", "fleet"]
+    rig.collector.tell("0.9", "false")
+    assert modes(rig.looks(20))[-1] == "fleet-cached"
+    assert rig.cache.is_reachable
+
+
+def test_a_restarted_fleet_without_a_threshold_leaves_the_last_one_as_cached(make_rig):
+    rig = make_rig([HEALTHY])
+    rig.collector.tell("0.9")
+    rig.looks(60)
+    rig.collector.tell(None)
+    assert modes(rig.looks(400)) == ["fleet", "fleet-cached", "none"]
+
+
+def test_a_slow_node_is_one_episode_with_one_id_everywhere(make_rig):
+    rig = make_rig([{"for": "60s"}, {"for": "40s", "throughput": 30}, HEALTHY])
+    rig.collector.tell("0.9")
+    rig.looks(160)
+    events = rig.events()
+    assert {event.event_id for event in events} == {"episode-1"}
+    assert [event.straggler_event for event in events] == [1] * (len(events) - 1) + [0]
+    assert len(events) == 6  # at once, four ticks, and the end
+    attributes = events[0].event_attributes
+    assert attributes["dominant_signal"] == "throughput"
+    assert attributes["threshold"] == 0.9
+    assert attributes["score"] == pytest.approx(0.495)
+    lines = [type(message).__name__ for message in rig.stream.seen]
+    assert lines == ["StragglerState"] * 5 + ["StragglerResolved"]
+    assert {message.event_id for message in rig.stream.seen} == {"episode-1"}
+    assert (rig.stream.seen[0].rank, rig.stream.seen[0].world_size) == (3, 8)
+
+
+def test_a_fall_is_pushed_within_a_second_at_an_unchanged_interval(make_rig):
+    rig = make_rig([{"for": "63s"}, {"for": "40s", "throughput": 30}])
+    rig.collector.tell("0.9")
+    rig.looks(63)
+    n_before = len(rig.events())
+    look = rig.look()
+    assert look.is_early
+    assert look.is_straggler
+    assert len(rig.events()) == n_before + 1
+    assert rig.look().is_pushed is False, "nothing moved since"
+
+
+def test_two_bad_looks_are_needed_when_confirmation_is_asked_for(make_rig):
+    steps = [{"for": "63s"}, {"for": "1s", "throughput": 30}, {"for": "5s"}]
+    rig = make_rig([*steps, {"for": "9s", "throughput": 30}], confirm=2)
+    rig.collector.tell("0.9")
+    verdicts = [look.is_straggler for look in rig.looks(73)]
+    assert verdicts[:70] == [False] * 70
+    assert verdicts[70:] == [False, True, True] or verdicts[69:72] == [False, True, True]
+
+
+def test_a_permanent_slowdown_never_becomes_normal(make_rig):
+    rig = make_rig([{"for": "300s"}, {"for": "100h", "throughput": 70}])
+    rig.collector.tell("0.9")
+    rig.looks(300)
+    late = rig.looks(3600)
+    assert all(look.is_straggler for look in late[5:])
+    assert late[-1].score == pytest.approx(late[5].score)
+    assert rig.book.n_opened == 1
+
+
+def test_a_failed_read_pushes_nothing_and_accuses_nobody(make_rig):
+    rig = make_rig([{"for": "60s"}, {"for": "15s", "read": "fail"}, HEALTHY])
+    rig.collector.tell("0.9")
+    rig.looks(60)
+    n_before = len(rig.pushes())
+    failed = rig.looks(14)
+    assert [look.score for look in failed if not look.is_tick] == [None] * 13
+    assert len(rig.pushes()) <= n_before + 1, "the tick may still push what the interval had"
+    rig.looks(60)
+    assert min(push.health_score for push in rig.pushes()[2:]) == pytest.approx(0.94)
+    assert rig.events() == []
+    assert rig.loop.baseline.fast.throughput == pytest.approx(100)
+
+
+def test_a_stale_node_is_silent_and_calibrates_when_it_can_be_read_again(make_rig):
+    rig = make_rig([{"for": "60s"}, {"for": "100s", "read": "fail"}, HEALTHY])
+    rig.looks(60)
+    states = [look.state.value for look in rig.looks(99)]
+    assert states[-1] == "stale"
+    n_before = len(rig.pushes())
+    woken = rig.looks(3)
+    assert woken[-1].state == "calibrating"
+    assert rig.loop.baseline.n_samples == 1
+    assert {push.state for push in rig.pushes()[n_before:]} <= {"calibrating"}
+
+
+def test_a_hang_is_a_straggler_for_as_long_as_it_lasts(make_rig):
+    rig = make_rig([{"for": "60s"}, {"for": "600s", "stall": True}, HEALTHY])
+    rig.collector.tell("0.9")
+    rig.looks(61)
+    hung = rig.looks(599)
+    assert {look.state.value for look in hung[1:]} == {"active"}
+    assert all(look.is_straggler for look in hung[1:])
+    after = rig.looks(30)
+    assert not after[-1].is_straggler
+    assert [event.straggler_event for event in rig.events()].count(0) == 1
+
+
+def test_a_node_whose_work_is_gone_is_flagged_and_then_idle_and_its_episode_closes(make_rig):
+    rig = make_rig([{"for": "60s"}, {"for": "100s", "throughput": 0, "compute": 0.0}])
+    rig.collector.tell("0.9")
+    rig.looks(61)
+    gone = rig.looks(2)
+    assert gone[-1].is_straggler
+    later = rig.looks(60)
+    assert later[-1].state == "idle"
+    assert not later[-1].is_straggler
+    assert rig.pushes()[-1].state == "idle"
+    assert [event.straggler_event for event in rig.events()][-1] == 0
+    assert type(rig.stream.seen[-1]).__name__ == "StragglerResolved"
+
+
+def test_idleness_is_not_learned_and_waking_starts_afresh(make_rig):
+    rig = make_rig([{"for": "60s"}, {"for": "100s", "throughput": 0}, HEALTHY])
+    rig.looks(155)
+    looks = rig.looks(20)
+    states = [look.state.value for look in looks]
+    assert "idle" in states
+    assert states[-1] == "calibrating"
+    assert rig.loop.baseline.fast.throughput == pytest.approx(100)
+
+
+def test_another_workload_is_measured_against_itself(make_rig):
+    rig = make_rig([
+        {"for": "60s", "workload": "a"},
+        {"for": "100h", "workload": "b", "throughput": 20},
+    ])
+    rig.collector.tell("0.9")
+    rig.looks(200)
+    assert rig.events() == []
+    assert rig.loop.baseline.fast.throughput == pytest.approx(20)
+
+
+def test_silence_that_fleet_asks_for_is_kept_and_bounded(make_rig):
+    rig = make_rig([{"for": "60s"}, {"for": "100h", "throughput": 30}])
+    rig.collector.tell("0.9")
+    rig.looks(55)
+    rig.collector.status = 503
+    rig.collector.headers["Retry-After"] = "86400"
+    rig.looks(5)
+    n_before = len(rig.collector.requests)
+    quiet = rig.looks(29)
+    assert len(rig.collector.requests) == n_before
+    assert any(look.is_straggler for look in quiet), "judging goes on"
+    rig.collector.status = 200
+    rig.looks(12)
+    assert len(rig.collector.requests) > n_before
+    assert rig.events()[-1].straggler_event == 1, "what was owed is told"
+
+
+def test_detections_are_traced_as_one_span_per_episode(make_rig):
+    rig = make_rig([{"for": "60s"}, {"for": "40s", "throughput": 30}, HEALTHY])
+    rig.collector.tell("0.9")
+    rig.looks(160)
+    spans = [
+        span
+        for export in rig.spans
+        for entry in export.tree.resource_spans
+        for scope in entry.scope_spans
+        for span in scope.spans
+    ]
+    assert [span.name for span in spans] == ["ingero.detection.straggler"]
+    lasted_s = (spans[0].end_time_unix_nano - spans[0].start_time_unix_nano) / 1e9
+    assert lasted_s == pytest.approx(40, abs=1)
+    assert spans[0].events[0].attributes[0].value.string_value == "resolved"
+
+
+def test_an_interrupted_episode_still_has_its_span(make_rig):
+    rig = make_rig([{"for": "60s"}, {"for": "100h", "throughput": 30}])
+    rig.collector.tell("0.9")
+    rig.looks(70)
+    assert rig.spans == []
+    rig.loop.finish()
+    assert len(rig.spans) == 1
+
+
+def test_a_clock_step_changes_nothing_but_the_stamps(make_rig):
+    rig = make_rig([HEALTHY])
+    rig.collector.tell("0.9")
+    rig.looks(60)
+    rig.clock.step_wall(-3_600_000_000_000)
+    before = rig.looks(30)
+    rig.clock.step_wall(7_200_000_000_000)
+    after = rig.looks(30)
+    assert modes(before + after) == ["fleet"]
+    assert rig.events() == []
+
+
+def test_equal_agents_are_never_stragglers_whatever_their_noise_floor(make_rig):
+    rig = make_rig([{"for": "100h", "noise": 0.01}])
+    rig.collector.tell("0.85")
+    assert not any(look.is_straggler for look in rig.looks(1200))
+
+
+@pytest.mark.parametrize("bad", ["0", "1.0", "NaN", "abc"])
+def test_a_rejected_threshold_neither_counts_nor_stops_the_fallback(make_rig, bad):
+    rig = make_rig([HEALTHY])
+    rig.collector.tell(bad)
+    assert modes(rig.looks(60)) == ["none"]
+    assert not rig.cache.is_piggybacked
+    assert rig.cache.counts.n_rejected > 0
