@@ -14,13 +14,14 @@ from typing import Final
 import click
 
 from ingero import __version__
-from ingero.cli.commands import explain, fleet_push, hang, sim, version
+from ingero.cli.commands import explain, fleet_push, hang, query, sim, version
 from ingero.errors import IngeroError
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
     explain.command,
     fleet_push.command,
     hang.command,
+    query.command,
     sim.command,
     version.command,
 )

@@ -1,0 +1,54 @@
+"""`ingero query`: SQL and filters, as text and JSON."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from ingero.cli.main import cli, run_program
+
+
+@pytest.fixture
+def node_01(data_dir):
+    return str(data_dir / "agent_dbs/sample-gpu-node-01.db")
+
+
+def ask(*args):
+    result = CliRunner().invoke(cli, ["query", *args], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_sql_gives_a_list_of_objects(node_01):
+    answer = ask("--db", node_01, "SELECT source, count(*) FROM events GROUP BY source", "--json")
+    assert json.loads(answer.stdout) == [
+        {"source": 3, "count(*)": 99},
+        {"source": 5, "count(*)": 101},
+    ]
+
+
+def test_sql_table_is_aligned_and_the_count_goes_to_stderr(node_01):
+    answer = ask("--db", node_01, "SELECT 'a' AS name, 10 AS n UNION SELECT 'bbb', 7 ORDER BY n")
+    assert answer.stdout.splitlines() == ["name   n", "bbb    7", "a     10"]
+    assert "2 rows" in answer.stderr
+
+
+def test_filters_choose_events_by_name_and_process(node_01):
+    rows = json.loads(
+        ask("--db", node_01, "--op", "BLOCK_READ", "--pid", "1887", "--limit", "5", "--json").stdout
+    )
+    assert len(rows) == 5
+    assert {(row["op"], row["pid"], row["comm"]) for row in rows} == {
+        ("block_read", 1887, "python3")
+    }
+    assert rows == sorted(rows, key=lambda row: row["timestamp"])
+
+
+def test_writing_sql_is_refused_with_a_hint(node_01, capsys):
+    assert run_program(cli, ["query", "--db", node_01, "DELETE FROM events"]) == 1
+    assert "only one SELECT" in capsys.readouterr().err
+
+
+def test_unknown_operation_lists_the_known_ones(node_01, capsys):
+    assert run_program(cli, ["query", "--db", node_01, "--op", "cudaMallocc"]) == 1
+    assert "cudaMallocAsync" in capsys.readouterr().err
