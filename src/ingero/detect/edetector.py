@@ -177,7 +177,7 @@ _STATE: Final = (
     ("n_ops", 0, 0),
     ("log_won", 2, 0.0),
     ("in_alarm", 1, False),
-    ("_onset_op", 1, 0),
+    ("onset_op", 1, 0),
     ("_log_clear", 2, 0.0),
     ("_renewed_at", 0, 0),
     ("_residuals", 0, np.nan),
@@ -198,6 +198,7 @@ class EDetector:
     Attributes:
         log_won: Natural log of S, and what each bet alone won in the same run, shape (3, 2 tiers, G, m).
         in_alarm: Shape (2 tiers, G, m).
+        onset_op: Ordinal at which the current run above 1 began, shape (2 tiers, G, m); fixed while in alarm.
         n_ops: Operations seen per group, shape (G,).
     """
 
@@ -209,7 +210,7 @@ class EDetector:
         self.n_ops: IntArray = np.zeros(0, np.int64)
         self.log_won: FloatArray = np.zeros((3, *shape))
         self.in_alarm: BoolArray = np.zeros(shape, bool)
-        self._onset_op: IntArray = np.zeros(shape, np.int64)
+        self.onset_op: IntArray = np.zeros(shape, np.int64)
         self._log_clear: FloatArray = np.zeros((1, *shape))
         self._renewed_at: IntArray = np.zeros(0, np.int64)
         self._residuals = np.full((0, n_peers, self.window), np.nan, np.float32)
@@ -379,7 +380,7 @@ class EDetector:
             self._log_clear[:, :, groups] = clear[at, :, :, g].transpose(1, 2, 0, 3)
         start = starts[at, :, g].transpose(1, 0, 2)
         began = self.n_ops[groups][:, None] + start
-        self._onset_op[:, groups] = np.where((start < 0) | was, self._onset_op[:, groups], began)
+        self.onset_op[:, groups] = np.where((start < 0) | was, self.onset_op[:, groups], began)
         here = is_crossing[at, :, g].transpose(1, 0, 2)
         self.n_ops[groups] += taken
         if here.any():
@@ -405,7 +406,7 @@ class EDetector:
                     worker=worker,
                     tier=tier,
                     op=int(self.n_ops[group]) - 1,
-                    onset_op=int(self._onset_op[tier, group, worker]),
+                    onset_op=int(self.onset_op[tier, group, worker]),
                     is_alarm=is_alarm,
                     log10_evidence=float(log_s) / math.log(10.0),
                     is_pooled=bool(won[POOLED] > won[RANK]),

@@ -1,0 +1,390 @@
+"""Between paired operations and the e-detector: which pairs count, when an episode began, what it added up to.
+
+Sums are integers of nanoseconds, so that cutting the same operations differently changes no bit of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero.detect.edetector import (
+    MIN_PEERS,
+    N_TIERS,
+    Crossing,
+    EDetector,
+    EDetectorSettings,
+)
+from ingero.detect.groups import PairedOps, PeerGroup
+from ingero.detect.rows import row_medians
+from ingero.model.verdicts import Slowdown
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+SPREAD_WORTH_NAMING: Final = 0.10
+"""An operation whose slowest peer exceeds the median by this share counts as spread out."""
+_REMEMBERED_EPISODES: Final = 16
+_REFERENCE_SEGMENTS: Final = 16
+_RECENT_SEGMENTS: Final = 8
+_WARM_UP_SEGMENTS: Final = 2
+_MAX_SEGMENT_KINDS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One stay in alarm.
+
+    Attributes:
+        tier: ALARM or NOTICE.
+        view: Where the onset's operation was: index of (worker, communicator).
+        onset_seq: Its sequence number.
+        onset_ns: Its entry, on the worker's clock.
+        onset_op: Its ordinal among the group's compared operations.
+        detected_ns: Entry of the operation at which evidence sufficed.
+        n_ops_to_detect: Operations from onset to there, both included.
+        is_pooled: The pooled bet had won more.
+        own_before_ns: Compared own time before the onset.
+        excess_before_ns: Own time above the median peer's before the onset.
+        cleared_ns: Entry of the operation at which it cleared; None while it lasts.
+        own_ns: Compared own time of the episode, once it cleared.
+        excess_ns: Own time above the median peer's, once it cleared.
+        log10_evidence: Once it cleared: at detection.
+        slowdown: Once it cleared.
+    """
+
+    tier: int
+    view: int
+    onset_seq: int
+    onset_ns: int
+    onset_op: int
+    detected_ns: int
+    n_ops_to_detect: int
+    is_pooled: bool
+    own_before_ns: int
+    excess_before_ns: int
+    log10_evidence: float
+    cleared_ns: int | None = None
+    own_ns: int = 0
+    excess_ns: int = 0
+    slowdown: Slowdown | None = None
+
+
+@dataclass(slots=True)
+class _Onset:
+    """Where the run above 1 that a worker is in began, per tier."""
+
+    view: int = -1
+    seq: int = 0
+    entry_ns: int = 0
+    op: int = -1
+    own_before_ns: int = 0
+    excess_before_ns: int = 0
+
+
+@dataclass(slots=True)
+class WorkerEvidence:
+    """What has been compared of one worker.
+
+    Attributes:
+        n_ops: Compared operations.
+        own_ns: Own time in them.
+        excess_ns: Own time above the median peer's in them; may be negative.
+        n_slowest: Spread-out operations in which it was the slowest.
+        current: Episode that lasts, per tier.
+        past: Episodes that cleared, oldest first.
+        onset: Per tier.
+    """
+
+    n_ops: int = 0
+    own_ns: int = 0
+    excess_ns: int = 0
+    n_slowest: int = 0
+    current: list[Episode | None] = field(default_factory=lambda: [None] * N_TIERS)
+    past: deque[Episode] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_EPISODES))
+    onset: list[_Onset] = field(default_factory=lambda: [_Onset() for _ in range(N_TIERS)])
+
+
+@dataclass(slots=True)
+class _SelfHistory:
+    """Total work of segments of one kind, first ones and latest ones."""
+
+    n_seen: int = 0
+    reference: list[int] = field(default_factory=list)
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=_RECENT_SEGMENTS))
+
+    def add(self, total_ns: int) -> None:
+        """Count a segment that is over."""
+        self.n_seen += 1
+        if self.n_seen <= _WARM_UP_SEGMENTS:
+            return
+        if len(self.reference) < _REFERENCE_SEGMENTS:
+            self.reference.append(total_ns)
+        else:
+            self.recent.append(total_ns)
+
+    def ratio(self) -> float:
+        """Latest work over first work; NaN before there is enough of both."""
+        if len(self.recent) < _RECENT_SEGMENTS:
+            return float("nan")
+        return float(np.median(self.recent) / np.median(self.reference))
+
+
+@dataclass(slots=True)
+class GroupEvidence:
+    """What has been compared within one peer group.
+
+    Attributes:
+        bank: The detector that holds it; None below three members.
+        row: Its index there.
+        n_ops: Compared operations.
+        n_spread: Those whose slowest peer stood out.
+        typical_ns: Σ of the median peers' own time.
+        spread_ns: Σ of what the slowest peer took beyond the median.
+    """
+
+    bank: EDetector | None
+    row: int
+    n_ops: int = 0
+    n_spread: int = 0
+    typical_ns: int = 0
+    spread_ns: int = 0
+    _segment: int = -2
+    _segment_ns: int = 0
+    _segment_ops: int = 0
+    _history: dict[int, _SelfHistory] = field(default_factory=dict)
+
+    def count_segments(self, segment: IntArray, typical_ns: IntArray) -> None:
+        """Add compared operations to their segments' totals; a segment is over when the next begins."""
+        for number in np.unique(segment).tolist():
+            of_it = segment == number
+            if number != self._segment:
+                self._close_segment()
+                self._segment = number
+            self._segment_ns += int(typical_ns[of_it].sum())
+            self._segment_ops += int(of_it.sum())
+
+    def _close_segment(self) -> None:
+        kind = self._segment_ops
+        if kind and (kind in self._history or len(self._history) < _MAX_SEGMENT_KINDS):
+            self._history.setdefault(kind, _SelfHistory()).add(self._segment_ns)
+        self._segment_ns = self._segment_ops = 0
+
+    def against_own_past(self) -> float:
+        """Latest work over first work of the segments that weigh most; NaN before there is enough of both."""
+        ratios = [
+            (history.reference[0], history.ratio())
+            for history in self._history.values()
+            if history.reference and not np.isnan(history.ratio())
+        ]
+        return max(ratios)[1] if ratios else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """Operations of one group that count, shape (T, m) each."""
+
+    costs: FloatArray
+    own_sums: IntArray
+    excess_sums: IntArray
+    ops: PairedOps
+
+
+class Evidence:
+    """Evidence on every worker, group by group.
+
+    Args:
+        settings: See `EDetectorSettings`.
+        min_own_ns: Operations before which the median peer worked less than this are not compared.
+    """
+
+    def __init__(self, settings: EDetectorSettings, min_own_ns: int) -> None:
+        self._settings = settings
+        self._min_own_ns = min_own_ns
+        self._banks: dict[int, EDetector] = {}
+        self._groups: dict[int, GroupEvidence] = {}
+        self._workers: list[WorkerEvidence] = []
+
+    def grow(self, n_workers: int) -> None:
+        """Make room for workers that were registered."""
+        while len(self._workers) < n_workers:
+            self._workers.append(WorkerEvidence())
+
+    def add_group(self, group: PeerGroup) -> None:
+        """Take up a group whose members are fixed."""
+        size = len(group.members)
+        if size < MIN_PEERS:
+            self._groups[id(group)] = GroupEvidence(None, -1)
+            return
+        bank = self._banks.get(size)
+        if bank is None:
+            bank = self._banks[size] = EDetector(size, self._settings)
+        self._groups[id(group)] = GroupEvidence(bank, int(bank.add_groups(1)[0]))
+
+    def of_group(self, group: PeerGroup) -> GroupEvidence | None:
+        """What was compared within a group; None before it opened."""
+        return self._groups.get(id(group))
+
+    def of_worker(self, worker: int) -> WorkerEvidence:
+        """What was compared of a worker."""
+        return self._workers[worker]
+
+    def log10_s(self, group: PeerGroup, worker: int, tier: int) -> float:
+        """The evidence against a member now; 0 without a detector."""
+        found = self._groups[id(group)]
+        if found.bank is None:
+            return 0.0
+        column = group.members.index(worker)
+        return max(float(found.bank.log_won[0, tier, found.row, column]) / math.log(10.0), 0.0)
+
+    def slowdown(self, group: PeerGroup, worker: int, since_op: int) -> Slowdown | None:
+        """A member's slowdown since an operation; None without a detector or operations."""
+        found = self._groups[id(group)]
+        if found.bank is None:
+            return None
+        ratios = found.bank.slowdowns(found.row, group.members.index(worker), since_op)
+        if not ratios.size:
+            return None
+        low, median, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
+        return Slowdown(median=median, low=low, high=high)
+
+    def observe(self, paired: Sequence[tuple[PeerGroup, PairedOps]]) -> None:
+        """Compare operations that correspond, all groups of one size at once."""
+        by_size: dict[int, list[tuple[PeerGroup, _Compared]]] = {}
+        for group, ops in paired:
+            compared = self._compare(group, ops)
+            if compared is not None and self._groups[id(group)].bank is not None:
+                by_size.setdefault(len(group.members), []).append((group, compared))
+        for size, parts in by_size.items():
+            self._bet(self._banks[size], parts)
+
+    def _compare(self, group: PeerGroup, ops: PairedOps) -> _Compared | None:
+        """Keep the operations that several peers spent enough work before, and sum them up."""
+        costs = np.where(ops.own_ns >= 0, ops.own_ns, np.nan).astype(np.float64)
+        n_here = (ops.own_ns >= 0).sum(axis=1)
+        medians = row_medians(costs)
+        with np.errstate(invalid="ignore"):
+            counts = (n_here >= min(MIN_PEERS, len(group.members))) & (medians >= self._min_own_ns)
+        if not counts.any():
+            return None
+        costs, typical = costs[counts], np.round(medians[counts]).astype(np.int64)
+        own = np.where(np.isnan(costs), 0, costs).astype(np.int64)
+        excess: IntArray = np.where(np.isnan(costs), 0, own - typical[:, None])
+        kept = PairedOps(
+            ops.own_ns[counts],
+            ops.entry_ns[counts],
+            ops.seq[counts],
+            ops.view[counts],
+            ops.segment[counts],
+        )
+        self._sum_up(group, own, typical)
+        self._groups[id(group)].count_segments(kept.segment, typical)
+        before = [self._workers[worker] for worker in group.members]
+        own_sums = np.cumsum(own, axis=0) - own
+        own_sums += np.array([worker.own_ns for worker in before], np.int64)
+        excess_sums = np.cumsum(excess, axis=0) - excess
+        excess_sums += np.array([worker.excess_ns for worker in before], np.int64)
+        for column, worker in enumerate(before):
+            worker.n_ops += int((kept.own_ns[:, column] >= 0).sum())
+            worker.own_ns += int(own[:, column].sum())
+            worker.excess_ns += int(excess[:, column].sum())
+        return _Compared(costs, own_sums, excess_sums, kept)
+
+    def _sum_up(self, group: PeerGroup, own: IntArray, typical: IntArray) -> None:
+        evidence = self._groups[id(group)]
+        beyond = own.max(axis=1) - typical
+        is_spread = beyond >= SPREAD_WORTH_NAMING * typical
+        evidence.n_ops += int(typical.size)
+        evidence.n_spread += int(is_spread.sum())
+        evidence.typical_ns += int(typical.sum())
+        evidence.spread_ns += int(beyond.sum())
+        slowest = np.bincount(own[is_spread].argmax(axis=1), minlength=own.shape[1])
+        for column, worker in enumerate(group.members):
+            self._workers[worker].n_slowest += int(slowest[column])
+
+    def _bet(self, bank: EDetector, parts: list[tuple[PeerGroup, _Compared]]) -> None:
+        rows = np.array([self._groups[id(group)].row for group, _ in parts], np.int64)
+        n_ops = np.array([compared.costs.shape[0] for _, compared in parts], np.int64)
+        costs = np.full((int(n_ops.max()), rows.size, bank.n_peers), np.nan)
+        for at, (_, compared) in enumerate(parts):
+            costs[: n_ops[at], at] = compared.costs
+        before = bank.n_ops[rows].copy()
+        crossings = bank.observe(rows, costs, n_ops)
+        of_row = {int(row): at for at, row in enumerate(rows)}
+        for crossing in crossings:
+            at = of_row[crossing.group]
+            group, compared = parts[at]
+            self._cross(group, compared, crossing, int(before[at]))
+        for at, (group, compared) in enumerate(parts):
+            self._remember_onsets(bank, int(rows[at]), group, compared, int(before[at]))
+
+    def _remember_onsets(
+        self, bank: EDetector, row: int, group: PeerGroup, compared: _Compared, first_op: int
+    ) -> None:
+        """Note where the runs that began in this block began, for an alarm in a later one."""
+        began = bank.onset_op[:, row]
+        is_here = (began >= first_op) & (bank.log_won[0, :, row] > 0.0)
+        for tier, column in np.argwhere(is_here).tolist():
+            self._workers[group.members[column]].onset[tier] = _onset_at(
+                compared, int(began[tier, column]), first_op, column
+            )
+
+    def _cross(
+        self, group: PeerGroup, compared: _Compared, crossing: Crossing, first_op: int
+    ) -> None:
+        worker = self._workers[group.members[crossing.worker]]
+        column, at = crossing.worker, crossing.op - first_op
+        entry_ns = int(compared.ops.entry_ns[at, column])
+        if not crossing.is_alarm:
+            episode = worker.current[crossing.tier]
+            assert episode is not None
+            own_ns = int(compared.own_sums[at, column]) - episode.own_before_ns
+            excess_ns = int(compared.excess_sums[at, column]) - episode.excess_before_ns
+            ratio = own_ns / max(own_ns - excess_ns, 1)
+            worker.past.append(
+                replace(
+                    episode,
+                    cleared_ns=entry_ns,
+                    own_ns=own_ns,
+                    excess_ns=excess_ns,
+                    slowdown=Slowdown(ratio, ratio, ratio),
+                )
+            )
+            worker.current[crossing.tier] = None
+            return
+        onset = (
+            _onset_at(compared, crossing.onset_op, first_op, column)
+            if crossing.onset_op >= first_op
+            else worker.onset[crossing.tier]
+        )
+        worker.current[crossing.tier] = Episode(
+            tier=crossing.tier,
+            view=onset.view,
+            onset_seq=onset.seq,
+            onset_ns=onset.entry_ns,
+            onset_op=crossing.onset_op,
+            detected_ns=entry_ns,
+            n_ops_to_detect=crossing.op - crossing.onset_op + 1,
+            is_pooled=crossing.is_pooled,
+            own_before_ns=onset.own_before_ns,
+            excess_before_ns=onset.excess_before_ns,
+            log10_evidence=crossing.log10_evidence,
+        )
+
+
+def _onset_at(compared: _Compared, op: int, first_op: int, column: int) -> _Onset:
+    at = op - first_op
+    return _Onset(
+        view=int(compared.ops.view[at, column]),
+        seq=int(compared.ops.seq[at, column]),
+        entry_ns=int(compared.ops.entry_ns[at, column]),
+        op=op,
+        own_before_ns=int(compared.own_sums[at, column]),
+        excess_before_ns=int(compared.excess_sums[at, column]),
+    )

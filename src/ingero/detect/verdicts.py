@@ -1,0 +1,400 @@
+"""From evidence and waits to one verdict per worker and a bill that adds up.
+
+Charging. In a synchronous job what one worker takes beyond its peers is what the others wait, so a culprit's excess
+own time since its onset bounds what it can have cost anybody: each worker's wait is charged up to the greatest
+excess among the culprits of its job, shared in proportion to their excesses (culprits beside each other delay the job
+by the greatest, not by the sum). What exceeds that bound, such as a pipeline's own bubbles, stays unattributed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from ingero.detect.collectives import WaitLedger
+from ingero.detect.edetector import ALARM, MIN_PEERS, NOTICE, EDetectorSettings
+from ingero.detect.evidence import Episode, Evidence, WorkerEvidence
+from ingero.detect.groups import PeerGroup
+from ingero.detect.peers import role_of
+from ingero.model.collectives import Rank
+from ingero.model.verdicts import Bet, Judgement, Onset, Slowdown, Verdict, VerdictKind
+from ingero.units import format_duration
+
+MIN_OPS: Final = 10
+"""Compared operations below which nothing is said."""
+SLOW_LINK: Final = 1.5
+"""Transfers this many times slower than the peers' make a slow link."""
+MIN_TRANSFERS: Final = 30
+ROTATING: Final = 0.5
+"""Share of operations that must be spread out, and that no single worker may exceed as their slowest."""
+
+_JUDGED: Final = frozenset({VerdictKind.CULPRIT, VerdictKind.DRAG, VerdictKind.NETWORK})
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What the Judge summed up about a worker.
+
+    Attributes:
+        rank: The worker.
+        group: Its peers; None when it has none yet.
+        own_ns: Own time before all of its operations.
+        wait_ns: What it lost waiting.
+        n_ops: Operations it reported.
+        n_enqueue: Those whose times are of the enqueue only.
+        span_ns: From its first entry to its last leaving.
+        links: Its two-member communicators: slot → communicator.
+    """
+
+    rank: Rank
+    group: PeerGroup | None
+    own_ns: int
+    wait_ns: int
+    n_ops: int
+    n_enqueue: int
+    span_ns: int
+    links: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that verdicts are made from; lists are by worker, communicator or view index."""
+
+    workers: Sequence[WorkerFacts]
+    members: Mapping[int, Sequence[int]]
+    comm_names: Sequence[str]
+    view_comm: Sequence[int]
+    evidence: Evidence
+    ledger: WaitLedger
+    settings: EDetectorSettings
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """What is known of a worker by itself, before its job is looked at as a whole."""
+
+    kind: VerdictKind
+    reason: str
+    episode: Episode | None = None
+    slowdown: Slowdown | None = None
+    excess_ns: int = 0
+
+
+def natural_order(rank: Rank) -> tuple[tuple[tuple[str, int, str], ...], int, str]:
+    """A sort key that puts ``stage 10`` behind ``stage 2``."""
+    labels = tuple(
+        (name, int(value) if value.isdecimal() else -1, value) for name, value in rank.labels
+    )
+    return labels, rank.rank, rank.node_id
+
+
+def build_judgements(
+    facts: Facts, counts: Mapping[str, int], *, with_history: bool
+) -> list[Judgement]:
+    """One judgement per job, jobs and workers in natural order."""
+    jobs = [_judge_job(facts, job, counts, with_history=with_history) for job in _find_jobs(facts)]
+    return sorted(
+        jobs, key=lambda job: (job.cluster_id, [natural_order(v.rank) for v in job.verdicts[:1]])
+    )
+
+
+def _find_jobs(facts: Facts) -> list[list[int]]:
+    """Workers that share communicators or peers, directly or through others."""
+    parent = list(range(len(facts.workers)))
+
+    def root(worker: int) -> int:
+        while parent[worker] != worker:
+            parent[worker] = parent[parent[worker]]
+            worker = parent[worker]
+        return worker
+
+    groups = {id(w.group): w.group.members for w in facts.workers if w.group is not None}
+    for members in (*facts.members.values(), *groups.values()):
+        for other in members[1:]:
+            parent[root(other)] = root(members[0])
+    jobs: dict[int, list[int]] = {}
+    for worker in range(len(facts.workers)):
+        jobs.setdefault(root(worker), []).append(worker)
+    return [
+        sorted(job, key=lambda worker: natural_order(facts.workers[worker].rank))
+        for job in jobs.values()
+    ]
+
+
+def _judge_job(
+    facts: Facts, job: list[int], counts: Mapping[str, int], *, with_history: bool
+) -> Judgement:
+    findings = {w: _judge_alone(facts, w, with_history=with_history) for w in job}
+    for worker in job:
+        if findings[worker].kind is VerdictKind.ORDINARY:
+            findings[worker] = _judge_links(facts, worker) or findings[worker]
+    charges = {w: _charge(facts, w, findings) for w in job}
+    _judge_together(facts, job, findings, charges)
+    verdicts = tuple(_verdict(facts, w, findings[w], charges) for w in job)
+    total = sum(v.wait_ns * v.rank.n_gpus for v in verdicts)
+    charged = sum(sum(v.charged_to.values()) * v.rank.n_gpus for v in verdicts)
+    return Judgement(
+        cluster_id=facts.workers[job[0]].rank.cluster_id,
+        verdicts=verdicts,
+        total_wait_gpu_ns=total,
+        charged_gpu_ns=charged,
+        unattributed_gpu_ns=total - charged,
+        counts=dict(counts),
+    )
+
+
+# ── A worker by itself ──────────────────────────────────────────────────────
+
+
+def _judge_alone(facts: Facts, worker: int, *, with_history: bool) -> _Finding:
+    why_not = _find_why_unknown(facts, worker)
+    if why_not:
+        return _Finding(VerdictKind.UNKNOWN, why_not)
+    group = facts.workers[worker].group
+    assert group is not None
+    evidence = facts.evidence.of_worker(worker)
+    slowdown = facts.evidence.slowdown(group, worker, 0)
+    ordinary = _Finding(VerdictKind.ORDINARY, "works like its peers", slowdown=slowdown)
+    for episode in _episodes(evidence, with_history=with_history):
+        found = _weigh(facts, worker, episode)
+        if found is not None:
+            return found
+    return ordinary
+
+
+def _find_why_unknown(facts: Facts, worker: int) -> str:
+    """What is missing for a verdict; empty when nothing is."""
+    known, compared = facts.workers[worker], facts.evidence.of_worker(worker)
+    if known.n_ops and known.n_enqueue == known.n_ops:
+        return "only enqueue times: they say when work was submitted, not how long it took"
+    if known.group is None:
+        return "no collective from which its peers could be told"
+    n_peers = len(known.group.members)
+    if n_peers < MIN_PEERS:
+        return _compare_pair(facts, worker, known.group)
+    if compared.n_ops < MIN_OPS:
+        return f"only {compared.n_ops} operations could be compared with its peers'"
+    return ""
+
+
+def _compare_pair(facts: Facts, worker: int, group: PeerGroup) -> str:
+    others = [other for other in group.members if other != worker]
+    own = facts.evidence.of_worker(worker).own_ns
+    theirs = [facts.evidence.of_worker(other).own_ns for other in others]
+    if not theirs or not theirs[0] or not own:
+        return "no peers that do the same work"
+    return f"one peer only: own time is {own / theirs[0]:.3g} of that peer's; too few to say whose fault"
+
+
+def _episodes(evidence: WorkerEvidence, *, with_history: bool) -> list[Episode]:
+    """Stays in alarm, the gravest first."""
+    past = list(evidence.past)[::-1] if with_history else []
+    found: list[Episode] = []
+    for tier in (ALARM, NOTICE):
+        current = evidence.current[tier]
+        if current is not None:
+            found.append(current)
+        found.extend(sorted((e for e in past if e.tier == tier), key=lambda e: -e.excess_ns))
+    return found
+
+
+def _weigh(facts: Facts, worker: int, episode: Episode) -> _Finding | None:
+    """Culprit, drag or nothing, by how much time the episode really cost."""
+    known, evidence = facts.workers[worker], facts.evidence.of_worker(worker)
+    assert known.group is not None
+    if episode.cleared_ns is None:
+        own_ns = evidence.own_ns - episode.own_before_ns
+        excess_ns = evidence.excess_ns - episode.excess_before_ns
+        slowdown = facts.evidence.slowdown(known.group, worker, episode.onset_op)
+    else:
+        own_ns, excess_ns, slowdown = episode.own_ns, episode.excess_ns, episode.slowdown
+    ratio = own_ns / max(own_ns - excess_ns, 1)
+    settings = facts.settings
+    is_culprit = episode.tier == ALARM and ratio >= 1.0 + settings.alarm_slowdown
+    if not is_culprit and ratio < 1.0 + settings.notice_slowdown:
+        return None
+    n_peers = len(known.group.members)
+    size = f"{slowdown.median:.2f}× the median of its {n_peers} peers" if slowdown else "slower"
+    ended = "" if episode.cleared_ns is None else ", and recovered"
+    return _Finding(
+        VerdictKind.CULPRIT if is_culprit else VerdictKind.DRAG,
+        f"own time {size}, {format_duration(excess_ns)} in all{ended}",
+        episode,
+        slowdown,
+        max(excess_ns, 0),
+    )
+
+
+def _judge_links(facts: Facts, worker: int) -> _Finding | None:
+    """A slow link among a worker's own, by comparison with the same links of its peers."""
+    known = facts.workers[worker]
+    if known.group is None:
+        return None
+    for slot, comm in sorted(known.links.items()):
+        typical, n = facts.ledger.typical_transfer(comm)
+        others = [
+            facts.ledger.typical_transfer(facts.workers[peer].links[slot])[0]
+            for peer in known.group.members
+            if peer != worker and slot in facts.workers[peer].links
+        ]
+        others = [value for value in others if not np.isnan(value)]
+        if n < MIN_TRANSFERS or len(others) < MIN_PEERS - 1:
+            continue
+        usual = float(np.median(others))
+        excess_ns = facts.ledger.transfer_ns.get(comm, 0) - round(n * usual)
+        if (
+            typical >= SLOW_LINK * usual
+            and excess_ns >= facts.settings.notice_slowdown * known.span_ns
+        ):
+            return _Finding(
+                VerdictKind.NETWORK,
+                f"transfers on {facts.comm_names[comm]} take {typical / usual:.2g}× those of its peers' links, "
+                f"{format_duration(excess_ns)} in all; own work is ordinary",
+                slowdown=Slowdown(typical / usual, typical / usual, typical / usual),
+                excess_ns=excess_ns,
+            )
+    return None
+
+
+# ── A job together ──────────────────────────────────────────────────────────
+
+
+def _charge(facts: Facts, worker: int, findings: Mapping[int, _Finding]) -> dict[int, int]:
+    """Whom a worker's wait is charged to, worker → nanoseconds."""
+    excess = {
+        other: found.excess_ns
+        for other, found in findings.items()
+        if other != worker and found.kind in _JUDGED and found.excess_ns > 0
+    }
+    if not excess:
+        return {}
+    to_share = min(facts.workers[worker].wait_ns, max(excess.values()))
+    total = sum(excess.values())
+    shares = {other: to_share * amount // total for other, amount in excess.items()}
+    greatest = max(excess, key=lambda other: (excess[other], -other))
+    shares[greatest] += to_share - sum(shares.values())
+    return {other: share for other, share in shares.items() if share > 0}
+
+
+def _judge_together(
+    facts: Facts,
+    job: list[int],
+    findings: dict[int, _Finding],
+    charges: Mapping[int, Mapping[int, int]],
+) -> None:
+    """Turn ordinary workers into victims, or explain them by what their stage, data or cluster does."""
+    explained = _explain_groups(facts, job)
+    for worker in job:
+        found = findings[worker]
+        if found.kind is not VerdictKind.ORDINARY:
+            continue
+        charged = sum(charges[worker].values())
+        known = facts.workers[worker]
+        if charged > 0 and charged >= facts.settings.notice_slowdown * known.span_ns:
+            reason = f"own work is ordinary; waited {format_duration(charged)} for slower workers"
+            findings[worker] = replace(found, kind=VerdictKind.VICTIM, reason=reason)
+        elif id(known.group) in explained:
+            kind, reason = explained[id(known.group)]
+            findings[worker] = replace(found, kind=kind, reason=reason)
+
+
+def _explain_groups(facts: Facts, job: list[int]) -> dict[int, tuple[VerdictKind, str]]:
+    """Groups whose members are slow together or in turns: identity of the group → what it is."""
+    groups = {id(g): g for g in (facts.workers[w].group for w in job) if g is not None}
+    typical = {}
+    for at, group in groups.items():
+        evidence = facts.evidence.of_group(group)
+        if evidence is not None and evidence.n_ops >= MIN_OPS:
+            typical[at] = evidence.typical_ns
+    explained: dict[int, tuple[VerdictKind, str]] = {}
+    moved = {at: _against_past(facts, groups[at]) for at in typical}
+    if moved and all(ratio >= 1.0 + facts.settings.alarm_slowdown for ratio in moved.values()):
+        for at, ratio in moved.items():
+            reason = f"everybody works {ratio:.2f}× as long as in the beginning"
+            explained[at] = (VerdictKind.CLUSTER, reason)
+    for at in typical:
+        reason = _find_rotation(facts, groups[at])
+        if reason:
+            explained[at] = (VerdictKind.IMBALANCE_DATA, reason)
+    for at, own in typical.items():
+        others = [value for other, value in typical.items() if other != at]
+        usual = float(np.median(others)) if others else float(own)
+        if usual and own >= (1.0 + facts.settings.alarm_slowdown) * usual:
+            role = ", ".join(
+                f"{name} {value}"
+                for name, value in role_of(facts.workers[groups[at].members[0]].rank)
+            )
+            reason = (
+                f"all of {role or 'its group'} work {own / usual:.2f}× as long as the other stages"
+            )
+            explained[at] = (VerdictKind.IMBALANCE_STAGE, reason)
+    return explained
+
+
+def _against_past(facts: Facts, group: PeerGroup) -> float:
+    evidence = facts.evidence.of_group(group)
+    return evidence.against_own_past() if evidence is not None else float("nan")
+
+
+def _find_rotation(facts: Facts, group: PeerGroup) -> str:
+    """Why a group's work is uneven from batch to batch; empty when it is not, or when one worker leads."""
+    evidence = facts.evidence.of_group(group)
+    if evidence is None or evidence.bank is None or not evidence.n_ops:
+        return ""
+    share = evidence.n_spread / evidence.n_ops
+    lost = evidence.spread_ns / max(evidence.typical_ns, 1)
+    slowest = max(facts.evidence.of_worker(worker).n_slowest for worker in group.members)
+    leads = slowest > ROTATING * max(evidence.n_spread, 1)
+    if share < ROTATING or lost < facts.settings.alarm_slowdown or leads:
+        return ""
+    return f"the slowest of the peers takes {lost:.0%} longer than the median, in turns: the batches differ"
+
+
+def _verdict(
+    facts: Facts, worker: int, found: _Finding, charges: Mapping[int, Mapping[int, int]]
+) -> Verdict:
+    known, evidence = facts.workers[worker], facts.evidence.of_worker(worker)
+    group, episode = known.group, found.episode
+    peers = () if group is None else tuple(facts.workers[w].rank for w in group.members)
+    owed = {w: charged[worker] for w, charged in charges.items() if worker in charged}
+    worst_first = sorted(owed, key=lambda w: (-owed[w], natural_order(facts.workers[w].rank)))
+    victims = [
+        w
+        for w in worst_first
+        if owed[w] >= facts.settings.notice_slowdown * facts.workers[w].span_ns
+    ]
+    evidence_log10 = 0.0
+    if group is not None and facts.evidence.of_group(group) is not None:
+        tier = ALARM if episode is None else episode.tier
+        evidence_log10 = facts.evidence.log10_s(group, worker, tier)
+        if episode is not None:
+            evidence_log10 = max(evidence_log10, episode.log10_evidence)
+    return Verdict(
+        rank=known.rank,
+        kind=found.kind,
+        reason=found.reason,
+        peers=peers,
+        onset=None
+        if episode is None
+        else Onset(
+            comm=facts.comm_names[facts.view_comm[episode.view]],
+            seq=episode.onset_seq,
+            entry_ns=episode.onset_ns,
+            op_index=episode.onset_op,
+        ),
+        detected_entry_ns=None if episode is None else episode.detected_ns,
+        n_ops_to_detect=None if episode is None else episode.n_ops_to_detect,
+        slowdown=found.slowdown,
+        evidence=round(evidence_log10, 6),
+        bet=None if episode is None else Bet.POOLED if episode.is_pooled else Bet.RANK,
+        own_ns=known.own_ns,
+        wait_ns=known.wait_ns,
+        excess_ns=found.excess_ns,
+        n_ops=evidence.n_ops,
+        victims=tuple(facts.workers[w].rank for w in victims),
+        charged_to={facts.workers[w].rank: share for w, share in charges[worker].items()},
+        lost_gpu_ns=sum(amount * facts.workers[w].rank.n_gpus for w, amount in owed.items()),
+    )
