@@ -1,0 +1,295 @@
+"""The real program: starts the shipped and the seed's configuration, reloads, drains, and loses nothing on the way."""
+
+import json
+import re
+import signal
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ingero.testing.process import FleetProcess
+from ingero.wire.names import Signal
+from ingero.wire.otlp import decode_export
+
+ROOT = Path(__file__).parents[2]
+SEED = ROOT / "tests" / "data" / "config" / "seed-readme.yaml"
+SHIPPED = ROOT / "deploy" / "fleet" / "fleet-config.yaml"
+
+PLAIN = """
+receivers:
+  otlp: {protocols: {http: {endpoint: "127.0.0.1:0"}}}
+exporters:
+  debug: {}
+service:
+  pipelines:
+    metrics: {receivers: [otlp], exporters: [debug]}
+  telemetry: {metrics: {address: "127.0.0.1:0"}}
+"""
+FORWARDING = """
+receivers:
+  otlp: {protocols: {http: {endpoint: "127.0.0.1:0"}}}
+exporters:
+  otlphttp:
+    endpoint: ${env:UPSTREAM}
+    retry_on_failure: {initial_interval: 20ms, max_interval: 50ms}
+service:
+  shutdown_timeout: 20s
+  pipelines:
+    metrics: {receivers: [otlp], exporters: [otlphttp]}
+  telemetry: {metrics: {address: "127.0.0.1:0"}}
+"""
+
+
+def _body(value):
+    point = {"timeUnixNano": "1", "asDouble": value}
+    metrics = [{"name": "m", "gauge": {"dataPoints": [point]}}]
+    return {"resourceMetrics": [{"scopeMetrics": [{"metrics": metrics}]}]}
+
+
+def _push(fleet, value=1.0):
+    where = fleet.endpoints["receivers.otlp http"]
+    return httpx.post(f"http://{where}/v1/metrics", json=_body(value), timeout=30)
+
+
+def _scrape(fleet, name):
+    where = fleet.endpoints["service.telemetry.metrics"]
+    text = httpx.get(f"http://{where}/metrics").text
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name
+    )
+
+
+class Upstream:
+    """A destination that answers as told and keeps what it took."""
+
+    def __init__(self, port=0, answers=()):
+        self.values = []
+        self.answers = list(answers)
+        self.changed = threading.Condition()
+        upstream = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["content-length"]))
+                upstream.take(self, body)
+
+            def log_message(self, *args):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def take(self, handler, body):
+        import gzip
+
+        with self.changed:
+            status = self.answers.pop(0) if self.answers else 200
+            if status == 200:
+                export = decode_export(
+                    gzip.decompress(body), Signal.METRICS, "application/x-protobuf"
+                )
+                points = export.message.resource_metrics[0].scope_metrics[0].metrics
+                self.values += [metric.gauge.data_points[0].as_double for metric in points]
+            self.changed.notify_all()
+        handler.send_response(status)
+        handler.send_header("content-length", "0")
+        handler.end_headers()
+
+    def wait_for(self, n_values):
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.values) >= n_values, 30), self.values
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", [SEED, SHIPPED], ids=["seed", "shipped"])
+def test_seed_and_shipped_configurations_start_take_a_push_and_end_cleanly(file, tmp_path):
+    text = re.sub(r"(0\.0\.0\.0|127\.0\.0\.1|localhost):\d+", "127.0.0.1:0", file.read_text())
+    config = tmp_path / "fleet.yaml"
+    config.write_text(text)
+    with FleetProcess(config, ["service.telemetry.metrics.address=127.0.0.1:0"]) as fleet:
+        fleet.wait_until_running()
+        assert _push(fleet).status_code == 200
+        scraped = httpx.get(f"http://{fleet.endpoints['exporters.prometheus']}/metrics").text
+        assert re.search(r"^m\b.* 1(\.0)?$", scraped, re.MULTILINE)
+        fleet.signal(signal.SIGTERM)
+        assert fleet.wait() == 0
+
+
+@pytest.mark.slow
+def test_sighup_with_a_bad_file_keeps_running_and_with_a_good_one_applies_it(tmp_path):
+    config = tmp_path / "fleet.yaml"
+    config.write_text(PLAIN)
+    with FleetProcess(config) as fleet:
+        fleet.wait_until_running()
+        config.write_text(PLAIN.replace("debug: {}", "debug: {verbosty: detailed}"))
+        fleet.signal(signal.SIGHUP)
+        line = fleet.wait_for_line("not reloaded")
+        assert "exporters.debug.verbosty" in line
+        assert "did you mean verbosity?" in line
+        assert _push(fleet).status_code == 200
+        config.write_text(PLAIN.replace("debug: {}", "debug: {verbosity: detailed}"))
+        fleet.signal(signal.SIGHUP)
+        fleet.wait_for_line(" pipelines from ", count=2)
+        assert _push(fleet).status_code == 200
+        fleet.wait_for_line('"resourceMetrics"')
+        assert _scrape(fleet, "ingero_fleet_config_reloads_total") == 2
+
+
+@pytest.mark.slow
+def test_reload_that_cannot_start_goes_back_to_the_old_configuration(tmp_path):
+    config = tmp_path / "fleet.yaml"
+    config.write_text(PLAIN)
+    with FleetProcess(config) as fleet, socket.create_server(("127.0.0.1", 0)) as taken:
+        fleet.wait_until_running()
+        bad = f'"127.0.0.1:{taken.getsockname()[1]}"'
+        config.write_text(
+            PLAIN.replace('http: {endpoint: "127.0.0.1:0"}', f"http: {{endpoint: {bad}}}")
+        )
+        fleet.signal(signal.SIGHUP)
+        line = fleet.wait_for_line("going back")
+        assert "receivers.otlp: cannot listen on" in line
+        fleet.wait_for_line(" pipelines from ", count=2)
+        assert _push(fleet).status_code == 200
+
+
+@pytest.mark.slow
+def test_port_in_use_at_start_names_the_component_and_ends_with_1(tmp_path):
+    config = tmp_path / "fleet.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config.write_text(
+            PLAIN.replace(
+                'http: {endpoint: "127.0.0.1:0"}', f'http: {{endpoint: "127.0.0.1:{port}"}}'
+            )
+        )
+        with FleetProcess(config) as fleet:
+            assert fleet.wait() == 1
+            fleet.wait_for_line(f"receivers.otlp: cannot listen on 127.0.0.1:{port}")
+            fleet.wait_for_line("hint:")
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_while_the_destination_is_away(tmp_path):
+    config = tmp_path / "fleet.yaml"
+    config.write_text(FORWARDING)
+    port = _free_port()
+    with FleetProcess(config, environ={"UPSTREAM": f"http://127.0.0.1:{port}"}) as fleet:
+        fleet.wait_until_running()
+        for value in range(20):
+            assert _push(fleet, float(value)).status_code == 200
+        upstream = Upstream(port, answers=[503, 429])
+        try:
+            upstream.wait_for(20)
+            fleet.signal(signal.SIGTERM)
+            assert fleet.wait() == 0
+        finally:
+            upstream.close()
+    assert sorted(upstream.values) == [float(value) for value in range(20)]
+
+
+@pytest.mark.slow
+def test_waiting_batches_survive_a_reload(tmp_path):
+    config = tmp_path / "fleet.yaml"
+    config.write_text(FORWARDING)
+    port = _free_port()
+    with FleetProcess(config, environ={"UPSTREAM": f"http://127.0.0.1:{port}"}) as fleet:
+        fleet.wait_until_running()
+        for value in range(5):
+            assert _push(fleet, float(value)).status_code == 200
+        config.write_text(FORWARDING + "  # changed\n")
+        fleet.signal(signal.SIGHUP)
+        fleet.wait_for_line(" pipelines from ", count=2)
+        upstream = Upstream(port)
+        try:
+            upstream.wait_for(5)
+        finally:
+            upstream.close()
+    assert sorted(upstream.values) == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.slow
+def test_permanent_refusal_is_counted_and_not_sent_again(tmp_path):
+    upstream = Upstream(answers=[400])
+    config = tmp_path / "fleet.yaml"
+    config.write_text(FORWARDING)
+    try:
+        with FleetProcess(config, environ={"UPSTREAM": upstream.url}) as fleet:
+            fleet.wait_until_running()
+            assert _push(fleet, 1.0).status_code == 200
+            fleet.wait_for_line("lost 1 items")
+            assert _push(fleet, 2.0).status_code == 200
+            upstream.wait_for(1)
+            assert upstream.values == [2.0]
+            assert _scrape(fleet, "otelcol_exporter_send_failed_metric_points_total") == 1
+    finally:
+        upstream.close()
+
+
+@pytest.mark.slow
+def test_sigterm_lets_a_push_in_flight_finish(tmp_path):
+    config = tmp_path / "fleet.yaml"
+    config.write_text(PLAIN)
+    body = json.dumps(_body(1.0)).encode()
+    with FleetProcess(config) as fleet:
+        fleet.wait_until_running()
+        host, _, port = fleet.endpoints["receivers.otlp http"].rpartition(":")
+        with socket.create_connection((host, int(port))) as pusher:
+            head = f"POST /v1/metrics HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nexpect: 100-continue\r\ncontent-length: {len(body)}\r\n\r\n"
+            pusher.sendall(head.encode())
+            assert pusher.recv(4096).startswith(b"HTTP/1.1 100")
+            fleet.signal(signal.SIGTERM)
+            fleet.wait_for_line("draining")
+            pusher.sendall(body)
+            assert pusher.recv(4096).startswith(b"HTTP/1.1 200")
+        assert fleet.wait() == 0
+
+
+@pytest.mark.slow
+def test_second_signal_ends_at_once(tmp_path):
+    config = tmp_path / "fleet.yaml"
+    config.write_text(FORWARDING)
+    with FleetProcess(config, environ={"UPSTREAM": "http://127.0.0.1:9"}) as fleet:
+        fleet.wait_until_running()
+        host, _, port = fleet.endpoints["receivers.otlp http"].rpartition(":")
+        with socket.create_connection((host, int(port))) as pusher:
+            pusher.sendall(
+                b"POST /v1/metrics HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n"
+            )
+            assert pusher.recv(4096).startswith(b"HTTP/1.1 100")
+            fleet.signal(signal.SIGTERM)
+            fleet.wait_for_line("draining")
+            fleet.signal(signal.SIGTERM)
+            assert fleet.wait() == 128 + signal.SIGTERM
+
+
+@pytest.mark.slow
+def test_interrupt_drains_and_ends_with_130(tmp_path):
+    config = tmp_path / "fleet.yaml"
+    config.write_text(PLAIN)
+    with FleetProcess(config) as fleet:
+        fleet.wait_until_running()
+        fleet.signal(signal.SIGINT)
+        assert fleet.wait() == 130
