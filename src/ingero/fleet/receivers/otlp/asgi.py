@@ -18,14 +18,6 @@ from urllib.parse import parse_qs, unquote_plus
 
 from ingero.errors import BadDataError
 from ingero.fleet.component import PushContext
-from ingero.fleet.receivers.otlp.bodies import (
-    TAKEN_JSON,
-    TAKEN_PROTOBUF,
-    TooLargeError,
-    decompress,
-    encode_status,
-    encode_taken,
-)
 from ingero.fleet.receivers.otlp.config import HttpConfig
 from ingero.fleet.receivers.otlp.intake import (
     DRAINING,
@@ -36,6 +28,14 @@ from ingero.fleet.receivers.otlp.intake import (
     Verdict,
 )
 from ingero.fleet.receivers.otlp.telemetry import Reason, Tally
+from ingero.serving.bodies import (
+    TAKEN_JSON,
+    TAKEN_PROTOBUF,
+    TooLargeError,
+    decompress,
+    encode_status,
+    encode_taken,
+)
 from ingero.units import NS_PER_S
 from ingero.wire.names import CLUSTER_QUERY, ContentType, Header, Signal
 

@@ -22,10 +22,10 @@ from ingero.config import Endpoint
 from ingero.config.tls import TlsServerConfig
 from ingero.errors import IngeroError
 from ingero.fleet.component import PushContext
-from ingero.fleet.receivers.otlp.bodies import encode_retry_status, encode_taken
 from ingero.fleet.receivers.otlp.config import GrpcConfig, KeepaliveServerParameters
 from ingero.fleet.receivers.otlp.intake import DRAINING, OVERLOADED, Intake, Outcome, Verdict
 from ingero.fleet.receivers.otlp.telemetry import Reason, Tally
+from ingero.serving.bodies import encode_retry_status, encode_taken
 from ingero.units import NS_PER_MS
 from ingero.wire.names import ContentType, Header, Signal
 

@@ -1,0 +1,244 @@
+"""What every question shares: arguments for cluster and time, the tenant's filter, paging, and the answer's frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+
+from ingero.echo.db.reader import Reader
+from ingero.echo.db.writer import EPOCH
+from ingero.errors import BadDataError
+from ingero.units import NS_PER_US, parse_duration
+
+RowT = TypeVar("RowT", bound=msgspec.Struct)
+
+LATEST: Final = "latest"
+MAX_LIMIT: Final = 1000
+
+ClusterId = Annotated[
+    str,
+    msgspec.Meta(
+        pattern="^[A-Za-z0-9_.-]{1,64}$",
+        description="One cluster; left out, every cluster that this bearer may read.",
+    ),
+]
+TimeWindow = Annotated[
+    str,
+    msgspec.Meta(
+        pattern="^([0-9]{1,6}(ms|s|m|h|d)){1,4}$",
+        description="How far back from `until`: 15m, 1h, 1h30m, 7d.",
+        max_length=16,
+    ),
+]
+Until = Annotated[
+    str,
+    msgspec.Meta(
+        pattern="^(now|latest|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{5,15}(Z|[+-][0-9]{2}:[0-9]{2}))$",
+        description="End of the window: `now`, `latest` (the newest data there is), or an RFC 3339 time.",
+    ),
+]
+NodeId = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=256, description="A node, as its agent names it.")
+]
+MetricName = Annotated[
+    str, msgspec.Meta(pattern="^[A-Za-z][A-Za-z0-9_.]{0,127}$", description="A metric's name.")
+]
+Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMIT, description="Most rows in the answer.")]
+Severity = Annotated[str, msgspec.Meta(description="warn, error or critical.")]
+
+
+class ClusterRefusedError(BadDataError):
+    """The question names a cluster outside the bearer's list; says nothing about whether it exists."""
+
+
+class WindowArgs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Arguments of every question about a time."""
+
+    cluster_id: ClusterId | None = None
+    time_window: TimeWindow = "1h"
+    until: Until = "now"
+
+
+class ListArgs(WindowArgs, kw_only=True, forbid_unknown_fields=True):
+    """The same for questions whose answer is a list."""
+
+    limit: Limit = 100
+
+
+class Window(msgspec.Struct, kw_only=True):
+    """The time that an answer is about: start included, end not."""
+
+    start: datetime
+    end: datetime
+    cluster_id: str | None
+
+
+class Coverage(msgspec.Struct, kw_only=True):
+    """What an answer rests on; no rows means unknown, not healthy."""
+
+    source: Annotated[str, msgspec.Meta(description="Tables that were read.")]
+    n_rows: Annotated[int, msgspec.Meta(description="Rows of them inside the window.")]
+    n_nodes: Annotated[int, msgspec.Meta(description="Nodes among those rows.")]
+    first: datetime | None
+    last: datetime | None
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """The frame of every answer."""
+
+    window: Window
+    coverage: Coverage
+    n_cut: Annotated[int, msgspec.Meta(description="Rows that the limit left out.")] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A resolved window.
+
+    Attributes:
+        start: Included.
+        end: Not included.
+        cluster_id: As asked.
+        where: SQL condition on ``ts`` and ``cluster_id``, with `params`.
+        params: Its parameters.
+    """
+
+    start: datetime
+    end: datetime
+    cluster_id: str | None
+    where: str
+    params: tuple[Any, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return (self.end - self.start).total_seconds()
+
+
+@dataclass(frozen=True, slots=True)
+class SqlAnswer:
+    """What a tenant's statement gave.
+
+    Attributes:
+        columns: Names.
+        rows: JSON-able values, one list per row.
+        is_cut: There was more.
+    """
+
+    columns: list[str]
+    rows: list[list[Any]]
+    is_cut: bool
+
+
+SqlRunner = Callable[[str, Span, int], SqlAnswer]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One question's circumstances.
+
+    Attributes:
+        reader: A cursor with a deadline.
+        clusters: What the bearer may read; None is everything.
+        now_ns: Wall time of the question.
+        run_sql: Runs a tenant's statement in the sandbox on the rows of a span.
+    """
+
+    reader: Reader
+    clusters: frozenset[str] | None
+    now_ns: int
+    run_sql: SqlRunner
+
+    def span(self, args: WindowArgs, table: str = "events") -> Span:
+        """Resolve a question's window and its tenant filter.
+
+        Args:
+            args: The question's.
+            table: Where ``latest`` is looked up.
+
+        Raises:
+            ClusterRefusedError: The cluster is not the bearer's.
+            BadDataError: The times cannot be.
+        """
+        where, params = self._clusters(args.cluster_id)
+        end = self._end(args.until, table, where, params)
+        try:
+            start = end - timedelta(microseconds=parse_duration(args.time_window) // NS_PER_US)
+        except (OverflowError, ValueError) as error:
+            raise BadDataError(f"time_window {args.time_window!r} goes back too far") from error
+        return Span(
+            start,
+            end,
+            args.cluster_id,
+            f"ts >= ? AND ts < ? AND {where}",
+            (start, end, *params),
+        )
+
+    def _clusters(self, cluster_id: str | None) -> tuple[str, tuple[str, ...]]:
+        if cluster_id is not None:
+            if self.clusters is not None and cluster_id not in self.clusters:
+                raise ClusterRefusedError("this bearer may not read that cluster")
+            return "cluster_id = ?", (cluster_id,)
+        if self.clusters is None:
+            return "TRUE", ()
+        names = tuple(sorted(self.clusters))
+        return f"cluster_id IN ({', '.join('?' * len(names))})", names
+
+    def _end(self, until: str, table: str, where: str, params: tuple[str, ...]) -> datetime:
+        now = EPOCH + timedelta(microseconds=self.now_ns // NS_PER_US + 1)
+        if until == "now":
+            return now
+        if until == LATEST:
+            sql = f"SELECT max(ts) FROM {table} WHERE {where}"
+            newest: datetime | None = self.reader.row(sql, params)[0]
+            return now if newest is None else newest + timedelta(microseconds=1)
+        try:
+            return datetime.fromisoformat(until).astimezone(UTC).replace(tzinfo=None)
+        except (ValueError, OverflowError) as error:
+            raise BadDataError(f"until {until!r} is no time: {error}") from error
+
+    def page(
+        self, row: type[RowT], sql: str, params: Sequence[Any], limit: int
+    ) -> tuple[list[RowT], int]:
+        """The first rows of an ordered statement, and how many the limit left out."""
+        paged = f"SELECT *, count(*) OVER () FROM ({sql}) LIMIT {int(limit)}"
+        found = self.reader.rows(paged, params)
+        n_all = int(found[0][-1]) if found else 0
+        return [row(*_aware(values[:-1])) for values in found], n_all - len(found)
+
+    def all(self, row: type[RowT], sql: str, params: Sequence[Any]) -> list[RowT]:
+        """Every row of a statement whose answer is small by nature."""
+        return [row(*_aware(values)) for values in self.reader.rows(sql, params)]
+
+    def coverage(self, span: Span, table: str, extra: str = "TRUE") -> Coverage:
+        """What one table holds inside the window; ``extra`` is a condition of ours."""
+        n_rows, n_nodes, first, last = self.reader.row(
+            f"SELECT count(*), count(DISTINCT node_id), min(ts), max(ts) FROM {table} "
+            f"WHERE {span.where} AND {extra}",
+            span.params,
+        )
+        return Coverage(
+            source=table, n_rows=n_rows, n_nodes=n_nodes, first=aware(first), last=aware(last)
+        )
+
+
+def window_of(span: Span) -> Window:
+    """The window as an answer shows it."""
+    return Window(
+        start=span.start.replace(tzinfo=UTC),
+        end=span.end.replace(tzinfo=UTC),
+        cluster_id=span.cluster_id,
+    )
+
+
+def aware(moment: datetime | None) -> datetime | None:
+    """The store's UTC timestamp with its zone, so that it prints with a Z."""
+    return None if moment is None else moment.replace(tzinfo=UTC)
+
+
+def _aware(values: Sequence[Any]) -> list[Any]:
+    return [aware(value) if isinstance(value, datetime) else value for value in values]

@@ -1,0 +1,28 @@
+"""Every question, in the order that a menu shows them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ingero.echo.queries import analysis, collective, gpu, health, history, money
+from ingero.echo.queries.ask import Ask
+from ingero.serving.query import Query
+
+QUERIES: Final[tuple[Query[Ask, Any, Any], ...]] = (
+    health.SUMMARY,
+    health.FIND_STRAGGLERS,
+    health.FIND_OUTLIERS,
+    history.ANOMALY_LIST,
+    collective.BLAME,
+    collective.SKEW,
+    collective.HANGS,
+    collective.NCCL_BANDWIDTH,
+    money.COST,
+    money.COST_BY_CULPRIT,
+    history.TIMELINE,
+    history.NODE_DETAIL,
+    gpu.KERNEL_LAUNCHES,
+    gpu.MEMCPY,
+    gpu.MEMFRAG,
+    analysis.RUN_ANALYSIS,
+)

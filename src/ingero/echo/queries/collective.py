@@ -1,0 +1,307 @@
+"""Where ranks meet: bandwidth, skew, who made whom wait, and who never arrived.
+
+Operations are matched by (communicator, sequence number, op), which needs no clocks: all ranks leave together, so a
+rank's wait is what it spent inside beyond the shortest of its peers. Long inside means victim.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Final
+
+import msgspec
+
+from ingero.echo.queries.ask import Answer, Ask, ListArgs, window_of
+from ingero.serving.query import Query
+
+_MATCHED: Final = """
+ops AS (
+    SELECT cluster_id, node_id, rank, comm, comm_rank, n_ranks, n_gpus, clock, seq, op, inside_ns, own_ns, n_bytes, ts
+    FROM collectives WHERE {where}
+), met AS (
+    SELECT *, min(inside_ns) OVER meeting AS least, count(inside_ns) OVER meeting AS n_met,
+           arg_min(node_id, inside_ns) OVER meeting AS late_node, arg_min(comm_rank, inside_ns) OVER meeting AS late_rank
+    FROM ops WINDOW meeting AS (PARTITION BY cluster_id, comm, seq, op)
+)
+"""
+
+
+class LinkRate(msgspec.Struct):
+    """One communicator and operation."""
+
+    cluster_id: str
+    comm: str
+    op: str
+    n_ranks: int | None
+    n_ops: int
+    n_bytes: float | None
+    transfer_p50_ms: Annotated[
+        float | None,
+        msgspec.Meta(description="Shortest time inside per operation: transfer without waiting."),
+    ]
+    algbw_p50_gbps: Annotated[
+        float | None, msgspec.Meta(description="Bytes over transfer time, 10⁹ bits/s, median.")
+    ]
+    algbw_p5_gbps: float | None
+    wait_share: Annotated[
+        float | None, msgspec.Meta(description="Waiting as a share of the time inside.")
+    ]
+    clock: Annotated[
+        str | None,
+        msgspec.Meta(description="device and sync are real; enqueue is the host's call."),
+    ]
+
+
+class BandwidthAnswer(Answer, kw_only=True):
+    """Most bytes first."""
+
+    rows: list[LinkRate]
+
+
+_BANDWIDTH_SQL: Final = f"""
+WITH {_MATCHED}, meetings AS (
+    SELECT cluster_id, comm, op, seq, any_value(n_ranks) AS n_ranks, any_value(least) AS least,
+           max(n_bytes) AS n_bytes, sum(inside_ns - least) AS waited, sum(inside_ns) AS inside, min(clock) AS clock
+    FROM met GROUP BY ALL
+)
+SELECT cluster_id, comm, op, max(n_ranks), count(*), sum(n_bytes)::DOUBLE AS n_bytes, median(least) / 1e6,
+       median(8.0 * n_bytes / nullif(least, 0)), quantile_cont(8.0 * n_bytes / nullif(least, 0), 0.05),
+       sum(waited) / nullif(sum(inside), 0), min(clock)
+FROM meetings GROUP BY cluster_id, comm, op ORDER BY n_bytes DESC NULLS LAST, cluster_id, comm, op
+"""
+
+
+def _bandwidth(ask: Ask, args: ListArgs) -> BandwidthAnswer:
+    span = ask.span(args, "collectives")
+    sql = _BANDWIDTH_SQL.format(where=span.where)
+    rows, n_cut = ask.page(LinkRate, sql, span.params, args.limit)
+    return BandwidthAnswer(
+        window=window_of(span), coverage=ask.coverage(span, "collectives"), n_cut=n_cut, rows=rows
+    )
+
+
+class RankSkew(msgspec.Struct):
+    """One rank of one communicator."""
+
+    cluster_id: str
+    comm: str
+    node_id: str
+    rank: int | None
+    comm_rank: int | None
+    n_ops: int
+    arrival_lag_p50_ms: Annotated[
+        float | None,
+        msgspec.Meta(description="How long after the first member it arrived, median."),
+    ]
+    arrival_lag_p95_ms: float | None
+    own_p50_ms: Annotated[
+        float | None, msgspec.Meta(description="Its own time since its previous operation, median.")
+    ]
+    own_over_peers: Annotated[
+        float | None, msgspec.Meta(description="That over the communicator's median rank.")
+    ]
+    last_share: Annotated[
+        float | None, msgspec.Meta(description="Share of operations in which it came last.")
+    ]
+    waited_s: Annotated[float | None, msgspec.Meta(description="What it lost waiting, in all.")]
+
+
+class SkewAnswer(Answer, kw_only=True):
+    """Largest own time against the peers first: lag alone is inherited and names victims."""
+
+    rows: list[RankSkew]
+
+
+_SKEW_SQL: Final = f"""
+WITH {_MATCHED}, lags AS (
+    SELECT *, max(inside_ns) OVER (PARTITION BY cluster_id, comm, seq, op) - inside_ns AS lag FROM met WHERE n_met > 1
+), ranks AS (
+    SELECT cluster_id, comm, node_id, rank, comm_rank, count(*) AS n, median(lag) / 1e6 AS lag50,
+           quantile_cont(lag, 0.95) / 1e6 AS lag95, median(own_ns) / 1e6 AS own50,
+           avg(CASE WHEN comm_rank = late_rank THEN 1.0 ELSE 0.0 END) AS last_share, sum(inside_ns - least) / 1e9 AS waited
+    FROM lags GROUP BY ALL
+)
+SELECT cluster_id, comm, node_id, rank, comm_rank, n, lag50, lag95, own50,
+       own50 / nullif(median(own50) OVER (PARTITION BY cluster_id, comm), 0) AS ratio, last_share, waited
+FROM ranks ORDER BY ratio DESC NULLS LAST, last_share DESC, cluster_id, comm, comm_rank
+"""
+
+
+def _skew(ask: Ask, args: ListArgs) -> SkewAnswer:
+    span = ask.span(args, "collectives")
+    rows, n_cut = ask.page(RankSkew, _SKEW_SQL.format(where=span.where), span.params, args.limit)
+    return SkewAnswer(
+        window=window_of(span), coverage=ask.coverage(span, "collectives"), n_cut=n_cut, rows=rows
+    )
+
+
+class Blame(msgspec.Struct):
+    """Who made whom wait."""
+
+    cluster_id: str
+    culprit_node: str
+    culprit_rank: int | None
+    verdict: str | None
+    slowdown: float | None
+    victim_node: str
+    victim_rank: int | None
+    waited_gpu_s: float | None
+    source: Annotated[
+        str,
+        msgspec.Meta(
+            description="`verdict`: Fleet's, with inherited delay resolved. `collectives`: the last to arrive in "
+            "each operation, where Fleet gave no verdict; a delay inherited from elsewhere is not resolved."
+        ),
+    ]
+
+
+class BlameAnswer(Answer, kw_only=True):
+    """Most waiting first, verdicts before what the collectives alone suggest."""
+
+    rows: list[Blame]
+
+
+_BLAME_SQL: Final = f"""
+WITH {_MATCHED}, judged AS (
+    SELECT cluster_id, node_id, rank, arg_max(verdict, ts) AS verdict, arg_max(slowdown, ts) AS slowdown
+    FROM verdicts WHERE {{where}} AND verdict IN ('culprit', 'drag', 'network') GROUP BY cluster_id, node_id, rank
+), charged AS (
+    SELECT v.cluster_id, v.blocked_by AS culprit, j.rank AS culprit_rank, j.verdict, j.slowdown, v.node_id AS victim,
+           v.rank AS victim_rank, max(v.wait_ns) / 1e9 AS waited
+    FROM verdicts v LEFT JOIN judged j ON j.cluster_id = v.cluster_id AND j.node_id = v.blocked_by
+    WHERE {{where_v}} AND v.blocked_by IS NOT NULL GROUP BY ALL
+), unexplained AS (
+    SELECT j.cluster_id, j.node_id, j.rank, j.verdict, j.slowdown, '' AS victim, NULL::INTEGER AS victim_rank,
+           NULL::DOUBLE AS waited
+    FROM judged j WHERE NOT EXISTS (
+        SELECT 1 FROM charged c WHERE c.cluster_id = j.cluster_id AND c.culprit = j.node_id)
+), edges AS (
+    SELECT cluster_id, late_node AS culprit, node_id AS victim, rank AS victim_rank,
+           sum((inside_ns - least) * coalesce(n_gpus, 1)) / 1e9 AS waited
+    FROM met WHERE n_met > 1 AND node_id <> late_node AND clock <> 'enqueue' GROUP BY ALL
+)
+SELECT *, 'verdict' AS source FROM charged
+UNION ALL SELECT *, 'verdict' FROM unexplained
+UNION ALL
+SELECT e.cluster_id, e.culprit, NULL, NULL, NULL, e.victim, e.victim_rank, e.waited, 'collectives' FROM edges e
+WHERE NOT EXISTS (SELECT 1 FROM judged j WHERE j.cluster_id = e.cluster_id) AND e.waited > 0
+ORDER BY source DESC, waited DESC NULLS LAST, cluster_id, culprit, victim
+"""
+
+
+def _blame(ask: Ask, args: ListArgs) -> BlameAnswer:
+    span = ask.span(args, "collectives")
+    where_v = span.where.replace("ts ", "v.ts ").replace("cluster_id", "v.cluster_id")
+    sql = _BLAME_SQL.format(where=span.where, where_v=where_v)
+    rows, n_cut = ask.page(Blame, sql, span.params * 3, args.limit)
+    return BlameAnswer(
+        window=window_of(span), coverage=ask.coverage(span, "collectives"), n_cut=n_cut, rows=rows
+    )
+
+
+class Hang(msgspec.Struct):
+    """One communicator on which members are behind."""
+
+    cluster_id: str
+    comm: str
+    op: str | None
+    seq: Annotated[int, msgspec.Meta(description="Newest operation that any member entered.")]
+    n_ranks: int | None
+    n_waiting: Annotated[int, msgspec.Meta(description="Members that entered it.")]
+    behind: Annotated[
+        list[str],
+        msgspec.Meta(
+            description="Members seen in the window that did not: `node/comm_rank at seq`."
+        ),
+    ]
+    never_seen: Annotated[int, msgspec.Meta(description="Members that reported nothing at all.")]
+    last_heard: datetime | None
+    silent_s: Annotated[
+        float | None,
+        msgspec.Meta(description="From the last report on the communicator to the window's end."),
+    ]
+
+
+class HangsArgs(ListArgs, kw_only=True, forbid_unknown_fields=True):
+    """When silence is a hang."""
+
+    min_silent_s: Annotated[
+        float,
+        msgspec.Meta(ge=0, le=1e6, description="Least silence; reports arrive in batches."),
+    ] = 60.0
+
+
+class HangsAnswer(Answer, kw_only=True):
+    """Longest silence first."""
+
+    rows: list[Hang]
+
+
+_HANGS_SQL: Final = """
+WITH members AS (
+    SELECT cluster_id, comm, node_id, comm_rank, max(seq) AS seq, arg_max(op, seq) AS op, max(n_ranks) AS n_ranks,
+           max(ts) AS heard, arg_max(inside_ns, seq) AS inside
+    FROM collectives WHERE {where} GROUP BY cluster_id, comm, node_id, comm_rank
+), fronts AS (
+    SELECT *, max(seq) OVER (PARTITION BY cluster_id, comm) AS front FROM members
+), comms AS (
+    SELECT cluster_id, comm, arg_max(op, seq) AS op, any_value(front) AS front, max(n_ranks) AS n_ranks,
+           count(*) FILTER (seq = front) AS n_waiting, count(*) AS n_seen,
+           list(node_id || '/' || comm_rank || ' at ' || seq ORDER BY comm_rank) FILTER (seq < front) AS behind,
+           max(heard) AS heard, count(*) FILTER (seq = front AND inside IS NULL) AS n_inside
+    FROM fronts GROUP BY cluster_id, comm
+), silent AS (
+    SELECT *, epoch(?::TIMESTAMP) - epoch(heard) AS silent_s FROM comms
+)
+SELECT cluster_id, comm, op, front, n_ranks, n_waiting, coalesce(behind, []), greatest(coalesce(n_ranks, n_seen) - n_seen, 0),
+       heard, silent_s
+FROM silent WHERE silent_s >= ? AND (len(behind) > 0 OR n_seen < coalesce(n_ranks, 0) OR n_inside > 0)
+ORDER BY silent_s DESC, cluster_id, comm
+"""
+
+
+def _hangs(ask: Ask, args: HangsArgs) -> HangsAnswer:
+    span = ask.span(args, "collectives")
+    sql = _HANGS_SQL.format(where=span.where)
+    params = (*span.params, span.end, args.min_silent_s)
+    rows, n_cut = ask.page(Hang, sql, params, args.limit)
+    return HangsAnswer(
+        window=window_of(span), coverage=ask.coverage(span, "collectives"), n_cut=n_cut, rows=rows
+    )
+
+
+NCCL_BANDWIDTH: Final = Query(
+    "fleet.cluster.nccl_bandwidth_summary",
+    "Collective bandwidth summary",
+    "Bytes, transfer time and bandwidth per communicator and operation, with waiting told apart from transfer.",
+    ListArgs,
+    BandwidthAnswer,
+    _bandwidth,
+)
+SKEW: Final = Query(
+    "fleet.cluster.collective_skew",
+    "Collective skew",
+    "Per rank of each communicator: arrival lag, own time against its peers, how often it came last, what it lost "
+    "waiting. A large own time is a cause; a large lag may be inherited.",
+    ListArgs,
+    SkewAnswer,
+    _skew,
+)
+BLAME: Final = Query(
+    "fleet.cluster.blame_chain",
+    "Blame chain",
+    "Who made whom wait and for how many GPU-seconds: the culprit of each victim, by Fleet's verdicts, else by "
+    "who came last in each operation.",
+    ListArgs,
+    BlameAnswer,
+    _blame,
+)
+HANGS: Final = Query(
+    "fleet.cluster.hangs",
+    "Hangs",
+    "Communicators on which members wait for others that never arrived, and who those are. `silent_s` says for "
+    "how long nothing was reported.",
+    HangsArgs,
+    HangsAnswer,
+    _hangs,
+)

@@ -1,0 +1,222 @@
+"""What the GPUs' own metrics say: memory fragmentation, kernel launches, copy bandwidth."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+from ingero.echo.queries.ask import Answer, Ask, ListArgs, window_of
+from ingero.serving.query import Query
+
+# Names of the agent's trace pusher and of its Prometheus page, as recorded on the wire.
+_FRAGMENTATION: Final = "gpu.memory.fragmentation_estimate"
+_FRAGMENTING: Final = "gpu.memfrag.ioctl_event_total"
+_LAUNCHES: Final = ("ingero.node.cuda_kernel_launch_total", "gpu.kernel.launch.count")
+_OP_COUNT: Final = "gpu.cuda.operation.count"
+_OP_DURATION: Final = "gpu.cuda.operation.duration"
+_COPIED: Final = ("gpu.memcpy.bytes_total", "ingero.node.cuda_memcpy_bytes_total")
+_COPY_TIME: Final = "gpu.memcpy.duration_ms"
+_DIRECTION: Final = '$."ingero.memcpy.direction"'
+
+
+class Hotspot(msgspec.Struct):
+    """One GPU, or one node where the GPU is not named."""
+
+    cluster_id: str
+    node_id: str
+    gpu: str | None
+    fragmentation_last: float | None
+    fragmentation_max: float | None
+    n_events: Annotated[
+        float | None, msgspec.Meta(description="Fragmenting driver calls in the window.")
+    ]
+
+
+class HotspotsAnswer(Answer, kw_only=True):
+    """Worst first."""
+
+    rows: list[Hotspot]
+
+
+_HOTSPOTS_SQL: Final = f"""
+WITH points AS (
+    SELECT cluster_id, node_id, attributes, metric_name, ts, value_double,
+           coalesce(attributes ->> '$."gpu.uuid"', attributes ->> '$.gpu_uuid') AS gpu
+    FROM events WHERE {{where}} AND metric_name IN ('{_FRAGMENTATION}', '{_FRAGMENTING}')
+), counted AS (
+    SELECT cluster_id, node_id, gpu, sum(n) AS n_events FROM (
+        SELECT cluster_id, node_id, gpu, attributes, max(value_double) - min(value_double) AS n
+        FROM points WHERE metric_name = '{_FRAGMENTING}' GROUP BY ALL) GROUP BY ALL
+), shares AS (
+    SELECT cluster_id, node_id, gpu, arg_max(value_double, ts) AS last, max(value_double) AS most
+    FROM points WHERE metric_name = '{_FRAGMENTATION}' GROUP BY ALL
+)
+SELECT coalesce(s.cluster_id, c.cluster_id) AS cluster_id, coalesce(s.node_id, c.node_id) AS node_id,
+       coalesce(s.gpu, c.gpu) AS gpu, s.last, s.most, c.n_events
+FROM shares s FULL JOIN counted c
+  ON s.cluster_id = c.cluster_id AND s.node_id = c.node_id AND s.gpu IS NOT DISTINCT FROM c.gpu
+ORDER BY s.most DESC NULLS LAST, c.n_events DESC NULLS LAST, 1, 2, 3
+"""
+
+
+def _hotspots(ask: Ask, args: ListArgs) -> HotspotsAnswer:
+    span = ask.span(args)
+    rows, n_cut = ask.page(Hotspot, _HOTSPOTS_SQL.format(where=span.where), span.params, args.limit)
+    coverage = ask.coverage(
+        span, "events", f"metric_name IN ('{_FRAGMENTATION}', '{_FRAGMENTING}')"
+    )
+    return HotspotsAnswer(window=window_of(span), coverage=coverage, n_cut=n_cut, rows=rows)
+
+
+class Launches(msgspec.Struct):
+    """One node's kernel launches."""
+
+    cluster_id: str
+    node_id: str
+    n_launches: Annotated[
+        float | None, msgspec.Meta(description="Growth of the counter in the window.")
+    ]
+    launches_per_s: float | None
+    peer_median_per_s: float | None
+    share_of_median: Annotated[
+        float | None, msgspec.Meta(description="1.0 is the median node of the cluster.")
+    ]
+    launch_p50_us: float | None
+    launch_p99_us: float | None
+
+
+class LaunchesAnswer(Answer, kw_only=True):
+    """Slowest first."""
+
+    rows: list[Launches]
+
+
+_LAUNCHES_SQL: Final = f"""
+WITH points AS (
+    SELECT cluster_id, node_id, metric_name, attributes, ts, value_double FROM events
+    WHERE {{where}} AND (metric_name IN {_LAUNCHES} OR metric_name IN ('{_OP_COUNT}', '{_OP_DURATION}'))
+), grown AS (
+    SELECT cluster_id, node_id, metric_name, attributes, max(value_double) - min(value_double) AS n,
+           epoch(max(ts)) - epoch(min(ts)) AS seconds
+    FROM points WHERE metric_name IN {_LAUNCHES} GROUP BY ALL
+), rates AS (
+    SELECT cluster_id, node_id, sum(n) AS n, sum(n / nullif(seconds, 0)) AS per_s FROM grown GROUP BY ALL
+), times AS (
+    SELECT cluster_id, node_id,
+           avg(value_double) FILTER (attributes ->> '$.percentile' IN ('p50', '50')) AS p50,
+           max(value_double) FILTER (attributes ->> '$.percentile' IN ('p99', '99')) AS p99
+    FROM points WHERE metric_name = '{_OP_DURATION}' AND attributes ->> '$.operation' ILIKE '%LaunchKernel%' GROUP BY ALL
+), peers AS (
+    SELECT cluster_id, median(per_s) AS med FROM rates GROUP BY cluster_id
+)
+SELECT coalesce(r.cluster_id, t.cluster_id) AS cluster_id, coalesce(r.node_id, t.node_id) AS node_id, r.n, r.per_s,
+       p.med, r.per_s / nullif(p.med, 0) AS share, t.p50, t.p99
+FROM rates r FULL JOIN times t ON r.cluster_id = t.cluster_id AND r.node_id = t.node_id
+     LEFT JOIN peers p ON p.cluster_id = r.cluster_id
+ORDER BY share NULLS LAST, 1, 2
+"""
+
+
+def _launches(ask: Ask, args: ListArgs) -> LaunchesAnswer:
+    span = ask.span(args)
+    rows, n_cut = ask.page(
+        Launches, _LAUNCHES_SQL.format(where=span.where), span.params, args.limit
+    )
+    coverage = ask.coverage(span, "events", f"metric_name IN {_LAUNCHES}")
+    return LaunchesAnswer(window=window_of(span), coverage=coverage, n_cut=n_cut, rows=rows)
+
+
+class CopyBandwidth(msgspec.Struct):
+    """One node and direction."""
+
+    cluster_id: str
+    node_id: str
+    direction: str
+    n_bytes: Annotated[float | None, msgspec.Meta(description="Copied in the window.")]
+    bytes_per_s: float | None
+    n_copies: Annotated[float | None, msgspec.Meta(description="From the duration histogram.")]
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+
+
+class CopyAnswer(Answer, kw_only=True):
+    """By node and direction. A percentile is the upper bound of its bucket."""
+
+    rows: list[CopyBandwidth]
+
+
+_COPY_SQL: Final = f"""
+WITH moved AS (
+    SELECT cluster_id, node_id, coalesce(attributes ->> '{_DIRECTION}', 'unknown') AS direction, attributes, metric_name,
+           CASE WHEN any_value(kind) = 'delta' THEN sum(value_double) ELSE max(value_double) - min(value_double) END AS n,
+           epoch(max(ts)) - epoch(min(ts)) AS seconds
+    FROM events WHERE {{where}} AND metric_name IN {_COPIED} GROUP BY ALL
+), bytes AS (
+    SELECT cluster_id, node_id, direction, sum(n) AS n, sum(n / nullif(seconds, 0)) AS per_s FROM moved GROUP BY ALL
+), ends AS (
+    SELECT cluster_id, node_id, coalesce(attributes ->> '{_DIRECTION}', 'unknown') AS direction, attributes,
+           arg_max(bounds, ts) AS bounds, arg_max(bucket_counts, ts) AS last, arg_min(bucket_counts, ts) AS first,
+           count(*) AS n
+    FROM histograms WHERE {{where}} AND metric_name = '{_COPY_TIME}' GROUP BY ALL
+), buckets AS (
+    SELECT cluster_id, node_id, direction, bound, sum(grown) AS grown FROM (
+        SELECT cluster_id, node_id, direction, unnest(list_append(bounds, 'inf'::DOUBLE)) AS bound,
+               unnest(list_transform(range(1, len(last) + 1),
+                   lambda i: CASE WHEN n > 1 AND len(first) = len(last)
+                             THEN greatest(last[i]::BIGINT - first[i]::BIGINT, 0) ELSE last[i]::BIGINT END)) AS grown
+        FROM ends WHERE len(last) = len(bounds) + 1) GROUP BY ALL
+), ranked AS (
+    SELECT *, sum(grown) OVER (PARTITION BY cluster_id, node_id, direction ORDER BY bound) AS upto,
+           sum(grown) OVER (PARTITION BY cluster_id, node_id, direction) AS n FROM buckets
+), times AS (
+    SELECT cluster_id, node_id, direction, any_value(n) AS n,
+           min(bound) FILTER (upto >= 0.5 * n) AS p50, min(bound) FILTER (upto >= 0.95 * n) AS p95,
+           min(bound) FILTER (upto >= 0.99 * n) AS p99
+    FROM ranked WHERE n > 0 GROUP BY ALL
+)
+SELECT coalesce(b.cluster_id, t.cluster_id) AS cluster_id, coalesce(b.node_id, t.node_id) AS node_id,
+       coalesce(b.direction, t.direction) AS direction, b.n, b.per_s, t.n,
+       CASE WHEN isinf(t.p50) THEN NULL ELSE t.p50 END, CASE WHEN isinf(t.p95) THEN NULL ELSE t.p95 END,
+       CASE WHEN isinf(t.p99) THEN NULL ELSE t.p99 END
+FROM bytes b FULL JOIN times t
+  ON b.cluster_id = t.cluster_id AND b.node_id = t.node_id AND b.direction = t.direction
+ORDER BY 1, 2, 3
+"""
+
+
+def _copies(ask: Ask, args: ListArgs) -> CopyAnswer:
+    span = ask.span(args)
+    rows, n_cut = ask.page(
+        CopyBandwidth, _COPY_SQL.format(where=span.where), span.params * 2, args.limit
+    )
+    coverage = ask.coverage(span, "events", f"metric_name IN {_COPIED}")
+    return CopyAnswer(window=window_of(span), coverage=coverage, n_cut=n_cut, rows=rows)
+
+
+MEMFRAG: Final = Query(
+    "fleet.cluster.memfrag_hotspots",
+    "Memory fragmentation hot spots",
+    "GPUs whose memory is fragmented most, and how often their driver was asked to fragment it further.",
+    ListArgs,
+    HotspotsAnswer,
+    _hotspots,
+)
+KERNEL_LAUNCHES: Final = Query(
+    "fleet.cluster.kernel_launch_summary",
+    "Kernel launch summary",
+    "Kernel launches per node against the cluster's median node, with the launch call's p50 and p99. A node far "
+    "under the median starves or waits.",
+    ListArgs,
+    LaunchesAnswer,
+    _launches,
+)
+MEMCPY: Final = Query(
+    "fleet.cluster.memcpy_bandwidth_summary",
+    "Copy bandwidth summary",
+    "Bytes copied per node and direction, their rate, and percentiles of a copy's duration.",
+    ListArgs,
+    CopyAnswer,
+    _copies,
+)

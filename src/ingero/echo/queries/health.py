@@ -1,0 +1,285 @@
+"""Which nodes stand out: summary, stragglers, outliers."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Final
+
+import msgspec
+
+from ingero.echo.queries.ask import (
+    Answer,
+    Ask,
+    ListArgs,
+    MetricName,
+    WindowArgs,
+    window_of,
+)
+from ingero.serving.query import Query
+from ingero.wire.names import FleetMetric, Metric
+
+_SCORE: Final = str(Metric.HEALTH_SCORE)
+_STRAGGLER: Final = str(Metric.STRAGGLER_EVENT)
+_K: Final = 2.0
+_MAD_TO_SIGMA: Final = 1.4826
+_MIN_MARGIN: Final = 0.05
+
+
+class ClusterSummary(msgspec.Struct):
+    """One cluster at a glance."""
+
+    cluster_id: str
+    n_nodes: int
+    n_active: int
+    n_idle: int
+    n_calibrating: int
+    median_score: float | None
+    lowest_score: float | None
+    lowest_node: str | None
+    threshold: float | None
+    n_straggler_nodes: int
+    n_culprits: int
+    n_open_incidents: int
+    lost_gpu_seconds: float | None
+    last_seen: datetime | None
+
+
+class SummaryAnswer(Answer, kw_only=True):
+    """One row per cluster."""
+
+    rows: list[ClusterSummary]
+
+
+_SUMMARY_SQL: Final = """
+WITH scores AS (
+    SELECT cluster_id, node_id, arg_max(value_double, ts) AS score,
+           arg_max(attributes ->> '$."ingero.node.state"', ts) AS state, max(ts) AS seen
+    FROM events WHERE {where} AND metric_name = '{score}' GROUP BY ALL
+), per_cluster AS (
+    SELECT cluster_id, count(*) FILTER (state = 'active' OR state IS NULL) AS n_active,
+           count(*) FILTER (state = 'idle') AS n_idle, count(*) FILTER (state = 'calibrating') AS n_calibrating,
+           median(score) FILTER (state = 'active' OR state IS NULL) AS median_score,
+           min(score) AS lowest_score, arg_min(node_id, score) AS lowest_node
+    FROM scores GROUP BY cluster_id
+), seen AS (
+    SELECT cluster_id, count(DISTINCT nullif(node_id, '')) AS n_nodes, max(ts) AS last_seen,
+           arg_max(value_double, ts) FILTER (metric_name = '{threshold}') AS threshold,
+           count(DISTINCT node_id) FILTER (metric_name = '{straggler}' AND value_double = 1) AS n_stragglers
+    FROM events WHERE {where} GROUP BY cluster_id
+), blamed AS (
+    SELECT cluster_id, count(DISTINCT coalesce(worker, node_id)) AS n_culprits
+    FROM verdicts WHERE {where} AND verdict IN ('culprit', 'network') GROUP BY cluster_id
+), troubled AS (
+    SELECT cluster_id, count(*) FILTER (state = 'open') AS n_open FROM (
+        SELECT cluster_id, incident_id, arg_max(state, ts) AS state FROM incidents WHERE {where} GROUP BY ALL)
+    GROUP BY cluster_id
+), lost AS (
+    SELECT cluster_id, sum(gpu_seconds) AS gpu_seconds FROM costs WHERE {where} GROUP BY cluster_id
+)
+SELECT cluster_id, coalesce(n_nodes, 0), coalesce(n_active, 0), coalesce(n_idle, 0), coalesce(n_calibrating, 0),
+       median_score, lowest_score, lowest_node, threshold, coalesce(n_stragglers, 0), coalesce(n_culprits, 0),
+       coalesce(n_open, 0), gpu_seconds, last_seen
+FROM seen FULL JOIN per_cluster USING (cluster_id) FULL JOIN blamed USING (cluster_id)
+     FULL JOIN troubled USING (cluster_id) FULL JOIN lost USING (cluster_id)
+ORDER BY cluster_id
+"""
+
+
+def _summary(ask: Ask, args: ListArgs) -> SummaryAnswer:
+    span = ask.span(args)
+    sql = _SUMMARY_SQL.format(
+        where=span.where, score=_SCORE, threshold=FleetMetric.THRESHOLD, straggler=_STRAGGLER
+    )
+    rows, n_cut = ask.page(ClusterSummary, sql, span.params * 5, args.limit)
+    return SummaryAnswer(
+        window=window_of(span), coverage=ask.coverage(span, "events"), n_cut=n_cut, rows=rows
+    )
+
+
+class Straggler(msgspec.Struct):
+    """One node that is slower than its peers."""
+
+    cluster_id: str
+    node_id: str
+    severity: Annotated[
+        str, msgspec.Meta(description="warn, error (2 margins below its peers) or critical (4).")
+    ]
+    score: float | None
+    peer_median: float | None
+    peer_mad: float | None
+    bar: Annotated[
+        float | None, msgspec.Meta(description="median − max(2 · 1.4826 · MAD, 0.05) of its peers")
+    ]
+    margins_below: Annotated[
+        float | None, msgspec.Meta(description="How far below the median, in such margins.")
+    ]
+    n_events: Annotated[int, msgspec.Meta(description="Straggler events that its agent sent.")]
+    dominant_signal: str | None
+    first_seen: datetime | None
+    last_seen: datetime | None
+    verdict: Annotated[
+        str | None, msgspec.Meta(description="Fleet's newest verdict: it outranks the score.")
+    ]
+
+
+class StragglersAnswer(Answer, kw_only=True):
+    """Worst first."""
+
+    rows: list[Straggler]
+
+
+_STRAGGLERS_SQL: Final = """
+WITH latest AS (
+    SELECT cluster_id, node_id, arg_max(value_double, ts) AS score,
+           arg_max(coalesce(attributes ->> '$."ingero.cgroup_path_hash"', ''), ts) AS cohort,
+           arg_max(coalesce(attributes ->> '$."ingero.node.state"', 'active'), ts) AS state
+    FROM events WHERE {where} AND metric_name = '{score}' AND value_double IS NOT NULL GROUP BY cluster_id, node_id
+), active AS (
+    SELECT * FROM latest WHERE state = 'active'
+), sizes AS (
+    SELECT cluster_id, cohort, count(*) AS n FROM active GROUP BY ALL
+), grouped AS (
+    SELECT a.*, CASE WHEN s.n >= 3 THEN a.cohort ELSE '*' END AS peers
+    FROM active a JOIN sizes s ON a.cluster_id = s.cluster_id AND a.cohort = s.cohort
+), bars AS (
+    SELECT cluster_id, cohort AS peers, median(score) AS med, mad(score) AS mad, count(*) AS n
+    FROM active GROUP BY cluster_id, cohort
+    UNION ALL
+    SELECT cluster_id, '*', median(score), mad(score), count(*) FROM active GROUP BY cluster_id
+), judged AS (
+    SELECT g.cluster_id, g.node_id, g.score, b.med, b.mad, b.n,
+           greatest({k} * {sigma} * b.mad, {floor}) AS margin
+    FROM grouped g JOIN bars b ON g.cluster_id = b.cluster_id AND g.peers = b.peers
+), told AS (
+    SELECT cluster_id, node_id, count(*) FILTER (value_double = 1) AS n_events,
+           arg_max(attributes ->> '$.dominant_signal', ts) AS dominant_signal,
+           min(ts) FILTER (value_double = 1) AS first_seen, max(ts) FILTER (value_double = 1) AS last_seen
+    FROM events WHERE {where} AND metric_name = '{straggler}' GROUP BY cluster_id, node_id
+), verdict AS (
+    SELECT cluster_id, node_id, arg_max(verdict, ts) AS verdict, min(ts) AS first_seen, max(ts) AS last_seen
+    FROM verdicts WHERE {where} AND verdict IN ('culprit', 'drag', 'network') GROUP BY cluster_id, node_id
+), joined AS (
+    SELECT coalesce(j.cluster_id, t.cluster_id, v.cluster_id) AS cluster_id,
+           coalesce(j.node_id, t.node_id, v.node_id) AS node_id,
+           j.score, j.med, j.mad, j.med - j.margin AS bar,
+           CASE WHEN j.n >= 3 THEN (j.med - j.score) / j.margin END AS below,
+           coalesce(t.n_events, 0) AS n_events, t.dominant_signal,
+           coalesce(t.first_seen, v.first_seen) AS first_seen, coalesce(t.last_seen, v.last_seen) AS last_seen,
+           v.verdict
+    FROM judged j FULL JOIN told t ON j.cluster_id = t.cluster_id AND j.node_id = t.node_id
+         FULL JOIN verdict v ON coalesce(j.cluster_id, t.cluster_id) = v.cluster_id
+                            AND coalesce(j.node_id, t.node_id) = v.node_id
+)
+SELECT cluster_id, node_id,
+       CASE WHEN below >= 4 OR verdict IN ('culprit', 'network') THEN 'critical'
+            WHEN below >= 2 THEN 'error' ELSE 'warn' END AS severity,
+       score, med, mad, bar, below, n_events, dominant_signal, first_seen, last_seen, verdict
+FROM joined WHERE below > 1 OR n_events > 0 OR verdict IS NOT NULL
+ORDER BY (verdict = 'culprit') DESC NULLS LAST, below DESC NULLS LAST, n_events DESC, cluster_id, node_id
+"""
+
+
+def _stragglers(ask: Ask, args: ListArgs) -> StragglersAnswer:
+    span = ask.span(args)
+    sql = _STRAGGLERS_SQL.format(
+        where=span.where,
+        score=_SCORE,
+        straggler=_STRAGGLER,
+        k=_K,
+        sigma=_MAD_TO_SIGMA,
+        floor=_MIN_MARGIN,
+    )
+    rows, n_cut = ask.page(Straggler, sql, span.params * 3, args.limit)
+    coverage = ask.coverage(span, "events", f"metric_name IN ('{_SCORE}', '{_STRAGGLER}')")
+    return StragglersAnswer(window=window_of(span), coverage=coverage, n_cut=n_cut, rows=rows)
+
+
+class OutlierArgs(ListArgs, kw_only=True, forbid_unknown_fields=True):
+    """Which metric, and how far is far."""
+
+    metric_name: MetricName = _SCORE
+    min_deviations: Annotated[
+        float,
+        msgspec.Meta(ge=0, le=1000, description="Robust standard deviations from the median."),
+    ] = 3.0
+
+
+class Outlier(msgspec.Struct):
+    """One node whose mean is far from its peers' on either side."""
+
+    cluster_id: str
+    node_id: str
+    mean: float | None
+    peer_median: float | None
+    deviations: float | None
+    n_points: int
+
+
+class OutliersAnswer(Answer, kw_only=True):
+    """Farthest first."""
+
+    metric_name: str
+    rows: list[Outlier]
+
+
+_OUTLIERS_SQL: Final = """
+WITH means AS (
+    SELECT cluster_id, node_id, avg(value_double) AS mean, count(value_double) AS n
+    FROM events WHERE {where} AND metric_name = ? AND value_double IS NOT NULL GROUP BY cluster_id, node_id
+), centre AS (
+    SELECT cluster_id, median(mean) AS med, mad(mean) AS mad, count(*) AS n_nodes FROM means GROUP BY cluster_id
+), judged AS (
+    SELECT m.cluster_id, m.node_id, m.mean, c.med, m.n,
+           (m.mean - c.med) / greatest({sigma} * c.mad, 0.01 * abs(c.med), 1e-12) AS deviations
+    FROM means m JOIN centre c ON m.cluster_id = c.cluster_id WHERE c.n_nodes >= 3
+)
+SELECT cluster_id, node_id, mean, med, deviations, n FROM judged
+WHERE abs(deviations) >= ? ORDER BY abs(deviations) DESC, cluster_id, node_id
+"""
+
+
+def _outliers(ask: Ask, args: OutlierArgs) -> OutliersAnswer:
+    span = ask.span(args)
+    sql = _OUTLIERS_SQL.format(where=span.where, sigma=_MAD_TO_SIGMA)
+    params = (*span.params, args.metric_name, args.min_deviations)
+    rows, n_cut = ask.page(Outlier, sql, params, args.limit)
+    coverage = ask.coverage(span, "events", f"metric_name = '{args.metric_name}'")
+    return OutliersAnswer(
+        window=window_of(span),
+        coverage=coverage,
+        n_cut=n_cut,
+        rows=rows,
+        metric_name=args.metric_name,
+    )
+
+
+SUMMARY: Final = Query(
+    "fleet.cluster.summary",
+    "Cluster summary",
+    "Each cluster at a glance: nodes by state, scores and threshold, stragglers, culprits, open incidents, lost "
+    "GPU time. Ask this first; without cluster_id it lists every cluster you may read.",
+    ListArgs,
+    SummaryAnswer,
+    _summary,
+)
+FIND_STRAGGLERS: Final = Query(
+    "fleet.cluster.find_stragglers",
+    "Find stragglers",
+    "Nodes whose health score is far below their peers' (median and MAD of the same cohort), whose agents called "
+    "themselves stragglers, or whom Fleet judged culprit, drag or network. Worst first; empty with good coverage "
+    "means none.",
+    ListArgs,
+    StragglersAnswer,
+    _stragglers,
+)
+FIND_OUTLIERS: Final = Query(
+    "fleet.cluster.find_outlier_nodes",
+    "Find outlier nodes",
+    "Nodes whose mean of any metric is far from the other nodes' on either side. Ask when there is no straggler "
+    "and something is odd.",
+    OutlierArgs,
+    OutliersAnswer,
+    _outliers,
+)
+
+__all__ = ["FIND_OUTLIERS", "FIND_STRAGGLERS", "SUMMARY", "WindowArgs"]

@@ -1,0 +1,319 @@
+import math
+
+import numpy as np
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from ingero.echo.db.engine import EngineSettings
+from ingero.echo.db.store import Store, StoreSettings
+from ingero.echo.db.writer import WriterSettings
+from ingero.echo.ingest.intake import ForbiddenError, Intake
+from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
+from ingero.serving.bearer import Principal
+from ingero.testing.clock import ManualClock
+from ingero.units import NS_PER_S
+from ingero.wire.collectives import build_collectives
+from ingero.wire.names import ContentType, Signal
+from ingero.wire.otlp import Export, build_attributes, decode_export, structs
+
+NOW_NS = ManualClock().wall_ns()
+ANY = Principal("d", "k", None)
+
+
+@pytest.fixture
+def store():
+    settings = StoreSettings(
+        engine=EngineSettings(memory_limit_bytes=128 << 20, threads=1),
+        writer=WriterSettings(group_ns=1_000_000),
+    )
+    opened = Store(":memory:", settings, ManualClock())
+    opened.open()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def take(store):
+    intake = Intake(store, ManualClock())
+
+    def take(export, principal=ANY, hint=""):
+        rows, n_refused = intake.build(export, principal, hint)
+        store.write(rows)
+        return n_refused
+
+    return take
+
+
+def read(store, sql):
+    with store.open_reader(5 * NS_PER_S) as reader:
+        return reader.rows(sql)
+
+
+def metrics(*entries, resource=None):
+    resource = {"ingero.cluster.id": "c1", "ingero.node.id": "n1"} if resource is None else resource
+    return Export.from_tree(
+        Signal.METRICS,
+        structs.MetricsRequest([
+            structs.ResourceMetrics(
+                structs.Resource(build_attributes(resource)),
+                [structs.ScopeMetrics(None, list(entries))],
+            )
+        ]),
+    )
+
+
+def gauge(name, value, at_ns=NOW_NS, **attributes):
+    point = structs.NumberDataPoint(build_attributes(attributes), 0, at_ns, as_double=value)
+    return structs.Metric(name, gauge=structs.Gauge([point]))
+
+
+def both_encodings(export):
+    protobuf = export.message.SerializeToString()
+    return export, decode_export(protobuf, Signal.METRICS, ContentType.PROTOBUF)
+
+
+def test_a_gauge_is_one_row_whose_first_six_columns_are_the_known_ones(store, take):
+    export = metrics(
+        gauge("m", 0.5, **{"ingero.node.state": "active", "n": 3}),
+        resource={"ingero.cluster.id": "c1", "ingero.node.id": "n1", "host.name": "h1"},
+    )
+    for form in both_encodings(export):
+        take(form)
+    rows = read(store, "SELECT epoch_ns(ts), * EXCLUDE (ts, ingested_at) FROM events")
+    assert rows == [
+        (NOW_NS, "c1", "n1", "m", 0.5, "h1", "gauge", "", '{"ingero.node.state":"active","n":3}')
+    ]
+    assert store.counters.duplicates == 1
+
+
+def test_sums_keep_their_temporality_and_value_as_sent(store, take):
+    point = structs.NumberDataPoint([], 0, NOW_NS, as_int=7)
+    take(
+        metrics(
+            structs.Metric("a", sum=structs.Sum([point], 2, is_monotonic=True)),
+            structs.Metric("b", sum=structs.Sum([point], 1)),
+        )
+    )
+    assert read(store, "SELECT metric_name, value_double, kind FROM events ORDER BY 1") == [
+        ("a", 7.0, "cumulative"),
+        ("b", 7.0, "delta"),
+    ]
+
+
+def test_what_is_no_number_is_null_and_not_zero(store, take):
+    take(metrics(gauge("nan", math.nan), gauge("inf", math.inf)))
+    assert read(store, "SELECT value_double FROM events") == [(None,), (None,)]
+
+
+def test_times_since_boot_are_replaced_by_arrival_and_still_tell_rows_apart(store, take):
+    take(metrics(gauge("m", 1.0, at_ns=5_000), gauge("m", 2.0, at_ns=6_000)))
+    take(metrics(gauge("m", 1.0, at_ns=5_000)))
+    rows = read(store, "SELECT epoch_ns(ts), value_double FROM events ORDER BY 2")
+    assert rows == [(NOW_NS, 1.0), (NOW_NS, 2.0)]
+
+
+def test_a_histogram_keeps_its_buckets(store, take):
+    point = structs.HistogramDataPoint([], 0, NOW_NS, 6, 12.0, [1, 2, 3], [1.0, 5.0], max=9.0)
+    take(metrics(structs.Metric("h", unit="ms", histogram=structs.Histogram([point], 2))))
+    assert read(
+        store, "SELECT count, sum, min, max, bounds, bucket_counts, kind, unit FROM histograms"
+    ) == [(6, 12.0, None, 9.0, [1.0, 5.0], [1, 2, 3], "cumulative", "ms")]
+
+
+def test_an_exponential_histogram_is_spelled_out_with_the_same_counts():
+    from opentelemetry.proto.metrics.v1.metrics_pb2 import ExponentialHistogramDataPoint
+
+    from ingero.echo.ingest.metrics import _spell_out
+
+    point = ExponentialHistogramDataPoint(count=21, scale=0, zero_count=2)
+    point.positive.offset = 1
+    point.positive.bucket_counts.extend([5, 6])  # (2, 4], (4, 8]
+    point.negative.bucket_counts.extend([8])  # [-2, -1)
+    bounds, counts = _spell_out(point)
+    assert bounds == [-1.0, 0.0, 2.0, 4.0, 8.0]
+    assert counts == [8, 2, 0, 5, 6, 0]
+    assert bounds == sorted(bounds)
+
+
+def test_summary_quantiles_are_rows(store, take):
+    point = structs.SummaryDataPoint(
+        [],
+        0,
+        NOW_NS,
+        4,
+        10.0,
+        [structs.ValueAtQuantile(0.5, 2.0), structs.ValueAtQuantile(0.99, 4.0)],
+    )
+    take(metrics(structs.Metric("s", summary=structs.Summary([point]))))
+    assert read(store, "SELECT kind, value_double, attributes FROM events ORDER BY 2") == [
+        ("quantile", 2.0, '{"quantile":0.5}'),
+        ("quantile", 4.0, '{"quantile":0.99}'),
+    ]
+
+
+def test_what_a_node_says_of_itself_is_one_row_per_node(store, take):
+    take(
+        metrics(
+            gauge("ingero.node.health_score", 0.9, **{"ingero.node.state": "active"}),
+            gauge("ingero.node.info", 1, **{"ingero.gpu_model": "H100", "ingero.gpu_count": 8}),
+            resource={
+                "ingero.cluster.id": "c1",
+                "ingero.node.id": "n1",
+                "ingero.provider": "aws",
+                "ingero.world_size": 64,
+            },
+        )
+    )
+    take(
+        metrics(gauge("ingero.node.health_score", 0.2, NOW_NS + 1, **{"ingero.node.state": "idle"}))
+    )
+    assert read(
+        store, "SELECT node_id, provider, gpu_model, gpu_count, world_size, state FROM nodes"
+    ) == [("n1", "aws", "H100", 8, 64, "idle")]
+
+
+def test_attributes_of_the_wrong_type_do_not_spoil_the_commit(store, take):
+    take(
+        metrics(
+            gauge("ingero.node.info", 1, **{"ingero.gpu_model": 7, "ingero.gpu_count": "eight"}),
+            resource={
+                "ingero.cluster.id": "c1",
+                "ingero.node.id": "n1",
+                "ingero.provider": 3,
+                "host.name": [1],
+            },
+        )
+    )
+    assert read(store, "SELECT provider, gpu_model, gpu_count, host_attr FROM nodes") == [
+        (None,) * 4
+    ]
+    assert len(read(store, "SELECT 1 FROM events")) == 1
+
+
+def test_fleets_own_series_find_their_cluster_in_the_point_and_others_in_the_hint(store, take):
+    take(metrics(gauge("ingero_fleet_threshold", 0.8, cluster_id="c7"), resource={}), hint="c9")
+    take(metrics(gauge("x", 1.0), resource={}), hint="c9")
+    assert read(store, "SELECT cluster_id, node_id FROM events ORDER BY 1") == [
+        ("c7", ""),
+        ("c9", ""),
+    ]
+
+
+def test_a_scoped_bearer_writes_its_clusters_and_no_other_nor_a_mixture(store, take):
+    scoped = Principal("d", "k", frozenset({"c1"}))
+    take(metrics(gauge("m", 1.0)), scoped)
+    for foreign in (
+        metrics(gauge("m", 2.0), resource={"ingero.cluster.id": "c2"}),
+        metrics(gauge("m", 2.0), resource={}),
+        metrics(gauge("m", 2.0), gauge("m", 2.0, cluster_id="c2"), resource={}),
+    ):
+        with pytest.raises(ForbiddenError):
+            take(foreign, scoped)
+    assert read(store, "SELECT value_double FROM events") == [(1.0,)]
+
+
+def collectives(n_ops=3, cluster="c1"):
+    ops = np.zeros(n_ops, COLLECTIVE_OP)
+    ops["seq"] = np.arange(10, 10 + n_ops)
+    ops["entry_ns"] = np.arange(n_ops) * 1000
+    ops["inside_ns"] = [500, -1, 700][:n_ops]
+    ops["own_ns"] = [-1, 20, 30][:n_ops]
+    ops["n_bytes"] = 4096
+    ops["op"] = CollectiveOp.ALL_REDUCE
+    rank = Rank(cluster, "n1", 5, 8, (("dp", "0"), ("pp", "1")))
+    run = CollectiveRun(rank, "00000000000000ab", 1, 4, ClockKind.DEVICE, ops)
+    return build_collectives([run], NOW_NS)
+
+
+def test_collective_batches_are_unpacked_with_unknown_as_null_and_once(store, take):
+    take(collectives())
+    take(
+        decode_export(collectives().message.SerializeToString(), Signal.LOGS, ContentType.PROTOBUF)
+    )
+    rows = read(
+        store,
+        "SELECT rank, comm, comm_rank, n_ranks, n_gpus, clock, seq, op, entry_ns, inside_ns, own_ns, labels "
+        "FROM collectives ORDER BY seq",
+    )
+    head = (5, "00000000000000ab", 1, 4, 8, "device")
+    labels = '{"dp":"0","pp":"1"}'
+    assert rows == [
+        (*head, 10, "all_reduce", 0, 500, None, labels),
+        (*head, 11, "all_reduce", 1000, None, 20, labels),
+        (*head, 12, "all_reduce", 2000, 700, 30, labels),
+    ]
+    assert read(store, "SELECT 1 FROM logs") == []
+
+
+def test_collectives_of_a_foreign_cluster_are_refused(take):
+    with pytest.raises(ForbiddenError):
+        take(collectives(cluster="c2"), Principal("d", "k", frozenset({"c1"})))
+
+
+def log(event_name, attributes, body="text", severity=17):
+    record = structs.LogRecord(
+        NOW_NS,
+        0,
+        severity,
+        "",
+        structs.AnyValue(body),
+        build_attributes(attributes),
+        event_name=event_name,
+    )
+    resource = structs.Resource(build_attributes({"ingero.cluster.id": "c1"}))
+    return Export.from_tree(
+        Signal.LOGS,
+        structs.LogsRequest([structs.ResourceLogs(resource, [structs.ScopeLogs(None, [record])])]),
+    )
+
+
+def test_records_with_a_known_name_go_to_their_table_and_others_to_logs(store, take):
+    take(
+        log(
+            "ingero.fleet.verdict",
+            {
+                "ingero.node.id": "n3",
+                "ingero.verdict.verdict": "culprit",
+                "ingero.rank": 3,
+                "ingero.verdict.slowdown": 1.5,
+                "ingero.verdict.node_id": "n3",
+                "ingero.verdict.wait_ns": 7,
+            },
+            "n3 is slow",
+        )
+    )
+    take(
+        log(
+            "ingero.fleet.cost",
+            {
+                "cost.node_id": "n3",
+                "cost.gpu_seconds": 12.5,
+                "cost.amount": 0.04,
+                "cost.currency": "USD",
+            },
+        )
+    )
+    take(
+        log(
+            "ingero.fleet.episode",
+            {"e.incident_id": "i1", "e.state": "open", "e.start_ns": NOW_NS, "e.node_id": "n3"},
+        )
+    )
+    take(log("something.else", {"k": [1, 2]}))
+    assert read(
+        store, "SELECT node_id, rank, verdict, slowdown, wait_ns, summary FROM verdicts"
+    ) == [("n3", 3, "culprit", 1.5, 7, "n3 is slow")]
+    assert read(store, "SELECT node_id, gpu_seconds, amount, currency FROM costs") == [
+        ("n3", 12.5, 0.04, "USD")
+    ]
+    assert read(
+        store, "SELECT incident_id, state, severity, epoch_ns(start_ts) FROM incidents"
+    ) == [("i1", "open", "error", NOW_NS)]
+    assert read(store, "SELECT event_name, severity, body, attributes FROM logs") == [
+        ("something.else", "error", "text", '{"k":[1,2]}')
+    ]
+
+
+def test_an_empty_request_writes_nothing(store, take):
+    take(Export.from_message(Signal.METRICS, ExportMetricsServiceRequest()))
+    assert store.counters.written == 0
