@@ -215,6 +215,8 @@ class Sender:
         try:
             await self._idle.wait()
         finally:
+            with self._wake:
+                self._idle = None  # a thread that ends later finds nobody to tell
             if self._host.draining:
                 self._pending.discard()
 
