@@ -14,7 +14,7 @@ from typing import Final
 import click
 
 from ingero import __version__
-from ingero.cli.commands import explain, fleet_push, hang, query, sim, version
+from ingero.cli.commands import explain, fleet_push, hang, query, replay, sim, version
 from ingero.errors import IngeroError
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
@@ -22,6 +22,7 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     fleet_push.command,
     hang.command,
     query.command,
+    replay.command,
     sim.command,
     version.command,
 )
