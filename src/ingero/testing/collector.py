@@ -104,6 +104,8 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # one segment per answer: two would wait for a delayed acknowledgement
+    disable_nagle_algorithm = True
     server: _Server
 
     def _answer(self) -> None:

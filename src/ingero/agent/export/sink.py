@@ -1,0 +1,179 @@
+"""The sink: local straggler events as Prometheus metrics.
+
+Source of names, help texts and order: a page of the existing ``straggler-sink``, ``tests/data/wire_samples``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ingero.telemetry.clock import Clock
+from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.wire.names import UdsType
+
+RESYNC_NS: Final = 60 * NS_PER_S
+"""After a reconnect, a straggler that the agent does not mention again within this time is well: it recovered meanwhile."""
+MAX_TYPES: Final = 64
+OTHER_TYPE: Final = "other"
+ACTIVE_HELP: Final = (
+    "1 when a straggler_state has been received without a matching straggler_resolved. "
+    "Entries are removed on resolve."
+)
+
+
+class _Event(msgspec.Struct):
+    type: str = ""
+    node_id: str = ""
+    cluster_id: str = ""
+
+
+class Node(NamedTuple):
+    """Who an event is about."""
+
+    cluster_id: str
+    node_id: str
+
+
+class SinkState:
+    """Everything the sink knows. Safe from any thread.
+
+    Args:
+        clock: Stamps events.
+        max_nodes: Stragglers tracked at once; the oldest makes room for a new one, counted.
+    """
+
+    def __init__(self, clock: Clock, max_nodes: int) -> None:
+        self._clock = clock
+        self._max_nodes = max_nodes
+        self._lock = threading.Lock()
+        self._events: dict[str, int] = {}
+        self._n_errors = 0
+        self._n_evicted = 0
+        self._is_connected = False
+        self._last_wall_ns: int | None = None
+        self._last_mono_ns: int | None = None
+        self._active: dict[Node, None] = {}
+        self._doubtful: set[Node] = set()
+        self._connected_ns = 0
+
+    def connected(self) -> None:
+        """A connection stands: what was known is in doubt until it is said again."""
+        with self._lock:
+            self._is_connected = True
+            self._connected_ns = self._clock.mono_ns()
+            self._doubtful = set(self._active)
+
+    def disconnected(self) -> None:
+        """It ended; stragglers stay as last heard."""
+        with self._lock:
+            self._is_connected = False
+
+    def line(self, line: bytes) -> None:
+        """Count one line and follow its episode."""
+        try:
+            event = msgspec.json.decode(line, type=_Event)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            event = _Event()
+        with self._lock:
+            if not event.type:
+                self._n_errors += 1
+                return
+            self._count(event.type)
+            self._last_wall_ns, self._last_mono_ns = self._clock.wall_ns(), self._clock.mono_ns()
+            if event.node_id:
+                self._follow(event.type, Node(event.cluster_id, event.node_id))
+
+    def overlong(self) -> None:
+        """A line was too long to read."""
+        with self._lock:
+            self._n_errors += 1
+
+    def render(self) -> str:
+        """The page that Prometheus scrapes, text format 0.0.4."""
+        with self._lock:
+            self._settle()
+            dropped = {"cap_reached": self._n_evicted} if self._n_evicted else {}
+            wall_ns = self._last_wall_ns
+            families = (
+                ("events_total", "counter", "Total remediation events received by type.",
+                 _by("type", self._events)),
+                ("parse_errors_total", "counter", "Lines that failed NDJSON parsing.",
+                 [("", str(self._n_errors))]),
+                ("connected", "gauge", "1 if connected to the UDS, 0 otherwise.",
+                 [("", str(int(self._is_connected)))]),
+                ("last_event_timestamp_seconds", "gauge",
+                 "Unix timestamp of the most recent event (0 if none).",
+                 [("", "0" if wall_ns is None else _seconds(wall_ns))]),
+                ("active_stragglers", "gauge",
+                 ACTIVE_HELP,
+                 [(_labels(node._asdict()), "1") for node in sorted(self._active)]),
+                ("dropped_total", "counter", "Events dropped by the sink, labeled by reason.",
+                 _by("reason", dropped)),
+            )  # fmt: skip
+        return "".join(_render_family(*family) for family in families)
+
+    def readiness(self, window_ns: int) -> tuple[bool, str]:
+        """Whether the sink can be relied on, and why; an event within the window speaks for a lost connection."""
+        with self._lock:
+            if self._is_connected:
+                return True, "ready"
+            last_ns = self._last_mono_ns
+            if last_ns is not None and self._clock.mono_ns() - last_ns < window_ns:
+                return True, "ready (recent event)"
+            return False, "not ready: uds_disconnected"
+
+    def _count(self, kind: str) -> None:
+        if kind not in self._events and len(self._events) >= MAX_TYPES:
+            kind = OTHER_TYPE
+        self._events[kind] = self._events.get(kind, 0) + 1
+
+    def _follow(self, kind: str, node: Node) -> None:
+        if kind == UdsType.STRAGGLER_RESOLVED:
+            self._active.pop(node, None)
+            self._doubtful.discard(node)
+        elif kind == UdsType.STRAGGLER_STATE:
+            self._doubtful.discard(node)
+            if node not in self._active and len(self._active) >= self._max_nodes:
+                oldest = next(iter(self._active))
+                del self._active[oldest]
+                self._doubtful.discard(oldest)
+                self._n_evicted += 1
+            self._active.setdefault(node)
+
+    def _settle(self) -> None:
+        """Let go of stragglers that the agent did not mention again after a reconnect."""
+        if not self._is_connected or self._clock.mono_ns() - self._connected_ns < RESYNC_NS:
+            return
+        for node in self._doubtful:
+            self._active.pop(node, None)
+        self._doubtful.clear()
+
+
+def _by(label: str, counts: Mapping[str, int]) -> list[tuple[str, str]]:
+    return [(_labels({label: name}), str(count)) for name, count in sorted(counts.items())]
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    escaped = (
+        (name, value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\""))
+        for name, value in labels.items()
+    )
+    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped) + "}"
+
+
+def _seconds(wall_ns: int) -> str:
+    milliseconds = wall_ns // NS_PER_MS
+    return f"{milliseconds // 1000}.{milliseconds % 1000:03d}"
+
+
+def _render_family(
+    name: str, kind: str, description: str, samples: Iterable[tuple[str, str]]
+) -> str:
+    full = f"ingero_sink_{name}"
+    lines = [f"# HELP {full} {description}", f"# TYPE {full} {kind}"]
+    lines += [f"{full}{labels} {value}" for labels, value in samples]
+    return "\n".join(lines) + "\n"
