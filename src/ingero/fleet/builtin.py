@@ -11,11 +11,13 @@ from ingero.fleet.extensions.ingero_threshold import extension as ingero_thresho
 from ingero.fleet.factory import Factory
 from ingero.fleet.processors import batch, memory_limiter
 from ingero.fleet.processors.ingero import processor as ingero
+from ingero.fleet.processors.nccl import processor as nccl
 from ingero.fleet.receivers import otlp as otlp_receiver
 
 FACTORIES: Final[tuple[Factory, ...]] = (
     otlp_receiver.FACTORY,
     ingero.FACTORY,
+    nccl.FACTORY,
     batch.FACTORY,
     memory_limiter.FACTORY,
     prometheus.FACTORY,

@@ -1,0 +1,258 @@
+"""What each cluster's ranks reported, waiting to be judged, and what was concluded.
+
+Above the Judge, below the processor. Two threads meet here: pushes append under the lock, the judge thread takes
+what waits under it and judges without it. Conclusions are replaced as a whole, so readers need no lock.
+
+Lossy: caps refuse whole batches and count them; a cluster at its cap of communicators of which most are silent starts
+over, which forgets evidence (`telemetry.EVICTED`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from ingero.detect.edetector import EDetectorSettings
+from ingero.detect.judge import Judge, JudgeSettings
+from ingero.fleet.component import Meter
+from ingero.fleet.processors.nccl import telemetry
+from ingero.fleet.processors.nccl.config import NcclConfig
+from ingero.fleet.processors.nccl.lags import LagBook, PeerLag
+from ingero.model.collectives import CollectiveRun
+from ingero.model.verdicts import Judgement, Verdict, VerdictKind
+from ingero.units import NS_PER_S
+
+_NS_PER_DAY: Final = 86_400e9
+_LEAST_ALPHA: Final = 1e-12
+_MOST_ALPHA: Final = 1e-2
+_SETTLE_INTERVAL_NS: Final = 5 * NS_PER_S
+MAX_ID_LENGTH: Final = 256
+
+WorkerKey = tuple[str, int]
+"""Node and global rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictChange:
+    """A worker's verdict became another.
+
+    Attributes:
+        before: What it was; None when nothing was said of the worker.
+        verdict: What it is.
+    """
+
+    before: VerdictKind | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """One round's result for one cluster.
+
+    Attributes:
+        judgement: Every verdict.
+        lags: Of the communicators that reported in this round.
+        changes: Against the round before.
+        judged_ns: Monotonic time of the round.
+        alpha: Budget per operation that the Judge works with.
+    """
+
+    judgement: Judgement
+    lags: tuple[PeerLag, ...]
+    changes: tuple[VerdictChange, ...]
+    judged_ns: int
+    alpha: float
+
+
+@dataclass(slots=True)
+class _Case:
+    """One cluster."""
+
+    cluster_id: str
+    waiting: list[tuple[CollectiveRun, int]] = field(default_factory=list)
+    n_waiting: int = 0
+    comm_ops: dict[str, int] = field(default_factory=dict)
+    comm_seen_ns: dict[str, int] = field(default_factory=dict)
+    seen_ns: int = 0
+    lags: LagBook = field(default_factory=LagBook)
+    judge: Judge | None = None
+    alpha: float = 0.0
+    kinds: dict[WorkerKey, VerdictKind] = field(default_factory=dict)
+    conclusion: Conclusion | None = None
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether to judge though nothing arrived: what waits for absent ranks runs out of patience."""
+        last = self.conclusion
+        return last is not None and now_ns - last.judged_ns >= _SETTLE_INTERVAL_NS
+
+
+class Cases:
+    """Every cluster that reports collectives. Shared by the pipelines that name the processor."""
+
+    def __init__(self, config: NcclConfig, meter: Meter) -> None:
+        self.config: Final = config
+        self.host: object = None
+        self._lock = threading.Lock()
+        self._cases: dict[str, _Case] = {}
+        refused = meter.counter(telemetry.REFUSED)
+        self.refuse = {
+            reason: refused.bound(reason=reason)
+            for reason in (
+                "bad_record",
+                "cluster_cap",
+                "communicator_cap",
+                "pending_cap",
+                "communicator_ops_cap",
+            )
+        }
+        evicted = meter.counter(telemetry.EVICTED)
+        self._evict = {what: evicted.bound(what=what) for what in ("cluster", "communicators")}
+        self._count_ops = meter.counter(telemetry.OPS).bound()
+
+    def conclusions(self) -> dict[str, Conclusion]:
+        """The newest conclusion of each cluster. Any thread."""
+        return {
+            cluster_id: case.conclusion
+            for cluster_id, case in list(self._cases.items())
+            if case.conclusion is not None
+        }
+
+    def lags_of(self, cluster_id: str, comm: str) -> list[PeerLag]:
+        """The lags on one communicator; raises KeyError for an unknown one."""
+        case = self._cases[cluster_id]
+        if comm not in case.comm_seen_ns:
+            raise KeyError(comm)
+        with self._lock:
+            return case.lags.lags(comm)
+
+    def comms_of(self, cluster_id: str) -> list[str]:
+        """Communicators of a cluster; raises KeyError for an unknown one."""
+        return list(self._cases[cluster_id].comm_seen_ns)
+
+    def add(self, runs: Iterable[CollectiveRun], now_ns: int) -> tuple[int, str]:
+        """Take runs to be judged; returns how many were refused and why the last of them was."""
+        n_refused, why = 0, ""
+        with self._lock:
+            for run in runs:
+                reason = self._add_one(run, now_ns)
+                if reason:
+                    self.refuse[reason](1)
+                    n_refused, why = n_refused + 1, reason
+        return n_refused, why
+
+    def _add_one(self, run: CollectiveRun, now_ns: int) -> str:
+        config = self.config
+        if max(len(run.rank.cluster_id), len(run.rank.node_id)) > MAX_ID_LENGTH:
+            return "bad_record"
+        case = self._cases.get(run.rank.cluster_id)
+        if case is None:
+            if len(self._cases) >= config.max_clusters:
+                return "cluster_cap"
+            case = self._cases[run.rank.cluster_id] = _Case(run.rank.cluster_id)
+        if run.comm not in case.comm_seen_ns and not self._has_room(case, now_ns):
+            return "communicator_cap"
+        n_ops = int(run.ops.size)
+        if case.n_waiting + n_ops > config.max_pending_ops:
+            return "pending_cap"
+        if case.comm_ops.get(run.comm, 0) + n_ops > config.max_communicator_ops:
+            return "communicator_ops_cap"
+        case.comm_ops[run.comm] = case.comm_ops.get(run.comm, 0) + n_ops
+        case.comm_seen_ns[run.comm] = case.seen_ns = now_ns
+        case.waiting.append((run, now_ns))
+        case.n_waiting += n_ops
+        self._count_ops(n_ops)
+        return ""
+
+    def _has_room(self, case: _Case, now_ns: int) -> bool:
+        """Whether a new communicator fits; a cluster whose communicators are mostly silent starts over."""
+        if len(case.comm_seen_ns) < self.config.max_communicators:
+            return True
+        cutoff_ns = now_ns - self.config.idle_timeout
+        live = {comm: seen for comm, seen in case.comm_seen_ns.items() if seen >= cutoff_ns}
+        if 2 * len(live) > len(case.comm_seen_ns):
+            return False
+        self._evict["communicators"](len(case.comm_seen_ns) - len(live))
+        case.comm_seen_ns = live
+        case.judge, case.lags = None, LagBook()
+        return True
+
+    def judge(self, now_ns: int) -> dict[str, Conclusion]:
+        """Judge what waits; the clusters that had something, with their conclusions. One thread at a time."""
+        with self._lock:
+            self._drop_silent(now_ns)
+            taken = []
+            for case in self._cases.values():
+                if case.waiting or case.is_due(now_ns):
+                    taken.append((case, case.waiting))
+                    case.waiting, case.n_waiting, case.comm_ops = [], 0, {}
+        found = {}
+        for case, waiting in taken:
+            conclusion = self._judge_one(case, waiting, now_ns)
+            if waiting or conclusion.changes:
+                found[case.cluster_id] = conclusion
+        return found
+
+    def _judge_one(
+        self, case: _Case, waiting: Sequence[tuple[CollectiveRun, int]], now_ns: int
+    ) -> Conclusion:
+        judge = case.judge
+        if judge is None:
+            case.alpha = find_alpha(self.config, [run for run, _ in waiting])
+            judge = case.judge = Judge(build_settings(self.config, case.alpha))
+        for run, arrived_ns in waiting:
+            judge.observe([run], arrived_ns)
+        judge.settle(now_ns)
+        with self._lock:
+            changed = case.lags.add(run for run, _ in waiting)
+            lags = tuple(lag for comm in sorted(changed) for lag in case.lags.lags(comm))
+        judgements = judge.judgements()
+        judgement = judgements[0] if judgements else Judgement(case.cluster_id, ())
+        kinds = {(v.rank.node_id, v.rank.rank): v.kind for v in judgement.verdicts}
+        changes = tuple(
+            VerdictChange(case.kinds.get((v.rank.node_id, v.rank.rank)), v)
+            for v in judgement.verdicts
+            if case.kinds.get((v.rank.node_id, v.rank.rank)) is not v.kind
+        )
+        case.kinds = kinds
+        case.conclusion = Conclusion(judgement, lags, changes, now_ns, case.alpha)
+        return case.conclusion
+
+    def _drop_silent(self, now_ns: int) -> None:
+        for cluster_id, case in list(self._cases.items()):
+            if now_ns - case.seen_ns > self.config.idle_timeout:
+                del self._cases[cluster_id]
+                self._evict["cluster"](1)
+
+
+def build_settings(config: NcclConfig, alpha: float) -> JudgeSettings:
+    """The Judge's settings."""
+    return JudgeSettings(
+        detector=EDetectorSettings(
+            alpha=alpha,
+            alarm_slowdown=config.alarm_slowdown,
+            notice_slowdown=config.notice_slowdown,
+        ),
+        reorder_ns=config.reorder_window,
+        patience_ns=config.patience,
+        max_workers=config.max_workers,
+        max_pending_ops=config.max_pending_ops,
+    )
+
+
+def find_alpha(config: NcclConfig, runs: Sequence[CollectiveRun]) -> float:
+    """The budget per operation: as set, or from the budget in time and the rate at which these runs' ranks operate."""
+    if config.alarms_per_worker_day is None:
+        return config.alpha
+    rates = [
+        (run.ops.size - 1) / span_ns
+        for run in runs
+        if run.ops.size > 1 and (span_ns := int(np.ptp(run.ops["entry_ns"]))) > 0
+    ]
+    if not rates:
+        return config.alpha
+    ops_per_day = float(np.median(rates)) * _NS_PER_DAY
+    return min(max(config.alarms_per_worker_day / ops_per_day, _LEAST_ALPHA), _MOST_ALPHA)

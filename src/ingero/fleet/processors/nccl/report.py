@@ -1,0 +1,187 @@
+"""Conclusions as OTLP: verdict and lag series for metrics pipelines, changed verdicts as records for logs pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ingero.fleet.processors.nccl.cases import Conclusion, VerdictChange
+from ingero.fleet.processors.nccl.gauges import GaugeLag
+from ingero.model.verdicts import Verdict, VerdictKind, describe_rank
+from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.wire.names import Attribute, Metric, Signal
+from ingero.wire.otlp import Export, build_attributes, build_gauge, build_number, build_sum, structs
+
+VERDICT_EVENT: Final = "ingero.verdict"
+VERDICT: Final = "ingero_fleet_verdict"
+WAIT: Final = "ingero_fleet_wait_seconds"
+LOST: Final = "ingero_fleet_lost_gpu_seconds"
+SLOWDOWN: Final = "ingero_fleet_slowdown"
+EVIDENCE: Final = "ingero_fleet_evidence_log10"
+_QUIET: Final = frozenset({VerdictKind.ORDINARY, VerdictKind.UNKNOWN})
+_SCOPE: Final = structs.InstrumentationScope("ingero.fleet", "")
+_INFO, _WARN = 9, 13  # OTLP severity numbers
+_MAX_RECORDS: Final = 1000
+
+_SAYS: Final = {
+    VERDICT: "1 for what was concluded about a worker, 0 once for what no longer is.",
+    WAIT: "Time a worker lost waiting for others.",
+    LOST: "GPU time that a culprit, drag or slow link cost its victims, since onset.",
+    SLOWDOWN: "How many times as long as its median peer a worker takes.",
+    EVIDENCE: "Strength of evidence, as log10 of the e-value.",
+    Metric.COLLECTIVE_PEER_LAG_MS: "How much later than its peers a rank enters; negative is earlier.",
+}
+
+
+def build_verdicts(conclusion: Conclusion, wall_ns: int) -> Export:
+    """Every verdict of one cluster that says something, and the lags of this round, as metrics."""
+    series: dict[str, list[structs.NumberDataPoint]] = {name: [] for name in _SAYS}
+    for verdict in conclusion.judgement.verdicts:
+        _add_verdict(series, verdict, wall_ns)
+    for change in conclusion.changes:
+        if change.before is not None and change.before not in _QUIET:
+            labels = {**worker_labels(change.verdict), "verdict": change.before.value}
+            series[VERDICT].append(build_number(0.0, wall_ns, labels))
+    for lag in conclusion.lags:
+        point: dict[str, Any] = {
+            "cluster_id": lag.rank.cluster_id,
+            "node_id": lag.rank.node_id,
+            "rank": str(lag.rank.rank) if lag.rank.rank >= 0 else "",
+            Attribute.NCCL_COMM_ID_HASH: lag.comm,
+            Attribute.NCCL_RANK: lag.comm_rank,
+            "approximate": lag.is_approximate,
+        }
+        series[Metric.COLLECTIVE_PEER_LAG_MS].append(build_number(lag.lag_ms, wall_ns, point))
+    return _build_metrics(series, conclusion.judgement.cluster_id)
+
+
+def build_gauge_lags(lags: Sequence[GaugeLag], wall_ns: int) -> list[Export]:
+    """Approximate lags as metrics, one export per cluster."""
+    by_cluster: dict[str, list[structs.NumberDataPoint]] = {}
+    for lag in lags:
+        labels = {
+            "cluster_id": lag.group.cluster_id,
+            "node_id": lag.member.node_id,
+            Attribute.NCCL_COMM_ID_HASH: lag.group.comm,
+            Attribute.NCCL_OP_TYPE: lag.group.op,
+            Attribute.NCCL_RANK: lag.member.rank,
+            "approximate": True,
+        }
+        point = build_number(lag.lag_ms, wall_ns, labels)
+        by_cluster.setdefault(lag.group.cluster_id, []).append(point)
+    return [
+        _build_metrics({Metric.COLLECTIVE_PEER_LAG_MS: points}, cluster_id)
+        for cluster_id, points in by_cluster.items()
+    ]
+
+
+def build_changes(conclusion: Conclusion, wall_ns: int) -> Export | None:
+    """The changes worth a record, as logs; None when there are none."""
+    records = [
+        _build_record(change, wall_ns)
+        for change in conclusion.changes
+        if not (
+            change.verdict.kind in _QUIET and (change.before is None or change.before in _QUIET)
+        )
+    ][:_MAX_RECORDS]
+    if not records:
+        return None
+    entry = structs.ResourceLogs(
+        resource=_resource(conclusion.judgement.cluster_id),
+        scope_logs=[structs.ScopeLogs(scope=_SCOPE, log_records=records)],
+    )
+    return Export.from_tree(Signal.LOGS, structs.LogsRequest([entry]))
+
+
+def worker_labels(verdict: Verdict) -> dict[str, str]:
+    """Values of `telemetry.WORKER_LABELS`."""
+    rank = verdict.rank
+    return {
+        "cluster_id": rank.cluster_id,
+        "node_id": rank.node_id,
+        "rank": str(rank.rank) if rank.rank >= 0 else "",
+        "worker": describe_rank(rank),
+    }
+
+
+def describe(change: VerdictChange) -> str:
+    """One line for a person."""
+    verdict = change.verdict
+    line = f"{describe_rank(verdict.rank)} on {verdict.rank.node_id}: {verdict.kind.value}"
+    if change.before is not None:
+        line += f" (was {change.before.value})"
+    if verdict.slowdown is not None and verdict.kind not in _QUIET:
+        line += f", {verdict.slowdown.median:.2f} times its peers"
+    return f"{line}; {verdict.reason}" if verdict.reason else line
+
+
+def _add_verdict(
+    series: dict[str, list[structs.NumberDataPoint]], verdict: Verdict, wall_ns: int
+) -> None:
+    labels = worker_labels(verdict)
+
+    def put(name: str, value: float, more: Mapping[str, str] | None = None) -> None:
+        series[name].append(build_number(float(value), wall_ns, {**labels, **(more or {})}))
+
+    put(WAIT, verdict.wait_ns / NS_PER_S)
+    if verdict.kind in _QUIET:
+        return
+    put(VERDICT, 1.0, {"verdict": verdict.kind.value})
+    put(EVIDENCE, verdict.evidence)
+    if verdict.lost_gpu_ns:
+        put(LOST, verdict.lost_gpu_ns / NS_PER_S)
+    if verdict.slowdown is not None:
+        put(SLOWDOWN, verdict.slowdown.median)
+
+
+def _build_record(change: VerdictChange, wall_ns: int) -> structs.LogRecord:
+    verdict = change.verdict
+    attributes: dict[str, Any] = {
+        Attribute.NODE_ID: verdict.rank.node_id,
+        Attribute.CLUSTER_ID: verdict.rank.cluster_id,
+        "ingero.verdict.kind": verdict.kind.value,
+        "ingero.verdict.before": change.before.value if change.before else "",
+        "ingero.verdict.worker": describe_rank(verdict.rank),
+        "ingero.verdict.reason": verdict.reason,
+        "ingero.verdict.evidence_log10": verdict.evidence,
+        "ingero.verdict.lost_gpu_ms": verdict.lost_gpu_ns / NS_PER_MS,
+        "ingero.verdict.victims": [describe_rank(victim) for victim in verdict.victims],
+    }
+    if verdict.rank.rank >= 0:
+        attributes[Attribute.RANK] = verdict.rank.rank
+    if verdict.slowdown is not None:
+        attributes["ingero.verdict.slowdown"] = verdict.slowdown.median
+    return structs.LogRecord(
+        time_unix_nano=wall_ns,
+        observed_time_unix_nano=wall_ns,
+        severity_number=_WARN if verdict.is_alarm else _INFO,
+        severity_text="WARN" if verdict.is_alarm else "INFO",
+        event_name=VERDICT_EVENT,
+        body=structs.AnyValue(string_value=describe(change)),
+        attributes=build_attributes(attributes),
+    )
+
+
+def _resource(cluster_id: str) -> structs.Resource:
+    attributes: dict[str, str] = {
+        Attribute.SERVICE_NAME: "ingero-fleet",
+        Attribute.CLUSTER_ID: cluster_id,
+    }
+    return structs.Resource(build_attributes(attributes))
+
+
+def _build_metrics(series: Mapping[str, list[structs.NumberDataPoint]], cluster_id: str) -> Export:
+    metrics = []
+    for name, points in series.items():
+        if not points:
+            continue
+        if name == WAIT:
+            metrics.append(build_sum(name, points, unit="", description=_SAYS[name]))
+        else:
+            unit = "ms" if name == Metric.COLLECTIVE_PEER_LAG_MS else ""
+            metrics.append(build_gauge(name, points, unit=unit, description=_SAYS[name]))
+    entry = structs.ResourceMetrics(
+        resource=_resource(cluster_id),
+        scope_metrics=[structs.ScopeMetrics(scope=_SCOPE, metrics=metrics)],
+    )
+    return Export.from_tree(Signal.METRICS, structs.MetricsRequest([entry]))

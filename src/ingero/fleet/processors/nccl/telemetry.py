@@ -1,0 +1,50 @@
+"""Every instrument of the ``nccl`` processor, declared once."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ingero.telemetry.declare import Metric, counter, gauge, histogram
+
+WORKER_LABELS: Final = ("cluster_id", "node_id", "rank", "worker")
+"""Labels of each series about a worker: its node, global rank (empty when unknown) and coordinates as people say them."""
+
+OPS: Final = counter("ingero_fleet_nccl_ops_total", "Collective operations taken.")
+REFUSED: Final = counter(
+    "ingero_fleet_nccl_refused_total",
+    "Batches of operations that were not taken: bad_record, cluster_cap, communicator_cap, pending_cap or communicator_ops_cap.",
+    "reason",
+)
+EVICTED: Final = counter(
+    "ingero_fleet_nccl_evicted_total",
+    "What was forgotten: cluster (silent) or communicators (a cluster started over at its cap).",
+    "what",
+)
+GAUGE_POINTS: Final = counter(
+    "ingero_fleet_nccl_gauge_points_total", "Per-event gauge points of older agents that were read."
+)
+JUDGE_SECONDS: Final = histogram(
+    "ingero_fleet_nccl_judge_duration_seconds",
+    "Time of one round of judging, on its own thread.",
+    (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0),
+)
+VERDICTS: Final = gauge("ingero_fleet_nccl_workers", "Workers by verdict.", "cluster_id", "verdict")
+AGE: Final = gauge(
+    "ingero_fleet_nccl_verdict_age_seconds",
+    "Time since a cluster's verdicts were made.",
+    "cluster_id",
+)
+REPORTS_LOST: Final = counter(
+    "ingero_fleet_nccl_reports_lost_total",
+    "Reports of verdicts or lags that the rest of a pipeline did not take.",
+)
+METRICS: Final[tuple[Metric, ...]] = (
+    OPS,
+    REFUSED,
+    EVICTED,
+    GAUGE_POINTS,
+    JUDGE_SECONDS,
+    VERDICTS,
+    AGE,
+    REPORTS_LOST,
+)
