@@ -12,6 +12,10 @@ worker is like its peers, the mean run to a false alarm is at least 1/α operati
 A worker in alarm at the alarm tier leaves the reference of the others until it clears (peeling); otherwise a second
 slow worker in the group is never first and never found.
 
+Both bets count operations as new evidence, yet a heavy batch is heavy twice: forward and backward. Where the peers'
+residuals are wide enough for such a batch to pass for a slowdown of δ, each bet counts with its square root: by
+Cauchy–Schwarz, √e₁·√e₂ has mean at most 1 however the two depend on each other.
+
 State is a bank of peer groups of one size, advanced in blocks. How operations are cut into blocks changes
 nothing: the pool of residuals is renewed on a schedule that counts operations.
 """
@@ -46,6 +50,9 @@ MIN_PEERS: Final = 3
 _POOL_TARGET: Final = 4096
 _MIN_WINDOW: Final = 4
 _RENEW_EVERY: Final = 32
+_WIDE_QUANTILE: Final = 0.9
+_WIDE_AFTER: Final = 8
+"""Residuals of a worker before its spread is judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,7 @@ class EDetectorSettings:
         use_rank: Place the rank bet.
         use_pooled: Place the pooled bet.
         use_peeling: Take workers in alarm out of the reference.
+        dependent_ops: How many operations may share one cause where residuals are wider than δ.
     """
 
     alpha: float = 1e-6
@@ -70,6 +78,7 @@ class EDetectorSettings:
     use_rank: bool = True
     use_pooled: bool = True
     use_peeling: bool = True
+    dependent_ops: int = 2
 
     @property
     def slowdowns(self) -> FloatArray:
@@ -184,6 +193,7 @@ _STATE: Final = (
     ("_own_ordered", 0, np.inf),
     ("_pool_ordered", 0, np.inf),
     ("_n_pooled", 0, 0),
+    ("_weight", 1, 1.0),
 )
 """Arrays of the bank: name, axis of the groups, value for a group without history."""
 
@@ -217,6 +227,7 @@ class EDetector:
         self._own_ordered = np.full((0, n_peers, padded_width(self.window)), np.inf, np.float32)
         self._pool_ordered = np.full((0, padded_width(n_peers * self.window)), np.inf, np.float32)
         self._n_pooled: IntArray = np.zeros((0, n_peers), np.int64)
+        self._weight: FloatArray = np.ones((N_TIERS, 0))
 
     def add_groups(self, n_groups: int) -> IntArray:
         """Add groups without history; returns their indices."""
@@ -271,8 +282,7 @@ class EDetector:
         self._renew_now(due)
 
     def _renew_now(self, due: IntArray) -> None:
-        if not due.size or not self.settings.use_pooled:
-            self._renewed_at[due] = self.n_ops[due]
+        if not due.size:
             return
         own = self._residuals[due].copy()
         own[self._peeled(due)] = np.nan
@@ -282,7 +292,23 @@ class EDetector:
         pool = np.sort(own.reshape(due.size, -1), axis=1)
         self._pool_ordered[due, : pool.shape[1]] = pool
         self._n_pooled[due] = n_own.sum(axis=1, keepdims=True) - n_own
+        self._weigh(due, own, n_own)
         self._renewed_at[due] = self.n_ops[due]
+
+    def _weigh(self, due: IntArray, own: npt.NDArray[np.float32], n_own: IntArray) -> None:
+        """Decide how much an operation counts for: less where the typical worker's residuals reach beyond δ.
+
+        The lower median over workers, so that a slow minority does not make its group look wide.
+        """
+        at = np.maximum((n_own * _WIDE_QUANTILE).astype(np.int64) - 1, 0)
+        reach = np.take_along_axis(own, at[:, :, None], axis=2)[:, :, 0]
+        is_known = n_own >= _WIDE_AFTER
+        ordered = np.sort(np.where(is_known, reach, np.inf), axis=1)
+        middle = np.maximum(is_known.sum(axis=1) - 1, 0) // 2
+        typical = ordered[np.arange(due.size), middle]
+        limits = np.log1p(self.settings.slowdowns)[:, None]
+        is_wide = np.isfinite(typical) & (typical > limits)
+        self._weight[:, due] = np.where(is_wide, 1.0 / self.settings.dependent_ops, 1.0)
 
     def _peeled(self, groups: IntArray) -> BoolArray:
         """Workers that are no reference, shape (g, m)."""
@@ -361,13 +387,16 @@ class EDetector:
     ) -> IntArray:
         """Take a block up to each group's first crossing; returns operations taken per group."""
         bets, residuals = self._place_bets(groups, costs)
-        values, starts = accumulate(self.log_won[:, :, groups], bets.slow)
+        weight = self._weight[:, groups, None]
+        values, starts = accumulate(self.log_won[:, :, groups], bets.slow * weight)
         was = self.in_alarm[:, groups]
         need = math.log(1.0 / self.settings.alpha)
         is_crossing = ~was & (values[:, COMBINED] >= need)
         clear = None
         if bets.fast is not None:
-            clear, _ = accumulate(self._log_clear[:, :, groups], np.where(was, bets.fast, 0.0))
+            clear, _ = accumulate(
+                self._log_clear[:, :, groups], np.where(was, bets.fast * weight, 0.0)
+            )
             is_crossing |= was & (clear[:, 0] >= need)
         happens = is_crossing.any(axis=(1, 3))
         first = np.where(happens.any(axis=0), happens.argmax(axis=0), length - 1)

@@ -52,9 +52,12 @@ class Episode:
         is_pooled: The pooled bet had won more.
         own_before_ns: Compared own time before the onset.
         excess_before_ns: Own time above the median peer's before the onset.
+        ops_before: Compared operations before the onset.
+        slower_before: Those in which it was slower than the median peer.
         cleared_ns: Entry of the operation at which it cleared; None while it lasts.
         own_ns: Compared own time of the episode, once it cleared.
         excess_ns: Own time above the median peer's, once it cleared.
+        slower_share: Share of operations in which it was slower than the median peer, once it cleared.
         log10_evidence: Once it cleared: at detection.
         slowdown: Once it cleared.
     """
@@ -69,10 +72,13 @@ class Episode:
     is_pooled: bool
     own_before_ns: int
     excess_before_ns: int
+    ops_before: int
+    slower_before: int
     log10_evidence: float
     cleared_ns: int | None = None
     own_ns: int = 0
     excess_ns: int = 0
+    slower_share: float = 0.0
     slowdown: Slowdown | None = None
 
 
@@ -86,6 +92,8 @@ class _Onset:
     op: int = -1
     own_before_ns: int = 0
     excess_before_ns: int = 0
+    ops_before: int = 0
+    slower_before: int = 0
 
 
 @dataclass(slots=True)
@@ -96,6 +104,7 @@ class WorkerEvidence:
         n_ops: Compared operations.
         own_ns: Own time in them.
         excess_ns: Own time above the median peer's in them; may be negative.
+        n_slower: Operations in which it was slower than the median peer.
         n_slowest: Spread-out operations in which it was the slowest.
         current: Episode that lasts, per tier.
         past: Episodes that cleared, oldest first.
@@ -105,6 +114,7 @@ class WorkerEvidence:
     n_ops: int = 0
     own_ns: int = 0
     excess_ns: int = 0
+    n_slower: int = 0
     n_slowest: int = 0
     current: list[Episode | None] = field(default_factory=lambda: [None] * N_TIERS)
     past: deque[Episode] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_EPISODES))
@@ -188,11 +198,13 @@ class GroupEvidence:
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """Operations of one group that count, shape (T, m) each."""
+    """Operations of one group that count, and each worker's sums before them, shape (T, m) each."""
 
     costs: FloatArray
     own_sums: IntArray
     excess_sums: IntArray
+    op_sums: IntArray
+    slower_sums: IntArray
     ops: PairedOps
 
 
@@ -286,15 +298,22 @@ class Evidence:
         self._sum_up(group, own, typical)
         self._groups[id(group)].count_segments(kept.segment, typical)
         before = [self._workers[worker] for worker in group.members]
-        own_sums = np.cumsum(own, axis=0) - own
-        own_sums += np.array([worker.own_ns for worker in before], np.int64)
-        excess_sums = np.cumsum(excess, axis=0) - excess
-        excess_sums += np.array([worker.excess_ns for worker in before], np.int64)
-        for column, worker in enumerate(before):
-            worker.n_ops += int((kept.own_ns[:, column] >= 0).sum())
-            worker.own_ns += int(own[:, column].sum())
-            worker.excess_ns += int(excess[:, column].sum())
-        return _Compared(costs, own_sums, excess_sums, kept)
+        is_here = kept.own_ns >= 0
+        columns = {
+            "own_ns": own,
+            "excess_ns": excess,
+            "n_ops": is_here.astype(np.int64),
+            "n_slower": (is_here & (own > typical[:, None])).astype(np.int64),
+        }
+        sums = {}
+        for name, values in columns.items():
+            so_far = np.array([getattr(worker, name) for worker in before], np.int64)
+            sums[name] = np.cumsum(values, axis=0) - values + so_far
+            for column, worker in enumerate(before):
+                setattr(worker, name, int(so_far[column] + values[:, column].sum()))
+        return _Compared(
+            costs, sums["own_ns"], sums["excess_ns"], sums["n_ops"], sums["n_slower"], kept
+        )
 
     def _sum_up(self, group: PeerGroup, own: IntArray, typical: IntArray) -> None:
         evidence = self._groups[id(group)]
@@ -347,12 +366,15 @@ class Evidence:
             own_ns = int(compared.own_sums[at, column]) - episode.own_before_ns
             excess_ns = int(compared.excess_sums[at, column]) - episode.excess_before_ns
             ratio = own_ns / max(own_ns - excess_ns, 1)
+            n_ops = int(compared.op_sums[at, column]) - episode.ops_before
+            n_slower = int(compared.slower_sums[at, column]) - episode.slower_before
             worker.past.append(
                 replace(
                     episode,
                     cleared_ns=entry_ns,
                     own_ns=own_ns,
                     excess_ns=excess_ns,
+                    slower_share=n_slower / max(n_ops, 1),
                     slowdown=Slowdown(ratio, ratio, ratio),
                 )
             )
@@ -374,6 +396,8 @@ class Evidence:
             is_pooled=crossing.is_pooled,
             own_before_ns=onset.own_before_ns,
             excess_before_ns=onset.excess_before_ns,
+            ops_before=onset.ops_before,
+            slower_before=onset.slower_before,
             log10_evidence=crossing.log10_evidence,
         )
 
@@ -387,4 +411,6 @@ def _onset_at(compared: _Compared, op: int, first_op: int, column: int) -> _Onse
         op=op,
         own_before_ns=int(compared.own_sums[at, column]),
         excess_before_ns=int(compared.excess_sums[at, column]),
+        ops_before=int(compared.op_sums[at, column]),
+        slower_before=int(compared.slower_sums[at, column]),
     )
