@@ -36,14 +36,17 @@ def write_defaults(factories: Sequence[Factory]) -> str:
 
 def _lines(factories: Sequence[Factory]) -> Iterator[str]:
     service = _service(factories)
-    used = set(service["extensions"]) | {
-        name for part in service["pipelines"].values() for names in part.values() for name in names
+    used = {(Kind.EXTENSION, name) for name in service["extensions"]} | {
+        (Kind(kind), name)
+        for parts in service["pipelines"].values()
+        for kind, names in parts.items()
+        for name in names
     }
     for kind in Kind:
         yield f"\n{kind.value}:"
         for factory in factories:
             if factory.kind is kind:
-                yield from _component(factory, is_used=factory.type in used)
+                yield from _component(factory, is_used=(kind, factory.type) in used)
     yield "\nservice:"
     yield from _service_lines(service)
 
