@@ -31,7 +31,7 @@ from ingero.units import NS_PER_MS
 from ingero.wire.collectives import MAX_DURATION_NS, MAX_EXPORT_OPS, MAX_RANKS
 from ingero.wire.names import Attribute, Metric
 from ingero.wire.otlp import Export, structs
-from ingero.wire.otlp.export import message_data, tree_data
+from ingero.wire.otlp.export import MetricEntry
 from ingero.wire.otlp.push import (
     UNKNOWN_RANK,
     ResourceCache,
@@ -103,13 +103,11 @@ class _Events:
 
 def has_collective_gauges(export: Export) -> bool:
     """Whether a metrics export holds any; cheap, so that health pushes are not walked twice."""
-    names = (
-        metric.name
-        for entry in export.root.resource_metrics
-        for scope in entry.scope_metrics
-        for metric in scope.metrics
+    return any(
+        name.startswith("nccl.collective.")
+        for _, metrics in export.metrics
+        for _, _, name, _, _ in metrics
     )
-    return any(name.startswith("nccl.collective.") for name in names)
 
 
 def read_collective_gauges(
@@ -126,8 +124,8 @@ def read_collective_gauges(
     runs: list[CollectiveRun] = []
     n_refused = 0
     room = MAX_EXPORT_OPS
-    for entry in export.root.resource_metrics:
-        groups, counts, n_bad = _gather(entry, room, is_message=export.is_message)
+    for entry, metrics in export.metrics:
+        groups, counts, n_bad = _gather(metrics, room, is_message=export.is_message)
         n_refused += n_bad
         if not groups:
             continue
@@ -142,12 +140,12 @@ _Group = tuple[str, int, int]  # communicator, rank, size
 
 
 def _gather(
-    entry: structs.Proto, room: int, *, is_message: bool
+    metrics: list[MetricEntry], room: int, *, is_message: bool
 ) -> tuple[dict[_Group, _Events], dict[_Key, int], int]:
     groups: dict[_Group, _Events] = {}
     counts: dict[_Key, int] = {}
     n_refused = 0
-    for name, point, value in _iter_numbers(entry, is_message=is_message):
+    for name, point, value in _iter_numbers(metrics, is_message=is_message):
         attributes = (message_attributes if is_message else tree_attributes)(point.attributes)
         op = parse_op(str(attributes.get(Attribute.NCCL_OP_TYPE, "")))
         if op is None:
@@ -168,26 +166,21 @@ def _gather(
 
 
 def _iter_numbers(
-    entry: structs.Proto, *, is_message: bool
+    metrics: list[MetricEntry], *, is_message: bool
 ) -> Iterator[tuple[str, structs.Proto, float]]:
-    for scope in entry.scope_metrics:
-        for metric in scope.metrics:
-            if metric.name not in _WANTED:
-                continue
-            data = message_data(metric) if is_message else tree_data(metric)
-            for point in data.data_points if data is not None else ():
+    for _, _, name, kind, points in metrics:
+        if name in _WANTED and kind in {"gauge", "sum"}:
+            for point in points:
                 value = _number(point, is_message=is_message)
                 if value is not None:
-                    yield metric.name, point, value
+                    yield name, point, value
 
 
 _WANTED: Final = frozenset({str(Metric.COLLECTIVE_DURATION_MS), str(Metric.COLLECTIVE_BYTES)})
 
 
 def _number(point: structs.Proto, *, is_message: bool) -> float | None:
-    """The value of a number's point; None when it has none or is a histogram's."""
-    if not hasattr(point, "as_double"):
-        return None
+    """The value of a number's point; None when it has none."""
     if is_message:
         which = point.WhichOneof("value")
         return None if which is None else float(getattr(point, which))

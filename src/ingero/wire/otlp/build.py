@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from ingero.errors import BadDataError
 from ingero.wire.names import Signal
 from ingero.wire.otlp import structs
-from ingero.wire.otlp.export import Export, tree_data
-from ingero.wire.otlp.points import PointKind
+from ingero.wire.otlp.export import METRIC_KINDS, Export
 
 CUMULATIVE = 2
 """AggregationTemporality of every sum this project sends."""
@@ -206,10 +205,14 @@ _CHILDREN: dict[type[structs.Node], str] = {
 }
 
 
+def _find_kind(metric: structs.Metric) -> str:
+    return next((kind for kind in METRIC_KINDS if getattr(metric, kind) is not None), "")
+
+
 def _children(node: structs.Proto) -> list[Any]:
     if isinstance(node, structs.Metric):
-        data = tree_data(node)
-        return [] if data is None else data.data_points
+        kind = _find_kind(node)
+        return getattr(node, kind).data_points if kind else []
     return getattr(node, _CHILDREN[type(node)])  # type: ignore[no-any-return]
 
 
@@ -224,9 +227,8 @@ def _n_items(node: structs.Proto) -> int:
 def _with_children(node: structs.Proto, children: list[Any]) -> structs.Proto:
     if not isinstance(node, structs.Metric):
         return replace(node, **{_CHILDREN[type(node)]: children})
-    data = tree_data(node)
-    kind = next(name for name in PointKind if getattr(node, name) is data)
-    return replace(node, **{kind: replace(data, data_points=children)})
+    kind = _find_kind(node)
+    return replace(node, **{kind: replace(getattr(node, kind), data_points=children)})
 
 
 def _cut(node: structs.Proto, room: int) -> tuple[Any, Any]:

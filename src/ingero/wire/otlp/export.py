@@ -8,8 +8,8 @@ Sources: OTLP specification 1.x (OTLP/HTTP request bodies; JSON Protobuf Encodin
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from google.protobuf.message import DecodeError, Message
@@ -39,6 +39,16 @@ _JSON_DECODERS: Final[dict[Signal, msgspec.json.Decoder[Any]]] = {
 }
 
 
+MetricEntry: TypeAlias = tuple[structs.Proto, structs.Proto, str, str, Sequence[structs.Proto]]
+"""A metric found in an export: its ScopeMetrics, itself, its name, its kind (empty when it has none), its points."""
+
+ResourceEntry: TypeAlias = tuple[structs.Proto, list[MetricEntry]]
+"""A ResourceMetrics and its metrics in order."""
+
+METRIC_KINDS: Final = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
+"""Fields of a Metric's oneof ``data``."""
+
+
 class Export:
     """One OTLP export request. Read-only for everyone it is handed to.
 
@@ -49,7 +59,7 @@ class Export:
         size_bytes: Length of the body it was decoded from, uncompressed; 0 for one built here.
     """
 
-    __slots__ = ("_message", "_n_items", "_tree", "signal", "size_bytes")
+    __slots__ = ("_message", "_metrics", "_n_items", "_tree", "signal", "size_bytes")
 
     def __init__(
         self,
@@ -63,6 +73,7 @@ class Export:
         self._message = message
         self._tree = tree
         self._n_items = -1
+        self._metrics: list[ResourceEntry] | None = None
 
     @classmethod
     def from_message(cls, signal: Signal, message: Message, size_bytes: int = 0) -> Export:
@@ -105,10 +116,39 @@ class Export:
         return self._tree
 
     @property
+    def metrics(self) -> list[ResourceEntry]:
+        """The metrics of a metrics export by resource, found once for everyone who walks them.
+
+        Reaching into a upb message costs more than what is read there, so whoever only needs some metrics by name, their
+        kind or their number starts here.
+        """
+        if self._metrics is None:
+            list_metric = _list_message if self._message is not None else _list_tree
+            self._metrics = [
+                (
+                    entry,
+                    [
+                        list_metric(scope, metric)
+                        for scope in entry.scope_metrics
+                        for metric in scope.metrics
+                    ],
+                )
+                for entry in self.root.resource_metrics
+            ]
+        return self._metrics
+
+    @property
     def n_items(self) -> int:
         """Data points, log records or spans; counted once."""
         if self._n_items < 0:
-            self._n_items = _COUNTERS[self.signal](self.root)
+            if self.signal is Signal.METRICS:
+                self._n_items = sum(
+                    len(points) for _, metrics in self.metrics for _, _, _, _, points in metrics
+                )
+            elif self.signal is Signal.LOGS:
+                self._n_items = _count_records(self.root)
+            else:
+                self._n_items = _count_spans(self.root)
         return self._n_items
 
 
@@ -184,33 +224,21 @@ def encode_json(export: Export) -> bytes:
     return encode_tree(export.tree)
 
 
-def _count_points(root: structs.Proto) -> int:
-    n_points = 0
-    by_message = isinstance(root, Message)
-    for resource_metrics in root.resource_metrics:
-        for scope_metrics in resource_metrics.scope_metrics:
-            for metric in scope_metrics.metrics:
-                data = message_data(metric) if by_message else tree_data(metric)
-                if data is not None:
-                    n_points += len(data.data_points)
-    return n_points
-
-
-def message_data(metric: structs.Proto) -> structs.Proto:
-    """The data of a upb Metric, or None."""
+def _list_message(scope: structs.Proto, metric: structs.Proto) -> MetricEntry:
     kind = metric.WhichOneof("data")
-    return None if kind is None else getattr(metric, kind)
+    if kind is None:
+        return scope, metric, metric.name, "", ()
+    return scope, metric, metric.name, kind, getattr(metric, kind).data_points
 
 
-def tree_data(metric: structs.Metric) -> structs.Proto:
-    """The data of a struct Metric, or None."""
-    return (
-        metric.gauge
-        or metric.sum
-        or metric.histogram
-        or metric.exponential_histogram
-        or metric.summary
-    )
+def _list_tree(scope: structs.ScopeMetrics, metric: structs.Metric) -> MetricEntry:
+    if metric.gauge is not None:  # nearly all of them
+        return scope, metric, metric.name, "gauge", metric.gauge.data_points
+    for kind in METRIC_KINDS:
+        data = getattr(metric, kind)
+        if data is not None:
+            return scope, metric, metric.name, kind, data.data_points
+    return scope, metric, metric.name, "", ()
 
 
 def _count_records(root: structs.Proto) -> int:
@@ -227,10 +255,3 @@ def _count_spans(root: structs.Proto) -> int:
         for resource_spans in root.resource_spans
         for scope_spans in resource_spans.scope_spans
     )
-
-
-_COUNTERS: Final[dict[Signal, Callable[[Any], int]]] = {
-    Signal.METRICS: _count_points,
-    Signal.LOGS: _count_records,
-    Signal.TRACES: _count_spans,
-}

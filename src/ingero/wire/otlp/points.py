@@ -5,13 +5,13 @@ Lazy, and the same for both encodings. A resource's attributes are read once per
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from ingero.wire.otlp import structs
-from ingero.wire.otlp.export import Export, message_data, tree_data
+from ingero.wire.otlp.export import Export, MetricEntry
 from ingero.wire.otlp.push import (
     message_attributes,
     message_value,
@@ -127,15 +127,13 @@ class LogRow:
 
 def iter_points(export: Export) -> Iterator[Point]:
     """Every data point of a metrics export, in order."""
-    is_message = export.is_message
-    attributes_of = message_attributes if is_message else tree_attributes
-    for entry in export.root.resource_metrics:
+    attributes_of = message_attributes if export.is_message else tree_attributes
+    for entry, metrics in export.metrics:
         resource = attributes_of(entry.resource.attributes) if entry.resource else {}
-        for scope_metrics in entry.scope_metrics:
-            scope = _scope(scope_metrics.scope)
-            for metric in scope_metrics.metrics:
-                data = _data(metric, is_message=is_message)
-                yield from _metric_points(metric, data, attributes_of, (resource, scope))
+        for found in metrics:
+            origin = (resource, _scope(found[0].scope))
+            for raw in found[4]:
+                yield _point(found, raw, attributes_of(raw.attributes), origin)
 
 
 def iter_log_rows(export: Export) -> Iterator[LogRow]:
@@ -160,47 +158,25 @@ def iter_log_rows(export: Export) -> Iterator[LogRow]:
                 )
 
 
-def _metric_points(
-    metric: structs.Proto,
-    data: tuple[PointKind, structs.Proto] | None,
-    attributes_of: Callable[[structs.Proto], dict[str, structs.Value]],
-    origin: tuple[Mapping[str, structs.Value], tuple[str, str]],
-) -> Iterator[Point]:
-    if data is None:
-        return
-    for raw in data[1].data_points:
-        yield _point(metric, data, raw, attributes_of(raw.attributes), origin)
-
-
 def _scope(scope: structs.Proto) -> tuple[str, str]:
     return (scope.name, scope.version) if scope is not None else ("", "")
 
 
-_TREE_KINDS: Final = tuple(PointKind)
-
-
-def _data(metric: structs.Proto, *, is_message: bool) -> tuple[PointKind, structs.Proto] | None:
-    if is_message:
-        name = metric.WhichOneof("data")
-        return None if name is None else (PointKind(name), message_data(metric))
-    data = tree_data(metric)
-    for kind in _TREE_KINDS:
-        if data is not None and getattr(metric, kind) is data:
-            return kind, data
-    return None
+_KINDS: Final = {str(kind): kind for kind in PointKind}
 
 
 def _point(
-    metric: structs.Proto,
-    data: tuple[PointKind, structs.Proto],
+    found: MetricEntry,
     raw: structs.Proto,
     attributes: dict[str, structs.Value],
     origin: tuple[Mapping[str, structs.Value], tuple[str, str]],
 ) -> Point:
-    kind, group = data
+    _, metric, name, kind_name, _ = found
+    kind = _KINDS[kind_name]
     is_number = kind in {PointKind.GAUGE, PointKind.SUM}
+    group = None if kind is PointKind.GAUGE else getattr(metric, kind_name)
     return Point(
-        name=metric.name,
+        name=name,
         kind=kind,
         unit=metric.unit,
         description=metric.description,
@@ -214,7 +190,7 @@ def _point(
         temporality=_TEMPORALITIES.get(
             getattr(group, "aggregation_temporality", 0), Temporality.UNSPECIFIED
         ),
-        is_monotonic=kind is PointKind.SUM and group.is_monotonic,
+        is_monotonic=kind is PointKind.SUM and getattr(metric, kind_name).is_monotonic,
         is_stale=bool(raw.flags & NO_RECORDED_VALUE),
         raw=raw,
     )

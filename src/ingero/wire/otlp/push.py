@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from ingero.wire.names import Attribute, Metric
 from ingero.wire.otlp import structs
 from ingero.wire.otlp.export import Export
 
 UNKNOWN_RANK: Final = -1
+
+_Apply: TypeAlias = "Callable[[PushFacts, float, structs.Proto, dict[str, structs.Value]], None]"
 
 # Plain strings: reading an enum member's value on every push would cost more than the lookup it serves.
 _NODE_ID: Final = str(Attribute.NODE_ID)
@@ -133,9 +135,17 @@ def read_push(export: Export, cache: ResourceCache) -> list[PushFacts]:
         export: A metrics export.
         cache: Kept by the caller between pushes.
     """
-    if export.is_message:
-        return [_read_message(entry, cache) for entry in export.root.resource_metrics]
-    return [_read_tree(entry, cache) for entry in export.root.resource_metrics]
+    is_message = export.is_message
+    read_point = _read_message if is_message else _read_tree
+    pushes = []
+    for entry, metrics in export.metrics:
+        facts = PushFacts(read_resource(entry, cache, is_message=is_message))
+        for _, _, name, kind, points in metrics:
+            apply = _APPLY.get(name)
+            if apply is not None and kind in _NUMBER_KINDS and points:
+                read_point(facts, points[-1], apply)
+        pushes.append(facts)
+    return pushes
 
 
 def read_resource(entry: structs.Proto, cache: ResourceCache, *, is_message: bool) -> ResourceFacts:
@@ -212,42 +222,17 @@ def _read_resource(
     )
 
 
-def _read_message(entry: structs.Proto, cache: ResourceCache) -> PushFacts:
-    facts = PushFacts(read_resource(entry, cache, is_message=True))
-    for scope in entry.scope_metrics:
-        for metric in scope.metrics:
-            apply = _APPLY.get(metric.name)
-            if apply is None:
-                continue
-            kind = metric.WhichOneof("data")
-            if kind not in _NUMBER_KINDS:
-                continue
-            points = getattr(metric, kind).data_points
-            if not points:
-                continue
-            point = points[-1]
-            which = point.WhichOneof("value")
-            if which is not None:
-                value = getattr(point, which)
-                apply(facts, value, point, message_attributes(point.attributes))
-    return facts
+def _read_message(facts: PushFacts, point: structs.Proto, apply: _Apply) -> None:
+    which = point.WhichOneof("value")
+    if which is not None:
+        value = point.as_double if which == "as_double" else point.as_int
+        apply(facts, value, point, message_attributes(point.attributes))
 
 
-def _read_tree(entry: structs.ResourceMetrics, cache: ResourceCache) -> PushFacts:
-    facts = PushFacts(read_resource(entry, cache, is_message=False))
-    for scope in entry.scope_metrics:
-        for metric in scope.metrics:
-            apply = _APPLY.get(metric.name)
-            if apply is None:
-                continue
-            data = metric.gauge or metric.sum
-            if data is None or not data.data_points:
-                continue
-            point = data.data_points[-1]
-            value = point.as_double if point.as_double is not None else point.as_int
-            if value is not None:
-                apply(facts, value, point, tree_attributes(point.attributes))
-    return facts
+def _read_tree(facts: PushFacts, point: structs.NumberDataPoint, apply: _Apply) -> None:
+    value = point.as_double if point.as_double is not None else point.as_int
+    if value is not None:
+        apply(facts, value, point, tree_attributes(point.attributes))
 
 
 def _apply_score(
