@@ -1,0 +1,291 @@
+"""Queue and retry: what is accepted is delivered or counted, whatever the destination does."""
+
+import asyncio
+import threading
+
+import pytest
+
+from ingero.config import parse_model
+from ingero.errors import PermanentError, RetryableError
+from ingero.fleet.component import ComponentId
+from ingero.fleet.consumer import Batch
+from ingero.fleet.helpers.sending import QueueConfig, RetryConfig, Sender
+from ingero.testing.host import ManualHost
+from ingero.units import NS_PER_S
+from ingero.wire.names import Signal
+from ingero.wire.otlp import build_gauge, build_metrics, build_number
+
+FAST = {"initial_interval": "1ms", "max_interval": "2ms"}
+
+
+class Destination:
+    """Answers each attempt as told, then takes everything; can be made to wait."""
+
+    def __init__(self, answers=()):
+        self.answers = list(answers)
+        self.taken, self.attempts = [], 0
+        self.changed = threading.Condition()
+        self.open = threading.Event()
+        self.open.set()
+
+    def __call__(self, batch):
+        with self.changed:
+            self.attempts += 1
+            answer = self.answers.pop(0) if self.answers else None
+            self.changed.notify_all()
+        self.open.wait()
+        if answer is not None:
+            raise answer
+        with self.changed:
+            self.taken.append(batch.received_wall_ns)
+            self.changed.notify_all()
+
+    def wait_until(self, condition):
+        with self.changed:
+            assert self.changed.wait_for(lambda: condition(self), 30)
+
+
+def _batch(number=1, n_points=2):
+    points = [build_number(1.0, 1) for _ in range(n_points)]
+    return Batch(Signal.METRICS, build_metrics({}, [build_gauge("m", points)], "t"), number)
+
+
+def _sender(destination, queue=None, retry=None):
+    return Sender(
+        ComponentId("otlphttp"),
+        destination,
+        parse_model(QueueConfig, queue or {}),
+        parse_model(RetryConfig, {**FAST, **(retry or {})}),
+    )
+
+
+def _read(host, name):
+    return host.read(f"otelcol_exporter_{name}_metric_points_total", exporter="otlphttp")
+
+
+def _run(scenario):
+    host = ManualHost()
+    return host, asyncio.run(scenario(host))
+
+
+async def _end(sender, host):
+    host.draining = True
+    await sender.stop()
+
+
+def test_everything_accepted_is_delivered_before_stop_returns():
+    destination = Destination()
+
+    async def scenario(host):
+        sender = _sender(destination)
+        sender.start(host)
+        for number in range(200):
+            sender.consume(_batch(number))
+        await _end(sender, host)
+
+    host, _ = _run(scenario)
+    assert sorted(destination.taken) == list(range(200))
+    assert _read(host, "sent") == 400
+    assert _read(host, "send_failed") == 0
+
+
+def test_retryable_refusals_are_tried_again_until_taken():
+    destination = Destination([RetryableError("later")] * 3)
+
+    async def scenario(host):
+        sender = _sender(destination)
+        sender.start(host)
+        sender.consume(_batch(7))
+        await asyncio.to_thread(destination.wait_until, lambda one: one.taken)
+        await _end(sender, host)
+
+    host, _ = _run(scenario)
+    assert (destination.attempts, destination.taken) == (4, [7])
+    assert host.read("ingero_fleet_exporter_retries_total", exporter="otlphttp") == 3
+
+
+def test_permanent_refusal_is_counted_and_never_tried_again():
+    destination = Destination([PermanentError("no")])
+
+    async def scenario(host):
+        sender = _sender(destination)
+        sender.start(host)
+        sender.consume(_batch(1))
+        sender.consume(_batch(2))
+        await _end(sender, host)
+
+    host, _ = _run(scenario)
+    assert (destination.attempts, len(destination.taken)) == (2, 1)
+    assert _read(host, "send_failed") == 2
+
+
+def test_full_queue_refuses_so_that_the_pusher_keeps_the_data():
+    destination = Destination()
+    destination.open.clear()
+
+    async def scenario(host):
+        sender = _sender(destination, {"queue_size": 2, "num_consumers": 1})
+        sender.start(host)
+        sender.consume(_batch(0))
+        await asyncio.to_thread(destination.wait_until, lambda one: one.attempts == 1)
+        sender.consume(_batch(1))
+        sender.consume(_batch(2))
+        assert host.read("otelcol_exporter_queue_size", exporter="otlphttp") == 2
+        with pytest.raises(RetryableError, match="queue is full"):
+            sender.consume(_batch(3))
+        destination.open.set()
+        await _end(sender, host)
+
+    host, _ = _run(scenario)
+    assert sorted(destination.taken) == [0, 1, 2]
+    assert _read(host, "enqueue_failed") == 2
+    assert host.read("otelcol_exporter_queue_capacity", exporter="otlphttp") == 2
+
+
+def test_no_more_than_num_consumers_send_at_once():
+    destination = Destination()
+    destination.open.clear()
+
+    async def scenario(host):
+        sender = _sender(destination, {"num_consumers": 3})
+        sender.start(host)
+        for number in range(10):
+            sender.consume(_batch(number))
+        await asyncio.to_thread(destination.wait_until, lambda one: one.attempts == 3)
+        before = destination.attempts
+        destination.open.set()
+        await _end(sender, host)
+        return before
+
+    _, before = _run(scenario)
+    assert before == 3
+    assert len(destination.taken) == 10
+
+
+def test_retries_end_after_max_elapsed_time_and_the_loss_is_counted():
+    destination = Destination([RetryableError("later", retry_after_ns=2 * NS_PER_S)])
+
+    async def scenario(host):
+        sender = _sender(destination, retry={"max_elapsed_time": "1s"})
+        sender.start(host)
+        sender.consume(_batch())
+        await _end(sender, host)
+
+    host, _ = _run(scenario)
+    assert destination.attempts == 1
+    assert _read(host, "send_failed") == 2
+
+
+def test_retries_can_be_off():
+    destination = Destination([RetryableError("later")])
+
+    async def scenario(host):
+        sender = _sender(destination, retry={"enabled": False})
+        sender.start(host)
+        sender.consume(_batch())
+        await _end(sender, host)
+
+    host, _ = _run(scenario)
+    assert destination.attempts == 1
+    assert _read(host, "send_failed") == 2
+
+
+def test_waits_grow_by_the_multiplier_within_their_spread_and_respect_the_destination():
+    sender = _sender(
+        Destination(),
+        retry={"initial_interval": "1s", "randomization_factor": 0.25, "max_interval": "10s"},
+    )
+    waits = [sender._next_wait(4.0 * NS_PER_S, RetryableError("x")) for _ in range(200)]
+    assert min(waits) >= 3 * NS_PER_S
+    assert max(waits) <= 5 * NS_PER_S
+    assert max(waits) - min(waits) > NS_PER_S
+    asked = RetryableError("x", retry_after_ns=60 * NS_PER_S)
+    assert sender._next_wait(4.0 * NS_PER_S, asked) == 60 * NS_PER_S
+    exact = _sender(Destination(), retry={"randomization_factor": 0})
+    assert exact._next_wait(4.0, RetryableError("x")) == 4.0
+
+
+def test_without_a_queue_the_caller_hears_the_destination():
+    destination = Destination([RetryableError("later"), PermanentError("no")])
+
+    async def scenario(host):
+        sender = _sender(destination, {"enabled": False})
+        sender.start(host)
+        with pytest.raises(RetryableError):
+            sender.consume(_batch(1))
+        with pytest.raises(PermanentError):
+            sender.consume(_batch(2))
+        sender.consume(_batch(3))
+        assert destination.taken == [3]
+        await _end(sender, host)
+
+    _run(scenario)
+
+
+def test_shutdown_does_not_wait_for_a_dead_destination_and_counts_what_is_left():
+    destination = Destination([RetryableError("dead")] * 1000)
+
+    async def scenario(host):
+        sender = _sender(
+            destination,
+            {"num_consumers": 1},
+            {"initial_interval": "1h", "max_interval": "1h", "max_elapsed_time": "0s"},
+        )
+        sender.start(host)
+        for number in range(3):
+            sender.consume(_batch(number))
+        await asyncio.to_thread(destination.wait_until, lambda one: one.attempts == 1)
+        await _end(sender, host)
+
+    host, _ = _run(scenario)
+    assert _read(host, "send_failed") == 6
+    assert destination.attempts == 4  # the one that waited once more, then each of the others once
+
+
+def test_stop_that_is_cancelled_counts_what_is_left():
+    destination = Destination()
+    destination.open.clear()
+
+    async def scenario(host):
+        sender = _sender(destination, {"num_consumers": 1})
+        sender.start(host)
+        sender.consume(_batch(0))
+        await asyncio.to_thread(destination.wait_until, lambda one: one.attempts == 1)
+        sender.consume(_batch(1))
+        host.draining = True
+        stopping = asyncio.create_task(sender.stop())
+        await asyncio.sleep(0)
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        lost = _read(host, "send_failed")
+        destination.open.set()
+        await asyncio.to_thread(destination.wait_until, lambda one: one.taken)
+        return lost
+
+    assert _run(scenario)[1] == 2
+
+
+def test_reload_hands_what_waits_to_the_next_exporter_of_that_name():
+    away = Destination([RetryableError("away")] * 1000)
+    back = Destination()
+
+    async def scenario(host):
+        first = _sender(
+            away,
+            {"num_consumers": 1},
+            {"initial_interval": "1h", "max_interval": "1h", "max_elapsed_time": "0s"},
+        )
+        first.start(host)
+        for number in range(5):
+            first.consume(_batch(number))
+        await asyncio.to_thread(away.wait_until, lambda one: one.attempts == 1)
+        await first.stop()
+        assert _read(host, "send_failed") == 0
+        second = _sender(back)
+        second.start(host)
+        await asyncio.to_thread(back.wait_until, lambda one: len(one.taken) == 5)
+        await _end(second, host)
+
+    _run(scenario)
+    assert sorted(back.taken) == [0, 1, 2, 3, 4]
