@@ -1,6 +1,7 @@
 import itertools
 
 import pytest
+from hypothesis import settings
 
 from ingero.agent.health.body import Identity
 from ingero.agent.health.book import EpisodeBook
@@ -142,3 +143,7 @@ def make_rig(collector):
     yield make
     for rig in rigs:
         rig.transport.close()
+
+
+settings.register_profile("no-wall-clock", deadline=None)
+settings.load_profile("no-wall-clock")

@@ -1,0 +1,395 @@
+import socket
+import threading
+from concurrent import futures
+
+import grpc
+import pytest
+import trustme
+
+from ingero.agent.health.body import Identity, PushStatus, build_push
+from ingero.agent.health.cache import Heard, ThresholdCache, Told
+from ingero.agent.health.endpoint import parse_endpoint
+from ingero.agent.health.grpc_transport import GrpcTransport
+from ingero.agent.health.lane import MAX_EXTRAS, MAX_PAUSE_NS, PushLane
+from ingero.agent.health.machine import State
+from ingero.agent.health.poll import ThresholdPoller
+from ingero.agent.health.signals import Signals
+from ingero.agent.health.tls import check_tls_files
+from ingero.agent.health.transport import (
+    Answer,
+    HttpTransport,
+    TransportSettings,
+    parse_retry_after,
+)
+from ingero.testing.clock import ManualClock
+from ingero.wire.names import DetectionMode, Signal
+from ingero.wire.otlp.export import decode_protobuf
+from ingero.wire.otlp.push import ResourceCache, read_push
+
+SECOND_NS = 1_000_000_000
+
+
+def push(score=0.94):
+    status = PushStatus(
+        score=score,
+        shares=Signals(1.0, 0.9, 0.9, 0.9),
+        state=State.ACTIVE,
+        is_degraded=False,
+        mode=DetectionMode.FLEET,
+        is_reachable=True,
+        cohort="",
+        wall_ns=1,
+    )
+    return build_push(Identity(cluster_id="prod a", node_id="n1"), status)
+
+
+def settings(url, **more):
+    endpoint = parse_endpoint(url, is_insecure=True, option="test")
+    return TransportSettings(
+        endpoint=endpoint, timeout_ns=5 * SECOND_NS, cluster_id="prod a", **more
+    )
+
+
+@pytest.mark.parametrize("is_protobuf", [False, True])
+@pytest.mark.parametrize("is_gzip", [False, True])
+def test_every_http_encoding_arrives_as_it_was_sent(collector, is_protobuf, is_gzip):
+    collector.tell("0.9", "false")
+    transport = HttpTransport(
+        settings(
+            collector.url, is_protobuf=is_protobuf, is_gzip=is_gzip, headers={"X-Tenant": "blue"}
+        )
+    )
+    answer = transport.send(push(), 0)
+    transport.close()
+    assert answer == Answer(True, "200 OK", Told(Heard.HIT, 0.9, False))
+    request = collector.requests[0]
+    assert read_push(request.export, ResourceCache())[0].health_score == 0.94
+    assert request.headers["x-tenant"] == "blue"
+    assert ("content-encoding" in request.headers) == is_gzip
+    kind = "application/x-protobuf" if is_protobuf else "application/json"
+    assert request.headers["content-type"] == kind
+
+
+def test_a_renewed_token_is_used_by_the_next_push(collector, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("first\n")
+    transport = HttpTransport(settings(collector.url, token_file=token))
+    transport.send(push(), 0)
+    token.write_text("second\n")
+    transport.send(push(), 0)
+    token.unlink()
+    assert "token" in transport.send(push(), 0).detail
+    transport.close()
+    sent = [request.headers["authorization"] for request in collector.requests]
+    assert sent == ["Bearer first", "Bearer second"]
+
+
+@pytest.mark.parametrize(
+    ("status", "retry_after", "pause_s"),
+    [(429, "7", 7), (503, "7", 7), (429, None, None), (400, "7", None), (200, "7", None)],
+)
+def test_silence_is_kept_for_429_and_503_only(collector, status, retry_after, pause_s):
+    collector.tell("0.9")
+    collector.status = status
+    if retry_after:
+        collector.headers["Retry-After"] = retry_after
+    transport = HttpTransport(settings(collector.url))
+    answer = transport.send(push(), 0)
+    transport.close()
+    assert answer.retry_after_ns == (None if pause_s is None else pause_s * SECOND_NS)
+    assert answer.is_taken == (status == 200)
+    assert answer.told.threshold == 0.9, "a refusal tells the threshold, too"
+
+
+def test_a_redirect_is_not_followed(collector):
+    collector.status = 307
+    collector.headers = {"Location": f"{collector.url}/elsewhere"}
+    transport = HttpTransport(settings(collector.url))
+    assert not transport.send(push(), 0).is_taken
+    transport.close()
+    assert len(collector.requests) == 1
+
+
+def test_retry_after_is_seconds_or_a_date():
+    wall_ns = 1767225600 * SECOND_NS  # 2026-01-01T00:00:00Z
+    assert parse_retry_after("7", 0) == 7 * SECOND_NS
+    assert parse_retry_after("Thu, 01 Jan 2026 00:00:30 GMT", wall_ns) == 30 * SECOND_NS
+    assert parse_retry_after("Wed, 31 Dec 2025 00:00:00 GMT", wall_ns) == 0
+    for text in (None, "", "-1", "soon", "7.5", "٧"):
+        assert parse_retry_after(text, wall_ns) is None
+
+
+class Scripted:
+    """A transport whose answers a test wrote down; it fails when asked for more."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.sent = []
+
+    def send(self, export, wall_ns):
+        self.sent.append(export)
+        return self.answers.pop(0)
+
+    def close(self):
+        self.answers = None
+
+
+TAKEN = Answer(True, "200 OK")
+CUT = Answer(False, "refused", is_cut_off=True)
+
+
+def make_lane(*answers):
+    pauses = []
+    transport, cache, clock = Scripted(*answers), ThresholdCache(), ManualClock()
+    return PushLane(transport, cache, clock, pauses.append, lambda: 1.0), transport, cache, pauses
+
+
+def test_a_cut_off_push_is_tried_once_more_after_a_fifth_of_a_second():
+    lane, transport, _, pauses = make_lane(CUT, TAKEN)
+    lane.offer(push())
+    lane.drain()
+    assert len(transport.sent) == 2
+    assert pauses == [240_000_000]
+    assert (lane.counts.n_taken, lane.counts.n_failed, lane.counts.n_retried) == (1, 0, 1)
+
+
+def test_a_refused_push_is_not_tried_again():
+    lane, transport, _, pauses = make_lane(Answer(False, "400"))
+    lane.offer(push())
+    lane.drain()
+    assert (len(transport.sent), pauses, lane.counts.n_failed) == (1, [], 1)
+
+
+def test_the_newest_push_supersedes_and_events_are_kept_in_order():
+    lane, transport, _, _ = make_lane(TAKEN, TAKEN, TAKEN)
+    old, new, first, second = push(0.1), push(0.2), push(0.3), push(0.4)
+    lane.offer(old, [first])
+    lane.offer(new, [second])
+    lane.drain()
+    assert transport.sent == [new, first, second]
+    assert (lane.counts.n_superseded, lane.counts.n_extras_taken) == (1, 2)
+
+
+def test_events_wait_within_a_bound_and_the_oldest_is_dropped_and_counted():
+    lane, transport, _, _ = make_lane(*[TAKEN] * MAX_EXTRAS)
+    events = [push() for _ in range(MAX_EXTRAS + 3)]
+    lane.offer(None, events)
+    lane.drain()
+    assert transport.sent == events[3:]
+    assert lane.counts.n_extras_dropped == 3
+
+
+def test_events_do_not_count_toward_reachability():
+    lane, _, cache, _ = make_lane(*[CUT] * 5)
+    lane.offer(None, [push()] * 5)
+    lane.drain()
+    assert cache.is_reachable
+    assert lane.counts.n_extras_failed == 5
+
+
+def test_an_endless_pause_is_bounded():
+    year_ns = 365 * 86_400 * SECOND_NS
+    lane, _, _, _ = make_lane(Answer(False, "503", retry_after_ns=year_ns))
+    lane.offer(push())
+    lane.drain()
+    assert lane.pause_ns == MAX_PAUSE_NS
+    start_ns = ManualClock().mono_ns()
+    assert lane.is_paused(start_ns + MAX_PAUSE_NS - 1)
+    assert not lane.is_paused(start_ns + MAX_PAUSE_NS)
+
+
+def test_a_lane_thread_sends_what_waits_before_it_ends():
+    lane, transport, _, _ = make_lane(TAKEN, TAKEN)
+    lane.offer(push(), [push()])
+    thread = threading.Thread(target=lane.run)
+    lane.close()
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert len(transport.sent) == 2
+
+
+def make_poller(collector, cache, clock):
+    return ThresholdPoller(settings(collector.url), cache, clock, SECOND_NS, lambda: 0.0)
+
+
+@pytest.fixture
+def polled(collector):
+    cache, clock = ThresholdCache(), ManualClock()
+    poller = make_poller(collector, cache, clock)
+    yield poller, cache, clock
+    poller.close()
+
+
+def test_the_page_fills_the_cache_while_pushes_tell_nothing(collector, polled):
+    poller, cache, clock = polled
+    collector.body = b'{"threshold":0.91,"quorum_met":true,"more":1}'
+    assert poller.poll() == SECOND_NS
+    assert cache.cached == (0.91, True, clock.mono_ns())
+    assert collector.requests[0].path == "/api/v1/threshold?cluster_id=prod+a"
+    cache.hear(Told(Heard.HIT, 0.8, True), 1)
+    poller.poll()
+    assert len(collector.requests) == 1, "asleep while answers carry the threshold"
+    cache.hear(Told(Heard.MISS), 2)
+    poller.poll()
+    assert len(collector.requests) == 2
+
+
+def test_a_fleet_without_a_threshold_tells_none(collector, polled):
+    poller, cache, _ = polled
+    collector.body = b'{"threshold":0,"quorum_met":false}'
+    poller.poll()
+    assert cache.cached is None
+    assert cache.counts.n_rejected == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b'{"threshold":"0.9","quorum_met":true}', b'{"threshold":0.9}', b"\xff",
+     b'{"threshold":0.9,"quorum_met":true,"x":"' + b"x" * 9000 + b'"}'],
+)  # fmt: skip
+def test_a_broken_page_is_counted_and_changes_nothing(collector, polled, body):
+    poller, cache, _ = polled
+    collector.body = body
+    assert poller.poll() == SECOND_NS
+    assert poller.n_failed == 1
+    assert cache.cached is None
+
+
+@pytest.mark.parametrize(
+    ("status", "retry_after", "delay_s"),
+    [(429, None, 2), (429, "5", 5), (500, None, 1), (503, "5", 5), (404, "5", 1), (429, "999", 30)],
+)
+def test_the_poller_waits_as_it_is_told_within_bounds(
+    collector, polled, status, retry_after, delay_s
+):
+    poller, _, _ = polled
+    collector.status = status
+    collector.headers = {"Retry-After": retry_after} if retry_after else {}
+    assert poller.poll() == delay_s * SECOND_NS  # vector 19
+
+
+def test_a_poller_without_a_fleet_just_waits(collector, polled):
+    poller, _, _ = polled
+    collector.stop()
+    assert poller.poll() == SECOND_NS
+    assert poller.n_failed == 1
+
+
+class Export(grpc.GenericRpcHandler):
+    """OTLP's metrics service; answers as told."""
+
+    def __init__(self):
+        self.pushes = []
+        self.metadata = {}
+        self.refuse = None
+        self.answer = (("ingero-threshold", "0.9"), ("ingero-quorum-met", "true"))
+
+    def service(self, details):
+        assert details.method.endswith("MetricsService/Export")
+        return grpc.unary_unary_rpc_method_handler(self.export)
+
+    def export(self, body, context):
+        self.metadata = dict(context.invocation_metadata())
+        self.pushes += read_push(decode_protobuf(body, Signal.METRICS), ResourceCache())
+        context.send_initial_metadata(self.answer)
+        if self.refuse is not None:
+            code, trailing = self.refuse
+            context.set_trailing_metadata(trailing)
+            context.abort(code, "no")
+        return b""
+
+
+@pytest.fixture
+def grpc_fleet():
+    handler = Export()
+    server = grpc.server(futures.ThreadPoolExecutor(2), handlers=(handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    transport = GrpcTransport(settings(f"127.0.0.1:{port}", headers={"X-Tenant": "blue"}))
+    yield handler, transport
+    transport.close()
+    server.stop(None).wait()
+
+
+def test_grpc_tells_the_same_and_hears_the_same(grpc_fleet):
+    handler, transport = grpc_fleet
+    assert transport.send(push(), 0) == Answer(True, "OK", Told(Heard.HIT, 0.9, True))
+    assert handler.pushes[0].health_score == 0.94
+    assert handler.metadata["x-tenant"] == "blue"
+    assert handler.metadata["ingero.cluster.id"] == "prod a"
+
+
+def test_grpc_refusals_carry_the_threshold_and_the_pause(grpc_fleet):
+    handler, transport = grpc_fleet
+    handler.refuse = (grpc.StatusCode.RESOURCE_EXHAUSTED, (("retry-after", "7"),))
+    answer = transport.send(push(), 0)
+    assert answer.told == Told(Heard.HIT, 0.9, True)
+    assert answer.retry_after_ns == 7 * SECOND_NS
+    assert not answer.is_taken
+    assert not answer.is_cut_off
+    handler.refuse = (grpc.StatusCode.UNAVAILABLE, (("grpc-retry-pushback-ms", "1500"),))
+    assert transport.send(push(), 0).retry_after_ns == 1_500_000_000
+
+
+def test_grpc_without_a_fleet_is_cut_off():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        transport = GrpcTransport(settings(f"127.0.0.1:{unused.getsockname()[1]}"))
+        answer = transport.send(push(), 0)
+        transport.close()
+    assert answer.is_cut_off
+    assert answer.detail.startswith("UNAVAILABLE")
+
+
+@pytest.fixture(scope="module")
+def tls_files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    authority = trustme.CA()
+    pair = authority.issue_cert("127.0.0.1")
+    names = [str(folder / name) for name in ("ca.pem", "cert.pem", "key.pem")]
+    authority.cert_pem.write_to_path(names[0])
+    pair.cert_chain_pems[0].write_to_path(names[1])
+    pair.private_key_pem.write_to_path(names[2])
+    (folder / "key.pem").chmod(0o600)
+    return authority, pair, tuple(names)
+
+
+def test_mutual_tls_over_grpc(tls_files):
+    authority, pair, (ca, cert, key) = tls_files
+    handler = Export()
+    server = grpc.server(futures.ThreadPoolExecutor(2), handlers=(handler,))
+    credentials = grpc.ssl_server_credentials(
+        [(pair.private_key_pem.bytes(), pair.cert_chain_pems[0].bytes())],
+        root_certificates=authority.cert_pem.bytes(),
+        require_client_auth=True,
+    )
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    url = f"https://127.0.0.1:{port}"
+    transport = GrpcTransport(settings(url, ca_file=ca, cert_file=cert, key_file=key))
+    assert transport.send(push(), 0).is_taken
+    transport.close()
+    stranger = GrpcTransport(settings(url, ca_file=ca))
+    assert not stranger.send(push(), 0).is_taken
+    stranger.close()
+    server.stop(None).wait()
+
+
+def test_tls_files_are_all_or_none_and_a_loose_key_is_refused(tls_files, tmp_path):
+    _, _, files = tls_files
+    assert check_tls_files(("", "", ""), is_insecure=True, allows_loose_key=False) == []
+    assert check_tls_files(files, is_insecure=False, allows_loose_key=False) == []
+    loose = tmp_path / "key.pem"
+    loose.write_text("key")
+    loose.chmod(0o640)
+    bad = (str(tmp_path), "", str(loose))
+    problems = check_tls_files(bad, is_insecure=True, allows_loose_key=False)
+    assert [problem.path for problem in problems] == [
+        "--fleet-tls-cert",
+        "--fleet-insecure",
+        "--fleet-tls-ca",
+        "--fleet-tls-key",
+    ]
+    problems = check_tls_files(bad, is_insecure=False, allows_loose_key=True)
+    assert [problem.path for problem in problems] == ["--fleet-tls-cert", "--fleet-tls-ca"]
