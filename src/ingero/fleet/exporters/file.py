@@ -6,6 +6,7 @@ Left out: protobuf, compression and routing by attribute.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,13 @@ ROTATIONS: Final = counter(
     "ingero_fleet_file_rotations_total", "Times the file was set aside for a new one.", "exporter"
 )
 
+UNFLUSHED: Final = counter(
+    "ingero_fleet_file_flush_failures_total",
+    "Times the disk did not take waiting lines; those that wait at the end are lost.",
+    "exporter",
+)
+
+_log = logging.getLogger("ingero.fleet.exporters.file")
 _MB: Final = 1_000_000
 
 
@@ -72,6 +80,7 @@ class FileExporter:
         self._clock = host.clock
         self._written = host.meter.counter(WRITTEN).bound(exporter=self._name)
         self._rotated = host.meter.counter(ROTATIONS).bound(exporter=self._name)
+        self._unflushed = host.meter.counter(UNFLUSHED).bound(exporter=self._name)
         try:
             self._open("ab" if self._config.append else "wb")
         except OSError as error:
@@ -82,7 +91,11 @@ class FileExporter:
         """Write everything out and close."""
         with self._lock:
             if self._file is not None:
-                self._file.close()
+                try:
+                    self._file.close()
+                except OSError as error:
+                    self._unflushed(1)
+                    _log.warning("exporters.%s lost its last lines: %s", self._name, error)
                 self._file = None
 
     def consume(self, batch: Batch) -> None:
@@ -103,9 +116,13 @@ class FileExporter:
         self._written(len(line))
 
     def _flush(self) -> None:
-        with self._lock, _disk(self._path):
+        with self._lock:
             if self._file is not None:
-                self._file.flush()
+                try:
+                    self._file.flush()
+                except OSError as error:
+                    self._unflushed(1)
+                    _log.warning("exporters.%s cannot write %s: %s", self._name, self._path, error)
 
     def _open(self, mode: str) -> None:
         self._file = self._path.open(mode)
@@ -141,7 +158,7 @@ FACTORY: Final = ExporterFactory(
     config=FileConfig,
     says="Writes one OTLP/JSON request per line.",
     stability=Stability.BETA,
-    metrics=(WRITTEN, ROTATIONS),
+    metrics=(WRITTEN, ROTATIONS, UNFLUSHED),
     create=FileExporter,
     example={"path": "/var/lib/ingero-fleet/otlp.jsonl"},
 )

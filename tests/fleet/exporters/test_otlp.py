@@ -1,0 +1,162 @@
+"""``otlp`` against a real gRPC server, and against our own receiver."""
+
+import asyncio
+from concurrent import futures
+
+import grpc
+import pytest
+import trustme
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
+
+from ingero.config import parse_model
+from ingero.errors import ConfigError, PermanentError, RetryableError
+from ingero.fleet.component import ComponentId
+from ingero.fleet.consumer import Batch
+from ingero.fleet.exporters.otlp import OtlpConfig, OtlpExporter
+from ingero.fleet.receivers import otlp as receiver
+from ingero.testing.host import KeptBatches, ManualHost
+from ingero.wire.names import Signal
+from ingero.wire.otlp import build_gauge, build_metrics, build_number, iter_points
+
+
+class Service(metrics_service_pb2_grpc.MetricsServiceServicer):
+    def __init__(self, code=None, details=(), n_rejected=0):
+        self.code, self.details, self.n_rejected = code, details, n_rejected
+        self.requests, self.metadata = [], []
+
+    def Export(self, request, context):  # noqa: N802 -- gRPC's name
+        self.requests.append(request)
+        self.metadata.append(dict(context.invocation_metadata()))
+        if self.code is not None:
+            context.set_trailing_metadata(self.details)
+            context.abort(self.code, "as told")
+        answer = metrics_service_pb2.ExportMetricsServiceResponse()
+        answer.partial_success.rejected_data_points = self.n_rejected
+        return answer
+
+
+def _batch():
+    gauge = build_gauge("m", [build_number(2.5, 1)])
+    return Batch(Signal.METRICS, build_metrics({"a": "b"}, [gauge], "t"), 1)
+
+
+def _export(service, settings=None, *, credentials=None):
+    """Send one batch; what ``consume`` raised, and the host."""
+    host = ManualHost()
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(service, server)
+    if credentials is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+
+    async def scenario():
+        config = {
+            "endpoint": f"127.0.0.1:{port}",
+            "tls": {"insecure": True},
+            "sending_queue": {"enabled": False},
+            **(settings or {}),
+        }
+        exporter = OtlpExporter(ComponentId("otlp"), parse_model(OtlpConfig, config))
+        await exporter.start(host)
+        try:
+            await asyncio.to_thread(exporter.consume, _batch())
+        except (RetryableError, PermanentError) as error:
+            return error
+        finally:
+            await exporter.stop()
+        return None
+
+    try:
+        return asyncio.run(scenario()), host
+    finally:
+        server.stop(None).wait()
+
+
+def test_batch_and_headers_arrive():
+    service = Service()
+    raised, host = _export(service, {"headers": {"X-Scope-OrgID": "team"}})
+    assert raised is None
+    metric = service.requests[0].resource_metrics[0].scope_metrics[0].metrics[0]
+    assert (metric.name, metric.gauge.data_points[0].as_double) == ("m", 2.5)
+    assert service.metadata[0]["x-scope-orgid"] == "team"
+    assert host.read("otelcol_exporter_sent_metric_points_total", exporter="otlp") == 1
+
+
+RETRY_INFO = (("grpc-status-details-bin", b"\n(type.googleapis.com/google.rpc.RetryInfo"),)
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "expected"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, (), RetryableError),
+        (grpc.StatusCode.DATA_LOSS, (), RetryableError),
+        (grpc.StatusCode.ABORTED, (), RetryableError),
+        (grpc.StatusCode.INVALID_ARGUMENT, (), PermanentError),
+        (grpc.StatusCode.UNAUTHENTICATED, (), PermanentError),
+        (grpc.StatusCode.INTERNAL, (), PermanentError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, (), PermanentError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, RETRY_INFO, RetryableError),
+    ],
+)
+def test_codes_are_judged_as_the_specification_says(code, details, expected):
+    raised, _ = _export(Service(code, details))
+    assert type(raised) is expected
+    assert code.name in raised.message
+
+
+def test_partial_success_is_counted():
+    raised, host = _export(Service(n_rejected=5))
+    assert raised is None
+    assert host.read("ingero_fleet_exporter_rejected_items_total", exporter="otlp") == 5
+
+
+def test_tls_is_the_default_and_checks_the_server(tmp_path):
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1", "fleet.example")
+    ca = str(tmp_path / "ca.pem")
+    authority.cert_pem.write_to_path(ca)
+    credentials = grpc.ssl_server_credentials([
+        (issued.private_key_pem.bytes(), issued.cert_chain_pems[0].bytes())
+    ])
+    good = {"tls": {"ca_file": ca, "server_name_override": "fleet.example"}}
+    assert _export(Service(), good, credentials=credentials)[0] is None
+    raised, _ = _export(Service(), {"tls": {}, "timeout": "2s"}, credentials=credentials)
+    assert isinstance(raised, RetryableError)
+
+
+def test_our_own_receiver_takes_what_it_sends():
+    kept, host = KeptBatches(), ManualHost()
+
+    async def scenario():
+        settings = parse_model(
+            receiver.OtlpReceiverConfig, {"protocols": {"grpc": {"endpoint": "127.0.0.1:0"}}}
+        )
+        listening = receiver.FACTORY.create(ComponentId("otlp"), settings, {Signal.METRICS: kept})
+        await listening.start(host)
+        config = parse_model(
+            OtlpConfig,
+            {"endpoint": f"http://{host.announced['grpc']}", "sending_queue": {"enabled": False}},
+        )
+        exporter = OtlpExporter(ComponentId("otlp"), config)
+        await exporter.start(host)
+        await asyncio.to_thread(exporter.consume, _batch())
+        await exporter.stop()
+        await listening.stop()
+
+    asyncio.run(scenario())
+    assert [point.value for point in iter_points(kept.batches[0].export)] == [2.5]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"endpoint": "a:1", "tls": {"insecure_skip_verify": True}},
+        {"endpoint": "a:1", "compression": "zstd"},
+    ],
+)
+def test_what_grpc_cannot_do_is_refused(settings):
+    with pytest.raises(ConfigError):
+        parse_model(OtlpConfig, settings)
