@@ -61,7 +61,8 @@ def test_window_counts_from_the_data_not_from_now(starved):
     all_of_it = json.loads(ask("--db", starved, "--json"))
     part = json.loads(ask("--db", starved, "--from", "0s", "--to", "10s", "--json"))
     assert part["window"]["events"] < all_of_it["window"]["events"]
-    assert [i["rule"] for i in part["incidents"]] == ["lazy_load"]
+    # In its first second alone the job is bound by its pageable copies; the silence comes later.
+    assert [i["rule"] for i in part["incidents"]] == ["copy_bound", "lazy_load"]
     tail = json.loads(ask("--db", starved, "--since", "5s", "--json"))
     assert tail["window"]["end"] == all_of_it["window"]["end"]
     assert tail["window"]["duration_s"] <= 5.1

@@ -14,10 +14,11 @@ from typing import Final
 import click
 
 from ingero import __version__
-from ingero.cli.commands import explain, fleet_push, hang, query, replay, sim, version
+from ingero.cli.commands import demo, explain, fleet_push, hang, query, replay, sim, version
 from ingero.errors import IngeroError
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
+    demo.command,
     explain.command,
     fleet_push.command,
     hang.command,

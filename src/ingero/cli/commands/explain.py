@@ -76,7 +76,7 @@ def command(
         _show_operations(path, wanted, as_json)
     else:
         answer = explain_file(path, wanted)
-        click.echo(_to_json(answer) if as_json else _as_text(answer))
+        click.echo(_to_json(answer) if as_json else as_text(answer))
 
 
 def _to_json(answer: object) -> str:
@@ -85,7 +85,8 @@ def _to_json(answer: object) -> str:
     return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()
 
 
-def _as_text(answer: ExplainAnswer) -> str:
+def as_text(answer: ExplainAnswer) -> str:
+    """An explanation as ``ingero explain`` and ``ingero demo`` print it."""
     window = answer.window
     processes = "1 process" if window.processes == 1 else f"{window.processes} processes"
     head = f"{plural(window.events, 'event')} of {processes} in {window.duration_s:.3f} s"

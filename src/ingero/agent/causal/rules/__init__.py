@@ -5,7 +5,29 @@ from __future__ import annotations
 from typing import Final
 
 from ingero.agent.causal.finding import Rule
-from ingero.agent.causal.rules import first_use, stalls, starvation
+from ingero.agent.causal.rules import (
+    bound,
+    collectives,
+    facts,
+    first_use,
+    graphs,
+    memory,
+    periodic,
+    sharing,
+    stalls,
+    starvation,
+)
 
-RULES: Final[tuple[Rule, ...]] = (starvation.RULE, first_use.RULE, *stalls.RULES)
-"""In the order in which ties are broken."""
+RULES: Final[tuple[Rule, ...]] = (
+    *facts.RULES,
+    starvation.RULE,
+    *stalls.RULES,
+    sharing.RULE,
+    *bound.RULES,
+    first_use.RULE,
+    *memory.RULES,
+    *graphs.RULES,
+    periodic.RULE,
+    *collectives.RULES,
+)
+"""In the order in which they look. Adding one: source, a line here, a firing and a healthy recording, a line in the guide."""

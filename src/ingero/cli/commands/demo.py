@@ -1,0 +1,121 @@
+"""``ingero demo``: known faults and what is said about them. A demo is one line in `DEMOS`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a demo shows.
+
+    Attributes:
+        text: For a person.
+        data: The same facts for ``--json``.
+    """
+
+    text: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """One demo.
+
+    Attributes:
+        name: What the user types.
+        aliases: Other names for it.
+        says: One line for the list.
+        play: Plays it; may raise our errors. Gets the path to keep its recording at, or None.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    says: str
+    play: Callable[[Path | None], Played]
+
+
+def _play_scenario(name: str) -> Callable[[Path | None], Played]:
+    """A demo that writes a scenario's recording, reads it back and explains it, as for any recording."""
+
+    def play(keep: Path | None) -> Played:
+        from tempfile import TemporaryDirectory
+
+        import msgspec
+
+        from ingero.agent.queries.explain import explain_file
+        from ingero.agent.queries.window import Wanted
+        from ingero.agent.scenarios.catalog import SCENARIOS
+        from ingero.cli.commands.explain import as_text
+
+        scenario = next(scenario for scenario in SCENARIOS if scenario.name == name)
+        with TemporaryDirectory(prefix="ingero-demo-") as folder:
+            path = keep or Path(folder) / "demo.db"
+            scenario.build().write(path)
+            answer = explain_file(path, Wanted())
+        facts: dict[str, Any] = msgspec.to_builtins(answer)
+        text = f"{scenario.says}\n(synthetic recording: no GPU was involved)\n\n{as_text(answer)}"
+        return Played(text, {"scenario": name, "story": scenario.says, "synthetic": True, **facts})
+
+    return play
+
+
+def _scenario(name: str, says: str, *aliases: str) -> Demo:
+    return Demo(name, aliases, says, _play_scenario(name))
+
+
+DEMOS: Final[tuple[Demo, ...]] = (
+    _scenario("incident", "a slow minute: who took the CPU?"),
+    _scenario("cold-start", "a slow first second: contention, or loading?"),
+    _scenario("cpu-contention", "more busy threads than CPUs"),
+    _scenario("gpu-steal", "two processes on one GPU", "gpu-contention", "contention"),
+    _scenario("memcpy-bottleneck", "steps made of copies"),
+    _scenario("periodic-spike", "a slow step every 200 calls"),
+)
+"""Every demo, in the order of ``ingero demo all``."""
+
+
+@click.command("demo")
+@click.argument("name", default="all")
+@click.option(
+    "--no-gpu",
+    is_flag=True,
+    help="Use synthetic recordings; this is the default and needs nothing.",
+)
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Keep the demo's recording in this new file.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(*, name: str, no_gpu: bool, keep: Path | None, as_json: bool) -> None:
+    r"""Play a known fault and say what it is.
+
+    NAME is a demo, or "all". Each demo makes a recording as the agent would write it, and the same engine explains it
+    that explains yours.
+
+    \b
+    Examples:
+      ingero demo incident --no-gpu
+      ingero demo --json | jq '.demos[].incidents[0].title'
+      ingero demo gpu-steal --keep steal.db && ingero explain --db steal.db
+    """
+    del no_gpu
+    chosen = [demo for demo in DEMOS if name in {"all", demo.name, *demo.aliases}]
+    if not chosen:
+        names = "\n".join(f"  {demo.name:<18} {demo.says}" for demo in DEMOS)
+        raise click.UsageError(f"no demo is called {name!r}. There are:\n{names}")
+    if keep is not None and (len(chosen) > 1 or keep.exists()):
+        raise click.UsageError("--keep takes one demo and a file that does not exist yet")
+    if as_json:
+        click.echo(json.dumps({"demos": [demo.play(keep).data for demo in chosen]}, indent=2))
+        return
+    for demo in chosen:
+        click.echo(click.style(f"── {demo.name}: {demo.says} ", bold=True))
+        click.echo(demo.play(keep).text + "\n")

@@ -1,0 +1,397 @@
+"""Recordings of single faults, beside those of ``ingero demo``: one per rule that has no real recording yet.
+
+Every fault stands on a healthy training loop (`ingero.agent.scenarios.loop`) and is built from what probes see, not
+from what a rule looks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from ingero.agent.scenarios.builder import RecordingBuilder
+from ingero.agent.scenarios.loop import FREE, FUNCTION, LAUNCH, MALLOC, SYNC, Loop, Step
+from ingero.model.events import (
+    GpuOp,
+    GraphOp,
+    HostOp,
+    IoOp,
+    NcclOp,
+    NetOp,
+    OffCpuReason,
+    Source,
+)
+from ingero.units import NS_PER_MS, NS_PER_S, NS_PER_US
+
+PID: Final = 4821
+_SHORT: Final = Step(n_launches=4, copy_ns=0, sync_ns=4 * NS_PER_MS)
+
+
+def _stalled(stall: Callable[[RecordingBuilder, Loop], None]) -> RecordingBuilder:
+    """A healthy loop, then forty steps with one stall each between launches and waiting."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    loop.steps(50)
+    for _ in range(40):
+        loop.step(Step(sync_ns=0))
+        stall(built, loop)
+        loop.wait(4 * NS_PER_MS)
+    return built
+
+
+def input_starvation_by_worker() -> RecordingBuilder:
+    """The training thread sleeps until a child process hands over a batch."""
+    built = RecordingBuilder().name(4900, "pt_data_worker")
+    built.call((Source.HOST, HostOp.FORK), 0, 0, PID, arg1=4900)
+    loop = Loop(built, at_ns=NS_PER_MS)
+    for _ in range(30):
+        loop.step()
+        loop.sleep(120 * NS_PER_MS, other_pid=4900)
+    return built
+
+
+def cgroup_throttling() -> RecordingBuilder:
+    """The container's quota ends in every period."""
+
+    def stall(built: RecordingBuilder, loop: Loop) -> None:
+        loop.at_ns = built.off_cpu(loop.at_ns, 30 * NS_PER_MS, PID, OffCpuReason.THROTTLED)
+
+    return _stalled(stall)
+
+
+def blocking_io() -> RecordingBuilder:
+    """The training thread reads its next batch from the disk itself."""
+
+    def stall(built: RecordingBuilder, loop: Loop) -> None:
+        for _ in range(4):
+            start_ns = loop.at_ns
+            built.call((Source.IO, IoOp.READ), start_ns + 10_000, 3 * NS_PER_MS, PID, arg0=256)
+            loop.at_ns = built.off_cpu(
+                start_ns, 3 * NS_PER_MS + 20_000, PID, OffCpuReason.BLOCKED_IO
+            )
+
+    return _stalled(stall)
+
+
+def page_fault_stall() -> RecordingBuilder:
+    """Major faults on the training thread."""
+
+    def stall(built: RecordingBuilder, loop: Loop) -> None:
+        loop.at_ns = built.call((Source.HOST, HostOp.PAGE_FAULT), loop.at_ns, 6 * NS_PER_MS, PID)
+
+    return _stalled(stall)
+
+
+def reclaim_stall() -> RecordingBuilder:
+    """Direct reclaim on the training thread."""
+
+    def stall(built: RecordingBuilder, loop: Loop) -> None:
+        loop.at_ns = built.call(
+            (Source.HOST, HostOp.DIRECT_RECLAIM), loop.at_ns, 6 * NS_PER_MS, PID
+        )
+
+    return _stalled(stall)
+
+
+def network_wait() -> RecordingBuilder:
+    """The training thread fetches its batch over a socket."""
+
+    def stall(built: RecordingBuilder, loop: Loop) -> None:
+        built.call((Source.NET, NetOp.RECV), loop.at_ns, 9 * NS_PER_MS, PID, arg1=1 << 20)
+        loop.at_ns = built.off_cpu(loop.at_ns, 9 * NS_PER_MS, PID, OffCpuReason.SLEEP)
+
+    return _stalled(stall)
+
+
+def sync_bound() -> RecordingBuilder:
+    """``.item()`` after every kernel."""
+    built = RecordingBuilder()
+    Loop(built).steps(600, Step(n_launches=1, copy_ns=0, sync_ns=400 * NS_PER_US))
+    return built
+
+
+def launch_bound() -> RecordingBuilder:
+    """Hundreds of tiny kernels a step, and a GPU that is always done."""
+    built = RecordingBuilder()
+    step = Step(400, 8 * NS_PER_US, 5 * NS_PER_US, copy_ns=0, sync_ns=20 * NS_PER_US)
+    Loop(built).steps(40, step)
+    return built
+
+
+def memory_leak() -> RecordingBuilder:
+    """A tensor of every step is kept for ever; a scratch buffer is freed."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for i in range(120):
+        loop.call(MALLOC, 100 * NS_PER_US, arg0=8 << 20, arg1=0x7E00_0000_0000 + (i << 24))
+        loop.step(_SHORT)
+        if not i % 10:
+            loop.call(MALLOC, 100 * NS_PER_US, arg0=8 << 20, arg1=0x7D00_0000_0000)
+            loop.call(FREE, 50 * NS_PER_US, arg0=0x7D00_0000_0000)
+    return built
+
+
+def allocation_churn() -> RecordingBuilder:
+    """Buffers are allocated and freed in every step."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for _ in range(200):
+        loop.call(MALLOC, 400 * NS_PER_US, arg0=8 << 20, arg1=0x7D00_0000_0000)
+        loop.step(_SHORT)
+        loop.call(FREE, 900 * NS_PER_US, arg0=0x7D00_0000_0000)
+    return built
+
+
+def oom_kill() -> RecordingBuilder:
+    """The kernel kills the job's worker."""
+    built = RecordingBuilder().name(4900, "pt_data_worker")
+    loop = Loop(built)
+    loop.steps(50)
+    built.call((Source.HOST, HostOp.OOM_KILL), loop.at_ns, 0, 1, arg1=4900)
+    return built
+
+
+def _fact(source: Source, op: int, value: int) -> RecordingBuilder:
+    built = RecordingBuilder()
+    loop = Loop(built)
+    loop.steps(50)
+    built.call((source, op), loop.at_ns, 0, 0, arg0=value)
+    return built
+
+
+def pod_restart() -> RecordingBuilder:
+    """The orchestrator restarted a pod."""
+    return _fact(Source.HOST, HostOp.POD_RESTART, 0)
+
+
+def pod_eviction() -> RecordingBuilder:
+    """The orchestrator evicted a pod."""
+    return _fact(Source.HOST, HostOp.POD_EVICTION, 0)
+
+
+def pod_oom_kill() -> RecordingBuilder:
+    """A container went over its limit."""
+    return _fact(Source.HOST, HostOp.POD_OOM_KILL, 0)
+
+
+def gpu_xid() -> RecordingBuilder:
+    """The GPU fell off the bus."""
+    return _fact(Source.GPU, GpuOp.XID, 79)
+
+
+def gpu_ecc() -> RecordingBuilder:
+    """Two memory errors that ECC could not mend."""
+    return _fact(Source.GPU, GpuOp.ECC_UNCORRECTED, 2)
+
+
+def gpu_throttling() -> RecordingBuilder:
+    """Heat holds the clocks down for half of the run."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    loop.steps(60)
+    start_ns = loop.at_ns
+    loop.steps(60, Step(sync_ns=20 * NS_PER_MS))
+    built.call((Source.GPU, GpuOp.THROTTLE_THERMAL), start_ns, loop.at_ns - start_ns, 0)
+    return built
+
+
+def graph_failed() -> RecordingBuilder:
+    """A capture ends with cudaErrorStreamCaptureInvalidated (901)."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    loop.steps(20)
+    loop.call((Source.CUDA_GRAPH, GraphOp.BEGIN_CAPTURE), 20 * NS_PER_US, arg1=1)
+    loop.call((Source.CUDA_GRAPH, GraphOp.END_CAPTURE), 40 * NS_PER_US, ret_code=901)
+    loop.steps(20)
+    return built
+
+
+def graph_recaptured() -> RecordingBuilder:
+    """Every step captures and instantiates a new graph and launches it once."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for i in range(40):
+        loop.call((Source.CUDA_GRAPH, GraphOp.BEGIN_CAPTURE), 20 * NS_PER_US)
+        loop.step(Step(n_launches=10, copy_ns=0, sync_ns=0))
+        loop.call((Source.CUDA_GRAPH, GraphOp.END_CAPTURE), 100 * NS_PER_US)
+        loop.call((Source.CUDA_GRAPH, GraphOp.INSTANTIATE), 2 * NS_PER_MS, arg0=0x5000 + i)
+        loop.call((Source.CUDA_GRAPH, GraphOp.LAUNCH), 30 * NS_PER_US, arg0=0x5000 + i)
+        loop.wait(4 * NS_PER_MS)
+    return built
+
+
+def graph_unused() -> RecordingBuilder:
+    """A graph is made at the start and forgotten; another is launched in every step."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for handle in (0x5000, 0x6000):
+        loop.call((Source.CUDA_GRAPH, GraphOp.INSTANTIATE), 2 * NS_PER_MS, arg0=handle)
+    for _ in range(160):
+        loop.call((Source.CUDA_GRAPH, GraphOp.LAUNCH), 30 * NS_PER_US, arg0=0x6000)
+        loop.wait(200 * NS_PER_MS)
+    return built
+
+
+def ranks(late_rank: int | None, *, differs_at: int = -1) -> RecordingBuilder:
+    """Four ranks on one node that meet in an all-reduce every step.
+
+    Args:
+        late_rank: Arrives 8 ms after the others; None for nobody.
+        differs_at: Sequence number at which rank 1 calls an all-gather instead; -1 for never.
+    """
+    built = RecordingBuilder()
+    for rank in range(4):
+        loop = Loop(built, 6000 + rank, f"rank{rank}", seed=rank, gpu_id=rank)
+        for seq in range(60):
+            own_ns = 12 * NS_PER_MS + (8 * NS_PER_MS if rank == late_rank else 0)
+            op = NcclOp.ALL_GATHER if (seq, rank) == (differs_at, 1) else NcclOp.ALL_REDUCE
+            arrival_ns = seq * 40 * NS_PER_MS + own_ns + (rank * 37_000 + seq * 91_000) % 300_000
+            meet_ns = (
+                seq * 40 * NS_PER_MS + (20 if late_rank is not None else 12) * NS_PER_MS + 300_000
+            )
+            built.call(
+                (Source.NCCL, op), arrival_ns, max(meet_ns - arrival_ns, 0) + 2 * NS_PER_MS, 6000 + rank,
+                gpu_id=rank, arg0=64 << 20, arg1=0xC0FFEE, arg2=seq, arg3=rank << 32 | 4,
+            )  # fmt: skip
+            loop.at_ns = arrival_ns - 8 * NS_PER_MS
+            loop.call(LAUNCH, 12 * NS_PER_US, arg0=FUNCTION)
+            loop.call(SYNC, 7 * NS_PER_MS)
+    return built
+
+
+def late_rank() -> RecordingBuilder:
+    """Rank 2 arrives last."""
+    return ranks(2)
+
+
+def collective_disagreement() -> RecordingBuilder:
+    """Rank 1 takes another branch once."""
+    return ranks(None, differs_at=31)
+
+
+FAULTS: Final[dict[str, Callable[[], RecordingBuilder]]] = {
+    "input_starvation": input_starvation_by_worker,
+    "cgroup_throttling": cgroup_throttling,
+    "blocking_io": blocking_io,
+    "page_fault_stall": page_fault_stall,
+    "reclaim_stall": reclaim_stall,
+    "network_wait": network_wait,
+    "sync_bound": sync_bound,
+    "launch_bound": launch_bound,
+    "memory_leak": memory_leak,
+    "allocation_churn": allocation_churn,
+    "oom_kill": oom_kill,
+    "pod_restart": pod_restart,
+    "pod_eviction": pod_eviction,
+    "pod_oom_kill": pod_oom_kill,
+    "gpu_xid": gpu_xid,
+    "gpu_ecc": gpu_ecc,
+    "gpu_throttling": gpu_throttling,
+    "graph_failed": graph_failed,
+    "graph_recaptured": graph_recaptured,
+    "graph_unused": graph_unused,
+    "late_rank": late_rank,
+    "collective_disagreement": collective_disagreement,
+}
+"""A firing recording for each rule that the demos do not show."""
+
+
+def sleeping_loop() -> RecordingBuilder:
+    """An idle service: a call, then a sleep, for a long time."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for _ in range(60):
+        loop.step(_SHORT)
+        loop.sleep(50 * NS_PER_MS)
+    return built
+
+
+def waiting_for_requests() -> RecordingBuilder:
+    """A service that sleeps in ``epoll`` until a stranger's packet wakes it."""
+    built = RecordingBuilder().name(12, "ksoftirqd/0")
+    loop = Loop(built)
+    for _ in range(60):
+        loop.step(_SHORT)
+        loop.sleep(90 * NS_PER_MS, other_pid=12)
+    return built
+
+
+def warm_up_only() -> RecordingBuilder:
+    """A handful of ordinary first calls and nothing else."""
+    built = RecordingBuilder()
+    Loop(built).steps(3)
+    return built
+
+
+def busy_agent() -> RecordingBuilder:
+    """The agent and the journal write all the time beside a healthy job."""
+    built = RecordingBuilder().name(900, "ingero").name(96, "jbd2/nvme0n1p1-8")
+    loop = Loop(built)
+    while loop.at_ns < NS_PER_S:
+        loop.step()
+        for pid in (900, 96):
+            built.call((Source.IO, IoOp.WRITE), loop.at_ns, NS_PER_MS, pid, arg0=64)
+            built.call((Source.IO, IoOp.READ), loop.at_ns, NS_PER_MS, pid, arg0=64)
+            built.off_cpu(loop.at_ns, NS_PER_MS, pid, OffCpuReason.BLOCKED_IO)
+    return built
+
+
+def read_ahead() -> RecordingBuilder:
+    """The job's reads go on beside its computation and block nothing."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for _ in range(100):
+        built.call((Source.IO, IoOp.READ), loop.at_ns, 2 * NS_PER_MS, PID, arg0=512)
+        loop.step()
+    return built
+
+
+def warm_up_allocations() -> RecordingBuilder:
+    """A caching allocator fills in the first steps and is quiet afterwards."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for i in range(200):
+        if i < 30:
+            loop.call(MALLOC, 200 * NS_PER_US, arg0=64 << 20, arg1=0x7E00_0000_0000 + (i << 28))
+        loop.step()
+    return built
+
+
+def brief_preemption() -> RecordingBuilder:
+    """Kernel threads take the CPU for microseconds, as on any machine."""
+    built = RecordingBuilder().name(66, "kworker/3:1H")
+    loop = Loop(built)
+    for _ in range(200):
+        loop.step()
+        loop.preempt(loop.at_ns - 5 * NS_PER_MS, 30 * NS_PER_US, 66)
+    return built
+
+
+def replayed_graph() -> RecordingBuilder:
+    """One capture, hundreds of launches."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    loop.call((Source.CUDA_GRAPH, GraphOp.INSTANTIATE), 2 * NS_PER_MS, arg0=0x6000)
+    for _ in range(300):
+        loop.call((Source.CUDA_GRAPH, GraphOp.LAUNCH), 30 * NS_PER_US, arg0=0x6000)
+        loop.wait(8 * NS_PER_MS)
+    return built
+
+
+def balanced_ranks() -> RecordingBuilder:
+    """Four ranks that arrive together."""
+    return ranks(None)
+
+
+HEALTHY: Final[dict[str, Callable[[], RecordingBuilder]]] = {
+    "sleeping loop": sleeping_loop,
+    "waiting for requests": waiting_for_requests,
+    "warm-up only": warm_up_only,
+    "busy agent": busy_agent,
+    "read-ahead": read_ahead,
+    "warm-up allocations": warm_up_allocations,
+    "brief preemption": brief_preemption,
+    "replayed graph": replayed_graph,
+    "balanced ranks": balanced_ranks,
+}
+"""Recordings that look busy and have nothing wrong."""

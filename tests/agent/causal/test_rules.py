@@ -1,0 +1,131 @@
+"""Each rule fires on its own fault, alone, and on nothing healthy."""
+
+import numpy as np
+import pytest
+
+from ingero.agent.causal.engine import explain
+from ingero.agent.causal.rules import RULES
+from ingero.agent.scenarios.builder import START_NS, RecordingBuilder
+from ingero.agent.scenarios.catalog import SCENARIOS, healthy
+from ingero.agent.scenarios.loop import LAUNCH, SYNC, Loop, Step
+from ingero.agent.store.reader import load_recording
+from ingero.model.events import OffCpuReason, Source
+from ingero.testing.faults import FAULTS, HEALTHY
+
+PID = 4821
+MS = 1_000_000
+
+
+def rules_of(built):
+    return [incident.rule for incident in explain(built.build()).incidents]
+
+
+def test_every_rule_has_a_firing_recording():
+    shown = {rule for scenario in SCENARIOS for rule in rules_of(scenario.build())}
+    assert {rule.name for rule in RULES} == shown | set(FAULTS)
+    assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize("rule", sorted(FAULTS))
+def test_fault_is_named_alone(rule):
+    assert rules_of(FAULTS[rule]()) == [rule]
+
+
+@pytest.mark.parametrize("name", sorted(HEALTHY))
+def test_healthy_recording_gives_no_incident(name):
+    assert rules_of(HEALTHY[name]()) == []
+
+
+def test_healthy_training_gives_no_incident():
+    assert rules_of(healthy()) == []
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
+def test_answer_is_the_same_from_memory_and_from_the_file(scenario, tmp_path):
+    built = scenario.build()
+    built.write(tmp_path / "r.db")
+    assert explain(load_recording(tmp_path / "r.db")).incidents == explain(built.build()).incidents
+
+
+@pytest.mark.parametrize("rule", sorted(FAULTS))
+def test_order_of_the_rows_does_not_matter(rule):
+    built = FAULTS[rule]()
+    told = explain(built.build())
+    built._rows = [built._rows[i] for i in np.random.default_rng(3).permutation(len(built._rows))]
+    assert explain(built.build()).incidents == told.incidents
+
+
+def hit_every(n, stolen_ms, call_ms=10):
+    """Forty slow synchronisations, one in `n` with `stolen_ms` taken by a named task, after a healthy start."""
+    built = RecordingBuilder().name(8821, "backup")
+    loop = Loop(built)
+    loop.steps(60, Step(sync_ns=2 * MS))
+    for i in range(40):
+        loop.step(Step(sync_ns=0))
+        stolen = () if i % n else (stolen_ms * MS,)
+        loop.preempted_call(SYNC, call_ms * MS, stolen, 8821)
+    return built
+
+
+def test_share_is_the_overlap_and_the_rest_is_unexplained():
+    (incident,) = explain(hit_every(1, stolen_ms=4).build()).incidents
+    shares = {cause.name: cause.share for cause in incident.causes}
+    assert shares == {
+        "preempted by backup": pytest.approx(0.40, abs=0.01),
+        "unexplained": pytest.approx(0.60, abs=0.01),
+    }
+    assert incident.lost_ns == pytest.approx(40 * 10 * MS, rel=0.01)
+
+
+def test_cause_below_a_fifth_of_the_lost_time_is_not_named():
+    assert rules_of(hit_every(1, stolen_ms=1)) == []
+
+
+def test_preemption_outside_the_feeding_thread_is_not_blamed():
+    built = RecordingBuilder().name(8821, "backup")
+    loop = Loop(built)
+    for _ in range(60):
+        loop.step(Step(sync_ns=10 * MS))
+        built.off_cpu(
+            loop.at_ns - 9 * MS, 8 * MS, PID + 1, OffCpuReason.PREEMPTED, pid=PID, other_pid=8821
+        )
+    assert rules_of(built) == []
+
+
+def test_driver_call_inside_a_runtime_call_is_counted_once():
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for _ in range(40):
+        for i in range(400):
+            start_ns, end_ns = loop.call(LAUNCH, 8_000, arg0=0x1000 + i)
+            built.call((Source.DRIVER, 1), start_ns + 1_000, end_ns - start_ns - 2_000, PID)
+            loop.rest(5_000)
+        loop.call(SYNC, 20_000)
+    (incident,) = explain(built.build()).incidents
+    assert (incident.rule, incident.n_cases) == ("launch_bound", 40 * 400)
+
+
+def test_silence_without_proof_that_the_gpu_is_idle_is_no_starvation():
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for _ in range(20):
+        loop.step(Step(sync_ns=0))
+        loop.rest(100 * MS)  # the host computes while the GPU works on what it was given
+        loop.wait(80 * MS)  # and is still busy when asked
+    assert rules_of(built) == []
+
+
+def test_starvation_with_unrecorded_switches_is_not_called_computing():
+    built = RecordingBuilder()
+    for i in range(20):
+        built.call(LAUNCH, i * 200 * MS, 12_000, PID, arg0=1)
+        built.call(SYNC, i * 200 * MS + 20_000, 5 * MS, PID)
+    assert rules_of(built) == []
+
+
+def test_incident_keeps_its_id_when_the_recording_goes_on():
+    short, long = FAULTS["blocking_io"](), FAULTS["blocking_io"]()
+    last_ns = int((long.events()["start_ns"] + long.events()["duration_ns"]).max()) - START_NS
+    Loop(long, PID, "train", at_ns=last_ns).steps(20)
+    (before,), (after,) = explain(short.build()).incidents, explain(long.build()).incidents
+    assert before.id == after.id

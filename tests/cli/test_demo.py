@@ -1,0 +1,58 @@
+"""Every demo ends with its own diagnosis and no other."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from ingero.agent.store.reader import load_recording
+from ingero.cli.commands.demo import DEMOS
+from ingero.cli.main import cli, run_program
+
+DIAGNOSIS = {
+    "incident": ("preemption", "preempted by logrotate"),
+    "cold-start": ("lazy_load", "first use: set-up inside the first cudaMalloc"),
+    "cpu-contention": ("runnable_wait", "waiting for a free CPU"),
+    "gpu-steal": ("gpu_sharing", "time slices taken by notebook (pid 5100)"),
+    "memcpy-bottleneck": ("copy_bound", "host-to-device copies from pageable memory"),
+    "periodic-spike": ("periodic_spike", "something that happens every 200 calls (129 ms)"),
+}
+
+
+def play(*args):
+    result = CliRunner().invoke(cli, ["demo", *map(str, args)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("name", sorted(DIAGNOSIS))
+def test_demo_ends_with_its_own_diagnosis_and_no_other(name):
+    (demo,) = json.loads(play(name, "--no-gpu", "--json"))["demos"]
+    (incident,) = demo["incidents"]
+    assert (incident["rule"], incident["causes"][0]["name"]) == DIAGNOSIS[name]
+    assert incident["causes"][0]["share"] > 0.5
+    assert incident["coverage"]["state"] == "exact"
+
+
+def test_all_plays_every_demo_of_the_list():
+    names = [demo["scenario"] for demo in json.loads(play("--json"))["demos"]]
+    assert set(DIAGNOSIS) <= set(names)
+    assert [demo.name for demo in DEMOS if demo.name in DIAGNOSIS] == [
+        n for n in names if n in DIAGNOSIS
+    ]
+
+
+def test_alias_plays_its_demo():
+    assert "notebook" in play("contention")
+
+
+def test_kept_recording_can_be_explained_again(tmp_path):
+    path = tmp_path / "kept.db"
+    assert "logrotate" in play("incident", "--keep", path)
+    assert len(load_recording(path).events) > 5000
+    assert run_program(cli, ["demo", "incident", "--keep", str(path)]) == 2
+
+
+def test_unknown_demo_lists_the_known_ones(capsys):
+    assert run_program(cli, ["demo", "nonsense"]) == 2
+    assert "memcpy-bottleneck" in capsys.readouterr().err
