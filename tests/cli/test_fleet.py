@@ -1,0 +1,98 @@
+"""``ingero-fleet`` as a user types it."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from ingero.cli.fleet import cli
+from ingero.cli.main import run_program
+
+GOOD = """
+receivers: {otlp: {protocols: {http: }}}
+exporters: {debug: , file: {path: /tmp/x}}
+service: {pipelines: {metrics: {receivers: [otlp], exporters: [debug]}}}
+"""
+
+
+@pytest.fixture
+def good(tmp_path):
+    file = tmp_path / "fleet.yaml"
+    file.write_text(GOOD)
+    return str(file)
+
+
+def _run(capsys, *args):
+    code = run_program(cli, list(args))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize("form", [(), ("--config",)])
+def test_validate_says_valid_and_warns_about_what_is_not_used(capsys, good, form):
+    code, out, err = _run(capsys, "validate", *form, good)
+    assert (code, out) == (0, f"{good}: valid, 1 pipeline\n")
+    assert "exporters.file: is defined and not used" in err
+
+
+def test_validate_lists_every_problem_and_ends_with_2(capsys, tmp_path):
+    file = tmp_path / "bad.yaml"
+    file.write_text(GOOD.replace("debug: ", "debug: {verbosity: loud}").replace("otlp]", "otpl]"))
+    code, out, err = _run(capsys, "validate", str(file))
+    assert (code, out) == (2, "")
+    assert "line 3: exporters.debug.verbosity" in err
+    assert "did you mean otlp?" in err
+
+
+def test_set_overrides_the_file(capsys, good):
+    args = ["validate", good, "--set", "service.pipelines.metrics.exporters=[file, debug]"]
+    code, _, err = _run(capsys, *args)
+    assert (code, err) == (0, "")
+    code, _, err = _run(capsys, "validate", good, "--set", "exporters.debug.verbosity=loud")
+    assert code == 2
+    assert "exporters.debug.verbosity" in err
+
+
+def test_printed_defaults_can_be_validated(capsys, tmp_path):
+    code, out, _ = _run(capsys, "config", "--defaults")
+    assert code == 0
+    file = tmp_path / "defaults.yaml"
+    file.write_text(out)
+    code, _, err = _run(capsys, "validate", str(file))
+    assert (code, err) == (0, "")
+
+
+def test_components_are_listed_for_people_and_programs(capsys):
+    code, out, _ = _run(capsys, "components", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert {one["name"] for one in found["exporters"]} >= {
+        "prometheus",
+        "otlp",
+        "otlphttp",
+        "file",
+        "debug",
+    }
+    (batch,) = [one for one in found["processors"] if one["name"] == "batch"]
+    assert batch["signals"] == ["logs", "metrics", "traces"]
+    _, text, _ = _run(capsys, "components")
+    assert "  memory_limiter" in text
+
+
+def test_no_file_at_all_is_wrong_usage_with_the_next_step(capsys):
+    code, _, err = _run(capsys)
+    assert code == 2
+    assert "config --defaults" in err
+
+
+def test_unreadable_file_says_why(capsys, tmp_path):
+    code, _, err = _run(capsys, "--config", str(tmp_path / "nowhere.yaml"))
+    assert code == 2
+    assert "No such file" in err
+
+
+@pytest.mark.parametrize("command", [[], ["validate"], ["components"], ["config"], ["version"]])
+def test_every_command_has_help_with_examples(command):
+    result = CliRunner().invoke(cli, [*command, "--help"])
+    assert result.exit_code == 0
+    assert "Examples:" in result.output
