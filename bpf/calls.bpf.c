@@ -185,7 +185,8 @@ INLINE void write_call(const struct ig_frame *frame, const struct ig_thread *thr
 	record->depth = thread->depth;
 	record->reserved = 0;
 	bpf_get_current_comm(record->comm, sizeof(record->comm));
-	bpf_ringbuf_submit(record, 0);
+	/* The reader looks on a timer: a wake-up per call would cost more than the call. */
+	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 }
 
 INLINE void write_collective(const struct ig_frame *frame, const struct ig_thread *thread, struct ig_count *count,
@@ -227,7 +228,7 @@ INLINE void write_collective(const struct ig_frame *frame, const struct ig_threa
 	record->depth = thread->depth;
 	__builtin_memset(record->reserved, 0, sizeof(record->reserved));
 	bpf_get_current_comm(record->comm, sizeof(record->comm));
-	bpf_ringbuf_submit(record, 0);
+	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 }
 
 INLINE void finish(struct ig_frame *frame, const struct ig_descriptor *desc, struct ig_thread *thread, u64 duration_ns,
@@ -381,7 +382,6 @@ const volatile struct {
 	struct ig_collective collective;
 	struct ig_off_cpu off_cpu;
 	struct ig_process process;
-	struct ig_mapping mapping;
 	struct ig_block block;
 	struct ig_tcp tcp;
 } abi SEC(".rodata");

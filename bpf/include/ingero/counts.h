@@ -88,6 +88,8 @@ INLINE struct ig_choice choose(struct ig_count *count, const struct ig_settings 
 		if (before >= 32 && duration_ns > 8 * (count->total_ns / before))
 			choice.flags |= IG_FLAG_SLOW;
 		count->total_ns += duration_ns;
+		if (!count->min_ns || duration_ns < count->min_ns)
+			count->min_ns = duration_ns;
 		if (duration_ns > count->max_ns)
 			count->max_ns = duration_ns;
 	}

@@ -39,7 +39,7 @@ enum {
 	BPF_MAP_TYPE_RINGBUF = 27,
 };
 
-enum { BPF_ANY = 0, BPF_NOEXIST = 1, BPF_F_NO_PREALLOC = 1 };
+enum { BPF_ANY = 0, BPF_NOEXIST = 1, BPF_F_NO_PREALLOC = 1, BPF_RB_NO_WAKEUP = 1 };
 
 static void *(*bpf_map_lookup_elem)(const void *map, const void *key) = (void *)1;
 static long (*bpf_map_update_elem)(const void *map, const void *key, const void *value, u64 flags) = (void *)2;
@@ -52,7 +52,6 @@ static long (*bpf_get_current_comm)(void *to, u32 size) = (void *)16;
 static u64 (*bpf_get_current_cgroup_id)(void) = (void *)80;
 static long (*bpf_probe_read_user)(void *to, u32 size, const void *from) = (void *)112;
 static long (*bpf_probe_read_kernel)(void *to, u32 size, const void *from) = (void *)113;
-static long (*bpf_probe_read_kernel_str)(void *to, u32 size, const void *from) = (void *)115;
 static void *(*bpf_ringbuf_reserve)(void *ring, u64 size, u64 flags) = (void *)131;
 static void (*bpf_ringbuf_submit)(void *record, u64 flags) = (void *)132;
 static u64 (*bpf_get_attach_cookie)(void *ctx) = (void *)174;
@@ -105,16 +104,10 @@ struct task_struct {
 	s32 tgid;
 	s32 exit_code;
 	u32 flags;
-	unsigned in_iowait : 1;
 	char comm[16];
 	struct css_set *cgroups;
-	struct task_struct *real_parent;
 	struct signal_struct *signal;
 	const struct cred *cred;
-} CORE;
-
-struct linux_binprm {
-	const char *filename;
 } CORE;
 
 struct gendisk {
@@ -152,39 +145,6 @@ struct sock_common {
 
 struct sock {
 	struct sock_common __sk_common;
-} CORE;
-
-struct super_block {
-	u32 s_dev;
-} CORE;
-
-struct inode {
-	unsigned long i_ino;
-	struct super_block *i_sb;
-} CORE;
-
-struct qstr {
-	const unsigned char *name;
-} CORE;
-
-struct dentry {
-	struct qstr d_name;
-	struct inode *d_inode;
-} CORE;
-
-struct path {
-	struct dentry *dentry;
-} CORE;
-
-struct file {
-	struct path f_path;
-	struct inode *f_inode;
-} CORE;
-
-struct vm_area_struct {
-	unsigned long vm_start;
-	unsigned long vm_flags;
-	struct file *vm_file;
 } CORE;
 
 #pragma clang diagnostic pop

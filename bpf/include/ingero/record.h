@@ -14,7 +14,6 @@
 enum ig_limit {
 	IG_RECORD_VERSION = 1,
 	IG_COMM_LEN = 16,
-	IG_NAME_LEN = 64,
 	IG_MAX_DEPTH = 8,
 	IG_MAX_DESCRIPTORS = 1024,
 	IG_N_REGS = 8,
@@ -29,7 +28,6 @@ enum ig_kind {
 	IG_KIND_COLLECTIVE = 2,
 	IG_KIND_OFF_CPU = 3,
 	IG_KIND_PROCESS = 4,
-	IG_KIND_MAPPING = 5,
 	IG_KIND_BLOCK = 6,
 	IG_KIND_TCP = 7,
 };
@@ -173,17 +171,6 @@ struct ig_process {
 };
 _Static_assert(sizeof(struct ig_process) == 64, "ABI");
 
-/* An executable file that a process mapped, told once per process and file. */
-struct ig_mapping {
-	struct ig_header header;
-	u64 inode;
-	u64 address; /* start of the mapping */
-	u32 device;  /* kernel dev_t: major << 20 | minor */
-	u32 pid;
-	char name[IG_NAME_LEN]; /* last component of the path */
-};
-_Static_assert(sizeof(struct ig_mapping) == 104, "ABI");
-
 /* One block request, from issue to completion. */
 struct ig_block {
 	struct ig_header header; /* mono_ns: issue */
@@ -232,6 +219,7 @@ struct ig_count {
 	u64 errors;
 	u64 bytes;
 	u64 total_ns;
+	u64 min_ns; /* 0: no call had a duration */
 	u64 max_ns;
 	u64 emitted; /* records written */
 	u64 sampled; /* left out on purpose */
@@ -239,7 +227,7 @@ struct ig_count {
 	u64 pending; /* left out since the last record that will carry them in its weight */
 	u64 hist[IG_HIST_BUCKETS];
 };
-_Static_assert(sizeof(struct ig_count) == 1096, "ABI");
+_Static_assert(sizeof(struct ig_count) == 1104, "ABI");
 
 /* Losses that have no operation to be counted under. */
 struct ig_losses {

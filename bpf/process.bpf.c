@@ -1,0 +1,82 @@
+/* Processes that begin, end and replace their image. Keeps the pid filter and the thread table true to them. */
+#include "ingero/host.h"
+
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_RINGBUF);
+	MAP_UINT(max_entries, 256 << 10);
+} processes SEC(".maps");
+
+INLINE void write_event(struct task_struct *task, u16 event, u32 other_pid)
+{
+	struct ig_process *record = bpf_ringbuf_reserve(&processes, sizeof(*record), 0);
+
+	if (!record) {
+		count_lost(IG_KIND_PROCESS);
+		return;
+	}
+	set_header(&record->header, IG_KIND_PROCESS, sizeof(*record), bpf_ktime_get_ns());
+	record->cgroup_id = cgroup_of(task);
+	record->pid = task->tgid;
+	record->other_pid = other_pid;
+	record->uid = task->cred->uid.val;
+	record->exit_code = task->exit_code;
+	record->event = event;
+	__builtin_memset(record->reserved, 0, sizeof(record->reserved));
+	bpf_probe_read_kernel(record->comm, sizeof(record->comm), task->comm);
+	bpf_ringbuf_submit(record, 0);
+}
+
+/* Whether the user named this process, or it makes GPU calls. */
+INLINE bool concerns_us(struct task_struct *task)
+{
+	struct ig_settings *now = settings_now();
+
+	return is_gpu_process(task->tgid) ||
+	       (now && now->filter && is_watched(now, task->tgid, cgroup_of(task), task->cred->uid.val));
+}
+
+SEC("tp_btf/sched_process_fork")
+int process_fork(u64 *ctx)
+{
+	struct task_struct *parent = (struct task_struct *)ctx[0], *child = (struct task_struct *)ctx[1];
+	u32 parent_pid = parent->tgid, child_pid = child->tgid;
+	u8 yes = 1;
+
+	if (child_pid != (u32)child->pid) /* a thread */
+		return 0;
+	if (bpf_map_lookup_elem(&filter_pids, &parent_pid))
+		bpf_map_update_elem(&filter_pids, &child_pid, &yes, BPF_ANY);
+	if (concerns_us(parent))
+		write_event(child, IG_PROCESS_FORK, parent_pid);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exec")
+int process_exec(u64 *ctx)
+{
+	struct task_struct *task = (struct task_struct *)ctx[0];
+	u32 tid = task->pid;
+
+	bpf_map_delete_elem(&threads, &tid); /* its calls went with the old image */
+	if (concerns_us(task))
+		write_event(task, IG_PROCESS_EXEC, 0);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exit")
+int process_exit(u64 *ctx)
+{
+	struct task_struct *task = (struct task_struct *)ctx[0];
+	u32 tid = task->pid, pid = task->tgid;
+
+	bpf_map_delete_elem(&threads, &tid);
+	if (task->signal->live.counter) /* other threads live on */
+		return 0;
+	if (concerns_us(task))
+		write_event(task, IG_PROCESS_EXIT, 0);
+	bpf_map_delete_elem(&filter_pids, &pid);
+	bpf_map_delete_elem(&gpu_pids, &pid);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "GPL";

@@ -1,0 +1,122 @@
+/* Why threads of GPU processes were off the CPU, for how long, and who had it instead. */
+#include "ingero/host.h"
+
+struct departure {
+	u64 left_ns;
+	u64 woken_ns; /* 0: not woken yet, or it never stopped being runnable */
+	u32 other_pid;
+	u32 waker_pid;
+	u8 reason;
+	u8 reserved[7];
+	char other_comm[IG_COMM_LEN];
+};
+
+/* Threads that are off the CPU now, by tid. */
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_HASH);
+	MAP_UINT(max_entries, 65536);
+	MAP_UINT(map_flags, BPF_F_NO_PREALLOC);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct departure);
+} departures SEC(".maps");
+
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_RINGBUF);
+	MAP_UINT(max_entries, 2 << 20);
+} off_cpus SEC(".maps");
+
+/* include/linux/sched.h; EXIT_* are kept in the same word. */
+enum { TASK_RUNNING = 0, TASK_INTERRUPTIBLE = 1, TASK_UNINTERRUPTIBLE = 2, TASK_STOPPED = 4, TASK_TRACED = 8, DEAD = 0xf0 };
+enum { OP_SCHED_SWITCH = 1 };
+
+INLINE u8 reason_of(bool preempted, u32 state)
+{
+	if (preempted || state == TASK_RUNNING)
+		return IG_OFF_PREEMPTED;
+	if (state & (TASK_STOPPED | TASK_TRACED))
+		return IG_OFF_STOPPED;
+	return state & TASK_UNINTERRUPTIBLE ? IG_OFF_IO : IG_OFF_SLEEP;
+}
+
+INLINE void write_span(struct task_struct *task, const struct departure *left, u64 now_ns)
+{
+	struct ig_count *count = count_of(task->tgid, IG_SOURCE_HOST, OP_SCHED_SWITCH);
+	struct ig_settings *now = settings_now();
+	struct ig_off_cpu *record;
+	struct ig_choice choice;
+
+	if (!count || !now)
+		return;
+	count->entered++;
+	choice = choose(count, now, now_ns - left->left_ns, 0, 0);
+	if (!choice.weight)
+		return;
+	record = bpf_ringbuf_reserve(&off_cpus, sizeof(*record), 0);
+	if (!record) {
+		choice_lost(count, choice);
+		return;
+	}
+	set_header(&record->header, IG_KIND_OFF_CPU, sizeof(*record), left->left_ns);
+	record->off_ns = now_ns - left->left_ns;
+	record->wait_ns = left->reason == IG_OFF_PREEMPTED ? record->off_ns : left->woken_ns ? now_ns - left->woken_ns : 0;
+	record->cgroup_id = cgroup_of(task);
+	record->pid = task->tgid;
+	record->tid = task->pid;
+	record->other_pid = left->other_pid;
+	record->waker_pid = left->waker_pid;
+	record->cpu = bpf_get_smp_processor_id();
+	record->reason = left->reason;
+	record->reserved = 0;
+	record->weight = choice.weight;
+	bpf_probe_read_kernel(record->comm, sizeof(record->comm), task->comm);
+	__builtin_memcpy(record->other_comm, left->other_comm, sizeof(record->other_comm));
+	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
+}
+
+/* TP_PROTO(bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state), Linux 5.18. */
+SEC("tp_btf/sched_switch")
+int sched_switch(u64 *ctx)
+{
+	struct task_struct *prev = (struct task_struct *)ctx[1], *next = (struct task_struct *)ctx[2];
+	u32 state = ctx[3], prev_tid = prev->pid, next_tid = next->pid;
+	u64 now_ns = bpf_ktime_get_ns();
+	struct departure left = {.left_ns = now_ns}, *came;
+
+	came = bpf_map_lookup_elem(&departures, &next_tid);
+	if (came) {
+		write_span(next, came, now_ns);
+		bpf_map_delete_elem(&departures, &next_tid);
+	}
+	if (!prev_tid || state & DEAD || !is_gpu_process(prev->tgid))
+		return 0;
+	left.other_pid = next->tgid;
+	left.reason = reason_of(ctx[0], state);
+	bpf_probe_read_kernel(left.other_comm, sizeof(left.other_comm), next->comm);
+	if (bpf_map_update_elem(&departures, &prev_tid, &left, BPF_ANY))
+		count_lost(IG_KIND_OFF_CPU);
+	return 0;
+}
+
+SEC("tp_btf/sched_wakeup")
+int sched_wakeup(u64 *ctx)
+{
+	u32 tid = ((struct task_struct *)ctx[0])->pid;
+	struct departure *left = bpf_map_lookup_elem(&departures, &tid);
+
+	if (left && !left->woken_ns) {
+		left->waker_pid = bpf_get_current_pid_tgid() >> 32;
+		left->woken_ns = bpf_ktime_get_ns();
+	}
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exit")
+int sched_exit(u64 *ctx)
+{
+	u32 tid = ((struct task_struct *)ctx[0])->pid;
+
+	bpf_map_delete_elem(&departures, &tid);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "GPL";

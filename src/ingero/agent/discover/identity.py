@@ -1,0 +1,126 @@
+"""Who a process is: its rank and job as its launcher told it, its container, its start time.
+
+All of it is read from ``/proc``, from the target's environment and cgroup, never from our own. A process is the pair of pid
+and start time, because pids are used again.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ingero.model.recording import ProcessRank
+
+_PROC: Final = Path("/proc")
+_UNKNOWN: Final = -1
+
+_LAUNCHERS: Final = (
+    # name, rank, local rank, world size. Sources: torchrun's documented environment; Slurm srun(1) output environment;
+    # Open MPI 5 mpirun(1); MPICH's PMI-1.
+    ("torchrun", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
+    ("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("slurm", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
+    ("pmi", "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
+)
+_JOBS: Final = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "LSB_JOBID", "PBS_JOBID", "JOB_ID")
+_CONTAINER: Final = re.compile(r"([0-9a-f]{64})(?!.*[0-9a-f]{64})")
+_POD: Final = re.compile(
+    r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})"
+)
+_SLURM_CGROUP: Final = re.compile(r"/job_(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What is known of a process; empty text and -1 where nothing is.
+
+    Attributes:
+        pid: Its thread group.
+        start_ticks: When it started, in clock ticks since boot.
+        name: Its command name.
+        launcher: Whose variables gave the rank.
+        place: Rank, local rank and world size.
+        job: The job's id.
+        cgroup: Path of its cgroup.
+        container: 64-digit container id.
+        pod_uid: Kubernetes pod uid.
+    """
+
+    pid: int
+    start_ticks: int = 0
+    name: str = ""
+    launcher: str = ""
+    place: ProcessRank = field(default_factory=ProcessRank)
+    job: str = ""
+    cgroup: str = ""
+    container: str = ""
+    pod_uid: str = ""
+
+
+def parse_environment(data: bytes) -> dict[str, str]:
+    """The variables in the contents of ``/proc/PID/environ``; of a repeated one the first counts, as for getenv()."""
+    variables: dict[str, str] = {}
+    for item in data.split(b"\0"):
+        name, sign, value = item.partition(b"=")
+        if sign:
+            variables.setdefault(name.decode("utf-8", "replace"), value.decode("utf-8", "replace"))
+    return variables
+
+
+def find_place(variables: dict[str, str]) -> tuple[str, ProcessRank]:
+    """The launcher and the process's place in the job; ``("", ProcessRank())`` when nobody told.
+
+    Inside a Slurm step that runs torchrun both sets are there, and torchrun's are the ranks of the job's processes.
+    """
+    for launcher, rank, local_rank, world_size in _LAUNCHERS:
+        if variables.get(rank, "").isdecimal():
+            numbers = [variables.get(name, "") for name in (rank, local_rank, world_size)]
+            return launcher, ProcessRank(
+                *(int(text) if text.isdecimal() else _UNKNOWN for text in numbers)
+            )
+    return "", ProcessRank()
+
+
+def parse_cgroup(text: str) -> tuple[str, str, str, str]:
+    """Path, container id, pod uid and Slurm job out of ``/proc/PID/cgroup``; version 2's line is preferred."""
+    paths = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
+    unified = [path for number, _, path in paths if number == "0" and path not in {"/", ""}]
+    path = (unified or sorted((p for *_, p in paths), key=len, reverse=True) or [""])[0]
+    everything = " ".join(p for *_, p in paths)
+    container, pod, job = (
+        pattern.search(everything) for pattern in (_CONTAINER, _POD, _SLURM_CGROUP)
+    )
+    return (
+        path,
+        container[1] if container else "",
+        pod[1].replace("_", "-") if pod else "",
+        job[1] if job else "",
+    )
+
+
+def parse_stat(text: str) -> tuple[str, int]:
+    """Command name and start time in ticks out of ``/proc/PID/stat``; the name may hold spaces and brackets."""
+    name = text[text.index("(") + 1 : text.rindex(")")]
+    return name, int(text[text.rindex(")") + 1 :].split()[19])
+
+
+def read_identity(pid: int, proc: Path = _PROC) -> Identity | None:
+    """Who a process is; None when it is gone. What may not be read stays unknown."""
+    folder = proc / str(pid)
+    try:
+        name, start_ticks = parse_stat((folder / "stat").read_text(errors="replace"))
+    except (OSError, ValueError, IndexError):
+        return None
+    try:
+        variables = parse_environment((folder / "environ").read_bytes())
+    except OSError:
+        variables = {}
+    try:
+        path, container, pod_uid, slurm_job = parse_cgroup((folder / "cgroup").read_text())
+    except OSError:
+        path = container = pod_uid = slurm_job = ""
+    launcher, place = find_place(variables)
+    job = next((variables[key] for key in _JOBS if variables.get(key)), slurm_job)
+    return Identity(pid, start_ticks, name, launcher, place, job, path, container, pod_uid)

@@ -1,0 +1,147 @@
+"""Executable mappings as they happen, in every process, through perf's side-band records.
+
+One dummy software event per CPU delivers ``PERF_RECORD_MMAP2`` for each new executable mapping: no tracefs, no kprobe and no
+fentry needed. Layouts follow ``struct perf_event_attr`` and the record descriptions in include/uapi/linux/perf_event.h
+(Linux 6.13).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ingero.errors import UnsupportedError
+
+_NUMBERS: Final = {"x86_64": 298, "aarch64": 241}
+_ATTR_BYTES: Final = 112  # PERF_ATTR_SIZE_VER5
+_TYPE_SOFTWARE: Final = 1
+_COUNT_DUMMY: Final = 9
+_FLAG_MMAP: Final = 1 << 8
+_FLAG_WATERMARK: Final = 1 << 14
+_FLAG_MMAP2: Final = 1 << 23
+_FD_CLOEXEC: Final = 8
+_RECORD_LOST: Final = 2
+_RECORD_MMAP2: Final = 10
+_DATA_HEAD: Final = 1024  # offset in struct perf_event_mmap_page
+_N_PAGES: Final = 64
+_FIXED: Final = struct.Struct("<IIQQQIIQQII")  # MMAP2 after the header, before the file name
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A file that a process mapped as executable.
+
+    Attributes:
+        pid: The process, as the agent's pid namespace sees it.
+        start: First address.
+        end: First address after it.
+        device: Major and minor number of the file's device.
+        inode: The file.
+        path: Its name inside the process's mount namespace.
+    """
+
+    pid: int
+    start: int
+    end: int
+    device: tuple[int, int]
+    inode: int
+    path: str
+
+
+class MappingStream:
+    """Reads new executable mappings of all processes.
+
+    Raises:
+        UnsupportedError: perf refuses; the agent then looks at ``/proc`` on a timer.
+    """
+
+    def __init__(self) -> None:
+        self.n_lost = 0
+        self._rings: list[tuple[int, mmap.mmap]] = []
+        for cpu in _online_cpus():
+            try:
+                fd = _open_dummy(cpu)
+                ring = mmap.mmap(fd, (1 + _N_PAGES) * mmap.PAGESIZE)
+            except OSError as error:
+                self.close()
+                raise UnsupportedError(
+                    f"perf does not report new mappings: {error.strerror}",
+                    hint="run as root or grant CAP_PERFMON",
+                ) from error
+            self._rings.append((fd, ring))
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors that become readable when there is something."""
+        return tuple(fd for fd, _ in self._rings)
+
+    def read(self) -> Iterator[Mapping]:
+        """Every mapping since the last call."""
+        for _, ring in self._rings:
+            head, tail = struct.unpack_from("<QQ", ring, _DATA_HEAD)
+            if head == tail:
+                continue
+            data = _unwrap(ring, tail, head)
+            struct.pack_into("<Q", ring, _DATA_HEAD + 8, head)
+            yield from self._decode(data)
+
+    def _decode(self, data: bytes) -> Iterator[Mapping]:
+        position = 0
+        while position < len(data):
+            kind, _misc, size = struct.unpack_from("<IHH", data, position)
+            if kind == _RECORD_MMAP2:
+                pid, _, start, length, _, major, minor, inode, *_ = _FIXED.unpack_from(
+                    data, position + 8
+                )
+                name = data[position + 8 + _FIXED.size : position + size].partition(b"\0")[0]
+                yield Mapping(pid, start, start + length, (major, minor), inode, os.fsdecode(name))
+            elif kind == _RECORD_LOST:
+                self.n_lost += int(struct.unpack_from("<QQ", data, position + 8)[1])
+            position += size
+
+    def close(self) -> None:
+        """Close every event."""
+        for fd, ring in self._rings:
+            ring.close()
+            os.close(fd)
+        self._rings.clear()
+
+
+def _online_cpus() -> Iterator[int]:
+    text = Path("/sys/devices/system/cpu/online").read_text(encoding="ascii").strip()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def _open_dummy(cpu: int) -> int:
+    attr = bytearray(_ATTR_BYTES)
+    struct.pack_into("<IIQ", attr, 0, _TYPE_SOFTWARE, _ATTR_BYTES, _COUNT_DUMMY)
+    struct.pack_into("<Q", attr, 40, _FLAG_MMAP | _FLAG_WATERMARK | _FLAG_MMAP2)
+    struct.pack_into("<I", attr, 48, 1)  # watermark of one byte: wake the reader at every record
+    block = ctypes.create_string_buffer(bytes(attr), _ATTR_BYTES)
+    number = _NUMBERS.get(platform.machine(), -1)
+    fd = int(_libc.syscall(number, block, -1, cpu, -1, _FD_CLOEXEC))
+    if fd < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return fd
+
+
+def _unwrap(ring: mmap.mmap, tail: int, head: int) -> bytes:
+    size = _N_PAGES * mmap.PAGESIZE
+    first, last = tail % size, head % size
+    base = mmap.PAGESIZE
+    if first < last:
+        return ring[base + first : base + last]
+    return ring[base + first : base + size] + ring[base : base + last]

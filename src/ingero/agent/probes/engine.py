@@ -1,0 +1,335 @@
+"""The probe engine: loads the objects, attaches libraries and host probes, and hands out what they saw.
+
+One engine per agent. Closing it removes every probe: links live as long as their descriptors.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero.agent.discover.libraries import FileId, ProbeTarget
+from ingero.agent.kernel import syscalls
+from ingero.agent.kernel.abi import get_dtype
+from ingero.agent.kernel.maps import BpfMap
+from ingero.agent.kernel.objects import BpfObject
+from ingero.agent.kernel.ring import Ring
+from ingero.agent.probes.host import PROBES, HostProbe
+from ingero.agent.symbols.libraries import build_descriptors
+from ingero.errors import UnsupportedError
+
+Records = npt.NDArray[Any]
+_KEY_0: Final = bytes(4)
+_CALL_RINGS: Final = {"calls": "call", "failed_calls": "call", "collectives": "collective"}
+_SHARED: Final = (
+    "settings",
+    "filter_pids",
+    "filter_cgroups",
+    "gpu_pids",
+    "threads",
+    "counts",
+    "losses",
+)
+FILTER_PIDS: Final = 1
+FILTER_CGROUPS: Final = 2
+FILTER_UID: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How the engine runs.
+
+    Attributes:
+        host_probes: Names of the host probes to start.
+        ring_bytes: Size of the calls ring, a power of two; 0 for the compiled one.
+        keep_one_in: Records kept among ordinary calls.
+        keep_first: Records always kept per process, operation and CPU.
+        with_session: Try session links first; False tests the pair of older kernels.
+    """
+
+    host_probes: tuple[str, ...] = tuple(probe.name for probe in PROBES)
+    ring_bytes: int = 0
+    keep_one_in: int = 1
+    keep_first: int = 64
+    with_session: bool = True
+
+
+@dataclass(slots=True)
+class _Live:
+    """Live settings as the kernel has them."""
+
+    filter: int = 0
+    uid: int = 0
+    keep_one_in: int = 1
+    keep_first: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A part that this machine refused."""
+
+    name: str
+    reason: str
+    hint: str
+    costs: str
+
+
+@dataclass(slots=True)
+class _Attached:
+    target: ProbeTarget
+    links: list[int] = field(default_factory=list)
+
+
+class Engine:
+    """Every program that is loaded, and their maps.
+
+    Args:
+        settings: How to run.
+
+    Attributes:
+        missing: Host probes that could not start, with the reason.
+        rings: Open rings by name.
+        mode: ``session`` or ``pair``: how library functions are probed.
+
+    Raises:
+        UnsupportedError: Not even the engine's own object could be loaded.
+    """
+
+    def __init__(self, settings: EngineSettings | None = None) -> None:
+        self._settings = settings or EngineSettings()
+        self.missing: list[Missing] = []
+        self.rings: dict[str, Ring] = {}
+        self._objects: list[BpfObject] = []
+        self._links: list[int] = []
+        self._attached: dict[FileId, _Attached] = {}
+        self._live = _Live(
+            keep_one_in=self._settings.keep_one_in, keep_first=self._settings.keep_first
+        )
+        self.mode, self._calls = self._load_calls()
+        self._objects.append(self._calls)
+        self.maps: Mapping[str, BpfMap] = self._calls.maps
+        self._write_descriptors()
+        self._write_settings()
+        for ring, record in _CALL_RINGS.items():
+            self.rings[ring] = Ring(self.maps[ring], get_dtype(record))
+
+    def _load_calls(self) -> tuple[str, BpfObject]:
+        sizes = {"calls": self._settings.ring_bytes} if self._settings.ring_bytes else {}
+        if self._settings.with_session:
+            try:
+                session = syscalls.ATTACH_UPROBE_SESSION
+                return "session", BpfObject("calls", {"calls_session": session}, sizes=sizes)
+            except UnsupportedError as error:
+                if "Operation not permitted" in error.message:
+                    raise
+        multi = syscalls.ATTACH_UPROBE_MULTI
+        programs = {"calls_entry": multi, "calls_return": multi}
+        return "pair", BpfObject("calls", programs, sizes=sizes)
+
+    def _write_descriptors(self) -> None:
+        for index, descriptor in enumerate(build_descriptors()):
+            self.maps["descriptors"].update(index.to_bytes(4, "little"), descriptor.tobytes())
+
+    def _write_settings(self) -> None:
+        settings = np.zeros(1, get_dtype("settings"))
+        for name in ("filter", "uid", "keep_one_in", "keep_first"):
+            settings[name] = getattr(self._live, name)
+        self.maps["settings"].update(_KEY_0, settings.tobytes())
+
+    def start_host_probes(self) -> None:
+        """Load and attach the host probes; one that this machine refuses goes to `missing`."""
+        for probe in PROBES:
+            if probe.name not in self._settings.host_probes:
+                continue
+            try:
+                self._start(probe)
+            except UnsupportedError as error:
+                self.missing.append(Missing(probe.name, error.message, error.hint, probe.costs))
+
+    def _start(self, probe: HostProbe) -> None:
+        loaded = BpfObject(probe.name, shared=self._calls.subset(_SHARED))
+        links: list[int] = []
+        try:
+            links.extend(syscalls.attach_tracing(fd) for fd in loaded.programs.values())
+        except OSError as error:
+            for link in links:
+                os.close(link)
+            loaded.close()
+            raise UnsupportedError(f"cannot attach {probe.name!r}: {error.strerror}") from error
+        self._links += links
+        self._objects.append(loaded)
+        self.rings[probe.ring] = Ring(loaded.maps[probe.ring], get_dtype(probe.record))
+
+    def attach(self, target: ProbeTarget) -> bool:
+        """Probe a file in every process; False when it is probed already.
+
+        Raises:
+            UnsupportedError: The kernel refuses.
+        """
+        if target.file in self._attached:
+            return False
+        attached = _Attached(target)
+        try:
+            if self.mode == "session":
+                attached.links.append(
+                    syscalls.attach_uprobes(
+                        self._calls.programs["calls_session"],
+                        target.reach,
+                        target.probes,
+                        attach_type=syscalls.ATTACH_UPROBE_SESSION,
+                    )
+                )
+            else:
+                self._attach_pair(attached)
+        except OSError as error:
+            for link in attached.links:
+                os.close(link)
+            raise UnsupportedError(f"cannot probe {target.path}: {error.strerror}") from error
+        self._attached[target.file] = attached
+        return True
+
+    def _attach_pair(self, attached: _Attached) -> None:
+        """Two links; the returns come second so that none is seen without its entry."""
+        descriptors = build_descriptors()
+        with_return = [
+            probe for probe in attached.target.probes if descriptors["needs_return"][probe[1]]
+        ]
+        for program, probes, at_return in (
+            ("calls_entry", attached.target.probes, False),
+            ("calls_return", with_return, True),
+        ):
+            attached.links.append(
+                syscalls.attach_uprobes(
+                    self._calls.programs[program],
+                    attached.target.reach,
+                    probes,
+                    attach_type=syscalls.ATTACH_UPROBE_MULTI,
+                    at_return=at_return,
+                )
+            )
+
+    @property
+    def targets(self) -> tuple[ProbeTarget, ...]:
+        """The files that are probed."""
+        return tuple(attached.target for attached in self._attached.values())
+
+    def is_attached(self, file: FileId) -> bool:
+        """Whether a file is probed."""
+        return file in self._attached
+
+    def watch_pid(self, pid: int) -> None:
+        """Watch this process and its later children; the first call ends watching everything."""
+        self.maps["filter_pids"].update(pid.to_bytes(4, "little"), b"\1")
+        self._set(filter=self._live.filter | FILTER_PIDS)
+
+    def watch_uid(self, uid: int) -> None:
+        """Watch every process of a user."""
+        self._set(filter=self._live.filter | FILTER_UID, uid=uid)
+
+    def watch_cgroup(self, cgroup_id: int) -> None:
+        """Watch every process directly in a cgroup."""
+        self.maps["filter_cgroups"].update(cgroup_id.to_bytes(8, "little"), b"\1")
+        self._set(filter=self._live.filter | FILTER_CGROUPS)
+
+    @property
+    def keep_one_in(self) -> int:
+        """Of how many ordinary calls one becomes a record."""
+        return self._live.keep_one_in
+
+    def set_keep_one_in(self, number: int) -> None:
+        """Change the sampling of ordinary calls; counts stay exact."""
+        self._set(keep_one_in=number)
+
+    def _set(self, **changes: int) -> None:
+        for name, value in changes.items():
+            setattr(self._live, name, value)
+        self._write_settings()
+
+    def drain(self, consume: Mapping[str, Callable[[Records], None]]) -> int:
+        """Read every ring once; ``consume`` gets a view per ring name, and what it does not name is discarded."""
+        return sum(
+            ring.drain(consume.get(name, lambda _: None)) for name, ring in self.rings.items()
+        )
+
+    def read_counts(self) -> tuple[Records, Records]:
+        """Exact counts of every (process, source, operation) so far, summed over the CPUs.
+
+        Returns:
+            Keys (``pid op source``) and values (``struct ig_count``), shape (n,) each.
+        """
+        keys, per_cpu = self.maps["counts"].read_all(get_dtype("count_key"), get_dtype("count"))
+        totals = np.zeros(len(keys), get_dtype("count"))
+        for name in totals.dtype.names or ():
+            if name == "max_ns":
+                totals[name] = per_cpu[name].max(axis=1, initial=0)
+            elif name == "min_ns":
+                never = np.iinfo(np.uint64).max
+                lowest = np.where(per_cpu[name] == 0, never, per_cpu[name]).min(
+                    axis=1, initial=never
+                )
+                totals[name] = np.where(lowest == never, 0, lowest)
+            else:
+                totals[name] = per_cpu[name].sum(axis=1)
+        return keys, totals
+
+    def forget_counts(self, pid: int) -> None:
+        """Drop the counts of a process that ended, after they were read for the last time."""
+        keys, _ = self.maps["counts"].read_all(get_dtype("count_key"), get_dtype("count"))
+        for key in keys[keys["pid"] == pid]:
+            self.maps["counts"].delete(key.tobytes())
+
+    def read_losses(self) -> dict[str, int]:
+        """Losses that belong to no operation, by name; all zero when nothing was lost."""
+        per_cpu = self.maps["losses"].lookup(_KEY_0, get_dtype("losses"))
+        assert per_cpu is not None  # an array map has its one entry
+        return {name: int(per_cpu[name].sum()) for name in per_cpu.dtype.names or ()}
+
+    def read_in_flight(self) -> Records:
+        """Calls that were entered and have not returned.
+
+        Returns:
+            Frames with their thread: fields ``tid``, ``pid``, ``device`` and ``frame`` (``struct ig_frame``).
+        """
+        tids, threads = self.maps["threads"].read_all(np.dtype("<u4"), get_dtype("thread"))
+        rows, columns = np.nonzero(
+            np.arange(threads["frames"].shape[1])[None, :] < threads["depth"][:, None]
+        )
+        frame = get_dtype("frame")
+        result = np.zeros(
+            len(rows), [("tid", "<u4"), ("pid", "<u4"), ("device", "<i4"), ("frame", frame)]
+        )
+        result["tid"] = tids[rows]
+        result["pid"] = threads["pid"][rows]
+        result["device"] = threads["device"][rows]
+        result["frame"] = threads["frames"][rows, columns]
+        return result[result["frame"]["entry_ns"] > 0]
+
+    def close(self) -> None:
+        """Remove every probe and free every object; safe to call twice."""
+        for link in (*self._links, *(link for a in self._attached.values() for link in a.links)):
+            os.close(link)
+        self._links.clear()
+        self._attached.clear()
+        for ring in self.rings.values():
+            ring.close()
+        self.rings.clear()
+        for loaded in reversed(self._objects):
+            loaded.close()
+        self._objects.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

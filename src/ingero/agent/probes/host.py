@@ -1,0 +1,62 @@
+"""The probes of the host as a table: which object, which ring, and what one loses without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class HostProbe:
+    """One object whose programs attach by themselves.
+
+    Attributes:
+        name: The stem of ``bpf/<name>.bpf.c`` and what users call it.
+        ring: Its ring's map.
+        record: Its record, ``struct ig_<record>``.
+        says: What it tells.
+        costs: What is missing without it.
+        wakes: Whether a record should be read at once.
+    """
+
+    name: str
+    ring: str
+    record: str
+    says: str
+    costs: str
+    wakes: bool = False
+
+
+PROBES: Final = (
+    HostProbe(
+        "process",
+        "processes",
+        "process",
+        "processes that fork, exec and exit",
+        "children of watched processes are not followed, and ended ones stay listed",
+        wakes=True,
+    ),
+    HostProbe(
+        "sched",
+        "off_cpus",
+        "off_cpu",
+        "why threads of GPU processes were off the CPU, and who had it",
+        "no explanation of slow host code: preempted, waiting for I/O and asleep look alike",
+    ),
+    HostProbe(
+        "block",
+        "blocks",
+        "block",
+        "disk requests, queued and served",
+        "no link from stalls to disks",
+    ),
+    HostProbe("tcp", "retransmits", "tcp", "TCP segments sent again", "no sign of a lossy network"),
+    HostProbe(
+        "oom",
+        "victims",
+        "process",
+        "victims of the OOM killer",
+        "a killed rank looks like a crash",
+        wakes=True,
+    ),
+)

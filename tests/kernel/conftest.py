@@ -1,0 +1,87 @@
+"""A real engine on the simulator's libraries. Everything here needs root and BTF."""
+
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from ingero.agent.discover.libraries import find_target
+from ingero.agent.kernel.perf import Mapping
+from ingero.agent.probes.engine import Engine, EngineSettings
+from ingero.gpusim.runner import SimSettings, Simulation, get_program
+
+
+def target_of(path):
+    """The probe target of a file, as if this process had mapped it."""
+    status = path.stat()
+    device = (os.major(status.st_dev), os.minor(status.st_dev))
+    return find_target(Mapping(os.getpid(), 0, 0, device, status.st_ino, str(path.resolve())))
+
+
+@dataclass
+class Traced:
+    """What an engine saw of one run."""
+
+    accounts: list
+    keys: np.ndarray
+    counts: np.ndarray
+    records: dict = field(default_factory=dict)
+    losses: dict = field(default_factory=dict)
+
+    def count(self, pid, source, op):
+        is_it = (
+            (self.keys["pid"] == pid) & (self.keys["source"] == source) & (self.keys["op"] == op)
+        )
+        assert is_it.sum() == 1, f"pid {pid} source {source} op {op}"
+        return self.counts[is_it][0]
+
+    def calls(self, pid, source, op, ring="calls"):
+        records = self.records[ring]
+        return records[
+            (records["pid"] == pid) & (records["source"] == source) & (records["op"] == op)
+        ]
+
+
+def read(engine, accounts):
+    """Everything the engine holds now."""
+    kept = {name: [] for name in engine.rings}
+    engine.drain({
+        name: lambda view, into=into: into.append(view.copy()) for name, into in kept.items()
+    })
+    keys, counts = engine.read_counts()
+    records = {name: np.concatenate(parts) if parts else [] for name, parts in kept.items()}
+    return Traced(accounts, keys, counts, records, engine.read_losses())
+
+
+@pytest.fixture
+def start_engine():
+    """Start engines with the simulator's three libraries attached; they end with the test."""
+    engines = []
+
+    def start(settings=None, *, attach=True):
+        engine = Engine(settings or EngineSettings(host_probes=()))
+        engines.append(engine)
+        engine.start_host_probes()
+        assert not engine.missing, engine.missing
+        folder = get_program().parent
+        for name in ("libcudart.so.12", "libcuda.so.1", "libnccl.so.2") if attach else ():
+            assert engine.attach(target_of(folder / name))
+        return engine
+
+    yield start
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def trace_sim(start_engine):
+    """Run a workload under an engine and read what it saw."""
+
+    def trace(name, *, settings=None, n_ranks=0, device=None, **knobs):
+        engine = start_engine(settings)
+        with Simulation(SimSettings(name, knobs, n_ranks, device or {})) as simulation:
+            accounts = simulation.wait()
+        return read(engine, accounts)
+
+    return trace

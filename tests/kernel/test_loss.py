@@ -1,0 +1,121 @@
+"""Nothing is lost without being counted, and sampling keeps totals true. Real storms, a real full ring."""
+
+import ctypes
+import os
+import signal
+import subprocess
+
+import numpy as np
+import pytest
+
+from ingero.agent.kernel import syscalls
+from ingero.agent.probes.engine import EngineSettings
+from ingero.gpusim.runner import SimSettings, Simulation, get_program
+from ingero.model.events import CudaOp, Source
+
+pytestmark = pytest.mark.kernel
+
+LAUNCHES = 50_021
+
+
+def test_seen_is_emitted_plus_sampled_plus_lost_when_the_ring_overflows(trace_sim):
+    settings = EngineSettings(host_probes=(), ring_bytes=4096)
+    traced = trace_sim("storm", settings=settings, launches=LAUNCHES)
+    (account,) = traced.accounts
+    count = traced.count(account["pid"], Source.CUDA, CudaOp.LAUNCH_KERNEL)
+    assert count["seen"] == LAUNCHES
+    assert count["emitted"] + count["sampled"] + count["lost"] == LAUNCHES
+    assert count["lost"] > LAUNCHES // 2
+    records = traced.records["calls"]
+    assert len(records) == traced.counts["emitted"].sum()
+    assert count["hist"].sum() == LAUNCHES  # counts do not need the ring
+
+
+def test_weights_of_a_sampled_stream_add_up_to_every_call(trace_sim):
+    settings = EngineSettings(host_probes=(), keep_one_in=101, keep_first=7)
+    traced = trace_sim("storm", settings=settings, launches=LAUNCHES)
+    (account,) = traced.accounts
+    count = traced.count(account["pid"], Source.CUDA, CudaOp.LAUNCH_KERNEL)
+    records = traced.calls(account["pid"], Source.CUDA, CudaOp.LAUNCH_KERNEL)
+    assert count["lost"] == 0
+    assert len(records) == count["emitted"] < LAUNCHES // 50
+    assert count["emitted"] + count["sampled"] == LAUNCHES
+    assert records["weight"].sum(dtype=np.int64) == LAUNCHES - count["pending"]
+    assert set(records["weight"]) <= {1, 101}
+
+
+def test_failed_calls_survive_a_storm_of_good_ones(trace_sim):
+    settings = EngineSettings(host_probes=(), ring_bytes=4096)
+    traced = trace_sim("primes", settings=settings)
+    (account,) = traced.accounts
+    failed = traced.calls(account["pid"], Source.CUDA, CudaOp.MALLOC, "failed_calls")
+    assert failed["rc"].tolist() == [2, 2, 2]
+    assert traced.count(account["pid"], Source.CUDA, CudaOp.LAUNCH_KERNEL)["lost"] > 0
+
+
+def test_a_call_that_hangs_is_visible_while_it_hangs_and_gone_when_killed(start_engine):
+    engine = start_engine(EngineSettings(host_probes=("process",)))
+    with Simulation(SimSettings("hang")) as simulation:
+        assert simulation.read_line() == "hanging\n"
+        pid = simulation.pids[0]
+        while not len(flying := engine.read_in_flight()[engine.read_in_flight()["pid"] == pid]):
+            pass
+        (call,) = flying
+        assert int(call["frame"]["op"]) == CudaOp.DEVICE_SYNC
+        assert int(call["tid"]) == pid
+        os.kill(pid, signal.SIGKILL)
+    assert not (engine.read_in_flight()["pid"] == pid).any()
+    keys, counts = engine.read_counts()
+    (count,) = counts[
+        (keys["pid"] == pid) & (keys["op"] == CudaOp.DEVICE_SYNC) & (keys["source"] == 1)
+    ]
+    assert (count["entered"], count["seen"]) == (1, 0)
+
+
+def test_only_watched_processes_and_their_children_are_counted(start_engine):
+    engine = start_engine(EngineSettings(host_probes=("process",)))
+    # A shell that waits for a line, so that it is watched before it starts the workload.
+    shell = subprocess.Popen(
+        ["/bin/sh", "-c", f"read line; {get_program()} sync steps=11 & wait"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    engine.watch_pid(shell.pid)
+    with Simulation(SimSettings("sync", {"steps": 5})) as unwatched:
+        unwatched.wait()
+    shell.communicate(b"go\n")
+    keys, counts = engine.read_counts()
+    is_sync = (keys["op"] == CudaOp.DEVICE_SYNC) & (keys["source"] == Source.CUDA)
+    assert counts["seen"][is_sync].tolist() == [11]
+    assert unwatched.pids[0] not in keys["pid"]
+
+
+def loaded_programs():
+    """Ids of every BPF program in the kernel (BPF_PROG_GET_NEXT_ID)."""
+
+    class Next(ctypes.Structure):
+        _fields_ = (
+            ("start", ctypes.c_uint32),
+            ("next", ctypes.c_uint32),
+            ("flags", ctypes.c_uint32),
+        )
+
+    attr, ids = Next(), set()
+    while True:
+        try:
+            syscalls.bpf(11, attr)
+        except FileNotFoundError:
+            return ids
+        ids.add(attr.next)
+        attr.start = attr.next
+
+
+def test_closing_the_engine_removes_every_program_and_probe(start_engine):
+    before = loaded_programs()
+    engine = start_engine(EngineSettings())
+    ours = loaded_programs() - before
+    assert len(ours) >= 10
+    engine.close()
+    engine.close()
+    while ours & loaded_programs():  # freed after a grace period of the kernel's
+        pass

@@ -1,0 +1,83 @@
+"""NCCL identity and sequence, by value, for each way a communicator is made. Real processes, real barriers."""
+
+import pytest
+
+from ingero.agent.kernel.abi import Flag, get_dtype
+from ingero.agent.probes.engine import EngineSettings
+from ingero.gpusim.runner import SimSettings, Simulation
+from ingero.model.events import NcclOp, Source
+
+pytestmark = pytest.mark.kernel
+
+KEEP_ALL = EngineSettings(host_probes=(), keep_first=1 << 20)
+FLOAT, BFLOAT16, FLOAT64, UINT8 = 7, 9, 8, 1
+
+
+@pytest.mark.parametrize("init", [0, 1, 2], ids=["InitRank", "InitRankConfig", "InitRankScalable"])
+def test_every_rank_is_known_with_its_communicator_and_sequence(trace_sim, init):
+    traced = trace_sim("ranks", settings=KEEP_ALL, n_ranks=3, steps=7, init=init, count=1009)
+    hashes = {account["comm_hash"] for account in traced.accounts}
+    assert len(hashes) == 1
+    for account in traced.accounts:
+        pid = account["pid"]
+        (made,) = traced.calls(pid, Source.NCCL, NcclOp.COMM_INIT, "collectives")
+        reduced = traced.calls(pid, Source.NCCL, NcclOp.ALL_REDUCE, "collectives")
+        assert int(made["comm_hash"]) == account["comm_hash"]
+        assert (int(made["rank"]), int(made["nranks"])) == (account["rank"], 3)
+        assert int(made["comm_ptr"]) == int(reduced[0]["comm_ptr"]) != 0
+        assert set(reduced["comm_hash"]) == hashes
+        assert set(reduced["rank"]) == {account["rank"]}
+        assert set(reduced["nranks"]) == {3}
+        assert set(reduced["device"]) == {account["rank"]}
+        assert set(reduced["stream"]) == {account["stream"]}
+        assert reduced["seq"].tolist() == list(range(1, 8))
+        assert set(reduced["count"]) == {1009}
+        assert set(reduced["bytes"]) == {1009 * 4}
+        assert set(reduced["dtype"]) == {FLOAT}
+        assert set(reduced["redop"]) == {0}
+
+
+def test_root_type_and_operation_of_the_other_collectives(trace_sim):
+    traced = trace_sim("ranks", settings=KEEP_ALL, n_ranks=2, steps=3)
+    for account in traced.accounts:
+        (cast,) = traced.calls(account["pid"], Source.NCCL, NcclOp.BROADCAST, "collectives")
+        assert (int(cast["count"]), int(cast["bytes"]), int(cast["dtype"])) == (17, 136, FLOAT64)
+        assert (int(cast["peer"]), int(cast["redop"]), int(cast["seq"])) == (0, -1, 4)
+        (scattered,) = traced.calls(
+            account["pid"], Source.NCCL, NcclOp.REDUCE_SCATTER, "collectives"
+        )
+        assert (int(scattered["bytes"]), int(scattered["dtype"])) == (19, UINT8)
+        assert (int(scattered["redop"]), int(scattered["peer"]), int(scattered["seq"])) == (
+            2,
+            -1,
+            5,
+        )
+
+
+def test_a_split_communicator_has_a_hash_of_its_own_and_its_own_ranks(trace_sim):
+    traced = trace_sim("ranks", settings=KEEP_ALL, n_ranks=4, steps=5, split=1)
+    assert len({account["split_hash"] for account in traced.accounts}) == 2
+    for account in traced.accounts:
+        gathered = traced.calls(account["pid"], Source.NCCL, NcclOp.ALL_GATHER, "collectives")
+        assert set(gathered["comm_hash"]) == {account["split_hash"]}
+        assert set(gathered["rank"]) == {account["split_rank"]}
+        assert set(gathered["nranks"]) == {account["split_nranks"]}
+        assert gathered["seq"].tolist() == [1, 2, 3, 4, 5]
+        assert set(gathered["bytes"]) == {1031 * 2}
+        assert set(gathered["dtype"]) == {BFLOAT16}
+        # Each was in a group of its own; the all-reduces were in none.
+        assert ((gathered["flags"] & Flag.GROUPED) != 0).all()
+        assert gathered["group_id"].tolist() == [1, 2, 3, 4, 5]
+        reduced = traced.calls(account["pid"], Source.NCCL, NcclOp.ALL_REDUCE, "collectives")
+        assert set(reduced["group_id"]) == {0}
+        assert set(reduced["rank"]) == {account["rank"]}
+
+
+def test_a_destroyed_communicator_is_forgotten(start_engine):
+    engine = start_engine(KEEP_ALL)
+    with Simulation(SimSettings("ranks", {"steps": 2, "split": 1}, 2)) as simulation:
+        simulation.wait()
+    keys, _ = engine.maps["communicators"].read_all(
+        get_dtype("handle_key"), get_dtype("communicator")
+    )
+    assert len(keys) == 0
