@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from ingero.agent.discover.libraries import find_target
 from ingero.agent.kernel.perf import Mapping
 from ingero.agent.probes.engine import Engine, EngineSettings
+from ingero.agent.probes.targets import find_target
 from ingero.gpusim.runner import SimSettings, Simulation, get_program
 
 

@@ -14,13 +14,14 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from ingero.agent.discover.libraries import FileId, ProbeTarget
+from ingero.agent.discover.processes import FileId
 from ingero.agent.kernel import syscalls
 from ingero.agent.kernel.abi import get_dtype
 from ingero.agent.kernel.maps import BpfMap
 from ingero.agent.kernel.objects import BpfObject
 from ingero.agent.kernel.ring import Ring
 from ingero.agent.probes.host import PROBES, HostProbe
+from ingero.agent.probes.targets import ProbeTarget
 from ingero.agent.symbols.libraries import build_descriptors
 from ingero.errors import UnsupportedError
 
