@@ -15,6 +15,7 @@ import click
 
 from ingero import __version__
 from ingero.cli.commands import demo, explain, fleet_push, hang, query, replay, sim, version
+from ingero.cli.help import keep_line_breaks
 from ingero.errors import IngeroError
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
@@ -54,6 +55,7 @@ def run_program(program: click.Command, args: Sequence[str] | None = None) -> in
         0 on success; 1 for a failed run; 2 for wrong usage or configuration; 3 for something this machine cannot do;
         4 for a database that failed; 130 after Ctrl-C. A reader that closed the pipe is not an error.
     """
+    keep_line_breaks(program)
     try:
         result = program.main(args=list(args) if args is not None else None, standalone_mode=False)
     except click.exceptions.Abort:

@@ -14,13 +14,16 @@ from ingero.fleet.config import ServiceConfig
 from ingero.fleet.factory import Factory
 from ingero.wire.names import Signal
 
-_PIPELINE: Final[Mapping[str, Sequence[str]]] = {
-    "receivers": ("otlp",),
-    "processors": ("memory_limiter", "ingero", "nccl"),
-    "exporters": ("prometheus",),
+_PROCESSORS: Final = ("memory_limiter", "ingero", "nccl")
+_PIPELINES: Final[Mapping[Signal, Mapping[str, Sequence[str]]]] = {
+    Signal.METRICS: {
+        "receivers": ("otlp",),
+        "processors": _PROCESSORS,
+        "exporters": ("prometheus",),
+    },
+    Signal.LOGS: {"receivers": ("otlp",), "processors": _PROCESSORS, "exporters": ("debug",)},
 }
 _EXTENSIONS: Final = ("ingero_threshold", "health_check", "zpages")
-_SIGNALS: Final = (Signal.METRICS, Signal.LOGS)
 
 _HEAD: Final = """\
 # Everything that ingero-fleet can be told, with its default.
@@ -60,14 +63,14 @@ def _component(factory: Factory, *, is_used: bool) -> Iterator[str]:
 def _service(factories: Sequence[Factory]) -> dict[str, Any]:
     by_name = {(factory.kind, factory.type): factory for factory in factories}
     pipelines: dict[str, dict[str, list[str]]] = {}
-    for signal in _SIGNALS:
+    for signal, wanted in _PIPELINES.items():
         parts = {
             key: [
                 name
                 for name in names
                 if (Kind(key), name) in by_name and signal in by_name[Kind(key), name].signals
             ]
-            for key, names in _PIPELINE.items()
+            for key, names in wanted.items()
         }
         if parts["receivers"] and parts["exporters"]:
             pipelines[signal] = parts

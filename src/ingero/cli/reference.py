@@ -1,0 +1,176 @@
+"""Writes ``docs/reference/`` from the code: ``python -m ingero.cli.reference docs/reference``, which ``make docs`` runs.
+
+Configuration keys come from the settings models, metrics from their declarations, commands from click. A page that is
+edited by hand or left behind fails ``tests/docs/test_reference.py``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import click
+
+from ingero.cli.help import keep_line_breaks
+from ingero.config.describe import iter_keys
+from ingero.fleet.builtin import FACTORIES
+from ingero.fleet.component import Kind
+from ingero.fleet.config import ServiceConfig
+from ingero.fleet.factory import Factory
+from ingero.fleet.graph import GRAPH_METRICS
+from ingero.fleet.service import SERVICE_METRICS
+from ingero.telemetry.declare import Metric
+
+_GENERATED: Final = "<!-- Written by `make docs`; edit the code it names instead. -->"
+
+
+def write_fleet_config() -> str:
+    """Every key of every component and of ``service``."""
+    return "\n".join([
+        "# Configuration of ingero-fleet",
+        "",
+        _GENERATED,
+        "",
+        "Durations are written `500ms`, `5s` or `1m30s`, sizes `64MiB` or `10GB`, addresses `host:port`.",
+        "`${env:NAME}` and `${env:NAME:-default}` are filled in from the environment; nothing else is.",
+        "A key without a value means the section with its defaults. `ingero-fleet config --defaults` prints all of this as YAML.",
+        "",
+        *(line for kind in Kind for line in _config_of_kind(kind)),
+        "## service",
+        "",
+        *_key_table(ServiceConfig),
+    ])
+
+
+def _config_of_kind(kind: Kind) -> Iterator[str]:
+    for factory in FACTORIES:
+        if factory.kind is kind:
+            yield from (f"## {kind.value}: {factory.type}", "", _introduce(factory), "")
+            yield from _key_table(factory.config)
+
+
+def _introduce(factory: Factory) -> str:
+    pipelines = (
+        f" Pipelines: {', '.join(sorted(factory.signals))}."
+        if factory.kind is not Kind.EXTENSION
+        else ""
+    )
+    return f"{factory.says} Stability: {factory.stability.value}.{pipelines}"
+
+
+def _key_table(model: type) -> Iterator[str]:
+    yield "| key | type | default | meaning |"
+    yield "|---|---|---|---|"
+    for key in iter_keys(model):
+        default = "required" if key.is_required else f"`{key.default}`" if key.default else ""
+        yield f"| `{key.path}` | {_cell(key.form)} | {_cell(default)} | {_cell(key.description)} |"
+    yield ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def write_fleet_metrics() -> str:
+    """Every instrument of the collector's own telemetry."""
+    owners: dict[Metric, list[str]] = {
+        metric: ["service"] for metric in (*GRAPH_METRICS, *SERVICE_METRICS)
+    }
+    for factory in FACTORIES:
+        for metric in factory.metrics:
+            owners.setdefault(metric, []).append(f"{factory.kind.value}: {factory.type}")
+    return "\n".join([
+        "# Metrics of ingero-fleet about itself",
+        "",
+        _GENERATED,
+        "",
+        "Scraped from `service.telemetry.metrics`, port 8888 unless told otherwise. What is unknown is absent, not zero.",
+        "",
+        *_metric_table(owners),
+    ])
+
+
+def _metric_table(owners: Mapping[Metric, Iterable[str]]) -> Iterator[str]:
+    yield "| metric | type | labels | meaning | from |"
+    yield "|---|---|---|---|---|"
+    for metric in sorted(owners, key=lambda one: one.name):
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        yield (
+            f"| `{metric.name}` | {metric.kind.value} | {labels} | {_cell(metric.description)} | "
+            f"{', '.join(owners[metric])} |"
+        )
+    yield ""
+
+
+def write_cli() -> str:
+    """Every command of every program, as ``--help`` shows it."""
+    lines = ["# Commands", "", _GENERATED, ""]
+    for name, program in sorted(find_programs().items()):
+        keep_line_breaks(program)
+        lines += _describe_command(program, name, None)
+    return "\n".join(lines)
+
+
+def find_programs() -> dict[str, click.Command]:
+    """The click program behind each console script that is built; scripts of one program are one entry."""
+    programs: dict[str, click.Command] = {}
+    for script in sorted(entry_points(group="console_scripts"), key=lambda one: len(one.name)):
+        if script.value.startswith("ingero.") and find_spec(script.module) is not None:
+            command = _program_of(importlib.import_module(script.module))
+            if command not in programs.values():
+                programs[script.name] = command
+    return programs
+
+
+def _program_of(module: object) -> click.Command:
+    for name in ("cli", "command", "program"):
+        found = getattr(module, name, None)
+        if isinstance(found, click.Command):
+            return found
+    raise LookupError(f"{module} has no click program named cli, command or program")
+
+
+def _describe_command(command: click.Command, name: str, parent: click.Context | None) -> list[str]:
+    context = click.Context(
+        command, info_name=name, parent=parent, terminal_width=100, max_content_width=100
+    )
+    text = inspect.cleandoc(command.get_help(context))
+    lines = [
+        f"## {context.command_path}",
+        "",
+        "```text",
+        *(line.rstrip() for line in text.splitlines()),
+        "```",
+        "",
+    ]
+    if isinstance(command, click.Group):
+        for inner in command.list_commands(context):
+            found = command.get_command(context, inner)
+            if found is not None and not found.hidden:
+                lines += _describe_command(found, inner, context)
+    return lines
+
+
+PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "fleet-config.md": write_fleet_config,
+    "fleet-metrics.md": write_fleet_metrics,
+    "cli.md": write_cli,
+}
+"""Each generated page and what writes it."""
+
+
+def write_pages(folder: Path) -> None:
+    """Write every page below ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, write in PAGES.items():
+        (folder / name).write_text(write().rstrip() + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_pages(Path(sys.argv[1]))

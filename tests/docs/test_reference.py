@@ -1,0 +1,40 @@
+"""Generated pages say what the code says."""
+
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from ingero.cli.reference import PAGES, find_programs
+from ingero.config.describe import iter_keys
+from ingero.fleet.builtin import FACTORIES
+from ingero.fleet.config import ServiceConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_is_what_make_docs_would_write(name):
+    page = ROOT / "docs" / "reference" / name
+    assert page.read_text() == PAGES[name]().rstrip() + "\n", f"run `make docs`: {name} is behind"
+
+
+def test_every_key_and_metric_of_every_component_is_on_its_page():
+    config, metrics = PAGES["fleet-config.md"](), PAGES["fleet-metrics.md"]()
+    for factory in FACTORIES:
+        for key in iter_keys(factory.config):
+            assert f"| `{key.path}` |" in config
+        for metric in factory.metrics:
+            assert f"| `{metric.name}` |" in metrics
+
+
+def test_every_key_of_service_has_a_description():
+    assert [key.path for key in iter_keys(ServiceConfig) if not key.description] == []
+
+
+def test_every_console_script_is_described():
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    modules = {value.partition(":")[0] for value in scripts.values()}
+    modules = {module for module in modules if find_spec(module) is not None}
+    assert len(find_programs()) == len(modules)
