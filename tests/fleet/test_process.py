@@ -18,7 +18,7 @@ from ingero.wire.otlp import decode_export
 
 ROOT = Path(__file__).parents[2]
 SEED = ROOT / "tests" / "data" / "config" / "seed-readme.yaml"
-SHIPPED = ROOT / "deploy" / "fleet" / "fleet-config.yaml"
+SHIPPED = ROOT / "src" / "ingero" / "fleet" / "fleet-config.yaml"
 
 PLAIN = """
 receivers:

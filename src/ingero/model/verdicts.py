@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from ingero.errors import BadDataError
 from ingero.model.collectives import Rank
 
 
@@ -215,3 +216,55 @@ def judgement_json(judgement: Judgement) -> dict[str, Any]:
         "unattributed_gpu_ns": judgement.unattributed_gpu_ns,
         "counts": dict(judgement.counts),
     }
+
+
+def parse_judgement(page: Mapping[str, Any]) -> Judgement:
+    """The judgement behind `judgement_json`.
+
+    Raises:
+        BadDataError: A field is missing or of another kind.
+    """
+    try:
+        return Judgement(
+            cluster_id=page["cluster_id"],
+            verdicts=tuple(_parse_verdict(verdict) for verdict in page["verdicts"]),
+            total_wait_gpu_ns=page["total_wait_gpu_ns"],
+            charged_gpu_ns=page["charged_gpu_ns"],
+            unattributed_gpu_ns=page["unattributed_gpu_ns"],
+            counts=dict(page["counts"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadDataError(f"not a judgement: {error!r}") from error
+
+
+def _parse_rank(page: Mapping[str, Any]) -> Rank:
+    return Rank(
+        cluster_id=page["cluster_id"],
+        node_id=page["node_id"],
+        rank=page["rank"],
+        n_gpus=page["n_gpus"],
+        labels=tuple(page["labels"].items()),
+    )
+
+
+def _parse_verdict(page: Mapping[str, Any]) -> Verdict:
+    onset, slowdown, bet = page["onset"], page["slowdown"], page["bet"]
+    return Verdict(
+        rank=_parse_rank(page["rank"]),
+        kind=VerdictKind(page["verdict"]),
+        reason=page["reason"],
+        peers=tuple(map(_parse_rank, page["peers"])),
+        onset=None if onset is None else Onset(**onset),
+        detected_entry_ns=page["detected_entry_ns"],
+        n_ops_to_detect=page["n_ops_to_detect"],
+        slowdown=None if slowdown is None else Slowdown(**slowdown),
+        evidence=page["evidence"],
+        bet=None if bet is None else Bet(bet),
+        own_ns=page["own_ns"],
+        wait_ns=page["wait_ns"],
+        excess_ns=page["excess_ns"],
+        n_ops=page["n_ops"],
+        victims=tuple(map(_parse_rank, page["victims"])),
+        charged_to={_parse_rank(part["rank"]): part["wait_ns"] for part in page["charged_to"]},
+        lost_gpu_ns=page["lost_gpu_ns"],
+    )

@@ -1,27 +1,76 @@
-"""``ingero replay``: what the detection says about a recorded training job."""
+"""``ingero replay``: what the detection says about a recorded training job, through a Fleet or alone."""
 
 from __future__ import annotations
 
 import json
+import os
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from ingero.cli.options import HEADERS, read_duration
+
+PIPE_WIDTH = 120
+"""Columns of output that no terminal bounds."""
+COMPRESSED = ("processors.nccl.reorder_window=1s", "processors.nccl.judge_interval=250ms")
+"""Settings of our own Fleet: a replay's pushes come in order and its time runs faster than a job's."""
+
+if TYPE_CHECKING:
+    from ingero.cli.replay.network import FleetTarget
+    from ingero.model.verdicts import Judgement
+    from ingero.traces.model import JobTrace
 
 
 @click.command("replay")
 @click.argument("trace")
-@click.option("--offline", is_flag=True, help="Judge here, without a Fleet.")
+@click.option(
+    "--offline", is_flag=True, help="Judge here, without network; the answer is the same."
+)
+@click.option(
+    "--fleet",
+    metavar="URL",
+    help="Push to this Fleet's OTLP/HTTP receiver; without it a Fleet is started for the replay.",
+)
+@click.option(
+    "--admin",
+    metavar="URL",
+    default="http://127.0.0.1:8081",
+    show_default=True,
+    help="That Fleet's admin endpoint, which is asked for the verdicts.",
+)
+@HEADERS
+@click.option("--cluster-id", help="Report under this name; default: the recording's and a number.")
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Seconds of recorded time per second.",
+)
+@click.option(
+    "--interval",
+    callback=read_duration,
+    default="10s",
+    show_default=True,
+    help="Recorded time between two pushes of an agent.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(trace: str, *, offline: bool, as_json: bool) -> int:
+def command(trace: str, *, offline: bool, as_json: bool, **network: Any) -> int:  # noqa: ANN401 - click's
     r"""Judge a recorded training job and name its slow workers.
 
     TRACE is a Parquet file of per-operation timings, or the name of a recording that ships with ingero (AR). A file
     meta-NAME.yaml beside trace-NAME.parquet tells how many GPUs a worker has; without it, one.
 
-    Exit status: 0 when the recording was judged, whatever the verdict; 1 when it cannot be read.
+    One agent per worker pushes real OTLP to a Fleet, which names the culprit. Trace time is kept in the records.
+
+    Exit status: 0 when the recording was judged, whatever the verdict; 1 when it cannot be read or pushed.
 
     \b
     Examples:
+      ingero replay AR
+      ingero replay AR --fleet http://127.0.0.1:4318 --speed 60
       ingero replay AR --offline
       ingero replay job/trace-X.parquet --offline --json | jq '.verdicts[] | select(.verdict == "culprit")'
     """
@@ -31,15 +80,51 @@ def command(trace: str, *, offline: bool, as_json: bool) -> int:
     from ingero.traces.packaged import find_packaged
     from ingero.traces.readers import read_trace
 
-    if not offline:
-        raise click.UsageError("say --offline: replaying through a Fleet is not built yet")
     path = Path(trace)
     job = read_trace(path if path.exists() else find_packaged(trace) or path)
-    result = build_result(job, judge_trace(job))
+    judgements = judge_trace(job) if offline else [_ask_fleet(job, network)]
+    result = build_result(job, judgements)
     if as_json:
         click.echo(json.dumps(result, indent=2))
         return 0
     from rich.console import Console
 
-    render_result(result, Console())
+    console = Console()
+    render_result(result, console if console.is_terminal else Console(width=PIPE_WIDTH))
     return 0
+
+
+def _ask_fleet(job: JobTrace, network: dict[str, Any]) -> Judgement:
+    from rich.console import Console
+
+    from ingero.cli.replay.live import follow_replay
+    from ingero.cli.replay.network import name_cluster, replay_to_fleet
+
+    console = Console(stderr=True)
+    with ExitStack() as stack:
+        target = _find_target(network, stack, console)
+        cluster_id = network["cluster_id"] or f"{job.name}-{os.getpid()}"
+        return replay_to_fleet(
+            name_cluster(job, cluster_id),
+            target,
+            speed=network["speed"],
+            interval_ns=network["interval"],
+            follow=stack.enter_context(follow_replay(console)),
+        )
+
+
+def _find_target(network: dict[str, Any], stack: ExitStack, console: Any) -> FleetTarget:  # noqa: ANN401 - rich's
+    from ingero.agent.health.endpoint import parse_endpoint
+    from ingero.cli.local_fleet import EPHEMERAL, SHIPPED_CONFIG, run_local_fleet
+    from ingero.cli.replay.network import FleetTarget
+
+    url, admin_url = network["fleet"], network["admin"].rstrip("/")
+    if url is None:
+        fleet = stack.enter_context(run_local_fleet(SHIPPED_CONFIG, (*EPHEMERAL, *COMPRESSED)))
+        url = "http://" + fleet.find_endpoint("otlp", "http")
+        admin_url = "http://" + fleet.find_endpoint("ingero_threshold", "admin")
+        console.print(
+            f"a Fleet of our own listens on {url} (verdicts on {admin_url})", highlight=False
+        )
+    endpoint = parse_endpoint(url, is_insecure=True, option="--fleet")
+    return FleetTarget(endpoint, admin_url, dict(network["headers"]))

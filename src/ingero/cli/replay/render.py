@@ -10,7 +10,7 @@ from ingero.units import NS_PER_S, format_duration
 if TYPE_CHECKING:
     from rich.console import Console
 
-_STYLES: Final = {
+STYLES: Final = {
     "culprit": "bold red",
     "network": "bold magenta",
     "drag": "yellow",
@@ -40,11 +40,11 @@ def render_result(result: dict[str, Any], console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("worker", "verdict"):
         table.add_column(name, no_wrap=True)
-    for name in ("slowdown", "evidence", "onset", "own", "waited", "GPU time lost"):
+    for name in ("slowdown", "evidence", "onset", "own", "waited", "GPU lost"):
         table.add_column(name, justify="right", no_wrap=True)
     for verdict in result["verdicts"]:
         kind = verdict["verdict"]
-        style = _STYLES.get(kind, "yellow")
+        style = STYLES.get(kind, "yellow")
         table.add_row(
             worker_name(verdict["worker"]),
             f"[{style}]{kind}[/]",
@@ -81,7 +81,18 @@ def conclude(result: dict[str, Any]) -> list[str]:
         f"waiting: {_duration(cost['waited_gpu_s'])} of GPU time, {_duration(cost['charged_gpu_s'])} charged, "
         f"{_duration(cost['unattributed_gpu_s'])} unattributed"
     )
+    lines += [f"next: {step}" for step in _next_steps(named)]
     return lines
+
+
+def _next_steps(named: list[dict[str, Any]]) -> list[str]:
+    """Where to look next, per kind of finding."""
+    steps = {
+        "culprit": "on the node of {who}: `sudo ingero trace`, then `ingero explain`, say why it is slow",
+        "drag": "{who} costs little: look when its node is drained anyway",
+        "network": "the links of {who}: its NIC, cable and switch port",
+    }
+    return [steps[v["verdict"]].format(who=worker_name(v["worker"])) for v in named]
 
 
 def _explain(result: dict[str, Any]) -> str:

@@ -1,0 +1,86 @@
+"""The main job: a real trace, real pushes, a real Fleet, one named culprit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from ingero.cli.local_fleet import EPHEMERAL, SHIPPED_CONFIG, run_local_fleet
+
+pytestmark = pytest.mark.slow
+INGERO = [sys.executable, "-m", "ingero"]
+
+
+def replay(*args):
+    run = subprocess.run(
+        [*INGERO, "replay", "AR", "--json", *args],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+@pytest.fixture(scope="module")
+def offline():
+    return replay("--offline")
+
+
+def test_through_the_network_the_answer_is_exactly_the_offline_one(offline):
+    assert replay("--speed", "400") == offline
+
+
+def test_only_the_injected_worker_is_a_culprit_and_within_a_step(offline):
+    alarmed = [v for v in offline["verdicts"] if v["verdict"] in {"culprit", "network", "drag"}]
+    (culprit,) = alarmed
+    assert culprit["worker"] == {"dp_rank": 0, "stage": 0}
+    assert culprit["detected_step"] == culprit["onset_step"] == 16
+    assert culprit["slowdown"] == pytest.approx(2.38, abs=0.02)
+    assert len(culprit["victims"]) == 15
+
+
+def test_replay_into_a_running_fleet_leaves_it_running():
+    with run_local_fleet(SHIPPED_CONFIG, EPHEMERAL) as fleet:
+        result = replay(
+            "--speed", "1000",
+            "--fleet", "http://" + fleet.find_endpoint("otlp", "http"),
+            "--admin", "http://" + fleet.find_endpoint("ingero_threshold", "admin"),
+            "--cluster-id", "prod a",
+        )  # fmt: skip
+        assert result["culprits"] == [{"dp_rank": 0, "stage": 0}]
+        again = replay("--speed", "1000", "--fleet", "http://" + fleet.find_endpoint("otlp", "http"),
+                       "--admin", "http://" + fleet.find_endpoint("ingero_threshold", "admin"))  # fmt: skip
+        assert again["culprits"] == result["culprits"]
+
+
+def test_interrupt_ends_the_replay_and_its_fleet():
+    run = subprocess.Popen(
+        [*INGERO, "replay", "AR", "--speed", "20"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert run.stderr is not None
+    assert "Fleet of our own" in run.stderr.readline()
+    children = psutil.Process(run.pid).children(recursive=True)
+    assert children
+    os.kill(run.pid, signal.SIGINT)
+    _, said = run.communicate(timeout=30)
+    assert run.returncode == 130
+    assert "Traceback" not in said
+    _, alive = psutil.wait_procs(children, timeout=15)
+    assert not alive
+
+
+def test_fleet_that_is_not_there_is_named_with_the_next_step():
+    run = subprocess.run(
+        [*INGERO, "replay", "AR", "--fleet", "http://127.0.0.1:9", "--speed", "10000"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert run.returncode == 1
+    assert "did not take a push" in run.stderr
+    assert "hint:" in run.stderr
