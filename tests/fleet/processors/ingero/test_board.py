@@ -372,3 +372,31 @@ def test_columns_agree_with_a_dictionary(steps):
     assert np.all(scores.cohort_idx < max(1, len(scores.cohorts)))
     for node, row in slow.items():
         assert scores.find_cohort_of(node) == Cohort(row[2], "")
+
+
+class CostlyClock:
+    """Each reading costs a millisecond, as if computing took that long."""
+
+    def __init__(self):
+        self.now_ns = NS_PER_S
+
+    def mono_ns(self):
+        self.now_ns += MS
+        return self.now_ns
+
+    def wall_ns(self):
+        return self.now_ns
+
+
+def test_computing_in_pushes_stops_when_it_takes_more_than_its_share_and_the_tick_catches_up():
+    clock = CostlyClock()
+    board = Board(parse_model(IngeroConfig, {}), clock, ManualHost().meter)
+    for index in range(2000):
+        push = facts(f"n{index % 5}", 0.5 + index / 10_000)
+        board.take([push], PushContext(), Arrival(clock.mono_ns(), 0))
+    book = board.books["c"]
+    assert 200 <= book.n_recomputes < 700
+    assert book.is_dirty
+    clock.now_ns += 200 * MS
+    board.tick()
+    assert not book.is_dirty

@@ -38,7 +38,9 @@ _EXPIRY_INTERVAL_NS: Final = NS_PER_S
 _TICK_BUDGET_NS: Final = 5 * NS_PER_MS
 _PUSH_SHARE: Final = 0.1
 """Share of the time that computing inside pushes may take in the long run."""
-_PUSH_BURST_NS: Final = 50 * NS_PER_MS
+_PUSH_BURST_NS: Final = 200 * NS_PER_MS
+_MOST_CHARGED_NS: Final = 2 * NS_PER_MS
+"""A computation that took longer was interrupted; it is charged no more than this."""
 _REFUSALS: Final = {
     "not_finite": "the health score is not a finite number",
     "out_of_range": "the health score is not within 0 and 1",
@@ -216,7 +218,8 @@ class Board:
         self._spent_ns, self._spent_at_ns = max(0, self._spent_ns - drained), now_ns
         if self._spent_ns < _PUSH_BURST_NS:
             book.recompute(now_ns)
-            self._spent_ns += max(0, self._clock.mono_ns() - now_ns)
+            took_ns = self._clock.mono_ns() - now_ns
+            self._spent_ns += min(max(0, took_ns), _MOST_CHARGED_NS)
 
     def _take_event(self, facts: PushFacts, cluster_id: str, wall_ns: int) -> None:
         book = self.books.get(cluster_id)
