@@ -7,9 +7,9 @@ itself what it could not measure here and why.
 import sys
 import time
 
-from benchmarks import collectives, push
+from benchmarks import collectives, push, threshold
 
-BENCHMARKS = (push, collectives)
+BENCHMARKS = (push, collectives, threshold)
 """Every benchmark, in the order they run."""
 
 
