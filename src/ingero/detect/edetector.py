@@ -247,7 +247,9 @@ class EDetector:
         ratios: FloatArray = np.exp(values[~np.isnan(values)])
         return ratios
 
-    def observe(self, groups: IntArray, costs: FloatArray, n_ops: IntArray) -> list[Crossing]:
+    def observe(
+        self, groups: IntArray, costs: FloatArray, n_ops: IntArray
+    ) -> tuple[list[Crossing], FloatArray]:
         """Add operations to some groups.
 
         Args:
@@ -256,9 +258,11 @@ class EDetector:
             n_ops: How many leading operations each group really has, shape (g,), each ≤ T.
 
         Returns:
-            Who entered or left alarm, in the order of operations within each group.
+            Who entered or left alarm, in the order of operations within each group; and every residual, log of x over
+            the median of the other references, shape of ``costs``, NaN where there was nothing to compare with.
         """
         crossings: list[Crossing] = []
+        residuals = np.full(costs.shape, np.nan)
         done = np.zeros(groups.size, np.int64)
         while (left := np.flatnonzero(done < n_ops)).size:
             chosen = groups[left]
@@ -267,9 +271,13 @@ class EDetector:
             offset = np.arange(int(length.max()))[:, None]
             row = np.minimum(done[left] + offset, costs.shape[0] - 1)
             block = np.where((offset < length)[:, :, None], costs[row, left], np.nan)
-            taken = self._advance(chosen, block, length, crossings)
+            taken, found = self._advance(chosen, block, length, crossings)
+            is_taken = offset < taken
+            residuals[
+                (done[left] + offset)[is_taken], np.broadcast_to(left, is_taken.shape)[is_taken]
+            ] = found[is_taken]
             done[left] += taken
-        return crossings
+        return crossings, residuals
 
     def _ops_to_renewal(self, groups: IntArray) -> IntArray:
         """How many operations may still use the pool as it is, at least 1."""
@@ -384,8 +392,8 @@ class EDetector:
 
     def _advance(
         self, groups: IntArray, costs: FloatArray, length: IntArray, crossings: list[Crossing]
-    ) -> IntArray:
-        """Take a block up to each group's first crossing; returns operations taken per group."""
+    ) -> tuple[IntArray, FloatArray]:
+        """Take a block up to each group's first crossing; returns operations taken per group, and the residuals."""
         bets, residuals = self._place_bets(groups, costs)
         weight = self._weight[:, groups, None]
         values, starts = accumulate(self.log_won[:, :, groups], bets.slow * weight)
@@ -414,7 +422,7 @@ class EDetector:
         self.n_ops[groups] += taken
         if here.any():
             self._cross(groups, here, crossings)
-        return taken
+        return taken, residuals
 
     def _store_residuals(self, groups: IntArray, residuals: FloatArray, taken: IntArray) -> None:
         for offset in range(int(taken.max())):

@@ -197,14 +197,28 @@ class GroupEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class _Compared:
-    """Operations of one group that count, and each worker's sums before them, shape (T, m) each."""
+class _Kept:
+    """Operations of one group that count.
+
+    Attributes:
+        costs: Own times, NaN where missing, shape (T, m).
+        typical_ns: Median of each operation, shape (T,).
+        ops: The same operations.
+    """
 
     costs: FloatArray
-    own_sums: IntArray
-    excess_sums: IntArray
-    op_sums: IntArray
-    slower_sums: IntArray
+    typical_ns: IntArray
+    ops: PairedOps
+
+
+@dataclass(frozen=True, slots=True)
+class _Summed:
+    """Each worker's sums before each operation, shape (T, m) each."""
+
+    own: IntArray
+    excess: IntArray
+    n_ops: IntArray
+    n_slower: IntArray
     ops: PairedOps
 
 
@@ -268,16 +282,21 @@ class Evidence:
 
     def observe(self, paired: Sequence[tuple[PeerGroup, PairedOps]]) -> None:
         """Compare operations that correspond, all groups of one size at once."""
-        by_size: dict[int, list[tuple[PeerGroup, _Compared]]] = {}
+        by_size: dict[int, list[tuple[PeerGroup, _Kept]]] = {}
         for group, ops in paired:
-            compared = self._compare(group, ops)
-            if compared is not None and self._groups[id(group)].bank is not None:
-                by_size.setdefault(len(group.members), []).append((group, compared))
+            kept = self._keep(group, ops)
+            if kept is None:
+                continue
+            if self._groups[id(group)].bank is not None:
+                by_size.setdefault(len(group.members), []).append((group, kept))
+            else:
+                with np.errstate(invalid="ignore", divide="ignore"):
+                    self._sum_up(group, kept, np.log(kept.costs / kept.typical_ns[:, None]))
         for size, parts in by_size.items():
             self._bet(self._banks[size], parts)
 
-    def _compare(self, group: PeerGroup, ops: PairedOps) -> _Compared | None:
-        """Keep the operations that several peers spent enough work before, and sum them up."""
+    def _keep(self, group: PeerGroup, ops: PairedOps) -> _Kept | None:
+        """Keep the operations that several peers spent enough work before, and sum up the group."""
         costs = np.where(ops.own_ns >= 0, ops.own_ns, np.nan).astype(np.float64)
         n_here = (ops.own_ns >= 0).sum(axis=1)
         medians = row_medians(costs)
@@ -285,38 +304,11 @@ class Evidence:
             counts = (n_here >= min(MIN_PEERS, len(group.members))) & (medians >= self._min_own_ns)
         if not counts.any():
             return None
-        costs, typical = costs[counts], np.round(medians[counts]).astype(np.int64)
-        own = np.where(np.isnan(costs), 0, costs).astype(np.int64)
-        excess: IntArray = np.where(np.isnan(costs), 0, own - typical[:, None])
-        kept = PairedOps(
-            ops.own_ns[counts],
-            ops.entry_ns[counts],
-            ops.seq[counts],
-            ops.view[counts],
-            ops.segment[counts],
-        )
-        self._sum_up(group, own, typical)
-        self._groups[id(group)].count_segments(kept.segment, typical)
-        before = [self._workers[worker] for worker in group.members]
-        is_here = kept.own_ns >= 0
-        columns = {
-            "own_ns": own,
-            "excess_ns": excess,
-            "n_ops": is_here.astype(np.int64),
-            "n_slower": (is_here & (own > typical[:, None])).astype(np.int64),
-        }
-        sums = {}
-        for name, values in columns.items():
-            so_far = np.array([getattr(worker, name) for worker in before], np.int64)
-            sums[name] = np.cumsum(values, axis=0) - values + so_far
-            for column, worker in enumerate(before):
-                setattr(worker, name, int(so_far[column] + values[:, column].sum()))
-        return _Compared(
-            costs, sums["own_ns"], sums["excess_ns"], sums["n_ops"], sums["n_slower"], kept
-        )
-
-    def _sum_up(self, group: PeerGroup, own: IntArray, typical: IntArray) -> None:
+        typical = np.round(medians[counts]).astype(np.int64)
+        kept = _Kept(costs[counts], typical, ops.where(counts))
         evidence = self._groups[id(group)]
+        evidence.count_segments(kept.ops.segment, typical)
+        own = kept.ops.own_ns
         beyond = own.max(axis=1) - typical
         is_spread = beyond >= SPREAD_WORTH_NAMING * typical
         evidence.n_ops += int(typical.size)
@@ -326,25 +318,51 @@ class Evidence:
         slowest = np.bincount(own[is_spread].argmax(axis=1), minlength=own.shape[1])
         for column, worker in enumerate(group.members):
             self._workers[worker].n_slowest += int(slowest[column])
+        return kept
 
-    def _bet(self, bank: EDetector, parts: list[tuple[PeerGroup, _Compared]]) -> None:
+    def _sum_up(self, group: PeerGroup, kept: _Kept, residuals: FloatArray) -> _Summed:
+        """Add a block to its workers' sums; residuals as `EDetector.observe` returns them."""
+        is_known = ~np.isnan(residuals)
+        ratio = np.exp(np.where(is_known, residuals, 0.0))
+        own = np.where(is_known, kept.ops.own_ns, 0)
+        columns = {
+            "own_ns": own,
+            "excess_ns": np.round(own * (1.0 - 1.0 / ratio)).astype(np.int64),
+            "n_ops": is_known.astype(np.int64),
+            "n_slower": (is_known & (residuals > 0)).astype(np.int64),
+        }
+        before: dict[str, IntArray] = {}
+        for name, values in columns.items():
+            workers = [self._workers[worker] for worker in group.members]
+            so_far = np.array([getattr(worker, name) for worker in workers], np.int64)
+            before[name] = np.cumsum(values, axis=0) - values + so_far
+            for column, worker in enumerate(workers):
+                setattr(worker, name, int(so_far[column] + values[:, column].sum()))
+        return _Summed(
+            before["own_ns"], before["excess_ns"], before["n_ops"], before["n_slower"], kept.ops
+        )
+
+    def _bet(self, bank: EDetector, parts: list[tuple[PeerGroup, _Kept]]) -> None:
         rows = np.array([self._groups[id(group)].row for group, _ in parts], np.int64)
-        n_ops = np.array([compared.costs.shape[0] for _, compared in parts], np.int64)
+        n_ops = np.array([kept.costs.shape[0] for _, kept in parts], np.int64)
         costs = np.full((int(n_ops.max()), rows.size, bank.n_peers), np.nan)
-        for at, (_, compared) in enumerate(parts):
-            costs[: n_ops[at], at] = compared.costs
+        for at, (_, kept) in enumerate(parts):
+            costs[: n_ops[at], at] = kept.costs
         before = bank.n_ops[rows].copy()
-        crossings = bank.observe(rows, costs, n_ops)
+        crossings, residuals = bank.observe(rows, costs, n_ops)
+        summed = [
+            self._sum_up(group, kept, residuals[: n_ops[at], at])
+            for at, (group, kept) in enumerate(parts)
+        ]
         of_row = {int(row): at for at, row in enumerate(rows)}
         for crossing in crossings:
             at = of_row[crossing.group]
-            group, compared = parts[at]
-            self._cross(group, compared, crossing, int(before[at]))
-        for at, (group, compared) in enumerate(parts):
-            self._remember_onsets(bank, int(rows[at]), group, compared, int(before[at]))
+            self._cross(parts[at][0], summed[at], crossing, int(before[at]))
+        for at, (group, _) in enumerate(parts):
+            self._remember_onsets(bank, int(rows[at]), group, summed[at], int(before[at]))
 
     def _remember_onsets(
-        self, bank: EDetector, row: int, group: PeerGroup, compared: _Compared, first_op: int
+        self, bank: EDetector, row: int, group: PeerGroup, compared: _Summed, first_op: int
     ) -> None:
         """Note where the runs that began in this block began, for an alarm in a later one."""
         began = bank.onset_op[:, row]
@@ -355,7 +373,7 @@ class Evidence:
             )
 
     def _cross(
-        self, group: PeerGroup, compared: _Compared, crossing: Crossing, first_op: int
+        self, group: PeerGroup, compared: _Summed, crossing: Crossing, first_op: int
     ) -> None:
         worker = self._workers[group.members[crossing.worker]]
         column, at = crossing.worker, crossing.op - first_op
@@ -363,11 +381,11 @@ class Evidence:
         if not crossing.is_alarm:
             episode = worker.current[crossing.tier]
             assert episode is not None
-            own_ns = int(compared.own_sums[at, column]) - episode.own_before_ns
-            excess_ns = int(compared.excess_sums[at, column]) - episode.excess_before_ns
+            own_ns = int(compared.own[at, column]) - episode.own_before_ns
+            excess_ns = int(compared.excess[at, column]) - episode.excess_before_ns
             ratio = own_ns / max(own_ns - excess_ns, 1)
-            n_ops = int(compared.op_sums[at, column]) - episode.ops_before
-            n_slower = int(compared.slower_sums[at, column]) - episode.slower_before
+            n_ops = int(compared.n_ops[at, column]) - episode.ops_before
+            n_slower = int(compared.n_slower[at, column]) - episode.slower_before
             worker.past.append(
                 replace(
                     episode,
@@ -402,15 +420,15 @@ class Evidence:
         )
 
 
-def _onset_at(compared: _Compared, op: int, first_op: int, column: int) -> _Onset:
+def _onset_at(compared: _Summed, op: int, first_op: int, column: int) -> _Onset:
     at = op - first_op
     return _Onset(
         view=int(compared.ops.view[at, column]),
         seq=int(compared.ops.seq[at, column]),
         entry_ns=int(compared.ops.entry_ns[at, column]),
         op=op,
-        own_before_ns=int(compared.own_sums[at, column]),
-        excess_before_ns=int(compared.excess_sums[at, column]),
-        ops_before=int(compared.op_sums[at, column]),
-        slower_before=int(compared.slower_sums[at, column]),
+        own_before_ns=int(compared.own[at, column]),
+        excess_before_ns=int(compared.excess[at, column]),
+        ops_before=int(compared.n_ops[at, column]),
+        slower_before=int(compared.n_slower[at, column]),
     )

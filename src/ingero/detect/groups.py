@@ -65,6 +65,16 @@ class PairedOps:
     view: IntArray
     segment: IntArray
 
+    def where(self, mask: BoolArray) -> PairedOps:
+        """The operations of a mask, shape (T,)."""
+        return PairedOps(
+            self.own_ns[mask],
+            self.entry_ns[mask],
+            self.seq[mask],
+            self.view[mask],
+            self.segment[mask],
+        )
+
 
 def take_complete(
     group: PeerGroup, segments: IntArray, now_ns: int, patience_ns: int, *, final: bool

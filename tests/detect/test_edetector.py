@@ -1,0 +1,359 @@
+"""The e-detector: an obvious loop as oracle, its promises as properties, its guarantee by simulation."""
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingero.detect.bets import (
+    POOLED_KAPPAS,
+    RANK_KAPPAS,
+    count_below,
+    count_level,
+    grid_bet,
+    padded_width,
+)
+from ingero.detect.edetector import (
+    ALARM,
+    NOTICE,
+    EDetector,
+    EDetectorSettings,
+    accumulate,
+    leave_one_out_median,
+)
+
+
+def detector(n_groups, n_peers, **changes):
+    found = EDetector(n_peers, EDetectorSettings(**changes))
+    return found, found.add_groups(n_groups)
+
+
+def feed(found, groups, costs):
+    return found.observe(groups, costs, np.full(groups.size, costs.shape[0]))[0]
+
+
+def lognormal(seed, shape, sigma=0.03):
+    return np.random.default_rng(seed).lognormal(0.0, sigma, shape) * 1e8
+
+
+# ── Bets ────────────────────────────────────────────────────────────────────
+
+
+@given(st.integers(1, 300))
+def test_a_bet_on_a_grid_is_worth_one_on_average(n):
+    above = np.arange(n)
+    for kappas in (RANK_KAPPAS, POOLED_KAPPAS):
+        bets = grid_bet(above, np.zeros(n, np.int64), np.full(n, n), kappas)
+        assert bets.mean() == pytest.approx(1.0, rel=1e-9)
+        assert (np.diff(bets) <= 1e-12).all()
+
+
+@given(st.integers(1, 30), st.data())
+def test_positions_that_tie_share_the_mean_of_their_weights(n, data):
+    above = data.draw(st.integers(0, n - 1))
+    tied = data.draw(st.integers(0, n - 1 - above))
+    shared = grid_bet(np.array([above]), np.array([tied]), np.array([n]), RANK_KAPPAS)[0]
+    each = grid_bet(
+        np.arange(above, above + tied + 1),
+        np.zeros(tied + 1, np.int64),
+        np.full(tied + 1, n),
+        RANK_KAPPAS,
+    )
+    assert shared == pytest.approx(each.mean())
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=6),
+    st.lists(st.integers(-1, 10), min_size=1, max_size=8),
+    st.booleans(),
+)
+def test_counting_below_and_level_agrees_with_the_obvious_loop(rows, queries, padded):
+    ordered = np.sort(np.array(rows, float), axis=1)
+    if padded:
+        wide = np.full((len(rows), padded_width(3)), np.inf)
+        wide[:, :3] = ordered
+    else:
+        wide = ordered
+    row_idx = np.arange(len(rows))[:, None]
+    wanted = np.broadcast_to(np.array(queries, float), (len(rows), len(queries)))
+    below = count_below(wide, row_idx, wanted)
+    level = count_level(wide, row_idx, wanted, below)
+    for r, row in enumerate(rows):
+        for q, query in enumerate(queries):
+            assert below[r, q] == sum(v < query for v in row)
+            assert level[r, q] == sum(v == query for v in row)
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=5, max_size=5),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_leave_one_out_median_agrees_with_the_obvious_loop(rows):
+    x = np.array([[v for v, _ in row] for row in rows], float)
+    is_ref = np.array([[ref for _, ref in row] for row in rows])
+    ordered = np.sort(np.where(is_ref, x, np.inf), axis=1)
+    position = count_below(ordered, np.arange(len(rows))[:, None], x)
+    medians = leave_one_out_median(ordered, is_ref.sum(axis=1, keepdims=True), position, is_ref)
+    for r, row in enumerate(rows):
+        for i in range(5):
+            others = [v for j, (v, ref) in enumerate(row) if ref and j != i]
+            if others:
+                assert medians[r, i] == statistics.median(others)
+            else:
+                assert math.isnan(medians[r, i])
+
+
+@given(st.lists(st.floats(-2, 2), min_size=1, max_size=40), st.floats(-1, 3))
+def test_accumulating_agrees_with_the_recursion(gains, before):
+    values, starts = accumulate(np.array([[before]]), np.array(gains)[:, None, None])
+    s, start = before, -1
+    for t, gain in enumerate(gains):
+        if s <= 0:
+            start, s = t, 0.0
+        s += gain
+        assert values[t, 0, 0] == pytest.approx(s)
+        assert starts[t, 0] == start
+
+
+# ── The detector against a loop ─────────────────────────────────────────────
+
+
+def slow_edetector(costs, config):  # noqa: C901, PLR0915 - one loop that reads as the specification does
+    """One group, one operation at a time, as the specification reads; returns (op, worker, tier, is_alarm)."""
+    n_ops, m = costs.shape
+    need = math.log(1 / config.alpha)
+    s = np.zeros((2, m))
+    clear = np.zeros((2, m))
+    alarmed = np.zeros((2, m), bool)
+    weight = [1.0, 1.0]
+    residuals = [[] for _ in range(m)]  # (op, residual, is usable) of each worker
+    pool, renewed_at, crossings = [[] for _ in range(m)], 0, []
+
+    def bet(k, n, kappas):
+        total = 0.0
+        for kappa in kappas:
+            norm = sum(j ** (kappa - 1) for j in range(1, n + 1)) / n
+            total += k ** (kappa - 1) / norm
+        return total / len(kappas)
+
+    def renew(t):
+        window = config.window_for(m)
+        reach = []
+        for i in range(m):
+            recent = [r for op, r in residuals[i] if op >= t - window]
+            pool[i] = [] if alarmed[ALARM, i] else [r for r in recent if r is not None]
+            if len(pool[i]) >= 8:
+                reach.append(sorted(pool[i])[int(len(pool[i]) * 0.9) - 1])
+        typical = sorted(reach)[(len(reach) - 1) // 2] if reach else -1.0
+        for tier, delta in enumerate(config.slowdowns):
+            weight[tier] = 0.5 if typical > math.log1p(delta) else 1.0
+
+    for t in range(n_ops):
+        gap = min(max(renewed_at // 8, 1), 32, config.window_for(m))
+        if t >= renewed_at + gap:
+            renew(t)
+            renewed_at = t
+        new = []
+        for i in range(m):
+            others = [j for j in range(m) if j != i and not alarmed[ALARM, j]]
+            middle = statistics.median(costs[t, j] for j in others)
+            new.append(math.log(costs[t, i] / middle))
+            for tier, delta in enumerate(config.slowdowns):
+                shrunk = costs[t, i] / (1 + delta)
+                n = len(others) + 1
+                slow = bet(1 + sum(costs[t, j] > shrunk for j in others), n, RANK_KAPPAS)
+                fast = bet(1 + sum(costs[t, j] < shrunk for j in others), n, RANK_KAPPAS)
+                past = [np.float32(r) for j in range(m) if j != i for r in pool[j]]
+                v = np.float32(new[i] - math.log1p(delta))
+                slow_p = bet(1 + sum(r >= v for r in past), len(past) + 1, POOLED_KAPPAS)
+                fast_p = bet(1 + sum(r <= v for r in past), len(past) + 1, POOLED_KAPPAS)
+                s[tier, i] = max(s[tier, i], 0) + weight[tier] * math.log((slow + slow_p) / 2)
+                if alarmed[tier, i]:
+                    clear[tier, i] = max(clear[tier, i], 0) + weight[tier] * math.log(
+                        (fast + fast_p) / 2
+                    )
+        for i in range(m):
+            residuals[i].append((t, new[i]))
+        before = alarmed.copy()
+        for tier in range(2):
+            for i in range(m):
+                if not before[tier, i] and s[tier, i] >= need:
+                    crossings.append((t, i, tier, True))
+                    alarmed[tier, i] = True
+                elif before[tier, i] and clear[tier, i] >= need:
+                    crossings.append((t, i, tier, False))
+                    alarmed[tier, i], s[tier, i] = False, 0.0
+                else:
+                    continue
+                clear[tier, i] = 0.0
+        if (before != alarmed).any():
+            renew(t + 1)
+            renewed_at = t + 1
+    return crossings, s
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_bank_agrees_with_a_loop_through_alarms_peeling_and_clearing(seed):
+    costs = lognormal(seed, (140, 5), sigma=0.02 + 0.02 * seed)
+    costs[20:90, 1] *= 1.6
+    costs[40:, 3] *= 1.4
+    config = EDetectorSettings(alpha=1e-4)
+    expected, evidence = slow_edetector(costs, config)
+    found = EDetector(5, config)
+    groups = found.add_groups(1)
+    crossings = feed(found, groups, costs[:, None, :])
+    got = [(c.op, c.worker, c.tier, c.is_alarm) for c in crossings]
+    assert sorted(got) == sorted(expected)
+    assert {c[1] for c in got} >= {1, 3}
+    assert any(not c[3] for c in got), "somebody cleared"
+    assert found.log_won[0, :, 0] == pytest.approx(evidence, abs=1e-6)
+
+
+# ── Promises ────────────────────────────────────────────────────────────────
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(0, 5))
+def test_how_operations_are_cut_into_blocks_changes_no_bit(cuts, seed):
+    costs = lognormal(seed, (150, 2, 4))
+    costs[30:, 1, 2] *= 1.3
+    whole, groups = detector(2, 4)
+    crossings = feed(whole, groups, costs)
+    parts, _ = detector(2, 4)
+    again, at = [], 0
+    while at < 150:
+        size = min(cuts[at % len(cuts)], 150 - at)
+        again += feed(parts, groups, costs[at : at + size])
+        at += size
+    assert sorted(map(str, again)) == sorted(map(str, crossings))
+    assert (parts.log_won == whole.log_won).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.001, 1000.0))
+def test_the_unit_of_time_does_not_matter(scale):
+    costs = lognormal(1, (60, 1, 4))
+    costs[20:, 0, 1] *= 1.4
+    one, groups = detector(1, 4)
+    two, _ = detector(1, 4)
+    first = [(c.op, c.worker, c.tier) for c in feed(one, groups, costs)]
+    second = [(c.op, c.worker, c.tier) for c in feed(two, groups, costs * scale)]
+    assert first == second
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(5)))
+def test_the_order_of_workers_does_not_matter(order):
+    costs = lognormal(2, (60, 1, 5))
+    costs[20:, 0, 1] *= 1.4
+    one, groups = detector(1, 5)
+    two, _ = detector(1, 5)
+    first = {(c.op, c.worker, c.tier) for c in feed(one, groups, costs)}
+    second = {(c.op, order[c.worker], c.tier) for c in feed(two, groups, costs[:, :, order])}
+    assert first == second
+
+
+def test_equal_costs_are_no_evidence():
+    found, groups = detector(1, 6)
+    assert feed(found, groups, np.full((500, 1, 6), 1e8)) == []
+    assert (found.log_won[0] <= 1e-9).all()
+
+
+def test_a_slow_worker_is_found_with_its_onset_and_size_and_clears_when_it_recovers():
+    costs = lognormal(3, (600, 1, 8))
+    costs[200:400, 0, 5] *= 1.5
+    found, groups = detector(1, 8)
+    crossings = [c for c in feed(found, groups, costs) if c.tier == ALARM]
+    alarm, clear = crossings
+    assert (alarm.worker, alarm.is_alarm) == (5, True)
+    assert 198 <= alarm.onset_op <= 201
+    assert alarm.op - 200 < 10
+    assert (clear.worker, clear.is_alarm) == (5, False)
+    assert 400 <= clear.op < 460
+    again, _ = detector(1, 8)
+    feed(again, groups, costs[:300])
+    assert np.median(again.slowdowns(0, 5, 200)) == pytest.approx(1.5, rel=0.03)
+
+
+def test_the_second_of_two_slow_workers_is_found_only_because_the_first_is_peeled():
+    costs = lognormal(4, (400, 1, 4), sigma=0.03)
+    costs[100:, 0, 0] *= 3.0
+    costs[100:, 0, 1] *= 1.35
+    for use_peeling, found_workers in ((True, {0, 1}), (False, {0})):
+        found, groups = detector(1, 4, use_peeling=use_peeling, use_pooled=False)
+        crossings = feed(found, groups, costs)
+        assert {c.worker for c in crossings if c.tier == ALARM} == found_workers
+
+
+def test_a_slowdown_between_the_tiers_is_noticed_and_not_alarmed():
+    costs = lognormal(5, (1500, 1, 8), sigma=0.02)
+    costs[:, 0, 2] *= 1.06
+    found, groups = detector(1, 8)
+    assert {(c.worker, c.tier) for c in feed(found, groups, costs)} == {(2, NOTICE)}
+
+
+def test_missing_peers_shrink_the_comparison_and_fewer_than_three_stop_it():
+    costs = lognormal(6, (100, 2, 4))
+    costs[:, :, 0] *= 2.0
+    costs[:, 0, 3] = np.nan
+    costs[:, 1, 2:] = np.nan
+    found, groups = detector(2, 4)
+    crossings = feed(found, groups, costs)
+    assert {(c.group, c.worker) for c in crossings} == {(0, 0)}
+    assert (found.log_won[:, :, 1] == 0.0).all()
+
+
+def test_an_alarm_does_not_hide_behind_its_own_past():
+    """Its own residuals are not in the pool that it is compared with."""
+    costs = lognormal(7, (260, 1, 3))
+    costs[:, 0, 0] *= 1.5
+    found, groups = detector(1, 3, use_rank=False)
+    crossings = [c for c in feed(found, groups, costs) if c.tier == ALARM]
+    assert [c.worker for c in crossings] == [0]
+    assert crossings[0].is_pooled
+
+
+NOISES = {
+    "normal": lambda rng, shape: 1 + 0.05 * rng.standard_normal(shape),
+    "heavy": lambda rng, shape: np.exp(0.1 * rng.standard_t(2, shape)),
+    "skewed": lambda rng, shape: 1 + rng.exponential(0.3, shape),
+}
+
+
+@pytest.mark.parametrize("name", NOISES)
+@pytest.mark.parametrize("slowdown", [0.0, 0.1])
+def test_exchangeable_peers_raise_no_more_false_alarms_than_the_budget(name, slowdown):
+    """Budget 1e-4 and 600 000 worker-operations: at most 60 crossings, whatever the noise; δ = 0 is the worst case."""
+    alpha, n_ops, n_groups, m = 1e-4, 500, 200, 6
+    rng = np.random.default_rng(8)
+    costs = np.maximum(NOISES[name](rng, (n_ops, n_groups, m)), 1e-3) * 1e8
+    found = EDetector(
+        m, EDetectorSettings(alpha=alpha, alarm_slowdown=slowdown, notice_slowdown=slowdown)
+    )
+    crossings = feed(found, found.add_groups(n_groups), costs)
+    alarms = [c for c in crossings if c.is_alarm and c.tier == ALARM]
+    assert len(alarms) <= alpha * n_ops * n_groups * m
+
+
+def test_batches_that_are_heavy_twice_stay_within_the_budget():
+    """Forward and backward of a batch share its weight: without the square root the budget is broken many times."""
+    alpha, n_ops, n_groups, m = 1e-5, 250, 200, 6
+    rng = np.random.default_rng(9)
+    heavy = np.exp(0.4 * rng.standard_normal((n_ops, n_groups, m)))
+    costs = np.repeat(heavy, 2, axis=0) * 1e8
+
+    def n_alarms(dependent_ops):
+        config = EDetectorSettings(alpha=alpha, dependent_ops=dependent_ops)
+        found = EDetector(m, config)
+        crossings = feed(found, found.add_groups(n_groups), costs)
+        return sum(c.is_alarm and c.tier == NOTICE for c in crossings)
+
+    budget = alpha * 2 * n_ops * n_groups * m
+    assert n_alarms(2) <= budget
+    assert n_alarms(1) > 5 * budget

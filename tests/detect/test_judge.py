@@ -1,0 +1,339 @@
+"""The Judge: verdicts on simulated jobs, the bill, and independence of how reports arrive."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingero.detect.collectives import lags_and_waits
+from ingero.detect.judge import Judge, JudgeSettings
+from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
+from ingero.model.verdicts import VerdictKind, judgement_json
+from ingero.testing.jobs import (
+    JobShape,
+    build_work,
+    heavy_noise,
+    normal_noise,
+    rotate_heavy_sequences,
+    run_job,
+    skewed_noise,
+)
+from ingero.traces.convert import build_job_trace
+from ingero.traces.model import iter_pushes
+from ingero.units import NS_PER_S
+
+SHAPE = JobShape(n_dp=4, n_stages=3, n_microbatches=12, n_steps=8)
+QUIET = normal_noise(0.02)
+
+
+def simulate(shape=SHAPE, noise=QUIET, seed=0, change=None, links=None):
+    rng = np.random.default_rng(seed)
+    work = build_work(shape, noise, rng)
+    if change is not None:
+        work = change(work, rng)
+    return build_job_trace(run_job(shape, work, links), "job", n_gpus_per_worker=2)
+
+
+def slow(factor, *workers, since=2, until=None):
+    def change(work, rng):
+        for dp, stage in workers:
+            work[since:until, dp, stage] *= factor
+        return work
+
+    return change
+
+
+def judge(trace, with_history=False, **changes):
+    found = Judge(JudgeSettings(**changes))
+    for runs in trace.runs:
+        found.observe(runs, 0)
+    found.settle(0, final=True)
+    (judgement,) = found.judgements(with_history=with_history)
+    return judgement
+
+
+def kinds(judgement):
+    table = {}
+    for verdict in judgement.verdicts:
+        place = tuple(int(value) for _, value in verdict.rank.labels)
+        table.setdefault(verdict.kind.value, set()).add(place)
+    return table
+
+
+def everybody(shape=SHAPE):
+    return {(dp, stage) for dp in range(shape.n_dp) for stage in range(shape.n_stages)}
+
+
+# ── Verdicts ────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("noise", [normal_noise(0.03), heavy_noise(0.03), skewed_noise(0.05)])
+def test_healthy_workers_are_ordinary(noise):
+    assert kinds(judge(simulate(noise=noise))) == {"ordinary": everybody()}
+
+
+@pytest.mark.parametrize("factor", [1.2, 1.5, 2.0])
+def test_a_slow_worker_is_the_only_culprit_and_the_others_its_victims(factor):
+    judgement = judge(simulate(change=slow(factor, (2, 1))))
+    found = kinds(judgement)
+    assert found["culprit"] == {(2, 1)}
+    assert found["victim"] == everybody() - {(2, 1)}
+    (culprit,) = judgement.culprits
+    assert culprit.slowdown.median == pytest.approx(factor, rel=0.03)
+    assert culprit.n_ops_to_detect < 12
+    assert {victim.rank for victim in judgement.verdicts} - {culprit.rank} == set(culprit.victims)
+    assert culprit.lost_gpu_ns == judgement.charged_gpu_ns > 0
+
+
+def test_onset_and_detection_lie_in_the_step_where_the_slowdown_began():
+    trace = simulate(change=slow(1.5, (1, 0), since=3))
+    (culprit,) = judge(trace).culprits
+    assert trace.find_step(culprit.onset.entry_ns) == 3
+    assert trace.find_step(culprit.detected_entry_ns) == 3
+    run = next(
+        run
+        for runs in trace.runs
+        for run in runs
+        if run.comm == culprit.onset.comm and run.rank == culprit.rank
+    )
+    row = run.ops[run.ops["seq"] == culprit.onset.seq]
+    assert row["entry_ns"].tolist() == [culprit.onset.entry_ns]
+
+
+@pytest.mark.parametrize("workers", [((2, 1), (3, 1)), ((0, 0), (3, 2)), ((2, 0), (2, 1))], ids=str)
+def test_two_slow_workers_are_both_named_and_nobody_else(workers):
+    found = kinds(judge(simulate(change=slow(1.5, *workers))))
+    assert found["culprit"] == set(workers)
+
+
+def test_a_small_slowdown_is_a_drag_and_no_alarm():
+    shape = replace(SHAPE, n_steps=16)
+    judgement = judge(simulate(shape, change=slow(1.06, (1, 1))))
+    assert kinds(judgement)["drag"] == {(1, 1)}
+    assert not any(verdict.is_alarm for verdict in judgement.verdicts)
+
+
+def test_a_stage_with_more_work_is_an_imbalance_and_no_alarm():
+    def heavier(work, rng):
+        work[:, :, 2] *= 1.3
+        return work
+
+    found = kinds(judge(simulate(change=heavier)))
+    assert found == {
+        "imbalance:stage": {(dp, 2) for dp in range(4)},
+        "ordinary": {(dp, stage) for dp in range(4) for stage in range(2)},
+    }
+
+
+@pytest.mark.parametrize("sigma", [0.3, 0.6])
+@pytest.mark.parametrize("seed", range(3))
+def test_uneven_batches_are_an_imbalance_and_no_alarm(sigma, seed):
+    def rotate(work, rng):
+        return rotate_heavy_sequences(work, sigma, rng)
+
+    assert kinds(judge(simulate(seed=seed, change=rotate))) == {"imbalance:data": everybody()}
+
+
+def test_a_slow_link_is_named_at_both_ends_and_no_worker_is_blamed():
+    links = np.ones((4, 2))
+    links[1, 1] = 30
+    found = kinds(judge(simulate(links=links)))
+    assert found["network"] == {(1, 1), (1, 2)}
+    assert "culprit" not in found
+    assert "drag" not in found
+
+
+def test_when_everybody_slows_down_nobody_stands_out():
+    def later(work, rng):
+        work[22:] *= 1.4
+        return work
+
+    found = kinds(judge(simulate(replace(SHAPE, n_steps=32), change=later)))
+    assert found == {"cluster": everybody()}
+
+
+def test_a_worker_that_recovered_is_ordinary_now_and_named_in_the_history():
+    trace = simulate(replace(SHAPE, n_steps=24), change=slow(1.5, (1, 1), since=2, until=8))
+    assert "culprit" not in kinds(judge(trace))
+    (culprit,) = judge(trace, with_history=True).culprits
+    assert dict(culprit.rank.labels) == {"dp": "1", "stage": "1"}
+    assert "recovered" in culprit.reason
+
+
+def test_two_replicas_are_too_few_to_say_whose_fault_it_is():
+    judgement = judge(simulate(replace(SHAPE, n_dp=2), change=slow(1.5, (1, 1), since=0)))
+    assert {verdict.kind for verdict in judgement.verdicts} == {VerdictKind.UNKNOWN}
+    slowed = next(v for v in judgement.verdicts if v.rank.labels == (("dp", "1"), ("stage", "1")))
+    assert "1.5" in slowed.reason
+
+
+def test_enqueue_times_convict_nobody():
+    trace = simulate(change=slow(2.0, (2, 1)))
+    runs = tuple(
+        tuple(replace(run, clock=ClockKind.ENQUEUE) for run in of_worker)
+        for of_worker in trace.runs
+    )
+    judgement = judge(replace(trace, runs=runs))
+    assert {verdict.kind for verdict in judgement.verdicts} == {VerdictKind.UNKNOWN}
+    assert "enqueue" in judgement.verdicts[0].reason
+    assert judgement.counts["enqueue_ops"] == trace.n_ops
+
+
+# ── The bill ────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_charged_and_unattributed_add_up_to_all_waiting(seed):
+    rng = np.random.default_rng(seed)
+    workers = [tuple(rng.integers(0, (4, 3)).tolist()) for _ in range(2)]
+    judgement = judge(simulate(seed=seed, change=slow(float(rng.uniform(1.2, 2)), *workers)))
+    total = sum(verdict.wait_ns * verdict.rank.n_gpus for verdict in judgement.verdicts)
+    assert judgement.total_wait_gpu_ns == total
+    assert judgement.charged_gpu_ns + judgement.unattributed_gpu_ns == total
+    assert judgement.charged_gpu_ns == sum(v.lost_gpu_ns for v in judgement.verdicts)
+    for verdict in judgement.verdicts:
+        assert 0 <= sum(verdict.charged_to.values()) <= verdict.wait_ns
+
+
+def test_a_slow_worker_is_charged_what_the_job_lost_by_it():
+    """Against the same job without the slowdown: the difference in length, times the GPUs that wait."""
+    slowed, healthy = simulate(change=slow(1.5, (2, 1))), simulate()
+    (culprit,) = judge(slowed).culprits
+    longer_ns = int(slowed.steps["end_ns"][-1] - healthy.steps["end_ns"][-1])
+    n_gpus = 2 * (len(slowed.workers) - 1)
+    assert culprit.lost_gpu_ns == pytest.approx(longer_ns * n_gpus, rel=0.15)
+
+
+def test_lag_and_wait_of_one_collective():
+    lags, waits = lags_and_waits(np.array([30, 10, 25]))
+    assert lags.tolist() == [0, 20, 5]
+    assert waits.tolist() == [20, 0, 15]
+
+
+def small_run(rank, comm, comm_rank, n_ranks, rows, clock=ClockKind.DEVICE):
+    ops = np.zeros(len(rows), COLLECTIVE_OP)
+    for at, (seq, entry, inside, own) in enumerate(rows):
+        ops[at] = (seq, entry, inside, own, 1 << 20, CollectiveOp.ALL_REDUCE)
+    return CollectiveRun(rank, comm, comm_rank, n_ranks, clock, ops)
+
+
+def test_operations_in_flight_together_block_a_rank_once():
+    """A batched send and receive wait for the same partner: 90, not 180."""
+    ranks = [Rank("c", f"n{i}", i) for i in range(2)]
+    found = Judge()
+    found.observe(
+        [
+            small_run(ranks[0], "a", 0, 2, [(0, 0, 100, 5)]),
+            small_run(ranks[0], "b", 0, 2, [(0, 0, 100, 0)]),
+            small_run(ranks[1], "a", 1, 2, [(0, 90, 10, 95)]),
+            small_run(ranks[1], "b", 1, 2, [(0, 90, 10, 0)]),
+        ],
+        0,
+    )
+    found.settle(0, final=True)
+    (judgement,) = found.judgements()
+    assert [verdict.wait_ns for verdict in judgement.verdicts] == [90, 0]
+
+
+# ── How reports arrive ──────────────────────────────────────────────────────
+
+
+def canonical(found, with_history=True):
+    answers = [judgement_json(j) for j in found.judgements(with_history=with_history)]
+    for answer in answers:
+        for name in ("stale_ops", "pending_ops"):
+            answer["counts"].pop(name)
+        answer["counts"].pop("ops")
+    return answers
+
+
+TRACE = simulate(replace(SHAPE, n_steps=5), change=slow(1.5, (2, 1), since=1))
+WHOLE = Judge()
+for _runs in TRACE.runs:
+    WHOLE.observe(_runs, 0)
+WHOLE.settle(0, final=True)
+EXPECTED = canonical(WHOLE)
+
+
+@pytest.mark.parametrize("interval_s", [0.7, 2.0, 10.0])
+def test_pushes_in_trace_time_give_the_verdicts_of_the_whole_recording(interval_s):
+    found = Judge()
+    for push in iter_pushes(TRACE, round(interval_s * NS_PER_S)):
+        found.observe(push.runs, push.at_ns)
+        found.settle(push.at_ns)
+    found.settle(push.at_ns, final=True)
+    assert canonical(found) == EXPECTED
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.booleans())
+def test_interleaving_lateness_and_repeats_within_patience_change_nothing(seed, n_cuts, repeats):
+    """Every run cut anywhere; pieces of a rank late by up to the reorder time, ranks late against each other at will."""
+    rng = np.random.default_rng(seed)
+    arrivals = []
+    for runs in TRACE.runs:
+        rank_delay = rng.integers(0, 50 * NS_PER_S)
+        for run in runs:
+            cuts = np.sort(rng.integers(0, run.ops.size + 1, n_cuts))
+            for ops in np.split(run.ops, cuts):
+                if not ops.size:
+                    continue
+                left = int((ops["entry_ns"] + ops["inside_ns"]).max())
+                at = left + int(rank_delay) + int(rng.integers(0, 4 * NS_PER_S))
+                arrivals.append((at, replace(run, ops=ops)))
+                if repeats and rng.random() < 0.3:
+                    arrivals.append((at + NS_PER_S, replace(run, ops=ops)))
+    arrivals.sort(key=lambda arrival: arrival[0])
+    found = Judge(JudgeSettings(reorder_ns=200 * NS_PER_S, patience_ns=10_000 * NS_PER_S))
+    for at, run in arrivals:
+        found.observe([run], at)
+        if rng.random() < 0.2:
+            found.settle(at)
+    found.settle(at, final=True)
+    assert canonical(found) == EXPECTED
+
+
+def test_a_rank_that_stops_reporting_is_left_out_after_the_patience():
+    found = Judge(JudgeSettings(patience_ns=30 * NS_PER_S))
+    for push in iter_pushes(TRACE, 2 * NS_PER_S):
+        is_silenced = dict(TRACE.workers[push.worker].labels) == {"dp": "3", "stage": "1"}
+        if is_silenced and push.at_ns > 6 * NS_PER_S:
+            continue
+        found.observe(push.runs, push.at_ns)
+        found.settle(push.at_ns)
+    (before,) = found.judgements()
+    assert before.culprits == ()
+    found.settle(push.at_ns + 31 * NS_PER_S)
+    found.settle(push.at_ns + 62 * NS_PER_S)
+    found.settle(push.at_ns + 93 * NS_PER_S)
+    (after,) = found.judgements()
+    assert [dict(v.rank.labels) for v in after.culprits] == [{"dp": "2", "stage": "1"}]
+
+
+def test_memory_is_bounded_and_what_is_dropped_is_counted():
+    found = Judge(JudgeSettings(max_workers=5, max_pending_ops=500))
+    for runs in TRACE.runs:
+        found.observe(runs, 0)
+    found.settle(0, final=True)
+    counts = found.judgements()[0].counts
+    assert counts["refused_workers"] == sum(len(runs) for runs in TRACE.runs[5:])
+    assert counts["ops"] <= 500
+    assert counts["ops"] + counts["dropped_ops"] == sum(
+        run.ops.size for runs in TRACE.runs[:5] for run in runs
+    )
+
+
+def test_two_jobs_are_judged_apart():
+    other = simulate(seed=5)
+    found = Judge()
+    for trace, cluster in ((TRACE, "a"), (other, "b")):
+        for runs in trace.runs:
+            renamed = [replace(run, rank=replace(run.rank, cluster_id=cluster)) for run in runs]
+            found.observe(renamed, 0)
+    found.settle(0, final=True)
+    one, two = found.judgements()
+    assert (one.cluster_id, len(one.culprits)) == ("a", 1)
+    assert (two.cluster_id, len(two.culprits)) == ("b", 0)
+    assert two.charged_gpu_ns == 0
