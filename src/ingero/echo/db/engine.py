@@ -5,12 +5,12 @@ A second process cannot open the file while one has it, not even to read. Nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import duckdb
 
@@ -103,10 +103,9 @@ def migrate(connection: duckdb.DuckDBPyConnection, now: datetime) -> tuple[int, 
             "CREATE TABLE IF NOT EXISTS schema_migrations "
             "(number INTEGER PRIMARY KEY, title VARCHAR, applied_at TIMESTAMP)"
         )
-        row = connection.execute(
-            "SELECT coalesce(max(number), 0) FROM schema_migrations"
-        ).fetchone()
-    before = int(row[0]) if row else 0
+        before = int(
+            fetch_row(connection, "SELECT coalesce(max(number), 0) FROM schema_migrations")[0]
+        )
     latest = MIGRATIONS[-1].number
     if before > latest:
         raise StoreError(
@@ -142,13 +141,18 @@ def _roll_back(connection: duckdb.DuckDBPyConnection) -> None:
         return  # the failed statement has ended the transaction, or the instance is dead
 
 
+def fetch_row(
+    connection: duckdb.DuckDBPyConnection, sql: str, params: Sequence[Any] = ()
+) -> tuple[Any, ...]:
+    """The only row of a statement, with nothing left open: DuckDB 2 refuses other work on a half-read result."""
+    return connection.execute(sql, list(params)).fetchall()[0]
+
+
 def used_bytes(connection: duckdb.DuckDBPyConnection) -> int:
     """Bytes of blocks that hold data, free blocks of the file not counted."""
     with our_errors("read the database's size"):
-        row = connection.execute(
-            "SELECT used_blocks * block_size FROM pragma_database_size() LIMIT 1"
-        ).fetchone()
-    return int(row[0]) if row else 0
+        sql = "SELECT used_blocks * block_size FROM pragma_database_size() LIMIT 1"
+        return int(fetch_row(connection, sql)[0])
 
 
 def wal_path(path: str) -> Path:

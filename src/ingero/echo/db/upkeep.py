@@ -9,7 +9,7 @@ from typing import Final
 
 import duckdb
 
-from ingero.echo.db.engine import used_bytes
+from ingero.echo.db.engine import fetch_row, used_bytes
 from ingero.echo.db.faults import our_errors
 from ingero.echo.schema.tables import APPENDED
 from ingero.units import NS_PER_US
@@ -79,23 +79,22 @@ def _trim_to_size(connection: duckdb.DuckDBPyConnection, max_bytes: int) -> int:
         f"FROM ({arrivals}) GROUP BY ingested_at) WHERE upto >= ?"
     )
     with our_errors("find the oldest rows"):
-        row = connection.execute(
-            sql, [math.ceil(n_live * (1 - _SIZE_TARGET * max_bytes / live_bytes))]
-        ).fetchone()
-    if row is None or row[0] is None:
+        share = math.ceil(n_live * (1 - _SIZE_TARGET * max_bytes / live_bytes))
+        (oldest,) = fetch_row(connection, sql, [share])
+    if oldest is None:
         return 0
-    return _delete_until(connection, row[0] + timedelta(microseconds=1))
+    return _delete_until(connection, oldest + timedelta(microseconds=1))
 
 
 def _count_rows(connection: duckdb.DuckDBPyConnection) -> tuple[int, int]:
     n_live = n_stored = 0
     for table in APPENDED:
         with our_errors("count rows"):
-            row = connection.execute(
+            row = fetch_row(
+                connection,
                 f"SELECT (SELECT count(*) FROM {table.name}), coalesce(sum(count), 0) "  # noqa: S608 - our names
-                f"FROM pragma_storage_info('{table.name}') WHERE column_id = 0 AND segment_type = 'TIMESTAMP'"
-            ).fetchone()
-        assert row is not None
+                f"FROM pragma_storage_info('{table.name}') WHERE column_id = 0 AND segment_type = 'TIMESTAMP'",
+            )
         n_live += int(row[0])
         n_stored += int(row[1])
     return n_live, n_stored
@@ -105,11 +104,8 @@ def _delete_until(connection: duckdb.DuckDBPyConnection, horizon: datetime) -> i
     n_deleted = 0
     for table in APPENDED:
         with our_errors("delete old rows"):
-            row = connection.execute(
-                f"DELETE FROM {table.name} WHERE ingested_at < ?",  # noqa: S608 - our names
-                [horizon],
-            ).fetchone()
-        n_deleted += int(row[0]) if row else 0
+            sql = f"DELETE FROM {table.name} WHERE ingested_at < ?"  # noqa: S608 - our names
+            n_deleted += int(fetch_row(connection, sql, [horizon])[0])
     with our_errors("delete old nodes"):
         connection.execute("DELETE FROM nodes WHERE ingested_at < ?", [horizon])
     return n_deleted

@@ -1,0 +1,231 @@
+"""`Sandbox`: the parent's side. Hands a statement to a fresh child, feeds it rows, and kills it at the deadline."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from ingero.echo.db.faults import DeadlineError
+from ingero.echo.db.sandbox.frames import Data, Job, PeerGoneError, Result, Verdict, receive, send
+from ingero.errors import BadDataError, RetryableError, StoreError
+from ingero.telemetry.clock import Clock
+from ingero.units import NS_PER_S
+
+Rows = tuple[pa.Schema, Iterable[pa.RecordBatch]]
+Export = Callable[[str], Rows]
+"""The caller's own rows of one table."""
+
+_ENVIRONMENT: Final = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # no thread in a process that forks
+    "LC_ALL": "C.UTF-8",
+}
+_BUSY_RETRY_NS: Final = NS_PER_S
+
+
+class SqlRefusedError(BadDataError):
+    """A statement that was not let in, or failed in itself; ``code`` says in one word why."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSettings:
+    """What one statement may use.
+
+    Attributes:
+        n_workers: Statements at once.
+        timeout_ns: From the fork to the answer.
+        memory_bytes: Of the child, its rows included.
+        max_answer_bytes: Of the answer's rows as JSON.
+    """
+
+    n_workers: int = 2
+    timeout_ns: int = 10 * NS_PER_S
+    memory_bytes: int = 1 << 30
+    max_answer_bytes: int = 8 << 20
+
+
+class Sandbox:
+    """Runs tenants' statements, each in its own process.
+
+    Args:
+        settings: Limits.
+        tables: Tables that a statement may name.
+        clock: For deadlines.
+    """
+
+    def __init__(self, settings: SandboxSettings, tables: Iterable[str], clock: Clock) -> None:
+        self._settings = settings
+        self._tables = sorted(tables)
+        self._clock = clock
+        self._places = threading.BoundedSemaphore(settings.n_workers)
+        self._lock = threading.Lock()
+        self._nursery: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self.killed = 0
+
+    def start(self) -> None:
+        """Start the nursery now instead of at the first statement."""
+        with self._lock:
+            self._get_control()
+
+    def close(self) -> None:
+        """End the nursery; children end by themselves when their socket closes."""
+        with self._lock:
+            self._drop_nursery()
+
+    def run(self, sql: str, export: Export, max_rows: int) -> Result:
+        """Run one statement.
+
+        Args:
+            sql: The tenant's text.
+            export: Gives the tenant's rows of a table that the statement names.
+            max_rows: Most rows of the answer.
+
+        Raises:
+            SqlRefusedError: Not let in, or failed.
+            DeadlineError: Killed at the deadline.
+            RetryableError: All places are taken.
+        """
+        settings = self._settings
+        if not self._places.acquire(timeout=settings.timeout_ns / NS_PER_S / 4):
+            raise RetryableError("every place for SQL is taken", retry_after_ns=_BUSY_RETRY_NS)
+        try:
+            link, pidfd = self._fork()
+            with link:
+                try:
+                    return self._converse(link, sql, export, max_rows)
+                finally:
+                    with suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    os.close(pidfd)
+        finally:
+            self._places.release()
+
+    def _converse(self, link: socket.socket, sql: str, export: Export, max_rows: int) -> Result:
+        settings = self._settings
+        deadline_ns = self._clock.mono_ns() + settings.timeout_ns
+        job = Job(
+            sql=sql,
+            tables=self._tables,
+            max_rows=max_rows,
+            max_bytes=settings.max_answer_bytes,
+            memory_bytes=settings.memory_bytes,
+            timeout_s=settings.timeout_ns / NS_PER_S,
+        )
+        try:
+            self._set_timeout(link, deadline_ns)
+            send(link, job)
+            verdict, _ = receive(link, Verdict)
+            if verdict.code:
+                raise SqlRefusedError(verdict.refused, verdict.code)
+            _send_rows(link, verdict.tables, export)
+            self._set_timeout(link, deadline_ns)
+            result, _ = receive(link, Result)
+        except TimeoutError as error:
+            self.killed += 1
+            raise DeadlineError("cannot run the statement: killed at its deadline") from error
+        except (PeerGoneError, BrokenPipeError, ConnectionResetError, msgspec.DecodeError) as error:
+            self.killed += 1
+            raise SqlRefusedError(
+                "the statement used more memory or processor time than it may", "sql_limit"
+            ) from error
+        if result.code:
+            raise SqlRefusedError(result.failed, result.code)
+        return result
+
+    def _set_timeout(self, link: socket.socket, deadline_ns: int) -> None:
+        left_ns = deadline_ns - self._clock.mono_ns()
+        if left_ns <= 0:
+            raise TimeoutError
+        link.settimeout(left_ns / NS_PER_S)
+
+    def _fork(self) -> tuple[socket.socket, int]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            try:
+                return ours, self._ask_nursery(theirs)
+            except OSError as error:
+                ours.close()
+                raise StoreError(f"cannot start a process for SQL: {error}") from error
+
+    def _ask_nursery(self, theirs: socket.socket) -> int:
+        with self._lock:
+            for attempt in (1, 2):
+                control = self._get_control()
+                try:
+                    socket.send_fds(control, [b"F"], [theirs.fileno()])
+                    answer, fds, _, _ = socket.recv_fds(control, 4, 1)
+                    if answer and fds:
+                        return fds[0]
+                except OSError:
+                    if attempt == 2:
+                        raise
+                self._drop_nursery()
+            raise OSError("the nursery does not answer")
+
+    def _get_control(self) -> socket.socket:
+        if self._control is not None and self._nursery is not None and self._nursery.poll() is None:
+            return self._control
+        self._drop_nursery()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            self._nursery = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-I",
+                    "-m",
+                    "ingero.echo.db.sandbox.nursery",
+                    str(theirs.fileno()),
+                ],
+                env=_ENVIRONMENT,
+                cwd="/",
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        ours.settimeout(10)
+        self._control = ours
+        return ours
+
+    def _drop_nursery(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._nursery is not None:
+            self._nursery.kill()
+            self._nursery.wait()
+            self._nursery = None
+
+
+def _send_rows(link: socket.socket, tables: list[str], export: Export) -> None:
+    fds: list[int] = []
+    try:
+        for name in tables:
+            fd = os.memfd_create(f"echo-{name}", os.MFD_CLOEXEC)
+            fds.append(fd)
+            schema, batches = export(name)
+            with os.fdopen(os.dup(fd), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+        send(link, Data(tables), tuple(fds))
+    finally:
+        for fd in fds:
+            os.close(fd)

@@ -1,0 +1,108 @@
+"""Settings of ``ingero-echo``: every flag and every key of its file."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from ingero.config.model import StrictModel
+from ingero.config.types import Duration, Endpoint, Size
+from ingero.units import parse_duration, parse_size
+
+
+class EchoConfig(StrictModel):
+    """What a user writes; flags are the same keys with dashes."""
+
+    otlp_addr: Endpoint = Field(
+        Endpoint("127.0.0.1", 4317), description="Where OTLP/gRPC is taken."
+    )
+    otlp_http_addr: Endpoint = Field(
+        Endpoint("127.0.0.1", 4318), description="Where OTLP/HTTP is taken."
+    )
+    mcp_addr: Endpoint = Field(
+        Endpoint("127.0.0.1", 8081), description="Where MCP and the HTTP API are served."
+    )
+    health_addr: Endpoint = Field(
+        Endpoint("127.0.0.1", 8080), description="Where /healthz is served, without TLS or bearer."
+    )
+    db: str = Field("~/.ingero/echo.db", description="The database file.")
+    auth_token_file: str | None = Field(
+        None, description="File with one bearer token that may touch every cluster."
+    )
+    bearer_acl_file: str | None = Field(
+        None, description="File with a list of bearers and their clusters; YAML or JSON."
+    )
+    acl_empty_means_all: bool = Field(
+        default=False, description="Read an empty allowed_clusters as every cluster."
+    )
+    token_grace: Duration = Field(
+        parse_duration("5m"), description="How long a token that was rotated out is still taken."
+    )
+    tls_cert: str | None = Field(None, description="PEM file of the certificate chain.")
+    tls_key: str | None = Field(None, description="PEM file of the private key.")
+    insecure_no_tls: bool = Field(
+        default=False, description="Serve without TLS; loopback addresses only."
+    )
+    trust_proxy_headers: bool = Field(
+        default=False, description="Take the client's address from X-Forwarded-For."
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        (), description="Host headers that MCP answers to, such as echo.example:*; empty is any."
+    )
+    rate_per_second: float = Field(30, gt=0, description="Requests a second of one bearer.")
+    rate_burst: int = Field(100, ge=1, description="Requests that a bearer may make at once.")
+    max_in_flight: int = Field(16, ge=1, description="Requests of one bearer at once.")
+    max_body: Size = Field(parse_size("1MiB"), description="Largest request body of the API.")
+    max_otlp_body: Size = Field(parse_size("32MiB"), description="Largest OTLP request.")
+    query_timeout: Duration = Field(parse_duration("10s"), description="Longest tool call.")
+    sql_timeout: Duration = Field(parse_duration("10s"), description="Longest tenant statement.")
+    sql_max_rows_in: int = Field(
+        1_000_000, ge=1, description="Rows of each table that a tenant's statement sees at most."
+    )
+    sql_memory: Size = Field(
+        parse_size("1GiB"), description="Memory of a tenant's statement, all of its process."
+    )
+    sql_workers: int = Field(2, ge=1, le=64, description="Tenant statements at once.")
+    readers: int = Field(4, ge=1, le=64, description="Tool calls at once.")
+    group_commit: Duration = Field(
+        parse_duration("50ms"), description="Longest wait for company before a commit."
+    )
+    dedupe_window: Duration = Field(
+        parse_duration("10m"), description="How long a sender's retry is recognised."
+    )
+    retention: Duration = Field(
+        parse_duration("720h"), description="Age at which rows are deleted; 0s keeps them."
+    )
+    max_db_size: Size = Field(
+        0, description="Size above which the oldest rows are deleted; 0 is no limit."
+    )
+    min_free_space: Size = Field(
+        parse_size("512MiB"), description="Free disk space below which ingest stops."
+    )
+    memory_limit: Size = Field(parse_size("1GiB"), description="Memory of the database itself.")
+    threads: int = Field(2, ge=1, le=256, description="Threads of the database.")
+    drain: Duration = Field(parse_duration("10s"), description="Time to finish at SIGTERM.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.auth_token_file and self.bearer_acl_file:
+            raise ValueError("auth_token_file and bearer_acl_file exclude each other")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together")
+        if self.insecure_no_tls and self.tls_cert:
+            raise ValueError("insecure_no_tls and tls_cert exclude each other")
+        if self.insecure_no_tls:
+            for name in ("otlp_addr", "otlp_http_addr", "mcp_addr"):
+                endpoint = getattr(self, name)
+                if not endpoint.is_loopback:
+                    raise ValueError(
+                        f"{name} {endpoint} is not loopback; insecure_no_tls is for trials on one machine"
+                    )
+        elif self.tls_cert is None:
+            raise ValueError(
+                "tls_cert and tls_key are missing; insecure_no_tls serves loopback without"
+            )
+        if self.max_db_size and self.max_db_size < parse_size("64MiB"):
+            raise ValueError("max_db_size under 64MiB would delete what just arrived")
+        return self

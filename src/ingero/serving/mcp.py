@@ -1,0 +1,147 @@
+"""Questions and recipes over MCP: the official SDK's low-level server with our own schemas.
+
+The SDK validates no arguments at this level; `Query` does, both ways. What a question raises becomes a result that is
+an error, so that an assistant reads it and can mend its call.
+
+Source: Model Context Protocol 2026-07-28 and the initialize-handshake versions before it, as mcp 2.3 speaks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mcp_types as types
+import msgspec
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel.server import Server
+from mcp.shared.exceptions import MCPError
+
+from ingero.errors import IngeroError
+from ingero.serving.query import Prompt, Query
+
+Call = Callable[[str, Mapping[str, Any]], Awaitable[bytes]]
+"""Answers a question by name with encoded JSON. Raises an `IngeroError` whose message may be shown, or KeyError."""
+
+_Context = ServerRequestContext[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class McpFacts:
+    """What a server says of itself.
+
+    Attributes:
+        name: Its name.
+        version: Its release.
+        instructions: For the assistant: what is here and where to begin.
+    """
+
+    name: str
+    version: str
+    instructions: str
+
+
+def build_mcp_server(
+    facts: McpFacts,
+    queries: Sequence[Query[Any, Any, Any]],
+    prompts: Sequence[Prompt],
+    call: Call,
+) -> Server[Any]:
+    """An MCP server that lists these questions and recipes and answers through ``call``."""
+    tools = [_build_tool(query) for query in queries]
+    recipes = {prompt.name: prompt for prompt in prompts}
+
+    async def list_tools(
+        context: _Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        del context, params
+        return types.ListToolsResult(tools=tools)
+
+    async def call_tool(
+        context: _Context, params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
+        del context
+        return await _answer(call, params.name, params.arguments or {})
+
+    async def list_prompts(
+        context: _Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListPromptsResult:
+        del context, params
+        return types.ListPromptsResult(prompts=[_build_prompt(one) for one in prompts])
+
+    async def get_prompt(
+        context: _Context, params: types.GetPromptRequestParams
+    ) -> types.GetPromptResult:
+        del context
+        return _render(recipes, params)
+
+    return Server(
+        facts.name,
+        version=facts.version,
+        instructions=facts.instructions,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+        on_list_prompts=list_prompts,
+        on_get_prompt=get_prompt,
+    )
+
+
+def _build_tool(query: Query[Any, Any, Any]) -> types.Tool:
+    return types.Tool(
+        name=query.name,
+        title=query.title,
+        description=query.says,
+        input_schema=query.input_schema(),
+        output_schema=query.output_schema(),
+        annotations=types.ToolAnnotations(
+            read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+        ),
+    )
+
+
+def _build_prompt(prompt: Prompt) -> types.Prompt:
+    return types.Prompt(
+        name=prompt.name,
+        description=prompt.says,
+        arguments=[
+            types.PromptArgument(name=one.name, description=one.says, required=one.required)
+            for one in prompt.arguments
+        ],
+    )
+
+
+async def _answer(call: Call, name: str, arguments: Mapping[str, Any]) -> types.CallToolResult:
+    try:
+        encoded = await call(name, arguments)
+    except KeyError:
+        raise MCPError(types.INVALID_PARAMS, "no such tool") from None
+    except IngeroError as error:
+        text = f"{error.message} ({error.hint})" if error.hint else error.message
+        return types.CallToolResult(
+            content=[types.TextContent(type="text", text=text)], is_error=True
+        )
+    return types.CallToolResult(
+        content=[types.TextContent(type="text", text=encoded.decode())],
+        structured_content=msgspec.json.decode(encoded),
+    )
+
+
+def _render(
+    recipes: Mapping[str, Prompt], params: types.GetPromptRequestParams
+) -> types.GetPromptResult:
+    prompt = recipes.get(params.name)
+    if prompt is None:
+        raise MCPError(types.INVALID_PARAMS, "no such prompt")
+    given = dict(params.arguments or {})
+    missing = [one.name for one in prompt.arguments if one.required and not given.get(one.name)]
+    if missing:
+        raise MCPError(types.INVALID_PARAMS, f"missing argument: {', '.join(missing)}")
+    return types.GetPromptResult(
+        description=prompt.says,
+        messages=[
+            types.PromptMessage(
+                role="user", content=types.TextContent(type="text", text=prompt.render(given))
+            )
+        ],
+    )

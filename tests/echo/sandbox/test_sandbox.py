@@ -1,0 +1,312 @@
+"""A tenant's SQL: what is let in works, what is not leaves nothing behind."""
+
+import datetime as dt
+import pathlib
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from ingero.echo.db.faults import DeadlineError
+from ingero.echo.db.sandbox.pool import Sandbox, SandboxSettings, SqlRefusedError
+from ingero.echo.schema import EVENTS, TENANT_TABLES
+from ingero.telemetry.clock import SystemClock
+from ingero.units import NS_PER_S
+
+T0 = dt.datetime(2026, 1, 1)  # noqa: DTZ001 - the store's TIMESTAMP is UTC without a zone
+
+
+def export(table):
+    schema = EVENTS.arrow_schema()
+    if table != "events":
+        from ingero.echo.schema import TABLES
+
+        return TABLES[table].arrow_schema(), []
+    rows = pa.table(
+        {
+            "ts": [T0, T0, T0],
+            "cluster_id": ["c1"] * 3,
+            "node_id": ["n1", "n2", "n3"],
+            "metric_name": ["m"] * 3,
+            "value_double": [1.0, 2.0, None],
+            "host_attr": [None] * 3,
+            "kind": ["gauge"] * 3,
+            "unit": [""] * 3,
+            "attributes": ['{"k":"v"}'] * 3,
+            "ingested_at": [T0] * 3,
+        },
+        schema=schema,
+    )
+    return schema, rows.to_batches()
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    settings = SandboxSettings(n_workers=2, timeout_ns=4 * NS_PER_S, memory_bytes=512 << 20)
+    opened = Sandbox(settings, TENANT_TABLES, SystemClock())
+    opened.start()
+    yield opened
+    opened.close()
+
+
+def run(sandbox, sql, limit=1000):
+    result = sandbox.run(sql, export, limit)
+    return result.columns, msgspec.json.decode(result.rows), result.is_cut
+
+
+LEGITIMATE = [
+    (
+        "SELECT node_id, value_double FROM events ORDER BY node_id",
+        [["n1", 1.0], ["n2", 2.0], ["n3", None]],
+    ),
+    ("SELECT count(*), max(ts) FROM events", [[3, "2026-01-01T00:00:00Z"]]),
+    ("WITH a AS (SELECT * FROM events) SELECT count(*) FROM a JOIN events USING (node_id)", [[3]]),
+    (
+        "SELECT node_id FROM events WHERE value_double > (SELECT avg(value_double) FROM events)",
+        [["n2"]],
+    ),
+    (
+        "SELECT time_bucket(INTERVAL '1 hour', ts) AS b, count(*) FROM events GROUP BY ALL",
+        [["2026-01-01T00:00:00Z", 3]],
+    ),
+    ("SELECT attributes ->> '$.k' FROM events LIMIT 1", [["v"]]),
+    (
+        "SELECT node_id, row_number() OVER (ORDER BY value_double DESC NULLS LAST) FROM events QUALIFY row_number() OVER (ORDER BY value_double DESC NULLS LAST) = 1",
+        [["n2", 1]],
+    ),
+    (
+        "SELECT CASE WHEN value_double IS NULL THEN 'none' ELSE 'some' END AS c, count(*) FROM events GROUP BY c ORDER BY c",
+        [["none", 1], ["some", 2]],
+    ),
+    ("SELECT i FROM range(3) t(i) UNION ALL SELECT 9 ORDER BY 1", [[0], [1], [2], [9]]),
+    ("SELECT quantile_cont(value_double, 0.5)::INTEGER FROM events", [[2]]),
+    (
+        "SELECT DISTINCT cluster_id FROM events WHERE node_id LIKE 'n%' AND node_id IN ('n1', 'n2')",
+        [["c1"]],
+    ),
+    (
+        "SELECT list_transform([1, 2], lambda x: x + 1), {'a': 1}, 'inf'::DOUBLE",
+        [[[2, 3], {"a": 1}, None]],
+    ),
+    (
+        "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r WHERE i < 4) SELECT max(i) FROM r",
+        [[4]],
+    ),
+    (
+        "SELECT e.* EXCLUDE (ts, ingested_at, attributes, host_attr, kind, unit) FROM events e WHERE node_id = 'n1'",
+        [["c1", "n1", "m", 1.0]],
+    ),
+    ("SELECT count(*) FROM verdicts", [[0]]),
+    ("VALUES (1), (2)", [[1], [2]]),
+    ("SELECT mad(value_double), arg_max(node_id, value_double) FROM events", [[0.5, "n2"]]),
+    ("SELECT count(*) FROM events\u200b", [[3]]),  # a space to DuckDB: still the caller's own table
+    ("-- a comment\nSELECT 1 /* another */", [[1]]),
+]
+
+
+@pytest.mark.parametrize(("sql", "rows"), LEGITIMATE)
+def test_ordinary_analysis_is_let_in_and_right(sandbox, sql, rows):
+    assert run(sandbox, sql)[1] == rows
+
+
+REFUSED = [
+    # writes, in every disguise
+    "DELETE FROM events",
+    "INSERT INTO events SELECT * FROM events",
+    "UPDATE events SET node_id = 'x'",
+    "DROP TABLE events",
+    "CREATE TABLE t AS SELECT 1",
+    "CREATE MACRO m() AS 1",
+    "ALTER TABLE events ADD COLUMN x INT",
+    "TRUNCATE events",
+    "WITH x AS (DELETE FROM events RETURNING *) SELECT * FROM x",
+    "WITH x AS (INSERT INTO events SELECT * FROM events RETURNING *) SELECT * FROM x",
+    "WITH x AS (UPDATE events SET node_id = 'x' RETURNING *) SELECT * FROM x",
+    "EXPLAIN ANALYZE DELETE FROM events",
+    "MERGE INTO events USING events e ON true WHEN MATCHED THEN DELETE",
+    # several statements
+    "SELECT 1; SELECT 2",
+    "SELECT 1; DROP TABLE events",
+    "SELECT 1;;DELETE FROM events",
+    # files and the network
+    "SELECT * FROM '/etc/passwd'",
+    "SELECT * FROM read_csv('/etc/passwd')",
+    "SELECT * FROM read_text('/etc/shadow')",
+    "SELECT * FROM read_blob('/var/lib/ingero-echo/echo.db')",
+    "SELECT * FROM read_blob('/proc/self/environ')",
+    "SELECT * FROM read_parquet('https://example.invalid/x.parquet')",
+    "SELECT * FROM read_json_auto('s3://bucket/x')",
+    "SELECT * FROM glob('/*')",
+    "SELECT * FROM parquet_metadata('/tmp/x')",
+    "SELECT * FROM sniff_csv('/etc/passwd')",
+    "COPY events TO '/tmp/out.csv'",
+    "COPY (SELECT 1) TO '/dev/stdout'",
+    "EXPORT DATABASE '/tmp/x'",
+    "IMPORT DATABASE '/tmp/x'",
+    "SELECT * FROM 'https://example.invalid/x.csv'",
+    # other databases, extensions, settings
+    "ATTACH '/var/lib/ingero-echo/echo.db' AS other",
+    "ATTACH ':memory:' AS m",
+    "DETACH memory",
+    "USE other",
+    "INSTALL httpfs",
+    "LOAD httpfs",
+    "SET memory_limit = '64GB'",
+    "SET GLOBAL enable_external_access = true",
+    "RESET lock_configuration",
+    "PRAGMA database_list",
+    "PRAGMA memory_limit='64GB'",
+    "CALL pragma_version()",
+    "SELECT current_setting('memory_limit')",
+    "SELECT getenv('HOME')",
+    "SELECT getvariable('x')",
+    "SET VARIABLE x = 1",
+    # the catalogue
+    "SELECT * FROM duckdb_tables()",
+    "SELECT * FROM duckdb_settings()",
+    "SELECT * FROM duckdb_secrets()",
+    "SELECT * FROM duckdb_logs",
+    "SELECT * FROM information_schema.tables",
+    "SELECT * FROM pg_catalog.pg_class",
+    "SELECT * FROM sqlite_master",
+    "SELECT * FROM pragma_storage_info('events')",
+    "SELECT * FROM memory.main.events",
+    "SELECT * FROM main.events",
+    "SELECT main.count(*) FROM events",
+    "SELECT system.main.getenv('x')",
+    "SELECT current_query()",
+    "SELECT current_database(), current_schema()",
+    "SELECT version()",
+    "SELECT txid_current()",
+    "WITH duckdb_tables AS (SELECT 1) SELECT * FROM duckdb_tables",
+    "WITH events AS (SELECT 1) SELECT * FROM events",
+    "DESCRIBE events",
+    "SHOW TABLES",
+    "SUMMARIZE events",
+    "SHOW ALL TABLES",
+    # SQL out of text
+    "SELECT * FROM query('SELECT 1')",
+    "SELECT * FROM query_table('events')",
+    "SELECT * FROM json_execute_serialized_sql('{}')",
+    "SELECT json_serialize_sql('SELECT 1')",
+    "EXECUTE p",
+    "PREPARE p AS SELECT 1",
+    # bombs with names
+    "SELECT repeat('x', 2000000000)",
+    "SELECT lpad('x', 2000000000, 'y')",
+    "SELECT format('{:>2000000000}', 'x')",
+    "SELECT printf('%2000000000d', 1)",
+    "SELECT levenshtein(a, a) FROM (SELECT node_id AS a FROM events)",
+    "SELECT sleep_ms(60000)",
+    "SELECT nextval('s')",
+    # letters that look alike, quotes, comments, nulls
+    'SELECT * FROM "main"."events"',
+    'SELECT * FROM "/etc/passwd"',
+    "SELECT * FROM ｅvents",
+    "ѕelect 1",
+    "SELECT 1 \x00 ; DROP TABLE events",
+    "/* SELECT */ DROP TABLE events",
+    "SELECT \"getenv\"('HOME')",
+    "SELECT GETENV('HOME')",
+    "SELECT $1",
+    "SELECT ?",
+    # shapes that have no place here
+    "FROM events SELECT node_id AT (VERSION => 1)",
+    "PIVOT events ON metric_name USING sum(value_double)",
+    "SELECT * FROM events TABLESAMPLE 10% JOIN nosuch ON true",
+    "",
+    "   ",
+    "SELECT",
+    "SELECT " + "(" * 5000 + "1" + ")" * 5000,
+    "SELECT 1" + " + 1" * 5000,
+]
+
+
+@pytest.mark.parametrize("sql", REFUSED, ids=range(len(REFUSED)))
+def test_what_is_not_listed_is_refused_and_the_next_statement_is_answered(sandbox, sql):
+    with pytest.raises(SqlRefusedError) as raised:
+        run(sandbox, sql)
+    assert raised.value.code
+    assert "/work" not in raised.value.message
+    assert run(sandbox, "SELECT count(*) FROM events")[1] == [[3]]
+
+
+KILLED = [
+    "SELECT sum(a.i * b.i % 7) FROM range(100000000) a(i), range(100000000) b(i)",
+    "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELECT count(*) FROM r",
+    "SELECT string_agg(node_id || i::VARCHAR, ',') FROM events, range(300000000) t(i)",
+    "SELECT list(i) FROM range(2000000000) t(i)",
+    "SELECT count(DISTINCT i || 'x') FROM range(2000000000) t(i)",
+    "SELECT length(a || a || a || a) FROM (SELECT string_agg('xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx', '') AS a FROM range(40000000))",
+    "SELECT list_transform(range(1000000), lambda x: range(1000000))",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sql", KILLED, ids=range(len(KILLED)))
+def test_what_eats_memory_or_time_dies_alone(sandbox, sql):
+    with pytest.raises((SqlRefusedError, DeadlineError)):
+        run(sandbox, sql)
+    assert run(sandbox, "SELECT count(*) FROM events")[1] == [[3]]
+
+
+def test_rows_and_bytes_are_cut_and_said_so(sandbox):
+    columns, rows, is_cut = run(sandbox, "SELECT i FROM range(5000) t(i)", limit=100)
+    assert (columns, len(rows), rows[-1], is_cut) == (["i"], 100, [99], True)
+    assert run(sandbox, "SELECT i FROM range(100) t(i)", limit=100)[2] is False
+    small = Sandbox(SandboxSettings(max_answer_bytes=100), TENANT_TABLES, SystemClock())
+    _, rows, is_cut = run(small, "SELECT i FROM range(5000) t(i)")
+    assert is_cut
+    assert len(msgspec.json.encode(rows)) <= 100
+    small.close()
+
+
+def test_only_the_tables_that_a_statement_names_are_handed_over(sandbox):
+    asked = []
+
+    def spy(table):
+        asked.append(table)
+        return export(table)
+
+    sandbox.run("SELECT 1 FROM events e, (SELECT * FROM verdicts) v", spy, 10)
+    assert sorted(asked) == ["events", "verdicts"]
+
+
+def test_a_child_cannot_open_anything_once_it_runs(sandbox):
+    """The guard is not the only wall: with the guard out of the way the child still has no door."""
+    import socket
+    import subprocess
+    import sys
+
+    code = (
+        "import socket, sys\n"
+        "from ingero.echo.db.sandbox import child, guard\n"
+        "child.check_statement = lambda connection, sql, tables: frozenset()\n"
+        "child.run_child(socket.socket(fileno=int(sys.argv[1])))\n"
+    )
+    from ingero.echo.db.sandbox.frames import Data, Job, Result, Verdict, receive, send
+
+    for sql in (
+        "SELECT * FROM read_text('/etc/passwd')",
+        "SELECT * FROM read_blob('/proc/self/environ')",
+        "COPY (SELECT 1) TO '/tmp/echo-escape.csv'",
+        "ATTACH '/tmp/echo-escape.db' AS x",
+        "INSTALL httpfs",
+        "SET enable_external_access = true",
+        "SELECT * FROM read_csv('https://127.0.0.1/x')",
+    ):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", code, str(theirs.fileno())], pass_fds=(theirs.fileno(),)
+            )
+            ours.settimeout(30)
+            send(ours, Job(sql, [], 10, 1 << 20, 512 << 20, 10.0))
+            receive(ours, Verdict)
+
+            send(ours, Data([]))
+            result, _ = receive(ours, Result)
+            process.wait()
+        assert result.code == "sql_failed", sql
+        assert not pathlib.Path("/tmp/echo-escape.csv").exists()
+        assert not pathlib.Path("/tmp/echo-escape.db").exists()
