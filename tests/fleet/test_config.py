@@ -167,4 +167,4 @@ def test_commented_components_of_the_defaults_are_valid_once_uncommented():
         lines.append("  " + line[4:] if is_top and not stripped.startswith("# #") else line)
     document = parse_document("\n".join(lines), environ={"INGERO_TOKEN": "x"})
     config = build_config(document, FACTORIES)
-    assert {one.path.partition(".")[2] for one in config.warnings} >= {"debug", "file", "otlphttp"}
+    assert {one.path.partition(".")[2] for one in config.warnings} >= {"batch", "file", "otlphttp"}

@@ -288,8 +288,8 @@ class FleetService:
         """
         config = self._load()
         self._set_up(config)
-        await self._start(config)
         self._catch_signals()
+        await self._start(config)
         while await self._events.get() is _Event.RELOAD:
             await self._reload()
         await self._drain()
