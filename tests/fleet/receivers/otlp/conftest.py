@@ -92,6 +92,9 @@ class Running:
         name = "ingero_fleet_receiver_refused_requests_total"
         return self.count(name, transport, reason=reason)
 
+    def start_stopping(self):
+        return asyncio.run_coroutine_threadsafe(self._receiver.stop(), self._loop)
+
     def close(self):
         self.run(self._receiver.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)

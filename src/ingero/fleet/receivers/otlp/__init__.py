@@ -1,6 +1,6 @@
 """The ``otlp`` receiver: OTLP over gRPC and HTTP in, batches out, the threshold on every answer.
 
-`intake` is what both protocols share; `asgi` and `grpc_server` are the two doors; `receiver` is the lifecycle. Refuses to
+`intake` is what both protocols share; `http_server` and `grpc_server` are the two doors; `receiver` is the lifecycle. Refuses to
 interpret what it receives: who pushed is found by processors.
 """
 

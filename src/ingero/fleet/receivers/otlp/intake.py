@@ -44,6 +44,7 @@ class Verdict(Enum):
     TOO_LARGE = (413, 8)  # RESOURCE_EXHAUSTED
     UNSUPPORTED = (415, 3)
     OVERLOADED = (429, 8)
+    HEAD_TOO_LARGE = (431, 3)
     PERMANENT = (500, 13)  # INTERNAL: the Collector's answer to a permanent consumer error
     UNAVAILABLE = (503, 14)
 

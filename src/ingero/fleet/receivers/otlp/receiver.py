@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final
 
 from ingero.config import Endpoint
 from ingero.errors import IngeroError
 from ingero.fleet.component import Authenticator, CapabilityT, ComponentId, Host, PushAnswerer
 from ingero.fleet.consumer import Consumer
-from ingero.fleet.receivers.otlp.asgi import OtlpHttpApp
 from ingero.fleet.receivers.otlp.config import (
     GrpcConfig,
     HttpConfig,
@@ -19,15 +18,12 @@ from ingero.fleet.receivers.otlp.config import (
     ServerConfig,
 )
 from ingero.fleet.receivers.otlp.grpc_server import OtlpGrpcServer
+from ingero.fleet.receivers.otlp.http_server import OtlpHttpServer
 from ingero.fleet.receivers.otlp.intake import Intake, get_component
 from ingero.fleet.receivers.otlp.telemetry import Tally, Transport
-from ingero.serving.asgi import AsgiServer, AsgiSettings
 from ingero.serving.tls import CertificateReloader, build_server_context
 from ingero.units import NS_PER_S
 from ingero.wire.names import Signal
-
-if TYPE_CHECKING:
-    from uvicorn._types import ASGIApplication
 
 _DRAIN_S: Final = 10
 _RELOAD_INTERVAL_NS: Final = 60 * NS_PER_S
@@ -52,7 +48,7 @@ class OtlpReceiver:
         self._id = component
         self._config = config
         self._outputs = outputs
-        self._http: AsgiServer | None = None
+        self._http: OtlpHttpServer | None = None
         self._grpc: OtlpGrpcServer | None = None
 
     @property
@@ -84,18 +80,13 @@ class OtlpReceiver:
         if grpc_server is not None:
             await asyncio.to_thread(grpc_server.stop, _DRAIN_S)
         if http_server is not None:
-            await http_server.stop()
+            await http_server.stop(_DRAIN_S)
 
     async def _start_http(self, config: HttpConfig, host: Host) -> None:
         tally = Tally(host.meter, self._id, Transport.HTTP)
-        app = OtlpHttpApp(config, self._build_intake(config, host, tally), tally)
+        intake = self._build_intake(config, host, tally)
         context = build_server_context(config.tls) if config.tls is not None else None
-        settings = AsgiSettings(
-            keep_alive_s=max(config.idle_timeout // NS_PER_S, 1), drain_s=_DRAIN_S
-        )
-        server = AsgiServer(
-            cast("ASGIApplication", app), config.endpoint, tls=context, settings=settings
-        )
+        server = OtlpHttpServer(config, intake, tally, host, context)
         await server.start()
         self._http = server
         host.announce(server.bound, "http")

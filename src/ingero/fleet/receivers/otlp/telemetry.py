@@ -70,7 +70,9 @@ class Reason(StrEnum):
     OVERLOADED = "overloaded"
     TIMEOUT = "timeout"
     CUT_SHORT = "cut_short"
+    BAD_REQUEST = "bad_request"
     BAD_BODY = "bad_body"
+    INTERNAL = "internal"
 
 
 class Tally:
