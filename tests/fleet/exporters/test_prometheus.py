@@ -355,7 +355,7 @@ def test_too_many_waiting_exports_are_walked_in_the_push():
     def push_many():
         for index in range(3000):
             scraped.push(gauge_export(value=float(index), x=str(index)))
-        assert len(scraped.exporter._pending) <= 2048
+        assert len(scraped.exporter._pending) <= 1024
 
     assert len(series(scraped.scrape(push_many))) == 3000
 

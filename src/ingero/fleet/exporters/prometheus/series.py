@@ -25,6 +25,11 @@ _ATTRIBUTES_BITS: Final = 32
 _ATTRIBUTES_MASK: Final = (1 << _ATTRIBUTES_BITS) - 1
 
 
+def series_key(resource: int, attributes: int) -> int:
+    """What a family's rows are found by."""
+    return resource << _ATTRIBUTES_BITS | attributes
+
+
 class FamilyKind(StrEnum):
     """Prometheus' metric types; the value is what ``# TYPE`` says."""
 
@@ -210,7 +215,7 @@ class SeriesStore:
         A label that both the resource and the point have is the point's (the caller resolves it by adding a resource
         without that label, see `overlap`).
         """
-        key = resource << _ATTRIBUTES_BITS | attributes
+        key = series_key(resource, attributes)
         row = family.rows.get(key)
         if row is None:
             if self.is_full:
