@@ -33,6 +33,7 @@ class Outer(StrictModel):
     share: float = Field(0.5, description="How much of it.")
     is_on: bool = Field(default=False, description="Whether.")
     token: Secret | None = Field(None, description="A secret.")
+    long_token: Secret | None = Field(None, min_length=20, description="A longer secret.")
     mode: Mode = Field(Mode.FAST, description="How.")
     text: str = Field("", description="Anything.")
 
@@ -101,6 +102,7 @@ def test_secrets_do_not_print_in_models_dumps_or_problems():
     model = parse_model(Outer, {"token": "s3cret"})
     assert "s3cret" not in repr(model) + model.model_dump_json() + str(model)
     assert "31337" not in " ".join(_say({"token": 31337}))
+    assert "s3cret" not in " ".join(_say({"long_token": "s3cret"}))
 
 
 def test_number_where_text_is_wanted_says_to_quote_it():

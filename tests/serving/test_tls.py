@@ -76,7 +76,13 @@ def test_renewed_certificate_is_shown_by_new_handshakes_without_a_restart(
     assert before != after
 
 
-def test_bad_renewal_is_refused_and_the_old_certificate_stays(authority, pair, tmp_path):
+@pytest.mark.parametrize("is_mismatched", [True, False])
+def test_bad_renewal_is_refused_and_the_old_certificate_stays(
+    authority, pair, tmp_path, is_mismatched
+):
+    other = authority.issue_cert("127.0.0.1").cert_chain_pems[0].bytes()
+    bad = other if is_mismatched else b"half a cert"
+
     async def scenario():
         config = parse_model(TlsServerConfig, pair)
         context = build_server_context(config)
@@ -87,7 +93,7 @@ def test_bad_renewal_is_refused_and_the_old_certificate_stays(authority, pair, t
         server = AsgiServer(_hello, Endpoint("127.0.0.1", 0), tls=context)
         await server.start()
         before = await _serial(server.bound, client)
-        (tmp_path / "tls.crt").write_text("half a cert")
+        (tmp_path / "tls.crt").write_bytes(bad)
         with pytest.raises(IngeroError, match=r"tls\.crt"):
             reloader.reload_if_changed()
         after = await _serial(server.bound, client)

@@ -91,3 +91,19 @@ def test_resident_memory_follows_what_is_allocated():
     held = bytearray(64 * MIB)
     assert 48 * MIB < read_resident_bytes() - before < 128 * MIB
     assert len(held) < read_total_bytes()
+
+
+def test_garbage_is_collected_above_the_hard_limit_before_anything_is_refused():
+    readings = [101 * MIB, 10 * MIB]
+    config = parse_model(MemoryLimiterConfig, {"limit_mib": 100})
+    following = KeptBatches()
+    limiter = MemoryLimiter(
+        ComponentId("memory_limiter"),
+        config,
+        Signal.METRICS,
+        following,
+        read_resident=lambda: readings.pop(0),
+    )
+    asyncio.run(limiter.start(ManualHost()))
+    limiter.consume(_batch())
+    assert (len(following.batches), readings) == (1, [])
