@@ -80,7 +80,7 @@ class Rig:
             ),
             LoopSettings(
                 push_interval_ns=interval_s * SECOND_NS,
-                sample_interval_ns=sample_s * SECOND_NS,
+                sample_interval_ns=round(sample_s * SECOND_NS),
                 machine=MachineSettings(warmup=warmup),
                 classifier=ClassifierSettings(confirm=confirm),
                 mode=ModeSettings(fresh_max_age_ns=fresh_max_age(interval_s * SECOND_NS)),

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 
 HEALTHY = {"for": "100h"}
@@ -77,6 +79,28 @@ def test_a_fall_is_pushed_within_a_second_at_an_unchanged_interval(make_rig):
     assert look.is_straggler
     assert len(rig.events()) == n_before + 1
     assert rig.look().is_pushed is False, "nothing moved since"
+
+
+def test_a_score_that_moves_is_pushed_at_once_also_when_nothing_can_be_judged(make_rig):
+    rig = make_rig([
+        {"for": "63s"},
+        {"for": "4s", "throughput": 95},
+        {"for": "1h", "throughput": 80},
+    ])
+    rig.looks(63)
+    looks = rig.looks(6)
+    assert [look.is_early for look in looks] == [False] * 4 + [True, False]
+    assert rig.pushes()[-1].health_score == pytest.approx(0.86)
+
+
+def test_early_pushes_are_a_second_apart(make_rig):
+    wild = [{"for": "100ms"}, {"for": "100ms", "throughput": 30}]
+    rig = make_rig([{"for": "1s"}, *wild], sample_s=0.1, script={"then": "repeat"})
+    looks = rig.looks(120)
+    early = [look.wall_ns for look in looks if look.is_early]
+    assert len(early) > 20
+    gaps = [(after - before) / 1e9 for before, after in pairwise(early)]
+    assert min(gaps) >= 1
 
 
 def test_two_bad_looks_are_needed_when_confirmation_is_asked_for(make_rig):

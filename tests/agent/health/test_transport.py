@@ -1,6 +1,7 @@
 import socket
 import threading
 from concurrent import futures
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -77,6 +78,9 @@ def test_a_renewed_token_is_used_by_the_next_push(collector, tmp_path):
     transport.send(push(), 0)
     token.write_text("second\n")
     transport.send(push(), 0)
+    for body in (b"", b"two\nlines", b"\xff"):
+        token.write_bytes(body)
+        assert "token" in transport.send(push(), 0).detail
     token.unlink()
     assert "token" in transport.send(push(), 0).detail
     transport.close()
@@ -318,6 +322,14 @@ def test_grpc_tells_the_same_and_hears_the_same(grpc_fleet):
     assert handler.pushes[0].health_score == 0.94
     assert handler.metadata["x-tenant"] == "blue"
     assert handler.metadata["ingero.cluster.id"] == "prod a"
+
+
+@pytest.mark.parametrize("cluster_id", ["größe", "a\x01b"])
+def test_a_cluster_that_cannot_be_metadata_is_pushed_all_the_same(grpc_fleet, cluster_id):
+    handler, transport = grpc_fleet
+    transport._settings = replace(transport._settings, cluster_id=cluster_id)
+    assert transport.send(push(), 0).is_taken
+    assert "ingero.cluster.id" not in handler.metadata
 
 
 def test_grpc_refusals_carry_the_threshold_and_the_pause(grpc_fleet):

@@ -10,7 +10,7 @@ import grpc
 
 from ingero.agent.health.cache import parse_told
 from ingero.agent.health.transport import USER_AGENT, Answer, TransportSettings, parse_retry_after
-from ingero.errors import IngeroError
+from ingero.errors import BadDataError, IngeroError
 from ingero.units import NS_PER_MS, NS_PER_S
 from ingero.wire.names import Header, Signal
 from ingero.wire.otlp.export import Export, encode_protobuf
@@ -57,9 +57,10 @@ class GrpcTransport:
         settings = self._settings
         try:
             metadata = [(key.lower(), value) for key, value in settings.auth_headers().items()]
-        except OSError as error:
-            return Answer(is_taken=False, detail=f"the bearer token cannot be read: {error}")
-        if settings.cluster_id and settings.cluster_id.isascii():
+        except BadDataError as error:
+            return Answer(is_taken=False, detail=error.message)
+        # gRPC refuses a call whose metadata is not plain text; the body says the cluster anyway.
+        if settings.cluster_id.isascii() and settings.cluster_id.isprintable():
             metadata.append((Header.CLUSTER_HINT.value, settings.cluster_id))
         try:
             _, call = self._calls[export.signal].with_call(

@@ -15,11 +15,13 @@ import msgspec
 from ingero.agent.health.cache import Heard, ThresholdCache, Told, check_told
 from ingero.agent.health.lane import MAX_PAUSE_NS
 from ingero.agent.health.transport import TransportSettings, build_client, parse_retry_after
+from ingero.errors import BadDataError
 from ingero.telemetry.clock import Clock
 from ingero.wire.names import ContentType
 
 MAX_BODY_BYTES: Final = 8 * 1024
 POLL_SPREAD: Final = 0.2
+_HEADERS: Final = {"Accept": ContentType.JSON.value, "Accept-Encoding": "identity"}
 
 
 class _Page(msgspec.Struct):
@@ -68,10 +70,10 @@ class ThresholdPoller:
         self.n_asked += 1
         url = self._settings.endpoint.threshold_url(self._settings.cluster_id)
         try:
-            headers = self._settings.auth_headers() | {"Accept": ContentType.JSON.value}
+            headers = self._settings.auth_headers() | _HEADERS
             with self._client.stream("GET", url, headers=headers) as response:
                 body = _read_short(response)
-        except (httpx.HTTPError, OSError) as error:
+        except (httpx.HTTPError, BadDataError) as error:
             return self._fail(str(error) or type(error).__name__, usual_ns)
         if response.status_code != HTTPStatus.OK:
             pause_ns = self._asked_pause(response)
@@ -116,9 +118,9 @@ def read_page(threshold: float, *, quorum_met: bool) -> Told:
 
 
 def _read_short(response: httpx.Response) -> bytes | None:
-    """The body, or None when it is too long."""
+    """The body as it came, or None when it is too long; a compressed one was not asked for and does not decode."""
     body = b""
-    for chunk in response.iter_bytes():
+    for chunk in response.iter_raw():
         body += chunk
         if len(body) > MAX_BODY_BYTES:
             return None

@@ -20,6 +20,7 @@ from ingero import __version__
 from ingero.agent.health.body import encode_agent_json
 from ingero.agent.health.cache import Heard, Told, parse_told
 from ingero.agent.health.endpoint import FleetEndpoint
+from ingero.errors import BadDataError
 from ingero.units import NS_PER_S
 from ingero.wire.names import ContentType, Header
 from ingero.wire.otlp.export import Export, encode_protobuf
@@ -91,11 +92,18 @@ class TransportSettings:
         """The headers and the token as they are now.
 
         Raises:
-            OSError: The token cannot be read.
+            BadDataError: The token cannot be read or cannot stand in a header.
         """
         headers = dict(self.headers)
-        if self.token_file is not None:
-            headers["Authorization"] = f"Bearer {self.token_file.read_text('utf-8').strip()}"
+        if self.token_file is None:
+            return headers
+        try:
+            token = self.token_file.read_text("ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadDataError(f"the bearer token cannot be read: {error}") from error
+        if not token or not token.isprintable():
+            raise BadDataError(f"{self.token_file} holds no bearer token")
+        headers["Authorization"] = f"Bearer {token}"
         return headers
 
 
@@ -116,8 +124,8 @@ class HttpTransport:
         kind = ContentType.PROTOBUF if settings.is_protobuf else ContentType.JSON
         try:
             headers = settings.auth_headers() | {"Content-Type": kind.value}
-        except OSError as error:
-            return Answer(is_taken=False, detail=f"the bearer token cannot be read: {error}")
+        except BadDataError as error:
+            return Answer(is_taken=False, detail=error.message)
         if settings.is_gzip:
             body = gzip.compress(body, compresslevel=1, mtime=0)
             headers["Content-Encoding"] = "gzip"
