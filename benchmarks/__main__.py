@@ -7,9 +7,9 @@ itself what it could not measure here and why.
 import sys
 import time
 
-from benchmarks import collectives, push, threshold
+from benchmarks import collectives, explain, push, threshold
 
-BENCHMARKS = (push, collectives, threshold)
+BENCHMARKS = (push, collectives, threshold, explain)
 """Every benchmark, in the order they run."""
 
 

@@ -40,7 +40,12 @@ class Waits:
 
 
 def find_waits(evidence: Evidence, process: Process, tid: int) -> Waits:
-    """Every recorded reason for which a thread did not compute, each without what an earlier one took."""
+    """Every recorded reason for which a thread did not compute, in order of precedence."""
+    key = ("waits", process.node, process.pid, tid)
+    return evidence.remember(key, lambda: _find_waits(evidence, process, tid))
+
+
+def _find_waits(evidence: Evidence, process: Process, tid: int) -> Waits:
     rows = process.thread(tid)
     off = rows.of(Kind.OFF_CPU)
     reasons = evidence.column("reason", off)

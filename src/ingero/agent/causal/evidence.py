@@ -6,10 +6,10 @@ appears nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from ingero.agent.causal.kinds import LAST_CALL, Kind, find_kinds
 from ingero.model.events import EventFlag, HostOp, Source, op_name
 from ingero.model.recording import Recording
 
+FoundT = TypeVar("FoundT")
 Index = npt.NDArray[np.int64]
 _TID_BITS: Final = 32
 _AGENT: Final = "ingero"
@@ -144,6 +145,7 @@ class Evidence:
         self.processes = tuple(self._iter_processes())
         self.gpu_processes = tuple(p for p in self.processes if len(p.calls))
         self.books = Books(recording)
+        self._memory: dict[tuple[object, ...], Any] = {}
 
     @property
     def rows(self) -> Rows:
@@ -158,6 +160,18 @@ class Evidence:
     def process_name(self, node: int, pid: int) -> str:
         """Name of a process or thread, or ``pid N``."""
         return self.recording.process_name(node, pid)
+
+    def remember(self, key: tuple[object, ...], find: Callable[[], FoundT]) -> FoundT:
+        """The answer to a question that several rules ask, found once.
+
+        Args:
+            key: The question: what is asked, of which node, process and thread.
+            find: Finds the answer.
+        """
+        if key not in self._memory:
+            self._memory[key] = find()
+        found: FoundT = self._memory[key]
+        return found
 
     @cached_property
     def children(self) -> dict[tuple[int, int], frozenset[int]]:
@@ -184,7 +198,7 @@ class Evidence:
         order = np.argsort(keys, kind="stable")
         for here in _split(keys[order]):
             idx = order[here]
-            rows = self._rows.where(idx)
+            rows = self._rows if len(idx) == len(events) else self._rows.where(idx)
             node, pid = int(events["node"][idx[0]]), int(events["pid"][idx[0]])
             if self.is_observer(node, pid):
                 continue

@@ -38,6 +38,11 @@ def iter_classes(evidence: Evidence, calls: Rows) -> list[Rows]:
 
 def find_slow(evidence: Evidence, process: Process) -> Rows:
     """Calls slower than three times their class's median; classes of fewer than ten calls have no say."""
+    key = ("slow", process.node, process.pid)
+    return evidence.remember(key, lambda: _find_slow(evidence, process))
+
+
+def _find_slow(evidence: Evidence, process: Process) -> Rows:
     slow = [np.empty(0, np.int64)]
     for same in iter_classes(evidence, process.calls):
         if len(same) >= _MIN_CALLS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -27,6 +27,7 @@ class Wanted:
         end: The same, for the last.
         pids: Only these processes; empty for all.
         last: Only so many of the newest events; 0 for all.
+        has_extras: Also stacks and cgroups of events.
     """
 
     since: str = ""
@@ -34,6 +35,7 @@ class Wanted:
     end: str = ""
     pids: tuple[int, ...] = ()
     last: int = 0
+    has_extras: bool = False
 
 
 def load_part(path: Path, wanted: Wanted) -> Recording:
@@ -50,9 +52,9 @@ def load_part(path: Path, wanted: Wanted) -> Recording:
         from_ns = max(last_ns - _parse_length(wanted.since, "--since"), from_ns or first_ns)
     if from_ns is not None and to_ns is not None and from_ns > to_ns:
         raise BadDataError("the window ends before it starts", hint="swap --from and --to")
-    limits = LoadFilter(from_ns, to_ns, wanted.pids)
+    limits = LoadFilter(from_ns, to_ns, wanted.pids, has_extras=wanted.has_extras)
     if wanted.last:
-        limits = LoadFilter(from_ns, to_ns, wanted.pids, max_rows=wanted.last)
+        limits = replace(limits, max_rows=wanted.last)
     return load_recording(path, limits)
 
 

@@ -30,11 +30,16 @@ from ingero.model.recording import (
 )
 
 _CHUNK_ROWS: Final = 1 << 16
-_ALWAYS: Final = ("timestamp", "duration", "pid", "tid", "source", "op", "arg0", "arg1")
-_SELDOM: Final = {  # column → value that means "nothing to read"
-    "gpu_id": 0, "ret_code": 0, "stack_hash": 0, "cgroup_id": 0, "arg2": 0, "arg3": 0, "reason": 0,
-    "other_pid": 0, "wait_ns": 0, "flags": 0, "weight": 1,
-}  # fmt: skip
+_ALWAYS: Final[tuple[str, ...]] = ("timestamp", "duration", "arg0", "arg1")
+_WIDE: Final[tuple[str, ...]] = ("arg2", "arg3", "wait_ns")
+_EXTRA: Final[tuple[str, ...]] = ("stack_hash", "cgroup_id")
+_PACKED: Final[tuple[dict[str, int], ...]] = (
+    {"pid": 32, "tid": 32},
+    {"source": 8, "op": 8},
+    {"gpu_id": 16, "reason": 8, "flags": 8, "other_pid": 32},
+    {"ret_code": 32, "weight": 31},
+)
+"""Small columns with their bits, read as one integer: each integer that crosses from SQLite costs as much as the next."""
 _FIELD: Final = {"timestamp": "start_ns", "duration": "duration_ns"}
 
 
@@ -47,12 +52,14 @@ class LoadFilter:
         to_ns: Latest stored timestamp; None for the last.
         pids: Only these processes; empty for all.
         max_rows: At most this many, the newest; keeps memory bounded on any file.
+        has_extras: Also load ``stack_hash`` and ``cgroup_id``, which no rule reads.
     """
 
     from_ns: int | None = None
     to_ns: int | None = None
     pids: tuple[int, ...] = ()
     max_rows: int = 5_000_000
+    has_extras: bool = False
 
 
 def load_recording(path: Path, wanted: LoadFilter | None = None) -> Recording:
@@ -63,7 +70,26 @@ def load_recording(path: Path, wanted: LoadFilter | None = None) -> Recording:
         BadDataError: A column holds what is not a number.
     """
     with open_recording(path) as connection, store_errors(path):
+        connection.execute("BEGIN")  # one state of the file, also while an agent writes to it
         return _Loader(connection, path, wanted or LoadFilter()).load()
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One integer of the SELECT: its expression, and the fields in it as (name, shift, bits)."""
+
+    sql: str
+    fields: tuple[tuple[str, int, int], ...]
+
+
+def _pack(bits_by_name: dict[str, int]) -> _Column:
+    """Several columns in one integer, the first in the lowest bits."""
+    parts, fields, shift = [], [], 0
+    for name, bits in bits_by_name.items():
+        parts.append(f"(({name} & {(1 << bits) - 1}) << {shift})")
+        fields.append((name, shift, bits))
+        shift += bits
+    return _Column(" | ".join(parts), tuple(fields))
 
 
 class _Loader:
@@ -102,13 +128,42 @@ class _Loader:
         return self._connection.execute(sql, tuple(parameters))
 
     def _find_extremes(self) -> dict[str, tuple[object, object]]:
-        """Least and greatest value of the columns that are often constant: one pass instead of one per use."""
-        names = [n for n in (*_SELDOM, "node", "comm", "rank") if n in self._columns]
-        if not names:
+        """Least and greatest value of the columns that are often constant, in one pass.
+
+        The small ones are looked at together: only whether any of them holds anything matters.
+        """
+        singly = ("node", "comm", "rank", "weight", "ret_code", *_WIDE)
+        parts: dict[str, str] = {name: name for name in singly if name in self._columns}
+        small = [name for name in _PACKED[2] if name in self._columns]
+        if small:
+            parts["small"] = " | ".join(small)
+        if not parts:
             return {}
-        parts = ", ".join(f"min({name}), max({name})" for name in names)
-        values = self._rows(f"SELECT {parts} FROM events").fetchone()  # noqa: S608 - own column names
-        return {name: (values[2 * i], values[2 * i + 1]) for i, name in enumerate(names)}
+        select = ", ".join(f"min({part}), max({part})" for part in parts.values())
+        values = self._rows(f"SELECT {select} FROM events").fetchone()  # noqa: S608 - own column names
+        return {key: (values[2 * i], values[2 * i + 1]) for i, key in enumerate(parts)}
+
+    def _is_used(self, key: str, absent: int = 0) -> bool:
+        return bool(set(self._extremes.get(key, ())) - {absent, None})
+
+    def _choose_columns(self) -> list[_Column]:
+        """What to read: each entry one integer of the SELECT and the fields it fills."""
+        single = [name for name in _ALWAYS if name in self._columns]
+        single += [name for name in _WIDE if self._is_used(name)]
+        if self._wanted.has_extras:
+            single += [n for n in _EXTRA if n in self._columns]
+        chosen = [_Column(name, ((_FIELD.get(name, name), 0, 64),)) for name in single]
+        is_needed = (
+            True,
+            True,
+            self._is_used("small"),
+            self._is_used("ret_code") or self._is_used("weight", 1),
+        )
+        for group, needed in zip(_PACKED, is_needed, strict=True):
+            present = {name: bits for name, bits in group.items() if name in self._columns}
+            if present and needed:
+                chosen.append(_pack(present))
+        return chosen
 
     def _find_nodes(self) -> tuple[str, ...]:
         """Every node that events name, sorted; one nameless node when there is none."""
@@ -132,12 +187,7 @@ class _Loader:
         return (" WHERE " + " AND ".join(terms) if terms else ""), parameters
 
     def _load_events(self, n_stored: int) -> tuple[npt.NDArray[np.void], bool]:
-        columns: list[str] = [name for name in _ALWAYS if name in self._columns]
-        columns += [
-            name
-            for name, absent in _SELDOM.items()
-            if set(self._extremes.get(name, ())) - {absent, None}
-        ]
+        columns = self._choose_columns()
         n_rows = n_stored
         if self._where:
             counted = self._rows(
@@ -149,7 +199,7 @@ class _Loader:
         n_rows = min(int(n_rows), self._wanted.max_rows)
         tail = " ORDER BY timestamp DESC LIMIT ?" if is_truncated else ""
         limit = [self._wanted.max_rows] if is_truncated else []
-        select = ", ".join([f"+{name}" if is_truncated else name for name in columns])
+        select = ", ".join(column.sql for column in columns)
         node = ", node" if len(self._nodes) > 1 else ""
         cursor = self._rows(
             f"SELECT {select}{node} FROM events{self._where}{tail}",  # noqa: S608 - own column names
@@ -159,30 +209,43 @@ class _Loader:
         return _normalise(events), is_truncated
 
     def _fill(
-        self, cursor: sqlite3.Cursor, columns: list[str], n_rows: int
+        self, cursor: sqlite3.Cursor, columns: list[_Column], n_rows: int
     ) -> npt.NDArray[np.void]:
         events = np.zeros(n_rows, EVENT)
         events["weight"] = 1
-        n_columns = len(columns)
-        has_node = len(self._nodes) > 1
         filled = 0
-        while filled < n_rows and (rows := list(islice(cursor, min(_CHUNK_ROWS, n_rows - filled)))):
-            here = slice(filled, filled + len(rows))
-            if has_node:
-                events["node"][here] = [self._node_idx[row[-1]] for row in rows]
-                rows = [row[:-1] for row in rows]
+        for block, nodes in self._iter_blocks(cursor, len(columns)):
+            here = slice(filled, filled + len(block))
+            for i, column in enumerate(columns):
+                for name, shift, bits in column.fields:
+                    values = block[:, i] >> shift
+                    events[name][here] = values if bits == 64 else values & ((1 << bits) - 1)
+            if nodes:
+                events["node"][here] = nodes
+            filled += len(block)
+        return events[:filled]
+
+    def _iter_blocks(
+        self, cursor: sqlite3.Cursor, n_columns: int
+    ) -> Iterator[tuple[npt.NDArray[np.int64], list[int]]]:
+        """Rows in blocks of integers, shape (rows, columns), with their node indexes when there are several nodes."""
+        flat = chain.from_iterable(cursor)
+        has_nodes = len(self._nodes) > 1
+        while True:
+            nodes: list[int] = []
+            if has_nodes:
+                rows = list(islice(cursor, _CHUNK_ROWS))
+                nodes = [self._node_idx[row[-1]] for row in rows]
+                flat = chain.from_iterable(row[:-1] for row in rows)
             try:
-                block = np.fromiter(
-                    chain.from_iterable(rows), np.int64, len(rows) * n_columns
-                ).reshape(-1, n_columns)
+                block = np.fromiter(islice(flat, _CHUNK_ROWS * n_columns), np.int64)
             except (TypeError, ValueError, OverflowError) as error:
                 raise BadDataError(
-                    f"{self._path}: an event near row {filled} is not made of integers: {error}"
+                    f"{self._path}: an event is not made of integers: {error}"
                 ) from error
-            for i, column in enumerate(columns):
-                events[_FIELD.get(column, column)][here] = block[:, i]
-            filled += len(rows)
-        return events[:filled]
+            if not len(block):
+                return
+            yield block.reshape(-1, n_columns), nodes
 
     def _load_table(
         self, table: str, dtype: np.dtype[np.void], columns: dict[str, str]
@@ -287,4 +350,7 @@ def _normalise(events: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
     """Turn stored completion times into starts, and sort by it; equal starts keep the file's order."""
     at_end = is_stored_at_end(events["source"])
     events["start_ns"][at_end] -= events["duration_ns"][at_end]
-    return events[np.argsort(events["start_ns"], kind="stable")]
+    starts = np.ascontiguousarray(events["start_ns"])
+    if (starts[1:] >= starts[:-1]).all():
+        return events
+    return events[np.argsort(starts, kind="stable")]

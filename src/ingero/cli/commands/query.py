@@ -108,7 +108,7 @@ def _show_events(
     from ingero.agent.queries.window import Wanted, load_part
 
     since, pids, op, limit = asked
-    recording = load_part(path, Wanted(since=since, pids=pids))
+    recording = load_part(path, Wanted(since=since, pids=pids, has_extras=True))
     rows = list_events(recording, op=op, limit=limit)
     if as_json:
         click.echo(json.dumps([msgspec.to_builtins(row) for row in rows], indent=2))

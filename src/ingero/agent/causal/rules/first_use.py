@@ -54,6 +54,11 @@ def one_time_calls(evidence: Evidence, process: Process) -> Rows:
 
 def _find_parts(evidence: Evidence, process: Process) -> list[tuple[Rows, float]]:
     """Slow one-time calls with what the same call costs later, ns."""
+    key = ("first use", process.node, process.pid)
+    return evidence.remember(key, lambda: _look_for_parts(evidence, process))
+
+
+def _look_for_parts(evidence: Evidence, process: Process) -> list[tuple[Rows, float]]:
     parts: list[tuple[Rows, float]] = []
     for calls in split_by(process.calls, [process.calls.codes]):
         if calls.kinds[0] == Kind.LAUNCH:
