@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from ingero.detect.collectives import lags_and_waits
 from ingero.detect.judge import Judge, JudgeSettings
-from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
+from ingero.model.collectives import (
+    COLLECTIVE_OP,
+    UNKNOWN_NS,
+    ClockKind,
+    CollectiveOp,
+    CollectiveRun,
+    Rank,
+)
 from ingero.model.verdicts import VerdictKind, judgement_json
 from ingero.testing.jobs import (
     JobShape,
@@ -160,6 +167,32 @@ def test_a_worker_that_recovered_is_ordinary_now_and_named_in_the_history():
     (culprit,) = judge(trace, with_history=True).culprits
     assert dict(culprit.rank.labels) == {"dp": "1", "stage": "1"}
     assert "recovered" in culprit.reason
+
+
+def test_a_worker_that_only_stumbles_often_is_a_culprit_though_its_median_is_ordinary():
+    def stumble(work, rng):
+        work[2:, 1, 1] *= 1 + 2 * (rng.random(work[2:, 1, 1].shape) < 0.25)
+        return work
+
+    (culprit,) = judge(simulate(replace(SHAPE, n_steps=20), change=stumble)).culprits
+    assert dict(culprit.rank.labels) == {"dp": "1", "stage": "1"}
+    assert culprit.slowdown.median == pytest.approx(1.0, abs=0.05)
+    assert culprit.slowdown.high > 1.0
+
+
+def test_own_time_that_was_not_measured_is_missing_and_not_fast():
+    trace = simulate()
+    hidden = []
+    for at, runs in enumerate(trace.runs):
+        ops = [run.ops.copy() for run in runs]
+        if at == 0:
+            for rows in ops:
+                rows["own_ns"][rows["seq"] % 2 == 0] = UNKNOWN_NS
+        hidden.append(tuple(replace(run, ops=rows) for run, rows in zip(runs, ops, strict=True)))
+    judgement = judge(replace(trace, runs=tuple(hidden)))
+    assert kinds(judgement) == {"ordinary": everybody()}
+    assert 0 < judgement.verdicts[0].n_ops < 0.7 * judgement.verdicts[3].n_ops
+    assert judgement.verdicts[0].slowdown.median == pytest.approx(1.0, abs=0.05)
 
 
 def test_two_replicas_are_too_few_to_say_whose_fault_it_is():

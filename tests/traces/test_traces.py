@@ -76,6 +76,17 @@ def test_compute_behind_compute_ends_at_a_boundary_of_the_worker_alone():
     assert send.ops["own_ns"].tolist() == [200_000_000]
 
 
+def test_in_a_batched_exchange_the_send_comes_first_whatever_the_order_of_rows():
+    names = ("forward-compute", "backward-recv", "forward-send")
+    table = [(0, 0, 1, "forward-compute", 0.0, 0.2)]
+    for order in (names[1:], names[:0:-1]):
+        batch = [(0, 0, 1, name, 0.2, 0.1) for name in order]
+        peer = [(0, 1, 1, "backward-recv", 0.0, 0.1)]
+        trace = build_job_trace(rows(*table, *batch, *peer, optypes=names), "t")
+        own = {int(run.ops["op"][0]): run.ops["own_ns"].tolist() for run in trace.runs[0]}
+        assert own == {CollectiveOp.SEND: [200_000_000], CollectiveOp.RECV: [0]}
+
+
 def test_steps_follow_each_other_without_the_gaps_between_their_numbers():
     trace = build_job_trace(
         rows(

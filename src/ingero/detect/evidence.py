@@ -52,12 +52,9 @@ class Episode:
         is_pooled: The pooled bet had won more.
         own_before_ns: Compared own time before the onset.
         excess_before_ns: Own time above the median peer's before the onset.
-        ops_before: Compared operations before the onset.
-        slower_before: Those in which it was slower than the median peer.
         cleared_ns: Entry of the operation at which it cleared; None while it lasts.
         own_ns: Compared own time of the episode, once it cleared.
         excess_ns: Own time above the median peer's, once it cleared.
-        slower_share: Share of operations in which it was slower than the median peer, once it cleared.
         log10_evidence: Once it cleared: at detection.
         slowdown: Once it cleared.
     """
@@ -72,13 +69,10 @@ class Episode:
     is_pooled: bool
     own_before_ns: int
     excess_before_ns: int
-    ops_before: int
-    slower_before: int
     log10_evidence: float
     cleared_ns: int | None = None
     own_ns: int = 0
     excess_ns: int = 0
-    slower_share: float = 0.0
     slowdown: Slowdown | None = None
 
 
@@ -92,8 +86,6 @@ class _Onset:
     op: int = -1
     own_before_ns: int = 0
     excess_before_ns: int = 0
-    ops_before: int = 0
-    slower_before: int = 0
 
 
 @dataclass(slots=True)
@@ -104,7 +96,6 @@ class WorkerEvidence:
         n_ops: Compared operations.
         own_ns: Own time in them.
         excess_ns: Own time above the median peer's in them; may be negative.
-        n_slower: Operations in which it was slower than the median peer.
         n_slowest: Spread-out operations in which it was the slowest.
         current: Episode that lasts, per tier.
         past: Episodes that cleared, oldest first.
@@ -114,7 +105,6 @@ class WorkerEvidence:
     n_ops: int = 0
     own_ns: int = 0
     excess_ns: int = 0
-    n_slower: int = 0
     n_slowest: int = 0
     current: list[Episode | None] = field(default_factory=lambda: [None] * N_TIERS)
     past: deque[Episode] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_EPISODES))
@@ -217,8 +207,6 @@ class _Summed:
 
     own: IntArray
     excess: IntArray
-    n_ops: IntArray
-    n_slower: IntArray
     ops: PairedOps
 
 
@@ -329,7 +317,6 @@ class Evidence:
             "own_ns": own,
             "excess_ns": np.round(own * (1.0 - 1.0 / ratio)).astype(np.int64),
             "n_ops": is_known.astype(np.int64),
-            "n_slower": (is_known & (residuals > 0)).astype(np.int64),
         }
         before: dict[str, IntArray] = {}
         for name, values in columns.items():
@@ -338,9 +325,7 @@ class Evidence:
             before[name] = np.cumsum(values, axis=0) - values + so_far
             for column, worker in enumerate(workers):
                 setattr(worker, name, int(so_far[column] + values[:, column].sum()))
-        return _Summed(
-            before["own_ns"], before["excess_ns"], before["n_ops"], before["n_slower"], kept.ops
-        )
+        return _Summed(before["own_ns"], before["excess_ns"], kept.ops)
 
     def _bet(self, bank: EDetector, parts: list[tuple[PeerGroup, _Kept]]) -> None:
         rows = np.array([self._groups[id(group)].row for group, _ in parts], np.int64)
@@ -384,15 +369,12 @@ class Evidence:
             own_ns = int(compared.own[at, column]) - episode.own_before_ns
             excess_ns = int(compared.excess[at, column]) - episode.excess_before_ns
             ratio = own_ns / max(own_ns - excess_ns, 1)
-            n_ops = int(compared.n_ops[at, column]) - episode.ops_before
-            n_slower = int(compared.n_slower[at, column]) - episode.slower_before
             worker.past.append(
                 replace(
                     episode,
                     cleared_ns=entry_ns,
                     own_ns=own_ns,
                     excess_ns=excess_ns,
-                    slower_share=n_slower / max(n_ops, 1),
                     slowdown=Slowdown(ratio, ratio, ratio),
                 )
             )
@@ -414,8 +396,6 @@ class Evidence:
             is_pooled=crossing.is_pooled,
             own_before_ns=onset.own_before_ns,
             excess_before_ns=onset.excess_before_ns,
-            ops_before=onset.ops_before,
-            slower_before=onset.slower_before,
             log10_evidence=crossing.log10_evidence,
         )
 
@@ -429,6 +409,4 @@ def _onset_at(compared: _Summed, op: int, first_op: int, column: int) -> _Onset:
         op=op,
         own_before_ns=int(compared.own[at, column]),
         excess_before_ns=int(compared.excess[at, column]),
-        ops_before=int(compared.n_ops[at, column]),
-        slower_before=int(compared.n_slower[at, column]),
     )

@@ -245,11 +245,11 @@ def _quorum_loss(
     return np.where(quorum, NEVER, since), ~quorum & (now_ns - since >= settings.ttl_ns)
 
 
-def _in_force(settled: FloatArray, quorum: BoolArray) -> tuple[FloatArray, FloatArray]:
-    """Per level: the bar its nodes are told, and the unclamped value it stands for."""
+def _in_force(settled: FloatArray, quorum: BoolArray) -> FloatArray:
+    """The bar that each level's nodes are told; NaN where there is none."""
     usable = np.where(quorum, settled, np.nan)
     usable[1:] = np.where(np.isnan(usable[1:]), usable[0], usable[1:])
-    return round_down(np.clip(usable, THRESHOLD_FLOOR, THRESHOLD_CEILING)), usable
+    return round_down(np.clip(usable, THRESHOLD_FLOOR, THRESHOLD_CEILING))
 
 
 def _is_under(scores: Scores, told: FloatArray) -> BoolArray:
@@ -280,17 +280,15 @@ def step_threshold(
     quorum[1:] &= np.fromiter((bool(name) for name in scores.cohorts), bool, len(scores.cohorts))
     lost_ns, is_forgotten = _quorum_loss(old, quorum, now_ns, settings)
     raw = medians - np.maximum(settings.k * MAD_TO_SIGMA * mads, settings.min_margin)
-    before, _ = _in_force(np.where(np.isnan(old.settled), raw, old.settled), quorum)
+    before = _in_force(np.where(np.isnan(old.settled), raw, old.settled), quorum)
     is_loud = int(_is_under(scores, before).sum()) > PANIC_FRACTION * scores.scores.size
     n_quiet = 0 if is_loud else state.n_quiet + 1
     in_panic = is_loud or (state.in_panic and bool(quorum[0]) and n_quiet < QUIET_TO_LEAVE_PANIC)
     is_moving = quorum & (np.isnan(old.settled) | (not in_panic))
     settled, settled_at = _settle(raw, old, is_moving, now_ns, settings)
     settled[is_forgotten], settled_at[is_forgotten] = np.nan, NEVER
-    told, unclamped = _in_force(settled, quorum)
+    told = _in_force(settled, quorum)
     is_under = _is_under(scores, told)
-    # A bar that the floor of the wire lifted above the settled value must not flag whom the settled value does not.
-    is_flagged = is_under & _is_under(scores, unclamped) & (not in_panic)
     n_under = np.bincount(scores.cohort_idx + 1, weights=is_under, minlength=counts.size)
     n_under[0] = is_under.sum()
     levels = Levels(
@@ -307,7 +305,7 @@ def step_threshold(
     return ThresholdState(
         cohorts=scores.cohorts,
         levels=levels,
-        is_straggler=is_flagged,
+        is_straggler=is_under & (not in_panic),
         in_panic=in_panic,
         n_quiet=n_quiet,
         coverage_low=scores.scores.size < settings.coverage_fraction * settings.max_expected_nodes,

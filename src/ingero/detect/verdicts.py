@@ -28,8 +28,6 @@ MIN_OPS: Final = 10
 SLOW_LINK: Final = 1.5
 """Transfers this many times slower than the peers' make a slow link."""
 MIN_TRANSFERS: Final = 30
-PERSISTENT: Final = 0.65
-"""Share of operations since onset in which a slow worker is slower than the median peer; by chance it is a half."""
 ROTATING: Final = 0.5
 """Share of operations that must be spread out, and that no single worker may exceed as their slowest."""
 
@@ -211,22 +209,18 @@ def _weigh(facts: Facts, worker: int, episode: Episode) -> _Finding | None:
         own_ns = evidence.own_ns - episode.own_before_ns
         excess_ns = evidence.excess_ns - episode.excess_before_ns
         slowdown = facts.evidence.slowdown(known.group, worker, episode.onset_op)
-        n_slower = evidence.n_slower - episode.slower_before
-        slower_share = n_slower / max(evidence.n_ops - episode.ops_before, 1)
     else:
         own_ns, excess_ns, slowdown = episode.own_ns, episode.excess_ns, episode.slowdown
-        slower_share = episode.slower_share
     ratio = own_ns / max(own_ns - excess_ns, 1)
     settings = facts.settings
     is_culprit = episode.tier == ALARM and ratio >= 1.0 + settings.alarm_slowdown
-    if slower_share < PERSISTENT or (not is_culprit and ratio < 1.0 + settings.notice_slowdown):
+    if not is_culprit and ratio < 1.0 + settings.notice_slowdown:
         return None
     n_peers = len(known.group.members)
-    size = f"{slowdown.median:.2f}× the median of its {n_peers} peers" if slowdown else "slower"
     ended = "" if episode.cleared_ns is None else ", and recovered"
     return _Finding(
         VerdictKind.CULPRIT if is_culprit else VerdictKind.DRAG,
-        f"own time {size}, {format_duration(excess_ns)} in all{ended}",
+        f"own time {ratio:.2f}× that of its {n_peers - 1} peers, {format_duration(excess_ns)} in all{ended}",
         episode,
         slowdown,
         max(excess_ns, 0),
