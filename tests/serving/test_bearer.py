@@ -62,7 +62,7 @@ def test_the_acl_file_reads_as_yaml_and_as_json():
         (f"- key_name: one\n  token: {A}\n  allowed_clusters: c1\n", 3, "list"),
         (f"- key_name: one\n  token: {A}\n  allowed_clusters: ['*', c1]\n", 3, "other names"),
         (f"- key_name: one\n  token: {A}\n  allowed_clusters: ['c 1']\n", 3, "no cluster id"),
-        ("- key_name: one\n  token: short\n  allowed_clusters: [c]\n", 2, "shorter"),
+        ("- key_name: one\n  token: two words\n  allowed_clusters: [c]\n", 2, "white space"),
         (f"- key_name: one\n  tokens: {A}\n  allowed_clusters: [c]\n", 2, "unknown key"),
         (f"key_name: one\ntoken: {A}\n", 1, "not a list"),
         ("- [\n", 2, "not YAML"),

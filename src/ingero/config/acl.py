@@ -13,8 +13,9 @@ bearers is a list nobody wrote.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +25,6 @@ from typing_extensions import override
 from ingero.errors import ConfigError, ConfigProblem
 
 MAX_BYTES: Final = 4 << 20
-MIN_TOKEN_CHARS: Final = 16
 _KEYS: Final = ("key_name", "token", "allowed_clusters")
 _CLUSTER: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALL: Final = "*"
@@ -48,6 +48,27 @@ class AclEntry:
     def __repr__(self) -> str:
         """Name and clusters only."""
         return f"AclEntry({self.key_name!r}, clusters={self.clusters!r})"
+
+
+def parse_token(text: str, source: str) -> tuple[AclEntry, ...]:
+    """Read a token file: one line, one bearer, every cluster.
+
+    Raises:
+        ConfigError: It is empty or holds white space.
+    """
+    token = text.strip()
+    if not token or any(character.isspace() for character in token):
+        raise ConfigError(
+            "must hold one token and nothing else",
+            source=source,
+            hint=f"openssl rand -hex 32 > {source}",
+        )
+    return (AclEntry("token", token, None),)
+
+
+def find_auth_token(environ: Mapping[str, str] | None = None) -> str | None:
+    """``AUTH_TOKEN``, as the existing charts pass it; None when unset or empty."""
+    return (os.environ if environ is None else environ).get("AUTH_TOKEN") or None
 
 
 def parse_acl(text: str, source: str, *, is_empty_all: bool = False) -> tuple[AclEntry, ...]:
@@ -98,8 +119,8 @@ class _Reader:
             self._say(node, "", "an entry is a mapping of key_name, token and allowed_clusters")
             return None
         values = dict(self._iter_values(node))
-        name = self._read_text(node, values, "key_name", 1)
-        token = self._read_text(node, values, "token", MIN_TOKEN_CHARS)
+        name = self._read_text(node, values, "key_name")
+        token = self._read_text(node, values, "token")
         clusters = self._read_clusters(node, values.get("allowed_clusters"))
         self._refuse_repeats(node, name, token)
         if len(self.problems) > before:
@@ -118,9 +139,7 @@ class _Reader:
                 seen.add(name)
                 yield name, value
 
-    def _read_text(
-        self, node: yaml.Node, values: dict[str, yaml.Node], name: str, least: int
-    ) -> str:
+    def _read_text(self, node: yaml.Node, values: dict[str, yaml.Node], name: str) -> str:
         value = values.get(name)
         if value is None:
             self._say(node, name, "is missing")
@@ -129,10 +148,6 @@ class _Reader:
             self._say(value, name, "must be text")
             return ""
         text: str = value.value
-        if len(text) < least:
-            self._say(
-                value, name, f"is shorter than {least} characters; try `openssl rand -hex 32`"
-            )
         if any(character.isspace() for character in text) and name == "token":
             self._say(value, name, "holds white space")
         return text

@@ -1,0 +1,90 @@
+"""``ingero-echo backup``, ``restore``, ``migrate`` and ``repair``: a database file that nobody serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import click
+
+from ingero.errors import UnsupportedError
+
+_DB = click.option(
+    "--db",
+    "--db-path",
+    "db",
+    default="~/.ingero/echo.db",
+    show_default=True,
+    help="The database file.",
+)
+
+
+def _files() -> ModuleType:
+    try:
+        from ingero.echo.db import files
+    except ModuleNotFoundError as missing:
+        raise UnsupportedError(
+            f"this installation has no {missing.name}", hint="pip install 'ingero[echo]'"
+        ) from missing
+    return files
+
+
+@click.command("backup")
+@_DB
+@click.option("--output", "-o", required=True, help="Name of the copy; must not exist.")
+def backup(db: str, output: str) -> None:
+    r"""Copy the database while nobody serves it; the copy is opened once before it gets its name.
+
+    \b
+    Examples:
+      ingero-echo backup --db echo.db -o echo-2026-01-31.db
+    """
+    size = _files().back_up(Path(db).expanduser(), Path(output))
+    click.echo(f"{output}: {size} bytes")
+
+
+@click.command("restore")
+@_DB
+@click.argument("backup_file")
+def restore(db: str, backup_file: str) -> None:
+    r"""Put BACKUP_FILE in the database's place; the database that was there is kept beside it.
+
+    \b
+    Examples:
+      ingero-echo restore --db echo.db echo-2026-01-31.db
+    """
+    aside = _files().restore(Path(backup_file), Path(db).expanduser())
+    click.echo(f"{db}: restored" + (f"; the old one is {aside}" if aside else ""))
+
+
+@click.command("migrate")
+@_DB
+def migrate(db: str) -> None:
+    r"""Bring the schema up to date; `serve` does the same when it starts.
+
+    \b
+    Examples:
+      ingero-echo migrate --db echo.db
+    """
+    from datetime import UTC, datetime
+
+    now = datetime.now(UTC).replace(tzinfo=None)
+    before, after = _files().migrate_file(Path(db).expanduser(), now)
+    click.echo(f"{db}: schema {before} → {after}" if before != after else f"{db}: schema {after}")
+
+
+@click.command("repair")
+@_DB
+def repair(db: str) -> None:
+    r"""Mend a damaged write-ahead log: keep a copy, cut where it stops making sense, keep all before.
+
+    \b
+    Examples:
+      ingero-echo repair --db echo.db
+    """
+    done = _files().repair(Path(db).expanduser())
+    if done.kept_copy is None:
+        click.echo(f"{db}: nothing to repair")
+        return
+    click.echo(f"{db}: repaired; {done.n_cut_bytes} bytes of the log could not be read")
+    click.echo(f"the damaged log is kept at {done.kept_copy}")

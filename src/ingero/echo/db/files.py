@@ -1,0 +1,180 @@
+"""What is done to a database file that nobody serves: migrate, back up, restore, repair."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import duckdb
+
+from ingero.echo.db.engine import EngineSettings, fetch_row, migrate, open_engine, wal_path
+from ingero.echo.db.faults import our_errors
+from ingero.echo.schema import TABLES
+from ingero.errors import StoreError
+
+_DAMAGE: Final = re.compile(r"entry at byte position (\d+)")
+_SETTINGS: Final = EngineSettings()
+_ATTEMPTS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What a repair did.
+
+    Attributes:
+        kept_copy: The damaged log, untouched; None when nothing was damaged.
+        n_cut_bytes: Bytes of the log that could not be read.
+    """
+
+    kept_copy: Path | None
+    n_cut_bytes: int
+
+
+def migrate_file(path: Path, now: datetime) -> tuple[int, int]:
+    """Bring a file's schema up to date; returns the versions before and after."""
+    _check_there(path)
+    connection = open_engine(str(path), _SETTINGS)
+    try:
+        return migrate(connection, now)
+    finally:
+        connection.close()
+
+
+def back_up(path: Path, to: Path) -> int:
+    """Copy a database that nobody serves, its log folded in; returns the bytes.
+
+    The copy appears under its name only when it is whole and was opened once.
+
+    Raises:
+        StoreError: It is in use, damaged, or the copy exists already.
+    """
+    _check_there(path)
+    if to.exists():
+        raise StoreError(f"{to} exists already", hint="Choose another name.")
+    connection = open_engine(str(path), _SETTINGS)
+    try:
+        with our_errors("checkpoint"):
+            connection.execute("CHECKPOINT")
+    finally:
+        connection.close()
+    return _copy(path, to)
+
+
+def restore(backup: Path, path: Path) -> Path | None:
+    """Put a backup in a database's place; returns where the old one went.
+
+    Raises:
+        StoreError: The backup is no Echo database, or the place is in use.
+    """
+    _check_there(backup)
+    _check_echo(backup)
+    aside = None
+    if path.exists():
+        open_engine(str(path), _SETTINGS).close()
+        aside = _free_name(path, "before-restore")
+        path.rename(aside)
+        if wal_path(str(path)).exists():
+            wal_path(str(path)).rename(wal_path(str(aside)))
+    _copy(backup, path)
+    return aside
+
+
+def repair(path: Path) -> Repair:
+    """Cut a damaged write-ahead log where it stops making sense; every batch before that is kept.
+
+    The damaged log is copied first and never deleted.
+
+    Source: DuckDB's ``Corrupt WAL file: entry at byte position N``; truncating there and reopening loses only what
+    follows (tried on 1.5.6 and 2.0.0).
+
+    Raises:
+        StoreError: The damage is not in the log.
+    """
+    _check_there(path)
+    wal = wal_path(str(path))
+    kept: Path | None = None
+    whole_bytes = wal.stat().st_size if wal.exists() else 0
+    for _ in range(_ATTEMPTS):
+        position = _find_damage(path)
+        if position is None:
+            left = wal.stat().st_size if kept is not None and wal.exists() else 0
+            return Repair(kept, whole_bytes - left if kept is not None else 0)
+        if kept is None:
+            kept = _free_name(wal, "damaged")
+            shutil.copy2(wal, kept)
+        if wal.stat().st_size <= position:
+            break
+        os.truncate(wal, position)
+    raise StoreError(
+        f"{path}: cannot be repaired", hint=f"Restore a backup; the log is kept at {kept}."
+    )
+
+
+def _find_damage(path: Path) -> int | None:
+    try:
+        connection = duckdb.connect(str(path))
+    except duckdb.Error as error:
+        text = str(error)
+        found = _DAMAGE.search(text)
+        if found is None:
+            open_engine(str(path), _SETTINGS).close()  # raises the right error for everything else
+            raise StoreError(f"{path}: {text.partition(chr(10))[0]}") from error
+        return int(found[1])
+    connection.close()
+    return None
+
+
+def _check_echo(path: Path) -> None:
+    connection = open_engine(str(path), _SETTINGS)
+    try:
+        with our_errors("look into the backup"):
+            sql = "SELECT count(*) FROM duckdb_tables() WHERE table_name IN ('events', 'schema_migrations')"
+            if fetch_row(connection, sql)[0] != 2:
+                raise StoreError(f"{path} is no Echo database")
+    finally:
+        connection.close()
+
+
+def count_rows(path: Path) -> dict[str, int]:
+    """Rows of each table of a file that nobody serves."""
+    connection = open_engine(str(path), _SETTINGS)
+    try:
+        with our_errors("count rows"):
+            return {
+                name: int(fetch_row(connection, f"SELECT count(*) FROM {name}")[0])  # noqa: S608 - our names
+                for name in TABLES
+            }
+    finally:
+        connection.close()
+
+
+def _copy(source: Path, to: Path) -> int:
+    partial = to.with_name(f"{to.name}.partial")
+    try:
+        shutil.copyfile(source, partial)
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        _check_echo(partial)
+        partial.rename(to)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StoreError(f"cannot copy {source} to {to}: {error.strerror}") from error
+    return to.stat().st_size
+
+
+def _check_there(path: Path) -> None:
+    if not path.is_file():
+        raise StoreError(f"{path} does not exist")
+
+
+def _free_name(path: Path, word: str) -> Path:
+    for number in range(1, 1000):
+        name = path.with_name(f"{path.name}.{word}-{number}")
+        if not name.exists():
+            return name
+    raise StoreError(f"{path}: too many files named {word}")

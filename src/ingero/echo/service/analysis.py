@@ -1,0 +1,30 @@
+"""Which rows a tenant's statement gets: its clusters, its window, newest first, and no others."""
+
+from __future__ import annotations
+
+from ingero.echo.db.reader import Reader
+from ingero.echo.db.sandbox.pool import Export, Rows
+from ingero.echo.queries.ask import Span
+
+_TIME: str = "ts >= ? AND ts < ? AND "
+
+
+def export_rows(reader: Reader, span: Span, max_rows: int) -> Export:
+    """A source of one tenant's rows.
+
+    Args:
+        reader: A cursor with a deadline.
+        span: Its condition is the tenant's boundary.
+        max_rows: Most rows of each table, the newest.
+    """
+
+    def export(table: str) -> Rows:
+        where, params = span.where, span.params
+        if table == "nodes":  # what a node is does not belong to a window
+            where, params = where.removeprefix(_TIME), params[2:]
+        return reader.batches(
+            f"SELECT * FROM {table} WHERE {where} ORDER BY ts DESC LIMIT {int(max_rows)}",  # noqa: S608
+            params,
+        )
+
+    return export

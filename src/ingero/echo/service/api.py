@@ -1,0 +1,285 @@
+"""The HTTP+JSON API, version 2, and MCP, on one listener behind the `Gate`."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+
+from ingero import __version__
+from ingero.echo.queries.analysis import RUN_ANALYSIS
+from ingero.echo.queries.catalog import QUERIES
+from ingero.echo.service.answers import UNKNOWN_TOOL, Answers, Fault, describe_error
+from ingero.echo.service.gate import Receive, Scope, Send
+from ingero.echo.service.openapi import build_openapi
+from ingero.errors import BadDataError, IngeroError
+from ingero.serving.bearer import Principal
+from ingero.telemetry.exposition import encode_metrics
+from ingero.telemetry.metrics import MeterRegistry
+from ingero.units import NS_PER_S
+
+_LOG: Final = logging.getLogger("ingero.echo.api")
+_JSON: Final = "application/json"
+_NDJSON: Final = "application/x-ndjson"
+_ARROW: Final = "application/vnd.apache.arrow.stream"
+_MCP_PATHS: Final = frozenset({"/", "/mcp"})
+_NOT_FOUND: Final = Fault(404, "not_found", "nothing is served here; see /api/v2/openapi.json")
+_METHOD: Final = Fault(405, "method_not_allowed", "this path does not take that method")
+_TOO_LARGE: Final = Fault(413, "body_too_large", "the body is too large")
+_SLOW_BODY: Final = Fault(408, "body_timeout", "the body did not arrive in time")
+_NOT_JSON: Final = Fault(415, "unsupported_media_type", "send application/json")
+
+
+class _ToolBody(msgspec.Struct, forbid_unknown_fields=True):
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _FaultError(Exception):
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """Limits of the API.
+
+    Attributes:
+        max_body_bytes: Largest body.
+        read_timeout_ns: Longest time for a body to arrive.
+    """
+
+    max_body_bytes: int = 1 << 20
+    read_timeout_ns: int = 15 * NS_PER_S
+
+
+class Api:
+    """Routes of the listener.
+
+    Args:
+        answers: Answers questions.
+        mcp: The MCP session manager, or None where only the API is wanted.
+        meter: For ``/metrics``.
+        settings: Limits.
+    """
+
+    def __init__(
+        self,
+        answers: Answers,
+        mcp: StreamableHTTPSessionManager | None,
+        meter: MeterRegistry,
+        settings: ApiSettings,
+    ) -> None:
+        self._answers = answers
+        self._mcp = mcp
+        self._meter = meter
+        self._settings = settings
+        self._tools = msgspec.json.encode({"tools": [_describe(query) for query in QUERIES]})
+        self._openapi = msgspec.json.encode(build_openapi(QUERIES))
+        self._router = Router(
+            [
+                Route("/api/versions", self._versions),
+                Route("/api/v2/health", self._health),
+                Route("/api/v2/whoami", self._whoami),
+                Route("/api/v2/tools/list", self._list_tools),
+                Route("/api/v2/tools/{name}", self._call_tool, methods=["POST"]),
+                Route("/api/v2/sql", self._sql, methods=["POST"]),
+                Route("/api/v2/openapi.json", self._describe_api),
+                Route("/metrics", self._metrics),
+            ],
+            redirect_slashes=False,
+            default=_not_found,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one admitted request."""
+        if scope["path"] in _MCP_PATHS and self._mcp is not None:
+            await self._mcp.handle_request(scope, receive, send)
+            return
+        answered = _Watch(send)
+        scope["app"] = self  # makes the router raise its 405 instead of answering in plain text
+        try:
+            await self._router(scope, receive, answered)
+        except _FaultError as error:
+            await _fault(error.fault)(scope, receive, send)
+        except HTTPException as error:
+            answer = _fault(replace(_METHOD, status=error.status_code))
+            answer.headers.update(error.headers or {})
+            await answer(scope, receive, send)
+        except ClientDisconnect:
+            return
+        except IngeroError as error:
+            fault = describe_error(error)
+            if fault.status >= 500:
+                _LOG.warning("%s %s: %s", scope["method"], scope["path"], error.message)
+            if not answered.is_started:
+                await _fault(fault)(scope, receive, send)
+
+    async def _versions(self, request: Request) -> Response:
+        del request
+        major, minor = __version__.split(".")[:2]
+        return _json({
+            "supported": ["v2"],
+            "deprecated": [],
+            "preferred": "v2",
+            "binary": {"component": "echo", "version": f"{major}.{minor}"},
+            "capabilities": {
+                "tools_endpoint": True,
+                "sql_endpoint": True,
+                "anomaly_endpoint": True,
+                "experimental_kprobes": False,
+            },
+            "removal_schedule": {},
+        })
+
+    async def _health(self, request: Request) -> Response:
+        body: dict[str, str] = {"status": "ok"}
+        if request.scope.get("principal") is not None:
+            body["version"] = f"v{__version__}"
+        return _json(body)
+
+    async def _whoami(self, request: Request) -> Response:
+        principal: Principal = request.scope["principal"]
+        clusters = ["*"] if principal.clusters is None else sorted(principal.clusters)
+        return _json({
+            "bearer_id": principal.digest,
+            "cluster_ids": clusters,
+            "capabilities": {"sql": True, "tools": True, "anomaly": True},
+        })
+
+    async def _list_tools(self, request: Request) -> Response:
+        del request
+        return Response(self._tools, media_type=_JSON)
+
+    async def _describe_api(self, request: Request) -> Response:
+        del request
+        return Response(self._openapi, media_type=_JSON)
+
+    async def _metrics(self, request: Request) -> Response:
+        body, content_type = encode_metrics(self._meter, request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    async def _call_tool(self, request: Request) -> Response:
+        body = await self._read(request)
+        name = request.path_params["name"]
+        if all(query.name != name for query in QUERIES):
+            raise _FaultError(UNKNOWN_TOOL)
+        try:
+            arguments = msgspec.json.decode(body, type=_ToolBody).args if body else b"{}"
+        except msgspec.DecodeError as error:
+            raise BadDataError(f'the body is not {{"args": {{…}}}}: {error}') from error
+        encoded = await self._answers.ask(request.scope["principal"], name, bytes(arguments))
+        return _shape(request, encoded, wrap=b'{"result":%b}')
+
+    async def _sql(self, request: Request) -> Response:
+        body = await self._read(request)
+        encoded = await self._answers.ask(
+            request.scope["principal"], RUN_ANALYSIS.name, body or b"{}"
+        )
+        return _shape(request, encoded, wrap=b"%b")
+
+    async def _read(self, request: Request) -> bytes:
+        kind = request.headers.get("content-type", _JSON).partition(";")[0].strip().lower()
+        if kind != _JSON:
+            raise _FaultError(_NOT_JSON)
+        parts, n_bytes = [], 0
+        try:
+            async with asyncio.timeout(self._settings.read_timeout_ns / NS_PER_S):
+                async for part in request.stream():
+                    n_bytes += len(part)
+                    if n_bytes > self._settings.max_body_bytes:
+                        raise _FaultError(_TOO_LARGE)
+                    parts.append(part)
+        except TimeoutError:
+            raise _FaultError(_SLOW_BODY) from None
+        return b"".join(parts)
+
+
+class _Watch:
+    """Notes whether an answer has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.is_started = False
+
+    async def __call__(self, message: Any) -> None:  # noqa: ANN401 - an ASGI message
+        self.is_started = True
+        await self._send(message)
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    await _fault(_NOT_FOUND)(scope, receive, send)
+
+
+def _fault(fault: Fault) -> Response:
+    headers = {"retry-after": str(fault.retry_after_s)} if fault.retry_after_s else None
+    if fault.status == 408:
+        headers = {"connection": "close"}
+    body = msgspec.json.encode({"error": fault.message, "code": fault.code})
+    return Response(body, fault.status, headers, _JSON)
+
+
+def _json(body: object) -> Response:
+    return Response(msgspec.json.encode(body), media_type=_JSON)
+
+
+def _describe(query: Any) -> dict[str, Any]:  # noqa: ANN401 - a Query of any types
+    return {
+        "name": query.name,
+        "title": query.title,
+        "description": query.says,
+        "input_schema": query.input_schema(),
+        "output_schema": query.output_schema(),
+    }
+
+
+def _shape(request: Request, encoded: bytes, *, wrap: bytes) -> Response:
+    """The answer in the form that ``Accept`` names: JSON, a line per row, or an Arrow stream."""
+    accept = request.headers.get("accept", "")
+    if _NDJSON in accept:
+        return Response(b"".join(_iter_lines(encoded)), media_type=_NDJSON)
+    if _ARROW in accept:
+        return Response(_encode_arrow(encoded), media_type=_ARROW)
+    return Response(wrap % encoded, media_type=_JSON)
+
+
+def _iter_lines(encoded: bytes) -> Iterator[bytes]:
+    for row in _rows(encoded):
+        yield msgspec.json.encode(row) + b"\n"
+
+
+def _rows(encoded: bytes) -> list[dict[str, Any]]:
+    answer = msgspec.json.decode(encoded)
+    columns = answer.get("columns")
+    if columns is None:
+        return list(answer["rows"])
+    return [dict(zip(columns, row, strict=True)) for row in answer["rows"]]
+
+
+def _encode_arrow(encoded: bytes) -> bytes:
+    """Rows as an Arrow stream; types follow from the values, mixed columns become text."""
+    rows = _rows(encoded)
+    names = list(rows[0]) if rows else []
+    arrays = []
+    for name in names:
+        values = [row[name] for row in rows]
+        try:
+            arrays.append(pa.array(values))
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            arrays.append(pa.array([msgspec.json.encode(value).decode() for value in values]))
+    table = pa.table(arrays, names=names)
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()

@@ -1,0 +1,328 @@
+"""`EchoService`: every part of a running Echo, started, reloaded and drained in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import ssl
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import grpc
+import msgspec
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecuritySettings
+
+from ingero import __version__
+from ingero.config import Endpoint
+from ingero.config.acl import AclEntry
+from ingero.config.environment import allows_loose_keys
+from ingero.config.tls import TlsServerConfig
+from ingero.echo.db.engine import EngineSettings
+from ingero.echo.db.sandbox.pool import Sandbox, SandboxSettings
+from ingero.echo.db.store import Store, StoreSettings
+from ingero.echo.db.upkeep import Retention
+from ingero.echo.db.writer import WriterSettings
+from ingero.echo.ingest.grpc import OtlpGrpcServer
+from ingero.echo.ingest.http import OtlpHttpApp
+from ingero.echo.ingest.intake import Intake
+from ingero.echo.ingest.settings import IngestCounters, IngestSettings
+from ingero.echo.queries.ask import Span, SqlAnswer
+from ingero.echo.queries.catalog import QUERIES
+from ingero.echo.queries.prompts import PROMPTS
+from ingero.echo.schema import TENANT_TABLES
+from ingero.echo.service import telemetry
+from ingero.echo.service.analysis import export_rows
+from ingero.echo.service.answers import Answers
+from ingero.echo.service.api import Api, ApiSettings
+from ingero.echo.service.config import EchoConfig
+from ingero.echo.service.gate import PRINCIPAL, App, Gate, GateSettings
+from ingero.echo.service.health import HealthApp
+from ingero.errors import ConfigError, IngeroError
+from ingero.serving.asgi import AsgiServer, AsgiSettings
+from ingero.serving.bearer import Bearers, Principal
+from ingero.serving.mcp import McpFacts, build_mcp_server
+from ingero.serving.tls import CertificateReloader, build_server_context
+from ingero.telemetry.clock import Clock, SystemClock
+from ingero.telemetry.metrics import MeterRegistry
+from ingero.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGIApplication
+
+_LOG: Final = logging.getLogger("ingero.echo")
+_AUDIT: Final = logging.getLogger("ingero.echo.audit")
+INSTRUCTIONS: Final = (
+    "The memory of GPU clusters: which node is slow, whom it makes wait, what that costs. Begin with "
+    "fleet.cluster.summary, or ask for the investigate prompt. Each answer says its window and coverage: no rows "
+    "without coverage means unknown. The cause of a slow node is on the node: ask its own `ingero mcp`."
+)
+
+LoadTokens = Callable[[], tuple[AclEntry, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a started service listens, with the ports that the kernel chose."""
+
+    otlp_grpc: Endpoint
+    otlp_http: Endpoint
+    mcp: Endpoint
+    health: Endpoint
+
+
+class EchoService:
+    """One Echo.
+
+    Args:
+        config: Settings.
+        load_tokens: Reads the bearers; called at the start and at each reload.
+        clock: Time.
+    """
+
+    def __init__(
+        self, config: EchoConfig, load_tokens: LoadTokens, clock: Clock | None = None
+    ) -> None:
+        self._config = config
+        self._load_tokens = load_tokens
+        self._clock = clock or SystemClock()
+        self.meter = MeterRegistry()
+        self.store = build_store(config, self._clock)
+        self.bearers = Bearers(load_tokens(), self._clock, config.token_grace)
+        self.sandbox = Sandbox(_sandbox_settings(config), TENANT_TABLES, self._clock)
+        self.answers = Answers(
+            self.store,
+            self._clock,
+            config.query_timeout + config.sql_timeout,
+            config.readers,
+            self._run_sql,
+        )
+        self.counters = IngestCounters()
+        self.intake = Intake(self.store, self._clock)
+        self._server = build_mcp_server(
+            McpFacts("ingero-echo", __version__, INSTRUCTIONS), QUERIES, PROMPTS, self._call
+        )
+        self._exit = AsyncExitStack()
+        self._stopping: asyncio.Event | None = None
+        self._gate: Gate | None = None
+        self._grpc: OtlpGrpcServer | None = None
+        self._reloader: CertificateReloader | None = None
+
+    @property
+    def mcp_server(self) -> Any:  # noqa: ANN401 - generic over a lifespan that is not used
+        """The MCP server, for stdio."""
+        return self._server
+
+    async def start(self) -> Addresses:
+        """Open the store and listen.
+
+        Raises:
+            IngeroError: Something cannot be opened; what was opened is closed again.
+        """
+        try:
+            return await self._start()
+        except IngeroError:
+            await self._exit.aclose()
+            raise
+
+    async def _start(self) -> Addresses:
+        config = self._config
+        self.store.open()
+        self._exit.callback(self.store.close)
+        self._exit.callback(self.answers.close)
+        self.sandbox.start()
+        self._exit.callback(self.sandbox.close)
+        self._watch_counters()
+        tls = self._build_tls()
+        manager = StreamableHTTPSessionManager(
+            self._server,
+            json_response=True,
+            stateless=True,
+            security_settings=_transport_security(config),
+            max_request_body_size=config.max_body,
+        )
+        await self._exit.enter_async_context(manager.run())
+        api = Api(self.answers, manager, self.meter, ApiSettings(config.max_body))
+        self._gate = Gate(api, self.bearers, _gate_settings(config), self._clock, self.meter)
+        ingest = IngestSettings(max_body_bytes=config.max_otlp_body)
+        authenticate = self.bearers.authenticate
+        otlp = OtlpHttpApp(self.intake, authenticate, ingest, self.counters)
+        self._grpc = OtlpGrpcServer(self.intake, authenticate, ingest, self.counters)
+        health = await self._listen(HealthApp(self.store), config.health_addr, None)
+        return Addresses(
+            otlp_grpc=await self._grpc.start(config.otlp_addr, self._grpc_credentials()),
+            otlp_http=await self._listen(otlp, config.otlp_http_addr, tls),
+            mcp=await self._listen(self._gate, config.mcp_addr, tls),
+            health=health,
+        )
+
+    async def run(self, on_started: Callable[[Addresses], None]) -> int:
+        """Serve until SIGTERM or SIGINT; SIGHUP reads tokens and certificates again."""
+        loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        addresses = await self.start()
+        loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
+        loop.add_signal_handler(signal.SIGINT, self._stopping.set)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+        on_started(addresses)
+        await self._stopping.wait()
+        _LOG.info("draining for up to %g s", self._config.drain / NS_PER_S)
+        await self.stop()
+        return 0
+
+    def reload(self) -> None:
+        """Read tokens and certificates again; what is bad leaves the old in place."""
+        try:
+            live = self.bearers.replace(self._load_tokens())
+        except IngeroError as error:
+            _LOG.error("bearers not replaced, the old ones stay: %s", error.message)
+        else:
+            for digest in live:
+                line = {"event": "bearer_rotation_applied", "live_hash": digest}
+                _AUDIT.info("%s", msgspec.json.encode(line).decode())
+        if self._reloader is not None:
+            try:
+                self._reloader.reload_if_changed()
+            except IngeroError as error:
+                _LOG.error("certificate not replaced, the old one stays: %s", error.message)
+
+    async def stop(self) -> None:
+        """Answer 503 to what is new, finish what is in flight, commit, close."""
+        drain_ns = self._config.drain
+        self.counters.draining = True
+        if self._gate is not None:
+            await self._gate.drain(drain_ns)
+        if self._grpc is not None:
+            await self._grpc.stop(drain_ns)
+        await self._exit.aclose()
+
+    async def _listen(
+        self,
+        app: App,
+        endpoint: Endpoint,
+        tls: ssl.SSLContext | None,
+    ) -> Endpoint:
+        settings = AsgiSettings(drain_s=max(1, self._config.drain // NS_PER_S))
+        server = AsgiServer(cast("ASGIApplication", app), endpoint, tls=tls, settings=settings)
+        await server.start()
+        self._exit.push_async_callback(server.stop)
+        return server.bound
+
+    def _build_tls(self) -> ssl.SSLContext | None:
+        config = self._config
+        if config.tls_cert is None or config.tls_key is None:
+            return None
+        check_key_mode(config.tls_key)
+        files = TlsServerConfig(cert_file=config.tls_cert, key_file=config.tls_key)
+        context = build_server_context(files)
+        self._reloader = CertificateReloader(context, files)
+        return context
+
+    def _grpc_credentials(self) -> grpc.ServerCredentials | None:
+        config = self._config
+        if config.tls_cert is None or config.tls_key is None:
+            return None
+        cert, key = Path(config.tls_cert), Path(config.tls_key)
+
+        def fetch() -> grpc.ServerCertificateConfiguration:
+            return grpc.ssl_server_certificate_configuration([
+                (key.read_bytes(), cert.read_bytes())
+            ])
+
+        return grpc.dynamic_ssl_server_credentials(fetch(), fetch)
+
+    async def _call(self, name: str, arguments: Any) -> bytes:  # noqa: ANN401 - a JSON object
+        return await self.answers.ask(PRINCIPAL.get(), name, arguments)
+
+    def _run_sql(self, principal: Principal, sql: str, span: Span, limit: int) -> SqlAnswer:
+        del principal  # the span's condition is its filter already
+        with self.store.open_reader(self._config.sql_timeout) as reader:
+            export = export_rows(reader, span, self._config.sql_max_rows_in)
+            result = self.sandbox.run(sql, export, limit)
+        return SqlAnswer(result.columns, msgspec.json.decode(result.rows), result.is_cut)
+
+    def _watch_counters(self) -> None:
+        rows, commits = self.meter.gauge(telemetry.ROWS), self.meter.gauge(telemetry.COMMITS)
+        ingest = self.meter.gauge(telemetry.INGEST_REQUESTS)
+        written = self.store.counters
+        for outcome in ("written", "duplicates", "aged_out", "sized_out"):
+            rows.watch(_reading(written, outcome), outcome=outcome)
+        for outcome in ("refused_full", "refused_disk"):
+            rows.watch(_reading(self.store, outcome), outcome=outcome)
+        for name, outcome in (
+            ("commits", "done"),
+            ("failed_commits", "failed"),
+            ("reopened", "reopened"),
+        ):
+            commits.watch(_reading(written, name), outcome=outcome)
+        for outcome in (
+            "taken",
+            "refused_auth",
+            "refused_acl",
+            "refused_load",
+            "refused_body",
+            "failed",
+        ):
+            ingest.watch(_reading(self.counters, outcome), outcome=outcome)
+        self.meter.gauge(telemetry.WAITING).watch(lambda: self.store.n_waiting)
+        self.meter.gauge(telemetry.STORE_UP).watch(lambda: 0.0 if self.store.trouble else 1.0)
+        self.meter.gauge(telemetry.BATCHES_REFUSED).watch(lambda: self.intake.refused_batches)
+
+
+def build_store(config: EchoConfig, clock: Clock) -> Store:
+    """The store that these settings describe, not yet open."""
+    settings = StoreSettings(
+        engine=EngineSettings(memory_limit_bytes=config.memory_limit, threads=config.threads),
+        writer=WriterSettings(
+            group_ns=config.group_commit,
+            window_ns=config.dedupe_window,
+            retention=Retention(config.retention or None, config.max_db_size or None),
+        ),
+        min_free_bytes=config.min_free_space,
+    )
+    return Store(str(Path(config.db).expanduser()), settings, clock)
+
+
+def check_key_mode(key: str) -> None:
+    """Refuse a private key that others may read.
+
+    Raises:
+        ConfigError: Its mode has a bit for group or others.
+    """
+    try:
+        mode = Path(key).stat().st_mode
+    except OSError as error:
+        raise ConfigError(f"{key}: {error.strerror}") from error
+    if mode & 0o077 and not allows_loose_keys():
+        raise ConfigError(
+            f"{key} may be read by others (mode {mode & 0o777:o})", hint=f"chmod 600 {key}"
+        )
+
+
+def _reading(source: object, name: str) -> Callable[[], float]:
+    return lambda: float(getattr(source, name))
+
+
+def _gate_settings(config: EchoConfig) -> GateSettings:
+    return GateSettings(
+        config.rate_per_second, config.rate_burst, config.max_in_flight, config.trust_proxy_headers
+    )
+
+
+def _sandbox_settings(config: EchoConfig) -> SandboxSettings:
+    return SandboxSettings(
+        n_workers=config.sql_workers,
+        timeout_ns=config.sql_timeout,
+        memory_bytes=config.sql_memory,
+    )
+
+
+def _transport_security(config: EchoConfig) -> TransportSecuritySettings:
+    return TransportSecuritySettings(
+        enable_dns_rebinding_protection=bool(config.allowed_hosts),
+        allowed_hosts=list(config.allowed_hosts),
+    )

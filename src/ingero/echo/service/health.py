@@ -1,0 +1,39 @@
+"""``/healthz`` and ``/readyz`` on a listener of their own, without bearer or TLS: they say whether, never what."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from ingero.echo.db.store import Store
+from ingero.echo.service.gate import Receive, Scope, Send
+
+_PATHS: Final = frozenset({"/healthz", "/readyz", "/health"})
+
+
+class HealthApp:
+    """Alive is 200; ready is 200 only while the store writes.
+
+    Args:
+        store: Asked for its trouble.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        del receive
+        status, body = 404, {"error": "the paths are /healthz and /readyz", "code": "not_found"}
+        if scope["path"] in _PATHS:
+            is_writing = not self._store.trouble
+            status = 503 if scope["path"] == "/readyz" and not is_writing else 200
+            body = {"status": "ok" if is_writing else "read_only"}
+        encoded = msgspec.json.encode(body)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(encoded)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": encoded})

@@ -1,0 +1,63 @@
+"""MCP on standard input and output, over a database that no other process has open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+from mcp.server.stdio import stdio_server
+
+from ingero import __version__
+from ingero.config.model import parse_model
+from ingero.echo.db.sandbox.pool import Sandbox, SandboxSettings
+from ingero.echo.queries.ask import Span, SqlAnswer
+from ingero.echo.queries.catalog import QUERIES
+from ingero.echo.queries.prompts import PROMPTS
+from ingero.echo.schema import TENANT_TABLES
+from ingero.echo.service.analysis import export_rows
+from ingero.echo.service.answers import Answers
+from ingero.echo.service.app import INSTRUCTIONS, build_store
+from ingero.echo.service.config import EchoConfig
+from ingero.serving.bearer import Principal
+from ingero.serving.mcp import McpFacts, build_mcp_server
+from ingero.telemetry.clock import SystemClock
+
+
+async def serve_stdio(db: str, clusters: frozenset[str] | None) -> None:
+    """Serve until the input ends.
+
+    Args:
+        db: The database file.
+        clusters: What the assistant may see; None is everything.
+
+    Raises:
+        StoreError: The file cannot be opened, or another process has it.
+    """
+    config = parse_model(EchoConfig, {"db": db, "insecure_no_tls": True})
+    clock = SystemClock()
+    principal = Principal("stdio", "stdio", clusters)
+    store = build_store(config, clock)
+    sandbox = Sandbox(SandboxSettings(), TENANT_TABLES, clock)
+
+    def run_sql(asker: Principal, sql: str, span: Span, limit: int) -> SqlAnswer:
+        del asker
+        with store.open_reader(config.sql_timeout) as reader:
+            result = sandbox.run(sql, export_rows(reader, span, config.sql_max_rows_in), limit)
+        return SqlAnswer(result.columns, msgspec.json.decode(result.rows), result.is_cut)
+
+    with ExitStack() as stack:
+        store.open()
+        stack.callback(store.close)
+        answers = Answers(store, clock, config.query_timeout, config.readers, run_sql)
+        stack.callback(answers.close)
+        stack.callback(sandbox.close)
+
+        async def call(name: str, arguments: Mapping[str, Any]) -> bytes:
+            return await answers.ask(principal, name, arguments)
+
+        facts = McpFacts("ingero-echo", __version__, INSTRUCTIONS)
+        server = build_mcp_server(facts, QUERIES, PROMPTS, call)
+        async with stdio_server() as (read, write):
+            await server.run(read, write, server.create_initialization_options())
