@@ -180,13 +180,17 @@ def test_retries_can_be_off():
     destination = Destination([RetryableError("later")])
 
     async def scenario(host):
-        sender = _sender(destination, retry={"enabled": False})
+        sender = _sender(destination, {"num_consumers": 1}, {"enabled": False})
         sender.start(host)
-        sender.consume(_batch())
+        sender.consume(_batch(1))
+        sender.consume(_batch(2))
+        await asyncio.to_thread(destination.wait_until, lambda one: one.taken)
+        before = list(destination.taken)
         await _end(sender, host)
+        return before
 
-    host, _ = _run(scenario)
-    assert destination.attempts == 1
+    host, before = _run(scenario)
+    assert (before, destination.attempts) == ([2], 2)
     assert _read(host, "send_failed") == 2
 
 
