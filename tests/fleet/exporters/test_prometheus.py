@@ -230,6 +230,14 @@ def test_series_disappears_after_its_expiry_and_its_place_is_free_again():
     ]
 
 
+def test_known_labels_of_a_new_node_are_refused_too_when_the_store_is_full():
+    scraped = Scraped(max_series=1)
+    other = {"ingero.node.id": "n2", "ingero.cluster.id": "c1"}
+    pushes = [gauge_export(x="1"), gauge_export(x="1", resource=other)]
+    found = series(scraped.scrape(lambda: [scraped.push(push) for push in pushes]))
+    assert [dict(labels)["ingero_node_id"] for _, labels in found] == ["n1"]
+
+
 def test_same_name_as_two_types_keeps_the_first_and_counts_the_other():
     scraped = Scraped(add_metric_suffixes=False)
     counter = build_metrics(NODE, [build_sum("jobs", [build_number(4, WALL)])], "s")
