@@ -9,9 +9,9 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
-from typing import Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
+from urllib.parse import urlsplit
 
-import httpx
 import zstandard
 from google.protobuf.message import DecodeError, Message
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
@@ -32,6 +32,9 @@ from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 from ingero.wire.names import SIGNAL_PATHS, ContentType, Signal
 from ingero.wire.otlp import Export, encode_json, encode_protobuf
+
+if TYPE_CHECKING:
+    import httpx
 
 _RETRYABLE: Final = frozenset({429, 502, 503, 504})
 _RESPONSES: Final[Mapping[Signal, Callable[[bytes], Message]]] = {
@@ -64,7 +67,7 @@ class OtlpHttpConfig(ClientConfig):
         if not any(urls):
             raise ValueError("endpoint is required: the base URL, such as http://localhost:4318")
         for url in urls:
-            if url is not None and httpx.URL(url).scheme not in {"http", "https"}:
+            if url is not None and urlsplit(url).scheme not in {"http", "https"}:
                 raise ValueError(f"{url!r} is not an http or https URL")
         return self
 
@@ -115,6 +118,8 @@ class OtlpHttpExporter:
         self._sender.consume(batch)
 
     def _deliver(self, batch: Batch) -> None:
+        from httpx import HTTPError  # noqa: PLC0415 -- loaded by start; see open_http_client
+
         url = self._config.url(batch.signal)
         if url is None:
             raise PermanentError(f"exporters.{self._name} has no endpoint for {batch.signal}")
@@ -125,7 +130,7 @@ class OtlpHttpExporter:
             raise RetryableError(f"exporters.{self._name} is stopped")
         try:
             answer = client.post(url, content=body, headers=headers)
-        except httpx.HTTPError as error:
+        except HTTPError as error:
             raise RetryableError(f"{url}: {type(error).__name__} {error}") from error
         self._judge(batch.signal, answer)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-import httpx
 from pydantic import Field
 
 from ingero.config import Duration, Secret, StrictModel
@@ -15,6 +14,9 @@ from ingero.errors import ConfigError, IngeroError
 from ingero.fleet.component import Authenticator, Host, parse_id
 from ingero.serving.tls import CertificateReloader, build_client_context
 from ingero.units import NS_PER_S, parse_duration
+
+if TYPE_CHECKING:
+    import httpx
 
 _log: Final = logging.getLogger("ingero.fleet.exporter")
 
@@ -68,6 +70,8 @@ def open_http_client(config: ClientConfig, host: Host) -> httpx.Client:
     Raises:
         IngeroError: A TLS file cannot be used.
     """
+    import httpx  # noqa: PLC0415 -- 16 MiB that a collector without HTTP exporters does not need
+
     tls = config.tls or TlsClientConfig()
     context = build_client_context(tls)
     if tls.reload_interval and tls.cert_file:
