@@ -1,0 +1,1 @@
+"""The public detection benchmark: methods × data sets."""
