@@ -10,6 +10,7 @@ import trustme
 from ingero.agent.health.body import Identity, PushStatus, build_push
 from ingero.agent.health.cache import Heard, ThresholdCache, Told
 from ingero.agent.health.endpoint import parse_endpoint
+from ingero.agent.health.episodes import Episode, EpisodeKind, Outcome, SpanMaker
 from ingero.agent.health.grpc_transport import GrpcTransport
 from ingero.agent.health.lane import MAX_EXTRAS, MAX_PAUSE_NS, PushLane
 from ingero.agent.health.machine import State
@@ -405,3 +406,28 @@ def test_tls_files_are_all_or_none_and_a_loose_key_is_refused(tls_files, tmp_pat
     ]
     problems = check_tls_files(bad, is_insecure=False, allows_loose_key=True)
     assert [problem.path for problem in problems] == ["--fleet-tls-cert", "--fleet-tls-ca"]
+
+
+def test_the_span_of_an_episode_arrives_in_protobuf(collector):
+    identity = Identity(cluster_id="prod a", node_id="n1", cohort="8a5edab282632443")
+    episode = Episode(event_id="e1", kind=EpisodeKind.STRAGGLER, start_ns=5)
+    export = SpanMaker(identity, "1.2.3", lambda bits: (1 << bits) - 1).build(
+        episode, 9, Outcome.RESOLVED
+    )
+    transport = HttpTransport(replace(settings(collector.url, is_protobuf=True), cluster_id=""))
+    assert transport.send(export, 0).is_taken
+    transport.close()
+    assert collector.requests[0].path == "/v1/traces"
+    (entry,) = collector.requests[0].export.tree.resource_spans
+    (span,) = entry.scope_spans[0].spans
+    assert (span.name, span.start_time_unix_nano, span.end_time_unix_nano) == (
+        "ingero.detection.straggler",
+        5,
+        9,
+    )
+    assert (len(span.trace_id), len(span.span_id)) == (32, 16)
+    told = {a.key: a.value.string_value for a in [*entry.resource.attributes, *span.attributes]}
+    assert told["service.name"] == "ingero"
+    assert told["k8s.node.name"] == "n1"
+    assert told["ingero.event.id"] == "e1"
+    assert told["ingero.cgroup_path_hash"] == "8a5edab282632443"
