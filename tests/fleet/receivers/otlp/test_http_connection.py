@@ -138,11 +138,26 @@ def test_an_endless_head_is_a_431_and_bounded(serve):
     assert running.refused("too_large") == 1
 
 
-def test_a_head_that_trickles_is_ended_in_time(serve):
+def test_a_head_that_stops_is_ended_in_time(serve):
     running = serve({"read_timeout": "50ms"})
     with dial(running) as link:
         link.sendall(b"POST /v1/metrics HTTP/1.1\r\n")
         assert b" 408 " in read_to_end(link)
+
+
+def test_a_head_that_trickles_is_ended_in_time_too(serve):
+    running = serve({"read_timeout": "100ms"})
+    got = b""
+    with dial(running) as link:
+        link.settimeout(0.01)
+        link.sendall(b"POST /v1/metrics HTTP/1.1\r\nX: ")
+        while not got:
+            link.send(b"x")
+            try:
+                got = link.recv(4096)
+            except TimeoutError:
+                continue
+    assert b" 408 " in got
 
 
 def test_an_idle_connection_is_closed_without_an_answer(serve):
