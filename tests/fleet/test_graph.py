@@ -329,3 +329,27 @@ def test_timer_repeats_and_outlives_an_error():
     logged, before, after = asyncio.run(scenario())
     assert [str(one) for one in logged] == ["once"]
     assert before == after
+
+
+def test_timer_of_a_component_ends_before_its_stop():
+    kit = Kit()
+
+    async def scenario():
+        generation = _generation(kit)
+        await generation.start()
+        probe = kit.made["p/1"][0]
+        generation._starting = next(
+            node for node in generation.graph.nodes if node.component is probe
+        )
+        generation.every(1_000_000, lambda: None)
+        (timer,) = generation._timers[id(probe)]
+        late = []
+
+        async def stop():
+            late.append(timer.cancelled())
+
+        probe.stop = stop
+        await generation.stop(10**9)
+        return late
+
+    assert asyncio.run(scenario()) == [True]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -56,30 +58,37 @@ def cli(context: click.Context, file: str | None, overrides: tuple[str, ...]) ->
 def _load(file: str, overrides: tuple[str, ...]) -> FleetConfig:
     from ingero.config.document import load_document
 
-    try:
+    with _explaining_imports():
         from ingero.fleet.builtin import FACTORIES
         from ingero.fleet.config import build_config
-    except ModuleNotFoundError as missing:
-        raise UnsupportedError(
-            f"this installation has no {missing.name}", hint="pip install 'ingero[fleet]'"
-        ) from missing
+
     return build_config(load_document(file, overrides), FACTORIES)
 
 
 def _run(file: str, overrides: tuple[str, ...]) -> int:
-    _load(file, overrides)
     import asyncio
 
-    import uvloop
+    with _explaining_imports():
+        import uvloop
 
-    from ingero.fleet.builtin import FACTORIES
-    from ingero.fleet.service import FleetService
+        from ingero.fleet.builtin import FACTORIES
+        from ingero.fleet.service import FleetService
 
     async def serve() -> int:
         return await FleetService(lambda: _load(file, overrides), FACTORIES).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve())
+
+
+@contextmanager
+def _explaining_imports() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        raise UnsupportedError(
+            f"this installation has no {missing.name}", hint="pip install 'ingero[fleet]'"
+        ) from missing
 
 
 @cli.command("validate")

@@ -186,7 +186,7 @@ class Host(Protocol):
         ...
 
     def every(self, interval_ns: int, action: Callable[[], None]) -> None:
-        """Call ``action`` on the event loop at this interval until the service stops; errors are logged, not fatal."""
+        """Call ``action`` on the event loop at this interval until the component that asked is stopped; errors are logged, not fatal."""
         ...
 
 

@@ -7,6 +7,7 @@ the configuration again and keeps the old one when the new one is bad.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -99,10 +100,9 @@ class Generation:
         self._service = service
         self.graph: Graph = build_graph(config, service.factories, service.registry, service.clock)
         self._offers: list[tuple[type, ComponentId | None, Any]] = [(ServiceView, None, service)]
-        self._timers: list[asyncio.TimerHandle] = []
+        self._timers: dict[int | None, list[asyncio.TimerHandle]] = {}
         self._started: list[Node] = []
         self._starting: Node | None = None
-        self._open = True
 
     @property
     def clock(self) -> Clock:
@@ -146,14 +146,15 @@ class Generation:
     def every(self, interval_ns: int, action: Callable[[], None]) -> None:
         """Repeat ``action``; what it raises goes to the loop's exception handler, which logs it."""
         loop = asyncio.get_running_loop()
-        slot = len(self._timers)
+        owner = None if self._starting is None else id(self._starting.component)
+        timers = self._timers.setdefault(owner, [])
+        slot = len(timers)
 
         def fire() -> None:
-            if self._open:
-                self._timers[slot] = loop.call_later(interval_ns / NS_PER_S, fire)
-                action()
+            timers[slot] = loop.call_later(interval_ns / NS_PER_S, fire)
+            action()
 
-        self._timers.append(loop.call_later(interval_ns / NS_PER_S, fire))
+        timers.append(loop.call_later(interval_ns / NS_PER_S, fire))
 
     async def start(self) -> None:
         """Start every component in order; when one fails, stop those that run.
@@ -178,12 +179,15 @@ class Generation:
         while self._started:
             left_s = max((deadline_ns - self.clock.mono_ns()) / NS_PER_S, 0.05)
             await self._stop_one(self._started.pop(), left_s)
-        self._open = False
-        for timer in self._timers:
+        self._end_timers(None)
+
+    def _end_timers(self, owner: int | None) -> None:
+        """Cancel what a component asked to be repeated; ``None`` stands for timers set outside of a start."""
+        for timer in self._timers.pop(owner, ()):
             timer.cancel()
 
-    @staticmethod
-    async def _stop_one(node: Node, timeout_s: float) -> None:
+    async def _stop_one(self, node: Node, timeout_s: float) -> None:
+        self._end_timers(id(node.component))
         try:
             async with asyncio.timeout(timeout_s):
                 await node.component.stop()
@@ -290,6 +294,8 @@ class FleetService:
         self._set_up(config)
         self._catch_signals()
         await self._start(config)
+        gc.collect()
+        gc.freeze()  # what start-up made stays; collections need not walk it again
         while await self._events.get() is _Event.RELOAD:
             await self._reload()
         await self._drain()
