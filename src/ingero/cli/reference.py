@@ -137,9 +137,8 @@ def _program_of(module: object) -> click.Command:
 
 
 def _describe_command(command: click.Command, name: str, parent: click.Context | None) -> list[str]:
-    context = click.Context(
-        command, info_name=name, parent=parent, terminal_width=100, max_content_width=100
-    )
+    settings = {**command.context_settings, "terminal_width": 100, "max_content_width": 100}
+    context = click.Context(command, info_name=name, parent=parent, **settings)
     text = inspect.cleandoc(command.get_help(context))
     lines = [
         f"## {context.command_path}",
