@@ -40,6 +40,7 @@ class Pages:
         return (
             AdminRoute("/api/v1/admin/things", "Things.", self._things),
             AdminRoute("/api/v1/admin/broken", "Broken.", self._broken),
+            AdminRoute("/api/v1/admin/odd", "Odd numbers.", lambda query: {"a": [float("nan"), 1]}),
         )
 
     def _things(self, query):
@@ -211,6 +212,7 @@ def test_admin_index_lists_every_page():
         ("/api/v1/admin/things?name=a", 200, {"things": 1}),
         ("/api/v1/admin/things?name=b", 404, {"error": "'b' is not known"}),
         ("/api/v1/admin/broken", 400, {"error": "limit is too large"}),
+        ("/api/v1/admin/odd", 200, {"a": [None, 1]}),
         ("/nowhere", 404, {"error": "no such page; the index is at /api/v1/admin"}),
     ],
 )

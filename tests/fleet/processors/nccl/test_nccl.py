@@ -338,6 +338,25 @@ def test_silent_cluster_is_forgotten_with_its_series():
     assert judged.host.read("ingero_fleet_nccl_evicted_total", what="cluster") == 1
 
 
+def test_operations_that_come_twice_are_counted_once_and_the_repeats_as_lost():
+    judged = Judged()
+    judged.push(job(slow=3))
+    judge_after(judged)
+    judged.push(job(slow=3))
+    judge_after(judged)
+    lost = judged.host.read("ingero_fleet_nccl_judge_lost_total", reason="stale_ops")
+    assert lost == 8 * 200
+    judged.round()
+    assert judged.host.read("ingero_fleet_nccl_judge_lost_total", reason="stale_ops") == lost
+
+
+def test_worker_over_the_judges_cap_is_counted():
+    judged = Judged(max_workers=4)
+    judged.push(job())
+    judge_after(judged)
+    assert judged.host.read("ingero_fleet_nccl_judge_lost_total", reason="refused_workers") == 4
+
+
 def test_verdict_page_puts_the_strongest_evidence_first():
     judged = Judged()
     judged.push(job(slow=3))

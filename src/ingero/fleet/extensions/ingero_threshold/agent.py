@@ -8,6 +8,7 @@ and 405.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
@@ -84,7 +85,7 @@ def _one(found: dict[str, list[str]], name: str) -> str:
 
 async def send_json(send: ASGISendCallable, status: int, body: object) -> None:
     """Answer with JSON that nothing may cache."""
-    text = json.dumps(body, separators=(",", ":"), default=str).encode()
+    text = _write_json(body).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(text)).encode()),
@@ -100,3 +101,19 @@ async def send_json(send: ASGISendCallable, status: int, body: object) -> None:
         "trailers": False,
     })
     await send({"type": "http.response.body", "body": text, "more_body": False})
+
+
+def _write_json(body: object) -> str:
+    """JSON text; what is no number in JSON (NaN, infinities) becomes null."""
+    try:
+        return json.dumps(body, separators=(",", ":"), default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(_without_nan(body), separators=(",", ":"), default=str)
+
+
+def _without_nan(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    return [_without_nan(item) for item in value] if isinstance(value, list | tuple) else value

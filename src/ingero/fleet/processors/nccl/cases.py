@@ -32,6 +32,14 @@ _MOST_ALPHA: Final = 1e-2
 _SETTLE_INTERVAL_NS: Final = 5 * NS_PER_S
 MAX_ID_LENGTH: Final = 256
 
+_LOST_BY_JUDGE: Final = (
+    "stale_ops",
+    "unpaired_ops",
+    "dropped_ops",
+    "refused_workers",
+    "late_members",
+)
+
 WorkerKey = tuple[str, int]
 """Node and global rank."""
 
@@ -81,6 +89,7 @@ class _Case:
     lags: LagBook = field(default_factory=LagBook)
     judge: Judge | None = None
     alpha: float = 0.0
+    lost: dict[str, int] = field(default_factory=dict)
     kinds: dict[WorkerKey, VerdictKind] = field(default_factory=dict)
     conclusion: Conclusion | None = None
 
@@ -111,6 +120,8 @@ class Cases:
         }
         evicted = meter.counter(telemetry.EVICTED)
         self._evict = {what: evicted.bound(what=what) for what in ("cluster", "communicators")}
+        lost = meter.counter(telemetry.JUDGE_LOST)
+        self._count_lost = {reason: lost.bound(reason=reason) for reason in _LOST_BY_JUDGE}
         self._count_ops = meter.counter(telemetry.OPS).bound()
 
     def conclusions(self) -> dict[str, Conclusion]:
@@ -201,6 +212,7 @@ class Cases:
     ) -> Conclusion:
         judge = case.judge
         if judge is None:
+            case.lost = {}
             case.alpha = find_alpha(self.config, [run for run, _ in waiting])
             judge = case.judge = Judge(build_settings(self.config, case.alpha))
         for run, arrived_ns in waiting:
@@ -211,6 +223,9 @@ class Cases:
             lags = tuple(lag for comm in sorted(changed) for lag in case.lags.lags(comm))
         judgements = judge.judgements()
         judgement = judgements[0] if judgements else Judgement(case.cluster_id, ())
+        for reason, count in self._count_lost.items():
+            count(judgement.counts.get(reason, 0) - case.lost.get(reason, 0))
+        case.lost = dict(judgement.counts)
         kinds = {(v.rank.node_id, v.rank.rank): v.kind for v in judgement.verdicts}
         changes = tuple(
             VerdictChange(case.kinds.get((v.rank.node_id, v.rank.rank)), v)

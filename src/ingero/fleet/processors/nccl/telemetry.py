@@ -20,6 +20,11 @@ EVICTED: Final = counter(
     "What was forgotten: cluster (silent) or communicators (a cluster started over at its cap).",
     "what",
 )
+JUDGE_LOST: Final = counter(
+    "ingero_fleet_nccl_judge_lost_total",
+    "What the Judge could not use: stale_ops, unpaired_ops and dropped_ops count operations, refused_workers and late_members reports.",
+    "reason",
+)
 GAUGE_POINTS: Final = counter(
     "ingero_fleet_nccl_gauge_points_total", "Per-event gauge points of older agents that were read."
 )
@@ -42,6 +47,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     OPS,
     REFUSED,
     EVICTED,
+    JUDGE_LOST,
     GAUGE_POINTS,
     JUDGE_SECONDS,
     VERDICTS,
