@@ -123,18 +123,8 @@ class Export:
         kind or their number starts here.
         """
         if self._metrics is None:
-            list_metric = _list_message if self._message is not None else _list_tree
-            self._metrics = [
-                (
-                    entry,
-                    [
-                        list_metric(scope, metric)
-                        for scope in entry.scope_metrics
-                        for metric in scope.metrics
-                    ],
-                )
-                for entry in self.root.resource_metrics
-            ]
+            list_metrics = _list_messages if self._message is not None else _list_trees
+            self._metrics, self._n_items = list_metrics(self.root)
         return self._metrics
 
     @property
@@ -142,9 +132,7 @@ class Export:
         """Data points, log records or spans; counted once."""
         if self._n_items < 0:
             if self.signal is Signal.METRICS:
-                self._n_items = sum(
-                    len(points) for _, metrics in self.metrics for _, _, _, _, points in metrics
-                )
+                _ = self.metrics  # counts while it lists
             elif self.signal is Signal.LOGS:
                 self._n_items = _count_records(self.root)
             else:
@@ -224,21 +212,40 @@ def encode_json(export: Export) -> bytes:
     return encode_tree(export.tree)
 
 
-def _list_message(scope: structs.Proto, metric: structs.Proto) -> MetricEntry:
-    kind = metric.WhichOneof("data")
-    if kind is None:
-        return scope, metric, metric.name, "", ()
-    return scope, metric, metric.name, kind, getattr(metric, kind).data_points
+def _list_messages(root: structs.Proto) -> tuple[list[ResourceEntry], int]:
+    """The metrics of a upb request and the number of their points."""
+    found: list[ResourceEntry] = []
+    n_points = 0
+    for entry in root.resource_metrics:
+        metrics: list[MetricEntry] = []
+        for scope in entry.scope_metrics:
+            for metric in scope.metrics:
+                kind = metric.WhichOneof("data")
+                points = getattr(metric, kind).data_points if kind is not None else ()
+                n_points += len(points)
+                metrics.append((scope, metric, metric.name, kind or "", points))
+        found.append((entry, metrics))
+    return found, n_points
 
 
-def _list_tree(scope: structs.ScopeMetrics, metric: structs.Metric) -> MetricEntry:
-    if metric.gauge is not None:  # nearly all of them
-        return scope, metric, metric.name, "gauge", metric.gauge.data_points
-    for kind in METRIC_KINDS:
-        data = getattr(metric, kind)
-        if data is not None:
-            return scope, metric, metric.name, kind, data.data_points
-    return scope, metric, metric.name, "", ()
+def _list_trees(root: structs.Proto) -> tuple[list[ResourceEntry], int]:
+    """The metrics of a struct request and the number of their points."""
+    found: list[ResourceEntry] = []
+    n_points = 0
+    for entry in root.resource_metrics:
+        metrics: list[MetricEntry] = []
+        for scope in entry.scope_metrics:
+            for metric in scope.metrics:
+                kind = "gauge" if metric.gauge is not None else _find_kind(metric)
+                points = getattr(metric, kind).data_points if kind else ()
+                n_points += len(points)
+                metrics.append((scope, metric, metric.name, kind, points))
+        found.append((entry, metrics))
+    return found, n_points
+
+
+def _find_kind(metric: structs.Metric) -> str:
+    return next((kind for kind in METRIC_KINDS if getattr(metric, kind) is not None), "")
 
 
 def _count_records(root: structs.Proto) -> int:
