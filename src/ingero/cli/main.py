@@ -14,7 +14,18 @@ from typing import Final
 import click
 
 from ingero import __version__
-from ingero.cli.commands import demo, explain, fleet_push, hang, query, replay, sim, version
+from ingero.cli.commands import (
+    demo,
+    explain,
+    fleet_push,
+    hang,
+    mcp,
+    query,
+    replay,
+    sim,
+    trace,
+    version,
+)
 from ingero.cli.help import keep_line_breaks
 from ingero.errors import IngeroError
 
@@ -23,9 +34,11 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     explain.command,
     fleet_push.command,
     hang.command,
+    mcp.command,
     query.command,
     replay.command,
     sim.command,
+    trace.command,
     version.command,
 )
 """Every verb of ``ingero``, in the order that ``--help`` lists them."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
+from ingero.agent.queries.text import clean
 from ingero.agent.queries.window import Wanted
 from ingero.model.incidents import Explanation, Incident
+
+
+_LINE: Final = 512
 
 
 class CauseAnswer(msgspec.Struct, frozen=True):
@@ -89,22 +92,16 @@ def wanted_part(args: WindowArgs) -> Wanted:
     return Wanted(since=args.since, pids=tuple(args.pids))
 
 
-class RecordingFile(msgspec.Struct, frozen=True):
-    """The context of every question: which file."""
-
-    path: Path
-
-
 def incident_answer(incident: Incident, start_ns: int) -> IncidentAnswer:
     """An incident as every face shows it."""
     return IncidentAnswer(
         id=incident.id,
         severity=incident.severity.value,
-        title=incident.title,
+        title=clean(incident.title, _LINE),
         rule=incident.rule,
-        node=incident.node,
+        node=clean(incident.node),
         pid=incident.pid,
-        process=incident.process,
+        process=clean(incident.process),
         tid=incident.tid,
         rank=incident.rank,
         op=incident.op,
@@ -115,8 +112,11 @@ def incident_answer(incident: Incident, start_ns: int) -> IncidentAnswer:
         lost_ms=round(incident.lost_ns / 1e6, 3),
         window_share=incident.window_share,
         cases=incident.n_cases,
-        causes=[CauseAnswer(c.name, c.share, list(c.evidence)) for c in incident.causes],
-        ruled_out=[RuledOutAnswer(r.name, r.share, r.why) for r in incident.ruled_out],
+        causes=[
+            CauseAnswer(clean(c.name), c.share, [clean(fact, _LINE) for fact in c.evidence])
+            for c in incident.causes
+        ],
+        ruled_out=[RuledOutAnswer(clean(r.name), r.share, r.why) for r in incident.ruled_out],
         fix=list(incident.fix),
         coverage=CoverageAnswer(
             incident.coverage.state,

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ingero.agent.queries.text import clean
 from ingero.agent.queries.window import format_wall
 from ingero.errors import BadDataError
 from ingero.model.events import OP_NAMES, find_op, op_name, source_name
@@ -66,7 +67,7 @@ def _iter_rows(
             duration_ns=int(event["duration_ns"]),
             duration=format_duration(int(event["duration_ns"])),
             args=[int(event["arg0"]), int(event["arg1"])],
-            comm=recording.process_names.get((node, pid), ""),
+            comm=clean(recording.process_names.get((node, pid), "")),
             node=recording.nodes[node],
             gpu_id=int(event["gpu_id"]),
             return_code=int(event["ret_code"]),

@@ -8,11 +8,9 @@ import msgspec
 import numpy as np
 
 from ingero.agent.causal.evidence import Evidence, Process, Rows, split_by
-from ingero.agent.queries.answers import RecordingFile, WindowArgs, wanted_part
-from ingero.agent.queries.window import load_part
+from ingero.agent.queries.text import clean
 from ingero.model.events import op_name, source_name
 from ingero.model.recording import Recording
-from ingero.serving.query import Query
 
 
 class OperationAnswer(msgspec.Struct, frozen=True):
@@ -35,14 +33,6 @@ class OperationAnswer(msgspec.Struct, frozen=True):
     ]
 
 
-class OperationsAnswer(msgspec.Struct, frozen=True):
-    """Operations, most time first."""
-
-    ops: list[OperationAnswer]
-    events: int
-    events_stored: int
-
-
 def list_operations(recording: Recording) -> list[OperationAnswer]:
     """Every operation of every process, most total time first; nested driver calls are rows of their own."""
     evidence = Evidence(recording)
@@ -62,7 +52,7 @@ def _summarise(evidence: Evidence, process: Process, rows: Rows) -> OperationAns
     return OperationAnswer(
         node=evidence.recording.nodes[process.node],
         pid=process.pid,
-        process=process.name,
+        process=clean(process.name),
         source=source_name(source),
         op=op_name(source, op),
         rows=len(rows),
@@ -74,20 +64,3 @@ def _summarise(evidence: Evidence, process: Process, rows: Rows) -> OperationAns
         max_us=round(float(durations.max()) / 1e3, 1),
         wall_pct=round(100 * rows.intervals.total_ns / process.watched_ns, 2),
     )
-
-
-def _run(context: RecordingFile, args: WindowArgs) -> OperationsAnswer:
-    recording = load_part(context.path, wanted_part(args))
-    return OperationsAnswer(
-        list_operations(recording), len(recording.events), recording.n_events_stored
-    )
-
-
-OPERATIONS = Query(
-    name="get_trace_stats",
-    title="Operation statistics",
-    says="Count, p50, p95, p99 and share of time of every operation of every process.",
-    args=WindowArgs,
-    result=OperationsAnswer,
-    run=_run,
-)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from ingero.agent.queries.answers import RecordingFile
+from ingero.agent.queries.source import RecordingFile
 from ingero.agent.store.sql import MAX_ROWS, SqlAnswer, SqlLimits, run_sql
 from ingero.serving.query import Query
 from ingero.units import NS_PER_S

@@ -1,0 +1,147 @@
+"""CUDA graphs of one process: what happened to them in order, and how often each is launched."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from ingero.agent.queries.pages import PageArgs, cut_page
+from ingero.agent.queries.source import RecordingFile
+from ingero.agent.queries.window import Wanted
+from ingero.errors import BadDataError
+from ingero.model.events import Events, GraphOp, Source, op_name
+from ingero.serving.query import Query
+
+
+class GraphArgs(PageArgs, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which process."""
+
+    pid: Annotated[int, msgspec.Meta(description="process")]
+
+
+class GraphStep(msgspec.Struct, frozen=True):
+    """One call."""
+
+    t_s: Annotated[float, msgspec.Meta(description="seconds from the first event")]
+    op: str
+    d_us: float
+    handle: str
+    ret: int
+
+
+class LifecycleAnswer(msgspec.Struct, frozen=True):
+    """Captures, instantiations and launches in time order, with totals."""
+
+    steps: list[GraphStep]
+    totals: dict[str, int]
+    launches_per_capture: float | None
+    next_cursor: str
+
+
+def _graph_events(context: RecordingFile, args: GraphArgs) -> tuple[Events, int]:
+    if args.pids:
+        raise BadDataError("graph questions take pid, not pids")
+    recording = context.load(Wanted(since=args.since, pids=(args.pid,)))
+    events = recording.events
+    return events[events["source"] == Source.CUDA_GRAPH], recording.window_ns[0]
+
+
+def _lifecycle(context: RecordingFile, args: GraphArgs) -> LifecycleAnswer:
+    events, start_ns = _graph_events(context, args)
+    ops, counts = np.unique(events["op"], return_counts=True)
+    totals = {
+        op_name(Source.CUDA_GRAPH, int(op)): int(n) for op, n in zip(ops, counts, strict=True)
+    }
+    steps = [
+        GraphStep(
+            round((int(e["start_ns"]) - start_ns) / 1e9, 6),
+            op_name(Source.CUDA_GRAPH, int(e["op"])),
+            round(int(e["duration_ns"]) / 1e3, 1),
+            f"{int(e['arg0']) & 0xFFFF_FFFF_FFFF_FFFF:#x}",
+            int(e["ret_code"]),
+        )
+        for e in events
+    ]
+    page, after = cut_page(steps, args.limit, args.cursor)
+    captures = totals.get("graphEndCapture", 0)
+    ratio = round(totals.get("graphLaunch", 0) / captures, 2) if captures else None
+    return LifecycleAnswer(list(page), totals, ratio, after)
+
+
+LIFECYCLE = Query(
+    name="graph_lifecycle",
+    title="CUDA graph lifecycle",
+    says="Captures, instantiations and launches of a process in time order, with totals and launches per capture.",
+    args=GraphArgs,
+    result=LifecycleAnswer,
+    run=_lifecycle,
+)
+
+
+class FrequencyArgs(GraphArgs, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which process, and over how long the rate is taken."""
+
+    window_seconds: Annotated[int, msgspec.Meta(ge=1, description="the newest so many seconds")] = (
+        60
+    )
+
+
+class GraphRate(msgspec.Struct, frozen=True):
+    """One executable graph."""
+
+    handle: str
+    launches: int
+    rate_hz: float
+    kind: Annotated[str, msgspec.Meta(description="hot, cold or never-launched")]
+
+
+class FrequencyAnswer(msgspec.Struct, frozen=True):
+    """Executable graphs, most launched first."""
+
+    graphs: list[GraphRate]
+    window_s: float
+    next_cursor: str
+
+
+def _frequency(context: RecordingFile, args: FrequencyArgs) -> FrequencyAnswer:
+    events, _ = _graph_events(context, args)
+    if not len(events):
+        return FrequencyAnswer([], 0.0, "")
+    last_ns = int(events["start_ns"].max())
+    first_ns = max(int(events["start_ns"].min()), last_ns - args.window_seconds * 10**9)
+    window_s = max((last_ns - first_ns) / 1e9, 1e-9)
+    launched = events[(events["op"] == GraphOp.LAUNCH) & (events["start_ns"] >= first_ns)]["arg0"]
+    made = events[events["op"] == GraphOp.INSTANTIATE]["arg0"]
+    handles, counts = np.unique(launched, return_counts=True)
+    rates = dict(zip(handles.tolist(), counts.tolist(), strict=True))
+    rates |= {handle: 0 for handle in np.unique(made).tolist() if handle and handle not in rates}
+    median = float(np.median(list(rates.values())))
+    graphs = [
+        GraphRate(
+            f"{handle & 0xFFFF_FFFF_FFFF_FFFF:#x}",
+            n,
+            round(n / window_s, 2),
+            _kind(n, window_s, median),
+        )
+        for handle, n in sorted(rates.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    page, after = cut_page(graphs, args.limit, args.cursor)
+    return FrequencyAnswer(list(page), round(window_s, 3), after)
+
+
+def _kind(launches: int, window_s: float, median: float) -> str:
+    if not launches:
+        return "never-launched"
+    return "hot" if launches >= median and launches / window_s >= 1 else "cold"
+
+
+FREQUENCY = Query(
+    name="graph_frequency",
+    title="CUDA graph launch rates",
+    says="How often each executable graph of a process is launched, and which never are.",
+    args=FrequencyArgs,
+    result=FrequencyAnswer,
+    run=_frequency,
+)
