@@ -11,6 +11,7 @@ import re
 import socket
 import ssl
 
+import grpc
 import httpx
 import pytest
 import trustme
@@ -18,6 +19,7 @@ from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import (
     OTLPMetricExporter as GrpcMetricExporter,
 )
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
@@ -182,6 +184,24 @@ def test_06_both_headers_are_on_every_answer_errors_and_events_included(agents):
         status: (status, (0.89, "true")) for status in answers
     }
     assert told(agents.push_raw(b"{")) is None
+
+
+def test_06_grpc_answers_carry_the_same_in_metadata(agents):
+    settle(agents, "p06-grpc")
+    export = decode_export(
+        json.dumps(health("n0", cluster="p06-grpc")).encode(), Signal.METRICS, "application/json"
+    )
+    with grpc.insecure_channel(agents.fleet.addresses["receivers.otlp grpc"]) as channel:
+        stub = MetricsServiceStub(channel)
+        _, call = stub.Export.with_call(export.message, timeout=30)
+        known = dict(call.initial_metadata())
+        export = decode_export(
+            json.dumps(health("n0", cluster="p06-new")).encode(), Signal.METRICS, "application/json"
+        )
+        _, call = stub.Export.with_call(export.message, timeout=30)
+        unknown = dict(call.initial_metadata())
+    assert (known["ingero-threshold"], known["ingero-quorum-met"]) == ("0.890000", "true")
+    assert not {"ingero-threshold", "ingero-quorum-met"} & unknown.keys()
 
 
 @pytest.mark.parametrize("score", [0.0, 0.02, 0.999, 1.0])

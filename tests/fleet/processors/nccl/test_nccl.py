@@ -316,6 +316,14 @@ def test_what_exceeds_a_cap_is_refused_counted_and_told(config, pushes, reason):
     assert judged.host.read("ingero_fleet_nccl_refused_total", reason=reason) == 1
 
 
+def test_gauges_of_communicators_over_the_cap_are_counted():
+    judged = Judged(max_gauge_groups=1)
+    for comm in ("00000000000000aa", "00000000000000bb"):
+        judged.send(Signal.METRICS, gauge_push("n", 1.0, comm=comm))
+    judged.round().round()
+    assert judged.host.read("ingero_fleet_nccl_refused_total", reason="gauge_cap") == 1
+
+
 def test_cluster_at_its_communicator_cap_starts_over_when_most_are_silent():
     judged = Judged(max_communicators=2, idle_timeout="1m")
     judged.push(job(n_ranks=1, comm="00000000000000aa"))

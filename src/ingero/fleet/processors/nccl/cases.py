@@ -116,6 +116,7 @@ class Cases:
                 "communicator_cap",
                 "pending_cap",
                 "communicator_ops_cap",
+                "gauge_cap",
             )
         }
         evicted = meter.counter(telemetry.EVICTED)

@@ -46,6 +46,9 @@ class NcclConfig(StrictModel):
     gauge_window: Duration = Field(
         parse_duration("30s"), description="How old a per-event gauge may be to be compared."
     )
+    max_gauge_groups: int = Field(
+        16_384, ge=1, description="Cap on operations of communicators that gauges are compared on."
+    )
     max_clusters: int = Field(100, ge=1, description="Cap on clusters; more are refused.")
     max_workers: int = Field(20_000, ge=1, description="Cap on workers of one cluster.")
     max_communicators: int = Field(16_384, ge=1, description="Cap on communicators of one cluster.")

@@ -60,10 +60,11 @@ class GaugeBook:
         n_refused: Of these, not kept because of a cap.
     """
 
-    def __init__(self, window_ns: int) -> None:
+    def __init__(self, window_ns: int, max_groups: int = _MAX_GROUPS) -> None:
         self.n_points = 0
         self.n_refused = 0
         self._window_ns = window_ns
+        self._max_groups = max_groups
         self._groups: dict[GroupKey, dict[Member, tuple[float, int]]] = {}
         self._changed: set[GroupKey] = set()
         self._lock = threading.Lock()
@@ -110,7 +111,7 @@ class GaugeBook:
     def _put(self, group: GroupKey, member: Member, value: float, now_ns: int) -> None:
         members = self._groups.get(group)
         if members is None:
-            if len(self._groups) >= _MAX_GROUPS:
+            if len(self._groups) >= self._max_groups:
                 self.n_refused += 1
                 return
             members = self._groups[group] = {}

@@ -47,7 +47,7 @@ class NcclShared:
 
     def __init__(self, config: NcclConfig, host: Host) -> None:
         self.cases = Cases(config, host.meter)
-        self.gauges = GaugeBook(config.gauge_window)
+        self.gauges = GaugeBook(config.gauge_window, config.max_gauge_groups)
         self.following: dict[Signal, Consumer] = {}
         self.host: object = None
 
@@ -128,7 +128,7 @@ class JudgeRounds:
         self._workers = meter.gauge(telemetry.VERDICTS)
         self._age = meter.gauge(telemetry.AGE)
         self._count_points = meter.counter(telemetry.GAUGE_POINTS).bound()
-        self._n_points = 0
+        self._n_points, self._n_gauges_refused = shared.gauges.n_points, shared.gauges.n_refused
         self._rest_until_ns = 0
         self._shown: dict[str, Counter[str]] = {}
         self._reported_ns: dict[str, int] = {}
@@ -159,7 +159,8 @@ class JudgeRounds:
         for export in build_gauge_lags(shared.gauges.take_lags(began_ns), self._clock.wall_ns()):
             self._send(Signal.METRICS, export)
         self._count_points(shared.gauges.n_points - self._n_points)
-        self._n_points = shared.gauges.n_points
+        shared.cases.refuse["gauge_cap"](shared.gauges.n_refused - self._n_gauges_refused)
+        self._n_points, self._n_gauges_refused = shared.gauges.n_points, shared.gauges.n_refused
         self._show(conclusions)
         ended_ns = self._clock.mono_ns()
         self._rest_until_ns = ended_ns + _REST * (ended_ns - began_ns)

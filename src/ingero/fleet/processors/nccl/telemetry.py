@@ -12,7 +12,7 @@ WORKER_LABELS: Final = ("cluster_id", "node_id", "rank", "worker")
 OPS: Final = counter("ingero_fleet_nccl_ops_total", "Collective operations taken.")
 REFUSED: Final = counter(
     "ingero_fleet_nccl_refused_total",
-    "Batches of operations that were not taken: bad_record, cluster_cap, communicator_cap, pending_cap or communicator_ops_cap.",
+    "Batches of operations that were not taken: bad_record, cluster_cap, communicator_cap, pending_cap, communicator_ops_cap; or a rank's gauges, gauge_cap.",
     "reason",
 )
 EVICTED: Final = counter(
