@@ -22,15 +22,17 @@ RANK_KAPPAS: Final = (0.1, 0.2, 0.3, 0.5, 0.7)
 POOLED_KAPPAS: Final = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 
 
-@lru_cache(maxsize=16)
-def _prefix_sums(kappas: tuple[float, ...], size: int) -> FloatArray:
-    """Σ_{j ≤ k} j^(κ−1) for k = 0…size, shape (len(kappas), size + 1). Read-only: shared."""
-    steps = np.arange(1, size + 1, dtype=np.float64)
-    table = np.zeros((len(kappas), size + 1))
-    for row, kappa in enumerate(kappas):
-        np.cumsum(steps ** (kappa - 1.0), out=table[row, 1:])
-    table.setflags(write=False)
-    return table
+@lru_cache(maxsize=4096)
+def _prefix_weights(kappas: tuple[float, ...], n_grid: int) -> FloatArray:
+    """Sums of the mixture's weights over the first k = 0…n positions, shape (n + 1,). Read-only: shared."""
+    positions = np.arange(1, n_grid + 1, dtype=np.float64)
+    sums = np.zeros(n_grid + 1)
+    for kappa in kappas:
+        weights = np.cumsum(positions ** (kappa - 1.0))
+        sums[1:] += weights * (n_grid / weights[-1] / len(kappas))
+    sums[-1] = n_grid  # exactly: a bet without an opponent must be worth 1 to the bit
+    sums.setflags(write=False)
+    return sums
 
 
 def grid_bet(
@@ -47,14 +49,17 @@ def grid_bet(
     Returns:
         E-values, same shape; their mean over the equally likely positions is 1.
     """
-    largest = int(n_grid.max(initial=1))
-    table = _prefix_sums(kappas, 1 << max(largest - 1, 1).bit_length())
-    bets = np.zeros(above.shape)
     last = above + tied + 1
-    for row in table:
-        bets += (row[last] - row[above]) / row[n_grid]
-    bets *= n_grid / (last - above) / len(kappas)
-    return bets
+    largest = int(n_grid.max(initial=1))
+    if int(n_grid.min(initial=largest)) == largest:
+        sums = _prefix_weights(kappas, largest)
+        return np.asarray((sums[last] - sums[above]) / (last - above))
+    sizes = np.unique(n_grid).tolist()
+    tables = [_prefix_weights(kappas, size) for size in sizes]
+    starts = np.cumsum([0] + [table.size for table in tables[:-1]])
+    flat = np.concatenate(tables)
+    base = starts[np.searchsorted(sizes, n_grid)]
+    return np.asarray((flat[base + last] - flat[base + above]) / (last - above))
 
 
 def count_below(
@@ -79,9 +84,15 @@ def count_below(
     flat, wanted = ordered.ravel(), queries.astype(ordered.dtype)
     first = np.broadcast_to(row_idx * np.int64(width) - 1, queries.shape)
     found = first.copy()
+    probe, entry = np.empty_like(found), np.empty(found.shape, ordered.dtype)
+    is_below = np.empty(found.shape, bool)
     step = width >> 1
     while step:
-        found += (flat[found + step] < wanted) * np.int64(step)
+        np.add(found, step, out=probe)
+        flat.take(probe, out=entry, mode="clip")  # never clips; unlike "raise" it needs no buffer
+        np.less(entry, wanted, out=is_below)
+        np.multiply(is_below, step, out=probe)  # a masked copy would branch on every entry
+        np.add(found, probe, out=found)
         step >>= 1
     found -= first
     return found

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ from ingero.detect.bets import (
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 ALARM: Final = 0
 NOTICE: Final = 1
@@ -156,6 +157,14 @@ def accumulate(before: FloatArray, log_e: FloatArray) -> tuple[FloatArray, IntAr
         start = np.where(is_running, start, t)
         starts[t] = start
     return values, starts
+
+
+def _pick(values: npt.NDArray[ScalarT], at: IntArray) -> npt.NDArray[ScalarT]:
+    """One time per group out of shape (T, …, g, m): shape (…, g, m)."""
+    if values.shape[0] == 1:
+        only: npt.NDArray[ScalarT] = values[0]
+        return only
+    return np.moveaxis(values[at, ..., np.arange(at.size), :], 0, -2)
 
 
 def leave_one_out_median(
@@ -411,14 +420,14 @@ class EDetector:
         taken = np.minimum(first, length - 1) + 1
         self._store_residuals(groups, residuals, taken)
         # One index per group: its last operation of this block.
-        at, g = taken - 1, np.arange(groups.size)
-        self.log_won[:, :, groups] = values[at, :, :, g].transpose(1, 2, 0, 3)
+        at = taken - 1
+        self.log_won[:, :, groups] = _pick(values, at)
         if clear is not None:
-            self._log_clear[:, :, groups] = clear[at, :, :, g].transpose(1, 2, 0, 3)
-        start = starts[at, :, g].transpose(1, 0, 2)
+            self._log_clear[:, :, groups] = _pick(clear, at)
+        start = _pick(starts, at)
         began = self.n_ops[groups][:, None] + start
         self.onset_op[:, groups] = np.where((start < 0) | was, self.onset_op[:, groups], began)
-        here = is_crossing[at, :, g].transpose(1, 0, 2)
+        here = _pick(is_crossing, at)
         self.n_ops[groups] += taken
         if here.any():
             self._cross(groups, here, crossings)
