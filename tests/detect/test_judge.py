@@ -370,3 +370,50 @@ def test_two_jobs_are_judged_apart():
     assert (one.cluster_id, len(one.culprits)) == ("a", 1)
     assert (two.cluster_id, len(two.culprits)) == ("b", 0)
     assert two.charged_gpu_ns == 0
+
+
+# ── Who the peers are ───────────────────────────────────────────────────────
+
+
+def simulate_without(*optypes, change):
+    shape = replace(SHAPE, n_steps=4)
+    work = change(build_work(shape, QUIET, np.random.default_rng(0)), None)
+    table = run_job(shape, work)
+    drop = [table.optypes.index(name) for name in optypes]
+    return build_job_trace(table.where(~np.isin(table.optype, drop)), "job")
+
+
+def test_a_job_that_only_reduces_at_the_end_is_paired_from_its_first_operation():
+    trace = simulate_without("params-all-gather", change=slow(1.5, (2, 1), since=0))
+    (culprit,) = judge(trace).culprits
+    assert trace.find_step(culprit.detected_entry_ns) == 0
+    assert culprit.onset.op_index == 0
+
+
+def test_without_any_shared_collective_the_launchers_labels_tell_the_peers():
+    trace = simulate_without(
+        "params-all-gather", "grads-reduce-scatter", change=slow(1.5, (2, 1), since=1)
+    )
+    found = kinds(judge(trace))
+    assert found["culprit"] == {(2, 1)}
+
+
+def test_a_small_reduction_over_the_whole_job_does_not_make_everybody_peers():
+    """A norm of 4 bytes on the greatest communicator; without labels only its size tells it apart."""
+    rng = np.random.default_rng(0)
+    found = Judge()
+    for rank in range(8):
+        stage = rank % 2
+        own = np.round((2.0 if stage else 1.0) * 1e8 * rng.normal(1, 0.02, 120)).astype(np.int64)
+        entry = np.arange(120) * 10**9
+        steps = [(seq, int(entry[seq]), 10**6, int(own[seq])) for seq in range(120)]
+        gradients = small_run(Rank("c", f"n{rank}", rank), f"dp{stage}", rank // 2, 4, steps)
+        norms = small_run(
+            gradients.rank, "world", rank, 8, [(s, e + 10**8, 10**6, 0) for s, e, _, _ in steps]
+        )
+        norms.ops["n_bytes"] = 4
+        found.observe([gradients, norms], 0)
+    found.settle(0, final=True)
+    (judgement,) = found.judgements()
+    assert {len(verdict.peers) for verdict in judgement.verdicts} == {4}
+    assert not any(verdict.is_alarm for verdict in judgement.verdicts)
