@@ -270,20 +270,6 @@ def log(event_name, attributes, body="text", severity=17):
 def test_records_with_a_known_name_go_to_their_table_and_others_to_logs(store, take):
     take(
         log(
-            "ingero.fleet.verdict",
-            {
-                "ingero.node.id": "n3",
-                "ingero.verdict.verdict": "culprit",
-                "ingero.rank": 3,
-                "ingero.verdict.slowdown": 1.5,
-                "ingero.verdict.node_id": "n3",
-                "ingero.verdict.wait_ns": 7,
-            },
-            "n3 is slow",
-        )
-    )
-    take(
-        log(
             "ingero.fleet.cost",
             {
                 "cost.node_id": "n3",
@@ -300,9 +286,6 @@ def test_records_with_a_known_name_go_to_their_table_and_others_to_logs(store, t
         )
     )
     take(log("something.else", {"k": [1, 2]}))
-    assert read(
-        store, "SELECT node_id, rank, verdict, slowdown, wait_ns, summary FROM verdicts"
-    ) == [("n3", 3, "culprit", 1.5, 7, "n3 is slow")]
     assert read(store, "SELECT node_id, gpu_seconds, amount, currency FROM costs") == [
         ("n3", 12.5, 0.04, "USD")
     ]
@@ -317,3 +300,35 @@ def test_records_with_a_known_name_go_to_their_table_and_others_to_logs(store, t
 def test_an_empty_request_writes_nothing(store, take):
     take(Export.from_message(Signal.METRICS, ExportMetricsServiceRequest()))
     assert store.counters.written == 0
+
+
+def test_what_fleet_concludes_arrives_as_verdicts(store, take):
+    """The records that Fleet's own nccl processor builds, through the real encoder."""
+    from ingero.fleet.processors.nccl.cases import Conclusion, VerdictChange
+    from ingero.fleet.processors.nccl.report import build_changes, build_verdicts
+    from ingero.model.verdicts import Judgement, Slowdown, Verdict, VerdictKind
+
+    slow, waiting = Rank("c1", "n3", 3), Rank("c1", "n1", 1)
+    verdict = Verdict(
+        slow,
+        VerdictKind.CULPRIT,
+        "its own work",
+        slowdown=Slowdown(1.5, 1.4, 1.6),
+        evidence=8.0,
+        victims=(waiting,),
+        lost_gpu_ns=2_500_000_000,
+    )
+    change = VerdictChange(None, verdict)
+    conclusion = Conclusion(Judgement("c1", (verdict,)), (), (change,), 1, 1e-6)
+    take(build_changes(conclusion, NOW_NS))
+    take(build_verdicts(conclusion, NOW_NS))
+    found = read(
+        store,
+        "SELECT cluster_id, node_id, rank, verdict, slowdown, evidence, lost_gpu_seconds, len(victims), severity "
+        "FROM verdicts, (SELECT 'warn' AS severity)",
+    )
+    assert found == [("c1", "n3", 3, "culprit", 1.5, 8.0, 2.5, 1, "warn")]
+    assert ("n3", 2.5) in read(
+        store,
+        "SELECT node_id, value_double FROM events WHERE metric_name = 'ingero_fleet_lost_gpu_seconds'",
+    )

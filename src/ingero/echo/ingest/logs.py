@@ -22,7 +22,7 @@ from ingero.echo.ingest.origin import (
 from ingero.echo.schema import COLLECTIVES, COSTS, INCIDENTS, LOGS, VERDICTS, Table
 from ingero.model.collectives import UNKNOWN_NS, CollectiveOp, CollectiveRun
 from ingero.wire.collectives import read_collectives
-from ingero.wire.names import COLLECTIVE_EVENT
+from ingero.wire.names import COLLECTIVE_EVENT, Attribute
 from ingero.wire.otlp import Export, LogRow, iter_log_rows
 
 RECORDS: Final[tuple[tuple[str, Table], ...]] = (
@@ -33,6 +33,14 @@ RECORDS: Final[tuple[tuple[str, Table], ...]] = (
 )
 """Last word of an event name → table. Attributes go to the column of the same last word."""
 
+_ALIASES: Final = {
+    "verdict": ("kind", 1.0),
+    "evidence": ("evidence_log10", 1.0),
+    "lost_gpu_seconds": ("lost_gpu_ms", 1e-3),
+}
+"""Columns whose attribute has another last word, and what its value is multiplied with."""
+
+_NODE: Final = str(Attribute.NODE_ID)
 _OP_NAMES: Final = pa.array([op.name.lower() for op in CollectiveOp])
 _SEVERITIES: Final = ((21, "critical"), (17, "error"), (13, "warn"), (9, "info"), (5, "debug"))
 _INT32: Final = 2**31
@@ -116,7 +124,9 @@ def _add_record(
     known: dict[str, Any] = {
         "ts": to_timestamp(plausible_ns(record.time_unix_nano, now_ns)),
         "cluster_id": series.cluster_id,
-        "node_id": _text(named.get("node_id")) or series.node_id,
+        "node_id": _text(record.attributes.get(_NODE))
+        or _text(named.get("node_id"))
+        or series.node_id,
         "attributes": series.attributes,
     }
     values = [
@@ -135,7 +145,11 @@ def _find(named: Mapping[str, Any], column: str, dtype: pa.DataType) -> object:
     if dtype == pa.timestamp("us"):
         stem = column.removesuffix("_ts")
         return named.get(column, named.get(f"{stem}_ns", named.get(f"{stem}_wall_ns")))
-    return named.get(column)
+    if column in named or column not in _ALIASES:
+        return named.get(column)
+    alias, factor = _ALIASES[column]
+    value = named.get(alias)
+    return value * factor if isinstance(value, float) else value
 
 
 def _add_run(rows: Rows, run: CollectiveRun, at_ns: int) -> None:
@@ -212,6 +226,10 @@ def _large(value: object) -> int | None:
     return value if isinstance(value, int) and -_INT64 <= value < _INT64 else None
 
 
+def _texts(value: object) -> list[str] | None:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else None
+
+
 def _moment(value: object) -> object:
     return to_timestamp(value) if isinstance(value, int) and 0 <= value < _INT64 else None
 
@@ -222,4 +240,5 @@ _READERS: Final[dict[pa.DataType, Callable[[object], object]]] = {
     pa.int32(): _small,
     pa.int64(): _large,
     pa.timestamp("us"): _moment,
+    pa.list_(pa.string()): _texts,
 }

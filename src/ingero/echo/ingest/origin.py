@@ -36,7 +36,7 @@ class Origin:
 
     Attributes:
         cluster_id: ``ingero.cluster.id``; empty when absent.
-        node_id: ``ingero.node.id``, else the Kubernetes node, else the host; empty when absent.
+        node_id: ``ingero.node.id``; empty when absent.
         host: ``host.name``, else the Kubernetes node; None when absent.
         hash: Stable hash of all of the resource's attributes.
         attributes: All of them, as sent.
@@ -57,7 +57,7 @@ class Series:
         hash: Stable 64-bit hash of origin, name and attributes.
         attributes: JSON object with sorted keys.
         cluster_id: The origin's, else the point's own label.
-        node_id: The origin's, else the point's own label.
+        node_id: The origin's, else the point's own label, else the host that sent it.
     """
 
     hash: int
@@ -99,7 +99,11 @@ def _build_series(origin: Origin, name: str, attributes: Mapping[str, Any], hint
         hash=stable_hash(origin.hash.to_bytes(8, "little"), name.encode(), text.encode()),
         attributes=text,
         cluster_id=origin.cluster_id or _text(attributes.get(_POINT_CLUSTER)) or hint,
-        node_id=origin.node_id or _text(attributes.get(_POINT_NODE)),
+        node_id=origin.node_id
+        or _text(attributes.get(_POINT_NODE))
+        or _text(attributes.get(_NODE))
+        or origin.host
+        or "",
     )
 
 
@@ -109,7 +113,7 @@ def read_origin(resource: Mapping[str, Any]) -> Origin:
     host = _text(resource.get(_HOST)) or k8s_node
     return Origin(
         cluster_id=_text(resource.get(_CLUSTER)),
-        node_id=_text(resource.get(_NODE)) or k8s_node or host,
+        node_id=_text(resource.get(_NODE)),
         host=host or None,
         hash=stable_hash(encode_attributes(resource).encode()),
         attributes=resource,

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import msgspec
 
 from ingero.echo.queries.ask import Answer, Ask, ListArgs, window_of
+from ingero.echo.queries.judged import JUDGED
 from ingero.serving.query import Query
 
 _MATCHED: Final = """
@@ -143,9 +144,15 @@ class Blame(msgspec.Struct):
     culprit_rank: int | None
     verdict: str | None
     slowdown: float | None
-    victim_node: str
-    victim_rank: int | None
-    waited_gpu_s: float | None
+    victim: Annotated[
+        str | None, msgspec.Meta(description="The one that waited: a worker or a node.")
+    ]
+    waited_gpu_s: Annotated[
+        float | None, msgspec.Meta(description="By this victim; null where only the sum is known.")
+    ]
+    culprit_lost_gpu_s: Annotated[
+        float | None, msgspec.Meta(description="By all victims of this culprit.")
+    ]
     source: Annotated[
         str,
         msgspec.Meta(
@@ -156,44 +163,35 @@ class Blame(msgspec.Struct):
 
 
 class BlameAnswer(Answer, kw_only=True):
-    """Most waiting first, verdicts before what the collectives alone suggest."""
+    """Verdicts before what the collectives alone suggest; most waiting first."""
 
     rows: list[Blame]
 
 
 _BLAME_SQL: Final = f"""
-WITH {_MATCHED}, judged AS (
-    SELECT cluster_id, node_id, rank, arg_max(verdict, ts) AS verdict, arg_max(slowdown, ts) AS slowdown
-    FROM verdicts WHERE {{where}} AND verdict IN ('culprit', 'drag', 'network') GROUP BY cluster_id, node_id, rank
-), charged AS (
-    SELECT v.cluster_id, v.blocked_by AS culprit, j.rank AS culprit_rank, j.verdict, j.slowdown, v.node_id AS victim,
-           v.rank AS victim_rank, max(v.wait_ns) / 1e9 AS waited
-    FROM verdicts v LEFT JOIN judged j ON j.cluster_id = v.cluster_id AND j.node_id = v.blocked_by
-    WHERE {{where_v}} AND v.blocked_by IS NOT NULL GROUP BY ALL
-), unexplained AS (
-    SELECT j.cluster_id, j.node_id, j.rank, j.verdict, j.slowdown, '' AS victim, NULL::INTEGER AS victim_rank,
-           NULL::DOUBLE AS waited
-    FROM judged j WHERE NOT EXISTS (
-        SELECT 1 FROM charged c WHERE c.cluster_id = j.cluster_id AND c.culprit = j.node_id)
+WITH {_MATCHED}, {JUDGED}, named AS (
+    SELECT cluster_id, node_id, rank, verdict, slowdown, unnest(victims) AS victim, lost FROM judged WHERE len(victims) > 0
+    UNION ALL
+    SELECT cluster_id, node_id, rank, verdict, slowdown, NULL, lost FROM judged WHERE coalesce(len(victims), 0) = 0
 ), edges AS (
-    SELECT cluster_id, late_node AS culprit, node_id AS victim, rank AS victim_rank,
+    SELECT cluster_id, late_node AS culprit, node_id AS victim,
            sum((inside_ns - least) * coalesce(n_gpus, 1)) / 1e9 AS waited
     FROM met WHERE n_met > 1 AND node_id <> late_node AND clock <> 'enqueue' GROUP BY ALL
+), sums AS (
+    SELECT *, sum(waited) OVER (PARTITION BY cluster_id, culprit) AS lost FROM edges WHERE waited > 0
 )
-SELECT *, 'verdict' AS source FROM charged
-UNION ALL SELECT *, 'verdict' FROM unexplained
+SELECT cluster_id, node_id AS culprit, rank, verdict, slowdown, victim, NULL::DOUBLE AS waited, lost, 'verdict' AS source
+FROM named
 UNION ALL
-SELECT e.cluster_id, e.culprit, NULL, NULL, NULL, e.victim, e.victim_rank, e.waited, 'collectives' FROM edges e
-WHERE NOT EXISTS (SELECT 1 FROM judged j WHERE j.cluster_id = e.cluster_id) AND e.waited > 0
-ORDER BY source DESC, waited DESC NULLS LAST, cluster_id, culprit, victim
+SELECT e.cluster_id, e.culprit, NULL, NULL, NULL, e.victim, e.waited, e.lost, 'collectives' FROM sums e
+WHERE NOT EXISTS (SELECT 1 FROM judged j WHERE j.cluster_id = e.cluster_id)
+ORDER BY source DESC, lost DESC NULLS LAST, waited DESC NULLS LAST, cluster_id, culprit, victim
 """
 
 
 def _blame(ask: Ask, args: ListArgs) -> BlameAnswer:
     span = ask.span(args, "collectives")
-    where_v = span.where.replace("ts ", "v.ts ").replace("cluster_id", "v.cluster_id")
-    sql = _BLAME_SQL.format(where=span.where, where_v=where_v)
-    rows, n_cut = ask.page(Blame, sql, span.params * 3, args.limit)
+    rows, n_cut = ask.page(Blame, _BLAME_SQL.format(where=span.where), span.params * 3, args.limit)
     return BlameAnswer(
         window=window_of(span), coverage=ask.coverage(span, "collectives"), n_cut=n_cut, rows=rows
     )

@@ -15,6 +15,7 @@ from ingero.echo.queries.ask import (
     WindowArgs,
     window_of,
 )
+from ingero.echo.queries.judged import JUDGED
 from ingero.serving.query import Query
 from ingero.wire.names import FleetMetric, Metric
 
@@ -50,11 +51,11 @@ class SummaryAnswer(Answer, kw_only=True):
     rows: list[ClusterSummary]
 
 
-_SUMMARY_SQL: Final = """
-WITH scores AS (
+_SUMMARY_SQL: Final = f"""
+WITH {JUDGED}, scores AS (
     SELECT cluster_id, node_id, arg_max(value_double, ts) AS score,
            arg_max(attributes ->> '$."ingero.node.state"', ts) AS state, max(ts) AS seen
-    FROM events WHERE {where} AND metric_name = '{score}' GROUP BY ALL
+    FROM events WHERE {{where}} AND metric_name = '{{score}}' GROUP BY ALL
 ), per_cluster AS (
     SELECT cluster_id, count(*) FILTER (state = 'active' OR state IS NULL) AS n_active,
            count(*) FILTER (state = 'idle') AS n_idle, count(*) FILTER (state = 'calibrating') AS n_calibrating,
@@ -63,18 +64,17 @@ WITH scores AS (
     FROM scores GROUP BY cluster_id
 ), seen AS (
     SELECT cluster_id, count(DISTINCT nullif(node_id, '')) AS n_nodes, max(ts) AS last_seen,
-           arg_max(value_double, ts) FILTER (metric_name = '{threshold}') AS threshold,
-           count(DISTINCT node_id) FILTER (metric_name = '{straggler}' AND value_double = 1) AS n_stragglers
-    FROM events WHERE {where} GROUP BY cluster_id
+           arg_max(value_double, ts) FILTER (metric_name = '{{threshold}}') AS threshold,
+           count(DISTINCT node_id) FILTER (metric_name = '{{straggler}}' AND value_double = 1) AS n_stragglers
+    FROM events WHERE {{where}} GROUP BY cluster_id
 ), blamed AS (
-    SELECT cluster_id, count(DISTINCT coalesce(worker, node_id)) AS n_culprits
-    FROM verdicts WHERE {where} AND verdict IN ('culprit', 'network') GROUP BY cluster_id
+    SELECT cluster_id, count(*) FILTER (verdict IN ('culprit', 'network')) AS n_culprits FROM judged GROUP BY cluster_id
 ), troubled AS (
     SELECT cluster_id, count(*) FILTER (state = 'open') AS n_open FROM (
-        SELECT cluster_id, incident_id, arg_max(state, ts) AS state FROM incidents WHERE {where} GROUP BY ALL)
+        SELECT cluster_id, incident_id, arg_max(state, ts) AS state FROM incidents WHERE {{where}} GROUP BY ALL)
     GROUP BY cluster_id
 ), lost AS (
-    SELECT cluster_id, sum(gpu_seconds) AS gpu_seconds FROM costs WHERE {where} GROUP BY cluster_id
+    SELECT cluster_id, sum(gpu_seconds) AS gpu_seconds FROM costs WHERE {{where}} GROUP BY cluster_id
 )
 SELECT cluster_id, coalesce(n_nodes, 0), coalesce(n_active, 0), coalesce(n_idle, 0), coalesce(n_calibrating, 0),
        median_score, lowest_score, lowest_node, threshold, coalesce(n_stragglers, 0), coalesce(n_culprits, 0),
@@ -90,7 +90,7 @@ def _summary(ask: Ask, args: ListArgs) -> SummaryAnswer:
     sql = _SUMMARY_SQL.format(
         where=span.where, score=_SCORE, threshold=FleetMetric.THRESHOLD, straggler=_STRAGGLER
     )
-    rows, n_cut = ask.page(ClusterSummary, sql, span.params * 5, args.limit)
+    rows, n_cut = ask.page(ClusterSummary, sql, span.params * 6, args.limit)
     return SummaryAnswer(
         window=window_of(span), coverage=ask.coverage(span, "events"), n_cut=n_cut, rows=rows
     )
@@ -128,12 +128,12 @@ class StragglersAnswer(Answer, kw_only=True):
     rows: list[Straggler]
 
 
-_STRAGGLERS_SQL: Final = """
-WITH latest AS (
+_STRAGGLERS_SQL: Final = f"""
+WITH {JUDGED}, latest AS (
     SELECT cluster_id, node_id, arg_max(value_double, ts) AS score,
            arg_max(coalesce(attributes ->> '$."ingero.cgroup_path_hash"', ''), ts) AS cohort,
            arg_max(coalesce(attributes ->> '$."ingero.node.state"', 'active'), ts) AS state
-    FROM events WHERE {where} AND metric_name = '{score}' AND value_double IS NOT NULL GROUP BY cluster_id, node_id
+    FROM events WHERE {{where}} AND metric_name = '{{score}}' AND value_double IS NOT NULL GROUP BY cluster_id, node_id
 ), active AS (
     SELECT * FROM latest WHERE state = 'active'
 ), sizes AS (
@@ -146,18 +146,19 @@ WITH latest AS (
     FROM active GROUP BY cluster_id, cohort
     UNION ALL
     SELECT cluster_id, '*', median(score), mad(score), count(*) FROM active GROUP BY cluster_id
-), judged AS (
+), measured AS (
     SELECT g.cluster_id, g.node_id, g.score, b.med, b.mad, b.n,
-           greatest({k} * {sigma} * b.mad, {floor}) AS margin
+           greatest({{k}} * {{sigma}} * b.mad, {{floor}}) AS margin
     FROM grouped g JOIN bars b ON g.cluster_id = b.cluster_id AND g.peers = b.peers
-), told AS (
+), claimed AS (
     SELECT cluster_id, node_id, count(*) FILTER (value_double = 1) AS n_events,
            arg_max(attributes ->> '$.dominant_signal', ts) AS dominant_signal,
            min(ts) FILTER (value_double = 1) AS first_seen, max(ts) FILTER (value_double = 1) AS last_seen
-    FROM events WHERE {where} AND metric_name = '{straggler}' GROUP BY cluster_id, node_id
+    FROM events WHERE {{where}} AND metric_name = '{{straggler}}' GROUP BY cluster_id, node_id
 ), verdict AS (
-    SELECT cluster_id, node_id, arg_max(verdict, ts) AS verdict, min(ts) AS first_seen, max(ts) AS last_seen
-    FROM verdicts WHERE {where} AND verdict IN ('culprit', 'drag', 'network') GROUP BY cluster_id, node_id
+    SELECT cluster_id, node_id, arg_max(verdict, last_seen) AS verdict, min(first_seen) AS first_seen,
+           max(last_seen) AS last_seen
+    FROM judged GROUP BY cluster_id, node_id
 ), joined AS (
     SELECT coalesce(j.cluster_id, t.cluster_id, v.cluster_id) AS cluster_id,
            coalesce(j.node_id, t.node_id, v.node_id) AS node_id,
@@ -166,7 +167,7 @@ WITH latest AS (
            coalesce(t.n_events, 0) AS n_events, t.dominant_signal,
            coalesce(t.first_seen, v.first_seen) AS first_seen, coalesce(t.last_seen, v.last_seen) AS last_seen,
            v.verdict
-    FROM judged j FULL JOIN told t ON j.cluster_id = t.cluster_id AND j.node_id = t.node_id
+    FROM measured j FULL JOIN claimed t ON j.cluster_id = t.cluster_id AND j.node_id = t.node_id
          FULL JOIN verdict v ON coalesce(j.cluster_id, t.cluster_id) = v.cluster_id
                             AND coalesce(j.node_id, t.node_id) = v.node_id
 )
@@ -189,7 +190,7 @@ def _stragglers(ask: Ask, args: ListArgs) -> StragglersAnswer:
         sigma=_MAD_TO_SIGMA,
         floor=_MIN_MARGIN,
     )
-    rows, n_cut = ask.page(Straggler, sql, span.params * 3, args.limit)
+    rows, n_cut = ask.page(Straggler, sql, span.params * 4, args.limit)
     coverage = ask.coverage(span, "events", f"metric_name IN ('{_SCORE}', '{_STRAGGLER}')")
     return StragglersAnswer(window=window_of(span), coverage=coverage, n_cut=n_cut, rows=rows)
 

@@ -6,7 +6,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ingero.echo.queries.ask import Answer, Ask, ListArgs, window_of
+from ingero.echo.queries.ask import Answer, Ask, Coverage, ListArgs, Span, window_of
+from ingero.echo.queries.judged import JUDGED
 from ingero.serving.query import Query
 
 
@@ -32,19 +33,44 @@ class CostAnswer(Answer, kw_only=True):
     rows: list[Cost]
 
 
-_COST_SQL: Final = """
+_LOST: Final = "ingero_fleet_lost_gpu_seconds"
+
+_BILLS: Final = """
+billed AS (
+    SELECT cluster_id, node_id, rank, victim_node_id, gpu_seconds, amount, currency, provider, gpu_model,
+           coalesce(attributed, 'charged') AS attributed
+    FROM costs WHERE {where}
+), gauged AS (
+    SELECT cluster_id, node_id, (attributes ->> '$.rank') AS rank, max(value_double) AS gpu_seconds
+    FROM events WHERE {where} AND metric_name = '{lost}' GROUP BY ALL
+), bills AS (
+    SELECT * FROM billed
+    UNION ALL
+    SELECT g.cluster_id, g.node_id, try_cast(g.rank AS INTEGER), NULL, g.gpu_seconds, NULL, NULL, n.provider, n.gpu_model,
+           'charged'
+    FROM gauged g LEFT JOIN nodes n ON n.cluster_id = g.cluster_id AND n.node_id = g.node_id
+    WHERE NOT EXISTS (SELECT 1 FROM billed b WHERE b.cluster_id = g.cluster_id)
+)
+"""
+
+_COST_SQL: Final = f"""
+WITH {_BILLS}
 SELECT cluster_id, currency, provider, gpu_model, sum(gpu_seconds) AS lost,
-       sum(gpu_seconds) FILTER (coalesce(attributed, 'charged') <> 'unattributed'), sum(amount)
-FROM costs WHERE {where} GROUP BY ALL ORDER BY lost DESC NULLS LAST, 1, 2, 3, 4
+       sum(gpu_seconds) FILTER (attributed <> 'unattributed'), sum(amount)
+FROM bills GROUP BY ALL ORDER BY lost DESC NULLS LAST, 1, 2, 3, 4
 """
 
 
 def _cost(ask: Ask, args: ListArgs) -> CostAnswer:
-    span = ask.span(args, "costs")
-    rows, n_cut = ask.page(Cost, _COST_SQL.format(where=span.where), span.params, args.limit)
-    return CostAnswer(
-        window=window_of(span), coverage=ask.coverage(span, "costs"), n_cut=n_cut, rows=rows
-    )
+    span = ask.span(args)
+    sql = _COST_SQL.format(where=span.where, lost=_LOST)
+    rows, n_cut = ask.page(Cost, sql, span.params * 2, args.limit)
+    return CostAnswer(window=window_of(span), coverage=_coverage(ask, span), n_cut=n_cut, rows=rows)
+
+
+def _coverage(ask: Ask, span: Span) -> Coverage:
+    billed = ask.coverage(span, "costs")
+    return billed if billed.n_rows else ask.coverage(span, "events", f"metric_name = '{_LOST}'")
 
 
 class CulpritCost(msgspec.Struct):
@@ -67,32 +93,33 @@ class CulpritCostAnswer(Answer, kw_only=True):
     rows: list[CulpritCost]
 
 
-_CULPRIT_SQL: Final = """
-WITH blamed AS (
-    SELECT cluster_id, node_id, arg_max(verdict, ts) AS verdict FROM verdicts
-    WHERE {where} AND verdict IN ('culprit', 'drag', 'network') GROUP BY cluster_id, node_id
-), bills AS (
+_CULPRIT_SQL: Final = f"""
+WITH {_BILLS}, {JUDGED}, blamed AS (
+    SELECT cluster_id, node_id, arg_max(verdict, last_seen) AS verdict, max(len(victims)) AS n_victims FROM judged
+    GROUP BY cluster_id, node_id
+), summed AS (
     SELECT cluster_id, node_id, rank, count(DISTINCT victim_node_id) AS n_victims, sum(gpu_seconds) AS lost,
            sum(amount) AS amount, currency
-    FROM costs WHERE {where} AND coalesce(attributed, 'charged') <> 'unattributed' GROUP BY ALL
+    FROM bills WHERE attributed <> 'unattributed' GROUP BY ALL
 )
-SELECT b.cluster_id, b.node_id, b.rank, b.n_victims, b.lost, b.amount, b.currency, j.verdict
-FROM bills b LEFT JOIN blamed j ON j.cluster_id = b.cluster_id AND j.node_id = b.node_id
+SELECT b.cluster_id, b.node_id, b.rank, greatest(b.n_victims, coalesce(j.n_victims, 0)), b.lost, b.amount, b.currency,
+       j.verdict
+FROM summed b LEFT JOIN blamed j ON j.cluster_id = b.cluster_id AND j.node_id = b.node_id
 ORDER BY b.lost DESC NULLS LAST, 1, 2, 3
 """
 
 
 def _cost_by_culprit(ask: Ask, args: ListArgs) -> CulpritCostAnswer:
-    span = ask.span(args, "costs")
-    sql = _CULPRIT_SQL.format(where=span.where)
-    rows, n_cut = ask.page(CulpritCost, sql, span.params * 2, args.limit)
+    span = ask.span(args)
+    sql = _CULPRIT_SQL.format(where=span.where, lost=_LOST)
+    rows, n_cut = ask.page(CulpritCost, sql, span.params * 4, args.limit)
     rest = ask.reader.row(
         f"SELECT sum(gpu_seconds) FROM costs WHERE {span.where} AND attributed = 'unattributed'",
         span.params,
     )
     return CulpritCostAnswer(
         window=window_of(span),
-        coverage=ask.coverage(span, "costs"),
+        coverage=_coverage(ask, span),
         n_cut=n_cut,
         unattributed_gpu_seconds=rest[0],
         rows=rows,

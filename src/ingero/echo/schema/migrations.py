@@ -48,7 +48,7 @@ MIGRATIONS: Final = (
             """CREATE TABLE verdicts (
                 ts TIMESTAMP NOT NULL, cluster_id VARCHAR NOT NULL, node_id VARCHAR NOT NULL,
                 rank INTEGER, worker VARCHAR, comm VARCHAR, verdict VARCHAR, slowdown DOUBLE, evidence DOUBLE,
-                wait_ns BIGINT, blocked_by VARCHAR, onset_ts TIMESTAMP, summary VARCHAR,
+                lost_gpu_seconds DOUBLE, victims VARCHAR[], before VARCHAR, summary VARCHAR,
                 attributes VARCHAR, ingested_at TIMESTAMP NOT NULL)""",
             """CREATE TABLE costs (
                 ts TIMESTAMP NOT NULL, cluster_id VARCHAR NOT NULL, node_id VARCHAR NOT NULL,

@@ -127,10 +127,10 @@ VERDICTS: Final = Table(
             TEXT,
         ),  # culprit, drag, victim, imbalance:stage, imbalance:data, network, cluster, unknown
         ("slowdown", DOUBLE),  # 1.25 = 25 % slower than the median peer
-        ("evidence", DOUBLE),  # natural log of the e-value
-        ("wait_ns", BIGINT),  # what this worker waited for others
-        ("blocked_by", TEXT),  # worker or node that the wait inherits from
-        ("onset_ts", TS),
+        ("evidence", DOUBLE),  # log10 of the e-value
+        ("lost_gpu_seconds", DOUBLE),  # what it cost its victims, since onset
+        ("victims", pa.list_(TEXT)),  # who waited for it, longest first
+        ("before", TEXT),  # the verdict that this one replaces
         ("summary", TEXT),
         ("attributes", TEXT),
     ),

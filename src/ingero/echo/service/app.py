@@ -145,7 +145,7 @@ class EchoService:
             security_settings=_transport_security(config),
             max_request_body_size=config.max_body,
         )
-        await self._exit.enter_async_context(manager.run())
+        await self._run_manager(manager)
         api = Api(self.answers, manager, self.meter, ApiSettings(config.max_body))
         self._gate = Gate(api, self.bearers, _gate_settings(config), self._clock, self.meter)
         ingest = IngestSettings(max_body_bytes=config.max_otlp_body)
@@ -199,6 +199,24 @@ class EchoService:
         if self._grpc is not None:
             await self._grpc.stop(drain_ns)
         await self._exit.aclose()
+
+    async def _run_manager(self, manager: StreamableHTTPSessionManager) -> None:
+        """Hold the manager open in a task of its own: its task group must be left where it was entered."""
+        is_open, is_over = asyncio.Event(), asyncio.Event()
+
+        async def hold() -> None:
+            async with manager.run():
+                is_open.set()
+                await is_over.wait()
+
+        task = asyncio.create_task(hold())
+
+        async def end() -> None:
+            is_over.set()
+            await task
+
+        self._exit.push_async_callback(end)
+        await is_open.wait()
 
     async def _listen(
         self,

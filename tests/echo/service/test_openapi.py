@@ -1,0 +1,44 @@
+"""The document and the server say the same: schemathesis asks, and finds no contradiction."""
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from tests.echo.service.conftest import ALL
+
+HEADERS = {"authorization": f"Bearer {ALL}"}
+
+
+@pytest.fixture(scope="module")
+def document(site):
+    return httpx.get(f"{site.url}/api/v2/openapi.json", headers=HEADERS).json()
+
+
+def test_the_document_lists_every_tool_and_resolves_its_own_references(document):
+    assert document["openapi"] == "3.1.0"
+    assert "/api/v2/tools/fleet.cluster.find_stragglers" in document["paths"]
+    assert "#/$defs/" not in str(document)
+
+
+@pytest.mark.slow
+def test_schemathesis_finds_no_contradiction(site, document):
+    schema = schemathesis.openapi.from_dict(document)
+    schema.config.update(base_url=site.url)
+    n_asked = 0
+    for operation in (found.ok() for found in schema.get_all_operations()):
+
+        @settings(
+            max_examples=12,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=operation.as_strategy())
+        def ask_it(case):
+            nonlocal n_asked
+            n_asked += 1
+            case.call_and_validate(headers=HEADERS)
+
+        ask_it()
+    assert n_asked > 100

@@ -1,0 +1,280 @@
+"""Every question over both transports, and what each answers on a known cluster."""
+
+import asyncio
+import datetime as dt
+import math
+
+import httpx2
+import jsonschema
+import mcp
+import pyarrow as pa
+import pytest
+from mcp.client.streamable_http import streamable_http_client
+from tests.echo.service.conftest import ALL, ONE, ask, result, sql
+
+from ingero.echo.queries.catalog import QUERIES
+
+NEEDED = {
+    "fleet.cluster.node_detail": {"node_id": "c1-n3"},
+    "fleet.cluster.run_analysis": {"sql": "SELECT count(*) AS n FROM events"},
+}
+FIXED = {"until": "2100-01-01T00:00:00Z", "time_window": "200000h"}
+
+
+def test_the_straggler_is_named_with_its_peers_numbers(site):
+    found = result(site, "fleet.cluster.find_stragglers", {"cluster_id": "c1", "time_window": "1h"})
+    (row,) = found["rows"]
+    assert (row["node_id"], row["severity"], row["score"]) == ("c1-n3", "critical", 0.3)
+    scores = sorted([0.95, 0.949, 0.948, 0.30, 0.946, 0.945])
+    median = (scores[2] + scores[3]) / 2
+    mad = sorted(abs(s - median) for s in scores)
+    expected_mad = (mad[2] + mad[3]) / 2
+    margin = max(2 * 1.4826 * expected_mad, 0.05)
+    assert math.isclose(row["peer_median"], median)
+    assert math.isclose(row["bar"], median - margin)
+    assert math.isclose(row["margins_below"], (median - 0.3) / margin)
+    assert (row["n_events"], row["dominant_signal"]) == (3, "throughput")
+    assert found["coverage"]["n_nodes"] == 6
+    assert found["n_cut"] == 0
+
+
+def test_a_healthy_cluster_has_no_straggler(open_echo):
+    import time
+
+    from tests.echo.service.conftest import health, push
+
+    echo = open_echo()
+    push(echo, health("quiet", time.time_ns(), slow="nobody"))
+    found = result(echo, "fleet.cluster.find_stragglers")
+    assert found["rows"] == []
+    assert found["coverage"]["n_nodes"] == 6
+
+
+def test_the_summary_counts_what_is_there(site):
+    rows = result(site, "fleet.cluster.summary")["rows"]
+    assert [row["cluster_id"] for row in rows] == ["c1", "c2"]
+    first = rows[0]
+    assert (first["n_nodes"], first["n_active"], first["n_straggler_nodes"]) == (6, 6, 1)
+    assert (first["lowest_node"], first["lowest_score"]) == ("c1-n3", 0.3)
+
+
+def test_outliers_are_far_on_either_side(site):
+    args = {"cluster_id": "c2", "min_deviations": 5}
+    (row,) = result(site, "fleet.cluster.find_outlier_nodes", args)["rows"]
+    assert row["node_id"] == "c2-n3"
+    assert row["deviations"] < -5
+
+
+def test_anomalies_are_phases_and_not_ticks(site):
+    rows = result(
+        site, "fleet.cluster.anomaly_list", {"cluster_id": "c1", "severity_filter": "error"}
+    )["rows"]
+    assert [(row["kind"], row["node_id"], row["severity"]) for row in rows] == [
+        ("straggler", "c1-n3", "error")
+    ]
+    assert result(site, "fleet.cluster.anomaly_list", {"severity_filter": "critical"})["rows"] == []
+
+
+def test_skew_names_the_rank_whose_own_time_is_long_and_not_its_victims(site):
+    rows = result(site, "fleet.cluster.collective_skew", {"cluster_id": "c1"})["rows"]
+    first = rows[0]
+    assert (first["node_id"], first["rank"], first["last_share"]) == ("c1-n3", 3, 1.0)
+    assert math.isclose(first["own_over_peers"], 6.0)
+    assert math.isclose(first["arrival_lag_p50_ms"], 50.0)
+    assert first["waited_s"] == 0
+    assert all(math.isclose(row["waited_s"], 40 * 0.05) for row in rows[1:])
+
+
+def test_the_blame_goes_from_the_late_rank_to_each_that_waited(site):
+    rows = result(site, "fleet.cluster.blame_chain", {"cluster_id": "c2"})["rows"]
+    assert {row["culprit_node"] for row in rows} == {"c2-n1"}
+    assert sorted(row["victim"] for row in rows) == ["c2-n0", "c2-n2", "c2-n3"]
+    assert all(math.isclose(row["waited_gpu_s"], 2.0) for row in rows)
+    assert math.isclose(rows[0]["culprit_lost_gpu_s"], 6.0)
+    assert {row["source"] for row in rows} == {"collectives"}
+
+
+def test_bandwidth_is_transfer_without_waiting(site):
+    (row,) = result(site, "fleet.cluster.nccl_bandwidth_summary", {"cluster_id": "c1"})["rows"]
+    assert (row["op"], row["n_ops"], row["n_ranks"], row["clock"]) == (
+        "all_reduce",
+        40,
+        4,
+        "device",
+    )
+    assert math.isclose(row["transfer_p50_ms"], 2.0)
+    assert math.isclose(row["algbw_p50_gbps"], 8 * 1e8 / 2e6)
+    assert math.isclose(row["wait_share"], 3 * 50 / (3 * 52 + 2))
+
+
+def test_a_hang_names_who_never_arrived(open_echo):
+    import time
+
+    from tests.echo.service.conftest import collectives, push
+
+    from ingero.wire.names import Signal
+
+    echo = open_echo()
+    push(echo, collectives("c1", time.time_ns() - 300 * 10**9, stuck=2), signal=Signal.LOGS)
+    (row,) = result(echo, "fleet.cluster.hangs")["rows"]
+    assert (row["seq"], row["n_waiting"], row["n_ranks"], row["never_seen"]) == (39, 3, 4, 0)
+    assert row["behind"] == ["c1-n2/2 at 34"]
+    assert 299 < row["silent_s"] < 400
+
+
+def test_nobody_hangs_while_reports_come(site):
+    assert result(site, "fleet.cluster.hangs")["rows"] == []
+
+
+def test_the_timeline_steps_through_the_fall(site):
+    args = {"node_id": "c1-n3", "time_window": "10m", "n_buckets": 60}
+    rows = result(site, "fleet.cluster.timeline", args)["rows"]
+    assert sum(row["n_points"] for row in rows) == 6
+    assert [row["mean"] for row in rows] == sorted((row["mean"] for row in rows), reverse=True)
+    assert rows[-1]["min"] == 0.3
+
+
+def test_a_node_is_told_in_full(site):
+    found = result(site, "fleet.cluster.node_detail", {"node_id": "c1-n3"})
+    (facts,) = found["facts"]
+    assert (facts["gpu_model"], facts["gpu_count"], facts["provider"], facts["state"]) == (
+        "H100",
+        8,
+        "aws",
+        "active",
+    )
+    assert {row["metric_name"]: row["n_points"] for row in found["rows"]} == {
+        "ingero.node.health_score": 6,
+        "ingero.node.info": 1,
+        "ingero.node.straggler_event": 3,
+    }
+
+
+def test_limits_cut_and_say_so(site):
+    found = result(site, "fleet.cluster.summary", {"limit": 1})
+    assert (len(found["rows"]), found["n_cut"]) == (1, 1)
+
+
+def test_an_empty_window_is_unknown_and_latest_finds_the_data(site):
+    old = result(site, "fleet.cluster.find_stragglers", {"until": "2020-01-01T00:00:00Z"})
+    assert old["coverage"] == {
+        "source": "events",
+        "n_rows": 0,
+        "n_nodes": 0,
+        "first": None,
+        "last": None,
+    }
+    latest = result(
+        site,
+        "fleet.cluster.find_stragglers",
+        {"until": "latest", "time_window": "20s", "cluster_id": "c1"},
+    )
+    assert [row["node_id"] for row in latest["rows"]] == ["c1-n3"]
+    end = dt.datetime.fromisoformat(latest["window"]["end"])
+    start = dt.datetime.fromisoformat(latest["window"]["start"])
+    assert end - start == dt.timedelta(seconds=20)
+
+
+@pytest.mark.parametrize(
+    ("tool", "args", "says"),
+    [
+        ("fleet.cluster.summary", {"limit": 0}, "limit"),
+        ("fleet.cluster.summary", {"time_window": "yesterday"}, "time_window"),
+        ("fleet.cluster.summary", {"cluster_id": "a b"}, "cluster_id"),
+        ("fleet.cluster.summary", {"cluster_id": "c1' OR 1=1 --"}, "cluster_id"),
+        ("fleet.cluster.summary", {"clusters": ["c1"]}, "clusters"),
+        ("fleet.cluster.summary", {"until": "2026-13-45T00:00:00Z"}, "until"),
+        ("fleet.cluster.node_detail", {}, "node_id"),
+        ("fleet.cluster.timeline", {"metric_name": "m'; DROP TABLE events; --"}, "metric_name"),
+        ("fleet.cluster.run_analysis", {"sql": ""}, "sql"),
+    ],
+)
+def test_wrong_arguments_are_named_and_refused(site, tool, args, says):
+    answer = ask(site, tool, args)
+    assert answer.status_code == 400
+    assert answer.json()["code"] == "invalid_arguments"
+    assert says in answer.json()["error"]
+
+
+def test_rows_come_as_lines_or_as_arrow_when_asked(site):
+    lines = ask(site, "fleet.cluster.summary", accept="application/x-ndjson")
+    assert [line[:17] for line in lines.text.splitlines()] == [
+        '{"cluster_id":"c1',
+        '{"cluster_id":"c2',
+    ]
+    arrow = ask(site, "fleet.cluster.summary", accept="application/vnd.apache.arrow.stream")
+    table = pa.ipc.open_stream(arrow.content).read_all()
+    assert table.column("cluster_id").to_pylist() == ["c1", "c2"]
+    assert table.column("lowest_score").to_pylist() == [0.3, 0.3]
+
+
+def test_sql_answers_in_columns_and_rows(site):
+    answer = sql(
+        site, "SELECT cluster_id, count(*) AS n FROM events GROUP BY ALL ORDER BY 1"
+    ).json()
+    assert answer["columns"] == ["cluster_id", "n"]
+    assert answer["rows"] == [["c1", 45], ["c2", 45]]
+
+
+async def over_mcp(site, token, work, mode="auto"):
+    async with httpx2.AsyncClient(headers={"authorization": f"Bearer {token}"}) as http:
+        transport = streamable_http_client(f"{site.url}/mcp", http_client=http)
+        async with mcp.Client(transport, mode=mode) as client:
+            return await work(client)
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_the_official_client_lists_and_calls_every_tool_with_the_answer_of_http(site, mode):
+    async def work(client):
+        listed = (await client.list_tools()).tools
+        assert [tool.name for tool in listed] == [query.name for query in QUERIES]
+        answers = {}
+        for tool in listed:
+            assert tool.input_schema["type"] == tool.output_schema["type"] == "object"
+            answered = await client.call_tool(tool.name, {**FIXED, **NEEDED.get(tool.name, {})})
+            assert not answered.is_error, answered.content
+            jsonschema.validate(answered.structured_content, tool.output_schema)
+            answers[tool.name] = answered.structured_content
+        return answers
+
+    answers = asyncio.run(over_mcp(site, ALL, work, mode))
+    for name, answer in answers.items():
+        over_http = result(site, name, {**FIXED, **NEEDED.get(name, {})})
+        assert answer == over_http, name
+
+
+def test_the_prompt_walks_from_where_to_why(site):
+    async def work(client):
+        (prompt,) = (await client.list_prompts()).prompts
+        rendered = await client.get_prompt(prompt.name, {"cluster_id": "c1", "time_window": "2h"})
+        return prompt.name, rendered.messages[0].content.text
+
+    name, text = asyncio.run(over_mcp(site, ALL, work))
+    assert name == "investigate"
+    steps = ["summary", "find_stragglers", "blame_chain", "cost_by_culprit", "ingero mcp"]
+    assert [text.find(step) for step in steps] == sorted(text.find(step) for step in steps)
+    assert 'cluster_id="c1", time_window="2h"' in text
+
+
+def test_mcp_says_what_is_wrong_with_a_call_inside_the_result(site):
+    async def work(client):
+        bad = await client.call_tool("fleet.cluster.summary", {"limit": 9999})
+        foreign = await client.call_tool("fleet.cluster.summary", {"cluster_id": "c2"})
+        return bad, foreign
+
+    bad, foreign = asyncio.run(over_mcp(site, ONE, work))
+    assert bad.is_error
+    assert "limit" in bad.content[0].text
+    assert foreign.is_error
+    assert "may not read" in foreign.content[0].text
+
+
+def test_the_root_path_is_mcp_too(site):
+    async def work():
+        async with (
+            httpx2.AsyncClient(headers={"authorization": f"Bearer {ALL}"}) as http,
+            mcp.Client(streamable_http_client(f"{site.url}/", http_client=http)) as client,
+        ):
+            return len((await client.list_tools()).tools)
+
+    assert asyncio.run(work()) == len(QUERIES)
