@@ -1,22 +1,19 @@
 """A real engine on the simulator's libraries. Everything here needs root and BTF."""
 
-import os
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
-from ingero.agent.kernel.perf import Mapping
+from ingero.agent.discover.processes import find_reach
 from ingero.agent.probes.engine import Engine, EngineSettings
 from ingero.agent.probes.targets import find_target
 from ingero.gpusim.runner import SimSettings, Simulation, get_program
 
 
 def target_of(path):
-    """The probe target of a file, as if this process had mapped it."""
-    status = path.stat()
-    device = (os.major(status.st_dev), os.minor(status.st_dev))
-    return find_target(Mapping(os.getpid(), 0, 0, device, status.st_ino, str(path.resolve())))
+    """The probe target of a file."""
+    return find_target(find_reach(str(path)), str(path))
 
 
 @dataclass

@@ -9,10 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
 
-from ingero.errors import BadDataError
+from ingero.agent.kernel.elf import read_headers
 
 _SYMBOL: Final = np.dtype([
     ("name", "<u4"),
@@ -22,92 +20,82 @@ _SYMBOL: Final = np.dtype([
     ("value", "<u8"),
     ("size", "<u8"),
 ])  # Elf64_Sym
-_Span = tuple[int, int]  # offset and size in bytes
 _TYPE_FUNC: Final = 2
 _TYPE_IFUNC: Final = 10
-_TABLES: Final = (".dynsym", ".symtab")
+_SYMBOL_TABLES: Final = (11, 2)  # SHT_DYNSYM, SHT_SYMTAB
+_LOAD: Final = 1
+
+Table = npt.NDArray[Any]
 
 
-def find_functions(path: Path | str, names: Collection[str], marker: str = "") -> dict[str, int]:
+def find_functions(
+    path: Path | str, names: Collection[str], markers: Collection[str] = ()
+) -> dict[str, int]:
     """File offsets of those functions that the file defines.
 
     Args:
         path: The file.
         names: Symbols to look for.
-        marker: A symbol without which the file is left alone; saves the search in large files.
+        markers: A file that names none of these is left alone, which saves the search.
 
     Raises:
         BadDataError: Not a 64-bit little-endian ELF file.
         OSError: It cannot be read.
+        ValueError: It is empty.
     """
     found: dict[str, int] = {}
     with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
-        try:
-            elf = ELFFile(file)
-            if elf.elfclass != 64 or not elf.little_endian:
-                raise BadDataError(f"{path} is not a 64-bit little-endian ELF file")
-            loads = [
-                (s["p_vaddr"], s["p_filesz"], s["p_offset"]) for s in elf.iter_segments("PT_LOAD")
-            ]
-            spans = list(_iter_tables(elf))
-        except ELFError as error:
-            raise BadDataError(f"{path} is not an ELF file: {error}") from error
-        for symbols, strings in spans:
-            for name, address in _search(data, (symbols, strings), names, marker):
+        sections, segments = read_headers(data)
+        loads = segments[segments["type"] == _LOAD]
+        has_symbols = np.isin(sections["type"], _SYMBOL_TABLES) & (sections["link"] < len(sections))
+        for symbols in sections[has_symbols]:
+            tables = symbols, sections[symbols["link"]]
+            for name, address in _search(data, tables, names, markers):
                 offset = _file_offset(address, loads)
                 if offset is not None:
                     found.setdefault(name, offset)
     return found
 
 
-def _iter_tables(elf: ELFFile) -> Iterator[tuple[_Span, _Span]]:
-    """Where each symbol table and its strings lie in the file."""
-    for name in _TABLES:
-        section = elf.get_section_by_name(name)
-        if section is not None:
-            strings = elf.get_section(section["sh_link"])
-            yield (
-                (section["sh_offset"], section["sh_size"]),
-                (strings["sh_offset"], strings["sh_size"]),
-            )
-
-
 def _search(
-    data: mmap.mmap, tables: tuple[_Span, _Span], names: Collection[str], marker: str
+    data: mmap.mmap,
+    tables: tuple[np.void, np.void],
+    names: Collection[str],
+    markers: Collection[str],
 ) -> Iterator[tuple[str, int]]:
-    (offset, size), (start, n_bytes) = tables
-    end = start + n_bytes
-    if marker and data.find(marker.encode() + b"\0", start, end) < 0:
+    symbols, strings = tables
+    start = int(strings["offset"])
+    end = start + int(strings["size"])
+    if markers and all(data.find(m.encode() + b"\0", start, end) < 0 for m in markers):
         return
+    offset, count = int(symbols["offset"]), int(symbols["size"]) // _SYMBOL.itemsize
     # A copy: a view would keep the map from closing.
-    table = np.frombuffer(
-        data[offset : offset + size // _SYMBOL.itemsize * _SYMBOL.itemsize], _SYMBOL
-    )
+    table = np.frombuffer(data[offset : offset + count * _SYMBOL.itemsize], _SYMBOL)
     kinds = table["info"] & 0xF
     is_function = (kinds == _TYPE_FUNC) | (kinds == _TYPE_IFUNC)
     table = table[is_function & (table["section"] != 0) & (table["value"] != 0)]
     table = table[np.argsort(table["name"], kind="stable")]
+    text = data[start:end]
     for name in names:
-        yield from ((name, value) for value in _values_of(data, table, name, (start, end)))
+        value = _find_value(text, table, name)
+        if value is not None:
+            yield name, value
 
 
-def _values_of(
-    data: mmap.mmap, table: npt.NDArray[Any], name: str, span: tuple[int, int]
-) -> Iterator[int]:
-    """Addresses of the symbols called ``name``; a string table may hold it as the end of a longer string."""
-    start, end = span
-    text = name.encode() + b"\0"
-    position = data.find(text, start, end)
+def _find_value(text: bytes, table: Table, name: str) -> int | None:
+    """Address of a symbol; the string table may also hold its name as the end of a longer string."""
+    wanted = name.encode() + b"\0"
+    position = text.find(wanted)
     while position >= 0:
-        index = int(np.searchsorted(table["name"], position - start))
-        if index < len(table) and table["name"][index] == position - start:
-            yield int(table["value"][index])
-            return
-        position = data.find(text, position + 1, end)
-
-
-def _file_offset(address: int, loads: list[tuple[int, int, int]]) -> int | None:
-    for virtual, size, offset in loads:
-        if virtual <= address < virtual + size:
-            return address - virtual + offset
+        index = int(np.searchsorted(table["name"], position))
+        if index < len(table) and table["name"][index] == position:
+            return int(table["value"][index])
+        position = text.find(wanted, position + 1)
     return None
+
+
+def _file_offset(address: int, loads: Table) -> int | None:
+    inside = loads[
+        (loads["address"] <= address) & (address < loads["address"] + loads["file_size"])
+    ]
+    return address - int(inside[0]["address"]) + int(inside[0]["offset"]) if len(inside) else None

@@ -24,9 +24,36 @@ class FileId:
     inode: int
 
 
-def file_of(mapping: Mapping) -> FileId:
-    """The identity of a mapped file."""
-    return FileId(mapping.device, mapping.inode)
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """A file and a path by which we can open it, which need not be its name."""
+
+    path: str
+    file: FileId
+
+
+def find_reach(path: str) -> Reach | None:
+    """The file that a path leads to; None when there is none or it may not be seen.
+
+    The identity is that of stat(): on overlayfs perf and ``/proc`` name different inodes for one file.
+    """
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a link in /proc, which Path would not make clearer
+    except OSError:
+        return None
+    return Reach(path, FileId((os.major(status.st_dev), os.minor(status.st_dev)), status.st_ino))
+
+
+def find_mapped(mapping: Mapping) -> Reach | None:
+    """How to open a mapped file.
+
+    Through ``/proc/PID/map_files``, which works across mount namespaces and for deleted files; where the kernel refuses that,
+    through the process's root.
+    """
+    folder = _PROC / str(mapping.pid)
+    return find_reach(f"{folder}/map_files/{mapping.start:x}-{mapping.end:x}") or find_reach(
+        f"{folder}/root{mapping.path}"
+    )
 
 
 def iter_mappings(pid: int) -> Iterator[Mapping]:
@@ -61,7 +88,8 @@ def iter_pids() -> Iterator[int]:
 def is_program(mapping: Mapping) -> bool:
     """Whether a mapping is the process's own executable, where a static runtime would be."""
     try:
-        status = (_PROC / str(mapping.pid) / "exe").stat()
+        program = str((_PROC / str(mapping.pid) / "exe").readlink())
     except OSError:
         return False
-    return status.st_ino == mapping.inode and mapping.inode != 0
+    # The mapping's path begins at the process's root, the link's at ours.
+    return program.removesuffix(" (deleted)").endswith(mapping.path)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from elftools.elf.elffile import ELFFile
 
+from ingero.agent.kernel.elf import find_section
 from ingero.errors import BadDataError
 
 _MAGIC: Final = 0xEB9F
@@ -114,8 +114,7 @@ class Btf:
 
 def read_btf(path: Path) -> Btf:
     """The BTF of a compiled object."""
-    with path.open("rb") as file:
-        section = ELFFile(file).get_section_by_name(".BTF")
-        if section is None:
-            raise BadDataError(f"{path} carries no BTF")
-        return Btf(section.data())
+    section = find_section(path.read_bytes(), ".BTF")
+    if section is None:
+        raise BadDataError(f"{path} carries no BTF")
+    return Btf(section)

@@ -1,8 +1,4 @@
-"""Which functions of a mapped file are probed.
-
-The file is opened through ``/proc/PID/map_files``, which works across mount namespaces and for deleted files; where the kernel
-refuses that, through the process's root.
-"""
+"""Which functions of a file are probed."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ingero.agent.discover.elf import find_functions
-from ingero.agent.discover.processes import FileId, file_of, is_program
+from ingero.agent.discover.processes import FileId, Reach, is_program
 from ingero.agent.kernel.perf import Mapping
 from ingero.agent.symbols.libraries import LIBRARIES, get_cookies
 from ingero.errors import BadDataError
@@ -37,39 +33,36 @@ class ProbeTarget:
     probes: tuple[tuple[int, int], ...]
 
 
+def is_library(mapping: Mapping) -> bool:
+    """Whether a mapped file has the name of a library that we probe."""
+    return mapping.path.rpartition("/")[2].startswith(_NAMES)
+
+
 def is_candidate(mapping: Mapping) -> bool:
     """Whether a mapped file may hold what we probe: by name, or because it is the program itself."""
-    name = mapping.path.rpartition("/")[2]
-    return name.startswith(_NAMES) or is_program(mapping)
+    return is_library(mapping) or is_program(mapping)
 
 
-def find_target(mapping: Mapping) -> ProbeTarget | None:
-    """Look into a mapped file; None when nothing of ours is in it or it cannot be opened."""
-    for reach in (
-        f"/proc/{mapping.pid}/map_files/{mapping.start:x}-{mapping.end:x}",
-        f"/proc/{mapping.pid}/root{mapping.path}",
-    ):
-        try:
-            return _inspect(mapping, reach)
-        except (OSError, BadDataError, ValueError):  # gone, forbidden, empty or not an ELF file
-            continue
-    return None
+def find_target(reach: Reach, path: str) -> ProbeTarget | None:
+    """Look into a file; None when nothing of ours is in it or it cannot be read.
 
-
-def _inspect(mapping: Mapping, reach: str) -> ProbeTarget | None:
+    Args:
+        reach: The file and how to open it.
+        path: What its process calls it.
+    """
     cookies = get_cookies()
-    libraries: list[str] = []
+    try:
+        found = find_functions(reach.path, cookies, [library.marker for library in LIBRARIES])
+    except (OSError, BadDataError, ValueError):  # gone, forbidden, not ELF, empty
+        return None
     probes: dict[int, int] = {}
-    for library in LIBRARIES:
-        names = [name for function in library.functions for name in function.names()]
-        offsets = find_functions(reach, names, library.marker)
-        # A program that merely imports the library defines none of them.
-        if offsets:
-            libraries.append(library.name)
-        for name, offset in offsets.items():
-            probes.setdefault(offset, cookies[name])
+    for name, offset in found.items():
+        probes.setdefault(offset, cookies[name])
     if not probes:
         return None
-    return ProbeTarget(
-        file_of(mapping), mapping.path, reach, tuple(libraries), tuple(sorted(probes.items()))
+    libraries = tuple(
+        library.name
+        for library in LIBRARIES
+        if any(name in found for function in library.functions for name in function.names())
     )
+    return ProbeTarget(reach.file, path, reach.path, libraries, tuple(sorted(probes.items())))

@@ -1,0 +1,264 @@
+"""Kernel records to the model's rows, as whole arrays."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero.agent.kernel.abi import Flag, ProcessEvent
+from ingero.model.events import (
+    EVENT,
+    CopyKind,
+    CudaOp,
+    DriverOp,
+    EventFlag,
+    Events,
+    GraphOp,
+    HostOp,
+    OffCpuReason,
+    Source,
+    TcpOp,
+)
+
+Records = npt.NDArray[Any]
+_SECTOR_BYTES: Final = 512
+_KEPT: Final = Flag.ERROR | Flag.SLOW | Flag.FIRST
+
+_ALLOCATIONS: Final = (
+    (Source.CUDA, (CudaOp.MALLOC, CudaOp.MALLOC_MANAGED, CudaOp.MALLOC_ASYNC, CudaOp.HOST_ALLOC)),
+    (
+        Source.DRIVER,
+        (
+            DriverOp.MEM_ALLOC,
+            DriverOp.MEM_ALLOC_MANAGED,
+            DriverOp.MEM_ALLOC_ASYNC,
+            DriverOp.HOST_ALLOC,
+            DriverOp.MEM_CREATE,
+            DriverOp.MEM_MAP,
+        ),
+    ),
+)
+_FREES: Final = (
+    (Source.CUDA, (CudaOp.FREE, CudaOp.FREE_ASYNC, CudaOp.FREE_HOST)),
+    (
+        Source.DRIVER,
+        (
+            DriverOp.MEM_FREE,
+            DriverOp.MEM_FREE_ASYNC,
+            DriverOp.FREE_HOST,
+            DriverOp.MEM_RELEASE,
+            DriverOp.MEM_UNMAP,
+        ),
+    ),
+)
+_COPIES: Final = (
+    (
+        Source.CUDA,
+        (
+            CudaOp.MEMCPY,
+            CudaOp.MEMCPY_ASYNC,
+            CudaOp.MEMCPY_2D,
+            CudaOp.MEMCPY_2D_ASYNC,
+            CudaOp.MEMCPY_PEER,
+            CudaOp.MEMCPY_PEER_ASYNC,
+            CudaOp.MEMCPY_BATCH,
+            CudaOp.MEMCPY_3D,
+            CudaOp.MEMCPY_SYMBOL,
+            CudaOp.MEMSET,
+            CudaOp.PREFETCH,
+        ),
+    ),
+    (
+        Source.DRIVER,
+        (
+            DriverOp.MEMCPY,
+            DriverOp.MEMCPY_ASYNC,
+            DriverOp.MEMCPY_HTOD,
+            DriverOp.MEMCPY_DTOH,
+            DriverOp.MEMCPY_DTOD,
+            DriverOp.MEMCPY_HTOD_ASYNC,
+            DriverOp.MEMCPY_DTOH_ASYNC,
+            DriverOp.MEMCPY_DTOD_ASYNC,
+            DriverOp.MEMCPY_PEER,
+            DriverOp.MEMSET,
+        ),
+    ),
+)
+_LAUNCHES: Final = (
+    (Source.CUDA, (CudaOp.LAUNCH_KERNEL,)),
+    (Source.DRIVER, (DriverOp.LAUNCH_KERNEL,)),
+)
+_KIND_BY_DRIVER_OP: Final = {
+    DriverOp.MEMCPY: CopyKind.DEFAULT,
+    DriverOp.MEMCPY_ASYNC: CopyKind.DEFAULT,
+    DriverOp.MEMCPY_HTOD: CopyKind.HOST_TO_DEVICE,
+    DriverOp.MEMCPY_HTOD_ASYNC: CopyKind.HOST_TO_DEVICE,
+    DriverOp.MEMCPY_DTOH: CopyKind.DEVICE_TO_HOST,
+    DriverOp.MEMCPY_DTOH_ASYNC: CopyKind.DEVICE_TO_HOST,
+    DriverOp.MEMCPY_DTOD: CopyKind.DEVICE_TO_DEVICE,
+    DriverOp.MEMCPY_DTOD_ASYNC: CopyKind.DEVICE_TO_DEVICE,
+    DriverOp.MEMCPY_PEER: CopyKind.DEVICE_TO_DEVICE,
+}
+_KIND_BY_CUDA_OP: Final = {
+    CudaOp.MEMCPY_PEER: CopyKind.DEVICE_TO_DEVICE,
+    CudaOp.MEMCPY_PEER_ASYNC: CopyKind.DEVICE_TO_DEVICE,
+    CudaOp.MEMSET: CopyKind.UNKNOWN,
+    CudaOp.PREFETCH: CopyKind.UNKNOWN,
+}
+
+
+def _among(
+    records: Records, table: tuple[tuple[Source, tuple[int, ...]], ...]
+) -> npt.NDArray[np.bool_]:
+    is_it = np.zeros(len(records), bool)
+    for source, ops in table:
+        is_it |= (records["source"] == source) & np.isin(records["op"], ops)
+    return is_it
+
+
+def _begin(records: Records, offset_ns: int) -> Events:
+    """Rows with what every probed call has."""
+    events = np.zeros(len(records), EVENT)
+    events["start_ns"] = records["header"]["mono_ns"].astype(np.int64) + offset_ns
+    for name in ("duration_ns", "pid", "tid", "source", "op", "weight", "cgroup_id"):
+        events[name] = records[name]
+    events["ret_code"] = records["rc"]
+    events["gpu_id"] = np.maximum(records["device"], 0)
+    events["flags"] = np.where(records["flags"] & Flag.NESTED, EventFlag.NESTED, 0) | np.where(
+        records["flags"] & _KEPT, EventFlag.EXEMPLAR, 0
+    )
+    return events
+
+
+def build_call_events(records: Records, offset_ns: int) -> Events:
+    """Rows of CUDA runtime, driver and graph calls.
+
+    Args:
+        records: ``struct ig_call``.
+        offset_ns: Wall clock minus monotonic clock.
+    """
+    events = _begin(records, offset_ns)
+    arg0 = records["handle"].astype(np.int64)
+    arg1 = records["stream"].astype(np.int64)
+    arg2 = np.zeros(len(records), np.int64)
+    arg3 = np.zeros(len(records), np.int64)
+    n_bytes = records["bytes"].astype(np.int64)
+
+    is_launch = _among(records, _LAUNCHES)
+    blocks = records["grid_x"].astype(np.int64) * records["grid_y"] * records["grid_z"]
+    threads = records["block_x"].astype(np.int64) * records["block_y"] * records["block_z"]
+    arg2[is_launch], arg3[is_launch] = blocks[is_launch], threads[is_launch]
+
+    is_copy = _among(records, _COPIES)
+    arg0[is_copy], arg2[is_copy] = n_bytes[is_copy], arg1[is_copy]
+    arg1[is_copy] = _copy_kinds(records)[is_copy]
+
+    is_allocation = _among(records, _ALLOCATIONS)
+    arg1[is_allocation] = arg0[is_allocation]
+    arg0[is_allocation] = n_bytes[is_allocation]
+    is_free = _among(records, _FREES)
+    arg1[is_free] = n_bytes[is_free]
+
+    # A synchronisation names what it waits for first: its stream, unless it waits for an event.
+    is_wait = ~(is_launch | is_copy | is_allocation | is_free) & (records["handle"] == 0)
+    arg0[is_wait] = arg1[is_wait]
+    is_instance = (records["source"] == Source.CUDA_GRAPH) & (records["op"] == GraphOp.INSTANTIATE)
+    arg1[is_instance] = records["aux"][is_instance].astype(np.int64)
+    for name, values in (("arg0", arg0), ("arg1", arg1), ("arg2", arg2), ("arg3", arg3)):
+        events[name] = values
+    return events
+
+
+def _copy_kinds(records: Records) -> npt.NDArray[np.int64]:
+    kinds = records["aux"].astype(np.int64)
+    for source, known in ((Source.DRIVER, _KIND_BY_DRIVER_OP), (Source.CUDA, _KIND_BY_CUDA_OP)):
+        for op, kind in known.items():
+            kinds[(records["source"] == source) & (records["op"] == op)] = kind
+    return kinds
+
+
+def build_collective_events(records: Records, offset_ns: int) -> Events:
+    """Rows of NCCL calls; the arguments are those of `ingero.model.events.Source.NCCL`."""
+    events = _begin(records, offset_ns)
+    events["arg0"] = records["bytes"]
+    events["arg1"] = records["comm_hash"].astype(np.int64)
+    events["arg2"] = records["seq"]
+    is_known = (records["rank"] >= 0) & (records["nranks"] >= 0)
+    place = (records["rank"].astype(np.int64) << 32) | records["nranks"].astype(np.int64)
+    events["arg3"] = np.where(is_known, place, 0)
+    return events
+
+
+def build_off_cpu_events(records: Records, offset_ns: int) -> Events:
+    """Rows of off-CPU spans; ``other_pid`` is who took the CPU, or for a sleeper who woke it."""
+    events = np.zeros(len(records), EVENT)
+    events["start_ns"] = records["header"]["mono_ns"].astype(np.int64) + offset_ns
+    events["duration_ns"] = records["off_ns"]
+    for name in ("pid", "tid", "wait_ns", "reason", "weight", "cgroup_id"):
+        events[name] = records[name]
+    events["source"], events["op"] = Source.HOST, HostOp.SCHED_SWITCH
+    is_preempted = records["reason"] == OffCpuReason.PREEMPTED
+    events["other_pid"] = np.where(is_preempted, records["other_pid"], records["waker_pid"])
+    return events
+
+
+def build_block_events(records: Records, offset_ns: int) -> Events:
+    """Rows of block requests; the queued part leads, and ops that the model has no code for are left out."""
+    records = records[records["op"] <= 3]
+    events = np.zeros(len(records), EVENT)
+    started = records["header"]["mono_ns"].astype(np.int64) - records["queue_ns"].astype(np.int64)
+    events["start_ns"] = started + offset_ns
+    events["duration_ns"] = records["queue_ns"] + records["device_ns"]
+    events["wait_ns"] = records["queue_ns"]
+    for name in ("pid", "op", "weight", "cgroup_id"):
+        events[name] = records[name]
+    events["tid"] = records["pid"]
+    events["source"] = Source.IO
+    events["ret_code"] = records["error"]
+    events["arg0"] = records["bytes"] // _SECTOR_BYTES
+    events["arg1"] = records["sector"]
+    return events
+
+
+def build_process_events(records: Records, offset_ns: int) -> Events:
+    """Rows of processes that began, ended or were killed; a fork is filed under the parent."""
+    events = np.zeros(len(records), EVENT)
+    events["start_ns"] = records["header"]["mono_ns"].astype(np.int64) + offset_ns
+    is_fork = records["event"] == ProcessEvent.FORK
+    events["pid"] = np.where(is_fork, records["other_pid"], records["pid"])
+    events["tid"] = events["pid"]
+    events["source"], events["op"] = Source.HOST, records["event"]
+    events["arg1"] = np.where(is_fork | (records["event"] == ProcessEvent.OOM), records["pid"], 0)
+    events["ret_code"] = records["exit_code"]
+    events["weight"] = 1
+    events["cgroup_id"] = records["cgroup_id"]
+    return events
+
+
+def build_tcp_events(records: Records, offset_ns: int) -> Events:
+    """Rows of retransmitted segments; IPv4 addresses and ports in arg0 and arg1 as older recordings pack them."""
+    events = np.zeros(len(records), EVENT)
+    events["start_ns"] = records["header"]["mono_ns"].astype(np.int64) + offset_ns
+    events["source"], events["op"], events["weight"] = Source.TCP, TcpOp.RETRANSMIT, 1
+    for name, shift in (("local", 32), ("remote", 0)):
+        # First four bytes in network order: the whole address for IPv4, its prefix for IPv6.
+        raw = np.ascontiguousarray(records[name][:, :4]).view(">u4")[:, 0].astype(np.int64)
+        events["arg0"] |= raw << shift
+    ports = records["local_port"].astype(np.int64) << 16 | records["remote_port"]
+    events["arg1"] = ports
+    return events
+
+
+BUILDERS: Final = {
+    "calls": build_call_events,
+    "failed_calls": build_call_events,
+    "collectives": build_collective_events,
+    "off_cpus": build_off_cpu_events,
+    "blocks": build_block_events,
+    "processes": build_process_events,
+    "victims": build_process_events,
+    "retransmits": build_tcp_events,
+}
+"""How each ring's records become rows."""

@@ -1,0 +1,349 @@
+"""The tracing loop: find libraries, read rings, count once a second, hand all of it to observers.
+
+One thread. The busy rings are read on a timer, because a wake-up per call would cost more than the call; new mappings, process
+events and failed calls wake the loop at once.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero.agent.app.events import BUILDERS
+from ingero.agent.app.program import HeldProgram
+from ingero.agent.discover.identity import Identity, read_identity
+from ingero.agent.discover.processes import (
+    FileId,
+    Reach,
+    find_mapped,
+    find_reach,
+    iter_mappings,
+    iter_pids,
+)
+from ingero.agent.kernel.abi import ProcessEvent
+from ingero.agent.kernel.perf import Mapping, MappingStream
+from ingero.agent.probes.engine import Engine, EngineSettings, Missing
+from ingero.agent.probes.host import PROBES
+from ingero.agent.probes.sampling import SamplingControl
+from ingero.agent.probes.targets import find_target, is_candidate, is_library
+from ingero.errors import UnsupportedError
+from ingero.model.events import Events
+from ingero.telemetry.clock import Clock, SystemClock
+from ingero.units import NS_PER_S
+
+Records = npt.NDArray[Any]
+POLL_MS: Final = 40
+TICK_NS: Final = NS_PER_S
+RESCAN_NS: Final = 2 * NS_PER_S
+_MOST_EXAMINED: Final = 65_536
+_WAKING_RINGS: Final = frozenset({"failed_calls", *(probe.ring for probe in PROBES if probe.wakes)})
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSettings:
+    """What to trace, and for how long.
+
+    Attributes:
+        engine: How the probes run.
+        duration_ns: When to stop; 0 for never.
+        pids: Processes to watch with their children; empty with ``uid`` None watches all.
+        uid: A user whose processes to watch.
+        keep_one_in: A fixed sampling of ordinary calls; 0 adapts to loss.
+        files: Libraries to probe before anything runs; others are found as processes load them.
+    """
+
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    duration_ns: int = 0
+    pids: tuple[int, ...] = ()
+    uid: int | None = None
+    keep_one_in: int = 0
+    files: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Exact counts so far, once a second and once at the end.
+
+    Attributes:
+        mono_ns: When.
+        wall_ns: When.
+        elapsed_ns: Since tracing began.
+        keys: Process, source and operation; shape (n,).
+        counts: ``struct ig_count`` since tracing began; shape (n,).
+        changes: The same since the previous totals.
+        losses: Losses that belong to no operation.
+        in_flight: Calls that have not returned.
+        keep_one_in: The sampling now.
+        is_last: Whether tracing is over.
+    """
+
+    mono_ns: int
+    wall_ns: int
+    elapsed_ns: int
+    keys: Records
+    counts: Records
+    changes: Records
+    losses: dict[str, int]
+    in_flight: Records
+    keep_one_in: int
+    is_last: bool = False
+
+
+class Observer(Protocol):
+    """Who is told. Called in the tracing thread; record views die with the call."""
+
+    def on_process(self, identity: Identity) -> None:
+        """A process that makes GPU calls was met for the first time."""
+        ...
+
+    def on_events(self, ring: str, records: Records, events: Events) -> None:
+        """A batch of one ring, as the kernel wrote it and as the model's rows."""
+        ...
+
+    def on_totals(self, totals: Totals) -> None:
+        """New totals."""
+        ...
+
+
+class TraceSession:
+    """Everything from the first probe to the last count.
+
+    Args:
+        settings: What to trace.
+        observers: Who is told.
+        program: A held program to release once the probes wait for it.
+        clock: Both clocks.
+
+    Raises:
+        UnsupportedError: The engine cannot be loaded here.
+    """
+
+    def __init__(
+        self,
+        settings: TraceSettings,
+        observers: Sequence[Observer],
+        program: HeldProgram | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.settings = settings
+        self.identities: dict[int, Identity] = {}
+        self.notes: list[str] = []
+        self._observers = tuple(observers)
+        self._program = program
+        self._clock = clock or SystemClock()
+        self._offset_ns = self._clock.wall_ns() - self._clock.mono_ns()
+        self._examined: set[FileId] = set()
+        self._ended: list[int] = []
+        self._previous: dict[bytes, Records] = {}
+        self._sampling = SamplingControl(settings.keep_one_in)
+        self._n_lost = 0
+        self._engine = Engine(settings.engine)
+        self._stream: MappingStream | None = None
+        try:
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def engine(self) -> Engine:
+        """The probes."""
+        return self._engine
+
+    @property
+    def missing(self) -> tuple[Missing, ...]:
+        """What this machine refused."""
+        return tuple(self._engine.missing)
+
+    def _prepare(self) -> None:
+        if self._program is not None:
+            self._engine.watch_pid(self._program.pid)
+        for pid in self.settings.pids:
+            self._engine.watch_pid(pid)
+        if self.settings.uid is not None:
+            self._engine.watch_uid(self.settings.uid)
+        self._engine.set_keep_one_in(self._sampling.keep_one_in)
+        self._engine.start_host_probes()
+        try:
+            self._stream = MappingStream()
+        except UnsupportedError as error:
+            self.notes.append(f"{error.message}; new processes are looked for every 2 s")
+        for path in self.settings.files:
+            reach = find_reach(str(path))
+            if reach is not None:
+                self._probe(reach, str(path))
+        self._scan()
+
+    def _scan(self) -> None:
+        """Look at every process there is."""
+        for pid in self.settings.pids or iter_pids():
+            for mapping in iter_mappings(pid):
+                self._discover(mapping)
+
+    def _discover(self, mapping: Mapping) -> None:
+        if not is_candidate(mapping):
+            return
+        reach = find_mapped(mapping)
+        if reach is not None and self._probe(reach, mapping.path):
+            self._meet(mapping.pid)
+
+    def _probe(self, reach: Reach, path: str) -> bool:
+        """Probe a file unless it was looked at before; whether it is probed now."""
+        if self._engine.is_attached(reach.file):
+            return True
+        if reach.file in self._examined:
+            return False
+        if len(self._examined) >= _MOST_EXAMINED:
+            self._examined.clear()
+        self._examined.add(reach.file)
+        target = find_target(reach, path)
+        if target is None:
+            return False
+        try:
+            return self._engine.attach(target)
+        except UnsupportedError as error:
+            self.notes.append(error.message)
+            return False
+
+    def _meet(self, pid: int) -> None:
+        """Ask who a process is while it is there to be asked."""
+        if pid in self.identities:
+            return
+        identity = read_identity(pid)
+        if identity is None:
+            return
+        self.identities[pid] = identity
+        for observer in self._observers:
+            observer.on_process(identity)
+
+    def run(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Trace until the time is over, the program ends or ``should_stop`` says so."""
+        started_ns = self._clock.mono_ns()
+        ends_ns = started_ns + self.settings.duration_ns if self.settings.duration_ns else None
+        next_tick_ns, next_scan_ns = started_ns + TICK_NS, started_ns + RESCAN_NS
+        poll = self._build_poll()
+        if self._program is not None:
+            self._program.release()
+        while not should_stop():
+            poll.poll(POLL_MS)
+            is_over = self._program is not None and self._program.poll() is not None
+            if self._stream is not None:
+                # Libraries before programs: calls are missed until they are probed.
+                for mapping in sorted(self._stream.read(), key=is_library, reverse=True):
+                    self._discover(mapping)
+            self._drain()
+            now_ns = self._clock.mono_ns()
+            if is_over or (ends_ns is not None and now_ns >= ends_ns):
+                break
+            if now_ns >= next_tick_ns:
+                self._tick(started_ns)
+                next_tick_ns += TICK_NS
+            if self._stream is None and now_ns >= next_scan_ns:
+                self._scan()
+                next_scan_ns = now_ns + RESCAN_NS
+        self._drain()
+        self._tick(started_ns, is_last=True)
+
+    def _build_poll(self) -> select.poll:
+        poll = select.poll()
+        for fd in self._stream.fds if self._stream is not None else ():
+            poll.register(fd, select.POLLIN)
+        for name, ring in self._engine.rings.items():
+            if name in _WAKING_RINGS:
+                poll.register(ring.fd, select.POLLIN)
+        return poll
+
+    def _drain(self) -> None:
+        self._engine.drain({
+            name: lambda view, name=name: self._take(name, view)  # type: ignore[misc]
+            for name in self._engine.rings
+        })
+
+    def _take(self, ring: str, records: Records) -> None:
+        if ring == "processes":
+            is_exit = records["event"] == ProcessEvent.EXIT
+            self._ended.extend(int(pid) for pid in records["pid"][is_exit])
+        events = BUILDERS[ring](records, self._offset_ns)
+        for observer in self._observers:
+            observer.on_events(ring, records, events)
+
+    def _tick(self, started_ns: int, *, is_last: bool = False) -> None:
+        mono_ns = self._clock.mono_ns()
+        keys, counts = self._engine.read_counts()
+        for pid in {int(pid) for pid in keys["pid"]} - self.identities.keys() - {0}:
+            self._meet(pid)
+        n_lost = int(counts["lost"].sum())
+        fill = max((ring.fill() for ring in self._engine.rings.values()), default=0.0)
+        keep_one_in = self._sampling.update(max(n_lost - self._n_lost, 0), fill)
+        if keep_one_in != self._engine.keep_one_in:
+            self._engine.set_keep_one_in(keep_one_in)
+        self._n_lost = n_lost
+        totals = Totals(
+            mono_ns=mono_ns,
+            wall_ns=mono_ns + self._offset_ns,
+            elapsed_ns=mono_ns - started_ns,
+            keys=keys,
+            counts=counts,
+            changes=self._changes(keys, counts),
+            losses=self._engine.read_losses(),
+            in_flight=self._engine.read_in_flight(),
+            keep_one_in=keep_one_in,
+            is_last=is_last,
+        )
+        for observer in self._observers:
+            observer.on_totals(totals)
+        if not is_last:
+            self._forget_ended()
+
+    def _changes(self, keys: Records, counts: Records) -> Records:
+        """Counts since the last tick; extremes stay those of the whole trace."""
+        changes = counts.copy()
+        for i, key in enumerate(keys):
+            before = self._previous.get(key.tobytes())
+            if before is None:
+                continue
+            for name in changes.dtype.names or ():
+                if name not in {"min_ns", "max_ns", "pending"}:
+                    changes[name][i] -= before[name]
+        self._previous = {key.tobytes(): count for key, count in zip(keys, counts, strict=True)}
+        return changes
+
+    def _forget_ended(self) -> None:
+        """Make room: a process that ended a tick ago cannot count any more."""
+        for pid in self._ended:
+            self._engine.forget_counts(pid)
+            self.identities.pop(pid, None)
+        self._ended.clear()
+
+    def close(self) -> None:
+        """Remove every probe; ends the program if it still runs."""
+        self._engine.close()
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        if self._program is not None:
+            self._program.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def count_coverage(counts: Records) -> dict[str, int]:
+    """What became of all calls: ``seen = emitted + sampled + lost``."""
+    names = ("entered", "seen", "emitted", "sampled", "lost")
+    return {name: int(np.sum(counts[name], dtype=np.uint64)) for name in names}

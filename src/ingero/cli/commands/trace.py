@@ -1,0 +1,124 @@
+"""``ingero trace``: watch GPU processes, or run one and watch it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ingero.cli.options import read_duration
+
+
+def _read_pids(
+    _context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[int, ...]:
+    """Option callback: repeated or comma-separated process ids."""
+    texts = [text for value in values for text in value.split(",") if text]
+    for text in texts:
+        if not text.isdecimal():
+            raise click.BadParameter(f"{text!r} is not a process id", param=parameter)
+    return tuple(int(text) for text in texts)
+
+
+def _read_size(_context: click.Context, parameter: click.Parameter, value: str) -> int:
+    """Option callback: ``8m`` as bytes."""
+    from ingero.units import parse_size
+
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=parameter) from error
+
+
+def _read_ring(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    """Option callback: a power of two from 4 KiB to 4 GiB, or 0."""
+    size = _read_size(context, parameter, value)
+    if size and (size & (size - 1) or not 4096 <= size <= 1 << 32):
+        raise click.BadParameter("use a power of two from 4k to 4g", param=parameter)
+    return size
+
+
+@click.command("trace")
+@click.option(
+    "--pid",
+    "-p",
+    "pids",
+    multiple=True,
+    callback=_read_pids,
+    metavar="PID[,PID]",
+    help="Watch these processes and their children.  [default: all]",
+)
+@click.option("--user", "-u", help="Watch the processes of this user.")
+@click.option(
+    "--duration",
+    "-d",
+    default="0",
+    callback=read_duration,
+    metavar="TIME",
+    help="Stop after this time; 0 waits for Ctrl-C or the program's end.  [default: 0]",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print JSON lines on stdout; the program's own output goes to stderr.",
+)
+@click.option(
+    "--db",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Recording to write.  [default: $INGERO_DB or ~/.ingero/ingero.db]",
+)
+@click.option(
+    "--record/--no-record", default=True, help="Whether to write a recording.  [default: record]"
+)
+@click.option("--record-all", is_flag=True, help="Store every record, not only the telling ones.")
+@click.option(
+    "--max-db",
+    default="10g",
+    callback=_read_size,
+    metavar="SIZE",
+    help="Size cap of the recording.  [default: 10g]",
+)
+@click.option("--node", default="", help="This node's name.  [default: host name]")
+@click.option(
+    "--sampling-rate",
+    default=0,
+    type=click.IntRange(0),
+    help="Record one ordinary call in N; 0 adapts to loss. Counts stay exact.  [default: 0]",
+)
+@click.option(
+    "--ringbuf-size",
+    "ring_bytes",
+    default="0",
+    callback=_read_ring,
+    metavar="SIZE",
+    help="Size of the calls ring.  [default: 8m]",
+)
+@click.option("--no-io", is_flag=True, help="Leave out disk requests.")
+@click.option("--no-tcp", is_flag=True, help="Leave out TCP retransmits.")
+@click.option(
+    "--cuda-lib",
+    "--nccl-lib",
+    "libraries",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="A library to probe before it is loaded; others are found when a process loads them.",
+)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- PROGRAM [ARG]...]")
+@click.pass_context
+def command(context: click.Context, /, **_: object) -> int:
+    r"""Watch every call of the CUDA runtime, driver, graphs and NCCL, and the host around them.
+
+    Needs root. Processes that start later are found within milliseconds of loading a library. A PROGRAM is run as the user
+    who called sudo, is ended when the time is over, and its exit status is not ours.
+
+    \b
+    Examples:
+      sudo ingero trace
+      sudo ingero trace --pid 4711 --duration 30s
+      sudo ingero trace --duration 5s --json -- python train.py
+      sudo ingero trace --no-record -- ingero sim run ranks slow_rank=2 slow_us=3000
+    """
+    from ingero.cli.tracing import TraceOptions, run_trace
+
+    return run_trace(TraceOptions(**context.params))

@@ -1,0 +1,334 @@
+"""What ``ingero trace`` prints: one JSON object per line, or a live table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ingero.agent.app.tracing import Totals, TraceSession, count_coverage
+from ingero.agent.discover.identity import Identity
+from ingero.agent.probes.latency import quantiles_ns
+from ingero.model.events import (
+    CopyKind,
+    EventFlag,
+    Events,
+    OffCpuReason,
+    Source,
+    op_name,
+    source_name,
+)
+from ingero.units import format_duration, format_size
+
+Records = npt.NDArray[Any]
+_QUANTILES = (0.5, 0.95, 0.99)
+_DIRECTIONS = {
+    CopyKind.HOST_TO_HOST: "h2h",
+    CopyKind.HOST_TO_DEVICE: "h2d",
+    CopyKind.DEVICE_TO_HOST: "d2h",
+    CopyKind.DEVICE_TO_DEVICE: "d2d",
+    CopyKind.DEFAULT: "default",
+}
+_REASONS = {reason.value: reason.name.lower() for reason in OffCpuReason}
+
+
+def format_timestamp(wall_ns: int) -> str:
+    """RFC 3339 in UTC with nanoseconds."""
+    seconds, rest = divmod(wall_ns, 1_000_000_000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+
+
+class JsonLines:
+    """Events, processes and exact counts as JSON lines; each line has a ``type``.
+
+    Args:
+        out: Where to.
+    """
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+        self._identities: dict[int, Identity] = {}
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._out.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def on_process(self, identity: Identity) -> None:
+        """A line of type ``process``."""
+        self._identities[identity.pid] = identity
+        line: dict[str, Any] = {
+            "type": "process",
+            "pid": identity.pid,
+            "process_name": identity.name,
+        }
+        for name in ("launcher", "job", "container", "pod_uid", "cgroup"):
+            if getattr(identity, name):
+                line[name] = getattr(identity, name)
+        self._write(line | _place(identity))
+
+    def on_events(self, ring: str, records: Records, events: Events) -> None:
+        """One line of type ``event`` per record."""
+        if ring == "blocks":
+            records = records[records["op"] <= 3]
+        for record, event in zip(records, events, strict=True):
+            line = _event(event)
+            names = record.dtype.names or ()
+            if "comm" in names and record["comm"]:
+                line["process_name"] = record["comm"].decode("utf-8", "replace")
+            identity = self._identities.get(int(event["pid"]))
+            if identity is not None:
+                line |= _place(identity)
+            if ring in {"calls", "failed_calls"}:
+                line |= _call(record)
+            elif ring == "collectives":
+                line |= _collective(record)
+            elif ring == "off_cpus":
+                line |= _off_cpu(record)
+            self._write(line)
+
+    def on_totals(self, totals: Totals) -> None:
+        """At the end: one line of type ``counts`` per operation, then one of type ``coverage``."""
+        if totals.is_last:
+            for key, count in zip(totals.keys, totals.counts, strict=True):
+                self._write(_count(key, count))
+            self._write({
+                "type": "coverage",
+                **count_coverage(totals.counts),
+                "losses": totals.losses,
+                "in_flight": [_in_flight(call, totals.mono_ns) for call in totals.in_flight],
+                "keep_one_in": totals.keep_one_in,
+                "elapsed_ns": totals.elapsed_ns,
+            })
+        self._out.flush()
+
+
+def _place(identity: Identity) -> dict[str, int]:
+    if not identity.launcher:
+        return {}
+    place = identity.place
+    numbers = {"rank": place.rank, "local_rank": place.local_rank, "world_size": place.world_size}
+    return {name: number for name, number in numbers.items() if number >= 0}
+
+
+def _event(event: np.void) -> dict[str, Any]:
+    source, op = int(event["source"]), int(event["op"])
+    line: dict[str, Any] = {
+        "type": "event",
+        "timestamp": format_timestamp(int(event["start_ns"])),
+        "pid": int(event["pid"]),
+        "tid": int(event["tid"]),
+        "source": source_name(source),
+        "op": op_name(source, op),
+        "duration_ns": int(event["duration_ns"]),
+        "duration": format_duration(int(event["duration_ns"])),
+        "gpu_id": int(event["gpu_id"]),
+        "args": [int(event["arg0"]), int(event["arg1"])],
+        "return_code": int(event["ret_code"]),
+        "weight": int(event["weight"]),
+        "anomaly": False,
+    }
+    if event["cgroup_id"] > 1:
+        line["cgroup_id"] = int(event["cgroup_id"])
+    if event["flags"] & EventFlag.NESTED:
+        line["nested"] = True
+    return line
+
+
+def _call(record: np.void) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "bytes": int(record["bytes"]),
+        "stream": f"{int(record['stream']):#x}",
+        "handle": f"{int(record['handle']):#x}",
+        "gpu_id": int(record["device"]) if record["device"] >= 0 else None,
+        "anomaly": bool(record["flags"] & (2 | 8)),
+    }
+    if record["grid_x"]:
+        line["grid"] = [int(record[f"grid_{axis}"]) for axis in "xyz"]
+        line["block"] = [int(record[f"block_{axis}"]) for axis in "xyz"]
+    if "Memcpy" in op_name(int(record["source"]), int(record["op"])):
+        line["direction"] = _DIRECTIONS.get(CopyKind(min(int(record["aux"]), 5)), "unknown")
+    return line
+
+
+def _collective(record: np.void) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "bytes": int(record["bytes"]),
+        "count": int(record["count"]),
+        "stream": f"{int(record['stream']):#x}",
+        "gpu_id": int(record["device"]) if record["device"] >= 0 else None,
+        "comm_hash": f"{int(record['comm_hash']):#018x}",
+        "anomaly": bool(record["flags"] & (2 | 8)),
+    }
+    for name, field in (("comm_rank", "rank"), ("nranks", "nranks"), ("peer", "peer")):
+        if record[field] >= 0:
+            line[name] = int(record[field])
+    for name in ("dtype", "redop"):
+        if record[name] >= 0:
+            line[name] = int(record[name])
+    if record["seq"]:
+        line["seq"] = int(record["seq"])
+    if record["group_id"]:
+        line["group"] = int(record["group_id"])
+    return line
+
+
+def _off_cpu(record: np.void) -> dict[str, Any]:
+    return {
+        "reason": _REASONS.get(int(record["reason"]), "unknown"),
+        "wait_ns": int(record["wait_ns"]),
+        "other_pid": int(record["other_pid"]),
+        "other_process": record["other_comm"].decode("utf-8", "replace"),
+        "waker_pid": int(record["waker_pid"]),
+    }
+
+
+def _count(key: np.void, count: np.void) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "type": "counts",
+        "pid": int(key["pid"]),
+        "source": source_name(int(key["source"])),
+        "op": op_name(int(key["source"]), int(key["op"])),
+    }
+    for name in (
+        "entered",
+        "seen",
+        "nested",
+        "errors",
+        "bytes",
+        "total_ns",
+        "max_ns",
+        "emitted",
+        "sampled",
+        "lost",
+    ):
+        line[name] = int(count[name])
+    if count["hist"].sum():
+        for name, value in zip(
+            ("p50_ns", "p95_ns", "p99_ns"), quantiles_ns(count["hist"], _QUANTILES), strict=True
+        ):
+            line[name] = round(min(float(value), float(count["max_ns"])))
+    return line
+
+
+def _in_flight(call: np.void, now_ns: int) -> dict[str, Any]:
+    frame = call["frame"]
+    return {
+        "pid": int(call["pid"]),
+        "tid": int(call["tid"]),
+        "op": op_name(int(frame["source"]), int(frame["op"])),
+        "age_ns": max(now_ns - int(frame["entry_ns"]), 0),
+    }
+
+
+class LiveTable:
+    """Exact counts and latencies by operation, redrawn once a second.
+
+    Args:
+        console: Where to; without a terminal only the last table is printed.
+        session: Told later, because it needs its observers first.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self.session: TraceSession | None = None
+        if console.is_terminal:
+            self._live.start()
+
+    def on_process(self, identity: Identity) -> None:
+        """Nothing: the table is by operation."""
+
+    def on_events(self, ring: str, records: Records, events: Events) -> None:
+        """Nothing: counts are exact without the events."""
+
+    def on_totals(self, totals: Totals) -> None:
+        """Draw."""
+        if totals.is_last:
+            self._live.stop()
+            self._console.print(self._draw(totals))
+        elif self._console.is_terminal:
+            self._live.update(self._draw(totals), refresh=True)
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        self._live.stop()
+
+    def _draw(self, totals: Totals) -> Group:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("operation")
+        for name in ("calls", "p50", "p95", "p99", "max", "wall", "bytes", "errors"):
+            table.add_column(name, justify="right")
+        for row in _rows(totals):
+            table.add_row(*row)
+        return Group(table, *(Text(line, style=style) for line, style in self._footer(totals)))
+
+    def _footer(self, totals: Totals) -> list[tuple[str, str]]:
+        told = count_coverage(totals.counts)
+        processes = len(set(totals.keys["pid"].tolist()) - {0})
+        libraries = len(self.session.engine.targets) if self.session else 0
+        lines = [
+            (
+                f"{format_duration(totals.elapsed_ns)}, {processes} processes, {libraries} libraries probed",
+                "dim",
+            ),
+            (
+                "{seen} seen = {emitted} recorded + {sampled} sampled out + {lost} lost".format_map(
+                    told
+                ),
+                "bold red" if told["lost"] else "dim",
+            ),
+        ]
+        for call in totals.in_flight:
+            facts = _in_flight(call, totals.mono_ns)
+            if facts["age_ns"] > 1_000_000_000:
+                lines.append((
+                    f"in {facts['op']} for {format_duration(facts['age_ns'])} (pid {facts['pid']})",
+                    "yellow",
+                ))
+        lost = {name: number for name, number in totals.losses.items() if number}
+        if lost:
+            lines.append((f"also lost: {lost}", "bold red"))
+        lines.extend(
+            (f"off: {part.name}: {part.reason}", "yellow")
+            for part in (self.session.missing if self.session else ())
+        )
+        return lines
+
+
+def _rows(totals: Totals) -> list[Sequence[str]]:
+    operations = np.stack([totals.keys["source"], totals.keys["op"]], axis=1)
+    rows: list[tuple[int, Sequence[str]]] = []
+    for source, op in np.unique(operations, axis=0):
+        is_it = (operations[:, 0] == source) & (operations[:, 1] == op)
+        counts = totals.counts[is_it]
+        own = int(counts["seen"].sum() - counts["nested"].sum())
+        if not own and source != Source.DRIVER:
+            continue
+        histogram = counts["hist"].sum(axis=0)
+        longest = float(counts["max_ns"].max())
+        shown = [
+            format_duration(min(float(value), longest)) if histogram.sum() else "-"
+            for value in quantiles_ns(histogram, _QUANTILES)
+        ]
+        total_ns = int(counts["total_ns"].sum())
+        n_bytes = int(counts["bytes"].sum())
+        rows.append((
+            total_ns,
+            (
+                op_name(int(source), int(op)) + (" (nested)" if not own else ""),
+                str(int(counts["seen"].sum())),
+                *shown,
+                format_duration(longest) if histogram.sum() else "-",
+                f"{100 * total_ns / max(totals.elapsed_ns, 1):.1f}%",
+                format_size(n_bytes) if n_bytes else "-",
+                str(int(counts["errors"].sum()) or "-"),
+            ),
+        ))
+    return [row for _, row in sorted(rows, key=lambda item: -item[0])]

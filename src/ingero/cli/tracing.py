@@ -1,0 +1,199 @@
+"""Runs ``ingero trace``: options to settings, observers to outputs, signals to a clean end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import click
+from rich.console import Console
+
+from ingero.agent.app.program import HeldProgram, ProgramSettings
+from ingero.agent.app.recorder import Recorder
+from ingero.agent.app.tracing import Observer, TraceSession, TraceSettings
+from ingero.agent.discover.places import iter_installed
+from ingero.agent.probes.engine import EngineSettings
+from ingero.agent.probes.host import PROBES
+from ingero.cli.trace_output import JsonLines, LiveTable
+from ingero.config.database import default_database
+from ingero.config.invoker import Invoker, build_child_environment, find_invoker
+from ingero.errors import ConfigError, UnsupportedError
+from ingero.gpusim.runner import get_program
+from ingero.telemetry.clock import SystemClock
+
+_STDERR: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """The command line of ``ingero trace``, parsed; one field per option, under its click name."""
+
+    pids: tuple[int, ...]
+    user: str | None
+    duration: int
+    as_json: bool
+    db: Path | None
+    record: bool
+    record_all: bool
+    max_db: int
+    node: str
+    sampling_rate: int
+    ring_bytes: int
+    no_io: bool
+    no_tcp: bool
+    libraries: tuple[Path, ...]
+    program: tuple[str, ...]
+
+
+class _Stop:
+    """Remembers the first signal that asks us to end."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __call__(self) -> bool:
+        return self.number != 0
+
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        self.number = self.number or number
+
+
+def run_trace(options: TraceOptions) -> int:
+    """Trace as the options say.
+
+    Returns:
+        0; 130 after Ctrl-C; 143 after SIGTERM.
+
+    Raises:
+        UnsupportedError: Not root, or the kernel refuses.
+        ConfigError: Options that contradict each other.
+    """
+    settings = _build_settings(options)
+    if os.geteuid() != 0:
+        raise UnsupportedError(
+            "ingero trace needs root: it loads BPF programs",
+            hint="run it with sudo; `ingero check` shows what is missing, `ingero sim run` needs no root",
+        )
+    stop = _Stop()
+    invoker = find_invoker()
+    with contextlib.ExitStack() as stack:
+        # Before any thread: the child is a fork of this process until it is released.
+        program = _hold(options, invoker)
+        if program is not None:
+            stack.callback(program.end)
+        stack.enter_context(_signals(stop))
+        observers, table = _build_observers(options, invoker, stack)
+        session = stack.enter_context(TraceSession(settings, observers, program))
+        if table is not None:
+            table.session = session
+        _say_what_is_missing(session)
+        session.run(stop)
+    return 128 + stop.number if stop.number else 0
+
+
+def _build_settings(options: TraceOptions) -> TraceSettings:
+    chosen = [bool(options.pids), bool(options.user), bool(options.program)]
+    if sum(chosen) > 1:
+        raise ConfigError("--pid, --user and a PROGRAM exclude each other", hint="give one of them")
+    uid = None
+    if options.user:
+        try:
+            uid = pwd.getpwnam(options.user).pw_uid
+        except KeyError as error:
+            raise ConfigError(f"there is no user {options.user!r}") from error
+    for pid in options.pids:
+        if not Path(f"/proc/{pid}").exists():
+            raise ConfigError(f"there is no process {pid}", hint="see `ps -e`")
+    left_out = {
+        name for name, flag in (("block", "no_io"), ("tcp", "no_tcp")) if getattr(options, flag)
+    }
+    names = tuple(probe.name for probe in PROBES if probe.name not in left_out)
+    return TraceSettings(
+        engine=EngineSettings(host_probes=names, ring_bytes=options.ring_bytes),
+        duration_ns=options.duration,
+        pids=options.pids,
+        uid=uid,
+        keep_one_in=options.sampling_rate,
+        files=tuple(_iter_files(options)),
+    )
+
+
+def _iter_files(options: TraceOptions) -> Iterator[Path]:
+    """Libraries to probe at once: those named, those installed, and the simulator's."""
+    yield from options.libraries
+    yield from iter_installed(options.program[0] if options.program else "")
+    with contextlib.suppress(UnsupportedError):  # not built here
+        yield from sorted(get_program().parent.glob("lib*"))
+
+
+def _hold(options: TraceOptions, invoker: Invoker) -> HeldProgram | None:
+    if not options.program:
+        return None
+    return HeldProgram(
+        ProgramSettings(
+            arguments=options.program,
+            environment=build_child_environment(invoker),
+            uid=invoker.uid,
+            gid=invoker.gid,
+            user=invoker.name,
+            stdout_fd=_STDERR if options.as_json else 1,
+        )
+    )
+
+
+def _build_observers(
+    options: TraceOptions, invoker: Invoker, stack: contextlib.ExitStack
+) -> tuple[list[Observer], LiveTable | None]:
+    observers: list[Observer] = []
+    table = None
+    if options.as_json:
+        observers.append(JsonLines(sys.stdout))
+    else:
+        table = LiveTable(Console())
+        stack.callback(table.close)
+        observers.append(table)
+    if options.record:
+        node = options.node or socket.gethostname()
+        if ":" in node:
+            raise ConfigError(
+                f"the node name {node!r} holds a colon", hint="choose another with --node"
+            )
+        recorder = Recorder(
+            options.db or default_database(),
+            node,
+            SystemClock(),
+            invoker=invoker,
+            keep_all=options.record_all,
+            max_bytes=options.max_db,
+        )
+        stack.callback(recorder.close)
+        observers.append(recorder)
+    return observers, table
+
+
+def _say_what_is_missing(session: TraceSession) -> None:
+    for part in session.missing:
+        click.echo(f"without {part.name}: {part.reason} ({part.costs})", err=True)
+    for note in session.notes:
+        click.echo(note, err=True)
+
+
+@contextlib.contextmanager
+def _signals(stop: _Stop) -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, stop.handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
