@@ -162,8 +162,8 @@ def test_when_everybody_slows_down_nobody_stands_out():
 
 
 def test_a_worker_that_recovered_is_ordinary_now_and_named_in_the_history():
-    trace = simulate(replace(SHAPE, n_steps=24), change=slow(1.5, (1, 1), since=2, until=8))
-    assert "culprit" not in kinds(judge(trace))
+    trace = simulate(replace(SHAPE, n_steps=24), change=slow(1.5, (1, 1), since=2, until=18))
+    assert kinds(judge(trace)) == {"ordinary": everybody()}, "and no unevenness of the data"
     (culprit,) = judge(trace, with_history=True).culprits
     assert dict(culprit.rank.labels) == {"dp": "1", "stage": "1"}
     assert "recovered" in culprit.reason
