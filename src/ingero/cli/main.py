@@ -15,11 +15,14 @@ import click
 
 from ingero import __version__
 from ingero.cli.commands import (
+    check,
     demo,
     explain,
+    export,
     fleet_push,
     hang,
     mcp,
+    merge,
     query,
     replay,
     sim,
@@ -30,11 +33,14 @@ from ingero.cli.help import keep_line_breaks
 from ingero.errors import IngeroError
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
+    check.command,
     demo.command,
     explain.command,
+    export.command,
     fleet_push.command,
     hang.command,
     mcp.command,
+    merge.command,
     query.command,
     replay.command,
     sim.command,

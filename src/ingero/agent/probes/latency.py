@@ -25,10 +25,13 @@ def quantiles_ns(
     total = histogram.sum()
     if not total:
         return np.full(len(quantiles), np.nan)
-    reached = np.concatenate(([0.0], np.cumsum(histogram)))
-    filled: npt.NDArray[np.float64] = np.interp(
-        np.asarray(quantiles) * total, reached, build_bucket_edges_ns()
-    )
+    reached = np.cumsum(histogram, dtype=np.float64)
+    wanted = np.asarray(quantiles) * float(total)
+    bucket = np.minimum(np.searchsorted(reached, wanted), HIST_BUCKETS - 1)
+    inside = 1 - (reached[bucket] - wanted) / np.maximum(histogram[bucket], 1)
+    edges = build_bucket_edges_ns()
+    lower, upper = edges[bucket], edges[bucket + 1]
+    filled: npt.NDArray[np.float64] = lower + (upper - lower) * inside
     return filled
 
 

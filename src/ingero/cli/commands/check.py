@@ -1,0 +1,74 @@
+"""``ingero check``: what works on this machine, what does not, and how to mend it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command("check")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--support-bundle",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write a tar.gz for a bug report; secrets in the environment are left out.",
+)
+def command(*, as_json: bool, support_bundle: Path | None) -> None:
+    r"""Look at every prerequisite of tracing; say what a missing one costs and what mends it.
+
+    The exit status is 0 whatever is missing: read ``all_passed``.
+
+    \b
+    Examples:
+      sudo ingero check
+      sudo ingero check --json
+      sudo ingero check --support-bundle ingero-support.tar.gz
+    """
+    from dataclasses import asdict
+
+    from ingero.agent.app.checks import check_machine
+
+    checks = check_machine()
+    report = {
+        "all_passed": all(check.passed for check in checks),
+        "checks": [asdict(check) for check in checks],
+    }
+    if support_bundle is not None:
+        _write_bundle(support_bundle, json.dumps(report, indent=2))
+        click.echo(f"wrote {support_bundle}", err=True)
+    if as_json:
+        click.echo(json.dumps(report))
+        return
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        colour = "green" if check.passed else "red" if check.required else "yellow"
+        mark = click.style("ok  " if check.passed else "no  ", fg=colour, bold=True)
+        click.echo(f"{mark}{check.name:{width}}  {check.detail}")
+        if check.costs:
+            click.echo(f"{'':{width + 6}}costs: {check.costs}")
+        if check.fix:
+            click.echo(f"{'':{width + 6}}fix:   {check.fix}")
+
+
+def _write_bundle(path: Path, report: str) -> None:
+    import io
+    import tarfile
+
+    from ingero import __version__
+    from ingero.agent.app.checks import collect_support_files
+    from ingero.config.redact import build_redacted_environment
+
+    files = {
+        "check.json": report,
+        "version.txt": f"{__version__}\n",
+        "environment.txt": build_redacted_environment(),
+        **collect_support_files(),
+    }
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in sorted(files.items()):
+            data = text.encode()
+            entry = tarfile.TarInfo(f"ingero-support/{name}")
+            entry.size, entry.mode = len(data), 0o644
+            archive.addfile(entry, io.BytesIO(data))

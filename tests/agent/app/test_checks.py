@@ -1,0 +1,76 @@
+"""`ingero check` says what is missing, what it costs and what mends it, with root and without."""
+
+import json
+import os
+import tarfile
+
+import pytest
+from click.testing import CliRunner
+
+from ingero.agent.app.checks import CHECKS, check_machine
+from ingero.agent.probes.host import PROBES
+from ingero.cli.main import cli
+from ingero.config.redact import build_redacted_environment
+
+
+def test_every_failed_check_says_its_cost_and_a_step():
+    checks = check_machine()
+    assert len(checks) == len(CHECKS) + len(PROBES)
+    assert len({check.name for check in checks}) == len(checks)
+    for check in checks:
+        assert check.detail, check.name
+        assert bool(check.costs) != check.passed, check.name
+        assert bool(check.fix) or check.passed, check.name
+
+
+def test_the_json_has_the_documented_shape_and_exit_status_is_0():
+    result = CliRunner().invoke(cli, ["check", "--json"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["all_passed"] is all(check["passed"] for check in report["checks"])
+    assert {"name", "passed", "detail", "fix", "costs"} <= set(report["checks"][0])
+
+
+@pytest.mark.kernel
+def test_a_user_without_privileges_is_told_so():
+    check_machine()  # imports what an unprivileged user could not read here
+    os.seteuid(65534)
+    try:
+        checks = {check.name: check for check in check_machine()}
+    finally:
+        os.seteuid(0)
+    assert not checks["privileges"].passed
+    assert checks["privileges"].fix == "run it with sudo"
+    assert not checks["probe engine"].passed
+    assert "Operation not permitted" in checks["probe engine"].detail
+    assert checks["kernel"].passed
+
+
+@pytest.mark.kernel
+def test_root_on_this_kernel_can_probe():
+    checks = {check.name: check for check in check_machine()}
+    assert all(check.passed for check in checks.values() if check.required)
+
+
+def test_a_support_bundle_holds_the_report_and_no_secret(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "hunter2-secret")
+    path = tmp_path / "bundle.tar.gz"
+    result = CliRunner().invoke(cli, ["check", "--json", "--support-bundle", str(path)])
+    assert result.exit_code == 0
+    with tarfile.open(path) as archive:
+        texts = {m.name: archive.extractfile(m).read().decode() for m in archive.getmembers()}
+    assert "hunter2-secret" not in "".join(texts.values())
+    assert "WANDB_API_KEY=<14 bytes>" in texts["ingero-support/environment.txt"]
+    assert json.loads(texts["ingero-support/check.json"])["checks"]
+
+
+def test_redaction_goes_by_parts_of_the_name():
+    redacted = build_redacted_environment({
+        "HF_TOKEN": "abc",
+        "https_proxy": "http://user:password@proxy",
+        "RANK": "3",
+        "Db_Password": "pw",
+    })
+    assert redacted == (
+        "Db_Password=<2 bytes>\nHF_TOKEN=<3 bytes>\nRANK=3\nhttps_proxy=<26 bytes>\n"
+    )

@@ -1,0 +1,75 @@
+"""Ranks, jobs and containers out of what launchers and runtimes really write. No root."""
+
+import os
+
+from ingero.agent.discover.identity import (
+    find_place,
+    parse_cgroup,
+    parse_environment,
+    parse_stat,
+    read_identity,
+)
+from ingero.model.recording import ProcessRank
+
+CONTAINER = "9d1b0a7c" * 8
+POD = "3f2504e0-4f89-11d3-9a0c-0305e82c3301"
+
+
+def test_each_launcher_s_variables_give_the_place():
+    assert find_place({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}) == (
+        "torchrun",
+        ProcessRank(3, 1, 8),
+    )
+    assert find_place({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}) == (
+        "slurm",
+        ProcessRank(0, 0, 4),
+    )
+    openmpi = {
+        f"OMPI_COMM_WORLD_{k}": v for k, v in (("RANK", "2"), ("LOCAL_RANK", "0"), ("SIZE", "3"))
+    }
+    assert find_place(openmpi) == ("openmpi", ProcessRank(2, 0, 3))
+    assert find_place({"PMI_RANK": "5", "PMI_SIZE": "6"}) == ("pmi", ProcessRank(5, -1, 6))
+
+
+def test_torchrun_inside_a_slurm_step_is_torchrun():
+    both = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "RANK": "7", "WORLD_SIZE": "8"}
+    assert find_place(both) == ("torchrun", ProcessRank(7, -1, 8))
+
+
+def test_a_rank_that_is_no_number_is_no_rank():
+    assert find_place({"RANK": "lead", "WORLD_SIZE": "8"}) == ("", ProcessRank())
+    assert find_place({}) == ("", ProcessRank())
+
+
+def test_the_first_of_a_repeated_variable_counts_as_for_getenv():
+    assert parse_environment(b"A=1\0B=x=y\0A=2\0broken\0") == {"A": "1", "B": "x=y"}
+
+
+def test_a_kubernetes_pod_and_its_container_on_cgroup_v2():
+    path = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope"
+    assert parse_cgroup(f"0::{path}\n") == (path, CONTAINER, POD, "")
+
+
+def test_docker_on_cgroup_v1_takes_the_longest_path():
+    text = f"12:cpu:/docker/{CONTAINER}\n3:pids:/\n0::/\n"
+    assert parse_cgroup(text) == (f"/docker/{CONTAINER}", CONTAINER, "", "")
+
+
+def test_a_slurm_job_is_read_from_its_cgroup():
+    path, container, pod, job = parse_cgroup(
+        "0::/system.slice/slurmstepd.scope/job_4711/step_0/user\n"
+    )
+    assert (container, pod, job) == ("", "", "4711")
+    assert path.endswith("/user")
+
+
+def test_a_command_name_may_hold_brackets_and_spaces():
+    fields = " ".join(["S", *map(str, range(4, 22)), "987654", "0"])
+    assert parse_stat(f"42 (a) b (c) {fields}\n") == ("a) b (c", 987654)
+
+
+def test_this_process_is_known_and_a_missing_one_is_not(tmp_path):
+    identity = read_identity(os.getpid())
+    assert identity.pid == os.getpid()
+    assert identity.start_ticks > 0
+    assert read_identity(1, proc=tmp_path) is None
