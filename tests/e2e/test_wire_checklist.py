@@ -1,7 +1,7 @@
 """What an agent of the existing fleet relies on, against a running collector: one test per point of the checklist.
 
-Point 19 (provider names from a mapping file) belongs to the ``provider_lookup`` processor, which does not exist yet;
-only the half that concerns an agent which names its provider itself is here.
+Point 19 (provider names from a mapping) is tested case by case with the ``provider_lookup`` processor; here it is seen
+in a pipeline.
 """
 
 import gzip
@@ -420,6 +420,17 @@ def test_19_provider_that_the_agent_names_is_kept(agents):
     assert (
         find_series(agents.metrics(), name, ingero_cluster_id="p19", ingero_provider="aws") == 0.94
     )
+
+
+def test_19_mapping_names_the_provider_of_an_agent_that_does_not():
+    config = build_fleet_config()
+    config["processors"]["provider_lookup"] = {"rules": [{"provider": "gcp", "nodes": ["n*"]}]}
+    for pipeline in config["service"]["pipelines"].values():
+        pipeline["processors"] = ["provider_lookup", *pipeline.get("processors", [])]
+    with fleet_and_agents(config) as found:
+        found.push(health("n1", cluster="m19"), "m19")
+        (node,) = found.admin("nodes", cluster_id="m19")["nodes"]
+        assert node["provider"] == "gcp"
 
 
 def test_20_fleet_series_are_on_both_ports_and_agents_keep_their_resource_as_labels(quick):

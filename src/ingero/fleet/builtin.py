@@ -9,7 +9,7 @@ from ingero.fleet.exporters.prometheus import exporter as prometheus
 from ingero.fleet.extensions import bearertokenauth, health_check, zpages
 from ingero.fleet.extensions.ingero_threshold import extension as ingero_threshold
 from ingero.fleet.factory import Factory
-from ingero.fleet.processors import batch, memory_limiter
+from ingero.fleet.processors import batch, memory_limiter, provider_lookup
 from ingero.fleet.processors.ingero import processor as ingero
 from ingero.fleet.processors.nccl import processor as nccl
 from ingero.fleet.receivers import otlp as otlp_receiver
@@ -18,6 +18,7 @@ FACTORIES: Final[tuple[Factory, ...]] = (
     otlp_receiver.FACTORY,
     ingero.FACTORY,
     nccl.FACTORY,
+    provider_lookup.FACTORY,
     batch.FACTORY,
     memory_limiter.FACTORY,
     prometheus.FACTORY,
