@@ -10,7 +10,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from ingero.agent.queries.catalog import QUERIES
 from ingero.agent.queries.source import RecordingFile
-from ingero.agent.queries.text import clean
+from ingero.model.untrusted import clean
 from ingero.agent.scenarios.builder import RecordingBuilder
 from ingero.agent.scenarios.catalog import SCENARIOS
 from ingero.errors import BadDataError

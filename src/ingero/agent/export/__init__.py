@@ -1,4 +1,5 @@
-"""What leaves a node for others' tools: local events as Prometheus metrics and as pages.
+"""What leaves a node for others' tools: events as Prometheus metrics and pages, recordings as traces, several as one.
 
-Beside the health loop, which it knows only by the lines on its socket. Sends nothing anywhere by itself.
+Above the store; beside the questions and the health loop, which it knows only by the lines on its socket. Reads
+recordings read-only, writes only the file it was told to write, and sends nothing anywhere by itself.
 """

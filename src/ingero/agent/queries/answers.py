@@ -6,10 +6,9 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ingero.agent.queries.text import clean
 from ingero.agent.queries.window import Wanted
 from ingero.model.incidents import Explanation, Incident
-
+from ingero.model.untrusted import clean
 
 _LINE: Final = 512
 

@@ -14,8 +14,8 @@ from ingero.agent.queries.answers import IncidentAnswer, incident_answer, wanted
 from ingero.agent.queries.operations import OperationAnswer, list_operations
 from ingero.agent.queries.pages import PageArgs, cut_page
 from ingero.agent.queries.source import RecordingFile
-from ingero.agent.queries.text import clean
 from ingero.model.incidents import Incident
+from ingero.model.untrusted import clean
 from ingero.serving.query import Query
 
 

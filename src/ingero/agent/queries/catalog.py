@@ -12,7 +12,7 @@ from ingero.agent.queries.health import CHECK, REPORT
 from ingero.agent.queries.source import RecordingFile
 from ingero.agent.queries.sql import SQL
 from ingero.agent.queries.stacks import STACKS
-from ingero.agent.queries.text import UNTRUSTED
+from ingero.model.untrusted import UNTRUSTED
 from ingero.serving.query import Prompt, Query
 
 QUERIES: Final[tuple[Query[RecordingFile, Any, Any], ...]] = (

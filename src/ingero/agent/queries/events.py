@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ingero.agent.queries.text import clean
 from ingero.agent.queries.window import format_wall
 from ingero.errors import BadDataError
 from ingero.model.events import OP_NAMES, find_op, op_name, source_name
 from ingero.model.recording import Recording
+from ingero.model.untrusted import clean
 from ingero.units import format_duration
 
 

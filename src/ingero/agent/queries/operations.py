@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 
 from ingero.agent.causal.evidence import Evidence, Process, Rows, split_by
-from ingero.agent.queries.text import clean
 from ingero.model.events import op_name, source_name
 from ingero.model.recording import Recording
+from ingero.model.untrusted import clean
 
 
 class OperationAnswer(msgspec.Struct, frozen=True):

@@ -9,11 +9,11 @@ import msgspec
 
 from ingero.agent.queries.pages import PageArgs, cut_page
 from ingero.agent.queries.source import RecordingFile
-from ingero.agent.queries.text import FRAME_CHARS, clean
 from ingero.agent.queries.window import find_span
 from ingero.agent.store.files import open_recording, store_errors, table_columns
 from ingero.errors import BadDataError
 from ingero.model.events import find_op, op_name
+from ingero.model.untrusted import FRAME_CHARS, clean
 from ingero.serving.query import Query
 from ingero.units import parse_duration
 

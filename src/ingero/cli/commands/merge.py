@@ -1,0 +1,39 @@
+"""``ingero merge``: several recordings in one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ingero.cli.render import plural
+
+
+@click.command("merge")
+@click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--output",
+    "-o",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="New file; nothing is overwritten.",
+)
+@click.option("--force-node", default="", metavar="NAME", help="Node for rows that carry none.")
+def command(*, sources: tuple[Path, ...], output: Path, force_node: str) -> None:
+    r"""Merge recordings of several nodes, or several of one, into a new file.
+
+    Sources are only read. Exact counts are added; rows that are there already are not repeated. Clocks are not
+    adjusted: each node keeps its own.
+
+    \b
+    Examples:
+      ingero merge node-1.db node-2.db -o cluster.db
+      ingero merge old.db --force-node node-7 -o named.db
+    """
+    from ingero.agent.export.merge import merge_recordings
+
+    merged = merge_recordings(sources, output, force_node=force_node)
+    for one in merged:
+        again = f", {one.n_repeated} there already" if one.n_repeated else ""
+        click.echo(f"{one.path}: {plural(one.n_events, 'event')} of {', '.join(one.nodes)}{again}")
+    click.echo(f"{plural(sum(one.n_events for one in merged), 'event')} in {output}")
