@@ -20,6 +20,7 @@ ContextT = TypeVar("ContextT")
 ArgsT = TypeVar("ArgsT", bound=msgspec.Struct)
 ResultT = TypeVar("ResultT", bound=msgspec.Struct)
 
+_EXACT_FLOAT: Final = 2.0**53
 NAME: Final = re.compile(r"[a-z][a-z0-9_.]{1,127}")
 """Grammar of a question's name; clients of the existing system check it."""
 
@@ -74,9 +75,8 @@ class Query(Generic[ContextT, ArgsT, ResultT]):
             ArgumentError: They do not fit the schema.
         """
         try:
-            if isinstance(arguments, bytes):
-                return msgspec.json.decode(arguments, type=self.args)
-            return msgspec.convert({} if arguments is None else dict(arguments), self.args)
+            given = msgspec.json.decode(arguments) if isinstance(arguments, bytes) else arguments
+            return msgspec.convert(_integral({} if given is None else given), self.args)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise ArgumentError(
                 f"{self.name}: {error}", hint="The tool's input schema lists its arguments."
@@ -103,6 +103,17 @@ class Query(Generic[ContextT, ArgsT, ResultT]):
             AnswerError: The answer does not fit.
         """
         return self.encode(self.run(context, self.parse_args(arguments)))
+
+
+def _integral(value: object) -> object:
+    """The same with 2.0 as 2: JSON Schema (2020-12, 4.2.3) calls both an integer, msgspec only the second."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < _EXACT_FLOAT else value
+    if isinstance(value, Mapping):
+        return {key: _integral(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_integral(item) for item in value]
+    return value
 
 
 @dataclass(frozen=True, slots=True)

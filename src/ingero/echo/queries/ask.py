@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,7 @@ from ingero.units import NS_PER_US, parse_duration
 
 RowT = TypeVar("RowT", bound=msgspec.Struct)
 
+_RFC_3339: Final = re.compile(r"(?i)\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 LATEST: Final = "latest"
 MAX_LIMIT: Final = 1000
 
@@ -37,8 +39,9 @@ TimeWindow = Annotated[
 Until = Annotated[
     str,
     msgspec.Meta(
-        pattern="^(now|latest|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{5,15}(Z|[+-][0-9]{2}:[0-9]{2}))$",
+        max_length=40,
         description="End of the window: `now`, `latest` (the newest data there is), or an RFC 3339 time.",
+        extra_json_schema={"anyOf": [{"enum": ["now", "latest"]}, {"format": "date-time"}]},
     ),
 ]
 NodeId = Annotated[
@@ -168,8 +171,8 @@ class Ask:
         end = self._end(args.until, table, where, params)
         try:
             start = end - timedelta(microseconds=parse_duration(args.time_window) // NS_PER_US)
-        except (OverflowError, ValueError) as error:
-            raise BadDataError(f"time_window {args.time_window!r} goes back too far") from error
+        except OverflowError:
+            start = datetime.min  # noqa: DTZ901 - naive UTC, as the store has it
         return Span(
             start,
             end,
@@ -196,10 +199,7 @@ class Ask:
             sql = f"SELECT max(ts) FROM {table} WHERE {where}"
             newest: datetime | None = self.reader.row(sql, params)[0]
             return now if newest is None else newest + timedelta(microseconds=1)
-        try:
-            return datetime.fromisoformat(until).astimezone(UTC).replace(tzinfo=None)
-        except (ValueError, OverflowError) as error:
-            raise BadDataError(f"until {until!r} is no time: {error}") from error
+        return _parse_time(until)
 
     def page(
         self, row: type[RowT], sql: str, params: Sequence[Any], limit: int
@@ -224,6 +224,20 @@ class Ask:
         return Coverage(
             source=table, n_rows=n_rows, n_nodes=n_nodes, first=aware(first), last=aware(last)
         )
+
+
+def _parse_time(text: str) -> datetime:
+    """RFC 3339 into naive UTC; a leap second is the one before it, and what leaves the calendar stays at its edge."""
+    if _RFC_3339.fullmatch(text) is None:
+        raise BadDataError(f"until {text!r} is no time; write 2026-01-31T12:00:00Z")
+    try:
+        moment = datetime.fromisoformat(text.upper().replace(":60", ":59"))
+    except ValueError as error:
+        raise BadDataError(f"until {text!r} is no time: {error}") from error
+    try:
+        return moment.astimezone(UTC).replace(tzinfo=None)
+    except OverflowError:
+        return moment.replace(tzinfo=None)
 
 
 def window_of(span: Span) -> Window:

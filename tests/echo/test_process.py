@@ -1,0 +1,326 @@
+"""The program as a process: signals, crashes, a full disk, and its file tools."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from mcp import Client, StdioServerParameters, stdio_client
+from tests.echo.service.conftest import collectives, gauge, health, metrics, resource
+
+from ingero.wire.names import Signal
+
+ECHO = Path(sys.executable).with_name("ingero-echo")
+TOKEN = "t" * 32
+ADDRESSES = [
+    part
+    for flag in ("--otlp-addr", "--otlp-http-addr", "--mcp-addr", "--health-addr")
+    for part in (flag, "127.0.0.1:0")
+]
+
+
+class Echo:
+    """A served database in a process of its own."""
+
+    def __init__(self, db, token_file, *more):
+        command = [str(ECHO), "serve", "--insecure-no-tls", "--db", str(db), *ADDRESSES]
+        command += ["--auth-token-file", str(token_file), *more]
+        self.log = Path(f"{db}.log")
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        line = self.process.stdout.readline()
+        ports = re.findall(r"127\.0\.0\.1:(\d+)", line)
+        assert len(ports) == 4, self.log.read_text()
+        _, self.otlp, self.api, self.health = (int(port) for port in ports)
+
+    def push(self, export, signal=Signal.METRICS, token=TOKEN, timeout=30):
+        return httpx.post(
+            f"http://127.0.0.1:{self.otlp}/v1/{signal.value}",
+            content=export.message.SerializeToString(),
+            headers={"authorization": f"Bearer {token}", "content-type": "application/x-protobuf"},
+            timeout=timeout,
+        )
+
+    def sql(self, text):
+        answer = httpx.post(
+            f"http://127.0.0.1:{self.api}/api/v2/sql",
+            json={"sql": text, "time_window": "99d"},
+            headers={"authorization": f"Bearer {TOKEN}"},
+            timeout=30,
+        )
+        assert answer.status_code == 200, answer.text
+        return answer.json()["rows"]
+
+    def whoami(self, token):
+        headers = {"authorization": f"Bearer {token}"}
+        return httpx.get(f"http://127.0.0.1:{self.api}/api/v2/whoami", headers=headers).status_code
+
+    def end(self, how=signal.SIGTERM):
+        self.process.send_signal(how)
+        status = self.process.wait(30)
+        self.process.stdout.close()
+        return status
+
+
+@pytest.fixture
+def token_file(tmp_path):
+    file = tmp_path / "token"
+    file.write_text(TOKEN + "\n")
+    return file
+
+
+def run(*args):
+    return subprocess.run([str(ECHO), *map(str, args)], capture_output=True, text=True, check=False)
+
+
+def numbered(start, n):
+    """Rows whose value is their number, so that each can be counted."""
+    now_ns = time.time_ns()
+    points = [gauge("numbered", float(start + i), now_ns + i) for i in range(n)]
+    return metrics([(resource("c1", "n1"), points)])
+
+
+def test_sigterm_ends_it_well_and_the_next_start_has_everything(tmp_path, token_file):
+    echo = Echo(tmp_path / "echo.db", token_file)
+    assert echo.push(health("c1", time.time_ns())).status_code == 200
+    assert echo.end() == 0
+    again = Echo(tmp_path / "echo.db", token_file)
+    assert again.sql("SELECT count(*) FROM events") == [[45]]
+    assert again.end(signal.SIGINT) == 0
+
+
+def test_sighup_rotates_and_a_broken_file_keeps_the_old_token(tmp_path, token_file):
+    echo = Echo(tmp_path / "echo.db", token_file)
+    fresh = "f" * 32
+
+    def hang_up(until):
+        seen = echo.log.stat().st_size
+        echo.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            if until in echo.log.read_bytes()[seen:].decode():
+                return
+            os.sched_yield()
+        raise AssertionError(until)
+
+    token_file.write_text("")
+    hang_up("the old ones stay")
+    assert (echo.whoami(TOKEN), echo.whoami(fresh)) == (200, 401)
+    token_file.write_text(fresh)
+    hang_up("bearer_rotation_applied")
+    assert (echo.whoami(TOKEN), echo.whoami(fresh)) == (200, 200)
+    assert TOKEN not in echo.log.read_text()
+    assert fresh not in echo.log.read_text()
+    assert echo.end() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_acknowledged_row_is_there_once_after_twenty_kills(tmp_path, token_file):
+    db = tmp_path / "echo.db"
+    acknowledged, unsure = set(), []
+    next_number = 0
+    for round_number in range(20):
+        echo = Echo(db, token_file)
+        for start, export in unsure:  # what a collector does: send again what was not answered
+            assert echo.push(export).status_code == 200
+            acknowledged.update(range(start, start + 200))
+        unsure = []
+        killed = threading.Event()
+
+        def kill(process=echo.process, n_before=round_number, killed=killed):
+            killed.wait(0.05 + 0.03 * n_before)
+            process.kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        while True:
+            export = numbered(next_number, 200)
+            try:
+                assert echo.push(export).status_code == 200
+            except httpx.HTTPError:
+                unsure.append((next_number, export))
+                next_number += 200
+                break
+            acknowledged.update(range(next_number, next_number + 200))
+            next_number += 200
+        killer.join()
+        echo.process.wait()
+        echo.process.stdout.close()
+    last = Echo(db, token_file)
+    for start, export in unsure:
+        assert last.push(export).status_code == 200
+        acknowledged.update(range(start, start + 200))
+    (found,) = last.sql(
+        "SELECT count(*), count(DISTINCT value_double), max(value_double) FROM events"
+    )
+    assert found == [len(acknowledged), len(acknowledged), float(max(acknowledged))]
+    assert last.end() == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.kernel
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("min_free", ["4MiB", "0"])
+def test_a_full_disk_stops_ingest_and_not_reads_and_room_mends_it(small_disk, token_file, min_free):
+    """With the watch, and with the watch off: then the database itself meets the end of the disk."""
+    echo = Echo(small_disk / "echo.db", token_file, "--set", f"min_free_space={min_free}")
+    ballast = small_disk / "ballast"
+    n_taken = 0
+    ballast.write_bytes(bytes(12 << 20))
+    refused = None
+    for i in range(3000):
+        answer = echo.push(collectives("c1", time.time_ns() + i, n_ops=4000))
+        answer = echo.push(collectives(f"c{i}", time.time_ns(), n_ops=4000), Signal.LOGS)
+        if answer.status_code != 200:
+            refused = answer
+            break
+        n_taken += 1
+    assert refused is not None
+    assert refused.status_code in {429, 503}
+    assert int(refused.headers["retry-after"]) >= 1
+    expected = 4 * 4000 * n_taken
+    assert echo.sql("SELECT count(*) >= 1 FROM collectives") == [[True]]
+    ballast.unlink()
+    deadline = time.monotonic() + 60
+    answer = refused
+    while answer.status_code != 200 and time.monotonic() < deadline:
+        answer = echo.push(health("after", time.time_ns()))
+    assert answer.status_code == 200
+    assert echo.sql("SELECT count(*) FROM events WHERE cluster_id = 'after'") == [[45]]
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    metrics_text = httpx.get(f"http://127.0.0.1:{echo.api}/metrics", headers=headers).text
+    written = re.search(r'rows_count\{outcome="written"\} (\S+)', metrics_text)
+    assert float(written[1]) >= expected
+    assert echo.end() == 0
+
+
+def fill(db, token_file, *batches):
+    echo = Echo(db, token_file)
+    for batch in batches:
+        assert echo.push(batch).status_code == 200
+    return echo
+
+
+def test_backup_and_restore_round_trip_and_keep_what_was_there(tmp_path, token_file):
+    db, copy = tmp_path / "echo.db", tmp_path / "copy.db"
+    echo = fill(db, token_file, numbered(0, 10))
+    busy = run("backup", "--db", db, "-o", copy)
+    assert (busy.returncode, "in use" in busy.stderr) == (4, True)
+    echo.end()
+    assert run("backup", "--db", db, "-o", copy).returncode == 0
+    assert run("backup", "--db", db, "-o", copy).returncode == 4
+    fill(db, token_file, numbered(10, 10)).end()
+    restored = run("restore", "--db", db, copy)
+    assert restored.returncode == 0
+    assert "before-restore-1" in restored.stdout
+    again = Echo(db, token_file)
+    assert again.sql("SELECT count(*) FROM events") == [[10]]
+    again.end()
+    foreign = tmp_path / "foreign.db"
+    foreign.write_bytes(b"not a database" * 1000)
+    assert run("restore", "--db", db, foreign).returncode == 4
+
+
+def test_repair_cuts_a_damaged_log_and_keeps_a_copy_and_every_earlier_batch(tmp_path, token_file):
+    db = tmp_path / "echo.db"
+    echo = fill(db, token_file, *(numbered(i * 100, 100) for i in range(6)))
+    echo.end(signal.SIGKILL)
+    wal = Path(f"{db}.wal")
+    log = bytearray(wal.read_bytes())
+    log[-2000:-1000] = bytes(1000)
+    wal.write_bytes(log)
+    refused = subprocess.run(
+        [
+            str(ECHO),
+            "serve",
+            "--insecure-no-tls",
+            "--db",
+            str(db),
+            *ADDRESSES,
+            "--auth-token-file",
+            str(token_file),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert refused.returncode == 4
+    assert "ingero-echo repair" in refused.stderr
+    done = run("repair", "--db", db)
+    assert done.returncode == 0, done.stderr
+    (kept,) = tmp_path.glob("echo.db.wal.damaged-*")
+    assert kept.read_bytes() == bytes(log)
+    assert run("repair", "--db", db).stdout.strip().endswith("nothing to repair")
+    again = Echo(db, token_file)
+    ((n_rows, least),) = again.sql("SELECT count(*), min(value_double) FROM events")
+    assert (n_rows, least) == (500, 0.0)
+    again.end()
+
+
+def test_stdio_speaks_mcp_over_a_file(tmp_path, token_file):
+    db = tmp_path / "echo.db"
+    fill(db, token_file, health("c1", time.time_ns())).end()
+
+    async def work():
+        server = StdioServerParameters(command=str(ECHO), args=["mcp", "--db", str(db)])
+        async with Client(stdio_client(server)) as client:
+            found = await client.call_tool("fleet.cluster.find_stragglers", {})
+            counted = await client.call_tool(
+                "fleet.cluster.run_analysis", {"sql": "SELECT count(*) FROM events"}
+            )
+            return found.structured_content, counted.structured_content
+
+    found, counted = asyncio.run(work())
+    assert [row["node_id"] for row in found["rows"]] == ["c1-n3"]
+    assert counted["rows"] == [[45]]
+
+
+def test_settings_are_refused_with_every_reason(tmp_path):
+    file = tmp_path / "echo.yaml"
+    file.write_text("mcp_addr: 0.0.0.0:8081\nretenton: 5d\nquery_timeout: fast\n")
+    refused = run("validate", "--config", file, "--auth-token", TOKEN)
+    assert refused.returncode == 2
+    assert "line 2" in refused.stderr
+    assert "retention" in refused.stderr
+    assert "line 3" in refused.stderr
+    open_wide = run(
+        "validate", "--insecure-no-tls", "--mcp-addr", "0.0.0.0:8081", "--auth-token", TOKEN
+    )
+    assert (open_wide.returncode, "not loopback" in open_wide.stderr) == (2, True)
+    plain = run("validate", "--auth-token", TOKEN)
+    assert (plain.returncode, "tls_cert" in plain.stderr) == (2, True)
+    nobody = run("validate", "--insecure-no-tls")
+    assert (nobody.returncode, "no bearer token" in nobody.stderr) == (2, True)
+
+
+def test_the_printed_defaults_are_valid_settings(tmp_path):
+    printed = run("config", "--defaults")
+    assert printed.returncode == 0
+    file = tmp_path / "echo.yaml"
+    file.write_text(printed.stdout)
+    checked = run("validate", "--config", file, "--insecure-no-tls", "--auth-token", TOKEN)
+    assert checked.returncode == 0, checked.stderr
+    assert checked.stdout == "valid: 1 bearer\n"
