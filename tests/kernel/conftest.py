@@ -47,7 +47,9 @@ def read(engine, accounts):
         name: lambda view, into=into: into.append(view.copy()) for name, into in kept.items()
     })
     keys, counts = engine.read_counts()
-    records = {name: np.concatenate(parts) if parts else [] for name, parts in kept.items()}
+    records = {
+        name: np.concatenate([engine.rings[name].empty(), *parts]) for name, parts in kept.items()
+    }
     return Traced(accounts, keys, counts, records, engine.read_losses())
 
 
@@ -82,3 +84,13 @@ def trace_sim(start_engine):
         return read(engine, accounts)
 
     return trace
+
+
+@pytest.fixture(name="read")
+def _read():
+    return read
+
+
+@pytest.fixture(name="target_of")
+def _target_of():
+    return target_of

@@ -47,6 +47,10 @@ class Ring:
         self._consumer: npt.NDArray[np.uint64] = np.frombuffer(self._consumer_page, "<u8", 1)
         self._producer: npt.NDArray[np.uint64] = np.frombuffer(self._pages, "<u8", 1)
 
+    def empty(self) -> npt.NDArray[Any]:
+        """No records, in this ring's layout."""
+        return np.empty(0, self._slot["record"])
+
     def fill(self) -> float:
         """Share of the ring that is waiting to be read, 0 to 1."""
         return (int(self._producer[0]) - int(self._consumer[0])) / self.size_bytes

@@ -1,0 +1,157 @@
+"""NVIDIA's own libraries from PyPI: every listed symbol is probed there, arguments and return codes are the real ones.
+
+Without a driver every call fails; the code it fails with is what the caller got.
+"""
+
+import json
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, files
+
+import numpy as np
+import pytest
+
+from ingero.agent.symbols.cuda_graph import GRAPH_RUNTIME
+from ingero.agent.symbols.cuda_runtime import CUDA_RUNTIME
+from ingero.agent.symbols.nccl import NCCL
+from ingero.model.events import CudaOp, GraphOp, NcclOp, Source
+
+pytestmark = pytest.mark.kernel
+
+RUNTIMES = {"libcudart.so.12": "nvidia-cuda-runtime-cu12", "libcudart.so.13": "nvidia-cuda-runtime"}
+
+CALLS = """
+import ctypes, json, os, sys
+lib = ctypes.CDLL(sys.argv[1])
+class Dim3(ctypes.Structure):
+    _fields_ = [(a, ctypes.c_uint) for a in "xyz"]
+u64, ptr, i32 = ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int
+out, buffer = ptr(), ctypes.create_string_buffer(64)
+launch = (ptr(0x1234), Dim3(7, 5, 3), Dim3(32, 2, 4), ptr(0), u64(96), ptr(0x5678))
+rcs = {}
+def call(name, *arguments):
+    rcs.setdefault(name, []).append(getattr(lib, name)(*arguments))
+for i in range(17):
+    call("cudaMalloc", ctypes.byref(out), u64(4099 + i))
+for i in range(13):
+    call("cudaMemcpy", buffer, buffer, u64(61), i32(i % 4))
+for i in range(11):
+    call("cudaLaunchKernel", *launch)
+for i in range(5):
+    call("__cudaLaunchKernel", *launch)
+for i in range(7):
+    call("cudaMemcpy2DAsync", buffer, u64(64), buffer, u64(64), u64(31), u64(3), i32(2), ptr(0x99))
+for i in range(3):
+    call("cudaStreamBeginCapture", ptr(0x77), i32(1))
+call("cudaDeviceSynchronize")
+call("cudaSetDevice", i32(2))
+print(json.dumps({"pid": os.getpid(), "rcs": rcs}))
+"""
+
+
+def find_library(package, name):
+    try:
+        (path,) = [file.locate() for file in files(package) if file.name == name]
+    except PackageNotFoundError:
+        pytest.skip(f"{package} is not installed")
+    return path
+
+
+def run_calls(script, library):
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(library)], capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_calls_of_the_real_runtime_carry_their_arguments_and_return_codes(
+    start_engine, read, target_of, name
+):
+    path = find_library(RUNTIMES[name], name)
+    engine = start_engine(attach=False)
+    target = target_of(path)
+    wanted = {n for function in (*CUDA_RUNTIME, *GRAPH_RUNTIME) for n in function.names()}
+    assert target.libraries == ("cudart",)
+    assert len(target.probes) >= len(wanted) - 10  # a few share one body
+    assert engine.attach(target)
+    account = run_calls(CALLS, path)
+    traced = read(engine, [account])
+
+    def failed(op, source=Source.CUDA):
+        records = [
+            traced.calls(account["pid"], source, op, ring) for ring in ("calls", "failed_calls")
+        ]
+        return np.concatenate([part for part in records if len(part)])
+
+    rcs = account["rcs"]
+    mallocs = failed(CudaOp.MALLOC)
+    assert mallocs["bytes"].tolist() == [4099 + i for i in range(17)]
+    assert mallocs["rc"].tolist() == rcs["cudaMalloc"]
+    assert set(mallocs["rc"]) <= {35, 100}  # insufficient driver, no device
+    copies = failed(CudaOp.MEMCPY)
+    assert copies["aux"].tolist() == [i % 4 for i in range(13)]
+    assert set(copies["bytes"]) == {61}
+    assert copies["rc"].tolist() == rcs["cudaMemcpy"]
+    launches = failed(CudaOp.LAUNCH_KERNEL)
+    outer = launches[launches["depth"] == 0]
+    assert len(outer) == 16
+    assert outer["rc"].tolist() == rcs["cudaLaunchKernel"] + rcs["__cudaLaunchKernel"]
+    assert {int(r["handle"]) for r in outer} == {0x1234}
+    assert {int(r["stream"]) for r in outer} == {0x5678}
+    dims = [f"{d}_{a}" for d in ("grid", "block") for a in "xyz"]
+    assert {tuple(int(r[d]) for d in dims) for r in outer} == {(7, 5, 3, 32, 2, 4)}
+    flat = failed(CudaOp.MEMCPY_2D_ASYNC)
+    assert flat["rc"].tolist() == rcs["cudaMemcpy2DAsync"]
+    assert {(int(r["bytes"]), int(r["aux"]), int(r["stream"])) for r in flat} == {(93, 2, 0x99)}
+    begun = failed(GraphOp.BEGIN_CAPTURE, Source.CUDA_GRAPH)
+    assert {(int(r["stream"]), int(r["aux"])) for r in begun} == {(0x77, 1)}
+    assert begun["rc"].tolist() == rcs["cudaStreamBeginCapture"]
+    assert failed(CudaOp.DEVICE_SYNC)["rc"].tolist() == rcs["cudaDeviceSynchronize"]
+    assert (failed(CudaOp.SET_DEVICE)["aux"][0], failed(CudaOp.SET_DEVICE)["device"][0]) == (2, -1)
+
+
+NCCL_CALLS = """
+import ctypes, json, os, sys
+lib = ctypes.CDLL(sys.argv[1])
+class Id(ctypes.Structure):
+    _fields_ = [("words", ctypes.c_uint64 * 16)]
+identity = Id((ctypes.c_uint64 * 16)(*range(1000, 1016)))
+comm = ctypes.c_void_p()
+rcs = [
+    lib.ncclCommInitRank(ctypes.byref(comm), 5, identity, 3),
+    lib.ncclCommInitRankConfig(ctypes.byref(comm), 7, identity, 6, None),
+]
+print(json.dumps({"pid": os.getpid(), "rcs": rcs}))
+"""
+
+
+def hash_of(words):
+    """The documented hash of a unique id, spelled out."""
+    mask = (1 << 64) - 1
+    value = 0x9E3779B97F4A7C15
+    for word in words:
+        value ^= word
+        value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & mask
+        value = (value ^ value >> 27) * 0x94D049BB133111EB & mask
+        value ^= value >> 31
+    return value
+
+
+@pytest.mark.slow
+def test_calls_of_the_real_nccl_carry_rank_size_and_identity(start_engine, read, target_of):
+    path = find_library("nvidia-nccl-cu12", "libnccl.so.2")
+    engine = start_engine(attach=False)
+    target = target_of(path)
+    # It carries a static copy of the CUDA runtime, whose calls are seen too.
+    assert "nccl" in target.libraries
+    assert len(target.probes) >= len(NCCL) - 10
+    assert engine.attach(target)
+    account = run_calls(NCCL_CALLS, path)
+    traced = read(engine, [account])
+    made = traced.calls(account["pid"], Source.NCCL, NcclOp.COMM_INIT, "collectives")
+    made = made[made["depth"] == 0]
+    assert made["rank"].tolist() == [3, 6]
+    assert made["nranks"].tolist() == [5, 7]
+    assert made["rc"].tolist() == account["rcs"]
+    assert {int(h) for h in made["comm_hash"]} == {hash_of(range(1000, 1016))}
