@@ -105,6 +105,7 @@ class Recording:
         sessions: Runs of the agent.
         n_events_stored: Rows in the file, whatever the filter of this load.
         is_truncated: The load reached its row limit and kept the newest rows.
+        has_gpu_ids: The recorder read which device each call went to; older ones wrote 0 for all.
     """
 
     events: Events = field(default_factory=lambda: _no_rows(EVENT))
@@ -118,6 +119,7 @@ class Recording:
     sessions: tuple[Session, ...] = ()
     n_events_stored: int = 0
     is_truncated: bool = False
+    has_gpu_ids: bool = True
 
     def process_name(self, node: int, pid: int) -> str:
         """Name of a process or thread, or ``pid N`` when the recording does not know it."""

@@ -50,6 +50,19 @@ def input_starvation_by_worker() -> RecordingBuilder:
     return built
 
 
+def cpu_contention() -> RecordingBuilder:
+    """Launches lose their CPU in a recording whose probe did not read the reason."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    loop.steps(50)
+    for _ in range(40):
+        loop.step(Step(sync_ns=0))
+        start_ns, _ = loop.call(LAUNCH, 5 * NS_PER_MS, arg0=FUNCTION)
+        built.off_cpu(start_ns + 10_000, 4 * NS_PER_MS, PID, OffCpuReason.UNKNOWN)
+        loop.wait(4 * NS_PER_MS)
+    return built
+
+
 def cgroup_throttling() -> RecordingBuilder:
     """The container's quota ends in every period."""
 
@@ -271,6 +284,7 @@ def collective_disagreement() -> RecordingBuilder:
 
 FAULTS: Final[dict[str, Callable[[], RecordingBuilder]]] = {
     "input_starvation": input_starvation_by_worker,
+    "cpu_contention": cpu_contention,
     "cgroup_throttling": cgroup_throttling,
     "blocking_io": blocking_io,
     "page_fault_stall": page_fault_stall,
@@ -313,6 +327,49 @@ def waiting_for_requests() -> RecordingBuilder:
     for _ in range(60):
         loop.step(_SHORT)
         loop.sleep(90 * NS_PER_MS, other_pid=12)
+    return built
+
+
+def waiting_in_recv() -> RecordingBuilder:
+    """A service that blocks in ``recv`` for its next small request."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for _ in range(60):
+        loop.step(_SHORT)
+        built.call((Source.NET, NetOp.RECV), loop.at_ns, 60 * NS_PER_MS, PID, arg1=700)
+        loop.sleep(60 * NS_PER_MS)
+    return built
+
+
+def two_ranks_on_two_gpus() -> RecordingBuilder:
+    """Two processes wait for long and short kernels side by side, each on its own GPU."""
+    built = RecordingBuilder()
+    loops = [Loop(built, 6000 + i, f"rank{i}", seed=i, gpu_id=i) for i in range(2)]
+    for i in range(80):
+        for loop in loops:
+            loop.step(Step(sync_ns=(4 + 30 * (i % 3 == 0)) * NS_PER_MS))
+    return built
+
+
+def gpu_backlog() -> RecordingBuilder:
+    """The host runs ahead: every fiftieth launch waits for a place in the GPU's queue, copies back wait for the GPU."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for i in range(400):
+        loop.call(LAUNCH, 4 * NS_PER_MS if i % 50 == 49 else 12 * NS_PER_US, arg0=FUNCTION)
+        if i % 20 == 19:
+            loop.call((Source.CUDA, 7), 5 * NS_PER_MS, arg0=4, arg1=2)
+            loop.wait(8 * NS_PER_MS)
+    return built
+
+
+def pauses_without_reason() -> RecordingBuilder:
+    """A loop that sleeps, in a recording whose probe did not read why."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for _ in range(60):
+        loop.step(_SHORT)
+        loop.at_ns = built.off_cpu(loop.at_ns, 50 * NS_PER_MS, PID, OffCpuReason.UNKNOWN)
     return built
 
 
@@ -386,6 +443,10 @@ def balanced_ranks() -> RecordingBuilder:
 HEALTHY: Final[dict[str, Callable[[], RecordingBuilder]]] = {
     "sleeping loop": sleeping_loop,
     "waiting for requests": waiting_for_requests,
+    "waiting in recv": waiting_in_recv,
+    "two ranks on two GPUs": two_ranks_on_two_gpus,
+    "GPU backlog": gpu_backlog,
+    "pauses without a reason": pauses_without_reason,
     "warm-up only": warm_up_only,
     "busy agent": busy_agent,
     "read-ahead": read_ahead,

@@ -21,6 +21,9 @@ from ingero.units import format_duration
 NAMED_SHARE: Final = 0.20
 """Below this share of the lost time a reason is not called a cause."""
 
+_TRANSFER_BYTES: Final = 64 * 1024
+"""A socket call that moves less is taken for waiting for a request, which is no fault."""
+
 ON_CPU: Final = "computing on the host"
 SLEEPING: Final = "sleeping"
 NO_REASON: Final = "off the CPU, reason not recorded"
@@ -64,8 +67,10 @@ def _find_waits(evidence: Evidence, process: Process, tid: int) -> Waits:
     found["blocked on disk reads"] = blocked_reads
     found["page faults"] = rows.of(Kind.FAULT).intervals
     found["memory reclaim"] = rows.of(Kind.RECLAIM).intervals
+    network = rows.of(Kind.NETWORK)
+    network = network.where(evidence.column("arg1", network) >= _TRANSFER_BYTES)
     found["waiting on the network"] = _intersection(
-        rows.of(Kind.NETWORK).intervals, off.where(~is_preempted).intervals
+        network.intervals, off.where(~is_preempted).intervals
     )
     found["blocked on I/O"] = off.where(reasons == OffCpuReason.BLOCKED_IO).intervals
     found |= dict(_workers(evidence, process, off.where(reasons == OffCpuReason.SLEEP)))

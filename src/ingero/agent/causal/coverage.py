@@ -91,6 +91,16 @@ class Books:
         in_rows = int(self._recording.events["duration_ns"][is_row].sum())
         return max(int(kept["sum_duration_ns"].sum()) - in_rows, 0)
 
+    def is_off_cpu_overwritten(self, node: int, pid: int) -> bool:
+        """Whether a finished minute of a process's thread switches was written over: it has more rows than it says."""
+        wanted = _key(node, pid, Source.HOST, HostOp.SCHED_SWITCH)
+        mine = self._aggregates[self._keys == wanted]
+        rows = self._row_minutes[self._row_keys == wanted]
+        return any(
+            int((rows == minute).sum()) > int(stored)
+            for minute, stored in zip(mine["bucket_ns"] // _MINUTE_NS, mine["stored"], strict=True)
+        )
+
     def gpu_calls(self, node: int, pid: int, span_ns: tuple[int, int]) -> Count:
         """Runtime, driver and graph calls of a process in the minutes that a span touches."""
         ops = {

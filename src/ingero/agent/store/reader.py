@@ -122,6 +122,8 @@ class _Loader:
             sessions=tuple(self._iter_sessions()),
             n_events_stored=int(n_stored),
             is_truncated=is_truncated,
+            has_gpu_ids="weight"
+            in self._columns,  # this version's recorder, which reads the device
         )
 
     def _rows(self, sql: str, parameters: Iterable[object] = ()) -> sqlite3.Cursor:

@@ -8,6 +8,7 @@ from ingero.agent.causal.finding import Rule
 from ingero.agent.causal.rules import (
     bound,
     collectives,
+    contention,
     facts,
     first_use,
     graphs,
@@ -22,6 +23,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *facts.RULES,
     starvation.RULE,
     *stalls.RULES,
+    contention.RULE,
     sharing.RULE,
     *bound.RULES,
     first_use.RULE,

@@ -13,10 +13,12 @@ from ingero.agent.causal.finding import Finding, Rule
 from ingero.agent.causal.kinds import Kind
 from ingero.agent.causal.rules.first_use import one_time_calls
 from ingero.agent.causal.slow import iter_classes
+from ingero.model.events import HostMemory
 from ingero.model.incidents import Cause
 from ingero.units import NS_PER_MS, NS_PER_US, format_duration
 
-_JUDGED: Final = (Kind.LAUNCH, Kind.COPY, Kind.ALLOC, Kind.FREE, Kind.GRAPH_LAUNCH)
+_LAUNCHES: Final = (Kind.LAUNCH, Kind.GRAPH_LAUNCH)
+_BACKLOG_SHARE: Final = 0.20
 _RATIO: Final = 5.0
 _MIN_EXTRA_NS: Final = 100 * NS_PER_US
 _MIN_CALLS: Final = 50
@@ -51,23 +53,36 @@ def find(evidence: Evidence) -> list[Finding]:
         finding
         for process in evidence.gpu_processes
         for calls in iter_classes(evidence, _judged_calls(evidence, process))
-        if (finding := _judge(process, calls)) is not None
+        if (finding := _judge(evidence, process, calls)) is not None
     ]
 
 
 def _judged_calls(evidence: Evidence, process: Process) -> Rows:
+    """Calls that do not wait for the GPU by nature.
+
+    Copies from pageable memory and frees wait for the stream; launches wait when the GPU's queue is full, so they are
+    judged only where the GPU is not what the process waits for.
+    """
     once = one_time_calls(evidence, process)
-    calls = process.calls.of(*_JUDGED)
-    return calls.where(~np.isin(calls.idx, once.idx))
+    calls = process.calls.where(~np.isin(process.calls.idx, once.idx))
+    first, last = process.active_ns
+    waited_ns = process.calls.of(Kind.SYNC).intervals.total_ns
+    is_judged = calls.kinds == Kind.ALLOC
+    is_judged |= (calls.kinds == Kind.COPY) & (evidence.column("arg3", calls) == HostMemory.PINNED)
+    if waited_ns < _BACKLOG_SHARE * (last - first):
+        is_judged |= np.isin(calls.kinds, _LAUNCHES)
+    return calls.where(is_judged)
 
 
-def _judge(process: Process, calls: Rows) -> Finding | None:
+def _judge(evidence: Evidence, process: Process, calls: Rows) -> Finding | None:
     if len(calls) < _MIN_CALLS:
         return None
     durations = calls.durations
     typical = float(np.median(durations))
     is_slow = durations > max(_RATIO * typical, typical + _MIN_EXTRA_NS)
     rhythm = _find_rhythm(calls, np.flatnonzero(is_slow))
+    if rhythm is not None and rhythm.is_by_count and _is_sampled(evidence, process):
+        return None  # the distance between stored rows is not the distance between calls
     lost_ns = round(float((durations[is_slow] - typical).sum()))
     first, last = process.active_ns
     if rhythm is None or lost_ns < max(_MIN_LOST_NS, _MIN_LOST_SHARE * (last - first)):
@@ -95,11 +110,16 @@ def _judge(process: Process, calls: Rows) -> Finding | None:
     )
 
 
+def _is_sampled(evidence: Evidence, process: Process) -> bool:
+    coverage = evidence.books.coverage(process.node, process.pid, process.window_ns, 0)
+    return coverage.state == "sampled"
+
+
 def _fix(calls: Rows, rhythm: _Rhythm) -> tuple[str, ...]:
     what = f"look for what the program does every {rhythm.period_calls:.0f} calls: logging, evaluation, checkpoint, cache flush"
     if not rhythm.is_by_count:
         what = f"look for a timer of {format_duration(rhythm.period_ns)}: cron, monitoring, garbage collection"
-    if calls.kinds[0] in {Kind.ALLOC, Kind.FREE}:
+    if calls.kinds[0] == Kind.ALLOC:
         return (
             what,
             "allocate the largest shape first; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",

@@ -19,7 +19,9 @@ _MIN_LOST_NS: Final = 20 * NS_PER_MS
 
 
 def find(evidence: Evidence) -> list[Finding]:
-    """The victim that loses most, once per GPU."""
+    """The victim that loses most, once per GPU; nothing without real device numbers."""
+    if not evidence.recording.has_gpu_ids:
+        return []
     found: dict[tuple[int, int], Finding] = {}
     for victim, other in permutations(evidence.gpu_processes, 2):
         if victim.node != other.node:
@@ -33,7 +35,7 @@ def find(evidence: Evidence) -> list[Finding]:
 
 
 def _gpus(evidence: Evidence, process: Process) -> set[int]:
-    """Devices of a process; a recording that did not look has 0 for all, so the response must prove it."""
+    """Devices of a process."""
     return set(np.unique(evidence.column("gpu_id", process.calls)).tolist())
 
 
@@ -44,7 +46,8 @@ def _on(evidence: Evidence, rows: Rows, gpu: int) -> Rows:
 def _judge(evidence: Evidence, victim: Process, other: Process, gpu: int) -> Finding | None:
     syncs = _on(evidence, victim.calls.of(Kind.SYNC), gpu)
     busy = _on(evidence, other.calls, gpu).intervals
-    is_shared = busy.covered_ns(syncs.starts, syncs.ends) > 0
+    # At the moment the wait begins: a long wait overlaps more of anything, which would prove nothing.
+    is_shared = busy.covered_ns(syncs.starts, syncs.starts + 1) > 0
     if min(is_shared.sum(), (~is_shared).sum()) < _MIN_CASES:
         return None
     shared, alone = syncs.durations[is_shared], syncs.durations[~is_shared]

@@ -102,6 +102,8 @@ def _judge(evidence: Evidence, process: Process, phase: _Phase) -> list[Finding]
     lengths = phase.gaps.ends - phase.gaps.starts
     if lengths[is_idle].sum() < lengths.sum() / 2:
         return []
+    if evidence.books.is_off_cpu_overwritten(process.node, process.pid):
+        return []
     silent_ns, n_unseen = _least_silence(evidence, process, phase)
     if silent_ns < phase.gaps.total_ns / 2:
         return []
