@@ -58,8 +58,10 @@ def test_a_call_that_hangs_is_visible_while_it_hangs_and_gone_when_killed(start_
     with Simulation(SimSettings("hang")) as simulation:
         assert simulation.read_line() == "hanging\n"
         pid = simulation.pids[0]
-        while not len(flying := engine.read_in_flight()[engine.read_in_flight()["pid"] == pid]):
-            pass
+        flying = engine.read_in_flight()
+        while not (flying["pid"] == pid).any():
+            flying = engine.read_in_flight()
+        flying = flying[flying["pid"] == pid]
         (call,) = flying
         assert int(call["frame"]["op"]) == CudaOp.DEVICE_SYNC
         assert int(call["tid"]) == pid
