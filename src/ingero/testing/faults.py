@@ -277,6 +277,27 @@ def late_rank() -> RecordingBuilder:
     return ranks(2)
 
 
+def late_rank_async() -> RecordingBuilder:
+    """Rank 2 arrives last, and the calls only enqueue: the wait shows in the synchronisation behind them."""
+    built = RecordingBuilder()
+    for rank in range(4):
+        for seq in range(60):
+            arrival_ns = (
+                seq * 40 * NS_PER_MS
+                + (20 if rank == 2 else 12) * NS_PER_MS
+                + seq * 7_000
+                + rank * 11_000
+            )
+            done_ns = seq * 40 * NS_PER_MS + 22 * NS_PER_MS
+            pid = 6000 + rank
+            enqueued_ns = built.call(
+                (Source.NCCL, NcclOp.ALL_REDUCE), arrival_ns, 20_000, pid, gpu_id=rank,
+                arg0=64 << 20, arg1=0xC0FFEE, arg2=seq, arg3=rank << 32 | 4,
+            )  # fmt: skip
+            built.call(SYNC, enqueued_ns + 5_000, done_ns - enqueued_ns, pid, gpu_id=rank)
+    return built
+
+
 def collective_disagreement() -> RecordingBuilder:
     """Rank 1 takes another branch once."""
     return ranks(None, differs_at=31)

@@ -10,7 +10,7 @@ from ingero.agent.scenarios.catalog import SCENARIOS, healthy
 from ingero.agent.scenarios.loop import LAUNCH, SYNC, Loop, Step
 from ingero.agent.store.reader import load_recording
 from ingero.model.events import OffCpuReason, Source
-from ingero.testing.faults import FAULTS, HEALTHY
+from ingero.testing.faults import FAULTS, HEALTHY, late_rank_async
 
 PID = 4821
 MS = 1_000_000
@@ -120,6 +120,21 @@ def test_starvation_with_unrecorded_switches_is_not_called_computing():
     for i in range(20):
         built.call(LAUNCH, i * 200 * MS, 12_000, PID, arg0=1)
         built.call(SYNC, i * 200 * MS + 20_000, 5 * MS, PID)
+    assert rules_of(built) == []
+
+
+def test_late_rank_is_seen_behind_calls_that_only_enqueue():
+    (incident,) = explain(late_rank_async().build()).incidents
+    assert (incident.rule, incident.pid) == ("late_rank", 6002)
+    assert incident.lost_ns == pytest.approx(60 * 8 * MS, rel=0.02)
+
+
+def test_waking_up_is_not_waiting_for_a_cpu():
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for _ in range(400):
+        loop.step(Step(n_launches=2, copy_ns=0, sync_ns=0))
+        loop.sleep(200_000, wait_ns=40_000)
     assert rules_of(built) == []
 
 

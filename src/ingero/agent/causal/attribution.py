@@ -16,11 +16,13 @@ from ingero.agent.causal.intervals import Intervals, Times
 from ingero.agent.causal.kinds import Kind
 from ingero.model.events import OffCpuReason
 from ingero.model.incidents import Cause, RuledOut
-from ingero.units import format_duration
+from ingero.units import NS_PER_US, format_duration
 
 NAMED_SHARE: Final = 0.20
 """Below this share of the lost time a reason is not called a cause."""
 
+_WAKE_UP_NS: Final = 100 * NS_PER_US
+"""A shorter wait for a CPU is what waking up costs on an idle machine."""
 _TRANSFER_BYTES: Final = 64 * 1024
 """A socket call that moves less is taken for waiting for a request, which is no fault."""
 
@@ -54,7 +56,7 @@ def _find_waits(evidence: Evidence, process: Process, tid: int) -> Waits:
     reasons = evidence.column("reason", off)
     waits = evidence.column("wait_ns", off)
     is_preempted = reasons == OffCpuReason.PREEMPTED
-    queued = off.where(~is_preempted & (waits > 0))
+    queued = off.where(~is_preempted & (waits >= _WAKE_UP_NS))
     reads = rows.of(Kind.READ).intervals
     blocked_reads = _intersection(reads, off.where(~is_preempted).intervals)
     found = dict(_preemptors(evidence, process, off.where(is_preempted)))

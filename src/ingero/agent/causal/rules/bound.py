@@ -26,6 +26,7 @@ _DIRECTION: Final = {
     CopyKind.DEVICE_TO_DEVICE: "device-to-device",
 }
 _MIN_SYNCS: Final = 200
+_MIN_WAITED_NS: Final = 20 * NS_PER_MS
 _SYNC_RATE_HZ: Final = 300
 _SYNC_SHARE: Final = 0.30
 _LAUNCHES_PER_SYNC: Final = 3
@@ -118,7 +119,7 @@ def _judge_syncs(process: Process) -> Finding | None:
     is_often = len(syncs) >= _MIN_SYNCS and rate_hz >= _SYNC_RATE_HZ
     per_sync = len(launches) / max(len(syncs), 1)
     is_tight = 0 < per_sync <= _LAUNCHES_PER_SYNC and lost_ns >= _SYNC_SHARE * active_ns
-    if not is_often or not is_tight or lost_ns < _MIN_LOST_NS:
+    if not is_often or not is_tight or lost_ns < _MIN_WAITED_NS:
         return None
     median = format_duration(float(np.median(syncs.durations)))
     return Finding(

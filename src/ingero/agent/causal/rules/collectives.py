@@ -1,7 +1,8 @@
 """Ranks meet in collectives: the last to arrive has the shortest call, and everybody must agree on what comes next.
 
-Needs rows of more than one rank: a merged recording, or several ranks on one node. Durations must be time inside the
-operation; a call that only enqueues says nothing, and too short ones are taken for that.
+Needs rows of more than one rank: a merged recording, or several ranks on one node. A call that only enqueues says
+nothing about the time inside; then the synchronisation that follows it on the same thread does, and operations that no
+synchronisation follows are left out.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class _Group:
         processes: Members, by rank.
         ranks: Their ranks in the communicator.
         seqs: Sequence numbers, ascending.
-        inside_ns: Time inside, shape (ranks, operations).
+        inside_ns: Time inside, shape (ranks, operations); 0 where nothing says.
         entries_ns: Entry on each rank's own clock, same shape.
         codes: What each rank called, same shape.
     """
@@ -78,10 +79,29 @@ def _align(evidence: Evidence, ranks: dict[int, tuple[Process, Rows]]) -> _Group
         tuple(ranks[rank][0] for rank in sorted(ranks)),
         tuple(sorted(ranks)),
         shared,
-        np.stack([ops.durations for ops in picked]),
+        np.stack([
+            _time_inside(ranks[rank][0], ops)
+            for rank, ops in zip(sorted(ranks), picked, strict=True)
+        ]),
         np.stack([ops.starts for ops in picked]),
         np.stack([ops.codes for ops in picked]),
     )
+
+
+def _time_inside(process: Process, ops: Rows) -> npt.NDArray[np.int64]:
+    """Time inside each operation: the call's own when it blocks, else until the synchronisation that follows ends."""
+    if np.median(ops.durations) >= _MIN_LATE_NS:
+        return ops.durations
+    calls = process.calls.where(np.isin(process.calls.tids, np.unique(ops.tids)))
+    syncs, all_ops = calls.of(Kind.SYNC), calls.of(Kind.COLLECTIVE)
+    if not len(syncs):
+        return np.zeros(len(ops), np.int64)
+    after = np.searchsorted(syncs.starts, ops.starts)
+    at = np.minimum(after, len(syncs) - 1)
+    following = np.searchsorted(all_ops.starts, ops.starts, side="right")
+    next_op = np.append(all_ops.starts, np.iinfo(np.int64).max)[following]
+    is_followed = (after < len(syncs)) & (syncs.starts[at] < next_op)
+    return np.where(is_followed, syncs.ends[at] - ops.starts, 0)
 
 
 def find_late(evidence: Evidence) -> list[Finding]:
@@ -90,6 +110,13 @@ def find_late(evidence: Evidence) -> list[Finding]:
 
 
 def _judge_late(group: _Group) -> Finding | None:
+    is_known = (group.inside_ns > 0).all(axis=0)
+    if is_known.sum() < _MIN_OPS:
+        return None
+    group = _Group(
+        group.processes, group.ranks, group.seqs[is_known], group.inside_ns[:, is_known],
+        group.entries_ns[:, is_known], group.codes[:, is_known],
+    )  # fmt: skip
     last = group.inside_ns.argmin(axis=0)
     late_ns = np.median(group.inside_ns, axis=0) - group.inside_ns.min(axis=0)
     step_ns = np.median(np.diff(group.entries_ns, axis=1))

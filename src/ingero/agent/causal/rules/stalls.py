@@ -32,6 +32,7 @@ _SECTOR_BYTES: Final = 512
 _EPISODE_GAP_NS: Final = NS_PER_S
 _MIN_STALL_NS: Final = 10 * NS_PER_MS
 _MIN_EPISODE_SHARE: Final = 0.05
+_MIN_QUEUED_SHARE: Final = 0.10  # some waiting for a CPU is normal on a machine that is used
 _MIN_SPANS: Final = 3
 
 
@@ -44,6 +45,7 @@ class _Stall:
     says: str
     title: str
     fix: tuple[str, ...]
+    min_share: float = _MIN_EPISODE_SHARE
 
     def matches(self, name: str) -> bool:
         return name.startswith(self.reason)
@@ -69,6 +71,7 @@ _STALLS: Final = (
             "run fewer busy threads than CPUs: OMP_NUM_THREADS, DataLoader workers",
             "ask for more CPUs for the job",
         ),
+        _MIN_QUEUED_SHARE,
     ),
     _Stall(
         "cgroup_throttling",
@@ -147,7 +150,7 @@ def _judge(evidence: Evidence, process: Process, tid: int, stall: _Stall) -> lis
     spans = Intervals.of(np.empty(0, np.int64), np.empty(0, np.int64))
     for name, found in waits.by_reason.items():
         spans = spans.union(found) if stall.matches(name) else spans
-    episodes = _dense_episodes(spans)
+    episodes = _dense_episodes(spans, stall.min_share)
     if not len(episodes):
         return []
     stalled = spans.within(episodes)
@@ -169,7 +172,7 @@ class _Case:
     causes: tuple[Cause, ...]
 
 
-def _dense_episodes(spans: Intervals) -> Intervals:
+def _dense_episodes(spans: Intervals, min_share: float) -> Intervals:
     """Stretches in which the stall takes a noticeable part of the time."""
     if len(spans) < _MIN_SPANS:
         return Intervals.of(np.empty(0, np.int64), np.empty(0, np.int64))
@@ -178,7 +181,7 @@ def _dense_episodes(spans: Intervals) -> Intervals:
     starts = np.array([spans.starts[g[0]] for g in groups], np.int64)
     ends = np.array([spans.ends[g[-1]] for g in groups], np.int64)
     covered = spans.covered_ns(starts, ends)
-    is_dense = covered >= _MIN_EPISODE_SHARE * (ends - starts)
+    is_dense = covered >= min_share * (ends - starts)
     return Intervals.of(starts[is_dense], ends[is_dense])
 
 
