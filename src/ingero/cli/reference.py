@@ -19,6 +19,8 @@ import click
 
 from ingero.cli.help import keep_line_breaks
 from ingero.config.describe import iter_keys
+from ingero.echo.service.config import EchoConfig
+from ingero.echo.service.telemetry import METRICS as ECHO_METRICS
 from ingero.fleet.builtin import FACTORIES
 from ingero.fleet.component import Kind
 from ingero.fleet.config import ServiceConfig
@@ -108,6 +110,33 @@ def _metric_table(owners: Mapping[Metric, Iterable[str]]) -> Iterator[str]:
     yield ""
 
 
+def write_echo_config() -> str:
+    """Every key of Echo's settings file."""
+    return "\n".join([
+        "# Configuration of ingero-echo",
+        "",
+        _GENERATED,
+        "",
+        "Each key is a flag of `ingero-echo serve` too, or is set with `--set KEY=VALUE`; flags win over the file.",
+        "`ingero-echo config --defaults` prints all of this as YAML.",
+        "",
+        *_key_table(EchoConfig),
+    ])
+
+
+def write_echo_metrics() -> str:
+    """Every instrument of Echo."""
+    return "\n".join([
+        "# Metrics of ingero-echo",
+        "",
+        _GENERATED,
+        "",
+        "Served at `/metrics` of the MCP listener, to bearers. No label is ever a tenant's name.",
+        "",
+        *_metric_table(dict.fromkeys(ECHO_METRICS, ())),
+    ])
+
+
 def write_cli() -> str:
     """Every command of every program, as ``--help`` shows it."""
     lines = ["# Commands", "", _GENERATED, ""]
@@ -159,6 +188,8 @@ def _describe_command(command: click.Command, name: str, parent: click.Context |
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "fleet-config.md": write_fleet_config,
     "fleet-metrics.md": write_fleet_metrics,
+    "echo-config.md": write_echo_config,
+    "echo-metrics.md": write_echo_metrics,
     "cli.md": write_cli,
 }
 """Each generated page and what writes it."""
