@@ -32,7 +32,37 @@ _STRING: Final = {"type": "string"}
 
 def build_openapi(queries: Sequence[Query[Any, Any, Any]]) -> dict[str, Any]:
     """The document; nothing in it depends on who asks."""
-    paths: dict[str, Any] = {
+    paths = _build_fixed_paths()
+    schemas: dict[str, Any] = {"Error": _ERROR}
+    for query in queries:
+        arguments = _lift(query.input_schema(), schemas)
+        answer = _lift(query.output_schema(), schemas)
+        paths[f"/api/v2/tools/{query.name}"] = {"post": _post(query, arguments, answer)}
+    sql = {
+        "post": _post_sql(
+            _lift(RUN_ANALYSIS.input_schema(), schemas),
+            _lift(RUN_ANALYSIS.output_schema(), schemas),
+        )
+    }
+    paths["/api/v2/sql"] = sql
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Ingero Echo",
+            "version": __version__,
+            "description": "The site's memory: which node is slow, whom it blocks, what it costs.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"bearer": []}],
+    }
+
+
+def _build_fixed_paths() -> dict[str, Any]:
+    return {
         "/api/versions": {
             "get": _get("Versions and capabilities.", {"type": "object"}, open_to_all=True)
         },
@@ -65,32 +95,6 @@ def build_openapi(queries: Sequence[Query[Any, Any, Any]]) -> dict[str, Any]:
             "get": _get("Every tool with its schemas.", {"type": "object", "required": ["tools"]})
         },
         "/api/v2/openapi.json": {"get": _get("This document.", {"type": "object"})},
-    }
-    schemas: dict[str, Any] = {"Error": _ERROR}
-    for query in queries:
-        arguments = _lift(query.input_schema(), schemas)
-        answer = _lift(query.output_schema(), schemas)
-        paths[f"/api/v2/tools/{query.name}"] = {"post": _post(query, arguments, answer)}
-    sql = {
-        "post": _post_sql(
-            _lift(RUN_ANALYSIS.input_schema(), schemas),
-            _lift(RUN_ANALYSIS.output_schema(), schemas),
-        )
-    }
-    paths["/api/v2/sql"] = sql
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Ingero Echo",
-            "version": __version__,
-            "description": "The site's memory: which node is slow, whom it blocks, what it costs.",
-        },
-        "paths": paths,
-        "components": {
-            "schemas": schemas,
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
-        },
-        "security": [{"bearer": []}],
     }
 
 
