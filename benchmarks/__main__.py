@@ -7,9 +7,9 @@ itself what it could not measure here and why.
 import sys
 import time
 
-from benchmarks import collectives, echo, explain, judge, push, threshold
+from benchmarks import collectives, echo, explain, judge, probe_cost, push, ring, threshold
 
-BENCHMARKS = (push, collectives, threshold, judge, explain, echo)
+BENCHMARKS = (push, collectives, threshold, judge, explain, echo, ring, probe_cost)
 """Every benchmark, in the order they run."""
 
 

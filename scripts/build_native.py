@@ -27,8 +27,15 @@ BPF_FLAGS = (
 )
 SIM_FLAGS = (
     *("-std=gnu11", "-O1", "-g0", "-fPIC", "-Wall", "-Wextra", "-Werror"),
-    # Every probed function keeps its own frame, as in the real libraries.
+    # Every probed function keeps a frame of its own and begins by pushing the frame pointer, as in NVIDIA's libraries: the
+    # kernel emulates that instruction, where it would have to single-step another.
     *("-fno-optimize-sibling-calls", "-fno-inline", "-fno-sanitize=all"),
+    *(
+        "-fno-omit-frame-pointer",
+        "-mno-omit-leaf-frame-pointer",
+        "-mllvm",
+        "-enable-shrink-wrap=false",
+    ),
 )
 GLIBC = "2.28"
 SIM_LIBRARIES = (
@@ -36,6 +43,7 @@ SIM_LIBRARIES = (
     ("libcudart.so.12", "cudart.c", ("libcuda.so.1",)),
     ("libnccl.so.2", "nccl.c", ("libcuda.so.1",)),
 )
+SIM_PROGRAMS = ("workload", "job")
 
 
 def is_fresh(target: Path, sources: Iterable[Path]) -> bool:
@@ -85,11 +93,12 @@ def build_simulator() -> Iterator[Path]:
                 *(*needed, "-o", target, "-lpthread"),
             )
         yield target
-    target = out / "workload"
-    if not is_fresh(target, sources):
-        needed = [out / name for name, _, _ in SIM_LIBRARIES]
-        run(*compiler, rpath, "gpusim/workload.c", *needed, "-o", target)
-    yield target
+    for program in SIM_PROGRAMS:
+        target = out / program
+        if not is_fresh(target, sources):
+            needed = [out / name for name, _, _ in SIM_LIBRARIES]
+            run(*compiler, rpath, f"gpusim/{program}.c", *needed, "-o", target)
+        yield target
 
 
 def build_all(clang: tuple[str, ...] = (*ZIG, "clang")) -> list[Path]:
