@@ -1,13 +1,16 @@
 """A tenant's SQL: what is let in works, what is not leaves nothing behind."""
 
 import datetime as dt
-import pathlib
+import socket
+import subprocess
+import sys
 
 import msgspec
 import pyarrow as pa
 import pytest
 
 from ingero.echo.db.faults import DeadlineError
+from ingero.echo.db.sandbox.frames import Data, Job, Result, Verdict, receive, send
 from ingero.echo.db.sandbox.pool import Sandbox, SandboxSettings, SqlRefusedError
 from ingero.echo.schema import EVENTS, TENANT_TABLES
 from ingero.telemetry.clock import SystemClock
@@ -272,41 +275,38 @@ def test_only_the_tables_that_a_statement_names_are_handed_over(sandbox):
     assert sorted(asked) == ["events", "verdicts"]
 
 
-def test_a_child_cannot_open_anything_once_it_runs(sandbox):
-    """The guard is not the only wall: with the guard out of the way the child still has no door."""
-    import socket
-    import subprocess
-    import sys
+OPENERS = [
+    "SELECT * FROM read_text('/etc/passwd')",
+    "SELECT * FROM read_blob('/proc/self/environ')",
+    "COPY (SELECT 1) TO '{folder}/escape.csv'",
+    "ATTACH '{folder}/escape.db' AS x",
+    "SELECT * FROM glob('/etc/*')",
+    "INSTALL httpfs",
+]
 
+
+@pytest.mark.parametrize("without", ["guard", "guard and settings"])
+@pytest.mark.parametrize("opener", OPENERS)
+def test_each_wall_holds_alone(opener, without, tmp_path):
+    """With the guard out of the way DuckDB's settings refuse; with those gone too, no descriptor is to be had."""
     code = (
         "import socket, sys\n"
-        "from ingero.echo.db.sandbox import child, guard\n"
+        "from ingero.echo.db.sandbox import child\n"
         "child.check_statement = lambda connection, sql, tables: frozenset()\n"
-        "child.run_child(socket.socket(fileno=int(sys.argv[1])))\n"
+        + ("child._CONFIG = {'threads': 1}\n" if without == "guard and settings" else "")
+        + "child.run_child(socket.socket(fileno=int(sys.argv[1])))\n"
     )
-    from ingero.echo.db.sandbox.frames import Data, Job, Result, Verdict, receive, send
-
-    for sql in (
-        "SELECT * FROM read_text('/etc/passwd')",
-        "SELECT * FROM read_blob('/proc/self/environ')",
-        "COPY (SELECT 1) TO '/tmp/echo-escape.csv'",
-        "ATTACH '/tmp/echo-escape.db' AS x",
-        "INSTALL httpfs",
-        "SET enable_external_access = true",
-        "SELECT * FROM read_csv('https://127.0.0.1/x')",
-    ):
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-c", code, str(theirs.fileno())], pass_fds=(theirs.fileno(),)
-            )
-            ours.settimeout(30)
-            send(ours, Job(sql, [], 10, 1 << 20, 512 << 20, 10.0))
-            receive(ours, Verdict)
-
-            send(ours, Data([]))
-            result, _ = receive(ours, Result)
-            process.wait()
-        assert result.code == "sql_failed", sql
-        assert not pathlib.Path("/tmp/echo-escape.csv").exists()
-        assert not pathlib.Path("/tmp/echo-escape.db").exists()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(theirs.fileno())], pass_fds=(theirs.fileno(),)
+        )
+        ours.settimeout(30)
+        send(ours, Job(opener.format(folder=tmp_path), [], 10, 1 << 20, 512 << 20, 10.0))
+        receive(ours, Verdict)
+        send(ours, Data([]))
+        result, _ = receive(ours, Result)
+        process.wait()
+    found_nothing = result.rows == b"[]" and "glob" in opener
+    assert result.code == "sql_failed" or found_nothing
+    assert not list(tmp_path.iterdir())
