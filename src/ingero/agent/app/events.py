@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any, Final
 
 import numpy as np
@@ -109,13 +110,47 @@ _KIND_BY_CUDA_OP: Final = {
 }
 
 
-def _among(
-    records: Records, table: tuple[tuple[Source, tuple[int, ...]], ...]
-) -> npt.NDArray[np.bool_]:
-    is_it = np.zeros(len(records), bool)
-    for source, ops in table:
-        is_it |= (records["source"] == source) & np.isin(records["op"], ops)
-    return is_it
+class _Meaning(enum.IntEnum):
+    """What a call's arguments mean."""
+
+    WAIT = 0
+    LAUNCH = 1
+    COPY = 2
+    ALLOCATION = 3
+    FREE = 4
+    INSTANCE = 5
+
+
+_AS_GIVEN: Final = -1
+_SHAPE: Final = (16, 64)
+
+
+def _build_meanings() -> npt.NDArray[np.int8]:
+    """Meaning by source and operation."""
+    meanings = np.full(_SHAPE, _Meaning.WAIT, np.int8)
+    for meaning, table in (
+        (_Meaning.LAUNCH, _LAUNCHES),
+        (_Meaning.COPY, _COPIES),
+        (_Meaning.ALLOCATION, _ALLOCATIONS),
+        (_Meaning.FREE, _FREES),
+        (_Meaning.INSTANCE, ((Source.CUDA_GRAPH, (GraphOp.INSTANTIATE,)),)),
+    ):
+        for source, ops in table:
+            meanings[source, list(ops)] = meaning
+    return meanings
+
+
+def _build_kinds() -> npt.NDArray[np.int8]:
+    """Copy kind by source and operation; -1 where the call says it itself."""
+    kinds = np.full(_SHAPE, _AS_GIVEN, np.int8)
+    for source, known in ((Source.DRIVER, _KIND_BY_DRIVER_OP), (Source.CUDA, _KIND_BY_CUDA_OP)):
+        for op, kind in known.items():
+            kinds[source, op] = kind
+    return kinds
+
+
+_MEANINGS: Final = _build_meanings()
+_KINDS: Final = _build_kinds()
 
 
 def _begin(records: Records, offset_ns: int) -> Events:
@@ -140,43 +175,54 @@ def build_call_events(records: Records, offset_ns: int) -> Events:
         offset_ns: Wall clock minus monotonic clock.
     """
     events = _begin(records, offset_ns)
-    arg0 = records["handle"].astype(np.int64)
-    arg1 = records["stream"].astype(np.int64)
-    arg2 = np.zeros(len(records), np.int64)
-    arg3 = np.zeros(len(records), np.int64)
-    n_bytes = records["bytes"].astype(np.int64)
-
-    is_launch = _among(records, _LAUNCHES)
-    blocks = records["grid_x"].astype(np.int64) * records["grid_y"] * records["grid_z"]
-    threads = records["block_x"].astype(np.int64) * records["block_y"] * records["block_z"]
-    arg2[is_launch], arg3[is_launch] = blocks[is_launch], threads[is_launch]
-
-    is_copy = _among(records, _COPIES)
-    arg0[is_copy], arg2[is_copy] = n_bytes[is_copy], arg1[is_copy]
-    arg1[is_copy] = _copy_kinds(records)[is_copy]
-
-    is_allocation = _among(records, _ALLOCATIONS)
-    arg1[is_allocation] = arg0[is_allocation]
-    arg0[is_allocation] = n_bytes[is_allocation]
-    is_free = _among(records, _FREES)
-    arg1[is_free] = n_bytes[is_free]
-
-    # A synchronisation names what it waits for first: its stream, unless it waits for an event.
-    is_wait = ~(is_launch | is_copy | is_allocation | is_free) & (records["handle"] == 0)
-    arg0[is_wait] = arg1[is_wait]
-    is_instance = (records["source"] == Source.CUDA_GRAPH) & (records["op"] == GraphOp.INSTANTIATE)
-    arg1[is_instance] = records["aux"][is_instance].astype(np.int64)
-    for name, values in (("arg0", arg0), ("arg1", arg1), ("arg2", arg2), ("arg3", arg3)):
-        events[name] = values
+    meanings = _MEANINGS[records["source"], records["op"]]
+    # Until a meaning says otherwise: what is waited for, then its stream.
+    events["arg0"] = np.where(records["handle"] == 0, records["stream"], records["handle"])
+    events["arg1"] = records["stream"]
+    for meaning in np.unique(meanings):
+        if meaning != _Meaning.WAIT:
+            chosen = np.flatnonzero(meanings == meaning)
+            _FILLERS[_Meaning(int(meaning))](events, records, chosen)
     return events
 
 
-def _copy_kinds(records: Records) -> npt.NDArray[np.int64]:
-    kinds = records["aux"].astype(np.int64)
-    for source, known in ((Source.DRIVER, _KIND_BY_DRIVER_OP), (Source.CUDA, _KIND_BY_CUDA_OP)):
-        for op, kind in known.items():
-            kinds[(records["source"] == source) & (records["op"] == op)] = kind
-    return kinds
+def _fill_launches(events: Events, records: Records, chosen: npt.NDArray[np.intp]) -> None:
+    launches = records[chosen]
+    events["arg0"][chosen] = launches["handle"]
+    for name, part in (("arg2", "grid"), ("arg3", "block")):
+        product = launches[f"{part}_x"].astype(np.int64)
+        events[name][chosen] = product * launches[f"{part}_y"] * launches[f"{part}_z"]
+
+
+def _fill_copies(events: Events, records: Records, chosen: npt.NDArray[np.intp]) -> None:
+    copies = records[chosen]
+    kinds = _KINDS[copies["source"], copies["op"]].astype(np.int64)
+    events["arg0"][chosen] = copies["bytes"]
+    events["arg1"][chosen] = np.where(kinds == _AS_GIVEN, copies["aux"].astype(np.int64), kinds)
+    events["arg2"][chosen] = copies["stream"]
+
+
+def _fill_allocations(events: Events, records: Records, chosen: npt.NDArray[np.intp]) -> None:
+    events["arg0"][chosen] = records["bytes"][chosen]
+    events["arg1"][chosen] = records["handle"][chosen]
+
+
+def _fill_frees(events: Events, records: Records, chosen: npt.NDArray[np.intp]) -> None:
+    events["arg0"][chosen] = records["handle"][chosen]
+    events["arg1"][chosen] = records["bytes"][chosen]
+
+
+def _fill_instances(events: Events, records: Records, chosen: npt.NDArray[np.intp]) -> None:
+    events["arg1"][chosen] = records["aux"][chosen]
+
+
+_FILLERS: Final = {
+    _Meaning.LAUNCH: _fill_launches,
+    _Meaning.COPY: _fill_copies,
+    _Meaning.ALLOCATION: _fill_allocations,
+    _Meaning.FREE: _fill_frees,
+    _Meaning.INSTANCE: _fill_instances,
+}
 
 
 def build_collective_events(records: Records, offset_ns: int) -> Events:
