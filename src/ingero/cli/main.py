@@ -16,6 +16,7 @@ import click
 from ingero import __version__
 from ingero.cli.commands import (
     check,
+    dashboard,
     demo,
     explain,
     export,
@@ -34,6 +35,7 @@ from ingero.errors import IngeroError
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
     check.command,
+    dashboard.command,
     demo.command,
     explain.command,
     export.command,
@@ -52,7 +54,7 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Start with `ingero demo cluster`: a real 64-GPU trace, a real push path, a named culprit.",
+    epilog="Start with `ingero replay AR`: a real 64-GPU trace, a real push path, a named culprit.",
 )
 @click.version_option(__version__, prog_name="ingero", message="%(prog)s %(version)s")
 def cli() -> None:

@@ -13,3 +13,12 @@ LOOSE_KEYS: Final = "INGERO_TLS_ALLOW_LOOSE_KEY_PERMS"
 def allows_loose_keys(environ: Mapping[str, str] | None = None) -> bool:
     """True when the operator said ``INGERO_TLS_ALLOW_LOOSE_KEY_PERMS=1``."""
     return (os.environ if environ is None else environ).get(LOOSE_KEYS) == "1"
+
+
+BEARER: Final = "INGERO_MCP_BEARER_TOKEN"
+"""Bearer of a node's dashboard and MCP over HTTP. A flag would show it to every user of the machine."""
+
+
+def read_bearer(environ: Mapping[str, str] | None = None) -> str:
+    """The node's bearer token; empty when there is none."""
+    return (os.environ if environ is None else environ).get(BEARER, "")

@@ -10,11 +10,11 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from ingero.agent.queries.catalog import QUERIES
 from ingero.agent.queries.source import RecordingFile
-from ingero.model.untrusted import clean
 from ingero.agent.scenarios.builder import RecordingBuilder
 from ingero.agent.scenarios.catalog import SCENARIOS
 from ingero.errors import BadDataError
 from ingero.model.events import Source
+from ingero.model.untrusted import clean
 from ingero.serving.query import get_query
 from ingero.testing.faults import FAULTS
 

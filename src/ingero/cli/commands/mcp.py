@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from ingero.cli.serving import LISTEN_OPTIONS, add_options, serve
 from ingero.errors import UnsupportedError
 
 
@@ -15,8 +16,18 @@ from ingero.errors import UnsupportedError
     type=click.Path(path_type=Path),
     help="Recording to read.  [default: $INGERO_DB or ~/.ingero/ingero.db]",
 )
-def command(*, db: Path | None) -> None:
-    r"""Serve a recording to an AI assistant over MCP, on standard input and output.
+@click.option(
+    "--http",
+    "addr",
+    default="",
+    metavar="HOST:PORT",
+    help="Serve streamable HTTP on /mcp instead of standard input and output.",
+)
+@add_options(LISTEN_OPTIONS)
+def command(
+    *, db: Path | None, addr: str, tls_cert: str, tls_key: str, no_tls: bool, hosts: tuple[str, ...]
+) -> None:
+    r"""Serve a recording to an AI assistant over MCP, on standard input and output or over HTTPS.
 
     Every tool only reads; answers are short first and come in pages. The prompt "investigate" is a recipe to begin with.
 
@@ -24,7 +35,11 @@ def command(*, db: Path | None) -> None:
     Examples:
       ingero mcp --db run.db
       claude mcp add ingero -- ingero mcp --db run.db
+      INGERO_MCP_BEARER_TOKEN=… ingero mcp --db run.db --http 0.0.0.0:8443 --host gpu-7.example
     """
+    if addr:
+        serve(db, addr, "/mcp", tls=(tls_cert, tls_key, not no_tls), hosts=hosts)
+        return
     try:
         import anyio
 

@@ -1,0 +1,158 @@
+"""The dashboard's page, API and MCP over a real socket: what is answered, to whom, and with what headers."""
+
+import json
+import ssl
+
+import anyio
+import httpx
+import pytest
+from mcp import ClientSession
+from mcp.client.streamable_http import streamable_http_client
+
+from ingero.agent.queries.listen import ListenSettings, check_settings, open_server
+from ingero.config import Endpoint
+from ingero.errors import ConfigError
+
+LOOPBACK = Endpoint("127.0.0.1", 0)
+APIS = ("overview", "incidents", "ops", "chains", "snapshots", "time")
+
+
+@pytest.fixture
+def starved(data_dir):
+    return data_dir / "agent_dbs/pytorch-dataloader-starvation.db"
+
+
+def visit(path, talk, **settings):
+    """Serve on a free port and run a conversation with an HTTP client."""
+
+    async def main():
+        chosen = ListenSettings(LOOPBACK, **{"has_tls": False, **settings})
+        async with open_server(path, chosen) as bound:
+            scheme = "https" if chosen.has_tls else "http"
+            async with httpx.AsyncClient(
+                base_url=f"{scheme}://{bound}", verify=False, timeout=30
+            ) as client:
+                return await talk(client)
+
+    return anyio.run(main)
+
+
+def test_page_and_its_files_come_from_the_package_alone(starved):
+    async def talk(client):
+        return [await client.get(path) for path in ("/", "/app.css", "/app.js")]
+
+    page, style, script = visit(starved, talk)
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    for answer in (page, style, script):
+        assert answer.status_code == 200
+        assert "https://" not in answer.text
+        assert "innerHTML" not in answer.text
+    assert '<html lang="en">' in page.text
+
+
+def test_every_endpoint_answers_about_the_recording(starved):
+    async def talk(client):
+        return {
+            name: (await client.get(f"/api/v1/{name}")).raise_for_status().json() for name in APIS
+        }
+
+    said = visit(starved, talk)
+    assert said["overview"]["event_count"] == 3807
+    assert said["overview"]["gpu"]["model"].startswith("NVIDIA GeForce RTX 4090")
+    assert said["incidents"]["incidents"][0]["rule"] == "input_starvation"
+    assert said["chains"]["chains"][0]["root_cause"] == "computing on the host"
+    assert {"operation", "source", "count", "p50_us", "p95_us", "p99_us"} <= set(
+        said["ops"]["ops"][0]
+    )
+    assert len(said["snapshots"]["snapshots"]) == 40
+    assert said["time"]["timestamp_ns"] > 1_700_000_000 * 10**9
+
+
+def test_sql_is_answered_and_writing_refused(starved):
+    async def talk(client):
+        read = await client.post("/api/v1/query", json={"sql": "SELECT count(*) AS n FROM events"})
+        write = await client.post(
+            "/api/v1/query", json={"sql": "WITH x AS (SELECT 1) DELETE\tFROM events"}
+        )
+        wrong = await client.post("/api/v1/query", content=b"{")
+        return read, write, wrong
+
+    read, write, wrong = visit(starved, talk)
+    assert read.json() == {"columns": ["n"], "rows": [[3807]], "truncated": False}
+    assert (write.status_code, wrong.status_code) == (400, 400)
+    assert "not authorized" in write.json()["error"]
+
+
+def test_bearer_guards_every_answer_but_not_the_empty_page(starved):
+    async def talk(client):
+        without = [await client.get(f"/api/v1/{name}") for name in APIS]
+        wrong = await client.get("/api/v1/overview", headers={"authorization": "Bearer nonsense"})
+        right = await client.get("/api/v1/overview", headers={"authorization": "Bearer s3cret"})
+        mcp = await client.post("/mcp", json={})
+        return without, wrong, right, mcp, await client.get("/")
+
+    without, wrong, right, mcp, page = visit(starved, talk, token="s3cret")
+    assert {answer.status_code for answer in (*without, wrong, mcp)} == {401}
+    assert (right.status_code, page.status_code) == (200, 200)
+
+
+def test_request_for_another_host_is_refused(starved):
+    async def talk(client):
+        return [
+            (await client.get("/api/v1/overview", headers={"host": host})).status_code
+            for host in ("evil.example", "localhost:1", "gpu-7.example")
+        ]
+
+    assert visit(starved, talk, hosts=("gpu-7.example",)) == [421, 200, 200]
+
+
+def test_tls_is_on_with_a_certificate_of_its_own_by_default(starved):
+    assert ListenSettings(LOOPBACK).has_tls
+
+    async def talk(client):
+        answer = await client.get("/api/v1/overview")
+        return answer, answer.extensions["network_stream"].get_extra_info("ssl_object").version()
+
+    answer, version = visit(starved, talk, has_tls=True)
+    assert (answer.status_code, version) == (200, "TLSv1.3")
+    assert ssl.HAS_TLSv1_3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"endpoint": Endpoint("", 8080), "has_tls": False, "token": "x"},
+        {"endpoint": Endpoint("0.0.0.0", 8080)},
+        {"endpoint": LOOPBACK, "cert_file": "c.pem"},
+    ],
+)
+def test_unsafe_listening_is_refused(settings):
+    with pytest.raises(ConfigError):
+        check_settings(ListenSettings(**settings))
+
+
+def test_missing_recording_is_said_and_the_server_stays(tmp_path):
+    async def talk(client):
+        return [await client.get("/api/v1/overview") for _ in range(2)]
+
+    for answer in visit(tmp_path / "later.db", talk):
+        assert answer.status_code == 503
+        assert "no such file" in answer.json()["error"]
+
+
+def test_official_client_asks_over_http(starved):
+    async def main():
+        async with (
+            open_server(starved, ListenSettings(LOOPBACK, has_tls=False)) as bound,
+            streamable_http_client(f"http://{bound}/mcp") as streams,
+            ClientSession(*streams[:2]) as session,
+        ):
+            await session.initialize()
+            tools = await session.list_tools()
+            answer = await session.call_tool("investigate", {})
+            return tools, answer.structured_content
+
+    tools, answer = anyio.run(main)
+    assert len(tools.tools) == 10
+    assert answer["says"].startswith("Input starvation")
+    assert json.dumps(answer)
