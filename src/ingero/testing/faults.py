@@ -155,6 +155,31 @@ def allocation_churn() -> RecordingBuilder:
     return built
 
 
+def device_memory() -> RecordingBuilder:
+    """Every second block is freed, then a block is wanted that fits in no hole though it would in all together."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    base, size = 0x7E00_0000_0000, 64 << 20
+    for i in range(40):
+        loop.call(MALLOC, 100 * NS_PER_US, arg0=size, arg1=base + i * size)
+    for i in range(0, 40, 2):
+        loop.call(FREE, 50 * NS_PER_US, arg0=base + i * size)
+    loop.steps(20)
+    loop.call(MALLOC, 200 * NS_PER_US, arg0=8 * size, ret_code=2)
+    return built
+
+
+def device_full() -> RecordingBuilder:
+    """A block is wanted when the device is simply full."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for i in range(8):
+        loop.call(MALLOC, 100 * NS_PER_US, arg0=1 << 30, arg1=0x7E00_0000_0000 + (i << 30))
+    loop.steps(20)
+    loop.call(MALLOC, 200 * NS_PER_US, arg0=1 << 30, ret_code=2)
+    return built
+
+
 def oom_kill() -> RecordingBuilder:
     """The kernel kills the job's worker."""
     built = RecordingBuilder().name(4900, "pt_data_worker")
@@ -313,6 +338,7 @@ FAULTS: Final[dict[str, Callable[[], RecordingBuilder]]] = {
     "network_wait": network_wait,
     "sync_bound": sync_bound,
     "launch_bound": launch_bound,
+    "device_memory": device_memory,
     "memory_leak": memory_leak,
     "allocation_churn": allocation_churn,
     "oom_kill": oom_kill,

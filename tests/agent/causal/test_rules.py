@@ -10,7 +10,7 @@ from ingero.agent.scenarios.catalog import SCENARIOS, healthy
 from ingero.agent.scenarios.loop import LAUNCH, SYNC, Loop, Step
 from ingero.agent.store.reader import load_recording
 from ingero.model.events import OffCpuReason, Source
-from ingero.testing.faults import FAULTS, HEALTHY, late_rank_async
+from ingero.testing.faults import FAULTS, HEALTHY, device_full, late_rank_async
 
 PID = 4821
 MS = 1_000_000
@@ -127,6 +127,15 @@ def test_late_rank_is_seen_behind_calls_that_only_enqueue():
     (incident,) = explain(late_rank_async().build()).incidents
     assert (incident.rule, incident.pid) == ("late_rank", 6002)
     assert incident.lost_ns == pytest.approx(60 * 8 * MS, rel=0.02)
+
+
+def test_full_device_is_told_from_a_fragmented_one():
+    (fragmented,) = explain(FAULTS["device_memory"]().build()).incidents
+    (full,) = explain(device_full().build()).incidents
+    assert fragmented.title == "Fragmented device memory: train was refused 512 MiB"
+    assert "1.25 GiB in 20 pieces of at most 64 MiB" in " ".join(fragmented.causes[0].evidence)
+    assert full.title == "Device out of memory: train was refused 1 GiB"
+    assert "8 GiB held" in " ".join(full.causes[0].evidence)
 
 
 def test_waking_up_is_not_waiting_for_a_cpu():

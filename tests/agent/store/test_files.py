@@ -8,6 +8,7 @@ import pytest
 from ingero.agent.scenarios.builder import RecordingBuilder
 from ingero.agent.store.files import open_recording
 from ingero.agent.store.reader import LoadFilter, load_recording
+from ingero.agent.store.writer import RecordingWriter
 from ingero.errors import BadDataError, StoreError
 from ingero.model.events import Source
 
@@ -163,3 +164,21 @@ def test_filter_keeps_the_newest_rows_and_says_so(tmp_path):
     )
     assert set(only.events["pid"].tolist()) == {8}
     assert len(only.events) == 25
+
+
+def test_log_left_behind_is_read_and_nothing_is_made_beside_it(tmp_path):
+    built = RecordingBuilder()
+    for i in range(50):
+        built.call((Source.CUDA, 3), i * 1000, 10, pid=7)
+    (tmp_path / "copy").mkdir()
+    with RecordingWriter(tmp_path / "r.db", "n") as writer:
+        writer.put_events(built.events())
+        writer.flush()
+        assert len(load_recording(tmp_path / "r.db").events) == 50  # beside the living writer
+        for name in ("r.db", "r.db-wal"):
+            (tmp_path / "copy" / name).write_bytes((tmp_path / name).read_bytes())
+    copies = sorted((tmp_path / "copy").iterdir())
+    before = [path.read_bytes() for path in copies]
+    assert len(load_recording(tmp_path / "copy/r.db").events) == 50
+    assert sorted((tmp_path / "copy").iterdir()) == copies
+    assert [path.read_bytes() for path in copies] == before

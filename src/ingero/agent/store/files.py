@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -66,18 +68,36 @@ def check_header(path: Path) -> None:
         )
 
 
-def _has_live_log(path: Path) -> bool:
-    wal = path.with_name(path.name + "-wal")
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _has_log(path: Path) -> bool:
+    wal = _beside(path, "-wal")
     return wal.exists() and wal.stat().st_size > 0
 
 
-def read_only_uri(path: Path) -> str:
+@contextmanager
+def _readable(path: Path) -> Iterator[str]:
     """The SQLite URI that reads a file and touches nothing.
 
-    A file whose write-ahead log holds rows is opened through the log; any other as immutable, which also keeps SQLite
-    from making ``-shm`` and ``-wal`` files beside it.
+    Without a write-ahead log the file is opened as immutable, which keeps SQLite from making ``-wal`` and ``-shm`` files.
+    With the log of a living writer it is opened through that writer's ``-shm``. With a log that was left behind or copied
+    along, SQLite would have to make one, so it reads copies of both in a folder of its own.
     """
-    mode = "mode=ro" if _has_live_log(path) else "mode=ro&immutable=1"
+    if not _has_log(path):
+        yield _uri(path, "mode=ro&immutable=1")
+    elif _beside(path, "-shm").exists():
+        yield _uri(path, "mode=ro")
+    else:
+        with tempfile.TemporaryDirectory(prefix="ingero-read-") as folder:
+            copy = Path(folder) / path.name
+            shutil.copyfile(path, copy)
+            shutil.copyfile(_beside(path, "-wal"), _beside(copy, "-wal"))
+            yield _uri(copy, "mode=ro")
+
+
+def _uri(path: Path, mode: str) -> str:
     return f"file:{quote(str(path.absolute()))}?{mode}"
 
 
@@ -89,7 +109,11 @@ def open_recording(path: Path) -> Iterator[sqlite3.Connection]:
         StoreError: The file is missing, empty, foreign, cut short, damaged or of a newer schema.
     """
     check_header(path)
-    with store_errors(path), closing(sqlite3.connect(read_only_uri(path), uri=True)) as connection:
+    with (
+        store_errors(path),
+        _readable(path) as uri,
+        closing(sqlite3.connect(uri, uri=True)) as connection,
+    ):
         connection.execute("PRAGMA query_only = 1")
         check_recording(connection, path)
         yield connection

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +20,10 @@ _MIN_GROWTH_BYTES: Final = 16 * 1024 * 1024
 _MIN_UNFREED_SHARE: Final = 0.20
 _QUARTERS: Final = 4
 _MIN_QUARTER_SHARE: Final = 0.10
+_OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY (CUDA headers)
+_MIN_HOLES: Final = 4
+_MODEL_MIB: Final = re.compile(r"(\d+) MiB")  # "Tesla T4, 15360 MiB", as recordings name a device
+_USABLE: Final = 0.9  # of the device; contexts and libraries take the rest
 _MIN_PAIRS: Final = 100
 _MIN_CHURN_HZ: Final = 20
 _CHURN_SHARE: Final = 0.05
@@ -154,7 +159,95 @@ def _judge_churn(process: Process) -> Finding | None:
     )
 
 
+def find_failures(evidence: Evidence) -> list[Finding]:
+    """Allocations that the device refused: full, or full of holes."""
+    return [f for p in evidence.gpu_processes if (f := _judge_failure(evidence, p)) is not None]
+
+
+def _judge_failure(evidence: Evidence, process: Process) -> Finding | None:
+    memory = process.calls.of(Kind.ALLOC, Kind.FREE)
+    is_refused = (evidence.column("ret_code", memory) == _OUT_OF_MEMORY) & (
+        memory.kinds == Kind.ALLOC
+    )
+    refused = memory.where(is_refused)
+    if not len(refused):
+        return None
+    wanted = int(evidence.column("arg0", refused)[0])
+    holes, held = _holes(evidence, memory, int(refused.starts[0]))
+    is_exact = _is_exact(evidence, process, memory)
+    is_fragmented = (
+        is_exact and len(holes) >= _MIN_HOLES and int(holes.sum()) >= wanted > int(holes.max())
+    )
+    facts = [f"{len(refused)} allocations failed, the first of {format_size(wanted)}"]
+    if is_exact:
+        facts.append(f"{format_size(held)} held by the process at that moment")
+    if is_exact and len(holes):
+        facts.append(
+            f"it had freed {format_size(int(holes.sum()))} in {len(holes)} pieces of at most "
+            f"{format_size(int(holes.max()))}, each between blocks it still held"
+        )
+    cause = (
+        "free memory in pieces that are too small"
+        if is_fragmented
+        else "no free block of that size on the device"
+    )
+    title = "Fragmented device memory" if is_fragmented else "Device out of memory"
+    fix = (
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or allocate the large blocks first",
+        "free small long-lived blocks, or keep them in one pool",
+    )
+    if not is_fragmented:
+        fix = (
+            "lower the batch or sequence length",
+            "look for a leak, and for other processes on the GPU",
+        )
+    return Finding(
+        title=f"{title}: {process.name} was refused {format_size(wanted)}",
+        span_ns=(int(refused.starts[0]), int(refused.ends.max())),
+        lost_ns=0,
+        causes=(Cause(cause, 1.0, tuple(facts)),),
+        process=process,
+        op=refused.op,
+        n_cases=len(refused),
+        fix=fix,
+        severity=Severity.HIGH,
+    )
+
+
+def _holes(evidence: Evidence, memory: Rows, at_ns: int) -> tuple[npt.NDArray[np.int64], int]:
+    """Sizes of the freed stretches between blocks still held at a moment, and how much is held.
+
+    Address order of the device's own pointers; neighbouring free blocks are one stretch.
+    """
+    known = memory.where((memory.starts < at_ns) & (evidence.column("ret_code", memory) == 0))
+    is_alloc = known.kinds == Kind.ALLOC
+    pointers = np.where(is_alloc, evidence.column("arg1", known), evidence.column("arg0", known))
+    sizes: dict[int, int] = {}
+    is_held: dict[int, bool] = {}
+    n_bytes = evidence.column("arg0", known)
+    for pointer, alloc, size in zip(
+        pointers.tolist(), is_alloc.tolist(), n_bytes.tolist(), strict=True
+    ):
+        if alloc and pointer:
+            sizes[pointer] = size
+        if pointer in sizes:
+            is_held[pointer] = alloc
+    stretches: list[int] = [0]
+    for pointer in sorted(is_held):
+        if is_held[pointer]:
+            stretches.append(0)
+        else:
+            stretches[-1] += sizes[pointer]
+    held = sum(size for pointer, size in sizes.items() if is_held[pointer])
+    return np.array([size for size in stretches if size], np.int64), held
+
+
 RULES: Final = (
+    Rule(
+        "device_memory",
+        "The device refuses an allocation: it is full, or full of holes",
+        find_failures,
+    ),
     Rule("memory_leak", "Device memory grows through the whole run and is not freed", find_leaks),
     Rule("allocation_churn", "Device memory is allocated and freed in every step", find_churn),
 )
