@@ -4,6 +4,9 @@ A push is handled inside the callback that completed it: no task, no queue, no s
 half of a core that the decoding and the score map need (docs/decisions/0202). What a general server would do and this
 does not: streaming answers, upgrades (ignored, as RFC 9110 section 7.8 allows), HTTP/2.
 
+Answers leave together, when everything that had arrived has been taken: a sender that is woken once for several of them,
+rather than once each, takes a tenth of the core less.
+
 Bounds: size of a head, of a body, of all unfinished bodies together; number of requests being received; time for a
 request to arrive; idle time. An answer is written whole; while a sender does not read, nothing more is read from it.
 """
@@ -71,6 +74,7 @@ class OtlpHttpServer:
         self.is_stopping = not config.keep_alives_enabled
         self.date_line = b""
         self.connections: set[_Connection] = set()
+        self._unsent: list[_Connection] = []
         self._config = config
         self._clock = host.clock
         self._tls = tls
@@ -120,6 +124,17 @@ class OtlpHttpServer:
         if self._sweeping is not None:
             self._sweeping.cancel()
 
+    def send_soon(self, connection: _Connection) -> None:
+        """Send what this connection has to say once everything that is readable now has been read."""
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._send_all)
+        self._unsent.append(connection)
+
+    def _send_all(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for connection in unsent:
+            connection.send()
+
     def forget(self, connection: _Connection) -> None:
         """A connection is gone."""
         self.connections.discard(connection)
@@ -155,6 +170,7 @@ class _Connection(asyncio.Protocol):
         "_since_s",
         "_target",
         "_transport",
+        "_unsent",
     )
 
     def __init__(self, server: OtlpHttpServer, loop: asyncio.AbstractEventLoop) -> None:
@@ -171,6 +187,7 @@ class _Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._n_body = 0
         self._n_accounted = 0
+        self._unsent: list[bytes] = []
 
     # asyncio
 
@@ -186,7 +203,12 @@ class _Connection(asyncio.Protocol):
                 self._server.tally.refuse_request(Reason.CUT_SHORT)
             self._end_request()
         self._transport = None
+        self._unsent.clear()
         self._server.forget(self)
+
+    @override
+    def eof_received(self) -> None:
+        self.send()
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -254,7 +276,7 @@ class _Connection(asyncio.Protocol):
         server.n_in_flight += 1
         if b"expect" in self._headers and self._transport is not None:
             if request.refusal is None:
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self._say(b"HTTP/1.1 100 Continue\r\n\r\n")
             else:
                 self._answer_refusal(request, closes=True)
 
@@ -306,13 +328,23 @@ class _Connection(asyncio.Protocol):
         if self._request is not None or self._n_head:
             if self._since_s < begun_before_s:
                 self._fail(Verdict.TIMEOUT, "the request did not arrive in time", Reason.TIMEOUT)
-        elif self._since_s < idle_before_s and self._transport is not None:
-            self._transport.close()
+        elif self._since_s < idle_before_s:
+            self._close()
 
     def close_if_idle(self) -> None:
         """Close unless a request is arriving."""
-        if self._request is None and not self._n_head and self._transport is not None:
-            self._transport.close()
+        if self._request is None and not self._n_head:
+            self._close()
+
+    def send(self) -> None:
+        """Send what is unsent, and close after a last answer."""
+        unsent, transport = self._unsent, self._transport
+        if not unsent or transport is None:
+            return
+        transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
+        unsent.clear()
+        if self._is_done:
+            transport.close()
 
     def abort(self) -> None:
         """Cut the connection."""
@@ -368,8 +400,8 @@ class _Connection(asyncio.Protocol):
         self._write(request, outcome, closes=closes)
 
     def _write(self, request: Request, outcome: Outcome, *, closes: bool) -> None:
-        server, transport = self._server, self._transport
-        if transport is None:
+        server = self._server
+        if self._transport is None:
             return
         is_json = request.is_json
         body = b""
@@ -383,7 +415,15 @@ class _Connection(asyncio.Protocol):
         )
         if outcome.verdict is Verdict.METHOD and self._parser.get_method() == b"HEAD":
             answer = answer[: answer.index(b"\r\n\r\n") + 4]
-        transport.write(answer)
-        if closes:
-            self._is_done = True
-            transport.close()
+        self._is_done = self._is_done or closes
+        self._say(answer)
+
+    def _say(self, line: bytes) -> None:
+        if not self._unsent:
+            self._server.send_soon(self)
+        self._unsent.append(line)
+
+    def _close(self) -> None:
+        self.send()
+        if self._transport is not None:
+            self._transport.close()
