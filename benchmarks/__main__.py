@@ -7,9 +7,19 @@ itself what it could not measure here and why.
 import sys
 import time
 
-from benchmarks import collectives, echo, explain, judge, probe_cost, push, ring, threshold
+from benchmarks import (
+    agent_cpu,
+    collectives,
+    echo,
+    explain,
+    judge,
+    probe_cost,
+    push,
+    ring,
+    threshold,
+)
 
-BENCHMARKS = (push, collectives, threshold, judge, explain, echo, ring, probe_cost)
+BENCHMARKS = (push, collectives, threshold, judge, explain, echo, ring, probe_cost, agent_cpu)
 """Every benchmark, in the order they run."""
 
 

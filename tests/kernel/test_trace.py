@@ -52,7 +52,7 @@ def test_a_program_is_run_traced_and_recorded(tmp_path):
     database = tmp_path / "trace.db"
     told = lines_of(
         run("trace", "--json", "--db", database, "--node", "n1", "--",
-            *INGERO, "sim", "run", "ranks", "--ranks", 2, "steps=7", "count=1009", "--json")
+            *INGERO, "sim", "run", "ranks", "--ranks", 2, "steps=7", "count=1009", "wait_us=300000", "--json")
     )  # fmt: skip
     reduced = [line for line in told["event"] if line["op"] == "ncclAllReduce"]
     assert len(reduced) == 14

@@ -122,7 +122,7 @@ def _build_settings(options: TraceOptions) -> TraceSettings:
         duration_ns=options.duration,
         pids=options.pids,
         uid=uid,
-        keep_one_in=options.sampling_rate,
+        keep_one_in=options.sampling_rate or int(options.record_all),
         files=tuple(_iter_files(options)),
     )
 

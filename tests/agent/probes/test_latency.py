@@ -65,6 +65,14 @@ def test_sampling_rises_at_the_first_loss_and_falls_only_after_quiet():
     assert [control.update(0, 0.0) for _ in range(7)] == [4] * 5 + [1, 1]
 
 
+def test_sampling_keeps_to_its_budget_and_does_not_swing_about_it():
+    control = SamplingControl()
+    offered = 40_000
+    settings = [control.update(0, 0.0, offered // control.keep_one_in) for _ in range(30)]
+    assert settings[:4] == [4, 16, 64, 64]
+    assert set(settings[3:]) == {64}
+
+
 def test_sampling_has_a_ceiling_and_a_fixed_choice_stays():
     control, fixed = SamplingControl(), SamplingControl(fixed=7)
     for _ in range(20):

@@ -51,6 +51,8 @@ class HeldProgram:
             os.close(self._gate)
             _become(settings, read_fd)
         os.close(read_fd)
+        self.fd = os.pidfd_open(self.pid)
+        """Becomes readable when the program ends."""
 
     def release(self) -> None:
         """Let it become the program."""
@@ -85,6 +87,9 @@ class HeldProgram:
         if self.exit_code is None:
             os.waitpid(self.pid, 0)
             self.exit_code = 128 + signal.SIGTERM
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
 
 def _become(settings: ProgramSettings, gate: int) -> None:

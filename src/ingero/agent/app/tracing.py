@@ -1,12 +1,15 @@
 """The tracing loop: find libraries, read rings, count once a second, hand all of it to observers.
 
-One thread. The busy rings are read on a timer, because a wake-up per call would cost more than the call; new mappings, process
-events and failed calls wake the loop at once.
+The busy rings are read on a timer, because a wake-up per call would cost more than the call; process events and failed calls
+wake the loop at once. A second thread probes libraries as they are loaded.
 """
 
 from __future__ import annotations
 
+import os
 import select
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,10 +39,10 @@ from ingero.agent.probes.targets import find_target, is_candidate, is_library
 from ingero.errors import UnsupportedError
 from ingero.model.events import Events
 from ingero.telemetry.clock import Clock, SystemClock
-from ingero.units import NS_PER_S
+from ingero.units import NS_PER_MS, NS_PER_S
 
 Records = npt.NDArray[Any]
-POLL_MS: Final = 40
+DRAIN_MS: Final = 100
 TICK_NS: Final = NS_PER_S
 RESCAN_NS: Final = 2 * NS_PER_S
 _MOST_EXAMINED: Final = 65_536
@@ -146,6 +149,9 @@ class TraceSession:
         self._n_lost = 0
         self._engine = Engine(settings.engine)
         self._stream: MappingStream | None = None
+        self._met: deque[Identity] = deque()
+        self._discovery = threading.Thread(target=self._watch_mappings, name="ingero-discover")
+        self._stop_read, self._stop_write = os.pipe()
         try:
             self._prepare()
         except BaseException:
@@ -180,6 +186,7 @@ class TraceSession:
             if reach is not None:
                 self._probe(reach, str(path))
         self._scan()
+        self._discovery.start()
 
     def _scan(self) -> None:
         """Look at every process there is."""
@@ -220,8 +227,26 @@ class TraceSession:
         if identity is None:
             return
         self.identities[pid] = identity
-        for observer in self._observers:
-            observer.on_process(identity)
+        self._met.append(identity)
+
+    def _announce(self) -> None:
+        """Tell the observers of processes met, in this thread and before their records."""
+        while self._met:
+            identity = self._met.popleft()
+            for observer in self._observers:
+                observer.on_process(identity)
+
+    def _watch_mappings(self) -> None:
+        """Body of the discovery thread: output may take its time, a library that was just loaded may not."""
+        if self._stream is None:
+            return
+        poll = select.poll()
+        for fd in (*self._stream.fds, self._stop_read):
+            poll.register(fd, select.POLLIN)
+        while all(fd != self._stop_read for fd, _ in poll.poll()):
+            # Libraries before programs: calls are missed until they are probed.
+            for mapping in sorted(self._stream.read(), key=is_library, reverse=True):
+                self._discover(mapping)
 
     def run(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Trace until the time is over, the program ends or ``should_stop`` says so."""
@@ -229,17 +254,17 @@ class TraceSession:
         ends_ns = started_ns + self.settings.duration_ns if self.settings.duration_ns else None
         next_tick_ns, next_scan_ns = started_ns + TICK_NS, started_ns + RESCAN_NS
         poll = self._build_poll()
+        waking = {ring.fd for name, ring in self._engine.rings.items() if name in _WAKING_RINGS}
+        next_drain_ns = started_ns
         if self._program is not None:
             self._program.release()
         while not should_stop():
-            poll.poll(POLL_MS)
+            ready = poll.poll(DRAIN_MS)
             is_over = self._program is not None and self._program.poll() is not None
-            if self._stream is not None:
-                # Libraries before programs: calls are missed until they are probed.
-                for mapping in sorted(self._stream.read(), key=is_library, reverse=True):
-                    self._discover(mapping)
-            self._drain()
             now_ns = self._clock.mono_ns()
+            if now_ns >= next_drain_ns or any(fd in waking for fd, _ in ready):
+                self._drain()
+                next_drain_ns = now_ns + DRAIN_MS * NS_PER_MS
             if is_over or (ends_ns is not None and now_ns >= ends_ns):
                 break
             if now_ns >= next_tick_ns:
@@ -253,14 +278,15 @@ class TraceSession:
 
     def _build_poll(self) -> select.poll:
         poll = select.poll()
-        for fd in self._stream.fds if self._stream is not None else ():
-            poll.register(fd, select.POLLIN)
+        if self._program is not None:
+            poll.register(self._program.fd, select.POLLIN)
         for name, ring in self._engine.rings.items():
             if name in _WAKING_RINGS:
                 poll.register(ring.fd, select.POLLIN)
         return poll
 
     def _drain(self) -> None:
+        self._announce()
         self._engine.drain({
             name: lambda view, name=name: self._take(name, view)  # type: ignore[misc]
             for name in self._engine.rings
@@ -279,9 +305,12 @@ class TraceSession:
         keys, counts = self._engine.read_counts()
         for pid in {int(pid) for pid in keys["pid"]} - self.identities.keys() - {0}:
             self._meet(pid)
+        self._announce()
         n_lost = int(counts["lost"].sum())
         fill = max((ring.fill() for ring in self._engine.rings.values()), default=0.0)
-        keep_one_in = self._sampling.update(max(n_lost - self._n_lost, 0), fill)
+        changes = self._changes(keys, counts)
+        n_records = int(changes["emitted"].sum())
+        keep_one_in = self._sampling.update(max(n_lost - self._n_lost, 0), fill, n_records)
         if keep_one_in != self._engine.keep_one_in:
             self._engine.set_keep_one_in(keep_one_in)
         self._n_lost = n_lost
@@ -291,7 +320,7 @@ class TraceSession:
             elapsed_ns=mono_ns - started_ns,
             keys=keys,
             counts=counts,
-            changes=self._changes(keys, counts),
+            changes=changes,
             losses=self._engine.read_losses(),
             in_flight=self._engine.read_in_flight(),
             keep_one_in=keep_one_in,
@@ -323,7 +352,13 @@ class TraceSession:
         self._ended.clear()
 
     def close(self) -> None:
-        """Remove every probe; ends the program if it still runs."""
+        """Remove every probe; ends the program if it still runs. Safe to call twice."""
+        if self._stop_write >= 0:
+            os.close(self._stop_write)  # the reading end becomes ready
+            if self._discovery.is_alive():
+                self._discovery.join()
+            os.close(self._stop_read)
+            self._stop_write = -1
         self._engine.close()
         if self._stream is not None:
             self._stream.close()

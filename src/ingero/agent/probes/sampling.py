@@ -1,4 +1,4 @@
-"""How many ordinary calls become records: fewer as soon as the kernel loses any, more again when it is quiet."""
+"""How many ordinary calls become records: fewer when records are lost or too many, more again when it is quiet."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ FACTOR: Final = 4
 MOST: Final = 1024
 QUIET_ROUNDS: Final = 6
 FULL: Final = 0.5
+BUDGET: Final = 2000
+"""Records per round that are worth their CPU: counts and quantiles are exact without any of them."""
 
 
 class SamplingControl:
@@ -24,22 +26,23 @@ class SamplingControl:
         self._is_fixed = fixed > 0
         self._n_quiet = 0
 
-    def update(self, n_lost: int, fill: float) -> int:
+    def update(self, n_lost: int, fill: float, n_records: int = 0) -> int:
         """One round.
 
         Args:
             n_lost: Records that did not fit since the last round.
             fill: The fullest ring, 0 to 1.
+            n_records: Records written since the last round.
 
         Returns:
             The new setting.
         """
         if self._is_fixed:
             return self.keep_one_in
-        if n_lost or fill > FULL:
+        if n_lost or fill > FULL or n_records > BUDGET:
             self._n_quiet = 0
             self.keep_one_in = min(self.keep_one_in * FACTOR, MOST)
-        else:
+        elif n_records * FACTOR <= BUDGET:
             self._n_quiet += 1
             if self._n_quiet >= QUIET_ROUNDS:
                 self._n_quiet = 0
