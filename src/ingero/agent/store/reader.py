@@ -31,8 +31,8 @@ from ingero.model.recording import (
 
 _CHUNK_ROWS: Final = 1 << 16
 _ALWAYS: Final[tuple[str, ...]] = ("timestamp", "duration", "arg0", "arg1")
-_WIDE: Final[tuple[str, ...]] = ("arg2", "arg3", "wait_ns")
-_EXTRA: Final[tuple[str, ...]] = ("stack_hash", "cgroup_id")
+_WIDE: Final[tuple[str, ...]] = ("arg3", "wait_ns")
+_EXTRA: Final[tuple[str, ...]] = ("arg2", "stack_hash", "cgroup_id")
 _PACKED: Final[tuple[dict[str, int], ...]] = (
     {"pid": 32, "tid": 32},
     {"source": 8, "op": 8},
@@ -52,7 +52,7 @@ class LoadFilter:
         to_ns: Latest stored timestamp; None for the last.
         pids: Only these processes; empty for all.
         max_rows: At most this many, the newest; keeps memory bounded on any file.
-        has_extras: Also load ``stack_hash`` and ``cgroup_id``, which no rule reads.
+        has_extras: Also load ``arg2``, ``stack_hash`` and ``cgroup_id``, which no rule reads.
     """
 
     from_ns: int | None = None
