@@ -42,7 +42,7 @@ class HotspotsAnswer(Answer, kw_only=True):
 _HOTSPOTS_SQL: Final = f"""
 WITH points AS (
     SELECT cluster_id, node_id, attributes, metric_name, ts, value_double,
-           coalesce(attributes ->> '$."gpu.uuid"', attributes ->> '$.gpu_uuid') AS gpu
+           coalesce(json_extract_string(attributes, '$."gpu.uuid"'), json_extract_string(attributes, '$.gpu_uuid')) AS gpu
     FROM events WHERE {{where}} AND metric_name IN ('{_FRAGMENTATION}', '{_FRAGMENTING}')
 ), counted AS (
     SELECT cluster_id, node_id, gpu, sum(n) AS n_events FROM (
@@ -104,9 +104,9 @@ WITH points AS (
     SELECT cluster_id, node_id, sum(n) AS n, sum(n / nullif(seconds, 0)) AS per_s FROM grown GROUP BY ALL
 ), times AS (
     SELECT cluster_id, node_id,
-           avg(value_double) FILTER (attributes ->> '$.percentile' IN ('p50', '50')) AS p50,
-           max(value_double) FILTER (attributes ->> '$.percentile' IN ('p99', '99')) AS p99
-    FROM points WHERE metric_name = '{_OP_DURATION}' AND attributes ->> '$.operation' ILIKE '%LaunchKernel%' GROUP BY ALL
+           avg(value_double) FILTER (json_extract_string(attributes, '$.percentile') IN ('p50', '50')) AS p50,
+           max(value_double) FILTER (json_extract_string(attributes, '$.percentile') IN ('p99', '99')) AS p99
+    FROM points WHERE metric_name = '{_OP_DURATION}' AND json_extract_string(attributes, '$.operation') ILIKE '%LaunchKernel%' GROUP BY ALL
 ), peers AS (
     SELECT cluster_id, median(per_s) AS med FROM rates GROUP BY cluster_id
 )
@@ -149,14 +149,14 @@ class CopyAnswer(Answer, kw_only=True):
 
 _COPY_SQL: Final = f"""
 WITH moved AS (
-    SELECT cluster_id, node_id, coalesce(attributes ->> '{_DIRECTION}', 'unknown') AS direction, attributes, metric_name,
+    SELECT cluster_id, node_id, coalesce(json_extract_string(attributes, '{_DIRECTION}'), 'unknown') AS direction, attributes, metric_name,
            CASE WHEN any_value(kind) = 'delta' THEN sum(value_double) ELSE max(value_double) - min(value_double) END AS n,
            epoch(max(ts)) - epoch(min(ts)) AS seconds
     FROM events WHERE {{where}} AND metric_name IN {_COPIED} GROUP BY ALL
 ), bytes AS (
     SELECT cluster_id, node_id, direction, sum(n) AS n, sum(n / nullif(seconds, 0)) AS per_s FROM moved GROUP BY ALL
 ), ends AS (
-    SELECT cluster_id, node_id, coalesce(attributes ->> '{_DIRECTION}', 'unknown') AS direction, attributes,
+    SELECT cluster_id, node_id, coalesce(json_extract_string(attributes, '{_DIRECTION}'), 'unknown') AS direction, attributes,
            arg_max(bounds, ts) AS bounds, arg_max(bucket_counts, ts) AS last, arg_min(bucket_counts, ts) AS first,
            count(*) AS n
     FROM histograms WHERE {{where}} AND metric_name = '{_COPY_TIME}' GROUP BY ALL

@@ -54,7 +54,7 @@ class SummaryAnswer(Answer, kw_only=True):
 _SUMMARY_SQL: Final = f"""
 WITH {JUDGED}, scores AS (
     SELECT cluster_id, node_id, arg_max(value_double, ts) AS score,
-           arg_max(attributes ->> '$."ingero.node.state"', ts) AS state, max(ts) AS seen
+           arg_max(json_extract_string(attributes, '$."ingero.node.state"'), ts) AS state, max(ts) AS seen
     FROM events WHERE {{where}} AND metric_name = '{{score}}' GROUP BY ALL
 ), per_cluster AS (
     SELECT cluster_id, count(*) FILTER (state = 'active' OR state IS NULL) AS n_active,
@@ -131,8 +131,8 @@ class StragglersAnswer(Answer, kw_only=True):
 _STRAGGLERS_SQL: Final = f"""
 WITH {JUDGED}, latest AS (
     SELECT cluster_id, node_id, arg_max(value_double, ts) AS score,
-           arg_max(coalesce(attributes ->> '$."ingero.cgroup_path_hash"', ''), ts) AS cohort,
-           arg_max(coalesce(attributes ->> '$."ingero.node.state"', 'active'), ts) AS state
+           arg_max(coalesce(json_extract_string(attributes, '$."ingero.cgroup_path_hash"'), ''), ts) AS cohort,
+           arg_max(coalesce(json_extract_string(attributes, '$."ingero.node.state"'), 'active'), ts) AS state
     FROM events WHERE {{where}} AND metric_name = '{{score}}' AND value_double IS NOT NULL GROUP BY cluster_id, node_id
 ), active AS (
     SELECT * FROM latest WHERE state = 'active'
@@ -152,7 +152,7 @@ WITH {JUDGED}, latest AS (
     FROM grouped g JOIN bars b ON g.cluster_id = b.cluster_id AND g.peers = b.peers
 ), claimed AS (
     SELECT cluster_id, node_id, count(*) FILTER (value_double = 1) AS n_events,
-           arg_max(attributes ->> '$.dominant_signal', ts) AS dominant_signal,
+           arg_max(json_extract_string(attributes, '$.dominant_signal'), ts) AS dominant_signal,
            min(ts) FILTER (value_double = 1) AS first_seen, max(ts) FILTER (value_double = 1) AS last_seen
     FROM events WHERE {{where}} AND metric_name = '{{straggler}}' GROUP BY cluster_id, node_id
 ), verdict AS (

@@ -61,8 +61,8 @@ WITH found AS (
     FROM verdicts WHERE {where} AND verdict NOT IN ('ordinary', 'unknown', 'victim')
     UNION ALL
     SELECT ts, 'error', 'straggler', cluster_id, node_id,
-           'straggler: score ' || coalesce(attributes ->> '$.score', '?') || ' under '
-           || coalesce(attributes ->> '$.threshold', '?') || ', ' || coalesce(attributes ->> '$.dominant_signal', '?')
+           'straggler: score ' || coalesce(json_extract_string(attributes, '$.score'), '?') || ' under '
+           || coalesce(json_extract_string(attributes, '$.threshold'), '?') || ', ' || coalesce(json_extract_string(attributes, '$.dominant_signal'), '?')
     FROM (SELECT *, lag(value_double, 1, 0.0) OVER (PARTITION BY cluster_id, node_id ORDER BY ts) AS before
           FROM events WHERE {where} AND metric_name = '{straggler}') WHERE value_double = 1 AND before = 0
     UNION ALL

@@ -12,10 +12,10 @@ told AS (
     SELECT ts, cluster_id, node_id, rank, verdict, slowdown, victims, lost_gpu_seconds
     FROM verdicts WHERE {where} AND verdict IN ('culprit', 'drag', 'network')
     UNION ALL
-    SELECT ts, cluster_id, node_id, try_cast(attributes ->> '$.rank' AS INTEGER), attributes ->> '$.verdict', NULL, NULL,
+    SELECT ts, cluster_id, node_id, try_cast(json_extract_string(attributes, '$.rank') AS INTEGER), json_extract_string(attributes, '$.verdict'), NULL, NULL,
            NULL
     FROM events WHERE {where} AND metric_name = 'ingero_fleet_verdict' AND value_double = 1
-      AND attributes ->> '$.verdict' IN ('culprit', 'drag', 'network')
+      AND json_extract_string(attributes, '$.verdict') IN ('culprit', 'drag', 'network')
 ), judged AS (
     SELECT cluster_id, node_id, rank, arg_max(verdict, ts) AS verdict, arg_max(slowdown, ts) AS slowdown,
            arg_max(victims, ts) AS victims, max(lost_gpu_seconds) AS lost, min(ts) AS first_seen, max(ts) AS last_seen

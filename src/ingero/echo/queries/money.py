@@ -41,7 +41,7 @@ billed AS (
            coalesce(attributed, 'charged') AS attributed
     FROM costs WHERE {where}
 ), gauged AS (
-    SELECT cluster_id, node_id, (attributes ->> '$.rank') AS rank, max(value_double) AS gpu_seconds
+    SELECT cluster_id, node_id, (json_extract_string(attributes, '$.rank')) AS rank, max(value_double) AS gpu_seconds
     FROM events WHERE {where} AND metric_name = '{lost}' GROUP BY ALL
 ), bills AS (
     SELECT * FROM billed
