@@ -545,6 +545,9 @@ int main(int argc, char **argv)
 	n_arguments = argc;
 	arguments = argv;
 	rest(knob("wait_us", 0) * 1000);
+	if (knob("gate", 0)) /* wait for a line: whoever watches is ready */
+		while (getchar() != '\n' && !feof(stdin))
+			;
 	for (size_t i = 0; argc > 1 && i < sizeof(WORKLOADS) / sizeof(*WORKLOADS); i++) {
 		if (strcmp(argv[1], WORKLOADS[i].name))
 			continue;

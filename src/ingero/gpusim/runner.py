@@ -19,6 +19,7 @@ from ingero.gpusim.workloads import WORKLOADS, Workload, find_workload
 
 _NATIVE: Final = Path(__file__).parent / "native"
 _HOST: Final = "127.0.0.1"
+_EVERY_WORKLOAD: Final = ("wait_us", "gate")  # sleep at first; wait for a line on standard input
 
 
 def get_program() -> Path:
@@ -134,8 +135,8 @@ def _check(settings: SimSettings) -> Workload:
         names = ", ".join(known.name for known in WORKLOADS)
         raise ConfigError(f"there is no workload {settings.name!r}", hint=f"one of: {names}")
     for knob in settings.knobs:
-        if knob not in workload.knobs and knob != "wait_us":
-            known_knobs = ", ".join((*workload.knobs, "wait_us"))
+        if knob not in workload.knobs and knob not in _EVERY_WORKLOAD:
+            known_knobs = ", ".join((*workload.knobs, *_EVERY_WORKLOAD))
             raise ConfigError(
                 f"the workload {workload.name!r} has no knob {knob!r}",
                 hint=f"one of: {known_knobs}",
