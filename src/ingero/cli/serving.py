@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from ingero.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from ingero.agent.queries.fanout import NodeAnswer
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -29,6 +33,65 @@ LISTEN_OPTIONS: Final = (
         help="Another name that clients may call this server by; repeat for more.",
     ),
 )
+
+
+NODE_OPTIONS: Final = (
+    click.option(
+        "--nodes",
+        default="",
+        metavar="HOST:PORT,…",
+        help="Ask these nodes' dashboards instead of a file.",
+    ),
+    click.option(
+        "--ca-cert", default="", metavar="FILE", help="Authority of the nodes' certificates."
+    ),
+    click.option("--client-cert", default="", metavar="FILE", help="Certificate to show them."),
+    click.option("--client-key", default="", metavar="FILE", help="Its key."),
+    click.option("--no-tls", is_flag=True, help="Plain HTTP; to loopback only."),
+    click.option(
+        "--clock-skew-threshold",
+        "skew",
+        default="10ms",
+        show_default=True,
+        metavar="DURATION",
+        help="Warn of a node's clock beyond this.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """What NODE_OPTIONS gave."""
+
+    nodes: str
+    ca_cert: str
+    client_cert: str
+    client_key: str
+    no_tls: bool
+    skew: str
+
+    def ask(self, path: str, body: object | None, timeout: str) -> tuple[list[NodeAnswer], float]:
+        """Ask every node; returns their answers and the clock threshold in ms."""
+        from ingero.agent.queries.fanout import FanoutSettings, ask_nodes
+        from ingero.config.environment import read_bearer
+        from ingero.config.model import parse_model
+        from ingero.config.tls import TlsClientConfig
+        from ingero.units import parse_duration
+
+        given = {
+            "insecure": self.no_tls,
+            "ca_file": self.ca_cert or None,
+            "cert_file": self.client_cert or None,
+            "key_file": self.client_key or None,
+        }
+        tls = parse_model(TlsClientConfig, {key: value for key, value in given.items() if value})
+        try:
+            timeout_ns, skew_ns = parse_duration(timeout), parse_duration(self.skew)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
+        nodes = [node.strip() for node in self.nodes.strip("[]").split(",") if node.strip()]
+        settings = FanoutSettings(read_bearer(), timeout_ns, tls)
+        return ask_nodes(nodes, path, body, settings), skew_ns / 1e6
 
 
 def add_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[CommandT], CommandT]:

@@ -10,7 +10,8 @@ from ingero.agent.scenarios.catalog import SCENARIOS, healthy
 from ingero.agent.scenarios.loop import LAUNCH, SYNC, Loop, Step
 from ingero.agent.store.reader import load_recording
 from ingero.model.events import OffCpuReason, Source
-from ingero.testing.faults import FAULTS, HEALTHY, device_full, late_rank_async
+from ingero.testing.faults import FAULTS, device_full, late_rank_async
+from ingero.testing.healthy import HEALTHY
 
 PID = 4821
 MS = 1_000_000

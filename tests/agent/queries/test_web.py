@@ -68,6 +68,14 @@ def test_every_endpoint_answers_about_the_recording(starved):
     assert said["time"]["timestamp_ns"] > 1_700_000_000 * 10**9
 
 
+def test_overview_counts_rows_not_row_numbers(data_dir):
+    async def talk(client):
+        return (await client.get("/api/v1/overview")).json()
+
+    # An excerpt: two hundred rows whose row numbers go on to thousands.
+    assert visit(data_dir / "agent_dbs/sample-gpu-node-01.db", talk)["event_count"] == 200
+
+
 def test_sql_is_answered_and_writing_refused(starved):
     async def talk(client):
         read = await client.post("/api/v1/query", json={"sql": "SELECT count(*) AS n FROM events"})

@@ -22,7 +22,7 @@ def read_overview(path: Path) -> dict[str, Any]:
         first, last = connection.execute(
             "SELECT min(timestamp), max(timestamp) FROM events"
         ).fetchone()
-        (rows,) = connection.execute("SELECT ifnull(max(rowid), 0) FROM events").fetchone()
+        (rows,) = connection.execute("SELECT count(*) FROM events").fetchone()
         found: dict[str, Any] = {
             "file": path.name,
             "event_count": rows,

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from ingero.cli.serving import NODE_OPTIONS, NodeOptions, add_options
+
 
 @click.command("query")
 @click.argument("sql", required=False)
@@ -50,10 +52,12 @@ import click
     metavar="DURATION",
     help="Time a statement may take.",
 )
+@add_options(NODE_OPTIONS)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of objects.")
 def command(
     *, sql: str | None, db: Path | None, since: str, pids: tuple[int, ...], op: str, limit: int,
-    timeout: str, as_json: bool,
+    timeout: str, as_json: bool, nodes: str, ca_cert: str, client_cert: str, client_key: str, no_tls: bool,
+    skew: str,
 ) -> None:  # fmt: skip
     r"""Show events, or ask one SELECT of the recording.
 
@@ -64,11 +68,17 @@ def command(
       ingero query --db run.db --op cudaMemcpyAsync --since 10s
       ingero query --db run.db "SELECT source, count(*) FROM events GROUP BY source" --json
       ingero query --db run.db "SELECT name, seen_at FROM process_names"
+      ingero query --nodes gpu-1:8443,gpu-2:8443 --ca-cert ca.pem "SELECT count(*) FROM events"
     """
     from ingero.config.database import default_database
 
     path = db or default_database()
-    if sql is not None:
+    among = NodeOptions(nodes, ca_cert, client_cert, client_key, no_tls, skew)
+    if among.nodes:
+        if sql is None or db is not None:
+            raise click.UsageError("--nodes takes SQL and no --db")
+        _show_nodes(among, sql, limit, timeout, as_json=as_json)
+    elif sql is not None:
         if since or pids or op:
             raise click.UsageError(
                 "--since, --pid and --op filter events; with SQL, say it in WHERE"
@@ -97,6 +107,25 @@ def _show_sql(path: Path, sql: str, limit: int, timeout: str, *, as_json: bool) 
         click.echo(_as_table(list(answer.columns), rows))
     more = "; there are more: raise --limit or aggregate" if answer.is_truncated else ""
     click.echo(f"({len(rows)} rows in {answer.duration_ns / 1e6:.1f} ms{more})", err=True)
+
+
+def _show_nodes(among: NodeOptions, sql: str, limit: int, timeout: str, *, as_json: bool) -> None:
+    from ingero.agent.queries.fanout import join_rows
+
+    answers, skew_ms = among.ask("query", {"sql": sql, "limit": limit}, timeout)
+    joined = join_rows(answers, skew_ms)
+    if as_json:
+        click.echo(
+            json.dumps(
+                [dict(zip(joined.columns, row, strict=True)) for row in joined.rows], indent=2
+            )
+        )
+    else:
+        click.echo(_as_table(joined.columns, joined.rows))
+    for warning in joined.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    n_answered = sum(not answer.error for answer in answers)
+    click.echo(f"({len(joined.rows)} rows from {n_answered} of {len(answers)} nodes)", err=True)
 
 
 def _show_events(

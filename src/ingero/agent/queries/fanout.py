@@ -1,0 +1,214 @@
+"""One question to many nodes at once, over their dashboards' API.
+
+A node that does not answer is named with its reason and never looks like a node with no rows. Each node's clock offset
+is estimated and shown: rows are not shifted by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from ingero.config import Endpoint
+from ingero.config.tls import TlsClientConfig
+from ingero.errors import BadDataError, ConfigError, RetryableError
+from ingero.serving.tls import build_client_context
+from ingero.telemetry.clock import Clock, SystemClock
+from ingero.units import NS_PER_S
+
+_CLOCK_SAMPLES: Final = 3
+_MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FanoutSettings:
+    """How nodes are asked.
+
+    Attributes:
+        token: Bearer of every node; empty for none.
+        timeout_ns: Longest wait for one node.
+        tls: Client side of TLS; ``insecure`` speaks plain HTTP, to loopback only.
+    """
+
+    token: str = ""
+    timeout_ns: int = 5 * NS_PER_S
+    tls: TlsClientConfig | None = None
+
+
+class NodeAnswer(msgspec.Struct, frozen=True):
+    """What one node said.
+
+    Attributes:
+        node: The address that was asked.
+        error: Why there is no answer; empty when there is one.
+        body: The decoded answer, or None.
+        clock_offset_ms: The node's wall clock minus this machine's, or None when it could not be estimated.
+        round_trip_ms: Shortest round trip of the estimate: the offset is no better than half of it.
+    """
+
+    node: str
+    error: str = ""
+    body: Any = None
+    clock_offset_ms: float | None = None
+    round_trip_ms: float | None = None
+
+
+def ask_nodes(
+    nodes: Sequence[str], path: str, body: object | None, settings: FanoutSettings,
+    clock: Clock | None = None,
+) -> list[NodeAnswer]:  # fmt: skip
+    """Ask every node at once, in the order given.
+
+    Args:
+        nodes: ``host:port`` each.
+        path: Below ``/api/v1/``.
+        body: What to POST; None asks with GET.
+        settings: How.
+        clock: For the clock offsets.
+
+    Raises:
+        ConfigError: An address is not one, or plain HTTP would leave this machine.
+        RetryableError: No node answered; the message names each with its reason.
+    """
+    endpoints = [_parse(node) for node in nodes]
+    tls = settings.tls or TlsClientConfig()
+    if tls.insecure and not all(endpoint.is_loopback for endpoint in endpoints):
+        raise ConfigError("plain HTTP to other machines is refused", hint="leave out --no-tls")
+    answers = asyncio.run(_ask_all(endpoints, path, body, settings, clock or SystemClock()))
+    if all(answer.error for answer in answers):
+        reasons = "; ".join(f"{answer.node}: {answer.error}" for answer in answers)
+        raise RetryableError(
+            f"no node answered: {reasons}", hint="is `ingero dashboard` running there?"
+        )
+    return answers
+
+
+def _parse(node: str) -> Endpoint:
+    try:
+        endpoint = Endpoint.parse(node)
+    except ValueError as error:
+        raise ConfigError(f"--nodes: {error}") from error
+    if not endpoint.host or not endpoint.port:
+        raise ConfigError(f"--nodes: {node!r} names no host and port")
+    return endpoint
+
+
+async def _ask_all(
+    endpoints: Sequence[Endpoint],
+    path: str,
+    body: object | None,
+    settings: FanoutSettings,
+    clock: Clock,
+) -> list[NodeAnswer]:
+    tls = settings.tls or TlsClientConfig()
+    verify: ssl.SSLContext | bool = False if tls.insecure else build_client_context(tls)
+    headers = {"authorization": f"Bearer {settings.token}"} if settings.token else {}
+    scheme = "http" if tls.insecure else "https"
+    async with httpx.AsyncClient(
+        verify=verify, headers=headers, timeout=settings.timeout_ns / NS_PER_S, trust_env=False
+    ) as client:
+        return await asyncio.gather(
+            *(
+                _ask_one(client, f"{scheme}://{e}/api/v1/", str(e), (path, body), clock)
+                for e in endpoints
+            )
+        )
+
+
+async def _ask_one(
+    client: httpx.AsyncClient, base: str, node: str, asked: tuple[str, object | None], clock: Clock
+) -> NodeAnswer:
+    path, body = asked
+    try:
+        offset, round_trip = await _clock_offset(client, base, clock)
+        if body is None:
+            answer = await client.get(base + path)
+        else:
+            answer = await client.post(base + path, content=msgspec.json.encode(body))
+        said = _decode(answer)
+    except httpx.HTTPError as error:
+        return NodeAnswer(node, str(error) or type(error).__name__)
+    except BadDataError as error:
+        return NodeAnswer(node, error.message)
+    return NodeAnswer(node, "", said, offset, round_trip)
+
+
+def _decode(answer: httpx.Response) -> dict[str, Any]:
+    if len(answer.content) > _MAX_ANSWER_BYTES:
+        raise BadDataError("the answer is too large")
+    try:
+        said = msgspec.json.decode(answer.content, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise BadDataError(f"HTTP {answer.status_code}, not JSON") from error
+    if answer.is_error:
+        raise BadDataError(f"HTTP {answer.status_code}: {said.get('error', 'no reason given')}")
+    return said
+
+
+async def _clock_offset(client: httpx.AsyncClient, base: str, clock: Clock) -> tuple[float, float]:
+    """(offset, shortest round trip) in ms: the median of three exchanges, each against its own midpoint."""
+    offsets, trips = [], []
+    for _ in range(_CLOCK_SAMPLES):
+        sent_ns, began_ns = clock.wall_ns(), clock.mono_ns()
+        said = _decode(await client.get(base + "time"))
+        trip_ns = clock.mono_ns() - began_ns
+        theirs = said.get("timestamp_ns")
+        if not isinstance(theirs, int):
+            raise BadDataError("its clock answers without a time")
+        offsets.append((theirs - (sent_ns + trip_ns // 2)) / 1e6)
+        trips.append(trip_ns / 1e6)
+    return round(median(offsets), 3), round(min(trips), 3)
+
+
+@dataclass(frozen=True, slots=True)
+class FanoutRows:
+    """Rows of every node that answered alike.
+
+    Attributes:
+        columns: ``node`` first, then those of the first answer.
+        rows: In the order of the nodes.
+        warnings: Nodes that failed, answered with other columns, or whose clock is off.
+    """
+
+    columns: list[str]
+    rows: list[list[Any]]
+    warnings: list[str]
+
+
+def join_rows(answers: Sequence[NodeAnswer], skew_ms: float) -> FanoutRows:
+    """Put the SQL answers of many nodes into one table; a node with other columns is left out and named."""
+    columns: list[str] = []
+    rows: list[list[Any]] = []
+    warnings = [
+        *(f"{a.node}: {a.error}" for a in answers if a.error),
+        *clock_warnings(answers, skew_ms),
+    ]
+    for answer in answers:
+        if answer.error:
+            continue
+        columns = columns or answer.body["columns"]
+        if answer.body["columns"] != columns:
+            warnings.append(f"{answer.node}: left out, its columns differ")
+            continue
+        rows += [[answer.node, *row] for row in answer.body["rows"]]
+        if answer.body.get("truncated"):
+            warnings.append(f"{answer.node}: there are more rows than the limit")
+    return FanoutRows(["node", *columns], rows, warnings)
+
+
+def clock_warnings(answers: Sequence[NodeAnswer], skew_ms: float) -> list[str]:
+    """Nodes whose clock is off by more than a threshold beyond what the round trip leaves open."""
+    return [
+        f"{a.node}: its clock is {a.clock_offset_ms:+.1f} ms off (round trip {a.round_trip_ms:.1f} ms)"
+        for a in answers
+        if a.clock_offset_ms is not None
+        and a.round_trip_ms is not None
+        and abs(a.clock_offset_ms) - a.round_trip_ms / 2 > skew_ms
+    ]

@@ -1,0 +1,162 @@
+"""Recordings that look busy and have nothing wrong: what no rule may fire on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from ingero.agent.scenarios.builder import RecordingBuilder
+from ingero.agent.scenarios.loop import FUNCTION, LAUNCH, MALLOC, Loop, Step
+from ingero.model.events import GraphOp, IoOp, NetOp, OffCpuReason, Source
+from ingero.testing.faults import PID, ranks
+from ingero.units import NS_PER_MS, NS_PER_S, NS_PER_US
+
+_SHORT: Final = Step(n_launches=4, copy_ns=0, sync_ns=4 * NS_PER_MS)
+
+
+def sleeping_loop() -> RecordingBuilder:
+    """An idle service: a call, then a sleep, for a long time."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for _ in range(60):
+        loop.step(_SHORT)
+        loop.sleep(50 * NS_PER_MS)
+    return built
+
+
+def waiting_for_requests() -> RecordingBuilder:
+    """A service that sleeps in ``epoll`` until a stranger's packet wakes it."""
+    built = RecordingBuilder().name(12, "ksoftirqd/0")
+    loop = Loop(built)
+    for _ in range(60):
+        loop.step(_SHORT)
+        loop.sleep(90 * NS_PER_MS, other_pid=12)
+    return built
+
+
+def waiting_in_recv() -> RecordingBuilder:
+    """A service that blocks in ``recv`` for its next small request."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for _ in range(60):
+        loop.step(_SHORT)
+        built.call((Source.NET, NetOp.RECV), loop.at_ns, 60 * NS_PER_MS, PID, arg1=700)
+        loop.sleep(60 * NS_PER_MS)
+    return built
+
+
+def two_ranks_on_two_gpus() -> RecordingBuilder:
+    """Two processes wait for long and short kernels side by side, each on its own GPU."""
+    built = RecordingBuilder()
+    loops = [Loop(built, 6000 + i, f"rank{i}", seed=i, gpu_id=i) for i in range(2)]
+    for i in range(80):
+        for loop in loops:
+            loop.step(Step(sync_ns=(4 + 30 * (i % 3 == 0)) * NS_PER_MS))
+    return built
+
+
+def gpu_backlog() -> RecordingBuilder:
+    """The host runs ahead: every fiftieth launch waits for a place in the GPU's queue, copies back wait for the GPU."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for i in range(400):
+        loop.call(LAUNCH, 4 * NS_PER_MS if i % 50 == 49 else 12 * NS_PER_US, arg0=FUNCTION)
+        if i % 20 == 19:
+            loop.call((Source.CUDA, 7), 5 * NS_PER_MS, arg0=4, arg1=2)
+            loop.wait(8 * NS_PER_MS)
+    return built
+
+
+def pauses_without_reason() -> RecordingBuilder:
+    """A loop that sleeps, in a recording whose probe did not read why."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for _ in range(60):
+        loop.step(_SHORT)
+        loop.at_ns = built.off_cpu(loop.at_ns, 50 * NS_PER_MS, PID, OffCpuReason.UNKNOWN)
+    return built
+
+
+def warm_up_only() -> RecordingBuilder:
+    """A handful of ordinary first calls and nothing else."""
+    built = RecordingBuilder()
+    Loop(built).steps(3)
+    return built
+
+
+def busy_agent() -> RecordingBuilder:
+    """The agent and the journal write all the time beside a healthy job."""
+    built = RecordingBuilder().name(900, "ingero").name(96, "jbd2/nvme0n1p1-8")
+    loop = Loop(built)
+    while loop.at_ns < NS_PER_S:
+        loop.step()
+        for pid in (900, 96):
+            built.call((Source.IO, IoOp.WRITE), loop.at_ns, NS_PER_MS, pid, arg0=64)
+            built.call((Source.IO, IoOp.READ), loop.at_ns, NS_PER_MS, pid, arg0=64)
+            built.off_cpu(loop.at_ns, NS_PER_MS, pid, OffCpuReason.BLOCKED_IO)
+    return built
+
+
+def read_ahead() -> RecordingBuilder:
+    """The job's reads go on beside its computation and block nothing."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for _ in range(100):
+        built.call((Source.IO, IoOp.READ), loop.at_ns, 2 * NS_PER_MS, PID, arg0=512)
+        loop.step()
+    return built
+
+
+def warm_up_allocations() -> RecordingBuilder:
+    """A caching allocator fills in the first steps and is quiet afterwards."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for i in range(200):
+        if i < 30:
+            loop.call(MALLOC, 200 * NS_PER_US, arg0=64 << 20, arg1=0x7E00_0000_0000 + (i << 28))
+        loop.step()
+    return built
+
+
+def brief_preemption() -> RecordingBuilder:
+    """Kernel threads take the CPU for microseconds, as on any machine."""
+    built = RecordingBuilder().name(66, "kworker/3:1H")
+    loop = Loop(built)
+    for _ in range(200):
+        loop.step()
+        loop.preempt(loop.at_ns - 5 * NS_PER_MS, 30 * NS_PER_US, 66)
+    return built
+
+
+def replayed_graph() -> RecordingBuilder:
+    """One capture, hundreds of launches."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    loop.call((Source.CUDA_GRAPH, GraphOp.INSTANTIATE), 2 * NS_PER_MS, arg0=0x6000)
+    for _ in range(300):
+        loop.call((Source.CUDA_GRAPH, GraphOp.LAUNCH), 30 * NS_PER_US, arg0=0x6000)
+        loop.wait(8 * NS_PER_MS)
+    return built
+
+
+def balanced_ranks() -> RecordingBuilder:
+    """Four ranks that arrive together."""
+    return ranks(None)
+
+
+HEALTHY: Final[dict[str, Callable[[], RecordingBuilder]]] = {
+    "sleeping loop": sleeping_loop,
+    "waiting for requests": waiting_for_requests,
+    "waiting in recv": waiting_in_recv,
+    "two ranks on two GPUs": two_ranks_on_two_gpus,
+    "GPU backlog": gpu_backlog,
+    "pauses without a reason": pauses_without_reason,
+    "warm-up only": warm_up_only,
+    "busy agent": busy_agent,
+    "read-ahead": read_ahead,
+    "warm-up allocations": warm_up_allocations,
+    "brief preemption": brief_preemption,
+    "replayed graph": replayed_graph,
+    "balanced ranks": balanced_ranks,
+}
+"""Recordings that look busy and have nothing wrong."""
