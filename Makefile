@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check native bench bench-detect lock docs clean
+.PHONY: help setup demo test lint check native bench bench-detect lock docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -10,17 +10,19 @@ help: ## show this list
 setup: ## make .venv with everything; quick when nothing changed
 	@scripts/setup
 
-demo: setup ## replay a real 64-GPU trace through a real Fleet and name the culprit
-	@.venv/bin/ingero replay AR
+demo: setup ## replay a real 64-GPU trace through a real Fleet, name the culprit, and ask a real Echo
+	@.venv/bin/ingero replay AR --echo
 
 test: setup ## run every test tier that this machine allows; each skip says why
 	@$(PY) -m pytest
 
-check: setup ## format, lint, types, layers, sizes, docs and the fast tests
+lint: setup ## format, lint, types and layers
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --config pyproject.toml
+
+check: lint ## lint, sizes, docs and the fast tests: what a commit must pass
 	@$(PY) -m pytest -q -m "not kernel and not gpu and not slow"
 
 native: setup ## compile the BPF objects and the simulator (setup does it too)
