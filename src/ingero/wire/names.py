@@ -151,6 +151,12 @@ class Attribute(StrEnum):
     COLLECTIVE_N_RANKS = "ingero.collective.n_ranks"
     COLLECTIVE_CLOCK = "ingero.collective.clock"
     COLLECTIVE_COUNT = "ingero.collective.count"
+    # Where a rank stopped; ours, docs/specs/collective-standing.md.
+    STANDING_ENTERED = "ingero.collective.entered"
+    STANDING_LEFT = "ingero.collective.left"
+    STANDING_OP = "ingero.collective.op"
+    STANDING_STILL_NS = "ingero.collective.still_ns"
+    STANDING_GONE = "ingero.collective.gone"
     RANK = "ingero.rank"  # global rank of the reporting process
     RANK_GPUS = "ingero.rank.gpus"  # GPUs that wait when this rank waits
     RANK_LABELS = "ingero.rank.labels"  # key-value list: the launcher's coordinates
@@ -207,6 +213,9 @@ class UdsType(StrEnum):
 
 COLLECTIVE_EVENT: Final = "ingero.collective.batch"
 """Event name of a log record that carries a columnar collective batch."""
+
+STANDING_EVENT: Final = "ingero.collective.standing"
+"""Event name of a log record that says where a rank stopped moving."""
 
 DEFAULT_REMEDIATE_SOCKET: Final = "/tmp/ingero-remediate.sock"  # noqa: S108 - the path consumers already dial
 DEFAULT_REMEDIATE_GID: Final = 65532

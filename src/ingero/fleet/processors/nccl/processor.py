@@ -24,11 +24,13 @@ from ingero.fleet.processors.nccl.cases import Cases, Conclusion
 from ingero.fleet.processors.nccl.config import NcclConfig
 from ingero.fleet.processors.nccl.gauges import GaugeBook, date_by_arrival, has_gauges
 from ingero.fleet.processors.nccl.report import build_changes, build_gauge_lags, build_verdicts
+from ingero.fleet.processors.nccl.standing import StandingBook, hang_json
 from ingero.model.verdicts import judgement_json
 from ingero.units import NS_PER_S
 from ingero.wire.collectives import read_collectives
 from ingero.wire.names import Signal
 from ingero.wire.otlp import Export
+from ingero.wire.standing import read_standings
 
 _KEEPALIVE_NS = 60 * NS_PER_S
 _REST = 4
@@ -41,6 +43,7 @@ class NcclShared:
     Attributes:
         cases: What waits to be judged and what was concluded.
         gauges: Per-event gauges of older agents.
+        standings: Where ranks of jobs that stand still stopped.
         following: What comes after the processor, by signal; the first pipeline of each.
         host: Under which service the timers run; a reload brings another.
     """
@@ -48,6 +51,7 @@ class NcclShared:
     def __init__(self, config: NcclConfig, host: Host) -> None:
         self.cases = Cases(config, host.meter)
         self.gauges = GaugeBook(config.gauge_window, config.max_gauge_groups)
+        self.standings = StandingBook(config.idle_timeout)
         self.following: dict[Signal, Consumer] = {}
         self.host: object = None
 
@@ -74,7 +78,7 @@ class NcclProcessor:
             shared.host = host
             shared.following.clear()
             self._rounds = JudgeRounds(shared, host)
-            host.offer(AdminRoutes, NcclPages(shared.cases, host))
+            host.offer(AdminRoutes, NcclPages(shared, host))
             host.every(self._config.judge_interval, self._rounds.kick)
         shared.following.setdefault(self._signal, self._following)
 
@@ -89,7 +93,9 @@ class NcclProcessor:
         assert shared is not None
         assert host is not None
         if batch.signal is Signal.LOGS:
-            self._read_batches(batch, shared.cases, host.clock.mono_ns())
+            now_ns = host.clock.mono_ns()
+            self._read_standings(batch, shared, now_ns)
+            self._read_batches(batch, shared, now_ns)
         elif batch.signal is Signal.METRICS and has_gauges(batch.export):
             shared.gauges.add(batch.export, batch.push.cluster_hint, host.clock.mono_ns())
             dated = date_by_arrival(batch.export, batch.received_wall_ns)
@@ -98,8 +104,20 @@ class NcclProcessor:
         self._following.consume(batch)
 
     @staticmethod
-    def _read_batches(batch: Batch, cases: Cases, now_ns: int) -> None:
-        read = read_collectives(batch.export)
+    def _read_standings(batch: Batch, shared: NcclShared, now_ns: int) -> None:
+        read = read_standings(batch.export)
+        if read.n_refused:
+            shared.cases.refuse["bad_record"](read.n_refused)
+            batch.push.n_rejected += read.n_refused
+            batch.push.rejected_why = read.first_problem
+        if read.standings:
+            rank = read.standings[0].rank
+            batch.push.cluster_id, batch.push.node_id = rank.cluster_id, rank.node_id
+            shared.standings.add(read.standings, now_ns)
+
+    @staticmethod
+    def _read_batches(batch: Batch, shared: NcclShared, now_ns: int) -> None:
+        read, cases = read_collectives(batch.export), shared.cases
         push = batch.push
         if read.n_refused:
             cases.refuse["bad_record"](read.n_refused)
@@ -108,6 +126,7 @@ class NcclProcessor:
         if read.runs:
             rank = read.runs[0].rank
             push.cluster_id, push.node_id = rank.cluster_id, rank.node_id
+            shared.standings.note_moving(read.runs, now_ns)
             n_refused, why = cases.add(read.runs, now_ns)
             if n_refused:
                 push.n_rejected += n_refused
@@ -201,10 +220,11 @@ class JudgeRounds:
 
 
 class NcclPages:
-    """Verdicts and lags as JSON."""
+    """Verdicts, lags and hangs as JSON."""
 
-    def __init__(self, cases: Cases, host: Host) -> None:
-        self._cases = cases
+    def __init__(self, shared: NcclShared, host: Host) -> None:
+        self._cases = shared.cases
+        self._standings = shared.standings
         self._clock = host.clock
 
     def admin_routes(self) -> Sequence[AdminRoute]:
@@ -220,6 +240,11 @@ class NcclPages:
                 f"{root}/collectives",
                 "Communicators of ?cluster_id=, or with ?comm= the lag of each of its ranks.",
                 self._collectives,
+            ),
+            AdminRoute(
+                f"{root}/hang",
+                "Ranks of ?cluster_id= that a job which stands still waits for.",
+                self._hang,
             ),
         )
 
@@ -238,6 +263,13 @@ class NcclPages:
             page["alpha"] = conclusion.alpha
             clusters.append(page)
         return {"clusters": clusters}
+
+    def _hang(self, query: Mapping[str, str]) -> dict[str, Any]:
+        cluster_id = query.get("cluster_id", "")
+        if not cluster_id:
+            raise BadDataError("cluster_id is missing; add ?cluster_id=NAME")
+        report, standing_s = self._standings.find_hang(cluster_id, self._clock.mono_ns())
+        return hang_json(report, standing_s)
 
     def _collectives(self, query: Mapping[str, str]) -> dict[str, Any]:
         cluster_id = query.get("cluster_id", "")
