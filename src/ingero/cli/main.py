@@ -28,6 +28,7 @@ from ingero.cli.commands import (
     replay,
     sim,
     trace,
+    up,
     version,
 )
 from ingero.cli.help import keep_line_breaks
@@ -47,6 +48,7 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     replay.command,
     sim.command,
     trace.command,
+    up.command,
     version.command,
 )
 """Every verb of ``ingero``, in the order that ``--help`` lists them."""

@@ -1,0 +1,76 @@
+"""The agent process of one host: reads its settings from the command line, says ``ready``, ends with its input.
+
+Its standard input is a pipe from the command that started it, so that no agent outlives it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+from ingero.agent.app.live import LiveAgent, LiveSettings
+from ingero.agent.app.tracing import TraceSettings
+from ingero.agent.health.body import Identity
+from ingero.agent.health.endpoint import parse_endpoint
+from ingero.agent.health.loop import LoopSettings
+from ingero.agent.health.machine import MachineSettings
+from ingero.agent.health.service import AgentSettings
+from ingero.agent.health.transport import TransportSettings
+from ingero.agent.probes.engine import EngineSettings
+from ingero.gpusim.runner import get_program
+from ingero.units import NS_PER_S
+
+READY: Final = "ready"
+PROGRAM: Final = "from ingero.cli.cluster.agent import main; main()"
+_WARMUP: Final = 3
+
+
+def build_settings(told: dict[str, Any]) -> LiveSettings:
+    """The settings that `ingero.cli.cluster.parts` passes."""
+    rank, push_ns = told["rank"], told["push_interval_ns"]
+    return LiveSettings(
+        trace=TraceSettings(
+            engine=EngineSettings(host_probes=("process",)),
+            pids=(told["pid"],),
+            files=tuple(sorted(get_program().parent.glob("lib*"))),
+        ),
+        health=AgentSettings(
+            identity=Identity(
+                cluster_id=told["cluster_id"],
+                node_id=told["node_id"],
+                workload_type="training",
+                world_size=told["n_ranks"],
+                rank=rank,
+            ),
+            transport=TransportSettings(
+                endpoint=parse_endpoint(told["fleet"], is_insecure=True, option="--fleet"),
+                cluster_id=told["cluster_id"],
+                timeout_ns=min(push_ns, 5 * NS_PER_S),
+                is_protobuf=True,
+            ),
+            loop=LoopSettings(push_interval_ns=push_ns, machine=MachineSettings(warmup=_WARMUP)),
+            persist_path=Path(told["folder"]) / f"baseline-{rank}.json",
+            socket_path=Path(told["folder"]) / f"remediate-{rank}.sock",
+        ),
+    )
+
+
+def main() -> None:
+    """Run until the input ends or a signal comes."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    settings = build_settings(json.loads(sys.argv[1]))
+
+    def follow_input() -> None:
+        while os.read(0, 4096):
+            pass
+        stop.set()
+
+    threading.Thread(target=follow_input, daemon=True).start()
+    LiveAgent(settings, on_ready=lambda: print(READY, flush=True)).run(stop)

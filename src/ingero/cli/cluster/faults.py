@@ -1,0 +1,114 @@
+"""Faults that ``ingero up`` injects: what the user types, what it does, what it must come to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from ingero.cli.cluster.hosts import Cluster, slow_link
+from ingero.errors import ConfigError
+from ingero.gpusim.job import Job
+
+KINDS: Final = {
+    "slow-rank": "slow-rank:R:1.3x  its own work takes 1.3 times as long",
+    "imbalance": "imbalance[:1.6x]  another rank has more work in each step",
+    "pause": "pause:R           stopped where it is",
+    "kill": "kill:R            gone",
+    "slow-link": "slow-link:R[:20ms] packets to its host are late",
+    "cpu-hog": "cpu-hog:R         other programs share its processor",
+}
+_N_HOGS: Final = 3
+_SPIN: Final = "while :; do :; done"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        kind: One of `KINDS`.
+        rank: Whom it hits; None for everybody.
+        amount: Factor of slow-rank and imbalance, milliseconds of slow-link.
+    """
+
+    kind: str
+    rank: int | None = None
+    amount: float = 0.0
+
+    @property
+    def is_hang(self) -> bool:
+        """Whether it stops the job."""
+        return self.kind in {"pause", "kill"}
+
+    @property
+    def is_blameless(self) -> bool:
+        """Whether it must name nobody."""
+        return self.kind == "imbalance"
+
+
+def parse_fault(text: str, n_ranks: int) -> Fault:
+    """``slow-rank:3:1.3x`` as a fault.
+
+    Raises:
+        ConfigError: It is none of `KINDS`, or its rank or amount is wrong.
+    """
+    kind, *rest = text.split(":")
+    try:
+        fault = _build(kind, rest)
+    except (ValueError, IndexError, KeyError) as error:
+        known = "\n  ".join(KINDS.values())
+        raise ConfigError(f"--fault {text!r} is not a fault", hint=f"one of\n  {known}") from error
+    if fault.rank is not None and not 0 <= fault.rank < n_ranks:
+        raise ConfigError(f"--fault {text!r}: ranks are 0 to {n_ranks - 1}")
+    return fault
+
+
+def _build(kind: str, rest: list[str]) -> Fault:
+    if kind == "slow-rank":
+        rank, amount = rest
+        return Fault(kind, int(rank), _parse_factor(amount))
+    if kind == "imbalance":
+        return Fault(kind, None, _parse_factor(rest[0] if rest else "1.6x"))
+    if kind == "slow-link":
+        rank, amount = rest if len(rest) > 1 else (rest[0], "20ms")
+        return Fault(kind, int(rank), int(amount.removesuffix("ms")))
+    if kind in KINDS:
+        (rank,) = rest
+        return Fault(kind, int(rank))
+    raise KeyError(kind)
+
+
+def _parse_factor(text: str) -> float:
+    factor = float(text.removesuffix("x"))
+    if not 1.0 < factor <= 100.0:
+        raise ValueError(text)
+    return factor
+
+
+def inject(fault: Fault, job: Job, cluster: Cluster, stack: ExitStack) -> None:
+    """Turn a fault on; what it starts ends with the stack."""
+    rank = fault.rank if fault.rank is not None else -1
+    actions: dict[str, Callable[[], None]] = {
+        "slow-rank": lambda: job.slow(rank, fault.amount),
+        "imbalance": lambda: job.unbalance(fault.amount),
+        "pause": lambda: job.pause(rank),
+        "kill": lambda: job.kill(rank),
+        "slow-link": lambda: slow_link(cluster.hosts[rank], int(fault.amount)),
+        "cpu-hog": lambda: _hog(job.pids[rank], stack),
+    }
+    actions[fault.kind]()
+
+
+def _hog(pid: int, stack: ExitStack) -> None:
+    """Busy programs that share one processor with the rank."""
+    processor = max(os.sched_getaffinity(pid))
+    os.sched_setaffinity(pid, {processor})
+    for _ in range(_N_HOGS):
+        hog = subprocess.Popen(["/bin/sh", "-c", _SPIN], start_new_session=True)
+        stack.callback(hog.wait)
+        stack.callback(hog.kill)
+        os.sched_setaffinity(hog.pid, {processor})

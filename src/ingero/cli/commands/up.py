@@ -1,0 +1,88 @@
+"""``ingero up``: a whole cluster on one machine, with faults to try it by."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from ingero.cli.options import read_duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ingero.cli.cluster.faults import Fault
+
+
+@click.command("up")
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=1, max=64),
+    default=8,
+    show_default=True,
+    help="Hosts, each with one rank and one agent.",
+)
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="FAULT",
+    help="A fault to inject once the job runs evenly; may be repeated.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the job's jitter.")
+@click.option(
+    "--duration",
+    callback=read_duration,
+    default="30s",
+    show_default=True,
+    help="How long to watch after the injection; ends sooner once every fault was named.",
+)
+@click.option(
+    "--push-interval",
+    callback=read_duration,
+    default="5s",
+    show_default=True,
+    help="Of the agents; a change is pushed at once.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
+def command(
+    ranks: int, faults: tuple[str, ...], seed: int, duration: int, push_interval: int, as_json: bool
+) -> int:
+    r"""Run a whole cluster on this machine and see whom it names.
+
+    Hosts are network namespaces with a simulated GPU rank each. The agents' kernel probes, their pushes, the Fleet and
+    its verdicts are the real ones. It needs root, as every probe does; where `ip` or `nsenter` is missing the ranks are
+    plain processes, and it says so. Ctrl-C ends it and removes everything.
+
+    Faults:
+
+    \b
+      slow-rank:R:1.3x   rank R's own work takes 1.3 times as long
+      imbalance[:1.6x]   another rank has more work in each step: nobody's fault
+      pause:R            rank R stops where it is
+      kill:R             rank R is gone
+      slow-link:R[:20ms] packets to R's host are late
+      cpu-hog:R          other programs share R's processor
+
+    \b
+    Examples:
+      sudo ingero up
+      sudo ingero up --ranks 8 --fault slow-rank:3:1.3x --json
+      sudo ingero up --ranks 4 --fault pause:2 --duration 20s
+    """
+    from ingero.cli.cluster.faults import parse_fault
+    from ingero.cli.cluster.run import UpSettings, run_up
+    from ingero.cli.cluster.show import follow_up, render_result
+
+    parsed: tuple[Fault, ...] = tuple(parse_fault(text, ranks) for text in faults)
+    from rich.console import Console
+
+    console: Console = Console(stderr=True)
+    with follow_up(console) as follow:
+        result = run_up(UpSettings(ranks, parsed, seed, duration, push_interval), follow)
+    if as_json:
+        click.echo(json.dumps(result, indent=2))
+    else:
+        render_result(result, Console())
+    return 0
