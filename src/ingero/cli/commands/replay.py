@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ingero.cli.options import HEADERS, read_duration
+from ingero.units import NS_PER_S
 
 PIPE_WIDTH = 120
 """Columns of output that no terminal bounds."""
@@ -18,6 +20,7 @@ COMPRESSED = ("processors.nccl.reorder_window=1s", "processors.nccl.judge_interv
 """Settings of our own Fleet: a replay's pushes come in order and its time runs faster than a job's."""
 
 if TYPE_CHECKING:
+    from ingero.cli.replay.echo import LocalEcho
     from ingero.cli.replay.network import FleetTarget
     from ingero.model.verdicts import Judgement
     from ingero.traces.model import JobTrace
@@ -56,6 +59,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="Recorded time between two pushes of an agent.",
 )
+@click.option(
+    "--echo", "with_echo", is_flag=True, help="Keep it in an Echo of our own too, and ask that one."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(trace: str, *, offline: bool, as_json: bool, **network: Any) -> int:  # noqa: ANN401 - click's
     r"""Judge a recorded training job and name its slow workers.
@@ -72,6 +78,7 @@ def command(trace: str, *, offline: bool, as_json: bool, **network: Any) -> int:
       ingero replay AR
       ingero replay AR --fleet http://127.0.0.1:4318 --speed 60
       ingero replay AR --offline
+      ingero replay AR --echo
       ingero replay job/trace-X.parquet --offline --json | jq '.verdicts[] | select(.verdict == "culprit")'
     """
     from ingero.cli.replay.offline import judge_trace
@@ -82,19 +89,30 @@ def command(trace: str, *, offline: bool, as_json: bool, **network: Any) -> int:
 
     path = Path(trace)
     job = read_trace(path if path.exists() else find_packaged(trace) or path)
-    judgements = judge_trace(job) if offline else [_ask_fleet(job, network)]
-    result = build_result(job, judgements)
+    if network["with_echo"] and (offline or network["fleet"]):
+        raise click.UsageError(
+            "--echo goes with a Fleet of the replay's own, without --offline and --fleet"
+        )
+    kept: dict[str, Any] = {}
+    judgements = judge_trace(job) if offline else [_ask_fleet(job, network, kept)]
+    result = {**build_result(job, judgements), **kept}
     if as_json:
         click.echo(json.dumps(result, indent=2))
         return 0
     from rich.console import Console
 
     console = Console()
-    render_result(result, console if console.is_terminal else Console(width=PIPE_WIDTH))
+    console = console if console.is_terminal else Console(width=PIPE_WIDTH)
+    render_result(result, console)
+    if kept:
+        from ingero.cli.replay.echo import describe_echo
+
+        for line in describe_echo(kept["echo"]):
+            console.print(f"Echo: {line}", highlight=False)
     return 0
 
 
-def _ask_fleet(job: JobTrace, network: dict[str, Any]) -> Judgement:
+def _ask_fleet(job: JobTrace, network: dict[str, Any], kept: dict[str, Any]) -> Judgement:
     from rich.console import Console
 
     from ingero.cli.replay.live import follow_replay
@@ -102,25 +120,47 @@ def _ask_fleet(job: JobTrace, network: dict[str, Any]) -> Judgement:
 
     console = Console(stderr=True)
     with ExitStack() as stack:
-        target = _find_target(network, stack, console)
+        echo = _start_echo(stack, console) if network["with_echo"] else None
+        target = _find_target(network, stack, console, echo.fleet_overrides if echo else ())
         cluster_id = network["cluster_id"] or f"{job.name}-{os.getpid()}"
-        return replay_to_fleet(
+        judgement = replay_to_fleet(
             name_cluster(job, cluster_id),
             target,
             speed=network["speed"],
             interval_ns=network["interval"],
             follow=stack.enter_context(follow_replay(console)),
         )
+        if echo is not None:
+            from ingero.cli.replay.echo import ask_echo
+
+            lost_s = sum(verdict.lost_gpu_ns for verdict in judgement.culprits) / NS_PER_S
+            kept["echo"] = ask_echo(echo, cluster_id, lost_s)
+        return judgement
 
 
-def _find_target(network: dict[str, Any], stack: ExitStack, console: Any) -> FleetTarget:  # noqa: ANN401 - rich's
+def _start_echo(stack: ExitStack, console: Any) -> LocalEcho:  # noqa: ANN401 - rich's
+    from ingero.cli.replay.echo import run_local_echo
+
+    echo = stack.enter_context(run_local_echo())
+    console.print(f"an Echo of our own listens on {echo.url}", highlight=False)
+    return echo
+
+
+def _find_target(
+    network: dict[str, Any],
+    stack: ExitStack,
+    console: Any,  # noqa: ANN401 - rich's
+    overrides: Sequence[str],
+) -> FleetTarget:
     from ingero.agent.health.endpoint import parse_endpoint
     from ingero.cli.local_fleet import EPHEMERAL, SHIPPED_CONFIG, run_local_fleet
     from ingero.cli.replay.network import FleetTarget
 
     url, admin_url = network["fleet"], network["admin"].rstrip("/")
     if url is None:
-        fleet = stack.enter_context(run_local_fleet(SHIPPED_CONFIG, (*EPHEMERAL, *COMPRESSED)))
+        fleet = stack.enter_context(
+            run_local_fleet(SHIPPED_CONFIG, (*EPHEMERAL, *COMPRESSED, *overrides))
+        )
         url = "http://" + fleet.find_endpoint("otlp", "http")
         admin_url = "http://" + fleet.find_endpoint("ingero_threshold", "admin")
         console.print(

@@ -41,7 +41,7 @@ billed AS (
            coalesce(attributed, 'charged') AS attributed
     FROM costs WHERE {where}
 ), gauged AS (
-    SELECT cluster_id, node_id, (json_extract_string(attributes, '$.rank')) AS rank, max(value_double) AS gpu_seconds
+    SELECT cluster_id, node_id, (json_extract_string(attributes, '$.rank')) AS rank, arg_max(value_double, ts) AS gpu_seconds
     FROM events WHERE {where} AND metric_name = '{lost}' GROUP BY ALL
 ), bills AS (
     SELECT * FROM billed
@@ -129,7 +129,7 @@ def _cost_by_culprit(ask: Ask, args: ListArgs) -> CulpritCostAnswer:
 COST: Final = Query(
     "fleet.cluster.cost",
     "Cost of waiting",
-    "GPU-seconds lost to waiting and what they cost, by provider, GPU model and currency; charged and unattributed "
+    "GPU-seconds lost to waiting (since the last onset of each culprit) and what they cost, by provider, GPU model and currency; charged and unattributed "
     "parts add up to the total.",
     ListArgs,
     CostAnswer,
