@@ -11,7 +11,7 @@ setup: ## make .venv with everything; quick when nothing changed
 	@scripts/setup
 
 demo: setup ## replay a real 64-GPU trace through a real Fleet, name the culprit, and ask a real Echo
-	@.venv/bin/ingero replay AR --echo
+	@.venv/bin/ingero replay AR --speed 200 --echo
 
 test: setup ## run every test tier that this machine allows; each skip says why
 	@$(PY) -m pytest
