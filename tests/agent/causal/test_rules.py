@@ -82,6 +82,20 @@ def test_cause_below_a_fifth_of_the_lost_time_is_not_named():
     assert rules_of(hit_every(1, stolen_ms=1)) == []
 
 
+def test_many_small_preemptors_are_one_cause_together():
+    built = RecordingBuilder()
+    loop = Loop(built)
+    loop.steps(60, Step(sync_ns=2 * MS))
+    for i in range(40):
+        loop.step(Step(sync_ns=0))
+        loop.preempted_call(SYNC, 10 * MS, (6 * MS,), 9000 + i)
+    (incident,) = explain(built.build()).incidents
+    assert [(cause.name, round(cause.share, 1)) for cause in incident.causes] == [
+        ("preempted by 40 other tasks", 0.6),
+        ("unexplained", 0.4),
+    ]
+
+
 def test_preemption_outside_the_feeding_thread_is_not_blamed():
     built = RecordingBuilder().name(8821, "backup")
     loop = Loop(built)

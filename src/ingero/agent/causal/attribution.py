@@ -26,6 +26,7 @@ _WAKE_UP_NS: Final = 100 * NS_PER_US
 _TRANSFER_BYTES: Final = 64 * 1024
 """A socket call that moves less is taken for waiting for a request, which is no fault."""
 
+_PREEMPTED: Final = "preempted by "
 ON_CPU: Final = "computing on the host"
 SLEEPING: Final = "sleeping"
 NO_REASON: Final = "off the CPU, reason not recorded"
@@ -91,7 +92,7 @@ def _preemptors(evidence: Evidence, process: Process, spans: Rows) -> list[tuple
         mine = spans.where(others == pid).intervals
         by_name[name] = by_name[name].union(mine) if name in by_name else mine
     ordered = sorted(by_name.items(), key=lambda item: (-item[1].total_ns, item[0]))
-    return [(f"preempted by {name}", spans_) for name, spans_ in ordered if len(spans_)]
+    return [(f"{_PREEMPTED}{name}", spans_) for name, spans_ in ordered if len(spans_)]
 
 
 def _workers(evidence: Evidence, process: Process, sleeps: Rows) -> list[tuple[str, Intervals]]:
@@ -166,6 +167,19 @@ CHECKED: Final = ("preemption", "blocked on disk reads", "page faults", "out of 
 """Reasons that are always reported as looked for when a thread's switches were recorded."""
 
 
+def _join_minor(shares: dict[str, float]) -> dict[str, float]:
+    """Shares with the tasks that each took too little to be named put together as one reason."""
+    minor = {
+        name: share
+        for name, share in shares.items()
+        if name.startswith(_PREEMPTED) and share < NAMED_SHARE
+    }
+    if len(minor) < 2:
+        return shares
+    joined = {name: share for name, share in shares.items() if name not in minor}
+    return joined | {f"{_PREEMPTED}{len(minor)} other tasks": sum(minor.values())}
+
+
 def attribute(waits: Waits, starts: Times, ends: Times, *, uncertain_ns: int = 0) -> Attribution:
     """Share lost intervals out among a thread's waits.
 
@@ -193,8 +207,8 @@ def attribute(waits: Waits, starts: Times, ends: Times, *, uncertain_ns: int = 0
         if computing:
             shares[ON_CPU] = computing
     explained = sum(shares.values())
-    preempted = sum(share for name, share in shares.items() if name.startswith("preempted by "))
+    preempted = sum(share for name, share in shares.items() if name.startswith(_PREEMPTED))
     if waits.is_off_cpu_known and not preempted:
         shares.setdefault("preemption", 0.0)
-    ordered = tuple(sorted(shares.items(), key=lambda item: (-item[1], item[0])))
+    ordered = tuple(sorted(_join_minor(shares).items(), key=lambda item: (-item[1], item[0])))
     return Attribution(total, ordered, max(1.0 - explained, 0.0))

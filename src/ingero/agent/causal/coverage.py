@@ -110,7 +110,8 @@ class Books:
         }
         total = [self.count(node, pid, (op,), span_ns) for op in sorted(ops)]
         stored, seen = sum(c.stored for c in total), sum(c.seen for c in total)
-        return Count(stored, seen + self._sampled_out(node, _GPU_SOURCES)[0])
+        # Both books count the same calls: one by process, the other by source.
+        return Count(stored, max(seen, stored + self._sampled_out(node, _GPU_SOURCES)[0]))
 
     def coverage(self, node: int, pid: int, span_ns: tuple[int, int], n_rows: int) -> Coverage:
         """Coverage of an incident of one process."""

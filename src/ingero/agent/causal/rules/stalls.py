@@ -215,7 +215,7 @@ def _describe(
     n_spans = int((case.episodes.covered_ns(case.spans.starts, case.spans.ends) > 0).sum())
     part = stalled / max(case.episodes.total_ns, 1)
     title = stall.title.format(process=process.name)
-    by = case.causes[0].name.removeprefix("preempted by ") if stall.rule == "preemption" else ""
+    by = _names(stall, case.causes) if stall.rule == "preemption" else ""
     facts = [
         f"{n_spans} times, {format_duration(stalled)} of {format_duration(case.episodes.total_ns)} ({part:.0%})"
     ]
@@ -236,6 +236,12 @@ def _describe(
         ruled_out=case.shares.ruled_out(),
         fix=stall.fix,
     )
+
+
+def _names(stall: _Stall, causes: tuple[Cause, ...]) -> str:
+    """Who did it, those with a name first."""
+    who = [c.name.removeprefix(stall.reason) for c in causes if stall.matches(c.name)]
+    return " and ".join(sorted(who, key=lambda name: name.endswith(" other tasks")))
 
 
 def _read_facts(evidence: Evidence, process: Process, tid: int) -> list[str]:
