@@ -106,6 +106,23 @@ def test_a_retry_after_a_restart_is_still_recognised(tmp_path):
     second.close()
 
 
+def test_a_restart_remembers_no_more_keys_than_its_bound_and_the_newest(tmp_path):
+    clock = ManualClock()
+    first = make_store(tmp_path / "echo.db", clock)
+    first.open()
+    for start in range(0, 40, 10):
+        first.write(rows_of(10, start=start))
+        clock.advance(NS_PER_S)
+    first.close()
+    second = make_store(tmp_path / "echo.db", clock, window_keys=20)
+    second.open()
+    second.write(rows_of(10, start=30))
+    assert (count(second), second.counters.duplicates) == (40, 10)
+    second.write(rows_of(10, start=0))
+    assert (count(second), second.counters.duplicates) == (50, 10)
+    second.close()
+
+
 def test_requests_that_arrive_together_share_one_commit(store):
     done = []
     store.call(

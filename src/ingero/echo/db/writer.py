@@ -303,7 +303,8 @@ class Writer(threading.Thread):
             horizon = self._now() - timedelta(microseconds=self._settings.window_ns // NS_PER_US)
             with our_errors("load the last keys"):
                 loaded = connection.execute(
-                    "SELECT key FROM ingest_keys WHERE ingested_at >= ?", [horizon]
+                    "SELECT key FROM ingest_keys WHERE ingested_at >= ? ORDER BY ingested_at DESC LIMIT ?",
+                    [horizon, self._settings.window_keys // 2],
                 ).fetchnumpy()["key"]
         except IngeroError:
             connection.close()
