@@ -105,6 +105,15 @@ def test_reading_changes_no_byte_and_leaves_no_file(tmp_path, data_dir, name):
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_no_side_file_exists_while_a_recording_is_read(tmp_path, data_dir, name):
+    path = tmp_path / name
+    path.write_bytes((data_dir / "agent_dbs" / name).read_bytes())
+    with open_recording(path) as connection:
+        assert connection.execute("SELECT count(*) FROM events").fetchone()[0] >= 200
+        assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
 def test_open_connection_cannot_write(data_dir):
     with (
         pytest.raises(StoreError, match="readonly"),
