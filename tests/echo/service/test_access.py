@@ -342,6 +342,36 @@ def test_two_hundred_slow_clients_do_not_stop_a_fast_one(open_echo):
             link.close()
 
 
+def test_one_tenants_slow_sql_stops_neither_its_tools_nor_anothers_sql(open_echo):
+    echo = open_echo(sql_workers=2)
+    started, release = threading.Event(), threading.Event()
+    run_sql = echo.service.answers._run_sql
+
+    def slowly(principal, *rest):
+        if principal.key_name == "team-two":
+            started.set()
+            release.wait(30)
+        return run_sql(principal, *rest)
+
+    echo.service.answers._run_sql = slowly
+    answers = []
+
+    def ask_slowly():
+        answers.append(sql(echo, "SELECT 1", TWO).json()["rows"])
+
+    asking = [threading.Thread(target=ask_slowly) for _ in range(6)]
+    for thread in asking:
+        thread.start()
+    assert started.wait(20)
+    assert sql(echo, "SELECT 2", ONE).json()["rows"] == [[2]]
+    assert ask(echo, "fleet.cluster.summary", token=TWO).status_code == 200
+    assert answers == []
+    release.set()
+    for thread in asking:
+        thread.join(30)
+    assert answers == [[[1]]] * 6
+
+
 # Real exporters and TLS.
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from ingero.echo.db.faults import DeadlineError
 from ingero.echo.db.sandbox.pool import SqlRefusedError
 from ingero.echo.db.store import Store
+from ingero.echo.queries.analysis import RUN_ANALYSIS
 from ingero.echo.queries.ask import Ask, ClusterRefusedError, Span, SqlAnswer
 from ingero.echo.queries.catalog import QUERIES
 from ingero.errors import BadDataError, IngeroError, RetryableError, StoreError
@@ -36,6 +37,19 @@ class Fault:
     code: str
     message: str
     retry_after_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """How many questions are answered at once.
+
+    Attributes:
+        readers: Tools.
+        sql: Tenants' statements; one bearer never has all of them when there are two or more.
+    """
+
+    readers: int = 4
+    sql: int = 2
 
 
 UNKNOWN_TOOL: Final = Fault(404, "tool_not_found", "no such tool")
@@ -68,18 +82,21 @@ class Answers:
         store: Where the rows are.
         clock: The time of a question.
         timeout_ns: Longest question.
-        n_readers: Questions at once.
+        places: Questions at once.
         run_sql: Runs a tenant's statement.
     """
 
     def __init__(
-        self, store: Store, clock: Clock, timeout_ns: int, n_readers: int, run_sql: SqlRunner
+        self, store: Store, clock: Clock, timeout_ns: int, places: Places, run_sql: SqlRunner
     ) -> None:
         self._store = store
         self._clock = clock
         self._timeout_ns = timeout_ns
         self._run_sql = run_sql
-        self._pool = ThreadPoolExecutor(n_readers, thread_name_prefix="echo-reader")
+        self._pool = ThreadPoolExecutor(places.readers, thread_name_prefix="echo-reader")
+        self._sql_pool = ThreadPoolExecutor(places.sql, thread_name_prefix="echo-sql")
+        self._sql_per_bearer = max(1, places.sql - 1)
+        self._turns: dict[str, asyncio.Semaphore] = {}
 
     async def ask(
         self, principal: Principal, name: str, arguments: bytes | Mapping[str, Any]
@@ -91,8 +108,21 @@ class Answers:
             IngeroError: See `describe_error`.
         """
         query = get_query(QUERIES, name)
+        if query.name != RUN_ANALYSIS.name:
+            return await self._run(self._pool, principal, query, arguments)
+        turn = self._turns.setdefault(principal.digest, asyncio.Semaphore(self._sql_per_bearer))
+        async with turn:  # a bearer's statements wait for each other and never fill every place
+            return await self._run(self._sql_pool, principal, query, arguments)
+
+    async def _run(
+        self,
+        pool: ThreadPoolExecutor,
+        principal: Principal,
+        query: Query[Ask, Any, Any],
+        arguments: bytes | Mapping[str, Any],
+    ) -> bytes:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self.ask_now, principal, query, arguments)
+        return await loop.run_in_executor(pool, self.ask_now, principal, query, arguments)
 
     def ask_now(
         self,
@@ -112,3 +142,4 @@ class Answers:
     def close(self) -> None:
         """End the threads after what they run now."""
         self._pool.shutdown()
+        self._sql_pool.shutdown()

@@ -37,7 +37,7 @@ from ingero.echo.queries.prompts import PROMPTS
 from ingero.echo.schema import TENANT_TABLES
 from ingero.echo.service import telemetry
 from ingero.echo.service.analysis import export_rows
-from ingero.echo.service.answers import Answers
+from ingero.echo.service.answers import Answers, Places
 from ingero.echo.service.api import Api, ApiSettings
 from ingero.echo.service.config import EchoConfig
 from ingero.echo.service.gate import PRINCIPAL, App, Gate, GateSettings
@@ -98,7 +98,7 @@ class EchoService:
             self.store,
             self._clock,
             config.query_timeout + config.sql_timeout,
-            config.readers,
+            Places(config.readers, config.sql_workers),
             self._run_sql,
         )
         self.counters = IngestCounters()

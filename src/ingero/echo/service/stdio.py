@@ -17,7 +17,7 @@ from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.queries.prompts import PROMPTS
 from ingero.echo.schema import TENANT_TABLES
 from ingero.echo.service.analysis import export_rows
-from ingero.echo.service.answers import Answers
+from ingero.echo.service.answers import Answers, Places
 from ingero.echo.service.app import INSTRUCTIONS, build_store
 from ingero.echo.service.config import EchoConfig
 from ingero.serving.bearer import Principal
@@ -50,7 +50,7 @@ async def serve_stdio(db: str, clusters: frozenset[str] | None) -> None:
     with ExitStack() as stack:
         store.open()
         stack.callback(store.close)
-        answers = Answers(store, clock, config.query_timeout, config.readers, run_sql)
+        answers = Answers(store, clock, config.query_timeout, Places(), run_sql)
         stack.callback(answers.close)
         stack.callback(sandbox.close)
 
