@@ -220,10 +220,17 @@ def _list_messages(root: structs.Proto) -> tuple[list[ResourceEntry], int]:
         metrics: list[MetricEntry] = []
         for scope in entry.scope_metrics:
             for metric in scope.metrics:
-                kind = metric.WhichOneof("data")
-                points = getattr(metric, kind).data_points if kind is not None else ()
-                n_points += len(points)
-                metrics.append((scope, metric, metric.name, kind or "", points))
+                kind = "gauge"
+                points = metric.gauge.data_points
+                n_of_metric = len(points)
+                if (
+                    not n_of_metric
+                ):  # reading a gauge that is not there costs less than asking for the kind
+                    kind = metric.WhichOneof("data") or ""
+                    points = getattr(metric, kind).data_points if kind else ()
+                    n_of_metric = len(points)
+                n_points += n_of_metric
+                metrics.append((scope, metric, metric.name, kind, points))
         found.append((entry, metrics))
     return found, n_points
 
@@ -236,8 +243,12 @@ def _list_trees(root: structs.Proto) -> tuple[list[ResourceEntry], int]:
         metrics: list[MetricEntry] = []
         for scope in entry.scope_metrics:
             for metric in scope.metrics:
-                kind = "gauge" if metric.gauge is not None else _find_kind(metric)
-                points = getattr(metric, kind).data_points if kind else ()
+                gauge = metric.gauge
+                if gauge is not None:
+                    kind, points = "gauge", gauge.data_points
+                else:
+                    kind = _find_kind(metric)
+                    points = getattr(metric, kind).data_points if kind else ()
                 n_points += len(points)
                 metrics.append((scope, metric, metric.name, kind, points))
         found.append((entry, metrics))

@@ -1,7 +1,8 @@
 """What the score map needs from a push, without building anything for the rest of it.
 
 This is the hot path of Fleet: it touches the resource, three metrics by name and one point of each. A protobuf
-resource is recognised by its serialised bytes and not walked again while an agent keeps sending the same one.
+resource is recognised by its serialised bytes and not walked again while an agent keeps sending the same one; reading a
+struct costs less than recognising it, so there only the facts are shared.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from ingero.wire.otlp.export import Export
 
 UNKNOWN_RANK: Final = -1
 
-_Apply: TypeAlias = "Callable[[PushFacts, float, structs.Proto, dict[str, structs.Value]], None]"
+_Apply: TypeAlias = "Callable[[PushFacts, float, structs.Proto], None]"
+_ResourceKey: TypeAlias = tuple[str, str, int, int, str, str]
 
 # Plain strings: reading an enum member's value on every push would cost more than the lookup it serves.
 _NODE_ID: Final = str(Attribute.NODE_ID)
@@ -25,6 +27,7 @@ _WORLD_SIZE: Final = str(Attribute.WORLD_SIZE)
 _NODE_RANK: Final = str(Attribute.NODE_RANK)
 _PROVIDER: Final = str(Attribute.PROVIDER)
 _K8S_NODE_NAME: Final = str(Attribute.K8S_NODE_NAME)
+_HOST_NAME: Final = "host.name"
 _EVENT_ID: Final = str(Attribute.EVENT_ID)
 _GPU_MODEL: Final = str(Attribute.GPU_MODEL)
 _GPU_COUNT: Final = str(Attribute.GPU_COUNT)
@@ -67,8 +70,7 @@ class PushFacts:
         workload_type: ``ingero.workload_type`` of the score point.
         cohort: ``ingero.cgroup_path_hash`` of the score point.
         time_unix_nano: Of the score point or event, as sent; 0 when absent. Not to be trusted.
-        gpu_model: From ``ingero.node.info``.
-        gpu_count: From ``ingero.node.info``; None without it.
+        info_point: Of ``ingero.node.info``; read when somebody asks for `gpu_model` or `gpu_count`.
         straggler_event: 1 while straggling, 0 once on recovery, None without an event.
         event_id: ``ingero.event.id``: a new one each tick, so not an episode's identity.
         event_attributes: The event's other attributes by name, such as ``threshold`` and ``dominant_signal``.
@@ -80,8 +82,7 @@ class PushFacts:
     workload_type: str = ""
     cohort: str = ""
     time_unix_nano: int = 0
-    gpu_model: str = ""
-    gpu_count: int | None = None
+    info_point: structs.Proto | None = None
     straggler_event: int | None = None
     event_id: str = ""
     event_attributes: dict[str, structs.Value] | None = None
@@ -96,9 +97,23 @@ class PushFacts:
         """``ingero.cluster.id`` of the resource."""
         return self.resource.cluster_id
 
+    @property
+    def gpu_model(self) -> str:
+        """Of ``ingero.node.info``; empty without it."""
+        return "" if self.info_point is None else _text(self._info().get(_GPU_MODEL))
+
+    @property
+    def gpu_count(self) -> int | None:
+        """Of ``ingero.node.info``; None without it."""
+        count = None if self.info_point is None else self._info().get(_GPU_COUNT)
+        return None if count is None else _integer(count, 0)
+
+    def _info(self) -> dict[str, structs.Value]:
+        return _attributes_of(self.info_point)
+
 
 class ResourceCache:
-    """Resources already read, by their serialised bytes. Not thread-safe: one per pipeline.
+    """Resources already read, by their serialised bytes or by what was read. Not thread-safe: one per pipeline.
 
     Args:
         max_entries: When this many are known the cache starts over, so a sender of ever-new resources costs time,
@@ -108,7 +123,7 @@ class ResourceCache:
     __slots__ = ("_facts", "_max_entries", "_max_key_bytes")
 
     def __init__(self, max_entries: int = 20_000) -> None:
-        self._facts: dict[bytes, ResourceFacts] = {}
+        self._facts: dict[bytes | _ResourceKey, ResourceFacts] = {}
         self._max_entries = max_entries
         self._max_key_bytes = 4096
 
@@ -120,12 +135,33 @@ class ResourceCache:
         key = resource.SerializeToString()
         facts = self._facts.get(key)
         if facts is None:
-            facts = _read_resource(resource.attributes, message_value)
+            facts = _read_resource(message_attributes(resource.attributes))
             if len(key) <= self._max_key_bytes:
-                if len(self._facts) >= self._max_entries:
-                    self._facts.clear()
-                self._facts[key] = facts
+                self._keep(key, facts)
         return facts
+
+    def share_facts(self, attributes: list[structs.KeyValue]) -> ResourceFacts:
+        """The facts of a struct Resource's attributes."""
+        found = {item.key: item.value for item in attributes}
+        key = (
+            _text_of(found.get(_NODE_ID)),
+            _text_of(found.get(_CLUSTER_ID)),
+            _integer_of(found.get(_WORLD_SIZE), 0),
+            _integer_of(found.get(_NODE_RANK), UNKNOWN_RANK),
+            _text_of(found.get(_PROVIDER)),
+            _text_of(found.get(_K8S_NODE_NAME)) or _text_of(found.get(_HOST_NAME)),
+        )
+        facts = self._facts.get(key)
+        if facts is None:
+            facts = ResourceFacts(*key)
+            if sum(map(len, (key[0], key[1], key[4], key[5]))) <= self._max_key_bytes:
+                self._keep(key, facts)
+        return facts
+
+    def _keep(self, key: bytes | _ResourceKey, facts: ResourceFacts) -> None:
+        if len(self._facts) >= self._max_entries:
+            self._facts.clear()
+        self._facts[key] = facts
 
 
 def read_push(export: Export, cache: ResourceCache) -> list[PushFacts]:
@@ -136,14 +172,16 @@ def read_push(export: Export, cache: ResourceCache) -> list[PushFacts]:
         cache: Kept by the caller between pushes.
     """
     is_message = export.is_message
-    read_point = _read_message if is_message else _read_tree
     pushes = []
     for entry, metrics in export.metrics:
         facts = PushFacts(read_resource(entry, cache, is_message=is_message))
         for _, _, name, kind, points in metrics:
             apply = _APPLY.get(name)
-            if apply is not None and kind in _NUMBER_KINDS and points:
-                read_point(facts, points[-1], apply)
+            if apply is not None and points and kind in _NUMBER_KINDS:
+                point = points[-1]
+                value = _message_number(point) if is_message else _tree_number(point)
+                if value is not None:
+                    apply(facts, value, point)
         pushes.append(facts)
     return pushes
 
@@ -152,7 +190,7 @@ def read_resource(entry: structs.Proto, cache: ResourceCache, *, is_message: boo
     """Who produced a ResourceMetrics, ResourceLogs or ResourceSpans."""
     if is_message:
         return cache.get_facts(entry.resource)
-    return _read_resource(entry.resource.attributes if entry.resource else [], tree_value)
+    return cache.share_facts(entry.resource.attributes if entry.resource else [])
 
 
 def message_value(value: structs.Proto) -> structs.Value:
@@ -208,63 +246,69 @@ def _integer(value: structs.Value, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
-def _read_resource(
-    attributes: structs.Proto, value_of: Callable[[structs.Proto], structs.Value]
-) -> ResourceFacts:
-    found = {item.key: value_of(item.value) for item in attributes}
+def _text_of(value: structs.Proto) -> str:
+    """The text of an AnyValue of either form; empty when it holds none."""
+    return (value.string_value or "") if value is not None else ""
+
+
+def _integer_of(value: structs.AnyValue | None, default: int) -> int:
+    return default if value is None or value.int_value is None else value.int_value
+
+
+def _read_resource(found: dict[str, structs.Value]) -> ResourceFacts:
     return ResourceFacts(
         node_id=_text(found.get(_NODE_ID)),
         cluster_id=_text(found.get(_CLUSTER_ID)),
         world_size=_integer(found.get(_WORLD_SIZE), 0),
         rank=_integer(found.get(_NODE_RANK), UNKNOWN_RANK),
         provider=_text(found.get(_PROVIDER)),
-        host=_text(found.get(_K8S_NODE_NAME)) or _text(found.get("host.name")),
+        host=_text(found.get(_K8S_NODE_NAME)) or _text(found.get(_HOST_NAME)),
     )
 
 
-def _read_message(facts: PushFacts, point: structs.Proto, apply: _Apply) -> None:
+def _message_number(point: structs.Proto) -> float | None:
     which = point.WhichOneof("value")
-    if which is not None:
-        value = point.as_double if which == "as_double" else point.as_int
-        apply(facts, value, point, message_attributes(point.attributes))
+    if which is None:
+        return None
+    value: float = point.as_double if which == "as_double" else point.as_int
+    return value
 
 
-def _read_tree(facts: PushFacts, point: structs.NumberDataPoint, apply: _Apply) -> None:
-    value = point.as_double if point.as_double is not None else point.as_int
-    if value is not None:
-        apply(facts, value, point, tree_attributes(point.attributes))
+def _tree_number(point: structs.NumberDataPoint) -> float | None:
+    return point.as_double if point.as_double is not None else point.as_int
 
 
-def _apply_score(
-    facts: PushFacts, value: float, point: structs.Proto, attributes: dict[str, structs.Value]
-) -> None:
+def _apply_score(facts: PushFacts, value: float, point: structs.Proto) -> None:
     facts.health_score = float(value)
     facts.time_unix_nano = point.time_unix_nano
-    facts.state = _text(attributes.get(_NODE_STATE))
-    facts.workload_type = _text(attributes.get(_WORKLOAD_TYPE))
-    facts.cohort = _text(attributes.get(_COHORT))
+    for item in point.attributes:
+        key = item.key
+        if key == _NODE_STATE:
+            facts.state = _text_of(item.value)
+        elif key == _WORKLOAD_TYPE:
+            facts.workload_type = _text_of(item.value)
+        elif key == _COHORT:
+            facts.cohort = _text_of(item.value)
 
 
-def _apply_event(
-    facts: PushFacts, value: float, point: structs.Proto, attributes: dict[str, structs.Value]
-) -> None:
+def _apply_event(facts: PushFacts, value: float, point: structs.Proto) -> None:
+    attributes = _attributes_of(point)
     facts.straggler_event = 1 if value else 0
     facts.time_unix_nano = facts.time_unix_nano or point.time_unix_nano
     facts.event_id = _text(attributes.pop(_EVENT_ID, ""))
     facts.event_attributes = attributes
 
 
-def _apply_info(
-    facts: PushFacts, _value: float, _point: structs.Proto, attributes: dict[str, structs.Value]
-) -> None:
-    facts.gpu_model = _text(attributes.get(_GPU_MODEL))
-    count = attributes.get(_GPU_COUNT)
-    facts.gpu_count = _integer(count, 0) if count is not None else None
+def _apply_info(facts: PushFacts, _value: float, point: structs.Proto) -> None:
+    facts.info_point = point
 
 
-_APPLY: Final[
-    dict[str, Callable[[PushFacts, float, structs.Proto, dict[str, structs.Value]], None]]
-] = {
+def _attributes_of(point: structs.Proto) -> dict[str, structs.Value]:
+    is_struct = isinstance(point, structs.NumberDataPoint)
+    return (tree_attributes if is_struct else message_attributes)(point.attributes)
+
+
+_APPLY: Final[dict[str, _Apply]] = {
     Metric.HEALTH_SCORE.value: _apply_score,
     Metric.STRAGGLER_EVENT.value: _apply_event,
     Metric.NODE_INFO.value: _apply_info,

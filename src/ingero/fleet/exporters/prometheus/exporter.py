@@ -229,14 +229,13 @@ def find_replaceable(batch: Batch) -> object:
     push = batch.push
     if not push.node_id:
         return None
-    root = batch.export.root
-    if len(root.resource_metrics) != 1:
+    entries = batch.export.metrics
+    if len(entries) != 1:
         return None
-    scopes = root.resource_metrics[0].scope_metrics
-    if len(scopes) != 1 or not scopes[0].metrics:
+    metrics = entries[0][1]
+    if not metrics or metrics[0][0] is not metrics[-1][0]:  # none, or of several scopes
         return None
-    metrics = scopes[0].metrics
-    first = metrics[0].name
+    first = metrics[0][2]
     return (push.cluster_id, push.node_id, first, len(metrics)) if first in _REPLACEABLE else None
 
 
