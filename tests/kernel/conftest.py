@@ -1,6 +1,7 @@
 """A real engine on the simulator's libraries. Everything here needs root and BTF."""
 
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -55,17 +56,25 @@ def read(engine, accounts):
 
 @pytest.fixture
 def start_engine():
-    """Start engines with the simulator's three libraries attached; they end with the test."""
+    """Start engines; they end with the test.
+
+    With the simulator's libraries attached they watch this process's children only: others may run simulations too.
+    """
     engines = []
 
-    def start(settings=None, *, attach=True):
-        engine = Engine(settings or EngineSettings(host_probes=()))
+    def start(settings=None, *, attach=True, watch_own=True):
+        settings = settings or EngineSettings(host_probes=())
+        if attach and "process" not in settings.host_probes:
+            settings = replace(settings, host_probes=("process", *settings.host_probes))
+        engine = Engine(settings)
         engines.append(engine)
         engine.start_host_probes()
         assert not engine.missing, engine.missing
         folder = get_program().parent
         for name in ("libcudart.so.12", "libcuda.so.1", "libnccl.so.2") if attach else ():
             assert engine.attach(target_of(folder / name))
+        if attach and watch_own:
+            engine.watch_pid(os.getpid())
         return engine
 
     yield start

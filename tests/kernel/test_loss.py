@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ingero.agent.kernel import syscalls
+from ingero.agent.kernel.abi import get_dtype
 from ingero.agent.probes.engine import EngineSettings
 from ingero.gpusim.runner import SimSettings, Simulation, get_program
 from ingero.model.events import CudaOp, Source
@@ -74,8 +75,26 @@ def test_a_call_that_hangs_is_visible_while_it_hangs_and_gone_when_killed(start_
     assert (count["entered"], count["seen"]) == (1, 0)
 
 
+def test_a_process_that_ended_leaves_nothing_behind(start_engine):
+    engine = start_engine(EngineSettings(host_probes=("process", "sched")))
+    with Simulation(SimSettings("leak", {"steps": 40})) as leaking:
+        leaking.wait()
+    with Simulation(SimSettings("hang")) as killed:
+        assert killed.read_line() == "hanging\n"
+    keys, _ = engine.read_counts()
+    assert set(leaking.pids) <= set(keys["pid"])
+    engine.forget([*leaking.pids, *killed.pids])
+    for name, key in (("counts", "count_key"), ("allocations", "handle_key")):
+        kept, _ = engine.maps[name].read_all(
+            get_dtype(key), np.dtype(f"V{engine.maps[name].value_bytes}")
+        )
+        assert not set(kept["pid"]) & {*leaking.pids, *killed.pids}, name
+    tids, _ = engine.maps["threads"].read_all(np.dtype("<u4"), get_dtype("thread"))
+    assert not set(tids) & {*leaking.pids, *killed.pids}
+
+
 def test_only_watched_processes_and_their_children_are_counted(start_engine):
-    engine = start_engine(EngineSettings(host_probes=("process",)))
+    engine = start_engine(EngineSettings(host_probes=("process",)), watch_own=False)
     # A shell that waits for a line, so that it is watched before it starts the workload.
     shell = subprocess.Popen(
         ["/bin/sh", "-c", f"read line; {get_program()} sync steps=11 & wait"],

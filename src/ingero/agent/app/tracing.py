@@ -334,20 +334,21 @@ class TraceSession:
     def _changes(self, keys: Records, counts: Records) -> Records:
         """Counts since the last tick; extremes stay those of the whole trace."""
         changes = counts.copy()
-        for i, key in enumerate(keys):
-            before = self._previous.get(key.tobytes())
+        names = [key.tobytes() for key in keys.view(f"V{keys.dtype.itemsize}")]
+        for i, key in enumerate(names):
+            before = self._previous.get(key)
             if before is None:
                 continue
             for name in changes.dtype.names or ():
                 if name not in {"min_ns", "max_ns", "pending"}:
                     changes[name][i] -= before[name]
-        self._previous = {key.tobytes(): count for key, count in zip(keys, counts, strict=True)}
+        self._previous = dict(zip(names, counts, strict=True))
         return changes
 
     def _forget_ended(self) -> None:
-        """Make room: a process that ended a tick ago cannot count any more."""
+        """Make room: a process that ended a tick ago cannot count any more, and its pid may be used again."""
+        self._engine.forget(self._ended)
         for pid in self._ended:
-            self._engine.forget_counts(pid)
             self.identities.pop(pid, None)
         self._ended.clear()
 

@@ -6,7 +6,7 @@ One engine per agent. Closing it removes every probe: links live as long as thei
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
@@ -36,6 +36,11 @@ _SHARED: Final = (
     "threads",
     "counts",
     "losses",
+)
+_BY_PROCESS: Final = (
+    ("counts", "count_key"),
+    ("allocations", "handle_key"),
+    ("communicators", "handle_key"),
 )
 FILTER_PIDS: Final = 1
 FILTER_CGROUPS: Final = 2
@@ -196,14 +201,14 @@ class Engine:
         return True
 
     def _attach_pair(self, attached: _Attached) -> None:
-        """Two links; the returns come second so that none is seen without its entry."""
+        """Two links; the returns come first: an entry without its return would stay on the thread's stack of calls."""
         descriptors = build_descriptors()
         with_return = [
             probe for probe in attached.target.probes if descriptors["needs_return"][probe[1]]
         ]
         for program, probes, at_return in (
-            ("calls_entry", attached.target.probes, False),
             ("calls_return", with_return, True),
+            ("calls_entry", attached.target.probes, False),
         ):
             attached.links.append(
                 syscalls.attach_uprobes(
@@ -279,11 +284,18 @@ class Engine:
                 totals[name] = per_cpu[name].sum(axis=1)
         return keys, totals
 
-    def forget_counts(self, pid: int) -> None:
-        """Drop the counts of a process that ended, after they were read for the last time."""
-        keys, _ = self.maps["counts"].read_all(get_dtype("count_key"), get_dtype("count"))
-        for key in keys[keys["pid"] == pid]:
-            self.maps["counts"].delete(key.tobytes())
+    def forget(self, pids: Collection[int]) -> None:
+        """Drop what is kept of processes that ended: counts (read them first), allocations and communicators."""
+        if not pids:
+            return
+        ended = np.fromiter(pids, np.uint32)
+        for name, key in _BY_PROCESS:
+            held = self.maps[name]
+            # Values are not looked at, only their size counts.
+            keys, _ = held.read_all(get_dtype(key), np.dtype(f"V{held.value_bytes}"))
+            # As plain bytes: NumPy does not copy what lies between a structure's fields.
+            for entry in keys.view(f"V{held.key_bytes}")[np.isin(keys["pid"], ended)]:
+                held.delete(entry.tobytes())
 
     def read_losses(self) -> dict[str, int]:
         """Losses that belong to no operation, by name; all zero when nothing was lost."""
