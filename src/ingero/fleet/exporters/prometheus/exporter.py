@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from ingero.fleet.component import ComponentId, Host, Stability
 from ingero.fleet.consumer import Batch
 from ingero.fleet.exporters.prometheus.config import PrometheusConfig
-from ingero.fleet.exporters.prometheus.intake import Intake, IntakeSettings
+from ingero.fleet.exporters.prometheus.intake import DELTA, Intake, IntakeSettings
 from ingero.fleet.exporters.prometheus.series import (
     ExpositionSettings,
     SeriesStore,
@@ -119,6 +119,8 @@ class PrometheusExporter:
             if key is None:
                 self._sequence += 1
                 key = self._sequence
+            elif key in self._pending and not says_all(batch.export, self._pending[key][0]):
+                self._apply(key)
             self._pending[key] = (batch.export, clock.mono_ns(), batch.received_wall_ns)
             if len(self._pending) > _MAX_PENDING:
                 self._apply_oldest()
@@ -129,7 +131,9 @@ class PrometheusExporter:
 
     def _apply_oldest(self) -> None:
         """Walk the export that waits longest; the caller holds the lock."""
-        key = next(iter(self._pending))
+        self._apply(next(iter(self._pending)))
+
+    def _apply(self, key: object) -> None:
         export, mono_ns, wall_ns = self._pending.pop(key)
         self._intake.apply(export, mono_ns, wall_ns)
 
@@ -237,6 +241,19 @@ def find_replaceable(batch: Batch) -> object:
         return None
     first = metrics[0][2]
     return (push.cluster_id, push.node_id, first, len(metrics)) if first in _REPLACEABLE else None
+
+
+def says_all(newer: Export, older: Export) -> bool:
+    """Whether every series of an older push is in a newer one of the same key, and none of them adds up over pushes."""
+    known = newer.metrics[0][1]
+    for (_, metric, name, kind, _), (_, _, again, _, _) in zip(
+        older.metrics[0][1], known, strict=True
+    ):
+        if name != again or (
+            kind != "gauge" and kind and getattr(metric, kind).aggregation_temporality == DELTA
+        ):
+            return False
+    return True
 
 
 def _header(scope: HTTPScope, name: bytes) -> str:

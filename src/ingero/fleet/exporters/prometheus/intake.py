@@ -30,7 +30,8 @@ _PLAUSIBLE_NS: Final = 1_000_000_000_000_000_000
 
 _LONG_AGO_NS: Final = -(1 << 62)
 _NS_PER_MS: Final = 1_000_000
-_DELTA: Final = 1  # AggregationTemporality
+DELTA: Final = 1
+"""AggregationTemporality of points that add up."""
 _NOTHING: Final[frozenset[str]] = frozenset()
 _NUMBER_KINDS: Final = frozenset({PointKind.GAUGE, PointKind.SUM})
 _MAX_SERVICES: Final = 100_000
@@ -119,7 +120,7 @@ class Intake:
         if family is None:
             self.n_unsupported += len(data.data_points) if facts is None else 0
             return
-        is_delta = kind is PointKind.SUM and data.aggregation_temporality == _DELTA
+        is_delta = kind is PointKind.SUM and data.aggregation_temporality == DELTA
         for raw in data.data_points:
             row = self._find_row(family, sender, raw, reader)
             if row is None:

@@ -27,16 +27,16 @@ class Told:
 
     Attributes:
         quorum_met: Of the cluster, when these were computed.
-        cluster: The cluster-wide bar.
-        by_cohort: Bar by cohort name, where it differs in origin from the cluster's.
-        by_hash: Bar by cgroup hash, where one workload type has it.
+        cluster: What the cluster's nodes are told.
+        by_cohort: What a cohort is told by its name, where it has a bar of its own.
+        by_hash: The same by cgroup hash, where one workload type has it.
         last_good_ns: Monotonic time at which there last was a quorum.
     """
 
     quorum_met: bool = False
-    cluster: float | None = None
-    by_cohort: Mapping[str, float] = field(default_factory=dict)
-    by_hash: Mapping[str, float] = field(default_factory=dict)
+    cluster: PushAnswer | None = None
+    by_cohort: Mapping[str, PushAnswer] = field(default_factory=dict)
+    by_hash: Mapping[str, PushAnswer] = field(default_factory=dict)
     last_good_ns: int = 0
 
 
@@ -120,29 +120,43 @@ class ClusterBook:
                 bar = told.by_cohort.get(cohort.name, bar)
             elif cohort_hash:
                 bar = told.by_hash.get(cohort_hash, bar)
-        return PushAnswer(bar, told.quorum_met)
+        return bar
 
     def _tell(self, now_ns: int) -> None:
         levels = self.state.levels
         bar = float(levels.thresholds[0])
         if not levels.quorum_met[0] or np.isnan(bar):
             if self._told.quorum_met:
-                self._told = replace(self._told, quorum_met=False)
+                self._told = _without_quorum(self._told)
             return
-        by_cohort: dict[str, float] = {}
-        by_hash: dict[str, float] = {}
+        by_cohort: dict[str, PushAnswer] = {}
+        by_hash: dict[str, PushAnswer] = {}
         for index in np.flatnonzero(levels.quorum_met[1:]):
             cohort: Cohort = self.scores.cohorts[index]
-            by_cohort[cohort.name] = by_hash[cohort.cgroup_path_hash] = float(
-                levels.thresholds[1 + index]
-            )
+            answer = PushAnswer(float(levels.thresholds[1 + index]), quorum_met=True)
+            by_cohort[cohort.name] = by_hash[cohort.cgroup_path_hash] = answer
         uses = Counter(cohort.cgroup_path_hash for cohort in self.scores.cohorts)
         for cgroup_path_hash in [name for name in by_hash if uses[name] > 1]:
             del by_hash[cgroup_path_hash]
         self._told = Told(
             quorum_met=True,
-            cluster=bar,
+            cluster=PushAnswer(bar, quorum_met=True),
             by_cohort=by_cohort,
             by_hash=by_hash,
             last_good_ns=now_ns,
         )
+
+
+def _without_quorum(told: Told) -> Told:
+    """The same bars, marked as the last good ones."""
+
+    def mark(answers: Mapping[str, PushAnswer]) -> dict[str, PushAnswer]:
+        return {name: replace(answer, quorum_met=False) for name, answer in answers.items()}
+
+    return replace(
+        told,
+        quorum_met=False,
+        cluster=None if told.cluster is None else replace(told.cluster, quorum_met=False),
+        by_cohort=mark(told.by_cohort),
+        by_hash=mark(told.by_hash),
+    )

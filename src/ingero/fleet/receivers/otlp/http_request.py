@@ -226,6 +226,10 @@ _TYPE_LINES: Final = {
     True: b"content-type: application/json\r\n",
     False: b"content-type: application/x-protobuf\r\n",
 }
+_THRESHOLD_LINE: Final = f"{Header.THRESHOLD}: %s\r\n".encode()
+_QUORUM_LINES: Final = {
+    met: f"{Header.QUORUM_MET}: {met}\r\n".encode() for met in ("true", "false")
+}
 _TAKEN: Final = {
     is_json: (
         _HEADS[Verdict.TAKEN] + _TYPE_LINES[is_json] + f"content-length: {len(body)}\r\n".encode(),
@@ -264,9 +268,7 @@ def write_answer(
         lines = [_HEADS[outcome.verdict], _TYPE_LINES[is_json], length, date_line]
         lines += _error_lines(outcome)
     if threshold is not None:
-        lines.append(
-            f"{Header.THRESHOLD}: {threshold[0]}\r\n{Header.QUORUM_MET}: {threshold[1]}\r\n".encode()
-        )
+        lines.append(_THRESHOLD_LINE % threshold[0].encode() + _QUORUM_LINES[threshold[1]])
     if closes:
         lines.append(b"connection: close\r\n")
     lines += (b"\r\n", body)

@@ -16,6 +16,7 @@ from ingero.fleet.component import (
     Authenticator,
     ComponentId,
     Host,
+    PushAnswer,
     PushAnswerer,
     PushContext,
 )
@@ -108,6 +109,7 @@ class Intake:
         self._tally = tally
         self._authenticator = authenticator
         self._answerers = tuple(answerers)
+        self._told: tuple[PushAnswer | None, tuple[str, str]] = (None, ("", ""))
 
     @property
     def draining(self) -> bool:
@@ -177,7 +179,14 @@ class Intake:
         for answerer in self._answerers:
             answer = answerer.answer(push)
             if answer is not None and _LEAST_THRESHOLD <= answer.threshold <= _MOST_THRESHOLD:
-                return f"{answer.threshold:.6f}", "true" if answer.quorum_met else "false"
+                told, texts = self._told
+                if (
+                    answer is told
+                ):  # nodes of one cohort are told one object until the bar is computed again
+                    return texts
+                texts = (f"{answer.threshold:.6f}", "true" if answer.quorum_met else "false")
+                self._told = (answer, texts)
+                return texts
         return None
 
 
