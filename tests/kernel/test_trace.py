@@ -108,6 +108,16 @@ def test_a_program_that_does_not_exist_is_named():
     assert "/no/such/program" in result.stderr
 
 
+def test_a_reader_that_closes_the_pipe_ends_the_trace_quietly():
+    command = [*INGERO, "trace", "--json", "--no-record", "--", str(get_program()), "storm"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=PLAIN, **pipes) as tracer:
+        assert json.loads(tracer.stdout.readline())["type"] in {"process", "event"}
+        tracer.stdout.close()
+        assert tracer.wait() == 0
+        assert "Traceback" not in tracer.stderr.read()
+
+
 def is_sleeping(pid):
     """Whether a process is inside clock_nanosleep (system call 230; 115 on arm64)."""
     return Path(f"/proc/{pid}/syscall").read_text().split()[0] in {"230", "115"}

@@ -37,6 +37,7 @@ _DIRECTIONS = {
     CopyKind.DEVICE_TO_DEVICE: "d2d",
     CopyKind.DEFAULT: "default",
 }
+_GPU_SOURCES = (Source.CUDA, Source.DRIVER, Source.CUDA_GRAPH, Source.NCCL)
 _REASONS = {reason.value: reason.name.lower() for reason in OffCpuReason}
 
 
@@ -261,21 +262,24 @@ class LiveTable:
         self._live.stop()
 
     def _draw(self, totals: Totals) -> Group:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("operation")
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        table.add_column("operation", no_wrap=True, min_width=16)
         for name in ("calls", "p50", "p95", "p99", "max", "wall", "bytes", "errors"):
-            table.add_column(name, justify="right")
+            table.add_column(
+                name, justify="right", no_wrap=True, min_width=7 if name[0] in "pmw" else 0
+            )
         for row in _rows(totals):
             table.add_row(*row)
         return Group(table, *(Text(line, style=style) for line, style in self._footer(totals)))
 
     def _footer(self, totals: Totals) -> list[tuple[str, str]]:
         told = count_coverage(totals.counts)
-        processes = len(set(totals.keys["pid"].tolist()) - {0})
+        is_gpu = np.isin(totals.keys["source"], _GPU_SOURCES)
+        processes = len(set(totals.keys["pid"][is_gpu].tolist()))
         libraries = len(self.session.engine.targets) if self.session else 0
         lines = [
             (
-                f"{format_duration(totals.elapsed_ns)}, {processes} processes, {libraries} libraries probed",
+                f"{format_duration(totals.elapsed_ns)}, {processes} GPU processes, {libraries} libraries probed",
                 "dim",
             ),
             (

@@ -31,6 +31,7 @@ from ingero.gpusim.runner import get_program
 from ingero.telemetry.clock import SystemClock
 
 _STDERR: Final = 2
+_PIPE_WIDTH: Final = 110
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,10 @@ def run_trace(options: TraceOptions) -> int:
         if table is not None:
             table.session = session
         _say_what_is_missing(session)
-        session.run(stop)
+        try:
+            session.run(stop)
+        except BrokenPipeError:  # whoever read our output has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + stop.number if stop.number else 0
 
 
@@ -158,7 +162,7 @@ def _build_observers(
     if options.as_json:
         observers.append(JsonLines(sys.stdout))
     else:
-        table = LiveTable(Console())
+        table = LiveTable(Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH))
         stack.callback(table.close)
         observers.append(table)
     if options.record:

@@ -103,7 +103,7 @@ class Observer(Protocol):
     """Who is told. Called in the tracing thread; record views die with the call."""
 
     def on_process(self, identity: Identity) -> None:
-        """A process that makes GPU calls was met for the first time."""
+        """A process with GPU calls or disk requests was met for the first time."""
         ...
 
     def on_events(self, ring: str, records: Records, events: Events) -> None:

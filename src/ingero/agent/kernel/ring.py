@@ -7,6 +7,7 @@ Documentation/bpf/ringbuf.rst of Linux 6.13.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Callable
 from typing import Any, Final
@@ -85,7 +86,8 @@ class Ring:
         return len(records)
 
     def close(self) -> None:
-        """Unmap the ring; views handed out earlier must be gone."""
+        """Unmap the ring. A view that an error on its way still holds keeps the pages until it is gone."""
         self._consumer = self._producer = np.empty(0, "<u8")
-        self._consumer_page.close()
-        self._pages.close()
+        for pages in (self._consumer_page, self._pages):
+            with contextlib.suppress(BufferError):
+                pages.close()
