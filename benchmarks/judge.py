@@ -5,7 +5,8 @@ import time
 import numpy as np
 
 from ingero.cli.replay.offline import judge_trace
-from ingero.detect.edetector import EDetector, EDetectorSettings
+from ingero.detect.edetector import EDetector
+from ingero.detect.tiers import EDetectorSettings
 from ingero.traces.packaged import find_packaged
 from ingero.traces.readers import read_trace
 

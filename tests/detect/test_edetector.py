@@ -1,5 +1,6 @@
 """The e-detector: an obvious loop as oracle, its promises as properties, its guarantee by simulation."""
 
+import itertools
 import math
 import statistics
 
@@ -14,16 +15,13 @@ from ingero.detect.bets import (
     count_below,
     count_level,
     grid_bet,
+    majority_bet,
     padded_width,
 )
-from ingero.detect.edetector import (
-    ALARM,
-    NOTICE,
-    EDetector,
-    EDetectorSettings,
-    accumulate,
-    leave_one_out_median,
-)
+from ingero.detect.dependence import Dependence
+from ingero.detect.edetector import EDetector
+from ingero.detect.rows import accumulate, leave_one_out_median
+from ingero.detect.tiers import ALARM, NOTICE, EDetectorSettings
 
 
 def detector(n_groups, n_peers, **changes):
@@ -49,6 +47,10 @@ def test_a_bet_on_a_grid_is_worth_one_on_average(n):
         bets = grid_bet(above, np.zeros(n, np.int64), np.full(n, n), kappas)
         assert bets.mean() == pytest.approx(1.0, rel=1e-9)
         assert (np.diff(bets) <= 1e-12).all()
+    bets = majority_bet(above, np.zeros(n, np.int64), np.full(n, n))
+    assert bets.mean() == pytest.approx(1.0, rel=1e-9)
+    assert (bets[: n // 2] > 1.0).all()
+    assert (bets[n // 2 :] <= 1.0 + 1e-12).all()
 
 
 @given(st.integers(1, 30), st.data())
@@ -124,16 +126,61 @@ def test_accumulating_agrees_with_the_recursion(gains, before):
 # ── The detector against a loop ─────────────────────────────────────────────
 
 
+def slow_dependence(history, limits, reach):
+    """τ of each tier for one group from all residuals so far, oldest first: as `ingero.detect.dependence` reads."""
+    m = len(history)
+
+    def in_blocks(values, n_kept, width):
+        padded = [math.nan] * (n_kept - len(values[-n_kept:])) + values[-n_kept:]
+        return [sum(padded[at : at + width]) / width for at in range(0, n_kept, width)]
+
+    lengths, reaches, spreads = [], [], []
+    for worker in history:
+        clipped = [float(np.float32(min(max(r, -0.7), 0.7))) for r in worker]
+        exact = [min(max(r, -0.7), 0.7) for r in worker]
+        coarse = [
+            float(np.float32(sum(exact[at : at + 8]) / 8)) for at in range(0, len(exact) - 7, 8)
+        ]
+        length, greatest, far = 1.0, 0.0, 0.0
+        for level in range(10):
+            means = (
+                in_blocks(clipped, 64, 2**level)
+                if level < 3
+                else in_blocks(coarse, 256, 2 ** (level - 3))
+            )
+            known = sorted(
+                (b - a) ** 2 for a, b in itertools.pairwise(means) if not math.isnan(b - a)
+            )
+            if len(known) < 6 or known[(len(known) - 1) // 2] <= 0:
+                continue
+            variance = known[(len(known) - 1) // 2] / (2 * 0.4549)
+            greatest = max(greatest, variance)
+            length = max(length, 2**level * variance / greatest)
+            if level >= 3:
+                far = max(far, math.sqrt(variance))
+        lengths.append(length)
+        reaches.append(far)
+        spreads.append(statistics.pstdev(coarse[-256:]) if coarse else 0.0)
+    middle = (m - 1) // 2
+    length, far = sorted(lengths)[middle], sorted(reaches)[middle]
+    if not (reach > min(limits) or 2 * sorted(spreads)[middle] > min(limits)):
+        length, far = 1.0, 0.0
+    return [
+        max(math.ceil(length), 2) if reach > limit or 2 * far > limit else 1 for limit in limits
+    ]
+
+
 def slow_edetector(costs, config):  # noqa: C901, PLR0915 - one loop that reads as the specification does
     """One group, one operation at a time, as the specification reads; returns (op, worker, tier, is_alarm)."""
     n_ops, m = costs.shape
     need = math.log(1 / config.alpha)
-    s = np.zeros((2, m))
+    s, half = np.zeros((2, m)), np.zeros((2, m))
     clear = np.zeros((2, m))
     alarmed = np.zeros((2, m), bool)
-    weight = [1.0, 1.0]
+    tau, tau_then = [1, 1], np.ones((2, m))
+    history = [[] for _ in range(m)]  # residuals against all peers, peeled or not
     residuals = [[] for _ in range(m)]  # (op, residual, is usable) of each worker
-    pool, renewed_at, crossings = [[] for _ in range(m)], 0, []
+    pool, renewed_at, weighed_at, crossings = [[] for _ in range(m)], 0, 0, []
 
     def bet(k, n, kappas):
         total = 0.0
@@ -142,21 +189,37 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0915 - one loop that reads 
             total += k ** (kappa - 1) / norm
         return total / len(kappas)
 
+    def majority(k, n):
+        upper = n // 2
+        return n * 0.95 / upper if k <= upper else n * 0.05 / (n - upper)
+
+    def evidence(tier, i):
+        return max(s[tier, i], half[tier, i]) / tau[tier] - math.log(2)
+
+    def weigh():
+        known = [sorted(own) for own in pool if len(own) >= 8]
+        reach = [own[int(len(own) * 0.9) - 1] for own in known]
+        typical = sorted(reach)[(len(reach) - 1) // 2] if reach else -math.inf
+        tau[:] = slow_dependence(history, [math.log1p(d) for d in config.slowdowns], typical)
+        for tier in range(2):
+            for i in range(m):
+                longer = tau[tier] > tau_then[tier, i]
+                if alarmed[tier, i] and longer and evidence(tier, i) < need:
+                    alarmed[tier, i], clear[tier, i] = False, 0.0
+                    crossings.append((t - 1, i, tier, False))
+
     def renew(t):
         window = config.window_for(m)
-        reach = []
         for i in range(m):
             recent = [r for op, r in residuals[i] if op >= t - window]
             pool[i] = [] if alarmed[ALARM, i] else [r for r in recent if r is not None]
-            if len(pool[i]) >= 8:
-                reach.append(sorted(pool[i])[int(len(pool[i]) * 0.9) - 1])
-        typical = sorted(reach)[(len(reach) - 1) // 2] if reach else -1.0
-        for tier, delta in enumerate(config.slowdowns):
-            weight[tier] = 0.5 if typical > math.log1p(delta) else 1.0
 
     for t in range(n_ops):
         gap = min(max(renewed_at // 8, 1), 32, config.window_for(m))
         if t >= renewed_at + gap:
+            if t - weighed_at >= min(max(weighed_at // 4, 1), 256):
+                weigh()
+                weighed_at = t
             renew(t)
             renewed_at = t
         new = []
@@ -164,6 +227,9 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0915 - one loop that reads 
             others = [j for j in range(m) if j != i and not alarmed[ALARM, j]]
             middle = statistics.median(costs[t, j] for j in others)
             new.append(math.log(costs[t, i] / middle))
+            history[i].append(
+                math.log(costs[t, i] / statistics.median(np.delete(costs[t], i).tolist()))
+            )
             for tier, delta in enumerate(config.slowdowns):
                 shrunk = costs[t, i] / (1 + delta)
                 n = len(others) + 1
@@ -173,22 +239,23 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0915 - one loop that reads 
                 v = np.float32(new[i] - math.log1p(delta))
                 slow_p = bet(1 + sum(r >= v for r in past), len(past) + 1, POOLED_KAPPAS)
                 fast_p = bet(1 + sum(r <= v for r in past), len(past) + 1, POOLED_KAPPAS)
-                s[tier, i] = max(s[tier, i], 0) + weight[tier] * math.log((slow + slow_p) / 2)
+                upper = majority(1 + sum(costs[t, j] > shrunk for j in others), n)
+                s[tier, i] = max(s[tier, i], 0) + math.log((slow + slow_p) / 2)
+                half[tier, i] = max(half[tier, i], 0) + math.log(upper)
                 if alarmed[tier, i]:
-                    clear[tier, i] = max(clear[tier, i], 0) + weight[tier] * math.log(
-                        (fast + fast_p) / 2
-                    )
+                    clear[tier, i] = max(clear[tier, i], 0) + math.log((fast + fast_p) / 2)
         for i in range(m):
             residuals[i].append((t, new[i]))
         before = alarmed.copy()
         for tier in range(2):
             for i in range(m):
-                if not before[tier, i] and s[tier, i] >= need:
+                if not before[tier, i] and evidence(tier, i) >= need:
+                    tau_then[tier, i] = tau[tier]
                     crossings.append((t, i, tier, True))
                     alarmed[tier, i] = True
-                elif before[tier, i] and clear[tier, i] >= need:
+                elif before[tier, i] and clear[tier, i] >= need * tau[tier]:
                     crossings.append((t, i, tier, False))
-                    alarmed[tier, i], s[tier, i] = False, 0.0
+                    alarmed[tier, i], s[tier, i], half[tier, i] = False, 0.0, 0.0
                 else:
                     continue
                 clear[tier, i] = 0.0
@@ -286,7 +353,9 @@ def test_the_second_of_two_slow_workers_is_found_only_because_the_first_is_peele
     costs[100:, 0, 0] *= 3.0
     costs[100:, 0, 1] *= 1.35
     for use_peeling, found_workers in ((True, {0, 1}), (False, {0})):
-        found, groups = detector(1, 4, use_peeling=use_peeling, use_pooled=False)
+        found, groups = detector(
+            1, 4, use_peeling=use_peeling, use_pooled=False, use_majority=False
+        )
         crossings = feed(found, groups, costs)
         assert {c.worker for c in crossings if c.tier == ALARM} == found_workers
 
@@ -341,19 +410,74 @@ def test_exchangeable_peers_raise_no_more_false_alarms_than_the_budget(name, slo
     assert len(alarms) <= alpha * n_ops * n_groups * m
 
 
-def test_batches_that_are_heavy_twice_stay_within_the_budget():
-    """Forward and backward of a batch share its weight: without the square root the budget is broken many times."""
-    alpha, n_ops, n_groups, m = 1e-5, 250, 200, 6
-    rng = np.random.default_rng(9)
-    heavy = np.exp(0.4 * rng.standard_normal((n_ops, n_groups, m)))
-    costs = np.repeat(heavy, 2, axis=0) * 1e8
+def test_two_slow_workers_of_four_are_found_because_each_is_in_the_upper_half():
+    """Each hides from the other bets behind the other: never first, and no outlier among the others' residuals."""
+    costs = lognormal(10, (150, 1, 4), sigma=0.02)
+    costs[:, 0, 1:3] *= 1.3
+    for use_majority, found_workers in ((True, {1, 2}), (False, set())):
+        found, groups = detector(1, 4, use_majority=use_majority)
+        crossings = [c for c in feed(found, groups, costs) if c.tier == ALARM and c.is_alarm]
+        assert {c.worker for c in crossings} == found_workers
+        assert all(c.op < 30 for c in crossings)
 
-    def n_alarms(dependent_ops):
-        config = EDetectorSettings(alpha=alpha, dependent_ops=dependent_ops)
-        found = EDetector(m, config)
-        crossings = feed(found, found.add_groups(n_groups), costs)
-        return sum(c.is_alarm and c.tier == NOTICE for c in crossings)
 
-    budget = alpha * 2 * n_ops * n_groups * m
-    assert n_alarms(2) <= budget
-    assert n_alarms(1) > 5 * budget
+def test_the_onset_of_a_small_slowdown_is_where_it_began():
+    onsets = []
+    for seed in range(20):
+        costs = lognormal(seed, (600, 1, 4), sigma=0.02)
+        costs[300:, 0, 1] *= 1.06
+        found, groups = detector(1, 4)
+        first = [c for c in feed(found, groups, costs) if (c.worker, c.tier) == (1, NOTICE)]
+        onsets.append(first[0].onset_op)
+    assert 295 <= np.median(onsets) <= 305
+    assert np.mean(np.abs(np.array(onsets) - 300) <= 32) >= 0.9
+
+
+def heavy_stretches(seed, n_stretches, length, shape, sigma):
+    rng = np.random.default_rng(seed)
+    heavy = np.exp(sigma * rng.standard_normal((n_stretches, *shape)))
+    return np.repeat(heavy, length, axis=0) * rng.lognormal(0, 0.02, (n_stretches * length, *shape))
+
+
+def without_dependence(monkeypatch):
+    monkeypatch.setattr(
+        Dependence, "count_as_one", lambda self, groups, *_: np.zeros((2, groups.size))
+    )
+
+
+@pytest.mark.parametrize("weighed", [True, False])
+def test_batches_that_are_heavy_twice_stay_within_the_budget(weighed, monkeypatch):
+    """Forward and backward of a batch share its weight: counted apart, the budget is broken many times."""
+    if not weighed:
+        without_dependence(monkeypatch)
+    alpha, n_stretches, n_groups, m = 1e-5, 250, 200, 6
+    costs = heavy_stretches(9, n_stretches, 2, (n_groups, m), 0.4) * 1e8
+    found = EDetector(m, EDetectorSettings(alpha=alpha))
+    crossings = feed(found, found.add_groups(n_groups), costs)
+    n_alarms = sum(c.is_alarm and c.tier == NOTICE for c in crossings)
+    budget = alpha * 2 * n_stretches * n_groups * m
+    assert n_alarms <= budget if weighed else n_alarms > 5 * budget
+
+
+@pytest.mark.parametrize("weighed", [True, False])
+def test_steps_that_are_heavy_as_a_whole_end_as_no_alarm(weighed, monkeypatch):
+    """One batch per step for 60 operations: once that is known, what was taken for a slow worker is taken back."""
+    if not weighed:
+        without_dependence(monkeypatch)
+    costs = heavy_stretches(11, 40, 60, (20, 4), 0.3) * 1e8
+    found, groups = detector(20, 4)
+    crossings = feed(found, groups, costs)
+    assert any(c.is_retracted for c in crossings) == weighed
+    late = [c for c in crossings if c.is_alarm and c.tier == ALARM and c.op >= 1000]
+    assert len(late) <= 1 if weighed else len(late) > 50
+    assert found.in_alarm[ALARM].mean() < 0.05 if weighed else found.in_alarm[ALARM].mean() > 0.1
+
+
+def test_a_lasting_change_is_no_dependence():
+    for factors in ((1.5, 1.0, 1.0, 1.0), (1.4, 1.4, 1.0, 1.0)):
+        costs = lognormal(12, (600, 1, 4), sigma=0.02)
+        costs[250:] *= factors
+        found, groups = detector(1, 4)
+        crossings = feed(found, groups, costs)
+        assert not any(c.is_retracted for c in crossings if c.tier == ALARM)
+        assert found.dependent[ALARM, 0] == 1

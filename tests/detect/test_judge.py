@@ -143,6 +143,60 @@ def test_uneven_batches_are_an_imbalance_and_no_alarm(sigma, seed):
     assert kinds(judge(simulate(seed=seed, change=rotate))) == {"imbalance:data": everybody()}
 
 
+LONG = replace(SHAPE, n_steps=14)
+
+
+def uneven_steps(sigma):
+    def change(work, rng):
+        return work * np.exp(sigma * rng.standard_normal((*work.shape[:2], 1, 1, 1)))
+
+    return change
+
+
+@pytest.mark.parametrize("sigma", [0.15, 0.3, 0.5])
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_that_are_heavy_for_a_whole_replica_are_an_imbalance_and_no_alarm(sigma, seed):
+    found = kinds(judge(simulate(LONG, seed=seed, change=uneven_steps(sigma)), with_history=True))
+    assert found.keys() <= {"imbalance:data", "ordinary"}
+    assert len(found["imbalance:data"]) >= 4
+
+
+def test_a_whole_replica_that_is_slow_on_many_nodes_is_nobodys_fault():
+    judgement = judge(simulate(change=slow(1.3, (1, 0), (1, 1), (1, 2))))
+    found = kinds(judgement)
+    assert found["imbalance:data"] == {(1, 0), (1, 1), (1, 2)}
+    assert found.keys() <= {"imbalance:data", "ordinary"}
+    reason = next(v.reason for v in judgement.verdicts if v.kind is VerdictKind.IMBALANCE_DATA)
+    assert "2 more workers of its replica on other nodes" in reason
+
+
+def test_stages_on_one_node_are_no_witnesses_for_each_other():
+    """A slow node that holds a whole replica: its workers are culprits, since nobody elsewhere shares the slowdown."""
+    trace = simulate(change=slow(1.3, (1, 0), (1, 1), (1, 2)))
+    where = {
+        worker: replace(worker, node_id=f"node{dict(worker.labels)['dp']}")
+        for worker in trace.workers
+    }
+    runs = tuple(
+        tuple(replace(run, rank=where[run.rank]) for run in of_worker) for of_worker in trace.runs
+    )
+    found = kinds(judge(replace(trace, workers=tuple(where.values()), runs=runs)))
+    assert found["culprit"] == {(1, 0), (1, 1), (1, 2)}
+
+
+def test_two_slow_workers_of_four_from_the_start_are_both_culprits():
+    judgement = judge(simulate(change=slow(1.3, (0, 1), (2, 1), since=0)))
+    assert kinds(judgement)["culprit"] == {(0, 1), (2, 1)}
+    assert all(culprit.n_ops_to_detect <= 30 for culprit in judgement.culprits)
+
+
+def test_a_slowdown_of_the_size_of_the_bar_is_no_alarm():
+    for seed in range(4):
+        found = kinds(judge(simulate(LONG, seed=seed, change=slow(1.095, (1, 1)))))
+        assert found["drag"] == {(1, 1)}
+        assert "culprit" not in found
+
+
 def test_a_slow_link_is_named_at_both_ends_and_no_worker_is_blamed():
     links = np.ones((4, 2))
     links[1, 1] = 30

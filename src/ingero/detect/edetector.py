@@ -12,9 +12,18 @@ worker is like its peers, the mean run to a false alarm is at least 1/α operati
 A worker in alarm at the alarm tier leaves the reference of the others until it clears (peeling); otherwise a second
 slow worker in the group is never first and never found.
 
-Both bets count operations as new evidence, yet a heavy batch is heavy twice: forward and backward. Where the peers'
-residuals are wide enough for such a batch to pass for a slowdown of δ, each bet counts with its square root: by
-Cauchy–Schwarz, √e₁·√e₂ has mean at most 1 however the two depend on each other.
+A third bet has winnings of its own, and either purse must reach 2/α:
+
+- *Majority bet*: it stands in the upper half of its peers. Two slow workers of a group of four hide from both bets above,
+  each behind the other; each of them is in the upper half every time. Needs no more than the rank bet.
+
+All bets count operations as new evidence, yet a heavy batch is heavy twice, and a heavy step for hundreds of operations.
+Where the peers' residuals reach beyond δ, winnings count with their τ-th root, τ being how many operations share
+one cause (`ingero.detect.dependence`): by Hölder's inequality the product of τ such roots has mean at most 1 however they
+depend on each other. An alarm whose evidence no longer suffices once τ is known to be longer is retracted.
+
+The onset is the last time before the alarm at which the sum of (residual − half of log(1 + δ)) left 0: Page's estimate of
+the change point.
 
 State is a bank of peer groups of one size, advanced in blocks. How operations are cut into blocks changes
 nothing: the pool of residuals is renewed on a schedule that counts operations.
@@ -24,7 +33,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,90 +44,33 @@ from ingero.detect.bets import (
     count_below,
     count_level,
     grid_bet,
+    majority_bet,
     padded_width,
 )
+from ingero.detect.dependence import Dependence
+from ingero.detect.rows import accumulate, leave_one_out_median, pick_time
+from ingero.detect.tiers import ALARM, MIN_PEERS, N_TIERS, Crossing, EDetectorSettings
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
-ScalarT = TypeVar("ScalarT", bound=np.generic)
 
-ALARM: Final = 0
-NOTICE: Final = 1
-N_TIERS: Final = 2
-MIN_PEERS: Final = 3
-"""Fewest comparable workers, the judged one included."""
-_POOL_TARGET: Final = 4096
-_MIN_WINDOW: Final = 4
 _RENEW_EVERY: Final = 32
+_WEIGH_EVERY: Final = 256
 _WIDE_QUANTILE: Final = 0.9
 _WIDE_AFTER: Final = 8
 """Residuals of a worker before its spread is judged."""
 
 
-@dataclass(frozen=True, slots=True)
-class EDetectorSettings:
-    """What is worth naming, and how rarely to be wrong.
-
-    Attributes:
-        alpha: Budget: at most this many false alarms per operation and worker.
-        alarm_slowdown: Slowdown that makes a culprit; 0.10 is 10 %.
-        notice_slowdown: Slowdown that makes a drag.
-        window_ops: Operations whose residuals the pooled bet looks back on. Groups so large that this would exceed
-            about 4096 residuals look back on fewer.
-        use_rank: Place the rank bet.
-        use_pooled: Place the pooled bet.
-        use_peeling: Take workers in alarm out of the reference.
-        dependent_ops: How many operations may share one cause where residuals are wider than δ.
-    """
-
-    alpha: float = 1e-6
-    alarm_slowdown: float = 0.10
-    notice_slowdown: float = 0.03
-    window_ops: int = 200
-    use_rank: bool = True
-    use_pooled: bool = True
-    use_peeling: bool = True
-    dependent_ops: int = 2
-
-    @property
-    def slowdowns(self) -> FloatArray:
-        """δ of each tier, in the order ALARM, NOTICE."""
-        return np.array([self.alarm_slowdown, self.notice_slowdown])
-
-    def window_for(self, n_peers: int) -> int:
-        """Operations in the residual window of a group of this size."""
-        return min(self.window_ops, max(_MIN_WINDOW, _POOL_TARGET // n_peers))
-
-
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """A worker entered or left alarm.
-
-    Attributes:
-        group: Index of the peer group in the bank.
-        worker: Index of the worker in its group.
-        tier: ALARM or NOTICE.
-        op: Ordinal of the operation within the group at which it happened, from 0.
-        onset_op: Ordinal at which the excursion began.
-        is_alarm: True for entering, False for clearing.
-        log10_evidence: Of S when entering, of the reversed test when clearing.
-        is_pooled: The pooled bet had won more than the rank bet since onset.
-    """
-
-    group: int
-    worker: int
-    tier: int
-    op: int
-    onset_op: int
-    is_alarm: bool
-    log10_evidence: float
-    is_pooled: bool
-
-
 COMBINED: Final = 0
 RANK: Final = 1
 POOLED: Final = 2
+MAJORITY: Final = 3
+DRIFT: Final = 4
+_LEADERS: Final = (COMBINED, COMBINED, COMBINED, MAJORITY, DRIFT)
+"""Rows of winnings: whose value decides when each starts anew."""
+_MAX_DRIFT: Final = 2.0
+"""A residual moves the change point's sum by at most this many log(1 + δ)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +78,8 @@ class _Bets:
     """Log e-values of a block.
 
     Attributes:
-        slow: Against "at most δ slower": combined, rank and pooled, shape (T, 3, 2 tiers, g, m); 0 where there was
-            nothing to bet on.
+        slow: Against "at most δ slower": a row for each of ``_LEADERS``, shape (T, 5, 2 tiers, g, m); 0 where there
+            was nothing to bet on. The last holds residuals less half of log(1 + δ).
         fast: Combined against "at least δ slower", shape (T, 1, 2 tiers, g, m); None while nobody is in alarm.
     """
 
@@ -135,74 +87,20 @@ class _Bets:
     fast: FloatArray | None
 
 
-def accumulate(before: FloatArray, log_e: FloatArray) -> tuple[FloatArray, IntArray]:
-    """Run ``S ← max(S, 1) · e`` over a block in log space.
-
-    Rows beside the first are sums over the same run: they start anew whenever S does.
-
-    Args:
-        before: Shape (r, …): log S before the block, then the companions' sums.
-        log_e: Shape (T, r, …).
-
-    Returns:
-        Values after each operation, shape (T, r, …), and the index at which the current run above 1 began, shape
-        (T, …), −1 when it began before the block. The same operations give the same bits however they are cut.
-    """
-    values = np.empty_like(log_e)
-    starts = np.empty((log_e.shape[0], *log_e.shape[2:]), np.int64)
-    last, start = before, np.full(log_e.shape[2:], -1)
-    for t, gains in enumerate(log_e):
-        is_running = last[0] > 0.0
-        last = np.add(last * is_running, gains, out=values[t])
-        start = np.where(is_running, start, t)
-        starts[t] = start
-    return values, starts
-
-
-def _pick(values: npt.NDArray[ScalarT], at: IntArray) -> npt.NDArray[ScalarT]:
-    """One time per group out of shape (T, …, g, m): shape (…, g, m)."""
-    if values.shape[0] == 1:
-        only: npt.NDArray[ScalarT] = values[0]
-        return only
-    return np.moveaxis(values[at, ..., np.arange(at.size), :], 0, -2)
-
-
-def leave_one_out_median(
-    ordered: FloatArray, n_refs: IntArray, position: IntArray, is_ref: BoolArray
-) -> FloatArray:
-    """Median of the reference without each worker itself.
-
-    Args:
-        ordered: Shape (n_rows, m), ascending, +inf for what is no reference.
-        n_refs: References per row, shape (n_rows, 1).
-        position: Where each worker stands in its row, shape (n_rows, m).
-        is_ref: Whether it is itself a reference, shape (n_rows, m).
-
-    Returns:
-        Shape (n_rows, m); NaN where no other reference exists.
-    """
-    n_others = n_refs - is_ref
-    low, high = np.maximum(n_others - 1, 0) // 2, n_others // 2
-    low = low + (is_ref & (low >= position))
-    high = high + (is_ref & (high >= position))
-    last = ordered.shape[1] - 1
-    values = np.take_along_axis(ordered, np.minimum(low, last), 1)
-    values = (values + np.take_along_axis(ordered, np.minimum(high, last), 1)) / 2.0
-    return np.where(n_others > 0, values, np.nan)
-
-
 _STATE: Final = (
     ("n_ops", 0, 0),
     ("log_won", 2, 0.0),
+    ("_dependent_at_alarm", 1, 1.0),
     ("in_alarm", 1, False),
     ("onset_op", 1, 0),
     ("_log_clear", 2, 0.0),
     ("_renewed_at", 0, 0),
+    ("_weighed_at", 0, 0),
     ("_residuals", 0, np.nan),
     ("_own_ordered", 0, np.inf),
     ("_pool_ordered", 0, np.inf),
     ("_n_pooled", 0, 0),
-    ("_weight", 1, 1.0),
+    ("dependent", 1, 1.0),
 )
 """Arrays of the bank: name, axis of the groups, value for a group without history."""
 
@@ -215,9 +113,11 @@ class EDetector:
         settings: See `EDetectorSettings`.
 
     Attributes:
-        log_won: Natural log of S, and what each bet alone won in the same run, shape (3, 2 tiers, G, m).
+        log_won: Natural logs of what was won, shape (5, 2 tiers, G, m): by rank and pooled bets together, by each
+            of them in the same run, by the majority bet; and the change point's sum. See `log_evidence`.
+        dependent: τ, how many operations count as one, shape (2 tiers, G).
         in_alarm: Shape (2 tiers, G, m).
-        onset_op: Ordinal at which the current run above 1 began, shape (2 tiers, G, m); fixed while in alarm.
+        onset_op: Ordinal at which the change point's sum last left 0, shape (2 tiers, G, m); fixed while in alarm.
         n_ops: Operations seen per group, shape (G,).
     """
 
@@ -227,16 +127,19 @@ class EDetector:
         self.window = settings.window_for(n_peers)
         shape = (N_TIERS, 0, n_peers)
         self.n_ops: IntArray = np.zeros(0, np.int64)
-        self.log_won: FloatArray = np.zeros((3, *shape))
+        self.log_won: FloatArray = np.zeros((len(_LEADERS), *shape))
+        self.dependent: FloatArray = np.ones((N_TIERS, 0))
+        self._dependent_at_alarm: FloatArray = np.ones(shape)
+        self._dependence = Dependence(n_peers)
         self.in_alarm: BoolArray = np.zeros(shape, bool)
         self.onset_op: IntArray = np.zeros(shape, np.int64)
         self._log_clear: FloatArray = np.zeros((1, *shape))
         self._renewed_at: IntArray = np.zeros(0, np.int64)
+        self._weighed_at: IntArray = np.zeros(0, np.int64)
         self._residuals = np.full((0, n_peers, self.window), np.nan, np.float32)
         self._own_ordered = np.full((0, n_peers, padded_width(self.window)), np.inf, np.float32)
         self._pool_ordered = np.full((0, padded_width(n_peers * self.window)), np.inf, np.float32)
         self._n_pooled: IntArray = np.zeros((0, n_peers), np.int64)
-        self._weight: FloatArray = np.ones((N_TIERS, 0))
 
     def add_groups(self, n_groups: int) -> IntArray:
         """Add groups without history; returns their indices."""
@@ -246,7 +149,24 @@ class EDetector:
             shape = list(values.shape)
             shape[axis] = n_groups
             setattr(self, name, np.concatenate([values, np.full(shape, fill, values.dtype)], axis))
+        self._dependence.add_groups(n_groups)
         return np.arange(first, first + n_groups)
+
+    def log_evidence(self, groups: IntArray) -> FloatArray:
+        """Natural log of the evidence now, shape (2 tiers, g, m): an alarm is log(1/α)."""
+        return self._evidence(self.log_won[:, :, groups], groups)
+
+    def _evidence(self, won: FloatArray, groups: IntArray) -> FloatArray:
+        """Winnings, rows on the axis before (2 tiers, g, m), as evidence."""
+        combined = won[..., COMBINED, :, :, :]
+        if not self._has_majority:
+            return combined / self.dependent[:, groups, None]
+        best = np.maximum(combined, won[..., MAJORITY, :, :, :])
+        return best / self.dependent[:, groups, None] - math.log(2.0)
+
+    @property
+    def _has_majority(self) -> bool:
+        return self.settings.use_majority and self.settings.use_rank
 
     def slowdowns(self, group: int, worker: int, since_op: int) -> FloatArray:
         """Ratio x / median of the others for each operation since then that the window still holds; oldest first."""
@@ -275,7 +195,7 @@ class EDetector:
         done = np.zeros(groups.size, np.int64)
         while (left := np.flatnonzero(done < n_ops)).size:
             chosen = groups[left]
-            self._renew(chosen)
+            crossings += self._renew(chosen)
             length = np.minimum(n_ops[left] - done[left], self._ops_to_renewal(chosen))
             offset = np.arange(int(length.max()))[:, None]
             row = np.minimum(done[left] + offset, costs.shape[0] - 1)
@@ -293,14 +213,21 @@ class EDetector:
         gap = np.clip(self._renewed_at[groups] // 8, 1, min(_RENEW_EVERY, self.window))
         return self._renewed_at[groups] + gap - self.n_ops[groups]
 
-    def _renew(self, groups: IntArray) -> None:
-        """Sort the residual windows of the groups whose pool is due."""
+    def _renew(self, groups: IntArray) -> list[Crossing]:
+        """Sort the residual windows of the groups whose pool is due; returns alarms that this retracts."""
         due = groups[self._ops_to_renewal(groups) <= 0]
+        if not due.size:
+            return []
+        since = self.n_ops[due] - self._weighed_at[due]
+        stale = due[since >= np.clip(self._weighed_at[due] // 4, 1, _WEIGH_EVERY)]
+        lost: list[Crossing] = []
+        if stale.size:
+            self._judge_dependence(stale)
+            lost = self._retract(stale)
         self._renew_now(due)
+        return lost
 
     def _renew_now(self, due: IntArray) -> None:
-        if not due.size:
-            return
         own = self._residuals[due].copy()
         own[self._peeled(due)] = np.nan
         own = np.sort(np.where(np.isnan(own), np.float32(np.inf), own), axis=2)
@@ -309,23 +236,57 @@ class EDetector:
         pool = np.sort(own.reshape(due.size, -1), axis=1)
         self._pool_ordered[due, : pool.shape[1]] = pool
         self._n_pooled[due] = n_own.sum(axis=1, keepdims=True) - n_own
-        self._weigh(due, own, n_own)
         self._renewed_at[due] = self.n_ops[due]
 
-    def _weigh(self, due: IntArray, own: npt.NDArray[np.float32], n_own: IntArray) -> None:
-        """Decide how much an operation counts for: less where the typical worker's residuals reach beyond δ.
+    def _judge_dependence(self, due: IntArray) -> None:
+        """How many operations count as one: more where the typical worker's residuals reach beyond δ."""
+        limits = np.log1p(self.settings.slowdowns)
+        reach = self._typical_reach(due)
+        length = self._dependence.count_as_one(due, reach, limits)
+        at_least = np.where(length > 0, np.maximum(length, self.settings.dependent_ops), 1.0)
+        self.dependent[:, due] = at_least
+        self._weighed_at[due] = self.n_ops[due]
+
+    def _typical_reach(self, due: IntArray) -> FloatArray:
+        """A high quantile of the typical worker's residuals, shape (g,); −inf before there are enough.
 
         The lower median over workers, so that a slow minority does not make its group look wide.
         """
+        own = self._own_ordered[due, :, : self.window]
+        n_own = np.isfinite(own).sum(axis=2)
         at = np.maximum((n_own * _WIDE_QUANTILE).astype(np.int64) - 1, 0)
-        reach = np.take_along_axis(own, at[:, :, None], axis=2)[:, :, 0]
+        reach = np.take_along_axis(own, at[:, :, None], axis=2)[:, :, 0].astype(np.float64)
         is_known = n_own >= _WIDE_AFTER
         ordered = np.sort(np.where(is_known, reach, np.inf), axis=1)
         middle = np.maximum(is_known.sum(axis=1) - 1, 0) // 2
         typical = ordered[np.arange(due.size), middle]
-        limits = np.log1p(self.settings.slowdowns)[:, None]
-        is_wide = np.isfinite(typical) & (typical > limits)
-        self._weight[:, due] = np.where(is_wide, 1.0 / self.settings.dependent_ops, 1.0)
+        return np.where(np.isfinite(typical), typical, -np.inf)
+
+    def _retract(self, due: IntArray) -> list[Crossing]:
+        """End alarms that rest on operations which turned out to share causes."""
+        need = math.log(1.0 / self.settings.alpha)
+        is_longer = self.dependent[:, due, None] > self._dependent_at_alarm[:, due]
+        is_lost = self.in_alarm[:, due] & is_longer & (self.log_evidence(due) < need)
+        lost: list[Crossing] = []
+        for tier, g, worker in np.argwhere(is_lost).tolist():
+            group = int(due[g])
+            self.in_alarm[tier, group, worker] = False
+            self._log_clear[:, tier, group, worker] = 0.0
+            op, onset = int(self.n_ops[group]) - 1, int(self.onset_op[tier, group, worker])
+            lost.append(
+                Crossing(
+                    group,
+                    worker,
+                    tier,
+                    op,
+                    onset,
+                    is_alarm=False,
+                    log10_evidence=0.0,
+                    is_pooled=False,
+                    is_retracted=True,
+                )
+            )
+        return lost
 
     def _peeled(self, groups: IntArray) -> BoolArray:
         """Workers that are no reference, shape (g, m)."""
@@ -360,10 +321,25 @@ class EDetector:
         ]
         pooled = self._pooled_bets(groups, residuals)
         by_time = [e.reshape(N_TIERS, *costs.shape).swapaxes(0, 1) for e in sides]
-        slow = np.stack([self._combine(by_time[0], pooled[0]), by_time[0], pooled[0]], axis=1)
+        slow = np.empty((n_t, len(_LEADERS), N_TIERS, *costs.shape[1:]))
+        slow[:, COMBINED] = self._combine(by_time[0], pooled[0])
+        slow[:, RANK], slow[:, POOLED], slow[:, MAJORITY] = by_time[0], pooled[0], 1.0
+        if self._has_majority:
+            half = majority_bet(np.where(can_bet, above, 0), np.where(can_bet, level, 0), n_grid)
+            slow[:, MAJORITY] = half.reshape(N_TIERS, *costs.shape).swapaxes(0, 1)
+        np.log(slow[:, :DRIFT], out=slow[:, :DRIFT])
+        slow[:, DRIFT] = self._drift(residuals)
         if len(by_time) == 1:
-            return _Bets(np.log(slow), None), residuals
-        return _Bets(np.log(slow), np.log(self._combine(by_time[1], pooled[1]))[:, None]), residuals
+            return _Bets(slow, None), residuals
+        return _Bets(slow, np.log(self._combine(by_time[1], pooled[1]))[:, None]), residuals
+
+    def _drift(self, residuals: FloatArray) -> FloatArray:
+        """What each residual adds to the change point's sum, shape (T, 2 tiers, g, m)."""
+        limits = np.log1p(self.settings.slowdowns)[:, None, None]
+        moved = np.clip(
+            residuals[:, None] - limits / 2.0, -_MAX_DRIFT * limits, _MAX_DRIFT * limits
+        )
+        return np.nan_to_num(moved)
 
     def _n_sides(self, groups: IntArray) -> int:
         """Whether bets on "fast" are needed (2) or only those on "slow" (1)."""
@@ -404,30 +380,29 @@ class EDetector:
     ) -> tuple[IntArray, FloatArray]:
         """Take a block up to each group's first crossing; returns operations taken per group, and the residuals."""
         bets, residuals = self._place_bets(groups, costs)
-        weight = self._weight[:, groups, None]
-        values, starts = accumulate(self.log_won[:, :, groups], bets.slow * weight)
+        values, starts = accumulate(self.log_won[:, :, groups], bets.slow, _LEADERS)
         was = self.in_alarm[:, groups]
         need = math.log(1.0 / self.settings.alpha)
-        is_crossing = ~was & (values[:, COMBINED] >= need)
+        is_crossing = ~was & (self._evidence(values, groups) >= need)
         clear = None
         if bets.fast is not None:
-            clear, _ = accumulate(
-                self._log_clear[:, :, groups], np.where(was, bets.fast * weight, 0.0)
-            )
-            is_crossing |= was & (clear[:, 0] >= need)
+            gains = np.where(was, bets.fast, 0.0)
+            clear, _ = accumulate(self._log_clear[:, :, groups], gains)
+            is_crossing |= was & (clear[:, 0] >= need * self.dependent[:, groups, None])
         happens = is_crossing.any(axis=(1, 3))
         first = np.where(happens.any(axis=0), happens.argmax(axis=0), length - 1)
         taken = np.minimum(first, length - 1) + 1
         self._store_residuals(groups, residuals, taken)
+        self._note_dependence(groups, costs, residuals, taken)
         # One index per group: its last operation of this block.
         at = taken - 1
-        self.log_won[:, :, groups] = _pick(values, at)
+        self.log_won[:, :, groups] = pick_time(values, at)
         if clear is not None:
-            self._log_clear[:, :, groups] = _pick(clear, at)
-        start = _pick(starts, at)
+            self._log_clear[:, :, groups] = pick_time(clear, at)
+        start = pick_time(starts, at)
         began = self.n_ops[groups][:, None] + start
         self.onset_op[:, groups] = np.where((start < 0) | was, self.onset_op[:, groups], began)
-        here = _pick(is_crossing, at)
+        here = pick_time(is_crossing, at)
         self.n_ops[groups] += taken
         if here.any():
             self._cross(groups, here, crossings)
@@ -439,13 +414,34 @@ class EDetector:
             slot = (self.n_ops[groups[rows]] + offset) % self.window
             self._residuals[groups[rows], :, slot] = residuals[offset, rows]
 
+    def _note_dependence(
+        self, groups: IntArray, costs: FloatArray, residuals: FloatArray, taken: IntArray
+    ) -> None:
+        """Keep residuals for `Dependence`: against all peers, since a shrunken reference would look like a change."""
+        if self._peeled(groups).any():
+            x = np.maximum(costs, 1.0).reshape(-1, self.n_peers)
+            is_here = ~np.isnan(x)
+            ordered = np.sort(np.where(is_here, x, np.inf), axis=1)
+            place = count_below(ordered, np.arange(x.shape[0])[:, None], np.where(is_here, x, 0.0))
+            n_refs = is_here.sum(axis=1, keepdims=True)
+            middle = leave_one_out_median(ordered, n_refs, place, is_here)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                residuals = np.log(x / middle).reshape(costs.shape)
+        for offset in range(int(taken.max())):
+            rows = np.flatnonzero(offset < taken)
+            self._dependence.add(groups[rows], residuals[offset, rows])
+
     def _cross(self, groups: IntArray, here: BoolArray, crossings: list[Crossing]) -> None:
         """Flip the state of who crossed at the operation just stored, and renew the pools that this changes."""
         for tier, g, worker in np.argwhere(here).tolist():
             group = int(groups[g])
             is_alarm = not self.in_alarm[tier, group, worker]
             won = self.log_won[:, tier, group, worker]
-            log_s = won[COMBINED] if is_alarm else self._log_clear[0, tier, group, worker]
+            log_s = (
+                self._evidence(self.log_won[:, :, [group]], groups[[g]])[tier, 0, worker]
+                if is_alarm
+                else self._log_clear[0, tier, group, worker] / self.dependent[tier, group]
+            )
             crossings.append(
                 Crossing(
                     group=group,
@@ -455,10 +451,11 @@ class EDetector:
                     onset_op=int(self.onset_op[tier, group, worker]),
                     is_alarm=is_alarm,
                     log10_evidence=float(log_s) / math.log(10.0),
-                    is_pooled=bool(won[POOLED] > won[RANK]),
+                    is_pooled=bool(won[POOLED] > max(won[RANK], won[MAJORITY])),
                 )
             )
             self.in_alarm[tier, group, worker] = is_alarm
+            self._dependent_at_alarm[tier, group, worker] = self.dependent[tier, group]
             self._log_clear[:, tier, group, worker] = 0.0
             if not is_alarm:
                 self.log_won[:, tier, group, worker] = 0.0

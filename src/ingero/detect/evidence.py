@@ -14,15 +14,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero.detect.edetector import (
-    MIN_PEERS,
-    N_TIERS,
-    Crossing,
-    EDetector,
-    EDetectorSettings,
-)
+from ingero.detect.edetector import DRIFT, EDetector
 from ingero.detect.groups import PairedOps, PeerGroup
 from ingero.detect.rows import row_medians
+from ingero.detect.siblings import Siblings
+from ingero.detect.tiers import MIN_PEERS, N_TIERS, Crossing, EDetectorSettings
 from ingero.model.verdicts import Slowdown
 
 IntArray = npt.NDArray[np.int64]
@@ -47,6 +43,7 @@ class Episode:
         onset_seq: Its sequence number.
         onset_ns: Its entry, on the worker's clock.
         onset_op: Its ordinal among the group's compared operations.
+        onset_segment: Its segment.
         detected_ns: Entry of the operation at which evidence sufficed.
         n_ops_to_detect: Operations from onset to there, both included.
         is_pooled: The pooled bet had won more.
@@ -57,6 +54,7 @@ class Episode:
         excess_ns: Own time above the median peer's, once it cleared.
         log10_evidence: Once it cleared: at detection.
         slowdown: Once it cleared.
+        cleared_segment: Segment in which it cleared; None while it lasts.
     """
 
     tier: int
@@ -64,6 +62,7 @@ class Episode:
     onset_seq: int
     onset_ns: int
     onset_op: int
+    onset_segment: int
     detected_ns: int
     n_ops_to_detect: int
     is_pooled: bool
@@ -74,6 +73,7 @@ class Episode:
     own_ns: int = 0
     excess_ns: int = 0
     slowdown: Slowdown | None = None
+    cleared_segment: int | None = None
 
 
 @dataclass(slots=True)
@@ -84,6 +84,7 @@ class _Onset:
     seq: int = 0
     entry_ns: int = 0
     op: int = -1
+    segment: int = -1
     own_before_ns: int = 0
     excess_before_ns: int = 0
 
@@ -216,6 +217,9 @@ class Evidence:
     Args:
         settings: See `EDetectorSettings`.
         min_own_ns: Operations before which the median peer worked less than this are not compared.
+
+    Attributes:
+        siblings: What the workers of one replica share.
     """
 
     def __init__(self, settings: EDetectorSettings, min_own_ns: int) -> None:
@@ -224,11 +228,13 @@ class Evidence:
         self._banks: dict[int, EDetector] = {}
         self._groups: dict[int, GroupEvidence] = {}
         self._workers: list[WorkerEvidence] = []
+        self.siblings = Siblings()
 
     def grow(self, n_workers: int) -> None:
         """Make room for workers that were registered."""
         while len(self._workers) < n_workers:
             self._workers.append(WorkerEvidence())
+        self.siblings.grow(n_workers)
 
     def add_group(self, group: PeerGroup) -> None:
         """Take up a group whose members are fixed."""
@@ -255,7 +261,8 @@ class Evidence:
         if found.bank is None:
             return 0.0
         column = group.members.index(worker)
-        return max(float(found.bank.log_won[0, tier, found.row, column]) / math.log(10.0), 0.0)
+        now = found.bank.log_evidence(np.array([found.row]))
+        return max(float(now[tier, 0, column]) / math.log(10.0), 0.0)
 
     def slowdown(self, group: PeerGroup, worker: int, since_op: int) -> Slowdown | None:
         """A member's slowdown since an operation; None without a detector or operations."""
@@ -296,6 +303,7 @@ class Evidence:
         kept = _Kept(costs[counts], typical, ops.where(counts))
         evidence = self._groups[id(group)]
         evidence.count_segments(kept.ops.segment, typical)
+        self.siblings.add(group.members, kept.costs, kept.ops.segment)
         own = kept.ops.own_ns
         beyond = own.max(axis=1) - typical
         is_spread = beyond >= SPREAD_WORTH_NAMING * typical
@@ -351,7 +359,7 @@ class Evidence:
     ) -> None:
         """Note where the runs that began in this block began, for an alarm in a later one."""
         began = bank.onset_op[:, row]
-        is_here = (began >= first_op) & (bank.log_won[0, :, row] > 0.0)
+        is_here = (began >= first_op) & (bank.log_won[DRIFT, :, row] > 0.0)
         for tier, column in np.argwhere(is_here).tolist():
             self._workers[group.members[column]].onset[tier] = _onset_at(
                 compared, int(began[tier, column]), first_op, column
@@ -361,6 +369,9 @@ class Evidence:
         self, group: PeerGroup, compared: _Summed, crossing: Crossing, first_op: int
     ) -> None:
         worker = self._workers[group.members[crossing.worker]]
+        if crossing.is_retracted:
+            worker.current[crossing.tier] = None
+            return
         column, at = crossing.worker, crossing.op - first_op
         entry_ns = int(compared.ops.entry_ns[at, column])
         if not crossing.is_alarm:
@@ -373,6 +384,7 @@ class Evidence:
                 replace(
                     episode,
                     cleared_ns=entry_ns,
+                    cleared_segment=int(compared.ops.segment[at]),
                     own_ns=own_ns,
                     excess_ns=excess_ns,
                     slowdown=Slowdown(ratio, ratio, ratio),
@@ -391,6 +403,7 @@ class Evidence:
             onset_seq=onset.seq,
             onset_ns=onset.entry_ns,
             onset_op=crossing.onset_op,
+            onset_segment=onset.segment,
             detected_ns=entry_ns,
             n_ops_to_detect=crossing.op - crossing.onset_op + 1,
             is_pooled=crossing.is_pooled,
@@ -407,6 +420,7 @@ def _onset_at(compared: _Summed, op: int, first_op: int, column: int) -> _Onset:
         seq=int(compared.ops.seq[at, column]),
         entry_ns=int(compared.ops.entry_ns[at, column]),
         op=op,
+        segment=int(compared.ops.segment[at]),
         own_before_ns=int(compared.own[at, column]),
         excess_before_ns=int(compared.excess[at, column]),
     )

@@ -20,13 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.detect.collectives import WaitLedger
-from ingero.detect.edetector import EDetectorSettings
 from ingero.detect.evidence import Evidence
 from ingero.detect.groups import FOREVER, PeerGroup, split_by_group, take_complete
-from ingero.detect.peers import BY_LABELS, OP, Pairing, role_of
+from ingero.detect.peers import BY_LABELS, OP, Pairing, op_of_slot, role_of
 from ingero.detect.rows import Columns
+from ingero.detect.tiers import EDetectorSettings
 from ingero.detect.verdicts import Facts, WorkerFacts, build_judgements
-from ingero.model.collectives import ClockKind, CollectiveRun, Rank
+from ingero.model.collectives import ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.model.verdicts import Judgement
 from ingero.units import NS_PER_S, NS_PER_US
 
@@ -178,6 +178,7 @@ class Judge:
         split_by_group(keys, lambda worker, comm, rows: self._join(worker, comm, rows, now_ns))
         segments = self._pairing.segments()
         paired = []
+        comm_of_view, is_link = self._link_views()
         for group in self._groups.values():
             if not group.is_open:
                 self._open(group, now_ns, final=final)
@@ -187,6 +188,7 @@ class Judge:
                 )
                 if taken is not None:
                     paired.append((group, taken))
+                    self._evidence.siblings.note_links(group.members, taken, comm_of_view, is_link)
         self._evidence.observe(paired)
 
     def _take_ready(self, now_ns: int, *, final: bool) -> npt.NDArray[np.void]:
@@ -309,6 +311,7 @@ class Judge:
             evidence=self._evidence,
             ledger=self._ledger,
             settings=self.settings.detector,
+            stage_links=self._stage_links(),
         )
         return build_judgements(facts, self._count_all(), with_history=with_history)
 
@@ -320,6 +323,26 @@ class Judge:
         for (worker, comm), view in self._view_of.items():
             if n_ranks[comm] == 2 and view < slots.size and slots[view] >= 0:
                 links.setdefault(worker, {})[int(slots[view])] = comm
+        return links
+
+    def _link_views(self) -> tuple[IntArray, IntArray]:
+        """Communicator of each view, and 1 where it is a link between two stages."""
+        comms = np.array(self._view_comm, np.int64)
+        slots = self._pairing.slots()
+        known = np.full(comms.size, -1, np.int64)
+        known[: slots.size] = slots[: comms.size]
+        n_ranks = np.asarray(self._comms["n_ranks"], np.int64)
+        is_exchange = np.isin(op_of_slot(known), (CollectiveOp.SEND, CollectiveOp.RECV))
+        return comms, ((known >= 0) & is_exchange & (n_ranks[comms] == 2)).astype(np.int64)
+
+    def _stage_links(self) -> dict[int, dict[int, int]]:
+        """Every worker's links between stages: worker → communicator → the worker at the other end."""
+        _, is_link = self._link_views()
+        links: dict[int, dict[int, int]] = {}
+        for (worker, comm), view in self._view_of.items():
+            others = [other for other in self._members[comm] if other != worker]
+            if is_link[view] and len(others) == 1:
+                links.setdefault(worker, {})[comm] = others[0]
         return links
 
     def _count_all(self) -> dict[str, int]:

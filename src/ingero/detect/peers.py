@@ -75,6 +75,11 @@ def role_of(rank: Rank) -> tuple[tuple[str, str], ...]:
     return tuple(pair for pair in rank.labels if pair[0] in ROLE_LABELS)
 
 
+def op_of_slot(slots: IntArray) -> IntArray:
+    """The kind of operation that a communicator's slot was named after, `CollectiveOp` values."""
+    return (slots >> 16) & 0xFF
+
+
 class Pairing:
     """Numbers each worker's operations so that peers' numbers correspond.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 def run_starts(*keys: IntArray) -> BoolArray:
@@ -54,6 +57,64 @@ def row_medians(values: FloatArray) -> FloatArray:
     low = ordered[at, np.maximum(n - 1, 0) // 2]
     high = ordered[at, np.minimum(n // 2, values.shape[1] - 1)]
     return np.where(n > 0, (low + high) / 2.0, np.nan)
+
+
+def leave_one_out_median(
+    ordered: FloatArray, n_refs: IntArray, position: IntArray, is_ref: BoolArray
+) -> FloatArray:
+    """Median of the reference without each worker itself.
+
+    Args:
+        ordered: Shape (n_rows, m), ascending, +inf for what is no reference.
+        n_refs: References per row, shape (n_rows, 1).
+        position: Where each worker stands in its row, shape (n_rows, m).
+        is_ref: Whether it is itself a reference, shape (n_rows, m).
+
+    Returns:
+        Shape (n_rows, m); NaN where no other reference exists.
+    """
+    n_others = n_refs - is_ref
+    low, high = np.maximum(n_others - 1, 0) // 2, n_others // 2
+    low = low + (is_ref & (low >= position))
+    high = high + (is_ref & (high >= position))
+    last = ordered.shape[1] - 1
+    values = np.take_along_axis(ordered, np.minimum(low, last), 1)
+    values = (values + np.take_along_axis(ordered, np.minimum(high, last), 1)) / 2.0
+    return np.where(n_others > 0, values, np.nan)
+
+
+def accumulate(
+    before: FloatArray, log_e: FloatArray, leaders: tuple[int, ...] = (0,)
+) -> tuple[FloatArray, IntArray]:
+    """Run ``S ← max(S, 1) · e`` over a block in log space.
+
+    Args:
+        before: Shape (r, …): values before the block.
+        log_e: Shape (T, r, …).
+        leaders: For each row the one whose run it follows: it starts anew whenever that one does.
+
+    Returns:
+        Values after each operation, shape (T, r, …), and the index at which the last row's current run above 1 began,
+        shape (T, …), −1 when it began before the block. The same operations give the same bits however they are cut.
+    """
+    values = np.empty_like(log_e)
+    starts = np.empty((log_e.shape[0], *log_e.shape[2:]), np.int64)
+    last, start = before, np.full(log_e.shape[2:], -1)
+    rows = list(leaders)
+    for t, gains in enumerate(log_e):
+        is_running = last > 0.0
+        last = np.add(last * is_running[rows], gains, out=values[t])
+        start = np.where(is_running[-1], start, t)
+        starts[t] = start
+    return values, starts
+
+
+def pick_time(values: npt.NDArray[ScalarT], at: IntArray) -> npt.NDArray[ScalarT]:
+    """One time per group out of shape (T, …, g, m): shape (…, g, m)."""
+    if values.shape[0] == 1:
+        only: npt.NDArray[ScalarT] = values[0]
+        return only
+    return np.moveaxis(values[at, ..., np.arange(at.size), :], 0, -2)
 
 
 class Columns:

@@ -8,6 +8,7 @@ by the greatest, not by the sum). What exceeds that bound, such as a pipeline's 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -15,10 +16,10 @@ from typing import Final
 import numpy as np
 
 from ingero.detect.collectives import WaitLedger
-from ingero.detect.edetector import ALARM, MIN_PEERS, NOTICE, EDetectorSettings
 from ingero.detect.evidence import Episode, Evidence, WorkerEvidence
 from ingero.detect.groups import PeerGroup
 from ingero.detect.peers import role_of
+from ingero.detect.tiers import ALARM, MIN_PEERS, NOTICE, EDetectorSettings
 from ingero.model.collectives import Rank
 from ingero.model.verdicts import Bet, Judgement, Onset, Slowdown, Verdict, VerdictKind
 from ingero.units import format_duration
@@ -61,7 +62,10 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything that verdicts are made from; lists are by worker, communicator or view index."""
+    """Everything that verdicts are made from; lists are by worker, communicator or view index.
+
+    ``stage_links``: worker → communicator → the worker at the other end of that link between two stages.
+    """
 
     workers: Sequence[WorkerFacts]
     members: Mapping[int, Sequence[int]]
@@ -70,6 +74,7 @@ class Facts:
     evidence: Evidence
     ledger: WaitLedger
     settings: EDetectorSettings
+    stage_links: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +163,13 @@ def _judge_alone(facts: Facts, worker: int, *, with_history: bool) -> _Finding:
     evidence = facts.evidence.of_worker(worker)
     slowdown = facts.evidence.slowdown(group, worker, 0)
     ordinary = _Finding(VerdictKind.ORDINARY, "works like its peers", slowdown=slowdown)
+    shared: _Finding | None = None
     for episode in _episodes(evidence, with_history=with_history):
         found = _weigh(facts, worker, episode)
-        if found is not None:
+        if found is not None and found.kind is not VerdictKind.IMBALANCE_DATA:
             return found
-    return ordinary
+        shared = shared or found
+    return replace(shared, slowdown=slowdown) if shared else ordinary
 
 
 def _find_why_unknown(facts: Facts, worker: int) -> str:
@@ -211,20 +218,60 @@ def _weigh(facts: Facts, worker: int, episode: Episode) -> _Finding | None:
         slowdown = facts.evidence.slowdown(known.group, worker, episode.onset_op)
     else:
         own_ns, excess_ns, slowdown = episode.own_ns, episode.excess_ns, episode.slowdown
-    ratio = own_ns / max(own_ns - excess_ns, 1)
     settings = facts.settings
-    is_culprit = episode.tier == ALARM and ratio >= 1.0 + settings.alarm_slowdown
+    shared, n_siblings = _shared_slowdown(facts, worker, episode)
+    if shared > 1.0 + settings.notice_slowdown:
+        excess_ns -= round((own_ns - excess_ns) * (shared - 1.0))
+        if slowdown is not None:
+            slowdown = Slowdown(
+                *(x / shared for x in (slowdown.median, slowdown.low, slowdown.high))
+            )
+    else:
+        shared = 1.0
+    ratio = own_ns / max(own_ns - excess_ns, 1)
+    median = 0.0 if slowdown is None else slowdown.median
+    is_culprit = (
+        episode.tier == ALARM
+        and ratio >= 1.0 + settings.alarm_slowdown
+        and (median >= 1.0 + settings.alarm_slowdown or ratio >= 1.0 + 2 * settings.alarm_slowdown)
+    )
     if not is_culprit and ratio < 1.0 + settings.notice_slowdown:
-        return None
+        if shared == 1.0:
+            return None
+        reason = (
+            f"so do {n_siblings} more workers of its replica on other nodes ({shared:.2f}× their peers): the batches "
+            "differ, or what that replica shares is slow; no single node"
+        )
+        return _Finding(VerdictKind.IMBALANCE_DATA, f"works longer than its peers, and {reason}")
     n_peers = len(known.group.members)
     ended = "" if episode.cleared_ns is None else ", and recovered"
+    beside = f", beyond the {shared:.2f}× that its replica shares" if shared > 1.0 else ""
     return _Finding(
         VerdictKind.CULPRIT if is_culprit else VerdictKind.DRAG,
-        f"own time {ratio:.2f}× that of its {n_peers - 1} peers, {format_duration(excess_ns)} in all{ended}",
+        f"own time {ratio:.2f}× that of its {n_peers - 1} peers{beside}, {format_duration(excess_ns)} in all{ended}",
         episode,
         slowdown,
         max(excess_ns, 0),
     )
+
+
+def _shared_slowdown(facts: Facts, worker: int, episode: Episode) -> tuple[float, int]:
+    """The factor by which most of a worker's siblings on other nodes slowed down during the episode, and how many."""
+    here = facts.workers[worker]
+    replica, todo = {worker}, [worker]
+    while todo:
+        fresh = set(facts.stage_links.get(todo.pop(), {}).values()) - replica
+        replica |= fresh
+        todo.extend(fresh)
+    peers = set() if here.group is None else set(here.group.members)
+    away = [
+        other
+        for other in sorted(replica - peers)
+        if facts.workers[other].rank.node_id != here.rank.node_id
+    ]
+    span = (episode.onset_segment, episode.cleared_segment)
+    log_shared, n = facts.evidence.siblings.shared(worker, span, facts.stage_links, away)
+    return math.exp(log_shared), n
 
 
 def _judge_links(facts: Facts, worker: int) -> _Finding | None:
@@ -347,6 +394,12 @@ def _find_rotation(facts: Facts, group: PeerGroup) -> str:
     lost = evidence.spread_ns / max(evidence.typical_ns, 1)
     slowest = max(facts.evidence.of_worker(worker).n_slowest for worker in group.members)
     leads = slowest > ROTATING * max(evidence.n_spread, 1)
+    stretch = float(evidence.bank.dependent[ALARM, evidence.row])
+    if stretch > facts.settings.dependent_ops and lost >= facts.settings.alarm_slowdown:
+        return (
+            f"the slowest of the peers takes {lost:.0%} longer than the median, in turns and for stretches of about "
+            f"{stretch:.0f} operations: the batches differ"
+        )
     if share < ROTATING or lost < facts.settings.alarm_slowdown or leads:
         return ""
     return f"the slowest of the peers takes {lost:.0%} longer than the median, in turns: the batches differ"

@@ -16,8 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from ingero.detect.edetector import EDetectorSettings
 from ingero.detect.judge import Judge, JudgeSettings
+from ingero.detect.tiers import EDetectorSettings
 from ingero.fleet.component import Meter
 from ingero.fleet.processors.nccl import telemetry
 from ingero.fleet.processors.nccl.config import NcclConfig
