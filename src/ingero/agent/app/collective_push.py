@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero.agent.app.collectives import CollectiveTracker, Finished, Place
+from ingero.agent.app.collectives import SETTLE_NS, CollectiveTracker, Finished, Place
 from ingero.agent.health.body import Identity
 from ingero.agent.health.transport import Transport
 from ingero.model.collectives import ClockKind, CollectiveOp, CollectiveRun, Rank
@@ -145,8 +145,7 @@ class CollectivePusher:
         self._ranks: dict[int, int] = {}
         self._kept: list[CollectiveRun] = []
         self._usual: dict[tuple[int, str], Usual] = {}
-        self._gone: list[Standing] = []
-        self._exited: list[int] = []
+        self._exited: dict[int, int] = {}
         self._pushed_ns = self._stood_ns = clock.mono_ns()
 
     # ── From the tracing thread ─────────────────────────────────────────────
@@ -159,7 +158,7 @@ class CollectivePusher:
     def note_exit(self, pid: int) -> None:
         """A process ended."""
         with self._lock:
-            self._exited.append(pid)
+            self._exited.setdefault(pid, self._clock.mono_ns())
 
     def add_collectives(self, records: Records) -> None:
         """``struct ig_collective``, copied."""
@@ -245,12 +244,14 @@ class CollectivePusher:
 
     def _find_standings(self, now_ns: int) -> list[Standing]:
         """Ranks that ended, at once; ranks that stand still, every second."""
-        gone = [one for pid in self._exited for one in self._say(pid, now_ns, is_gone=True)]
-        for pid in self._exited:
+        # Once its last records are taken: one that came later would bring the process back.
+        ended = [pid for pid, at_ns in self._exited.items() if now_ns - at_ns >= 2 * SETTLE_NS]
+        gone = [one for pid in ended for one in self._say(pid, now_ns, is_gone=True)]
+        for pid in ended:
+            del self._exited[pid]
             self._tracker.forget(pid)
             self._ranks.pop(pid, None)
             self._usual = {key: usual for key, usual in self._usual.items() if key[0] != pid}
-        self._exited.clear()
         still = [one for pid in self._tracker.pids for one in self._say(pid, now_ns)]
         quiet_ns = max((one.still_ns for one in still), default=0)
         gap_ns = STANDING_GAP_NS if quiet_ns < LOUD_NS else self._pace.interval_ns
