@@ -28,7 +28,7 @@ struct unique_id {
 struct control {
 	u64 seed;
 	u64 step_ns;       /* a rank's own work per step */
-	u64 cpu_ns;        /* the part of it that needs the processor */
+	u64 cpu_ns;        /* spent on the processor meanwhile */
 	u64 jitter_ppm;    /* greatest random deviation of a step's work */
 	u64 imbalance_ppm; /* extra work of one rank, another in each step */
 	u64 extra_ppm[MAX_RANKS];
@@ -135,7 +135,7 @@ static int train(void)
 		compute_on_cpu(control->cpu_ns);
 		for (int i = 0; i < 20; i++)
 			cudaLaunchKernel((void *)0x401000, grid, block, NULL, 0, stream);
-		/* What is left of the work after the processor's and the kernels' part. */
+		/* The rest of the step's work does not need the processor, as on a device that is kept busy. */
 		sim_sleep_until(began_ns + wanted_ns);
 		cudaStreamSynchronize(stream);
 		ncclAllReduce(NULL, NULL, 1 << 20, FLOAT, 0, comm, stream);

@@ -45,7 +45,7 @@ class JobSettings:
         prefixes: By rank, what its command line begins with; empty for none.
         seed: Of the jitter and of which rank a step's imbalance falls on.
         step_ns: A rank's own work per step.
-        cpu_ns: The part of it that needs the processor.
+        cpu_ns: Spent on the processor meanwhile.
         jitter_ppm: Greatest random addition to a step's work.
     """
 
@@ -55,7 +55,7 @@ class JobSettings:
     prefixes: Sequence[Sequence[str]] = ()
     seed: int = 0
     step_ns: int = 50 * NS_PER_MS
-    cpu_ns: int = 2 * NS_PER_MS
+    cpu_ns: int = NS_PER_MS
     jitter_ppm: int = 20_000
 
 

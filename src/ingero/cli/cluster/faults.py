@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,10 +16,7 @@ KINDS: Final = {
     "pause": "pause:R           stopped where it is",
     "kill": "kill:R            gone",
     "slow-link": "slow-link:R[:20ms] packets to its host are late",
-    "cpu-hog": "cpu-hog:R         other programs share its processor",
 }
-_N_HOGS: Final = 3
-_SPIN: Final = "while :; do :; done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +83,8 @@ def _parse_factor(text: str) -> float:
     return factor
 
 
-def inject(fault: Fault, job: Job, cluster: Cluster, stack: ExitStack) -> None:
-    """Turn a fault on; what it starts ends with the stack."""
+def inject(fault: Fault, job: Job, cluster: Cluster) -> None:
+    """Turn a fault on."""
     rank = fault.rank if fault.rank is not None else -1
     actions: dict[str, Callable[[], None]] = {
         "slow-rank": lambda: job.slow(rank, fault.amount),
@@ -98,17 +92,5 @@ def inject(fault: Fault, job: Job, cluster: Cluster, stack: ExitStack) -> None:
         "pause": lambda: job.pause(rank),
         "kill": lambda: job.kill(rank),
         "slow-link": lambda: slow_link(cluster.hosts[rank], int(fault.amount)),
-        "cpu-hog": lambda: _hog(job.pids[rank], stack),
     }
     actions[fault.kind]()
-
-
-def _hog(pid: int, stack: ExitStack) -> None:
-    """Busy programs that share one processor with the rank."""
-    processor = max(os.sched_getaffinity(pid))
-    os.sched_setaffinity(pid, {processor})
-    for _ in range(_N_HOGS):
-        hog = subprocess.Popen(["/bin/sh", "-c", _SPIN], start_new_session=True)
-        stack.callback(hog.wait)
-        stack.callback(hog.kill)
-        os.sched_setaffinity(hog.pid, {processor})

@@ -129,7 +129,7 @@ def _run(*command: str) -> None:
     if result.returncode:
         raise UnsupportedError(
             f"`{' '.join(command)}` failed: {result.stderr.strip()}",
-            hint="network namespaces need root and the kernel's bridge, veth and netem",
+            hint="hosts need root and the kernel's bridge and veth; slow-link needs its sch_netem",
         )
 
 

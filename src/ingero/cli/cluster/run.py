@@ -18,11 +18,12 @@ from typing import Any, Final
 import httpx
 
 from ingero.cli.cluster.agent import PROGRAM, READY
+from ingero.cli.cluster.ask import ask_hang
 from ingero.cli.cluster.faults import Fault, inject
 from ingero.cli.cluster.hosts import Cluster, in_host, open_cluster
 from ingero.cli.local_fleet import EPHEMERAL, SHIPPED_CONFIG, run_local_fleet
 from ingero.cli.replay.network import ask_judgement
-from ingero.errors import IngeroError, RetryableError
+from ingero.errors import IngeroError
 from ingero.gpusim.job import Job, JobSettings
 from ingero.model.verdicts import Judgement, Verdict, VerdictKind
 from ingero.telemetry.clock import Clock, SystemClock
@@ -30,7 +31,6 @@ from ingero.units import NS_PER_S
 
 LIVE: Final = ("processors.nccl.reorder_window=500ms", "processors.nccl.judge_interval=250ms")
 """Settings of our own Fleet: a live agent's pushes come in order, on one connection, and nobody waits longer than it must."""
-HANG_PATH: Final = "/api/v1/admin/hang"
 READY_TIMEOUT_S: Final = 60.0
 STEADY_OPS: Final = 100
 """Compared operations of every rank before a fault is injected."""
@@ -94,25 +94,13 @@ class FleetView:
     def look(self, progress: Progress) -> None:
         """Ask for verdicts and hangs, and note who is named."""
         progress.judgement = ask_judgement(self._client, self._admin_url, self._cluster_id)
-        progress.hang = self._ask_hang()
+        progress.hang = ask_hang(self._client, self._admin_url, self._cluster_id)
         verdicts = progress.judgement.verdicts if progress.judgement else ()
         found = [(v.rank.rank, v.kind.value) for v in verdicts if v.is_alarm]
         if progress.hang is not None:
             found += [(rank, "hang") for rank in progress.hang["missing_ranks"]]
         for who in found:
             progress.named.setdefault(who, progress.since_fault_ns)
-
-    def _ask_hang(self) -> dict[str, Any] | None:
-        try:
-            response = self._client.get(
-                self._admin_url + HANG_PATH, params={"cluster_id": self._cluster_id}
-            )
-            if response.status_code == httpx.codes.NOT_FOUND:
-                return None
-            answer: dict[str, Any] = response.raise_for_status().json()
-        except (httpx.HTTPError, ValueError) as error:
-            raise RetryableError(f"Fleet does not tell hangs: {error}") from error
-        return answer
 
 
 @contextmanager
@@ -228,7 +216,7 @@ def run_up(
         job.release()
         run = _Run(settings, job, view, progress, follow, clock)
         run.await_steady()
-        run.inject(cluster, stack)
+        run.inject(cluster)
         run.watch()
     return build_result(settings, progress)
 
@@ -262,10 +250,10 @@ class _Run:
                     hint="`ingero check` says what this machine can trace",
                 )
 
-    def inject(self, cluster: Cluster, stack: ExitStack) -> None:
+    def inject(self, cluster: Cluster) -> None:
         """Turn every fault on."""
         for fault in self.settings.faults:
-            inject(fault, self.job, cluster, stack)
+            inject(fault, self.job, cluster)
         names = ", ".join(
             fault.kind if fault.rank is None else f"{fault.kind} of rank {fault.rank}"
             for fault in self.settings.faults

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ingero.cli.render import plural
+from ingero.errors import IngeroError
 
 if TYPE_CHECKING:
     from ingero.model.hang import HangReport, HangRoot
@@ -21,13 +22,17 @@ CAUSES = {
 
 
 @click.command("hang")
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=click.Path(path_type=Path), required=False)
+@click.option("--fleet", metavar="URL", help="Ask this Fleet's admin endpoint about a live job.")
+@click.option("--cluster-id", default="", help="The live job's cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(directory: Path, *, as_json: bool) -> int:
+def command(directory: Path | None, *, fleet: str | None, cluster_id: str, as_json: bool) -> int:
     r"""Name the ranks that a hung job waits for.
 
     DIRECTORY holds PyTorch Flight Recorder dumps, one file per rank, whose names end in the rank. Nothing in a dump is
     executed: a dump that asks for a class is refused.
+
+    With --fleet the answer is about a live job: what its agents see in flight, by Fleet's admin endpoint.
 
     Exit status: 0 when the question was answered (also when nobody is missing), 1 when a dump cannot be read.
 
@@ -35,13 +40,48 @@ def command(directory: Path, *, as_json: bool) -> int:
     Examples:
       ingero hang /tmp/nccl_trace
       ingero hang /tmp/nccl_trace --json | jq .missing_ranks
+      ingero hang --fleet http://127.0.0.1:8081 --cluster-id prod
     """
+    if (directory is None) == (fleet is None):
+        raise click.UsageError("give a DIRECTORY of dumps or --fleet URL")
+    if fleet is not None:
+        return _ask(fleet.rstrip("/"), cluster_id, as_json=as_json)
+    assert directory is not None
     from ingero.detect.hang import find_hang
     from ingero.wire.flight_recorder import find_dumps, read_dump
 
     dumps = find_dumps(directory)
     report = find_hang([read_dump(path, rank) for rank, path in sorted(dumps.items())])
     click.echo(json.dumps(_as_json(report), indent=2) if as_json else _as_text(report))
+    return 0
+
+
+def _ask(admin_url: str, cluster_id: str, *, as_json: bool) -> int:
+    import httpx
+
+    from ingero.cli.cluster.ask import ask_hang
+
+    if not cluster_id:
+        raise click.UsageError("--fleet needs --cluster-id")
+    with httpx.Client(timeout=10) as client:
+        answer = ask_hang(client, admin_url, cluster_id)
+    if answer is None:
+        raise IngeroError(
+            f"that Fleet knows no live job of cluster {cluster_id!r}",
+            hint=f"its clusters: {admin_url}/api/v1/admin/verdicts",
+        )
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+        return 0
+    for root in answer["roots"]:
+        click.echo(
+            click.style(f"rank {root['rank']} never arrived", fg="red", bold=True)
+            + f" at operation {root['missing_seq']} of {root['comm']} ({root['cause']});"
+            f" {plural(len(root['blocks']), 'rank')} wait for it since {answer['standing_s']:.0f} s:"
+            f" {_spans(tuple(root['blocks']))}"
+        )
+    if not answer["roots"]:
+        click.echo("nobody is missing: no rank of this cluster is known to stand still")
     return 0
 
 

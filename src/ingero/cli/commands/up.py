@@ -63,7 +63,6 @@ def command(
       pause:R            rank R stops where it is
       kill:R             rank R is gone
       slow-link:R[:20ms] packets to R's host are late
-      cpu-hog:R          other programs share R's processor
 
     \b
     Examples:

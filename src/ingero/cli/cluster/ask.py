@@ -1,0 +1,30 @@
+"""Asks a Fleet's admin endpoint about a live job."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import httpx
+
+from ingero.errors import RetryableError
+
+HANG_PATH: Final = "/api/v1/admin/hang"
+
+
+def ask_hang(client: httpx.Client, admin_url: str, cluster_id: str) -> dict[str, Any] | None:
+    """Ranks that a standing job waits for; None when the Fleet knows no such cluster.
+
+    Raises:
+        RetryableError: The admin endpoint does not answer, or answers something else.
+    """
+    try:
+        response = client.get(admin_url + HANG_PATH, params={"cluster_id": cluster_id})
+        if response.status_code == httpx.codes.NOT_FOUND:
+            return None
+        answer: dict[str, Any] = response.raise_for_status().json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise RetryableError(
+            f"Fleet's admin endpoint {admin_url} does not tell hangs: {error}",
+            hint="it listens on loopback only: run this on Fleet's own machine, or forward the port",
+        ) from error
+    return answer

@@ -1,0 +1,78 @@
+"""`ingero up` as a user runs it: real namespaces, probes, pushes, Fleet. The GPUs are simulated."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.kernel, pytest.mark.slow]
+PROGRAM = "from ingero.cli.main import main; main()"
+
+
+def up(*arguments):
+    """Run it and return its last JSON object."""
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "up", "--json", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def leftovers(pid):
+    """What a run of that process left behind."""
+    found = [path.name for path in Path("/run/netns").glob(f"ingero-{pid}-*")]
+    found += [path.name for path in Path("/sys/class/net").glob(f"ig*{pid}*")]
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                line = (folder / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if f'"up-{pid}"'.encode() in line:
+                found.append(folder.name)
+    return found
+
+
+def test_slow_rank_is_named_and_the_others_are_its_victims():
+    result = up("--ranks", "4", "--fault", "slow-rank:1:1.5x", "--duration", "40s")
+    assert result["isolation"] == "network namespaces"
+    assert result["culprits"] == [1]
+    assert result["victims"] == [0, 2, 3]
+    assert result["wrongly_named"] == []
+    assert result["detection_s"] > 0
+
+
+@pytest.mark.parametrize(("kind", "cause"), [("pause", "absent"), ("kill", "silent")])
+def test_rank_that_stops_is_a_hang_of_that_rank_alone(kind, cause):
+    result = up("--ranks", "4", "--fault", f"{kind}:2", "--duration", "40s")
+    assert result["missing_ranks"] == [2]
+    assert result["culprits"] == []
+    (root,) = result["hang"]["roots"]
+    assert (root["cause"], root["blocks"]) == (cause, [0, 1, 3])
+
+
+def test_interrupt_leaves_no_process_namespace_or_cable():
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "up", "--ranks", "2", "--duration", "10m"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "warming up" in line:
+            break
+    assert leftovers(process.pid), "the test looks for what is there while it runs"
+    os.killpg(process.pid, signal.SIGINT)
+    process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) == 130
+    assert leftovers(process.pid) == []
