@@ -106,19 +106,32 @@ class Push:
     health_score: float | None
 
 
-def _left_ns(run: CollectiveRun) -> IntArray:
-    return np.asarray(run.ops["entry_ns"] + np.maximum(run.ops["inside_ns"], 0))
+def _known_ns(runs: tuple[CollectiveRun, ...]) -> list[IntArray]:
+    """When each operation of one worker can be told: once it and everything entered before it has ended.
+
+    Returns:
+        Per run, nanoseconds on the trace's timeline, ascending, shape of its ops.
+    """
+    if not runs:
+        return []
+    ops = np.concatenate([run.ops for run in runs])
+    order = np.argsort(ops["entry_ns"], kind="stable")
+    known = np.empty(ops.size, np.int64)
+    ended = ops["entry_ns"] + np.maximum(ops["inside_ns"], 0)
+    known[order] = np.maximum.accumulate(ended[order])
+    sizes = np.cumsum([run.ops.size for run in runs])
+    return [np.maximum.accumulate(part) for part in np.split(known, sizes[:-1])]
 
 
 def iter_pushes(trace: JobTrace, interval_ns: int) -> Iterator[Push]:
     """Cut a trace into what its agents push, in the order of the timeline.
 
-    An operation belongs to the interval in which it *ended*, as a live agent would learn of it.
+    An operation belongs to the interval in which it, and everything the worker entered before it, had *ended*: as a
+    live agent learns of it, and so that a worker's operations reach Fleet in the order they were entered.
     """
     end_ns = int(trace.steps["end_ns"][-1])
     edges = np.arange(interval_ns, end_ns + 2 * interval_ns, interval_ns)
-    ends = [[np.maximum.accumulate(_left_ns(run)) for run in runs] for runs in trace.runs]
-    cuts = [[np.searchsorted(end, edges) for end in of_worker] for of_worker in ends]
+    cuts = [[np.searchsorted(known, edges) for known in _known_ns(runs)] for runs in trace.runs]
     for k, edge in enumerate(edges.tolist()):
         pushes: list[tuple[tuple[CollectiveRun, ...], int]] = []
         for runs, cut in zip(trace.runs, cuts, strict=True):
