@@ -7,6 +7,7 @@ the configuration again and keeps the old one when the new one is bad.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import os
@@ -50,6 +51,8 @@ CPU: Final = gauge("otelcol_process_cpu_seconds", "Processor time that the proce
 SERVICE_METRICS: Final = (RELOADS, UPTIME, MEMORY, CPU)
 
 _RELOAD_NS: Final = 5 * NS_PER_S  # what the old generation gets before the new one may start
+_GC_THRESHOLDS: Final = (20_000, 10, 100)
+"""Pushes make no cycles, and Python's own thresholds look at what they hold for some milliseconds every tenth of a second."""
 _log = logging.getLogger("ingero.fleet")
 
 
@@ -90,6 +93,16 @@ class SharedStates:
 
 def _settings_of(config: FleetConfig, component: str) -> dict[Kind, object]:
     return {kind: model for (kind, one), model in config.settings.items() if str(one) == component}
+
+
+def _settle() -> None:
+    """After start-up: give back what only it needed, and let collections no longer walk what it made."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
+    if trim is not None:
+        trim(0)
 
 
 class Generation:
@@ -294,8 +307,7 @@ class FleetService:
         self._set_up(config)
         self._catch_signals()
         await self._start(config)
-        gc.collect()
-        gc.freeze()  # what start-up made stays; collections need not walk it again
+        _settle()
         while await self._events.get() is _Event.RELOAD:
             await self._reload()
         await self._drain()

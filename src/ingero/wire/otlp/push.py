@@ -8,7 +8,8 @@ struct costs less than recognising it, so there only the facts are shared.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from sys import intern
 from typing import Final, TypeAlias
 
 from ingero.wire.names import Attribute, Metric
@@ -153,9 +154,9 @@ class ResourceCache:
         )
         facts = self._facts.get(key)
         if facts is None:
-            facts = ResourceFacts(*key)
+            facts = _build_facts(key)
             if sum(map(len, (key[0], key[1], key[4], key[5]))) <= self._max_key_bytes:
-                self._keep(key, facts)
+                self._keep(astuple(facts), facts)
         return facts
 
     def _keep(self, key: bytes | _ResourceKey, facts: ResourceFacts) -> None:
@@ -256,14 +257,20 @@ def _integer_of(value: structs.AnyValue | None, default: int) -> int:
 
 
 def _read_resource(found: dict[str, structs.Value]) -> ResourceFacts:
-    return ResourceFacts(
-        node_id=_text(found.get(_NODE_ID)),
-        cluster_id=_text(found.get(_CLUSTER_ID)),
-        world_size=_integer(found.get(_WORLD_SIZE), 0),
-        rank=_integer(found.get(_NODE_RANK), UNKNOWN_RANK),
-        provider=_text(found.get(_PROVIDER)),
-        host=_text(found.get(_K8S_NODE_NAME)) or _text(found.get(_HOST_NAME)),
-    )
+    return _build_facts((
+        _text(found.get(_NODE_ID)),
+        _text(found.get(_CLUSTER_ID)),
+        _integer(found.get(_WORLD_SIZE), 0),
+        _integer(found.get(_NODE_RANK), UNKNOWN_RANK),
+        _text(found.get(_PROVIDER)),
+        _text(found.get(_K8S_NODE_NAME)) or _text(found.get(_HOST_NAME)),
+    ))
+
+
+def _build_facts(key: _ResourceKey) -> ResourceFacts:
+    """Facts whose cluster and provider are one text each for all nodes that share them."""
+    node_id, cluster_id, world_size, rank, provider, host = key
+    return ResourceFacts(node_id, intern(cluster_id), world_size, rank, intern(provider), host)
 
 
 def _message_number(point: structs.Proto) -> float | None:

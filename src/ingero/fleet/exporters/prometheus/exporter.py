@@ -54,7 +54,7 @@ UNSUPPORTED: Final = counter(
     "exporter",
 )
 
-_MAX_PENDING: Final = 1024
+_MAX_PENDING: Final = 256
 """Exports that wait to be walked; at about 10 KiB each. Above it a push walks the oldest itself."""
 _DRAIN_INTERVAL_NS: Final = 25 * NS_PER_MS
 _DRAIN_SLICE_NS: Final = 2 * NS_PER_MS

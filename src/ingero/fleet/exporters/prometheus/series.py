@@ -22,6 +22,7 @@ import numpy as np
 from ingero.fleet.exporters.prometheus.naming import escape_help, format_labels
 
 _ATTRIBUTES_BITS: Final = 32
+_MAX_NAME_SETS: Final = 1024
 _ATTRIBUTES_MASK: Final = (1 << _ATTRIBUTES_BITS) - 1
 
 
@@ -90,7 +91,7 @@ class _Texts:
     it by what arrived, and starts over when a sender makes up ever-new spellings of the same labels.
     """
 
-    __slots__ = ("_aliases", "_free", "_idx_of_text", "names", "texts")
+    __slots__ = ("_aliases", "_free", "_idx_of_text", "_name_sets", "names", "texts")
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -98,6 +99,7 @@ class _Texts:
         self._aliases: dict[object, int] = {}
         self._idx_of_text: dict[str, int] = {}
         self._free: list[int] = []
+        self._name_sets: dict[frozenset[str], frozenset[str]] = {}
 
     def find(self, alias: object) -> int | None:
         return self._aliases.get(alias)
@@ -106,11 +108,17 @@ class _Texts:
         text = format_labels(labels)
         index = self._idx_of_text.get(text)
         if index is None:
-            index = self._idx_of_text[text] = self._take(text, frozenset(labels))
+            index = self._idx_of_text[text] = self._take(text, self._share(frozenset(labels)))
         if len(self._aliases) > 4 * len(self._idx_of_text) + 1024:
             self._aliases.clear()
         self._aliases[alias] = index
         return index
+
+    def _share(self, names: frozenset[str]) -> frozenset[str]:
+        """One object for all who have these label names: a set takes more memory than all else that is kept of a node."""
+        if len(self._name_sets) >= _MAX_NAME_SETS:
+            self._name_sets.clear()
+        return self._name_sets.setdefault(names, names)
 
     def _take(self, text: str, names: frozenset[str]) -> int:
         if self._free:

@@ -150,7 +150,7 @@ class ClusterScores:
         self._scores[row] = score
         self._states[row] = state
         self._cohort_idx[row] = cohort_index
-        self._cohort_of_node[node_id] = cohort
+        self._cohort_of_node[node_id] = self.cohorts[cohort_index]  # one object for all its nodes
         return True
 
     def expire(self, before_ns: int) -> list[str]:

@@ -203,6 +203,7 @@ class _Connection(asyncio.Protocol):
                 self._server.tally.refuse_request(Reason.CUT_SHORT)
             self._end_request()
         self._transport = None
+        del self._parser  # it refers to this; without the cycle nothing waits for the collector
         self._unsent.clear()
         self._server.forget(self)
 
@@ -381,6 +382,7 @@ class _Connection(asyncio.Protocol):
         self._server.n_in_flight -= 1
         self._server.n_buffered_bytes -= self._n_accounted
         self._request = None
+        self._headers = {}
         self._parts = []
         self._n_body = self._n_accounted = 0
 
