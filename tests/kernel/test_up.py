@@ -16,7 +16,7 @@ PROGRAM = "from ingero.cli.main import main; main()"
 def up(*arguments):
     """Run it and return its last JSON object."""
     result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "up", "--json", *arguments],
+        [sys.executable, "-c", PROGRAM, "up", "--json", "--push-interval", "2s", *arguments],
         capture_output=True,
         text=True,
         timeout=110,
