@@ -6,18 +6,22 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ingero.cli.local_fleet import EPHEMERAL, SHIPPED_CONFIG, run_local_fleet
+from ingero.traces.packaged import find_packaged
 
 pytestmark = pytest.mark.slow
 INGERO = [sys.executable, "-m", "ingero"]
 
 
-def replay(*args):
+def replay(*args, trace="AR"):
     run = subprocess.run(
-        [*INGERO, "replay", "AR", "--json", *args],
+        [*INGERO, "replay", str(trace), "--json", *args],
         capture_output=True,
         text=True,
         timeout=100,
@@ -34,6 +38,30 @@ def offline():
 
 def test_through_the_network_the_answer_is_exactly_the_offline_one(offline):
     assert replay("--speed", "400") == offline
+
+
+@pytest.fixture
+def recovered(tmp_path):
+    """AR, of which the slow worker is well again after twelve steps."""
+    table = pq.read_table(find_packaged("AR"))
+    columns = {name: table[name].to_numpy().copy() for name in table.schema.names}
+    is_slow = (columns["dp_rank"] == 0) & (columns["stage"] == 0)
+    is_well = columns["step"] >= np.unique(columns["step"])[12]
+    for kind in ("forward-compute", "backward-compute"):
+        is_kind = columns["optype"] == kind
+        usual = np.median(columns["duration"][is_kind & ~is_slow & (columns["stage"] == 0)])
+        slow = np.median(columns["duration"][is_kind & is_slow])
+        columns["duration"][is_kind & is_slow & is_well] *= usual / slow
+    path = tmp_path / "trace-recovered.parquet"
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_a_culprit_that_recovered_is_named_by_both_paths(recovered):
+    offline = replay("--offline", trace=recovered)
+    assert offline["culprits"] == [{"dp_rank": 0, "stage": 0}]
+    assert "recovered" in offline["verdicts"][0]["reason"]
+    assert replay("--speed", "400", trace=recovered) == offline
 
 
 def test_only_the_injected_worker_is_a_culprit_and_within_a_step(offline):

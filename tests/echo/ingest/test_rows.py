@@ -319,7 +319,8 @@ def test_what_fleet_concludes_arrives_as_verdicts(store, take):
         lost_gpu_ns=2_500_000_000,
     )
     change = VerdictChange(None, verdict)
-    conclusion = Conclusion(Judgement("c1", (verdict,)), (), (change,), 1, 1e-6)
+    judgement = Judgement("c1", (verdict,))
+    conclusion = Conclusion(judgement, judgement, (), (change,), 1, 1e-6)
     take(build_changes(conclusion, NOW_NS))
     take(build_verdicts(conclusion, NOW_NS))
     found = read(

@@ -180,8 +180,12 @@ def replay_to_fleet(
     return judgement
 
 
-def ask_judgement(admin: httpx.Client, admin_url: str, cluster_id: str) -> Judgement | None:
+def ask_judgement(
+    admin: httpx.Client, admin_url: str, cluster_id: str, *, with_history: bool = False
+) -> Judgement | None:
     """What Fleet says of a cluster now, workers in natural order; None when it says nothing yet.
+
+    With history, it also names workers whose alarm has cleared.
 
     Raises:
         RetryableError: The admin endpoint does not answer.
@@ -190,6 +194,8 @@ def ask_judgement(admin: httpx.Client, admin_url: str, cluster_id: str) -> Judge
     verdicts: list[Any] = []
     while True:
         query = {"cluster_id": cluster_id, "offset": str(len(verdicts)), "limit": str(PAGE)}
+        if with_history:
+            query["history"] = "true"
         try:
             response = admin.get(admin_url + VERDICTS_PATH, params=query)
             if response.status_code == httpx.codes.NOT_FOUND:
@@ -227,7 +233,8 @@ def _await_all(admin: httpx.Client, admin_url: str, trace: JobTrace, clock: Cloc
     """Wait until every operation was judged; Fleet gives stragglers of a push its reorder window first."""
     deadline_ns = clock.mono_ns() + JUDGE_TIMEOUT_NS
     while True:
-        judgement = ask_judgement(admin, admin_url, trace.workers[0].cluster_id)
+        cluster_id = trace.workers[0].cluster_id
+        judgement = ask_judgement(admin, admin_url, cluster_id, with_history=True)
         counts = {} if judgement is None else judgement.counts
         n_judged = counts.get("ops", 0) - counts.get("pending_ops", 0)
         if judgement is not None and n_judged >= trace.n_ops:

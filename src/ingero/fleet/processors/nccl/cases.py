@@ -31,6 +31,8 @@ _LEAST_ALPHA: Final = 1e-12
 _MOST_ALPHA: Final = 1e-2
 _SETTLE_INTERVAL_NS: Final = 5 * NS_PER_S
 MAX_ID_LENGTH: Final = 256
+MAX_HISTORY: Final = 1024
+"""Workers of a cluster above which alarms that have cleared are not told again."""
 
 _LOST_BY_JUDGE: Final = (
     "stale_ops",
@@ -62,7 +64,8 @@ class Conclusion:
     """One round's result for one cluster.
 
     Attributes:
-        judgement: Every verdict.
+        judgement: Every verdict as of now.
+        history: The same, naming also whose alarm has cleared since; equal to ``judgement`` above `MAX_HISTORY` workers.
         lags: Of the communicators that reported in this round.
         changes: Against the round before.
         judged_ns: Monotonic time of the round.
@@ -70,6 +73,7 @@ class Conclusion:
     """
 
     judgement: Judgement
+    history: Judgement
     lags: tuple[PeerLag, ...]
     changes: tuple[VerdictChange, ...]
     judged_ns: int
@@ -224,6 +228,9 @@ class Cases:
             lags = tuple(lag for comm in sorted(changed) for lag in case.lags.lags(comm))
         judgements = judge.judgements()
         judgement = judgements[0] if judgements else Judgement(case.cluster_id, ())
+        history = judgement
+        if judgements and len(judgement.verdicts) <= MAX_HISTORY:
+            history = judge.judgements(with_history=True)[0]
         for reason, count in self._count_lost.items():
             count(judgement.counts.get(reason, 0) - case.lost.get(reason, 0))
         case.lost = dict(judgement.counts)
@@ -234,7 +241,7 @@ class Cases:
             if case.kinds.get((v.rank.node_id, v.rank.rank)) is not v.kind
         )
         case.kinds = kinds
-        case.conclusion = Conclusion(judgement, lags, changes, now_ns, case.alpha)
+        case.conclusion = Conclusion(judgement, history, lags, changes, now_ns, case.alpha)
         return case.conclusion
 
     def _drop_silent(self, now_ns: int) -> None:

@@ -233,7 +233,8 @@ class NcclPages:
         return (
             AdminRoute(
                 f"{root}/verdicts",
-                "Verdicts of ?cluster_id= (all clusters without it), worst first; ?offset= ?limit=.",
+                "Verdicts of ?cluster_id= (all clusters without it), worst first; ?history=true names also"
+                " whose alarm has cleared; ?offset= ?limit=.",
                 self._verdicts,
             ),
             AdminRoute(
@@ -255,7 +256,8 @@ class NcclPages:
         offset, limit = _read_page(query)
         clusters = []
         for conclusion in conclusions.values():
-            page = judgement_json(conclusion.judgement)
+            is_history = query.get("history") == "true"
+            page = judgement_json(conclusion.history if is_history else conclusion.judgement)
             page["verdicts"].sort(key=lambda verdict: -float(verdict["evidence"]))
             page["total"] = len(page["verdicts"])
             page["verdicts"] = page["verdicts"][offset : offset + limit]
