@@ -20,10 +20,14 @@ from ingero.agent.app.collective_push import CollectivePusher, PushPace
 from ingero.agent.app.collectives import CollectiveTracker
 from ingero.agent.app.tracing import Totals, TraceSession, TraceSettings
 from ingero.agent.discover.identity import Identity as ProcessIdentity
-from ingero.agent.health.loop import Look
-from ingero.agent.health.service import AgentSettings, open_agent
+from ingero.agent.health.service import (
+    AgentSettings,
+    HealthAgent,
+    OnLook,
+    build_transport,
+    open_agent,
+)
 from ingero.agent.health.signals import Reading, Signals
-from ingero.agent.health.transport import HttpTransport
 from ingero.agent.kernel.abi import ProcessEvent
 from ingero.model.events import CudaOp, DriverOp, Events, GraphOp, Source
 from ingero.telemetry.clock import Clock, SystemClock
@@ -180,13 +184,13 @@ class LiveAgent:
 
     Attributes:
         settings: What it does.
-        on_look: Told of each look of the health loop.
-        on_ready: Called once the probes wait and everything runs.
+        follow: Makes what is told of each look of the health loop.
+        on_ready: Called with the session once the probes wait and everything runs.
     """
 
     settings: LiveSettings
-    on_look: Callable[[Look, list[str]], None] = lambda _look, _notes: None
-    on_ready: Callable[[], None] = lambda: None
+    follow: Callable[[HealthAgent], OnLook] = lambda _agent: lambda _look, _notes: None
+    on_ready: Callable[[TraceSession], None] = lambda _session: None
     clock: Clock = field(default_factory=SystemClock)
 
     def run(self, stop: threading.Event) -> None:
@@ -199,7 +203,7 @@ class LiveAgent:
         health = self.settings.health
         source = CounterSource()
         with ExitStack() as stack:
-            transport = HttpTransport(health.transport)
+            transport = build_transport(health)
             stack.callback(transport.close)
             pusher = CollectivePusher(
                 health.identity,
@@ -213,12 +217,12 @@ class LiveAgent:
             )
             agent = stack.enter_context(open_agent(health, source, self.clock, stop))
             threads = [
-                threading.Thread(target=agent.run, args=(self.on_look,), daemon=True),
+                threading.Thread(target=agent.run, args=(self.follow(agent),), daemon=True),
                 threading.Thread(target=_push, args=(pusher, stop), daemon=True),
             ]
             for thread in threads:
                 thread.start()
-            self.on_ready()
+            self.on_ready(session)
             try:
                 session.run(stop.is_set)
             finally:

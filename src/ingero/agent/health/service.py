@@ -166,7 +166,7 @@ def open_agent(
         notes: list[str] = []
         stream = _open_stream(stack, settings, notes)
         cache = ThresholdCache()
-        transport = _build_transport(settings)
+        transport = build_transport(settings)
         lane = PushLane(transport, cache, clock, pause, spread)
         poller = None
         if settings.poll is not None:
@@ -211,7 +211,12 @@ def _poll(poller: ThresholdPoller, stop: threading.Event) -> None:
         delay_ns = poller.poll()
 
 
-def _build_transport(settings: AgentSettings) -> Transport:
+def build_transport(settings: AgentSettings) -> Transport:
+    """A connection of one's own to the agent's Fleet.
+
+    Raises:
+        IngeroError: A certificate cannot be used.
+    """
     if settings.is_grpc:
         from ingero.agent.health.grpc_transport import GrpcTransport  # noqa: PLC0415 - an extra
 

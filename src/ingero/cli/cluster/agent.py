@@ -73,4 +73,4 @@ def main() -> None:
         stop.set()
 
     threading.Thread(target=follow_input, daemon=True).start()
-    LiveAgent(settings, on_ready=lambda: print(READY, flush=True)).run(stop)
+    LiveAgent(settings, on_ready=lambda _: print(READY, flush=True)).run(stop)

@@ -6,7 +6,8 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -227,11 +228,13 @@ def command(
 ) -> int:
     r"""Score this node, push the score to a Fleet and judge it by the answer.
 
-    Runs until it is told to stop. Without Fleet it goes on judging: by the last threshold it heard, then by the node's
+    Without --stub and --script it probes this node, which needs root: exact counts of every GPU call once a second, and
+    each rank's collectives, which Fleet compares to name the slow one. Runs until it is told to stop. Without Fleet it goes on judging: by the last threshold it heard, then by the node's
     own past. SIGTERM and Ctrl-C save the baseline.
 
     \b
     Examples:
+      sudo ingero fleet-push --fleet-endpoint https://fleet:4318 --fleet-cluster-id prod
       ingero fleet-push --fleet-endpoint localhost:4318 --fleet-insecure --fleet-cluster-id trial --stub
       ingero fleet-push --fleet-endpoint https://fleet:4318 --fleet-cluster-id prod --script day.yaml --json
       ingero fleet-push --fleet-endpoint fleet:4317 --fleet-protocol grpc --fleet-insecure \
@@ -240,14 +243,17 @@ def command(
     from ingero.agent.health.facts import GpuFacts, find_gpus
     from ingero.agent.health.options import PushOptions, build_settings
 
-    source = _open_source(script, is_stub=stub)
+    source = _find_source(script, is_stub=stub)
     settings = build_settings(PushOptions(**options), GpuFacts() if stub else find_gpus())
     if fleet_detection_mode != DetectionMode.NONE.value:
         click.echo("note: --fleet-detection-mode has no effect", err=True)
+    if source is None:
+        return _run_live(settings, as_json=as_json)
     return _run(settings, source, as_json=as_json)
 
 
-def _open_source(script: Path | None, *, is_stub: bool) -> SignalSource:
+def _find_source(script: Path | None, *, is_stub: bool) -> SignalSource | None:
+    """What to play instead of probing; None probes."""
     from ingero.agent.health.script import ScriptSource, load_script
     from ingero.agent.health.signals import StubSource
 
@@ -257,15 +263,45 @@ def _open_source(script: Path | None, *, is_stub: bool) -> SignalSource:
         return ScriptSource(load_script(script))
     if is_stub:
         return StubSource()
-    raise UnsupportedError(
-        "this version cannot read a node's own counters yet", hint="give --stub or --script FILE"
+    return None
+
+
+def _run_live(settings: AgentSettings, *, as_json: bool) -> int:
+    import os
+
+    from ingero.agent.app.live import LiveAgent, LiveSettings
+    from ingero.agent.app.tracing import TraceSession, TraceSettings
+    from ingero.agent.discover.places import iter_installed
+    from ingero.agent.probes.engine import EngineSettings
+
+    if os.geteuid() != 0:
+        raise UnsupportedError(
+            "probing this node needs root", hint="run it with sudo, or give --stub or --script FILE"
+        )
+    trace = TraceSettings(
+        engine=EngineSettings(host_probes=("process",)), files=tuple(iter_installed(""))
     )
 
+    def say_missing(session: TraceSession) -> None:
+        for part in session.missing:
+            click.echo(f"without {part.name}: {part.reason} ({part.costs})", err=True)
+        for note in session.notes:
+            click.echo(note, err=True)
 
-def _run(settings: AgentSettings, source: SignalSource, *, as_json: bool) -> int:
-    from ingero.agent.health.service import open_agent
-    from ingero.telemetry.clock import SystemClock
+    def follow(agent: HealthAgent) -> Callable[[Look, list[str]], None]:
+        for note in agent.first_notes:
+            click.echo(f"note: {note}", err=True)
+        return _printer(agent, as_json=as_json)
 
+    live = LiveAgent(LiveSettings(trace, settings), follow=follow, on_ready=say_missing)
+    with _stopping() as (stop, received):
+        live.run(stop)
+    return 130 if signal.SIGINT in received else 0
+
+
+@contextmanager
+def _stopping() -> Iterator[tuple[threading.Event, list[int]]]:
+    """Set an event at the first signal that asks us to end."""
     stop = threading.Event()
     received: list[int] = []
 
@@ -275,13 +311,23 @@ def _run(settings: AgentSettings, source: SignalSource, *, as_json: bool) -> int
 
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with open_agent(settings, source, SystemClock(), stop) as agent:
-            for note in agent.first_notes:
-                click.echo(f"note: {note}", err=True)
-            agent.run(_printer(agent, as_json=as_json))
+        yield stop, received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _run(settings: AgentSettings, source: SignalSource, *, as_json: bool) -> int:
+    from ingero.agent.health.service import open_agent
+    from ingero.telemetry.clock import SystemClock
+
+    with (
+        _stopping() as (stop, received),
+        open_agent(settings, source, SystemClock(), stop) as agent,
+    ):
+        for note in agent.first_notes:
+            click.echo(f"note: {note}", err=True)
+        agent.run(_printer(agent, as_json=as_json))
     return 130 if signal.SIGINT in received else 0
 
 

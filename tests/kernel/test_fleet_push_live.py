@@ -1,0 +1,114 @@
+"""`ingero fleet-push` on a node that it probes itself: what reaches the Fleet is what the ranks did."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from ingero.gpusim.runner import SimSettings, Simulation
+from ingero.model.collectives import ClockKind, CollectiveOp
+from ingero.testing.collector import RecordingCollector
+from ingero.testing.fleet import wait_until
+from ingero.wire.collectives import read_collectives
+from ingero.wire.names import Signal
+from ingero.wire.otlp import decode_protobuf
+from ingero.wire.standing import read_standings
+
+pytestmark = [pytest.mark.kernel, pytest.mark.slow]
+PROGRAM = "from ingero.cli.main import main; main()"
+STEPS, N_RANKS = 61, 3
+
+
+@pytest.fixture
+def fleet():
+    collector = RecordingCollector()
+    collector.start()
+    yield collector
+    collector.stop()
+
+
+def logs(fleet):
+    return [
+        decode_protobuf(request.body, Signal.LOGS)
+        for request in list(fleet.requests)
+        if "/v1/logs" in request.path
+    ]
+
+
+def seqs_by_rank(fleet):
+    found = {}
+    for export in logs(fleet):
+        for run in read_collectives(export).runs:
+            found.setdefault(run.rank.rank, []).extend(run.ops["seq"].tolist())
+    return found
+
+
+def test_every_collective_of_every_rank_arrives_once_with_its_times(fleet, tmp_path):
+    agent = subprocess.Popen(
+        [
+            *(sys.executable, "-c", PROGRAM, "fleet-push", "--json"),
+            *("--fleet-endpoint", f"127.0.0.1:{fleet.port}", "--fleet-insecure"),
+            *("--fleet-cluster-id", "c", "--fleet-node-id", "n"),
+            *("--fleet-push-interval", "1s", "--fleet-timeout", "1s"),
+            *("--fleet-protocol", "http/protobuf"),
+            *("--fleet-persist-path", str(tmp_path / "baseline.json")),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        fleet.wait_for(1)  # counts are read, so the probes wait
+        with Simulation(
+            SimSettings("ranks", {"steps": STEPS, "wait_us": 1_000_000}, N_RANKS)
+        ) as simulation:
+            accounts = simulation.wait(60)
+        everything = {rank: list(range(1, STEPS + 3)) for rank in range(N_RANKS)}
+        wait_until(lambda: seqs_by_rank(fleet) == everything)
+        gone = wait_until(
+            lambda: (
+                {
+                    one.rank.rank
+                    for export in logs(fleet)
+                    for one in read_standings(export).standings
+                    if one.is_gone
+                }
+                == set(range(N_RANKS))
+            )
+        )
+    finally:
+        agent.send_signal(signal.SIGTERM)
+        out, err = agent.communicate(timeout=30)
+    assert agent.returncode == 0, err
+    assert gone
+    runs = [run for export in logs(fleet) for run in read_collectives(export).runs]
+    assert {run.comm for run in runs} == {f"{account['comm_hash']:016x}" for account in accounts}
+    assert {(run.rank.node_id, run.n_ranks, run.clock) for run in runs} == {
+        ("n", N_RANKS, ClockKind.SYNC)
+    }
+    assert all(run.comm_rank == run.rank.rank for run in runs)
+    for run in runs:
+        assert (run.ops["inside_ns"] > 0).all()
+        assert (run.ops["own_ns"][1:] >= 0).all()
+    assert {int(op) for run in runs for op in run.ops["op"]} == {
+        CollectiveOp.ALL_REDUCE,
+        CollectiveOp.BROADCAST,
+        CollectiveOp.REDUCE_SCATTER,
+    }
+    assert '"state"' in out
+
+
+def test_without_root_it_says_what_to_do():
+    result = subprocess.run(
+        [
+            *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
+            *(sys.executable, "-c", PROGRAM, "fleet-push"),
+            *("--fleet-endpoint", "127.0.0.1:1", "--fleet-insecure", "--fleet-cluster-id", "c"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 3, result.stderr
+    assert "needs root" in result.stderr
