@@ -1,7 +1,7 @@
 """OTLP/HTTP on httptools and an asyncio protocol of our own.
 
 A push is handled inside the callback that completed it: no task, no queue, no second copy of its body. On uvicorn the server took
-half of a core that the decoding and the score map need (docs/decisions/0202). What a general server would do and this
+half of a core that the decoding and the score map need (docs/decisions/0015). What a general server would do and this
 does not: streaming answers, upgrades (ignored, as RFC 9110 section 7.8 allows), HTTP/2.
 
 Answers leave together, when everything that had arrived has been taken: a sender that is woken once for several of them,
