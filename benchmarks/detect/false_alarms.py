@@ -53,27 +53,40 @@ NOISES = {
 }
 
 
-def count_against_budget(draw):
-    """First alarms over budget at each tier, alarm then notice."""
-    costs = draw(np.random.default_rng(0), (N_OPS, N_GROUPS, N_PEERS)) * 1e8
-    detector = EDetector(N_PEERS, EDetectorSettings(alpha=ALPHA))
-    groups = detector.add_groups(N_GROUPS)
-    crossings, _ = detector.observe(groups, costs, np.full(N_GROUPS, N_OPS))
-    found = []
-    for tier in (0, 1):
-        first = {}
-        for crossing in crossings:
-            if crossing.is_alarm and crossing.tier == tier:
-                first.setdefault((crossing.group, crossing.worker), crossing.op + 1)
-        exposed = sum(first.values()) + (N_GROUPS * N_PEERS - len(first)) * N_OPS
-        found.append(len(first) / exposed / ALPHA)
-    return found
+def measure(draw, n_ops, alpha, seed=0):
+    """First alarms and worker-operations until them, of the alarm tier and the notice tier.
+
+    Args:
+        draw: A noise.
+        n_ops: Worker-operations in all.
+        alpha: The budget per worker-operation.
+        seed: Of the generator.
+    """
+    rng = np.random.default_rng(seed)
+    n_groups = max(round(n_ops / N_OPS / N_PEERS), 1)
+    totals = [[0, 0], [0, 0]]
+    for begin in range(0, n_groups, N_GROUPS):
+        size = min(N_GROUPS, n_groups - begin)
+        detector = EDetector(N_PEERS, EDetectorSettings(alpha=alpha))
+        groups = detector.add_groups(size)
+        costs = draw(rng, (N_OPS, size, N_PEERS)) * 1e8
+        crossings, _ = detector.observe(groups, costs, np.full(size, N_OPS))
+        for tier in (0, 1):
+            first = {}
+            for crossing in crossings:
+                if crossing.is_alarm and crossing.tier == tier:
+                    first.setdefault((crossing.group, crossing.worker), crossing.op + 1)
+            totals[tier][0] += len(first)
+            totals[tier][1] += sum(first.values()) + (size * N_PEERS - len(first)) * N_OPS
+    return totals
 
 
 def main():
     print("| noise of healthy workers | alarm tier (10 %) | notice tier (3 %) |\n|---|---|---|")
     for name, draw in NOISES.items():
-        alarm, notice = count_against_budget(draw)
+        alarm, notice = (
+            n / exposed / ALPHA for n, exposed in measure(draw, N_OPS * N_GROUPS * N_PEERS, ALPHA)
+        )
         print(f"| {name} | {alarm:.2f} | {notice:.2f} |", flush=True)
 
 
