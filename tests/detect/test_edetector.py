@@ -163,14 +163,15 @@ def slow_dependence(history, limits, reach):
         spreads.append(statistics.pstdev(coarse[-256:]) if coarse else 0.0)
     middle = (m - 1) // 2
     length, far = sorted(lengths)[middle], sorted(reaches)[middle]
-    if not (reach > min(limits) or 2 * sorted(spreads)[middle] > min(limits)):
+    if not (reach > min(limits) or 3 * sorted(spreads)[middle] > min(limits)):
         length, far = 1.0, 0.0
     return [
-        max(math.ceil(length), 2) if reach > limit or 2 * far > limit else 1 for limit in limits
+        max(math.ceil(length), 2) if reach > limit or margin * far > limit else 1
+        for limit, margin in zip(limits, (3, 2), strict=True)
     ]
 
 
-def slow_edetector(costs, config):  # noqa: C901, PLR0915 - one loop that reads as the specification does
+def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop that reads as the specification does
     """One group, one operation at a time, as the specification reads; returns (op, worker, tier, is_alarm)."""
     n_ops, m = costs.shape
     need = math.log(1 / config.alpha)
@@ -481,3 +482,27 @@ def test_a_lasting_change_is_no_dependence():
         crossings = feed(found, groups, costs)
         assert not any(c.is_retracted for c in crossings if c.tier == ALARM)
         assert found.dependent[ALARM, 0] == 1
+
+
+def test_a_worker_in_alarm_that_ties_with_its_own_past_is_weighed_against_the_others_only():
+    """Exactly δ slower than before: its own residuals level with the query are not among those it is compared with."""
+    costs = np.full((300, 1, 4), 1e8)
+    costs[100:200, 0, 2], costs[200:, 0, 2] = 2e8, 2.2e8
+    found, groups = detector(1, 4, use_peeling=False)
+    crossings = feed(found, groups, costs)
+    assert {(c.worker, c.is_alarm) for c in crossings if c.tier == ALARM} == {(2, True)}
+
+
+@pytest.mark.parametrize("weighed", [True, False])
+def test_noise_that_wanders_stays_within_the_budget_at_the_alarm_tier(weighed, monkeypatch):
+    """AR(1), 0.9, 5 %: now and then a healthy worker is 10 % slow for tens of operations. Budget: 1e-5 × 1 200 000."""
+    if not weighed:
+        without_dependence(monkeypatch)
+    noise = 0.05 * np.random.default_rng(13).standard_normal((2000, 100, 6))
+    noise[1:] *= np.sqrt(1 - 0.9**2)
+    for t in range(1, noise.shape[0]):
+        noise[t] += 0.9 * noise[t - 1]
+    found, groups = detector(100, 6, alpha=1e-5)
+    crossings = feed(found, groups, np.exp(noise) * 1e8)
+    alarmed = {(c.group, c.worker) for c in crossings if c.is_alarm and c.tier == ALARM}
+    assert len(alarmed) <= 12 if weighed else len(alarmed) > 24

@@ -29,6 +29,8 @@ _MIN_DIFFERENCES: Final = 6
 """A lasting change touches two differences of neighbours: with six, the lower median is none of them."""
 _CLIP: Final = 0.7
 """Residuals beyond a factor of two count as a factor of two."""
+_REACH: Final = np.array([3.0, 2.0])
+"""Standard deviations of a block's mean that a lasting cause may reach, by tier: what pages needs more margin."""
 _MEDIAN_OF_CHI2: Final = 0.4549
 """Median of the square of a standard normal."""
 
@@ -73,17 +75,17 @@ class Dependence:
         Args:
             groups: Which groups, shape (g,).
             reach: How far the typical worker's single residuals reach, shape (g,).
-            limits: Log slowdowns that are worth naming, shape (n_tiers,).
+            limits: Log slowdown of each tier, shape (2,).
 
         Returns:
-            Shape (n_tiers, g): 0 where nothing reaches beyond the limit, so that every operation counts.
+            Shape (2, g): 0 where nothing reaches beyond the limit, so that every operation counts.
         """
         length, steady = np.ones(groups.size), np.zeros(groups.size)
         quick = np.sort(self.spread(groups), axis=1)[:, (self.n_peers - 1) // 2]
-        maybe = np.flatnonzero((reach > limits.min()) | (2.0 * quick > limits.min()))
+        maybe = np.flatnonzero((reach > limits.min()) | (_REACH.max() * quick > limits.min()))
         if maybe.size:
             length[maybe], steady[maybe] = self.estimate(groups[maybe])
-        is_wide = (reach > limits[:, None]) | (2.0 * steady > limits[:, None])
+        is_wide = (reach > limits[:, None]) | (_REACH[:, None] * steady > limits[:, None])
         return np.where(is_wide, np.ceil(length), 0.0)
 
     def spread(self, groups: IntArray) -> FloatArray:

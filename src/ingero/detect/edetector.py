@@ -370,6 +370,7 @@ class EDetector:
         positions = [n_pooled - below]
         if n_sides == 2:
             level = count_level(pool, pool_row, queries, count_below(pool, pool_row, queries))
+            level -= count_level(own, own_row, queries, count_below(own, own_row, queries))
             positions.append(below + level)
         return [
             grid_bet(np.where(is_known, at, 0), none, n_grid, POOLED_KAPPAS) for at in positions
