@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ingero.telemetry.exposition import encode_metrics
 from ingero.telemetry.metrics import MeterRegistry
 
 if TYPE_CHECKING:
@@ -23,6 +22,10 @@ def scrape_app(meter: MeterRegistry) -> ASGIApplication:
         if scope["method"] not in {"GET", "HEAD"}:
             await send_text(send, 405, "GET only\n")
             return
+        from ingero.telemetry.exposition import (  # noqa: PLC0415 -- 2 MB that nobody needs who is not scraped
+            encode_metrics,
+        )
+
         accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
         body, content_type = encode_metrics(meter, accept.decode("latin-1"))
         await send_bytes(send, 200, body, content_type)
