@@ -1,0 +1,79 @@
+"""`ingero hang --fleet`, and what a Fleet process concludes from standings that are pushed to it."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tests.e2e.agents import fleet_and_agents
+
+from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
+from ingero.model.standing import Standing
+from ingero.testing.fleet import build_fleet_config
+from ingero.wire.collectives import build_collectives
+from ingero.wire.otlp import encode_protobuf
+from ingero.wire.standing import build_standings
+
+pytestmark = pytest.mark.slow
+PROGRAM = "from ingero.cli.main import main; main()"
+PROTOBUF = {"content-type": "application/x-protobuf"}
+COMM, N = "00000000000000ab", 4
+
+
+def hang(*arguments):
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, "hang", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def push(agents, export):
+    answer = agents.push_raw(encode_protobuf(export), PROTOBUF, path="/v1/logs")
+    assert answer.status_code == 200
+    return answer
+
+
+def test_rank_that_never_arrived_is_named_on_the_command_line():
+    with fleet_and_agents(build_fleet_config(nccl={"judge_interval": "100ms"})) as agents:
+        ops = np.zeros(1, COLLECTIVE_OP)
+        ops["seq"] = 9
+        ranks = [Rank("job", f"node{rank}", rank) for rank in range(N)]
+        push(
+            agents,
+            build_collectives(
+                [CollectiveRun(rank, COMM, rank.rank, N, ClockKind.SYNC, ops) for rank in ranks], 1
+            ),
+        )
+        push(
+            agents,
+            build_standings(
+                [
+                    Standing(
+                        rank, COMM, rank.rank, N, 9 if rank.rank == 2 else 10, 9,
+                        CollectiveOp.ALL_REDUCE, 4_000_000_000,
+                    )
+                    for rank in ranks
+                ],
+                1,
+            ),
+        )  # fmt: skip
+        url = agents.fleet.url("extensions.ingero_threshold admin")
+        told = hang("--fleet", url, "--cluster-id", "job", "--json")
+        assert told.returncode == 0, told.stderr
+        answer = json.loads(told.stdout)
+        assert answer["missing_ranks"] == [2]
+        assert answer["roots"][0]["blocks"] == [0, 1, 3]
+        assert answer["standing_s"] >= 4.0
+        said = hang("--fleet", url, "--cluster-id", "job").stdout
+        assert "rank 2 never arrived at operation 10" in said
+        unknown = hang("--fleet", url, "--cluster-id", "other")
+        assert unknown.returncode == 1
+        assert "knows no live job" in unknown.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], [".", "--fleet", "http://x"], ["--fleet", "http://x"]])
+def test_contradicting_arguments_are_wrong_usage(arguments):
+    assert hang(*arguments).returncode == 2
