@@ -203,4 +203,6 @@ def write_pages(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit("usage: python -m ingero.cli.reference FOLDER")
     write_pages(Path(sys.argv[1]))
