@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from benchmarks.detect import data, methods, report, score, unlabelled
+from benchmarks.detect import data, methods, plots, report, score, unlabelled
 
 HERE = Path(__file__).parent
 EVIDENCE = HERE.parents[1] / "docs" / "evidence" / "detection"
@@ -78,6 +78,9 @@ def describe(settings, rows, took_s):
 run, and what else was tried: `benchmarks/detect/settings.json`; all figures: `benchmarks/detect/results.json`; bars:
 [`detection.html`](detection.html).
 
+![Share of runs answered right](accuracy.png)
+![Steps to the naming](delay.png)
+
 Injected runs are AR made healthy ({here.saved_s_per_step:.1f} s a step less than recorded) and replayed through its dependency graph: the
 unmodified replay's step times differ from the recorded ones by at most {max(here.replay_error, here.healthy_error):.1e}.
 {sum(r["n_runs"] for r in injected)} runs with one slow worker. In brackets: 95 % intervals (Wilson). *ops*: compared operations from
@@ -105,6 +108,8 @@ def main(arguments):
     EVIDENCE.mkdir(parents=True, exist_ok=True)
     (EVIDENCE / "README.md").write_text("\n".join(lines) + "\n")
     (EVIDENCE / "detection.html").write_text(report.page(rows))
+    plots.draw_accuracy(rows, EVIDENCE / "accuracy.png")
+    plots.draw_delay(rows, EVIDENCE / "delay.png")
     return 0
 
 
