@@ -25,11 +25,12 @@ class Ear:
 
     def __init__(self):
         self.is_taking = True
+        self.is_there = True
         self.exports = []
 
     def send(self, export, wall_ns):
         self.exports.append(decode_protobuf(encode_protobuf(export), export.signal))
-        return Answer(is_taken=self.is_taking, detail="")
+        return Answer(is_taken=self.is_taking, detail="", is_cut_off=not self.is_there)
 
     def close(self):
         pass
@@ -117,16 +118,35 @@ def test_change_of_own_time_or_of_time_inside_is_pushed_within_a_second(job, cha
     assert job.pusher.counts.n_early >= 2
 
 
-def test_what_fleet_does_not_take_is_sent_again_whole_and_in_order(job):
-    job.ear.is_taking = False
-    job.run(11)
+def test_what_fleet_did_not_take_while_it_was_away_is_sent_again_whole_and_in_order(job):
+    job.ear.is_taking = job.ear.is_there = False
+    job.run(61)
     refused, _ = job.ear.take()
-    job.ear.is_taking = True
+    job.ear.is_taking = job.ear.is_there = True
     job.run(6)
     runs, _ = job.ear.take()
     assert refused
     assert seqs(runs) == list(range(1, len(seqs(runs)) + 1))
     assert job.pusher.counts.n_failed == len(refused)
+
+
+def test_what_fleet_refuses_again_and_again_is_dropped_and_counted_and_the_next_is_sent(job):
+    job.ear.is_taking = False
+    job.run(26)
+    n_dropped = job.pusher.counts.n_dropped
+    assert n_dropped > 0
+    job.ear.take()
+    job.ear.is_taking = True
+    job.run(6)
+    runs, _ = job.ear.take()
+    assert seqs(runs)[0] == n_dropped + 1
+
+
+def test_rank_that_no_launcher_told_is_its_place_on_the_widest_communicator(job):
+    job.pusher.note_process(PID, -1)
+    job.run(6)
+    runs, _ = job.ear.take()
+    assert {run.rank.rank for run in runs} == {1}
 
 
 def test_wall_clock_that_steps_does_not_disorder_entries(job):

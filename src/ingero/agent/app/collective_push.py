@@ -3,8 +3,9 @@
 A batch goes out every push interval, and early when a rank's own time or its time inside collectives moves against its
 own past: a slow rank sees the first, everybody who waits for it the second, so all of them speak at once.
 
-Lossy: what Fleet does not take is kept and sent again, up to `MAX_KEPT_OPS`; beyond it the oldest are dropped
-(`PushCounts.n_dropped`). A batch that was taken although its answer was lost is sent twice; Fleet drops repeats.
+Lossy: what Fleet does not take is kept and sent again, up to `MAX_KEPT_OPS`; beyond it the oldest are dropped, and so
+is a request that it refused `MAX_REFUSALS` times without asking for patience (`PushCounts.n_dropped`). A batch that was
+taken although its answer was lost is sent twice; Fleet drops repeats.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 from ingero.agent.app.collectives import SETTLE_NS, CollectiveTracker, Finished, Place
 from ingero.agent.health.body import Identity
-from ingero.agent.health.transport import Transport
+from ingero.agent.health.transport import Answer, Transport
 from ingero.model.collectives import ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.model.events import Source
 from ingero.model.standing import Standing
@@ -32,6 +33,9 @@ from ingero.wire.standing import build_standings
 
 Records = npt.NDArray[Any]
 MAX_KEPT_OPS: Final = 1_000_000
+MAX_PUSH_OPS: Final = 65_536
+"""Operations in one request, about a megabyte."""
+MAX_REFUSALS: Final = 5
 MOVED: Final = 0.08
 """Share of a rank's usual time per operation by which a change is pushed at once."""
 RECENT_OPS: Final = 8
@@ -65,7 +69,7 @@ class PushCounts:
 
     Attributes:
         n_ops: Operations that Fleet took.
-        n_dropped: Operations dropped because Fleet took none for too long.
+        n_dropped: Operations dropped because Fleet took none for too long, or will not take them.
         n_pushes: Requests that Fleet took.
         n_early: Batches that did not wait for the interval.
         n_failed: Requests that it did not take.
@@ -146,6 +150,7 @@ class CollectivePusher:
         self._kept: list[CollectiveRun] = []
         self._usual: dict[tuple[int, str], Usual] = {}
         self._exited: dict[int, int] = {}
+        self._n_refusals = 0
         self._pushed_ns = self._stood_ns = clock.mono_ns()
 
     # ── From the tracing thread ─────────────────────────────────────────────
@@ -213,8 +218,14 @@ class CollectivePusher:
         )
 
     def _rank_of(self, pid: int) -> Rank:
+        """The launcher's rank; where it told none, the rank on the widest communicator, which is the job's own."""
         identity = self._identity
-        return Rank(identity.cluster_id, identity.node_id, self._ranks.get(pid, -1))
+        rank = self._ranks.get(pid, -1)
+        if rank < 0:
+            places = self._tracker.places(pid).values()
+            widest = max(places, key=lambda place: place.n_ranks, default=None)
+            rank = -1 if widest is None else widest.comm_rank
+        return Rank(identity.cluster_id, identity.node_id, rank)
 
     def _learn(self, one: Finished) -> bool:
         return self._usual.setdefault((one.pid, one.comm), Usual()).add(one.ops)
@@ -228,19 +239,34 @@ class CollectivePusher:
             self.counts.n_dropped += dropped
 
     def _push_kept(self, now_ns: int) -> None:
+        """Send what is kept, oldest first, until Fleet does not take a request."""
         self._pushed_ns = now_ns
-        self._kept = join_runs(self._kept)
-        if self._send(build_collectives(self._kept, self._clock.wall_ns())):
-            self.counts.n_ops += sum(len(run.ops) for run in self._kept)
-            self._kept = []
+        while self._kept:
+            first, rest = _cut(self._kept, MAX_PUSH_OPS)
+            runs = join_runs(first)
+            answer = self._send(build_collectives(runs, self._clock.wall_ns()))
+            n_ops = sum(len(run.ops) for run in runs)
+            if answer.is_taken:
+                self.counts.n_ops += n_ops
+            elif self._is_refused(answer):
+                self.counts.n_dropped += n_ops
+            else:
+                return
+            self._kept, self._n_refusals = rest, 0
 
-    def _send(self, export: Export) -> bool:
+    def _is_refused(self, answer: Answer) -> bool:
+        """Whether the first request will never be taken: refused again and again, though somebody answers."""
+        if not answer.is_cut_off and answer.retry_after_ns is None:
+            self._n_refusals += 1
+        return self._n_refusals >= MAX_REFUSALS
+
+    def _send(self, export: Export) -> Answer:
         answer = self._transport.send(export, self._clock.wall_ns())
         if answer.is_taken:
             self.counts.n_pushes += 1
         else:
             self.counts.n_failed += 1
-        return answer.is_taken
+        return answer
 
     def _find_standings(self, now_ns: int) -> list[Standing]:
         """Ranks that ended, at once; ranks that stand still, every second."""
@@ -286,6 +312,13 @@ def join_runs(runs: Iterable[CollectiveRun]) -> list[CollectiveRun]:
         key = (run.rank, run.comm, run.comm_rank, run.n_ranks, run.clock)
         parts.setdefault(key, []).append(run.ops)
     return [CollectiveRun(*key, np.concatenate(ops)) for key, ops in parts.items()]
+
+
+def _cut(runs: list[CollectiveRun], n_ops: int) -> tuple[list[CollectiveRun], list[CollectiveRun]]:
+    """The first runs with at most ``n_ops`` operations, at least one run, and the rest."""
+    upto = np.cumsum([len(run.ops) for run in runs])
+    at = max(int(np.searchsorted(upto, n_ops, "right")), 1)
+    return runs[:at], runs[at:]
 
 
 def _is_still(place: Place, now_ns: int) -> bool:
