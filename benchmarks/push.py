@@ -6,8 +6,8 @@ decode of the same body, timed in the same run on core 0 while nothing else runs
 A rate on a machine that is busy with other things says little, so each line also says how much of its core Fleet got, the
 rate that its CPU time makes on a whole core, and how long its threads waited for the core, for each other included.
 
-Environment: ``INGERO_BENCH_SECONDS`` (10) for each rate, ``INGERO_BENCH_FLEET_SECONDS`` (120) for the 10 000 agents,
-0 to leave them out.
+Environment: ``INGERO_BENCH_SECONDS`` (10) for each rate, ``INGERO_BENCH_FLEET_SECONDS`` (30) for the 10 000 agents:
+120 for the run that was asked for, 0 to leave them out.
 """
 
 import asyncio
@@ -231,7 +231,7 @@ def show(name, measured, floor_us):
 
 def run():
     seconds = int(os.environ.get("INGERO_BENCH_SECONDS", "10"))
-    fleet_seconds = int(os.environ.get("INGERO_BENCH_FLEET_SECONDS", "120"))
+    fleet_seconds = int(os.environ.get("INGERO_BENCH_FLEET_SECONDS", "30"))
     if os.cpu_count() < 2:
         yield "   left out: needs two cores, one for Fleet and one for the load"
         return

@@ -363,7 +363,7 @@ def test_too_many_waiting_exports_are_walked_in_the_push():
     def push_many():
         for index in range(3000):
             scraped.push(gauge_export(value=float(index), x=str(index)))
-        assert len(scraped.exporter._pending) <= 1024
+        assert len(scraped.exporter._pending) <= 256
 
     assert len(series(scraped.scrape(push_many))) == 3000
 
@@ -402,3 +402,46 @@ def test_exponential_histogram_is_counted_not_shown():
         scraped.host.read("ingero_fleet_prometheus_unsupported_points_total", exporter="prometheus")
         == 1
     )
+
+
+def as_protobuf(export):
+    return decode_protobuf(encode_protobuf(export), Signal.METRICS)
+
+
+ENCODINGS = pytest.mark.parametrize("encode", [lambda export: export, as_protobuf])
+
+
+def health_push(*metrics):
+    first = build_gauge("ingero.node.health_score", [build_number(0.9, WALL)])
+    return build_metrics(NODE, [first, *metrics], "s")
+
+
+def delta_sum(value):
+    points = [build_number(value, WALL)]
+    return structs.Metric(name="d", sum=structs.Sum(points, aggregation_temporality=1))
+
+
+def push_twice(older, newer, encode):
+    scraped = Scraped()
+    return scraped.scrape(
+        lambda: scraped.push(encode(older), "n1", "c1"),
+        lambda: scraped.push(encode(newer), "n1", "c1"),
+    )
+
+
+@pytest.mark.parametrize(
+    "encode", [lambda one: one, lambda one: decode_protobuf(encode_protobuf(one), Signal.METRICS)]
+)
+def test_a_later_push_that_lacks_a_metric_does_not_hide_the_earlier_one(encode):
+    earlier = health_push(build_gauge("gone", [build_number(1.0, WALL)]))
+    later = health_push(build_gauge("new", [build_number(2.0, WALL)]))
+    text = push_twice(earlier, later, encode)
+    assert {"gone_ratio", "new_ratio"} <= {line.partition("{")[0] for line in text.splitlines()}
+
+
+@pytest.mark.parametrize(
+    "encode", [lambda one: one, lambda one: decode_protobuf(encode_protobuf(one), Signal.METRICS)]
+)
+def test_deltas_of_pushes_that_wait_together_add_up(encode):
+    text = push_twice(health_push(delta_sum(2.0)), health_push(delta_sum(3.0)), encode)
+    assert [line.split()[-1] for line in text.splitlines() if line.startswith("d{")] == ["5.0"]

@@ -54,6 +54,24 @@ def test_pipelined_pushes_are_answered_in_order(serve):
     assert len(running.cluster.batches) == 4
 
 
+def test_a_sender_that_asks_to_close_reads_all_its_answers_first(serve):
+    running = serve()
+    with dial(running) as link:
+        link.sendall(head() + PUSH + head(PUSH, "Connection: close") + PUSH)
+        got = read_to_end(link)
+    assert got.count(b"HTTP/1.1 200 OK") == 2
+
+
+def test_interim_answers_keep_their_place(serve):
+    running = serve()
+    with dial(running) as link:
+        link.sendall(head() + PUSH + head(PUSH, "Expect: 100-continue"))
+        link.sendall(PUSH)
+        statuses, _ = read_answers(link, 3)
+    codes = [status[status.index(b"HTTP") :].split()[1] for status in statuses]
+    assert codes == [b"200", b"100", b"200"]
+
+
 def test_a_push_in_single_bytes_is_taken(serve):
     running = serve()
     with dial(running) as link:
