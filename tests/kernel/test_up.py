@@ -59,7 +59,8 @@ def test_rank_that_stops_is_a_hang_of_that_rank_alone(kind, cause):
     assert (root["cause"], root["blocks"]) == (cause, [0, 1, 3])
 
 
-def test_interrupt_leaves_no_process_namespace_or_cable():
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_leaves_no_process_namespace_or_cable(number, status):
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "up", "--ranks", "2", "--duration", "10m"],
         stderr=subprocess.PIPE,
@@ -71,8 +72,8 @@ def test_interrupt_leaves_no_process_namespace_or_cable():
         if "warming up" in line:
             break
     assert leftovers(process.pid), "the test looks for what is there while it runs"
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     process.stderr.read()
     process.stderr.close()
-    assert process.wait(60) == 130
+    assert process.wait(60) == status
     assert leftovers(process.pid) == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -77,6 +79,10 @@ def command(
     parsed: tuple[Fault, ...] = tuple(parse_fault(text, ranks) for text in faults)
     from rich.console import Console
 
+    def end(number: int, _frame: object) -> None:
+        sys.exit(128 + number)  # unwinds, so that nothing is left behind
+
+    signal.signal(signal.SIGTERM, end)
     console: Console = Console(stderr=True)
     with follow_up(console) as follow:
         result = run_up(UpSettings(ranks, parsed, seed, duration, push_interval), follow)
