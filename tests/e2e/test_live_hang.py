@@ -10,7 +10,7 @@ from tests.e2e.agents import fleet_and_agents
 
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.model.standing import Standing
-from ingero.testing.fleet import build_fleet_config
+from ingero.testing.fleet import build_fleet_config, wait_until
 from ingero.wire.collectives import build_collectives
 from ingero.wire.otlp import encode_protobuf
 from ingero.wire.standing import build_standings
@@ -69,6 +69,7 @@ def test_rank_that_never_arrived_is_named_on_the_command_line():
         assert answer["standing_s"] >= 4.0
         said = hang("--fleet", url, "--cluster-id", "job").stdout
         assert "rank 2 never arrived at operation 10" in said
+        wait_until(lambda: agents.own("ingero_fleet_nccl_missing_ranks", cluster_id="job") == 1)
         unknown = hang("--fleet", url, "--cluster-id", "other")
         assert unknown.returncode == 1
         assert "knows no live job" in unknown.stderr

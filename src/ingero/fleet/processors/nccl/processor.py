@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from ingero.errors import BadDataError, DeliveryError
@@ -146,6 +147,8 @@ class JudgeRounds:
         self._lost = meter.counter(telemetry.REPORTS_LOST).bound()
         self._workers = meter.gauge(telemetry.VERDICTS)
         self._age = meter.gauge(telemetry.AGE)
+        self._missing = meter.gauge(telemetry.MISSING)
+        self._shown_hangs: set[str] = set()
         self._count_points = meter.counter(telemetry.GAUGE_POINTS).bound()
         self._n_points, self._n_gauges_refused = shared.gauges.n_points, shared.gauges.n_refused
         self._rest_until_ns = 0
@@ -181,6 +184,7 @@ class JudgeRounds:
         shared.cases.refuse["gauge_cap"](shared.gauges.n_refused - self._n_gauges_refused)
         self._n_points, self._n_gauges_refused = shared.gauges.n_points, shared.gauges.n_refused
         self._show(conclusions)
+        self._show_hangs(began_ns)
         ended_ns = self._clock.mono_ns()
         self._rest_until_ns = ended_ns + _REST * (ended_ns - began_ns)
         self._record((ended_ns - began_ns) / NS_PER_S)
@@ -217,6 +221,17 @@ class JudgeRounds:
             self._shown[cluster_id] = kinds
             age_ns = now_ns - conclusion.judged_ns
             self._age.set(age_ns / NS_PER_S, cluster_id=cluster_id)
+
+    def _show_hangs(self, now_ns: int) -> None:
+        standings = self._shared.standings
+        clusters = set(standings.clusters())
+        for cluster_id in self._shown_hangs - clusters:
+            self._missing.remove(cluster_id=cluster_id)
+        self._shown_hangs = clusters
+        for cluster_id in clusters:
+            with suppress(KeyError):  # forgotten meanwhile
+                report, _ = standings.find_hang(cluster_id, now_ns)
+                self._missing.set(len(report.roots), cluster_id=cluster_id)
 
 
 class NcclPages:

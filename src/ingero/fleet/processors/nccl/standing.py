@@ -107,7 +107,8 @@ class StandingBook:
 
     def clusters(self) -> list[str]:
         """Clusters that are known."""
-        return list(self._clusters)
+        with self._lock:
+            return list(self._clusters)
 
     def _find(self, cluster_id: str, now_ns: int) -> _Cluster:
         for name, known in list(self._clusters.items()):

@@ -39,6 +39,11 @@ AGE: Final = gauge(
     "Time since a cluster's verdicts were made.",
     "cluster_id",
 )
+MISSING: Final = gauge(
+    "ingero_fleet_nccl_missing_ranks",
+    "Ranks that a job which stands still waits for; 0 while it moves.",
+    "cluster_id",
+)
 REPORTS_LOST: Final = counter(
     "ingero_fleet_nccl_reports_lost_total",
     "Reports of verdicts or lags that the rest of a pipeline did not take.",
@@ -52,5 +57,6 @@ METRICS: Final[tuple[Metric, ...]] = (
     JUDGE_SECONDS,
     VERDICTS,
     AGE,
+    MISSING,
     REPORTS_LOST,
 )
