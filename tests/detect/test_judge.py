@@ -161,6 +161,15 @@ def test_steps_that_are_heavy_for_a_whole_replica_are_an_imbalance_and_no_alarm(
     assert len(found["imbalance:data"]) >= 4
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_without_a_pipeline_too_uneven_steps_end_as_an_imbalance(seed):
+    """No siblings to ask: what was named in the first heavy steps is taken back, past alarms included."""
+    shape = JobShape(n_dp=4, n_stages=1, n_microbatches=16, n_steps=24)
+    trace = simulate(shape, seed=seed, change=uneven_steps(0.3))
+    found = kinds(judge(trace, with_history=True))
+    assert found == {"imbalance:data": everybody(shape)}
+
+
 def test_a_whole_replica_that_is_slow_on_many_nodes_is_nobodys_fault():
     judgement = judge(simulate(change=slow(1.3, (1, 0), (1, 1), (1, 2))))
     found = kinds(judgement)

@@ -96,6 +96,7 @@ _STATE: Final = (
     ("_log_clear", 2, 0.0),
     ("_renewed_at", 0, 0),
     ("_weighed_at", 0, 0),
+    ("_log_peak", 1, 0.0),
     ("_residuals", 0, np.nan),
     ("_own_ordered", 0, np.inf),
     ("_pool_ordered", 0, np.inf),
@@ -136,6 +137,7 @@ class EDetector:
         self._log_clear: FloatArray = np.zeros((1, *shape))
         self._renewed_at: IntArray = np.zeros(0, np.int64)
         self._weighed_at: IntArray = np.zeros(0, np.int64)
+        self._log_peak: FloatArray = np.zeros(shape)
         self._residuals = np.full((0, n_peers, self.window), np.nan, np.float32)
         self._own_ordered = np.full((0, n_peers, padded_width(self.window)), np.inf, np.float32)
         self._pool_ordered = np.full((0, padded_width(n_peers * self.window)), np.inf, np.float32)
@@ -151,6 +153,12 @@ class EDetector:
             setattr(self, name, np.concatenate([values, np.full(shape, fill, values.dtype)], axis))
         self._dependence.add_groups(n_groups)
         return np.arange(first, first + n_groups)
+
+    def is_still_enough(self, group: int, tier: int, log_peak: float) -> bool:
+        """Whether what an alarm had won at its height would suffice with what is known of dependence now."""
+        share = math.log(2.0) if self._has_majority else 0.0
+        need = math.log(1.0 / self.settings.alpha)
+        return log_peak / float(self.dependent[tier, group]) - share >= need
 
     def log_evidence(self, groups: IntArray) -> FloatArray:
         """Natural log of the evidence now, shape (2 tiers, g, m): an alarm is log(1/α)."""
@@ -400,6 +408,7 @@ class EDetector:
         self.log_won[:, :, groups] = pick_time(values, at)
         if clear is not None:
             self._log_clear[:, :, groups] = pick_time(clear, at)
+        self._note_peak(groups, values, at)
         start = pick_time(starts, at)
         began = self.n_ops[groups][:, None] + start
         self.onset_op[:, groups] = np.where((start < 0) | was, self.onset_op[:, groups], began)
@@ -408,6 +417,16 @@ class EDetector:
         if here.any():
             self._cross(groups, here, crossings)
         return taken, residuals
+
+    def _note_peak(self, groups: IntArray, values: FloatArray, at: IntArray) -> None:
+        """Keep the most that each worker in alarm has won; the others' is what they have."""
+        was = self.in_alarm[:, groups]
+        best = np.maximum(values[:, COMBINED], values[:, MAJORITY])
+        now = pick_time(best, at)
+        if was.any():
+            highest = pick_time(np.maximum.accumulate(best, axis=0), at)
+            now = np.where(was, np.maximum(self._log_peak[:, groups], highest), now)
+        self._log_peak[:, groups] = now
 
     def _store_residuals(self, groups: IntArray, residuals: FloatArray, taken: IntArray) -> None:
         for offset in range(int(taken.max())):
@@ -453,6 +472,7 @@ class EDetector:
                     is_alarm=is_alarm,
                     log10_evidence=float(log_s) / math.log(10.0),
                     is_pooled=bool(won[POOLED] > max(won[RANK], won[MAJORITY])),
+                    log_peak=float(self._log_peak[tier, group, worker]),
                 )
             )
             self.in_alarm[tier, group, worker] = is_alarm

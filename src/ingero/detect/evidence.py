@@ -55,6 +55,7 @@ class Episode:
         log10_evidence: Once it cleared: at detection.
         slowdown: Once it cleared.
         cleared_segment: Segment in which it cleared; None while it lasts.
+        log_peak: Once it cleared: natural log of the most that was won against it.
     """
 
     tier: int
@@ -74,6 +75,7 @@ class Episode:
     excess_ns: int = 0
     slowdown: Slowdown | None = None
     cleared_segment: int | None = None
+    log_peak: float = 0.0
 
 
 @dataclass(slots=True)
@@ -264,6 +266,13 @@ class Evidence:
         now = found.bank.log_evidence(np.array([found.row]))
         return max(float(now[tier, 0, column]) / math.log(10.0), 0.0)
 
+    def still_stands(self, group: PeerGroup, episode: Episode) -> bool:
+        """Whether an episode's evidence suffices with what is known now; one that lasts is retracted by itself."""
+        found = self._groups[id(group)]
+        if episode.cleared_ns is None or found.bank is None:
+            return True
+        return found.bank.is_still_enough(found.row, episode.tier, episode.log_peak)
+
     def slowdown(self, group: PeerGroup, worker: int, since_op: int) -> Slowdown | None:
         """A member's slowdown since an operation; None without a detector or operations."""
         found = self._groups[id(group)]
@@ -385,6 +394,7 @@ class Evidence:
                     episode,
                     cleared_ns=entry_ns,
                     cleared_segment=int(compared.ops.segment[at]),
+                    log_peak=crossing.log_peak,
                     own_ns=own_ns,
                     excess_ns=excess_ns,
                     slowdown=Slowdown(ratio, ratio, ratio),

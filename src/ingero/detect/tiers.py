@@ -70,6 +70,7 @@ class Crossing:
         log10_evidence: Of S when entering, of the reversed test when clearing.
         is_pooled: The pooled bet had won more than those on ranks.
         is_retracted: It left because operations turned out to depend on each other for longer than was known.
+        log_peak: Natural log of the most that it has won, dependence left aside.
     """
 
     group: int
@@ -81,3 +82,4 @@ class Crossing:
     log10_evidence: float
     is_pooled: bool
     is_retracted: bool = False
+    log_peak: float = 0.0

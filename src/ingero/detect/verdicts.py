@@ -165,6 +165,8 @@ def _judge_alone(facts: Facts, worker: int, *, with_history: bool) -> _Finding:
     ordinary = _Finding(VerdictKind.ORDINARY, "works like its peers", slowdown=slowdown)
     shared: _Finding | None = None
     for episode in _episodes(evidence, with_history=with_history):
+        if not facts.evidence.still_stands(group, episode):
+            continue
         found = _weigh(facts, worker, episode)
         if found is not None and found.kind is not VerdictKind.IMBALANCE_DATA:
             return found
