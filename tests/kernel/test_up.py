@@ -59,6 +59,20 @@ def test_rank_that_stops_is_a_hang_of_that_rank_alone(kind, cause):
     assert (root["cause"], root["blocks"]) == (cause, [0, 1, 3])
 
 
+def test_without_root_it_says_so_and_what_needs_none():
+    result = subprocess.run(
+        [
+            *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
+            *(sys.executable, "-c", PROGRAM, "up"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 3, result.stderr
+    assert "needs root" in result.stderr
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signal_leaves_no_process_namespace_or_cable(number, status):
     process = subprocess.Popen(

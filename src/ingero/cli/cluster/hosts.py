@@ -1,4 +1,4 @@
-"""Hosts of a cluster on one machine: network namespaces on a bridge, or nothing but names where we are not root.
+"""Hosts of a cluster on one machine: network namespaces on a bridge, or nothing but names where the tools are missing.
 
 Every name holds our process id, so that what a killed run left behind can be told and is removed by the next.
 """
@@ -76,8 +76,6 @@ def open_cluster(n_hosts: int) -> Iterator[Cluster]:
 
 
 def _find_obstacle() -> str:
-    if os.geteuid() != 0:
-        return "not root: the ranks are plain processes on this host, and nothing is probed"
     missing = [tool for tool in ("ip", "nsenter") if shutil.which(tool) is None]
     if missing:
         return f"without {' and '.join(missing)}: the ranks are plain processes on this host"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ingero.cli.options import read_duration
+from ingero.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,6 +79,11 @@ def command(
     from ingero.cli.cluster.show import follow_up, render_result
 
     parsed: tuple[Fault, ...] = tuple(parse_fault(text, ranks) for text in faults)
+    if os.geteuid() != 0:
+        raise UnsupportedError(
+            "ingero up needs root: its agents load BPF programs, and without them nothing is seen",
+            hint="run it with sudo; `ingero replay AR` shows a Fleet's verdicts without root",
+        )
     from rich.console import Console
 
     def end(number: int, _frame: object) -> None:
