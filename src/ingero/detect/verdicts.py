@@ -163,15 +163,21 @@ def _judge_alone(facts: Facts, worker: int, *, with_history: bool) -> _Finding:
     evidence = facts.evidence.of_worker(worker)
     slowdown = facts.evidence.slowdown(group, worker, 0)
     ordinary = _Finding(VerdictKind.ORDINARY, "works like its peers", slowdown=slowdown)
-    shared: _Finding | None = None
+    lesser: dict[tuple[VerdictKind, int], _Finding] = {}
     for episode in _episodes(evidence, with_history=with_history):
         if not facts.evidence.still_stands(group, episode):
             continue
         found = _weigh(facts, worker, episode)
-        if found is not None and found.kind is not VerdictKind.IMBALANCE_DATA:
+        if found is not None and found.kind is VerdictKind.CULPRIT:
             return found
-        shared = shared or found
-    return replace(shared, slowdown=slowdown) if shared else ordinary
+        if found is not None:
+            lesser.setdefault((found.kind, episode.tier), found)
+    for tier in (NOTICE, ALARM):  # a drag is dated by the tier that notices drags
+        if (VerdictKind.DRAG, tier) in lesser:
+            return lesser[VerdictKind.DRAG, tier]
+    for found in lesser.values():
+        return replace(found, slowdown=slowdown)
+    return ordinary
 
 
 def _find_why_unknown(facts: Facts, worker: int) -> str:
