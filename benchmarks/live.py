@@ -1,7 +1,7 @@
 """Ten seeds of each fault through `ingero up`: who was named, who was wrongly, and how long it took.
 
-Needs root. ``python benchmarks/live.py --seeds 10 --out docs/evidence/live`` writes ``runs.jsonl`` and ``README.md``'s table
-to standard output. A run ends as soon as its fault was named; one without a fault lasts ``--quiet``.
+Needs root. Prints a row of the table in ``docs/evidence/live/README.md`` per fault; ``--out FOLDER`` appends each run to its
+``runs.jsonl``. A run ends as soon as its fault was named; one without a fault lasts ``--quiet``.
 """
 
 from __future__ import annotations
