@@ -8,7 +8,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "deploy/**/*.md", "examples/**/*.md", "benchmarks/**/*.md", "bpf/**/*.md")
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "deploy/**/*.md",
+        "examples/**/*.md",
+        "benchmarks/**/*.md",
+        "bpf/**/*.md",
+    )
     for path in ROOT.glob(pattern)
 )
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s#]+)(#[^)\s]*)?\)")
@@ -25,14 +32,18 @@ def test_relative_links_resolve(path):
     missing = [
         target
         for target, _ in LINK.findall(text)
-        if "://" not in target and not target.startswith("mailto:") and not (path.parent / target).exists()
+        if "://" not in target
+        and not target.startswith("mailto:")
+        and not (path.parent / target).exists()
     ]
     assert not missing
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_paths_in_code_marks_exist(path):
-    missing = [target for target in CODE_PATH.findall(path.read_text()) if not (ROOT / target).exists()]
+    missing = [
+        target for target in CODE_PATH.findall(path.read_text()) if not (ROOT / target).exists()
+    ]
     assert not missing
 
 

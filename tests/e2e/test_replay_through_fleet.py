@@ -97,7 +97,7 @@ def test_interrupt_ends_the_replay_and_its_fleet():
     children = psutil.Process(run.pid).children(recursive=True)
     assert children
     os.kill(run.pid, signal.SIGINT)
-    _, said = run.communicate(timeout=30)
+    _, said = run.communicate(timeout=90)
     assert run.returncode == 130
     assert "Traceback" not in said
     _, alive = psutil.wait_procs(children, timeout=15)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import IO, Final
 
 import ingero
@@ -94,13 +95,13 @@ def run_local_fleet(config: Path, overrides: Sequence[str] = ()) -> Iterator[Loc
     assert process.stderr is not None
     endpoints: dict[str, str] = {}
     fleet = LocalFleet(endpoints)
-    running = threading.Event()
+    told: SimpleQueue[bool] = SimpleQueue()
     reader = threading.Thread(
-        target=_follow, args=(process.stderr, fleet.log, endpoints, running), daemon=True
+        target=_follow, args=(process.stderr, fleet.log, endpoints, told), daemon=True
     )
     reader.start()
     try:
-        if not running.wait(START_TIMEOUT_S) or process.poll() is not None:
+        if not _is_running(told):
             process.kill()
             process.wait()
             reader.join(STOP_TIMEOUT_S)
@@ -117,10 +118,18 @@ def run_local_fleet(config: Path, overrides: Sequence[str] = ()) -> Iterator[Loc
         reader.join(STOP_TIMEOUT_S)
 
 
+def _is_running(told: SimpleQueue[bool]) -> bool:
+    """Wait until the service runs, has given up or takes too long."""
+    try:
+        return told.get(timeout=START_TIMEOUT_S)
+    except Empty:
+        return False
+
+
 def _follow(
-    lines: IO[str], log: deque[str], endpoints: dict[str, str], running: threading.Event
+    lines: IO[str], log: deque[str], endpoints: dict[str, str], told: SimpleQueue[bool]
 ) -> None:
-    """Read the log until it ends: note endpoints, and say when the service runs or has given up."""
+    """Read the log until it ends: note endpoints, and tell whether the service came to run."""
     for line in lines:
         try:
             message = str(json.loads(line)["msg"])
@@ -131,6 +140,6 @@ def _follow(
         if separator:
             endpoints[name] = endpoint
         elif message.startswith(_RUNNING):
-            running.set()
-    running.set()
+            told.put(True)  # noqa: FBT003 - what is told
+    told.put(False)  # noqa: FBT003
     lines.close()

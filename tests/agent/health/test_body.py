@@ -114,6 +114,7 @@ def test_both_encodings_tell_fleet_the_same():
     assert pushes[0].health_score == 0.41999999999999993
     assert (pushes[0].node_id, pushes[0].cluster_id, pushes[0].cohort) == ("n1", "prod a", COHORT)
     assert pushes[0].resource.rank == 3
+    assert {(push.gpu_model, push.gpu_count) for push in pushes} == {("NVIDIA H100 80GB HBM3", 8)}
     assert pushes[0].gpu_count == 8
 
 

@@ -8,7 +8,7 @@ struct costs less than recognising it, so there only the facts are shared.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from sys import intern
 from typing import Final, TypeAlias
 
@@ -83,7 +83,7 @@ class PushFacts:
     workload_type: str = ""
     cohort: str = ""
     time_unix_nano: int = 0
-    info_point: structs.Proto | None = None
+    info_point: structs.Proto | None = field(default=None, compare=False, repr=False)
     straggler_event: int | None = None
     event_id: str = ""
     event_attributes: dict[str, structs.Value] | None = None
