@@ -6,6 +6,7 @@ Command modules import their heavy libraries inside the command body, so that ``
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -79,9 +80,29 @@ def run_program(program: click.Command, args: Sequence[str] | None = None) -> in
         4 for a database that failed; 130 after Ctrl-C. A reader that closed the pipe is not an error.
     """
     keep_line_breaks(program)
+    stdout = sys.stdout
+    try:
+        return _run(program, args)
+    except SystemExit:
+        if sys.stdout is stdout:
+            raise
+        return 0  # click swaps the stream when the reader closed the pipe
+    except BrokenPipeError:
+        _discard_output()
+        return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _discard_output()
+        click.echo("error: the output cannot be written: no space left on device", err=True)
+        return 1
+
+
+def _run(program: click.Command, args: Sequence[str] | None) -> int:
     try:
         result = program.main(args=list(args) if args is not None else None, standalone_mode=False)
-    except click.exceptions.Abort:
+        sys.stdout.flush()  # what cannot be written is told here, not while Python ends
+    except (click.exceptions.Abort, KeyboardInterrupt):
         return 130
     except click.ClickException as error:
         error.show()
@@ -91,12 +112,12 @@ def run_program(program: click.Command, args: Sequence[str] | None = None) -> in
         if error.hint:
             click.echo(click.style("hint: ", fg="cyan") + error.hint, err=True)
         return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return result if isinstance(result, int) else 0
+
+
+def _discard_output() -> None:
+    """Let nothing fail again over what is still in the buffer when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> None:

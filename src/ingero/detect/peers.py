@@ -104,10 +104,6 @@ class Pairing:
         self._held = np.zeros(0, OP)
         self.n_unpaired = 0
 
-    def group_comms(self) -> IntArray:
-        """The communicator that defines each worker's peers: its index, NO_COMM or BY_LABELS, shape (n_workers,)."""
-        return np.asarray(self._workers["comm"], np.int64)
-
     def segments(self) -> IntArray:
         """The segment that each worker is in, shape (n_workers,)."""
         return np.asarray(self._workers["segment"], np.int64)

@@ -9,6 +9,7 @@ Source: "Trace Event Format" (Chromium project): phases X, b/e, C, M, s/f; JSON 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy.typing as npt
 
 from ingero.agent.causal.engine import explain
 from ingero.agent.causal.kinds import LAST_CALL, Kind, find_kinds
+from ingero.errors import StoreError
 from ingero.model.events import Source, op_name, source_name
 from ingero.model.incidents import Incident
 from ingero.model.recording import Recording
@@ -238,12 +240,19 @@ def _iter_incidents(
 
 
 def export_file(recording: Recording, path: Path) -> Exported:
-    """Write a recording's trace to a file, whole or not at all."""
+    """Write a recording's trace to a file, whole or not at all.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as out:
             exported = write_perfetto(recording, out)
         part.replace(path)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
     return exported

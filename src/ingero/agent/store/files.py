@@ -51,7 +51,7 @@ def check_header(path: Path) -> None:
         raise StoreError(f"{path}: {error.strerror or error}") from error
     if not size_bytes:
         raise StoreError(
-            f"{path}: the file is empty (0 bytes), so there is nothing to explain", hint=_NOT_OURS
+            f"{path}: the file is empty (0 bytes), so it holds no recording", hint=_NOT_OURS
         )
     if not header.startswith(_MAGIC[: len(header)]):
         raise StoreError(f"{path}: not an SQLite database, so not a recording", hint=_NOT_OURS)

@@ -38,11 +38,6 @@ class Fault:
         """Whether it stops the job."""
         return self.kind in {"pause", "kill"}
 
-    @property
-    def is_blameless(self) -> bool:
-        """Whether it must name nobody."""
-        return self.kind == "imbalance"
-
 
 def parse_fault(text: str, n_ranks: int) -> Fault:
     """``slow-rank:3:1.3x`` as a fault.

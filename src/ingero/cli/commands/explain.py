@@ -38,7 +38,9 @@ COLOURS = {"HIGH": "red", "MEDIUM": "yellow", "LOW": "cyan"}
     help="First moment: RFC 3339 (UTC), or seconds from the first event such as 12s.",
 )
 @click.option("--to", "end", default="", metavar="TIME", help="Last moment, likewise.")
-@click.option("--last", default=0, metavar="N", help="Only the newest N events.")
+@click.option(
+    "--last", type=click.IntRange(0), default=0, metavar="N", help="Only the newest N events."
+)
 @click.option(
     "--pid", "-p", "pids", multiple=True, type=int, help="Only this process; repeat for more."
 )
@@ -93,11 +95,12 @@ def as_text(answer: ExplainAnswer) -> str:
     if window.events < window.events_stored:
         head += f" (of {window.events_stored} in the file)"
     if not answer.incidents:
-        reason = (
-            "the recording holds no event"
-            if not window.events
-            else "every rule looked and found nothing"
-        )
+        reason = "every rule looked and found nothing"
+        if not window.events:
+            is_empty = not window.events_stored
+            reason = (
+                "the recording holds no event" if is_empty else "no event is in what was asked for"
+            )
         return f"{head}\n\nno incident: {reason}"
     counts = {level: sum(i.severity == level for i in answer.incidents) for level in COLOURS}
     summary = ", ".join(f"{n} {level}" for level, n in counts.items() if n)

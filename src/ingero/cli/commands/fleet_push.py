@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ingero.errors import ConfigError, UnsupportedError
 from ingero.units import parse_duration
@@ -59,7 +60,7 @@ FILE = click.Path(path_type=Path)
     callback=_read_duration,
     default="5s",
     show_default=True,
-    help="Longest wait for one answer.",
+    help="Longest wait for one answer; by default no longer than the push interval.",
 )
 @click.option("--fleet-insecure", is_flag=True, help="Speak http where the endpoint does not say.")
 @click.option(
@@ -229,8 +230,8 @@ def command(
     r"""Score this node, push the score to a Fleet and judge it by the answer.
 
     Without --stub and --script it probes this node, which needs root: exact counts of every GPU call once a second, and
-    each rank's collectives, which Fleet compares to name the slow one. Runs until it is told to stop. Without Fleet it goes on judging: by the last threshold it heard, then by the node's
-    own past. SIGTERM and Ctrl-C save the baseline.
+    each rank's collectives, which Fleet compares to name the slow one. Runs until it is told to stop. Without Fleet it
+    goes on judging: by the last threshold it heard, then by the node's own past. SIGTERM and Ctrl-C save the baseline.
 
     \b
     Examples:
@@ -243,6 +244,9 @@ def command(
     from ingero.agent.health.facts import GpuFacts, find_gpus
     from ingero.agent.health.options import PushOptions, build_settings
 
+    given = click.get_current_context().get_parameter_source("fleet_timeout")
+    if given is ParameterSource.DEFAULT:
+        options["fleet_timeout"] = min(options["fleet_timeout"], options["fleet_push_interval"])
     source = _find_source(script, is_stub=stub)
     settings = build_settings(PushOptions(**options), GpuFacts() if stub else find_gpus())
     if fleet_detection_mode != DetectionMode.NONE.value:

@@ -207,8 +207,10 @@ class Cases:
                     case.waiting, case.n_waiting, case.comm_ops = [], 0, {}
         found = {}
         for case, waiting in taken:
+            before = case.conclusion
             conclusion = self._judge_one(case, waiting, now_ns)
-            if waiting or conclusion.changes:
+            # What arrived earlier is judged once its reorder window is over: news without a push.
+            if waiting or before is None or before.judgement != conclusion.judgement:
                 found[case.cluster_id] = conclusion
         return found
 

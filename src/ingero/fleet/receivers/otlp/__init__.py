@@ -19,8 +19,8 @@ FACTORY = ReceiverFactory(
     metrics=telemetry.METRICS,
     example={
         "protocols": {
-            "grpc": {"endpoint": "127.0.0.1:0"},
-            "http": {"endpoint": "127.0.0.1:0"},
+            "grpc": {"endpoint": "localhost:4317"},
+            "http": {"endpoint": "localhost:4318"},
         }
     },
     create=OtlpReceiver,

@@ -1,0 +1,50 @@
+"""What every command of every program shares: exit codes, closed pipes, full disks."""
+
+import subprocess
+import sys
+
+import pytest
+
+INGERO = [sys.executable, "-m", "ingero"]
+
+
+def shell(line):
+    return subprocess.run(
+        ["/bin/bash", "-o", "pipefail", "-c", line.replace("ingero", " ".join(INGERO), 1)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["sim list", "replay AR --offline --json", "--help"])
+def test_reader_that_closes_the_pipe_is_no_error(command):
+    done = shell(f"ingero {command} | head -c 1 >/dev/null")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_full_device_is_one_line_and_a_failure():
+    done = shell("ingero replay AR --offline --json > /dev/full")
+    assert done.returncode == 1
+    assert done.stderr == "error: the output cannot be written: no space left on device\n"
+
+
+def test_count_below_zero_is_wrong_usage(data_dir):
+    done = shell(f"ingero explain --db {data_dir}/agent_dbs/sample-cluster.db --last -3")
+    assert done.returncode == 2
+    assert "--last" in done.stderr
+
+
+def test_export_into_a_directory_that_is_not_there_names_the_file(data_dir, tmp_path):
+    database = data_dir / "agent_dbs" / "sample-cluster.db"
+    done = shell(f"ingero export --format perfetto --db {database} -o {tmp_path}/absent/x.json")
+    assert done.returncode == 4
+    assert "absent/x.json: No such file or directory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_short_push_interval_needs_no_timeout_of_its_own():
+    done = shell(
+        "ingero fleet-push --stub --fleet-endpoint 127.0.0.1:9 --fleet-insecure --fleet-cluster-id c"
+        " --fleet-push-interval 1s --fleet-node-id ''$'\\n'"
+    )
+    assert done.returncode == 2
+    assert "--fleet-timeout" not in done.stderr
