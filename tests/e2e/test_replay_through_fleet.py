@@ -90,8 +90,13 @@ def test_replay_into_a_running_fleet_leaves_it_running():
 def test_interrupt_ends_the_replay_and_its_fleet():
     run = subprocess.Popen(
         [*INGERO, "replay", "AR", "--speed", "20"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A test run in the background has SIGINT ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+    )
     assert run.stderr is not None
     assert "Fleet of our own" in run.stderr.readline()
     children = psutil.Process(run.pid).children(recursive=True)
