@@ -25,7 +25,7 @@ from ingero.wire.otlp import Export, build_attributes, structs
 
 SAYS = "OTLP to durable rows beside bare Arrow append; p95 of each tool; tenant SQL"
 TOKEN = "b" * 32
-N_POINTS = int(os.environ.get("INGERO_BENCH_POINTS", "50000000"))
+N_POINTS = int(os.environ.get("INGERO_BENCH_POINTS", "5000000"))
 SECONDS = float(os.environ.get("INGERO_BENCH_SECONDS", "5"))
 POINTS_PER_REQUEST = 1_000  # what a collector's batch processor forwards at least
 N_SENDERS = 32
