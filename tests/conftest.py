@@ -4,6 +4,7 @@
 """
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,11 @@ def why_not_gpu() -> str:
 
 
 REASONS = {"kernel": why_not_kernel, "gpu": why_not_gpu}
+
+
+def pytest_configure():
+    # A run in the background has SIGINT ignored and its children inherit that; tests interrupt their children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):

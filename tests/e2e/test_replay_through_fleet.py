@@ -94,8 +94,6 @@ def test_interrupt_ends_the_replay_and_its_fleet():
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A test run in the background has SIGINT ignored, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
     )
     assert run.stderr is not None
     assert "Fleet of our own" in run.stderr.readline()
