@@ -107,7 +107,7 @@ class Push:
 
 
 def _known_ns(runs: tuple[CollectiveRun, ...]) -> list[IntArray]:
-    """When each operation of one worker can be told: once it and everything entered before it has ended.
+    """When each operation of one worker can be told: once everything entered up to the same moment has ended.
 
     Returns:
         Per run, nanoseconds on the trace's timeline, ascending, shape of its ops.
@@ -118,7 +118,10 @@ def _known_ns(runs: tuple[CollectiveRun, ...]) -> list[IntArray]:
     order = np.argsort(ops["entry_ns"], kind="stable")
     known = np.empty(ops.size, np.int64)
     ended = ops["entry_ns"] + np.maximum(ops["inside_ns"], 0)
-    known[order] = np.maximum.accumulate(ended[order])
+    entered = ops["entry_ns"][order]
+    # Those entered at one moment, as a batched exchange is, are told together.
+    last = np.searchsorted(entered, entered, side="right") - 1
+    known[order] = np.maximum.accumulate(ended[order])[last]
     sizes = np.cumsum([run.ops.size for run in runs])
     return [np.maximum.accumulate(part) for part in np.split(known, sizes[:-1])]
 
@@ -126,7 +129,7 @@ def _known_ns(runs: tuple[CollectiveRun, ...]) -> list[IntArray]:
 def iter_pushes(trace: JobTrace, interval_ns: int) -> Iterator[Push]:
     """Cut a trace into what its agents push, in the order of the timeline.
 
-    An operation belongs to the interval in which it, and everything the worker entered before it, had *ended*: as a
+    An operation belongs to the interval in which it, and everything the worker entered before or with it, had *ended*: as a
     live agent learns of it, and so that a worker's operations reach Fleet in the order they were entered.
     """
     end_ns = int(trace.steps["end_ns"][-1])
