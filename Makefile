@@ -1,6 +1,7 @@
 # Two commands are enough: `make demo` and `make test`. Both set up .venv first.
 SHELL := /bin/bash
 PY := .venv/bin/python
+PARALLEL := -n 3 --dist loadgroup
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint check native bench bench-detect lock docs clean
 
@@ -11,10 +12,10 @@ setup: ## make .venv with everything; quick when nothing changed
 	@scripts/setup
 
 demo: setup ## replay a real 64-GPU trace through a real Fleet, name the culprit, and ask a real Echo
-	@.venv/bin/ingero replay AR --speed 200 --echo
+	@.venv/bin/ingero replay AR --speed 200 --echo --gpu-rate 2.50
 
 test: setup ## run every test tier that this machine allows; each skip says why
-	@$(PY) -m pytest
+	@$(PY) -m pytest $(PARALLEL)
 
 lint: setup ## format, lint, types and layers
 	@.venv/bin/ruff format --check .
@@ -23,7 +24,7 @@ lint: setup ## format, lint, types and layers
 	@.venv/bin/lint-imports --config pyproject.toml
 
 check: lint ## lint, sizes, docs and the fast tests: what a commit must pass
-	@$(PY) -m pytest -q -m "not kernel and not gpu and not slow"
+	@$(PY) -m pytest -q $(PARALLEL) -m "not kernel and not gpu and not slow"
 
 native: setup ## compile the BPF objects and the simulator (setup does it too)
 	@$(PY) scripts/build_native.py

@@ -1,6 +1,7 @@
 """Tiers: a test that needs more than this machine has is skipped with the reason, or fails when it was required.
 
-``INGERO_REQUIRE=kernel,gpu`` names the tiers whose absence is a failure.
+``INGERO_REQUIRE=kernel,gpu,browser`` names the tiers whose absence is a failure. Tests run in several processes (pytest-xdist);
+those of the kernel tier share one, since a probe sees every process of the machine.
 """
 
 import os
@@ -8,6 +9,8 @@ import signal
 from pathlib import Path
 
 import pytest
+
+from ingero.testing.browser import why_no_browser
 
 DATA = Path(__file__).parent / "data"
 
@@ -24,7 +27,7 @@ def why_not_gpu() -> str:
     return "" if Path("/dev/nvidiactl").exists() else "needs an NVIDIA device"
 
 
-REASONS = {"kernel": why_not_kernel, "gpu": why_not_gpu}
+REASONS = {"kernel": why_not_kernel, "gpu": why_not_gpu, "browser": why_no_browser}
 
 
 def pytest_configure():
@@ -32,7 +35,11 @@ def pytest_configure():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups when its own turn comes
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if "kernel" in item.keywords:
+            item.add_marker(pytest.mark.xdist_group("kernel"))
     required = {tier for tier in os.environ.get("INGERO_REQUIRE", "").split(",") if tier}
     for tier, why_not in REASONS.items():
         reason = why_not()
@@ -52,6 +59,16 @@ def pytest_runtest_setup(item):
             pytest.fail(
                 f"INGERO_REQUIRE asks for a tier that cannot run here ({why})", pytrace=False
             )
+
+
+def pytest_terminal_summary(terminalreporter):
+    for tier in REASONS:
+        counts = {
+            outcome: sum(tier in report.keywords for report in terminalreporter.getreports(outcome))
+            for outcome in ("passed", "failed", "skipped")
+        }
+        told = ", ".join(f"{n} {outcome}" for outcome, n in counts.items() if n)
+        terminalreporter.write_line(f"{tier} tier: {told or 'none collected'}")
 
 
 @pytest.fixture
