@@ -4,7 +4,7 @@ A data set is a function from a `Source` to its cases and one line in ``DATASETS
 method sees that.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from benchmarks.detect.graph import COMPUTE, Graph
@@ -25,6 +25,7 @@ class Case:
         slow: Workers (dp, stage) that are slower, and by what factor.
         onset_s: When that begins on the trace's timeline.
         expect: "culprit", "drag", "none", or the verdict that should stand instead of an alarm.
+        is_compared: Every method is asked; else only the winner, whose figures deserve the narrower intervals.
     """
 
     dataset: str
@@ -32,6 +33,7 @@ class Case:
     slow: dict = field(default_factory=dict)
     onset_s: float = 0.0
     expect: str = "none"
+    is_compared: bool = True
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Change:
     n_steps: int = 12
     keep: object = None  # mask of rows that are reported
     unsliced: bool = False
+    is_compared: bool = True
 
 
 class Source:
@@ -147,7 +150,7 @@ class Source:
             of_step = is_kept & (rows.step == rows.step[change.onset])
             onset_s = float(trace.steps["begin_ns"][step]) / 1e9
             onset_s += float(start[change.onset] - start[of_step].min())
-        return Case(change.dataset, trace, change.slow, onset_s, change.expect)
+        return Case(change.dataset, trace, change.slow, onset_s, change.expect, change.is_compared)
 
 
 def rows_with(rows, start_s, duration_s):
@@ -191,12 +194,18 @@ def since(source, mask, step, share):
     return later, first
 
 
-def injections(source, rng):
-    """One healthy worker slower by ×1.02 … ×2.0, from various onsets."""
-    changes = []
-    for factor in source.settings["factors"]:
-        expect = "culprit" if factor > 1.1 else "drag" if factor > 1.03 else "none"
-        for _ in range(source.settings["runs_per_factor"]):
+FACTORS = (1.02, 1.05, 1.10, 1.20, 1.30, 1.50, 2.00)
+ALARMED = tuple(f"one ×{factor:.2f}" for factor in FACTORS if factor > 1.1)
+"""Data sets of one slow worker that has to be alarmed."""
+
+
+def one_slow(factor):
+    """A data set: one healthy worker slower by a factor, from various onsets."""
+    expect = "culprit" if factor > 1.1 else "drag" if factor > 1.03 else "none"
+
+    def build(source, rng):
+        changes = []
+        for run in range(source.settings["runs_per_factor"]):
             first, step, share = place(source, rng)
             worker = source.workers[int(rng.integers(len(source.workers)))]
             mask, onset = since(source, source.at(*worker), step, share)
@@ -208,9 +217,12 @@ def injections(source, rng):
                     onset,
                     expect,
                     first_step=first,
+                    is_compared=run < source.settings["compared_per_factor"],
                 )
             )
-    yield from source.build(changes)
+        yield from source.build(changes)
+
+    return build
 
 
 def several(name, pick, sizes=(1.2, 1.3, 1.5)):
@@ -371,14 +383,55 @@ def slow_link(source, rng):
     yield from source.build(changes)
 
 
+def restarts(source, rng):
+    """A slow worker ×1.3 through a restart: new communicators, and in every other run a spare in a healthy peer's place."""
+    one = np.ones(source.rows.dp.size)
+    for run in range(source.settings["runs_per_scenario"] // 2):
+        who, other = (source.workers[at] for at in rng.permutation(len(source.workers))[:2])
+        slowed = np.where(source.at(*who), 1.3, one)
+        lives = [
+            Change("restart", slowed, {who: 1.3}, -1, "culprit", first_step=first, n_steps=n)
+            for first, n in ((0, 12), (12, 24))
+        ]
+        first, second = source.build(lives)
+        spare = {f"dp{other[0]}-stage{other[1]}": "spare"} if run % 2 else {}
+        yield replace(first, trace=lives_in_turn(first.trace, second.trace, spare))
+
+
+def lives_in_turn(first, second, nodes):
+    """One job's trace from two: the second on new communicators, with some nodes replaced by others."""
+    gap_ns = int(first.steps["end_ns"][-1]) + 30_000_000_000
+    runs = {
+        worker: list(of_worker) for worker, of_worker in zip(first.workers, first.runs, strict=True)
+    }
+    for of_worker in second.runs:
+        for run in of_worker:
+            rank = replace(run.rank, node_id=nodes.get(run.rank.node_id, run.rank.node_id))
+            ops = run.ops.copy()
+            ops["entry_ns"] += gap_ns
+            runs.setdefault(rank, []).append(
+                replace(run, rank=rank, comm=f"{run.comm} again", ops=ops)
+            )
+    steps = second.steps.copy()
+    steps["begin_ns"] += gap_ns
+    steps["end_ns"] += gap_ns
+    return replace(
+        first,
+        workers=tuple(runs),
+        runs=tuple(map(tuple, runs.values())),
+        steps=np.concatenate([first.steps, steps]),
+    )
+
+
 DATASETS = (
     recorded,
     healthy,
-    injections,
+    *(one_slow(factor) for factor in FACTORS),
     several("two peers at once", _two_peers),
     several("slow node, same stage", _adjacent_dp),
     several("slow node, adjacent stages", _adjacent_stages),
     missing_records,
+    restarts,
     slow_link,
     fleet_wide("uneven batches", "imbalance:data", _per_microbatch),
     fleet_wide("uneven steps", "imbalance:data", _per_step),
@@ -391,3 +444,16 @@ DATASETS = (
     fleet_wide("warm-up and checkpoints", "none", _odd_steps),
 )
 """Every labelled data set, in the order of the table."""
+NOBODY = (
+    "healthy",
+    "lasting differences 3 %",
+    "drift to 5 %",
+    "autocorrelated 0.9, 5 %",
+    "warm-up and checkpoints",
+    "uneven batches",
+    "uneven steps",
+    "uneven steps, no pipeline",
+    "slow replica ×1.3",
+    "heavy stage ×1.4",
+)
+"""Data sets without a slow worker."""

@@ -23,7 +23,7 @@ class Answer:
 
     Attributes:
         alarms: Worker (dp, stage) → when it was first named, seconds of trace time.
-        notices: The same for what is reported and never paged.
+        notices: Worker → when it was first reported at all, paged or not; empty for methods with one tier.
         n_ops: Worker → compared operations from onset to the naming, where the method counts them.
         verdicts: Every other answer that it gave, such as "imbalance:data".
     """
@@ -159,6 +159,10 @@ def page_sum(ratio, value, options):
     return value, found
 
 
+def seconds(at_ns):
+    return np.nan if at_ns is None else at_ns / NS
+
+
 def edetector(**changes):
     """The Judge, whole, with some bets left out."""
 
@@ -168,12 +172,10 @@ def edetector(**changes):
         for judgement in judge_trace(trace, JudgeSettings(detector=config)):
             for verdict in judgement.verdicts:
                 place, kind = place_of(verdict.rank), verdict.kind.value
-                found_ns = verdict.detected_entry_ns
-                when = np.nan if found_ns is None else found_ns / NS
                 if verdict.is_alarm:
-                    answer.alarms[place] = when
-                elif kind == "drag":
-                    answer.notices[place] = when
+                    answer.alarms[place] = seconds(verdict.detected_entry_ns)
+                if kind in {"drag", "culprit"}:
+                    answer.notices[place] = seconds(verdict.noticed_entry_ns)
                 answer.verdicts.add(kind)
                 if verdict.n_ops_to_detect is not None:
                     answer.n_ops[place] = verdict.n_ops_to_detect

@@ -34,7 +34,13 @@ def draw_accuracy(rows, path):
 def draw_delay(rows, path):
     """Steps from the onset to the naming, by the size of the slowdown."""
     figure, axes = plt.subplots(figsize=(7, 4))
-    ours = [r for r in rows if r["dataset"].startswith("one ×") and r.get("detect_steps_median")]
+    ours = [
+        r
+        for r in rows
+        if r["dataset"].startswith("one ×")
+        and "all" not in r["dataset"]
+        and r.get("detect_steps_median")
+    ]
     for method in dict.fromkeys(r["method"] for r in ours):
         here = [r for r in ours if r["method"] == method]
         sizes = [float(r["dataset"].removeprefix("one ×")) for r in here]

@@ -9,6 +9,9 @@ COLUMNS = (
     ("false_alarms_per_10k", "false per 10 000 worker-steps"),
     ("detect_ops_median", "ops"),
     ("detect_steps_median", "steps"),
+    ("detect_steps_max", "worst"),
+    ("detected_in_3_steps", "in 3"),
+    ("other_drags_per_10k", "other drags"),
     ("verdict_accuracy", "runs right"),
     ("n_runs", "runs"),
 )

@@ -43,6 +43,7 @@ def judge_case(case, answer):
         "false": len(false),
         "alarmed_truth": len(set(answer.alarms) & truth),
         "is_right": bool(is_right),
+        "other_drags": len(set(answer.notices) - set(answer.alarms) - set(case.slow)),
         "delay_s": [max(when[w] - case.onset_s, 0.0) for w in hits if not np.isnan(when[w])],
         "ops": [answer.n_ops[w] for w in hits if w in answer.n_ops],
         "worker_steps": len(case.trace.workers) * int(case.trace.steps.size),
@@ -70,7 +71,17 @@ def summarise(method, dataset, runs):
         "detect_ops_median": float(np.median(ops)) if ops else None,
         "detect_s_median": round(float(np.median(delays)), 3) if delays else None,
         "detect_steps_median": round(float(np.median(delays)) / step_s, 4) if delays else None,
-        "detect_steps_max": round(float(np.max(delays)) / step_s, 4) if delays else None,
+        "detected_in_3_steps": None
+        if hits and not delays  # named without a time
+        else ratio(
+            sum(d <= 3 * run["step_s"] for run in runs for d in run["delay_s"]), hits + missed
+        ),
+        "other_drags_per_10k": round(
+            1e4 * sum(run["other_drags"] for run in runs) / worker_steps, 3
+        ),
+        "detect_steps_max": round(max(d / run["step_s"] for run in runs for d in run["delay_s"]), 4)
+        if delays
+        else None,
         "verdict_accuracy": ratio(right, len(runs)),
         "verdict_accuracy_ci": wilson(right, len(runs)),
         "n_runs": len(runs),

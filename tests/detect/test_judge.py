@@ -209,6 +209,11 @@ def test_a_slowdown_of_the_size_of_the_bar_is_no_alarm():
         assert trace.find_step(drag.detected_entry_ns) <= 4, "dated by the tier that notices drags"
 
 
+def test_a_culprit_tells_when_it_was_first_noticed():
+    (culprit,) = judge(simulate(LONG, change=slow(1.14, (1, 1)))).culprits
+    assert culprit.onset.entry_ns <= culprit.noticed_entry_ns < culprit.detected_entry_ns
+
+
 def test_a_slow_link_is_named_at_both_ends_and_no_worker_is_blamed():
     links = np.ones((4, 2))
     links[1, 1] = 30

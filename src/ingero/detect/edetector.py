@@ -154,6 +154,11 @@ class EDetector:
         self._dependence.add_groups(n_groups)
         return np.arange(first, first + n_groups)
 
+    def hold_alarm(self, group: int, worker: int, tier: int, *, is_alarm: bool) -> None:
+        """Take over from other peers whether a worker is in alarm: only evidence that it is fast again clears it."""
+        self.in_alarm[tier, group, worker] = is_alarm
+        self._log_clear[:, tier, group, worker] = 0.0
+
     def is_still_enough(self, group: int, tier: int, log_peak: float) -> bool:
         """Whether what an alarm had won at its height would suffice with what is known of dependence now."""
         share = math.log(2.0) if self._has_majority else 0.0

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ingero.detect.edetector import DRIFT, EDetector
 from ingero.detect.groups import PairedOps, PeerGroup
+from ingero.detect.peers import BEFORE_FIRST
 from ingero.detect.rows import row_medians
 from ingero.detect.siblings import Siblings
 from ingero.detect.tiers import MIN_PEERS, N_TIERS, Crossing, EDetectorSettings
@@ -43,6 +44,7 @@ class Episode:
         onset_seq: Its sequence number.
         onset_ns: Its entry, on the worker's clock.
         onset_op: Its ordinal among the group's compared operations.
+        since_op: The same in the group that the worker is in now: 0 if it joined that during the episode.
         onset_segment: Its segment.
         detected_ns: Entry of the operation at which evidence sufficed.
         n_ops_to_detect: Operations from onset to there, both included.
@@ -63,6 +65,7 @@ class Episode:
     onset_seq: int
     onset_ns: int
     onset_op: int
+    since_op: int
     onset_segment: int
     detected_ns: int
     n_ops_to_detect: int
@@ -146,6 +149,7 @@ class GroupEvidence:
     Attributes:
         bank: The detector that holds it; None below three members.
         row: Its index there.
+        n_members: Workers that it was taken up with.
         n_ops: Compared operations.
         n_spread: Those whose slowest peer stood out.
         typical_ns: Σ of the median peers' own time.
@@ -154,6 +158,7 @@ class GroupEvidence:
 
     bank: EDetector | None
     row: int
+    n_members: int = 0
     n_ops: int = 0
     n_spread: int = 0
     typical_ns: int = 0
@@ -230,6 +235,7 @@ class Evidence:
         self._banks: dict[int, EDetector] = {}
         self._groups: dict[int, GroupEvidence] = {}
         self._workers: list[WorkerEvidence] = []
+        self._homes: dict[int, PeerGroup] = {}
         self.siblings = Siblings()
 
     def grow(self, n_workers: int) -> None:
@@ -239,15 +245,42 @@ class Evidence:
         self.siblings.grow(n_workers)
 
     def add_group(self, group: PeerGroup) -> None:
-        """Take up a group whose members are fixed."""
+        """Take up a group, or its members after somebody joined it; who is in alarm stays so until evidence clears it."""
         size = len(group.members)
-        if size < MIN_PEERS:
-            self._groups[id(group)] = GroupEvidence(None, -1)
+        known = self._groups.get(id(group))
+        if known is not None and known.n_members == size:
             return
-        bank = self._banks.get(size)
-        if bank is None:
-            bank = self._banks[size] = EDetector(size, self._settings)
-        self._groups[id(group)] = GroupEvidence(bank, int(bank.add_groups(1)[0]))
+        bank, row = None, -1
+        if size >= MIN_PEERS:
+            bank = self._banks.get(size)
+            if bank is None:
+                bank = self._banks[size] = EDetector(size, self._settings)
+            row = int(bank.add_groups(1)[0])
+        if known is None:
+            self._groups[id(group)] = GroupEvidence(bank, row, size)
+        else:
+            known.bank, known.row, known.n_members = bank, row, size
+        for member in group.members:
+            if self._homes.get(member, group).depth <= group.depth:
+                self.settle_in(group, member)
+
+    def settle_in(self, group: PeerGroup, member: int) -> None:
+        """Compare a worker in this group from now on; what it is in alarm for stands until these peers clear it."""
+        if self._homes.get(member, group) is not group:
+            self.siblings.forget(member)
+        self._homes[member] = group
+        found, worker = self._groups[id(group)], self._workers[member]
+        if found.bank is None:
+            return
+        for tier, episode in enumerate(worker.current):
+            column = group.members.index(member)
+            found.bank.hold_alarm(found.row, column, tier, is_alarm=episode is not None)
+            if episode is not None:
+                worker.current[tier] = replace(episode, since_op=0, onset_segment=BEFORE_FIRST)
+
+    def home_of(self, worker: int) -> PeerGroup | None:
+        """The group that a worker is compared in, the newest that took it up; None before the first."""
+        return self._homes.get(worker)
 
     def of_group(self, group: PeerGroup) -> GroupEvidence | None:
         """What was compared within a group; None before it opened."""
@@ -370,6 +403,8 @@ class Evidence:
         began = bank.onset_op[:, row]
         is_here = (began >= first_op) & (bank.log_won[DRIFT, :, row] > 0.0)
         for tier, column in np.argwhere(is_here).tolist():
+            if self._homes[group.members[column]] is not group:
+                continue
             self._workers[group.members[column]].onset[tier] = _onset_at(
                 compared, int(began[tier, column]), first_op, column
             )
@@ -377,7 +412,10 @@ class Evidence:
     def _cross(
         self, group: PeerGroup, compared: _Summed, crossing: Crossing, first_op: int
     ) -> None:
-        worker = self._workers[group.members[crossing.worker]]
+        member = group.members[crossing.worker]
+        worker = self._workers[member]
+        if self._homes[member] is not group:
+            return  # it moved on, and what it is now is for its new peers to say
         if crossing.is_retracted:
             worker.current[crossing.tier] = None
             return
@@ -413,6 +451,7 @@ class Evidence:
             onset_seq=onset.seq,
             onset_ns=onset.entry_ns,
             onset_op=crossing.onset_op,
+            since_op=crossing.onset_op,
             onset_segment=onset.segment,
             detected_ns=entry_ns,
             n_ops_to_detect=crossing.op - crossing.onset_op + 1,

@@ -30,8 +30,12 @@ class PeerGroup:
 
     Attributes:
         comm: Communicator index that defines it, or BY_LABELS.
-        members: Worker indices, in the order of their columns; fixed once open.
+        members: Worker indices, in the order of their columns.
         is_open: Membership is known, so pairing has begun.
+        late: Workers that came to it since, until it takes them up.
+        late_ns: Arrival of the first of them.
+        n_widened: How often it took up late ones.
+        depth: How many groups some member was in before this one: its evidence comes after theirs.
         since_ns: First arrival, while not open; else when it began to wait for somebody, or None.
         gone_upto: Member → the segment that it is taken to have left though it did not say so.
         pending: Rows of KEY.
@@ -41,6 +45,10 @@ class PeerGroup:
     comm: int
     members: list[int] = field(default_factory=list)
     is_open: bool = False
+    late: list[int] = field(default_factory=list)
+    late_ns: int = 0
+    n_widened: int = 0
+    depth: int = 0
     since_ns: int | None = None
     gone_upto: dict[int, int] = field(default_factory=dict)
     pending: list[npt.NDArray[np.void]] = field(default_factory=list)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,10 @@ class JudgeSettings:
     patience_ns: int = 60 * NS_PER_S
     max_workers: int = 20_000
     max_pending_ops: int = 4_000_000
+
+
+_MAX_WIDENED: Final = 64
+"""How often a group takes up late members; each time its evidence starts anew, but for who is in alarm."""
 
 
 @dataclass(slots=True)
@@ -176,13 +181,24 @@ class Judge:
         self._ledger.settle(now_ns, n_ranks, final=final)
         keys = self._pairing.number(ops, n_ranks, final=final)
         split_by_group(keys, lambda worker, comm, rows: self._join(worker, comm, rows, now_ns))
+        for depth in sorted({group.depth for group in self._groups.values()}):
+            self._compare(
+                [group for group in self._groups.values() if group.depth == depth],
+                now_ns,
+                final=final,
+            )
+
+    def _compare(self, groups: Sequence[PeerGroup], now_ns: int, *, final: bool) -> None:
+        """Judge what is complete within groups none of which a worker went to from another of them."""
         segments = self._pairing.segments()
         paired = []
         comm_of_view, is_link = self._link_views()
-        for group in self._groups.values():
+        for group in groups:
             if not group.is_open:
                 self._open(group, now_ns, final=final)
-            if group.is_open:
+            if group.late:
+                self._widen(group, now_ns, final=final)
+            if group.is_open and not group.late:
                 taken = take_complete(
                     group, segments, now_ns, self.settings.patience_ns, final=final
                 )
@@ -243,14 +259,22 @@ class Judge:
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = PeerGroup(comm, since_ns=now_ns)
-        if worker not in group.members:
-            if group.is_open:
+        before = self._group_of.get(worker)
+        if worker not in group.members and worker not in group.late:
+            if not group.is_open:
+                group.members.append(worker)
+            elif group.n_widened < _MAX_WIDENED:
+                group.late_ns = group.late_ns if group.late else now_ns
+                group.late.append(worker)
+            else:
                 self.counts.late_members += 1
                 return
-            group.members.append(worker)
-        before = self._group_of.get(worker)
         if before is not None and before is not group:
             before.gone_upto[worker] = FOREVER - 1
+            group.gone_upto.pop(worker, None)
+            group.depth = max(group.depth, before.depth + 1)
+            if group.is_open and worker in group.members:
+                self._evidence.settle_in(group, worker)
         self._group_of[worker] = group
         group.pending.append(rows)
         group.n_pending += rows.size
@@ -262,6 +286,17 @@ class Judge:
             return
         group.members.sort(key=self._order_of)
         group.is_open, group.since_ns = True, None
+        self._evidence.add_group(group)
+
+    def _widen(self, group: PeerGroup, now_ns: int, *, final: bool) -> None:
+        """Take up workers that joined an open group: a spare, or ranks that a restarted job was extended by."""
+        waited = now_ns - group.late_ns >= self.settings.patience_ns
+        n_ranks = int(np.asarray(self._comms["n_ranks"])[group.comm]) if group.comm >= 0 else 0
+        is_whole = len(group.members) + len(group.late) == n_ranks
+        if not (waited or final or is_whole):
+            return
+        group.members = sorted([*group.members, *group.late], key=self._order_of)
+        group.late, group.n_widened = [], group.n_widened + 1
         self._evidence.add_group(group)
 
     def _is_settled(self, group: PeerGroup) -> bool:
@@ -293,7 +328,7 @@ class Judge:
         workers = [
             WorkerFacts(
                 rank=rank,
-                group=self._group_of.get(at),
+                group=self._evidence.home_of(at) or self._group_of.get(at),
                 own_ns=int(own[at]),
                 wait_ns=int(waits[at]) if at < waits.size else 0,
                 n_ops=int(n_ops[at]),

@@ -2,7 +2,8 @@
 
 Members of one data-parallel communicator hold the same stage and shape. So a worker's peers are the members of the
 largest communicator on which it has reduced, scattered or gathered more than a few numbers, as long as the launcher's
-labels, where present, say that their roles agree. Each operation on that communicator is an *anchor*; what a worker
+labels, where present, say that their roles agree. A communicator that a worker has not used for many of its segments
+is given up: after a restart, or when a spare takes a node's place, everybody meets on new ones. Each operation on that communicator is an *anchor*; what a worker
 does on communicators that its peers do not share is numbered from its last anchor.
 
 Everything here depends on a worker's operations in the order it entered them, never on when they arrived.
@@ -34,6 +35,9 @@ ROLE_LABELS: Final = ("pp", "stage", "tp", "ep", "cp")
 NO_COMM: Final = -1
 BY_LABELS: Final = -2
 """In a column of communicators: peers are those with the same labels, for want of a shared communicator."""
+_GIVE_UP_AFTER: Final = 8
+"""Longest segments so far without an anchor, and ``_GIVE_UP_OPS`` more, after which another communicator is chosen."""
+_GIVE_UP_OPS: Final = 256
 BEFORE_FIRST: Final = -1
 """Segment of what came before a communicator's operation 0."""
 
@@ -97,10 +101,14 @@ class Pairing:
             comm=("<i8", NO_COMM),
             segment=("<i8", BEFORE_FIRST),
             place=("<i8", 0),
+            longest=("<i8", 0),
             run=("<i8", 0),
+            life=("<i8", 0),
         )
-        self._views = Columns(slot=("<i8", -1), run=("<i8", -1), count=("<i8", 0))
-        self._slots_of: dict[tuple[int, int], int] = {}
+        self._views = Columns(slot=("<i8", -1))
+        self._lanes = Columns(slot=("<i8", -1), run=("<i8", -1), count=("<i8", 0))
+        self._lane_of: dict[tuple[int, int], int] = {}
+        self._slots_of: dict[tuple[int, int, int], int] = {}
         self._held = np.zeros(0, OP)
         self.n_unpaired = 0
 
@@ -137,16 +145,20 @@ class Pairing:
             ops = ops[np.argsort(ops["worker"], kind="stable")]
         if not ops.size:
             return np.zeros(0, KEY)
-        comm, first = self._choose_comms(ops, n_ranks)
-        ops, comm = self._hold_back(ops, comm, first, final=final)
+        comm, first, life = self._choose_comms(ops, n_ranks)
+        keep, comm = self._hold_back(ops, comm, first, final=final)
+        ops = ops[keep]
         if not ops.size:
             return np.zeros(0, KEY)
-        return self._number(ops, comm, n_ranks)
+        return self._number(ops, comm[keep], self._find_lanes(ops, life[keep]), n_ranks)
 
     def _choose_comms(
         self, ops: npt.NDArray[np.void], n_ranks: IntArray
-    ) -> tuple[IntArray, IntArray]:
-        """The peer-defining communicator in force at each operation, and the row where the worker first had one."""
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """The peer-defining communicator in force at each operation, the row where the worker first had one, and lives.
+
+        A worker's life ends when it gives its communicator up or finds a larger one; shape (n_ops,), counted from 0.
+        """
         worker = ops["worker"]
         size = np.where(
             np.isin(ops["op"], GRADIENT_OPS)
@@ -155,26 +167,67 @@ class Pairing:
             n_ranks[ops["comm"]],
             0,
         )
-        carried = np.asarray(self._workers["best"], np.int64)[worker]
-        starts = run_starts(worker)
-        best = running_max(np.maximum(size, carried), worker)
+        life = np.zeros(ops.size, np.int64)
+        while True:
+            comm, best, before = self._choose_largest(ops, size, life)
+            longest, is_given_up = self._find_given_up(ops, comm, size)
+            if not is_given_up.any():
+                break
+            who, row = np.unique(worker[is_given_up], return_index=True)
+            begins = np.full(self._workers.n, ops.size)
+            begins[who] = np.flatnonzero(is_given_up)[row]
+            life += np.arange(ops.size) >= begins[worker]
+        last = np.flatnonzero(np.append(run_starts(worker)[1:], True))
+        np.asarray(self._workers["best"])[worker[last]] = best[last]
+        np.asarray(self._workers["longest"])[worker[last]] = longest[last]
+        is_switch = size > before
+        is_first = is_switch & (before == 0) & (life == 0)
+        first = np.full(self._workers.n, -1, np.int64)
+        first[worker[is_first]] = np.flatnonzero(is_first)
+        grown = np.cumsum(is_switch & (before > 0))
+        life += grown - (grown - (is_switch & (before > 0)))[index_of_start(run_starts(worker))]
+        life += np.asarray(self._workers["life"], np.int64)[worker]
+        np.asarray(self._workers["life"])[worker[last]] = life[last]
+        return comm, first, life
+
+    def _choose_largest(
+        self, ops: npt.NDArray[np.void], size: IntArray, life: IntArray
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """The largest communicator since each was given up, its size, and the size in force before each operation."""
+        worker = ops["worker"]
+        carried = np.where(life == 0, np.asarray(self._workers["best"], np.int64)[worker], 0)
+        starts = run_starts(worker, life)
+        best = running_max(np.maximum(size, carried), np.cumsum(starts) - 1)
         before = np.where(starts, carried, np.concatenate([[0], best[:-1]]))
         is_switch = size > before
         chosen = index_of_start(starts | is_switch)
-        has_switch = is_switch[chosen]
         old = np.asarray(self._workers["comm"], np.int64)[worker]
-        comm = np.where(has_switch, ops["comm"][chosen], old)
-        last = np.flatnonzero(np.append(starts[1:], True))
-        np.asarray(self._workers["best"])[worker[last]] = best[last]
-        is_first = is_switch & (before == 0)
-        first = np.full(self._workers.n, -1, np.int64)
-        first[worker[is_first]] = np.flatnonzero(is_first)
-        return comm, first
+        comm = np.where(is_switch[chosen], ops["comm"][chosen], old)
+        return comm, best, before
+
+    def _find_given_up(
+        self, ops: npt.NDArray[np.void], comm: IntArray, size: IntArray
+    ) -> tuple[IntArray, BoolArray]:
+        """A worker's longest segment so far, and where it reduces elsewhere so long after its last anchor."""
+        worker, state = ops["worker"], self._workers
+        starts, is_anchor = run_starts(worker), ops["comm"] == comm
+        begin = index_of_start(starts | is_anchor)
+        carried = np.asarray(state["place"], np.int64)[worker]
+        place = np.arange(ops.size) - begin + np.where(is_anchor[begin], 0, carried)
+        before = np.where(starts, carried, np.concatenate([[0], place[:-1] + 1]))
+        earlier = np.concatenate([[NO_COMM], comm[:-1]])
+        earlier = np.where(starts, np.asarray(state["comm"], np.int64)[worker], earlier)
+        is_whole = is_anchor & (comm == earlier)  # from anchor to anchor of one communicator
+        length = np.where(is_whole, before, 0)
+        length = np.maximum(length, np.asarray(state["longest"], np.int64)[worker])
+        longest = running_max(length, worker)
+        is_late = place > _GIVE_UP_AFTER * longest + _GIVE_UP_OPS
+        return longest, is_late & (size > 0) & ~is_anchor & (comm >= 0)
 
     def _hold_back(
         self, ops: npt.NDArray[np.void], comm: IntArray, first: IntArray, *, final: bool
-    ) -> tuple[npt.NDArray[np.void], IntArray]:
-        """Decide on operations before the first gradient communicator: number, hold or drop them."""
+    ) -> tuple[BoolArray, IntArray]:
+        """Which operations to number now, and on what: those before the first gradient communicator may wait or drop."""
         worker = ops["worker"]
         row = first[worker]
         is_early = (comm == NO_COMM) & (row >= 0)
@@ -189,10 +242,23 @@ class Pairing:
         np.asarray(self._workers["comm"])[worker[gives_up]] = BY_LABELS
         self._held = ops[is_waiting & ~gives_up]
         keep = ~is_lost & ~(is_waiting & ~gives_up)
-        return ops[keep], comm[keep]
+        return keep, comm
+
+    def _find_lanes(self, ops: npt.NDArray[np.void], life: IntArray) -> IntArray:
+        """A view within one life of its worker: communicators are numbered anew when peers are chosen anew."""
+        pairs, lane = np.unique(ops["view"] << 16 | np.minimum(life, 0xFFFF), return_inverse=True)
+        lanes = []
+        for pair in pairs.tolist():
+            key = pair >> 16, pair & 0xFFFF
+            found = self._lane_of.get(key)
+            if found is None:
+                found = self._lane_of[key] = len(self._lane_of)
+                self._lanes.add()
+            lanes.append(found)
+        return np.asarray(np.array(lanes, np.int64)[lane])
 
     def _number(
-        self, ops: npt.NDArray[np.void], comm: IntArray, n_ranks: IntArray
+        self, ops: npt.NDArray[np.void], comm: IntArray, lanes: IntArray, n_ranks: IntArray
     ) -> npt.NDArray[np.void]:
         worker, state = ops["worker"], self._workers
         starts = run_starts(worker)
@@ -206,38 +272,42 @@ class Pairing:
         place = np.arange(ops.size) - begin
         place += np.where(is_continued, np.asarray(state["place"])[worker], 0)
         absolute = np.asarray(state["run"])[worker] + run
-        self._name_slots(ops, n_ranks)
-        ordinal = count_within(ops["view"], absolute)
-        was_here = np.asarray(self._views["run"])[ops["view"]] == absolute
-        ordinal += np.where(was_here, np.asarray(self._views["count"])[ops["view"]], 0)
+        self._name_slots(ops, lanes, n_ranks)
+        ordinal = count_within(lanes, absolute)
+        was_here = np.asarray(self._lanes["run"])[lanes] == absolute
+        ordinal += np.where(was_here, np.asarray(self._lanes["count"])[lanes], 0)
         last = np.flatnonzero(np.append(starts[1:], True))
         np.asarray(state["segment"])[worker[last]] = segment[last]
         np.asarray(state["place"])[worker[last]] = place[last] + 1
         np.asarray(state["run"])[worker[last]] = absolute[last]
         np.asarray(state["comm"])[worker[last]] = comm[last]
-        np.asarray(self._views["run"])[ops["view"]] = absolute  # the last row of a view wins
-        np.asarray(self._views["count"])[ops["view"]] = ordinal + 1
+        np.asarray(self._lanes["run"])[lanes] = absolute  # the last row of a lane wins
+        np.asarray(self._lanes["count"])[lanes] = ordinal + 1
+        slots = np.asarray(self._lanes["slot"], np.int64)[lanes]
+        np.asarray(self._views["slot"])[ops["view"]] = slots
         keys = np.zeros(ops.size, KEY)
         for name in ("worker", "entry_ns", "seq", "view"):
             keys[name] = ops[name]
         keys["comm"], keys["segment"], keys["place"] = comm, segment, place
-        keys["slot"] = np.where(is_anchor, -1, np.asarray(self._views["slot"])[ops["view"]])
+        keys["slot"] = np.where(is_anchor, -1, slots)
         keys["ordinal"] = np.where(is_anchor, 0, ordinal)
         keys["own_ns"] = np.where(ops["is_enqueue"] | (ops["own_ns"] < 0), -1, ops["own_ns"])
         return keys
 
-    def _name_slots(self, ops: npt.NDArray[np.void], n_ranks: IntArray) -> None:
-        """Number the communicators that a worker used for the first time.
+    def _name_slots(self, ops: npt.NDArray[np.void], lanes: IntArray, n_ranks: IntArray) -> None:
+        """Number the communicators that a worker used for the first time in its life.
 
         A slot is (members, kind of the first operation, how many such communicators the worker had before).
         """
-        slots = np.asarray(self._views["slot"])
-        fresh = np.flatnonzero(slots[ops["view"]] < 0)
+        slots = np.asarray(self._lanes["slot"])
+        fresh = np.flatnonzero(slots[lanes] < 0)
+        life_of = {lane: life for (_, life), lane in self._lane_of.items()} if fresh.size else {}
         for row in fresh.tolist():
-            view = int(ops["view"][row])
-            if slots[view] >= 0:
+            lane = int(lanes[row])
+            if slots[lane] >= 0:
                 continue
             kind = int(n_ranks[ops["comm"][row]]) << 8 | int(ops["op"][row])
-            nth = self._slots_of.get((int(ops["worker"][row]), kind), 0)
-            self._slots_of[int(ops["worker"][row]), kind] = nth + 1
-            slots[view] = kind << 16 | min(nth, 0xFFFF)
+            key = int(ops["worker"][row]), life_of[lane], kind
+            nth = self._slots_of.get(key, 0)
+            self._slots_of[key] = nth + 1
+            slots[lane] = kind << 16 | min(nth, 0xFFFF)

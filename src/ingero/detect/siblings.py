@@ -99,6 +99,10 @@ class Siblings:
         while len(self._of) < n_workers:
             self._of.append(_History())
 
+    def forget(self, worker: int) -> None:
+        """Start a worker anew: its segments are numbered from the beginning among other peers."""
+        self._of[worker] = _History()
+
     def note_links(
         self, members: Sequence[int], ops: PairedOps, comm_of_view: IntArray, is_link: IntArray
     ) -> None:

@@ -180,6 +180,20 @@ def _judge_alone(facts: Facts, worker: int, *, with_history: bool) -> _Finding:
     return ordinary
 
 
+def _first_noticed_ns(evidence: WorkerEvidence, episode: Episode) -> int:
+    """When either tier's evidence first sufficed in what is one slowdown with this episode."""
+    others = [*evidence.past, *evidence.current]
+    cleared_ns = math.inf if episode.cleared_ns is None else episode.cleared_ns
+    overlapping = [
+        other.detected_ns
+        for other in others
+        if other is not None
+        and other.detected_ns <= cleared_ns
+        and (other.cleared_ns is None or other.cleared_ns >= episode.detected_ns)
+    ]
+    return min(overlapping, default=episode.detected_ns)
+
+
 def _find_why_unknown(facts: Facts, worker: int) -> str:
     """What is missing for a verdict; empty when nothing is."""
     known, compared = facts.workers[worker], facts.evidence.of_worker(worker)
@@ -223,7 +237,7 @@ def _weigh(facts: Facts, worker: int, episode: Episode) -> _Finding | None:
     if episode.cleared_ns is None:
         own_ns = evidence.own_ns - episode.own_before_ns
         excess_ns = evidence.excess_ns - episode.excess_before_ns
-        slowdown = facts.evidence.slowdown(known.group, worker, episode.onset_op)
+        slowdown = facts.evidence.slowdown(known.group, worker, episode.since_op)
     else:
         own_ns, excess_ns, slowdown = episode.own_ns, episode.excess_ns, episode.slowdown
     settings = facts.settings
@@ -447,6 +461,7 @@ def _verdict(
         ),
         detected_entry_ns=None if episode is None else episode.detected_ns,
         n_ops_to_detect=None if episode is None else episode.n_ops_to_detect,
+        noticed_entry_ns=None if episode is None else _first_noticed_ns(evidence, episode),
         slowdown=found.slowdown,
         evidence=round(evidence_log10, 6),
         bet=None if episode is None else Bet.POOLED if episode.is_pooled else Bet.RANK,

@@ -37,6 +37,9 @@ def _verdict_json(trace: JobTrace, verdict: Verdict) -> dict[str, Any]:
         "reason": verdict.reason,
         "onset_step": None if onset is None else trace.find_step(onset.entry_ns),
         "onset_op": None if onset is None else onset.op_index,
+        "noticed_step": None
+        if verdict.noticed_entry_ns is None
+        else trace.find_step(verdict.noticed_entry_ns),
         "detected_step": None if found_ns is None else trace.find_step(found_ns),
         "time_to_detection_s": None
         if onset is None or found_ns is None

@@ -1,0 +1,172 @@
+"""Restarts, spares, joiners, leavers and few peers: no verdict appears or vanishes because peers change."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ingero.detect.judge import Judge, JudgeSettings
+from ingero.model.verdicts import VerdictKind
+from ingero.testing.jobs import JobShape, build_work, normal_noise, run_job
+from ingero.traces.convert import build_job_trace
+from ingero.traces.model import iter_pushes
+from ingero.units import NS_PER_S
+
+SHAPE = JobShape(n_dp=4, n_stages=2, n_microbatches=6, n_steps=30)
+
+
+def life(n_steps=30, n_dp=4, seed=0, slow=()):
+    """One life of a job, from its start to its end."""
+    rng = np.random.default_rng(seed)
+    shape = replace(SHAPE, n_steps=n_steps, n_dp=n_dp)
+    work = build_work(shape, normal_noise(0.02), rng)
+    for dp, stage, factor in slow:
+        work[:, dp, stage] *= factor
+    return build_job_trace(run_job(shape, work), "job")
+
+
+def follow(first, second, nodes=None):
+    """The second life after the first: new communicators from sequence number 0, and perhaps other nodes."""
+    gap_ns = int(first.steps["end_ns"][-1]) + 30 * NS_PER_S
+    nodes = nodes or {}
+    where = {
+        worker: replace(worker, node_id=nodes.get(worker.node_id, worker.node_id))
+        for worker in second.workers
+    }
+    runs = {
+        worker: list(of_worker) for worker, of_worker in zip(first.workers, first.runs, strict=True)
+    }
+    for of_worker in second.runs:
+        for run in of_worker:
+            ops = run.ops.copy()
+            ops["entry_ns"] += gap_ns
+            rank = where[run.rank]
+            runs.setdefault(rank, []).append(
+                replace(run, rank=rank, comm=f"{run.comm} again", ops=ops)
+            )
+    steps = second.steps.copy()
+    steps["begin_ns"] += gap_ns
+    steps["end_ns"] += gap_ns
+    return replace(
+        first,
+        workers=tuple(runs),
+        runs=tuple(map(tuple, runs.values())),
+        steps=np.concatenate([first.steps, steps]),
+    )
+
+
+def at_once(trace):
+    found = Judge()
+    for runs in trace.runs:
+        found.observe(runs, 0)
+    found.settle(0, final=True)
+    return found.judgements()[0]
+
+
+def in_pushes(trace):
+    found = Judge()
+    for push in iter_pushes(trace, 20 * NS_PER_S):
+        found.observe(push.runs, push.at_ns)
+        found.settle(push.at_ns)
+    for after_s in (10, 80, 150, 220):
+        found.settle(push.at_ns + after_s * NS_PER_S)
+    return found.judgements()[0]
+
+
+def named(judgement, *kinds):
+    return {
+        (verdict.rank.node_id, verdict.kind.value)
+        for verdict in judgement.verdicts
+        if verdict.kind in kinds
+    }
+
+
+BLAMED = (VerdictKind.CULPRIT, VerdictKind.DRAG, VerdictKind.NETWORK)
+WAYS = pytest.mark.parametrize("judge", [at_once, in_pushes])
+
+
+@WAYS
+def test_a_restart_of_a_healthy_job_blames_nobody(judge):
+    assert named(judge(follow(life(), life(seed=1))), *BLAMED) == set()
+
+
+@WAYS
+def test_a_slow_worker_stays_named_through_a_restart(judge):
+    slow = [(2, 1, 1.4)]
+    judgement = judge(follow(life(slow=slow), life(seed=1, slow=slow)))
+    assert named(judgement, *BLAMED) == {("dp2-stage1", "culprit")}
+    (culprit,) = judgement.culprits
+    assert culprit.slowdown.median == pytest.approx(1.4, rel=0.03)
+    assert culprit.onset.entry_ns < 10 * NS_PER_S, "the onset is in its first life"
+
+
+@WAYS
+def test_a_worker_that_a_restart_cured_is_cleared(judge):
+    judgement = judge(follow(life(slow=[(2, 1, 1.4)]), life(seed=1)))
+    assert named(judgement, *BLAMED) == set()
+
+
+@WAYS
+@pytest.mark.parametrize("factor", [1.0, 1.4])
+def test_a_spare_is_judged_among_the_peers_that_it_joined(judge, factor):
+    trace = follow(life(), life(seed=1, slow=[(1, 0, factor)]), {"dp1-stage0": "spare"})
+    judgement = judge(trace)
+    expected = {("spare", "culprit")} if factor > 1.0 else set()
+    assert named(judgement, *BLAMED) == expected
+    (spare,) = [v for v in judgement.verdicts if v.rank.node_id == "spare"]
+    assert spare.kind is not VerdictKind.UNKNOWN
+    assert {peer.node_id for peer in spare.peers} == {
+        "spare", "dp0-stage0", "dp2-stage0", "dp3-stage0",
+    }  # fmt: skip
+
+
+@WAYS
+def test_a_slow_worker_stays_named_when_a_spare_joins_its_peers(judge):
+    slow = [(2, 0, 1.4)]
+    judgement = judge(follow(life(slow=slow), life(seed=1, slow=slow), {"dp1-stage0": "spare"}))
+    assert named(judgement, *BLAMED) == {("dp2-stage0", "culprit")}
+
+
+@WAYS
+@pytest.mark.parametrize(("before", "after"), [(4, 6), (6, 4), (4, 3)])
+def test_a_job_that_grows_or_shrinks_keeps_its_culprit_and_finds_no_other(judge, before, after):
+    slow = [(2, 1, 1.4)]
+    trace = follow(life(n_dp=before, slow=slow), life(n_dp=after, seed=1, slow=slow))
+    judgement = judge(trace)
+    assert named(judgement, *BLAMED) == {("dp2-stage1", "culprit")}
+
+
+@WAYS
+def test_a_slow_worker_among_those_that_a_job_grew_by_is_found(judge):
+    judgement = judge(follow(life(), life(n_dp=6, seed=1, slow=[(5, 1, 1.4)])))
+    assert named(judgement, *BLAMED) == {("dp5-stage1", "culprit")}
+
+
+def test_a_rank_that_reports_only_later_is_compared_from_then_on():
+    """Its peers' comparison began without it, after the patience."""
+    trace = life(n_steps=60, slow=[(3, 1, 1.4)])
+    found = Judge(JudgeSettings(patience_ns=5 * NS_PER_S))
+    for push in iter_pushes(trace, 5 * NS_PER_S):
+        is_late = trace.workers[push.worker].node_id == "dp3-stage1"
+        if is_late and push.at_ns < 30 * NS_PER_S:
+            continue
+        found.observe(push.runs, push.at_ns)
+        found.settle(push.at_ns)
+    found.settle(push.at_ns + 60 * NS_PER_S)
+    (judgement,) = found.judgements()
+    assert named(judgement, *BLAMED) == {("dp3-stage1", "culprit")}
+    assert judgement.counts["late_members"] == 0
+
+
+@WAYS
+def test_of_three_peers_the_slow_one_is_named(judge):
+    judgement = judge(life(n_dp=3, slow=[(1, 0, 1.2)]))
+    assert named(judgement, *BLAMED) == {("dp1-stage0", "culprit")}
+
+
+@WAYS
+def test_of_two_peers_neither_is_blamed_and_their_ratio_is_told(judge):
+    judgement = judge(life(n_dp=2, slow=[(1, 0, 1.5)]))
+    assert {verdict.kind for verdict in judgement.verdicts} == {VerdictKind.UNKNOWN}
+    (slow,) = [v for v in judgement.verdicts if v.rank.node_id == "dp1-stage0"]
+    assert "1.5" in slow.reason
