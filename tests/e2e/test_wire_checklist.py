@@ -445,8 +445,7 @@ def test_20_fleet_series_are_on_both_ports_and_agents_keep_their_resource_as_lab
     found = wait_until(push_and_find)
     assert found["threshold"] == pytest.approx(0.89)
     assert (found["active_nodes"], found["straggler_count"], found["mad"]) == (5, 0, 0)
-    own = wait_until(lambda: quick.own("ingero_fleet_active_nodes", cluster_id="p20"))
-    assert own == 5
+    assert wait_until(lambda: quick.own("ingero_fleet_active_nodes", cluster_id="p20") == 5)
     labels = {"ingero_node_id": "n0", "ingero_cluster_id": "p20", "ingero_node_rank": "3"}
     assert find_series(quick.metrics(), "ingero_node_health_score_ratio", **labels) == 0.94
 

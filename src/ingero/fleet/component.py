@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from typing_extensions import override
 
@@ -239,6 +239,26 @@ class ThresholdSource(Protocol):
         self, cluster_id: str, cohort_hash: str = "", node_id: str | None = None
     ) -> PushAnswer | None:
         """The threshold for a node, else its cohort, else its cluster; None when there is none to tell. Any thread."""
+        ...
+
+
+class Hardware(NamedTuple):
+    """What a node computes with; empty where nobody said.
+
+    Attributes:
+        provider: ``ingero.provider``.
+        gpu_model: ``ingero.gpu_model``.
+    """
+
+    provider: str
+    gpu_model: str
+
+
+class HardwareSource(Protocol):
+    """Capability of whoever hears what nodes are made of."""
+
+    def find_hardware(self, cluster_id: str, node_id: str) -> Hardware | None:
+        """What the node says it is; None for an unknown node. Any thread."""
         ...
 
 

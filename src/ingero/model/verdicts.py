@@ -91,6 +91,7 @@ class Verdict:
         onset: For culprit, drag and network; else None.
         detected_entry_ns: Entry of the operation at which evidence sufficed, on the worker's clock; else None.
         n_ops_to_detect: Paired operations from onset to there, both included; else None.
+        noticed_entry_ns: The same at whichever tier's evidence sufficed first: a culprit has mostly been a drag before.
         slowdown: Against the median peer; None when it was not compared.
         evidence: log10 of the e-value of the tier that carried the verdict, or of the alarm tier for the rest.
         bet: Which bet carried it; None without an alarm.
@@ -110,6 +111,7 @@ class Verdict:
     onset: Onset | None = None
     detected_entry_ns: int | None = None
     n_ops_to_detect: int | None = None
+    noticed_entry_ns: int | None = None
     slowdown: Slowdown | None = None
     evidence: float = 0.0
     bet: Bet | None = None
@@ -188,6 +190,7 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
         },
         "detected_entry_ns": verdict.detected_entry_ns,
         "n_ops_to_detect": verdict.n_ops_to_detect,
+        "noticed_entry_ns": verdict.noticed_entry_ns,
         "slowdown": None
         if slowdown is None
         else {"median": slowdown.median, "low": slowdown.low, "high": slowdown.high},
@@ -257,6 +260,7 @@ def _parse_verdict(page: Mapping[str, Any]) -> Verdict:
         onset=None if onset is None else Onset(**onset),
         detected_entry_ns=page["detected_entry_ns"],
         n_ops_to_detect=page["n_ops_to_detect"],
+        noticed_entry_ns=page["noticed_entry_ns"],
         slowdown=None if slowdown is None else Slowdown(**slowdown),
         evidence=page["evidence"],
         bet=None if bet is None else Bet(bet),

@@ -105,7 +105,9 @@ def _load(body: bytes) -> Mapping[str, Any]:
         MemoryError,
         RecursionError,
     ) as error:
-        raise BadDataError(f"not a complete pickle or JSON document ({error})") from error
+        raise BadDataError(
+            "neither a whole pickle nor a whole JSON document: no dump, cut short, or still being written"
+        ) from error
     if not isinstance(dump, dict) or "pg_config" not in dump or "entries" not in dump:
         raise BadDataError("not a Flight Recorder dump: it has no pg_config and entries")
     return dump
@@ -131,9 +133,14 @@ def _state(dump: Mapping[str, Any], rank: int) -> RankState:
         pending = tuple(
             _pending(entry, groups) for entry in entries if entry["state"] != "completed"
         )
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except KeyError as error:
+        name = str(error.args[0])[:60] if error.args else "?"
         raise BadDataError(
-            f"a field of the dump is missing or of another kind ({error!r})"
+            f"not a Flight Recorder dump as known: nothing is named {name!r}"
+        ) from error
+    except (TypeError, ValueError, IndexError, AttributeError) as error:
+        raise BadDataError(
+            "not a Flight Recorder dump as known: a field is of another kind"
         ) from error
     for op in pending:
         if op.peer is None and op.group not in status:

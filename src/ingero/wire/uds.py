@@ -68,6 +68,7 @@ class StragglerState(UdsMessage, tag=UdsType.STRAGGLER_STATE.value, kw_only=True
     Attributes:
         timestamp: RFC 3339 with nanoseconds (`format_timestamp`).
         event_id: UUID; the same as on the event push.
+        labels: What the node's workload said last of itself, such as its step. New here.
     """
 
     node_id: str
@@ -80,6 +81,7 @@ class StragglerState(UdsMessage, tag=UdsType.STRAGGLER_STATE.value, kw_only=True
     event_id: str = ""
     rank: int | None = None
     world_size: int = 0
+    labels: dict[str, str] = {}
 
 
 class StragglerResolved(

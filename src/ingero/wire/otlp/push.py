@@ -8,7 +8,7 @@ struct costs less than recognising it, so there only the facts are shared.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from sys import intern
 from typing import Final, TypeAlias
 
@@ -155,8 +155,10 @@ class ResourceCache:
         facts = self._facts.get(key)
         if facts is None:
             facts = _build_facts(key)
+            node_id, _, world_size, rank, _, host = key
+            shared = (node_id, facts.cluster_id, world_size, rank, facts.provider, host)
             if sum(map(len, (key[0], key[1], key[4], key[5]))) <= self._max_key_bytes:
-                self._keep(astuple(facts), facts)
+                self._keep(shared, facts)
         return facts
 
     def _keep(self, key: bytes | _ResourceKey, facts: ResourceFacts) -> None:

@@ -7,9 +7,16 @@ import pytest
 
 from ingero.config import parse_model
 from ingero.errors import BadDataError, ConfigError, RetryableError
-from ingero.fleet.component import AdminRoutes, ComponentId, PushContext, ThresholdSource
+from ingero.fleet.component import (
+    AdminRoutes,
+    ComponentId,
+    HardwareSource,
+    PushContext,
+    ThresholdSource,
+)
 from ingero.fleet.consumer import Batch
 from ingero.fleet.processors.ingero.config import IngeroConfig
+from ingero.fleet.processors.ingero.news import build_episodes
 from ingero.fleet.processors.ingero.processor import FACTORY
 from ingero.testing.host import KeptBatches, ManualHost
 from ingero.units import NS_PER_S
@@ -21,6 +28,7 @@ from ingero.wire.otlp import (
     decode_export,
     decode_protobuf,
     encode_protobuf,
+    iter_log_rows,
     iter_points,
 )
 
@@ -100,6 +108,87 @@ def test_recorded_event_after_its_push_opens_an_episode_and_zero_closes_it():
     piped.push(sample("straggler_event_0.json"))
     (episode,) = piped.page("episodes", cluster_id="prod a")["episodes"]
     assert episode["outcome"] == "resolved"
+
+
+def with_logs(piped, following):
+    """The same processor in a logs pipeline."""
+    settings = parse_model(IngeroConfig, {})
+    logs = FACTORY.create(ComponentId("ingero"), settings, Signal.LOGS, following)
+    asyncio.run(logs.start(piped.host))
+    return logs
+
+
+def test_an_episodes_beginning_and_end_are_records_in_the_logs_pipeline():
+    piped, out = Piped(), KeptBatches()
+    with_logs(piped, out)
+    piped.push(sample("push_straggler.json"))
+    piped.push(sample("straggler_event_1.json"))
+    piped.push(sample("straggler_event_1.json"))
+    piped.host.advance(NS_PER_S)
+    piped.push(sample("straggler_event_0.json"))
+    piped.host.advance(NS_PER_S)
+    began, ended = (row for batch in out.batches for row in iter_log_rows(batch.export))
+    assert began.event_name == "ingero.episode"
+    assert began.resource["ingero.cluster.id"] == "prod a"
+    facts = {name.removeprefix("ingero.episode."): v for name, v in began.attributes.items()}
+    assert (facts["ingero.node.id"], facts["state"], facts["kind"]) == ("n1", "open", "straggler")
+    assert facts["dominant_signal"] == "throughput"
+    assert facts["score"] < facts["threshold"]
+    assert began.severity_text == "ERROR"
+    assert ended.attributes["ingero.episode.state"] == "resolved"
+    assert ended.severity_text == "INFO"
+    for name in ("incident_id", "start_ns"):
+        assert ended.attributes[f"ingero.episode.{name}"] == facts[name]
+    assert ended.attributes["ingero.episode.end_ns"] >= facts["start_ns"]
+    assert ended.attributes["ingero.episode.n_events"] == 2
+
+
+def test_logs_pass_and_news_that_the_pipeline_refuses_is_counted():
+    class Refusing:
+        def consume(self, batch):
+            raise RetryableError("full")
+
+    piped = Piped()
+    logs = with_logs(piped, Refusing())
+    batch = Batch(Signal.LOGS, build_episodes([]), 0)
+    with pytest.raises(RetryableError):
+        logs.consume(batch)
+    piped.push(sample("push_straggler.json"))
+    piped.push(sample("straggler_event_1.json"))
+    piped.host.advance(NS_PER_S)
+    assert piped.host.read("ingero_fleet_reports_lost_total") == 1
+
+
+def test_without_a_logs_pipeline_no_news_is_kept():
+    piped = Piped()
+    piped.push(sample("push_straggler.json"))
+    piped.push(sample("straggler_event_1.json"))
+    assert not piped.processor._board.news
+
+
+def test_news_that_nobody_fetches_is_bounded_and_counted(monkeypatch):
+    monkeypatch.setattr("ingero.fleet.processors.ingero.board.MAX_NEWS", 3)
+    piped, out = Piped(), KeptBatches()
+    with_logs(piped, out)
+    piped.push(sample("push_straggler.json"))
+    for _ in range(3):
+        piped.push(sample("straggler_event_1.json"))
+        piped.push(sample("straggler_event_0.json"))
+    piped.host.advance(NS_PER_S)
+    told = [row for batch in out.batches for row in iter_log_rows(batch.export)]
+    states = [row.attributes["ingero.episode.state"] for row in told]
+    assert states == ["resolved", "open", "resolved"]
+    assert piped.host.read("ingero_fleet_reports_lost_total") == 3
+
+
+def test_hardware_is_what_the_node_said_last_and_forgotten_with_it():
+    piped = Piped()
+    piped.push(sample("push_active.json"))
+    (source,) = piped.host.find(HardwareSource)
+    assert source.find_hardware("prod a", "n1") == ("aws", "NVIDIA H100 80GB HBM3")
+    assert source.find_hardware("prod a", "n2") is None
+    piped.host.advance(60 * NS_PER_S)
+    assert source.find_hardware("prod a", "n1") is None
 
 
 def test_series_of_cluster_and_cohort_go_down_the_pipeline_each_push_interval():

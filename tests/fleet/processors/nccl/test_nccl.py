@@ -1,6 +1,7 @@
 """Collective records through the processor: verdicts, lags, refusals."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,9 +105,12 @@ class Judged:
             if point.name == name
         ]
 
-    def records(self):
+    def records(self, event="ingero.verdict"):
         return [
-            row for batch in self.out[Signal.LOGS].batches for row in iter_log_rows(batch.export)
+            row
+            for batch in self.out[Signal.LOGS].batches
+            for row in iter_log_rows(batch.export)
+            if row.event_name == event
         ]
 
     def page(self, name, **query):
@@ -146,6 +150,23 @@ def test_slow_rank_is_named_culprit_and_nobody_else():
     assert lost.attributes["node_id"] == "node3"
     assert lost.value > 0
     assert judged.host.read("ingero_fleet_nccl_workers", cluster_id="c", verdict="culprit") == 1
+
+
+def test_each_of_two_jobs_in_one_cluster_has_its_own_culprit():
+    judged = Judged()
+    for run in job(slow=3):
+        judged.push([run])
+    for run in job(slow=5, seed=2, comm="00000000000000bb"):
+        other = replace(run.rank, node_id=f"other{run.rank.rank}")
+        judged.push([replace(run, rank=other)])
+    judge_after(judged)
+    culprits = {
+        point.attributes["node_id"]
+        for point in judged.points("ingero_fleet_verdict")
+        if point.value == 1 and point.attributes["verdict"] == "culprit"
+    }
+    assert culprits == {"node3", "other5"}
+    assert judged.host.read("ingero_fleet_nccl_workers", cluster_id="c", verdict="victim") == 14
 
 
 def test_change_to_culprit_is_a_warning_record_that_names_worker_and_victims():

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from ingero.fleet.exporters.prometheus.naming import build_labels, build_metric_name
@@ -138,10 +139,12 @@ class Intake:
             row = family.rows.get(series_key(sender.at, index))
             if row is not None:
                 return row
-        attributes = reader.attributes(raw.attributes)
-        for key in self._settings.dropped & attributes.keys():
-            del attributes[key]
-        return self._get_row(family, sender, alias, attributes)
+        else:
+            attributes = reader.attributes(raw.attributes)
+            for key in self._settings.dropped & attributes.keys():
+                del attributes[key]
+            index = self._know_attributes(alias, attributes)
+        return None if index is None else self._get_row(family, sender, index)
 
     def _apply_others(self, export: Export, now_ns: int, received_wall_ns: int) -> None:
         """Histograms and summaries, which are rare."""
@@ -157,7 +160,8 @@ class Intake:
             sender = self._know_sender(alias_of(point.resource), point.resource, now_ns)
             for name in self._settings.dropped & point.attributes.keys():
                 del point.attributes[name]
-            row = self._get_row(family, sender, alias_of(point.attributes), point.attributes)
+            index = self._know_attributes(alias_of(point.attributes), point.attributes)
+            row = None if index is None else self._get_row(family, sender, index)
             if row is not None:
                 time_ns = point.time_unix_nano
                 family.times_ms[row] = (
@@ -243,23 +247,23 @@ class Intake:
         shown = FamilyKind.GAUGE if is_gauge else _KINDS[kind]
         return FamilyFacts(built, shown, description) if built.strip("_") else None
 
-    def _get_row(
-        self, family: Family, sender: _Sender, alias: str, attributes: Mapping[str, Any]
-    ) -> int | None:
-        """The row of a series; a label that both sender and point have is the point's."""
+    def _know_attributes(self, alias: str, attributes: Mapping[str, Any]) -> int | None:
+        """The index of a point's labels; None, counted, when they are new and no series is taken any more."""
         store = self._store
         index = store.find_attributes(alias)
-        if index is None:
-            if store.is_full:
-                store.n_refused += 1
-                return None
-            labels = build_labels((key, _text(value)) for key, value in attributes.items())
-            index = store.add_attributes(alias, labels)
-        resource_index = sender.at
-        overlap = store.overlap(resource_index, index)
-        if overlap:
-            resource_index = self._without(sender, overlap)
-        return store.get_row(family, resource_index, index)
+        if index is not None:
+            return index
+        if store.is_full:
+            store.n_refused += 1
+            return None
+        labels = build_labels((key, _text(value)) for key, value in attributes.items())
+        return store.add_attributes(alias, labels)
+
+    def _get_row(self, family: Family, sender: _Sender, attributes: int) -> int | None:
+        """The row of a series; a label that both sender and point have is the point's."""
+        overlap = self._store.overlap(sender.at, attributes)
+        resource = self._without(sender, overlap) if overlap else sender.at
+        return self._store.get_row(family, resource, attributes)
 
     def _without(self, sender: _Sender, names: frozenset[str]) -> int:
         """The sender's labels less those that a point has itself."""
@@ -289,6 +293,7 @@ _KINDS: Final = {
 }
 
 
+@lru_cache(maxsize=4096)
 def _matches(key: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 _NOT_NAME: Final = re.compile(r"[^a-zA-Z0-9:]+")
@@ -102,6 +103,7 @@ def _clean(unit: str) -> str:
     return "_".join(token for token in _NOT_NAME.split(unit.replace(":", "_")) if token)
 
 
+@lru_cache(maxsize=4096)
 def build_label_name(key: str) -> str:
     """The Prometheus label of an attribute; never one of the reserved names that begin with two underscores."""
     name = _UNDERSCORES.sub("_", _NOT_LABEL.sub("_", key))
@@ -112,7 +114,8 @@ def build_label_name(key: str) -> str:
 
 def escape_label(value: str) -> str:
     """A label's value as the exposition formats want it between its quotes."""
-    return value.translate(_ESCAPES).encode("utf-8", "replace").decode("utf-8")
+    escaped = value.translate(_ESCAPES)
+    return escaped if escaped.isascii() else escaped.encode("utf-8", "replace").decode("utf-8")
 
 
 def escape_help(text: str) -> str:

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from sys import intern
 from typing import Final
 
 from ingero.detect.threshold import ThresholdSettings
-from ingero.fleet.component import Meter, PushAnswer, PushContext
+from ingero.fleet.component import Hardware, Meter, PushAnswer, PushContext
+from ingero.fleet.consumer import Consumer
 from ingero.fleet.processors.ingero import telemetry
 from ingero.fleet.processors.ingero.book import ClusterBook
 from ingero.fleet.processors.ingero.config import IngeroConfig
@@ -28,12 +31,15 @@ from ingero.fleet.processors.ingero.episodes import Episode, Outcome, StragglerE
 from ingero.fleet.processors.ingero.scores import STATE_OF_NAME, Cohort, NodeState, Report
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.wire.names import Signal
 from ingero.wire.otlp.push import PushFacts
 
 SMALL_CLUSTER: Final = 256
 """Nodes up to which a push computes the bars itself: about 60 µs."""
 MAX_ID_LENGTH: Final = 256
 """Longest cluster id, node id, cgroup hash or workload type, in characters."""
+MAX_NEWS: Final = 4096
+"""Episodes' beginnings and ends that wait to be told."""
 _EXPIRY_INTERVAL_NS: Final = NS_PER_S
 _TICK_BUDGET_NS: Final = 5 * NS_PER_MS
 _PUSH_SHARE: Final = 0.1
@@ -77,6 +83,9 @@ class Board:
         n_nodes: Rows over all books.
         host: Under which service the timers run; a reload brings another.
         config: The settings it was made with.
+        following: What comes after the processor, by signal; the first pipeline of each.
+        news: Episodes as they began or ended, oldest first, for whoever tells them; kept only while there is a logs
+            pipeline. Locked.
     """
 
     def __init__(self, config: IngeroConfig, clock: Clock, meter: Meter) -> None:
@@ -85,6 +94,8 @@ class Board:
         self.n_nodes = 0
         self.host: object = None
         self.config: Final = config
+        self.following: dict[Signal, Consumer] = {}
+        self.news: deque[Episode] = deque()
         self._clock = clock
         self._settings = ThresholdSettings(
             k=config.threshold.k,
@@ -104,6 +115,7 @@ class Board:
         self._count_episode = {o: episodes.bound(outcome=o.value) for o in Outcome}
         self._count_score = meter.counter(telemetry.SCORES).bound()
         self._count_lost_event = meter.counter(telemetry.EVENTS_DROPPED).bound()
+        self._count_lost_news = meter.counter(telemetry.REPORTS_LOST).bound()
         self._count_mismatch = meter.counter(telemetry.MISMATCHES).bound()
 
     def now_ns(self) -> int:
@@ -135,6 +147,14 @@ class Board:
         if book is None:
             return None
         return book.find_answer(node_id, cohort_hash, self._clock.mono_ns())
+
+    def find_hardware(self, cluster_id: str, node_id: str) -> Hardware | None:
+        """What a node says it is. Any thread."""
+        book = self.books.get(cluster_id)
+        resource = None if book is None else book.resources.get(node_id)
+        if book is None or resource is None:
+            return None
+        return Hardware(resource.provider, book.gpu_models.get(node_id, ""))
 
     def tick(self) -> list[ClusterBook]:
         """Expire, and compute the bars that are due; returns the books that were computed.
@@ -199,11 +219,17 @@ class Board:
         cohort = Cohort(facts.cohort, facts.workload_type if facts.cohort else "")
         now_ns = arrival.mono_ns
         is_changed = book.scores.put(Report(node_id, score, state, cohort), now_ns)
+        if facts.info_point is not None and (
+            book.resources.get(node_id) is not facts.resource or node_id not in book.gpu_models
+        ):
+            book.gpu_models[node_id] = intern(facts.gpu_model[:MAX_ID_LENGTH])
         book.resources[node_id] = facts.resource
         if is_changed:
             book.is_dirty = True
             if state is not NodeState.ACTIVE:
-                self._note_end(book.episodes.close(node_id, Outcome.STATE_CHANGE, arrival.wall_ns))
+                self._note_change(
+                    book.episodes.close(node_id, Outcome.STATE_CHANGE, arrival.wall_ns)
+                )
         if book.is_dirty:
             self._compute_in_push(book, now_ns)
         return ""
@@ -236,13 +262,21 @@ class Board:
             dominant_signal=_text(attributes.get("dominant_signal")),
         )
         in_panic = book.state.in_panic
-        self._note_end(
+        self._note_change(
             book.episodes.note(facts.resource.node_id, event, wall_ns, in_panic=in_panic)
         )
 
-    def _note_end(self, episode: Episode | None) -> None:
-        if episode is not None and episode.outcome is not None:
+    def _note_change(self, episode: Episode | None) -> None:
+        """Count an episode that ended, and keep the news of one that began or ended."""
+        if episode is None:
+            return
+        if episode.outcome is not None:
             self._count_episode[episode.outcome](1)
+        if Signal.LOGS in self.following:
+            if len(self.news) >= MAX_NEWS:
+                self.news.popleft()
+                self._count_lost_news(1)
+            self.news.append(replace(episode))
 
     def _check_caps(self, cluster_id: str) -> str:
         if self.n_nodes >= self.config.max_expected_nodes:
@@ -254,7 +288,8 @@ class Board:
         gone = book.scores.expire(arrival.mono_ns - self.config.ttl_ns)
         for node_id in gone:
             book.resources.pop(node_id, None)
-            self._note_end(book.episodes.close(node_id, Outcome.LOST, arrival.wall_ns))
+            book.gpu_models.pop(node_id, None)
+            self._note_change(book.episodes.close(node_id, Outcome.LOST, arrival.wall_ns))
         self.n_nodes -= len(gone)
         book.is_dirty = book.is_dirty or bool(gone)
         if not book.scores.n_nodes and not book.is_remembered(arrival.mono_ns):

@@ -47,6 +47,7 @@ class ClusterBook:
         cluster_id: Its name.
         scores: The latest report of each node.
         resources: Who each node says it is, from its latest push.
+        gpu_models: What its GPUs are, where it said so.
         episodes: Stragglers' stories.
         state: What `step_threshold` returned last.
         active_rows: Rows of ``scores`` that ``state`` is about, in its order.
@@ -62,6 +63,7 @@ class ClusterBook:
         "cluster_id",
         "computed_ns",
         "episodes",
+        "gpu_models",
         "is_dirty",
         "n_recomputes",
         "resources",
@@ -73,6 +75,7 @@ class ClusterBook:
         self.cluster_id: Final = cluster_id
         self.scores = ClusterScores()
         self.resources: dict[str, ResourceFacts] = {}
+        self.gpu_models: dict[str, str] = {}
         self.episodes = EpisodeBook(cluster_id)
         self.state = ThresholdState()
         self.active_rows: npt.NDArray[np.int64] = np.zeros(0, np.int64)

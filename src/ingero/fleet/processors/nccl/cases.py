@@ -70,6 +70,7 @@ class Conclusion:
         changes: Against the round before.
         judged_ns: Monotonic time of the round.
         alpha: Budget per operation that the Judge works with.
+        generation: How often this cluster's Judge has begun; its sums are since then.
     """
 
     judgement: Judgement
@@ -78,6 +79,7 @@ class Conclusion:
     changes: tuple[VerdictChange, ...]
     judged_ns: int
     alpha: float
+    generation: int = 1
 
 
 @dataclass(slots=True)
@@ -93,6 +95,7 @@ class _Case:
     lags: LagBook = field(default_factory=LagBook)
     judge: Judge | None = None
     alpha: float = 0.0
+    generation: int = 0
     lost: dict[str, int] = field(default_factory=dict)
     kinds: dict[WorkerKey, VerdictKind] = field(default_factory=dict)
     conclusion: Conclusion | None = None
@@ -220,6 +223,7 @@ class Cases:
         judge = case.judge
         if judge is None:
             case.lost = {}
+            case.generation += 1
             case.alpha = find_alpha(self.config, [run for run, _ in waiting])
             judge = case.judge = Judge(build_settings(self.config, case.alpha))
         for run, arrived_ns in waiting:
@@ -228,11 +232,9 @@ class Cases:
         with self._lock:
             changed = case.lags.add(run for run, _ in waiting)
             lags = tuple(lag for comm in sorted(changed) for lag in case.lags.lags(comm))
-        judgements = judge.judgements()
-        judgement = judgements[0] if judgements else Judgement(case.cluster_id, ())
-        history = judgement
-        if judgements and len(judgement.verdicts) <= MAX_HISTORY:
-            history = judge.judgements(with_history=True)[0]
+        judgement = history = join_jobs(case.cluster_id, judge.judgements())
+        if len(judgement.verdicts) <= MAX_HISTORY:
+            history = join_jobs(case.cluster_id, judge.judgements(with_history=True))
         for reason, count in self._count_lost.items():
             count(judgement.counts.get(reason, 0) - case.lost.get(reason, 0))
         case.lost = dict(judgement.counts)
@@ -243,7 +245,9 @@ class Cases:
             if case.kinds.get((v.rank.node_id, v.rank.rank)) is not v.kind
         )
         case.kinds = kinds
-        case.conclusion = Conclusion(judgement, history, lags, changes, now_ns, case.alpha)
+        case.conclusion = Conclusion(
+            judgement, history, lags, changes, now_ns, case.alpha, case.generation
+        )
         return case.conclusion
 
     def _drop_silent(self, now_ns: int) -> None:
@@ -251,6 +255,18 @@ class Cases:
             if now_ns - case.seen_ns > self.config.idle_timeout:
                 del self._cases[cluster_id]
                 self._evict["cluster"](1)
+
+
+def join_jobs(cluster_id: str, jobs: Sequence[Judgement]) -> Judgement:
+    """One judgement for all jobs of a cluster, which share no communicator; each was judged by itself."""
+    return Judgement(
+        cluster_id,
+        tuple(verdict for job in jobs for verdict in job.verdicts),
+        total_wait_gpu_ns=sum(job.total_wait_gpu_ns for job in jobs),
+        charged_gpu_ns=sum(job.charged_gpu_ns for job in jobs),
+        unattributed_gpu_ns=sum(job.unattributed_gpu_ns for job in jobs),
+        counts=jobs[0].counts if jobs else {},  # the Judge counts over all of them
+    )
 
 
 def build_settings(config: NcclConfig, alpha: float) -> JudgeSettings:

@@ -7,6 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from ingero.config import Duration, StrictModel
+from ingero.fleet.processors.nccl.rates import RatesConfig
 from ingero.units import NS_PER_MS, parse_duration
 
 JudgeInterval = Annotated[Duration, Field(ge=100 * NS_PER_MS)]
@@ -45,6 +46,14 @@ class NcclConfig(StrictModel):
     )
     gauge_window: Duration = Field(
         parse_duration("30s"), description="How old a per-event gauge may be to be compared."
+    )
+    cost_interval: Duration = Field(
+        parse_duration("10s"),
+        gt=0,
+        description="How often what waiting has cost since the last time is told, as log records.",
+    )
+    rates: RatesConfig = Field(
+        RatesConfig(), description="Prices of a GPU-hour; what has none costs GPU-seconds only."
     )
     max_gauge_groups: int = Field(
         16_384, ge=1, description="Cap on operations of communicators that gauges are compared on."

@@ -14,6 +14,8 @@ from ingero.fleet.component import (
     AdminRoute,
     AdminRoutes,
     ComponentId,
+    Hardware,
+    HardwareSource,
     Host,
     PushContext,
     Stability,
@@ -21,11 +23,15 @@ from ingero.fleet.component import (
 from ingero.fleet.consumer import Batch, Consumer
 from ingero.fleet.factory import ProcessorFactory
 from ingero.fleet.processors.nccl import telemetry
+from ingero.fleet.processors.nccl.bills import Bill, build_costs
 from ingero.fleet.processors.nccl.cases import Cases, Conclusion
 from ingero.fleet.processors.nccl.config import NcclConfig
 from ingero.fleet.processors.nccl.gauges import GaugeBook, date_by_arrival, has_gauges
+from ingero.fleet.processors.nccl.hangs import HangNews
+from ingero.fleet.processors.nccl.rates import Rates
 from ingero.fleet.processors.nccl.report import build_changes, build_gauge_lags, build_verdicts
 from ingero.fleet.processors.nccl.standing import StandingBook, hang_json
+from ingero.model.hang import HangReport
 from ingero.model.verdicts import judgement_json
 from ingero.units import NS_PER_S
 from ingero.wire.collectives import read_collectives
@@ -45,6 +51,7 @@ class NcclShared:
         cases: What waits to be judged and what was concluded.
         gauges: Per-event gauges of older agents.
         standings: Where ranks of jobs that stand still stopped.
+        bills: What was told of each cluster's costs; the judge thread's.
         following: What comes after the processor, by signal; the first pipeline of each.
         host: Under which service the timers run; a reload brings another.
     """
@@ -53,6 +60,7 @@ class NcclShared:
         self.cases = Cases(config, host.meter)
         self.gauges = GaugeBook(config.gauge_window, config.max_gauge_groups)
         self.standings = StandingBook(config.idle_timeout)
+        self.bills: dict[str, Bill] = {}
         self.following: dict[Signal, Consumer] = {}
         self.host: object = None
 
@@ -139,7 +147,10 @@ class JudgeRounds:
 
     def __init__(self, shared: NcclShared, host: Host) -> None:
         self._shared = shared
+        self._host = host
         self._clock = host.clock
+        self._rates = Rates(shared.cases.config.rates)
+        self._billed_ns = host.clock.mono_ns()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ingero-judge")
         self._running: Future[None] | None = None
         meter = host.meter
@@ -149,6 +160,7 @@ class JudgeRounds:
         self._age = meter.gauge(telemetry.AGE)
         self._missing = meter.gauge(telemetry.MISSING)
         self._shown_hangs: set[str] = set()
+        self._hangs = HangNews()
         self._count_points = meter.counter(telemetry.GAUGE_POINTS).bound()
         self._n_points, self._n_gauges_refused = shared.gauges.n_points, shared.gauges.n_refused
         self._rest_until_ns = 0
@@ -164,8 +176,9 @@ class JudgeRounds:
             self._running = self._thread.submit(self.round)
 
     async def stop(self) -> None:
-        """Wait for a round that is running."""
+        """Wait for a round that is running, then tell what was not billed yet."""
         await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
+        self._bill(self._shared.cases.conclusions())
 
     def round(self) -> None:
         """Judge everything that waits and report it. Any thread, one at a time."""
@@ -178,6 +191,9 @@ class JudgeRounds:
             if cluster_id in fresh or is_quiet:
                 self._reported_ns[cluster_id] = began_ns
                 self._report(conclusion)
+        if began_ns - self._billed_ns >= shared.cases.config.cost_interval:
+            self._billed_ns = began_ns
+            self._bill(conclusions)
         for export in build_gauge_lags(shared.gauges.take_lags(began_ns), self._clock.wall_ns()):
             self._send(Signal.METRICS, export)
         self._count_points(shared.gauges.n_points - self._n_points)
@@ -196,14 +212,37 @@ class JudgeRounds:
         if changes is not None:
             self._send(Signal.LOGS, changes)
 
-    def _send(self, signal: Signal, export: Export) -> None:
+    def _bill(self, conclusions: Mapping[str, Conclusion]) -> None:
+        """Tell what waiting has cost since the last time; what could not be told waits for the next."""
+        bills = self._shared.bills
+        for cluster_id in bills.keys() - conclusions.keys():
+            del bills[cluster_id]
+        if Signal.LOGS not in self._shared.following:
+            return
+        for cluster_id, conclusion in conclusions.items():
+            bill = bills.setdefault(cluster_id, Bill())
+            charges, settled = bill.find_charges(conclusion, self._find_hardware)
+            costs = build_costs(cluster_id, charges, self._rates, self._clock.wall_ns())
+            if self._send(Signal.LOGS, costs):
+                bill.settle(conclusion, settled)
+
+    def _find_hardware(self, cluster_id: str, node_id: str) -> Hardware:
+        for source in self._host.find(HardwareSource):
+            found = source.find_hardware(cluster_id, node_id)
+            if found is not None:
+                return found
+        return Hardware("", "")
+
+    def _send(self, signal: Signal, export: Export) -> bool:
         following = self._shared.following.get(signal)
         if following is None or not export.n_items:
-            return
+            return True
         try:
             following.consume(Batch(signal, export, self._clock.wall_ns(), PushContext()))
         except DeliveryError:
             self._lost(1)
+            return False
+        return True
 
     def _show(self, conclusions: Mapping[str, Conclusion]) -> None:
         now_ns = self._clock.mono_ns()
@@ -227,11 +266,18 @@ class JudgeRounds:
         clusters = set(standings.clusters())
         for cluster_id in self._shown_hangs - clusters:
             self._missing.remove(cluster_id=cluster_id)
+            self._tell_hang(cluster_id, None, 0.0)
         self._shown_hangs = clusters
         for cluster_id in clusters:
             with suppress(KeyError):  # forgotten meanwhile
-                report, _ = standings.find_hang(cluster_id, now_ns)
+                report, standing_s = standings.find_hang(cluster_id, now_ns)
                 self._missing.set(len(report.roots), cluster_id=cluster_id)
+                self._tell_hang(cluster_id, report, standing_s)
+
+    def _tell_hang(self, cluster_id: str, report: HangReport | None, standing_s: float) -> None:
+        changes = self._hangs.find_changes(cluster_id, report, standing_s, self._clock.wall_ns())
+        if changes is not None:
+            self._send(Signal.LOGS, changes)
 
 
 class NcclPages:
