@@ -13,7 +13,7 @@ def run():
     from ingero.agent.probes.engine import Engine, EngineSettings
     from ingero.errors import UnsupportedError
 
-    bare, probed, attach_s = [], [], []
+    bare, probed, attach_s, every, stacked = [], [], [], [], []
     for _ in range(ROUNDS):  # interleaved, so that a busy machine disturbs both alike
         bare.append(_measure())
         try:
@@ -23,6 +23,10 @@ def run():
             return
         attach_s.append(took)
         probed.append(account)
+        every.append(_measure_probed(Engine, EngineSettings, _attach, keep_one_in=1)[1])
+        stacked.append(
+            _measure_probed(Engine, EngineSettings, _attach, keep_one_in=1, with_stacks=True)[1]
+        )
     for name, says, calls in (
         ("record_ns", "entry only (cudaEventRecord, with the driver call inside)", 1),
         ("launch_ns", "entry and return, of the runtime and of the driver call inside", 2),
@@ -33,6 +37,8 @@ def run():
             f"   {says}: {before:.0f} → {after:.0f} ns, {(after - before) / calls:.0f} ns per probed call,"
             f" {after / before:.0f} × the bare call"
         )
+    yield from _compare_stacks(bare, every, stacked)
+    yield from _python_stacks()
     yield f"   load and attach: {statistics.median(attach_s):.3f} s (bar 1)"
 
 
@@ -43,11 +49,87 @@ def _measure():
         return simulation.wait()[0]
 
 
-def _measure_probed(engine_type, settings_type, attach):
+def _compare_stacks(bare, every, stacked):
+    """What a native stack adds to a launch that is recorded, when every launch is."""
+    before, without, with_them = (
+        statistics.median(account["launch_ns"] for account in accounts)
+        for accounts in (bare, every, stacked)
+    )
+    yield (
+        f"   every call recorded, without and with its native stack: {before:.0f} → {without:.0f} → {with_them:.0f} ns,"
+        f" {(with_them - without) / 2:.0f} ns per recorded call, {with_them / before:.0f} × the bare call"
+    )
+
+
+PYTHON_CALLS = """
+import ctypes, json, sys, time
+call = ctypes.CDLL(sys.argv[1]).cudaStreamQuery
+def deep(n, calls):
+    if n:
+        return deep(n - 1, calls)
+    began = time.perf_counter_ns()
+    for _ in range(calls):
+        call(None)
+    return (time.perf_counter_ns() - began) / calls
+print("ready", flush=True)
+input()
+print(json.dumps([deep(n, 20000) for n in (8, 98)]))
+"""
+
+
+def _python_stacks():
+    """The same from Python through ctypes, at ten and at a hundred frames."""
+    from benchmarks.ring import _attach
+
+    from ingero.agent.probes.engine import Engine, EngineSettings
+
+    runs = {"bare": [], "without": [], "with": []}
+    for _ in range(ROUNDS):
+        runs["bare"].append(_call_from_python())
+        for name in ("without", "with"):
+            settings = EngineSettings(keep_one_in=1, with_stacks=name == "with")
+            with Engine(settings) as engine:
+                engine.start_host_probes()
+                _attach(engine)
+                runs[name].append(_call_from_python(engine))
+    for i, frames in enumerate((10, 100)):
+        bare, without, with_them = (
+            statistics.median(run[i] for run in runs[name]) for name in runs
+        )
+        yield (
+            f"   from {frames} Python frames (ctypes, cudaStreamQuery): {bare:.0f} → {without:.0f} →"
+            f" {with_them:.0f} ns, {with_them - without:.0f} ns per recorded call, {with_them / bare:.1f} × the bare call"
+        )
+
+
+def _call_from_python(engine=None):
+    import json
+    import subprocess
+    import sys
+
+    from ingero.agent.probes.stacks import StackBook
+    from ingero.gpusim.runner import get_program
+
+    library = get_program().parent / "libcudart.so.12"
+    with subprocess.Popen(
+        [sys.executable, "-c", PYTHON_CALLS, str(library)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        process.stdout.readline()
+        if engine is not None and engine.with_stacks:
+            book = StackBook(engine.maps["pythons"], engine.maps["seen_stacks"])
+            book.examine(process.pid)
+            book.close()
+        return json.loads(process.communicate("\n")[0])
+
+
+def _measure_probed(engine_type, settings_type, attach, keep_one_in=1000, *, with_stacks=False):
     import time
 
     began = time.monotonic()
-    with engine_type(settings_type(keep_one_in=1000)) as engine:
+    with engine_type(settings_type(keep_one_in=keep_one_in, with_stacks=with_stacks)) as engine:
         engine.start_host_probes()
         attach(engine)
         took = time.monotonic() - began

@@ -34,7 +34,9 @@ def _attach(engine):
     from ingero.gpusim.runner import get_program
 
     for path in sorted(get_program().parent.glob("lib*")):
-        engine.attach(find_target(find_reach(str(path)), str(path)))
+        target = find_target(find_reach(str(path)), str(path))
+        if target is not None:  # the simulator's libnvidia-ml has nothing to probe
+            engine.attach(target)
 
 
 def _decode(engine, record_bytes):

@@ -6,6 +6,7 @@
  */
 #include "ingero/counts.h"
 #include "ingero/nccl.h"
+#include "ingero/stacks.h"
 
 struct {
 	MAP_UINT(type, BPF_MAP_TYPE_ARRAY);
@@ -145,7 +146,7 @@ INLINE void act_at_success(struct ig_frame *frame, const struct ig_descriptor *d
 }
 
 INLINE void write_call(const struct ig_frame *frame, const struct ig_thread *thread, struct ig_count *count,
-		       struct ig_choice choice, u64 duration_ns, s32 rc)
+		       struct ig_choice choice, u64 duration_ns, s32 rc, u64 stack_id)
 {
 	struct ig_call *record = 0;
 
@@ -184,13 +185,14 @@ INLINE void write_call(const struct ig_frame *frame, const struct ig_thread *thr
 	record->flags = choice.flags;
 	record->depth = thread->depth;
 	record->reserved = 0;
+	record->stack_id = stack_id;
 	bpf_get_current_comm(record->comm, sizeof(record->comm));
 	/* The reader looks on a timer: a wake-up per call would cost more than the call. */
 	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 }
 
 INLINE void write_collective(const struct ig_frame *frame, const struct ig_thread *thread, struct ig_count *count,
-			     struct ig_choice choice, u64 duration_ns, s32 rc)
+			     struct ig_choice choice, u64 duration_ns, s32 rc, u64 stack_id)
 {
 	struct ig_collective *record = bpf_ringbuf_reserve(&collectives, sizeof(*record), 0);
 
@@ -226,27 +228,31 @@ INLINE void write_collective(const struct ig_frame *frame, const struct ig_threa
 	record->source = frame->source;
 	record->flags = choice.flags;
 	record->depth = thread->depth;
+	record->stack_id = stack_id;
 	__builtin_memset(record->reserved, 0, sizeof(record->reserved));
 	bpf_get_current_comm(record->comm, sizeof(record->comm));
 	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 }
 
-INLINE void finish(struct ig_frame *frame, const struct ig_descriptor *desc, struct ig_thread *thread, u64 duration_ns,
-		   s32 rc)
+INLINE void finish(struct pt_regs *ctx, struct ig_frame *frame, const struct ig_descriptor *desc,
+		   struct ig_thread *thread, u64 duration_ns, s32 rc)
 {
 	struct ig_count *count = count_of(thread->pid, frame->source, frame->op);
 	struct ig_settings *now = settings_now();
 	struct ig_choice choice;
+	u64 stack_id = 0;
 
 	if (!count || !now)
 		return;
 	choice = choose(count, now, duration_ns, frame->flags & IG_FLAG_ERROR ? 0 : frame->bytes, frame->flags);
 	if (!choice.weight)
 		return;
+	if (now->with_stacks)
+		stack_id = capture_stack(ctx);
 	if (desc->is_collective)
-		write_collective(frame, thread, count, choice, duration_ns, rc);
+		write_collective(frame, thread, count, choice, duration_ns, rc, stack_id);
 	else
-		write_call(frame, thread, count, choice, duration_ns, rc);
+		write_call(frame, thread, count, choice, duration_ns, rc, stack_id);
 }
 
 /* Returns 1 when the call's return must be seen too. */
@@ -291,7 +297,7 @@ INLINE int on_entry(struct pt_regs *ctx)
 	frame->entry_ns = bpf_ktime_get_ns();
 	if (!desc->needs_return) {
 		frame->flags |= IG_FLAG_NO_TIME;
-		finish(frame, desc, thread, 0, 0);
+		finish(ctx, frame, desc, thread, 0, 0);
 		frame->entry_ns = 0;
 		return 0;
 	}
@@ -338,7 +344,7 @@ INLINE void on_return(struct pt_regs *ctx)
 		frame->flags |= IG_FLAG_ERROR;
 	else
 		act_at_success(frame, desc, thread);
-	finish(frame, desc, thread, now_ns - frame->entry_ns, rc);
+	finish(ctx, frame, desc, thread, now_ns - frame->entry_ns, rc);
 	frame->entry_ns = 0;
 }
 
@@ -377,6 +383,8 @@ const volatile struct {
 	enum ig_limit limit;
 	enum ig_off_cpu_reason reason;
 	enum ig_process_event event;
+	enum ig_stack_flag stack_flag;
+	enum ig_python_frame_flag python_frame_flag;
 	u32 reserved;
 	struct ig_call call;
 	struct ig_collective collective;
@@ -384,6 +392,8 @@ const volatile struct {
 	struct ig_process process;
 	struct ig_block block;
 	struct ig_tcp tcp;
+	struct ig_stack stack;
+	struct ig_span span;
 } abi SEC(".rodata");
 
 char LICENSE[] SEC("license") = "GPL";

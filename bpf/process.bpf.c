@@ -40,12 +40,15 @@ int process_fork(u64 *ctx)
 {
 	struct task_struct *parent = (struct task_struct *)ctx[0], *child = (struct task_struct *)ctx[1];
 	u32 parent_pid = parent->tgid, child_pid = child->tgid;
+	struct ig_python *python;
 	u8 yes = 1;
 
 	if (child_pid != (u32)child->pid) /* a thread */
 		return 0;
 	if (bpf_map_lookup_elem(&filter_pids, &parent_pid))
 		bpf_map_update_elem(&filter_pids, &child_pid, &yes, BPF_ANY);
+	if ((python = bpf_map_lookup_elem(&pythons, &parent_pid))) /* its memory is a copy */
+		bpf_map_update_elem(&pythons, &child_pid, python, BPF_ANY);
 	if (concerns_us(parent))
 		write_event(child, IG_PROCESS_FORK, parent_pid);
 	return 0;
@@ -55,9 +58,10 @@ SEC("tp_btf/sched_process_exec")
 int process_exec(u64 *ctx)
 {
 	struct task_struct *task = (struct task_struct *)ctx[0];
-	u32 tid = task->pid;
+	u32 tid = task->pid, pid = task->tgid;
 
 	bpf_map_delete_elem(&threads, &tid); /* its calls went with the old image */
+	bpf_map_delete_elem(&pythons, &pid);
 	if (concerns_us(task))
 		write_event(task, IG_PROCESS_EXEC, 0);
 	return 0;
@@ -76,6 +80,7 @@ int process_exit(u64 *ctx)
 		write_event(task, IG_PROCESS_EXIT, 0);
 	bpf_map_delete_elem(&filter_pids, &pid);
 	bpf_map_delete_elem(&gpu_pids, &pid);
+	bpf_map_delete_elem(&pythons, &pid);
 	return 0;
 }
 

@@ -42,6 +42,7 @@ SIM_LIBRARIES = (
     ("libcuda.so.1", "cuda.c", ()),
     ("libcudart.so.12", "cudart.c", ("libcuda.so.1",)),
     ("libnccl.so.2", "nccl.c", ("libcuda.so.1",)),
+    ("libnvidia-ml.so.1", "nvml.c", ()),
 )
 SIM_PROGRAMS = ("workload", "job")
 
@@ -96,7 +97,7 @@ def build_simulator() -> Iterator[Path]:
     for program in SIM_PROGRAMS:
         target = out / program
         if not is_fresh(target, sources):
-            needed = [out / name for name, _, _ in SIM_LIBRARIES]
+            needed = [out / name for name, source, _ in SIM_LIBRARIES if source != "nvml.c"]
             run(*compiler, rpath, f"gpusim/{program}.c", *needed, "-o", target)
         yield target
 

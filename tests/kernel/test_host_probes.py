@@ -5,6 +5,8 @@ import os
 import select
 import socket
 import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from ingero.agent.kernel.abi import ProcessEvent, get_dtype
 from ingero.agent.probes.engine import EngineSettings
 from ingero.agent.probes.host import PROBES
 from ingero.gpusim.runner import get_program
-from ingero.model.events import HostOp, IoOp, Source, TcpOp
+from ingero.model.events import HostOp, IoOp, NetOp, Source, TcpOp
 
 pytestmark = pytest.mark.kernel
 
@@ -143,3 +145,110 @@ def test_a_busy_neighbour_is_named_as_the_one_who_took_the_cpu(start_engine):
     preempted = rows[(rows["reason"] == 1) & (rows["other_pid"] == neighbour.pid)]
     assert len(preempted) > 0
     assert (preempted["wait_ns"] == preempted["duration_ns"]).all()
+
+
+@pytest.fixture
+def as_gpu_process(start_engine):
+    """An engine that takes this test's process for one that makes GPU calls."""
+
+    def start(*probes):
+        engine = start_engine(EngineSettings(host_probes=probes, keep_first=1 << 20), attach=False)
+        engine.maps["gpu_pids"].update(os.getpid().to_bytes(4, "little"), bytes(8))
+        return engine
+
+    return start
+
+
+def counts_of(engine, source, op):
+    keys, counts = engine.read_counts()
+    is_it = (keys["pid"] == os.getpid()) & (keys["source"] == source) & (keys["op"] == op)
+    return counts[is_it][0]
+
+
+@pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET])
+def test_bytes_on_a_socket_are_told_with_their_direction_and_an_idle_one_is_no_error(
+    as_gpu_process, family
+):
+    if family is socket.AF_UNIX:
+        left, right = socket.socketpair()
+    else:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            left = socket.create_connection(listener.getsockname())
+            right, _ = listener.accept()
+    with left, right:
+        engine = as_gpu_process("net")
+        for size in (1009, 3, 70_001):
+            left.sendall(bytes(size))
+            left_over = size
+            while left_over:
+                left_over -= len(right.recv(left_over))
+        right.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            right.recv(1)
+        kept = [engine.rings["sockets"].empty()]
+        engine.drain({"sockets": lambda view: kept.append(view.copy())})
+    records = np.concatenate(kept)
+    records = records[(records["pid"] == os.getpid()) & (records["family"] == family)]
+    rows = BUILDERS["sockets"](records, 0)
+    assert set(rows["source"]) == {Source.NET}
+    for op in (NetOp.SEND, NetOp.RECV):
+        mine = rows[rows["op"] == op]
+        assert mine["arg1"].sum() == 1009 + 3 + 70_001
+        count = counts_of(engine, Source.NET, op)
+        assert count["bytes"] >= mine["arg1"].sum()
+        assert count["errors"] == 0
+        assert count["seen"] == count["emitted"] + count["sampled"] + count["lost"]
+    assert set(rows["ret_code"]) == {0}
+
+
+def test_pages_of_a_process_are_counted_by_their_bytes(as_gpu_process):
+    engine = as_gpu_process("memory")
+    size = 64 << 20
+    with mmap.mmap(-1, size) as memory:
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        for page in range(0, size, mmap.PAGESIZE):
+            memory[page] = 1
+    count = counts_of(engine, Source.HOST, HostOp.PAGE_ALLOC)
+    assert size <= count["bytes"] < 1.2 * size
+    assert count["seen"] == count["sampled"]
+
+
+def test_time_lost_making_room_in_a_full_cgroup_is_told(as_gpu_process, tmp_path):
+    version_1 = Path("/sys/fs/cgroup/memory")
+    root, limit = (
+        (version_1, "memory.limit_in_bytes")
+        if version_1.is_dir()
+        else (version_1.parent, "memory.max")
+    )
+    group = root / f"ingero-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        if not (group / limit).exists():
+            group.rmdir()
+            pytest.skip("no memory cgroup can be made here")
+        (group / limit).write_text(str(64 << 20))
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    engine = as_gpu_process("memory", "process")
+    # Pages of a file are given back without swap, so the group makes room and goes on.
+    program = (
+        "import sys; sys.stdin.readline()\n"
+        f"f = open({str(tmp_path / 'big')!r}, 'wb')\n"
+        "[f.write(bytes(1 << 20)) for _ in range(160)]\n"
+    )
+    try:
+        with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as child:
+            (group / "cgroup.procs").write_text(str(child.pid))
+            engine.maps["gpu_pids"].update(child.pid.to_bytes(4, "little"), bytes(8))
+            child.communicate(b"go\n")
+            assert child.returncode == 0
+    finally:
+        group.rmdir()
+    kept = [engine.rings["reclaims"].empty()]
+    engine.drain({"reclaims": lambda view: kept.append(view.copy())})
+    records = np.concatenate(kept)
+    rows = BUILDERS["reclaims"](records[records["pid"] == child.pid], 0)
+    assert len(rows) > 0
+    assert set(rows["op"]) == {HostOp.DIRECT_RECLAIM}
+    assert (rows["duration_ns"] > 0).all()
+    assert rows["arg1"].sum() >= 16 << 20

@@ -25,6 +25,61 @@ INLINE void set_header(struct ig_header *header, u16 kind, u32 size, u64 mono_ns
 	header->mono_ns = mono_ns;
 }
 
+/* What write_span needs to know of one thing that the current thread did. */
+struct span {
+	u64 start_ns;
+	u64 duration_ns;
+	u64 amount;
+	s32 rc;
+	u16 op;
+	u16 family;
+	u8 source;
+	u8 flags;
+	u8 reserved[6];
+};
+
+/* Count what the current thread did, and write a record into the ring where it is chosen. */
+#define COUNT_SPAN(ring, what)                                                                                         \
+	do {                                                                                                           \
+		u64 pid_tgid_ = bpf_get_current_pid_tgid();                                                            \
+		struct ig_count *count_ = count_of(pid_tgid_ >> 32, (what)->source, (what)->op);                       \
+		struct ig_settings *now_ = settings_now();                                                             \
+		struct ig_choice choice_;                                                                              \
+		struct ig_span *record_;                                                                               \
+                                                                                                                       \
+		if (!count_ || !now_)                                                                                  \
+			break;                                                                                         \
+		count_->entered++;                                                                                     \
+		choice_ = choose(count_, now_, (what)->duration_ns, (what)->amount, (what)->flags);                    \
+		if (!choice_.weight)                                                                                   \
+			break;                                                                                         \
+		record_ = bpf_ringbuf_reserve(&ring, sizeof(*record_), 0);                                             \
+		if (!record_) {                                                                                        \
+			choice_lost(count_, choice_);                                                                  \
+			break;                                                                                         \
+		}                                                                                                      \
+		fill_span(record_, (what), pid_tgid_, choice_);                                                        \
+		bpf_ringbuf_submit(record_, BPF_RB_NO_WAKEUP);                                                         \
+	} while (0)
+
+INLINE void fill_span(struct ig_span *record, const struct span *what, u64 pid_tgid, struct ig_choice choice)
+{
+	set_header(&record->header, IG_KIND_SPAN, sizeof(*record), what->start_ns);
+	record->duration_ns = what->duration_ns;
+	record->cgroup_id = bpf_get_current_cgroup_id();
+	record->amount = what->amount;
+	record->pid = pid_tgid >> 32;
+	record->tid = (u32)pid_tgid;
+	record->weight = choice.weight;
+	record->rc = what->rc;
+	record->op = what->op;
+	record->family = what->family;
+	record->source = what->source;
+	record->flags = choice.flags;
+	__builtin_memset(record->reserved, 0, sizeof(record->reserved));
+	bpf_get_current_comm(record->comm, sizeof(record->comm));
+}
+
 /* Whether a thread group makes probed calls and the user watches it. */
 INLINE bool is_gpu_process(u32 pid)
 {

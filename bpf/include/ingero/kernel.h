@@ -23,6 +23,7 @@ typedef _Bool bool;
 #define KSYM __attribute__((section(".ksyms")))
 #define WEAK __attribute__((weak))
 #define CORE __attribute__((preserve_access_index))
+#define UNUSED __attribute__((unused))
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
@@ -39,7 +40,7 @@ enum {
 	BPF_MAP_TYPE_RINGBUF = 27,
 };
 
-enum { BPF_ANY = 0, BPF_NOEXIST = 1, BPF_F_NO_PREALLOC = 1, BPF_RB_NO_WAKEUP = 1 };
+enum { BPF_ANY = 0, BPF_NOEXIST = 1, BPF_F_NO_PREALLOC = 1, BPF_RB_NO_WAKEUP = 1, BPF_F_USER_STACK = 256 };
 
 static void *(*bpf_map_lookup_elem)(const void *map, const void *key) = (void *)1;
 static long (*bpf_map_update_elem)(const void *map, const void *key, const void *value, u64 flags) = (void *)2;
@@ -50,11 +51,15 @@ static u64 (*bpf_get_current_pid_tgid)(void) = (void *)14;
 static u64 (*bpf_get_current_uid_gid)(void) = (void *)15;
 static long (*bpf_get_current_comm)(void *to, u32 size) = (void *)16;
 static u64 (*bpf_get_current_cgroup_id)(void) = (void *)80;
+static long (*bpf_get_stack)(void *ctx, void *to, u32 size, u64 flags) = (void *)67;
 static long (*bpf_probe_read_user)(void *to, u32 size, const void *from) = (void *)112;
 static long (*bpf_probe_read_kernel)(void *to, u32 size, const void *from) = (void *)113;
+static long (*bpf_ringbuf_output)(void *ring, const void *data, u64 size, u64 flags) = (void *)130;
 static void *(*bpf_ringbuf_reserve)(void *ring, u64 size, u64 flags) = (void *)131;
 static void (*bpf_ringbuf_submit)(void *record, u64 flags) = (void *)132;
+static struct task_struct *(*bpf_get_current_task_btf)(void) = (void *)158;
 static u64 (*bpf_get_attach_cookie)(void *ctx) = (void *)174;
+static long (*bpf_loop)(u32 n, void *step, void *ctx, u64 flags) = (void *)181;
 
 /* Registers of the probed user thread (UAPI bpf_user_pt_regs_t; asm/ptrace.h of each architecture). */
 #if defined(__TARGET_ARCH_x86)
@@ -99,6 +104,14 @@ struct cred {
 	struct kuid uid;
 } CORE;
 
+#if defined(__TARGET_ARCH_x86)
+struct thread_struct {
+	unsigned long fsbase;
+} CORE;
+#else
+struct thread_struct;
+#endif
+
 struct task_struct {
 	s32 pid;
 	s32 tgid;
@@ -108,6 +121,12 @@ struct task_struct {
 	struct css_set *cgroups;
 	struct signal_struct *signal;
 	const struct cred *cred;
+	struct task_struct *group_leader;
+	u64 start_boottime;
+	u64 self_exec_id;
+#if defined(__TARGET_ARCH_x86)
+	struct thread_struct thread;
+#endif
 } CORE;
 
 struct gendisk {

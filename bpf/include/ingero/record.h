@@ -12,7 +12,7 @@
 #include "ingero/kernel.h"
 
 enum ig_limit {
-	IG_RECORD_VERSION = 1,
+	IG_RECORD_VERSION = 3,
 	IG_COMM_LEN = 16,
 	IG_MAX_DEPTH = 8,
 	IG_MAX_DESCRIPTORS = 1024,
@@ -20,6 +20,8 @@ enum ig_limit {
 	/* Latency buckets: below 2^7 ns, then four per octave up to 2^38 ns (275 s), then the rest. */
 	IG_HIST_FIRST_LOG2 = 7,
 	IG_HIST_BUCKETS = 126,
+	IG_MAX_NATIVE = 127, /* kernel.perf_event_max_stack as it comes */
+	IG_MAX_PYTHON = 128,
 };
 
 /* What the bytes after the header are. */
@@ -30,6 +32,8 @@ enum ig_kind {
 	IG_KIND_PROCESS = 4,
 	IG_KIND_BLOCK = 6,
 	IG_KIND_TCP = 7,
+	IG_KIND_STACK = 8,
+	IG_KIND_SPAN = 9,
 };
 
 /* Where an operation was seen. The numbers are those of the recorded databases. */
@@ -89,8 +93,9 @@ struct ig_call {
 	u8 depth; /* probed calls around this one on the same thread */
 	u8 reserved;
 	char comm[IG_COMM_LEN];
+	u64 stack_id; /* of an ig_stack; 0: not recorded */
 };
-_Static_assert(sizeof(struct ig_call) == 120, "ABI");
+_Static_assert(sizeof(struct ig_call) == 128, "ABI");
 
 /* One NCCL call. */
 struct ig_collective {
@@ -121,8 +126,9 @@ struct ig_collective {
 	u8 depth;
 	u8 reserved[5];
 	char comm[IG_COMM_LEN];
+	u64 stack_id; /* of an ig_stack; 0: not recorded */
 };
-_Static_assert(sizeof(struct ig_collective) == 144, "ABI");
+_Static_assert(sizeof(struct ig_collective) == 152, "ABI");
 
 enum ig_off_cpu_reason {
 	IG_OFF_PREEMPTED = 1, /* still runnable, another task took the CPU */
@@ -201,6 +207,56 @@ struct ig_tcp {
 };
 _Static_assert(sizeof(struct ig_tcp) == 56, "ABI");
 
+enum ig_stack_flag {
+	IG_STACK_PYTHON_CUT = 1,    /* there are more Python frames than fit */
+	IG_STACK_PYTHON_BROKEN = 2, /* a frame could not be read: what follows it is missing */
+	IG_STACK_NO_PYTHON = 4,     /* no interpreter of this process is known, or it has not met this thread */
+};
+
+enum ig_python_frame_flag {
+	IG_FRAME_ENTRY = 1, /* its evaluation began a new C frame: native frames come next, outwards */
+};
+
+struct ig_python_frame {
+	u64 code;   /* PyCodeObject */
+	s32 offset; /* of the instruction being executed, in bytes from the first; negative: not begun */
+	u32 flags;
+};
+_Static_assert(sizeof(struct ig_python_frame) == 16, "ABI");
+
+/* Where a thread was, innermost first. Written once per stack: calls that share it carry its id. */
+struct ig_stack {
+	struct ig_header header; /* mono_ns: when it was first seen */
+	u64 id;
+	u32 pid;
+	u32 tid;
+	u16 n_native;
+	u16 n_python;
+	u32 flags;
+	u64 native[IG_MAX_NATIVE]; /* by frame pointer: of code built without, only the innermost are right */
+	struct ig_python_frame python[IG_MAX_PYTHON];
+};
+_Static_assert(sizeof(struct ig_stack) == 40 + 8 * 127 + 16 * 128, "ABI");
+
+/* One thing that a GPU process did in the kernel: bytes on a socket, memory it had to reclaim. */
+struct ig_span {
+	struct ig_header header; /* mono_ns: start; of a socket's bytes the end, where only that is told */
+	u64 duration_ns;         /* 0 with IG_FLAG_NO_TIME */
+	u64 cgroup_id;
+	u64 amount; /* bytes */
+	u32 pid;
+	u32 tid;
+	u32 weight;
+	s32 rc; /* 0, or the error of a socket call */
+	u16 op;
+	u16 family; /* of a socket: 1 Unix, 2 IPv4, 10 IPv6, 16 netlink ...; otherwise 0 */
+	u8 source;
+	u8 flags;
+	u8 reserved[2];
+	char comm[IG_COMM_LEN];
+};
+_Static_assert(sizeof(struct ig_span) == 80, "ABI");
+
 /* ── Values of shared maps ───────────────────────────────────────────────── */
 
 struct ig_count_key {
@@ -238,8 +294,9 @@ struct ig_losses {
 	u64 allocs_full;  /* allocations whose size will be unknown at the free */
 	u64 comms_full;   /* communicators that did not fit */
 	u64 host_lost[8]; /* host records lost, by ig_kind */
+	u64 stacks_lost;  /* calls whose stack did not fit into the ring */
 };
-_Static_assert(sizeof(struct ig_losses) == 112, "ABI");
+_Static_assert(sizeof(struct ig_losses) == 120, "ABI");
 
 /* Live settings, written by user space at any time. */
 struct ig_settings {
@@ -247,8 +304,30 @@ struct ig_settings {
 	u32 uid;
 	u32 keep_one_in; /* records kept among ordinary calls; 1 keeps all */
 	u32 keep_first;  /* records always kept per (process, operation) and CPU */
+	u32 with_stacks; /* 1: every record of a call carries its stack */
 };
-_Static_assert(sizeof(struct ig_settings) == 16, "ABI");
+_Static_assert(sizeof(struct ig_settings) == 20, "ABI");
+
+/* Where an interpreter keeps what leads to the frames of a thread. Offsets in bytes; IG_NO_OFFSET: there is none. */
+enum { IG_NO_OFFSET = 0xffff };
+struct ig_python {
+	u64 runtime; /* address of _PyRuntime */
+	u32 interpreters_head;
+	u32 interpreter_next;
+	u32 threads_head;
+	u32 thread_next;
+	u32 thread_id;
+	u32 thread_frame;
+	u32 cframe_frame;   /* the frame hangs on a _PyCFrame: 3.11 and 3.12 */
+	u32 frame_previous; /* these six lie below IG_FRAME_BYTES */
+	u32 frame_code;
+	u32 frame_instruction;
+	u32 frame_owner;
+	u32 frame_entry;
+	u32 code_first;       /* co_code_adaptive; IG_NO_OFFSET: the frame holds an index, not an address */
+	u32 instruction_unit; /* bytes per unit of that index */
+};
+_Static_assert(sizeof(struct ig_python) == 64, "ABI");
 
 /* ── Calls in flight ─────────────────────────────────────────────────────── */
 

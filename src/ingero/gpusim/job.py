@@ -18,17 +18,42 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import numpy as np
+
 from ingero.errors import IngeroError
 from ingero.gpusim.runner import get_program
 from ingero.units import NS_PER_MS
 
 MAX_RANKS: Final = 256
+REPORT: Final = np.dtype([
+    ("what", "<u4"),
+    ("rank", "<i4"),
+    ("n_ranks", "<i4"),
+    ("n_launches", "<u4"),
+    ("mono_ns", "<u8"),
+    ("duration_ns", "<u8"),
+    ("comm", "<u8"),
+    ("seq", "<u8"),
+    ("bytes", "<u8"),
+    ("reserved", "<u8"),
+])
+"""A call that a rank tells of itself: ``struct report`` of gpusim/job.c, docs/specs/simulator-calls.md."""
+COLLECTIVE: Final = 1
+WAIT: Final = 2
 PPM: Final = 1_000_000
 _HOLD: Final = 'read -r go && exec "$@"'
 _LIMIT_S: Final = 5.0
 
 
-_FIELDS: Final = ("seed", "step_ns", "cpu_ns", "jitter_ppm", "imbalance_ppm")
+_FIELDS: Final = (
+    "seed",
+    "step_ns",
+    "cpu_ns",
+    "jitter_ppm",
+    "imbalance_ppm",
+    "load_ns",
+    "load_bytes",
+)
 """``struct control`` of gpusim/job.c: these as u64, then ``extra_ppm`` by rank."""
 _WORD: Final = struct.Struct("=Q")
 _EXTRA_AT: Final = _WORD.size * len(_FIELDS)
@@ -47,6 +72,11 @@ class JobSettings:
         step_ns: A rank's own work per step.
         cpu_ns: Spent on the processor meanwhile.
         jitter_ppm: Greatest random addition to a step's work.
+        load_ns: Processor time that a rank's data takes before each step.
+        data: By rank, files of which each step reads `load_bytes` from the disk; empty for none.
+        load_bytes: See `data`; a multiple of 4096.
+        has_pairs: Ranks 2k and 2k + 1 also meet on a link of their own, before all do.
+        has_reports: Every rank tells its calls in its file of `report_path`, for where no probe can be had.
     """
 
     n_ranks: int
@@ -57,6 +87,15 @@ class JobSettings:
     step_ns: int = 50 * NS_PER_MS
     cpu_ns: int = NS_PER_MS
     jitter_ppm: int = 20_000
+    load_ns: int = 0
+    data: Sequence[Path] = ()
+    load_bytes: int = 0
+    has_pairs: bool = False
+    has_reports: bool = False
+
+    def report_path(self, rank: int) -> Path:
+        """Where a rank tells its calls."""
+        return self.folder / f"calls-{rank}"
 
 
 class Job:
@@ -76,7 +115,7 @@ class Job:
         path.write_bytes(bytes(_EXTRA_AT + _WORD.size * MAX_RANKS))
         with path.open("r+b") as file:
             self._page = mmap.mmap(file.fileno(), 0)
-        for name in ("seed", "step_ns", "cpu_ns", "jitter_ppm"):
+        for name in ("seed", "step_ns", "cpu_ns", "jitter_ppm", "load_ns", "load_bytes"):
             self._set(_WORD.size * _FIELDS.index(name), getattr(settings, name))
         self._ranks: list[subprocess.Popen[bytes]] = []
         with socket.create_server((settings.address, 0), backlog=settings.n_ranks) as listener:
@@ -88,6 +127,7 @@ class Job:
                 "GPUSIM_LISTEN_FD": str(listener.fileno()),
                 "GPUSIM_HOST": settings.address,
                 "GPUSIM_CONTROL": str(path),
+                "GPUSIM_PAIRS": str(int(settings.has_pairs)),
             }
             self._store = subprocess.Popen(
                 [str(program), "store"],
@@ -98,10 +138,15 @@ class Job:
             )
         for rank in range(settings.n_ranks):
             prefix = settings.prefixes[rank] if settings.prefixes else ()
+            own = {"RANK": str(rank), "LOCAL_RANK": "0"}
+            if settings.has_reports:
+                own["GPUSIM_REPORT"] = str(settings.report_path(rank))
+            if settings.data:
+                own["GPUSIM_DATA"] = str(settings.data[rank])
             self._ranks.append(
                 subprocess.Popen(
                     [*prefix, "/bin/sh", "-c", _HOLD, "rank", str(program), "rank"],
-                    env={**environment, "RANK": str(rank), "LOCAL_RANK": "0"},
+                    env={**environment, **own},
                     stdin=subprocess.PIPE,
                     start_new_session=True,
                 )

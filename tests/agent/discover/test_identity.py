@@ -3,6 +3,7 @@
 import os
 
 from ingero.agent.discover.identity import (
+    find_cgroup_id,
     find_place,
     parse_cgroup,
     parse_environment,
@@ -73,3 +74,41 @@ def test_this_process_is_known_and_a_missing_one_is_not(tmp_path):
     assert identity.pid == os.getpid()
     assert identity.start_ticks > 0
     assert read_identity(1, proc=tmp_path) is None
+
+
+def pod_process(tmp_path, environment, namespace=""):
+    """A process of a pod, in a ``/proc`` of ours."""
+    folder = tmp_path / "42"
+    secrets = folder / "root/var/run/secrets/kubernetes.io/serviceaccount"
+    secrets.mkdir(parents=True)
+    if namespace:
+        (secrets / "namespace").write_text(f"{namespace}\n")
+    fields = " ".join(["S", *map(str, range(4, 22)), "987654", "0"])
+    (folder / "stat").write_text(f"42 (train) {fields}\n")
+    (folder / "environ").write_bytes(
+        b"\0".join(f"{k}={v}".encode() for k, v in environment.items())
+    )
+    (folder / "cgroup").write_text(f"0::/kubepods/burstable/pod{POD}/{CONTAINER}\n")
+    return read_identity(42, proc=tmp_path)
+
+
+def test_a_pod_is_named_by_the_downward_api_before_its_host_name(tmp_path):
+    told = {"HOSTNAME": "other", "POD_NAME": "train-0", "POD_NAMESPACE": "ml"}
+    identity = pod_process(tmp_path, told, namespace="default")
+    assert (identity.pod_name, identity.namespace) == ("train-0", "ml")
+    assert (identity.pod_uid, identity.container) == (POD, CONTAINER)
+
+
+def test_a_pod_that_was_told_nothing_has_its_host_name_and_its_account_s_namespace(tmp_path):
+    identity = pod_process(tmp_path, {"HOSTNAME": "train-1"}, namespace="research")
+    assert (identity.pod_name, identity.namespace) == ("train-1", "research")
+
+
+def test_outside_a_pod_a_host_name_is_no_pod_s_name():
+    assert read_identity(os.getpid()).pod_name == ""
+
+
+def test_a_cgroup_s_id_is_the_inode_of_its_folder(tmp_path):
+    (tmp_path / "a/b").mkdir(parents=True)
+    assert find_cgroup_id("/a/b", tmp_path) == (tmp_path / "a/b").stat().st_ino
+    assert find_cgroup_id("/gone", tmp_path) == 0

@@ -15,6 +15,8 @@ ENUMS = {
     "ig_flag": ("IG_FLAG_", abi.Flag),
     "ig_act": ("IG_ACT_", abi.Act),
     "ig_process_event": ("IG_PROCESS_", abi.ProcessEvent),
+    "ig_stack_flag": ("IG_STACK_", abi.StackFlag),
+    "ig_python_frame_flag": ("IG_FRAME_", abi.PythonFrameFlag),
 }
 MACHINES = sorted(path.name for path in OBJECTS.iterdir())
 
@@ -34,6 +36,7 @@ def test_roles_and_limits_have_the_header_s_values():
     }
     limits = abi.get_btf().build_enum("ig_limit")
     assert limits["IG_MAX_DESCRIPTORS"] == abi.MAX_DESCRIPTORS
+    assert limits["IG_MAX_PYTHON"] == abi.MAX_PYTHON
     assert limits["IG_N_REGS"] == abi.N_REGISTERS
     assert limits["IG_HIST_BUCKETS"] == abi.HIST_BUCKETS
     assert limits["IG_HIST_FIRST_LOG2"] == abi.HIST_FIRST_LOG2
@@ -59,13 +62,13 @@ def test_recorded_numbers_agree_with_the_model(name, prefix, ours: type[enum.Int
 @pytest.mark.parametrize("machine", MACHINES)
 def test_every_machine_s_object_has_the_same_layouts(machine):
     btf = read_btf(find_object("calls", machine))
-    for name in ("call", "collective", "off_cpu", "process", "block", "tcp", "count"):
+    for name in ("call", "collective", "off_cpu", "process", "block", "tcp", "span", "count"):
         assert btf.build_dtype(f"ig_{name}") == abi.get_dtype(name)
 
 
 def test_a_record_s_fields_are_where_the_c_compiler_put_them():
     call = abi.get_dtype("call")
-    assert call.itemsize == 120
+    assert call.itemsize == 128
     assert call.fields["duration_ns"] == (np.dtype("<u8"), 16)
     assert call.fields["rc"] == (np.dtype("<i4"), 72)
     assert call.fields["comm"] == (np.dtype("S16"), 104)

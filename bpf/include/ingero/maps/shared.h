@@ -53,6 +53,15 @@ struct {
 	MAP_TYPE(value, struct ig_count);
 } counts SEC(".maps");
 
+/* Processes with a Python interpreter that user space has checked. */
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_HASH);
+	MAP_UINT(max_entries, 16384);
+	MAP_UINT(map_flags, BPF_F_NO_PREALLOC);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct ig_python);
+} pythons SEC(".maps");
+
 struct {
 	MAP_UINT(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	MAP_UINT(max_entries, 1);

@@ -29,6 +29,11 @@ _CONTAINER: Final = re.compile(r"([0-9a-f]{64})(?!.*[0-9a-f]{64})")
 _POD: Final = re.compile(
     r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})"
 )
+_POD_NAMES: Final = ("POD_NAME", "MY_POD_NAME", "K8S_POD_NAME", "HOSTNAME")
+_NAMESPACES: Final = ("POD_NAMESPACE", "MY_POD_NAMESPACE", "K8S_NAMESPACE")
+"""Usual names of downward-API variables; a pod's host name is its name unless its spec says otherwise."""
+_NAMESPACE_FILE: Final = "root/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+_LONGEST_NAME: Final = 253  # RFC 1123 subdomain, as Kubernetes limits names
 _SLURM_CGROUP: Final = re.compile(r"/job_(\d+)")
 
 
@@ -46,6 +51,8 @@ class Identity:
         cgroup: Path of its cgroup.
         container: 64-digit container id.
         pod_uid: Kubernetes pod uid.
+        pod_name: Its name, as the pod itself was told; empty outside Kubernetes.
+        namespace: Its Kubernetes namespace.
     """
 
     pid: int
@@ -57,6 +64,8 @@ class Identity:
     cgroup: str = ""
     container: str = ""
     pod_uid: str = ""
+    pod_name: str = ""
+    namespace: str = ""
 
 
 def parse_environment(data: bytes) -> dict[str, str]:
@@ -100,6 +109,14 @@ def parse_cgroup(text: str) -> tuple[str, str, str, str]:
     )
 
 
+def find_cgroup_id(path: str, root: Path = Path("/sys/fs/cgroup")) -> int:
+    """The id that the kernel gives a version 2 cgroup, which is its folder's inode; 0 when it is not there."""
+    try:
+        return (root / path.lstrip("/")).stat().st_ino
+    except OSError:
+        return 0
+
+
 def parse_stat(text: str) -> tuple[str, int]:
     """Command name and start time in ticks out of ``/proc/PID/stat``; the name may hold spaces and brackets."""
     name = text[text.index("(") + 1 : text.rindex(")")]
@@ -123,4 +140,22 @@ def read_identity(pid: int, proc: Path = _PROC) -> Identity | None:
         path = container = pod_uid = slurm_job = ""
     launcher, place = find_place(variables)
     job = next((variables[key] for key in _JOBS if variables.get(key)), slurm_job)
-    return Identity(pid, start_ticks, name, launcher, place, job, path, container, pod_uid)
+    pod_name, namespace = _find_pod(variables, folder) if pod_uid else ("", "")
+    return Identity(
+        pid, start_ticks, name, launcher, place, job, path, container, pod_uid, pod_name, namespace
+    )
+
+
+def _find_pod(variables: dict[str, str], folder: Path) -> tuple[str, str]:
+    """Name and namespace of the pod: from its environment, the namespace else from its service account."""
+    name, namespace = (
+        next((variables[key] for key in keys if variables.get(key)), "")
+        for keys in (_POD_NAMES, _NAMESPACES)
+    )
+    if not namespace:
+        try:
+            with (folder / _NAMESPACE_FILE).open(encoding="ascii", errors="replace") as file:
+                namespace = file.read(_LONGEST_NAME).strip()
+        except OSError:
+            namespace = ""
+    return name[:_LONGEST_NAME], namespace[:_LONGEST_NAME]

@@ -88,6 +88,20 @@ class Selector(enum.IntEnum):
     OFFSET_SHIFT = 9
 
 
+class StackFlag(enum.IntFlag):
+    """What is missing from a stack."""
+
+    PYTHON_CUT = 1
+    PYTHON_BROKEN = 2
+    NO_PYTHON = 4
+
+
+class PythonFrameFlag(enum.IntFlag):
+    """How a Python frame lies among the native ones."""
+
+    ENTRY = 1
+
+
 class ProcessEvent(enum.IntEnum):
     """What happened to a process; the numbers are host operations of the recorded databases."""
 
@@ -102,6 +116,9 @@ N_REGISTERS: Final = 8
 MAX_DESCRIPTORS: Final = 1024
 HIST_FIRST_LOG2: Final = 7
 HIST_BUCKETS: Final = 126
+MAX_PYTHON: Final = 128
+NO_OFFSET: Final = 0xFFFF
+"""In ``struct ig_python``: the interpreter has no such field."""
 
 
 @functools.cache

@@ -27,12 +27,18 @@ from ingero.errors import UnsupportedError
 
 Records = npt.NDArray[Any]
 _KEY_0: Final = bytes(4)
-_CALL_RINGS: Final = {"calls": "call", "failed_calls": "call", "collectives": "collective"}
+_CALL_RINGS: Final = {
+    "calls": "call",
+    "failed_calls": "call",
+    "collectives": "collective",
+    "stacks": "stack",
+}
 _SHARED: Final = (
     "settings",
     "filter_pids",
     "filter_cgroups",
     "gpu_pids",
+    "pythons",
     "threads",
     "counts",
     "losses",
@@ -57,6 +63,7 @@ class EngineSettings:
         keep_one_in: Records kept among ordinary calls.
         keep_first: Records always kept per process, operation and CPU.
         with_session: Try session links first; False tests the pair of older kernels.
+        with_stacks: Whether records of calls carry the stack they were made from.
     """
 
     host_probes: tuple[str, ...] = tuple(probe.name for probe in PROBES)
@@ -64,6 +71,7 @@ class EngineSettings:
     keep_one_in: int = 1
     keep_first: int = 64
     with_session: bool = True
+    with_stacks: bool = False
 
 
 @dataclass(slots=True)
@@ -144,9 +152,15 @@ class Engine:
 
     def _write_settings(self) -> None:
         settings = np.zeros(1, get_dtype("settings"))
+        settings["with_stacks"] = self._settings.with_stacks
         for name in ("filter", "uid", "keep_one_in", "keep_first"):
             settings[name] = getattr(self._live, name)
         self.maps["settings"].update(_KEY_0, settings.tobytes())
+
+    @property
+    def with_stacks(self) -> bool:
+        """Whether records of calls carry the stack they were made from."""
+        return self._settings.with_stacks
 
     def start_host_probes(self) -> None:
         """Load and attach the host probes; one that this machine refuses goes to `missing`."""

@@ -50,6 +50,20 @@ PROBES: Final = (
         "disk requests, queued and served",
         "no link from stalls to disks",
     ),
+    HostProbe(
+        "net",
+        "sockets",
+        "span",
+        "bytes that GPU processes send and receive on sockets",
+        "no link from stalls to storage and data over the network",
+    ),
+    HostProbe(
+        "memory",
+        "reclaims",
+        "span",
+        "memory pages of GPU processes, and time they lost making room themselves",
+        "a host short of memory looks like slow code",
+    ),
     HostProbe("tcp", "retransmits", "tcp", "TCP segments sent again", "no sign of a lossy network"),
     HostProbe(
         "oom",

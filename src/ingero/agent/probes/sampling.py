@@ -8,12 +8,12 @@ FACTOR: Final = 4
 MOST: Final = 1024
 QUIET_ROUNDS: Final = 6
 FULL: Final = 0.5
-BUDGET: Final = 2000
+BUDGET: Final = 1000
 """Records per round that are worth their CPU: counts and quantiles are exact without any of them."""
 
 
 class SamplingControl:
-    """Decides ``keep_one_in`` once per round from what was truly lost.
+    """Decides ``keep_one_in`` once per round, or sooner when a round's records are too many already, from what was truly lost.
 
     Counts and histograms are exact at any setting; only how many examples are kept changes.
 

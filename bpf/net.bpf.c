@@ -1,0 +1,50 @@
+/* Bytes that GPU processes send and receive on sockets: data loaders, checkpoints, collectives over TCP. */
+#include "ingero/host.h"
+
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_RINGBUF);
+	MAP_UINT(max_entries, 512 << 10);
+} sockets SEC(".maps");
+
+enum { OP_SEND = 1, OP_RECV = 2 };
+
+/* A call that moved nothing because it would have waited is not one that failed (EAGAIN). */
+enum { MINUS_EAGAIN = -11 };
+
+INLINE void count_bytes(struct sock *sock, s32 result, u16 op)
+{
+	struct span moved = {
+		.start_ns = bpf_ktime_get_ns(),
+		.source = IG_SOURCE_NET,
+		.op = op,
+		.flags = IG_FLAG_NO_TIME,
+	};
+
+	if (result == MINUS_EAGAIN || !is_gpu_process(bpf_get_current_pid_tgid() >> 32))
+		return;
+	if (result > 0)
+		moved.amount = result;
+	if (result < 0) {
+		moved.rc = result;
+		moved.flags |= IG_FLAG_ERROR;
+	}
+	moved.family = sock->__sk_common.skc_family;
+	COUNT_SPAN(sockets, &moved);
+}
+
+/* TP_PROTO(struct sock *sk, int ret, int flags), Linux 6.3 ("net-memcg ... add tracepoints to sock_send/recv_length"). */
+SEC("tp_btf/sock_send_length")
+int sock_sent(u64 *ctx)
+{
+	count_bytes((struct sock *)ctx[0], (s32)ctx[1], OP_SEND);
+	return 0;
+}
+
+SEC("tp_btf/sock_recv_length")
+int sock_received(u64 *ctx)
+{
+	count_bytes((struct sock *)ctx[0], (s32)ctx[1], OP_RECV);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "GPL";

@@ -1,0 +1,106 @@
+"""Another process's memory and what is mapped in it."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+_PROC: Final = Path("/proc")
+_WORD: Final = struct.Struct("<Q")
+
+
+class ProcessMemory:
+    """Reads one process's memory.
+
+    Held by descriptor: when the process ends or replaces its image, reads fail; they never reach another process that has
+    got the same pid.
+
+    Args:
+        pid: The process.
+
+    Raises:
+        OSError: It is gone, or we may not read it.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd = os.open(_PROC / str(pid) / "mem", os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, address: int, n_bytes: int) -> bytes:
+        """Bytes at an address; fewer at the end of a mapping, none where nothing is mapped."""
+        try:
+            return os.pread(self._fd, n_bytes, address)
+        except (OSError, OverflowError, ValueError):
+            return b""
+
+    def word(self, address: int) -> int:
+        """The eight bytes at an address as a number; 0 when they cannot be read."""
+        data = self.read(address, _WORD.size)
+        return int(_WORD.unpack(data)[0]) if len(data) == _WORD.size else 0
+
+    def close(self) -> None:
+        """Let go of the process."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One mapping of a file.
+
+    Attributes:
+        start: First address.
+        end: First address after it.
+        offset: Where in the file it begins.
+        is_code: Whether it may be executed.
+        file: Device and inode, as ``/proc`` writes them.
+        path: The file's name inside the process; empty for memory without one.
+    """
+
+    start: int
+    end: int
+    offset: int
+    is_code: bool
+    file: tuple[str, int]
+    path: str
+
+
+def iter_regions(pid: int) -> Iterator[Region]:
+    """Every mapping of a process in order of address; nothing when it is gone or may not be read."""
+    try:
+        text = (_PROC / str(pid) / "maps").read_text(errors="surrogateescape")
+    except OSError:
+        return
+    for line in text.splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) < 5:
+            continue
+        start, _, end = fields[0].partition("-")
+        yield Region(
+            int(start, 16),
+            int(end, 16),
+            int(fields[2], 16),
+            "x" in fields[1],
+            (fields[3], int(fields[4])),
+            fields[5].removesuffix(" (deleted)") if len(fields) > 5 else "",
+        )
+
+
+def open_paths(pid: int, region: Region) -> tuple[str, str]:
+    """Paths by which we can open a mapped file: across mount namespaces and deleted, else through the process's root."""
+    folder = _PROC / str(pid)
+    return (
+        f"{folder}/map_files/{region.start:x}-{region.end:x}",
+        f"{folder}/root{region.path}",
+    )
