@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import IO, Any
 
@@ -17,6 +17,7 @@ from rich.text import Text
 from ingero.agent.app.tracing import Totals, TraceSession, count_coverage
 from ingero.agent.discover.identity import Identity
 from ingero.agent.probes.latency import quantiles_ns
+from ingero.agent.stacks.resolver import Stack
 from ingero.model.events import (
     CopyKind,
     EventFlag,
@@ -37,7 +38,12 @@ _DIRECTIONS = {
     CopyKind.DEVICE_TO_DEVICE: "d2d",
     CopyKind.DEFAULT: "default",
 }
+_IDENTITY = ("launcher", "job", "container", "pod_uid", "pod_name", "namespace", "cgroup")
 _GPU_SOURCES = (Source.CUDA, Source.DRIVER, Source.CUDA_GRAPH, Source.NCCL)
+_MOST_STACKS = 65_536
+_FRAME_KEYS = {
+    "i": "ip", "s": "symbol", "f": "file", "l": "line", "pf": "py_file", "pfn": "py_func", "pl": "py_line",
+}  # fmt: skip
 _REASONS = {reason.value: reason.name.lower() for reason in OffCpuReason}
 
 
@@ -57,6 +63,7 @@ class JsonLines:
     def __init__(self, out: IO[str]) -> None:
         self._out = out
         self._identities: dict[int, Identity] = {}
+        self._stacks: dict[int, list[dict[str, Any]]] = {}
 
     def _write(self, line: dict[str, Any]) -> None:
         self._out.write(json.dumps(line, separators=(",", ":")) + "\n")
@@ -69,10 +76,20 @@ class JsonLines:
             "pid": identity.pid,
             "process_name": identity.name,
         }
-        for name in ("launcher", "job", "container", "pod_uid", "cgroup"):
+        for name in _IDENTITY:
             if getattr(identity, name):
                 line[name] = getattr(identity, name)
         self._write(line | _place(identity))
+
+    def on_stacks(self, stacks: Mapping[int, Stack]) -> None:
+        """Keep them for the lines of their events."""
+        if len(self._stacks) > _MOST_STACKS:
+            self._stacks.clear()
+        for key, stack in stacks.items():
+            self._stacks[key] = [
+                {_FRAME_KEYS[name]: value for name, value in frame.items()}
+                for frame in stack.frames
+            ]
 
     def on_events(self, ring: str, records: Records, events: Events) -> None:
         """One line of type ``event`` per record."""
@@ -92,16 +109,18 @@ class JsonLines:
                 line |= _collective(record)
             elif ring == "off_cpus":
                 line |= _off_cpu(record)
+            if int(event["stack_hash"]) in self._stacks:
+                line["stack"] = self._stacks[int(event["stack_hash"])]
             self._write(line)
 
     def on_totals(self, totals: Totals) -> None:
         """At the end: one line of type ``counts`` per operation, then one of type ``coverage``."""
         if totals.is_last:
-            for key, count in zip(totals.keys, totals.counts, strict=True):
+            for key, count in zip(totals.all_keys, totals.all_counts, strict=True):
                 self._write(_count(key, count))
             self._write({
                 "type": "coverage",
-                **count_coverage(totals.counts),
+                **count_coverage(totals.all_counts),
                 "losses": totals.losses,
                 "in_flight": [_in_flight(call, totals.mono_ns) for call in totals.in_flight],
                 "keep_one_in": totals.keep_one_in,
@@ -273,9 +292,10 @@ class LiveTable:
         return Group(table, *(Text(line, style=style) for line, style in self._footer(totals)))
 
     def _footer(self, totals: Totals) -> list[tuple[str, str]]:
-        told = count_coverage(totals.counts)
-        is_gpu = np.isin(totals.keys["source"], _GPU_SOURCES)
-        processes = len(set(totals.keys["pid"][is_gpu].tolist()))
+        told = count_coverage(totals.all_counts)
+        keys = totals.all_keys
+        is_gpu = np.isin(keys["source"], _GPU_SOURCES)
+        processes = len(set(keys["pid"][is_gpu].tolist()))
         libraries = len(self.session.engine.targets) if self.session else 0
         lines = [
             (
@@ -307,11 +327,12 @@ class LiveTable:
 
 
 def _rows(totals: Totals) -> list[Sequence[str]]:
-    operations = np.stack([totals.keys["source"], totals.keys["op"]], axis=1)
+    keys, every = totals.all_keys, totals.all_counts
+    operations = np.stack([keys["source"], keys["op"]], axis=1)
     rows: list[tuple[int, Sequence[str]]] = []
     for source, op in np.unique(operations, axis=0):
         is_it = (operations[:, 0] == source) & (operations[:, 1] == op)
-        counts = totals.counts[is_it]
+        counts = every[is_it]
         own = int(counts["seen"].sum() - counts["nested"].sum())
         if not own and source != Source.DRIVER:
             continue

@@ -17,12 +17,19 @@ from typing import Final
 import click
 from rich.console import Console
 
+from ingero.agent.app.gpus import GpuWatch
+from ingero.agent.app.live import LiveTold, open_live
 from ingero.agent.app.program import HeldProgram, ProgramSettings
 from ingero.agent.app.recorder import Recorder
-from ingero.agent.app.tracing import Observer, TraceSession, TraceSettings
+from ingero.agent.app.surroundings import Surroundings
+from ingero.agent.app.tracing import DRAIN_MS, Observer, TraceSession, TraceSettings
 from ingero.agent.discover.places import iter_installed
+from ingero.agent.gpu.nvml import Nvml
 from ingero.agent.probes.engine import EngineSettings
 from ingero.agent.probes.host import PROBES
+from ingero.agent.store.writer import WriterSettings
+from ingero.cli.exporting import MetricsChoice
+from ingero.cli.live import AnnotateChoice, FleetChoice, say_notes
 from ingero.cli.trace_output import JsonLines, LiveTable
 from ingero.config.database import default_database
 from ingero.config.invoker import Invoker, build_child_environment, find_invoker
@@ -32,11 +39,13 @@ from ingero.telemetry.clock import SystemClock
 
 _STDERR: Final = 2
 _PIPE_WIDTH: Final = 110
+_TABLE_DRAIN_MS: Final = 250
+"""Nobody looks at single events of a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """The command line of ``ingero trace``, parsed; one field per option, under its click name."""
+    """The command line of ``ingero trace``, parsed; one field per option or group of options."""
 
     pids: tuple[int, ...]
     user: str | None
@@ -46,13 +55,20 @@ class TraceOptions:
     record: bool
     record_all: bool
     max_db: int
+    rollover_bytes: int
+    rollover_keep: int
     node: str
     sampling_rate: int
     ring_bytes: int
+    stack: bool
     no_io: bool
     no_tcp: bool
+    no_net: bool
     libraries: tuple[Path, ...]
     program: tuple[str, ...]
+    metrics: MetricsChoice
+    annotate: AnnotateChoice
+    fleet: FleetChoice
 
 
 class _Stop:
@@ -101,6 +117,8 @@ def run_trace(options: TraceOptions) -> int:
             session.run(stop)
         except BrokenPipeError:  # whoever read our output has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        for reason in session.refused_interpreters:
+            click.echo(f"without Python frames: {reason}", err=True)
     return 128 + stop.number if stop.number else 0
 
 
@@ -118,16 +136,21 @@ def _build_settings(options: TraceOptions) -> TraceSettings:
         if not Path(f"/proc/{pid}").exists():
             raise ConfigError(f"there is no process {pid}", hint="see `ps -e`")
     left_out = {
-        name for name, flag in (("block", "no_io"), ("tcp", "no_tcp")) if getattr(options, flag)
+        name
+        for name, flag in (("block", "no_io"), ("tcp", "no_tcp"), ("net", "no_net"))
+        if getattr(options, flag)
     }
     names = tuple(probe.name for probe in PROBES if probe.name not in left_out)
     return TraceSettings(
-        engine=EngineSettings(host_probes=names, ring_bytes=options.ring_bytes),
+        engine=EngineSettings(
+            host_probes=names, ring_bytes=options.ring_bytes, with_stacks=options.stack
+        ),
         duration_ns=options.duration,
         pids=options.pids,
         uid=uid,
         keep_one_in=options.sampling_rate or int(options.record_all),
         files=tuple(_iter_files(options)),
+        drain_ms=DRAIN_MS if options.as_json else _TABLE_DRAIN_MS,
     )
 
 
@@ -165,23 +188,83 @@ def _build_observers(
         table = LiveTable(Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH))
         stack.callback(table.close)
         observers.append(table)
-    if options.record:
-        node = options.node or socket.gethostname()
-        if ":" in node:
-            raise ConfigError(
-                f"the node name {node!r} holds a colon", hint="choose another with --node"
-            )
-        recorder = Recorder(
-            options.db or default_database(),
-            node,
-            SystemClock(),
-            invoker=invoker,
-            keep_all=options.record_all,
-            max_bytes=options.max_db,
-        )
-        stack.callback(recorder.close)
+    recorder = _open_recorder(options, invoker, stack)
+    if recorder is not None:
         observers.append(recorder)
+    surroundings = Surroundings(recorder, _open_gpus(recorder, stack))
+    observers.append(surroundings)
+    metrics = options.metrics.open(
+        (_node_of(options), options.fleet.fleet_cluster_id),
+        SystemClock(),
+        surroundings.iter_series,
+        stack,
+    )
+    if metrics is not None:
+        observers.append(metrics)
+    _add_live(options, recorder, observers, stack)
     return observers, table
+
+
+def _node_of(options: TraceOptions) -> str:
+    node = options.node or socket.gethostname()
+    if ":" in node:
+        raise ConfigError(
+            f"the node name {node!r} holds a colon", hint="choose another with --node"
+        )
+    return node
+
+
+def _open_recorder(
+    options: TraceOptions, invoker: Invoker, stack: contextlib.ExitStack
+) -> Recorder | None:
+    if not options.record:
+        return None
+    recorder = Recorder(
+        options.db or default_database(),
+        _node_of(options),
+        SystemClock(),
+        invoker=invoker,
+        keep_all=options.record_all,
+        limits=WriterSettings(
+            max_bytes=options.max_db,
+            rollover_bytes=options.rollover_bytes,
+            rollover_keep=options.rollover_keep,
+        ),
+    )
+    stack.callback(recorder.close)
+    return recorder
+
+
+def _open_gpus(recorder: Recorder | None, stack: contextlib.ExitStack) -> GpuWatch | None:
+    """Start to look at the devices; says so when nothing can be looked at."""
+    clock = SystemClock()
+    try:
+        nvml = Nvml(clock)
+    except UnsupportedError as error:
+        click.echo(f"without {error.message} (no memory, clocks, throttling or errors)", err=True)
+        return None
+    stack.callback(nvml.close)
+    watch = GpuWatch(nvml, clock)
+    stack.callback(watch.close)
+    watch.start()
+    if recorder is not None:
+        recorder.writer.put_gpu_model(watch.model)
+    return watch
+
+
+def _add_live(
+    options: TraceOptions,
+    recorder: Recorder | None,
+    observers: list[Observer],
+    stack: contextlib.ExitStack,
+) -> None:
+    """Listen to workloads and tell a Fleet, where that is wanted."""
+    clock = SystemClock()
+    workload = stack.enter_context(options.annotate.open(clock, recorder))
+    health = options.fleet.build(options.node)
+    if health is not None:
+        told = LiveTold(say_notes, workload.latest.current if workload else None)
+        observers.append(stack.enter_context(open_live(health, clock, told)))
 
 
 def _say_what_is_missing(session: TraceSession) -> None:

@@ -22,3 +22,12 @@ BEARER: Final = "INGERO_MCP_BEARER_TOKEN"
 def read_bearer(environ: Mapping[str, str] | None = None) -> str:
     """The node's bearer token; empty when there is none."""
     return (os.environ if environ is None else environ).get(BEARER, "")
+
+
+PAGERDUTY_KEY: Final = "INGERO_PAGERDUTY_KEY"
+"""Routing key of the PagerDuty service that MCP's ``pagerduty_trigger`` may page; a secret, so not a flag."""
+
+
+def read_pagerduty_key(environ: Mapping[str, str] | None = None) -> str:
+    """The routing key; empty when paging was not asked for."""
+    return (os.environ if environ is None else environ).get(PAGERDUTY_KEY, "")

@@ -145,7 +145,11 @@ def _describe(
         message, hint = "should be text", "write it in quotes"
     else:
         message = message.removeprefix("Value error, ")
-        hint = "" if _is_secret(model, detail["loc"]) else _got(detail["input"])
+        is_whole = detail["type"] == "value_error" and isinstance(detail["input"], Mapping)
+        is_told = is_whole or _is_secret(
+            model, detail["loc"]
+        )  # a model's own check names what is wrong
+        hint = "" if is_told else _got(detail["input"])
     return ConfigProblem(dotted(where), message, find_line(where, lines), hint)
 
 

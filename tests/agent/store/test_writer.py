@@ -158,6 +158,24 @@ def test_file_of_another_generation_is_not_written_to(tmp_path, data_dir):
     assert path.read_bytes() == content
 
 
+def test_what_workloads_say_is_kept_with_its_node_and_counts_against_the_size_limit(tmp_path):
+    path = tmp_path / "r.db"
+    labels = '{"step": "' + "x" * 900 + '"}'
+    with RecordingWriter(path, "n1", WriterSettings(max_bytes=1_000_000)) as writer:
+        for second in range(20):
+            at_ns = T0 + second * 10**9
+            writer.put_annotations([(at_ns + i, labels, 41, 7, 1, 2, 3, 4, 5) for i in range(200)])
+            writer.flush()
+    with sqlite3.connect(path) as connection:
+        kept = connection.execute(
+            "SELECT timestamp, labels, pid, start_time, span_start, span_end, peer_uid, peer_gid, peer_pid, node "
+            "FROM annotations ORDER BY timestamp"
+        ).fetchall()
+    assert kept[-1] == (T0 + 19 * 10**9 + 199, labels, 41, 7, 1, 2, 3, 4, 5, "n1")
+    assert kept[0][0] > T0 + 10**9
+    assert path.stat().st_size < 1_300_000
+
+
 def test_size_limit_deletes_the_oldest_rows(tmp_path):
     path = tmp_path / "r.db"
     with RecordingWriter(path, "n1", WriterSettings(max_bytes=2_000_000)) as writer:

@@ -15,6 +15,7 @@ from typing import Final
 
 from ingero.agent.discover.places import iter_installed
 from ingero.agent.discover.processes import iter_mappings, iter_pids
+from ingero.agent.gpu.nvml import Nvml
 from ingero.agent.kernel._libbpf import get_libbpf
 from ingero.agent.kernel.objects import BpfObject, find_object
 from ingero.agent.kernel.perf import MappingStream
@@ -22,6 +23,8 @@ from ingero.agent.probes.engine import Engine, EngineSettings
 from ingero.agent.probes.host import PROBES
 from ingero.agent.probes.targets import is_library
 from ingero.errors import UnsupportedError
+from ingero.telemetry.clock import SystemClock
+from ingero.units import format_size
 
 _BTF: Final = Path("/sys/kernel/btf/vmlinux")
 _OLDEST_KERNEL: Final = (6, 6)
@@ -193,6 +196,23 @@ def _check_gpu() -> Check:
     )
 
 
+def _check_nvml() -> Check:
+    try:
+        nvml = Nvml(SystemClock())
+    except UnsupportedError as error:
+        costs = "no GPU memory, clocks, throttling, ECC and Xid errors"
+        return _missing("nvml", error, costs)
+    devices = ", ".join(
+        f"{reading.name} ({format_size(reading.memory_total)})"
+        if reading.memory_total
+        else reading.name
+        for reading in nvml.read()
+    )
+    detail = f"driver {nvml.driver}: {devices or 'no device'}"
+    nvml.close()
+    return _there("nvml", detail)
+
+
 def _check_libraries() -> Check:
     installed = {path.name for path in iter_installed()}
     loaded = {
@@ -234,6 +254,7 @@ CHECKS: Final[tuple[Callable[[], Check], ...]] = (
     _check_map_files,
     _check_ptrace_scope,
     _check_gpu,
+    _check_nvml,
     _check_libraries,
 )
 """In the order in which they are shown."""

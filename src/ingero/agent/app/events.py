@@ -297,6 +297,19 @@ def build_tcp_events(records: Records, offset_ns: int) -> Events:
     return events
 
 
+def build_span_events(records: Records, offset_ns: int) -> Events:
+    """Rows of what a process did in the kernel: bytes on sockets, direct reclaim; arg1 is bytes."""
+    events = np.zeros(len(records), EVENT)
+    events["start_ns"] = records["header"]["mono_ns"].astype(np.int64) + offset_ns
+    for name in ("duration_ns", "pid", "tid", "source", "op", "weight", "cgroup_id"):
+        events[name] = records[name]
+    events["ret_code"] = records["rc"]
+    events["arg1"] = records["amount"]
+    events["arg2"] = records["family"]
+    events["flags"] = np.where(records["flags"] & _KEPT, EventFlag.EXEMPLAR, 0)
+    return events
+
+
 BUILDERS: Final = {
     "calls": build_call_events,
     "failed_calls": build_call_events,
@@ -306,5 +319,7 @@ BUILDERS: Final = {
     "processes": build_process_events,
     "victims": build_process_events,
     "retransmits": build_tcp_events,
+    "sockets": build_span_events,
+    "reclaims": build_span_events,
 }
 """How each ring's records become rows."""

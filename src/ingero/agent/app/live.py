@@ -7,8 +7,8 @@ traced process: probes write to rings, and what cannot be sent is kept up to a b
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from ingero.agent.app.collective_push import CollectivePusher, PushPace
 from ingero.agent.app.collectives import CollectiveTracker
 from ingero.agent.app.tracing import Totals, TraceSession, TraceSettings
 from ingero.agent.discover.identity import Identity as ProcessIdentity
+from ingero.agent.health.book import FindLabels
 from ingero.agent.health.service import (
     AgentSettings,
     HealthAgent,
@@ -178,18 +179,70 @@ class LiveObserver:
         self.source.on_totals(totals, self.workload)
 
 
+@dataclass(frozen=True, slots=True)
+class LiveTold:
+    """Who is told what by a live node.
+
+    Attributes:
+        follow: Makes what is told of each look of the health loop.
+        find_labels: What the node's workload said last of itself; None when nobody asks it.
+    """
+
+    follow: Callable[[HealthAgent], OnLook] = lambda _agent: lambda _look, _notes: None
+    find_labels: FindLabels | None = None
+
+
+@contextmanager
+def open_live(
+    health: AgentSettings, clock: Clock, told: LiveTold | None = None
+) -> Iterator[LiveObserver]:
+    """Push what a `TraceSession` sees, while it sees it.
+
+    The observer goes to the session, which must end before the context does: what it saw last is still sent then.
+
+    Raises:
+        IngeroError: A certificate or the local socket cannot be used.
+    """
+    told = told or LiveTold()
+    stop = threading.Event()
+    source = CounterSource()
+    with ExitStack() as stack:
+        transport = build_transport(health)
+        stack.callback(transport.close)
+        pusher = CollectivePusher(
+            health.identity,
+            transport,
+            CollectiveTracker(),
+            clock,
+            PushPace(health.loop.push_interval_ns, health.loop.early_push_gap_ns),
+        )
+        agent = stack.enter_context(open_agent(health, source, clock, stop, told.find_labels))
+        threads = [
+            threading.Thread(target=agent.run, args=(told.follow(agent),), daemon=True),
+            threading.Thread(target=_push, args=(pusher, stop), daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield LiveObserver(source, pusher)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(health.transport.timeout_ns / NS_PER_S)
+
+
 @dataclass(slots=True)
 class LiveAgent:
     """One node's live agent; `run` until told to stop.
 
     Attributes:
         settings: What it does.
-        follow: Makes what is told of each look of the health loop.
+        told: Who is told what.
         on_ready: Called with the session once the probes wait and everything runs.
     """
 
     settings: LiveSettings
-    follow: Callable[[HealthAgent], OnLook] = lambda _agent: lambda _look, _notes: None
+    told: LiveTold = field(default_factory=LiveTold)
     on_ready: Callable[[TraceSession], None] = lambda _session: None
     clock: Clock = field(default_factory=SystemClock)
 
@@ -200,35 +253,12 @@ class LiveAgent:
             UnsupportedError: The probes cannot be loaded here.
             IngeroError: A certificate or the local socket cannot be used.
         """
-        health = self.settings.health
-        source = CounterSource()
-        with ExitStack() as stack:
-            transport = build_transport(health)
-            stack.callback(transport.close)
-            pusher = CollectivePusher(
-                health.identity,
-                transport,
-                CollectiveTracker(),
-                self.clock,
-                PushPace(health.loop.push_interval_ns, health.loop.early_push_gap_ns),
-            )
-            session = stack.enter_context(
-                TraceSession(self.settings.trace, [LiveObserver(source, pusher)], clock=self.clock)
-            )
-            agent = stack.enter_context(open_agent(health, source, self.clock, stop))
-            threads = [
-                threading.Thread(target=agent.run, args=(self.follow(agent),), daemon=True),
-                threading.Thread(target=_push, args=(pusher, stop), daemon=True),
-            ]
-            for thread in threads:
-                thread.start()
+        with (
+            open_live(self.settings.health, self.clock, self.told) as observer,
+            TraceSession(self.settings.trace, [observer], clock=self.clock) as session,
+        ):
             self.on_ready(session)
-            try:
-                session.run(stop.is_set)
-            finally:
-                stop.set()
-                for thread in threads:
-                    thread.join(health.transport.timeout_ns / NS_PER_S)
+            session.run(stop.is_set)
 
 
 def _push(pusher: CollectivePusher, stop: threading.Event) -> None:

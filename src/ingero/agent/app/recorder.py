@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,12 +13,23 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero import __version__
+from ingero.agent.annotations.admission import Admitted
+from ingero.agent.app.measures import Kind, Series
 from ingero.agent.app.tracing import Totals
-from ingero.agent.discover.identity import Identity
+from ingero.agent.discover.identity import Identity, find_cgroup_id
 from ingero.agent.probes.latency import fold_octaves
+from ingero.agent.stacks.resolver import Stack
 from ingero.agent.store.writer import RecordingWriter, WriterSettings
 from ingero.config.invoker import Invoker
-from ingero.model.events import CudaOp, DriverOp, EventFlag, Events, HostOp, Source
+from ingero.model.events import (
+    CudaOp,
+    DriverOp,
+    EventFlag,
+    Events,
+    HostOp,
+    OffCpuReason,
+    Source,
+)
 from ingero.model.recording import AGGREGATE, COVERAGE, HISTOGRAM, Session
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_MS, NS_PER_S
@@ -26,6 +39,8 @@ BUCKET_NS: Final = 60 * NS_PER_S
 EVERYTHING_NS: Final = 10 * NS_PER_S
 SLOW_BLOCK_NS: Final = 10 * NS_PER_MS
 CLOCK_SAMPLE_NS: Final = 10 * NS_PER_S
+_MOST_KEPT: Final = 50_000
+"""Rows held between two totals: 6 MiB."""
 
 _ALWAYS: Final = (
     (Source.CUDA, (CudaOp.STREAM_SYNC, CudaOp.DEVICE_SYNC, CudaOp.EVENT_SYNC)),
@@ -65,7 +80,7 @@ class Recorder:
         clock: Both clocks.
         invoker: Who owns what is created.
         keep_all: Keep every record.
-        max_bytes: Size cap; 0 for none.
+        limits: Of the recording's size.
 
     Raises:
         StoreError: The recording cannot be written.
@@ -79,16 +94,18 @@ class Recorder:
         *,
         invoker: Invoker,
         keep_all: bool = False,
-        max_bytes: int = 0,
+        limits: WriterSettings | None = None,
     ) -> None:
         self._clock = clock
         self._keep_all = keep_all
         self._started_ns = clock.mono_ns()
         self._next_sample_ns = 0
+        self._batches: list[Events] = []
         self._left_out: dict[int, int] = {}
         self._uncounted: dict[int, int] = {}
+        self._named: set[int] = set()
         _make_folder(path.parent, invoker)
-        self.writer = RecordingWriter(path, node, WriterSettings(max_bytes=max_bytes))
+        self.writer = RecordingWriter(path, node, limits)
         _give(path, invoker)
         self.writer.put_session(
             Session(
@@ -104,12 +121,17 @@ class Recorder:
 
     def on_process(self, identity: Identity) -> None:
         """Name the process and its place in the job."""
+        self._named.add(identity.pid)
         self.writer.put_process_names({identity.pid: identity.name}, self._clock.wall_ns())
         if identity.launcher:
             self.writer.put_ranks({identity.pid: identity.place})
+        cgroup_id = find_cgroup_id(identity.cgroup) if identity.container else 0
+        if cgroup_id:
+            pod = identity.pod_name, identity.namespace
+            self.writer.put_cgroup(cgroup_id, identity.container, identity.cgroup, pod)
 
     def on_events(self, ring: str, records: Records, events: Events) -> None:
-        """Store the rows worth keeping."""
+        """Keep the batch for the next totals: many small batches cost more than one large one."""
         if ring in _UNCOUNTED_RINGS and len(events):
             source = int(events["source"][0])
             self._uncounted[source] = self._uncounted.get(source, 0) + len(events)
@@ -117,6 +139,40 @@ class Recorder:
             self._left_out[Source.IO] = (
                 self._left_out.get(Source.IO, 0) + len(records) - len(events)
             )
+        if ring == "off_cpus":
+            self._name_preemptors(records)
+        self._batches.append(events)
+        if sum(map(len, self._batches)) > _MOST_KEPT:
+            self._store_events()
+
+    def _name_preemptors(self, records: Records) -> None:
+        """Name who took a thread's CPU, by what the kernel read at that moment: the task may be gone by now."""
+        taken = records[records["reason"] == OffCpuReason.PREEMPTED]
+        pids, at = np.unique(taken["other_pid"], return_index=True)
+        is_new = ~np.isin(pids, list(self._named)) & (pids != 0)
+        if not is_new.any():
+            return
+        comms = taken["other_comm"][at[is_new]]
+        names = {
+            pid: comm.tobytes().partition(b"\0")[0].decode(errors="replace")
+            for pid, comm in zip(pids[is_new].tolist(), comms, strict=True)
+        }
+        self._named.update(names)
+        self.writer.put_process_names(names, self._clock.wall_ns())
+
+    def put_facts(self, events: Events) -> None:
+        """Store rows that no probe counted, such as NVML's; each is seen and stored. The tracing thread."""
+        if len(events):
+            source = int(events["source"][0])
+            self._uncounted[source] = self._uncounted.get(source, 0) + len(events)
+            self._batches.append(events)
+
+    def _store_events(self) -> None:
+        """Hand the rows worth keeping to the writer."""
+        if not self._batches:
+            return
+        events = np.concatenate(self._batches)
+        self._batches.clear()
         elapsed_ns = 0 if self._keep_all else self._clock.mono_ns() - self._started_ns
         is_kept = is_stored(events, elapsed_ns)
         if is_kept.any():
@@ -126,7 +182,8 @@ class Recorder:
             self._left_out[source] = self._left_out.get(source, 0) + n_left
 
     def on_totals(self, totals: Totals) -> None:
-        """Add the exact counts of the last second to their buckets."""
+        """Store the rows of the last second and add its exact counts to their buckets."""
+        self._store_events()
         bucket_ns = totals.wall_ns // BUCKET_NS * BUCKET_NS
         is_active = totals.changes["seen"] > 0
         keys, changes = totals.keys[is_active], totals.changes[is_active]
@@ -143,8 +200,46 @@ class Recorder:
             self._next_sample_ns = totals.mono_ns + CLOCK_SAMPLE_NS
             self.writer.put_clock_sample(self._clock.mono_ns(), self._clock.wall_ns())
 
+    def on_stacks(self, stacks: Mapping[int, Stack]) -> None:
+        """Store stacks that were not stored in this session."""
+        self.writer.put_stacks({key: stack.to_json() for key, stack in stacks.items()})
+
+    def on_annotations(self, admitted: Iterable[Admitted]) -> None:
+        """Store what workloads said of themselves. Any thread."""
+        self.writer.put_annotations(
+            (
+                one.wall_ns,
+                json.dumps(one.labels, ensure_ascii=False),
+                *(one.pid, one.start_ticks, one.span_start_ns, one.span_end_ns),
+                *(one.peer.uid, one.peer.gid, one.peer.pid),
+            )
+            for one in admitted
+        )
+
+    def iter_series(self) -> Iterator[Series]:
+        """The recording's own size and losses."""
+        path = self.writer.path
+        n_bytes = sum(
+            part.stat().st_size
+            for part in (path, path.with_name(path.name + "-wal"))
+            if part.exists()
+        )
+        yield Series(
+            "ingero.trace.db.bytes", Kind.GAUGE, "By", "Size of the recording.", (((), float(n_bytes)),),
+            "ingero_trace_db_bytes",
+        )  # fmt: skip
+        yield Series(
+            "ingero.trace.db.pruned_rows", Kind.SUM, "1", "Rows deleted to keep to --max-db.",
+            (((), float(self.writer.counters.events_pruned)),), "ingero_trace_db_pruned_rows_total",
+        )  # fmt: skip
+        yield Series(
+            "ingero.trace.db.lost_rows", Kind.SUM, "1", "Rows that the disk did not take.",
+            (((), float(self.writer.counters.events_lost)),), "ingero_trace_db_lost_rows_total",
+        )  # fmt: skip
+
     def close(self) -> None:
         """Write what waits and end the session."""
+        self._store_events()
         self.writer.close(self._clock.wall_ns())
 
 
@@ -195,7 +290,7 @@ def _build_coverage(
 
 def _make_folder(folder: Path, invoker: Invoker) -> None:
     if not folder.exists():
-        folder.mkdir(parents=True, mode=0o755)
+        folder.mkdir(parents=True, mode=0o700)
         _give(folder, invoker)
 
 

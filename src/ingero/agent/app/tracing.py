@@ -6,6 +6,7 @@ wake the loop at once. A second thread probes libraries as they are loaded.
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import threading
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from ingero.agent.app.events import BUILDERS
 from ingero.agent.app.program import HeldProgram
+from ingero.agent.app.stacks import RING, StackKeeper
 from ingero.agent.discover.identity import Identity, read_identity
 from ingero.agent.discover.processes import (
     FileId,
@@ -32,9 +34,10 @@ from ingero.agent.discover.processes import (
 )
 from ingero.agent.kernel.abi import ProcessEvent
 from ingero.agent.kernel.perf import Mapping, MappingStream
+from ingero.agent.probes.ended import EndedCounts
 from ingero.agent.probes.engine import Engine, EngineSettings, Missing
 from ingero.agent.probes.host import PROBES
-from ingero.agent.probes.sampling import SamplingControl
+from ingero.agent.probes.sampling import BUDGET, SamplingControl
 from ingero.agent.probes.targets import find_target, is_candidate, is_library
 from ingero.errors import UnsupportedError
 from ingero.model.events import Events
@@ -46,7 +49,11 @@ DRAIN_MS: Final = 100
 TICK_NS: Final = NS_PER_S
 RESCAN_NS: Final = 2 * NS_PER_S
 _MOST_EXAMINED: Final = 65_536
-_WAKING_RINGS: Final = frozenset({"failed_calls", *(probe.ring for probe in PROBES if probe.wakes)})
+_WAKING_RINGS: Final = frozenset({
+    "failed_calls",
+    RING,
+    *(probe.ring for probe in PROBES if probe.wakes),
+})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,7 @@ class TraceSettings:
         uid: A user whose processes to watch.
         keep_one_in: A fixed sampling of ordinary calls; 0 adapts to loss.
         files: Libraries to probe before anything runs; others are found as processes load them.
+        drain_ms: How often the busy rings are read. Each reading has its price, so no oftener than observers need it.
     """
 
     engine: EngineSettings = field(default_factory=EngineSettings)
@@ -68,6 +76,7 @@ class TraceSettings:
     uid: int | None = None
     keep_one_in: int = 0
     files: tuple[Path, ...] = ()
+    drain_ms: int = DRAIN_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,8 @@ class Totals:
         in_flight: Calls that have not returned.
         keep_one_in: The sampling now.
         is_last: Whether tracing is over.
+        ended_keys: As ``keys``, of processes that ended; pid 0 stands for many.
+        ended_counts: As ``counts``, of processes that ended.
     """
 
     mono_ns: int
@@ -97,6 +108,18 @@ class Totals:
     in_flight: Records
     keep_one_in: int
     is_last: bool = False
+    ended_keys: Records = field(default_factory=lambda: EndedCounts().keys)
+    ended_counts: Records = field(default_factory=lambda: EndedCounts().counts)
+
+    @property
+    def all_keys(self) -> Records:
+        """Keys of the living and the ended; one may occur twice when a pid was used again."""
+        return np.concatenate([self.keys, self.ended_keys])
+
+    @property
+    def all_counts(self) -> Records:
+        """Counts of the living and the ended."""
+        return np.concatenate([self.counts, self.ended_counts])
 
 
 class Observer(Protocol):
@@ -144,12 +167,16 @@ class TraceSession:
         self._offset_ns = self._clock.wall_ns() - self._clock.mono_ns()
         self._examined: set[FileId] = set()
         self._ended: list[int] = []
+        self._ended_counts = EndedCounts()
         self._previous: dict[bytes, Records] = {}
         self._sampling = SamplingControl(settings.keep_one_in)
         self._n_lost = 0
+        self._n_records = 0
         self._engine = Engine(settings.engine)
+        self._stacks = StackKeeper(self._engine, self._observers)
         self._stream: MappingStream | None = None
         self._met: deque[Identity] = deque()
+        self._consumers: dict[str, Callable[[Records], None]] = {}
         self._discovery = threading.Thread(target=self._watch_mappings, name="ingero-discover")
         self._stop_read, self._stop_write = os.pipe()
         try:
@@ -168,6 +195,11 @@ class TraceSession:
         """What this machine refused."""
         return tuple(self._engine.missing)
 
+    @property
+    def refused_interpreters(self) -> tuple[str, ...]:
+        """Why Python frames of a process are not read."""
+        return tuple(sorted(set(self._stacks.refused.values())))
+
     def _prepare(self) -> None:
         if self._program is not None:
             self._engine.watch_pid(self._program.pid)
@@ -177,6 +209,7 @@ class TraceSession:
             self._engine.watch_uid(self.settings.uid)
         self._engine.set_keep_one_in(self._sampling.keep_one_in)
         self._engine.start_host_probes()
+        self._consumers = {name: functools.partial(self._take, name) for name in self._engine.rings}
         try:
             self._stream = MappingStream()
         except UnsupportedError as error:
@@ -195,10 +228,12 @@ class TraceSession:
                 self._discover(mapping)
 
     def _discover(self, mapping: Mapping) -> None:
+        self._stacks.on_mapping(mapping)
         if not is_candidate(mapping):
             return
         reach = find_mapped(mapping)
         if reach is not None and self._probe(reach, mapping.path):
+            self._stacks.examine(mapping.pid)
             self._meet(mapping.pid)
 
     def _probe(self, reach: Reach, path: str) -> bool:
@@ -259,12 +294,12 @@ class TraceSession:
         if self._program is not None:
             self._program.release()
         while not should_stop():
-            ready = poll.poll(DRAIN_MS)
+            ready = poll.poll(self.settings.drain_ms)
             is_over = self._program is not None and self._program.poll() is not None
             now_ns = self._clock.mono_ns()
             if now_ns >= next_drain_ns or any(fd in waking for fd, _ in ready):
                 self._drain()
-                next_drain_ns = now_ns + DRAIN_MS * NS_PER_MS
+                next_drain_ns = now_ns + self.settings.drain_ms * NS_PER_MS
             if is_over or (ends_ns is not None and now_ns >= ends_ns):
                 break
             if now_ns >= next_tick_ns:
@@ -287,16 +322,19 @@ class TraceSession:
 
     def _drain(self) -> None:
         self._announce()
-        self._engine.drain({
-            name: lambda view, name=name: self._take(name, view)  # type: ignore[misc]
-            for name in self._engine.rings
-        })
+        self._n_records += self._engine.drain(self._consumers)
+        if self._n_records > BUDGET:  # do not wait for the end of the round
+            self._sample(0)
 
     def _take(self, ring: str, records: Records) -> None:
+        if ring == RING:
+            self._stacks.take(records)
+            return
         if ring == "processes":
             is_exit = records["event"] == ProcessEvent.EXIT
             self._ended.extend(int(pid) for pid in records["pid"][is_exit])
         events = BUILDERS[ring](records, self._offset_ns)
+        self._stacks.stamp(records, events)
         for observer in self._observers:
             observer.on_events(ring, records, events)
 
@@ -307,12 +345,8 @@ class TraceSession:
             self._meet(pid)
         self._announce()
         n_lost = int(counts["lost"].sum())
-        fill = max((ring.fill() for ring in self._engine.rings.values()), default=0.0)
         changes = self._changes(keys, counts)
-        n_records = int(changes["emitted"].sum())
-        keep_one_in = self._sampling.update(max(n_lost - self._n_lost, 0), fill, n_records)
-        if keep_one_in != self._engine.keep_one_in:
-            self._engine.set_keep_one_in(keep_one_in)
+        keep_one_in = self._sample(max(n_lost - self._n_lost, 0))
         self._n_lost = n_lost
         totals = Totals(
             mono_ns=mono_ns,
@@ -325,11 +359,22 @@ class TraceSession:
             in_flight=self._engine.read_in_flight(),
             keep_one_in=keep_one_in,
             is_last=is_last,
+            ended_keys=self._ended_counts.keys,
+            ended_counts=self._ended_counts.counts,
         )
         for observer in self._observers:
             observer.on_totals(totals)
         if not is_last:
-            self._forget_ended()
+            self._forget_ended(keys, counts)
+
+    def _sample(self, n_lost: int) -> int:
+        """End a round of the sampling; the new setting."""
+        fill = max((ring.fill() for ring in self._engine.rings.values()), default=0.0)
+        keep_one_in = self._sampling.update(n_lost, fill, self._n_records)
+        self._n_records = 0
+        if keep_one_in != self._engine.keep_one_in:
+            self._engine.set_keep_one_in(keep_one_in)
+        return keep_one_in
 
     def _changes(self, keys: Records, counts: Records) -> Records:
         """Counts since the last tick; extremes stay those of the whole trace."""
@@ -345,9 +390,13 @@ class TraceSession:
         self._previous = dict(zip(names, counts, strict=True))
         return changes
 
-    def _forget_ended(self) -> None:
+    def _forget_ended(self, keys: Records, counts: Records) -> None:
         """Make room: a process that ended a tick ago cannot count any more, and its pid may be used again."""
+        if not self._ended:
+            return
+        self._ended_counts.add(self._ended, keys, counts)
         self._engine.forget(self._ended)
+        self._stacks.forget(self._ended)
         for pid in self._ended:
             self.identities.pop(pid, None)
         self._ended.clear()
@@ -360,6 +409,7 @@ class TraceSession:
                 self._discovery.join()
             os.close(self._stop_read)
             self._stop_write = -1
+        self._stacks.close()
         self._engine.close()
         if self._stream is not None:
             self._stream.close()

@@ -31,8 +31,8 @@ from ingero.model.recording import (
 
 _CHUNK_ROWS: Final = 1 << 16
 _ALWAYS: Final[tuple[str, ...]] = ("timestamp", "duration", "arg0", "arg1")
-_WIDE: Final[tuple[str, ...]] = ("arg3", "wait_ns")
-_EXTRA: Final[tuple[str, ...]] = ("arg2", "stack_hash", "cgroup_id")
+_WIDE: Final[tuple[str, ...]] = ("arg2", "arg3", "wait_ns")
+_EXTRA: Final[tuple[str, ...]] = ("stack_hash", "cgroup_id")
 _PACKED: Final[tuple[dict[str, int], ...]] = (
     {"pid": 32, "tid": 32},
     {"source": 8, "op": 8},
@@ -52,7 +52,7 @@ class LoadFilter:
         to_ns: Latest stored timestamp; None for the last.
         pids: Only these processes; empty for all.
         max_rows: At most this many, the newest; keeps memory bounded on any file.
-        has_extras: Also load ``arg2``, ``stack_hash`` and ``cgroup_id``, which no rule reads.
+        has_extras: Also load ``stack_hash``, which no rule reads, and ``cgroup_id`` where it is the same in all rows.
     """
 
     from_ns: int | None = None
@@ -100,14 +100,22 @@ class _Loader:
         self._path = path
         self._wanted = wanted
         self._columns = set(table_columns(connection, "events"))
+        (n_stored,) = connection.execute("SELECT count(*) FROM events").fetchone()
+        self._n_stored = int(n_stored)
+        self._where, self._parameters = self._build_where()
+        self._n_rows = self._count_rows()
+        self._is_truncated = self._n_rows > wanted.max_rows
+        self._tail = ""
+        if self._is_truncated:
+            self._tail = " ORDER BY timestamp DESC LIMIT ?"
+            self._parameters.append(wanted.max_rows)
+            self._n_rows = wanted.max_rows
         self._extremes = self._find_extremes()
         self._nodes = self._find_nodes()
         self._node_idx = {node: i for i, node in enumerate(self._nodes)}
-        self._where, self._parameters = self._build_where()
 
     def load(self) -> Recording:
-        (n_stored,) = self._connection.execute("SELECT count(*) FROM events").fetchone()
-        events, is_truncated = self._load_events(int(n_stored))
+        events = self._load_events()
         return Recording(
             events=events,
             nodes=self._nodes,
@@ -120,8 +128,8 @@ class _Loader:
             ),
             histograms=self._load_table("latency_histograms", HISTOGRAM, _HISTOGRAM_COLUMNS),
             sessions=tuple(self._iter_sessions()),
-            n_events_stored=int(n_stored),
-            is_truncated=is_truncated,
+            n_events_stored=self._n_stored,
+            is_truncated=self._is_truncated,
             has_gpu_ids="weight"
             in self._columns,  # this version's recorder, which reads the device
         )
@@ -130,11 +138,11 @@ class _Loader:
         return self._connection.execute(sql, tuple(parameters))
 
     def _find_extremes(self) -> dict[str, tuple[object, object]]:
-        """Least and greatest value of the columns that are often constant, in one pass.
+        """Least and greatest value of the columns that are often constant, in one pass over the chosen rows.
 
         The small ones are looked at together: only whether any of them holds anything matters.
         """
-        singly = ("node", "comm", "rank", "weight", "ret_code", *_WIDE)
+        singly = ("node", "comm", "rank", "weight", "ret_code", "cgroup_id", *_WIDE)
         parts: dict[str, str] = {name: name for name in singly if name in self._columns}
         small = [name for name in _PACKED[2] if name in self._columns]
         if small:
@@ -142,7 +150,10 @@ class _Loader:
         if not parts:
             return {}
         select = ", ".join(f"min({part}), max({part})" for part in parts.values())
-        values = self._rows(f"SELECT {select} FROM events").fetchone()  # noqa: S608 - own column names
+        chosen = f"events{self._where}"
+        if self._tail:
+            chosen = f"(SELECT * FROM {chosen}{self._tail})"  # noqa: S608 - own column names
+        values = self._rows(f"SELECT {select} FROM {chosen}", self._parameters).fetchone()  # noqa: S608
         return {key: (values[2 * i], values[2 * i + 1]) for i, key in enumerate(parts)}
 
     def _is_used(self, key: str, absent: int = 0) -> bool:
@@ -152,8 +163,9 @@ class _Loader:
         """What to read: each entry one integer of the SELECT and the fields it fills."""
         single = [name for name in _ALWAYS if name in self._columns]
         single += [name for name in _WIDE if self._is_used(name)]
-        if self._wanted.has_extras:
-            single += [n for n in _EXTRA if n in self._columns]
+        least, greatest = self._extremes.get("cgroup_id", (0, 0))
+        extras = _EXTRA if self._wanted.has_extras else _EXTRA[1:] if least != greatest else ()
+        single += [name for name in extras if name in self._columns]
         chosen = [_Column(name, ((_FIELD.get(name, name), 0, 64),)) for name in single]
         is_needed = (
             True,
@@ -168,11 +180,15 @@ class _Loader:
         return chosen
 
     def _find_nodes(self) -> tuple[str, ...]:
-        """Every node that events name, sorted; one nameless node when there is none."""
+        """Every node that the chosen rows name, sorted; one nameless node when there is none."""
         least, greatest = self._extremes.get("node", (None, None))
         if least == greatest:
             return (str(least or ""),)
-        return tuple(sorted(str(n) for (n,) in self._rows("SELECT DISTINCT node FROM events")))
+        names = self._rows(
+            f"SELECT DISTINCT node FROM (SELECT node FROM events{self._where}{self._tail})",  # noqa: S608
+            self._parameters,
+        )
+        return tuple(sorted(str(name) for (name,) in names))
 
     def _build_where(self) -> tuple[str, list[object]]:
         terms: list[str] = []
@@ -188,27 +204,24 @@ class _Loader:
             parameters += self._wanted.pids
         return (" WHERE " + " AND ".join(terms) if terms else ""), parameters
 
-    def _load_events(self, n_stored: int) -> tuple[npt.NDArray[np.void], bool]:
+    def _count_rows(self) -> int:
+        if not self._where:
+            return self._n_stored
+        (n_rows,) = self._rows(
+            f"SELECT count(*) FROM events{self._where}",  # noqa: S608 - own column names
+            self._parameters,
+        ).fetchone()
+        return int(n_rows)
+
+    def _load_events(self) -> npt.NDArray[np.void]:
         columns = self._choose_columns()
-        n_rows = n_stored
-        if self._where:
-            counted = self._rows(
-                f"SELECT count(*) FROM events{self._where}",  # noqa: S608 - own column names
-                self._parameters,
-            )
-            (n_rows,) = counted.fetchone()
-        is_truncated = n_rows > self._wanted.max_rows
-        n_rows = min(int(n_rows), self._wanted.max_rows)
-        tail = " ORDER BY timestamp DESC LIMIT ?" if is_truncated else ""
-        limit = [self._wanted.max_rows] if is_truncated else []
         select = ", ".join(column.sql for column in columns)
         node = ", node" if len(self._nodes) > 1 else ""
         cursor = self._rows(
-            f"SELECT {select}{node} FROM events{self._where}{tail}",  # noqa: S608 - own column names
-            [*self._parameters, *limit],
+            f"SELECT {select}{node} FROM events{self._where}{self._tail}",  # noqa: S608 - own column names
+            self._parameters,
         )
-        events = self._fill(cursor, columns, n_rows)
-        return _normalise(events), is_truncated
+        return _normalise(self._fill(cursor, columns, self._n_rows))
 
     def _fill(
         self, cursor: sqlite3.Cursor, columns: list[_Column], n_rows: int
@@ -249,6 +262,10 @@ class _Loader:
                 return
             yield block.reshape(-1, n_columns), nodes
 
+    def _is_chosen(self, node: object) -> bool:
+        """Whether chosen rows name a node; what carries no node belongs to all of them."""
+        return not node or not self._n_rows or str(node) in self._node_idx
+
     def _load_table(
         self, table: str, dtype: np.dtype[np.void], columns: dict[str, str]
     ) -> npt.NDArray[np.void]:
@@ -258,6 +275,9 @@ class _Loader:
         if not names:
             return np.empty(0, dtype)
         rows = self._rows(f"SELECT {', '.join(names)} FROM {table}").fetchall()  # noqa: S608
+        if "node" in names:
+            at = names.index("node")
+            rows = [row for row in rows if self._is_chosen(row[at])]
         table_rows = np.zeros(len(rows), dtype)
         for i, name in enumerate(names):
             values = [row[i] for row in rows]
@@ -277,6 +297,8 @@ class _Loader:
         if columns:
             node = "node" if "node" in columns else "''"
             for node_name, pid, name in self._rows(f"SELECT {node}, pid, name FROM process_names"):  # noqa: S608
+                if not self._is_chosen(node_name):
+                    continue
                 targets = (
                     [self._node_idx[node_name]]
                     if node_name in self._node_idx

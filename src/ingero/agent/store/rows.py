@@ -48,6 +48,10 @@ INSERT_SNAPSHOT: Final = (
     "INSERT OR IGNORE INTO system_snapshots "
     "(timestamp, cpu_pct, mem_pct, mem_avail, swap_mb, load_avg, node) VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
+INSERT_ANNOTATION: Final = (
+    "INSERT INTO annotations (timestamp, labels, pid, start_time, span_start, span_end, peer_uid, peer_gid, "
+    "peer_pid, node) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
 INSERT_SESSION: Final = (
     "INSERT INTO sessions (started_at, stopped_at, gpu_model, cpu_cores, mem_total, kernel, ingero_ver, "
     "flags, node) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"

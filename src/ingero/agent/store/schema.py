@@ -113,6 +113,27 @@ INDEXES: Final = (
     "CREATE INDEX IF NOT EXISTS idx_chains_detected_at ON causal_chains(detected_at)",
 )
 
+TIMED_TABLES: Final = (
+    ("events", "timestamp"),
+    ("annotations", "timestamp"),
+    ("system_snapshots", "timestamp"),
+    ("event_aggregates", "bucket"),
+    ("event_aggregates_5s", "bucket"),
+    ("latency_histograms", "bucket"),
+    ("coverage", "bucket"),
+)
+"""Tables that grow with time, and the column that says when."""
+
+CARRIED_OVER: Final = (
+    (
+        "SELECT * FROM sessions WHERE id = (SELECT max(id) FROM sessions)",
+        "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    ),
+    ("SELECT * FROM process_names", "INSERT INTO process_names VALUES (?, ?, ?, ?)"),
+    ("SELECT * FROM cgroup_metadata", "INSERT INTO cgroup_metadata VALUES (?, ?, ?, ?, ?, ?)"),
+)
+"""What a recording that goes on in a new file takes along: how to read it and how to write it."""
+
 SCHEMA_INFO: Final[dict[str, str]] = {
     "version": "0.10",
     "timestamp_unit": "nanoseconds (Unix epoch)",

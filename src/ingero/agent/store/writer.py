@@ -21,10 +21,12 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from ingero.agent.store.files import check_recording, store_errors, table_columns
+from ingero.agent.store.rollover import create_private, set_aside, size_of
 from ingero.agent.store.rows import (
     ADD_AGGREGATE,
     ADD_COVERAGE,
     ADD_HISTOGRAM,
+    INSERT_ANNOTATION,
     INSERT_EVENT,
     INSERT_SESSION,
     INSERT_SNAPSHOT,
@@ -33,7 +35,7 @@ from ingero.agent.store.rows import (
     count_stored,
     event_rows,
 )
-from ingero.agent.store.schema import TABLES, create_tables
+from ingero.agent.store.schema import CARRIED_OVER, TABLES, TIMED_TABLES, create_tables
 from ingero.errors import StoreError
 from ingero.model.events import OP_NAMES, Events, Source
 from ingero.model.recording import ProcessRank, Session
@@ -50,12 +52,18 @@ class WriterSettings:
     Attributes:
         queue_rows: Events waiting for the disk before further ones are dropped and counted.
         commit_batches: Batches in one transaction at most.
+        linger_s: How long a batch waits for company: a transaction costs as much as hundreds of rows.
         max_bytes: Size above which the oldest tenth of the time range is deleted; 0 for no limit.
+        rollover_bytes: Size above which the file is set aside and a new one begun; 0 never does.
+        rollover_keep: Files set aside that are kept.
     """
 
     queue_rows: int = 500_000
-    commit_batches: int = 64
+    commit_batches: int = 256
+    linger_s: float = 0.2
     max_bytes: int = 0
+    rollover_bytes: int = 0
+    rollover_keep: int = 6
 
 
 @dataclass(slots=True)
@@ -64,6 +72,7 @@ class WriterCounters:
 
     events_stored: int = 0
     events_lost: int = 0
+    events_pruned: int = 0
     batches_failed: int = 0
     last_error: str = ""
 
@@ -71,7 +80,7 @@ class WriterCounters:
 class RecordingWriter:
     """The one writer of a recording.
 
-    Every ``put_*`` may be called from any thread. Rows become visible to readers within a commit (`flush` waits for it).
+    Every ``put_*`` may be called from any thread. Rows become visible to readers within ``linger_s`` (`flush` waits for less).
 
     Args:
         path: The file; made when missing, appended to when this version wrote it.
@@ -84,7 +93,7 @@ class RecordingWriter:
 
     def __init__(self, path: Path, node: str, settings: WriterSettings | None = None) -> None:
         self.counters = WriterCounters()
-        self._path = path
+        self.path = path
         self._node = node
         self._settings = settings or WriterSettings()
         self._ranks: dict[int, ProcessRank] = {}
@@ -92,6 +101,7 @@ class RecordingWriter:
         self._lost_lock = threading.Lock()
         self._queue: queue.Queue[Events | Work | threading.Event | None] = queue.Queue()
         self._n_waiting = 0
+        self._hurry = threading.Event()
         self._unwritten: list[Work] = []
         self._connection = _open_for_writing(path)
         (last,) = self._connection.execute("SELECT ifnull(max(rowid), 0) FROM events").fetchone()
@@ -111,6 +121,8 @@ class RecordingWriter:
                 self._n_waiting += len(events)
         if is_taken:
             self._queue.put(events)
+            if 2 * self._n_waiting > self._settings.queue_rows:
+                self._hurry.set()
         else:
             self._count_lost(events)
         return is_taken
@@ -172,6 +184,13 @@ class RecordingWriter:
         rows = [(*row, self._node) for row in zip(*columns, strict=True)]
         self._queue.put(lambda connection: _run_many(connection, INSERT_SNAPSHOT, rows))
 
+    def put_annotations(
+        self, rows: Iterable[tuple[int, str, int, int, int, int, int, int, int]]
+    ) -> None:
+        """Store what workloads said, in the order of INSERT_ANNOTATION without the node."""
+        placed = [(*row, self._node) for row in rows]
+        self._queue.put(lambda connection: _run_many(connection, INSERT_ANNOTATION, placed))
+
     def put_session(self, session: Session) -> None:
         """Note the start of a run; `close` notes its end. The session's node is the writer's."""
         row = (
@@ -183,6 +202,27 @@ class RecordingWriter:
             self._session_id = connection.execute(INSERT_SESSION, row).lastrowid or 0
 
         self._queue.put(write)
+
+    def put_gpu_model(self, model: str) -> None:
+        """Note which GPUs this run sees."""
+        self._queue.put(
+            lambda connection: _run_many(
+                connection,
+                "UPDATE sessions SET gpu_model = ? WHERE id = ?",
+                [(model, self._session_id)],
+            )
+        )
+
+    def put_cgroup(self, cgroup_id: int, container: str, path: str, pod: tuple[str, str]) -> None:
+        """Name a cgroup: its container, and its pod's name and namespace."""
+        row = (cgroup_id, container, path, *pod, self._node)
+        self._queue.put(
+            lambda connection: _run_many(
+                connection,
+                "INSERT OR REPLACE INTO cgroup_metadata VALUES (?, ?, ?, ?, ?, ?)",
+                [row],
+            )
+        )
 
     def put_clock_sample(self, mono_ns: int, wall_ns: int) -> None:
         """Note one reading of both clocks, so that drift can be seen afterwards."""
@@ -197,6 +237,7 @@ class RecordingWriter:
         """Wait until everything put before this call is committed or counted as lost."""
         done = threading.Event()
         self._queue.put(done)
+        self._hurry.set()
         done.wait()
 
     def close(self, stopped_wall_ns: int = 0) -> None:
@@ -210,6 +251,7 @@ class RecordingWriter:
         if stopped_wall_ns:
             self._queue.put(lambda connection: self._stop_session(connection, stopped_wall_ns))
         self._queue.put(_STOP)
+        self._hurry.set()
         self._thread.join()
 
     def __enter__(self) -> Self:
@@ -220,7 +262,7 @@ class RecordingWriter:
 
     @override
     def __repr__(self) -> str:
-        return f"RecordingWriter({str(self._path)!r}, node={self._node!r})"
+        return f"RecordingWriter({str(self.path)!r}, node={self._node!r})"
 
     def _stop_session(self, connection: sqlite3.Connection, stopped_wall_ns: int) -> None:
         connection.execute(
@@ -235,11 +277,15 @@ class RecordingWriter:
 
     def _run(self) -> None:
         """Body of the writing thread: take what waits, commit it as one transaction, answer those who wait."""
-        is_open = True
+        is_open, is_behind = True, False
         while is_open:
             waiting = [self._queue.get()]
+            if not is_behind:
+                self._hurry.wait(self._settings.linger_s)
+            self._hurry.clear()
             while len(waiting) < self._settings.commit_batches and not self._queue.empty():
                 waiting.append(self._queue.get())
+            is_behind = not self._queue.empty()
             is_open = not any(item is _STOP for item in waiting)
             batches = [item for item in waiting if isinstance(item, np.ndarray)]
             self._commit(batches, [item for item in waiting if callable(item)])
@@ -257,8 +303,8 @@ class RecordingWriter:
             with self._connection:
                 for work in works:
                     work(self._connection)
-                for events in batches:
-                    self._write_events(events)
+                if batches:
+                    self._write_events(np.concatenate(batches))
                 self._write_lost()
         except sqlite3.Error as error:
             self.counters.batches_failed += len(batches)
@@ -274,6 +320,8 @@ class RecordingWriter:
             self._n_waiting -= n_rows
         if self._settings.max_bytes:
             self._shrink()
+        if 0 < self._settings.rollover_bytes <= size_of(self.path):
+            self._roll()
 
     def _write_events(self, events: Events) -> None:
         self._connection.executemany(
@@ -298,6 +346,26 @@ class RecordingWriter:
                 self._lost[key] -= n_rows
             self._lost = {key: n_rows for key, n_rows in self._lost.items() if n_rows}
 
+    def _roll(self) -> None:
+        """Set the file aside and go on in a new one, which begins with the session and the names known so far."""
+        kept = [(sql, self._connection.execute(query).fetchall()) for query, sql in CARRIED_OVER]
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._connection.close()
+        aside = None
+        try:
+            aside = set_aside(self.path, self._settings.rollover_keep)
+            self._connection = _open_for_writing(self.path)
+        except (OSError, sqlite3.Error, StoreError) as error:
+            self.counters.last_error = str(error)
+            if aside is not None:
+                aside.replace(self.path)
+            self._connection = _open_for_writing(self.path)  # goes on there and tries again
+            return
+        with self._connection:
+            for sql, rows in kept:
+                self._connection.executemany(sql, rows)
+        self._next_id = 1
+
     def _shrink(self) -> None:
         """Delete the oldest tenth of the time range while the file is over its limit."""
         (n_pages,) = self._connection.execute("PRAGMA page_count").fetchone()
@@ -307,13 +375,18 @@ class RecordingWriter:
             return
         with self._connection:
             first, last = self._connection.execute(
-                "SELECT min(timestamp), max(timestamp) FROM events"
+                "SELECT min(timestamp), max(timestamp) FROM "
+                "(SELECT timestamp FROM events UNION ALL SELECT timestamp FROM annotations)"
             ).fetchone()
             if first is None:
                 return
-            self._connection.execute(
-                "DELETE FROM events WHERE timestamp <= ?", (first + (last - first) // 10,)
-            )
+            until = first + (last - first) // 10
+            for table, column in TIMED_TABLES:
+                n_rows = self._connection.execute(
+                    f"DELETE FROM {table} WHERE {column} <= ?",  # noqa: S608 - names of ours
+                    (until,),
+                ).rowcount
+                self.counters.events_pruned += n_rows if table == "events" else 0
         self._connection.execute("PRAGMA incremental_vacuum")
 
 
@@ -326,6 +399,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
     with store_errors(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            create_private(path)
             connection = sqlite3.connect(path, check_same_thread=False, timeout=5.0)
         except (OSError, sqlite3.OperationalError) as error:
             raise StoreError(f"{path}: {error}", hint="choose another file with --db") from error

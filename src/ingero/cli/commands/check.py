@@ -39,7 +39,7 @@ def command(*, as_json: bool, support_bundle: Path | None) -> None:
         _write_bundle(support_bundle, json.dumps(report, indent=2))
         click.echo(f"wrote {support_bundle}", err=True)
     if as_json:
-        click.echo(json.dumps(report))
+        click.echo(json.dumps(report, indent=2))
         return
     width = max(len(check.name) for check in checks)
     for check in checks:

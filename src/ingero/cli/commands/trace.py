@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
+from ingero.cli.exporting import METRIC_OPTIONS
+from ingero.cli.live import ANNOTATE_OPTIONS, FLEET_OPTIONS
 from ingero.cli.options import read_duration
+from ingero.cli.serving import add_options
 
 
 def _read_pids(
@@ -79,6 +83,22 @@ def _read_ring(context: click.Context, parameter: click.Parameter, value: str) -
     metavar="SIZE",
     help="Size cap of the recording.  [default: 10g]",
 )
+@click.option(
+    "--db-rollover-size",
+    "rollover_bytes",
+    default="0",
+    callback=_read_size,
+    metavar="SIZE",
+    help="Set the recording aside at this size and go on in a new one; instead of --max-db.",
+)
+@click.option(
+    "--db-rollover-keep",
+    "rollover_keep",
+    default=6,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Recordings set aside that are kept.",
+)
 @click.option("--node", default="", help="This node's name.  [default: host name]")
 @click.option(
     "--sampling-rate",
@@ -94,8 +114,14 @@ def _read_ring(context: click.Context, parameter: click.Parameter, value: str) -
     metavar="SIZE",
     help="Size of the calls ring.  [default: 8m]",
 )
+@click.option(
+    "--stack/--no-stack",
+    default=False,
+    help="Record the native and Python stack of every recorded call.  [default: no-stack]",
+)
 @click.option("--no-io", is_flag=True, help="Leave out disk requests.")
 @click.option("--no-tcp", is_flag=True, help="Leave out TCP retransmits.")
+@click.option("--no-net", is_flag=True, help="Leave out bytes on sockets.")
 @click.option(
     "--cuda-lib",
     "--nccl-lib",
@@ -104,6 +130,9 @@ def _read_ring(context: click.Context, parameter: click.Parameter, value: str) -
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="A library to probe before it is loaded; others are found when a process loads them.",
 )
+@add_options(METRIC_OPTIONS)
+@add_options(ANNOTATE_OPTIONS)
+@add_options(FLEET_OPTIONS)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- PROGRAM [ARG]...]")
 @click.pass_context
 def command(context: click.Context, /, **_: object) -> int:
@@ -117,8 +146,20 @@ def command(context: click.Context, /, **_: object) -> int:
       sudo ingero trace
       sudo ingero trace --pid 4711 --duration 30s
       sudo ingero trace --duration 5s --json -- python train.py
+      sudo ingero trace --stack -- python train.py
       sudo ingero trace --no-record -- ingero sim run ranks slow_rank=2 slow_us=3000
+      sudo ingero trace --prometheus --otlp http://collector:4318
+      sudo ingero trace --annotate --fleet https://fleet:4318 --fleet-cluster-id prod
     """
+    from ingero.cli.exporting import MetricsChoice
+    from ingero.cli.live import AnnotateChoice, FleetChoice
     from ingero.cli.tracing import TraceOptions, run_trace
 
-    return run_trace(TraceOptions(**context.params))
+    given = dict(context.params)
+    if given["rollover_bytes"]:
+        if context.get_parameter_source("max_db") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("--max-db and --db-rollover-size exclude each other")
+        given["max_db"] = 0
+    metrics = MetricsChoice.take(given)
+    annotate, fleet = AnnotateChoice.take(given), FleetChoice.take(given)
+    return run_trace(TraceOptions(**given, metrics=metrics, annotate=annotate, fleet=fleet))

@@ -1,0 +1,137 @@
+"""Readings from the recording that `ingero trace` writes meanwhile, for an agent that may not probe itself.
+
+The recording's exact counts grow by the minute's bucket while they are counted, so two looks tell what came between them. What
+it cannot tell is absent: a recording that nobody writes to is no reading, free GPU memory is not in it, and neither is what
+hangs.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ingero.agent.app.live import CpuTimes
+from ingero.agent.health.signals import Reading, Signals
+from ingero.agent.store.files import open_recording
+from ingero.errors import StoreError
+from ingero.model.events import CudaOp, DriverOp, GraphOp, Source
+from ingero.units import NS_PER_S
+
+ALIVE_NS: Final = 15 * NS_PER_S
+"""A writer notes both clocks every ten seconds."""
+_MINUTE_NS: Final = 60 * NS_PER_S
+_LOOKED_BACK: Final = 3 * _MINUTE_NS
+_ALIVE: Final = "SELECT mono_ns, wall_ns FROM clock_samples ORDER BY rowid DESC LIMIT 1"
+_COUNTS: Final = """
+  SELECT bucket,
+    sum(count * (source = ? AND op = ? OR source = ? AND op = ?)), sum(count * (source = ? AND op = ?)),
+    sum(sum_dur), count(DISTINCT pid)
+  FROM event_aggregates WHERE bucket >= ? AND source IN (?, ?, ?, ?) GROUP BY bucket
+"""
+_CODES: Final = (
+    *(Source.CUDA, CudaOp.LAUNCH_KERNEL, Source.CUDA_GRAPH, GraphOp.LAUNCH),
+    *(Source.DRIVER, DriverOp.LAUNCH_KERNEL),
+)
+_GPU: Final = (Source.CUDA, Source.DRIVER, Source.CUDA_GRAPH, Source.NCCL)
+
+
+class _Counts(NamedTuple):
+    """Of one bucket, or of all time."""
+
+    launches: int = 0
+    driver_launches: int = 0
+    spent_ns: int = 0
+    n_pids: int = 0
+
+
+class _Look(NamedTuple):
+    mono_ns: int
+    total: _Counts
+
+
+@dataclass(slots=True)
+class RecordedSource:
+    """A `SignalSource`.
+
+    Attributes:
+        path: The recording.
+        window_ns: Rates are over this long.
+        n_gpus: Streams of work at once; 0 takes the number of processes.
+        note: Told once of each reason why the recording cannot be read.
+    """
+
+    path: Path
+    window_ns: int
+    n_gpus: int = 0
+    note: Callable[[str], None] = lambda _text: None
+    _cpu: CpuTimes = field(default_factory=CpuTimes)
+    _buckets: dict[int, _Counts] = field(default_factory=dict)
+    _total: _Counts = field(default_factory=_Counts)
+    _looks: deque[_Look] = field(default_factory=deque)
+    _noted: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Never: a recording may be continued."""
+        return False
+
+    def read(self, wall_ns: int, mono_ns: int) -> Reading | None:
+        """What came in the window; None without two looks in it, and when nobody writes."""
+        cpu = self._cpu.read()
+        try:
+            with open_recording(self.path) as connection:
+                is_alive = self._update(connection, mono_ns)
+        except (StoreError, sqlite3.Error) as error:
+            self._say_why(str(error))
+            return None
+        if not is_alive:
+            self._say_why(f"{self.path}: nobody writes to it; is `ingero trace` running?")
+            return None
+        self._noted = ""
+        self._looks.append(_Look(mono_ns, self._total))
+        while len(self._looks) > 2 and mono_ns - self._looks[1].mono_ns >= self.window_ns:
+            self._looks.popleft()
+        first = self._looks[0]
+        elapsed_ns = mono_ns - first.mono_ns
+        if elapsed_ns <= 0:
+            return None
+        launches = self._total.launches - first.total.launches
+        # A launch through the runtime is a driver launch too, counted by both.
+        launches = launches or self._total.driver_launches - first.total.driver_launches
+        n_streams = self.n_gpus or self._total.n_pids
+        spent_ns = self._total.spent_ns - first.total.spent_ns
+        compute = min(spent_ns / (elapsed_ns * n_streams), 1.0) if n_streams else None
+        return Reading(
+            signals=Signals(launches * NS_PER_S / elapsed_ns, compute, None, cpu),
+            launches=launches,
+            wall_ns=wall_ns,
+        )
+
+    def _say_why(self, why: str) -> None:
+        """Start over, and tell a reason that was not told last."""
+        self._looks.clear()
+        if why != self._noted:
+            self._noted = why
+            self.note(why)
+
+    def _update(self, connection: sqlite3.Connection, mono_ns: int) -> bool:
+        """Add what came since the last look; False when nobody writes any more."""
+        newest = connection.execute(_ALIVE).fetchone()
+        if newest is None or not 0 <= mono_ns - newest[0] <= ALIVE_NS:
+            return False
+        since_ns = newest[1] - _LOOKED_BACK
+        rows = connection.execute(_COUNTS, (*_CODES, since_ns, *_GPU)).fetchall()
+        n_pids = max((row[-1] for row in rows), default=0)
+        launches, driver_launches, spent_ns, _ = self._total
+        for bucket, *now in rows:
+            known = self._buckets.get(bucket, _Counts())
+            launches += now[0] - known.launches
+            driver_launches += now[1] - known.driver_launches
+            spent_ns += now[2] - known.spent_ns
+        self._buckets = {bucket: _Counts(*now) for bucket, *now in rows}
+        self._total = _Counts(launches, driver_launches, spent_ns, n_pids)
+        return True

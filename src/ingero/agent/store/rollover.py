@@ -1,0 +1,54 @@
+"""Files of recordings: made for their owner alone, and set aside when they are large.
+
+The name of a file set aside is that of the existing generation: ``<stem>.<UTC yyyymmddThhmmss.nnnnnnnnnZ>-<8 hex>.db``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+_SIDE_FILES: Final = ("-wal", "-shm")
+_ASIDE: Final = re.compile(r"\.\d{8}T\d{6}(\.\d{9})?Z-[0-9a-f]{8}\.db")
+
+
+def create_private(path: Path) -> None:
+    """Make an empty file that only its owner reads, unless it is there. SQLite gives its side files the same mode."""
+    if not path.exists():
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a recording and its side files."""
+    files = (path, *(path.with_name(path.name + end) for end in _SIDE_FILES))
+    return sum(file.stat().st_size for file in files if file.exists())
+
+
+def list_aside(path: Path) -> list[Path]:
+    """Files set aside from a recording, oldest first."""
+    found = path.parent.glob(f"{path.stem}.*.db")
+    return sorted(file for file in found if _ASIDE.fullmatch(file.name[len(path.stem) :]))
+
+
+def set_aside(path: Path, keep: int) -> Path:
+    """Rename a closed recording, begin an empty one of the same owner, and delete what is too many.
+
+    Returns:
+        The file set aside.
+    """
+    owner = path.stat()
+    now_ns = owner.st_mtime_ns
+    stamp = f"{datetime.fromtimestamp(now_ns // 10**9, UTC):%Y%m%dT%H%M%S}.{now_ns % 10**9:09d}Z"
+    aside = path.with_name(f"{path.stem}.{stamp}-{secrets.token_hex(4)}.db")
+    path.rename(aside)
+    create_private(path)
+    if os.geteuid() == 0:
+        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+    files = list_aside(path)
+    for old in files[: max(len(files) - keep, 0)]:
+        old.unlink(missing_ok=True)
+    return aside

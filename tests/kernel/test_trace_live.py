@@ -1,0 +1,86 @@
+"""`ingero trace --annotate --fleet URL`: one trace that records, listens to its workload and tells a Fleet."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from ingero.model.events import Source
+from ingero.testing.collector import RecordingCollector
+from ingero.wire.collectives import read_collectives
+from ingero.wire.names import Signal
+from ingero.wire.otlp import decode_protobuf
+
+pytestmark = [pytest.mark.kernel, pytest.mark.slow]
+INGERO = f"{sys.executable} -m ingero"
+STEPS, N_RANKS = 9, 2
+
+
+@pytest.fixture
+def fleet():
+    collector = RecordingCollector()
+    collector.start()
+    yield collector
+    collector.stop()
+
+
+def test_a_trace_records_its_workloads_words_and_pushes_its_collectives(fleet, tmp_path):
+    database, socket = tmp_path / "t.db", tmp_path / "annotate" / "a.sock"
+    program = (
+        f"{INGERO} annotate --label step=7 --socket {socket} &&"
+        f" {INGERO} sim run ranks --ranks {N_RANKS} steps={STEPS} wait_us=300000 &&"
+        f" {INGERO} annotate --label step=8 --pid $$ --socket {socket}"
+    )
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "ingero", "trace", "--json", "--db", database, "--node", "n"),
+            *("--annotate", "--annotate-socket", socket),
+            *("--fleet", f"http://127.0.0.1:{fleet.port}", "--fleet-cluster-id", "c"),
+            *("--fleet-push-interval", "1s", "--"),
+            *("sh", "-c", program),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert result.returncode == 0, result.stderr
+    with sqlite3.connect(database) as connection:
+        said = connection.execute(
+            "SELECT labels, pid, start_time, node, timestamp FROM annotations ORDER BY timestamp"
+        ).fetchall()
+        (first, last) = connection.execute(
+            "SELECT min(timestamp), max(timestamp) FROM events WHERE source = ?", (Source.NCCL,)
+        ).fetchone()
+    assert [json.loads(row[0]) for row in said] == [{"step": "7"}, {"step": "8"}]
+    assert said[0][1:4] == (0, 0, "n")
+    assert said[1][1] > 0
+    assert said[1][2] > 0
+    assert said[0][4] < first <= last < said[1][4]  # on the recording's own clock
+    runs = [
+        run
+        for request in fleet.requests
+        if "/v1/logs" in request.path
+        for run in read_collectives(decode_protobuf(request.body, Signal.LOGS)).runs
+    ]
+    seqs = {}
+    for run in runs:
+        seqs.setdefault(run.rank.rank, []).extend(run.ops["seq"].tolist())
+    assert {rank: sorted(found) for rank, found in seqs.items()} == {
+        rank: list(range(1, STEPS + 3)) for rank in range(N_RANKS)
+    }
+    assert {(run.rank.cluster_id, run.rank.node_id) for run in runs} == {("c", "n")}
+    assert "note:" not in result.stderr.replace("note: baseline", "")
+
+
+def test_options_of_a_fleet_without_a_fleet_are_wrong_usage():
+    result = subprocess.run(
+        [sys.executable, "-m", "ingero", "trace", "--no-record", "--fleet-cluster-id", "c"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2, result.stderr
+    assert "go with --fleet URL" in result.stderr
