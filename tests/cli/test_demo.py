@@ -35,7 +35,7 @@ def test_demo_ends_with_its_own_diagnosis_and_no_other(name):
 
 
 def test_all_plays_every_demo_of_the_list():
-    names = [demo["scenario"] for demo in json.loads(play("--json"))["demos"]]
+    names = [demo["name"] for demo in json.loads(play("--json"))["demos"]]
     assert set(DIAGNOSIS) <= set(names)
     assert [demo.name for demo in DEMOS if demo.name in DIAGNOSIS] == [
         n for n in names if n in DIAGNOSIS

@@ -90,5 +90,5 @@ def test_missing_file_ends_with_the_store_status_and_its_name(tmp_path, capsys):
 
 
 def test_wrong_time_says_what_one_looks_like(starved, capsys):
-    assert run_program(cli, ["explain", "--db", str(starved), "--from", "2026-99-99"]) == 1
+    assert run_program(cli, ["explain", "--db", str(starved), "--from", "2026-99-99"]) == 2
     assert "2026-04-03T12:18:35Z" in capsys.readouterr().err

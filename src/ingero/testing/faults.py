@@ -12,15 +12,17 @@ from typing import Final
 from ingero.agent.scenarios.builder import RecordingBuilder
 from ingero.agent.scenarios.loop import FREE, FUNCTION, LAUNCH, MALLOC, SYNC, Loop, Step
 from ingero.model.events import (
+    CudaOp,
     GpuOp,
     GraphOp,
     HostOp,
     IoOp,
-    NcclOp,
     NetOp,
     OffCpuReason,
     Source,
 )
+from ingero.testing.rank_faults import RANK_FAULTS
+from ingero.testing.serving_faults import SERVING_FAULTS
 from ingero.units import NS_PER_MS, NS_PER_US
 
 PID: Final = 4821
@@ -84,6 +86,64 @@ def blocking_io() -> RecordingBuilder:
             )
 
     return _stalled(stall)
+
+
+def blocking_writes() -> RecordingBuilder:
+    """The training thread writes its checkpoint itself and waits for the disk."""
+
+    def stall(built: RecordingBuilder, loop: Loop) -> None:
+        start_ns = loop.at_ns
+        built.call((Source.IO, IoOp.WRITE), start_ns + 10_000, 9 * NS_PER_MS, PID, arg0=2048)
+        loop.at_ns = built.off_cpu(start_ns, 9 * NS_PER_MS + 20_000, PID, OffCpuReason.BLOCKED_IO)
+
+    return _stalled(stall)
+
+
+def noisy_neighbour() -> RecordingBuilder:
+    """A build in another container starts task after task on the training thread's CPU."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    loop.steps(50)
+    built.call((Source.HOST, HostOp.EXEC), 0, 0, PID, cgroup_id=70)
+    for i in range(40):
+        pid = 9000 + i % 8
+        built.name(pid, ("cc1", "ld", "make")[i % 3])
+        built.call((Source.HOST, HostOp.EXEC), loop.at_ns, 0, pid, cgroup_id=90)
+        loop.step(Step(sync_ns=0))
+        loop.preempted_call(SYNC, 16 * NS_PER_MS, (6 * NS_PER_MS, 6 * NS_PER_MS), pid)
+    return built
+
+
+def managed_memory() -> RecordingBuilder:
+    """Managed arrays grow past the device's 15 GiB, and from then on every step waits for pages."""
+    built = RecordingBuilder(gpu_model="Tesla T4, 15360 MiB")
+    loop = Loop(built)
+    for i in range(24):
+        loop.call(
+            (Source.CUDA, CudaOp.MALLOC_MANAGED), 200 * NS_PER_US,
+            arg0=1 << 30, arg1=0x7E00_0000_0000 + (i << 32),
+        )  # fmt: skip
+        loop.steps(6, Step(sync_ns=(60 if i >= 15 else 12) * NS_PER_MS))
+    return built
+
+
+def graph_contended() -> RecordingBuilder:
+    """Shapes are captured one after the other while a backup has the same CPU."""
+    built = RecordingBuilder().name(8821, "backup")
+    loop = Loop(built)
+    loop.steps(50)
+    for i in range(8):
+        loop.call((Source.CUDA_GRAPH, GraphOp.BEGIN_CAPTURE), 20 * NS_PER_US, arg1=1)
+        for k in range(20):
+            loop.call(LAUNCH, 12 * NS_PER_US, arg0=FUNCTION + k * 64)
+            loop.preempt(loop.at_ns, NS_PER_MS, 8821)
+            loop.rest(NS_PER_MS + 20 * NS_PER_US)
+        loop.call((Source.CUDA_GRAPH, GraphOp.END_CAPTURE), 100 * NS_PER_US, arg0=0x4000 + i)
+        loop.call((Source.CUDA_GRAPH, GraphOp.INSTANTIATE), 2 * NS_PER_MS, arg0=0x5000 + i)
+    for i in range(160):
+        loop.call((Source.CUDA_GRAPH, GraphOp.LAUNCH), 30 * NS_PER_US, arg0=0x5000 + i % 8)
+        loop.wait(8 * NS_PER_MS)
+    return built
 
 
 def page_fault_stall() -> RecordingBuilder:
@@ -270,69 +330,15 @@ def graph_unused() -> RecordingBuilder:
     return built
 
 
-def ranks(late_rank: int | None, *, differs_at: int = -1) -> RecordingBuilder:
-    """Four ranks on one node that meet in an all-reduce every step.
-
-    Args:
-        late_rank: Arrives 8 ms after the others; None for nobody.
-        differs_at: Sequence number at which rank 1 calls an all-gather instead; -1 for never.
-    """
-    built = RecordingBuilder()
-    for rank in range(4):
-        loop = Loop(built, 6000 + rank, f"rank{rank}", seed=rank, gpu_id=rank)
-        for seq in range(60):
-            own_ns = 12 * NS_PER_MS + (8 * NS_PER_MS if rank == late_rank else 0)
-            op = NcclOp.ALL_GATHER if (seq, rank) == (differs_at, 1) else NcclOp.ALL_REDUCE
-            arrival_ns = seq * 40 * NS_PER_MS + own_ns + (rank * 37_000 + seq * 91_000) % 300_000
-            meet_ns = (
-                seq * 40 * NS_PER_MS + (20 if late_rank is not None else 12) * NS_PER_MS + 300_000
-            )
-            built.call(
-                (Source.NCCL, op), arrival_ns, max(meet_ns - arrival_ns, 0) + 2 * NS_PER_MS, 6000 + rank,
-                gpu_id=rank, arg0=64 << 20, arg1=0xC0FFEE, arg2=seq, arg3=rank << 32 | 4,
-            )  # fmt: skip
-            loop.at_ns = arrival_ns - 8 * NS_PER_MS
-            loop.call(LAUNCH, 12 * NS_PER_US, arg0=FUNCTION)
-            loop.call(SYNC, 7 * NS_PER_MS)
-    return built
-
-
-def late_rank() -> RecordingBuilder:
-    """Rank 2 arrives last."""
-    return ranks(2)
-
-
-def late_rank_async() -> RecordingBuilder:
-    """Rank 2 arrives last, and the calls only enqueue: the wait shows in the synchronisation behind them."""
-    built = RecordingBuilder()
-    for rank in range(4):
-        for seq in range(60):
-            arrival_ns = (
-                seq * 40 * NS_PER_MS
-                + (20 if rank == 2 else 12) * NS_PER_MS
-                + seq * 7_000
-                + rank * 11_000
-            )
-            done_ns = seq * 40 * NS_PER_MS + 22 * NS_PER_MS
-            pid = 6000 + rank
-            enqueued_ns = built.call(
-                (Source.NCCL, NcclOp.ALL_REDUCE), arrival_ns, 20_000, pid, gpu_id=rank,
-                arg0=64 << 20, arg1=0xC0FFEE, arg2=seq, arg3=rank << 32 | 4,
-            )  # fmt: skip
-            built.call(SYNC, enqueued_ns + 5_000, done_ns - enqueued_ns, pid, gpu_id=rank)
-    return built
-
-
-def collective_disagreement() -> RecordingBuilder:
-    """Rank 1 takes another branch once."""
-    return ranks(None, differs_at=31)
-
-
 FAULTS: Final[dict[str, Callable[[], RecordingBuilder]]] = {
     "input_starvation": input_starvation_by_worker,
     "cpu_contention": cpu_contention,
     "cgroup_throttling": cgroup_throttling,
     "blocking_io": blocking_io,
+    "blocking_writes": blocking_writes,
+    "noisy_neighbour": noisy_neighbour,
+    "managed_memory": managed_memory,
+    "graph_contended": graph_contended,
     "page_fault_stall": page_fault_stall,
     "reclaim_stall": reclaim_stall,
     "network_wait": network_wait,
@@ -351,7 +357,7 @@ FAULTS: Final[dict[str, Callable[[], RecordingBuilder]]] = {
     "graph_failed": graph_failed,
     "graph_recaptured": graph_recaptured,
     "graph_unused": graph_unused,
-    "late_rank": late_rank,
-    "collective_disagreement": collective_disagreement,
+    **RANK_FAULTS,
+    **SERVING_FAULTS,
 }
 """A firing recording for each rule that the demos do not show."""

@@ -7,8 +7,14 @@ from typing import Final
 
 from ingero.agent.scenarios.builder import RecordingBuilder
 from ingero.agent.scenarios.loop import FUNCTION, LAUNCH, MALLOC, Loop, Step
-from ingero.model.events import GraphOp, IoOp, NetOp, OffCpuReason, Source
-from ingero.testing.faults import PID, ranks
+from ingero.model.events import CudaOp, GraphOp, HostOp, IoOp, NcclOp, NetOp, OffCpuReason, Source
+from ingero.testing.faults import PID
+from ingero.testing.rank_faults import (
+    balanced_ranks,
+    collective_hang,
+    tcp_retransmits,
+)
+from ingero.testing.serving_faults import steady_server
 from ingero.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
 _SHORT: Final = Step(n_launches=4, copy_ns=0, sync_ns=4 * NS_PER_MS)
@@ -139,9 +145,84 @@ def replayed_graph() -> RecordingBuilder:
     return built
 
 
-def balanced_ranks() -> RecordingBuilder:
-    """Four ranks that arrive together."""
-    return ranks(None)
+def retransmits_without_effect() -> RecordingBuilder:
+    """Segments are sent again, and the collectives take as long as ever."""
+    return tcp_retransmits(hits_slow=False)
+
+
+def recording_cut_off() -> RecordingBuilder:
+    """One rank has entered one collective fewer at the moment when the recording ends."""
+    return collective_hang(silent_s=1)
+
+
+def ranks_that_ended() -> RecordingBuilder:
+    """Ranks that stopped at different numbers, and whose processes ended."""
+    return collective_hang(is_over=True)
+
+
+def managed_memory_that_fits() -> RecordingBuilder:
+    """24 GiB of managed memory on a device of 40 GiB, and steps that are longer towards the end."""
+    built = RecordingBuilder(gpu_model="NVIDIA A100, 40960 MiB")
+    loop = Loop(built)
+    for i in range(24):
+        loop.call(
+            (Source.CUDA, CudaOp.MALLOC_MANAGED), 200 * NS_PER_US,
+            arg0=1 << 30, arg1=0x7E00_0000_0000 + (i << 32),
+        )  # fmt: skip
+    loop.steps(60)
+    loop.steps(60, Step(sync_ns=30 * NS_PER_MS))
+    return built
+
+
+def sent_and_received() -> RecordingBuilder:
+    """A pipeline: sends and receives without numbers beside numbered all-reduces."""
+    built = balanced_ranks()
+    for seq in range(60):
+        for rank in range(4):
+            op = NcclOp.SEND if rank % 2 else NcclOp.RECV
+            built.call(
+                (Source.NCCL, op), seq * 40 * NS_PER_MS, NS_PER_MS, 6000 + rank,
+                gpu_id=rank, arg0=1 << 20, arg1=0xC0FFEE, arg3=rank << 32 | 4,
+            )  # fmt: skip
+    return built
+
+
+def undisturbed_capture() -> RecordingBuilder:
+    """Graphs are captured on a quiet machine and replayed."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for i in range(8):
+        loop.call((Source.CUDA_GRAPH, GraphOp.BEGIN_CAPTURE), 20 * NS_PER_US, arg1=1)
+        loop.step(Step(copy_ns=0, sync_ns=0))
+        loop.call((Source.CUDA_GRAPH, GraphOp.END_CAPTURE), 100 * NS_PER_US, arg0=0x4000 + i)
+        loop.call((Source.CUDA_GRAPH, GraphOp.INSTANTIATE), NS_PER_MS, arg0=0x5000 + i)
+    for i in range(160):
+        loop.call((Source.CUDA_GRAPH, GraphOp.LAUNCH), 30 * NS_PER_US, arg0=0x5000 + i % 8)
+        loop.wait(8 * NS_PER_MS)
+    return built
+
+
+def neighbour_that_leaves_time() -> RecordingBuilder:
+    """Tasks of another container run on the same CPU for microseconds at a time."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    built.call((Source.HOST, HostOp.EXEC), 0, 0, PID, cgroup_id=70)
+    for i in range(200):
+        built.call((Source.HOST, HostOp.EXEC), loop.at_ns, 0, 9000 + i % 8, cgroup_id=90)
+        loop.step()
+        loop.preempt(loop.at_ns - 5 * NS_PER_MS, 100 * NS_PER_US, 9000 + i % 8)
+    return built
+
+
+def background_checkpoint() -> RecordingBuilder:
+    """Another thread of the job writes checkpoints and waits for the disk; the training thread does not."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for _ in range(100):
+        built.call((Source.IO, IoOp.WRITE), loop.at_ns, 9 * NS_PER_MS, PID, tid=PID + 1, arg0=2048)
+        built.off_cpu(loop.at_ns, 9 * NS_PER_MS, PID + 1, OffCpuReason.BLOCKED_IO, pid=PID)
+        loop.step()
+    return built
 
 
 HEALTHY: Final[dict[str, Callable[[], RecordingBuilder]]] = {
@@ -158,5 +239,14 @@ HEALTHY: Final[dict[str, Callable[[], RecordingBuilder]]] = {
     "brief preemption": brief_preemption,
     "replayed graph": replayed_graph,
     "balanced ranks": balanced_ranks,
+    "retransmits without effect": retransmits_without_effect,
+    "recording cut off": recording_cut_off,
+    "ranks that ended": ranks_that_ended,
+    "managed memory that fits": managed_memory_that_fits,
+    "sent and received": sent_and_received,
+    "undisturbed capture": undisturbed_capture,
+    "neighbour that leaves time": neighbour_that_leaves_time,
+    "background checkpoint": background_checkpoint,
+    "steady server": steady_server,
 }
 """Recordings that look busy and have nothing wrong."""

@@ -1,5 +1,7 @@
 """Each rule fires on its own fault, alone, and on nothing healthy."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,9 @@ from ingero.agent.scenarios.catalog import SCENARIOS, healthy
 from ingero.agent.scenarios.loop import LAUNCH, SYNC, Loop, Step
 from ingero.agent.store.reader import load_recording
 from ingero.model.events import OffCpuReason, Source
-from ingero.testing.faults import FAULTS, device_full, late_rank_async
+from ingero.model.recording import AGGREGATE
+from ingero.testing import serving_faults
+from ingero.testing.faults import FAULTS, device_full
 from ingero.testing.healthy import HEALTHY
 
 PID = 4821
@@ -41,9 +45,12 @@ def test_healthy_training_gives_no_incident():
     assert rules_of(healthy()) == []
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
-def test_answer_is_the_same_from_memory_and_from_the_file(scenario, tmp_path):
-    built = scenario.build()
+BUILDERS = {scenario.name: scenario.build for scenario in SCENARIOS} | FAULTS
+
+
+@pytest.mark.parametrize("name", sorted(BUILDERS))
+def test_answer_is_the_same_from_memory_and_from_the_file(name, tmp_path):
+    built = BUILDERS[name]()
     built.write(tmp_path / "r.db")
     assert explain(load_recording(tmp_path / "r.db")).incidents == explain(built.build()).incidents
 
@@ -138,12 +145,6 @@ def test_starvation_with_unrecorded_switches_is_not_called_computing():
     assert rules_of(built) == []
 
 
-def test_late_rank_is_seen_behind_calls_that_only_enqueue():
-    (incident,) = explain(late_rank_async().build()).incidents
-    assert (incident.rule, incident.pid) == ("late_rank", 6002)
-    assert incident.lost_ns == pytest.approx(60 * 8 * MS, rel=0.02)
-
-
 def test_full_device_is_told_from_a_fragmented_one():
     (fragmented,) = explain(FAULTS["device_memory"]().build()).incidents
     (full,) = explain(device_full().build()).incidents
@@ -168,3 +169,82 @@ def test_incident_keeps_its_id_when_the_recording_goes_on():
     Loop(long, PID, "train", at_ns=last_ns).steps(20)
     (before,), (after,) = explain(short.build()).incidents, explain(long.build()).incidents
     assert before.id == after.id
+
+
+def test_tasks_of_one_other_cgroup_are_one_neighbour():
+    (incident,) = explain(FAULTS["noisy_neighbour"]().build()).incidents
+    (cause,) = incident.causes
+    assert cause.name == "preempted by cgroup 90 (8 tasks: make, cc1, ld)"
+    assert (incident.lost_ns, cause.share) == (80 * 6 * MS, 1.0)
+    assert "by cgroup 90 (8 tasks: make, cc1, ld): 80 times" in incident.title
+
+
+def test_capture_that_loses_its_cpu_names_who_has_it():
+    (incident,) = explain(FAULTS["graph_contended"]().build()).incidents
+    assert (incident.n_cases, incident.causes[0].name) == (8, "preempted by backup")
+    assert incident.causes[0].share == pytest.approx(0.965, abs=0.005)
+
+
+def test_overflowing_managed_memory_shows_dose_and_response():
+    (incident,) = explain(FAULTS["managed_memory"]().build()).incidents
+    assert "holds 24 GiB of it on a device of 15 GiB" in incident.title
+    assert incident.lost_ns == pytest.approx(9 * 6 * 48 * MS, rel=0.03)
+    assert "59.8 ms since then, 12 ms before" in " ".join(incident.causes[0].evidence)
+
+
+def test_slow_decode_is_explained_by_what_overlaps_it_or_by_nothing():
+    (unknown,) = explain(serving_faults.decode_outlier().build()).incidents
+    assert (unknown.rule, unknown.n_cases) == ("decode_outlier", 160)
+    assert unknown.causes[0].name == "unexplained"
+    assert unknown.lost_ns == pytest.approx(160 * 16 * MS, rel=0.02)
+    (stolen,) = explain(serving_faults.decode_preempted().build()).incidents
+    assert stolen.causes[0].name == "preempted by compaction"
+    assert stolen.causes[0].share == pytest.approx(0.75, abs=0.02)
+
+
+def test_slow_prompts_are_measured_against_other_prompts():
+    (incident,) = explain(serving_faults.prefill_outlier().build()).incidents
+    assert (incident.rule, incident.n_cases) == ("prefill_outlier", 10)
+    assert incident.lost_ns == pytest.approx(10 * 120 * MS, rel=0.02)
+
+
+def test_writes_of_the_training_thread_are_told_from_reads():
+    (incident,) = explain(FAULTS["blocking_writes"]().build()).incidents
+    assert incident.causes[0].name == "blocked on disk writes"
+    assert "40 of 40 writes by this thread lie inside its off-CPU spans" in " ".join(
+        incident.causes[0].evidence
+    )
+
+
+def test_small_loss_in_a_long_watch_is_no_incident():
+    def contended(n_after):
+        built = RecordingBuilder()
+        loop = Loop(built)
+        loop.steps(20)
+        for _ in range(20):
+            loop.step(Step(sync_ns=0))
+            loop.preempted_call(SYNC, 10 * MS, (6 * MS,), 8821)
+        loop.steps(n_after)
+        return built
+
+    assert rules_of(contended(20)) == ["preemption"]
+    assert rules_of(contended(200)) == []
+
+
+def test_short_look_is_never_high():
+    built = RecordingBuilder()
+    loop = Loop(built)
+    loop.steps(10, Step(n_launches=4, copy_ns=0, sync_ns=MS))
+    for _ in range(12):
+        loop.preempted_call(SYNC, 10 * MS, (8 * MS,), 8821)
+    (incident,) = explain(built.build()).incidents
+    assert incident.watched_ns < 200 * MS
+    assert (incident.window_share > 0.5, incident.severity) == (True, "MEDIUM")
+
+
+def test_steps_whose_rows_were_sampled_are_no_baseline():
+    recording = serving_faults.decode_outlier().build()
+    counted = np.zeros(1, AGGREGATE)
+    counted["bucket_ns"], counted["pid"], counted["count"] = START_NS, PID, 10_000_000
+    counted["source"], counted["op"] = LAUNCH
+    assert explain(replace(recording, aggregates=counted)).incidents == ()

@@ -27,6 +27,10 @@ _TRANSFER_BYTES: Final = 64 * 1024
 """A socket call that moves less is taken for waiting for a request, which is no fault."""
 
 _PREEMPTED: Final = "preempted by "
+_CGROUP: Final = "cgroup"
+_MOST_NAMES: Final = 3
+NEIGHBOUR: Final = f"{_PREEMPTED}{_CGROUP} "
+"""How a reason begins that several tasks of one other cgroup have in common."""
 ON_CPU: Final = "computing on the host"
 SLEEPING: Final = "sleeping"
 NO_REASON: Final = "off the CPU, reason not recorded"
@@ -59,7 +63,8 @@ def _find_waits(evidence: Evidence, process: Process, tid: int) -> Waits:
     is_preempted = reasons == OffCpuReason.PREEMPTED
     queued = off.where(~is_preempted & (waits >= _WAKE_UP_NS))
     reads = rows.of(Kind.READ).intervals
-    blocked_reads = _intersection(reads, off.where(~is_preempted).intervals)
+    writes = rows.of(Kind.WRITE).intervals
+    left = off.where(~is_preempted).intervals
     found = dict(_preemptors(evidence, process, off.where(is_preempted)))
     found["out of CPU quota (cgroup)"] = off.where(
         reasons == OffCpuReason.THROTTLED
@@ -67,14 +72,13 @@ def _find_waits(evidence: Evidence, process: Process, tid: int) -> Waits:
     found["waiting for a free CPU"] = Intervals.of(
         queued.ends - evidence.column("wait_ns", queued), queued.ends
     )
-    found["blocked on disk reads"] = blocked_reads
+    found["blocked on disk reads"] = _intersection(reads, left)
+    found["blocked on disk writes"] = _intersection(writes, left)
     found["page faults"] = rows.of(Kind.FAULT).intervals
     found["memory reclaim"] = rows.of(Kind.RECLAIM).intervals
     network = rows.of(Kind.NETWORK)
     network = network.where(evidence.column("arg1", network) >= _TRANSFER_BYTES)
-    found["waiting on the network"] = _intersection(
-        network.intervals, off.where(~is_preempted).intervals
-    )
+    found["waiting on the network"] = _intersection(network.intervals, left)
     found["blocked on I/O"] = off.where(reasons == OffCpuReason.BLOCKED_IO).intervals
     found |= dict(_workers(evidence, process, off.where(reasons == OffCpuReason.SLEEP)))
     found[SLEEPING] = off.where(reasons == OffCpuReason.SLEEP).intervals
@@ -85,14 +89,34 @@ def _find_waits(evidence: Evidence, process: Process, tid: int) -> Waits:
 def _preemptors(evidence: Evidence, process: Process, spans: Rows) -> list[tuple[str, Intervals]]:
     """Preempted time by who took the CPU, most time first; names shared by several pids are one."""
     others = evidence.column("other_pid", spans)
-    names = {int(pid): evidence.process_name(process.node, int(pid)) for pid in np.unique(others)}
+    pids, counts = np.unique(others, return_counts=True)
+    by_count = pids[np.argsort(-counts, kind="stable")].tolist()
+    names = {pid: evidence.process_name(process.node, pid) for pid in by_count}
     names[0] = "another task"
+    names |= _neighbours(evidence, process, {pid: names[pid] for pid in by_count})
     by_name: dict[str, Intervals] = {}
-    for pid, name in names.items():
+    for pid, name in sorted(names.items()):
         mine = spans.where(others == pid).intervals
         by_name[name] = by_name[name].union(mine) if name in by_name else mine
     ordered = sorted(by_name.items(), key=lambda item: (-item[1].total_ns, item[0]))
     return [(f"{_PREEMPTED}{name}", spans_) for name, spans_ in ordered if len(spans_)]
+
+
+def _neighbours(evidence: Evidence, process: Process, names: dict[int, str]) -> dict[int, str]:
+    """What tasks of another cgroup are called when there are several of them; `names` by how often they were met."""
+    own = evidence.cgroups.get((process.node, process.pid), 0)
+    members: dict[int, list[int]] = {}
+    for pid in names:
+        cgroup = evidence.cgroups.get((process.node, pid), 0)
+        if own and cgroup not in {0, own}:
+            members.setdefault(cgroup, []).append(pid)
+    found: dict[int, str] = {}
+    for cgroup, pids in members.items():
+        who = list(dict.fromkeys(names[pid] for pid in pids))
+        shown = ", ".join(who[:_MOST_NAMES]) + (", …" if len(who) > _MOST_NAMES else "")
+        if len(pids) > 1:
+            found |= dict.fromkeys(pids, f"{_CGROUP} {cgroup} ({len(pids)} tasks: {shown})")
+    return found
 
 
 def _workers(evidence: Evidence, process: Process, sleeps: Rows) -> list[tuple[str, Intervals]]:

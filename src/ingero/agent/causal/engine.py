@@ -10,7 +10,10 @@ from ingero.agent.causal.finding import Finding, Rule
 from ingero.agent.causal.rules import RULES
 from ingero.model.incidents import Coverage, Explanation, Incident, Severity
 from ingero.model.recording import Recording
+from ingero.units import NS_PER_S
 
+_SHORT_NS: Final = NS_PER_S
+"""Watched for less than this, a share says little about the job: such an incident is never HIGH."""
 _HIGH_SHARE: Final = 0.20
 _MEDIUM_SHARE: Final = 0.05
 _SAME_SPAN: Final = 0.80
@@ -61,11 +64,12 @@ def _finish(evidence: Evidence, rule: Rule, finding: Finding) -> Incident:
     node_name = evidence.recording.nodes[node]
     pid = process.pid if process else 0
     place = evidence.recording.ranks.get((node, pid))
-    share = min(finding.lost_ns / process.watched_ns, 1.0) if process else 0.0
+    watched_ns = process.watched_ns if process else 0
+    share = min(finding.lost_ns / watched_ns, 1.0) if process else 0.0
     return Incident(
         id=_build_id(rule.name, node_name, pid, finding),
         rule=rule.name,
-        severity=finding.severity or _severity(share),
+        severity=finding.severity or _severity(share, watched_ns),
         title=finding.title,
         node=node_name,
         pid=pid,
@@ -77,6 +81,7 @@ def _finish(evidence: Evidence, rule: Rule, finding: Finding) -> Incident:
         end_ns=finding.span_ns[1],
         lost_ns=finding.lost_ns,
         window_share=round(share, 4),
+        watched_ns=watched_ns,
         n_cases=finding.n_cases,
         causes=finding.causes,
         ruled_out=finding.ruled_out,
@@ -91,8 +96,8 @@ def _coverage(evidence: Evidence, process: Process | None, finding: Finding) -> 
     return evidence.books.coverage(process.node, process.pid, finding.span_ns, len(process.rows))
 
 
-def _severity(share: float) -> Severity:
-    if share >= _HIGH_SHARE:
+def _severity(share: float, watched_ns: int) -> Severity:
+    if share >= _HIGH_SHARE and watched_ns >= _SHORT_NS:
         return Severity.HIGH
     return Severity.MEDIUM if share >= _MEDIUM_SHARE else Severity.LOW
 

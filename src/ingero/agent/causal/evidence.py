@@ -19,6 +19,7 @@ from ingero.agent.causal.intervals import Intervals, Times
 from ingero.agent.causal.kinds import LAST_CALL, Kind, find_kinds
 from ingero.model.events import EventFlag, HostOp, Source, op_name
 from ingero.model.recording import Recording
+from ingero.units import NS_PER_S
 
 FoundT = TypeVar("FoundT")
 Index = npt.NDArray[np.int64]
@@ -107,6 +108,11 @@ class Process:
         return max(last - first, 1)
 
     @property
+    def worth_ns(self) -> int:
+        """Lost time below which a slowdown is not worth an incident: a twentieth of what was watched, at most a second."""
+        return min(self.watched_ns // 20, NS_PER_S)
+
+    @property
     def active_ns(self) -> tuple[int, int]:
         """First start and last end of its GPU calls."""
         return int(self.calls.starts[0]), int(self.calls.ends.max())
@@ -184,6 +190,20 @@ class Evidence:
         ):
             born.setdefault((node, pid), set()).add(child)
         return {key: frozenset(pids) for key, pids in born.items()}
+
+    @cached_property
+    def cgroups(self) -> dict[tuple[int, int], int]:
+        """Cgroup of each process whose rows say one, by (node, pid); that of its last row. 1 is the root and says nothing."""
+        events = self.recording.events
+        known = events[events["cgroup_id"] > 1]
+        keys = known["node"].astype(np.int64) << _TID_BITS | known["pid"]
+        last, at = np.unique(keys[::-1], return_index=True)
+        cgroups = known["cgroup_id"][::-1][at]
+        mask = (1 << _TID_BITS) - 1
+        return {
+            (key >> _TID_BITS, key & mask): cgroup
+            for key, cgroup in zip(last.tolist(), cgroups.tolist(), strict=True)
+        }
 
     def is_observer(self, node: int, pid: int) -> bool:
         """Whether a process is the agent itself or the journal that its writes wake: their I/O never counts."""

@@ -49,11 +49,24 @@ class Kind(IntEnum):
 _TABLE: Final[npt.NDArray[np.uint8]] = np.zeros((256, 256), np.uint8)
 
 
+_COLLECTIVES: Final = [
+    NcclOp.ALL_REDUCE,
+    NcclOp.ALL_GATHER,
+    NcclOp.REDUCE_SCATTER,
+    NcclOp.BROADCAST,
+    NcclOp.REDUCE,
+    NcclOp.ALL_TO_ALL,
+    NcclOp.BARRIER,
+    NcclOp.GATHER,
+    NcclOp.SCATTER,
+]
+"""What every rank of a communicator calls under one number; sends and receives have none."""
+
+
 def _fill() -> None:
     _TABLE[[Source.CUDA, Source.DRIVER, Source.CUDA_GRAPH, Source.NCCL], :] = Kind.OTHER_CALL
     _TABLE[Source.CUDA_GRAPH, :] = Kind.GRAPH
-    _TABLE[Source.NCCL, NcclOp.ALL_REDUCE :] = Kind.COLLECTIVE
-    _TABLE[Source.NCCL, NcclOp.COMM_INIT_ALL] = Kind.OTHER_CALL
+    _TABLE[Source.NCCL, _COLLECTIVES] = Kind.COLLECTIVE
     _TABLE[Source.NET, :] = Kind.NETWORK
     _TABLE[Source.TCP, :] = Kind.RETRANSMIT
     _TABLE[Source.GPU, :] = Kind.FACT

@@ -27,11 +27,13 @@ class RecordingBuilder:
     Args:
         node: Node name.
         n_cpus: Processors of the machine.
+        gpu_model: As a session names it, with its size: "Tesla T4, 15360 MiB".
     """
 
-    def __init__(self, node: str = "node-0", n_cpus: int = 8) -> None:
+    def __init__(self, node: str = "node-0", n_cpus: int = 8, gpu_model: str = "") -> None:
         self._node = node
         self._n_cpus = n_cpus
+        self._gpu_model = gpu_model
         self._rows: list[dict[str, int]] = []
         self._names: dict[int, str] = {}
         self._ranks: dict[int, ProcessRank] = {}
@@ -112,7 +114,9 @@ class RecordingBuilder:
             writer.put_snapshots(self._snapshot_rows())
 
     def _session(self) -> Session:
-        return Session(self._node, START_NS, n_cpus=self._n_cpus, flags="built")
+        return Session(
+            self._node, START_NS, gpu_model=self._gpu_model, n_cpus=self._n_cpus, flags="built"
+        )
 
     def _snapshot_rows(self) -> Events:
         rows = np.zeros(len(self._snapshots), SNAPSHOT)

@@ -61,7 +61,8 @@ def _play_scenario(name: str) -> Callable[[Path | None], Played]:
             answer = explain_file(path, Wanted())
         facts: dict[str, Any] = msgspec.to_builtins(answer)
         text = f"{scenario.says}\n(synthetic recording: no GPU was involved)\n\n{as_text(answer)}"
-        return Played(text, {"scenario": name, "story": scenario.says, "synthetic": True, **facts})
+        told = {"name": name, "scenario": name, "story": scenario.says, "synthetic": True}
+        return Played(text, told | facts)
 
     return play
 

@@ -122,7 +122,7 @@ def _incident_text(incident: IncidentAnswer) -> str:
         f"{level} {incident.title}",
         f"  who       {who if incident.pid else incident.node or 'the node'}",
         f"  when      {incident.start_s:.3f} s to {incident.end_s:.3f} s; lost {incident.lost_ms:.1f} ms"
-        + (f", {incident.window_share:.1%} of the time watched" if incident.pid else ""),
+        + (f", {incident.window_share:.1%} of {_watched(incident)}" if incident.pid else ""),
     ]
     for cause in incident.causes:
         lines.append(f"  cause     {cause.share:6.1%}  {cause.name}")
@@ -136,6 +136,11 @@ def _incident_text(incident: IncidentAnswer) -> str:
         f"  data      {coverage.state}: {coverage.stored} rows{seen}{lost}  [{incident.id}]"
     )
     return "\n".join(lines)
+
+
+def _watched(incident: IncidentAnswer) -> str:
+    watched = f"the {incident.watched_ms / 1000:.3g} s it was watched"
+    return f"{watched}: too short for HIGH" if incident.watched_ms < 1000 else watched
 
 
 def _show_chains(path: Path, as_json: bool) -> None:

@@ -12,6 +12,10 @@ from ingero.agent.causal.rules import (
     facts,
     first_use,
     graphs,
+    hangs,
+    inference,
+    links,
+    managed,
     memory,
     periodic,
     sharing,
@@ -28,8 +32,12 @@ RULES: Final[tuple[Rule, ...]] = (
     *bound.RULES,
     first_use.RULE,
     *memory.RULES,
+    managed.RULE,
     *graphs.RULES,
     periodic.RULE,
+    *inference.RULES,
     *collectives.RULES,
+    *links.RULES,
+    hangs.RULE,
 )
 """In the order in which they look. Adding one: source, a line here, a firing and a healthy recording, a line in the guide."""

@@ -1,141 +1,73 @@
-"""Ranks meet in collectives: the last to arrive has the shortest call, and everybody must agree on what comes next.
-
-Needs rows of more than one rank: a merged recording, or several ranks on one node. A call that only enqueues says
-nothing about the time inside; then the synchronisation that follows it on the same thread does, and operations that no
-synchronisation follows are left out.
-"""
+"""Ranks meet in collectives: the last to arrive has the shortest call, and everybody must agree on what comes next."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ingero.agent.causal.evidence import Evidence, Process, Rows
+from ingero.agent.causal.evidence import Evidence
 from ingero.agent.causal.finding import Finding, Rule
-from ingero.agent.causal.kinds import Kind
-from ingero.model.incidents import Cause, Severity
-from ingero.units import NS_PER_MS, format_duration
+from ingero.agent.causal.rules.groups import MIN_OPS, Group, find_groups
+from ingero.model.events import NcclOp, Source, op_name
+from ingero.model.incidents import Cause, RuledOut, Severity
+from ingero.units import NS_PER_MS, format_duration, format_size
 
-_MIN_OPS: Final = 20
 _MIN_LATE_NS: Final = NS_PER_MS
 _MIN_LATE_SHARE: Final = 0.10
+_MIN_SKEW_SHARE: Final = 0.20  # some unevenness is in every job
 _MIN_SAME_RANK: Final = 0.60
-_RANK_SHIFT: Final = 32
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """One communicator: operations that every member's rows hold.
-
-    Attributes:
-        processes: Members, by rank.
-        ranks: Their ranks in the communicator.
-        seqs: Sequence numbers, ascending.
-        inside_ns: Time inside, shape (ranks, operations); 0 where nothing says.
-        entries_ns: Entry on each rank's own clock, same shape.
-        codes: What each rank called, same shape.
-    """
-
-    processes: tuple[Process, ...]
-    ranks: tuple[int, ...]
-    seqs: npt.NDArray[np.int64]
-    inside_ns: npt.NDArray[np.int64]
-    entries_ns: npt.NDArray[np.int64]
-    codes: npt.NDArray[np.int64]
-
-
-def _find_groups(evidence: Evidence) -> list[_Group]:
-    members: dict[int, dict[int, tuple[Process, Rows]]] = {}
-    for process in evidence.gpu_processes:
-        ops = process.calls.of(Kind.COLLECTIVE)
-        comms = evidence.column("arg1", ops)
-        for comm in np.unique(comms).tolist():
-            mine = ops.where(comms == comm)
-            rank = int(evidence.column("arg3", mine)[0]) >> _RANK_SHIFT
-            members.setdefault(comm, {})[rank] = (process, mine)
-    return [
-        group
-        for _, ranks in sorted(members.items())
-        if len(ranks) > 1 and (group := _align(evidence, ranks)) is not None
-    ]
-
-
-def _align(evidence: Evidence, ranks: dict[int, tuple[Process, Rows]]) -> _Group | None:
-    rows = [ranks[rank][1] for rank in sorted(ranks)]
-    seqs = [evidence.column("arg2", ops) for ops in rows]
-    shared = seqs[0]
-    for other in seqs[1:]:
-        shared = np.intersect1d(shared, other)
-    if len(shared) < _MIN_OPS:
-        return None
-    at = [np.searchsorted(mine, shared, sorter=np.argsort(mine, kind="stable")) for mine in seqs]
-    picked = [
-        ops.where(np.argsort(s, kind="stable")[i]) for ops, s, i in zip(rows, seqs, at, strict=True)
-    ]
-    return _Group(
-        tuple(ranks[rank][0] for rank in sorted(ranks)),
-        tuple(sorted(ranks)),
-        shared,
-        np.stack([
-            _time_inside(ranks[rank][0], ops)
-            for rank, ops in zip(sorted(ranks), picked, strict=True)
-        ]),
-        np.stack([ops.starts for ops in picked]),
-        np.stack([ops.codes for ops in picked]),
+_SAME_SIZE: Final = [
+    int(Source.NCCL) << 8 | int(op)
+    for op in (
+        NcclOp.ALL_REDUCE,
+        NcclOp.ALL_GATHER,
+        NcclOp.REDUCE_SCATTER,
+        NcclOp.BROADCAST,
+        NcclOp.REDUCE,
     )
-
-
-def _time_inside(process: Process, ops: Rows) -> npt.NDArray[np.int64]:
-    """Time inside each operation: the call's own when it blocks, else until the synchronisation that follows ends."""
-    if np.median(ops.durations) >= _MIN_LATE_NS:
-        return ops.durations
-    calls = process.calls.where(np.isin(process.calls.tids, np.unique(ops.tids)))
-    syncs, all_ops = calls.of(Kind.SYNC), calls.of(Kind.COLLECTIVE)
-    if not len(syncs):
-        return np.zeros(len(ops), np.int64)
-    after = np.searchsorted(syncs.starts, ops.starts)
-    at = np.minimum(after, len(syncs) - 1)
-    following = np.searchsorted(all_ops.starts, ops.starts, side="right")
-    next_op = np.append(all_ops.starts, np.iinfo(np.int64).max)[following]
-    is_followed = (after < len(syncs)) & (syncs.starts[at] < next_op)
-    return np.where(is_followed, syncs.ends[at] - ops.starts, 0)
+]
+"""NCCL asks every rank for the same count here (NCCL user guide, "Collective Operations")."""
 
 
 def find_late(evidence: Evidence) -> list[Finding]:
     """One rank that the others wait for."""
-    return [f for group in _find_groups(evidence) if (f := _judge_late(group)) is not None]
+    return [f for group in find_groups(evidence) if (f := _judge_late(group, is_one=True))]
 
 
-def _judge_late(group: _Group) -> Finding | None:
-    is_known = (group.inside_ns > 0).all(axis=0)
-    if is_known.sum() < _MIN_OPS:
+def find_skew(evidence: Evidence) -> list[Finding]:
+    """Ranks that arrive apart, another one last each time."""
+    return [f for group in find_groups(evidence) if (f := _judge_late(group, is_one=False))]
+
+
+def _judge_late(group: Group, *, is_one: bool) -> Finding | None:
+    group = group.timed()
+    if len(group.seqs) < MIN_OPS:
         return None
-    group = _Group(
-        group.processes, group.ranks, group.seqs[is_known], group.inside_ns[:, is_known],
-        group.entries_ns[:, is_known], group.codes[:, is_known],
-    )  # fmt: skip
     last = group.inside_ns.argmin(axis=0)
     late_ns = np.median(group.inside_ns, axis=0) - group.inside_ns.min(axis=0)
     step_ns = np.median(np.diff(group.entries_ns, axis=1))
     counts = np.bincount(last, minlength=len(group.ranks))
-    worst = int(counts.argmax())
-    typical = float(np.median(late_ns))
-    is_steady = counts[worst] >= _MIN_SAME_RANK * len(last)
-    if not is_steady or typical < max(_MIN_LATE_NS, _MIN_LATE_SHARE * step_ns):
+    is_steady = counts.max() >= _MIN_SAME_RANK * len(last)
+    least = _MIN_LATE_SHARE if is_one else _MIN_SKEW_SHARE
+    is_apart = float(np.median(late_ns)) >= max(_MIN_LATE_NS, least * step_ns)
+    if not is_apart or bool(is_steady) is not is_one:
         return None
+    return _describe_late(group, late_ns, last) if is_one else _describe_skew(group, late_ns, last)
+
+
+def _describe_late(
+    group: Group, late_ns: npt.NDArray[np.float64], last: npt.NDArray[np.int64]
+) -> Finding:
+    counts = np.bincount(last, minlength=len(group.ranks))
+    worst = int(counts.argmax())
     lost_ns = round(float(late_ns.sum()))
     mine_ns = float(late_ns[last == worst].sum())
     process = group.processes[worst]
-    inside = ", ".join(
-        f"rank {rank} {format_duration(float(np.median(row)))}"
-        for rank, row in zip(group.ranks, group.inside_ns, strict=True)
-    )
     return Finding(
         title=(
-            f"Rank {group.ranks[worst]} is late: the others wait {format_duration(typical)} for it in "
+            f"Rank {group.ranks[worst]} is late: the others wait {format_duration(float(np.median(late_ns)))} for it in "
             f"{int(counts[worst])} of {len(last)} collectives"
         ),
         span_ns=(int(group.entries_ns[worst].min()), int(group.entries_ns[worst].max())),
@@ -144,7 +76,10 @@ def _judge_late(group: _Group) -> Finding | None:
             Cause(
                 f"rank {group.ranks[worst]} arrives last",
                 round(mine_ns / max(lost_ns, 1), 4),
-                (f"time inside, median: {inside}", "the last to arrive has the shortest call"),
+                (
+                    f"time inside, median: {_inside(group)}",
+                    "the last to arrive has the shortest call",
+                ),
             ),
         ),
         process=process,
@@ -155,29 +90,77 @@ def _judge_late(group: _Group) -> Finding | None:
     )
 
 
+def _describe_skew(
+    group: Group, late_ns: npt.NDArray[np.float64], last: npt.NDArray[np.int64]
+) -> Finding:
+    counts = np.bincount(last, minlength=len(group.ranks))
+    turns = ", ".join(
+        f"rank {rank} in {n}" for rank, n in zip(group.ranks, counts.tolist(), strict=True)
+    )
+    most = int(counts.argmax())
+    return Finding(
+        title=(
+            f"Ranks arrive apart: they wait {format_duration(float(np.median(late_ns)))} for the last one, another each "
+            f"time, in {len(last)} collectives"
+        ),
+        span_ns=(int(group.entries_ns[0].min()), int(group.entries_ns[0].max())),
+        lost_ns=round(float(late_ns.sum())),
+        causes=(
+            Cause(
+                "work of uneven length between collectives, on all ranks",
+                1.0,
+                (f"last to arrive: {turns}", f"time inside, median: {_inside(group)}"),
+            ),
+        ),
+        process=group.processes[0],
+        n_cases=len(last),
+        ruled_out=(
+            RuledOut(
+                f"rank {group.ranks[most]} alone",
+                round(int(counts[most]) / len(last), 4),
+                f"last in {int(counts[most])} of {len(last)}",
+            ),
+        ),
+        fix=(
+            "balance the work of a step over the ranks: sort or pack samples by length",
+            "keep what happens now and then (garbage collection, logging, evaluation) in the same step on all ranks",
+        ),
+    )
+
+
+def _inside(group: Group) -> str:
+    return ", ".join(
+        f"rank {rank} {format_duration(float(np.median(row)))}"
+        for rank, row in zip(group.ranks, group.inside_ns, strict=True)
+    )
+
+
 def find_disagreement(evidence: Evidence) -> list[Finding]:
-    """Ranks that call different operations under the same sequence number."""
+    """Ranks that call different operations, or sizes, under the same sequence number."""
     found = []
-    for group in _find_groups(evidence):
+    for group in find_groups(evidence):
         differs = (group.codes != group.codes[0]).any(axis=0)
+        is_sized = np.isin(group.codes, _SAME_SIZE).all(axis=0)
+        differs |= is_sized & (group.n_bytes != group.n_bytes[0]).any(axis=0)
         if differs.any():
-            found.append(
-                _describe_disagreement(evidence, group, int(differs.argmax()), int(differs.sum()))
-            )
+            found.append(_describe_disagreement(group, int(differs.argmax()), int(differs.sum())))
     return found
 
 
-def _describe_disagreement(evidence: Evidence, group: _Group, at: int, n_ops: int) -> Finding:
-    from_ns = int(group.entries_ns[0, at])
-    names = ", ".join(
-        f"rank {rank} {_op(evidence, process, group, i, at)}"
-        for i, (rank, process) in enumerate(zip(group.ranks, group.processes, strict=True))
-    )
+def _describe_disagreement(group: Group, at: int, n_ops: int) -> Finding:
+    called = [
+        f"rank {rank} {op_name(code >> 8, code & 0xFF)} of {format_size(n_bytes)}"
+        for rank, code, n_bytes in zip(
+            group.ranks, group.codes[:, at].tolist(), group.n_bytes[:, at].tolist(), strict=True
+        )
+    ]
+    is_op = bool((group.codes[:, at] != group.codes[0, at]).any())
+    what = "operations" if is_op else "sizes"
     return Finding(
         title=f"Ranks disagree on the collective with sequence number {int(group.seqs[at])}",
-        span_ns=(from_ns, int(group.entries_ns[0, -1])),
+        span_ns=(int(group.entries_ns[0, at]), int(group.entries_ns[0, -1])),
         lost_ns=0,
-        causes=(Cause("different operations under one sequence number", 1.0, (names,)),),
+        causes=(Cause(f"different {what} under one sequence number", 1.0, (", ".join(called),)),),
         process=group.processes[0],
         n_cases=n_ops,
         fix=(
@@ -187,14 +170,6 @@ def _describe_disagreement(evidence: Evidence, group: _Group, at: int, n_ops: in
     )
 
 
-def _op(evidence: Evidence, process: Process, group: _Group, i: int, at: int) -> str:
-    ops = process.calls.of(Kind.COLLECTIVE)
-    mine = ops.where(
-        (evidence.column("arg2", ops) == group.seqs[at]) & (ops.codes == group.codes[i, at])
-    )
-    return mine.op
-
-
 RULES: Final = (
     Rule(
         "late_rank",
@@ -202,8 +177,11 @@ RULES: Final = (
         find_late,
     ),
     Rule(
+        "rank_skew", "Ranks arrive apart at the collectives, another one last each time", find_skew
+    ),
+    Rule(
         "collective_disagreement",
-        "Ranks call different collectives under one number",
+        "Ranks call different collectives, or sizes, under one number",
         find_disagreement,
     ),
 )

@@ -48,7 +48,8 @@ def _judge(evidence: Evidence, process: Process) -> Finding | None:
         int(covered.sum()),
         int((covered > 0).sum()),
     )
-    if n_hit < _MIN_CASES or stolen_ns < max(_MIN_STOLEN_NS, NAMED_SHARE * lost_ns):
+    least_ns = max(_MIN_STOLEN_NS, NAMED_SHARE * lost_ns, process.worth_ns)
+    if n_hit < _MIN_CASES or stolen_ns < least_ns:
         return None
     is_hit = spans.covered_ns(launches.starts, launches.ends) > 0
     hit, free = np.median(launches.durations[is_hit]), np.median(launches.durations[~is_hit])

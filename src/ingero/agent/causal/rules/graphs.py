@@ -1,4 +1,4 @@
-"""CUDA graphs that cost and do not pay: captured again and again, never launched, or failed."""
+"""CUDA graphs that cost and do not pay: captured again and again or in a crowd, never launched, or failed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ from typing import Final
 
 import numpy as np
 
+from ingero.agent.causal.attribution import (
+    NAMED_SHARE,
+    NO_REASON,
+    ON_CPU,
+    SLEEPING,
+    attribute,
+    find_waits,
+)
 from ingero.agent.causal.evidence import Evidence, Process, Rows
 from ingero.agent.causal.finding import Finding, Rule
+from ingero.agent.causal.intervals import Intervals
 from ingero.agent.causal.kinds import Kind
 from ingero.model.events import GraphOp, Source
 from ingero.model.incidents import Cause, Severity
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration
 
+_STOLEN: Final = ("preempted by ", "waiting for a free CPU", "out of CPU quota")
 _UNUSED_NS: Final = 30 * NS_PER_S
 _MIN_CAPTURES: Final = 10
 _MIN_REPLAYS: Final = 2
@@ -139,7 +149,63 @@ def _judge_failed(evidence: Evidence, process: Process) -> Finding | None:
     )
 
 
+def find_contended(evidence: Evidence) -> list[Finding]:
+    """Captures during which the capturing thread is kept from running."""
+    return [f for p in evidence.gpu_processes if (f := _judge_contended(evidence, p)) is not None]
+
+
+def _judge_contended(evidence: Evidence, process: Process) -> Finding | None:
+    tid, spans = _captures(process)
+    if not len(spans):
+        return None
+    found = attribute(find_waits(evidence, process, tid), spans.starts, spans.ends)
+    stolen = [(name, share) for name, share in found.shares if name.startswith(_STOLEN)]
+    stolen_ns = round(sum(share for _, share in stolen) * found.total_ns)
+    if stolen_ns < _MIN_LOST_NS or stolen_ns < NAMED_SHARE * found.total_ns:
+        return None
+    causes = found.causes(without=(ON_CPU, SLEEPING, NO_REASON))
+    if not causes[0].name.startswith(_STOLEN):
+        return None
+    facts = (
+        f"{len(spans)} captures take {format_duration(found.total_ns)}, of which the thread was kept from running for "
+        + format_duration(stolen_ns),
+    )
+    return Finding(
+        title=(
+            f"CUDA graph capture of {process.name} loses its CPU: {format_duration(stolen_ns)} of "
+            f"{format_duration(found.total_ns)} in capture"
+        ),
+        span_ns=(int(spans.starts[0]), int(spans.ends[-1])),
+        lost_ns=found.total_ns,
+        causes=(Cause(causes[0].name, causes[0].share, (*facts, *causes[0].evidence)), *causes[1:]),
+        process=process,
+        tid=tid,
+        op=_of(process, GraphOp.BEGIN_CAPTURE).op,
+        n_cases=len(spans),
+        ruled_out=found.ruled_out(),
+        fix=(
+            "capture before serving starts, and all shapes at once",
+            "give the capturing thread its own CPU (taskset, cpuset) while it captures",
+        ),
+    )
+
+
+def _captures(process: Process) -> tuple[int, Intervals]:
+    """The thread that captures most, and its stretches from begin to end of a capture."""
+    begins, ends = _of(process, GraphOp.BEGIN_CAPTURE), _of(process, GraphOp.END_CAPTURE)
+    nothing = Intervals.of(np.empty(0, np.int64), np.empty(0, np.int64))
+    if not len(begins) or not len(ends):
+        return 0, nothing
+    tids, counts = np.unique(begins.tids, return_counts=True)
+    tid = int(tids[counts.argmax()])
+    starts, finishes = begins.starts[begins.tids == tid], np.sort(ends.ends[ends.tids == tid])
+    at = np.searchsorted(finishes, starts)
+    is_ended = at < len(finishes)
+    return tid, Intervals.of(starts[is_ended], finishes[at[is_ended]])
+
+
 RULES: Final = (
+    Rule("graph_contended", "Graph capture loses its CPU", find_contended),
     Rule("graph_failed", "Graph capture ends with an error", find_failed),
     Rule("graph_recaptured", "A graph is captured as often as it is launched", find_recaptured),
     Rule("graph_unused", "A graph is instantiated and never launched", find_unused),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,8 +21,6 @@ _QUARTERS: Final = 4
 _MIN_QUARTER_SHARE: Final = 0.10
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY (CUDA headers)
 _MIN_HOLES: Final = 4
-_MODEL_MIB: Final = re.compile(r"(\d+) MiB")  # "Tesla T4, 15360 MiB", as recordings name a device
-_USABLE: Final = 0.9  # of the device; contexts and libraries take the rest
 _MIN_PAIRS: Final = 100
 _MIN_CHURN_HZ: Final = 20
 _CHURN_SHARE: Final = 0.05

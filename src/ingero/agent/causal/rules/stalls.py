@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from ingero.agent.causal.attribution import (
+    NEIGHBOUR,
     NO_REASON,
     ON_CPU,
     SLEEPING,
@@ -20,7 +21,7 @@ from ingero.agent.causal.attribution import (
     attribute,
     find_waits,
 )
-from ingero.agent.causal.evidence import Evidence, Process
+from ingero.agent.causal.evidence import Evidence, Process, Rows
 from ingero.agent.causal.finding import Finding, Rule
 from ingero.agent.causal.intervals import Intervals
 from ingero.agent.causal.kinds import Kind
@@ -28,7 +29,9 @@ from ingero.agent.causal.slow import find_slow
 from ingero.model.incidents import Cause
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration, format_size
 
+_PREEMPTED: Final = "preempted by "
 _SECTOR_BYTES: Final = 512
+_DISK: Final = {"blocking_io": Kind.READ, "blocking_writes": Kind.WRITE}
 _EPISODE_GAP_NS: Final = NS_PER_S
 _MIN_STALL_NS: Final = 10 * NS_PER_MS
 _MIN_EPISODE_SHARE: Final = 0.05
@@ -48,18 +51,29 @@ class _Stall:
     min_share: float = _MIN_EPISODE_SHARE
 
     def matches(self, name: str) -> bool:
-        return name.startswith(self.reason)
+        is_neighbour = name.startswith(NEIGHBOUR)
+        return name.startswith(self.reason) and is_neighbour is (self.reason == NEIGHBOUR)
 
 
 _STALLS: Final = (
     _Stall(
         "preemption",
-        "preempted by ",
+        _PREEMPTED,
         "Another task takes the CPU from the thread that feeds the GPU",
         "CPU taken from {process}",
         (
             "give the training threads their own CPUs (taskset, cpuset) and keep other work off them",
             "lower the other task's priority (nice 19, cpu.weight) or move it off the node",
+        ),
+    ),
+    _Stall(
+        "noisy_neighbour",
+        NEIGHBOUR,
+        "The tasks of another cgroup take the CPU from the thread that feeds the GPU",
+        "Noisy neighbour: CPU taken from {process}",
+        (
+            "give the job its own CPUs: cpuset, static CPU manager with whole CPUs (guaranteed QoS)",
+            "cap the neighbour (cpu.max) or lower its cpu.weight; see /proc/PID/cgroup for its name",
         ),
     ),
     _Stall(
@@ -89,6 +103,16 @@ _STALLS: Final = (
             "read ahead in workers instead of in the training thread (DataLoader num_workers, prefetch)",
             "keep the data in the page cache or in /dev/shm; use local NVMe",
             "read larger blocks: fewer, longer requests",
+        ),
+    ),
+    _Stall(
+        "blocking_writes",
+        "blocked on disk writes",
+        "Synchronous disk writes keep the training thread off its CPU",
+        "Synchronous disk writes block {process}",
+        (
+            "write checkpoints in the background (torch.distributed.checkpoint.async_save) or from another process",
+            "write to local NVMe first and copy from there",
         ),
     ),
     _Stall(
@@ -154,7 +178,7 @@ def _judge(evidence: Evidence, process: Process, tid: int, stall: _Stall) -> lis
     if not len(episodes):
         return []
     stalled = spans.within(episodes)
-    if stalled < _MIN_STALL_NS:
+    if stalled < max(_MIN_STALL_NS, process.worth_ns):
         return []
     lost = _lost_intervals(evidence, process, tid, episodes, spans)
     found_shares = attribute(waits, lost.starts, lost.ends)
@@ -215,11 +239,12 @@ def _describe(
     n_spans = int((case.episodes.covered_ns(case.spans.starts, case.spans.ends) > 0).sum())
     part = stalled / max(case.episodes.total_ns, 1)
     title = stall.title.format(process=process.name)
-    by = _names(stall, case.causes) if stall.rule == "preemption" else ""
+    by = _names(stall, case.causes) if stall.reason in {_PREEMPTED, NEIGHBOUR} else ""
     facts = [
         f"{n_spans} times, {format_duration(stalled)} of {format_duration(case.episodes.total_ns)} ({part:.0%})"
     ]
-    facts += _read_facts(evidence, process, tid) if stall.rule == "blocking_io" else []
+    if stall.rule in _DISK:
+        facts += _disk_facts(evidence, process.thread(tid), _DISK[stall.rule])
     facts += _response_facts(process, tid, case.spans)
     top = case.causes[0]
     return Finding(
@@ -240,21 +265,19 @@ def _describe(
 
 def _names(stall: _Stall, causes: tuple[Cause, ...]) -> str:
     """Who did it, those with a name first."""
-    who = [c.name.removeprefix(stall.reason) for c in causes if stall.matches(c.name)]
+    who = [c.name.removeprefix(_PREEMPTED) for c in causes if stall.matches(c.name)]
     return " and ".join(sorted(who, key=lambda name: name.endswith(" other tasks")))
 
 
-def _read_facts(evidence: Evidence, process: Process, tid: int) -> list[str]:
-    rows = process.thread(tid)
-    reads, off = rows.of(Kind.READ), rows.of(Kind.OFF_CPU).intervals
-    is_waited = off.covered_ns(reads.starts, reads.ends) >= reads.durations / 2
-    n_bytes = int(evidence.column("arg0", reads).sum()) * _SECTOR_BYTES
-    inside = (
-        f"{int(is_waited.sum())} of {len(reads)} reads by this thread lie inside its off-CPU spans"
-    )
+def _disk_facts(evidence: Evidence, rows: Rows, kind: Kind) -> list[str]:
+    requests, off = rows.of(kind), rows.of(Kind.OFF_CPU).intervals
+    one = kind.name.lower()
+    is_waited = off.covered_ns(requests.starts, requests.ends) >= requests.durations / 2
+    n_bytes = int(evidence.column("arg0", requests).sum()) * _SECTOR_BYTES
+    inside = f"{int(is_waited.sum())} of {len(requests)} {one}s by this thread lie inside its off-CPU spans"
     return [
         f"{inside} ({len(off)} spans), {format_size(n_bytes)} in all",
-        f"a read takes {format_duration(float(np.median(reads.durations)))} (median)",
+        f"a {one} takes {format_duration(float(np.median(requests.durations)))} (median)",
     ]
 
 
