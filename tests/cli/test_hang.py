@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from click.testing import CliRunner
 
 from ingero.cli.commands.hang import command
@@ -29,3 +30,19 @@ def test_text_says_who_where_and_whom_it_blocks(data_dir):
 def test_directory_without_dumps_is_an_error_with_the_next_step(tmp_path, capsys):
     assert run_program(command, [str(tmp_path)]) == 1
     assert "TORCH_NCCL_DUMP_ON_TIMEOUT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"\x80\x04garbage", b"not a pickle", b"{", b"", b"\x80\x05}.", b'{"pg_config": 1, "entries": 2}',
+     b'{"pg_config": {}, "entries": [{"x": 1}]}', b"(lp0\nI1\naI", b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f"],
+)  # fmt: skip
+def test_a_file_that_is_no_dump_is_named_in_our_words(tmp_path, capsys, body):
+    (tmp_path / "dump_0").write_bytes(body)
+    assert run_program(command, [str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert str(tmp_path / "dump_0") in said
+    assert not any(
+        word in said
+        for word in ("Error", "load key", "memo", "MARK", "opcode", "ran out of", "frame")
+    )

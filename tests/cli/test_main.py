@@ -48,3 +48,10 @@ def test_short_push_interval_needs_no_timeout_of_its_own():
     )
     assert done.returncode == 2
     assert "--fleet-timeout" not in done.stderr
+
+
+def test_help_and_version_load_no_heavy_library():
+    heavy = ("pydantic", "numpy", "httpx", "yaml", "msgspec", "rich", "asyncio", "ssl", "sqlite3")
+    code = f"import sys, ingero.cli.main; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -50,5 +50,19 @@ def test_writing_sql_is_refused_with_a_hint(node_01, capsys):
 
 
 def test_unknown_operation_lists_the_known_ones(node_01, capsys):
-    assert run_program(cli, ["query", "--db", node_01, "--op", "cudaMallocc"]) == 1
+    assert run_program(cli, ["query", "--db", node_01, "--op", "cudaMallocc"]) == 2
     assert "cudaMallocAsync" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["query", "--since", "soon"],
+        ["explain", "--from", "yesterday"],
+        ["explain", "--from", "9s", "--to", "1s"],
+        ["export", "--format", "perfetto", "-o", "unused.json", "--since", "5 parsecs"],
+    ],
+)
+def test_wrong_value_of_an_option_is_wrong_usage(node_01, capsys, wrong):
+    assert run_program(cli, [*wrong, "--db", node_01]) == 2
+    assert "--" in capsys.readouterr().err

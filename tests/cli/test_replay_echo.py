@@ -14,7 +14,7 @@ INGERO = str(Path(sys.executable).with_name("ingero"))
 @pytest.mark.timeout(300)
 def test_echo_names_the_replays_culprit_whom_it_blocked_and_what_fleet_charges():
     done = subprocess.run(
-        [INGERO, "replay", "AR", "--echo", "--json", "--speed", "2000"],
+        [INGERO, "replay", "AR", "--echo", "--json", "--speed", "2000", "--gpu-rate", "7.2"],
         capture_output=True,
         text=True,
         check=True,
@@ -30,13 +30,23 @@ def test_echo_names_the_replays_culprit_whom_it_blocked_and_what_fleet_charges()
     assert len(said["blame_chain"]) == len(culprit["victims"])
     (bill,) = said["cost_by_culprit"]
     assert bill["gpu_seconds"] == pytest.approx(culprit["lost_gpu_s"], rel=0.002)
+    assert bill["amount"] == pytest.approx(bill["gpu_seconds"] / 500)
+    assert bill["currency"] == "USD"
+    (total,) = said["cost"]
+    assert total["charged_gpu_seconds"] == pytest.approx(bill["gpu_seconds"])
+    assert total["gpu_seconds"] == pytest.approx(result["cost"]["waited_gpu_s"], rel=0.002)
+    assert total["amount"] == pytest.approx(total["gpu_seconds"] / 500)
     assert said["mcp_agrees"] is True
 
 
 def test_echo_needs_a_fleet_of_the_replays_own():
-    for other in (["--offline"], ["--fleet", "http://127.0.0.1:1"]):
+    for options in (
+        ["--echo", "--offline"],
+        ["--echo", "--fleet", "http://127.0.0.1:1"],
+        ["--gpu-rate", "2"],
+    ):
         done = subprocess.run(
-            [INGERO, "replay", "AR", "--echo", *other], capture_output=True, text=True, check=False
+            [INGERO, "replay", "AR", *options], capture_output=True, text=True, check=False
         )
         assert done.returncode == 2
         assert "--echo" in done.stderr

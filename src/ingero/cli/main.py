@@ -16,7 +16,9 @@ import click
 
 from ingero import __version__
 from ingero.cli.commands import (
+    annotate,
     check,
+    completion,
     dashboard,
     demo,
     explain,
@@ -36,7 +38,9 @@ from ingero.cli.help import keep_line_breaks
 from ingero.errors import IngeroError
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
+    annotate.command,
     check.command,
+    completion.command,
     dashboard.command,
     demo.command,
     explain.command,

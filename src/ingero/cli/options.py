@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import click
@@ -38,3 +39,16 @@ HEADERS: Final = click.option(
     callback=read_headers,
     help="A header to send along, such as Authorization='Bearer …'; may be repeated.",
 )
+
+
+FORCE: Final = click.option("--force", is_flag=True, help="Replace the output file if it exists.")
+
+
+def check_output(output: Path, *, is_replaced: bool) -> None:
+    """Refuse to overwrite a file that nobody said may go.
+
+    Raises:
+        click.UsageError: It exists.
+    """
+    if output.exists() and not is_replaced:
+        raise click.UsageError(f"{output} exists already; --force replaces it")

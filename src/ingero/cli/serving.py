@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -13,6 +14,7 @@ from ingero.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from ingero.agent.queries.fanout import NodeAnswer
+    from ingero.agent.queries.source import Outside
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -33,8 +35,40 @@ LISTEN_OPTIONS: Final = (
         help="Another name that clients may call this server by; repeat for more.",
     ),
 )
+WAIT: Final = click.option(
+    "--wait",
+    is_flag=True,
+    help="Serve although there is no recording yet, and show it once there is.",
+)
 
 
+def find_database(db: Path | None, *, is_waiting: bool) -> Path:
+    """The recording to serve, which can be read now unless it is waited for.
+
+    Raises:
+        click.UsageError: There is no such file.
+        StoreError: It is not a recording.
+    """
+    from ingero.agent.store.files import open_recording
+    from ingero.config.database import default_database
+
+    path = db or default_database()
+    if is_waiting:
+        return path
+    if not path.exists():
+        whence = "" if db else " (`ingero trace` records one there; --db names another)"
+        raise click.UsageError(f"{path}: no such file{whence}; --wait serves it once it is there")
+    with open_recording(path):
+        return path
+
+
+NODE_TLS_OPTIONS: Final = (
+    click.option(
+        "--ca-cert", default="", metavar="FILE", help="Authority of the nodes' certificates."
+    ),
+    click.option("--client-cert", default="", metavar="FILE", help="Certificate to show them."),
+    click.option("--client-key", default="", metavar="FILE", help="Its key."),
+)
 NODE_OPTIONS: Final = (
     click.option(
         "--nodes",
@@ -42,11 +76,7 @@ NODE_OPTIONS: Final = (
         metavar="HOST:PORT,…",
         help="Ask these nodes' dashboards instead of a file.",
     ),
-    click.option(
-        "--ca-cert", default="", metavar="FILE", help="Authority of the nodes' certificates."
-    ),
-    click.option("--client-cert", default="", metavar="FILE", help="Certificate to show them."),
-    click.option("--client-key", default="", metavar="FILE", help="Its key."),
+    *NODE_TLS_OPTIONS,
     click.option("--no-tls", is_flag=True, help="Plain HTTP; to loopback only."),
     click.option(
         "--clock-skew-threshold",
@@ -70,7 +100,13 @@ class NodeOptions:
     no_tls: bool
     skew: str
 
-    def ask(self, path: str, body: object | None, timeout: str) -> tuple[list[NodeAnswer], float]:
+    def ask(
+        self,
+        path: str,
+        body: object | None,
+        timeout: str,
+        decode: Callable[[bytes], Any] = json.loads,
+    ) -> tuple[list[NodeAnswer], float]:
         """Ask every node; returns their answers and the clock threshold in ms."""
         from ingero.agent.queries.fanout import FanoutSettings, ask_nodes
         from ingero.config.environment import read_bearer
@@ -91,7 +127,7 @@ class NodeOptions:
             raise click.UsageError(str(error)) from error
         nodes = [node.strip() for node in self.nodes.strip("[]").split(",") if node.strip()]
         settings = FanoutSettings(read_bearer(), timeout_ns, tls)
-        return ask_nodes(nodes, path, body, settings), skew_ns / 1e6
+        return ask_nodes(nodes, path, body, settings, decode=decode), skew_ns / 1e6
 
 
 def add_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[CommandT], CommandT]:
@@ -106,16 +142,18 @@ def add_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[CommandT],
 
 
 def serve(
-    db: Path | None, addr: str, path: str, *, tls: tuple[str, str, bool], hosts: tuple[str, ...]
-) -> None:
+    db: Path, addr: str, path: str, *, tls: tuple[str, str, bool], hosts: tuple[str, ...],
+    outside: Outside | None = None,
+) -> None:  # fmt: skip
     """Serve a recording until Ctrl-C and say where.
 
     Args:
-        db: The recording; None for the default one.
+        db: The recording.
         addr: Where to listen.
         path: What to append to the printed address.
         tls: Certificate file, key file, and whether TLS is on.
         hosts: Further names of this server.
+        outside: What MCP's tools may reach beyond the recording.
     """
     try:
         import anyio
@@ -126,7 +164,6 @@ def serve(
             f"serving needs the package {error.name}", hint="pip install 'ingero[agent]'"
         ) from error
     from ingero.config import Endpoint
-    from ingero.config.database import default_database
     from ingero.config.environment import read_bearer
 
     cert, key, has_tls = tls
@@ -135,9 +172,11 @@ def serve(
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     settings = ListenSettings(endpoint, read_bearer(), cert, key, has_tls, hosts)
+    if outside is not None:
+        settings = replace(settings, outside=outside)
 
     async def run() -> None:
-        async with open_server(db or default_database(), settings) as bound:
+        async with open_server(db, settings) as bound:
             scheme = "https" if has_tls else "http"
             click.echo(f"{scheme}://{bound}{path or '/'}", err=True)
             await anyio.sleep_forever()

@@ -95,7 +95,10 @@ def _build_tool(query: Query[Any, Any, Any]) -> types.Tool:
         input_schema=query.input_schema(),
         output_schema=query.output_schema(),
         annotations=types.ToolAnnotations(
-            read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+            read_only_hint=query.is_read_only,
+            destructive_hint=False,
+            idempotent_hint=query.is_read_only,
+            open_world_hint=query.is_open_world,
         ),
     )
 

@@ -45,6 +45,8 @@ class Query(Generic[ContextT, ArgsT, ResultT]):
         result: Struct of the answer.
         run: Answers. Blocks; callers on an event loop put it on a thread. Raises `BadDataError` for arguments that
             are well-formed and still wrong.
+        is_read_only: Nothing is changed anywhere by asking.
+        is_open_world: It reaches beyond what the server serves.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Query(Generic[ContextT, ArgsT, ResultT]):
     args: type[ArgsT]
     result: type[ResultT]
     run: Callable[[ContextT, ArgsT], ResultT] = field(repr=False)
+    is_read_only: bool = True
+    is_open_world: bool = False
 
     def __post_init__(self) -> None:
         if NAME.fullmatch(self.name) is None:

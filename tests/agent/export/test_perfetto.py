@@ -15,7 +15,7 @@ from ingero.agent.export.perfetto import write_perfetto
 from ingero.agent.scenarios.catalog import SCENARIOS
 from ingero.agent.store.reader import load_recording
 from ingero.cli.main import cli
-from ingero.testing.faults import late_rank
+from ingero.testing.rank_faults import late_rank
 
 
 def trace_of(recording):

@@ -3,11 +3,13 @@
 import json
 import socket
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import anyio
 import pytest
 from click.testing import CliRunner
 
+from ingero.agent.queries.catalog import QUERIES
 from ingero.agent.queries.fanout import (
     FanoutSettings,
     NodeAnswer,
@@ -16,15 +18,24 @@ from ingero.agent.queries.fanout import (
     join_rows,
 )
 from ingero.agent.queries.listen import ListenSettings, open_server
+from ingero.agent.queries.part import decode_part, encode_part, join_parts
+from ingero.agent.queries.source import Outside, RecordingFile
+from ingero.agent.store.reader import LoadFilter, load_recording
 from ingero.cli.main import cli
 from ingero.config import Endpoint
 from ingero.config.tls import TlsClientConfig
-from ingero.errors import ConfigError, RetryableError
+from ingero.errors import BadDataError, ConfigError, RetryableError
+from ingero.serving.query import get_query
 from ingero.testing.clock import ManualClock
+from ingero.testing.faults import FAULTS
 
 COUNT = {"sql": "SELECT count(*) AS n FROM events", "limit": 10}
 PLAIN = FanoutSettings(tls=TlsClientConfig(insecure=True))
 NODES = ("sample-gpu-node-01.db", "sample-gpu-node-02.db")
+
+
+def late_rank():
+    return FAULTS["late_rank"]().build()
 
 
 def among_servers(paths, talk, clock=None, **settings):
@@ -134,3 +145,79 @@ def test_command_prints_rows_of_all_nodes_and_counts_who_answered(paths, dead):
     assert json.loads(result.stdout) == [{"node": node, "n": 200} for node in nodes]
     assert "from 2 of 3 nodes" in result.stderr
     assert dead in result.stderr
+
+
+def test_export_of_several_nodes_keeps_each_node_and_says_who_failed(paths, dead, tmp_path):
+    out = tmp_path / "both.json"
+
+    def talk(nodes):
+        arguments = ["export", "--format", "perfetto", "--no-tls", "-o", str(out)]
+        named = ["--nodes", ",".join([*nodes, dead])]
+        return CliRunner().invoke(cli, [*arguments, *named], catch_exceptions=False)
+
+    result = among_servers(paths, talk)
+    assert result.exit_code == 0, result.output
+    assert "400 events" in result.stderr
+    assert f"warning: {dead}" in result.stderr
+    assert result.stderr.count(" ms,") + 1 == 2  # a clock offset for each node that answered
+    elements = json.loads(out.read_bytes())["traceEvents"]
+    names = {e["args"]["name"] for e in elements if e["name"] == "process_name"}
+    assert {"node gpu-node-01", "node gpu-node-02"} <= names
+    incidents = [e for e in elements if e.get("cat") == "incident" and e["ph"] == "b"]
+    assert ["disk reads" in e["name"] for e in incidents] == [True]
+
+
+def test_part_of_a_recording_arrives_as_it_was_sent(paths):
+    whole = load_recording(paths[0], LoadFilter(has_extras=True))
+
+    def talk(nodes):
+        ask = [("part", None), ("part?last=50", None)]
+        return [ask_nodes(nodes[:1], *one, PLAIN, decode=decode_part)[0].body for one in ask]
+
+    came, newest = among_servers(paths[:1], talk)
+    assert came.events.tolist() == whole.events.tolist()
+    assert came.process_names == whole.process_names
+    assert (came.nodes, came.n_events_stored, came.is_truncated) == (whole.nodes, 200, False)
+    assert (len(newest.events), newest.is_truncated) == (50, True)
+
+
+def test_part_that_is_not_one_is_refused():
+    fine = encode_part(late_rank())
+    for body in (b"", b"{}", fine[:-5], fine.replace(b"duration_ns", b"duration_us", 1)):
+        with pytest.raises(BadDataError):
+            decode_part(body)
+
+
+def test_nodes_of_one_name_are_told_apart_by_their_address():
+    joined = join_parts([("a:1", late_rank()), ("b:2", late_rank())])
+    assert joined.nodes == ("node-0", "node-0@b:2")
+    assert len(joined.events) == 2 * len(late_rank().events)
+    assert joined.process_name(1, 6002) == "rank2"
+
+
+def ask_fleet(nodes, **arguments):
+    outside = Outside(lambda path, body: ask_nodes(nodes, path, body, PLAIN))
+    context = RecordingFile(Path("unused.db"), outside)
+    return json.loads(get_query(QUERIES, "query_fleet").ask(context, arguments))
+
+
+def test_assistant_asks_all_nodes_and_reads_who_failed(paths, dead):
+    def talk(nodes):
+        nodes = [*nodes, dead]
+        chains = ask_fleet(nodes, action="chains", since="")
+        ops = ask_fleet(nodes, action="ops", limit=2)
+        more = ask_fleet(nodes, action="ops", limit=100, cursor=ops["next_cursor"])
+        return nodes, chains, ops, more, ask_fleet(nodes, action="sql", query=COUNT["sql"])
+
+    nodes, chains, ops, more, counted = among_servers(paths, talk)
+    assert [(row[0], row[1]) for row in chains["rows"]] == [(nodes[0], "MEDIUM")]
+    assert [bool(one.get("error")) for one in chains["nodes"]] == [False, False, True]
+    assert chains["warnings"][0].startswith(dead)
+    assert len(ops["rows"]) == 2
+    assert ops["rows"][0] not in more["rows"]
+    assert counted["rows"] == [[nodes[0], 200], [nodes[1], 200]]
+
+
+def test_assistant_that_mixes_up_actions_is_told(paths):
+    with pytest.raises(BadDataError, match="sql"):
+        ask_fleet(["127.0.0.1:1"], action="ops", query="SELECT 1")

@@ -1,7 +1,10 @@
 """The official client lists and calls every tool of `ingero mcp`, over a real pipe."""
 
+import http.server
 import json
+import os
 import sys
+import threading
 
 import anyio
 import pytest
@@ -19,17 +22,33 @@ from ingero.serving.query import get_query
 from ingero.testing.faults import FAULTS
 
 DOCUMENTED = {
-    "get_check", "get_trace_stats", "get_causal_chains", "run_demo", "get_test_report", "run_sql", "get_stacks",
-    "graph_lifecycle", "graph_frequency", "investigate",
+    "get_check",
+    "get_trace_stats",
+    "get_causal_chains",
+    "run_demo",
+    "get_test_report",
+    "run_sql",
+    "get_stacks",
+    "graph_lifecycle",
+    "graph_frequency",
+    "investigate",
+    "query_fleet",
+    "pagerduty_trigger",
+}
+OUTSIDE = {
+    "query_fleet": {"action": "overview"},
+    "pagerduty_trigger": {"summary": "GPU 3 is starved", "severity": "warning"},
 }  # fmt: skip
 
 
-def converse(path, talk):
+def converse(path, talk, *options, **environment):
     """Run a conversation with a server process over its pipes."""
 
     async def main():
         server = StdioServerParameters(
-            command=sys.executable, args=["-m", "ingero", "mcp", "--db", str(path)]
+            command=sys.executable,
+            args=["-m", "ingero", "mcp", "--db", str(path), *options],
+            env={**os.environ, **environment},
         )
         async with stdio_client(server) as (read, write), ClientSession(read, write) as session:
             await session.initialize()
@@ -57,6 +76,8 @@ def test_client_lists_and_calls_every_tool(graphs_db):
         tools = (await session.list_tools()).tools
         answers = {}
         for tool in tools:
+            if tool.name in OUTSIDE:
+                continue
             result = await session.call_tool(tool.name, arguments.get(tool.name, {}))
             assert not result.is_error, (tool.name, result.content)
             await session.validate_tool_result(tool.name, result)
@@ -67,7 +88,10 @@ def test_client_lists_and_calls_every_tool(graphs_db):
 
     tools, answers, recipe = converse(graphs_db, talk)
     assert {tool.name for tool in tools} == DOCUMENTED
-    assert all(tool.annotations.read_only_hint for tool in tools)
+    assert [tool.name for tool in tools if not tool.annotations.read_only_hint] == [
+        "pagerduty_trigger"
+    ]
+    assert {tool.name for tool in tools if tool.annotations.open_world_hint} == set(OUTSIDE)
     assert answers["get_causal_chains"]["chains"][0]["rc"][0]["c"] == "recapture instead of replay"
     assert answers["investigate"]["says"].startswith("CUDA graph captured 40 times")
     assert answers["get_test_report"]["report"] == {"passed": 7}
@@ -78,6 +102,57 @@ def test_client_lists_and_calls_every_tool(graphs_db):
         10 + 4 + 2
     )  # launches, graph calls, wait with its sleep
     assert "Unexplained" in recipe
+
+
+def test_nothing_is_asked_or_sent_outside_unless_configured(graphs_db):
+    async def talk(session):
+        return [await session.call_tool(name, arguments) for name, arguments in OUTSIDE.items()]
+
+    fleet, page = converse(graphs_db, talk)
+    assert (fleet.is_error, page.is_error) == (True, True)
+    assert "--nodes" in fleet.content[0].text
+    assert "nothing was sent" in page.content[0].text
+
+
+@pytest.fixture
+def pagerduty():
+    """A receiver of events on this machine; gives its address and what came."""
+    came = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            came.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(202)
+            self.end_headers()
+            self.wfile.write(b'{"status": "success", "dedup_key": "k-7"}')
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v2/enqueue", came
+        server.shutdown()
+        thread.join()
+
+
+def test_page_is_sent_once_with_the_key_that_was_given(graphs_db, pagerduty):
+    url, came = pagerduty
+
+    async def talk(session):
+        sent = await session.call_tool("pagerduty_trigger", OUTSIDE["pagerduty_trigger"])
+        await session.validate_tool_result("pagerduty_trigger", sent)
+        wrong = await session.call_tool("pagerduty_trigger", {"summary": "x", "severity": "mild"})
+        return sent, wrong
+
+    sent, wrong = converse(graphs_db, talk, "--pagerduty-url", url, INGERO_PAGERDUTY_KEY="R0UTE")
+    assert sent.structured_content == {"dedup_key": "k-7", "status": "sent"}
+    assert wrong.is_error
+    (event,) = came
+    assert (event["routing_key"], event["event_action"]) == ("R0UTE", "trigger")
+    assert event["payload"]["summary"] == "GPU 3 is starved"
+    assert event["payload"]["class"] == "ai_investigation"
 
 
 def test_wrong_calls_are_told_and_the_server_goes_on(graphs_db):

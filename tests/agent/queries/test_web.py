@@ -2,6 +2,7 @@
 
 import json
 import ssl
+from importlib.resources import files
 
 import anyio
 import httpx
@@ -9,12 +10,18 @@ import pytest
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 
+from ingero.agent.queries.api import ANSWERS
 from ingero.agent.queries.listen import ListenSettings, check_settings, open_server
+from ingero.agent.queries.web import _PAGE
+from ingero.agent.scenarios.builder import RecordingBuilder
+from ingero.agent.store.writer import RecordingWriter
 from ingero.config import Endpoint
 from ingero.errors import ConfigError
+from ingero.model.events import Source
+from ingero.testing.faults import FAULTS
 
 LOOPBACK = Endpoint("127.0.0.1", 0)
-APIS = ("overview", "incidents", "ops", "chains", "snapshots", "time")
+APIS = (*ANSWERS, "time")
 
 
 @pytest.fixture
@@ -39,11 +46,16 @@ def visit(path, talk, **settings):
 
 def test_page_and_its_files_come_from_the_package_alone(starved):
     async def talk(client):
-        return [await client.get(path) for path in ("/", "/app.css", "/app.js")]
+        return [await client.get(path) for path in _PAGE]
 
-    page, style, script = visit(starved, talk)
+    answers = visit(starved, talk)
+    page = answers[0]
     assert "default-src 'none'" in page.headers["content-security-policy"]
-    for answer in (page, style, script):
+    assert {answer.url.path for answer in answers} == {
+        "/",
+        *(f"/{file.name}" for file in files("ingero.agent.queries").joinpath("page").iterdir()),
+    } - {"/index.html"}
+    for answer in answers:
         assert answer.status_code == 200
         assert "https://" not in answer.text
         assert "innerHTML" not in answer.text
@@ -65,7 +77,87 @@ def test_every_endpoint_answers_about_the_recording(starved):
         said["ops"]["ops"][0]
     )
     assert len(said["snapshots"]["snapshots"]) == 40
+    assert said["overview"]["top_chain"]["root_cause"] == "computing on the host"
+    assert (
+        said["overview"]["system"]["cpu_percent"]
+        == said["snapshots"]["snapshots"][-1]["cpu_percent"]
+    )
+    available = {one["id"]: one["available"] for one in said["capabilities"]}
+    assert (available["cuda_ops"], available["block_io"], available["gpu_util"]) == (
+        True,
+        False,
+        False,
+    )
+    assert len(available) >= 26
     assert said["time"]["timestamp_ns"] > 1_700_000_000 * 10**9
+
+
+def test_chain_has_the_documented_figures_of_its_operation(tmp_path):
+    FAULTS["sync_bound"]().write(tmp_path / "r.db")
+
+    async def talk(client):
+        return (await client.get("/api/v1/chains")).json()["chains"][0]
+
+    chain = visit(tmp_path / "r.db", talk)
+    assert chain["cuda_op"] == "cudaStreamSync"
+    assert chain["tail_ratio"] == pytest.approx(
+        chain["cuda_p99_us"] / chain["cuda_p50_us"], abs=0.01
+    )
+    assert chain["timeline"][0]["detail"].endswith(chain["root_cause"])
+
+
+def test_graph_calls_are_summed_and_listed_with_their_handles(tmp_path):
+    FAULTS["graph_recaptured"]().write(tmp_path / "g.db")
+
+    async def talk(client):
+        names = ("graph-metrics", "graph-events")
+        return [(await client.get(f"/api/v1/{name}")).json() for name in names]
+
+    metrics, listed = visit(tmp_path / "g.db", talk)
+    assert (metrics["captures"], metrics["instantiations"], metrics["launches"]) == (40, 40, 40)
+    assert metrics["avg_instantiate_dur_us"] == 2000.0
+    assert 300 < metrics["avg_capture_dur_us"] < 1000  # ten launches between its two calls
+    assert len(listed["events"]) == 100
+    launch = next(one for one in listed["events"] if one["op"] == "graphLaunch")
+    assert launch["exec_handle"].startswith("0x")
+
+
+def test_unchanged_recording_is_not_answered_twice_and_a_changed_one_is(tmp_path):
+    path = tmp_path / "r.db"
+    built = RecordingBuilder()
+    built.call((Source.CUDA, 3), 0, 10, pid=7)
+    built.write(path)
+
+    async def talk(client):
+        first = await client.get("/api/v1/ops?last=10")
+        known = {"if-none-match": first.headers["etag"]}
+        same = await client.get("/api/v1/ops?last=10", headers=known)
+        other = await client.get("/api/v1/ops?last=11", headers=known)
+        with RecordingWriter(path, "node-0") as writer:
+            writer.put_events(built.events())
+        grown = await client.get("/api/v1/ops?last=10", headers=known)
+        return same, other, grown
+
+    same, other, grown = visit(path, talk)
+    assert (same.status_code, same.content) == (304, b"")
+    assert other.status_code == 200
+    assert grown.json()["ops"][0]["rows"] == 2
+
+
+def test_part_is_the_newest_rows_and_wrong_parameters_are_told(starved):
+    async def talk(client):
+        newest = (await client.get("/api/v1/incidents?last=100")).json()["window"]
+        wrong = [
+            await client.get(f"/api/v1/{path}")
+            for path in ("ops?last=many", "ops?pid=-1", "ops?since=soon", "timeline?bins=0",
+                         "timeline?from_s=nan", "stacks?op=cudaMallocc")
+        ]  # fmt: skip
+        return newest, wrong
+
+    newest, wrong = visit(starved, talk)
+    assert (newest["events"], newest["events_stored"], newest["truncated"]) == (100, 3807, True)
+    assert [answer.status_code for answer in wrong] == [400] * 6
+    assert "many" not in wrong[0].json()["error"]
 
 
 def test_overview_counts_rows_not_row_numbers(data_dir):
@@ -161,6 +253,6 @@ def test_official_client_asks_over_http(starved):
             return tools, answer.structured_content
 
     tools, answer = anyio.run(main)
-    assert len(tools.tools) == 10
+    assert len(tools.tools) == 12
     assert answer["says"].startswith("Input starvation")
     assert json.dumps(answer)

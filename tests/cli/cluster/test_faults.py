@@ -3,7 +3,7 @@
 import pytest
 
 from ingero.cli.cluster.faults import KINDS, Fault, parse_fault
-from ingero.cli.cluster.run import Progress, UpSettings, build_result, find_detection
+from ingero.cli.cluster.result import Progress, UpSettings, build_result, find_detection
 from ingero.errors import ConfigError
 from ingero.units import NS_PER_S
 
@@ -17,6 +17,7 @@ from ingero.units import NS_PER_S
         ("imbalance:2x", Fault("imbalance", None, 2.0)),
         ("pause:5", Fault("pause", 5)),
         ("kill:7", Fault("kill", 7)),
+        ("cpu-hog:2", Fault("cpu-hog", 2)),
         ("slow-link:1", Fault("slow-link", 1, 20.0)),
         ("slow-link:1:5ms", Fault("slow-link", 1, 5.0)),
     ],
@@ -34,6 +35,12 @@ def test_fault_is_read(text, fault):
 def test_what_is_no_fault_is_refused(text):
     with pytest.raises(ConfigError, match="--fault"):
         parse_fault(text, 8)
+
+
+@pytest.mark.parametrize("n_ranks", [4, 7])
+def test_link_without_links_to_compare_it_with_is_refused(n_ranks):
+    with pytest.raises(ConfigError, match="do not make links"):
+        parse_fault("slow-link:1", n_ranks)
 
 
 def settings(*faults):
@@ -69,3 +76,21 @@ def test_imbalance_has_no_detection_and_anybody_named_is_wrong():
     result = build_result(settings(Fault("imbalance", None, 1.6)), progress)
     assert result["detection_s"] is None
     assert result["wrongly_named"] == [6]
+
+
+def test_either_end_of_a_slow_link_may_be_named_and_neither_is_a_culprit():
+    link = settings(Fault("slow-link", 2, 20.0))
+    progress = Progress(named={(3, "network"): 4 * NS_PER_S, (2, "network"): 5 * NS_PER_S})
+    result = build_result(link, progress)
+    assert (result["network"], result["detection_s"]) == ([2, 3], 4.0)
+    assert result["wrongly_named"] == []
+    progress.named[2, "culprit"] = 6 * NS_PER_S
+    assert build_result(link, progress)["wrongly_named"] == [2]
+
+
+def test_without_probes_the_result_says_whose_word_it_is():
+    asked = UpSettings(8, (), 0, NS_PER_S, NS_PER_S, has_probes=False)
+    result = build_result(asked, Progress())
+    assert result["probes"] is False
+    assert "report their own calls, no probes" in result["note_on_work"]
+    assert asked.probes_note == "no probes: the simulator reports its own calls"

@@ -48,25 +48,26 @@ class MergedFile:
 
 
 def merge_recordings(
-    sources: Sequence[Path], output: Path, *, force_node: str = ""
+    sources: Sequence[Path], output: Path, *, force_node: str = "", is_replaced: bool = False
 ) -> list[MergedFile]:
     """Merge recordings into a new file, whole or not at all.
 
     Args:
         sources: Recordings, read only.
-        output: The new file; must not exist.
+        output: The new file.
         force_node: Node for rows that carry none.
+        is_replaced: Whether `output` may exist; it is replaced when all is merged.
 
     Raises:
         StoreError: A source cannot be read, or the output exists or cannot be written.
         BadDataError: A source's rows carry no node and `force_node` is empty.
     """
-    if output.exists():
-        raise StoreError(
-            f"{output}: exists already", hint="choose a new file with -o; nothing is overwritten"
-        )
+    if output.exists() and not is_replaced:
+        raise StoreError(f"{output}: exists already", hint="choose a new file with -o")
     for source in sources:
         check_header(source)
+        if output.exists() and output.samefile(source):
+            raise BadDataError(f"{output} is one of the sources", hint="choose a new file with -o")
     part = output.with_name(output.name + ".part")
     try:
         with store_errors(output), closing(_create(part)) as target:

@@ -57,6 +57,9 @@ class IncidentAnswer(msgspec.Struct, frozen=True):
     end_s: float
     lost_ms: Annotated[float, msgspec.Meta(description="time that the problem took")]
     window_share: Annotated[float, msgspec.Meta(description="lost time / watched time")]
+    watched_ms: Annotated[
+        float, msgspec.Meta(description="how long the process was watched; 0 for a node")
+    ]
     cases: int
     causes: list[CauseAnswer]
     ruled_out: list[RuledOutAnswer]
@@ -110,6 +113,7 @@ def incident_answer(incident: Incident, start_ns: int) -> IncidentAnswer:
         end_s=round((incident.end_ns - start_ns) / 1e9, 6),
         lost_ms=round(incident.lost_ns / 1e6, 3),
         window_share=incident.window_share,
+        watched_ms=round(incident.watched_ns / 1e6, 3),
         cases=incident.n_cases,
         causes=[
             CauseAnswer(clean(c.name), c.share, [clean(fact, _LINE) for fact in c.evidence])

@@ -9,6 +9,7 @@ from ingero.agent.queries.assistant import CHAINS, INVESTIGATE, STATS
 from ingero.agent.queries.demos import DEMO
 from ingero.agent.queries.graphs import FREQUENCY, LIFECYCLE
 from ingero.agent.queries.health import CHECK, REPORT
+from ingero.agent.queries.outside import FLEET, PAGE
 from ingero.agent.queries.source import RecordingFile
 from ingero.agent.queries.sql import SQL
 from ingero.agent.queries.stacks import STACKS
@@ -26,6 +27,8 @@ QUERIES: Final[tuple[Query[RecordingFile, Any, Any], ...]] = (
     FREQUENCY,
     DEMO,
     REPORT,
+    FLEET,
+    PAGE,
 )
 """Adding one: its module, a line here, a test, a line in the generated reference."""
 

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ingero.agent.queries.window import format_wall
-from ingero.errors import BadDataError
+from ingero.agent.queries.window import AskedError, format_wall
 from ingero.model.events import OP_NAMES, find_op, op_name, source_name
 from ingero.model.recording import Recording
 from ingero.model.untrusted import clean
@@ -39,7 +38,7 @@ def list_events(recording: Recording, *, op: str = "", limit: int = 10_000) -> l
     """The newest events of a recording in time order.
 
     Raises:
-        BadDataError: No operation has that name.
+        AskedError: No operation has that name.
     """
     events = recording.events
     if op:
@@ -48,7 +47,7 @@ def list_events(recording: Recording, *, op: str = "", limit: int = 10_000) -> l
             known = ", ".join(
                 sorted(name for names in OP_NAMES.values() for name in names.values())
             )
-            raise BadDataError(f"no operation is called {op!r}", hint=f"one of: {known}")
+            raise AskedError(f"no operation is called {op!r}", hint=f"one of: {known}")
         events = events[(events["source"] == wanted[0]) & (events["op"] == wanted[1])]
     return list(_iter_rows(recording, events[-limit:]))
 

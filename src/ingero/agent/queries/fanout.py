@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
@@ -62,7 +62,7 @@ class NodeAnswer(msgspec.Struct, frozen=True):
 
 def ask_nodes(
     nodes: Sequence[str], path: str, body: object | None, settings: FanoutSettings,
-    clock: Clock | None = None,
+    clock: Clock | None = None, decode: Callable[[bytes], Any] = msgspec.json.decode,
 ) -> list[NodeAnswer]:  # fmt: skip
     """Ask every node at once, in the order given.
 
@@ -72,6 +72,7 @@ def ask_nodes(
         body: What to POST; None asks with GET.
         settings: How.
         clock: For the clock offsets.
+        decode: What an answer's bytes are; may raise `BadDataError`.
 
     Raises:
         ConfigError: An address is not one, or plain HTTP would leave this machine.
@@ -81,7 +82,8 @@ def ask_nodes(
     tls = settings.tls or TlsClientConfig()
     if tls.insecure and not all(endpoint.is_loopback for endpoint in endpoints):
         raise ConfigError("plain HTTP to other machines is refused", hint="leave out --no-tls")
-    answers = asyncio.run(_ask_all(endpoints, path, body, settings, clock or SystemClock()))
+    asked = _Asked(path, body, decode, clock or SystemClock())
+    answers = asyncio.run(_ask_all(endpoints, asked, settings))
     if all(answer.error for answer in answers):
         reasons = "; ".join(f"{answer.node}: {answer.error}" for answer in answers)
         raise RetryableError(
@@ -100,12 +102,16 @@ def _parse(node: str) -> Endpoint:
     return endpoint
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    path: str
+    body: object | None
+    decode: Callable[[bytes], Any]
+    clock: Clock
+
+
 async def _ask_all(
-    endpoints: Sequence[Endpoint],
-    path: str,
-    body: object | None,
-    settings: FanoutSettings,
-    clock: Clock,
+    endpoints: Sequence[Endpoint], asked: _Asked, settings: FanoutSettings
 ) -> list[NodeAnswer]:
     tls = settings.tls or TlsClientConfig()
     verify: ssl.SSLContext | bool = False if tls.insecure else build_client_context(tls)
@@ -115,24 +121,18 @@ async def _ask_all(
         verify=verify, headers=headers, timeout=settings.timeout_ns / NS_PER_S, trust_env=False
     ) as client:
         return await asyncio.gather(
-            *(
-                _ask_one(client, f"{scheme}://{e}/api/v1/", str(e), (path, body), clock)
-                for e in endpoints
-            )
+            *(_ask_one(client, f"{scheme}://{e}/api/v1/", str(e), asked) for e in endpoints)
         )
 
 
-async def _ask_one(
-    client: httpx.AsyncClient, base: str, node: str, asked: tuple[str, object | None], clock: Clock
-) -> NodeAnswer:
-    path, body = asked
+async def _ask_one(client: httpx.AsyncClient, base: str, node: str, asked: _Asked) -> NodeAnswer:
     try:
-        offset, round_trip = await _clock_offset(client, base, clock)
-        if body is None:
-            answer = await client.get(base + path)
+        offset, round_trip = await _clock_offset(client, base, asked.clock)
+        if asked.body is None:
+            answer = await client.get(base + asked.path)
         else:
-            answer = await client.post(base + path, content=msgspec.json.encode(body))
-        said = _decode(answer)
+            answer = await client.post(base + asked.path, content=msgspec.json.encode(asked.body))
+        said = _decode(answer, asked.decode)
     except httpx.HTTPError as error:
         return NodeAnswer(node, str(error) or type(error).__name__)
     except BadDataError as error:
@@ -140,16 +140,16 @@ async def _ask_one(
     return NodeAnswer(node, "", said, offset, round_trip)
 
 
-def _decode(answer: httpx.Response) -> dict[str, Any]:
+def _decode(answer: httpx.Response, decode: Callable[[bytes], Any] = msgspec.json.decode) -> Any:  # noqa: ANN401 -- what the path answers
     if len(answer.content) > _MAX_ANSWER_BYTES:
         raise BadDataError("the answer is too large")
     try:
-        said = msgspec.json.decode(answer.content, type=dict[str, Any])
+        if answer.is_error:
+            said = msgspec.json.decode(answer.content, type=dict[str, Any])
+            raise BadDataError(f"HTTP {answer.status_code}: {said.get('error', 'no reason given')}")
+        return decode(answer.content)
     except msgspec.DecodeError as error:
-        raise BadDataError(f"HTTP {answer.status_code}, not JSON") from error
-    if answer.is_error:
-        raise BadDataError(f"HTTP {answer.status_code}: {said.get('error', 'no reason given')}")
-    return said
+        raise BadDataError(f"HTTP {answer.status_code}, not what was asked for") from error
 
 
 async def _clock_offset(client: httpx.AsyncClient, base: str, clock: Clock) -> tuple[float, float]:
@@ -159,7 +159,7 @@ async def _clock_offset(client: httpx.AsyncClient, base: str, clock: Clock) -> t
         sent_ns, began_ns = clock.wall_ns(), clock.mono_ns()
         said = _decode(await client.get(base + "time"))
         trip_ns = clock.mono_ns() - began_ns
-        theirs = said.get("timestamp_ns")
+        theirs = said.get("timestamp_ns") if isinstance(said, dict) else None
         if not isinstance(theirs, int):
             raise BadDataError("its clock answers without a time")
         offsets.append((theirs - (sent_ns + trip_ns // 2)) / 1e6)
@@ -212,3 +212,11 @@ def clock_warnings(answers: Sequence[NodeAnswer], skew_ms: float) -> list[str]:
         and a.round_trip_ms is not None
         and abs(a.clock_offset_ms) - a.round_trip_ms / 2 > skew_ms
     ]
+
+
+def clock_line(answers: Sequence[NodeAnswer]) -> str:
+    """The estimated clock offset of every node that answered, in one line."""
+    offsets = ", ".join(
+        f"{a.node} {a.clock_offset_ms:+.1f} ms" for a in answers if a.clock_offset_ms is not None
+    )
+    return f"clocks against this machine: {offsets}"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
 
 from ingero.agent.queries.pages import PageArgs, cut_page
 from ingero.agent.queries.source import RecordingFile
-from ingero.agent.queries.window import Wanted
+from ingero.agent.queries.window import Wanted, format_wall
 from ingero.errors import BadDataError
 from ingero.model.events import Events, GraphOp, Source, op_name
+from ingero.model.recording import Recording
+from ingero.model.untrusted import clean
 from ingero.serving.query import Query
 
 
@@ -44,8 +46,12 @@ def _graph_events(context: RecordingFile, args: GraphArgs) -> tuple[Events, int]
     if args.pids:
         raise BadDataError("graph questions take pid, not pids")
     recording = context.load(Wanted(since=args.since, pids=(args.pid,)))
-    events = recording.events
-    return events[events["source"] == Source.CUDA_GRAPH], recording.window_ns[0]
+    return _of_graphs(recording), recording.window_ns[0]
+
+
+def _of_graphs(recording: Recording) -> Events:
+    events: Events = recording.events[recording.events["source"] == Source.CUDA_GRAPH]
+    return events
 
 
 def _lifecycle(context: RecordingFile, args: GraphArgs) -> LifecycleAnswer:
@@ -145,3 +151,95 @@ FREQUENCY = Query(
     result=FrequencyAnswer,
     run=_frequency,
 )
+
+
+class GraphSummary(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All graph calls of a part; a mean of none is left out."""
+
+    captures: int
+    instantiations: int
+    launches: int
+    total_events: int
+    avg_capture_dur_us: float | None = None
+    avg_instantiate_dur_us: float | None = None
+    launch_rate_per_sec: float | None = None
+
+
+def summarise_graphs(recording: Recording) -> GraphSummary:
+    """Count the graph calls of every process; a capture lasts from its begin to its thread's next end."""
+    events = _of_graphs(recording)
+    ops = events["op"]
+    launches, made = events[ops == GraphOp.LAUNCH], events[ops == GraphOp.INSTANTIATE]
+    captures = _capture_lengths(events)
+    span_ns = recording.window_ns[1] - recording.window_ns[0]
+    return GraphSummary(
+        captures=int((ops == GraphOp.END_CAPTURE).sum()),
+        instantiations=len(made),
+        launches=len(launches),
+        total_events=len(events),
+        avg_capture_dur_us=round(float(captures.mean()) / 1e3, 1) if len(captures) else None,
+        avg_instantiate_dur_us=round(float(made["duration_ns"].mean()) / 1e3, 1)
+        if len(made)
+        else None,
+        launch_rate_per_sec=round(len(launches) / (span_ns / 1e9), 2)
+        if len(launches) and span_ns
+        else None,
+    )
+
+
+def _capture_lengths(events: Events) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """From each begin to the end that follows it on the same thread, ns."""
+    chosen = events[np.isin(events["op"], (GraphOp.BEGIN_CAPTURE, GraphOp.END_CAPTURE))]
+    chosen = chosen[np.lexsort((chosen["start_ns"], chosen["tid"], chosen["node"]))]
+    first, second = chosen[:-1], chosen[1:]
+    is_pair = (first["op"] == GraphOp.BEGIN_CAPTURE) & (second["op"] == GraphOp.END_CAPTURE)
+    is_pair &= (first["tid"] == second["tid"]) & (first["node"] == second["node"])
+    ends = second["start_ns"] + second["duration_ns"]
+    lengths: np.ndarray[tuple[int], np.dtype[np.int64]] = (ends - first["start_ns"])[is_pair]
+    return lengths
+
+
+class GraphEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One graph call; handles as hexadecimal text, left out where the call has none."""
+
+    timestamp: str
+    pid: int
+    op: str
+    duration_us: float
+    ret_code: int
+    comm: str = ""
+    stream_handle: str = ""
+    graph_handle: str = ""
+    exec_handle: str = ""
+
+
+def list_graph_events(recording: Recording, limit: int = 100) -> list[GraphEvent]:
+    """The newest graph calls, oldest first."""
+    return [_graph_event(recording, event) for event in _of_graphs(recording)[-limit:]]
+
+
+def _graph_event(recording: Recording, event: np.void) -> GraphEvent:
+    op = int(event["op"])
+    names = _HANDLES.get(op, ("", ""))
+    handles = {
+        name: f"{int(event[field]) & 0xFFFF_FFFF_FFFF_FFFF:#x}"
+        for name, field in zip(names, ("arg0", "arg1"), strict=True)
+        if name and event[field]
+    }
+    return GraphEvent(
+        timestamp=format_wall(int(event["start_ns"])),
+        pid=int(event["pid"]),
+        op=op_name(Source.CUDA_GRAPH, op),
+        duration_us=round(int(event["duration_ns"]) / 1e3, 1),
+        ret_code=int(event["ret_code"]),
+        comm=clean(recording.process_names.get((int(event["node"]), int(event["pid"])), "")),
+        **handles,
+    )
+
+
+_HANDLES: Final[dict[int, tuple[str, str]]] = {  # what arg0 and arg1 are: see `GraphOp`
+    GraphOp.BEGIN_CAPTURE: ("", "stream_handle"),
+    GraphOp.END_CAPTURE: ("graph_handle", "stream_handle"),
+    GraphOp.INSTANTIATE: ("exec_handle", "graph_handle"),
+    GraphOp.LAUNCH: ("exec_handle", "stream_handle"),
+}

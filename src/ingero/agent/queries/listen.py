@@ -6,7 +6,7 @@ import ssl
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -16,6 +16,7 @@ import anyio
 from anyio.abc import TaskStatus
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
+from ingero.agent.queries.source import Outside
 from ingero.agent.queries.web import NodeApp, build_mcp_manager
 from ingero.config import Endpoint
 from ingero.config.tls import TlsServerConfig
@@ -40,6 +41,7 @@ class ListenSettings:
         has_tls: False is plain HTTP, on loopback only.
         hosts: Further values of ``Host`` that are answered.
         has_mcp: Whether ``/mcp`` is served.
+        outside: What MCP's tools may reach beyond the recording.
     """
 
     endpoint: Endpoint
@@ -49,6 +51,7 @@ class ListenSettings:
     has_tls: bool = True
     hosts: tuple[str, ...] = ()
     has_mcp: bool = True
+    outside: Outside = field(default_factory=Outside)
 
 
 def check_settings(settings: ListenSettings) -> None:
@@ -90,7 +93,7 @@ async def open_server(
         settings.endpoint.host.lower(),
         *(h.lower() for h in settings.hosts),
     ))
-    manager = build_mcp_manager(path) if settings.has_mcp else None
+    manager = build_mcp_manager(path, settings.outside) if settings.has_mcp else None
     app = NodeApp(path, settings.token, hosts, manager, clock)
     with tempfile.TemporaryDirectory(prefix="ingero-tls-") as folder:
         tls = _build_context(settings, Path(folder), clock or SystemClock())

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ingero.agent.queries.window import format_wall
+from ingero.agent.queries.window import SPAN, format_wall
 from ingero.agent.store.files import open_recording, store_errors, table_columns
 from ingero.model.untrusted import clean
 
-_MAX_SNAPSHOTS = 600
+MAX_SNAPSHOTS = 600
 
 
 def read_overview(path: Path) -> dict[str, Any]:
@@ -19,9 +19,7 @@ def read_overview(path: Path) -> dict[str, Any]:
         StoreError: The file cannot be read.
     """
     with open_recording(path) as connection, store_errors(path):
-        first, last = connection.execute(
-            "SELECT min(timestamp), max(timestamp) FROM events"
-        ).fetchone()
+        first, last = connection.execute(SPAN).fetchone()
         (rows,) = connection.execute("SELECT count(*) FROM events").fetchone()
         found: dict[str, Any] = {
             "file": path.name,
@@ -38,23 +36,25 @@ def read_overview(path: Path) -> dict[str, Any]:
         sessions = table_columns(connection, "sessions")
         if sessions:
             row = connection.execute(
-                "SELECT gpu_model, gpu_driver, kernel, cpu_cores FROM sessions ORDER BY started_at DESC LIMIT 1"
+                "SELECT gpu_model, gpu_driver, cuda_ver, kernel, cpu_cores FROM sessions ORDER BY started_at DESC LIMIT 1"
             ).fetchone()
             (found["session_count"],) = connection.execute(
                 "SELECT count(*) FROM sessions"
             ).fetchone()
             if row:
-                found["gpu"] = {"model": clean(row[0]), "driver_version": clean(row[1])}
-                found["host"] = {"kernel": clean(row[2]), "cpus": row[3]}
+                gpu = zip(("model", "driver_version", "cuda_version"), row[:3], strict=True)
+                found["gpu"] = {name: clean(value) for name, value in gpu if value}
+                found["host"] = {"kernel": clean(row[3]), "cpus": row[4]}
         if table_columns(connection, "causal_chains"):
             (found["chain_count"],) = connection.execute(
                 "SELECT count(*) FROM causal_chains"
             ).fetchone()
-    return found
+    shots = list_snapshots(path, limit=1)
+    return found | ({"system": shots[0]} if shots else {})
 
 
-def list_snapshots(path: Path) -> list[dict[str, Any]]:
-    """The machine's state over time, oldest first, at most the newest six hundred.
+def list_snapshots(path: Path, limit: int = MAX_SNAPSHOTS) -> list[dict[str, Any]]:
+    """The newest states of the machine, oldest first.
 
     Raises:
         StoreError: The file cannot be read.
@@ -65,7 +65,7 @@ def list_snapshots(path: Path) -> list[dict[str, Any]]:
         rows = connection.execute(
             "SELECT timestamp, cpu_pct, mem_pct, mem_avail, swap_mb, load_avg FROM system_snapshots "
             "ORDER BY timestamp DESC LIMIT ?",
-            (_MAX_SNAPSHOTS,),
+            (limit,),
         ).fetchall()
     names = ("cpu_percent", "mem_percent", "mem_avail_mb", "swap_mb", "load_avg")
     return [

@@ -36,6 +36,22 @@ class Stack(msgspec.Struct, frozen=True):
     frames: list[str]
 
 
+class FoldedStack(msgspec.Struct, frozen=True):
+    """One code path of one operation, root first: what a flame graph is drawn from.
+
+    Attributes:
+        frames: From the outermost function to the innermost, then the operation.
+        n_rows: Stored rows.
+        n_calls: Calls that these rows stand for.
+        total_ns: Time inside these calls.
+    """
+
+    frames: tuple[str, ...]
+    n_rows: int
+    n_calls: int
+    total_ns: int
+
+
 class StacksAnswer(msgspec.Struct, frozen=True):
     """Code paths, most used first."""
 
@@ -47,20 +63,13 @@ class StacksAnswer(msgspec.Struct, frozen=True):
 def _stacks(context: RecordingFile, args: StacksArgs) -> StacksAnswer:
     rows = _grouped(context, args)
     page, after = cut_page(rows, args.limit, args.cursor)
-    with open_recording(context.path) as connection, store_errors(context.path):
-        known = bool(table_columns(connection, "stack_traces"))
-        frames = {
-            row[0]: _frames(connection.execute(
-                "SELECT frames, ips FROM stack_traces WHERE hash = ?", (row[0],)
-            ).fetchone()) if known else []
-            for row in page
-        }  # fmt: skip
+    frames = _read_frames(context, {row[0] for row in page})
     stacks = [
         Stack(
             f"{stack & 0xFFFF_FFFF_FFFF_FFFF:016x}", op_name(source, op), n, round(mean / 1e3, 1),
             round(least / 1e3, 1), round(most / 1e3, 1), frames[stack],
         )
-        for stack, source, op, n, mean, least, most in page
+        for stack, source, op, n, mean, least, most, *_ in page
     ]  # fmt: skip
     note = "" if rows else "the recording holds no stacks for this"
     return StacksAnswer(
@@ -68,8 +77,52 @@ def _stacks(context: RecordingFile, args: StacksArgs) -> StacksAnswer:
     )
 
 
+def read_folded_stacks(context: RecordingFile, args: StacksArgs) -> list[FoldedStack]:
+    """Every code path, the one with the most time first; of ``args`` only ``op``, ``pids`` and ``since`` count.
+
+    Stacks that read alike are one, whatever their ids: the ranks of a job then lie on top of each other.
+
+    Raises:
+        BadDataError: The operation or the duration is not one.
+        StoreError: The recording cannot be read.
+    """
+    rows = _grouped(context, args)
+    frames = _read_frames(context, {row[0] for row in rows})
+    sums: dict[tuple[str, ...], list[int]] = {}
+    for stack, source, op, n, mean, _, _, n_calls, weighted_ns in rows:
+        path = (*reversed(frames[stack] or ["[unknown]"]), op_name(source, op))
+        into = sums.setdefault(path, [0, 0, 0])
+        for i, value in enumerate((n, n_calls, weighted_ns or mean * n)):
+            into[i] += int(value)
+    folded = [FoldedStack(path, *numbers) for path, numbers in sums.items()]
+    return sorted(folded, key=lambda stack: (-stack.total_ns, stack.frames))
+
+
+def format_folded(stacks: list[FoldedStack]) -> str:
+    """One line ``outermost;…;innermost microseconds`` per stack, as flame graph tools read it."""
+    return "".join(
+        f"{';'.join(frame.replace(';', ':') for frame in stack.frames)} {stack.total_ns // 1000}\n"
+        for stack in stacks
+    )
+
+
+def _read_frames(context: RecordingFile, hashes: set[int]) -> dict[int, list[str]]:
+    """Frames of each stack, leaf first; none where the recording does not have them."""
+    with open_recording(context.path) as connection, store_errors(context.path):
+        if not table_columns(connection, "stack_traces"):
+            return {key: [] for key in hashes}
+        return {
+            key: _frames(
+                connection.execute(
+                    "SELECT frames, ips FROM stack_traces WHERE hash = ?", (key,)
+                ).fetchone()
+            )
+            for key in hashes
+        }
+
+
 def _grouped(context: RecordingFile, args: StacksArgs) -> list[tuple[Any, ...]]:
-    """(hash, source, op, rows, mean, least, most) by rows; sums are floats, so nothing overflows."""
+    """(hash, source, op, rows, mean, least, most, calls, weighted time), most rows first; sums are floats: no overflow."""
     terms, parameters = ["stack_hash <> 0"], list[int]()
     if args.op:
         wanted = find_op(args.op)
@@ -89,10 +142,13 @@ def _grouped(context: RecordingFile, args: StacksArgs) -> list[tuple[Any, ...]]:
         parameters.append(find_span(context.path)[1] - since_ns)
     where = " AND ".join(terms)
     with open_recording(context.path) as connection, store_errors(context.path):
-        if "stack_hash" not in table_columns(connection, "events"):
+        columns = table_columns(connection, "events")
+        if "stack_hash" not in columns:
             return []
+        weight = "weight" if "weight" in columns else "1"
         return connection.execute(
-            "SELECT stack_hash, source, op, count(*), avg(duration), min(duration), max(duration) "  # noqa: S608
+            "SELECT stack_hash, source, op, count(*), avg(duration), min(duration), max(duration), "  # noqa: S608
+            f"total({weight}), total(duration * 1.0 * {weight}) "
             f"FROM events WHERE {where} GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3",
             parameters,
         ).fetchall()

@@ -11,14 +11,14 @@ from mcp.server.stdio import stdio_server
 
 from ingero import __version__
 from ingero.agent.queries.catalog import INSTRUCTIONS, PROMPTS, QUERIES
-from ingero.agent.queries.source import RecordingFile
+from ingero.agent.queries.source import Outside, RecordingFile
 from ingero.serving.mcp import Call, McpFacts, build_mcp_server
 from ingero.serving.query import get_query
 
 
-def build_call(path: Path) -> Call:
+def build_call(path: Path, outside: Outside | None = None) -> Call:
     """What answers a tool's call: the question runs on a thread, one at a time."""
-    context = RecordingFile(path)
+    context = RecordingFile(path, outside)
     one_at_a_time = anyio.CapacityLimiter(1)
 
     async def call(name: str, arguments: Mapping[str, Any]) -> bytes:
@@ -28,9 +28,9 @@ def build_call(path: Path) -> Call:
     return call
 
 
-async def serve_stdio(path: Path) -> None:
+async def serve_stdio(path: Path, outside: Outside | None = None) -> None:
     """Serve until the input ends."""
     facts = McpFacts("ingero", __version__, INSTRUCTIONS)
-    server = build_mcp_server(facts, QUERIES, PROMPTS, build_call(path))
+    server = build_mcp_server(facts, QUERIES, PROMPTS, build_call(path, outside))
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import replace
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -21,15 +23,13 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from ingero import __version__
-from ingero.agent.causal.engine import explain
-from ingero.agent.queries.answers import incident_answer, window_answer
+from ingero.agent.queries.api import ANSWERS, Answer, Asked, parse_asked
 from ingero.agent.queries.catalog import INSTRUCTIONS, PROMPTS, QUERIES
-from ingero.agent.queries.operations import list_operations
-from ingero.agent.queries.overview import list_snapshots, read_overview
-from ingero.agent.queries.source import RecordingFile
+from ingero.agent.queries.part import MAX_ROWS as PART_ROWS
+from ingero.agent.queries.part import encode_part
+from ingero.agent.queries.source import Outside, RecordingFile
 from ingero.agent.queries.sql import bounded_rows
 from ingero.agent.queries.stdio import build_call
-from ingero.agent.queries.window import Wanted, format_wall
 from ingero.agent.store.sql import MAX_ROWS, SqlLimits, run_sql
 from ingero.errors import BadDataError, IngeroError, StoreError
 from ingero.serving.mcp import McpFacts, build_mcp_server
@@ -42,7 +42,10 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _PAGE: Final = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/app.css": ("app.css", "text/css; charset=utf-8"),
-    "/app.js": ("app.js", "text/javascript; charset=utf-8"),
+    **{
+        f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8")
+        for name in ("app", "parts", "overview", "timeline", "flame", "tables")
+    },
 }
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -82,15 +85,9 @@ class NodeApp:
         self._mcp = mcp
         self._clock = clock or SystemClock()
         self._one_at_a_time = anyio.CapacityLimiter(1)
-        api = {
-            "overview": self._overview,
-            "incidents": self._incidents,
-            "ops": self._ops,
-            "chains": self._chains,
-            "snapshots": self._snapshots,
-        }
         self._router = Router([
-            *(Route(f"/api/v1/{name}", self._answered(find)) for name, find in api.items()),
+            *(Route(f"/api/v1/{name}", self._answered(find)) for name, find in ANSWERS.items()),
+            Route("/api/v1/part", self._part),
             Route("/api/v1/time", self._time),
             Route("/api/v1/query", self._query, methods=["POST"]),
             *(Route(path, _page) for path in _PAGE),
@@ -130,61 +127,34 @@ class NodeApp:
         is_same = hmac.compare_digest(given.strip().encode(), self._token.encode())
         return scheme.lower() == "bearer" and is_same
 
-    def _answered(
-        self, find: Callable[[Wanted], dict[str, Any]]
-    ) -> Callable[[Request], Awaitable[Response]]:
-        """A route that answers on a thread, one at a time."""
+    def _answered(self, find: Answer) -> Callable[[Request], Awaitable[Response]]:
+        """A route that answers on a thread, one at a time; an answer that the client has is not made again."""
+
+        def build(asked: Asked) -> bytes:
+            return msgspec.json.encode(find(asked))
 
         async def answer(request: Request) -> Response:
-            wanted = _wanted(request)
-            found = await anyio.to_thread.run_sync(find, wanted, limiter=self._one_at_a_time)
-            return _json(found)
+            asked = parse_asked(self._context, request.query_params)
+            stamp = (*self._context.stamp(), str(request.url.path), str(request.url.query))
+            tag = f'"{sha256(repr(stamp).encode()).hexdigest()[:32]}"'
+            headers = {**_HEADERS, "ETag": tag}
+            if request.headers.get("if-none-match") == tag:
+                return Response(status_code=304, headers=headers)
+            body = await anyio.to_thread.run_sync(build, asked, limiter=self._one_at_a_time)
+            return Response(body, headers=headers, media_type="application/json")
 
         return answer
 
-    def _overview(self, wanted: Wanted) -> dict[str, Any]:
-        del wanted
-        return read_overview(self._context.path)
+    async def _part(self, request: Request) -> Response:
+        """Rows for another program (`ingero.agent.queries.part`)."""
+        asked = parse_asked(self._context, request.query_params)
+        wanted = replace(asked.wanted, last=min(asked.wanted.last or PART_ROWS, PART_ROWS))
 
-    def _incidents(self, wanted: Wanted) -> dict[str, Any]:
-        recording = self._context.load(wanted)
-        told = explain(recording)
-        incidents = [incident_answer(incident, told.start_ns) for incident in told.incidents]
-        return {
-            "incidents": incidents,
-            "window": window_answer(told, is_truncated=recording.is_truncated),
-        }
+        def build() -> bytes:
+            return encode_part(self._context.load(wanted))
 
-    def _ops(self, wanted: Wanted) -> dict[str, Any]:
-        operations = list_operations(self._context.load(wanted))
-        mode = "percentile" if operations else "empty"
-        ops = [{"operation": op.op, **msgspec.to_builtins(op)} for op in operations]
-        return {"mode": mode, "ops": ops}
-
-    def _chains(self, wanted: Wanted) -> dict[str, Any]:
-        told = explain(self._context.load(wanted))
-        shown = [incident_answer(incident, told.start_ns) for incident in told.incidents]
-        return {
-            "chains": [
-                {
-                    "id": one.id,
-                    "detected_at": format_wall(one.start),
-                    "severity": one.severity,
-                    "summary": one.title,
-                    "root_cause": " + ".join(cause.name for cause in one.causes),
-                    "explanation": "; ".join(
-                        fact for cause in one.causes for fact in cause.evidence
-                    ),
-                    "recommendations": one.fix,
-                    "node": one.node,
-                }
-                for one in shown
-            ]
-        }
-
-    def _snapshots(self, wanted: Wanted) -> dict[str, Any]:
-        del wanted
-        return {"snapshots": list_snapshots(self._context.path)}
+        body = await anyio.to_thread.run_sync(build, limiter=self._one_at_a_time)
+        return Response(body, headers=dict(_HEADERS), media_type="application/msgpack")
 
     async def _time(self, request: Request) -> Response:
         del request
@@ -208,18 +178,11 @@ class NodeApp:
         })
 
 
-def build_mcp_manager(path: Path) -> StreamableHTTPSessionManager:
+def build_mcp_manager(path: Path, outside: Outside | None = None) -> StreamableHTTPSessionManager:
     """Streamable HTTP for the recording's questions; the app in front of it guards host and bearer."""
     facts = McpFacts("ingero", __version__, INSTRUCTIONS)
-    server = build_mcp_server(facts, QUERIES, PROMPTS, build_call(path))
+    server = build_mcp_server(facts, QUERIES, PROMPTS, build_call(path, outside))
     return StreamableHTTPSessionManager(server, json_response=True, stateless=True)
-
-
-def _wanted(request: Request) -> Wanted:
-    pid = request.query_params.get("pid", "")
-    if pid and not pid.isdecimal():
-        raise BadDataError("pid: a number is needed")
-    return Wanted(since=request.query_params.get("since", ""), pids=(int(pid),) if pid else ())
 
 
 def _host_name(host: str) -> str:

@@ -14,7 +14,16 @@ from ingero.errors import BadDataError
 from ingero.model.recording import Recording
 from ingero.units import parse_duration
 
+SPAN: Final = "SELECT (SELECT min(timestamp) FROM events), (SELECT max(timestamp) FROM events)"
+"""Each alone comes from an end of the index; both in one SELECT would read all of it."""
+
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+class AskedError(BadDataError):
+    """What was asked for is not one: wrong usage of a command, a bad request over HTTP."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,7 @@ def load_part(path: Path, wanted: Wanted) -> Recording:
     """Load the part of a recording that was asked for.
 
     Raises:
-        BadDataError: A time is not one, or the part is empty by construction.
+        AskedError: A time is not one, or the part is empty by construction.
         StoreError: The file cannot be read.
     """
     first_ns, last_ns = find_span(path)
@@ -51,7 +60,7 @@ def load_part(path: Path, wanted: Wanted) -> Recording:
     if wanted.since:
         from_ns = max(last_ns - _parse_length(wanted.since, "--since"), from_ns or first_ns)
     if from_ns is not None and to_ns is not None and from_ns > to_ns:
-        raise BadDataError("the window ends before it starts", hint="swap --from and --to")
+        raise AskedError("the window ends before it starts", hint="swap --from and --to")
     limits = LoadFilter(from_ns, to_ns, wanted.pids, has_extras=wanted.has_extras)
     if wanted.last:
         limits = replace(limits, max_rows=wanted.last)
@@ -61,9 +70,7 @@ def load_part(path: Path, wanted: Wanted) -> Recording:
 def find_span(path: Path) -> tuple[int, int]:
     """First and last stored timestamp of a recording, Unix ns; (0, 0) when it has no event."""
     with open_recording(path) as connection, store_errors(path):
-        first, last = connection.execute(
-            "SELECT min(timestamp), max(timestamp) FROM events"
-        ).fetchone()
+        first, last = connection.execute(SPAN).fetchone()
     return (int(first), int(last)) if first is not None else (0, 0)
 
 
@@ -72,7 +79,7 @@ def _parse_length(text: str, option: str) -> int:
     try:
         return int(weeks[1]) * parse_duration("7d") if weeks else parse_duration(text)
     except ValueError as error:
-        raise BadDataError(f"{option}: {error}") from error
+        raise AskedError(f"{option}: {error}") from error
 
 
 def _parse_moment(text: str, first_ns: int, option: str) -> int:
@@ -82,7 +89,7 @@ def _parse_moment(text: str, first_ns: int, option: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise BadDataError(
+        raise AskedError(
             f"{option}: {text!r} is no time",
             hint="write 2026-04-03T12:18:35Z, or a duration from the first event such as 12.5s",
         ) from error

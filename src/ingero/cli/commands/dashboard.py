@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ingero.cli.serving import LISTEN_OPTIONS, add_options, serve
+from ingero.cli.serving import LISTEN_OPTIONS, WAIT, add_options, find_database, serve
 
 
 @click.command("dashboard")
@@ -22,14 +22,15 @@ from ingero.cli.serving import LISTEN_OPTIONS, add_options, serve
     metavar="HOST:PORT",
     help="Where to listen; port 0 takes a free one.",
 )
+@WAIT
 @add_options(LISTEN_OPTIONS)
 def command(
-    *, db: Path | None, addr: str, tls_cert: str, tls_key: str, no_tls: bool, hosts: tuple[str, ...]
-) -> None:
-    r"""Show a recording in the browser: incidents, the machine, operations. Also serves MCP on /mcp.
+    *, db: Path | None, addr: str, wait: bool, tls_cert: str, tls_key: str, no_tls: bool, hosts: tuple[str, ...],
+) -> None:  # fmt: skip
+    r"""Show a recording in the browser, live: incidents, timeline, code paths, memory, collectives.
 
     HTTPS by default, with a certificate for a day unless you give one. Beyond loopback a bearer token is needed, from
-    INGERO_MCP_BEARER_TOKEN; the page asks for it. Nothing is written and nothing is loaded from elsewhere.
+    INGERO_MCP_BEARER_TOKEN; the page asks for it. Nothing is written and nothing is loaded from elsewhere. Also serves MCP on /mcp.
 
     \b
     Examples:
@@ -37,4 +38,5 @@ def command(
       ingero dashboard --db run.db --addr 127.0.0.1:0 --no-tls
       INGERO_MCP_BEARER_TOKEN=… ingero dashboard --addr 0.0.0.0:8443 --host gpu-7.example --tls-cert c.pem --tls-key k.pem
     """
-    serve(db, addr, "", tls=(tls_cert, tls_key, not no_tls), hosts=hosts)
+    path = find_database(db, is_waiting=wait)
+    serve(path, addr, "", tls=(tls_cert, tls_key, not no_tls), hosts=hosts)

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from ingero.cli.options import FORCE, check_output
 from ingero.cli.render import plural
+from ingero.cli.serving import NODE_OPTIONS, NodeOptions, add_options
+
+if TYPE_CHECKING:
+    from ingero.agent.queries.window import Wanted
+    from ingero.model.recording import Recording
 
 
 @click.command("export")
@@ -26,6 +33,7 @@ from ingero.cli.render import plural
     type=click.Path(path_type=Path, dir_okay=False),
     help="File to write.",
 )
+@FORCE
 @click.option(
     "--since", default="", metavar="DURATION", help="Only this long before the last event."
 )
@@ -33,26 +41,69 @@ from ingero.cli.render import plural
     "--pid", "-p", "pids", multiple=True, type=int, help="Only this process; repeat for more."
 )
 @click.option("--limit", type=click.IntRange(0), default=0, help="Only the newest N events.")
+@click.option(
+    "--timeout", default="30s", show_default=True, metavar="DURATION", help="Wait for a node."
+)
+@add_options(NODE_OPTIONS)
 def command(
-    *, form: str, db: Path | None, output: Path, since: str, pids: tuple[int, ...], limit: int
-) -> None:
+    *, form: str, db: Path | None, output: Path, force: bool, since: str, pids: tuple[int, ...], limit: int,
+    timeout: str, nodes: str, ca_cert: str, client_cert: str, client_key: str, no_tls: bool, skew: str,
+) -> None:  # fmt: skip
     r"""Write a recording as a trace for ui.perfetto.dev or chrome://tracing.
 
-    Threads have their own tracks, waits lie beside them, incidents are slices, collectives are joined by arrows.
+    Threads have their own tracks, waits lie beside them, incidents are slices, collectives are joined by arrows. Of
+    several nodes each keeps its own clock; the offsets are shown.
 
     \b
     Examples:
       ingero export --format perfetto --db run.db -o run.json
       ingero export --format perfetto --db run.db --since 10s -o end.json
+      ingero export --format perfetto --nodes gpu-1:8443,gpu-2:8443 --ca-cert ca.pem -o both.json
     """
     from ingero.agent.export.perfetto import export_file
     from ingero.agent.queries.window import Wanted, load_part
     from ingero.config.database import default_database
 
     del form
-    path = db or default_database()
-    if output.exists() and path.exists() and output.samefile(path):
-        raise click.UsageError("--output is the recording itself")
-    exported = export_file(load_part(path, Wanted(since=since, pids=pids, last=limit)), output)
+    wanted = Wanted(since=since, pids=pids, last=limit)
+    among = NodeOptions(nodes, ca_cert, client_cert, client_key, no_tls, skew)
+    if among.nodes:
+        if db is not None or len(pids) > 1:
+            raise click.UsageError("--nodes takes no --db and at most one --pid")
+        check_output(output, is_replaced=force)
+        recording = _load_nodes(among, wanted, timeout)
+    else:
+        path = db or default_database()
+        if output.exists() and path.exists() and output.samefile(path):
+            raise click.UsageError("--output is the recording itself")
+        check_output(output, is_replaced=force)
+        recording = load_part(path, wanted)
+    exported = export_file(recording, output)
     what = f"{plural(exported.n_events, 'event')} and {plural(exported.n_incidents, 'incident')}"
     click.echo(f"{what} in {output} ({exported.n_bytes / 1e6:.1f} MB)", err=True)
+
+
+def _load_nodes(among: NodeOptions, wanted: Wanted, timeout: str) -> Recording:
+    """One recording of every node that answered; those that did not are named."""
+    from urllib.parse import urlencode
+
+    from ingero.agent.queries.fanout import clock_line, clock_warnings
+    from ingero.agent.queries.part import decode_part, join_parts
+
+    given = {
+        "since": wanted.since,
+        "last": wanted.last,
+        "pid": wanted.pids[0] if wanted.pids else 0,
+    }
+    asked = urlencode({name: value for name, value in given.items() if value})
+    answers, skew_ms = among.ask(f"part?{asked}", None, timeout, decode_part)
+    for answer in answers:
+        if answer.error:
+            click.echo(f"warning: {answer.node}: {answer.error}", err=True)
+        elif answer.body.is_truncated:
+            rows = f"the newest {len(answer.body.events)} of {answer.body.n_events_stored} events"
+            click.echo(f"warning: {answer.node}: {rows}", err=True)
+    for warning in clock_warnings(answers, skew_ms):
+        click.echo(f"warning: {warning}", err=True)
+    click.echo(clock_line(answers), err=True)
+    return join_parts([(answer.node, answer.body) for answer in answers if not answer.error])

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from ingero.cli.serving import LISTEN_OPTIONS, add_options, serve
+from ingero.cli.serving import (
+    LISTEN_OPTIONS,
+    NODE_TLS_OPTIONS,
+    WAIT,
+    NodeOptions,
+    add_options,
+    find_database,
+    serve,
+)
 from ingero.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from ingero.agent.queries.source import Outside
 
 
 @click.command("mcp")
@@ -23,22 +35,43 @@ from ingero.errors import UnsupportedError
     metavar="HOST:PORT",
     help="Serve streamable HTTP on /mcp instead of standard input and output.",
 )
+@WAIT
 @add_options(LISTEN_OPTIONS)
+@click.option(
+    "--nodes",
+    default="",
+    metavar="HOST:PORT,…",
+    help="Nodes that the tool query_fleet may ask; --no-tls counts for them, too.",
+)
+@add_options(NODE_TLS_OPTIONS)
+@click.option(
+    "--pagerduty-url",
+    default="",
+    metavar="URL",
+    help="Where pagerduty_trigger sends, such as that of the EU region; needs INGERO_PAGERDUTY_KEY.",
+)
 def command(
-    *, db: Path | None, addr: str, tls_cert: str, tls_key: str, no_tls: bool, hosts: tuple[str, ...]
-) -> None:
+    *, db: Path | None, addr: str, wait: bool, tls_cert: str, tls_key: str, no_tls: bool, hosts: tuple[str, ...],
+    nodes: str, ca_cert: str, client_cert: str, client_key: str, pagerduty_url: str,
+) -> None:  # fmt: skip
     r"""Serve a recording to an AI assistant over MCP, on standard input and output or over HTTPS.
 
-    Every tool only reads; answers are short first and come in pages. The prompt "investigate" is a recipe to begin with.
+    Answers are short first and come in pages; the prompt "investigate" is a recipe to begin with. Every tool only reads,
+    but pagerduty_trigger, which pages people and does nothing unless INGERO_PAGERDUTY_KEY is set (over HTTP, a bearer
+    as well).
 
     \b
     Examples:
       ingero mcp --db run.db
       claude mcp add ingero -- ingero mcp --db run.db
+      ingero mcp --db run.db --nodes gpu-1:8443,gpu-2:8443 --ca-cert ca.pem
       INGERO_MCP_BEARER_TOKEN=… ingero mcp --db run.db --http 0.0.0.0:8443 --host gpu-7.example
     """
+    path = find_database(db, is_waiting=wait)
+    among = NodeOptions(nodes, ca_cert, client_cert, client_key, no_tls, "0")
+    outside = _build_outside(among, pagerduty_url, is_http=bool(addr))
     if addr:
-        serve(db, addr, "/mcp", tls=(tls_cert, tls_key, not no_tls), hosts=hosts)
+        serve(path, addr, "/mcp", tls=(tls_cert, tls_key, not no_tls), hosts=hosts, outside=outside)
         return
     try:
         import anyio
@@ -48,6 +81,19 @@ def command(
         raise UnsupportedError(
             f"the MCP server needs the package {error.name}", hint="pip install 'ingero[agent]'"
         ) from error
-    from ingero.config.database import default_database
 
-    anyio.run(serve_stdio, db or default_database())
+    anyio.run(serve_stdio, path, outside)
+
+
+def _build_outside(among: NodeOptions, pagerduty_url: str, *, is_http: bool) -> Outside:
+    """What the tools may reach; whoever can reach an open server must not be able to page people."""
+    from ingero.agent.export.alert.paging import PagerDutyPager
+    from ingero.agent.queries.source import Outside
+    from ingero.config.environment import read_bearer, read_pagerduty_key
+
+    key = read_pagerduty_key()
+    may_page = bool(key) and (not is_http or bool(read_bearer()))
+    return Outside(
+        (lambda path, body: among.ask(path, body, "5s")[0]) if among.nodes else None,
+        PagerDutyPager(key, pagerduty_url) if may_page else None,
+    )

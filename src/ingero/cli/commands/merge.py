@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from ingero.cli.options import FORCE, check_output
 from ingero.cli.render import plural
 
 
@@ -16,11 +17,12 @@ from ingero.cli.render import plural
     "-o",
     required=True,
     type=click.Path(path_type=Path, dir_okay=False),
-    help="New file; nothing is overwritten.",
+    help="File to write.",
 )
+@FORCE
 @click.option("--force-node", default="", metavar="NAME", help="Node for rows that carry none.")
-def command(*, sources: tuple[Path, ...], output: Path, force_node: str) -> None:
-    r"""Merge recordings of several nodes, or several of one, into a new file.
+def command(*, sources: tuple[Path, ...], output: Path, force: bool, force_node: str) -> None:
+    r"""Merge recordings of several nodes, or several of one, into one file.
 
     Sources are only read. Exact counts are added; rows that are there already are not repeated. Clocks are not
     adjusted: each node keeps its own.
@@ -32,7 +34,8 @@ def command(*, sources: tuple[Path, ...], output: Path, force_node: str) -> None
     """
     from ingero.agent.export.merge import merge_recordings
 
-    merged = merge_recordings(sources, output, force_node=force_node)
+    check_output(output, is_replaced=force)
+    merged = merge_recordings(sources, output, force_node=force_node, is_replaced=force)
     for one in merged:
         again = f", {one.n_repeated} there already" if one.n_repeated else ""
         click.echo(f"{one.path}: {plural(one.n_events, 'event')} of {', '.join(one.nodes)}{again}")

@@ -110,7 +110,7 @@ def _show_sql(path: Path, sql: str, limit: int, timeout: str, *, as_json: bool) 
 
 
 def _show_nodes(among: NodeOptions, sql: str, limit: int, timeout: str, *, as_json: bool) -> None:
-    from ingero.agent.queries.fanout import join_rows
+    from ingero.agent.queries.fanout import clock_line, join_rows
 
     answers, skew_ms = among.ask("query", {"sql": sql, "limit": limit}, timeout)
     joined = join_rows(answers, skew_ms)
@@ -124,6 +124,7 @@ def _show_nodes(among: NodeOptions, sql: str, limit: int, timeout: str, *, as_js
         click.echo(_as_table(joined.columns, joined.rows))
     for warning in joined.warnings:
         click.echo(f"warning: {warning}", err=True)
+    click.echo(clock_line(answers), err=True)
     n_answered = sum(not answer.error for answer in answers)
     click.echo(f"({len(joined.rows)} rows from {n_answered} of {len(answers)} nodes)", err=True)
 

@@ -1,125 +1,142 @@
-"use strict";
-// Everything shown comes from traced programs: it is set as text, never as markup.
-const get = (id) => document.getElementById(id);
-const make = (name, text, attributes = {}) => {
-  const element = document.createElement(name);
-  if (text !== undefined) element.textContent = text;
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  return element;
-};
-const svg = (name, attributes) => {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  return element;
-};
+// Which view is shown, of which part, and when it is asked for again.
+import { ask, count, get, make, Refused } from "/parts.js";
+import { showIncidents, showMachine } from "/overview.js";
+import { showStacks } from "/flame.js";
+import { showCollectives, showMemory, showOps } from "/tables.js";
+import { isZoomed, resetView, setView, showTimeline } from "/timeline.js";
 
-class Refused extends Error {}
+const VIEWS = {
+  incidents: showIncidents, timeline: showTimeline, stacks: showStacks, ops: showOps,
+  memory: showMemory, collectives: showCollectives, machine: showMachine,
+};
+const LEAST_MS = 2000;
+const REST = 4; // times as long as the last answer took: following never takes more than a fifth of the server
+let active = "incidents";
+let round = 0; // of the newest request: an older answer is dropped
+let timer = 0;
+let shown = {}; // view → what was drawn, so that an unchanged answer is not drawn again
 
-async function ask(name) {
-  const token = sessionStorage.getItem("token");
-  const headers = token ? { Authorization: `Bearer ${token}` } : {};
-  const answer = await fetch(`/api/v1/${name}`, { headers });
-  if (answer.status === 401) throw new Refused("This server wants a bearer token.");
-  const body = await answer.json();
-  if (!answer.ok) throw new Error(body.error);
-  return body;
+// Not the panel's own id: the browser would begin there with the Tab key.
+function asked() {
+  const view = location.hash.replace("#view=", "");
+  return VIEWS[view] ? view : "";
 }
 
-function showOverview(o) {
-  const parts = [o.file, `${o.event_count.toLocaleString()} events`];
-  if (o.duration_s !== undefined) parts.push(`${o.duration_s.toFixed(1)} s from ${o.first}`);
+function mark(name) {
+  if (!performance.getEntriesByName(name).length) performance.mark(name);
+}
+
+function summarise(o) {
+  const parts = [o.file, `${count(o.event_count)} events`];
+  if (o.duration_s !== undefined) parts.push(`${o.duration_s.toFixed(1)} s from ${o.first.slice(0, 19).replace("T", " ")} UTC`);
   if (o.gpu && o.gpu.model) parts.push(o.gpu.model);
-  get("summary").textContent = parts.join(" · ");
+  if (get("summary").textContent !== parts.join(" · ")) get("summary").textContent = parts.join(" · ");
+  mark("summary-shown");
 }
 
-function showIncidents({ incidents }) {
-  const box = get("incidents");
-  if (!incidents.length) {
-    box.replaceChildren(make("p", "No incident: every rule looked and found nothing."));
-    return;
+function fail(error) {
+  const isRefused = error instanceof Refused;
+  const wasHidden = get("access").hidden;
+  get("access").hidden = !isRefused;
+  if (!isRefused || error.message) get("status").textContent = error.message;
+  if (!isRefused && !performance.getEntriesByName("summary-shown").length) get("summary").textContent = "Nothing to show yet";
+  if (isRefused && wasHidden) get("token").focus();
+  if (isRefused) {
+    get("summary").textContent = "Locked";
+    shown = {};
+    for (const id of Object.keys(VIEWS)) get(id).replaceChildren();
   }
-  box.replaceChildren(...incidents.map((one) => {
-    const card = make("article", undefined, { class: one.severity });
-    card.append(make("h3", `${one.severity} · ${one.title}`));
-    const list = make("dl");
-    const row = (term, ...children) => {
-      const value = make("dd");
-      value.append(...children);
-      list.append(make("dt", term), value);
-    };
-    const lost = one.lost_ms >= 1000 ? `${(one.lost_ms / 1000).toFixed(2)} s` : `${one.lost_ms.toFixed(1)} ms`;
-    row("when", `${one.start_s.toFixed(3)} s to ${one.end_s.toFixed(3)} s, lost ${lost}`);
-    row("who", `${one.process || "node"} ${one.pid ? `(pid ${one.pid})` : ""} ${one.node}`);
-    for (const cause of one.causes) {
-      const share = `${(cause.share * 100).toFixed(1)} %`;
-      const bar = make("meter", share, { min: 0, max: 1, value: cause.share, "aria-label": `${cause.name}: ${share}` });
-      row("cause", bar, ` ${share} ${cause.name}`);
-      for (const fact of cause.evidence) row("", fact);
-    }
-    for (const out of one.ruled_out) row("not it", `${out.name}: ${out.why}`);
-    for (const step of one.fix) row("do", step);
-    const seen = one.coverage.seen === null ? "" : ` of at least ${one.coverage.seen} seen`;
-    row("data", `${one.coverage.state}: ${one.coverage.stored} rows${seen}`);
-    card.append(list);
-    return card;
-  }));
 }
 
-function showOps({ ops }) {
-  get("ops").replaceChildren(...ops.slice(0, 60).map((op) => {
-    const line = make("tr");
-    const cells = [`${op.process} (${op.pid})`, op.operation, op.count.toLocaleString(),
-      op.p50_us, op.p95_us, op.p99_us, op.max_us, op.wall_pct];
-    line.append(...cells.map((cell) => make("td", String(cell))));
-    return line;
-  }));
-}
-
-function showLoad({ snapshots }) {
-  if (snapshots.length < 2) {
-    get("load").replaceChildren(make("p", "The recording holds no load samples."));
-    return;
+function draw(panel, content) {
+  const key = panel.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+  const scrolled = window.scrollY;
+  panel.replaceChildren(...content);
+  if (key !== undefined) {
+    const again = [...panel.querySelectorAll("[data-key]")].find((element) => element.dataset.key === key);
+    (again && !again.disabled ? again : panel).focus({ preventScroll: true });
   }
-  const draw = (label, key) => {
-    const values = snapshots.map((shot) => shot[key]);
-    const at = snapshots.map((shot) => Date.parse(shot.timestamp));
-    const span = Math.max(at[at.length - 1] - at[0], 1);
-    const points = values.map((value, i) => `${((at[i] - at[0]) / span) * 1000},${100 - value}`).join(" ");
-    const figure = make("figure");
-    const text = `${label}: ${values[values.length - 1].toFixed(0)} %, most ${Math.max(...values).toFixed(0)} %`;
-    const image = svg("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", role: "img", "aria-label": text });
-    image.append(svg("polyline", { points }));
-    figure.append(make("figcaption", text), image);
-    return figure;
-  };
-  get("load").replaceChildren(draw("CPU", "cpu_percent"), draw("memory", "mem_percent"));
+  window.scrollTo({ top: scrolled });
 }
 
-const shows = { overview: showOverview, snapshots: showLoad, incidents: showIncidents, ops: showOps };
-let isBusy = false;
-
-async function update() {
-  if (isBusy) return;
-  isBusy = true;
+async function update({ isForced = false } = {}) {
+  clearTimeout(timer);
+  const mine = ++round;
+  const began = performance.now();
+  const view = active;
+  const panel = get(view);
+  if (!panel.hasChildNodes()) draw(panel, [make("p", "Looking…", { class: "note loading" })]);
+  panel.setAttribute("aria-busy", "true");
   try {
-    for (const [name, show] of Object.entries(shows)) show(await ask(name));
+    const recording = await ask("recording");
+    summarise(recording);
+    const query = get("part").value;
+    const state = JSON.stringify([recording, query]);
+    if (isForced || shown[view] !== state) {
+      const content = await VIEWS[view](query, { refresh: () => update({ isForced: true }), showSpan });
+      if (mine !== round) return;
+      draw(panel, content);
+      shown[view] = state;
+      mark(`${view}-shown`);
+    }
     get("status").textContent = "";
     get("access").hidden = true;
   } catch (error) {
-    get("status").textContent = error.message;
-    if (error instanceof Refused) {
-      get("access").hidden = false;
-      get("token").focus();
-    }
-  } finally {
-    isBusy = false;
+    if (mine !== round) return;
+    if (panel.querySelector(".loading")) panel.replaceChildren();
+    fail(error);
   }
+  panel.setAttribute("aria-busy", "false");
+  timer = setTimeout(follow, Math.max(LEAST_MS, REST * (performance.now() - began)));
 }
 
+function follow() {
+  const isPaused = active === "timeline" && isZoomed();
+  if (get("live").checked && get("access").hidden && !document.hidden && !isPaused) update();
+  else timer = setTimeout(follow, LEAST_MS);
+}
+
+function choose(view, { isFocused = false } = {}) {
+  active = view;
+  for (const id of Object.keys(VIEWS)) {
+    const isChosen = id === view;
+    get(id).hidden = !isChosen;
+    get(`tab-${id}`).setAttribute("aria-selected", String(isChosen));
+    get(`tab-${id}`).tabIndex = isChosen ? 0 : -1;
+  }
+  if (isFocused) get(`tab-${view}`).focus();
+  if (asked() !== view) history.replaceState(null, "", `#view=${view}`);
+  update();
+}
+
+function showSpan(from, to) {
+  const room = Math.max((to - from) * 0.1, 1e-4);
+  setView(Math.max(from - room, 0), to + room);
+  delete shown.timeline;
+  choose("timeline", { isFocused: true });
+}
+
+const names = Object.keys(VIEWS);
+get("tabs").addEventListener("click", (event) => {
+  const tab = event.target.closest("[role=tab]");
+  if (tab) choose(tab.getAttribute("aria-controls"));
+});
+get("tabs").addEventListener("keydown", (event) => {
+  const steps = { ArrowRight: 1, ArrowLeft: -1 };
+  const at = names.indexOf(active);
+  const next = { Home: 0, End: names.length - 1 }[event.key] ?? (event.key in steps ? (at + steps[event.key] + names.length) % names.length : undefined);
+  if (next === undefined) return;
+  event.preventDefault();
+  choose(names[next], { isFocused: true });
+});
+get("part").addEventListener("change", () => { resetView(); update({ isForced: true }); });
+get("live").addEventListener("change", () => { if (get("live").checked) update(); });
 get("access").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem("token", get("token").value);
-  update();
+  get("token").value = "";
+  update({ isForced: true });
 });
-setInterval(() => { if (get("live").checked && get("access").hidden && !document.hidden) update(); }, 5000);
-update();
+document.addEventListener("visibilitychange", () => { if (!document.hidden) follow(); });
+window.addEventListener("hashchange", () => { if (asked() && asked() !== active) choose(asked()); });
+choose(asked() || "incidents");

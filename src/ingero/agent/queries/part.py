@@ -1,0 +1,130 @@
+"""Part of a recording from one program to another, and several parts as one recording.
+
+The rows travel as this version's own arrays, so both ends must lay them out alike; the layout is sent along and checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ingero.errors import BadDataError
+from ingero.model.events import EVENT
+from ingero.model.recording import AGGREGATE, COVERAGE, SNAPSHOT, ProcessRank, Recording
+
+MAX_ROWS: Final = 250_000
+"""Rows of one part: 28 MB."""
+
+_TABLES: Final = {
+    "events": EVENT, "aggregates": AGGREGATE, "coverage": COVERAGE, "snapshots": SNAPSHOT,
+}  # fmt: skip
+_LAYOUT: Final = repr([dtype.descr for dtype in _TABLES.values()])
+
+
+class _Part(msgspec.Struct, forbid_unknown_fields=True):
+    layout: str
+    nodes: list[str]
+    names: list[tuple[int, int, str]]
+    ranks: list[tuple[int, int, int, int, int]]
+    tables: dict[str, bytes]
+    n_events_stored: int
+    is_truncated: bool
+
+
+def encode_part(recording: Recording) -> bytes:
+    """A recording as MessagePack."""
+    return msgspec.msgpack.encode(
+        _Part(
+            _LAYOUT,
+            list(recording.nodes),
+            [(*key, name) for key, name in recording.process_names.items()],
+            [
+                (*key, rank.rank, rank.local_rank, rank.world_size)
+                for key, rank in recording.ranks.items()
+            ],
+            {name: getattr(recording, name).tobytes() for name in _TABLES},
+            recording.n_events_stored,
+            recording.is_truncated,
+        )
+    )
+
+
+def decode_part(body: bytes) -> Recording:
+    """The recording that another program encoded.
+
+    Raises:
+        BadDataError: It is not one, or its rows are laid out differently.
+    """
+    try:
+        part = msgspec.msgpack.decode(body, type=_Part)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise BadDataError(f"not part of a recording: {error}") from error
+    if part.layout != _LAYOUT:
+        raise BadDataError(
+            "its rows are laid out differently", hint="use one version of ingero everywhere"
+        )
+    tables = {name: _as_rows(part, name, dtype) for name, dtype in _TABLES.items()}
+    return Recording(
+        events=tables["events"],
+        nodes=tuple(part.nodes),
+        process_names={(node, pid): name for node, pid, name in part.names},
+        ranks={(node, pid): ProcessRank(*place) for node, pid, *place in part.ranks},
+        aggregates=tables["aggregates"],
+        coverage=tables["coverage"],
+        snapshots=tables["snapshots"],
+        n_events_stored=part.n_events_stored,
+        is_truncated=part.is_truncated,
+    )
+
+
+def _as_rows(part: _Part, name: str, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
+    body = part.tables.get(name, b"")
+    if len(body) % dtype.itemsize:
+        raise BadDataError(f"its {name} are cut short")
+    rows: npt.NDArray[np.void] = np.frombuffer(body, dtype).copy()
+    if len(rows) and int(rows["node"].max()) >= len(part.nodes):
+        raise BadDataError(f"its {name} name a node that it does not have")
+    return rows
+
+
+def join_parts(parts: Sequence[tuple[str, Recording]]) -> Recording:
+    """Several recordings as one, each on its own clock.
+
+    Args:
+        parts: (address, recording) each. A node without a name gets the address; two of one name get theirs added.
+    """
+    nodes: list[str] = []
+    tables: dict[str, list[npt.NDArray[np.void]]] = {name: [] for name in _TABLES}
+    names: dict[tuple[int, int], str] = {}
+    ranks: dict[tuple[int, int], ProcessRank] = {}
+    for address, recording in parts:
+        first = len(nodes)
+        for name in recording.nodes:
+            free = name or address
+            nodes.append(f"{free}@{address}" if free in nodes else free)
+        for table, rows in tables.items():
+            mine = getattr(recording, table).copy()
+            mine["node"] += first
+            rows.append(mine)
+        names |= {
+            (node + first, pid): name for (node, pid), name in recording.process_names.items()
+        }
+        ranks |= {(node + first, pid): rank for (node, pid), rank in recording.ranks.items()}
+    joined: dict[str, Any] = {
+        name: np.concatenate(rows) if rows else np.empty(0, _TABLES[name])
+        for name, rows in tables.items()
+    }
+    joined["events"] = joined["events"][np.argsort(joined["events"]["start_ns"], kind="stable")]
+    joined["snapshots"] = np.sort(joined["snapshots"], order="wall_ns")
+    return Recording(
+        nodes=tuple(nodes),
+        process_names=names,
+        ranks=ranks,
+        n_events_stored=sum(recording.n_events_stored for _, recording in parts),
+        is_truncated=any(recording.is_truncated for _, recording in parts),
+        **joined,
+    )

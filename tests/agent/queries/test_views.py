@@ -1,0 +1,200 @@
+"""The page's views against slow, obvious counts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingero.agent.causal.evidence import Evidence
+from ingero.agent.queries.collectives import list_collectives
+from ingero.agent.queries.flame import build_flame
+from ingero.agent.queries.memory import balance_memory
+from ingero.agent.queries.stacks import FoldedStack
+from ingero.agent.queries.timeline import CATEGORIES, View, build_timeline
+from ingero.agent.scenarios.builder import RecordingBuilder
+from ingero.errors import BadDataError
+from ingero.model.events import CudaOp, NcclOp, OffCpuReason, Source
+from ingero.testing.faults import FAULTS
+
+PID = 7
+LAUNCH, COPY = (Source.CUDA, CudaOp.LAUNCH_KERNEL), (Source.CUDA, CudaOp.MEMCPY)
+MALLOC, FREE = (Source.CUDA, CudaOp.MALLOC), (Source.CUDA, CudaOp.FREE)
+few = settings(max_examples=30, deadline=None)
+
+
+def evidence_of(built):
+    return Evidence(built.build())
+
+
+spans = st.lists(
+    st.tuples(st.sampled_from([LAUNCH, COPY]), st.integers(0, 90), st.integers(1, 40)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@few
+@given(spans, st.integers(1, 9))
+def test_shares_are_the_covered_part_of_each_bin(calls, n_bins):
+    built = RecordingBuilder()
+    for op, at_ns, duration_ns in calls:
+        built.call(op, at_ns, duration_ns, PID)
+    answer = build_timeline(evidence_of(built), View(bins=n_bins))
+    first = min(at for _, at, _ in calls)
+    last = max(at + duration for _, at, duration in calls)
+    edges = np.linspace(first, last, n_bins + 1).astype(int)
+    (track,) = answer.tracks
+    for category, shares in track.shares:
+        op = {"launch": LAUNCH, "copy": COPY}[CATEGORIES[category]]
+        busy = {ns for o, at, d in calls if o == op for ns in range(at, at + d)}
+        for share, begin, end in zip(shares, edges, edges[1:], strict=False):
+            covered = len(busy & set(range(begin, end)))
+            assert share == -(-100 * covered // max(end - begin, 1))
+
+
+def test_waits_and_calls_of_a_thread_are_tracks_of_their_own_and_reasons_are_told_apart():
+    built = RecordingBuilder().name(PID, "train")
+    built.call(LAUNCH, 0, 100, PID)
+    built.off_cpu(10, 20, PID, OffCpuReason.PREEMPTED)
+    built.off_cpu(40, 50, PID, OffCpuReason.BLOCKED_IO)
+    answer = build_timeline(evidence_of(built), View(bins=1))
+    assert [(t.what, t.busy_pct) for t in answer.tracks] == [("calls", 100.0), ("waits", 70.0)]
+    waits = {CATEGORIES[category]: shares for category, shares in answer.tracks[1].shares}
+    assert waits == {"preempted": [20], "disk wait": [50]}
+
+
+def test_few_rows_are_drawn_one_by_one_with_their_nesting():
+    built = RecordingBuilder()
+    built.call(MALLOC, 1000, 500, PID)
+    built.call((Source.DRIVER, 5), 1100, 300, PID)
+    (track,) = build_timeline(evidence_of(built), View()).tracks
+    drawn = [(track.ops[s.op], s.start_s, s.duration_us, s.depth) for s in track.slices]
+    assert drawn == [("cudaMalloc", 0.0, 0.5, 0), ("cuMemAlloc", 1e-7, 0.3, 1)]
+
+
+def test_view_holds_only_what_touches_it_and_a_view_behind_the_end_is_refused():
+    built = RecordingBuilder()
+    for second in range(4):
+        built.call(LAUNCH, second * 10**9, 1000, PID)
+    evidence = evidence_of(built)
+    answer = build_timeline(evidence, View(from_s=0.5, to_s=2.5, bins=2))
+    assert answer.tracks[0].rows == 2
+    with pytest.raises(BadDataError, match="behind"):
+        build_timeline(evidence, View(from_s=99))
+    with pytest.raises(BadDataError, match="bins"):
+        build_timeline(evidence, View(bins=5000))
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["alloc", "free", "fail"]), st.integers(1, 4), st.integers(1, 99)),
+    min_size=1,
+    max_size=30,
+)
+
+
+@few
+@given(steps)
+def test_memory_balance_is_that_of_a_ledger(calls):
+    built = RecordingBuilder()
+    ledger, peak, unmatched, failed = {}, 0, 0, 0
+    for i, (what, pointer, size) in enumerate(calls):
+        if what == "free":
+            built.call(FREE, i * 10, 5, PID, arg0=pointer)
+            unmatched += pointer not in ledger
+            ledger.pop(pointer, None)
+        elif what == "fail" or pointer in ledger:  # a pointer that is held is not given out again
+            built.call(MALLOC, i * 10, 5, PID, arg0=size, ret_code=2)
+            failed += 1
+        else:
+            built.call(MALLOC, i * 10, 5, PID, arg0=size, arg1=pointer)
+            ledger[pointer] = size
+        peak = max(peak, sum(ledger.values()))
+    (found,) = balance_memory(evidence_of(built)).processes
+    assert found.held_bytes == sum(ledger.values())
+    assert (found.peak_bytes, found.frees_unmatched, found.failed) == (peak, unmatched, failed)
+    assert sum(size.bytes * size.count for size in found.held[:5]) <= found.held_bytes
+    if found.series:
+        assert max(value for _, value in found.series) == peak
+        assert found.series[-1][1] == found.held_bytes
+
+
+def test_leak_shows_as_a_rising_balance_and_uncounted_calls_are_not_called_exact():
+    recording = FAULTS["memory_leak"]().build()
+    (leak,) = balance_memory(Evidence(recording)).processes
+    assert leak.is_exact
+    assert (leak.held_bytes, leak.held[0].count) == (120 * (8 << 20), 120)
+    values = [value for _, value in leak.series]
+    assert values[0] < values[len(values) // 2] < values[-1]
+    uncounted = replace(recording, coverage=recording.coverage[:0])
+    assert not balance_memory(Evidence(uncounted)).processes[0].is_exact
+
+
+def test_rank_that_comes_last_is_counted_in_every_collective():
+    (found,) = list_collectives(evidence_of(FAULTS["late_rank"]())).collectives
+    assert (found.op, found.operations, found.compared, found.ranks_of) == (
+        "ncclAllReduce",
+        60,
+        60,
+        4,
+    )
+    assert {one.rank: one.came_last for one in found.ranks} == {0: 0, 1: 0, 2: 60, 3: 0}
+    assert found.is_blocking
+    assert 7_500 < found.wait_p50_us < 8_500
+
+
+def test_calls_that_only_enqueue_are_not_said_to_tell_who_was_late():
+    built = RecordingBuilder()
+    for rank in range(2):
+        built.call(
+            (Source.NCCL, NcclOp.ALL_REDUCE), rank * 5_000_000, 20_000 - rank, 10 + rank,
+            arg1=5, arg3=rank << 32 | 2,
+        )  # fmt: skip
+    (found,) = list_collectives(evidence_of(built)).collectives
+    assert not found.is_blocking
+    assert found.wait_p50_us is None
+
+
+@few
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 50)),
+        min_size=1, max_size=20, unique_by=lambda call: call[:2],
+    )
+)  # fmt: skip
+def test_last_arrivals_are_those_of_a_loop(calls):
+    built = RecordingBuilder()
+    for rank, seq, duration in calls:
+        built.call(
+            (Source.NCCL, NcclOp.ALL_REDUCE), seq * 1000, duration, 10 + rank,
+            arg1=5, arg2=seq, arg3=rank << 32 | 4,
+        )  # fmt: skip
+    (found,) = list_collectives(evidence_of(built)).collectives
+    n_shared = 0
+    possible = dict.fromkeys(range(4), 0)
+    for seq in {seq for _, seq, _ in calls}:
+        inside = {rank: duration for rank, s, duration in calls if s == seq}
+        n_shared += len(inside) > 1
+        for rank, duration in inside.items():
+            possible[rank] += len(inside) > 1 and duration == min(inside.values())
+    assert found.compared == n_shared == sum(one.came_last for one in found.ranks)
+    assert all(one.came_last <= possible[one.rank] for one in found.ranks)
+
+
+def test_flame_joins_stacks_at_their_shared_callers():
+    stacks = [
+        FoldedStack(("main", "a", "cudaMalloc"), 2, 20, 3_000),
+        FoldedStack(("main", "b", "cudaMalloc"), 1, 1, 1_000),
+    ]
+    answer = build_flame(stacks)
+    (main,) = answer.root.children
+    assert (answer.root.total_us, answer.root.calls, answer.rows) == (4.0, 21, 3)
+    assert [(c.name, c.total_us, c.calls) for c in main.children] == [("a", 3.0, 20), ("b", 1.0, 1)]
+
+
+def test_flame_stays_small_and_says_what_it_left_out():
+    stacks = [FoldedStack((f"f{i}", "op"), 1, 1, 10_000 - i) for i in range(5000)]
+    answer = build_flame(stacks)
+    assert len(answer.root.children) == 1500
+    assert answer.left_out == 3500
