@@ -4,17 +4,25 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import duckdb
 import httpx
 import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 from tests.echo.service.conftest import collectives, gauge, health, metrics, resource
 
+from ingero.config import parse_model
+from ingero.echo.db.door import _ask as door_ask
+from ingero.echo.service.app import _naming
+from ingero.echo.service.config import EchoConfig
+from ingero.errors import IngeroError
 from ingero.wire.names import Signal
 
 ECHO = Path(sys.executable).with_name("ingero-echo")
@@ -32,7 +40,7 @@ class Echo:
     def __init__(self, db, token_file, *more):
         command = [str(ECHO), "serve", "--insecure-no-tls", "--db", str(db), *ADDRESSES]
         command += ["--auth-token-file", str(token_file), *more]
-        self.log = Path(f"{db}.log")
+        self.log = token_file.with_name(f"{db.name}.log")
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         line = self.process.stdout.readline()
@@ -121,47 +129,81 @@ def test_sighup_rotates_and_a_broken_file_keeps_the_old_token(tmp_path, token_fi
     assert echo.end() == 0
 
 
+N_SENDERS = 4
+STRIDE = 10_000_000  # numbers of one sender
+
+
+class Sender(threading.Thread):
+    """Sends numbered rows until its Echo is killed under it; keeps what was and what was not answered."""
+
+    def __init__(self, first, acks):
+        super().__init__()
+        self.next, self.acks = first, acks
+        self.acknowledged, self.unsure = [], []
+        self.echo = None
+
+    def again(self, echo):
+        """What a collector does after a restart: send again what was not answered, then go on."""
+        retried = Sender(self.next, self.acks)
+        retried.acknowledged, retried.unsure, retried.echo = self.acknowledged, self.unsure, echo
+        return retried
+
+    def retry(self):
+        for start, export in self.unsure:
+            assert self.echo.push(export).status_code == 200
+            self.acknowledged.append(start)
+        self.unsure = []
+
+    def run(self):
+        try:
+            self.retry()
+            while True:
+                start, export = self.next, numbered(self.next, 200)
+                self.unsure, self.next = [(start, export)], start + 200
+                assert self.echo.push(export).status_code == 200
+                self.acknowledged.append(start)
+                self.unsure = []
+                self.acks.release()
+        except httpx.HTTPError:
+            return
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_every_acknowledged_row_is_there_once_after_twenty_kills(tmp_path, token_file):
+def test_every_acknowledged_row_is_there_once_after_twenty_kills_under_several_senders(
+    tmp_path, token_file
+):
     db = tmp_path / "echo.db"
-    acknowledged, unsure = set(), []
-    next_number = 0
+    acks = threading.Semaphore(0)
+    senders = [Sender(STRIDE * number, acks) for number in range(N_SENDERS)]
     for round_number in range(20):
         echo = Echo(db, token_file)
-        for start, export in unsure:  # what a collector does: send again what was not answered
-            assert echo.push(export).status_code == 200
-            acknowledged.update(range(start, start + 200))
-        unsure = []
-        killed = threading.Event()
-
-        def kill(process=echo.process, n_before=round_number, killed=killed):
-            killed.wait(0.05 + 0.03 * n_before)
-            process.kill()
-
-        killer = threading.Thread(target=kill)
-        killer.start()
-        while True:
-            export = numbered(next_number, 200)
-            try:
-                assert echo.push(export).status_code == 200
-            except httpx.HTTPError:
-                unsure.append((next_number, export))
-                next_number += 200
-                break
-            acknowledged.update(range(next_number, next_number + 200))
-            next_number += 200
-        killer.join()
+        senders = [sender.again(echo) for sender in senders]
+        for sender in senders:
+            sender.start()
+        for _ in range(N_SENDERS * (1 + round_number % 4)):
+            assert acks.acquire(timeout=60)
+        echo.process.kill()
+        for sender in senders:
+            sender.join()
         echo.process.wait()
         echo.process.stdout.close()
     last = Echo(db, token_file)
-    for start, export in unsure:
-        assert last.push(export).status_code == 200
-        acknowledged.update(range(start, start + 200))
-    (found,) = last.sql(
-        "SELECT count(*), count(DISTINCT value_double), max(value_double) FROM events"
-    )
-    assert found == [len(acknowledged), len(acknowledged), float(max(acknowledged))]
+    for sender in senders:
+        sender.echo = last
+        sender.retry()
+    found = last.sql("SELECT count(*), count(DISTINCT value_double) FROM events")
+    n_rows = 200 * sum(len(sender.acknowledged) for sender in senders)
+    assert n_rows > 20 * N_SENDERS * 200
+    assert found == [[n_rows, n_rows]]
+    for number, sender in enumerate(senders):
+        first = STRIDE * number
+        ((n_of_sender, most),) = last.sql(
+            f"SELECT count(*), max(value_double) FROM events WHERE value_double >= {first} "
+            f"AND value_double < {first + STRIDE}"
+        )
+        assert n_of_sender == 200 * len(sender.acknowledged)
+        assert most == max(sender.acknowledged) + 199
     assert last.end() == 0
 
 
@@ -223,24 +265,105 @@ def fill(db, token_file, *batches):
     return echo
 
 
+def mode(path):
+    return path.stat().st_mode & 0o777
+
+
 def test_backup_and_restore_round_trip_and_keep_what_was_there(tmp_path, token_file):
-    db, copy = tmp_path / "echo.db", tmp_path / "copy.db"
-    echo = fill(db, token_file, numbered(0, 10))
-    busy = run("backup", "--db", db, "-o", copy)
-    assert (busy.returncode, "in use" in busy.stderr) == (4, True)
-    echo.end()
+    db, copy = tmp_path / "new" / "echo.db", tmp_path / "copy.db"
+    fill(db, token_file, numbered(0, 10)).end()
+    assert (mode(db.parent), mode(db)) == (0o700, 0o600)
     assert run("backup", "--db", db, "-o", copy).returncode == 0
     assert run("backup", "--db", db, "-o", copy).returncode == 4
     fill(db, token_file, numbered(10, 10)).end()
     restored = run("restore", "--db", db, copy)
     assert restored.returncode == 0
     assert "before-restore-1" in restored.stdout
+    assert (mode(copy), mode(db)) == (0o600, 0o600)
     again = Echo(db, token_file)
     assert again.sql("SELECT count(*) FROM events") == [[10]]
+    busy = run("restore", "--db", db, copy)
+    assert (busy.returncode, "in use" in busy.stderr) == (4, True)
     again.end()
     foreign = tmp_path / "foreign.db"
     foreign.write_bytes(b"not a database" * 1000)
     assert run("restore", "--db", db, foreign).returncode == 4
+    with duckdb.connect(str(copy)) as newer:
+        newer.execute("INSERT INTO schema_migrations VALUES (999, 'later', now()::TIMESTAMP)")
+    refused = run("restore", "--db", db, copy)
+    assert (refused.returncode, "has schema 999" in refused.stderr) == (4, True)
+    assert run("restore", "--db", copy, db).returncode == 4  # nor onto one
+    assert Echo(db, token_file).end() == 0
+
+
+def test_a_backup_beside_full_ingest_is_of_one_moment_and_loses_no_acknowledged_row(
+    tmp_path, token_file
+):
+    db, copy = tmp_path / "echo.db", tmp_path / "copy.db"
+    echo = fill(db, token_file, numbered(0, 200))
+    door = Path(f"{db}.door")
+    assert (door.is_socket(), mode(door)) == (True, 0o600)
+    acknowledged, is_over = [], threading.Event()
+
+    def send():
+        start = 200
+        while not is_over.is_set():
+            assert echo.push(numbered(start, 200)).status_code == 200
+            start += 200
+            acknowledged.append(start)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    while not acknowledged:
+        os.sched_yield()
+    before = acknowledged[-1]
+    done = run("backup", "--db", db, "-o", copy)
+    after = acknowledged[-1] + 200  # one more may be on disk and not answered yet
+    is_over.set()
+    sender.join()
+    assert done.returncode == 0, done.stderr
+    assert mode(copy) == 0o600
+    assert sorted(path.name for path in tmp_path.glob("copy*")) == ["copy.db"]
+    with duckdb.connect(str(copy), read_only=True) as backup:
+        n_rows, n_values, most = backup.execute(
+            "SELECT count(*), count(DISTINCT value_double), max(value_double) FROM events"
+        ).fetchone()
+    assert n_rows == n_values == most + 1
+    assert n_rows % 200 == 0
+    assert before <= n_rows <= after
+    assert echo.sql("SELECT count(*) FROM events") == [[acknowledged[-1]]]
+    assert echo.end() == 0
+    assert not door.exists()
+
+
+@pytest.mark.kernel
+def test_a_backup_that_finds_no_room_says_so_and_leaves_nothing_and_the_server_well(
+    small_disk, tmp_path, token_file
+):
+    echo = fill(tmp_path / "echo.db", token_file, numbered(0, 200))
+    with (small_disk / "ballast").open("wb", buffering=0) as ballast, suppress(OSError):
+        while ballast.write(bytes(1 << 16)):
+            pass
+    refused = run("backup", "--db", tmp_path / "echo.db", "-o", small_disk / "copy.db")
+    assert (refused.returncode, "free" in refused.stderr) == (4, True)
+    fds = [os.open(small_disk / name, os.O_WRONLY | os.O_CREAT) for name in ("a", "b")]
+    answer = door_ask(tmp_path / "echo.db.door", fds)  # past the look at the room
+    for fd in fds:
+        os.close(fd)
+    assert "No space left" in answer["error"]
+    assert echo.push(numbered(200, 200)).status_code == 200
+    assert echo.sql("SELECT count(*) FROM events") == [[400]]
+    assert echo.end() == 0
+
+
+def test_a_token_file_that_everybody_may_read_is_complained_about(tmp_path, token_file):
+    token_file.chmod(0o604)
+    checked = run("validate", "--insecure-no-tls", "--auth-token-file", token_file)
+    assert checked.returncode == 0
+    assert "everybody may read it" in checked.stderr
+    token_file.chmod(0o600)
+    checked = run("validate", "--insecure-no-tls", "--auth-token-file", token_file)
+    assert checked.stderr == ""
 
 
 def test_repair_cuts_a_damaged_log_and_keeps_a_copy_and_every_earlier_batch(tmp_path, token_file):
@@ -311,9 +434,43 @@ def test_settings_are_refused_with_every_reason(tmp_path):
     )
     assert (open_wide.returncode, "not loopback" in open_wide.stderr) == (2, True)
     plain = run("validate", "--auth-token", TOKEN)
-    assert (plain.returncode, "tls_cert" in plain.stderr) == (2, True)
+    assert (plain.returncode, "--tls-cert" in plain.stderr) == (2, True)
+    for refused in (open_wide, plain):
+        assert "got a mapping" not in refused.stderr
+    assert "--mcp-addr 0.0.0.0:8081 is not loopback; --insecure-no-tls is" in open_wide.stderr
+    assert "--tls-cert and --tls-key are missing" in plain.stderr
+    spelled = run("validate", "--insecure-no-tls", "--retention", "5parsecs", "--auth-token", TOKEN)
+    assert "error: --retention: '5parsecs' is not a duration" in spelled.stderr
+    mixed = run("validate", "--config", file, "--retention", "5parsecs", "--auth-token", TOKEN)
+    assert "line 3: query_timeout: 'fast'" in mixed.stderr
+    assert "--retention: '5parsecs'" in mixed.stderr
     nobody = run("validate", "--insecure-no-tls")
     assert (nobody.returncode, "no bearer token" in nobody.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("flag", ["--otlp-addr", "--otlp-http-addr", "--mcp-addr", "--health-addr"])
+def test_a_taken_address_is_named_with_the_flag_that_moves_it(tmp_path, token_file, flag):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        addresses = list(ADDRESSES)
+        addresses[addresses.index(flag) + 1] = f"127.0.0.1:{taken.getsockname()[1]}"
+        started = run(
+            *("serve", "--insecure-no-tls", "--db", tmp_path / "echo.db", *addresses),
+            *("--auth-token-file", token_file),
+        )
+    assert started.returncode == 1
+    assert "cannot listen on 127.0.0.1:" in started.stderr
+    assert flag in started.stderr
+
+
+@pytest.mark.parametrize("key", ["otlp_addr", "otlp_http_addr", "mcp_addr", "health_addr"])
+def test_where_echo_and_fleet_meet_by_default_the_error_names_fleet(key):
+    config = parse_model(EchoConfig, {"insecure_no_tls": True})
+    with pytest.raises(IngeroError) as refused, _naming(key, config):
+        raise IngeroError("cannot listen")
+    port = getattr(config, key).port
+    flag = f"--{key.replace('_', '-')}"
+    assert refused.value.hint.startswith(f"ingero-fleet listens on {port} by default")
+    assert refused.value.hint.endswith(f"{flag} 127.0.0.1:{port + 10_000}")
 
 
 def test_the_printed_defaults_are_valid_settings(tmp_path):

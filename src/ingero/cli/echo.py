@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Final
 
@@ -42,5 +43,6 @@ for _command in COMMANDS:
 
 
 def main() -> None:
-    """Entry point of the ``ingero-echo`` console script."""
+    """Entry point of the ``ingero-echo`` console script. What it writes holds every tenant's rows: its owner's alone."""
+    os.umask(0o077)
     sys.exit(run_program(cli))

@@ -1,13 +1,21 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from ingero.config import parse_model
 from ingero.echo.db.engine import EngineSettings
 from ingero.echo.db.store import Store, StoreSettings
 from ingero.echo.db.writer import WriterSettings
 from ingero.echo.ingest.intake import ForbiddenError, Intake
+from ingero.echo.ingest.origin import to_timestamp
+from ingero.fleet.component import Hardware
+from ingero.fleet.processors.ingero.episodes import Episode, Outcome, StragglerEvent
+from ingero.fleet.processors.ingero.news import build_episodes
+from ingero.fleet.processors.nccl.bills import Account, Charge, build_costs
+from ingero.fleet.processors.nccl.rates import Rates, RatesConfig
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.serving.bearer import Principal
 from ingero.testing.clock import ManualClock
@@ -333,3 +341,40 @@ def test_what_fleet_concludes_arrives_as_verdicts(store, take):
         store,
         "SELECT node_id, value_double FROM events WHERE metric_name = 'ingero_fleet_lost_gpu_seconds'",
     )
+
+
+def test_fleets_own_cost_and_episode_records_fill_their_columns(store, take):
+    paid, unknown = Hardware("aws", "NVIDIA L4"), Hardware("", "")
+    charges = [
+        Charge(Account("n3", 3, "n1", paid), 36 * NS_PER_S),
+        Charge(Account("n3", 3, "", unknown), 5 * NS_PER_S),
+        Charge(Account("", -1, "", paid), -2 * NS_PER_S),
+    ]
+    rates = Rates(parse_model(RatesConfig, {"providers": {"aws": {"NVIDIA L4": 1.0}}}))
+    take(build_costs("c1", charges, rates, NOW_NS))
+    assert read(
+        store,
+        "SELECT cluster_id, node_id, rank, victim_node_id, gpu_seconds, round(amount, 9), currency, provider, gpu_model, "
+        "attributed FROM costs ORDER BY gpu_seconds",
+    ) == [
+        ("c1", "", None, None, -2.0, -0.000555556, "USD", "aws", "NVIDIA L4", "unattributed"),
+        ("c1", "n3", 3, None, 5.0, None, None, None, None, "charged"),
+        ("c1", "n3", 3, "n1", 36.0, 0.01, "USD", "aws", "NVIDIA L4", "charged"),
+    ]
+    event = StragglerEvent(True, "e1", 0.3, 0.87, "fleet", "throughput")
+    episode = Episode("c1", "n3", event, event, NOW_NS, NOW_NS)
+    ended = replace(episode, closed_wall_ns=NOW_NS + NS_PER_S, outcome=Outcome.LOST)
+    take(build_episodes([episode, ended]))
+    start = to_timestamp(NOW_NS)
+    assert read(
+        store,
+        "SELECT ts, node_id, incident_id, kind, severity, state, score, threshold, dominant_signal, start_ts, end_ts "
+        "FROM incidents ORDER BY ts",
+    ) == [
+        (start, "n3", "e1", "straggler", "error", "open", 0.3, 0.87, "throughput", start, None),
+        (
+            *(to_timestamp(NOW_NS + NS_PER_S), "n3", "e1", "straggler", "info", "lost"),
+            *(0.3, 0.87, "throughput", start, to_timestamp(NOW_NS + NS_PER_S)),
+        ),
+    ]
+    assert read(store, "SELECT count(*) FROM logs") == [(0,)]

@@ -3,6 +3,7 @@
 import asyncio
 import datetime as dt
 import math
+import time
 
 import httpx2
 import jsonschema
@@ -10,9 +11,15 @@ import mcp
 import pyarrow as pa
 import pytest
 from mcp.client.streamable_http import streamable_http_client
-from tests.echo.service.conftest import ALL, ONE, ask, result, sql
+from tests.echo.service.conftest import ALL, ONE, TWO, ask, health, push, result, sql
 
 from ingero.echo.queries.catalog import QUERIES
+from ingero.fleet.component import Hardware
+from ingero.fleet.processors.ingero.episodes import Episode, StragglerEvent
+from ingero.fleet.processors.ingero.news import build_episodes
+from ingero.fleet.processors.nccl.bills import Account, Charge, build_costs
+from ingero.fleet.processors.nccl.rates import Rates, RatesConfig
+from ingero.wire.names import Signal
 
 NEEDED = {
     "fleet.cluster.node_detail": {"node_id": "c1-n3"},
@@ -278,3 +285,64 @@ def test_the_root_path_is_mcp_too(site):
             return len((await client.list_tools()).tools)
 
     assert asyncio.run(work()) == len(QUERIES)
+
+
+@pytest.fixture
+def billed(open_echo):
+    """Two reports of what node n3 cost, one with money, and what nobody is charged with."""
+    echo = open_echo()
+    paid, unknown = Hardware("aws", "NVIDIA L4"), Hardware("", "")
+    rates = Rates(RatesConfig(providers={"aws": {"NVIDIA L4": 36.0}}))
+    reports = [
+        [Charge(Account("c1-n3", 3, "c1-n1", paid), 30 * 10**9)],
+        [
+            Charge(Account("c1-n3", 3, "c1-n1", paid), 20 * 10**9),
+            Charge(Account("c1-n3", 3, "", unknown), 7 * 10**9),
+            Charge(Account("c1-n0", 0, "c1-n1", paid), 4 * 10**9),
+            Charge(Account("", -1, "", paid), 5 * 10**9),
+        ],
+        [Charge(Account("c1-n0", 0, "c1-n1", paid), -4 * 10**9)],
+    ]
+    now_ns = time.time_ns()
+    for at, charges in enumerate(reports):
+        export = build_costs("c1", charges, rates, now_ns - (3 - at) * 10**9)
+        assert push(echo, export, signal=Signal.LOGS).status_code == 200
+    return echo
+
+
+def test_cost_is_a_sum_of_reports_in_gpu_seconds_and_in_money_where_a_price_is_known(billed):
+    rows = result(billed, "fleet.cluster.cost", {"cluster_id": "c1"})["rows"]
+    paid, unknown = rows
+    assert (paid["provider"], paid["gpu_model"], paid["currency"]) == ("aws", "NVIDIA L4", "USD")
+    assert (paid["gpu_seconds"], paid["charged_gpu_seconds"]) == (55.0, 50.0)
+    assert paid["amount"] == pytest.approx(0.55)
+    assert (unknown["gpu_seconds"], unknown["amount"], unknown["currency"]) == (7.0, None, None)
+
+
+def test_culprits_are_billed_and_a_charge_taken_back_names_nobody(billed):
+    found = result(billed, "fleet.cluster.cost_by_culprit", {"cluster_id": "c1"})
+    paid, unknown = found["rows"]
+    assert (paid["node_id"], paid["rank"], paid["gpu_seconds"]) == ("c1-n3", 3, 50.0)
+    assert (paid["amount"], paid["currency"]) == (pytest.approx(0.5), "USD")
+    assert (unknown["node_id"], unknown["gpu_seconds"], unknown["amount"]) == ("c1-n3", 7.0, None)
+    assert found["unattributed_gpu_seconds"] == 5.0
+    assert result(billed, "fleet.cluster.cost_by_culprit", {}, ONE)["rows"] == found["rows"]
+    assert result(billed, "fleet.cluster.cost_by_culprit", {}, TWO)["rows"] == []
+
+
+def test_an_episode_that_fleet_told_is_one_anomaly_and_not_the_agents_event_too(open_echo):
+    echo = open_echo()
+    now_ns = time.time_ns()
+    assert push(echo, health("c1", now_ns)).status_code == 200
+    event = StragglerEvent(True, "e1", 0.3, 0.87, "fleet", "throughput")
+    episode = Episode("c1", "c1-n3", event, event, now_ns, now_ns)
+    assert push(echo, build_episodes([episode]), signal=Signal.LOGS).status_code == 200
+    (row,) = result(echo, "fleet.cluster.anomaly_list", {"cluster_id": "c1"})["rows"]
+    assert (row["kind"], row["severity"], row["node_id"]) == (
+        "incident:straggler",
+        "error",
+        "c1-n3",
+    )
+    assert "score 0.300 under 0.870" in row["summary"]
+    (cluster,) = result(echo, "fleet.cluster.summary", {"cluster_id": "c1"})["rows"]
+    assert cluster["n_open_incidents"] == 1

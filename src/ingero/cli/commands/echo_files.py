@@ -1,4 +1,4 @@
-"""``ingero-echo backup``, ``restore``, ``migrate`` and ``repair``: a database file that nobody serves."""
+"""``ingero-echo backup``, ``restore``, ``migrate`` and ``repair``: what is done to a database file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def _files() -> ModuleType:
 @_DB
 @click.option("--output", "-o", required=True, help="Name of the copy; must not exist.")
 def backup(db: str, output: str) -> None:
-    r"""Copy the database while nobody serves it; the copy is opened once before it gets its name.
+    r"""Copy the database, also while it is served; the copy is opened once before it gets its name.
+
+    Beside a running `serve`, as the user who runs it: ingest waits while the file is copied, reads go on.
 
     \b
     Examples:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
 OptionValue = str | bool | tuple[str, ...] | None
 
+_LOG: Final = logging.getLogger("ingero.echo")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 _OPTIONS = (
@@ -74,10 +78,27 @@ def _load(options: dict[str, OptionValue]) -> EchoConfig:
     given = {name: value for name, value in options.items() if value is not None}
     parsed, problems = check_model(EchoConfig, {**document.tree, **given}, lines=document.lines)
     if parsed is None:
+        flags = given if file else options  # what is in the file keeps the file's names
+        told = [_say_flags(problem, flags) for problem in problems]
         raise ConfigError(
-            problems, source=str(file or ""), hint="`ingero-echo serve --help` lists the flags."
+            told, source=str(file or ""), hint="`ingero-echo serve --help` lists the flags."
         )
     return parsed
+
+
+def _say_flags(problem: ConfigProblem, flags: Iterable[str]) -> ConfigProblem:
+    """The problem in the words that its user wrote."""
+    names = "|".join(sorted(flags, key=len, reverse=True)) or "(?!)"
+    message, path = (
+        re.sub(rf"(?<![\w.])({names})(?![\w.])", lambda found: _flag(found[1]), text)
+        for text in (problem.message, problem.path)
+    )
+    line = problem.line if path == problem.path else None
+    return replace(problem, path=path, message=message, line=line)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _text(value: OptionValue) -> str | None:
@@ -109,7 +130,10 @@ def _token_loader(config: EchoConfig, token: str | None) -> Callable[[], tuple[A
 
 
 def _read(file: str) -> str:
+    """A file with bearers; one that everybody may read is complained about at each reading."""
     try:
+        if Path(file).stat().st_mode & 0o007:
+            _LOG.warning("%s holds bearer tokens and everybody may read it; chmod 600 it", file)
         return Path(file).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError([ConfigProblem("", error.strerror or str(error))], source=file) from error

@@ -62,6 +62,13 @@ if TYPE_CHECKING:
 @click.option(
     "--echo", "with_echo", is_flag=True, help="Keep it in an Echo of our own too, and ask that one."
 )
+@click.option(
+    "--gpu-rate",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="PRICE",
+    help="Price of a GPU-hour, for what Echo says of the cost; without it, GPU-hours only.",
+)
+@click.option("--currency", default="USD", show_default=True, help="Of --gpu-rate.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(trace: str, *, offline: bool, as_json: bool, **network: Any) -> int:  # noqa: ANN401 - click's
     r"""Judge a recorded training job and name its slow workers.
@@ -78,7 +85,7 @@ def command(trace: str, *, offline: bool, as_json: bool, **network: Any) -> int:
       ingero replay AR
       ingero replay AR --fleet http://127.0.0.1:4318 --speed 60
       ingero replay AR --offline
-      ingero replay AR --echo
+      ingero replay AR --echo --gpu-rate 2.50
       ingero replay job/trace-X.parquet --offline --json | jq '.verdicts[] | select(.verdict == "culprit")'
     """
     from ingero.cli.replay.offline import judge_trace
@@ -93,6 +100,8 @@ def command(trace: str, *, offline: bool, as_json: bool, **network: Any) -> int:
         raise click.UsageError(
             "--echo goes with a Fleet of the replay's own, without --offline and --fleet"
         )
+    if network["gpu_rate"] and not network["with_echo"]:
+        raise click.UsageError("--gpu-rate goes with --echo, which tells the cost")
     kept: dict[str, Any] = {}
     judgements = judge_trace(job) if offline else [_ask_fleet(job, network, kept)]
     result = {**build_result(job, judgements), **kept}
@@ -121,7 +130,8 @@ def _ask_fleet(job: JobTrace, network: dict[str, Any], kept: dict[str, Any]) -> 
     console = Console(stderr=True)
     with ExitStack() as stack:
         echo = _start_echo(stack, console) if network["with_echo"] else None
-        target = _find_target(network, stack, console, echo.fleet_overrides if echo else ())
+        overrides = (*echo.fleet_overrides, *_rates(network)) if echo else ()
+        target = _find_target(network, stack, console, overrides)
         cluster_id = network["cluster_id"] or f"{job.name}-{os.getpid()}"
         judgement = replay_to_fleet(
             name_cluster(job, cluster_id),
@@ -136,6 +146,16 @@ def _ask_fleet(job: JobTrace, network: dict[str, Any], kept: dict[str, Any]) -> 
             lost_s = sum(verdict.lost_gpu_ns for verdict in judgement.culprits) / NS_PER_S
             kept["echo"] = ask_echo(echo, cluster_id, lost_s)
         return judgement
+
+
+def _rates(network: dict[str, Any]) -> tuple[str, ...]:
+    """Settings of our own Fleet that price every GPU alike."""
+    if network["gpu_rate"] is None:
+        return ()
+    return (
+        f"processors.nccl.rates.fallback_rate={network['gpu_rate']}",
+        f"processors.nccl.rates.currency={network['currency']}",
+    )
 
 
 def _start_echo(stack: ExitStack, console: Any) -> LocalEcho:  # noqa: ANN401 - rich's

@@ -23,7 +23,7 @@ _PORT: Final = re.compile(r"127\.0\.0\.1:(\d+)")
 _SETTLE_S: Final = 20.0
 _SAME: Final = 0.001
 _POLL_S: Final = 0.2
-_TOOLS: Final = ("find_stragglers", "blame_chain", "cost_by_culprit")
+_TOOLS: Final = ("find_stragglers", "blame_chain", "cost", "cost_by_culprit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,7 @@ class LocalEcho:
             f"exporters.otlphttp.headers.Authorization=Bearer {self.token}",
             "service.pipelines.metrics.exporters=[prometheus, otlphttp]",
             "service.pipelines.logs.exporters=[debug, otlphttp]",
+            "processors.nccl.cost_interval=1s",
         )
 
 
@@ -135,6 +136,11 @@ def _call_mcp(client: httpx.Client, tool: str, arguments: dict[str, Any]) -> Any
     return answer.json()["result"]["structuredContent"]["rows"]
 
 
+def _describe_cost(row: dict[str, Any]) -> str:
+    line = f"{row['gpu_seconds'] / 3600:.3g} GPU-hours"
+    return line if row["amount"] is None else f"{line}, {row['amount']:.2f} {row['currency']}"
+
+
 def describe_echo(said: dict[str, Any]) -> list[str]:
     """The answers in lines for a person."""
     lines = [
@@ -147,9 +153,8 @@ def describe_echo(said: dict[str, Any]) -> list[str]:
     ]
     if victims:
         lines.append(f"it made {len(victims)} workers wait, first {'; '.join(victims[:3])}")
-    lines += [
-        f"{row['node_id']} cost {row['gpu_seconds'] / 3600:.3g} GPU-hours"
-        for row in said["cost_by_culprit"]
-    ]
+    lines += [f"{row['node_id']} cost {_describe_cost(row)}" for row in said["cost_by_culprit"]]
+    total = [row for row in said["cost"] if row["gpu_seconds"]]
+    lines += [f"all waiting cost {_describe_cost(row)}" for row in total]
     lines.append("MCP gives the same answer" if said["mcp_agrees"] else "MCP gives another answer")
     return lines

@@ -71,7 +71,7 @@ def _explain(path: str, text: str) -> StoreError:
     if "Could not set lock" in text or "Conflicting lock" in text:
         return LockedError(
             f"{path} is in use by another process",
-            hint="Stop the ingero-echo that serves it, or use its --url form.",
+            hint="Stop the ingero-echo that serves it; `ingero-echo backup` works beside it.",
         )
     if "Corrupt WAL" in text or "WAL file" in text:
         return StoreError(

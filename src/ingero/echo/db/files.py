@@ -1,10 +1,15 @@
-"""What is done to a database file that nobody serves: migrate, back up, restore, repair."""
+"""What is done to a database file: migrate, restore, repair while nobody serves it; back up at any time.
+
+Files made here are their owner's alone (0600): they hold every tenant's rows.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,10 +17,12 @@ from typing import Final
 
 import duckdb
 
+from ingero.echo.db.door import ask_for_backup
 from ingero.echo.db.engine import EngineSettings, fetch_row, migrate, open_engine, wal_path
-from ingero.echo.db.faults import our_errors
-from ingero.echo.schema import TABLES
+from ingero.echo.db.faults import LockedError, our_errors
+from ingero.echo.schema import MIGRATIONS, TABLES
 from ingero.errors import StoreError
+from ingero.units import format_size
 
 _DAMAGE: Final = re.compile(r"entry at byte position (\d+)")
 _SETTINGS: Final = EngineSettings()
@@ -46,17 +53,23 @@ def migrate_file(path: Path, now: datetime) -> tuple[int, int]:
 
 
 def back_up(path: Path, to: Path) -> int:
-    """Copy a database that nobody serves, its log folded in; returns the bytes.
+    """Copy a database, served or not, its log folded in; returns the bytes.
 
     The copy appears under its name only when it is whole and was opened once.
 
     Raises:
-        StoreError: It is in use, damaged, or the copy exists already.
+        StoreError: It is damaged, its server refuses, the place has no room, or the copy exists already.
     """
     _check_there(path)
     if to.exists():
         raise StoreError(f"{to} exists already", hint="Choose another name.")
-    connection = open_engine(str(path), _SETTINGS)
+    _check_room(path, to)
+    try:
+        connection = open_engine(str(path), _SETTINGS)
+    except LockedError:
+        with _partial(to) as partial:
+            ask_for_backup(path, partial)
+        return to.stat().st_size
     try:
         with our_errors("checkpoint"):
             connection.execute("CHECKPOINT")
@@ -69,18 +82,24 @@ def restore(backup: Path, path: Path) -> Path | None:
     """Put a backup in a database's place; returns where the old one went.
 
     Raises:
-        StoreError: The backup is no Echo database, or the place is in use.
+        StoreError: The backup is no Echo database, the place is in use, or either is of a newer release than this.
     """
     _check_there(backup)
     _check_echo(backup)
     aside = None
     if path.exists():
-        open_engine(str(path), _SETTINGS).close()
+        _check_echo(path)
         aside = _free_name(path, "before-restore")
+        _check_room(backup, path)
         path.rename(aside)
         if wal_path(str(path)).exists():
             wal_path(str(path)).rename(wal_path(str(aside)))
-    _copy(backup, path)
+    try:
+        _copy(backup, path)
+    except StoreError:
+        if aside is not None:
+            aside.rename(path)
+        raise
     return aside
 
 
@@ -130,14 +149,21 @@ def _find_damage(path: Path) -> int | None:
 
 
 def _check_echo(path: Path) -> None:
+    """Hold a file to be a database that this release can serve; opening it folds its log in."""
     connection = open_engine(str(path), _SETTINGS)
     try:
-        with our_errors("look into the backup"):
+        with our_errors("look into it"):
             sql = "SELECT count(*) FROM duckdb_tables() WHERE table_name IN ('events', 'schema_migrations')"
             if fetch_row(connection, sql)[0] != 2:
                 raise StoreError(f"{path} is no Echo database")
+            version = fetch_row(connection, "SELECT max(number) FROM schema_migrations")[0]
     finally:
         connection.close()
+    if version > MIGRATIONS[-1].number:
+        raise StoreError(
+            f"{path} has schema {version} and this release knows {MIGRATIONS[-1].number}",
+            hint="Use the release that wrote it.",
+        )
 
 
 def count_rows(path: Path) -> dict[str, int]:
@@ -154,17 +180,45 @@ def count_rows(path: Path) -> dict[str, int]:
 
 
 def _copy(source: Path, to: Path) -> int:
+    with _partial(to) as partial:
+        try:
+            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(fd, "wb") as writing, source.open("rb") as reading:
+                shutil.copyfileobj(reading, writing, 8 << 20)
+                writing.flush()
+                os.fsync(fd)
+        except OSError as error:
+            raise StoreError(f"cannot copy {source} to {to}: {error.strerror}") from error
+    return to.stat().st_size
+
+
+@contextmanager
+def _partial(to: Path) -> Iterator[Path]:
+    """A name beside the copy's, which it gets once it was opened; nothing is left of a copy that failed."""
     partial = to.with_name(f"{to.name}.partial")
+    partial.unlink(missing_ok=True)
+    wal_path(str(partial)).unlink(missing_ok=True)
     try:
-        shutil.copyfile(source, partial)
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
+        yield partial
         _check_echo(partial)
         partial.rename(to)
-    except OSError as error:
+    except BaseException:
         partial.unlink(missing_ok=True)
-        raise StoreError(f"cannot copy {source} to {to}: {error.strerror}") from error
-    return to.stat().st_size
+        wal_path(str(partial)).unlink(missing_ok=True)
+        raise
+
+
+def _check_room(source: Path, to: Path) -> None:
+    try:
+        free = shutil.disk_usage(to.parent).free
+    except OSError as error:
+        raise StoreError(f"cannot write to {to.parent}: {error.strerror}") from error
+    needed = sum(part.stat().st_size for part in (source, wal_path(str(source))) if part.exists())
+    if free < needed:
+        raise StoreError(
+            f"{to.parent} has {format_size(free)} free and the copy needs {format_size(needed)}",
+            hint="Choose another place.",
+        )
 
 
 def _check_there(path: Path) -> None:

@@ -100,7 +100,7 @@ class Store:
         """
         if self.path != MEMORY:
             try:
-                Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+                Path(self.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
                 raise StoreError(
                     f"cannot create {Path(self.path).parent}: {error.strerror}"

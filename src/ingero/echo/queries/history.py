@@ -65,6 +65,7 @@ WITH found AS (
            || coalesce(json_extract_string(attributes, '$.threshold'), '?') || ', ' || coalesce(json_extract_string(attributes, '$.dominant_signal'), '?')
     FROM (SELECT *, lag(value_double, 1, 0.0) OVER (PARTITION BY cluster_id, node_id ORDER BY ts) AS before
           FROM events WHERE {where} AND metric_name = '{straggler}') WHERE value_double = 1 AND before = 0
+      AND cluster_id NOT IN (SELECT cluster_id FROM incidents WHERE {where} AND kind = 'straggler')
     UNION ALL
     SELECT ts, 'warn', 'degradation', cluster_id, node_id, 'the node is slower than its own past'
     FROM (SELECT *, lag(value_double, 1, 0.0) OVER (PARTITION BY cluster_id, node_id ORDER BY ts) AS before
@@ -85,7 +86,7 @@ def _anomalies(ask: Ask, args: AnomalyArgs) -> AnomalyAnswer:
     sql = _ANOMALY_SQL.format(
         where=span.where, straggler=Metric.STRAGGLER_EVENT, degraded=Metric.DEGRADATION_WARNING
     )
-    params = (*span.params * 5, _LEVELS[args.severity_filter], args.node_id, args.node_id)
+    params = (*span.params * 6, _LEVELS[args.severity_filter], args.node_id, args.node_id)
     rows, n_cut = ask.page(Anomaly, sql, params, args.limit)
     return AnomalyAnswer(
         window=window_of(span), coverage=ask.coverage(span, "events"), n_cut=n_cut, rows=rows
@@ -243,7 +244,8 @@ def _node(ask: Ask, args: NodeArgs) -> NodeAnswer:
 ANOMALY_LIST: Final = Query(
     "fleet.cluster.anomaly_list",
     "Anomaly list",
-    "What went wrong, newest first: incidents, verdicts, the start of each straggler or degradation phase, and "
+    "What went wrong, newest first: incidents (Fleet's episodes among them), verdicts, the start of each straggler phase "
+    "where Fleet told of no episode and of each degradation, and "
     "warnings that were logged.",
     AnomalyArgs,
     AnomalyAnswer,

@@ -16,7 +16,7 @@ class Cost(msgspec.Struct):
 
     cluster_id: str
     currency: str | None
-    provider: str | None
+    provider: Annotated[str | None, msgspec.Meta(description="Of the GPUs that waited.")]
     gpu_model: str | None
     gpu_seconds: float | None
     charged_gpu_seconds: Annotated[
@@ -87,7 +87,10 @@ class CulpritCost(msgspec.Struct):
 
 
 class CulpritCostAnswer(Answer, kw_only=True):
-    """Largest first; ``unattributed_gpu_seconds`` is what nobody is charged with."""
+    """Largest first; ``unattributed_gpu_seconds`` is what nobody is charged with.
+
+    Negative is what was charged before the window and taken back in it.
+    """
 
     unattributed_gpu_seconds: float | None
     rows: list[CulpritCost]
@@ -100,7 +103,7 @@ WITH {_BILLS}, {JUDGED}, blamed AS (
 ), summed AS (
     SELECT cluster_id, node_id, rank, count(DISTINCT victim_node_id) AS n_victims, sum(gpu_seconds) AS lost,
            sum(amount) AS amount, currency
-    FROM bills WHERE attributed <> 'unattributed' GROUP BY ALL
+    FROM bills WHERE attributed <> 'unattributed' GROUP BY ALL HAVING abs(lost) >= 0.001
 )
 SELECT b.cluster_id, b.node_id, b.rank, greatest(b.n_victims, coalesce(j.n_victims, 0)), b.lost, b.amount, b.currency,
        j.verdict
@@ -129,8 +132,9 @@ def _cost_by_culprit(ask: Ask, args: ListArgs) -> CulpritCostAnswer:
 COST: Final = Query(
     "fleet.cluster.cost",
     "Cost of waiting",
-    "GPU-seconds lost to waiting (since the last onset of each culprit) and what they cost, by provider, GPU model and currency; charged and unattributed "
-    "parts add up to the total.",
+    "GPU-seconds lost to waiting in the window and what they cost, by currency and by provider and model of the GPUs that "
+    "waited; charged and unattributed parts add up to the total. From a sender without cost records: what its gauge "
+    "says, since the last onset of each culprit and without money.",
     ListArgs,
     CostAnswer,
     _cost,

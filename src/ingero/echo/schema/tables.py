@@ -104,7 +104,7 @@ INCIDENTS: Final = Table(
         ("incident_id", TEXT),
         ("kind", TEXT),  # straggler, panic, cause rules of the agent, …
         ("severity", TEXT),  # warn, error, critical
-        ("state", TEXT),  # open, updated, resolved, lost
+        ("state", TEXT),  # open, updated, resolved, state_change, lost
         ("summary", TEXT),
         ("score", DOUBLE),
         ("threshold", DOUBLE),
@@ -137,15 +137,15 @@ VERDICTS: Final = Table(
 )
 COSTS: Final = Table(
     "costs",
-    "Lost GPU time and money that one window charged to one culprit.",
+    "Lost GPU time and money since the sender's last report of the same; negative is a charge taken back.",
     (
         *WHO,  # node_id is who is charged
         ("rank", INT),
-        ("victim_node_id", TEXT),
+        ("victim_node_id", TEXT),  # NULL for several that share the hardware
         ("gpu_seconds", DOUBLE),
         ("amount", DOUBLE),
         ("currency", TEXT),
-        ("provider", TEXT),
+        ("provider", TEXT),  # of the GPUs that waited
         ("gpu_model", TEXT),
         ("attributed", TEXT),  # charged, unattributed
         ("attributes", TEXT),

@@ -1,10 +1,11 @@
-"""Which rows a tenant's statement gets: its clusters, its window, newest first, and no others."""
+"""Which rows a tenant's statement gets: its clusters, its window, newest first, and no others; of them the columns it names."""
 
 from __future__ import annotations
 
 from ingero.echo.db.reader import Reader
 from ingero.echo.db.sandbox.pool import Export, Rows
 from ingero.echo.queries.ask import Span
+from ingero.echo.schema import TABLES
 
 _TIME: str = "ts >= ? AND ts < ? AND "
 
@@ -18,12 +19,14 @@ def export_rows(reader: Reader, span: Span, max_rows: int) -> Export:
         max_rows: Most rows of each table, the newest.
     """
 
-    def export(table: str) -> Rows:
+    def export(table: str, columns: frozenset[str] | None) -> Rows:
+        every = TABLES[table].arrow_schema().names
+        wanted = [name for name in every if columns is None or name in columns]
         where, params = span.where, span.params
         if table == "nodes":  # what a node is does not belong to a window
             where, params = where.removeprefix(_TIME), params[2:]
         return reader.batches(
-            f"SELECT * FROM {table} WHERE {where} ORDER BY ts DESC LIMIT {int(max_rows)}",  # noqa: S608
+            f"SELECT {', '.join(wanted or every[:1])} FROM {table} WHERE {where} ORDER BY ts DESC LIMIT {int(max_rows)}",  # noqa: S608
             params,
         )
 

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import signal
 import ssl
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -22,7 +22,8 @@ from ingero.config import Endpoint
 from ingero.config.acl import AclEntry
 from ingero.config.environment import allows_loose_keys
 from ingero.config.tls import TlsServerConfig
-from ingero.echo.db.engine import EngineSettings
+from ingero.echo.db.door import BackupDoor
+from ingero.echo.db.engine import MEMORY, EngineSettings
 from ingero.echo.db.sandbox.pool import Sandbox, SandboxSettings
 from ingero.echo.db.store import Store, StoreSettings
 from ingero.echo.db.upkeep import Retention
@@ -61,6 +62,9 @@ INSTRUCTIONS: Final = (
     "fleet.cluster.summary, or ask for the investigate prompt. Each answer says its window and coverage: no rows "
     "without coverage means unknown. The cause of a slow node is on the node: ask its own `ingero mcp`."
 )
+
+FLEET_PORTS: Final = frozenset({4317, 4318, 8080, 8081})
+"""Where a Fleet on the same host listens by default."""
 
 LoadTokens = Callable[[], tuple[AclEntry, ...]]
 
@@ -133,6 +137,10 @@ class EchoService:
         config = self._config
         self.store.open()
         self._exit.callback(self.store.close)
+        self._warn_of_loose_modes()
+        door = BackupDoor(self.store)
+        door.open()
+        self._exit.callback(door.close)
         self._exit.callback(self.answers.close)
         self.sandbox.start()
         self._exit.callback(self.sandbox.close)
@@ -152,13 +160,15 @@ class EchoService:
         authenticate = self.bearers.authenticate
         otlp = OtlpHttpApp(self.intake, authenticate, ingest, self.counters)
         self._grpc = OtlpGrpcServer(self.intake, authenticate, ingest, self.counters)
-        health = await self._listen(HealthApp(self.store), config.health_addr, None)
-        return Addresses(
-            otlp_grpc=await self._grpc.start(config.otlp_addr, self._grpc_credentials()),
-            otlp_http=await self._listen(otlp, config.otlp_http_addr, tls),
-            mcp=await self._listen(self._gate, config.mcp_addr, tls),
-            health=health,
-        )
+        with _naming("health_addr", config):
+            health = await self._listen(HealthApp(self.store), config.health_addr, None)
+        with _naming("otlp_addr", config):
+            otlp_grpc = await self._grpc.start(config.otlp_addr, self._grpc_credentials())
+        with _naming("otlp_http_addr", config):
+            otlp_http = await self._listen(otlp, config.otlp_http_addr, tls)
+        with _naming("mcp_addr", config):
+            mcp = await self._listen(self._gate, config.mcp_addr, tls)
+        return Addresses(otlp_grpc=otlp_grpc, otlp_http=otlp_http, mcp=mcp, health=health)
 
     async def run(self, on_started: Callable[[Addresses], None]) -> int:
         """Serve until SIGTERM or SIGINT; SIGHUP reads tokens and certificates again."""
@@ -199,6 +209,12 @@ class EchoService:
         if self._grpc is not None:
             await self._grpc.stop(drain_ns)
         await self._exit.aclose()
+
+    def _warn_of_loose_modes(self) -> None:
+        if self.store.path != MEMORY and Path(self.store.path).stat().st_mode & 0o077:
+            _LOG.warning(
+                "%s holds every tenant's rows and others may open it; chmod 600 it", self.store.path
+            )
 
     async def _run_manager(self, manager: StreamableHTTPSessionManager) -> None:
         """Hold the manager open in a task of its own: its task group must be left where it was entered."""
@@ -319,6 +335,24 @@ def check_key_mode(key: str) -> None:
         raise ConfigError(
             f"{key} may be read by others (mode {mode & 0o777:o})", hint=f"chmod 600 {key}"
         )
+
+
+@contextmanager
+def _naming(key: str, config: EchoConfig) -> Iterator[None]:
+    """Say which setting moves a listener whose address cannot be had, and who else has that port by default."""
+    try:
+        yield
+    except IngeroError as error:
+        port = getattr(config, key).port
+        flag = f"--{key.replace('_', '-')}"
+        hints = [error.hint] if error.hint else []
+        if port in FLEET_PORTS:
+            hints.append(
+                f"ingero-fleet listens on {port} by default: beside it, give {flag} 127.0.0.1:{port + 10_000}"
+            )
+        else:
+            hints.append(f"{flag} moves it")
+        raise IngeroError(error.message, hint="; ".join(hints)) from error
 
 
 def _reading(source: object, name: str) -> Callable[[], float]:

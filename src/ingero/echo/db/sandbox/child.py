@@ -43,14 +43,15 @@ def run_child(link: socket.socket) -> None:
     connection.execute("SET TimeZone = 'UTC'")
     _limit_self(job)
     try:
-        tables = check_statement(connection, job.sql, frozenset(job.tables))
+        needs = check_statement(connection, job.sql, frozenset(job.tables))
     except RefusedError as refused:
         send(link, Verdict(refused=refused.message, code=refused.code))
         return
     except (duckdb.Error, ValueError, RecursionError, MemoryError):
         send(link, Verdict(refused="the statement cannot be parsed", code="sql_syntax"))
         return
-    send(link, Verdict(tables=sorted(tables)))
+    columns = None if needs.columns is None else sorted(needs.columns)
+    send(link, Verdict(tables=sorted(needs.tables), columns=columns))
     data, fds = receive(link, Data, max_fds=16)
     _load(connection, data.tables, fds)
     connection.execute("SET lock_configuration = true")

@@ -26,9 +26,10 @@ class Job(msgspec.Struct):
 
 
 class Verdict(msgspec.Struct):
-    """Child → parent: which tables it needs, or why it is refused."""
+    """Child → parent: which tables and columns it needs (None is every column), or why it is refused."""
 
     tables: list[str] = []
+    columns: list[str] | None = None
     refused: str = ""
     code: str = ""
 

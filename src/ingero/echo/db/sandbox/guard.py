@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _CLASSES: Final = frozenset({
     "BETWEEN", "WINDOW", "STAR", "LAMBDA", "COLLATE", "POSITIONAL_REFERENCE", "TYPE",
 })  # fmt: skip
 _TABLE_FUNCTIONS: Final = frozenset({"range", "generate_series", "unnest"})
+_COUNTS: Final = frozenset({"count", "count_star"})
 _RESERVED_CTE: Final = re.compile(r"(?i)duckdb_|pragma_|sqlite_|pg_|information_schema")
 
 _FUNCTION_NAMES: Final = """
@@ -83,9 +85,22 @@ class RefusedError(Exception):
         self.code = code
 
 
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a statement reads.
+
+    Attributes:
+        tables: By name.
+        columns: Of all of them together, lower case, with names that are no columns among them; None is every column.
+    """
+
+    tables: frozenset[str]
+    columns: frozenset[str] | None
+
+
 def check_statement(
     connection: duckdb.DuckDBPyConnection, sql: str, tables: frozenset[str]
-) -> frozenset[str]:
+) -> Needs:
     """Hold a statement to the lists.
 
     Args:
@@ -94,7 +109,7 @@ def check_statement(
         tables: Tables that may be named.
 
     Returns:
-        The tables that it names.
+        The tables and columns that it names.
 
     Raises:
         RefusedError: It is not let in.
@@ -122,7 +137,41 @@ def check_statement(
         if depth > _MAX_NODES:
             raise RefusedError("too complex", "sql_too_long")
         _check_node(node, tables, ctes, named)
-    return frozenset(named)
+    return Needs(frozenset(named), _find_columns(statements[0]))
+
+
+def _needs_every_column(node: dict[str, Any], counted: set[int]) -> bool:
+    """``*`` outside ``count(*)``, ``COLUMNS(…)``, ``#1``, ``t(a, b)``, NATURAL JOIN."""
+    if node.get("class") == "STAR":
+        return id(node) not in counted or bool(node.get("expr") or node.get("columns"))
+    return (
+        node.get("class") == "POSITIONAL_REFERENCE"
+        or bool(node.get("column_name_alias"))
+        or node.get("ref_type") == "NATURAL"
+    )
+
+
+def _find_columns(root: object) -> frozenset[str] | None:
+    """Names that may be columns; None where the statement's meaning rests on columns that it does not name."""
+    names: set[str] = set()
+    whole_rows: set[str] = set()
+    counted: set[int] = set()
+    rows_of: set[str] = set()
+    for node in _iter_dicts(root):
+        kind, expression_class = node.get("type"), node.get("class")
+        if expression_class == "COLUMN_REF":
+            path = [str(name).lower() for name in node.get("column_names", ())]
+            names.update(path)
+            whole_rows.update(path if len(path) == 1 else ())
+        elif expression_class == "FUNCTION" and node.get("function_name") in _COUNTS:
+            counted.update(id(child) for child in node.get("children", ()))
+        elif _needs_every_column(node, counted):
+            return None
+        elif kind == "JOIN":
+            names.update(str(name).lower() for name in node.get("using_columns", ()))
+        if kind == "BASE_TABLE":
+            rows_of |= {str(node.get(key, "")).lower() for key in ("alias", "table_name")}
+    return None if rows_of & whole_rows else frozenset(names)
 
 
 def _iter_dicts(root: object) -> Iterator[dict[str, Any]]:

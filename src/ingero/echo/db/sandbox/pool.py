@@ -23,8 +23,8 @@ from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
 Rows = tuple[pa.Schema, Iterable[pa.RecordBatch]]
-Export = Callable[[str], Rows]
-"""The caller's own rows of one table."""
+Export = Callable[[str, frozenset[str] | None], Rows]
+"""The caller's own rows of one table, with at least those of the named columns that it has; None is every column."""
 
 _ENVIRONMENT: Final = {
     "OPENBLAS_NUM_THREADS": "1",
@@ -135,7 +135,7 @@ class Sandbox:
             verdict, _ = receive(link, Verdict)
             if verdict.code:
                 raise SqlRefusedError(verdict.refused, verdict.code)
-            _send_rows(link, verdict.tables, export)
+            _send_rows(link, verdict, export, self._tables)
             self._set_timeout(link, deadline_ns)
             result, _ = receive(link, Result)
         except TimeoutError as error:
@@ -215,17 +215,25 @@ class Sandbox:
             self._nursery = None
 
 
-def _send_rows(link: socket.socket, tables: list[str], export: Export) -> None:
+def _check_known(names: list[str], known: Iterable[str]) -> list[str]:
+    """The names, held once more to the list: the child has parsed hostile text."""
+    if not set(names) <= set(known):
+        raise PeerGoneError
+    return names
+
+
+def _send_rows(link: socket.socket, needs: Verdict, export: Export, known: Iterable[str]) -> None:
     fds: list[int] = []
+    columns = None if needs.columns is None else frozenset(needs.columns)
     try:
-        for name in tables:
+        for name in _check_known(needs.tables, known):
             fd = os.memfd_create(f"echo-{name}", os.MFD_CLOEXEC)
             fds.append(fd)
-            schema, batches = export(name)
+            schema, batches = export(name, columns)
             with os.fdopen(os.dup(fd), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
                 for batch in batches:
                     writer.write_batch(batch)
-        send(link, Data(tables), tuple(fds))
+        send(link, Data(needs.tables), tuple(fds))
     finally:
         for fd in fds:
             os.close(fd)

@@ -1,0 +1,184 @@
+"""A backup of a database that is being served: a Unix socket beside the file, for whoever may read the file anyway.
+
+The client opens the copy's files and passes their descriptors; the server fills them while its writer pauses, so the
+copy is of one moment, and neither needs to reach the other's paths. Ingest waits for that long (its senders are answered
+after it), reads go on. Only the socket's owner and root are let in.
+
+A frame is one JSON object; source of the mechanism: unix(7), ``SCM_RIGHTS`` and ``SO_PEERCRED``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+
+from ingero.echo.db.engine import MEMORY, wal_path
+from ingero.echo.db.faults import our_errors
+from ingero.echo.db.store import Store
+from ingero.errors import IngeroError, StoreError
+
+_LOG: Final = logging.getLogger("ingero.echo")
+_ASK: Final = b"backup"
+_ASK_TIMEOUT_S: Final = 10.0
+_LARGEST_ANSWER: Final = 4096
+_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
+
+
+def door_path(path: str) -> Path:
+    """Where the server of a database file listens for backups."""
+    return Path(f"{path}.door")
+
+
+class BackupDoor:
+    """The server's side: one backup at a time, on a thread of its own.
+
+    Args:
+        store: An open store.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._listener: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> None:
+        """Listen. Where that cannot be, say so and go on: the database is served all the same."""
+        if self._store.path == MEMORY:
+            return
+        path = door_path(self._store.path)
+        try:
+            path.unlink(missing_ok=True)  # of a process that was killed: we hold the file now
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            with _short(path) as name:
+                listener.bind(name)
+            path.chmod(0o600)
+            listener.listen(4)
+        except OSError as error:
+            _LOG.warning("no backups while serving: %s: %s", path, error.strerror or error)
+            return
+        self._listener = listener
+        self._thread = threading.Thread(target=self._serve, name="echo-backup", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Finish the backup that runs, and stop listening."""
+        if self._listener is None or self._thread is None:
+            return
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+        door_path(self._store.path).unlink(missing_ok=True)
+
+    def _serve(self) -> None:
+        assert self._listener is not None
+        while True:
+            try:
+                link, _ = self._listener.accept()
+            except OSError:
+                return
+            with link, suppress(OSError):
+                link.settimeout(_ASK_TIMEOUT_S)
+                link.sendall(json.dumps(self._answer(link)).encode())
+
+    def _answer(self, link: socket.socket) -> dict[str, Any]:
+        found = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, uid, _ = _CREDENTIALS.unpack(found)
+        asked, fds, _, _ = socket.recv_fds(link, len(_ASK), 2)
+        try:
+            if uid not in {0, os.geteuid()}:
+                return {"error": "only the owner of the database may back it up"}
+            if asked != _ASK or len(fds) != 2:
+                return {"error": "not a request for a backup"}
+            size: int = self._store.call(
+                lambda connection: _copy_now(connection, self._store.path, fds)
+            ).result()
+        except IngeroError as error:
+            return {"error": error.message}
+        except OSError as error:
+            return {"error": f"cannot write the copy: {error.strerror or error}"}
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return {"bytes": size}
+
+
+def _copy_now(connection: duckdb.DuckDBPyConnection, path: str, fds: list[int]) -> int:
+    """Copy file and log between two commits. The log is empty unless the checkpoint was not possible."""
+    with suppress(StoreError), our_errors("checkpoint"):
+        connection.execute("CHECKPOINT")
+    size = 0
+    for source, fd in zip((Path(path), wal_path(path)), fds, strict=True):
+        if source.exists():
+            with source.open("rb") as reading, os.fdopen(os.dup(fd), "wb") as writing:
+                shutil.copyfileobj(reading, writing, 8 << 20)
+                writing.flush()
+                os.fsync(fd)
+                size += writing.tell()
+    return size
+
+
+def ask_for_backup(path: Path, copy: Path) -> None:
+    """Have the process that serves ``path`` fill ``copy`` and its log, which must not exist yet.
+
+    Raises:
+        StoreError: Nobody serves it, or the copy could not be made; what there is of it is removed.
+    """
+    door = door_path(str(path))
+    parts = (copy, wal_path(str(copy)))
+    fds: list[int] = []
+    try:
+        fds.extend(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) for part in parts)
+        answer = _ask(door, fds)
+    except OSError as error:
+        _remove(parts)
+        raise StoreError(
+            f"{path} is in use, and its server does not take backups: {error.strerror or error}",
+            hint=f"It listens on {door}; ask as the user who runs it.",
+        ) from error
+    finally:
+        for fd in fds:
+            os.close(fd)
+    if "bytes" not in answer:
+        _remove(parts)
+        raise StoreError(f"cannot back up {path}: {answer.get('error', 'its server went away')}")
+    if not parts[1].stat().st_size:
+        parts[1].unlink()
+
+
+def _ask(door: Path, fds: list[int]) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        with _short(door) as name:
+            link.connect(name)
+        socket.send_fds(link, [_ASK], fds)
+        said = b""
+        while part := link.recv(_LARGEST_ANSWER):
+            said += part
+    answer: dict[str, Any] = json.loads(said) if said else {}
+    return answer
+
+
+def _remove(parts: tuple[Path, Path]) -> None:
+    for part in parts:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """A name of the socket that fits into its 108 bytes, however deep the folder lies."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
