@@ -73,6 +73,15 @@ def test_rank_that_never_arrived_is_named_on_the_command_line():
         unknown = hang("--fleet", url, "--cluster-id", "other")
         assert unknown.returncode == 1
         assert "knows no live job" in unknown.stderr
+        assert f"{url}/api/v1/admin/clusters" in unknown.stderr
+
+
+def test_a_fleet_without_the_processor_is_told_from_one_without_the_job():
+    with fleet_and_agents(build_fleet_config()) as agents:
+        url = agents.fleet.url("extensions.ingero_threshold admin")
+        told = hang("--fleet", url, "--cluster-id", "job")
+        assert told.returncode == 1
+        assert "has no nccl processor" in told.stderr
 
 
 @pytest.mark.parametrize("arguments", [[], [".", "--fleet", "http://x"], ["--fleet", "http://x"]])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -41,6 +42,14 @@ def leftovers(pid):
     return found
 
 
+def find_children(pid):
+    """A descriptor of each child process."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += map(int, (task / "children").read_text().split())
+    return [os.pidfd_open(child) for child in found]
+
+
 def test_slow_rank_is_named_and_the_others_are_its_victims():
     result = up("--ranks", "4", "--fault", "slow-rank:1:1.5x", "--duration", "40s")
     assert result["isolation"] == "network namespaces"
@@ -50,27 +59,15 @@ def test_slow_rank_is_named_and_the_others_are_its_victims():
     assert result["detection_s"] > 0
 
 
-@pytest.mark.parametrize(("kind", "cause"), [("pause", "absent"), ("kill", "silent")])
-def test_rank_that_stops_is_a_hang_of_that_rank_alone(kind, cause):
+@pytest.mark.parametrize(("kind", "causes"), [("pause", {"absent", "stuck"}), ("kill", {"silent"})])
+def test_rank_that_stops_is_a_hang_of_that_rank_alone(kind, causes):
+    """A pause between two collectives leaves the rank absent from the next, one inside a call leaves it stuck there."""
     result = up("--ranks", "4", "--fault", f"{kind}:2", "--duration", "40s")
     assert result["missing_ranks"] == [2]
     assert result["culprits"] == []
     (root,) = result["hang"]["roots"]
-    assert (root["cause"], root["blocks"]) == (cause, [0, 1, 3])
-
-
-def test_without_root_it_says_so_and_what_needs_none():
-    result = subprocess.run(
-        [
-            *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
-            *(sys.executable, "-c", PROGRAM, "up"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 3, result.stderr
-    assert "needs root" in result.stderr
+    assert root["cause"] in causes
+    assert root["blocks"] == [0, 1, 3]
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -90,4 +87,28 @@ def test_signal_leaves_no_process_namespace_or_cable(number, status):
     process.stderr.read()
     process.stderr.close()
     assert process.wait(60) == status
+    assert leftovers(process.pid) == []
+
+
+def test_killed_run_leaves_no_process_namespace_or_cable():
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "up", "--ranks", "2", "--duration", "10m"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "warming up" in line:
+            break
+    children = find_children(process.pid)
+    assert len(children) == 8, "Fleet, janitor, store, two ranks, two agents, sink"
+    assert leftovers(process.pid)
+    process.kill()
+    process.wait()
+    process.stderr.close()
+    for pidfd in children:
+        ended, _, _ = select.select([pidfd], [], [], 30)
+        os.close(pidfd)
+        assert ended
     assert leftovers(process.pid) == []

@@ -6,6 +6,8 @@ The replay, the demo and ``ingero up`` talk to it as an agent would, over its so
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -37,7 +39,10 @@ EPHEMERAL: Final = (
     "service.telemetry.metrics.address=127.0.0.1:0",
 )
 """Settings that move every endpoint of the shipped configuration to a free loopback port."""
-_PROGRAM: Final = "import sys; from ingero.cli.fleet import main; main()"
+_PROGRAM: Final = (
+    "from ingero.cli.local_fleet import end_with_input; end_with_input();"
+    "from ingero.cli.fleet import main; main()"
+)
 
 
 @dataclass(slots=True)
@@ -87,12 +92,13 @@ def run_local_fleet(config: Path, overrides: Sequence[str] = ()) -> Iterator[Loc
     # A group of its own: Ctrl-C reaches this process, which then drains the Fleet in order.
     process = subprocess.Popen(
         command,
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    assert process.stderr is not None
+    assert process.stdin is not None and process.stderr is not None  # noqa: PT018 - both were asked for
     endpoints: dict[str, str] = {}
     fleet = LocalFleet(endpoints)
     told: SimpleQueue[bool] = SimpleQueue()
@@ -115,7 +121,22 @@ def run_local_fleet(config: Path, overrides: Sequence[str] = ()) -> Iterator[Loc
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        process.stdin.close()
         reader.join(STOP_TIMEOUT_S)
+
+
+def end_with_input() -> None:
+    """In the Fleet's process: have it drain and end when its standard input ends.
+
+    The kernel closes that input when the command that holds it dies in any way, so no Fleet outlives its command.
+    """
+
+    def follow() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def _is_running(told: SimpleQueue[bool]) -> bool:

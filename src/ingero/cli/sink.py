@@ -47,10 +47,14 @@ def _read_endpoint(_context: click.Context, parameter: click.Parameter, value: s
 @click.version_option(__version__, prog_name="ingero-sink", message="%(prog)s %(version)s")
 @click.option(
     "--socket-path",
-    type=click.Path(path_type=Path),
-    default=DEFAULT_REMEDIATE_SOCKET,
+    "socket_paths",
+    type=click.Path(
+        path_type=Path, readable=False
+    ),  # a reader connects, which no read permission decides
+    multiple=True,
+    default=(DEFAULT_REMEDIATE_SOCKET,),
     show_default=True,
-    help="The agent's event socket.",
+    help="An agent's event socket; may be repeated for several agents on one machine.",
 )
 @click.option(
     "--listen",
@@ -82,7 +86,7 @@ def _read_endpoint(_context: click.Context, parameter: click.Parameter, value: s
     help="How long an event keeps a disconnected sink ready.",
 )
 def cli(
-    socket_path: Path,
+    socket_paths: tuple[Path, ...],
     listen: Endpoint,
     reconnect_delay: int,
     max_tracked_nodes: int,
@@ -98,7 +102,7 @@ def cli(
       ingero-sink
       ingero-sink --socket-path /run/ingero/remediate.sock --listen 127.0.0.1:9464
     """
-    from ingero.agent.export.events import EventReader
+    from ingero.agent.export.events import POLL_S, EventReader
     from ingero.agent.export.sink import SinkState
     from ingero.agent.export.sink_server import serve_sink
     from ingero.telemetry.clock import SystemClock
@@ -115,15 +119,19 @@ def cli(
         signal.signal(number, end)
     state = SinkState(SystemClock(), max_tracked_nodes)
     with serve_sink(listen, state, readiness_window) as bound:
-        click.echo(f"serving http://{bound}/metrics, reading {socket_path}", err=True)
-        reader = EventReader(
-            socket_path,
-            state,
-            LINE_MAX_BYTES,
-            reconnect_delay,
-            lambda duration_ns: stop.wait(duration_ns / NS_PER_S),
-        )
-        reader.run()
+        read = " and ".join(map(str, socket_paths))
+        click.echo(f"serving http://{bound}/metrics, reading {read}", err=True)
+        for path in socket_paths:
+            reader = EventReader(
+                path,
+                state.open_stream(),
+                LINE_MAX_BYTES,
+                reconnect_delay,
+                lambda duration_ns: stop.wait(duration_ns / NS_PER_S),
+            )
+            threading.Thread(target=reader.run, daemon=True).start()
+        while not stop.wait(POLL_S):  # a signal that another thread took interrupts no endless wait
+            pass
     return 130 if signal.SIGINT in received else 0
 
 

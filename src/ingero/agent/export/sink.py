@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import msgspec
@@ -53,26 +54,30 @@ class SinkState:
         self._events: dict[str, int] = {}
         self._n_errors = 0
         self._n_evicted = 0
-        self._is_connected = False
         self._last_wall_ns: int | None = None
         self._last_mono_ns: int | None = None
-        self._active: dict[Node, None] = {}
-        self._doubtful: set[Node] = set()
-        self._connected_ns = 0
+        self._active: dict[Node, Stream] = {}
+        self._streams: list[Stream] = []
 
-    def connected(self) -> None:
-        """A connection stands: what was known is in doubt until it is said again."""
+    def open_stream(self) -> Stream:
+        """A listener for the reader of one more agent."""
         with self._lock:
-            self._is_connected = True
-            self._connected_ns = self._clock.mono_ns()
-            self._doubtful = set(self._active)
+            self._streams.append(Stream(self))
+            return self._streams[-1]
 
-    def disconnected(self) -> None:
+    def connected(self, stream: Stream) -> None:
+        """A connection stands: what was known from it is in doubt until it is said again."""
+        with self._lock:
+            stream.is_connected = True
+            stream.connected_ns = self._clock.mono_ns()
+            stream.doubtful = {node for node, teller in self._active.items() if teller is stream}
+
+    def disconnected(self, stream: Stream) -> None:
         """It ended; stragglers stay as last heard."""
         with self._lock:
-            self._is_connected = False
+            stream.is_connected = False
 
-    def line(self, line: bytes) -> None:
+    def line(self, line: bytes, stream: Stream) -> None:
         """Count one line and follow its episode."""
         try:
             event = msgspec.json.decode(line, type=_Event)
@@ -85,7 +90,7 @@ class SinkState:
             self._count(event.type)
             self._last_wall_ns, self._last_mono_ns = self._clock.wall_ns(), self._clock.mono_ns()
             if event.node_id:
-                self._follow(event.type, Node(event.cluster_id, event.node_id))
+                self._follow(event.type, Node(event.cluster_id, event.node_id), stream)
 
     def overlong(self) -> None:
         """A line was too long to read."""
@@ -104,7 +109,7 @@ class SinkState:
                 ("parse_errors_total", "counter", "Lines that failed NDJSON parsing.",
                  [("", str(self._n_errors))]),
                 ("connected", "gauge", "1 if connected to the UDS, 0 otherwise.",
-                 [("", str(int(self._is_connected)))]),
+                 [("", str(int(self._is_connected())))]),
                 ("last_event_timestamp_seconds", "gauge",
                  "Unix timestamp of the most recent event (0 if none).",
                  [("", "0" if wall_ns is None else _seconds(wall_ns))]),
@@ -119,38 +124,80 @@ class SinkState:
     def readiness(self, window_ns: int) -> tuple[bool, str]:
         """Whether the sink can be relied on, and why; an event within the window speaks for a lost connection."""
         with self._lock:
-            if self._is_connected:
+            if self._is_connected():
                 return True, "ready"
             last_ns = self._last_mono_ns
             if last_ns is not None and self._clock.mono_ns() - last_ns < window_ns:
                 return True, "ready (recent event)"
             return False, "not ready: uds_disconnected"
 
+    def _is_connected(self) -> bool:
+        """Whether every stream is, and there is one."""
+        return bool(self._streams) and all(stream.is_connected for stream in self._streams)
+
     def _count(self, kind: str) -> None:
         if kind not in self._events and len(self._events) >= MAX_TYPES:
             kind = OTHER_TYPE
         self._events[kind] = self._events.get(kind, 0) + 1
 
-    def _follow(self, kind: str, node: Node) -> None:
+    def _follow(self, kind: str, node: Node, stream: Stream) -> None:
         if kind == UdsType.STRAGGLER_RESOLVED:
-            self._active.pop(node, None)
-            self._doubtful.discard(node)
+            self._forget(node)
         elif kind == UdsType.STRAGGLER_STATE:
-            self._doubtful.discard(node)
-            if node not in self._active and len(self._active) >= self._max_nodes:
-                oldest = next(iter(self._active))
-                del self._active[oldest]
-                self._doubtful.discard(oldest)
+            before = self._active.get(node)
+            if before is not None:
+                before.doubtful.discard(node)
+            elif len(self._active) >= self._max_nodes:
+                self._forget(next(iter(self._active)))
                 self._n_evicted += 1
-            self._active.setdefault(node)
+            self._active[node] = stream
+
+    def _forget(self, node: Node) -> None:
+        stream = self._active.pop(node, None)
+        if stream is not None:
+            stream.doubtful.discard(node)
 
     def _settle(self) -> None:
-        """Let go of stragglers that the agent did not mention again after a reconnect."""
-        if not self._is_connected or self._clock.mono_ns() - self._connected_ns < RESYNC_NS:
-            return
-        for node in self._doubtful:
-            self._active.pop(node, None)
-        self._doubtful.clear()
+        """Let go of stragglers that an agent did not mention again after a reconnect."""
+        now_ns = self._clock.mono_ns()
+        for stream in self._streams:
+            if stream.is_connected and now_ns - stream.connected_ns >= RESYNC_NS:
+                for node in stream.doubtful:
+                    self._active.pop(node, None)
+                stream.doubtful.clear()
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One agent's events, as an `EventReader` tells them. Made by `SinkState.open_stream`, which guards what it holds.
+
+    Attributes:
+        state: Who is told.
+        is_connected: Whether a connection stands.
+        connected_ns: Since when, on the monotonic clock.
+        doubtful: Stragglers heard of on an earlier connection and not again.
+    """
+
+    state: SinkState
+    is_connected: bool = False
+    connected_ns: int = 0
+    doubtful: set[Node] = field(default_factory=set)
+
+    def connected(self) -> None:
+        """A connection stands."""
+        self.state.connected(self)
+
+    def disconnected(self) -> None:
+        """It ended."""
+        self.state.disconnected(self)
+
+    def line(self, line: bytes) -> None:
+        """One line."""
+        self.state.line(line, self)
+
+    def overlong(self) -> None:
+        """A line was skipped."""
+        self.state.overlong()
 
 
 def _by(label: str, counts: Mapping[str, int]) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The sink's three pages: ``/metrics``, ``/healthz``, ``/readyz``. Read-only, small, from the standard library."""
+"""Three pages for a scraper: ``/metrics``, ``/healthz``, ``/readyz``. Read-only, small, from the standard library."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from typing_extensions import override
 
-from ingero.agent.export.sink import SinkState
 from ingero.config import Endpoint
 from ingero.errors import IngeroError
 
@@ -21,10 +20,22 @@ TEXT_TYPE: Final = "text/plain; charset=utf-8"
 CONNECTION_TIMEOUT_S: Final = 10.0
 
 
+class Scraped(Protocol):
+    """What the pages show. Asked in other threads."""
+
+    def render(self) -> str:
+        """The metrics, text format 0.0.4."""
+        ...
+
+    def readiness(self, window_ns: int, /) -> tuple[bool, str]:
+        """Whether it can be relied on, and why."""
+        ...
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], state: SinkState, window_ns: int) -> None:
+    def __init__(self, address: tuple[str, int], state: Scraped, window_ns: int) -> None:
         self.state = state
         self.window_ns = window_ns
         super().__init__(address, _Handler)
@@ -41,7 +52,7 @@ class _DualStackServer(_Server):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server_version = "ingero-sink"
+    server_version = "ingero"
     sys_version = ""
     timeout = CONNECTION_TIMEOUT_S
     wbufsize = -1
@@ -83,7 +94,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve_sink(endpoint: Endpoint, state: SinkState, window_ns: int) -> Iterator[Endpoint]:
+def serve_sink(
+    endpoint: Endpoint, state: Scraped, window_ns: int = 0, option: str = "--listen"
+) -> Iterator[Endpoint]:
     """Serve until the end of the block.
 
     Yields:
@@ -99,7 +112,7 @@ def serve_sink(endpoint: Endpoint, state: SinkState, window_ns: int) -> Iterator
     except OSError as error:
         raise IngeroError(
             f"cannot listen on {endpoint}: {error.strerror or error}",
-            hint="choose another address with --listen",
+            hint=f"choose another address with {option}",
         ) from error
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
     thread.start()

@@ -21,6 +21,8 @@ from ingero.wire.names import DominantSignal
 from ingero.wire.otlp.export import Export
 from ingero.wire.uds import StragglerResolved, StragglerState
 
+FindLabels = Callable[[], dict[str, str]]
+
 
 class EpisodeBook:
     """Opens and closes episodes.
@@ -29,14 +31,20 @@ class EpisodeBook:
         identity: The node.
         new_id: Makes the id of an episode.
         spans: Makes spans; None when detections are not traced.
+        find_labels: What the node's workload said last of itself; None when nobody asks it.
     """
 
     def __init__(
-        self, identity: Identity, new_id: Callable[[], str], spans: SpanMaker | None = None
+        self,
+        identity: Identity,
+        new_id: Callable[[], str],
+        spans: SpanMaker | None = None,
+        find_labels: FindLabels | None = None,
     ) -> None:
         self._identity = identity
         self._new_id = new_id
         self._spans = spans
+        self._find_labels = find_labels or dict
         self._owed: dict[str, StragglerEvent] = {}
         self.straggler: Episode | None = None
         self.degradation: Episode | None = None
@@ -60,7 +68,9 @@ class EpisodeBook:
         if self.straggler is None:
             return
         self._owe(self.straggler.event(wall_ns, is_straggler=True))
-        self.messages.append(build_state_message(self._identity, self.straggler, wall_ns))
+        self.messages.append(
+            build_state_message(self._identity, self.straggler, wall_ns, self._find_labels())
+        )
 
     def close(self, outcome: Outcome, wall_ns: int, *, score: float | None = None) -> None:
         """End the straggler episode, if there is one; the same id says so everywhere."""

@@ -80,8 +80,10 @@ class Episode:
         )
 
 
-def build_state_message(identity: Identity, episode: Episode, wall_ns: int) -> StragglerState:
-    """The local-socket line of a straggler."""
+def build_state_message(
+    identity: Identity, episode: Episode, wall_ns: int, labels: dict[str, str] | None = None
+) -> StragglerState:
+    """The local-socket line of a straggler, with what its workload said last of itself."""
     return StragglerState(
         node_id=identity.node_id,
         cluster_id=identity.cluster_id,
@@ -93,6 +95,7 @@ def build_state_message(identity: Identity, episode: Episode, wall_ns: int) -> S
         event_id=episode.event_id,
         rank=identity.rank if identity.world_size else None,
         world_size=identity.world_size,
+        labels=labels or {},
     )
 
 

@@ -22,6 +22,7 @@ from ingero.agent.health.transport import TransportSettings
 from ingero.config.environment import allows_loose_keys
 from ingero.errors import ConfigError, ConfigProblem
 from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.wire.names import DEFAULT_REMEDIATE_GID, DEFAULT_REMEDIATE_SOCKET
 
 PROTOCOLS: Final = ("http/json", "http/protobuf", "grpc")
 COMPRESSIONS: Final = ("none", "gzip")
@@ -34,40 +35,40 @@ _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 §5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushOptions:
-    """The options of ``ingero fleet-push``, as given; each is explained by its ``--help``."""
+    """The options of ``ingero fleet-push``, as given; each is explained by its ``--help``, whose defaults are these."""
 
     fleet_endpoint: str
     fleet_cluster_id: str
-    fleet_node_id: str
-    fleet_workload_type: str
-    fleet_push_interval: int
-    fleet_timeout: int
-    fleet_insecure: bool
-    fleet_tls_ca: str
-    fleet_tls_cert: str
-    fleet_tls_key: str
-    fleet_persist_path: Path
-    fleet_persist_stale_age: int
-    fleet_world_size: int
-    fleet_node_rank: int
-    fleet_threshold_url: str
-    fleet_poll_interval: int
-    fleet_classifier_hysteresis: float
-    fleet_classifier_confirm: int
-    fleet_early_push_delta: float
-    fleet_protocol: str
-    fleet_compression: str
-    fleet_header: tuple[str, ...]
-    fleet_bearer_token_file: Path | None
-    fleet_provider: str
-    sample_interval: int
-    warmup_samples: int
-    remediate: bool
-    remediate_socket: Path
-    remediate_gid: int
-    otlp_enabled: bool
-    otlp_endpoint: str
-    otlp_insecure: bool
+    fleet_node_id: str = ""
+    fleet_workload_type: str = "unknown"
+    fleet_push_interval: int = 10 * NS_PER_S
+    fleet_timeout: int = 5 * NS_PER_S
+    fleet_insecure: bool = False
+    fleet_tls_ca: str = ""
+    fleet_tls_cert: str = ""
+    fleet_tls_key: str = ""
+    fleet_persist_path: Path = Path("/var/lib/ingero/health-baseline.json")
+    fleet_persist_stale_age: int = 600 * NS_PER_S
+    fleet_world_size: int = 0
+    fleet_node_rank: int = 0
+    fleet_threshold_url: str = ""
+    fleet_poll_interval: int = 10 * NS_PER_S
+    fleet_classifier_hysteresis: float = 0.02
+    fleet_classifier_confirm: int = 2
+    fleet_early_push_delta: float = 0.05
+    fleet_protocol: str = "http/json"
+    fleet_compression: str = "none"
+    fleet_header: tuple[str, ...] = ()
+    fleet_bearer_token_file: Path | None = None
+    fleet_provider: str = ""
+    sample_interval: int = NS_PER_S
+    warmup_samples: int = 30
+    remediate: bool = False
+    remediate_socket: Path = Path(DEFAULT_REMEDIATE_SOCKET)
+    remediate_gid: int = DEFAULT_REMEDIATE_GID
+    otlp_enabled: bool = False
+    otlp_endpoint: str = ""
+    otlp_insecure: bool = True
 
 
 def build_settings(options: PushOptions, gpus: GpuFacts) -> AgentSettings:

@@ -24,7 +24,8 @@ from ingero.wire.uds import KnownMessage, StragglerResolved, StragglerState, enc
 QUEUE_LIMIT: Final = 1024
 """Messages that wait for one reader."""
 MAX_READERS: Final = 64
-_BACKLOG: Final = 16
+_BACKLOG: Final = 128
+"""All ranks of a node may connect at one moment."""
 _PRIVATE_UMASK: Final = 0o077
 
 
@@ -200,7 +201,9 @@ class RemediationStream:
 
 
 @contextlib.contextmanager
-def open_listener(path: Path, gid: int) -> Iterator[tuple[socket.socket, str]]:
+def open_listener(
+    path: Path, gid: int, option: str = "--remediate-socket"
+) -> Iterator[tuple[socket.socket, str]]:
     """Bind the socket; remove it at the end.
 
     The socket is private from its first moment (mode 0700); with a group it becomes 0770 once it belongs to that group.
@@ -209,6 +212,7 @@ def open_listener(path: Path, gid: int) -> Iterator[tuple[socket.socket, str]]:
     Args:
         path: Where.
         gid: Group whose members may read; negative for none.
+        option: What chooses another path, for errors.
 
     Yields:
         The listening socket, and a warning for the log (empty when all went well).
@@ -217,7 +221,7 @@ def open_listener(path: Path, gid: int) -> Iterator[tuple[socket.socket, str]]:
         ConfigError: The path is taken or is no socket.
         IngeroError: The system refused the socket.
     """
-    _make_way(path)
+    _make_way(path, option)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _bind_private(listener, path)
@@ -226,7 +230,7 @@ def open_listener(path: Path, gid: int) -> Iterator[tuple[socket.socket, str]]:
         listener.close()
         raise IngeroError(
             f"cannot listen on {path}: {error.strerror or error}",
-            hint="choose another path with --remediate-socket",
+            hint=f"choose another path with {option}",
         ) from error
     try:
         yield listener, _admit_group(path, gid)
@@ -258,7 +262,7 @@ def _admit_group(path: Path, gid: int) -> str:
     return ""
 
 
-def _make_way(path: Path) -> None:
+def _make_way(path: Path, option: str) -> None:
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -278,7 +282,7 @@ def _make_way(path: Path) -> None:
         else:
             raise ConfigError(
                 f"another process already listens on {path}",
-                hint="give this agent its own path with --remediate-socket",
+                hint=f"give this agent its own path with {option}",
             )
     with contextlib.suppress(FileNotFoundError):
         path.unlink()

@@ -16,7 +16,7 @@ from typing import Final
 
 from ingero import __version__
 from ingero.agent.health.body import Identity
-from ingero.agent.health.book import EpisodeBook
+from ingero.agent.health.book import EpisodeBook, FindLabels
 from ingero.agent.health.cache import ThresholdCache
 from ingero.agent.health.episodes import SpanMaker
 from ingero.agent.health.lane import PushLane
@@ -147,9 +147,20 @@ class HealthAgent:
 
 @contextmanager
 def open_agent(
-    settings: AgentSettings, source: SignalSource, clock: Clock, stop: threading.Event
+    settings: AgentSettings,
+    source: SignalSource,
+    clock: Clock,
+    stop: threading.Event,
+    find_labels: FindLabels | None = None,
 ) -> Iterator[HealthAgent]:
     """Build an agent and start its threads; at the end save the baseline and stop them.
+
+    Args:
+        settings: The whole agent.
+        source: Where readings come from.
+        clock: Time.
+        stop: Ends it; set at the end in any case.
+        find_labels: What the node's workload said last of itself; None when nobody asks it.
 
     Raises:
         IngeroError: A certificate cannot be used or the local socket cannot be opened.
@@ -183,7 +194,10 @@ def open_agent(
             cache=cache,
             lane=lane,
             book=EpisodeBook(
-                settings.identity, lambda: str(uuid.uuid4()), spans if span_lane else None
+                settings.identity,
+                lambda: str(uuid.uuid4()),
+                spans if span_lane else None,
+                find_labels,
             ),
             spread=spread,
             stream=stream,

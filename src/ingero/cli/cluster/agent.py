@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from ingero.agent.health.machine import MachineSettings
 from ingero.agent.health.service import AgentSettings
 from ingero.agent.health.transport import TransportSettings
 from ingero.agent.probes.engine import EngineSettings
+from ingero.cli.cluster.account import ToldAgent
 from ingero.gpusim.runner import get_program
 from ingero.units import NS_PER_S
 
@@ -30,34 +32,44 @@ PROGRAM: Final = "from ingero.cli.cluster.agent import main; main()"
 _WARMUP: Final = 3
 
 
-def build_settings(told: dict[str, Any]) -> LiveSettings:
-    """The settings that `ingero.cli.cluster.parts` passes."""
-    rank, push_ns = told["rank"], told["push_interval_ns"]
-    return LiveSettings(
-        trace=TraceSettings(
-            engine=EngineSettings(host_probes=("process",)),
-            pids=(told["pid"],),
-            files=tuple(sorted(get_program().parent.glob("lib*"))),
-        ),
-        health=AgentSettings(
-            identity=Identity(
-                cluster_id=told["cluster_id"],
-                node_id=told["node_id"],
-                workload_type="training",
-                world_size=told["n_ranks"],
-                rank=rank,
-            ),
-            transport=TransportSettings(
-                endpoint=parse_endpoint(told["fleet"], is_insecure=True, option="--fleet"),
-                cluster_id=told["cluster_id"],
-                timeout_ns=min(push_ns, 5 * NS_PER_S),
-                is_protobuf=True,
-            ),
-            loop=LoopSettings(push_interval_ns=push_ns, machine=MachineSettings(warmup=_WARMUP)),
-            persist_path=Path(told["folder"]) / f"baseline-{rank}.json",
-            socket_path=Path(told["folder"]) / f"remediate-{rank}.sock",
-        ),
+def build_trace(told: dict[str, Any]) -> TraceSettings:
+    """The probes on the host's rank."""
+    return TraceSettings(
+        engine=EngineSettings(host_probes=("process",)),
+        pids=(told["pid"],),
+        files=tuple(sorted(get_program().parent.glob("lib*"))),
     )
+
+
+def build_health(told: dict[str, Any]) -> AgentSettings:
+    """Who the host is and where its Fleet is."""
+    rank, push_ns = told["rank"], told["push_interval_ns"]
+    return AgentSettings(
+        identity=Identity(
+            cluster_id=told["cluster_id"],
+            node_id=told["node_id"],
+            workload_type="training",
+            world_size=told["n_ranks"],
+            rank=rank,
+        ),
+        transport=TransportSettings(
+            endpoint=parse_endpoint(told["fleet"], is_insecure=True, option="--fleet"),
+            cluster_id=told["cluster_id"],
+            timeout_ns=min(push_ns, 5 * NS_PER_S),
+            is_protobuf=True,
+        ),
+        loop=LoopSettings(push_interval_ns=push_ns, machine=MachineSettings(warmup=_WARMUP)),
+        persist_path=Path(told["folder"]) / f"baseline-{rank}.json",
+        socket_path=Path(told["socket"]),
+    )
+
+
+def build_agent(told: dict[str, Any], on_ready: Callable[[], None]) -> LiveAgent | ToldAgent:
+    """The agent that `ingero.cli.cluster.agents` asks for."""
+    health = build_health(told)
+    if told["report"]:
+        return ToldAgent(health, told["pid"], told["rank"], Path(told["report"]), on_ready)
+    return LiveAgent(LiveSettings(build_trace(told), health), on_ready=lambda _: on_ready())
 
 
 def main() -> None:
@@ -65,7 +77,7 @@ def main() -> None:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    settings = build_settings(json.loads(sys.argv[1]))
+    agent = build_agent(json.loads(sys.argv[1]), lambda: print(READY, flush=True))
 
     def follow_input() -> None:
         while os.read(0, 4096):
@@ -73,4 +85,4 @@ def main() -> None:
         stop.set()
 
     threading.Thread(target=follow_input, daemon=True).start()
-    LiveAgent(settings, on_ready=lambda _: print(READY, flush=True)).run(stop)
+    agent.run(stop)

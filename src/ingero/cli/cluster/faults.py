@@ -6,17 +6,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ingero.cli.cluster.hosts import Cluster, slow_link
+from ingero.cli.cluster.hosts import Cluster, Host
+from ingero.cli.cluster.neighbours import Processor
 from ingero.errors import ConfigError
 from ingero.gpusim.job import Job
+from ingero.model.verdicts import VerdictKind
 
 KINDS: Final = {
     "slow-rank": "slow-rank:R:1.3x  its own work takes 1.3 times as long",
     "imbalance": "imbalance[:1.6x]  another rank has more work in each step",
     "pause": "pause:R           stopped where it is",
     "kill": "kill:R            gone",
-    "slow-link": "slow-link:R[:20ms] packets to its host are late",
+    "cpu-hog": "cpu-hog:R         neighbours want its processor all the time",
+    "slow-link": "slow-link:R[:20ms] packets to and from its host are late",
 }
+
+
+MIN_LINKED: Final = 6
+"""Fewest ranks whose links can be compared: three links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,20 @@ class Fault:
         """Whether it stops the job."""
         return self.kind in {"pause", "kill"}
 
+    @property
+    def verdict(self) -> str:
+        """What must be said of its ranks."""
+        if self.is_hang:
+            return "hang"
+        return VerdictKind.NETWORK if self.kind == "slow-link" else VerdictKind.CULPRIT
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of which it may be said: for a link both of its ends."""
+        if self.rank is None:
+            return ()
+        return (self.rank, self.rank ^ 1) if self.kind == "slow-link" else (self.rank,)
+
 
 def parse_fault(text: str, n_ranks: int) -> Fault:
     """``slow-rank:3:1.3x`` as a fault.
@@ -53,6 +74,11 @@ def parse_fault(text: str, n_ranks: int) -> Fault:
         raise ConfigError(f"--fault {text!r} is not a fault", hint=f"one of\n  {known}") from error
     if fault.rank is not None and not 0 <= fault.rank < n_ranks:
         raise ConfigError(f"--fault {text!r}: ranks are 0 to {n_ranks - 1}")
+    if kind == "slow-link" and (n_ranks % 2 or n_ranks < MIN_LINKED):
+        raise ConfigError(
+            f"--fault {text!r}: {n_ranks} ranks do not make links to compare it with",
+            hint=f"an even number of ranks, {MIN_LINKED} or more: ranks 2k and 2k + 1 share a link",
+        )
     return fault
 
 
@@ -78,14 +104,32 @@ def _parse_factor(text: str) -> float:
     return factor
 
 
-def inject(fault: Fault, job: Job, cluster: Cluster) -> None:
-    """Turn a fault on."""
+def inject(fault: Fault, job: Job, cluster: Cluster, processor: Processor | None) -> None:
+    """Turn a fault on.
+
+    Args:
+        fault: Which.
+        job: Whom it hits.
+        cluster: Where that runs.
+        processor: Reserved for the rank whose processor will be crowded.
+    """
     rank = fault.rank if fault.rank is not None else -1
     actions: dict[str, Callable[[], None]] = {
         "slow-rank": lambda: job.slow(rank, fault.amount),
         "imbalance": lambda: job.unbalance(fault.amount),
         "pause": lambda: job.pause(rank),
         "kill": lambda: job.kill(rank),
-        "slow-link": lambda: slow_link(cluster.hosts[rank], int(fault.amount)),
+        "cpu-hog": lambda: _crowd(processor),
+        "slow-link": lambda: _slow_link(cluster.hosts[rank], int(fault.amount)),
     }
     actions[fault.kind]()
+
+
+def _crowd(processor: Processor | None) -> None:
+    assert processor is not None, "one was reserved before the job began"
+    processor.crowd()
+
+
+def _slow_link(host: Host, delay_ms: int) -> None:
+    assert host.cable is not None, "open_cluster was told which cables to make slowable"
+    host.cable.delay(delay_ms)

@@ -9,12 +9,14 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ingero.cli.cluster.cable import Cable, open_cable
+from ingero.cli.cluster.janitor import Janitor
 from ingero.errors import UnsupportedError
 
 MAX_HOSTS: Final = 250
@@ -30,12 +32,12 @@ class Host:
     Attributes:
         name: Its node id.
         prefix: What a command line begins with to run there.
-        link: Our end of its cable; empty without namespaces.
+        cable: Its cable where that can be slowed down; None for a plain one.
     """
 
     name: str
     prefix: tuple[str, ...] = ()
-    link: str = ""
+    cable: Cable | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,70 +58,92 @@ class Cluster:
 
 
 @contextmanager
-def open_cluster(n_hosts: int) -> Iterator[Cluster]:
-    """Make the hosts, and remove them at the end."""
+def open_cluster(
+    n_hosts: int, janitor: Janitor, slowable: Collection[int] = ()
+) -> Iterator[Cluster]:
+    """Make the hosts; the janitor removes them.
+
+    Args:
+        n_hosts: How many.
+        janitor: Is told what to remove.
+        slowable: Hosts whose cable can be slowed down.
+
+    Raises:
+        UnsupportedError: A cable can be slowed down only between namespaces, and they cannot be had.
+    """
     names = [f"host-{i}" for i in range(n_hosts)]
     why_not = _find_obstacle()
     if why_not:
-        yield Cluster(tuple(map(Host, names)), "127.0.0.1", "processes", why_not)
+        if slowable:
+            raise UnsupportedError(
+                f"slow-link needs network namespaces; {why_not}",
+                hint="run it as root, with `ip` and `nsenter`",
+            )
+        note = f"{why_not}, the ranks are plain processes on this host"
+        yield Cluster(tuple(map(Host, names)), "127.0.0.1", "processes", note)
         return
     _sweep()
     with ExitStack() as stack:
         token, net = os.getpid(), f"{_NET}.{os.getpid() % 250}"
         bridge = f"igb{token}"
-        stack.callback(_try, "ip", "link", "del", bridge)
+        janitor.owe("ip", "link", "del", bridge)
         _run("ip", "link", "add", bridge, "type", "bridge")
         _run("ip", "addr", "add", f"{net}.1/24", "dev", bridge)
         _run("ip", "link", "set", bridge, "up")
-        hosts = [_add_host(stack, i, (bridge, net), name) for i, name in enumerate(names)]
+        hosts = []
+        for i, name in enumerate(names):
+            namespace = f"ingero-{token}-{i}"
+            janitor.owe("ip", "netns", "del", namespace)
+            _run("ip", "netns", "add", namespace)
+            near, far = f"ig{token}v{i}", f"ig{token}f{i}"
+            cable = stack.enter_context(open_cable(near, far)) if i in slowable else None
+            if cable is None:
+                # By name: with its namespace the kernel removes it some time later.
+                janitor.owe("ip", "link", "del", near)
+                _run("ip", "link", "add", near, "type", "veth", "peer", "name", far)
+            _plug(namespace, (near, far), (bridge, f"{net}.{i + 2}/24"))
+            prefix = ("nsenter", f"--net={_NAMESPACES / namespace}", "--")
+            hosts.append(Host(name, prefix, cable))
         yield Cluster(tuple(hosts), f"{net}.1", "network namespaces")
 
 
 def _find_obstacle() -> str:
+    if os.geteuid() != 0:
+        return "without root"
     missing = [tool for tool in ("ip", "nsenter") if shutil.which(tool) is None]
-    if missing:
-        return f"without {' and '.join(missing)}: the ranks are plain processes on this host"
-    return ""
+    return f"without {' and '.join(missing)}" if missing else ""
 
 
-def _add_host(stack: ExitStack, i: int, place: tuple[str, str], name: str) -> Host:
-    bridge, net = place
-    namespace, link = f"ingero-{os.getpid()}-{i}", f"ig{os.getpid()}v{i}"
-    stack.callback(_try, "ip", "netns", "del", namespace)
-    _run("ip", "netns", "add", namespace)
-    _run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace)
-    _run("ip", "link", "set", link, "master", bridge, "up")
+def _plug(namespace: str, ends: tuple[str, str], place: tuple[str, str]) -> None:
+    """Put one end of a cable on the bridge and the other into the namespace, as its ``eth0``."""
+    (near, far), (bridge, address) = ends, place
+    _run("ip", "link", "set", far, "netns", namespace, "name", "eth0")
+    _run("ip", "link", "set", near, "master", bridge, "up")
     _run("ip", "-n", namespace, "link", "set", "lo", "up")
-    _run("ip", "-n", namespace, "addr", "add", f"{net}.{i + 2}/24", "dev", "eth0")
+    _run("ip", "-n", namespace, "addr", "add", address, "dev", "eth0")
     _run("ip", "-n", namespace, "link", "set", "eth0", "up")
-    return Host(name, ("nsenter", f"--net={_NAMESPACES / namespace}", "--"), link)
-
-
-def slow_link(host: Host, delay_ms: int) -> None:
-    """Delay every packet that leaves for the host.
-
-    Raises:
-        UnsupportedError: There is no cable of its own, or the kernel has no netem.
-    """
-    if not host.link:
-        raise UnsupportedError(
-            "slow-link needs network namespaces", hint="run it as root, with `ip` and `nsenter`"
-        )
-    _run("tc", "qdisc", "replace", "dev", host.link, "root", "netem", "delay", f"{delay_ms}ms")
 
 
 def _sweep() -> None:
-    """Remove namespaces of runs that were killed; their cables go with them."""
+    """Remove namespaces of runs that were killed together with their janitor; cables go with them."""
     if not _NAMESPACES.is_dir():
         return
     pids = set()
     for entry in _NAMESPACES.iterdir():
         found = _NAME.fullmatch(entry.name)
-        if found and not Path(f"/proc/{found[1]}").exists():
+        if found and not _is_ours(Path("/proc", found[1])):
             _try("ip", "netns", "del", entry.name)
             pids.add(found[1])
     for pid in pids:
         _try("ip", "link", "del", f"igb{pid}")
+
+
+def _is_ours(process: Path) -> bool:
+    """Whether a run of ours still has this process id: another program may have it by now."""
+    try:
+        return b"ingero" in (process / "cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _run(*command: str) -> None:
@@ -127,7 +151,7 @@ def _run(*command: str) -> None:
     if result.returncode:
         raise UnsupportedError(
             f"`{' '.join(command)}` failed: {result.stderr.strip()}",
-            hint="hosts need root and the kernel's bridge and veth; slow-link needs its sch_netem",
+            hint="hosts need root and the kernel's bridge and veth devices",
         )
 
 

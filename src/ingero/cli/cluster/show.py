@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ingero.cli.cluster.run import Progress
+from ingero.cli.cluster.result import Progress
 from ingero.cli.replay.render import STYLES
 from ingero.units import NS_PER_S
 
@@ -48,7 +48,7 @@ class _Lines:
         ):
             if line and key not in self._said:
                 self._said.add(key)
-                self._console.print(line, highlight=False)
+                self._console.print(line, highlight=False, soft_wrap=True)
 
 
 def _say_named(who: tuple[int, str], at_ns: int | None) -> str:
@@ -95,7 +95,7 @@ def render_result(result: dict[str, Any], console: Console) -> None:
         )
     console.print(table)
     for line in _say_result(result):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _say_result(result: dict[str, Any]) -> Iterator[str]:
@@ -107,6 +107,11 @@ def _say_result(result: dict[str, Any]) -> Iterator[str]:
                 f"rank {root['rank']} never arrived ({root['cause']});"
                 f" {len(root['blocks'])} ranks wait for it"
             )
+    alerts = result["alerts"]
+    if alerts["after_s"]:
+        hosts = ", ".join(alerts["after_s"])
+        n_events = sum(alerts["events"].values())
+        yield f"the sink counted {n_events} events of the agents' own, of {hosts}"
     named = result["culprits"] + result["network"] + result["missing_ranks"]
     if not named:
         yield f"nobody named in {result['watched_s']:.0f} s"

@@ -14,26 +14,20 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from ingero.cli.live import ANNOTATE_OPTIONS, FILE, REMEDIATE_OPTIONS, AnnotateChoice
+from ingero.cli.options import read_duration
+from ingero.cli.serving import add_options
 from ingero.errors import ConfigError, UnsupportedError
-from ingero.units import parse_duration
-from ingero.wire.names import DEFAULT_REMEDIATE_GID, DEFAULT_REMEDIATE_SOCKET, DetectionMode
+from ingero.telemetry.clock import SystemClock
+from ingero.wire.names import DetectionMode
 
 if TYPE_CHECKING:
     from types import FrameType
 
+    from ingero.agent.health.book import FindLabels
     from ingero.agent.health.loop import Look
     from ingero.agent.health.service import AgentSettings, HealthAgent
     from ingero.agent.health.signals import SignalSource
-
-
-def _read_duration(_context: click.Context, parameter: click.Parameter, value: str) -> int:
-    try:
-        return parse_duration(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param=parameter) from error
-
-
-FILE = click.Path(path_type=Path)
 
 
 @click.command("fleet-push")
@@ -50,14 +44,14 @@ FILE = click.Path(path_type=Path)
 )
 @click.option(
     "--fleet-push-interval",
-    callback=_read_duration,
+    callback=read_duration,
     default="10s",
     show_default=True,
     help="Between regular pushes; at least 1s.",
 )
 @click.option(
     "--fleet-timeout",
-    callback=_read_duration,
+    callback=read_duration,
     default="5s",
     show_default=True,
     help="Longest wait for one answer; by default no longer than the push interval.",
@@ -108,7 +102,7 @@ FILE = click.Path(path_type=Path)
 )
 @click.option(
     "--fleet-persist-stale-age",
-    callback=_read_duration,
+    callback=read_duration,
     default="10m",
     show_default=True,
     help="Oldest baseline to start from.",
@@ -144,7 +138,7 @@ FILE = click.Path(path_type=Path)
 )
 @click.option(
     "--fleet-poll-interval",
-    callback=_read_duration,
+    callback=read_duration,
     default="10s",
     show_default=True,
     help="Between two such questions.",
@@ -172,7 +166,7 @@ FILE = click.Path(path_type=Path)
 )
 @click.option(
     "--sample-interval",
-    callback=_read_duration,
+    callback=read_duration,
     default="1s",
     show_default=True,
     help="Between two looks at the node.",
@@ -184,6 +178,25 @@ FILE = click.Path(path_type=Path)
     show_default=True,
     help="Push intervals of calibration.",
 )
+@click.option(
+    "--signal-db-path",
+    type=FILE,
+    metavar="FILE",
+    help="Read the recording that `ingero trace` writes meanwhile, instead of probing; needs no root.",
+)
+@click.option(
+    "--signal-window",
+    callback=read_duration,
+    default="10s",
+    show_default=True,
+    help="Over how long rates are taken from it.",
+)
+@click.option(
+    "--signal-num-gpus",
+    type=click.IntRange(min=0),
+    default=0,
+    help="GPUs whose work it holds.  [default: as many as processes]",
+)
 @click.option("--stub", is_flag=True, help="Read constants instead of a GPU, to try a deployment.")
 @click.option(
     "--script",
@@ -191,21 +204,8 @@ FILE = click.Path(path_type=Path)
     metavar="FILE",
     help="Play a timeline of signals; see docs/guides/agent.md.",
 )
-@click.option("--remediate", is_flag=True, help="Tell local readers of episodes on a Unix socket.")
-@click.option(
-    "--remediate-socket",
-    type=FILE,
-    default=DEFAULT_REMEDIATE_SOCKET,
-    show_default=True,
-    help="Its path.",
-)
-@click.option(
-    "--remediate-gid",
-    type=int,
-    default=DEFAULT_REMEDIATE_GID,
-    show_default=True,
-    help="Group that may read it; -1 for none.",
-)
+@add_options(REMEDIATE_OPTIONS)
+@add_options(ANNOTATE_OPTIONS)
 @click.option("--otlp-enabled", is_flag=True, help="Trace detections, one span per episode.")
 @click.option(
     "--otlp-endpoint", default="", metavar="HOST:PORT", help="Where to: host:port or a URL."
@@ -223,13 +223,16 @@ def command(
     *,
     stub: bool,
     script: Path | None,
+    signal_db_path: Path | None,
+    signal_window: int,
+    signal_num_gpus: int,
     as_json: bool,
     fleet_detection_mode: str,
     **options: Any,  # noqa: ANN401
 ) -> int:
     r"""Score this node, push the score to a Fleet and judge it by the answer.
 
-    Without --stub and --script it probes this node, which needs root: exact counts of every GPU call once a second, and
+    Without --stub, --script and --signal-db-path it probes this node, which needs root: exact counts of every GPU call once a second, and
     each rank's collectives, which Fleet compares to name the slow one. Runs until it is told to stop. Without Fleet it
     goes on judging: by the last threshold it heard, then by the node's own past. SIGTERM and Ctrl-C save the baseline.
 
@@ -237,6 +240,7 @@ def command(
     Examples:
       sudo ingero fleet-push --fleet-endpoint https://fleet:4318 --fleet-cluster-id prod
       ingero fleet-push --fleet-endpoint localhost:4318 --fleet-insecure --fleet-cluster-id trial --stub
+      ingero fleet-push --fleet-endpoint https://fleet:4318 --fleet-cluster-id prod --signal-db-path run.db
       ingero fleet-push --fleet-endpoint https://fleet:4318 --fleet-cluster-id prod --script day.yaml --json
       ingero fleet-push --fleet-endpoint fleet:4317 --fleet-protocol grpc --fleet-insecure \
         --fleet-cluster-id prod --stub --remediate --remediate-socket /run/ingero/remediate.sock
@@ -244,25 +248,37 @@ def command(
     from ingero.agent.health.facts import GpuFacts, find_gpus
     from ingero.agent.health.options import PushOptions, build_settings
 
+    annotate = AnnotateChoice.take(options)
     given = click.get_current_context().get_parameter_source("fleet_timeout")
     if given is ParameterSource.DEFAULT:
         options["fleet_timeout"] = min(options["fleet_timeout"], options["fleet_push_interval"])
-    source = _find_source(script, is_stub=stub)
+    source = _find_source(script, (signal_db_path, signal_window, signal_num_gpus), is_stub=stub)
     settings = build_settings(PushOptions(**options), GpuFacts() if stub else find_gpus())
     if fleet_detection_mode != DetectionMode.NONE.value:
         click.echo("note: --fleet-detection-mode has no effect", err=True)
-    if source is None:
-        return _run_live(settings, as_json=as_json)
-    return _run(settings, source, as_json=as_json)
+    with annotate.open(SystemClock()) as workload:
+        find_labels = workload.latest.current if workload else None
+        if source is None:
+            return _run_live(settings, find_labels, as_json=as_json)
+        return _run(settings, source, find_labels, as_json=as_json)
 
 
-def _find_source(script: Path | None, *, is_stub: bool) -> SignalSource | None:
-    """What to play instead of probing; None probes."""
+def _find_source(
+    script: Path | None, recorded: tuple[Path | None, int, int], *, is_stub: bool
+) -> SignalSource | None:
+    """What to play or read instead of probing; None probes."""
     from ingero.agent.health.script import ScriptSource, load_script
     from ingero.agent.health.signals import StubSource
 
-    if is_stub and script is not None:
-        raise ConfigError("--stub and --script exclude each other")
+    path, window_ns, n_gpus = recorded
+    if is_stub + (script is not None) + (path is not None) > 1:
+        raise ConfigError("--stub, --script and --signal-db-path exclude each other")
+    if path is not None:
+        from ingero.agent.app.recorded import RecordedSource
+
+        return RecordedSource(
+            path, window_ns, n_gpus, lambda text: click.echo(f"note: {text}", err=True)
+        )
     if script is not None:
         return ScriptSource(load_script(script))
     if is_stub:
@@ -270,10 +286,10 @@ def _find_source(script: Path | None, *, is_stub: bool) -> SignalSource | None:
     return None
 
 
-def _run_live(settings: AgentSettings, *, as_json: bool) -> int:
+def _run_live(settings: AgentSettings, find_labels: FindLabels | None, *, as_json: bool) -> int:
     import os
 
-    from ingero.agent.app.live import LiveAgent, LiveSettings
+    from ingero.agent.app.live import LiveAgent, LiveSettings, LiveTold
     from ingero.agent.app.tracing import TraceSession, TraceSettings
     from ingero.agent.discover.places import iter_installed
     from ingero.agent.probes.engine import EngineSettings
@@ -297,7 +313,8 @@ def _run_live(settings: AgentSettings, *, as_json: bool) -> int:
             click.echo(f"note: {note}", err=True)
         return _printer(agent, as_json=as_json)
 
-    live = LiveAgent(LiveSettings(trace, settings), follow=follow, on_ready=say_missing)
+    told = LiveTold(follow, find_labels)
+    live = LiveAgent(LiveSettings(trace, settings), told, on_ready=say_missing)
     with _stopping() as (stop, received):
         live.run(stop)
     return 130 if signal.SIGINT in received else 0
@@ -321,13 +338,18 @@ def _stopping() -> Iterator[tuple[threading.Event, list[int]]]:
             signal.signal(number, handler)
 
 
-def _run(settings: AgentSettings, source: SignalSource, *, as_json: bool) -> int:
+def _run(
+    settings: AgentSettings,
+    source: SignalSource,
+    find_labels: FindLabels | None,
+    *,
+    as_json: bool,
+) -> int:
     from ingero.agent.health.service import open_agent
-    from ingero.telemetry.clock import SystemClock
 
     with (
         _stopping() as (stop, received),
-        open_agent(settings, source, SystemClock(), stop) as agent,
+        open_agent(settings, source, SystemClock(), stop, find_labels) as agent,
     ):
         for note in agent.first_notes:
             click.echo(f"note: {note}", err=True)

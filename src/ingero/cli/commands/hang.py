@@ -12,6 +12,8 @@ from ingero.cli.render import plural
 from ingero.errors import IngeroError
 
 if TYPE_CHECKING:
+    import httpx
+
     from ingero.model.hang import HangReport, HangRoot
 
 CAUSES = {
@@ -65,10 +67,15 @@ def _ask(admin_url: str, cluster_id: str, *, as_json: bool) -> int:
         raise click.UsageError("--fleet needs --cluster-id")
     with httpx.Client(timeout=10) as client:
         answer = ask_hang(client, admin_url, cluster_id)
+        if answer is None and not _can_tell(client, admin_url):
+            raise IngeroError(
+                "that Fleet has no nccl processor, which is what follows collectives",
+                hint="give its logs and metrics pipelines `processors: [nccl]`, as the configuration it ships with does",
+            )
     if answer is None:
         raise IngeroError(
             f"that Fleet knows no live job of cluster {cluster_id!r}",
-            hint=f"its clusters: {admin_url}/api/v1/admin/verdicts",
+            hint=f"its clusters: {admin_url}/api/v1/admin/clusters",
         )
     if as_json:
         click.echo(json.dumps(answer, indent=2))
@@ -83,6 +90,17 @@ def _ask(admin_url: str, cluster_id: str, *, as_json: bool) -> int:
     if not answer["roots"]:
         click.echo("nobody is missing: no rank of this cluster is known to stand still")
     return 0
+
+
+def _can_tell(client: httpx.Client, admin_url: str) -> bool:
+    """Whether the Fleet has the page at all; a Fleet that does not list its pages is given the benefit of the doubt."""
+    import httpx
+
+    try:
+        pages = client.get(f"{admin_url}/api/v1/admin").raise_for_status().json()["pages"]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return True
+    return "/api/v1/admin/hang" in pages
 
 
 def _root_json(root: HangRoot) -> dict[str, Any]:

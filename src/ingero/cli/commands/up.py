@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 
 from ingero.cli.options import read_duration
-from ingero.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,15 +48,26 @@ if TYPE_CHECKING:
     show_default=True,
     help="Of the agents; a change is pushed at once.",
 )
+@click.option(
+    "--no-probes",
+    is_flag=True,
+    help="Load no probe: the simulated ranks report their own calls. Without root it is always so.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 def command(
-    ranks: int, faults: tuple[str, ...], seed: int, duration: int, push_interval: int, as_json: bool
+    ranks: int,
+    faults: tuple[str, ...],
+    seed: int,
+    duration: int,
+    push_interval: int,
+    no_probes: bool,
+    as_json: bool,
 ) -> int:
     r"""Run a whole cluster on this machine and see whom it names.
 
     Hosts are network namespaces with a simulated GPU rank each. The agents' kernel probes, their pushes, the Fleet and
-    its verdicts are the real ones. It needs root, as every probe does; where `ip` or `nsenter` is missing the ranks are
-    plain processes, and it says so. Ctrl-C ends it and removes everything.
+    its verdicts are the real ones. Without root the ranks are plain processes that report their own calls, as nobody may
+    probe them, and it says so. Ctrl-C ends it and removes everything.
 
     Faults:
 
@@ -66,33 +76,33 @@ def command(
       imbalance[:1.6x]   another rank has more work in each step: nobody's fault
       pause:R            rank R stops where it is
       kill:R             rank R is gone
-      slow-link:R[:20ms] packets to R's host are late
+      cpu-hog:R          neighbours want rank R's processor all the time; needs two
+      slow-link:R[:20ms] packets to and from R's host are late; needs root
 
     \b
     Examples:
+      ingero up --ranks 4 --fault slow-rank:2:1.5x
       sudo ingero up
       sudo ingero up --ranks 8 --fault slow-rank:3:1.3x --json
       sudo ingero up --ranks 4 --fault pause:2 --duration 20s
     """
     from ingero.cli.cluster.faults import parse_fault
-    from ingero.cli.cluster.run import UpSettings, run_up
+    from ingero.cli.cluster.result import UpSettings
+    from ingero.cli.cluster.run import run_up
     from ingero.cli.cluster.show import follow_up, render_result
 
     parsed: tuple[Fault, ...] = tuple(parse_fault(text, ranks) for text in faults)
-    if os.geteuid() != 0:
-        raise UnsupportedError(
-            "ingero up needs root: its agents load BPF programs, and without them nothing is seen",
-            hint="run it with sudo; `ingero replay AR` shows a Fleet's verdicts without root",
-        )
+    has_probes = os.geteuid() == 0 and not no_probes
     from rich.console import Console
 
     def end(number: int, _frame: object) -> None:
         sys.exit(128 + number)  # unwinds, so that nothing is left behind
 
     signal.signal(signal.SIGTERM, end)
+    settings = UpSettings(ranks, parsed, seed, duration, push_interval, has_probes=has_probes)
     console: Console = Console(stderr=True)
     with follow_up(console) as follow:
-        result = run_up(UpSettings(ranks, parsed, seed, duration, push_interval), follow)
+        result = run_up(settings, follow)
     if as_json:
         click.echo(json.dumps(result, indent=2))
     else:

@@ -19,7 +19,8 @@ from ingero.agent.export.alert.config import (
     read_secret,
 )
 from ingero.agent.export.alert.episodes import Action, Alert
-from ingero.errors import BadDataError
+from ingero.config import Secret
+from ingero.errors import BadDataError, ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,6 @@ class Backend(Protocol):
 class Slack:
     """A message per alert."""
 
-    url: str
     config: SlackConfig
     name: str = "slack"
 
@@ -69,7 +69,7 @@ class Slack:
             body["channel"] = self.config.channel
         if self.config.username:
             body["username"] = self.config.username
-        return Post(self.url, body)
+        return Post(_read(self.config.webhook_url, self.config.webhook_url_file), body)
 
 
 def _say(alert: Alert) -> str:
@@ -77,9 +77,11 @@ def _say(alert: Alert) -> str:
     if not alert.node:
         return f"throughput -{told['throughput_drop_pct']:.0f} % event_id={told['event_id']}"
     rank = "" if told["rank"] is None else f" rank={told['rank']}/{told['world_size']}"
+    labels = "".join(f" {key}={value}" for key, value in told.get("labels", {}).items())
     return (
         f"score={told['score']:.3f} threshold={told['threshold']:.3f} mode={told['detection_mode']}"
         f" dominant={told['dominant_signal']}{rank} event_id={told['event_id']}"
+        f"{labels}"
     )
 
 
@@ -87,14 +89,13 @@ def _say(alert: Alert) -> str:
 class PagerDuty:
     """An incident per episode."""
 
-    routing_key: str
     config: PagerDutyConfig
     name: str = "pagerduty"
 
     def build(self, alert: Alert) -> Post:
         """A trigger, or the resolve of the same dedup key."""
         body: dict[str, Any] = {
-            "routing_key": self.routing_key,
+            "routing_key": _read(self.config.routing_key, self.config.routing_key_file),
             "event_action": alert.action.value,
             "dedup_key": alert.key,
         }
@@ -139,18 +140,30 @@ class Webhook:
 
 
 def build_backends(config: AlerterConfig) -> list[Backend]:
-    """Every receiver that the configuration names.
+    """Every receiver that the configuration names; each reads its secret again for every alert.
 
     Raises:
         ConfigError: A secret's file cannot be read.
     """
     backends: list[Backend] = []
     if config.slack is not None:
-        url = read_secret(config.slack.webhook_url, config.slack.webhook_url_file)
-        backends.append(Slack(url, config.slack))
+        read_secret(config.slack.webhook_url, config.slack.webhook_url_file)
+        backends.append(Slack(config.slack))
     if config.pagerduty is not None:
-        key = read_secret(config.pagerduty.routing_key, config.pagerduty.routing_key_file)
-        backends.append(PagerDuty(key, config.pagerduty))
+        read_secret(config.pagerduty.routing_key, config.pagerduty.routing_key_file)
+        backends.append(PagerDuty(config.pagerduty))
     if config.webhook is not None:
         backends.append(Webhook(config.webhook))
     return backends
+
+
+def _read(value: Secret | None, file: str | None) -> str:
+    """A secret as it is now, so that a file can be replaced while we run.
+
+    Raises:
+        BadDataError: Its file cannot be read at this moment.
+    """
+    try:
+        return read_secret(value, file)
+    except ConfigError as error:
+        raise BadDataError(error.message) from error

@@ -160,6 +160,7 @@ def build_state_alert(message: StragglerState, key: str) -> Alert:
         "rank": find_rank(message),
         "world_size": message.world_size,
         "event_id": message.event_id,
+        "labels": message.labels,
     }
     title = f"Ingero straggler on {message.cluster_id}/{message.node_id}"
     return Alert(Action.TRIGGER, key, message.node_id, message.cluster_id, title, details)

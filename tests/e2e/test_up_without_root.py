@@ -1,0 +1,51 @@
+"""`ingero up` as a user without root runs it: plain processes that tell their own calls; the agents' pushes and Fleet are real."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = "from ingero.cli.main import main; main()"
+# Nobody, and nothing but reading: the interpreter may lie in root's home.
+NOBODY = (
+    *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
+    *("--bounding-set=-all,+dac_read_search", "--inh-caps=-all,+dac_read_search"),
+    "--ambient-caps=+dac_read_search",
+)
+
+
+def up(tmp_path, *arguments):
+    if os.geteuid() == 0:
+        os.chown(tmp_path, 65534, 65534)
+    return subprocess.run(
+        [*(NOBODY if os.geteuid() == 0 else ()), sys.executable, "-c", PROGRAM, "up", *arguments],
+        env={**os.environ, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_slow_rank_is_named_and_it_says_that_nothing_was_probed(tmp_path):
+    fault = ("--fault", "slow-rank:1:1.5x", "--duration", "40s", "--push-interval", "2s")
+    run = up(tmp_path, "--json", "--ranks", "4", *fault)
+    assert run.returncode == 0, run.stderr
+    result = json.loads(run.stdout)
+    assert result["culprits"] == [1]
+    assert result["victims"] == [0, 2, 3]
+    assert result["wrongly_named"] == []
+    assert result["detection_s"] > 0
+    assert (result["isolation"], result["probes"]) == ("processes", False)
+    assert "no probes: the simulator reports its own calls" in result["note"]
+    assert result["note"] in run.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_slow_link_without_root_is_refused_with_the_reason(tmp_path):
+    run = up(tmp_path, "--ranks", "6", "--fault", "slow-link:3")
+    assert run.returncode == 3
+    assert "network namespaces; without root" in run.stderr
