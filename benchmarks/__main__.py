@@ -10,8 +10,10 @@ import time
 from benchmarks import (
     agent_cpu,
     collectives,
+    dashboard,
     echo,
     explain,
+    failing,
     judge,
     probe_cost,
     push,
@@ -19,7 +21,19 @@ from benchmarks import (
     threshold,
 )
 
-BENCHMARKS = (push, collectives, threshold, judge, explain, echo, ring, probe_cost, agent_cpu)
+BENCHMARKS = (
+    push,
+    collectives,
+    threshold,
+    judge,
+    explain,
+    dashboard,
+    echo,
+    ring,
+    probe_cost,
+    agent_cpu,
+    failing,
+)
 """Every benchmark, in the order they run."""
 
 

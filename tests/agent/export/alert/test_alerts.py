@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from ingero.agent.export.alert.backends import build_backends
 from ingero.agent.export.alert.config import PAGERDUTY_URL, load_config
 from ingero.agent.export.alert.delivery import MAX_WAITING, Delivery, build_client
 from ingero.agent.export.alert.episodes import RESYNC_NS, Action, Alert, Episodes
-from ingero.errors import ConfigError
+from ingero.errors import BadDataError, ConfigError
 from ingero.testing.clock import ManualClock
 from ingero.testing.collector import RecordingCollector
 from ingero.units import NS_PER_S
@@ -201,6 +202,32 @@ def test_secrets_come_from_files_and_from_the_environment(tmp_path, monkeypatch)
     slack, pagerduty = build_backends(config)
     assert slack.build(ALERT).url == "https://hooks/secret"
     assert pagerduty.build(ALERT).body["routing_key"] == "k123"
+
+
+def test_a_secret_that_is_replaced_counts_for_the_next_alert(tmp_path):
+    hook, key = tmp_path / "hook", tmp_path / "key"
+    hook.write_text("https://hooks/one")
+    key.write_text("k1")
+    secrets = {
+        "slack": {"webhook_url_file": str(hook)},
+        "pagerduty": {"routing_key_file": str(key)},
+    }
+    slack, pagerduty = build_backends(load_config(write(tmp_path, {"uds_path": "/s", **secrets})))
+    hook.write_text("https://hooks/two")
+    key.write_text("k2")
+    assert slack.build(ALERT).url == "https://hooks/two"
+    assert pagerduty.build(ALERT).body["routing_key"] == "k2"
+    hook.unlink()  # as a rotation may for a moment: the alert is tried again
+    with pytest.raises(BadDataError, match="cannot be read"):
+        slack.build(ALERT)
+
+
+def test_slack_is_told_what_the_workload_said_last(tmp_path):
+    config = {"uds_path": "/s", "slack": {"webhook_url": "https://hooks/one"}}
+    (slack,) = build_backends(load_config(write(tmp_path, config)))
+    said = replace(ALERT, details={**ALERT.details, "labels": {"step": "41", "phase": "eval"}})
+    assert slack.build(said).body["text"].endswith("event_id=e1 step=41 phase=eval")
+    assert slack.build(ALERT).body["text"].endswith("event_id=e1")
 
 
 def test_missing_secret_file_is_a_wrong_configuration(tmp_path):

@@ -1,0 +1,58 @@
+"""What an episode says of its workload, and that code and command line have the same defaults."""
+
+import dataclasses
+import itertools
+import json
+
+from ingero.agent.export.alert.episodes import Episodes
+from ingero.agent.health.body import Identity
+from ingero.agent.health.book import EpisodeBook
+from ingero.agent.health.mode import Bar
+from ingero.agent.health.options import PushOptions
+from ingero.cli.commands.fleet_push import command
+from ingero.testing.clock import ManualClock
+from ingero.wire.names import DetectionMode, DominantSignal
+from ingero.wire.uds import StragglerState, decode_message, encode_message
+
+IDENTITY = Identity(cluster_id="c", node_id="n1", world_size=8, rank=3)
+
+
+def test_the_commands_defaults_are_those_of_the_options():
+    needed = ["--fleet-endpoint", "x", "--fleet-cluster-id", "c"]
+    told = command.make_context("fleet-push", needed).params
+    fields = {
+        field.name: field.default
+        for field in dataclasses.fields(PushOptions)
+        if field.default is not dataclasses.MISSING
+    }
+    assert {name: told[name] for name in fields} == fields
+
+
+def test_a_straggler_is_told_with_what_its_workload_said_last():
+    said = {"step": "41"}
+    ids = itertools.count()
+    book = EpisodeBook(IDENTITY, lambda: f"e{next(ids)}", find_labels=lambda: dict(said))
+    bar = Bar(DetectionMode.FLEET, 0.9)
+    book.judge(bar, 0.5, DominantSignal.COMPUTE, 1)
+    book.tell(1)
+    said["step"] = "42"
+    book.tell(2)
+    lines = [encode_message(message) for message in book.take_messages()]
+    assert [json.loads(line)["labels"] for line in lines] == [{"step": "41"}, {"step": "42"}]
+    alerts = []
+    episodes = Episodes(ManualClock(), alerts.append)
+    for line in lines:
+        episodes.line(line)
+    (alert,) = alerts
+    assert alert.details["labels"] == {"step": "41"}  # where it began
+
+
+def test_a_node_whose_workload_says_nothing_sends_the_existing_agents_line():
+    book = EpisodeBook(IDENTITY, lambda: "e")
+    book.judge(Bar(DetectionMode.FLEET, 0.9), 0.5, DominantSignal.COMPUTE, 1)
+    book.tell(1)
+    (message,) = book.take_messages()
+    assert "labels" not in json.loads(encode_message(message))
+    read = decode_message(encode_message(message))
+    assert isinstance(read, StragglerState)
+    assert read.labels == {}
