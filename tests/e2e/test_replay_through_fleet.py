@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import psutil
@@ -12,7 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ingero.cli.commands.replay import COMPRESSED
 from ingero.cli.local_fleet import EPHEMERAL, SHIPPED_CONFIG, run_local_fleet
+from ingero.testing.relay import Network, Relay
 from ingero.traces.packaged import find_packaged
 
 pytestmark = pytest.mark.slow
@@ -85,6 +89,40 @@ def test_replay_into_a_running_fleet_leaves_it_running():
         again = replay("--speed", "1000", "--fleet", "http://" + fleet.find_endpoint("otlp", "http"),
                        "--admin", "http://" + fleet.find_endpoint("ingero_threshold", "admin"))  # fmt: skip
         assert again["culprits"] == result["culprits"]
+
+
+def test_pushes_that_came_twice_are_not_taken_for_the_rest_of_the_recording(offline):
+    is_over = threading.Event()
+    with (
+        run_local_fleet(SHIPPED_CONFIG, (*EPHEMERAL, *COMPRESSED)) as fleet,
+        Relay(fleet.find_endpoint("otlp", "http")) as relay,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        pool.submit(lose_answers, relay, is_over)
+        try:
+            result = replay(
+                "--speed", "200", "--interval", "40s",
+                "--fleet", f"http://{relay.address}",
+                "--admin", "http://" + fleet.find_endpoint("ingero_threshold", "admin"),
+            )  # fmt: skip
+        finally:
+            is_over.set()
+    assert result.pop("counts")["stale_ops"] > offline["ops"] / 20
+    assert result == {name: part for name, part in offline.items() if name != "counts"}
+
+
+def lose_answers(relay, is_over):
+    """Six times: what is sent arrives, what is answered is lost with its connection."""
+    for _ in range(6):
+        n_before = relay.n_bytes
+        while relay.n_bytes == n_before:
+            if is_over.wait(0.01):
+                return
+        relay.network = Network.NO_ANSWERS
+        is_over.wait(0.5)
+        relay.network = Network.PASS
+        relay.cut()
+        is_over.wait(0.8)
 
 
 def test_interrupt_ends_the_replay_and_its_fleet():

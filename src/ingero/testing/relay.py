@@ -34,12 +34,14 @@ class Relay:
         target: Where to, ``host:port``.
         network: What the network does now.
         delay_s: One-way delay of everything.
+        n_bytes: What has arrived from either side.
     """
 
     def __init__(self, target: str) -> None:
         self.target = target
         self.network = Network.PASS
         self.delay_s = 0.0
+        self.n_bytes = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -87,6 +89,7 @@ class Relay:
         is_broken = False
         with suppress(OSError):
             while data := source.recv(_PIECE):
+                self.n_bytes += len(data)
                 if self.delay_s:
                     time.sleep(self.delay_s)
                 is_broken |= self.network is Network.PARTITION
