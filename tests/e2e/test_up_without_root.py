@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -16,12 +18,20 @@ NOBODY = (
 )
 
 
-def up(tmp_path, *arguments):
-    if os.geteuid() == 0:
-        os.chown(tmp_path, 65534, 65534)
+@pytest.fixture
+def home():
+    """Its home and folder for temporary files; short, because a socket's path is at most 107 bytes."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        path = Path(folder)
+        if os.geteuid() == 0:
+            os.chown(path, 65534, 65534)
+        yield path
+
+
+def up(home, *arguments):
     return subprocess.run(
         [*(NOBODY if os.geteuid() == 0 else ()), sys.executable, "-c", PROGRAM, "up", *arguments],
-        env={**os.environ, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)},
+        env={**os.environ, "HOME": str(home), "TMPDIR": str(home)},
         capture_output=True,
         text=True,
         timeout=110,
@@ -30,9 +40,9 @@ def up(tmp_path, *arguments):
 
 
 @pytest.mark.slow
-def test_slow_rank_is_named_and_it_says_that_nothing_was_probed(tmp_path):
+def test_slow_rank_is_named_and_it_says_that_nothing_was_probed(home):
     fault = ("--fault", "slow-rank:1:1.5x", "--duration", "40s", "--push-interval", "2s")
-    run = up(tmp_path, "--json", "--ranks", "4", *fault)
+    run = up(home, "--json", "--ranks", "4", *fault)
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout)
     assert result["culprits"] == [1]
@@ -42,10 +52,10 @@ def test_slow_rank_is_named_and_it_says_that_nothing_was_probed(tmp_path):
     assert (result["isolation"], result["probes"]) == ("processes", False)
     assert "no probes: the simulator reports its own calls" in result["note"]
     assert result["note"] in run.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert list(home.iterdir()) == []
 
 
-def test_slow_link_without_root_is_refused_with_the_reason(tmp_path):
-    run = up(tmp_path, "--ranks", "6", "--fault", "slow-link:3")
+def test_slow_link_without_root_is_refused_with_the_reason(home):
+    run = up(home, "--ranks", "6", "--fault", "slow-link:3")
     assert run.returncode == 3
     assert "network namespaces; without root" in run.stderr
