@@ -1,4 +1,4 @@
-"""Builds what is not Python: the BPF objects and the GPU simulator.
+"""Builds what is not Python: the BPF objects, the GPU simulator and the plug-in for NCCL.
 
 Needs PyPI's ``ziglang`` and nothing else (``--clang`` takes another compiler for the BPF objects). Called by the package build
 (``hatch_build.py``), by ``scripts/setup`` and by ``make native``, so there is one list of flags. An output that is newer
@@ -8,6 +8,7 @@ than all it is made of is left alone.
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OBJECTS = ROOT / "src/ingero/agent/kernel/objects"
 SIMULATOR = ROOT / "src/ingero/gpusim/native"
+PLUGIN = ROOT / "src/ingero/agent/gpu/native"
 ZIG = (sys.executable, "-m", "ziglang")
 BPF_MACHINES = {"x86_64": "x86", "aarch64": "arm64"}
 BPF_FLAGS = (
@@ -45,6 +47,12 @@ SIM_LIBRARIES = (
     ("libnvidia-ml.so.1", "nvml.c", ()),
 )
 SIM_PROGRAMS = ("workload", "job")
+PLUGIN_NAME = "libnccl-profiler-ingero.so"
+PLUGIN_FLAGS = (
+    *("-std=gnu11", "-O2", "-g0", "-fPIC", "-Wall", "-Wextra", "-Werror"),
+    # NCCL loads it into the training process: it shows its three symbols and nothing else.
+    *("-fvisibility=hidden", "-fno-sanitize=all", "-shared", f"-Wl,-soname,{PLUGIN_NAME}"),
+)
 
 
 def is_fresh(target: Path, sources: Iterable[Path]) -> bool:
@@ -102,9 +110,24 @@ def build_simulator() -> Iterator[Path]:
         yield target
 
 
+def build_plugin() -> Iterator[Path]:
+    """Link the plug-in that NCCL loads, for this machine."""
+    machine = platform.machine()
+    target = PLUGIN / machine / PLUGIN_NAME
+    sources = sorted(ROOT.glob("ncclprof/*.c"))
+    if not is_fresh(target, [*sources, *ROOT.glob("ncclprof/*.h"), Path(__file__)]):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        compiler = (*ZIG, "cc", "-target", f"{machine}-linux-gnu.{GLIBC}", *PLUGIN_FLAGS)
+        # Through a rename: a training process may have the old one mapped, and another build may run.
+        made = target.with_suffix(f".{os.getpid()}")
+        run(*compiler, *sources, "-o", made, "-lpthread")
+        made.replace(target)
+    yield target
+
+
 def build_all(clang: tuple[str, ...] = (*ZIG, "clang")) -> list[Path]:
     """Build everything; returns the files."""
-    return [*build_objects(clang), *build_simulator()]
+    return [*build_objects(clang), *build_simulator(), *build_plugin()]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,290 @@
+"""Reads what the plug-in for NCCL tells: docs/specs/nccl-ring.md, ncclprof/ring.h.
+
+The file belongs to the traced process, so it is read and never mapped or written: one that is cut short gives nothing, where
+a mapping would give SIGBUS. The writer never waits; what it overwrote before it was read is counted here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+Records = npt.NDArray[Any]
+
+HEADER: Final = np.dtype([
+    ("magic", "<u8"),
+    ("version", "<u4"),
+    ("n_records", "<u4"),
+    ("record_bytes", "<u4"),
+    ("n_comms", "<u4"),
+    ("pid", "<u4"),
+    ("api", "<u4"),
+    ("began_ns", "<u8"),
+    ("head", "<u8"),
+    ("n_crowded", "<u8"),
+    ("n_unended", "<u8"),
+    ("n_untimed", "<u8"),
+    ("n_stray", "<u8"),
+    ("reserved", "<u8", (6,)),
+])
+PLACE: Final = np.dtype([
+    ("comm", "<u8"),
+    ("entered", "<u8"),
+    ("left", "<u8"),
+    ("entry_ns", "<u8"),
+    ("rank", "<i4"),
+    ("n_ranks", "<i4"),
+    ("op", "<u4"),
+    ("is_live", "<u4"),
+    ("reserved", "<u8", (2,)),
+])
+"""Where a process is on one communicator: ``struct place``."""
+RECORD: Final = np.dtype([
+    ("stamp", "<u8"),
+    ("comm", "<u8"),
+    ("seq", "<u8"),
+    ("n_bytes", "<u8"),
+    ("host_start_ns", "<u8"),
+    ("host_stop_ns", "<u8"),
+    ("host_seen_ns", "<u8"),
+    ("gpu_start_ns", "<u8"),
+    ("gpu_stop_ns", "<u8"),
+    ("rank", "<i4"),
+    ("n_ranks", "<i4"),
+    ("op", "<u4"),
+    ("n_channels", "<u4"),
+])
+"""A collective that ended: ``struct record``. Host times are of CLOCK_MONOTONIC, device times of its global timer."""
+
+MAGIC: Final = 0x314C_4343_4E47_4E49
+VERSION: Final = 1
+MOST_RECORDS: Final = 1 << 16
+MOST_COMMS: Final = 1 << 12
+FOLDER: Final = "ingero-nccl-"
+SUFFIX: Final = ".ring"
+_PROC: Final = Path("/proc")
+
+
+@dataclass(slots=True)
+class RingCounts:
+    """What was lost, since the ring was opened or made.
+
+    Attributes:
+        n_overwritten: Collectives that the writer wrote over before they were read.
+        n_broken: Whose writer was ended before it had written them.
+        n_crowded: That the plug-in could not follow.
+        n_unended: Whose end NCCL did not tell.
+        n_untimed: Whose times NCCL did not tell.
+    """
+
+    n_overwritten: int = 0
+    n_broken: int = 0
+    n_crowded: int = 0
+    n_unended: int = 0
+    n_untimed: int = 0
+
+    @property
+    def n_lost(self) -> int:
+        """All of them."""
+        return self.n_overwritten + self.n_broken + self.n_crowded + self.n_unended + self.n_untimed
+
+
+class NcclRing:
+    """One process's ring.
+
+    Args:
+        fd: The file; it belongs to the ring from now on.
+        header: Its beginning, one row of HEADER.
+
+    Attributes:
+        counts: What was lost.
+        api: Version of NCCL's interface that the process uses.
+    """
+
+    def __init__(self, fd: int, header: np.void) -> None:
+        self.counts = RingCounts()
+        self.api = int(header["api"])
+        self._fd = fd
+        self._n_records = int(header["n_records"])
+        self._n_comms = int(header["n_comms"])
+        self._records_at = HEADER.itemsize + self._n_comms * PLACE.itemsize
+        # What is there already is read too, as far as it was not written over.
+        self._at = 0
+        self._stuck_at = -1
+
+    def read(self) -> Records:
+        """Records since the last time, in the order in which the collectives ended; shape (n,) of RECORD."""
+        head = self._read_head()
+        if head is None or head <= self._at:
+            return np.zeros(0, RECORD)
+        oldest = max(head - self._n_records, 0)
+        self._skip_to(oldest)
+        stamps = self._read_slots(self._at, head)["stamp"]
+        records = self._read_slots(self._at, head)
+        after = self._read_head()
+        if after is None or len(records) != head - self._at:
+            return np.zeros(0, RECORD)
+        # A slot that was stamped before the second read was whole then, unless its writer has come round since.
+        wanted = np.arange(self._at + 1, head + 1, dtype=np.uint64)
+        is_whole = stamps == wanted
+        n_over = min(max(after - self._n_records - self._at, 0), len(records))
+        records, is_whole = records[n_over:], is_whole[n_over:]
+        self._skip_to(self._at + n_over)
+        return self._take_whole(records, is_whole)
+
+    def _take_whole(self, records: Records, is_whole: npt.NDArray[np.bool_]) -> Records:
+        """Records up to the first that is still being written; one that was so the last time too is given up."""
+        if is_whole.all():
+            self._at += len(records)
+            return records
+        first = int(np.argmin(is_whole))
+        if self._at + first == self._stuck_at:
+            self.counts.n_broken += 1
+            taken = records[:first]
+            self._at += first + 1
+            rest = self._take_whole(records[first + 1 :], is_whole[first + 1 :])
+            return np.concatenate([taken, rest])
+        self._stuck_at = self._at + first
+        self._at += first
+        return records[:first]
+
+    def _skip_to(self, position: int) -> None:
+        if position > self._at:
+            self.counts.n_overwritten += position - self._at
+            self._at = position
+
+    def count(self) -> int:
+        """Collectives that ended since the ring was made; brings `counts` up to date."""
+        return self._read_head() or 0
+
+    def read_places(self) -> Records:
+        """Where the process is on each communicator it has, shape (n,) of PLACE."""
+        places = self._read_at(HEADER.itemsize, self._n_comms, PLACE)
+        live: Records = places[places["is_live"] != 0]
+        return live
+
+    def _read_head(self) -> int | None:
+        rows = self._read_at(0, 1, HEADER)
+        if not len(rows):
+            return None
+        self.counts.n_crowded = int(rows["n_crowded"][0])
+        self.counts.n_unended = int(rows["n_unended"][0])
+        self.counts.n_untimed = int(rows["n_untimed"][0])
+        return int(rows["head"][0])
+
+    def _read_slots(self, first: int, end: int) -> Records:
+        """Slots of positions ``first`` to ``end``, which may go round."""
+        at, n = first % self._n_records, end - first
+        n_before_end = min(n, self._n_records - at)
+        parts = [self._read_at(self._records_at + at * RECORD.itemsize, n_before_end, RECORD)]
+        if n > n_before_end:
+            parts.append(self._read_at(self._records_at, n - n_before_end, RECORD))
+        return np.concatenate(parts)
+
+    def _read_at(self, offset: int, n: int, dtype: np.dtype[Any]) -> Records:
+        data = os.pread(self._fd, n * dtype.itemsize, offset)
+        return np.frombuffer(data[: len(data) - len(data) % dtype.itemsize], dtype)
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def find_ring(path: Path, owner: int) -> NcclRing | None:
+    """Open a ring whose process lives.
+
+    Args:
+        path: The file.
+        owner: Who must own it: otherwise one user could speak for another's process.
+
+    Returns:
+        None when it is no such file, is another's, or its process is gone.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    header = _read_header(fd, owner)
+    if header is None or _is_dead(fd):
+        os.close(fd)
+        return None
+    return NcclRing(fd, header)
+
+
+def _read_header(fd: int, owner: int) -> np.void | None:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != owner:
+        return None
+    data = os.pread(fd, HEADER.itemsize, 0)
+    if len(data) < HEADER.itemsize:
+        return None
+    header = np.frombuffer(data, HEADER)[0]
+    is_ours = (
+        header["magic"] == MAGIC
+        and header["version"] == VERSION
+        and header["record_bytes"] == RECORD.itemsize
+        and 0 < header["n_records"] <= MOST_RECORDS
+        and header["n_comms"] <= MOST_COMMS
+    )
+    return header if is_ours else None
+
+
+def _is_dead(fd: int) -> bool:
+    """Whether nobody holds the writer's lock."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return True
+
+
+def find_rings_of(
+    pid: int, parent: Path, known: frozenset[str] = frozenset()
+) -> dict[str, NcclRing]:
+    """Rings of a process, in its own view of the files, which in a container is not ours.
+
+    Args:
+        pid: As we see it.
+        parent: Where the plug-in puts them, as the process sees it.
+        known: Names of files that need not be looked at.
+
+    Returns:
+        By file name; empty when it has none, is gone, or may not be looked at.
+    """
+    folder = _PROC / str(pid)
+    try:
+        lines = (folder / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    own_pid = fields.get("NSpid", str(pid)).split()[-1]
+    owner = int(fields.get("Uid", "-1 -1").split()[1])
+    seen = folder / "root" / parent.relative_to("/")
+    try:
+        paths = sorted(seen.glob(f"{FOLDER}*/{own_pid}-*{SUFFIX}"))
+    except OSError:  # it ended meanwhile
+        return {}
+    found = ((path.name, find_ring(path, owner)) for path in paths if path.name not in known)
+    return {name: ring for name, ring in found if ring is not None}

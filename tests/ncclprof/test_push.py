@@ -1,0 +1,127 @@
+"""What the pusher sends of a process with the plug-in. A transport of the test's own hears the exports."""
+
+import os
+import time
+
+import pytest
+
+from ingero.agent.app.collective_push import CollectivePusher, PushPace
+from ingero.agent.app.collectives import CollectiveTracker
+from ingero.agent.app.device_collectives import DeviceCollectives
+from ingero.agent.health.body import Identity
+from ingero.agent.health.transport import Answer
+from ingero.model.collectives import ClockKind, CollectiveOp
+from ingero.testing.clock import ManualClock
+from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.wire.collectives import read_collectives
+from ingero.wire.standing import read_standings
+
+PID = os.getpid()
+
+
+class Ear:
+    def __init__(self):
+        self.exports = []
+
+    def send(self, export, wall_ns):
+        self.exports.append(export)
+        return Answer(is_taken=True, detail="")
+
+    def close(self):
+        pass
+
+    @property
+    def runs(self):
+        return [run for export in self.exports for run in read_collectives(export).runs]
+
+    @property
+    def standings(self):
+        return [one for export in self.exports for one in read_standings(export).standings]
+
+
+@pytest.fixture
+def clock():
+    clock = ManualClock()
+    clock.advance(time.monotonic_ns() - clock.mono_ns())  # the plug-in's clock is the real one
+    return clock
+
+
+@pytest.fixture
+def ear():
+    return Ear()
+
+
+@pytest.fixture
+def pusher(rings, clock, ear):
+    pusher = CollectivePusher(
+        Identity(cluster_id="c", node_id="n", workload_type="training"),
+        ear,
+        CollectiveTracker(),
+        clock,
+        PushPace(interval_ns=5 * NS_PER_S, early_gap_ns=NS_PER_S),
+        DeviceCollectives(rings),
+    )
+    yield pusher
+    pusher.finish()
+
+
+def look(pusher, clock, after_ns):
+    clock.advance(after_ns)
+    pusher.look()
+
+
+def test_device_rows_go_out_with_the_launchers_rank_and_wall_time(join, pusher, clock, ear):
+    pusher.note_process(PID, 11)
+    comm = join(comm=0xAB, rank=3, n_ranks=8)
+    for i in range(3):
+        comm.play(1000 + i * NS_PER_MS, 2000 + i * NS_PER_MS)
+    look(pusher, clock, 6 * NS_PER_S)
+    (run,) = ear.runs
+    assert (run.rank.rank, run.comm, run.comm_rank, run.n_ranks) == (11, f"{0xAB:016x}", 3, 8)
+    assert run.clock is ClockKind.DEVICE
+    assert run.ops["own_ns"].tolist() == [-1, NS_PER_MS - 1000, NS_PER_MS - 1000]
+    assert abs(int(run.ops["entry_ns"][-1]) - clock.wall_ns()) < 10 * NS_PER_S
+
+
+def test_without_a_launchers_rank_the_widest_communicators_is_taken(join, pusher, clock, ear):
+    pusher.note_process(PID, -1)
+    for comm in (join(comm=1, rank=0, n_ranks=2), join(comm=2, rank=6, n_ranks=8)):
+        comm.play(1000, 2000)
+    look(pusher, clock, 6 * NS_PER_S)
+    assert {run.rank.rank for run in ear.runs} == {6}
+
+
+def test_a_rank_that_hangs_is_told_from_the_plug_ins_word_alone(join, pusher, clock, ear):
+    pusher.note_process(PID, 2)
+    comm = join(comm=0xCC, rank=2, n_ranks=4)
+    comm.play(1000, 2000)
+    comm.enqueue(func=b"ReduceScatter")
+    look(pusher, clock, NS_PER_S)
+    assert not ear.standings
+    look(pusher, clock, 10 * NS_PER_S)
+    (standing,) = ear.standings
+    assert (standing.rank.rank, standing.comm) == (2, f"{0xCC:016x}")
+    assert (standing.comm_rank, standing.n_ranks) == (2, 4)
+    assert (standing.entered, standing.left) == (2, 1)
+    assert standing.op is CollectiveOp.REDUCE_SCATTER
+    assert standing.still_ns >= 9 * NS_PER_S
+
+
+def test_what_was_told_last_is_sent_when_the_agent_ends(join, pusher, clock, ear):
+    pusher.note_process(PID, 0)
+    join().play(1000, 2000)
+    pusher.finish()
+    assert [run.clock for run in ear.runs] == [ClockKind.DEVICE]
+
+
+def test_a_process_that_ended_is_asked_no_more(join, pusher, clock, ear, rings):
+    pusher.note_process(PID, 0)
+    comm = join()
+    comm.play(1000, 2000)
+    look(pusher, clock, NS_PER_S)
+    pusher.note_exit(PID)
+    look(pusher, clock, NS_PER_S)
+    assert [(one.is_gone, one.entered) for one in ear.standings] == [(True, 1)]
+    comm.play(3000, 4000)
+    look(pusher, clock, 10 * NS_PER_S)
+    assert sum(len(run.ops) for run in ear.runs) == 1

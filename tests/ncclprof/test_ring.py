@@ -1,0 +1,143 @@
+"""What the reader makes of a ring: its own process's, another's, a spoiled one."""
+
+import os
+
+import numpy as np
+import pytest
+
+from ingero.agent.gpu.nccl_ring import HEADER, PLACE, RECORD, find_ring, find_rings_of
+
+N_COMMS = 128
+RECORDS_AT = HEADER.itemsize + N_COMMS * PLACE.itemsize
+WRITING = 1 << 63
+
+
+@pytest.fixture
+def ring_file(join, rings):
+    """A communicator, the path of the process's ring, and the ring."""
+    comm = join()
+    (path,) = rings.glob("*/*.ring")
+    ring = find_ring(path, os.geteuid())
+    yield comm, path, ring
+    ring.close()
+
+
+def patch(path, at, data):
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def set_stamp(path, position, stamp):
+    patch(path, RECORDS_AT + position * RECORD.itemsize, np.uint64(stamp).tobytes())
+
+
+def test_a_ring_belongs_to_the_process_that_made_it(ring_file, rings):
+    assert len(find_rings_of(os.getpid(), rings)) == 1
+    assert find_rings_of(os.getppid(), rings) == {}
+    assert find_rings_of(2**22 + 1, rings) == {}
+
+
+def test_names_that_are_known_are_not_opened_again(ring_file, rings):
+    _, path, _ = ring_file
+    assert find_rings_of(os.getpid(), rings, frozenset({path.name})) == {}
+
+
+def test_a_file_of_another_user_is_not_believed(ring_file):
+    _, path, _ = ring_file
+    assert find_ring(path, os.geteuid() + 1) is None
+
+
+def test_a_dead_process_s_file_is_not_read(join, rings, tmp_path):
+    join()
+    (path,) = rings.glob("*/*.ring")
+    copy = tmp_path / "copy.ring"
+    copy.write_bytes(path.read_bytes())
+    assert find_ring(copy, os.geteuid()) is None  # nobody holds its lock
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("magic", 1),
+        ("version", 2),
+        ("record_bytes", 96),
+        ("n_records", 0),
+        ("n_records", 1 << 20),
+        ("n_comms", 1 << 13),
+    ],
+)
+def test_a_file_that_is_no_ring_of_ours_is_left_alone(ring_file, name, value):
+    _, path, _ = ring_file
+    kind, at = HEADER.fields[name][:2]
+    patch(path, at, np.array(value, kind).tobytes())
+    assert find_ring(path, os.geteuid()) is None
+
+
+def test_what_is_no_file_is_left_alone(tmp_path, ring_file):
+    _, path, _ = ring_file
+    os.mkfifo(tmp_path / "fifo.ring")
+    (tmp_path / "link.ring").symlink_to(path)
+    (tmp_path / "short.ring").write_bytes(b"INGNCCL1")
+    for name in ("fifo.ring", "link.ring", "short.ring", "none.ring"):
+        assert find_ring(tmp_path / name, os.geteuid()) is None, name
+
+
+def test_a_file_that_its_owner_cuts_short_gives_nothing(ring_file):
+    comm, path, ring = ring_file
+    comm.play(100, 200)
+    os.truncate(path, RECORDS_AT)
+    assert len(ring.read()) == 0
+    os.truncate(path, 50)
+    assert len(ring.read()) == 0
+    assert len(ring.read_places()) == 0
+    # The plug-in has it mapped: give it its pages back before it touches them.
+    os.truncate(path, RECORDS_AT + 4096 * RECORD.itemsize)
+
+
+def test_a_record_that_is_still_being_written_is_waited_for(ring_file):
+    comm, path, ring = ring_file
+    for i in range(4):
+        comm.play(100 + i, 200)
+    set_stamp(path, 2, 3 | WRITING)
+    assert ring.read()["seq"].tolist() == [1, 2]
+    set_stamp(path, 2, 3)
+    assert ring.read()["seq"].tolist() == [3, 4]
+    assert ring.counts.n_lost == 0
+
+
+def test_a_record_that_is_never_finished_is_given_up_and_counted(ring_file):
+    comm, path, ring = ring_file
+    for i in range(4):
+        comm.play(100 + i, 200)
+    set_stamp(path, 2, 3 | WRITING)
+    assert ring.read()["seq"].tolist() == [1, 2]
+    assert ring.read()["seq"].tolist() == [4]
+    assert ring.counts.n_broken == 1
+    comm.play(100, 200)
+    assert ring.read()["seq"].tolist() == [5]
+
+
+def test_a_thread_held_up_for_a_round_neither_is_waited_for_nor_spoils_a_later_record(ring_file):
+    comm, path, ring = ring_file
+    set_stamp(path, 0, 1 | WRITING)  # as if it stood between claiming and publishing
+    for i in range(4097):
+        comm.play(100 + i, 200 + i, n_channels=1)
+    assert np.fromfile(path, RECORD, 1, offset=RECORDS_AT)["stamp"].tolist() == [1 | WRITING]
+    set_stamp(path, 0, 1)
+    rows = ring.read()
+    assert rows["seq"].tolist() == list(range(2, 4097))
+    assert ring.counts.n_overwritten == 1
+    assert len(ring.read()) == 0
+    assert ring.counts.n_broken == 1  # the 4097th found no room
+
+
+def test_reading_follows_the_writer_round_and_round(ring_file):
+    comm, _, ring = ring_file
+    seen = []
+    for n in (3000, 3000, 1, 4096, 100):
+        for i in range(n):
+            comm.play(100 + i, 200 + i, n_channels=1)
+        seen += ring.read()["seq"].tolist()
+    assert seen == list(range(1, 3000 + 3000 + 1 + 4096 + 100 + 1))
+    assert ring.counts.n_lost == 0
