@@ -8,9 +8,11 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -544,6 +546,8 @@ int main(int argc, char **argv)
 
 	n_arguments = argc;
 	arguments = argv;
+	if (getenv("GPUSIM_LISTEN_FD")) /* a runner made us, whose end, even by SIGKILL, is ours */
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
 	rest(knob("wait_us", 0) * 1000);
 	if (knob("gate", 0)) /* wait for a line: whoever watches is ready */
 		while (getchar() != '\n' && !feof(stdin))

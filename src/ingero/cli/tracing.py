@@ -19,10 +19,12 @@ from rich.console import Console
 
 from ingero.agent.app.gpus import GpuWatch
 from ingero.agent.app.live import LiveTold, open_live
+from ingero.agent.app.privileges import Duties, check_privileges, drop_privileges
 from ingero.agent.app.program import HeldProgram, ProgramSettings
 from ingero.agent.app.recorder import Recorder
 from ingero.agent.app.surroundings import Surroundings
 from ingero.agent.app.tracing import DRAIN_MS, Observer, TraceSession, TraceSettings
+from ingero.agent.discover.identity import find_cgroup_ids
 from ingero.agent.discover.places import iter_installed
 from ingero.agent.gpu.nvml import Nvml
 from ingero.agent.probes.engine import EngineSettings
@@ -49,6 +51,7 @@ class TraceOptions:
 
     pids: tuple[int, ...]
     user: str | None
+    cgroup: str
     duration: int
     as_json: bool
     db: Path | None
@@ -91,15 +94,11 @@ def run_trace(options: TraceOptions) -> int:
         0; 130 after Ctrl-C; 143 after SIGTERM.
 
     Raises:
-        UnsupportedError: Not root, or the kernel refuses.
+        UnsupportedError: The privileges are missing, or the kernel refuses.
         ConfigError: Options that contradict each other.
     """
     settings = _build_settings(options)
-    if os.geteuid() != 0:
-        raise UnsupportedError(
-            "ingero trace needs root: it loads BPF programs",
-            hint="run it with sudo; `ingero check` shows what is missing, `ingero sim run` needs no root",
-        )
+    check_privileges()
     stop = _Stop()
     invoker = find_invoker()
     with contextlib.ExitStack() as stack:
@@ -107,6 +106,14 @@ def run_trace(options: TraceOptions) -> int:
         program = _hold(options, invoker)
         if program is not None:
             stack.callback(program.end)
+        drop_privileges(
+            Duties(
+                owns_files=options.record,
+                opens_sockets=options.annotate.annotate or options.fleet.remediate,
+                runs_program=program is not None,
+                serves=bool(options.metrics.prometheus),
+            )
+        )
         stack.enter_context(_signals(stop))
         observers, table = _build_observers(options, invoker, stack)
         session = stack.enter_context(TraceSession(settings, observers, program))
@@ -123,9 +130,11 @@ def run_trace(options: TraceOptions) -> int:
 
 
 def _build_settings(options: TraceOptions) -> TraceSettings:
-    chosen = [bool(options.pids), bool(options.user), bool(options.program)]
-    if sum(chosen) > 1:
-        raise ConfigError("--pid, --user and a PROGRAM exclude each other", hint="give one of them")
+    chosen = [options.pids, options.user, options.cgroup, options.program]
+    if sum(map(bool, chosen)) > 1:
+        raise ConfigError(
+            "--pid, --user, --cgroup and a PROGRAM exclude each other", hint="give one of them"
+        )
     uid = None
     if options.user:
         try:
@@ -135,6 +144,12 @@ def _build_settings(options: TraceOptions) -> TraceSettings:
     for pid in options.pids:
         if not Path(f"/proc/{pid}").exists():
             raise ConfigError(f"there is no process {pid}", hint="see `ps -e`")
+    cgroup_ids = find_cgroup_ids(options.cgroup) if options.cgroup else ()
+    if options.cgroup and not cgroup_ids:
+        raise ConfigError(
+            f"there is no cgroup {options.cgroup!r} of version 2",
+            hint="give the path after 0:: in /proc/PID/cgroup",
+        )
     left_out = {
         name
         for name, flag in (("block", "no_io"), ("tcp", "no_tcp"), ("net", "no_net"))
@@ -148,6 +163,7 @@ def _build_settings(options: TraceOptions) -> TraceSettings:
         duration_ns=options.duration,
         pids=options.pids,
         uid=uid,
+        cgroup_ids=cgroup_ids,
         keep_one_in=options.sampling_rate or int(options.record_all),
         files=tuple(_iter_files(options)),
         drain_ms=DRAIN_MS if options.as_json else _TABLE_DRAIN_MS,

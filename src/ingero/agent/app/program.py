@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ingero.agent.kernel.capabilities import die_with_parent
 from ingero.errors import IngeroError
 
 _NOT_FOUND = 127
@@ -36,7 +37,8 @@ class ProgramSettings:
 class HeldProgram:
     """A child that exists, so that it can be watched, and has not become the program yet.
 
-    Make it before any thread starts: the child is a fork of this process until `release`.
+    Make it before any thread starts and from the thread that stays: the child is a fork of this process until `release`, keeps
+    the privileges of that moment, and is sent SIGTERM when that thread ends in a way that `end` cannot follow, such as SIGKILL.
 
     Args:
         settings: What to run.
@@ -46,10 +48,11 @@ class HeldProgram:
         read_fd, self._gate = os.pipe()
         self.name = settings.arguments[0]
         self.exit_code: int | None = None
+        parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._gate)
-            _become(settings, read_fd)
+            _become(settings, read_fd, parent)
         os.close(read_fd)
         self.fd = os.pidfd_open(self.pid)
         """Becomes readable when the program ends."""
@@ -92,7 +95,7 @@ class HeldProgram:
             self.fd = -1
 
 
-def _become(settings: ProgramSettings, gate: int) -> None:
+def _become(settings: ProgramSettings, gate: int, parent: int) -> None:
     """In the child: wait, take the user's identity, and exec. Never returns."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -105,6 +108,9 @@ def _become(settings: ProgramSettings, gate: int) -> None:
             os.initgroups(settings.user, settings.gid) if settings.user else os.setgroups([])
             os.setgid(settings.gid)
             os.setuid(settings.uid)
+        die_with_parent(signal.SIGTERM)  # after the change of user, which would undo it
+        if os.getppid() != parent:
+            os._exit(0)
         os.execvpe(  # noqa: S606 - the user's own command line
             settings.arguments[0], list(settings.arguments), dict(settings.environment)
         )

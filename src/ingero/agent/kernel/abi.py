@@ -48,6 +48,11 @@ class Act(enum.IntEnum):
     COMM_RANK = 13
     COMM_COUNT = 14
     GET_DEVICE = 15
+    COPY = 16
+    COPY_H2D = 17
+    COPY_D2H = 18
+    COPY_D2D = 19
+    COPY_DEFAULT = 20
 
 
 class Role(enum.IntEnum):
@@ -116,6 +121,7 @@ N_REGISTERS: Final = 8
 MAX_DESCRIPTORS: Final = 1024
 HIST_FIRST_LOG2: Final = 7
 HIST_BUCKETS: Final = 126
+N_COPY_KINDS: Final = 6
 MAX_PYTHON: Final = 128
 NO_OFFSET: Final = 0xFFFF
 """In ``struct ig_python``: the interpreter has no such field."""

@@ -118,7 +118,7 @@ class BpfObject:
         reason = os.strerror(code) if code else "refused"
         said = [line for line in self._libbpf.messages if "failed" in line or "libbpf:" in line]
         detail = "; ".join(line.splitlines()[0] for line in said[-3:])
-        hint = "run as root, or grant CAP_BPF, CAP_PERFMON and CAP_SYS_RESOURCE"
+        hint = "run as root, or grant CAP_BPF and CAP_PERFMON"
         if code not in {1, 13}:
             hint = f"see `ingero check`; libbpf said: {detail}" if detail else "see `ingero check`"
         return UnsupportedError(f"cannot {verb} the BPF object {self.probe!r}: {reason}", hint=hint)

@@ -1,4 +1,4 @@
-"""Executable mappings as they happen, in every process, through perf's side-band records.
+"""Executable mappings as they happen, in every process, through perf's side-band records; and events for BPF programs.
 
 One dummy software event per CPU delivers ``PERF_RECORD_MMAP2`` for each new executable mapping: no tracefs, no kprobe and no
 fentry needed. Layouts follow ``struct perf_event_attr`` and the record descriptions in include/uapi/linux/perf_event.h
@@ -23,6 +23,8 @@ _NUMBERS: Final = {"x86_64": 298, "aarch64": 241}
 _ATTR_BYTES: Final = 112  # PERF_ATTR_SIZE_VER5
 _TYPE_SOFTWARE: Final = 1
 _COUNT_DUMMY: Final = 9
+COUNT_PAGE_FAULTS: Final = 2
+COUNT_PAGE_FAULTS_MAJOR: Final = 6
 _FLAG_MMAP: Final = 1 << 8
 _FLAG_WATERMARK: Final = 1 << 14
 _FLAG_MMAP2: Final = 1 << 23
@@ -68,7 +70,7 @@ class MappingStream:
     def __init__(self) -> None:
         self.n_lost = 0
         self._rings: list[tuple[int, mmap.mmap]] = []
-        for cpu in _online_cpus():
+        for cpu in iter_online_cpus():
             try:
                 fd = _open_dummy(cpu)
                 ring = mmap.mmap(fd, (1 + _N_PAGES) * mmap.PAGESIZE)
@@ -117,11 +119,27 @@ class MappingStream:
         self._rings.clear()
 
 
-def _online_cpus() -> Iterator[int]:
+def iter_online_cpus() -> Iterator[int]:
+    """Numbers of the processors that run."""
     text = Path("/sys/devices/system/cpu/online").read_text(encoding="ascii").strip()
     for part in text.split(","):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
+
+
+def open_software_event(config: int, cpu: int) -> int:
+    """A software event that happens on a processor, in any process, with every occurrence a sample; returns its descriptor.
+
+    Args:
+        config: ``PERF_COUNT_SW_*``.
+        cpu: The processor.
+
+    Raises:
+        OSError: perf refuses.
+    """
+    attr = bytearray(_ATTR_BYTES)
+    struct.pack_into("<IIQQ", attr, 0, _TYPE_SOFTWARE, _ATTR_BYTES, config, 1)
+    return _open(attr, cpu)
 
 
 def _open_dummy(cpu: int) -> int:
@@ -129,6 +147,10 @@ def _open_dummy(cpu: int) -> int:
     struct.pack_into("<IIQ", attr, 0, _TYPE_SOFTWARE, _ATTR_BYTES, _COUNT_DUMMY)
     struct.pack_into("<Q", attr, 40, _FLAG_MMAP | _FLAG_WATERMARK | _FLAG_MMAP2)
     struct.pack_into("<I", attr, 48, 1)  # watermark of one byte: wake the reader at every record
+    return _open(attr, cpu)
+
+
+def _open(attr: bytearray, cpu: int) -> int:
     block = ctypes.create_string_buffer(bytes(attr), _ATTR_BYTES)
     number = _NUMBERS.get(platform.machine(), -1)
     fd = int(_libc.syscall(number, block, -1, cpu, -1, _FD_CLOEXEC))

@@ -21,6 +21,7 @@ RAW_TRACEPOINT_OPEN: Final = 17
 MAP_LOOKUP_BATCH: Final = 24
 LINK_CREATE: Final = 28
 
+ATTACH_PERF_EVENT: Final = 41
 ATTACH_UPROBE_MULTI: Final = 48
 ATTACH_UPROBE_SESSION: Final = 57
 UPROBE_MULTI_RETURN: Final = 1
@@ -56,6 +57,16 @@ class _Batch(ctypes.Structure):
 
 class _RawTracepoint(ctypes.Structure):
     _fields_ = (("name", ctypes.c_uint64), ("prog_fd", ctypes.c_uint32))
+
+
+class _PerfLink(ctypes.Structure):
+    _fields_ = (
+        ("prog_fd", ctypes.c_uint32),
+        ("target_fd", ctypes.c_uint32),
+        ("attach_type", ctypes.c_uint32),
+        ("link_flags", ctypes.c_uint32),
+        ("cookie", ctypes.c_uint64),
+    )
 
 
 class _UprobeMulti(ctypes.Structure):
@@ -178,6 +189,11 @@ def lookup_batch(
 def attach_tracing(prog_fd: int) -> int:
     """Attach a ``tp_btf`` or ``fentry`` program to the target it was loaded for; returns a link fd."""
     return bpf(RAW_TRACEPOINT_OPEN, _RawTracepoint(0, prog_fd))
+
+
+def attach_perf_event(prog_fd: int, event_fd: int) -> int:
+    """Run a program at every sample of a perf event, which the link keeps open; returns a link fd."""
+    return bpf(LINK_CREATE, _PerfLink(prog_fd, event_fd, ATTACH_PERF_EVENT))
 
 
 def attach_uprobes(
