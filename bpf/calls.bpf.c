@@ -24,6 +24,14 @@ struct {
 	MAP_TYPE(value, u64);
 } allocations SEC(".maps");
 
+/* Exact counts of copies that succeeded, by direction. */
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	MAP_UINT(max_entries, IG_N_COPY_KINDS);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct ig_count);
+} copies SEC(".maps");
+
 struct {
 	MAP_UINT(type, BPF_MAP_TYPE_RINGBUF);
 	MAP_UINT(max_entries, 8 << 20);
@@ -234,6 +242,21 @@ INLINE void write_collective(const struct ig_frame *frame, const struct ig_threa
 	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 }
 
+INLINE void count_copy(const struct ig_frame *frame, const struct ig_descriptor *desc, u64 duration_ns)
+{
+	u64 kind = desc->act == IG_ACT_COPY ? frame->aux : desc->act - IG_ACT_COPY;
+	u32 index = kind < IG_N_COPY_KINDS ? kind : IG_N_COPY_KINDS - 1, bucket = bucket_of(duration_ns);
+	struct ig_count *count = bpf_map_lookup_elem(&copies, &index);
+
+	if (!count)
+		return;
+	count->seen++;
+	count->bytes += frame->bytes;
+	count->total_ns += duration_ns;
+	if (bucket < IG_HIST_BUCKETS)
+		count->hist[bucket]++;
+}
+
 INLINE void finish(struct pt_regs *ctx, struct ig_frame *frame, const struct ig_descriptor *desc,
 		   struct ig_thread *thread, u64 duration_ns, s32 rc)
 {
@@ -242,6 +265,8 @@ INLINE void finish(struct pt_regs *ctx, struct ig_frame *frame, const struct ig_
 	struct ig_choice choice;
 	u64 stack_id = 0;
 
+	if (frame->copy == 1 && !(frame->flags & IG_FLAG_ERROR))
+		count_copy(frame, desc, duration_ns);
 	if (!count || !now)
 		return;
 	choice = choose(count, now, duration_ns, frame->flags & IG_FLAG_ERROR ? 0 : frame->bytes, frame->flags);
@@ -288,6 +313,7 @@ INLINE int on_entry(struct pt_regs *ctx)
 	frame->source = desc->source;
 	frame->sp = regs.stack;
 	frame->flags = depth ? IG_FLAG_NESTED : 0;
+	frame->copy = depth && thread->frames[(depth - 1) & (IG_MAX_DEPTH - 1)].copy ? 2 : desc->act >= IG_ACT_COPY;
 	read_arguments(frame, desc, &regs);
 	act_at_entry(frame, desc, thread);
 	if (desc->is_collective)

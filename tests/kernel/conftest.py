@@ -24,6 +24,7 @@ class Traced:
     accounts: list
     keys: np.ndarray
     counts: np.ndarray
+    copies: np.ndarray
     records: dict = field(default_factory=dict)
     losses: dict = field(default_factory=dict)
 
@@ -51,7 +52,7 @@ def read(engine, accounts):
     records = {
         name: np.concatenate([engine.rings[name].empty(), *parts]) for name, parts in kept.items()
     }
-    return Traced(accounts, keys, counts, records, engine.read_losses())
+    return Traced(accounts, keys, counts, engine.read_copies(), records, engine.read_losses())
 
 
 @pytest.fixture
@@ -70,11 +71,11 @@ def start_engine():
         engines.append(engine)
         engine.start_host_probes()
         assert not engine.missing, engine.missing
+        if attach and watch_own:  # before the first call of anybody else can be seen
+            engine.watch_pid(os.getpid())
         folder = get_program().parent
         for name in ("libcudart.so.12", "libcuda.so.1", "libnccl.so.2") if attach else ():
             assert engine.attach(target_of(folder / name))
-        if attach and watch_own:
-            engine.watch_pid(os.getpid())
         return engine
 
     yield start

@@ -6,7 +6,7 @@ import pytest
 from ingero.agent.kernel.abi import Flag
 from ingero.agent.probes.engine import EngineSettings
 from ingero.agent.symbols.libraries import FUNCTIONS
-from ingero.model.events import CudaOp, DriverOp, GraphOp, Source
+from ingero.model.events import CopyKind, CudaOp, DriverOp, GraphOp, Source
 
 pytestmark = pytest.mark.kernel
 
@@ -122,6 +122,28 @@ def test_copies_carry_bytes_direction_and_stream(primes):
         assert set(records["aux"]) == {kind}, op
         assert set(records["stream"]) == {stream}, op
         assert set(records["rc"]) == {0}, op
+
+
+def test_copies_are_counted_by_direction_and_the_driver_s_inside_the_runtime_s_only_once(primes):
+    (account,) = primes.accounts
+    made = {
+        CopyKind.HOST_TO_HOST: (),
+        CopyKind.HOST_TO_DEVICE: (
+            ("cudaMemcpy", 37), ("cudaMemcpy2DAsync", 47), ("cuMemcpyHtoD_v2", 127), ("cuMemcpyHtoDAsync_v2", 131),
+        ),
+        CopyKind.DEVICE_TO_HOST: (("cudaMemcpyAsync", 41),),
+        CopyKind.DEVICE_TO_DEVICE: (
+            ("cudaMemcpy2D", 43), ("cudaMemcpy3D", 53), ("cudaMemcpyPeer", 59), ("cudaMemcpyPeerAsync", 61),
+        ),
+        CopyKind.DEFAULT: (),
+        CopyKind.UNKNOWN: (),
+    }  # fmt: skip
+    for kind, functions in made.items():
+        count = primes.copies[kind]
+        assert count["seen"] == sum(n_good for _, n_good in functions)
+        assert count["bytes"] == sum(account["calls"][name]["bytes"] for name, _ in functions)
+        assert count["hist"].sum() == count["seen"]
+        assert count["total_ns"] <= sum(account["calls"][name]["total_ns"] for name, _ in functions)
 
 
 def test_a_free_knows_what_the_allocation_was_and_a_failed_one_counts_nothing(primes):

@@ -1,11 +1,14 @@
 """What the host probes tell, against things done on purpose. Real tracepoints."""
 
+import json
 import mmap
 import os
+import resource
 import select
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,7 @@ from ingero.agent.kernel.abi import ProcessEvent, get_dtype
 from ingero.agent.probes.engine import EngineSettings
 from ingero.agent.probes.host import PROBES
 from ingero.gpusim.runner import get_program
-from ingero.model.events import HostOp, IoOp, NetOp, Source, TcpOp
+from ingero.model.events import HostOp, IoOp, NetOp, OffCpuReason, Source, TcpOp
 
 pytestmark = pytest.mark.kernel
 
@@ -127,23 +130,36 @@ def test_a_segment_sent_again_is_told_with_both_ends(start_engine, family, host)
     assert {int(v) & 0xFFFF for v in rows["arg1"]} == {port}
 
 
+def in_real_time(priority):
+    """A command prefix that lets no ordinary task come between; nothing where that is not allowed."""
+    able = ["chrt", "--fifo", str(priority)]
+    return able if subprocess.run([*able, "true"], check=False).returncode == 0 else []
+
+
 def test_a_busy_neighbour_is_named_as_the_one_who_took_the_cpu(start_engine):
     engine = start_engine(EngineSettings(host_probes=("process", "sched"), keep_first=1 << 20))
-    cpu = max(os.sched_getaffinity(0))
-    pin = ["taskset", "-c", str(cpu)]
-    with subprocess.Popen([*pin, "/bin/sh", "-c", "while :; do :; done"]) as neighbour:
-        # Spins between its steps, so it is preempted while runnable.
-        done = subprocess.run(
-            [*pin, str(get_program()), "train", "steps=30", "loader_us=5000", "kernels=1"],
-            capture_output=True, check=True,
-        )  # fmt: skip
-        neighbour.kill()
-    assert done.stdout
+    pin = ["taskset", "-c", str(max(os.sched_getaffinity(0)))]
+    # It wakes while the other computes, and goes before it: whatever else runs here cannot be next.
+    neighbour_calls = [str(get_program()), "train", "steps=1000000", "loader_us=1000", "kernels=1"]
+    device = {"GPUSIM_KERNEL_NS": "2000000"}
+    with subprocess.Popen(
+        [*in_real_time(2), *pin, *neighbour_calls],
+        env=os.environ | device,
+        stdout=subprocess.DEVNULL,
+    ) as neighbour:
+        try:
+            done = subprocess.run(
+                [*in_real_time(1), *pin, str(get_program()), "train", "steps=30", "loader_us=5000", "kernels=1"],
+                capture_output=True, check=True, text=True,
+            )  # fmt: skip
+        finally:
+            neighbour.kill()
+    pid = json.loads(done.stdout.splitlines()[-1])["pid"]
     kept = [engine.rings["off_cpus"].empty()]
     engine.drain({"off_cpus": lambda view: kept.append(view.copy())})
     rows = BUILDERS["off_cpus"](np.concatenate(kept), 0)
-    preempted = rows[(rows["reason"] == 1) & (rows["other_pid"] == neighbour.pid)]
-    assert len(preempted) > 0
+    preempted = rows[(rows["reason"] == OffCpuReason.PREEMPTED) & (rows["pid"] == pid)]
+    assert len(preempted[preempted["other_pid"] == neighbour.pid]) > 0
     assert (preempted["wait_ns"] == preempted["duration_ns"]).all()
 
 
@@ -252,3 +268,36 @@ def test_time_lost_making_room_in_a_full_cgroup_is_told(as_gpu_process, tmp_path
     assert set(rows["op"]) == {HostOp.DIRECT_RECLAIM}
     assert (rows["duration_ns"] > 0).all()
     assert rows["arg1"].sum() >= 16 << 20
+
+
+def test_a_page_that_has_to_be_read_from_a_disk_is_told_with_the_time_it_took(
+    as_gpu_process, tmp_path
+):
+    if os.major(tmp_path.stat().st_dev) == 0:
+        pytest.skip("the temporary folder is not on a block device")
+    path, n_pages = tmp_path / "data", 64
+    with path.open("wb") as file:
+        file.write(os.urandom(n_pages * mmap.PAGESIZE))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
+        memory.madvise(mmap.MADV_RANDOM)  # no read-ahead: every page waits for the disk
+        engine = as_gpu_process("fault")
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        began_ns = time.monotonic_ns()
+        touched = [memory[page * mmap.PAGESIZE] for page in range(n_pages)]
+        ended_ns = time.monotonic_ns()
+        n_major = resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before
+    assert len(touched) == n_pages <= n_major
+    kept = [engine.rings["faults"].empty()]
+    engine.drain({"faults": lambda view: kept.append(view.copy())})
+    records = np.concatenate(kept)
+    starts = records["header"]["mono_ns"]
+    records = records[(starts >= began_ns) & (starts < ended_ns)]
+    rows = BUILDERS["faults"](records[records["tid"] == os.getpid()], 0)
+    assert len(rows) == n_major
+    assert set(rows["op"]) == {HostOp.PAGE_FAULT}
+    # One after the other, each with the whole time that the disk took.
+    assert (rows["start_ns"][1:] >= (rows["start_ns"] + rows["duration_ns"])[:-1]).all()
+    assert n_pages * 10_000 < rows["duration_ns"].sum() <= ended_ns - began_ns

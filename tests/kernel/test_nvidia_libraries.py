@@ -1,6 +1,7 @@
 """NVIDIA's own libraries from PyPI: every listed symbol is probed there, arguments and return codes are the real ones.
 
-Without a driver every call fails; the code it fails with is what the caller got.
+Without a driver every call fails; the code it fails with is what the caller got. NCCL's wheel (nvidia-nccl-cu12 2.29 or newer, 335 MiB,
+470 MiB unpacked) is no dependency: unpack it anywhere and name that folder in PYTHONPATH.
 """
 
 import json
@@ -11,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, files
 import numpy as np
 import pytest
 
+from ingero.agent.kernel.abi import Flag
+from ingero.agent.probes.engine import EngineSettings
 from ingero.agent.symbols.cuda_graph import GRAPH_RUNTIME
 from ingero.agent.symbols.cuda_runtime import CUDA_RUNTIME
 from ingero.agent.symbols.nccl import NCCL
@@ -155,3 +158,69 @@ def test_calls_of_the_real_nccl_carry_rank_size_and_identity(start_engine, read,
     assert made["nranks"].tolist() == [5, 7]
     assert made["rc"].tolist() == account["rcs"]
     assert {int(h) for h in made["comm_hash"]} == {hash_of(range(1000, 1016))}
+
+
+REFUSED_CALLS = """
+import ctypes, json, os, sys
+lib = ctypes.CDLL(sys.argv[1])
+ptr, u64 = ctypes.c_void_p, ctypes.c_uint64
+out, word = ptr(), ctypes.c_int()
+buffers = ptr(0x10), ptr(0x20), u64(257), 8
+no_comm, stream, redop, root, config = None, ptr(0x88), 2, 1, None
+calls = {}
+def call(name, *arguments):
+    calls[name] = getattr(lib, name)(*arguments)
+for name, extra in (
+    ("AllReduce", (redop,)), ("ReduceScatter", (redop,)), ("AllGather", ()), ("AlltoAll", ()), ("Broadcast", (root,)),
+    ("Gather", (root,)), ("Scatter", (root,)), ("Reduce", (redop, root)),
+):
+    call(f"nccl{name}", *buffers, *extra, no_comm, stream)
+    call(f"nccl{name}Config", *buffers, *extra, no_comm, stream, config)
+for name in ("ncclBcast", "ncclSend", "ncclRecv"):
+    call(name, *buffers[1:], root, no_comm, stream)
+call("ncclGroupEnd")  # of no group
+call("ncclGroupStart")
+call("ncclGroupSimulateEnd", None)
+call("ncclCommUserRank", no_comm, ctypes.byref(word))
+call("ncclCommCount", no_comm, ctypes.byref(word))
+for name in ("ncclCommDestroy", "ncclCommAbort", "ncclCommFinalize"):
+    call(name, no_comm)
+call("ncclCommRevoke", no_comm, 0)
+call("ncclCommSplit", no_comm, 0, 0, ctypes.byref(out), None)
+call("ncclCommInitAll", ctypes.byref(out), 1, None)
+print(json.dumps({"pid": os.getpid(), "calls": calls}))
+"""
+
+
+@pytest.mark.slow
+def test_every_function_of_the_real_nccl_is_seen_with_what_it_returned(
+    start_engine, read, target_of
+):
+    path = find_library("nvidia-nccl-cu12", "libnccl.so.2")
+    engine = start_engine(EngineSettings(host_probes=(), keep_first=1 << 20), attach=False)
+    assert engine.attach(target_of(path))
+    account = run_calls(REFUSED_CALLS, path)
+    traced = read(engine, [account])
+    records = traced.records["collectives"]
+    records = records[(records["pid"] == account["pid"]) & (records["depth"] == 0)]
+    functions = {function.name: function for function in NCCL}
+    # ncclCommShrink takes no null communicator, and the other ways to make one have a test of their own.
+    left_out = {
+        "ncclCommInitRank", "ncclCommInitRankConfig", "ncclCommInitRankScalable", "ncclCommShrink",
+    }  # fmt: skip
+    assert account["calls"].keys() == functions.keys() - left_out
+    # One record a call, in the order of the calls.
+    assert [(int(r["op"]), int(r["rc"])) for r in records] == [
+        (functions[name].op, rc) for name, rc in account["calls"].items()
+    ]
+    for record, name in zip(records, account["calls"], strict=True):
+        told = functions[name].roles
+        if "count" in told:
+            assert (record["count"], record["bytes"], record["dtype"]) == (257, 257 * 8, 8)
+            assert int(record["stream"]) == 0x88
+            assert record["redop"] == (2 if "redop" in told else -1)
+            assert record["peer"] == (1 if "peer" in told else -1)
+    assert {int(r["rc"]) for r in records[:15]} == {4}  # invalid argument
+    assert account["calls"]["ncclGroupSimulateEnd"] == 0
+    after = list(account["calls"]).index("ncclGroupSimulateEnd")
+    assert not (records["flags"][after:] & Flag.GROUPED).any()

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from ingero.agent.app.tracing import TraceSession, TraceSettings
+from ingero.agent.discover.processes import find_reach
 from ingero.agent.probes.engine import EngineSettings
 from ingero.agent.store.reader import LoadFilter, load_recording
 from ingero.cli.main import cli
@@ -200,18 +201,23 @@ class Collector:
         self.totals.append(totals)
 
 
-def trace_until_exit(process, collector, n_libraries=0):
-    """Trace until the process ends; it gets one line at the start and, if it waits there, one when it is probed."""
+def trace_until_exit(process, collector, libraries=()):
+    """Trace until the process ends; it gets one line at the start and, if it waits there, one when its libraries are probed."""
     settings = TraceSettings(
         engine=EngineSettings(host_probes=("process", "sched"), keep_first=1 << 20)
     )
-    lines = ["go\n"] * (2 if n_libraries else 1)
+    files = [find_reach(str(library)).file for library in libraries]
+    lines = ["go\n"] * (2 if files else 1)
     with TraceSession(settings, [collector]) as session:
-        known = len(session.engine.targets)
+        maps = Path(f"/proc/{process.pid}/maps")
+
+        def is_ready():
+            # Others may use the same libraries: that they are probed says nothing of this process.
+            mapped = files and libraries[-1].name in maps.read_text()
+            return mapped and all(session.engine.is_attached(file) for file in files)
 
         def is_over():
-            is_probed = len(session.engine.targets) >= known + n_libraries
-            if lines and (len(lines) == 2 or not n_libraries or is_probed):
+            if lines and (len(lines) == 2 or not files or is_ready()):
                 process.stdin.write(lines.pop())
                 process.stdin.flush()
             return process.poll() is not None
@@ -272,7 +278,7 @@ def test_a_runtime_linked_into_the_program_is_found(tmp_path, start):
         ["/bin/sh", "-c", f"read line; exec {program} sync gate=1 steps=61"],
     )  # fmt: skip
     collector = Collector()
-    targets = trace_until_exit(process, collector, n_libraries=1)
+    targets = trace_until_exit(process, collector, [program])
     assert {target.libraries for target in targets if target.path == str(program)} == {
         ("cudart", "cuda", "nccl")
     }
@@ -283,10 +289,12 @@ def test_a_runtime_linked_into_the_program_is_found(tmp_path, start):
 
 def test_off_cpu_spans_tell_sleep_from_preemption(start):
     process = start(
-        ["/bin/sh", "-c", f"read line; exec {get_program()} sync gate=1 steps=59"],
+        ["/bin/sh", "-c", f"read line; GPUSIM_KERNEL_NS=3000000 exec {get_program()} sync gate=1 steps=59"],
     )  # fmt: skip
     collector = Collector()
-    trace_until_exit(process, collector, n_libraries=3)
+    folder = get_program().parent
+    names = ("libcuda.so.1", "libcudart.so.12", "libnccl.so.2")
+    trace_until_exit(process, collector, [folder / name for name in names])
     account = json.loads(process.stdout.read())
     spans = [
         event

@@ -72,7 +72,10 @@ def test_a_trace_records_its_workloads_words_and_pushes_its_collectives(fleet, t
         rank: list(range(1, STEPS + 3)) for rank in range(N_RANKS)
     }
     assert {(run.rank.cluster_id, run.rank.node_id) for run in runs} == {("c", "n")}
-    assert "note:" not in result.stderr.replace("note: baseline", "")
+    # A machine with other things to do may let a look come late: that is a state, not a loss.
+    late = ("note: baseline", "note: state:")
+    notes = [line for line in result.stderr.splitlines() if line.startswith("note:")]
+    assert [note for note in notes if not note.startswith(late)] == []
 
 
 def test_options_of_a_fleet_without_a_fleet_are_wrong_usage():

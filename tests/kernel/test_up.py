@@ -59,6 +59,13 @@ def test_slow_rank_is_named_and_the_others_are_its_victims():
     assert result["detection_s"] > 0
 
 
+def test_slow_link_is_the_network_and_nobodys_own_work():
+    result = up("--ranks", "6", "--fault", "slow-link:3", "--duration", "40s")
+    assert result["network"] == [2, 3]
+    assert result["culprits"] == []
+    assert result["wrongly_named"] == []
+
+
 @pytest.mark.parametrize(("kind", "causes"), [("pause", {"absent", "stuck"}), ("kill", {"silent"})])
 def test_rank_that_stops_is_a_hang_of_that_rank_alone(kind, causes):
     """A pause between two collectives leaves the rank absent from the next, one inside a call leaves it stuck there."""

@@ -5,7 +5,6 @@ import pytest
 from ingero.model.collectives import UNKNOWN_NS, ClockKind, CollectiveOp
 from ingero.wire.collective_gauges import (
     UNKNOWN_COMM,
-    has_collective_gauges,
     parse_op,
     read_collective_gauges,
 )
@@ -150,12 +149,3 @@ def test_an_unknown_type_of_element_leaves_the_size_unknown(read):
 )
 def test_operation_names_of_both_spellings_are_one(name, op):
     assert parse_op(name) is op
-
-
-def test_health_pushes_are_told_apart_cheaply(data_dir):
-    from ingero.wire.otlp import decode_export
-
-    body = (data_dir / "wire_samples/push_active.json").read_bytes()
-    assert not has_collective_gauges(decode_export(body, Signal.METRICS, "application/json"))
-    assert has_collective_gauges(push(event(BOOT)))
-    assert has_collective_gauges(as_protobuf(push(event(BOOT))))

@@ -20,6 +20,7 @@ enum ig_limit {
 	/* Latency buckets: below 2^7 ns, then four per octave up to 2^38 ns (275 s), then the rest. */
 	IG_HIST_FIRST_LOG2 = 7,
 	IG_HIST_BUCKETS = 126,
+	IG_N_COPY_KINDS = 6, /* cudaMemcpyKind, and the last for any other number */
 	IG_MAX_NATIVE = 127, /* kernel.perf_event_max_stack as it comes */
 	IG_MAX_PYTHON = 128,
 };
@@ -358,7 +359,7 @@ struct ig_frame {
 	u16 op;
 	u8 source;
 	u8 flags;
-	u32 reserved;
+	u32 copy; /* 1: a copy; 2: inside of one; 0: neither */
 };
 _Static_assert(sizeof(struct ig_frame) == 128, "ABI");
 
@@ -393,6 +394,12 @@ enum ig_act {
 	IG_ACT_COMM_RANK = 13, /* a getter told the rank */
 	IG_ACT_COMM_COUNT = 14,
 	IG_ACT_GET_DEVICE = 15, /* a getter told the thread's device */
+	/* Counted by direction too, unless another copy made it; from here on act - IG_ACT_COPY is a cudaMemcpyKind. */
+	IG_ACT_COPY = 16, /* the kind is aux */
+	IG_ACT_COPY_H2D = 17,
+	IG_ACT_COPY_D2H = 18,
+	IG_ACT_COPY_D2D = 19,
+	IG_ACT_COPY_DEFAULT = 20,
 };
 
 enum ig_role {

@@ -101,15 +101,6 @@ class _Events:
     keys: list[_Key] = field(default_factory=list)
 
 
-def has_collective_gauges(export: Export) -> bool:
-    """Whether a metrics export holds any; cheap, so that health pushes are not walked twice."""
-    return any(
-        name.startswith("nccl.collective.")
-        for _, metrics in export.metrics
-        for _, _, name, _, _ in metrics
-    )
-
-
 def read_collective_gauges(
     export: Export, received_wall_ns: int, cache: ResourceCache
 ) -> GaugeRead:

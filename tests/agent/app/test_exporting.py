@@ -20,12 +20,13 @@ from ingero.agent.discover.identity import Identity
 from ingero.agent.export.sink_server import serve_sink
 from ingero.agent.health.endpoint import parse_endpoint
 from ingero.agent.health.transport import HttpTransport, TransportSettings
-from ingero.agent.kernel.abi import build_bucket_edges_ns, get_dtype
+from ingero.agent.kernel.abi import N_COPY_KINDS, build_bucket_edges_ns, get_dtype
 from ingero.agent.probes.ended import EndedCounts
 from ingero.config import Endpoint
 from ingero.model.events import CudaOp, NcclOp, Source
 from ingero.model.recording import ProcessRank
 from ingero.telemetry.clock import SystemClock
+from ingero.wire.names import MemcpyDirection
 
 LAUNCH, REDUCE = (Source.CUDA, CudaOp.LAUNCH_KERNEL), (Source.NCCL, NcclOp.ALL_REDUCE)
 DURATIONS = {
@@ -51,6 +52,22 @@ def rows_of(durations):
         counts[i]["total_ns"], counts[i]["bytes"] = sum(all_ns), 1009 * len(all_ns)
         counts[i]["min_ns"], counts[i]["max_ns"] = min(all_ns), max(all_ns)
     return keys, counts
+
+
+def copies_of(**durations):
+    """``struct ig_count`` by direction: the copies took these nanoseconds and moved 1009 bytes each."""
+    copies = np.zeros(N_COPY_KINDS, get_dtype("count"))
+    edges = build_bucket_edges_ns()
+    for direction, all_ns in durations.items():
+        count = copies[list(MemcpyDirection).index(direction)]
+        for ns in all_ns:
+            count["hist"][int(np.searchsorted(edges, ns, side="right")) - 1] += 1
+        count["seen"], count["bytes"], count["total_ns"] = (
+            len(all_ns),
+            1009 * len(all_ns),
+            sum(all_ns),
+        )
+    return copies
 
 
 def totals_of(durations, **more):
@@ -80,7 +97,9 @@ def test_a_scraper_reads_exact_counts_and_histograms_by_the_documented_names():
     with serve_sink(Endpoint("127.0.0.1", 0), page) as bound:
         with pytest.raises(urllib.error.HTTPError, match="503"):
             urllib.request.urlopen(f"http://{bound}/readyz")
-        observer.on_totals(totals_of(DURATIONS))
+        observer.on_totals(
+            totals_of(DURATIONS, copies=copies_of(h2d=[300, 3_000_000], default=[700]))
+        )
         told = scrape(f"http://{bound}/metrics")
     launch = {"source": "cuda", "operation": "cudaLaunchKernel"}
 
@@ -95,6 +114,12 @@ def test_a_scraper_reads_exact_counts_and_histograms_by_the_documented_names():
         assert value(f"{name}_bucket", **launch, le=2.0**log2 / 1e3) == n_within, log2
     assert value(f"{name}_bucket", **launch, le="+Inf") == 6
     assert value("gpu_kernel_launch_count", pid=7) == 5
+    assert value("gpu_memcpy_bytes_total", direction="h2d") == 2018
+    assert value("gpu_memcpy_bytes_total", direction="default") == 1009
+    assert value("gpu_memcpy_duration_ms_count", direction="h2d") == 2
+    assert value("gpu_memcpy_duration_ms_sum", direction="h2d") == 3.0003
+    assert value("gpu_memcpy_duration_ms_bucket", direction="h2d", le=2.0**21 / 1e6) == 1
+    assert not any(("direction", "d2h") in labels for _, labels in told)
     reduce = {"op_type": "ncclAllReduce", "pid": 7, "rank": 4}
     assert value("gpu_nccl_collective_count", **reduce) == 2
     assert value("gpu_nccl_collective_bytes_total", **reduce) == 2018

@@ -1,10 +1,15 @@
 """Ranks, jobs and containers out of what launchers and runtimes really write. No root."""
 
 import os
+from pathlib import Path
+
+import pytest
 
 from ingero.agent.discover.identity import (
     find_cgroup_id,
+    find_cgroup_ids,
     find_place,
+    find_unified_root,
     parse_cgroup,
     parse_environment,
     parse_stat,
@@ -112,3 +117,23 @@ def test_a_cgroup_s_id_is_the_inode_of_its_folder(tmp_path):
     (tmp_path / "a/b").mkdir(parents=True)
     assert find_cgroup_id("/a/b", tmp_path) == (tmp_path / "a/b").stat().st_ino
     assert find_cgroup_id("/gone", tmp_path) == 0
+    ids = find_cgroup_ids("/a", tmp_path)
+    assert set(ids) == {(tmp_path / "a").stat().st_ino, (tmp_path / "a/b").stat().st_ino}
+    assert find_cgroup_ids("/gone", tmp_path) == ()
+
+
+@pytest.mark.parametrize(
+    ("mounts", "root"),
+    [
+        ("cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n", Path("/sys/fs/cgroup")),
+        (
+            "cgroup /m cgroup rw,memory 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n",
+            Path("/sys/fs/cgroup/unified"),
+        ),
+        ("cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n\n", None),
+    ],
+    ids=["version 2 alone", "beside version 1", "version 1 alone"],
+)
+def test_version_2_of_cgroups_is_found_where_it_is_mounted(tmp_path, mounts, root):
+    (tmp_path / "mounts").write_text(mounts)
+    assert find_unified_root(tmp_path / "mounts") == root

@@ -37,6 +37,7 @@ def test_roles_and_limits_have_the_header_s_values():
     limits = abi.get_btf().build_enum("ig_limit")
     assert limits["IG_MAX_DESCRIPTORS"] == abi.MAX_DESCRIPTORS
     assert limits["IG_MAX_PYTHON"] == abi.MAX_PYTHON
+    assert limits["IG_N_COPY_KINDS"] == abi.N_COPY_KINDS
     assert limits["IG_N_REGS"] == abi.N_REGISTERS
     assert limits["IG_HIST_BUCKETS"] == abi.HIST_BUCKETS
     assert limits["IG_HIST_FIRST_LOG2"] == abi.HIST_FIRST_LOG2

@@ -298,7 +298,7 @@ def build_tcp_events(records: Records, offset_ns: int) -> Events:
 
 
 def build_span_events(records: Records, offset_ns: int) -> Events:
-    """Rows of what a process did in the kernel: bytes on sockets, direct reclaim; arg1 is bytes."""
+    """Rows of what a process did in the kernel: bytes on sockets, direct reclaim, page faults; arg1 is bytes."""
     events = np.zeros(len(records), EVENT)
     events["start_ns"] = records["header"]["mono_ns"].astype(np.int64) + offset_ns
     for name in ("duration_ns", "pid", "tid", "source", "op", "weight", "cgroup_id"):
@@ -321,5 +321,6 @@ BUILDERS: Final = {
     "retransmits": build_tcp_events,
     "sockets": build_span_events,
     "reclaims": build_span_events,
+    "faults": build_span_events,
 }
 """How each ring's records become rows."""

@@ -18,6 +18,7 @@ from ingero.agent.app.tracing import Totals, count_coverage
 from ingero.agent.kernel.abi import HIST_FIRST_LOG2
 from ingero.agent.probes.latency import fold_octaves
 from ingero.model.events import CudaOp, DriverOp, Source, op_name, source_name
+from ingero.wire.names import Attribute, MemcpyDirection
 
 Records = npt.NDArray[Any]
 Labels = tuple[tuple[str, str | int], ...]
@@ -103,6 +104,7 @@ def iter_call_series(totals: Totals, ranks: Mapping[int, int]) -> Iterator[Serie
     is_nccl = keys["source"] == Source.NCCL
     yield from _iter_operations(keys, counts)
     yield from _iter_collectives(keys[is_nccl], counts[is_nccl], ranks)
+    yield from _iter_copies(totals.copies)
     yield from _iter_processes(totals.keys)
     yield Series(
         "gpu.kernel.launch.count", Kind.SUM, "1", "Kernel launches, by process.",
@@ -161,6 +163,24 @@ def _iter_collectives(keys: Records, counts: Records, ranks: Mapping[int, int]) 
     yield Series(
         "nccl.collective.duration_ms", Kind.HISTOGRAM, "ms",
         "Time inside NCCL calls, which is enqueue time where they are asynchronous.", tuple(durations),
+    )  # fmt: skip
+
+
+def _iter_copies(copies: Records) -> Iterator[Series]:
+    """The directions are in the order of `CopyKind`."""
+    moved, durations = [], []
+    for direction, count in zip(MemcpyDirection, copies, strict=True):
+        if count["seen"]:
+            labels: Labels = ((Attribute.MEMCPY_DIRECTION.value, direction.value),)
+            moved.append((labels, float(count["bytes"])))
+            took = build_distribution(count["hist"], int(count["total_ns"]), _NS_PER_MS)
+            durations.append((labels, took))
+    yield Series(
+        "gpu.memcpy.bytes_total", Kind.SUM, "By", "Bytes copied, exact whatever is sampled.", tuple(moved)
+    )  # fmt: skip
+    yield Series(
+        "gpu.memcpy.duration_ms", Kind.HISTOGRAM, "ms",
+        "Time inside copy calls, which is enqueue time where they are asynchronous.", tuple(durations),
     )  # fmt: skip
 
 

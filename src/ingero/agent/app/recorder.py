@@ -47,7 +47,15 @@ _ALWAYS: Final = (
     (Source.DRIVER, (DriverOp.CTX_SYNC, DriverOp.STREAM_SYNC, DriverOp.EVENT_SYNC)),
     (
         Source.HOST,
-        (HostOp.SCHED_SWITCH, HostOp.OOM_KILL, HostOp.EXEC, HostOp.EXIT, HostOp.FORK),
+        (
+            HostOp.SCHED_SWITCH,
+            HostOp.PAGE_FAULT,
+            HostOp.DIRECT_RECLAIM,
+            HostOp.OOM_KILL,
+            HostOp.EXEC,
+            HostOp.EXIT,
+            HostOp.FORK,
+        ),
     ),
 )
 _UNCOUNTED_RINGS: Final = ("processes", "victims")
@@ -58,8 +66,8 @@ _ALWAYS_SOURCES: Final = (Source.TCP, Source.NCCL, Source.CUDA_GRAPH)
 def is_stored(events: Events, elapsed_ns: int) -> npt.NDArray[np.bool_]:
     """Which rows are kept one by one; all of them are counted anyway.
 
-    Kept are the first ten seconds, what waits, what failed or was slow, collectives, graphs, process life, off-CPU spans,
-    retransmits, and block requests over 10 ms.
+    Kept are the first ten seconds, what waits, what failed or was slow, collectives, graphs, process life, off-CPU spans, major
+    page faults, direct reclaim, retransmits, and block requests over 10 ms.
     """
     if elapsed_ns < EVERYTHING_NS:
         return np.ones(len(events), bool)

@@ -32,7 +32,7 @@ from ingero.agent.discover.processes import (
     iter_mappings,
     iter_pids,
 )
-from ingero.agent.kernel.abi import ProcessEvent
+from ingero.agent.kernel.abi import N_COPY_KINDS, ProcessEvent, get_dtype
 from ingero.agent.kernel.perf import Mapping, MappingStream
 from ingero.agent.probes.ended import EndedCounts
 from ingero.agent.probes.engine import Engine, EngineSettings, Missing
@@ -63,8 +63,9 @@ class TraceSettings:
     Attributes:
         engine: How the probes run.
         duration_ns: When to stop; 0 for never.
-        pids: Processes to watch with their children; empty with ``uid`` None watches all.
+        pids: Processes to watch with their children; with neither these nor a user nor a cgroup all are watched.
         uid: A user whose processes to watch.
+        cgroup_ids: Cgroups of version 2 whose own processes to watch.
         keep_one_in: A fixed sampling of ordinary calls; 0 adapts to loss.
         files: Libraries to probe before anything runs; others are found as processes load them.
         drain_ms: How often the busy rings are read. Each reading has its price, so no oftener than observers need it.
@@ -74,6 +75,7 @@ class TraceSettings:
     duration_ns: int = 0
     pids: tuple[int, ...] = ()
     uid: int | None = None
+    cgroup_ids: tuple[int, ...] = ()
     keep_one_in: int = 0
     files: tuple[Path, ...] = ()
     drain_ms: int = DRAIN_MS
@@ -96,6 +98,7 @@ class Totals:
         is_last: Whether tracing is over.
         ended_keys: As ``keys``, of processes that ended; pid 0 stands for many.
         ended_counts: As ``counts``, of processes that ended.
+        copies: ``struct ig_count`` of copies since tracing began, by `CopyKind`.
     """
 
     mono_ns: int
@@ -110,6 +113,7 @@ class Totals:
     is_last: bool = False
     ended_keys: Records = field(default_factory=lambda: EndedCounts().keys)
     ended_counts: Records = field(default_factory=lambda: EndedCounts().counts)
+    copies: Records = field(default_factory=lambda: np.zeros(N_COPY_KINDS, get_dtype("count")))
 
     @property
     def all_keys(self) -> Records:
@@ -207,6 +211,8 @@ class TraceSession:
             self._engine.watch_pid(pid)
         if self.settings.uid is not None:
             self._engine.watch_uid(self.settings.uid)
+        for cgroup_id in self.settings.cgroup_ids:
+            self._engine.watch_cgroup(cgroup_id)
         self._engine.set_keep_one_in(self._sampling.keep_one_in)
         self._engine.start_host_probes()
         self._consumers = {name: functools.partial(self._take, name) for name in self._engine.rings}
@@ -361,6 +367,7 @@ class TraceSession:
             is_last=is_last,
             ended_keys=self._ended_counts.keys,
             ended_counts=self._ended_counts.counts,
+            copies=self._engine.read_copies(),
         )
         for observer in self._observers:
             observer.on_totals(totals)

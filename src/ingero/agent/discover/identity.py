@@ -6,6 +6,7 @@ and start time, because pids are used again.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,12 +110,37 @@ def parse_cgroup(text: str) -> tuple[str, str, str, str]:
     )
 
 
-def find_cgroup_id(path: str, root: Path = Path("/sys/fs/cgroup")) -> int:
-    """The id that the kernel gives a version 2 cgroup, which is its folder's inode; 0 when it is not there."""
+def find_unified_root(mounts: Path = _PROC / "self/mounts") -> Path | None:
+    """Where cgroup version 2 is mounted: alone, or beside version 1 in a folder of its own; None when it is not."""
     try:
-        return (root / path.lstrip("/")).stat().st_ino
+        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    fields = (line.split() for line in lines)
+    return next((Path(field[1]) for field in fields if field[2:3] == ["cgroup2"]), None)
+
+
+def find_cgroup_id(path: str, root: Path | None = None) -> int:
+    """The id that the kernel gives a version 2 cgroup, which is its folder's inode; 0 when it is not there.
+
+    Args:
+        path: As ``/proc/PID/cgroup`` has it. One of version 1 alone is not found: the kernel's ids are those of version 2.
+        root: Where version 2 is mounted; None looks.
+    """
+    root = root or find_unified_root()
+    try:
+        return (root / path.lstrip("/")).stat().st_ino if root else 0
     except OSError:
         return 0
+
+
+def find_cgroup_ids(path: str, root: Path | None = None) -> tuple[int, ...]:
+    """Ids of a version 2 cgroup and of those below it now; none when it is not there."""
+    root = root or find_unified_root()
+    folder = root / path.lstrip("/") if root else None
+    if folder is None or not folder.is_dir():
+        return ()
+    return tuple(Path(name).stat().st_ino for name, _, _ in os.walk(folder))
 
 
 def parse_stat(text: str) -> tuple[str, int]:

@@ -6,7 +6,7 @@ One engine per agent. Closing it removes every probe: links live as long as thei
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from ingero.agent.discover.processes import FileId
 from ingero.agent.kernel import syscalls
-from ingero.agent.kernel.abi import get_dtype
+from ingero.agent.kernel.abi import N_COPY_KINDS, get_dtype
 from ingero.agent.kernel.maps import BpfMap
 from ingero.agent.kernel.objects import BpfObject
+from ingero.agent.kernel.perf import iter_online_cpus, open_software_event
 from ingero.agent.kernel.ring import Ring
 from ingero.agent.probes.host import PROBES, HostProbe
 from ingero.agent.probes.targets import ProbeTarget
@@ -176,7 +177,11 @@ class Engine:
         loaded = BpfObject(probe.name, shared=self._calls.subset(_SHARED))
         links: list[int] = []
         try:
-            links.extend(syscalls.attach_tracing(fd) for fd in loaded.programs.values())
+            for name, fd in loaded.programs.items():
+                if name in probe.events:
+                    links.extend(_attach_everywhere(fd, probe.events[name]))
+                else:
+                    links.append(syscalls.attach_tracing(fd))
         except OSError as error:
             for link in links:
                 os.close(link)
@@ -298,6 +303,21 @@ class Engine:
                 totals[name] = per_cpu[name].sum(axis=1)
         return keys, totals
 
+    def read_copies(self) -> Records:
+        """Exact counts so far of copies that succeeded, by direction, summed over processes and CPUs.
+
+        Returns:
+            ``struct ig_count`` with ``seen``, ``bytes``, ``total_ns`` and ``hist`` filled; shape (N_COPY_KINDS,), by
+            `CopyKind`. A copy that another copy made, as the runtime's does in the driver, is counted with that one.
+        """
+        totals = np.zeros(N_COPY_KINDS, get_dtype("count"))
+        for kind in range(N_COPY_KINDS):
+            per_cpu = self.maps["copies"].lookup(kind.to_bytes(4, "little"), totals.dtype)
+            assert per_cpu is not None  # an array map has all its entries
+            for name in ("seen", "bytes", "total_ns", "hist"):
+                totals[name][kind] = per_cpu[name].sum(axis=0)
+        return totals
+
     def forget(self, pids: Collection[int]) -> None:
         """Drop what is kept of processes that ended: counts (read them first), allocations and communicators."""
         if not pids:
@@ -360,3 +380,13 @@ class Engine:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _attach_everywhere(prog_fd: int, config: int) -> Iterator[int]:
+    """Links of a program to a software event, one per processor."""
+    for cpu in iter_online_cpus():
+        event_fd = open_software_event(config, cpu)
+        try:
+            yield syscalls.attach_perf_event(prog_fd, event_fd)
+        finally:
+            os.close(event_fd)

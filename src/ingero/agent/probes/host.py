@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
+
+from ingero.agent.kernel.perf import COUNT_PAGE_FAULTS, COUNT_PAGE_FAULTS_MAJOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,7 @@ class HostProbe:
         says: What it tells.
         costs: What is missing without it.
         wakes: Whether a record should be read at once.
+        events: Programs that run at a software event of perf, by name; the others attach where they were compiled for.
     """
 
     name: str
@@ -25,6 +29,7 @@ class HostProbe:
     says: str
     costs: str
     wakes: bool = False
+    events: Mapping[str, int] = field(default_factory=dict)
 
 
 PROBES: Final = (
@@ -63,6 +68,14 @@ PROBES: Final = (
         "span",
         "memory pages of GPU processes, and time they lost making room themselves",
         "a host short of memory looks like slow code",
+    ),
+    HostProbe(
+        "fault",
+        "faults",
+        "span",
+        "page faults that waited for a disk",
+        "memory that was swapped out, or files read through memory, look like slow code",
+        events={"fault_begin": COUNT_PAGE_FAULTS, "fault_end": COUNT_PAGE_FAULTS_MAJOR},
     ),
     HostProbe("tcp", "retransmits", "tcp", "TCP segments sent again", "no sign of a lossy network"),
     HostProbe(

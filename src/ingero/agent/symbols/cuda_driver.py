@@ -47,21 +47,29 @@ LAUNCHES: Final = (
 )
 
 COPIES: Final = (
-    _driver(DriverOp.MEMCPY, "cuMemcpy", "dst:ptr src:ptr size:u64", suffixes=_PTDS, size="size"),
+    _driver(
+        DriverOp.MEMCPY,
+        "cuMemcpy",
+        "dst:ptr src:ptr size:u64",
+        act=Act.COPY_DEFAULT,
+        suffixes=_PTDS,
+        size="size",
+    ),
     _driver(
         DriverOp.MEMCPY_ASYNC,
         "cuMemcpyAsync",
         "dst:ptr src:ptr size:u64 stream:ptr",
+        act=Act.COPY_DEFAULT,
         suffixes=_PTSZ,
         size="size",
         stream="stream",
     ),
     *(
-        _driver(op, name, "dst:ptr src:ptr size:u64", suffixes=_PTDS, size="size")
-        for name, op in (
-            ("cuMemcpyHtoD_v2", DriverOp.MEMCPY_HTOD),
-            ("cuMemcpyDtoH_v2", DriverOp.MEMCPY_DTOH),
-            ("cuMemcpyDtoD_v2", DriverOp.MEMCPY_DTOD),
+        _driver(op, name, "dst:ptr src:ptr size:u64", act=act, suffixes=_PTDS, size="size")
+        for name, op, act in (
+            ("cuMemcpyHtoD_v2", DriverOp.MEMCPY_HTOD, Act.COPY_H2D),
+            ("cuMemcpyDtoH_v2", DriverOp.MEMCPY_DTOH, Act.COPY_D2H),
+            ("cuMemcpyDtoD_v2", DriverOp.MEMCPY_DTOD, Act.COPY_D2D),
         )
     ),
     *(
@@ -69,20 +77,22 @@ COPIES: Final = (
             op,
             name,
             "dst:ptr src:ptr size:u64 stream:ptr",
+            act=act,
             suffixes=_PTSZ,
             size="size",
             stream="stream",
         )
-        for name, op in (
-            ("cuMemcpyHtoDAsync_v2", DriverOp.MEMCPY_HTOD_ASYNC),
-            ("cuMemcpyDtoHAsync_v2", DriverOp.MEMCPY_DTOH_ASYNC),
-            ("cuMemcpyDtoDAsync_v2", DriverOp.MEMCPY_DTOD_ASYNC),
+        for name, op, act in (
+            ("cuMemcpyHtoDAsync_v2", DriverOp.MEMCPY_HTOD_ASYNC, Act.COPY_H2D),
+            ("cuMemcpyDtoHAsync_v2", DriverOp.MEMCPY_DTOH_ASYNC, Act.COPY_D2H),
+            ("cuMemcpyDtoDAsync_v2", DriverOp.MEMCPY_DTOD_ASYNC, Act.COPY_D2D),
         )
     ),
     _driver(
         DriverOp.MEMCPY_PEER,
         "cuMemcpyPeer",
         "dst:ptr dst_ctx:ptr src:ptr src_ctx:ptr size:u64",
+        act=Act.COPY_D2D,
         suffixes=_PTDS,
         size="size",
     ),
@@ -90,6 +100,7 @@ COPIES: Final = (
         DriverOp.MEMCPY_PEER,
         "cuMemcpyPeerAsync",
         "dst:ptr dst_ctx:ptr src:ptr src_ctx:ptr size:u64 stream:ptr",
+        act=Act.COPY_D2D,
         suffixes=_PTSZ,
         size="size",
         stream="stream",

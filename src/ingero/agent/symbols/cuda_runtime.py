@@ -32,7 +32,7 @@ _cuda = functools.partial(row, Source.CUDA)
 _launch = functools.partial(
     _cuda, CudaOp.LAUNCH_KERNEL, suffixes=_PTSZ, handle="func", stream="stream"
 )
-_copy = functools.partial(_cuda, size="count", aux="kind")
+_copy = functools.partial(_cuda, act=Act.COPY, size="count", aux="kind")
 
 LAUNCHES: Final = (
     _launch("cudaLaunchKernel", _LAUNCH, grid="grid", block="block"),
@@ -64,6 +64,7 @@ COPIES: Final = (
         CudaOp.MEMCPY_2D,
         "cudaMemcpy2D",
         _COPY_2D,
+        act=Act.COPY,
         suffixes=_PTDS,
         size="width*height",
         aux="kind",
@@ -72,27 +73,43 @@ COPIES: Final = (
         CudaOp.MEMCPY_2D_ASYNC,
         "cudaMemcpy2DAsync",
         f"{_COPY_2D} stream:ptr",
+        act=Act.COPY,
         suffixes=_PTSZ,
         size="width*height",
         aux="kind",
         stream="stream",
     ),
-    _cuda(CudaOp.MEMCPY_PEER, "cudaMemcpyPeer", _COPY_PEER, size="count", aux="dst_device"),
+    _cuda(
+        CudaOp.MEMCPY_PEER,
+        "cudaMemcpyPeer",
+        _COPY_PEER,
+        act=Act.COPY_D2D,
+        size="count",
+        aux="dst_device",
+    ),
     _cuda(
         CudaOp.MEMCPY_PEER_ASYNC,
         "cudaMemcpyPeerAsync",
         f"{_COPY_PEER} stream:ptr",
+        act=Act.COPY_D2D,
         size="count",
         aux="dst_device",
         stream="stream",
     ),
     _cuda(
-        CudaOp.MEMCPY_3D, "cudaMemcpy3D", "p:ptr", suffixes=_PTDS, size=_3D_BYTES, aux="p@152:i32"
+        CudaOp.MEMCPY_3D,
+        "cudaMemcpy3D",
+        "p:ptr",
+        act=Act.COPY,
+        suffixes=_PTDS,
+        size=_3D_BYTES,
+        aux="p@152:i32",
     ),
     _cuda(
         CudaOp.MEMCPY_3D,
         "cudaMemcpy3DAsync",
         "p:ptr stream:ptr",
+        act=Act.COPY,
         suffixes=_PTSZ,
         size=_3D_BYTES,
         aux="p@152:i32",

@@ -152,6 +152,8 @@ POINT_TO_POINT: Final = tuple(
 GROUPS: Final = (
     _row(NcclOp.GROUP_START, "ncclGroupStart", "", act=Act.GROUP_START),
     _row(NcclOp.GROUP_END, "ncclGroupEnd", "", act=Act.GROUP_END),
+    # Ends a group without running it.
+    _row(NcclOp.GROUP_END, "ncclGroupSimulateEnd", "info:ptr", act=Act.GROUP_END),
 )
 
 NCCL: Final[tuple[Function, ...]] = (*COMMUNICATORS, *COLLECTIVES, *POINT_TO_POINT, *GROUPS)

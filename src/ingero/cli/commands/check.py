@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from ingero.agent.app.checks import Check
 
 
 @click.command("check")
@@ -26,14 +30,12 @@ def command(*, as_json: bool, support_bundle: Path | None) -> None:
       sudo ingero check --json
       sudo ingero check --support-bundle ingero-support.tar.gz
     """
-    from dataclasses import asdict
-
     from ingero.agent.app.checks import check_machine
 
     checks = check_machine()
     report = {
         "all_passed": all(check.passed for check in checks),
-        "checks": [asdict(check) for check in checks],
+        "checks": [_build_entry(check) for check in checks],
     }
     if support_bundle is not None:
         _write_bundle(support_bundle, json.dumps(report, indent=2))
@@ -50,6 +52,17 @@ def command(*, as_json: bool, support_bundle: Path | None) -> None:
             click.echo(f"{'':{width + 6}}costs: {check.costs}")
         if check.fix:
             click.echo(f"{'':{width + 6}}fix:   {check.fix}")
+
+
+def _build_entry(check: Check) -> dict[str, str | bool]:
+    """A check by the field names that existing scripts read; texts that would be empty are left out."""
+    texts = {"value": check.detail, "detail": check.costs, "recommendation": check.fix}
+    return {
+        "name": check.name,
+        "pass": check.passed,
+        "optional": not check.required,
+        **{name: text for name, text in texts.items() if text},
+    }
 
 
 def _write_bundle(path: Path, report: str) -> None:

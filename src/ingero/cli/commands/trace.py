@@ -54,6 +54,12 @@ def _read_ring(context: click.Context, parameter: click.Parameter, value: str) -
 )
 @click.option("--user", "-u", help="Watch the processes of this user.")
 @click.option(
+    "--cgroup",
+    default="",
+    metavar="PATH",
+    help="Watch the processes of this cgroup of version 2 and of those below it now, such as a pod's.",
+)
+@click.option(
     "--duration",
     "-d",
     default="0",
