@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ingero.agent.app.nccl_status import find_plugins
 from ingero.agent.discover.places import iter_installed
 from ingero.agent.discover.processes import iter_mappings, iter_pids
+from ingero.agent.gpu.nccl_plugin import build_setting, find_plugin
 from ingero.agent.gpu.nvml import Nvml
 from ingero.agent.kernel._libbpf import get_libbpf
 from ingero.agent.kernel.objects import BpfObject, find_object
@@ -22,6 +24,7 @@ from ingero.agent.kernel.perf import MappingStream
 from ingero.agent.probes.engine import Engine, EngineSettings
 from ingero.agent.probes.host import PROBES
 from ingero.agent.probes.targets import is_library
+from ingero.config.nccl import ring_parent
 from ingero.errors import UnsupportedError
 from ingero.telemetry.clock import SystemClock
 from ingero.units import format_size
@@ -231,6 +234,17 @@ def _check_libraries() -> Check:
     )
 
 
+def _check_nccl_plugin() -> Check:
+    try:
+        path = find_plugin()
+    except UnsupportedError as error:
+        costs = "collectives are timed by the host's clock alone"
+        return _missing("nccl plug-in", error, costs)
+    n_telling = len(find_plugins(ring_parent()))
+    told = f"set in a job's environment: {build_setting(path)}; processes that have it: {n_telling}"
+    return _there("nccl plug-in", told)
+
+
 def _check_host_probes() -> list[Check]:
     """Load each host probe once, so that a refusal is known before it matters."""
     checks = []
@@ -256,6 +270,7 @@ CHECKS: Final[tuple[Callable[[], Check], ...]] = (
     _check_gpu,
     _check_nvml,
     _check_libraries,
+    _check_nccl_plugin,
 )
 """In the order in which they are shown."""
 

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.agent.app.collectives import SETTLE_NS, CollectiveTracker, Finished, Place
+from ingero.agent.app.device_collectives import DeviceCollectives
 from ingero.agent.health.body import Identity
 from ingero.agent.health.transport import Answer, Transport
 from ingero.model.collectives import ClockKind, CollectiveOp, CollectiveRun, Rank
@@ -128,6 +129,7 @@ class CollectivePusher:
         tracker: Turns kernel records into rows.
         clock: Both clocks.
         pace: How often.
+        device: What plug-ins for NCCL tell; None reads none.
     """
 
     def __init__(
@@ -137,8 +139,10 @@ class CollectivePusher:
         tracker: CollectiveTracker,
         clock: Clock,
         pace: PushPace,
+        device: DeviceCollectives | None = None,
     ) -> None:
         self.counts = PushCounts()
+        self._device = device or DeviceCollectives()
         self._identity = identity
         self._transport = transport
         self._tracker = tracker
@@ -159,11 +163,13 @@ class CollectivePusher:
         """A process and its global rank; -1 when its launcher told none."""
         with self._lock:
             self._ranks[pid] = rank
+            self._device.note_process(pid)
 
     def note_exit(self, pid: int) -> None:
         """A process ended."""
         with self._lock:
             self._exited.setdefault(pid, self._clock.mono_ns())
+            self._device.note_exit(pid)
 
     def add_collectives(self, records: Records) -> None:
         """``struct ig_collective``, copied."""
@@ -190,7 +196,7 @@ class CollectivePusher:
         """Take what is complete, and push what is due."""
         now_ns = self._clock.mono_ns()
         with self._lock:
-            finished = self._tracker.take(now_ns)
+            finished = self._take_finished(now_ns)
             runs = [self._build_run(one) for one in finished]
             has_moved = any([self._learn(one) for one in finished])  # noqa: C419 - all of them learn
             standings = self._find_standings(now_ns)
@@ -206,9 +212,22 @@ class CollectivePusher:
 
     def finish(self) -> None:
         """Send what is left, once."""
+        with self._lock:
+            self._device.end()
         self.look()
         if self._kept:
             self._push_kept(self._clock.mono_ns())
+        with self._lock:
+            self._device.close()
+
+    def _take_finished(self, now_ns: int) -> list[Finished]:
+        """What is complete, by the device's clock where a plug-in tells of it."""
+        self._device.read(now_ns)
+        return self._device.take(self._tracker.take(now_ns), now_ns)
+
+    def _places(self, pid: int) -> dict[str, Place]:
+        """How far a process is: its plug-in's word, whose communicators are those of its rows, before the probes'."""
+        return self._device.places(pid) or self._tracker.places(pid)
 
     def _build_run(self, one: Finished) -> CollectiveRun:
         ops = one.ops.copy()
@@ -222,7 +241,7 @@ class CollectivePusher:
         identity = self._identity
         rank = self._ranks.get(pid, -1)
         if rank < 0:
-            places = self._tracker.places(pid).values()
+            places = self._places(pid).values()
             widest = max(places, key=lambda place: place.n_ranks, default=None)
             rank = -1 if widest is None else widest.comm_rank
         return Rank(identity.cluster_id, identity.node_id, rank)
@@ -276,16 +295,18 @@ class CollectivePusher:
         for pid in ended:
             del self._exited[pid]
             self._tracker.forget(pid)
+            self._device.forget(pid)
             self._ranks.pop(pid, None)
             self._usual = {key: usual for key, usual in self._usual.items() if key[0] != pid}
-        still = [one for pid in self._tracker.pids for one in self._say(pid, now_ns)]
+        pids = dict.fromkeys((*self._tracker.pids, *self._device.pids))
+        still = [one for pid in pids for one in self._say(pid, now_ns)]
         quiet_ns = max((one.still_ns for one in still), default=0)
         gap_ns = STANDING_GAP_NS if quiet_ns < LOUD_NS else self._pace.interval_ns
         return gone + (still if now_ns - self._stood_ns >= gap_ns else [])
 
     def _say(self, pid: int, now_ns: int, *, is_gone: bool = False) -> list[Standing]:
         """Where a process stands, when it does or is gone: on every communicator, as each tells who waits."""
-        places = self._tracker.places(pid)
+        places = self._places(pid)
         is_still = bool(places) and all(_is_still(place, now_ns) for place in places.values())
         if not is_still and not is_gone:
             return []

@@ -260,7 +260,7 @@ class CollectiveTracker:
 
     def _finish(self, pid: int, known: _Process, done: Records) -> list[Finished]:
         """Rows of COLLECTIVE_OP, cut where the communicator's clock changes."""
-        own_ns, known.host_free_ns = _own_times(done, known.host_free_ns)
+        own_ns, known.host_free_ns = own_times(done, known.host_free_ns)
         ops = np.zeros(len(done), COLLECTIVE_OP)
         for name in ("seq", "entry_ns", "n_bytes", "op"):
             ops[name] = done[name]
@@ -315,8 +315,13 @@ def _split_done(pending: Records, now_ns: int) -> tuple[Records, Records]:
     return pending[:first_kept], pending[first_kept:]
 
 
-def _own_times(rows: Records, host_free_ns: int) -> tuple[IntArray, int]:
-    """Host time before each row, and when the host left the last of them."""
+def own_times(rows: Records, host_free_ns: int) -> tuple[IntArray, int]:
+    """Time before each row, and when the last of them was left.
+
+    Args:
+        rows: With ``entry_ns``, ``exit_ns`` and ``leave_ns`` on one clock, by entry; at least one.
+        host_free_ns: When what came before them was left; UNKNOWN_NS when that is not known.
+    """
     entry_ns = rows["entry_ns"].astype(np.int64)
     leaves = np.unique(rows["leave_ns"][rows["leave_ns"] >= 0])
     exits = np.maximum.accumulate(rows["exit_ns"].astype(np.int64))

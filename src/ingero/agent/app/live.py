@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ingero.agent.app.collective_push import CollectivePusher, PushPace
 from ingero.agent.app.collectives import CollectiveTracker
+from ingero.agent.app.device_collectives import DeviceCollectives
 from ingero.agent.app.tracing import Totals, TraceSession, TraceSettings
 from ingero.agent.discover.identity import Identity as ProcessIdentity
 from ingero.agent.health.book import FindLabels
@@ -30,6 +31,7 @@ from ingero.agent.health.service import (
 )
 from ingero.agent.health.signals import Reading, Signals
 from ingero.agent.kernel.abi import ProcessEvent
+from ingero.config.nccl import ring_parent
 from ingero.model.events import CudaOp, DriverOp, Events, GraphOp, Source
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_S
@@ -215,6 +217,7 @@ def open_live(
             CollectiveTracker(),
             clock,
             PushPace(health.loop.push_interval_ns, health.loop.early_push_gap_ns),
+            DeviceCollectives(ring_parent()),
         )
         agent = stack.enter_context(open_agent(health, source, clock, stop, told.find_labels))
         threads = [

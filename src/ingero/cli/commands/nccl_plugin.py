@@ -1,0 +1,69 @@
+"""``ingero nccl-plugin``: device times of collectives, from NCCL itself."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.group("nccl-plugin")
+def command() -> None:
+    r"""Let NCCL tell when collectives ran on the device, through its profiler interface.
+
+    The plug-in is loaded by NCCL 2.27 or newer where the job's environment says so, and by nothing else. `ingero trace --fleet`
+    and `ingero fleet-push` find it by themselves. Set it on every rank of a job or on none.
+
+    \b
+    Examples:
+      export $(ingero nccl-plugin path)
+      sudo ingero nccl-plugin status
+    """
+
+
+@command.command("path")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show_path(*, as_json: bool) -> None:
+    r"""Print the variable to set in the environment of the job.
+
+    \b
+    Examples:
+      export $(ingero nccl-plugin path)
+      ingero nccl-plugin path --json
+    """
+    from ingero.agent.gpu.nccl_plugin import INTERFACES, VARIABLE, build_setting, find_plugin
+
+    path = find_plugin()
+    if as_json:
+        facts = {"variable": VARIABLE, "path": str(path), "interfaces": INTERFACES}
+        click.echo(json.dumps(facts))
+        return
+    click.echo(build_setting(path))
+
+
+@command.command("status")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
+def show_status(*, as_json: bool) -> None:
+    r"""List the processes whose NCCL has loaded the plug-in; others' processes need root.
+
+    \b
+    Examples:
+      sudo ingero nccl-plugin status
+      ingero nccl-plugin status --json
+    """
+    from dataclasses import asdict
+
+    from ingero.agent.app.nccl_status import find_plugins
+    from ingero.config.nccl import ring_parent
+
+    found = find_plugins(ring_parent())
+    if as_json:
+        click.echo(json.dumps([asdict(one) for one in found]))
+        return
+    if not found:
+        click.echo("no process that we may look at has the plug-in")
+    for one in found:
+        click.echo(
+            f"pid {one.pid}: interface version {one.api}, {one.n_comms} communicators,"
+            f" {one.n_ops} collectives, {one.n_lost} lost"
+        )
