@@ -56,3 +56,23 @@ def test_kept_recording_can_be_explained_again(tmp_path):
 def test_unknown_demo_lists_the_known_ones(capsys):
     assert run_program(cli, ["demo", "nonsense"]) == 2
     assert "memcpy-bottleneck" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["cold-start", "gpu-contention"])
+def test_what_the_simulator_does_not_have_is_refused_by_name(name, capsys):
+    assert run_program(cli, ["demo", name, "--sim"]) == 3
+    said = capsys.readouterr().err
+    assert "cannot be run on the simulator: " in said
+    assert "cold-start" in said or "gpu-steal" in said
+
+
+def test_real_run_without_the_privileges_says_so(monkeypatch, capsys):
+    monkeypatch.setattr("ingero.agent.app.privileges.read_capabilities", frozenset)
+    assert run_program(cli, ["demo", "incident", "--sim"]) == 3
+    said = capsys.readouterr().err
+    assert "a real run needs root" in said
+    assert "without --sim a demo is a recording and needs nothing" in said
+
+
+def test_synthetic_and_real_exclude_each_other():
+    assert run_program(cli, ["demo", "incident", "--sim", "--no-gpu"]) == 2

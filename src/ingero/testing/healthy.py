@@ -14,7 +14,11 @@ from ingero.testing.rank_faults import (
     collective_hang,
     tcp_retransmits,
 )
-from ingero.testing.serving_faults import steady_server
+from ingero.testing.serving_faults import (
+    one_request_at_a_time,
+    prompts_in_chunks,
+    steady_server,
+)
 from ingero.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
 _SHORT: Final = Step(n_launches=4, copy_ns=0, sync_ns=4 * NS_PER_MS)
@@ -248,5 +252,7 @@ HEALTHY: Final[dict[str, Callable[[], RecordingBuilder]]] = {
     "neighbour that leaves time": neighbour_that_leaves_time,
     "background checkpoint": background_checkpoint,
     "steady server": steady_server,
+    "prompts in chunks": prompts_in_chunks,
+    "one request at a time": one_request_at_a_time,
 }
 """Recordings that look busy and have nothing wrong."""

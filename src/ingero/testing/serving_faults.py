@@ -7,10 +7,12 @@ from typing import Final
 
 from ingero.agent.scenarios.builder import RecordingBuilder
 from ingero.agent.scenarios.loop import COPY, FUNCTION, LAUNCH, SYNC, Loop
-from ingero.model.events import CopyKind, HostMemory
+from ingero.model.events import CopyKind, HostMemory, NetOp, Source
 from ingero.units import NS_PER_MS, NS_PER_US
 
 _COMPACTION: Final = 8821
+_SEND: Final = (Source.NET, NetOp.SEND)
+_RECV: Final = (Source.NET, NetOp.RECV)
 Disturb = Callable[[Loop, int], None]
 
 
@@ -120,9 +122,69 @@ def kv_cache_pressure() -> RecordingBuilder:
     return _Server(between=swap).build()
 
 
+class _Streams:
+    """One thread that serves several connections at once, a token for each per step, and a prompt now and then.
+
+    Args:
+        prompt_ms: The wait inside a prompt's step.
+        is_one_by_one: The next request comes over a connection when its answer is complete, and is alone.
+    """
+
+    def __init__(self, prompt_ms: int, *, is_one_by_one: bool = False) -> None:
+        self._prompt_ms = prompt_ms
+        self._is_one_by_one = is_one_by_one
+
+    def build(self) -> RecordingBuilder:
+        """The recording."""
+        built = RecordingBuilder()
+        loop = Loop(built, 4821, "serve")
+        for request in range(40):
+            fd = 40 + request % 2 if self._is_one_by_one else 50 + request
+            connections = (fd,) if self._is_one_by_one else (40, 41, 42)
+            loop.call(_RECV, 5 * NS_PER_US, arg0=fd, arg1=900)
+            self._prompt(loop)
+            loop.call(_SEND, 5 * NS_PER_US, arg0=fd, arg1=120)
+            for _ in range(15):
+                self._token(loop, connections)
+        return built
+
+    def _prompt(self, loop: Loop) -> None:
+        _copy(loop, 60 * NS_PER_US, 16_384, CopyKind.HOST_TO_DEVICE)
+        for i in range(120):
+            loop.call(LAUNCH, 8 * NS_PER_US, arg0=FUNCTION + i * 64)
+            loop.rest(3 * NS_PER_US)
+        _copy(loop, 15 * NS_PER_US, 4, CopyKind.DEVICE_TO_HOST)
+        loop.wait(self._prompt_ms * NS_PER_MS)
+
+    def _token(self, loop: Loop, connections: tuple[int, ...]) -> None:
+        for i in range(12):
+            loop.call(LAUNCH, 8 * NS_PER_US, arg0=FUNCTION + 0x8000 + i * 64)
+            loop.rest(3 * NS_PER_US)
+        _copy(loop, 15 * NS_PER_US, 4, CopyKind.DEVICE_TO_HOST)
+        loop.wait(4 * NS_PER_MS)
+        for fd in connections:
+            loop.call(_SEND, 5 * NS_PER_US, arg0=fd, arg1=120)
+
+
+def head_of_line_blocking() -> RecordingBuilder:
+    """Three connections get a token every 4 ms, and none for 60 ms whenever a new one brings a prompt."""
+    return _Streams(60).build()
+
+
+def prompts_in_chunks() -> RecordingBuilder:
+    """The same with prompts in pieces, none of which lasts much longer than a token."""
+    return _Streams(8).build()
+
+
+def one_request_at_a_time() -> RecordingBuilder:
+    """Two connections in turns: what each waits for before its first token is its own prompt."""
+    return _Streams(60, is_one_by_one=True).build()
+
+
 SERVING_FAULTS: Final[dict[str, Callable[[], RecordingBuilder]]] = {
     "decode_outlier": decode_outlier,
     "prefill_outlier": prefill_outlier,
     "kv_cache_pressure": kv_cache_pressure,
+    "head_of_line_blocking": head_of_line_blocking,
 }
 """A firing recording for each rule about serving."""

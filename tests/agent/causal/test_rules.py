@@ -9,7 +9,7 @@ from ingero.agent.causal.engine import explain
 from ingero.agent.causal.rules import RULES
 from ingero.agent.scenarios.builder import START_NS, RecordingBuilder
 from ingero.agent.scenarios.catalog import SCENARIOS, healthy
-from ingero.agent.scenarios.loop import LAUNCH, SYNC, Loop, Step
+from ingero.agent.scenarios.loop import LAUNCH, MALLOC, SYNC, Loop, Step
 from ingero.agent.store.reader import load_recording
 from ingero.model.events import OffCpuReason, Source
 from ingero.model.recording import AGGREGATE
@@ -202,6 +202,20 @@ def test_slow_decode_is_explained_by_what_overlaps_it_or_by_nothing():
     assert stolen.causes[0].share == pytest.approx(0.75, abs=0.02)
 
 
+def test_wait_behind_a_prompt_is_told_with_its_connections_and_share():
+    (incident,) = explain(serving_faults.head_of_line_blocking().build()).incidents
+    assert incident.rule == "head_of_line_blocking"
+    assert "3 connections of serve wait" in incident.title
+    (cause,) = incident.causes
+    assert (cause.name, cause.share) == (
+        "prompts of other requests go first",
+        pytest.approx(0.94, abs=0.02),
+    )
+    # Forty prompts, the first of them before any token: each holds up three connections.
+    assert incident.n_cases == 39 * 3
+    assert incident.lost_ns == pytest.approx(39 * 65.6 * MS, rel=0.02)
+
+
 def test_slow_prompts_are_measured_against_other_prompts():
     (incident,) = explain(serving_faults.prefill_outlier().build()).incidents
     assert (incident.rule, incident.n_cases) == ("prefill_outlier", 10)
@@ -248,3 +262,26 @@ def test_steps_whose_rows_were_sampled_are_no_baseline():
     counted["bucket_ns"], counted["pid"], counted["count"] = START_NS, PID, 10_000_000
     counted["source"], counted["op"] = LAUNCH
     assert explain(replace(recording, aggregates=counted)).incidents == ()
+
+
+def test_calls_counted_a_minute_after_their_rows_are_not_taken_for_lost():
+    # A trace that began shortly before a minute ended: its writer tallies rows by their own minute, and the calls of
+    # both are counted in the second.
+    built = RecordingBuilder()
+    loop = Loop(built, at_ns=59_000 * MS)
+    for i in range(800):
+        loop.call(MALLOC, 5 * MS if i % 100 == 50 else 5_000, arg0=512)
+        loop.step(Step(n_launches=4, copy_ns=0, sync_ns=2 * MS))
+    recording = built.build()
+    is_alloc = recording.events["op"] == MALLOC[1]
+    minute = 60_000 * MS
+    stamps = recording.events["start_ns"][is_alloc & (recording.events["source"] == Source.CUDA)]
+    n_first = int((stamps < START_NS + minute).sum())
+    assert 0 < n_first < len(stamps) == 800
+    tallies = np.zeros(2, AGGREGATE)
+    tallies["pid"], tallies["source"], tallies["op"] = PID, *MALLOC
+    tallies["bucket_ns"] = START_NS, START_NS + minute
+    tallies["stored"], tallies["count"] = [n_first, 800 - n_first], [0, 800]
+    (incident,) = explain(replace(recording, aggregates=tallies)).incidents
+    assert (incident.rule, incident.coverage.state) == ("periodic_spike", "exact")
+    assert incident.coverage.seen == incident.coverage.stored

@@ -3,6 +3,7 @@
 import json
 import socket
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -20,11 +21,14 @@ from ingero.agent.queries.fanout import (
 from ingero.agent.queries.listen import ListenSettings, open_server
 from ingero.agent.queries.part import decode_part, encode_part, join_parts
 from ingero.agent.queries.source import Outside, RecordingFile
+from ingero.agent.scenarios.builder import START_NS
 from ingero.agent.store.reader import LoadFilter, load_recording
-from ingero.cli.main import cli
+from ingero.agent.store.writer import RecordingWriter
+from ingero.cli.main import cli, run_program
 from ingero.config import Endpoint
 from ingero.config.tls import TlsClientConfig
 from ingero.errors import BadDataError, ConfigError, RetryableError
+from ingero.model.recording import ProcessRank
 from ingero.serving.query import get_query
 from ingero.testing.clock import ManualClock
 from ingero.testing.faults import FAULTS
@@ -167,6 +171,96 @@ def test_export_of_several_nodes_keeps_each_node_and_says_who_failed(paths, dead
     assert ["disk reads" in e["name"] for e in incidents] == [True]
 
 
+def explain_among(nodes, *options, text=False):
+    arguments = ["explain", "--no-tls", "--nodes", ",".join(nodes), *options]
+    result = CliRunner().invoke(
+        cli, [*arguments, *([] if text else ["--json"])], catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    return result if text else json.loads(result.stdout)
+
+
+@pytest.fixture
+def one_rank_each(tmp_path):
+    """The nodes of a job on which rank 2 is late, one recording per node, and one without events."""
+    ranks = late_rank()
+    paths = []
+    for rank in range(4):
+        path = tmp_path / f"node-{rank}.db"
+        pid = 6000 + rank
+        with RecordingWriter(path, f"node-{rank}") as writer:
+            writer.put_ranks({pid: ProcessRank(rank, 0, 4)})
+            writer.put_process_names({pid: ranks.process_names[0, pid]}, START_NS)
+            writer.put_events(ranks.events[ranks.events["pid"] == pid])
+        paths.append(path)
+    empty = tmp_path / "empty.db"
+    with RecordingWriter(empty, "idle"):
+        pass
+    return [*paths, empty]
+
+
+def test_late_rank_is_found_among_nodes_that_each_know_one_rank(one_rank_each, dead):
+    def talk(nodes):
+        return nodes, explain_among([*nodes, dead]), explain_among([nodes[0]])
+
+    nodes, told, alone = among_servers(one_rank_each, talk)
+    assert [(i["rule"], i["rank"], i["node"]) for i in told["incidents"]] == [
+        ("late_rank", 2, "node-2")
+    ]
+    assert alone["incidents"] == []
+    # A node without events, one without an answer and one with both are three different things.
+    *full, empty, silent = told["nodes"]
+    assert [(one["address"], one["names"]) for one in full] == [
+        (node, [f"node-{i}"]) for i, node in enumerate(nodes[:4])
+    ]
+    assert all(one["events"] == one["events_stored"] > 100 for one in full)
+    assert (empty["events"], empty["error"]) == (0, "")
+    assert (silent["address"], silent["events"], silent["clock_offset_ms"]) == (dead, None, None)
+    assert silent["error"]
+    assert all(abs(one["clock_offset_ms"]) < 1000 for one in [*full, empty])
+
+
+def test_explanation_of_nodes_says_what_each_contributed(one_rank_each, dead):
+    def talk(nodes):
+        return nodes, explain_among([*nodes, dead], text=True)
+
+    nodes, told = among_servers(one_rank_each, talk)
+    lines = told.stdout.splitlines()
+    assert any(
+        line.startswith(f"{nodes[2]} (node-2): ")
+        and "clock +" in line.replace("clock -", "clock +")
+        for line in lines
+    )
+    assert any(line.startswith(f"{nodes[4]}") and ": no event; clock" in line for line in lines)
+    assert any(line.startswith(f"{dead}: no answer, so nothing is known of it") for line in lines)
+    assert f"warning: {dead}" in told.stderr
+
+
+def test_clock_of_an_explained_node_is_warned_of(one_rank_each, monkeypatch):
+    theirs = ManualClock()
+    told = among_servers(
+        one_rank_each[:1], lambda nodes: explain_among(nodes, text=True), clock=theirs
+    )
+    assert "its clock is -" in told.stderr  # that clock stands long ago
+
+
+def test_operations_of_nodes_say_which_node(one_rank_each):
+    said = among_servers(
+        one_rank_each, lambda nodes: explain_among(nodes, "--per-process", "--since", "1h")
+    )
+    assert {op["node"] for op in said} == {f"node-{i}" for i in range(4)}
+
+
+@pytest.mark.parametrize("more", [["--db", "x.db"], ["--from", "1s"], ["--chains"], ["-p1", "-p2"]])
+def test_what_nodes_cannot_be_asked_is_refused(more):
+    assert run_program(cli, ["explain", "--nodes", "127.0.0.1:1", "--no-tls", *more]) == 2
+
+
+def test_no_node_to_explain_is_an_error(dead, capsys):
+    assert run_program(cli, ["explain", "--no-tls", "--nodes", dead]) == 1
+    assert dead in capsys.readouterr().err
+
+
 def test_part_of_a_recording_arrives_as_it_was_sent(paths):
     whole = load_recording(paths[0], LoadFilter(has_extras=True))
 
@@ -179,6 +273,21 @@ def test_part_of_a_recording_arrives_as_it_was_sent(paths):
     assert came.process_names == whole.process_names
     assert (came.nodes, came.n_events_stored, came.is_truncated) == (whole.nodes, 200, False)
     assert (len(newest.events), newest.is_truncated) == (50, True)
+
+
+def test_sessions_and_what_the_recorder_knew_travel_along():
+    built = late_rank()
+    old = replace(
+        built, sessions=(replace(built.sessions[0], stopped_wall_ns=7),), has_gpu_ids=False
+    )
+    sent = decode_part(encode_part(old))
+    assert (sent.sessions, sent.has_gpu_ids) == (old.sessions, False)
+    joined = join_parts([("a:1", built), ("b:2", sent)])
+    assert [(s.node, s.stopped_wall_ns) for s in joined.sessions] == [
+        ("node-0", 0),
+        ("node-0@b:2", 7),
+    ]
+    assert not joined.has_gpu_ids
 
 
 def test_part_that_is_not_one_is_refused():

@@ -49,11 +49,12 @@ class Books:
         )
         self._row_keys = _keys(events["node"], events["pid"], events["source"], events["op"])
         self._row_minutes = stamps // _MINUTE_NS
-        aggregates = recording.aggregates
-        # A row with no count came from the writer's own tally of stored rows: nobody counted the calls.
-        self._aggregates = aggregates[aggregates["count"] > 0]
-        kept = self._aggregates
-        self._keys = _keys(kept["node"], kept["pid"], kept["source"], kept["op"])
+        tallies = recording.aggregates
+        keys = _keys(tallies["node"], tallies["pid"], tallies["source"], tallies["op"])
+        # The writer tallies rows by their minute, and the calls of both minutes may be counted in the later one: a tally
+        # without a count says that nobody counted only where no other minute of the same calls has one.
+        is_kept = np.isin(keys, keys[tallies["count"] > 0])
+        self._aggregates, self._keys = tallies[is_kept], keys[is_kept]
 
     @property
     def has_counts(self) -> bool:

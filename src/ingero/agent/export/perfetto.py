@@ -26,6 +26,7 @@ from ingero.model.events import Source, op_name, source_name
 from ingero.model.incidents import Incident
 from ingero.model.recording import Recording
 from ingero.model.untrusted import clean
+from ingero.units import NS_PER_S
 
 Element = dict[str, Any]
 
@@ -34,6 +35,7 @@ _WAIT_TID: Final = (
 )  # added to a thread's id for its track of waits: above any Linux pid (2**22)
 _INCIDENT_TID: Final = 1
 _CHUNK: Final = 20_000
+_LEAD_NS: Final = 10 * NS_PER_S
 _COLOURS: Final = {"HIGH": "bad", "MEDIUM": "yellow", "LOW": "good"}
 
 
@@ -67,7 +69,7 @@ def write_perfetto(recording: Recording, out: BinaryIO) -> Exported:
     """Write a recording and its incidents; the same recording always gives the same bytes."""
     told = explain(recording)
     numbers = _Numbering(recording)
-    start_ns = told.start_ns
+    start_ns = _find_start(recording, told.start_ns)
     n_bytes = out.write(
         b'{"displayTimeUnit":"ns","otherData":{"start_unix_ns":"%d"},"traceEvents":[' % start_ns
     )
@@ -79,6 +81,16 @@ def write_perfetto(recording: Recording, out: BinaryIO) -> Exported:
         is_first = False
     n_bytes += out.write(b"]}\n")
     return Exported(len(recording.events), len(told.incidents), n_bytes)
+
+
+def _find_start(recording: Recording, first_ns: int) -> int:
+    """Where the trace begins: with the first event, or with the machine's load shortly before it.
+
+    Perfetto drops what has a negative time.
+    """
+    walls = recording.snapshots["wall_ns"]
+    shortly = walls[walls >= first_ns - _LEAD_NS]
+    return min(first_ns, int(shortly.min())) if len(shortly) else first_ns
 
 
 def _chunks(elements: Iterator[Element]) -> Iterator[list[Element]]:
@@ -205,7 +217,7 @@ def _iter_flows(recording: Recording, numbers: _Numbering, start_ns: int) -> Ite
 
 
 def _iter_counters(recording: Recording, numbers: _Numbering, start_ns: int) -> Iterator[Element]:
-    for shot in recording.snapshots:
+    for shot in recording.snapshots[recording.snapshots["wall_ns"] >= start_ns]:
         for name, key in (("CPU %", "cpu_pct"), ("memory %", "mem_pct"), ("load", "load1")):
             yield {
                 "ph": "C",

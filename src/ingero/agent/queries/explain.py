@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,8 +14,11 @@ from ingero.agent.queries.answers import (
     incident_answer,
     window_answer,
 )
+from ingero.agent.queries.fanout import NodeAnswer
+from ingero.agent.queries.part import join_parts
 from ingero.agent.queries.window import Wanted, load_part
 from ingero.model.recording import Recording
+from ingero.model.untrusted import clean
 
 
 class ExplainAnswer(msgspec.Struct, frozen=True):
@@ -42,3 +46,66 @@ def explain_file(path: Path, wanted: Wanted) -> ExplainAnswer:
         BadDataError: The part is not one.
     """
     return explain_recording(load_part(path, wanted))
+
+
+class AskedNode(msgspec.Struct, frozen=True):
+    """One node that was asked: what it sent, or why it sent nothing.
+
+    Attributes:
+        address: Where it was asked.
+        error: Why there is no answer; empty when there is one.
+        names: Nodes that its recording names, as incidents call them.
+        events: Events that it sent; None without an answer.
+        events_stored: Events in its recording; None without an answer.
+        truncated: It sent only the newest.
+        clock_offset_ms: Its wall clock minus this machine's; None without an answer.
+        round_trip_ms: The offset is no better than half of it.
+    """
+
+    address: str
+    error: str
+    names: list[str]
+    events: int | None
+    events_stored: int | None
+    truncated: bool
+    clock_offset_ms: float | None
+    round_trip_ms: float | None
+
+
+class NodesAnswer(msgspec.Struct, frozen=True):
+    """Incidents of several nodes, worst first, and which of the nodes they are from."""
+
+    incidents: list[IncidentAnswer]
+    window: WindowAnswer
+    nodes: list[AskedNode]
+
+
+def explain_nodes(answers: Sequence[NodeAnswer]) -> NodesAnswer:
+    """Explain what several nodes sent, as one recording; each node keeps its own clock.
+
+    Args:
+        answers: Bodies are recordings, as `decode_part` makes them; answers with an error have none.
+    """
+    parts = [(answer.node, answer.body) for answer in answers if not answer.error]
+    joined = join_parts(parts)
+    told = explain_recording(joined)
+    names = iter(joined.nodes)
+    asked = [
+        _asked_node(answer, [next(names) for _ in answer.body.nodes] if not answer.error else [])
+        for answer in answers
+    ]
+    return NodesAnswer(told.incidents, told.window, asked)
+
+
+def _asked_node(answer: NodeAnswer, names: list[str]) -> AskedNode:
+    sent: Recording | None = answer.body
+    return AskedNode(
+        address=answer.node,
+        error=clean(answer.error, 512),
+        names=[clean(name) for name in names],
+        events=len(sent.events) if sent else None,
+        events_stored=sent.n_events_stored if sent else None,
+        truncated=bool(sent and sent.is_truncated),
+        clock_offset_ms=answer.clock_offset_ms,
+        round_trip_ms=answer.round_trip_ms,
+    )

@@ -6,6 +6,7 @@ The rows travel as this version's own arrays, so both ends must lay them out ali
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from ingero.errors import BadDataError
 from ingero.model.events import EVENT
-from ingero.model.recording import AGGREGATE, COVERAGE, SNAPSHOT, ProcessRank, Recording
+from ingero.model.recording import AGGREGATE, COVERAGE, SNAPSHOT, ProcessRank, Recording, Session
 
 MAX_ROWS: Final = 250_000
 """Rows of one part: 28 MB."""
@@ -30,9 +31,11 @@ class _Part(msgspec.Struct, forbid_unknown_fields=True):
     nodes: list[str]
     names: list[tuple[int, int, str]]
     ranks: list[tuple[int, int, int, int, int]]
+    sessions: list[Session]
     tables: dict[str, bytes]
     n_events_stored: int
     is_truncated: bool
+    has_gpu_ids: bool
 
 
 def encode_part(recording: Recording) -> bytes:
@@ -46,9 +49,11 @@ def encode_part(recording: Recording) -> bytes:
                 (*key, rank.rank, rank.local_rank, rank.world_size)
                 for key, rank in recording.ranks.items()
             ],
+            list(recording.sessions),
             {name: getattr(recording, name).tobytes() for name in _TABLES},
             recording.n_events_stored,
             recording.is_truncated,
+            recording.has_gpu_ids,
         )
     )
 
@@ -76,8 +81,10 @@ def decode_part(body: bytes) -> Recording:
         aggregates=tables["aggregates"],
         coverage=tables["coverage"],
         snapshots=tables["snapshots"],
+        sessions=tuple(part.sessions),
         n_events_stored=part.n_events_stored,
         is_truncated=part.is_truncated,
+        has_gpu_ids=part.has_gpu_ids,
     )
 
 
@@ -101,11 +108,17 @@ def join_parts(parts: Sequence[tuple[str, Recording]]) -> Recording:
     tables: dict[str, list[npt.NDArray[np.void]]] = {name: [] for name in _TABLES}
     names: dict[tuple[int, int], str] = {}
     ranks: dict[tuple[int, int], ProcessRank] = {}
+    sessions: list[Session] = []
     for address, recording in parts:
         first = len(nodes)
         for name in recording.nodes:
             free = name or address
             nodes.append(f"{free}@{address}" if free in nodes else free)
+        named = dict(zip(recording.nodes, nodes[first:], strict=True))
+        sessions += [
+            replace(session, node=named.get(session.node, session.node))
+            for session in recording.sessions
+        ]
         for table, rows in tables.items():
             mine = getattr(recording, table).copy()
             mine["node"] += first
@@ -124,7 +137,9 @@ def join_parts(parts: Sequence[tuple[str, Recording]]) -> Recording:
         nodes=tuple(nodes),
         process_names=names,
         ranks=ranks,
+        sessions=tuple(sessions),
         n_events_stored=sum(recording.n_events_stored for _, recording in parts),
         is_truncated=any(recording.is_truncated for _, recording in parts),
+        has_gpu_ids=all(recording.has_gpu_ids for _, recording in parts),
         **joined,
     )

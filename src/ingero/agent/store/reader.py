@@ -30,17 +30,18 @@ from ingero.model.recording import (
 )
 
 _CHUNK_ROWS: Final = 1 << 16
-_ALWAYS: Final[tuple[str, ...]] = ("timestamp", "duration", "arg0", "arg1")
-_WIDE: Final[tuple[str, ...]] = ("arg2", "arg3", "wait_ns")
+_ALWAYS: Final[tuple[str, ...]] = ("timestamp", "arg0", "arg1")
 _EXTRA: Final[tuple[str, ...]] = ("stack_hash", "cgroup_id")
-_PACKED: Final[tuple[dict[str, int], ...]] = (
-    {"pid": 32, "tid": 32},
-    {"source": 8, "op": 8},
-    {"gpu_id": 16, "reason": 8, "flags": 8, "other_pid": 32},
-    {"ret_code": 32, "weight": 31},
-)
+_TASK: Final = {"pid": 32, "tid": 32}
+_CODE: Final = {"source": 8, "op": 8}
+_SMALL: Final = {"gpu_id": 16, "reason": 8, "flags": 8, "other_pid": 32}
+_RESULT: Final = {"ret_code": 32, "weight": 31}
 """Small columns with their bits, read as one integer: each integer that crosses from SQLite costs as much as the next."""
+_SHAPE: Final = ("arg2", "arg3")
+_DURATION_BITS: Final = 47
+"""What `_CODE` leaves of 63 bits: 39 hours."""
 _FIELD: Final = {"timestamp": "start_ns", "duration": "duration_ns"}
+_TWO_SIDED: Final = ("node", "cgroup_id", "duration", *_SHAPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def _pack(bits_by_name: dict[str, int]) -> _Column:
     parts, fields, shift = [], [], 0
     for name, bits in bits_by_name.items():
         parts.append(f"(({name} & {(1 << bits) - 1}) << {shift})")
-        fields.append((name, shift, bits))
+        fields.append((_FIELD.get(name, name), shift, bits))
         shift += bits
     return _Column(" | ".join(parts), tuple(fields))
 
@@ -140,44 +141,68 @@ class _Loader:
     def _find_extremes(self) -> dict[str, tuple[object, object]]:
         """Least and greatest value of the columns that are often constant, in one pass over the chosen rows.
 
-        The small ones are looked at together: only whether any of them holds anything matters.
+        Of the small ones it only matters whether any holds anything, so they are looked at together, as 0 or 1.
         """
-        singly = ("node", "comm", "rank", "weight", "ret_code", "cgroup_id", *_WIDE)
+        singly = ("node", "comm", "rank", "cgroup_id", "duration", *_SHAPE)
         parts: dict[str, str] = {name: name for name in singly if name in self._columns}
-        small = [name for name in _PACKED[2] if name in self._columns]
-        if small:
-            parts["small"] = " | ".join(small)
+        if small := " | ".join(name for name in _SMALL if name in self._columns):
+            parts["small"] = f"({small}) <> 0"
+        result = {"ret_code": "ret_code <> 0", "weight": "weight <> 1"}
+        if said := " OR ".join(sql for name, sql in result.items() if name in self._columns):
+            parts["result"] = said
+        if "wait_ns" in self._columns:
+            parts["wait_ns"] = "wait_ns <> 0"
         if not parts:
             return {}
-        select = ", ".join(f"min({part}), max({part})" for part in parts.values())
+        # Each side of a pair costs as much as the next: what is 0 or 1, and what may be NULL, needs one.
+        select = ", ".join(
+            f"min({sql}), max({sql})" if key in _TWO_SIDED else f"NULL, max({sql})"
+            for key, sql in parts.items()
+        )
         chosen = f"events{self._where}"
         if self._tail:
             chosen = f"(SELECT * FROM {chosen}{self._tail})"  # noqa: S608 - own column names
         values = self._rows(f"SELECT {select} FROM {chosen}", self._parameters).fetchone()  # noqa: S608
         return {key: (values[2 * i], values[2 * i + 1]) for i, key in enumerate(parts)}
 
-    def _is_used(self, key: str, absent: int = 0) -> bool:
-        return bool(set(self._extremes.get(key, ())) - {absent, None})
+    def _is_used(self, key: str) -> bool:
+        return bool(set(self._extremes.get(key, ())) - {0, None})
+
+    def _bits(self, key: str) -> int:
+        """Bits that hold every value of a column; 64 where one is negative, or is no integer."""
+        least, greatest = self._extremes.get(key, (None, None))
+        is_plain = isinstance(least, int) and isinstance(greatest, int) and least >= 0
+        return greatest.bit_length() if is_plain and isinstance(greatest, int) else 64
 
     def _choose_columns(self) -> list[_Column]:
         """What to read: each entry one integer of the SELECT and the fields it fills."""
-        single = [name for name in _ALWAYS if name in self._columns]
-        single += [name for name in _WIDE if self._is_used(name)]
+        single = list(_ALWAYS)
+        groups = [_TASK, _CODE]
+        if self._bits("duration") <= _DURATION_BITS:
+            groups[1] = _CODE | {"duration": _DURATION_BITS}
+        else:
+            single.append("duration")
+        shape = {name: self._bits(name) for name in _SHAPE if self._is_used(name)}
+        if sum(shape.values()) < 64:
+            groups.append(shape)
+        else:
+            single += shape
+        groups += [
+            group
+            for key, group in {"small": _SMALL, "result": _RESULT}.items()
+            if self._is_used(key)
+        ]
+        if self._is_used("wait_ns"):
+            single.append("wait_ns")
         least, greatest = self._extremes.get("cgroup_id", (0, 0))
-        extras = _EXTRA if self._wanted.has_extras else _EXTRA[1:] if least != greatest else ()
-        single += [name for name in extras if name in self._columns]
-        chosen = [_Column(name, ((_FIELD.get(name, name), 0, 64),)) for name in single]
-        is_needed = (
-            True,
-            True,
-            self._is_used("small"),
-            self._is_used("ret_code") or self._is_used("weight", 1),
-        )
-        for group, needed in zip(_PACKED, is_needed, strict=True):
-            present = {name: bits for name, bits in group.items() if name in self._columns}
-            if present and needed:
-                chosen.append(_pack(present))
-        return chosen
+        single += _EXTRA if self._wanted.has_extras else _EXTRA[1:] if least != greatest else ()
+        chosen = [
+            _Column(name, ((_FIELD.get(name, name), 0, 64),))
+            for name in single
+            if name in self._columns
+        ]
+        present = ({n: bits for n, bits in g.items() if n in self._columns} for g in groups)
+        return chosen + [_pack(group) for group in present if group]
 
     def _find_nodes(self) -> tuple[str, ...]:
         """Every node that the chosen rows name, sorted; one nameless node when there is none."""
@@ -233,7 +258,7 @@ class _Loader:
             here = slice(filled, filled + len(block))
             for i, column in enumerate(columns):
                 for name, shift, bits in column.fields:
-                    values = block[:, i] >> shift
+                    values = block[:, i] >> shift if shift else block[:, i]
                     events[name][here] = values if bits == 64 else values & ((1 << bits) - 1)
             if nodes:
                 events["node"][here] = nodes

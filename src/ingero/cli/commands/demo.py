@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,19 +32,20 @@ class Demo:
         name: What the user types.
         aliases: Other names for it.
         says: One line for the list.
-        play: Plays it; may raise our errors. Gets the path to keep its recording at, or None.
+        play: Plays it; may raise our errors. Gets the path to keep its recording at, or None, and whether to run it for
+            real on the simulator.
     """
 
     name: str
     aliases: tuple[str, ...]
     says: str
-    play: Callable[[Path | None], Played]
+    play: Callable[[Path | None, bool], Played]
 
 
-def _play_scenario(name: str) -> Callable[[Path | None], Played]:
-    """A demo that writes a scenario's recording, reads it back and explains it, as for any recording."""
+def _play_scenario(name: str) -> Callable[[Path | None, bool], Played]:
+    """A demo that makes a scenario's recording, reads it back and explains it, as for any recording."""
 
-    def play(keep: Path | None) -> Played:
+    def play(keep: Path | None, is_real: bool) -> Played:
         from tempfile import TemporaryDirectory
 
         import msgspec
@@ -57,11 +58,17 @@ def _play_scenario(name: str) -> Callable[[Path | None], Played]:
         scenario = next(scenario for scenario in SCENARIOS if scenario.name == name)
         with TemporaryDirectory(prefix="ingero-demo-") as folder:
             path = keep or Path(folder) / "demo.db"
-            scenario.build().write(path)
+            if is_real:
+                from ingero.cli.live_demo import record_scenario
+
+                record_scenario(name, path)
+            else:
+                scenario.build().write(path)
             answer = explain_file(path, Wanted())
         facts: dict[str, Any] = msgspec.to_builtins(answer)
-        text = f"{scenario.says}\n(synthetic recording: no GPU was involved)\n\n{as_text(answer)}"
-        told = {"name": name, "scenario": name, "story": scenario.says, "synthetic": True}
+        how = "a program on the simulator, traced" if is_real else "synthetic recording"
+        text = f"{scenario.says}\n({how}: no GPU was involved)\n\n{as_text(answer)}"
+        told = {"name": name, "scenario": name, "story": scenario.says, "synthetic": not is_real}
         return Played(text, told | facts)
 
     return play
@@ -69,6 +76,13 @@ def _play_scenario(name: str) -> Callable[[Path | None], Played]:
 
 def _scenario(name: str, says: str, *aliases: str) -> Demo:
     return Demo(name, aliases, says, _play_scenario(name))
+
+
+def _find_unreal() -> Mapping[str, str]:
+    """What cannot run on the simulator, with the reason."""
+    from ingero.agent.scenarios.program import UNREAL
+
+    return UNREAL
 
 
 DEMOS: Final[tuple[Demo, ...]] = (
@@ -90,33 +104,51 @@ DEMOS: Final[tuple[Demo, ...]] = (
     help="Use synthetic recordings; this is the default and needs nothing.",
 )
 @click.option(
+    "--sim",
+    "is_real",
+    is_flag=True,
+    help="Run it for real on the GPU simulator, traced by the real probes; needs root.",
+)
+@click.option(
     "--keep",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Keep the demo's recording in this new file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(*, name: str, no_gpu: bool, keep: Path | None, as_json: bool) -> None:
+def command(*, name: str, no_gpu: bool, is_real: bool, keep: Path | None, as_json: bool) -> None:
     r"""Play a known fault and say what it is.
 
     NAME is a demo, or "all". Each demo makes a recording as the agent would write it, and the same engine explains it
-    that explains yours.
+    that explains yours. With --sim the fault really happens, for some seconds, to a program on the GPU simulator; two
+    faults need a device's own behaviour, which the simulator does not have.
 
     \b
     Examples:
       ingero demo incident --no-gpu
+      sudo ingero demo incident --sim
       ingero demo --json | jq '.demos[].incidents[0].title'
       ingero demo gpu-steal --keep steal.db && ingero explain --db steal.db
     """
-    del no_gpu
+    if no_gpu and is_real:
+        raise click.UsageError("--no-gpu and --sim exclude each other")
     chosen = [demo for demo in DEMOS if name in {"all", demo.name, *demo.aliases}]
     if not chosen:
         names = "\n".join(f"  {demo.name:<18} {demo.says}" for demo in DEMOS)
         raise click.UsageError(f"no demo is called {name!r}. There are:\n{names}")
     if keep is not None and (len(chosen) > 1 or keep.exists()):
         raise click.UsageError("--keep takes one demo and a file that does not exist yet")
+    # Of all demos those that cannot run are named; asked for alone, such a one is an error.
+    unreal = _find_unreal() if is_real else {}
+    left_out = [demo for demo in chosen if demo.name in unreal] if len(chosen) > 1 else []
+    played = [demo for demo in chosen if demo not in left_out]
     if as_json:
-        click.echo(json.dumps({"demos": [demo.play(keep).data for demo in chosen]}, indent=2))
+        told: dict[str, Any] = {"demos": [demo.play(keep, is_real).data for demo in played]}
+        if is_real:
+            told["left_out"] = [{"name": demo.name, "why": unreal[demo.name]} for demo in left_out]
+        click.echo(json.dumps(told, indent=2))
         return
-    for demo in chosen:
+    for demo in played:
         click.echo(click.style(f"── {demo.name}: {demo.says} ", bold=True))
-        click.echo(demo.play(keep).text + "\n")
+        click.echo(demo.play(keep, is_real).text + "\n")
+    for demo in left_out:
+        click.echo(f"left out: {demo.name}: {unreal[demo.name]}")

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ingero.cli.render import plural
+from ingero.cli.serving import NODE_OPTIONS, NodeOptions, add_options
 
 if TYPE_CHECKING:
     from ingero.agent.queries.answers import IncidentAnswer
-    from ingero.agent.queries.explain import ExplainAnswer
+    from ingero.agent.queries.explain import AskedNode, ExplainAnswer, NodesAnswer
+    from ingero.agent.queries.operations import OperationAnswer
     from ingero.agent.queries.window import Wanted
 
 COLOURS = {"HIGH": "red", "MEDIUM": "yellow", "LOW": "cyan"}
@@ -50,32 +52,48 @@ COLOURS = {"HIGH": "red", "MEDIUM": "yellow", "LOW": "cyan"}
 @click.option(
     "--chains", is_flag=True, help="Show the chains that the recording agent stored, unverified."
 )
+@click.option(
+    "--timeout", default="30s", show_default=True, metavar="DURATION", help="Wait for a node."
+)
+@add_options(NODE_OPTIONS)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON with everything the text shows.")
 def command(
     *, db: Path | None, since: str, start: str, end: str, last: int, pids: tuple[int, ...],
-    per_process: bool, chains: bool, as_json: bool,
+    per_process: bool, chains: bool, timeout: str, nodes: str, ca_cert: str, client_cert: str,
+    client_key: str, no_tls: bool, skew: str, as_json: bool,
 ) -> None:  # fmt: skip
     r"""Say what went wrong in a recording: causes, each with the share of the lost time it explains.
 
     Nothing is written: the file is opened read-only and is byte-identical afterwards. Times are relative to the
     recording, so an old one needs no flags. "unexplained" is an answer; a healthy recording gives none.
 
+    With --nodes, what every node recorded is explained together, each on its own clock; INGERO_MCP_BEARER_TOKEN is sent.
+
     \b
     Examples:
       ingero explain
       ingero explain --db run.db --json | jq '.incidents[0].causes'
       ingero explain --db run.db --from 10s --to 60s --per-process
+      ingero explain --nodes gpu-1:8443,gpu-2:8443 --ca-cert ca.pem --since 5m
     """
     from ingero.agent.queries.explain import explain_file
-    from ingero.agent.queries.window import Wanted
+    from ingero.agent.queries.operations import list_operations
+    from ingero.agent.queries.window import Wanted, load_part
     from ingero.config.database import default_database
 
     path = db or default_database()
     wanted = Wanted(since, start, end, pids, last)
-    if chains:
+    among = NodeOptions(nodes, ca_cert, client_cert, client_key, no_tls, skew)
+    if among.nodes:
+        if db is not None or start or end or chains or len(pids) > 1:
+            raise click.UsageError(
+                "--nodes takes no --db, --from, --to or --chains, and at most one --pid"
+            )
+        _show_nodes(among, wanted, timeout, per_process=per_process, as_json=as_json)
+    elif chains:
         _show_chains(path, as_json)
     elif per_process:
-        _show_operations(path, wanted, as_json)
+        _show_operations(list_operations(load_part(path, wanted)), as_json)
     else:
         answer = explain_file(path, wanted)
         click.echo(_to_json(answer) if as_json else as_text(answer))
@@ -87,7 +105,7 @@ def _to_json(answer: object) -> str:
     return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()
 
 
-def as_text(answer: ExplainAnswer) -> str:
+def as_text(answer: ExplainAnswer | NodesAnswer) -> str:
     """An explanation as ``ingero explain`` and ``ingero demo`` print it."""
     window = answer.window
     processes = "1 process" if window.processes == 1 else f"{window.processes} processes"
@@ -161,13 +179,46 @@ def _show_chains(path: Path, as_json: bool) -> None:
         )
 
 
-def _show_operations(path: Path, wanted: Wanted, as_json: bool) -> None:
+def _show_nodes(
+    among: NodeOptions, wanted: Wanted, timeout: str, *, per_process: bool, as_json: bool
+) -> None:
+    from ingero.agent.queries.explain import explain_nodes
+    from ingero.agent.queries.operations import list_operations
+    from ingero.agent.queries.part import join_parts
+    from ingero.cli.nodes import ask_parts
+
+    answers = ask_parts(among, wanted, timeout)
+    if per_process:
+        sent = [(answer.node, answer.body) for answer in answers if not answer.error]
+        _show_operations(list_operations(join_parts(sent)), as_json, has_nodes=True)
+        return
+    answer = explain_nodes(answers)
+    if as_json:
+        click.echo(_to_json(answer))
+        return
+    click.echo(as_text(answer))
+    click.echo("\n" + "\n".join(_node_line(node) for node in answer.nodes))
+
+
+def _node_line(node: AskedNode) -> str:
+    """What one node contributed: no answer, no events and no incident are three different things."""
+    if node.error:
+        return f"{node.address}: no answer, so nothing is known of it: {node.error}"
+    sent = plural(node.events or 0, "event") if node.events else "no event"
+    if node.events != node.events_stored:
+        sent += f" of {node.events_stored} stored"
+    names = ", ".join(name for name in node.names if name and name != node.address)
+    return (
+        f"{node.address}{f' ({names})' if names else ''}: {sent}; clock {node.clock_offset_ms:+.1f} ms"
+        f" ± {(node.round_trip_ms or 0) / 2:.1f} ms"
+    )
+
+
+def _show_operations(
+    operations: list[OperationAnswer], as_json: bool, *, has_nodes: bool = False
+) -> None:
     import msgspec
 
-    from ingero.agent.queries.operations import list_operations
-    from ingero.agent.queries.window import load_part
-
-    operations = list_operations(load_part(path, wanted))
     if as_json:
         click.echo(json.dumps([msgspec.to_builtins(op) for op in operations], indent=2))
         return
@@ -182,9 +233,12 @@ def _show_operations(path: Path, wanted: Wanted, as_json: bool) -> None:
         "MAX us",
         "WALL%",
     )
-    click.echo("{:>8}  {:<16} {:<22} {:>9} {:>10} {:>10} {:>10} {:>11} {:>6}".format(*heads))
+    node = f"{'NODE':<16} " if has_nodes else ""
+    line = "{:>8}  {:<16} {:<22} {:>9} {:>10} {:>10} {:>10} {:>11} {:>6}".format(*heads)
+    click.echo(node + line)
     for op in operations:
+        node = f"{op.node[:16]:<16} " if has_nodes else ""
         click.echo(
-            f"{op.pid:>8}  {op.process[:16]:<16} {op.op:<22} {op.count:>9} {op.p50_us:>10} {op.p95_us:>10} "
+            f"{node}{op.pid:>8}  {op.process[:16]:<16} {op.op:<22} {op.count:>9} {op.p50_us:>10} {op.p95_us:>10} "
             f"{op.p99_us:>10} {op.max_us:>11} {op.wall_pct:>6}"
         )

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from ingero.cli.options import FORCE, check_output
 from ingero.cli.render import plural
 from ingero.cli.serving import NODE_OPTIONS, NodeOptions, add_options
-
-if TYPE_CHECKING:
-    from ingero.agent.queries.window import Wanted
-    from ingero.model.recording import Recording
 
 
 @click.command("export")
@@ -61,7 +56,9 @@ def command(
       ingero export --format perfetto --nodes gpu-1:8443,gpu-2:8443 --ca-cert ca.pem -o both.json
     """
     from ingero.agent.export.perfetto import export_file
+    from ingero.agent.queries.part import join_parts
     from ingero.agent.queries.window import Wanted, load_part
+    from ingero.cli.nodes import ask_parts
     from ingero.config.database import default_database
 
     del form
@@ -71,7 +68,8 @@ def command(
         if db is not None or len(pids) > 1:
             raise click.UsageError("--nodes takes no --db and at most one --pid")
         check_output(output, is_replaced=force)
-        recording = _load_nodes(among, wanted, timeout)
+        answers = ask_parts(among, wanted, timeout)
+        recording = join_parts([(one.node, one.body) for one in answers if not one.error])
     else:
         path = db or default_database()
         if output.exists() and path.exists() and output.samefile(path):
@@ -81,29 +79,3 @@ def command(
     exported = export_file(recording, output)
     what = f"{plural(exported.n_events, 'event')} and {plural(exported.n_incidents, 'incident')}"
     click.echo(f"{what} in {output} ({exported.n_bytes / 1e6:.1f} MB)", err=True)
-
-
-def _load_nodes(among: NodeOptions, wanted: Wanted, timeout: str) -> Recording:
-    """One recording of every node that answered; those that did not are named."""
-    from urllib.parse import urlencode
-
-    from ingero.agent.queries.fanout import clock_line, clock_warnings
-    from ingero.agent.queries.part import decode_part, join_parts
-
-    given = {
-        "since": wanted.since,
-        "last": wanted.last,
-        "pid": wanted.pids[0] if wanted.pids else 0,
-    }
-    asked = urlencode({name: value for name, value in given.items() if value})
-    answers, skew_ms = among.ask(f"part?{asked}", None, timeout, decode_part)
-    for answer in answers:
-        if answer.error:
-            click.echo(f"warning: {answer.node}: {answer.error}", err=True)
-        elif answer.body.is_truncated:
-            rows = f"the newest {len(answer.body.events)} of {answer.body.n_events_stored} events"
-            click.echo(f"warning: {answer.node}: {rows}", err=True)
-    for warning in clock_warnings(answers, skew_ms):
-        click.echo(f"warning: {warning}", err=True)
-    click.echo(clock_line(answers), err=True)
-    return join_parts([(answer.node, answer.body) for answer in answers if not answer.error])

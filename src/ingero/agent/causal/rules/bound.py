@@ -159,12 +159,11 @@ def _judge_launches(process: Process) -> Finding | None:
     calls = process.calls.where(process.calls.tids == process.busiest_tid)
     launches, syncs = calls.of(Kind.LAUNCH), calls.of(Kind.SYNC)
     active_ns = _active_ns(process)
+    is_asked = len(syncs) >= _MIN_COPIES and len(launches) >= max(10 * len(syncs), _MIN_LAUNCHES)
+    if not is_asked or syncs.intervals.total_ns > _IDLE_SYNC_SHARE * active_ns:
+        return None
     lost_ns = launches.intervals.total_ns
-    is_busy = len(launches) >= _MIN_LAUNCHES and lost_ns >= max(
-        _LAUNCH_SHARE * active_ns, _MIN_LOST_NS
-    )
-    is_asked = len(syncs) >= _MIN_COPIES and len(launches) >= 10 * len(syncs)
-    if not is_busy or not is_asked or syncs.intervals.total_ns > _IDLE_SYNC_SHARE * active_ns:
+    if lost_ns < max(_LAUNCH_SHARE * active_ns, _MIN_LOST_NS):
         return None
     if np.median(launches.durations) > _SHORT_LAUNCH_NS:
         return None

@@ -1,8 +1,7 @@
 """A process that answers requests token by token: its prefill and decode steps against their own baselines, and its cache.
 
 A step runs from the first call after a wait to the end of the next one. A process serves when most steps bring a few
-bytes back (the token), and a minority is longer and of another shape (the prompt). Requests themselves are not in a
-recording, so who waited behind whom is not said.
+bytes back (the token), and a minority is longer and of another shape (the prompt).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class _Serving:
+class Serving:
     """Steps of the thread that serves, in time order; all arrays have the same shape.
 
     Attributes:
@@ -59,12 +58,13 @@ class _Serving:
     is_once: npt.NDArray[np.bool_]
 
 
-def _find_serving(evidence: Evidence, process: Process) -> _Serving | None:
+def find_serving(evidence: Evidence, process: Process) -> Serving | None:
+    """The steps of a process that serves; None when it does not, or when calls have no row."""
     key = ("serving", process.node, process.pid)
     return evidence.remember(key, lambda: _look_for_serving(evidence, process))
 
 
-def _look_for_serving(evidence: Evidence, process: Process) -> _Serving | None:
+def _look_for_serving(evidence: Evidence, process: Process) -> Serving | None:
     if evidence.books.gpu_calls(process.node, process.pid, process.window_ns).unstored:
         return None  # a step whose end has no row would count as one long step with the next
     tid = process.busiest_tid
@@ -84,21 +84,21 @@ def _look_for_serving(evidence: Evidence, process: Process) -> _Serving | None:
 
     is_launch = np.isin(calls.kinds, (Kind.LAUNCH, Kind.GRAPH_LAUNCH))
     n_launches = total(is_launch.astype(np.int64))
+    back = total(_bytes(evidence, calls, CopyKind.DEVICE_TO_HOST))
+    is_token = (back > 0) & (back <= _TOKEN_BYTES) & (n_launches > 0)
+    if is_token.sum() < _MIN_TOKEN_SHARE * len(closes):
+        return None
     shapes = np.stack([
         np.round(np.log2(n_launches + 1)).astype(np.int64),
         np.round(np.log2(total(_bytes(evidence, calls, CopyKind.HOST_TO_DEVICE)) + 1)).astype(
             np.int64
         ),
     ])
-    back = total(_bytes(evidence, calls, CopyKind.DEVICE_TO_HOST))
-    is_token = (back > 0) & (back <= _TOKEN_BYTES) & (n_launches > 0)
-    if is_token.sum() < _MIN_TOKEN_SHARE * len(closes):
-        return None
     is_decode = _majority(shapes)
     if not _is_two_phased(ends - starts, is_decode):
         return None
     once = np.isin(calls.idx, one_time_calls(evidence, process).idx)
-    return _Serving(tid, starts, ends, is_decode, total(once.astype(np.int64)) > 0)
+    return Serving(tid, starts, ends, is_decode, total(once.astype(np.int64)) > 0)
 
 
 def _bytes(evidence: Evidence, calls: Rows, direction: CopyKind) -> Ints:
@@ -138,7 +138,7 @@ def find_prefill_outliers(evidence: Evidence) -> list[Finding]:
 
 
 def _judge_outliers(evidence: Evidence, process: Process, *, is_decode: bool) -> Finding | None:
-    serving = _find_serving(evidence, process)
+    serving = find_serving(evidence, process)
     if serving is None:
         return None
     is_class = (serving.is_decode == is_decode) & ~serving.is_once
@@ -183,7 +183,7 @@ def find_swaps(evidence: Evidence) -> list[Finding]:
 
 
 def _judge_swaps(evidence: Evidence, process: Process) -> Finding | None:
-    if _find_serving(evidence, process) is None:
+    if find_serving(evidence, process) is None:
         return None
     copies = process.calls.of(Kind.COPY)
     copies = copies.where(evidence.column("arg0", copies) >= _BLOCK_BYTES)

@@ -111,8 +111,7 @@ def _judge(evidence: Evidence, process: Process, calls: Rows) -> Finding | None:
 
 
 def _is_sampled(evidence: Evidence, process: Process) -> bool:
-    coverage = evidence.books.coverage(process.node, process.pid, process.window_ns, 0)
-    return coverage.state == "sampled"
+    return evidence.books.gpu_calls(process.node, process.pid, process.window_ns).unstored > 0
 
 
 def _fix(calls: Rows, rhythm: _Rhythm) -> tuple[str, ...]:
