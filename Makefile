@@ -26,7 +26,7 @@ lint: setup ## format, lint, types and layers
 check: lint ## lint, sizes, docs and the fast tests: what a commit must pass
 	@$(PY) -m pytest -q $(PARALLEL) -m "not kernel and not gpu and not slow"
 
-native: setup ## compile the BPF objects and the simulator (setup does it too)
+native: setup ## compile the BPF objects, the simulator and the NCCL plug-in (setup does it too)
 	@$(PY) scripts/build_native.py
 
 bench: setup ## speed, as ratios against a floor in the same run
