@@ -69,7 +69,8 @@ class Source:
         self.graph = Graph(self.rows)
         self.healthy_error = self.graph.check()
         rows = self.rows
-        self.saved_s_per_step = self._step_s(self.recorded) - self._step_s(rows)
+        self.mean_step_s = self._step_s(rows)
+        self.saved_s_per_step = self._step_s(self.recorded) - self.mean_step_s
         self.steps, self.step_idx = np.unique(rows.step, return_inverse=True)
         kinds = [rows.optypes.index(name) for name in COMPUTE]
         self.is_compute = np.isin(rows.optype, kinds)

@@ -2,6 +2,8 @@
 
 import html
 
+from benchmarks.detect import calibrated, cost
+
 COLUMNS = (
     ("method", "method"),
     ("precision", "precision"),
@@ -50,17 +52,47 @@ def tables(rows):
             f"| {name} | {alarm['times_budget']:.2f} | {notice['times_budget']:.2f} |"
             f" {alarm['n_worker_ops']:,} |"
         )
-    yield "\n### Hangs and cost\n"
+    yield from more_tables(rows)
+
+
+def more_tables(rows):
+    """Markdown: recovery, drift over hours, hangs and cost."""
+    yield "\n### Recovery: from the first ordinary step to the end of the report\n"
+    yield "| slow for four steps | the alarm is over, steps: median (worst) | any report is over | named, of runs |\n|---|---|---|---|"
+    recovery = [row for row in rows if "report" in row]
+    for alarm, notice in zip(recovery[::2], recovery[1::2], strict=True):
+        over = [
+            f"{row['clear_steps_median']} ({row['clear_steps_max']})" if row["n_named"] else "–"
+            for row in (alarm, notice)
+        ]
+        name = alarm["dataset"].removeprefix("recovery from ")
+        yield (
+            f"| {name} | {over[0]} | {over[1]} | {alarm['n_named']} alarmed, {notice['n_named']} reported,"
+            f" of {alarm['n_runs']} |"
+        )
+    yield "\n### Drift over hours\n"
+    for row in rows:
+        if "hours" in row and "bar" not in row:
+            yield (
+                f"- {row['dataset']}, {row['hours']} h: {row['n_alarms']} workers alarmed, {row['n_notices']} reported;"
+                f" verdicts given: {', '.join(row['verdicts'])}"
+            )
+        elif "hours" in row:
+            yield (
+                f"- {row['dataset']}, {row['hours']} h: noticed in {row['n_noticed']} of {row['n_runs']} runs, when it was"
+                f" {row['noticed_at_median']}× its healthy self in the median, {row['noticed_at_max']}× at most (the bar is"
+                f" {row['bar']:.2f}×); {row['n_alarms']} alarms, {row['n_others']} others reported"
+            )
+    yield "\n### A notice tier raised to the peers' own lasting spread (`notice_spread`; off by default)\n"
+    yield from calibrated.describe([row for row in rows if "notice_spread" in row])
+    yield "\n### Hangs\n"
     for row in rows:
         if row["method"] == "hang attributor":
             yield f"- {row['dataset']}: named {row['named']}, injected {row['truth']}"
+    yield "\n### Cost\n"
+    for row in rows:
         if row["method"] == "cost":
-            yield (
-                f"- cost on AR: {row['lost_gpu_s']} GPU-s charged to the culprit,"
-                f" {row['published_lost_gpu_s']} by the authors' simulation"
-                f" (ratio {row['ratio']:.3f}); the graph replayed here saves"
-                f" {row['our_replay_s_per_step']} s a step, theirs {row['published_s_per_step']} s"
-            )
+            yield from cost.describe(row)
 
 
 HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Detection benchmark</title>

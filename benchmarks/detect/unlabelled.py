@@ -1,4 +1,4 @@
-"""Data without labelled workers: step times of real jobs, simulated exchangeable peers, flight recorder dumps, cost."""
+"""Data without labelled workers: step times of real jobs, simulated exchangeable peers, flight recorder dumps."""
 
 import gzip
 import json
@@ -9,11 +9,9 @@ import numpy as np
 from benchmarks.detect import false_alarms
 from benchmarks.detect.score import ratio
 
-from ingero.cli.replay.offline import judge_trace
 from ingero.detect.edetector import EDetector
 from ingero.detect.hang import find_hang
 from ingero.detect.tiers import EDetectorSettings
-from ingero.traces.convert import build_job_trace
 from ingero.wire.flight_recorder import find_dumps, read_dump
 
 STEP_TIMES = Path(__file__).parent / "data" / "job_step_times.json.gz"
@@ -21,7 +19,6 @@ WARM_UP = 5
 """First steps of a job that are left out: compilation, caches."""
 GROUP = 8
 DUMPS = Path(__file__).parents[2] / "tests" / "data" / "flight_recorder"
-PUBLISHED = Path(__file__).parent / "data" / "mw-AR.json"
 
 
 def read_step_times():
@@ -147,30 +144,3 @@ def hang_rows(settings):
             "truth": sorted(truth),
             "n_runs": 1,
         }
-
-
-def cost_rows(settings, source):
-    """What AR's culprit cost: ours against the authors' simulation of the job without it."""
-    del settings
-    published = json.loads(PUBLISHED.read_text())
-    trace = build_job_trace(source.recorded, "AR", 4)
-    (judgement,) = judge_trace(trace)
-    (culprit,) = judgement.culprits
-    n_steps = int(trace.steps.size)
-    n_waiting = sum(rank.n_gpus for rank in trace.workers) - culprit.rank.n_gpus
-    theirs = (published["tori"] - published["trem"]) * n_steps * n_waiting
-    yield {
-        "method": "cost",
-        "dataset": "AR",
-        "lost_gpu_s": round(culprit.lost_gpu_ns / 1e9, 1),
-        "published_lost_gpu_s": round(theirs, 1),
-        "ratio": round(culprit.lost_gpu_ns / 1e9 / theirs, 4),
-        "excess_s_per_step": round(culprit.excess_ns / 1e9 / n_steps, 3),
-        "published_s_per_step": round(published["tori"] - published["trem"], 3),
-        "our_replay_s_per_step": round(source.saved_s_per_step, 3),
-        "waited_gpu_s": round(judgement.total_wait_gpu_ns / 1e9, 1),
-        "charged_plus_unattributed_gpu_s": round(
-            (judgement.charged_gpu_ns + judgement.unattributed_gpu_ns) / 1e9, 1
-        ),
-        "n_runs": 1,
-    }

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ingero.detect.bets import (
     POOLED_KAPPAS,
     RANK_KAPPAS,
+    SortedRows,
     count_below,
     count_level,
     grid_bet,
@@ -101,3 +102,21 @@ def test_accumulating_agrees_with_the_recursion(gains, before):
         s += gain
         assert values[t, 0, 0] == pytest.approx(s)
         assert starts[t, 0] == start
+
+
+@given(st.integers(1, 130), st.integers(0, 2**32 - 1))
+def test_sorted_rows_count_as_the_obvious_loop_does_whatever_their_length(n_entries, seed):
+    rng = np.random.default_rng(seed)
+    rows = SortedRows(n_entries)
+    rows.add(3)
+    ordered = np.sort(rng.integers(0, 20, (3, n_entries)).astype(np.float32), axis=1)
+    ordered[1, n_entries // 2 :] = np.inf
+    rows.put(np.array([0, 1, 2]), ordered)
+    queries = rng.integers(-1, 22, (2, 3, 4)).astype(float)
+    row_idx = np.arange(3)[:, None]
+    below = rows.count_below(row_idx, queries)
+    level = rows.count_level(row_idx, queries, below)
+    for at in np.ndindex(queries.shape):
+        row = ordered[at[1]].tolist()
+        assert below[at] == sum(value < queries[at] for value in row)
+        assert level[at] == sum(value == queries[at] for value in row)

@@ -16,6 +16,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero.detect.bets import count_below
+from ingero.detect.rows import as_slice, is_uniform, leave_one_out_median
+
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -27,6 +30,8 @@ _FINE_LEVELS: Final = (0, 1, 2)
 _COARSE_LEVELS: Final = (3, 4, 5, 6, 7, 8, 9)
 _MIN_DIFFERENCES: Final = 6
 """A lasting change touches two differences of neighbours: with six, the lower median is none of them."""
+_LEVEL_BLOCKS: Final = 16
+"""Blocks after which their median tells what lasts."""
 _CLIP: Final = 0.7
 """Residuals beyond a factor of two count as a factor of two."""
 _REACH: Final = np.array([3.0, 2.0])
@@ -46,27 +51,38 @@ class Dependence:
         self.n_peers = n_peers
         self._n_ops: IntArray = np.zeros(0, np.int64)
         self._sum: FloatArray = np.zeros((0, n_peers))
-        self._fine = np.full((0, n_peers, _N_FINE), np.nan, np.float32)
-        self._coarse = np.full((0, n_peers, _N_COARSE), np.nan, np.float32)
+        # Rings by time first: an operation of many groups is one stretch of memory.
+        self._fine = np.full((_N_FINE, 0, n_peers), np.nan, np.float32)
+        self._coarse = np.full((_N_COARSE, 0, n_peers), np.nan, np.float32)
 
     def add_groups(self, n_groups: int) -> None:
         """Add groups without history."""
-        for name, fill in (("_n_ops", 0), ("_sum", 0.0), ("_fine", np.nan), ("_coarse", np.nan)):
+        for name, axis, fill in (
+            ("_n_ops", 0, 0),
+            ("_sum", 0, 0.0),
+            ("_fine", 1, np.nan),
+            ("_coarse", 1, np.nan),
+        ):
             values = getattr(self, name)
-            fresh = np.full((n_groups, *values.shape[1:]), fill, values.dtype)
-            setattr(self, name, np.concatenate([values, fresh]))
+            shape = list(values.shape)
+            shape[axis] = n_groups
+            fresh = np.full(shape, fill, values.dtype)
+            setattr(self, name, np.concatenate([values, fresh], axis))
 
     def add(self, groups: IntArray, residuals: FloatArray) -> None:
         """Take one operation of each of these distinct groups, residuals of shape (g, m), NaN where missing."""
         values = np.clip(residuals, -_CLIP, _CLIP)
-        n_ops = self._n_ops[groups]
-        self._fine[groups, :, n_ops % _N_FINE] = values
-        self._sum[groups] += values
-        self._n_ops[groups] = n_ops + 1
+        n_ops, here = self._n_ops[groups], as_slice(groups)
+        if is_uniform(n_ops):
+            self._fine[n_ops[0] % _N_FINE, here] = values
+        else:
+            self._fine[n_ops % _N_FINE, groups] = values
+        self._sum[here] += values
+        self._n_ops[here] += 1
         full = np.flatnonzero((n_ops + 1) % BLOCK == 0)
         if full.size:
             whole = groups[full]
-            self._coarse[whole, :, n_ops[full] // BLOCK % _N_COARSE] = self._sum[whole] / BLOCK
+            self._coarse[n_ops[full] // BLOCK % _N_COARSE, whole] = self._sum[whole] / BLOCK
             self._sum[whole] = 0.0
 
     def count_as_one(self, groups: IntArray, reach: FloatArray, limits: FloatArray) -> FloatArray:
@@ -90,13 +106,25 @@ class Dependence:
 
     def spread(self, groups: IntArray) -> FloatArray:
         """Standard deviation of each worker's block means, shape (g, m): a quick bound; 0 without blocks."""
-        blocks = self._coarse[groups]
+        n_seen = int(self._n_ops[groups].max(initial=0)) // BLOCK
+        blocks = self._coarse[:n_seen, as_slice(groups)]
         is_known = ~np.isnan(blocks)
-        n = np.maximum(is_known.sum(axis=2), 1)
+        n = np.maximum(np.count_nonzero(is_known, axis=0), 1)
         filled = np.where(is_known, blocks, 0.0).astype(np.float64)
-        mean = filled.sum(axis=2) / n
-        squares = np.einsum("gmb,gmb->gm", filled, filled) / n
+        mean = filled.sum(axis=0) / n
+        squares = (filled * filled).sum(axis=0) / n
         return np.asarray(np.sqrt(np.maximum(squares - mean**2, 0.0)))
+
+    def levels(self, groups: IntArray) -> FloatArray:
+        """Each worker's lasting residual, the median of its blocks' means, shape (g, m); NaN before there are enough."""
+        n_seen = min(int(self._n_ops[groups].max(initial=0)) // BLOCK, _N_COARSE)
+        blocks = np.sort(self._coarse[:n_seen, as_slice(groups)], axis=0).astype(np.float64)
+        n_known = n_seen - np.count_nonzero(np.isnan(blocks), axis=0)
+        if n_seen < _LEVEL_BLOCKS:
+            return np.full(n_known.shape, np.nan)
+        at = np.maximum(n_known - 1, 0)[None] // 2
+        middle = np.take_along_axis(blocks, at, axis=0)[0]
+        return np.where(n_known >= _LEVEL_BLOCKS, middle, np.nan)
 
     def estimate(self, groups: IntArray) -> tuple[FloatArray, FloatArray]:
         """How long causes last, and how far they reach.
@@ -108,12 +136,13 @@ class Dependence:
         """
         length, reach = np.ones((groups.size, self.n_peers)), np.zeros((groups.size, self.n_peers))
         greatest = np.zeros(length.shape)
-        fine = _in_order(self._fine[groups], self._n_ops[groups])
-        coarse = _in_order(self._coarse[groups], self._n_ops[groups] // BLOCK)
+        means = _in_order(self._fine, groups, self._n_ops[groups])
         for level in (*_FINE_LEVELS, *_COARSE_LEVELS):
-            values = fine if level < len(_FINE_LEVELS) else coarse
-            width = 1 << (level if level < len(_FINE_LEVELS) else level - len(_FINE_LEVELS))
-            variance = _allan_variance(values, width)
+            if level == _COARSE_LEVELS[0]:
+                means = _in_order(self._coarse, groups, self._n_ops[groups] // BLOCK)
+            elif level:
+                means = (means[::2] + means[1::2]) / 2.0
+            variance = _allan_variance(means)
             is_known = variance > 0.0
             greatest = np.where(is_known, np.maximum(greatest, variance), greatest)
             ratio = np.where(is_known, 2.0**level * variance / np.maximum(greatest, 1e-300), 0.0)
@@ -124,21 +153,58 @@ class Dependence:
         return np.sort(length, axis=1)[:, middle], np.sort(reach, axis=1)[:, middle]
 
 
-def _in_order(ring: npt.NDArray[np.float32], n_seen: IntArray) -> FloatArray:
-    """A ring's entries, oldest first."""
-    n = ring.shape[2]
-    at = (n_seen[:, None] + np.arange(n)) % n
-    ordered = np.take_along_axis(ring, at[:, None, :], axis=2)
-    return ordered.astype(np.float64)
+def residuals_among_all(costs: FloatArray) -> FloatArray:
+    """Log of each cost over the median of all others of its operation, shape (T, g, m), peeled or not; NaN where missing."""
+    x = np.maximum(costs, 1.0).reshape(-1, costs.shape[2])
+    is_here = ~np.isnan(x)
+    ordered = np.sort(np.where(is_here, x, np.inf), axis=1)
+    place = count_below(ordered, np.arange(x.shape[0])[:, None], np.where(is_here, x, 0.0))
+    middle = leave_one_out_median(ordered, is_here.sum(axis=1, keepdims=True), place, is_here)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.log(x / middle).reshape(costs.shape))
 
 
-def _allan_variance(values: FloatArray, width: int) -> FloatArray:
-    """Of means over ``width`` entries of the last axis, shape (g, m); 0 where too few are known."""
-    n_groups, m, n = values.shape
-    means = values.reshape(n_groups, m, n // width, width).mean(axis=3)
-    squares = (np.diff(means, axis=2) ** 2).reshape(n_groups * m, -1)
-    n_known = (~np.isnan(squares)).sum(axis=1)
+def typical_reach(reach: FloatArray, is_known: BoolArray) -> FloatArray:
+    """The lower median of what workers' residuals reach, shape (g,), so that a slow minority does not make its group look wide.
+
+    Args:
+        reach: Shape (g, m).
+        is_known: Whether it is, shape (g, m).
+
+    Returns:
+        −inf where nobody's is known.
+    """
+    ordered = np.sort(np.where(is_known, reach, np.inf), axis=1)
+    middle = np.maximum(is_known.sum(axis=1) - 1, 0) // 2
+    typical = ordered[np.arange(middle.size), middle]
+    return np.where(np.isfinite(typical), typical, -np.inf)
+
+
+def _in_order(ring: npt.NDArray[np.float32], groups: IntArray, n_seen: IntArray) -> FloatArray:
+    """The newest entries of some groups' rings, oldest first, NaN where there are none, shape (n, g, m).
+
+    A power of two of them that holds all that were seen, so that they can be halved down to one.
+    """
+    n = ring.shape[0]
+    width = min(n, max(1 << (int(n_seen.max(initial=0)) - 1).bit_length(), 2))
+    at = (n_seen + np.arange(n - width, n)[:, None]) % n
+    return np.asarray(ring[at, groups], np.float64)
+
+
+def _allan_variance(means: FloatArray) -> FloatArray:
+    """Of block means along the first axis, shape (n, g, m): shape (g, m); 0 where too few are known."""
+    n, n_groups, m = means.shape
+    if n <= _MIN_DIFFERENCES:
+        return np.zeros((n_groups, m))
+    squares = np.diff(means, axis=0).reshape(n - 1, -1)
+    squares *= squares
+    n_known = n - 1 - np.count_nonzero(np.isnan(squares), axis=0)
     at = np.maximum(n_known - 1, 0) // 2
-    middle = np.sort(squares, axis=1)[np.arange(at.size), at]
+    by_worker = np.ascontiguousarray(squares.T)
+    if is_uniform(at):
+        by_worker.partition(at[0], axis=1)  # NaN stands last
+    else:
+        by_worker.sort(axis=1)
+    middle = by_worker[np.arange(at.size), at]
     found = np.where(n_known >= _MIN_DIFFERENCES, middle, 0.0) / (2.0 * _MEDIAN_OF_CHI2)
     return np.asarray(found.reshape(n_groups, m))

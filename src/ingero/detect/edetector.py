@@ -22,6 +22,9 @@ Where the peers' residuals reach beyond δ, winnings count with their τ-th root
 one cause (`ingero.detect.dependence`): by Hölder's inequality the product of τ such roots has mean at most 1 however they
 depend on each other. An alarm whose evidence no longer suffices once τ is known to be longer is retracted.
 
+δ is what the settings say; the notice tier's may be raised to what a worker's peers differ by for good
+(`ingero.detect.lasting`), always before the operations that are judged by it.
+
 The onset is the last time before the alarm at which the sum of (residual − half of log(1 + δ)) left 0: Page's estimate of
 the change point.
 
@@ -41,15 +44,16 @@ import numpy.typing as npt
 from ingero.detect.bets import (
     POOLED_KAPPAS,
     RANK_KAPPAS,
+    SortedRows,
     count_below,
     count_level,
     grid_bet,
     majority_bet,
-    padded_width,
 )
-from ingero.detect.dependence import Dependence
-from ingero.detect.rows import accumulate, leave_one_out_median, pick_time
-from ingero.detect.tiers import ALARM, MIN_PEERS, N_TIERS, Crossing, EDetectorSettings
+from ingero.detect.dependence import Dependence, residuals_among_all, typical_reach
+from ingero.detect.lasting import limits_from_peers
+from ingero.detect.rows import accumulate, as_slice, is_uniform, leave_one_out_median, pick_time
+from ingero.detect.tiers import ALARM, MIN_PEERS, N_TIERS, NOTICE, Crossing, EDetectorSettings
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -97,11 +101,12 @@ _STATE: Final = (
     ("_renewed_at", 0, 0),
     ("_weighed_at", 0, 0),
     ("_log_peak", 1, 0.0),
-    ("_residuals", 0, np.nan),
-    ("_own_ordered", 0, np.inf),
-    ("_pool_ordered", 0, np.inf),
+    ("_residuals", 1, np.nan),
+    ("_n_own", 0, 0),
     ("_n_pooled", 0, 0),
     ("dependent", 1, 1.0),
+    ("limits", 1, 0.0),
+    ("_log_limits", 1, 0.0),
 )
 """Arrays of the bank: name, axis of the groups, value for a group without history."""
 
@@ -116,6 +121,7 @@ class EDetector:
     Attributes:
         log_won: Natural logs of what was won, shape (5, 2 tiers, G, m): by rank and pooled bets together, by each
             of them in the same run, by the majority bet; and the change point's sum. See `log_evidence`.
+        limits: δ of each worker now, shape (2 tiers, G, m).
         dependent: τ, how many operations count as one, shape (2 tiers, G).
         in_alarm: Shape (2 tiers, G, m).
         onset_op: Ordinal at which the change point's sum last left 0, shape (2 tiers, G, m); fixed while in alarm.
@@ -131,6 +137,8 @@ class EDetector:
         self.log_won: FloatArray = np.zeros((len(_LEADERS), *shape))
         self.dependent: FloatArray = np.ones((N_TIERS, 0))
         self._dependent_at_alarm: FloatArray = np.ones(shape)
+        self.limits: FloatArray = np.zeros(shape)
+        self._log_limits: FloatArray = np.zeros(shape)
         self._dependence = Dependence(n_peers)
         self.in_alarm: BoolArray = np.zeros(shape, bool)
         self.onset_op: IntArray = np.zeros(shape, np.int64)
@@ -138,9 +146,10 @@ class EDetector:
         self._renewed_at: IntArray = np.zeros(0, np.int64)
         self._weighed_at: IntArray = np.zeros(0, np.int64)
         self._log_peak: FloatArray = np.zeros(shape)
-        self._residuals = np.full((0, n_peers, self.window), np.nan, np.float32)
-        self._own_ordered = np.full((0, n_peers, padded_width(self.window)), np.inf, np.float32)
-        self._pool_ordered = np.full((0, padded_width(n_peers * self.window)), np.inf, np.float32)
+        self._residuals = np.full((self.window, 0, n_peers), np.nan, np.float32)
+        self._n_own: IntArray = np.zeros((0, n_peers), np.int64)
+        self._own = SortedRows(self.window)  # a row for each worker, group by group
+        self._pool = SortedRows(n_peers * self.window)
         self._n_pooled: IntArray = np.zeros((0, n_peers), np.int64)
 
     def add_groups(self, n_groups: int) -> IntArray:
@@ -151,7 +160,11 @@ class EDetector:
             shape = list(values.shape)
             shape[axis] = n_groups
             setattr(self, name, np.concatenate([values, np.full(shape, fill, values.dtype)], axis))
+        self._own.add(n_groups * self.n_peers)
+        self._pool.add(n_groups)
         self._dependence.add_groups(n_groups)
+        self.limits[:, first:] = self.settings.slowdowns[:, None, None]
+        self._log_limits[:, first:] = np.log1p(self.settings.slowdowns)[:, None, None]
         return np.arange(first, first + n_groups)
 
     def hold_alarm(self, group: int, worker: int, tier: int, *, is_alarm: bool) -> None:
@@ -173,9 +186,9 @@ class EDetector:
         """Winnings, rows on the axis before (2 tiers, g, m), as evidence."""
         combined = won[..., COMBINED, :, :, :]
         if not self._has_majority:
-            return combined / self.dependent[:, groups, None]
+            return combined / self.dependent[:, as_slice(groups), None]
         best = np.maximum(combined, won[..., MAJORITY, :, :, :])
-        return best / self.dependent[:, groups, None] - math.log(2.0)
+        return best / self.dependent[:, as_slice(groups), None] - math.log(2.0)
 
     @property
     def _has_majority(self) -> bool:
@@ -185,7 +198,7 @@ class EDetector:
         """Ratio x / median of the others for each operation since then that the window still holds; oldest first."""
         n = int(self.n_ops[group])
         ops = np.arange(max(since_op, n - self.window, 0), n)
-        values = self._residuals[group, worker, ops % self.window].astype(np.float64)
+        values = self._residuals[ops % self.window, group, worker].astype(np.float64)
         ratios: FloatArray = np.exp(values[~np.isnan(values)])
         return ratios
 
@@ -211,13 +224,14 @@ class EDetector:
             crossings += self._renew(chosen)
             length = np.minimum(n_ops[left] - done[left], self._ops_to_renewal(chosen))
             offset = np.arange(int(length.max()))[:, None]
-            row = np.minimum(done[left] + offset, costs.shape[0] - 1)
-            block = np.where((offset < length)[:, :, None], costs[row, left], np.nan)
+            if left.size == groups.size and is_uniform(done) and is_uniform(length):
+                block = costs[done[0] : done[0] + length[0]]
+            else:
+                row = np.minimum(done[left] + offset, costs.shape[0] - 1)
+                block = np.where((offset < length)[:, :, None], costs[row, left], np.nan)
             taken, found = self._advance(chosen, block, length, crossings)
-            is_taken = offset < taken
-            residuals[
-                (done[left] + offset)[is_taken], np.broadcast_to(left, is_taken.shape)[is_taken]
-            ] = found[is_taken]
+            op, row = np.nonzero(offset < taken)
+            residuals[done[left[row]] + op, left[row]] = found[op, row]
             done[left] += taken
         return crossings, residuals
 
@@ -241,39 +255,43 @@ class EDetector:
         return lost
 
     def _renew_now(self, due: IntArray) -> None:
-        own = self._residuals[due].copy()
+        own = np.ascontiguousarray(self._residuals[:, as_slice(due)].transpose(1, 2, 0))
+        own.sort(axis=2)
         own[self._peeled(due)] = np.nan
-        own = np.sort(np.where(np.isnan(own), np.float32(np.inf), own), axis=2)
-        n_own = np.isfinite(own).sum(axis=2)
-        self._own_ordered[due, :, : self.window] = own
-        pool = np.sort(own.reshape(due.size, -1), axis=1)
-        self._pool_ordered[due, : pool.shape[1]] = pool
+        is_missing = np.isnan(own)  # at each row's end
+        own[is_missing] = np.inf
+        n_own = self.window - np.count_nonzero(is_missing, axis=2)
+        self._own.put(as_slice(self._own_rows(due).ravel()), own.reshape(-1, self.window))
+        self._pool.put(as_slice(due), np.sort(own.reshape(due.size, -1), axis=1))
+        self._n_own[due] = n_own
         self._n_pooled[due] = n_own.sum(axis=1, keepdims=True) - n_own
         self._renewed_at[due] = self.n_ops[due]
+
+    def _own_rows(self, groups: IntArray) -> IntArray:
+        """Rows of each group's workers in the sorted windows, shape (g, m)."""
+        return groups[:, None] * np.int64(self.n_peers) + np.arange(self.n_peers)
 
     def _judge_dependence(self, due: IntArray) -> None:
         """How many operations count as one: more where the typical worker's residuals reach beyond δ."""
         limits = np.log1p(self.settings.slowdowns)
-        reach = self._typical_reach(due)
-        length = self._dependence.count_as_one(due, reach, limits)
+        length = self._dependence.count_as_one(due, self._typical_reach(due), limits)
         at_least = np.where(length > 0, np.maximum(length, self.settings.dependent_ops), 1.0)
         self.dependent[:, due] = at_least
         self._weighed_at[due] = self.n_ops[due]
+        if self.settings.notice_spread:
+            levels, bounds = self._dependence.levels(due), self.settings.slowdowns
+            raised = limits_from_peers(
+                levels, self.settings.notice_spread, bounds[NOTICE], max(bounds)
+            )
+            self.limits[NOTICE, due] = raised
+            self._log_limits[NOTICE, due] = np.log1p(raised)
 
     def _typical_reach(self, due: IntArray) -> FloatArray:
-        """A high quantile of the typical worker's residuals, shape (g,); −inf before there are enough.
-
-        The lower median over workers, so that a slow minority does not make its group look wide.
-        """
-        own = self._own_ordered[due, :, : self.window]
-        n_own = np.isfinite(own).sum(axis=2)
+        """A high quantile of the typical worker's residuals, shape (g,); −inf before there are enough."""
+        n_own = self._n_own[due]
         at = np.maximum((n_own * _WIDE_QUANTILE).astype(np.int64) - 1, 0)
-        reach = np.take_along_axis(own, at[:, :, None], axis=2)[:, :, 0].astype(np.float64)
-        is_known = n_own >= _WIDE_AFTER
-        ordered = np.sort(np.where(is_known, reach, np.inf), axis=1)
-        middle = np.maximum(is_known.sum(axis=1) - 1, 0) // 2
-        typical = ordered[np.arange(due.size), middle]
-        return np.where(np.isfinite(typical), typical, -np.inf)
+        reach = self._own.entries[self._own_rows(due), at]
+        return typical_reach(reach.astype(np.float64), n_own >= _WIDE_AFTER)
 
     def _retract(self, due: IntArray) -> list[Crossing]:
         """End alarms that rest on operations which turned out to share causes."""
@@ -286,27 +304,12 @@ class EDetector:
             self.in_alarm[tier, group, worker] = False
             self._log_clear[:, tier, group, worker] = 0.0
             op, onset = int(self.n_ops[group]) - 1, int(self.onset_op[tier, group, worker])
-            lost.append(
-                Crossing(
-                    group,
-                    worker,
-                    tier,
-                    op,
-                    onset,
-                    is_alarm=False,
-                    log10_evidence=0.0,
-                    is_pooled=False,
-                    is_retracted=True,
-                )
-            )
+            lost.append(Crossing(group, worker, tier, op, onset, is_alarm=False, is_retracted=True))
         return lost
 
     def _peeled(self, groups: IntArray) -> BoolArray:
         """Workers that are no reference, shape (g, m)."""
-        if not self.settings.use_peeling:
-            return np.zeros((groups.size, self.n_peers), bool)
-        peeled: BoolArray = self.in_alarm[ALARM, groups]
-        return peeled
+        return np.asarray(self.in_alarm[ALARM, as_slice(groups)] & self.settings.use_peeling)
 
     def _place_bets(self, groups: IntArray, costs: FloatArray) -> tuple[_Bets, FloatArray]:
         """Bets of a block and the residuals it leaves behind, shape (T, g, m)."""
@@ -315,7 +318,8 @@ class EDetector:
         is_here = ~np.isnan(x)
         is_ref = is_here & ~np.tile(self._peeled(groups), (n_t, 1))
         filled = np.where(is_here, x, 0.0)
-        shrunk = filled / (1.0 + self.settings.slowdowns[:, None, None])
+        bars = 1.0 + self.limits[:, None, as_slice(groups)]
+        shrunk = (filled.reshape(costs.shape) / bars).reshape(N_TIERS, -1, m)
         ordered = np.sort(np.where(is_ref, x, np.inf), axis=1)
         row = np.arange(x.shape[0])[:, None]
         below = count_below(ordered, row, np.stack([filled, *shrunk]))
@@ -356,7 +360,7 @@ class EDetector:
 
     def _n_sides(self, groups: IntArray) -> int:
         """Whether bets on "fast" are needed (2) or only those on "slow" (1)."""
-        return 2 if self.in_alarm[:, groups].any() else 1
+        return 2 if self.in_alarm[:, as_slice(groups)].any() else 1
 
     def _combine(self, rank: FloatArray, pooled: FloatArray) -> FloatArray:
         """Mean of the bets that are placed; a mean of e-values is an e-value."""
@@ -372,19 +376,19 @@ class EDetector:
         if not self.settings.use_pooled:
             return [np.ones(shape)] * n_sides
         is_known = np.broadcast_to(~np.isnan(residuals)[:, None], shape)
-        shift = np.log1p(self.settings.slowdowns)[:, None, None]
+        shift = self._log_limits[:, as_slice(groups)]
         queries = np.where(is_known, np.nan_to_num(residuals)[:, None] - shift, 0.0)
-        pool, own = self._pool_ordered, self._own_ordered.reshape(-1, self._own_ordered.shape[2])
-        pool_row, own_row = groups[:, None], groups[:, None] * m + np.arange(m)
-        below = count_below(pool, pool_row, queries) - count_below(own, own_row, queries)
+        pool_row, own_row = groups[:, None], self._own_rows(groups)
+        in_pool = self._pool.count_below(pool_row, queries)
+        in_own = self._own.count_below(own_row, queries)
         n_pooled = np.broadcast_to(self._n_pooled[groups], shape)
         n_grid = np.where(is_known, n_pooled + 1, 1)
         none = np.zeros(shape, np.int64)
-        positions = [n_pooled - below]
+        positions = [n_pooled - in_pool + in_own]
         if n_sides == 2:
-            level = count_level(pool, pool_row, queries, count_below(pool, pool_row, queries))
-            level -= count_level(own, own_row, queries, count_below(own, own_row, queries))
-            positions.append(below + level)
+            level = self._pool.count_level(pool_row, queries, in_pool)
+            level -= self._own.count_level(own_row, queries, in_own)
+            positions.append(in_pool - in_own + level)
         return [
             grid_bet(np.where(is_known, at, 0), none, n_grid, POOLED_KAPPAS) for at in positions
         ]
@@ -394,64 +398,64 @@ class EDetector:
     ) -> tuple[IntArray, FloatArray]:
         """Take a block up to each group's first crossing; returns operations taken per group, and the residuals."""
         bets, residuals = self._place_bets(groups, costs)
-        values, starts = accumulate(self.log_won[:, :, groups], bets.slow, _LEADERS)
-        was = self.in_alarm[:, groups]
+        here = as_slice(groups)
+        values, starts = accumulate(self.log_won[:, :, here], bets.slow, _LEADERS)
+        was = self.in_alarm[:, here].copy()
         need = math.log(1.0 / self.settings.alpha)
         is_crossing = ~was & (self._evidence(values, groups) >= need)
         clear = None
         if bets.fast is not None:
             gains = np.where(was, bets.fast, 0.0)
-            clear, _ = accumulate(self._log_clear[:, :, groups], gains)
-            is_crossing |= was & (clear[:, 0] >= need * self.dependent[:, groups, None])
-        happens = is_crossing.any(axis=(1, 3))
-        first = np.where(happens.any(axis=0), happens.argmax(axis=0), length - 1)
-        taken = np.minimum(first, length - 1) + 1
+            clear, _ = accumulate(self._log_clear[:, :, here], gains)
+            is_crossing |= was & (clear[:, 0] >= need * self.dependent[:, here, None])
+        is_any, taken = bool(is_crossing.any()), length
+        if is_any:
+            happens = is_crossing.any(axis=(1, 3))
+            first = np.where(happens.any(axis=0), happens.argmax(axis=0), length - 1)
+            taken = np.minimum(first, length - 1) + 1
         self._store_residuals(groups, residuals, taken)
         self._note_dependence(groups, costs, residuals, taken)
         # One index per group: its last operation of this block.
         at = taken - 1
-        self.log_won[:, :, groups] = pick_time(values, at)
+        self.log_won[:, :, here] = pick_time(values, at)
         if clear is not None:
-            self._log_clear[:, :, groups] = pick_time(clear, at)
+            self._log_clear[:, :, here] = pick_time(clear, at)
         self._note_peak(groups, values, at)
         start = pick_time(starts, at)
         began = self.n_ops[groups][:, None] + start
-        self.onset_op[:, groups] = np.where((start < 0) | was, self.onset_op[:, groups], began)
-        here = pick_time(is_crossing, at)
-        self.n_ops[groups] += taken
-        if here.any():
-            self._cross(groups, here, crossings)
+        self.onset_op[:, here] = np.where((start < 0) | was, self.onset_op[:, here], began)
+        self.n_ops[here] += taken
+        if is_any and (crossed := pick_time(is_crossing, at)).any():
+            self._cross(groups, crossed, crossings)
         return taken, residuals
 
     def _note_peak(self, groups: IntArray, values: FloatArray, at: IntArray) -> None:
         """Keep the most that each worker in alarm has won; the others' is what they have."""
-        was = self.in_alarm[:, groups]
+        here = as_slice(groups)
+        was = self.in_alarm[:, here]
         best = np.maximum(values[:, COMBINED], values[:, MAJORITY])
         now = pick_time(best, at)
         if was.any():
             highest = pick_time(np.maximum.accumulate(best, axis=0), at)
-            now = np.where(was, np.maximum(self._log_peak[:, groups], highest), now)
-        self._log_peak[:, groups] = now
+            now = np.where(was, np.maximum(self._log_peak[:, here], highest), now)
+        self._log_peak[:, here] = now
 
     def _store_residuals(self, groups: IntArray, residuals: FloatArray, taken: IntArray) -> None:
-        for offset in range(int(taken.max())):
-            rows = np.flatnonzero(offset < taken)
-            slot = (self.n_ops[groups[rows]] + offset) % self.window
-            self._residuals[groups[rows], :, slot] = residuals[offset, rows]
+        n_ops, here = self.n_ops[groups], as_slice(groups)
+        if isinstance(here, slice) and is_uniform(n_ops) and is_uniform(taken):
+            n = int(taken[0])
+            self._residuals[(n_ops[0] + np.arange(n)) % self.window, here] = residuals[:n]
+            return
+        offset, row = np.nonzero(np.arange(int(taken.max()))[:, None] < taken)
+        slots = (n_ops[row] + offset) % self.window
+        self._residuals[slots, groups[row]] = residuals[offset, row]
 
     def _note_dependence(
         self, groups: IntArray, costs: FloatArray, residuals: FloatArray, taken: IntArray
     ) -> None:
         """Keep residuals for `Dependence`: against all peers, since a shrunken reference would look like a change."""
         if self._peeled(groups).any():
-            x = np.maximum(costs, 1.0).reshape(-1, self.n_peers)
-            is_here = ~np.isnan(x)
-            ordered = np.sort(np.where(is_here, x, np.inf), axis=1)
-            place = count_below(ordered, np.arange(x.shape[0])[:, None], np.where(is_here, x, 0.0))
-            n_refs = is_here.sum(axis=1, keepdims=True)
-            middle = leave_one_out_median(ordered, n_refs, place, is_here)
-            with np.errstate(invalid="ignore", divide="ignore"):
-                residuals = np.log(x / middle).reshape(costs.shape)
+            residuals = residuals_among_all(costs)
         for offset in range(int(taken.max())):
             rows = np.flatnonzero(offset < taken)
             self._dependence.add(groups[rows], residuals[offset, rows])

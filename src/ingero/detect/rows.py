@@ -109,10 +109,25 @@ def accumulate(
     return values, starts
 
 
+def as_slice(indices: IntArray) -> slice | IntArray:
+    """Ascending neighbours as the slice that they are, which NumPy reads without a copy; others unchanged."""
+    if not indices.size:
+        return indices
+    first, n = int(indices[0]), indices.size
+    if int(indices[-1]) - first == n - 1 and (np.diff(indices) == 1).all():
+        return slice(first, first + n)
+    return indices
+
+
+def is_uniform(values: IntArray) -> bool:
+    """Whether all are equal; not for an empty array."""
+    return bool(values.size) and bool((values == values[0]).all())
+
+
 def pick_time(values: npt.NDArray[ScalarT], at: IntArray) -> npt.NDArray[ScalarT]:
-    """One time per group out of shape (T, …, g, m): shape (…, g, m)."""
-    if values.shape[0] == 1:
-        only: npt.NDArray[ScalarT] = values[0]
+    """One time per group out of shape (T, …, g, m): shape (…, g, m); may be a view."""
+    if is_uniform(at):
+        only: npt.NDArray[ScalarT] = values[at[0]]
         return only
     return np.moveaxis(values[at, ..., np.arange(at.size), :], 0, -2)
 

@@ -34,6 +34,8 @@ class EDetectorSettings:
         use_peeling: Take workers in alarm out of the reference.
         use_majority: Place the majority bet; a rank bet too, so never without those.
         dependent_ops: How many operations share one cause at least where residuals are wider than δ.
+        notice_spread: The notice tier's δ is raised to this many standard deviations of what the worker's peers
+            differ by for good (`ingero.detect.lasting`), to the alarm tier's at most; 0 never raises it.
     """
 
     alpha: float = 1e-6
@@ -45,6 +47,7 @@ class EDetectorSettings:
     use_peeling: bool = True
     use_majority: bool = True
     dependent_ops: int = 2
+    notice_spread: float = 0.0
 
     @property
     def slowdowns(self) -> FloatArray:
@@ -79,7 +82,7 @@ class Crossing:
     op: int
     onset_op: int
     is_alarm: bool
-    log10_evidence: float
-    is_pooled: bool
+    log10_evidence: float = 0.0
+    is_pooled: bool = False
     is_retracted: bool = False
     log_peak: float = 0.0
