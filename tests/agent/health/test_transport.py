@@ -185,11 +185,56 @@ def test_events_wait_within_a_bound_and_the_oldest_is_dropped_and_counted():
 
 
 def test_events_do_not_count_toward_reachability():
-    lane, _, cache, _ = make_lane(*[CUT] * 5)
+    lane, _, cache, _ = make_lane(CUT)
     lane.offer(None, [push()] * 5)
     lane.drain()
     assert cache.is_reachable
-    assert lane.counts.n_extras_failed == 5
+    assert lane.counts.n_extras_failed == 1
+
+
+PAUSE = Answer(False, "503", retry_after_ns=SECOND_NS)
+
+
+@pytest.mark.parametrize("failure", [CUT, PAUSE])
+def test_events_that_do_not_get_through_go_out_with_the_next_push_in_order(failure):
+    lane, transport, _, _ = make_lane(TAKEN, TAKEN, failure, TAKEN, TAKEN, TAKEN, TAKEN)
+    old, new, first, second, third = (push(score) for score in (0.1, 0.2, 0.3, 0.4, 0.5))
+    lane.offer(old, [first, second])
+    lane.drain()
+    lane.drain()
+    assert transport.sent == [old, first, second]
+    lane.offer(new, [third])
+    lane.drain()
+    assert transport.sent[3:] == [new, second, third]
+    assert (lane.counts.n_extras_taken, lane.counts.n_extras_failed) == (3, 1)
+
+
+def test_events_are_not_tried_while_pushes_are_cut_off():
+    lane, transport, _, _ = make_lane(CUT, CUT, CUT, CUT, TAKEN, TAKEN)
+    event = push(0.5)
+    for score, extras in ((0.1, [event]), (0.2, []), (0.3, [])):
+        lane.offer(push(score), extras)
+        lane.drain()
+    assert transport.sent[-1] is event
+    assert (len(transport.sent), lane.counts.n_extras_taken) == (6, 1)
+
+
+def test_a_refused_event_is_not_tried_again():
+    lane, transport, _, _ = make_lane(Answer(False, "400"), TAKEN)
+    lane.offer(None, [push()])
+    lane.drain()
+    lane.offer(push())
+    lane.drain()
+    assert (len(transport.sent), lane.counts.n_extras_failed) == (2, 1)
+
+
+def test_a_closed_lane_tries_its_events_once_more():
+    lane, transport, _, _ = make_lane(CUT, CUT)
+    lane.offer(None, [push()])
+    lane.drain()
+    lane.close()
+    lane.run()
+    assert len(transport.sent) == 2
 
 
 def test_an_endless_pause_is_bounded():

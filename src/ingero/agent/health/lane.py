@@ -1,7 +1,8 @@
 """The way out to Fleet: one request at a time, beside the loop, so that a dead network never delays a look at the node.
 
 A regular push that was not sent when the next is ready is superseded: Fleet wants the present. Events are kept, up to a
-bound, because each says something that no later push repeats.
+bound, until Fleet takes or refuses them, because each says something that no later push repeats. One that was taken
+although its answer was lost is sent twice; its id tells.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class LaneCounts:
         n_retried: Second tries.
         n_superseded: Regular pushes replaced by newer ones before they were sent.
         n_extras_taken: Events and spans accepted.
-        n_extras_failed: Events and spans refused or cut off.
+        n_extras_failed: Events and spans refused, and tries that were cut off.
         n_extras_dropped: Events and spans dropped because too many waited.
         n_pauses: Times Fleet asked for silence.
     """
@@ -86,6 +87,7 @@ class PushLane:
         self._wake = threading.Condition()
         self._waiting = _Waiting()
         self._is_closed = False
+        self._is_deaf = False
         self._resume_ns = 0
         self._pause_ns = 0
         self.counts = LaneCounts()
@@ -98,13 +100,17 @@ class PushLane:
                 self.counts.n_superseded += self._waiting.regular is not None
                 self._waiting.regular = regular
             self._waiting.extras.extend(extras)
-            while len(self._waiting.extras) > MAX_EXTRAS:
-                self._waiting.extras.popleft()
-                self.counts.n_extras_dropped += 1
+            self._bound()
+            self._is_deaf = False
             self._wake.notify()
 
+    def _bound(self) -> None:
+        while len(self._waiting.extras) > MAX_EXTRAS:
+            self._waiting.extras.popleft()
+            self.counts.n_extras_dropped += 1
+
     def drain(self) -> None:
-        """Send everything that waits, on this thread."""
+        """Send what waits, on this thread; events that do not get through wait for the next offer."""
         while (waiting := self._take()) is not None:
             self._send(waiting)
 
@@ -122,6 +128,7 @@ class PushLane:
         """Let `run` return once nothing waits."""
         with self._wake:
             self._is_closed = True
+            self._is_deaf = False
             self._wake.notify()
 
     def release(self) -> None:
@@ -139,7 +146,7 @@ class PushLane:
 
     @property
     def _is_empty(self) -> bool:
-        return self._waiting.regular is None and not self._waiting.extras
+        return self._waiting.regular is None and (self._is_deaf or not self._waiting.extras)
 
     def _take(self) -> _Waiting | None:
         with self._wake:
@@ -149,17 +156,27 @@ class PushLane:
             return waiting
 
     def _send(self, waiting: _Waiting) -> None:
-        if waiting.regular is not None:
-            self._send_regular(waiting.regular)
-        for extra in waiting.extras:
-            answer = self._transport.send(extra, self._clock.wall_ns())
+        is_through = waiting.regular is None or self._send_regular(waiting.regular)
+        while waiting.extras and is_through:
+            answer = self._transport.send(waiting.extras[0], self._clock.wall_ns())
             self._hear(answer)
-            if answer.is_taken:
-                self.counts.n_extras_taken += 1
-            else:
-                self.counts.n_extras_failed += 1
+            is_through = not answer.is_cut_off and answer.retry_after_ns is None
+            self.counts.n_extras_taken += answer.is_taken
+            self.counts.n_extras_failed += not answer.is_taken
+            if is_through:
+                waiting.extras.popleft()
+        if waiting.extras:
+            self._keep(waiting.extras)
 
-    def _send_regular(self, export: Export) -> None:
+    def _keep(self, extras: deque[Export]) -> None:
+        """Put back what did not get through, before what came meanwhile."""
+        with self._wake:
+            self._waiting.extras.extendleft(reversed(extras))
+            self._bound()
+            self._is_deaf = self._waiting.regular is None
+
+    def _send_regular(self, export: Export) -> bool:
+        """Send a push; whether somebody heard it and wants to hear more."""
         answer = self._transport.send(export, self._clock.wall_ns())
         if answer.is_cut_off:
             self.counts.n_retried += 1
@@ -173,6 +190,7 @@ class PushLane:
         else:
             self.counts.n_failed += 1
         self._note_pause(answer.retry_after_ns)
+        return not answer.is_cut_off and answer.retry_after_ns is None
 
     def _hear(self, answer: Answer) -> None:
         if not answer.is_cut_off:
