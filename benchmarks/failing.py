@@ -1,6 +1,7 @@
 """A training step beside an agent to which everything happens at once: its disk is full and Fleet does not answer.
 
-Paired and interleaved: each round runs the workload bare and then traced. Needs root.
+Interleaved: each round runs the workload bare and then beside each agent. Healthy agents of the same settings stand beside the
+failing ones, so that the price of the probes, of recording every call and of failing can be told apart. Needs root.
 """
 
 import contextlib
@@ -15,11 +16,19 @@ import time
 from pathlib import Path
 
 SAYS = "step time beside an agent with a full disk and a Fleet that swallows everything, over the bare step"
-ROUNDS = 5
+ROUNDS = 4
 SHAPES = (
     ("long steps of 40 launches", 100, {"KERNEL_NS": 500_000}),
     ("short steps of 40 launches, bound by launching", 600, {"KERNEL_NS": 2_000}),
 )
+ALL = ("--record-all",)
+AGENTS = (
+    ("failing", True, ()),
+    ("healthy", False, ()),
+    ("failing, every call recorded", True, ALL),
+    ("healthy, every call recorded", False, ALL),
+)
+"""What it is called, whether it fails, its options."""
 _READY_S = 60
 
 
@@ -31,26 +40,28 @@ def run():
         return
     try:
         for says, steps, device in SHAPES:
-            yield _compare(says, steps, device)
+            yield from _compare(says, steps, device)
     except UnsupportedError as error:
         yield f"   not measured: {error.message}"
 
 
 def _compare(says, steps, device):
-    ratios, bare_ms, notes = [], [], ""
+    _measure(steps // 4, device)
+    bare_ns, beside_ns, notes = [], {name: [] for name, _, _ in AGENTS}, {}
     for _ in range(ROUNDS):
-        bare = _measure(steps, device)
-        with _failing_agent() as told:
-            beside = _measure(steps, device)
-        notes = told[-1] if told else ""
-        ratios.append(beside / bare)
-        bare_ms.append(bare / steps / 1e6)
-    ratio = statistics.median(ratios)
-    spread = f"{min(ratios):.4f} to {max(ratios):.4f}"
-    return (
-        f"   {says}: {statistics.median(bare_ms):.3f} ms bare, × {ratio:.4f} beside it"
-        f" ({spread} over {ROUNDS} pairs; bar 1.01); {notes}"
-    )
+        bare_ns.append(_measure(steps, device))
+        for name, fails, options in AGENTS:
+            with _open_agent(fails=fails, options=options) as told:
+                beside_ns[name].append(_measure(steps, device))
+            notes[name] = told[-1]
+    yield f"   {says}: {statistics.median(bare_ns) / steps / 1e6:.3f} ms bare"
+    for name, times_ns in beside_ns.items():
+        ratios = [beside / bare for beside, bare in zip(times_ns, bare_ns, strict=True)]
+        spread = f"{min(ratios):.4f} to {max(ratios):.4f}"
+        yield (
+            f"     × {statistics.median(ratios):.4f} beside one {name}"
+            f" ({spread} over {ROUNDS} pairs; bar 1.01); {notes[name]}"
+        )
 
 
 def _measure(steps, device):
@@ -62,35 +73,41 @@ def _measure(steps, device):
 
 
 @contextlib.contextmanager
-def _failing_agent():
-    """An agent that records to a full disk and pushes into a partition; yields what it was seen to fail at."""
+def _open_agent(*, fails, options):
+    """An agent that records, to a full disk and pushing into a partition where it fails; yields what was seen of it."""
     from ingero.testing.relay import Network, Relay
 
     told = []
     with (
-        tempfile.TemporaryDirectory() as folder,
+        _open_disk("1m" if fails else "1g") as folder,
         socket.create_server(("127.0.0.1", 0)) as nobody,
         Relay(f"127.0.0.1:{nobody.getsockname()[1]}") as relay,
     ):
         relay.network = Network.PARTITION
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
-        try:
-            command = [sys.executable, "-m", "ingero", "trace", "--db", f"{folder}/full.db"]
-            command += ["--record-all", "--annotate", "--annotate-socket", f"{folder}/a/a.sock"]
+        command = [sys.executable, "-m", "ingero", "trace", "--db", f"{folder}/trace.db"]
+        command += ["--annotate", "--annotate-socket", f"{folder}/a/a.sock", *options]
+        if fails:
             command += ["--fleet", f"http://{relay.address}", "--fleet-cluster-id", "c"]
             command += ["--fleet-push-interval", "1s"]
-            with subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-            ) as agent:
-                try:
-                    _await_ready(agent, Path(folder))
-                    _fill(Path(folder))
-                    yield told
-                finally:
-                    agent.send_signal(signal.SIGINT)
-                    agent.communicate(timeout=60)
-            free = os.statvfs(folder).f_bavail
-            told.append(f"ended with status {agent.returncode}, {free} blocks free on its disk")
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as agent:
+            try:
+                _await_ready(agent, folder)
+                if fails:
+                    _fill(folder)
+                yield told
+            finally:
+                agent.send_signal(signal.SIGINT)
+                agent.communicate(timeout=60)
+        free = os.statvfs(folder).f_bavail
+        told.append(f"ended with status {agent.returncode}, {free} blocks free on its disk")
+
+
+@contextlib.contextmanager
+def _open_disk(size):
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
+        try:
+            yield Path(folder)
         finally:
             subprocess.run(["umount", "--lazy", folder], check=True)
 

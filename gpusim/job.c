@@ -72,6 +72,8 @@ int cudaStreamSynchronize(sim_stream_t);
 int ncclGetUniqueId(struct unique_id *);
 int ncclCommInitRank(comm_t *, int, struct unique_id, int);
 int ncclCommSplit(comm_t, int, int, comm_t *, void *);
+int ncclCommUserRank(comm_t, int *);
+int ncclCommCount(comm_t, int *);
 int ncclAllReduce(const void *, void *, size_t, int, int, comm_t, sim_stream_t);
 
 static u64 mix(u64 value)
@@ -229,11 +231,21 @@ static int open_data(u64 *bytes)
 	return fd;
 }
 
+/* A link of this rank's own with its neighbour. */
+static int pair_up(struct link *pair, const struct link *world)
+{
+	if (ncclCommSplit(world->comm, world->rank / 2, world->rank, &pair->comm, NULL))
+		return 4;
+	pair->id = mix(world->id + (u64)world->rank / 2 + 1);
+	/* A split's own arguments tell neither rank nor size: a tracer learns them from these. */
+	return ncclCommUserRank(pair->comm, &pair->rank) || ncclCommCount(pair->comm, &pair->n_ranks) ? 4 : 0;
+}
+
 static int train(void)
 {
 	int rank = number("RANK"), nranks = number("WORLD_SIZE"), fd = open(getenv("GPUSIM_CONTROL"), O_RDONLY | O_CLOEXEC);
 	const volatile struct control *control = mmap(NULL, sizeof(*control), PROT_READ, MAP_SHARED, fd, 0);
-	struct link world = {.rank = rank, .n_ranks = nranks}, pair = {.rank = rank % 2, .n_ranks = 2};
+	struct link world = {.rank = rank, .n_ranks = nranks}, pair = {0};
 	struct unique_id id;
 	sim_stream_t stream;
 	u64 data_bytes;
@@ -251,9 +263,8 @@ static int train(void)
 	if (ncclCommInitRank(&world.comm, nranks, id, rank))
 		return 4;
 	world.id = hash_of(&id);
-	if (number("GPUSIM_PAIRS") && ncclCommSplit(world.comm, rank / 2, rank, &pair.comm, NULL))
+	if (number("GPUSIM_PAIRS") && pair_up(&pair, &world))
 		return 4;
-	pair.id = mix(world.id + (u64)rank / 2 + 1);
 	for (u64 step = 0;; step++) {
 		load(control, step, data_fd, block, data_bytes);
 		compute(control, step, rank, nranks, stream);

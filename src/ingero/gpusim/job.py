@@ -12,8 +12,8 @@ import signal
 import socket
 import struct
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -73,7 +73,7 @@ class JobSettings:
         cpu_ns: Spent on the processor meanwhile.
         jitter_ppm: Greatest random addition to a step's work.
         load_ns: Processor time that a rank's data takes before each step.
-        data: By rank, files of which each step reads `load_bytes` from the disk; empty for none.
+        data: By rank, a file of which each step reads `load_bytes` past the page cache; other ranks read nothing.
         load_bytes: See `data`; a multiple of 4096.
         has_pairs: Ranks 2k and 2k + 1 also meet on a link of their own, before all do.
         has_reports: Every rank tells its calls in its file of `report_path`, for where no probe can be had.
@@ -88,7 +88,7 @@ class JobSettings:
     cpu_ns: int = NS_PER_MS
     jitter_ppm: int = 20_000
     load_ns: int = 0
-    data: Sequence[Path] = ()
+    data: Mapping[int, Path] = field(default_factory=dict)
     load_bytes: int = 0
     has_pairs: bool = False
     has_reports: bool = False
@@ -141,7 +141,7 @@ class Job:
             own = {"RANK": str(rank), "LOCAL_RANK": "0"}
             if settings.has_reports:
                 own["GPUSIM_REPORT"] = str(settings.report_path(rank))
-            if settings.data:
+            if rank in settings.data:
                 own["GPUSIM_DATA"] = str(settings.data[rank])
             self._ranks.append(
                 subprocess.Popen(

@@ -18,6 +18,7 @@ from ingero.units import NS_PER_S
         ("pause:5", Fault("pause", 5)),
         ("kill:7", Fault("kill", 7)),
         ("cpu-hog:2", Fault("cpu-hog", 2)),
+        ("io-hog:0", Fault("io-hog", 0)),
         ("slow-link:1", Fault("slow-link", 1, 20.0)),
         ("slow-link:1:5ms", Fault("slow-link", 1, 5.0)),
     ],

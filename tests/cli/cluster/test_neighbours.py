@@ -1,15 +1,25 @@
-"""A rank whose processor is crowded takes longer for its own work; its peer elsewhere does not hold it up."""
+"""A rank whose processor is crowded takes longer for its own work; one whose disk is crowded shares it with readers."""
 
 import os
+import re
 import select
+import shutil
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ingero.cli.cluster.account import ReportReader
-from ingero.cli.cluster.neighbours import reserve_processor
+from ingero.cli.cluster.neighbours import (
+    N_READERS,
+    find_disk_folder,
+    open_neighbours,
+    reserve_processor,
+)
 from ingero.errors import UnsupportedError
 from ingero.gpusim.job import WAIT, Job, JobSettings
+from ingero.testing.fleet import wait_until
 from ingero.units import NS_PER_MS
 
 needs_two = pytest.mark.skipif(
@@ -54,3 +64,86 @@ def test_one_processor_is_not_enough(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})
     with pytest.raises(UnsupportedError, match="two processors"), reserve_processor():
         pass
+
+
+def read_from_disk(pid):
+    """Bytes that a process had the disk read. Source: proc_pid_io(5)."""
+    return int(
+        re.search(r"^read_bytes: (\d+)", Path(f"/proc/{pid}/io").read_text(), re.MULTILINE)[1]
+    )
+
+
+def readers_of(path):
+    """Processes that read this file as neighbours do."""
+    found = []
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = line.read_bytes().split(b"\0")
+        except OSError:  # it ended
+            continue
+        if words[1:3] == [b"read", str(path).encode()]:
+            found.append(int(line.parent.name))
+    return found
+
+
+@pytest.fixture
+def disk_folder(tmp_path):
+    """Where ``io-hog`` puts a rank's data: on a disk, also where the tests' own files lie in memory."""
+    try:
+        folder = find_disk_folder() / f"ingero-test-{os.getpid()}"
+    except UnsupportedError as error:
+        pytest.skip(error.message)
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_rank_and_its_neighbours_have_the_same_disk_read(disk_folder):
+    with open_neighbours({"io-hog"}, disk_folder) as neighbours:
+        assert neighbours.processor is None
+        path = neighbours.disk.path
+        assert (path.parent, path.stat().st_size) == (disk_folder, 64 << 20)
+        settings = JobSettings(
+            2,
+            disk_folder,
+            step_ns=NS_PER_MS,
+            data={1: path},
+            load_bytes=2 * 4096,
+            has_reports=True,
+        )
+        with Job(settings) as job:
+            job.release()
+            n_before, n_steps = read_from_disk(job.pids[1]), 20
+            own_times_ns(job, ReportReader(settings.report_path(1)), n_steps)
+            assert read_from_disk(job.pids[1]) - n_before >= (n_steps - 1) * 2 * 4096
+            assert read_from_disk(job.pids[0]) < n_steps * 4096
+            assert readers_of(path) == []
+            neighbours.disk.crowd()
+            wait_until(lambda: sum(read_from_disk(p) > 0 for p in readers_of(path)) == N_READERS)
+            job.check()
+    assert readers_of(path) == []
+
+
+def test_folder_that_takes_no_data_is_told_with_the_reason(tmp_path):
+    missing = tmp_path / "missing"
+    with (
+        pytest.raises(UnsupportedError, match=r"cannot write 64 MiB in .*missing: No such file"),
+        open_neighbours({"io-hog"}, missing),
+    ):
+        pass
+
+
+def test_temporary_files_in_memory_are_no_disk(tmp_path):
+    devices = {Path(folder).stat().st_dev for folder in (tempfile.gettempdir(), "/var/tmp")}
+    mounts = tmp_path / "mountinfo"
+
+    def mount(kind):
+        line = "22 1 {}:{} / / rw,relatime shared:1 - {} none rw\n"
+        lines = [line.format(os.major(device), os.minor(device), kind) for device in devices]
+        mounts.write_text("".join(lines))
+
+    mount("ext4")
+    assert find_disk_folder(mounts) == Path(tempfile.gettempdir())
+    mount("tmpfs")
+    with pytest.raises(UnsupportedError, match="needs a disk"):
+        find_disk_folder(mounts)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ingero.cli.cluster.hosts import Cluster, Host
-from ingero.cli.cluster.neighbours import Processor
+from ingero.cli.cluster.neighbours import Disk, Neighbours, Processor
 from ingero.errors import ConfigError
 from ingero.gpusim.job import Job
 from ingero.model.verdicts import VerdictKind
@@ -18,6 +18,7 @@ KINDS: Final = {
     "pause": "pause:R           stopped where it is",
     "kill": "kill:R            gone",
     "cpu-hog": "cpu-hog:R         neighbours want its processor all the time",
+    "io-hog": "io-hog:R          neighbours read from its disk all the time",
     "slow-link": "slow-link:R[:20ms] packets to and from its host are late",
 }
 
@@ -104,14 +105,14 @@ def _parse_factor(text: str) -> float:
     return factor
 
 
-def inject(fault: Fault, job: Job, cluster: Cluster, processor: Processor | None) -> None:
+def inject(fault: Fault, job: Job, cluster: Cluster, neighbours: Neighbours) -> None:
     """Turn a fault on.
 
     Args:
         fault: Which.
         job: Whom it hits.
         cluster: Where that runs.
-        processor: Reserved for the rank whose processor will be crowded.
+        neighbours: Reserved for the ranks whose processor or disk will be crowded.
     """
     rank = fault.rank if fault.rank is not None else -1
     actions: dict[str, Callable[[], None]] = {
@@ -119,15 +120,16 @@ def inject(fault: Fault, job: Job, cluster: Cluster, processor: Processor | None
         "imbalance": lambda: job.unbalance(fault.amount),
         "pause": lambda: job.pause(rank),
         "kill": lambda: job.kill(rank),
-        "cpu-hog": lambda: _crowd(processor),
+        "cpu-hog": lambda: _crowd(neighbours.processor),
+        "io-hog": lambda: _crowd(neighbours.disk),
         "slow-link": lambda: _slow_link(cluster.hosts[rank], int(fault.amount)),
     }
     actions[fault.kind]()
 
 
-def _crowd(processor: Processor | None) -> None:
-    assert processor is not None, "one was reserved before the job began"
-    processor.crowd()
+def _crowd(place: Processor | Disk | None) -> None:
+    assert place is not None, "it was reserved before the job began"
+    place.crowd()
 
 
 def _slow_link(host: Host, delay_ms: int) -> None:

@@ -35,6 +35,12 @@ class UpSettings:
     settle_ns: int = 10 * NS_PER_S
     has_probes: bool = True
 
+    def ranks_of(self, kind: str) -> list[int]:
+        """Ranks that faults of this kind hit."""
+        return [
+            fault.rank for fault in self.faults if fault.kind == kind and fault.rank is not None
+        ]
+
     @property
     def probes_note(self) -> str:
         """What is weaker without probes; empty with them."""

@@ -19,7 +19,7 @@ from ingero.cli.cluster.ask import ask_hang
 from ingero.cli.cluster.faults import inject
 from ingero.cli.cluster.hosts import Cluster, open_cluster
 from ingero.cli.cluster.janitor import open_janitor
-from ingero.cli.cluster.neighbours import Processor, reserve_processor
+from ingero.cli.cluster.neighbours import Neighbours, find_disk_folder, open_neighbours
 from ingero.cli.cluster.result import Progress, UpSettings, build_result, find_detection
 from ingero.cli.local_fleet import EPHEMERAL, SHIPPED_CONFIG, run_local_fleet
 from ingero.cli.replay.network import ask_judgement
@@ -35,6 +35,8 @@ STEADY_OPS: Final = 100
 """Compared operations of every rank before a fault is injected."""
 LOAD_NS: Final = 2 * NS_PER_MS
 """Processor time per step of a job whose processors get crowded."""
+LOAD_BYTES: Final = 4 * 4096
+"""Read from the disk per step by a rank whose disk gets crowded: four requests, 0.2 ms of 50 on an idle disk."""
 STEADY_TIMEOUT_NS: Final = 60 * NS_PER_S
 _POLL_S: Final = 0.2
 
@@ -75,11 +77,12 @@ def run_up(
     progress = Progress()
     with ExitStack() as stack:
         janitor = stack.enter_context(open_janitor())
-        folder = Path(tempfile.mkdtemp(prefix="ingero-up-"))
+        kinds = {fault.kind for fault in settings.faults}
+        place = find_disk_folder() if "io-hog" in kinds else None
+        folder = Path(tempfile.mkdtemp(prefix="ingero-up-", dir=place))
         janitor.owe("rm", "-rf", "--", str(folder))
-        hogged = [fault.ranks[0] for fault in settings.faults if fault.kind == "cpu-hog"]
-        processor = stack.enter_context(reserve_processor()) if hogged else None
-        slowable = [fault.ranks[0] for fault in settings.faults if fault.kind == "slow-link"]
+        neighbours = stack.enter_context(open_neighbours(kinds, folder))
+        slowable = settings.ranks_of("slow-link")
         cluster = stack.enter_context(open_cluster(settings.n_ranks, janitor, slowable))
         progress.isolation = cluster.isolation
         progress.note = "; ".join(filter(None, (cluster.note, settings.probes_note)))
@@ -90,10 +93,10 @@ def run_up(
             f"receivers.otlp.protocols.http.endpoint={cluster.address}:0",
         )
         fleet = stack.enter_context(run_local_fleet(SHIPPED_CONFIG, overrides))
-        job = stack.enter_context(Job(plan_job(settings, folder, cluster)))
-        for rank in hogged:
-            assert processor is not None
-            processor.give(job.pids[rank])
+        job = stack.enter_context(Job(plan_job(settings, folder, cluster, neighbours)))
+        if neighbours.processor is not None:
+            for rank in settings.ranks_of("cpu-hog"):
+                neighbours.processor.give(job.pids[rank])
         told = {
             "cluster_id": cluster_id,
             "n_ranks": settings.n_ranks,
@@ -110,14 +113,17 @@ def run_up(
         job.release()
         run = _Run(settings, job, (view, sink), progress, follow, clock)
         run.await_steady()
-        run.inject(cluster, processor)
+        run.inject(cluster, neighbours)
         run.watch()
     return build_result(settings, progress)
 
 
-def plan_job(settings: UpSettings, folder: Path, cluster: Cluster) -> JobSettings:
+def plan_job(
+    settings: UpSettings, folder: Path, cluster: Cluster, neighbours: Neighbours
+) -> JobSettings:
     """The job that the faults can be seen in."""
     kinds = {fault.kind for fault in settings.faults}
+    disk = neighbours.disk
     return JobSettings(
         settings.n_ranks,
         folder,
@@ -125,6 +131,8 @@ def plan_job(settings: UpSettings, folder: Path, cluster: Cluster) -> JobSetting
         [host.prefix for host in cluster.hosts],
         settings.seed,
         load_ns=LOAD_NS if "cpu-hog" in kinds else 0,
+        data=dict.fromkeys(settings.ranks_of("io-hog"), disk.path) if disk else {},
+        load_bytes=LOAD_BYTES if disk else 0,
         has_pairs="slow-link" in kinds,
         has_reports=not settings.has_probes,
     )
@@ -159,10 +167,10 @@ class _Run:
                     hint="`ingero check` says what this machine can trace",
                 )
 
-    def inject(self, cluster: Cluster, processor: Processor | None) -> None:
+    def inject(self, cluster: Cluster, neighbours: Neighbours) -> None:
         """Turn every fault on."""
         for fault in self.settings.faults:
-            inject(fault, self.job, cluster, processor)
+            inject(fault, self.job, cluster, neighbours)
         names = ", ".join(
             fault.kind if fault.rank is None else f"{fault.kind} of rank {fault.rank}"
             for fault in self.settings.faults

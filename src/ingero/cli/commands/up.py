@@ -77,6 +77,7 @@ def command(
       pause:R            rank R stops where it is
       kill:R             rank R is gone
       cpu-hog:R          neighbours want rank R's processor all the time; needs two
+      io-hog:R           neighbours read from rank R's disk all the time
       slow-link:R[:20ms] packets to and from R's host are late; needs root
 
     \b
