@@ -32,6 +32,10 @@ _OPTIONS = (
     click.option("--health-addr", metavar="HOST:PORT", help="/healthz.  [127.0.0.1:8080]"),
     click.option("--db", "--db-path", "db", metavar="FILE", help="Database.  [~/.ingero/echo.db]"),
     click.option(
+        "--store", metavar="URL", help="ClickHouse instead: clickhouses://USER@HOST:PORT/DATABASE."
+    ),
+    click.option("--store-password-file", metavar="FILE", help="File with that user's password."),
+    click.option(
         "--auth-token", metavar="TOKEN", help="One bearer; others on this machine can see it."
     ),
     click.option("--auth-token-file", metavar="FILE", help="File with one bearer token."),

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import duckdb
 
-from ingero.echo.db.engine import MEMORY, wal_path
+from ingero.echo.db.engine import wal_path
 from ingero.echo.db.faults import our_errors
 from ingero.echo.db.store import Store
 from ingero.errors import IngeroError, StoreError
@@ -54,7 +54,7 @@ class BackupDoor:
 
     def open(self) -> None:
         """Listen. Where that cannot be, say so and go on: the database is served all the same."""
-        if self._store.path == MEMORY:
+        if not self._store.is_file:
             return
         path = door_path(self._store.path)
         try:

@@ -1,60 +1,161 @@
-"""`Reader`: one cursor with a deadline, for the queries; never for SQL that came from outside."""
+"""`Reader`: one connection with a deadline, for the queries; never for SQL that came from outside."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import duckdb
 import pyarrow as pa
 
-from ingero.echo.db.faults import BrokenInstanceError, our_errors
+from ingero.echo.db.faults import BrokenInstanceError, DeadlineError, our_errors
 from ingero.errors import StoreError
 from ingero.units import NS_PER_S
 
 
-class Reader:
-    """Runs our own SQL with bound parameters."""
+class Reader(Protocol):
+    """Runs our own SQL, written in DuckDB's, with bound parameters."""
 
-    def __init__(self, cursor: duckdb.DuckDBPyConnection) -> None:
-        self._cursor = cursor
+    @property
+    def is_stopped(self) -> bool:
+        """Its deadline has passed, or its instance is being closed; whoever holds it lets go."""
+
+    def stop(self) -> None:
+        """End what it runs, from another thread; nothing where it is closed already."""
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Every row of the answer.
+        """Every row of the answer; times are UTC without a zone.
 
         Raises:
             DeadlineError: The deadline passed.
             StoreError: The query failed.
         """
+
+    def row(self, sql: str, params: Sequence[Any] = ()) -> tuple[Any, ...]:
+        """The only row of the answer."""
+
+    def batches(
+        self, sql: str, params: Sequence[Any] = (), batch_rows: int = 65_536
+    ) -> Iterator[pa.RecordBatch]:
+        """The answer as Arrow, one batch at a time, so that a large one is never held whole.
+
+        The columns' types are the backend's own; `conform` gives them the wanted ones.
+        """
+
+    def page_rows(
+        self, sql: str, params: Sequence[Any], limit: int
+    ) -> tuple[list[tuple[Any, ...]], int]:
+        """The first rows of an ordered statement, and how many there are without the limit."""
+
+    def page_batches(
+        self, sql: str, params: Sequence[Any], limit: int, batch_rows: int
+    ) -> tuple[Iterator[pa.RecordBatch], int]:
+        """The same as Arrow; batches may have further columns after the statement's own."""
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch under the wanted schema; columns are taken by place, those beyond the schema dropped.
+
+    Raises:
+        StoreError: A value does not fit its type.
+    """
+    try:
+        arrays = [
+            batch.column(at).cast(field.type, safe=not pa.types.is_floating(field.type))
+            for at, field in enumerate(schema)
+        ]
+    except pa.ArrowException as error:
+        raise StoreError(f"cannot read: {error}") from error
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class CursorReader:
+    """A cursor of DuckDB; a `Reader`."""
+
+    def __init__(self, cursor: duckdb.DuckDBPyConnection) -> None:
+        self._cursor = cursor
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    @property
+    def is_stopped(self) -> bool:
+        """See `Reader`."""
+        return self._stopped.is_set()
+
+    def stop(self) -> None:
+        """See `Reader`."""
+        self._stopped.set()
+        with self._lock:
+            if not self._is_closed:
+                self._cursor.interrupt()
+
+    def close(self) -> None:
+        """Close the cursor."""
+        with self._lock:
+            self._is_closed = True
+            self._cursor.close()
+
+    def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """See `Reader`."""
         with our_errors("read"):
             return self._cursor.execute(sql, list(params)).fetchall()
 
     def row(self, sql: str, params: Sequence[Any] = ()) -> tuple[Any, ...]:
-        """The only row of the answer."""
+        """See `Reader`."""
         rows = self.rows(sql, params)
         return rows[0]
 
     def batches(
         self, sql: str, params: Sequence[Any] = (), batch_rows: int = 65_536
-    ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """The answer as Arrow, one batch at a time, so that a large one is never held whole."""
+    ) -> Iterator[pa.RecordBatch]:
+        """See `Reader`."""
         with our_errors("read"):
             source = self._cursor.sql(sql, params=list(params)).to_arrow_reader(batch_rows)
-        return source.schema, _iterate(source)
+        return self._iterate(source)
+
+    def page_rows(
+        self, sql: str, params: Sequence[Any], limit: int
+    ) -> tuple[list[tuple[Any, ...]], int]:
+        """See `Reader`."""
+        found = self.rows(_count_beside(sql, limit), params)
+        return [row[:-1] for row in found], int(found[0][-1]) if found else 0
+
+    def page_batches(
+        self, sql: str, params: Sequence[Any], limit: int, batch_rows: int
+    ) -> tuple[Iterator[pa.RecordBatch], int]:
+        """See `Reader`."""
+        found = self.batches(_count_beside(sql, limit), params, batch_rows)
+        for first in found:
+            if first.num_rows:
+                n_all = first.column(first.num_columns - 1)[0].as_py()
+                return itertools.chain([first], found), int(n_all)
+        return iter(()), 0
+
+    def _iterate(self, source: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        while True:
+            if self.is_stopped:
+                raise DeadlineError("cannot read: stopped at its deadline")
+            with our_errors("read"):
+                try:
+                    batch = source.read_next_batch()
+                except StopIteration:
+                    return
+                except (
+                    pa.ArrowException,
+                    OSError,
+                ) as error:  # the engine's error, as Arrow's C interface has it
+                    kind = DeadlineError if self._stopped.is_set() else StoreError
+                    raise kind(f"cannot read: {error}") from error
+            yield batch
 
 
-def _iterate(source: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-    while True:
-        with our_errors("read"):
-            try:
-                batch = source.read_next_batch()
-            except StopIteration:
-                return
-            except pa.ArrowException as error:
-                raise StoreError(f"cannot read: {error}") from error
-        yield batch
+def _count_beside(sql: str, limit: int) -> str:
+    """The statement with the number of all its rows as last column; DuckDB keeps the inner order."""
+    return f"SELECT *, count(*) OVER () FROM ({sql}) LIMIT {int(limit)}"  # noqa: S608 - our statement
 
 
 class ReaderPool:
@@ -63,7 +164,7 @@ class ReaderPool:
     def __init__(self) -> None:
         self._lock = threading.Condition()
         self._connection: duckdb.DuckDBPyConnection | None = None
-        self._active: set[duckdb.DuckDBPyConnection] = set()
+        self._active: set[CursorReader] = set()
 
     def attach(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Serve this instance from now on."""
@@ -75,8 +176,8 @@ class ReaderPool:
         with self._lock:
             self._connection = None
             while self._active:
-                for cursor in self._active:
-                    cursor.interrupt()
+                for reader in self._active:
+                    reader.stop()
                 self._lock.wait(timeout=0.05)
 
     @contextmanager
@@ -93,15 +194,16 @@ class ReaderPool:
                 )
             with our_errors("read"):
                 cursor = self._connection.cursor()
-            self._active.add(cursor)
-        alarm = threading.Timer(timeout_ns / NS_PER_S, cursor.interrupt)
+            reader = CursorReader(cursor)
+            self._active.add(reader)
+        alarm = threading.Timer(timeout_ns / NS_PER_S, reader.stop)
         alarm.daemon = True
         alarm.start()
         try:
-            yield Reader(cursor)
+            yield reader
         finally:
             alarm.cancel()
             with self._lock:
-                self._active.discard(cursor)
+                self._active.discard(reader)
                 self._lock.notify_all()
-            cursor.close()
+            reader.close()

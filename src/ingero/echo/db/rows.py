@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ingero.echo.db.window import Keys, build_keys
-from ingero.echo.schema import TABLES, Table
+from ingero.echo.schema import NODES, TABLES, Table
 
 NodeKey = tuple[str, str]
 NodeRow = dict[str, Any]
@@ -152,3 +152,18 @@ def merge_nodes(group: Iterable[Rows]) -> dict[NodeKey, NodeRow]:
         for key, row in rows.nodes.items():
             merged.setdefault(key, {}).update(row)
     return merged
+
+
+def build_nodes(nodes: dict[NodeKey, NodeRow], ingested_at: datetime) -> pa.Table:
+    """What nodes said as rows of NODES, ``ingested_at`` last; what a node did not say is null."""
+    arrays = {}
+    for name, dtype in NODES.columns:
+        if name == "cluster_id":
+            values: list[Any] = [key[0] for key in nodes]
+        elif name == "node_id":
+            values = [key[1] for key in nodes]
+        else:
+            values = [row.get(name) for row in nodes.values()]
+        arrays[name] = pa.array(values, type=dtype)
+    arrays["ingested_at"] = pa.array([ingested_at] * len(nodes), type=pa.timestamp("us"))
+    return pa.table(arrays)

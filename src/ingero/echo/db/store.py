@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from ingero.echo.db.backend import Backend
+from ingero.echo.db.clickhouse.settings import ClickHouseSettings
+from ingero.echo.db.duck import DuckBackend
 from ingero.echo.db.engine import MEMORY, EngineSettings
-from ingero.echo.db.reader import Reader, ReaderPool
+from ingero.echo.db.reader import Reader
 from ingero.echo.db.rows import Rows
 from ingero.echo.db.writer import Done, Writer, WriterCounters, WriterSettings
-from ingero.errors import RetryableError, StoreError
+from ingero.errors import RetryableError, StoreError, UnsupportedError
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S, format_size
 
@@ -27,7 +30,8 @@ class StoreSettings:
     """The store's limits.
 
     Attributes:
-        engine: The instance's resources.
+        engine: The resources of a DuckDB instance.
+        clickhouse: The server to use instead of a file; its disk and memory are its own business.
         writer: Grouping and retention.
         max_waiting_rows: Rows in memory above which new ones are refused with "send again".
         min_free_bytes: Free space below which new rows are refused and reads go on.
@@ -35,6 +39,7 @@ class StoreSettings:
     """
 
     engine: EngineSettings = field(default_factory=EngineSettings)
+    clickhouse: ClickHouseSettings | None = None
     writer: WriterSettings = field(default_factory=WriterSettings)
     max_waiting_rows: int = 500_000
     min_free_bytes: int = 512 << 20
@@ -42,10 +47,10 @@ class StoreSettings:
 
 
 class Store:
-    """One database file, its writer and its readers.
+    """One database, its writer and its readers.
 
     Args:
-        path: The file, or ``:memory:``.
+        path: The file, or ``:memory:``; with ClickHouse what people are told of the server.
         settings: Limits.
         clock: Time.
         read_free_bytes: Free space where the file is; for tests, None asks the file system.
@@ -62,12 +67,21 @@ class Store:
         self._settings = settings
         self._clock = clock
         self._read_free_bytes = read_free_bytes or self._statvfs
-        self._readers = ReaderPool()
-        self._writer = Writer(path, settings.engine, settings.writer, clock, self._readers)
+        self.backend: Backend
+        if settings.clickhouse is None:
+            self.backend = DuckBackend(path, settings.engine)
+        else:
+            self.backend = _build_clickhouse(settings.clickhouse, clock)
+        self._writer = Writer(self.backend, settings.writer, clock)
         self._free_bytes = -1
         self._free_read_ns = -settings.free_space_every_ns
         self.refused_full = 0
         self.refused_disk = 0
+
+    @property
+    def is_file(self) -> bool:
+        """Whether `path` is a file of ours."""
+        return self.path != MEMORY and self._settings.clickhouse is None
 
     @property
     def counters(self) -> WriterCounters:
@@ -98,7 +112,7 @@ class Store:
         Raises:
             StoreError: With what would mend it.
         """
-        if self.path != MEMORY:
+        if self.is_file:
             try:
                 Path(self.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
@@ -141,10 +155,10 @@ class Store:
 
     def open_reader(self, timeout_ns: int) -> AbstractContextManager[Reader]:
         """A reader with a deadline."""
-        return self._readers.open_reader(timeout_ns)
+        return self.backend.open_reader(timeout_ns)
 
     def call(self, job: Callable[[Any], Any]) -> Future[Any]:
-        """Run a job of ``echo.db`` on the writer's connection."""
+        """Run a job of ``echo.db`` on the writer's connection; only a file has such jobs."""
         return self._writer.call(job)
 
     def _free(self) -> int:
@@ -155,7 +169,17 @@ class Store:
         return self._free_bytes
 
     def _statvfs(self) -> int:
-        if self.path == MEMORY:
+        if not self.is_file:
             return 1 << 62
         stat = os.statvfs(Path(self.path).parent)
         return stat.f_bavail * stat.f_frsize
+
+
+def _build_clickhouse(settings: ClickHouseSettings, clock: Clock) -> Backend:
+    try:
+        from ingero.echo.db.clickhouse.backend import ClickHouseBackend  # noqa: PLC0415 - an extra's
+    except ModuleNotFoundError as missing:
+        raise UnsupportedError(
+            f"this installation has no {missing.name}", hint="pip install 'ingero[clickhouse]'"
+        ) from missing
+    return ClickHouseBackend(settings, clock)

@@ -14,28 +14,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-import duckdb
-import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from ingero.echo.db.engine import EngineSettings, migrate, open_engine, transaction, wal_path
-from ingero.echo.db.faults import BrokenInstanceError, our_errors
-from ingero.echo.db.reader import ReaderPool
-from ingero.echo.db.rows import Incoming, NodeKey, NodeRow, Rows, build_incoming, merge_nodes
-from ingero.echo.db.upkeep import Retention, trim
+from ingero.echo.db.backend import Backend
+from ingero.echo.db.faults import BrokenInstanceError
+from ingero.echo.db.rows import Incoming, Rows, build_incoming, merge_nodes
+from ingero.echo.db.upkeep import Retention
 from ingero.echo.db.window import KeyWindow
-from ingero.echo.schema import NODES
 from ingero.errors import IngeroError, StoreError
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S, NS_PER_US
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC).replace(tzinfo=None)
-_NODE_UPDATES: Final = ", ".join(
-    f"{name} = coalesce(excluded.{name}, nodes.{name})"
-    for name in (*NODES.names, "ingested_at")
-    if name not in {"cluster_id", "node_id"}
-)
 
 Done = Callable[[IngeroError | None], None]
 
@@ -81,39 +72,27 @@ class _Waiting:
 
 
 class Writer(threading.Thread):
-    """The thread that owns the instance.
+    """The thread that owns the backend.
 
     Args:
-        path: Database file, or ``:memory:``.
-        engine: What the instance may use.
+        backend: What keeps the rows.
         settings: Grouping, memory of keys, retention.
         clock: Arrival times and intervals.
-        readers: Told about every instance.
     """
 
-    def __init__(
-        self,
-        path: str,
-        engine: EngineSettings,
-        settings: WriterSettings,
-        clock: Clock,
-        readers: ReaderPool,
-    ) -> None:
+    def __init__(self, backend: Backend, settings: WriterSettings, clock: Clock) -> None:
         super().__init__(name="echo-writer", daemon=True)
         self.counters = WriterCounters()
         self.broken = ""
-        self._path = path
-        self._engine = engine
+        self._backend = backend
         self._settings = settings
         self._clock = clock
-        self._readers = readers
         self._wake = threading.Condition()
         self._waiting: list[_Waiting] = []
         self._n_waiting = 0
-        self._jobs: list[tuple[Callable[[duckdb.DuckDBPyConnection], Any], Future[Any]]] = []
+        self._jobs: list[tuple[Callable[[Any], Any], Future[Any]]] = []
         self._closing = False
         self._opened: Future[None] = Future()
-        self._connection: duckdb.DuckDBPyConnection | None = None
         self._keys = KeyWindow(settings.window_ns, settings.window_keys)
         self._next_upkeep_ns = 0
 
@@ -148,8 +127,8 @@ class Writer(threading.Thread):
             if len(self._waiting) == 1 or self._n_waiting >= self._settings.group_rows:
                 self._wake.notify()
 
-    def call(self, job: Callable[[duckdb.DuckDBPyConnection], Any]) -> Future[Any]:
-        """Run something on the writer's connection between two commits."""
+    def call(self, job: Callable[[Any], Any]) -> Future[Any]:
+        """Run a job of the backend between two commits."""
         future: Future[Any] = Future()
         with self._wake:
             if self._closing:
@@ -171,7 +150,7 @@ class Writer(threading.Thread):
         self._opened.set_result(None)
         while self._serve_once():
             pass
-        self._close()
+        self.broken = self._backend.close() or self.broken
 
     def _serve_once(self) -> bool:
         group, jobs, closing = self._collect()
@@ -186,7 +165,7 @@ class Writer(threading.Thread):
         self,
     ) -> tuple[
         list[_Waiting],
-        list[tuple[Callable[[duckdb.DuckDBPyConnection], Any], Future[Any]]],
+        list[tuple[Callable[[Any], Any], Future[Any]]],
         bool,
     ]:
         settings = self._settings
@@ -215,7 +194,7 @@ class Writer(threading.Thread):
             waiting.done(error)
 
     def _commit_or_reopen(self, group: list[Rows]) -> None:
-        if self._connection is None:
+        if not self._backend.is_open:
             self._reopen()
         try:
             self._commit(group)
@@ -224,28 +203,17 @@ class Writer(threading.Thread):
             self._commit(group)  # what the first attempt did write, the reloaded keys know
 
     def _commit(self, group: list[Rows]) -> None:
-        connection = self._connection
-        assert connection is not None
         now = self._now()
         fresh, n_duplicates = self._drop_duplicates(build_incoming(group, now))
-        nodes = merge_nodes(group)
-        with our_errors("write"), transaction(connection):
-            for incoming in fresh:
-                _insert(connection, incoming.table.name, incoming.batch)
-            if fresh:
-                keys = np.concatenate([incoming.keys for incoming in fresh])
-                stamps = pa.repeat(pa.scalar(now, type=pa.timestamp("us")), len(keys))
-                table = pa.table({"key": pa.array(keys), "ingested_at": stamps})
-                _insert(connection, "ingest_keys", table)
-            if nodes:
-                _upsert_nodes(connection, nodes, now)
-        counters = self.counters
         mono_ns = self._clock.mono_ns()
-        for incoming in fresh:
+
+        def keep(incoming: Incoming) -> None:
             self._keys.add(incoming.keys, mono_ns)
-            counters.written += len(incoming.keys)
-        counters.duplicates += n_duplicates
-        counters.commits += 1
+            self.counters.written += len(incoming.keys)
+
+        self._backend.commit(fresh, merge_nodes(group), now, keep)
+        self.counters.duplicates += n_duplicates
+        self.counters.commits += 1
 
     def _drop_duplicates(self, group: list[Incoming]) -> tuple[list[Incoming], int]:
         fresh, n_duplicates = [], 0
@@ -260,64 +228,44 @@ class Writer(threading.Thread):
                 fresh.append(Incoming(incoming.table, batch, incoming.keys[is_new]))
         return fresh, n_duplicates
 
-    def _run_job(
-        self, job: Callable[[duckdb.DuckDBPyConnection], Any], future: Future[Any]
-    ) -> None:
+    def _run_job(self, job: Callable[[Any], Any], future: Future[Any]) -> None:
         try:
-            if self._connection is None:
+            if not self._backend.is_open:
                 self._reopen()
-            assert self._connection is not None
-            future.set_result(job(self._connection))
+            future.set_result(self._backend.run(job))
         except (IngeroError, OSError) as error:
             future.set_exception(error)
 
     def _maybe_upkeep(self) -> None:
-        if self._connection is None or self._clock.mono_ns() < self._next_upkeep_ns:
+        if self._clock.mono_ns() < self._next_upkeep_ns:
             return
         self._next_upkeep_ns = self._clock.mono_ns() + self._settings.upkeep_ns
         try:
-            self._upkeep(self._connection)
+            if not self._backend.is_open:
+                self._reopen()
+            self._upkeep()
         except BrokenInstanceError as error:
             self.broken = error.message
-            self._drop_instance()
+            self._backend.drop()
         except StoreError:
             self.counters.failed_commits += 1
 
-    def _upkeep(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def _upkeep(self) -> None:
         now = self._now()
-        horizon = now - timedelta(microseconds=self._settings.window_ns // NS_PER_US)
-        with our_errors("forget old keys"):
-            connection.execute("DELETE FROM ingest_keys WHERE ingested_at < ?", [horizon])
-        n_aged, n_sized = trim(connection, self._settings.retention, now, self._wal_bytes())
+        n_aged, n_sized = self._backend.trim(now, self._since(now), self._settings.retention)
         self.counters.aged_out += n_aged
         self.counters.sized_out += n_sized
 
-    def _wal_bytes(self) -> int:
-        wal = wal_path(self._path)
-        return wal.stat().st_size if wal.exists() else 0
-
     def _open(self) -> None:
-        connection = open_engine(self._path, self._engine)
-        try:
-            migrate(connection, self._now())
-            horizon = self._now() - timedelta(microseconds=self._settings.window_ns // NS_PER_US)
-            with our_errors("load the last keys"):
-                loaded = connection.execute(
-                    "SELECT key FROM ingest_keys WHERE ingested_at >= ? ORDER BY ingested_at DESC LIMIT ?",
-                    [horizon, self._settings.window_keys // 2],
-                ).fetchnumpy()["key"]
-        except IngeroError:
-            connection.close()
-            raise
-        self._keys = KeyWindow(self._settings.window_ns, self._settings.window_keys)
-        self._keys.add(np.asarray(loaded, dtype=np.uint64), self._clock.mono_ns())
-        self._connection = connection
-        self._next_upkeep_ns = self._clock.mono_ns() + self._settings.upkeep_ns
-        self._readers.attach(connection)
+        now, settings = self._now(), self._settings
+        keys = self._backend.open(now, self._since(now), settings.window_keys // 2)
+        self._keys = KeyWindow(settings.window_ns, settings.window_keys)
+        self._keys.add(keys, self._clock.mono_ns())
+        self._next_upkeep_ns = self._clock.mono_ns() + settings.upkeep_ns
         self.broken = ""
 
     def _reopen(self) -> None:
-        self._drop_instance()
+        self._backend.drop()
         try:
             self._open()
         except IngeroError as error:
@@ -325,54 +273,8 @@ class Writer(threading.Thread):
             raise
         self.counters.reopened += 1
 
-    def _drop_instance(self) -> None:
-        self._readers.detach()
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _close(self) -> None:
-        self._readers.detach()
-        if self._connection is None:
-            return
-        try:
-            with our_errors("checkpoint"):
-                self._connection.execute("CHECKPOINT")
-        except StoreError as error:
-            self.broken = error.message  # the log holds everything; the next start replays it
-        self._connection.close()
-        self._connection = None
+    def _since(self, now: datetime) -> datetime:
+        return now - timedelta(microseconds=self._settings.window_ns // NS_PER_US)
 
     def _now(self) -> datetime:
         return EPOCH + timedelta(microseconds=self._clock.wall_ns() // NS_PER_US)
-
-
-def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:
-    connection.register("incoming", rows)
-    try:
-        connection.execute(f"INSERT INTO {table} SELECT * FROM incoming")  # noqa: S608 - our names
-    finally:
-        connection.unregister("incoming")
-
-
-def _upsert_nodes(
-    connection: duckdb.DuckDBPyConnection, nodes: dict[NodeKey, NodeRow], now: datetime
-) -> None:
-    arrays = {}
-    for name, dtype in NODES.columns:
-        if name == "cluster_id":
-            values: list[Any] = [key[0] for key in nodes]
-        elif name == "node_id":
-            values = [key[1] for key in nodes]
-        else:
-            values = [row.get(name) for row in nodes.values()]
-        arrays[name] = pa.array(values, type=dtype)
-    arrays["ingested_at"] = pa.array([now] * len(nodes), type=pa.timestamp("us"))
-    connection.register("incoming", pa.table(arrays))
-    try:
-        connection.execute(
-            f"INSERT INTO nodes SELECT * FROM incoming "  # noqa: S608 - our names
-            f"ON CONFLICT (cluster_id, node_id) DO UPDATE SET {_NODE_UPDATES}"
-        )
-    finally:
-        connection.unregister("incoming")

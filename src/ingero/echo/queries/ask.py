@@ -141,6 +141,23 @@ SqlRunner = Callable[[str, Span, int], SqlAnswer]
 
 
 @dataclass(frozen=True, slots=True)
+class Page:
+    """The rows of an answer as a statement that nobody has run yet.
+
+    Attributes:
+        row: What a row is; its fields name the columns.
+        sql: Ordered, without the limit.
+        params: Its parameters.
+        limit: Most rows.
+    """
+
+    row: type[msgspec.Struct]
+    sql: str
+    params: tuple[Any, ...]
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """One question's circumstances.
 
@@ -149,12 +166,14 @@ class Ask:
         clusters: What the bearer may read; None is everything.
         now_ns: Wall time of the question.
         run_sql: Runs a tenant's statement in the sandbox on the rows of a span.
+        pages: Where `page` leaves its statement instead of running it, for an answer whose rows are streamed.
     """
 
     reader: Reader
     clusters: frozenset[str] | None
     now_ns: int
     run_sql: SqlRunner
+    pages: list[Page] | None = None
 
     def span(self, args: WindowArgs, table: str = "events") -> Span:
         """Resolve a question's window and its tenant filter.
@@ -204,11 +223,12 @@ class Ask:
     def page(
         self, row: type[RowT], sql: str, params: Sequence[Any], limit: int
     ) -> tuple[list[RowT], int]:
-        """The first rows of an ordered statement, and how many the limit left out."""
-        paged = f"SELECT *, count(*) OVER () FROM ({sql}) LIMIT {int(limit)}"
-        found = self.reader.rows(paged, params)
-        n_all = int(found[0][-1]) if found else 0
-        return [row(*_aware(values[:-1])) for values in found], n_all - len(found)
+        """The first rows of an ordered statement, and how many the limit left out; none of them where `pages` is set."""
+        if self.pages is not None:
+            self.pages.append(Page(row, sql, tuple(params), limit))
+            return [], 0
+        found, n_all = self.reader.page_rows(sql, params, limit)
+        return [row(*_aware(values)) for values in found], n_all - len(found)
 
     def all(self, row: type[RowT], sql: str, params: Sequence[Any]) -> list[RowT]:
         """Every row of a statement whose answer is small by nature."""

@@ -65,10 +65,10 @@ WITH {_MATCHED}, meetings AS (
            max(n_bytes) AS n_bytes, sum(inside_ns - least) AS waited, sum(inside_ns) AS inside, min(clock) AS clock
     FROM met GROUP BY ALL
 )
-SELECT cluster_id, comm, op, max(n_ranks), count(*), sum(n_bytes)::DOUBLE AS n_bytes, median(least) / 1e6,
+SELECT cluster_id, comm, op, max(n_ranks), count(*), sum(n_bytes)::DOUBLE AS moved, median(least) / 1e6,
        median(8.0 * n_bytes / nullif(least, 0)), quantile_cont(8.0 * n_bytes / nullif(least, 0), 0.05),
        sum(waited) / nullif(sum(inside), 0), min(clock)
-FROM meetings GROUP BY cluster_id, comm, op ORDER BY n_bytes DESC NULLS LAST, cluster_id, comm, op
+FROM meetings GROUP BY cluster_id, comm, op ORDER BY moved DESC NULLS LAST, cluster_id, comm, op
 """
 
 
@@ -179,12 +179,14 @@ WITH {_MATCHED}, {JUDGED}, named AS (
     FROM met WHERE n_met > 1 AND node_id <> late_node AND clock <> 'enqueue' GROUP BY ALL
 ), sums AS (
     SELECT *, sum(waited) OVER (PARTITION BY cluster_id, culprit) AS lost FROM edges WHERE waited > 0
+), blames AS (
+    SELECT cluster_id, node_id AS culprit, rank, verdict, slowdown, victim, NULL::DOUBLE AS waited, lost, 'verdict' AS source
+    FROM named
+    UNION ALL
+    SELECT e.cluster_id, e.culprit, NULL, NULL, NULL, e.victim, e.waited, e.lost, 'collectives' FROM sums e
+    WHERE NOT EXISTS (SELECT 1 FROM judged j WHERE j.cluster_id = e.cluster_id)
 )
-SELECT cluster_id, node_id AS culprit, rank, verdict, slowdown, victim, NULL::DOUBLE AS waited, lost, 'verdict' AS source
-FROM named
-UNION ALL
-SELECT e.cluster_id, e.culprit, NULL, NULL, NULL, e.victim, e.waited, e.lost, 'collectives' FROM sums e
-WHERE NOT EXISTS (SELECT 1 FROM judged j WHERE j.cluster_id = e.cluster_id)
+SELECT * FROM blames
 ORDER BY source DESC, lost DESC NULLS LAST, waited DESC NULLS LAST, cluster_id, culprit, victim
 """
 
@@ -244,9 +246,9 @@ WITH members AS (
     SELECT *, max(seq) OVER (PARTITION BY cluster_id, comm) AS front FROM members
 ), comms AS (
     SELECT cluster_id, comm, arg_max(op, seq) AS op, any_value(front) AS front, max(n_ranks) AS n_ranks,
-           count(*) FILTER (seq = front) AS n_waiting, count(*) AS n_seen,
-           list(node_id || '/' || comm_rank || ' at ' || seq ORDER BY comm_rank) FILTER (seq < front) AS behind,
-           max(heard) AS heard, count(*) FILTER (seq = front AND inside IS NULL) AS n_inside
+           count(*) FILTER (WHERE seq = front) AS n_waiting, count(*)::BIGINT AS n_seen,
+           list(node_id || '/' || comm_rank || ' at ' || seq ORDER BY comm_rank) FILTER (WHERE seq < front) AS behind,
+           max(heard) AS heard, count(*) FILTER (WHERE seq = front AND inside IS NULL) AS n_inside
     FROM fronts GROUP BY cluster_id, comm
 ), silent AS (
     SELECT *, epoch(?::TIMESTAMP) - epoch(heard) AS silent_s FROM comms

@@ -104,8 +104,8 @@ WITH points AS (
     SELECT cluster_id, node_id, sum(n) AS n, sum(n / nullif(seconds, 0)) AS per_s FROM grown GROUP BY ALL
 ), times AS (
     SELECT cluster_id, node_id,
-           avg(value_double) FILTER (json_extract_string(attributes, '$.percentile') IN ('p50', '50')) AS p50,
-           max(value_double) FILTER (json_extract_string(attributes, '$.percentile') IN ('p99', '99')) AS p99
+           avg(value_double) FILTER (WHERE json_extract_string(attributes, '$.percentile') IN ('p50', '50')) AS p50,
+           max(value_double) FILTER (WHERE json_extract_string(attributes, '$.percentile') IN ('p99', '99')) AS p99
     FROM points WHERE metric_name = '{_OP_DURATION}' AND json_extract_string(attributes, '$.operation') ILIKE '%LaunchKernel%' GROUP BY ALL
 ), peers AS (
     SELECT cluster_id, median(per_s) AS med FROM rates GROUP BY cluster_id
@@ -160,20 +160,22 @@ WITH moved AS (
            arg_max(bounds, ts) AS bounds, arg_max(bucket_counts, ts) AS last, arg_min(bucket_counts, ts) AS first,
            count(*) AS n
     FROM histograms WHERE {{where}} AND metric_name = '{_COPY_TIME}' GROUP BY ALL
+), numbered AS (
+    SELECT *, unnest(range(1, len(last) + 1)) AS i FROM ends WHERE len(last) = len(bounds) + 1
+), counted AS (
+    SELECT cluster_id, node_id, direction, CASE WHEN i > len(bounds) THEN 'inf'::DOUBLE ELSE bounds[i] END AS bound,
+           CASE WHEN n > 1 AND len(first) = len(last) THEN greatest(last[i]::BIGINT - first[i]::BIGINT, 0)
+                ELSE last[i]::BIGINT END AS grown
+    FROM numbered
 ), buckets AS (
-    SELECT cluster_id, node_id, direction, bound, sum(grown) AS grown FROM (
-        SELECT cluster_id, node_id, direction, unnest(list_append(bounds, 'inf'::DOUBLE)) AS bound,
-               unnest(list_transform(range(1, len(last) + 1),
-                   lambda i: CASE WHEN n > 1 AND len(first) = len(last)
-                             THEN greatest(last[i]::BIGINT - first[i]::BIGINT, 0) ELSE last[i]::BIGINT END)) AS grown
-        FROM ends WHERE len(last) = len(bounds) + 1) GROUP BY ALL
+    SELECT cluster_id, node_id, direction, bound, sum(grown) AS grown FROM counted GROUP BY ALL
 ), ranked AS (
     SELECT *, sum(grown) OVER (PARTITION BY cluster_id, node_id, direction ORDER BY bound) AS upto,
            sum(grown) OVER (PARTITION BY cluster_id, node_id, direction) AS n FROM buckets
 ), times AS (
     SELECT cluster_id, node_id, direction, any_value(n) AS n,
-           min(bound) FILTER (upto >= 0.5 * n) AS p50, min(bound) FILTER (upto >= 0.95 * n) AS p95,
-           min(bound) FILTER (upto >= 0.99 * n) AS p99
+           min(bound) FILTER (WHERE upto >= 0.5 * n) AS p50, min(bound) FILTER (WHERE upto >= 0.95 * n) AS p95,
+           min(bound) FILTER (WHERE upto >= 0.99 * n) AS p99
     FROM ranked WHERE n > 0 GROUP BY ALL
 )
 SELECT coalesce(b.cluster_id, t.cluster_id) AS cluster_id, coalesce(b.node_id, t.node_id) AS node_id,

@@ -57,20 +57,20 @@ WITH {JUDGED}, scores AS (
            arg_max(json_extract_string(attributes, '$."ingero.node.state"'), ts) AS state, max(ts) AS seen
     FROM events WHERE {{where}} AND metric_name = '{{score}}' GROUP BY ALL
 ), per_cluster AS (
-    SELECT cluster_id, count(*) FILTER (state = 'active' OR state IS NULL) AS n_active,
-           count(*) FILTER (state = 'idle') AS n_idle, count(*) FILTER (state = 'calibrating') AS n_calibrating,
-           median(score) FILTER (state = 'active' OR state IS NULL) AS median_score,
+    SELECT cluster_id, count(*) FILTER (WHERE state = 'active' OR state IS NULL) AS n_active,
+           count(*) FILTER (WHERE state = 'idle') AS n_idle, count(*) FILTER (WHERE state = 'calibrating') AS n_calibrating,
+           median(score) FILTER (WHERE state = 'active' OR state IS NULL) AS median_score,
            min(score) AS lowest_score, arg_min(node_id, score) AS lowest_node
     FROM scores GROUP BY cluster_id
 ), seen AS (
     SELECT cluster_id, count(DISTINCT nullif(node_id, '')) AS n_nodes, max(ts) AS last_seen,
-           arg_max(value_double, ts) FILTER (metric_name = '{{threshold}}') AS threshold,
-           count(DISTINCT node_id) FILTER (metric_name = '{{straggler}}' AND value_double = 1) AS n_stragglers
+           arg_max(value_double, ts) FILTER (WHERE metric_name = '{{threshold}}') AS threshold,
+           count(DISTINCT node_id) FILTER (WHERE metric_name = '{{straggler}}' AND value_double = 1) AS n_stragglers
     FROM events WHERE {{where}} GROUP BY cluster_id
 ), blamed AS (
-    SELECT cluster_id, count(*) FILTER (verdict IN ('culprit', 'network')) AS n_culprits FROM judged GROUP BY cluster_id
+    SELECT cluster_id, count(*) FILTER (WHERE verdict IN ('culprit', 'network')) AS n_culprits FROM judged GROUP BY cluster_id
 ), troubled AS (
-    SELECT cluster_id, count(*) FILTER (state = 'open') AS n_open FROM (
+    SELECT cluster_id, count(*) FILTER (WHERE state = 'open') AS n_open FROM (
         SELECT cluster_id, incident_id, arg_max(state, ts) AS state FROM incidents WHERE {{where}} GROUP BY ALL)
     GROUP BY cluster_id
 ), lost AS (
@@ -151,9 +151,9 @@ WITH {JUDGED}, latest AS (
            greatest({{k}} * {{sigma}} * b.mad, {{floor}}) AS margin
     FROM grouped g JOIN bars b ON g.cluster_id = b.cluster_id AND g.peers = b.peers
 ), claimed AS (
-    SELECT cluster_id, node_id, count(*) FILTER (value_double = 1) AS n_events,
+    SELECT cluster_id, node_id, count(*) FILTER (WHERE value_double = 1) AS n_events,
            arg_max(json_extract_string(attributes, '$.dominant_signal'), ts) AS dominant_signal,
-           min(ts) FILTER (value_double = 1) AS first_seen, max(ts) FILTER (value_double = 1) AS last_seen
+           min(ts) FILTER (WHERE value_double = 1) AS first_seen, max(ts) FILTER (WHERE value_double = 1) AS last_seen
     FROM events WHERE {{where}} AND metric_name = '{{straggler}}' GROUP BY cluster_id, node_id
 ), verdict AS (
     SELECT cluster_id, node_id, arg_max(verdict, last_seen) AS verdict, min(first_seen) AS first_seen,

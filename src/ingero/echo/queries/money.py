@@ -56,7 +56,7 @@ billed AS (
 _COST_SQL: Final = f"""
 WITH {_BILLS}
 SELECT cluster_id, currency, provider, gpu_model, sum(gpu_seconds) AS lost,
-       sum(gpu_seconds) FILTER (attributed <> 'unattributed'), sum(amount)
+       sum(gpu_seconds) FILTER (WHERE attributed <> 'unattributed'), sum(amount)
 FROM bills GROUP BY ALL ORDER BY lost DESC NULLS LAST, 1, 2, 3, 4
 """
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ingero.echo.db.reader import Reader
+import pyarrow as pa
+
+from ingero.echo.db.reader import Reader, conform
 from ingero.echo.db.sandbox.pool import Export, Rows
 from ingero.echo.queries.ask import Span
 from ingero.echo.schema import TABLES
@@ -20,14 +22,17 @@ def export_rows(reader: Reader, span: Span, max_rows: int) -> Export:
     """
 
     def export(table: str, columns: frozenset[str] | None) -> Rows:
-        every = TABLES[table].arrow_schema().names
-        wanted = [name for name in every if columns is None or name in columns]
+        every = TABLES[table].arrow_schema()
+        wanted = [name for name in every.names if columns is None or name in columns]
+        wanted = wanted or every.names[:1]
+        schema = pa.schema([every.field(name) for name in wanted])
         where, params = span.where, span.params
         if table == "nodes":  # what a node is does not belong to a window
             where, params = where.removeprefix(_TIME), params[2:]
-        return reader.batches(
-            f"SELECT {', '.join(wanted or every[:1])} FROM {table} WHERE {where} ORDER BY ts DESC LIMIT {int(max_rows)}",  # noqa: S608
+        batches = reader.batches(
+            f"SELECT {', '.join(wanted)} FROM {table} WHERE {where} ORDER BY ts DESC LIMIT {int(max_rows)}",  # noqa: S608
             params,
         )
+        return schema, (conform(batch, schema) for batch in batches)
 
     return export

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-import pyarrow as pa
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -21,8 +18,11 @@ from ingero import __version__
 from ingero.echo.queries.analysis import RUN_ANALYSIS
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.service.answers import UNKNOWN_TOOL, Answers, Fault, describe_error
+from ingero.echo.service.forms import JSON, choose_form, iter_sql
 from ingero.echo.service.gate import Receive, Scope, Send
 from ingero.echo.service.openapi import build_openapi
+from ingero.echo.service.rows import MAX_ROWS, RowsQuestion, RowStreams
+from ingero.echo.service.stream import CutError, StreamedAnswer
 from ingero.errors import BadDataError, IngeroError
 from ingero.serving.bearer import Principal
 from ingero.telemetry.exposition import encode_metrics
@@ -30,9 +30,6 @@ from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
 
 _LOG: Final = logging.getLogger("ingero.echo.api")
-_JSON: Final = "application/json"
-_NDJSON: Final = "application/x-ndjson"
-_ARROW: Final = "application/vnd.apache.arrow.stream"
 _MCP_PATHS: Final = frozenset({"/", "/mcp"})
 _NOT_FOUND: Final = Fault(404, "not_found", "nothing is served here; see /api/v2/openapi.json")
 _METHOD: Final = Fault(405, "method_not_allowed", "this path does not take that method")
@@ -43,6 +40,8 @@ _NOT_JSON: Final = Fault(415, "unsupported_media_type", "send application/json")
 
 class _ToolBody(msgspec.Struct, forbid_unknown_fields=True):
     args: msgspec.Raw = msgspec.Raw(b"{}")
+    # A number, since JSON Schema calls 2.0 an integer and msgspec does not.
+    max_rows: Annotated[float, msgspec.Meta(ge=1, le=MAX_ROWS, multiple_of=1)] | None = None
 
 
 class _FaultError(Exception):
@@ -69,6 +68,7 @@ class Api:
 
     Args:
         answers: Answers questions.
+        streams: Answers them row by row.
         mcp: The MCP session manager, or None where only the API is wanted.
         meter: For ``/metrics``.
         settings: Limits.
@@ -77,11 +77,13 @@ class Api:
     def __init__(
         self,
         answers: Answers,
+        streams: RowStreams,
         mcp: StreamableHTTPSessionManager | None,
         meter: MeterRegistry,
         settings: ApiSettings,
     ) -> None:
         self._answers = answers
+        self._streams = streams
         self._mcp = mcp
         self._meter = meter
         self._settings = settings
@@ -117,6 +119,8 @@ class Api:
             answer = _fault(replace(_METHOD, status=error.status_code))
             answer.headers.update(error.headers or {})
             await answer(scope, receive, send)
+        except CutError as error:
+            _LOG.warning("%s: %s", scope["path"], error)
         except ClientDisconnect:
             return
         except IngeroError as error:
@@ -160,38 +164,44 @@ class Api:
 
     async def _list_tools(self, request: Request) -> Response:
         del request
-        return Response(self._tools, media_type=_JSON)
+        return Response(self._tools, media_type=JSON)
 
     async def _describe_api(self, request: Request) -> Response:
         del request
-        return Response(self._openapi, media_type=_JSON)
+        return Response(self._openapi, media_type=JSON)
 
     async def _metrics(self, request: Request) -> Response:
         body, content_type = encode_metrics(self._meter, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
-    async def _call_tool(self, request: Request) -> Response:
+    async def _call_tool(self, request: Request) -> Response | StreamedAnswer:
         body = await self._read(request)
         name = request.path_params["name"]
         if all(query.name != name for query in QUERIES):
             raise _FaultError(UNKNOWN_TOOL)
         try:
-            arguments = msgspec.json.decode(body, type=_ToolBody).args if body else b"{}"
+            given = msgspec.json.decode(body, type=_ToolBody) if body else _ToolBody()
         except msgspec.DecodeError as error:
             raise BadDataError(f'the body is not {{"args": {{…}}}}: {error}') from error
-        encoded = await self._answers.ask(request.scope["principal"], name, bytes(arguments))
-        return _shape(request, encoded, wrap=b'{"result":%b}')
+        principal, arguments = request.scope["principal"], bytes(given.args)
+        form = choose_form(request.headers.get("accept", ""))
+        if form is not None and name != RUN_ANALYSIS.name:
+            max_rows = None if given.max_rows is None else int(given.max_rows)
+            question = RowsQuestion(principal, name, arguments, max_rows)
+            return await self._streams.answer(question, form)
+        encoded = await self._answers.ask(principal, name, arguments)
+        return _shape_sql(request, encoded, wrap=b'{"result":%b}')
 
     async def _sql(self, request: Request) -> Response:
         body = await self._read(request)
         encoded = await self._answers.ask(
             request.scope["principal"], RUN_ANALYSIS.name, body or b"{}"
         )
-        return _shape(request, encoded, wrap=b"%b")
+        return _shape_sql(request, encoded, wrap=b"%b")
 
     async def _read(self, request: Request) -> bytes:
-        kind = request.headers.get("content-type", _JSON).partition(";")[0].strip().lower()
-        if kind != _JSON:
+        kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+        if kind != JSON:
             raise _FaultError(_NOT_JSON)
         parts, n_bytes = [], 0
         try:
@@ -227,11 +237,11 @@ def _fault(fault: Fault) -> Response:
     if fault.status == 408:
         headers = {"connection": "close"}
     body = msgspec.json.encode({"error": fault.message, "code": fault.code})
-    return Response(body, fault.status, headers, _JSON)
+    return Response(body, fault.status, headers, JSON)
 
 
 def _json(body: object) -> Response:
-    return Response(msgspec.json.encode(body), media_type=_JSON)
+    return Response(msgspec.json.encode(body), media_type=JSON)
 
 
 def _describe(query: Any) -> dict[str, Any]:  # noqa: ANN401 - a Query of any types
@@ -244,42 +254,11 @@ def _describe(query: Any) -> dict[str, Any]:  # noqa: ANN401 - a Query of any ty
     }
 
 
-def _shape(request: Request, encoded: bytes, *, wrap: bytes) -> Response:
-    """The answer in the form that ``Accept`` names: JSON, a line per row, or an Arrow stream."""
-    accept = request.headers.get("accept", "")
-    if _NDJSON in accept:
-        return Response(b"".join(_iter_lines(encoded)), media_type=_NDJSON)
-    if _ARROW in accept:
-        return Response(_encode_arrow(encoded), media_type=_ARROW)
-    return Response(wrap % encoded, media_type=_JSON)
-
-
-def _iter_lines(encoded: bytes) -> Iterator[bytes]:
-    for row in _rows(encoded):
-        yield msgspec.json.encode(row) + b"\n"
-
-
-def _rows(encoded: bytes) -> list[dict[str, Any]]:
+def _shape_sql(request: Request, encoded: bytes, *, wrap: bytes) -> Response:
+    """The answer to a tenant's statement in the form that ``Accept`` names; it was bounded where it ran."""
+    form = choose_form(request.headers.get("accept", ""))
+    if form is None:
+        return Response(wrap % encoded, media_type=JSON)
     answer = msgspec.json.decode(encoded)
-    columns = answer.get("columns")
-    if columns is None:
-        return list(answer["rows"])
-    return [dict(zip(columns, row, strict=True)) for row in answer["rows"]]
-
-
-def _encode_arrow(encoded: bytes) -> bytes:
-    """Rows as an Arrow stream; types follow from the values, mixed columns become text."""
-    rows = _rows(encoded)
-    names = list(rows[0]) if rows else []
-    arrays = []
-    for name in names:
-        values = [row[name] for row in rows]
-        try:
-            arrays.append(pa.array(values))
-        except (pa.ArrowInvalid, pa.ArrowTypeError):
-            arrays.append(pa.array([msgspec.json.encode(value).decode() for value in values]))
-    table = pa.table(arrays, names=names)
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
+    parts = iter_sql(form, answer["columns"], answer["rows"])
+    return Response(b"".join(parts), media_type=form.media_type)

@@ -8,7 +8,7 @@ import signal
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -22,8 +22,9 @@ from ingero.config import Endpoint
 from ingero.config.acl import AclEntry
 from ingero.config.environment import allows_loose_keys
 from ingero.config.tls import TlsServerConfig
+from ingero.echo.db.clickhouse.settings import ClickHouseSettings
 from ingero.echo.db.door import BackupDoor
-from ingero.echo.db.engine import MEMORY, EngineSettings
+from ingero.echo.db.engine import EngineSettings
 from ingero.echo.db.sandbox.pool import Sandbox, SandboxSettings
 from ingero.echo.db.store import Store, StoreSettings
 from ingero.echo.db.upkeep import Retention
@@ -40,9 +41,11 @@ from ingero.echo.service import telemetry
 from ingero.echo.service.analysis import export_rows
 from ingero.echo.service.answers import Answers, Places
 from ingero.echo.service.api import Api, ApiSettings
-from ingero.echo.service.config import EchoConfig
+from ingero.echo.service.config import EchoConfig, parse_store
 from ingero.echo.service.gate import PRINCIPAL, App, Gate, GateSettings
 from ingero.echo.service.health import HealthApp
+from ingero.echo.service.rows import RowStreams
+from ingero.echo.service.stream import StreamSettings
 from ingero.errors import ConfigError, IngeroError
 from ingero.serving.asgi import AsgiServer, AsgiSettings
 from ingero.serving.bearer import Bearers, Principal
@@ -105,6 +108,9 @@ class EchoService:
             Places(config.readers, config.sql_workers),
             self._run_sql,
         )
+        self.streams = RowStreams(
+            self.store, self._clock, config.query_timeout, _stream_settings(config)
+        )
         self.counters = IngestCounters()
         self.intake = Intake(self.store, self._clock)
         self._server = build_mcp_server(
@@ -142,6 +148,7 @@ class EchoService:
         door.open()
         self._exit.callback(door.close)
         self._exit.callback(self.answers.close)
+        self._exit.callback(self.streams.close)
         self.sandbox.start()
         self._exit.callback(self.sandbox.close)
         self._watch_counters()
@@ -154,7 +161,7 @@ class EchoService:
             max_request_body_size=config.max_body,
         )
         await self._run_manager(manager)
-        api = Api(self.answers, manager, self.meter, ApiSettings(config.max_body))
+        api = Api(self.answers, self.streams, manager, self.meter, ApiSettings(config.max_body))
         self._gate = Gate(api, self.bearers, _gate_settings(config), self._clock, self.meter)
         ingest = IngestSettings(max_body_bytes=config.max_otlp_body)
         authenticate = self.bearers.authenticate
@@ -211,7 +218,7 @@ class EchoService:
         await self._exit.aclose()
 
     def _warn_of_loose_modes(self) -> None:
-        if self.store.path != MEMORY and Path(self.store.path).stat().st_mode & 0o077:
+        if self.store.is_file and Path(self.store.path).stat().st_mode & 0o077:
             _LOG.warning(
                 "%s holds every tenant's rows and others may open it; chmod 600 it", self.store.path
             )
@@ -308,17 +315,42 @@ class EchoService:
 
 
 def build_store(config: EchoConfig, clock: Clock) -> Store:
-    """The store that these settings describe, not yet open."""
+    """The store that these settings describe, not yet open.
+
+    Raises:
+        ConfigError: The password's file cannot be read.
+    """
     settings = StoreSettings(
         engine=EngineSettings(memory_limit_bytes=config.memory_limit, threads=config.threads),
+        clickhouse=_clickhouse_settings(config),
         writer=WriterSettings(
-            group_ns=config.group_commit,
+            group_ns=_group_ns(config),
             window_ns=config.dedupe_window,
             retention=Retention(config.retention or None, config.max_db_size or None),
         ),
         min_free_bytes=config.min_free_space,
     )
-    return Store(str(Path(config.db).expanduser()), settings, clock)
+    path = config.store or str(Path(config.db).expanduser())
+    return Store(path, settings, clock)
+
+
+def _group_ns(config: EchoConfig) -> int:
+    """A server makes a part of each insert and merges parts later: unless told otherwise, one insert a second."""
+    if config.store is None or "group_commit" in config.model_fields_set:
+        return config.group_commit
+    return NS_PER_S
+
+
+def _clickhouse_settings(config: EchoConfig) -> ClickHouseSettings | None:
+    if config.store is None:
+        return None
+    password = ""
+    if config.store_password_file is not None:
+        try:
+            password = Path(config.store_password_file).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise ConfigError(f"{config.store_password_file}: {error.strerror}") from error
+    return replace(parse_store(config.store), password=password, ca_file=config.store_ca_file)
 
 
 def check_key_mode(key: str) -> None:
@@ -363,6 +395,10 @@ def _gate_settings(config: EchoConfig) -> GateSettings:
     return GateSettings(
         config.rate_per_second, config.rate_burst, config.max_in_flight, config.trust_proxy_headers
     )
+
+
+def _stream_settings(config: EchoConfig) -> StreamSettings:
+    return StreamSettings(timeout_ns=6 * config.query_timeout, n_streams=config.readers)
 
 
 def _sandbox_settings(config: EchoConfig) -> SandboxSettings:

@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Final, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
 from ingero.config.model import StrictModel
 from ingero.config.types import Duration, Endpoint, Size
+from ingero.echo.db.clickhouse.settings import ClickHouseSettings
 from ingero.units import parse_duration, parse_size
+
+_PORTS: Final = {"clickhouse": 8123, "clickhouses": 8443}
+
+
+def parse_store(url: str) -> ClickHouseSettings:
+    """Where a store's URL points; without the password.
+
+    Raises:
+        ValueError: It is no such URL.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in _PORTS or not parts.hostname:
+        raise ValueError("store is not clickhouses://USER@HOST:PORT/DATABASE")
+    if parts.password is not None:
+        raise ValueError(
+            "store has a password, which others on this machine see; use store_password_file"
+        )
+    if parts.query or parts.fragment or "/" in parts.path.strip("/"):
+        raise ValueError("store has more than a user, a host, a port and a database")
+    endpoint = Endpoint(parts.hostname, parts.port or _PORTS[parts.scheme])
+    is_tls = parts.scheme == "clickhouses"
+    if not is_tls and not endpoint.is_loopback:
+        raise ValueError(f"store {endpoint} is not loopback; use clickhouses://, with TLS")
+    return ClickHouseSettings(
+        host=endpoint.host,
+        port=endpoint.port,
+        user=parts.username or "default",
+        database=parts.path.strip("/") or "default",
+        is_tls=is_tls,
+    )
 
 
 class EchoConfig(StrictModel):
@@ -27,6 +59,17 @@ class EchoConfig(StrictModel):
         Endpoint("127.0.0.1", 8080), description="Where /healthz is served, without TLS or bearer."
     )
     db: str = Field("~/.ingero/echo.db", description="The database file.")
+    store: str | None = Field(
+        None,
+        description="Rows on a ClickHouse server instead of the file: clickhouses://USER@HOST:PORT/DATABASE, "
+        "or clickhouse:// without TLS on loopback.",
+    )
+    store_password_file: str | None = Field(
+        None, description="File with the password of that user."
+    )
+    store_ca_file: str | None = Field(
+        None, description="PEM file of the authorities that sign the server's certificate."
+    )
     auth_token_file: str | None = Field(
         None, description="File with one bearer token that may touch every cluster."
     )
@@ -66,7 +109,8 @@ class EchoConfig(StrictModel):
     sql_workers: int = Field(2, ge=1, le=64, description="Tenant statements at once.")
     readers: int = Field(4, ge=1, le=64, description="Tool calls at once.")
     group_commit: Duration = Field(
-        parse_duration("50ms"), description="Longest wait for company before a commit."
+        parse_duration("50ms"),
+        description="Longest wait for company before a commit; with store 1s unless given.",
     )
     dedupe_window: Duration = Field(
         parse_duration("10m"), description="How long a sender's retry is recognised."
@@ -105,4 +149,14 @@ class EchoConfig(StrictModel):
             )
         if self.max_db_size and self.max_db_size < parse_size("64MiB"):
             raise ValueError("max_db_size under 64MiB would delete what just arrived")
+        return self
+
+    @model_validator(mode="after")
+    def _check_store(self) -> Self:
+        if self.store is not None:
+            parse_store(self.store)
+            if self.max_db_size:
+                raise ValueError("max_db_size is of a file; the size of store is its server's")
+        elif self.store_password_file or self.store_ca_file:
+            raise ValueError("store_password_file and store_ca_file belong to store")
         return self

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from ingero import __version__
 from ingero.echo.queries.analysis import RUN_ANALYSIS
+from ingero.echo.service.forms import ARROW, JSON, NDJSON
+from ingero.echo.service.rows import MAX_ROWS
 from ingero.serving.query import Query
 
 _ERROR: Final = {
@@ -28,6 +30,12 @@ _FAULTS: Final = {
     "504": "The query was stopped at its deadline.",
 }
 _STRING: Final = {"type": "string"}
+_MAX_ROWS: Final = {
+    "type": ["integer", "null"],
+    "minimum": 1,
+    "maximum": MAX_ROWS,
+    "description": "Most rows of an answer in lines or as Arrow, instead of `limit`; JSON ignores it.",
+}
 
 
 def build_openapi(queries: Sequence[Query[Any, Any, Any]]) -> dict[str, Any]:
@@ -129,8 +137,37 @@ def _answers(schema: dict[str, Any]) -> dict[str, Any]:
         for status, says in _FAULTS.items()
     }
     return {
-        "200": {"description": "The answer.", "content": {"application/json": {"schema": schema}}},
+        "200": {"description": "The answer.", "content": {JSON: {"schema": schema}}},
         **faults,
+    }
+
+
+def _add_rows(answers: dict[str, Any], row: object) -> None:
+    """The forms that ``Accept`` chooses beside JSON."""
+    answers["200"]["content"] |= {
+        NDJSON: {
+            "schema": {
+                "type": "string",
+                "contentMediaType": NDJSON,
+                "contentSchema": {"anyOf": [row, {"$ref": "#/components/schemas/Error"}]},
+                "description": "A row a line. Where the answer breaks off, its last line is an error.",
+            }
+        },
+        ARROW: {
+            "schema": {
+                "type": "string",
+                "contentMediaType": ARROW,
+                "description": "An Arrow IPC stream of the rows; the schema's metadata has the rest of the answer as "
+                "JSON under `ingero.answer`. Where it breaks off, the last batch is empty and has `error` and "
+                "`code` in its metadata, there is no end-of-stream marker, and the body is cut off.",
+            }
+        },
+    }
+    answers["200"]["headers"] = {
+        "X-Ingero-Answer": {
+            "description": "With rows alone: window, coverage and n_cut of the answer, as JSON.",
+            "schema": {"type": "string", "contentMediaType": JSON},
+        }
     }
 
 
@@ -144,26 +181,33 @@ def _get(says: str, schema: dict[str, Any], *, open_to_all: bool = False) -> dic
 def _post(
     query: Query[Any, Any, Any], arguments: dict[str, Any], answer: dict[str, Any]
 ) -> dict[str, Any]:
+    properties: dict[str, Any] = {"args": arguments}
+    if query.name != RUN_ANALYSIS.name:
+        properties["max_rows"] = _MAX_ROWS
     body = {
         "type": "object",
-        "properties": {"args": arguments},
+        "properties": properties,
         "required": ["args"],
         "additionalProperties": False,
     }
     result = {"type": "object", "required": ["result"], "properties": {"result": answer}}
+    answers = _answers(result)
+    _add_rows(answers, answer["properties"]["rows"]["items"])
     return {
         "summary": query.title,
         "description": query.says,
         "operationId": query.name,
         "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-        "responses": _answers(result),
+        "responses": answers,
     }
 
 
 def _post_sql(arguments: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    answers = _answers(answer)
+    _add_rows(answers, {"type": "object"})
     return {
         "summary": "SQL on this bearer's own rows",
         "operationId": "sql",
         "requestBody": {"required": True, "content": {"application/json": {"schema": arguments}}},
-        "responses": _answers(answer),
+        "responses": answers,
     }

@@ -1,0 +1,78 @@
+"""`Backend`: what keeps the rows, as the writer and the store see it. DuckDB is one, ClickHouse the other.
+
+The writer's thread alone opens, writes, trims and closes; readers come from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Any, Protocol
+
+from ingero.echo.db.reader import Reader
+from ingero.echo.db.rows import Incoming, NodeKey, NodeRow
+from ingero.echo.db.upkeep import Retention
+from ingero.echo.db.window import Keys
+
+Kept = Callable[[Incoming], None]
+
+
+class Backend(Protocol):
+    """One database that is open or not."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be written."""
+
+    def open(self, now: datetime, since: datetime, max_keys: int) -> Keys:
+        """Open it and bring its schema up to date.
+
+        Args:
+            now: The arrival clock's time.
+            since: Whose keys are wanted: of rows that arrived then or later.
+            max_keys: Most of them, the newest.
+
+        Returns:
+            Keys of rows that are there.
+
+        Raises:
+            StoreError: It cannot be opened; the hint says what mends it.
+        """
+
+    def commit(
+        self,
+        group: Sequence[Incoming],
+        nodes: dict[NodeKey, NodeRow],
+        now: datetime,
+        kept: Kept,
+    ) -> None:
+        """Write rows; ``kept`` is called for each part that is durable, also when a later part then fails.
+
+        Raises:
+            BrokenInstanceError: It must be opened again, and what of the group is there is known only then.
+            StoreError: The parts that were not ``kept`` are not there.
+        """
+
+    def trim(self, now: datetime, since: datetime, retention: Retention) -> tuple[int, int]:
+        """Forget keys older than ``since`` and what retention no longer keeps; rows gone for age, and for size."""
+
+    def run(self, job: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - what the job returns
+        """Run a job on the writer's connection.
+
+        Raises:
+            StoreError: This backend has no such jobs.
+        """
+
+    def drop(self) -> None:
+        """Let go of an instance that is broken."""
+
+    def close(self) -> str:
+        """Let go in order; what went wrong, or empty. Everything that was acknowledged is safe either way."""
+
+    def open_reader(self, timeout_ns: int) -> AbstractContextManager[Reader]:
+        """A reader whose statements end ``timeout_ns`` from now.
+
+        Raises:
+            BrokenInstanceError: It is being opened; ask again.
+        """

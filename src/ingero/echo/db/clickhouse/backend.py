@@ -1,0 +1,210 @@
+"""`ClickHouseBackend`: rows on a server that other people run.
+
+There is no transaction across tables: a group is one insert per table, each with its rows' keys, and a table that was
+written is told as kept even where the next one fails. After any failed insert the backend is opened again, which reads
+from the tables which keys are there, so that neither a lost answer nor a crash leaves a row twice or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, Final, NoReturn
+
+import numpy as np
+import pyarrow as pa
+from clickhouse_connect.driver.client import Client
+
+from ingero.echo.db.backend import Kept
+from ingero.echo.db.clickhouse.client import connect, our_errors
+from ingero.echo.db.clickhouse.reader import ServerReader
+from ingero.echo.db.clickhouse.settings import ClickHouseSettings
+from ingero.echo.db.clickhouse.tables import ROW_KEY, STATEMENTS, VERSION
+from ingero.echo.db.faults import BrokenInstanceError
+from ingero.echo.db.reader import Reader
+from ingero.echo.db.rows import Incoming, NodeKey, NodeRow, build_nodes
+from ingero.echo.db.upkeep import Retention
+from ingero.echo.db.window import Keys
+from ingero.echo.schema.tables import APPENDED
+from ingero.errors import StoreError
+from ingero.telemetry.clock import Clock
+from ingero.units import NS_PER_US
+
+_INSERT: Final = {"async_insert": 0}
+"""A server may be set up to answer before the rows are in a table; ours are in one when it answers."""
+_MOMENT: Final = "{at:DateTime64(6, 'UTC')}"
+
+
+class ClickHouseBackend:
+    """One database of one server; a `Backend`.
+
+    Args:
+        settings: Where.
+        clock: For readers' deadlines.
+    """
+
+    def __init__(self, settings: ClickHouseSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._client: Client | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server was reached and nothing failed since."""
+        return self._client is not None
+
+    def open(self, now: datetime, since: datetime, max_keys: int) -> Keys:
+        """See `Backend.open`."""
+        client = connect(self._settings)
+        try:
+            _migrate(client, now)
+            keys = _load_keys(client, since, max_keys)
+        except StoreError:
+            client.close()
+            raise
+        self._client = client
+        return keys
+
+    def commit(
+        self,
+        group: Sequence[Incoming],
+        nodes: dict[NodeKey, NodeRow],
+        now: datetime,
+        kept: Kept,
+    ) -> None:
+        """One insert per table; each is kept whole or found out about when the backend is opened again."""
+        for incoming in group:
+            keyed = incoming.batch.append_column(ROW_KEY, pa.array(incoming.keys))
+            self._insert(incoming.table.name, keyed)
+            kept(incoming)
+        if nodes:
+            self._insert("nodes", build_nodes(nodes, now))
+
+    def trim(self, now: datetime, since: datetime, retention: Retention) -> tuple[int, int]:
+        """Drop whole days of arrival; the server's size is its owner's business, and keys go with their rows."""
+        del since
+        if retention.max_age_ns is None:
+            return 0, 0
+        horizon = now - timedelta(microseconds=retention.max_age_ns // NS_PER_US)
+        client = self._get()
+        with our_errors("delete old rows"):
+            n_aged = sum(_drop_days(client, table.name, horizon) for table in APPENDED)
+            _delete_nodes(client, horizon)
+        return n_aged, 0
+
+    def run(self, job: Callable[[Any], Any]) -> NoReturn:
+        """Nothing here has a connection of DuckDB's."""
+        del job
+        raise StoreError("this is done to a database file, and the rows are on a ClickHouse server")
+
+    def drop(self) -> None:
+        """Forget the connection."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def close(self) -> str:
+        """Forget the connection; nothing waits in it."""
+        self.drop()
+        return ""
+
+    @contextmanager
+    def open_reader(self, timeout_ns: int) -> Iterator[Reader]:
+        """A reader with a deadline that the server keeps."""
+        client = self._client
+        if client is None:
+            raise BrokenInstanceError(
+                "cannot read: the server is away", hint="Ask again in a second."
+            )
+        reader = ServerReader(client, self._clock, timeout_ns)
+        try:
+            yield reader
+        finally:
+            reader.stop()
+
+    def _insert(self, table: str, rows: pa.Table) -> None:
+        """One insert, never repeated by the client: how much of a failed one is there is asked of the tables."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_table(rows)
+        whole = (
+            part for part in (sink.getvalue().to_pybytes(),)
+        )  # a generator cannot be sent twice
+        try:
+            with our_errors(f"write {table}"):
+                self._get().raw_insert(
+                    table, rows.column_names, whole, settings=_INSERT, fmt="ArrowStream"
+                )
+        except BrokenInstanceError:
+            raise
+        except StoreError as error:
+            raise BrokenInstanceError(error.message, hint=error.hint) from error
+
+    def _get(self) -> Client:
+        client = self._client
+        if client is None:
+            raise BrokenInstanceError("the server is away")
+        return client
+
+
+def _migrate(client: Client, now: datetime) -> None:
+    """Make what is missing; tables of a newer release are refused."""
+    with our_errors("set up the database"):
+        client.command(
+            "CREATE TABLE IF NOT EXISTS schema_migrations (number UInt32, applied_at DateTime64(6, 'UTC')) "
+            "ENGINE = MergeTree ORDER BY number"
+        )
+        (row,) = client.query("SELECT max(number) FROM schema_migrations").result_rows
+        before = int(row[0])
+        if before > VERSION:
+            raise StoreError(
+                f"the database has schema {before} and this release knows {VERSION}",
+                hint="Install the release that wrote it.",
+            )
+        if before == VERSION:
+            return
+        for statement in STATEMENTS:
+            client.command(statement)
+        client.command(
+            f"INSERT INTO schema_migrations SELECT {{number:UInt32}}, {_MOMENT}",
+            parameters={"number": VERSION, "at": now},
+        )
+
+
+def _drop_days(client: Client, table: str, horizon: datetime) -> int:
+    """Drop the days that ended before ``horizon``; their rows."""
+    found = client.query(
+        f"SELECT toString(toDate(ingested_at)) AS day, count() FROM {table} "  # noqa: S608 - our names
+        f"WHERE ingested_at < toStartOfDay({_MOMENT}) GROUP BY day",
+        parameters={"at": horizon},
+    ).result_rows
+    for day, _ in found:
+        client.command(f"ALTER TABLE {table} DROP PARTITION '{day}'")
+    return sum(int(n_rows) for _, n_rows in found)
+
+
+def _delete_nodes(client: Client, horizon: datetime) -> None:
+    """Delete nodes that were last heard before ``horizon``, all parts of what they told."""
+    silent = (
+        "SELECT cluster_id, node_id FROM nodes GROUP BY ALL "  # noqa: S608 - our names
+        f"HAVING max(ingested_at) < {_MOMENT}"
+    )
+    values = {"at": horizon}
+    (row,) = client.query(f"SELECT count() FROM ({silent})", parameters=values).result_rows  # noqa: S608
+    if row[0]:
+        client.command(
+            f"DELETE FROM nodes WHERE (cluster_id, node_id) IN ({silent})",  # noqa: S608
+            parameters=values,
+        )
+
+
+def _load_keys(client: Client, since: datetime, max_keys: int) -> Keys:
+    parts = " UNION ALL ".join(
+        f"SELECT {ROW_KEY}, ingested_at FROM {table.name} WHERE ingested_at >= {_MOMENT}"  # noqa: S608
+        for table in APPENDED
+    )
+    sql = f"SELECT {ROW_KEY} FROM ({parts}) ORDER BY ingested_at DESC LIMIT {int(max_keys)}"  # noqa: S608
+    with our_errors("load the last keys"):
+        found = client.query_arrow(sql, parameters={"at": since})
+    return np.asarray(found.column(0).combine_chunks(), dtype=np.uint64)

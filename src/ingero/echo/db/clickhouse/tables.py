@@ -1,0 +1,65 @@
+"""Our tables as ClickHouse has them, made from the same columns as DuckDB's. No I/O.
+
+Beside a table's own columns each has ``ingested_at`` and ``row_key``, the key that a sender's retry is known by: it is
+written with the row in one insert, so that after a crash what is known is what is there. Lists cannot be NULL in
+ClickHouse: an absent one is empty.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from ingero.echo.schema import NODES, Table
+from ingero.echo.schema.tables import APPENDED
+
+ROW_KEY: Final = "row_key"
+_NAMES: Final = frozenset({"cluster_id", "node_id", "metric_name"})
+_MOMENT: Final = "DateTime64(6, 'UTC')"
+_SCALARS: Final = {
+    pa.string(): "String",
+    pa.float64(): "Float64",
+    pa.int32(): "Int32",
+    pa.int64(): "Int64",
+    pa.uint64(): "UInt64",
+    pa.timestamp("us"): _MOMENT,
+}
+
+
+def _type_of(name: str, dtype: pa.DataType) -> str:
+    if pa.types.is_list(dtype):
+        return f"Array({_SCALARS[dtype.value_type]})"
+    scalar = _SCALARS[dtype]
+    return scalar if name in _NAMES or name == "ts" else f"Nullable({scalar})"
+
+
+def build_table(table: Table) -> str:
+    """The statement that makes one growing table: sorted for one cluster's window, parted by the day of arrival."""
+    columns = [f"{name} {_type_of(name, dtype)}" for name, dtype in table.columns]
+    sort = [name for name in ("cluster_id", "metric_name", "ts") if name in table.names]
+    return (
+        f"CREATE TABLE IF NOT EXISTS {table.name} ({', '.join(columns)}, ingested_at {_MOMENT}, {ROW_KEY} UInt64) "
+        f"ENGINE = MergeTree PARTITION BY toDate(ingested_at) ORDER BY ({', '.join(sort)})"
+    )
+
+
+def build_nodes_table() -> str:
+    """The statement that makes NODES: of each column the newest value that was told; read it with ``final``."""
+    columns = []
+    for name, dtype in (*NODES.columns, ("ingested_at", pa.timestamp("us"))):
+        kind = _MOMENT if name == "ingested_at" else _type_of(name, dtype)
+        is_key = name in {"cluster_id", "node_id"}
+        columns.append(
+            f"{name} {kind}" if is_key else f"{name} SimpleAggregateFunction(anyLast, {kind})"
+        )
+    return (
+        f"CREATE TABLE IF NOT EXISTS {NODES.name} ({', '.join(columns)}) "
+        "ENGINE = AggregatingMergeTree ORDER BY (cluster_id, node_id)"
+    )
+
+
+STATEMENTS: Final = (*(build_table(table) for table in APPENDED), build_nodes_table())
+"""What makes an empty database ours."""
+VERSION: Final = 1
+"""Of the tables above; raise it with a statement that brings older ones up to date."""

@@ -1,0 +1,146 @@
+"""`DuckBackend`: rows in one DuckDB file, a group in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Any, Final
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from ingero.echo.db.backend import Kept
+from ingero.echo.db.engine import EngineSettings, migrate, open_engine, transaction, wal_path
+from ingero.echo.db.faults import our_errors
+from ingero.echo.db.reader import Reader, ReaderPool
+from ingero.echo.db.rows import Incoming, NodeKey, NodeRow, build_nodes
+from ingero.echo.db.upkeep import Retention, trim
+from ingero.echo.db.window import Keys
+from ingero.echo.schema import NODES
+from ingero.errors import IngeroError, StoreError
+
+_NODE_UPDATES: Final = ", ".join(
+    f"{name} = coalesce(excluded.{name}, nodes.{name})"
+    for name in (*NODES.names, "ingested_at")
+    if name not in {"cluster_id", "node_id"}
+)
+
+
+class DuckBackend:
+    """One file; a `Backend`.
+
+    Args:
+        path: The file, or ``:memory:``.
+        settings: What the instance may use.
+    """
+
+    def __init__(self, path: str, settings: EngineSettings) -> None:
+        self.readers = ReaderPool()
+        self._path = path
+        self._settings = settings
+        self._connection: duckdb.DuckDBPyConnection | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the instance is alive."""
+        return self._connection is not None
+
+    def open(self, now: datetime, since: datetime, max_keys: int) -> Keys:
+        """See `Backend.open`."""
+        connection = open_engine(self._path, self._settings)
+        try:
+            migrate(connection, now)
+            with our_errors("load the last keys"):
+                loaded = connection.execute(
+                    "SELECT key FROM ingest_keys WHERE ingested_at >= ? ORDER BY ingested_at DESC LIMIT ?",
+                    [since, max_keys],
+                ).fetchnumpy()["key"]
+        except IngeroError:
+            connection.close()
+            raise
+        self._connection = connection
+        self.readers.attach(connection)
+        return np.asarray(loaded, dtype=np.uint64)
+
+    def commit(
+        self,
+        group: Sequence[Incoming],
+        nodes: dict[NodeKey, NodeRow],
+        now: datetime,
+        kept: Kept,
+    ) -> None:
+        """One transaction: all of the group is kept, or nothing."""
+        connection = self._get()
+        with our_errors("write"), transaction(connection):
+            for incoming in group:
+                _insert(connection, incoming.table.name, incoming.batch)
+            if group:
+                keys = np.concatenate([incoming.keys for incoming in group])
+                stamps = pa.repeat(pa.scalar(now, type=pa.timestamp("us")), len(keys))
+                table = pa.table({"key": pa.array(keys), "ingested_at": stamps})
+                _insert(connection, "ingest_keys", table)
+            if nodes:
+                _upsert_nodes(connection, build_nodes(nodes, now))
+        for incoming in group:
+            kept(incoming)
+
+    def trim(self, now: datetime, since: datetime, retention: Retention) -> tuple[int, int]:
+        """See `Backend.trim`."""
+        connection = self._get()
+        with our_errors("forget old keys"):
+            connection.execute("DELETE FROM ingest_keys WHERE ingested_at < ?", [since])
+        wal = wal_path(self._path)
+        return trim(connection, retention, now, wal.stat().st_size if wal.exists() else 0)
+
+    def run(self, job: Callable[[duckdb.DuckDBPyConnection], Any]) -> Any:  # noqa: ANN401 - what the job returns
+        """The job gets the connection."""
+        return job(self._get())
+
+    def drop(self) -> None:
+        """Close the instance under its readers."""
+        self.readers.detach()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def close(self) -> str:
+        """Checkpoint and close; a checkpoint that fails leaves the log, which the next start replays."""
+        self.readers.detach()
+        trouble = ""
+        if self._connection is not None:
+            try:
+                with our_errors("checkpoint"):
+                    self._connection.execute("CHECKPOINT")
+            except StoreError as error:
+                trouble = error.message
+        self.drop()
+        return trouble
+
+    def open_reader(self, timeout_ns: int) -> AbstractContextManager[Reader]:
+        """A cursor with a deadline."""
+        return self.readers.open_reader(timeout_ns)
+
+    def _get(self) -> duckdb.DuckDBPyConnection:
+        assert self._connection is not None
+        return self._connection
+
+
+def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:
+    connection.register("incoming", rows)
+    try:
+        connection.execute(f"INSERT INTO {table} SELECT * FROM incoming")  # noqa: S608 - our names
+    finally:
+        connection.unregister("incoming")
+
+
+def _upsert_nodes(connection: duckdb.DuckDBPyConnection, nodes: pa.Table) -> None:
+    connection.register("incoming", nodes)
+    try:
+        connection.execute(
+            f"INSERT INTO nodes SELECT * FROM incoming "  # noqa: S608 - our names
+            f"ON CONFLICT (cluster_id, node_id) DO UPDATE SET {_NODE_UPDATES}"
+        )
+    finally:
+        connection.unregister("incoming")

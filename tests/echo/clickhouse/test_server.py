@@ -1,0 +1,234 @@
+"""A whole Echo over ClickHouse's HTTP interface, and what holds when inserts fail, processes end and days pass."""
+
+import datetime as dt
+import json
+import time
+
+import httpx
+import pytest
+from tests.echo.clickhouse.conftest import make_store, now_of
+from tests.echo.clickhouse.server import PASSWORD
+from tests.echo.service.conftest import (
+    ALL,
+    ONE,
+    ask,
+    bearers,
+    collectives,
+    health,
+    push,
+    result,
+    sql,
+)
+
+from ingero.config import parse_model
+from ingero.echo.db.clickhouse.settings import ClickHouseSettings
+from ingero.echo.db.clickhouse.tables import VERSION
+from ingero.echo.db.door import door_path
+from ingero.echo.db.rows import Rows
+from ingero.echo.db.upkeep import Retention
+from ingero.echo.schema import EVENTS, LOGS
+from ingero.echo.service.config import EchoConfig, parse_store
+from ingero.errors import ConfigError, StoreError
+from ingero.testing.clock import ManualClock
+from ingero.testing.echo import RunningEcho
+from ingero.units import NS_PER_S
+from ingero.wire.names import Signal
+
+DAY_NS = 86_400 * NS_PER_S
+
+
+@pytest.fixture
+def password_file(tmp_path):
+    file = tmp_path / "password"
+    file.write_text(f"{PASSWORD}\n")
+    return file
+
+
+def through(server, database):
+    return ClickHouseSettings("127.0.0.1", server.port, "echo", PASSWORD, database)
+
+
+def rows_of(n, clock, *, start=0, table=EVENTS):
+    rows = Rows(n_rows=n)
+    for i in range(start, start + n):
+        ts = now_of(clock) + dt.timedelta(microseconds=i)
+        known = {"ts": ts, "cluster_id": "c1", "node_id": "n1", "metric_name": "m"}
+        rows.table(table).add(7 + i, i, [known.get(name) for name in table.names])
+    return rows
+
+
+def both_tables(n, clock):
+    rows = rows_of(n, clock)
+    logs = rows_of(n, clock, start=10_000, table=LOGS)
+    rows.tables |= logs.tables
+    rows.n_rows += logs.n_rows
+    return rows
+
+
+def count(store, table="events"):
+    with store.open_reader(10 * NS_PER_S) as reader:
+        return reader.row(f"SELECT count(*) FROM {table}")[0]
+
+
+@pytest.mark.slow
+def test_a_site_on_clickhouse_is_asked_like_any_other(server, database, password_file, tmp_path):
+    settings = {
+        "store": f"clickhouse://echo@127.0.0.1:{server.port}/{database}",
+        "store_password_file": str(password_file),
+    }
+    with RunningEcho(tmp_path / "echo.db", bearers(), settings) as echo:
+        now_ns = time.time_ns()
+        for cluster in ("c1", "c2"):
+            assert push(echo, health(cluster, now_ns)).status_code == 200
+            exported = collectives(cluster, now_ns)
+            assert push(echo, exported, signal=Signal.LOGS).status_code == 200
+        slow = result(echo, "fleet.cluster.find_stragglers", {"cluster_id": "c1"})
+        assert [row["node_id"] for row in slow["rows"]] == ["c1-n3"]
+        assert server.settings["readonly"] == "2"
+        blamed = result(echo, "fleet.cluster.blame_chain", {"cluster_id": "c2"})["rows"]
+        assert {row["culprit_node"] for row in blamed} == {"c2-n3"}
+        lines = ask(echo, "fleet.cluster.summary", token=ONE, accept="application/x-ndjson")
+        assert [json.loads(line)["cluster_id"] for line in lines.text.splitlines()] == ["c1"]
+        foreign = ask(echo, "fleet.cluster.summary", {"cluster_id": "c2"}, ONE)
+        assert foreign.status_code == 403
+        counted = "SELECT cluster_id, count(*) AS n FROM events GROUP BY ALL"
+        assert sql(echo, counted, ONE).json()["rows"] == [["c1", 45]]
+        refused = sql(echo, "SELECT * FROM schema_migrations", ALL)
+        assert refused.status_code == 400
+        ready = httpx.get(f"http://127.0.0.1:{echo.at.health.port}/readyz")
+        assert ready.status_code == 200
+    assert list(tmp_path.iterdir()) == [password_file]  # nothing is kept beside the server
+    assert not door_path(settings["store"]).exists()
+
+
+@pytest.mark.parametrize("is_done_first", [False, True])
+def test_a_group_whose_insert_failed_is_there_once(server, database, is_done_first):
+    clock = ManualClock()
+    store = make_store(through(server, database), clock)
+    store.open()
+    server.fail_inserts, server.is_done_first = 1, is_done_first
+    store.write(both_tables(5, clock))
+    assert (count(store), count(store, "logs")) == (5, 5)
+    assert store.counters.reopened == 1
+    store.write(both_tables(5, clock))
+    assert (count(store), count(store, "logs")) == (5, 5)
+    store.close()
+
+
+def test_a_server_that_refuses_twice_is_told_to_the_sender_and_its_retry_is_written_once(
+    server, database
+):
+    clock = ManualClock()
+    store = make_store(through(server, database), clock)
+    store.open()
+    server.fail_inserts, server.is_done_first = 2, False
+    with pytest.raises(StoreError, match="planned"):
+        store.write(rows_of(4, clock))
+    store.write(rows_of(6, clock))
+    assert count(store) == 6
+    store.close()
+
+
+def test_a_retry_after_a_restart_is_still_recognised(database):
+    clock = ManualClock()
+    settings = ClickHouseSettings("here", 0, database=database, is_embedded=True)
+    first = make_store(settings, clock)
+    first.open()
+    first.write(rows_of(4, clock))
+    first.close()
+    second = make_store(settings, clock)
+    second.open()
+    second.write(rows_of(6, clock))
+    assert (count(second), second.counters.duplicates) == (6, 4)
+    second.close()
+
+
+def test_whole_days_that_are_past_retention_go_and_nodes_that_fell_silent_with_them(database):
+    clock = ManualClock()
+    settings = ClickHouseSettings("here", 0, database=database, is_embedded=True)
+    store = make_store(settings, clock)
+    store.open()
+    backend = store.backend
+    for node in ("old", "lively"):
+        rows = rows_of(3, clock, start=100 if node == "old" else 200)
+        rows.nodes["c1", node] = {"ts": now_of(clock), "gpu_model": "H100"}
+        store.write(rows)
+    clock.advance(3 * DAY_NS)
+    rows = rows_of(2, clock, start=300)
+    rows.nodes["c1", "lively"] = {"ts": now_of(clock), "state": "active"}
+    store.write(rows)
+    now = now_of(clock)
+    assert backend.trim(now, now, Retention(10 * DAY_NS, None)) == (0, 0)
+    assert backend.trim(now, now, Retention(None, None)) == (0, 0)
+    assert backend.trim(now, now, Retention(2 * DAY_NS, None)) == (6, 0)
+    assert count(store) == 2
+    with store.open_reader(10 * NS_PER_S) as reader:
+        kept = reader.rows("SELECT node_id, gpu_model, state FROM nodes")
+    assert kept == [("lively", "H100", "active")]  # also what it told long ago
+    store.close()
+
+
+def test_a_server_that_is_away_or_newer_or_does_not_know_us_stops_the_start(server, database):
+    clock = ManualClock()
+    store = make_store(through(server, database), clock)
+    store.open()
+    store.close()
+    server.find_engine(database).command(
+        f"INSERT INTO schema_migrations VALUES ({VERSION + 1}, now())"
+    )
+    with pytest.raises(StoreError, match="this release knows"):
+        make_store(through(server, database), clock).open()
+    stranger = ClickHouseSettings("127.0.0.1", server.port, "echo", "wrong", database)
+    with pytest.raises(StoreError, match="AUTHENTICATION_FAILED"):
+        make_store(stranger, clock).open()
+    nobody = ClickHouseSettings("127.0.0.1", 9, connect_timeout_s=1)
+    with pytest.raises(StoreError, match=r"connect to ClickHouse at 127\.0\.0\.1:9"):
+        make_store(nobody, clock).open()
+
+
+def test_what_is_done_to_a_file_is_refused(database):
+    settings = ClickHouseSettings("here", 0, database=database, is_embedded=True)
+    store = make_store(settings, ManualClock())
+    store.open()
+    with pytest.raises(StoreError, match="ClickHouse server"):
+        store.call(lambda connection: connection).result()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("clickhouse://127.0.0.1", ("127.0.0.1", 8123, "default", "default", False)),
+        ("clickhouses://echo@ch.example/site", ("ch.example", 8443, "echo", "site", True)),
+        ("clickhouses://echo@ch.example:443/", ("ch.example", 443, "echo", "default", True)),
+    ],
+)
+def test_a_stores_url_says_where(url, found):
+    settings = parse_store(url)
+    told = (settings.host, settings.port, settings.user, settings.database, settings.is_tls)
+    assert told == found
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"store": "postgres://x/y"}, "clickhouses://USER@HOST:PORT/DATABASE"),
+        ({"store": "clickhouses://"}, "clickhouses://USER@HOST:PORT/DATABASE"),
+        ({"store": "clickhouses://a:secret@h/d"}, "store_password_file"),
+        ({"store": "clickhouse://h.example/d"}, "TLS"),
+        ({"store": "clickhouses://h/d/e"}, "more than"),
+        ({"store": "clickhouses://h/d?readonly=0"}, "more than"),
+        ({"store": "clickhouses://h:99999/d"}, "ort"),
+        ({"store": "clickhouses://h/d", "max_db_size": "1GiB"}, "max_db_size"),
+        ({"store_password_file": "x"}, "belong to store"),
+    ],
+)
+def test_a_store_that_cannot_be_is_refused_with_the_reason(given, says):
+    with pytest.raises(ConfigError) as raised:
+        parse_model(EchoConfig, {"insecure_no_tls": True, **given})
+    assert says in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_password_is_not_printed():
+    assert "hidden" not in repr(ClickHouseSettings("h", 1, password="hidden"))
