@@ -143,4 +143,22 @@ def test_collective_whose_communicator_was_made_before_the_probes_is_counted_and
 
 def test_point_to_point_has_no_sequence_and_is_left_out():
     tracker, runs = take([collective(1000, 0, op=NcclOp.SEND)])
+    assert (runs, tracker.n_unknown, tracker.places(42)) == ([], 0, {})
+
+
+def test_communicator_calls_that_are_no_operations_are_left_out():
+    tracker, runs = take([collective(1000, 0, op=NcclOp.COMM_INIT)])
     assert (runs, tracker.n_unknown, tracker.pids) == ([], 0, ())
+
+
+@pytest.mark.parametrize(
+    "untold", [{"seq": 9, "comm": 0xCD, "rank": -1}, {"seq": 0, "op": NcclOp.RECV}]
+)
+def test_waiting_in_an_operation_that_is_not_told_is_nobodys_own_time(untold):
+    _, (run,) = take(
+        [collective(1000, 1), collective(2000, **untold), collective(3000, 2)],
+        [call(CudaOp.STREAM_SYNC, at, 400 if at == 1010 else 890, stream=7) for at in (1010, 2010)]
+        + [call(CudaOp.STREAM_SYNC, 3010, 190, stream=7)],
+    )
+    assert run.ops["seq"].tolist() == [1, 2]
+    assert run.ops["own_ns"].tolist() == [UNKNOWN_NS, 100]

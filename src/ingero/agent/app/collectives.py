@@ -4,10 +4,11 @@ A host probe sees when a collective was *enqueued*. When it was over is known on
 the return of the first synchronisation of that stream, event or device that began after the enqueue. Such rows have
 the clock ``sync``; rows whose end nobody waited for have ``enqueue`` and no end, and convict nobody.
 
-Own time is what the host spent since it left its previous collective, or the synchronisation that ended one.
+Own time is what the host spent since it left its previous operation with others, or the synchronisation that ended one.
 
-Lossy: collectives of communicators made before the probes (`CollectiveTracker.n_unknown`), point-to-point operations,
-which have no sequence number, and rows beyond `MAX_PENDING` whose end is not waited for (emitted as ``enqueue``).
+Lossy: operations on communicators whose identity is not known, made before the probes or never asked for
+(`CollectiveTracker.n_unknown`), and point-to-point operations, which have no sequence number, are not told; what was
+spent in them is nobody's own time all the same. Rows beyond `MAX_PENDING` whose end is not waited for go out as ``enqueue``.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ for _nccl, _op in (
 ):
     _OPS[_nccl] = _op
 
+_UNNUMBERED: Final = (NcclOp.SEND, NcclOp.RECV)
+
 ROW: Final = np.dtype([
     ("pid", "<u4"),
     ("comm_hash", "<u8"),
@@ -57,8 +60,11 @@ ROW: Final = np.dtype([
     ("seq", "<u8"),
     ("n_bytes", "<i8"),
     ("op", "u1"),
+    ("is_told", "?"),
 ])
-"""One collective of one process; ``leave_ns`` is UNKNOWN_NS until its end is known. Monotonic clock."""
+"""One operation of one process with others; ``leave_ns`` is UNKNOWN_NS until its end is known. Monotonic clock.
+
+One that is not told has no sequence or no known communicator; it ends what its process did by itself."""
 
 _WAIT: Final = np.dtype([
     ("pid", "<u4"),
@@ -124,7 +130,7 @@ class CollectiveTracker:
     """Takes kernel records in the order of the rings, gives finished rows. One thread at a time.
 
     Attributes:
-        n_unknown: Collectives on communicators that were made before the probes.
+        n_unknown: Collectives on communicators whose identity is not known.
         n_unsynced: Rows that went out without an end.
     """
 
@@ -137,13 +143,16 @@ class CollectiveTracker:
 
     def add_collectives(self, records: Records) -> None:
         """Take ``struct ig_collective`` records, shape (n,)."""
-        records = records[(records["seq"] > 0) & (records["rc"] == 0)]
-        is_known = (records["comm_hash"] != 0) & (records["rank"] >= 0) & (records["nranks"] > 0)
-        self.n_unknown += int((~is_known).sum())
-        records = records[is_known]
+        is_numbered = records["seq"] > 0
+        is_with_others = is_numbered | np.isin(records["op"], _UNNUMBERED)
+        records = records[is_with_others & (records["rc"] == 0)]
         if not len(records):
             return
+        is_numbered = records["seq"] > 0
+        is_known = (records["comm_hash"] != 0) & (records["rank"] >= 0) & (records["nranks"] > 0)
+        self.n_unknown += int((is_numbered & ~is_known).sum())
         rows = np.zeros(len(records), ROW)
+        rows["is_told"] = is_numbered & is_known
         for name in ("pid", "comm_hash", "seq"):
             rows[name] = records[name]
         rows["comm_rank"], rows["n_ranks"] = records["rank"], records["nranks"]
@@ -214,7 +223,7 @@ class CollectiveTracker:
         for pid in {int(pid) for pid in rows["pid"]} | {int(pid) for pid in waits["pid"]}:
             known = self._process(pid)
             fresh = rows[rows["pid"] == pid]
-            self._note_entries(known, fresh)
+            self._note_entries(known, fresh[fresh["is_told"]])
             pending = np.concatenate([known.pending, fresh])
             pending = pending[np.argsort(pending["entry_ns"], kind="stable")]
             _end(pending, waits[waits["pid"] == pid])
@@ -261,6 +270,7 @@ class CollectiveTracker:
     def _finish(self, pid: int, known: _Process, done: Records) -> list[Finished]:
         """Rows of COLLECTIVE_OP, cut where the communicator's clock changes."""
         own_ns, known.host_free_ns = own_times(done, known.host_free_ns)
+        own_ns, done = own_ns[done["is_told"]], done[done["is_told"]]
         ops = np.zeros(len(done), COLLECTIVE_OP)
         for name in ("seq", "entry_ns", "n_bytes", "op"):
             ops[name] = done[name]
