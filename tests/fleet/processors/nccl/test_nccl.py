@@ -12,7 +12,7 @@ from ingero.config import parse_model
 from ingero.errors import BadDataError, ConfigError
 from ingero.fleet.component import AdminRoutes, ComponentId, PushContext
 from ingero.fleet.consumer import Batch
-from ingero.fleet.processors.nccl.cases import find_alpha
+from ingero.fleet.processors.nccl.cases import build_settings, find_alpha
 from ingero.fleet.processors.nccl.config import NcclConfig
 from ingero.fleet.processors.nccl.lags import LagBook, lags_of
 from ingero.fleet.processors.nccl.processor import FACTORY, JudgeRounds
@@ -461,3 +461,10 @@ def test_ranks_that_report_different_operations_are_compared_where_they_overlap(
     lags = book.lags(COMM)
     assert [lag.n_ops for lag in lags] == [20, 20]
     assert lags[1].lag_ms == pytest.approx(5.0, abs=0.3)
+
+
+def test_detector_works_with_the_tiers_that_are_set():
+    config = NcclConfig(alarm_slowdown=0.2, notice_slowdown=0.05, notice_spread=2.0)
+    detector = build_settings(config, 1e-5).detector
+    assert (detector.alarm_slowdown, detector.notice_slowdown) == (0.2, 0.05)
+    assert (detector.notice_spread, detector.alpha) == (2.0, 1e-5)

@@ -276,6 +276,7 @@ def build_settings(config: NcclConfig, alpha: float) -> JudgeSettings:
             alpha=alpha,
             alarm_slowdown=config.alarm_slowdown,
             notice_slowdown=config.notice_slowdown,
+            notice_spread=config.notice_spread,
         ),
         reorder_ns=config.reorder_window,
         patience_ns=config.patience,

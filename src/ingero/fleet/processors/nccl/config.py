@@ -22,6 +22,12 @@ class NcclConfig(StrictModel):
     notice_slowdown: float = Field(
         0.03, gt=0.0, le=10.0, description="Slowdown that makes a drag, which is never an alarm."
     )
+    notice_spread: float = Field(
+        0.0,
+        ge=0.0,
+        le=10.0,
+        description="Raises notice_slowdown to this many standard deviations of what a worker's peers differ by for good; 0 never does.",
+    )
     alpha: float = Field(
         1e-6, gt=0.0, le=0.01, description="False alarms allowed per compared operation and worker."
     )
