@@ -5,7 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 struct deferred {
 	u64 (*wait)(void *);
@@ -27,12 +29,21 @@ struct block {
 	struct block *next;
 };
 
+struct function {
+	void *at;
+	struct function *next;
+};
+
+#define SHARED_BYTES 4096
 #define FIRST_ADDRESS 0x7f0000000000ull
 #define ALIGNMENT 512
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sim_stream default_stream;
 static struct block *blocks; /* live allocations, by address */
+static struct function *loaded; /* launched before, while FIRST_LAUNCH_NS is set */
+static pthread_once_t context = PTHREAD_ONCE_INIT, sharing = PTHREAD_ONCE_INIT;
+static u64 *device_busy_until; /* of all processes; NULL where the device is not shared */
 
 u64 sim_now_ns(void)
 {
@@ -92,10 +103,53 @@ u64 sim_stream_busy_until(sim_stream_t stream)
 	return stream->busy_until > now ? stream->busy_until : now;
 }
 
+static void make_context(void)
+{
+	sim_sleep_until(sim_now_ns() + sim_setting("CONTEXT_NS", 0));
+}
+
 void sim_stream_push(sim_stream_t stream, u64 duration_ns)
 {
-	u64 from = sim_stream_busy_until(stream);
+	u64 from;
 
+	pthread_once(&context, make_context);
+	from = sim_stream_busy_until(stream);
+	real(stream)->busy_until = from + duration_ns;
+}
+
+static void share_device(void)
+{
+	int fd = sim_setting("SHARED_DEVICE_FD", 0);
+	void *shared = MAP_FAILED;
+
+	if (!fd)
+		return;
+	if (!ftruncate(fd, SHARED_BYTES))
+		shared = mmap(NULL, SHARED_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (shared == MAP_FAILED) {
+		perror("GPUSIM_SHARED_DEVICE_FD");
+		abort();
+	}
+	device_busy_until = shared;
+}
+
+void sim_kernels_push(sim_stream_t stream, u64 n_kernels)
+{
+	u64 duration_ns = n_kernels * sim_setting("KERNEL_NS", 20000), queued_until, from;
+
+	pthread_once(&sharing, share_device);
+	if (!device_busy_until) {
+		sim_stream_push(stream, duration_ns);
+		return;
+	}
+	pthread_once(&context, make_context);
+	from = sim_stream_busy_until(stream);
+	queued_until = __atomic_load_n(device_busy_until, __ATOMIC_ACQUIRE);
+	do {
+		if (queued_until > from)
+			from = queued_until;
+	} while (!__atomic_compare_exchange_n(device_busy_until, &queued_until, from + duration_ns, 0,
+					      __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
 	real(stream)->busy_until = from + duration_ns;
 }
 
@@ -136,6 +190,7 @@ int sim_allocate(u64 *address, size_t bytes)
 
 	if (!address || !bytes)
 		return SIM_INVALID_VALUE;
+	pthread_once(&context, make_context);
 	bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 	pthread_mutex_lock(&lock);
 	for (; *link; link = &(*link)->next) {
@@ -176,9 +231,32 @@ int sim_release(u64 address)
 	return found ? SIM_SUCCESS : SIM_INVALID_VALUE;
 }
 
-static int push_kernel(sim_stream_t stream)
+static void load(void *function)
 {
-	sim_stream_push(stream, sim_setting("KERNEL_NS", 20000));
+	u64 cost_ns = sim_setting("FIRST_LAUNCH_NS", 0);
+	struct function *known;
+
+	if (!cost_ns)
+		return;
+	pthread_mutex_lock(&lock);
+	for (known = loaded; known && known->at != function; known = known->next)
+		;
+	if (!known) {
+		struct function *made = calloc(1, sizeof(*made));
+
+		made->at = function;
+		made->next = loaded;
+		loaded = made;
+	}
+	pthread_mutex_unlock(&lock);
+	if (!known)
+		sim_sleep_until(sim_now_ns() + cost_ns);
+}
+
+static int push_kernel(void *function, sim_stream_t stream)
+{
+	load(function);
+	sim_kernels_push(stream, 1);
 	return SIM_SUCCESS;
 }
 
@@ -188,13 +266,13 @@ API int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigne
 	(void)smem, (void)args, (void)extra;
 	if (!function || !grid_x || !grid_y || !grid_z || (u64)block_x * block_y * block_z > 1024)
 		return SIM_INVALID_VALUE;
-	return push_kernel(stream);
+	return push_kernel(function, stream);
 }
 
 API int cuLaunchKernelEx(const struct sim_driver_launch_config *config, void *function, void **args, void **extra)
 {
 	(void)args, (void)extra;
-	return config && function ? push_kernel(config->stream) : SIM_INVALID_VALUE;
+	return config && function ? push_kernel(function, config->stream) : SIM_INVALID_VALUE;
 }
 
 API int cuMemAlloc_v2(u64 *address, size_t bytes)

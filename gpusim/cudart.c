@@ -274,7 +274,7 @@ API int cudaGraphInstantiateWithFlags(struct sim_graph **exec, struct sim_graph 
 
 API int cudaGraphLaunch(struct sim_graph *exec, sim_stream_t stream)
 {
-	sim_stream_push(stream, exec->kernels * sim_setting("KERNEL_NS", 20000));
+	sim_kernels_push(stream, exec->kernels);
 	return SIM_SUCCESS;
 }
 

@@ -4,7 +4,13 @@
  * memory is copied and nothing is computed. A stream is the time until which it is busy: launches and copies move that
  * time on, and a wait sleeps until it. A stream holds one unfinished collective: the next call on it waits. Device memory is an address range with a first-fit allocator, so it runs out and
  * fragments as a real one does. Settings come from the environment, GPUSIM_<NAME>: MEMORY_BYTES, KERNEL_NS, COPY_MB_PER_S,
- * WIRE_MB_PER_S, DEVICES, HOST.
+ * WIRE_MB_PER_S, DEVICES, HOST, and three that are off unless set:
+ *
+ * CONTEXT_NS: what the first allocation, copy or launch of a process takes longer: it makes the context.
+ * FIRST_LAUNCH_NS: what the first launch of each function in a process takes longer: it loads the module.
+ * SHARED_DEVICE_FD: a descriptor of shared memory (memfd_create), inherited by every process that is to use one device
+ * with the others: the kernels of all of them run one after another, in the order of their launches. Without it a
+ * process has a device of its own.
  */
 #ifndef GPUSIM_H
 #define GPUSIM_H
@@ -53,6 +59,8 @@ void sim_sleep_until(u64 mono_ns);
 u64 sim_setting(const char *name, u64 otherwise);
 u64 sim_stream_busy_until(sim_stream_t stream);
 void sim_stream_push(sim_stream_t stream, u64 duration_ns);
+/* Kernels, which wait for those of other processes where the device is shared. */
+void sim_kernels_push(sim_stream_t stream, u64 n_kernels);
 /* Register something to wait for before a stream's time is known; `wait` returns the time at which it was done. */
 void sim_stream_defer(sim_stream_t stream, u64 (*wait)(void *), void *what);
 void sim_stream_wait(sim_stream_t stream);

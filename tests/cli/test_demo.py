@@ -5,6 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from ingero.agent.scenarios.program import PROGRAMS
 from ingero.agent.store.reader import load_recording
 from ingero.cli.commands.demo import DEMOS
 from ingero.cli.main import cli, run_program
@@ -58,12 +59,8 @@ def test_unknown_demo_lists_the_known_ones(capsys):
     assert "memcpy-bottleneck" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["cold-start", "gpu-contention"])
-def test_what_the_simulator_does_not_have_is_refused_by_name(name, capsys):
-    assert run_program(cli, ["demo", name, "--sim"]) == 3
-    said = capsys.readouterr().err
-    assert "cannot be run on the simulator: " in said
-    assert "cold-start" in said or "gpu-steal" in said
+def test_every_demo_has_a_program_that_does_it_for_real():
+    assert PROGRAMS.keys() == DIAGNOSIS.keys()
 
 
 def test_real_run_without_the_privileges_says_so(monkeypatch, capsys):

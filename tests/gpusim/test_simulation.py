@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import struct
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -50,6 +52,42 @@ def test_a_wait_takes_as_long_as_the_kernels_before_it():
     # Each wait sleeps to the end of its 1 ms kernel; what the launch itself took is not in it.
     spent_ns = account["calls"]["cudaDeviceSynchronize"]["total_ns"]
     assert spent_ns + account["calls"]["cudaLaunchKernel"]["total_ns"] >= 11 * 1_000_000
+
+
+def test_the_first_launch_of_each_function_loads_it():
+    settings = {"KERNEL_NS": 1_000, "FIRST_LAUNCH_NS": 20_000_000}
+    (account,) = run("sync", steps=5, device=settings)
+    launches = account["calls"]["cudaLaunchKernel"]
+    assert launches["calls"] == 5
+    assert launches["total_ns"] >= 20_000_000
+
+
+def test_the_first_use_of_the_device_makes_the_context():
+    (account,) = run("leak", steps=3, device={"CONTEXT_NS": 30_000_000})
+    assert account["calls"]["cudaMalloc"]["total_ns"] >= 30_000_000
+
+
+def test_kernels_of_processes_that_share_a_device_run_one_after_another():
+    device = os.memfd_create("device")
+    settings = {"KERNEL_NS": 1_000_000, "SHARED_DEVICE_FD": device}
+    one = SimSettings("sync", {"steps": 101}, device=settings)
+    try:
+        began_ns = time.monotonic_ns()
+        with Simulation(one) as first, Simulation(one) as second:
+            first.wait()
+            second.wait()
+        (until_ns,) = struct.unpack("Q", os.pread(device, 8, 0))
+    finally:
+        os.close(device)
+    assert until_ns - began_ns >= 2 * 101 * 1_000_000
+    assert until_ns <= time.monotonic_ns()  # and nothing is left: each had waited for its own
+
+
+def test_what_is_no_shared_memory_is_refused_as_a_device(tmp_path):
+    path = tmp_path / "read-only"
+    path.touch()
+    with path.open("rb") as device, pytest.raises(IngeroError, match="GPUSIM_SHARED_DEVICE_FD"):
+        run("sync", steps=1, device={"SHARED_DEVICE_FD": device.fileno()})
 
 
 def test_a_leak_ends_in_failed_allocations():

@@ -17,7 +17,7 @@ from ingero.agent.app.surroundings import Surroundings
 from ingero.agent.app.tracing import TraceSession, TraceSettings
 from ingero.agent.probes.engine import EngineSettings
 from ingero.agent.probes.host import PROBES
-from ingero.agent.scenarios.program import PROGRAMS, UNREAL
+from ingero.agent.scenarios.program import PROGRAMS
 from ingero.config.invoker import find_invoker
 from ingero.errors import IngeroError, UnsupportedError
 from ingero.gpusim.runner import get_program
@@ -54,14 +54,9 @@ def record_scenario(name: str, path: Path) -> None:
         path: The recording, which does not exist yet.
 
     Raises:
-        UnsupportedError: The simulator does not have this scenario, or nothing can be probed here.
+        UnsupportedError: Nothing can be probed here.
         IngeroError: The program failed.
     """
-    if name in UNREAL:
-        raise UnsupportedError(
-            f"{name} cannot be run on the simulator: {UNREAL[name]}",
-            hint=f"ingero demo {name} plays its recording; --sim has {', '.join(PROGRAMS)}",
-        )
     check_probes()
     libraries = get_program().parent
     recorder = Recorder(path, _NODE, SystemClock(), invoker=find_invoker(), keep_all=True)
@@ -85,19 +80,24 @@ def record_scenario(name: str, path: Path) -> None:
 @contextmanager
 def _started(name: str, libraries: Path) -> Iterator[subprocess.Popen[str]]:
     """The program, prepared and waiting; it is ended on the way out."""
+    chosen = PROGRAMS[name]
     environment = {
         "PATH": os.defpath,
         "LD_LIBRARY_PATH": str(libraries),
         "PYTHONPATH": str(Path(ingero.__file__).parent.parent),
-        **{f"GPUSIM_{key}": str(value) for key, value in PROGRAMS[name].settings.items()},
+        **{f"GPUSIM_{key}": str(value) for key, value in chosen.settings.items()},
     }
-    with subprocess.Popen(
-        [sys.executable, "-m", _MODULE, name, str(libraries / _CUDART)],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as program:
+    with (
+        _open_device(is_shared=chosen.has_one_device) as (settings, inherited),
+        subprocess.Popen(
+            [sys.executable, "-m", _MODULE, name, str(libraries / _CUDART)],
+            env=environment | settings,
+            pass_fds=inherited,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as program,
+    ):
         try:
             if program.stdout is None or program.stdout.readline() != "ready\n":
                 raise IngeroError(f"the program of {name} did not start")
@@ -105,6 +105,22 @@ def _started(name: str, libraries: Path) -> Iterator[subprocess.Popen[str]]:
         finally:
             if program.poll() is None:
                 program.kill()
+
+
+@contextmanager
+def _open_device(*, is_shared: bool) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
+    """What a program gets to share its device with its children: settings and descriptors, none where it does not.
+
+    The memory has no name and does not outlive the processes that hold it.
+    """
+    if not is_shared:
+        yield {}, ()
+        return
+    device = os.memfd_create("gpusim-device")
+    try:
+        yield {"GPUSIM_SHARED_DEVICE_FD": str(device)}, (device,)
+    finally:
+        os.close(device)
 
 
 def _let_go(program: subprocess.Popen[str]) -> None:

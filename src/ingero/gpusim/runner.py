@@ -19,6 +19,7 @@ from ingero.gpusim.workloads import WORKLOADS, Workload, find_workload
 
 _NATIVE: Final = Path(__file__).parent / "native"
 _HOST: Final = "127.0.0.1"
+_SHARED_DEVICE: Final = "SHARED_DEVICE_FD"  # the one device setting that processes inherit
 _EVERY_WORKLOAD: Final = ("wait_us", "gate")  # sleep at first; wait for a line on standard input
 
 
@@ -45,7 +46,7 @@ class SimSettings:
         name: The workload.
         knobs: Settings that differ from its own.
         n_ranks: Processes; 0 takes the workload's own number.
-        device: Settings of the simulated device, such as ``{"KERNEL_NS": 20000}``.
+        device: Settings of the simulated device, such as ``{"KERNEL_NS": 20000}``; all of them stand in ``gpusim/sim.h``.
         program: The program to start; None takes the built one.
     """
 
@@ -163,10 +164,12 @@ def _start(
         **{f"GPUSIM_{name}": str(value) for name, value in settings.device.items()},
     }
     arguments: Sequence[str] = [f"{name}={value}" for name, value in knobs.items()]
+    shared = settings.device.get(_SHARED_DEVICE)
+    inherited = (*([listener.fileno()] if rank == 0 else []), *([shared] if shared else []))
     return subprocess.Popen(
         [str(program), settings.name, *arguments],
         env=environment,
-        pass_fds=(listener.fileno(),) if rank == 0 else (),
+        pass_fds=inherited,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

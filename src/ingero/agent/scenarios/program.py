@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -28,9 +29,12 @@ _N_BLOCKS: Final = 600_000
 _N_SPIKES: Final = 24
 _SPIKE_STEP_S: Final = 0.0017
 _PRIORITY: Final = 1
-_COMM: Final = "train"
+_N_WEIGHTS: Final = 40
 _CALM_S: Final = 1.0
 _DISTURBED_S: Final = 2.5
+_WARM_S: Final = 1.3
+_BURST_S: Final = 0.3
+_SHARED_S: Final = 2.4
 
 _LIBC: Final = ctypes.CDLL(None)
 
@@ -93,24 +97,34 @@ def _spin(seconds: float) -> None:
         pass
 
 
-def _start_busy(name: str, busy_s: float, *, above: int = 0) -> int:
-    """A child on this process's CPU that computes and sleeps in turns; returns its pid.
+def _start(name: str, run: Callable[[], None], *, above: int = 0) -> int:
+    """A child that runs until it is ended; returns its pid.
 
     Args:
         name: What it is called.
-        busy_s: How long it computes, and then sleeps.
+        run: What it does; must not return.
         above: How much higher its priority is.
     """
+    own = Path("/proc/self/comm").read_text(encoding="ascii").rstrip()
     _name(name)  # before it is there: whoever watches may ask for its name at once
     pid = os.fork()
     if not pid:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         _rise(above)
+        run()
+    _name(own)
+    return pid
+
+
+def _start_busy(name: str, busy_s: float, *, above: int = 0) -> int:
+    """A child on this process's CPU that computes and sleeps in turns, each for so long; returns its pid."""
+
+    def run() -> None:
         while True:
             _spin(busy_s)
             time.sleep(busy_s)
-    _name(_COMM)
-    return pid
+
+    return _start(name, run, above=above)
 
 
 def _time(call: Callable[[], object]) -> float:
@@ -218,6 +232,31 @@ def _fill_heap(device: Device) -> int:
     return lowest[1]
 
 
+def _cold_start(device: Device) -> None:
+    """The first allocation makes the context and each first launch loads a module; after that every step is the same."""
+    for _ in range(_N_WEIGHTS):
+        device.allocate(_BATCH_BYTES)
+    _run_for(_WARM_S, lambda: _compute(device, 8))
+
+
+def _gpu_steal(device: Device) -> None:
+    """A service answers requests; for a while, again and again, a notebook computes on the same GPU."""
+
+    def steal() -> None:
+        while True:
+            time.sleep(_BURST_S)
+            _run_for(_BURST_S, lambda: _compute(device, 20))
+
+    notebook = _start("notebook", steal)
+    _run_for(_SHARED_S, lambda: _compute(device, 10))
+    _end([notebook])
+
+
+def _compute(device: Device, n_kernels: int) -> None:
+    device.launch(n_kernels)
+    device.synchronise()
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """One program.
@@ -226,11 +265,15 @@ class Program:
         prepare: Gets the device; returns what to run once somebody watches.
         settings: Of the simulated device, by name without ``GPUSIM_``.
         has_one_cpu: It and its children share one CPU.
+        has_one_device: It and its children share one device; otherwise each has its own.
+        comm: What the process is called.
     """
 
     prepare: Callable[[Device], Callable[[], None]]
     settings: Mapping[str, int]
     has_one_cpu: bool = False
+    has_one_device: bool = False
+    comm: str = "train"
 
 
 def _at_once(run: Callable[[Device], None]) -> Callable[[Device], Callable[[], None]]:
@@ -240,24 +283,25 @@ def _at_once(run: Callable[[Device], None]) -> Callable[[Device], Callable[[], N
 
 PROGRAMS: Final[Mapping[str, Program]] = {
     "incident": Program(_at_once(_incident), {"KERNEL_NS": 600_000}, has_one_cpu=True),
+    "cold-start": Program(
+        _at_once(_cold_start),
+        {"CONTEXT_NS": 400_000_000, "FIRST_LAUNCH_NS": 70_000_000, "KERNEL_NS": 500_000},
+    ),
     "cpu-contention": Program(_at_once(_cpu_contention), {"KERNEL_NS": 200_000}, has_one_cpu=True),
+    "gpu-steal": Program(
+        _at_once(_gpu_steal), {"KERNEL_NS": 600_000}, has_one_device=True, comm="serve"
+    ),
     "memcpy-bottleneck": Program(_at_once(_memcpy_bottleneck), {"COPY_MB_PER_S": 6000}),
     "periodic-spike": Program(_periodic_spike, {"KERNEL_NS": 250_000}),
 }
 """By scenario."""
-
-UNREAL: Final[Mapping[str, str]] = {
-    "cold-start": "the simulator loads no module and makes no context, so nothing is slow the first time",
-    "gpu-steal": "every simulated process has a device of its own, so none takes time from another",
-}
-"""Scenarios that the simulator does not have, with the reason."""
 
 
 def _main() -> None:
     name, library = sys.argv[1:]
     program = PROGRAMS[name]
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    _name(_COMM)
+    _name(program.comm)
     _rise()
     if program.has_one_cpu:
         _share_one_cpu()

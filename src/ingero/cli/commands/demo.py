@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -78,13 +78,6 @@ def _scenario(name: str, says: str, *aliases: str) -> Demo:
     return Demo(name, aliases, says, _play_scenario(name))
 
 
-def _find_unreal() -> Mapping[str, str]:
-    """What cannot run on the simulator, with the reason."""
-    from ingero.agent.scenarios.program import UNREAL
-
-    return UNREAL
-
-
 DEMOS: Final[tuple[Demo, ...]] = (
     _scenario("incident", "a slow minute: who took the CPU?"),
     _scenario("cold-start", "a slow first second: contention, or loading?"),
@@ -119,8 +112,7 @@ def command(*, name: str, no_gpu: bool, is_real: bool, keep: Path | None, as_jso
     r"""Play a known fault and say what it is.
 
     NAME is a demo, or "all". Each demo makes a recording as the agent would write it, and the same engine explains it
-    that explains yours. With --sim the fault really happens, for some seconds, to a program on the GPU simulator; two
-    faults need a device's own behaviour, which the simulator does not have.
+    that explains yours. With --sim the fault really happens, for some seconds, to a program on the GPU simulator.
 
     \b
     Examples:
@@ -137,18 +129,10 @@ def command(*, name: str, no_gpu: bool, is_real: bool, keep: Path | None, as_jso
         raise click.UsageError(f"no demo is called {name!r}. There are:\n{names}")
     if keep is not None and (len(chosen) > 1 or keep.exists()):
         raise click.UsageError("--keep takes one demo and a file that does not exist yet")
-    # Of all demos those that cannot run are named; asked for alone, such a one is an error.
-    unreal = _find_unreal() if is_real else {}
-    left_out = [demo for demo in chosen if demo.name in unreal] if len(chosen) > 1 else []
-    played = [demo for demo in chosen if demo not in left_out]
     if as_json:
-        told: dict[str, Any] = {"demos": [demo.play(keep, is_real).data for demo in played]}
-        if is_real:
-            told["left_out"] = [{"name": demo.name, "why": unreal[demo.name]} for demo in left_out]
-        click.echo(json.dumps(told, indent=2))
+        demos = [demo.play(keep, is_real).data for demo in chosen]
+        click.echo(json.dumps({"demos": demos}, indent=2))
         return
-    for demo in played:
+    for demo in chosen:
         click.echo(click.style(f"── {demo.name}: {demo.says} ", bold=True))
         click.echo(demo.play(keep, is_real).text + "\n")
-    for demo in left_out:
-        click.echo(f"left out: {demo.name}: {unreal[demo.name]}")
