@@ -36,6 +36,44 @@ def find_throttles(reasons: int) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class MigInstance:
+    """One MIG device: a compute instance in a GPU instance; None is what the driver does not tell.
+
+    Attributes:
+        uuid: Its identity, the one that ``CUDA_VISIBLE_DEVICES`` takes.
+        gpu_instance: Number of the GPU instance. Compute instances in one share its memory.
+        compute_instance: Number of the compute instance in it.
+        memory_used: Bytes of the GPU instance.
+        memory_free: Bytes.
+        memory_total: Bytes.
+        process_bytes: Memory by process id, as in `GpuReading`.
+    """
+
+    uuid: str
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+    memory_used: int | None = None
+    memory_free: int | None = None
+    memory_total: int | None = None
+    process_bytes: dict[int, int | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PcieRate:
+    """What went over one device's PCIe link in a sample of 20 ms; None is what the driver does not tell.
+
+    Attributes:
+        uuid: The device.
+        sent_bytes_s: From the device, bytes a second.
+        received_bytes_s: To the device, bytes a second.
+    """
+
+    uuid: str
+    sent_bytes_s: int | None = None
+    received_bytes_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GpuReading:
     """One look at one device; None is what the device or the driver does not tell.
 
@@ -56,14 +94,24 @@ class GpuReading:
         power_violation_ns: Time held down by power since the driver was loaded.
         thermal_violation_ns: The same by temperature.
         hardware_violation_ns: The same by the board's own limits.
+        sync_boost_violation_ns: The same by the slowest device of its sync boost group.
+        reliability_violation_ns: The same by the limits of voltage and reliability.
+        hw_thermal_violation_ns: The same by the hardware's thermal slowdown, which halves the clocks or worse.
+        power_brake_violation_ns: The same by the power brake that the machine asserts.
         ecc_corrected: Errors mended since the last reset.
         ecc_uncorrected: Errors not mended since the last reset.
         nvlinks_active: Links that are up.
-        nvlink_errors: Replays, recoveries and CRC errors of all links.
-        pcie_generation: Of the link now.
+        nvlink_errors: By kind, over all links; a kind that no link tells is left out.
+        nvlink_sent_bytes: Payload over all links since the driver was loaded.
+        nvlink_received_bytes: The same, to the device.
+        pcie_generation: Of the link now; an idle device lowers it.
         pcie_width: Lanes now.
+        pcie_max_generation: The highest that this device and this slot can do together.
+        pcie_max_width: The same of the lanes.
         pcie_replays: Since the driver was loaded.
+        pcie_errors: By kind; a kind that is not told is left out.
         is_mig: Whether it is cut into instances.
+        instances: Those instances; None where it is not cut.
         process_bytes: Memory by process id; a value is None where the driver does not tell.
     """
 
@@ -83,14 +131,24 @@ class GpuReading:
     power_violation_ns: int | None = None
     thermal_violation_ns: int | None = None
     hardware_violation_ns: int | None = None
+    sync_boost_violation_ns: int | None = None
+    reliability_violation_ns: int | None = None
+    hw_thermal_violation_ns: int | None = None
+    power_brake_violation_ns: int | None = None
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
     nvlinks_active: int | None = None
-    nvlink_errors: int | None = None
+    nvlink_errors: dict[str, int] | None = None
+    nvlink_sent_bytes: int | None = None
+    nvlink_received_bytes: int | None = None
     pcie_generation: int | None = None
     pcie_width: int | None = None
+    pcie_max_generation: int | None = None
+    pcie_max_width: int | None = None
     pcie_replays: int | None = None
+    pcie_errors: dict[str, int] | None = None
     is_mig: bool | None = None
+    instances: tuple[MigInstance, ...] | None = None
     process_bytes: dict[int, int | None] | None = None
 
 
