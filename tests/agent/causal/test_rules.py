@@ -9,7 +9,7 @@ from ingero.agent.causal.engine import explain
 from ingero.agent.causal.rules import RULES
 from ingero.agent.scenarios.builder import START_NS, RecordingBuilder
 from ingero.agent.scenarios.catalog import SCENARIOS, healthy
-from ingero.agent.scenarios.loop import LAUNCH, MALLOC, SYNC, Loop, Step
+from ingero.agent.scenarios.loop import FREE, LAUNCH, MALLOC, SYNC, Loop, Step
 from ingero.agent.store.reader import load_recording
 from ingero.model.events import OffCpuReason, Source
 from ingero.model.recording import AGGREGATE
@@ -34,6 +34,16 @@ def test_every_rule_has_a_firing_recording():
 @pytest.mark.parametrize("rule", sorted(FAULTS))
 def test_fault_is_named_alone(rule):
     assert rules_of(FAULTS[rule]()) == [rule]
+
+
+def test_a_slow_first_allocation_is_no_churn():
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for i in range(300):
+        loop.call(MALLOC, MS // 50 if i else 400 * MS, arg0=8 << 20, arg1=0x7D00_0000_0000)
+        loop.step(Step(n_launches=4, copy_ns=0, sync_ns=4 * MS))
+        loop.call(FREE, MS // 50, arg0=0x7D00_0000_0000)
+    assert rules_of(built) == ["lazy_load"]
 
 
 @pytest.mark.parametrize("name", sorted(HEALTHY))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ingero.agent.causal.evidence import Evidence, Process, Rows
 from ingero.agent.causal.finding import Finding, Rule
 from ingero.agent.causal.kinds import Kind
+from ingero.agent.causal.rules.first_use import one_time_calls
 from ingero.model.incidents import Cause, RuledOut, Severity
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration, format_size
 
@@ -115,11 +116,12 @@ def _match(evidence: Evidence, memory: Rows) -> _Balance:
 
 def find_churn(evidence: Evidence) -> list[Finding]:
     """Allocating and freeing in every step: each free waits for the device."""
-    return [f for process in evidence.gpu_processes if (f := _judge_churn(process))]
+    return [f for process in evidence.gpu_processes if (f := _judge_churn(evidence, process))]
 
 
-def _judge_churn(process: Process) -> Finding | None:
+def _judge_churn(evidence: Evidence, process: Process) -> Finding | None:
     memory = process.calls.of(Kind.ALLOC, Kind.FREE)
+    memory = memory.where(~np.isin(memory.idx, one_time_calls(evidence, process).idx))
     n_alloc = int((memory.kinds == Kind.ALLOC).sum())
     n_free = len(memory) - n_alloc
     first, last = process.active_ns
