@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ingero.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from ingero.echo.db.encryption import Encryption
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 _DB = click.option(
     "--db",
@@ -17,6 +24,22 @@ _DB = click.option(
     show_default=True,
     help="The database file.",
 )
+
+
+def with_key(command: CommandT) -> CommandT:
+    """The two options of a command that opens an encrypted file."""
+    command = click.option(
+        "--httpfs-extension", metavar="FILE", help="DuckDB's httpfs, which the key needs."
+    )(command)
+    return click.option("--db-key-file", metavar="FILE", help="Key of an encrypted database.")(
+        command
+    )
+
+
+def _encryption(db_key_file: str | None, httpfs_extension: str | None) -> Encryption | None:
+    from ingero.echo.db.encryption import build_encryption
+
+    return build_encryption(db_key_file, httpfs_extension)
 
 
 def _files() -> ModuleType:
@@ -32,7 +55,8 @@ def _files() -> ModuleType:
 @click.command("backup")
 @_DB
 @click.option("--output", "-o", required=True, help="Name of the copy; must not exist.")
-def backup(db: str, output: str) -> None:
+@with_key
+def backup(db: str, output: str, db_key_file: str | None, httpfs_extension: str | None) -> None:
     r"""Copy the database, also while it is served; the copy is opened once before it gets its name.
 
     Beside a running `serve`, as the user who runs it: ingest waits while the file is copied, reads go on.
@@ -41,27 +65,35 @@ def backup(db: str, output: str) -> None:
     Examples:
       ingero-echo backup --db echo.db -o echo-2026-01-31.db
     """
-    size = _files().back_up(Path(db).expanduser(), Path(output))
+    files = _files()
+    encryption = _encryption(db_key_file, httpfs_extension)
+    size = files.back_up(Path(db).expanduser(), Path(output), encryption)
     click.echo(f"{output}: {size} bytes")
 
 
 @click.command("restore")
 @_DB
+@with_key
 @click.argument("backup_file")
-def restore(db: str, backup_file: str) -> None:
+def restore(
+    db: str, backup_file: str, db_key_file: str | None, httpfs_extension: str | None
+) -> None:
     r"""Put BACKUP_FILE in the database's place; the database that was there is kept beside it.
 
     \b
     Examples:
       ingero-echo restore --db echo.db echo-2026-01-31.db
     """
-    aside = _files().restore(Path(backup_file), Path(db).expanduser())
+    files = _files()
+    encryption = _encryption(db_key_file, httpfs_extension)
+    aside = files.restore(Path(backup_file), Path(db).expanduser(), encryption)
     click.echo(f"{db}: restored" + (f"; the old one is {aside}" if aside else ""))
 
 
 @click.command("migrate")
 @_DB
-def migrate(db: str) -> None:
+@with_key
+def migrate(db: str, db_key_file: str | None, httpfs_extension: str | None) -> None:
     r"""Bring the schema up to date; `serve` does the same when it starts.
 
     \b
@@ -71,7 +103,9 @@ def migrate(db: str) -> None:
     from datetime import UTC, datetime
 
     now = datetime.now(UTC).replace(tzinfo=None)
-    before, after = _files().migrate_file(Path(db).expanduser(), now)
+    files = _files()
+    encryption = _encryption(db_key_file, httpfs_extension)
+    before, after = files.migrate_file(Path(db).expanduser(), now, encryption)
     click.echo(f"{db}: schema {before} → {after}" if before != after else f"{db}: schema {after}")
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from ingero.cli.commands.echo_files import with_key
 from ingero.errors import ConfigError, ConfigProblem, UnsupportedError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ _OPTIONS = (
     click.option("--mcp-addr", metavar="HOST:PORT", help="MCP and HTTP API.  [127.0.0.1:8081]"),
     click.option("--health-addr", metavar="HOST:PORT", help="/healthz.  [127.0.0.1:8080]"),
     click.option("--db", "--db-path", "db", metavar="FILE", help="Database.  [~/.ingero/echo.db]"),
+    with_key,
     click.option(
         "--store", metavar="URL", help="ClickHouse instead: clickhouses://USER@HOST:PORT/DATABASE."
     ),
@@ -202,7 +204,10 @@ def serve(log_format: str, log_level: str, **options: OptionValue) -> int:
     help="The database file.",
 )
 @click.option("--cluster", "clusters", multiple=True, help="Answer about these clusters only.")
-def mcp(db: str, clusters: tuple[str, ...]) -> None:
+@with_key
+def mcp(
+    db: str, clusters: tuple[str, ...], db_key_file: str | None, httpfs_extension: str | None
+) -> None:
     r"""Speak MCP on standard input and output, over a database that nobody serves.
 
     Beside a running `serve`, point the assistant at its /mcp instead: only one process may open the file.
@@ -220,7 +225,7 @@ def mcp(db: str, clusters: tuple[str, ...]) -> None:
         raise UnsupportedError(
             f"this installation has no {missing.name}", hint="pip install 'ingero[echo]'"
         ) from missing
-    asyncio.run(serve_stdio(db, frozenset(clusters) or None))
+    asyncio.run(serve_stdio(db, frozenset(clusters) or None, db_key_file, httpfs_extension))
 
 
 @click.command("validate")
@@ -243,6 +248,12 @@ def validate(**options: OptionValue) -> None:
 
         check_key_mode(config.tls_key)
         build_server_context(TlsServerConfig(cert_file=config.tls_cert, key_file=config.tls_key))
+    if config.db_key_file is not None:
+        from ingero.echo.db.encryption import build_encryption, check_encryption
+
+        encryption = build_encryption(config.db_key_file, config.httpfs_extension)
+        assert encryption is not None
+        check_encryption(encryption)
     click.echo(f"valid: {len(entries)} bearer{'s' if len(entries) != 1 else ''}")
 
 

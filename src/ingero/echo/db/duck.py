@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ingero.echo.db.backend import Kept
+from ingero.echo.db.encryption import CATALOG
 from ingero.echo.db.engine import EngineSettings, migrate, open_engine, transaction, wal_path
 from ingero.echo.db.faults import our_errors
 from ingero.echo.db.reader import Reader, ReaderPool
@@ -61,7 +62,7 @@ class DuckBackend:
             connection.close()
             raise
         self._connection = connection
-        self.readers.attach(connection)
+        self.readers.attach(connection, CATALOG if self._settings.encryption else "")
         return np.asarray(loaded, dtype=np.uint64)
 
     def commit(

@@ -14,9 +14,10 @@ from typing import Any, Final
 
 import duckdb
 
+from ingero.echo.db.encryption import Encryption, attach
 from ingero.echo.db.faults import LockedError, our_errors
 from ingero.echo.schema import MIGRATIONS
-from ingero.errors import StoreError
+from ingero.errors import ConfigError, IngeroError, StoreError
 
 MEMORY: Final = ":memory:"
 
@@ -29,11 +30,13 @@ class EngineSettings:
         memory_limit_bytes: DuckDB's own bound on operators; the process needs about 150 MiB beside it.
         threads: Worker threads for queries and checkpoints.
         wal_limit_bytes: Size of the write-ahead log that starts a checkpoint.
+        encryption: How the file is encrypted; None when it is not.
     """
 
     memory_limit_bytes: int = 1 << 30
     threads: int = 2
     wal_limit_bytes: int = 64 << 20
+    encryption: Encryption | None = None
 
 
 def open_engine(path: str, settings: EngineSettings) -> duckdb.DuckDBPyConnection:
@@ -45,6 +48,7 @@ def open_engine(path: str, settings: EngineSettings) -> duckdb.DuckDBPyConnectio
 
     Raises:
         LockedError: Another process has it.
+        ConfigError: Its key is missing, wrong or one too many; nothing was changed.
         StoreError: It is damaged, no database, or cannot be created; the hint says what mends it.
     """
     config: dict[str, str | bool | int | float | list[str]] = {
@@ -58,26 +62,52 @@ def open_engine(path: str, settings: EngineSettings) -> duckdb.DuckDBPyConnectio
         "python_enable_replacements": False,
     }
     try:
-        connection = duckdb.connect(path, config=config)
+        connection = _connect(path, config, settings.encryption)
     except duckdb.Error as error:
-        raise _explain(path, str(error)) from error
+        raise _explain(path, str(error), is_encrypted=settings.encryption is not None) from error
     with our_errors("set up the database"):
         connection.execute("SET TimeZone = 'UTC'")
     return connection
 
 
-def _explain(path: str, text: str) -> StoreError:
+def _connect(
+    path: str,
+    config: dict[str, str | bool | int | float | list[str]],
+    encryption: Encryption | None,
+) -> duckdb.DuckDBPyConnection:
+    if encryption is None:
+        return duckdb.connect(path, config=config)
+    if path == MEMORY:
+        raise ConfigError("a database in memory has no file to encrypt")
+    config["temp_directory"] = f"{path}.tmp"  # beside the file, as DuckDB does it for a plain one
+    connection = duckdb.connect(MEMORY, config=config)
+    try:
+        attach(connection, path, encryption)
+    except (duckdb.Error, IngeroError):
+        connection.close()
+        raise
+    return connection
+
+
+def _explain(path: str, text: str, *, is_encrypted: bool) -> IngeroError:
     head = text.strip().partition("\n")[0]
     if "Could not set lock" in text or "Conflicting lock" in text:
         return LockedError(
             f"{path} is in use by another process",
             hint="Stop the ingero-echo that serves it; `ingero-echo backup` works beside it.",
         )
-    if "Corrupt WAL" in text or "WAL file" in text:
-        return StoreError(
-            f"{path}: damaged write-ahead log: {head}",
-            hint=f"Run `ingero-echo repair --db {path}`: it keeps a copy and saves every earlier batch.",
+    if "Cannot open encrypted database" in text:
+        return ConfigError(
+            f"{path} is encrypted and no key was given",
+            hint="Give --db-key-file and --httpfs-extension; the file is as it was.",
         )
+    if "Corrupt WAL" in text or "WAL file" in text:
+        mend = (
+            f"Run `ingero-echo repair --db {path}`: it keeps a copy and saves every earlier batch."
+        )
+        if is_encrypted:
+            mend = "An encrypted log cannot be mended: keep both files and restore a backup."
+        return StoreError(f"{path}: damaged write-ahead log: {head}", hint=mend)
     if "orrupt" in text:
         return StoreError(f"{path}: damaged: {head}", hint="Restore it from a backup.")
     if "not a valid DuckDB" in text or "is not a DuckDB" in text:
@@ -151,7 +181,10 @@ def fetch_row(
 def used_bytes(connection: duckdb.DuckDBPyConnection) -> int:
     """Bytes of blocks that hold data, free blocks of the file not counted."""
     with our_errors("read the database's size"):
-        sql = "SELECT used_blocks * block_size FROM pragma_database_size() LIMIT 1"
+        sql = (
+            "SELECT used_blocks * block_size FROM pragma_database_size() "
+            "WHERE database_name = current_database()"
+        )
         return int(fetch_row(connection, sql)[0])
 
 

@@ -18,10 +18,11 @@ from typing import Final
 import duckdb
 
 from ingero.echo.db.door import ask_for_backup
+from ingero.echo.db.encryption import Encryption
 from ingero.echo.db.engine import EngineSettings, fetch_row, migrate, open_engine, wal_path
 from ingero.echo.db.faults import LockedError, our_errors
 from ingero.echo.schema import MIGRATIONS, TABLES
-from ingero.errors import StoreError
+from ingero.errors import IngeroError, StoreError
 from ingero.units import format_size
 
 _DAMAGE: Final = re.compile(r"entry at byte position (\d+)")
@@ -42,22 +43,25 @@ class Repair:
     n_cut_bytes: int
 
 
-def migrate_file(path: Path, now: datetime) -> tuple[int, int]:
+def migrate_file(
+    path: Path, now: datetime, encryption: Encryption | None = None
+) -> tuple[int, int]:
     """Bring a file's schema up to date; returns the versions before and after."""
     _check_there(path)
-    connection = open_engine(str(path), _SETTINGS)
+    connection = open_engine(str(path), EngineSettings(encryption=encryption))
     try:
         return migrate(connection, now)
     finally:
         connection.close()
 
 
-def back_up(path: Path, to: Path) -> int:
+def back_up(path: Path, to: Path, encryption: Encryption | None = None) -> int:
     """Copy a database, served or not, its log folded in; returns the bytes.
 
-    The copy appears under its name only when it is whole and was opened once.
+    The copy appears under its name only when it is whole and was opened once. That of an encrypted file has its key.
 
     Raises:
+        ConfigError: The key is not that of the file.
         StoreError: It is damaged, its server refuses, the place has no room, or the copy exists already.
     """
     _check_there(path)
@@ -65,9 +69,9 @@ def back_up(path: Path, to: Path) -> int:
         raise StoreError(f"{to} exists already", hint="Choose another name.")
     _check_room(path, to)
     try:
-        connection = open_engine(str(path), _SETTINGS)
+        connection = open_engine(str(path), EngineSettings(encryption=encryption))
     except LockedError:
-        with _partial(to) as partial:
+        with _partial(to, encryption) as partial:
             ask_for_backup(path, partial)
         return to.stat().st_size
     try:
@@ -75,28 +79,29 @@ def back_up(path: Path, to: Path) -> int:
             connection.execute("CHECKPOINT")
     finally:
         connection.close()
-    return _copy(path, to)
+    return _copy(path, to, encryption)
 
 
-def restore(backup: Path, path: Path) -> Path | None:
+def restore(backup: Path, path: Path, encryption: Encryption | None = None) -> Path | None:
     """Put a backup in a database's place; returns where the old one went.
 
     Raises:
+        ConfigError: The key is not that of both.
         StoreError: The backup is no Echo database, the place is in use, or either is of a newer release than this.
     """
     _check_there(backup)
-    _check_echo(backup)
+    _check_echo(backup, encryption)
     aside = None
     if path.exists():
-        _check_echo(path)
+        _check_echo(path, encryption)
         aside = _free_name(path, "before-restore")
         _check_room(backup, path)
         path.rename(aside)
         if wal_path(str(path)).exists():
             wal_path(str(path)).rename(wal_path(str(aside)))
     try:
-        _copy(backup, path)
-    except StoreError:
+        _copy(backup, path, encryption)
+    except IngeroError:
         if aside is not None:
             aside.rename(path)
         raise
@@ -140,6 +145,10 @@ def _find_damage(path: Path) -> int | None:
     except duckdb.Error as error:
         text = str(error)
         found = _DAMAGE.search(text)
+        if "Cannot open encrypted database" in text:
+            raise StoreError(
+                f"{path} is encrypted: its log cannot be mended", hint="Restore a backup."
+            ) from error
         if found is None:
             open_engine(str(path), _SETTINGS).close()  # raises the right error for everything else
             raise StoreError(f"{path}: {text.partition(chr(10))[0]}") from error
@@ -148,9 +157,9 @@ def _find_damage(path: Path) -> int | None:
     return None
 
 
-def _check_echo(path: Path) -> None:
+def _check_echo(path: Path, encryption: Encryption | None) -> None:
     """Hold a file to be a database that this release can serve; opening it folds its log in."""
-    connection = open_engine(str(path), _SETTINGS)
+    connection = open_engine(str(path), EngineSettings(encryption=encryption))
     try:
         with our_errors("look into it"):
             sql = "SELECT count(*) FROM duckdb_tables() WHERE table_name IN ('events', 'schema_migrations')"
@@ -179,8 +188,8 @@ def count_rows(path: Path) -> dict[str, int]:
         connection.close()
 
 
-def _copy(source: Path, to: Path) -> int:
-    with _partial(to) as partial:
+def _copy(source: Path, to: Path, encryption: Encryption | None) -> int:
+    with _partial(to, encryption) as partial:
         try:
             fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(fd, "wb") as writing, source.open("rb") as reading:
@@ -193,14 +202,14 @@ def _copy(source: Path, to: Path) -> int:
 
 
 @contextmanager
-def _partial(to: Path) -> Iterator[Path]:
+def _partial(to: Path, encryption: Encryption | None) -> Iterator[Path]:
     """A name beside the copy's, which it gets once it was opened; nothing is left of a copy that failed."""
     partial = to.with_name(f"{to.name}.partial")
     partial.unlink(missing_ok=True)
     wal_path(str(partial)).unlink(missing_ok=True)
     try:
         yield partial
-        _check_echo(partial)
+        _check_echo(partial, encryption)
         partial.rename(to)
     except BaseException:
         partial.unlink(missing_ok=True)

@@ -164,12 +164,14 @@ class ReaderPool:
     def __init__(self) -> None:
         self._lock = threading.Condition()
         self._connection: duckdb.DuckDBPyConnection | None = None
+        self._catalog = ""
         self._active: set[CursorReader] = set()
 
-    def attach(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """Serve this instance from now on."""
+    def attach(self, connection: duckdb.DuckDBPyConnection, catalog: str = "") -> None:
+        """Serve this instance from now on; ``catalog`` is where its tables are, unless in its own file."""
         with self._lock:
             self._connection = connection
+            self._catalog = catalog
 
     def detach(self) -> None:
         """Stop serving, interrupt who reads, and wait until nobody does."""
@@ -194,6 +196,8 @@ class ReaderPool:
                 )
             with our_errors("read"):
                 cursor = self._connection.cursor()
+                if self._catalog:
+                    cursor.execute(f"USE {self._catalog}")
             reader = CursorReader(cursor)
             self._active.add(reader)
         alarm = threading.Timer(timeout_ns / NS_PER_S, reader.stop)

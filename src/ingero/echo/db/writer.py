@@ -247,7 +247,7 @@ class Writer(threading.Thread):
         except BrokenInstanceError as error:
             self.broken = error.message
             self._backend.drop()
-        except StoreError:
+        except IngeroError:
             self.counters.failed_commits += 1
 
     def _upkeep(self) -> None:

@@ -24,6 +24,7 @@ from ingero.config.environment import allows_loose_keys
 from ingero.config.tls import TlsServerConfig
 from ingero.echo.db.clickhouse.settings import ClickHouseSettings
 from ingero.echo.db.door import BackupDoor
+from ingero.echo.db.encryption import build_encryption
 from ingero.echo.db.engine import EngineSettings
 from ingero.echo.db.sandbox.pool import Sandbox, SandboxSettings
 from ingero.echo.db.store import Store, StoreSettings
@@ -321,7 +322,11 @@ def build_store(config: EchoConfig, clock: Clock) -> Store:
         ConfigError: The password's file cannot be read.
     """
     settings = StoreSettings(
-        engine=EngineSettings(memory_limit_bytes=config.memory_limit, threads=config.threads),
+        engine=EngineSettings(
+            memory_limit_bytes=config.memory_limit,
+            threads=config.threads,
+            encryption=build_encryption(config.db_key_file, config.httpfs_extension),
+        ),
         clickhouse=_clickhouse_settings(config),
         writer=WriterSettings(
             group_ns=_group_ns(config),

@@ -59,6 +59,14 @@ class EchoConfig(StrictModel):
         Endpoint("127.0.0.1", 8080), description="Where /healthz is served, without TLS or bearer."
     )
     db: str = Field("~/.ingero/echo.db", description="The database file.")
+    db_key_file: str | None = Field(
+        None,
+        description="File with the key that encrypts the database file: 32 bytes, raw or in base64; mode 0600.",
+    )
+    httpfs_extension: str | None = Field(
+        None,
+        description="DuckDB's httpfs.duckdb_extension of the installed release, which db_key_file needs.",
+    )
     store: str | None = Field(
         None,
         description="Rows on a ClickHouse server instead of the file: clickhouses://USER@HOST:PORT/DATABASE, "
@@ -159,4 +167,14 @@ class EchoConfig(StrictModel):
                 raise ValueError("max_db_size is of a file; the size of store is its server's")
         elif self.store_password_file or self.store_ca_file:
             raise ValueError("store_password_file and store_ca_file belong to store")
+        return self
+
+    @model_validator(mode="after")
+    def _check_encryption(self) -> Self:
+        if (self.db_key_file is None) != (self.httpfs_extension is None):
+            raise ValueError("db_key_file and httpfs_extension belong together")
+        if self.db_key_file is not None and self.store is not None:
+            raise ValueError(
+                "db_key_file is of a file; what store keeps is its server's to encrypt"
+            )
         return self

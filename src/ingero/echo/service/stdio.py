@@ -25,17 +25,26 @@ from ingero.serving.mcp import McpFacts, build_mcp_server
 from ingero.telemetry.clock import SystemClock
 
 
-async def serve_stdio(db: str, clusters: frozenset[str] | None) -> None:
+async def serve_stdio(
+    db: str,
+    clusters: frozenset[str] | None,
+    db_key_file: str | None = None,
+    httpfs_extension: str | None = None,
+) -> None:
     """Serve until the input ends.
 
     Args:
         db: The database file.
         clusters: What the assistant may see; None is everything.
+        db_key_file: The file's key, where it is encrypted.
+        httpfs_extension: The extension that goes with the key.
 
     Raises:
+        ConfigError: Key and file do not fit each other.
         StoreError: The file cannot be opened, or another process has it.
     """
-    config = parse_model(EchoConfig, {"db": db, "insecure_no_tls": True})
+    given = {"db": db, "db_key_file": db_key_file, "httpfs_extension": httpfs_extension}
+    config = parse_model(EchoConfig, {**given, "insecure_no_tls": True})
     clock = SystemClock()
     principal = Principal("stdio", "stdio", clusters)
     store = build_store(config, clock)
