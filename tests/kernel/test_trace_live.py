@@ -4,6 +4,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_a_trace_records_its_workloads_words_and_pushes_its_collectives(fleet, t
         timeout=100,
     )
     assert result.returncode == 0, result.stderr
-    with sqlite3.connect(database) as connection:
+    with closing(sqlite3.connect(database)) as connection, connection:
         said = connection.execute(
             "SELECT labels, pid, start_time, node, timestamp FROM annotations ORDER BY timestamp"
         ).fetchall()

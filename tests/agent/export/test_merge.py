@@ -2,6 +2,7 @@
 
 import hashlib
 import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def test_counts_of_one_node_are_added_and_of_two_kept_apart(tmp_path):
 def test_counts_of_one_minute_in_two_files_are_added(tmp_path):
     counted(tmp_path / "1", "a", 3)
     counted(tmp_path / "2", "a", 4)
-    with sqlite3.connect(tmp_path / "2") as second:
+    with closing(sqlite3.connect(tmp_path / "2")) as second, second:
         second.execute("UPDATE events SET id = 'a:2'")
     second.close()
     merge_recordings([tmp_path / "1", tmp_path / "2"], tmp_path / "c.db")

@@ -2,6 +2,7 @@
 
 import hashlib
 import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_damaged_page_is_an_error_with_the_file_name(tmp_path, data_dir):
 
 def test_newer_schema_asks_for_an_upgrade(tmp_path):
     path = tmp_path / "newer.db"
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE events (timestamp, pid, tid, source, op, duration)")
         connection.execute("PRAGMA user_version = 11")
     connection.close()
@@ -78,7 +79,7 @@ def test_newer_schema_asks_for_an_upgrade(tmp_path):
 
 def test_foreign_database_is_refused(tmp_path):
     path = tmp_path / "foreign.db"
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE cookies (name)")
     connection.close()
     assert "without an events table" in refusal(path)
@@ -86,7 +87,7 @@ def test_foreign_database_is_refused(tmp_path):
 
 def test_text_in_a_number_column_is_bad_data(tmp_path):
     path = tmp_path / "text.db"
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE events (timestamp, pid, tid, source, op, duration)")
         connection.execute("INSERT INTO events VALUES ('soon', 1, 1, 1, 1, 1)")
     connection.close()

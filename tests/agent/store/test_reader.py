@@ -1,6 +1,7 @@
 """Columns that travel together come apart again, whatever their width."""
 
 import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def test_columns_come_back_as_they_were(tmp_path, columns):
 @pytest.mark.parametrize("column", ["duration", "arg2", "arg3", "wait_ns", "timestamp"])
 def test_text_where_a_number_must_be_is_told(tmp_path, column):
     written(tmp_path / "r.db", arg2=[1, 2, 3], arg3=[1, 2, 3], wait_ns=[1, 2, 3])
-    with sqlite3.connect(tmp_path / "r.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "r.db")) as connection, connection:
         connection.execute(f"UPDATE events SET {column} = 'none' WHERE rowid = 2")
     with pytest.raises(BadDataError, match="not made of integers"):
         load_recording(tmp_path / "r.db")

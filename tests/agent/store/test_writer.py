@@ -1,6 +1,7 @@
 """What is put is what is read, counts add up, and nothing is lost without a number."""
 
 import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -124,7 +125,7 @@ def test_appending_to_a_recording_continues_its_ids(tmp_path):
     for _ in range(2):
         with RecordingWriter(path, "n1") as writer:
             writer.put_events(rows(3))
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         ids = [i for (i,) in connection.execute("SELECT id FROM events ORDER BY rowid")]
     connection.close()
     assert ids == [f"n1:{i}" for i in range(1, 7)]
@@ -166,7 +167,7 @@ def test_what_workloads_say_is_kept_with_its_node_and_counts_against_the_size_li
             at_ns = T0 + second * 10**9
             writer.put_annotations([(at_ns + i, labels, 41, 7, 1, 2, 3, 4, 5) for i in range(200)])
             writer.flush()
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         kept = connection.execute(
             "SELECT timestamp, labels, pid, start_time, span_start, span_end, peer_uid, peer_gid, peer_pid, node "
             "FROM annotations ORDER BY timestamp"
