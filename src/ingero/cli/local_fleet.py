@@ -6,8 +6,6 @@ The replay, the demo and ``ingero up`` talk to it as an agent would, over its so
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import IO, Final
 
 import ingero
+from ingero.cli.tied import run_tied
 from ingero.errors import IngeroError, UnsupportedError
 
 START_TIMEOUT_S: Final = 30.0
@@ -40,7 +39,7 @@ EPHEMERAL: Final = (
 )
 """Settings that move every endpoint of the shipped configuration to a free loopback port."""
 _PROGRAM: Final = (
-    "from ingero.cli.local_fleet import end_with_input; end_with_input();"
+    "from ingero.cli.tied import end_with_input; end_with_input();"
     "from ingero.cli.fleet import main; main()"
 )
 
@@ -89,54 +88,25 @@ def run_local_fleet(config: Path, overrides: Sequence[str] = ()) -> Iterator[Loc
     command = [sys.executable, "-c", _PROGRAM, "--config", str(config)]
     for override in (*overrides, "service.telemetry.logs.encoding=json"):
         command += ["--set", override]
-    # A group of its own: Ctrl-C reaches this process, which then drains the Fleet in order.
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdin is not None and process.stderr is not None  # noqa: PT018 - both were asked for
-    endpoints: dict[str, str] = {}
-    fleet = LocalFleet(endpoints)
-    told: SimpleQueue[bool] = SimpleQueue()
-    reader = threading.Thread(
-        target=_follow, args=(process.stderr, fleet.log, endpoints, told), daemon=True
-    )
-    reader.start()
-    try:
-        if not _is_running(told):
-            process.kill()
-            process.wait()
-            reader.join(STOP_TIMEOUT_S)
-            said = "\n".join(fleet.log) or "it said nothing"
-            raise IngeroError(f"ingero-fleet did not start:\n{said}")
-        yield fleet
-    finally:
-        process.terminate()
+    with run_tied(command, STOP_TIMEOUT_S, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stderr is not None  # noqa: PT018 - both were asked for
+        endpoints: dict[str, str] = {}
+        fleet = LocalFleet(endpoints)
+        told: SimpleQueue[bool] = SimpleQueue()
+        reader = threading.Thread(
+            target=_follow, args=(process.stderr, fleet.log, endpoints, told), daemon=True
+        )
+        reader.start()
         try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdin.close()
-        reader.join(STOP_TIMEOUT_S)
-
-
-def end_with_input() -> None:
-    """In the Fleet's process: have it drain and end when its standard input ends.
-
-    The kernel closes that input when the command that holds it dies in any way, so no Fleet outlives its command.
-    """
-
-    def follow() -> None:
-        while os.read(0, 4096):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=follow, daemon=True).start()
+            if not _is_running(told):
+                process.kill()
+                reader.join(STOP_TIMEOUT_S)
+                said = "\n".join(fleet.log) or "it said nothing"
+                raise IngeroError(f"ingero-fleet did not start:\n{said}")
+            yield fleet
+        finally:
+            process.stdin.close()
+            reader.join(STOP_TIMEOUT_S)
 
 
 def _is_running(told: SimpleQueue[bool]) -> bool:
@@ -163,4 +133,3 @@ def _follow(
         elif message.startswith(_RUNNING):
             told.put(True)  # noqa: FBT003 - what is told
     told.put(False)  # noqa: FBT003
-    lines.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,11 +13,11 @@ from typing import Any, Final
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from ingero.cli.cluster.tied import run_tied
+from ingero.cli.tied import run_tied
 from ingero.errors import IngeroError, RetryableError
 
 _PROGRAM: Final = (
-    "from ingero.cli.local_fleet import end_with_input; end_with_input();"
+    "from ingero.cli.tied import end_with_input; end_with_input();"
     "from ingero.cli.sink import main; main()"
 )
 _SERVING: Final = "serving "
@@ -89,7 +90,7 @@ def run_sink(sockets: Sequence[Path], client: httpx.Client) -> Iterator[SinkView
     command = [sys.executable, "-c", _PROGRAM, "--listen", "127.0.0.1:0"]
     for path in sockets:
         command += ["--socket-path", str(path)]
-    with run_tied(command, _LIMIT_S, reads_errors=True) as process:
+    with run_tied(command, _LIMIT_S, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         said = process.stderr.readline().strip()
         url, _, _ = said.removeprefix(_SERVING).partition(", ")

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
-from ingero.cli.cluster.tied import run_tied
+from ingero.cli.tied import run_tied
 from ingero.errors import UnsupportedError
 from ingero.units import NS_PER_MS, NS_PER_S
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from ingero.cli.cluster.tied import run_tied
+from ingero.cli.tied import run_tied
 
 _PROGRAM: Final = 'owed=$(cat); eval "$owed"'
 _LIMIT_S: Final = 20.0

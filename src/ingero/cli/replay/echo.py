@@ -16,9 +16,14 @@ from typing import Any, Final
 
 import httpx
 
+from ingero.cli.local_fleet import STOP_TIMEOUT_S
+from ingero.cli.tied import run_tied
 from ingero.errors import IngeroError
 
-_PROGRAM: Final = "import sys; from ingero.cli.echo import main; main()"
+_PROGRAM: Final = (
+    "from ingero.cli.tied import end_with_input; end_with_input();"
+    "from ingero.cli.echo import main; main()"
+)
 _PORT: Final = re.compile(r"127\.0\.0\.1:(\d+)")
 _SETTLE_S: Final = 20.0
 _SAME: Final = 0.001
@@ -69,22 +74,18 @@ def run_local_echo() -> Iterator[LocalEcho]:
         command += ["--db", f"{folder}/echo.db", "--auth-token-file", str(file)]
         for name in ("otlp", "otlp-http", "mcp", "health"):
             command += [f"--{name}-addr", "127.0.0.1:0"]
-        with log.open("wb") as said:
-            process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True
-            )
-        assert process.stdout is not None
-        try:
+        with (
+            log.open("wb") as said,
+            run_tied(command, STOP_TIMEOUT_S, stdout=subprocess.PIPE, stderr=said) as process,
+        ):
+            assert process.stdout is not None
             ports = _PORT.findall(process.stdout.readline())
             if len(ports) != 4:
+                process.kill()
                 process.wait()
                 raise IngeroError(f"ingero-echo did not start:\n{log.read_text(encoding='utf-8')}")
             at = "http://127.0.0.1:"
             yield LocalEcho(f"{at}{ports[1]}", f"{at}{ports[2]}", token)
-        finally:
-            process.terminate()
-            process.wait()
-            process.stdout.close()
 
 
 def ask_echo(echo: LocalEcho, cluster_id: str, charged_gpu_s: float) -> dict[str, Any]:
