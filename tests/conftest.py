@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ingero.testing.browser import why_no_browser
+from ingero.testing.collector import open_collector
 
 DATA = Path(__file__).parent / "data"
 
@@ -74,3 +75,9 @@ def pytest_terminal_summary(terminalreporter):
 @pytest.fixture
 def data_dir() -> Path:
     return DATA
+
+
+@pytest.fixture
+def collector():
+    with open_collector() as one:
+        yield one

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from benchmarks.detect.graph import COMPUTE, Graph
 
+from ingero.testing.jobs import follow
 from ingero.traces.convert import build_job_trace
 from ingero.traces.model import TraceRows
 from ingero.traces.packaged import find_packaged
@@ -396,32 +397,7 @@ def restarts(source, rng):
         ]
         first, second = source.build(lives)
         spare = {f"dp{other[0]}-stage{other[1]}": "spare"} if run % 2 else {}
-        yield replace(first, trace=lives_in_turn(first.trace, second.trace, spare))
-
-
-def lives_in_turn(first, second, nodes):
-    """One job's trace from two: the second on new communicators, with some nodes replaced by others."""
-    gap_ns = int(first.steps["end_ns"][-1]) + 30_000_000_000
-    runs = {
-        worker: list(of_worker) for worker, of_worker in zip(first.workers, first.runs, strict=True)
-    }
-    for of_worker in second.runs:
-        for run in of_worker:
-            rank = replace(run.rank, node_id=nodes.get(run.rank.node_id, run.rank.node_id))
-            ops = run.ops.copy()
-            ops["entry_ns"] += gap_ns
-            runs.setdefault(rank, []).append(
-                replace(run, rank=rank, comm=f"{run.comm} again", ops=ops)
-            )
-    steps = second.steps.copy()
-    steps["begin_ns"] += gap_ns
-    steps["end_ns"] += gap_ns
-    return replace(
-        first,
-        workers=tuple(runs),
-        runs=tuple(map(tuple, runs.values())),
-        steps=np.concatenate([first.steps, steps]),
-    )
+        yield replace(first, trace=follow(first.trace, second.trace, spare))
 
 
 DATASETS = (

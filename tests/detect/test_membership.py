@@ -7,7 +7,7 @@ import pytest
 
 from ingero.detect.judge import Judge, JudgeSettings
 from ingero.model.verdicts import VerdictKind
-from ingero.testing.jobs import JobShape, build_work, normal_noise, run_job
+from ingero.testing.jobs import JobShape, build_work, follow, normal_noise, run_job
 from ingero.traces.convert import build_job_trace
 from ingero.traces.model import iter_pushes
 from ingero.units import NS_PER_S
@@ -23,36 +23,6 @@ def life(n_steps=30, n_dp=4, seed=0, slow=()):
     for dp, stage, factor in slow:
         work[:, dp, stage] *= factor
     return build_job_trace(run_job(shape, work), "job")
-
-
-def follow(first, second, nodes=None):
-    """The second life after the first: new communicators from sequence number 0, and perhaps other nodes."""
-    gap_ns = int(first.steps["end_ns"][-1]) + 30 * NS_PER_S
-    nodes = nodes or {}
-    where = {
-        worker: replace(worker, node_id=nodes.get(worker.node_id, worker.node_id))
-        for worker in second.workers
-    }
-    runs = {
-        worker: list(of_worker) for worker, of_worker in zip(first.workers, first.runs, strict=True)
-    }
-    for of_worker in second.runs:
-        for run in of_worker:
-            ops = run.ops.copy()
-            ops["entry_ns"] += gap_ns
-            rank = where[run.rank]
-            runs.setdefault(rank, []).append(
-                replace(run, rank=rank, comm=f"{run.comm} again", ops=ops)
-            )
-    steps = second.steps.copy()
-    steps["begin_ns"] += gap_ns
-    steps["end_ns"] += gap_ns
-    return replace(
-        first,
-        workers=tuple(runs),
-        runs=tuple(map(tuple, runs.values())),
-        steps=np.concatenate([first.steps, steps]),
-    )
 
 
 def at_once(trace):

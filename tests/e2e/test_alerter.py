@@ -6,10 +6,7 @@ import subprocess
 import sys
 import threading
 
-import pytest
-
 from ingero.agent.health.remediate import RemediationStream, open_listener
-from ingero.testing.collector import RecordingCollector
 from ingero.wire.uds import StragglerResolved, StragglerState
 
 PROGRAM = "from ingero.cli.alerter import main; main()"
@@ -23,18 +20,10 @@ def start(path):
     )
 
 
-@pytest.fixture
-def receiver():
-    collector = RecordingCollector()
-    collector.start()
-    yield collector
-    collector.stop()
-
-
-def test_episode_of_an_agent_becomes_one_incident_that_resolves(tmp_path, receiver):
+def test_episode_of_an_agent_becomes_one_incident_that_resolves(tmp_path, collector):
     socket_path = tmp_path / "remediate.sock"
     config = tmp_path / "config.json"
-    config.write_text(json.dumps({"uds_path": str(socket_path), "webhook": {"url": receiver.url}}))
+    config.write_text(json.dumps({"uds_path": str(socket_path), "webhook": {"url": collector.url}}))
     begun = StragglerState(
         node_id="n", cluster_id="c", score=0.4, threshold=0.8, detection_mode="fleet",
         dominant_signal="throughput", timestamp="2026-01-01T00:00:00Z", event_id="e1",
@@ -49,9 +38,9 @@ def test_episode_of_an_agent_becomes_one_incident_that_resolves(tmp_path, receiv
         for _ in range(3):  # an open episode is replayed to who connects late
             stream.publish(begun)
         process = start(config)
-        receiver.wait_for(1)
+        collector.wait_for(1)
         stream.publish(ended)
-        requests = receiver.wait_for(2)
+        requests = collector.wait_for(2)
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         assert process.stderr is not None

@@ -8,11 +8,8 @@ import pytest
 
 from ingero.gpusim.runner import SimSettings, Simulation
 from ingero.model.collectives import ClockKind, CollectiveOp
-from ingero.testing.collector import RecordingCollector
 from ingero.testing.fleet import wait_until
 from ingero.wire.collectives import read_collectives
-from ingero.wire.names import Signal
-from ingero.wire.otlp import decode_protobuf
 from ingero.wire.standing import read_standings
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
@@ -20,40 +17,24 @@ PROGRAM = "from ingero.cli.main import main; main()"
 STEPS, N_RANKS = 61, 3
 
 
-@pytest.fixture
-def fleet():
-    collector = RecordingCollector()
-    collector.start()
-    yield collector
-    collector.stop()
-
-
-def logs(fleet):
-    return [
-        decode_protobuf(request.body, Signal.LOGS)
-        for request in list(fleet.requests)
-        if "/v1/logs" in request.path
-    ]
-
-
-def runs_on(fleet, comms):
+def runs_on(collector, comms):
     """Batches of these communicators: the agent sees every job of the machine."""
-    runs = [run for export in logs(fleet) for run in read_collectives(export).runs]
+    runs = [run for export in collector.logs for run in read_collectives(export).runs]
     return [run for run in runs if run.comm in comms]
 
 
-def seqs_by_rank(fleet, comms):
+def seqs_by_rank(collector, comms):
     found = {}
-    for run in runs_on(fleet, comms):
+    for run in runs_on(collector, comms):
         found.setdefault(run.rank.rank, []).extend(run.ops["seq"].tolist())
     return found
 
 
-def test_every_collective_of_every_rank_arrives_once_with_its_times(fleet, tmp_path):
+def test_every_collective_of_every_rank_arrives_once_with_its_times(collector, tmp_path):
     agent = subprocess.Popen(
         [
             *(sys.executable, "-c", PROGRAM, "fleet-push", "--json"),
-            *("--fleet-endpoint", f"127.0.0.1:{fleet.port}", "--fleet-insecure"),
+            *("--fleet-endpoint", f"127.0.0.1:{collector.port}", "--fleet-insecure"),
             *("--fleet-cluster-id", "c", "--fleet-node-id", "n"),
             *("--fleet-push-interval", "1s", "--fleet-timeout", "1s"),
             *("--fleet-protocol", "http/protobuf"),
@@ -64,19 +45,19 @@ def test_every_collective_of_every_rank_arrives_once_with_its_times(fleet, tmp_p
         text=True,
     )
     try:
-        fleet.wait_for(1)  # counts are read, so the probes wait
+        collector.wait_for(1)  # counts are read, so the probes wait
         with Simulation(
             SimSettings("ranks", {"steps": STEPS, "wait_us": 1_000_000}, N_RANKS)
         ) as simulation:
             accounts = simulation.wait(60)
         everything = {rank: list(range(1, STEPS + 3)) for rank in range(N_RANKS)}
         comms = {f"{account['comm_hash']:016x}" for account in accounts}
-        wait_until(lambda: seqs_by_rank(fleet, comms) == everything)
+        wait_until(lambda: seqs_by_rank(collector, comms) == everything)
         gone = wait_until(
             lambda: (
                 {
                     one.rank.rank
-                    for export in logs(fleet)
+                    for export in collector.logs
                     for one in read_standings(export).standings
                     if one.is_gone and one.comm in comms
                 }
@@ -88,7 +69,7 @@ def test_every_collective_of_every_rank_arrives_once_with_its_times(fleet, tmp_p
         out, err = agent.communicate(timeout=30)
     assert agent.returncode == 0, err
     assert gone
-    runs = runs_on(fleet, comms)
+    runs = runs_on(collector, comms)
     assert {(run.rank.node_id, run.n_ranks, run.clock) for run in runs} == {
         ("n", N_RANKS, ClockKind.SYNC)
     }

@@ -9,25 +9,14 @@ from contextlib import closing
 import pytest
 
 from ingero.model.events import Source
-from ingero.testing.collector import RecordingCollector
 from ingero.wire.collectives import read_collectives
-from ingero.wire.names import Signal
-from ingero.wire.otlp import decode_protobuf
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 INGERO = f"{sys.executable} -m ingero"
 STEPS, N_RANKS = 9, 2
 
 
-@pytest.fixture
-def fleet():
-    collector = RecordingCollector()
-    collector.start()
-    yield collector
-    collector.stop()
-
-
-def test_a_trace_records_its_workloads_words_and_pushes_its_collectives(fleet, tmp_path):
+def test_a_trace_records_its_workloads_words_and_pushes_its_collectives(collector, tmp_path):
     database, socket = tmp_path / "t.db", tmp_path / "annotate" / "a.sock"
     program = (
         f"{INGERO} annotate --label step=7 --socket {socket} &&"
@@ -38,7 +27,7 @@ def test_a_trace_records_its_workloads_words_and_pushes_its_collectives(fleet, t
         [
             *(sys.executable, "-m", "ingero", "trace", "--json", "--db", database, "--node", "n"),
             *("--annotate", "--annotate-socket", socket),
-            *("--fleet", f"http://127.0.0.1:{fleet.port}", "--fleet-cluster-id", "c"),
+            *("--fleet", f"http://127.0.0.1:{collector.port}", "--fleet-cluster-id", "c"),
             *("--fleet-push-interval", "1s", "--"),
             *("sh", "-c", program),
         ],
@@ -60,12 +49,7 @@ def test_a_trace_records_its_workloads_words_and_pushes_its_collectives(fleet, t
     assert said[1][1] > 0
     assert said[1][2] > 0
     assert said[0][4] < first <= last < said[1][4]  # on the recording's own clock
-    runs = [
-        run
-        for request in fleet.requests
-        if "/v1/logs" in request.path
-        for run in read_collectives(decode_protobuf(request.body, Signal.LOGS)).runs
-    ]
+    runs = [run for export in collector.logs for run in read_collectives(export).runs]
     seqs = {}
     for run in runs:
         seqs.setdefault(run.rank.rank, []).extend(run.ops["seq"].tolist())

@@ -5,8 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -22,32 +20,6 @@ INGERO = (sys.executable, "-m", "ingero")
 PLAIN = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
 
 
-class _Collector(BaseHTTPRequestHandler):
-    def do_POST(self):
-        import gzip
-
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.received.append(ExportMetricsServiceRequest.FromString(gzip.decompress(body)))
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *args):
-        """Quiet."""
-
-
-@pytest.fixture
-def collector():
-    server = HTTPServer(("127.0.0.1", 0), _Collector)
-    server.received = []
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
 def test_the_counts_of_a_short_program_reach_a_collector_and_the_machine_is_recorded(
     collector, tmp_path
 ):
@@ -55,7 +27,7 @@ def test_the_counts_of_a_short_program_reach_a_collector_and_the_machine_is_reco
     result = subprocess.run(
         [
             *INGERO, "trace", "--json", "--db", str(database), "--node", "n1",
-            "--otlp", f"127.0.0.1:{collector.server_address[1]}", "--otlp-insecure",
+            "--otlp", f"127.0.0.1:{collector.port}", "--otlp-insecure",
             "--prometheus", "127.0.0.1:0", "--",
             *INGERO, "sim", "run", "ranks", "--ranks", "2", "steps=41", "wait_us=1500000", "--json",
         ],
@@ -69,7 +41,8 @@ def test_the_counts_of_a_short_program_reach_a_collector_and_the_machine_is_reco
         for line in lines
         if line["type"] == "counts" and line["source"] == "nccl"
     }
-    (resource,) = collector.received[-1].resource_metrics
+    pushed = ExportMetricsServiceRequest.FromString(collector.requests[-1].body)
+    (resource,) = pushed.resource_metrics
     metrics = {metric.name: metric for metric in resource.scope_metrics[0].metrics}
     operations = {
         point.attributes[1].value.string_value: point.as_int

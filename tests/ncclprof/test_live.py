@@ -10,11 +10,8 @@ import pytest
 
 from ingero.gpusim.runner import get_program
 from ingero.model.collectives import ClockKind, CollectiveOp
-from ingero.testing.collector import RecordingCollector
 from ingero.testing.fleet import wait_until
 from ingero.wire.collectives import read_collectives
-from ingero.wire.names import Signal
-from ingero.wire.otlp import decode_protobuf
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 PROGRAM = "from ingero.cli.main import main; main()"
@@ -51,24 +48,8 @@ sys.stdin.readline()
 """
 
 
-@pytest.fixture
-def fleet():
-    collector = RecordingCollector()
-    collector.start()
-    yield collector
-    collector.stop()
-
-
-def logs(fleet):
-    return [
-        decode_protobuf(request.body, Signal.LOGS)
-        for request in list(fleet.requests)
-        if "/v1/logs" in request.path
-    ]
-
-
-def runs_of_rank(fleet, rank):
-    runs = [run for export in logs(fleet) for run in read_collectives(export).runs]
+def runs_of_rank(collector, rank):
+    runs = [run for export in collector.logs for run in read_collectives(export).runs]
     return [run for run in runs if run.rank.rank == rank]
 
 
@@ -76,11 +57,11 @@ def ops_of(runs, clock):
     return [tuple(op) for run in runs if run.clock is clock for op in run.ops.tolist()]
 
 
-def test_device_times_replace_the_hosts_and_nothing_is_counted_twice(fleet, rings, tmp_path):
+def test_device_times_replace_the_hosts_and_nothing_is_counted_twice(collector, rings, tmp_path):
     agent = subprocess.Popen(
         [
             *(sys.executable, "-c", PROGRAM, "fleet-push", "--json"),
-            *("--fleet-endpoint", f"127.0.0.1:{fleet.port}", "--fleet-insecure"),
+            *("--fleet-endpoint", f"127.0.0.1:{collector.port}", "--fleet-insecure"),
             *("--fleet-cluster-id", "c", "--fleet-node-id", "n"),
             *("--fleet-push-interval", "1s", "--fleet-timeout", "1s"),
             *("--fleet-protocol", "http/protobuf"),
@@ -98,13 +79,15 @@ def test_device_times_replace_the_hosts_and_nothing_is_counted_twice(fleet, ring
         text=True,
     )
     try:
-        fleet.wait_for(1)  # counts are read, so the probes wait
+        collector.wait_for(1)  # counts are read, so the probes wait
         job.stdin.write("go\n")
         job.stdin.flush()
         assert json.loads(job.stdout.readline())["pid"] == job.pid
-        wait_until(lambda: len(ops_of(runs_of_rank(fleet, RANK_NUMBER), ClockKind.DEVICE)) >= STEPS)
-        wait_until(lambda: ops_of(runs_of_rank(fleet, RANK_NUMBER), ClockKind.SYNC))
-        runs = runs_of_rank(fleet, RANK_NUMBER)
+        wait_until(
+            lambda: len(ops_of(runs_of_rank(collector, RANK_NUMBER), ClockKind.DEVICE)) >= STEPS
+        )
+        wait_until(lambda: ops_of(runs_of_rank(collector, RANK_NUMBER), ClockKind.SYNC))
+        runs = runs_of_rank(collector, RANK_NUMBER)
         device = [run for run in runs if run.clock is ClockKind.DEVICE]
         assert {(run.comm, run.comm_rank, run.n_ranks) for run in device} == {
             (f"{NCCL_COMM:016x}", 0, 1)

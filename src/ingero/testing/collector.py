@@ -33,10 +33,20 @@ class RecordedRequest:
     body: bytes
 
     @property
+    def signal(self) -> Signal | None:
+        """What the path says that the body holds."""
+        return next((one for one in Signal if f"/v1/{one}" in self.path), None)
+
+    @property
     def export(self) -> Export:
-        """The body as a metrics or traces export."""
-        signal = Signal.TRACES if "/v1/traces" in self.path else Signal.METRICS
-        return decode_export(self.body, signal, self.headers["content-type"])
+        """The body, decoded.
+
+        Raises:
+            ValueError: The path is none of OTLP's.
+        """
+        if self.signal is None:
+            raise ValueError(f"{self.path} is no OTLP path")
+        return decode_export(self.body, self.signal, self.headers["content-type"])
 
 
 @dataclass(slots=True)
@@ -63,6 +73,11 @@ class RecordingCollector:
     def url(self) -> str:
         """Its address."""
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def logs(self) -> list[Export]:
+        """Every logs export so far, in order."""
+        return [r.export for r in list(self.requests) if r.signal is Signal.LOGS]
 
     def tell(self, threshold: str | None, quorum: str = "true") -> None:
         """Answer with this threshold from now on; None answers without one."""

@@ -7,15 +7,16 @@ result is rows as a recording has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ingero.traces.model import TraceRows
+from ingero.traces.model import JobTrace, TraceRows
+from ingero.units import NS_PER_S
 
 FloatArray = npt.NDArray[np.float64]
 Noise = Callable[[np.random.Generator, tuple[int, ...]], FloatArray]
@@ -31,6 +32,7 @@ OPTYPES: Final = (
     "grads-reduce-scatter",
     "optimizer",
 )
+_RESTART_NS: Final = 30 * NS_PER_S
 _OPTYPE: Final = {name: at for at, name in enumerate(OPTYPES)}
 
 
@@ -219,6 +221,37 @@ class _Replica:
         begin = float(self.now[stage])
         self._recorder.add((self._dp, stage, self._step), name, begin, begin + duration_s)
         self.now[stage] = begin + duration_s
+
+
+def follow(first: JobTrace, second: JobTrace, nodes: Mapping[str, str] | None = None) -> JobTrace:
+    """A job that is restarted: the second life half a minute after the first, on new communicators from sequence number 0.
+
+    Args:
+        first: Its life before.
+        second: Its life after; workers that it does not have are gone.
+        nodes: Other nodes that stand in for some of the second life, by the name of the node they replace.
+    """
+    gap_ns = int(first.steps["end_ns"][-1]) + _RESTART_NS
+    runs = {
+        worker: list(of_worker) for worker, of_worker in zip(first.workers, first.runs, strict=True)
+    }
+    for of_worker in second.runs:
+        for run in of_worker:
+            node = run.rank.node_id
+            rank = replace(run.rank, node_id=(nodes or {}).get(node, node))
+            ops = run.ops.copy()
+            ops["entry_ns"] += gap_ns
+            again = replace(run, rank=rank, comm=f"{run.comm} again", ops=ops)
+            runs.setdefault(rank, []).append(again)
+    steps = second.steps.copy()
+    steps["begin_ns"] += gap_ns
+    steps["end_ns"] += gap_ns
+    return replace(
+        first,
+        workers=tuple(runs),
+        runs=tuple(map(tuple, runs.values())),
+        steps=np.concatenate([first.steps, steps]),
+    )
 
 
 def write_trace(rows: TraceRows, path: Path) -> None:

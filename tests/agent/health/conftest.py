@@ -17,18 +17,11 @@ from ingero.agent.health.script import ScriptConfig, ScriptSource
 from ingero.agent.health.transport import HttpTransport, TransportSettings
 from ingero.config import parse_model
 from ingero.testing.clock import ManualClock
-from ingero.testing.collector import open_collector
 from ingero.wire.otlp.points import iter_points
 from ingero.wire.otlp.push import ResourceCache, read_push
 
 SECOND_NS = 1_000_000_000
 IDENTITY = Identity(cluster_id="prod a", node_id="n1", world_size=8, rank=3)
-
-
-@pytest.fixture
-def collector():
-    with open_collector() as one:
-        yield one
 
 
 class Messages:

@@ -12,7 +12,6 @@ from ingero.agent.export.alert.delivery import MAX_WAITING, Delivery, build_clie
 from ingero.agent.export.alert.episodes import RESYNC_NS, Action, Alert, Episodes
 from ingero.errors import BadDataError, ConfigError
 from ingero.testing.clock import ManualClock
-from ingero.testing.collector import RecordingCollector
 from ingero.units import NS_PER_S
 from ingero.wire.uds import Straggle, StragglerResolved, StragglerState, encode_message
 
@@ -55,14 +54,6 @@ def clock():
 @pytest.fixture
 def episodes(heard, clock):
     return Episodes(clock, heard.append)
-
-
-@pytest.fixture
-def receiver():
-    collector = RecordingCollector()
-    collector.start()
-    yield collector
-    collector.stop()
 
 
 def write(tmp_path, config):
@@ -259,7 +250,7 @@ ALERT = Alert(
 RESOLVE = Alert(Action.RESOLVE, "e1", "n1", "c", "Ingero straggler resolved on c/n1", ALERT.details)
 
 
-def deliver(tmp_path, receiver, part, alerts, on_wait=lambda _: False):
+def deliver(tmp_path, collector, part, alerts, on_wait=lambda _: False):
     """Send alerts through one backend to a receiver; returns the delivery."""
     backends = build_backends(load_config(write(tmp_path, {"uds_path": "/s", **part})))
     with build_client(5.0) as client:
@@ -274,10 +265,10 @@ def deliver(tmp_path, receiver, part, alerts, on_wait=lambda _: False):
     return delivery
 
 
-def test_pagerduty_gets_one_incident_that_resolves_under_the_same_key(tmp_path, receiver):
-    part = {"pagerduty": {"routing_key": "k", "url": f"{receiver.url}/v2/enqueue"}}
-    delivery = deliver(tmp_path, receiver, part, [ALERT, RESOLVE])
-    first, second = (json.loads(request.body) for request in receiver.requests)
+def test_pagerduty_gets_one_incident_that_resolves_under_the_same_key(tmp_path, collector):
+    part = {"pagerduty": {"routing_key": "k", "url": f"{collector.url}/v2/enqueue"}}
+    delivery = deliver(tmp_path, collector, part, [ALERT, RESOLVE])
+    first, second = (json.loads(request.body) for request in collector.requests)
     assert (first["event_action"], first["dedup_key"], first["routing_key"]) == (
         "trigger",
         "e1",
@@ -290,10 +281,10 @@ def test_pagerduty_gets_one_incident_that_resolves_under_the_same_key(tmp_path, 
     assert delivery.counts.n_sent == 2
 
 
-def test_slack_gets_two_lines(tmp_path, receiver):
-    part = {"slack": {"webhook_url": receiver.url, "channel": "#gpu"}}
-    deliver(tmp_path, receiver, part, [ALERT])
-    (request,) = receiver.requests
+def test_slack_gets_two_lines(tmp_path, collector):
+    part = {"slack": {"webhook_url": collector.url, "channel": "#gpu"}}
+    deliver(tmp_path, collector, part, [ALERT])
+    (request,) = collector.requests
     assert json.loads(request.body) == {
         "text": "Ingero straggler on c/n1\nscore=0.400 threshold=0.800 mode=fleet"
         " dominant=throughput rank=3/8 event_id=e1",
@@ -301,66 +292,66 @@ def test_slack_gets_two_lines(tmp_path, receiver):
     }
 
 
-def test_webhook_gets_everything_with_its_headers(tmp_path, receiver):
+def test_webhook_gets_everything_with_its_headers(tmp_path, collector):
     (tmp_path / "token").write_text("t0k3n\n")
     part = {
         "webhook": {
-            "url": receiver.url,
+            "url": collector.url,
             "headers": {"X-Team": "gpu"},
             "bearer_token_file": str(tmp_path / "token"),
         }
     }
-    deliver(tmp_path, receiver, part, [ALERT])
-    (request,) = receiver.requests
+    deliver(tmp_path, collector, part, [ALERT])
+    (request,) = collector.requests
     assert request.headers["x-team"] == "gpu"
     assert request.headers["authorization"] == "Bearer t0k3n"
     body = json.loads(request.body)
     assert (body["action"], body["episode"], body["details"]["rank"]) == ("trigger", "e1", 3)
 
 
-def test_failure_is_tried_again_with_delays_that_double_and_start_over(tmp_path, receiver):
+def test_failure_is_tried_again_with_delays_that_double_and_start_over(tmp_path, collector):
     delays = []
-    receiver.status = 503
+    collector.status = 503
 
     def wait(duration_ns):
         delays.append(duration_ns // NS_PER_S)
-        receiver.status = 200 if len(delays) in {3, 5} else 503
+        collector.status = 200 if len(delays) in {3, 5} else 503
         return False
 
-    part = {"webhook": {"url": receiver.url}}
+    part = {"webhook": {"url": collector.url}}
 
-    delivery = deliver(tmp_path, receiver, part, [ALERT], wait)
-    receiver.status = 503
-    deliver(tmp_path, receiver, part, [RESOLVE], wait)
+    delivery = deliver(tmp_path, collector, part, [ALERT], wait)
+    collector.status = 503
+    deliver(tmp_path, collector, part, [RESOLVE], wait)
     assert delays == [1, 2, 4, 1, 2]
     assert delivery.counts.n_retried == 3
 
 
-def test_receiver_that_is_not_there_is_tried_until_it_comes(tmp_path, receiver):
-    port = receiver.port
-    receiver.stop()
+def test_receiver_that_is_not_there_is_tried_until_it_comes(tmp_path, collector):
+    port = collector.port
+    collector.stop()
 
     def wait(duration_ns):
-        receiver.start()
+        collector.start()
         return False
 
     delivery = deliver(
-        tmp_path, receiver, {"webhook": {"url": f"http://127.0.0.1:{port}"}}, [ALERT], wait
+        tmp_path, collector, {"webhook": {"url": f"http://127.0.0.1:{port}"}}, [ALERT], wait
     )
-    assert len(receiver.requests) == 1
+    assert len(collector.requests) == 1
     assert delivery.counts.n_retried == 1
 
 
-def test_refusal_drops_the_alert_and_goes_on(tmp_path, receiver):
-    receiver.status = 400
-    delivery = deliver(tmp_path, receiver, {"webhook": {"url": receiver.url}}, [ALERT, RESOLVE])
+def test_refusal_drops_the_alert_and_goes_on(tmp_path, collector):
+    collector.status = 400
+    delivery = deliver(tmp_path, collector, {"webhook": {"url": collector.url}}, [ALERT, RESOLVE])
     assert delivery.counts.n_refused == 2
     assert delivery.counts.n_retried == 0
 
 
-def test_too_many_waiting_alerts_lose_the_oldest(tmp_path, receiver):
+def test_too_many_waiting_alerts_lose_the_oldest(tmp_path, collector):
     backends = build_backends(
-        load_config(write(tmp_path, {"uds_path": "/s", "webhook": {"url": receiver.url}}))
+        load_config(write(tmp_path, {"uds_path": "/s", "webhook": {"url": collector.url}}))
     )
     with build_client(5.0) as client:
         delivery = Delivery(backends[0], client, lambda _: True)
