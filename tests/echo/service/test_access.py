@@ -257,6 +257,7 @@ def test_the_audit_line_has_the_digest_and_never_the_token(open_echo, caplog):
 
 
 def test_metrics_have_closed_labels_and_no_tenants_name(site):
+    assert get(site, "/api/v2/whoami", ONE).status_code == 200
     text = get(site, "/metrics", ALL).text
     lines = [line for line in text.splitlines() if line.startswith("ingero_echo_requests_total")]
     names = {
