@@ -25,6 +25,34 @@ def life(n_steps=30, n_dp=4, seed=0, slow=()):
     return build_job_trace(run_job(shape, work), "job")
 
 
+def beside(trace, job):
+    """The same job under another name on the same nodes, with communicators of its own."""
+    runs = tuple(
+        tuple(
+            replace(run, comm=f"{job} {run.comm}", rank=replace(run.rank, job=job))
+            for run in of_worker
+        )
+        for of_worker in trace.runs
+    )
+    return replace(
+        trace, runs=runs, workers=tuple(replace(worker, job=job) for worker in trace.workers)
+    )
+
+
+def test_two_jobs_on_the_same_nodes_are_judged_apart():
+    slow, healthy = life(slow=[(1, 1, 1.4)]), beside(life(seed=1), "b")
+    found = Judge()
+    for trace in (slow, healthy):
+        for runs in trace.runs:
+            found.observe(runs, 0)
+    found.settle(0, final=True)
+    first, second = found.judgements()
+    assert first.verdicts == at_once(slow).verdicts
+    assert second.verdicts == at_once(healthy).verdicts
+    assert named(first, *BLAMED) == {("dp1-stage1", "culprit")}
+    assert {verdict.kind for verdict in second.verdicts} == {VerdictKind.ORDINARY}
+
+
 def at_once(trace):
     found = Judge()
     for runs in trace.runs:

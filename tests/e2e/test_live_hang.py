@@ -65,10 +65,11 @@ def test_rank_that_never_arrived_is_named_on_the_command_line():
         assert told.returncode == 0, told.stderr
         answer = json.loads(told.stdout)
         assert answer["missing_ranks"] == [2]
-        assert answer["roots"][0]["blocks"] == [0, 1, 3]
+        (root,) = answer["roots"]
+        assert (root["node_id"], root["job"], root["blocks"]) == ("node2", "", [0, 1, 3])
         assert answer["standing_s"] >= 4.0
         said = hang("--fleet", url, "--cluster-id", "job").stdout
-        assert "rank 2 never arrived at operation 10" in said
+        assert "rank 2 on node2 never arrived at operation 10" in said
         wait_until(lambda: agents.own("ingero_fleet_nccl_missing_ranks", cluster_id="job") == 1)
         unknown = hang("--fleet", url, "--cluster-id", "other")
         assert unknown.returncode == 1

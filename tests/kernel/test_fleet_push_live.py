@@ -30,7 +30,18 @@ def seqs_by_rank(collector, comms):
     return found
 
 
-def test_every_collective_of_every_rank_arrives_once_with_its_times(collector, tmp_path):
+def ranks_gone(collector, comms):
+    return {
+        one.rank.rank
+        for export in collector.logs
+        for one in read_standings(export).standings
+        if one.is_gone and one.comm in comms
+    }
+
+
+def test_every_collective_of_every_rank_of_two_jobs_arrives_once_with_its_times(
+    collector, tmp_path
+):
     agent = subprocess.Popen(
         [
             *(sys.executable, "-c", PROGRAM, "fleet-push", "--json"),
@@ -46,30 +57,22 @@ def test_every_collective_of_every_rank_arrives_once_with_its_times(collector, t
     )
     try:
         collector.wait_for(1)  # counts are read, so the probes wait
-        with Simulation(
-            SimSettings("ranks", {"steps": STEPS, "wait_us": 1_000_000}, N_RANKS)
-        ) as simulation:
-            accounts = simulation.wait(60)
+        settings = SimSettings("ranks", {"steps": STEPS, "wait_us": 1_000_000}, N_RANKS)
+        with Simulation(settings) as one, Simulation(settings) as other:
+            accounts = one.wait(60), other.wait(60)
+        jobs = [{f"{rank['comm_hash']:016x}" for rank in ranks} for ranks in accounts]
         everything = {rank: list(range(1, STEPS + 3)) for rank in range(N_RANKS)}
-        comms = {f"{account['comm_hash']:016x}" for account in accounts}
-        wait_until(lambda: seqs_by_rank(collector, comms) == everything)
-        gone = wait_until(
-            lambda: (
-                {
-                    one.rank.rank
-                    for export in collector.logs
-                    for one in read_standings(export).standings
-                    if one.is_gone and one.comm in comms
-                }
-                == set(range(N_RANKS))
-            )
-        )
+        for comms in jobs:
+            wait_until(lambda comms=comms: seqs_by_rank(collector, comms) == everything)
+            wait_until(lambda comms=comms: ranks_gone(collector, comms) == everything.keys())
     finally:
         agent.send_signal(signal.SIGTERM)
         out, err = agent.communicate(timeout=30)
     assert agent.returncode == 0, err
-    assert gone
-    runs = runs_on(collector, comms)
+    first, second = ({run.rank.worker for run in runs_on(collector, comms)} for comms in jobs)
+    assert len(first) == len(second) == N_RANKS
+    assert not first & second, "two jobs whose ranks have the same numbers are one to Fleet"
+    runs = runs_on(collector, set.union(*jobs))
     assert {(run.rank.node_id, run.n_ranks, run.clock) for run in runs} == {
         ("n", N_RANKS, ClockKind.SYNC)
     }

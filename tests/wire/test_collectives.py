@@ -56,7 +56,7 @@ rows = st.lists(
 
 def run_of(ops, **changes):
     values = {
-        "rank": Rank("prod a", "n1", 3, 2, (("dp", "0"), ("pp", "1"))),
+        "rank": Rank("prod a", "n1", 3, 2, (("dp", "0"), ("pp", "1")), "4711"),
         "comm": "00000000deadbeef",
         "comm_rank": 1,
         "n_ranks": 8,

@@ -17,7 +17,9 @@ from ingero.wire.standing import build_standings, read_standings
 ALL = [
     Standing(Rank("c", "n", 3), "00000000000000ab", 1, 4, 10, 9, CollectiveOp.ALL_REDUCE, 7),
     Standing(Rank("c", "n", -1), "00000000000000ab", 0, 4, 10, None, CollectiveOp.UNKNOWN, 0),
-    Standing(Rank("c", "m", 0), "ffffffffffffffff", 2, 4, 0, 0, CollectiveOp.BROADCAST, 1, True),
+    Standing(
+        Rank("c", "m", 0, job="b"), "ffffffffffffffff", 2, 4, 0, 0, CollectiveOp.BROADCAST, 1, True
+    ),
 ]
 
 

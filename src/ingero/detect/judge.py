@@ -27,7 +27,7 @@ from ingero.detect.peers import BY_LABELS, OP, Pairing, op_of_slot, role_of
 from ingero.detect.rows import Columns
 from ingero.detect.tiers import EDetectorSettings
 from ingero.detect.verdicts import Facts, WorkerFacts, build_judgements
-from ingero.model.collectives import ClockKind, CollectiveOp, CollectiveRun, Rank
+from ingero.model.collectives import ClockKind, CollectiveOp, CollectiveRun, Rank, Worker
 from ingero.model.verdicts import Judgement
 from ingero.units import NS_PER_S, NS_PER_US
 
@@ -82,7 +82,7 @@ class Judge:
         self.settings = settings or JudgeSettings()
         self.counts = JudgeCounts()
         self._ranks: list[Rank] = []
-        self._worker_of: dict[tuple[str, str, int], int] = {}
+        self._worker_of: dict[tuple[str, Worker], int] = {}
         self._comm_of: dict[tuple[str, str], int] = {}
         self._comm_names: list[str] = []
         self._view_of: dict[tuple[int, int], int] = {}
@@ -132,7 +132,7 @@ class Judge:
             self.counts.ops += rows.size
 
     def _find_worker(self, rank: Rank) -> int | None:
-        key = (rank.cluster_id, rank.node_id, rank.rank)
+        key = (rank.cluster_id, rank.worker)
         worker = self._worker_of.get(key)
         if worker is None and len(self._ranks) < self.settings.max_workers:
             worker = self._worker_of[key] = len(self._ranks)
@@ -306,9 +306,9 @@ class Judge:
         n_ranks = int(np.asarray(self._comms["n_ranks"])[group.comm])
         return len(on_comm) >= n_ranks and all(worker in self._group_of for worker in on_comm)
 
-    def _order_of(self, worker: int) -> tuple[tuple[tuple[str, str], ...], int, str]:
+    def _order_of(self, worker: int) -> tuple[tuple[tuple[str, str], ...], str, int, str]:
         rank = self._ranks[worker]
-        return rank.labels, rank.rank, rank.node_id
+        return rank.labels, rank.job, rank.rank, rank.node_id
 
     # ── Out ─────────────────────────────────────────────────────────────────
 

@@ -88,12 +88,12 @@ class _Finding:
     excess_ns: int = 0
 
 
-def natural_order(rank: Rank) -> tuple[tuple[tuple[str, int, str], ...], int, str]:
+def natural_order(rank: Rank) -> tuple[tuple[tuple[str, int, str], ...], str, int, str]:
     """A sort key that puts ``stage 10`` behind ``stage 2``."""
     labels = tuple(
         (name, int(value) if value.isdecimal() else -1, value) for name, value in rank.labels
     )
-    return labels, rank.rank, rank.node_id
+    return labels, rank.job, rank.rank, rank.node_id
 
 
 def build_judgements(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,14 @@ COLLECTIVE_OP: Final = np.dtype([
 ])
 
 
+class Worker(NamedTuple):
+    """A process of a job, within a cluster. Fields as in `Rank`."""
+
+    node_id: str
+    job: str
+    rank: int
+
+
 @dataclass(frozen=True, slots=True)
 class Rank:
     """Who reports: one process of a job.
@@ -70,6 +78,7 @@ class Rank:
         rank: Global rank in the job, or -1 when the launcher did not say.
         n_gpus: GPUs that wait when this rank waits (a tensor-parallel group reported as one worker has several).
         labels: Launcher's coordinates as sorted pairs, such as ``(("dp", "0"), ("pp", "3"))``; may be empty.
+        job: What tells apart two jobs on one node whose ranks have the same numbers; empty where nothing has to.
     """
 
     cluster_id: str
@@ -77,6 +86,12 @@ class Rank:
     rank: int
     n_gpus: int = 1
     labels: tuple[tuple[str, str], ...] = ()
+    job: str = ""
+
+    @property
+    def worker(self) -> Worker:
+        """Who this is within its cluster, whatever else is told of it."""
+        return Worker(self.node_id, self.job, self.rank)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,8 @@ class HangRoot:
         missing_seq: The operation there that it did not enter, or did not leave.
         last_left: The last operation there that it finished; None when unknown.
         blocks: Every rank that waits for it, directly or through others, ascending.
+        node_id: Its node; empty when nobody told.
+        job: Its job, where ranks of several have the same numbers; otherwise empty.
     """
 
     rank: int
@@ -90,6 +92,8 @@ class HangRoot:
     missing_seq: int
     last_left: int | None
     blocks: tuple[int, ...]
+    node_id: str = ""
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,5 +131,5 @@ class HangReport:
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
-        """The roots' ranks."""
-        return tuple(root.rank for root in self.roots)
+        """The roots' ranks, each once."""
+        return tuple(dict.fromkeys(root.rank for root in self.roots))

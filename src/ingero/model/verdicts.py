@@ -159,7 +159,9 @@ def describe_rank(rank: Rank) -> str:
     """How a person names the worker: its coordinates, else its rank, else its node."""
     if rank.labels:
         return ", ".join(f"{name} {value}" for name, value in rank.labels)
-    return f"rank {rank.rank}" if rank.rank >= 0 else rank.node_id
+    if rank.rank < 0:
+        return rank.node_id
+    return f"rank {rank.rank}" + (f" of job {rank.job}" if rank.job else "")
 
 
 def _rank_json(rank: Rank) -> dict[str, Any]:
@@ -169,6 +171,7 @@ def _rank_json(rank: Rank) -> dict[str, Any]:
         "rank": rank.rank,
         "n_gpus": rank.n_gpus,
         "labels": dict(rank.labels),
+        "job": rank.job,
     }
 
 
@@ -247,6 +250,7 @@ def _parse_rank(page: Mapping[str, Any]) -> Rank:
         rank=page["rank"],
         n_gpus=page["n_gpus"],
         labels=tuple(page["labels"].items()),
+        job=page["job"],
     )
 
 

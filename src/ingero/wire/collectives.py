@@ -245,6 +245,8 @@ def _build_records(run: CollectiveRun, wall_ns: int) -> Iterator[structs.LogReco
         attributes[Attribute.RANK] = run.rank.rank
     if run.rank.n_gpus != 1:
         attributes[Attribute.RANK_GPUS] = run.rank.n_gpus
+    if run.rank.job:
+        attributes[Attribute.RANK_JOB] = run.rank.job
     if run.rank.labels:
         attributes[Attribute.RANK_LABELS] = dict(run.rank.labels)
     for start in range(0, len(run.ops), MAX_OPS):
@@ -354,7 +356,20 @@ def _read_rank(
         rank=_get_int(attributes, Attribute.RANK, UNKNOWN_RANK, MAX_RANKS, UNKNOWN_RANK),
         n_gpus=_get_int(attributes, Attribute.RANK_GPUS, 1, 1024, 1),
         labels=_read_labels(labels) if labels is not None else (),
+        job=read_job(attributes),
     )
+
+
+def read_job(attributes: Mapping[str, structs.Value]) -> str:
+    """The job that a record names; empty where it names none.
+
+    Raises:
+        BadDataError: It is no text.
+    """
+    job = attributes.get(Attribute.RANK_JOB, "")
+    if not isinstance(job, str):
+        raise BadDataError(f"{Attribute.RANK_JOB} is {job!r:.60}; a string")
+    return job
 
 
 def _read_labels(labels: structs.Value) -> tuple[tuple[str, str], ...]:

@@ -159,6 +159,7 @@ class Attribute(StrEnum):
     STANDING_GONE = "ingero.collective.gone"
     RANK = "ingero.rank"  # global rank of the reporting process
     RANK_GPUS = "ingero.rank.gpus"  # GPUs that wait when this rank waits
+    RANK_JOB = "ingero.rank.job"  # tells jobs on one node apart
     RANK_LABELS = "ingero.rank.labels"  # key-value list: the launcher's coordinates
 
 

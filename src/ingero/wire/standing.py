@@ -13,6 +13,7 @@ from typing import Any, Final
 from ingero.errors import BadDataError
 from ingero.model.collectives import CollectiveOp, Rank
 from ingero.model.standing import Standing
+from ingero.wire.collectives import read_job
 from ingero.wire.names import STANDING_EVENT, Attribute, Scope, Signal
 from ingero.wire.otlp import Export, build_attributes, structs
 from ingero.wire.otlp.push import UNKNOWN_RANK, message_attributes, tree_attributes
@@ -69,6 +70,8 @@ def _build_record(standing: Standing, wall_ns: int) -> structs.LogRecord:
     }
     if standing.rank.rank != UNKNOWN_RANK:
         attributes[Attribute.RANK] = standing.rank.rank
+    if standing.rank.job:
+        attributes[Attribute.RANK_JOB] = standing.rank.job
     if standing.left is not None:
         attributes[Attribute.STANDING_LEFT] = standing.left
     if standing.is_gone:
@@ -122,7 +125,10 @@ def _read_record(
     name = str(attributes.get(Attribute.STANDING_OP, "")).upper()
     return Standing(
         rank=Rank(
-            cluster_id, node_id, _read_int(attributes, Attribute.RANK, (UNKNOWN_RANK, _MAX_RANKS))
+            cluster_id,
+            node_id,
+            _read_int(attributes, Attribute.RANK, (UNKNOWN_RANK, _MAX_RANKS)),
+            job=read_job(attributes),
         ),
         comm=comm,
         comm_rank=_read_int(attributes, Attribute.COLLECTIVE_COMM_RANK, (0, n_ranks - 1)),

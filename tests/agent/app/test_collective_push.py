@@ -54,29 +54,29 @@ class Job:
         self.pusher.note_process(PID, 3)
         self.seq = 0
 
-    def enter(self):
+    def enter(self, pid=PID):
         self.seq += 1
         record = np.zeros(1, get_dtype("collective"))
         record["header"]["mono_ns"] = self.clock.mono_ns()
         record["seq"], record["stream"], record["comm_hash"] = self.seq, 7, 0xAB
-        record["pid"], record["rank"], record["nranks"] = PID, 1, 4
+        record["pid"], record["rank"], record["nranks"] = pid, 1, 4
         record["op"] = NcclOp.ALL_REDUCE
         self.pusher.add_collectives(record)
 
-    def leave(self, inside_ns):
+    def leave(self, inside_ns, pid=PID):
         record = np.zeros(1, get_dtype("call"))
         record["header"]["mono_ns"] = self.clock.mono_ns() + 1
-        record["duration_ns"], record["stream"], record["pid"] = inside_ns, 7, PID
+        record["duration_ns"], record["stream"], record["pid"] = inside_ns, 7, pid
         record["source"], record["op"] = Source.CUDA, CudaOp.STREAM_SYNC
         self.pusher.add_calls(record)
         self.clock.advance(inside_ns + 1)
 
-    def run(self, seconds, own_ns=STEP_NS, inside_ns=2 * NS_PER_MS):
+    def run(self, seconds, own_ns=STEP_NS, inside_ns=2 * NS_PER_MS, pid=PID):
         ends_ns = self.clock.mono_ns() + seconds * NS_PER_S
         while self.clock.mono_ns() < ends_ns:
             self.clock.advance(own_ns)
-            self.enter()
-            self.leave(inside_ns)
+            self.enter(pid)
+            self.leave(inside_ns, pid)
             self.pusher.look()
 
     def stand(self, seconds):
@@ -147,6 +147,39 @@ def test_rank_that_no_launcher_told_is_its_place_on_the_widest_communicator(job)
     job.run(6)
     runs, _ = job.ear.take()
     assert {run.rank.rank for run in runs} == {1}
+
+
+def workers(runs):
+    return {(run.rank.rank, run.rank.job) for run in runs}
+
+
+@pytest.mark.parametrize(("job_id", "told"), [("", str(PID + 1)), ("a", f"a/{PID + 1}")])
+def test_two_live_processes_of_one_rank_are_two_workers(job, job_id, told):
+    for pid in (PID, PID + 1):
+        job.pusher.note_process(pid, 3, job_id)
+        job.run(6, pid=pid)
+    job.run(6)
+    assert workers(job.ear.take()[0]) == {(3, job_id), (3, told)}
+
+
+def test_ranks_of_jobs_that_their_launcher_named_are_two_workers(job):
+    for pid, name in ((PID, "a"), (PID + 1, "b")):
+        job.pusher.note_process(pid, 3, name)
+        job.run(6, pid=pid)
+    assert workers(job.ear.take()[0]) == {(3, "a"), (3, "b")}
+
+
+def test_a_process_in_the_place_of_one_that_ended_is_the_same_worker(job):
+    job.run(6)
+    job.pusher.note_exit(PID)
+    job.pusher.note_process(PID + 1, 3)
+    job.run(6, pid=PID + 1)
+    runs, gone = job.ear.take()
+    assert workers(runs) == {(3, "")}
+    assert {(one.rank.job, one.is_gone) for one in gone} == {("", True)}
+    job.pusher.note_process(PID + 2, 3)
+    job.run(6, pid=PID + 2)
+    assert (3, str(PID + 2)) in workers(job.ear.take()[0])
 
 
 def test_wall_clock_that_steps_does_not_disorder_entries(job):

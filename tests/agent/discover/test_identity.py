@@ -97,6 +97,15 @@ def pod_process(tmp_path, environment, namespace=""):
     return read_identity(42, proc=tmp_path)
 
 
+def test_torchruns_word_for_no_job_is_none(tmp_path):
+    assert pod_process(tmp_path, {"TORCHELASTIC_RUN_ID": "none"}).job == ""
+
+
+def test_a_job_is_what_its_launcher_calls_it(tmp_path):
+    told = {"TORCHELASTIC_RUN_ID": "none", "JOB_ID": "nightly"}
+    assert pod_process(tmp_path, told).job == "nightly"
+
+
 def test_a_pod_is_named_by_the_downward_api_before_its_host_name(tmp_path):
     told = {"HOSTNAME": "other", "POD_NAME": "train-0", "POD_NAMESPACE": "ml"}
     identity = pod_process(tmp_path, told, namespace="default")

@@ -151,6 +151,9 @@ class CollectivePusher:
         self._lock = threading.Lock()
         self._offset_ns = clock.wall_ns() - clock.mono_ns()
         self._ranks: dict[int, int] = {}
+        self._jobs: dict[int, str] = {}
+        self._named: dict[tuple[int, int], Rank] = {}
+        self._holders: dict[tuple[str, int], int] = {}
         self._kept: list[CollectiveRun] = []
         self._usual: dict[tuple[int, str], Usual] = {}
         self._exited: dict[int, int] = {}
@@ -159,10 +162,13 @@ class CollectivePusher:
 
     # ── From the tracing thread ─────────────────────────────────────────────
 
-    def note_process(self, pid: int, rank: int) -> None:
-        """A process and its global rank; -1 when its launcher told none."""
+    def note_process(self, pid: int, rank: int, job: str = "") -> None:
+        """A process, its global rank and its job; -1 and empty where its launcher told none."""
         with self._lock:
-            self._ranks[pid] = rank
+            self._forget_name(pid)
+            self._ranks[pid], self._jobs[pid] = rank, job
+            if rank >= 0:
+                self._name(pid, rank)
             self._device.note_process(pid)
 
     def note_exit(self, pid: int) -> None:
@@ -238,13 +244,34 @@ class CollectivePusher:
 
     def _rank_of(self, pid: int) -> Rank:
         """The launcher's rank; where it told none, the rank on the widest communicator, which is the job's own."""
-        identity = self._identity
         rank = self._ranks.get(pid, -1)
         if rank < 0:
             places = self._places(pid).values()
             widest = max(places, key=lambda place: place.n_ranks, default=None)
             rank = -1 if widest is None else widest.comm_rank
-        return Rank(identity.cluster_id, identity.node_id, rank)
+        return self._name(pid, rank)
+
+    def _name(self, pid: int, rank: int) -> Rank:
+        """Who a process is to Fleet.
+
+        Two live processes of one job and rank are two jobs whose launchers did not tell them apart: the later one is
+        named by its pid too. One that takes the place of one that ended is the same worker.
+        """
+        known = self._named.get((pid, rank))
+        if known is None:
+            identity, job = self._identity, self._jobs.get(pid, "")
+            holder = self._holders.get((job, rank))
+            if holder is None or holder in self._exited:
+                self._holders[job, rank] = pid
+            else:
+                job = f"{job}/{pid}" if job else str(pid)
+            known = Rank(identity.cluster_id, identity.node_id, rank, job=job)
+            self._named[pid, rank] = known
+        return known
+
+    def _forget_name(self, pid: int) -> None:
+        self._named = {key: rank for key, rank in self._named.items() if key[0] != pid}
+        self._holders = {key: held for key, held in self._holders.items() if held != pid}
 
     def _learn(self, one: Finished) -> bool:
         return self._usual.setdefault((one.pid, one.comm), Usual()).add(one.ops)
@@ -297,7 +324,9 @@ class CollectivePusher:
             self._tracker.forget(pid)
             self._device.forget(pid)
             self._ranks.pop(pid, None)
+            self._jobs.pop(pid, None)
             self._usual = {key: usual for key, usual in self._usual.items() if key[0] != pid}
+            self._forget_name(pid)
         pids = dict.fromkeys((*self._tracker.pids, *self._device.pids))
         still = [one for pid in pids for one in self._say(pid, now_ns)]
         quiet_ns = max((one.still_ns for one in still), default=0)

@@ -163,7 +163,7 @@ class LiveObserver:
     def on_process(self, identity: ProcessIdentity) -> None:
         """A process that makes GPU calls."""
         self.workload = identity.job or self.workload
-        self.pusher.note_process(identity.pid, identity.place.rank)
+        self.pusher.note_process(identity.pid, identity.place.rank, identity.job)
 
     def on_events(self, ring: str, records: Records, events: Events) -> None:  # noqa: ARG002 - the protocol's signature
         """A batch of one ring."""

@@ -26,6 +26,8 @@ _LAUNCHERS: Final = (
     ("pmi", "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
 )
 _JOBS: Final = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "LSB_JOBID", "PBS_JOBID", "JOB_ID")
+_NO_JOB: Final = {"", "none"}
+"""The second is what torchrun sets without ``--rdzv-id``, for every job alike."""
 _CONTAINER: Final = re.compile(r"([0-9a-f]{64})(?!.*[0-9a-f]{64})")
 _POD: Final = re.compile(
     r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})"
@@ -165,7 +167,9 @@ def read_identity(pid: int, proc: Path = _PROC) -> Identity | None:
     except OSError:
         path = container = pod_uid = slurm_job = ""
     launcher, place = find_place(variables)
-    job = next((variables[key] for key in _JOBS if variables.get(key)), slurm_job)
+    job = next(
+        (variables[key] for key in _JOBS if variables.get(key, "none") not in _NO_JOB), slurm_job
+    )
     pod_name, namespace = _find_pod(variables, folder) if pod_uid else ("", "")
     return Identity(
         pid, start_ticks, name, launcher, place, job, path, container, pod_uid, pod_name, namespace

@@ -82,7 +82,7 @@ def _ask(admin_url: str, cluster_id: str, *, as_json: bool) -> int:
         return 0
     for root in answer["roots"]:
         click.echo(
-            click.style(f"rank {root['rank']} never arrived", fg="red", bold=True)
+            click.style(f"{_name(root)} never arrived", fg="red", bold=True)
             + f" at operation {root['missing_seq']} of {root['comm']} ({root['cause']});"
             f" {plural(len(root['blocks']), 'rank')} wait for it since {answer['standing_s']:.0f} s:"
             f" {_spans(tuple(root['blocks']))}"
@@ -90,6 +90,11 @@ def _ask(admin_url: str, cluster_id: str, *, as_json: bool) -> int:
     if not answer["roots"]:
         click.echo("nobody is missing: no rank of this cluster is known to stand still")
     return 0
+
+
+def _name(root: dict[str, Any]) -> str:
+    job = f" of job {root['job']}" if root["job"] else ""
+    return f"rank {root['rank']}{job} on {root['node_id']}"
 
 
 def _can_tell(client: httpx.Client, admin_url: str) -> bool:

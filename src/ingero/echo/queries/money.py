@@ -41,7 +41,7 @@ billed AS (
            coalesce(attributed, 'charged') AS attributed
     FROM costs WHERE {where}
 ), gauged AS (
-    SELECT cluster_id, node_id, (json_extract_string(attributes, '$.rank')) AS rank, arg_max(value_double, ts) AS gpu_seconds
+    SELECT cluster_id, node_id, (json_extract_string(attributes, '$.rank')) AS rank, json_extract_string(attributes, '$.worker') AS worker, arg_max(value_double, ts) AS gpu_seconds
     FROM events WHERE {where} AND metric_name = '{lost}' GROUP BY ALL
 ), bills AS (
     SELECT * FROM billed

@@ -91,6 +91,23 @@ def test_standing_is_forgotten_when_the_rank_moves_on_or_time_does(book):
     assert book.find_hang("c", 4 * NS_PER_S + FRESH_NS)[0].waits == ()
 
 
+def test_two_jobs_whose_ranks_have_the_same_numbers_are_looked_at_apart(book):
+    def other(one):
+        rank = replace(one.rank, node_id="n0", job="7")
+        return replace(one, rank=rank, comm="00000000000000cd")
+
+    book.note_moving([other(moving(n, 9)) for n in range(N)], 0)
+    book.add([standing(n, 10, 9) for n in (0, 1, 3)] + [standing(2, 9, 9)], NS_PER_S)
+    alone, _ = book.find_hang("c", 2 * NS_PER_S)
+    assert [(r.rank, r.node_id, r.job, r.blocks) for r in alone.roots] == [(2, "n2", "", (0, 1, 3))]
+    book.add([other(standing(n, 10, 9)) for n in (0, 2, 3)] + [other(standing(1, 9, 9))], NS_PER_S)
+    both, _ = book.find_hang("c", 2 * NS_PER_S)
+    assert [(r.rank, r.node_id, r.job, r.blocks) for r in both.roots] == [
+        (1, "n0", "7", (0, 2, 3)),
+        (2, "n2", "", (0, 1, 3)),
+    ]
+
+
 def test_unknown_cluster_is_an_error(book):
     with pytest.raises(KeyError):
         book.find_hang("other", 0)

@@ -22,7 +22,7 @@ from ingero.fleet.component import Meter
 from ingero.fleet.processors.nccl import telemetry
 from ingero.fleet.processors.nccl.config import NcclConfig
 from ingero.fleet.processors.nccl.lags import LagBook, PeerLag
-from ingero.model.collectives import CollectiveRun
+from ingero.model.collectives import CollectiveRun, Worker
 from ingero.model.verdicts import Judgement, Verdict, VerdictKind
 from ingero.units import NS_PER_S
 
@@ -41,9 +41,6 @@ _LOST_BY_JUDGE: Final = (
     "refused_workers",
     "late_members",
 )
-
-WorkerKey = tuple[str, int]
-"""Node and global rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +94,7 @@ class _Case:
     alpha: float = 0.0
     generation: int = 0
     lost: dict[str, int] = field(default_factory=dict)
-    kinds: dict[WorkerKey, VerdictKind] = field(default_factory=dict)
+    kinds: dict[Worker, VerdictKind] = field(default_factory=dict)
     conclusion: Conclusion | None = None
 
     def is_due(self, now_ns: int) -> bool:
@@ -165,7 +162,8 @@ class Cases:
 
     def _add_one(self, run: CollectiveRun, now_ns: int) -> str:
         config = self.config
-        if max(len(run.rank.cluster_id), len(run.rank.node_id)) > MAX_ID_LENGTH:
+        rank = run.rank
+        if max(len(rank.cluster_id), len(rank.node_id), len(rank.job)) > MAX_ID_LENGTH:
             return "bad_record"
         case = self._cases.get(run.rank.cluster_id)
         if case is None:
@@ -238,11 +236,11 @@ class Cases:
         for reason, count in self._count_lost.items():
             count(judgement.counts.get(reason, 0) - case.lost.get(reason, 0))
         case.lost = dict(judgement.counts)
-        kinds = {(v.rank.node_id, v.rank.rank): v.kind for v in judgement.verdicts}
+        kinds = {v.rank.worker: v.kind for v in judgement.verdicts}
         changes = tuple(
-            VerdictChange(case.kinds.get((v.rank.node_id, v.rank.rank)), v)
+            VerdictChange(case.kinds.get(v.rank.worker), v)
             for v in judgement.verdicts
-            if case.kinds.get((v.rank.node_id, v.rank.rank)) is not v.kind
+            if case.kinds.get(v.rank.worker) is not v.kind
         )
         case.kinds = kinds
         case.conclusion = Conclusion(

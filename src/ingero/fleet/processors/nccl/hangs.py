@@ -70,7 +70,10 @@ def _build(
         "ingero.hang.missing_seq": root.missing_seq,
         "ingero.hang.blocks": [str(rank) for rank in root.blocks],
     }
-
+    if root.node_id:
+        attributes[Attribute.NODE_ID] = root.node_id
+    if root.job:
+        attributes[Attribute.RANK_JOB] = root.job
     if root.last_left is not None:
         attributes["ingero.hang.last_finished_seq"] = root.last_left
     if standing_s is not None:

@@ -100,6 +100,7 @@ def worker_labels(verdict: Verdict) -> dict[str, str]:
         "cluster_id": rank.cluster_id,
         "node_id": rank.node_id,
         "rank": str(rank.rank) if rank.rank >= 0 else "",
+        "job_id": rank.job,
         "worker": describe_rank(rank),
     }
 
@@ -149,6 +150,8 @@ def _build_record(change: VerdictChange, wall_ns: int) -> structs.LogRecord:
     }
     if verdict.rank.rank >= 0:
         attributes[Attribute.RANK] = verdict.rank.rank
+    if verdict.rank.job:
+        attributes[Attribute.RANK_JOB] = verdict.rank.job
     if verdict.slowdown is not None:
         attributes["ingero.verdict.slowdown"] = verdict.slowdown.median
     return structs.LogRecord(

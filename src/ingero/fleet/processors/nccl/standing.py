@@ -3,7 +3,7 @@
 A standing is forgotten when the rank reports a later operation or has said nothing for `FRESH_NS`. A member that said
 nothing for `SILENT_NS`, or whose agent says that its process ended, counts as silent; until then nobody is named for a
 communicator where it is missing, because its own agent may be about to speak. Who is a member is remembered from what
-ranks reported while the job moved.
+ranks reported while the job moved. Ranks whose communicators are connected are a job, and each job is looked at by itself.
 
 Lossy: ranks whose launcher told no global rank cannot be named and are left out; `MAX_RANKS` bounds a cluster.
 """
@@ -11,12 +11,12 @@ Lossy: ranks whose launcher told no global rank cannot be named and are left out
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ingero.detect.hang import find_hang
-from ingero.model.collectives import CollectiveRun
+from ingero.model.collectives import CollectiveRun, Worker
 from ingero.model.hang import Group, HangReport, PendingOp, RankState
 from ingero.model.standing import Standing
 from ingero.units import NS_PER_S
@@ -33,9 +33,9 @@ _MAX_PENDING: Final = 16
 @dataclass(slots=True)
 class _Cluster:
     seen_ns: int = 0
-    members: dict[str, dict[int, int]] = field(default_factory=dict)
-    standings: dict[tuple[int, str], tuple[Standing, int]] = field(default_factory=dict)
-    heard_ns: dict[int, int] = field(default_factory=dict)
+    members: dict[str, dict[int, Worker]] = field(default_factory=dict)
+    standings: dict[tuple[Worker, str], tuple[Standing, int]] = field(default_factory=dict)
+    heard_ns: dict[Worker, int] = field(default_factory=dict)
 
 
 class StandingBook:
@@ -51,12 +51,11 @@ class StandingBook:
         with self._lock:
             for run in runs:
                 cluster = self._find(run.rank.cluster_id, now_ns)
-                if run.rank.rank < 0 or not self._join(
-                    cluster, run.comm, run.comm_rank, run.rank.rank
-                ):
+                worker = run.rank.worker
+                if worker.rank < 0 or not self._join(cluster, run.comm, run.comm_rank, worker):
                     continue
-                cluster.heard_ns[run.rank.rank] = now_ns
-                key = (run.rank.rank, run.comm)
+                cluster.heard_ns[worker] = now_ns
+                key = (worker, run.comm)
                 known = cluster.standings.get(key)
                 if known and run.ops.size and int(run.ops["seq"].max()) > known[0].entered:
                     del cluster.standings[key]
@@ -66,16 +65,15 @@ class StandingBook:
         with self._lock:
             for standing in standings:
                 cluster = self._find(standing.rank.cluster_id, now_ns)
-                if standing.rank.rank < 0 or not self._join(
-                    cluster, standing.comm, standing.comm_rank, standing.rank.rank
-                ):
+                worker, comm = standing.rank.worker, standing.comm
+                if worker.rank < 0 or not self._join(cluster, comm, standing.comm_rank, worker):
                     continue
                 if standing.is_gone:
-                    cluster.heard_ns.pop(standing.rank.rank, None)
-                    cluster.standings.pop((standing.rank.rank, standing.comm), None)
+                    cluster.heard_ns.pop(worker, None)
+                    cluster.standings.pop((worker, comm), None)
                     continue
-                cluster.heard_ns[standing.rank.rank] = now_ns
-                cluster.standings[standing.rank.rank, standing.comm] = (standing, now_ns)
+                cluster.heard_ns[worker] = now_ns
+                cluster.standings[worker, comm] = (standing, now_ns)
 
     def find_hang(self, cluster_id: str, now_ns: int) -> tuple[HangReport, float]:
         """Whom the standing ranks wait for, and for how many seconds the longest has stood.
@@ -92,18 +90,18 @@ class StandingBook:
             ]
             undecided = _find_undecided(cluster, fresh, now_ns)
             fresh = [(standing, age) for standing, age in fresh if standing.comm not in undecided]
-            groups = {
-                comm: Group(comm, tuple(ranks[at] for at in sorted(ranks)))
-                for comm, ranks in cluster.members.items()
-                if any(standing.comm == comm for standing, _ in fresh)
-            }
+            told_of = {standing.comm for standing, _ in fresh}
+            members = {comm: dict(cluster.members[comm]) for comm in told_of}
         waiting = [
             (standing.still_ns + age_ns) / NS_PER_S
             for standing, age_ns in fresh
             if standing.left is not None and standing.left < standing.entered
         ]
-        states = build_states([standing for standing, _ in fresh], groups)
-        return find_hang(states), max(waiting, default=0.0)
+        reports = [
+            _find_hang_of(members, comms, [one for one, _ in fresh if one.comm in comms])
+            for comms in _find_jobs(members)
+        ]
+        return join_reports(reports), max(waiting, default=0.0)
 
     def clusters(self) -> list[str]:
         """Clusters that are known."""
@@ -119,7 +117,7 @@ class StandingBook:
         return cluster
 
     @staticmethod
-    def _join(cluster: _Cluster, comm: str, comm_rank: int, rank: int) -> bool:
+    def _join(cluster: _Cluster, comm: str, comm_rank: int, worker: Worker) -> bool:
         """Note a member; False when a cap is reached."""
         ranks = cluster.members.get(comm)
         if ranks is None:
@@ -128,7 +126,7 @@ class StandingBook:
             ranks = cluster.members[comm] = {}
         if comm_rank not in ranks and len(ranks) >= MAX_RANKS:
             return False
-        ranks[comm_rank] = rank
+        ranks[comm_rank] = worker
         return True
 
 
@@ -136,18 +134,62 @@ def _find_undecided(
     cluster: _Cluster, fresh: Iterable[tuple[Standing, int]], now_ns: int
 ) -> set[str]:
     """Communicators with a member whose agent spoke lately and has not said that it stands."""
-    told: dict[str, set[int]] = {}
+    told: dict[str, set[Worker]] = {}
     for standing, _ in fresh:
-        told.setdefault(standing.comm, set()).add(standing.rank.rank)
+        told.setdefault(standing.comm, set()).add(standing.rank.worker)
     return {
         comm
-        for comm, ranks in told.items()
+        for comm, workers in told.items()
         if any(
-            rank not in ranks and now_ns - heard_ns < SILENT_NS
-            for rank in cluster.members[comm].values()
-            if (heard_ns := cluster.heard_ns.get(rank)) is not None
+            worker not in workers and now_ns - heard_ns < SILENT_NS
+            for worker in cluster.members[comm].values()
+            if (heard_ns := cluster.heard_ns.get(worker)) is not None
         )
     }
+
+
+def _find_jobs(members: Mapping[str, Mapping[int, Worker]]) -> list[set[str]]:
+    """Communicators that share workers, directly or through others, together."""
+    jobs: list[tuple[set[str], set[Worker]]] = []
+    for comm, by_rank in sorted(members.items()):
+        comms, workers = {comm}, set(by_rank.values())
+        apart = []
+        for job in jobs:
+            if workers.isdisjoint(job[1]):
+                apart.append(job)
+            else:
+                comms |= job[0]
+                workers |= job[1]
+        jobs = [*apart, (comms, workers)]
+    return [comms for comms, _ in jobs]
+
+
+def _find_hang_of(
+    members: Mapping[str, Mapping[int, Worker]], comms: Iterable[str], standings: Sequence[Standing]
+) -> HangReport:
+    """Whom the ranks of one job wait for."""
+    groups = {
+        comm: Group(comm, tuple(members[comm][at].rank for at in sorted(members[comm])))
+        for comm in comms
+    }
+    who = {worker.rank: worker for comm in groups for worker in members[comm].values()}
+    report = find_hang(build_states(standings, groups))
+    roots = tuple(
+        replace(root, node_id=who[root.rank].node_id, job=who[root.rank].job)
+        for root in report.roots
+    )
+    return replace(report, roots=roots)
+
+
+def join_reports(reports: Sequence[HangReport]) -> HangReport:
+    """One report for the jobs of a cluster, each of which was looked at by itself."""
+    return HangReport(
+        roots=tuple(sorted((r for one in reports for r in one.roots), key=lambda r: r.rank)),
+        deadlocks=tuple(circle for one in reports for circle in one.deadlocks),
+        waits=tuple(sorted((w for one in reports for w in one.waits), key=lambda w: w.rank)),
+        ranks_read=tuple(sorted({rank for one in reports for rank in one.ranks_read})),
+        ranks_known=tuple(sorted({rank for one in reports for rank in one.ranks_known})),
+    )
 
 
 def build_states(standings: Iterable[Standing], groups: Mapping[str, Group]) -> list[RankState]:
@@ -185,6 +227,8 @@ def hang_json(report: HangReport, standing_s: float) -> dict[str, Any]:
         "roots": [
             {
                 "rank": root.rank,
+                "node_id": root.node_id,
+                "job": root.job,
                 "cause": root.cause.value,
                 "comm": root.group.name,
                 "missing_seq": root.missing_seq,
