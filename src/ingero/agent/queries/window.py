@@ -36,7 +36,7 @@ class Wanted:
         end: The same, for the last.
         pids: Only these processes; empty for all.
         last: Only so many of the newest events; 0 for all.
-        has_extras: Also stacks and cgroups of events.
+        has_extras: Also stacks of events.
     """
 
     since: str = ""

@@ -16,7 +16,7 @@ from ingero.errors import StoreError
 
 _MAGIC: Final = b"SQLite format 3\x00"
 _HEADER_BYTES: Final = 100
-_NEEDED: Final = frozenset(("timestamp", "pid", "tid", "source", "op", "duration"))
+NEEDED: Final = frozenset(("timestamp", "pid", "tid", "source", "op", "duration"))
 _NOT_OURS: Final = (
     "give a file that `ingero trace` wrote; `ingero query` and `ingero explain` take it with --db"
 )
@@ -131,8 +131,8 @@ def check_recording(connection: sqlite3.Connection, path: Path) -> None:
             f"{path}: schema {version} is newer than this version reads ({USER_VERSION})",
             hint="upgrade ingero: pip install -U ingero",
         )
-    missing = _NEEDED - set(table_columns(connection, "events"))
-    if missing == _NEEDED:
+    missing = NEEDED - set(table_columns(connection, "events"))
+    if missing == NEEDED:
         raise StoreError(f"{path}: an SQLite database without an events table", hint=_NOT_OURS)
     if missing:
         raise StoreError(
