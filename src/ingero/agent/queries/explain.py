@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,11 +15,13 @@ from ingero.agent.queries.answers import (
     incident_answer,
     window_answer,
 )
-from ingero.agent.queries.fanout import NodeAnswer
 from ingero.agent.queries.part import join_parts
 from ingero.agent.queries.window import Wanted, load_part
 from ingero.model.recording import Recording
 from ingero.model.untrusted import clean
+
+if TYPE_CHECKING:
+    from ingero.agent.queries.fanout import NodeAnswer  # imports an HTTP client, 0.25 s
 
 
 class ExplainAnswer(msgspec.Struct, frozen=True):
