@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ingero.detect.bets import count_below
 from ingero.detect.rows import as_slice, is_uniform, leave_one_out_median
+from ingero.detect.tiers import NOTICE
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -90,11 +91,12 @@ class Dependence:
 
         Args:
             groups: Which groups, shape (g,).
-            reach: How far the typical worker's single residuals reach, shape (g,).
+            reach: How far the typical worker's single residuals reach, shape (g,); at the notice tier only until
+                blocks can tell what lasts.
             limits: Log slowdown of each tier, shape (2,).
 
         Returns:
-            Shape (2, g): 0 where nothing reaches beyond the limit, so that every operation counts.
+            Shape (2, g): 0 where nothing that lasts reaches beyond the limit, so that every operation counts.
         """
         length, steady = np.ones(groups.size), np.zeros(groups.size)
         quick = np.sort(self.spread(groups), axis=1)[:, (self.n_peers - 1) // 2]
@@ -102,6 +104,8 @@ class Dependence:
         if maybe.size:
             length[maybe], steady[maybe] = self.estimate(groups[maybe])
         is_wide = (reach > limits[:, None]) | (_REACH[:, None] * steady > limits[:, None])
+        # What pages is as careful about single operations as about what is seen to last.
+        is_wide[NOTICE] &= (steady == 0.0) | (_REACH[NOTICE] * steady > limits[NOTICE])
         return np.where(is_wide, np.ceil(length), 0.0)
 
     def spread(self, groups: IntArray) -> FloatArray:

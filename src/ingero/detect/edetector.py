@@ -1,9 +1,9 @@
 """The e-detector: is a worker persistently slower than its role peers, however slightly?
 
 For each paired operation every peer has a cost (its own compute time). Against "worker i is at most δ slower than its
-peers" two bets are placed and averaged, and winnings accumulate as ``S ← max(S, 1) · e``; ``S ≥ 1/α`` is an alarm. If a
-worker is like its peers, the mean run to a false alarm is at least 1/α operations (Shin, Ramdas and Rinaldo 2023,
-"E-detectors: a nonparametric framework for sequential change detection").
+peers" bets are placed, and each purse's winnings accumulate as ``S ← max(S, 1) · e``; a mean of the purses of 1/α is an
+alarm, which one of n purses reaches with n/α. If a worker is like its peers, the mean run to a false alarm is at
+least 1/α operations (Shin, Ramdas and Rinaldo 2023, "E-detectors: a nonparametric framework for sequential change detection").
 
 - *Rank bet*: its place among its peers in this operation. Needs only that peers are exchangeable up to δ.
 - *Pooled bet*: its residual among the other peers' residuals of the last operations. Uses the size of the gap; needs
@@ -12,13 +12,13 @@ worker is like its peers, the mean run to a false alarm is at least 1/α operati
 A worker in alarm at the alarm tier leaves the reference of the others until it clears (peeling); otherwise a second
 slow worker in the group is never first and never found.
 
-A third bet has winnings of its own, and either purse must reach 2/α:
+One purse holds the mean of both, one the rank bet alone, which wins steadily where the gap is small. The third holds another:
 
 - *Majority bet*: it stands in the upper half of its peers. Two slow workers of a group of four hide from both bets above,
   each behind the other; each of them is in the upper half every time. Needs no more than the rank bet.
 
 All bets count operations as new evidence, yet a heavy batch is heavy twice, and a heavy step for hundreds of operations.
-Where the peers' residuals reach beyond δ, winnings count with their τ-th root, τ being how many operations share
+Where what lasts in the peers' residuals reaches beyond δ, winnings count with their τ-th root, τ being how many operations share
 one cause (`ingero.detect.dependence`): by Hölder's inequality the product of τ such roots has mean at most 1 however they
 depend on each other. An alarm whose evidence no longer suffices once τ is known to be longer is retracted.
 
@@ -68,11 +68,12 @@ _WIDE_AFTER: Final = 8
 
 COMBINED: Final = 0
 RANK: Final = 1
-POOLED: Final = 2
-MAJORITY: Final = 3
+MAJORITY: Final = 2
+_N_PURSES: Final = 3
+POOLED: Final = 3
 DRIFT: Final = 4
-_LEADERS: Final = (COMBINED, COMBINED, COMBINED, MAJORITY, DRIFT)
-"""Rows of winnings: whose value decides when each starts anew."""
+_LEADERS: Final = (COMBINED, RANK, MAJORITY, COMBINED, DRIFT)
+"""Rows of winnings, the purses first: whose value decides when each starts anew."""
 _MAX_DRIFT: Final = 2.0
 """A residual moves the change point's sum by at most this many log(1 + δ)."""
 
@@ -119,8 +120,9 @@ class EDetector:
         settings: See `EDetectorSettings`.
 
     Attributes:
-        log_won: Natural logs of what was won, shape (5, 2 tiers, G, m): by rank and pooled bets together, by each
-            of them in the same run, by the majority bet; and the change point's sum. See `log_evidence`.
+        log_won: Natural logs of what was won, shape (5, 2 tiers, G, m): by rank and pooled bets together, by the
+            rank bet, by the majority bet; by the pooled bet in the run of the first; and the change point's sum.
+            See `log_evidence`.
         limits: δ of each worker now, shape (2 tiers, G, m).
         dependent: τ, how many operations count as one, shape (2 tiers, G).
         in_alarm: Shape (2 tiers, G, m).
@@ -174,9 +176,8 @@ class EDetector:
 
     def is_still_enough(self, group: int, tier: int, log_peak: float) -> bool:
         """Whether what an alarm had won at its height would suffice with what is known of dependence now."""
-        share = math.log(2.0) if self._has_majority else 0.0
         need = math.log(1.0 / self.settings.alpha)
-        return log_peak / float(self.dependent[tier, group]) - share >= need
+        return log_peak / float(self.dependent[tier, group]) - self._log_purses >= need
 
     def log_evidence(self, groups: IntArray) -> FloatArray:
         """Natural log of the evidence now, shape (2 tiers, g, m): an alarm is log(1/α)."""
@@ -184,11 +185,14 @@ class EDetector:
 
     def _evidence(self, won: FloatArray, groups: IntArray) -> FloatArray:
         """Winnings, rows on the axis before (2 tiers, g, m), as evidence."""
-        combined = won[..., COMBINED, :, :, :]
-        if not self._has_majority:
-            return combined / self.dependent[:, as_slice(groups), None]
-        best = np.maximum(combined, won[..., MAJORITY, :, :, :])
-        return best / self.dependent[:, as_slice(groups), None] - math.log(2.0)
+        best = won[..., :_N_PURSES, :, :, :].max(axis=-4)
+        return np.asarray(best / self.dependent[:, as_slice(groups), None] - self._log_purses)
+
+    @property
+    def _log_purses(self) -> float:
+        """Log of how many different purses there are."""
+        has_both = self.settings.use_rank and self.settings.use_pooled
+        return math.log(1 + has_both + self._has_majority)
 
     @property
     def _has_majority(self) -> bool:
@@ -272,7 +276,7 @@ class EDetector:
         return groups[:, None] * np.int64(self.n_peers) + np.arange(self.n_peers)
 
     def _judge_dependence(self, due: IntArray) -> None:
-        """How many operations count as one: more where the typical worker's residuals reach beyond δ."""
+        """How many operations count as one: more where what lasts reaches beyond δ."""
         limits = np.log1p(self.settings.slowdowns)
         length = self._dependence.count_as_one(due, self._typical_reach(due), limits)
         at_least = np.where(length > 0, np.maximum(length, self.settings.dependent_ops), 1.0)
@@ -338,9 +342,11 @@ class EDetector:
         ]
         pooled = self._pooled_bets(groups, residuals)
         by_time = [e.reshape(N_TIERS, *costs.shape).swapaxes(0, 1) for e in sides]
-        slow = np.empty((n_t, len(_LEADERS), N_TIERS, *costs.shape[1:]))
+        slow = np.ones((n_t, len(_LEADERS), N_TIERS, *costs.shape[1:]))
         slow[:, COMBINED] = self._combine(by_time[0], pooled[0])
-        slow[:, RANK], slow[:, POOLED], slow[:, MAJORITY] = by_time[0], pooled[0], 1.0
+        slow[:, POOLED] = pooled[0]
+        if self.settings.use_rank:
+            slow[:, RANK] = by_time[0]
         if self._has_majority:
             half = majority_bet(np.where(can_bet, above, 0), np.where(can_bet, level, 0), n_grid)
             slow[:, MAJORITY] = half.reshape(N_TIERS, *costs.shape).swapaxes(0, 1)
@@ -433,7 +439,7 @@ class EDetector:
         """Keep the most that each worker in alarm has won; the others' is what they have."""
         here = as_slice(groups)
         was = self.in_alarm[:, here]
-        best = np.maximum(values[:, COMBINED], values[:, MAJORITY])
+        best = values[:, :_N_PURSES].max(axis=1)
         now = pick_time(best, at)
         if was.any():
             highest = pick_time(np.maximum.accumulate(best, axis=0), at)

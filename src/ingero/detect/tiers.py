@@ -33,7 +33,7 @@ class EDetectorSettings:
         use_pooled: Place the pooled bet.
         use_peeling: Take workers in alarm out of the reference.
         use_majority: Place the majority bet; a rank bet too, so never without those.
-        dependent_ops: How many operations share one cause at least where residuals are wider than δ.
+        dependent_ops: How many operations share one cause at least where what lasts in residuals is wider than δ.
         notice_spread: The notice tier's δ is raised to this many standard deviations of what the worker's peers
             differ by for good (`ingero.detect.lasting`), to the alarm tier's at most; 0 never raises it.
     """
