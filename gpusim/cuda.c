@@ -34,6 +34,11 @@ struct function {
 	struct function *next;
 };
 
+/* Of a library that was loaded; its address is its handle. */
+struct kernel {
+	struct kernel *next;
+};
+
 #define SHARED_BYTES 4096
 #define FIRST_ADDRESS 0x7f0000000000ull
 #define ALIGNMENT 512
@@ -42,6 +47,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sim_stream default_stream;
 static struct block *blocks; /* live allocations, by address */
 static struct function *loaded; /* launched before, while FIRST_LAUNCH_NS is set */
+static struct kernel *kernels; /* grows at its head, and nothing is taken from it */
+static u64 pool_held, pool_used, pool_threshold; /* bytes */
 static pthread_once_t context = PTHREAD_ONCE_INIT, sharing = PTHREAD_ONCE_INIT;
 static u64 *device_busy_until; /* of all processes; NULL where the device is not shared */
 
@@ -133,9 +140,9 @@ static void share_device(void)
 	device_busy_until = shared;
 }
 
-void sim_kernels_push(sim_stream_t stream, u64 n_kernels)
+static void push_busy(sim_stream_t stream, u64 duration_ns)
 {
-	u64 duration_ns = n_kernels * sim_setting("KERNEL_NS", 20000), queued_until, from;
+	u64 queued_until, from;
 
 	pthread_once(&sharing, share_device);
 	if (!device_busy_until) {
@@ -151,6 +158,11 @@ void sim_kernels_push(sim_stream_t stream, u64 n_kernels)
 	} while (!__atomic_compare_exchange_n(device_busy_until, &queued_until, from + duration_ns, 0,
 					      __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
 	real(stream)->busy_until = from + duration_ns;
+}
+
+void sim_kernels_push(sim_stream_t stream, u64 n_kernels)
+{
+	push_busy(stream, n_kernels * sim_setting("KERNEL_NS", 20000));
 }
 
 void sim_stream_defer(sim_stream_t stream, u64 (*wait)(void *), void *what)
@@ -170,6 +182,7 @@ void sim_stream_defer(sim_stream_t stream, u64 (*wait)(void *), void *what)
 void sim_stream_wait(sim_stream_t stream)
 {
 	sim_sleep_until(sim_stream_busy_until(stream));
+	sim_pool_trim(pool_threshold);
 }
 
 int sim_stream_is_done(sim_stream_t stream)
@@ -182,6 +195,11 @@ u64 sim_copy_ns(size_t bytes)
 	return bytes * 1000 / sim_setting("COPY_MB_PER_S", 12000);
 }
 
+static u64 whole_units(u64 bytes)
+{
+	return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
 /* First fit between live blocks. */
 int sim_allocate(u64 *address, size_t bytes)
 {
@@ -191,7 +209,7 @@ int sim_allocate(u64 *address, size_t bytes)
 	if (!address || !bytes)
 		return SIM_INVALID_VALUE;
 	pthread_once(&context, make_context);
-	bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+	bytes = whole_units(bytes);
 	pthread_mutex_lock(&lock);
 	for (; *link; link = &(*link)->next) {
 		if ((*link)->address - at >= bytes)
@@ -212,12 +230,12 @@ int sim_allocate(u64 *address, size_t bytes)
 	return SIM_SUCCESS;
 }
 
-int sim_release(u64 address)
+/* Take a block out; returns its bytes, 0 where there is none. */
+static u64 take(u64 address)
 {
 	struct block **link = &blocks, *found = NULL;
+	u64 bytes;
 
-	if (!address)
-		return SIM_SUCCESS;
 	pthread_mutex_lock(&lock);
 	for (; *link; link = &(*link)->next) {
 		if ((*link)->address == address) {
@@ -227,8 +245,67 @@ int sim_release(u64 address)
 		}
 	}
 	pthread_mutex_unlock(&lock);
+	bytes = found ? found->bytes : 0;
 	free(found);
-	return found ? SIM_SUCCESS : SIM_INVALID_VALUE;
+	return bytes;
+}
+
+int sim_release(u64 address)
+{
+	return !address || take(address) ? SIM_SUCCESS : SIM_INVALID_VALUE;
+}
+
+u64 sim_free_bytes(void)
+{
+	u64 bytes = sim_setting("MEMORY_BYTES", 8ull << 30);
+
+	pthread_mutex_lock(&lock);
+	for (struct block *block = blocks; block; block = block->next)
+		bytes -= block->bytes;
+	pthread_mutex_unlock(&lock);
+	return bytes;
+}
+
+int sim_pool_allocate(u64 *address, size_t bytes)
+{
+	u64 rate = sim_setting("MAP_MB_PER_S", 0), missing;
+	int rc = sim_allocate(address, bytes);
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&lock);
+	pool_used += whole_units(bytes);
+	missing = pool_used > pool_held ? pool_used - pool_held : 0;
+	pool_held += missing;
+	pthread_mutex_unlock(&lock);
+	if (rate && missing)
+		sim_sleep_until(sim_now_ns() + missing * 1000 / rate);
+	return SIM_SUCCESS;
+}
+
+int sim_pool_release(u64 address)
+{
+	u64 bytes = take(address);
+
+	pthread_mutex_lock(&lock);
+	pool_used -= bytes < pool_used ? bytes : pool_used; /* a block of cudaMalloc may be released here too */
+	pthread_mutex_unlock(&lock);
+	return bytes ? SIM_SUCCESS : SIM_INVALID_VALUE;
+}
+
+void sim_pool_trim(u64 keep_bytes)
+{
+	pthread_mutex_lock(&lock);
+	if (keep_bytes < pool_used)
+		keep_bytes = pool_used;
+	if (pool_held > keep_bytes)
+		pool_held = keep_bytes;
+	pthread_mutex_unlock(&lock);
+}
+
+void sim_pool_keep(u64 threshold_bytes)
+{
+	pool_threshold = threshold_bytes;
 }
 
 static void load(void *function)
@@ -253,26 +330,67 @@ static void load(void *function)
 		sim_sleep_until(sim_now_ns() + cost_ns);
 }
 
-static int push_kernel(void *function, sim_stream_t stream)
+static int is_of_library(const void *function)
+{
+	struct kernel *kernel = __atomic_load_n(&kernels, __ATOMIC_ACQUIRE);
+
+	while (kernel && kernel != function)
+		kernel = kernel->next;
+	return kernel != NULL;
+}
+
+static int push_kernel(void *function, void **args, sim_stream_t stream)
 {
 	load(function);
-	sim_kernels_push(stream, 1);
+	if (!is_of_library(function))
+		sim_kernels_push(stream, 1);
+	else if (args)
+		push_busy(stream, *(u64 *)args[0]);
+	else
+		return SIM_INVALID_VALUE;
+	return SIM_SUCCESS;
+}
+
+/* A library is the text it was loaded from, which the caller keeps. */
+API int cuLibraryLoadData(const void **library, const void *code, void *jit_options, void **jit_values, unsigned n_jit,
+			  void *options, void **values, unsigned n_options)
+{
+	(void)jit_options, (void)jit_values, (void)n_jit, (void)options, (void)values, (void)n_options;
+	if (!library || !code)
+		return SIM_INVALID_VALUE;
+	*library = code;
+	return SIM_SUCCESS;
+}
+
+API int cuLibraryGetKernel(void **kernel, const void *library, const char *name)
+{
+	struct kernel *made;
+
+	if (!kernel || !library || !name)
+		return SIM_INVALID_VALUE;
+	if (!strstr(library, name))
+		return SIM_NOT_FOUND;
+	made = calloc(1, sizeof(*made));
+	made->next = __atomic_load_n(&kernels, __ATOMIC_ACQUIRE);
+	while (!__atomic_compare_exchange_n(&kernels, &made->next, made, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+		;
+	*kernel = made;
 	return SIM_SUCCESS;
 }
 
 API int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
 		       unsigned block_y, unsigned block_z, unsigned smem, sim_stream_t stream, void **args, void **extra)
 {
-	(void)smem, (void)args, (void)extra;
+	(void)smem, (void)extra;
 	if (!function || !grid_x || !grid_y || !grid_z || (u64)block_x * block_y * block_z > 1024)
 		return SIM_INVALID_VALUE;
-	return push_kernel(function, stream);
+	return push_kernel(function, args, stream);
 }
 
 API int cuLaunchKernelEx(const struct sim_driver_launch_config *config, void *function, void **args, void **extra)
 {
-	(void)args, (void)extra;
-	return config && function ? push_kernel(function, config->stream) : SIM_INVALID_VALUE;
+	(void)extra;
+	return config && function ? push_kernel(function, args, config->stream) : SIM_INVALID_VALUE;
 }
 
 API int cuMemAlloc_v2(u64 *address, size_t bytes)

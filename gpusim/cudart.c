@@ -5,6 +5,8 @@
 
 int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, sim_stream_t, void **,
 		   void **);
+int cuLibraryLoadData(const void **, const void *, void *, void **, unsigned, void *, void **, unsigned);
+int cuLibraryGetKernel(void **, const void *, const char *);
 int cuMemAlloc_v2(u64 *, size_t);
 int cuMemFree_v2(u64);
 int cuStreamCreate(sim_stream_t *, unsigned);
@@ -17,6 +19,9 @@ struct sim_graph {
 	u64 kernels;
 };
 
+#define CUDA_VERSION 12090
+#define RELEASE_THRESHOLD 4 /* cudaMemPoolAttrReleaseThreshold (driver_types.h) */
+
 /* cudaExtent and what of cudaMemcpy3DParms comes before and after it (driver_types.h). */
 struct sim_copy_3d {
 	char before[128];
@@ -27,13 +32,14 @@ struct sim_copy_3d {
 static _Thread_local int device;
 static struct sim_graph *capturing; /* one capture at a time is enough here */
 
-static int launch(const void *function, struct sim_dim3 grid, struct sim_dim3 block, size_t smem, sim_stream_t stream)
+static int launch(const void *function, struct sim_dim3 grid, struct sim_dim3 block, void **args, size_t smem,
+		  sim_stream_t stream)
 {
 	if (capturing) {
 		capturing->kernels++;
 		return SIM_SUCCESS;
 	}
-	return cuLaunchKernel((void *)function, grid.x, grid.y, grid.z, block.x, block.y, block.z, smem, stream, NULL,
+	return cuLaunchKernel((void *)function, grid.x, grid.y, grid.z, block.x, block.y, block.z, smem, stream, args,
 			      NULL);
 }
 
@@ -41,8 +47,7 @@ static int launch(const void *function, struct sim_dim3 grid, struct sim_dim3 bl
 	API int name(const void *function, struct sim_dim3 grid, struct sim_dim3 block, void **args, size_t smem,      \
 		     sim_stream_t stream)                                                                              \
 	{                                                                                                              \
-		(void)args;                                                                                            \
-		return launch(function, grid, block, smem, stream);                                                    \
+		return launch(function, grid, block, args, smem, stream);                                              \
 	}
 LAUNCH(cudaLaunchKernel)
 LAUNCH(cudaLaunchKernel_ptsz)
@@ -51,8 +56,7 @@ LAUNCH(cudaLaunchCooperativeKernel)
 
 API int cudaLaunchKernelExC(const struct sim_launch_config *config, const void *function, void **args)
 {
-	(void)args;
-	return launch(function, config->grid, config->block, config->smem, config->stream);
+	return launch(function, config->grid, config->block, args, config->smem, config->stream);
 }
 
 API int cudaMalloc(void **address, size_t bytes)
@@ -79,13 +83,47 @@ API int cudaMallocManaged(void **address, size_t bytes, unsigned flags)
 API int cudaMallocAsync(void **address, size_t bytes, sim_stream_t stream)
 {
 	(void)stream;
-	return sim_allocate((u64 *)address, bytes);
+	return sim_pool_allocate((u64 *)address, bytes);
 }
 
 API int cudaFreeAsync(void *address, sim_stream_t stream)
 {
 	(void)stream;
-	return sim_release((u64)address);
+	return sim_pool_release((u64)address);
+}
+
+/* There is one pool. */
+API int cudaDeviceGetDefaultMemPool(void **pool, int number)
+{
+	static char the_pool;
+
+	if (number < 0 || (u64)number >= sim_setting("DEVICES", 8))
+		return SIM_INVALID_DEVICE;
+	*pool = &the_pool;
+	return SIM_SUCCESS;
+}
+
+API int cudaMemPoolSetAttribute(void *pool, int attribute, void *value)
+{
+	if (!pool || !value || attribute != RELEASE_THRESHOLD)
+		return SIM_INVALID_VALUE;
+	sim_pool_keep(*(u64 *)value);
+	return SIM_SUCCESS;
+}
+
+API int cudaMemPoolTrimTo(void *pool, size_t keep_bytes)
+{
+	if (!pool)
+		return SIM_INVALID_VALUE;
+	sim_pool_trim(keep_bytes);
+	return SIM_SUCCESS;
+}
+
+API int cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
+{
+	*free_bytes = sim_free_bytes();
+	*total_bytes = sim_setting("MEMORY_BYTES", 8ull << 30);
+	return SIM_SUCCESS;
 }
 
 API int cudaMallocHost(void **address, size_t bytes)
@@ -224,6 +262,56 @@ API int cudaSetDevice(int number)
 		return SIM_INVALID_DEVICE;
 	device = number;
 	return SIM_SUCCESS;
+}
+
+/* A wait sleeps here whatever is asked for. */
+API int cudaSetDeviceFlags(unsigned flags)
+{
+	(void)flags;
+	return SIM_SUCCESS;
+}
+
+API const char *cudaGetErrorString(int error)
+{
+	switch (error) {
+	case SIM_SUCCESS:
+		return "no error";
+	case SIM_INVALID_VALUE:
+		return "invalid argument";
+	case SIM_OUT_OF_MEMORY:
+		return "out of memory";
+	case SIM_INVALID_DEVICE:
+		return "invalid device ordinal";
+	case SIM_NOT_FOUND:
+		return "named symbol not found";
+	case SIM_NOT_READY:
+		return "device not ready";
+	default:
+		return "unrecognized error code";
+	}
+}
+
+API int cudaDriverGetVersion(int *version)
+{
+	*version = CUDA_VERSION;
+	return SIM_SUCCESS;
+}
+
+API int cudaRuntimeGetVersion(int *version)
+{
+	*version = CUDA_VERSION;
+	return SIM_SUCCESS;
+}
+
+API int cudaLibraryLoadData(const void **library, const void *code, void *jit_options, void **jit_values, unsigned n_jit,
+			    void *options, void **values, unsigned n_options)
+{
+	return cuLibraryLoadData(library, code, jit_options, jit_values, n_jit, options, values, n_options);
+}
+
+API int cudaLibraryGetKernel(void **kernel, const void *library, const char *name)
+{
+	return cuLibraryGetKernel(kernel, library, name);
 }
 
 API int cudaGetDevice(int *number)
