@@ -1,6 +1,8 @@
 """Every demo ends with its own diagnosis and no other."""
 
 import json
+from itertools import combinations
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -29,6 +31,7 @@ def play(*args):
 @pytest.mark.parametrize("name", sorted(DIAGNOSIS))
 def test_demo_ends_with_its_own_diagnosis_and_no_other(name):
     (demo,) = json.loads(play(name, "--no-gpu", "--json"))["demos"]
+    assert (demo["form"], demo["synthetic"]) == ("synthetic", True)
     (incident,) = demo["incidents"]
     assert (incident["rule"], incident["causes"][0]["name"]) == DIAGNOSIS[name]
     assert incident["causes"][0]["share"] > 0.5
@@ -68,8 +71,25 @@ def test_real_run_without_the_privileges_says_so(monkeypatch, capsys):
     assert run_program(cli, ["demo", "incident", "--sim"]) == 3
     said = capsys.readouterr().err
     assert "a real run needs root" in said
-    assert "without --sim a demo is a recording and needs nothing" in said
+    assert "without --sim or --gpu a demo is a recording and needs nothing" in said
 
 
-def test_synthetic_and_real_exclude_each_other():
-    assert run_program(cli, ["demo", "incident", "--sim", "--no-gpu"]) == 2
+@pytest.mark.parametrize("forms", [*combinations(("--no-gpu", "--sim", "--gpu"), 2)])
+def test_the_forms_of_a_demo_exclude_each_other(forms, capsys):
+    assert run_program(cli, ["demo", "incident", *forms]) == 2
+    assert "exclude each other" in capsys.readouterr().err
+
+
+def test_a_cuda_runtime_is_named_for_a_gpu_only(tmp_path, capsys):
+    library = tmp_path / "libcudart.so"
+    library.touch()
+    assert run_program(cli, ["demo", "--sim", "--libcudart", str(library)]) == 2
+    assert "--libcudart belongs to --gpu" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is an NVIDIA device here")
+def test_without_a_device_the_simulator_is_named(capsys):
+    assert run_program(cli, ["demo", "incident", "--gpu"]) == 3
+    said = capsys.readouterr().err
+    assert "no NVIDIA device here (/dev/nvidiactl does not exist)" in said
+    assert "use --sim" in said

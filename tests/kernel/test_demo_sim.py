@@ -1,11 +1,20 @@
-"""`ingero demo --sim`: the fault really happens, the real probes see it, and the engine names it."""
+"""`ingero demo --sim` and `--gpu`: the fault really happens, the real probes see it, and the engine names it.
+
+Here `--gpu` gets the simulator's libcudart: all is as on a device but the library.
+"""
 
 import json
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
 
 import pytest
+
+from ingero.agent.queries.explain import explain_file
+from ingero.agent.queries.window import Wanted
+from ingero.gpusim.runner import get_program
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
@@ -24,7 +33,7 @@ def test_every_scenario_of_the_simulator_ends_with_its_own_diagnosis_and_no_othe
         [sys.executable, "-m", "ingero", "demo", "--sim", "--json"],
         capture_output=True,
         text=True,
-        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        env={**os.environ, "HOME": str(tmp_path)},
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -37,4 +46,50 @@ def test_every_scenario_of_the_simulator_ends_with_its_own_diagnosis_and_no_othe
     for name, (rule, cause) in DIAGNOSIS.items():
         ((said_rule, said_cause),) = found[name]
         assert (said_rule, said_cause.startswith(cause)) == (rule, True), (name, found[name])
-    assert not any(demo["synthetic"] for demo in told["demos"])
+    assert {(demo["form"], demo["synthetic"]) for demo in told["demos"]} == {("simulator", False)}
+
+
+ON_A_GPU = """
+import sys
+from pathlib import Path
+from ingero.cli.live_demo import find_gpu, record_scenario
+control, library, path = map(Path, sys.argv[1:])
+record_scenario("memcpy-bottleneck", path, find_gpu(library, control))
+"""
+
+
+def record_on_gpu(tmp_path, library):
+    control, path = tmp_path / "nvidiactl", tmp_path / "demo.db"
+    control.touch()
+    done = subprocess.run(
+        [sys.executable, "-c", ON_A_GPU, control, library, path],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HOME": str(tmp_path)},
+        check=False,
+    )
+    return done, path
+
+
+def test_a_scenario_on_a_gpu_is_recorded_from_the_library_that_was_named(tmp_path):
+    done, path = record_on_gpu(tmp_path, get_program().parent / "libcudart.so.12")
+    assert done.returncode == 0, done.stderr
+    (incident,) = explain_file(path, Wanted()).incidents
+    assert incident.rule == "copy_bound"
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a driver here")
+def test_what_nvidia_s_runtime_refuses_is_the_error_and_leaves_no_recording(tmp_path):
+    try:
+        (library,) = [
+            file.locate()
+            for file in files("nvidia-cuda-runtime-cu12")
+            if file.name == "libcudart.so.12"
+        ]
+    except PackageNotFoundError:
+        pytest.skip("nvidia-cuda-runtime-cu12 is not installed")
+    done, path = record_on_gpu(tmp_path, library)
+    assert (
+        "UnsupportedError: cudaSetDeviceFlags: CUDA driver version is insufficient" in done.stderr
+    )
+    assert not path.exists()

@@ -1,12 +1,12 @@
-"""Plays a scenario for real: a program on the simulator, traced by the real probes into a recording."""
+"""Plays a scenario for real: a program on a GPU or on the simulator, traced by the real probes into a recording."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,17 +15,82 @@ from ingero.agent.app.privileges import check_privileges
 from ingero.agent.app.recorder import Recorder
 from ingero.agent.app.surroundings import Surroundings
 from ingero.agent.app.tracing import TraceSession, TraceSettings
+from ingero.agent.discover.places import iter_installed
 from ingero.agent.probes.engine import EngineSettings
 from ingero.agent.probes.host import PROBES
+from ingero.agent.scenarios.handshake import begin, check_end, read_ready, start_program
 from ingero.agent.scenarios.program import PROGRAMS
-from ingero.config.invoker import find_invoker
-from ingero.errors import IngeroError, UnsupportedError
+from ingero.agent.scenarios.runtime import CONTROL, check_device, find_runtime, iter_runtimes
+from ingero.config.invoker import build_child_environment, find_invoker
+from ingero.errors import UnsupportedError
 from ingero.gpusim.runner import get_program
 from ingero.telemetry.clock import SystemClock
 
-_MODULE: Final = "ingero.agent.scenarios.program"
 _CUDART: Final = "libcudart.so.12"
 _NODE: Final = "demo"
+_SOURCES: Final = {"PYTHONPATH": str(Path(ingero.__file__).parent.parent)}
+_PAY_EVERY_TIME: Final = {"CUDA_CACHE_DISABLE": "1", "CUDA_MODULE_LOADING": "LAZY"}
+"""First uses cost what they cost in the first run: no code is compiled before, and each kernel is loaded when it is launched.
+
+CUDA programming guide, environment variables.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a scenario runs on.
+
+    Attributes:
+        says: In words.
+        library: Its libcudart.
+        files: Libraries to probe before the program loads them.
+        environment: Of the program.
+        is_simulated: It takes the simulator's settings.
+    """
+
+    says: str
+    library: str
+    files: tuple[Path, ...]
+    environment: Mapping[str, str]
+    is_simulated: bool
+
+
+def find_simulator() -> Target:
+    """The GPU simulator.
+
+    Raises:
+        UnsupportedError: It was not built.
+    """
+    folder = get_program().parent
+    return Target(
+        says="a program on the simulator, traced: no GPU was involved",
+        library=str(folder / _CUDART),
+        files=tuple(sorted(folder.glob("lib*"))),
+        environment={"PATH": os.defpath, "LD_LIBRARY_PATH": str(folder), **_SOURCES},
+        is_simulated=True,
+    )
+
+
+def find_gpu(libcudart: Path | None = None, control: Path = CONTROL) -> Target:
+    """The first GPU of this machine, as its environment orders them.
+
+    Args:
+        libcudart: The CUDA runtime; None looks for one.
+        control: The driver's control device.
+
+    Raises:
+        UnsupportedError: There is no device or no CUDA runtime that does.
+    """
+    check_device(control)
+    library = find_runtime([str(libcudart)] if libcudart else iter_runtimes())
+    drivers = [path for path in iter_installed() if path.name.startswith("libcuda.so")]
+    return Target(
+        says=f"a program on this machine's GPU with {library}, traced",
+        library=library,
+        files=(*([Path(library)] if "/" in library else []), *drivers),
+        environment={**build_child_environment(find_invoker()), **_SOURCES, **_PAY_EVERY_TIME},
+        is_simulated=False,
+    )
 
 
 def check_probes() -> None:
@@ -39,12 +104,12 @@ def check_probes() -> None:
     except UnsupportedError as error:
         raise UnsupportedError(
             "a real run needs root, or CAP_BPF and CAP_PERFMON: it is traced by BPF programs",
-            hint="sudo ingero demo --sim; without --sim a demo is a recording and needs nothing",
+            hint="run it with sudo; without --sim or --gpu a demo is a recording and needs nothing",
         ) from error
 
 
-def record_scenario(name: str, path: Path) -> None:
-    """Run a scenario on the simulator and trace it, every call, into a new recording.
+def record_scenario(name: str, path: Path, target: Target) -> None:
+    """Run a scenario and trace it, every call, into a new recording.
 
     Takes two to six seconds. Where it is allowed to, the program runs above the machine's other tasks, so that theirs are
     not what is found.
@@ -52,78 +117,61 @@ def record_scenario(name: str, path: Path) -> None:
     Args:
         name: The scenario.
         path: The recording, which does not exist yet.
+        target: What it runs on.
 
     Raises:
-        UnsupportedError: Nothing can be probed here.
+        UnsupportedError: Nothing can be probed here, or a call of CUDA failed; the message names it.
         IngeroError: The program failed.
     """
     check_probes()
-    libraries = get_program().parent
-    recorder = Recorder(path, _NODE, SystemClock(), invoker=find_invoker(), keep_all=True)
-    try:
-        with _started(name, libraries) as program:
+    with _started(name, target) as (program, others):
+        recorder = Recorder(path, _NODE, SystemClock(), invoker=find_invoker(), keep_all=True)
+        try:
             settings = TraceSettings(
                 engine=EngineSettings(host_probes=tuple(probe.name for probe in PROBES)),
-                pids=(program.pid,),
+                pids=(program.pid, *others),
                 keep_one_in=1,
-                files=tuple(sorted(libraries.glob("lib*"))),
+                files=target.files,
             )
             with TraceSession(settings, [recorder, Surroundings(recorder)]) as session:
-                _let_go(program)
+                begin(program)
                 session.run(lambda: program.poll() is not None)
-    finally:
-        recorder.close()
-    if program.returncode:
-        raise IngeroError(f"the program of {name} ended with {program.returncode}")
+        finally:
+            recorder.close()
+        check_end(program)
 
 
 @contextmanager
-def _started(name: str, libraries: Path) -> Iterator[subprocess.Popen[str]]:
-    """The program, prepared and waiting; it is ended on the way out."""
+def _started(name: str, target: Target) -> Iterator[tuple[subprocess.Popen[str], tuple[int, ...]]]:
+    """The program, prepared and waiting, and the other processes that belong to it; it is ended on the way out."""
     chosen = PROGRAMS[name]
-    environment = {
-        "PATH": os.defpath,
-        "LD_LIBRARY_PATH": str(libraries),
-        "PYTHONPATH": str(Path(ingero.__file__).parent.parent),
-        **{f"GPUSIM_{key}": str(value) for key, value in chosen.settings.items()},
-    }
+    settings: dict[str, str] = {}
+    if target.is_simulated:
+        settings = {f"GPUSIM_{key}": str(value) for key, value in chosen.settings.items()}
     with (
-        _open_device(is_shared=chosen.has_one_device) as (settings, inherited),
-        subprocess.Popen(
-            [sys.executable, "-m", _MODULE, name, str(libraries / _CUDART)],
-            env=environment | settings,
-            pass_fds=inherited,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        _open_device(is_shared=target.is_simulated and chosen.has_one_device) as device,
+        start_program(
+            name, target.library, {**target.environment, **settings, **device}
         ) as program,
     ):
         try:
-            if program.stdout is None or program.stdout.readline() != "ready\n":
-                raise IngeroError(f"the program of {name} did not start")
-            yield program
+            yield program, read_ready(program)
         finally:
             if program.poll() is None:
                 program.kill()
 
 
 @contextmanager
-def _open_device(*, is_shared: bool) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
-    """What a program gets to share its device with its children: settings and descriptors, none where it does not.
+def _open_device(*, is_shared: bool) -> Iterator[dict[str, str]]:
+    """What a program gets to share its simulated device with its children: a setting, none where it does not.
 
     The memory has no name and does not outlive the processes that hold it.
     """
     if not is_shared:
-        yield {}, ()
+        yield {}
         return
-    device = os.memfd_create("gpusim-device")
+    device = os.memfd_create("gpusim-device", 0)
     try:
-        yield {"GPUSIM_SHARED_DEVICE_FD": str(device)}, (device,)
+        yield {"GPUSIM_SHARED_DEVICE_FD": str(device)}
     finally:
         os.close(device)
-
-
-def _let_go(program: subprocess.Popen[str]) -> None:
-    if program.stdin is not None:
-        program.stdin.write("\n")
-        program.stdin.flush()

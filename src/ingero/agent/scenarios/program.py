@@ -1,7 +1,8 @@
-"""What `ingero demo --sim` runs and traces: small programs that really have the fault they are named after.
+"""What `ingero demo --gpu` and `--sim` run and trace: small programs that really have the fault they are named after.
 
-Usage: ``python -m ingero.agent.scenarios.program NAME LIBCUDART``. It prepares itself, prints ``ready`` and begins when a
-line comes: whoever watches is attached by then. Nothing here writes a recording or knows of a rule.
+Usage: ``python -m ingero.agent.scenarios.program NAME LIBCUDART``. It prepares itself, says that it is ready and begins when it is
+told to (``handshake``): whoever watches is attached by then. Nothing here writes a recording, knows of a rule, or asks whose
+library it is given.
 """
 
 from __future__ import annotations
@@ -10,28 +11,38 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
+
+from ingero.agent.scenarios.device import Device, Pool
+from ingero.agent.scenarios.handshake import (
+    begin,
+    check_end,
+    read_ready,
+    start_program,
+    tell_error,
+    tell_ready,
+)
+from ingero.errors import IngeroError, UnsupportedError
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
-_HOST_TO_DEVICE: Final = 1
 _BATCH_BYTES: Final = 64 << 20
-_UNIT_BYTES: Final = 512
-"""The simulator's allocator deals in these."""
-_LARGER_BYTES: Final = 912
-"""Two units, and still of the same power of two."""
-_N_BLOCKS: Final = 600_000
-_N_SPIKES: Final = 24
-_SPIKE_STEP_S: Final = 0.0017
-_PRIORITY: Final = 1
+_WEIGHT_BYTES: Final = 16 << 20
 _N_WEIGHTS: Final = 40
+_N_MODULES: Final = 8
+_MIN_SPIKES: Final = 10
+_SPIKES_S: Final = 0.025
+_SPIKE_S: Final = 0.002
+_LEAST_SPIKE_S: Final = 0.0002
+_PRIORITY: Final = 1
 _CALM_S: Final = 1.0
 _DISTURBED_S: Final = 2.5
+_COPIED_S: Final = 1.7
 _WARM_S: Final = 1.3
 _BURST_S: Final = 0.3
 _SHARED_S: Final = 2.4
@@ -39,52 +50,17 @@ _SHARED_S: Final = 2.4
 _LIBC: Final = ctypes.CDLL(None)
 
 
-class _Dim3(ctypes.Structure):
-    _fields_ = (("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint))
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A program that is prepared.
 
-
-class Device:
-    """The calls of the CUDA runtime that the programs make.
-
-    Args:
-        path: The library.
+    Attributes:
+        run: What to run once somebody watches.
+        pids: Other processes that belong to it and are there already.
     """
 
-    def __init__(self, path: str) -> None:
-        cudart = ctypes.CDLL(path)
-        self._launch = cudart.cudaLaunchKernel
-        self._launch.argtypes = (
-            ctypes.c_void_p, _Dim3, _Dim3, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
-        )  # fmt: skip
-        self._malloc = cudart.cudaMalloc
-        self._malloc.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t)
-        self._free = cudart.cudaFree
-        self._free.argtypes = (ctypes.c_void_p,)
-        self._copy = cudart.cudaMemcpy
-        self._copy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        self.synchronise: Callable[[], int] = cudart.cudaDeviceSynchronize
-        self._host = ctypes.create_string_buffer(64)  # nothing is read from it
-        self._shape = _Dim3(128, 1, 1), _Dim3(256, 1, 1)
-
-    def launch(self, n_kernels: int) -> None:
-        """Put kernels on the default stream."""
-        for i in range(n_kernels):
-            self._launch(0x401000 + 64 * i, *self._shape, None, 0, None)
-
-    def allocate(self, n_bytes: int) -> int:
-        """Address of new device memory."""
-        address = ctypes.c_void_p()
-        if self._malloc(ctypes.byref(address), n_bytes) or address.value is None:
-            raise MemoryError
-        return address.value
-
-    def release(self, address: int) -> None:
-        """Give device memory back."""
-        self._free(address)
-
-    def copy_in(self, address: int, n_bytes: int) -> None:
-        """A copy from the host's ordinary memory, which returns when it is done."""
-        self._copy(address, self._host, n_bytes, _HOST_TO_DEVICE)
+    run: Callable[[], None]
+    pids: tuple[int, ...] = ()
 
 
 def _name(name: str) -> None:
@@ -97,36 +73,6 @@ def _spin(seconds: float) -> None:
         pass
 
 
-def _start(name: str, run: Callable[[], None], *, above: int = 0) -> int:
-    """A child that runs until it is ended; returns its pid.
-
-    Args:
-        name: What it is called.
-        run: What it does; must not return.
-        above: How much higher its priority is.
-    """
-    own = Path("/proc/self/comm").read_text(encoding="ascii").rstrip()
-    _name(name)  # before it is there: whoever watches may ask for its name at once
-    pid = os.fork()
-    if not pid:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        _rise(above)
-        run()
-    _name(own)
-    return pid
-
-
-def _start_busy(name: str, busy_s: float, *, above: int = 0) -> int:
-    """A child on this process's CPU that computes and sleeps in turns, each for so long; returns its pid."""
-
-    def run() -> None:
-        while True:
-            _spin(busy_s)
-            time.sleep(busy_s)
-
-    return _start(name, run, above=above)
-
-
 def _time(call: Callable[[], object]) -> float:
     """Seconds that a call takes."""
     began = time.perf_counter()
@@ -134,13 +80,29 @@ def _time(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _end(pids: list[int]) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+def _start(names: Sequence[str], library: str) -> list[subprocess.Popen[str]]:
+    """Other programs, each with a context of its own if it wants one: CUDA does not survive a fork. They are ready."""
+    programs = [start_program(name, library) for name in names]
+    for program in programs:
+        read_ready(program)
+    return programs
 
 
-def _rise(above: int = 0) -> None:
+def _end(programs: Iterable[subprocess.Popen[str]]) -> None:
+    """End programs that would run for ever.
+
+    Raises:
+        UnsupportedError: One has ended by itself, and said why.
+        IngeroError: One has, without a word.
+    """
+    for program in programs:
+        if program.poll() is not None:
+            check_end(program)
+        program.kill()
+        program.wait()
+
+
+def _rise(above: int) -> None:
     """Above the rest of the machine where that is allowed: what happens next is then the program's own doing."""
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY + above))
@@ -157,103 +119,163 @@ def _run_for(seconds: float, step: Callable[[], None]) -> None:
         step()
 
 
-def _incident(device: Device) -> None:
+def _incident(device: Device) -> Ready:
     """The GPU is fed from a thread that computes between launches; for a while another task wants its CPU."""
 
     def step() -> None:
         for _ in range(4):
-            device.launch(5)
+            device.launch(5, 0.0006)
             _spin(0.003)
         device.synchronise()
 
-    _run_for(_CALM_S, step)
-    rotating = [_start_busy("logrotate", 0.008, above=1)]
-    _run_for(_DISTURBED_S, step)
-    _end(rotating)
-    _run_for(_CALM_S, step)
+    return _disturb(device, ["logrotate"], step)
 
 
-def _cpu_contention(device: Device) -> None:
+def _cpu_contention(device: Device) -> Ready:
     """Short steps that sleep for the GPU, on a CPU on which a build keeps three compilers busy."""
-
-    def step() -> None:
-        device.launch(10)
-        device.synchronise()
-
-    _run_for(_CALM_S, step)
-    compilers = [_start_busy("cc1plus", 0.004) for _ in range(3)]
-    _run_for(_DISTURBED_S, step)
-    _end(compilers)
-    _run_for(_CALM_S, step)
+    return _disturb(device, ["cc1plus"] * 3, lambda: _compute(device, 10, 0.0002))
 
 
-def _memcpy_bottleneck(device: Device) -> None:
-    """Each step copies its batch in, from ordinary memory, and computes little on it."""
-    batch = device.allocate(_BATCH_BYTES)
-    for _ in range(150):
-        device.copy_in(batch, _BATCH_BYTES)
-        device.launch(20)
-        device.synchronise()
-    device.release(batch)
-
-
-def _periodic_spike(device: Device) -> Callable[[], None]:
-    """Each step takes a small block; now and then it is a little larger, fits no hole, and all of the heap is searched."""
-    hole = _fill_heap(device)
-    searched_s = min(_time(lambda: device.allocate(_LARGER_BYTES)) for _ in range(3))
-    # One search in fifty times its own length: far from nothing, and far from all there is.
-    every = max(round(searched_s * 50 / _SPIKE_STEP_S), 20)
+def _disturb(device: Device, names: Sequence[str], step: Callable[[], None]) -> Ready:
+    """Steps that other programs on the same CPU disturb for a while."""
+    device.prepare()
+    others = _start(names, device.path)
 
     def run() -> None:
-        device.release(hole)
-        for i in range(_N_SPIKES * every):
-            is_larger = i % every == every // 2
-            block = device.allocate(_LARGER_BYTES if is_larger else _UNIT_BYTES)
-            device.launch(6)
-            device.synchronise()
-            if not is_larger:  # a release at the far end would search as long
-                device.release(block)
+        _run_for(_CALM_S, step)
+        for other in others:
+            begin(other)
+        _run_for(_DISTURBED_S, step)
+        _end(others)
+        _run_for(_CALM_S, step)
 
-    return run
+    return Ready(run, tuple(other.pid for other in others))
 
 
-def _fill_heap(device: Device) -> int:
-    """Very many small blocks without a hole between them, from the top down, which takes the allocator no search.
+def _alternate(busy_s: float) -> Callable[[Device], Ready]:
+    """A task that computes and sleeps in turns, each for so many seconds, and leaves the device alone."""
 
-    Returns:
-        The lowest but one, which may be released for a hole near the start.
+    def run() -> None:
+        while True:
+            _spin(busy_s)
+            time.sleep(busy_s)
+
+    return lambda _: Ready(run)
+
+
+def _memcpy_bottleneck(device: Device) -> Ready:
+    """Each step copies its batch in, from ordinary memory, and computes a tenth as long on it."""
+    device.prepare()
+    host = ctypes.create_string_buffer(_BATCH_BYTES)
+    ctypes.memset(host, 1, _BATCH_BYTES)  # untouched, it would have no pages
+    batch = device.allocate(_BATCH_BYTES)
+    copy_s = min(_time(lambda: device.copy_in(batch, host)) for _ in range(3))
+
+    def step() -> None:
+        device.copy_in(batch, host)
+        _compute(device, 20, copy_s / 10 / 20)
+
+    return Ready(lambda: _run_for(_COPIED_S, step))
+
+
+def _periodic_spike(device: Device) -> Ready:
+    """Each step takes a block from the pool; now and then the pool was emptied, and its memory has to be mapped anew."""
+    device.prepare()
+    pool = device.open_pool()
+    n_bytes, mapped_s = _find_slow_block(device, pool)
+
+    def step() -> None:
+        block = pool.allocate(n_bytes)
+        device.launch(6, 0.00025)
+        pool.release(block)
+        device.synchronise()
+
+    step_s = min(_time(step) for _ in range(3))
+    # One mapping in fifty times its own length: far from nothing, and far from all there is.
+    every = max(round(mapped_s * 50 / step_s), 20)
+    n_spikes = max(round(_SPIKES_S / mapped_s), _MIN_SPIKES)
+
+    def run() -> None:
+        for i in range(n_spikes * every):
+            if (
+                not i % every
+            ):  # from the first step on, which is the slower for being watched from there
+                pool.trim()
+            step()
+
+    return Ready(run)
+
+
+def _find_slow_block(device: Device, pool: Pool) -> tuple[int, float]:
+    """How large a block takes two milliseconds to map, a quarter of the free memory at most; and how long, in seconds.
+
+    Raises:
+        UnsupportedError: Even that takes next to no time.
     """
-    lowest = [0, 0]
-    for i in range(_N_BLOCKS, 0, -1):
-        below = device.allocate(i * _UNIT_BYTES)
-        lowest = [device.allocate(_UNIT_BYTES), lowest[0]]
-        device.release(below)
-    device.allocate(_UNIT_BYTES)
-    return lowest[1]
+    n_bytes, most = _BATCH_BYTES, device.count_free_bytes() // 4
+
+    def take_and_leave() -> float:
+        pool.trim()
+        began = time.perf_counter()
+        block = pool.allocate(n_bytes)
+        took_s = time.perf_counter() - began
+        pool.release(block)
+        device.synchronise()
+        return took_s
+
+    while True:
+        mapped_s = min(take_and_leave() for _ in range(3))
+        if mapped_s >= _SPIKE_S or n_bytes * 2 > most:
+            break
+        n_bytes *= 2
+    if mapped_s < _LEAST_SPIKE_S:
+        raise UnsupportedError(
+            f"to map {n_bytes >> 20} MiB takes {mapped_s * 1e6:.0f} us here, too little to be a spike",
+            hint="free some of the device's memory: a quarter of what is free is the most that is used",
+        )
+    return n_bytes, mapped_s
 
 
-def _cold_start(device: Device) -> None:
+def _cold_start(device: Device) -> Ready:
     """The first allocation makes the context and each first launch loads a module; after that every step is the same."""
-    for _ in range(_N_WEIGHTS):
-        device.allocate(_BATCH_BYTES)
-    _run_for(_WARM_S, lambda: _compute(device, 8))
+
+    def run() -> None:
+        for _ in range(_N_WEIGHTS):
+            device.allocate(_WEIGHT_BYTES)
+        device.load(_N_MODULES)
+        _run_for(_WARM_S, lambda: _compute(device, _N_MODULES, 0.0005))
+
+    return Ready(run)
 
 
-def _gpu_steal(device: Device) -> None:
+def _gpu_steal(device: Device) -> Ready:
     """A service answers requests; for a while, again and again, a notebook computes on the same GPU."""
+    device.prepare()
+    (notebook,) = _start(["notebook"], device.path)
 
-    def steal() -> None:
+    def run() -> None:
+        begin(notebook)
+        _run_for(_SHARED_S, lambda: _compute(device, 10, 0.0006))
+        _end([notebook])
+
+    return Ready(run, (notebook.pid,))
+
+
+def _notebook(device: Device) -> Ready:
+    """Computes now and then, on requests of nobody."""
+    device.prepare()
+
+    def run() -> None:
         while True:
             time.sleep(_BURST_S)
-            _run_for(_BURST_S, lambda: _compute(device, 20))
+            _run_for(_BURST_S, lambda: _compute(device, 20, 0.0006))
 
-    notebook = _start("notebook", steal)
-    _run_for(_SHARED_S, lambda: _compute(device, 10))
-    _end([notebook])
+    return Ready(run)
 
 
-def _compute(device: Device, n_kernels: int) -> None:
-    device.launch(n_kernels)
+def _compute(device: Device, n_kernels: int, seconds: float) -> None:
+    """One step: kernels that take so long each, and the wait for them."""
+    device.launch(n_kernels, seconds)
     device.synchronise()
 
 
@@ -262,54 +284,56 @@ class Program:
     """One program.
 
     Attributes:
-        prepare: Gets the device; returns what to run once somebody watches.
-        settings: Of the simulated device, by name without ``GPUSIM_``.
+        prepare: Gets the device; makes all ready.
+        settings: Of the simulated device, by name without ``GPUSIM_``. A real one brings its own.
+        above: How much higher its priority is than the others'.
         has_one_cpu: It and its children share one CPU.
-        has_one_device: It and its children share one device; otherwise each has its own.
+        has_one_device: It and its children share one device; otherwise each has its own. A real device is always shared.
         comm: What the process is called.
     """
 
-    prepare: Callable[[Device], Callable[[], None]]
+    prepare: Callable[[Device], Ready]
     settings: Mapping[str, int]
+    above: int = 0
     has_one_cpu: bool = False
     has_one_device: bool = False
     comm: str = "train"
 
 
-def _at_once(run: Callable[[Device], None]) -> Callable[[Device], Callable[[], None]]:
-    """A program that has nothing to prepare."""
-    return lambda device: lambda: run(device)
-
-
 PROGRAMS: Final[Mapping[str, Program]] = {
-    "incident": Program(_at_once(_incident), {"KERNEL_NS": 600_000}, has_one_cpu=True),
-    "cold-start": Program(
-        _at_once(_cold_start),
-        {"CONTEXT_NS": 400_000_000, "FIRST_LAUNCH_NS": 70_000_000, "KERNEL_NS": 500_000},
-    ),
-    "cpu-contention": Program(_at_once(_cpu_contention), {"KERNEL_NS": 200_000}, has_one_cpu=True),
-    "gpu-steal": Program(
-        _at_once(_gpu_steal), {"KERNEL_NS": 600_000}, has_one_device=True, comm="serve"
-    ),
-    "memcpy-bottleneck": Program(_at_once(_memcpy_bottleneck), {"COPY_MB_PER_S": 6000}),
-    "periodic-spike": Program(_periodic_spike, {"KERNEL_NS": 250_000}),
+    "incident": Program(_incident, {}, has_one_cpu=True),
+    "cold-start": Program(_cold_start, {"CONTEXT_NS": 400_000_000, "FIRST_LAUNCH_NS": 70_000_000}),
+    "cpu-contention": Program(_cpu_contention, {}, has_one_cpu=True),
+    "gpu-steal": Program(_gpu_steal, {}, has_one_device=True, comm="serve"),
+    "memcpy-bottleneck": Program(_memcpy_bottleneck, {"COPY_MB_PER_S": 6000}),
+    "periodic-spike": Program(_periodic_spike, {"MAP_MB_PER_S": 100_000}),
 }
 """By scenario."""
+
+_COMPANIONS: Final[Mapping[str, Program]] = {
+    "logrotate": Program(_alternate(0.008), {}, above=1, comm="logrotate"),
+    "cc1plus": Program(_alternate(0.004), {}, comm="cc1plus"),
+    "notebook": Program(_notebook, {}, comm="notebook"),
+}
+"""Programs that one of them starts, by name."""
 
 
 def _main() -> None:
     name, library = sys.argv[1:]
-    program = PROGRAMS[name]
+    program = {**PROGRAMS, **_COMPANIONS}[name]
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     _name(program.comm)
-    _rise()
+    _rise(program.above)
     if program.has_one_cpu:
         _share_one_cpu()
-    run = program.prepare(Device(library))
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    if sys.stdin.readline():
-        run()
+    try:
+        ready = program.prepare(Device(library))
+        tell_ready(ready.pids)
+        if sys.stdin.readline():
+            ready.run()
+    except IngeroError as error:
+        tell_error(error)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,21 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True)
+class Form:
+    """How a demo's recording is made.
+
+    Attributes:
+        name: For ``--json``: synthetic, simulator or gpu.
+        says: For a person.
+        record: Records a scenario into a new file; may raise our errors.
+    """
+
+    name: str
+    says: str
+    record: Callable[[str, Path], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Demo:
     """One demo.
 
@@ -32,20 +47,44 @@ class Demo:
         name: What the user types.
         aliases: Other names for it.
         says: One line for the list.
-        play: Plays it; may raise our errors. Gets the path to keep its recording at, or None, and whether to run it for
-            real on the simulator.
+        play: Plays it; may raise our errors. Gets the path to keep its recording at, or None, and how to make it.
     """
 
     name: str
     aliases: tuple[str, ...]
     says: str
-    play: Callable[[Path | None, bool], Played]
+    play: Callable[[Path | None, Form], Played]
 
 
-def _play_scenario(name: str) -> Callable[[Path | None, bool], Played]:
+def _make_synthetic() -> Form:
+    from ingero.agent.scenarios.catalog import SCENARIOS
+
+    builders = {scenario.name: scenario.build for scenario in SCENARIOS}
+
+    def record(name: str, path: Path) -> None:
+        builders[name]().write(path)
+
+    return Form("synthetic", "synthetic recording: no GPU was involved", record)
+
+
+def _run_simulator() -> Form:
+    from ingero.cli.live_demo import find_simulator, record_scenario
+
+    target = find_simulator()
+    return Form("simulator", target.says, lambda name, path: record_scenario(name, path, target))
+
+
+def _run_gpu(libcudart: Path | None) -> Form:
+    from ingero.cli.live_demo import find_gpu, record_scenario
+
+    target = find_gpu(libcudart)
+    return Form("gpu", target.says, lambda name, path: record_scenario(name, path, target))
+
+
+def _play_scenario(name: str) -> Callable[[Path | None, Form], Played]:
     """A demo that makes a scenario's recording, reads it back and explains it, as for any recording."""
 
-    def play(keep: Path | None, is_real: bool) -> Played:
+    def play(keep: Path | None, form: Form) -> Played:
         from tempfile import TemporaryDirectory
 
         import msgspec
@@ -55,21 +94,20 @@ def _play_scenario(name: str) -> Callable[[Path | None, bool], Played]:
         from ingero.agent.scenarios.catalog import SCENARIOS
         from ingero.cli.commands.explain import as_text
 
-        scenario = next(scenario for scenario in SCENARIOS if scenario.name == name)
+        (says,) = (scenario.says for scenario in SCENARIOS if scenario.name == name)
         with TemporaryDirectory(prefix="ingero-demo-") as folder:
             path = keep or Path(folder) / "demo.db"
-            if is_real:
-                from ingero.cli.live_demo import record_scenario
-
-                record_scenario(name, path)
-            else:
-                scenario.build().write(path)
+            form.record(name, path)
             answer = explain_file(path, Wanted())
         facts: dict[str, Any] = msgspec.to_builtins(answer)
-        how = "a program on the simulator, traced" if is_real else "synthetic recording"
-        text = f"{scenario.says}\n({how}: no GPU was involved)\n\n{as_text(answer)}"
-        told = {"name": name, "scenario": name, "story": scenario.says, "synthetic": not is_real}
-        return Played(text, told | facts)
+        told = {
+            "name": name,
+            "scenario": name,
+            "story": says,
+            "form": form.name,
+            "synthetic": form.name == "synthetic",
+        }
+        return Played(f"{says}\n({form.says})\n\n{as_text(answer)}", told | facts)
 
     return play
 
@@ -98,9 +136,20 @@ DEMOS: Final[tuple[Demo, ...]] = (
 )
 @click.option(
     "--sim",
-    "is_real",
+    "is_simulated",
     is_flag=True,
     help="Run it for real on the GPU simulator, traced by the real probes; needs root.",
+)
+@click.option(
+    "--gpu",
+    "is_gpu",
+    is_flag=True,
+    help="Run it for real on this machine's NVIDIA GPU with NVIDIA's own libraries, traced; needs root. Not yet tried on a device.",
+)
+@click.option(
+    "--libcudart",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True, resolve_path=True),
+    help="With --gpu: the CUDA runtime, 12.8 or later, instead of the newest one that is found.",
 )
 @click.option(
     "--keep",
@@ -108,31 +157,47 @@ DEMOS: Final[tuple[Demo, ...]] = (
     help="Keep the demo's recording in this new file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(*, name: str, no_gpu: bool, is_real: bool, keep: Path | None, as_json: bool) -> None:
+def command(
+    *,
+    name: str,
+    no_gpu: bool,
+    is_simulated: bool,
+    is_gpu: bool,
+    libcudart: Path | None,
+    keep: Path | None,
+    as_json: bool,
+) -> None:
     r"""Play a known fault and say what it is.
 
     NAME is a demo, or "all". Each demo makes a recording as the agent would write it, and the same engine explains it
-    that explains yours. With --sim the fault really happens, for some seconds, to a program on the GPU simulator.
+    that explains yours. With --sim the fault really happens, for some seconds, to a program on the GPU simulator; with
+    --gpu to the same program on a GPU.
 
     \b
     Examples:
       ingero demo incident --no-gpu
       sudo ingero demo incident --sim
+      sudo ingero demo incident --gpu
       ingero demo --json | jq '.demos[].incidents[0].title'
       ingero demo gpu-steal --keep steal.db && ingero explain --db steal.db
     """
-    if no_gpu and is_real:
-        raise click.UsageError("--no-gpu and --sim exclude each other")
+    if no_gpu + is_simulated + is_gpu > 1:
+        raise click.UsageError("--no-gpu, --sim and --gpu exclude each other")
+    if libcudart is not None and not is_gpu:
+        raise click.UsageError("--libcudart belongs to --gpu")
     chosen = [demo for demo in DEMOS if name in {"all", demo.name, *demo.aliases}]
     if not chosen:
         names = "\n".join(f"  {demo.name:<18} {demo.says}" for demo in DEMOS)
         raise click.UsageError(f"no demo is called {name!r}. There are:\n{names}")
     if keep is not None and (len(chosen) > 1 or keep.exists()):
         raise click.UsageError("--keep takes one demo and a file that does not exist yet")
+    form = (
+        _run_gpu(libcudart) if is_gpu else _run_simulator() if is_simulated else _make_synthetic()
+    )
     if as_json:
-        demos = [demo.play(keep, is_real).data for demo in chosen]
+        demos = [demo.play(keep, form).data for demo in chosen]
         click.echo(json.dumps({"demos": demos}, indent=2))
         return
     for demo in chosen:
         click.echo(click.style(f"── {demo.name}: {demo.says} ", bold=True))
-        click.echo(demo.play(keep, is_real).text + "\n")
+        click.echo(demo.play(keep, form).text + "\n")
