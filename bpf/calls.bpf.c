@@ -411,7 +411,7 @@ const volatile struct {
 	enum ig_process_event event;
 	enum ig_stack_flag stack_flag;
 	enum ig_python_frame_flag python_frame_flag;
-	u32 reserved;
+	enum ig_unwind_kind unwind_kind;
 	struct ig_call call;
 	struct ig_collective collective;
 	struct ig_off_cpu off_cpu;
@@ -419,6 +419,7 @@ const volatile struct {
 	struct ig_block block;
 	struct ig_tcp tcp;
 	struct ig_stack stack;
+	struct ig_stack_copy stack_copy;
 	struct ig_span span;
 } abi SEC(".rodata");
 

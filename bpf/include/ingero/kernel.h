@@ -115,6 +115,16 @@ struct thread_struct {
 struct thread_struct;
 #endif
 
+struct return_instance {
+	unsigned long stack;
+	unsigned long orig_ret_vaddr;
+	struct return_instance *next;
+} CORE;
+
+struct uprobe_task {
+	struct return_instance *return_instances;
+} CORE;
+
 struct task_struct {
 	s32 pid;
 	s32 tgid;
@@ -127,6 +137,7 @@ struct task_struct {
 	struct task_struct *group_leader;
 	u64 start_boottime;
 	u64 self_exec_id;
+	struct uprobe_task *utask;
 #if defined(__TARGET_ARCH_x86)
 	struct thread_struct thread;
 #endif

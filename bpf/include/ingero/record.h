@@ -12,7 +12,7 @@
 #include "ingero/kernel.h"
 
 enum ig_limit {
-	IG_RECORD_VERSION = 3,
+	IG_RECORD_VERSION = 4,
 	IG_COMM_LEN = 16,
 	IG_MAX_DEPTH = 8,
 	IG_MAX_DESCRIPTORS = 1024,
@@ -23,6 +23,8 @@ enum ig_limit {
 	IG_N_COPY_KINDS = 6, /* cudaMemcpyKind, and the last for any other number */
 	IG_MAX_NATIVE = 127, /* kernel.perf_event_max_stack as it comes */
 	IG_MAX_PYTHON = 128,
+	IG_MAX_RETURNS = 8,
+	IG_COPY_BYTES = 5 * 4096, /* of a thread's stack: whole pages, so 16 KiB at least */
 };
 
 /* What the bytes after the header are. */
@@ -35,6 +37,7 @@ enum ig_kind {
 	IG_KIND_TCP = 7,
 	IG_KIND_STACK = 8,
 	IG_KIND_SPAN = 9,
+	IG_KIND_STACK_COPY = 10,
 };
 
 /* Where an operation was seen. The numbers are those of the recorded databases. */
@@ -212,6 +215,10 @@ enum ig_stack_flag {
 	IG_STACK_PYTHON_CUT = 1,    /* there are more Python frames than fit */
 	IG_STACK_PYTHON_BROKEN = 2, /* a frame could not be read: what follows it is missing */
 	IG_STACK_NO_PYTHON = 4,     /* no interpreter of this process is known, or it has not met this thread */
+	IG_STACK_UNWOUND = 8,       /* native frames are by unwind tables; otherwise by frame pointer */
+	IG_STACK_COPIED = 16,       /* the last of native has no rule yet: an ig_stack_copy goes on from there */
+	IG_STACK_NATIVE_CUT = 32,   /* there are more native frames than fit */
+	IG_STACK_NO_RULE = 64,      /* unwinding stopped: what the last of native is from does not tell how to go on */
 };
 
 enum ig_python_frame_flag {
@@ -234,10 +241,32 @@ struct ig_stack {
 	u16 n_native;
 	u16 n_python;
 	u32 flags;
-	u64 native[IG_MAX_NATIVE]; /* by frame pointer: of code built without, only the innermost are right */
+	u64 native[IG_MAX_NATIVE]; /* by frame pointer, of code built without only the innermost are right; see flags */
 	struct ig_python_frame python[IG_MAX_PYTHON];
 };
 _Static_assert(sizeof(struct ig_stack) == 40 + 8 * 127 + 16 * 128, "ABI");
+
+/* A return address that the kernel had replaced to catch a function's return. */
+struct ig_return {
+	u64 slot; /* where it lies on the stack */
+	u64 address;
+};
+_Static_assert(sizeof(struct ig_return) == 16, "ABI");
+
+/* A thread's stack as it was, from the innermost frame that no ig_unwind_rule is known for. Written before its ig_stack. */
+struct ig_stack_copy {
+	struct ig_header header;
+	u64 id;    /* of the ig_stack */
+	u64 image; /* as in ig_unwind_key */
+	u64 pc;    /* as in ig_unwind_key */
+	u64 sp;
+	u64 bp;
+	u32 pid;
+	u32 n_bytes; /* of data: fewer than IG_COPY_BYTES where the stack begins */
+	struct ig_return returns[IG_MAX_RETURNS]; /* innermost first; of slot 0: there is none */
+	u8 data[IG_COPY_BYTES];                   /* begins with the page that sp points into */
+};
+_Static_assert(sizeof(struct ig_stack_copy) == 64 + 16 * 8 + 5 * 4096, "ABI");
 
 /* One thing that a GPU process did in the kernel: bytes on a socket, memory it had to reclaim. */
 struct ig_span {
@@ -299,6 +328,15 @@ struct ig_losses {
 };
 _Static_assert(sizeof(struct ig_losses) == 120, "ABI");
 
+/* How the native frames of stacks were found; the sum is of all stacks. */
+struct ig_unwinding {
+	u64 by_rules;          /* by ig_unwind_rule, every frame */
+	u64 copied;            /* the outer ones from an ig_stack_copy */
+	u64 by_frame_pointer;  /* a rule was missing, and a copy was not due */
+	u64 copies_lost;       /* the same, because the copy did not fit into the ring */
+};
+_Static_assert(sizeof(struct ig_unwinding) == 32, "ABI");
+
 /* Live settings, written by user space at any time. */
 struct ig_settings {
 	u32 filter;  /* bits: 1 pids map, 2 cgroups map, 4 uid; 0 watches everything; bits are alternatives */
@@ -329,6 +367,32 @@ struct ig_python {
 	u32 instruction_unit; /* bytes per unit of that index */
 };
 _Static_assert(sizeof(struct ig_python) == 64, "ABI");
+
+/* How to get from a frame to its caller, for one address of one process. Source: DWARF 5 section 6.4; registers as the
+ * System V x86-64 psABI numbers them. The return address is at CFA - 8, the caller's stack pointer is the CFA.
+ */
+enum ig_unwind_kind {
+	IG_UNWIND_SP = 1,        /* CFA = rsp + cfa_offset */
+	IG_UNWIND_BP = 2,        /* CFA = rbp + cfa_offset */
+	IG_UNWIND_REALIGNED = 3, /* CFA = *(rbp + cfa_offset), rbp = *(rbp + bp_offset): the function aligned its stack */
+	IG_UNWIND_SIGNAL = 4,    /* the frame that the kernel pushed for a signal handler */
+	IG_UNWIND_END = 5,       /* the thread's outermost function */
+	IG_UNWIND_UNKNOWN = 6,   /* nothing is known: stop */
+};
+
+struct ig_unwind_rule {
+	s32 cfa_offset;
+	s16 bp_offset; /* the caller's rbp is saved at CFA + this; 0: it is still in rbp */
+	u8 kind;
+	u8 reserved;
+};
+_Static_assert(sizeof(struct ig_unwind_rule) == 8, "ABI");
+
+struct ig_unwind_key {
+	u64 image; /* hash of pid, start and number of execs of the process */
+	u64 pc;    /* the top bit is set for a return address, whose call is the instruction before it */
+};
+_Static_assert(sizeof(struct ig_unwind_key) == 16, "ABI");
 
 /* ── Calls in flight ─────────────────────────────────────────────────────── */
 

@@ -1,4 +1,4 @@
-/* Where a call was made from: native frames by frame pointer, and Python frames by walking the interpreter's own chain.
+/* Where a call was made from: native frames (unwind.h), and Python frames by walking the interpreter's own chain.
  *
  * A stack is built in a slot, hashed, and written only when its hash is new; calls carry the hash. Python frames are pairs
  * of code object and instruction: names and lines are looked up in user space, once per code object.
@@ -51,20 +51,7 @@ struct {
 	MAP_UINT(max_entries, 4 << 20);
 } stacks SEC(".maps");
 
-INLINE u64 read_user_word(u64 address)
-{
-	u64 value = 0;
-
-	if (bpf_probe_read_user(&value, sizeof(value), (void *)address))
-		return 0;
-	return value;
-}
-
-INLINE u64 mix_word(u64 hash, u64 word)
-{
-	hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
-	return hash ^ (hash >> 29);
-}
+#include "ingero/unwind.h"
 
 struct thread_search {
 	const struct ig_python *python;
@@ -199,16 +186,14 @@ INLINE u64 build_stack(struct pt_regs *ctx, struct ig_slot *slot)
 	struct ig_stack *stack = &slot->stack;
 	u32 pid = task->tgid;
 	struct ig_python *python = bpf_map_lookup_elem(&pythons, &pid);
-	long n_bytes = bpf_get_stack(ctx, stack->native, sizeof(stack->native), BPF_F_USER_STACK);
-	u64 hash = mix_word(mix_word(pid, task->group_leader->start_boottime), task->self_exec_id);
+	u64 image = mix_word(mix_word(pid, task->group_leader->start_boottime), task->self_exec_id);
+	u64 hash;
 
-	stack->n_native = n_bytes > 0 ? (u64)n_bytes / 8 : 0;
 	stack->n_python = 0;
 	stack->flags = 0;
 	stack->pid = pid;
 	stack->tid = task->pid;
-	for (u32 i = 0; i < IG_MAX_NATIVE && i < stack->n_native; i++)
-		hash = mix_word(hash, stack->native[i]);
+	hash = walk_native(ctx, slot, task, image);
 	if (python)
 		hash = walk_python(python, slot, task, hash);
 	else
@@ -221,7 +206,7 @@ INLINE bool write_stack(struct ig_stack *stack)
 {
 	u8 yes = 1;
 
-	if (bpf_map_lookup_elem(&seen_stacks, &stack->id))
+	if (!(stack->flags & IG_STACK_COPIED) && bpf_map_lookup_elem(&seen_stacks, &stack->id))
 		return 1;
 	stack->header.kind = IG_KIND_STACK;
 	stack->header.version = IG_RECORD_VERSION;
@@ -230,7 +215,8 @@ INLINE bool write_stack(struct ig_stack *stack)
 	/* The reader is woken: code objects have to be read while the process is there. */
 	if (bpf_ringbuf_output(&stacks, stack, sizeof(*stack), 0))
 		return 0;
-	bpf_map_update_elem(&seen_stacks, &stack->id, &yes, BPF_ANY);
+	if (!(stack->flags & IG_STACK_COPIED))
+		bpf_map_update_elem(&seen_stacks, &stack->id, &yes, BPF_ANY);
 	return 1;
 }
 
@@ -248,6 +234,8 @@ NOINLINE u64 capture_stack(struct pt_regs *ctx)
 		if (!slot || __sync_val_compare_and_swap(&slot->is_taken, 0, 1))
 			continue;
 		id = build_stack(ctx, slot);
+		if (slot->stack.flags & IG_STACK_COPIED)
+			id = slot->stack.id; /* the copy's own */
 		slot->stack.id = id;
 		if (!write_stack(&slot->stack))
 			id = 0;

@@ -122,6 +122,7 @@ class JsonLines:
                 "type": "coverage",
                 **count_coverage(totals.all_counts),
                 "losses": totals.losses,
+                "stacks": totals.unwinding,
                 "in_flight": [_in_flight(call, totals.mono_ns) for call in totals.in_flight],
                 "keep_one_in": totals.keep_one_in,
                 "elapsed_ns": totals.elapsed_ns,

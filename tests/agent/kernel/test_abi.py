@@ -16,6 +16,7 @@ ENUMS = {
     "ig_act": ("IG_ACT_", abi.Act),
     "ig_process_event": ("IG_PROCESS_", abi.ProcessEvent),
     "ig_stack_flag": ("IG_STACK_", abi.StackFlag),
+    "ig_unwind_kind": ("IG_UNWIND_", abi.UnwindKind),
     "ig_python_frame_flag": ("IG_FRAME_", abi.PythonFrameFlag),
 }
 MACHINES = sorted(path.name for path in OBJECTS.iterdir())
@@ -36,6 +37,7 @@ def test_roles_and_limits_have_the_header_s_values():
     }
     limits = abi.get_btf().build_enum("ig_limit")
     assert limits["IG_MAX_DESCRIPTORS"] == abi.MAX_DESCRIPTORS
+    assert limits["IG_MAX_NATIVE"] == abi.MAX_NATIVE
     assert limits["IG_MAX_PYTHON"] == abi.MAX_PYTHON
     assert limits["IG_N_COPY_KINDS"] == abi.N_COPY_KINDS
     assert limits["IG_N_REGS"] == abi.N_REGISTERS

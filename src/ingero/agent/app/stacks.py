@@ -37,11 +37,7 @@ class StackKeeper:
     def __init__(self, engine: Engine, observers: Sequence[object]) -> None:
         self._engine = engine
         self._observers = [one for one in observers if isinstance(one, StackObserver)]
-        self._book = (
-            StackBook(engine.maps["pythons"], engine.maps["seen_stacks"])
-            if engine.with_stacks
-            else None
-        )
+        self._book = StackBook(engine.maps, engine.stack_copies) if engine.with_stacks else None
 
     @property
     def refused(self) -> dict[int, str]:

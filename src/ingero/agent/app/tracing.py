@@ -99,6 +99,7 @@ class Totals:
         ended_keys: As ``keys``, of processes that ended; pid 0 stands for many.
         ended_counts: As ``counts``, of processes that ended.
         copies: ``struct ig_count`` of copies since tracing began, by `CopyKind`.
+        unwinding: How the native frames of stacks were found, by ``struct ig_unwinding``.
     """
 
     mono_ns: int
@@ -114,6 +115,7 @@ class Totals:
     ended_keys: Records = field(default_factory=lambda: EndedCounts().keys)
     ended_counts: Records = field(default_factory=lambda: EndedCounts().counts)
     copies: Records = field(default_factory=lambda: np.zeros(N_COPY_KINDS, get_dtype("count")))
+    unwinding: dict[str, int] = field(default_factory=dict)
 
     @property
     def all_keys(self) -> Records:
@@ -362,6 +364,7 @@ class TraceSession:
             counts=counts,
             changes=changes,
             losses=self._engine.read_losses(),
+            unwinding=self._engine.read_unwinding(),
             in_flight=self._engine.read_in_flight(),
             keep_one_in=keep_one_in,
             is_last=is_last,

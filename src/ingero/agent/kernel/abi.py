@@ -94,11 +94,26 @@ class Selector(enum.IntEnum):
 
 
 class StackFlag(enum.IntFlag):
-    """What is missing from a stack."""
+    """How a stack was found, and what is missing from it."""
 
     PYTHON_CUT = 1
     PYTHON_BROKEN = 2
     NO_PYTHON = 4
+    UNWOUND = 8
+    COPIED = 16
+    NATIVE_CUT = 32
+    NO_RULE = 64
+
+
+class UnwindKind(enum.IntEnum):
+    """How to get from a frame to its caller."""
+
+    SP = 1
+    BP = 2
+    REALIGNED = 3
+    SIGNAL = 4
+    END = 5
+    UNKNOWN = 6
 
 
 class PythonFrameFlag(enum.IntFlag):
@@ -122,7 +137,10 @@ MAX_DESCRIPTORS: Final = 1024
 HIST_FIRST_LOG2: Final = 7
 HIST_BUCKETS: Final = 126
 N_COPY_KINDS: Final = 6
+MAX_NATIVE: Final = 127
 MAX_PYTHON: Final = 128
+RETURN_BIT: Final = 1 << 63
+"""In ``struct ig_unwind_key``: the address is one that a call returns to."""
 NO_OFFSET: Final = 0xFFFF
 """In ``struct ig_python``: the interpreter has no such field."""
 

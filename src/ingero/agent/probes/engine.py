@@ -5,6 +5,7 @@ One engine per agent. Closing it removes every probe: links live as long as thei
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -65,6 +66,7 @@ class EngineSettings:
         keep_first: Records always kept per process, operation and CPU.
         with_session: Try session links first; False tests the pair of older kernels.
         with_stacks: Whether records of calls carry the stack they were made from.
+        copies_bytes: Size of the ring of copied stacks, a power of two; one page without stacks.
     """
 
     host_probes: tuple[str, ...] = tuple(probe.name for probe in PROBES)
@@ -73,6 +75,7 @@ class EngineSettings:
     keep_first: int = 64
     with_session: bool = True
     with_stacks: bool = False
+    copies_bytes: int = 4 << 20
 
 
 @dataclass(slots=True)
@@ -110,6 +113,7 @@ class Engine:
     Attributes:
         missing: Host probes that could not start, with the reason.
         rings: Open rings by name.
+        stack_copies: The ring of copied stacks, which is read after that of the stacks and by nobody else.
         mode: ``session`` or ``pair``: how library functions are probed.
 
     Raises:
@@ -133,9 +137,13 @@ class Engine:
         self._write_settings()
         for ring, record in _CALL_RINGS.items():
             self.rings[ring] = Ring(self.maps[ring], get_dtype(record))
+        self.stack_copies = Ring(self.maps["stack_copies"], get_dtype("stack_copy"))
 
     def _load_calls(self) -> tuple[str, BpfObject]:
-        sizes = {"calls": self._settings.ring_bytes} if self._settings.ring_bytes else {}
+        with_stacks = self._settings.with_stacks
+        sizes = {"stack_copies": self._settings.copies_bytes if with_stacks else mmap.PAGESIZE}
+        if self._settings.ring_bytes:
+            sizes["calls"] = self._settings.ring_bytes
         if self._settings.with_session:
             try:
                 session = syscalls.ATTACH_UPROBE_SESSION
@@ -337,6 +345,12 @@ class Engine:
         assert per_cpu is not None  # an array map has its one entry
         return {name: int(per_cpu[name].sum()) for name in per_cpu.dtype.names or ()}
 
+    def read_unwinding(self) -> dict[str, int]:
+        """How the native frames of stacks were found so far, by name: ``struct ig_unwinding``."""
+        per_cpu = self.maps["unwinding"].lookup(_KEY_0, get_dtype("unwinding"))
+        assert per_cpu is not None  # an array map has its one entry
+        return {name: int(per_cpu[name].sum()) for name in per_cpu.dtype.names or ()}
+
     def read_in_flight(self) -> Records:
         """Calls that were entered and have not returned.
 
@@ -363,7 +377,7 @@ class Engine:
             os.close(link)
         self._links.clear()
         self._attached.clear()
-        for ring in self.rings.values():
+        for ring in (*self.rings.values(), self.stack_copies):
             ring.close()
         self.rings.clear()
         for loaded in reversed(self._objects):

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import struct
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from ingero.agent.kernel.abi import RETURN_BIT
 from ingero.agent.kernel.maps import BpfMap
-from ingero.agent.kernel.perf import Mapping
+from ingero.agent.kernel.perf import Mapping as FileMapping
+from ingero.agent.kernel.ring import Ring
 from ingero.agent.stacks.interpreter import Interpreter, is_python_file
 from ingero.agent.stacks.native import SymbolFiles
 from ingero.agent.stacks.resolver import ProcessStacks, Stack, build_ended
+from ingero.agent.stacks.unwind import StackCopy, Unwound
 from ingero.errors import UnsupportedError
 
 Records = npt.NDArray[Any]
 MOST_STACKS: Final = 65_536
 MOST_REFUSED: Final = 256
+MOST_RULES: Final = 16_384  # of one process; half of what the kernel's map holds
+MOST_WAITING: Final = 64  # copies whose stack is still being written, or was lost
+_KEY: Final = struct.Struct("<QQ")  # struct ig_unwind_key
 
 
 class StackBook:
@@ -27,17 +34,20 @@ class StackBook:
     `examine` may be called from any thread; the rest from the one that reads the rings.
 
     Args:
-        pythons: The kernel's map of interpreters.
-        seen: The kernel's map of stacks that it has written.
+        maps: The kernel's maps, of which ``pythons``, ``seen_stacks``, ``unwind_rules`` and ``unwinding`` are used.
+        copies: The ring of copied stacks.
 
     Attributes:
         refused: Why an interpreter is not read, by process.
     """
 
-    def __init__(self, pythons: BpfMap, seen: BpfMap) -> None:
+    def __init__(self, maps: Mapping[str, BpfMap], copies: Ring) -> None:
         self.refused: dict[int, str] = {}
-        self._pythons = pythons
-        self._seen = seen
+        self._pythons, self._seen = maps["pythons"], maps["seen_stacks"]
+        self._unwind_rules = maps["unwind_rules"]
+        self._ring = copies
+        self._copies: dict[int, tuple[int, StackCopy]] = {}
+        self._images: dict[int, int] = {}
         self._files = SymbolFiles()
         self._checked = set[tuple[str, int]]()
         self._processes: dict[int, ProcessStacks] = {}
@@ -69,10 +79,22 @@ class StackBook:
         self.refused.pop(pid, None)
         return found
 
-    def on_mapping(self, mapping: Mapping) -> None:
+    def on_mapping(self, mapping: FileMapping) -> None:
         """A process mapped a file: an interpreter that was checked in another process is walked from its begin."""
+        self._forget_rules(mapping)
         if self._checked and is_python_file(mapping.path):
             self.examine(mapping.pid)
+
+    def _forget_rules(self, mapping: FileMapping) -> None:
+        """What was known of code that lay there before is not true any more."""
+        with self._lock:
+            process, image = self._processes.get(mapping.pid), self._images.get(mapping.pid)
+            if process is not None and image is not None:
+                self._drop_rules(process, image, mapping.start, mapping.end)
+
+    def _drop_rules(self, process: ProcessStacks, image: int, start: int, end: int) -> None:
+        for pc in process.pop_rules(start, end):
+            self._unwind_rules.delete(_KEY.pack(image, pc))
 
     def _open(self, pid: int) -> ProcessStacks | None:
         process = self._processes.pop(pid, None)
@@ -91,14 +113,38 @@ class StackBook:
     def take(self, records: Records) -> None:
         """Resolve new stacks (``struct ig_stack``); each was recorded once."""
         with self._lock:
+            # A copy is written before its stack, so all that belong to these are there now.
+            self._ring.drain(self._keep_copies)
             for record in records:
                 stack = self._resolve(record)
                 self._hashes[int(record["id"])] = stack.hash
                 if stack.hash not in self._told:
                     self._told.add(stack.hash)
                     self._new[stack.hash] = stack
+            for orphan in list(self._copies)[:-MOST_WAITING]:
+                del self._copies[orphan]
             if len(self._hashes) > MOST_STACKS:
                 self._drop_oldest()
+
+    def _keep_copies(self, records: Records) -> None:
+        for record in records:
+            self._copies[int(record["id"])] = int(record["image"]), StackCopy.from_record(record)
+
+    def _unwind(self, process: ProcessStacks, record: Any) -> Unwound | None:  # noqa: ANN401 - one row of a structured array
+        """Follow a stack's copy; the kernel is told the rules, so it need not copy the like again."""
+        found = self._copies.pop(int(record["id"]), None)
+        if found is None:
+            return None
+        image, copy = found
+        unwound = process.unwind(record, copy)
+        self._images[int(record["pid"])] = image
+        for pc, rule in unwound.rules.items():
+            self._unwind_rules.update(_KEY.pack(image, pc), rule.to_bytes())
+        if (
+            process.n_rules > MOST_RULES
+        ):  # as where code is compiled and thrown away again and again
+            self._drop_rules(process, image, 0, RETURN_BIT)
+        return unwound
 
     def _resolve(self, record: Any) -> Stack:  # noqa: ANN401 - one row of a structured array
         pid = int(record["pid"])
@@ -107,7 +153,7 @@ class StackBook:
             return build_ended()
         if record["n_python"] and process.interpreter is None:  # a fork of one we know
             self._find_interpreter(process, pid)
-        return process.resolve(record)
+        return process.resolve(record, self._unwind(process, record))
 
     def _drop_oldest(self) -> None:
         """Make room; the kernel writes these again when it meets them."""
@@ -131,6 +177,7 @@ class StackBook:
         """Let go of processes that ended or replaced their image; their stacks stay known until there is need of room."""
         with self._lock:
             for pid in pids:
+                self._images.pop(pid, None)
                 process = self._processes.pop(pid, None)
                 if process is not None:
                     process.close()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ingero.agent.stacks.cfi import Rule
 from ingero.agent.stacks.memory import Region, iter_regions, open_paths
 from ingero.agent.stacks.symbols import Symbols
 from ingero.errors import BadDataError
@@ -98,6 +99,24 @@ class NativeBook:
                 break
             frames.append(self._describe(address, inside, region))
         return frames
+
+    def is_code(self, address: int) -> bool:
+        """Whether something executable is mapped there."""
+        return self._find_region(address) is not None
+
+    def find_rule(self, address: int) -> Rule | None:
+        """How to get from a frame at an address to its caller; None where no file tells."""
+        region = self._find_region(address)
+        if region is None or not region.path.startswith("/") or region.path.startswith(_NO_FILES):
+            return None
+        symbols = self._files.find(self._pid, region)
+        bias = symbols.find_bias(region.start, region.offset) if symbols else None
+        return symbols.find_rule(address - bias) if symbols and bias is not None else None
+
+    def forget(self) -> None:
+        """Something was mapped: look again at the next question."""
+        self._regions.clear()
+        self._starts.clear()
 
     def _find_region(self, address: int) -> Region | None:
         """The code around an address; what is mapped is read again when nothing is known there, as after dlopen()."""

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ingero.agent.kernel.abi import PythonFrameFlag, StackFlag
+from ingero.agent.kernel.abi import RETURN_BIT, PythonFrameFlag, StackFlag
 from ingero.agent.stacks.code import CodeBook
 from ingero.agent.stacks.interpreter import Interpreter, check_interpreter, find_interpreter
 from ingero.agent.stacks.memory import ProcessMemory, iter_regions
 from ingero.agent.stacks.native import NativeBook, NativeFrame, SymbolFiles
+from ingero.agent.stacks.unwind import StackCopy, Unwound, unwind
 
 Frame = dict[str, str | int]
 _EVALUATION: Final = "_PyEval_EvalFrameDefault"
@@ -20,6 +21,9 @@ _FNV_PRIME: Final = 0x100000001B3
 _MASK: Final = (1 << 64) - 1
 _CUT: Final = "[more Python frames]"
 _BROKEN: Final = "[unreadable Python frames]"
+_NATIVE_CUT: Final = "[more native frames]"
+_NO_RULE: Final = "[unknown callers]"
+_BY_FRAME_POINTER: Final = "[callers by frame pointer]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,8 @@ class Stack:
 
     Attributes:
         hash: Of what it says, signed: equal for every process that takes the same path.
-        frames: Innermost first, with the keys of `stack_traces.frames`.
+        frames: Innermost first, with the keys of `stack_traces.frames`. The last is in brackets where native frames were not followed to
+            the thread's outermost function.
     """
 
     hash: int
@@ -60,6 +65,7 @@ class ProcessStacks:
         self._memory = ProcessMemory(pid)
         self._somewhere = next((region.start for region in iter_regions(pid)), 0)
         self._native = NativeBook(pid, files)
+        self._rules = set[int]()
         self._codes: CodeBook | None = None
         self.interpreter: Interpreter | None = None
 
@@ -87,14 +93,41 @@ class ProcessStacks:
         self._codes = CodeBook(self._memory, found)
         return found
 
-    def resolve(self, record: Any) -> Stack:  # noqa: ANN401 - one row of a structured array
-        """A ``struct ig_stack`` as frames; those that cannot be resolved keep their address."""
-        native = self._native.describe(record["native"][: int(record["n_native"])].tolist())
+    def unwind(self, record: Any, copy: StackCopy) -> Unwound:  # noqa: ANN401 - one row of a structured array
+        """Follow the copy that belongs to a ``struct ig_stack``."""
+        found = unwind(copy, self._native, int(record["n_native"]))
+        self._rules.update(found.rules)
+        return found
+
+    @property
+    def n_rules(self) -> int:
+        """Addresses of frames that were followed."""
+        return len(self._rules)
+
+    def pop_rules(self, start: int, end: int) -> list[int]:
+        """Forget what was mapped in a range; the addresses of frames there that were followed, as `unwind` told them."""
+        self._native.forget()
+        keys = [key for key in self._rules if start <= key & ~RETURN_BIT <= end]
+        self._rules.difference_update(keys)
+        return keys
+
+    def resolve(self, record: Any, unwound: Unwound | None = None) -> Stack:  # noqa: ANN401 - one row of a structured array
+        """A ``struct ig_stack`` as frames; those that cannot be resolved keep their address.
+
+        Args:
+            record: The stack.
+            unwound: What its copy said.
+        """
+        addresses = record["native"][: int(record["n_native"])].tolist()
+        if unwound is not None:
+            addresses += unwound.addresses[1:]  # the first is the last of the record's
+        native = self._native.describe(addresses)
+        native_end = _tell_end(int(record["flags"]), unwound)
         groups = list(self._iter_groups(record["python"][: int(record["n_python"])].tolist()))
         flags = int(record["flags"])
         if groups and flags & (StackFlag.PYTHON_CUT | StackFlag.PYTHON_BROKEN):
             groups[-1].append({"s": _CUT if flags & StackFlag.PYTHON_CUT else _BROKEN})
-        frames = tuple(self._merge(native, groups))
+        frames = (*self._merge(native, groups), *native_end)
         return Stack(hash_frames(frames), frames)
 
     def _iter_groups(self, pairs: list[tuple[int, int, int]]) -> Iterator[list[Frame]]:
@@ -148,6 +181,21 @@ class ProcessStacks:
     def close(self) -> None:
         """Let go of the process."""
         self._memory.close()
+
+
+def _tell_end(flags: int, unwound: Unwound | None) -> tuple[Frame, ...]:
+    """What to say where the native frames do not lead to the thread's outermost function, or may have left some out."""
+    if not flags & StackFlag.UNWOUND:
+        said = _BY_FRAME_POINTER
+    elif flags & StackFlag.NATIVE_CUT or (unwound and unwound.is_cut):
+        said = _NATIVE_CUT
+    elif (unwound is None and flags & (StackFlag.COPIED | StackFlag.NO_RULE)) or (
+        unwound and unwound.is_unknown
+    ):
+        said = _NO_RULE
+    else:
+        return ()
+    return ({"s": said},)
 
 
 def _is_evaluation(frame: NativeFrame, file: tuple[str, int] | None) -> bool:

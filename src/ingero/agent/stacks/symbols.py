@@ -1,10 +1,11 @@
-"""The symbols of an ELF file, by name and by address.
+"""The symbols of an ELF file, by name and by address, and its unwind table.
 
 The full table where the file has one, else that of its debug file (found by build id), else the exported names.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ import numpy.typing as npt
 
 from ingero.agent.kernel.demangle import demangle
 from ingero.agent.kernel.elf import read_headers
+from ingero.agent.stacks.cfi import Rule
+from ingero.agent.stacks.unwind_table import UnwindTable
 from ingero.errors import BadDataError
 
 _SYMBOL: Final = np.dtype([
@@ -45,9 +48,12 @@ class Symbols:
 
     def __init__(self, path: str, debug_folder: Path = _DEBUG_FOLDER) -> None:
         self._data = _map(path)
-        self._sections, segments = read_headers(self._data)
+        self._sections, self._segments = read_headers(self._data)
+        segments = self._segments
         is_code = (segments["type"] == _LOAD) & (segments["flags"] & _EXECUTABLE != 0)
         self._loads = segments[is_code]
+        self._unwind: UnwindTable | None = None
+        self._is_unwind_read = False
         self.build_id = self._read_build_id()
         self._names, self._names_start, self._names_end = self._data, 0, 0
         self._functions = np.empty(0, _FUNCTION)
@@ -122,6 +128,14 @@ class Symbols:
         text = self._names[start : min(start + _NAME_BYTES, self._names_end)]
         return demangle(text.split(b"\0", 1)[0].decode("utf-8", "replace")), distance
 
+    def find_rule(self, address: int) -> Rule | None:
+        """How to get from an address in the file, as linked, to the caller; None where the file does not tell."""
+        if not self._is_unwind_read:
+            self._is_unwind_read = True
+            with contextlib.suppress(BadDataError):
+                self._unwind = UnwindTable(self._data, self._segments)
+        return self._unwind.find_rule(address) if self._unwind else None
+
     def find_exported(self, *names: str) -> dict[str, int]:
         """Addresses, as linked, of exported symbols; those that the file does not define are left out."""
         return dict(self._iter_exported(names))
@@ -142,6 +156,7 @@ class Symbols:
     def close(self) -> None:
         """Unmap the file."""
         self._functions = np.empty(0, _FUNCTION)
+        self._unwind, self._is_unwind_read = None, True
         if self._names is not self._data:
             self._names.close()
         self._data.close()
