@@ -19,6 +19,7 @@ from benchmarks import (
     push,
     ring,
     threshold,
+    unwinding,
 )
 
 BENCHMARKS = (
@@ -31,6 +32,7 @@ BENCHMARKS = (
     echo,
     ring,
     probe_cost,
+    unwinding,
     agent_cpu,
     failing,
 )

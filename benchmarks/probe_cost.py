@@ -119,7 +119,7 @@ def _call_from_python(engine=None):
     ) as process:
         process.stdout.readline()
         if engine is not None and engine.with_stacks:
-            book = StackBook(engine.maps["pythons"], engine.maps["seen_stacks"])
+            book = StackBook(engine.maps, engine.stack_copies)
             book.examine(process.pid)
             book.close()
         return json.loads(process.communicate("\n")[0])
