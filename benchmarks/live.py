@@ -17,12 +17,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from ingero.testing.nobody import AS_NOBODY, NOBODY
+
 PROGRAM = "from ingero.cli.main import main; main()"
-NOBODY = "65534"
-# Another user, who may only read: the interpreter may lie in root's home.
-AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-AS_NOBODY += ("--bounding-set=-all,+dac_read_search", "--inh-caps=-all,+dac_read_search")
-AS_NOBODY += ("--ambient-caps=+dac_read_search",)
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ def run(case: Case, seed: int, quiet: str) -> dict:
     command += ["--duration", "30s" if case.is_detected else quiet]
     with tempfile.TemporaryDirectory() as home:
         if not case.has_root and os.geteuid() == 0:
-            os.chown(home, int(NOBODY), int(NOBODY))
+            os.chown(home, NOBODY, NOBODY)
             command = [*AS_NOBODY, *command]
         result = subprocess.run(
             command,

@@ -9,13 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ingero.testing.nobody import AS_NOBODY, NOBODY
+
 PROGRAM = "from ingero.cli.main import main; main()"
-# Nobody, and nothing but reading: the interpreter may lie in root's home.
-NOBODY = (
-    *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
-    *("--bounding-set=-all,+dac_read_search", "--inh-caps=-all,+dac_read_search"),
-    "--ambient-caps=+dac_read_search",
-)
 
 
 @pytest.fixture
@@ -24,13 +20,20 @@ def home():
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         path = Path(folder)
         if os.geteuid() == 0:
-            os.chown(path, 65534, 65534)
+            os.chown(path, NOBODY, NOBODY)
         yield path
 
 
 def up(home, *arguments):
     return subprocess.run(
-        [*(NOBODY if os.geteuid() == 0 else ()), sys.executable, "-c", PROGRAM, "up", *arguments],
+        [
+            *(AS_NOBODY if os.geteuid() == 0 else ()),
+            sys.executable,
+            "-c",
+            PROGRAM,
+            "up",
+            *arguments,
+        ],
         env={**os.environ, "HOME": str(home), "TMPDIR": str(home)},
         capture_output=True,
         text=True,

@@ -5,9 +5,11 @@ import json
 import os
 import pwd
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -67,9 +69,18 @@ def read_until(stream, text):
     return line
 
 
-def test_every_thread_of_a_trace_keeps_what_probing_needs_and_no_more(start):
+@pytest.fixture
+def workload():
+    """The simulator's program where every user may run it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        shutil.copytree(get_program().parent, folder, dirs_exist_ok=True)
+        yield Path(folder) / get_program().name
+
+
+def test_every_thread_of_a_trace_keeps_what_probing_needs_and_no_more(start, workload):
     environment = PLAIN | {"SUDO_UID": str(NOBODY.pw_uid), "SUDO_GID": str(NOBODY.pw_gid)}
-    tracer = start([*TRACE, "--", get_program(), "hang"], env=environment)
+    tracer = start([*TRACE, "--", workload, "hang"], env=environment)
     read_until(tracer.stderr, "hanging")
     tasks = [status_of(task) for task in Path(f"/proc/{tracer.pid}/task").iterdir()]
     assert len(tasks) > 1

@@ -11,17 +11,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from ingero.agent.app.tracing import TraceSession, TraceSettings
 from ingero.agent.discover.processes import find_reach
 from ingero.agent.probes.engine import EngineSettings
 from ingero.agent.store.reader import LoadFilter, load_recording
-from ingero.cli.main import cli
 from ingero.cli.tracing import run_trace  # noqa: F401 - what the command imports, before root is given up
-from ingero.errors import UnsupportedError
 from ingero.gpusim.runner import get_program
 from ingero.model.events import CudaOp, EventFlag, NcclOp, OffCpuReason, Source
+from ingero.testing.nobody import AS_NOBODY
 
 pytestmark = pytest.mark.kernel
 
@@ -163,14 +161,15 @@ def test_the_recording_and_the_program_belong_to_the_invoking_user(tmp_path):
 
 
 def test_without_root_the_reason_and_the_next_step_are_said():
-    os.seteuid(pwd.getpwnam("nobody").pw_uid)
-    try:
-        result = CliRunner().invoke(cli, ["trace", "--no-record"])
-    finally:
-        os.seteuid(0)
-    assert isinstance(result.exception, UnsupportedError)
-    assert "needs root" in result.exception.message
-    assert "sudo" in result.exception.hint
+    run = subprocess.run(
+        [*AS_NOBODY, sys.executable, "-m", "ingero", "trace", "--no-record"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 3
+    assert "needs root" in run.stderr
+    assert "sudo" in run.stderr
 
 
 @pytest.fixture
