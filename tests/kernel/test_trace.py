@@ -16,7 +16,6 @@ from ingero.agent.app.tracing import TraceSession, TraceSettings
 from ingero.agent.discover.processes import find_reach
 from ingero.agent.probes.engine import EngineSettings
 from ingero.agent.store.reader import LoadFilter, load_recording
-from ingero.cli.tracing import run_trace  # noqa: F401 - what the command imports, before root is given up
 from ingero.gpusim.runner import get_program
 from ingero.model.events import CudaOp, EventFlag, NcclOp, OffCpuReason, Source
 from ingero.testing.nobody import AS_NOBODY
