@@ -14,6 +14,9 @@ from ingero.errors import ConfigError, IngeroError
 from ingero.gpusim.runner import SimSettings, Simulation
 from ingero.gpusim.workloads import WORKLOADS
 
+# Probes see every process of the machine: these calls must not run beside the tests that count calls.
+pytestmark = pytest.mark.xdist_group("kernel")
+
 MIB = 1 << 20
 
 

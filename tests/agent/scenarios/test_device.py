@@ -22,6 +22,8 @@ from ingero.agent.scenarios.runtime import (
 from ingero.errors import UnsupportedError
 from ingero.gpusim.runner import get_program
 
+# Probes see every process of the machine: these calls must not run beside the tests that count calls.
+pytestmark = pytest.mark.xdist_group("kernel")
 SIMULATOR = str(get_program().parent / "libcudart.so.12")
 
 RUN = """
