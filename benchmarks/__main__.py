@@ -9,6 +9,7 @@ import time
 
 from benchmarks import (
     agent_cpu,
+    capture,
     collectives,
     dashboard,
     echo,
@@ -34,6 +35,7 @@ BENCHMARKS = (
     probe_cost,
     unwinding,
     agent_cpu,
+    capture,
     failing,
 )
 """Every benchmark, in the order they run."""

@@ -15,7 +15,8 @@ import numpy as np
 
 from ingero.agent.queries.listen import ListenSettings, open_server
 from ingero.agent.scenarios.builder import START_NS
-from ingero.agent.store.writer import RecordingWriter, WriterSettings
+from ingero.agent.store.settings import WriterSettings
+from ingero.agent.store.writer import RecordingWriter
 from ingero.config import Endpoint
 from ingero.model.recording import AGGREGATE, SNAPSHOT, ProcessRank
 from ingero.testing.faults import FAULTS

@@ -15,7 +15,8 @@ import numpy as np
 
 from ingero.agent.scenarios.builder import START_NS, RecordingBuilder
 from ingero.agent.scenarios.loop import Loop
-from ingero.agent.store.writer import RecordingWriter, WriterSettings
+from ingero.agent.store.settings import WriterSettings
+from ingero.agent.store.writer import RecordingWriter
 
 SAYS = "explain a recording of a million events"
 N_STEPS = 400

@@ -10,6 +10,7 @@ LAUNCHES = 50_000
 def run():
     from benchmarks.ring import _attach
 
+    from ingero.agent.kernel.abi import Stacks
     from ingero.agent.probes.engine import Engine, EngineSettings
     from ingero.errors import UnsupportedError
 
@@ -25,7 +26,7 @@ def run():
         probed.append(account)
         every.append(_measure_probed(Engine, EngineSettings, _attach, keep_one_in=1)[1])
         stacked.append(
-            _measure_probed(Engine, EngineSettings, _attach, keep_one_in=1, with_stacks=True)[1]
+            _measure_probed(Engine, EngineSettings, _attach, keep_one_in=1, stacks=Stacks.ALL)[1]
         )
     for name, says, calls in (
         ("record_ns", "entry only (cudaEventRecord, with the driver call inside)", 1),
@@ -81,13 +82,15 @@ def _python_stacks():
     """The same from Python through ctypes, at ten and at a hundred frames."""
     from benchmarks.ring import _attach
 
+    from ingero.agent.kernel.abi import Stacks
     from ingero.agent.probes.engine import Engine, EngineSettings
 
     runs = {"bare": [], "without": [], "with": []}
+    chosen = {"without": Stacks.NONE, "with": Stacks.ALL}
     for _ in range(ROUNDS):
         runs["bare"].append(_call_from_python())
         for name in ("without", "with"):
-            settings = EngineSettings(keep_one_in=1, with_stacks=name == "with")
+            settings = EngineSettings(keep_one_in=1, stacks=chosen[name])
             with Engine(settings) as engine:
                 engine.start_host_probes()
                 _attach(engine)
@@ -125,11 +128,11 @@ def _call_from_python(engine=None):
         return json.loads(process.communicate("\n")[0])
 
 
-def _measure_probed(engine_type, settings_type, attach, keep_one_in=1000, *, with_stacks=False):
+def _measure_probed(engine_type, settings_type, attach, keep_one_in=1000, **settings):
     import time
 
     began = time.monotonic()
-    with engine_type(settings_type(keep_one_in=keep_one_in, with_stacks=with_stacks)) as engine:
+    with engine_type(settings_type(keep_one_in=keep_one_in, **settings)) as engine:
         engine.start_host_probes()
         attach(engine)
         took = time.monotonic() - began

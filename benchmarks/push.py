@@ -90,7 +90,10 @@ def open_fleet(folder):
                 "protocols": {"http": {"endpoint": at["http"]}, "grpc": {"endpoint": at["grpc"]}}
             }
         },
-        "processors": {"ingero": {"push_interval": "5s"}, "nccl": {}},
+        "processors": {
+            "ingero": {"push_interval": "5s", "quorum": {"settle_time": "0s"}},
+            "nccl": {},
+        },
         "extensions": {
             "ingero_threshold": {"agent_endpoint": at["agent"], "admin_endpoint": at["admin"]}
         },

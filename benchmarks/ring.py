@@ -29,12 +29,13 @@ def run():
 
 
 def _attach(engine):
-    from ingero.agent.discover.processes import find_reach
+    from ingero.agent.discover.processes import open_file
     from ingero.agent.probes.targets import find_target
     from ingero.gpusim.runner import get_program
 
     for path in sorted(get_program().parent.glob("lib*")):
-        target = find_target(find_reach(str(path)), str(path))
+        with open_file(path) as opened:
+            target = find_target(opened, str(path))
         if target is not None:  # the simulator's libnvidia-ml has nothing to probe
             engine.attach(target)
 

@@ -100,12 +100,14 @@ def _compare(program, depth):
 
 def _measure(program, depth, name):
     """ns per call; CPU milliseconds of the agent for a first copy and for one of a later process, when rules are asked for."""
+    from ingero.agent.kernel.abi import Stacks
     from ingero.agent.probes.engine import Engine, EngineSettings
 
     if name == "bare":
         with _start(program, depth) as process:
             return min(_ask(process, CALLS) for _ in range(BATCHES)), []
-    settings = EngineSettings(host_probes=(), keep_one_in=1, with_stacks=name != "recorded")
+    stacks = Stacks.NONE if name == "recorded" else Stacks.ALL
+    settings = EngineSettings(host_probes=(), keep_one_in=1, stacks=stacks)
     with Engine(settings) as engine:
         _attach(engine)
         if name != "rules":

@@ -1,4 +1,9 @@
-/* Block requests: time in the queue, time in the device, and who asked. */
+/* Block requests: time in the queue, time in the device, and who asked.
+ *
+ * With a filter only requests that a watched task made itself: what kernel threads write back later is nobody's in
+ * particular. A request of somebody else is remembered too, as one to leave out: a watched task may be the one that
+ * hands it to the device.
+ */
 #include "ingero/host.h"
 
 struct request_start {
@@ -11,6 +16,8 @@ struct request_start {
 	u32 device;
 	u32 flags;
 	char comm[IG_COMM_LEN];
+	u32 is_left_out; /* the user did not ask for its owner */
+	u32 reserved;
 };
 
 /* Requests on their way, by the address of the kernel's request. */
@@ -39,6 +46,7 @@ INLINE void describe(struct request *request, struct request_start *start)
 	start->device = disk ? (u32)disk->major << 20 | (u32)disk->first_minor : 0;
 	start->pid = bpf_get_current_pid_tgid() >> 32;
 	start->cgroup_id = bpf_get_current_cgroup_id();
+	start->is_left_out = !is_watched_task(bpf_get_current_task_btf());
 	bpf_get_current_comm(start->comm, sizeof(start->comm));
 }
 
@@ -70,19 +78,19 @@ int block_issue(u64 *ctx)
 	return 0;
 }
 
-INLINE u16 op_of(u32 flags)
+INLINE enum ig_io_op op_of(u32 flags)
 {
 	switch (flags & 0xff) {
 	case REQ_OP_READ:
-		return 1;
+		return IG_IO_READ;
 	case REQ_OP_WRITE:
-		return 2;
+		return IG_IO_WRITE;
 	case REQ_OP_DISCARD:
-		return 3;
+		return IG_IO_DISCARD;
 	case REQ_OP_FLUSH:
-		return 4;
+		return IG_IO_FLUSH;
 	default:
-		return 5;
+		return IG_IO_OTHER;
 	}
 }
 
@@ -91,13 +99,23 @@ INLINE void write_request(const struct request_start *start, u64 now_ns, s32 err
 	u16 op = op_of(start->flags);
 	struct ig_count *count = count_of(start->pid, IG_SOURCE_IO, op);
 	struct ig_settings *now = settings_now();
+	struct finished request = {
+		.end_ns = now_ns,
+		.duration_ns = now_ns - start->issue_ns,
+		.bytes = start->bytes,
+		.flags = error ? IG_FLAG_ERROR : 0,
+	};
+	u64 began_ns = start->insert_ns ? start->insert_ns : start->issue_ns;
 	struct ig_block *record;
 	struct ig_choice choice;
 
 	if (!count || !now)
 		return;
 	count->entered++;
-	choice = choose(count, now, now_ns - start->issue_ns, start->bytes, error ? IG_FLAG_ERROR : 0);
+	request.flags |= exact_flag(now, IG_SOURCE_IO, op);
+	if (now_ns - began_ns >= IG_LONG_REQUEST_NS)
+		request.flags |= IG_FLAG_LARGE;
+	choice = choose(count, now, &request);
 	if (!choice.weight)
 		return;
 	record = bpf_ringbuf_reserve(&blocks, sizeof(*record), 0);
@@ -115,6 +133,7 @@ INLINE void write_request(const struct request_start *start, u64 now_ns, s32 err
 	record->pid = start->pid;
 	record->error = error;
 	record->op = op;
+	record->flags = choice.flags;
 	record->reserved = 0;
 	record->weight = choice.weight;
 	__builtin_memcpy(record->comm, start->comm, sizeof(record->comm));
@@ -132,7 +151,8 @@ int block_complete(u64 *ctx)
 	known = bpf_map_lookup_elem(&requests, &key);
 	if (!known || !known->issue_ns || request->__data_len > (u32)ctx[2])
 		return 0;
-	write_request(known, bpf_ktime_get_ns(), (s32)ctx[1]);
+	if (!known->is_left_out)
+		write_request(known, bpf_ktime_get_ns(), (s32)ctx[1]);
 	bpf_map_delete_elem(&requests, &key);
 	return 0;
 }

@@ -37,7 +37,13 @@ struct {
 	MAP_UINT(max_entries, 8 << 20);
 } calls SEC(".maps");
 
-/* Failed calls have a lane of their own: a storm of good ones cannot push them out. */
+/* Calls that are kept whatever the sampling have a lane of their own: a storm of launches cannot push them out. */
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_RINGBUF);
+	MAP_UINT(max_entries, 4 << 20);
+} kept_calls SEC(".maps");
+
+/* So have failed calls, and user space is woken for them. */
 struct {
 	MAP_UINT(type, BPF_MAP_TYPE_RINGBUF);
 	MAP_UINT(max_entries, 256 << 10);
@@ -51,6 +57,15 @@ struct {
 static const struct ig_thread ZERO_THREAD = {.device = -1};
 
 extern int bpf_session_is_return(void) KSYM WEAK;
+
+INLINE u64 thread_pointer(void)
+{
+#if defined(__TARGET_ARCH_x86)
+	return bpf_get_current_task_btf()->thread.fsbase;
+#else
+	return 0; /* see find_python_thread() */
+#endif
+}
 
 INLINE struct ig_thread *thread_here(u64 pid_tgid, bool create)
 {
@@ -69,6 +84,7 @@ INLINE struct ig_thread *thread_here(u64 pid_tgid, bool create)
 		return 0;
 	}
 	thread->pid = pid;
+	thread->pointer = thread_pointer();
 	if (!bpf_map_lookup_elem(&gpu_pids, &pid)) {
 		now = bpf_ktime_get_ns();
 		bpf_map_update_elem(&gpu_pids, &pid, &now, BPF_NOEXIST);
@@ -78,21 +94,21 @@ INLINE struct ig_thread *thread_here(u64 pid_tgid, bool create)
 
 INLINE void read_arguments(struct ig_frame *frame, const struct ig_descriptor *desc, const struct ig_registers *regs)
 {
-	frame->bytes = argument(regs, desc->args[IG_ARG_SIZE0]);
+	frame->bytes = fetch(regs, desc->args[IG_ARG_SIZE0]);
 	if (desc->args[IG_ARG_SIZE1])
-		frame->bytes *= argument(regs, desc->args[IG_ARG_SIZE1]);
+		frame->bytes *= fetch(regs, desc->args[IG_ARG_SIZE1]);
 	if (desc->args[IG_ARG_SIZE2])
-		frame->bytes *= argument(regs, desc->args[IG_ARG_SIZE2]);
-	frame->handle = argument(regs, desc->args[IG_ARG_HANDLE]);
-	frame->stream = argument(regs, desc->args[IG_ARG_STREAM]);
-	frame->aux = argument(regs, desc->args[IG_ARG_AUX]);
-	frame->out = argument(regs, desc->args[IG_ARG_OUT]);
-	frame->grid_x = argument(regs, desc->args[IG_ARG_GRID_X]);
-	frame->grid_y = argument(regs, desc->args[IG_ARG_GRID_Y]);
-	frame->grid_z = argument(regs, desc->args[IG_ARG_GRID_Z]);
-	frame->block_x = argument(regs, desc->args[IG_ARG_BLOCK_X]);
-	frame->block_y = argument(regs, desc->args[IG_ARG_BLOCK_Y]);
-	frame->block_z = argument(regs, desc->args[IG_ARG_BLOCK_Z]);
+		frame->bytes *= fetch(regs, desc->args[IG_ARG_SIZE2]);
+	frame->handle = fetch(regs, desc->args[IG_ARG_HANDLE]);
+	frame->stream = fetch(regs, desc->args[IG_ARG_STREAM]);
+	frame->aux = fetch(regs, desc->args[IG_ARG_AUX]);
+	frame->out = fetch(regs, desc->args[IG_ARG_OUT]);
+	frame->grid_x = fetch(regs, desc->args[IG_ARG_GRID_X]);
+	frame->grid_y = fetch(regs, desc->args[IG_ARG_GRID_Y]);
+	frame->grid_z = fetch(regs, desc->args[IG_ARG_GRID_Z]);
+	frame->block_x = fetch(regs, desc->args[IG_ARG_BLOCK_X]);
+	frame->block_y = fetch(regs, desc->args[IG_ARG_BLOCK_Y]);
+	frame->block_z = fetch(regs, desc->args[IG_ARG_BLOCK_Z]);
 }
 
 INLINE void act_at_entry(struct ig_frame *frame, const struct ig_descriptor *desc, struct ig_thread *thread)
@@ -160,6 +176,8 @@ INLINE void write_call(const struct ig_frame *frame, const struct ig_thread *thr
 
 	if (choice.flags & IG_FLAG_ERROR)
 		record = bpf_ringbuf_reserve(&failed_calls, sizeof(*record), 0);
+	if (!record && choice.flags & (IG_FLAG_EXACT | IG_FLAG_SLOW | IG_FLAG_LARGE))
+		record = bpf_ringbuf_reserve(&kept_calls, sizeof(*record), 0);
 	if (!record)
 		record = bpf_ringbuf_reserve(&calls, sizeof(*record), 0);
 	if (!record) {
@@ -257,27 +275,55 @@ INLINE void count_copy(const struct ig_frame *frame, const struct ig_descriptor 
 		count->hist[bucket]++;
 }
 
+/* Whether a record is to carry its stack. */
+INLINE bool wants_stack(struct ig_count *count, const struct ig_settings *now, u8 flags, u64 end_ns)
+{
+	if (now->stacks != IG_STACKS_NOTABLE)
+		return now->stacks == IG_STACKS_ALL;
+	if (!(flags & (IG_FLAG_SLOW | IG_FLAG_ERROR)))
+		return 0;
+	turn_window(count, end_ns);
+	return count->n_stacks++ < IG_MOST_STACKS;
+}
+
 INLINE void finish(struct pt_regs *ctx, struct ig_frame *frame, const struct ig_descriptor *desc,
-		   struct ig_thread *thread, u64 duration_ns, s32 rc)
+		   struct ig_thread *thread, const struct ig_settings *now, u64 duration_ns, s32 rc)
 {
 	struct ig_count *count = count_of(thread->pid, frame->source, frame->op);
-	struct ig_settings *now = settings_now();
+	struct finished call = {
+		.end_ns = frame->entry_ns + duration_ns,
+		.duration_ns = duration_ns,
+		.bytes = frame->flags & IG_FLAG_ERROR ? 0 : frame->bytes,
+		.flags = frame->flags,
+	};
 	struct ig_choice choice;
 	u64 stack_id = 0;
 
 	if (frame->copy == 1 && !(frame->flags & IG_FLAG_ERROR))
 		count_copy(frame, desc, duration_ns);
-	if (!count || !now)
+	if (!count)
 		return;
-	choice = choose(count, now, duration_ns, frame->flags & IG_FLAG_ERROR ? 0 : frame->bytes, frame->flags);
+	call.flags |= exact_flag(now, frame->source, frame->op);
+	if (frame->bytes >= IG_LARGE_BYTES)
+		call.flags |= IG_FLAG_LARGE;
+	choice = choose(count, now, &call);
 	if (!choice.weight)
 		return;
-	if (now->with_stacks)
+	if (wants_stack(count, now, choice.flags, call.end_ns))
 		stack_id = capture_stack(ctx);
 	if (desc->is_collective)
 		write_collective(frame, thread, count, choice, duration_ns, rc, stack_id);
 	else
 		write_call(frame, thread, count, choice, duration_ns, rc, stack_id);
+}
+
+/* Whether to keep where the caller's frame begins. Of sampled kinds only where all stacks are wanted: it is one more access to
+ * user memory, and launches are many.
+ */
+INLINE bool keeps_caller(const struct ig_settings *now, const struct ig_descriptor *desc)
+{
+	return desc->needs_return && (now->stacks == IG_STACKS_ALL ||
+				      (now->stacks && exact_flag(now, desc->source, desc->op)));
 }
 
 /* Returns 1 when the call's return must be seen too. */
@@ -320,10 +366,16 @@ INLINE int on_entry(struct pt_regs *ctx)
 		nccl_entry(frame, desc, &regs, thread->pid);
 	if ((count = count_of(thread->pid, desc->source, desc->op)))
 		count->entered++;
+	if (keeps_caller(now, desc)) {
+		frame->return_pc = return_address(ctx);
+		frame->bp = frame_pointer(ctx);
+	} else {
+		frame->return_pc = 0;
+	}
 	frame->entry_ns = bpf_ktime_get_ns();
 	if (!desc->needs_return) {
 		frame->flags |= IG_FLAG_NO_TIME;
-		finish(ctx, frame, desc, thread, 0, 0);
+		finish(ctx, frame, desc, thread, now, 0, 0);
 		frame->entry_ns = 0;
 		return 0;
 	}
@@ -335,6 +387,7 @@ INLINE int on_entry(struct pt_regs *ctx)
 INLINE void on_return(struct pt_regs *ctx)
 {
 	struct ig_thread *thread = thread_here(bpf_get_current_pid_tgid(), 0);
+	struct ig_settings *now = settings_now();
 	u64 now_ns = bpf_ktime_get_ns();
 	struct ig_descriptor *desc;
 	struct ig_frame *frame = 0;
@@ -344,7 +397,7 @@ INLINE void on_return(struct pt_regs *ctx)
 	u64 stack = ctx->sp; /* where the arguments in memory began: the return address is gone again */
 	u32 depth, index;
 
-	if (!thread)
+	if (!thread || !now) /* when tracing is over, what has not returned stays in flight */
 		return;
 	for (u32 i = 0; i < IG_MAX_DEPTH; i++) {
 		depth = thread->depth;
@@ -370,7 +423,7 @@ INLINE void on_return(struct pt_regs *ctx)
 		frame->flags |= IG_FLAG_ERROR;
 	else
 		act_at_success(frame, desc, thread);
-	finish(ctx, frame, desc, thread, now_ns - frame->entry_ns, rc);
+	finish(ctx, frame, desc, thread, now, now_ns - frame->entry_ns, rc);
 	frame->entry_ns = 0;
 }
 
@@ -403,6 +456,10 @@ const volatile struct {
 	enum ig_kind kind;
 	enum ig_source source;
 	enum ig_flag flag;
+	enum ig_host_op host_op;
+	enum ig_io_op io_op;
+	enum ig_tcp_op tcp_op;
+	enum ig_net_op net_op;
 	enum ig_act act;
 	enum ig_role role;
 	enum ig_selector selector;
@@ -412,15 +469,19 @@ const volatile struct {
 	enum ig_stack_flag stack_flag;
 	enum ig_python_frame_flag python_frame_flag;
 	enum ig_unwind_kind unwind_kind;
+	enum ig_stacks stacks;
+	u32 reserved;
 	struct ig_call call;
 	struct ig_collective collective;
 	struct ig_off_cpu off_cpu;
+	struct ig_departure departure;
 	struct ig_process process;
 	struct ig_block block;
 	struct ig_tcp tcp;
 	struct ig_stack stack;
 	struct ig_stack_copy stack_copy;
 	struct ig_span span;
+	struct ig_unfinished unfinished;
 } abi SEC(".rodata");
 
 char LICENSE[] SEC("license") = "GPL";

@@ -14,8 +14,6 @@ struct {
 	MAP_TYPE(value, u64);
 } faulting SEC(".maps");
 
-enum { OP_PAGE_FAULT = 30 };
-
 /* PERF_COUNT_SW_PAGE_FAULTS: every fault, when it begins. */
 SEC("perf_event")
 int fault_begin(void *ctx)
@@ -35,7 +33,7 @@ int fault_begin(void *ctx)
 SEC("perf_event")
 int fault_end(void *ctx)
 {
-	struct span fault = {.source = IG_SOURCE_HOST, .op = OP_PAGE_FAULT};
+	struct span fault = {.source = IG_SOURCE_HOST, .op = IG_HOST_PAGE_FAULT};
 	u64 *began;
 
 	(void)ctx;

@@ -14,7 +14,7 @@ struct {
 	MAP_TYPE(value, u64);
 } reclaiming SEC(".maps");
 
-enum { OP_PAGE_ALLOC = 3, OP_DIRECT_RECLAIM = 31, PAGE_SHIFT = 12 };
+enum { PAGE_SHIFT = 12 };
 
 /* TP_PROTO(struct page *page, unsigned int order, gfp_t gfp_flags, int migratetype). Counted only: too many for records. */
 SEC("tp_btf/mm_page_alloc")
@@ -25,7 +25,7 @@ int page_alloc(u64 *ctx)
 
 	if (!ctx[0] || !is_gpu_process(pid))
 		return 0;
-	count = count_of(pid, IG_SOURCE_HOST, OP_PAGE_ALLOC);
+	count = count_of(pid, IG_SOURCE_HOST, IG_HOST_PAGE_ALLOC);
 	if (count) {
 		count->entered++;
 		count->seen++;
@@ -57,7 +57,7 @@ INLINE int on_reclaimed(u64 n_pages)
 {
 	u32 tid = (u32)bpf_get_current_pid_tgid();
 	u64 *began = bpf_map_lookup_elem(&reclaiming, &tid), now_ns = bpf_ktime_get_ns();
-	struct span reclaim = {.source = IG_SOURCE_HOST, .op = OP_DIRECT_RECLAIM};
+	struct span reclaim = {.source = IG_SOURCE_HOST, .op = IG_HOST_DIRECT_RECLAIM};
 
 	if (!began)
 		return 0;

@@ -6,8 +6,6 @@ struct {
 	MAP_UINT(max_entries, 512 << 10);
 } sockets SEC(".maps");
 
-enum { OP_SEND = 1, OP_RECV = 2 };
-
 /* A call that moved nothing because it would have waited is not one that failed (EAGAIN). */
 enum { MINUS_EAGAIN = -11 };
 
@@ -36,14 +34,14 @@ INLINE void count_bytes(struct sock *sock, s32 result, u16 op)
 SEC("tp_btf/sock_send_length")
 int sock_sent(u64 *ctx)
 {
-	count_bytes((struct sock *)ctx[0], (s32)ctx[1], OP_SEND);
+	count_bytes((struct sock *)ctx[0], (s32)ctx[1], IG_NET_SEND);
 	return 0;
 }
 
 SEC("tp_btf/sock_recv_length")
 int sock_received(u64 *ctx)
 {
-	count_bytes((struct sock *)ctx[0], (s32)ctx[1], OP_RECV);
+	count_bytes((struct sock *)ctx[0], (s32)ctx[1], IG_NET_RECV);
 	return 0;
 }
 

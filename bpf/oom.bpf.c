@@ -1,4 +1,4 @@
-/* Victims of the OOM killer. An object of its own: the tracepoint's arguments changed in Linux 6.8. */
+/* Victims of the OOM killer; with a filter those that are watched. An object of its own: the tracepoint's arguments changed in Linux 6.8. */
 #include "ingero/host.h"
 
 struct {
@@ -11,8 +11,11 @@ SEC("tp_btf/mark_victim")
 int mark_victim(u64 *ctx)
 {
 	struct task_struct *task = (struct task_struct *)ctx[0];
-	struct ig_process *record = bpf_ringbuf_reserve(&victims, sizeof(*record), 0);
+	struct ig_process *record;
 
+	if (!is_watched_task(task))
+		return 0;
+	record = bpf_ringbuf_reserve(&victims, sizeof(*record), 0);
 	if (!record) {
 		count_lost(IG_KIND_PROCESS);
 		return 0;

@@ -6,6 +6,11 @@ struct {
 	MAP_UINT(max_entries, 256 << 10);
 } processes SEC(".maps");
 
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_RINGBUF);
+	MAP_UINT(max_entries, 1 << 20);
+} unfinished SEC(".maps");
+
 INLINE void write_event(struct task_struct *task, u16 event, u32 other_pid)
 {
 	struct ig_process *record = bpf_ringbuf_reserve(&processes, sizeof(*record), 0);
@@ -31,8 +36,7 @@ INLINE bool concerns_us(struct task_struct *task)
 {
 	struct ig_settings *now = settings_now();
 
-	return is_gpu_process(task->tgid) ||
-	       (now && now->filter && is_watched(now, task->tgid, cgroup_of(task), task->cred->uid.val));
+	return is_gpu_process(task->tgid) || (now && now->filter && is_watched_task(task));
 }
 
 SEC("tp_btf/sched_process_fork")
@@ -67,20 +71,54 @@ int process_exec(u64 *ctx)
 	return 0;
 }
 
+/* The calls that a thread which ends has not returned from. */
+INLINE void write_unfinished(struct task_struct *task, const struct ig_thread *thread)
+{
+	u64 now_ns = bpf_ktime_get_ns();
+	struct ig_unfinished *record;
+
+	for (u32 i = 0; i < IG_MAX_DEPTH; i++) {
+		if (i >= thread->depth || !thread->frames[i].entry_ns)
+			break;
+		record = bpf_ringbuf_reserve(&unfinished, sizeof(*record), 0);
+		if (!record) {
+			count_lost(IG_KIND_PROCESS);
+			return;
+		}
+		set_header(&record->header, IG_KIND_UNFINISHED, sizeof(*record), thread->frames[i].entry_ns);
+		record->ended_ns = now_ns;
+		record->cgroup_id = cgroup_of(task);
+		record->pid = thread->pid;
+		record->tid = task->pid;
+		record->device = thread->device;
+		record->group_id = thread->frames[i].flags & IG_FLAG_GROUPED ? thread->group_id : 0;
+		record->depth = i;
+		record->reserved = 0;
+		bpf_probe_read_kernel(record->comm, sizeof(record->comm), task->comm);
+		__builtin_memcpy(&record->frame, &thread->frames[i], sizeof(record->frame));
+		bpf_ringbuf_submit(record, 0);
+	}
+}
+
 SEC("tp_btf/sched_process_exit")
 int process_exit(u64 *ctx)
 {
 	struct task_struct *task = (struct task_struct *)ctx[0];
 	u32 tid = task->pid, pid = task->tgid;
+	struct ig_thread *thread = bpf_map_lookup_elem(&threads, &tid);
+	bool is_told;
 
+	if (thread && settings_now())
+		write_unfinished(task, thread);
 	bpf_map_delete_elem(&threads, &tid);
 	if (task->signal->live.counter) /* other threads live on */
 		return 0;
-	if (concerns_us(task))
-		write_event(task, IG_PROCESS_EXIT, 0);
+	is_told = concerns_us(task);
 	bpf_map_delete_elem(&filter_pids, &pid);
 	bpf_map_delete_elem(&gpu_pids, &pid);
 	bpf_map_delete_elem(&pythons, &pid);
+	if (is_told) /* last: the reader, when it wakes, sees who is left */
+		write_event(task, IG_PROCESS_EXIT, 0);
 	return 0;
 }
 

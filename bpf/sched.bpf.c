@@ -1,23 +1,13 @@
 /* Why threads of GPU processes were off the CPU, for how long, and who had it instead. */
 #include "ingero/host.h"
 
-struct departure {
-	u64 left_ns;
-	u64 woken_ns; /* 0: not woken yet, or it never stopped being runnable */
-	u32 other_pid;
-	u32 waker_pid;
-	u8 reason;
-	u8 reserved[7];
-	char other_comm[IG_COMM_LEN];
-};
-
 /* Threads that are off the CPU now, by tid. */
 struct {
 	MAP_UINT(type, BPF_MAP_TYPE_HASH);
 	MAP_UINT(max_entries, 65536);
 	MAP_UINT(map_flags, BPF_F_NO_PREALLOC);
 	MAP_TYPE(key, u32);
-	MAP_TYPE(value, struct departure);
+	MAP_TYPE(value, struct ig_departure);
 } departures SEC(".maps");
 
 struct {
@@ -27,7 +17,6 @@ struct {
 
 /* include/linux/sched.h; EXIT_* are kept in the same word. */
 enum { TASK_RUNNING = 0, TASK_INTERRUPTIBLE = 1, TASK_UNINTERRUPTIBLE = 2, TASK_STOPPED = 4, TASK_TRACED = 8, DEAD = 0xf0 };
-enum { OP_SCHED_SWITCH = 1 };
 
 INLINE u8 reason_of(bool preempted, u32 state)
 {
@@ -38,17 +27,19 @@ INLINE u8 reason_of(bool preempted, u32 state)
 	return state & TASK_UNINTERRUPTIBLE ? IG_OFF_IO : IG_OFF_SLEEP;
 }
 
-INLINE void write_span(struct task_struct *task, const struct departure *left, u64 now_ns)
+INLINE void write_span(struct task_struct *task, const struct ig_departure *left, u64 now_ns)
 {
-	struct ig_count *count = count_of(task->tgid, IG_SOURCE_HOST, OP_SCHED_SWITCH);
+	struct ig_count *count = count_of(task->tgid, IG_SOURCE_HOST, IG_HOST_SCHED_SWITCH);
 	struct ig_settings *now = settings_now();
+	struct finished span = {.end_ns = now_ns, .duration_ns = now_ns - left->left_ns};
 	struct ig_off_cpu *record;
 	struct ig_choice choice;
 
 	if (!count || !now)
 		return;
 	count->entered++;
-	choice = choose(count, now, now_ns - left->left_ns, 0, 0);
+	span.flags = exact_flag(now, IG_SOURCE_HOST, IG_HOST_SCHED_SWITCH);
+	choice = choose(count, now, &span);
 	if (!choice.weight)
 		return;
 	record = bpf_ringbuf_reserve(&off_cpus, sizeof(*record), 0);
@@ -66,7 +57,7 @@ INLINE void write_span(struct task_struct *task, const struct departure *left, u
 	record->waker_pid = left->waker_pid;
 	record->cpu = bpf_get_smp_processor_id();
 	record->reason = left->reason;
-	record->reserved = 0;
+	record->flags = choice.flags;
 	record->weight = choice.weight;
 	bpf_probe_read_kernel(record->comm, sizeof(record->comm), task->comm);
 	__builtin_memcpy(record->other_comm, left->other_comm, sizeof(record->other_comm));
@@ -80,7 +71,7 @@ int sched_switch(u64 *ctx)
 	struct task_struct *prev = (struct task_struct *)ctx[1], *next = (struct task_struct *)ctx[2];
 	u32 state = ctx[3], prev_tid = prev->pid, next_tid = next->pid;
 	u64 now_ns = bpf_ktime_get_ns();
-	struct departure left = {.left_ns = now_ns}, *came;
+	struct ig_departure left = {.left_ns = now_ns}, *came;
 
 	came = bpf_map_lookup_elem(&departures, &next_tid);
 	if (came) {
@@ -101,7 +92,7 @@ SEC("tp_btf/sched_wakeup")
 int sched_wakeup(u64 *ctx)
 {
 	u32 tid = ((struct task_struct *)ctx[0])->pid;
-	struct departure *left = bpf_map_lookup_elem(&departures, &tid);
+	struct ig_departure *left = bpf_map_lookup_elem(&departures, &tid);
 
 	if (left && !left->woken_ns) {
 		left->waker_pid = bpf_get_current_pid_tgid() >> 32;

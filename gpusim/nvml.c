@@ -25,6 +25,11 @@ struct nvml_memory {
 	u64 total, free, used;
 };
 
+struct nvml_memory_v2 {
+	unsigned version;
+	u64 total, reserved, free, used;
+};
+
 struct nvml_rates {
 	unsigned gpu, memory;
 };
@@ -126,6 +131,18 @@ API int nvmlDeviceGetMemoryInfo(struct nvml_device *device, struct nvml_memory *
 	memory->total = (device->gib ? device->gib : 80ull) << 30;
 	memory->used = (device->gib ? device->gpu_instance : 7ull + device->index) << 30;
 	memory->free = memory->total - memory->used;
+	return OK;
+}
+
+API int nvmlDeviceGetMemoryInfo_v2(struct nvml_device *device, struct nvml_memory_v2 *memory)
+{
+	struct nvml_memory whole;
+
+	nvmlDeviceGetMemoryInfo(device, &whole);
+	memory->total = whole.total;
+	memory->reserved = 1ull << 30;
+	memory->free = whole.free;
+	memory->used = whole.used - memory->reserved;
 	return OK;
 }
 

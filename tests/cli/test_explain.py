@@ -6,8 +6,10 @@ import pytest
 from click.testing import CliRunner
 
 from ingero.agent.scenarios.builder import RecordingBuilder
+from ingero.agent.store.writer import RecordingWriter
 from ingero.cli.main import cli, run_program
 from ingero.model.events import Source
+from ingero.testing.faults import FAULTS
 
 
 def ask(*args):
@@ -23,7 +25,7 @@ def starved(data_dir):
 
 def test_json_holds_every_documented_key(starved):
     answer = json.loads(ask("--db", starved, "--json"))
-    assert set(answer) == {"incidents", "window"}
+    assert set(answer) == {"incidents", "unknown", "looked", "window", "not_probed"}
     top = answer["incidents"][0]
     assert {
         "id",
@@ -54,15 +56,20 @@ def test_text_shows_what_json_holds(starved):
 
 def test_healthy_recording_says_that_it_looked(data_dir):
     text = ask("--db", data_dir / "agent_dbs/sample-gpu-node-02.db")
-    assert "no incident: every rule looked" in text
+    assert "rules looked and found nothing; 2 could not tell, see below" in text
+    assert "nobody counted the calls that have no row" in text
 
 
 def test_window_counts_from_the_data_not_from_now(starved):
     all_of_it = json.loads(ask("--db", starved, "--json"))
     part = json.loads(ask("--db", starved, "--from", "0s", "--to", "10s", "--json"))
     assert part["window"]["events"] < all_of_it["window"]["events"]
-    # In its first second alone the job is bound by its pageable copies; the silence comes later.
-    assert [i["rule"] for i in part["incidents"]] == ["copy_bound", "lazy_load"]
+    # In its first second alone the job is bound by its pageable copies; the silence comes later. Six copies of that
+    # minute have no row, and whether they lie in these ten seconds nobody knows.
+    assert [i["rule"] for i in part["incidents"]] == ["lazy_load"]
+    (open_,) = [one for one in part["unknown"] if one["rules"] == ["copy_bound"]]
+    assert open_["title"].startswith("Copy-bound: 69% of the time of python3")
+    assert part["window"]["asked_s"] == [0.0, 10.0]
     tail = json.loads(ask("--db", starved, "--since", "5s", "--json"))
     assert tail["window"]["end"] == all_of_it["window"]["end"]
     assert tail["window"]["duration_s"] <= 5.1
@@ -92,3 +99,43 @@ def test_missing_file_ends_with_the_store_status_and_its_name(tmp_path, capsys):
 def test_wrong_time_says_what_one_looks_like(starved, capsys):
     assert run_program(cli, ["explain", "--db", str(starved), "--from", "2026-99-99"]) == 2
     assert "2026-04-03T12:18:35Z" in capsys.readouterr().err
+
+
+@pytest.fixture
+def annotated(tmp_path):
+    """A leaking process that said what it did, beside words of another process, of before and of after."""
+    built = FAULTS["memory_leak"]()
+    path = tmp_path / "said.db"
+    built.write(path)
+    (incident,) = [i for i in json.loads(ask("--db", path, "--json"))["incidents"] if i["pid"]]
+    first, last, pid = incident["start"], incident["end"], incident["pid"]
+    rows = [
+        (first - 10, '{"when":"before"}', pid, 1, 0, 0, 0, 0, 0),
+        (first + 10, '{"step":"7\\u001b[31m"}', pid, 1, 0, 0, 0, 0, 0),
+        (first + 20, '{"phase":"train"}', 0, 0, 0, 0, 0, 0, 0),
+        (last + 10, '{"span":"overlaps"}', pid, 1, first - 10, first + 10, 0, 0, 0),
+        (first + 30, '{"of":"another"}', pid + 1, 1, 0, 0, 0, 0, 0),
+        (first + 40, "not JSON", pid, 1, 0, 0, 0, 0, 0),
+        (last + 10, '{"when":"after"}', pid, 1, 0, 0, 0, 0, 0),
+    ]
+    with RecordingWriter(path, "node-0") as writer:
+        writer.put_annotations(rows)
+    return path
+
+
+def test_annotations_stand_with_the_incident_that_they_overlap(annotated):
+    (plain,) = json.loads(ask("--db", annotated, "--json"))["incidents"]
+    assert plain["annotations"] is None
+    (incident,) = json.loads(ask("--db", annotated, "--annotations", "--json"))["incidents"]
+    keys = [next(iter(one["labels"])) for one in incident["annotations"]]
+    assert sorted(keys) == ["phase", "span", "step"]
+    text = ask("--db", annotated, "--annotations")
+    assert "  said      phase=train at " in text
+    assert "\x1b[31m" not in text
+    assert all(word not in text for word in ("before", "after", "another"))
+    assert "  said " not in ask("--db", annotated)
+
+
+def test_annotations_of_a_recording_without_any_are_none_and_nothing_is_warned_of(starved, capsys):
+    assert run_program(cli, ["explain", "--db", str(starved), "--annotations"]) == 0
+    assert capsys.readouterr().err == ""

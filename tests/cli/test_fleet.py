@@ -43,6 +43,30 @@ def test_validate_lists_every_problem_and_ends_with_2(capsys, tmp_path):
     assert "did you mean otlp?" in err
 
 
+FILES = """
+receivers:
+  otlp: {protocols: {http: {tls: {cert_file: nope.pem, key_file: nope.key}}}}
+processors: {provider_lookup: {mapping_file: MAPPING}}
+exporters: {file: {path: /nowhere/x}, otlp: {endpoint: "x:1", tls: {ca_file: nope-ca.pem}}}
+service: {pipelines: {metrics: {receivers: [otlp], processors: [provider_lookup], exporters: [file, otlp]}}}
+"""
+
+
+def test_validate_finds_the_files_that_would_keep_it_from_starting(capsys, tmp_path):
+    mapping = tmp_path / "mapping.yaml"
+    mapping.write_text("rules: [{provider: aws, node: x}]")
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FILES.replace("MAPPING", str(mapping)))
+    code, out, err = _run(capsys, "validate", str(file))
+    assert (code, out) == (2, "")
+    assert "line 3: receivers.otlp.protocols.http.tls: nope.pem: No such file" in err
+    assert "line 4: processors.provider_lookup: " in err
+    assert "rules.0.node" in err
+    assert "line 5: exporters.file: /nowhere: no such folder" in err
+    assert "line 5: exporters.otlp.tls: nope-ca.pem: No such file" in err
+    assert _run(capsys, "validate", "--skip-files", str(file))[0] == 0
+
+
 def test_set_overrides_the_file(capsys, good):
     args = ["validate", good, "--set", "service.pipelines.metrics.exporters=[file, debug]"]
     code, _, err = _run(capsys, *args)

@@ -36,7 +36,7 @@ def test_echo_names_the_replays_culprit_whom_it_blocked_and_what_fleet_charges()
     assert total["charged_gpu_seconds"] == pytest.approx(bill["gpu_seconds"])
     assert total["gpu_seconds"] == pytest.approx(result["cost"]["waited_gpu_s"], rel=0.002)
     assert total["amount"] == pytest.approx(total["gpu_seconds"] / 500)
-    assert said["mcp_agrees"] is True
+    assert (said["mcp_agrees"], said["cost_agrees"]) == (True, True)
 
 
 def test_echo_needs_a_fleet_of_the_replays_own():

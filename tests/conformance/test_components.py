@@ -67,7 +67,12 @@ def _settings(factory, tmp_path=None):
         factory.config,
         parse_document(json.dumps(dict(factory.example)), environ={"INGERO_TOKEN": "t"}).tree,
     )
-    text = json.dumps(_dump(model))
+    settings = _dump(model)
+    if (
+        "retry_on_failure" in settings
+    ):  # nobody listens, and stopping tries until the service's deadline
+        settings["retry_on_failure"]["enabled"] = False
+    text = json.dumps(settings)
     text = re.sub(r'"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::\]|):\d+"', '"127.0.0.1:0"', text)
     text = text.replace("http://localhost:4318", "http://127.0.0.1:9")
     if tmp_path is not None:

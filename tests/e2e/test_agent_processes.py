@@ -20,7 +20,7 @@ BIN = Path(sys.executable).parent
 SCRIPT = """
 steps:
   - {for: 4s}
-  - {for: 4s, throughput: 30}
+  - {for: 8s, throughput: 30}
   - {for: 1h}
 """
 WAIT_S = 60
@@ -170,6 +170,51 @@ def test_an_agent_whose_fleet_dies_judges_by_itself_and_comes_back(collector, tm
 
 
 @pytest.mark.slow
+def test_nothing_is_called_pushed_that_nobody_took(collector, tmp_path, start):
+    collector.status = 401
+    agent = start("ingero", *agent_args(collector, tmp_path, "--stub"))
+    first = json.loads(agent.stdout.readline())
+    assert (first["offered"], first["pushed"]) in {(True, None), (True, False)}
+    record = until(agent, lambda record: record["fleet"]["pushes_failed"] >= 3)
+    assert record["pushed"] is False
+    assert (record["fleet"]["refused"], record["fleet"]["reachable"]) == (True, True)
+    assert record["fleet"]["last_answer"] == "wrong or missing token (401 Unauthorized)"
+    collector.status = 200
+    until(agent, lambda record: record["pushed"])
+    agent.send_signal(signal.SIGTERM)
+    _, said = agent.communicate(timeout=WAIT_S)
+    assert said.count("note: fleet: refused: wrong or missing token (401 Unauthorized)") == 1
+    assert "note: fleet: takes pushes again" in said
+    assert "unreachable" not in said
+
+
+@pytest.mark.slow
+def test_agent_serves_its_score_its_mode_and_whether_fleet_is_reached(collector, tmp_path, start):
+    agent = start("ingero", *agent_args(collector, tmp_path, "--stub", "--prometheus=127.0.0.1:0"))
+    address = next(line for line in agent.stderr if line.startswith("serving ")).split()[1]
+    page = until_page(address, 'ingero_agent_detection_mode{detection_mode="fleet"} 1\n')
+    assert 'ingero_agent_detection_mode{detection_mode="none"} 0\n' in page
+    assert "ingero_agent_fleet_reachable 1\n" in page
+    assert re.search(r"^ingero_agent_health_score 0\.94", page, re.MULTILINE)
+    collector.stop()
+    until_page(address, "ingero_agent_fleet_reachable 0\n")
+
+
+@pytest.mark.slow
+def test_line_of_an_agent_without_a_fleet_never_says_pushed(collector, tmp_path, start):
+    collector.stop()
+    args = [arg for arg in agent_args(collector, tmp_path, "--stub") if arg != "--json"]
+    agent = start("ingero", *args)
+    lines = [next(agent.stdout)]
+    while "0 taken, " not in lines[-1]:
+        lines.append(next(agent.stdout))
+    agent.send_signal(signal.SIGTERM)
+    agent.communicate(timeout=WAIT_S)
+    assert lines[-1].rstrip().endswith("failed; no answer")
+    assert not any("pushed" in line for line in lines)
+
+
+@pytest.mark.slow
 def test_two_agents_never_fight_over_one_socket(collector, tmp_path, start):
     path = tmp_path / "events.sock"
     args = agent_args(collector, tmp_path, "--stub", "--remediate", f"--remediate-socket={path}",
@@ -196,6 +241,8 @@ def test_two_agents_never_fight_over_one_socket(collector, tmp_path, start):
         (["--stub", "--script=x.yaml"], ["exclude each other"]),
         (["--script=/nope.yaml"], ["cannot read /nope.yaml"]),
         (["--stub", "--fleet-push-interval=10"], ["is not a duration"]),
+        (["--fleet-push-interval=10", "--fleet-node-rank=x", "--fleet-protocol=udp"],
+         ["is not a duration", "'x' is not a valid integer", "'udp' is not one of"]),
     ],
 )  # fmt: skip
 def test_wrong_options_are_told_all_at_once(collector, tmp_path, start, args, says):

@@ -204,12 +204,21 @@ def test_06_grpc_answers_carry_the_same_in_metadata(agents):
     assert not {"ingero-threshold", "ingero-quorum-met"} & unknown.keys()
 
 
-@pytest.mark.parametrize("score", [0.0, 0.02, 0.999, 1.0])
+@pytest.mark.parametrize("score", [0.2, 0.5, 0.999, 1.0])
 def test_07_threshold_is_a_decimal_that_agents_accept_whatever_the_scores(agents, score):
     answer = settle(agents, f"p07-{score}", score=score)
     text = answer.headers["x-ingero-threshold"]
     assert re.fullmatch(r"0\.\d{6}", text)
     assert 0.1 <= float(text) <= 0.99
+
+
+@pytest.mark.parametrize("score", [0.0, 0.02, 0.05])
+def test_07_threshold_is_omitted_where_the_lowest_that_agents_accept_would_flag_equal_scores(
+    agents, score
+):
+    assert told(settle(agents, f"p07-{score}", score=score)) is None
+    page = agents.threshold(cluster_id=f"p07-{score}").json()
+    assert page == {"threshold": 0, "quorum_met": False}
 
 
 def test_08_without_quorum_the_last_good_value_is_told_for_a_while_and_then_nothing(quick):
@@ -437,9 +446,12 @@ def test_20_fleet_series_are_on_both_ports_and_agents_keep_their_resource_as_lab
     def push_and_find():
         settle(quick, "p20")
         text = quick.metrics()
-        labels = {"cluster_id": "p20", "cgroup_path_hash": "8a5edab282632443"}
         names = ("threshold", "active_nodes", "median", "mad", "coverage_low", "straggler_count")
-        found = {name: find_series(text, f"ingero_fleet_{name}", **labels) for name in names}
+        found = {
+            name: find_series(text, f"ingero_fleet_{name}", cluster_id="p20") for name in names
+        }
+        cohort = {"cluster_id": "p20", "cgroup_path_hash": "8a5edab282632443"}
+        found["cohort"] = find_series(text, "ingero_fleet_cohort_active_nodes", **cohort)
         return None if None in found.values() else found
 
     found = wait_until(push_and_find)

@@ -81,6 +81,7 @@ class Echo:
 def token_file(tmp_path):
     file = tmp_path / "token"
     file.write_text(TOKEN + "\n")
+    file.chmod(0o600)
     return file
 
 
@@ -356,12 +357,12 @@ def test_a_backup_that_finds_no_room_says_so_and_leaves_nothing_and_the_server_w
     assert echo.end() == 0
 
 
-def test_a_token_file_that_everybody_may_read_is_complained_about(tmp_path, token_file):
+def test_a_token_file_that_everybody_may_read_is_refused(tmp_path, token_file):
     token_file.chmod(0o604)
     checked = run("validate", "--insecure-no-tls", "--auth-token-file", token_file)
-    assert checked.returncode == 0
-    assert "everybody may read it" in checked.stderr
-    token_file.chmod(0o600)
+    assert checked.returncode == 2
+    assert "everybody may read it (mode 604)" in checked.stderr
+    token_file.chmod(0o640)
     checked = run("validate", "--insecure-no-tls", "--auth-token-file", token_file)
     assert checked.stderr == ""
 
@@ -446,6 +447,9 @@ def test_settings_are_refused_with_every_reason(tmp_path):
     assert "--retention: '5parsecs'" in mixed.stderr
     nobody = run("validate", "--insecure-no-tls")
     assert (nobody.returncode, "no bearer token" in nobody.stderr) == (2, True)
+    store = ("--store", "clickhouse://echo@127.0.0.1/d", "--store-password-file", tmp_path / "no")
+    unknown = run("validate", "--insecure-no-tls", "--auth-token", TOKEN, *store)
+    assert (unknown.returncode, "no: No such file" in unknown.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("flag", ["--otlp-addr", "--otlp-http-addr", "--mcp-addr", "--health-addr"])

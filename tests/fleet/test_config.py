@@ -168,3 +168,98 @@ def test_commented_components_of_the_defaults_are_valid_once_uncommented():
     document = parse_document("\n".join(lines), environ={"INGERO_TOKEN": "x"})
     config = build_config(document, FACTORIES)
     assert {one.path.partition(".")[2] for one in config.warnings} >= {"batch", "file", "otlphttp"}
+
+
+WIRED = """
+receivers:
+  otlp: {protocols: {http: {endpoint: "localhost:4318", auth: {authenticator: %s}, middlewares: [{id: %s}]}}}
+exporters: {debug: }
+extensions: {bearertokenauth/a: {token: t}, bearertokenauth/b: {token: t}, ingero_threshold: }
+service:
+  extensions: [bearertokenauth/a, ingero_threshold]
+  pipelines: {metrics: {receivers: [otlp], exporters: [debug]}}
+"""
+
+
+def test_extension_that_a_component_names_must_be_defined_and_run():
+    _build(WIRED % ("bearertokenauth/a", "ingero_threshold"))
+    at = "line 3: receivers.otlp.protocols.http"
+    assert _say(WIRED % ("nobody", "bearertokenauth/b")) == [
+        f"{at}.auth.authenticator: 'nobody' is not defined under extensions (define it there and list it under service.extensions)",
+        f"{at}.middlewares.0.id: 'bearertokenauth/b' does not run (list it under service.extensions)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("http", "grpc", "is_same"),
+    [
+        ("localhost:4317", "127.0.0.1:4317", True),
+        ("0.0.0.0:4317", "10.1.2.3:4317", True),
+        (":4317", "localhost:4317", True),
+        ("10.1.2.3:4317", "localhost:4317", False),
+        ("localhost:0", "localhost:0", False),
+    ],
+)
+def test_two_ports_that_cannot_both_be_had_are_refused(http, grpc, is_same):
+    text = f"""
+receivers: {{otlp: {{protocols: {{http: {{endpoint: "{http}"}}, grpc: {{endpoint: "{grpc}"}}}}}}}}
+exporters: {{debug: , prometheus: {{endpoint: ":8888"}}}}
+service: {{pipelines: {{metrics: {{receivers: [otlp], exporters: [debug]}}}}}}
+"""
+    if not is_same:
+        _build(text)
+        return
+    (found,) = _say(text)
+    assert found.startswith(f"line 2: receivers.otlp.protocols.http.endpoint: {http} is where ")
+    assert "receivers.otlp.protocols.grpc.endpoint listens (give each a port of its own)" in found
+
+
+def test_port_of_the_own_metrics_cannot_be_had_twice():
+    text = """
+receivers: {otlp: {protocols: {http: }}}
+exporters: {prometheus: {endpoint: "0.0.0.0:8888"}}
+service: {pipelines: {metrics: {receivers: [otlp], exporters: [prometheus]}}}
+"""
+    assert "0.0.0.0:8888 is where service.telemetry.metrics listens" in _say(text)[0]
+
+
+def test_bound_of_a_duration_is_told_as_a_duration():
+    text = """
+receivers: {otlp: {protocols: {http: }}}
+processors: {ingero: {push_interval: 0s}}
+exporters: {debug: }
+service: {pipelines: {metrics: {receivers: [otlp], processors: [ingero], exporters: [debug]}}}
+"""
+    assert _say(text) == [
+        "line 3: processors.ingero.push_interval: should be at least 1 s (got '0s')"
+    ]
+
+
+def test_document_that_is_too_large_is_named():
+    lists = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
+    )
+    with pytest.raises(ConfigError) as caught:
+        parse_document(lists, source="fleet.yaml", environ={})
+    assert str(caught.value) == "fleet.yaml: line 1: more than 100000 values"
+
+
+def test_keys_of_the_collector_that_mean_nothing_here_say_what_to_do():
+    text = """
+receivers: {otlp: {protocols: {http: {include_metadata: true, cors: {}}}}}
+processors: {batch: {metadata_keys: [x]}}
+exporters: {debug: }
+connectors: {forward: }
+service:
+  pipelines: {metrics: {receivers: [otlp], processors: [batch], exporters: [debug]}}
+  telemetry: {resource: {a: b}}
+"""
+    found = "\n".join(_say(text))
+    for hint in (
+        "no component here reads what it would pass on",
+        "browsers do not push here",
+        "batches of all senders are joined",
+        "pipelines cannot feed each other here",
+        "own metrics have no resource attributes",
+    ):
+        assert hint in found

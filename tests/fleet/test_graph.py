@@ -17,10 +17,13 @@ from ingero.fleet.factory import (
     ProcessorFactory,
     ReceiverFactory,
 )
-from ingero.fleet.graph import FanOut, build_graph
+from ingero.fleet.graph import PIPELINE_REFUSED, FanOut, build_graph
+from ingero.fleet.helpers.sending import ENQUEUE_FAILED
 from ingero.fleet.service import FleetService, Generation
+from ingero.telemetry.log import read_fields
 from ingero.telemetry.metrics import MeterRegistry
 from ingero.testing.clock import ManualClock
+from ingero.units import NS_PER_S
 from ingero.wire.names import Signal
 from ingero.wire.otlp import build_gauge, build_metrics, build_number
 
@@ -130,26 +133,95 @@ def test_processor_has_one_instance_per_pipeline():
     assert len(kit.made["p/1"]) == 2
 
 
+@pytest.mark.parametrize("refusing", [0, 1])
+@pytest.mark.parametrize("refusal", [RetryableError("full"), PermanentError("no")])
+def test_what_one_exporter_refuses_is_taken_once_by_the_other(refusing, refusal):
+    kit, meter = Kit(), MeterRegistry()
+    build_graph(kit.config(CHAIN), kit.factories, meter, ManualClock())
+    kit.made[f"e/{refusing + 1}"][0].error = refusal
+    kit.outputs["r"][Signal.METRICS].consume(
+        _batch(3)
+    )  # taken: its sender has no reason to come again
+    assert kit.journal[-2:] == ["e/1", "e/2"]
+    is_loss = isinstance(refusal, RetryableError)
+    assert _enqueue_failed(meter) == {
+        ("e/1",): 3 * (is_loss and refusing == 0),
+        ("e/2",): 3 * (is_loss and refusing == 1),
+    }
+
+
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
-        (None, RetryableError("b"), RetryableError),
-        (PermanentError("a"), None, PermanentError),
+        (RetryableError("a"), RetryableError("b"), RetryableError),
         (PermanentError("a"), RetryableError("b"), RetryableError),
         (PermanentError("a"), PermanentError("b"), PermanentError),
     ],
 )
-def test_one_exporter_cannot_keep_data_from_another(first, second, expected):
-    kit = Kit()
-    kit.graph(CHAIN)
+def test_batch_that_nobody_took_is_refused_and_no_loss(first, second, expected):
+    kit, meter = Kit(), MeterRegistry()
+    build_graph(kit.config(CHAIN), kit.factories, meter, ManualClock())
     kit.made["e/1"][0].error, kit.made["e/2"][0].error = first, second
     with pytest.raises(expected):
         kit.outputs["r"][Signal.METRICS].consume(_batch())
     assert kit.journal[-2:] == ["e/1", "e/2"]
+    assert set(_enqueue_failed(meter).values()) == {0}
+
+
+def test_batch_reaches_nobody_while_one_exporter_is_full_and_works():
+    kit, meter = Kit(), MeterRegistry()
+    build_graph(kit.config(CHAIN), kit.factories, meter, ManualClock())
+    kit.made["e/2"][0].find_refusal = lambda batch: RetryableError(f"full for {batch.signal}")
+    with pytest.raises(RetryableError, match="full for metrics"):
+        kit.outputs["r"][Signal.METRICS].consume(_batch())
+    assert kit.journal == ["p/1", "p/2"]
+    assert set(_enqueue_failed(meter).values()) == {0}
+
+
+def test_exporter_that_loses_is_told_once_and_that_it_is_over(caplog):
+    caplog.set_level("INFO")
+    kit, clock = Kit(), ManualClock()
+    build_graph(kit.config(CHAIN), kit.factories, MeterRegistry(), clock)
+    kit.made["e/1"][0].error = RetryableError("the queue is full")
+    for _ in range(5):
+        kit.outputs["r"][Signal.METRICS].consume(_batch(2))
+    clock.advance(90 * NS_PER_S)
+    kit.made["e/1"][0].error = None
+    kit.outputs["r"][Signal.METRICS].consume(_batch())
+    assert [(record.getMessage(), read_fields(record)) for record in caplog.records] == [
+        (
+            "items lost that other exporters took",
+            {"exporter": "e/1", "items": 2, "items_lost": n, "error": "the queue is full"},
+        )
+        for n in (2, 4)
+    ] + [
+        ("exporter takes everything again", {"exporter": "e/1", "items_lost": 10, "suppressed": 3})
+    ]
+
+
+def test_pipeline_that_refuses_what_another_took_counts_it_as_lost():
+    kit, meter = Kit(), MeterRegistry()
+    kit_config = kit.config(
+        "    metrics: {receivers: [r], exporters: [e/1]}\n"
+        "    metrics/b: {receivers: [r], exporters: [e/2]}\n"
+    )
+    build_graph(kit_config, kit.factories, meter, ManualClock())
+    kit.made["e/2"][0].error = RetryableError("full")
+    kit.outputs["r"][Signal.METRICS].consume(_batch())
+    refused = next(one for one in meter if one.metric is PIPELINE_REFUSED)
+    found = {values: series.read() for values, series in refused.series.items() if series.read()}
+    assert found == {("metrics/b", "retryable"): 1, ("metrics/b", "lost"): 1}
+
+
+def _enqueue_failed(meter):
+    counter = next(one for one in meter if one.metric is ENQUEUE_FAILED[Signal.METRICS])
+    return {values: series.read() for values, series in counter.series.items()}
 
 
 def test_fan_out_asks_for_the_longest_delay():
     probes = [Probe(str(index), []) for index in range(3)]
+    for probe in probes:
+        probe.find_refusal = lambda _batch: None
     probes[0].error = RetryableError("a", retry_after_ns=5)
     probes[1].error = RetryableError("b", retry_after_ns=9)
     probes[2].error = RetryableError("c")

@@ -11,10 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.e2e.agents import health
+from tests.e2e.test_collectives import job
 
+from ingero.testing.fleet import wait_until
 from ingero.testing.process import FleetProcess
+from ingero.wire.collectives import build_collectives
 from ingero.wire.names import Signal
-from ingero.wire.otlp import decode_export
+from ingero.wire.otlp import decode_export, encode_protobuf
 
 ROOT = Path(__file__).parents[2]
 SEED = ROOT / "tests" / "data" / "config" / "seed-readme.yaml"
@@ -158,6 +162,60 @@ def test_sighup_with_a_bad_file_keeps_running_and_with_a_good_one_applies_it(tmp
         assert _scrape(fleet, "ingero_fleet_config_reloads_total") == 2
 
 
+JUDGING = """
+receivers:
+  otlp: {protocols: {http: {endpoint: "127.0.0.1:0"}}}
+processors:
+  ingero: {threshold: {k: 2.0}, quorum: {settle_time: 0s}}
+  nccl: {rates: {fallback_rate: 1.0}}
+exporters:
+  debug: {}
+extensions:
+  ingero_threshold: {agent_endpoint: "127.0.0.1:0", admin_endpoint: "127.0.0.1:0"}
+service:
+  extensions: [ingero_threshold]
+  pipelines:
+    metrics: {receivers: [otlp], processors: [ingero, nccl], exporters: [debug]}
+    logs: {receivers: [otlp], processors: [ingero, nccl], exporters: [debug]}
+  telemetry: {metrics: {address: "127.0.0.1:0"}}
+"""
+
+
+@pytest.mark.slow
+def test_a_reload_of_prices_and_thresholds_forgets_neither_scores_nor_evidence(tmp_path):
+    config = tmp_path / "fleet.yaml"
+    config.write_text(JUDGING)
+
+    def admin(fleet, page, **query):
+        where = fleet.endpoints["extensions.ingero_threshold admin"]
+        return httpx.get(f"http://{where}/api/v1/admin/{page}", params=query)
+
+    with FleetProcess(config) as fleet:
+        fleet.wait_until_running()
+        where = fleet.endpoints["receivers.otlp http"]
+        for index in range(6):
+            body = health(f"n{index}", cluster="c")
+            httpx.post(f"http://{where}/v1/metrics", json=body, timeout=30)
+        for run in job(slow=5):
+            content = encode_protobuf(build_collectives([run], 1_795_230_273_280_661_023))
+            headers = {"content-type": "application/x-protobuf"}
+            httpx.post(f"http://{where}/v1/logs", content=content, headers=headers, timeout=30)
+        wait_until(lambda: admin(fleet, "verdicts", cluster_id="job").is_success)
+        config.write_text(
+            JUDGING.replace("fallback_rate: 1.0", "fallback_rate: 2.0").replace("k: 2.0", "k: 3.0")
+        )
+        fleet.signal(signal.SIGHUP)
+        fleet.wait_for_line(" pipelines from ", count=2)
+        assert admin(fleet, "verdicts", cluster_id="job").is_success
+        assert admin(fleet, "nodes", cluster_id="c").json()["total"] == 6
+        settings = admin(fleet, "config").json()["settings"]["processors"]
+        assert settings["nccl"]["rates"]["fallback_rate"] == 2.0
+        config.write_text(JUDGING.replace("rates:", "alarm_slowdown: 0.5, rates:"))
+        fleet.signal(signal.SIGHUP)
+        fleet.wait_for_line(" pipelines from ", count=3)
+        assert admin(fleet, "verdicts", cluster_id="job").status_code == 404, "judged otherwise"
+
+
 @pytest.mark.slow
 def test_reload_that_cannot_start_goes_back_to_the_old_configuration(tmp_path):
     config = tmp_path / "fleet.yaml"
@@ -239,7 +297,7 @@ def test_permanent_refusal_is_counted_and_not_sent_again(tmp_path):
         with FleetProcess(config, environ={"UPSTREAM": upstream.url}) as fleet:
             fleet.wait_until_running()
             assert _push(fleet, 1.0).status_code == 200
-            fleet.wait_for_line("lost 1 items")
+            fleet.wait_for_line("items lost: the destination did not take them")
             assert _push(fleet, 2.0).status_code == 200
             upstream.wait_for(1)
             assert upstream.values == [2.0]

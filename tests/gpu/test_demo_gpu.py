@@ -30,7 +30,8 @@ def test_scenario_on_a_device_ends_with_its_own_diagnosis_first(tmp_path, name):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    (demo,) = json.loads(done.stdout)["demos"]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    (demo,) = [line for line in lines if line["type"] == "demo"]
     assert (demo["form"], demo["synthetic"]) == ("gpu", False)
-    rules = [incident["rule"] for incident in demo["incidents"]]
+    rules = [line["rule"] for line in lines if line["type"] == "incident"]
     assert rules[:1] == [RULE[name]], rules

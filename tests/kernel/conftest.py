@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from ingero.agent.discover.processes import find_reach
+from ingero.agent.discover.processes import open_file
 from ingero.agent.probes.engine import Engine, EngineSettings
 from ingero.agent.probes.targets import find_target
 from ingero.gpusim.runner import SimSettings, Simulation, get_program
@@ -14,7 +14,8 @@ from ingero.gpusim.runner import SimSettings, Simulation, get_program
 
 def target_of(path):
     """The probe target of a file."""
-    return find_target(find_reach(str(path)), str(path))
+    with open_file(path) as opened:
+        return find_target(opened, str(path))
 
 
 @dataclass
@@ -35,8 +36,10 @@ class Traced:
         assert is_it.sum() == 1, f"pid {pid} source {source} op {op}"
         return self.counts[is_it][0]
 
-    def calls(self, pid, source, op, ring="calls"):
-        records = self.records[ring]
+    def calls(self, pid, source, op, *rings):
+        """Records of one operation of a process in order of time, out of all rings of calls that succeeded unless named."""
+        records = np.concatenate([self.records[ring] for ring in rings or ("calls", "kept_calls")])
+        records = records[np.argsort(records["header"]["mono_ns"], kind="stable")]
         return records[
             (records["pid"] == pid) & (records["source"] == source) & (records["op"] == op)
         ]
@@ -63,14 +66,15 @@ def start_engine():
     """
     engines = []
 
-    def start(settings=None, *, attach=True, watch_own=True):
+    def start(settings=None, *, attach=True, watch_own=True, is_started=True):
         settings = settings or EngineSettings(host_probes=())
         if attach and "process" not in settings.host_probes:
             settings = replace(settings, host_probes=("process", *settings.host_probes))
         engine = Engine(settings)
         engines.append(engine)
-        engine.start_host_probes()
-        assert not engine.missing, engine.missing
+        if is_started:  # otherwise the test says first whom to watch
+            engine.start_host_probes()
+            assert not engine.missing, engine.missing
         if attach and watch_own:  # before the first call of anybody else can be seen
             engine.watch_pid(os.getpid())
         folder = get_program().parent

@@ -37,16 +37,17 @@ def test_every_scenario_of_the_simulator_ends_with_its_own_diagnosis_and_no_othe
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    found = {
-        demo["name"]: [(i["rule"], i["causes"][0]["name"]) for i in demo["incidents"]]
-        for demo in told["demos"]
-    }
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    demos = [line for line in lines if line["type"] == "demo"]
+    found = {demo["name"]: [] for demo in demos}
+    for line in lines:
+        if line["type"] == "incident":
+            found[line["demo"]].append((line["rule"], line["causes"][0]["name"]))
     assert found.keys() == DIAGNOSIS.keys()
     for name, (rule, cause) in DIAGNOSIS.items():
         ((said_rule, said_cause),) = found[name]
         assert (said_rule, said_cause.startswith(cause)) == (rule, True), (name, found[name])
-    assert {(demo["form"], demo["synthetic"]) for demo in told["demos"]} == {("simulator", False)}
+    assert {(demo["form"], demo["synthetic"]) for demo in demos} == {("simulator", False)}
 
 
 ON_A_GPU = """

@@ -98,7 +98,7 @@ def test_every_thread_of_a_trace_keeps_what_probing_needs_and_no_more(start, wor
     tracer.send_signal(signal.SIGINT)
     out, err = tracer.communicate()
     assert tracer.returncode == 130, err
-    assert json.loads(out.splitlines()[-1])["type"] == "coverage"
+    assert json.loads(out.splitlines()[-1])["type"] == "incidents"
     assert not Path(f"/proc/{child}").exists()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingero.agent.kernel.abi import MAX_PYTHON, StackFlag
+from ingero.agent.kernel.abi import MAX_PYTHON, StackFlag, Stacks
 from ingero.agent.probes import stacks
 from ingero.agent.probes.engine import EngineSettings
 from ingero.agent.probes.stacks import StackBook
@@ -62,7 +62,7 @@ class Watcher:
         """Stored frames of every call, by call, in order of time."""
         calls = []
         self.engine.drain({
-            "calls": lambda view: calls.append(view.copy()),
+            **{ring: lambda view: calls.append(view.copy()) for ring in ("calls", "kept_calls")},
             "stacks": self.take,
         })
         calls = np.concatenate(calls)
@@ -79,7 +79,7 @@ class Watcher:
 
 @pytest.fixture
 def watcher(start_engine):
-    settings = EngineSettings(host_probes=(), with_stacks=True, keep_first=1 << 20)
+    settings = EngineSettings(host_probes=(), stacks=Stacks.ALL, keep_first=1 << 20)
     watcher = Watcher(start_engine(settings))
     yield watcher
     watcher.book.close()
@@ -186,7 +186,7 @@ input()
 def test_stacks_that_do_not_fit_are_counted_and_the_calls_are_not_lost(watcher):
     with watcher.run(sys.executable, "-c", MANY, LIBRARY) as _:
         calls = []
-        watcher.engine.drain({"calls": lambda view: calls.append(view.copy())})
+        watcher.engine.drain({"kept_calls": lambda view: calls.append(view.copy())})
     calls = np.concatenate(calls)
     without = int((calls["stack_id"] == 0).sum())
     assert (calls["op"] == CudaOp.STREAM_SYNC).sum() >= 3000
@@ -199,7 +199,7 @@ def test_a_stack_that_was_dropped_to_make_room_is_written_again(watcher, monkeyp
     calls = []
     with watcher.run(sys.executable, CALLS, LIBRARY) as told:
         watcher.engine.drain({
-            "calls": lambda view: calls.append(view.copy()),
+            "kept_calls": lambda view: calls.append(view.copy()),
             "stacks": watcher.take,
         })
     (calls,) = calls

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ingero.agent.app.tracing import TraceSession, TraceSettings
-from ingero.agent.discover.processes import find_reach
+from ingero.agent.discover.processes import open_file
 from ingero.agent.probes.engine import EngineSettings
 from ingero.agent.store.reader import LoadFilter, load_recording
 from ingero.gpusim.runner import get_program
@@ -134,7 +134,7 @@ def test_a_signal_ends_the_trace_and_its_program_with_the_last_counts(number, st
         tracer.send_signal(number)
         out, _ = tracer.communicate()
     assert tracer.returncode == status
-    last = json.loads(out.splitlines()[-1])
+    last = json.loads(out.splitlines()[-2])
     assert last["type"] == "coverage"
     (flying,) = [call for call in last["in_flight"] if call["op"] == "cudaDeviceSync"]
     assert not Path(f"/proc/{flying['pid']}").exists()
@@ -199,12 +199,18 @@ class Collector:
         self.totals.append(totals)
 
 
+def identity_of(path):
+    with open_file(path) as opened:
+        return opened.file
+
+
 def trace_until_exit(process, collector, libraries=()):
     """Trace until the process ends; it gets one line at the start and, if it waits there, one when its libraries are probed."""
     settings = TraceSettings(
-        engine=EngineSettings(host_probes=("process", "sched"), keep_first=1 << 20)
+        engine=EngineSettings(host_probes=("process", "sched"), keep_first=1 << 20),
+        pids=(process.pid,),  # others on this machine use GPUs too
     )
-    files = [find_reach(str(library)).file for library in libraries]
+    files = [identity_of(library) for library in libraries]
     lines = ["go\n"] * (2 if files else 1)
     with TraceSession(settings, [collector]) as session:
         maps = Path(f"/proc/{process.pid}/maps")
@@ -302,7 +308,7 @@ def test_off_cpu_spans_tell_sleep_from_preemption(start):
     sleeps = [event for event in spans if event["reason"] == OffCpuReason.SLEEP]
     waits = [
         event for ring, event in collector.calls
-        if ring == "calls" and event["source"] == Source.CUDA and event["op"] == CudaOp.DEVICE_SYNC
+        if ring == "kept_calls" and event["source"] == Source.CUDA and event["op"] == CudaOp.DEVICE_SYNC
     ]  # fmt: skip
     assert len(sleeps) >= 59 // 2
     # Every wait of the simulator is one sleep, inside it.

@@ -63,12 +63,23 @@ def test_a_trace_records_its_workloads_words_and_pushes_its_collectives(collecto
     assert [note for note in notes if not note.startswith(late)] == []
 
 
-def test_options_of_a_fleet_without_a_fleet_are_wrong_usage():
+def test_old_command_line_of_a_daemonset_traces_and_says_what_has_no_effect(tmp_path):
+    log = tmp_path / "agent.log"
+    line = (
+        "trace --debug --config /etc/ingero.yaml --record=false --stack=false --nccl --cluster c --remediate"
+        " --annotate-socket-gid 0 --fleet-workload-type training --deadband 1 --heartbeat 5s --py-walker auto"
+        f" --inference --inference-warmup 30 --throttle-poll-interval 5s --log {log} -d 1s --json"
+    )
     result = subprocess.run(
-        [sys.executable, "-m", "ingero", "trace", "--no-record", "--fleet-cluster-id", "c"],
+        [sys.executable, "-m", "ingero", *line.split()],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert result.returncode == 2, result.stderr
-    assert "go with --fleet URL" in result.stderr
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout.splitlines()[-1])["type"] == "incidents"
+    warned = [text for text in result.stderr.splitlines() if text.startswith("warning: ")]
+    for name in ("--config", "--remediate", "--annotate-gid", "--heartbeat", "--py-walker",
+                 "--inference-warmup", "--throttle-poll-interval"):  # fmt: skip
+        assert sum(name in text for text in warned) == 1, (name, warned)
+    assert "--remediate: no effect without --fleet URL" in log.read_text()

@@ -70,7 +70,6 @@ def test_a_bad_address_is_named_before_anything_is_traced():
     for arguments, said in (
         (["--prometheus", "nowhere"], "--prometheus 'nowhere' is not host:port"),
         (["--otlp", "ftp://x"], "--otlp"),
-        (["--otlp-insecure"], "--otlp ENDPOINT"),
         (["--max-db", "1g", "--db-rollover-size", "1g"], "exclude each other"),
     ):
         result = subprocess.run(

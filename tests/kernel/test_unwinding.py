@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingero.agent.kernel.abi import MAX_NATIVE, RETURN_BIT, StackFlag
+from ingero.agent.kernel.abi import MAX_NATIVE, RETURN_BIT, StackFlag, Stacks
 from ingero.agent.kernel.perf import Mapping
 from ingero.agent.probes.engine import EngineSettings
 from ingero.agent.probes.stacks import StackBook
@@ -82,7 +82,8 @@ class Chain:
     def read(self):
         """Records of the calls since the last reading, in order of time."""
         calls = []
-        self.engine.drain({"calls": lambda view: calls.append(view.copy()), "stacks": self.take})
+        keep = {ring: lambda view: calls.append(view.copy()) for ring in ("calls", "kept_calls")}
+        self.engine.drain({**keep, "stacks": self.take})
         self.frames |= self.book.pop_new()
         calls = np.concatenate(calls)
         return calls[np.argsort(calls["header"]["mono_ns"], kind="stable")]
@@ -121,7 +122,7 @@ def run(engine, program):
 
 @pytest.fixture
 def engine(start_engine):
-    return start_engine(EngineSettings(host_probes=(), with_stacks=True, keep_first=1 << 20))
+    return start_engine(EngineSettings(host_probes=(), stacks=Stacks.ALL, keep_first=1 << 20))
 
 
 @pytest.fixture
@@ -240,7 +241,7 @@ def test_a_process_that_ended_is_said_to_have(engine, program):
 def test_copies_that_do_not_fit_are_counted_and_the_stack_is_by_frame_pointer(
     start_engine, program
 ):
-    settings = EngineSettings(host_probes=(), with_stacks=True, copies_bytes=4096)
+    settings = EngineSettings(host_probes=(), stacks=Stacks.ALL, copies_bytes=4096)
     engine = start_engine(settings)
     with run(engine, program) as chain:
         told = chain.ask()

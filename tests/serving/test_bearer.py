@@ -1,6 +1,6 @@
 import pytest
 
-from ingero.config.acl import AclEntry, parse_acl
+from ingero.config.acl import AclEntry, check_token_mode, parse_acl, parse_token
 from ingero.errors import ConfigError
 from ingero.serving.bearer import Bearers
 from ingero.serving.limits import RateLimiter
@@ -104,3 +104,85 @@ def test_buckets_are_bounded():
     assert [limiter.take(key) for key in ("a", "b", "c", "b")][:3] == [0.0, 0.0, 0.0]
     assert limiter.take("b") > 0
     assert limiter.take("a") == 0
+
+
+def test_a_revoked_token_is_refused_at_once_also_when_it_left_before():
+    clock = ManualClock()
+    bearers = Bearers([AclEntry("one", A, None), AclEntry("two", B, None)], clock, 300 * NS_PER_S)
+    bearers.replace([AclEntry("two", B, None)])
+    assert bearers.authenticate(f"Bearer {A}") is not None
+    live = bearers.replace([
+        AclEntry("one", A, frozenset(), is_revoked=True),
+        AclEntry("two", B, None),
+    ])
+    assert bearers.authenticate(f"Bearer {A}") is None
+    assert bearers.authenticate(f"Bearer {B}") is not None
+    assert len(live) == 1
+
+
+def test_a_tokens_own_grace_goes_before_the_servers():
+    clock = ManualClock()
+    entries = [AclEntry("one", A, None, grace_ns=0), AclEntry("two", B, None, grace_ns=NS_PER_S)]
+    bearers = Bearers(entries, clock, 300 * NS_PER_S)
+    bearers.replace([AclEntry("three", "c" * 32, None)])
+    assert bearers.authenticate(f"Bearer {A}") is None
+    assert bearers.authenticate(f"Bearer {B}") is not None
+    clock.advance(NS_PER_S)
+    assert bearers.authenticate(f"Bearer {B}") is None
+
+
+def test_grace_and_revocation_are_read_from_the_file():
+    text = (
+        f"- {{key_name: one, token: {A}, allowed_clusters: ['*'], grace: 0s}}\n"
+        f"- {{key_name: two, token: {B}, revoked: true}}\n"
+    )
+    one, two = parse_acl(text, "acl")
+    assert (one.grace_ns, one.is_revoked) == (0, False)
+    assert (two.is_revoked, two.clusters) == (True, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("token: short, allowed_clusters: [c]", "shorter than 16"),
+        (f"token: {A}, allowed_clusters: [c], grace: soon", "grace"),
+        (f"token: {A}, allowed_clusters: [c], revoked: maybe", "true or false"),
+        (f"token: {A}, revoked: true", "no bearers"),
+        (f"token: {A}, revoked: false", "allowed_clusters"),
+    ],
+)
+def test_what_a_token_cannot_be_is_refused(entry, says):
+    with pytest.raises(ConfigError, match=says) as raised:
+        parse_acl(f"- {{key_name: one, {entry}}}\n", "acl")
+    assert A not in str(raised.value)
+
+
+def test_a_token_file_of_one_character_is_refused():
+    with pytest.raises(ConfigError, match="shorter than 16"):
+        parse_token("a\n", "token")
+    assert parse_token("a" * 16, "token")[0].token == "a" * 16
+
+
+@pytest.mark.parametrize(
+    ("mode", "loose", "is_taken"),
+    [
+        (0o600, False, True),
+        (0o400, False, True),
+        (0o640, False, True),
+        (0o440, False, True),
+        (0o644, False, False),
+        (0o604, False, False),
+        (0o644, True, True),
+        (0o660, False, False),
+        (0o666, False, False),
+        (0o666, True, False),
+        (0o620, True, False),
+    ],
+)
+def test_a_token_file_is_its_owners_and_its_group_may_read_it(mode, loose, is_taken):
+    if is_taken:
+        check_token_mode("token", mode, allows_loose=loose)
+        return
+    with pytest.raises(ConfigError, match=f"mode {mode:o}") as raised:
+        check_token_mode("token", mode, allows_loose=loose)
+    assert "chmod 600" in raised.value.hint

@@ -1,8 +1,10 @@
 """The page that Prometheus scrapes, asked over HTTP and judged by promtool."""
 
 import asyncio
+import resource
 import shutil
 import subprocess
+import sys
 
 import httpx
 import pytest
@@ -43,7 +45,7 @@ def test_metrics_are_text_or_openmetrics_as_the_scraper_asks():
         ("GET", "/metrics", {"accept": "application/openmetrics-text;version=1.0.0"}),
     )
     assert plain.headers["content-type"].startswith("text/plain")
-    assert "test_nodes 3.0" in plain.text
+    assert "test_nodes 3\n" in plain.text
     assert open_metrics.headers["content-type"].startswith("application/openmetrics-text")
     assert open_metrics.text.endswith("# EOF\n")
 
@@ -63,3 +65,31 @@ def test_promtool_finds_nothing_wrong():
         ["promtool", "check", "metrics"], input=answer.content, capture_output=True, check=False
     )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
+
+
+def test_scrape_without_a_free_descriptor_is_a_503_without_a_traceback(caplog):
+    async def scenario():
+        server = AsgiServer(scrape_app(_registry()), Endpoint("127.0.0.1", 0))
+        await server.start()
+        async with httpx.AsyncClient(base_url=f"http://{server.bound}") as client:
+            await client.get("/")  # the connection is there
+            forgotten = {
+                name: sys.modules.pop(name)
+                for name in [*sys.modules]
+                if name.startswith(("ingero.telemetry.exposition", "prometheus_client"))
+            }
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+            try:
+                busy = await client.get("/metrics")
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            later = await client.get("/metrics")
+            sys.modules.update(forgotten)
+        await server.stop()
+        return busy, later
+
+    busy, later = asyncio.run(scenario())
+    assert (busy.status_code, later.status_code) == (503, 200)
+    assert "Too many open files" in busy.text
+    assert not caplog.records

@@ -6,10 +6,11 @@ import sys
 import threading
 
 import pytest
+from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ingero.telemetry.declare import counter, gauge, histogram
-from ingero.telemetry.exposition import encode_metrics
+from ingero.telemetry.exposition import MeterCollector, encode_metrics, encode_text
 from ingero.telemetry.log import ConsoleFormatter, JsonFormatter
 from ingero.telemetry.metrics import MeterRegistry
 
@@ -45,6 +46,28 @@ def test_no_addition_of_many_threads_is_lost():
     finally:
         sys.setswitchinterval(interval)
     assert _read(meter)["test_pushes_total", "a"] == n_threads * n_adds
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(2000, "2000"), (1.048576e8, "104857600"), (2**53 * 4, str(2**55)), (-3.0, "-3"), (0.25, "0.25"),
+     (1e-9, "1e-09"), (float("inf"), "+Inf"), (float("nan"), "NaN")],
+)  # fmt: skip
+def test_whole_number_is_written_as_one(value, written):
+    meter = MeterRegistry()
+    meter.gauge(LEVEL).set(value, kind='a"\\\n')
+    text = encode_metrics(meter)[0].decode()
+    assert text == (
+        "# HELP test_level Level.\n# TYPE test_level gauge\n"
+        f'test_level{{kind="a\\"\\\\\\n"}} {written}\n'
+    )
+
+
+def test_text_is_what_the_library_writes_but_for_whole_numbers():
+    meter = MeterRegistry()
+    meter.counter(PUSHES).bound(kind="a")(0.5)
+    meter.gauge(LEVEL).set(0.5, kind="b")
+    assert encode_text(MeterCollector(meter).collect()) == generate_latest(MeterCollector(meter))
 
 
 def test_histogram_counts_a_value_on_its_bound_within_it():

@@ -28,6 +28,21 @@ INLINE u64 return_value(struct pt_regs *ctx)
 {
 	return ctx->ax;
 }
+
+INLINE u64 frame_pointer(struct pt_regs *ctx)
+{
+	return ctx->bp;
+}
+
+/* At a function's entry, before a return probe replaces it. */
+INLINE u64 return_address(struct pt_regs *ctx)
+{
+	u64 address = 0;
+
+	if (bpf_probe_read_user(&address, sizeof(address), (void *)ctx->sp))
+		return 0;
+	return address;
+}
 #else
 /* AAPCS64: x0..x7, then the stack. */
 INLINE void read_registers(struct pt_regs *ctx, struct ig_registers *regs)
@@ -40,6 +55,16 @@ INLINE void read_registers(struct pt_regs *ctx, struct ig_registers *regs)
 INLINE u64 return_value(struct pt_regs *ctx)
 {
 	return ctx->regs[0];
+}
+
+INLINE u64 frame_pointer(struct pt_regs *ctx)
+{
+	return ctx->regs[29];
+}
+
+INLINE u64 return_address(struct pt_regs *ctx)
+{
+	return ctx->regs[30];
 }
 #endif
 
@@ -73,6 +98,12 @@ NOINLINE u64 argument(const struct ig_registers *regs, u32 sel)
 	if (sel & IG_SEL_32)
 		return (u64)(s64)(s32)value;
 	return value;
+}
+
+/* The same; most functions lack most roles, so the call is spared where there is none. */
+INLINE u64 fetch(const struct ig_registers *regs, u32 sel)
+{
+	return sel ? argument(regs, sel) : 0;
 }
 
 #endif

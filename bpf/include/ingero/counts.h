@@ -67,14 +67,38 @@ struct ig_choice {
 	u8 reserved[3];
 };
 
+/* Begin a new window where the last is over. */
+INLINE void turn_window(struct ig_count *count, u64 now_ns)
+{
+	u32 window = now_ns >> IG_WINDOW_LOG2;
+
+	if (count->window == window)
+		return;
+	count->window = window;
+	count->n_kept = 0;
+	count->n_stacks = 0;
+}
+
+/* One finished thing. */
+struct finished {
+	u64 end_ns;
+	u64 duration_ns;
+	u64 bytes;
+	u8 flags;
+	u8 reserved[7];
+};
+
 /* Count one finished call and decide whether it becomes a record.
  *
- * Records are the first ones, the failed, the slow, and one in keep_one_in of the rest. The last carry in their weight
- * those left out since the one before. When no record can be written, call choice_lost().
+ * Records are those of kinds that are never sampled, the first ones of the others, the failed, the slow, the large, and one
+ * in keep_one_in of the rest. The last carry in their weight those left out since the one before. More than IG_FLOOD
+ * in a window, beside the rest, are lost. When no record can be written, call choice_lost().
  */
-INLINE struct ig_choice choose(struct ig_count *count, const struct ig_settings *now, u64 duration_ns, u64 bytes,
-			       u8 flags)
+INLINE struct ig_choice choose(struct ig_count *count, const struct ig_settings *now, const struct finished *what)
 {
+	const u8 kept = IG_FLAG_EXACT | IG_FLAG_ERROR | IG_FLAG_FIRST | IG_FLAG_SLOW | IG_FLAG_LARGE;
+	u64 duration_ns = what->duration_ns, bytes = what->bytes;
+	u8 flags = what->flags;
 	struct ig_choice choice = {.weight = 1, .flags = flags};
 	u32 bucket = bucket_of(duration_ns);
 	u64 before = count->seen++;
@@ -95,9 +119,17 @@ INLINE struct ig_choice choose(struct ig_count *count, const struct ig_settings 
 	}
 	if (flags & IG_FLAG_ERROR)
 		count->errors++;
-	else if (before < now->keep_first)
+	else if (before < now->keep_first && !(flags & IG_FLAG_EXACT))
 		choice.flags |= IG_FLAG_FIRST;
-	else if (!(choice.flags & IG_FLAG_SLOW)) {
+	if (choice.flags & kept) {
+		turn_window(count, what->end_ns);
+		if (count->n_kept >= IG_FLOOD) {
+			count->lost++;
+			choice.weight = 0;
+			return choice;
+		}
+		count->n_kept++;
+	} else {
 		if (++count->pending < now->keep_one_in) {
 			count->sampled++;
 			choice.weight = 0;

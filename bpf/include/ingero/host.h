@@ -38,6 +38,20 @@ struct span {
 	u8 reserved[6];
 };
 
+INLINE struct ig_choice choose_span(struct ig_count *count, const struct ig_settings *now, const struct span *what)
+{
+	struct finished finished = {
+		.end_ns = what->start_ns + what->duration_ns,
+		.duration_ns = what->duration_ns,
+		.bytes = what->amount,
+		.flags = what->flags | exact_flag(now, what->source, what->op),
+	};
+
+	if (what->amount >= IG_LARGE_BYTES)
+		finished.flags |= IG_FLAG_LARGE;
+	return choose(count, now, &finished);
+}
+
 /* Count what the current thread did, and write a record into the ring where it is chosen. */
 #define COUNT_SPAN(ring, what)                                                                                         \
 	do {                                                                                                           \
@@ -50,7 +64,7 @@ struct span {
 		if (!count_ || !now_)                                                                                  \
 			break;                                                                                         \
 		count_->entered++;                                                                                     \
-		choice_ = choose(count_, now_, (what)->duration_ns, (what)->amount, (what)->flags);                    \
+		choice_ = choose_span(count_, now_, (what));                                                           \
 		if (!choice_.weight)                                                                                   \
 			break;                                                                                         \
 		record_ = bpf_ringbuf_reserve(&ring, sizeof(*record_), 0);                                             \
@@ -78,6 +92,20 @@ INLINE void fill_span(struct ig_span *record, const struct span *what, u64 pid_t
 	record->flags = choice.flags;
 	__builtin_memset(record->reserved, 0, sizeof(record->reserved));
 	bpf_get_current_comm(record->comm, sizeof(record->comm));
+}
+
+enum { PF_KTHREAD = 0x00200000 }; /* include/linux/sched.h */
+
+/* Whether the user asked to watch what a task does. Kernel threads work for everybody, so no filter asks for them. */
+INLINE bool is_watched_task(struct task_struct *task)
+{
+	struct ig_settings *now = settings_now();
+
+	if (!now)
+		return 0;
+	if (!now->filter)
+		return 1;
+	return !(task->flags & PF_KTHREAD) && is_watched(now, task->tgid, cgroup_of(task), task->cred->uid.val);
 }
 
 /* Whether a thread group makes probed calls and the user watches it. */

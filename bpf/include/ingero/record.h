@@ -12,7 +12,7 @@
 #include "ingero/kernel.h"
 
 enum ig_limit {
-	IG_RECORD_VERSION = 4,
+	IG_RECORD_VERSION = 5,
 	IG_COMM_LEN = 16,
 	IG_MAX_DEPTH = 8,
 	IG_MAX_DESCRIPTORS = 1024,
@@ -25,6 +25,11 @@ enum ig_limit {
 	IG_MAX_PYTHON = 128,
 	IG_MAX_RETURNS = 8,
 	IG_COPY_BYTES = 5 * 4096, /* of a thread's stack: whole pages, so 16 KiB at least */
+	IG_LARGE_BYTES = 1 << 20,
+	IG_LONG_REQUEST_NS = 10000000,
+	IG_FLOOD = 16384,         /* records beside the sampled ones, per IG_WINDOW of one count */
+	IG_MOST_STACKS = 32,      /* stacks of slow and failed calls, likewise */
+	IG_WINDOW_LOG2 = 30,      /* 2^30 ns: 1.07 s */
 };
 
 /* What the bytes after the header are. */
@@ -38,6 +43,7 @@ enum ig_kind {
 	IG_KIND_STACK = 8,
 	IG_KIND_SPAN = 9,
 	IG_KIND_STACK_COPY = 10,
+	IG_KIND_UNFINISHED = 11,
 };
 
 /* Where an operation was seen. The numbers are those of the recorded databases. */
@@ -53,13 +59,40 @@ enum ig_source {
 	IG_N_SOURCES = 16,
 };
 
+/* Operations of the sources that are not library calls. The numbers are those of the recorded databases. */
+enum ig_host_op {
+	IG_HOST_SCHED_SWITCH = 1,
+	IG_HOST_PAGE_ALLOC = 3,
+	IG_HOST_PAGE_FAULT = 30,
+	IG_HOST_DIRECT_RECLAIM = 31,
+};
+
+enum ig_io_op {
+	IG_IO_READ = 1,
+	IG_IO_WRITE = 2,
+	IG_IO_DISCARD = 3,
+	IG_IO_FLUSH = 4,
+	IG_IO_OTHER = 5, /* zeroes, erasure, zones, commands */
+};
+
+enum ig_tcp_op {
+	IG_TCP_RETRANSMIT = 1,
+};
+
+enum ig_net_op {
+	IG_NET_SEND = 1,
+	IG_NET_RECV = 2,
+};
+
 enum ig_flag {
 	IG_FLAG_NESTED = 1,  /* made by another probed call on the same thread: do not count twice */
 	IG_FLAG_ERROR = 2,   /* the return code was an error */
 	IG_FLAG_GROUPED = 4, /* inside ncclGroupStart/ncclGroupEnd */
-	IG_FLAG_SLOW = 8,    /* kept because it took eight times the mean or more */
+	IG_FLAG_SLOW = 8,    /* took eight times the mean of its kind or more */
 	IG_FLAG_FIRST = 16,  /* kept because it is among the first of its kind */
 	IG_FLAG_NO_TIME = 32, /* entry-only probe: duration_ns and rc are not known */
+	IG_FLAG_LARGE = 64,   /* kept because it moved IG_LARGE_BYTES, or kept a disk for IG_LONG_REQUEST_NS, or more */
+	IG_FLAG_EXACT = 128,  /* of a kind that is never sampled: ig_settings.exact */
 };
 
 struct ig_header {
@@ -153,12 +186,24 @@ struct ig_off_cpu {
 	u32 waker_pid; /* thread group that woke it; 0: not seen */
 	u16 cpu;
 	u8 reason;
-	u8 reserved;
+	u8 flags;
 	u32 weight;
 	char comm[IG_COMM_LEN];
 	char other_comm[IG_COMM_LEN];
 };
 _Static_assert(sizeof(struct ig_off_cpu) == 96, "ABI");
+
+/* A thread of a watched GPU process that is off the CPU now: a value of the map `departures`, by tid. */
+struct ig_departure {
+	u64 left_ns;
+	u64 woken_ns; /* 0: not woken yet, or it never stopped being runnable */
+	u32 other_pid;
+	u32 waker_pid;
+	u8 reason;
+	u8 reserved[7];
+	char other_comm[IG_COMM_LEN];
+};
+_Static_assert(sizeof(struct ig_departure) == 48, "ABI");
 
 enum ig_process_event {
 	IG_PROCESS_OOM = 4,
@@ -192,8 +237,9 @@ struct ig_block {
 	u32 device; /* major << 20 | minor */
 	u32 pid;    /* who issued it; a kernel thread for write-back */
 	s32 error;
-	u16 op; /* 1 read, 2 write, 3 discard, 4 flush, 5 other */
-	u16 reserved;
+	u16 op; /* ig_io_op */
+	u8 flags;
+	u8 reserved;
 	u32 weight;
 	char comm[IG_COMM_LEN];
 };
@@ -208,8 +254,10 @@ struct ig_tcp {
 	u16 remote_port;
 	u16 family; /* 2 IPv4, 10 IPv6 */
 	u16 state;
+	u32 pid; /* who used the socket last; 0: not looked at, which is so without a filter */
+	u32 reserved;
 };
-_Static_assert(sizeof(struct ig_tcp) == 56, "ABI");
+_Static_assert(sizeof(struct ig_tcp) == 64, "ABI");
 
 enum ig_stack_flag {
 	IG_STACK_PYTHON_CUT = 1,    /* there are more Python frames than fit */
@@ -309,11 +357,15 @@ struct ig_count {
 	u64 max_ns;
 	u64 emitted; /* records written */
 	u64 sampled; /* left out on purpose */
-	u64 lost;    /* the ring was full */
+	u64 lost;    /* the ring was full, or there were more than IG_FLOOD */
 	u64 pending; /* left out since the last record that will carry them in its weight */
+	u32 window;   /* the time in units of 2^IG_WINDOW_LOG2 ns, to which the next two belong */
+	u32 n_kept;   /* records beside the sampled ones */
+	u32 n_stacks; /* of slow and failed calls */
+	u32 reserved;
 	u64 hist[IG_HIST_BUCKETS];
 };
-_Static_assert(sizeof(struct ig_count) == 1104, "ABI");
+_Static_assert(sizeof(struct ig_count) == 1120, "ABI");
 
 /* Losses that have no operation to be counted under. */
 struct ig_losses {
@@ -337,15 +389,24 @@ struct ig_unwinding {
 };
 _Static_assert(sizeof(struct ig_unwinding) == 32, "ABI");
 
+/* Which records of calls carry the stack that they were made from. */
+enum ig_stacks {
+	IG_STACKS_NONE = 0,
+	IG_STACKS_ALL = 1,
+	IG_STACKS_NOTABLE = 2, /* the slow and the failed, at most IG_MOST_STACKS in a second of one kind on one CPU */
+};
+
 /* Live settings, written by user space at any time. */
 struct ig_settings {
 	u32 filter;  /* bits: 1 pids map, 2 cgroups map, 4 uid; 0 watches everything; bits are alternatives */
 	u32 uid;
-	u32 keep_one_in; /* records kept among ordinary calls; 1 keeps all */
+	u32 keep_one_in; /* records kept among the calls of kinds that are sampled; 1 keeps all */
 	u32 keep_first;  /* records always kept per (process, operation) and CPU */
-	u32 with_stacks; /* 1: every record of a call carries its stack */
+	u32 stacks;      /* an ig_stacks */
+	u32 is_over;     /* 1: nothing is counted and nothing returns any more, so that counts and records agree */
+	u64 exact[IG_N_SOURCES]; /* kinds that are never sampled: bit op of the word of a source */
 };
-_Static_assert(sizeof(struct ig_settings) == 20, "ABI");
+_Static_assert(sizeof(struct ig_settings) == 152, "ABI");
 
 /* Where an interpreter keeps what leads to the frames of a thread. Offsets in bytes; IG_NO_OFFSET: there is none. */
 enum { IG_NO_OFFSET = 0xffff };
@@ -424,8 +485,11 @@ struct ig_frame {
 	u8 source;
 	u8 flags;
 	u32 copy; /* 1: a copy; 2: inside of one; 0: neither */
+	/* Where the caller's frame begins, for whoever reads the stack while the call has not returned; 0: not kept. */
+	u64 return_pc;
+	u64 bp;
 };
-_Static_assert(sizeof(struct ig_frame) == 128, "ABI");
+_Static_assert(sizeof(struct ig_frame) == 144, "ABI");
 
 /* What a probed thread is doing: a stack of calls that have not returned. */
 struct ig_thread {
@@ -435,9 +499,26 @@ struct ig_thread {
 	u32 group_depth;
 	u32 group_id;
 	u32 reserved;
+	u64 pointer; /* pthread_self(); 0 where it cannot be read */
 	struct ig_frame frames[IG_MAX_DEPTH];
 };
-_Static_assert(sizeof(struct ig_thread) == 24 + 8 * 128, "ABI");
+_Static_assert(sizeof(struct ig_thread) == 32 + 8 * 144, "ABI");
+
+/* A call whose thread ended before it returned. */
+struct ig_unfinished {
+	struct ig_header header; /* mono_ns: entry */
+	u64 ended_ns;
+	u64 cgroup_id;
+	u32 pid;
+	u32 tid;
+	s32 device;
+	u32 group_id;
+	u32 depth; /* as in ig_call */
+	u32 reserved;
+	char comm[IG_COMM_LEN];
+	struct ig_frame frame;
+};
+_Static_assert(sizeof(struct ig_unfinished) == 72 + 144, "ABI");
 
 /* ── Descriptors: what a probed function's arguments mean ────────────────── */
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     import httpx
 
     from ingero.agent.export.alert.backends import Backend
+    from ingero.agent.export.alert.delivery import Delivery
+    from ingero.agent.export.alert.episodes import Episodes
 
 LINE_MAX_BYTES = 1024 * 1024
 """Source: the existing alerter's limit."""
@@ -42,7 +46,13 @@ JOIN_S = 2.0
     help="Its configuration.",
 )
 @click.option("--verbose", is_flag=True, help="Log every alert that was told.")
-def cli(path: Path, *, verbose: bool) -> int:
+@click.option(
+    "--listen",
+    default="",
+    metavar="HOST:PORT",
+    help="Serve /metrics, /healthz and /readyz there; port 0 chooses one.  [default: off]",
+)
+def cli(path: Path, listen: str, *, verbose: bool) -> int:
     r"""Tell people about the stragglers of this node: one incident per episode, resolved when it ends.
 
     Runs beside an agent that was started with --remediate, and waits for one that is not there yet. What a receiver does
@@ -53,6 +63,7 @@ def cli(path: Path, *, verbose: bool) -> int:
     \b
     Examples:
       ingero-alerter --config /etc/ingero-alerter/config.json
+      ingero-alerter --config alerter.json --listen 127.0.0.1:9466
       SLACK=https://hooks.slack.com/… ingero-alerter --config alerter.json --verbose
     """
     from ingero.agent.export.alert.backends import build_backends
@@ -74,21 +85,26 @@ def cli(path: Path, *, verbose: bool) -> int:
     names = ", ".join(backend.name for backend in backends)
     click.echo(f"reading {config.uds_path}, telling {names}", err=True)
     with build_client(config.http_client.request_timeout_seconds) as client:
-        _run(Path(config.uds_path), backends, client, stop)
+        _run(Path(config.uds_path), _build_deliveries(backends, client, stop), stop, listen)
     return 130 if signal.SIGINT in received else 0
 
 
-def _run(path: Path, backends: list[Backend], client: httpx.Client, stop: threading.Event) -> None:
-    """Read and tell until told to stop."""
+def _build_deliveries(
+    backends: list[Backend], client: httpx.Client, stop: threading.Event
+) -> list[Delivery]:
     from ingero.agent.export.alert.delivery import Delivery
+
+    return [
+        Delivery(backend, client, lambda duration_ns: stop.wait(duration_ns / NS_PER_S))
+        for backend in backends
+    ]
+
+
+def _run(path: Path, deliveries: list[Delivery], stop: threading.Event, listen: str) -> None:
+    """Read and tell until told to stop."""
     from ingero.agent.export.alert.episodes import Alert, Episodes
     from ingero.agent.export.events import EventReader
     from ingero.telemetry.clock import SystemClock
-
-    def wait(duration_ns: int) -> bool:
-        return stop.wait(duration_ns / NS_PER_S)
-
-    deliveries = [Delivery(backend, client, wait) for backend in backends]
 
     def tell(alert: Alert) -> None:
         for delivery in deliveries:
@@ -102,13 +118,41 @@ def _run(path: Path, backends: list[Backend], client: httpx.Client, stop: thread
 
     threads = [threading.Thread(target=one.run, daemon=True) for one in deliveries]
     threads.append(threading.Thread(target=settle, daemon=True))
-    for thread in threads:
-        thread.start()
-    EventReader(path, episodes, LINE_MAX_BYTES, RECONNECT_NS, wait).run()
-    for delivery in deliveries:
-        delivery.close()
-    for thread in threads:
-        thread.join(JOIN_S)
+    with _pages(listen, episodes, deliveries):
+        for thread in threads:
+            thread.start()
+        reader = EventReader(
+            path,
+            episodes,
+            LINE_MAX_BYTES,
+            RECONNECT_NS,
+            lambda duration_ns: stop.wait(duration_ns / NS_PER_S),
+        )
+        reader.run()
+        for delivery in deliveries:
+            delivery.close()
+        for thread in threads:
+            thread.join(JOIN_S)
+
+
+@contextmanager
+def _pages(listen: str, episodes: Episodes, deliveries: list[Delivery]) -> Iterator[None]:
+    """Serve the alerter's own numbers, where that is wanted."""
+    if not listen:
+        yield
+        return
+    from ingero.agent.export.alert.page import AlerterPage
+    from ingero.agent.export.sink_server import serve_sink
+    from ingero.config import Endpoint
+
+    try:
+        endpoint = Endpoint.parse(listen)
+    except ValueError as error:
+        raise click.UsageError(f"--listen {error}") from error
+    page = AlerterPage(episodes, {delivery.name: delivery.counts for delivery in deliveries})
+    with serve_sink(endpoint, page) as bound:
+        click.echo(f"serving http://{bound}/metrics", err=True)
+        yield
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from ingero import __version__
-from ingero.cli.commands import echo_files, echo_serve
+from ingero.cli.commands import echo_files, echo_serve, help_page
 from ingero.cli.main import run_program
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
@@ -21,18 +21,22 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     echo_files.restore,
     echo_files.migrate,
     echo_files.repair,
+    help_page.command,
 )
 """Every verb of ``ingero-echo``, in the order that ``--help`` lists them."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    "ingero-echo",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="ingero-echo", message="%(prog)s %(version)s")
 def cli() -> None:
     r"""Keep what agents and Fleet saw, and answer people, dashboards and assistants.
 
     \b
     Examples:
-      openssl rand -hex 32 > token
+      (umask 077; openssl rand -hex 32 > token)
       ingero-echo serve --insecure-no-tls --db echo.db --auth-token-file token
       ingero-echo config --defaults > echo.yaml
     """

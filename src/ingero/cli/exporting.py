@@ -86,7 +86,10 @@ class MetricsChoice:
             IngeroError: It cannot be listened on.
         """
         if (self.otlp_insecure or self.otlp_headers) and not self.otlp:
-            raise ConfigError("--otlp-insecure and --otlp-header go with --otlp ENDPOINT")
+            click.echo(
+                "warning: --otlp-insecure, --otlp-header: no effect without --otlp ENDPOINT",
+                err=True,
+            )
         outlets: list[Outlet] = []
         if self.prometheus:
             outlets.append(self._serve(stack))

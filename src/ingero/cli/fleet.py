@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ingero import __version__
+from ingero.cli.commands import help_page
 from ingero.cli.main import run_program
 from ingero.errors import UnsupportedError
 
@@ -27,6 +28,7 @@ _SET = click.option(
 
 
 @click.group(
+    "ingero-fleet",
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -65,9 +67,20 @@ def _load(file: str, overrides: tuple[str, ...]) -> FleetConfig:
     return build_config(load_document(file, overrides), FACTORIES)
 
 
+def _check_files(config: FleetConfig) -> None:
+    with _explaining_imports():
+        from ingero.fleet.builtin import FACTORIES
+        from ingero.fleet.config import check_files
+
+    check_files(config, FACTORIES)
+
+
 def _run(file: str, overrides: tuple[str, ...]) -> int:
     import asyncio
 
+    from ingero.config.environment import quiet_grpc
+
+    quiet_grpc()
     with _explaining_imports():
         import uvloop
 
@@ -94,19 +107,29 @@ def _explaining_imports() -> Iterator[None]:
 @cli.command("validate")
 @click.argument("file", required=False)
 @click.option("--config", "option", metavar="FILE", help="The same as FILE.")
+@click.option(
+    "--skip-files",
+    is_flag=True,
+    help="Do not look at certificates, keys, mappings and folders, which may be on another machine.",
+)
 @_SET
-def validate(file: str | None, option: str | None, overrides: tuple[str, ...]) -> None:
-    r"""Check FILE without starting anything; every problem is listed with its line.
+def validate(
+    file: str | None, option: str | None, overrides: tuple[str, ...], *, skip_files: bool
+) -> None:
+    r"""Check FILE, and the files that it names, without starting anything; every problem is listed with its line.
 
     \b
     Examples:
       ingero-fleet validate fleet-config.yaml
       ingero-fleet validate --config fleet-config.yaml --set service.extensions=[]
+      ingero-fleet validate --skip-files fleet-config.yaml
     """
     name = file or option
     if name is None:
         raise click.UsageError("give the FILE to check")
     config = _load(name, overrides)
+    if not skip_files:
+        _check_files(config)
     for warning in config.warnings:
         click.echo(f"{name}: warning: {warning}", err=True)
     count = len(config.pipelines)
@@ -177,6 +200,9 @@ def version(*, as_json: bool) -> None:
       ingero-fleet version
     """
     click.echo(json.dumps({"version": __version__}) if as_json else f"ingero-fleet {__version__}")
+
+
+cli.add_command(help_page.command)
 
 
 def main() -> None:

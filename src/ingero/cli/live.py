@@ -16,8 +16,10 @@ from ingero.units import NS_PER_S
 from ingero.wire.names import DEFAULT_REMEDIATE_GID, DEFAULT_REMEDIATE_SOCKET
 
 if TYPE_CHECKING:
+    from ingero.agent.app.health_series import HealthSeries
     from ingero.agent.app.recorder import Recorder
     from ingero.agent.app.workload import Workload
+    from ingero.agent.health.loop import Look
     from ingero.agent.health.service import AgentSettings, HealthAgent, OnLook
     from ingero.telemetry.clock import Clock
 
@@ -68,7 +70,15 @@ FLEET_OPTIONS: Final = (
         metavar="URL",
         help="Push health and collectives to this Fleet meanwhile, as `ingero fleet-push` does.",
     ),
-    click.option("--fleet-cluster-id", default="", help="Name of the cluster; with --fleet."),
+    click.option(
+        "--fleet-cluster-id", default="", help="Name of the cluster, for --fleet and --otlp."
+    ),
+    click.option(
+        "--fleet-workload-type",
+        default="unknown",
+        show_default=True,
+        help="Kind of work, such as training; with --fleet.",
+    ),
     click.option(
         "--fleet-push-interval",
         callback=read_duration,
@@ -114,11 +124,14 @@ class AnnotateChoice:
         """Listen to workloads until the context ends; None when not wanted.
 
         Raises:
-            ConfigError: Options without --annotate, or a path that cannot be used.
+            ConfigError: A path that cannot be used.
         """
         if not self.annotate:
             if self.annotate_socket is not None or self.annotate_gid is not None:
-                raise ConfigError("--annotate-socket and --annotate-gid go with --annotate")
+                click.echo(
+                    "warning: --annotate-socket, --annotate-gid: no effect without --annotate",
+                    err=True,
+                )
             yield None
             return
         from ingero.agent.annotations.place import choose_socket
@@ -147,6 +160,7 @@ class FleetChoice:
 
     fleet_endpoint: str
     fleet_cluster_id: str
+    fleet_workload_type: str
     fleet_push_interval: int
     fleet_bearer_token_file: Path | None
     fleet_tls_ca: str
@@ -168,8 +182,11 @@ class FleetChoice:
             ConfigError: Lists every problem.
         """
         if not self.fleet_endpoint:
-            if self.fleet_cluster_id or self.remediate:
-                raise ConfigError("--fleet-cluster-id and --remediate go with --fleet URL")
+            if self.remediate:
+                click.echo(
+                    "warning: --remediate: no effect without --fleet URL; episodes are found by comparing nodes",
+                    err=True,
+                )
             return None
         from ingero.agent.health.facts import find_gpus
         from ingero.agent.health.options import PushOptions, build_settings
@@ -189,12 +206,13 @@ class FleetChoice:
         return build_settings(options, find_gpus())
 
 
-def say_notes(agent: HealthAgent) -> OnLook:
-    """Tell what turned, and nothing of quiet looks."""
+def say_notes(agent: HealthAgent, series: HealthSeries) -> OnLook:
+    """Tell what turned, and nothing of quiet looks; the series are told of all."""
     for note in agent.first_notes:
         click.echo(f"note: {note}", err=True)
 
-    def show(_look: object, notes: list[str]) -> None:
+    def show(look: Look, notes: list[str]) -> None:
+        series.note(agent, look)
         for note in notes:
             click.echo(f"note: {note}", err=True)
 

@@ -6,7 +6,6 @@ Command modules import their heavy libraries inside the command body, so that ``
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,8 @@ from typing import Final
 import click
 
 from ingero import __version__
+from ingero.cli.arguments import modernise
+from ingero.cli.boundary import find_error, is_broken_pipe, is_interrupt
 from ingero.cli.commands import (
     annotate,
     check,
@@ -25,8 +26,10 @@ from ingero.cli.commands import (
     export,
     fleet_push,
     hang,
+    help_page,
     mcp,
     merge,
+    migrate,
     nccl_plugin,
     query,
     rates,
@@ -49,8 +52,10 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     export.command,
     fleet_push.command,
     hang.command,
+    help_page.command,
     mcp.command,
     merge.command,
+    migrate.command,
     nccl_plugin.command,
     query.command,
     rates.command,
@@ -64,6 +69,7 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
 
 
 @click.group(
+    "ingero",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Start with `ingero replay AR`: a real 64-GPU trace, a real push path, a named culprit.",
 )
@@ -95,32 +101,43 @@ def run_program(program: click.Command, args: Sequence[str] | None = None) -> in
         if sys.stdout is stdout:
             raise
         return 0  # click swaps the stream when the reader closed the pipe
-    except BrokenPipeError:
-        _discard_output()
-        return 0
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+    except (Exception, BaseExceptionGroup, KeyboardInterrupt) as error:
+        if is_broken_pipe(error):
+            _discard_output()
+            return 0
+        if is_interrupt(error):
+            return 130
+        found = find_error(error)
+        if found is None:
             raise
-        _discard_output()
-        click.echo("error: the output cannot be written: no space left on device", err=True)
-        return 1
+        if isinstance(error, OSError) and error.filename is None:
+            _discard_output()  # what did not go through would fail once more when Python ends
+        return _show(found)
 
 
 def _run(program: click.Command, args: Sequence[str] | None) -> int:
     try:
-        result = program.main(args=list(args) if args is not None else None, standalone_mode=False)
+        given = modernise(program, sys.argv[1:] if args is None else args)
+        for warning in given.warnings():
+            click.echo(f"warning: {warning}", err=True)
+        for option, value in given.effects:
+            if option.does is not None:
+                option.does(value)
+        result = program.main(args=given.now, standalone_mode=False)
         sys.stdout.flush()  # what cannot be written is told here, not while Python ends
-    except (click.exceptions.Abort, KeyboardInterrupt):
+    except click.exceptions.Abort:
         return 130
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except IngeroError as error:
-        click.echo(click.style("error: ", fg="red", bold=True) + error.message, err=True)
-        if error.hint:
-            click.echo(click.style("hint: ", fg="cyan") + error.hint, err=True)
-        return error.exit_code
     return result if isinstance(result, int) else 0
+
+
+def _show(error: IngeroError) -> int:
+    click.echo(click.style("error: ", fg="red", bold=True) + error.message, err=True)
+    if error.hint:
+        click.echo(click.style("hint: ", fg="cyan") + error.hint, err=True)
+    return error.exit_code
 
 
 def _discard_output() -> None:

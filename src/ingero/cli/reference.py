@@ -17,6 +17,7 @@ from typing import Final
 
 import click
 
+from ingero.cli.arguments import iter_old
 from ingero.cli.help import keep_line_breaks
 from ingero.config.describe import iter_keys
 from ingero.echo.service.config import EchoConfig
@@ -143,7 +144,21 @@ def write_cli() -> str:
     for name, program in sorted(find_programs().items()):
         keep_line_breaks(program)
         lines += _describe_command(program, name, None)
-    return "\n".join(lines)
+    return "\n".join([*lines, *_old_option_table()])
+
+
+def _old_option_table() -> Iterator[str]:
+    yield "## Options of the existing agent"
+    yield ""
+    yield "Accepted and not shown by `--help`. A switch may have a value (`--record=false`), a long name one dash (`-listen`)."
+    yield ""
+    yield "| command | option | meaning |"
+    yield "|---|---|---|"
+    for old in (one for program in find_programs().values() for one in iter_old(program)):
+        names = ", ".join(f"`{name}`" for name in old.names.split())
+        effect = "" if old.has_effect else "Refused: " if old.is_refused else "No effect: "
+        yield f"| `{old.where}` | {names} | {_cell(effect + old.says)} |"
+    yield ""
 
 
 def find_programs() -> dict[str, click.Command]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import IO, Any
 
@@ -11,23 +11,27 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
+from ingero.agent.app.recorder import Stored
+from ingero.agent.app.surroundings import Surroundings
 from ingero.agent.app.tracing import Totals, TraceSession, count_coverage
 from ingero.agent.discover.identity import Identity
-from ingero.agent.probes.latency import quantiles_ns
 from ingero.agent.stacks.resolver import Stack
+from ingero.cli.incidents import STYLES, build_incident_line, describe_incident
+from ingero.cli.live_view import Surrounding, count_layers, draw, write_coverage
 from ingero.model.events import (
     CopyKind,
     EventFlag,
     Events,
     OffCpuReason,
-    Source,
     op_name,
     source_name,
 )
-from ingero.units import format_duration, format_size
+from ingero.model.incidents import Incident
+from ingero.model.latency import quantiles_ns
+from ingero.model.recording import describe_unprobed
+from ingero.units import format_duration
 
 Records = npt.NDArray[Any]
 _QUANTILES = (0.5, 0.95, 0.99)
@@ -39,8 +43,8 @@ _DIRECTIONS = {
     CopyKind.DEFAULT: "default",
 }
 _IDENTITY = ("launcher", "job", "container", "pod_uid", "pod_name", "namespace", "cgroup")
-_GPU_SOURCES = (Source.CUDA, Source.DRIVER, Source.CUDA_GRAPH, Source.NCCL)
 _MOST_STACKS = 65_536
+_MOST_INCIDENTS = 3
 _FRAME_KEYS = {
     "i": "ip", "s": "symbol", "f": "file", "l": "line", "pf": "py_file", "pfn": "py_func", "pl": "py_line",
 }  # fmt: skip
@@ -58,10 +62,12 @@ class JsonLines:
 
     Args:
         out: Where to.
+        stored: What the recording holds so far; None without one.
     """
 
-    def __init__(self, out: IO[str]) -> None:
+    def __init__(self, out: IO[str], stored: Callable[[], Stored] | None = None) -> None:
         self._out = out
+        self._stored = stored
         self._identities: dict[int, Identity] = {}
         self._stacks: dict[int, list[dict[str, Any]]] = {}
 
@@ -91,27 +97,29 @@ class JsonLines:
                 for frame in stack.frames
             ]
 
-    def on_events(self, ring: str, records: Records, events: Events) -> None:
+    def on_events(self, ring: str, records: Records, events: Events) -> None:  # noqa: ARG002 - the protocol's signature
         """One line of type ``event`` per record."""
-        if ring == "blocks":
-            records = records[records["op"] <= 3]
         for record, event in zip(records, events, strict=True):
-            line = _event(event)
+            line = build_event_line(event)
             names = record.dtype.names or ()
             if "comm" in names and record["comm"]:
                 line["process_name"] = record["comm"].decode("utf-8", "replace")
             identity = self._identities.get(int(event["pid"]))
             if identity is not None:
                 line |= _place(identity)
-            if ring in {"calls", "failed_calls"}:
+            if "grid_x" in names:
                 line |= _call(record)
-            elif ring == "collectives":
+            elif "comm_hash" in names:
                 line |= _collective(record)
-            elif ring == "off_cpus":
+            elif "off_ns" in names:
                 line |= _off_cpu(record)
             if int(event["stack_hash"]) in self._stacks:
                 line["stack"] = self._stacks[int(event["stack_hash"])]
             self._write(line)
+
+    def on_incident(self, incident: Incident, start_ns: int) -> None:
+        """A line of type ``incident``."""
+        self._write(build_incident_line(incident, start_ns))
 
     def on_totals(self, totals: Totals) -> None:
         """At the end: one line of type ``counts`` per operation, then one of type ``coverage``."""
@@ -121,13 +129,36 @@ class JsonLines:
             self._write({
                 "type": "coverage",
                 **count_coverage(totals.all_counts),
+                "by_layer": count_layers(totals.all_keys, totals.all_counts),
                 "losses": totals.losses,
                 "stacks": totals.unwinding,
                 "in_flight": [_in_flight(call, totals.mono_ns) for call in totals.in_flight],
+                "unprobed": [
+                    {"pid": one.pid, "path": one.path, "reason": one.reason}
+                    for one in totals.unprobed
+                ],
                 "keep_one_in": totals.keep_one_in,
                 "elapsed_ns": totals.elapsed_ns,
+                **({"recording": _recording(self._stored())} if self._stored else {}),
             })
         self._out.flush()
+
+
+def _recording(stored: Stored) -> dict[str, Any]:
+    return {
+        "path": str(stored.path),
+        "stored": stored.n_rows,
+        "not_stored": [
+            {
+                "source": source_name(loss.source),
+                "op": op_name(loss.source, loss.op),
+                "rows": loss.n_rows,
+                "cause": loss.cause,
+            }
+            for loss in stored.losses
+        ],
+        "counts_not_stored": stored.n_counts_lost,
+    }
 
 
 def _place(identity: Identity) -> dict[str, int]:
@@ -138,7 +169,8 @@ def _place(identity: Identity) -> dict[str, int]:
     return {name: number for name, number in numbers.items() if number >= 0}
 
 
-def _event(event: np.void) -> dict[str, Any]:
+def build_event_line(event: np.void) -> dict[str, Any]:
+    """An event as a line of JSON; what only some operations have is added by its ring."""
     source, op = int(event["source"]), int(event["op"])
     line: dict[str, Any] = {
         "type": "event",
@@ -159,6 +191,8 @@ def _event(event: np.void) -> dict[str, Any]:
         line["cgroup_id"] = int(event["cgroup_id"])
     if event["flags"] & EventFlag.NESTED:
         line["nested"] = True
+    if event["flags"] & EventFlag.IN_FLIGHT:
+        line["in_flight"] = True
     return line
 
 
@@ -253,21 +287,41 @@ class LiveTable:
 
     Args:
         console: Where to; without a terminal only the last table is printed.
+        target: What is traced, for people.
+        stored: What the recording holds so far; None without one.
+
+    Attributes:
         session: Told later, because it needs its observers first.
+        surroundings: Told later, likewise.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(
+        self, console: Console, target: str = "", stored: Callable[[], Stored] | None = None
+    ) -> None:
         self._console = console
+        self._stored = stored
+        self.target = target
+        self.surroundings: Surroundings | None = None
+        self._incidents: list[Incident] = []
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self.session: TraceSession | None = None
         if console.is_terminal:
             self._live.start()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is drawn again and again, on a terminal."""
+        return self._console.is_terminal
 
     def on_process(self, identity: Identity) -> None:
         """Nothing: the table is by operation."""
 
     def on_events(self, ring: str, records: Records, events: Events) -> None:
         """Nothing: counts are exact without the events."""
+
+    def on_incident(self, incident: Incident, _start_ns: int) -> None:
+        """Show it below the table, with the newest few."""
+        self._incidents = [incident, *self._incidents][:_MOST_INCIDENTS]
 
     def on_totals(self, totals: Totals) -> None:
         """Draw."""
@@ -282,34 +336,27 @@ class LiveTable:
         self._live.stop()
 
     def _draw(self, totals: Totals) -> Group:
-        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-        table.add_column("operation", no_wrap=True, min_width=16)
-        for name in ("calls", "p50", "p95", "p99", "max", "wall", "bytes", "errors"):
-            table.add_column(
-                name, justify="right", no_wrap=True, min_width=7 if name[0] in "pmw" else 0
-            )
-        for row in _rows(totals):
-            table.add_row(*row)
-        return Group(table, *(Text(line, style=style) for line, style in self._footer(totals)))
+        footer = [Text(line, style=style) for line, style in self._footer(totals)]
+        is_shown = self._console.is_terminal and not totals.is_last
+        height = self._console.height - len(footer) - 1 if is_shown else None
+        parts = draw(totals, self._look_around(), self._console.width, height)
+        return Group(*parts, *footer)
+
+    def _look_around(self) -> Surrounding:
+        session, surroundings = self.session, self.surroundings
+        return Surrounding(
+            target=self.target,
+            libraries=session.engine.targets if session else (),
+            n_host_probes=len(session.settings.engine.host_probes) - len(session.missing)
+            if session
+            else 0,
+            machine=surroundings.machine_state if surroundings else None,
+            gpus=surroundings.gpu_readings if surroundings else (),
+        )
 
     def _footer(self, totals: Totals) -> list[tuple[str, str]]:
-        told = count_coverage(totals.all_counts)
-        keys = totals.all_keys
-        is_gpu = np.isin(keys["source"], _GPU_SOURCES)
-        processes = len(set(keys["pid"][is_gpu].tolist()))
-        libraries = len(self.session.engine.targets) if self.session else 0
-        lines = [
-            (
-                f"{format_duration(totals.elapsed_ns)}, {processes} GPU processes, {libraries} libraries probed",
-                "dim",
-            ),
-            (
-                "{seen} seen = {emitted} recorded + {sampled} sampled out + {lost} lost".format_map(
-                    told
-                ),
-                "bold red" if told["lost"] else "dim",
-            ),
-        ]
+        lines = [(describe_incident(one), STYLES[one.severity]) for one in self._incidents]
+        lines += write_coverage(totals.all_keys, totals.all_counts)
         for call in totals.in_flight:
             facts = _in_flight(call, totals.mono_ns)
             if facts["age_ns"] > 1_000_000_000:
@@ -317,44 +364,14 @@ class LiveTable:
                     f"in {facts['op']} for {format_duration(facts['age_ns'])} (pid {facts['pid']})",
                     "yellow",
                 ))
+        if self._stored and (said := self._stored().say_lost()):
+            lines.append((said, "bold red"))
         lost = {name: number for name, number in totals.losses.items() if number}
         if lost:
             lines.append((f"also lost: {lost}", "bold red"))
+        lines.extend((line, "bold red") for line in describe_unprobed(totals.unprobed))
         lines.extend(
             (f"off: {part.name}: {part.reason}", "yellow")
             for part in (self.session.missing if self.session else ())
         )
         return lines
-
-
-def _rows(totals: Totals) -> list[Sequence[str]]:
-    keys, every = totals.all_keys, totals.all_counts
-    operations = np.stack([keys["source"], keys["op"]], axis=1)
-    rows: list[tuple[int, Sequence[str]]] = []
-    for source, op in np.unique(operations, axis=0):
-        is_it = (operations[:, 0] == source) & (operations[:, 1] == op)
-        counts = every[is_it]
-        own = int(counts["seen"].sum() - counts["nested"].sum())
-        if not own and source != Source.DRIVER:
-            continue
-        histogram = counts["hist"].sum(axis=0)
-        longest = float(counts["max_ns"].max())
-        shown = [
-            format_duration(min(float(value), longest)) if histogram.sum() else "-"
-            for value in quantiles_ns(histogram, _QUANTILES)
-        ]
-        total_ns = int(counts["total_ns"].sum())
-        n_bytes = int(counts["bytes"].sum())
-        rows.append((
-            total_ns,
-            (
-                op_name(int(source), int(op)) + (" (nested)" if not own else ""),
-                str(int(counts["seen"].sum())),
-                *shown,
-                format_duration(longest) if histogram.sum() else "-",
-                f"{100 * total_ns / max(totals.elapsed_ns, 1):.1f}%",
-                format_size(n_bytes) if n_bytes else "-",
-                str(int(counts["errors"].sum()) or "-"),
-            ),
-        ))
-    return [row for _, row in sorted(rows, key=lambda item: -item[0])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pwd
 import signal
@@ -18,29 +19,43 @@ import click
 from rich.console import Console
 
 from ingero.agent.app.gpus import GpuWatch
+from ingero.agent.app.health_series import HealthSeries
+from ingero.agent.app.incidents import IncidentWatch, Verdict
 from ingero.agent.app.live import LiveTold, open_live
+from ingero.agent.app.nccl_processes import NcclProcesses
 from ingero.agent.app.privileges import Duties, check_privileges, drop_privileges
 from ingero.agent.app.program import HeldProgram, ProgramSettings
-from ingero.agent.app.recorder import Recorder
+from ingero.agent.app.recent import Recent
+from ingero.agent.app.recorder import Recorder, build_session, check_complete
+from ingero.agent.app.selection import Selection
 from ingero.agent.app.surroundings import Surroundings
 from ingero.agent.app.tracing import DRAIN_MS, Observer, TraceSession, TraceSettings
 from ingero.agent.discover.identity import find_cgroup_ids
 from ingero.agent.discover.places import iter_installed
 from ingero.agent.gpu.nvml import Nvml
+from ingero.agent.kernel.abi import Stacks
 from ingero.agent.probes.engine import EngineSettings
 from ingero.agent.probes.host import PROBES
-from ingero.agent.store.writer import WriterSettings
+from ingero.agent.store.settings import WriterSettings
 from ingero.cli.exporting import MetricsChoice
+from ingero.cli.incidents import (
+    build_command,
+    build_verdict_line,
+    describe_incident,
+    describe_verdict,
+)
 from ingero.cli.live import AnnotateChoice, FleetChoice, say_notes
 from ingero.cli.trace_output import JsonLines, LiveTable
 from ingero.config.database import default_database
 from ingero.config.invoker import Invoker, build_child_environment, find_invoker
 from ingero.errors import ConfigError, UnsupportedError
 from ingero.gpusim.runner import get_program
+from ingero.model.incidents import Incident
 from ingero.telemetry.clock import SystemClock
 
 _STDERR: Final = 2
 _PIPE_WIDTH: Final = 110
+_STACKS: Final = {None: Stacks.NOTABLE, True: Stacks.ALL, False: Stacks.NONE}
 _TABLE_DRAIN_MS: Final = 250
 """Nobody looks at single events of a table."""
 
@@ -56,6 +71,7 @@ class TraceOptions:
     as_json: bool
     db: Path | None
     record: bool
+    incidents: bool
     record_all: bool
     max_db: int
     rollover_bytes: int
@@ -63,7 +79,7 @@ class TraceOptions:
     node: str
     sampling_rate: int
     ring_bytes: int
-    stack: bool
+    stack: bool | None
     no_io: bool
     no_tcp: bool
     no_net: bool
@@ -96,6 +112,7 @@ def run_trace(options: TraceOptions) -> int:
     Raises:
         UnsupportedError: The privileges are missing, or the kernel refuses.
         ConfigError: Options that contradict each other.
+        StoreError: The recording cannot be written, or is incomplete at the end of an otherwise successful trace.
     """
     settings = _build_settings(options)
     check_privileges()
@@ -116,7 +133,10 @@ def run_trace(options: TraceOptions) -> int:
         )
         stack.enter_context(_signals(stop))
         observers, table = _build_observers(options, invoker, stack)
-        session = stack.enter_context(TraceSession(settings, observers, program))
+        recorder = next((one for one in observers if isinstance(one, Recorder)), None)
+        watch = next((one for one in observers if isinstance(one, IncidentWatch)), None)
+        tell = _say if table is None or not table.is_live else _say_nothing
+        session = stack.enter_context(TraceSession(settings, observers, program, tell=tell))
         if table is not None:
             table.session = session
         _say_what_is_missing(session)
@@ -124,8 +144,14 @@ def run_trace(options: TraceOptions) -> int:
             session.run(stop)
         except BrokenPipeError:  # whoever read our output has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if session.has_lost_all:
+            _say("every process that was to be watched has ended")
         for reason in session.refused_interpreters:
             click.echo(f"without Python frames: {reason}", err=True)
+    if watch is not None:
+        _say_verdict(options, watch.verdict, recorder)
+    if recorder is not None:
+        check_complete(recorder.stored())
     return 128 + stop.number if stop.number else 0
 
 
@@ -158,7 +184,7 @@ def _build_settings(options: TraceOptions) -> TraceSettings:
     names = tuple(probe.name for probe in PROBES if probe.name not in left_out)
     return TraceSettings(
         engine=EngineSettings(
-            host_probes=names, ring_bytes=options.ring_bytes, with_stacks=options.stack
+            host_probes=names, ring_bytes=options.ring_bytes, stacks=_STACKS[options.stack]
         ),
         duration_ns=options.duration,
         pids=options.pids,
@@ -198,27 +224,100 @@ def _build_observers(
 ) -> tuple[list[Observer], LiveTable | None]:
     observers: list[Observer] = []
     table = None
-    if options.as_json:
-        observers.append(JsonLines(sys.stdout))
-    else:
-        table = LiveTable(Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH))
-        stack.callback(table.close)
-        observers.append(table)
     recorder = _open_recorder(options, invoker, stack)
-    if recorder is not None:
+    if recorder is not None:  # before the output, which says what the recording holds
         observers.append(recorder)
-    surroundings = Surroundings(recorder, _open_gpus(recorder, stack))
+    stored = recorder.stored if recorder is not None else None
+    output: JsonLines | LiveTable
+    if options.as_json:
+        output = JsonLines(sys.stdout, stored)
+    else:
+        console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+        output = table = LiveTable(console, _describe_target(options), stored)
+        stack.callback(table.close)
+    selection, watch = _open_watch(options, recorder, output, stack)
+    observers += [one for one in (selection, watch) if one is not None]  # before the output
+    observers.append(output)
+    chooser = recorder.selection if recorder is not None else selection
+    surroundings = Surroundings(recorder, _open_gpus(chooser, stack), selection=selection)
     observers.append(surroundings)
+    if table is not None:
+        table.surroundings = surroundings
+    nccl, health = NcclProcesses(), HealthSeries()
     metrics = options.metrics.open(
         (_node_of(options), options.fleet.fleet_cluster_id),
         SystemClock(),
-        surroundings.iter_series,
+        lambda: (
+            *surroundings.iter_series(),
+            *nccl.iter_series(),
+            *health.iter_series(),
+            *(watch.iter_series() if watch is not None else ()),
+        ),
         stack,
     )
     if metrics is not None:
-        observers.append(metrics)
-    _add_live(options, recorder, observers, stack)
+        nccl.start()
+        stack.callback(nccl.close)
+        observers += [nccl, metrics]
+    _add_live(options, recorder, (observers, health), stack)
     return observers, table
+
+
+def _open_watch(
+    options: TraceOptions,
+    recorder: Recorder | None,
+    output: JsonLines | LiveTable,
+    stack: contextlib.ExitStack,
+) -> tuple[Selection | None, IncidentWatch | None]:
+    """What looks for incidents, and what chooses rows for it where no recorder does."""
+    if not options.incidents:
+        return None, None
+    clock = SystemClock()
+    session = recorder.session if recorder else build_session(_node_of(options), clock, "")
+    recent = Recent(session)
+    is_plain = isinstance(output, LiveTable) and not output.is_live
+
+    def tell(incident: Incident, start_ns: int) -> None:
+        output.on_incident(incident, start_ns)
+        if is_plain:
+            click.echo(describe_incident(incident), err=True)
+
+    watch = stack.enter_context(IncidentWatch(recent, tell))
+    if recorder is not None:
+        recorder.selection.add(recent)
+        return None, watch
+    return Selection(clock, [recent], keep_all=options.record_all), watch
+
+
+def _say_verdict(options: TraceOptions, verdict: Verdict, recorder: Recorder | None) -> None:
+    """How many incidents there are, and what tells everything about them."""
+    path = recorder.writer.path if recorder is not None else None
+    command = build_command(path, has_rolled=bool(options.rollover_bytes))
+    if options.as_json:
+        with contextlib.suppress(BrokenPipeError):
+            click.echo(json.dumps(build_verdict_line(verdict, command), separators=(",", ":")))
+    else:
+        click.echo(describe_verdict(verdict, command), err=True)
+
+
+def _describe_target(options: TraceOptions) -> str:
+    """What is traced, for people."""
+    if options.program:
+        return " ".join(options.program)[:60]
+    if options.user:
+        return f"every process of {options.user}"
+    if options.cgroup:
+        return f"cgroup {options.cgroup}"
+    if options.pids:
+        return ", ".join(f"{_name_of(pid)} (pid {pid})" for pid in options.pids) + " with children"
+    return "every process"
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "ended"
 
 
 def _node_of(options: TraceOptions) -> str:
@@ -248,10 +347,12 @@ def _open_recorder(
         ),
     )
     stack.callback(recorder.close)
+    if recorder.writer.warning:
+        click.echo(f"warning: {recorder.writer.warning}", err=True)
     return recorder
 
 
-def _open_gpus(recorder: Recorder | None, stack: contextlib.ExitStack) -> GpuWatch | None:
+def _open_gpus(selection: Selection | None, stack: contextlib.ExitStack) -> GpuWatch | None:
     """Start to look at the devices; says so when nothing can be looked at."""
     clock = SystemClock()
     try:
@@ -263,24 +364,35 @@ def _open_gpus(recorder: Recorder | None, stack: contextlib.ExitStack) -> GpuWat
     watch = GpuWatch(nvml, clock)
     stack.callback(watch.close)
     watch.start()
-    if recorder is not None:
-        recorder.writer.put_gpu_model(watch.model)
+    if selection is not None:
+        selection.put_gpu_model(watch.model)
     return watch
 
 
 def _add_live(
     options: TraceOptions,
     recorder: Recorder | None,
-    observers: list[Observer],
+    watching: tuple[list[Observer], HealthSeries],
     stack: contextlib.ExitStack,
 ) -> None:
     """Listen to workloads and tell a Fleet, where that is wanted."""
+    observers, series = watching
     clock = SystemClock()
     workload = stack.enter_context(options.annotate.open(clock, recorder))
     health = options.fleet.build(options.node)
     if health is not None:
-        told = LiveTold(say_notes, workload.latest.current if workload else None)
+        told = LiveTold(
+            lambda agent: say_notes(agent, series), workload.latest.current if workload else None
+        )
         observers.append(stack.enter_context(open_live(health, clock, told)))
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _say_nothing(_text: str) -> None:
+    """A table on a terminal shows it, and would be torn by a line between."""
 
 
 def _say_what_is_missing(session: TraceSession) -> None:

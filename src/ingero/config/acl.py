@@ -9,6 +9,10 @@ bearers is a list nobody wrote.
     - key_name: operator
       token: 9a1b…
       allowed_clusters: ["*"]
+      grace: 0s                     # when it leaves this file it is refused at once
+    - key_name: lost-laptop
+      token: 77e0…
+      revoked: true                 # refused from the next reload on, whatever grace there was
 """
 
 from __future__ import annotations
@@ -22,10 +26,16 @@ from typing import Final
 import yaml
 from typing_extensions import override
 
+from ingero.config.environment import LOOSE_TOKENS
 from ingero.errors import ConfigError, ConfigProblem
+from ingero.units import parse_duration
 
 MAX_BYTES: Final = 4 << 20
-_KEYS: Final = ("key_name", "token", "allowed_clusters")
+MIN_TOKEN_CHARS: Final = 16
+"""``openssl rand -hex 32`` makes 64; what is shorter than this can be guessed."""
+_KEYS: Final = ("key_name", "token", "allowed_clusters", "grace", "revoked")
+_ANYBODY_WRITES: Final = 0o022
+_OTHERS: Final = 0o007
 _CLUSTER: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALL: Final = "*"
 
@@ -38,11 +48,15 @@ class AclEntry:
         key_name: Its name in the audit log and nowhere else.
         token: The secret.
         clusters: What it may touch; None is every cluster.
+        grace_ns: How long it is still taken after it left the file; None is as the server is set.
+        is_revoked: It is refused, and at once where it was taken before.
     """
 
     key_name: str
     token: str
     clusters: frozenset[str] | None
+    grace_ns: int | None = None
+    is_revoked: bool = False
 
     @override
     def __repr__(self) -> str:
@@ -54,16 +68,48 @@ def parse_token(text: str, source: str) -> tuple[AclEntry, ...]:
     """Read a token file: one line, one bearer, every cluster.
 
     Raises:
-        ConfigError: It is empty or holds white space.
+        ConfigError: It is empty, too short, or holds white space.
     """
     token = text.strip()
+    if 0 < len(token) < MIN_TOKEN_CHARS:
+        raise ConfigError(
+            f"the token is shorter than {MIN_TOKEN_CHARS} characters",
+            source=source,
+            hint="openssl rand -hex 32 makes one",
+        )
     if not token or any(character.isspace() for character in token):
         raise ConfigError(
             "must hold one token and nothing else",
             source=source,
-            hint=f"openssl rand -hex 32 > {source}",
+            hint=f"(umask 077; openssl rand -hex 32 > {source})",
         )
     return (AclEntry("token", token, None),)
+
+
+def check_token_mode(file: str, mode: int, *, allows_loose: bool) -> None:
+    """Refuse a file with tokens that others may change or read; its group may read it (0640).
+
+    Args:
+        file: For messages.
+        mode: Its permission bits.
+        allows_loose: Others may read it all the same: Kubernetes mounts secrets as 0644 unless told otherwise.
+
+    Raises:
+        ConfigError: With what mends it.
+    """
+    if mode & _ANYBODY_WRITES:
+        raise ConfigError(
+            f"may be written by others (mode {mode & 0o777:o})",
+            source=file,
+            hint=f"chmod 600 {file}",
+        )
+    if mode & _OTHERS and not allows_loose:
+        raise ConfigError(
+            f"holds bearer tokens and everybody may read it (mode {mode & 0o777:o})",
+            source=file,
+            hint=f"chmod 600 {file}; a Kubernetes secret: defaultMode 0400, with fsGroup 0440, or "
+            f"{LOOSE_TOKENS}=1 if nobody else is in the container",
+        )
 
 
 def find_auth_token(environ: Mapping[str, str] | None = None) -> str | None:
@@ -99,7 +145,7 @@ def parse_acl(text: str, source: str, *, is_empty_all: bool = False) -> tuple[Ac
         raise ConfigError([ConfigProblem("", message, line)], source=source)
     reader = _Reader(is_empty_all=is_empty_all)
     entries = [entry for node in root.value if (entry := reader.read(node)) is not None]
-    if not entries and not reader.problems:
+    if all(entry.is_revoked for entry in entries) and not reader.problems:
         reader.problems.append(ConfigProblem("", "no bearers in the list", 1))
     if reader.problems:
         raise ConfigError(reader.problems, source=source)
@@ -121,11 +167,32 @@ class _Reader:
         values = dict(self._iter_values(node))
         name = self._read_text(node, values, "key_name")
         token = self._read_text(node, values, "token")
-        clusters = self._read_clusters(node, values.get("allowed_clusters"))
+        is_revoked = self._read_flag(values.get("revoked"))
+        clusters: frozenset[str] | None = frozenset()
+        if not is_revoked or "allowed_clusters" in values:
+            clusters = self._read_clusters(node, values.get("allowed_clusters"))
+        grace_ns = self._read_grace(values.get("grace"))
         self._refuse_repeats(node, name, token)
         if len(self.problems) > before:
             return None
-        return AclEntry(name, token, clusters)
+        return AclEntry(name, token, clusters, grace_ns, is_revoked)
+
+    def _read_flag(self, value: yaml.Node | None) -> bool:
+        if value is None:
+            return False
+        text = value.value if isinstance(value, yaml.ScalarNode) else ""
+        if text not in {"true", "false"}:
+            self._say(value, "revoked", "must be true or false")
+        return text == "true"
+
+    def _read_grace(self, value: yaml.Node | None) -> int | None:
+        if value is None:
+            return None
+        try:
+            return parse_duration(value.value if isinstance(value, yaml.ScalarNode) else "")
+        except ValueError as error:
+            self._say(value, "grace", str(error))
+            return None
 
     def _iter_values(self, node: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node]]:
         seen = set()
@@ -150,6 +217,8 @@ class _Reader:
         text: str = value.value
         if any(character.isspace() for character in text) and name == "token":
             self._say(value, name, "holds white space")
+        elif name == "token" and len(text) < MIN_TOKEN_CHARS:
+            self._say(value, name, f"is shorter than {MIN_TOKEN_CHARS} characters")
         return text
 
     def _read_clusters(self, node: yaml.Node, value: yaml.Node | None) -> frozenset[str] | None:

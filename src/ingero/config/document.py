@@ -155,10 +155,12 @@ class _Builder:
         self.problems: list[ConfigProblem] = []
         self._environ = environ
         self._n_values = 0
+        self._source = ""
         self._open: list[int] = []
 
     def build_text(self, text: str, source: str) -> object:
         """Compose and build; raises ConfigError for text that is not YAML."""
+        self._source = source
         try:
             node = yaml.compose(text, Loader=_NoTypesLoader)
         except yaml.MarkedYAMLError as error:
@@ -173,7 +175,8 @@ class _Builder:
         self._n_values += 1
         if self._n_values > MAX_VALUES or len(path) > MAX_DEPTH:
             limit = f"{MAX_DEPTH} levels" if len(path) > MAX_DEPTH else f"{MAX_VALUES} values"
-            raise ConfigError([ConfigProblem("", f"more than {limit}", node.start_mark.line + 1)])
+            problem = ConfigProblem("", f"more than {limit}", node.start_mark.line + 1)
+            raise ConfigError([problem], source=self._source)
         self.lines.setdefault(path, node.start_mark.line + 1)
         if id(node) in self._open:
             self._say(path, node, "an alias contains itself")

@@ -15,6 +15,15 @@ def allows_loose_keys(environ: Mapping[str, str] | None = None) -> bool:
     return (os.environ if environ is None else environ).get(LOOSE_KEYS) == "1"
 
 
+LOOSE_TOKENS: Final = "INGERO_ALLOW_LOOSE_TOKEN_PERMS"
+"""Accept a file with bearer tokens that others may read; Kubernetes mounts secrets as 0644 by default."""
+
+
+def allows_loose_tokens(environ: Mapping[str, str] | None = None) -> bool:
+    """True when the operator said ``INGERO_ALLOW_LOOSE_TOKEN_PERMS=1``."""
+    return (os.environ if environ is None else environ).get(LOOSE_TOKENS) == "1"
+
+
 BEARER: Final = "INGERO_MCP_BEARER_TOKEN"
 """Bearer of a node's dashboard and MCP over HTTP. A flag would show it to every user of the machine."""
 
@@ -24,6 +33,11 @@ def read_bearer(environ: Mapping[str, str] | None = None) -> str:
     return (os.environ if environ is None else environ).get(BEARER, "")
 
 
+def set_bearer(token: str) -> None:
+    """Have this process go on as if the environment had named the token."""
+    os.environ[BEARER] = token
+
+
 PAGERDUTY_KEY: Final = "INGERO_PAGERDUTY_KEY"
 """Routing key of the PagerDuty service that MCP's ``pagerduty_trigger`` may page; a secret, so not a flag."""
 
@@ -31,3 +45,11 @@ PAGERDUTY_KEY: Final = "INGERO_PAGERDUTY_KEY"
 def read_pagerduty_key(environ: Mapping[str, str] | None = None) -> str:
     """The routing key; empty when paging was not asked for."""
     return (os.environ if environ is None else environ).get(PAGERDUTY_KEY, "")
+
+
+def quiet_grpc() -> None:
+    """Keep gRPC's core from writing lines of its own to standard error, unless the user asked for them; before grpc is imported.
+
+    Source: grpc, doc/environment_variables.md, ``GRPC_VERBOSITY``.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")

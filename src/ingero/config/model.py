@@ -11,13 +11,14 @@ import json
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, TypeAlias, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Final, TypeAlias, TypeVar, Union
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from ingero.config.scalar import read_scalar
 from ingero.errors import ConfigError, ConfigProblem
+from ingero.units import format_duration, format_size, parse_duration, parse_size
 
 ModelT = TypeVar("ModelT", bound="StrictModel")
 Path: TypeAlias = tuple[str | int, ...]
@@ -30,7 +31,13 @@ class EnvText(str):
 
 
 class StrictModel(BaseModel):
-    """Settings as a user writes them: frozen, unknown keys refused, each field with a description."""
+    """Settings as a user writes them: frozen, unknown keys refused, each field with a description.
+
+    Attributes:
+        absent_keys: Keys that users bring from elsewhere and that mean nothing here, with what to do instead.
+    """
+
+    absent_keys: ClassVar[Mapping[str, str]] = {}
 
     model_config = ConfigDict(
         frozen=True,
@@ -138,13 +145,13 @@ def _describe(
     where = at + detail["loc"]
     message, hint = detail["msg"], ""
     if detail["type"] == "extra_forbidden":
-        message, hint = "unknown key", nearest(str(where[-1]), _known_keys(model, detail["loc"]))
+        message, hint = "unknown key", _find_hint(model, detail["loc"])
     elif detail["type"] == "missing":
         message, hint = "is required", _says(model, detail["loc"])
     elif detail["type"] == "string_type" and isinstance(detail["input"], bool | int | float):
         message, hint = "should be text", "write it in quotes"
     else:
-        message = message.removeprefix("Value error, ")
+        message = _bound(detail) or message.removeprefix("Value error, ")
         is_whole = detail["type"] == "value_error" and isinstance(detail["input"], Mapping)
         is_told = is_whole or _is_secret(
             model, detail["loc"]
@@ -153,15 +160,43 @@ def _describe(
     return ConfigProblem(dotted(where), message, find_line(where, lines), hint)
 
 
+def _bound(detail: ErrorDetails) -> str:
+    """The message for a duration or size out of bounds, whose limit is a number of nanoseconds or bytes; else empty."""
+    given = detail["input"]
+    words = _BOUNDS.get(detail["type"])
+    if words is None or not isinstance(given, str):
+        return ""
+    (limit,) = detail["ctx"].values()
+    for parse, show in ((parse_duration, format_duration), (parse_size, format_size)):
+        try:
+            parse(given)
+        except ValueError:
+            continue
+        return f"should be {words} {show(limit)}"
+    return ""
+
+
+_BOUNDS: Final = {
+    "greater_than": "more than",
+    "greater_than_equal": "at least",
+    "less_than": "less than",
+    "less_than_equal": "at most",
+}
+
+
 def _got(value: object) -> str:
     if isinstance(value, Mapping | list) or value is None:
         return f"got {'nothing' if value is None else 'a mapping' if isinstance(value, Mapping) else 'a list'}"
     return f"got {value!r}" if len(repr(value)) <= 60 else ""
 
 
-def _known_keys(model: type[StrictModel], loc: Path) -> list[str]:
+def _find_hint(model: type[StrictModel], loc: Path) -> str:
+    """Why the key is not there, where the model says so; else the known key most like it."""
     inside = find_model(_annotation_at(model, loc[:-1]))
-    return [] if inside is None else list(inside.model_fields)
+    if inside is None:
+        return ""
+    key = str(loc[-1])
+    return inside.absent_keys.get(key) or nearest(key, list(inside.model_fields))
 
 
 def _is_secret(model: type[StrictModel], loc: Path) -> bool:

@@ -30,7 +30,8 @@ class TlsFiles(StrictModel):
         None, description="Highest TLS version; empty is the newest."
     )
     reload_interval: Duration | None = Field(
-        None, description="How often to look for changed certificate files; empty never reloads."
+        None,
+        description="How often to look for changed certificate files. Empty never looks; the otlp receiver then looks every 60s.",
     )
 
     @model_validator(mode="after")

@@ -10,17 +10,22 @@ Per level (the cluster, and each cohort within it), over the scores of active no
     threshold = settled clamped to [0.10, 0.99], six decimals, rounded down
     straggler ⇔ score < threshold
 
+The first value of a level is the raw value ``settle_ns`` after it has a quorum, not that of the first few nodes to
+report. Where the clamp to 0.10 would lift the bar to within ``min_margin`` of the median, there is none to tell: equal
+scores must not flag.
+
 State goes in and comes out as a value; time is an argument. Recomputing more often changes delay, never the result.
 
 Source: names and defaults of ``k``, ``ema_alpha``, ``statistical_min``, ``coverage_fraction`` and
 ``ttl_multiplier`` are Ingero Fleet 1.0's documented settings; agents refuse a threshold outside [0.10, 0.99] and
-classify with ``score < threshold`` to within 1e-9. ``min_margin``, panic and the reset are ours.
+classify with ``score < threshold`` to within 1e-9. ``min_margin``, panic, the wait before the first value and the reset
+are ours.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +63,8 @@ class ThresholdSettings:
         max_expected_nodes: Denominator of coverage. The cap on known nodes is the caller's.
         push_interval_ns: What agents are told to use; the EMA's unit of time.
         ttl_multiplier: A node expires, and a lost quorum forgets its EMA, after this many intervals.
+        settle_ns: How long a level must have a quorum before its EMA is seeded: the time in which every node of a
+            cluster that is just being heard reports once. 0 seeds at once.
     """
 
     k: float = 2.0
@@ -68,6 +75,7 @@ class ThresholdSettings:
     max_expected_nodes: int = 10_000
     push_interval_ns: int = 10 * NS_PER_S
     ttl_multiplier: int = 5
+    settle_ns: int = 0
 
     @property
     def ttl_ns(self) -> int:
@@ -99,6 +107,7 @@ class Levels:
         settled: EMA of the raw values, unclamped; NaN before the first and after a reset.
         settled_at_ns: When ``settled`` last moved; NEVER with NaN.
         quorum_lost_ns: When quorum was lost; NEVER while it holds.
+        quorum_since_ns: When quorum was gained; NEVER while there is none.
         median: Of the active scores; NaN when there are none.
         mad: Unscaled; NaN when there are no scores.
         n_active: How many scores.
@@ -111,6 +120,7 @@ class Levels:
     settled: FloatArray
     settled_at_ns: IntArray
     quorum_lost_ns: IntArray
+    quorum_since_ns: IntArray
     median: FloatArray
     mad: FloatArray
     n_active: IntArray
@@ -119,10 +129,14 @@ class Levels:
     thresholds: FloatArray
 
 
+_CARRIED: Final = ("settled", "settled_at_ns", "quorum_lost_ns", "quorum_since_ns")
+"""Columns of `Levels` that the next step needs."""
+
+
 def _empty_levels(n: int) -> Levels:
     nan, never, zero = np.full(n, np.nan), np.full(n, NEVER), np.zeros(n, np.int64)
     return Levels(
-        nan, never, never, nan, nan, zero, zero, np.zeros(n, bool), nan
+        nan, never, never, never, nan, nan, zero, zero, np.zeros(n, bool), nan
     )  # fields are replaced, never written
 
 
@@ -212,15 +226,12 @@ def _carry(state: ThresholdState, cohorts: tuple[str, ...]) -> Levels:
     blank, old = _empty_levels(rows.size), state.levels
     known = rows >= 0
 
-    settled, settled_at, lost = (
-        blank.settled.copy(),
-        blank.settled_at_ns.copy(),
-        blank.quorum_lost_ns.copy(),
-    )
-    settled[known] = old.settled[rows[known]]
-    settled_at[known] = old.settled_at_ns[rows[known]]
-    lost[known] = old.quorum_lost_ns[rows[known]]
-    return replace(blank, settled=settled, settled_at_ns=settled_at, quorum_lost_ns=lost)
+    def carry(name: str) -> npt.NDArray[Any]:
+        column: npt.NDArray[Any] = getattr(blank, name).copy()
+        column[known] = getattr(old, name)[rows[known]]
+        return column
+
+    return replace(blank, **{name: carry(name) for name in _CARRIED})
 
 
 def _settle(
@@ -245,11 +256,25 @@ def _quorum_loss(
     return np.where(quorum, NEVER, since), ~quorum & (now_ns - since >= settings.ttl_ns)
 
 
-def _in_force(settled: FloatArray, quorum: BoolArray) -> FloatArray:
+def _gain_quorum(
+    old: Levels, quorum: BoolArray, now_ns: int, settings: ThresholdSettings
+) -> tuple[IntArray, BoolArray]:
+    """Since when each level has a quorum (NEVER while it has none), and which have had it long enough to be seeded."""
+    since = np.where(old.quorum_since_ns == NEVER, now_ns, old.quorum_since_ns)
+    return np.where(quorum, since, NEVER), quorum & (now_ns - since >= settings.settle_ns)
+
+
+def _in_force(
+    settled: FloatArray, quorum: BoolArray, medians: FloatArray, settings: ThresholdSettings
+) -> FloatArray:
     """The bar that each level's nodes are told; NaN where there is none."""
-    usable = np.where(quorum, settled, np.nan)
-    usable[1:] = np.where(np.isnan(usable[1:]), usable[0], usable[1:])
-    return round_down(np.clip(usable, THRESHOLD_FLOOR, THRESHOLD_CEILING))
+    own = np.where(quorum, settled, np.nan)
+    usable = np.where(np.isnan(own), own[0], own)
+    told = round_down(np.clip(usable, THRESHOLD_FLOOR, THRESHOLD_CEILING))
+    is_low = own < THRESHOLD_FLOOR  # and at the floor closer to the median than the margin allows
+    told[is_low & (medians - settings.min_margin < THRESHOLD_FLOOR)] = np.nan
+    told[np.isnan(own)] = told[0]
+    return told
 
 
 def _is_under(scores: Scores, told: FloatArray) -> BoolArray:
@@ -258,7 +283,12 @@ def _is_under(scores: Scores, told: FloatArray) -> BoolArray:
 
 
 def step_threshold(
-    state: ThresholdState, scores: Scores, now_ns: int, settings: ThresholdSettings
+    state: ThresholdState,
+    scores: Scores,
+    now_ns: int,
+    settings: ThresholdSettings,
+    *,
+    is_complete: bool = False,
 ) -> ThresholdState:
     """Recompute one cluster's bars from the scores of its active nodes.
 
@@ -270,6 +300,7 @@ def step_threshold(
         scores: The active nodes now; see `Scores`.
         now_ns: Monotonic; a step back in time counts as no time.
         settings: See `ThresholdSettings`.
+        is_complete: The caller knows that nobody is still to be heard: seed without waiting for ``settle_ns``.
 
     Returns:
         The new state, its arrays aligned with ``scores``.
@@ -279,15 +310,17 @@ def step_threshold(
     quorum = counts >= settings.statistical_min
     quorum[1:] &= np.fromiter((bool(name) for name in scores.cohorts), bool, len(scores.cohorts))
     lost_ns, is_forgotten = _quorum_loss(old, quorum, now_ns, settings)
+    since_ns, is_ripe = _gain_quorum(old, quorum, now_ns, settings)
     raw = medians - np.maximum(settings.k * MAD_TO_SIGMA * mads, settings.min_margin)
-    before = _in_force(np.where(np.isnan(old.settled), raw, old.settled), quorum)
+    is_new = np.isnan(old.settled)
+    before = _in_force(np.where(is_new, raw, old.settled), quorum, medians, settings)
     is_loud = int(_is_under(scores, before).sum()) > PANIC_FRACTION * scores.scores.size
     n_quiet = 0 if is_loud else state.n_quiet + 1
     in_panic = is_loud or (state.in_panic and bool(quorum[0]) and n_quiet < QUIET_TO_LEAVE_PANIC)
-    is_moving = quorum & (np.isnan(old.settled) | (not in_panic))
+    is_moving = quorum & np.where(is_new, is_ripe | is_complete, not in_panic)
     settled, settled_at = _settle(raw, old, is_moving, now_ns, settings)
     settled[is_forgotten], settled_at[is_forgotten] = np.nan, NEVER
-    told = _in_force(settled, quorum)
+    told = _in_force(settled, quorum, medians, settings)
     is_under = _is_under(scores, told)
     n_under = np.bincount(scores.cohort_idx + 1, weights=is_under, minlength=counts.size)
     n_under[0] = is_under.sum()
@@ -295,6 +328,7 @@ def step_threshold(
         settled,
         settled_at,
         lost_ns,
+        since_ns,
         medians,
         mads,
         counts,

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from typing_extensions import override
 
@@ -30,6 +30,11 @@ _ID: Final = re.compile(r"(?P<type>[a-zA-Z][0-9a-zA-Z_]{0,62})(?:/(?P<name>[^\s/
 
 CapabilityT = TypeVar("CapabilityT")
 SharedT = TypeVar("SharedT")
+
+
+@dataclass(frozen=True, slots=True)
+class NamesExtension:
+    """Marks a setting that names an extension: ``Annotated[str, NamesExtension()]``. What it names must run."""
 
 
 class Kind(StrEnum):
@@ -137,6 +142,10 @@ class Meter(Protocol):
         """The histogram that this declares."""
         ...
 
+    def refresh_with(self, owner: str, action: Callable[[], None]) -> None:
+        """Call ``action`` before each scrape, on the scraper's thread; a later one of the same owner replaces it."""
+        ...
+
 
 class Host(Protocol):
     """What the running service offers a component."""
@@ -202,6 +211,7 @@ class PushContext:
         node_id: Likewise.
         cohort: ``ingero.cgroup_path_hash`` of the pushing node; empty is the cluster-wide bucket.
         auth_subject: Who the bearer or the client certificate says is pushing; empty without authentication.
+        allowed_clusters: Clusters that whoever is pushing may speak for; None is any.
         n_rejected: Points, records or spans that a processor dropped as bad; the answer tells the sender
             (OTLP's ``partialSuccess``). A processor adds to it.
         rejected_why: The reason to tell with them.
@@ -212,16 +222,22 @@ class PushContext:
     node_id: str | None = None
     cohort: str = ""
     auth_subject: str = ""
+    allowed_clusters: frozenset[str] | None = None
     n_rejected: int = 0
     rejected_why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PushAnswer:
-    """The threshold that rides an answer; both values exist or there is no answer at all."""
+    """The threshold that rides an answer; both values exist or there is no answer at all, except for `WITHHELD`."""
 
     threshold: float
     quorum_met: bool
+
+
+WITHHELD: Final = PushAnswer(0.0, quorum_met=False)
+"""There is a threshold, and nobody is to compare with it now: most of the cluster fell together. Told as a header of
+its own instead of the two, and on the threshold page as 0 with ``false``, which every agent takes for "none"."""
 
 
 class PushAnswerer(Protocol):
@@ -271,6 +287,15 @@ class Authenticator(Protocol):
 
     def client_headers(self) -> Mapping[str, str]:
         """Headers an exporter adds to each request."""
+        ...
+
+
+@runtime_checkable
+class ClusterBound(Protocol):
+    """What an `Authenticator` also is when its subjects may speak for some clusters only."""
+
+    def find_clusters(self, subject: str) -> frozenset[str] | None:
+        """The clusters that a subject may speak for; None is any."""
         ...
 
 

@@ -7,17 +7,18 @@ argument, so this stands below their list.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from pydantic import Field
 
 from ingero.config import Duration, Endpoint, StrictModel
 from ingero.config.document import Document
 from ingero.config.model import Path, check_model, dotted, find_line, nearest
-from ingero.errors import ConfigProblem
+from ingero.errors import ConfigError, ConfigProblem
 from ingero.fleet.component import ComponentId, Kind, parse_id
 from ingero.fleet.factory import Factory
+from ingero.fleet.references import find_file_problems, find_shared_ports, find_unknown_extensions
 from ingero.units import parse_duration
 from ingero.wire.names import Signal
 
@@ -88,6 +89,11 @@ class OwnLogsConfig(StrictModel):
 class TelemetryConfig(StrictModel):
     """What the service says about itself."""
 
+    absent_keys = {  # noqa: RUF012 -- declared as ClassVar by StrictModel
+        "resource": "the service's own metrics have no resource attributes; set labels where they are scraped",
+        "traces": "the service makes no spans of its own; leave it out",
+    }
+
     metrics: OwnMetricsConfig = Field(OwnMetricsConfig(), description="Its own metrics.")
     logs: OwnLogsConfig = Field(OwnLogsConfig(), description="Its own log lines.")
 
@@ -115,6 +121,11 @@ class ServiceConfig(StrictModel):
         parse_duration("25s"),
         description="How long SIGTERM waits for data in flight; keep it under the supervisor's kill delay.",
     )
+
+
+_ABSENT_SECTIONS: Final = {
+    "connectors": "pipelines cannot feed each other here; name the exporters of both in each"
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +159,7 @@ class FleetConfig:
         settings: Each defined component's settings, used or not.
         warnings: What is legal and probably not meant.
         source: The file's name.
+        lines: Line of each key and value of the file, by path.
     """
 
     service: ServiceConfig
@@ -156,6 +168,7 @@ class FleetConfig:
     settings: Mapping[tuple[Kind, ComponentId], StrictModel]
     warnings: tuple[ConfigProblem, ...] = ()
     source: str = ""
+    lines: Mapping[Path, int] = field(default_factory=dict)
 
     def used(self, kind: Kind) -> tuple[ComponentId, ...]:
         """The components of a kind that run, each once, in the order of their first mention."""
@@ -164,6 +177,26 @@ class FleetConfig:
         return tuple(
             dict.fromkeys(one for pipeline in self.pipelines for one in pipeline.members(kind))
         )
+
+
+def check_files(config: FleetConfig, factories: Sequence[Factory]) -> None:
+    """Look at every file that the components which run need at their start.
+
+    Raises:
+        ConfigError: Lists every one that is missing, unreadable or not what it should be.
+    """
+    running = {kind: set(config.used(kind)) for kind in Kind}
+    used = {
+        (kind, one): model for (kind, one), model in config.settings.items() if one in running[kind]
+    }
+    problems = [
+        ConfigProblem(
+            dotted(found.at), found.message, find_line(found.at, config.lines), found.hint
+        )
+        for found in find_file_problems(used, factories)
+    ]
+    if problems:
+        raise ConfigError(problems, source=config.source)
 
 
 def build_config(document: Document, factories: Sequence[Factory]) -> FleetConfig:
@@ -195,7 +228,8 @@ class _Checker:
         known = [*Kind, "service"]
         for key in self._document.tree:
             if key not in known:
-                self._say((key,), "unknown section", nearest(key, [str(one) for one in known]))
+                hint = _ABSENT_SECTIONS.get(key) or nearest(key, [str(one) for one in known])
+                self._say((key,), "unknown section", hint)
         for kind in Kind:
             for text, settings in self._section(kind):
                 self._check_component(kind, text, settings)
@@ -212,9 +246,37 @@ class _Checker:
         )
         self._warn_unused(pipelines, extensions)
         settings = {key: model for key, model in self._settings.items() if model is not None}
+        self._check_references(service, pipelines, extensions, settings)
         return FleetConfig(
-            service, pipelines, extensions, settings, tuple(self._warnings), self._document.source
+            service,
+            pipelines,
+            extensions,
+            settings,
+            tuple(self._warnings),
+            self._document.source,
+            self._document.lines,
         )
+
+    def _check_references(
+        self,
+        service: ServiceConfig,
+        pipelines: Sequence[Pipeline],
+        extensions: Sequence[ComponentId],
+        settings: Mapping[tuple[Kind, ComponentId], StrictModel],
+    ) -> None:
+        """What components that run say about each other; the rest may be half done."""
+        running = {(Kind.EXTENSION, one) for one in extensions}
+        running |= {
+            (of, one) for pipeline in pipelines for of in Kind for one in pipeline.members(of)
+        }
+        used = {key: model for key, model in settings.items() if key in running}
+        defined = {one for kind, one in self._settings if kind is Kind.EXTENSION}
+        found = [
+            *find_unknown_extensions(used, extensions, defined),
+            *find_shared_ports(used, service.telemetry.metrics.endpoints),
+        ]
+        for problem in found:
+            self._say(problem.at, problem.message, problem.hint)
 
     def _section(self, kind: Kind) -> Iterator[tuple[str, object]]:
         section = self._document.section(kind)

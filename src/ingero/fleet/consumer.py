@@ -7,8 +7,9 @@ dropped and counted), `RetryableError` means send it again, `PermanentError` mea
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from ingero.errors import RetryableError
 from ingero.fleet.component import PushContext
 from ingero.wire.names import Signal
 from ingero.wire.otlp import Export
@@ -30,6 +31,15 @@ class Batch:
     export: Export
     received_wall_ns: int
     push: PushContext = field(default_factory=PushContext)
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A consumer that knows beforehand that it would refuse a batch."""
+
+    def find_refusal(self, batch: Batch) -> RetryableError | None:
+        """What `Consumer.consume` would raise now, where its pusher should wait; None when it may be called."""
+        ...
 
 
 class Consumer(Protocol):

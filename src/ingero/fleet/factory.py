@@ -50,6 +50,8 @@ class ComponentFacts(Generic[ConfigT]):
         stability: How far it may be relied on.
         metrics: Every instrument it makes; the reference and the conformance test read this.
         example: Settings with which a component that has no usable defaults can be shown and tested.
+        check_files: Looks at the files that ``start`` would need, beside those of TLS, and raises IngeroError where it would; None
+            when there are none.
     """
 
     type: str
@@ -59,6 +61,7 @@ class ComponentFacts(Generic[ConfigT]):
     stability: Stability = Stability.BETA
     metrics: tuple[Metric, ...] = ()
     example: Mapping[str, Any] = field(default_factory=dict)
+    check_files: Callable[[Any], None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,17 +5,18 @@ Opens nothing. A pipeline is a chain, so it has no cycles: nothing leads from an
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from ingero.config import StrictModel
 from ingero.errors import DeliveryError, PermanentError, RetryableError
 from ingero.fleet.component import Component, ComponentId, Kind, Meter, PipelineView
 from ingero.fleet.config import FleetConfig, Pipeline
-from ingero.fleet.consumer import Batch, Consumer
+from ingero.fleet.consumer import Batch, Bounded, Consumer
 from ingero.fleet.factory import (
     ConsumingComponent,
     ExporterFactory,
@@ -24,8 +25,10 @@ from ingero.fleet.factory import (
     ProcessorFactory,
     ReceiverFactory,
 )
+from ingero.fleet.helpers.sending import ENQUEUE_FAILED
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.declare import counter, histogram
+from ingero.telemetry.limited import RateLimitedLog
 from ingero.wire.names import Signal
 
 INCOMING: Final = counter(
@@ -48,43 +51,81 @@ PIPELINE_SECONDS: Final = histogram(
 )
 PIPELINE_REFUSED: Final = counter(
     "ingero_fleet_pipeline_refused_batches_total",
-    "Batches that a pipeline did not take; retryable ones may come again.",
+    "Batches that a pipeline did not take; retryable ones may come again, and those that another pipeline took are lost to this one.",
     "pipeline",
     "outcome",
 )
-GRAPH_METRICS: Final = (INCOMING, OUTGOING, PIPELINE_SECONDS, PIPELINE_REFUSED)
+GRAPH_METRICS: Final = (
+    INCOMING,
+    OUTGOING,
+    PIPELINE_SECONDS,
+    PIPELINE_REFUSED,
+    *ENQUEUE_FAILED.values(),
+)
+
+_log = logging.getLogger("ingero.fleet.pipeline")
 
 START_ORDER: Final = (Kind.EXTENSION, Kind.EXPORTER, Kind.PROCESSOR, Kind.RECEIVER)
 _KEPT_ERRORS: Final = 16
 
 
-class FanOut:
-    """Hands each batch to every consumer, whatever the others answer.
+class Receiving(Consumer, Protocol):
+    """A consumer among several, which can be asked beforehand and told that what it refused will not come again."""
 
-    One refusal does not stop the others. When any refusal is worth a retry the whole is retryable: those that took the
-    batch get it again (metric points are idempotent, a duplicate costs less than a loss).
+    def find_refusal(self, batch: Batch) -> RetryableError | None:
+        """Why nobody should get the batch yet; None when this one may get it."""
+        ...
+
+    def lose(self, batch: Batch, refusal: DeliveryError) -> None:
+        """Count a batch that it refused for now and that others took as lost, and say so."""
+        ...
+
+
+class FanOut:
+    """Hands each batch to every consumer, or to none.
+
+    While one is full and its destination works, the batch is refused before anybody has it, and its pusher keeps it. Beyond that, what one
+    refuses changes nothing for the others: a batch that at least one took is taken: sent again, those that have it would hold it twice. Whoever refused it for now has then lost
+    it, which is counted and logged there. A batch that nobody took is refused as a whole.
     """
 
     __slots__ = ("_consumers",)
 
-    def __init__(self, consumers: Sequence[Consumer]) -> None:
+    def __init__(self, consumers: Sequence[Receiving]) -> None:
         self._consumers = tuple(consumers)
 
     def consume(self, batch: Batch) -> None:
         """Offer the batch to all.
 
         Raises:
-            RetryableError: At least one refused it for now; asks for the longest delay that any asked for.
-            PermanentError: Nobody asks for a retry and at least one refused it for good.
+            RetryableError: Nobody took it and at least one asks for it again; asks for the longest delay that any asked for.
+            PermanentError: Nobody took it, and nobody asks for a retry.
         """
-        refusals: list[DeliveryError] = []
+        found = (one.find_refusal(batch) for one in self._consumers)
+        waiting = [refusal for refusal in found if refusal is not None]
+        if waiting:
+            raise _join(waiting)
+        refusals: list[tuple[Receiving, DeliveryError]] = []
         for consumer in self._consumers:
             try:
                 consumer.consume(batch)
             except DeliveryError as refusal:
-                refusals.append(refusal)
-        if refusals:
-            raise _join(refusals)
+                refusals.append((consumer, refusal))
+        if not refusals:
+            return
+        if len(refusals) == len(self._consumers):
+            raise _join([refusal for _, refusal in refusals])
+        for consumer, why in refusals:
+            consumer.lose(batch, why)
+
+    def find_refusal(self, batch: Batch) -> RetryableError | None:
+        """The first of theirs."""
+        return next(filter(None, (one.find_refusal(batch) for one in self._consumers)), None)
+
+    def lose(self, batch: Batch, refusal: DeliveryError) -> None:
+        """Tell all of them."""
+        for consumer in self._consumers:
+            consumer.lose(batch, refusal)
 
 
 def _join(refusals: Sequence[DeliveryError]) -> DeliveryError:
@@ -98,9 +139,51 @@ def _join(refusals: Sequence[DeliveryError]) -> DeliveryError:
     return RetryableError(message, retry_after_ns=max(delays, default=None))
 
 
-def fan_out(consumers: Sequence[Consumer]) -> Consumer:
+def fan_out(consumers: Sequence[Receiving]) -> Receiving:
     """The one consumer that stands for these."""
     return consumers[0] if len(consumers) == 1 else FanOut(consumers)
+
+
+class _Exit:
+    """The way into one exporter from one pipeline."""
+
+    __slots__ = ("_log", "_lost", "_n_lost", "_name", "_target")
+
+    def __init__(self, name: ComponentId, target: Consumer, meter: Meter, clock: Clock) -> None:
+        self._name = str(name)
+        self._target = target
+        self._lost = {
+            signal: meter.counter(metric).bound(exporter=self._name)
+            for signal, metric in ENQUEUE_FAILED.items()
+        }
+        self._n_lost = 0
+        self._log = RateLimitedLog(_log, clock, burst=2)
+
+    def consume(self, batch: Batch) -> None:
+        self._target.consume(batch)
+        if self._n_lost:
+            message, n_lost = "exporter takes everything again", self._n_lost
+            self._n_lost = 0
+            self._log.write("lost", logging.INFO, message, exporter=self._name, items_lost=n_lost)
+
+    def find_refusal(self, batch: Batch) -> RetryableError | None:
+        return self._target.find_refusal(batch) if isinstance(self._target, Bounded) else None
+
+    def lose(self, batch: Batch, refusal: DeliveryError) -> None:
+        if not isinstance(refusal, RetryableError):
+            return  # refused for good: the exporter counted it
+        n_items = batch.export.n_items
+        self._lost[batch.signal](n_items)
+        self._n_lost += n_items
+        self._log.write(
+            "lost",
+            logging.WARNING,
+            "items lost that other exporters took",
+            exporter=self._name,
+            items=n_items,
+            items_lost=self._n_lost,
+            error=refusal.message,
+        )
 
 
 class _Link:
@@ -139,6 +222,8 @@ class PipelineHead:
         refused = meter.counter(PIPELINE_REFUSED)
         self._retryable = refused.bound(pipeline=self.name, outcome="retryable")
         self._permanent = refused.bound(pipeline=self.name, outcome="permanent")
+        self._lost = refused.bound(pipeline=self.name, outcome="lost")
+        self._log = RateLimitedLog(_log, clock)
         self._errors: deque[tuple[int, str]] = deque(maxlen=_KEPT_ERRORS)
 
     def consume(self, batch: Batch) -> None:
@@ -156,6 +241,23 @@ class PipelineHead:
             raise
         finally:
             self._record((self._clock.mono_ns() - began_ns) / 1e9)
+
+    def find_refusal(self, batch: Batch) -> RetryableError | None:
+        """Nothing: what its processors will do is not known beforehand."""
+        del batch
+        return None
+
+    def lose(self, batch: Batch, refusal: DeliveryError) -> None:
+        """Count a batch that this pipeline refused and another of the same receiver took."""
+        self._lost(1)
+        self._log.write(
+            "lost",
+            logging.WARNING,
+            "items lost that another pipeline took",
+            pipeline=self.name,
+            items=batch.export.n_items,
+            error=refusal.message,
+        )
 
     def view(self, durations: Sequence[float]) -> PipelineView:
         """What is known about it; ``durations`` are its batches per bucket."""
@@ -240,7 +342,9 @@ class _Wiring:
         lock = threading.RLock()
         labels = {"otel_signal": str(pipeline.signal)}
         incoming, outgoing = self._meter.counter(INCOMING), self._meter.counter(OUTGOING)
-        following: Consumer = fan_out([exporters[one] for one in pipeline.exporters])
+        following: Consumer = fan_out([
+            _Exit(one, exporters[one], self._meter, self._clock) for one in pipeline.exporters
+        ])
         counts: list[Callable[[float], None]] = []
         built: list[Node] = []
         for one in reversed(pipeline.processors):

@@ -70,6 +70,15 @@ class Discardable(Protocol):
         ...
 
 
+@runtime_checkable
+class Adjustable(Protocol):
+    """A shared state that can go on under other settings, which its component gives it when it starts."""
+
+    def accepts(self, settings: object) -> bool:
+        """Whether it can under these."""
+        ...
+
+
 class SharedStates:
     """What `Host.shared` hands out: states by component and name, alive across reloads."""
 
@@ -83,12 +92,18 @@ class SharedStates:
         return cast("SharedT", self._states[key])
 
     def keep_unchanged(self, old: FleetConfig, new: FleetConfig) -> None:
-        """Forget the states of components whose settings differ between the two."""
-        for key in list(self._states):
-            if _settings_of(old, key[0]) != _settings_of(new, key[0]):
+        """Forget the states of components whose settings differ between the two, unless they can go on."""
+        for key, state in list(self._states.items()):
+            wanted = _settings_of(new, key[0])
+            is_same = _settings_of(old, key[0]) == wanted
+            if not is_same and not _can_go_on(state, wanted):
                 forgotten = self._states.pop(key)
                 if isinstance(forgotten, Discardable):
                     forgotten.discard()
+
+
+def _can_go_on(state: object, wanted: dict[Kind, object]) -> bool:
+    return isinstance(state, Adjustable) and any(map(state.accepts, wanted.values()))
 
 
 def _settings_of(config: FleetConfig, component: str) -> dict[Kind, object]:

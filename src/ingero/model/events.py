@@ -126,6 +126,8 @@ class IoOp(IntEnum):
     READ = 1
     WRITE = 2
     DISCARD = 3
+    FLUSH = 4  # no sectors
+    OTHER = 5  # zeroes, erasure, zones, commands of the driver
 
 
 class TcpOp(IntEnum):
@@ -229,6 +231,8 @@ class EventFlag(IntFlag):
         1  # a driver call inside a runtime call of the same thread: counted once, with its parent
     )
     EXEMPLAR = 2  # kept although its kind was being sampled (first, slow, failed)
+    IN_FLIGHT = 4  # had not returned when recording ended: `duration_ns` is until then, `ret_code` unknown, not in any count
+    SLOW = 8  # took eight times the mean of its kind or more
 
 
 EVENT: Final = np.dtype([
@@ -290,7 +294,7 @@ OP_NAMES: Final[dict[int, dict[int, str]]] = {
         22: "cuMemHostAlloc", 23: "cuMemFreeHost", 24: "cuMemMap", 25: "cuMemUnmap", 26: "cuMemset",
         27: "cuCtxSetCurrent", 28: "cuDevicePrimaryCtxRetain",
     },
-    Source.IO: {1: "block_read", 2: "block_write", 3: "block_discard"},
+    Source.IO: {1: "block_read", 2: "block_write", 3: "block_discard", 4: "block_flush", 5: "block_other"},
     Source.TCP: {1: "tcp_retransmit"},
     Source.NET: {1: "net_send", 2: "net_recv"},
     Source.CUDA_GRAPH: {

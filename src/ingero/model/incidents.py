@@ -80,7 +80,8 @@ class Incident:
         causes: By share, greatest first.
         ruled_out: What was checked and is not the reason.
         fix: Next steps, most useful first.
-        coverage: How much of the truth the data holds.
+        coverage: How much of the truth the data holds, of the operations that the incident speaks of.
+        places: Where in the program the rows that show it were made, worst first; empty where no stack was recorded.
     """
 
     id: str
@@ -103,6 +104,32 @@ class Incident:
     ruled_out: tuple[RuledOut, ...]
     fix: tuple[str, ...]
     coverage: Coverage
+    places: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """What could not be decided, and why.
+
+    Attributes:
+        rules: Which rules say so.
+        node: Node name; empty when the recording names none.
+        pid: Process it is about; 0 for the whole node.
+        process: Its name.
+        rank: Its place in the job; None when unknown.
+        missing: What the recording lacks: ``cudaLaunchKernel of pid 12: 300 of 5000 calls have a row``.
+        how: How to record it.
+        title: What the rows that are there suggest, when only its severity is open; else empty.
+    """
+
+    rules: tuple[str, ...]
+    node: str
+    pid: int
+    process: str
+    rank: int | None
+    missing: str
+    how: str
+    title: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +143,9 @@ class Explanation:
         n_events: Events looked at.
         n_events_stored: Events in the file.
         n_processes: Processes with GPU calls or off-CPU spans that were judged.
+        judged: Rules that had everything they need.
+        unknown: What could not be decided.
+        groups: (name, calls with a row, calls) of GPU calls, collectives and host events, without page allocations.
         not_checked: Rules that this recording has no data for, with the reason.
     """
 
@@ -125,4 +155,7 @@ class Explanation:
     n_events: int
     n_events_stored: int
     n_processes: int
+    judged: tuple[str, ...] = ()
+    unknown: tuple[Unknown, ...] = ()
+    groups: tuple[tuple[str, int, int], ...] = ()
     not_checked: tuple[tuple[str, str], ...] = ()

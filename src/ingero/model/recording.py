@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.model.events import EVENT, Events
+from ingero.model.untrusted import clean
 
 AGGREGATE: Final = np.dtype([
     ("bucket_ns", "<i8"),  # Unix time, floored to the minute
@@ -24,8 +25,17 @@ AGGREGATE: Final = np.dtype([
     ("max_duration_ns", "<i8"),
     ("sum_arg0", "<i8"),  # bytes or sectors where arg0 is a size, else 0
     ("errors", "<i8"),
+    (
+        "lost",
+        "<i8",
+    ),  # calls that should have had a row: a full ring, queue or disk; 0 where the recording does not say
 ])
-"""Exact counts of one operation of one process in one minute."""
+"""Exact counts of one operation of one process in one minute.
+
+Added up over a recording that nothing was pruned from, ``count == stored + lost + sampled out``, and of kinds that are never
+sampled nothing is sampled out (`ingero.model.sampling`). Calls in flight are in none of them. Of one minute the sum may be off by the
+calls of a second: a call is counted when it is read and stored under its own time.
+"""
 
 COVERAGE: Final = np.dtype([
     ("bucket_ns", "<i8"),
@@ -55,10 +65,24 @@ HISTOGRAM: Final = np.dtype([
     ("source", "u1"),
     ("op", "u1"),
     ("pid", "<i4"),
-    ("log2_ns", "u1"),  # durations in [2**log2_ns, 2**(log2_ns+1)); bin 0 also holds 0 ns
+    ("from_ns", "<i8"),  # durations from here, inclusive
+    ("to_ns", "<i8"),  # to here, exclusive
     ("count", "<i8"),
 ])
 """Exact latency histogram of one operation of one process in one minute."""
+
+
+_MOST_NAMED: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Unwritten:
+    """Rows that were meant to be stored and are not, of one source and one cause."""
+
+    node: str
+    source: int
+    cause: str
+    n_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +109,41 @@ class ProcessRank:
     world_size: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class Unprobed:
+    """A library whose calls were not seen.
+
+    Attributes:
+        pid: The process that had it loaded; 0 for no certain one, or for many.
+        path: Its name inside that process.
+        reason: Why it was not probed.
+        node: Where; empty while that goes without saying.
+    """
+
+    pid: int
+    path: str
+    reason: str
+    node: str = ""
+
+
+def describe_unprobed(unprobed: Iterable[Unprobed]) -> list[str]:
+    """A sentence for each file: which processes had it, and why its calls are missing."""
+    processes: dict[tuple[str, str, str], list[int]] = {}
+    for one in unprobed:
+        processes.setdefault((one.node, one.path, one.reason), []).append(one.pid)
+    lines = []
+    for (node, path, reason), pids in processes.items():
+        named = ", ".join(map(str, sorted(pid for pid in pids if pid)[:_MOST_NAMED]))
+        more = len(pids) - _MOST_NAMED
+        whose = f" of pid {named}" if named else ""
+        whose += f" and {more} more" if more > 0 else ""
+        where = f" on {node}" if node else ""
+        lines.append(
+            f"not probed, calls are missing: {clean(path)}{whose}{where} ({clean(reason)})"
+        )
+    return lines
+
+
 def _no_rows(dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
     return np.empty(0, dtype)
 
@@ -103,8 +162,15 @@ class Recording:
         snapshots: Rows of SNAPSHOT by time.
         histograms: Rows of HISTOGRAM.
         sessions: Runs of the agent.
+        unprobed: Libraries whose calls are missing.
+        stacks: Frames by `stack_hash`, leaf first, as the file has them (JSON).
         n_events_stored: Rows in the file, whatever the filter of this load.
         is_truncated: The load reached its row limit and kept the newest rows.
+        unwritten: Rows that the recorder could not store, most first.
+        n_damaged: Rows of the file that could not be read.
+        asked_ns: The part of the file that was asked for, where it is not all of it: first and last moment, Unix time;
+            0 for an open end. Rows outside are not here; `aggregates`, `coverage` and `histograms` are those of the file.
+        pids: The processes that were asked for; empty for all.
         has_gpu_ids: The recorder read which device each call went to; older ones wrote 0 for all.
     """
 
@@ -117,13 +183,37 @@ class Recording:
     snapshots: npt.NDArray[np.void] = field(default_factory=lambda: _no_rows(SNAPSHOT))
     histograms: npt.NDArray[np.void] = field(default_factory=lambda: _no_rows(HISTOGRAM))
     sessions: tuple[Session, ...] = ()
+    unprobed: tuple[Unprobed, ...] = ()
+    stacks: Mapping[int, str] = field(default_factory=dict)
     n_events_stored: int = 0
     is_truncated: bool = False
+    asked_ns: tuple[int, int] = (0, 0)
+    pids: tuple[int, ...] = ()
     has_gpu_ids: bool = True
+    unwritten: tuple[Unwritten, ...] = ()
+    n_damaged: int = 0
+
+    def say_missing(self) -> str:
+        """What is not in this recording though it should be, in a line; empty for nothing."""
+        said = []
+        if self.unwritten:
+            n_rows = sum(one.n_rows for one in self.unwritten)
+            causes = "; ".join(sorted({one.cause for one in self.unwritten}))
+            names = sorted({one.node for one in self.unwritten if one.node})
+            where = f" on {', '.join(names)}" if names and len(self.nodes) > 1 else ""
+            said.append(f"{n_rows} rows were not stored{where}: {causes}")
+        if self.n_damaged:
+            said.append(f"{self.n_damaged} rows could not be read")
+        return f"incomplete: {', '.join(said)}" if said else ""
 
     def process_name(self, node: int, pid: int) -> str:
         """Name of a process or thread, or ``pid N`` when the recording does not know it."""
         return self.process_names.get((node, pid)) or f"pid {pid}"
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether rows of the file were left out by time."""
+        return self.asked_ns != (0, 0)
 
     @property
     def window_ns(self) -> tuple[int, int]:

@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from ingero.config import Endpoint
 from ingero.errors import IngeroError
+from ingero.serving.connections import (
+    Admission,
+    BoundedProtocol,
+    ConnectionCounters,
+    ConnectionLimits,
+)
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIApplication
 
 _BACKLOG = 4096
+_CANCEL_S = 1.0
+"""How long a request that was cancelled may take to end."""
+_LOOK_S = 0.02
+_LOG = logging.getLogger("ingero.serving")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +42,12 @@ class AsgiSettings:
     Attributes:
         keep_alive_s: How long an idle connection stays open; longer than any agent's push interval.
         drain_s: How long `AsgiServer.stop` lets requests in flight finish before it cancels them.
-        max_concurrency: Connections or requests above which the server itself answers 503; None is no limit.
+        limits: How many connections, and how slow they may be.
     """
 
     keep_alive_s: int = 90
-    drain_s: int = 10
-    max_concurrency: int | None = None
+    drain_s: float = 10
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
 class AsgiServer:
@@ -59,8 +70,11 @@ class AsgiServer:
     ) -> None:
         self._endpoint = endpoint
         self._settings = settings or AsgiSettings()
+        self._app: Any = app
+        self._admission = Admission(self._settings.limits)
+        self._is_stopping = False
         self._config = uvicorn.Config(
-            app,
+            self._run,
             http="httptools",
             interface="asgi3",
             ws="none",
@@ -70,12 +84,10 @@ class AsgiServer:
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=self._settings.keep_alive_s,
-            timeout_graceful_shutdown=self._settings.drain_s,
-            limit_concurrency=self._settings.max_concurrency,
             backlog=_BACKLOG,
         )
         self._config.load()
-        self._config.ssl = tls
+        self._tls = tls
         self._server: uvicorn.Server | None = None
         self._socket: socket.socket | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -87,6 +99,11 @@ class AsgiServer:
             return self._endpoint
         return Endpoint(self._endpoint.host, self._socket.getsockname()[1])
 
+    @property
+    def counters(self) -> ConnectionCounters:
+        """Connections that were refused or ended for their slowness."""
+        return self._admission.counters
+
     async def start(self) -> None:
         """Bind and serve.
 
@@ -96,20 +113,62 @@ class AsgiServer:
         bound = await bind(self._endpoint)
         server = uvicorn.Server(self._config)
         server.lifespan = self._config.lifespan_class(self._config)
-        await server.startup(sockets=[bound])
+        listening = await asyncio.get_running_loop().create_server(
+            lambda: BoundedProtocol(self._config, server.server_state, self._admission),
+            sock=bound,
+            ssl=self._tls,
+            backlog=_BACKLOG,
+            ssl_handshake_timeout=self._settings.limits.head_s if self._tls else None,
+        )
+        server.servers, server.started = [listening], True
         await server.on_tick(0)
         self._socket, self._server = bound, server
         self._ticking = asyncio.create_task(self._tick(server))
 
-    async def stop(self) -> None:
-        """Close the socket, let requests in flight finish, cancel what is left after ``drain_s``."""
+    async def stop(self, drain_s: float | None = None) -> None:
+        """Close the socket, let requests in flight finish, cancel what is left after ``drain_s``.
+
+        Args:
+            drain_s: Instead of the settings'.
+        """
         server, self._server = self._server, None
         if server is None or self._socket is None:
             return
         if self._ticking is not None:
             self._ticking.cancel()
-        await server.shutdown(sockets=[self._socket])
+        self._is_stopping = True
+        for listening in server.servers:
+            listening.close()
+        self._socket.close()
         self._socket = None
+        for connection in list(server.server_state.connections):
+            connection.shutdown()
+        within_s = self._settings.drain_s if drain_s is None else drain_s
+        await self._end(server, asyncio.get_running_loop().time() + within_s)
+
+    async def _end(self, server: uvicorn.Server, deadline_s: float) -> None:
+        """Wait for answers and for what is still on its way to clients; end what is late."""
+        loop, state = asyncio.get_running_loop(), server.server_state
+        tasks = set(state.tasks)
+        if tasks:
+            await asyncio.wait(tasks, timeout=max(0.0, deadline_s - loop.time()))
+        late = [task for task in tasks if not task.done()]
+        if late:
+            _LOG.warning("%s: cancelled %d requests at the end of the drain", self.bound, len(late))
+            for task in late:
+                task.cancel()
+            await asyncio.wait(late, timeout=_CANCEL_S)
+        while state.connections and loop.time() < deadline_s:  # noqa: ASYNC110 - uvicorn has no event
+            await asyncio.sleep(_LOOK_S)
+        for connection in list(state.connections):
+            connection.transport.abort()
+
+    async def _run(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - ASGI's
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self._is_stopping:
+                raise
 
     @staticmethod
     async def _tick(server: uvicorn.Server) -> None:

@@ -42,6 +42,7 @@ class _Known:
     digest: bytes
     principal: Principal
     until_ns: int | None  # None: valid until it is replaced
+    grace_ns: int | None = None  # None: as all
 
 
 class Bearers:
@@ -61,18 +62,25 @@ class Bearers:
     def replace(self, entries: Iterable[AclEntry]) -> tuple[str, ...]:
         """Take a new set; returns the digests that are live now, for the audit line.
 
-        A token in both sets gets the new one's rights at once; only tokens that left keep theirs for the grace.
+        A token in both sets gets the new one's rights at once; only tokens that left keep theirs for their grace. One
+        that the new set revokes has none, also where it left earlier.
         """
+        entries = tuple(entries)
         fresh = _build(entries)
-        live = {known.digest for known in fresh}
+        told = {sha256(entry.token.encode()).digest() for entry in entries}
         now_ns = self._clock.mono_ns()
         leaving = tuple(
-            _Known(known.digest, known.principal, known.until_ns or now_ns + self._grace_ns)
+            _Known(known.digest, known.principal, self._find_end(known, now_ns))
             for known in self._known
-            if known.digest not in live and (known.until_ns is None or known.until_ns > now_ns)
+            if known.digest not in told and self._find_end(known, now_ns) > now_ns
         )
         self._known = (*fresh, *leaving)
         return tuple(known.principal.digest for known in fresh)
+
+    def _find_end(self, known: _Known, now_ns: int) -> int:
+        if known.until_ns is not None:
+            return known.until_ns
+        return now_ns + (self._grace_ns if known.grace_ns is None else known.grace_ns)
 
     def authenticate(self, authorization: str | None) -> Principal | None:
         """Who sent this ``Authorization`` value, or None. Looks at every token whatever matches."""
@@ -92,7 +100,9 @@ class Bearers:
 def _build(entries: Iterable[AclEntry]) -> tuple[_Known, ...]:
     known = []
     for entry in entries:
+        if entry.is_revoked:
+            continue
         digest = sha256(entry.token.encode())
         principal = Principal(digest.hexdigest(), entry.key_name, entry.clusters)
-        known.append(_Known(digest.digest(), principal, None))
+        known.append(_Known(digest.digest(), principal, None, entry.grace_ns))
     return tuple(known)

@@ -1,6 +1,9 @@
 """Request bodies into bytes that may be decoded, and outcomes into answer bodies.
 
 Decompression is bounded: it stops at the limit, whatever the compressed size promised.
+
+Source of the names of encodings: opentelemetry-collector ``config/configcompression``; ``snappy`` is one block, or the framed
+format where a sender of Collectors before 0.126 calls that ``snappy``.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ import zlib
 from collections.abc import Callable
 from typing import Final
 
+import cramjam
 import msgspec
 import zstandard
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
@@ -36,7 +40,7 @@ def decompress(body: bytes, encoding: str, limit_bytes: int) -> bytes:
 
     Args:
         body: As received.
-        encoding: ``gzip``, ``zstd``, ``zlib`` or ``deflate``; anything else is a programming error.
+        encoding: One of `ENCODINGS`; anything else is a programming error.
         limit_bytes: Most bytes that may come out.
 
     Raises:
@@ -85,12 +89,50 @@ def _unzstd(body: bytes, limit_bytes: int) -> bytes:
     return b"".join(parts)
 
 
+def _into(
+    fill: Callable[[bytes, bytearray], int],
+) -> Callable[[bytes, int], bytes]:
+    """A decompressor that fills a buffer: one byte more than the limit tells that there was more."""
+
+    def decompress_into(body: bytes, limit_bytes: int) -> bytes:
+        if not body:
+            raise BadDataError("the compressed body is empty")
+        buffer = bytearray(limit_bytes + 1)  # pages that are not written take no memory
+        try:
+            n_bytes = fill(body, buffer)
+        except cramjam.DecompressionError as error:
+            if any(sign in str(error) for sign in _NO_ROOM):
+                raise TooLargeError(_OVER.format(limit_bytes)) from error
+            raise BadDataError(f"the body cannot be decompressed: {error}") from error
+        if n_bytes > limit_bytes:
+            raise TooLargeError(_OVER.format(limit_bytes))
+        return bytes(memoryview(buffer)[:n_bytes])
+
+    return decompress_into
+
+
+def _fill_snappy(body: bytes, buffer: bytearray) -> int:
+    if body.startswith(_SNAPPY_STREAM):
+        return cramjam.snappy.decompress_into(body, buffer)
+    return cramjam.snappy.decompress_raw_into(body, buffer)
+
+
+_OVER: Final = "the body is over {} bytes after decompression"
+_NO_ROOM: Final = ("failed to write whole buffer", "output buffer")
+_SNAPPY_STREAM: Final = b"\xff\x06\x00\x00sNaPpY"
+"""Stream identifier. Source: google/snappy, framing_format.txt, section 4.1."""
+
 _DECOMPRESSORS: Final[dict[str, Callable[[bytes, int], bytes]]] = {
     "gzip": _inflate(_GZIP_WINDOW),
     "zlib": _inflate(_AUTO_WINDOW),
     "deflate": _inflate(_AUTO_WINDOW),
     "zstd": _unzstd,
+    "snappy": _into(_fill_snappy),
+    "x-snappy-framed": _into(cramjam.snappy.decompress_into),
+    "lz4": _into(cramjam.lz4.decompress_into),
 }
+ENCODINGS: Final = frozenset(_DECOMPRESSORS)
+"""Names of the encodings that can be undone."""
 
 _RESPONSES: Final = {
     Signal.METRICS: (ExportMetricsServiceResponse, "rejected_data_points", "rejectedDataPoints"),
@@ -102,8 +144,11 @@ TAKEN_PROTOBUF: Final = b""
 
 
 def encode_taken(signal: Signal, n_rejected: int, why: str, *, is_json: bool) -> bytes:
-    """The answer to an export that was taken, with how many of its items were not."""
-    if not n_rejected:
+    """The answer to an export that was taken, with how many of its items were not; with none, ``why`` is a warning.
+
+    Source: OTLP specification 1.x, "Partial Success": a warning has no rejected items and a message.
+    """
+    if not n_rejected and not why:
         return TAKEN_JSON if is_json else TAKEN_PROTOBUF
     response_type, field, camel = _RESPONSES[signal]
     if is_json:

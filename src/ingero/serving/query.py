@@ -79,12 +79,15 @@ class Query(Generic[ContextT, ArgsT, ResultT]):
             ArgumentError: They do not fit the schema.
         """
         try:
-            given = msgspec.json.decode(arguments) if isinstance(arguments, bytes) else arguments
-            return msgspec.convert(_integral({} if given is None else given), self.args)
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            given = (
+                msgspec.json.decode(arguments) if isinstance(arguments, bytes) else arguments or {}
+            )
+            return msgspec.convert(_integral(given), self.args)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            why = "nested too deeply" if isinstance(error, RecursionError) else error
             raise ArgumentError(
-                f"{self.name}: {error}", hint="The tool's input schema lists its arguments."
-            ) from error
+                f"{self.name}: {why}", hint="The tool's input schema lists its arguments."
+            ) from None
 
     def encode(self, result: ResultT) -> bytes:
         """Encode an answer as JSON and hold it to its own schema.

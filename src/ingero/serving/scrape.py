@@ -22,9 +22,13 @@ def scrape_app(meter: MeterRegistry) -> ASGIApplication:
         if scope["method"] not in {"GET", "HEAD"}:
             await send_text(send, 405, "GET only\n")
             return
-        from ingero.telemetry.exposition import (  # noqa: PLC0415 -- 2 MB that nobody needs who is not scraped
-            encode_metrics,
-        )
+        try:
+            from ingero.telemetry.exposition import (  # noqa: PLC0415 -- 2 MB that nobody needs who is not scraped
+                encode_metrics,
+            )
+        except (ImportError, OSError) as error:  # no descriptor is left to read the module with
+            await send_text(send, 503, f"cannot show the metrics now: {error}\n")
+            return
 
         accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
         body, content_type = encode_metrics(meter, accept.decode("latin-1"))

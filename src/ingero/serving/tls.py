@@ -7,9 +7,11 @@ on. Authorities are read once; a changed ``ca_file`` or ``client_ca_file`` needs
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from typing_extensions import override
 
 from ingero.config.tls import TlsClientConfig, TlsFiles, TlsServerConfig
 from ingero.errors import IngeroError
@@ -18,13 +20,21 @@ _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
-def build_server_context(config: TlsServerConfig) -> ssl.SSLContext:
+def build_server_context(
+    config: TlsServerConfig, on_refused: Callable[[str], None] | None = None
+) -> ssl.SSLContext:
     """A context for a listening socket; demands client certificates when ``client_ca_file`` is set.
+
+    Args:
+        config: Files and versions.
+        on_refused: Told why, for each handshake that fails; servers on asyncio do not say.
 
     Raises:
         IngeroError: A file cannot be read or is not what it should be; the message names it.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if on_refused is not None:
+        context.sslobject_class = _build_telling(on_refused)
     _set_versions(context, config)
     _load_chain(context, config)
     authorities = config.client_ca_file or config.ca_file
@@ -55,6 +65,23 @@ def build_client_context(config: TlsClientConfig) -> ssl.SSLContext:
     if config.cert_file:
         _load_chain(context, config)
     return context
+
+
+def _build_telling(on_refused: Callable[[str], None]) -> type[ssl.SSLObject]:
+    """An `ssl.SSLObject` that tells of its failed handshake. Both asyncio's and uvloop's servers make theirs by the context."""
+
+    class TellingObject(ssl.SSLObject):
+        @override
+        def do_handshake(self) -> None:
+            try:
+                super().do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise
+            except ssl.SSLError as error:
+                on_refused(error.reason or str(error))
+                raise
+
+    return TellingObject
 
 
 class CertificateReloader:

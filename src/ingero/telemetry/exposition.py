@@ -1,13 +1,16 @@
 """A `MeterRegistry` as Prometheus or OpenMetrics text.
 
-The text is written by ``prometheus_client``, whose own counters are not used: they take a lock for each addition.
+Families are those of ``prometheus_client``, whose own counters are not used: they take a lock for each addition. OpenMetrics
+is written by it; text by `encode_text`, because the library writes whole numbers as ``2000.0`` and ``1.048576e+08``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from operator import itemgetter
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
@@ -23,18 +26,30 @@ from ingero.telemetry.metrics import (
     MeterRegistry,
 )
 
+_TEXT_TYPES: Final = {"unknown": "untyped"}
+
 
 class MeterCollector(Collector):
-    """What ``prometheus_client`` asks for numbers."""
+    """What ``prometheus_client`` asks for numbers.
 
-    def __init__(self, meter: MeterRegistry) -> None:
+    Args:
+        meter: Instruments.
+        only: A label and its value: series without it are left out. None shows all.
+    """
+
+    def __init__(self, meter: MeterRegistry, only: tuple[str, str] | None = None) -> None:
         self._meter = meter
+        self._only = only
 
     @override
     def collect(self) -> Iterator[Family]:
         """Each instrument that has a series, by name."""
+        self._meter.refresh()
         for instrument in self._meter:
             family = build_family(instrument)
+            if self._only is not None:
+                label, value = self._only
+                family.samples = [one for one in family.samples if one.labels.get(label) == value]
             if family.samples:
                 yield family
 
@@ -75,7 +90,56 @@ def _build_histogram(instrument: HistogramInstrument) -> Family:
     return family
 
 
-def encode_metrics(meter: MeterRegistry, accept: str = "") -> tuple[bytes, str]:
-    """The text that a scraper which sent this ``Accept`` header wants, and its content type."""
+def encode_metrics(
+    meter: MeterRegistry, accept: str = "", only: tuple[str, str] | None = None
+) -> tuple[bytes, str]:
+    """The text that a scraper which sent this ``Accept`` header wants, and its content type.
+
+    Args:
+        meter: Instruments.
+        accept: The header.
+        only: A label and its value: series without it are left out. None shows all.
+    """
     encoder, content_type = choose_encoder(accept)
-    return encoder(MeterCollector(meter)), content_type
+    collector = MeterCollector(meter, only)
+    if content_type.startswith("text/plain"):
+        return encode_text(collector.collect()), content_type
+    return encoder(collector), content_type
+
+
+def encode_text(families: Iterable[Family]) -> bytes:
+    """Families as text; whole numbers are written as such, as Go's and the existing agent's pages have them.
+
+    Source: Prometheus text format 0.0.4: HELP escapes backslash and newline, a label value also the quote.
+    """
+    lines = []
+    for family in families:
+        name, kind = family.name, _TEXT_TYPES.get(family.type, family.type)
+        if kind == "counter":
+            name += "_total"
+        says = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
+        lines.append(f"# HELP {name} {says}")
+        lines.append(f"# TYPE {name} {kind}")
+        lines += [
+            f"{sample.name}{_write_labels(sample.labels)} {_write_number(float(sample.value))}"
+            for sample in family.samples
+        ]
+    return ("\n".join(lines) + "\n" if lines else "").encode()
+
+
+def _write_labels(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    texts = (
+        (name, value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\""))
+        for name, value in sorted(labels.items())
+    )
+    return "{" + ",".join(f'{name}="{value}"' for name, value in texts) + "}"
+
+
+def _write_number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value.is_integer() else repr(value)

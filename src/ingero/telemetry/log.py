@@ -1,6 +1,7 @@
 """Log lines of a service: one line of text or one JSON object each, on standard error.
 
-Events are rare by design: what happens per record is a counter, never a line.
+Events are rare by design: what happens per record is a counter, never a line. A record may carry values in its attribute
+``fields`` (``extra={"fields": {...}}``): keys of the object, or ``key=value`` after the message.
 """
 
 from __future__ import annotations
@@ -21,18 +22,23 @@ LEVELS: Final = {
 }
 
 
+FIELDS: Final = "ingero_fields"
+"""Key of ``extra`` for a record that is an object: as JSON its keys stand in the line itself, instead of ``msg``."""
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object per line, with the keys of the Collector's own logs: level, ts, logger, msg."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
         """Write one record."""
-        line = {
+        line: dict[str, object] = read_fields(record) | {
             "level": record.levelname.lower(),
             "ts": _timestamp(record),
             "logger": record.name,
-            "msg": record.getMessage(),
         }
+        fields = getattr(record, FIELDS, None)
+        line |= {"msg": record.getMessage()} if fields is None else fields
         if record.exc_info:
             line["stacktrace"] = self.formatException(record.exc_info)
         return json.dumps(line)
@@ -44,9 +50,28 @@ class ConsoleFormatter(logging.Formatter):
     @override
     def format(self, record: logging.LogRecord) -> str:
         """Write one record."""
-        message = record.getMessage().replace("\r", "\\r").replace("\n", "\\n")
+        parts = [record.getMessage(), *map(_write_field, read_fields(record).items())]
+        message = " ".join(parts).replace("\r", "\\r").replace("\n", "\\n")
         line = f"{_timestamp(record)} {record.levelname.lower():7} {record.name}: {message}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def read_fields(record: logging.LogRecord) -> dict[str, object]:
+    """The values that a record carries beside its message."""
+    fields: dict[str, object] = getattr(record, "fields", {})
+    return fields
+
+
+def _write_field(field: tuple[str, object]) -> str:
+    """``key=value`` as logfmt has it: text with blanks, quotes or ``=`` in quotes."""
+    name, value = field
+    if isinstance(value, bool):
+        return f"{name}={str(value).lower()}"
+    if isinstance(value, float):
+        return f"{name}={value:.6g}"
+    text = str(value)
+    is_plain = text.isprintable() and text and not set(text) & set(' "=\\')
+    return f"{name}={text if is_plain else json.dumps(text)}"
 
 
 def _timestamp(record: logging.LogRecord) -> str:

@@ -174,6 +174,16 @@ class MeterRegistry:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._instruments: dict[str, Instrument] = {}
+        self._refreshers: dict[str, Callable[[], None]] = {}
+
+    def refresh_with(self, owner: str, action: Callable[[], None]) -> None:
+        """Call ``action`` in each `refresh`; a later one of the same owner replaces it."""
+        self._refreshers[owner] = action
+
+    def refresh(self) -> None:
+        """Bring up to date what is set rather than counted; before a scrape."""
+        for action in list(self._refreshers.values()):
+            action()
 
     def __iter__(self) -> Iterator[Instrument]:
         with self._lock:

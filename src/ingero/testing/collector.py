@@ -87,6 +87,10 @@ class RecordingCollector:
             else {"X-Ingero-Threshold": threshold, "X-Ingero-Quorum-Met": quorum}
         )
 
+    def tell_panic(self) -> None:
+        """Answer from now on that nobody is to judge itself."""
+        self.headers = {"X-Ingero-Panic": "true"}
+
     def start(self) -> None:
         """Listen."""
         self._server = _Server(("127.0.0.1", self.port), self)

@@ -13,6 +13,7 @@ from ingero.agent.scenarios.builder import RecordingBuilder
 from ingero.agent.scenarios.loop import FREE, FUNCTION, LAUNCH, MALLOC, SYNC, Loop, Step
 from ingero.model.events import (
     CudaOp,
+    EventFlag,
     GpuOp,
     GraphOp,
     HostOp,
@@ -330,6 +331,26 @@ def graph_unused() -> RecordingBuilder:
     return built
 
 
+def step_time_changed() -> RecordingBuilder:
+    """From the two-hundredth step on the host needs six milliseconds more for each."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    loop.steps(200, _SHORT)
+    for _ in range(200):
+        loop.rest(6 * NS_PER_MS)
+        loop.step(_SHORT)
+    return built
+
+
+def call_in_flight() -> RecordingBuilder:
+    """A synchronisation has not returned when recording ends."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    loop.steps(60)
+    loop.call(SYNC, 30_000 * NS_PER_MS, flags=EventFlag.IN_FLIGHT)
+    return built
+
+
 FAULTS: Final[dict[str, Callable[[], RecordingBuilder]]] = {
     "input_starvation": input_starvation_by_worker,
     "cpu_contention": cpu_contention,
@@ -357,6 +378,8 @@ FAULTS: Final[dict[str, Callable[[], RecordingBuilder]]] = {
     "graph_failed": graph_failed,
     "graph_recaptured": graph_recaptured,
     "graph_unused": graph_unused,
+    "step_time_changed": step_time_changed,
+    "call_in_flight": call_in_flight,
     **RANK_FAULTS,
     **SERVING_FAULTS,
 }

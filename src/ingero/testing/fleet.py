@@ -28,12 +28,17 @@ _STOP_S: Final = 30.0
 def build_fleet_config(
     ingero: Mapping[str, Any] | None = None, nccl: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """A configuration with every door open on loopback; the ``nccl`` processor only when it has settings."""
+    """A configuration with every door open on loopback; the ``nccl`` processor only when it has settings.
+
+    A threshold is told as soon as there is a quorum, unless ``quorum.settle_time`` says otherwise.
+    """
+    given = dict(ingero or {})
+    given["quorum"] = {"settle_time": "0s"} | dict(given.get("quorum", {}))
     config: dict[str, Any] = {
         "receivers": {
             "otlp": {"protocols": {p: {"endpoint": _ANY_PORT} for p in ("grpc", "http")}}
         },
-        "processors": {"ingero": dict(ingero or {})},
+        "processors": {"ingero": given},
         "exporters": {"prometheus": {"endpoint": _ANY_PORT}, "debug": {}},
         "extensions": {
             "ingero_threshold": {"agent_endpoint": _ANY_PORT, "admin_endpoint": _ANY_PORT}

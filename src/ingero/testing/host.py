@@ -82,7 +82,8 @@ class ManualHost:
         self.clock.advance(end_ns - self.clock.mono_ns())
 
     def read(self, name: str, **labels: str) -> float | None:
-        """The value of one series of a counter or gauge; None when there is no such series."""
+        """The value of one series of a counter or gauge at a scrape now; None when there is no such series."""
+        self.meter.refresh()
         for instrument in self.meter:
             if instrument.metric.name == name:
                 values = tuple(labels[label] for label in instrument.metric.labels)

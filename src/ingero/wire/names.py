@@ -45,6 +45,8 @@ class Header(StrEnum):
     QUORUM_MET = "X-Ingero-Quorum-Met"  # agent: "true" or "false"
     GRPC_THRESHOLD = "ingero-threshold"  # agent's contract
     GRPC_QUORUM_MET = "ingero-quorum-met"
+    PANIC = "X-Ingero-Panic"  # ours: "true" instead of the two, while nobody is to judge itself
+    GRPC_PANIC = "ingero-panic"
     CLUSTER_HINT = "ingero.cluster.id"  # Fleet's documentation; also legal as a gRPC metadata key
 
 

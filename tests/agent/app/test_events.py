@@ -12,7 +12,9 @@ from ingero.model.events import OP_NAMES, CudaOp, DriverOp, Source, op_name
 OPERATIONS = sorted({(int(f.source), int(f.op)) for f in FUNCTIONS if f.source is not Source.NCCL})
 WORD = st.integers(0, 2**47)
 calls = st.lists(
-    st.tuples(st.sampled_from(OPERATIONS), WORD, WORD, WORD, st.integers(0, 4), st.integers(0, 63)),
+    st.tuples(
+        st.sampled_from(OPERATIONS), WORD, WORD, WORD, st.integers(0, 4), st.integers(0, 255)
+    ),
     min_size=1,
     max_size=40,
 )
@@ -78,7 +80,9 @@ def test_a_call_s_arguments_mean_what_the_model_says(rows):
         )
         assert int(event["start_ns"]) == 5 + OFFSET
         assert int(event["gpu_id"]) == 0
-        assert int(event["flags"]) == (flags & 1) | (2 if flags & (2 | 8 | 16) else 0)
+        is_exemplar = flags & (2 | 8 | 16 | 64) and not flags & 128
+        slow = 8 if flags & 8 else 0
+        assert int(event["flags"]) == (flags & 1) | (2 if is_exemplar else 0) | slow
 
 
 def test_a_handle_with_its_top_bit_set_keeps_its_64_bits():

@@ -1,5 +1,8 @@
 """Readings from a recording that somebody writes meanwhile."""
 
+import sqlite3
+from contextlib import closing
+
 import numpy as np
 import pytest
 
@@ -109,6 +112,55 @@ def test_a_step_of_the_wall_clock_changes_no_rate(trace):
             trace.second(50)
             reading = trace.read()
         assert reading.signals.throughput == pytest.approx(50)
+
+
+FIVE_NS = 5 * NS_PER_S
+
+
+def existing(path, now_ns, *, table, width_ns):
+    """A recording as the existing agent leaves it at a moment: 100 launches of 1 ms a second, whole buckets only."""
+    counts = (
+        "bucket INTEGER, source INTEGER, op INTEGER, pid INTEGER, count INTEGER, stored INTEGER, sum_dur INTEGER, "
+        "min_dur INTEGER, max_dur INTEGER, sum_arg0 INTEGER, PRIMARY KEY (bucket, source, op, pid)"
+    )
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(
+            "CREATE TABLE events (id TEXT PRIMARY KEY, timestamp, pid, tid, source, op, duration)"
+        )
+        connection.execute("CREATE TABLE system_snapshots (id, timestamp UNIQUE, cpu_pct)")
+        connection.execute(f"CREATE TABLE event_aggregates ({counts})")
+        if table != "event_aggregates":
+            connection.execute(f"CREATE TABLE {table} ({counts})")
+        connection.execute("INSERT INTO system_snapshots VALUES (1, ?, 10)", (now_ns,))
+        seconds = width_ns // NS_PER_S
+        for back in range(1, 13):
+            bucket = now_ns // width_ns * width_ns - back * width_ns
+            for source, op in (
+                (Source.CUDA, CudaOp.LAUNCH_KERNEL),
+                (Source.DRIVER, DriverOp.LAUNCH_KERNEL),
+            ):
+                connection.execute(
+                    f"INSERT INTO {table} VALUES (?, ?, ?, 41, ?, 0, ?, 0, 0, 0)",
+                    (bucket, source, op, 100 * seconds, 100 * seconds * 1_000_000),
+                )
+
+
+@pytest.mark.parametrize(
+    ("table", "width_ns"), [("event_aggregates_5s", FIVE_NS), ("event_aggregates", MINUTE_NS)]
+)
+def test_the_existing_agent_s_recording_gives_rates_of_its_whole_buckets(tmp_path, table, width_ns):
+    now_ns = 1_767_225_600 * NS_PER_S + 33 * NS_PER_S
+    path = tmp_path / "theirs.db"
+    existing(path, now_ns, table=table, width_ns=width_ns)
+    notes = []
+    source = RecordedSource(path, 60 * NS_PER_S, note=notes.append)
+    reading = source.read(now_ns + NS_PER_S, 0)
+    assert reading.signals.throughput == pytest.approx(100)
+    assert reading.launches == 6000
+    assert reading.signals.compute == pytest.approx(0.2)
+    assert source.read(now_ns + ALIVE_NS + 1, 0) is None
+    assert ["nobody writes" in note for note in notes] == [True]
 
 
 def test_a_file_that_is_no_recording_is_told_once(tmp_path):

@@ -12,7 +12,7 @@ from ingero.testing.clock import ManualClock
 SPAN = np.dtype([
     ("header", [("mono_ns", "<u8")]), ("off_ns", "<u8"), ("wait_ns", "<u8"), ("cgroup_id", "<u8"),
     ("pid", "<u4"), ("tid", "<u4"), ("other_pid", "<u4"), ("waker_pid", "<u4"), ("reason", "u1"),
-    ("weight", "<u4"), ("other_comm", "S16"),
+    ("flags", "u1"), ("weight", "<u4"), ("other_comm", "S16"),
 ])  # fmt: skip
 
 

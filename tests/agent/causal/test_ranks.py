@@ -3,6 +3,9 @@
 import pytest
 
 from ingero.agent.causal.engine import explain
+from ingero.agent.scenarios.builder import START_NS
+from ingero.agent.scenarios.loop import SYNC
+from ingero.model.events import EventFlag
 from ingero.testing.rank_faults import (
     Meeting,
     collective_hang,
@@ -85,3 +88,17 @@ def test_hang_names_the_rank_that_is_missing_and_not_those_that_wait():
     assert (incident.rule, incident.severity, incident.pid) == ("collective_hang", "HIGH", 6002)
     assert "rank 2 did not enter ncclAllReduce number 40; ranks 0, 1, 3" in incident.title
     assert incident.lost_ns / 1e9 == pytest.approx(39, abs=0.1)
+
+
+def test_ranks_that_wait_in_a_hang_are_no_problem_of_their_own():
+    built = collective_hang()
+    hang = only(built)
+    begun_ns = hang.start_ns - START_NS
+    for rank in (0, 1, 3):
+        built.call(
+            SYNC, begun_ns + MS, 39_000 * MS, 6000 + rank, gpu_id=rank, flags=EventFlag.IN_FLIGHT
+        )
+    assert only(built).id == hang.id
+    built.call(SYNC, begun_ns - 5_000 * MS, 44_000 * MS, 6002, tid=7, flags=EventFlag.IN_FLIGHT)
+    found = {incident.rule: incident.pid for incident in explain(built.build()).incidents}
+    assert found == {"collective_hang": 6002, "call_in_flight": 6002}

@@ -30,7 +30,7 @@ def sources(data_dir):
 def test_merge_of_the_three_nodes_holds_what_the_existing_merge_held(sources, tmp_path, data_dir):
     before = [hashlib.sha256(path.read_bytes()).digest() for path in sources]
     merged = merge_recordings(sources, tmp_path / "c.db")
-    assert [one.n_events for one in merged] == [200, 200, 200]
+    assert [one.n_events for one in merged.files] == [200, 200, 200]
     assert before == [hashlib.sha256(path.read_bytes()).digest() for path in sources]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.db"]
     ours = load_recording(tmp_path / "c.db")
@@ -53,7 +53,21 @@ def test_names_of_equal_pids_on_two_nodes_do_not_collide(tmp_path):
 
 def counted(path, node, count):
     aggregate, coverage = np.zeros(1, AGGREGATE), np.zeros(1, COVERAGE)
-    aggregate[0] = (60 * 10**9, 0, 1, 3, 7, count, 0, 10 * count, 10 - count, 10 + count, 0, 0)
+    aggregate[0] = (
+        60 * 10**9,
+        0,
+        1,
+        3,
+        7,
+        count,
+        0,
+        10 * count,
+        10 - count,
+        10 + count,
+        0,
+        0,
+        count - 1,
+    )
     coverage["seen"] = count
     event = np.zeros(1, EVENT)
     event["start_ns"], event["source"], event["op"], event["pid"] = 61 * 10**9 + count, 1, 3, 7
@@ -90,7 +104,11 @@ def test_counts_of_one_minute_in_two_files_are_added(tmp_path):
 def test_merging_a_file_twice_repeats_nothing(sources, tmp_path):
     once = merge_recordings(sources[:1], tmp_path / "once.db")
     twice = merge_recordings([sources[0], sources[0]], tmp_path / "twice.db")
-    assert (once[0].n_events, twice[1].n_events, twice[1].n_repeated) == (200, 0, 200)
+    assert (once.files[0].n_events, twice.files[1].n_events, twice.files[1].n_repeated) == (
+        200,
+        0,
+        200,
+    )
     assert len(load_recording(tmp_path / "twice.db").snapshots) == len(
         load_recording(tmp_path / "once.db").snapshots
     )

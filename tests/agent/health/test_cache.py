@@ -1,6 +1,7 @@
 import pytest
 
 from ingero.agent.health.cache import Heard, ThresholdCache, Told, parse_told
+from ingero.agent.health.poll import read_page
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,24 @@ def test_a_threshold_outside_its_range_is_rejected(threshold):
 )
 def test_one_header_alone_is_none(threshold, quorum):
     assert parse_told(threshold, quorum) == Told(Heard.MISS)
+
+
+@pytest.mark.parametrize("pair", [(None, None), ("0.9", "true"), ("0", "x")])
+def test_panic_outranks_every_threshold(pair):
+    told = parse_told(*pair, "true")
+    assert told == Told(Heard.WITHHELD)
+    cache = ThresholdCache()
+    cache.hear(parse_told("0.9", "true"), 5)
+    cache.hear(told, 6)
+    assert cache.cached == (None, False, 6)
+    assert (cache.is_withheld, cache.is_piggybacked) == (True, True)
+    cache.hear(parse_told("0.9", "true"), 7)
+    assert not cache.is_withheld
+
+
+def test_the_page_says_panic_too():
+    assert read_page(0.0, quorum_met=False, panic=True).heard is Heard.WITHHELD
+    assert read_page(0.0, quorum_met=False).heard is Heard.MISS
 
 
 def test_the_last_good_value_stays_when_a_later_answer_has_none():

@@ -268,3 +268,62 @@ def test_a_rejected_threshold_neither_counts_nor_stops_the_fallback(make_rig, ba
     assert modes(rig.looks(60)) == ["none"]
     assert not rig.cache.is_piggybacked
     assert rig.cache.counts.n_rejected > 0
+
+
+FALL = [{"for": "63s"}, {"for": "1h", "throughput": 30}]
+
+
+def test_a_node_under_fleets_bar_waits_for_its_peers_and_asks_once_more(make_rig):
+    rig = make_rig(FALL, peers_wait_ns=10_000_000_000)
+    rig.collector.tell("0.9")
+    looks = rig.looks(90)
+    first = next(index for index, look in enumerate(looks) if look.is_straggler)
+    fell = next(
+        index for index, look in enumerate(looks) if look.score and look.score < 0.9 and index > 40
+    )
+    assert looks[fell].is_early, "Fleet hears of the fall at once"
+    assert 10 <= first - fell <= 12
+    assert [rig.book.n_opened, rig.book.n_closed] == [1, 0]
+
+
+def test_a_node_whose_peers_fell_too_is_no_straggler_while_fleet_says_so(make_rig):
+    rig = make_rig(
+        [*FALL[:1], {"for": "60s", "throughput": 30}, HEALTHY], peers_wait_ns=10_000_000_000
+    )
+    rig.collector.tell("0.9")
+    rig.looks(66)
+    rig.collector.tell_panic()
+    looks = rig.looks(50)
+    assert not any(look.is_straggler for look in looks)
+    assert modes(looks)[-1] == "none"
+    assert looks[-1].score < 0.6
+    rig.collector.stop()  # neither an older bar nor the node's own counts now
+    looks = rig.looks(60)
+    assert modes(looks) == ["none"]
+    assert not any(look.is_straggler for look in looks)
+    rig.collector.start()
+    rig.collector.tell("0.9")
+    looks = rig.looks(30)
+    assert modes(looks)[-1] == "fleet"
+    assert rig.book.n_opened == 0
+
+
+def test_a_straggler_stays_one_through_a_panic_that_began_later(make_rig):
+    rig = make_rig(FALL)
+    rig.collector.tell("0.9")
+    rig.looks(70)
+    assert rig.book.n_opened == 1
+    rig.collector.tell_panic()
+    assert all(look.is_straggler for look in rig.looks(30))
+    assert [rig.book.n_opened, rig.book.n_closed] == [1, 0]
+
+
+def test_without_fleet_a_node_does_not_wait_to_be_judged_by_its_own_bar(make_rig):
+    rig = make_rig([{"for": "450s"}, {"for": "1h", "throughput": 10}], peers_wait_ns=10_000_000_000)
+    rig.collector.tell("0.9")
+    rig.looks(60)
+    rig.collector.stop()
+    rig.looks(390)
+    looks = rig.looks(3)
+    assert modes(looks) == ["local-baseline"]
+    assert looks[-1].is_straggler

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -75,11 +76,33 @@ def test_thresholds_are_back_within_two_push_intervals_of_a_restart(make_agents)
         for rig in rigs:
             endpoint = rig.transport._settings.endpoint
             object.__setattr__(endpoint, "base", at(fleet).url)
-        for _ in range(2):
+        for _ in range(3):
             for rig in rigs:
                 rig.look()
         ages = [rig.clock.mono_ns() - rig.cache.cached.mono_ns for rig in rigs]
-        assert max(ages) == 0, "each has heard a threshold with its second push at the latest"
+        assert max(ages) == 0, "each has heard a threshold with its third push at the latest"
+
+
+def test_eight_that_fall_together_one_after_the_other_are_no_stragglers(make_agents):
+    with run_fleet(build_fleet_config()) as fleet:
+        rigs = [
+            make_agents(
+                fleet,
+                1,
+                [{"for": f"{100 + number}s"}, {"for": "100s", "throughput": 30}, {"for": "100h"}],
+                peers_wait_ns=10_000_000_000,
+            )[0]
+            for number in range(8)
+        ]
+        for rig in rigs:
+            rig.loop._settings = replace(rig.loop._settings, sample_interval_ns=1_000_000_000)
+        looks = []
+        for _ in range(150):
+            looks += [rig.look() for rig in rigs]
+        assert min(look.score for look in looks[-8:]) < 0.6
+        assert not any(look.is_straggler for look in looks)
+        assert {look.bar.mode.value for look in looks[-8:]} == {"none"}
+        assert not any(rig.book.n_opened or rig.stream.seen for rig in rigs)
 
 
 @pytest.mark.parametrize("protocol", ["http/json", "http/protobuf", "grpc"])

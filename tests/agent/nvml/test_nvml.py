@@ -80,7 +80,7 @@ def test_two_devices_are_read_and_what_one_lacks_is_absent(nvml):
     whole, plain = nvml.read()
     assert whole == GpuReading(
         index=0, uuid="GPU-sim-0", name="Simulated GPU 0",
-        memory_used=7 * GIB, memory_free=73 * GIB, memory_total=80 * GIB,
+        memory_used=7 * GIB, memory_free=73 * GIB, memory_total=80 * GIB, memory_reserved=GIB,
         gpu_pct=97, memory_pct=41, sm_mhz=1410, memory_mhz=1593, temperature_c=61, power_mw=399_000,
         reasons=0x44, power_violation_ns=whole.power_violation_ns, thermal_violation_ns=0,
         hardware_violation_ns=0, sync_boost_violation_ns=200, reliability_violation_ns=500,
@@ -93,7 +93,7 @@ def test_two_devices_are_read_and_what_one_lacks_is_absent(nvml):
     )  # fmt: skip
     assert plain == GpuReading(
         index=1, uuid="GPU-sim-1", name="Simulated GPU 1",
-        memory_used=8 * GIB, memory_free=72 * GIB, memory_total=80 * GIB,
+        memory_used=8 * GIB, memory_free=72 * GIB, memory_total=80 * GIB, memory_reserved=GIB,
         gpu_pct=96, memory_pct=41, sm_mhz=1410, memory_mhz=1593, temperature_c=62, power_mw=399_001,
         reasons=1, pcie_generation=4, pcie_width=8, pcie_max_generation=5, pcie_max_width=16,
         pcie_replays=11, process_bytes={4712: None},
@@ -120,12 +120,17 @@ def test_a_watch_makes_rows_of_throttling_and_errors_and_series_of_the_rest(nvml
     page = PrometheusPage()
     page.take(tuple(watch.iter_series()), 0)
     told = dict(line.rsplit(" ", 1) for line in page.render().splitlines() if line[0] != "#")
-    assert float(told['gpu_memory_used_bytes{uuid="GPU-sim-1"}']) == 8 * GIB
-    assert float(told['gpu_throttle_power_active{uuid="GPU-sim-0"}']) == 1
-    assert float(told['gpu_throttle_power_active{uuid="GPU-sim-1"}']) == 0
-    assert float(told['gpu_throttle_hw_active{uuid="GPU-sim-0"}']) == 1
-    assert float(told['gpu_memory_process_allocated_bytes{pid="4711",uuid="GPU-sim-0"}']) == 3 * GIB
-    assert float(told['gpu_ecc_uncorrected_total{uuid="GPU-sim-0"}']) == 2
+    assert float(told['gpu_memory_used_bytes{gpu_uuid="GPU-sim-1"}']) == 8 * GIB
+    assert float(told['gpu_throttle_power_active{gpu_uuid="GPU-sim-0"}']) == 1
+    assert float(told['gpu_throttle_power_active{gpu_uuid="GPU-sim-1"}']) == 0
+    assert float(told['gpu_throttle_hw_active{gpu_uuid="GPU-sim-0"}']) == 1
+    assert (
+        float(told['gpu_memory_process_allocated_bytes{gpu_uuid="GPU-sim-0",pid="4711"}'])
+        == 3 * GIB
+    )
+    assert told['gpu_memory_total_bytes{gpu_uuid="GPU-sim-0"}'] == str(80 * GIB)
+    assert float(told['gpu_memory_fragmentation_estimate{gpu_uuid="GPU-sim-0"}']) == 1 / 80
+    assert float(told['gpu_ecc_uncorrected_total{gpu_uuid="GPU-sim-0"}']) == 2
     assert not any("gpu_ecc" in name and "sim-1" in name for name in told)
     assert watch.model == "Simulated GPU 0, Simulated GPU 1"
 
@@ -166,44 +171,49 @@ def test_links_and_instances_become_series_and_no_byte_counts_twice(nvml, monkey
     told = read_page(watch)
     links = {name: value for name, value in told.items() if "nvlink" in name or "pcie" in name}
     assert links == {
-        'gpu_nvlink_active{uuid="GPU-sim-0"}': 2,
-        'gpu_nvlink_errors_total{type="replay",uuid="GPU-sim-0"}': 8,
-        'gpu_nvlink_errors_total{type="recovery",uuid="GPU-sim-0"}': 9,
-        'gpu_nvlink_errors_total{type="crc_flit",uuid="GPU-sim-0"}': 10,
-        'gpu_nvlink_errors_total{type="crc_data",uuid="GPU-sim-0"}': 11,
-        'gpu_nvlink_io_bytes_total{direction="transmit",uuid="GPU-sim-0"}': 6_000_000_138 * 1024,
-        'gpu_nvlink_io_bytes_total{direction="receive",uuid="GPU-sim-0"}': 6_000_000_139 * 1024,
-        'gpu_pcie_generation{uuid="GPU-sim-0"}': 5,
-        'gpu_pcie_generation{uuid="GPU-sim-1"}': 4,
-        'gpu_pcie_generation_max{uuid="GPU-sim-0"}': 5,
-        'gpu_pcie_generation_max{uuid="GPU-sim-1"}': 5,
-        'gpu_pcie_width{uuid="GPU-sim-0"}': 16,
-        'gpu_pcie_width{uuid="GPU-sim-1"}': 8,
-        'gpu_pcie_width_max{uuid="GPU-sim-0"}': 16,
-        'gpu_pcie_width_max{uuid="GPU-sim-1"}': 16,
-        'gpu_pcie_replays_total{uuid="GPU-sim-0"}': 0,
-        'gpu_pcie_replays_total{uuid="GPU-sim-1"}': 11,
-        'gpu_pcie_throughput_bytes_per_second{direction="transmit",uuid="GPU-sim-0"}': 12e9,
-        'gpu_pcie_throughput_bytes_per_second{direction="receive",uuid="GPU-sim-0"}': 0,
+        'gpu_nvlink_active{gpu_uuid="GPU-sim-0"}': 2,
+        'gpu_nvlink_errors_total{gpu_uuid="GPU-sim-0",type="replay"}': 8,
+        'gpu_nvlink_errors_total{gpu_uuid="GPU-sim-0",type="recovery"}': 9,
+        'gpu_nvlink_errors_total{gpu_uuid="GPU-sim-0",type="crc_flit"}': 10,
+        'gpu_nvlink_errors_total{gpu_uuid="GPU-sim-0",type="crc_data"}': 11,
+        'gpu_nvlink_io_bytes_total{direction="transmit",gpu_uuid="GPU-sim-0"}': 6_000_000_138
+        * 1024,
+        'gpu_nvlink_io_bytes_total{direction="receive",gpu_uuid="GPU-sim-0"}': 6_000_000_139 * 1024,
+        'gpu_pcie_generation{gpu_uuid="GPU-sim-0"}': 5,
+        'gpu_pcie_generation{gpu_uuid="GPU-sim-1"}': 4,
+        'gpu_pcie_generation_max{gpu_uuid="GPU-sim-0"}': 5,
+        'gpu_pcie_generation_max{gpu_uuid="GPU-sim-1"}': 5,
+        'gpu_pcie_width{gpu_uuid="GPU-sim-0"}': 16,
+        'gpu_pcie_width{gpu_uuid="GPU-sim-1"}': 8,
+        'gpu_pcie_width_max{gpu_uuid="GPU-sim-0"}': 16,
+        'gpu_pcie_width_max{gpu_uuid="GPU-sim-1"}': 16,
+        'gpu_pcie_replays_total{gpu_uuid="GPU-sim-0"}': 0,
+        'gpu_pcie_replays_total{gpu_uuid="GPU-sim-1"}': 11,
+        'gpu_pcie_throughput_bytes_per_second{direction="transmit",gpu_uuid="GPU-sim-0"}': 12e9,
+        'gpu_pcie_throughput_bytes_per_second{direction="receive",gpu_uuid="GPU-sim-0"}': 0,
         **{
-            f'gpu_pcie_errors_total{{type="{kind}",uuid="GPU-sim-0"}}': count
+            f'gpu_pcie_errors_total{{gpu_uuid="GPU-sim-0",type="{kind}"}}': count
             for kind, count in PCIE_ERRORS.items()
         },
     }
-    first = 'compute_instance_id="0",gpu_instance_id="1",mig_uuid="MIG-sim-1-0"'
-    second = 'compute_instance_id="1",gpu_instance_id="5",mig_uuid="MIG-sim-5-1"'
+    first = (
+        'compute_instance_id="0",gpu_instance_id="1",gpu_uuid="GPU-sim-0",mig_uuid="MIG-sim-1-0"'
+    )
+    second = (
+        'compute_instance_id="1",gpu_instance_id="5",gpu_uuid="GPU-sim-0",mig_uuid="MIG-sim-5-1"'
+    )
     assert {name: value for name, value in told.items() if "mig_memory" in name} == {
-        f'gpu_mig_memory_used_bytes{{{first},uuid="GPU-sim-0"}}': GIB,
-        f'gpu_mig_memory_used_bytes{{{second},uuid="GPU-sim-0"}}': 5 * GIB,
-        f'gpu_mig_memory_free_bytes{{{first},uuid="GPU-sim-0"}}': 39 * GIB,
-        f'gpu_mig_memory_free_bytes{{{second},uuid="GPU-sim-0"}}': 15 * GIB,
-        f'gpu_mig_memory_total_bytes{{{first},uuid="GPU-sim-0"}}': 40 * GIB,
-        f'gpu_mig_memory_total_bytes{{{second},uuid="GPU-sim-0"}}': 20 * GIB,
+        f"gpu_mig_memory_used_bytes{{{first}}}": GIB,
+        f"gpu_mig_memory_used_bytes{{{second}}}": 5 * GIB,
+        f"gpu_mig_memory_free_bytes{{{first}}}": 39 * GIB,
+        f"gpu_mig_memory_free_bytes{{{second}}}": 15 * GIB,
+        f"gpu_mig_memory_total_bytes{{{first}}}": 40 * GIB,
+        f"gpu_mig_memory_total_bytes{{{second}}}": 20 * GIB,
     }
     n_bytes = {name: value for name, value in told.items() if "process_allocated" in name}
     assert sorted(n_bytes.values()) == [GIB, 2 * GIB]
     assert any(first in name and 'pid="4711"' in name for name in n_bytes)
-    assert told['gpu_throttle_hw_thermal_seconds_total{uuid="GPU-sim-0"}'] == 5
+    assert told['gpu_throttle_hw_thermal_seconds_total{gpu_uuid="GPU-sim-0"}'] == 5
 
 
 def test_a_pcie_sample_that_blocks_holds_up_neither_looks_nor_series(nvml):
@@ -214,7 +224,7 @@ def test_a_pcie_sample_that_blocks_holds_up_neither_looks_nor_series(nvml):
     assert gated.is_asked.wait(HANG_S)
     watch.look()
     told = read_page(watch)
-    assert told['gpu_memory_used_bytes{uuid="GPU-sim-0"}'] == 7 * GIB
+    assert told['gpu_memory_used_bytes{gpu_uuid="GPU-sim-0"}'] == 7 * GIB
     assert not any("pcie_throughput" in name for name in told)
     gated.gate.set()
     sampler.join()

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero.agent.kernel.abi import HIST_BUCKETS, build_bucket_edges_ns
-from ingero.agent.probes.latency import fold_octaves, quantiles_ns
+from ingero.agent.probes.latency import fold_octaves
 from ingero.agent.probes.sampling import MOST, SamplingControl
+from ingero.model.latency import HIST_BUCKETS, build_bucket_edges_ns, gather_histogram, quantiles_ns
 
 durations = st.lists(st.integers(1, 2**37), min_size=1, max_size=200)
 
@@ -50,6 +50,32 @@ def test_octaves_count_every_duration_under_its_power_of_two(values):
     for value in values:
         expected[max(value.bit_length() - 1, 6)] += 1
     assert octaves.tolist() == expected.tolist()
+
+
+@given(durations)
+def test_stored_buckets_come_back_as_they_were_counted(values):
+    histogram = histogram_of(values)
+    edges = build_bucket_edges_ns().astype(np.int64)
+    at = np.flatnonzero(histogram)
+    back = gather_histogram(edges[at], edges[at + 1], histogram[at].astype(np.int64))
+    assert back.tolist() == histogram.tolist()
+
+
+@given(durations)
+def test_whole_octaves_of_an_older_recording_keep_their_calls(values):
+    octaves = fold_octaves(histogram_of(values))
+    at = np.flatnonzero(octaves)
+    back = gather_histogram(2**at, 2 ** (at + 1), octaves[at].astype(np.int64))
+    expected = np.zeros(HIST_BUCKETS)
+    for value in values:
+        log2 = value.bit_length() - 1
+        if log2 < 7:
+            expected[0] += 1
+        else:
+            steps = [1 + (log2 - 7) * 4 + step for step in range(4)]
+            inside = [step for step in steps if step < HIST_BUCKETS]
+            expected[inside] += 1 / len(inside)
+    assert np.allclose(back, expected)
 
 
 def test_an_empty_histogram_has_no_quantile():

@@ -2,7 +2,8 @@
 
 import json
 import socket
-from contextlib import AsyncExitStack
+import sqlite3
+from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from ingero.agent.queries.catalog import QUERIES
+from ingero.agent.queries.explain import explain_nodes
 from ingero.agent.queries.fanout import (
     FanoutSettings,
     NodeAnswer,
@@ -28,7 +30,8 @@ from ingero.cli.main import cli, run_program
 from ingero.config import Endpoint
 from ingero.config.tls import TlsClientConfig
 from ingero.errors import BadDataError, ConfigError, RetryableError
-from ingero.model.recording import ProcessRank
+from ingero.model.events import Source
+from ingero.model.recording import ProcessRank, Unprobed, Unwritten
 from ingero.serving.query import get_query
 from ingero.testing.clock import ManualClock
 from ingero.testing.faults import FAULTS
@@ -288,6 +291,68 @@ def test_sessions_and_what_the_recorder_knew_travel_along():
         ("node-0@b:2", 7),
     ]
     assert not joined.has_gpu_ids
+
+
+def test_what_a_node_lost_and_its_stacks_travel_along_and_say_whose_they_are():
+    built = late_rank()
+    built.events["stack_hash"][:2] = (5, 6)
+    built.events["duration_ns"][1] += 1
+    holed = replace(
+        built,
+        unwritten=(Unwritten("", int(Source.CUDA), "disk full", 12),),
+        unprobed=(Unprobed(7, "/lib/libnccl.so.2", "gone"),),
+        n_damaged=3,
+        stacks={5: "[]", 6: '["x"]'},
+    )
+    sent = decode_part(encode_part(holed))
+    assert (sent.unwritten, sent.unprobed, sent.n_damaged) == (holed.unwritten, holed.unprobed, 3)
+    assert sent.stacks == holed.stacks
+    other = replace(built, nodes=("other",))
+    joined = join_parts([("a:1", other), ("b:2", sent)])
+    assert joined.say_missing() == (
+        "incomplete: 12 rows were not stored on node-0: disk full, 3 rows could not be read"
+    )
+    assert [one.node for one in joined.unprobed] == ["node-0"]
+    assert joined.stacks == holed.stacks
+    answers = [NodeAnswer("a:1", "", other), NodeAnswer("b:2", "", sent)]
+    told = explain_nodes(answers)
+    assert told.window.missing == joined.say_missing()
+    assert [bool(one.missing) for one in told.nodes] == [False, True]
+    assert "on node-0" in told.not_probed[0]
+
+
+def test_rows_and_exports_of_nodes_say_what_a_node_lost(tmp_path):
+    path = tmp_path / "lost.db"
+    FAULTS["late_rank"]().write(path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(
+            "INSERT INTO unwritten (bucket, node, source, op, cause, count) VALUES (0, 'node-0', 1, 3, 'disk full', 12)"
+        )
+    out = tmp_path / "out.json"
+
+    def talk(nodes):
+        (answer,) = ask_nodes(nodes, "query", COUNT, PLAIN)
+        among = ["--nodes", nodes[0], "--no-tls", "--format", "perfetto", "-o", str(out)]
+        exported = CliRunner().invoke(cli, ["export", *among], catch_exceptions=False)
+        return join_rows([answer], 1e9), exported
+
+    joined, exported = among_servers([path], talk)
+    assert [line.partition(": ")[2] for line in joined.warnings] == [
+        "incomplete: 12 rows were not stored: disk full"
+    ]
+    assert exported.exit_code == 0
+    assert "incomplete: 12 rows were not stored: disk full" in exported.stderr
+    assert len(joined.rows) == 1
+
+
+def test_stacks_that_do_not_fit_are_those_of_the_shortest_calls():
+    built = late_rank()
+    built.events["stack_hash"][:3] = (1, 2, 3)
+    built.events["duration_ns"][:3] = (10**12, 1, 2 * 10**12)
+    sent = decode_part(
+        encode_part(replace(built, stacks=dict.fromkeys((1, 2, 3), "x" * 1_000_000)))
+    )
+    assert set(sent.stacks) == {1, 3}
 
 
 def test_part_that_is_not_one_is_refused():

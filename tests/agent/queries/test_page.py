@@ -1,15 +1,20 @@
 """The page in a real browser: what a person sees, with the mouse, with the keyboard alone and with a screen reader."""
 
 import re
+import sqlite3
+from contextlib import closing
 
 import anyio.from_thread
 import pytest
 
+from ingero.agent.queries.explain import explain_file
 from ingero.agent.queries.listen import ListenSettings, open_server
-from ingero.agent.scenarios.builder import RecordingBuilder
+from ingero.agent.queries.window import Wanted
+from ingero.agent.scenarios.builder import START_NS, RecordingBuilder
 from ingero.agent.store.writer import RecordingWriter
 from ingero.config import Endpoint
 from ingero.model.events import Source
+from ingero.model.recording import Unprobed
 from ingero.testing.browser import open_browser
 
 pytestmark = pytest.mark.browser
@@ -85,6 +90,18 @@ def cluster(tmp_path):
     return tmp_path / "cluster.db"
 
 
+def lose(path):
+    """Take rows and a library from a recording, as a full disk and a short-lived file do."""
+    with RecordingWriter(path, "node-0") as writer:
+        gone = Unprobed(6001, "/usr/lib/libnccl.so.2", "gone before it was attached")
+        writer.put_unprobed([gone], [], START_NS)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(
+            "INSERT INTO unwritten (bucket, node, source, op, cause, count) VALUES (0, 'node-0', 1, 3, ?, 1200)",
+            ("database or disk is full",),
+        )
+
+
 def test_incident_is_shown_with_its_cause_share_evidence_and_next_step(visit, data_dir):
     page = visit(data_dir / "agent_dbs/pytorch-dataloader-starvation.db")
     text = show(page, "incidents")
@@ -96,9 +113,50 @@ def test_incident_is_shown_with_its_cause_share_evidence_and_next_step(visit, da
     assert "3,807 events" in page.inner_text("#summary")
 
 
-def test_healthy_recording_says_so(visit, data_dir):
+def test_no_incident_says_what_was_looked_for_and_what_could_not_be_judged(visit, data_dir):
     page = visit(data_dir / "agent_dbs/sample-gpu-node-02.db")
-    assert "every rule looked and found nothing" in show(page, "incidents")
+    text = show(page, "incidents")
+    told = explain_file(data_dir / "agent_dbs/sample-gpu-node-02.db", Wanted())
+    assert f"No incident: {len(told.looked.judged)} kinds of problem looked for" in text
+    assert f"{len(told.looked.unknown)} could not be judged, see below" in text
+    assert page.locator("#incidents .healthy").count() == 0
+    cards = page.locator("#incidents article.unknown")
+    assert cards.count() == len(told.unknown) > 0
+    for shown, one in zip(cards.all_inner_texts(), told.unknown, strict=True):
+        assert one.missing in shown
+        assert one.how in shown
+        assert str(one.pid) in shown
+    looked = page.inner_text("#incidents article.looked")
+    for rule in (*told.looked.judged, *told.looked.unknown, *told.looked.nothing_recorded):
+        assert rule.replace("_", " ") in looked
+
+
+def test_healthy_recording_says_so(visit, tmp_path):
+    built = RecordingBuilder().name(7, "train")
+    for i in range(20):
+        built.call((Source.CUDA, 3), i * 10**6, 10**4, pid=7)
+    built.write(tmp_path / "healthy.db")
+    page = visit(tmp_path / "healthy.db")
+    assert "No incident: " in show(page, "incidents")
+    assert page.locator("#incidents article.unknown").count() == 0
+    assert page.locator("#incidents .healthy").count() == 1
+
+
+def test_what_the_recording_lacks_stands_beside_every_view(visit, cluster):
+    lose(cluster)
+    page = visit(cluster)
+    for view in VIEWS:
+        show(page, view)
+        beside = page.inner_text("#missing")
+        assert "1200 rows were not stored: database or disk is full" in beside
+        assert "/usr/lib/libnccl.so.2 of pid 6001 (gone before it was attached)" in beside
+    assert "1200 rows were not stored" in show(page, "incidents")
+
+
+def test_nothing_is_missing_from_a_whole_recording(visit, cluster):
+    page = visit(cluster)
+    show(page, "incidents")
+    assert page.is_hidden("#missing")
 
 
 def test_every_view_shows_its_facts(visit, cluster):
@@ -118,11 +176,22 @@ def test_every_view_shows_its_facts(visit, cluster):
 def test_no_view_breaks_a_rule_of_accessibility(visit, cluster, scheme):
     from axe_playwright_python.sync_playwright import Axe
 
+    lose(cluster)
     page = visit(cluster, scheme=scheme)
     for view in VIEWS:
         show(page, view)
         found = Axe().run(page).response["violations"]
         assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found] == [], view
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_could_not_be_judged_breaks_no_rule_of_accessibility(visit, data_dir, scheme):
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = visit(data_dir / "agent_dbs/sample-gpu-node-02.db", scheme=scheme)
+    assert "UNKNOWN" in show(page, "incidents")
+    found = Axe().run(page).response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found] == []
 
 
 def test_keyboard_alone_reaches_everything(visit, cluster):
@@ -177,10 +246,10 @@ def test_token_is_asked_for_once_kept_out_of_the_address_and_a_wrong_one_is_told
     page.wait_for_selector("text=does not know this token")
     page.fill("#token", "s3cret")
     page.keyboard.press("Enter")
-    page.wait_for_selector("text=every rule looked and found nothing")
+    page.wait_for_selector("text=No incident: ")
     assert page.is_hidden("#access")
     page.reload()
-    page.wait_for_selector("text=every rule looked and found nothing")
+    page.wait_for_selector("text=No incident: ")
     assert "s3cret" not in page.url
 
 
@@ -207,13 +276,13 @@ def test_recording_that_is_not_there_yet_is_told_and_then_shown(visit, tmp_path)
     built = RecordingBuilder()
     built.call((Source.CUDA, 3), 0, 10, pid=7)
     built.write(tmp_path / "later.db")
-    page.wait_for_selector("text=every rule looked and found nothing")
+    page.wait_for_selector("text=No incident: ")
     assert page.inner_text("#status") == ""
 
 
 def test_page_works_over_its_own_certificate(visit, data_dir):
     page = visit(data_dir / "agent_dbs/sample-gpu-node-02.db", has_tls=True)
-    page.wait_for_selector("text=every rule looked and found nothing")
+    page.wait_for_selector("text=No incident: ")
     assert page.url.startswith("https://")
 
 

@@ -1,5 +1,8 @@
 """The page's views against slow, obvious counts."""
 
+import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -8,14 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingero.agent.causal.evidence import Evidence
+from ingero.agent.queries.catalog import QUERIES
 from ingero.agent.queries.collectives import list_collectives
 from ingero.agent.queries.flame import build_flame
+from ingero.agent.queries.graphs import summarise_graphs
 from ingero.agent.queries.memory import balance_memory
+from ingero.agent.queries.source import RecordingFile
 from ingero.agent.queries.stacks import FoldedStack
 from ingero.agent.queries.timeline import CATEGORIES, View, build_timeline
-from ingero.agent.scenarios.builder import RecordingBuilder
+from ingero.agent.scenarios.builder import START_NS, RecordingBuilder
+from ingero.agent.store.writer import RecordingWriter
 from ingero.errors import BadDataError
-from ingero.model.events import CudaOp, NcclOp, OffCpuReason, Source
+from ingero.model.events import CudaOp, EventFlag, NcclOp, OffCpuReason, Source
+from ingero.model.recording import Unprobed
+from ingero.serving.query import get_query
+from ingero.testing.degrade import degrade
 from ingero.testing.faults import FAULTS
 
 PID = 7
@@ -180,6 +190,91 @@ def test_last_arrivals_are_those_of_a_loop(calls):
             possible[rank] += len(inside) > 1 and duration == min(inside.values())
     assert found.compared == n_shared == sum(one.came_last for one in found.ranks)
     assert all(one.came_last <= possible[one.rank] for one in found.ranks)
+
+
+def test_lost_collectives_are_told_and_accuse_nobody_who_only_has_a_row():
+    whole = FAULTS["late_rank"]().build()
+    events = whole.events
+    is_lost = (
+        (events["source"] == Source.NCCL) & (events["pid"] == 6002) & (events["arg2"] % 2 == 0)
+    )
+    lossy = degrade(whole, lambda every: every[~is_lost])
+    (found,) = list_collectives(Evidence(lossy)).collectives
+    late = next(one for one in found.ranks if one.rank == 2)
+    assert {one.rank: one.came_last for one in found.ranks if one.rank != 2} == {0: 0, 1: 0, 3: 0}
+    assert found.compared == late.came_last == late.count < found.operations
+    assert found.row_share == late.row_share == round(late.count / found.operations, 4)
+    uncounted = replace(lossy, aggregates=lossy.aggregates[:0], coverage=lossy.coverage[:0])
+    assert list_collectives(Evidence(uncounted)).collectives[0].row_share is None
+
+
+def test_collective_that_had_not_returned_is_in_no_number():
+    whole = FAULTS["late_rank"]().build()
+    last = np.flatnonzero((whole.events["source"] == Source.NCCL) & (whole.events["pid"] == 6001))
+    whole.events["flags"][last[-1]] |= EventFlag.IN_FLIGHT
+    whole.events["duration_ns"][last[-1]] = 10**12
+    (found,) = list_collectives(Evidence(whole)).collectives
+    assert max(one.max_us for one in found.ranks) < 10**6
+    assert sum(one.came_last for one in found.ranks if one.rank != 2) == 0
+
+
+def test_memory_of_a_recording_that_lost_every_free_is_not_called_a_balance():
+    built = RecordingBuilder()
+    for i in range(50):
+        built.call(MALLOC, i * 1000, 50, PID, arg0=8, arg1=i + 1)
+        built.call(FREE, i * 1000 + 100, 50, PID, arg0=i + 1)
+    whole = built.build()
+    lossy = degrade(whole, lambda every: every[every["op"] != CudaOp.FREE])
+    (found,) = balance_memory(Evidence(lossy)).processes
+    assert (found.is_exact, found.row_share) == (False, 0.5)
+    assert balance_memory(Evidence(degrade(whole, lambda e: e))).processes[0].row_share == 1
+
+
+def test_graph_calls_are_counted_although_some_have_no_row():
+    whole = FAULTS["graph_recaptured"]().build()
+    every = summarise_graphs(degrade(whole, lambda events: events))
+    lossy = degrade(whole, lambda events: events[::2])
+    few_rows = summarise_graphs(lossy)
+    assert every.row_share == 1
+    assert 0 < few_rows.row_share < 1
+    counts = ("captures", "instantiations", "launches", "total_events", "avg_instantiate_dur_us")
+    assert [getattr(few_rows, name) for name in counts] == [getattr(every, name) for name in counts]
+    uncounted = replace(lossy, aggregates=lossy.aggregates[:0], coverage=lossy.coverage[:0])
+    assert summarise_graphs(uncounted).row_share is None
+
+
+def test_no_graph_is_called_never_launched_where_launches_have_no_row(tmp_path):
+    built = FAULTS["graph_unused"]()
+    path = tmp_path / "g.db"
+    built.write(path)
+    ask = get_query(QUERIES, "graph_frequency").ask
+    pid = int(built.events()["pid"][0])
+    whole = json.loads(ask(RecordingFile(path), {"pid": pid}))
+    assert "never-launched" in {one["kind"] for one in whole["graphs"]}
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(
+            "UPDATE event_aggregates SET count = stored + 5 WHERE source = ?", (Source.CUDA_GRAPH,)
+        )
+    lossy = json.loads(ask(RecordingFile(path), {"pid": pid}))
+    assert {one["kind"] for one in lossy["graphs"]} == {"unknown"}
+
+
+@pytest.mark.parametrize("tool", ["get_causal_chains", "investigate"])
+def test_an_assistant_is_told_what_the_recording_lacks(tmp_path, tool):
+    path = tmp_path / "r.db"
+    FAULTS["late_rank"]().write(path)
+    ask = get_query(QUERIES, tool).ask
+    assert "missing" not in json.loads(ask(RecordingFile(path)))
+    with RecordingWriter(path, "node-0") as writer:
+        writer.put_unprobed([Unprobed(6001, "/lib/libnccl.so.2", "gone")], [], START_NS)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(
+            "INSERT INTO unwritten (bucket, node, source, op, cause, count) VALUES (0, 'node-0', 1, 3, 'disk full', 12)"
+        )
+    assert json.loads(ask(RecordingFile(path)))["missing"] == [
+        "incomplete: 12 rows were not stored: disk full",
+        "not probed, calls are missing: /lib/libnccl.so.2 of pid 6001 (gone)",
+    ]
 
 
 def test_flame_joins_stacks_at_their_shared_callers():

@@ -11,7 +11,7 @@ from ingero.agent.store.reader import LoadFilter, load_recording
 from ingero.agent.store.writer import RecordingWriter
 from ingero.errors import BadDataError
 from ingero.model.events import EVENT, Source
-from ingero.model.recording import ProcessRank
+from ingero.model.recording import COVERAGE, ProcessRank, Session
 
 WIDE = (1 << 62) - 1
 AT_END = (Source.HOST, Source.IO, Source.TCP, Source.NET)
@@ -183,8 +183,54 @@ def test_what_is_no_number_where_one_must_be_is_told(tmp_path, column, value):
 
 
 @pytest.mark.parametrize("column", ["duration", "arg2", "arg3", "wait_ns", "timestamp"])
-def test_text_where_a_number_must_be_is_told(tmp_path, column):
+def test_a_row_with_text_where_a_number_must_be_is_left_out_and_counted(tmp_path, column):
     written(tmp_path / "r.db", arg2=[1, 2, 3], arg3=[1, 2, 3], wait_ns=[1, 2, 3])
+    whole = load_recording(tmp_path / "r.db")
     change(tmp_path / "r.db", f"UPDATE events SET {column} = 'none' WHERE rowid = 2")
-    with pytest.raises(BadDataError, match="not made of integers"):
-        load_recording(tmp_path / "r.db")
+    loaded = load_recording(tmp_path / "r.db")
+    assert loaded.events.tolist() == [whole.events.tolist()[i] for i in (0, 2)]
+    assert (loaded.n_damaged, loaded.say_missing()) == (1, "incomplete: 1 rows could not be read")
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("pid", 1 << 40),
+        ("source", 300),
+        ("gpu_id", 1 << 20),
+        ("duration", -1),
+        ("timestamp", (1 << 62) + 5),
+    ],
+)
+def test_a_number_that_does_not_fit_is_not_read_as_another_one(tmp_path, column, value):
+    written(tmp_path / "r.db", arg2=[1, 2, 3])
+    change(tmp_path / "r.db", f"UPDATE events SET {column} = {value} WHERE rowid = 2")
+    loaded = load_recording(tmp_path / "r.db")
+    assert loaded.events["arg2"].tolist() == [1, 3]
+    assert loaded.n_damaged == 1
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE process_names SET pid = 'x'",
+        "UPDATE process_names SET name = x'ff'",
+        "UPDATE sessions SET started_at = 'never'",
+        "UPDATE coverage SET seen = 1.5e300",
+        "UPDATE coverage SET source = 1000",
+    ],
+)
+def test_damage_in_a_small_table_costs_its_row_alone(tmp_path, statement):
+    written(tmp_path / "r.db", arg2=[1, 2, 3])
+    with RecordingWriter(tmp_path / "r.db", "n") as writer:
+        seen = np.zeros(1, COVERAGE)
+        seen["source"], seen["seen"] = 1, 3
+        writer.put_coverage(seen)
+        writer.put_session(Session("n", START_NS))
+        writer.put_process_names({7: "train"}, START_NS)
+    before = load_recording(tmp_path / "r.db")
+    change(tmp_path / "r.db", statement)
+    loaded = load_recording(tmp_path / "r.db")
+    assert loaded.events.tolist() == before.events.tolist()
+    assert loaded.n_damaged >= 1
+    assert before.n_damaged == 0

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ingero.agent.export.merge import merge_recordings
 from ingero.agent.store.reader import LoadFilter, load_recording
-from ingero.agent.store.writer import RecordingWriter, WriterSettings
+from ingero.agent.store.settings import WriterSettings
+from ingero.agent.store.writer import RecordingWriter
 from ingero.errors import StoreError
 from ingero.model.events import EVENT, Source
 from ingero.model.recording import AGGREGATE, COVERAGE, HISTOGRAM, ProcessRank, Session
@@ -66,7 +68,7 @@ def test_every_field_of_every_row_survives_the_file(tmp_path_factory, events):
 def test_aggregates_of_a_late_batch_are_added_not_replaced(tmp_path):
     path = tmp_path / "r.db"
     first = np.zeros(1, AGGREGATE)
-    first[0] = (T0 // MINUTE_NS * MINUTE_NS, 0, 1, 3, 41, 10, 99, 1000, 50, 300, 7, 1)
+    first[0] = (T0 // MINUTE_NS * MINUTE_NS, 0, 1, 3, 41, 10, 99, 1000, 50, 300, 7, 1, 4)
     late = first.copy()
     late["count"], late["min_duration_ns"], late["max_duration_ns"] = 5, 20, 250
     with RecordingWriter(path, "n1") as writer:
@@ -79,6 +81,7 @@ def test_aggregates_of_a_late_batch_are_added_not_replaced(tmp_path):
     assert stored["stored"] == 3  # rows in the table, whatever the caller believed
     assert (stored["min_duration_ns"], stored["max_duration_ns"]) == (20, 300)
     assert (stored["sum_duration_ns"], stored["sum_arg0"], stored["errors"]) == (2000, 14, 2)
+    assert stored["lost"] == 8
 
 
 def test_coverage_balances_when_the_queue_overflows(tmp_path):
@@ -103,7 +106,7 @@ def test_coverage_balances_when_the_queue_overflows(tmp_path):
 def test_failed_disk_counts_the_rows_and_keeps_the_counts(tmp_path):
     path = tmp_path / "r.db"
     exact = np.zeros(1, AGGREGATE)
-    exact[0] = (T0 // MINUTE_NS * MINUTE_NS, 0, 1, 3, 41, 10, 0, 1000, 50, 300, 7, 0)
+    exact[0] = (T0 // MINUTE_NS * MINUTE_NS, 0, 1, 3, 41, 10, 0, 1000, 50, 300, 7, 0, 0)
     with RecordingWriter(path, "n1") as writer:
         writer.flush()
         writer._connection.execute("PRAGMA query_only = 1")  # the disk that refuses writes
@@ -116,6 +119,7 @@ def test_failed_disk_counts_the_rows_and_keeps_the_counts(tmp_path):
         writer.put_events(rows(2))
     recording = load_recording(path)
     assert recording.aggregates["count"].tolist() == [10]
+    assert recording.aggregates["lost"].tolist() == [5]
     assert recording.coverage["lost"].tolist() == [5]
     assert recording.coverage["stored"].tolist() == [2]
 
@@ -134,7 +138,8 @@ def test_appending_to_a_recording_continues_its_ids(tmp_path):
 def test_ranks_names_session_and_histogram_come_back(tmp_path):
     path = tmp_path / "r.db"
     bins = np.zeros(2, HISTOGRAM)
-    bins["log2_ns"], bins["count"], bins["pid"] = (9, 10), (4, 5), 41
+    bins["from_ns"], bins["to_ns"] = (512, 640), (640, 768)
+    bins["count"], bins["pid"] = (4, 5), 41
     with RecordingWriter(path, "n1") as writer:
         writer.put_session(Session("ignored", T0, gpu_model="T4", n_cpus=4))
         writer.put_ranks({41: ProcessRank(3, 1, 8)})
@@ -147,7 +152,35 @@ def test_ranks_names_session_and_histogram_come_back(tmp_path):
     assert recording.ranks == {(0, 41): ProcessRank(3, 1, 8)}
     assert recording.process_name(0, 41) == "python3"
     assert recording.histograms["count"].tolist() == [8, 10]
+    assert recording.histograms["from_ns"].tolist() == [512, 640]
+    assert recording.histograms["to_ns"].tolist() == [640, 768]
     assert recording.sessions == (Session("n1", T0, T0 + 5, "T4", 4),)
+
+
+def with_octaves(path):
+    """A recording as this program wrote it before it stored the kernel's own buckets."""
+    with RecordingWriter(path, "n1") as writer:
+        writer.put_events(rows(2))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DROP TABLE latency_buckets")
+        connection.execute(
+            "CREATE TABLE latency_histograms (bucket, source, op, pid, node, log2_ns, count)"
+        )
+        connection.execute("INSERT INTO latency_histograms VALUES (0, 1, 3, 41, 'n1', 9, 8)")
+
+
+def test_whole_octaves_of_an_earlier_version_are_read_merged_and_added_to(tmp_path):
+    path = tmp_path / "r.db"
+    with_octaves(path)
+    (octave,) = load_recording(path).histograms
+    assert (octave["from_ns"], octave["to_ns"], octave["count"]) == (512, 1024, 8)
+    merge_recordings([path], tmp_path / "m.db")
+    assert load_recording(tmp_path / "m.db").histograms.tolist() == [octave.tolist()]
+    bins = np.zeros(1, HISTOGRAM)
+    bins["from_ns"], bins["to_ns"], bins["count"], bins["pid"] = 512, 640, 3, 41
+    with RecordingWriter(path, "n1") as writer:
+        writer.put_histograms(bins)
+    assert sorted(load_recording(path).histograms["count"].tolist()) == [3, 8]
 
 
 def test_file_of_another_generation_is_not_written_to(tmp_path, data_dir):

@@ -17,7 +17,7 @@ from ingero.echo.queries.analysis import RUN_ANALYSIS
 from ingero.echo.queries.ask import Ask, WindowArgs
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.schema import TABLES, TENANT_TABLES
-from ingero.echo.service.analysis import export_rows
+from ingero.echo.service.analysis import RowsExport
 from ingero.echo.service.forms import build_schema
 from ingero.serving.query import get_query
 from ingero.telemetry.clock import SystemClock
@@ -118,7 +118,7 @@ def test_a_tenants_own_rows_are_exported_alike_and_nobody_elses(filled, clock):
     for store in filled:
         with store.open_reader(TIMEOUT_NS) as reader:
             ask_ = Ask(reader, frozenset({"c2"}), clock.wall_ns(), None)
-            export = export_rows(reader, ask_.span(WindowArgs(until="latest")), 100_000)
+            export = RowsExport(reader, ask_.span(WindowArgs(until="latest")), 100_000)
             tables = {}
             for name, table in TABLES.items():
                 schema, batches = export(name, None)
@@ -142,7 +142,7 @@ def test_sql_of_a_tenant_runs_on_its_rows_from_clickhouse(filled, clock):
     try:
         with filled[1].open_reader(TIMEOUT_NS) as reader:
             ask_ = Ask(reader, frozenset({"c1"}), clock.wall_ns(), None)
-            export = export_rows(reader, ask_.span(WindowArgs(until="latest")), 100_000)
+            export = RowsExport(reader, ask_.span(WindowArgs(until="latest")), 100_000)
             answer = sandbox.run(sql, export, 10)
     finally:
         sandbox.close()

@@ -1,4 +1,5 @@
 import datetime as dt
+import threading
 
 import duckdb
 import hypothesis.strategies as st
@@ -6,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from ingero.echo.db import duck
 from ingero.echo.db.engine import MEMORY, EngineSettings, migrate, open_engine
 from ingero.echo.db.faults import DeadlineError, LockedError
 from ingero.echo.db.rows import Rows
@@ -14,7 +16,7 @@ from ingero.echo.db.upkeep import Retention
 from ingero.echo.db.window import KeyWindow, build_keys
 from ingero.echo.db.writer import WriterSettings
 from ingero.echo.schema import EVENTS, TABLES
-from ingero.errors import RetryableError, StoreError
+from ingero.errors import IngeroError, RetryableError, StoreError
 from ingero.telemetry.clock import SystemClock
 from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_S
@@ -67,8 +69,8 @@ def test_tables_in_arrow_and_in_sql_are_the_same():
 
 def test_migrating_twice_changes_nothing_and_a_newer_schema_is_refused():
     connection = open_engine(MEMORY, ENGINE)
-    assert migrate(connection, T0) == (0, 1)
-    assert migrate(connection, T0) == (1, 1)
+    assert migrate(connection, T0) == (0, 2)
+    assert migrate(connection, T0) == (2, 2)
     connection.execute("INSERT INTO schema_migrations VALUES (999, 'later', now())")
     with pytest.raises(StoreError, match="schema 999") as raised:
         migrate(connection, T0)
@@ -319,7 +321,111 @@ def test_key_window_forgets_after_the_window_and_stays_under_its_bound():
     assert len(window) <= 1000
 
 
+def test_a_database_of_the_first_schema_is_brought_up_to_date_with_a_secret_of_its_own(tmp_path):
+    import ingero.echo.schema.migrations as schema
+
+    secrets = []
+    for name in ("a.db", "b.db"):
+        with duckdb.connect(str(tmp_path / name)) as old:
+            old.execute(
+                "CREATE TABLE schema_migrations (number INTEGER PRIMARY KEY, title VARCHAR, applied_at TIMESTAMP)"
+            )
+            for statement in schema.MIGRATIONS[0].statements:
+                old.execute(statement)
+            old.execute("INSERT INTO schema_migrations VALUES (1, 'old', now()::TIMESTAMP)")
+            old.execute(
+                "INSERT INTO events SELECT now()::TIMESTAMP, 'prod east/1', 'n', 'm', 1, NULL, NULL, NULL, '{}', now()::TIMESTAMP"
+            )
+        store = make_store(tmp_path / name)
+        store.open()
+        store.write(rows_of(3))
+        store.write(rows_of(3))
+        assert count(store) == 4
+        secrets.append(store.backend.secret)
+        store.close()
+        again = make_store(tmp_path / name)
+        again.open()
+        again.write(rows_of(4))
+        assert (count(again), again.backend.secret) == (5, secrets[-1])
+        again.close()
+    assert len(set(secrets)) == 2
+
+
+def test_nobody_who_lacks_the_secret_can_choose_a_time_that_gives_anothers_key():
+    """Without one, the sum of series and time times a constant is all there is, and that can be solved."""
+    golden = 0x9E3779B97F4A7C15
+    mine, other, at_ns = 1234567, 7654321, 1_700_000_000_000_000_000
+
+    def key(series, time_ns, secret):
+        times = np.array([time_ns % 2**64], dtype=np.uint64).view(np.int64)
+        return int(build_keys(np.array([series], dtype=np.uint64), times, secret)[0])
+
+    def unmix(value):
+        from ingero.echo.db.window import mix
+
+        return int(mix(np.array([value], dtype=np.uint64))[0])
+
+    chosen = at_ns + (unmix(other) - unmix(mine)) * pow(golden, -1, 2**64)
+    assert key(mine, chosen, 0) == key(other, at_ns, 0)
+    assert key(mine, chosen, 0x1234_5678_9ABC) != key(other, at_ns, 0x1234_5678_9ABC)
+
+
 def test_keys_depend_on_series_and_time():
     series = np.array([1, 1, 2], dtype=np.uint64)
     keys = build_keys(series, np.array([5, 6, 5]))
     assert len(set(keys.tolist())) == 3
+
+
+def no_memory(times):
+    """DuckDB's error for so many inserts, and then the real insert."""
+    left = iter(range(times))
+
+    def insert(*given, real=duck._insert):
+        if next(left, None) is not None:
+            raise duckdb.OutOfMemoryException("failed to allocate")
+        real(*given)
+
+    return insert
+
+
+def test_who_reads_is_stopped_where_a_commit_finds_no_memory_and_the_rows_are_kept(
+    store, monkeypatch
+):
+    ended, reading = [], threading.Event()
+
+    def read():
+        with store.open_reader(600 * NS_PER_S) as reader:
+            reading.set()
+            try:
+                reader.row("SELECT count(*) FROM range(1000000) a, range(1000000) b, range(9) c")
+            except IngeroError as error:
+                ended.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert reading.wait(60)
+    monkeypatch.setattr(duck, "_insert", no_memory(1))
+    store.write(rows_of(3))
+    thread.join()
+    (error,) = ended
+    assert isinstance(error, RetryableError)
+    assert "arriving rows" in error.message
+    assert count(store) == 3
+
+
+def test_without_readers_a_commit_that_finds_no_memory_is_refused_and_the_next_is_kept(
+    store, monkeypatch
+):
+    monkeypatch.setattr(duck, "_insert", no_memory(1))
+    with pytest.raises(IngeroError):
+        store.write(rows_of(3))
+    store.write(rows_of(5))
+    assert count(store) == 5
+
+
+def test_a_reader_that_was_stopped_between_two_statements_begins_no_other(store):
+    with store.open_reader(600 * NS_PER_S) as reader:
+        assert reader.row("SELECT 1") == (1,)
+        reader.stop()
+        with pytest.raises(DeadlineError):
+            reader.row("SELECT 1")

@@ -45,9 +45,9 @@ def take(store):
     intake = Intake(store, ManualClock())
 
     def take(export, principal=ANY, hint=""):
-        rows, n_refused = intake.build(export, principal, hint)
-        store.write(rows)
-        return n_refused
+        built = intake.build(export, principal, hint)
+        store.write(built.rows)
+        return built
 
     return take
 
@@ -131,13 +131,13 @@ def test_a_histogram_keeps_its_buckets(store, take):
 def test_an_exponential_histogram_is_spelled_out_with_the_same_counts():
     from opentelemetry.proto.metrics.v1.metrics_pb2 import ExponentialHistogramDataPoint
 
-    from ingero.echo.ingest.metrics import _spell_out
+    from ingero.echo.ingest.histograms import read_exponential
 
     point = ExponentialHistogramDataPoint(count=21, scale=0, zero_count=2)
     point.positive.offset = 1
     point.positive.bucket_counts.extend([5, 6])  # (2, 4], (4, 8]
     point.negative.bucket_counts.extend([8])  # [-2, -1)
-    bounds, counts = _spell_out(point)
+    bounds, counts = read_exponential(point)
     assert bounds == [-1.0, 0.0, 2.0, 4.0, 8.0]
     assert counts == [8, 2, 0, 5, 6, 0]
     assert bounds == sorted(bounds)
@@ -196,6 +196,24 @@ def test_attributes_of_the_wrong_type_do_not_spoil_the_commit(store, take):
         (None,) * 4
     ]
     assert len(read(store, "SELECT 1 FROM events")) == 1
+
+
+@pytest.mark.parametrize("value", [True, False, 2**31, -(2**31) - 1, 7.0, "7"])
+def test_what_is_no_32_bit_integer_is_absent_and_zero_is_zero(store, take, value):
+    who = {"ingero.cluster.id": "c1", "ingero.node.id": "n1"}
+    told = {"ingero.world_size": value, "ingero.node.rank": value}
+    built = take(
+        metrics(gauge("ingero.node.info", 1, **{"ingero.gpu_count": value}), resource=who | told)
+    )
+    take(
+        log("ingero.verdict", {"ingero.rank": value, "v.slowdown": value if value != 7.0 else None})
+    )
+    assert built.rows.outcome.n_refused == 0
+    assert read(store, "SELECT world_size, node_rank, gpu_count FROM nodes") == [(None,) * 3]
+    assert read(store, "SELECT rank FROM verdicts") == [(None,)]
+    zero = {"ingero.world_size": 0, "ingero.node.rank": 0}
+    take(metrics(gauge("m", 1.0, NOW_NS + 1), resource=who | zero))
+    assert read(store, "SELECT world_size, node_rank FROM nodes") == [(0, 0)]
 
 
 def test_fleets_own_series_find_their_cluster_in_the_point_and_others_in_the_hint(store, take):

@@ -17,7 +17,7 @@ from ingero.config import parse_model
 from ingero.fleet.component import ComponentId, PushContext
 from ingero.fleet.consumer import Batch
 from ingero.fleet.exporters.prometheus.config import PrometheusConfig
-from ingero.fleet.exporters.prometheus.exporter import FACTORY
+from ingero.fleet.exporters.prometheus.exporter import FACTORY, says_all
 from ingero.testing.host import ManualHost
 from ingero.units import NS_PER_S
 from ingero.wire.names import Signal
@@ -29,6 +29,7 @@ from ingero.wire.otlp import (
     build_sum,
     decode_export,
     decode_protobuf,
+    encode_json,
     encode_protobuf,
     structs,
 )
@@ -341,7 +342,7 @@ def test_stale_marker_removes_the_series():
 
 def test_repeated_pushes_of_one_agent_wait_as_one_and_show_the_last():
     scraped = Scraped()
-    first, last = sample("push_first_calibrating.json"), sample("push_active.json")
+    first, last = _health(0.27), _health(0.94)
 
     def push_many():
         for export in [first, *[last] * 50]:
@@ -445,3 +446,92 @@ def test_a_later_push_that_lacks_a_metric_does_not_hide_the_earlier_one(encode):
 def test_deltas_of_pushes_that_wait_together_add_up(encode):
     text = push_twice(health_push(delta_sum(2.0)), health_push(delta_sum(3.0)), encode)
     assert [line.split()[-1] for line in text.splitlines() if line.startswith("d{")] == ["5.0"]
+
+
+def _health(score, as_json=False, **resource):
+    export = build_metrics(
+        NODE | resource,
+        [build_gauge("ingero.node.health_score", [build_number(score, WALL, {"state": "active"})])],
+        "ingero",
+    )
+    body = encode_json(export) if as_json else encode_protobuf(export)
+    kind = "application/json" if as_json else "application/x-protobuf"
+    return decode_export(body, Signal.METRICS, kind)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_two_cohorts_of_one_node_are_both_shown_however_often_they_push(as_json):
+    page = Scraped()
+    steps = []
+    for round_ in range(5):
+        for cohort, score in (("aaaa", 0.9), ("bbbb", 0.8)):
+            export = _health(score + round_ / 100, as_json, **{"ingero.cgroup_path_hash": cohort})
+            steps.append(lambda export=export: page.push(export, "n1", "c1"))
+    text = page.scrape(*steps)
+    found = {
+        dict(labels)["ingero_cgroup_path_hash"]: value
+        for (name, labels), value in series(text).items()
+        if name.startswith("ingero_node_health_score")
+    }
+    assert found == {"aaaa": pytest.approx(0.94), "bbbb": pytest.approx(0.84)}
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_push_that_waits_is_replaced_by_one_with_the_same_series(as_json):
+    assert says_all(_health(0.8, as_json), _health(0.9, as_json))
+    assert not says_all(_health(0.8, as_json, **{"ingero.node.rank": 1}), _health(0.9, as_json))
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("resource", "attributes", "name"),
+    [
+        ({"ingero.x": "v" * 1025}, {}, "ok"),
+        ({"no.label": "v" * 70_000}, {}, "ok"),
+        ({f"ingero.x{number}": "v" for number in range(65)}, {}, "ok"),
+        ({}, {"x": "v" * 1025}, "ok"),
+        ({}, {"n" * 257: "v"}, "ok"),
+        ({}, {f"x{number}": "v" for number in range(65)}, "ok"),
+        ({}, {}, "n" * 257),
+    ],
+)
+def test_labels_and_names_that_are_too_long_or_too_many_are_refused_and_counted(
+    resource, attributes, name, as_json
+):
+    gauge = build_gauge(name, [build_number(1.0, WALL, attributes)])
+    export = build_metrics(NODE | resource, [gauge, build_gauge("other", [])], "t")
+    body = encode_json(export) if as_json else encode_protobuf(export)
+    kind = "application/json" if as_json else "application/x-protobuf"
+    page = Scraped()
+    large = decode_export(body, Signal.METRICS, kind)
+    text = page.scrape(lambda: page.push(large), lambda: page.push(gauge_export()))
+    assert len(series(text)) == 1
+    assert len(max(text.splitlines(), key=len)) < 1000
+    counted = [
+        page.host.read(f"ingero_fleet_prometheus_{what}_points_total", exporter="prometheus")
+        for what in ("oversized", "unsupported")
+    ]
+    assert sum(counted) == 1
+
+
+@pytest.mark.parametrize(
+    ("bounds", "counts", "is_shown"),
+    [
+        ([1.0, 2.0, 3.0], [1, 2], False),
+        ([2.0, 1.0], [1, 2, 3], False),
+        ([1.0, float("nan")], [1, 2, 3], False),
+        ([1.0, 2.0], [1, 2, 3], True),
+        ([], [], True),
+    ],
+)
+def test_histogram_whose_buckets_do_not_fit_its_bounds_is_refused(bounds, counts, is_shown):
+    point = structs.HistogramDataPoint(
+        count=6, sum=3.0, bucket_counts=counts, explicit_bounds=bounds, time_unix_nano=WALL
+    )
+    metric = structs.Metric(name="h", histogram=structs.Histogram([point], 2))
+    export = build_metrics(NODE, [metric], "t")
+    page = Scraped()
+    found = series(page.scrape(lambda: page.push(export)))
+    assert bool(found) == is_shown
+    name = "ingero_fleet_prometheus_unsupported_points_total"
+    assert page.host.read(name, exporter="prometheus") == (not is_shown)

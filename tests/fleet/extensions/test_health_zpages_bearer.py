@@ -144,3 +144,44 @@ def test_missing_token_file_stops_the_start(tmp_path):
 def test_exactly_one_source_of_tokens_is_wanted(settings):
     with pytest.raises(ConfigError, match="exactly one"):
         parse_model(bearertokenauth.BearerTokenAuthConfig, settings)
+
+
+def test_a_token_that_is_bound_to_clusters_says_so_and_others_may_speak_for_any():
+    auth, _ = _auth({
+        "tokens": ["free"],
+        "cluster_tokens": [{"token": "a", "clusters": ["x", "y"]}],
+    })
+    assert auth.find_clusters(auth.authenticate("Bearer a")) == {"x", "y"}
+    assert auth.find_clusters(auth.authenticate("Bearer free")) is None
+    assert auth.find_clusters("token:000000000000") == frozenset()
+    assert auth.client_headers() == {"Authorization": "Bearer free"}
+
+
+def test_a_line_of_the_file_binds_its_token(tmp_path):
+    file = tmp_path / "tokens"
+    file.write_text("one\ntwo clusters=x, y\n")
+    auth, host = _auth({"filename": str(file), "refresh_interval": "2s"})
+    assert auth.find_clusters(auth.authenticate("Bearer one")) is None
+    assert auth.find_clusters(auth.authenticate("Bearer two")) == {"x", "y"}
+    file.write_text("two clusters=\n")
+    host.advance(2 * NS_PER_S)
+    assert auth.find_clusters(auth.authenticate("Bearer two")) == {"x", "y"}, (
+        "a bad file is not used"
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cluster_tokens": [{"token": "a", "clusters": []}]},
+        {"token": "a", "cluster_tokens": [{"token": "b", "clusters": ["x"]}]},
+    ],
+)
+def test_a_binding_to_nothing_is_refused(settings):
+    with pytest.raises(ConfigError):
+        parse_model(bearertokenauth.BearerTokenAuthConfig, settings)
+
+
+def test_one_token_for_different_clusters_in_two_places_is_refused():
+    with pytest.raises(ConfigError, match="twice"):
+        _auth({"tokens": ["a"], "cluster_tokens": [{"token": "a", "clusters": ["x"]}]})

@@ -9,7 +9,8 @@ from ingero.config import parse_model
 from ingero.errors import PermanentError, RetryableError
 from ingero.fleet.component import ComponentId
 from ingero.fleet.consumer import Batch
-from ingero.fleet.helpers.sending import QueueConfig, RetryConfig, Sender
+from ingero.fleet.helpers.sending import PATIENCE_NS, QueueConfig, RetryConfig, Sender
+from ingero.telemetry.log import read_fields
 from ingero.testing.host import ManualHost
 from ingero.units import NS_PER_S
 from ingero.wire.names import Signal
@@ -138,8 +139,38 @@ def test_full_queue_refuses_so_that_the_pusher_keeps_the_data():
 
     host, _ = _run(scenario)
     assert sorted(destination.taken) == [0, 1, 2]
-    assert _read(host, "enqueue_failed") == 2
+    assert _read(host, "send_failed") == 0
     assert host.read("otelcol_exporter_queue_capacity", exporter="otlphttp") == 2
+
+
+def test_full_queue_makes_pushers_wait_until_its_destination_was_away_for_long():
+    destination = Destination([RetryableError("away")] * 1_000)
+
+    async def scenario(host):
+        sender = _sender(
+            destination,
+            {"queue_size": 1, "num_consumers": 1},
+            {"initial_interval": "1h", "max_interval": "1h", "max_elapsed_time": "0s"},
+        )
+        sender.start(host)
+        assert sender.find_refusal() is None
+        sender.consume(_batch(0))
+        await asyncio.to_thread(destination.wait_until, lambda one: one.attempts == 1)
+        sender.consume(_batch(1))
+        assert isinstance(sender.find_refusal(), RetryableError)
+        while sender._away_since_ns is None:  # noqa: ASYNC110 - the thread notes it after the attempt
+            await asyncio.sleep(0)
+        host.clock.advance(PATIENCE_NS)
+        assert isinstance(sender.find_refusal(), RetryableError)
+        host.clock.advance(1)
+        assert sender.find_refusal() is None  # others go on without it
+        with pytest.raises(RetryableError):
+            sender.consume(_batch(2))
+        destination.answers.clear()
+        await _end(sender, host)
+
+    _run(scenario)
+    assert destination.taken == [0, 1]
 
 
 def test_no_more_than_num_consumers_send_at_once():
@@ -226,8 +257,8 @@ def test_without_a_queue_the_caller_hears_the_destination():
     _run(scenario)
 
 
-def test_shutdown_does_not_wait_for_a_dead_destination_and_counts_what_is_left():
-    destination = Destination([RetryableError("dead")] * 1000)
+def test_shutdown_tries_again_what_is_refused_for_now():
+    destination = Destination([RetryableError("not yet")] * 4)
 
     async def scenario(host):
         sender = _sender(
@@ -242,8 +273,69 @@ def test_shutdown_does_not_wait_for_a_dead_destination_and_counts_what_is_left()
         await _end(sender, host)
 
     host, _ = _run(scenario)
+    assert destination.taken == [0, 1, 2]
+    assert (_read(host, "send_failed"), _read(host, "sent")) == (0, 6)
+
+
+def test_shutdown_ends_at_its_deadline_and_counts_and_tells_what_is_left(caplog):
+    destination = Destination([RetryableError("dead")] * 1_000_000)
+
+    async def scenario(host):
+        sender = _sender(destination, {"num_consumers": 1}, {"max_elapsed_time": "0s"})
+        sender.start(host)
+        for number in range(3):
+            sender.consume(_batch(number))
+        await asyncio.to_thread(destination.wait_until, lambda one: one.attempts >= 1)
+        host.draining = True
+        stopping = asyncio.create_task(sender.stop())
+        await asyncio.to_thread(destination.wait_until, lambda one: one.attempts > 3)
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        for thread in threading.enumerate():
+            if thread.name.startswith("send-otlphttp-"):
+                await asyncio.to_thread(thread.join)
+
+    host, _ = _run(scenario)
     assert _read(host, "send_failed") == 6
-    assert destination.attempts == 4  # the one that waited once more, then each of the others once
+    assert "did not take them before shutdown_timeout" in caplog.text
+
+
+def test_destination_that_is_away_is_one_log_line_until_it_is_back(caplog):
+    caplog.set_level("INFO")
+    destination = Destination([RetryableError("connection refused")])
+
+    async def scenario(host):
+        sender = _sender(destination, {"num_consumers": 1})
+        sender.start(host)
+        for number in range(3):
+            sender.consume(_batch(number))
+        await asyncio.to_thread(destination.wait_until, lambda one: len(one.taken) == 3)
+        await _end(sender, host)
+
+    _run(scenario)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", "destination does not take data; trying again"),
+        ("INFO", "destination takes data again"),
+    ]
+    said = read_fields(caplog.records[0])
+    assert (said["exporter"], said["error"]) == ("otlphttp", "connection refused")
+
+
+def test_batches_refused_for_good_are_two_log_lines_at_most(caplog):
+    destination = Destination([PermanentError("401 Unauthorized")] * 20)
+
+    async def scenario(host):
+        sender = _sender(destination, {"num_consumers": 1})
+        sender.start(host)
+        for number in range(20):
+            sender.consume(_batch(number))
+        await _end(sender, host)
+
+    host, _ = _run(scenario)
+    assert len(caplog.records) == 2
+    assert read_fields(caplog.records[0])["error"] == "401 Unauthorized"
+    assert _read(host, "send_failed") == 40
 
 
 def test_stop_that_is_cancelled_counts_what_is_left():

@@ -76,11 +76,19 @@ INLINE struct ig_losses *losses_here(void)
 	return bpf_map_lookup_elem(&losses, &zero);
 }
 
+/* NULL when tracing is over. */
 INLINE struct ig_settings *settings_now(void)
 {
 	u32 zero = 0;
+	struct ig_settings *now = bpf_map_lookup_elem(&settings, &zero);
 
-	return bpf_map_lookup_elem(&settings, &zero);
+	return now && !now->is_over ? now : 0;
+}
+
+/* IG_FLAG_EXACT for a kind that is never sampled. */
+INLINE u8 exact_flag(const struct ig_settings *now, u8 source, u16 op)
+{
+	return now->exact[source & (IG_N_SOURCES - 1)] >> (op & 63) & 1 ? IG_FLAG_EXACT : 0;
 }
 
 /* Whether the user asked to watch this thread group. */

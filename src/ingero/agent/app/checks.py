@@ -250,7 +250,7 @@ def _check_host_probes() -> list[Check]:
     checks = []
     for probe in PROBES:
         try:
-            BpfObject(probe.name).close()
+            BpfObject(probe.name, left_out=probe.filtering).close()
             checks.append(_there(f"{probe.name} probe", probe.says))
         except UnsupportedError as error:
             checks.append(_missing(f"{probe.name} probe", error, probe.costs))

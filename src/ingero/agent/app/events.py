@@ -25,7 +25,7 @@ from ingero.model.events import (
 
 Records = npt.NDArray[Any]
 _SECTOR_BYTES: Final = 512
-_KEPT: Final = Flag.ERROR | Flag.SLOW | Flag.FIRST
+_KEPT: Final = Flag.ERROR | Flag.SLOW | Flag.FIRST | Flag.LARGE
 
 _ALLOCATIONS: Final = (
     (Source.CUDA, (CudaOp.MALLOC, CudaOp.MALLOC_MANAGED, CudaOp.MALLOC_ASYNC, CudaOp.HOST_ALLOC)),
@@ -161,10 +161,19 @@ def _begin(records: Records, offset_ns: int) -> Events:
         events[name] = records[name]
     events["ret_code"] = records["rc"]
     events["gpu_id"] = np.maximum(records["device"], 0)
-    events["flags"] = np.where(records["flags"] & Flag.NESTED, EventFlag.NESTED, 0) | np.where(
-        records["flags"] & _KEPT, EventFlag.EXEMPLAR, 0
-    )
+    events["flags"] = _build_flags(records["flags"])
     return events
+
+
+def _build_flags(flags: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """`EventFlag` of the kernel's flags."""
+    is_exemplar = ((flags & _KEPT) != 0) & ((flags & Flag.EXACT) == 0)
+    built: npt.NDArray[np.uint8] = (
+        np.where(flags & Flag.NESTED, EventFlag.NESTED, 0)
+        | np.where(flags & Flag.SLOW, EventFlag.SLOW, 0)
+        | np.where(is_exemplar, EventFlag.EXEMPLAR, 0)
+    ).astype(np.uint8)
+    return built
 
 
 def build_call_events(records: Records, offset_ns: int) -> Events:
@@ -245,14 +254,14 @@ def build_off_cpu_events(records: Records, offset_ns: int) -> Events:
     for name in ("pid", "tid", "wait_ns", "reason", "weight", "cgroup_id"):
         events[name] = records[name]
     events["source"], events["op"] = Source.HOST, HostOp.SCHED_SWITCH
+    events["flags"] = _build_flags(records["flags"])
     is_preempted = records["reason"] == OffCpuReason.PREEMPTED
     events["other_pid"] = np.where(is_preempted, records["other_pid"], records["waker_pid"])
     return events
 
 
 def build_block_events(records: Records, offset_ns: int) -> Events:
-    """Rows of block requests; the queued part leads, and ops that the model has no code for are left out."""
-    records = records[records["op"] <= 3]
+    """Rows of block requests; the queued part leads."""
     events = np.zeros(len(records), EVENT)
     started = records["header"]["mono_ns"].astype(np.int64) - records["queue_ns"].astype(np.int64)
     events["start_ns"] = started + offset_ns
@@ -263,6 +272,7 @@ def build_block_events(records: Records, offset_ns: int) -> Events:
     events["tid"] = records["pid"]
     events["source"] = Source.IO
     events["ret_code"] = records["error"]
+    events["flags"] = _build_flags(records["flags"])
     events["arg0"] = records["bytes"] // _SECTOR_BYTES
     events["arg1"] = records["sector"]
     return events
@@ -288,6 +298,7 @@ def build_tcp_events(records: Records, offset_ns: int) -> Events:
     events = np.zeros(len(records), EVENT)
     events["start_ns"] = records["header"]["mono_ns"].astype(np.int64) + offset_ns
     events["source"], events["op"], events["weight"] = Source.TCP, TcpOp.RETRANSMIT, 1
+    events["pid"] = events["tid"] = records["pid"]
     for name, shift in (("local", 32), ("remote", 0)):
         # First four bytes in network order: the whole address for IPv4, its prefix for IPv6.
         raw = np.ascontiguousarray(records[name][:, :4]).view(">u4")[:, 0].astype(np.int64)
@@ -306,12 +317,13 @@ def build_span_events(records: Records, offset_ns: int) -> Events:
     events["ret_code"] = records["rc"]
     events["arg1"] = records["amount"]
     events["arg2"] = records["family"]
-    events["flags"] = np.where(records["flags"] & _KEPT, EventFlag.EXEMPLAR, 0)
+    events["flags"] = _build_flags(records["flags"])
     return events
 
 
 BUILDERS: Final = {
     "calls": build_call_events,
+    "kept_calls": build_call_events,
     "failed_calls": build_call_events,
     "collectives": build_collective_events,
     "off_cpus": build_off_cpu_events,

@@ -25,6 +25,7 @@ from ingero.wire.otlp.structs import Histogram, HistogramDataPoint, Metric
 
 PUSH_NS: Final = 10 * NS_PER_S
 SCOPE: Final = "ingero"
+_LABELS: Final = {"gpu.uuid": "gpu_uuid"}
 
 
 class Outlet(Protocol):
@@ -88,9 +89,9 @@ class PrometheusPage:
 
     def render(self) -> str:
         """The page, text format 0.0.4."""
-        from prometheus_client.exposition import generate_latest  # noqa: PLC0415
+        from ingero.telemetry.exposition import encode_text  # noqa: PLC0415
 
-        return generate_latest(self).decode()
+        return encode_text(self.collect()).decode()
 
     def readiness(self, _window_ns: int) -> tuple[bool, str]:
         """Ready once something was counted."""
@@ -134,8 +135,8 @@ def _build_family(series: Series) -> Any:  # noqa: ANN401 - a type of an optiona
 
 
 def _label(name: str) -> str:
-    """A label for Prometheus: without the dots, and without our prefix."""
-    return name.rpartition(".")[2]
+    """A label for Prometheus: without the dots, and without a prefix but where the existing agent has one."""
+    return _LABELS.get(name) or name.rpartition(".")[2]
 
 
 class OtlpPusher:

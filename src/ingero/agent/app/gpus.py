@@ -120,6 +120,12 @@ class GpuWatch:
         """The devices' models, each once; empty before the first look."""
         return ", ".join(dict.fromkeys(reading.name for reading in self._readings))
 
+    @property
+    def readings(self) -> tuple[GpuReading, ...]:
+        """The last look at every device."""
+        with self._lock:
+            return tuple(self._readings)
+
     def start(self) -> None:
         """Look now, and then on a timer until `close`; PCIe traffic is sampled on the timer only."""
         self.look()
@@ -182,6 +188,15 @@ class GpuWatch:
             )
             says = f"Whether clocks are held down ({bucket}) at this moment."
             yield Series(f"gpu.throttle.{bucket}_active", Kind.GAUGE, "1", says, points)
+        yield Series(
+            "gpu.memory.fragmentation_estimate", Kind.GAUGE, "1",
+            "Share of memory that neither programs use nor is free: what the driver and the firmware keep.",
+            tuple(
+                (_device(reading), reading.memory_reserved / reading.memory_total)
+                for reading in readings
+                if reading.memory_reserved is not None and reading.memory_total
+            ),
+        )  # fmt: skip
         yield Series(
             "gpu.memory.process.allocated_bytes", Kind.GAUGE, "By", "Memory by process.",
             tuple(_iter_process_points(readings)),

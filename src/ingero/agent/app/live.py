@@ -169,7 +169,7 @@ class LiveObserver:
         """A batch of one ring."""
         if ring == "collectives":
             self.pusher.add_collectives(records.copy())
-        elif ring == "calls":
+        elif ring in {"calls", "kept_calls"}:
             self.pusher.add_calls(records)
         elif ring == "processes":
             for pid in records["pid"][records["event"] == ProcessEvent.EXIT]:
@@ -242,11 +242,13 @@ class LiveAgent:
         settings: What it does.
         told: Who is told what.
         on_ready: Called with the session once the probes wait and everything runs.
+        tell: Told in a sentence what goes wrong while it traces.
     """
 
     settings: LiveSettings
     told: LiveTold = field(default_factory=LiveTold)
     on_ready: Callable[[TraceSession], None] = lambda _session: None
+    tell: Callable[[str], None] = lambda _text: None
     clock: Clock = field(default_factory=SystemClock)
 
     def run(self, stop: threading.Event) -> None:
@@ -258,7 +260,9 @@ class LiveAgent:
         """
         with (
             open_live(self.settings.health, self.clock, self.told) as observer,
-            TraceSession(self.settings.trace, [observer], clock=self.clock) as session,
+            TraceSession(
+                self.settings.trace, [observer], clock=self.clock, tell=self.tell
+            ) as session,
         ):
             self.on_ready(session)
             session.run(stop.is_set)

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.agent.app.tracing import Totals, count_coverage
-from ingero.agent.kernel.abi import HIST_FIRST_LOG2
 from ingero.agent.probes.latency import fold_octaves
 from ingero.model.events import CudaOp, DriverOp, Source, op_name, source_name
+from ingero.model.latency import HIST_FIRST_LOG2
 from ingero.wire.names import Attribute, MemcpyDirection
 
 Records = npt.NDArray[Any]
@@ -105,7 +105,6 @@ def iter_call_series(totals: Totals, ranks: Mapping[int, int]) -> Iterator[Serie
     yield from _iter_operations(keys, counts)
     yield from _iter_collectives(keys[is_nccl], counts[is_nccl], ranks)
     yield from _iter_copies(totals.copies)
-    yield from _iter_processes(totals.keys)
     yield Series(
         "gpu.kernel.launch.count", Kind.SUM, "1", "Kernel launches, by process.",
         tuple(_launches(keys, counts)), "gpu_kernel_launch_count",
@@ -182,18 +181,6 @@ def _iter_copies(copies: Records) -> Iterator[Series]:
         "gpu.memcpy.duration_ms", Kind.HISTOGRAM, "ms",
         "Time inside copy calls, which is enqueue time where they are asynchronous.", tuple(durations),
     )  # fmt: skip
-
-
-def _iter_processes(keys: Records) -> Iterator[Series]:
-    """Of the living."""
-    pids = sorted({int(pid) for pid in keys["pid"][keys["source"] == Source.NCCL]})
-    yield Series(
-        "gpu.nccl.process_loaded", Kind.GAUGE, "1", "Processes that made NCCL calls.",
-        tuple((((("pid", pid),), 1.0)) for pid in pids),
-    )  # fmt: skip
-    yield Series(
-        "gpu.nccl.processes_total", Kind.GAUGE, "1", "How many.", (((), float(len(pids))),)
-    )
 
 
 def _launches(keys: Records, counts: Records) -> Iterator[tuple[Labels, float]]:

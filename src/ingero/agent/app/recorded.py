@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from ingero.agent.app.live import CpuTimes
 from ingero.agent.health.signals import Reading, Signals
-from ingero.agent.store.files import open_recording
+from ingero.agent.store.files import open_recording, table_columns
 from ingero.errors import StoreError
 from ingero.model.events import CudaOp, DriverOp, GraphOp, Source
 from ingero.units import NS_PER_S
@@ -30,8 +30,14 @@ _COUNTS: Final = """
   SELECT bucket,
     sum(count * (source = ? AND op = ? OR source = ? AND op = ?)), sum(count * (source = ? AND op = ?)),
     sum(sum_dur), count(DISTINCT pid)
-  FROM event_aggregates WHERE bucket >= ? AND source IN (?, ?, ?, ?) GROUP BY bucket
+  FROM {table} WHERE bucket >= ? AND source IN (?, ?, ?, ?) GROUP BY bucket
 """
+_NEWEST: Final = """
+  SELECT max(ifnull((SELECT max(timestamp) FROM system_snapshots), 0), ifnull((SELECT max(timestamp) FROM events), 0))
+"""
+_FIVE: Final = 5 * NS_PER_S
+_FLUSH_NS: Final = 2 * NS_PER_S
+"""The existing agent writes a bucket when it is over, which it looks for once a second."""
 _CODES: Final = (
     *(Source.CUDA, CudaOp.LAUNCH_KERNEL, Source.CUDA_GRAPH, GraphOp.LAUNCH),
     *(Source.DRIVER, DriverOp.LAUNCH_KERNEL),
@@ -82,9 +88,14 @@ class RecordedSource:
     def read(self, wall_ns: int, mono_ns: int) -> Reading | None:
         """What came in the window; None without two looks in it, and when nobody writes."""
         cpu = self._cpu.read()
+        finished: _Finished | None = None
         try:
             with open_recording(self.path) as connection:
-                is_alive = self._update(connection, mono_ns)
+                if table_columns(connection, "clock_samples"):
+                    is_alive = self._update(connection, mono_ns)
+                else:  # the existing agent's
+                    finished = _read_finished(connection, wall_ns, self.window_ns)
+                    is_alive = finished is not None
         except (StoreError, sqlite3.Error) as error:
             self._say_why(str(error))
             return None
@@ -92,6 +103,8 @@ class RecordedSource:
             self._say_why(f"{self.path}: nobody writes to it; is `ingero trace` running?")
             return None
         self._noted = ""
+        if finished is not None:
+            return self._build_reading(finished.counts, finished.elapsed_ns, cpu, wall_ns)
         self._looks.append(_Look(mono_ns, self._total))
         while len(self._looks) > 2 and mono_ns - self._looks[1].mono_ns >= self.window_ns:
             self._looks.popleft()
@@ -99,11 +112,21 @@ class RecordedSource:
         elapsed_ns = mono_ns - first.mono_ns
         if elapsed_ns <= 0:
             return None
-        launches = self._total.launches - first.total.launches
+        counts = _Counts(
+            self._total.launches - first.total.launches,
+            self._total.driver_launches - first.total.driver_launches,
+            self._total.spent_ns - first.total.spent_ns,
+            self._total.n_pids,
+        )
+        return self._build_reading(counts, elapsed_ns, cpu, wall_ns)
+
+    def _build_reading(
+        self, counts: _Counts, elapsed_ns: int, cpu: float | None, wall_ns: int
+    ) -> Reading:
         # A launch through the runtime is a driver launch too, counted by both.
-        launches = launches or self._total.driver_launches - first.total.driver_launches
-        n_streams = self.n_gpus or self._total.n_pids
-        spent_ns = self._total.spent_ns - first.total.spent_ns
+        launches = counts.launches or counts.driver_launches
+        n_streams = self.n_gpus or counts.n_pids
+        spent_ns = counts.spent_ns
         compute = min(spent_ns / (elapsed_ns * n_streams), 1.0) if n_streams else None
         return Reading(
             signals=Signals(launches * NS_PER_S / elapsed_ns, compute, None, cpu),
@@ -124,7 +147,9 @@ class RecordedSource:
         if newest is None or not 0 <= mono_ns - newest[0] <= ALIVE_NS:
             return False
         since_ns = newest[1] - _LOOKED_BACK
-        rows = connection.execute(_COUNTS, (*_CODES, since_ns, *_GPU)).fetchall()
+        rows = connection.execute(
+            _COUNTS.format(table="event_aggregates"), (*_CODES, since_ns, *_GPU)
+        ).fetchall()
         n_pids = max((row[-1] for row in rows), default=0)
         launches, driver_launches, spent_ns, _ = self._total
         for bucket, *now in rows:
@@ -135,3 +160,42 @@ class RecordedSource:
         self._buckets = {bucket: _Counts(*now) for bucket, *now in rows}
         self._total = _Counts(launches, driver_launches, spent_ns, n_pids)
         return True
+
+
+class _Finished(NamedTuple):
+    """Counts of buckets that are over, and how long these were."""
+
+    counts: _Counts
+    elapsed_ns: int
+
+
+def _read_finished(
+    connection: sqlite3.Connection, wall_ns: int, window_ns: int
+) -> _Finished | None:
+    """What the existing agent counted in its last whole buckets; None when nobody writes any more.
+
+    It notes no clock but takes a snapshot each second, and writes a bucket, of five seconds or else of a minute, once it is over.
+    """
+    if not table_columns(connection, "system_snapshots"):
+        return None
+    (newest_ns,) = connection.execute(_NEWEST).fetchone()
+    if abs(wall_ns - newest_ns) > ALIVE_NS:
+        return None
+    table, width_ns = "event_aggregates", _MINUTE_NS
+    if table_columns(connection, "event_aggregates_5s"):
+        table, width_ns = "event_aggregates_5s", _FIVE
+    elapsed_ns = -(-window_ns // width_ns) * width_ns
+    end_ns = (newest_ns - _FLUSH_NS) // width_ns * width_ns
+    rows = connection.execute(
+        _COUNTS.format(table=table), (*_CODES, end_ns - elapsed_ns, *_GPU)
+    ).fetchall()
+    over = [_Counts(*counts) for bucket, *counts in rows if bucket < end_ns]
+    return _Finished(
+        _Counts(
+            sum(one.launches for one in over),
+            sum(one.driver_launches for one in over),
+            sum(one.spent_ns for one in over),
+            max((one.n_pids for one in over), default=0),
+        ),
+        elapsed_ns,
+    )

@@ -1,4 +1,4 @@
-"""A trace into a recording: which rows are kept, exact counts for all of them."""
+"""A trace into a recording: exact counts of all calls, a row of each that is never sampled, and some of the others."""
 
 from __future__ import annotations
 
@@ -6,77 +6,74 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import numpy.typing as npt
 
 from ingero import __version__
 from ingero.agent.annotations.admission import Admitted
 from ingero.agent.app.measures import Kind, Series
+from ingero.agent.app.selection import Selection
 from ingero.agent.app.tracing import Totals
 from ingero.agent.discover.identity import Identity, find_cgroup_id
-from ingero.agent.probes.latency import fold_octaves
 from ingero.agent.stacks.resolver import Stack
-from ingero.agent.store.writer import RecordingWriter, WriterSettings
+from ingero.agent.store.losses import Loss
+from ingero.agent.store.settings import WriterSettings
+from ingero.agent.store.writer import RecordingWriter
 from ingero.config.invoker import Invoker
-from ingero.model.events import (
-    CudaOp,
-    DriverOp,
-    EventFlag,
-    Events,
-    HostOp,
-    OffCpuReason,
-    Source,
-)
-from ingero.model.recording import AGGREGATE, COVERAGE, HISTOGRAM, Session
+from ingero.errors import StoreError
+from ingero.model.events import Events, op_name
+from ingero.model.recording import Session, Unprobed
 from ingero.telemetry.clock import Clock
-from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.units import NS_PER_S
 
 Records = npt.NDArray[Any]
-BUCKET_NS: Final = 60 * NS_PER_S
-EVERYTHING_NS: Final = 10 * NS_PER_S
-SLOW_BLOCK_NS: Final = 10 * NS_PER_MS
 CLOCK_SAMPLE_NS: Final = 10 * NS_PER_S
-_MOST_KEPT: Final = 50_000
-"""Rows held between two totals: 6 MiB."""
-
-_ALWAYS: Final = (
-    (Source.CUDA, (CudaOp.STREAM_SYNC, CudaOp.DEVICE_SYNC, CudaOp.EVENT_SYNC)),
-    (Source.DRIVER, (DriverOp.CTX_SYNC, DriverOp.STREAM_SYNC, DriverOp.EVENT_SYNC)),
-    (
-        Source.HOST,
-        (
-            HostOp.SCHED_SWITCH,
-            HostOp.PAGE_FAULT,
-            HostOp.DIRECT_RECLAIM,
-            HostOp.OOM_KILL,
-            HostOp.EXEC,
-            HostOp.EXIT,
-            HostOp.FORK,
-        ),
-    ),
-)
-_UNCOUNTED_RINGS: Final = ("processes", "victims")
-"""Rings whose records the kernel does not count by operation: every one is delivered or in ``losses``."""
-_ALWAYS_SOURCES: Final = (Source.TCP, Source.NCCL, Source.CUDA_GRAPH)
+_MOST_TOLD: Final = 5
 
 
-def is_stored(events: Events, elapsed_ns: int) -> npt.NDArray[np.bool_]:
-    """Which rows are kept one by one; all of them are counted anyway.
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What became of the rows that were to be stored.
 
-    Kept are the first ten seconds, what waits, what failed or was slow, collectives, graphs, process life, off-CPU spans, major
-    page faults, direct reclaim, retransmits, and block requests over 10 ms.
+    Attributes:
+        path: The recording.
+        n_rows: Rows in it, of this trace.
+        n_counts_lost: Writes of exact counts and names that it does not have.
+        losses: Rows that it does not have, by operation and cause, most first.
     """
-    if elapsed_ns < EVERYTHING_NS:
-        return np.ones(len(events), bool)
-    kept = np.isin(events["source"], _ALWAYS_SOURCES)
-    kept |= (events["flags"] & EventFlag.EXEMPLAR) != 0
-    for source, ops in _ALWAYS:
-        kept |= (events["source"] == source) & np.isin(events["op"], ops)
-    kept |= (events["source"] == Source.IO) & (events["duration_ns"] > SLOW_BLOCK_NS)
-    return kept
+
+    path: Path
+    n_rows: int
+    n_counts_lost: int
+    losses: tuple[Loss, ...]
+
+    def say_lost(self) -> str:
+        """One line; empty when everything is stored."""
+        n_lost = sum(loss.n_rows for loss in self.losses)
+        if not n_lost and not self.n_counts_lost:
+            return ""
+        parts = []
+        if n_lost:
+            causes = sorted({loss.cause for loss in self.losses})
+            by_op = [f"{op_name(loss.source, loss.op)} {loss.n_rows}" for loss in self.losses]
+            told = ", ".join(by_op[:_MOST_TOLD]) + (", …" if len(by_op) > _MOST_TOLD else "")
+            parts.append(f"{n_lost} rows are not in it: {'; '.join(causes)} ({told})")
+        if self.n_counts_lost:
+            parts.append(f"{self.n_counts_lost} writes of counts and names are not in it")
+        return f"{self.path} is incomplete: {'; '.join(parts)}"
+
+
+def check_complete(stored: Stored) -> None:
+    """Say at the end what is not in the recording.
+
+    Raises:
+        StoreError: Something is not.
+    """
+    if said := stored.say_lost():
+        raise StoreError(said, hint="make room, or keep less with --max-db")
 
 
 class Recorder:
@@ -89,6 +86,11 @@ class Recorder:
         invoker: Who owns what is created.
         keep_all: Keep every record.
         limits: Of the recording's size.
+
+    Attributes:
+        writer: Writes the file.
+        selection: Chooses what is written.
+        session: This run of the agent.
 
     Raises:
         StoreError: The recording cannot be written.
@@ -105,108 +107,45 @@ class Recorder:
         limits: WriterSettings | None = None,
     ) -> None:
         self._clock = clock
-        self._keep_all = keep_all
-        self._started_ns = clock.mono_ns()
         self._next_sample_ns = 0
-        self._batches: list[Events] = []
-        self._left_out: dict[int, int] = {}
-        self._uncounted: dict[int, int] = {}
-        self._named: set[int] = set()
+        self._unprobed: tuple[Unprobed, ...] = ()
         _make_folder(path.parent, invoker)
-        self.writer = RecordingWriter(path, node, limits)
-        _give(path, invoker)
-        self.writer.put_session(
-            Session(
-                node=node,
-                started_wall_ns=clock.wall_ns(),
-                n_cpus=os.cpu_count() or 0,
-                mem_total_mib=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20,
-                kernel=platform.release(),
-                agent_version=__version__,
-                flags="record-all" if keep_all else "record",
-            )
-        )
+        owner = (invoker.uid, invoker.gid) if os.geteuid() == 0 else None
+        self.writer = RecordingWriter(path, node, limits, owner)
+        self.selection = Selection(clock, [self.writer], keep_all=keep_all)
+        for end in ("", "-wal", "-shm"):
+            _give(path.with_name(path.name + end), invoker)
+        self.session = build_session(node, clock, "record-all" if keep_all else "record")
+        self.writer.put_session(self.session)
 
     def on_process(self, identity: Identity) -> None:
-        """Name the process and its place in the job."""
-        self._named.add(identity.pid)
-        self.writer.put_process_names({identity.pid: identity.name}, self._clock.wall_ns())
-        if identity.launcher:
-            self.writer.put_ranks({identity.pid: identity.place})
+        """Name the process, its place in the job and its container."""
+        self.selection.on_process(identity)
         cgroup_id = find_cgroup_id(identity.cgroup) if identity.container else 0
         if cgroup_id:
             pod = identity.pod_name, identity.namespace
             self.writer.put_cgroup(cgroup_id, identity.container, identity.cgroup, pod)
 
     def on_events(self, ring: str, records: Records, events: Events) -> None:
-        """Keep the batch for the next totals: many small batches cost more than one large one."""
-        if ring in _UNCOUNTED_RINGS and len(events):
-            source = int(events["source"][0])
-            self._uncounted[source] = self._uncounted.get(source, 0) + len(events)
-        if len(records) > len(events):  # kinds that a recording has no code for
-            self._left_out[Source.IO] = (
-                self._left_out.get(Source.IO, 0) + len(records) - len(events)
-            )
-        if ring == "off_cpus":
-            self._name_preemptors(records)
-        self._batches.append(events)
-        if sum(map(len, self._batches)) > _MOST_KEPT:
-            self._store_events()
-
-    def _name_preemptors(self, records: Records) -> None:
-        """Name who took a thread's CPU, by what the kernel read at that moment: the task may be gone by now."""
-        taken = records[records["reason"] == OffCpuReason.PREEMPTED]
-        pids, at = np.unique(taken["other_pid"], return_index=True)
-        is_new = ~np.isin(pids, list(self._named)) & (pids != 0)
-        if not is_new.any():
-            return
-        comms = taken["other_comm"][at[is_new]]
-        names = {
-            pid: comm.tobytes().partition(b"\0")[0].decode(errors="replace")
-            for pid, comm in zip(pids[is_new].tolist(), comms, strict=True)
-        }
-        self._named.update(names)
-        self.writer.put_process_names(names, self._clock.wall_ns())
-
-    def put_facts(self, events: Events) -> None:
-        """Store rows that no probe counted, such as NVML's; each is seen and stored. The tracing thread."""
-        if len(events):
-            source = int(events["source"][0])
-            self._uncounted[source] = self._uncounted.get(source, 0) + len(events)
-            self._batches.append(events)
-
-    def _store_events(self) -> None:
-        """Hand the rows worth keeping to the writer."""
-        if not self._batches:
-            return
-        events = np.concatenate(self._batches)
-        self._batches.clear()
-        elapsed_ns = 0 if self._keep_all else self._clock.mono_ns() - self._started_ns
-        is_kept = is_stored(events, elapsed_ns)
-        if is_kept.any():
-            self.writer.put_events(events[is_kept])
-        sources, n_rows = np.unique(events["source"][~is_kept], return_counts=True)
-        for source, n_left in zip(sources.tolist(), n_rows.tolist(), strict=True):
-            self._left_out[source] = self._left_out.get(source, 0) + n_left
+        """Keep the batch for the next totals."""
+        self.selection.on_events(ring, records, events)
 
     def on_totals(self, totals: Totals) -> None:
         """Store the rows of the last second and add its exact counts to their buckets."""
-        self._store_events()
-        bucket_ns = totals.wall_ns // BUCKET_NS * BUCKET_NS
-        is_active = totals.changes["seen"] > 0
-        keys, changes = totals.keys[is_active], totals.changes[is_active]
-        if len(keys):
-            self.writer.put_aggregates(_build_aggregates(keys, changes, bucket_ns))
-            self.writer.put_histograms(_build_histograms(keys, changes, bucket_ns))
-        coverage = _build_coverage(keys, changes, self._left_out, self._uncounted)
-        if len(coverage):
-            coverage["bucket_ns"] = bucket_ns
-            self.writer.put_coverage(coverage)
-        self._left_out.clear()
-        self._uncounted.clear()
+        self.selection.on_totals(totals)
+        self._store_unprobed(totals)
         if totals.mono_ns >= self._next_sample_ns or totals.is_last:
             self._next_sample_ns = totals.mono_ns + CLOCK_SAMPLE_NS
             self.writer.put_clock_sample(self._clock.mono_ns(), self._clock.wall_ns())
+        if totals.is_last:
+            self.writer.flush()  # whoever is told of these totals is told what was stored
+
+    def _store_unprobed(self, totals: Totals) -> None:
+        """Note libraries that cannot be probed, as far as that changed."""
+        before, now = self._unprobed, totals.unprobed
+        if before != now:
+            self._unprobed = now
+            self.writer.put_unprobed(set(now) - set(before), set(before) - set(now), totals.wall_ns)
 
     def on_stacks(self, stacks: Mapping[int, Stack]) -> None:
         """Store stacks that were not stored in this session."""
@@ -245,61 +184,45 @@ class Recorder:
             (((), float(self.writer.counters.events_lost)),), "ingero_trace_db_lost_rows_total",
         )  # fmt: skip
 
+    def stored(self) -> Stored:
+        """What the recording holds and what it could not take, so far. Any thread."""
+        counters = self.writer.counters
+        return Stored(
+            self.writer.path,
+            counters.events_stored,
+            counters.counts_lost,
+            tuple(self.writer.losses()),
+        )
+
     def close(self) -> None:
         """Write what waits and end the session."""
-        self._store_events()
+        self.selection.flush()
         self.writer.close(self._clock.wall_ns())
 
 
-def _build_aggregates(keys: Records, changes: Records, bucket_ns: int) -> Records:
-    rows = np.zeros(len(keys), AGGREGATE)
-    rows["bucket_ns"] = bucket_ns
-    for name in ("source", "op", "pid"):
-        rows[name] = keys[name]
-    for name, theirs in (
-        ("count", "seen"),
-        ("sum_duration_ns", "total_ns"),
-        ("min_duration_ns", "min_ns"),
-        ("max_duration_ns", "max_ns"),
-        ("sum_arg0", "bytes"),
-        ("errors", "errors"),
-    ):
-        rows[name] = changes[theirs]
-    rows["sum_arg0"][keys["source"] == Source.IO] //= 512
-    return rows
-
-
-def _build_histograms(keys: Records, changes: Records, bucket_ns: int) -> Records:
-    octaves = np.stack([fold_octaves(histogram) for histogram in changes["hist"]])
-    which, powers = np.nonzero(octaves)
-    rows = np.zeros(len(which), HISTOGRAM)
-    rows["bucket_ns"] = bucket_ns
-    for name in ("source", "op", "pid"):
-        rows[name] = keys[name][which]
-    rows["log2_ns"], rows["count"] = powers, octaves[which, powers]
-    return rows
-
-
-def _build_coverage(
-    keys: Records, changes: Records, left_out: dict[int, int], uncounted: dict[int, int]
-) -> Records:
-    """What became of every call, by source; the writer itself counts what it stored and what it could not."""
-    sources = sorted({*keys["source"].tolist(), *left_out, *uncounted})
-    rows = np.zeros(len(sources), COVERAGE)
-    rows["source"] = sources
-    for i, source in enumerate(sources):
-        is_it = keys["source"] == source
-        for name, theirs in (("seen", "seen"), ("sampled_out", "sampled"), ("lost", "lost")):
-            rows[name][i] = changes[theirs][is_it].sum()
-        rows["seen"][i] += uncounted.get(source, 0)
-        rows["sampled_out"][i] += left_out.get(source, 0)
-    return rows
+def build_session(node: str, clock: Clock, flags: str) -> Session:
+    """A run of the agent that begins now, on this machine."""
+    return Session(
+        node=node,
+        started_wall_ns=clock.wall_ns(),
+        n_cpus=os.cpu_count() or 0,
+        mem_total_mib=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20,
+        kernel=platform.release(),
+        agent_version=__version__,
+        flags=flags,
+    )
 
 
 def _make_folder(folder: Path, invoker: Invoker) -> None:
-    if not folder.exists():
-        folder.mkdir(parents=True, mode=0o700)
-        _give(folder, invoker)
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        for one in reversed(missing):
+            one.mkdir(mode=0o700)
+            _give(one, invoker)
+    except OSError as error:
+        raise StoreError(
+            f"{folder}: {error.strerror}", hint="choose another file with --db"
+        ) from error
 
 
 def _give(path: Path, invoker: Invoker) -> None:

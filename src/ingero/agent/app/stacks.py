@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ingero.agent.kernel.perf import Mapping as FileMapping
 from ingero.agent.probes.engine import Engine
 from ingero.agent.probes.stacks import StackBook
+from ingero.agent.stacks.outside import OpenCall
 from ingero.agent.stacks.resolver import Stack
 from ingero.model.events import Events
 
@@ -44,6 +45,11 @@ class StackKeeper:
         """Why a process's interpreter is not read, by process."""
         return self._book.refused if self._book else {}
 
+    @property
+    def is_on(self) -> bool:
+        """Whether any call is to carry its stack."""
+        return self._book is not None
+
     def on_mapping(self, mapping: FileMapping) -> None:
         """A process mapped a file. Any thread."""
         if self._book is not None:
@@ -59,10 +65,21 @@ class StackKeeper:
         if self._book is None:
             return
         self._book.take(records)
-        new = self._book.pop_new()
+        self._tell()
+
+    def _tell(self) -> None:
+        new = self._book.pop_new() if self._book is not None else {}
         if new:
             for observer in self._observers:
                 observer.on_stacks(new)
+
+    def read_open(self, pid: int, call: OpenCall) -> int:
+        """The hash of the stack of a call that has not returned; 0 where there is none. The observers are told of it."""
+        if self._book is None:
+            return 0
+        found = self._book.read_open(pid, call)
+        self._tell()
+        return found
 
     def stamp(self, records: Records, events: Events) -> None:
         """Fill in the stacks of events that were built from these records.

@@ -8,11 +8,13 @@ from typing import Any
 import numpy.typing as npt
 
 from ingero.agent.app.gpus import GpuWatch
-from ingero.agent.app.machine import Machine, build_snapshot
+from ingero.agent.app.machine import Machine, MachineState, build_snapshot
 from ingero.agent.app.measures import Series
 from ingero.agent.app.recorder import Recorder
+from ingero.agent.app.selection import Selection
 from ingero.agent.app.tracing import Totals
 from ingero.agent.discover.identity import Identity
+from ingero.agent.gpu.readings import GpuReading
 from ingero.model.events import Events
 
 
@@ -20,9 +22,10 @@ class Surroundings:
     """Looks with each totals. Put it before the observers that read its series.
 
     Args:
-        recorder: Where snapshots and rows go; None keeps them out of a recording.
+        recorder: The recording, where there is one; its selection gets snapshots and rows.
         gpus: The devices, where NVML tells of them.
         machine: What looks at the machine.
+        selection: Who gets snapshots and rows without a recorder.
     """
 
     def __init__(
@@ -30,8 +33,10 @@ class Surroundings:
         recorder: Recorder | None,
         gpus: GpuWatch | None = None,
         machine: Machine | None = None,
+        selection: Selection | None = None,
     ) -> None:
         self._recorder = recorder
+        self._selection = recorder.selection if recorder is not None else selection
         self._gpus = gpus
         self._machine = machine or Machine()
         self._machine.look()
@@ -43,14 +48,24 @@ class Surroundings:
         """Nothing."""
 
     def on_totals(self, totals: Totals) -> None:
-        """Look, and record what was seen."""
+        """Look, and keep what was seen."""
         state = self._machine.look()
-        if self._recorder is None:
+        if self._selection is None:
             return
         if state.cpu_share is not None:
-            self._recorder.writer.put_snapshots(build_snapshot(state, totals.wall_ns))
+            self._selection.put_snapshots(build_snapshot(state, totals.wall_ns))
         if self._gpus is not None:
-            self._recorder.put_facts(self._gpus.take_events())
+            self._selection.put_facts(self._gpus.take_events())
+
+    @property
+    def machine_state(self) -> MachineState | None:
+        """The last look at the machine."""
+        return self._machine.state
+
+    @property
+    def gpu_readings(self) -> tuple[GpuReading, ...]:
+        """The last look at the devices; none without NVML."""
+        return self._gpus.readings if self._gpus is not None else ()
 
     def iter_series(self) -> Iterator[Series]:
         """What was seen last."""

@@ -1,15 +1,13 @@
 """The tracing loop: find libraries, read rings, count once a second, hand all of it to observers.
 
 The busy rings are read on a timer, because a wake-up per call would cost more than the call; process events and failed calls
-wake the loop at once. A second thread probes libraries as they are loaded.
+wake the loop at once. Other threads probe libraries as they are loaded.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import select
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,35 +18,37 @@ from typing import Any, Final, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from ingero.agent.app.events import BUILDERS
+from ingero.agent.app.discovery import Discovery, Watch, find_new
+from ingero.agent.app.events import BUILDERS, build_off_cpu_events
+from ingero.agent.app.open_calls import RING as OPEN_RING
+from ingero.agent.app.open_calls import OpenCalls
 from ingero.agent.app.program import HeldProgram
 from ingero.agent.app.stacks import RING, StackKeeper
-from ingero.agent.discover.identity import Identity, read_identity
-from ingero.agent.discover.processes import (
-    FileId,
-    Reach,
-    find_mapped,
-    find_reach,
-    iter_mappings,
-    iter_pids,
-)
-from ingero.agent.kernel.abi import N_COPY_KINDS, ProcessEvent, get_dtype
-from ingero.agent.kernel.perf import Mapping, MappingStream
+from ingero.agent.discover.identity import Identity, find_cgroup_id, read_identity
+from ingero.agent.discover.processes import find_descendants, has_ended, iter_pids
+from ingero.agent.kernel.abi import N_COPY_KINDS, Flag, ProcessEvent, get_dtype
 from ingero.agent.probes.ended import EndedCounts
 from ingero.agent.probes.engine import Engine, EngineSettings, Missing
 from ingero.agent.probes.host import PROBES
 from ingero.agent.probes.sampling import BUDGET, SamplingControl
-from ingero.agent.probes.targets import find_target, is_candidate, is_library
-from ingero.errors import UnsupportedError
-from ingero.model.events import Events
+from ingero.model.events import EventFlag, Events
+from ingero.model.recording import Unprobed, describe_unprobed
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_MS, NS_PER_S
 
 Records = npt.NDArray[Any]
 DRAIN_MS: Final = 100
 TICK_NS: Final = NS_PER_S
-RESCAN_NS: Final = 2 * NS_PER_S
-_MOST_EXAMINED: Final = 65_536
+_MOST_DRAINS: Final = 8
+_NOT_SUMS: Final = frozenset({
+    "min_ns",
+    "max_ns",
+    "pending",
+    "window",
+    "n_kept",
+    "n_stacks",
+    "reserved",
+})
 _WAKING_RINGS: Final = frozenset({
     "failed_calls",
     RING,
@@ -66,7 +66,7 @@ class TraceSettings:
         pids: Processes to watch with their children; with neither these nor a user nor a cgroup all are watched.
         uid: A user whose processes to watch.
         cgroup_ids: Cgroups of version 2 whose own processes to watch.
-        keep_one_in: A fixed sampling of ordinary calls; 0 adapts to loss.
+        keep_one_in: A fixed sampling of the kinds that are sampled; 0 adapts to loss.
         files: Libraries to probe before anything runs; others are found as processes load them.
         drain_ms: How often the busy rings are read. Each reading has its price, so no oftener than observers need it.
     """
@@ -100,6 +100,7 @@ class Totals:
         ended_counts: As ``counts``, of processes that ended.
         copies: ``struct ig_count`` of copies since tracing began, by `CopyKind`.
         unwinding: How the native frames of stacks were found, by ``struct ig_unwinding``.
+        unprobed: Libraries whose calls are missing from all of this.
     """
 
     mono_ns: int
@@ -116,6 +117,7 @@ class Totals:
     ended_counts: Records = field(default_factory=lambda: EndedCounts().counts)
     copies: Records = field(default_factory=lambda: np.zeros(N_COPY_KINDS, get_dtype("count")))
     unwinding: dict[str, int] = field(default_factory=dict)
+    unprobed: tuple[Unprobed, ...] = ()
 
     @property
     def all_keys(self) -> Records:
@@ -136,7 +138,7 @@ class Observer(Protocol):
         ...
 
     def on_events(self, ring: str, records: Records, events: Events) -> None:
-        """A batch of one ring, as the kernel wrote it and as the model's rows."""
+        """A batch of one ring, as the kernel wrote it and as the model's rows; of ``in_flight`` as the kernel would have."""
         ...
 
     def on_totals(self, totals: Totals) -> None:
@@ -152,6 +154,10 @@ class TraceSession:
         observers: Who is told.
         program: A held program to release once the probes wait for it.
         clock: Both clocks.
+        tell: Told in a sentence what goes wrong while it traces.
+
+    Attributes:
+        has_lost_all: Whether tracing ended because every process that was named has ended, with its children.
 
     Raises:
         UnsupportedError: The engine cannot be loaded here.
@@ -163,28 +169,32 @@ class TraceSession:
         observers: Sequence[Observer],
         program: HeldProgram | None = None,
         clock: Clock | None = None,
+        tell: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.settings = settings
         self.identities: dict[int, Identity] = {}
-        self.notes: list[str] = []
+        self.has_lost_all = False
+        self._tell = tell
+        self._unprobed: tuple[Unprobed, ...] = ()
+        self._may_be_over = bool(settings.pids)
         self._observers = tuple(observers)
         self._program = program
         self._clock = clock or SystemClock()
         self._offset_ns = self._clock.wall_ns() - self._clock.mono_ns()
-        self._examined: set[FileId] = set()
         self._ended: list[int] = []
         self._ended_counts = EndedCounts()
         self._previous: dict[bytes, Records] = {}
         self._sampling = SamplingControl(settings.keep_one_in)
         self._n_lost = 0
-        self._n_records = 0
+        self._n_sampled = 0
         self._engine = Engine(settings.engine)
         self._stacks = StackKeeper(self._engine, self._observers)
-        self._stream: MappingStream | None = None
+        self._open = OpenCalls(self._engine, self._stacks)
         self._met: deque[Identity] = deque()
         self._consumers: dict[str, Callable[[Records], None]] = {}
-        self._discovery = threading.Thread(target=self._watch_mappings, name="ingero-discover")
-        self._stop_read, self._stop_write = os.pipe()
+        has_pids = bool(settings.pids) or program is not None
+        watch = Watch(self._engine, has_pids, settings.uid, settings.cgroup_ids)
+        self._discovery = Discovery(self._engine, self._stacks, watch, self._meet, self._clock)
         try:
             self._prepare()
         except BaseException:
@@ -218,49 +228,34 @@ class TraceSession:
         self._engine.set_keep_one_in(self._sampling.keep_one_in)
         self._engine.start_host_probes()
         self._consumers = {name: functools.partial(self._take, name) for name in self._engine.rings}
-        try:
-            self._stream = MappingStream()
-        except UnsupportedError as error:
-            self.notes.append(f"{error.message}; new processes are looked for every 2 s")
-        for path in self.settings.files:
-            reach = find_reach(str(path))
-            if reach is not None:
-                self._probe(reach, str(path))
-        self._scan()
+        self._follow_children()
+        self._discovery.probe_files(self.settings.files)
+        self._discovery.scan(
+            self._engine.read_watched_pids() if self.settings.pids else iter_pids()
+        )
         self._discovery.start()
 
-    def _scan(self) -> None:
-        """Look at every process there is."""
-        for pid in self.settings.pids or iter_pids():
-            for mapping in iter_mappings(pid):
-                self._discover(mapping)
-
-    def _discover(self, mapping: Mapping) -> None:
-        self._stacks.on_mapping(mapping)
-        if not is_candidate(mapping):
+    def _follow_children(self) -> None:
+        """Watch the children that the named processes have by now; later ones are followed by the kernel's side."""
+        if not self.settings.pids:
             return
-        reach = find_mapped(mapping)
-        if reach is not None and self._probe(reach, mapping.path):
-            self._stacks.examine(mapping.pid)
-            self._meet(mapping.pid)
+        self._drop_ended()
+        watched = self._engine.read_watched_pids()
+        while new := find_descendants(watched) - watched:
+            for pid in new:
+                self._engine.watch_pid(pid)
+            watched |= new
 
-    def _probe(self, reach: Reach, path: str) -> bool:
-        """Probe a file unless it was looked at before; whether it is probed now."""
-        if self._engine.is_attached(reach.file):
-            return True
-        if reach.file in self._examined:
-            return False
-        if len(self._examined) >= _MOST_EXAMINED:
-            self._examined.clear()
-        self._examined.add(reach.file)
-        target = find_target(reach, path)
-        if target is None:
-            return False
-        try:
-            return self._engine.attach(target)
-        except UnsupportedError as error:
-            self.notes.append(error.message)
-            return False
+    def _drop_ended(self) -> None:
+        """A named process that ended unseen, as before the probes were there, is not waited for."""
+        for pid in self._engine.read_watched_pids():
+            if has_ended(pid):
+                self._engine.forget_pid(pid)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What this machine refused at the start, besides `missing`."""
+        return self._discovery.notes
 
     def _meet(self, pid: int) -> None:
         """Ask who a process is while it is there to be asked."""
@@ -279,23 +274,19 @@ class TraceSession:
             for observer in self._observers:
                 observer.on_process(identity)
 
-    def _watch_mappings(self) -> None:
-        """Body of the discovery thread: output may take its time, a library that was just loaded may not."""
-        if self._stream is None:
-            return
-        poll = select.poll()
-        for fd in (*self._stream.fds, self._stop_read):
-            poll.register(fd, select.POLLIN)
-        while all(fd != self._stop_read for fd, _ in poll.poll()):
-            # Libraries before programs: calls are missed until they are probed.
-            for mapping in sorted(self._stream.read(), key=is_library, reverse=True):
-                self._discover(mapping)
+    def _is_deserted(self) -> bool:
+        """Whether all processes that were named have ended, and their children."""
+        if not self._may_be_over:
+            return False
+        self._may_be_over = False
+        self.has_lost_all = not self._engine.read_watched_pids()
+        return self.has_lost_all
 
     def run(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Trace until the time is over, the program ends or ``should_stop`` says so."""
         started_ns = self._clock.mono_ns()
         ends_ns = started_ns + self.settings.duration_ns if self.settings.duration_ns else None
-        next_tick_ns, next_scan_ns = started_ns + TICK_NS, started_ns + RESCAN_NS
+        next_tick_ns = started_ns + TICK_NS
         poll = self._build_poll()
         waking = {ring.fd for name, ring in self._engine.rings.items() if name in _WAKING_RINGS}
         next_drain_ns = started_ns
@@ -308,16 +299,22 @@ class TraceSession:
             if now_ns >= next_drain_ns or any(fd in waking for fd, _ in ready):
                 self._drain()
                 next_drain_ns = now_ns + self.settings.drain_ms * NS_PER_MS
+            is_over = is_over or self._is_deserted()
             if is_over or (ends_ns is not None and now_ns >= ends_ns):
                 break
             if now_ns >= next_tick_ns:
                 self._tick(started_ns)
                 next_tick_ns += TICK_NS
-            if self._stream is None and now_ns >= next_scan_ns:
-                self._scan()
-                next_scan_ns = now_ns + RESCAN_NS
-        self._drain()
+        self._end()
         self._tick(started_ns, is_last=True)
+
+    def _end(self) -> None:
+        """Stop counting, so that every call that was counted has its record, and read all of them."""
+        self._open.look(self._clock.mono_ns(), is_last=True)
+        self._engine.end()
+        for _ in range(_MOST_DRAINS):  # a probe that was running may still write
+            if not self._drain():
+                break
 
     def _build_poll(self) -> select.poll:
         poll = select.poll()
@@ -328,19 +325,27 @@ class TraceSession:
                 poll.register(ring.fd, select.POLLIN)
         return poll
 
-    def _drain(self) -> None:
+    def _drain(self) -> int:
+        """Read every ring; how many records there were."""
         self._announce()
-        self._n_records += self._engine.drain(self._consumers)
-        if self._n_records > BUDGET:  # do not wait for the end of the round
+        n_records = self._engine.drain(self._consumers)
+        if self._n_sampled > BUDGET:  # do not wait for the end of the round
             self._sample(0)
+        return n_records
 
     def _take(self, ring: str, records: Records) -> None:
         if ring == RING:
             self._stacks.take(records)
             return
+        if ring == "unfinished":
+            self._open.take_ended(records)
+            return
+        if "flags" in (records.dtype.names or ()):
+            self._n_sampled += int(np.count_nonzero(records["flags"] & Flag.EXACT == 0))
         if ring == "processes":
             is_exit = records["event"] == ProcessEvent.EXIT
             self._ended.extend(int(pid) for pid in records["pid"][is_exit])
+            self._may_be_over |= bool(self.settings.pids) and bool(is_exit.any())
         events = BUILDERS[ring](records, self._offset_ns)
         self._stacks.stamp(records, events)
         for observer in self._observers:
@@ -348,10 +353,21 @@ class TraceSession:
 
     def _tick(self, started_ns: int, *, is_last: bool = False) -> None:
         mono_ns = self._clock.mono_ns()
+        if self.settings.pids:
+            self._drop_ended()
+            self._may_be_over = True
+        self._tell_unprobed()
         keys, counts = self._engine.read_counts()
         for pid in {int(pid) for pid in keys["pid"]} - self.identities.keys() - {0}:
             self._meet(pid)
         self._announce()
+        if not is_last:
+            self._open.look(mono_ns)
+        self._tell_unfinished(self._open.pop_ended(), keys, counts)
+        if is_last:
+            still_open = self._open.read_open(mono_ns, self._find_cgroup)
+            self._tell_unfinished(still_open, keys, counts)
+            self._tell_stopped(self._open.build_stopped(still_open, mono_ns))
         n_lost = int(counts["lost"].sum())
         changes = self._changes(keys, counts)
         keep_one_in = self._sample(max(n_lost - self._n_lost, 0))
@@ -371,17 +387,43 @@ class TraceSession:
             ended_keys=self._ended_counts.keys,
             ended_counts=self._ended_counts.counts,
             copies=self._engine.read_copies(),
+            unprobed=self._unprobed,
         )
         for observer in self._observers:
             observer.on_totals(totals)
         if not is_last:
             self._forget_ended(keys, counts)
 
+    def _tell_unprobed(self) -> None:
+        """Say which libraries could not be probed, each once."""
+        before, self._unprobed = self._unprobed, self._discovery.unprobed
+        for line in describe_unprobed(find_new(before, self._unprobed)):
+            self._tell(line)
+
+    def _tell_unfinished(self, unfinished: Records, keys: Records, counts: Records) -> None:
+        """Tell the observers of calls that did not return (``struct ig_unfinished``)."""
+        for records, events in self._open.build(unfinished, keys, counts, self._offset_ns):
+            for observer in self._observers:
+                observer.on_events(OPEN_RING, records, events)
+
+    def _tell_stopped(self, records: Records) -> None:
+        """Tell the observers of threads that are stopped inside of a call (``struct ig_off_cpu``)."""
+        if not len(records):
+            return
+        events = build_off_cpu_events(records, self._offset_ns)
+        events["flags"] |= np.uint8(EventFlag.IN_FLIGHT)
+        for observer in self._observers:
+            observer.on_events(OPEN_RING, records, events)
+
+    def _find_cgroup(self, pid: int) -> int:
+        identity = self.identities.get(pid)
+        return find_cgroup_id(identity.cgroup) if identity is not None and identity.cgroup else 0
+
     def _sample(self, n_lost: int) -> int:
         """End a round of the sampling; the new setting."""
         fill = max((ring.fill() for ring in self._engine.rings.values()), default=0.0)
-        keep_one_in = self._sampling.update(n_lost, fill, self._n_records)
-        self._n_records = 0
+        keep_one_in = self._sampling.update(n_lost, fill, self._n_sampled)
+        self._n_sampled = 0
         if keep_one_in != self._engine.keep_one_in:
             self._engine.set_keep_one_in(keep_one_in)
         return keep_one_in
@@ -395,7 +437,7 @@ class TraceSession:
             if before is None:
                 continue
             for name in changes.dtype.names or ():
-                if name not in {"min_ns", "max_ns", "pending"}:
+                if name not in _NOT_SUMS:
                     changes[name][i] -= before[name]
         self._previous = dict(zip(names, counts, strict=True))
         return changes
@@ -413,17 +455,9 @@ class TraceSession:
 
     def close(self) -> None:
         """Remove every probe; ends the program if it still runs. Safe to call twice."""
-        if self._stop_write >= 0:
-            os.close(self._stop_write)  # the reading end becomes ready
-            if self._discovery.is_alive():
-                self._discovery.join()
-            os.close(self._stop_read)
-            self._stop_write = -1
+        self._discovery.close()
         self._stacks.close()
         self._engine.close()
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
         if self._program is not None:
             self._program.end()
 

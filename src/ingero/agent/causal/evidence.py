@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.agent.causal.coverage import Books
+from ingero.agent.causal.exact import Statistics, compute_statistics
 from ingero.agent.causal.intervals import Intervals, Times
 from ingero.agent.causal.kinds import LAST_CALL, Kind, find_kinds
 from ingero.model.events import EventFlag, HostOp, Source, op_name
@@ -26,6 +27,8 @@ Index = npt.NDArray[np.int64]
 _TID_BITS: Final = 32
 _AGENT: Final = "ingero"
 _JOURNAL: Final = "jbd2/"
+_MOST_ROWS: Final = 100
+_MOST_STACKS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,8 @@ class Process:
         pid: Thread group.
         name: Its name, or ``pid N``.
         rows: Everything it did or suffered, in time order.
-        calls: Calls towards the GPU; a driver call inside a runtime call is left out.
+        calls: Calls towards the GPU that returned; a driver call inside a runtime call is left out.
+        open: Calls towards the GPU that had not returned when recording ended, likewise.
     """
 
     node: int
@@ -95,6 +99,7 @@ class Process:
     name: str
     rows: Rows = field(repr=False)
     calls: Rows = field(repr=False)
+    open: Rows = field(repr=False)
 
     @property
     def window_ns(self) -> tuple[int, int]:
@@ -158,10 +163,23 @@ class Evidence:
         """Every row of the recording."""
         return self._rows
 
+    def join(self, *parts: Rows) -> Rows:
+        """Rows of several sets together, in time order."""
+        return self._rows.where(np.sort(np.concatenate([part.idx for part in parts])))
+
     def column(self, name: str, rows: Rows) -> npt.NDArray[np.int64]:
         """One field of EVENT for these rows."""
         values: npt.NDArray[np.int64] = self.recording.events[name][rows.idx]
         return values
+
+    def stacks_of(self, *rows: Rows) -> tuple[int, ...]:
+        """Hashes of the stacks of rows that had not returned, then of the longest; at most a few, each once."""
+        every = np.concatenate([part.idx for part in rows]) if rows else np.empty(0, np.int64)
+        events = self.recording.events[every]
+        events = events[events["stack_hash"] != 0]
+        is_open = (events["flags"] & EventFlag.IN_FLIGHT) != 0
+        order = np.lexsort((-events["duration_ns"], ~is_open))[:_MOST_ROWS]
+        return tuple(dict.fromkeys(events["stack_hash"][order].tolist()))[:_MOST_STACKS]
 
     def process_name(self, node: int, pid: int) -> str:
         """Name of a process or thread, or ``pid N``."""
@@ -178,6 +196,14 @@ class Evidence:
             self._memory[key] = find()
         found: FoundT = self._memory[key]
         return found
+
+    @cached_property
+    def statistics(self) -> dict[tuple[int, int, int], Statistics]:
+        """Exact statistics by (node, pid, source << 8 | op)."""
+        return {
+            (one.node, one.pid, one.source << 8 | one.op): one
+            for one in compute_statistics(self.recording)
+        }
 
     @cached_property
     def children(self) -> dict[tuple[int, int], frozenset[int]]:
@@ -223,7 +249,9 @@ class Evidence:
             if self.is_observer(node, pid):
                 continue
             name = self.process_name(node, pid)
-            yield Process(node, pid, name, rows, self._outermost_calls(rows))
+            is_open = (self.column("flags", rows) & EventFlag.IN_FLIGHT) != 0
+            calls, open_ = (self._outermost_calls(rows.where(m)) for m in (~is_open, is_open))
+            yield Process(node, pid, name, rows, calls, open_)
 
     def _outermost_calls(self, rows: Rows) -> Rows:
         """Calls that no earlier call of the same thread contains.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from enum import IntEnum
 from typing import Final
 
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.model.events import (
+    OP_NAMES,
     CudaOp,
     DriverOp,
     GpuOp,
@@ -127,6 +129,8 @@ _ROLES: Final[dict[tuple[Source, int], Kind]] = {
 _fill()
 
 LAST_CALL: Final = Kind.OTHER_CALL
+CALLS: Final = tuple(kind for kind in Kind if Kind.OTHER < kind <= LAST_CALL)
+"""Roles of calls towards the GPU."""
 BLOCKING_OPS: Final = frozenset((
     (Source.CUDA, CudaOp.MEMCPY),
     (Source.CUDA, CudaOp.MEMCPY_2D),
@@ -134,6 +138,17 @@ BLOCKING_OPS: Final = frozenset((
     (Source.DRIVER, DriverOp.MEMCPY),
 ))
 """Copies that return when they are done."""
+
+
+@functools.cache
+def find_codes(kinds: tuple[Kind, ...]) -> frozenset[int]:
+    """Operations that have one of these roles, as source << 8 | op; codes without a name are left out."""
+    return frozenset(
+        int(source) << 8 | op
+        for source, ops in OP_NAMES.items()
+        for op in ops
+        if _TABLE[source, op] in kinds
+    )
 
 
 def find_kinds(sources: npt.NDArray[np.uint8], ops: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -1,33 +1,26 @@
 """Several recordings in one file, each row with its node.
 
-Every table is copied; counts of the same node and minute are added. A recording that is already there (all of its
-events are) is left out whole, so merging twice changes nothing.
+Every table is copied and every count added. A recording is known by the identity that its writer gave it
+(`ingero.agent.store.identity`), so a file that is given twice, or that is in another one already, adds nothing, while equal row
+numbers of different recordings are different rows. What cannot be told apart is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
 
+from ingero.agent.export.merge_plan import Group, Source, plan_merge
+from ingero.agent.export.merge_rows import Copier
+from ingero.agent.store.creation import open_new
 from ingero.agent.store.files import check_header, open_recording, store_errors, table_columns
-from ingero.agent.store.schema import TABLES, create_tables
+from ingero.agent.store.identity import measure, read_parts
+from ingero.agent.store.lock import WriterLock
 from ingero.errors import BadDataError, StoreError
-from ingero.model.events import OP_NAMES, Source
-
-_LOOKUPS: Final = frozenset(("sources", "ops", "schema_info"))
-_NUMBERED: Final = frozenset(("system_snapshots", "sessions", "annotations"))
-_KEYS: Final = {  # tables of counts → their keys; their other columns are added
-    "event_aggregates": ("bucket", "source", "op", "pid", "node"),
-    "event_aggregates_5s": ("bucket", "source", "op", "pid", "node"),
-    "coverage": ("bucket", "node", "source"),
-    "latency_histograms": ("bucket", "source", "op", "pid", "node", "log2_ns"),
-}
-_EXTREMES: Final = {"min_dur": "min", "max_dur": "max"}
-_BATCH_ROWS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +32,36 @@ class MergedFile:
         nodes: Nodes its rows carry.
         n_events: Events added.
         n_repeated: Events that were there already.
+        n_damaged: Rows, of all tables, that could not be read.
     """
 
     path: Path
     nodes: tuple[str, ...]
     n_events: int
     n_repeated: int
+    n_damaged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What a merge made.
+
+    Attributes:
+        files: By source, in the order given.
+        n_events: Events in the new file.
+        n_calls: Calls that its exact counts tell.
+        notes: What could not be kept as it was, a line each.
+    """
+
+    files: list[MergedFile]
+    n_events: int
+    n_calls: int
+    notes: list[str] = field(default_factory=list)
 
 
 def merge_recordings(
     sources: Sequence[Path], output: Path, *, force_node: str = "", is_replaced: bool = False
-) -> list[MergedFile]:
+) -> Merged:
     """Merge recordings into a new file, whole or not at all.
 
     Args:
@@ -59,151 +71,127 @@ def merge_recordings(
         is_replaced: Whether `output` may exist; it is replaced when all is merged.
 
     Raises:
-        StoreError: A source cannot be read, or the output exists or cannot be written.
-        BadDataError: A source's rows carry no node and `force_node` is empty.
+        StoreError: A source cannot be read, or the output exists, is being recorded into or cannot be written.
+        BadDataError: A source's rows carry no node and `force_node` is empty, or sources hold the same recording in part.
     """
+    _check_output(sources, output, is_replaced=is_replaced)
+    looked_at = {path: _look_at(path, force_node) for path in dict.fromkeys(sources)}
+    plan = plan_merge(list(looked_at.values()))
+    done = {one.path: MergedFile(one.path, one.nodes, 0, one.n_events) for one in plan.repeated}
+    with _part_beside(output) as part:
+        with store_errors(output), open_new(part) as target:
+            copier = Copier(target)
+            for group in plan.groups:
+                done |= _add(copier, group)
+            copier.finish()
+            state = measure(target)
+            target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            target.execute("PRAGMA journal_mode = DELETE")
+        try:
+            part.replace(output)
+        except OSError as error:
+            raise StoreError(f"{output}: {error.strerror}") from error
+    files = []
+    for path in sources:
+        files.append(done[path])
+        done[path] = MergedFile(path, looked_at[path].nodes, 0, looked_at[path].n_events)
+    return Merged(files, state.events, state.calls, copier.notes())
+
+
+def _check_output(sources: Sequence[Path], output: Path, *, is_replaced: bool) -> None:
+    if output.exists() and not output.is_file():
+        raise StoreError(f"{output}: not a regular file", hint="choose a new file with -o")
     if output.exists() and not is_replaced:
         raise StoreError(f"{output}: exists already", hint="choose a new file with -o")
     for source in sources:
         check_header(source)
         if output.exists() and output.samefile(source):
             raise BadDataError(f"{output} is one of the sources", hint="choose a new file with -o")
-    part = output.with_name(output.name + ".part")
+    if output.exists():
+        WriterLock(output.resolve()).release()  # refuses when somebody records into it
+
+
+@contextlib.contextmanager
+def _part_beside(output: Path) -> Iterator[Path]:
+    """A name for the file while it is not whole; nothing of it stays."""
+    part = output.with_name(f"{output.name}.{os.getpid()}.part")
     try:
-        with store_errors(output), closing(_create(part)) as target:
-            merged = [_add(target, source, force_node) for source in sources]
-            target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            target.execute("PRAGMA journal_mode = DELETE")
-        part.replace(output)
+        yield part
     finally:
-        for leftover in (
-            part,
-            part.with_name(part.name + "-wal"),
-            part.with_name(part.name + "-shm"),
-        ):
-            leftover.unlink(missing_ok=True)
-    return merged
+        for end in ("", "-wal", "-shm"):
+            with contextlib.suppress(OSError):  # such as a folder that nobody may write to
+                part.with_name(part.name + end).unlink(missing_ok=True)
 
 
-def _create(path: Path) -> sqlite3.Connection:
-    try:
-        connection = sqlite3.connect(path)
-    except sqlite3.OperationalError as error:
-        raise StoreError(f"{path.parent}: {error}", hint="choose a writable folder") from error
-    create_tables(connection, {int(source): source.name for source in Source}, OP_NAMES)
-    connection.execute("PRAGMA synchronous = OFF")  # a file that appears only when it is whole
-    return connection
+def _look_at(path: Path, force_node: str) -> Source:
+    with open_recording(path) as connection:
+        nodes, is_given = _find_nodes(connection, path, force_node)
+        given = force_node if is_given else ""
+        parts = read_parts(connection, given)
+        state = measure(connection)
+        (first,) = connection.execute(
+            "SELECT min(timestamp) FROM events WHERE typeof(timestamp) = 'integer'"
+        ).fetchone()
+    return Source(
+        path,
+        {part: one or state for part, one in parts.items()},
+        is_merged=any(one is not None for one in parts.values()),
+        nodes=nodes,
+        given_node=given,
+        first_ns=first or 0,
+    )
 
 
-def _add(target: sqlite3.Connection, path: Path, force_node: str) -> MergedFile:
-    with open_recording(path) as source, store_errors(path), target:
-        nodes = _find_nodes(source, path, force_node)
-        n_rows, n_added = _copy_events(target, source, nodes)
-        if n_added or not n_rows:
-            for table in TABLES:
-                if table not in _LOOKUPS and table != "events":
-                    _copy_table(target, source, table, nodes)
-    return MergedFile(path, nodes, n_added, n_rows - n_added)
-
-
-def _find_nodes(source: sqlite3.Connection, path: Path, force_node: str) -> tuple[str, ...]:
-    """Nodes of a source's rows; the forced one stands for rows without."""
+def _find_nodes(
+    source: sqlite3.Connection, path: Path, force_node: str
+) -> tuple[tuple[str, ...], bool]:
+    """Nodes of a source's rows, and whether the forced one stands for rows without."""
     names: set[str] = set()
     for table in ("events", "sessions"):
         if not names and "node" in table_columns(source, table):
             found = source.execute(f"SELECT DISTINCT node FROM {table}")  # noqa: S608 - own table names
-            names = {str(node) for (node,) in found}
+            names = {str(node) for (node,) in found if isinstance(node, str)}
+    is_given = "" in (names or {""})
     named = {name or force_node for name in names or {""}}
     if "" in named:
         raise BadDataError(
-            f"{path}: its rows carry no node", hint="name it with --force-node, one file at a time"
+            f"{path}: its rows carry no node",
+            hint="name it with --force-node; files of several such nodes are merged one by one, each with its own name",
         )
-    return tuple(sorted(named))
+    return tuple(sorted(named)), is_given
 
 
-def _copy_events(
-    target: sqlite3.Connection, source: sqlite3.Connection, nodes: tuple[str, ...]
-) -> tuple[int, int]:
-    """Copy events; returns (rows read, rows added)."""
-    present = table_columns(source, "events")
-    columns = [name for name in table_columns(target, "events") if name in present]
-    if "node" not in columns:
-        columns.append("node")
-    fallback = nodes[0]
-    select = ", ".join(_event_value(name, present) for name in columns)
-    marks = ", ".join("?" * len(columns))
-    before = target.total_changes
-    n_rows = 0
-    cursor = source.execute(f"SELECT {select} FROM events ORDER BY rowid", {"node": fallback})  # noqa: S608
-    insert = f"INSERT OR IGNORE INTO events ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608
-    for rows in _batches(cursor):
-        target.executemany(insert, rows)
-        n_rows += len(rows)
-    return n_rows, target.total_changes - before
+def _add(copier: Copier, group: Group) -> dict[Path, MergedFile]:
+    """Add one group, or nothing when all of its events are there under another identity."""
+    done = {}
+    if _is_there(copier, group):
+        return {one.path: MergedFile(one.path, one.nodes, 0, one.n_events) for one in group.sources}
+    for source in group.sources:
+        with open_recording(source.path) as connection, store_errors(source.path):
+            connection.execute("BEGIN")  # one state of it, also while an agent writes to it
+            copied = copier.copy(connection, source)
+        done[source.path] = MergedFile(source.path, source.nodes, *copied)
+    copier.end_group(group)
+    return done
 
 
-def _event_value(name: str, present: tuple[str, ...]) -> str:
-    """The SQL that gives one column of an event, with ids and nodes that every generation can have."""
-    node = "coalesce(nullif(node, ''), :node)" if "node" in present else ":node"
-    if name == "node":
-        return node
-    if name == "id":
-        return f"CASE WHEN instr(id, ':') THEN id ELSE {node} || ':' || id END"
-    return name
+def _is_there(copier: Copier, group: Group) -> bool:
+    """Whether all events of a group are there; only recordings without an identity can be there unknown.
 
-
-def _copy_table(
-    target: sqlite3.Connection, source: sqlite3.Connection, table: str, nodes: tuple[str, ...]
-) -> None:
-    present = table_columns(source, table)
-    wanted = [n for n in table_columns(target, table) if not (n == "id" and table in _NUMBERED)]
-    columns = [name for name in wanted if name in present]
-    if not columns:
-        return
-    rows = source.execute(f"SELECT {', '.join(columns)} FROM {table}").fetchall()  # noqa: S608
-    if "node" in wanted:
-        rows, columns = _with_node(rows, columns, nodes)
-    if table == "causal_chains":
-        rows = [_named_chain(row, columns) for row in rows]
-    target.executemany(_insert(table, columns), rows)
-
-
-def _with_node(
-    rows: list[tuple[Any, ...]], columns: list[str], nodes: tuple[str, ...]
-) -> tuple[list[tuple[Any, ...]], list[str]]:
-    """Rows with their node; one that carries none belongs to every node of its file."""
-    if "node" not in columns:
-        return [(*row, node) for row in rows for node in nodes], [*columns, "node"]
-    at = columns.index("node")
-    return [
-        (*row[:at], node, *row[at + 1 :])
-        for row in rows
-        for node in ((row[at],) if row[at] else nodes)
-    ], columns
-
-
-def _named_chain(row: tuple[Any, ...], columns: list[str]) -> tuple[Any, ...]:
-    """A chain whose id says its node, so that two nodes' chains do not collide."""
-    at, node = columns.index("id"), row[columns.index("node")]
-    name = str(row[at])
-    return (*row[:at], name if ":" in name else f"{node}:{name}", *row[at + 1 :])
-
-
-def _insert(table: str, columns: list[str]) -> str:
-    head = f"INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
-    keys = _KEYS.get(table)
-    if keys is None:
-        return f"INSERT OR IGNORE {head}"
-    sums = ", ".join(
-        f"{name} = {_EXTREMES[name]}({name}, excluded.{name})"
-        if name in _EXTREMES
-        else f"{name} = {name} + excluded.{name}"
-        for name in columns
-        if name not in keys
-    )
-    return f"INSERT {head} ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {sums}"
-
-
-def _batches(cursor: sqlite3.Cursor) -> Iterator[list[tuple[Any, ...]]]:
-    while rows := cursor.fetchmany(_BATCH_ROWS):
-        yield rows
+    Raises:
+        BadDataError: Some of them are.
+    """
+    is_derived = any(part.is_derived for source in group.sources for part in source.parts)
+    if not (is_derived or copier.has_derived):
+        return False
+    n_same = n_rows = 0
+    for source in group.sources:
+        with open_recording(source.path) as connection, store_errors(source.path):
+            same, rows = copier.count_same(connection, source)
+            n_same, n_rows = n_same + same, n_rows + rows
+    if n_same and n_same < n_rows:
+        raise BadDataError(
+            f"{group.sources[0].path}: {n_same} of its {n_rows} events are in another of these files, the others are not",
+            hint="merge the larger one alone, or the files that these were made of",
+        )
+    return bool(n_same)

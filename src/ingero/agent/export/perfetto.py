@@ -257,6 +257,8 @@ def export_file(recording: Recording, path: Path) -> Exported:
     Raises:
         StoreError: The file cannot be written.
     """
+    if path.exists() and not path.is_file():  # a device would be replaced by a file
+        raise StoreError(f"cannot write {path}: not a regular file")
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as out:

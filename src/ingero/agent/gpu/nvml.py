@@ -137,6 +137,7 @@ class Nvml:
     def _read(self, index: int) -> GpuReading:
         nvml, device = self._nvml, self._devices[index]
         memory = self._ask("nvmlDeviceGetMemoryInfo", device)
+        reserved = self._ask("nvmlDeviceGetMemoryInfo", device, nvml.nvmlMemory_v2)
         rates = self._ask("nvmlDeviceGetUtilizationRates", device)
         mig = self._ask("nvmlDeviceGetMigMode", device)
         uuid, name = self._names[index]
@@ -148,6 +149,7 @@ class Nvml:
             memory_used=getattr(memory, "used", None),
             memory_free=getattr(memory, "free", None),
             memory_total=getattr(memory, "total", None),
+            memory_reserved=getattr(reserved, "reserved", None),
             gpu_pct=getattr(rates, "gpu", None),
             memory_pct=getattr(rates, "memory", None),
             sm_mhz=self._ask("nvmlDeviceGetClockInfo", device, nvml.NVML_CLOCK_SM),

@@ -84,6 +84,7 @@ class GpuReading:
         memory_used: Bytes.
         memory_free: Bytes.
         memory_total: Bytes.
+        memory_reserved: Bytes that the driver and the firmware keep, part of those used.
         gpu_pct: Share of the last sample period with a kernel running, 0 to 100.
         memory_pct: The same for reading or writing memory.
         sm_mhz: Clock of the multiprocessors.
@@ -121,6 +122,7 @@ class GpuReading:
     memory_used: int | None = None
     memory_free: int | None = None
     memory_total: int | None = None
+    memory_reserved: int | None = None
     gpu_pct: int | None = None
     memory_pct: int | None = None
     sm_mhz: int | None = None

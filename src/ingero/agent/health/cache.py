@@ -26,6 +26,7 @@ class Heard(StrEnum):
     """What an answer told about the threshold."""
 
     HIT = "hit"
+    WITHHELD = "withheld"
     MISS = "miss"
     REJECTED = "rejected"
 
@@ -46,13 +47,15 @@ class Told(NamedTuple):
     reason: str = ""
 
 
-def parse_told(threshold: str | None, quorum: str | None) -> Told:
-    """Read the two header values; both count or none does.
+def parse_told(threshold: str | None, quorum: str | None, panic: str | None = None) -> Told:
+    """Read the two header values; both count or none does. Fleet's word of panic, which comes without them, is a third.
 
     Source: wire contract of agent v0.17, response headers: a decimal in [0.1, 0.99] and ``true`` or ``false`` in any
-    case.
+    case. That agent does not know the third.
     """
     threshold, quorum = (threshold or "").strip(), (quorum or "").strip()
+    if (panic or "").strip().lower() == "true":
+        return Told(Heard.WITHHELD)
     if not threshold or not quorum:
         return Told(Heard.MISS)
     quorum_met = _QUORUM.get(quorum.lower())
@@ -79,6 +82,14 @@ class CacheCounts(NamedTuple):
     n_rejected: int
 
 
+_USABLE: Final = frozenset({Heard.HIT, Heard.WITHHELD})
+
+
+def _keep(told: Told, mono_ns: int) -> CachedThreshold:
+    value = told.threshold if told.heard is Heard.HIT else None
+    return CachedThreshold(value, told.quorum_met, mono_ns)
+
+
 class ThresholdCache:
     """The last good threshold and the state of the path to Fleet."""
 
@@ -89,25 +100,27 @@ class ThresholdCache:
         self._n_failed = 0
         self._counts = dict.fromkeys(Heard, 0)
         self._reason = ""
+        self._heard_ns: int | None = None
 
     def hear(self, told: Told, mono_ns: int) -> None:
         """Take what an answer to a push told.
 
-        Only a usable value puts the poller to sleep: an answer whose value is rejected leaves the agent without a
-        threshold as surely as one without.
+        Only a usable value, or word that there is none now, puts the poller to sleep: an answer whose value is
+        rejected leaves the agent without a threshold as surely as one without.
         """
         with self._lock:
             self._counts[told.heard] += 1
+            self._heard_ns = mono_ns
             self._reason = told.reason or self._reason
-            self._is_piggybacked = told.heard is Heard.HIT
-            if told.heard is Heard.HIT:
-                self._cached = CachedThreshold(told.threshold, told.quorum_met, mono_ns)
+            self._is_piggybacked = told.heard in _USABLE
+            if self._is_piggybacked:
+                self._cached = _keep(told, mono_ns)
 
     def hear_poll(self, told: Told, mono_ns: int) -> None:
         """Take what the threshold page told; it does not change whether answers carry a value."""
         with self._lock:
-            if told.heard is Heard.HIT:
-                self._cached = CachedThreshold(told.threshold, told.quorum_met, mono_ns)
+            if told.heard in _USABLE:
+                self._cached = _keep(told, mono_ns)
             elif told.heard is Heard.REJECTED:
                 self._counts[told.heard] += 1
                 self._reason = told.reason
@@ -122,6 +135,12 @@ class ThresholdCache:
         """The last good value; None before the first."""
         with self._lock:
             return self._cached
+
+    @property
+    def heard_ns(self) -> int | None:
+        """Monotonic time of Fleet's last answer to a push, whatever it told; None before the first."""
+        with self._lock:
+            return self._heard_ns
 
     @property
     def is_piggybacked(self) -> bool:
@@ -139,7 +158,18 @@ class ThresholdCache:
     def counts(self) -> CacheCounts:
         """Answers heard, by kind."""
         with self._lock:
-            return CacheCounts(*(self._counts[heard] for heard in Heard))
+            counts = self._counts
+            return CacheCounts(
+                counts[Heard.HIT],
+                counts[Heard.MISS],
+                counts[Heard.REJECTED],
+            )
+
+    @property
+    def is_withheld(self) -> bool:
+        """Fleet's last word is that nobody is to judge itself now."""
+        with self._lock:
+            return self._cached is not None and self._cached.value is None
 
     @property
     def last_rejection(self) -> str:

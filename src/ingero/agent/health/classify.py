@@ -57,8 +57,14 @@ class Classifier:
         self.is_straggler = False
         self._n_under = 0
 
-    def look(self, score: float, threshold: float) -> Classification:
-        """Compare once. A NaN changes nothing."""
+    def look(self, score: float, threshold: float, *, may_accuse: bool = True) -> Classification:
+        """Compare once. A NaN changes nothing.
+
+        Args:
+            score: The node's.
+            threshold: The bar.
+            may_accuse: Whether a node that was healthy may be found a straggler now, however long it was under.
+        """
         if math.isnan(score) or math.isnan(threshold):
             return Classification(self.is_straggler, is_changed=False)
         if self.is_straggler:
@@ -66,7 +72,7 @@ class Classifier:
             return self._turn(to=not is_back)
         is_under = score + EPSILON < threshold
         self._n_under = self._n_under + 1 if is_under else 0
-        return self._turn(to=self._n_under >= self.settings.confirm)
+        return self._turn(to=may_accuse and self._n_under >= self.settings.confirm)
 
     @property
     def is_suspect(self) -> bool:

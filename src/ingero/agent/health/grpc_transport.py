@@ -8,7 +8,9 @@ from typing import Any, Final
 
 import grpc
 
-from ingero.agent.health.cache import parse_told
+from ingero.agent.health.cache import Told, parse_told
+from ingero.agent.health.endpoint import FleetEndpoint
+from ingero.agent.health.hints import explain_code, explain_failure
 from ingero.agent.health.transport import USER_AGENT, Answer, TransportSettings, parse_retry_after
 from ingero.errors import BadDataError, IngeroError
 from ingero.units import NS_PER_MS, NS_PER_S
@@ -70,12 +72,12 @@ class GrpcTransport:
                 compression=grpc.Compression.Gzip if settings.is_gzip else None,
             )
         except grpc.RpcError as error:
-            return _read_refusal(error, wall_ns)
+            return _read_refusal(error, wall_ns, settings.endpoint)
         told = _gather(call.initial_metadata()) | _gather(call.trailing_metadata())
         return Answer(
             is_taken=True,
             detail="OK",
-            told=parse_told(told.get(Header.GRPC_THRESHOLD), told.get(Header.GRPC_QUORUM_MET)),
+            told=_read_told(told),
         )
 
     def close(self) -> None:
@@ -83,18 +85,29 @@ class GrpcTransport:
         self._channel.close()
 
 
-def _read_refusal(error: Any, wall_ns: int) -> Answer:  # noqa: ANN401 - grpc.RpcError is also a Call
+def _read_refusal(error: Any, wall_ns: int, endpoint: FleetEndpoint) -> Answer:  # noqa: ANN401 - grpc.RpcError is also a Call
     told = _gather(error.initial_metadata()) | _gather(error.trailing_metadata())
     pause_ns = parse_retry_after(told.get("retry-after"), wall_ns)
     pushback = told.get(_PUSHBACK, "")
     if pushback.isascii() and pushback.isdigit():
         pause_ns = int(pushback[:12]) * NS_PER_MS
+    is_cut_off = error.code() in _CUT_OFF and pause_ns is None
+    detail = explain_code(error.code().name, error.details() or "")
     return Answer(
         is_taken=False,
-        detail=f"{error.code().name} {error.details() or ''}".strip(),
-        told=parse_told(told.get(Header.GRPC_THRESHOLD), told.get(Header.GRPC_QUORUM_MET)),
+        detail=explain_failure(detail, endpoint) if is_cut_off else detail,
+        told=_read_told(told),
         retry_after_ns=pause_ns,
-        is_cut_off=error.code() in _CUT_OFF and pause_ns is None,
+        is_cut_off=is_cut_off,
+        is_refused=not is_cut_off,
+    )
+
+
+def _read_told(metadata: dict[str, str]) -> Told:
+    return parse_told(
+        metadata.get(Header.GRPC_THRESHOLD),
+        metadata.get(Header.GRPC_QUORUM_MET),
+        metadata.get(Header.GRPC_PANIC),
     )
 
 

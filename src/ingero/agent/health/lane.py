@@ -69,6 +69,10 @@ class PushLane:
         clock: Stamps what was heard.
         pause: Waits before the second try.
         spread: A number in [-1, 1] each call, to spread the second tries of many agents.
+
+    Attributes:
+        counts: What happened to requests.
+        last: What became of the last regular push; None before the first.
     """
 
     def __init__(
@@ -91,7 +95,12 @@ class PushLane:
         self._resume_ns = 0
         self._pause_ns = 0
         self.counts = LaneCounts()
-        self.last_detail = ""
+        self.last: Answer | None = None
+
+    @property
+    def last_detail(self) -> str:
+        """What became of the last push, for people; empty before the first."""
+        return self.last.detail if self.last else ""
 
     def offer(self, regular: Export | None, extras: Sequence[Export] = ()) -> None:
         """Hand over a push and its events; never blocks."""
@@ -184,7 +193,7 @@ class PushLane:
             answer = self._transport.send(export, self._clock.wall_ns())
         self._hear(answer)
         self._cache.note_push(is_taken=answer.is_taken)
-        self.last_detail = answer.detail
+        self.last = answer
         if answer.is_taken:
             self.counts.n_taken += 1
         else:

@@ -41,11 +41,12 @@ from ingero.agent.health.signals import (
 )
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
-from ingero.wire.names import DominantSignal
+from ingero.wire.names import DetectionMode, DominantSignal
 from ingero.wire.otlp.export import Export
 from ingero.wire.uds import KnownMessage
 
 TICK_SPREAD: Final = 0.1
+_FLEET_MODES: Final = frozenset({DetectionMode.FLEET, DetectionMode.FLEET_CACHED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +58,15 @@ class LoopSettings:
         sample_interval_ns: Between looks; no longer than the push interval.
         early_push_delta: A score that moved by more than this is pushed at once; 1 or more never.
         early_push_gap_ns: Least time between an early push and the push before it.
+        peers_wait_ns: How long a node is under Fleet's bar before it asks Fleet once more and then calls itself a
+            straggler: peers that fell with it are heard meanwhile, and Fleet takes the bar back. Local bars do not wait.
     """
 
     push_interval_ns: int = 10 * NS_PER_S
     sample_interval_ns: int = NS_PER_S
     early_push_delta: float = 0.05
     early_push_gap_ns: int = NS_PER_S
+    peers_wait_ns: int = 0
     machine: MachineSettings = field(default_factory=MachineSettings)
     baseline: BaselineSettings = field(default_factory=BaselineSettings)
     score: ScoreSettings = field(default_factory=ScoreSettings)
@@ -150,6 +154,7 @@ class _Pushed(NamedTuple):
     state: State
     score: float
     is_straggler: bool
+    is_suspect: bool
 
 
 class _View(NamedTuple):
@@ -202,6 +207,7 @@ class HealthLoop:
         self._classifier = Classifier(settings.classifier)
         self._interval = Interval()
         self._pushed: _Pushed | None = None
+        self._fell_ns: int | None = None
         self.baseline = Baseline(settings.baseline)
         now_ns = parts.clock.mono_ns()
         self._due_ns = self._next_tick(now_ns)
@@ -308,6 +314,7 @@ class HealthLoop:
     def _forget(self, outcome: Outcome, wall_ns: int) -> None:
         """Drop the verdict: what was judged is no longer there."""
         self._classifier.clear()
+        self._fell_ns = None
         self._parts.book.close(outcome, wall_ns)
 
     def _classify(self, view: _View) -> _Verdict:
@@ -318,13 +325,37 @@ class HealthLoop:
             return _Verdict(None, bar, DominantSignal.UNKNOWN)
         score, dominant = result.value, self.baseline.dominant_signal(view.seen.signals)
         if self._machine.state is not State.ACTIVE or bar.threshold is None:
+            self._fell_ns = None
             return _Verdict(score, bar, dominant)
-        found = self._classifier.look(score, bar.threshold)
+        may_accuse = self._is_settled(view.now_ns, bar)
+        found = self._classifier.look(score, bar.threshold, may_accuse=may_accuse)
+        if not self._classifier.is_suspect:
+            self._fell_ns = None
+        elif self._fell_ns is None:
+            self._fell_ns = view.now_ns
         if found.is_straggler:
             self._parts.book.judge(bar, score, dominant, view.wall_ns)
         elif found.is_changed:
             self._parts.book.close(Outcome.RESOLVED, view.wall_ns, score=score)
         return _Verdict(score, bar, dominant, is_judged=True, is_changed=found.is_changed)
+
+    def _is_settled(self, now_ns: int, bar: Bar) -> bool:
+        """Whether Fleet, where the bar is its own, answered once more after the node was under it for long enough."""
+        wait_ns = self._settings.peers_wait_ns
+        if not wait_ns or bar.mode not in _FLEET_MODES or not self._parts.cache.is_reachable:
+            return True
+        heard_ns = self._parts.cache.heard_ns
+        return (
+            self._fell_ns is not None
+            and heard_ns is not None
+            and now_ns >= heard_ns >= self._fell_ns + wait_ns
+        )
+
+    def _is_asking(self, last: _Pushed, now_ns: int) -> bool:
+        """Whether the node waited long enough and Fleet was not asked since."""
+        if self._fell_ns is None or self._classifier.is_straggler:
+            return False
+        return last.mono_ns < self._fell_ns + self._settings.peers_wait_ns <= now_ns
 
     def _bar(self, now_ns: int) -> Bar:
         cache = self._parts.cache
@@ -363,6 +394,8 @@ class HealthLoop:
         return (
             self._machine.state is not last.state
             or self._classifier.is_straggler != last.is_straggler
+            or self._classifier.is_suspect != last.is_suspect
+            or self._is_asking(last, now_ns)
             or abs(verdict.score - last.score) > self._settings.early_push_delta
         )
 
@@ -383,7 +416,11 @@ class HealthLoop:
         events = [build_event(self._identity, event) for event in self._parts.book.take_events()]
         self._parts.lane.offer(build_push(self._identity, status), events)
         self._pushed = _Pushed(
-            view.now_ns, self._machine.state, verdict.score, self._classifier.is_straggler
+            view.now_ns,
+            self._machine.state,
+            verdict.score,
+            self._classifier.is_straggler,
+            self._classifier.is_suspect,
         )
 
     def _send_messages(self) -> None:

@@ -39,12 +39,12 @@ class CachedThreshold(NamedTuple):
     """The last threshold Fleet told.
 
     Attributes:
-        value: The bar.
+        value: The bar; None when Fleet said that nobody is to judge itself now.
         quorum_met: Whether enough nodes voted for it.
         mono_ns: When it arrived.
     """
 
-    value: float
+    value: float | None
     quorum_met: bool
     mono_ns: int
 
@@ -84,7 +84,8 @@ def choose_bar(outlook: Outlook, settings: ModeSettings) -> Bar:
 
     1. quorum, fresh → ``fleet``; 2. no quorum, at most 5 min → ``fleet-cached``; 3. unreachable, at most 5 min →
     ``local-cached``; 4. reachable, at most 5 min → ``fleet-cached``; 5. unreachable and warm → ``local-baseline``;
-    6. ``none``.
+    6. ``none``. A bar that Fleet withheld is ``none`` for 5 min, reachable or not: most of the cluster fell together, so
+    falling under an older bar or the node's own says nothing about this node.
     """
     cached = outlook.cached
     if cached is not None:
@@ -92,7 +93,7 @@ def choose_bar(outlook: Outlook, settings: ModeSettings) -> Bar:
         age_ns = max(outlook.mono_ns - cached.mono_ns - outlook.pause_ns, 0)
         mode = _cached_mode(cached.quorum_met, age_ns, outlook.is_reachable, settings)
         if mode is not None:
-            return Bar(mode, cached.value)
+            return Bar(DetectionMode.NONE if cached.value is None else mode, cached.value)
     if not outlook.is_reachable and outlook.healthy_score is not None:
         return Bar(DetectionMode.LOCAL_BASELINE, settings.local_factor * outlook.healthy_score)
     return Bar(DetectionMode.NONE, None)

@@ -13,6 +13,7 @@ from ingero.agent.health.loop import Look
 from ingero.agent.health.poll import ThresholdPoller
 from ingero.agent.health.remediate import RemediationStream
 from ingero.agent.health.signals import SIGNAL_NAMES
+from ingero.agent.health.transport import Answer
 from ingero.units import NS_PER_S
 from ingero.wire.uds import format_timestamp
 
@@ -23,8 +24,12 @@ REPEAT_NS: Final = 300 * NS_PER_S
 def build_record(
     look: Look, cache: ThresholdCache, lane: PushLane, stream: RemediationStream | None
 ) -> dict[str, Any]:
-    """One look as a JSON object; what is not known is null."""
-    counts, heard = lane.counts, cache.counts
+    """One look as a JSON object; what is not known is null.
+
+    A look's own push is under way when the look is told: ``offered`` says that there is one, ``pushed`` what became of
+    the last one that ended.
+    """
+    counts, heard, last = lane.counts, cache.counts, lane.last
     record: dict[str, Any] = {
         "time": format_timestamp(look.wall_ns),
         "state": look.state.value,
@@ -37,10 +42,12 @@ def build_record(
         "dominant_signal": look.dominant.value,
         "degraded": look.is_degraded,
         "tick": look.is_tick,
-        "pushed": look.is_pushed,
+        "offered": look.is_pushed,
+        "pushed": last.is_taken if last else None,
         "early": look.is_early,
         "fleet": {
-            "reachable": cache.is_reachable,
+            "reachable": cache.is_reachable or _is_refused(lane),
+            "refused": _is_refused(lane),
             "last_answer": lane.last_detail or None,
             "pushes_taken": counts.n_taken,
             "pushes_failed": counts.n_failed,
@@ -53,6 +60,7 @@ def build_record(
             "threshold_hits": heard.n_hits,
             "threshold_misses": heard.n_misses,
             "threshold_rejected": heard.n_rejected,
+            "panic": cache.is_withheld,
         },
     }
     if stream is not None:
@@ -67,17 +75,30 @@ def build_record(
     return record
 
 
-def write_line(look: Look, cache: ThresholdCache) -> str:
-    """One look as a line of fixed columns."""
+def _is_refused(lane: PushLane) -> bool:
+    """Whether somebody answered the last push, and did not take it."""
+    return bool(lane.last and lane.last.is_refused)
+
+
+def write_line(look: Look, lane: PushLane) -> str:
+    """One look as a line of fixed columns; the last says what became of the pushes so far."""
     score = "  -  " if look.score is None else f"{look.score:.3f}"
     bar = "  -  " if look.bar.threshold is None else f"{look.bar.threshold:.3f}"
     verdict = f"STRAGGLER ({look.dominant.value})" if look.is_straggler else "ok"
-    path = "" if cache.is_reachable else "  fleet unreachable"
-    pushed = "pushed early" if look.is_early else "pushed" if look.is_pushed else "not pushed"
+    way = "early" if look.is_early else "push" if look.is_pushed else "quiet"
     return (
         f"{format_timestamp(look.wall_ns)[11:19]}  {look.state.value:<11}  score {score}  "
-        f"threshold {bar}  {look.bar.mode.value:<14}  {verdict:<24}  {pushed}{path}"
+        f"threshold {bar}  {look.bar.mode.value:<14}  {verdict:<24}  {way:<5}  {_write_outcome(lane)}"
     )
+
+
+def _write_outcome(lane: PushLane) -> str:
+    counts, last = lane.counts, lane.last
+    if last is None:
+        return "no answer yet"
+    failed = f", {counts.n_failed} failed" if counts.n_failed else ""
+    now = "" if last.is_taken else "; refused" if last.is_refused else "; no answer"
+    return f"{counts.n_taken} taken{failed}{now}"
 
 
 class Narrator:
@@ -91,7 +112,8 @@ class Narrator:
         self._poller = poller
         self._said: dict[str, int] = {}
         self._last: Look | None = None
-        self._was_reachable = True
+        self._trouble = ""
+        self._was_withheld = False
         self._n_rejected = 0
         self._n_polls_failed = 0
 
@@ -121,16 +143,14 @@ class Narrator:
         return [note] if self._is_new(note, mono_ns) else []
 
     def _path_notes(self, mono_ns: int) -> list[str]:
-        notes = []
-        is_reachable, self._was_reachable, was = (
-            self._cache.is_reachable,
-            self._cache.is_reachable,
-            self._was_reachable,
-        )
-        if was and not is_reachable:
-            notes.append(f"fleet: unreachable: {self._lane.last_detail}")
-        elif is_reachable and not was:
-            notes.append("fleet: reachable again")
+        notes = self._trouble_notes(mono_ns)
+        was_withheld, self._was_withheld = self._was_withheld, self._cache.is_withheld
+        if self._was_withheld != was_withheld:
+            notes.append(
+                "fleet: panic: most of the cluster fell together, no node is judged"
+                if self._was_withheld
+                else "fleet: nodes are judged again"
+            )
         n_rejected = self._cache.counts.n_rejected
         if n_rejected > self._n_rejected:
             reason = f"fleet: its threshold was rejected: {self._cache.last_rejection}"
@@ -140,6 +160,24 @@ class Narrator:
             self._n_polls_failed = self._poller.n_failed
             notes += self.say_once(f"threshold page: {self._poller.last_detail}", mono_ns)
         return notes
+
+    def _trouble_notes(self, mono_ns: int) -> list[str]:
+        last, was = self._lane.last, self._trouble
+        if last is None:
+            return []
+        if last.is_taken:
+            self._trouble = ""
+            return ["fleet: takes pushes again"] if was else []
+        self._trouble = self._find_trouble(last) or was
+        return self.say_once(self._trouble, mono_ns) if self._trouble != was else []
+
+    def _find_trouble(self, last: Answer) -> str:
+        """Why Fleet does not take pushes: a refusal at once, silence once it lasts; empty before that."""
+        if last.is_refused:
+            return f"fleet: refused: {last.detail}"
+        if not last.is_cut_off:
+            return f"fleet: not sent: {last.detail}"
+        return "" if self._cache.is_reachable else f"fleet: unreachable: {last.detail}"
 
     def _is_new(self, key: str, mono_ns: int) -> bool:
         said = self._said.get(key)

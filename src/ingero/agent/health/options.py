@@ -29,6 +29,8 @@ COMPRESSIONS: Final = ("none", "gzip")
 MIN_PUSH_INTERVAL_NS: Final = NS_PER_S
 MIN_TIMEOUT_NS: Final = 100 * NS_PER_MS
 MIN_SAMPLE_INTERVAL_NS: Final = 100 * NS_PER_MS
+WINDOW_SKEW_NS: Final = 5 * NS_PER_S
+"""What two nodes' windows may differ by: recorders count launches in buckets of 5 s."""
 
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 §5.6.2, token
 
@@ -55,6 +57,7 @@ class PushOptions:
     fleet_poll_interval: int = 10 * NS_PER_S
     fleet_classifier_hysteresis: float = 0.02
     fleet_classifier_confirm: int = 2
+    fleet_peers_wait: int | None = None
     fleet_early_push_delta: float = 0.05
     fleet_protocol: str = "http/json"
     fleet_compression: str = "none"
@@ -193,6 +196,13 @@ class _Builder:
             self._problems += error.problems
             return None
 
+    @property
+    def _peers_wait_ns(self) -> int:
+        given = self._options.fleet_peers_wait
+        interval_ns = self._options.fleet_push_interval
+        usual = max(interval_ns, min(2 * interval_ns, WINDOW_SKEW_NS))
+        return usual if given is None else given
+
     def _build_loop(self) -> LoopSettings | None:
         options = self._options
         if options.warmup_samples < 0:
@@ -208,6 +218,7 @@ class _Builder:
             push_interval_ns=options.fleet_push_interval,
             sample_interval_ns=min(options.sample_interval, options.fleet_push_interval),
             early_push_delta=options.fleet_early_push_delta,
+            peers_wait_ns=self._peers_wait_ns,
             machine=MachineSettings(warmup=options.warmup_samples),
             baseline=BaselineSettings(warmup=options.warmup_samples),
             classifier=classifier,

@@ -27,6 +27,7 @@ _HEADERS: Final = {"Accept": ContentType.JSON.value, "Accept-Encoding": "identit
 class _Page(msgspec.Struct):
     threshold: float
     quorum_met: bool
+    panic: bool = False
 
 
 class ThresholdPoller:
@@ -91,7 +92,7 @@ class ThresholdPoller:
             page = msgspec.json.decode(body, type=_Page)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return self._fail(f"the threshold page cannot be read: {error}", usual_ns)
-        told = read_page(page.threshold, quorum_met=page.quorum_met)
+        told = read_page(page.threshold, quorum_met=page.quorum_met, panic=page.panic)
         self.last_detail = told.reason
         self._cache.hear_poll(told, self._clock.mono_ns())
         return usual_ns
@@ -110,8 +111,10 @@ class ThresholdPoller:
         return delay_ns
 
 
-def read_page(threshold: float, *, quorum_met: bool) -> Told:
-    """What the page's two values tell; 0 without quorum is Fleet's "none yet", not a threshold of 0."""
+def read_page(threshold: float, *, quorum_met: bool, panic: bool = False) -> Told:
+    """What the page's values tell; 0 without quorum is Fleet's "none yet", not a threshold of 0."""
+    if panic:
+        return Told(Heard.WITHHELD)
     if threshold == 0 and not quorum_met:
         return Told(Heard.MISS)
     return check_told(threshold, quorum_met=quorum_met)

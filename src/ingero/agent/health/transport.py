@@ -20,6 +20,7 @@ from ingero import __version__
 from ingero.agent.health.body import encode_agent_json
 from ingero.agent.health.cache import Heard, Told, parse_told
 from ingero.agent.health.endpoint import FleetEndpoint
+from ingero.agent.health.hints import explain_failure, explain_status
 from ingero.errors import BadDataError
 from ingero.units import NS_PER_S
 from ingero.wire.names import ContentType, Header
@@ -39,6 +40,7 @@ class Answer(NamedTuple):
         told: The threshold headers, also of a refusal.
         retry_after_ns: How long the receiver asked for silence; None when it did not.
         is_cut_off: No answer came at all, so one more try is worth it.
+        is_refused: Somebody answered, and did not take it.
     """
 
     is_taken: bool
@@ -46,6 +48,7 @@ class Answer(NamedTuple):
     told: Told = Told(Heard.MISS)
     retry_after_ns: int | None = None
     is_cut_off: bool = False
+    is_refused: bool = False
 
 
 class Transport(Protocol):
@@ -134,7 +137,7 @@ class HttpTransport:
             with self._client.stream("POST", url, content=body, headers=headers) as response:
                 _skim(response)
         except httpx.HTTPError as error:
-            detail = str(error) or type(error).__name__
+            detail = explain_failure(str(error) or type(error).__name__, settings.endpoint)
             return Answer(is_taken=False, detail=detail, is_cut_off=True)
         return read_answer(response, wall_ns)
 
@@ -172,9 +175,14 @@ def read_answer(response: httpx.Response, wall_ns: int) -> Answer:
         pause_ns = parse_retry_after(headers.get("Retry-After"), wall_ns)
     return Answer(
         is_taken=response.is_success,
-        detail=f"{response.status_code} {response.reason_phrase}".strip(),
-        told=parse_told(headers.get(Header.THRESHOLD), headers.get(Header.QUORUM_MET)),
+        detail=explain_status(response.status_code, response.reason_phrase),
+        told=parse_told(
+            headers.get(Header.THRESHOLD),
+            headers.get(Header.QUORUM_MET),
+            headers.get(Header.PANIC),
+        ),
         retry_after_ns=pause_ns,
+        is_refused=not response.is_success,
     )
 
 

@@ -27,6 +27,16 @@ class Flag(enum.IntFlag):
     SLOW = 8
     FIRST = 16
     NO_TIME = 32
+    LARGE = 64
+    EXACT = 128
+
+
+class Stacks(enum.IntEnum):
+    """Which records of calls carry the stack that they were made from."""
+
+    NONE = 0
+    ALL = 1
+    NOTABLE = 2  # of the slow and the failed; of those in flight user space reads them
 
 
 class Act(enum.IntEnum):
@@ -134,8 +144,6 @@ class ProcessEvent(enum.IntEnum):
 N_ROLES: Final = 24
 N_REGISTERS: Final = 8
 MAX_DESCRIPTORS: Final = 1024
-HIST_FIRST_LOG2: Final = 7
-HIST_BUCKETS: Final = 126
 N_COPY_KINDS: Final = 6
 MAX_NATIVE: Final = 127
 MAX_PYTHON: Final = 128
@@ -155,11 +163,3 @@ def get_btf() -> Btf:
 def get_dtype(name: str) -> np.dtype[Any]:
     """The dtype of ``struct ig_<name>``."""
     return get_btf().build_dtype(f"ig_{name}")
-
-
-def build_bucket_edges_ns() -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Lower edges of the latency buckets and, last, the upper edge of the last; shape (HIST_BUCKETS + 1,)."""
-    steps = np.arange(HIST_BUCKETS) / 4
-    octave = np.floor(steps)
-    edges = 2.0 ** (HIST_FIRST_LOG2 + octave) * (1 + (steps - octave))
-    return np.concatenate(([0.0], edges))

@@ -6,8 +6,7 @@ takes 0.1 ms here (``tests/agent/discover`` holds it to pyelftools). Source: Sys
 
 from __future__ import annotations
 
-import mmap
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +30,19 @@ SEGMENT: Final = np.dtype([
 _CLASS_64: Final = 2
 _LITTLE_ENDIAN: Final = 1
 
-Data = bytes | mmap.mmap
 Table = npt.NDArray[Any]
+
+
+class Data(Protocol):
+    """Bytes of a file, wherever they are: in memory, mapped, or read when they are sliced."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+        ...
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        """Those between two offsets."""
+        ...
 
 
 def read_headers(data: Data) -> tuple[Table, Table]:

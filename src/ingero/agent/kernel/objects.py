@@ -43,6 +43,7 @@ class BpfObject:
         programs: The programs to load, each with an expected attach type to set, or None to keep the compiled one.
         shared: Maps that exist already, by name; the object uses these in place of its own.
         sizes: Entries (bytes for a ring) of maps that should not have their compiled size.
+        left_out: Programs not to load.
 
     Raises:
         UnsupportedError: libbpf is missing, the privilege is missing, or the kernel refused a program.
@@ -55,6 +56,7 @@ class BpfObject:
         *,
         shared: Mapping[str, BpfMap] | None = None,
         sizes: Mapping[str, int] | None = None,
+        left_out: Collection[str] = (),
     ) -> None:
         self.probe = probe
         self._libbpf = get_libbpf()
@@ -64,6 +66,7 @@ class BpfObject:
         if not self._handle:
             raise self._refusal("open", ctypes.get_errno())
         try:
+            self._leave_out(left_out)
             self._adjust(programs, shared or {}, sizes or {})
             if self._calls.bpf_object__load(self._handle):
                 raise self._refusal("load", ctypes.get_errno())
@@ -95,6 +98,11 @@ class BpfObject:
             calls.bpf_map__max_entries(pointer),
             calls.bpf_map__type(pointer),
         )
+
+    def _leave_out(self, names: Collection[str]) -> None:
+        for name, pointer in self._iter("program"):
+            if name in names:
+                self._calls.bpf_program__set_autoload(pointer, False)  # noqa: FBT003 - C's
 
     def _adjust(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ingero.agent.discover.processes import FileId
 from ingero.agent.kernel import syscalls
-from ingero.agent.kernel.abi import N_COPY_KINDS, get_dtype
+from ingero.agent.kernel.abi import N_COPY_KINDS, Stacks, get_dtype
 from ingero.agent.kernel.maps import BpfMap
 from ingero.agent.kernel.objects import BpfObject
 from ingero.agent.kernel.perf import iter_online_cpus, open_software_event
@@ -26,11 +26,13 @@ from ingero.agent.probes.host import PROBES, HostProbe
 from ingero.agent.probes.targets import ProbeTarget
 from ingero.agent.symbols.libraries import build_descriptors
 from ingero.errors import UnsupportedError
+from ingero.model.sampling import NEVER_SAMPLED
 
 Records = npt.NDArray[Any]
 _KEY_0: Final = bytes(4)
 _CALL_RINGS: Final = {
     "calls": "call",
+    "kept_calls": "call",
     "failed_calls": "call",
     "collectives": "collective",
     "stacks": "stack",
@@ -50,6 +52,14 @@ _BY_PROCESS: Final = (
     ("allocations", "handle_key"),
     ("communicators", "handle_key"),
 )
+_IN_FLIGHT: Final = (
+    ("tid", "<u4"),
+    ("pid", "<u4"),
+    ("device", "<i4"),
+    ("group_id", "<u4"),
+    ("pointer", "<u8"),
+    ("depth", "<u4"),
+)
 FILTER_PIDS: Final = 1
 FILTER_CGROUPS: Final = 2
 FILTER_UID: Final = 4
@@ -62,10 +72,10 @@ class EngineSettings:
     Attributes:
         host_probes: Names of the host probes to start.
         ring_bytes: Size of the calls ring, a power of two; 0 for the compiled one.
-        keep_one_in: Records kept among ordinary calls.
+        keep_one_in: Records kept among the calls of kinds that are sampled.
         keep_first: Records always kept per process, operation and CPU.
         with_session: Try session links first; False tests the pair of older kernels.
-        with_stacks: Whether records of calls carry the stack they were made from.
+        stacks: Which records of calls carry the stack they were made from.
         copies_bytes: Size of the ring of copied stacks, a power of two; one page without stacks.
     """
 
@@ -74,7 +84,7 @@ class EngineSettings:
     keep_one_in: int = 1
     keep_first: int = 64
     with_session: bool = True
-    with_stacks: bool = False
+    stacks: Stacks = Stacks.NONE
     copies_bytes: int = 4 << 20
 
 
@@ -86,6 +96,7 @@ class _Live:
     uid: int = 0
     keep_one_in: int = 1
     keep_first: int = 64
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +136,7 @@ class Engine:
         self.missing: list[Missing] = []
         self.rings: dict[str, Ring] = {}
         self._objects: list[BpfObject] = []
+        self._departures: BpfMap | None = None
         self._links: list[int] = []
         self._attached: dict[FileId, _Attached] = {}
         self._live = _Live(
@@ -140,8 +152,8 @@ class Engine:
         self.stack_copies = Ring(self.maps["stack_copies"], get_dtype("stack_copy"))
 
     def _load_calls(self) -> tuple[str, BpfObject]:
-        with_stacks = self._settings.with_stacks
-        sizes = {"stack_copies": self._settings.copies_bytes if with_stacks else mmap.PAGESIZE}
+        copies_bytes = self._settings.copies_bytes
+        sizes = {"stack_copies": copies_bytes if self.with_stacks else mmap.PAGESIZE}
         if self._settings.ring_bytes:
             sizes["calls"] = self._settings.ring_bytes
         if self._settings.with_session:
@@ -161,18 +173,23 @@ class Engine:
 
     def _write_settings(self) -> None:
         settings = np.zeros(1, get_dtype("settings"))
-        settings["with_stacks"] = self._settings.with_stacks
-        for name in ("filter", "uid", "keep_one_in", "keep_first"):
+        settings["stacks"] = self._settings.stacks
+        for source, op in NEVER_SAMPLED:
+            settings["exact"][0, source] |= np.uint64(1 << op)
+        for name in ("filter", "uid", "keep_one_in", "keep_first", "is_over"):
             settings[name] = getattr(self._live, name)
         self.maps["settings"].update(_KEY_0, settings.tobytes())
 
     @property
     def with_stacks(self) -> bool:
-        """Whether records of calls carry the stack they were made from."""
-        return self._settings.with_stacks
+        """Whether any record of a call carries the stack it was made from."""
+        return self._settings.stacks != Stacks.NONE
 
     def start_host_probes(self) -> None:
-        """Load and attach the host probes; one that this machine refuses goes to `missing`."""
+        """Load and attach the host probes; one that this machine refuses goes to `missing`.
+
+        Say first whom to watch: some programs are needed for that alone.
+        """
         for probe in PROBES:
             if probe.name not in self._settings.host_probes:
                 continue
@@ -182,7 +199,11 @@ class Engine:
                 self.missing.append(Missing(probe.name, error.message, error.hint, probe.costs))
 
     def _start(self, probe: HostProbe) -> None:
-        loaded = BpfObject(probe.name, shared=self._calls.subset(_SHARED))
+        loaded = BpfObject(
+            probe.name,
+            shared=self._calls.subset(_SHARED),
+            left_out=() if self._live.filter else probe.filtering,
+        )
         links: list[int] = []
         try:
             for name, fd in loaded.programs.items():
@@ -197,15 +218,22 @@ class Engine:
             raise UnsupportedError(f"cannot attach {probe.name!r}: {error.strerror}") from error
         self._links += links
         self._objects.append(loaded)
-        self.rings[probe.ring] = Ring(loaded.maps[probe.ring], get_dtype(probe.record))
+        self._departures = loaded.maps.get("departures", self._departures)
+        for ring, record in ((probe.ring, probe.record), *probe.more_rings):
+            self.rings[ring] = Ring(loaded.maps[ring], get_dtype(record))
 
-    def attach(self, target: ProbeTarget) -> bool:
-        """Probe a file in every process; False when it is probed already.
+    def attach(self, target: ProbeTarget, reach: str = "") -> bool:
+        """Probe a file, or a further part of one, in every process; False when that is probed already.
+
+        Args:
+            target: What to probe in it: all of it, or a part that has nothing in common with the others.
+            reach: A path that leads to the file now; empty for the target's own.
 
         Raises:
             UnsupportedError: The kernel refuses.
         """
-        if target.file in self._attached:
+        known = self._attached.get(target.file)
+        if known is not None and set(target.probes) <= set(known.target.probes):
             return False
         attached = _Attached(target)
         try:
@@ -213,21 +241,23 @@ class Engine:
                 attached.links.append(
                     syscalls.attach_uprobes(
                         self._calls.programs["calls_session"],
-                        target.reach,
+                        reach or target.path,
                         target.probes,
                         attach_type=syscalls.ATTACH_UPROBE_SESSION,
                     )
                 )
             else:
-                self._attach_pair(attached)
+                self._attach_pair(attached, reach or target.path)
         except OSError as error:
             for link in attached.links:
                 os.close(link)
             raise UnsupportedError(f"cannot probe {target.path}: {error.strerror}") from error
+        if known is not None:
+            attached = _Attached(known.target.join(target), known.links + attached.links)
         self._attached[target.file] = attached
         return True
 
-    def _attach_pair(self, attached: _Attached) -> None:
+    def _attach_pair(self, attached: _Attached, reach: str) -> None:
         """Two links; the returns come first: an entry without its return would stay on the thread's stack of calls."""
         descriptors = build_descriptors()
         with_return = [
@@ -240,7 +270,7 @@ class Engine:
             attached.links.append(
                 syscalls.attach_uprobes(
                     self._calls.programs[program],
-                    attached.target.reach,
+                    reach,
                     probes,
                     attach_type=syscalls.ATTACH_UPROBE_MULTI,
                     at_return=at_return,
@@ -250,7 +280,7 @@ class Engine:
     @property
     def targets(self) -> tuple[ProbeTarget, ...]:
         """The files that are probed."""
-        return tuple(attached.target for attached in self._attached.values())
+        return tuple(attached.target for attached in list(self._attached.values()))
 
     def is_attached(self, file: FileId) -> bool:
         """Whether a file is probed."""
@@ -270,16 +300,35 @@ class Engine:
         self.maps["filter_cgroups"].update(cgroup_id.to_bytes(8, "little"), b"\1")
         self._set(filter=self._live.filter | FILTER_CGROUPS)
 
+    def is_watched_pid(self, pid: int) -> bool:
+        """Whether a process is watched by its pid: it was named, or it is a child of one that was."""
+        return (
+            self.maps["filter_pids"].lookup(pid.to_bytes(4, "little"), np.dtype("u1")) is not None
+        )
+
+    def read_watched_pids(self) -> frozenset[int]:
+        """Processes that are watched by their pid and have not ended."""
+        pids, _ = self.maps["filter_pids"].read_all(np.dtype("<u4"), np.dtype("u1"))
+        return frozenset(pids.tolist())
+
+    def forget_pid(self, pid: int) -> None:
+        """Stop watching a process by its pid: it ended without our being told."""
+        self.maps["filter_pids"].delete(pid.to_bytes(4, "little"))
+
     @property
     def keep_one_in(self) -> int:
-        """Of how many ordinary calls one becomes a record."""
+        """Of how many calls of a kind that is sampled one becomes a record."""
         return self._live.keep_one_in
 
     def set_keep_one_in(self, number: int) -> None:
-        """Change the sampling of ordinary calls; counts stay exact."""
+        """Change the sampling of the kinds that are sampled; counts stay exact."""
         self._set(keep_one_in=number)
 
-    def _set(self, **changes: int) -> None:
+    def end(self) -> None:
+        """Count nothing any more: what was counted has its record in a ring, and what has not returned stays in flight."""
+        self._set(is_over=True)
+
+    def _set(self, **changes: int | bool) -> None:
         for name, value in changes.items():
             setattr(self._live, name, value)
         self._write_settings()
@@ -351,23 +400,33 @@ class Engine:
         assert per_cpu is not None  # an array map has its one entry
         return {name: int(per_cpu[name].sum()) for name in per_cpu.dtype.names or ()}
 
+    def read_departures(self, tids: Iterable[int]) -> dict[int, np.void]:
+        """Which of these threads are off the CPU now: ``struct ig_departure`` by thread; none without the scheduler's probe."""
+        if self._departures is None:
+            return {}
+        found = {}
+        for tid in tids:
+            left = self._departures.lookup(tid.to_bytes(4, "little"), get_dtype("departure"))
+            if left is not None:
+                found[tid] = left[0]
+        return found
+
     def read_in_flight(self) -> Records:
         """Calls that were entered and have not returned.
 
         Returns:
-            Frames with their thread: fields ``tid``, ``pid``, ``device`` and ``frame`` (``struct ig_frame``).
+            Frames with their thread, outermost first: fields ``tid``, ``pid``, ``device``, ``group_id``, ``pointer``
+            (``struct ig_thread``), ``depth`` and ``frame`` (``struct ig_frame``).
         """
         tids, threads = self.maps["threads"].read_all(np.dtype("<u4"), get_dtype("thread"))
         rows, columns = np.nonzero(
             np.arange(threads["frames"].shape[1])[None, :] < threads["depth"][:, None]
         )
-        frame = get_dtype("frame")
-        result = np.zeros(
-            len(rows), [("tid", "<u4"), ("pid", "<u4"), ("device", "<i4"), ("frame", frame)]
-        )
+        result = np.zeros(len(rows), [*_IN_FLIGHT, ("frame", get_dtype("frame"))])
         result["tid"] = tids[rows]
-        result["pid"] = threads["pid"][rows]
-        result["device"] = threads["device"][rows]
+        for name in ("pid", "device", "group_id", "pointer"):
+            result[name] = threads[name][rows]
+        result["depth"] = columns
         result["frame"] = threads["frames"][rows, columns]
         return result[result["frame"]["entry_ns"] > 0]
 

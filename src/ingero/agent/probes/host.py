@@ -20,6 +20,8 @@ class HostProbe:
         says: What it tells.
         costs: What is missing without it.
         wakes: Whether a record should be read at once.
+        filtering: Programs that are needed only where a filter says whom to watch.
+        more_rings: Further rings of the object, with their record.
         events: Programs that run at a software event of perf, by name; the others attach where they were compiled for.
     """
 
@@ -29,6 +31,8 @@ class HostProbe:
     says: str
     costs: str
     wakes: bool = False
+    filtering: tuple[str, ...] = ()
+    more_rings: tuple[tuple[str, str], ...] = ()
     events: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -40,6 +44,7 @@ PROBES: Final = (
         "processes that fork, exec and exit",
         "children of watched processes are not followed, and ended ones stay listed",
         wakes=True,
+        more_rings=(("unfinished", "unfinished"),),
     ),
     HostProbe(
         "sched",
@@ -77,7 +82,14 @@ PROBES: Final = (
         "memory that was swapped out, or files read through memory, look like slow code",
         events={"fault_begin": COUNT_PAGE_FAULTS, "fault_end": COUNT_PAGE_FAULTS_MAJOR},
     ),
-    HostProbe("tcp", "retransmits", "tcp", "TCP segments sent again", "no sign of a lossy network"),
+    HostProbe(
+        "tcp",
+        "retransmits",
+        "tcp",
+        "TCP segments sent again",
+        "no sign of a lossy network",
+        filtering=("tcp_sent", "tcp_received", "tcp_connecting"),
+    ),
     HostProbe(
         "oom",
         "victims",

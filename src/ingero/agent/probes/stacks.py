@@ -16,6 +16,7 @@ from ingero.agent.kernel.perf import Mapping as FileMapping
 from ingero.agent.kernel.ring import Ring
 from ingero.agent.stacks.interpreter import Interpreter, is_python_file
 from ingero.agent.stacks.native import SymbolFiles
+from ingero.agent.stacks.outside import OpenCall
 from ingero.agent.stacks.resolver import ProcessStacks, Stack, build_ended
 from ingero.agent.stacks.unwind import StackCopy, Unwound
 from ingero.errors import UnsupportedError
@@ -118,9 +119,7 @@ class StackBook:
             for record in records:
                 stack = self._resolve(record)
                 self._hashes[int(record["id"])] = stack.hash
-                if stack.hash not in self._told:
-                    self._told.add(stack.hash)
-                    self._new[stack.hash] = stack
+                self._tell(stack)
             for orphan in list(self._copies)[:-MOST_WAITING]:
                 del self._copies[orphan]
             if len(self._hashes) > MOST_STACKS:
@@ -154,6 +153,23 @@ class StackBook:
         if record["n_python"] and process.interpreter is None:  # a fork of one we know
             self._find_interpreter(process, pid)
         return process.resolve(record, self._unwind(process, record))
+
+    def read_open(self, pid: int, call: OpenCall) -> int:
+        """The hash of the stack of a call that has not returned, read from outside; 0 when the process cannot be read."""
+        with self._lock:
+            process = self._open(pid)
+            if process is None:
+                return 0
+            if process.interpreter is None:
+                self._find_interpreter(process, pid)
+            stack = process.resolve_open(call)
+            self._tell(stack)
+            return stack.hash
+
+    def _tell(self, stack: Stack) -> None:
+        if stack.hash not in self._told:
+            self._told.add(stack.hash)
+            self._new[stack.hash] = stack
 
     def _drop_oldest(self) -> None:
         """Make room; the kernel writes these again when it meets them."""

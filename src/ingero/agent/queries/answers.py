@@ -8,6 +8,7 @@ import msgspec
 
 from ingero.agent.queries.window import Wanted
 from ingero.model.incidents import Explanation, Incident
+from ingero.model.recording import Recording
 from ingero.model.untrusted import clean
 
 _LINE: Final = 512
@@ -38,6 +39,15 @@ class CoverageAnswer(msgspec.Struct, frozen=True):
     lost: int | None
 
 
+class AnnotationAnswer(msgspec.Struct, frozen=True):
+    """What the workload said of itself while an incident lasted."""
+
+    start_s: Annotated[float, msgspec.Meta(description="seconds from the first event")]
+    end_s: Annotated[float, msgspec.Meta(description="the same for what was said of an instant")]
+    pid: Annotated[int, msgspec.Meta(description="0: of the whole node")]
+    labels: dict[str, str]
+
+
 class IncidentAnswer(msgspec.Struct, frozen=True):
     """One problem."""
 
@@ -65,6 +75,47 @@ class IncidentAnswer(msgspec.Struct, frozen=True):
     ruled_out: list[RuledOutAnswer]
     fix: list[str]
     coverage: CoverageAnswer
+    places: Annotated[
+        list[str],
+        msgspec.Meta(
+            description="innermost frames of the rows that show it, where stacks were recorded"
+        ),
+    ] = []
+    annotations: Annotated[
+        list[AnnotationAnswer] | None,
+        msgspec.Meta(description="the newest that overlap it; null when they were not asked for"),
+    ] = None
+
+
+class UnknownAnswer(msgspec.Struct, frozen=True):
+    """What could not be decided, and what is missing for it."""
+
+    rules: list[str]
+    node: str
+    pid: int
+    process: str
+    rank: int | None
+    missing: str
+    how: str
+    title: Annotated[
+        str, msgspec.Meta(description="what the rows suggest, when only its severity is open")
+    ] = ""
+
+
+class LookedAnswer(msgspec.Struct, frozen=True):
+    """Which rules could say something: an empty list of incidents means only these found nothing."""
+
+    judged: list[str]
+    unknown: list[str]
+    nothing_recorded: list[str]
+
+
+class GroupCoverage(msgspec.Struct, frozen=True):
+    """How many calls of one group have a row; page allocations, which are only counted, are left out."""
+
+    group: str
+    stored: int
+    seen: int
 
 
 class WindowAnswer(msgspec.Struct, frozen=True):
@@ -77,6 +128,12 @@ class WindowAnswer(msgspec.Struct, frozen=True):
     events_stored: int
     processes: int
     truncated: bool
+    missing: str = ""
+    asked_s: Annotated[
+        list[float] | None,
+        msgspec.Meta(description="what was asked for, seconds from its first event; null for all"),
+    ] = None
+    coverage: list[GroupCoverage] = []
 
 
 class WindowArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,11 +184,48 @@ def incident_answer(incident: Incident, start_ns: int) -> IncidentAnswer:
             incident.coverage.seen,
             incident.coverage.lost,
         ),
+        places=list(incident.places),
     )
 
 
-def window_answer(told: Explanation, *, is_truncated: bool) -> WindowAnswer:
+def unknown_answers(told: Explanation) -> list[UnknownAnswer]:
+    """What an explanation could not decide."""
+    return [
+        UnknownAnswer(
+            list(one.rules), clean(one.node), one.pid, clean(one.process), one.rank,
+            clean(one.missing, _LINE), one.how, clean(one.title, _LINE),
+        )
+        for one in told.unknown
+    ]  # fmt: skip
+
+
+def looked_answer(told: Explanation) -> LookedAnswer:
     """What an explanation looked at."""
+    return LookedAnswer(
+        list(told.judged),
+        sorted({rule for one in told.unknown for rule in one.rules}),
+        [rule for rule, _ in told.not_checked],
+    )
+
+
+def nothing_found(told: Explanation) -> str:
+    """What it means that there is no incident: which rules looked, which could not tell, which had nothing to look at."""
+    looked = looked_answer(told)
+    parts = [f"{len(looked.judged)} rules looked and found nothing"]
+    if looked.unknown:
+        parts.append(f"{len(looked.unknown)} could not tell ({', '.join(looked.unknown)})")
+    if looked.nothing_recorded:
+        parts.append(f"{len(looked.nothing_recorded)} had nothing to look at")
+    return "; ".join(parts)
+
+
+def window_answer(told: Explanation, recording: Recording) -> WindowAnswer:
+    """What an explanation looked at."""
+    asked = None
+    if recording.is_cut:
+        first, last = recording.asked_ns
+        moments = (first or told.start_ns, last or told.end_ns)
+        asked = [round((at - told.start_ns) / 1e9, 6) for at in moments]
     return WindowAnswer(
         start=told.start_ns,
         end=told.end_ns,
@@ -139,5 +233,8 @@ def window_answer(told: Explanation, *, is_truncated: bool) -> WindowAnswer:
         events=told.n_events,
         events_stored=told.n_events_stored,
         processes=told.n_processes,
-        truncated=is_truncated,
+        truncated=recording.is_truncated,
+        missing=clean(recording.say_missing(), _LINE),
+        asked_s=asked,
+        coverage=[GroupCoverage(*group) for group in told.groups],
     )

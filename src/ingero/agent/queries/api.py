@@ -12,7 +12,14 @@ from typing import Any, Final
 
 import msgspec
 
-from ingero.agent.queries.answers import IncidentAnswer, incident_answer, window_answer
+from ingero.agent.queries.answers import (
+    IncidentAnswer,
+    incident_answer,
+    looked_answer,
+    nothing_found,
+    unknown_answers,
+    window_answer,
+)
 from ingero.agent.queries.capabilities import list_capabilities
 from ingero.agent.queries.collectives import list_collectives
 from ingero.agent.queries.flame import build_flame
@@ -24,7 +31,10 @@ from ingero.agent.queries.source import RecordingFile
 from ingero.agent.queries.stacks import StacksArgs, read_folded_stacks
 from ingero.agent.queries.timeline import View, build_timeline
 from ingero.agent.queries.window import Wanted, find_span, format_wall
+from ingero.agent.store.reader import read_unprobed, read_unwritten
 from ingero.errors import BadDataError
+from ingero.model.recording import Recording, describe_unprobed
+from ingero.model.untrusted import clean
 
 MAX_ROWS: Final = 5_000_000
 
@@ -82,7 +92,13 @@ def parse_asked(context: RecordingFile, parameters: Mapping[str, str]) -> Asked:
 
 
 def _recording(asked: Asked) -> dict[str, Any]:
-    return read_overview(asked.context.path)
+    """What the recording is, and what is not in it though it should be: the page shows it beside every view."""
+    missing = Recording(unwritten=read_unwritten(asked.context.path)).say_missing()
+    unprobed = describe_unprobed(read_unprobed(asked.context.path))
+    return read_overview(asked.context.path) | {
+        "missing": clean(missing, 512),
+        "not_probed": unprobed,
+    }
 
 
 def _overview(asked: Asked) -> dict[str, Any]:
@@ -103,10 +119,14 @@ def _overview(asked: Asked) -> dict[str, Any]:
 
 def _incidents(asked: Asked) -> dict[str, Any]:
     told = asked.context.explain(asked.wanted)
-    is_truncated = asked.context.load(asked.wanted).is_truncated
+    recording = asked.context.load(asked.wanted)
     return {
         "incidents": [incident_answer(incident, told.start_ns) for incident in told.incidents],
-        "window": window_answer(told, is_truncated=is_truncated),
+        "unknown": unknown_answers(told),
+        "looked": looked_answer(told),
+        "none_means": nothing_found(told),
+        "window": window_answer(told, recording),
+        "not_probed": describe_unprobed(recording.unprobed),
     }
 
 

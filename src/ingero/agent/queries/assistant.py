@@ -10,11 +10,21 @@ from typing import Annotated, Any
 import msgspec
 
 from ingero.agent.causal.engine import explain
-from ingero.agent.queries.answers import IncidentAnswer, incident_answer, wanted_part
+from ingero.agent.queries.answers import (
+    IncidentAnswer,
+    LookedAnswer,
+    UnknownAnswer,
+    incident_answer,
+    looked_answer,
+    nothing_found,
+    unknown_answers,
+    wanted_part,
+)
 from ingero.agent.queries.operations import OperationAnswer, list_operations
 from ingero.agent.queries.pages import PageArgs, cut_page
 from ingero.agent.queries.source import RecordingFile
 from ingero.model.incidents import Incident
+from ingero.model.recording import Recording, describe_unprobed
 from ingero.model.untrusted import clean
 from ingero.serving.query import Query
 
@@ -33,6 +43,10 @@ class ShortOperation(msgspec.Struct, frozen=True, omit_defaults=True):
     p: Annotated[int, msgspec.Meta(description="pid")] = 0
     pn: Annotated[str, msgspec.Meta(description="process name")] = ""
     nd: Annotated[str, msgspec.Meta(description="node")] = ""
+    est: Annotated[
+        str, msgspec.Meta(description="estimate or unknown, when not every call was counted")
+    ] = ""
+    rs: Annotated[float, msgspec.Meta(description="part of the calls that has a row")] = 1.0
 
 
 class StatsAnswer(msgspec.Struct, frozen=True):
@@ -51,7 +65,8 @@ def _stats(context: RecordingFile, args: PageArgs) -> StatsAnswer:
     short = [
         ShortOperation(
             op=o.op, n=o.count, p50=o.p50_us, p95=o.p95_us, p99=o.p99_us, w=o.wall_pct, p=o.pid,
-            pn=clean(o.process), nd=clean(o.node),
+            pn=clean(o.process), nd=clean(o.node), rs=o.row_share,
+            est=o.basis if o.basis in {"estimate", "unknown"} else "",
         )
         for o in page
     ]  # fmt: skip
@@ -94,12 +109,28 @@ class ShortIncident(msgspec.Struct, frozen=True, omit_defaults=True):
     ] = []
 
 
+Missing = Annotated[
+    list[str] | msgspec.UnsetType,
+    msgspec.Meta(
+        description="what the recording lacks though it should have it; left out if whole"
+    ),
+]
+
+
+def _missing(recording: Recording) -> list[str] | msgspec.UnsetType:
+    lines = [clean(recording.say_missing(), 512), *describe_unprobed(recording.unprobed)]
+    return [line for line in lines if line] or msgspec.UNSET
+
+
 class ChainsAnswer(msgspec.Struct, frozen=True):
-    """Problems, worst first; none means that every rule looked and found nothing."""
+    """Problems, worst first; where there is none, ``looked`` says which rules looked."""
 
     chains: list[ShortIncident]
     total: int
     next_cursor: str
+    unknown: list[UnknownAnswer]
+    missing: Missing = msgspec.UNSET
+    looked: LookedAnswer | msgspec.UnsetType = msgspec.UNSET
     full: list[IncidentAnswer] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -126,14 +157,17 @@ def short_incident(incident: Incident, start_ns: int) -> ShortIncident:
 
 
 def _chains(context: RecordingFile, args: ChainsArgs) -> ChainsAnswer:
-    told = explain(context.load(wanted_part(args)))
+    recording = context.load(wanted_part(args))
+    told = explain(recording)
     page, after = cut_page(
         told.incidents, args.top_n if args.top_n > 0 else args.limit, args.cursor
     )
     full = msgspec.UNSET if args.tsc else [incident_answer(i, told.start_ns) for i in page]
     return ChainsAnswer(
-        [short_incident(i, told.start_ns) for i in page], len(told.incidents), after, full
-    )
+        [short_incident(i, told.start_ns) for i in page], len(told.incidents), after,
+        unknown_answers(told), _missing(recording),
+        msgspec.UNSET if args.tsc and told.incidents else looked_answer(told), full,
+    )  # fmt: skip
 
 
 CHAINS = Query(
@@ -142,7 +176,8 @@ CHAINS = Query(
     says=(
         "Problems of this recording, each once, worst first: severity, what happened, causes with the share of the "
         "lost time each explains (below 20 % nothing is named; 'unexplained' is an answer), next steps. tsc=false adds "
-        "evidence, what was ruled out and data coverage. An empty list means healthy."
+        "evidence, what was ruled out and data coverage. An empty list means that the rules in looked.judged found "
+        "nothing; those in unknown could not tell, and say what is missing."
     ),
     args=ChainsArgs,
     result=ChainsAnswer,
@@ -162,13 +197,16 @@ class InvestigateAnswer(msgspec.Struct, frozen=True):
     events: int
     processes: list[str]
     incidents: list[ShortIncident]
+    unknown: list[UnknownAnswer]
     busiest: list[ShortOperation]
     next: list[str]
+    missing: Missing = msgspec.UNSET
 
 
 def _investigate(context: RecordingFile, args: InvestigateArgs) -> InvestigateAnswer:
     del args
-    told = explain(context.load(wanted_part(PageArgs())))
+    recording = context.load(wanted_part(PageArgs()))
+    told = explain(recording)
     stats = _stats(context, PageArgs(limit=5))
     worst = told.incidents[0] if told.incidents else None
     names = sorted({f"{clean(o.pn)} ({o.p})" for o in stats.ops})
@@ -179,15 +217,15 @@ def _investigate(context: RecordingFile, args: InvestigateArgs) -> InvestigateAn
         "get_stacks for code paths",
     ]
     return InvestigateAnswer(
-        says=clean(worst.title, 512)
-        if worst
-        else "No incident: every rule looked and found nothing.",
+        says=clean(worst.title, 512) if worst else f"No incident: {nothing_found(told)}.",
         duration_s=round((told.end_ns - told.start_ns) / 1e9, 3),
         events=told.n_events,
         processes=names,
         incidents=[short_incident(i, told.start_ns) for i in told.incidents[:3]],
+        unknown=unknown_answers(told),
         busiest=stats.ops,
         next=ask,
+        missing=_missing(recording),
     )
 
 

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
-from ingero.agent.queries.window import format_wall
+from ingero.agent.queries.window import TIMES, format_wall
 from ingero.agent.store.files import open_recording, store_errors, table_columns
+from ingero.agent.store.typed import keep_typed
 
 _COLUMNS: Final = "id, detected_at, severity, summary, root_cause, explanation, recommendations"
 
@@ -42,16 +43,17 @@ def list_stored_chains(path: Path) -> list[StoredChain]:
         rows = connection.execute(
             f"SELECT {named} FROM causal_chains ORDER BY detected_at, id"  # noqa: S608 - own names
         ).fetchall()
+    rows, _ = keep_typed(rows, (str, TIMES, *[str] * 6))
     return [
         StoredChain(
-            id=row[0],
-            detected_at=format_wall(row[1]),
-            severity=row[2],
-            summary=row[3],
-            root_cause=row[4],
-            explanation=row[5],
-            recommendations=_as_list(row[6]),
-            node=row[7],
+            id=row[0] or "",
+            detected_at=format_wall(row[1] or 0),
+            severity=row[2] or "",
+            summary=row[3] or "",
+            root_cause=row[4] or "",
+            explanation=row[5] or "",
+            recommendations=_as_list(row[6] or ""),
+            node=row[7] or "",
         )
         for row in rows
     ]

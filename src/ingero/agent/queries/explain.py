@@ -4,31 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from ingero.agent.causal.engine import explain
 from ingero.agent.queries.answers import (
+    AnnotationAnswer,
     IncidentAnswer,
+    LookedAnswer,
+    UnknownAnswer,
     WindowAnswer,
     incident_answer,
+    looked_answer,
+    unknown_answers,
     window_answer,
 )
 from ingero.agent.queries.part import join_parts
 from ingero.agent.queries.window import Wanted, load_part
-from ingero.model.recording import Recording
+from ingero.agent.store.annotations import StoredAnnotation, read_annotations
+from ingero.model.recording import Recording, describe_unprobed
 from ingero.model.untrusted import clean
 
 if TYPE_CHECKING:
     from ingero.agent.queries.fanout import NodeAnswer  # imports an HTTP client, 0.25 s
 
 
+_MOST_ANNOTATIONS: Final = 20
+
+
 class ExplainAnswer(msgspec.Struct, frozen=True):
-    """Incidents, worst first, and what was looked at."""
+    """Incidents, worst first, what could not be decided, what was looked at, and libraries whose calls are missing from it."""
 
     incidents: list[IncidentAnswer]
+    unknown: list[UnknownAnswer]
+    looked: LookedAnswer
     window: WindowAnswer
+    not_probed: list[str] = []
 
 
 def explain_recording(recording: Recording, top_n: int = 0) -> ExplainAnswer:
@@ -37,18 +49,45 @@ def explain_recording(recording: Recording, top_n: int = 0) -> ExplainAnswer:
     incidents = told.incidents[:top_n] if top_n > 0 else told.incidents
     return ExplainAnswer(
         [incident_answer(incident, told.start_ns) for incident in incidents],
-        window_answer(told, is_truncated=recording.is_truncated),
+        unknown_answers(told),
+        looked_answer(told),
+        window_answer(told, recording),
+        describe_unprobed(recording.unprobed),
     )
 
 
-def explain_file(path: Path, wanted: Wanted) -> ExplainAnswer:
-    """Explain part of a file.
+def explain_file(path: Path, wanted: Wanted, *, has_annotations: bool = False) -> ExplainAnswer:
+    """Explain part of a file; `has_annotations` adds to each incident what the workload said while it lasted.
 
     Raises:
         StoreError: The file cannot be read as a recording.
         BadDataError: The part is not one.
     """
-    return explain_recording(load_part(path, wanted))
+    answer = explain_recording(load_part(path, wanted))
+    if not has_annotations:
+        return answer
+    said = read_annotations(path)
+    start_ns = answer.window.start
+    annotated = [_annotate(incident, said, start_ns) for incident in answer.incidents]
+    return msgspec.structs.replace(answer, incidents=annotated)
+
+
+def _annotate(
+    incident: IncidentAnswer, said: Sequence[StoredAnnotation], start_ns: int
+) -> IncidentAnswer:
+    found = [
+        AnnotationAnswer(
+            round((one.start_ns - start_ns) / 1e9, 6),
+            round((one.end_ns - start_ns) / 1e9, 6),
+            one.pid,
+            one.labels,
+        )
+        for one in said
+        if one.start_ns <= incident.end
+        and one.end_ns >= incident.start
+        and one.is_about(incident.node, incident.pid)
+    ]
+    return msgspec.structs.replace(incident, annotations=found[-_MOST_ANNOTATIONS:])
 
 
 class AskedNode(msgspec.Struct, frozen=True):
@@ -61,6 +100,7 @@ class AskedNode(msgspec.Struct, frozen=True):
         events: Events that it sent; None without an answer.
         events_stored: Events in its recording; None without an answer.
         truncated: It sent only the newest.
+        missing: What is not in its recording though it should be; empty for nothing.
         clock_offset_ms: Its wall clock minus this machine's; None without an answer.
         round_trip_ms: The offset is no better than half of it.
     """
@@ -71,16 +111,20 @@ class AskedNode(msgspec.Struct, frozen=True):
     events: int | None
     events_stored: int | None
     truncated: bool
+    missing: str
     clock_offset_ms: float | None
     round_trip_ms: float | None
 
 
 class NodesAnswer(msgspec.Struct, frozen=True):
-    """Incidents of several nodes, worst first, and which of the nodes they are from."""
+    """Incidents of several nodes, worst first, which of the nodes they are from, and libraries whose calls are missing."""
 
     incidents: list[IncidentAnswer]
+    unknown: list[UnknownAnswer]
+    looked: LookedAnswer
     window: WindowAnswer
     nodes: list[AskedNode]
+    not_probed: list[str] = []
 
 
 def explain_nodes(answers: Sequence[NodeAnswer]) -> NodesAnswer:
@@ -97,7 +141,9 @@ def explain_nodes(answers: Sequence[NodeAnswer]) -> NodesAnswer:
         _asked_node(answer, [next(names) for _ in answer.body.nodes] if not answer.error else [])
         for answer in answers
     ]
-    return NodesAnswer(told.incidents, told.window, asked)
+    return NodesAnswer(
+        told.incidents, told.unknown, told.looked, told.window, asked, told.not_probed
+    )
 
 
 def _asked_node(answer: NodeAnswer, names: list[str]) -> AskedNode:
@@ -109,6 +155,7 @@ def _asked_node(answer: NodeAnswer, names: list[str]) -> AskedNode:
         events=len(sent.events) if sent else None,
         events_stored=sent.n_events_stored if sent else None,
         truncated=bool(sent and sent.is_truncated),
+        missing=clean(sent.say_missing(), 512) if sent else "",
         clock_offset_ms=answer.clock_offset_ms,
         round_trip_ms=answer.round_trip_ms,
     )

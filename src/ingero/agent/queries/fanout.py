@@ -19,6 +19,7 @@ import msgspec
 from ingero.config import Endpoint
 from ingero.config.tls import TlsClientConfig
 from ingero.errors import BadDataError, ConfigError, RetryableError
+from ingero.model.untrusted import clean
 from ingero.serving.tls import build_client_context
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_S
@@ -174,7 +175,7 @@ class FanoutRows:
     Attributes:
         columns: ``node`` first, then those of the first answer.
         rows: In the order of the nodes.
-        warnings: Nodes that failed, answered with other columns, or whose clock is off.
+        warnings: Nodes that failed, answered with other columns, lack rows, or whose clock is off.
     """
 
     columns: list[str]
@@ -200,6 +201,8 @@ def join_rows(answers: Sequence[NodeAnswer], skew_ms: float) -> FanoutRows:
         rows += [[answer.node, *row] for row in answer.body["rows"]]
         if answer.body.get("truncated"):
             warnings.append(f"{answer.node}: there are more rows than the limit")
+        if missing := answer.body.get("missing"):
+            warnings.append(f"{answer.node}: {clean(str(missing), 512)}")
     return FanoutRows(["node", *columns], rows, warnings)
 
 

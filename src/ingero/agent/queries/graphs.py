@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Final
 
 import msgspec
 import numpy as np
 
+from ingero.agent.causal.exact import Statistics, compute_statistics, share_of_rows
 from ingero.agent.queries.pages import PageArgs, cut_page
 from ingero.agent.queries.source import RecordingFile
 from ingero.agent.queries.window import Wanted, format_wall
 from ingero.errors import BadDataError
-from ingero.model.events import Events, GraphOp, Source, op_name
+from ingero.model.events import EventFlag, Events, GraphOp, Source, op_name
 from ingero.model.recording import Recording
 from ingero.model.untrusted import clean
 from ingero.serving.query import Query
+
+RowShare = Annotated[
+    float | None,
+    msgspec.Meta(description="part of the calls that has a row; null: nobody counted the others"),
+]
 
 
 class GraphArgs(PageArgs, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -34,32 +42,45 @@ class GraphStep(msgspec.Struct, frozen=True):
 
 
 class LifecycleAnswer(msgspec.Struct, frozen=True):
-    """Captures, instantiations and launches in time order, with totals."""
+    """Captures, instantiations and launches in time order, with totals of every call."""
 
     steps: list[GraphStep]
     totals: dict[str, int]
     launches_per_capture: float | None
+    row_share: RowShare
     next_cursor: str
 
 
-def _graph_events(context: RecordingFile, args: GraphArgs) -> tuple[Events, int]:
+def _load(context: RecordingFile, args: GraphArgs) -> Recording:
     if args.pids:
         raise BadDataError("graph questions take pid, not pids")
-    recording = context.load(Wanted(since=args.since, pids=(args.pid,)))
-    return _of_graphs(recording), recording.window_ns[0]
+    return context.load(Wanted(since=args.since, pids=(args.pid,)))
 
 
 def _of_graphs(recording: Recording) -> Events:
-    events: Events = recording.events[recording.events["source"] == Source.CUDA_GRAPH]
-    return events
+    """Graph calls that returned."""
+    events = recording.events
+    is_done = (events["flags"] & EventFlag.IN_FLIGHT) == 0
+    chosen: Events = events[(events["source"] == Source.CUDA_GRAPH) & is_done]
+    return chosen
+
+
+def _count_graphs(recording: Recording) -> list[Statistics]:
+    return [one for one in compute_statistics(recording) if one.source == Source.CUDA_GRAPH]
+
+
+def _sum_calls(counted: Iterable[Statistics]) -> Counter[int]:
+    calls: Counter[int] = Counter()
+    for one in counted:
+        calls[one.op] += one.count
+    return calls
 
 
 def _lifecycle(context: RecordingFile, args: GraphArgs) -> LifecycleAnswer:
-    events, start_ns = _graph_events(context, args)
-    ops, counts = np.unique(events["op"], return_counts=True)
-    totals = {
-        op_name(Source.CUDA_GRAPH, int(op)): int(n) for op, n in zip(ops, counts, strict=True)
-    }
+    recording = _load(context, args)
+    start_ns = recording.window_ns[0]
+    counted = _count_graphs(recording)
+    calls = _sum_calls(counted)
     steps = [
         GraphStep(
             round((int(e["start_ns"]) - start_ns) / 1e9, 6),
@@ -68,12 +89,17 @@ def _lifecycle(context: RecordingFile, args: GraphArgs) -> LifecycleAnswer:
             f"{int(e['arg0']) & 0xFFFF_FFFF_FFFF_FFFF:#x}",
             int(e["ret_code"]),
         )
-        for e in events
+        for e in _of_graphs(recording)
     ]
     page, after = cut_page(steps, args.limit, args.cursor)
-    captures = totals.get("graphEndCapture", 0)
-    ratio = round(totals.get("graphLaunch", 0) / captures, 2) if captures else None
-    return LifecycleAnswer(list(page), totals, ratio, after)
+    captures = calls[GraphOp.END_CAPTURE]
+    return LifecycleAnswer(
+        list(page),
+        {op_name(Source.CUDA_GRAPH, op): n for op, n in sorted(calls.items()) if n},
+        round(calls[GraphOp.LAUNCH] / captures, 2) if captures else None,
+        share_of_rows(counted),
+        after,
+    )
 
 
 LIFECYCLE = Query(
@@ -100,21 +126,27 @@ class GraphRate(msgspec.Struct, frozen=True):
     handle: str
     launches: int
     rate_hz: float
-    kind: Annotated[str, msgspec.Meta(description="hot, cold or never-launched")]
+    kind: Annotated[
+        str,
+        msgspec.Meta(description="hot, cold, never-launched; unknown where calls have no row"),
+    ]
 
 
 class FrequencyAnswer(msgspec.Struct, frozen=True):
-    """Executable graphs, most launched first."""
+    """Executable graphs, most launched first: launches that have a row, for no other count tells the graphs apart."""
 
     graphs: list[GraphRate]
     window_s: float
+    row_share: RowShare
     next_cursor: str
 
 
 def _frequency(context: RecordingFile, args: FrequencyArgs) -> FrequencyAnswer:
-    events, _ = _graph_events(context, args)
+    recording = _load(context, args)
+    events = _of_graphs(recording)
+    share = share_of_rows(one for one in _count_graphs(recording) if one.op == GraphOp.LAUNCH)
     if not len(events):
-        return FrequencyAnswer([], 0.0, "")
+        return FrequencyAnswer([], 0.0, share, "")
     last_ns = int(events["start_ns"].max())
     first_ns = max(int(events["start_ns"].min()), last_ns - args.window_seconds * 10**9)
     window_s = max((last_ns - first_ns) / 1e9, 1e-9)
@@ -129,12 +161,12 @@ def _frequency(context: RecordingFile, args: FrequencyArgs) -> FrequencyAnswer:
             f"{handle & 0xFFFF_FFFF_FFFF_FFFF:#x}",
             n,
             round(n / window_s, 2),
-            _kind(n, window_s, median),
+            _kind(n, window_s, median) if share == 1 else "unknown",
         )
         for handle, n in sorted(rates.items(), key=lambda item: (-item[1], item[0]))
     ]
     page, after = cut_page(graphs, args.limit, args.cursor)
-    return FrequencyAnswer(list(page), round(window_s, 3), after)
+    return FrequencyAnswer(list(page), round(window_s, 3), share, after)
 
 
 def _kind(launches: int, window_s: float, median: float) -> str:
@@ -154,36 +186,37 @@ FREQUENCY = Query(
 
 
 class GraphSummary(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All graph calls of a part; a mean of none is left out."""
+    """All graph calls of a part, with or without a row; a mean of none is left out."""
 
     captures: int
     instantiations: int
     launches: int
     total_events: int
-    avg_capture_dur_us: float | None = None
+    row_share: RowShare
+    avg_capture_dur_us: Annotated[
+        float | None, msgspec.Meta(description="of captures of which both calls have a row")
+    ] = None
     avg_instantiate_dur_us: float | None = None
     launch_rate_per_sec: float | None = None
 
 
 def summarise_graphs(recording: Recording) -> GraphSummary:
     """Count the graph calls of every process; a capture lasts from its begin to its thread's next end."""
-    events = _of_graphs(recording)
-    ops = events["op"]
-    launches, made = events[ops == GraphOp.LAUNCH], events[ops == GraphOp.INSTANTIATE]
-    captures = _capture_lengths(events)
+    counted = _count_graphs(recording)
+    calls = _sum_calls(counted)
+    launches, made = calls[GraphOp.LAUNCH], calls[GraphOp.INSTANTIATE]
+    made_ns = sum(one.total_ns for one in counted if one.op == GraphOp.INSTANTIATE)
+    captures = _capture_lengths(_of_graphs(recording))
     span_ns = recording.window_ns[1] - recording.window_ns[0]
     return GraphSummary(
-        captures=int((ops == GraphOp.END_CAPTURE).sum()),
-        instantiations=len(made),
-        launches=len(launches),
-        total_events=len(events),
+        captures=calls[GraphOp.END_CAPTURE],
+        instantiations=made,
+        launches=launches,
+        total_events=calls.total(),
+        row_share=share_of_rows(counted),
         avg_capture_dur_us=round(float(captures.mean()) / 1e3, 1) if len(captures) else None,
-        avg_instantiate_dur_us=round(float(made["duration_ns"].mean()) / 1e3, 1)
-        if len(made)
-        else None,
-        launch_rate_per_sec=round(len(launches) / (span_ns / 1e9), 2)
-        if len(launches) and span_ns
-        else None,
+        avg_instantiate_dur_us=round(made_ns / made / 1e3, 1) if made else None,
+        launch_rate_per_sec=round(launches / (span_ns / 1e9), 2) if launches and span_ns else None,
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.agent.causal.evidence import Evidence, Process, Rows
-from ingero.agent.causal.kinds import Kind
+from ingero.agent.causal.kinds import Kind, find_codes
 from ingero.model.events import CudaOp, DriverOp, Source
 from ingero.model.untrusted import clean
 
@@ -18,6 +18,7 @@ _HOST_MEMORY: Final = (
     Source.CUDA << 8 | CudaOp.HOST_ALLOC, Source.CUDA << 8 | CudaOp.FREE_HOST,
     Source.DRIVER << 8 | DriverOp.HOST_ALLOC, Source.DRIVER << 8 | DriverOp.FREE_HOST,
 )  # fmt: skip
+_CODES: Final = find_codes((Kind.ALLOC, Kind.FREE)) - frozenset(_HOST_MEMORY)
 
 
 class HeldSize(msgspec.Struct, frozen=True):
@@ -28,12 +29,19 @@ class HeldSize(msgspec.Struct, frozen=True):
 
 
 class ProcessMemory(msgspec.Struct, frozen=True):
-    """One process: what it held, counted from the start of the part."""
+    """One process: what it held, counted from the start of the part; of rows, for no other count knows the pointers."""
 
     node: str
     process: str
     pid: int
     is_exact: Annotated[bool, msgspec.Meta(description="every allocation and free has a row")]
+    row_share: Annotated[
+        float | None,
+        msgspec.Meta(
+            description="part of the allocations and frees that has a row: every number here is of those; null: nobody "
+            "counted the others"
+        ),
+    ]
     allocations: int
     frees: int
     frees_unmatched: Annotated[
@@ -63,16 +71,15 @@ def balance_memory(evidence: Evidence) -> MemoryAnswer:
     for process in evidence.gpu_processes:
         memory = process.calls.of(Kind.ALLOC, Kind.FREE)
         memory = memory.where(~np.isin(memory.codes, _HOST_MEMORY))
-        if len(memory):
+        if len(memory) or evidence.books.gap(process.node, process.pid, _CODES).seen:
             found.append(_balance(evidence, process, memory))
     return MemoryAnswer(sorted(found, key=lambda one: (-one.held_bytes, one.node, one.pid)))
 
 
 def _balance(evidence: Evidence, process: Process, memory: Rows) -> ProcessMemory:
     failed = evidence.column("ret_code", memory) != 0
-    ops = tuple({(int(code) >> 8, int(code) & 0xFF) for code in np.unique(memory.codes)})
-    count = evidence.books.count(process.node, process.pid, ops, process.window_ns)
-    is_exact = evidence.books.has_counts and count.unstored == 0
+    gap = evidence.books.gap(process.node, process.pid, _CODES)
+    is_known = evidence.books.has_counts and gap.is_known
     done = memory.where(~failed)
     is_alloc = done.kinds == Kind.ALLOC
     sizes = np.where(is_alloc, evidence.column("arg0", done), 0)
@@ -88,7 +95,8 @@ def _balance(evidence: Evidence, process: Process, memory: Rows) -> ProcessMemor
         node=clean(evidence.recording.nodes[process.node]),
         process=clean(process.name),
         pid=process.pid,
-        is_exact=is_exact,
+        is_exact=is_known and gap.unstored == 0,
+        row_share=round(gap.stored / max(gap.seen, 1), 4) if is_known else None,
         allocations=int(is_alloc.sum()),
         frees=int((~is_alloc).sum()),
         frees_unmatched=int((~is_alloc & ~has_partner & _has_pointer(evidence, done)).sum()),

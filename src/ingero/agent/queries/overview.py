@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ingero.agent.queries.window import SPAN, format_wall
+from ingero.agent.queries.window import TIMES, format_wall, read_span
 from ingero.agent.store.files import open_recording, store_errors, table_columns
+from ingero.agent.store.typed import keep_typed
 from ingero.model.untrusted import clean
 
 MAX_SNAPSHOTS = 600
@@ -19,7 +20,7 @@ def read_overview(path: Path) -> dict[str, Any]:
         StoreError: The file cannot be read.
     """
     with open_recording(path) as connection, store_errors(path):
-        first, last = connection.execute(SPAN).fetchone()
+        first, last = read_span(connection)
         (rows,) = connection.execute("SELECT count(*) FROM events").fetchone()
         found: dict[str, Any] = {
             "file": path.name,
@@ -27,7 +28,7 @@ def read_overview(path: Path) -> dict[str, Any]:
             "chain_count": 0,
             "session_count": 0,
         }
-        if first is not None:
+        if first or last:
             found |= {
                 "first": format_wall(first),
                 "last": format_wall(last),
@@ -43,8 +44,8 @@ def read_overview(path: Path) -> dict[str, Any]:
             ).fetchone()
             if row:
                 gpu = zip(("model", "driver_version", "cuda_version"), row[:3], strict=True)
-                found["gpu"] = {name: clean(value) for name, value in gpu if value}
-                found["host"] = {"kernel": clean(row[3]), "cpus": row[4]}
+                found["gpu"] = {name: clean(str(value)) for name, value in gpu if value}
+                found["host"] = {"kernel": clean(str(row[3])), "cpus": row[4]}
         if table_columns(connection, "causal_chains"):
             (found["chain_count"],) = connection.execute(
                 "SELECT count(*) FROM causal_chains"
@@ -70,5 +71,5 @@ def list_snapshots(path: Path, limit: int = MAX_SNAPSHOTS) -> list[dict[str, Any
     names = ("cpu_percent", "mem_percent", "mem_avail_mb", "swap_mb", "load_avg")
     return [
         {"timestamp": format_wall(row[0]), **dict(zip(names, row[1:], strict=True))}
-        for row in reversed(rows)
+        for row in reversed(keep_typed(rows, (TIMES, *[float] * 5))[0])
     ]

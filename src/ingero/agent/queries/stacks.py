@@ -114,7 +114,8 @@ def _read_frames(context: RecordingFile, hashes: set[int]) -> dict[int, list[str
         return {
             key: _frames(
                 connection.execute(
-                    "SELECT frames, ips FROM stack_traces WHERE hash = ?", (key,)
+                    "SELECT CAST(frames AS TEXT), CAST(ips AS TEXT) FROM stack_traces WHERE hash = ?",
+                    (key,),
                 ).fetchone()
             )
             for key in hashes
@@ -146,6 +147,8 @@ def _grouped(context: RecordingFile, args: StacksArgs) -> list[tuple[Any, ...]]:
         if "stack_hash" not in columns:
             return []
         weight = "weight" if "weight" in columns else "1"
+        for name in ("stack_hash", "source", "op", "duration"):
+            where += f" AND typeof({name}) = 'integer'"
         return connection.execute(
             "SELECT stack_hash, source, op, count(*), avg(duration), min(duration), max(duration), "  # noqa: S608
             f"total({weight}), total(duration * 1.0 * {weight}) "

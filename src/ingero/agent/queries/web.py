@@ -30,8 +30,10 @@ from ingero.agent.queries.part import encode_part
 from ingero.agent.queries.source import Outside, RecordingFile
 from ingero.agent.queries.sql import bounded_rows
 from ingero.agent.queries.stdio import build_call
+from ingero.agent.store.reader import read_unwritten
 from ingero.agent.store.sql import MAX_ROWS, SqlLimits, run_sql
 from ingero.errors import BadDataError, IngeroError, StoreError
+from ingero.model.recording import Recording
 from ingero.serving.mcp import McpFacts, build_mcp_server
 from ingero.telemetry.clock import Clock, SystemClock
 
@@ -171,11 +173,14 @@ class NodeApp:
         limits = SqlLimits(min(max(asked.limit, 1), MAX_ROWS))
         answer = await anyio.to_thread.run_sync(run_sql, self._context.path, asked.sql, limits)
         rows, is_cut = bounded_rows(answer)
-        return _json({
+        lost = await anyio.to_thread.run_sync(read_unwritten, self._context.path)
+        missing = Recording(unwritten=lost).say_missing()
+        said = {
             "columns": answer.columns,
             "rows": rows,
             "truncated": is_cut or answer.is_truncated,
-        })
+        }
+        return _json(said | ({"missing": missing} if missing else {}))
 
 
 def build_mcp_manager(path: Path, outside: Outside | None = None) -> StreamableHTTPSessionManager:

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ingero.agent.kernel.abi import RETURN_BIT, PythonFrameFlag, StackFlag
+import numpy as np
+
+from ingero.agent.kernel.abi import RETURN_BIT, PythonFrameFlag, StackFlag, get_dtype
 from ingero.agent.stacks.code import CodeBook
 from ingero.agent.stacks.interpreter import Interpreter, check_interpreter, find_interpreter
 from ingero.agent.stacks.memory import ProcessMemory, iter_regions
 from ingero.agent.stacks.native import NativeBook, NativeFrame, SymbolFiles
+from ingero.agent.stacks.outside import OpenCall, copy_stack, read_python_frames
 from ingero.agent.stacks.unwind import StackCopy, Unwound, unwind
 
 Frame = dict[str, str | int]
@@ -129,6 +132,20 @@ class ProcessStacks:
             groups[-1].append({"s": _CUT if flags & StackFlag.PYTHON_CUT else _BROKEN})
         frames = (*self._merge(native, groups), *native_end)
         return Stack(hash_frames(frames), frames)
+
+    def resolve_open(self, call: OpenCall) -> Stack:
+        """Where a call was made that has not returned, read from the process's memory now."""
+        record = np.zeros(1, get_dtype("stack"))
+        record["native"][0, 0], record["n_native"] = call.return_pc, 1
+        flags = StackFlag.UNWOUND | StackFlag.COPIED
+        if self.interpreter is not None:
+            frames, more = read_python_frames(self._memory, self.interpreter, call.pointer)
+            flags |= more
+            record["n_python"] = len(frames)
+            for i, frame in enumerate(frames):
+                record["python"][0, i] = frame
+        record["flags"] = flags
+        return self.resolve(record[0], unwind(copy_stack(self._memory, call), self._native))
 
     def _iter_groups(self, pairs: list[tuple[int, int, int]]) -> Iterator[list[Frame]]:
         """Python frames, those of one C evaluation loop together."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,6 +15,8 @@ from ingero.errors import StoreError
 _MAGIC: Final = b"SQLite format 3\x00"
 _HEADER_BYTES: Final = 100
 NEEDED: Final = frozenset(("timestamp", "pid", "tid", "source", "op", "duration"))
+_ALONE: Final = "mode=ro&vfs=unix-none"
+"""Source: sqlite.org "Write-Ahead Logging", "Use of WAL Without Shared-Memory", and "The OS Backend", unix-none."""
 _NOT_OURS: Final = (
     "give a file that `ingero trace` wrote; `ingero query` and `ingero explain` take it with --db"
 )
@@ -24,9 +24,13 @@ _NOT_OURS: Final = (
 
 @contextmanager
 def store_errors(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into `StoreError` with the file's name."""
+    """Turn SQLite's errors into `StoreError` with the file's name; those about a damaged schema may not even be text."""
     try:
         yield
+    except UnicodeDecodeError as error:
+        raise StoreError(
+            f"{path}: its tables cannot be read", hint="the file is damaged; try a copy"
+        ) from error
     except sqlite3.DatabaseError as error:
         raise StoreError(
             f"{path}: {error}", hint="the file may be damaged; try a copy, or record again"
@@ -35,6 +39,9 @@ def store_errors(path: Path) -> Iterator[None]:
 
 def check_header(path: Path) -> None:
     """Refuse what is not a whole SQLite file, from its first 100 bytes and its size.
+
+    Pages that are missing at the end may be in a write-ahead log, where a full disk kept them from being folded in: with one, the
+    size says nothing.
 
     Source: SQLite file format, "The Database Header" (page size at 16, page count at 28, change counters at 24 and 92).
 
@@ -61,7 +68,7 @@ def check_header(path: Path) -> None:
     page_bytes = 65_536 if page_bytes == 1 else page_bytes
     n_pages = int.from_bytes(header[28:32], "big")
     is_count_valid = header[24:28] == header[92:96]
-    if is_count_valid and size_bytes < n_pages * page_bytes:
+    if is_count_valid and not _has_log(path) and size_bytes < n_pages * page_bytes:
         raise StoreError(
             f"{path}: cut short ({size_bytes} of {n_pages * page_bytes} bytes)",
             hint="copy the file again",
@@ -73,32 +80,55 @@ def _beside(path: Path, suffix: str) -> Path:
 
 
 def _has_log(path: Path) -> bool:
-    wal = _beside(path, "-wal")
-    return wal.exists() and wal.stat().st_size > 0
+    try:
+        return _beside(path, "-wal").stat().st_size > 0
+    except OSError:
+        return False
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[str]:
+def _choose_uri(path: Path) -> str:
     """The SQLite URI that reads a file and touches nothing.
 
     Without a write-ahead log the file is opened as immutable, which keeps SQLite from making ``-wal`` and ``-shm`` files.
-    With the log of a living writer it is opened through that writer's ``-shm``. With a log that was left behind or copied
-    along, SQLite would have to make one, so it reads copies of both in a folder of its own.
+    With the log of a living writer it is opened through that writer's ``-shm``. A log that was left behind or copied along has
+    none: SQLite would have to make one, unless it may hold that index in memory, which it does without locks (`_connect`).
     """
     if not _has_log(path):
-        yield _uri(path, "mode=ro&immutable=1")
-    elif _beside(path, "-shm").exists():
-        yield _uri(path, "mode=ro")
-    else:
-        with tempfile.TemporaryDirectory(prefix="ingero-read-") as folder:
-            copy = Path(folder) / path.name
-            shutil.copyfile(path, copy)
-            shutil.copyfile(_beside(path, "-wal"), _beside(copy, "-wal"))
-            yield _uri(copy, "mode=ro")
+        return _uri(path, "mode=ro&immutable=1")
+    return _uri(path, "mode=ro" if _beside(path, "-shm").exists() else _ALONE)
+
+
+@contextmanager
+def _connect(path: Path) -> Iterator[sqlite3.Connection]:
+    uri = _choose_uri(path)
+    with closing(sqlite3.connect(uri, uri=True)) as connection:
+        connection.text_factory = _decode_text
+        if uri.endswith(_ALONE):
+            # before the first look at the file: the log's index is then kept in memory
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("PRAGMA query_only = 1")
+        yield connection
+
+
+def _decode_text(raw: bytes) -> str:
+    """A damaged text is shown with replacement characters."""
+    return raw.decode("utf-8", "replace")
 
 
 def _uri(path: Path, mode: str) -> str:
     return f"file:{quote(str(path.absolute()))}?{mode}"
+
+
+@contextmanager
+def open_database(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open any SQLite file for reading.
+
+    Raises:
+        StoreError: The file is missing, empty, no SQLite database, cut short or damaged.
+    """
+    check_header(path)
+    with store_errors(path), _connect(path) as connection:
+        yield connection
 
 
 @contextmanager
@@ -108,13 +138,7 @@ def open_recording(path: Path) -> Iterator[sqlite3.Connection]:
     Raises:
         StoreError: The file is missing, empty, foreign, cut short, damaged or of a newer schema.
     """
-    check_header(path)
-    with (
-        store_errors(path),
-        _readable(path) as uri,
-        closing(sqlite3.connect(uri, uri=True)) as connection,
-    ):
-        connection.execute("PRAGMA query_only = 1")
+    with open_database(path) as connection:
         check_recording(connection, path)
         yield connection
 

@@ -16,10 +16,20 @@ _SIDE_FILES: Final = ("-wal", "-shm")
 _ASIDE: Final = re.compile(r"\.\d{8}T\d{6}(\.\d{9})?Z-[0-9a-f]{8}\.db")
 
 
-def create_private(path: Path) -> None:
-    """Make an empty file that only its owner reads, unless it is there. SQLite gives its side files the same mode."""
+def create_private(path: Path, owner: tuple[int, int] | None = None) -> None:
+    """Make an empty file that only its owner reads, unless it is there.
+
+    SQLite gives its side files the same mode and, as root, the same owner, so the owner must be right before it opens the file.
+
+    Args:
+        path: The file.
+        owner: User and group of a new file; None leaves the process's own.
+    """
     if not path.exists():
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        if owner is not None:
+            os.fchown(fd, *owner)
+        os.close(fd)
 
 
 def size_of(path: Path) -> int:
@@ -45,9 +55,7 @@ def set_aside(path: Path, keep: int) -> Path:
     stamp = f"{datetime.fromtimestamp(now_ns // 10**9, UTC):%Y%m%dT%H%M%S}.{now_ns % 10**9:09d}Z"
     aside = path.with_name(f"{path.stem}.{stamp}-{secrets.token_hex(4)}.db")
     path.rename(aside)
-    create_private(path)
-    if os.geteuid() == 0:
-        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+    create_private(path, (owner.st_uid, owner.st_gid) if os.geteuid() == 0 else None)
     files = list_aside(path)
     for old in files[: max(len(files) - keep, 0)]:
         old.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero.model.events import Events, is_stored_at_end
+from ingero.model.events import EventFlag, Events, is_stored_at_end
 from ingero.model.recording import ProcessRank
 from ingero.units import NS_PER_S
 
@@ -25,13 +25,13 @@ INSERT_EVENT: Final = (
 )
 ADD_AGGREGATE: Final = (
     "INSERT INTO event_aggregates (bucket, source, op, pid, node, count, stored, sum_dur, min_dur, max_dur, "
-    "sum_arg0, errors) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+    "sum_arg0, errors, lost) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (bucket, source, op, pid, node) DO UPDATE SET "
     "min_dur = CASE WHEN excluded.count = 0 THEN min_dur WHEN count = 0 THEN excluded.min_dur "
     "ELSE min(min_dur, excluded.min_dur) END, "
     "max_dur = max(max_dur, excluded.max_dur), count = count + excluded.count, "
     "stored = stored + excluded.stored, sum_dur = sum_dur + excluded.sum_dur, "
-    "sum_arg0 = sum_arg0 + excluded.sum_arg0, errors = errors + excluded.errors"
+    "sum_arg0 = sum_arg0 + excluded.sum_arg0, errors = errors + excluded.errors, lost = lost + excluded.lost"
 )
 ADD_COVERAGE: Final = (
     "INSERT INTO coverage (bucket, node, source, seen, stored, sampled_out, lost) "
@@ -39,9 +39,13 @@ ADD_COVERAGE: Final = (
     "seen = seen + excluded.seen, stored = stored + excluded.stored, "
     "sampled_out = sampled_out + excluded.sampled_out, lost = lost + excluded.lost"
 )
+ADD_UNWRITTEN: Final = (
+    "INSERT INTO unwritten (bucket, node, source, op, cause, count) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (bucket, node, source, op, cause) DO UPDATE SET count = count + excluded.count"
+)
 ADD_HISTOGRAM: Final = (
-    "INSERT INTO latency_histograms (bucket, source, op, pid, node, log2_ns, count) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (bucket, source, op, pid, node, log2_ns) "
+    "INSERT INTO latency_buckets (bucket, source, op, pid, node, from_ns, to_ns, count) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (bucket, source, op, pid, node, from_ns, to_ns) "
     "DO UPDATE SET count = count + excluded.count"
 )
 INSERT_SNAPSHOT: Final = (
@@ -92,28 +96,50 @@ def count_by_source(events: Events) -> dict[tuple[int, int], int]:
     return {(int(b), int(s)): int(n) for (b, s), n in zip(keys, counts, strict=True)}
 
 
-def count_stored(events: Events, node: str) -> list[tuple[object, ...]]:
-    """Parameters of ADD_AGGREGATE that add to ``stored`` alone."""
+def count_by_operation(events: Events) -> dict[tuple[int, int, int], int]:
+    """Rows by (minute, source, operation)."""
+    columns = [
+        stored_timestamps(events) // BUCKET_NS * BUCKET_NS,
+        *(events[name].astype(np.int64) for name in ("source", "op")),
+    ]
+    keys, counts = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
+    return {(b, s, o): n for (b, s, o), n in zip(keys.tolist(), counts.tolist(), strict=True)}
+
+
+def count_by_kind(events: Events) -> dict[tuple[int, int, int, int], int]:
+    """Rows by (minute, source, op, pid), without calls in flight, which no count holds."""
+    events = events[(events["flags"] & EventFlag.IN_FLIGHT) == 0]
     buckets = stored_timestamps(events) // BUCKET_NS * BUCKET_NS
     keys, counts = np.unique(
         np.stack([buckets, *(events[n].astype(np.int64) for n in ("source", "op", "pid"))], axis=1),
         axis=0,
         return_counts=True,
     )
-    return [
-        (int(b), int(s), int(o), int(p), node, 0, int(n), 0, 0, 0, 0, 0)
+    return {
+        (int(b), int(s), int(o), int(p)): int(n)
         for (b, s, o, p), n in zip(keys, counts, strict=True)
-    ]
+    }
+
+
+def stored_rows(
+    n_stored: Mapping[tuple[int, int, int, int], int], node: str
+) -> list[tuple[object, ...]]:
+    """Parameters of ADD_AGGREGATE that add to ``stored`` alone."""
+    return [(*key, node, 0, n, 0, 0, 0, 0, 0, 0) for key, n in n_stored.items()]
+
+
+def lost_rows(
+    n_lost: Mapping[tuple[int, int, int, int], int], node: str
+) -> list[tuple[object, ...]]:
+    """Parameters of ADD_AGGREGATE that add to ``lost`` alone."""
+    return [(*key, node, 0, 0, 0, 0, 0, 0, 0, n) for key, n in n_lost.items()]
 
 
 def aggregate_rows(aggregates: npt.NDArray[np.void], node: str) -> list[tuple[object, ...]]:
     """Parameters of ADD_AGGREGATE that add everything but ``stored``."""
     names = (
         "bucket_ns", "source", "op", "pid", "count", "sum_duration_ns", "min_duration_ns",
-        "max_duration_ns", "sum_arg0", "errors",
+        "max_duration_ns", "sum_arg0", "errors", "lost",
     )  # fmt: skip
     columns = zip(*(aggregates[name].tolist() for name in names), strict=True)
-    return [
-        (b, s, o, p, node, count, 0, total, least, most, size, errors)
-        for b, s, o, p, count, total, least, most, size, errors in columns
-    ]
+    return [(b, s, o, p, node, count, 0, *rest) for b, s, o, p, count, *rest in columns]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Final
 
 USER_VERSION: Final = 10
@@ -20,7 +21,7 @@ _COUNTS: Final = """
   count INTEGER NOT NULL DEFAULT 0, stored INTEGER NOT NULL DEFAULT 0,
   sum_dur INTEGER NOT NULL DEFAULT 0, min_dur INTEGER NOT NULL DEFAULT 0,
   max_dur INTEGER NOT NULL DEFAULT 0, sum_arg0 INTEGER NOT NULL DEFAULT 0,
-  node TEXT NOT NULL DEFAULT '', errors INTEGER NOT NULL DEFAULT 0,
+  node TEXT NOT NULL DEFAULT '', errors INTEGER NOT NULL DEFAULT 0, lost INTEGER NOT NULL DEFAULT 0,
   PRIMARY KEY (bucket, source, op, pid, node)
 """
 
@@ -67,16 +68,29 @@ TABLES: Final[dict[str, str]] = {
 """,
     "event_aggregates": _COUNTS,
     "event_aggregates_5s": _COUNTS,
-    "latency_histograms": """
+    "latency_buckets": """
   bucket INTEGER NOT NULL, source INTEGER NOT NULL, op INTEGER NOT NULL, pid INTEGER NOT NULL,
-  node TEXT NOT NULL, log2_ns INTEGER NOT NULL, count INTEGER NOT NULL,
-  PRIMARY KEY (bucket, source, op, pid, node, log2_ns)
+  node TEXT NOT NULL, from_ns INTEGER NOT NULL, to_ns INTEGER NOT NULL, count INTEGER NOT NULL,
+  PRIMARY KEY (bucket, source, op, pid, node, from_ns, to_ns)
 """,
     "coverage": """
   bucket INTEGER NOT NULL, node TEXT NOT NULL, source INTEGER NOT NULL,
   seen INTEGER NOT NULL DEFAULT 0, stored INTEGER NOT NULL DEFAULT 0,
   sampled_out INTEGER NOT NULL DEFAULT 0, lost INTEGER NOT NULL DEFAULT 0,
   PRIMARY KEY (bucket, node, source)
+""",
+    "unwritten": """
+  bucket INTEGER NOT NULL, node TEXT NOT NULL, source INTEGER NOT NULL, op INTEGER NOT NULL,
+  cause TEXT NOT NULL, count INTEGER NOT NULL DEFAULT 0,
+  PRIMARY KEY (bucket, node, source, op, cause)
+""",
+    "recordings": """
+  id TEXT NOT NULL, node TEXT NOT NULL, events INTEGER NOT NULL DEFAULT -1,
+  calls INTEGER NOT NULL DEFAULT -1, PRIMARY KEY (id, node)
+""",
+    "recording_names": """
+  pid INTEGER NOT NULL, name TEXT NOT NULL, seen_at INTEGER NOT NULL DEFAULT 0,
+  node TEXT NOT NULL DEFAULT '', recording TEXT NOT NULL, PRIMARY KEY (pid, node, recording)
 """,
     "clock_samples": """
   node TEXT NOT NULL, mono_ns INTEGER NOT NULL, wall_ns INTEGER NOT NULL,
@@ -100,6 +114,11 @@ TABLES: Final[dict[str, str]] = {
   peer_uid INTEGER NOT NULL DEFAULT 0, peer_gid INTEGER NOT NULL DEFAULT 0,
   peer_pid INTEGER NOT NULL DEFAULT 0, node TEXT NOT NULL DEFAULT ''
 """,
+    "unprobed": """
+  pid INTEGER NOT NULL, path TEXT NOT NULL, reason TEXT NOT NULL, since INTEGER NOT NULL,
+  until INTEGER NOT NULL DEFAULT 0, node TEXT NOT NULL DEFAULT '',
+  PRIMARY KEY (pid, path, since, node)
+""",
     "sources": "id INTEGER PRIMARY KEY, name TEXT NOT NULL, description TEXT NOT NULL",
     "ops": """
   source_id INTEGER NOT NULL, op_id INTEGER NOT NULL, name TEXT NOT NULL,
@@ -107,6 +126,12 @@ TABLES: Final[dict[str, str]] = {
 """,
     "schema_info": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
 }
+
+OCTAVES: Final = (
+    "SELECT bucket, source, op, pid, node, 1 << log2_ns AS from_ns, 1 << (log2_ns + 1) AS to_ns, count "
+    "FROM latency_histograms"
+)
+"""Rows of ``latency_buckets`` out of the table that earlier versions of this program wrote: whole octaves."""
 
 INDEXES: Final = (
     "CREATE INDEX IF NOT EXISTS idx_events_timestamp ON events(timestamp)",
@@ -117,12 +142,18 @@ TIMED_TABLES: Final = (
     ("events", "timestamp"),
     ("annotations", "timestamp"),
     ("system_snapshots", "timestamp"),
-    ("event_aggregates", "bucket"),
-    ("event_aggregates_5s", "bucket"),
-    ("latency_histograms", "bucket"),
-    ("coverage", "bucket"),
+    ("clock_samples", "wall_ns"),
 )
-"""Tables that grow with time, and the column that says when."""
+"""Tables of moments that grow with time, and the column that says when."""
+
+BUCKETED_TABLES: Final = (
+    "event_aggregates",
+    "event_aggregates_5s",
+    "latency_buckets",
+    "coverage",
+    "unwritten",
+)
+"""Tables of counts by minute."""
 
 CARRIED_OVER: Final = (
     (
@@ -130,6 +161,7 @@ CARRIED_OVER: Final = (
         "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     ),
     ("SELECT * FROM process_names", "INSERT INTO process_names VALUES (?, ?, ?, ?)"),
+    ("SELECT * FROM unprobed WHERE until = 0", "INSERT INTO unprobed VALUES (?, ?, ?, ?, ?, ?)"),
     ("SELECT * FROM cgroup_metadata", "INSERT INTO cgroup_metadata VALUES (?, ?, ?, ?, ?, ?)"),
 )
 """What a recording that goes on in a new file takes along: how to read it and how to write it."""
@@ -140,14 +172,22 @@ SCHEMA_INFO: Final[dict[str, str]] = {
     "duration_unit": "nanoseconds",
     "timestamp_note": "entry for calls; completion for host, io, tcp and net rows (start = timestamp - duration)",
     "arg0_note": "bytes for allocations and copies, function for launches, handle for synchronisations, sectors for io",
-    "aggregates_note": "count is every call, stored is rows kept; both are added to, never replaced",
+    "unprobed_note": "libraries whose calls are in no table between since and until; an until of 0 is the end of the recording",
+    "latency_note": "latency_buckets counts every call whose duration is in [from_ns, to_ns), per minute",
+    "aggregates_note": "count is every call, stored is rows kept, lost is rows that should have been kept and were not; all are added to",
 }
+
+
+def table_exists(connection: sqlite3.Connection, name: str) -> bool:
+    """Whether a database has a table of this name."""
+    sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+    return connection.execute(sql, (name,)).fetchone() is not None
 
 
 def create_tables(
     connection: sqlite3.Connection, sources: Mapping[int, str], ops: Mapping[int, Mapping[int, str]]
 ) -> None:
-    """Make an empty database a recording; on one that already is, nothing changes.
+    """Make an empty database a recording; one that already is gets the tables that it lacks.
 
     Args:
         connection: Open for writing, outside a transaction.
@@ -160,6 +200,9 @@ def create_tables(
         connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({body})")
     for statement in INDEXES:
         connection.execute(statement)
+    if table_exists(connection, "latency_histograms"):
+        connection.execute(f"INSERT INTO latency_buckets {OCTAVES}")
+        connection.execute("DROP TABLE latency_histograms")
     connection.executemany(
         "INSERT OR IGNORE INTO sources VALUES (?, ?, '')",
         [(code, name.upper()) for code, name in sources.items()],
@@ -171,3 +214,22 @@ def create_tables(
     connection.executemany("INSERT OR IGNORE INTO schema_info VALUES (?, ?)", SCHEMA_INFO.items())
     connection.execute(f"PRAGMA user_version = {USER_VERSION}")
     connection.commit()
+
+
+def find_outdated(connection: sqlite3.Connection) -> tuple[str, ...]:
+    """Tables that another version made: a column or a key of `TABLES` is missing. What is absent is not outdated."""
+    with closing(sqlite3.connect(":memory:")) as wanted:
+        for name, body in TABLES.items():
+            wanted.execute(f"CREATE TABLE {name} ({body})")
+        outdated = []
+        for name in TABLES:
+            there, ours = _describe(connection, name), _describe(wanted, name)
+            if there and any(there.get(column) != key for column, key in ours.items()):
+                outdated.append(name)
+    return tuple(outdated)
+
+
+def _describe(connection: sqlite3.Connection, table: str) -> dict[str, tuple[str, int]]:
+    """Columns by name: whether an integer key, and the place in the primary key."""
+    rows = connection.execute("SELECT name, type, pk FROM pragma_table_info(?)", (table,))
+    return {name: (str(kind).upper() if pk else "", int(pk)) for name, kind, pk in rows}

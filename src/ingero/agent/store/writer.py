@@ -1,18 +1,18 @@
 """Writing a recording: batches of arrays in, one thread that owns the file.
 
 ``put_*`` never blocks and never raises for a full queue or a full disk: tracing goes on, events that could not be kept
-are counted as ``lost`` in the ``coverage`` table, by source and minute. Counts and names are small, so they wait until
-the disk takes them. What ``coverage`` and the aggregates call *stored* is counted here from rows that were committed,
-so the numbers cannot drift from the rows.
+are counted as ``lost`` in the ``coverage`` table, and in ``unwritten`` by operation and cause. Counts and names are small,
+so they wait until the disk takes them. What ``coverage`` and the aggregates call *stored* is counted here from rows that
+were committed, so the numbers cannot drift from the rows.
 """
 
 from __future__ import annotations
 
+import functools
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Self
 
@@ -20,8 +20,11 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
-from ingero.agent.store.files import check_recording, store_errors, table_columns
-from ingero.agent.store.rollover import create_private, set_aside, size_of
+from ingero.agent.store.creation import open_for_writing
+from ingero.agent.store.limit import SizeLimits, shrink
+from ingero.agent.store.lock import WriterLock
+from ingero.agent.store.losses import Loss, LossBook
+from ingero.agent.store.rollover import set_aside, size_of
 from ingero.agent.store.rows import (
     ADD_AGGREGATE,
     ADD_COVERAGE,
@@ -31,50 +34,24 @@ from ingero.agent.store.rows import (
     INSERT_SESSION,
     INSERT_SNAPSHOT,
     aggregate_rows,
+    count_by_kind,
     count_by_source,
-    count_stored,
     event_rows,
+    stored_rows,
 )
-from ingero.agent.store.schema import CARRIED_OVER, TABLES, TIMED_TABLES, create_tables
+from ingero.agent.store.schema import CARRIED_OVER
+from ingero.agent.store.settings import WriterCounters, WriterSettings
 from ingero.errors import StoreError
-from ingero.model.events import OP_NAMES, Events, Source
-from ingero.model.recording import ProcessRank, Session
+from ingero.model.events import EVENT, Events
+from ingero.model.recording import ProcessRank, Session, Unprobed
 
 Work = Callable[[sqlite3.Connection], None]
 
 _STOP: Final = None
-
-
-@dataclass(frozen=True, slots=True)
-class WriterSettings:
-    """How much the writer may hold.
-
-    Attributes:
-        queue_rows: Events waiting for the disk before further ones are dropped and counted.
-        commit_batches: Batches in one transaction at most.
-        linger_s: How long a batch waits for company: a transaction costs as much as hundreds of rows.
-        max_bytes: Size above which the oldest tenth of the time range is deleted; 0 for no limit.
-        rollover_bytes: Size above which the file is set aside and a new one begun; 0 never does.
-        rollover_keep: Files set aside that are kept.
-    """
-
-    queue_rows: int = 500_000
-    commit_batches: int = 256
-    linger_s: float = 0.2
-    max_bytes: int = 0
-    rollover_bytes: int = 0
-    rollover_keep: int = 6
-
-
-@dataclass(slots=True)
-class WriterCounters:
-    """What became of the rows given to the writer."""
-
-    events_stored: int = 0
-    events_lost: int = 0
-    events_pruned: int = 0
-    batches_failed: int = 0
-    last_error: str = ""
+_MOST_WAITING: Final = 100_000
+"""Writes that wait for a full disk, a few of them each second."""
+_FULL: Final = "the disk is full"
+_SLOW: Final = "the disk was too slow"
 
 
 class RecordingWriter:
@@ -86,36 +63,60 @@ class RecordingWriter:
         path: The file; made when missing, appended to when this version wrote it.
         node: The node whose rows these are; stamped on all of them.
         settings: Limits.
+        owner: User and group that new files are given to; None leaves the process's own.
 
     Raises:
-        StoreError: The file cannot be opened for writing, or another version of the schema wrote it.
+        StoreError: The file cannot be opened for writing, somebody else writes to it, it is no recording, or another version of
+            the schema wrote it.
     """
 
-    def __init__(self, path: Path, node: str, settings: WriterSettings | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        node: str,
+        settings: WriterSettings | None = None,
+        owner: tuple[int, int] | None = None,
+    ) -> None:
         self.counters = WriterCounters()
-        self.path = path
+        self.path = path.resolve()
         self._node = node
         self._settings = settings or WriterSettings()
         self._ranks: dict[int, ProcessRank] = {}
-        self._lost: dict[tuple[int, int], int] = {}
-        self._lost_lock = threading.Lock()
+        self._losses = LossBook()
+        self._count_lock = threading.Lock()
+        self._limits = SizeLimits.divide(self._settings.max_bytes, self._settings.rollover_bytes)
         self._queue: queue.Queue[Events | Work | threading.Event | None] = queue.Queue()
         self._n_waiting = 0
         self._hurry = threading.Event()
         self._unwritten: list[Work] = []
-        self._connection = _open_for_writing(path)
+        limit_bytes = self._settings.max_bytes or self._settings.rollover_bytes
+        self._lock = WriterLock(self.path, owner, limit_bytes)
+        try:
+            self._connection = open_for_writing(self.path, node, self._limits, owner)
+        except StoreError:
+            self._lock.release()
+            raise
         (last,) = self._connection.execute("SELECT ifnull(max(rowid), 0) FROM events").fetchone()
         self._next_id = int(last) + 1
         self._session_id = 0
         self._thread = threading.Thread(target=self._run, name="ingero-store", daemon=True)
         self._thread.start()
 
+    @property
+    def warning(self) -> str:
+        """What the user should know of where the recording lies; empty for nothing."""
+        return self._lock.warning
+
+    def losses(self) -> list[Loss]:
+        """Rows that are not in the recording, most first. Any thread."""
+        return self._losses.list()
+
     def put_events(self, events: Events) -> bool:
         """Store rows of EVENT (`start_ns` in Unix time; `node` is ignored). False when they were dropped.
 
         The array is kept until it is written: give a copy of memory that will be reused.
         """
-        with self._lost_lock:
+        with self._count_lock:
             is_taken = self._n_waiting + len(events) <= self._settings.queue_rows
             if is_taken:
                 self._n_waiting += len(events)
@@ -124,7 +125,7 @@ class RecordingWriter:
             if 2 * self._n_waiting > self._settings.queue_rows:
                 self._hurry.set()
         else:
-            self._count_lost(events)
+            self._count_lost(events, _SLOW)
         return is_taken
 
     def put_aggregates(self, aggregates: npt.NDArray[np.void]) -> None:
@@ -137,9 +138,12 @@ class RecordingWriter:
 
     def put_histograms(self, histograms: npt.NDArray[np.void]) -> None:
         """Add exact latency counts (rows of HISTOGRAM; `node` is ignored) to their buckets."""
-        names = ("bucket_ns", "source", "op", "pid", "log2_ns", "count")
+        names = ("bucket_ns", "source", "op", "pid", "from_ns", "to_ns", "count")
         columns = [histograms[name].tolist() for name in names]
-        rows = [(b, s, o, p, self._node, g, n) for b, s, o, p, g, n in zip(*columns, strict=True)]
+        rows = [
+            (bucket, source, op, pid, self._node, *rest)
+            for bucket, source, op, pid, *rest in zip(*columns, strict=True)
+        ]
         self._queue.put(lambda connection: _run_many(connection, ADD_HISTOGRAM, rows))
 
     def put_coverage(self, coverage: npt.NDArray[np.void]) -> None:
@@ -224,6 +228,23 @@ class RecordingWriter:
             )
         )
 
+    def put_unprobed(self, new: Iterable[Unprobed], over: Iterable[Unprobed], wall_ns: int) -> None:
+        """Note libraries that could not be probed, and those of them that can be from now on."""
+        begun = [(one.pid, one.path, one.reason, wall_ns, self._node) for one in new]
+        ended = [(wall_ns, one.pid, one.path, self._node) for one in over]
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.executemany(
+                "INSERT OR IGNORE INTO unprobed (pid, path, reason, since, node) VALUES (?, ?, ?, ?, ?)",
+                begun,
+            )
+            connection.executemany(
+                "UPDATE unprobed SET until = ? WHERE pid = ? AND path = ? AND node = ? AND until = 0",
+                ended,
+            )
+
+        self._queue.put(write)
+
     def put_clock_sample(self, mono_ns: int, wall_ns: int) -> None:
         """Note one reading of both clocks, so that drift can be seen afterwards."""
         row = (self._node, mono_ns, wall_ns)
@@ -269,14 +290,13 @@ class RecordingWriter:
             "UPDATE sessions SET stopped_at = ? WHERE id = ?", (stopped_wall_ns, self._session_id)
         )
 
-    def _count_lost(self, events: Events) -> None:
-        self.counters.events_lost += len(events)
-        with self._lost_lock:
-            for key, n_rows in count_by_source(events).items():
-                self._lost[key] = self._lost.get(key, 0) + n_rows
+    def _count_lost(self, events: Events, cause: str) -> None:
+        with self._count_lock:
+            self.counters.events_lost += len(events)
+        self._losses.add(events, cause)
 
     def _run(self) -> None:
-        """Body of the writing thread: take what waits, commit it as one transaction, answer those who wait."""
+        """Body of the writing thread: take what waits, commit it, answer those who wait."""
         is_open, is_behind = True, False
         while is_open:
             waiting = [self._queue.get()]
@@ -292,43 +312,113 @@ class RecordingWriter:
             for item in waiting:
                 if isinstance(item, threading.Event):
                     item.set()
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        self._connection.close()
+        self._end()
+
+    def _end(self) -> None:
+        """Write what still waits, fold the log into the file where there is room, and let go of the recording."""
+        if self._unwritten or self._losses.unsaid().by_operation:
+            self._lock.give_back(everything=True)
+            self._try(self._write_lost)
+            self._write_works([])
+        self.counters.counts_lost += len(self._unwritten)
+        self._lock.give_back(everything=True)
+        self._try(lambda: self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)"))
+        self._try(self._connection.close)
+        self._lock.release()
+
+    def _try(self, write: Callable[[], object]) -> bool:
+        """Whether the disk took it; why not is in the counters."""
+        try:
+            write()
+        except sqlite3.Error as error:
+            self.counters.last_error = str(error)
+            return False
+        return True
 
     def _commit(self, batches: list[Events], works: list[Work]) -> None:
+        """Names, counts and losses first, then rows, a bounded number in each transaction."""
         n_rows = sum(map(len, batches))
-        works = self._unwritten + works
+        has_room = self._lock.has_room()
+        if has_room:
+            if self._write_works(works):
+                self._try(self._write_lost)
+        else:
+            self._keep_waiting(works)
+        for events in self._iter_chunks(batches):
+            if has_room:
+                has_room = self._write_chunk(events)
+                self._keep_to_size()
+            else:
+                self._count_lost(events, _FULL)
+        if has_room and n_rows:
+            self._try(self._write_lost)
+        if not batches:
+            self._keep_to_size()
+        with self._count_lock:
+            self._n_waiting -= n_rows
+
+    def _keep_to_size(self) -> None:
+        """Delete the oldest rows, or set the file aside."""
+        if self._limits.database_bytes:
+            try:
+                self.counters.events_pruned += shrink(self._connection, self._limits)
+            except sqlite3.Error as error:
+                self.counters.last_error = str(error)
+        if 0 < self._settings.rollover_bytes <= size_of(self.path) and self._next_id > 1:
+            self._roll()
+
+    def _iter_chunks(self, batches: list[Events]) -> Iterator[Events]:
+        events = np.concatenate(batches) if batches else np.empty(0, EVENT)
+        for first in range(0, len(events), self._limits.chunk_rows):
+            yield events[first : first + self._limits.chunk_rows]
+
+    def _write_chunk(self, events: Events) -> bool:
+        """Store rows in one transaction; False when the disk is full, which is noted on it at once."""
         next_id = self._next_id
+        try:
+            with self._connection:
+                self._write_events(events)
+        except sqlite3.Error as error:
+            self._next_id = next_id
+            self.counters.batches_failed += 1
+            self.counters.last_error = str(error)
+            is_full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
+            self._count_lost(events, _FULL if is_full else str(error))
+            if is_full:
+                self._lock.give_back()
+            self._try(self._write_lost)
+            return not is_full
+        self.counters.events_stored += len(events)
+        return True
+
+    def _write_works(self, works: list[Work]) -> bool:
+        """Write names and counts, with those that waited; they wait on when the disk does not take them."""
+        works = self._unwritten + works
+        self._unwritten = []
         try:
             with self._connection:
                 for work in works:
                     work(self._connection)
-                if batches:
-                    self._write_events(np.concatenate(batches))
-                self._write_lost()
-        except sqlite3.Error as error:
-            self.counters.batches_failed += len(batches)
+        except sqlite3.OperationalError as error:
             self.counters.last_error = str(error)
-            self._next_id = next_id
-            for events in batches:
-                self._count_lost(events)
-            self._unwritten = works if isinstance(error, sqlite3.OperationalError) else []
-        else:
-            self._unwritten = []
-            self.counters.events_stored += n_rows
-        with self._lost_lock:
-            self._n_waiting -= n_rows
-        if self._settings.max_bytes:
-            self._shrink()
-        if 0 < self._settings.rollover_bytes <= size_of(self.path):
-            self._roll()
+            self._keep_waiting(works)
+            return False
+        except sqlite3.Error as error:
+            self.counters.last_error = str(error)
+            self.counters.counts_lost += len(works)
+        return True
+
+    def _keep_waiting(self, works: list[Work]) -> None:
+        self._unwritten += works
+        self.counters.counts_lost += max(len(self._unwritten) - _MOST_WAITING, 0)
+        del self._unwritten[_MOST_WAITING:]
 
     def _write_events(self, events: Events) -> None:
         self._connection.executemany(
             INSERT_EVENT, event_rows(events, self._node, self._next_id, self._ranks)
         )
         self._next_id += len(events)
-        self._connection.executemany(ADD_AGGREGATE, count_stored(events, self._node))
+        self._connection.executemany(ADD_AGGREGATE, stored_rows(count_by_kind(events), self._node))
         by_source = count_by_source(events)
         self._connection.executemany(
             ADD_COVERAGE,
@@ -336,82 +426,39 @@ class RecordingWriter:
         )
 
     def _write_lost(self) -> None:
-        with self._lost_lock:
-            lost = dict(self._lost)
-        rows = [(bucket, self._node, source, 0, 0, 0, n) for (bucket, source), n in lost.items()]
-        self._connection.executemany(ADD_COVERAGE, rows)
-        self._connection.commit()
-        with self._lost_lock:
-            for key, n_rows in lost.items():
-                self._lost[key] -= n_rows
-            self._lost = {key: n_rows for key, n_rows in self._lost.items() if n_rows}
+        unsaid = self._losses.unsaid()
+        if not unsaid.by_operation:
+            return
+        with self._connection:
+            unsaid.write(self._connection, self._node)
+        self._losses.settle(unsaid)
 
     def _roll(self) -> None:
         """Set the file aside and go on in a new one, which begins with the session and the names known so far."""
-        kept = [(sql, self._connection.execute(query).fetchall()) for query, sql in CARRIED_OVER]
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        try:
+            kept = [
+                (sql, self._connection.execute(query).fetchall()) for query, sql in CARRIED_OVER
+            ]
+            busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.Error as error:
+            self.counters.last_error = str(error)
+            return
+        if busy:  # somebody reads an old state; its log must not be left behind
+            return
         self._connection.close()
         aside = None
         try:
             aside = set_aside(self.path, self._settings.rollover_keep)
-            self._connection = _open_for_writing(self.path)
-        except (OSError, sqlite3.Error, StoreError) as error:
+            self._connection = open_for_writing(self.path, self._node, self._limits)
+        except (OSError, StoreError) as error:
             self.counters.last_error = str(error)
             if aside is not None:
                 aside.replace(self.path)
-            self._connection = _open_for_writing(self.path)  # goes on there and tries again
+            self._connection = open_for_writing(self.path, self._node, self._limits)
             return
-        with self._connection:
-            for sql, rows in kept:
-                self._connection.executemany(sql, rows)
         self._next_id = 1
-
-    def _shrink(self) -> None:
-        """Delete the oldest tenth of the time range while the file is over its limit."""
-        (n_pages,) = self._connection.execute("PRAGMA page_count").fetchone()
-        (n_free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
-        (page_bytes,) = self._connection.execute("PRAGMA page_size").fetchone()
-        if (n_pages - n_free) * page_bytes <= self._settings.max_bytes:
-            return
-        with self._connection:
-            first, last = self._connection.execute(
-                "SELECT min(timestamp), max(timestamp) FROM "
-                "(SELECT timestamp FROM events UNION ALL SELECT timestamp FROM annotations)"
-            ).fetchone()
-            if first is None:
-                return
-            until = first + (last - first) // 10
-            for table, column in TIMED_TABLES:
-                n_rows = self._connection.execute(
-                    f"DELETE FROM {table} WHERE {column} <= ?",  # noqa: S608 - names of ours
-                    (until,),
-                ).rowcount
-                self.counters.events_pruned += n_rows if table == "events" else 0
-        self._connection.execute("PRAGMA incremental_vacuum")
+        self._write_works([functools.partial(_run_many, sql=sql, rows=rows) for sql, rows in kept])
 
 
 def _run_many(connection: sqlite3.Connection, sql: str, rows: Iterable[tuple[object, ...]]) -> None:
     connection.executemany(sql, rows)
-
-
-def _open_for_writing(path: Path) -> sqlite3.Connection:
-    """Open or make a recording of this version's schema."""
-    with store_errors(path):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            create_private(path)
-            connection = sqlite3.connect(path, check_same_thread=False, timeout=5.0)
-        except (OSError, sqlite3.OperationalError) as error:
-            raise StoreError(f"{path}: {error}", hint="choose another file with --db") from error
-        columns = table_columns(connection, "events")
-        if columns:
-            check_recording(connection, path)
-            if len(columns) < TABLES["events"].count(",") + 1:
-                connection.close()
-                raise StoreError(
-                    f"{path}: written by another version of the schema; it can be read, not added to",
-                    hint="record into a new file with --db",
-                )
-        create_tables(connection, {int(s): s.name for s in Source}, OP_NAMES)
-        connection.execute("PRAGMA synchronous = NORMAL")
-        return connection

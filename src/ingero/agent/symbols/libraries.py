@@ -25,18 +25,16 @@ class Library:
     Attributes:
         name: How we call it.
         functions: Its rows.
-        marker: A function that every copy has, by which a statically linked copy is found.
     """
 
     name: str
     functions: tuple[Function, ...]
-    marker: str
 
 
 LIBRARIES: Final = (
-    Library("cudart", (*CUDA_RUNTIME, *GRAPH_RUNTIME), "cudaLaunchKernel"),
-    Library("cuda", (*CUDA_DRIVER, *GRAPH_DRIVER), "cuLaunchKernel"),
-    Library("nccl", NCCL, "ncclCommInitRank"),
+    Library("cudart", (*CUDA_RUNTIME, *GRAPH_RUNTIME)),
+    Library("cuda", (*CUDA_DRIVER, *GRAPH_DRIVER)),
+    Library("nccl", NCCL),
 )
 """In this order their rows number the descriptors."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
+    from ingero.agent.app.active import ActiveProcess
     from ingero.agent.app.checks import Check
 
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 def command(*, as_json: bool, support_bundle: Path | None) -> None:
     r"""Look at every prerequisite of tracing; say what a missing one costs and what mends it.
 
-    The exit status is 0 whatever is missing: read ``all_passed``.
+    Then the processes that have CUDA or NCCL loaded now. The exit status is 0 whatever is missing: read ``all_passed``.
 
     \b
     Examples:
@@ -30,12 +32,15 @@ def command(*, as_json: bool, support_bundle: Path | None) -> None:
       sudo ingero check --json
       sudo ingero check --support-bundle ingero-support.tar.gz
     """
+    from ingero.agent.app.active import find_active
     from ingero.agent.app.checks import check_machine
 
     checks = check_machine()
+    processes = find_active()
     report = {
         "all_passed": all(check.passed for check in checks),
         "checks": [_build_entry(check) for check in checks],
+        "processes": [_build_process(process) for process in processes],
     }
     if support_bundle is not None:
         _write_bundle(support_bundle, json.dumps(report, indent=2))
@@ -52,6 +57,45 @@ def command(*, as_json: bool, support_bundle: Path | None) -> None:
             click.echo(f"{'':{width + 6}}costs: {check.costs}")
         if check.fix:
             click.echo(f"{'':{width + 6}}fix:   {check.fix}")
+    click.echo(f"\nprocesses that have CUDA or NCCL loaded: {len(processes) or 'none'}")
+    for process in processes:
+        for line in _describe_process(process):
+            click.echo(line)
+
+
+def _describe_process(process: ActiveProcess) -> Iterator[str]:
+    from ingero.model.untrusted import clean
+
+    yield f"  pid {process.pid} {clean(process.name)}"
+    for library in process.libraries:
+        version = f"  (version {library.version})" if library.version else ""
+        problem = f"  cannot be probed: {library.problem}" if library.problem else ""
+        yield f"    {clean(library.path)}{version}{problem}"
+    for path in process.hidden_runtimes:
+        yield (
+            f"    {clean(path)}  has a CUDA runtime linked in, its names stripped:"
+            " only the driver's calls are seen"
+        )
+
+
+def _build_process(process: ActiveProcess) -> dict[str, object]:
+    """A process with its libraries; texts that would be empty are left out."""
+    libraries = [
+        {
+            name: text
+            for name, text in (
+                ("path", library.path), ("version", library.version), ("problem", library.problem),
+            )
+            if text
+        }
+        for library in process.libraries
+    ]  # fmt: skip
+    return {
+        "pid": process.pid,
+        "name": process.name,
+        "libraries": libraries,
+        "hidden_runtimes": list(process.hidden_runtimes),
+    }
 
 
 def _build_entry(check: Check) -> dict[str, str | bool]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+
+if TYPE_CHECKING:
+    from ingero.agent.queries.explain import ExplainAnswer
+    from ingero.model.recording import Recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +21,11 @@ class Played:
 
     Attributes:
         text: For a person.
-        data: The same facts for ``--json``.
+        lines: The same facts for ``--json``: the demo, its events, its incidents, a summary.
     """
 
     text: str
-    data: dict[str, Any]
+    lines: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +91,8 @@ def _play_scenario(name: str) -> Callable[[Path | None, Form], Played]:
     def play(keep: Path | None, form: Form) -> Played:
         from tempfile import TemporaryDirectory
 
-        import msgspec
-
-        from ingero.agent.queries.explain import explain_file
-        from ingero.agent.queries.window import Wanted
+        from ingero.agent.queries.explain import explain_recording
+        from ingero.agent.queries.window import Wanted, load_part
         from ingero.agent.scenarios.catalog import SCENARIOS
         from ingero.cli.commands.explain import as_text
 
@@ -98,18 +100,43 @@ def _play_scenario(name: str) -> Callable[[Path | None, Form], Played]:
         with TemporaryDirectory(prefix="ingero-demo-") as folder:
             path = keep or Path(folder) / "demo.db"
             form.record(name, path)
-            answer = explain_file(path, Wanted())
-        facts: dict[str, Any] = msgspec.to_builtins(answer)
-        told = {
+            recording = load_part(path, Wanted())
+        answer = explain_recording(recording)
+        head = {
+            "type": "demo",
             "name": name,
             "scenario": name,
             "story": says,
             "form": form.name,
             "synthetic": form.name == "synthetic",
         }
-        return Played(f"{says}\n({form.says})\n\n{as_text(answer)}", told | facts)
+        lines = [head, *_event_lines(recording), *_result_lines(name, answer)]
+        return Played(f"{says}\n({form.says})\n\n{as_text(answer)}", lines)
 
     return play
+
+
+def _event_lines(recording: Recording) -> Iterator[dict[str, Any]]:
+    """As ``ingero trace --json`` has them."""
+    from ingero.cli.trace_output import build_event_line
+
+    for event in recording.events:
+        name = recording.process_names.get((int(event["node"]), int(event["pid"])))
+        yield build_event_line(event) | ({"process_name": name} if name else {})
+
+
+def _result_lines(name: str, answer: ExplainAnswer) -> Iterator[dict[str, Any]]:
+    import msgspec
+
+    facts = msgspec.to_builtins(answer)
+    for incident in facts["incidents"]:
+        yield {"type": "incident", "demo": name, **incident}
+    yield {
+        "type": "summary",
+        "demo": name,
+        "n_incidents": len(facts["incidents"]),
+        "window": facts["window"],
+    }
 
 
 def _scenario(name: str, says: str, *aliases: str) -> Demo:
@@ -156,7 +183,12 @@ DEMOS: Final[tuple[Demo, ...]] = (
     type=click.Path(path_type=Path, dir_okay=False),
     help="Keep the demo's recording in this new file.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print JSON lines: each demo, its events, its incidents, a summary.",
+)
 def command(
     *,
     name: str,
@@ -178,7 +210,7 @@ def command(
       ingero demo incident --no-gpu
       sudo ingero demo incident --sim
       sudo ingero demo incident --gpu
-      ingero demo --json | jq '.demos[].incidents[0].title'
+      ingero demo --json | jq -r 'select(.type == "incident") | .title'
       ingero demo gpu-steal --keep steal.db && ingero explain --db steal.db
     """
     if no_gpu + is_simulated + is_gpu > 1:
@@ -194,10 +226,10 @@ def command(
     form = (
         _run_gpu(libcudart) if is_gpu else _run_simulator() if is_simulated else _make_synthetic()
     )
-    if as_json:
-        demos = [demo.play(keep, form).data for demo in chosen]
-        click.echo(json.dumps({"demos": demos}, indent=2))
-        return
     for demo in chosen:
+        if as_json:
+            for line in demo.play(keep, form).lines:
+                click.echo(json.dumps(line, separators=(",", ":")))
+            continue
         click.echo(click.style(f"── {demo.name}: {demo.says} ", bold=True))
         click.echo(demo.play(keep, form).text + "\n")

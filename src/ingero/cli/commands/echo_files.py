@@ -57,7 +57,7 @@ def _files() -> ModuleType:
 @click.option("--output", "-o", required=True, help="Name of the copy; must not exist.")
 @with_key
 def backup(db: str, output: str, db_key_file: str | None, httpfs_extension: str | None) -> None:
-    r"""Copy the database, also while it is served; the copy is opened once before it gets its name.
+    r"""Copy the database, also while it is served; the copy is opened and counted before it gets its name.
 
     Beside a running `serve`, as the user who runs it: ingest waits while the file is copied, reads go on.
 
@@ -67,8 +67,8 @@ def backup(db: str, output: str, db_key_file: str | None, httpfs_extension: str 
     """
     files = _files()
     encryption = _encryption(db_key_file, httpfs_extension)
-    size = files.back_up(Path(db).expanduser(), Path(output), encryption)
-    click.echo(f"{output}: {size} bytes")
+    n_bytes, n_rows = files.back_up(Path(db).expanduser(), Path(output), encryption)
+    click.echo(f"{output}: {n_bytes} bytes, {n_rows} rows; opened and counted")
 
 
 @click.command("restore")

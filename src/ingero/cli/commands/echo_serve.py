@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ingero.cli.commands.echo_files import with_key
+from ingero.config.environment import allows_loose_tokens
 from ingero.errors import ConfigError, ConfigProblem, UnsupportedError
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 OptionValue = str | bool | tuple[str, ...] | None
 
-_LOG: Final = logging.getLogger("ingero.echo")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 _OPTIONS = (
@@ -131,16 +130,19 @@ def _token_loader(config: EchoConfig, token: str | None) -> Callable[[], tuple[A
         return lambda: parse_token(from_environment, "AUTH_TOKEN")
     raise ConfigError(
         "nobody could ask: there is no bearer token",
-        hint="openssl rand -hex 32 > token; then give --auth-token-file token",
+        hint="(umask 077; openssl rand -hex 32 > token); then give --auth-token-file token",
     )
 
 
 def _read(file: str) -> str:
-    """A file with bearers; one that everybody may read is complained about at each reading."""
+    """A file with bearers; the descriptor that is looked at is the one that is read."""
+    from ingero.config.acl import check_token_mode
+
     try:
-        if Path(file).stat().st_mode & 0o007:
-            _LOG.warning("%s holds bearer tokens and everybody may read it; chmod 600 it", file)
-        return Path(file).read_text(encoding="utf-8")
+        with Path(file).open(encoding="utf-8") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            check_token_mode(file, mode, allows_loose=allows_loose_tokens())
+            return opened.read()
     except OSError as error:
         raise ConfigError([ConfigProblem("", error.strerror or str(error))], source=file) from error
     except UnicodeDecodeError as error:
@@ -241,6 +243,10 @@ def validate(**options: OptionValue) -> None:
     token = _text(options.pop("auth_token"))
     config = _load(options)
     entries = _token_loader(config, token)()
+    if config.store_password_file is not None:
+        from ingero.echo.service.app import build_clickhouse
+
+        build_clickhouse(config)
     if config.tls_key is not None and config.tls_cert is not None:
         from ingero.config.tls import TlsServerConfig
         from ingero.echo.service.app import check_key_mode

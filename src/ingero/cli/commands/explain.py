@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ingero.cli.options import read_pids
 from ingero.cli.render import plural
+from ingero.cli.rolled import INCLUDE_ROLLED, open_with_rolled
 from ingero.cli.serving import NODE_OPTIONS, NodeOptions, add_options
 
 if TYPE_CHECKING:
-    from ingero.agent.queries.answers import IncidentAnswer
+    from ingero.agent.queries.answers import IncidentAnswer, WindowAnswer
     from ingero.agent.queries.explain import AskedNode, ExplainAnswer, NodesAnswer
     from ingero.agent.queries.operations import OperationAnswer
     from ingero.agent.queries.window import Wanted
@@ -37,14 +39,21 @@ COLOURS = {"HIGH": "red", "MEDIUM": "yellow", "LOW": "cyan"}
     "start",
     default="",
     metavar="TIME",
-    help="First moment: RFC 3339 (UTC), or seconds from the first event such as 12s.",
+    help="First moment: RFC 3339 (UTC where it names no zone), a time of day such as 15:40 (of this machine's zone), or"
+    " 12s from the first event.",
 )
 @click.option("--to", "end", default="", metavar="TIME", help="Last moment, likewise.")
 @click.option(
     "--last", type=click.IntRange(0), default=0, metavar="N", help="Only the newest N events."
 )
 @click.option(
-    "--pid", "-p", "pids", multiple=True, type=int, help="Only this process; repeat for more."
+    "--pid",
+    "-p",
+    "pids",
+    multiple=True,
+    callback=read_pids,
+    metavar="PID[,PID]",
+    help="Only these processes.",
 )
 @click.option(
     "--per-process", is_flag=True, help="Show every operation of every process with percentiles."
@@ -53,14 +62,20 @@ COLOURS = {"HIGH": "red", "MEDIUM": "yellow", "LOW": "cyan"}
     "--chains", is_flag=True, help="Show the chains that the recording agent stored, unverified."
 )
 @click.option(
+    "--annotations",
+    is_flag=True,
+    help="Show with each incident what the workload said of itself while it lasted (ingero annotate).",
+)
+@click.option(
     "--timeout", default="30s", show_default=True, metavar="DURATION", help="Wait for a node."
 )
+@INCLUDE_ROLLED
 @add_options(NODE_OPTIONS)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON with everything the text shows.")
 def command(
     *, db: Path | None, since: str, start: str, end: str, last: int, pids: tuple[int, ...],
-    per_process: bool, chains: bool, timeout: str, nodes: str, ca_cert: str, client_cert: str,
-    client_key: str, no_tls: bool, skew: str, as_json: bool,
+    per_process: bool, chains: bool, annotations: bool, timeout: str, nodes: str, ca_cert: str, client_cert: str,
+    client_key: str, no_tls: bool, skew: str, as_json: bool, include_rolled: bool,
 ) -> None:  # fmt: skip
     r"""Say what went wrong in a recording: causes, each with the share of the lost time it explains.
 
@@ -84,19 +99,23 @@ def command(
     path = db or default_database()
     wanted = Wanted(since, start, end, pids, last)
     among = NodeOptions(nodes, ca_cert, client_cert, client_key, no_tls, skew)
+    if annotations and (among.nodes or chains or per_process):
+        click.echo("note: --annotations shows labels only with incidents of a file", err=True)
     if among.nodes:
         if db is not None or start or end or chains or len(pids) > 1:
             raise click.UsageError(
                 "--nodes takes no --db, --from, --to or --chains, and at most one --pid"
             )
         _show_nodes(among, wanted, timeout, per_process=per_process, as_json=as_json)
-    elif chains:
-        _show_chains(path, as_json)
-    elif per_process:
-        _show_operations(list_operations(load_part(path, wanted)), as_json)
-    else:
-        answer = explain_file(path, wanted)
-        click.echo(_to_json(answer) if as_json else as_text(answer))
+        return
+    with open_with_rolled(path, is_wanted=include_rolled) as whole:
+        if chains:
+            _show_chains(whole, as_json)
+        elif per_process:
+            _show_operations(list_operations(load_part(whole, wanted)), as_json)
+        else:
+            answer = explain_file(whole, wanted, has_annotations=annotations)
+            click.echo(_to_json(answer) if as_json else as_text(answer))
 
 
 def _to_json(answer: object) -> str:
@@ -109,23 +128,62 @@ def as_text(answer: ExplainAnswer | NodesAnswer) -> str:
     """An explanation as ``ingero explain`` and ``ingero demo`` print it."""
     window = answer.window
     processes = "1 process" if window.processes == 1 else f"{window.processes} processes"
-    head = f"{plural(window.events, 'event')} of {processes} in {window.duration_s:.3f} s"
+    head = f"{plural(window.events, 'event')} of {processes} in {_span_text(window)}"
     if window.events < window.events_stored:
         head += f" (of {window.events_stored} in the file)"
+    if window.missing:
+        head += f"\n{window.missing}"
     if not answer.incidents:
-        reason = "every rule looked and found nothing"
+        looked = answer.looked
+        reason = f"{len(looked.judged)} rules looked and found nothing"
+        if looked.unknown:
+            reason += f"; {len(looked.unknown)} could not tell, see below"
+        if looked.nothing_recorded:
+            reason += (
+                f"; {len(looked.nothing_recorded)} had nothing to look at "
+                f"({', '.join(looked.nothing_recorded)})"
+            )
         if not window.events:
             is_empty = not window.events_stored
             reason = (
                 "the recording holds no event" if is_empty else "no event is in what was asked for"
             )
-        return f"{head}\n\nno incident: {reason}"
+        lines = [head, *answer.not_probed, "", f"no incident: {reason}"]
+        return "\n".join([*lines, *_unknown_lines(answer)])
     counts = {level: sum(i.severity == level for i in answer.incidents) for level in COLOURS}
     summary = ", ".join(f"{n} {level}" for level, n in counts.items() if n)
     return "\n".join([
         f"{head}: {plural(len(answer.incidents), 'incident')} ({summary})",
+        *answer.not_probed,
         *(_incident_text(incident) for incident in answer.incidents),
+        *_unknown_lines(answer),
     ])
+
+
+def _span_text(window: WindowAnswer) -> str:
+    """The time that was asked for, where it is not all of the recording."""
+    if window.asked_s is None:
+        return f"{window.duration_s:.3f} s"
+    first, last = window.asked_s
+    rows = f"{window.duration_s:.3f} s from the first start to the last end"
+    return f"the {last - first:.3f} s that were asked for ({rows})"
+
+
+def _unknown_lines(answer: ExplainAnswer | NodesAnswer) -> list[str]:
+    """What could not be decided, and how much of each group of calls has a row."""
+    lines = []
+    for one in answer.unknown:
+        who = f"{one.process} (pid {one.pid})" + (f" on {one.node}" if one.node else "")
+        what = f"severity of: {one.title}" if one.title else ", ".join(one.rules)
+        lines += [
+            "",
+            f"{click.style('[UNKNOWN]', fg='magenta')} {what}",
+            f"  who       {who}",
+            f"  missing   {one.missing}",
+            f"  do        {one.how}",
+        ]
+    groups = [f"{g.group} {g.stored} of {g.seen}" for g in answer.window.coverage]
+    return [*lines, *(["", f"rows: {', '.join(groups)}"] if groups else [])]
 
 
 def _incident_text(incident: IncidentAnswer) -> str:
@@ -145,6 +203,8 @@ def _incident_text(incident: IncidentAnswer) -> str:
     for cause in incident.causes:
         lines.append(f"  cause     {cause.share:6.1%}  {cause.name}")
         lines += [f"                    {fact}" for fact in cause.evidence]
+    lines += [f"  where     {place}" for place in incident.places]
+    lines += _said_lines(incident)
     lines += [f"  not it    {r.name}: {r.why}" for r in incident.ruled_out]
     lines += [f"  do        {step}" for step in incident.fix]
     coverage = incident.coverage
@@ -156,9 +216,21 @@ def _incident_text(incident: IncidentAnswer) -> str:
     return "\n".join(lines)
 
 
+def _said_lines(incident: IncidentAnswer) -> list[str]:
+    """What the workload said of itself meanwhile."""
+    lines = []
+    for one in incident.annotations or ():
+        labels = " ".join(f"{key}={value}" for key, value in one.labels.items())
+        until = f" to {one.end_s:.3f} s" if one.end_s > one.start_s else ""
+        whose = f" (pid {one.pid})" if one.pid else ""
+        lines.append(f"  said      {labels}{whose} at {one.start_s:.3f} s{until}")
+    return lines
+
+
 def _watched(incident: IncidentAnswer) -> str:
     watched = f"the {incident.watched_ms / 1000:.3g} s it was watched"
-    return f"{watched}: too short for HIGH" if incident.watched_ms < 1000 else watched
+    is_capped = incident.watched_ms < 1000 and incident.severity != "HIGH"
+    return f"{watched}: too short for HIGH" if is_capped else watched
 
 
 def _show_chains(path: Path, as_json: bool) -> None:
@@ -210,7 +282,7 @@ def _node_line(node: AskedNode) -> str:
     names = ", ".join(name for name in node.names if name and name != node.address)
     return (
         f"{node.address}{f' ({names})' if names else ''}: {sent}; clock {node.clock_offset_ms:+.1f} ms"
-        f" ± {(node.round_trip_ms or 0) / 2:.1f} ms"
+        f" ± {(node.round_trip_ms or 0) / 2:.1f} ms{f'; {node.missing}' if node.missing else ''}"
     )
 
 
@@ -240,5 +312,16 @@ def _show_operations(
         node = f"{op.node[:16]:<16} " if has_nodes else ""
         click.echo(
             f"{node}{op.pid:>8}  {op.process[:16]:<16} {op.op:<22} {op.count:>9} {op.p50_us:>10} {op.p95_us:>10} "
-            f"{op.p99_us:>10} {op.max_us:>11} {op.wall_pct:>6}"
+            f"{op.p99_us:>10} {op.max_us:>11} {op.wall_pct:>6}{_basis_text(op)}"
         )
+
+
+_BASIS = {
+    "estimate": "  estimate: {rows} of {count} calls have a row, {exact} were counted",
+    "unknown": "  of {rows} rows; calls without one were not counted",
+}
+
+
+def _basis_text(op: OperationAnswer) -> str:
+    """Where a line's numbers come from, when it is not every call."""
+    return _BASIS.get(op.basis, "").format(rows=op.rows, count=op.count, exact=op.exact)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ingero.cli.options import FORCE, check_output
+from ingero.cli.options import FORCE, check_output, read_pids
 from ingero.cli.render import plural
 from ingero.cli.serving import NODE_OPTIONS, NodeOptions, add_options
 
@@ -33,7 +33,13 @@ from ingero.cli.serving import NODE_OPTIONS, NodeOptions, add_options
     "--since", default="", metavar="DURATION", help="Only this long before the last event."
 )
 @click.option(
-    "--pid", "-p", "pids", multiple=True, type=int, help="Only this process; repeat for more."
+    "--pid",
+    "-p",
+    "pids",
+    multiple=True,
+    callback=read_pids,
+    metavar="PID[,PID]",
+    help="Only these processes.",
 )
 @click.option("--limit", type=click.IntRange(0), default=0, help="Only the newest N events.")
 @click.option(
@@ -60,6 +66,7 @@ def command(
     from ingero.agent.queries.window import Wanted, load_part
     from ingero.cli.nodes import ask_parts
     from ingero.config.database import default_database
+    from ingero.model.recording import describe_unprobed
 
     del form
     wanted = Wanted(since=since, pids=pids, last=limit)
@@ -77,5 +84,8 @@ def command(
         check_output(output, is_replaced=force)
         recording = load_part(path, wanted)
     exported = export_file(recording, output)
+    lost = [recording.say_missing(), *describe_unprobed(recording.unprobed)]
+    for line in filter(None, lost):
+        click.echo(line, err=True)
     what = f"{plural(exported.n_events, 'event')} and {plural(exported.n_incidents, 'incident')}"
     click.echo(f"{what} in {output} ({exported.n_bytes / 1e6:.1f} MB)", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import sys
@@ -9,28 +10,29 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
 
 from ingero.cli.live import ANNOTATE_OPTIONS, FILE, REMEDIATE_OPTIONS, AnnotateChoice
-from ingero.cli.options import read_duration
+from ingero.cli.options import CheckedCommand, read_duration, read_optional_duration
 from ingero.cli.serving import add_options
 from ingero.errors import ConfigError, UnsupportedError
 from ingero.telemetry.clock import SystemClock
-from ingero.wire.names import DetectionMode
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from ingero.agent.health.book import FindLabels
     from ingero.agent.health.loop import Look
-    from ingero.agent.health.service import AgentSettings, HealthAgent
+    from ingero.agent.health.service import AgentSettings, HealthAgent, OnLook
     from ingero.agent.health.signals import SignalSource
 
+DEFAULT_ADDRESS: Final = "127.0.0.1:9467"
 
-@click.command("fleet-push")
+
+@click.command("fleet-push", cls=CheckedCommand)
 @click.option(
     "--fleet-endpoint", required=True, metavar="HOST:PORT", help="Fleet: host:port or a full URL."
 )
@@ -108,13 +110,6 @@ if TYPE_CHECKING:
     help="Oldest baseline to start from.",
 )
 @click.option(
-    "--fleet-detection-mode",
-    type=click.Choice([mode.value for mode in DetectionMode]),
-    default="none",
-    hidden=True,
-    help="Has no effect: the mode is found anew at each look.",
-)
-@click.option(
     "--fleet-world-size",
     type=int,
     default=0,
@@ -156,6 +151,13 @@ if TYPE_CHECKING:
     default=2,
     show_default=True,
     help="Looks in a row under the threshold that make a straggler.",
+)
+@click.option(
+    "--fleet-peers-wait",
+    callback=read_optional_duration,
+    default=None,
+    help="Time under Fleet's threshold after which Fleet is asked once more and the node is a straggler, unless its peers"
+    " fell too; the push interval when left out, or two of them up to 5s.",
 )
 @click.option(
     "--fleet-early-push-delta",
@@ -217,6 +219,14 @@ if TYPE_CHECKING:
     help="Speak http there where the endpoint does not say.",
 )
 @click.option(
+    "--prometheus",
+    is_flag=False,
+    flag_value=DEFAULT_ADDRESS,
+    default="",
+    metavar="[HOST:PORT]",
+    help=f"Serve score, mode and reachability on /metrics; {DEFAULT_ADDRESS} when no address is given.",
+)
+@click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object per look that ticked or pushed."
 )
 def command(
@@ -226,8 +236,8 @@ def command(
     signal_db_path: Path | None,
     signal_window: int,
     signal_num_gpus: int,
+    prometheus: str,
     as_json: bool,
-    fleet_detection_mode: str,
     **options: Any,  # noqa: ANN401
 ) -> int:
     r"""Score this node, push the score to a Fleet and judge it by the answer.
@@ -254,13 +264,47 @@ def command(
         options["fleet_timeout"] = min(options["fleet_timeout"], options["fleet_push_interval"])
     source = _find_source(script, (signal_db_path, signal_window, signal_num_gpus), is_stub=stub)
     settings = build_settings(PushOptions(**options), GpuFacts() if stub else find_gpus())
-    if fleet_detection_mode != DetectionMode.NONE.value:
-        click.echo("note: --fleet-detection-mode has no effect", err=True)
-    with annotate.open(SystemClock()) as workload:
+    with annotate.open(SystemClock()) as workload, _pages(prometheus) as tell:
         find_labels = workload.latest.current if workload else None
+
+        def follow(agent: HealthAgent) -> OnLook:
+            show = _printer(agent, as_json=as_json)
+
+            def both(look: Look, notes: list[str]) -> None:
+                show(look, notes)
+                tell(agent, look)
+
+            return both
+
         if source is None:
-            return _run_live(settings, find_labels, as_json=as_json)
-        return _run(settings, source, find_labels, as_json=as_json)
+            return _run_live(settings, find_labels, follow)
+        return _run(settings, source, find_labels, follow)
+
+
+@contextmanager
+def _pages(prometheus: str) -> Iterator[Callable[[HealthAgent, Look], None]]:
+    """Serve what a scraper may ask of the agent, where that is wanted; what is to be told of each look."""
+    if not prometheus:
+        yield lambda _agent, _look: None
+        return
+    from ingero.agent.app.exporting import PrometheusPage
+    from ingero.agent.app.health_series import HealthSeries
+    from ingero.agent.export.sink_server import serve_sink
+    from ingero.config import Endpoint
+
+    try:
+        endpoint = Endpoint.parse(prometheus)
+    except ValueError as error:
+        raise ConfigError(f"--prometheus {error}") from error
+    page, series = PrometheusPage(), HealthSeries()
+
+    def tell(agent: HealthAgent, look: Look) -> None:
+        series.note(agent, look)
+        page.take(tuple(series.iter_series()), look.wall_ns)
+
+    with serve_sink(endpoint, page, option="--prometheus") as bound:
+        click.echo(f"serving http://{bound}/metrics", err=True)
+        yield tell
 
 
 def _find_source(
@@ -286,7 +330,11 @@ def _find_source(
     return None
 
 
-def _run_live(settings: AgentSettings, find_labels: FindLabels | None, *, as_json: bool) -> int:
+def _run_live(
+    settings: AgentSettings,
+    find_labels: FindLabels | None,
+    follow: Callable[[HealthAgent], OnLook],
+) -> int:
     import os
 
     from ingero.agent.app.live import LiveAgent, LiveSettings, LiveTold
@@ -308,13 +356,13 @@ def _run_live(settings: AgentSettings, find_labels: FindLabels | None, *, as_jso
         for note in session.notes:
             click.echo(note, err=True)
 
-    def follow(agent: HealthAgent) -> Callable[[Look, list[str]], None]:
-        for note in agent.first_notes:
-            click.echo(f"note: {note}", err=True)
-        return _printer(agent, as_json=as_json)
-
     told = LiveTold(follow, find_labels)
-    live = LiveAgent(LiveSettings(trace, settings), told, on_ready=say_missing)
+    live = LiveAgent(
+        LiveSettings(trace, settings),
+        told,
+        on_ready=say_missing,
+        tell=functools.partial(click.echo, err=True),
+    )
     with _stopping() as (stop, received):
         live.run(stop)
     return 130 if signal.SIGINT in received else 0
@@ -342,8 +390,7 @@ def _run(
     settings: AgentSettings,
     source: SignalSource,
     find_labels: FindLabels | None,
-    *,
-    as_json: bool,
+    follow: Callable[[HealthAgent], OnLook],
 ) -> int:
     from ingero.agent.health.service import open_agent
 
@@ -351,15 +398,15 @@ def _run(
         _stopping() as (stop, received),
         open_agent(settings, source, SystemClock(), stop, find_labels) as agent,
     ):
-        for note in agent.first_notes:
-            click.echo(f"note: {note}", err=True)
-        agent.run(_printer(agent, as_json=as_json))
+        agent.run(follow(agent))
     return 130 if signal.SIGINT in received else 0
 
 
-def _printer(agent: HealthAgent, *, as_json: bool) -> Callable[[Look, list[str]], None]:
+def _printer(agent: HealthAgent, *, as_json: bool) -> OnLook:
     from ingero.agent.health.narrate import build_record, write_line
 
+    for note in agent.first_notes:
+        click.echo(f"note: {note}", err=True)
     is_terminal = sys.stdout.isatty()
 
     def show(look: Look, notes: list[str]) -> None:
@@ -370,7 +417,7 @@ def _printer(agent: HealthAgent, *, as_json: bool) -> Callable[[Look, list[str]]
         if as_json:
             click.echo(json.dumps(build_record(look, agent.cache, agent.lane, agent.stream)))
             return
-        line = write_line(look, agent.cache)
+        line = write_line(look, agent.lane)
         click.echo(click.style(line, fg="red") if look.is_straggler and is_terminal else line)
 
     return show

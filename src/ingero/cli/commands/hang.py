@@ -23,6 +23,9 @@ CAUSES = {
 }
 
 
+VERDICTS = {"absent": "never arrived", "stuck": "arrived and never left", "silent": "is silent"}
+
+
 @click.command("hang")
 @click.argument("directory", type=click.Path(path_type=Path), required=False)
 @click.option("--fleet", metavar="URL", help="Ask this Fleet's admin endpoint about a live job.")
@@ -82,7 +85,9 @@ def _ask(admin_url: str, cluster_id: str, *, as_json: bool) -> int:
         return 0
     for root in answer["roots"]:
         click.echo(
-            click.style(f"{_name(root)} never arrived", fg="red", bold=True)
+            click.style(
+                f"{_name(root)} {VERDICTS.get(root['cause'], 'never arrived')}", fg="red", bold=True
+            )
             + f" at operation {root['missing_seq']} of {root['comm']} ({root['cause']});"
             f" {plural(len(root['blocks']), 'rank')} wait for it since {answer['standing_s']:.0f} s:"
             f" {_spans(tuple(root['blocks']))}"
@@ -154,7 +159,7 @@ def _as_text(report: HangReport) -> str:
         finished = "unknown" if root.last_left is None else f"operation {root.last_left}"
         lines += [
             "",
-            click.style(f"rank {root.rank} never arrived", fg="red", bold=True)
+            click.style(f"rank {root.rank} {VERDICTS[root.cause.value]}", fg="red", bold=True)
             + f": {CAUSES[root.cause]}",
             f"  missed in      {group}, operation {root.missing_seq}",
             f"  last finished  {finished}",

@@ -24,8 +24,8 @@ from ingero.cli.render import plural
 def command(*, sources: tuple[Path, ...], output: Path, force: bool, force_node: str) -> None:
     r"""Merge recordings of several nodes, or several of one, into one file.
 
-    Sources are only read. Exact counts are added; rows that are there already are not repeated. Clocks are not
-    adjusted: each node keeps its own.
+    Sources are only read. Every row is kept and exact counts are added. A recording that is given twice, or is in a merged
+    file already, adds nothing; files that share a part of one are refused. Clocks are not adjusted: each node keeps its own.
 
     \b
     Examples:
@@ -36,7 +36,13 @@ def command(*, sources: tuple[Path, ...], output: Path, force: bool, force_node:
 
     check_output(output, is_replaced=force)
     merged = merge_recordings(sources, output, force_node=force_node, is_replaced=force)
-    for one in merged:
-        again = f", {one.n_repeated} there already" if one.n_repeated else ""
-        click.echo(f"{one.path}: {plural(one.n_events, 'event')} of {', '.join(one.nodes)}{again}")
-    click.echo(f"{plural(sum(one.n_events for one in merged), 'event')} in {output}")
+    for one in merged.files:
+        more = [f"{one.n_repeated} there already"] if one.n_repeated else []
+        more += [f"{one.n_damaged} rows could not be read"] if one.n_damaged else []
+        told = "".join(f", {part}" for part in more)
+        click.echo(f"{one.path}: {plural(one.n_events, 'event')} of {', '.join(one.nodes)}{told}")
+    click.echo(
+        f"{plural(merged.n_events, 'event')} and {plural(merged.n_calls, 'counted call')} in {output}"
+    )
+    for note in merged.notes:
+        click.echo(f"note: {note}", err=True)

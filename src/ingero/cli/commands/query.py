@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
+from ingero.cli.options import read_pids
+from ingero.cli.rolled import INCLUDE_ROLLED, open_with_rolled
 from ingero.cli.serving import NODE_OPTIONS, NodeOptions, add_options
+
+_MOST_ROWS: Final = 10_000
 
 
 @click.command("query")
@@ -29,8 +33,9 @@ from ingero.cli.serving import NODE_OPTIONS, NodeOptions, add_options
     "-p",
     "pids",
     multiple=True,
-    type=int,
-    help="Only this process; repeat for more (without SQL).",
+    callback=read_pids,
+    metavar="PID[,PID]",
+    help="Only these processes (without SQL).",
 )
 @click.option(
     "--op",
@@ -40,10 +45,10 @@ from ingero.cli.serving import NODE_OPTIONS, NodeOptions, add_options
 )
 @click.option(
     "--limit",
-    type=click.IntRange(1, 10_000),
-    default=10_000,
+    type=click.IntRange(0, _MOST_ROWS),
+    default=_MOST_ROWS,
     show_default=True,
-    help="Rows at most.",
+    help="Rows at most; 0 is the default.",
 )
 @click.option(
     "--timeout",
@@ -52,12 +57,13 @@ from ingero.cli.serving import NODE_OPTIONS, NodeOptions, add_options
     metavar="DURATION",
     help="Time a statement may take.",
 )
+@INCLUDE_ROLLED
 @add_options(NODE_OPTIONS)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of objects.")
 def command(
     *, sql: str | None, db: Path | None, since: str, pids: tuple[int, ...], op: str, limit: int,
     timeout: str, as_json: bool, nodes: str, ca_cert: str, client_cert: str, client_key: str, no_tls: bool,
-    skew: str,
+    skew: str, include_rolled: bool,
 ) -> None:  # fmt: skip
     r"""Show events, or ask one SELECT of the recording.
 
@@ -72,25 +78,41 @@ def command(
     """
     from ingero.config.database import default_database
 
-    path = db or default_database()
+    path, limit = db or default_database(), limit or _MOST_ROWS
     among = NodeOptions(nodes, ca_cert, client_cert, client_key, no_tls, skew)
     if among.nodes:
         if sql is None or db is not None:
             raise click.UsageError("--nodes takes SQL and no --db")
         _show_nodes(among, sql, limit, timeout, as_json=as_json)
-    elif sql is not None:
+        return
+    with open_with_rolled(path, is_wanted=include_rolled) as whole:
+        _show_file(whole, sql, (since, pids, op, limit), timeout, as_json=as_json)
+
+
+def _show_file(
+    path: Path,
+    sql: str | None,
+    asked: tuple[str, tuple[int, ...], str, int],
+    timeout: str,
+    *,
+    as_json: bool,
+) -> None:
+    since, pids, op, limit = asked
+    if sql is not None:
         if since or pids or op:
             raise click.UsageError(
                 "--since, --pid and --op filter events; with SQL, say it in WHERE"
             )
         _show_sql(path, sql, limit, timeout, as_json=as_json)
     else:
-        _show_events(path, (since, pids, op, limit), as_json=as_json)
+        _show_events(path, asked, as_json=as_json)
 
 
 def _show_sql(path: Path, sql: str, limit: int, timeout: str, *, as_json: bool) -> None:
     from ingero.agent.queries.sql import plain_value
+    from ingero.agent.store.reader import read_unwritten
     from ingero.agent.store.sql import SqlLimits, run_sql
+    from ingero.model.recording import Recording
     from ingero.units import parse_duration
 
     try:
@@ -107,6 +129,8 @@ def _show_sql(path: Path, sql: str, limit: int, timeout: str, *, as_json: bool) 
         click.echo(_as_table(list(answer.columns), rows))
     more = "; there are more: raise --limit or aggregate" if answer.is_truncated else ""
     click.echo(f"({len(rows)} rows in {answer.duration_ns / 1e6:.1f} ms{more})", err=True)
+    if missing := Recording(unwritten=read_unwritten(path)).say_missing():
+        click.echo(missing, err=True)
 
 
 def _show_nodes(among: NodeOptions, sql: str, limit: int, timeout: str, *, as_json: bool) -> None:
@@ -147,6 +171,8 @@ def _show_events(
         lines = [[r.timestamp, r.pid, r.tid, r.comm, r.op, r.duration] for r in rows]
         click.echo(_as_table(heads, lines))
     click.echo(f"({len(rows)} of {recording.n_events_stored} events)", err=True)
+    if missing := recording.say_missing():
+        click.echo(missing, err=True)
 
 
 def _as_table(heads: list[str], rows: list[list[Any]]) -> str:

@@ -71,7 +71,7 @@ def show(*, file: Path, provider: str, gpu: str, fleet: bool, as_json: bool) -> 
 
 
 @command.command("update")
-@click.option("--url", required=True, metavar="URL", help="Where the list is; https only.")
+@click.option("--url", default="", metavar="URL", help="Where the list is; https only. Required.")
 @click.option(
     "--output",
     "-o",
@@ -104,6 +104,11 @@ def update(*, url: str, output: Path, timeout: int, ca_cert: str, as_json: bool)
     """
     from ingero.cli.gpu_rates import fetch_prices, replace_file
 
+    if not url:
+        raise click.UsageError(
+            f"there is no price list of ours to fetch, and {output} is left as it is; give the address of yours with"
+            " --url, or write the file by hand"
+        )
     fetched = fetch_prices(url, ca_cert, timeout)
     replace_file(output, fetched.text)
     prices = fetched.prices

@@ -9,19 +9,8 @@ from click.core import ParameterSource
 
 from ingero.cli.exporting import METRIC_OPTIONS
 from ingero.cli.live import ANNOTATE_OPTIONS, FLEET_OPTIONS
-from ingero.cli.options import read_duration
+from ingero.cli.options import CheckedCommand, read_duration, read_pids
 from ingero.cli.serving import add_options
-
-
-def _read_pids(
-    _context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
-) -> tuple[int, ...]:
-    """Option callback: repeated or comma-separated process ids."""
-    texts = [text for value in values for text in value.split(",") if text]
-    for text in texts:
-        if not text.isdecimal():
-            raise click.BadParameter(f"{text!r} is not a process id", param=parameter)
-    return tuple(int(text) for text in texts)
 
 
 def _read_size(_context: click.Context, parameter: click.Parameter, value: str) -> int:
@@ -29,7 +18,7 @@ def _read_size(_context: click.Context, parameter: click.Parameter, value: str) 
     from ingero.units import parse_size
 
     try:
-        return parse_size(value)
+        return parse_size(value) if value.strip() else 0
     except ValueError as error:
         raise click.BadParameter(str(error), param=parameter) from error
 
@@ -42,13 +31,13 @@ def _read_ring(context: click.Context, parameter: click.Parameter, value: str) -
     return size
 
 
-@click.command("trace")
+@click.command("trace", cls=CheckedCommand)
 @click.option(
     "--pid",
     "-p",
     "pids",
     multiple=True,
-    callback=_read_pids,
+    callback=read_pids,
     metavar="PID[,PID]",
     help="Watch these processes and their children.  [default: all]",
 )
@@ -81,6 +70,11 @@ def _read_ring(context: click.Context, parameter: click.Parameter, value: str) -
 @click.option(
     "--record/--no-record", default=True, help="Whether to write a recording.  [default: record]"
 )
+@click.option(
+    "--incidents/--no-incidents",
+    default=True,
+    help="Whether to look for incidents meanwhile, and to say at the end how many there are.  [default: incidents]",
+)
 @click.option("--record-all", is_flag=True, help="Store every record, not only the telling ones.")
 @click.option(
     "--max-db",
@@ -110,7 +104,7 @@ def _read_ring(context: click.Context, parameter: click.Parameter, value: str) -
     "--sampling-rate",
     default=0,
     type=click.IntRange(0),
-    help="Record one ordinary call in N; 0 adapts to loss and to 2000 records a second. Counts stay exact.  [default: 0]",
+    help="Record one call in N of the kinds that are sampled, such as launches; 0 adapts to loss and to 2000 records a second. Counts stay exact.  [default: 0]",
 )
 @click.option(
     "--ringbuf-size",
@@ -122,8 +116,8 @@ def _read_ring(context: click.Context, parameter: click.Parameter, value: str) -
 )
 @click.option(
     "--stack/--no-stack",
-    default=False,
-    help="Record the native and Python stack of every recorded call.  [default: no-stack]",
+    default=None,
+    help="Record the native and Python stack of every recorded call, or of none.  [default: of slow, failed and unreturned calls]",
 )
 @click.option("--no-io", is_flag=True, help="Leave out disk requests.")
 @click.option("--no-tcp", is_flag=True, help="Leave out TCP retransmits.")

@@ -97,7 +97,7 @@ def ask_echo(echo: LocalEcho, cluster_id: str, charged_gpu_s: float) -> dict[str
         charged_gpu_s: What Fleet charges its culprits with in the end; Echo is given some seconds to have heard of it.
 
     Returns:
-        Answers by tool, ``mcp_agrees`` when MCP gave the same.
+        Answers by tool; ``mcp_agrees``: MCP gave the same; ``cost_agrees``: the cost is what Fleet charged.
     """
     arguments = {"cluster_id": cluster_id, "time_window": "1d"}
     headers = {"Authorization": f"Bearer {echo.token}"}
@@ -117,7 +117,12 @@ def ask_echo(echo: LocalEcho, cluster_id: str, charged_gpu_s: float) -> dict[str
             time.sleep(_POLL_S)
         answers = {tool: ask(tool)["rows"] for tool in _TOOLS}
         over_mcp = _call_mcp(client, "fleet.cluster.blame_chain", arguments)
-    return {**answers, "mcp_agrees": over_mcp == answers["blame_chain"]}
+    held_gpu_s = sum(row["gpu_seconds"] for row in answers["cost_by_culprit"])
+    return {
+        **answers,
+        "mcp_agrees": over_mcp == answers["blame_chain"],
+        "cost_agrees": abs(held_gpu_s - charged_gpu_s) <= _SAME * charged_gpu_s,
+    }
 
 
 def _call_mcp(client: httpx.Client, tool: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
@@ -157,5 +162,7 @@ def describe_echo(said: dict[str, Any]) -> list[str]:
     lines += [f"{row['node_id']} cost {_describe_cost(row)}" for row in said["cost_by_culprit"]]
     total = [row for row in said["cost"] if row["gpu_seconds"]]
     lines += [f"all waiting cost {_describe_cost(row)}" for row in total]
+    if not said["cost_agrees"]:
+        lines.append("the cost differs from what Fleet charged: records are missing or late")
     lines.append("MCP gives the same answer" if said["mcp_agrees"] else "MCP gives another answer")
     return lines

@@ -25,6 +25,10 @@ class Backend(Protocol):
     def is_open(self) -> bool:
         """Whether it can be written."""
 
+    @property
+    def secret(self) -> int:
+        """64 bits that no sender knows, the same for as long as the database lives; known once it was open."""
+
     def open(self, now: datetime, since: datetime, max_keys: int) -> Keys:
         """Open it and bring its schema up to date.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import socket
 import struct
 import threading
@@ -23,8 +22,9 @@ from typing import Any, Final
 
 import duckdb
 
-from ingero.echo.db.engine import wal_path
+from ingero.echo.db.engine import count_tables, wal_path
 from ingero.echo.db.faults import our_errors
+from ingero.echo.db.lock import find_open
 from ingero.echo.db.store import Store
 from ingero.errors import IngeroError, StoreError
 
@@ -32,6 +32,7 @@ _LOG: Final = logging.getLogger("ingero.echo")
 _ASK: Final = b"backup"
 _ASK_TIMEOUT_S: Final = 10.0
 _LARGEST_ANSWER: Final = 4096
+_COPY_BYTES: Final = 8 << 20
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -101,7 +102,7 @@ class BackupDoor:
                 return {"error": "only the owner of the database may back it up"}
             if asked != _ASK or len(fds) != 2:
                 return {"error": "not a request for a backup"}
-            size: int = self._store.call(
+            done: dict[str, Any] = self._store.call(
                 lambda connection: _copy_now(connection, self._store.path, fds)
             ).result()
         except IngeroError as error:
@@ -111,26 +112,50 @@ class BackupDoor:
         finally:
             for fd in fds:
                 os.close(fd)
-        return {"bytes": size}
+        return done
 
 
-def _copy_now(connection: duckdb.DuckDBPyConnection, path: str, fds: list[int]) -> int:
-    """Copy file and log between two commits. The log is empty unless the checkpoint was not possible."""
+def _copy_now(connection: duckdb.DuckDBPyConnection, path: str, fds: list[int]) -> dict[str, Any]:
+    """Copy file and log between two commits; bytes, and the rows that the copy must have.
+
+    The log is empty unless the checkpoint was not possible.
+    """
     with suppress(StoreError), our_errors("checkpoint"):
         connection.execute("CHECKPOINT")
     size = 0
     for source, fd in zip((Path(path), wal_path(path)), fds, strict=True):
         if source.exists():
-            with source.open("rb") as reading, os.fdopen(os.dup(fd), "wb") as writing:
-                shutil.copyfileobj(reading, writing, 8 << 20)
-                writing.flush()
-                os.fsync(fd)
-                size += writing.tell()
-    return size
+            size += _copy_file(source, fd)
+            os.fsync(fd)
+    return {"bytes": size, "rows": count_tables(connection)}
 
 
-def ask_for_backup(path: Path, copy: Path) -> None:
+def _copy_file(source: Path, to_fd: int) -> int:
+    """Copy through the descriptor that DuckDB has, which is neither moved nor closed: its lock would be lost."""
+    of_duckdb = find_open(source)
+    fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC) if of_duckdb is None else of_duckdb
+    at = 0
+    try:
+        while part := os.pread(fd, _COPY_BYTES, at):
+            at += len(part)
+            _write_all(to_fd, part)
+    finally:
+        if of_duckdb is None:
+            os.close(fd)
+    return at
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def ask_for_backup(path: Path, copy: Path) -> dict[str, int]:
     """Have the process that serves ``path`` fill ``copy`` and its log, which must not exist yet.
+
+    Returns:
+        Rows that each table of the copy must have.
 
     Raises:
         StoreError: Nobody serves it, or the copy could not be made; what there is of it is removed.
@@ -155,6 +180,8 @@ def ask_for_backup(path: Path, copy: Path) -> None:
         raise StoreError(f"cannot back up {path}: {answer.get('error', 'its server went away')}")
     if not parts[1].stat().st_size:
         parts[1].unlink()
+    rows: dict[str, int] = answer.get("rows", {})
+    return rows
 
 
 def _ask(door: Path, fds: list[int]) -> dict[str, Any]:

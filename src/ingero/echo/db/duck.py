@@ -13,8 +13,15 @@ import pyarrow as pa
 
 from ingero.echo.db.backend import Kept
 from ingero.echo.db.encryption import CATALOG
-from ingero.echo.db.engine import EngineSettings, migrate, open_engine, transaction, wal_path
-from ingero.echo.db.faults import our_errors
+from ingero.echo.db.engine import (
+    EngineSettings,
+    fetch_row,
+    migrate,
+    open_engine,
+    transaction,
+    wal_path,
+)
+from ingero.echo.db.faults import MemoryLimitError, our_errors, row_errors
 from ingero.echo.db.reader import Reader, ReaderPool
 from ingero.echo.db.rows import Incoming, NodeKey, NodeRow, build_nodes
 from ingero.echo.db.upkeep import Retention, trim
@@ -42,6 +49,12 @@ class DuckBackend:
         self._path = path
         self._settings = settings
         self._connection: duckdb.DuckDBPyConnection | None = None
+        self._secret = 0
+
+    @property
+    def secret(self) -> int:
+        """See `Backend.secret`."""
+        return self._secret
 
     @property
     def is_open(self) -> bool:
@@ -58,6 +71,7 @@ class DuckBackend:
                     "SELECT key FROM ingest_keys WHERE ingested_at >= ? ORDER BY ingested_at DESC LIMIT ?",
                     [since, max_keys],
                 ).fetchnumpy()["key"]
+                self._secret = int(fetch_row(connection, "SELECT secret FROM ingest_secret")[0])
         except IngeroError:
             connection.close()
             raise
@@ -72,9 +86,21 @@ class DuckBackend:
         now: datetime,
         kept: Kept,
     ) -> None:
-        """One transaction: all of the group is kept, or nothing."""
+        """One transaction: all of the group is kept, or nothing; who reads makes room for who writes."""
+        try:
+            self._commit(group, nodes, now)
+        except MemoryLimitError:
+            if not self.readers.sacrifice():
+                raise
+            self._commit(group, nodes, now)
+        for incoming in group:
+            kept(incoming)
+
+    def _commit(
+        self, group: Sequence[Incoming], nodes: dict[NodeKey, NodeRow], now: datetime
+    ) -> None:
         connection = self._get()
-        with our_errors("write"), transaction(connection):
+        with row_errors("write"), transaction(connection):
             for incoming in group:
                 _insert(connection, incoming.table.name, incoming.batch)
             if group:
@@ -84,8 +110,6 @@ class DuckBackend:
                 _insert(connection, "ingest_keys", table)
             if nodes:
                 _upsert_nodes(connection, build_nodes(nodes, now))
-        for incoming in group:
-            kept(incoming)
 
     def trim(self, now: datetime, since: datetime, retention: Retention) -> tuple[int, int]:
         """See `Backend.trim`."""
@@ -129,19 +153,19 @@ class DuckBackend:
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:
+    """Insert; after a failure the rows stay registered, until the next ones take their place.
+
+    A connection whose transaction has failed cannot forget them, and what it says then would hide the failure.
+    """
     connection.register("incoming", rows)
-    try:
-        connection.execute(f"INSERT INTO {table} SELECT * FROM incoming")  # noqa: S608 - our names
-    finally:
-        connection.unregister("incoming")
+    connection.execute(f"INSERT INTO {table} SELECT * FROM incoming")  # noqa: S608 - our names
+    connection.unregister("incoming")
 
 
 def _upsert_nodes(connection: duckdb.DuckDBPyConnection, nodes: pa.Table) -> None:
     connection.register("incoming", nodes)
-    try:
-        connection.execute(
-            f"INSERT INTO nodes SELECT * FROM incoming "  # noqa: S608 - our names
-            f"ON CONFLICT (cluster_id, node_id) DO UPDATE SET {_NODE_UPDATES}"
-        )
-    finally:
-        connection.unregister("incoming")
+    connection.execute(
+        f"INSERT INTO nodes SELECT * FROM incoming "  # noqa: S608 - our names
+        f"ON CONFLICT (cluster_id, node_id) DO UPDATE SET {_NODE_UPDATES}"
+    )
+    connection.unregister("incoming")

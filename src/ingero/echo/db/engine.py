@@ -16,7 +16,7 @@ import duckdb
 
 from ingero.echo.db.encryption import Encryption, attach
 from ingero.echo.db.faults import LockedError, our_errors
-from ingero.echo.schema import MIGRATIONS
+from ingero.echo.schema import MIGRATIONS, TABLES
 from ingero.errors import ConfigError, IngeroError, StoreError
 
 MEMORY: Final = ":memory:"
@@ -159,7 +159,7 @@ def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
     try:
         yield
         connection.execute("COMMIT")
-    except duckdb.Error:
+    except BaseException:
         _roll_back(connection)
         raise
 
@@ -176,6 +176,15 @@ def fetch_row(
 ) -> tuple[Any, ...]:
     """The only row of a statement, with nothing left open: DuckDB 2 refuses other work on a half-read result."""
     return connection.execute(sql, list(params)).fetchall()[0]
+
+
+def count_tables(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
+    """Rows of each of our tables."""
+    with our_errors("count rows"):
+        return {
+            name: int(fetch_row(connection, f"SELECT count(*) FROM {name}")[0])  # noqa: S608 - our names
+            for name in TABLES
+        }
 
 
 def used_bytes(connection: duckdb.DuckDBPyConnection) -> int:

@@ -24,6 +24,14 @@ class DeadlineError(StoreError):
     """A read was stopped at its deadline."""
 
 
+class BadRowsError(StoreError):
+    """The rows themselves cannot be stored; no retry mends that."""
+
+
+class MemoryLimitError(StoreError):
+    """A statement needs more memory than the instance has left."""
+
+
 class LockedError(StoreError):
     """Another process holds the database."""
 
@@ -38,7 +46,7 @@ def our_errors(doing: str) -> Iterator[None]:
     except duckdb.InterruptException as error:
         raise DeadlineError(f"cannot {doing}: stopped at its deadline") from error
     except duckdb.OutOfMemoryException as error:
-        raise StoreError(
+        raise MemoryLimitError(
             f"cannot {doing}: it needs more memory than the store may use",
             hint="Narrow the time window, or raise --memory-limit.",
         ) from error
@@ -46,6 +54,18 @@ def our_errors(doing: str) -> Iterator[None]:
         if "database has been invalidated" in str(error):
             raise BrokenInstanceError(f"cannot {doing}: {_first_line(error)}") from error
         raise StoreError(f"cannot {doing}: {_first_line(error)}") from error
+
+
+@contextmanager
+def row_errors(doing: str) -> Iterator[None]:
+    """`our_errors`, with what is the fault of the rows told apart as `BadRowsError`."""
+    with our_errors(doing):
+        try:
+            yield
+        except (duckdb.DataError, duckdb.IntegrityError, duckdb.InvalidInputException) as error:
+            if "database has been invalidated" in str(error):
+                raise
+            raise BadRowsError(f"cannot {doing}: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,9 +19,17 @@ import duckdb
 
 from ingero.echo.db.door import ask_for_backup
 from ingero.echo.db.encryption import Encryption
-from ingero.echo.db.engine import EngineSettings, fetch_row, migrate, open_engine, wal_path
+from ingero.echo.db.engine import (
+    EngineSettings,
+    count_tables,
+    fetch_row,
+    migrate,
+    open_engine,
+    wal_path,
+)
 from ingero.echo.db.faults import LockedError, our_errors
-from ingero.echo.schema import MIGRATIONS, TABLES
+from ingero.echo.db.lock import FileLock, locked
+from ingero.echo.schema import MIGRATIONS
 from ingero.errors import IngeroError, StoreError
 from ingero.units import format_size
 
@@ -48,17 +56,19 @@ def migrate_file(
 ) -> tuple[int, int]:
     """Bring a file's schema up to date; returns the versions before and after."""
     _check_there(path)
-    connection = open_engine(str(path), EngineSettings(encryption=encryption))
-    try:
-        return migrate(connection, now)
-    finally:
-        connection.close()
+    with locked(str(path)):
+        connection = open_engine(str(path), EngineSettings(encryption=encryption))
+        try:
+            return migrate(connection, now)
+        finally:
+            connection.close()
 
 
-def back_up(path: Path, to: Path, encryption: Encryption | None = None) -> int:
-    """Copy a database, served or not, its log folded in; returns the bytes.
+def back_up(path: Path, to: Path, encryption: Encryption | None = None) -> tuple[int, int]:
+    """Copy a database, served or not, its log folded in; returns the bytes and the rows.
 
-    The copy appears under its name only when it is whole and was opened once. That of an encrypted file has its key.
+    The copy appears under its name only when it was opened once and every table has as many rows there as here. That
+    of an encrypted file has its key.
 
     Raises:
         ConfigError: The key is not that of the file.
@@ -68,18 +78,24 @@ def back_up(path: Path, to: Path, encryption: Encryption | None = None) -> int:
     if to.exists():
         raise StoreError(f"{to} exists already", hint="Choose another name.")
     _check_room(path, to)
+    lock = FileLock(str(path))
     try:
-        connection = open_engine(str(path), EngineSettings(encryption=encryption))
+        lock.acquire()
     except LockedError:
         with _partial(to, encryption) as partial:
-            ask_for_backup(path, partial)
-        return to.stat().st_size
+            partial.expected = ask_for_backup(path, partial.path)
+        return to.stat().st_size, sum(partial.expected.values())
     try:
-        with our_errors("checkpoint"):
-            connection.execute("CHECKPOINT")
+        connection = open_engine(str(path), EngineSettings(encryption=encryption))
+        try:
+            with our_errors("checkpoint"):
+                connection.execute("CHECKPOINT")
+            expected = count_tables(connection)
+        finally:
+            connection.close()
+        return _copy(path, to, encryption, expected), sum(expected.values())
     finally:
-        connection.close()
-    return _copy(path, to, encryption)
+        lock.release()
 
 
 def restore(backup: Path, path: Path, encryption: Encryption | None = None) -> Path | None:
@@ -91,6 +107,11 @@ def restore(backup: Path, path: Path, encryption: Encryption | None = None) -> P
     """
     _check_there(backup)
     _check_echo(backup, encryption)
+    with locked(str(path)):
+        return _put_in_place(backup, path, encryption)
+
+
+def _put_in_place(backup: Path, path: Path, encryption: Encryption | None) -> Path | None:
     aside = None
     if path.exists():
         _check_echo(path, encryption)
@@ -120,6 +141,11 @@ def repair(path: Path) -> Repair:
         StoreError: The damage is not in the log.
     """
     _check_there(path)
+    with locked(str(path)):
+        return _mend(path)
+
+
+def _mend(path: Path) -> Repair:
     wal = wal_path(str(path))
     kept: Path | None = None
     whole_bytes = wal.stat().st_size if wal.exists() else 0
@@ -157,8 +183,13 @@ def _find_damage(path: Path) -> int | None:
     return None
 
 
-def _check_echo(path: Path, encryption: Encryption | None) -> None:
-    """Hold a file to be a database that this release can serve; opening it folds its log in."""
+def _check_echo(
+    path: Path, encryption: Encryption | None, expected: Mapping[str, int] | None = None
+) -> None:
+    """Hold a file to be a database that this release can serve, with the rows that it must have.
+
+    Opening it folds its log in.
+    """
     connection = open_engine(str(path), EngineSettings(encryption=encryption))
     try:
         with our_errors("look into it"):
@@ -166,6 +197,7 @@ def _check_echo(path: Path, encryption: Encryption | None) -> None:
             if fetch_row(connection, sql)[0] != 2:
                 raise StoreError(f"{path} is no Echo database")
             version = fetch_row(connection, "SELECT max(number) FROM schema_migrations")[0]
+        found = count_tables(connection) if expected else {}
     finally:
         connection.close()
     if version > MIGRATIONS[-1].number:
@@ -173,25 +205,21 @@ def _check_echo(path: Path, encryption: Encryption | None) -> None:
             f"{path} has schema {version} and this release knows {MIGRATIONS[-1].number}",
             hint="Use the release that wrote it.",
         )
+    for name, n_rows in (expected or {}).items():
+        if found[name] != n_rows:
+            raise StoreError(f"the copy has {found[name]} rows of {name} and not {n_rows}")
 
 
-def count_rows(path: Path) -> dict[str, int]:
-    """Rows of each table of a file that nobody serves."""
-    connection = open_engine(str(path), _SETTINGS)
-    try:
-        with our_errors("count rows"):
-            return {
-                name: int(fetch_row(connection, f"SELECT count(*) FROM {name}")[0])  # noqa: S608 - our names
-                for name in TABLES
-            }
-    finally:
-        connection.close()
-
-
-def _copy(source: Path, to: Path, encryption: Encryption | None) -> int:
+def _copy(
+    source: Path,
+    to: Path,
+    encryption: Encryption | None,
+    expected: Mapping[str, int] | None = None,
+) -> int:
     with _partial(to, encryption) as partial:
+        partial.expected = dict(expected or {})
         try:
-            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            fd = os.open(partial.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(fd, "wb") as writing, source.open("rb") as reading:
                 shutil.copyfileobj(reading, writing, 8 << 20)
                 writing.flush()
@@ -201,15 +229,22 @@ def _copy(source: Path, to: Path, encryption: Encryption | None) -> int:
     return to.stat().st_size
 
 
+@dataclass(slots=True)
+class _Partial:
+    path: Path
+    expected: dict[str, int]
+
+
 @contextmanager
-def _partial(to: Path, encryption: Encryption | None) -> Iterator[Path]:
+def _partial(to: Path, encryption: Encryption | None) -> Iterator[_Partial]:
     """A name beside the copy's, which it gets once it was opened; nothing is left of a copy that failed."""
     partial = to.with_name(f"{to.name}.partial")
     partial.unlink(missing_ok=True)
     wal_path(str(partial)).unlink(missing_ok=True)
+    copy = _Partial(partial, {})
     try:
-        yield partial
-        _check_echo(partial, encryption)
+        yield copy
+        _check_echo(partial, encryption, copy.expected)
         partial.rename(to)
     except BaseException:
         partial.unlink(missing_ok=True)

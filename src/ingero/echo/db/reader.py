@@ -6,14 +6,17 @@ import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import duckdb
 import pyarrow as pa
 
 from ingero.echo.db.faults import BrokenInstanceError, DeadlineError, our_errors
-from ingero.errors import StoreError
+from ingero.errors import RetryableError, StoreError
 from ingero.units import NS_PER_S
+
+_LET_GO_S: Final = 5.0
+_ASK_AGAIN_S: Final = 0.05
 
 
 class Reader(Protocol):
@@ -80,11 +83,17 @@ class CursorReader:
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._is_closed = False
+        self._is_sacrificed = False
 
     @property
     def is_stopped(self) -> bool:
         """See `Reader`."""
         return self._stopped.is_set()
+
+    def sacrifice(self) -> None:
+        """Stop it because the writer needs the memory."""
+        self._is_sacrificed = True
+        self.stop()
 
     def stop(self) -> None:
         """See `Reader`."""
@@ -101,7 +110,7 @@ class CursorReader:
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """See `Reader`."""
-        with our_errors("read"):
+        with self._our_errors():
             return self._cursor.execute(sql, list(params)).fetchall()
 
     def row(self, sql: str, params: Sequence[Any] = ()) -> tuple[Any, ...]:
@@ -113,7 +122,7 @@ class CursorReader:
         self, sql: str, params: Sequence[Any] = (), batch_rows: int = 65_536
     ) -> Iterator[pa.RecordBatch]:
         """See `Reader`."""
-        with our_errors("read"):
+        with self._our_errors():
             source = self._cursor.sql(sql, params=list(params)).to_arrow_reader(batch_rows)
         return self._iterate(source)
 
@@ -135,11 +144,27 @@ class CursorReader:
                 return itertools.chain([first], found), int(n_all)
         return iter(()), 0
 
+    def _check_stopped(self) -> None:
+        if self.is_stopped:
+            raise DeadlineError("cannot read: stopped at its deadline")
+
+    @contextmanager
+    def _our_errors(self) -> Iterator[None]:
+        try:
+            self._check_stopped()
+            with our_errors("read"):
+                yield
+        except DeadlineError:
+            if self._is_sacrificed:
+                raise RetryableError(
+                    "the memory was needed for arriving rows; narrow the window, or ask again",
+                    retry_after_ns=NS_PER_S,
+                ) from None
+            raise
+
     def _iterate(self, source: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         while True:
-            if self.is_stopped:
-                raise DeadlineError("cannot read: stopped at its deadline")
-            with our_errors("read"):
+            with self._our_errors():
                 try:
                     batch = source.read_next_batch()
                 except StopIteration:
@@ -180,7 +205,18 @@ class ReaderPool:
             while self._active:
                 for reader in self._active:
                     reader.stop()
-                self._lock.wait(timeout=0.05)
+                self._lock.wait(timeout=_ASK_AGAIN_S)
+
+    def sacrifice(self) -> bool:
+        """Stop everybody who reads and wait until they have let go; False where nobody reads."""
+        with self._lock:
+            doomed = set(self._active)
+            for _ in range(round(_LET_GO_S / _ASK_AGAIN_S)):
+                for reader in doomed & self._active:
+                    reader.sacrifice()  # again: DuckDB forgets an interrupt that comes between two statements
+                if self._lock.wait_for(lambda: not doomed & self._active, timeout=_ASK_AGAIN_S):
+                    break
+        return bool(doomed)
 
     @contextmanager
     def open_reader(self, timeout_ns: int) -> Iterator[Reader]:

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ingero.echo.db.window import Keys, build_keys
-from ingero.echo.schema import NODES, TABLES, Table
+from ingero.echo.db.window import Keys, build_keys, mix
+from ingero.echo.schema import EVENTS, NODES, TABLES, Table
 
 NodeKey = tuple[str, str]
 NodeRow = dict[str, Any]
@@ -26,11 +26,19 @@ class Chunk:
         batch: Columns of the table without ``ingested_at``.
         series: Hash of what each row is about, shape (n,).
         time_ns: Sender's time of each row, shape (n,).
+        content: Hash of what each row says beside that, shape (n,); None where rows of one series and time are one.
     """
 
     batch: pa.RecordBatch
     series: Keys
     time_ns: npt.NDArray[np.int64]
+    content: Keys | None = None
+
+    def slice(self, start: int, stop: int) -> Chunk:
+        """Some of its rows."""
+        content = None if self.content is None else self.content[start:stop]
+        batch = self.batch.slice(start, stop - start)
+        return Chunk(batch, self.series[start:stop], self.time_ns[start:stop], content)
 
 
 @dataclass(slots=True)
@@ -41,18 +49,21 @@ class TableRows:
         columns: One list per column of the table, in its order, all of one length.
         series: Hash of what each row is about; parallel to the lists.
         time_ns: Sender's time of each row.
+        content: Hash of what each row says beside that; empty where rows of one series and time are one.
         chunks: Further rows that are Arrow already.
     """
 
     columns: tuple[list[Any], ...]
     series: list[int] = field(default_factory=list)
     time_ns: list[int] = field(default_factory=list)
+    content: list[int] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
 
-    def add(self, series: int, time_ns: int, values: Sequence[Any]) -> None:
+    def add(self, series: int, time_ns: int, values: Sequence[Any], content: int = 0) -> None:
         """Append one row; ``values`` in the table's column order."""
         self.series.append(series)
         self.time_ns.append(time_ns)
+        self.content.append(content)
         for column, value in zip(self.columns, values, strict=True):
             column.append(value)
 
@@ -61,20 +72,82 @@ class TableRows:
         """Rows in the lists and the chunks."""
         return len(self.series) + sum(len(chunk.series) for chunk in self.chunks)
 
+    def slice(self, start: int, stop: int) -> TableRows:
+        """Some of its rows, counted over lists and chunks."""
+        columns = tuple(column[start:stop] for column in self.columns)
+        part = TableRows(
+            columns, self.series[start:stop], self.time_ns[start:stop], self.content[start:stop]
+        )
+        at = len(self.series)
+        for chunk in self.chunks:
+            first, last = max(start - at, 0), min(stop - at, len(chunk.series))
+            if first < last:
+                part.chunks.append(chunk.slice(first, last))
+            at += len(chunk.series)
+        return part
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a request's rows beside being written.
+
+    Attributes:
+        n_conflicts: Rows that are kept beside another of their series and time.
+        n_refused: Rows that the database does not take.
+        why: What it said of the first of them.
+    """
+
+    n_conflicts: int = 0
+    n_refused: int = 0
+    why: str = ""
+
 
 @dataclass(slots=True)
 class Rows:
-    """Everything that one request wants written; committed whole or not at all.
+    """Everything that one request wants written.
 
     Attributes:
         tables: By table name.
         nodes: What nodes said about themselves, by (cluster, node): columns of NODES that are known.
         n_rows: Rows in ``tables``, kept by whoever builds it.
+        n_bytes: About what they take in memory, as far as rows do not say it.
+        clusters: Every cluster that the request names or writes to.
+        outcome: Filled in by the writer.
     """
 
     tables: dict[str, TableRows] = field(default_factory=dict)
     nodes: dict[NodeKey, NodeRow] = field(default_factory=dict)
     n_rows: int = 0
+    n_bytes: int = 0
+    clusters: set[str] = field(default_factory=set)
+    outcome: Outcome = field(default_factory=Outcome)
+
+    def name_cluster(self, cluster_id: str) -> None:
+        """Note a cluster that something in the request names; one that names none is not one."""
+        if cluster_id:
+            self.clusters.add(cluster_id)
+
+    def split(self) -> tuple[Rows, Rows] | None:
+        """Two halves, with one outcome; None for what cannot be split."""
+        nodes = list(self.nodes.items())
+        tables = [(name, rows) for name, rows in self.tables.items() if rows.n_rows]
+        if len(tables) + bool(nodes) > 1:
+            half = len(tables) // 2
+            return self._part(dict(tables[:half]), {} if half else self.nodes), self._part(
+                dict(tables[half:]), self.nodes if half else {}
+            )
+        if tables and tables[0][1].n_rows > 1:
+            (name, rows), half = tables[0], tables[0][1].n_rows // 2
+            parts = rows.slice(0, half), rows.slice(half, rows.n_rows)
+            return self._part({name: parts[0]}, {}), self._part({name: parts[1]}, {})
+        if len(nodes) > 1:
+            half = len(nodes) // 2
+            return self._part({}, dict(nodes[:half])), self._part({}, dict(nodes[half:]))
+        return None
+
+    def _part(self, tables: dict[str, TableRows], nodes: dict[NodeKey, NodeRow]) -> Rows:
+        n_rows = sum(table.n_rows for table in tables.values())
+        return Rows(tables, nodes, n_rows, outcome=self.outcome)
 
     def table(self, table: Table) -> TableRows:
         """The rows of one table, empty at first."""
@@ -91,29 +164,47 @@ class Incoming:
     Attributes:
         table: Which.
         batch: All columns, ``ingested_at`` last.
-        keys: Key per row.
+        keys: Key per row: of its series, time and content.
+        places: Key per row of its series and time alone.
+        owner_idx: Which of the group's requests each row is of.
     """
 
     table: Table
     batch: pa.Table
     keys: Keys
+    places: Keys
+    owner_idx: npt.NDArray[np.int64]
+
+    def keep(self, is_kept: npt.NDArray[np.bool_]) -> Incoming:
+        """The rows of a mask."""
+        return Incoming(
+            self.table,
+            self.batch.filter(pa.array(is_kept)),
+            self.keys[is_kept],
+            self.places[is_kept],
+            self.owner_idx[is_kept],
+        )
 
 
-def build_incoming(group: Iterable[Rows], ingested_at: datetime) -> list[Incoming]:
-    """Join the rows of a group table by table.
+_Owned = tuple[int, TableRows]
+
+
+def build_incoming(group: Iterable[Rows], ingested_at: datetime, secret: int = 0) -> list[Incoming]:
+    """Join the rows of a group table by table; ``secret`` goes into their keys.
 
     Lossless: duplicates are still in; the caller masks them by key.
     """
-    by_table: dict[str, list[TableRows]] = {}
-    for rows in group:
+    by_table: dict[str, list[_Owned]] = {}
+    for owner, rows in enumerate(group):
         for name, table_rows in rows.tables.items():
             if table_rows.n_rows:
-                by_table.setdefault(name, []).append(table_rows)
-    return [_join(TABLES[name], parts, ingested_at) for name, parts in by_table.items()]
+                by_table.setdefault(name, []).append((owner, table_rows))
+    return [_join(TABLES[name], parts, ingested_at, secret) for name, parts in by_table.items()]
 
 
-def _join(table: Table, parts: Sequence[TableRows], ingested_at: datetime) -> Incoming:
-    batches, series, times = [], [], []
+def _join(table: Table, owned: Sequence[_Owned], ingested_at: datetime, secret: int) -> Incoming:
+    batches, series, times, contents, owners = [], [], [], [], []
+    parts = [part for _, part in owned]
     n_listed = sum(len(part.series) for part in parts)
     if n_listed:
         arrays = [
@@ -123,19 +214,38 @@ def _join(table: Table, parts: Sequence[TableRows], ingested_at: datetime) -> In
         batches.append(pa.RecordBatch.from_arrays(arrays, names=list(table.names)))
         series.append(np.array(_chain(part.series for part in parts), dtype=np.uint64))
         times.append(np.array(_chain(part.time_ns for part in parts), dtype=np.int64))
-    for part in parts:
+        given = (part.content or [0] * len(part.series) for part in parts)
+        contents.append(np.array(_chain(given), dtype=np.uint64))
+        owners += [np.full(len(part.series), owner) for owner, part in owned]
+    for owner, part in owned:
         for chunk in part.chunks:
+            n_rows, content = len(chunk.series), chunk.content
             batches.append(chunk.batch)
             series.append(chunk.series)
             times.append(chunk.time_ns)
+            contents.append(np.zeros(n_rows, np.uint64) if content is None else content)
+            owners.append(np.full(n_rows, owner))
     joined = pa.Table.from_batches(batches)
     stamp = pa.array([ingested_at], type=pa.timestamp("us"))
     stamps = pa.repeat(stamp[0], joined.num_rows)
+    places = build_keys(np.concatenate(series), np.concatenate(times), secret)
+    content = np.concatenate(contents)
+    if table is EVENTS:
+        content += _hash_numbers(joined.column("value_double"))
     return Incoming(
         table,
         joined.append_column("ingested_at", stamps),
-        build_keys(np.concatenate(series), np.concatenate(times)),
+        mix(places + mix(content)),
+        places,
+        np.concatenate(owners),
     )
+
+
+def _hash_numbers(column: pa.ChunkedArray) -> Keys:
+    """A hash of each number, shape (n,); absent ones have one too, and -0 is 0."""
+    numbers = column.to_numpy() + 0.0
+    numbers[np.isnan(numbers)] = np.nan  # one of the many bit patterns
+    return mix(numbers.view(np.uint64))
 
 
 def _chain(lists: Iterable[list[Any]]) -> list[Any]:

@@ -14,10 +14,11 @@ from ingero.echo.db.backend import Backend
 from ingero.echo.db.clickhouse.settings import ClickHouseSettings
 from ingero.echo.db.duck import DuckBackend
 from ingero.echo.db.engine import MEMORY, EngineSettings
+from ingero.echo.db.lock import FileLock
 from ingero.echo.db.reader import Reader
 from ingero.echo.db.rows import Rows
 from ingero.echo.db.writer import Done, Writer, WriterCounters, WriterSettings
-from ingero.errors import RetryableError, StoreError, UnsupportedError
+from ingero.errors import IngeroError, RetryableError, StoreError, UnsupportedError
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S, format_size
 
@@ -34,6 +35,7 @@ class StoreSettings:
         clickhouse: The server to use instead of a file; its disk and memory are its own business.
         writer: Grouping and retention.
         max_waiting_rows: Rows in memory above which new ones are refused with "send again".
+        max_waiting_bytes: The same for the bytes of the requests that they came in.
         min_free_bytes: Free space below which new rows are refused and reads go on.
         free_space_every_ns: How old a reading of the free space may be.
     """
@@ -42,6 +44,7 @@ class StoreSettings:
     clickhouse: ClickHouseSettings | None = None
     writer: WriterSettings = field(default_factory=WriterSettings)
     max_waiting_rows: int = 500_000
+    max_waiting_bytes: int = 256 << 20
     min_free_bytes: int = 512 << 20
     free_space_every_ns: int = NS_PER_S
 
@@ -73,6 +76,7 @@ class Store:
         else:
             self.backend = _build_clickhouse(settings.clickhouse, clock)
         self._writer = Writer(self.backend, settings.writer, clock)
+        self._lock = FileLock(path) if self.is_file else None
         self._free_bytes = -1
         self._free_read_ns = -settings.free_space_every_ns
         self.refused_full = 0
@@ -92,6 +96,15 @@ class Store:
     def n_waiting(self) -> int:
         """Rows taken and not yet on disk."""
         return self._writer.n_waiting
+
+    @property
+    def is_dead(self) -> bool:
+        """Nothing will be written any more, until the process is started again."""
+        return self._writer.is_dead
+
+    def on_death(self, tell: Callable[[], object]) -> None:
+        """Have ``tell`` called, on another thread, when nothing will be written any more."""
+        self._writer.on_death = tell
 
     @property
     def trouble(self) -> str:
@@ -119,11 +132,22 @@ class Store:
                 raise StoreError(
                     f"cannot create {Path(self.path).parent}: {error.strerror}"
                 ) from error
-        self._writer.open()
+        if self._lock is not None:
+            self._lock.acquire()
+        try:
+            self._writer.open()
+        except IngeroError:
+            self._unlock()
+            raise
 
     def close(self) -> None:
         """Commit what waits and close the file."""
         self._writer.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def put(self, rows: Rows, done: Done) -> None:
         """Take rows; ``done`` is called on another thread with None once they are durable, or with the error.
@@ -131,10 +155,13 @@ class Store:
         Raises:
             RetryableError: Too much waits already, or the disk is nearly full; nothing was taken.
         """
-        waiting = self._writer.n_waiting
-        if waiting and waiting + rows.n_rows > self._settings.max_waiting_rows:
+        waiting, settings = self._writer.n_waiting, self._settings
+        if waiting and waiting + rows.n_rows > settings.max_waiting_rows:
             self.refused_full += rows.n_rows
             raise RetryableError(f"{waiting} rows wait for the disk", retry_after_ns=_FULL_RETRY_NS)
+        if waiting and self._writer.n_waiting_bytes + rows.n_bytes > settings.max_waiting_bytes:
+            self.refused_full += rows.n_rows
+            raise RetryableError("too much waits for the disk", retry_after_ns=_FULL_RETRY_NS)
         if self._free() < self._settings.min_free_bytes:
             self.refused_disk += rows.n_rows
             raise RetryableError("the disk is nearly full", retry_after_ns=_DISK_RETRY_NS)

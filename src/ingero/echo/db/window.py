@@ -19,20 +19,26 @@ _MIX_A: Final = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_B: Final = np.uint64(0x94D049BB133111EB)
 
 
-def build_keys(series: Keys, time_ns: npt.NDArray[np.int64]) -> Keys:
+def build_keys(series: Keys, time_ns: npt.NDArray[np.int64], secret: int = 0) -> Keys:
     """One key per row from the hash of what the row is about and its time.
 
     Args:
         series: Hash of (resource, name, attributes), shape (n,).
         time_ns: The sender's time as sent, shape (n,).
+        secret: What no sender knows, so that none can choose a time that gives another's key; 64 bits.
 
     Returns:
         Keys, shape (n,).
+    """
+    return mix(mix(series ^ np.uint64(secret)) + time_ns.astype(np.uint64) * _GOLDEN)
+
+
+def mix(values: Keys) -> Keys:
+    """Every bit of a value spread over all bits of the result, shape (n,).
 
     Source: the finaliser of splitmix64 (Steele, Lea, Flood 2014).
     """
-    mixed = series + time_ns.astype(np.uint64) * _GOLDEN
-    mixed ^= mixed >> np.uint64(30)
+    mixed = values ^ (values >> np.uint64(30))
     mixed *= _MIX_A
     mixed ^= mixed >> np.uint64(27)
     mixed *= _MIX_B

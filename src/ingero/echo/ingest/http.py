@@ -6,33 +6,23 @@ Source: OTLP specification 1.x, "OTLP/HTTP"; ASGI 3.0.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import parse_qs
 
-from ingero.echo.db.rows import Rows
-from ingero.echo.ingest.intake import ForbiddenError, Intake
-from ingero.echo.ingest.settings import Authenticate, IngestCounters, IngestSettings
-from ingero.errors import BadDataError, RetryableError, StoreError
-from ingero.serving.bearer import Principal
-from ingero.serving.bodies import TooLargeError, decompress, encode_status, encode_taken
+from ingero.echo.ingest.reception import EXHAUSTED, INVALID, Reception, RefusedError, Visit
+from ingero.serving.bodies import ENCODINGS, decompress, encode_status, encode_taken
 from ingero.units import NS_PER_S
 from ingero.wire.names import CLUSTER_QUERY, SIGNAL_PATHS, ContentType, Header, Signal
-from ingero.wire.otlp import decode_export
+from ingero.wire.otlp import Export, decode_export
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = dict[bytes, bytes]
 
 _ROUTES: Final = {str(path): signal for signal, path in SIGNAL_PATHS.items()}
-_ENCODINGS: Final = frozenset({"gzip", "zstd", "zlib", "deflate"})
-_LARGE_BYTES: Final = 32 << 10
-"""Bodies above this are decoded on a thread, so that one sender's large batch does not stop the others."""
-
-# google.rpc.Code
-_INVALID, _PERMISSION, _EXHAUSTED, _INTERNAL, _UNAVAILABLE, _UNAUTHENTICATED = 3, 7, 8, 13, 14, 16
+_CLIENT_GONE: Final = 499
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,50 +40,31 @@ class Answer:
     retry_after_s: int = 0
 
 
-class _RefusedError(Exception):
-    def __init__(self, status: int, code: int, message: str, retry_after_s: int = 0) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.retry_after_s = retry_after_s
-
-
 class OtlpHttpApp:
     """The application of the OTLP/HTTP listener.
 
     Args:
-        intake: Where exports go.
-        authenticate: Who a request is from.
-        settings: Limits.
-        counters: Shared with the gRPC listener.
+        reception: Shared with the gRPC listener.
     """
 
-    def __init__(
-        self,
-        intake: Intake,
-        authenticate: Authenticate,
-        settings: IngestSettings,
-        counters: IngestCounters,
-    ) -> None:
-        self._intake = intake
-        self._authenticate = authenticate
-        self._settings = settings
-        self._counters = counters
-        self._n_in_flight = 0
+    def __init__(self, reception: Reception) -> None:
+        self._reception = reception
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
         headers: Headers = dict(scope["headers"])
         is_json = headers.get(b"content-type", b"").startswith(b"application/json")
-        self._n_in_flight += 1
+        visit = self._reception.visit(
+            "http", scope["method"], scope["path"], self._find_address(scope, headers)
+        )
         try:
-            answer = await self._take(scope, headers, receive, is_json=is_json)
-        except _RefusedError as refused:
+            answer = await self._take(scope, headers, receive, visit)
+        except RefusedError as refused:
+            visit.status, visit.why = refused.status, refused.message
             body = encode_status(refused.code, refused.message, is_json=is_json)
             answer = Answer(refused.status, body, refused.retry_after_s)
         finally:
-            self._n_in_flight -= 1
+            self._reception.record(visit)
         await _send(send, answer, is_json=is_json)
 
     async def _take(
@@ -101,101 +72,87 @@ class OtlpHttpApp:
         scope: MutableMapping[str, Any],
         headers: Headers,
         receive: Receive,
-        *,
-        is_json: bool,
+        visit: Visit,
     ) -> Answer:
-        signal = self._route(scope)
-        principal = self._recognise(headers)
-        content_type = _get_content_type(headers)
-        body = await self._read(headers, receive)
-        hint = _find_hint(scope, headers)
-        arguments = (body, headers, signal, content_type, principal, hint)
-        if len(body) > _LARGE_BYTES:
-            rows, n_refused = await asyncio.to_thread(self._build, *arguments)
-        else:
-            rows, n_refused = self._build(*arguments)
-        try:
-            await self._intake.write(rows)
-        except RetryableError as error:
-            self._counters.refused_load += 1
-            seconds = _seconds(error.retry_after_ns)
-            raise _RefusedError(429, _EXHAUSTED, error.message, seconds) from error
-        except StoreError as error:
-            self._counters.failed += 1
-            raise _RefusedError(503, _UNAVAILABLE, "the store cannot write now", 5) from error
-        self._counters.taken += 1
-        why = "collective batches that could not be read" if n_refused else ""
-        return Answer(200, encode_taken(signal, n_refused, why, is_json=is_json))
-
-    def _route(self, scope: MutableMapping[str, Any]) -> Signal:
-        if self._counters.draining:
-            raise _RefusedError(503, _UNAVAILABLE, "shutting down; send again", 5)
-        signal = _ROUTES.get(scope["path"])
-        if signal is None:
-            raise _RefusedError(404, _INVALID, f"OTLP is at {', '.join(_ROUTES)}")
-        if scope["method"] != "POST":
-            raise _RefusedError(405, _INVALID, "POST only")
-        if self._n_in_flight > self._settings.max_in_flight:
-            self._counters.refused_load += 1
-            raise _RefusedError(429, _EXHAUSTED, "too many requests at once", 1)
-        return signal
-
-    def _recognise(self, headers: Headers) -> Principal:
+        signal = _route(scope)
         given = headers.get(b"authorization")
-        principal = self._authenticate(None if given is None else given.decode("latin-1"))
-        if principal is None:
-            self._counters.refused_auth += 1
-            raise _RefusedError(401, _UNAUTHENTICATED, "missing or wrong bearer token")
-        return principal
+        authorization = None if given is None else given.decode("latin-1")
+        async with self._reception.enter(visit, authorization):
+            content_type = _get_content_type(headers)
+            encoding = self._get_encoding(headers)
+            body = await self._read(headers, receive, visit)
+            limit = self._reception.settings.max_body_bytes
 
-    async def _read(self, headers: Headers, receive: Receive) -> bytes:
-        limit = self._settings.max_body_bytes
-        declared = headers.get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > limit:
+            def decode() -> Export:
+                plain = decompress(body, encoding, limit) if encoding else body
+                return decode_export(plain, signal, content_type)
+
+            taken = await self._reception.take(
+                visit, decode, _find_hint(scope, headers), is_compressed=bool(encoding)
+            )
+        is_json = content_type == ContentType.JSON
+        return Answer(200, encode_taken(signal, taken.n_refused, taken.why, is_json=is_json))
+
+    async def _read(self, headers: Headers, receive: Receive, visit: Visit) -> bytes:
+        settings = self._reception.settings
+        limit = settings.max_body_bytes
+        given = headers.get(b"content-length", b"0")
+        declared = int(given) if given.isdigit() else 0
+        if declared > limit:
             raise self._refuse_body(413, f"the body is over {limit} bytes")
         parts, n_bytes, is_more = [], 0, True
         try:
-            async with asyncio.timeout(self._settings.read_timeout_ns / NS_PER_S):
+            async with asyncio.timeout(settings.read_timeout_ns / NS_PER_S):
+                await self._reception.reserve(visit, declared)
                 while is_more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise self._refuse_body(400, "the sender went away")
+                        raise self._refuse_body(_CLIENT_GONE, "the sender went away")
                     parts.append(message.get("body", b""))
                     n_bytes += len(parts[-1])
                     is_more = message.get("more_body", False)
                     if n_bytes > limit:
                         raise self._refuse_body(413, f"the body is over {limit} bytes")
+                    if n_bytes > visit.n_bytes:
+                        await self._reception.reserve(visit, n_bytes - visit.n_bytes)
         except TimeoutError:
+            if visit.n_bytes < max(declared, n_bytes):
+                self._reception.counters.refused_load += 1
+                raise RefusedError(
+                    429, EXHAUSTED, "too many bytes are being read at once", 1
+                ) from None
             raise self._refuse_body(408, "the body did not arrive in time") from None
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _build(
-        self,
-        body: bytes,
-        headers: Headers,
-        signal: Signal,
-        content_type: str,
-        principal: Principal,
-        hint: str,
-    ) -> tuple[Rows, int]:
-        encoding = headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
-        try:
-            if encoding and encoding != "identity":
-                if encoding not in _ENCODINGS:
-                    raise self._refuse_body(415, f"content encoding {encoding[:40]!r}")
-                body = decompress(body, encoding, self._settings.max_body_bytes)
-            return self._intake.build(decode_export(body, signal, content_type), principal, hint)
-        except TooLargeError as error:
-            raise self._refuse_body(413, error.message) from error
-        except BadDataError as error:
-            raise self._refuse_body(400, error.message) from error
-        except ForbiddenError as error:
-            self._counters.refused_acl += 1
-            raise _RefusedError(403, _PERMISSION, error.message) from error
+    def _find_address(self, scope: MutableMapping[str, Any], headers: Headers) -> str:
+        if self._reception.settings.trust_proxy:
+            forwarded = headers.get(b"x-forwarded-for", b"").decode("latin-1")
+            if forwarded:
+                return forwarded.rpartition(",")[2].strip()
+        client = scope.get("client")
+        return str(client[0]) if client else ""
 
-    def _refuse_body(self, status: int, message: str) -> _RefusedError:
-        self._counters.refused_body += 1
-        return _RefusedError(status, _INVALID, message)
+    def _get_encoding(self, headers: Headers) -> str:
+        """The Content-Encoding; empty where the body is as it is."""
+        encoding = headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
+        if encoding in {"", "identity"}:
+            return ""
+        if encoding not in ENCODINGS:
+            raise self._refuse_body(415, f"content encoding {encoding[:40]!r}")
+        return encoding
+
+    def _refuse_body(self, status: int, message: str) -> RefusedError:
+        self._reception.counters.refused_body += 1
+        return RefusedError(status, INVALID, message)
+
+
+def _route(scope: MutableMapping[str, Any]) -> Signal:
+    signal = _ROUTES.get(scope["path"])
+    if signal is None:
+        raise RefusedError(404, INVALID, f"OTLP is at {', '.join(_ROUTES)}")
+    if scope["method"] != "POST":
+        raise RefusedError(405, INVALID, "POST only")
+    return signal
 
 
 def _find_hint(scope: MutableMapping[str, Any], headers: Headers) -> str:
@@ -215,12 +172,8 @@ def _get_content_type(headers: Headers) -> str:
         message = (
             f"content type {kind[:80]!r}; OTLP is {ContentType.PROTOBUF} or {ContentType.JSON}"
         )
-        raise _RefusedError(415, _INVALID, message)
+        raise RefusedError(415, INVALID, message)
     return kind
-
-
-def _seconds(duration_ns: int | None) -> int:
-    return max(1, math.ceil((duration_ns or NS_PER_S) / NS_PER_S))
 
 
 async def _send(send: Send, answer: Answer, *, is_json: bool) -> None:

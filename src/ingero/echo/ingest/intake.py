@@ -3,28 +3,60 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
 
-from ingero.echo.db.rows import Rows
+from ingero.echo.db.rows import NodeKey, Rows
 from ingero.echo.db.store import Store
+from ingero.echo.ingest.limits import RecordLimits, Refusals
 from ingero.echo.ingest.logs import add_logs
 from ingero.echo.ingest.metrics import add_metrics
 from ingero.echo.ingest.origin import Origins
 from ingero.echo.ingest.spans import add_spans
-from ingero.errors import IngeroError, PermanentError
+from ingero.errors import BadDataError, IngeroError, PermanentError
 from ingero.serving.bearer import Principal
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 from ingero.wire.names import Signal
 from ingero.wire.otlp import Export
 
-_NODE_REPEAT_NS = 15 * NS_PER_S
-_KNOWN_NODES = 100_000
+_LOG: Final = logging.getLogger("ingero.echo")
+_NODE_REPEAT_NS: Final = 15 * NS_PER_S
+_KNOWN_NODES: Final = 50_000
+_SAY_EVERY_NS: Final = 10 * NS_PER_S
 
 
 class ForbiddenError(PermanentError):
-    """The bearer may not write these rows."""
+    """The bearer may not write these rows.
+
+    Args:
+        clusters: The foreign ones, for the audit log.
+    """
+
+    def __init__(self, clusters: Iterable[str]) -> None:
+        super().__init__("this bearer may not write to a cluster that the request names")
+        self.clusters = frozenset(clusters)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A decoded request.
+
+    Attributes:
+        rows: What is to be written.
+        refusals: Records that will not be.
+    """
+
+    rows: Rows
+    refusals: Refusals
+
+
+_ADD: Final = {Signal.METRICS: add_metrics, Signal.LOGS: add_logs, Signal.TRACES: add_spans}
 
 
 class Intake:
@@ -33,38 +65,43 @@ class Intake:
     Args:
         store: Where rows go.
         clock: Arrival times.
+        limits: What one record may hold.
     """
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, limits: RecordLimits | None = None) -> None:
         self._store = store
         self._clock = clock
-        self._local = threading.local()
+        self._origins = Origins(limits or RecordLimits())
         self._acks = LoopAcks()
-        self._nodes: dict[tuple[str, str], tuple[int, int]] = {}
-        self.refused_batches = 0
+        self._nodes: dict[NodeKey, tuple[int, int]] = {}
+        self._next_say_ns = 0
 
-    def build(self, export: Export, principal: Principal, hint: str) -> tuple[Rows, int]:
-        """Columns of an export, and the collective batches that could not be read. Any thread.
+    def build(self, export: Export, principal: Principal, hint: str) -> Built:
+        """Columns of an export, and the records that cannot be kept. Any thread.
 
         Raises:
             ForbiddenError: Some row belongs to a cluster that the bearer may not touch.
+            BadDataError: Nothing of it can be read.
         """
-        rows = Rows()
-        origins = getattr(self._local, "origins", None)
-        if origins is None:
-            origins = self._local.origins = Origins()
+        rows = Rows(n_bytes=export.size_bytes)
         now_ns = self._clock.wall_ns()
-        n_refused = 0
-        if export.signal is Signal.METRICS:
-            add_metrics(rows, export, origins, hint, now_ns)
-        elif export.signal is Signal.LOGS:
-            n_refused = add_logs(rows, export, origins, hint, now_ns)
-        else:
-            add_spans(rows, export, origins, hint, now_ns)
+        try:
+            refusals = _ADD[export.signal](rows, export, self._origins, hint, now_ns)
+        except RecursionError as error:
+            raise BadDataError("values are nested too deeply") from error
+        except Exception as error:  # whatever a body holds, it alone is refused
+            self._say(error)
+            raise BadDataError("it cannot be read") from error
+        rows.name_cluster(hint)
         _check_clusters(rows, principal)
         self._drop_known_nodes(rows)
-        self.refused_batches += n_refused
-        return rows, n_refused
+        return Built(rows, refusals)
+
+    def _say(self, error: Exception) -> None:
+        """A body that meets a defect of ours: its place in the code, once in ten seconds."""
+        if self._clock.mono_ns() >= self._next_say_ns:
+            self._next_say_ns = self._clock.mono_ns() + _SAY_EVERY_NS
+            _LOG.error("an OTLP body was refused because of a defect", exc_info=error)
 
     async def write(self, rows: Rows) -> None:
         """Return once the rows are on disk.
@@ -83,7 +120,7 @@ class Intake:
         """Leave out what a node said in the last seconds already; the table is a summary, not a log."""
         now_ns = self._clock.mono_ns()
         known = self._nodes
-        if len(known) > _KNOWN_NODES:
+        if len(known) + len(rows.nodes) > _KNOWN_NODES:
             known.clear()
         for key in list(rows.nodes):
             row = rows.nodes[key]
@@ -96,14 +133,16 @@ class Intake:
 
 
 def _check_clusters(rows: Rows, principal: Principal) -> None:
+    """Hold everything that a request names or would write to be the bearer's: rows of every table, and nodes."""
     if principal.clusters is None:
         return
+    seen = rows.clusters | {cluster_id for cluster_id, _ in rows.nodes}
     for table in rows.tables.values():
-        seen = set(table.columns[1])
+        seen.update(table.columns[1])
         for chunk in table.chunks:
             seen.update(chunk.batch.column("cluster_id").unique().to_pylist())
-        if not seen <= principal.clusters:
-            raise ForbiddenError("this bearer may not write to a cluster that the request names")
+    if not seen <= principal.clusters:
+        raise ForbiddenError(seen - principal.clusters)
 
 
 class Waiter:
@@ -141,7 +180,8 @@ class LoopAcks:
             if self._is_scheduled:
                 return
             self._is_scheduled = True
-        waiter.future.get_loop().call_soon_threadsafe(self._release)
+        with suppress(RuntimeError):  # the loop is over, and with it whoever waited
+            waiter.future.get_loop().call_soon_threadsafe(self._release)
 
     def _release(self) -> None:
         with self._lock:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ingero.echo.db.rows import Chunk, Rows
+from ingero.echo.db.window import Keys, mix
+from ingero.echo.ingest.limits import Reason, Refusals, RefusedRecordError
 from ingero.echo.ingest.origin import (
     Origin,
     Origins,
+    Series,
+    check_who,
     encode_attributes,
     plausible_ns,
-    read_origin,
+    row_ns,
     stable_hash,
     to_timestamp,
 )
+from ingero.echo.ingest.typed import READERS, read_text
 from ingero.echo.schema import COLLECTIVES, COSTS, INCIDENTS, LOGS, VERDICTS, Table
 from ingero.model.collectives import UNKNOWN_NS, CollectiveOp, CollectiveRun
+from ingero.units import NS_PER_S
 from ingero.wire.collectives import read_collectives
 from ingero.wire.names import COLLECTIVE_EVENT, Attribute
 from ingero.wire.otlp import Export, LogRow, iter_log_rows
@@ -42,43 +48,86 @@ _ALIASES: Final = {
 
 _NODE: Final = str(Attribute.NODE_ID)
 _OP_NAMES: Final = pa.array([op.name.lower() for op in CollectiveOp])
+_AHEAD_NS: Final = 86_400 * NS_PER_S
 _SEVERITIES: Final = ((21, "critical"), (17, "error"), (13, "warn"), (9, "info"), (5, "debug"))
-_INT32: Final = 2**31
-_INT64: Final = 2**63
+_Where = tuple[Origins, Origin, str]
 
 
-def add_logs(rows: Rows, export: Export, origins: Origins, hint: str, now_ns: int) -> int:
-    """Append every record of a logs export.
+def add_logs(rows: Rows, export: Export, origins: Origins, hint: str, now_ns: int) -> Refusals:
+    """Append every record of a logs export that can be kept.
 
     Args:
         rows: Where to.
         export: The request.
-        origins: This thread's caches.
+        origins: The caches.
         hint: Cluster that the request named, or empty.
         now_ns: Arrival, for records without a plausible time.
 
     Returns:
-        Collective batches that could not be read; the sender is told by a partial success.
+        The records that were not appended.
     """
+    refusals = Refusals()
     resource, origin = None, None
-    batch_ns = 0
+    batch_ns, has_batches = 0, False
     for record in iter_log_rows(export):
-        if record.event_name == COLLECTIVE_EVENT:
-            batch_ns = max(batch_ns, record.time_unix_nano)
-            continue
         if origin is None or record.resource is not resource:
-            resource, origin = record.resource, read_origin(record.resource)
-        table = _find_table(record.event_name)
-        if table is LOGS:
-            _add_log(rows, record, (origins, origin, hint), now_ns)
-        else:
-            _add_record(rows, table, record, (origins, origin, hint), now_ns)
-    if not batch_ns:
-        return 0
+            resource, origin = record.resource, origins.read(record.resource)
+            rows.name_cluster(origin.cluster_id)
+        if record.event_name == COLLECTIVE_EVENT:
+            has_batches = True
+            if record.time_unix_nano <= now_ns + _AHEAD_NS:  # or one bad time would date them all
+                batch_ns = max(batch_ns, record.time_unix_nano)
+            continue
+        try:
+            _add_record(rows, record, (origins, origin, hint), now_ns)
+        except RefusedRecordError as error:
+            refusals.add(error)
+    if has_batches:
+        _add_runs(rows, export, (origins, refusals), plausible_ns(batch_ns, now_ns))
+    return refusals
+
+
+def _add_record(rows: Rows, record: LogRow, where: _Where, now_ns: int) -> None:
+    origins, origin, hint = where
+    limits = origins.limits
+    limits.check_name(record.severity_text, "severity")
+    body = _text_of(record.body)
+    if len(body) > limits.record_bytes:
+        raise RefusedRecordError(
+            Reason.SIZE, f"a body of {len(body)} characters; {limits.record_bytes} are taken"
+        )
+    series = origins.series(origin, record.event_name, record.attributes, hint, limits.record_bytes)
+    rows.clusters.add(series.cluster_id)
+    table = _find_table(record.event_name)
+    values = (
+        _log_values(record, series, body, now_ns)
+        if table is LOGS
+        else _record_values(table, record, series, body, now_ns)
+    )
+    check_who(series.cluster_id, values[2], limits)
+    rows.table(table).add(
+        stable_hash(series.hash.to_bytes(8, "little"), body.encode()),
+        row_ns(record.time_unix_nano, now_ns),
+        values,
+        stable_hash((_severity(record) or "").encode()),
+    )
+    rows.n_rows += 1
+
+
+def _add_runs(rows: Rows, export: Export, where: tuple[Origins, Refusals], at_ns: int) -> None:
+    origins, refusals = where
     read = read_collectives(export)
+    if read.n_refused:
+        says = f"a collective batch that cannot be read: {read.first_problem}"
+        refusals.add_many(Reason.BATCH, read.n_refused, says)
     for run in read.runs:
-        _add_run(rows, run, plausible_ns(batch_ns, now_ns))
-    return read.n_refused
+        rows.clusters.add(run.rank.cluster_id)
+        try:
+            check_who(run.rank.cluster_id, run.rank.node_id, origins.limits)
+        except RefusedRecordError as error:
+            refusals.add(error)
+        else:
+            _add_run(rows, run, at_ns)
 
 
 def _find_table(event_name: str) -> Table:
@@ -89,56 +138,36 @@ def _find_table(event_name: str) -> Table:
     return LOGS
 
 
-def _add_log(rows: Rows, record: LogRow, where: tuple[Origins, Origin, str], now_ns: int) -> None:
-    origins, origin, hint = where
-    series = origins.series(origin, record.event_name, record.attributes, hint)
-    body = _text_of(record.body)
-    rows.table(LOGS).add(
-        stable_hash(series.hash.to_bytes(8, "little"), body.encode()),
-        record.time_unix_nano or now_ns,
-        (
-            to_timestamp(plausible_ns(record.time_unix_nano, now_ns)),
-            series.cluster_id,
-            series.node_id,
-            record.event_name or None,
-            _severity(record),
-            body,
-            series.attributes,
-        ),
+def _log_values(record: LogRow, series: Series, body: str, now_ns: int) -> Sequence[Any]:
+    return (
+        to_timestamp(plausible_ns(record.time_unix_nano, now_ns)),
+        series.cluster_id,
+        series.node_id,
+        record.event_name or None,
+        _severity(record),
+        body,
+        series.attributes,
     )
-    rows.n_rows += 1
 
 
-def _add_record(
-    rows: Rows,
-    table: Table,
-    record: LogRow,
-    where: tuple[Origins, Origin, str],
-    now_ns: int,
-) -> None:
-    origins, origin, hint = where
-    series = origins.series(origin, record.event_name, record.attributes, hint)
+def _record_values(
+    table: Table, record: LogRow, series: Series, body: str, now_ns: int
+) -> Sequence[Any]:
     named = {name.rpartition(".")[2]: value for name, value in record.attributes.items()}
-    named.setdefault("summary", _text_of(record.body) or None)
+    named.setdefault("summary", body or None)
     named.setdefault("severity", _severity(record))
     known: dict[str, Any] = {
         "ts": to_timestamp(plausible_ns(record.time_unix_nano, now_ns)),
         "cluster_id": series.cluster_id,
-        "node_id": _text(record.attributes.get(_NODE))
-        or _text(named.get("node_id"))
+        "node_id": read_text(record.attributes.get(_NODE))
+        or read_text(named.get("node_id"))
         or series.node_id,
         "attributes": series.attributes,
     }
-    values = [
-        known[name] if name in known else _READERS[dtype](_find(named, name, dtype))
+    return [
+        known[name] if name in known else READERS[dtype](_find(named, name, dtype))
         for name, dtype in table.columns
     ]
-    rows.table(table).add(
-        stable_hash(series.hash.to_bytes(8, "little"), _text_of(record.body).encode()),
-        record.time_unix_nano or now_ns,
-        values,
-    )
-    rows.n_rows += 1
 
 
 def _find(named: Mapping[str, Any], column: str, dtype: pa.DataType) -> object:
@@ -190,9 +219,18 @@ def _add_run(rows: Rows, run: CollectiveRun, at_ns: int) -> None:
             pa.RecordBatch.from_arrays(arrays, names=list(COLLECTIVES.names)),
             np.full(n_ops, series, dtype=np.uint64),
             mixed.view(np.int64),
+            _content(ops),
         )
     )
     rows.n_rows += n_ops
+
+
+def _content(ops: npt.NDArray[np.void]) -> Keys:
+    """Hash of what an operation's row says beside its identity, shape (n,)."""
+    content = np.zeros(len(ops), dtype=np.uint64)
+    for name in ("inside_ns", "own_ns", "n_bytes", "op"):
+        content = mix(content + ops[name].astype(np.int64).view(np.uint64))
+    return content
 
 
 def _severity(record: LogRow) -> str | None:
@@ -206,39 +244,3 @@ def _text_of(body: object) -> str:
     if body is None:
         return ""
     return body if isinstance(body, str) else encode_attributes({"body": body})
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
-def _small(value: object) -> int | None:
-    return value if isinstance(value, int) and -_INT32 <= value < _INT32 else None
-
-
-def _large(value: object) -> int | None:
-    return value if isinstance(value, int) and -_INT64 <= value < _INT64 else None
-
-
-def _texts(value: object) -> list[str] | None:
-    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else None
-
-
-def _moment(value: object) -> object:
-    return to_timestamp(value) if isinstance(value, int) and 0 <= value < _INT64 else None
-
-
-_READERS: Final[dict[pa.DataType, Callable[[object], object]]] = {
-    pa.string(): _text,
-    pa.float64(): _number,
-    pa.int32(): _small,
-    pa.int64(): _large,
-    pa.timestamp("us"): _moment,
-    pa.list_(pa.string()): _texts,
-}

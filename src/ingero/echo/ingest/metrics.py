@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Final
 
 from ingero.echo.db.rows import NodeRow, Rows
+from ingero.echo.ingest.histograms import read_explicit, read_exponential
+from ingero.echo.ingest.limits import Refusals, RefusedRecordError
 from ingero.echo.ingest.origin import (
     Origin,
     Origins,
     Series,
     plausible_ns,
-    read_origin,
+    row_ns,
+    stable_hash,
     to_timestamp,
 )
+from ingero.echo.ingest.typed import read_small, read_text
 from ingero.echo.schema import EVENTS, HISTOGRAMS
 from ingero.wire.names import Attribute, Metric
 from ingero.wire.otlp import Export, Point, PointKind, Temporality, iter_points, structs
@@ -24,7 +27,6 @@ _KINDS: Final = {
     Temporality.DELTA: "delta",
     Temporality.UNSPECIFIED: "cumulative",
 }
-_MAX_BUCKETS: Final = 1024
 _STATE: Final = str(Attribute.NODE_STATE)
 _GPU_MODEL: Final = str(Attribute.GPU_MODEL)
 _GPU_COUNT: Final = str(Attribute.GPU_COUNT)
@@ -33,29 +35,48 @@ _WORLD_SIZE: Final = str(Attribute.WORLD_SIZE)
 _NODE_RANK: Final = str(Attribute.NODE_RANK)
 
 
-def add_metrics(rows: Rows, export: Export, origins: Origins, hint: str, now_ns: int) -> None:
-    """Append every data point of a metrics export.
+_Where = tuple[Origins, Origin, str]
+
+
+def add_metrics(rows: Rows, export: Export, origins: Origins, hint: str, now_ns: int) -> Refusals:
+    """Append every data point of a metrics export that can be kept.
 
     Args:
         rows: Where to.
         export: The request.
-        origins: This thread's caches.
+        origins: The caches.
         hint: Cluster that the request named, or empty.
         now_ns: Arrival, for points without a plausible time.
+
+    Returns:
+        The points that were not appended.
     """
+    refusals = Refusals()
     resource, origin = None, None
     for point in iter_points(export):
         if origin is None or point.resource is not resource:
-            resource, origin = point.resource, read_origin(point.resource)
-        series = origins.series(origin, point.name, point.attributes, hint)
-        if point.kind is PointKind.GAUGE or point.kind is PointKind.SUM:
-            _add_number(rows, point, series, origin, now_ns)
-        elif point.kind is PointKind.SUMMARY:
-            _add_summary(rows, point, (origins, origin, hint), now_ns)
-        else:
-            _add_histogram(rows, point, series, now_ns)
-        if series.node_id:
-            _note_node(rows, point, series, origin, now_ns)
+            resource, origin = point.resource, origins.read(point.resource)
+            rows.name_cluster(origin.cluster_id)
+        try:
+            _add_point(rows, point, (origins, origin, hint), now_ns)
+        except RefusedRecordError as error:
+            refusals.add(error)
+    return refusals
+
+
+def _add_point(rows: Rows, point: Point, where: _Where, now_ns: int) -> None:
+    origins, origin, hint = where
+    origins.limits.check_name(point.unit, "unit")
+    series = origins.series(origin, point.name, point.attributes, hint)
+    rows.clusters.add(series.cluster_id)
+    if point.kind is PointKind.GAUGE or point.kind is PointKind.SUM:
+        _add_number(rows, point, series, origin, now_ns)
+    elif point.kind is PointKind.SUMMARY:
+        _add_summary(rows, point, where, now_ns)
+    else:
+        _add_histogram(rows, point, series, now_ns)
+    if series.node_id:
+        _note_node(rows, point, series, origin, now_ns)
 
 
 def _add_number(rows: Rows, point: Point, series: Series, origin: Origin, now_ns: int) -> None:
@@ -63,7 +84,7 @@ def _add_number(rows: Rows, point: Point, series: Series, origin: Origin, now_ns
     value = point.value
     rows.table(EVENTS).add(
         series.hash,
-        sent_ns or now_ns,
+        row_ns(sent_ns, now_ns),
         (
             to_timestamp(plausible_ns(sent_ns, now_ns)),
             series.cluster_id,
@@ -79,17 +100,25 @@ def _add_number(rows: Rows, point: Point, series: Series, origin: Origin, now_ns
     rows.n_rows += 1
 
 
-def _add_summary(rows: Rows, point: Point, where: tuple[Origins, Origin, str], now_ns: int) -> None:
+def _add_summary(rows: Rows, point: Point, where: _Where, now_ns: int) -> None:
     origins, origin, hint = where
     sent_ns = point.time_unix_nano
+    of_row_ns = row_ns(sent_ns, now_ns)
     at = to_timestamp(plausible_ns(sent_ns, now_ns))
-    for one in point.raw.quantile_values:
-        attributes = {**point.attributes, "quantile": one.quantile}
-        series = origins.series(origin, point.name, attributes, hint)
+    quantiles = [
+        (
+            origins.series(
+                origin, point.name, {**point.attributes, "quantile": one.quantile}, hint
+            ),
+            one,
+        )
+        for one in point.raw.quantile_values
+    ]
+    for series, one in quantiles:
         value = one.value if math.isfinite(one.value) else None
         rows.table(EVENTS).add(
             series.hash,
-            sent_ns or now_ns,
+            of_row_ns,
             (
                 at,
                 series.cluster_id,
@@ -109,27 +138,26 @@ def _add_histogram(rows: Rows, point: Point, series: Series, now_ns: int) -> Non
     sent_ns, raw = point.time_unix_nano, point.raw
     distribution = point.distribution
     if distribution is not None:
-        bounds, counts = list(distribution.bounds), list(distribution.bucket_counts)
+        bounds, counts = read_explicit(distribution)
     else:
-        bounds, counts = _spell_out(raw)
+        bounds, counts = read_exponential(raw)
+    numbers = raw.count, _optional(raw, "sum"), _optional(raw, "min"), _optional(raw, "max")
     rows.table(HISTOGRAMS).add(
         series.hash,
-        sent_ns or now_ns,
+        row_ns(sent_ns, now_ns),
         (
             to_timestamp(plausible_ns(sent_ns, now_ns)),
             series.cluster_id,
             series.node_id,
             point.name,
-            raw.count,
-            _optional(raw, "sum"),
-            _optional(raw, "min"),
-            _optional(raw, "max"),
+            *numbers,
             bounds,
             counts,
             _KINDS[point.temporality],
             point.unit,
             series.attributes,
         ),
+        stable_hash(repr((*numbers, bounds, counts)).encode()),
     )
     rows.n_rows += 1
 
@@ -141,33 +169,6 @@ def _optional(raw: structs.Proto, name: str) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _spell_out(raw: structs.Proto) -> tuple[list[float], list[int]]:
-    """Bounds and counts of an exponential histogram, from the most negative bucket up; zero's bucket is one of them.
-
-    Source: opentelemetry-proto, ExponentialHistogramDataPoint: bucket i of a side covers (base^i, base^(i+1)] with
-    base = 2^(2^-scale), i counted from ``offset``.
-    """
-    negative = list(_iter_side(raw, raw.negative))
-    positive = list(_iter_side(raw, raw.positive))
-    buckets = [(-low, count) for low, _, count in reversed(negative)]
-    buckets.append((raw.zero_threshold, raw.zero_count))
-    if positive and positive[0][0] > raw.zero_threshold:
-        buckets.append((positive[0][0], 0))
-    buckets += [(high, count) for _, high, count in positive]
-    return [bound for bound, _ in buckets], [*(count for _, count in buckets), 0]
-
-
-def _iter_side(raw: structs.Proto, side: structs.Proto) -> Iterator[tuple[float, float, int]]:
-    if side is None:
-        return
-    counts = list(side.bucket_counts)[:_MAX_BUCKETS]
-    exponent = 2.0**-raw.scale
-    for i, count in enumerate(counts, start=side.offset):
-        low, high = i * exponent, (i + 1) * exponent
-        if abs(high) < 1023:
-            yield 2.0**low, 2.0**high, count
-
-
 def _note_node(rows: Rows, point: Point, series: Series, origin: Origin, now_ns: int) -> None:
     key = (series.cluster_id, series.node_id)
     row = rows.nodes.get(key)
@@ -175,25 +176,17 @@ def _note_node(rows: Rows, point: Point, series: Series, origin: Origin, now_ns:
         row = rows.nodes[key] = _describe_origin(origin)
         row["ts"] = to_timestamp(plausible_ns(point.time_unix_nano, now_ns))
     if point.name == Metric.HEALTH_SCORE:
-        row["state"] = _text(point.attributes.get(_STATE))
+        row["state"] = read_text(point.attributes.get(_STATE))
     elif point.name == Metric.NODE_INFO:
-        row["gpu_model"] = _text(point.attributes.get(_GPU_MODEL))
-        row["gpu_count"] = _int32(point.attributes.get(_GPU_COUNT))
+        row["gpu_model"] = read_text(point.attributes.get(_GPU_MODEL))
+        row["gpu_count"] = read_small(point.attributes.get(_GPU_COUNT))
 
 
 def _describe_origin(origin: Origin) -> NodeRow:
     row: NodeRow = {
         "host_attr": origin.host,
-        "provider": _text(origin.attributes.get(_PROVIDER)),
-        "world_size": _int32(origin.attributes.get(_WORLD_SIZE)),
-        "node_rank": _int32(origin.attributes.get(_NODE_RANK)),
+        "provider": read_text(origin.attributes.get(_PROVIDER)),
+        "world_size": read_small(origin.attributes.get(_WORLD_SIZE)),
+        "node_rank": read_small(origin.attributes.get(_NODE_RANK)),
     }
     return {name: value for name, value in row.items() if value is not None}
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _int32(value: object) -> int | None:
-    return value if isinstance(value, int) and -(2**31) <= value < 2**31 else None

@@ -1,16 +1,19 @@
-"""Whose rows these are, and a stable hash of what each row is about; both cached, because senders repeat themselves."""
+"""Whose rows these are, and a stable hash of what each row is about; cached, because senders repeat themselves."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import blake2b
+from sys import getsizeof
 from typing import Any, Final
 
 import msgspec
 
 from ingero.echo.db.writer import EPOCH
+from ingero.echo.ingest.limits import CLUSTER_ID, Reason, RecordLimits, RefusedRecordError
 from ingero.units import NS_PER_S, NS_PER_US
 from ingero.wire.names import Attribute
 
@@ -18,7 +21,11 @@ _OLDEST_NS: Final = (
     946_684_800 * NS_PER_S
 )  # 2000-01-01; older times are since boot (agents' nccl points)
 _AHEAD_NS: Final = 86_400 * NS_PER_S
-_CACHED_SERIES: Final = 200_000
+_CACHE_BYTES: Final = 64 << 20
+_ENTRY_BYTES: Final = 800
+_PAIR_BYTES: Final = 160
+"""What an entry and each of its attributes take beside their texts, rounded up (CPython 3.11)."""
+_INT64: Final = 2**63
 
 _CLUSTER: Final = str(Attribute.CLUSTER_ID)
 _NODE: Final = str(Attribute.NODE_ID)
@@ -40,6 +47,7 @@ class Origin:
         host: ``host.name``, else the Kubernetes node; None when absent.
         hash: Stable hash of all of the resource's attributes.
         attributes: All of them, as sent.
+        problem: Why nothing of it can be kept; empty where it can.
     """
 
     cluster_id: str
@@ -47,6 +55,7 @@ class Origin:
     host: str | None
     hash: int
     attributes: Mapping[str, Any]
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ class Series:
     """What points of one origin with one name and attributes have in common.
 
     Attributes:
-        hash: Stable 64-bit hash of origin, name and attributes.
+        hash: Stable 64-bit hash of cluster, origin, name and attributes: no tenant's row has another's hash.
         attributes: JSON object with sorted keys.
         cluster_id: The origin's, else the point's own label.
         node_id: The origin's, else the point's own label, else the host that sent it.
@@ -67,12 +76,37 @@ class Series:
 
 
 class Origins:
-    """Caches of one receiving thread; not shared between threads."""
+    """The series that were met, for every receiving thread; starts over when it holds too many bytes.
 
-    def __init__(self) -> None:
+    Args:
+        limits: What a resource and a point may hold.
+        max_bytes: Bound on memory.
+    """
+
+    def __init__(self, limits: RecordLimits, max_bytes: int = _CACHE_BYTES) -> None:
+        self.limits = limits
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
         self._series: dict[tuple[Any, ...], Series] = {}
+        self._n_bytes = 0
 
-    def series(self, origin: Origin, name: str, attributes: Mapping[str, Any], hint: str) -> Series:
+    @property
+    def n_bytes(self) -> int:
+        """Bytes held, about."""
+        return self._n_bytes
+
+    def read(self, resource: Mapping[str, Any]) -> Origin:
+        """Read a resource's attributes."""
+        return read_origin(resource, self.limits)
+
+    def series(
+        self,
+        origin: Origin,
+        name: str,
+        attributes: Mapping[str, Any],
+        hint: str,
+        limit_bytes: int = 0,
+    ) -> Series:
         """The series of a point.
 
         Args:
@@ -80,42 +114,92 @@ class Origins:
             name: Metric or event name.
             attributes: The point's own.
             hint: Cluster that the request named, for resources that name none.
+            limit_bytes: Most bytes of its attributes; 0 is what points may have.
+
+        Raises:
+            RefusedRecordError: It, or its resource, holds more than may be kept, or names no possible cluster.
         """
-        key = (origin.hash, name, hint, *attributes.items())
+        if origin.problem:
+            raise RefusedRecordError(Reason.SIZE, origin.problem)
+        kinds = map(type, attributes.values())  # True, 1 and 1.0 are equal and not the same
+        key = (origin.hash, name, hint, *attributes.items(), *kinds)
         try:
             found = self._series.get(key)
         except TypeError:  # a list or map among the values
-            return _build_series(origin, name, attributes, hint)
+            return self._build(origin, name, attributes, (hint, limit_bytes))
         if found is None:
-            if len(self._series) >= _CACHED_SERIES:
-                self._series.clear()
-            found = self._series[key] = _build_series(origin, name, attributes, hint)
+            found = self._build(origin, name, attributes, (hint, limit_bytes))
+            self._keep(key, found, len(attributes))
         return found
 
+    def _build(
+        self,
+        origin: Origin,
+        name: str,
+        attributes: Mapping[str, Any],
+        request: tuple[str, int],
+    ) -> Series:
+        hint, limit_bytes = request
+        limits = self.limits
+        limits.check_name(name, "name")
+        encoded = _ENCODER.encode(attributes) if attributes else b"{}"
+        limit_bytes = limit_bytes or limits.attributes_bytes
+        if excess := limits.find_excess(attributes, len(encoded), limit_bytes):
+            raise RefusedRecordError(Reason.SIZE, excess)
+        cluster_id = origin.cluster_id or _text(attributes.get(_POINT_CLUSTER)) or hint
+        node_id = (
+            origin.node_id
+            or _text(attributes.get(_POINT_NODE))
+            or _text(attributes.get(_NODE))
+            or origin.host
+            or ""
+        )
+        check_who(cluster_id, node_id, limits)
+        own = origin.hash.to_bytes(8, "little")
+        return Series(
+            hash=stable_hash(cluster_id.encode(), own, name.encode(), encoded),
+            attributes=encoded.decode(),
+            cluster_id=cluster_id,
+            node_id=node_id,
+        )
 
-def _build_series(origin: Origin, name: str, attributes: Mapping[str, Any], hint: str) -> Series:
-    text = encode_attributes(attributes)
-    return Series(
-        hash=stable_hash(origin.hash.to_bytes(8, "little"), name.encode(), text.encode()),
-        attributes=text,
-        cluster_id=origin.cluster_id or _text(attributes.get(_POINT_CLUSTER)) or hint,
-        node_id=origin.node_id
-        or _text(attributes.get(_POINT_NODE))
-        or _text(attributes.get(_NODE))
-        or origin.host
-        or "",
-    )
+    def _keep(self, key: tuple[Any, ...], series: Series, n_attributes: int) -> None:
+        n_bytes = _ENTRY_BYTES + _PAIR_BYTES * n_attributes + 2 * getsizeof(series.attributes)
+        with self._lock:
+            if self._n_bytes + n_bytes > self._max_bytes:
+                self._series.clear()
+                self._n_bytes = 0
+            self._series[key] = series
+            self._n_bytes += n_bytes
 
 
-def read_origin(resource: Mapping[str, Any]) -> Origin:
+def check_who(cluster_id: str, node_id: str, limits: RecordLimits) -> None:
+    """Refuse a cluster that no question could name; a row without one is the operators'.
+
+    Raises:
+        RefusedRecordError: The cluster or the node has no possible name.
+    """
+    if cluster_id and CLUSTER_ID.fullmatch(cluster_id) is None:
+        raise RefusedRecordError(
+            Reason.CLUSTER,
+            f"cluster {cluster_id!r:.80}; 1 to 64 of letters, digits, dot, dash and underscore are taken",
+        )
+    limits.check_name(node_id, "node's name")
+
+
+def read_origin(resource: Mapping[str, Any], limits: RecordLimits) -> Origin:
     """Read a resource's attributes."""
+    encoded = _ENCODER.encode(resource) if resource else b"{}"
+    problem = limits.find_excess(resource, len(encoded), limits.attributes_bytes)
+    if problem:
+        return Origin("", "", None, 0, {}, f"a resource with {problem}")
     k8s_node = _text(resource.get(_K8S_NODE))
     host = _text(resource.get(_HOST)) or k8s_node
     return Origin(
         cluster_id=_text(resource.get(_CLUSTER)),
         node_id=_text(resource.get(_NODE)),
         host=host or None,
-        hash=stable_hash(encode_attributes(resource).encode()),
+        hash=stable_hash(encoded),
         attributes=resource,
     )
 
@@ -132,6 +216,17 @@ def stable_hash(*parts: bytes) -> int:
         digest.update(len(part).to_bytes(4, "little"))
         digest.update(part)
     return int.from_bytes(digest.digest(), "little")
+
+
+def row_ns(time_ns: int, now_ns: int) -> int:
+    """The time that tells a row from others of its series: as sent, or of its arrival where none was sent.
+
+    Raises:
+        RefusedRecordError: It is beyond 64 bits with a sign, which is the year 2262.
+    """
+    if time_ns >= _INT64:
+        raise RefusedRecordError(Reason.TIME, f"time {time_ns}, which is after the year 2262")
+    return time_ns or now_ns
 
 
 def plausible_ns(time_ns: int, now_ns: int) -> int:

@@ -41,6 +41,13 @@ class AnalysisAnswer(msgspec.Struct, kw_only=True):
     is_cut: Annotated[
         bool, msgspec.Meta(description="There were more rows than the limit or the byte cap.")
     ]
+    n_unseen: Annotated[
+        int,
+        msgspec.Meta(
+            description="Rows of the named tables that lie in the window and that the statement was not given, "
+            "because there are more than it may see (sql_max_rows_in); the oldest ones. Not 0: counts and sums are too low."
+        ),
+    ] = 0
     window: AnswerWindow
 
 
@@ -49,7 +56,11 @@ def _analyse(ask: Ask, args: AnalysisArgs) -> AnalysisAnswer:
     span = ask.span(where)
     answer = ask.run_sql(args.sql, span, args.limit)
     return AnalysisAnswer(
-        columns=answer.columns, rows=answer.rows, is_cut=answer.is_cut, window=window_of(span)
+        columns=answer.columns,
+        rows=answer.rows,
+        is_cut=answer.is_cut,
+        n_unseen=answer.n_unseen,
+        window=window_of(span),
     )
 
 

@@ -19,19 +19,25 @@ RowT = TypeVar("RowT", bound=msgspec.Struct)
 
 _RFC_3339: Final = re.compile(r"(?i)\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 LATEST: Final = "latest"
+NODE_OF_EVENT: Final = (
+    "CASE WHEN metric_name LIKE 'ingero_fleet_%' AND node_id = host_attr THEN NULL "
+    "ELSE nullif(node_id, '') END"
+)
+"""The node that a row of ``events`` is about; none where Fleet tells of a whole cluster under the name of its own host."""
 MAX_LIMIT: Final = 1000
 
+# In Python a `$` also stands before a last line feed, in JSON Schema it does not: `(?!\n)$` is the same in both.
 ClusterId = Annotated[
     str,
     msgspec.Meta(
-        pattern="^[A-Za-z0-9_.-]{1,64}$",
+        pattern=r"^[A-Za-z0-9_.-]{1,64}(?!\n)$",
         description="One cluster; left out, every cluster that this bearer may read.",
     ),
 ]
 TimeWindow = Annotated[
     str,
     msgspec.Meta(
-        pattern="^([0-9]{1,6}(ms|s|m|h|d)){1,4}$",
+        pattern=r"^([0-9]{1,6}(ms|s|m|h|d)){1,4}(?!\n)$",
         description="How far back from `until`: 15m, 1h, 1h30m, 7d.",
         max_length=16,
     ),
@@ -48,7 +54,11 @@ NodeId = Annotated[
     str, msgspec.Meta(min_length=1, max_length=256, description="A node, as its agent names it.")
 ]
 MetricName = Annotated[
-    str, msgspec.Meta(pattern="^[A-Za-z][A-Za-z0-9_.]{0,127}$", description="A metric's name.")
+    str,
+    msgspec.Meta(
+        pattern=r"^[A-Za-z][A-Za-z0-9_.]{0,127}(?!\n)$",
+        description="A metric's name.",
+    ),
 ]
 Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMIT, description="Most rows in the answer.")]
 Severity = Annotated[str, msgspec.Meta(description="warn, error or critical.")]
@@ -130,11 +140,13 @@ class SqlAnswer:
         columns: Names.
         rows: JSON-able values, one list per row.
         is_cut: There was more.
+        n_unseen: Rows of the tables it names that the statement was not given.
     """
 
     columns: list[str]
     rows: list[list[Any]]
     is_cut: bool
+    n_unseen: int = 0
 
 
 SqlRunner = Callable[[str, Span, int], SqlAnswer]
@@ -236,8 +248,9 @@ class Ask:
 
     def coverage(self, span: Span, table: str, extra: str = "TRUE") -> Coverage:
         """What one table holds inside the window; ``extra`` is a condition of ours."""
+        node = NODE_OF_EVENT if table == "events" else "nullif(node_id, '')"
         n_rows, n_nodes, first, last = self.reader.row(
-            f"SELECT count(*), count(DISTINCT node_id), min(ts), max(ts) FROM {table} "
+            f"SELECT count(*), count(DISTINCT {node}), min(ts), max(ts) FROM {table} "
             f"WHERE {span.where} AND {extra}",
             span.params,
         )

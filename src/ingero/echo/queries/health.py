@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import msgspec
 
 from ingero.echo.queries.ask import (
+    NODE_OF_EVENT,
     Answer,
     Ask,
     ListArgs,
@@ -16,14 +17,12 @@ from ingero.echo.queries.ask import (
     window_of,
 )
 from ingero.echo.queries.judged import JUDGED
+from ingero.echo.queries.stragglers import MAD_TO_SIGMA, N_SPANS, SCORE, STRAGGLER, STRAGGLERS
 from ingero.serving.query import Query
-from ingero.wire.names import FleetMetric, Metric
+from ingero.wire.names import FleetMetric
 
-_SCORE: Final = str(Metric.HEALTH_SCORE)
-_STRAGGLER: Final = str(Metric.STRAGGLER_EVENT)
-_K: Final = 2.0
-_MAD_TO_SIGMA: Final = 1.4826
-_MIN_MARGIN: Final = 0.05
+_N_JUDGED: Final = 2
+"""How often `JUDGED` takes the span's parameters."""
 
 
 class ClusterSummary(msgspec.Struct):
@@ -52,10 +51,10 @@ class SummaryAnswer(Answer, kw_only=True):
 
 
 _SUMMARY_SQL: Final = f"""
-WITH {JUDGED}, scores AS (
+WITH {JUDGED}, {STRAGGLERS}, scores AS (
     SELECT cluster_id, node_id, arg_max(value_double, ts) AS score,
            arg_max(json_extract_string(attributes, '$."ingero.node.state"'), ts) AS state, max(ts) AS seen
-    FROM events WHERE {{where}} AND metric_name = '{{score}}' GROUP BY ALL
+    FROM events WHERE {{where}} AND metric_name = '{SCORE}' GROUP BY ALL
 ), per_cluster AS (
     SELECT cluster_id, count(*) FILTER (WHERE state = 'active' OR state IS NULL) AS n_active,
            count(*) FILTER (WHERE state = 'idle') AS n_idle, count(*) FILTER (WHERE state = 'calibrating') AS n_calibrating,
@@ -63,10 +62,11 @@ WITH {JUDGED}, scores AS (
            min(score) AS lowest_score, arg_min(node_id, score) AS lowest_node
     FROM scores GROUP BY cluster_id
 ), seen AS (
-    SELECT cluster_id, count(DISTINCT nullif(node_id, '')) AS n_nodes, max(ts) AS last_seen,
-           arg_max(value_double, ts) FILTER (WHERE metric_name = '{{threshold}}') AS threshold,
-           count(DISTINCT node_id) FILTER (WHERE metric_name = '{{straggler}}' AND value_double = 1) AS n_stragglers
+    SELECT cluster_id, count(DISTINCT {NODE_OF_EVENT}) AS n_nodes, max(ts) AS last_seen,
+           arg_max(value_double, ts) FILTER (WHERE metric_name = '{{threshold}}') AS threshold
     FROM events WHERE {{where}} GROUP BY cluster_id
+), slow AS (
+    SELECT cluster_id, count(*) AS n_stragglers FROM stragglers GROUP BY cluster_id
 ), blamed AS (
     SELECT cluster_id, count(*) FILTER (WHERE verdict IN ('culprit', 'network')) AS n_culprits FROM judged GROUP BY cluster_id
 ), troubled AS (
@@ -79,7 +79,7 @@ WITH {JUDGED}, scores AS (
 SELECT cluster_id, coalesce(n_nodes, 0), coalesce(n_active, 0), coalesce(n_idle, 0), coalesce(n_calibrating, 0),
        median_score, lowest_score, lowest_node, threshold, coalesce(n_stragglers, 0), coalesce(n_culprits, 0),
        coalesce(n_open, 0), gpu_seconds, last_seen
-FROM seen FULL JOIN per_cluster USING (cluster_id) FULL JOIN blamed USING (cluster_id)
+FROM seen FULL JOIN per_cluster USING (cluster_id) FULL JOIN slow USING (cluster_id) FULL JOIN blamed USING (cluster_id)
      FULL JOIN troubled USING (cluster_id) FULL JOIN lost USING (cluster_id)
 ORDER BY cluster_id
 """
@@ -87,10 +87,9 @@ ORDER BY cluster_id
 
 def _summary(ask: Ask, args: ListArgs) -> SummaryAnswer:
     span = ask.span(args)
-    sql = _SUMMARY_SQL.format(
-        where=span.where, score=_SCORE, threshold=FleetMetric.THRESHOLD, straggler=_STRAGGLER
-    )
-    rows, n_cut = ask.page(ClusterSummary, sql, span.params * 6, args.limit)
+    sql = _SUMMARY_SQL.format(where=span.where, threshold=FleetMetric.THRESHOLD)
+    n_spans = _N_JUDGED + N_SPANS + 4  # scores, seen, troubled, lost
+    rows, n_cut = ask.page(ClusterSummary, sql, span.params * n_spans, args.limit)
     return SummaryAnswer(
         window=window_of(span), coverage=ask.coverage(span, "events"), n_cut=n_cut, rows=rows
     )
@@ -129,76 +128,28 @@ class StragglersAnswer(Answer, kw_only=True):
 
 
 _STRAGGLERS_SQL: Final = f"""
-WITH {JUDGED}, latest AS (
-    SELECT cluster_id, node_id, arg_max(value_double, ts) AS score,
-           arg_max(coalesce(json_extract_string(attributes, '$."ingero.cgroup_path_hash"'), ''), ts) AS cohort,
-           arg_max(coalesce(json_extract_string(attributes, '$."ingero.node.state"'), 'active'), ts) AS state
-    FROM events WHERE {{where}} AND metric_name = '{{score}}' AND value_double IS NOT NULL GROUP BY cluster_id, node_id
-), active AS (
-    SELECT * FROM latest WHERE state = 'active'
-), sizes AS (
-    SELECT cluster_id, cohort, count(*) AS n FROM active GROUP BY ALL
-), grouped AS (
-    SELECT a.*, CASE WHEN s.n >= 3 THEN a.cohort ELSE '*' END AS peers
-    FROM active a JOIN sizes s ON a.cluster_id = s.cluster_id AND a.cohort = s.cohort
-), bars AS (
-    SELECT cluster_id, cohort AS peers, median(score) AS med, mad(score) AS mad, count(*) AS n
-    FROM active GROUP BY cluster_id, cohort
-    UNION ALL
-    SELECT cluster_id, '*', median(score), mad(score), count(*) FROM active GROUP BY cluster_id
-), measured AS (
-    SELECT g.cluster_id, g.node_id, g.score, b.med, b.mad, b.n,
-           greatest({{k}} * {{sigma}} * b.mad, {{floor}}) AS margin
-    FROM grouped g JOIN bars b ON g.cluster_id = b.cluster_id AND g.peers = b.peers
-), claimed AS (
-    SELECT cluster_id, node_id, count(*) FILTER (WHERE value_double = 1) AS n_events,
-           arg_max(json_extract_string(attributes, '$.dominant_signal'), ts) AS dominant_signal,
-           min(ts) FILTER (WHERE value_double = 1) AS first_seen, max(ts) FILTER (WHERE value_double = 1) AS last_seen
-    FROM events WHERE {{where}} AND metric_name = '{{straggler}}' GROUP BY cluster_id, node_id
-), verdict AS (
-    SELECT cluster_id, node_id, arg_max(verdict, last_seen) AS verdict, min(first_seen) AS first_seen,
-           max(last_seen) AS last_seen
-    FROM judged GROUP BY cluster_id, node_id
-), joined AS (
-    SELECT coalesce(j.cluster_id, t.cluster_id, v.cluster_id) AS cluster_id,
-           coalesce(j.node_id, t.node_id, v.node_id) AS node_id,
-           j.score, j.med, j.mad, j.med - j.margin AS bar,
-           CASE WHEN j.n >= 3 THEN (j.med - j.score) / j.margin END AS below,
-           coalesce(t.n_events, 0) AS n_events, t.dominant_signal,
-           coalesce(t.first_seen, v.first_seen) AS first_seen, coalesce(t.last_seen, v.last_seen) AS last_seen,
-           v.verdict
-    FROM measured j FULL JOIN claimed t ON j.cluster_id = t.cluster_id AND j.node_id = t.node_id
-         FULL JOIN verdict v ON coalesce(j.cluster_id, t.cluster_id) = v.cluster_id
-                            AND coalesce(j.node_id, t.node_id) = v.node_id
-)
+WITH {JUDGED}, {STRAGGLERS}
 SELECT cluster_id, node_id,
        CASE WHEN below >= 4 OR verdict IN ('culprit', 'network') THEN 'critical'
             WHEN below >= 2 THEN 'error' ELSE 'warn' END AS severity,
        score, med, mad, bar, below, n_events, dominant_signal, first_seen, last_seen, verdict
-FROM joined WHERE below > 1 OR n_events > 0 OR verdict IS NOT NULL
+FROM stragglers
 ORDER BY (verdict = 'culprit') DESC NULLS LAST, below DESC NULLS LAST, n_events DESC, cluster_id, node_id
 """
 
 
 def _stragglers(ask: Ask, args: ListArgs) -> StragglersAnswer:
     span = ask.span(args)
-    sql = _STRAGGLERS_SQL.format(
-        where=span.where,
-        score=_SCORE,
-        straggler=_STRAGGLER,
-        k=_K,
-        sigma=_MAD_TO_SIGMA,
-        floor=_MIN_MARGIN,
-    )
-    rows, n_cut = ask.page(Straggler, sql, span.params * 4, args.limit)
-    coverage = ask.coverage(span, "events", f"metric_name IN ('{_SCORE}', '{_STRAGGLER}')")
+    sql = _STRAGGLERS_SQL.format(where=span.where)
+    rows, n_cut = ask.page(Straggler, sql, span.params * (_N_JUDGED + N_SPANS), args.limit)
+    coverage = ask.coverage(span, "events", f"metric_name IN ('{SCORE}', '{STRAGGLER}')")
     return StragglersAnswer(window=window_of(span), coverage=coverage, n_cut=n_cut, rows=rows)
 
 
 class OutlierArgs(ListArgs, kw_only=True, forbid_unknown_fields=True):
     """Which metric, and how far is far."""
 
-    metric_name: MetricName = _SCORE
+    metric_name: MetricName = SCORE
     min_deviations: Annotated[
         float,
         msgspec.Meta(ge=0, le=1000, description="Robust standard deviations from the median."),
@@ -241,7 +192,7 @@ WHERE abs(deviations) >= ? ORDER BY abs(deviations) DESC, cluster_id, node_id
 
 def _outliers(ask: Ask, args: OutlierArgs) -> OutliersAnswer:
     span = ask.span(args)
-    sql = _OUTLIERS_SQL.format(where=span.where, sigma=_MAD_TO_SIGMA)
+    sql = _OUTLIERS_SQL.format(where=span.where, sigma=MAD_TO_SIGMA)
     params = (*span.params, args.metric_name, args.min_deviations)
     rows, n_cut = ask.page(Outlier, sql, params, args.limit)
     coverage = ask.coverage(span, "events", f"metric_name = '{args.metric_name}'")

@@ -72,5 +72,14 @@ MIGRATIONS: Final = (
             "CREATE TABLE ingest_keys (key UBIGINT NOT NULL, ingested_at TIMESTAMP NOT NULL)",
         ),
     ),
+    Migration(
+        2,
+        "a secret of the database in the keys of rows",
+        (
+            "CREATE TABLE ingest_secret (secret UBIGINT NOT NULL)",
+            "INSERT INTO ingest_secret SELECT hash(gen_random_uuid())",
+            "DELETE FROM ingest_keys",  # made without it, so no row will ever match them
+        ),
+    ),
 )
 """Every step; the last one's number is the schema's version."""

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from ingero.echo.db.faults import DeadlineError
+from ingero.echo.db.faults import DeadlineError, MemoryLimitError
 from ingero.echo.db.sandbox.pool import SqlRefusedError
+from ingero.echo.db.stop import Stop
 from ingero.echo.db.store import Store
 from ingero.echo.queries.analysis import RUN_ANALYSIS
 from ingero.echo.queries.ask import Ask, ClusterRefusedError, Span, SqlAnswer
 from ingero.echo.queries.catalog import QUERIES
+from ingero.echo.service.turns import QueueFullError, Turns, TurnSettings, tenant_of
 from ingero.errors import BadDataError, IngeroError, RetryableError, StoreError
 from ingero.serving.bearer import Principal
 from ingero.serving.query import Query, get_query
 from ingero.telemetry.clock import Clock
+from ingero.units import NS_PER_S
 
-SqlRunner = Callable[[Principal, str, Span, int], SqlAnswer]
+ResultT = TypeVar("ResultT")
+SqlRunner = Callable[[Principal, str, Span, int, Stop], SqlAnswer]
+
+
+class GoneError(Exception):
+    """Whoever asked has gone; there is nobody to tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +49,31 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """How many questions are answered at once.
+    """How many questions are answered at once, and how long one waits for that.
 
     Attributes:
-        readers: Tools.
-        sql: Tenants' statements; one bearer never has all of them when there are two or more.
+        readers: Tools; half of them for one tenant at most.
+        sql: Tenants' statements; a quarter of them for one tenant at most, so that three with slow ones leave room.
+        wait_ns: Longest wait for a place.
+        max_waiting: Questions of one tenant that may wait.
     """
 
     readers: int = 4
-    sql: int = 2
+    sql: int = 4
+    wait_ns: int = 10 * NS_PER_S
+    max_waiting: int = 16
+
+    def tool_turns(self) -> TurnSettings:
+        """Of tools, and of streams."""
+        return self._turns(self.readers, 2)
+
+    def sql_turns(self) -> TurnSettings:
+        """Of statements."""
+        return self._turns(self.sql, 4)
+
+    def _turns(self, n_places: int, shares: int) -> TurnSettings:
+        per_tenant = max(1, n_places // shares)
+        return TurnSettings(n_places, per_tenant, self.max_waiting, self.wait_ns)
 
 
 UNKNOWN_TOOL: Final = Fault(404, "tool_not_found", "no such tool")
@@ -59,7 +83,12 @@ _FAULTS: Final[tuple[tuple[type[IngeroError], Fault], ...]] = (
     (ClusterRefusedError, Fault(403, "tenant_scoped_bearer_refused", "")),
     (BadDataError, Fault(400, "invalid_arguments", "")),
     (DeadlineError, Fault(504, "query_timeout", "it did not finish in time; narrow its window")),
+    (QueueFullError, Fault(429, "queue_full", "", 1)),
     (RetryableError, Fault(503, "busy", "", 1)),
+    (
+        MemoryLimitError,
+        Fault(503, "query_memory", "it needs more memory than there is; narrow its window", 5),
+    ),
     (StoreError, Fault(503, "store_unavailable", "the store cannot answer now", 5)),
 )
 """First match wins; an empty message is filled with the error's own."""
@@ -95,47 +124,65 @@ class Answers:
         self._run_sql = run_sql
         self._pool = ThreadPoolExecutor(places.readers, thread_name_prefix="echo-reader")
         self._sql_pool = ThreadPoolExecutor(places.sql, thread_name_prefix="echo-sql")
-        self._sql_per_bearer = max(1, places.sql - 1)
-        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._tool_turns = Turns(places.tool_turns(), "questions")
+        self._sql_turns = Turns(places.sql_turns(), "SQL")
+        self.turns = {"tools": self._tool_turns, "sql": self._sql_turns}
 
     async def ask(
-        self, principal: Principal, name: str, arguments: bytes | Mapping[str, Any]
+        self,
+        principal: Principal,
+        name: str,
+        arguments: bytes | Mapping[str, Any],
+        gone: asyncio.Event | None = None,
     ) -> bytes:
         """Answer by name, encoded.
 
+        Args:
+            principal: Who asks.
+            name: The question.
+            arguments: JSON, or what it decodes to.
+            gone: Set when the asker goes away: what runs for it ends, what waits for a place gives it up.
+
         Raises:
             KeyError: No such question.
+            GoneError: The asker went away.
             IngeroError: See `describe_error`.
         """
         query = get_query(QUERIES, name)
-        if query.name != RUN_ANALYSIS.name:
-            return await self._run(self._pool, principal, query, arguments)
-        turn = self._turns.setdefault(principal.digest, asyncio.Semaphore(self._sql_per_bearer))
-        async with turn:  # a bearer's statements wait for each other and never fill every place
-            return await self._run(self._sql_pool, principal, query, arguments)
+        is_sql = query.name == RUN_ANALYSIS.name
+        turns, pool = (
+            (self._sql_turns, self._sql_pool) if is_sql else (self._tool_turns, self._pool)
+        )
+        stop = Stop()
 
-    async def _run(
-        self,
-        pool: ThreadPoolExecutor,
-        principal: Principal,
-        query: Query[Ask, Any, Any],
-        arguments: bytes | Mapping[str, Any],
-    ) -> bytes:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(pool, self.ask_now, principal, query, arguments)
+        async def answer() -> bytes:
+            async with turns.take(tenant_of(principal)):
+                running = asyncio.get_running_loop().run_in_executor(
+                    pool, self.ask_now, principal, query, arguments, stop
+                )
+                try:
+                    return await asyncio.shield(running)
+                except asyncio.CancelledError:
+                    stop.set()
+                    # The place is free when the thread is; what it has to say, nobody hears.
+                    await asyncio.gather(running, return_exceptions=True)
+                    raise
+
+        return await unless_gone(answer(), gone)
 
     def ask_now(
         self,
         principal: Principal,
         query: Query[Ask, Any, Any],
         arguments: bytes | Mapping[str, Any],
+        stop: Stop,
     ) -> bytes:
         """The same on this thread."""
 
         def run_sql(sql: str, span: Span, limit: int) -> SqlAnswer:
-            return self._run_sql(principal, sql, span, limit)
+            return self._run_sql(principal, sql, span, limit, stop)
 
-        with self._store.open_reader(self._timeout_ns) as reader:
+        with self._store.open_reader(self._timeout_ns) as reader, stop.calls(reader.stop):
             ask = Ask(reader, principal.clusters, self._clock.wall_ns(), run_sql)
             return query.ask(ask, arguments)
 
@@ -143,3 +190,24 @@ class Answers:
         """End the threads after what they run now."""
         self._pool.shutdown()
         self._sql_pool.shutdown()
+
+
+async def unless_gone(work: Coroutine[Any, Any, ResultT], gone: asyncio.Event | None) -> ResultT:
+    """The result of ``work``, which is cancelled when ``gone`` is set.
+
+    Raises:
+        GoneError: It was.
+    """
+    if gone is None:
+        return await work
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone.wait())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise GoneError
+        return working.result()
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)

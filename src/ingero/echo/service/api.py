@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
@@ -17,10 +18,11 @@ from starlette.routing import Route, Router
 from ingero import __version__
 from ingero.echo.queries.analysis import RUN_ANALYSIS
 from ingero.echo.queries.catalog import QUERIES
-from ingero.echo.service.answers import UNKNOWN_TOOL, Answers, Fault, describe_error
+from ingero.echo.service.answers import UNKNOWN_TOOL, Answers, Fault, GoneError, describe_error
 from ingero.echo.service.forms import JSON, choose_form, iter_sql
-from ingero.echo.service.gate import Receive, Scope, Send
+from ingero.echo.service.gate import MCP_PATHS, N_BEARER_CHARS, Receive, Scope, Send
 from ingero.echo.service.openapi import build_openapi
+from ingero.echo.service.origins import OriginRules
 from ingero.echo.service.rows import MAX_ROWS, RowsQuestion, RowStreams
 from ingero.echo.service.stream import CutError, StreamedAnswer
 from ingero.errors import BadDataError, IngeroError
@@ -30,8 +32,8 @@ from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
 
 _LOG: Final = logging.getLogger("ingero.echo.api")
-_MCP_PATHS: Final = frozenset({"/", "/mcp"})
 _NOT_FOUND: Final = Fault(404, "not_found", "nothing is served here; see /api/v2/openapi.json")
+_LIST_PATH: Final = "/api/v2/tools/list"
 _METHOD: Final = Fault(405, "method_not_allowed", "this path does not take that method")
 _TOO_LARGE: Final = Fault(413, "body_too_large", "the body is too large")
 _SLOW_BODY: Final = Fault(408, "body_timeout", "the body did not arrive in time")
@@ -39,25 +41,29 @@ _NOT_JSON: Final = Fault(415, "unsupported_media_type", "send application/json")
 
 
 class _ToolBody(msgspec.Struct, forbid_unknown_fields=True):
-    args: msgspec.Raw = msgspec.Raw(b"{}")
+    args: msgspec.Raw
     # A number, since JSON Schema calls 2.0 an integer and msgspec does not.
     max_rows: Annotated[float, msgspec.Meta(ge=1, le=MAX_ROWS, multiple_of=1)] | None = None
 
 
 class _FaultError(Exception):
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: Fault, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(fault.message)
         self.fault = fault
+        self.headers = headers or {}
 
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Limits of the API.
+    """Limits of the API and of MCP.
 
     Attributes:
+        origins: Whom MCP answers.
         max_body_bytes: Largest body.
         read_timeout_ns: Longest time for a body to arrive.
     """
+
+    origins: OriginRules
 
     max_body_bytes: int = 1 << 20
     read_timeout_ns: int = 15 * NS_PER_S
@@ -106,22 +112,24 @@ class Api:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one admitted request."""
-        if scope["path"] in _MCP_PATHS and self._mcp is not None:
-            await self._mcp.handle_request(scope, receive, send)
-            return
         answered = _Watch(send)
         scope["app"] = self  # makes the router raise its 405 instead of answering in plain text
         try:
-            await self._router(scope, receive, answered)
+            if scope["path"] in MCP_PATHS and self._mcp is not None:
+                await self._answer_mcp(self._mcp, scope, receive, answered)
+            else:
+                await self._router(scope, receive, answered)
         except _FaultError as error:
-            await _fault(error.fault)(scope, receive, send)
+            answer = _fault(error.fault)
+            answer.headers.update(error.headers)
+            await answer(scope, receive, send)
         except HTTPException as error:
             answer = _fault(replace(_METHOD, status=error.status_code))
             answer.headers.update(error.headers or {})
             await answer(scope, receive, send)
         except CutError as error:
             _LOG.warning("%s: %s", scope["path"], error)
-        except ClientDisconnect:
+        except (ClientDisconnect, GoneError):
             return
         except IngeroError as error:
             fault = describe_error(error)
@@ -129,6 +137,27 @@ class Api:
                 _LOG.warning("%s %s: %s", scope["method"], scope["path"], error.message)
             if not answered.is_started:
                 await _fault(fault)(scope, receive, send)
+
+    async def _answer_mcp(
+        self, mcp: StreamableHTTPSessionManager, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        refusal = self._settings.origins.check(dict(scope["headers"]))
+        if refusal is not None:
+            raise _FaultError(refusal)
+        if scope["method"] != "POST":
+            await mcp.handle_request(scope, receive, send)
+            return
+        body = await self._read_body(Request(scope, receive))  # the SDK would wait for it for ever
+        is_taken = False
+
+        async def replay() -> MutableMapping[str, Any]:
+            nonlocal is_taken
+            if is_taken:
+                return await receive()
+            is_taken = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await mcp.handle_request(scope, replay, send)
 
     async def _versions(self, request: Request) -> Response:
         del request
@@ -171,31 +200,38 @@ class Api:
         return Response(self._openapi, media_type=JSON)
 
     async def _metrics(self, request: Request) -> Response:
-        body, content_type = encode_metrics(self._meter, request.headers.get("accept", ""))
+        principal: Principal = request.scope["principal"]
+        only = None if principal.clusters is None else ("bearer", principal.digest[:N_BEARER_CHARS])
+        accept = request.headers.get("accept", "")
+        body, content_type = encode_metrics(self._meter, accept, only)
         return Response(body, headers={"content-type": content_type})
 
     async def _call_tool(self, request: Request) -> Response | StreamedAnswer:
-        body = await self._read(request)
         name = request.path_params["name"]
+        if request.url.path == _LIST_PATH:
+            raise _FaultError(_METHOD, {"allow": "GET, HEAD"})
+        body = await self._read(request)
         if all(query.name != name for query in QUERIES):
             raise _FaultError(UNKNOWN_TOOL)
         try:
-            given = msgspec.json.decode(body, type=_ToolBody) if body else _ToolBody()
-        except msgspec.DecodeError as error:
+            given = msgspec.json.decode(body, type=_ToolBody)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadDataError(f'the body is not {{"args": {{…}}}}: {error}') from error
+        except RecursionError:
+            raise BadDataError('the body is not {"args": {…}}: it is nested too deeply') from None
         principal, arguments = request.scope["principal"], bytes(given.args)
         form = choose_form(request.headers.get("accept", ""))
         if form is not None and name != RUN_ANALYSIS.name:
             max_rows = None if given.max_rows is None else int(given.max_rows)
             question = RowsQuestion(principal, name, arguments, max_rows)
-            return await self._streams.answer(question, form)
-        encoded = await self._answers.ask(principal, name, arguments)
+            return await self._streams.answer(question, form, request.scope["gone"])
+        encoded = await self._answers.ask(principal, name, arguments, request.scope["gone"])
         return _shape_sql(request, encoded, wrap=b'{"result":%b}')
 
     async def _sql(self, request: Request) -> Response:
         body = await self._read(request)
         encoded = await self._answers.ask(
-            request.scope["principal"], RUN_ANALYSIS.name, body or b"{}"
+            request.scope["principal"], RUN_ANALYSIS.name, body or b"{}", request.scope["gone"]
         )
         return _shape_sql(request, encoded, wrap=b"%b")
 
@@ -203,13 +239,19 @@ class Api:
         kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
         if kind != JSON:
             raise _FaultError(_NOT_JSON)
+        return await self._read_body(request)
+
+    async def _read_body(self, request: Request) -> bytes:
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > self._settings.max_body_bytes:
+            raise _FaultError(_TOO_LARGE, {"connection": "close"})
         parts, n_bytes = [], 0
         try:
             async with asyncio.timeout(self._settings.read_timeout_ns / NS_PER_S):
                 async for part in request.stream():
                     n_bytes += len(part)
                     if n_bytes > self._settings.max_body_bytes:
-                        raise _FaultError(_TOO_LARGE)
+                        raise _FaultError(_TOO_LARGE, {"connection": "close"})
                     parts.append(part)
         except TimeoutError:
             raise _FaultError(_SLOW_BODY) from None

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import ssl
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import grpc
-import msgspec
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 
@@ -26,30 +28,36 @@ from ingero.echo.db.clickhouse.settings import ClickHouseSettings
 from ingero.echo.db.door import BackupDoor
 from ingero.echo.db.encryption import build_encryption
 from ingero.echo.db.engine import EngineSettings
-from ingero.echo.db.sandbox.pool import Sandbox, SandboxSettings
+from ingero.echo.db.sandbox.pool import Sandbox
+from ingero.echo.db.stop import Stop
 from ingero.echo.db.store import Store, StoreSettings
 from ingero.echo.db.upkeep import Retention
 from ingero.echo.db.writer import WriterSettings
 from ingero.echo.ingest.grpc import OtlpGrpcServer
 from ingero.echo.ingest.http import OtlpHttpApp
 from ingero.echo.ingest.intake import Intake
+from ingero.echo.ingest.limits import Reason, RecordLimits
+from ingero.echo.ingest.reception import Reception
 from ingero.echo.ingest.settings import IngestCounters, IngestSettings
 from ingero.echo.queries.ask import Span, SqlAnswer
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.queries.prompts import PROMPTS
 from ingero.echo.schema import TENANT_TABLES
 from ingero.echo.service import telemetry
-from ingero.echo.service.analysis import export_rows
-from ingero.echo.service.answers import Answers, Places
+from ingero.echo.service.analysis import Statement, run_statement, sandbox_settings
+from ingero.echo.service.answers import Answers, GoneError, Places
 from ingero.echo.service.api import Api, ApiSettings
 from ingero.echo.service.config import EchoConfig, parse_store
-from ingero.echo.service.gate import PRINCIPAL, App, Gate, GateSettings
+from ingero.echo.service.gate import GONE, PRINCIPAL, App, Gate, GateSettings
 from ingero.echo.service.health import HealthApp
+from ingero.echo.service.origins import build_rules
 from ingero.echo.service.rows import RowStreams
 from ingero.echo.service.stream import StreamSettings
-from ingero.errors import ConfigError, IngeroError
+from ingero.errors import ConfigError, IngeroError, RetryableError, StoreError
 from ingero.serving.asgi import AsgiServer, AsgiSettings
+from ingero.serving.audit import write_audit
 from ingero.serving.bearer import Bearers, Principal
+from ingero.serving.connections import ConnectionLimits
 from ingero.serving.mcp import McpFacts, build_mcp_server
 from ingero.serving.tls import CertificateReloader, build_server_context
 from ingero.telemetry.clock import Clock, SystemClock
@@ -60,7 +68,6 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGIApplication
 
 _LOG: Final = logging.getLogger("ingero.echo")
-_AUDIT: Final = logging.getLogger("ingero.echo.audit")
 INSTRUCTIONS: Final = (
     "The memory of GPU clusters: which node is slow, whom it makes wait, what that costs. Begin with "
     "fleet.cluster.summary, or ask for the investigate prompt. Each answer says its window and coverage: no rows "
@@ -69,6 +76,9 @@ INSTRUCTIONS: Final = (
 
 FLEET_PORTS: Final = frozenset({4317, 4318, 8080, 8081})
 """Where a Fleet on the same host listens by default."""
+
+_GIVE_UP_S: Final = 8.0
+"""Longest life of a process that cannot write any more."""
 
 LoadTokens = Callable[[], tuple[AclEntry, ...]]
 
@@ -101,24 +111,26 @@ class EchoService:
         self.meter = MeterRegistry()
         self.store = build_store(config, self._clock)
         self.bearers = Bearers(load_tokens(), self._clock, config.token_grace)
-        self.sandbox = Sandbox(_sandbox_settings(config), TENANT_TABLES, self._clock)
+        self.sandbox = Sandbox(sandbox_settings(config), TENANT_TABLES, self._clock)
         self.answers = Answers(
             self.store,
             self._clock,
             config.query_timeout + config.sql_timeout,
-            Places(config.readers, config.sql_workers),
+            Places(config.readers, config.sql_workers, config.queue_timeout),
             self._run_sql,
         )
         self.streams = RowStreams(
             self.store, self._clock, config.query_timeout, _stream_settings(config)
         )
         self.counters = IngestCounters()
-        self.intake = Intake(self.store, self._clock)
+        self._ingest = _ingest_settings(config)
+        self.intake = Intake(self.store, self._clock, self._ingest.records)
         self._server = build_mcp_server(
             McpFacts("ingero-echo", __version__, INSTRUCTIONS), QUERIES, PROMPTS, self._call
         )
         self._exit = AsyncExitStack()
         self._stopping: asyncio.Event | None = None
+        self._drain_until_ns = 0
         self._gate: Gate | None = None
         self._grpc: OtlpGrpcServer | None = None
         self._reloader: CertificateReloader | None = None
@@ -158,24 +170,26 @@ class EchoService:
             self._server,
             json_response=True,
             stateless=True,
-            security_settings=_transport_security(config),
+            security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
             max_request_body_size=config.max_body,
         )
         await self._run_manager(manager)
-        api = Api(self.answers, self.streams, manager, self.meter, ApiSettings(config.max_body))
+        rules = build_rules(config.mcp_addr, config.allowed_hosts, config.allowed_origins)
+        settings = ApiSettings(rules, config.max_body, config.body_timeout)
+        api = Api(self.answers, self.streams, manager, self.meter, settings)
         self._gate = Gate(api, self.bearers, _gate_settings(config), self._clock, self.meter)
-        ingest = IngestSettings(max_body_bytes=config.max_otlp_body)
         authenticate = self.bearers.authenticate
-        otlp = OtlpHttpApp(self.intake, authenticate, ingest, self.counters)
-        self._grpc = OtlpGrpcServer(self.intake, authenticate, ingest, self.counters)
+        reception = Reception(self.intake, authenticate, self._ingest, self.counters, self._clock)
+        otlp = OtlpHttpApp(reception)
+        self._grpc = OtlpGrpcServer(reception)
         with _naming("health_addr", config):
-            health = await self._listen(HealthApp(self.store), config.health_addr, None)
+            health = await self._listen("health", HealthApp(self.store), config.health_addr)
         with _naming("otlp_addr", config):
             otlp_grpc = await self._grpc.start(config.otlp_addr, self._grpc_credentials())
         with _naming("otlp_http_addr", config):
-            otlp_http = await self._listen(otlp, config.otlp_http_addr, tls)
+            otlp_http = await self._listen("otlp_http", otlp, config.otlp_http_addr, tls)
         with _naming("mcp_addr", config):
-            mcp = await self._listen(self._gate, config.mcp_addr, tls)
+            mcp = await self._listen("mcp", self._gate, config.mcp_addr, tls)
         return Addresses(otlp_grpc=otlp_grpc, otlp_http=otlp_http, mcp=mcp, health=health)
 
     async def run(self, on_started: Callable[[Addresses], None]) -> int:
@@ -187,10 +201,25 @@ class EchoService:
         loop.add_signal_handler(signal.SIGINT, self._stopping.set)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
         on_started(addresses)
+        self.store.on_death(partial(loop.call_soon_threadsafe, self._stopping.set))
+        if self.store.is_dead:
+            self._stopping.set()
         await self._stopping.wait()
+        if self.store.is_dead:
+            return await self._give_up()
         _LOG.info("draining for up to %g s", self._config.drain / NS_PER_S)
         await self.stop()
         return 0
+
+    async def _give_up(self) -> int:
+        """End soon, whatever hangs, so that a supervisor starts a process that writes."""
+        _LOG.critical("ending because nothing is written any more")
+        last = threading.Timer(_GIVE_UP_S, os._exit, (StoreError.exit_code,))
+        last.daemon = True
+        last.start()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.stop(), _GIVE_UP_S / 2)
+        return StoreError.exit_code
 
     def reload(self) -> None:
         """Read tokens and certificates again; what is bad leaves the old in place."""
@@ -200,8 +229,7 @@ class EchoService:
             _LOG.error("bearers not replaced, the old ones stay: %s", error.message)
         else:
             for digest in live:
-                line = {"event": "bearer_rotation_applied", "live_hash": digest}
-                _AUDIT.info("%s", msgspec.json.encode(line).decode())
+                write_audit({"event": "bearer_rotation_applied", "live_hash": digest})
         if self._reloader is not None:
             try:
                 self._reloader.reload_if_changed()
@@ -210,12 +238,12 @@ class EchoService:
 
     async def stop(self) -> None:
         """Answer 503 to what is new, finish what is in flight, commit, close."""
-        drain_ns = self._config.drain
+        self._drain_until_ns = self._clock.mono_ns() + self._config.drain
         self.counters.draining = True
         if self._gate is not None:
-            await self._gate.drain(drain_ns)
+            await self._gate.drain(self._drain_left_ns())
         if self._grpc is not None:
-            await self._grpc.stop(drain_ns)
+            await self._grpc.stop(self._drain_left_ns())
         await self._exit.aclose()
 
     def _warn_of_loose_modes(self) -> None:
@@ -243,16 +271,30 @@ class EchoService:
         await is_open.wait()
 
     async def _listen(
-        self,
-        app: App,
-        endpoint: Endpoint,
-        tls: ssl.SSLContext | None,
+        self, name: str, app: App, endpoint: Endpoint, tls: ssl.SSLContext | None = None
     ) -> Endpoint:
-        settings = AsgiSettings(drain_s=max(1, self._config.drain // NS_PER_S))
+        config = self._config
+        limits = ConnectionLimits(
+            head_s=config.head_timeout / NS_PER_S,
+            stall_s=config.stall_timeout / NS_PER_S,
+            max_connections=config.max_connections,
+            max_per_peer=0 if config.trust_proxy_headers else config.max_connections_per_peer,
+        )
+        settings = AsgiSettings(drain_s=config.drain / NS_PER_S, limits=limits)
         server = AsgiServer(cast("ASGIApplication", app), endpoint, tls=tls, settings=settings)
         await server.start()
-        self._exit.push_async_callback(server.stop)
+        ended = self.meter.gauge(telemetry.CONNECTIONS)
+        for outcome in ("refused", "slow_heads", "large_heads", "stalled"):
+            ended.watch(_reading(server.counters, outcome), listener=name, outcome=outcome)
+
+        async def stop() -> None:
+            await server.stop(self._drain_left_ns() / NS_PER_S)
+
+        self._exit.push_async_callback(stop)
         return server.bound
+
+    def _drain_left_ns(self) -> int:
+        return max(0, self._drain_until_ns - self._clock.mono_ns())
 
     def _build_tls(self) -> ssl.SSLContext | None:
         config = self._config
@@ -278,20 +320,25 @@ class EchoService:
         return grpc.dynamic_ssl_server_credentials(fetch(), fetch)
 
     async def _call(self, name: str, arguments: Any) -> bytes:  # noqa: ANN401 - a JSON object
-        return await self.answers.ask(PRINCIPAL.get(), name, arguments)
+        try:
+            return await self.answers.ask(PRINCIPAL.get(), name, arguments, GONE.get())
+        except GoneError:
+            raise RetryableError("the client went away") from None  # the SDK wants an answer
 
-    def _run_sql(self, principal: Principal, sql: str, span: Span, limit: int) -> SqlAnswer:
+    def _run_sql(
+        self, principal: Principal, sql: str, span: Span, limit: int, stop: Stop
+    ) -> SqlAnswer:
         del principal  # the span's condition is its filter already
-        with self.store.open_reader(self._config.sql_timeout) as reader:
-            export = export_rows(reader, span, self._config.sql_max_rows_in)
-            result = self.sandbox.run(sql, export, limit)
-        return SqlAnswer(result.columns, msgspec.json.decode(result.rows), result.is_cut)
+        statement = Statement(sql, span, limit)
+        return run_statement(self.store, self.sandbox, self._config, statement, stop)
 
     def _watch_counters(self) -> None:
         rows, commits = self.meter.gauge(telemetry.ROWS), self.meter.gauge(telemetry.COMMITS)
         ingest = self.meter.gauge(telemetry.INGEST_REQUESTS)
         written = self.store.counters
-        for outcome in ("written", "duplicates", "aged_out", "sized_out"):
+        for outcome in (
+            *("written", "duplicates", "conflicts", "refused_rows", "aged_out", "sized_out"),
+        ):
             rows.watch(_reading(written, outcome), outcome=outcome)
         for outcome in ("refused_full", "refused_disk"):
             rows.watch(_reading(self.store, outcome), outcome=outcome)
@@ -305,14 +352,22 @@ class EchoService:
             "taken",
             "refused_auth",
             "refused_acl",
+            "refused_pace",
             "refused_load",
             "refused_body",
             "failed",
         ):
             ingest.watch(_reading(self.counters, outcome), outcome=outcome)
+        places = self.meter.gauge(telemetry.QUESTIONS_WAITING)
+        for place, turns in self.answers.turns.items():
+            places.watch(_reading(turns, "n_waiting"), place=place)
         self.meter.gauge(telemetry.WAITING).watch(lambda: self.store.n_waiting)
         self.meter.gauge(telemetry.STORE_UP).watch(lambda: 0.0 if self.store.trouble else 1.0)
-        self.meter.gauge(telemetry.BATCHES_REFUSED).watch(lambda: self.intake.refused_batches)
+        batches = _counted(self.counters.records, Reason.BATCH)
+        self.meter.gauge(telemetry.BATCHES_REFUSED).watch(batches)
+        refused = self.meter.gauge(telemetry.RECORDS_REFUSED)
+        for reason in Reason:
+            refused.watch(_counted(self.counters.records, reason), reason=reason.value)
 
 
 def build_store(config: EchoConfig, clock: Clock) -> Store:
@@ -327,7 +382,7 @@ def build_store(config: EchoConfig, clock: Clock) -> Store:
             threads=config.threads,
             encryption=build_encryption(config.db_key_file, config.httpfs_extension),
         ),
-        clickhouse=_clickhouse_settings(config),
+        clickhouse=build_clickhouse(config),
         writer=WriterSettings(
             group_ns=_group_ns(config),
             window_ns=config.dedupe_window,
@@ -346,7 +401,12 @@ def _group_ns(config: EchoConfig) -> int:
     return NS_PER_S
 
 
-def _clickhouse_settings(config: EchoConfig) -> ClickHouseSettings | None:
+def build_clickhouse(config: EchoConfig) -> ClickHouseSettings | None:
+    """What is needed to reach the server, or None where a file is the store.
+
+    Raises:
+        ConfigError: The password's file cannot be read.
+    """
     if config.store is None:
         return None
     password = ""
@@ -355,6 +415,8 @@ def _clickhouse_settings(config: EchoConfig) -> ClickHouseSettings | None:
             password = Path(config.store_password_file).read_text(encoding="utf-8").strip()
         except OSError as error:
             raise ConfigError(f"{config.store_password_file}: {error.strerror}") from error
+        except UnicodeDecodeError:
+            raise ConfigError(f"{config.store_password_file}: is not UTF-8") from None
     return replace(parse_store(config.store), password=password, ca_file=config.store_ca_file)
 
 
@@ -396,6 +458,27 @@ def _reading(source: object, name: str) -> Callable[[], float]:
     return lambda: float(getattr(source, name))
 
 
+def _counted(counts: Mapping[Reason, int], reason: Reason) -> Callable[[], float]:
+    return lambda: float(counts[reason])
+
+
+def _ingest_settings(config: EchoConfig) -> IngestSettings:
+    return IngestSettings(
+        max_body_bytes=config.max_otlp_body,
+        max_in_flight_bytes=config.otlp_memory,
+        per_second=config.otlp_rate_per_second,
+        burst=config.otlp_rate_burst,
+        max_in_flight_bearer=config.otlp_max_in_flight,
+        trust_proxy=config.trust_proxy_headers,
+        records=RecordLimits(
+            n_attributes=config.max_attributes,
+            value_chars=config.max_attribute_length,
+            attributes_bytes=config.max_attributes_size,
+            record_bytes=config.max_log_record,
+        ),
+    )
+
+
 def _gate_settings(config: EchoConfig) -> GateSettings:
     return GateSettings(
         config.rate_per_second, config.rate_burst, config.max_in_flight, config.trust_proxy_headers
@@ -404,18 +487,3 @@ def _gate_settings(config: EchoConfig) -> GateSettings:
 
 def _stream_settings(config: EchoConfig) -> StreamSettings:
     return StreamSettings(timeout_ns=6 * config.query_timeout, n_streams=config.readers)
-
-
-def _sandbox_settings(config: EchoConfig) -> SandboxSettings:
-    return SandboxSettings(
-        n_workers=config.sql_workers,
-        timeout_ns=config.sql_timeout,
-        memory_bytes=config.sql_memory,
-    )
-
-
-def _transport_security(config: EchoConfig) -> TransportSecuritySettings:
-    return TransportSecuritySettings(
-        enable_dns_rebinding_protection=bool(config.allowed_hosts),
-        allowed_hosts=list(config.allowed_hosts),
-    )

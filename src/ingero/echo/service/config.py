@@ -99,23 +99,87 @@ class EchoConfig(StrictModel):
         default=False, description="Take the client's address from X-Forwarded-For."
     )
     allowed_hosts: tuple[str, ...] = Field(
-        (), description="Host headers that MCP answers to, such as echo.example:*; empty is any."
+        (),
+        description="Host headers that MCP answers to, such as echo.example:*; on loopback its own names are added, "
+        "elsewhere empty is any.",
+    )
+    allowed_origins: tuple[str, ...] = Field(
+        (),
+        description="Origin headers of web pages that MCP answers to, such as https://tools.example; on loopback "
+        "those of loopback are added, elsewhere empty is none.",
     )
     rate_per_second: float = Field(30, gt=0, description="Requests a second of one bearer.")
     rate_burst: int = Field(100, ge=1, description="Requests that a bearer may make at once.")
     max_in_flight: int = Field(16, ge=1, description="Requests of one bearer at once.")
+    max_connections: int = Field(
+        1024, ge=1, description="Connections of each HTTP listener; more are answered 503."
+    )
+    max_connections_per_peer: int = Field(
+        256,
+        ge=0,
+        description="Of these, from one address; 0 is no limit, as with trust_proxy_headers.",
+    )
+    head_timeout: Duration = Field(
+        parse_duration("10s"), description="Longest time for a request's head, or a TLS handshake."
+    )
+    body_timeout: Duration = Field(
+        parse_duration("15s"), description="Longest time for a body of the API or MCP."
+    )
+    stall_timeout: Duration = Field(
+        parse_duration("30s"), description="Longest time in which a client reads nothing."
+    )
     max_body: Size = Field(parse_size("1MiB"), description="Largest request body of the API.")
     max_otlp_body: Size = Field(parse_size("32MiB"), description="Largest OTLP request.")
+    otlp_rate_per_second: float = Field(
+        1000, gt=0, description="OTLP requests a second of one bearer."
+    )
+    otlp_rate_burst: int = Field(
+        2000, ge=1, description="OTLP requests that a bearer may make at once."
+    )
+    otlp_max_in_flight: int = Field(
+        512, ge=1, description="OTLP requests of one bearer that wait for their commit."
+    )
+    otlp_memory: Size = Field(
+        parse_size("512MiB"),
+        description="OTLP bodies that are read and written at once; one bearer gets half at most.",
+    )
+    max_attributes: int = Field(
+        128, ge=1, description="Attributes of a resource, a point, a record or a span."
+    )
+    max_attribute_length: int = Field(
+        16384, ge=64, description="Characters of an attribute's text and of a span's name."
+    )
+    max_attributes_size: Size = Field(
+        parse_size("64KiB"),
+        description="All attributes of a resource, a point or a span together, as JSON.",
+    )
+    max_log_record: Size = Field(
+        parse_size("1MiB"), description="Attributes of a log record together, and its body."
+    )
     query_timeout: Duration = Field(parse_duration("10s"), description="Longest tool call.")
     sql_timeout: Duration = Field(parse_duration("10s"), description="Longest tenant statement.")
     sql_max_rows_in: int = Field(
         1_000_000, ge=1, description="Rows of each table that a tenant's statement sees at most."
     )
+    sql_max_bytes_in: Size = Field(
+        parse_size("256MiB"),
+        description="Bytes of rows that a tenant's statement is given at most, all tables together.",
+    )
     sql_memory: Size = Field(
         parse_size("1GiB"), description="Memory of a tenant's statement, all of its process."
     )
-    sql_workers: int = Field(2, ge=1, le=64, description="Tenant statements at once.")
-    readers: int = Field(4, ge=1, le=64, description="Tool calls at once.")
+    sql_workers: int = Field(
+        4,
+        ge=1,
+        le=64,
+        description="Tenant statements at once; one tenant has a quarter of the places at most.",
+    )
+    readers: int = Field(
+        4, ge=1, le=64, description="Tool calls at once; one tenant has half of the places at most."
+    )
+    queue_timeout: Duration = Field(
+        parse_duration("10s"), description="Longest wait of a question for its place."
+    )
     group_commit: Duration = Field(
         parse_duration("50ms"),
         description="Longest wait for company before a commit; with store 1s unless given.",
@@ -155,6 +219,8 @@ class EchoConfig(StrictModel):
             raise ValueError(
                 "tls_cert and tls_key are missing; insecure_no_tls serves loopback without"
             )
+        if self.otlp_memory < 2 * self.max_otlp_body:
+            raise ValueError("otlp_memory is less than two bodies of max_otlp_body")
         if self.max_db_size and self.max_db_size < parse_size("64MiB"):
             raise ValueError("max_db_size under 64MiB would delete what just arrived")
         return self

@@ -13,7 +13,7 @@ _PATHS: Final = frozenset({"/healthz", "/readyz", "/health"})
 
 
 class HealthApp:
-    """Alive is 200; ready is 200 only while the store writes.
+    """Alive is 200 unless nothing will be written any more; ready is 200 only while the store writes.
 
     Args:
         store: Asked for its trouble.
@@ -28,8 +28,10 @@ class HealthApp:
         status, body = 404, {"error": "the paths are /healthz and /readyz", "code": "not_found"}
         if scope["path"] in _PATHS:
             is_writing = not self._store.trouble
-            status = 503 if scope["path"] == "/readyz" and not is_writing else 200
-            body = {"status": "ok" if is_writing else "read_only"}
+            is_dead = self._store.is_dead
+            is_down = is_dead or (scope["path"] == "/readyz" and not is_writing)
+            status = 503 if is_down else 200
+            body = {"status": "ok" if is_writing else "dead" if is_dead else "read_only"}
         encoded = msgspec.json.encode(body)
         headers = [
             (b"content-type", b"application/json"),

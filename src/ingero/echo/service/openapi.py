@@ -25,7 +25,9 @@ _FAULTS: Final = {
     "408": "The body came too slowly.",
     "413": "The body is too large.",
     "415": "Not JSON.",
-    "429": "Too many requests.",
+    "429": "Too many requests, questions that wait, or wrong tokens.",
+    "431": "The request's head is too large.",
+    "500": "A defect of the server; its log has the reason under the request's id.",
     "503": "Draining, busy, or the store cannot answer.",
     "504": "The query was stopped at its deadline.",
 }

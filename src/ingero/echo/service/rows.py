@@ -15,7 +15,7 @@ from ingero.echo.db.reader import conform
 from ingero.echo.db.store import Store
 from ingero.echo.queries.ask import Ask, Page, Span
 from ingero.echo.queries.catalog import QUERIES
-from ingero.echo.service.answers import describe_error
+from ingero.echo.service.answers import describe_error, unless_gone
 from ingero.echo.service.forms import Form, build_schema
 from ingero.echo.service.stream import (
     AnswerStream,
@@ -23,6 +23,7 @@ from ingero.echo.service.stream import (
     StreamedAnswer,
     StreamSettings,
 )
+from ingero.echo.service.turns import Turns, TurnSettings, tenant_of
 from ingero.errors import IngeroError, StoreError
 from ingero.serving.bearer import Principal
 from ingero.serving.query import Query, get_query
@@ -71,24 +72,34 @@ class RowStreams:
         self._first_timeout_s = first_timeout_ns / NS_PER_S
         self._settings = settings
         self._pool = ThreadPoolExecutor(settings.n_streams, thread_name_prefix="echo-stream")
-        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._turns = Turns(
+            TurnSettings(
+                settings.n_streams, max(1, settings.n_streams // 2), wait_ns=first_timeout_ns
+            ),
+            "streamed answers",
+        )
 
-    async def answer(self, question: RowsQuestion, form: Form) -> StreamedAnswer:
+    async def answer(
+        self, question: RowsQuestion, form: Form, gone: asyncio.Event
+    ) -> StreamedAnswer:
         """Begin to answer: what is returned has its first part.
 
         Raises:
             KeyError: No such question.
+            GoneError: The asker went away.
             IngeroError: See `describe_error`.
         """
+        return await unless_gone(self._begin(question, form), gone)
+
+    async def _begin(self, question: RowsQuestion, form: Form) -> StreamedAnswer:
         query = get_query(QUERIES, question.name)
         args = query.parse_args(question.arguments)
         if question.max_rows is not None and hasattr(args, "limit"):
             args = msgspec.structs.replace(args, limit=question.max_rows)
         settings = self._settings
-        places = asyncio.Semaphore(max(1, settings.n_streams - 1))
-        turn = self._turns.setdefault(question.principal.digest, places)
-        await turn.acquire()
-        stream = AnswerStream(settings.depth, turn.release)
+        tenant = tenant_of(question.principal)
+        await self._turns.acquire(tenant)
+        stream = AnswerStream(settings.depth, lambda: self._turns.release(tenant))
         principal, first = question.principal, None
         stream.start(self._pool, lambda out: self._produce(out, principal, (query, args), form))
         try:

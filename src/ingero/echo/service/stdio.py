@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-import msgspec
 from mcp.server.stdio import stdio_server
 
 from ingero import __version__
 from ingero.config.model import parse_model
-from ingero.echo.db.sandbox.pool import Sandbox, SandboxSettings
+from ingero.echo.db.sandbox.pool import Sandbox
+from ingero.echo.db.stop import Stop
 from ingero.echo.queries.ask import Span, SqlAnswer
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.queries.prompts import PROMPTS
 from ingero.echo.schema import TENANT_TABLES
-from ingero.echo.service.analysis import export_rows
+from ingero.echo.service.analysis import Statement, run_statement, sandbox_settings
 from ingero.echo.service.answers import Answers, Places
 from ingero.echo.service.app import INSTRUCTIONS, build_store
 from ingero.echo.service.config import EchoConfig
@@ -48,13 +48,11 @@ async def serve_stdio(
     clock = SystemClock()
     principal = Principal("stdio", "stdio", clusters)
     store = build_store(config, clock)
-    sandbox = Sandbox(SandboxSettings(), TENANT_TABLES, clock)
+    sandbox = Sandbox(sandbox_settings(config), TENANT_TABLES, clock)
 
-    def run_sql(asker: Principal, sql: str, span: Span, limit: int) -> SqlAnswer:
+    def run_sql(asker: Principal, sql: str, span: Span, limit: int, stop: Stop) -> SqlAnswer:
         del asker
-        with store.open_reader(config.sql_timeout) as reader:
-            result = sandbox.run(sql, export_rows(reader, span, config.sql_max_rows_in), limit)
-        return SqlAnswer(result.columns, msgspec.json.decode(result.rows), result.is_cut)
+        return run_statement(store, sandbox, config, Statement(sql, span, limit), stop)
 
     with ExitStack() as stack:
         store.open()

@@ -1,4 +1,8 @@
-"""Every instrument of Echo, declared once. Labels are closed sets: no tenant's name is ever one."""
+"""Every instrument of Echo, declared once. Labels are closed sets: no tenant's name is ever one.
+
+``bearer`` is the first characters of a token's SHA-256, as the audit log has it; there are as many as there are tokens. A
+bearer that may not read every cluster is shown the series with its own value and no others.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,42 @@ LATENCY: Final = histogram(
     "status_class",
     "api_version",
 )
+BEARER_REQUESTS: Final = counter(
+    "ingero_echo_bearer_requests_total",
+    "Requests of one bearer to the MCP and API listener.",
+    "bearer",
+    "handler",
+    "status_class",
+)
+BEARER_SECONDS: Final = counter(
+    "ingero_echo_bearer_seconds_total",
+    "Time that one bearer's requests took, waiting for a place included.",
+    "bearer",
+    "handler",
+)
+BAD_BEARERS: Final = counter(
+    "ingero_echo_bad_bearers_total",
+    "Requests with a token that nobody has: refused with 401, or slowed with 429.",
+    "outcome",
+)
+CONNECTIONS: Final = gauge(
+    "ingero_echo_connections_count",
+    "Connections since the start that ended early: refused (too many), slow_heads, large_heads, stalled (never read).",
+    "listener",
+    "outcome",
+)
+QUESTIONS_WAITING: Final = gauge(
+    "ingero_echo_questions_waiting", "Questions that wait for a place: tools, sql.", "place"
+)
 INGEST_REQUESTS: Final = gauge(
     "ingero_echo_ingest_requests_count",
-    "OTLP requests since the start: taken, refused_auth, refused_acl, refused_load, refused_body, failed.",
+    "OTLP requests since the start: taken, refused_auth, refused_acl, refused_pace, refused_load, refused_body, failed.",
     "outcome",
 )
 ROWS: Final = gauge(
     "ingero_echo_rows_count",
-    "Rows since the start: written, duplicates, refused_full, refused_disk, aged_out, sized_out.",
+    "Rows since the start: written, duplicates, conflicts (written beside another value of their series and time), "
+    "refused_rows, refused_full, refused_disk, aged_out, sized_out.",
     "outcome",
 )
 COMMITS: Final = gauge(
@@ -39,14 +71,25 @@ STORE_UP: Final = gauge("ingero_echo_store_up", "1 when the store writes, 0 when
 BATCHES_REFUSED: Final = gauge(
     "ingero_echo_collective_batches_refused_count", "Collective batches that could not be read."
 )
+RECORDS_REFUSED: Final = gauge(
+    "ingero_echo_records_refused_count",
+    "Points, log records and spans refused out of OTLP requests, by reason.",
+    "reason",
+)
 
 METRICS: Final[tuple[Metric, ...]] = (
     REQUESTS,
     LATENCY,
+    BEARER_REQUESTS,
+    BEARER_SECONDS,
+    BAD_BEARERS,
+    CONNECTIONS,
+    QUESTIONS_WAITING,
     INGEST_REQUESTS,
     ROWS,
     COMMITS,
     WAITING,
     STORE_UP,
     BATCHES_REFUSED,
+    RECORDS_REFUSED,
 )

@@ -7,6 +7,7 @@ Left out: protobuf, compression and routing by attribute.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -153,6 +154,14 @@ def _disk(path: Path) -> Iterator[None]:
         raise RetryableError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def _check_files(config: FileConfig) -> None:
+    path = Path(config.path)
+    target = path if path.exists() else path.parent
+    if not os.access(target, os.W_OK):
+        reason = "may not be written" if target.exists() else "no such folder"
+        raise IngeroError(f"{target}: {reason}")
+
+
 FACTORY: Final = ExporterFactory(
     type="file",
     config=FileConfig,
@@ -160,5 +169,6 @@ FACTORY: Final = ExporterFactory(
     stability=Stability.BETA,
     metrics=(WRITTEN, ROTATIONS, UNFLUSHED),
     create=FileExporter,
+    check_files=_check_files,
     example={"path": "/var/lib/ingero-fleet/otlp.jsonl"},
 )

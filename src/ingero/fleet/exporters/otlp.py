@@ -126,6 +126,11 @@ class OtlpExporter:
         """Queue a batch; see `Sender.consume`."""
         self._sender.consume(batch)
 
+    def find_refusal(self, batch: Batch) -> RetryableError | None:
+        """Whether its queue is full; see `Sender.find_refusal`."""
+        del batch
+        return self._sender.find_refusal()
+
     def _deliver(self, batch: Batch) -> None:
         try:
             body = encode_protobuf(batch.export)

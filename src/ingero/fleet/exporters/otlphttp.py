@@ -117,6 +117,11 @@ class OtlpHttpExporter:
         """Queue a batch; see `Sender.consume`."""
         self._sender.consume(batch)
 
+    def find_refusal(self, batch: Batch) -> RetryableError | None:
+        """Whether its queue is full; see `Sender.find_refusal`."""
+        del batch
+        return self._sender.find_refusal()
+
     def _deliver(self, batch: Batch) -> None:
         from httpx import HTTPError  # noqa: PLC0415 -- loaded by start; see open_http_client
 

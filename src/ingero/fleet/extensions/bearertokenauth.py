@@ -14,7 +14,7 @@ import hmac
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -34,6 +34,25 @@ REFUSED: Final = counter(
 _log = logging.getLogger("ingero.fleet.extensions.bearertokenauth")
 
 
+_BINDING: Final = "clusters="
+
+
+class _Token(NamedTuple):
+    """A token and the clusters that it may speak for; None is any."""
+
+    text: str
+    clusters: frozenset[str] | None
+
+
+class ClusterTokenConfig(StrictModel):
+    """A token for some clusters."""
+
+    token: Secret = Field(description="The token.")
+    clusters: tuple[str, ...] = Field(
+        min_length=1, description="Values of ingero.cluster.id that its holder may push for."
+    )
+
+
 class BearerTokenAuthConfig(StrictModel):
     """Which tokens are right."""
 
@@ -42,8 +61,12 @@ class BearerTokenAuthConfig(StrictModel):
     tokens: tuple[Secret, ...] = Field(
         (), description="Several tokens, for a server; a client sends the first."
     )
+    cluster_tokens: tuple[ClusterTokenConfig, ...] = Field(
+        (), description="Tokens, for a server, that may speak for some clusters only."
+    )
     filename: str | None = Field(
-        None, description="File with one token per line; read again when it changes."
+        None,
+        description="File with one token per line, read again when it changes; `TOKEN clusters=A,B` binds one to clusters.",
     )
     header: str = Field(
         "Authorization", min_length=1, description="Header that a client sends it in."
@@ -54,10 +77,20 @@ class BearerTokenAuthConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        given = [bool(self.token), bool(self.tokens), bool(self.filename)]
+        given = [bool(self.token), bool(self.tokens or self.cluster_tokens), bool(self.filename)]
         if sum(given) != 1:
-            raise ValueError("give exactly one of token, tokens and filename")
+            raise ValueError("give exactly one of token, tokens (or cluster_tokens) and filename")
         return self
+
+    @property
+    def given_tokens(self) -> list[_Token]:
+        """Those in the configuration, in order: the first is what a client sends."""
+        free = [*self.tokens, *([self.token] if self.token else [])]
+        bound = [
+            _Token(one.token.get_secret_value(), frozenset(one.clusters))
+            for one in self.cluster_tokens
+        ]
+        return [_Token(one.get_secret_value(), None) for one in free] + bound
 
 
 class BearerTokenAuth:
@@ -67,6 +100,7 @@ class BearerTokenAuth:
         self._name = str(component)
         self._config = config
         self._digests: tuple[bytes, ...] = ()
+        self._clusters: dict[str, frozenset[str] | None] = {}
         self._first = ""
         self._stamp: tuple[int, int, int] | None = None
 
@@ -76,8 +110,7 @@ class BearerTokenAuth:
         self._missing = refused.bound(extension=self._name, reason="missing")
         self._wrong = refused.bound(extension=self._name, reason="wrong")
         if self._config.filename is None:
-            given = self._config.tokens or (self._config.token,)
-            self._take([one.get_secret_value() for one in given if one is not None])
+            self._take(self._config.given_tokens)
         else:
             self._read(Path(self._config.filename))
             host.every(self._config.refresh_interval, self._refresh)
@@ -99,7 +132,11 @@ class BearerTokenAuth:
         if not is_right or scheme.lower() != self._config.scheme.lower():
             self._wrong(1)
             return None
-        return f"token:{digest.hex()[:12]}"
+        return _name_subject(digest)
+
+    def find_clusters(self, subject: str) -> frozenset[str] | None:
+        """The clusters that a subject may speak for: None is any, and none for a token that is no longer known."""
+        return self._clusters.get(subject, frozenset())
 
     def client_headers(self) -> Mapping[str, str]:
         """The header with the first token."""
@@ -123,14 +160,38 @@ class BearerTokenAuth:
             raise IngeroError(f"cannot read {path}: {error.strerror or error}") from error
         except UnicodeDecodeError as error:
             raise IngeroError(f"{path}: not UTF-8 text") from error
-        self._take([line.strip() for line in lines if line.strip()])
+        self._take([_read_line(line) for line in lines if line.strip()])
         self._stamp = stamp
 
-    def _take(self, tokens: list[str]) -> None:
-        if not tokens or not all(tokens):
+    def _take(self, tokens: list[_Token]) -> None:
+        if not tokens or not all(token.text for token in tokens):
             raise ConfigError("there is no token, or an empty one")
-        self._first = tokens[0]
-        self._digests = tuple(hashlib.sha256(token.encode()).digest() for token in tokens)
+        self._first = tokens[0].text
+        digests = [hashlib.sha256(token.text.encode()).digest() for token in tokens]
+        clusters: dict[str, frozenset[str] | None] = {}
+        for digest, token in zip(digests, tokens, strict=True):
+            subject = _name_subject(digest)
+            if clusters.setdefault(subject, token.clusters) != token.clusters:
+                raise ConfigError("a token is there twice, for different clusters")
+        self._clusters, self._digests = clusters, tuple(digests)
+
+
+def _name_subject(digest: bytes) -> str:
+    return f"token:{digest.hex()[:12]}"
+
+
+def _read_line(line: str) -> _Token:
+    """``TOKEN`` or ``TOKEN clusters=A,B``."""
+    text, _, rest = line.strip().partition(" ")
+    rest = rest.strip()
+    if not rest:
+        return _Token(text, None)
+    if not rest.startswith(_BINDING):
+        return _Token(line.strip(), None)  # a token may hold blanks
+    names = frozenset(name.strip() for name in rest.removeprefix(_BINDING).split(","))
+    if not all(names):
+        raise ConfigError(f"a token is bound to no cluster; write {_BINDING}NAME,NAME")
+    return _Token(text, names)
 
 
 FACTORY: Final = ExtensionFactory(

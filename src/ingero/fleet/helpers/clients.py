@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field
 
 from ingero.config import Duration, Secret, StrictModel
 from ingero.config.tls import TlsClientConfig
 from ingero.errors import ConfigError, IngeroError
-from ingero.fleet.component import Authenticator, Host, parse_id
+from ingero.fleet.component import Authenticator, Host, NamesExtension, parse_id
 from ingero.serving.tls import CertificateReloader, build_client_context
 from ingero.units import NS_PER_S, parse_duration
 
@@ -24,7 +24,9 @@ _log: Final = logging.getLogger("ingero.fleet.exporter")
 class AuthConfig(StrictModel):
     """Who vouches for a connection."""
 
-    authenticator: str = Field(description="Id of an extension such as bearertokenauth.")
+    authenticator: Annotated[str, NamesExtension()] = Field(
+        description="Id of an extension such as bearertokenauth."
+    )
 
 
 class ClientConfig(StrictModel):

@@ -1,11 +1,12 @@
 """A sending queue with retries in front of anything that delivers batches.
 
 Key names, defaults and meaning are those of the Collector's ``exporterhelper``; a queue on disk is missing. Batches wait
-in memory and are sent by threads, so a slow destination blocks no pipeline; when the queue is full the batch is refused
-as retryable and the pusher keeps it.
+in memory and are sent by threads. When the queue is full the batch is refused as retryable. A destination that is only slow makes its pushers
+wait: `Sender.find_refusal` says so before any other exporter takes the batch. One that took nothing for `PATIENCE_NS` holds up nobody: what
+others take meanwhile is lost for it (`ingero.fleet.graph.FanOut`).
 
 Lossy: every item that is not delivered is in ``otelcol_exporter_send_failed_*`` (refused for good, retries ran out, or
-left over at the end) or ``otelcol_exporter_enqueue_failed_*`` (the queue was full).
+left over at the end) or ``otelcol_exporter_enqueue_failed_*`` (the queue was full while others took the batch).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ingero.fleet.component import ComponentId, Host
 from ingero.fleet.consumer import Batch
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.declare import Metric, counter, gauge
+from ingero.telemetry.limited import RateLimitedLog
 from ingero.units import NS_PER_S, parse_duration
 from ingero.wire.names import Signal
 
@@ -53,7 +55,8 @@ SEND_FAILED: Final = _by_signal(
     "send_failed", "The {} that were lost: refused for good, retries ran out, or left at the end."
 )
 ENQUEUE_FAILED: Final = _by_signal(
-    "enqueue_failed", "The {} refused because the sending queue was full."
+    "enqueue_failed",
+    "The {} that were lost to this exporter: it did not take them, and other exporters did.",
 )
 QUEUE_SIZE: Final = gauge(
     "otelcol_exporter_queue_size", "Batches that wait in the sending queue.", "exporter"
@@ -67,11 +70,16 @@ RETRIES: Final = counter(
 SENDING_METRICS: Final = (
     *SENT.values(),
     *SEND_FAILED.values(),
-    *ENQUEUE_FAILED.values(),
     QUEUE_SIZE,
     QUEUE_CAPACITY,
     RETRIES,
 )
+
+PATIENCE_NS: Final = 10 * NS_PER_S
+"""A destination that took nothing for so long is away, not slow."""
+_FLUSH_NS: Final = 10 * NS_PER_S
+_LAST_TRIES_NS: Final = NS_PER_S // 2
+"""Longest pause between attempts while the service ends."""
 
 _log = logging.getLogger("ingero.fleet.exporter")
 
@@ -87,7 +95,8 @@ class QueueConfig(StrictModel):
     queue_size: int = Field(
         1000,
         ge=1,
-        description="Batches that may wait; one more is refused and the pusher keeps it.",
+        description="Batches that may wait. One more is refused, and its pusher keeps it; where other exporters took it, it is lost to "
+        "this one, counted and logged.",
     )
 
 
@@ -160,6 +169,7 @@ class Sender:
         self._n_idle = 0
         self._n_flying = 0
         self._stopping = False
+        self._given_up = False
         self._idle: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -167,16 +177,17 @@ class Sender:
         """Take counters and whatever an earlier exporter of this name left waiting."""
         self._host = host
         self._clock: Clock = host.clock
+        self._log = RateLimitedLog(_log, host.clock, burst=2)
+        self._away_since_ns: int | None = None
+        self._n_lost = 0
+        host.every(_FLUSH_NS, self._log.flush)
         self._loop = asyncio.get_running_loop()
         self._idle = asyncio.Event()
-        self._stopping = False
+        self._stopping = self._given_up = False
         meter = host.meter
         labels = {"exporter": self._name}
         self._sent = {of: meter.counter(one).bound(**labels) for of, one in SENT.items()}
         self._failed = {of: meter.counter(one).bound(**labels) for of, one in SEND_FAILED.items()}
-        self._refused = {
-            of: meter.counter(one).bound(**labels) for of, one in ENQUEUE_FAILED.items()
-        }
         self._retried = meter.counter(RETRIES).bound(**labels)
         self._pending = host.shared((self._name, "sending_queue"), Pending)
         self._pending.lose = self._lose
@@ -184,6 +195,21 @@ class Sender:
         meter.gauge(QUEUE_SIZE).watch(lambda: len(self._pending.batches), **labels)
         with self._wake:
             self._hire()
+
+    def find_refusal(self) -> RetryableError | None:
+        """Why a batch cannot be taken now although the destination works; None when it can, or when waiting has not helped."""
+        with self._wake:
+            if len(self._pending.batches) < self._queue.queue_size:
+                return None
+            since_ns = self._away_since_ns
+        if since_ns is not None and self._clock.mono_ns() - since_ns > PATIENCE_NS:
+            return None
+        return self._full()
+
+    def _full(self) -> RetryableError:
+        return RetryableError(
+            f"exporters.{self._name}: the sending queue is full ({self._queue.queue_size} batches)"
+        )
 
     def consume(self, batch: Batch) -> None:
         """Queue a batch, or send it now when there is no queue.
@@ -197,14 +223,17 @@ class Sender:
             return
         with self._wake:
             if len(self._pending.batches) >= self._queue.queue_size:
-                self._refused[batch.signal](batch.export.n_items)
-                raise RetryableError(f"exporters.{self._name}: the sending queue is full")
+                raise self._full()
             self._pending.batches.append(batch)
             self._hire()
             self._wake.notify()
 
     async def stop(self) -> None:
-        """Wait until everything waiting was tried; then count the rest as lost, unless a reload will take it over."""
+        """Wait until everything waiting is settled, or a reload will take it over.
+
+        While the service ends, what the destination does not take for now is tried again until the service cancels this wait (its
+        ``shutdown_timeout``); the rest is then counted as lost.
+        """
         if self._idle is None:
             return
         with self._wake:
@@ -217,8 +246,19 @@ class Sender:
         finally:
             with self._wake:
                 self._idle = None  # a thread that ends later finds nobody to tell
+                self._given_up = True
+                self._wake.notify_all()
             if self._host.draining:
-                self._pending.discard()
+                self._discard()
+
+    def _discard(self) -> None:
+        """Count and tell what nobody will send any more. Batches under way are settled by their threads."""
+        with self._wake:
+            n_items = sum(batch.export.n_items for batch in self._pending.batches)
+            self._pending.discard()
+        if n_items:
+            message = "items lost: the destination did not take them before shutdown_timeout"
+            _log.warning(message, extra={"fields": {"exporter": self._name, "items": n_items}})
 
     def _hire(self) -> None:
         """Start one more thread when batches wait and nobody is free; the lock is held."""
@@ -265,14 +305,14 @@ class Sender:
         began_ns = self._clock.mono_ns()
         interval_ns = float(self._retry.initial_interval)
         while True:
-            was_stopping = self._stopping
             try:
                 self._deliver(batch)
             except RetryableError as refusal:
                 wait_ns = self._next_wait(interval_ns, refusal)
-                if was_stopping or self._is_late(began_ns, wait_ns):
+                if self._given_up or self._is_late(began_ns, wait_ns):
                     self._give_up(batch, refusal)
                     return
+                self._tell_away(refusal)
                 self._retried(1)
                 self._pause(wait_ns)
                 interval_ns = min(interval_ns * self._retry.multiplier, self._retry.max_interval)
@@ -284,7 +324,31 @@ class Sender:
                 return
             else:
                 self._sent[batch.signal](batch.export.n_items)
+                self._tell_back()
                 return
+
+    def _tell_away(self, refusal: RetryableError) -> None:
+        if self._away_since_ns is None:
+            self._away_since_ns = self._clock.mono_ns()
+        self._log.write(
+            "away",
+            logging.WARNING,
+            "destination does not take data; trying again",
+            exporter=self._name,
+            error=refusal.message,
+            waiting_batches=len(self._pending.batches),
+        )
+
+    def _tell_back(self) -> None:
+        since_ns, self._away_since_ns = self._away_since_ns, None
+        if since_ns is not None:
+            self._log.write(
+                "away",
+                logging.INFO,
+                "destination takes data again",
+                exporter=self._name,
+                after_s=round((self._clock.mono_ns() - since_ns) / NS_PER_S, 1),
+            )
 
     def _send_now(self, batch: Batch) -> None:
         try:
@@ -306,8 +370,13 @@ class Sender:
         return limit_ns > 0 and self._clock.mono_ns() - began_ns + wait_ns > limit_ns
 
     def _pause(self, wait_ns: float) -> None:
+        """Wait before the next attempt: not while a reload takes over, and briefly while the service ends."""
         with self._wake:
-            self._wake.wait_for(lambda: self._stopping, wait_ns / NS_PER_S)
+            if self._stopping:
+                wait_ns = min(wait_ns, _LAST_TRIES_NS)
+                self._wake.wait_for(lambda: self._given_up, wait_ns / NS_PER_S)
+            else:
+                self._wake.wait_for(lambda: self._stopping, wait_ns / NS_PER_S)
 
     def _put_back(self, batch: Batch) -> None:
         with self._wake:
@@ -315,8 +384,15 @@ class Sender:
 
     def _give_up(self, batch: Batch, refusal: DeliveryError) -> None:
         self._lose(batch)
-        _log.warning(
-            "exporters.%s lost %d items: %s", self._name, batch.export.n_items, refusal.message
+        self._n_lost += batch.export.n_items
+        self._log.write(
+            "lost",
+            logging.WARNING,
+            "items lost: the destination did not take them",
+            exporter=self._name,
+            items=batch.export.n_items,
+            items_total=self._n_lost,
+            error=refusal.message,
         )
 
     def _lose(self, batch: Batch) -> None:

@@ -45,6 +45,11 @@ _log = logging.getLogger("ingero.fleet.processors.batch")
 class BatchConfig(StrictModel):
     """When waiting items go out."""
 
+    absent_keys = {  # noqa: RUF012 -- declared as ClassVar by StrictModel
+        "metadata_keys": "batches of all senders are joined; leave it out",
+        "metadata_cardinality_limit": "batches of all senders are joined; leave it out",
+    }
+
     send_batch_size: int = Field(
         8192, ge=1, description="Points, records or spans that make a batch go out."
     )

@@ -119,6 +119,16 @@ class ProviderLookupConfig(ProviderMapping):
         return self
 
 
+def read_mapping(path: Path) -> ProviderMapping:
+    """Read a mapping file. Raises ConfigError with every problem of it."""
+    document = load_document(path)
+    mapping, problems = check_model(ProviderMapping, document.tree, lines=document.lines)
+    document.problems += problems
+    document.raise_problems()
+    assert mapping is not None
+    return mapping
+
+
 def _addresses(attributes: Mapping[str, Any]) -> list[str]:
     found = attributes.get("host.ip")
     return [str(one) for one in found] if isinstance(found, list) else [str(found)] if found else []
@@ -188,12 +198,7 @@ class ProviderLookup:
         if stamp == self._stamp:
             return False
         self._stamp = stamp  # also of a bad file: it is complained about once
-        document = load_document(path)
-        mapping, problems = check_model(ProviderMapping, document.tree, lines=document.lines)
-        document.problems += problems
-        document.raise_problems()
-        assert mapping is not None
-        self._rules = mapping.rules
+        self._rules = read_mapping(path).rules
         self._known = {}
         return True
 
@@ -251,6 +256,11 @@ class ProviderLookup:
         return Export.from_tree(export.signal, tree, export.size_bytes)
 
 
+def _check_files(config: ProviderLookupConfig) -> None:
+    if config.mapping_file is not None:
+        read_mapping(Path(config.mapping_file))
+
+
 FACTORY: Final = ProcessorFactory(
     type="provider_lookup",
     config=ProviderLookupConfig,
@@ -259,5 +269,6 @@ FACTORY: Final = ProcessorFactory(
     stability=Stability.BETA,
     metrics=(RELOADS,),
     create=ProviderLookup,
+    check_files=_check_files,
     example={"rules": [{"provider": "aws", "nodes": ["aws-*"]}]},
 )

@@ -8,6 +8,7 @@ Sources: OTLP specification 1.x (OTLP/HTTP request bodies; JSON Protobuf Encodin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -47,6 +48,10 @@ ResourceEntry: TypeAlias = tuple[structs.Proto, list[MetricEntry]]
 
 METRIC_KINDS: Final = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
 """Fields of a Metric's oneof ``data``."""
+
+
+_LONG_NUMBER: Final = re.compile(rb"[1-9][0-9]{19}")
+_UINT64_MAX: Final = 2**64 - 1
 
 
 class Export:
@@ -177,7 +182,22 @@ def _decode_json(body: bytes, signal: Signal) -> Export:
         tree = _decode_json_with_nulls(body, signal, error)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadDataError(f"not an OTLP {signal} request in JSON: {error}") from error
+    if _LONG_NUMBER.search(body) is not None:
+        _check_integers(tree, signal)
     return Export(signal, None, tree, len(body))
+
+
+def _check_integers(root: structs.Proto, signal: Signal) -> None:
+    """Refuse a request with an integer that no field of the proto can hold."""
+    waiting = [root]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, structs.Node):
+            waiting += [getattr(value, name) for name in value.__struct_fields__]
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, int) and value > _UINT64_MAX:
+            raise BadDataError(f"not an OTLP {signal} request in JSON: {value!r:.40} is too large")
 
 
 def _decode_json_with_nulls(

@@ -7,16 +7,21 @@ struct costs less than recognising it, so there only the facts are shared.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from sys import intern
 from typing import Final, TypeAlias
 
-from ingero.wire.names import Attribute, Metric
+from ingero.wire.names import Attribute, Metric, Signal
 from ingero.wire.otlp import structs
 from ingero.wire.otlp.export import Export
 
 UNKNOWN_RANK: Final = -1
+_RESOURCES: Final = {
+    Signal.METRICS: "resource_metrics",
+    Signal.LOGS: "resource_logs",
+    Signal.TRACES: "resource_spans",
+}
 
 _Apply: TypeAlias = "Callable[[PushFacts, float, structs.Proto], None]"
 _ResourceKey: TypeAlias = tuple[str, str, int, int, str, str]
@@ -187,6 +192,13 @@ def read_push(export: Export, cache: ResourceCache) -> list[PushFacts]:
                     apply(facts, value, point)
         pushes.append(facts)
     return pushes
+
+
+def list_resources(export: Export) -> Sequence[structs.Proto]:
+    """Every ResourceMetrics, ResourceLogs or ResourceSpans of an export."""
+    root = export.root
+    entries: Sequence[structs.Proto] = getattr(root, _RESOURCES[export.signal])
+    return entries
 
 
 def read_resource(entry: structs.Proto, cache: ResourceCache, *, is_message: bool) -> ResourceFacts:

@@ -21,11 +21,11 @@ Value: TypeAlias = "str | bool | int | float | bytes | list[Value] | dict[str, V
 """An AnyValue as Python holds it."""
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-UInt64 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""fixed64 on the wire; times and counts above 2⁶³−1 (year 2262) are refused in JSON."""
+UInt64 = Annotated[int, msgspec.Meta(ge=0)]
+"""fixed64 on the wire. msgspec has no bound above 2⁶³−1, so the decoder holds values to 2⁶⁴−1 itself."""
 UInt32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-Hex = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-fA-F]{2})*$")]
+Hex = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-fA-F]{2})*\Z")]
 
 
 class Node(msgspec.Struct, rename="camel", omit_defaults=True, gc=False):

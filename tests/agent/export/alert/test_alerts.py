@@ -83,6 +83,18 @@ def test_two_episodes_of_one_node_are_two_incidents(episodes, heard):
     assert [alert.key for alert in heard] == ["e1", "e1", "e2", "e2"]
 
 
+def test_ids_that_change_with_every_tick_are_one_episode(episodes, heard):
+    for event_id in ("id-0", "id-1", "id-2"):
+        episodes.line(state(event_id))
+    episodes.line(state("id-3", node="n2"))
+    episodes.line(resolved("id-4"))
+    assert [(alert.action, alert.key, alert.node) for alert in heard] == [
+        (Action.TRIGGER, "id-0", "n1"),
+        (Action.TRIGGER, "id-3", "n2"),
+        (Action.RESOLVE, "id-0", "n1"),
+    ]
+
+
 def test_replay_to_a_new_connection_tells_nothing_again(episodes, heard, clock):
     episodes.connected()
     episodes.line(state())
@@ -158,6 +170,22 @@ def test_configuration_of_the_existing_alerter_is_accepted(tmp_path):
     assert pagerduty.build(ALERT).url == PAGERDUTY_URL
     assert config.http_client.request_timeout_seconds == 3
     assert "abc" not in repr(config)
+
+
+def test_empty_values_of_the_existing_alerter_are_its_defaults(tmp_path):
+    config = load_config(
+        write(
+            tmp_path,
+            {
+                "uds_path": "/s",
+                "slack": None,
+                "pagerduty": {"routing_key": "abc", "severity": ""},
+                "http_client": {"request_timeout_seconds": 0},
+            },
+        )
+    )
+    assert config.pagerduty.severity == "warning"
+    assert config.http_client.request_timeout_seconds == 10
 
 
 @pytest.mark.parametrize(
@@ -349,7 +377,19 @@ def test_refusal_drops_the_alert_and_goes_on(tmp_path, collector):
     assert delivery.counts.n_retried == 0
 
 
-def test_too_many_waiting_alerts_lose_the_oldest(tmp_path, collector):
+def test_what_waits_when_the_program_ends_is_counted_and_logged(tmp_path, collector, caplog):
+    collector.status = 503
+    part = {"webhook": {"url": collector.url}}
+    delivery = deliver(tmp_path, collector, part, [ALERT, RESOLVE], lambda _: True)
+    assert (delivery.counts.n_failed, delivery.counts.n_dropped) == (1, 2)
+    dropped = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert dropped == [
+        "webhook: trigger of e1 dropped: the program ends",
+        "webhook: resolve of e1 dropped: the program ends",
+    ]
+
+
+def test_too_many_waiting_alerts_lose_the_oldest(tmp_path, collector, caplog):
     backends = build_backends(
         load_config(write(tmp_path, {"uds_path": "/s", "webhook": {"url": collector.url}}))
     )
@@ -358,3 +398,6 @@ def test_too_many_waiting_alerts_lose_the_oldest(tmp_path, collector):
         for _ in range(MAX_WAITING + 3):
             delivery.offer(ALERT)
     assert delivery.counts.n_dropped == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "webhook: trigger of e1 dropped: too many wait"
+    ] * 3

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero.config import parse_model
-from ingero.fleet.component import PushContext
+from ingero.fleet.component import WITHHELD, PushContext
 from ingero.fleet.processors.ingero.board import MAX_ID_LENGTH, SMALL_CLUSTER, Arrival, Board
 from ingero.fleet.processors.ingero.config import IngeroConfig
+from ingero.fleet.processors.ingero.desk import ClusterEvent
 from ingero.fleet.processors.ingero.scores import ClusterScores, Cohort, NodeState, Report
 from ingero.testing.host import ManualHost
 from ingero.units import NS_PER_S
@@ -34,10 +35,11 @@ def event(node="n1", value=1, *, cluster="c", event_id="e", **attributes):
 
 
 class Bench:
-    """A board with a host, and shorthands."""
+    """A board with a host, and shorthands; thresholds do not wait for who is still to come unless a test says so."""
 
     def __init__(self, **config):
         self.host = ManualHost()
+        config["quorum"] = {"settle_time": "0s"} | config.get("quorum", {})
         self.board = Board(parse_model(IngeroConfig, config), self.host.clock, self.host.meter)
 
     def push(self, *pushes, hint=""):
@@ -206,17 +208,58 @@ def test_nodes_over_the_cap_are_refused_and_known_ones_still_served():
     assert bench.dropped("node_cap") == 4
 
 
-def test_cap_counts_nodes_of_every_cluster_and_frees_places_on_expiry():
-    bench = Bench(max_expected_nodes=2, push_interval="1s", ttl_multiplier=2)
+def test_a_cluster_at_its_cap_does_not_keep_the_nodes_of_others_out():
+    bench = Bench(max_expected_nodes=6)
+    for index in range(20):
+        bench.push(facts(f"invented{index}", 0.9, cluster="a"))
+    for index in range(5):
+        _, answer = bench.push(facts(f"n{index}", 0.9, cluster="b"))
+    assert answer is not None
+    assert bench.board.books["a"].scores.n_nodes == 6
+    assert bench.board.books["b"].scores.n_nodes == 5
+    assert bench.dropped("node_cap") == 14
+
+
+def test_total_cap_counts_nodes_of_every_cluster_and_frees_places_on_expiry():
+    bench = Bench(max_total_nodes=2, push_interval="1s", ttl_multiplier=2)
     bench.push(facts("n", 0.9, cluster="a"))
     bench.push(facts("n", 0.9, cluster="b"))
     bench.push(facts("n", 0.9, cluster="c"))
     assert set(bench.board.books) == {"a", "b"}
+    assert bench.dropped("total_cap") == 1
     bench.wait(4 * NS_PER_S)
     assert bench.board.n_nodes == 0
     assert not bench.board.books
     bench.push(facts("n", 0.9, cluster="c"))
     assert set(bench.board.books) == {"c"}
+
+
+def told(bench):
+    """What the desk has to tell, as (kind, began)."""
+    return [
+        (news.kind.value, news.is_on)
+        if isinstance(news, ClusterEvent)
+        else (news.node_id, news.outcome is None)
+        for news in bench.board.desk.take()
+    ]
+
+
+def test_a_cap_is_news_when_it_begins_to_refuse_and_when_it_ends_not_with_each_push():
+    bench = Bench(max_expected_nodes=2, push_interval="1s")
+    for index in range(50):
+        bench.push(facts(f"n{index}", 0.9))
+    assert told(bench) == [("node_cap", True)]
+    bench.wait(4 * NS_PER_S)
+    assert told(bench) == [("node_cap", False)]
+
+
+def test_coverage_of_a_cluster_is_measured_against_its_own_size_where_that_is_given():
+    bench = Bench(expected_nodes={"small": 6})
+    for index in range(5):
+        bench.push(facts(f"n{index}", 0.9, cluster="small"))
+        bench.push(facts(f"n{index}", 0.9, cluster="other"))
+    assert not bench.board.books["small"].state.coverage_low
+    assert bench.board.books["other"].state.coverage_low
 
 
 def test_clusters_over_the_cap_are_refused():
@@ -288,12 +331,136 @@ def test_when_most_of_a_cluster_falls_at_once_the_bar_holds_and_nobody_is_a_stra
     for index in range(10):
         bench.push(facts(f"n{index}", 0.9))
     before = bench.board.find_answer("c").threshold
-    for index in range(10):
-        bench.push(facts(f"n{index}", 0.5))
+    answers = [bench.push(facts(f"n{index}", 0.5))[1] for index in range(10)]
     state = bench.board.books["c"].state
     assert state.in_panic
     assert not state.is_straggler.any()
-    assert bench.board.find_answer("c").threshold == before
+    assert state.find_threshold() == before, "held"
+    assert answers[5:] == [WITHHELD] * 5, "and told to nobody"
+    assert bench.board.find_answer("c") == WITHHELD
+    assert bench.board.find_answer("c", "aa", "n3") == WITHHELD
+
+
+def test_panic_is_one_event_of_the_cluster_and_no_episode_of_a_node():
+    bench = Bench()
+    for index in range(10):
+        bench.push(facts(f"n{index}", 0.9))
+    assert told(bench) == [("quorum", True)]
+    for index in range(10):
+        bench.push(facts(f"n{index}", 0.5))
+        bench.push(event(f"n{index}"))  # agents that judged themselves by the bar they had
+    bench.wait(30 * NS_PER_S)
+    assert told(bench) == [("panic", True)]
+    assert not bench.board.books["c"].episodes.iter_told()
+    for index in range(10):
+        bench.push(facts(f"n{index}", 0.9))
+        bench.push(event(f"n{index}", 0))
+    bench.wait(NS_PER_S)
+    assert told(bench) == [("panic", False)]
+    began, ended = list(bench.board.desk.events)[1:]
+    assert ended.began_wall_ns == began.wall_ns
+    assert (began.values["under_threshold"], began.values["threshold"]) == (6, 0.85)
+
+
+def test_a_straggler_is_told_once_its_peers_were_heard_and_shown_until_its_end():
+    bench = Bench()
+    for index in range(6):
+        bench.push(facts(f"n{index}", 0.9))
+    bench.host.clock.advance(MS)
+    bench.push(facts("n0", 0.5))
+    bench.push(event("n0"))
+    bench.board.desk.take()
+    bench.wait(2 * NS_PER_S)
+    assert told(bench) == [], "the others may have fallen too"
+    for index in range(1, 6):
+        bench.push(facts(f"n{index}", 0.9))
+    bench.wait(NS_PER_S)
+    assert told(bench) == [("n0", True)]
+    assert bench.board.books["c"].episodes.iter_told() == ["n0"]
+    bench.push(event("n0", 0))
+    assert told(bench) == [("n0", False)]
+    assert bench.board.books["c"].episodes.iter_told() == []
+
+
+def test_a_node_still_a_straggler_after_the_panic_is_told_then():
+    bench = Bench()
+    for score in (0.9, 0.5):
+        for index in range(10):
+            bench.push(facts(f"n{index}", score))
+            bench.host.clock.advance(MS)
+    bench.push(event("n0"))
+    bench.board.desk.take()
+    for index in range(1, 10):
+        bench.push(facts(f"n{index}", 0.9))
+    assert not bench.board.books["c"].state.in_panic
+    bench.push(event("n0"))
+    bench.wait(11 * NS_PER_S)
+    assert told(bench) == [("panic", False), ("n0", True)]
+
+
+def test_older_agents_can_be_told_the_lowest_bar_instead_of_none():
+    bench = Bench(panic_answer="floor")
+    for score in (0.9, 0.5):
+        for index in range(10):
+            _, answer = bench.push(facts(f"n{index}", score))
+    assert (answer.threshold, answer.quorum_met) == (0.10, False)
+
+
+FIRST = (0.9, 0.8, 0.7, 0.95, 0.85)
+
+
+def test_after_a_restart_the_first_threshold_told_is_that_of_the_whole_cluster():
+    bench = Bench(quorum={"settle_time": "10s"})
+    scores = [*FIRST, *[0.93] * 15]
+    told = []
+    for second in range(40):
+        for node in range(second % 10, 20, 10):
+            answer = bench.push(facts(f"n{node}", scores[node]))[1]
+            told += [answer.threshold] if answer else []
+        bench.wait(NS_PER_S)
+        if second < 10:
+            assert not told
+        if second == 20:
+            assert told
+    assert told[0] == pytest.approx(0.88)
+    assert {round(one, 3) for one in told} == {0.88}
+
+
+def test_nobody_waits_for_a_cluster_that_was_heard_twice():
+    bench = Bench(quorum={"settle_time": "10s"})
+    answers = [bench.push(facts(f"n{index % 6}", 0.9))[1] for index in range(12)]
+    assert answers[:11] == [None] * 11
+    assert answers[11].threshold == pytest.approx(0.85)
+
+
+def test_the_wait_ends_without_a_push():
+    bench = Bench(quorum={"settle_time": "10s"})
+    for index in range(5):
+        bench.push(facts(f"n{index}", 0.9))
+    bench.wait(9 * NS_PER_S)
+    assert bench.board.find_answer("c") is None
+    bench.wait(2 * NS_PER_S)
+    assert bench.board.find_answer("c").threshold == pytest.approx(0.85)
+
+
+def test_nodes_that_come_and_go_below_quorum_leave_nothing_behind():
+    bench = Bench(push_interval="1s", ttl_multiplier=2)
+    bench.push(facts("n", 0.9))
+    for index in range(20):
+        bench.push(facts(f"i{index}", 0.1, state="idle"))
+        bench.push(facts("n", 0.9))
+        bench.wait(NS_PER_S)
+    assert len(bench.board.books["c"].roll._seen_at) <= 4
+
+
+def test_other_settings_apply_to_the_scores_that_are_known():
+    bench = Bench(threshold={"min_margin": 0.05, "ema_alpha": 1.0})
+    for index in range(6):
+        bench.push(facts(f"n{index}", 0.9))
+    settings = {"threshold": {"min_margin": 0.2, "ema_alpha": 1.0}}
+    bench.board.configure(parse_model(IngeroConfig, settings))
+    bench.wait(10 * NS_PER_S)
+    assert bench.board.find_answer("c").threshold == pytest.approx(0.7)
 
 
 def test_large_cluster_is_computed_at_most_once_per_interval():

@@ -22,6 +22,7 @@ from ingero.testing.host import KeptBatches, ManualHost
 from ingero.units import NS_PER_S
 from ingero.wire.names import Signal
 from ingero.wire.otlp import (
+    Export,
     build_gauge,
     build_metrics,
     build_number,
@@ -30,6 +31,7 @@ from ingero.wire.otlp import (
     encode_protobuf,
     iter_log_rows,
     iter_points,
+    structs,
 )
 
 SAMPLES = Path(__file__).parents[3] / "data" / "wire_samples"
@@ -58,6 +60,7 @@ class Piped:
     def __init__(self, host=None, **config):
         self.host = host or ManualHost()
         self.out = KeptBatches()
+        config["quorum"] = {"settle_time": "0s"} | config.get("quorum", {})
         settings = parse_model(IngeroConfig, config)
         self.processor = FACTORY.create(ComponentId("ingero"), settings, Signal.METRICS, self.out)
         asyncio.run(self.processor.start(self.host))
@@ -163,11 +166,12 @@ def test_without_a_logs_pipeline_no_news_is_kept():
     piped = Piped()
     piped.push(sample("push_straggler.json"))
     piped.push(sample("straggler_event_1.json"))
-    assert not piped.processor._board.news
+    piped.host.advance(NS_PER_S)
+    assert not piped.processor._board.desk
 
 
 def test_news_that_nobody_fetches_is_bounded_and_counted(monkeypatch):
-    monkeypatch.setattr("ingero.fleet.processors.ingero.board.MAX_NEWS", 3)
+    monkeypatch.setattr("ingero.fleet.processors.ingero.desk.MAX_NEWS", 3)
     piped, out = Piped(), KeptBatches()
     with_logs(piped, out)
     piped.push(sample("push_straggler.json"))
@@ -197,26 +201,30 @@ def test_series_of_cluster_and_cohort_go_down_the_pipeline_each_push_interval():
         piped.push(health(f"n{index}", 0.9, cohort="aa"))
     piped.push(health("idle", 0.0, state="idle"))
     piped.push(health("bad", 0.1))
+    piped.push(health("other", 0.1, state="draining"))
+    piped.host.advance(NS_PER_S)  # news are told at once
     piped.out.batches.clear()
     piped.host.advance(10 * NS_PER_S)
     (batch,) = piped.out.batches
     found = {
-        (point.name, point.attributes["cgroup_path_hash"]): point.value
+        (point.name, point.attributes.get("cgroup_path_hash")): point.value
         for point in iter_points(batch.export)
     }
-    assert found["ingero_fleet_threshold", ""] == pytest.approx(0.85)
-    assert found["ingero_fleet_threshold", "aa"] == pytest.approx(0.85)
-    assert found["ingero_fleet_active_nodes", ""] == 6
-    assert found["ingero_fleet_active_nodes", "aa"] == 5
-    assert found["ingero_fleet_idle_nodes", ""] == 1
-    assert found["ingero_fleet_calibrating_nodes", ""] == 0
-    assert found["ingero_fleet_median", ""] == pytest.approx(0.9)
-    assert found["ingero_fleet_mad", ""] == 0
-    assert found["ingero_fleet_straggler_count", ""] == 1
-    assert found["ingero_fleet_straggler_count", "aa"] == 0
-    assert found["ingero_fleet_coverage_low", ""] == 1
-    assert found["ingero_fleet_panic_mode", ""] == 0
-    assert found["ingero_fleet_quorum_met", ""] == 1
+    assert found["ingero_fleet_threshold", None] == pytest.approx(0.85)
+    assert found["ingero_fleet_cohort_threshold", "aa"] == pytest.approx(0.85)
+    assert found["ingero_fleet_active_nodes", None] == 6
+    assert found["ingero_fleet_cohort_active_nodes", "aa"] == 5
+    assert found["ingero_fleet_idle_nodes", None] == 1
+    assert found["ingero_fleet_calibrating_nodes", None] == 0
+    assert found["ingero_fleet_other_nodes", None] == 1
+    assert found["ingero_fleet_median", None] == pytest.approx(0.9)
+    assert found["ingero_fleet_mad", None] == 0
+    assert found["ingero_fleet_straggler_count", None] == 1
+    assert found["ingero_fleet_cohort_straggler_count", "aa"] == 0
+    assert found["ingero_fleet_coverage_low", None] == 1
+    assert found["ingero_fleet_panic_mode", None] == 0
+    assert found["ingero_fleet_quorum_met", None] == 1
+    assert not [name for name, cohort in found if cohort and "_cohort_" not in name]
 
 
 def test_own_gauges_show_the_same_and_vanish_with_the_cluster():
@@ -224,7 +232,7 @@ def test_own_gauges_show_the_same_and_vanish_with_the_cluster():
     for index in range(5):
         piped.push(health(f"n{index}", 0.9))
     piped.host.advance(NS_PER_S)
-    labels = {"cluster_id": "c", "cgroup_path_hash": "", "workload_type": ""}
+    labels = {"cluster_id": "c"}
     assert piped.host.read("ingero_fleet_threshold", **labels) == pytest.approx(0.85)
     assert piped.host.read("ingero_fleet_active_nodes", **labels) == 5
     assert piped.host.read("ingero_fleet_known_nodes") == 5
@@ -237,7 +245,7 @@ def test_below_quorum_there_is_no_threshold_series_rather_than_a_zero():
     piped = Piped()
     piped.push(health("n1", 0.9))
     piped.host.advance(2 * NS_PER_S)
-    labels = {"cluster_id": "c", "cgroup_path_hash": "", "workload_type": ""}
+    labels = {"cluster_id": "c"}
     assert piped.host.read("ingero_fleet_threshold", **labels) is None
     assert piped.host.read("ingero_fleet_quorum_met", **labels) == 0
     assert piped.host.read("ingero_fleet_active_nodes", **labels) == 1
@@ -245,7 +253,7 @@ def test_below_quorum_there_is_no_threshold_series_rather_than_a_zero():
 
 def test_coverage_is_measured_against_max_expected_nodes():
     piped = Piped(max_expected_nodes=6)
-    labels = {"cluster_id": "c", "cgroup_path_hash": "", "workload_type": ""}
+    labels = {"cluster_id": "c"}
     for index in range(5):
         piped.push(health(f"n{index}", 0.9))
     piped.host.advance(NS_PER_S)
@@ -259,6 +267,7 @@ def test_two_pipelines_share_one_board_and_one_of_them_reports():
         (first if index % 2 else second).push(health(f"n{index}", 0.9))
     (source,) = host.find(ThresholdSource)
     assert source.find_answer("c").threshold == pytest.approx(0.85)
+    host.advance(NS_PER_S)
     first.out.batches.clear()
     second.out.batches.clear()
     host.advance(10 * NS_PER_S)
@@ -272,6 +281,8 @@ def test_reload_under_a_new_host_keeps_scores_and_moves_the_timers():
         piped.push(health(f"n{index}", 0.9))
     new._shared, new.clock = old._shared, old.clock
     again = Piped(new)
+    new.advance(NS_PER_S)
+    again.out.batches.clear()
     new.advance(10 * NS_PER_S)
     assert len(again.out.batches) == 1
     (source,) = new.find(ThresholdSource)
@@ -317,6 +328,108 @@ def test_pages_are_paged_and_say_what_is_wrong_with_a_query():
         piped.page("nodes", cluster_id="c", offset="-1")
     with pytest.raises(KeyError):
         piped.page("nodes", cluster_id="nobody")
+
+
+def test_own_gauges_are_current_right_after_a_push():
+    piped = Piped()
+    for index in range(7):
+        piped.push(health(f"n{index}", 0.9))
+    assert piped.host.read("ingero_fleet_known_nodes") == 7
+    assert piped.host.read("ingero_fleet_active_nodes", cluster_id="c") == 7
+
+
+def test_admin_counts_are_whole_numbers_and_what_a_node_says_is_shown_as_it_said_it():
+    piped = Piped()
+    for index in range(6):
+        piped.push(health(f"n{index}", 0.9))
+    piped.push(health("odd", 0.9, state="draining"))
+    (cluster,) = piped.page("clusters")["clusters"]
+    assert type(cluster["active_nodes"]) is int
+    assert (cluster["active_nodes"], cluster["other_nodes"], cluster["panic_mode"]) == (6, 1, False)
+    nodes = {node["node_id"]: node for node in piped.page("nodes", cluster_id="c")["nodes"]}
+    assert (nodes["odd"]["state"], nodes["odd"]["state_as_sent"]) == ("other", "draining")
+    assert nodes["n0"]["workload_type"] == "train", "also of a node without a cgroup hash"
+    piped.push(health("odd", 0.9))
+    nodes = {node["node_id"]: node for node in piped.page("nodes", cluster_id="c")["nodes"]}
+    assert nodes["odd"]["state_as_sent"] == "active"
+
+
+def test_a_node_that_a_cap_refused_is_passed_to_nobody():
+    piped = Piped(max_expected_nodes=3)
+    for index in range(5):
+        batch = piped.push(health(f"n{index}", 0.9))
+    seen = {
+        point.resource["ingero.node.id"]
+        for b in piped.out.batches
+        for point in iter_points(b.export)
+    }
+    assert seen == {"n0", "n1", "n2"}
+    assert (batch.push.n_rejected, piped.host.read("ingero_fleet_refused_points_total")) == (1, 2)
+    assert "max_expected_nodes" in batch.push.rejected_why
+
+
+def test_of_a_gateways_push_only_the_refused_nodes_are_dropped():
+    piped = Piped(max_expected_nodes=2)
+    entries = [health(f"n{index}", 0.9).tree.resource_metrics[0] for index in range(4)]
+    both = Export.from_tree(Signal.METRICS, structs.MetricsRequest(entries))
+    batch = piped.push(decode_protobuf(encode_protobuf(both), Signal.METRICS))
+    (passed,) = piped.out.batches
+    assert [p.resource["ingero.node.id"] for p in iter_points(passed.export)] == ["n0", "n1"]
+    assert batch.push.n_rejected == 2
+
+
+def panic(piped):
+    for score in (0.9, 0.45):
+        for index in range(6):
+            piped.push(health(f"n{index}", score))
+        piped.host.advance(NS_PER_S)
+
+
+def test_panic_is_one_record_a_line_and_a_page_and_so_is_its_end(caplog):
+    caplog.set_level("INFO", "ingero.fleet")
+    piped, out = Piped(), KeptBatches()
+    with_logs(piped, out)
+    panic(piped)
+    for index in range(6):
+        piped.push(health(f"n{index}", 0.9))
+    piped.host.advance(NS_PER_S)
+    began, ended = (row for batch in out.batches for row in iter_log_rows(batch.export))
+    assert (began.event_name, began.severity_text) == ("ingero.episode", "ERROR")
+    assert "ingero.node.id" not in began.attributes
+    kinds = [row.attributes["ingero.episode.kind"] for row in (began, ended)]
+    states = [row.attributes["ingero.episode.state"] for row in (began, ended)]
+    assert (kinds, states) == (["panic"] * 2, ["open", "resolved"])
+    ids = {row.attributes["ingero.episode.incident_id"] for row in (began, ended)}
+    assert len(ids) == 1
+    lines = [(record.getMessage().split(":")[0], record.fields) for record in caplog.records]
+    assert [text for text, _ in lines] == ["quorum gained", "panic began", "panic ended"]
+    assert lines[1][1]["cluster"] == "c"
+    assert (lines[1][1]["under_threshold"], lines[1][1]["active_nodes"]) == (4, 6)
+    events = piped.page("events", cluster_id="c")["events"]
+    assert [(e["kind"], e["state"]) for e in events] == [
+        ("panic", "ended"),
+        ("panic", "began"),
+        ("quorum", "began"),
+    ]
+
+
+def test_the_series_that_names_a_straggler_is_there_while_its_episode_lasts():
+    piped = Piped()
+    piped.push(sample("push_straggler.json"))
+    piped.push(sample("straggler_event_1.json"))
+    piped.host.advance(2 * NS_PER_S)
+    labels = {"cluster_id": "prod a", "node_id": "n1"}
+    assert piped.host.read("ingero_fleet_straggler", **labels) == 1
+
+    def last():
+        points = [p for b in piped.out.batches for p in iter_points(b.export)]
+        return [p for p in points if p.name == "ingero_fleet_straggler"][-1]
+
+    assert (last().value, last().is_stale, last().attributes) == (1, False, labels)
+    piped.push(sample("straggler_event_0.json"))
+    piped.host.advance(2 * NS_PER_S)
+    assert piped.host.read("ingero_fleet_straggler", **labels) is None
+    assert last().is_stale
 
 
 @pytest.mark.parametrize(

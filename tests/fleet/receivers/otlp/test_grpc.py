@@ -13,6 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
 
 from ingero.errors import IngeroError, PermanentError, RetryableError
+from ingero.telemetry.log import read_fields
 from ingero.wire.names import Signal
 from ingero.wire.otlp import build_gauge, build_metrics, build_number
 
@@ -202,7 +203,7 @@ def test_items_that_a_processor_dropped_are_told(serve, dial):
     assert (partial.rejected_data_points, partial.error_message) == (1, "they were bad")
 
 
-def test_a_push_without_the_token_learns_nothing(serve, dial, tokens):
+def test_a_push_without_the_token_learns_nothing(serve, dial, tokens, caplog):
     running = serve(grpc={"auth": {"authenticator": "bearertokenauth"}}, offers=tokens)
     export = MetricsServiceStub(dial(running)).Export
     export(push(), metadata=[("authorization", "Bearer sesame")], timeout=20)
@@ -212,6 +213,8 @@ def test_a_push_without_the_token_learns_nothing(serve, dial, tokens):
     assert error.code() is grpc.StatusCode.UNAUTHENTICATED
     keys = {key for key, _ in (*error.initial_metadata(), *error.trailing_metadata())}
     assert not [key for key in keys if key.startswith("ingero")]
+    (line,) = [one for one in caplog.records if "credentials" in one.getMessage()]
+    assert read_fields(line) == {"peer": "127.0.0.1", "cluster_hint": "c1"}
 
 
 def test_a_port_that_is_taken_is_named(serve):

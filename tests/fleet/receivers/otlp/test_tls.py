@@ -1,5 +1,6 @@
 """TLS and mutual TLS on both protocols, and certificates that change while the receiver runs."""
 
+import socket
 import ssl
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from cryptography import x509
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
 from ingero.errors import ConfigError, IngeroError
+from ingero.telemetry.log import read_fields
 from ingero.wire.otlp import build_gauge, build_metrics, build_number, encode_json
 
 PUSH = build_metrics(
@@ -134,17 +136,58 @@ def test_a_renewed_certificate_is_used_without_a_restart(
 
 
 def test_a_bad_renewal_keeps_the_old_certificate_and_is_counted(
-    serve, files, authority, ca_file, tmp_path
+    serve, files, authority, ca_file, tmp_path, caplog
 ):
     running = serve({"tls": files}, {"tls": files})
     first = http_serial(running, ca_file)
     (tmp_path / "server/tls.key").unlink()
-    with pytest.raises(IngeroError):
-        running.host.advance(60_000_000_000)
+    running.host.advance(60_000_000_000)
     assert http_serial(running, ca_file) == first
     assert grpc_serial(running) == first
     name = "ingero_fleet_receiver_certificate_errors_total"
     assert (running.count(name), running.count(name, "grpc")) == (1, 1)
+    assert caplog.text.count("renewed certificate cannot be used; the old one stays") == 2
+
+
+def test_certificate_that_comes_before_its_key_is_told_without_a_traceback(
+    serve, files, authority, ca_file, tmp_path, caplog
+):
+    caplog.set_level("INFO")
+    running = serve({"tls": files}, {"tls": files})
+    first = http_serial(running, ca_file)
+    issued = authority.issue_cert("127.0.0.1", "localhost")
+    chain = b"".join(one.bytes() for one in issued.cert_chain_pems)
+    (tmp_path / "server/tls.crt").write_bytes(chain)
+    running.host.advance(60_000_000_000)
+    assert http_serial(running, ca_file) == grpc_serial(running) == first
+    (tmp_path / "server/tls.key").write_bytes(issued.private_key_pem.bytes())
+    running.host.advance(60_000_000_000)
+    assert http_serial(running, ca_file) == grpc_serial(running) != first
+    assert [
+        record.getMessage() for record in caplog.records if "certificate" in record.getMessage()
+    ] == [
+        "renewed certificate cannot be used; the old one stays",
+        "renewed certificate cannot be used; the old one stays",
+        "certificate renewed",
+    ]
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_refused_handshakes_are_counted_and_logged(serve, files, ca_file, tmp_path, caplog):
+    running = serve({"tls": {**files, "client_ca_file": ca_file}})
+    stranger = write(trustme.CA().issue_cert("agent"), tmp_path / "stranger")
+    for client in (None, stranger):
+        with pytest.raises((httpx.ReadError, httpx.ConnectError, httpx.RemoteProtocolError)):
+            post(running, context(ca_file, client))
+    with socket.create_connection((running.http.host, running.http.port)) as plain:
+        plain.sendall(b"POST /v1/metrics HTTP/1.1\r\n\r\n")
+        plain.settimeout(20)
+        while plain.recv(4096):
+            pass
+    name = "ingero_fleet_tls_handshakes_refused_total"
+    assert running.host.read(name, component="receivers.otlp") == 3
+    (line,) = [one for one in caplog.records if one.getMessage() == "TLS handshake refused"]
+    assert read_fields(line)["error"] == "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -14,6 +14,7 @@ from ingero.agent.causal.rules import (
     graphs,
     hangs,
     inference,
+    leaks,
     links,
     managed,
     memory,
@@ -22,6 +23,8 @@ from ingero.agent.causal.rules import (
     sharing,
     stalls,
     starvation,
+    steps,
+    unfinished,
 )
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -33,6 +36,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *bound.RULES,
     first_use.RULE,
     *memory.RULES,
+    leaks.RULE,
     managed.RULE,
     *graphs.RULES,
     periodic.RULE,
@@ -41,5 +45,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *collectives.RULES,
     *links.RULES,
     hangs.RULE,
+    unfinished.RULE,
+    steps.RULE,
 )
 """In the order in which they look. Adding one: source, a line here, a firing and a healthy recording, a line in the guide."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from ingero.agent.causal.attribution import NAMED_SHARE
 from ingero.agent.causal.evidence import Evidence, Process, Rows
-from ingero.agent.causal.finding import Finding, Rule
+from ingero.agent.causal.finding import Finding, Needs, Rule
 from ingero.agent.causal.kinds import Kind
 from ingero.model.events import CopyKind, HostMemory
 from ingero.model.incidents import Cause, RuledOut
@@ -107,17 +107,40 @@ def _by_direction(evidence: Evidence, copies: Rows) -> tuple[Cause, ...]:
 
 def find_syncs(evidence: Evidence) -> list[Finding]:
     """A synchronisation after every few launches, so that the GPU drains each time."""
-    return [f for process in evidence.gpu_processes if (f := _judge_syncs(process))]
+    return [f for process in evidence.gpu_processes if (f := _judge_syncs(evidence, process))]
 
 
-def _judge_syncs(process: Process) -> Finding | None:
+def _count_launches(evidence: Evidence, process: Process, *kinds: Kind) -> tuple[int, int, float]:
+    """(launches, ns in them, median ns) of a process, of every call that was counted.
+
+    A launch that a runtime call makes inside the driver is counted once, with its parent.
+    """
+    rows = process.calls.of(*kinds)
+    codes = np.unique(rows.codes).tolist()
+    calls, total_ns = evidence.books.total(process.node, process.pid, codes)
+    nested = process.rows.where(np.isin(process.rows.codes, codes))
+    if calls <= len(nested):  # every call has a row: the outermost ones are known one by one
+        return (
+            len(rows),
+            rows.intervals.total_ns,
+            float(np.median(rows.durations)) if codes else 0.0,
+        )
+    told = evidence.statistics
+    medians = [
+        one.quantiles[0] for code in codes if (one := told.get((process.node, process.pid, code)))
+    ]
+    share = len(rows) / max(len(nested), 1)
+    return round(calls * share), round(total_ns * share), max(medians, default=0.0)
+
+
+def _judge_syncs(evidence: Evidence, process: Process) -> Finding | None:
     syncs = process.calls.of(Kind.SYNC)
-    launches = process.calls.of(Kind.LAUNCH, Kind.GRAPH_LAUNCH)
+    n_launches, _, _ = _count_launches(evidence, process, Kind.LAUNCH, Kind.GRAPH_LAUNCH)
     active_ns = _active_ns(process)
     lost_ns = syncs.intervals.total_ns
     rate_hz = len(syncs) / (active_ns / NS_PER_S)
     is_often = len(syncs) >= _MIN_SYNCS and rate_hz >= _SYNC_RATE_HZ
-    per_sync = len(launches) / max(len(syncs), 1)
+    per_sync = n_launches / max(len(syncs), 1)
     is_tight = 0 < per_sync <= _LAUNCHES_PER_SYNC and lost_ns >= _SYNC_SHARE * active_ns
     if not is_often or not is_tight or lost_ns < _MIN_WAITED_NS:
         return None
@@ -135,7 +158,7 @@ def _judge_syncs(process: Process) -> Finding | None:
                 round(lost_ns / active_ns, 4),
                 (
                     f"{len(syncs)} × {syncs.op}, {median} each (median)",
-                    f"{len(launches)} launches between them",
+                    f"{n_launches} launches between them",
                 ),
             ),
         ),
@@ -152,27 +175,25 @@ def _judge_syncs(process: Process) -> Finding | None:
 
 def find_launches(evidence: Evidence) -> list[Finding]:
     """The host launches as fast as it can and the GPU is always done before it is asked."""
-    return [f for process in evidence.gpu_processes if (f := _judge_launches(process))]
+    return [f for process in evidence.gpu_processes if (f := _judge_launches(evidence, process))]
 
 
-def _judge_launches(process: Process) -> Finding | None:
+def _judge_launches(evidence: Evidence, process: Process) -> Finding | None:
     calls = process.calls.where(process.calls.tids == process.busiest_tid)
     launches, syncs = calls.of(Kind.LAUNCH), calls.of(Kind.SYNC)
+    n_launches, lost_ns, typical = _count_launches(evidence, process, Kind.LAUNCH)
     active_ns = _active_ns(process)
-    is_asked = len(syncs) >= _MIN_COPIES and len(launches) >= max(10 * len(syncs), _MIN_LAUNCHES)
+    is_asked = len(syncs) >= _MIN_COPIES and n_launches >= max(10 * len(syncs), _MIN_LAUNCHES)
     if not is_asked or syncs.intervals.total_ns > _IDLE_SYNC_SHARE * active_ns:
         return None
-    lost_ns = launches.intervals.total_ns
-    if lost_ns < max(_LAUNCH_SHARE * active_ns, _MIN_LOST_NS):
+    if lost_ns < max(_LAUNCH_SHARE * active_ns, _MIN_LOST_NS) or typical > _SHORT_LAUNCH_NS:
         return None
-    if np.median(launches.durations) > _SHORT_LAUNCH_NS:
-        return None
-    median = format_duration(float(np.median(launches.durations)))
+    median = format_duration(typical)
     waited = format_duration(float(np.median(syncs.durations)))
     return Finding(
         title=(
             f"Launch-bound: {process.name} spends {lost_ns / active_ns:.0%} of its time launching "
-            f"{len(launches)} kernels, and the GPU is done before it is asked"
+            f"{n_launches} kernels, and the GPU is done before it is asked"
         ),
         span_ns=(int(launches.starts[0]), int(launches.ends.max())),
         lost_ns=lost_ns,
@@ -189,7 +210,7 @@ def _judge_launches(process: Process) -> Finding | None:
         process=process,
         tid=process.busiest_tid,
         op=launches.op,
-        n_cases=len(launches),
+        n_cases=n_launches,
         fix=(
             "capture the step as a CUDA graph (torch.cuda.graphs, mode='reduce-overhead')",
             "fuse small kernels (torch.compile), or give each more work: a larger batch",
@@ -198,7 +219,22 @@ def _judge_launches(process: Process) -> Finding | None:
 
 
 RULES: Final = (
-    Rule("copy_bound", "Copies take a third of the time or more", find_copies),
-    Rule("sync_bound", "The GPU is waited for after every few launches", find_syncs),
-    Rule("launch_bound", "Launching takes longer than the kernels", find_launches),
+    Rule(
+        "copy_bound",
+        "Copies take a third of the time or more",
+        find_copies,
+        Needs((Kind.COPY,), is_time=True),
+    ),
+    Rule(
+        "sync_bound",
+        "The GPU is waited for after every few launches",
+        find_syncs,
+        Needs((Kind.SYNC,), max_missing=0.02),
+    ),
+    Rule(
+        "launch_bound",
+        "Launching takes longer than the kernels",
+        find_launches,
+        Needs((Kind.SYNC,), max_missing=0.02),
+    ),
 )

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.agent.causal.evidence import Evidence
-from ingero.agent.causal.finding import Finding, Rule
-from ingero.agent.causal.rules.groups import MIN_OPS, Group, find_groups
+from ingero.agent.causal.finding import Finding, Needs, Rule
+from ingero.agent.causal.kinds import Kind
+from ingero.agent.causal.rules.groups import MIN_OPS, Group, find_groups, has_collectives
 from ingero.model.events import NcclOp, Source, op_name
 from ingero.model.incidents import Cause, RuledOut, Severity
 from ingero.units import NS_PER_MS, format_duration, format_size
@@ -83,6 +84,7 @@ def _describe_late(
             ),
         ),
         process=process,
+        others=group.processes,
         n_cases=int(counts[worst]),
         fix=(
             f"look at what {process.name} on that rank does between collectives: its own incidents say why",
@@ -113,6 +115,7 @@ def _describe_skew(
             ),
         ),
         process=group.processes[0],
+        others=group.processes,
         n_cases=len(last),
         ruled_out=(
             RuledOut(
@@ -170,18 +173,26 @@ def _describe_disagreement(group: Group, at: int, n_ops: int) -> Finding:
     )
 
 
+MEETINGS: Final = Needs((Kind.COLLECTIVE, Kind.SYNC), max_missing=0.01, applies=has_collectives)
+"""Rows of both: a call that only enqueues is timed by the synchronisation that follows."""
+
 RULES: Final = (
     Rule(
         "late_rank",
         "One rank arrives last at the collectives and the others wait for it",
         find_late,
+        MEETINGS,
     ),
     Rule(
-        "rank_skew", "Ranks arrive apart at the collectives, another one last each time", find_skew
+        "rank_skew",
+        "Ranks arrive apart at the collectives, another one last each time",
+        find_skew,
+        MEETINGS,
     ),
     Rule(
         "collective_disagreement",
         "Ranks call different collectives, or sizes, under one number",
         find_disagreement,
+        Needs((Kind.COLLECTIVE,), is_proof=True),
     ),
 )

@@ -12,8 +12,8 @@ import numpy as np
 
 from ingero.agent.causal.attribution import NAMED_SHARE
 from ingero.agent.causal.evidence import Evidence, Process
-from ingero.agent.causal.finding import Finding, Rule
-from ingero.agent.causal.kinds import Kind
+from ingero.agent.causal.finding import Finding, Needs, Rule
+from ingero.agent.causal.kinds import Kind, find_codes
 from ingero.agent.causal.rules.first_use import one_time_calls
 from ingero.agent.causal.slow import find_slow
 from ingero.model.events import OffCpuReason
@@ -85,6 +85,19 @@ def _judge(evidence: Evidence, process: Process) -> Finding | None:
     )
 
 
+def _has_no_reasons(evidence: Evidence, process: Process) -> bool:
+    """Whether thread switches of it may have been recorded without a reason."""
+    off = process.rows.of(Kind.OFF_CPU)
+    if not len(process.calls.of(*_LAUNCHES)):
+        return False
+    if evidence.books.gap(process.node, process.pid, find_codes((Kind.OFF_CPU,))).unstored:
+        return True  # a switch without a row may have none
+    return bool((evidence.column("reason", off) == OffCpuReason.UNKNOWN).any())
+
+
 RULE: Final = Rule(
-    "cpu_contention", "Launches lose their CPU, in a recording that does not say to whom", find
+    "cpu_contention",
+    "Launches lose their CPU, in a recording that does not say to whom",
+    find,
+    Needs((*_LAUNCHES, Kind.OFF_CPU), max_missing=0.20, applies=_has_no_reasons),
 )

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.agent.causal.evidence import Evidence, Process, Rows, split_by
-from ingero.agent.causal.finding import Finding, Rule
-from ingero.agent.causal.kinds import Kind
+from ingero.agent.causal.finding import Finding, Needs, Rule, Unjudged
+from ingero.agent.causal.gaps import describe_gap
+from ingero.agent.causal.kinds import Kind, find_codes
 from ingero.model.incidents import Cause, RuledOut, Severity
 from ingero.units import NS_PER_MS, format_duration
 
@@ -21,6 +22,7 @@ _MIN_LOST_NS: Final = 10 * NS_PER_MS
 _MIN_EXPLAINED: Final = 0.60
 _MIN_LATER: Final = 5
 _MAX_PREFIX_SHARE: Final = 0.2
+_MAX_MISSING: Final = 0.20
 _FIX: Final = (
     "warm up before measuring or serving: run each shape once",
     "load modules at start instead of at first use: CUDA_MODULE_LOADING=EAGER",
@@ -38,9 +40,28 @@ def first_use_mask(evidence: Evidence, launches: Rows) -> npt.NDArray[np.bool_]:
     return known
 
 
-def find(evidence: Evidence) -> list[Finding]:
+def find(evidence: Evidence) -> list[Finding | Unjudged]:
     """At most one finding per process."""
-    return [f for process in evidence.gpu_processes if (f := _judge(evidence, process)) is not None]
+    found: list[Finding | Unjudged] = []
+    for process in evidence.gpu_processes:
+        finding = _judge(evidence, process)
+        launches = find_codes((Kind.LAUNCH,))
+        if finding is not None:
+            found.append(finding)
+        elif _is_thinned(evidence, process) and _has_slow_launches(process):
+            found.append(Unjudged(process, describe_gap(evidence, process, launches)))
+    return found
+
+
+def _is_thinned(evidence: Evidence, process: Process) -> bool:
+    """Whether so many launches have no row that an earlier one of a function may be among them."""
+    gap = evidence.books.gap(process.node, process.pid, find_codes((Kind.LAUNCH,)))
+    return gap.share > _MAX_MISSING
+
+
+def _has_slow_launches(process: Process) -> bool:
+    launches = process.calls.of(Kind.LAUNCH)
+    return bool(launches.durations.sum() >= _MIN_LOST_NS)
 
 
 def one_time_calls(evidence: Evidence, process: Process) -> Rows:
@@ -62,7 +83,7 @@ def _look_for_parts(evidence: Evidence, process: Process) -> list[tuple[Rows, fl
     parts: list[tuple[Rows, float]] = []
     for calls in split_by(process.calls, [process.calls.codes]):
         if calls.kinds[0] == Kind.LAUNCH:
-            found = _first_launches(evidence, calls)
+            found = _first_launches(evidence, calls, is_thinned=_is_thinned(evidence, process))
         elif calls.kinds[0] in {Kind.ALLOC, Kind.COPY, Kind.GRAPH_LAUNCH}:
             found = _slow_beginning(calls)
         elif calls.kinds[0] == Kind.MODULE:
@@ -74,9 +95,15 @@ def _look_for_parts(evidence: Evidence, process: Process) -> list[tuple[Rows, fl
     return parts
 
 
-def _first_launches(evidence: Evidence, launches: Rows) -> tuple[Rows, float]:
-    """Slow first launches, when being first explains most of the slow time."""
+def _first_launches(evidence: Evidence, launches: Rows, *, is_thinned: bool) -> tuple[Rows, float]:
+    """Slow first launches, when being first explains most of the slow time.
+
+    Where launches have no row, only the run of rows from the beginning in which every row stands for itself proves that
+    nothing was launched before.
+    """
     is_first = first_use_mask(evidence, launches)
+    if is_thinned:
+        is_first &= np.cumsum(np.maximum(evidence.column("weight", launches), 1) > 1) == 0
     durations = launches.durations
     later = durations[~is_first]
     typical = float(np.median(later)) if len(later) >= _MIN_LATER else float(np.median(durations))
@@ -156,5 +183,8 @@ def _facts(rows: Rows, typical: float) -> tuple[str, ...]:
 
 
 RULE: Final = Rule(
-    "lazy_load", "First use of a kernel, or of the device, pays for loading once", find
+    "lazy_load",
+    "First use of a kernel, or of the device, pays for loading once",
+    find,
+    Needs((Kind.LAUNCH, Kind.ALLOC, Kind.COPY, Kind.MODULE, Kind.GRAPH_LAUNCH), max_missing=1.0),
 )

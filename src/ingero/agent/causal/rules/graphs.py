@@ -15,7 +15,7 @@ from ingero.agent.causal.attribution import (
     find_waits,
 )
 from ingero.agent.causal.evidence import Evidence, Process, Rows
-from ingero.agent.causal.finding import Finding, Rule
+from ingero.agent.causal.finding import Finding, Needs, Rule
 from ingero.agent.causal.intervals import Intervals
 from ingero.agent.causal.kinds import Kind
 from ingero.model.events import GraphOp, Source
@@ -46,7 +46,7 @@ def _judge_unused(evidence: Evidence, process: Process) -> Finding | None:
     last = process.active_ns[1]
     is_unused = (handles != 0) & ~np.isin(handles, launched) & (made.ends <= last - _UNUSED_NS)
     unused = made.where(is_unused)
-    if not len(unused) or not _is_everything_stored(evidence, process):
+    if not len(unused):
         return None
     return Finding(
         title=f"{len(unused)} CUDA graph{'s' * (len(unused) > 1)} of {process.name} instantiated and never launched",
@@ -68,13 +68,6 @@ def _judge_unused(evidence: Evidence, process: Process) -> Finding | None:
         ),
         severity=Severity.LOW,
     )
-
-
-def _is_everything_stored(evidence: Evidence, process: Process) -> bool:
-    state = evidence.books.coverage(
-        process.node, process.pid, process.window_ns, len(process.rows)
-    ).state
-    return state == "exact"
 
 
 def find_recaptured(evidence: Evidence) -> list[Finding]:
@@ -204,9 +197,36 @@ def _captures(process: Process) -> tuple[int, Intervals]:
     return tid, Intervals.of(starts[is_ended], finishes[at[is_ended]])
 
 
+_GRAPHS: Final = (Kind.GRAPH, Kind.GRAPH_LAUNCH)
+
+
+def _captures_graphs(_evidence: Evidence, process: Process) -> bool:
+    return bool(len(_of(process, GraphOp.BEGIN_CAPTURE)))
+
+
 RULES: Final = (
-    Rule("graph_contended", "Graph capture loses its CPU", find_contended),
-    Rule("graph_failed", "Graph capture ends with an error", find_failed),
-    Rule("graph_recaptured", "A graph is captured as often as it is launched", find_recaptured),
-    Rule("graph_unused", "A graph is instantiated and never launched", find_unused),
+    Rule(
+        "graph_contended",
+        "Graph capture loses its CPU",
+        find_contended,
+        Needs((Kind.OFF_CPU,), is_time=True, applies=_captures_graphs),
+    ),
+    Rule(
+        "graph_failed",
+        "Graph capture ends with an error",
+        find_failed,
+        Needs((Kind.GRAPH,), is_proof=True),
+    ),
+    Rule(
+        "graph_recaptured",
+        "A graph is captured as often as it is launched",
+        find_recaptured,
+        Needs(_GRAPHS, max_missing=0.02),
+    ),
+    Rule(
+        "graph_unused",
+        "A graph is instantiated and never launched",
+        find_unused,
+        Needs(_GRAPHS, is_absence=True),
+    ),
 )

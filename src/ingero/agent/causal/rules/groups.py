@@ -63,6 +63,11 @@ class Group:
         return self.at(np.all(self.inside_ns > 0, axis=0))
 
 
+def has_collectives(_evidence: Evidence, process: Process) -> bool:
+    """Whether a process takes part in collectives."""
+    return bool((process.calls.kinds == Kind.COLLECTIVE).any())
+
+
 def find_groups(evidence: Evidence) -> list[Group]:
     """Communicators of which the recording holds at least two ranks and enough operations."""
     return evidence.remember(("groups",), lambda: _find_groups(evidence))
@@ -72,11 +77,18 @@ Members = dict[int, tuple[Process, Rows]]
 """Processes of one communicator with their operations, by rank."""
 
 
-def find_members(evidence: Evidence) -> dict[int, Members]:
-    """Every communicator whose members' places are known, by its id hash."""
+def find_members(evidence: Evidence, *, has_open: bool = False) -> dict[int, Members]:
+    """Every communicator whose members' places are known, by its id hash.
+
+    Args:
+        evidence: The recording.
+        has_open: Also operations that had not returned.
+    """
     members: dict[int, Members] = {}
     for process in evidence.gpu_processes:
         ops = process.calls.of(Kind.COLLECTIVE)
+        if has_open:
+            ops = evidence.join(ops, process.open.of(Kind.COLLECTIVE))
         # Without a place in the communicator (it was made before the probes) nothing can be paired.
         ops = ops.where((evidence.column("arg3", ops) & _N_RANKS) > 0)
         comms = evidence.column("arg1", ops)

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from ingero.agent.causal.attribution import NO_REASON, ON_CPU, SLEEPING, attribute, find_waits
 from ingero.agent.causal.evidence import Evidence, Process, Rows
-from ingero.agent.causal.finding import Finding, Rule
-from ingero.agent.causal.kinds import BLOCKING_OPS, Kind
+from ingero.agent.causal.finding import Finding, Needs, Rule
+from ingero.agent.causal.kinds import BLOCKING_OPS, CALLS, Kind, find_codes
 from ingero.agent.causal.rules.first_use import one_time_calls
 from ingero.model.events import CopyKind
 from ingero.model.incidents import Cause, RuledOut
@@ -35,8 +35,42 @@ _MIN_OUTLIERS: Final = 5
 _MIN_LOST_NS: Final = 20 * NS_PER_MS
 _MIN_SWAPS: Final = 10
 _SAME_BYTES: Final = 2.0
+_ENGINES: Final = ("vllm", "sglang", "tgi", "text-generation", "triton", "llama-server", "ollama")
+"""Names, in lower case, that processes of inference engines have."""
 
 Ints = npt.NDArray[np.int64]
+
+
+def is_serving(evidence: Evidence, process: Process) -> bool:
+    """Whether a process is an inference engine, by its name or by its steps."""
+    is_named = any(name in process.name.lower() for name in _ENGINES)
+    return is_named or find_serving(evidence, process) is not None
+
+
+def may_be_serving(evidence: Evidence, process: Process) -> bool:
+    """Whether a process may be an inference engine: by its name, or because it brings a few bytes back again and again.
+
+    Unlike `find_serving` it needs no row for every call; where copies have none, one of their rows is enough.
+    """
+    key = ("may be serving", process.node, process.pid)
+    return evidence.remember(key, lambda: _may_be_serving(evidence, process))
+
+
+def _may_be_serving(evidence: Evidence, process: Process) -> bool:
+    if is_serving(evidence, process):
+        return True
+    copies = process.calls.of(Kind.COPY)
+    n_bytes = evidence.column("arg0", copies)
+    is_back = evidence.column("arg1", copies) == CopyKind.DEVICE_TO_HOST
+    n_tokens = int((is_back & (n_bytes > 0) & (n_bytes <= _TOKEN_BYTES)).sum())
+    gap = evidence.books.gap(process.node, process.pid, find_codes((Kind.COPY,)))
+    if gap.unstored:
+        return n_tokens > 0 and gap.seen >= _MIN_STEPS
+    return n_tokens >= max(_MIN_STEPS, _MIN_TOKEN_SHARE * len(process.calls.of(Kind.SYNC)))
+
+
+NEEDS: Final = Needs(CALLS, applies=may_be_serving)
+"""A row of every call: a step whose end has none would count as one long step with the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +99,7 @@ def find_serving(evidence: Evidence, process: Process) -> Serving | None:
 
 
 def _look_for_serving(evidence: Evidence, process: Process) -> Serving | None:
-    if evidence.books.gpu_calls(process.node, process.pid, process.window_ns).unstored:
+    if evidence.books.gap(process.node, process.pid, NEEDS.codes).unstored:
         return None  # a step whose end has no row would count as one long step with the next
     tid = process.busiest_tid
     calls = process.calls.where(process.calls.tids == tid)
@@ -230,13 +264,18 @@ RULES: Final = (
         "decode_outlier",
         "Decode steps take far longer than the process's own",
         find_decode_outliers,
+        NEEDS,
     ),
     Rule(
         "prefill_outlier",
         "Prefill steps take far longer than the process's own",
         find_prefill_outliers,
+        NEEDS,
     ),
     Rule(
-        "kv_cache_pressure", "Blocks are swapped out to the host and back while serving", find_swaps
+        "kv_cache_pressure",
+        "Blocks are swapped out to the host and back while serving",
+        find_swaps,
+        NEEDS,
     ),
 )

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.agent.causal.attribution import NAMED_SHARE
-from ingero.agent.causal.evidence import Evidence
+from ingero.agent.causal.evidence import Evidence, Rows
 from ingero.agent.causal.finding import Finding, Rule
 from ingero.agent.causal.kinds import Kind
+from ingero.agent.causal.rules.collectives import MEETINGS
 from ingero.agent.causal.rules.groups import MIN_OPS, Group, find_groups
 from ingero.model.incidents import Cause, RuledOut
 from ingero.units import NS_PER_MS, format_duration, format_size
@@ -31,6 +32,7 @@ _MIN_SIBLINGS: Final = 2
 _MIN_HIT: Final = 5
 _MIN_RESPONSE: Final = 1.5
 _MOST_PEERS: Final = 3
+_LOOPBACK: Final = 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,22 @@ def find_retransmits(evidence: Evidence) -> list[Finding]:
     return [f for one in _find_transfers(evidence) if (f := _judge_retransmits(evidence, one))]
 
 
+def _on_path(evidence: Evidence, one: _Transfers) -> Rows:
+    """Retransmits that can be of these collectives: on a member's node, of no other process, on the loopback only of a member."""
+    sent_again = evidence.rows.of(Kind.RETRANSMIT)
+    nodes = sorted({process.node for process in one.group.processes})
+    is_member = np.isin(evidence.column("node", sent_again), nodes)
+    pids = evidence.column("pid", sent_again)
+    is_theirs = np.isin(pids, [0, *(process.pid for process in one.group.processes)])
+    remote = evidence.column("arg0", sent_again) & 0xFFFF_FFFF
+    is_loopback = remote >> 24 == _LOOPBACK
+    is_named = is_theirs & (pids != 0)
+    return sent_again.where(is_member & is_theirs & (~is_loopback | is_named))
+
+
 def _hits(evidence: Evidence, one: _Transfers) -> npt.NDArray[np.int64]:
     """Retransmits during each operation, on the nodes of its members and by their clocks; shape (operations,)."""
-    sent_again = evidence.rows.of(Kind.RETRANSMIT)
+    sent_again = _on_path(evidence, one)
     nodes = evidence.column("node", sent_again)
     hits = np.zeros(len(one.group.seqs), np.int64)
     for i, process in enumerate(one.group.processes):
@@ -127,6 +142,7 @@ def _judge_retransmits(evidence: Evidence, one: _Transfers) -> Finding | None:
             ),
         ),
         process=process,
+        others=one.group.processes,
         op=one.op,
         n_cases=int(is_hit.sum()),
         fix=(
@@ -138,10 +154,8 @@ def _judge_retransmits(evidence: Evidence, one: _Transfers) -> Finding | None:
 
 def _peers(evidence: Evidence, one: _Transfers) -> str:
     """Where most segments were sent again to, IPv4 as the probe packs it."""
-    sent_again = evidence.rows.of(Kind.RETRANSMIT)
-    remote = evidence.column("arg0", sent_again) & 0xFFFF_FFFF
-    nodes = {process.node for process in one.group.processes}
-    remote = remote[np.isin(evidence.column("node", sent_again), list(nodes)) & (remote != 0)]
+    remote = evidence.column("arg0", _on_path(evidence, one)) & 0xFFFF_FFFF
+    remote = remote[remote != 0]
     if not len(remote):
         return ""
     addresses, counts = np.unique(remote, return_counts=True)
@@ -217,6 +231,7 @@ def _describe_link(
             ),
         ),
         process=one.group.processes[0],
+        others=one.group.processes,
         op=one.op,
         n_cases=int(is_slow.sum()),
         ruled_out=(
@@ -240,7 +255,15 @@ def _span(group: Group) -> tuple[int, int]:
 
 RULES: Final = (
     Rule(
-        "tcp_retransmits", "Collectives are slow when TCP segments are sent again", find_retransmits
+        "tcp_retransmits",
+        "Collectives are slow when TCP segments are sent again",
+        find_retransmits,
+        MEETINGS,
     ),
-    Rule("slow_link", "Collectives take long after the last rank has arrived", find_slow_links),
+    Rule(
+        "slow_link",
+        "Collectives take long after the last rank has arrived",
+        find_slow_links,
+        MEETINGS,
+    ),
 )

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.agent.causal.evidence import Evidence, Process
-from ingero.agent.causal.finding import Finding, Rule
+from ingero.agent.causal.finding import Finding, Needs, Rule
 from ingero.agent.causal.kinds import Kind
 from ingero.model.events import CudaOp, DriverOp, Source
 from ingero.model.incidents import Cause
@@ -51,8 +51,6 @@ def _device_bytes(evidence: Evidence, process: Process) -> int:
 
 
 def _judge(evidence: Evidence, process: Process, device_bytes: int) -> Finding | None:
-    if not _is_counted(evidence, process):
-        return None
     moments, held = _held(evidence, process)
     over = np.flatnonzero(held > device_bytes)
     if not len(over):
@@ -98,13 +96,6 @@ def _judge(evidence: Evidence, process: Process, device_bytes: int) -> Finding |
     )
 
 
-def _is_counted(evidence: Evidence, process: Process) -> bool:
-    """Whether every managed allocation and every free has a row."""
-    frees = np.unique(process.calls.of(Kind.FREE).codes).tolist()
-    ops = tuple((code >> 8, code & 0xFF) for code in (*_MANAGED, *frees))
-    return not evidence.books.count(process.node, process.pid, ops, process.window_ns).unstored
-
-
 def _held(
     evidence: Evidence, process: Process
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -129,6 +120,13 @@ def _held(
     return moments[in_time], np.cumsum(changes[in_time])
 
 
+def _uses_managed(_evidence: Evidence, process: Process) -> bool:
+    return bool(np.isin(process.calls.codes, _MANAGED).any())
+
+
 RULE: Final = Rule(
-    "managed_memory", "Managed memory does not fit on the device and pages move in every step", find
+    "managed_memory",
+    "Managed memory does not fit on the device and pages move in every step",
+    find,
+    Needs((Kind.ALLOC, Kind.FREE, Kind.SYNC), applies=_uses_managed),
 )

@@ -1,117 +1,25 @@
-"""Device memory: what is never given back, and what is given back and taken again in every step."""
+"""Device memory: what is refused, and what is given back and taken again in every step."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ingero.agent.causal.evidence import Evidence, Process, Rows
-from ingero.agent.causal.finding import Finding, Rule
+from ingero.agent.causal.finding import Finding, Needs, Rule
 from ingero.agent.causal.kinds import Kind
 from ingero.agent.causal.rules.first_use import one_time_calls
-from ingero.model.incidents import Cause, RuledOut, Severity
+from ingero.model.incidents import Cause, Severity
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration, format_size
 
-_MIN_UNFREED: Final = 10
-_MIN_GROWTH_BYTES: Final = 16 * 1024 * 1024
-_MIN_UNFREED_SHARE: Final = 0.20
-_QUARTERS: Final = 4
-_MIN_QUARTER_SHARE: Final = 0.10
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY (CUDA headers)
 _MIN_HOLES: Final = 4
 _MIN_PAIRS: Final = 100
 _MIN_CHURN_HZ: Final = 20
 _CHURN_SHARE: Final = 0.05
 _MIN_CHURN_NS: Final = 20 * NS_PER_MS
-
-
-@dataclass(frozen=True, slots=True)
-class _Balance:
-    """Allocations with known pointers, in time order, and which of them were freed."""
-
-    starts_ns: npt.NDArray[np.int64]
-    n_bytes: npt.NDArray[np.int64]
-    is_freed: npt.NDArray[np.bool_]
-
-
-def find_leaks(evidence: Evidence) -> list[Finding]:
-    """Memory that keeps growing, from an exact balance by pointer; no balance, no claim."""
-    return [f for process in evidence.gpu_processes if (f := _judge_leak(evidence, process))]
-
-
-def _judge_leak(evidence: Evidence, process: Process) -> Finding | None:
-    memory = process.calls.of(Kind.ALLOC, Kind.FREE)
-    if len(memory) < _MIN_UNFREED or not _is_exact(evidence, process, memory):
-        return None
-    balance = _match(evidence, memory)
-    first, last = process.active_ns
-    edges = np.linspace(first, last, _QUARTERS + 1)[1:-1]
-    quarter = np.searchsorted(edges, balance.starts_ns, side="right")
-    kept = np.where(balance.is_freed, 0, balance.n_bytes)
-    growth = np.array([int(kept[quarter == q].sum()) for q in range(_QUARTERS)])
-    is_late = quarter >= _QUARTERS // 2
-    n_unfreed = int((~balance.is_freed & is_late).sum())
-    is_steady = bool((growth[1:] >= _MIN_QUARTER_SHARE * max(int(growth.sum()), 1)).all())
-    is_large = n_unfreed >= _MIN_UNFREED and growth[_QUARTERS // 2 :].sum() >= _MIN_GROWTH_BYTES
-    if not is_large or not is_steady or n_unfreed < _MIN_UNFREED_SHARE * max(int(is_late.sum()), 1):
-        return None
-    leaked = int(kept.sum())
-    per_s = leaked / max((last - first) / NS_PER_S, 1e-9)
-    return Finding(
-        title=(
-            f"Device memory leak: {process.name} keeps {format_size(leaked)} in {int((~balance.is_freed).sum())} "
-            f"allocations that it never frees, {format_size(per_s)}/s"
-        ),
-        span_ns=(first, last),
-        lost_ns=0,
-        causes=(
-            Cause(
-                "allocations without a free",
-                round(leaked / max(int(balance.n_bytes.sum()), 1), 4),
-                (
-                    f"{len(balance.n_bytes)} allocations, {int(balance.is_freed.sum())} freed, every call recorded",
-                    "kept per quarter of the run: "
-                    + ", ".join(format_size(int(g)) for g in growth),
-                ),
-            ),
-        ),
-        process=process,
-        n_cases=int((~balance.is_freed).sum()),
-        ruled_out=(RuledOut("warm-up", 0.0, "the last quarter still grows"),),
-        fix=(
-            "keep no tensors across steps: lists of losses, hooks, caches, graphs kept by retain_graph",
-            "compare torch.cuda.memory_allocated() between steps; take a memory snapshot",
-        ),
-        severity=Severity.MEDIUM,
-    )
-
-
-def _is_exact(evidence: Evidence, process: Process, memory: Rows) -> bool:
-    """Whether every allocation and free that happened has a row."""
-    if not evidence.books.has_counts:
-        return False
-    ops = tuple({(int(code) >> 8, int(code) & 0xFF) for code in np.unique(memory.codes)})
-    coverage = evidence.books.coverage(process.node, process.pid, process.window_ns, len(memory))
-    count = evidence.books.count(process.node, process.pid, ops, process.window_ns)
-    is_counted = coverage.state == "exact" or coverage.lost is None
-    return count.unstored == 0 and is_counted
-
-
-def _match(evidence: Evidence, memory: Rows) -> _Balance:
-    """Pair each allocation with the next free of its pointer."""
-    is_alloc = memory.kinds == Kind.ALLOC
-    pointers = np.where(is_alloc, evidence.column("arg1", memory), evidence.column("arg0", memory))
-    order = np.lexsort((memory.starts, pointers))
-    is_freed = np.zeros(len(memory), bool)
-    same = pointers[order][1:] == pointers[order][:-1]
-    is_freed[order[:-1]] = same & is_alloc[order][:-1] & ~is_alloc[order][1:]
-    chosen = is_alloc & (pointers != 0)
-    return _Balance(
-        memory.starts[chosen], evidence.column("arg0", memory)[chosen], is_freed[chosen]
-    )
 
 
 def find_churn(evidence: Evidence) -> list[Finding]:
@@ -156,6 +64,12 @@ def _judge_churn(evidence: Evidence, process: Process) -> Finding | None:
             "do not call torch.cuda.empty_cache() in the loop",
         ),
     )
+
+
+def _is_exact(evidence: Evidence, process: Process, memory: Rows) -> bool:
+    """Whether every allocation and free that happened has a row."""
+    gap = evidence.books.gap(process.node, process.pid, np.unique(memory.codes).tolist())
+    return gap.is_known and not gap.unstored
 
 
 def find_failures(evidence: Evidence) -> list[Finding]:
@@ -246,7 +160,12 @@ RULES: Final = (
         "device_memory",
         "The device refuses an allocation: it is full, or full of holes",
         find_failures,
+        Needs((Kind.ALLOC,), is_proof=True),
     ),
-    Rule("memory_leak", "Device memory grows through the whole run and is not freed", find_leaks),
-    Rule("allocation_churn", "Device memory is allocated and freed in every step", find_churn),
+    Rule(
+        "allocation_churn",
+        "Device memory is allocated and freed in every step",
+        find_churn,
+        Needs((Kind.ALLOC, Kind.FREE), max_missing=0.02),
+    ),
 )

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.agent.causal.evidence import Evidence, Process, Rows
-from ingero.agent.causal.finding import Finding, Rule
+from ingero.agent.causal.finding import Finding, Needs, Rule, Unjudged
+from ingero.agent.causal.gaps import describe_gap
 from ingero.agent.causal.kinds import Kind
 from ingero.agent.causal.rules.first_use import one_time_calls
 from ingero.agent.causal.slow import iter_classes
@@ -47,7 +48,7 @@ class _Rhythm:
     is_by_count: bool
 
 
-def find(evidence: Evidence) -> list[Finding]:
+def find(evidence: Evidence) -> list[Finding | Unjudged]:
     """Periodic spikes of one operation, one size class and one stream."""
     return [
         finding
@@ -74,17 +75,20 @@ def _judged_calls(evidence: Evidence, process: Process) -> Rows:
     return calls.where(is_judged)
 
 
-def _judge(evidence: Evidence, process: Process, calls: Rows) -> Finding | None:
+def _judge(evidence: Evidence, process: Process, calls: Rows) -> Finding | Unjudged | None:
     if len(calls) < _MIN_CALLS:
         return None
     durations = calls.durations
     typical = float(np.median(durations))
     is_slow = durations > max(_RATIO * typical, typical + _MIN_EXTRA_NS)
-    rhythm = _find_rhythm(calls, np.flatnonzero(is_slow))
-    if rhythm is not None and rhythm.is_by_count and _is_sampled(evidence, process):
-        return None  # the distance between stored rows is not the distance between calls
     lost_ns = round(float((durations[is_slow] - typical).sum()))
     first, last = process.active_ns
+    codes = np.unique(calls.codes).tolist()
+    if evidence.books.gap(process.node, process.pid, codes).unstored:
+        # Neither the usual duration nor the distance in calls is that of all calls.
+        is_open = lost_ns >= _MIN_LOST_NS and int(is_slow.sum()) >= _MIN_SPIKES
+        return Unjudged(process, describe_gap(evidence, process, codes)) if is_open else None
+    rhythm = _find_rhythm(calls, np.flatnonzero(is_slow))
     if rhythm is None or lost_ns < max(_MIN_LOST_NS, _MIN_LOST_SHARE * (last - first)):
         return None
     every = f"every {rhythm.period_calls:.0f} calls ({format_duration(rhythm.period_ns)})"
@@ -108,10 +112,6 @@ def _judge(evidence: Evidence, process: Process, calls: Rows) -> Finding | None:
         n_cases=len(rhythm.firsts),
         fix=_fix(calls, rhythm),
     )
-
-
-def _is_sampled(evidence: Evidence, process: Process) -> bool:
-    return evidence.books.gpu_calls(process.node, process.pid, process.window_ns).unstored > 0
 
 
 def _fix(calls: Rows, rhythm: _Rhythm) -> tuple[str, ...]:
@@ -148,4 +148,9 @@ def _spread(distances: npt.NDArray[np.int64]) -> float:
     return float(np.abs(distances - median).max()) / max(median, 1.0)
 
 
-RULE: Final = Rule("periodic_spike", "One call is slow again and again at a fixed distance", find)
+RULE: Final = Rule(
+    "periodic_spike",
+    "One call is slow again and again at a fixed distance",
+    find,
+    Needs((*_LAUNCHES, Kind.ALLOC, Kind.COPY), is_time=True),
+)

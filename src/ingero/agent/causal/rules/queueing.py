@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from ingero.agent.causal.attribution import NAMED_SHARE
 from ingero.agent.causal.evidence import Evidence, Process
-from ingero.agent.causal.finding import Finding, Rule
+from ingero.agent.causal.finding import Finding, Needs, Rule
 from ingero.agent.causal.intervals import Intervals
-from ingero.agent.causal.kinds import Kind
-from ingero.agent.causal.rules.inference import find_serving
+from ingero.agent.causal.kinds import CALLS, Kind
+from ingero.agent.causal.rules.inference import find_serving, may_be_serving
 from ingero.model.events import NetOp, Source
 from ingero.model.incidents import Cause, RuledOut
 from ingero.units import NS_PER_MS, format_duration
@@ -128,5 +128,8 @@ def _describe(
 
 
 RULE: Final = Rule(
-    "head_of_line_blocking", "Tokens of running requests wait behind the prompt of another", find
+    "head_of_line_blocking",
+    "Tokens of running requests wait behind the prompt of another",
+    find,
+    Needs((*CALLS, Kind.NETWORK), applies=may_be_serving),
 )

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from ingero.agent.causal.evidence import Evidence, Process, Rows
-from ingero.agent.causal.finding import Finding, Rule
+from ingero.agent.causal.finding import Finding, Needs, Rule
 from ingero.agent.causal.kinds import Kind
 from ingero.model.incidents import Cause
 from ingero.units import NS_PER_MS, format_duration
@@ -16,6 +16,8 @@ from ingero.units import NS_PER_MS, format_duration
 _MIN_CASES: Final = 10
 _MIN_RATIO: Final = 1.5
 _MIN_LOST_NS: Final = 20 * NS_PER_MS
+_WORKS: Final = (Kind.SYNC, Kind.GRAPH_LAUNCH, Kind.COLLECTIVE)
+"""While a process is in one of these the GPU works for it; the others only hand work over, and are sampled."""
 
 
 def find(evidence: Evidence) -> list[Finding]:
@@ -45,7 +47,7 @@ def _on(evidence: Evidence, rows: Rows, gpu: int) -> Rows:
 
 def _judge(evidence: Evidence, victim: Process, other: Process, gpu: int) -> Finding | None:
     syncs = _on(evidence, victim.calls.of(Kind.SYNC), gpu)
-    busy = _on(evidence, other.calls, gpu).intervals
+    busy = _on(evidence, other.calls.of(*_WORKS), gpu).intervals
     # At the moment the wait begins: a long wait overlaps more of anything, which would prove nothing.
     is_shared = busy.covered_ns(syncs.starts, syncs.starts + 1) > 0
     if min(is_shared.sum(), (~is_shared).sum()) < _MIN_CASES:
@@ -74,6 +76,7 @@ def _judge(evidence: Evidence, victim: Process, other: Process, gpu: int) -> Fin
             ),
         ),
         process=victim,
+        others=(other,),
         tid=victim.busiest_tid,
         op=syncs.op,
         n_cases=int(is_shared.sum()),
@@ -84,4 +87,18 @@ def _judge(evidence: Evidence, victim: Process, other: Process, gpu: int) -> Fin
     )
 
 
-RULE: Final = Rule("gpu_sharing", "A second process on the same GPU makes the first one wait", find)
+def _has_company(evidence: Evidence, process: Process) -> bool:
+    """Whether another process of the node uses one of its devices."""
+    mine = _gpus(evidence, process) if evidence.recording.has_gpu_ids else set()
+    return any(
+        other is not process and other.node == process.node and mine & _gpus(evidence, other)
+        for other in evidence.gpu_processes
+    )
+
+
+RULE: Final = Rule(
+    "gpu_sharing",
+    "A second process on the same GPU makes the first one wait",
+    find,
+    Needs(_WORKS, max_missing=0.02, applies=_has_company),
+)

@@ -22,10 +22,11 @@ from ingero.agent.causal.attribution import (
     find_waits,
 )
 from ingero.agent.causal.evidence import Evidence, Process, Rows
-from ingero.agent.causal.finding import Finding, Rule
+from ingero.agent.causal.finding import Finding, Needs, Rule
 from ingero.agent.causal.intervals import Intervals
-from ingero.agent.causal.kinds import Kind
+from ingero.agent.causal.kinds import Kind, find_codes
 from ingero.agent.causal.slow import find_slow
+from ingero.agent.causal.weights import Weighing, weigh
 from ingero.model.incidents import Cause
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration, format_size
 
@@ -49,6 +50,7 @@ class _Stall:
     title: str
     fix: tuple[str, ...]
     min_share: float = _MIN_EPISODE_SHARE
+    kinds: tuple[Kind, ...] = (Kind.OFF_CPU,)
 
     def matches(self, name: str) -> bool:
         is_neighbour = name.startswith(NEIGHBOUR)
@@ -93,6 +95,7 @@ _STALLS: Final = (
         "The container's CPU quota is used up",
         "CPU quota used up: {process} is throttled by its cgroup",
         ("raise the container's CPU limit (cpu.max), or remove it", "use fewer host threads"),
+        kinds=(Kind.OFF_CPU, Kind.QUOTA),
     ),
     _Stall(
         "blocking_io",
@@ -104,6 +107,7 @@ _STALLS: Final = (
             "keep the data in the page cache or in /dev/shm; use local NVMe",
             "read larger blocks: fewer, longer requests",
         ),
+        kinds=(Kind.OFF_CPU, Kind.READ),
     ),
     _Stall(
         "blocking_writes",
@@ -114,6 +118,7 @@ _STALLS: Final = (
             "write checkpoints in the background (torch.distributed.checkpoint.async_save) or from another process",
             "write to local NVMe first and copy from there",
         ),
+        kinds=(Kind.OFF_CPU, Kind.WRITE),
     ),
     _Stall(
         "page_fault_stall",
@@ -124,6 +129,7 @@ _STALLS: Final = (
             "lock or pre-touch the buffers; use pinned memory",
             "add memory: pages are read back from disk",
         ),
+        kinds=(Kind.FAULT,),
     ),
     _Stall(
         "reclaim_stall",
@@ -134,6 +140,7 @@ _STALLS: Final = (
             "free host memory or raise the memory limit",
             "lower the page-cache pressure of data loading",
         ),
+        kinds=(Kind.RECLAIM,),
     ),
     _Stall(
         "network_wait",
@@ -144,6 +151,7 @@ _STALLS: Final = (
             "fetch data in workers, ahead of use",
             "check the storage network: latency and retransmits",
         ),
+        kinds=(Kind.OFF_CPU, Kind.NETWORK),
     ),
 )
 
@@ -156,7 +164,15 @@ def _finder(stall: _Stall) -> Rule:
             for finding in _judge(evidence, process, tid, stall)
         ]
 
-    return Rule(stall.rule, stall.says, find)
+    return Rule(
+        stall.rule, stall.says, find, Needs(stall.kinds, is_time=True, applies=_is_looked_at)
+    )
+
+
+def _is_looked_at(evidence: Evidence, process: Process) -> bool:
+    """Whether a process feeds a GPU, or its node has none in the recording."""
+    gpu_nodes = {one.node for one in evidence.gpu_processes}
+    return bool(len(process.calls)) or process.node not in gpu_nodes
 
 
 def _iter_threads(evidence: Evidence) -> Iterator[tuple[Process, int]]:
@@ -174,10 +190,12 @@ def _judge(evidence: Evidence, process: Process, tid: int, stall: _Stall) -> lis
     spans = Intervals.of(np.empty(0, np.int64), np.empty(0, np.int64))
     for name, found in waits.by_reason.items():
         spans = spans.union(found) if stall.matches(name) else spans
-    episodes = _dense_episodes(spans, stall.min_share)
+    basis = process.thread(tid).of(stall.kinds[-1])
+    weighing = weigh(evidence, process, basis, (spans, find_codes(stall.kinds)))
+    episodes = _dense_episodes(spans, stall.min_share, weighing.factor)
     if not len(episodes):
         return []
-    stalled = spans.within(episodes)
+    stalled = spans.within(episodes) * weighing.factor
     if stalled < max(_MIN_STALL_NS, process.worth_ns):
         return []
     lost = _lost_intervals(evidence, process, tid, episodes, spans)
@@ -185,7 +203,8 @@ def _judge(evidence: Evidence, process: Process, tid: int, stall: _Stall) -> lis
     causes = found_shares.causes(without=(ON_CPU, SLEEPING, NO_REASON))
     if not stall.matches(causes[0].name):
         return []
-    return [_describe(evidence, process, tid, stall, _Case(episodes, spans, found_shares, causes))]
+    case = _Case(episodes, spans, found_shares, causes, weighing)
+    return [_describe(evidence, process, tid, stall, case)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,18 +213,22 @@ class _Case:
     spans: Intervals
     shares: Attribution
     causes: tuple[Cause, ...]
+    weighing: Weighing
 
 
-def _dense_episodes(spans: Intervals, min_share: float) -> Intervals:
-    """Stretches in which the stall takes a noticeable part of the time."""
+def _dense_episodes(spans: Intervals, min_share: float, factor: float) -> Intervals:
+    """Stretches in which the stall takes a noticeable part of the time.
+
+    Where a span stands for `factor` of them, spans lie that much further apart and weigh that much more.
+    """
     if len(spans) < _MIN_SPANS:
         return Intervals.of(np.empty(0, np.int64), np.empty(0, np.int64))
-    breaks = np.flatnonzero(spans.starts[1:] - spans.ends[:-1] > _EPISODE_GAP_NS) + 1
+    breaks = np.flatnonzero(spans.starts[1:] - spans.ends[:-1] > _EPISODE_GAP_NS * factor) + 1
     groups = [g for g in np.split(np.arange(len(spans)), breaks) if len(g) >= _MIN_SPANS]
     starts = np.array([spans.starts[g[0]] for g in groups], np.int64)
     ends = np.array([spans.ends[g[-1]] for g in groups], np.int64)
     covered = spans.covered_ns(starts, ends)
-    is_dense = covered >= min_share * (ends - starts)
+    is_dense = covered * factor >= min_share * (ends - starts)
     return Intervals.of(starts[is_dense], ends[is_dense])
 
 
@@ -235,14 +258,18 @@ def _describe(
     evidence: Evidence, process: Process, tid: int, stall: _Stall, case: _Case
 ) -> Finding:
     first, last = int(case.episodes.starts[0]), int(case.episodes.ends[-1])
-    stalled = case.spans.within(case.episodes)
-    n_spans = int((case.episodes.covered_ns(case.spans.starts, case.spans.ends) > 0).sum())
+    weighing = case.weighing
+    stalled = min(case.spans.within(case.episodes) * weighing.factor, case.episodes.total_ns)
+    n_rows = int((case.episodes.covered_ns(case.spans.starts, case.spans.ends) > 0).sum())
+    n_spans = round(n_rows * weighing.n_each)
     part = stalled / max(case.episodes.total_ns, 1)
     title = stall.title.format(process=process.name)
     by = _names(stall, case.causes) if stall.reason in {_PREEMPTED, NEIGHBOUR} else ""
     facts = [
         f"{n_spans} times, {format_duration(stalled)} of {format_duration(case.episodes.total_ns)} ({part:.0%})"
     ]
+    if weighing.factor > 1:
+        facts.append(f"estimated: {n_rows} of about {n_spans} spans have a row")
     if stall.rule in _DISK:
         facts += _disk_facts(evidence, process.thread(tid), _DISK[stall.rule])
     facts += _response_facts(process, tid, case.spans)
@@ -253,7 +280,8 @@ def _describe(
             f"{format_duration(stalled)} in {format_duration(last - first)}"
         ),
         span_ns=(first, last),
-        lost_ns=case.shares.total_ns,
+        lost_ns=min(round(case.shares.total_ns * weighing.factor), process.watched_ns),
+        range_ns=weighing.range_ns(case.shares.total_ns),
         causes=(Cause(top.name, top.share, (*facts, *top.evidence)), *case.causes[1:]),
         process=process,
         tid=tid,

@@ -7,7 +7,7 @@ after it returned at once. Silence while the thread sleeps is a pause, not a fau
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -23,10 +23,12 @@ from ingero.agent.causal.attribution import (
     find_waits,
 )
 from ingero.agent.causal.evidence import Evidence, Process, Rows
-from ingero.agent.causal.finding import Finding, Rule
+from ingero.agent.causal.finding import Finding, Needs, Rule, Unjudged
+from ingero.agent.causal.gaps import describe_gap
 from ingero.agent.causal.intervals import Intervals
-from ingero.agent.causal.kinds import BLOCKING_OPS, Kind
-from ingero.model.incidents import Cause
+from ingero.agent.causal.kinds import BLOCKING_OPS, CALLS, Kind, find_codes
+from ingero.agent.causal.rules.inference import is_serving
+from ingero.model.incidents import Cause, Severity
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration
 
 _MIN_GAP_NS: Final = 10 * NS_PER_MS
@@ -61,7 +63,14 @@ class _Phase:
         return int(self.gaps.starts[0]), int(self.gaps.ends[-1])
 
 
-def find(evidence: Evidence) -> list[Finding]:
+_FIX_SERVING: Final = (
+    "look at the engine's host thread between two steps: scheduling, sampling, tokenising and detokenising; py-spy shows which",
+    "give the engine its own CPUs, and move tokenising and HTTP to processes of their own",
+    "let the next step be prepared while this one runs (asynchronous scheduling, multi-step scheduling)",
+)
+
+
+def find(evidence: Evidence) -> list[Finding | Unjudged]:
     """One finding per silent phase of a process."""
     return [
         finding
@@ -97,7 +106,7 @@ def _is_worth_a_look(process: Process, phase: _Phase) -> bool:
     return is_often and is_much
 
 
-def _judge(evidence: Evidence, process: Process, phase: _Phase) -> list[Finding]:
+def _judge(evidence: Evidence, process: Process, phase: _Phase) -> list[Finding | Unjudged]:
     is_idle = _is_idle_proven(process.calls, phase.gaps)
     lengths = phase.gaps.ends - phase.gaps.starts
     if lengths[is_idle].sum() < lengths.sum() / 2:
@@ -106,7 +115,7 @@ def _judge(evidence: Evidence, process: Process, phase: _Phase) -> list[Finding]
         return []
     silent_ns, n_unseen = _least_silence(evidence, process, phase)
     if silent_ns < phase.gaps.total_ns / 2:
-        return []
+        return [Unjudged(process, describe_gap(evidence, process, find_codes(CALLS)))]
     tid = _feeding_thread(process, phase.gaps)
     uncertain = evidence.books.unstored_off_cpu_ns(process.node, process.pid, phase.span_ns)
     waits = find_waits(evidence, process, tid)
@@ -114,7 +123,27 @@ def _judge(evidence: Evidence, process: Process, phase: _Phase) -> list[Finding]
     top, share = found.shares[0] if found.shares else (NO_REASON, 0.0)
     if top in {SLEEPING, NO_REASON} or top.startswith("preempt") or share < NAMED_SHARE:
         return []
-    return [_describe(process, phase, found, (silent_ns, n_unseen, tid))]
+    finding = _describe(process, phase, found, (silent_ns, n_unseen, tid))
+    if is_serving(evidence, process):
+        finding = replace(finding, fix=_FIX_SERVING)
+    if evidence.books.gap(process.node, process.pid, find_codes(CALLS)).is_known:
+        return [replace(finding, range_ns=(silent_ns, phase.gaps.total_ns))]
+    return [_without_counts(finding, process, phase)]
+
+
+def _without_counts(finding: Finding, process: Process, phase: _Phase) -> Finding:
+    """The same in a recording that does not say how many calls have no row: the rows prove no silence."""
+    top, span_ns = finding.causes[0], phase.span_ns[1] - phase.span_ns[0]
+    doubt = "nobody counted the calls that have no row: some may lie in these gaps"
+    return replace(
+        finding,
+        title=(
+            f"Input starvation: no GPU call of {process.name} has a row for {finding.lost_ns / span_ns:.0%} of a "
+            f"{span_ns / NS_PER_S:.1f} s phase of {len(phase.gaps)} batches while it was {top.name}"
+        ),
+        causes=(replace(top, evidence=(doubt, *top.evidence)), *finding.causes[1:]),
+        most=Severity.MEDIUM,
+    )
 
 
 def _is_idle_proven(calls: Rows, gaps: Intervals) -> npt.NDArray[np.bool_]:
@@ -144,8 +173,13 @@ def _least_silence(evidence: Evidence, process: Process, phase: _Phase) -> tuple
     first, last = process.active_ns
     count = evidence.books.gpu_calls(process.node, process.pid, phase.span_ns)
     busy_ns = (last - first) - phase.gaps.total_ns
-    per_call_ns = busy_ns / max(count.stored, 1)
-    return max(round(phase.gaps.total_ns - per_call_ns * count.unstored), 0), count.unstored
+    hidden_ns = busy_ns / max(count.stored, 1) * count.unstored
+    syncs = process.calls.of(Kind.SYNC)
+    waits = evidence.books.gap(process.node, process.pid, find_codes((Kind.SYNC,)))
+    if len(syncs) and not waits.unstored and waits.is_known:
+        # Every wait has a row, so a gap holds no whole batch: what was launched in it is waited for at its end.
+        hidden_ns = min(hidden_ns, len(phase.gaps) * float(np.median(syncs.durations)))
+    return max(round(phase.gaps.total_ns - hidden_ns), 0), count.unstored
 
 
 def _feeding_thread(process: Process, gaps: Intervals) -> int:
@@ -168,7 +202,9 @@ def _describe(
     gap_range = f"{format_duration(lengths.min())} to {format_duration(lengths.max())}"
     silence = format_duration(phase.gaps.total_ns)
     evidence = [
-        f"no GPU call for {silence}: {n_batches} gaps of {gap_range}",
+        f"no GPU call has a row for {silence}: {n_batches} gaps of {gap_range}"
+        if n_unseen
+        else f"no GPU call for {silence}: {n_batches} gaps of {gap_range}",
         f"thread {tid} of {process.name}: {found.share(ON_CPU):.1%} of the silence on a CPU",
     ]
     if n_unseen:
@@ -198,4 +234,5 @@ RULE: Final = Rule(
     "input_starvation",
     "The GPU is silent while the thread that feeds it computes, reads or waits for a worker",
     find,
+    Needs(CALLS, max_missing=1.0, is_absence=True, is_proof=True),
 )

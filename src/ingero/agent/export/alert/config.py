@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ingero.config import Secret, StrictModel
 from ingero.config.document import load_document
@@ -14,6 +14,8 @@ from ingero.errors import ConfigError
 
 PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
 """Source: PagerDuty Events API v2. Accounts of the EU service region use events.eu.pagerduty.com."""
+
+_TIMEOUT_S = 10.0
 
 
 def _check_url(text: str) -> str:
@@ -45,9 +47,10 @@ class PagerDutyConfig(StrictModel):
 
     routing_key: Secret | None = Field(None, description="Integration key of the service.")
     routing_key_file: str | None = Field(None, description="A file that holds it instead.")
-    severity: Literal["info", "warning", "error", "critical"] = Field(
-        "warning", description="Severity of the incidents."
-    )
+    severity: Annotated[
+        Literal["info", "warning", "error", "critical"],
+        BeforeValidator(lambda value: value or "warning"),
+    ] = Field("warning", description="Severity of the incidents.")
     url: Url = Field(PAGERDUTY_URL, description="Where events go.")
 
     @model_validator(mode="after")
@@ -72,7 +75,9 @@ class WebhookConfig(StrictModel):
 class HttpClientConfig(StrictModel):
     """How requests are made."""
 
-    request_timeout_seconds: float = Field(10, gt=0, le=300, description="Longest wait for one.")
+    request_timeout_seconds: Annotated[
+        float, BeforeValidator(lambda value: _TIMEOUT_S if value == 0 else value)
+    ] = Field(_TIMEOUT_S, gt=0, le=300, description="Longest wait for one; 0 is the default.")
 
 
 class AlerterConfig(StrictModel):
@@ -100,7 +105,10 @@ def load_config(path: Path) -> AlerterConfig:
         ConfigError: It cannot be read or says something wrong; lists every problem with its line.
     """
     document = load_document(path)
-    config, problems = check_model(AlerterConfig, document.tree, lines=document.lines)
+    tree = document.tree
+    if isinstance(tree, dict):  # "slack": null is no Slack, as in the existing alerter's files
+        tree = {key: value for key, value in tree.items() if value is not None}
+    config, problems = check_model(AlerterConfig, tree, lines=document.lines)
     document.problems += problems
     document.raise_problems()
     assert config is not None

@@ -1,7 +1,8 @@
 """Gets alerts to one receiver, in order, for as long as it takes.
 
 A failure that may pass is tried again after a delay that doubles and starts over after a success. A refusal that will
-not pass (4xx) drops the alert. A receiver that is away longer than `MAX_WAITING` alerts loses the oldest. Both are counted.
+not pass (4xx) drops the alert. A receiver that is away longer than `MAX_WAITING` alerts loses the oldest, and one that is
+away at the end loses what waits. All of it is counted and logged.
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ class DeliveryCounts:
 
     Attributes:
         n_sent: Alerts that the receiver took.
+        n_failed: Tries that failed and may succeed later.
         n_retried: Tries after a failure.
         n_refused: Alerts that it will not take.
-        n_dropped: Alerts dropped because too many waited.
+        n_dropped: Alerts dropped because too many waited, or because the program ended.
     """
 
     n_sent: int = 0
+    n_failed: int = 0
     n_retried: int = 0
     n_refused: int = 0
     n_dropped: int = 0
@@ -64,12 +67,16 @@ class Delivery:
         self._waiting: deque[Alert] = deque()
         self._is_closed = False
 
+    @property
+    def name(self) -> str:
+        """The receiver's, for logs and metrics."""
+        return self._backend.name
+
     def offer(self, alert: Alert) -> None:
         """Hand an alert over; never blocks."""
         with self._wake:
             if len(self._waiting) >= MAX_WAITING:
-                self._waiting.popleft()
-                self.counts.n_dropped += 1
+                self._drop(self._waiting.popleft(), "too many wait")
             self._waiting.append(alert)
             self._wake.notify()
 
@@ -83,7 +90,18 @@ class Delivery:
                     return
                 alert = self._waiting.popleft()
             if self._deliver(alert):
+                self._drop_rest(alert)
                 return
+
+    def _drop_rest(self, alert: Alert) -> None:
+        with self._wake:
+            waiting, self._waiting = [alert, *self._waiting], deque()
+        for one in waiting:
+            self._drop(one, "the program ends")
+
+    def _drop(self, alert: Alert, reason: str) -> None:
+        self.counts.n_dropped += 1
+        _LOG.error("%s: %s of %s dropped: %s", self._backend.name, alert.action, alert.key, reason)
 
     def close(self) -> None:
         """Let `run` return once nothing waits, or at once when ``wait`` says stop."""
@@ -103,6 +121,11 @@ class Delivery:
 
     def _try(self, alert: Alert) -> bool:
         """Post once; False when it is worth another try."""
+        is_over = self._post(alert)
+        self.counts.n_failed += not is_over
+        return is_over
+
+    def _post(self, alert: Alert) -> bool:
         name = self._backend.name
         try:
             post = self._backend.build(alert)

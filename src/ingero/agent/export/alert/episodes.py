@@ -1,11 +1,14 @@
 """What is worth telling: the first sign of an episode, and its end.
 
-An agent repeats its open episodes on every tick and to every reader that connects. Each is told once. One that an agent
-does not mention again within `RESYNC_NS` of a new connection ended while nobody listened, and is told as ended.
+An agent repeats its open episodes on every tick and to every reader that connects. Each is told once. A node has one
+episode at a time, whatever ids its lines carry: the existing agent sends a new id with every tick and another with the
+end. An episode that an agent does not mention again within `RESYNC_NS` of a new connection ended while nobody listened,
+and is told as ended.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +24,7 @@ RESYNC_NS: Final = 60 * NS_PER_S
 LOCAL_NS: Final = 600 * NS_PER_S
 """A process that stalls on its own has no resolving message; after this long without another it counts as well."""
 MAX_EPISODES: Final = 10_000
+_LOG: Final = logging.getLogger("ingero.alerter")
 
 
 class Action(StrEnum):
@@ -36,7 +40,7 @@ class Alert:
 
     Attributes:
         action: Whether it began or ended.
-        key: The episode, the same for both.
+        key: The episode, the same for both: the first id heard of it, or its node.
         node: Its node; empty for a process that stalls on its own.
         cluster: Its cluster; may be empty.
         title: One line for a person.
@@ -92,58 +96,80 @@ class Episodes:
         with self._lock:
             self._connected_ns = None
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether an agent can tell us anything."""
+        return self._connected_ns is not None
+
+    @property
+    def n_open(self) -> int:
+        """Episodes that are not over."""
+        return len(self._open)
+
     def overlong(self) -> None:
         """A line was too long to read."""
-        self.n_bad += 1
+        self._note_bad("it is too long")
 
     def line(self, line: bytes) -> None:
         """Follow one line; what is no straggler is passed over."""
         try:
             message = decode_message(line)
-        except BadDataError:
-            self.n_bad += 1
+        except BadDataError as error:
+            self._note_bad(error.message)
             return
         with self._lock:
             if isinstance(message, StragglerState):
-                key = message.event_id or _key_of(message)
-                self._begin(build_state_alert(message, key), is_local=False)
+                key = message.event_id or _node_of(message)
+                alert = build_state_alert(message, key)
+                self._begin(_node_of(message), alert, is_local=False)
             elif isinstance(message, StragglerResolved):
-                self._end(message.event_id or _key_of(message))
+                self._end(_node_of(message))
             elif isinstance(message, Straggle):
-                self._begin(build_local_alert(message), is_local=True)
+                self._begin(f"pid-{message.pid}", build_local_alert(message), is_local=True)
+
+    def _note_bad(self, reason: str) -> None:
+        """Count a line; the first of them is told, the rest may be many."""
+        self.n_bad += 1
+        if self.n_bad == 1:
+            _LOG.warning("a line of the agent cannot be read: %s", reason)
 
     def settle(self) -> None:
         """End what nobody mentions any more. Call it every second or so."""
         now_ns = self._clock.mono_ns()
         with self._lock:
             is_synced = self._connected_ns is not None and now_ns - self._connected_ns >= RESYNC_NS
-            for key, known in list(self._open.items()):
+            for who, known in list(self._open.items()):
                 is_over = known.is_local and now_ns - known.seen_ns >= LOCAL_NS
                 if is_over or (known.is_doubtful and is_synced):
-                    self._end(key)
+                    self._end(who)
 
-    def _begin(self, alert: Alert, *, is_local: bool) -> None:
+    def _begin(self, who: str, alert: Alert, *, is_local: bool) -> None:
         now_ns = self._clock.mono_ns()
-        known = self._open.get(alert.key)
+        known = self._open.get(who)
         if known is not None:
             known.seen_ns, known.is_doubtful = now_ns, False
             return
         if len(self._open) >= MAX_EPISODES:
-            self._open.pop(next(iter(self._open)))
+            forgotten = self._open.pop(next(iter(self._open)))
             self.n_evicted += 1
-        self._open[alert.key] = _Open(alert, now_ns, is_local)
+            _LOG.warning(
+                "too many open episodes; %s is not followed to its end", forgotten.alert.key
+            )
+        self._open[who] = _Open(alert, now_ns, is_local)
         self._tell(alert)
 
-    def _end(self, key: str) -> None:
-        known = self._open.pop(key, None)
+    def _end(self, who: str) -> None:
+        known = self._open.pop(who, None)
         if known is None:  # it began before us, and nobody was told
             return
         began = known.alert
         title = began.title.replace("straggler", "straggler resolved", 1)
-        self._tell(Alert(Action.RESOLVE, key, began.node, began.cluster, title, began.details))
+        self._tell(
+            Alert(Action.RESOLVE, began.key, began.node, began.cluster, title, began.details)
+        )
 
 
-def _key_of(message: StragglerState | StragglerResolved) -> str:
+def _node_of(message: StragglerState | StragglerResolved) -> str:
     return f"{message.cluster_id}/{message.node_id}"
 
 

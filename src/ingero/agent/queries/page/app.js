@@ -34,6 +34,16 @@ function summarise(o) {
   mark("summary-shown");
 }
 
+// Beside every view: no number on the page has what is named here.
+function warn(recording) {
+  const lines = [recording.missing, ...recording.not_probed].filter(Boolean);
+  const said = lines.join("\n");
+  if (get("missing").dataset.said === said) return;
+  get("missing").dataset.said = said;
+  get("missing").hidden = !lines.length;
+  get("missing").replaceChildren(make("ul", lines.map((line) => make("li", line))));
+}
+
 function fail(error) {
   const isRefused = error instanceof Refused;
   const wasHidden = get("access").hidden;
@@ -44,6 +54,7 @@ function fail(error) {
   if (isRefused) {
     get("summary").textContent = "Locked";
     shown = {};
+    warn({ missing: "", not_probed: [] });
     for (const id of Object.keys(VIEWS)) get(id).replaceChildren();
   }
 }
@@ -70,6 +81,7 @@ async function update({ isForced = false } = {}) {
   try {
     const recording = await ask("recording");
     summarise(recording);
+    warn(recording);
     const query = get("part").value;
     const state = JSON.stringify([recording, query]);
     if (isForced || shown[view] !== state) {

@@ -17,6 +17,7 @@ function card(one, showSpan) {
     const bar = make("meter", share, { min: 0, max: 1, value: cause.share, "aria-label": `share of the lost time: ${share}` });
     row("cause", [bar, make("strong", ` ${share} ${cause.name}`)], ...cause.evidence);
   }
+  if (one.places.length) row("where", ...one.places);
   if (one.ruled_out.length) row("not it", ...one.ruled_out.map((out) => `${out.name}: ${out.why}`));
   if (one.fix.length) row("do", ...one.fix);
   const seen = one.coverage.seen === null ? "" : ` of at least ${count(one.coverage.seen)} seen`;
@@ -28,15 +29,54 @@ function card(one, showSpan) {
   return article;
 }
 
-export async function showIncidents(query, { showSpan }) {
-  const { incidents, window: part } = await ask("incidents", query);
+const plain = (rules) => rules.map((rule) => rule.replaceAll("_", " ")).join(", ");
+const many = (n, one) => `${count(n)} ${one}${n === 1 ? "" : "s"}`;
+
+function facts(rows) {
+  return make("dl", rows.flatMap(([term, value]) => (value ? [make("dt", term), make("dd", value)] : [])));
+}
+
+function openCard(one) {
+  const title = one.title || plain(one.rules);
+  return make("article", [
+    make("h3", [make("span", "UNKNOWN", { class: "badge" }), ` ${title}`]),
+    facts([["who", who(one)], ["missing", one.missing], ["do", one.how]]),
+  ], { class: "unknown" });
+}
+
+function lookedCard(looked, part) {
   const seconds = part.duration_s.toFixed(1);
-  const looked = part.truncated
-    ? `Looked at the newest ${count(part.events)} of ${count(part.events_stored)} events: ${seconds} s.`
-    : `Looked at ${count(part.events)} events: ${seconds} s.`;
-  if (incidents.length) return [note(looked), ...incidents.map((one) => card(one, showSpan))];
-  const says = part.events ? "No incident: every rule looked and found nothing." : "There are no events here yet.";
-  return [make("p", says, { class: "healthy" }), note(looked)];
+  const asked = part.asked_s ? ` (${(part.asked_s[1] - part.asked_s[0]).toFixed(1)} s were asked for)` : "";
+  const events = part.truncated
+    ? `the newest ${count(part.events)} of ${count(part.events_stored)} events`
+    : many(part.events, "event");
+  const groups = part.coverage.map((one) => `${one.group} ${count(one.stored)} of ${count(one.seen)}`).join(", ");
+  return [make("h2", "What was looked at"), make("article", [facts([
+    ["part", `${events} of ${part.processes === 1 ? "1 process" : `${count(part.processes)} processes`}: ${seconds} s${asked}`],
+    ["not there", part.missing],
+    ["calls with a row", groups],
+    ["judged", plain(looked.judged) || "nothing"],
+    ["could not be judged", plain(looked.unknown)],
+    ["nothing of it recorded", plain(looked.nothing_recorded)],
+  ])], { class: "looked" })];
+}
+
+function verdict(looked, part) {
+  if (!part.events) return make("p", part.events_stored ? "There are no events in this part." : "There are no events here yet.", { class: "open" });
+  const checked = looked.judged.length
+    ? `${many(looked.judged.length, "kind")} of problem looked for and not found`
+    : "nothing could be looked for";
+  const open = looked.unknown.length ? `; ${count(looked.unknown.length)} could not be judged, see below` : "";
+  const rest = looked.nothing_recorded.length ? `; of ${count(looked.nothing_recorded.length)} nothing was recorded` : "";
+  const isHealthy = looked.judged.length && !looked.unknown.length && !part.missing;
+  return make("p", `No incident: ${checked}${open}${rest}.`, { class: isHealthy ? "healthy" : "open" });
+}
+
+export async function showIncidents(query, { showSpan }) {
+  const { incidents, unknown, looked, window: part } = await ask("incidents", query);
+  const open = unknown.length ? [make("h2", "What could not be judged"), ...unknown.map(openCard)] : [];
+  const found = incidents.length ? incidents.map((one) => card(one, showSpan)) : [verdict(looked, part)];
+  return [...found, ...open, ...lookedCard(looked, part)];
 }
 
 function load(shots, label, key) {

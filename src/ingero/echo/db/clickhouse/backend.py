@@ -48,6 +48,12 @@ class ClickHouseBackend:
         self._settings = settings
         self._clock = clock
         self._client: Client | None = None
+        self._secret = 0
+
+    @property
+    def secret(self) -> int:
+        """See `Backend.secret`."""
+        return self._secret
 
     @property
     def is_open(self) -> bool:
@@ -60,6 +66,7 @@ class ClickHouseBackend:
         try:
             _migrate(client, now)
             keys = _load_keys(client, since, max_keys)
+            self._secret = _load_secret(client)
         except StoreError:
             client.close()
             raise
@@ -197,6 +204,12 @@ def _delete_nodes(client: Client, horizon: datetime) -> None:
             f"DELETE FROM nodes WHERE (cluster_id, node_id) IN ({silent})",  # noqa: S608
             parameters=values,
         )
+
+
+def _load_secret(client: Client) -> int:
+    with our_errors("load the secret of the keys"):
+        (row,) = client.query("SELECT min(secret) FROM ingest_secret").result_rows
+    return int(row[0])
 
 
 def _load_keys(client: Client, since: datetime, max_keys: int) -> Keys:

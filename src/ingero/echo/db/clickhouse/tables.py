@@ -59,7 +59,12 @@ def build_nodes_table() -> str:
     )
 
 
-STATEMENTS: Final = (*(build_table(table) for table in APPENDED), build_nodes_table())
-"""What makes an empty database ours."""
-VERSION: Final = 1
+STATEMENTS: Final = (
+    *(build_table(table) for table in APPENDED),
+    build_nodes_table(),
+    "CREATE TABLE IF NOT EXISTS ingest_secret (secret UInt64) ENGINE = MergeTree ORDER BY secret",
+    "INSERT INTO ingest_secret SELECT cityHash64(generateUUIDv4()) WHERE (SELECT count() FROM ingest_secret) = 0",
+)
+"""What makes an empty database ours, and one of version 1 (without the secret) today's."""
+VERSION: Final = 2
 """Of the tables above; raise it with a statement that brings older ones up to date."""

@@ -32,6 +32,39 @@ _CLASSES: Final = frozenset({
     "COLUMN_REF", "CONSTANT", "FUNCTION", "COMPARISON", "CONJUNCTION", "OPERATOR", "CASE", "CAST", "SUBQUERY",
     "BETWEEN", "WINDOW", "STAR", "LAMBDA", "COLLATE", "POSITIONAL_REFERENCE", "TYPE",
 })  # fmt: skip
+_PART_NAMES: Final = """
+aggregate_handling alias aliases arg_orders arguments case_checks cast_type catalog catalog_name child child_type
+child_types children class collation column column_name_alias column_names columns comparison_type condition cte_map
+cte_name default_expr distinct distinct_on_targets else_expr end end_expr
+exclude_clause exclude_list expr expression filter
+filter_expr first from_table function function_name group_expressions group_sets has_ignore_nulls having id
+ignore_nulls index input is_implicit is_null is_operator join_type key key_targets kind left lhs limit limit_type
+literal lower map materialized modifiers name named_param_map nearest_count nearest_order_type node
+null_order offset offset_expr order_bys orders partitions path qualified_exclude_list
+qualified_name qualify query query_location query_location_length query_node ref_type
+relation_name rename_list replace_list right scale schema schema_name second select_list setop_all setop_type size
+start start_expr subquery subquery_type syntax_type table table_name text then_expr try_cast type type_expr
+type_info type_name union_all upper user_type_modifiers using_columns value values when_expr where_clause width
+with_ordinality
+"""
+_PARTS: Final = frozenset(_PART_NAMES.split())
+"""Every member that an object of the tree may have with a value in it; others may be there, empty."""
+_REFUSED_PARTS: Final = {
+    "sample": "sampling (TABLESAMPLE, USING SAMPLE) is not let in; it needs random numbers: filter on hash(…) % n",
+    "at_clause": "AT is not let in",
+}
+_TYPE_NAMES: Final = """
+bigint bit blob bool boolean bpchar bytea char date datetime dec decimal double float float4 float8 hugeint int int1 int128 int16
+int2 int32 int4 int64 int8 integer integral interval json list array logical long map nchar null numeric nvarchar oid real row short
+signed smallint string struct text time timestamp timestamp_ms timestamp_ns timestamp_s timestamp_us timestamptz timetz tinyint
+ubigint uhugeint uint128 uint16 uint32 uint64 uint8 uinteger union usmallint utinyint uuid varbinary varchar varint bignum binary
+"""
+_TYPES: Final = frozenset(_TYPE_NAMES.split()) | {
+    "timestamp with time zone",
+    "time with time zone",
+    "double precision",
+    "character varying",
+}
 _TABLE_FUNCTIONS: Final = frozenset({"range", "generate_series", "unnest"})
 _COUNTS: Final = frozenset({"count", "count_star"})
 _RESERVED_CTE: Final = re.compile(r"(?i)duckdb_|pragma_|sqlite_|pg_|information_schema")
@@ -49,7 +82,7 @@ row_number rank dense_rank rank_dense percent_rank cume_dist ntile lag lead firs
 coalesce nullif ifnull if greatest least isnan isinf isfinite constant_or_null try
 abs sign ceil ceiling floor round round_even roundbankers trunc sqrt cbrt exp ln log log2 log10 pow power mod fmod
 divide multiply add subtract pi degrees radians sin cos tan asin acos atan atan2 sinh cosh tanh gcd lcm
-bit_count xor even factorial gamma lgamma nextafter signbit width_bucket
+bit_count xor even factorial gamma lgamma nextafter signbit
 length len strlen char_length character_length lower lcase upper ucase trim ltrim rtrim substr substring left right replace
 contains starts_with prefix suffix ends_with instr strpos position split split_part str_split string_split
 string_to_array regexp_matches regexp_full_match regexp_extract regexp_extract_all regexp_split_to_array
@@ -136,6 +169,7 @@ def check_statement(
     for depth, node in enumerate(_iter_dicts(statements[0])):
         if depth > _MAX_NODES:
             raise RefusedError("too complex", "sql_too_long")
+        _check_parts(node)
         _check_node(node, tables, ctes, named)
     return Needs(frozenset(named), _find_columns(statements[0]))
 
@@ -191,7 +225,7 @@ def _iter_ctes(root: object) -> Iterator[str]:
         if isinstance(cte_map, dict):
             for entry in cte_map.get("map", ()):
                 yield str(entry.get("key", ""))
-        if node.get("type") in {"RECURSIVE_CTE_NODE", "CTE_NODE"}:
+        if node.get("type") in ("RECURSIVE_CTE_NODE", "CTE_NODE"):  # not a set: it may be an object
             yield str(node.get("cte_name", ""))
 
 
@@ -202,11 +236,10 @@ def _check_node(
     if expression_class is not None:
         if expression_class not in _CLASSES:
             raise RefusedError(f"{str(expression_class).lower()} expressions are not let in")
-    elif isinstance(kind, str) and not kind.endswith("_TYPE_INFO"):
-        if kind.endswith(("_QUERY_NODE", "_STATEMENT")):
-            raise RefusedError("only SELECT is let in", "sql_not_read_only")
-        if kind not in _NODES | _TABLE_REFS | _MODIFIERS:
-            raise RefusedError(f"{kind.lower().replace('_', ' ')} is not let in")
+        if expression_class == "TYPE":
+            _check_type(node)
+    elif isinstance(kind, str):
+        _check_kind(kind)
     if "function_name" in node:
         _check_function(node)
     if kind == "BASE_TABLE" and expression_class is None:
@@ -215,6 +248,29 @@ def _check_node(
         function = node.get("function") or {}
         if str(function.get("function_name", "")).lower() not in _TABLE_FUNCTIONS:
             raise RefusedError("that table function is not let in")
+
+
+def _check_kind(kind: str) -> None:
+    if kind.endswith(("_QUERY_NODE", "_STATEMENT")):
+        raise RefusedError("only SELECT is let in", "sql_not_read_only")
+    if kind not in _NODES | _TABLE_REFS | _MODIFIERS and not kind.endswith("_TYPE_INFO"):
+        raise RefusedError(f"{kind.lower().replace('_', ' ')} is not let in")
+
+
+def _check_parts(node: dict[str, Any]) -> None:
+    for name, value in node.items():
+        if name in _PARTS or value is None or value in ("", [], {}, False):
+            continue
+        raise RefusedError(_REFUSED_PARTS.get(name, f"{name.replace('_', ' ')[:64]} is not let in"))
+
+
+def _check_type(node: dict[str, Any]) -> None:
+    name = str(node.get("type_name", ""))
+    path = (node.get("qualified_name") or {}).get("path", [name])
+    if node.get("schema") or node.get("catalog") or len(path) > 1:
+        raise RefusedError("types are called by their plain name")
+    if name.lower() not in _TYPES:
+        raise RefusedError(f"type {name[:64]!r} is not let in")
 
 
 def _check_function(node: dict[str, Any]) -> None:
@@ -233,8 +289,6 @@ def _check_table(
     path = (node.get("qualified_name") or {}).get("path", [name])
     if node.get("schema_name") or node.get("catalog_name") or len(path) > 1:
         raise RefusedError("tables are called by their plain name")
-    if node.get("at_clause"):
-        raise RefusedError("AT is not let in")
     if name in tables:
         named.add(name)
     elif name not in ctes:

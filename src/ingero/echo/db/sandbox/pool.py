@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from ingero.echo.db.faults import DeadlineError
 from ingero.echo.db.sandbox.frames import Data, Job, PeerGoneError, Result, Verdict, receive, send
+from ingero.echo.db.stop import Stop
 from ingero.errors import BadDataError, RetryableError, StoreError
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
@@ -53,12 +54,14 @@ class SandboxSettings:
         timeout_ns: From the fork to the answer.
         memory_bytes: Of the child, its rows included.
         max_answer_bytes: Of the answer's rows as JSON.
+        max_input_bytes: Of the rows that it is given, all tables together.
     """
 
     n_workers: int = 2
     timeout_ns: int = 10 * NS_PER_S
     memory_bytes: int = 1 << 30
     max_answer_bytes: int = 8 << 20
+    max_input_bytes: int = 256 << 20
 
 
 class Sandbox:
@@ -90,17 +93,18 @@ class Sandbox:
         with self._lock:
             self._drop_nursery()
 
-    def run(self, sql: str, export: Export, max_rows: int) -> Result:
+    def run(self, sql: str, export: Export, max_rows: int, stop: Stop | None = None) -> Result:
         """Run one statement.
 
         Args:
             sql: The tenant's text.
             export: Gives the tenant's rows of a table that the statement names.
             max_rows: Most rows of the answer.
+            stop: Set when nobody waits for the answer any more.
 
         Raises:
             SqlRefusedError: Not let in, or failed.
-            DeadlineError: Killed at the deadline.
+            DeadlineError: Killed at the deadline, or stopped.
             RetryableError: All places are taken.
         """
         settings = self._settings
@@ -108,12 +112,17 @@ class Sandbox:
             raise RetryableError("every place for SQL is taken", retry_after_ns=_BUSY_RETRY_NS)
         try:
             link, pidfd = self._fork()
+
+            def kill() -> None:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
             with link:
                 try:
-                    return self._converse(link, sql, export, max_rows)
+                    with (stop or Stop()).calls(kill):
+                        return self._converse(link, sql, export, max_rows)
                 finally:
-                    with suppress(ProcessLookupError):
-                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    kill()
                     os.close(pidfd)
         finally:
             self._places.release()
@@ -135,7 +144,7 @@ class Sandbox:
             verdict, _ = receive(link, Verdict)
             if verdict.code:
                 raise SqlRefusedError(verdict.refused, verdict.code)
-            _send_rows(link, verdict, export, self._tables)
+            _send_rows(link, self._check_known(verdict), export, settings.max_input_bytes)
             self._set_timeout(link, deadline_ns)
             result, _ = receive(link, Result)
         except TimeoutError as error:
@@ -149,6 +158,12 @@ class Sandbox:
         if result.code:
             raise SqlRefusedError(result.failed, result.code)
         return result
+
+    def _check_known(self, needs: Verdict) -> Verdict:
+        """Its tables, held once more to the list: the child has parsed hostile text."""
+        if not set(needs.tables) <= set(self._tables):
+            raise PeerGoneError
+        return needs
 
     def _set_timeout(self, link: socket.socket, deadline_ns: int) -> None:
         left_ns = deadline_ns - self._clock.mono_ns()
@@ -215,25 +230,46 @@ class Sandbox:
             self._nursery = None
 
 
-def _check_known(names: list[str], known: Iterable[str]) -> list[str]:
-    """The names, held once more to the list: the child has parsed hostile text."""
-    if not set(names) <= set(known):
-        raise PeerGoneError
-    return names
-
-
-def _send_rows(link: socket.socket, needs: Verdict, export: Export, known: Iterable[str]) -> None:
+def _send_rows(link: socket.socket, needs: Verdict, export: Export, max_bytes: int) -> None:
     fds: list[int] = []
+    budget = _Budget(max_bytes)
     columns = None if needs.columns is None else frozenset(needs.columns)
     try:
-        for name in _check_known(needs.tables, known):
+        for name in needs.tables:
             fd = os.memfd_create(f"echo-{name}", os.MFD_CLOEXEC)
             fds.append(fd)
             schema, batches = export(name, columns)
             with os.fdopen(os.dup(fd), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
                 for batch in batches:
+                    budget.spend(batch.nbytes)
                     writer.write_batch(batch)
         send(link, Data(needs.tables), tuple(fds))
     finally:
         for fd in fds:
             os.close(fd)
+
+
+class _Budget:
+    """Bytes that one statement's rows may take.
+
+    Args:
+        max_bytes: All tables together.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._left = max_bytes
+
+    def spend(self, n_bytes: int) -> None:
+        """Take some.
+
+        Raises:
+            SqlRefusedError: There are no more.
+        """
+        self._left -= n_bytes
+        if self._left < 0:
+            raise SqlRefusedError(
+                f"the answer needs more than {self._max_bytes >> 20} MiB of your rows: narrow the window, or name fewer "
+                "columns",
+                "sql_input_too_large",
+            )

@@ -58,6 +58,24 @@ class PrometheusConfig(StrictModel):
         ("ingero.event.id", "score", "threshold"),
         description="Point attributes that never become labels, because each push brings a new value.",
     )
+    label_limit: int = Field(
+        64,
+        ge=1,
+        description="Labels of a point, and of its sender, at most; more are refused and counted.",
+    )
+    label_name_length_limit: int = Field(
+        256,
+        ge=1,
+        description="Longest name of a label or metric; longer ones are refused and counted.",
+    )
+    label_value_length_limit: int = Field(
+        1024, ge=1, description="Longest value of a label; longer ones are refused and counted."
+    )
+    exclusive_attributes: tuple[str, ...] = Field(
+        ("ingero.node.state", "ingero.detection_mode"),
+        description="Point attributes of which a sender has one value at a time: the series with its value before goes"
+        " from /metrics with its next push.",
+    )
     max_series: int = Field(
         500_000,
         ge=1,

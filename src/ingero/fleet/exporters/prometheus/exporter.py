@@ -3,35 +3,42 @@
 On one core a scrape of 10 000 nodes takes several hundred milliseconds, so nothing here runs longer than a
 slice at a time: between slices the event loop takes pushes.
 
-Lossy: `REFUSED`, `CONFLICTS` and `UNSUPPORTED` count what is not shown.
+Lossy: `REFUSED`, `CONFLICTS`, `UNSUPPORTED` and `OVERSIZED` count what is not shown.
 """
 
 from __future__ import annotations
 
 import asyncio
+import operator
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ingero.fleet.component import ComponentId, Host, Stability
 from ingero.fleet.consumer import Batch
 from ingero.fleet.exporters.prometheus.config import PrometheusConfig
-from ingero.fleet.exporters.prometheus.intake import DELTA, Intake, IntakeSettings
+from ingero.fleet.exporters.prometheus.intake import DELTA, Intake, IntakeSettings, LabelLimits
 from ingero.fleet.exporters.prometheus.series import (
     ExpositionSettings,
     SeriesStore,
     iter_exposition,
 )
 from ingero.fleet.factory import METRICS_ONLY, ExporterFactory
+from ingero.fleet.helpers.certificates import (
+    HANDSHAKES_REFUSED,
+    open_server_context,
+    watch_certificate,
+)
 from ingero.serving.asgi import AsgiServer
 from ingero.serving.scrape import send_text
-from ingero.serving.tls import CertificateReloader, build_server_context
+from ingero.serving.tls import CertificateReloader
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.declare import counter, gauge
 from ingero.units import NS_PER_MS
 from ingero.wire.names import Metric
 from ingero.wire.otlp import Export
+from ingero.wire.otlp.structs import Proto
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, HTTPScope, Scope
@@ -50,7 +57,12 @@ CONFLICTS: Final = counter(
 )
 UNSUPPORTED: Final = counter(
     "ingero_fleet_prometheus_unsupported_points_total",
-    "Points that the text formats cannot show: exponential histograms, and names without a letter.",
+    "Points that the text formats cannot show: exponential histograms, histograms whose buckets do not fit their bounds, names without a letter or too long.",
+    "exporter",
+)
+OVERSIZED: Final = counter(
+    "ingero_fleet_prometheus_oversized_points_total",
+    "Points with more or longer labels than label_limit and its neighbours allow.",
     "exporter",
 )
 
@@ -65,6 +77,9 @@ _REPLACEABLE: Final = frozenset({Metric.HEALTH_SCORE.value, Metric.STRAGGLER_EVE
 
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 _OPEN_METRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+_ADDING: Final = frozenset({"sum", "histogram", "exponential_histogram"})
+"""Kinds of metrics whose points may be differences."""
 
 _Waiting = tuple[Export, int, int]
 
@@ -82,7 +97,6 @@ class PrometheusExporter:
         self._sequence = 0
         self._scraping = asyncio.Lock()
         self._server: AsgiServer | None = None
-        self._reloader: CertificateReloader | None = None
         self._clock: Clock | None = None
         self._counted: dict[str, int] = {}
         self._counters: dict[str, Callable[[float], None]] = {}
@@ -97,10 +111,10 @@ class PrometheusExporter:
         host.meter.gauge(SERIES).watch(lambda: self._store.n_series, exporter=label)
         host.every(_DRAIN_INTERVAL_NS, self._drain_slice)
         tls = self._config.tls
-        context = None if tls is None else build_server_context(tls)
-        if context is not None and tls is not None and tls.reload_interval:
-            self._reloader = CertificateReloader(context, tls)
-            host.every(tls.reload_interval, self._reload_certificate)
+        context = open_server_context(tls, host, f"exporters.{label}", self._config.endpoint)
+        if tls is not None and context is not None and tls.reload_interval:
+            reloader = CertificateReloader(context, tls)
+            watch_certificate(reloader, host, f"exporters.{label}", tls.reload_interval)
         self._server = AsgiServer(self._app, self._config.endpoint, tls=context)
         await self._server.start()
         host.announce(self._server.bound)
@@ -124,10 +138,6 @@ class PrometheusExporter:
             self._pending[key] = (batch.export, clock.mono_ns(), batch.received_wall_ns)
             if len(self._pending) > _MAX_PENDING:
                 self._apply_oldest()
-
-    def _reload_certificate(self) -> None:
-        if self._reloader is not None:
-            self._reloader.reload_if_changed()
 
     def _apply_oldest(self) -> None:
         """Walk the export that waits longest; the caller holds the lock."""
@@ -155,6 +165,7 @@ class PrometheusExporter:
             ("refused", store.n_refused),
             ("conflicts", store.n_conflicts),
             ("unsupported", intake.n_unsupported),
+            ("oversized", intake.n_oversized),
         ):
             fresh = total - self._counted.get(name, 0)
             if fresh:
@@ -244,16 +255,32 @@ def find_replaceable(batch: Batch) -> object:
 
 
 def says_all(newer: Export, older: Export) -> bool:
-    """Whether every series of an older push is in a newer one of the same key, and none of them adds up over pushes."""
-    known = newer.metrics[0][1]
-    for (_, metric, name, kind, _), (_, _, again, _, _) in zip(
-        older.metrics[0][1], known, strict=True
-    ):
-        if name != again or (
-            kind != "gauge" and kind and getattr(metric, kind).aggregation_temporality == DELTA
+    """Whether every series of an older push is in a newer one of the same key, and none of them adds up over pushes.
+
+    A series is its resource, its metric and its attributes: two cohorts, or two agents, of one node push the same names.
+    """
+    (sender, known), (other, waiting) = newer.metrics[0], older.metrics[0]
+    if not _is_equal(_attributes(sender.resource), _attributes(other.resource)):
+        return False
+    for (_, _, again, same, now), (_, metric, name, kind, then) in zip(known, waiting, strict=True):
+        if (name, kind) != (again, same) or len(now) != len(then):
+            return False
+        if kind in _ADDING and getattr(metric, kind).aggregation_temporality == DELTA:
+            return False
+        if not all(
+            _is_equal(one.attributes, two.attributes) for one, two in zip(now, then, strict=True)
         ):
             return False
     return True
+
+
+def _attributes(resource: Proto) -> Sequence[object]:
+    return () if resource is None else resource.attributes
+
+
+def _is_equal(some: Sequence[object], others: Sequence[object]) -> bool:
+    """Whether two lists of attributes are the same, in the same order; of two encodings never."""
+    return len(some) == len(others) and all(map(operator.eq, some, others))
 
 
 def _header(scope: HTTPScope, name: bytes) -> str:
@@ -270,10 +297,19 @@ def _intake_settings(config: PrometheusConfig) -> IntakeSettings:
         included=("*",) if is_all else chosen.included,
         excluded=chosen.excluded,
         dropped=frozenset(config.drop_attributes),
+        limits=LabelLimits(
+            config.label_limit, config.label_name_length_limit, config.label_value_length_limit
+        ),
+        exclusive=frozenset(config.exclusive_attributes),
     )
 
 
-_COUNTED: Final = {"refused": REFUSED, "conflicts": CONFLICTS, "unsupported": UNSUPPORTED}
+_COUNTED: Final = {
+    "refused": REFUSED,
+    "conflicts": CONFLICTS,
+    "unsupported": UNSUPPORTED,
+    "oversized": OVERSIZED,
+}
 
 FACTORY = ExporterFactory(
     type="prometheus",
@@ -281,7 +317,7 @@ FACTORY = ExporterFactory(
     says="Shows the latest point of every series to a Prometheus scraper.",
     signals=METRICS_ONLY,
     stability=Stability.BETA,
-    metrics=(SERIES, SCRAPES, REFUSED, CONFLICTS, UNSUPPORTED),
+    metrics=(SERIES, SCRAPES, REFUSED, CONFLICTS, UNSUPPORTED, OVERSIZED, HANDSHAKES_REFUSED),
     create=PrometheusExporter,
     example={"endpoint": "127.0.0.1:9090"},
 )

@@ -5,6 +5,7 @@ Above the series store and naming; runs when a scrape or the drain timer asks fo
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,9 +13,14 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from ingero.fleet.exporters.prometheus.naming import build_labels, build_metric_name
+from ingero.fleet.exporters.prometheus.naming import (
+    build_labels,
+    build_metric_name,
+    format_labels,
+)
 from ingero.fleet.exporters.prometheus.reading import MESSAGES, TREES, Reader, alias_of
 from ingero.fleet.exporters.prometheus.series import (
+    LONG_AGO_NS,
     Distribution,
     Family,
     FamilyFacts,
@@ -22,6 +28,7 @@ from ingero.fleet.exporters.prometheus.series import (
     SeriesStore,
     series_key,
 )
+from ingero.wire.otlp import Distribution as Buckets
 from ingero.wire.otlp import Export, Point, PointKind, Temporality, iter_points
 from ingero.wire.otlp.points import NO_RECORDED_VALUE
 from ingero.wire.otlp.structs import Proto
@@ -29,15 +36,38 @@ from ingero.wire.otlp.structs import Proto
 _PLAUSIBLE_NS: Final = 1_000_000_000_000_000_000
 """2001-09-09. Older agents date collective points by the time since boot, which would be 1970."""
 
-_LONG_AGO_NS: Final = -(1 << 62)
 _NS_PER_MS: Final = 1_000_000
 DELTA: Final = 1
 """AggregationTemporality of points that add up."""
 _NOTHING: Final[frozenset[str]] = frozenset()
 _NUMBER_KINDS: Final = frozenset({PointKind.GAUGE, PointKind.SUM})
+_MAX_ALIAS_CHARS: Final = 64 << 10
+"""Attributes as they arrive, labels or not, are remembered by their text: longer ones are refused."""
 _MAX_SERVICES: Final = 100_000
 _JOB_KEYS: Final = ("service.name", "service.namespace", "service.instance.id")
 _TARGET_INFO: Final = FamilyFacts("target_info", FamilyKind.GAUGE, "Attributes of who reports.")
+
+
+@dataclass(frozen=True, slots=True)
+class LabelLimits:
+    """What a series may have at most; one with more is refused, for a cut name would be another series.
+
+    Attributes:
+        n_labels: Labels of a point, and of its sender.
+        name_chars: Length of a label's or metric's name.
+        value_chars: Length of a label's value.
+    """
+
+    n_labels: int = 64
+    name_chars: int = 256
+    value_chars: int = 1024
+
+    def allow(self, labels: Mapping[str, str]) -> bool:
+        """Whether a label set is within the limits."""
+        return len(labels) <= self.n_labels and all(
+            len(name) <= self.name_chars and len(value) <= self.value_chars
+            for name, value in labels.items()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +81,8 @@ class IntakeSettings:
         included: Patterns of resource attributes that become labels.
         excluded: Patterns of resource attributes that do not, whatever ``included`` says.
         dropped: Point attributes that never become labels.
+        limits: Of labels and names.
+        exclusive: Point attributes of which a sender has one value at a time.
     """
 
     namespace: str = ""
@@ -59,6 +91,8 @@ class IntakeSettings:
     included: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     dropped: frozenset[str] = frozenset()
+    limits: LabelLimits = LabelLimits()
+    exclusive: frozenset[str] = frozenset()
 
 
 class _Sender(NamedTuple):
@@ -74,10 +108,12 @@ class Intake:
 
     Attributes:
         n_unsupported: Points that a text exposition cannot show: exponential histograms, and points without a value.
+        n_oversized: Points whose labels or name are over `LabelLimits`.
     """
 
     def __init__(self, store: SeriesStore, settings: IntakeSettings) -> None:
         self.n_unsupported = 0
+        self.n_oversized = 0
         self._store = store
         self._settings = settings
         self._facts: dict[tuple[str, str, PointKind, bool], FamilyFacts | None] = {}
@@ -99,6 +135,9 @@ class Intake:
             for scope in entry.scope_metrics:
                 for metric in scope.metrics:
                     kind, data = reader.find_numbers(metric)
+                    if sender is None:
+                        self.n_oversized += len(data.data_points) if kind is not None else 0
+                        continue
                     if kind is None:
                         has_others = True
                     else:
@@ -130,7 +169,11 @@ class Intake:
             family.values[row] = family.values[row] + value if is_delta else value
             time_ns = raw.time_unix_nano
             family.times_ms[row] = time_ns // _NS_PER_MS if time_ns > _PLAUSIBLE_NS else arrival[1]
-            family.seen_ns[row] = _LONG_AGO_NS if raw.flags & NO_RECORDED_VALUE else arrival[0]
+            family.seen_ns[row] = LONG_AGO_NS if raw.flags & NO_RECORDED_VALUE else arrival[0]
+            key = family.keys[row]
+            rest = self._store.find_rest(key)
+            if rest is not None:
+                family.end_others(key, rest)
 
     def _find_row(self, family: Family, sender: _Sender, raw: Proto, reader: Reader) -> int | None:
         alias = reader.alias(raw.attributes, self._settings.dropped)
@@ -151,6 +194,9 @@ class Intake:
         for point in iter_points(export):
             if point.kind in _NUMBER_KINDS:
                 continue
+            if point.distribution is not None and not _is_whole(point.distribution):
+                self.n_unsupported += 1
+                continue
             key = (point.name, point.unit, point.kind, False)
             facts = self._get_facts(key, point)
             family = None if facts is None else self._store.get_family(facts)
@@ -158,6 +204,9 @@ class Intake:
                 self.n_unsupported += facts is None
                 continue
             sender = self._know_sender(alias_of(point.resource), point.resource, now_ns)
+            if sender is None:
+                self.n_oversized += 1
+                continue
             for name in self._settings.dropped & point.attributes.keys():
                 del point.attributes[name]
             index = self._know_attributes(alias_of(point.attributes), point.attributes)
@@ -167,10 +216,10 @@ class Intake:
                 family.times_ms[row] = (
                     time_ns if time_ns > _PLAUSIBLE_NS else received_wall_ns
                 ) // _NS_PER_MS
-                family.seen_ns[row] = now_ns if not point.is_stale else _LONG_AGO_NS
+                family.seen_ns[row] = now_ns if not point.is_stale else LONG_AGO_NS
                 _store_distribution(family, row, point)
 
-    def _get_sender(self, resource: Proto, reader: Reader, now_ns: int) -> _Sender:
+    def _get_sender(self, resource: Proto, reader: Reader, now_ns: int) -> _Sender | None:
         raw = resource.attributes if resource is not None else ()
         alias = reader.alias(raw, _NOTHING)
         index = self._store.find_resource(alias)
@@ -178,10 +227,16 @@ class Intake:
             return _Sender(alias, index, lambda: reader.attributes(raw))
         return self._know_sender(alias, reader.attributes(raw), now_ns)
 
-    def _know_sender(self, alias: str, attributes: Mapping[str, Any], now_ns: int) -> _Sender:
+    def _know_sender(
+        self, alias: str, attributes: Mapping[str, Any], now_ns: int
+    ) -> _Sender | None:
+        """The sender of these attributes; None when its labels are over the limits."""
         index = self._store.find_resource(alias)
         if index is None:
-            index = self._store.add_resource(alias, self._build_sender_labels(attributes))
+            labels = self._build_sender_labels(attributes)
+            if len(alias) > _MAX_ALIAS_CHARS or not self._settings.limits.allow(labels):
+                return None
+            index = self._store.add_resource(alias, labels)
         if any(key in attributes for key in _JOB_KEYS):
             if len(self._services) >= _MAX_SERVICES:
                 self._services.clear()
@@ -207,7 +262,10 @@ class Intake:
         if resource is None:
             pairs = [(k, _text(v)) for k, v in attributes.items() if k not in _JOB_KEYS]
             const = dict(self._settings.const_labels or {})
-            resource = self._store.add_resource(info, build_labels(pairs) | job | const)
+            labels = build_labels(pairs) | job | const
+            if not self._settings.limits.allow(labels):
+                return
+            resource = self._store.add_resource(info, labels)
         family = self._store.get_family(_TARGET_INFO)
         empty = self._store.find_attributes("")
         if empty is None:
@@ -233,7 +291,7 @@ class Intake:
         self, key: tuple[str, str, PointKind, bool], description: str
     ) -> FamilyFacts | None:
         name, unit, kind, is_monotonic = key
-        if kind is PointKind.EXPONENTIAL_HISTOGRAM:
+        if kind is PointKind.EXPONENTIAL_HISTOGRAM or len(name) > self._settings.limits.name_chars:
             return None
         is_gauge = kind is PointKind.GAUGE or (kind is PointKind.SUM and not is_monotonic)
         built = build_metric_name(
@@ -257,7 +315,14 @@ class Intake:
             store.n_refused += 1
             return None
         labels = build_labels((key, _text(value)) for key, value in attributes.items())
-        return store.add_attributes(alias, labels)
+        if len(alias) > _MAX_ALIAS_CHARS or not self._settings.limits.allow(labels):
+            self.n_oversized += 1
+            return None
+        exclusive, rest = self._settings.exclusive, None
+        if exclusive & attributes.keys():
+            pairs = [(k, _text(v)) for k, v in attributes.items() if k not in exclusive]
+            rest = format_labels(build_labels(pairs))
+        return store.add_attributes(alias, labels, rest)
 
     def _get_row(self, family: Family, sender: _Sender, attributes: int) -> int | None:
         """The row of a series; a label that both sender and point have is the point's."""
@@ -322,6 +387,15 @@ def _text(value: object) -> str:
 
 def _bytes_text(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _is_whole(found: Buckets) -> bool:
+    """Whether a histogram has one bucket more than bounds, as OTLP asks, and its bounds ascend; it may have neither."""
+    if not found.bounds and not found.bucket_counts:
+        return True
+    return len(found.bucket_counts) == len(found.bounds) + 1 and all(
+        low < high for low, high in itertools.pairwise(found.bounds)
+    )
 
 
 def _cumulate(point: Point) -> Distribution:

@@ -23,6 +23,8 @@ from ingero.fleet.exporters.prometheus.naming import escape_help, format_labels
 
 _ATTRIBUTES_BITS: Final = 32
 _MAX_NAME_SETS: Final = 1024
+LONG_AGO_NS: Final = -(1 << 62)
+"""Last seen so long ago that the next scrape forgets it."""
 _ATTRIBUTES_MASK: Final = (1 << _ATTRIBUTES_BITS) - 1
 
 
@@ -141,7 +143,16 @@ class _Texts:
 class Family:
     """The series of one name. Columns are parallel; row order is arrival order."""
 
-    __slots__ = ("distributions", "facts", "keys", "rows", "seen_ns", "times_ms", "values")
+    __slots__ = (
+        "distributions",
+        "facts",
+        "keys",
+        "latest",
+        "rows",
+        "seen_ns",
+        "times_ms",
+        "values",
+    )
 
     def __init__(self, facts: FamilyFacts) -> None:
         self.facts = facts
@@ -151,6 +162,23 @@ class Family:
         self.times_ms = array("q")
         self.seen_ns = array("q")
         self.distributions: dict[int, Distribution] = {}
+        self.latest: dict[tuple[int, str], int] = {}
+
+    def end_others(self, key: int, rest: str) -> None:
+        """A sender is in one of several states: forget, at the next scrape, the series of the one it was in before.
+
+        Args:
+            key: Of the series that just got a point.
+            rest: The labels that its other states share.
+        """
+        slot = (key >> _ATTRIBUTES_BITS, rest)
+        before = self.latest.get(slot)
+        if before == key:
+            return
+        self.latest[slot] = key
+        row = None if before is None else self.rows.get(before)
+        if row is not None:
+            self.seen_ns[row] = LONG_AGO_NS
 
     def drop_before(self, cutoff_ns: int) -> int:
         """Forget the series that were last seen before then; returns how many."""
@@ -167,6 +195,7 @@ class Family:
         self.distributions = {
             key: value for key, value in self.distributions.items() if key in self.rows
         }
+        self.latest = {slot: key for slot, key in self.latest.items() if key in self.rows}
         return n_dropped
 
 
@@ -185,6 +214,7 @@ class SeriesStore:
         self._max_series = max_series
         self._resources = _Texts()
         self._attributes = _Texts()
+        self._rests: dict[int, str] = {}
 
     def find_resource(self, alias: object) -> int | None:
         """The index of a resource's labels, or None when this spelling is new."""
@@ -198,9 +228,22 @@ class SeriesStore:
         """The index of an attribute set, or None when this spelling is new."""
         return self._attributes.find(alias)
 
-    def add_attributes(self, alias: object, labels: dict[str, str]) -> int:
-        """Remember an attribute set, found from now on by ``alias`` too."""
-        return self._attributes.add(alias, labels)
+    def add_attributes(self, alias: object, labels: dict[str, str], rest: str | None = None) -> int:
+        """Remember an attribute set, found from now on by ``alias`` too.
+
+        Args:
+            alias: What arrived.
+            labels: The set.
+            rest: The set without the attributes of which a sender has one value at a time; None when it has none.
+        """
+        index = self._attributes.add(alias, labels)
+        if rest is not None:
+            self._rests[index] = rest
+        return index
+
+    def find_rest(self, key: int) -> str | None:
+        """What `add_attributes` was told of a series' attributes."""
+        return self._rests.get(key & _ATTRIBUTES_MASK)
 
     @property
     def is_full(self) -> bool:
@@ -258,7 +301,9 @@ class SeriesStore:
             ]
             live = np.concatenate(keys) if keys else np.zeros(0, np.int64)
             self._resources.keep_only(set((live >> _ATTRIBUTES_BITS).tolist()))
-            self._attributes.keep_only(set((live & _ATTRIBUTES_MASK).tolist()))
+            kept = set((live & _ATTRIBUTES_MASK).tolist())
+            self._attributes.keep_only(kept)
+            self._rests = {index: rest for index, rest in self._rests.items() if index in kept}
         return n_dropped
 
     def labels_of(self, key: int) -> str:

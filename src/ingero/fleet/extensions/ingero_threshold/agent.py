@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
-from ingero.fleet.component import PushAnswer
+from ingero.fleet.component import WITHHELD, PushAnswer
 from ingero.wire.names import CLUSTER_QUERY, Path
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def agent_app(find_answer: FindAnswer, count: Callable[[int], None]) -> ASGIAppl
             try:
                 answer = find_answer(*read_query(scope["query_string"])) or _COLD
                 body = {"threshold": answer.threshold, "quorum_met": answer.quorum_met}
+                if answer is WITHHELD:
+                    body["panic"] = True
             except QueryError as error:
                 status, body = 400, {"error": str(error)}
         count(status)

@@ -21,8 +21,13 @@ from ingero.fleet.extensions.ingero_threshold.admin import ROOT, admin_app
 from ingero.fleet.extensions.ingero_threshold.agent import agent_app
 from ingero.fleet.extensions.ingero_threshold.config import IngeroThresholdConfig
 from ingero.fleet.factory import ExtensionFactory
+from ingero.fleet.helpers.certificates import (
+    HANDSHAKES_REFUSED,
+    open_server_context,
+    watch_certificate,
+)
 from ingero.serving.asgi import AsgiServer
-from ingero.serving.tls import CertificateReloader, build_server_context
+from ingero.serving.tls import CertificateReloader
 from ingero.telemetry.declare import counter
 
 REQUESTS: Final = counter(
@@ -40,7 +45,6 @@ class IngeroThresholdExtension:
         self._config = config
         self._host: Host | None = None
         self._sources: Sequence[ThresholdSource] = ()
-        self._reloader: CertificateReloader | None = None
         self._servers: list[AsgiServer] = []
 
     async def start(self, host: Host) -> None:
@@ -51,10 +55,11 @@ class IngeroThresholdExtension:
         requests = host.meter.counter(REQUESTS)
         counts = {code: requests.bound(status=str(code)) for code in (200, 400, 404, 405)}
         tls = self._config.tls
-        context = None if tls is None else build_server_context(tls)
+        name = f"extensions.{self._id}"
+        context = open_server_context(tls, host, name, self._config.agent_endpoint)
         if tls is not None and context is not None and tls.reload_interval:
-            self._reloader = CertificateReloader(context, tls)
-            host.every(tls.reload_interval, self._reload_certificate)
+            reloader = CertificateReloader(context, tls)
+            watch_certificate(reloader, host, name, tls.reload_interval)
         agents = agent_app(self.find_answer, lambda code: counts[code](1))
         admin = admin_app(
             lambda: host.find(AdminRoutes), allow_remote=self._config.admin_allow_remote
@@ -88,10 +93,6 @@ class IngeroThresholdExtension:
         """The threshold for who asks."""
         assert self._host is not None
         return _find_first(self._host.find(ThresholdSource), cluster_id, cohort_hash, node_id)
-
-    def _reload_certificate(self) -> None:
-        if self._reloader is not None:
-            self._reloader.reload_if_changed()
 
 
 def _find_first(
@@ -131,6 +132,6 @@ FACTORY = ExtensionFactory(
     config=IngeroThresholdConfig,
     says="Tells agents their threshold, on answers to pushes and on request, and shows admin pages.",
     stability=Stability.BETA,
-    metrics=(REQUESTS,),
+    metrics=(REQUESTS, HANDSHAKES_REFUSED),
     create=IngeroThresholdExtension,
 )

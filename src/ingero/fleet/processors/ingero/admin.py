@@ -9,13 +9,13 @@ from typing import Any, Final
 import numpy as np
 
 from ingero.errors import BadDataError
-from ingero.fleet.component import AdminRoute
+from ingero.fleet.component import WITHHELD, AdminRoute
 from ingero.fleet.processors.ingero.board import Board
 from ingero.fleet.processors.ingero.book import ClusterBook
+from ingero.fleet.processors.ingero.desk import ClusterEvent
 from ingero.fleet.processors.ingero.episodes import Episode, StragglerEvent
-from ingero.fleet.processors.ingero.report import iter_scopes
+from ingero.fleet.processors.ingero.report import cluster_values, iter_cohorts
 from ingero.fleet.processors.ingero.scores import NodeState
-from ingero.fleet.processors.ingero.telemetry import SCOPE_METRICS
 from ingero.wire.otlp.push import UNKNOWN_RANK
 
 PAGE_LIMIT: Final = 1000
@@ -46,6 +46,11 @@ class AdminPages:
                 "Straggler episodes, open ones first; ?cluster_id= ?offset= ?limit=.",
                 self._episodes,
             ),
+            AdminRoute(
+                f"{root}/events",
+                "Quorum, panic and caps as they turned, newest first; ?cluster_id= ?offset= ?limit=.",
+                self._events,
+            ),
         )
 
     def _clusters(self, query: Mapping[str, str]) -> dict[str, Any]:
@@ -54,13 +59,15 @@ class AdminPages:
         rows = []
         for book in books[offset : offset + limit]:
             with self._board.lock:
-                _, values = next(iter_scopes(book))
+                values = cluster_values(book)
                 rows.append({
                     "cluster_id": book.cluster_id,
                     "known_nodes": book.scores.n_nodes,
                     "cohorts": len(book.scores.cohorts),
                     "open_episodes": book.episodes.n_open,
-                    **_scope_json(values),
+                    "panic_since_unix_ns": book.panic_wall_ns,
+                    "is_waiting": book.is_waiting,
+                    **_numbers_json(values),
                 })
         return {"total": len(books), "offset": offset, "clusters": rows}
 
@@ -88,17 +95,20 @@ class AdminPages:
         cohort = scores.find_cohort_of(node_id)
         now_ns = self._board.now_ns()
         answer = book.find_answer(node_id, "", now_ns)
+        threshold = None if answer is None or answer is WITHHELD else answer.threshold
+        state = NodeState(int(scores.states[row])).name.lower()
         has_rank = resource is not None and resource.rank != UNKNOWN_RANK
         return {
             "node_id": node_id,
             "score": float(scores.scores[row]),
-            "state": NodeState(int(scores.states[row])).name.lower(),
+            "state": state,
+            "state_as_sent": book.other_states.get(node_id, state),
             "cgroup_path_hash": cohort.cgroup_path_hash if cohort else "",
-            "workload_type": cohort.workload_type if cohort else "",
+            "workload_type": book.workloads.get(node_id, ""),
             "rank": resource.rank if resource is not None and has_rank else None,
             "world_size": (resource.world_size or None) if resource else None,
             "provider": (resource.provider or None) if resource else None,
-            "threshold": answer.threshold if answer else None,
+            "threshold": threshold,
             "is_straggler": is_straggler,
             "in_episode": book.episodes.is_open(node_id),
             "age_s": round((now_ns - int(scores.seen_ns[row])) / 1e9, 3),
@@ -109,14 +119,14 @@ class AdminPages:
         with self._board.lock:
             book = self._get_book(query)
             counts = np.bincount(book.scores.cohort_idx, minlength=len(book.scores.cohorts))
-            scopes = dict(islice(iter_scopes(book), 1, None))
+            scopes = dict(iter_cohorts(book))
             found = [
                 {
                     "cgroup_path_hash": cohort.cgroup_path_hash,
                     "workload_type": cohort.workload_type,
                     "known_nodes": int(counts[index]),
                     "bar_of": "cohort" if cohort in scopes else "cluster",
-                    **(_scope_json(scopes[cohort]) if cohort in scopes else {}),
+                    **(_numbers_json(scopes[cohort]) if cohort in scopes else {}),
                 }
                 for index, cohort in islice(enumerate(book.scores.cohorts), offset, offset + limit)
             ]
@@ -130,6 +140,18 @@ class AdminPages:
             episodes.sort(key=lambda e: (e.outcome is not None, -e.opened_wall_ns))
             page = [_episode_json(episode) for episode in episodes[offset : offset + limit]]
         return {"total": len(episodes), "offset": offset, "episodes": page}
+
+    def _events(self, query: Mapping[str, str]) -> dict[str, Any]:
+        offset, limit = read_page(query)
+        wanted = query.get("cluster_id")
+        with self._board.lock:
+            events = [
+                event
+                for event in reversed(self._board.desk.events)
+                if wanted is None or event.cluster_id == wanted
+            ]
+        page = [_cluster_event_json(event) for event in events[offset : offset + limit]]
+        return {"total": len(events), "offset": offset, "events": page}
 
     def _get_book(self, query: Mapping[str, str]) -> ClusterBook:
         cluster_id = query.get("cluster_id", "")
@@ -153,12 +175,22 @@ def read_page(query: Mapping[str, str]) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
-def _scope_json(values: Sequence[float]) -> dict[str, float | None]:
-    names = (metric.name.removeprefix("ingero_fleet_") for metric in SCOPE_METRICS)
-    return {
-        name: value if value == value else None  # noqa: PLR0124 - only NaN differs from itself
-        for name, value in zip(names, values, strict=True)
-    }
+_FRACTIONS: Final = ("threshold", "median", "mad")
+_FLAGS: Final = ("coverage_low", "panic_mode", "quorum_met")
+
+
+def _numbers_json(values: Mapping[str, float]) -> dict[str, float | int | bool | None]:
+    """Values by the rest of their name: shares as they are, flags as such, counts as whole numbers."""
+    found: dict[str, float | int | bool | None] = {}
+    for name, value in values.items():
+        short = name.removeprefix("ingero_fleet_").removeprefix("cohort_")
+        if value != value:  # noqa: PLR0124 - only NaN differs from itself
+            found[short] = None
+        elif short in _FLAGS:
+            found[short] = bool(value)
+        else:
+            found[short] = value if short in _FRACTIONS else int(value)
+    return found
 
 
 def _event_json(event: StragglerEvent) -> dict[str, Any]:
@@ -168,6 +200,17 @@ def _event_json(event: StragglerEvent) -> dict[str, Any]:
         "threshold": event.threshold,
         "detection_mode": event.mode,
         "dominant_signal": event.dominant_signal,
+    }
+
+
+def _cluster_event_json(event: ClusterEvent) -> dict[str, Any]:
+    return {
+        "kind": event.kind.value,
+        "cluster_id": event.cluster_id,
+        "state": "began" if event.is_on else "ended",
+        "unix_ns": event.wall_ns,
+        "began_unix_ns": event.began_wall_ns,
+        **event.values,
     }
 
 
@@ -181,6 +224,7 @@ def _episode_json(episode: Episode) -> dict[str, Any]:
         "closed_unix_ns": episode.closed_wall_ns,
         "events": episode.n_events,
         "in_panic": episode.in_panic,
+        "is_told": episode.is_told,
         "first": _event_json(episode.first),
         "last": _event_json(episode.last),
     }

@@ -15,21 +15,22 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from sys import intern
 from typing import Final
 
-from ingero.detect.threshold import ThresholdSettings
-from ingero.fleet.component import Hardware, Meter, PushAnswer, PushContext
+from ingero.detect.threshold import THRESHOLD_FLOOR, ThresholdSettings
+from ingero.fleet.component import WITHHELD, Hardware, Meter, PushAnswer, PushContext
 from ingero.fleet.consumer import Consumer
+from ingero.fleet.helpers.caps import CapWatch
 from ingero.fleet.processors.ingero import telemetry
 from ingero.fleet.processors.ingero.book import ClusterBook
 from ingero.fleet.processors.ingero.config import IngeroConfig
+from ingero.fleet.processors.ingero.desk import ClusterEvent, Desk, EventKind
 from ingero.fleet.processors.ingero.episodes import Episode, Outcome, StragglerEvent
 from ingero.fleet.processors.ingero.scores import STATE_OF_NAME, Cohort, NodeState, Report
 from ingero.telemetry.clock import Clock
+from ingero.telemetry.limited import FieldValue
 from ingero.units import NS_PER_MS, NS_PER_S
 from ingero.wire.names import Signal
 from ingero.wire.otlp.push import PushFacts
@@ -38,8 +39,6 @@ SMALL_CLUSTER: Final = 256
 """Nodes up to which a push computes the bars itself: about 60 µs."""
 MAX_ID_LENGTH: Final = 256
 """Longest cluster id, node id, cgroup hash or workload type, in characters."""
-MAX_NEWS: Final = 4096
-"""Episodes' beginnings and ends that wait to be told."""
 _EXPIRY_INTERVAL_NS: Final = NS_PER_S
 _TICK_BUDGET_NS: Final = 5 * NS_PER_MS
 _PUSH_SHARE: Final = 0.1
@@ -53,10 +52,14 @@ _REFUSALS: Final = {
     "no_node_id": "the resource has no ingero.node.id",
     "no_cluster_id": "neither the resource nor the request names a cluster",
     "id_too_long": f"a name is longer than {MAX_ID_LENGTH} characters",
-    "node_cap": "no more nodes are taken (max_expected_nodes)",
+    "node_cap": "no more nodes of this cluster are taken (max_expected_nodes)",
+    "total_cap": "no more nodes are taken (max_total_nodes)",
     "cluster_cap": "no more clusters are taken (max_clusters)",
 }
 """Why a score is not taken: the counter's label, and what its sender is told."""
+CAPS: Final = frozenset({"node_cap", "total_cap", "cluster_cap"})
+"""Reasons for which nothing else of the sender is taken either."""
+_LOWEST: Final = PushAnswer(THRESHOLD_FLOOR, quorum_met=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +87,7 @@ class Board:
         host: Under which service the timers run; a reload brings another.
         config: The settings it was made with.
         following: What comes after the processor, by signal; the first pipeline of each.
-        news: Episodes as they began or ended, oldest first, for whoever tells them; kept only while there is a logs
-            pipeline. Locked.
+        desk: What is to be told of episodes and clusters. Locked.
     """
 
     def __init__(self, config: IngeroConfig, clock: Clock, meter: Meter) -> None:
@@ -93,10 +95,29 @@ class Board:
         self.books: dict[str, ClusterBook] = {}
         self.n_nodes = 0
         self.host: object = None
-        self.config: Final = config
         self.following: dict[Signal, Consumer] = {}
-        self.news: deque[Episode] = deque()
         self._clock = clock
+        self._count_lost_news = meter.counter(telemetry.REPORTS_LOST).bound()
+        self.desk = Desk(config.push_interval, self._count_lost_news)
+        self._caps: CapWatch[tuple[EventKind, str]] = CapWatch(2 * config.push_interval)
+        self.configure(config)
+        self._expired_ns = self._spent_at_ns = clock.mono_ns()
+        self._spent_ns = 0
+        dropped = meter.counter(telemetry.SCORES_DROPPED)
+        self._refuse = {reason: dropped.bound(reason=reason) for reason in _REFUSALS}
+        episodes = meter.counter(telemetry.EPISODES)
+        self._count_episode = {o: episodes.bound(outcome=o.value) for o in Outcome}
+        self._count_score = meter.counter(telemetry.SCORES).bound()
+        self._count_lost_event = meter.counter(telemetry.EVENTS_DROPPED).bound()
+        self._count_mismatch = meter.counter(telemetry.MISMATCHES).bound()
+
+    def accepts(self, settings: object) -> bool:
+        """Whether it can go on with other settings: always, they say how scores are read, not what they are."""
+        return isinstance(settings, IngeroConfig)
+
+    def configure(self, config: IngeroConfig) -> None:
+        """Go on with these settings."""
+        self.config = config
         self._settings = ThresholdSettings(
             k=config.threshold.k,
             ema_alpha=config.threshold.ema_alpha,
@@ -106,30 +127,40 @@ class Board:
             max_expected_nodes=config.max_expected_nodes,
             push_interval_ns=config.push_interval,
             ttl_multiplier=config.ttl_multiplier,
+            settle_ns=config.settle_ns,
         )
-        self._expired_ns = self._spent_at_ns = clock.mono_ns()
-        self._spent_ns = 0
-        dropped = meter.counter(telemetry.SCORES_DROPPED)
-        self._refuse = {reason: dropped.bound(reason=reason) for reason in _REFUSALS}
-        episodes = meter.counter(telemetry.EPISODES)
-        self._count_episode = {o: episodes.bound(outcome=o.value) for o in Outcome}
-        self._count_score = meter.counter(telemetry.SCORES).bound()
-        self._count_lost_event = meter.counter(telemetry.EVENTS_DROPPED).bound()
-        self._count_lost_news = meter.counter(telemetry.REPORTS_LOST).bound()
-        self._count_mismatch = meter.counter(telemetry.MISMATCHES).bound()
+        self._told_in_panic = _LOWEST if config.panic_answer == "floor" else WITHHELD
+        self.desk.hold_ns = config.push_interval
+        with self.lock:
+            for book in self.books.values():
+                book.configure(self._find_settings(book.cluster_id), self._told_in_panic)
+                book.is_dirty = True
+
+    def _find_settings(self, cluster_id: str) -> ThresholdSettings:
+        expected = self.config.expected_nodes.get(cluster_id)
+        if expected is None:
+            return self._settings
+        return replace(self._settings, max_expected_nodes=expected)
 
     def now_ns(self) -> int:
         """Monotonic time."""
         return self._clock.mono_ns()
 
-    def take(self, pushes: Sequence[PushFacts], context: PushContext, arrival: Arrival) -> None:
+    def take(
+        self, pushes: Sequence[PushFacts], context: PushContext, arrival: Arrival
+    ) -> list[int]:
         """Apply what a push says, and write into its context who pushed.
 
         A push of several nodes, as a collector sends, is answered for its cluster when they share one.
+
+        Returns:
+            Indices of the pushes of which nothing is to be passed on, because a cap refused their sender.
         """
+        refused = []
         with self.lock:
-            for facts in pushes:
-                self._take_one(facts, context, arrival)
+            for index, facts in enumerate(pushes):
+                if self._take_one(facts, context, arrival) in CAPS:
+                    refused.append(index)
         if len(pushes) == 1:
             facts = pushes[0]
             context.cluster_id = facts.resource.cluster_id or context.cluster_hint or None
@@ -138,6 +169,7 @@ class Board:
         elif pushes:
             clusters = {facts.resource.cluster_id or context.cluster_hint for facts in pushes}
             context.cluster_id = clusters.pop() if len(clusters) == 1 else ""
+        return refused
 
     def find_answer(
         self, cluster_id: str, cohort_hash: str = "", node_id: str | None = None
@@ -164,40 +196,88 @@ class Board:
         now_ns = self._clock.mono_ns()
         wall_ns = self._clock.wall_ns()
         done: list[ClusterBook] = []
+        arrival = Arrival(now_ns, wall_ns)
         if now_ns - self._expired_ns >= _EXPIRY_INTERVAL_NS:
             self._expired_ns = now_ns
             with self.lock:
-                for book in list(self.books.values()):
-                    self._expire(book, Arrival(now_ns, wall_ns))
+                self._expire_all(arrival)
         due = sorted(
-            (
-                book
-                for book in list(self.books.values())
-                if book.is_dirty or now_ns - book.computed_ns >= self.config.push_interval
-            ),
+            (book for book in list(self.books.values()) if self._is_due(book, now_ns)),
             key=lambda book: book.computed_ns,
         )
         for book in due:
             with self.lock:
-                book.recompute(now_ns)
+                self._recompute(book, arrival)
             done.append(book)
             if self._clock.mono_ns() - now_ns > _TICK_BUDGET_NS:
                 break
+        with self.lock:
+            self.desk.release(now_ns, self._is_settled)
         return done
 
-    def _take_one(self, facts: PushFacts, context: PushContext, arrival: Arrival) -> None:
+    def _is_due(self, book: ClusterBook, now_ns: int) -> bool:
+        is_old = now_ns - book.computed_ns >= self.config.push_interval
+        return book.is_dirty or is_old or book.is_waiting
+
+    def _is_settled(self, episode: Episode) -> bool:
+        """Whether every other active node of the cluster was heard since this episode began to wait."""
+        book = self.books.get(episode.cluster_id)
+        return book is None or book.is_heard_since(episode.held_since_ns, but=episode.node_id)
+
+    def _recompute(self, book: ClusterBook, arrival: Arrival) -> None:
+        """Compute a cluster's bars, and note what turned."""
+        had_quorum, was_panic = book.has_quorum, book.state.in_panic
+        book.recompute(arrival.mono_ns)
+        levels = book.state.levels
+        values: dict[str, FieldValue] = {
+            "active_nodes": int(levels.n_active[0]),
+            "known_nodes": book.scores.n_nodes,
+        }
+        cluster_id, wall_ns = book.cluster_id, arrival.wall_ns
+        if book.has_quorum != had_quorum:
+            event = ClusterEvent(
+                EventKind.QUORUM, cluster_id, book.has_quorum, wall_ns, values=values
+            )
+            self.desk.note_event(event)
+        if book.state.in_panic != was_panic:
+            began_ns = book.panic_wall_ns
+            book.panic_wall_ns = wall_ns if book.state.in_panic else None
+            values |= {
+                "under_threshold": int(levels.n_under[0]),
+                "threshold": _finite(levels.thresholds[0]),
+                "median": _finite(levels.median[0]),
+            }
+            event = ClusterEvent(
+                EventKind.PANIC, cluster_id, book.state.in_panic, wall_ns, began_ns, values
+            )
+            self.desk.note_event(event)
+
+    def _take_one(self, facts: PushFacts, context: PushContext, arrival: Arrival) -> str:
+        """Apply one node's push; the reason when its score is refused, else empty."""
         resource, hint = facts.resource, context.cluster_hint
         cluster_id = resource.cluster_id or hint
         if hint and cluster_id != hint:
             self._count_mismatch(1)
         if facts.health_score is not None:
             reason = self._take_score(facts, cluster_id, arrival)
-            if reason:
-                self._refuse[reason](1)
-                context.n_rejected += 1
-                context.rejected_why = _REFUSALS[reason]
+        elif facts.straggler_event is not None:
+            reason = self._check_unscored(facts, cluster_id, arrival)
+        else:
+            return ""
+        if reason:
+            self._refuse[reason](1)
+            context.n_rejected += 1
+            context.rejected_why = _REFUSALS[reason]
         if facts.straggler_event is not None:
-            self._take_event(facts, cluster_id, arrival.wall_ns)
+            self._take_event(facts, cluster_id, arrival)
+        return reason
+
+    def _check_unscored(self, facts: PushFacts, cluster_id: str, arrival: Arrival) -> str:
+        """The cap that keeps an event's sender out, if one does."""
+        book = self.books.get(cluster_id)
+        if book is not None and book.scores.find_row(facts.resource.node_id) is not None:
+            return ""
+        return self._check_caps(cluster_id, arrival)
 
     def _take_score(self, facts: PushFacts, cluster_id: str, arrival: Arrival) -> str:
         """Store a score; the reason when it is refused, else empty."""
@@ -208,46 +288,47 @@ class Board:
         book = self.books.get(cluster_id)
         is_known = book is not None and book.scores.find_row(node_id) is not None
         if not reason and not is_known:
-            reason = self._check_caps(cluster_id)
+            reason = self._check_caps(cluster_id, arrival)
         if reason:
             return reason
         if book is None:
-            book = self.books[cluster_id] = ClusterBook(cluster_id, self._settings)
+            settings = self._find_settings(cluster_id)
+            book = ClusterBook(cluster_id, settings, self._told_in_panic)
+            self.books[cluster_id] = book
         self.n_nodes += not is_known
         self._count_score(1)
         state = STATE_OF_NAME.get(facts.state, NodeState.OTHER)
         cohort = Cohort(facts.cohort, facts.workload_type if facts.cohort else "")
         now_ns = arrival.mono_ns
         is_changed = book.scores.put(Report(node_id, score, state, cohort), now_ns)
-        if facts.info_point is not None and (
-            book.resources.get(node_id) is not facts.resource or node_id not in book.gpu_models
-        ):
-            book.gpu_models[node_id] = intern(facts.gpu_model[:MAX_ID_LENGTH])
-        book.resources[node_id] = facts.resource
+        book.note_facts(facts, is_known_state=state is not NodeState.OTHER)
+        if book.roll is not None:
+            book.roll.hear(node_id)
         if is_changed:
             book.is_dirty = True
             if state is not NodeState.ACTIVE:
-                self._note_change(
+                self._note_close(
                     book.episodes.close(node_id, Outcome.STATE_CHANGE, arrival.wall_ns)
                 )
-        if book.is_dirty:
-            self._compute_in_push(book, now_ns)
+        if book.is_dirty or book.roll is not None:
+            self._compute_in_push(book, arrival)
         return ""
 
-    def _compute_in_push(self, book: ClusterBook, now_ns: int) -> None:
+    def _compute_in_push(self, book: ClusterBook, arrival: Arrival) -> None:
         """Compute at once if it is cheap enough: a leaky bucket of time spent."""
+        now_ns = arrival.mono_ns
         if book.scores.n_nodes > SMALL_CLUSTER:
             if now_ns - book.computed_ns >= self.config.recompute_min_interval:
-                book.recompute(now_ns)
+                self._recompute(book, arrival)
             return
         drained = int((now_ns - self._spent_at_ns) * _PUSH_SHARE)
         self._spent_ns, self._spent_at_ns = max(0, self._spent_ns - drained), now_ns
         if self._spent_ns < _PUSH_BURST_NS:
-            book.recompute(now_ns)
+            self._recompute(book, arrival)
             took_ns = self._clock.mono_ns() - now_ns
             self._spent_ns += min(max(0, took_ns), _MOST_CHARGED_NS)
 
-    def _take_event(self, facts: PushFacts, cluster_id: str, wall_ns: int) -> None:
+    def _take_event(self, facts: PushFacts, cluster_id: str, arrival: Arrival) -> None:
         book = self.books.get(cluster_id)
         if book is None or book.scores.find_row(facts.resource.node_id) is None:
             self._count_lost_event(1)
@@ -262,36 +343,52 @@ class Board:
             dominant_signal=_text(attributes.get("dominant_signal")),
         )
         in_panic = book.state.in_panic
-        self._note_change(
-            book.episodes.note(facts.resource.node_id, event, wall_ns, in_panic=in_panic)
-        )
+        node_id = facts.resource.node_id
+        episode = book.episodes.note(node_id, event, arrival.wall_ns, in_panic=in_panic)
+        if episode is not None and episode.outcome is None:
+            self.desk.note_open(episode, arrival.mono_ns)
+        else:
+            self._note_close(episode)
 
-    def _note_change(self, episode: Episode | None) -> None:
-        """Count an episode that ended, and keep the news of one that began or ended."""
-        if episode is None:
-            return
-        if episode.outcome is not None:
+    def _note_close(self, episode: Episode | None) -> None:
+        """Count an episode that ended."""
+        if episode is not None and episode.outcome is not None:
             self._count_episode[episode.outcome](1)
-        if Signal.LOGS in self.following:
-            if len(self.news) >= MAX_NEWS:
-                self.news.popleft()
-                self._count_lost_news(1)
-            self.news.append(replace(episode))
+            self.desk.note_close(episode)
 
-    def _check_caps(self, cluster_id: str) -> str:
-        if self.n_nodes >= self.config.max_expected_nodes:
-            return "node_cap"
-        is_new = cluster_id not in self.books
-        return "cluster_cap" if is_new and len(self.books) >= self.config.max_clusters else ""
+    def _check_caps(self, cluster_id: str, arrival: Arrival) -> str:
+        """Which cap a new node of this cluster would exceed; empty when there is room."""
+        config, book = self.config, self.books.get(cluster_id)
+        if book is None and len(self.books) >= config.max_clusters:
+            kind, cap, where = EventKind.CLUSTER_CAP, config.max_clusters, ""
+        elif book is not None and book.scores.n_nodes >= config.max_expected_nodes:
+            kind, cap, where = EventKind.NODE_CAP, config.max_expected_nodes, cluster_id
+        elif self.n_nodes >= config.total_cap:
+            kind, cap, where = EventKind.TOTAL_CAP, config.total_cap, ""
+        else:
+            return ""
+        if self._caps.refuse((kind, where), arrival.mono_ns):
+            event = ClusterEvent(kind, where, True, arrival.wall_ns, values={"cap": cap})  # noqa: FBT003
+            self.desk.note_event(event)
+        return kind.value
+
+    def _expire_all(self, arrival: Arrival) -> None:
+        for book in list(self.books.values()):
+            self._expire(book, arrival)
+        for (kind, cluster_id), n_refused in self._caps.take_ended(arrival.mono_ns):
+            values: dict[str, FieldValue] = {"refused": n_refused}
+            event = ClusterEvent(kind, cluster_id, False, arrival.wall_ns, values=values)  # noqa: FBT003
+            self.desk.note_event(event)
 
     def _expire(self, book: ClusterBook, arrival: Arrival) -> None:
         gone = book.scores.expire(arrival.mono_ns - self.config.ttl_ns)
         for node_id in gone:
-            book.resources.pop(node_id, None)
-            book.gpu_models.pop(node_id, None)
-            self._note_change(book.episodes.close(node_id, Outcome.LOST, arrival.wall_ns))
+            book.forget(node_id)
+            self._note_close(book.episodes.close(node_id, Outcome.LOST, arrival.wall_ns))
         self.n_nodes -= len(gone)
         book.is_dirty = book.is_dirty or bool(gone)
+        if not book.scores.n_nodes and book.is_dirty:
+            self._recompute(book, arrival)
         if not book.scores.n_nodes and not book.is_remembered(arrival.mono_ns):
             del self.books[book.cluster_id]
 
@@ -311,6 +408,10 @@ def _check_score(score: float) -> str:
     if 0.0 <= score <= 1.0:
         return ""
     return "out_of_range" if math.isfinite(score) else "not_finite"
+
+
+def _finite(value: float) -> float | None:
+    return round(float(value), 6) if math.isfinite(value) else None
 
 
 def _number(value: object) -> float | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -38,7 +39,12 @@ class QuorumConfig(StrictModel):
         0.80,
         ge=0.0,
         le=1.0,
-        description="Share of max_expected_nodes that should report; below it coverage_low is 1. Informational.",
+        description="Share of the expected nodes that should report; below it coverage_low is 1. Informational.",
+    )
+    settle_time: Duration | None = Field(
+        None,
+        description="How long a cluster has had its quorum before its first threshold is told, unless every node was"
+        " heard twice before; push_interval when left out, 0s tells that of the first nodes at once.",
     )
 
 
@@ -59,14 +65,40 @@ class IngeroConfig(StrictModel):
         10_000,
         ge=1,
         le=1_000_000,
-        description="Cap on known nodes over all clusters, and what coverage is measured against.",
+        description="Cap on known nodes of one cluster, and what its coverage is measured against.",
+    )
+    expected_nodes: Mapping[str, Annotated[int, Field(ge=1)]] = Field(
+        {},
+        description="Cluster → nodes it should have: what its coverage is measured against instead.",
+    )
+    max_total_nodes: int | None = Field(
+        None,
+        ge=1,
+        le=4_000_000,
+        description="Cap on known nodes over all clusters; four times max_expected_nodes when left out.",
     )
     max_clusters: int = Field(
         1_000, ge=1, le=100_000, description="Cap on known clusters; more are refused and counted."
     )
+    panic_answer: Literal["withhold", "floor"] = Field(
+        "withhold",
+        description="What agents are told while more than half of a cluster is under its threshold: withhold tells"
+        " none; floor tells the lowest that agents accept (0.10) with quorum false, which stops older agents at once.",
+    )
     recompute_min_interval: RecomputeInterval = Field(
         parse_duration("200ms"), description="How old a threshold may be while pushes change it."
     )
+
+    @property
+    def total_cap(self) -> int:
+        """Most nodes over all clusters."""
+        return self.max_total_nodes or 4 * self.max_expected_nodes
+
+    @property
+    def settle_ns(self) -> int:
+        """How long the first threshold waits."""
+        settle = self.quorum.settle_time
+        return self.push_interval if settle is None else settle
 
     @property
     def ttl_ns(self) -> int:

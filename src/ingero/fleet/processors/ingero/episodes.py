@@ -52,9 +52,11 @@ class Episode:
         n_events: Events so far, repeats of one id included.
         opened_wall_ns: Wall time of the first event's arrival.
         last_wall_ns: Wall time of the newest event's arrival.
-        in_panic: The whole cluster was moving when it opened.
+        in_panic: The whole cluster was moving when it opened, or had not been heard before it was.
         closed_wall_ns: Wall time of the end; None while open.
         outcome: Why it ended; None while open.
+        is_told: Its beginning was told: not so in panic, and not before its peers were heard.
+        held_since_ns: Monotonic time since which it waits to be told.
     """
 
     cluster_id: str
@@ -67,6 +69,8 @@ class Episode:
     in_panic: bool = False
     closed_wall_ns: int | None = None
     outcome: Outcome | None = None
+    is_told: bool = False
+    held_since_ns: int = 0
 
 
 class EpisodeBook:
@@ -92,6 +96,10 @@ class EpisodeBook:
         """Whether the node is in an episode."""
         return node_id in self._open
 
+    def iter_told(self) -> list[str]:
+        """Nodes in an episode that was told."""
+        return [node_id for node_id, episode in self._open.items() if episode.is_told]
+
     def iter_episodes(self) -> list[Episode]:
         """Open episodes, then closed ones, newest first in each."""
         return [*reversed(self._open.values()), *reversed(self._closed)]
@@ -101,7 +109,8 @@ class EpisodeBook:
     ) -> Episode | None:
         """Apply one event; returns the episode it opened or closed, None when it changed neither.
 
-        The same event twice changes nothing but ``n_events``; a 0 without an open episode changes nothing.
+        An episode that began in panic opens once more with the first event after it: the node is a straggler on its
+        own. The same event twice changes nothing but ``n_events``; a 0 without an open episode changes nothing.
         """
         episode = self._open.get(node_id)
         if not event.is_straggler:
@@ -114,6 +123,9 @@ class EpisodeBook:
             return episode
         episode.last, episode.last_wall_ns = event, wall_ns
         episode.n_events += 1
+        if episode.in_panic and not in_panic and not episode.is_told:
+            episode.in_panic = False
+            return episode
         return None
 
     def close(self, node_id: str, outcome: Outcome, wall_ns: int) -> Episode | None:

@@ -7,40 +7,72 @@ from typing import Final
 from ingero.telemetry.declare import Metric, counter, gauge
 from ingero.wire.names import FleetMetric
 
-SCOPE_LABELS: Final = ("cluster_id", "cgroup_path_hash", "workload_type")
-"""Labels of each series about a cluster (the last two empty) or a cohort that has a quorum of its own."""
+COHORT_LABELS: Final = ("cluster_id", "cgroup_path_hash", "workload_type")
+"""Labels of each series about a cohort that has a quorum of its own."""
 
 THRESHOLD: Final = gauge(
-    FleetMetric.THRESHOLD, "Score below which a node is a straggler.", *SCOPE_LABELS
+    FleetMetric.THRESHOLD, "Score below which a node of the cluster is a straggler.", "cluster_id"
 )
-ACTIVE_NODES: Final = gauge(FleetMetric.ACTIVE_NODES, "Nodes that vote.", *SCOPE_LABELS)
+ACTIVE_NODES: Final = gauge(FleetMetric.ACTIVE_NODES, "Nodes that vote.", "cluster_id")
 IDLE_NODES: Final = gauge(
-    FleetMetric.IDLE_NODES, "Nodes that report no GPU work; known, not voting.", *SCOPE_LABELS
+    FleetMetric.IDLE_NODES, "Nodes that report no GPU work; known, not voting.", "cluster_id"
 )
 CALIBRATING_NODES: Final = gauge(
     "ingero_fleet_calibrating_nodes",
     "Nodes still learning their own baseline; known, not voting.",
-    *SCOPE_LABELS,
+    "cluster_id",
 )
-MEDIAN: Final = gauge(FleetMetric.MEDIAN, "Median score of the active nodes.", *SCOPE_LABELS)
+OTHER_NODES: Final = gauge(
+    "ingero_fleet_other_nodes",
+    "Nodes in a state that is none of active, calibrating and idle; known, not voting.",
+    "cluster_id",
+)
+MEDIAN: Final = gauge(FleetMetric.MEDIAN, "Median score of the active nodes.", "cluster_id")
 MAD: Final = gauge(
-    FleetMetric.MAD, "Median absolute deviation of the active nodes' scores.", *SCOPE_LABELS
+    FleetMetric.MAD, "Median absolute deviation of the active nodes' scores.", "cluster_id"
 )
 STRAGGLER_COUNT: Final = gauge(
-    FleetMetric.STRAGGLER_COUNT, "Active nodes under the threshold.", *SCOPE_LABELS
+    FleetMetric.STRAGGLER_COUNT, "Active nodes under their threshold; 0 in panic.", "cluster_id"
 )
 COVERAGE_LOW: Final = gauge(
     FleetMetric.COVERAGE_LOW,
-    "1 when fewer nodes report than quorum.coverage_fraction of max_expected_nodes.",
-    *SCOPE_LABELS,
+    "1 when fewer nodes report than quorum.coverage_fraction of the expected ones.",
+    "cluster_id",
 )
 PANIC_MODE: Final = gauge(
     FleetMetric.PANIC_MODE,
-    "1 while more than half of the active nodes fell at once and the settled threshold is held.",
-    *SCOPE_LABELS,
+    "1 while more than half of the active nodes are under the settled threshold: it is held, and told to nobody.",
+    "cluster_id",
 )
 QUORUM_MET: Final = gauge(
-    "ingero_fleet_quorum_met", "1 when quorum.statistical_min nodes are active.", *SCOPE_LABELS
+    "ingero_fleet_quorum_met", "1 when quorum.statistical_min nodes are active.", "cluster_id"
+)
+COHORT_THRESHOLD: Final = gauge(
+    "ingero_fleet_cohort_threshold",
+    "Score below which a node of the cohort is a straggler.",
+    *COHORT_LABELS,
+)
+COHORT_ACTIVE_NODES: Final = gauge(
+    "ingero_fleet_cohort_active_nodes", "Nodes of the cohort that vote.", *COHORT_LABELS
+)
+COHORT_MEDIAN: Final = gauge(
+    "ingero_fleet_cohort_median", "Median score of the cohort's active nodes.", *COHORT_LABELS
+)
+COHORT_MAD: Final = gauge(
+    "ingero_fleet_cohort_mad",
+    "Median absolute deviation of the scores of the cohort's active nodes.",
+    *COHORT_LABELS,
+)
+COHORT_STRAGGLER_COUNT: Final = gauge(
+    "ingero_fleet_cohort_straggler_count",
+    "Active nodes of the cohort under its threshold; 0 in panic.",
+    *COHORT_LABELS,
+)
+STRAGGLER: Final = gauge(
+    "ingero_fleet_straggler",
+    "1 while a node is in a straggler episode; gone at its end.",
+    "cluster_id",
+    "node_id",
 )
 OPEN_EPISODES: Final = gauge(
     "ingero_fleet_straggler_episodes_open", "Straggler episodes not yet closed.", "cluster_id"
@@ -53,8 +85,17 @@ EPISODES: Final = counter(
 SCORES: Final = counter("ingero_fleet_scores_total", "Health scores taken into the score map.")
 SCORES_DROPPED: Final = counter(
     "ingero_fleet_scores_dropped_total",
-    "Health scores not taken: not_finite, out_of_range, no_node_id, no_cluster_id, id_too_long, node_cap, cluster_cap.",
+    "Health scores not taken: not_finite, out_of_range, no_node_id, no_cluster_id, id_too_long, node_cap, total_cap, cluster_cap.",
     "reason",
+)
+POINTS_REFUSED: Final = counter(
+    "ingero_fleet_refused_points_total",
+    "Points not passed on because a cap refused their sender; the sender is told.",
+)
+STRAGGLERS_UNSHOWN: Final = gauge(
+    "ingero_fleet_stragglers_unshown",
+    "Nodes in an episode that have no series of ingero_fleet_straggler because there are too many.",
+    "cluster_id",
 )
 EVENTS_DROPPED: Final = counter(
     "ingero_fleet_straggler_events_dropped_total",
@@ -72,11 +113,12 @@ REPORTS_LOST: Final = counter(
     "Reports of the ingero_fleet series that the rest of the pipeline did not take.",
 )
 
-SCOPE_METRICS: Final = (
+CLUSTER_METRICS: Final = (
     THRESHOLD,
     ACTIVE_NODES,
     IDLE_NODES,
     CALIBRATING_NODES,
+    OTHER_NODES,
     MEDIAN,
     MAD,
     STRAGGLER_COUNT,
@@ -84,12 +126,24 @@ SCOPE_METRICS: Final = (
     PANIC_MODE,
     QUORUM_MET,
 )
+"""One series per cluster each, so that they can be summed."""
+COHORT_METRICS: Final = (
+    COHORT_THRESHOLD,
+    COHORT_ACTIVE_NODES,
+    COHORT_MEDIAN,
+    COHORT_MAD,
+    COHORT_STRAGGLER_COUNT,
+)
 METRICS: Final[tuple[Metric, ...]] = (
-    *SCOPE_METRICS,
+    *CLUSTER_METRICS,
+    *COHORT_METRICS,
+    STRAGGLER,
+    STRAGGLERS_UNSHOWN,
     OPEN_EPISODES,
     EPISODES,
     SCORES,
     SCORES_DROPPED,
+    POINTS_REFUSED,
     EVENTS_DROPPED,
     MISMATCHES,
     KNOWN_NODES,

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from ingero.fleet.component import Hardware
 from ingero.fleet.processors.nccl.cases import Conclusion
 from ingero.fleet.processors.nccl.rates import Rates
+from ingero.fleet.processors.nccl.report import FindHardware
 from ingero.model.verdicts import Judgement
 from ingero.units import NS_PER_S
 from ingero.wire.names import Attribute, Signal
@@ -27,9 +28,6 @@ _LEAST_NS: Final = 1_000_000
 """Smaller differences wait until they add up."""
 _INFO: Final = 9  # OTLP severity number
 _NS_PER_HOUR: Final = 3600 * NS_PER_S
-
-FindHardware = Callable[[str, str], Hardware]
-"""Cluster, node → hardware; empty where it is not known."""
 
 
 class Account(NamedTuple):

@@ -19,6 +19,7 @@ import numpy as np
 from ingero.detect.judge import Judge, JudgeSettings
 from ingero.detect.tiers import EDetectorSettings
 from ingero.fleet.component import Meter
+from ingero.fleet.helpers.caps import CapWatch
 from ingero.fleet.processors.nccl import telemetry
 from ingero.fleet.processors.nccl.config import NcclConfig
 from ingero.fleet.processors.nccl.lags import LagBook, PeerLag
@@ -26,6 +27,9 @@ from ingero.model.collectives import CollectiveRun, Worker
 from ingero.model.verdicts import Judgement, Verdict, VerdictKind
 from ingero.units import NS_PER_S
 
+CAP_QUIET_NS: Final = 20 * NS_PER_S
+"""A cap that refused nothing for this long is told to be over."""
+_MAX_CAP_CHANGES: Final = 1024
 _NS_PER_DAY: Final = 86_400e9
 _LEAST_ALPHA: Final = 1e-12
 _MOST_ALPHA: Final = 1e-2
@@ -79,6 +83,23 @@ class Conclusion:
     generation: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class CapChange:
+    """A cap began or ceased to refuse.
+
+    Attributes:
+        reason: Which, as `telemetry.REFUSED` has it.
+        cluster_id: Whose; empty for the cap on clusters.
+        is_on: It began.
+        n_refused: How often it had refused, at its end.
+    """
+
+    reason: str
+    cluster_id: str
+    is_on: bool
+    n_refused: int = 0
+
+
 @dataclass(slots=True)
 class _Case:
     """One cluster."""
@@ -107,9 +128,11 @@ class Cases:
     """Every cluster that reports collectives. Shared by the pipelines that name the processor."""
 
     def __init__(self, config: NcclConfig, meter: Meter) -> None:
-        self.config: Final = config
+        self.config = config
         self.host: object = None
         self._lock = threading.Lock()
+        self._caps: CapWatch[tuple[str, str]] = CapWatch(CAP_QUIET_NS)
+        self._cap_changes: list[CapChange] = []
         self._cases: dict[str, _Case] = {}
         refused = meter.counter(telemetry.REFUSED)
         self.refuse = {
@@ -157,8 +180,27 @@ class Cases:
                 reason = self._add_one(run, now_ns)
                 if reason:
                     self.refuse[reason](1)
+                    self._note_cap(reason, run.rank.cluster_id, now_ns)
                     n_refused, why = n_refused + 1, reason
         return n_refused, why
+
+    def take_cap_changes(self, now_ns: int) -> list[CapChange]:
+        """Caps that began or ceased to refuse since the last call."""
+        with self._lock:
+            changes, self._cap_changes = self._cap_changes, []
+            changes += [
+                CapChange(reason, cluster_id, is_on=False, n_refused=n_refused)
+                for (reason, cluster_id), n_refused in self._caps.take_ended(now_ns)
+            ]
+        return changes
+
+    def _note_cap(self, reason: str, cluster_id: str, now_ns: int) -> None:
+        if reason == "bad_record":
+            return
+        where = "" if reason == "cluster_cap" else cluster_id
+        is_new = self._caps.refuse((reason, where), now_ns)
+        if is_new and len(self._cap_changes) < _MAX_CAP_CHANGES:
+            self._cap_changes.append(CapChange(reason, where, is_on=True))
 
     def _add_one(self, run: CollectiveRun, now_ns: int) -> str:
         config = self.config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,16 @@ from ingero.fleet.processors.nccl.rates import RatesConfig
 from ingero.units import NS_PER_MS, parse_duration
 
 JudgeInterval = Annotated[Duration, Field(ge=100 * NS_PER_MS)]
+_LIVE: Final = frozenset({
+    "rates",
+    "cost_interval",
+    "judge_interval",
+    "max_clusters",
+    "max_communicators",
+    "max_communicator_ops",
+    "max_pending_ops",
+})
+"""Settings that a reload changes without forgetting evidence."""
 
 
 class NcclConfig(StrictModel):
@@ -73,6 +83,11 @@ class NcclConfig(StrictModel):
     max_communicator_ops: int = Field(
         1_000_000, ge=1, description="Cap on operations of one communicator in one judge interval."
     )
+
+    def accepts(self, other: NcclConfig) -> bool:
+        """Whether what was judged under these settings stands under the others: only prices, caps and timers differ."""
+        fixed = set(NcclConfig.model_fields) - _LIVE
+        return all(getattr(self, name) == getattr(other, name) for name in fixed)
 
     @model_validator(mode="after")
     def _check_tiers(self) -> Self:

@@ -144,14 +144,11 @@ def normalise_op(op: str) -> str:
 
 
 def has_gauges(export: Export) -> bool:
-    """Whether any metric is a per-event collective gauge. Stops at the first name of a health push."""
-    for entry in export.root.resource_metrics:
-        for scope in entry.scope_metrics:
-            for metric in scope.metrics:
-                if metric.name == Metric.HEALTH_SCORE:
-                    break
-                if metric.name.startswith(PREFIX):
-                    return True
+    """Whether any metric is a per-event collective gauge, wherever in the export it stands."""
+    for _, metrics in export.metrics:
+        for _, _, name, _, _ in metrics:
+            if name.startswith(PREFIX):
+                return True
     return False
 
 

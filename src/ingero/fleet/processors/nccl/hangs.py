@@ -22,34 +22,43 @@ class HangNews:
         self._told: dict[str, dict[_Key, HangRoot]] = {}
 
     def find_changes(
-        self, cluster_id: str, report: HangReport | None, standing_s: float, wall_ns: int
-    ) -> Export | None:
-        """The records to send; None when nothing changed.
+        self, cluster_id: str, report: HangReport | None
+    ) -> tuple[list[HangRoot], list[HangRoot]]:
+        """Whom others began to wait for since the last call, and for whom nobody waits any more.
 
         Args:
             cluster_id: The cluster.
             report: Whom its ranks wait for; None when nothing is known of it any more.
-            standing_s: How long the longest has waited.
-            wall_ns: Time of the records.
         """
         before = self._told.get(cluster_id, {})
         now = {_key(root): root for root in report.roots} if report else {}
-        if before.keys() == now.keys():
-            return None
         self._told[cluster_id] = now
         if not now:
             del self._told[cluster_id]
-        records = [
-            _build(cluster_id, root, standing_s, wall_ns)
-            for key, root in now.items()
-            if key not in before
-        ]
-        records += [
-            _build(cluster_id, root, None, wall_ns)
-            for key, root in before.items()
-            if key not in now
-        ]
-        return _export(cluster_id, records)
+        began = [root for key, root in now.items() if key not in before]
+        ended = [root for key, root in before.items() if key not in now]
+        return began, ended
+
+
+def build_hangs(
+    cluster_id: str,
+    began: Sequence[HangRoot],
+    ended: Sequence[HangRoot],
+    standing_s: float,
+    wall_ns: int,
+) -> Export:
+    """The records of what `HangNews` found.
+
+    Args:
+        cluster_id: The cluster.
+        began: Whom others wait for.
+        ended: Whom they wait for no more.
+        standing_s: How long the longest has waited.
+        wall_ns: Time of the records.
+    """
+    records = [_build(cluster_id, root, standing_s, wall_ns) for root in began]
+    records += [_build(cluster_id, root, None, wall_ns) for root in ended]
+    return _export(cluster_id, records)
 
 
 def _key(root: HangRoot) -> _Key:

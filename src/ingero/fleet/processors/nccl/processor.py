@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,18 +28,22 @@ from ingero.fleet.processors.nccl.bills import Bill, build_costs
 from ingero.fleet.processors.nccl.cases import Cases, Conclusion
 from ingero.fleet.processors.nccl.config import NcclConfig
 from ingero.fleet.processors.nccl.gauges import GaugeBook, date_by_arrival, has_gauges
-from ingero.fleet.processors.nccl.hangs import HangNews
+from ingero.fleet.processors.nccl.hangs import HangNews, build_hangs
+from ingero.fleet.processors.nccl.lines import write_caps, write_hangs, write_verdicts
+from ingero.fleet.processors.nccl.money import Totals
 from ingero.fleet.processors.nccl.rates import Rates
 from ingero.fleet.processors.nccl.report import build_changes, build_gauge_lags, build_verdicts
 from ingero.fleet.processors.nccl.standing import StandingBook, hang_json
 from ingero.model.hang import HangReport
 from ingero.model.verdicts import judgement_json
+from ingero.telemetry.limited import RateLimitedLog
 from ingero.units import NS_PER_S
 from ingero.wire.collectives import read_collectives
 from ingero.wire.names import Signal
 from ingero.wire.otlp import Export
 from ingero.wire.standing import read_standings
 
+_log = logging.getLogger("ingero.fleet.processors.nccl")
 _KEEPALIVE_NS = 60 * NS_PER_S
 _REST = 4
 _PAGE_LIMIT = 1000
@@ -52,6 +57,7 @@ class NcclShared:
         gauges: Per-event gauges of older agents.
         standings: Where ranks of jobs that stand still stopped.
         bills: What was told of each cluster's costs; the judge thread's.
+        totals: What each cluster's waiting has cost since Fleet knows it; likewise.
         following: What comes after the processor, by signal; the first pipeline of each.
         host: Under which service the timers run; a reload brings another.
     """
@@ -61,8 +67,13 @@ class NcclShared:
         self.gauges = GaugeBook(config.gauge_window, config.max_gauge_groups)
         self.standings = StandingBook(config.idle_timeout)
         self.bills: dict[str, Bill] = {}
+        self.totals: dict[str, Totals] = {}
         self.following: dict[Signal, Consumer] = {}
         self.host: object = None
+
+    def accepts(self, settings: object) -> bool:
+        """Whether it can go on with other settings: prices, caps and timers do not change what was judged."""
+        return isinstance(settings, NcclConfig) and self.cases.config.accepts(settings)
 
 
 class NcclProcessor:
@@ -86,6 +97,7 @@ class NcclProcessor:
         if shared.host is not host:
             shared.host = host
             shared.following.clear()
+            shared.cases.config = self._config
             self._rounds = JudgeRounds(shared, host)
             host.offer(AdminRoutes, NcclPages(shared, host))
             host.every(self._config.judge_interval, self._rounds.kick)
@@ -151,6 +163,8 @@ class JudgeRounds:
         self._clock = host.clock
         self._rates = Rates(shared.cases.config.rates)
         self._billed_ns = host.clock.mono_ns()
+        self._log = RateLimitedLog(_log, host.clock, burst=2)
+        self._victims_log = RateLimitedLog(_log, host.clock, burst=2, total_burst=20)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ingero-judge")
         self._running: Future[None] | None = None
         meter = host.meter
@@ -194,37 +208,48 @@ class JudgeRounds:
         if began_ns - self._billed_ns >= shared.cases.config.cost_interval:
             self._billed_ns = began_ns
             self._bill(conclusions)
-        for export in build_gauge_lags(shared.gauges.take_lags(began_ns), self._clock.wall_ns()):
+        for export in build_gauge_lags(
+            shared.gauges.take_lags(began_ns), self._clock.wall_ns(), self._find_hardware
+        ):
             self._send(Signal.METRICS, export)
         self._count_points(shared.gauges.n_points - self._n_points)
         shared.cases.refuse["gauge_cap"](shared.gauges.n_refused - self._n_gauges_refused)
         self._n_points, self._n_gauges_refused = shared.gauges.n_points, shared.gauges.n_refused
         self._show(conclusions)
         self._show_hangs(began_ns)
+        write_caps(self._log, shared.cases.take_cap_changes(began_ns))
+        self._log.flush()
+        self._victims_log.flush()
         ended_ns = self._clock.mono_ns()
         self._rest_until_ns = ended_ns + _REST * (ended_ns - began_ns)
         self._record((ended_ns - began_ns) / NS_PER_S)
 
     def _report(self, conclusion: Conclusion) -> None:
         wall_ns = self._clock.wall_ns()
-        self._send(Signal.METRICS, build_verdicts(conclusion, wall_ns))
+        self._send(Signal.METRICS, build_verdicts(conclusion, wall_ns, self._find_hardware))
+        write_verdicts(self._log, self._victims_log, conclusion.changes)
         changes = build_changes(conclusion, wall_ns)
         if changes is not None:
             self._send(Signal.LOGS, changes)
 
     def _bill(self, conclusions: Mapping[str, Conclusion]) -> None:
         """Tell what waiting has cost since the last time; what could not be told waits for the next."""
-        bills = self._shared.bills
+        bills, totals = self._shared.bills, self._shared.totals
         for cluster_id in bills.keys() - conclusions.keys():
             del bills[cluster_id]
+            totals.pop(cluster_id, None)
         if Signal.LOGS not in self._shared.following:
             return
+        wall_ns = self._clock.wall_ns()
         for cluster_id, conclusion in conclusions.items():
             bill = bills.setdefault(cluster_id, Bill())
             charges, settled = bill.find_charges(conclusion, self._find_hardware)
-            costs = build_costs(cluster_id, charges, self._rates, self._clock.wall_ns())
+            costs = build_costs(cluster_id, charges, self._rates, wall_ns)
             if self._send(Signal.LOGS, costs):
                 bill.settle(conclusion, settled)
+                total = totals.setdefault(cluster_id, Totals(cluster_id, wall_ns))
+                total.add(charges, self._rates)
+                self._send(Signal.METRICS, total.build(wall_ns))
 
     def _find_hardware(self, cluster_id: str, node_id: str) -> Hardware:
         for source in self._host.find(HardwareSource):
@@ -275,9 +300,11 @@ class JudgeRounds:
                 self._tell_hang(cluster_id, report, standing_s)
 
     def _tell_hang(self, cluster_id: str, report: HangReport | None, standing_s: float) -> None:
-        changes = self._hangs.find_changes(cluster_id, report, standing_s, self._clock.wall_ns())
-        if changes is not None:
-            self._send(Signal.LOGS, changes)
+        began, ended = self._hangs.find_changes(cluster_id, report)
+        if began or ended:
+            write_hangs(self._log, cluster_id, began, ended, standing_s)
+            wall_ns = self._clock.wall_ns()
+            self._send(Signal.LOGS, build_hangs(cluster_id, began, ended, standing_s, wall_ns))
 
 
 class NcclPages:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from ingero.fleet.component import Hardware
 from ingero.fleet.processors.nccl.cases import Conclusion, VerdictChange
 from ingero.fleet.processors.nccl.gauges import GaugeLag
 from ingero.model.verdicts import Verdict, VerdictKind, describe_rank
@@ -18,29 +19,53 @@ WAIT: Final = "ingero_fleet_wait_seconds"
 LOST: Final = "ingero_fleet_lost_gpu_seconds"
 SLOWDOWN: Final = "ingero_fleet_slowdown"
 EVIDENCE: Final = "ingero_fleet_evidence_log10"
+GPU_SECONDS: Final = "ingero_fleet_waiting_gpu_seconds_total"
+GPU_SECONDS_BACK: Final = "ingero_fleet_waiting_gpu_seconds_taken_back_total"
+COST: Final = "ingero_fleet_waiting_cost_total"
+COST_BACK: Final = "ingero_fleet_waiting_cost_taken_back_total"
+FindHardware = Callable[[str, str], Hardware]
+"""Cluster, node → hardware; empty where it is not known."""
 _QUIET: Final = frozenset({VerdictKind.ORDINARY, VerdictKind.UNKNOWN})
 _SCOPE: Final = structs.InstrumentationScope("ingero.fleet", "")
 _INFO, _WARN = 9, 13  # OTLP severity numbers
 _MAX_RECORDS: Final = 1000
 
-_SAYS: Final = {
+SAYS: Final = {
     VERDICT: "1 for what was concluded about a worker, 0 once for what no longer is.",
     WAIT: "Time a worker lost waiting for others.",
     LOST: "GPU time that a culprit, drag or slow link cost its victims, since onset.",
     SLOWDOWN: "How many times as long as its median peer a worker takes.",
     EVIDENCE: "Strength of evidence, as log10 of the e-value.",
     Metric.COLLECTIVE_PEER_LAG_MS: "How much later than its peers a rank enters; negative is earlier.",
+    GPU_SECONDS: "GPU time lost waiting, by who is charged and by the hardware that waited.",
+    GPU_SECONDS_BACK: "Of that, what was taken back because later operations showed nobody at fault.",
+    COST: "What the waiting of GPUs with a known price has cost.",
+    COST_BACK: "Of that, what was taken back.",
 }
+_OF_VERDICTS: Final = (VERDICT, WAIT, LOST, SLOWDOWN, EVIDENCE, Metric.COLLECTIVE_PEER_LAG_MS)
 
 
-def build_verdicts(conclusion: Conclusion, wall_ns: int) -> Export:
-    """Every verdict of one cluster that says something, and the lags of this round, as metrics."""
-    series: dict[str, list[structs.NumberDataPoint]] = {name: [] for name in _SAYS}
+def build_verdicts(
+    conclusion: Conclusion, wall_ns: int, find_hardware: FindHardware | None = None
+) -> Export:
+    """Every verdict of one cluster that says something, and the lags of this round, as metrics.
+
+    Args:
+        conclusion: What was concluded.
+        wall_ns: Time of the points.
+        find_hardware: Adds what each worker's node computes with, where that is known.
+    """
+    series: dict[str, list[structs.NumberDataPoint]] = {name: [] for name in _OF_VERDICTS}
+
+    def hardware_of(node_id: str) -> dict[str, str]:
+        return hardware_labels(find_hardware, conclusion.judgement.cluster_id, node_id)
+
     for verdict in conclusion.judgement.verdicts:
-        _add_verdict(series, verdict, wall_ns)
+        _add_verdict(series, verdict, wall_ns, hardware_of(verdict.rank.node_id))
     for change in conclusion.changes:
         if change.before is not None and change.before not in _QUIET:
-            labels = {**worker_labels(change.verdict), "verdict": change.before.value}
+            labels = worker_labels(change.verdict) | hardware_of(change.verdict.rank.node_id)
+            labels["verdict"] = change.before.value
             series[VERDICT].append(build_number(0.0, wall_ns, labels))
     for lag in conclusion.lags:
         point: dict[str, Any] = {
@@ -50,12 +75,15 @@ def build_verdicts(conclusion: Conclusion, wall_ns: int) -> Export:
             Attribute.NCCL_COMM_ID_HASH: lag.comm,
             Attribute.NCCL_RANK: lag.comm_rank,
             "approximate": lag.is_approximate,
+            **hardware_of(lag.rank.node_id),
         }
         series[Metric.COLLECTIVE_PEER_LAG_MS].append(build_number(lag.lag_ms, wall_ns, point))
-    return _build_metrics(series, conclusion.judgement.cluster_id)
+    return build_metrics(series, conclusion.judgement.cluster_id)
 
 
-def build_gauge_lags(lags: Sequence[GaugeLag], wall_ns: int) -> list[Export]:
+def build_gauge_lags(
+    lags: Sequence[GaugeLag], wall_ns: int, find_hardware: FindHardware | None = None
+) -> list[Export]:
     """Approximate lags as metrics, one export per cluster."""
     by_cluster: dict[str, list[structs.NumberDataPoint]] = {}
     for lag in lags:
@@ -66,11 +94,12 @@ def build_gauge_lags(lags: Sequence[GaugeLag], wall_ns: int) -> list[Export]:
             Attribute.NCCL_OP_TYPE: lag.group.op,
             Attribute.NCCL_RANK: lag.member.rank,
             "approximate": True,
+            **hardware_labels(find_hardware, lag.group.cluster_id, lag.member.node_id),
         }
         point = build_number(lag.lag_ms, wall_ns, labels)
         by_cluster.setdefault(lag.group.cluster_id, []).append(point)
     return [
-        _build_metrics({Metric.COLLECTIVE_PEER_LAG_MS: points}, cluster_id)
+        build_metrics({Metric.COLLECTIVE_PEER_LAG_MS: points}, cluster_id)
         for cluster_id, points in by_cluster.items()
     ]
 
@@ -116,10 +145,23 @@ def describe(change: VerdictChange) -> str:
     return f"{line}; {verdict.reason}" if verdict.reason else line
 
 
+def hardware_labels(
+    find_hardware: FindHardware | None, cluster_id: str, node_id: str
+) -> dict[str, str]:
+    """Labels ``provider`` and ``gpu_model`` of a node, as far as they are known."""
+    if find_hardware is None:
+        return {}
+    named = find_hardware(cluster_id, node_id)._asdict()
+    return {name: value for name, value in named.items() if value}
+
+
 def _add_verdict(
-    series: dict[str, list[structs.NumberDataPoint]], verdict: Verdict, wall_ns: int
+    series: dict[str, list[structs.NumberDataPoint]],
+    verdict: Verdict,
+    wall_ns: int,
+    hardware: Mapping[str, str],
 ) -> None:
-    labels = worker_labels(verdict)
+    labels = worker_labels(verdict) | dict(hardware)
 
     def put(name: str, value: float, more: Mapping[str, str] | None = None) -> None:
         series[name].append(build_number(float(value), wall_ns, {**labels, **(more or {})}))
@@ -173,16 +215,17 @@ def _resource(cluster_id: str) -> structs.Resource:
     return structs.Resource(build_attributes(attributes))
 
 
-def _build_metrics(series: Mapping[str, list[structs.NumberDataPoint]], cluster_id: str) -> Export:
+def build_metrics(series: Mapping[str, list[structs.NumberDataPoint]], cluster_id: str) -> Export:
+    """Series by name, each in `SAYS`, as the export of one cluster."""
     metrics = []
     for name, points in series.items():
         if not points:
             continue
-        if name == WAIT:
-            metrics.append(build_sum(name, points, unit="", description=_SAYS[name]))
+        if name == WAIT or name.endswith("_total"):
+            metrics.append(build_sum(name, points, unit="", description=SAYS[name]))
         else:
             unit = "ms" if name == Metric.COLLECTIVE_PEER_LAG_MS else ""
-            metrics.append(build_gauge(name, points, unit=unit, description=_SAYS[name]))
+            metrics.append(build_gauge(name, points, unit=unit, description=SAYS[name]))
     entry = structs.ResourceMetrics(
         resource=_resource(cluster_id),
         scope_metrics=[structs.ScopeMetrics(scope=_SCOPE, metrics=metrics)],

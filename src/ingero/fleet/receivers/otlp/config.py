@@ -12,17 +12,18 @@ from pydantic import Field, StringConstraints, model_validator
 
 from ingero.config import Duration, Endpoint, Size, StrictModel
 from ingero.config.tls import TlsServerConfig
+from ingero.fleet.component import NamesExtension
 from ingero.units import parse_duration, parse_size
 
-Encoding = Literal["gzip", "zstd", "zlib", "deflate", ""]
+Encoding = Literal["gzip", "zstd", "zlib", "deflate", "snappy", "x-snappy-framed", "lz4", ""]
 UrlPath = Annotated[str, StringConstraints(pattern=r"^/[^?#]*$")]
-ComponentName = Annotated[str, StringConstraints(min_length=1)]
+ExtensionName = Annotated[str, StringConstraints(min_length=1), NamesExtension()]
 
 
 class AuthConfig(StrictModel):
     """Who may push."""
 
-    authenticator: ComponentName = Field(
+    authenticator: ExtensionName = Field(
         description="Extension that checks the Authorization header, such as bearertokenauth."
     )
 
@@ -30,13 +31,19 @@ class AuthConfig(StrictModel):
 class MiddlewareConfig(StrictModel):
     """An extension that has a say in each answer."""
 
-    id: ComponentName = Field(
+    id: ExtensionName = Field(
         description="Extension that knows the threshold of whoever pushes, such as ingero_threshold."
     )
 
 
 class ServerConfig(StrictModel):
     """What both protocols share."""
+
+    absent_keys = {  # noqa: RUF012 -- declared as ClassVar by StrictModel
+        "include_metadata": "no component here reads what it would pass on; leave it out",
+        "cors": "browsers do not push here; leave it out",
+        "transport": "only tcp is there; leave it out",
+    }
 
     tls: TlsServerConfig | None = Field(
         None, description="Certificates; without it the port speaks plain text."
@@ -122,7 +129,7 @@ class HttpConfig(ServerConfig):
         description="Unfinished bodies in memory over all connections; one more is told to come again later.",
     )
     compression_algorithms: tuple[Encoding, ...] = Field(
-        ("", "gzip", "zstd", "zlib", "deflate"),
+        ("", "gzip", "zstd", "zlib", "snappy", "deflate", "lz4", "x-snappy-framed"),
         description="Content encodings to accept; the empty one is an uncompressed body.",
     )
     read_timeout: Duration = Field(

@@ -9,11 +9,13 @@ Source: OTLP specification 1.x, "OTLP/gRPC" (RESOURCE_EXHAUSTED is retryable onl
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 import grpc
 from typing_extensions import override
@@ -26,9 +28,11 @@ from ingero.fleet.receivers.otlp.config import GrpcConfig, KeepaliveServerParame
 from ingero.fleet.receivers.otlp.intake import DRAINING, OVERLOADED, Intake, Outcome, Verdict
 from ingero.fleet.receivers.otlp.telemetry import Reason, Tally
 from ingero.serving.bodies import encode_retry_status, encode_taken
+from ingero.serving.tls import build_server_context
 from ingero.units import NS_PER_MS
 from ingero.wire.names import ContentType, Header, Signal
 
+_LOG: Final = logging.getLogger("ingero.fleet.tls")
 N_THREADS: Final = 4
 """Measured: one thread serves a third fewer calls, sixteen serve no more."""
 
@@ -43,6 +47,7 @@ _PROTOBUF: Final = str(ContentType.PROTOBUF)
 _CLUSTER_HINT: Final = str(Header.CLUSTER_HINT)
 _THRESHOLD: Final = str(Header.GRPC_THRESHOLD)
 _QUORUM_MET: Final = str(Header.GRPC_QUORUM_MET)
+_PANIC: Final = str(Header.GRPC_PANIC)
 _MAX_HINT_CHARS: Final = 1024
 
 
@@ -141,6 +146,7 @@ class OtlpGrpcServer:
         elif not is_known:
             outcome = Outcome(Verdict.UNAUTHENTICATED, "missing or wrong credentials")
             self._tally.refuse_request(Reason.UNAUTHENTICATED)
+            self._intake.tell_refused(_find_host(context.peer()), push)
         else:
             outcome = self._intake.take(body, signal, _PROTOBUF, push)
         threshold = self._intake.find_threshold(push) if is_known else None
@@ -168,6 +174,12 @@ def _read_metadata(context: grpc.ServicerContext) -> tuple[PushContext, str | No
     return push, authorization
 
 
+def _find_host(peer: str) -> str:
+    """The host in gRPC's ``ipv4:127.0.0.1:1234`` or ``ipv6:%5B::1%5D:1234``."""
+    host = unquote(peer).partition(":")[2].rpartition(":")[0]
+    return host.removeprefix("[").removesuffix("]")
+
+
 def _answer(
     context: grpc.ServicerContext,
     signal: Signal,
@@ -177,8 +189,9 @@ def _answer(
     trailing: list[tuple[str, str | bytes]] = []
     if threshold is not None:
         pair = ((_THRESHOLD, threshold[0]), (_QUORUM_MET, threshold[1]))
-        context.send_initial_metadata(pair)
-        trailing += pair
+        told = pair if threshold[0] else ((_PANIC, threshold[1]),)
+        context.send_initial_metadata(told)
+        trailing += told
     verdict = outcome.verdict
     if verdict is not Verdict.TAKEN:
         context.set_code(_CODES[verdict.grpc])
@@ -200,6 +213,7 @@ class _Certificates:
         self._tls = tls
         self._tally = tally
         self._lock = threading.Lock()
+        self._said = ""  # asked before each handshake: one line for one reason
         self._stamp = self._read_stamp()
 
     def build_credentials(self) -> grpc.ServerCredentials:
@@ -220,10 +234,17 @@ class _Certificates:
                 stamp = self._read_stamp()
                 if stamp == self._stamp:
                     return None
+                build_server_context(self._tls)  # a pair that does not fit, gRPC would only print
                 renewed = self._read()
-            except OSError:
+            except (OSError, IngeroError) as error:
                 self._tally.bad_certificate(1)
+                fields = {"component": "receivers.otlp", "error": str(error)}
+                message = "renewed certificate cannot be used; the old one stays"
+                if str(error) != self._said:
+                    _LOG.warning(message, extra={"fields": fields})
+                self._said = str(error)
                 return None
+            self._said = ""
             self._stamp = stamp
             return renewed
 

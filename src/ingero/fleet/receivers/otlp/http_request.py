@@ -230,6 +230,7 @@ _THRESHOLD_LINE: Final = f"{Header.THRESHOLD}: %s\r\n".encode()
 _QUORUM_LINES: Final = {
     met: f"{Header.QUORUM_MET}: {met}\r\n".encode() for met in ("true", "false")
 }
+_PANIC_LINE: Final = f"{Header.PANIC}: true\r\n".encode()
 _TAKEN: Final = {
     is_json: (
         _HEADS[Verdict.TAKEN] + _TYPE_LINES[is_json] + f"content-length: {len(body)}\r\n".encode(),
@@ -253,7 +254,7 @@ def write_answer(
     Args:
         outcome: How it went; errors get a google.rpc.Status as their body.
         body: Of an export that was taken in part; ignored otherwise.
-        threshold: Values of the two headers, or None.
+        threshold: Values of the two headers, the first empty during panic; or None.
         date_line: The Date header with its line end.
         is_json: Which of the two encodings.
         closes: Whether the connection ends with this answer.
@@ -268,7 +269,10 @@ def write_answer(
         lines = [_HEADS[outcome.verdict], _TYPE_LINES[is_json], length, date_line]
         lines += _error_lines(outcome)
     if threshold is not None:
-        lines.append(_THRESHOLD_LINE % threshold[0].encode() + _QUORUM_LINES[threshold[1]])
+        if threshold[0]:
+            lines.append(_THRESHOLD_LINE % threshold[0].encode() + _QUORUM_LINES[threshold[1]])
+        else:
+            lines.append(_PANIC_LINE)
     if closes:
         lines.append(b"connection: close\r\n")
     lines += (b"\r\n", body)

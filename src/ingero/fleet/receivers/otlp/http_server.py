@@ -99,7 +99,11 @@ class OtlpHttpServer:
         listening = await bind(self._config.endpoint)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: _Connection(self, loop), sock=listening, ssl=self._tls, backlog=4096
+            lambda: _Connection(self, loop),
+            sock=listening,
+            ssl=self._tls,
+            backlog=4096,
+            ssl_handshake_timeout=self._read_timeout_s if self._tls else None,
         )
         self.bound = Endpoint(self._config.endpoint.host, listening.getsockname()[1])
         self._sweep(loop)
@@ -399,6 +403,9 @@ class _Connection(asyncio.Protocol):
             self._end_request()
         self._since_s = self._loop.time()
         self._server.tally.refuse_request(reason)
+        if reason is Reason.UNAUTHENTICATED and self._transport is not None:
+            peer = self._transport.get_extra_info("peername")
+            self._server.intake.tell_refused(peer[0] if peer else "", request.push)
         self._write(request, outcome, closes=closes)
 
     def _write(self, request: Request, outcome: Outcome, *, closes: bool) -> None:

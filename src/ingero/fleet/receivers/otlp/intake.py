@@ -5,6 +5,7 @@ Knows neither HTTP nor gRPC. Safe on any thread.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from typing import Final
 
 from ingero.errors import BadDataError, PermanentError, RetryableError
 from ingero.fleet.component import (
+    WITHHELD,
     Authenticator,
+    ClusterBound,
     ComponentId,
     Host,
     PushAnswer,
@@ -22,15 +25,20 @@ from ingero.fleet.component import (
 )
 from ingero.fleet.consumer import Batch, Consumer
 from ingero.fleet.receivers.otlp.telemetry import Reason, Tally
+from ingero.telemetry.limited import RateLimitedLog
 from ingero.units import NS_PER_S
 from ingero.wire.names import Signal
-from ingero.wire.otlp import decode_export
+from ingero.wire.otlp import Export, ResourceCache, decode_export
+from ingero.wire.otlp.push import list_resources, read_resource
 
 RETRY_AFTER_S: Final = 2
 """Default delay to ask for. Agents add it to their interval, and above 20 s together they lose their mode for a tick."""
 MAX_RETRY_AFTER_S: Final = 10
+_FLUSH_NS: Final = 10 * NS_PER_S
+_log = logging.getLogger("ingero.fleet.receiver")
 _LEAST_THRESHOLD: Final = 0.1
 _MOST_THRESHOLD: Final = 0.99
+_WITHHELD: Final = ("", "true")
 
 
 class Verdict(Enum):
@@ -39,6 +47,7 @@ class Verdict(Enum):
     TAKEN = (200, 0)
     BAD_DATA = (400, 3)  # INVALID_ARGUMENT
     UNAUTHENTICATED = (401, 16)
+    FORBIDDEN = (403, 7)  # PERMISSION_DENIED
     NOT_FOUND = (404, 12)  # UNIMPLEMENTED
     METHOD = (405, 12)
     TIMEOUT = (408, 4)  # DEADLINE_EXCEEDED
@@ -109,6 +118,9 @@ class Intake:
         self._tally = tally
         self._authenticator = authenticator
         self._answerers = tuple(answerers)
+        self._log = RateLimitedLog(_log, host.clock)
+        host.every(_FLUSH_NS, self._log.flush)
+        self._resources = ResourceCache()
         self._told: tuple[PushAnswer | None, tuple[str, str]] = (None, ("", ""))
 
     @property
@@ -133,7 +145,24 @@ class Intake:
         if subject is None:
             return False
         push.auth_subject = subject
+        if isinstance(self._authenticator, ClusterBound):
+            push.allowed_clusters = self._authenticator.find_clusters(subject)
         return True
+
+    def tell_refused(self, peer: str, push: PushContext) -> None:
+        """Say who was refused for its credentials: a line a minute for each host.
+
+        Args:
+            peer: Address of the sender, without its port.
+            push: What it said of itself.
+        """
+        self._log.write(
+            peer,
+            logging.WARNING,
+            "push refused: missing or wrong credentials",
+            peer=peer,
+            cluster_hint=push.cluster_hint or None,
+        )
 
     def take(self, body: bytes, signal: Signal, content_type: str, push: PushContext) -> Outcome:
         """Decode a body and hand it on; when this returns, the push is applied."""
@@ -145,6 +174,10 @@ class Intake:
         n_items = export.n_items
         if not n_items:  # an empty request is a success; senders probe with it
             return TAKEN
+        if push.allowed_clusters is not None:
+            foreign = self._find_foreign(export, push, push.allowed_clusters)
+            if foreign is not None:
+                return self._forbid(foreign, push)
         batch = Batch(signal, export, self._clock.wall_ns(), push)
         refusal = self._offer(batch)
         if refusal is not None:
@@ -157,6 +190,30 @@ class Intake:
             return Outcome(Verdict.TAKEN, push.rejected_why, n_rejected=n_rejected)
         self._tally.accept(signal, n_items)
         return TAKEN
+
+    def _find_foreign(
+        self, export: Export, push: PushContext, allowed: frozenset[str]
+    ) -> str | None:
+        """A cluster of the export that its sender may not speak for, empty where none is named; None when it may."""
+        for entry in list_resources(export):
+            facts = read_resource(entry, self._resources, is_message=export.is_message)
+            cluster_id = facts.cluster_id or push.cluster_hint
+            if cluster_id not in allowed:
+                return cluster_id
+        return None
+
+    def _forbid(self, cluster_id: str, push: PushContext) -> Outcome:
+        """Count, log and answer a push for a cluster that is not the sender's."""
+        self._tally.refuse_request(Reason.FORBIDDEN_CLUSTER)
+        self._log.write(
+            ("forbidden", push.auth_subject, cluster_id),
+            logging.WARNING,
+            "push refused: the token is not for this cluster",
+            subject=push.auth_subject,
+            cluster=cluster_id[:256],
+        )
+        named = f"{cluster_id!r:.200}" if cluster_id else "a push that names no cluster"
+        return Outcome(Verdict.FORBIDDEN, f"the token is not for {named}")
 
     def _offer(self, batch: Batch) -> Outcome | None:
         """Hand a batch on; None when it was taken."""
@@ -173,11 +230,16 @@ class Intake:
     def find_threshold(self, push: PushContext) -> tuple[str, str] | None:
         """The two header values for this push, or None when there is no threshold to tell.
 
-        A value that agents would reject (outside 0.1 to 0.99, not finite) is not told at all: it would silence the
+        The first is empty when there is one that nobody is to compare with now: the second then says panic. A value that agents would reject (outside 0.1 to 0.99, not finite) is not told at all: it would silence the
         fallback poller too.
         """
+        allowed = push.allowed_clusters
+        if allowed is not None and (push.cluster_id or push.cluster_hint) not in allowed:
+            return None
         for answerer in self._answerers:
             answer = answerer.answer(push)
+            if answer is WITHHELD:
+                return _WITHHELD
             if answer is not None and _LEAST_THRESHOLD <= answer.threshold <= _MOST_THRESHOLD:
                 told, texts = self._told
                 if (

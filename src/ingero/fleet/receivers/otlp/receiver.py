@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -11,6 +10,7 @@ from ingero.config import Endpoint
 from ingero.errors import IngeroError
 from ingero.fleet.component import Authenticator, CapabilityT, ComponentId, Host, PushAnswerer
 from ingero.fleet.consumer import Consumer
+from ingero.fleet.helpers.certificates import open_server_context, watch_certificate
 from ingero.fleet.receivers.otlp.config import (
     GrpcConfig,
     HttpConfig,
@@ -21,6 +21,7 @@ from ingero.fleet.receivers.otlp.grpc_server import OtlpGrpcServer
 from ingero.fleet.receivers.otlp.http_server import OtlpHttpServer
 from ingero.fleet.receivers.otlp.intake import Intake, get_component
 from ingero.fleet.receivers.otlp.telemetry import Tally, Transport
+from ingero.serving.asgi import bind
 from ingero.serving.tls import CertificateReloader, build_server_context
 from ingero.units import NS_PER_S
 from ingero.wire.names import Signal
@@ -85,18 +86,25 @@ class OtlpReceiver:
     async def _start_http(self, config: HttpConfig, host: Host) -> None:
         tally = Tally(host.meter, self._id, Transport.HTTP)
         intake = self._build_intake(config, host, tally)
-        context = build_server_context(config.tls) if config.tls is not None else None
+        context = open_server_context(config.tls, host, f"receivers.{self._id}", config.endpoint)
         server = OtlpHttpServer(config, intake, tally, host, context)
         await server.start()
         self._http = server
         host.announce(server.bound, "http")
         if context is not None:
-            self._watch(context, config, host, tally)
+            assert config.tls is not None
+            interval_ns = config.tls.reload_interval or _RELOAD_INTERVAL_NS
+            reloader = CertificateReloader(context, config.tls)
+            name, count = f"receivers.{self._id}", tally.bad_certificate
+            watch_certificate(reloader, host, name, interval_ns, lambda: count(1))
 
     async def _start_grpc(self, config: GrpcConfig, host: Host) -> None:
         tally = Tally(host.meter, self._id, Transport.GRPC)
         if config.tls is not None:
             build_server_context(config.tls)  # says what is wrong with a file; grpcio would not
+        (
+            await bind(config.endpoint)
+        ).close()  # says what is wrong with an address; grpcio would not
         server = OtlpGrpcServer(config, self._build_intake(config, host, tally), tally)
         await asyncio.to_thread(server.start)
         self._grpc = server
@@ -115,20 +123,6 @@ class OtlpReceiver:
                 for one in config.middlewares
             ]
         return Intake(host, self._outputs, tally, authenticator, answerers)
-
-    @staticmethod
-    def _watch(context: ssl.SSLContext, config: HttpConfig, host: Host, tally: Tally) -> None:
-        assert config.tls is not None
-        reloader = CertificateReloader(context, config.tls)
-
-        def reload() -> None:
-            try:
-                reloader.reload_if_changed()
-            except IngeroError:
-                tally.bad_certificate(1)
-                raise
-
-        host.every(config.tls.reload_interval or _RELOAD_INTERVAL_NS, reload)
 
 
 def _get_one(found: Sequence[CapabilityT], name: str) -> CapabilityT:

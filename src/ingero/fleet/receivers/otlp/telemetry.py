@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from ingero.fleet.component import ComponentId, Meter
+from ingero.fleet.helpers.certificates import HANDSHAKES_REFUSED
 from ingero.telemetry.declare import counter
 from ingero.wire.names import Signal
 
@@ -46,7 +47,13 @@ CERTIFICATE_ERRORS: Final = counter(
     "receiver",
     "transport",
 )
-METRICS: Final = (*ACCEPTED.values(), *REFUSED.values(), REQUESTS_REFUSED, CERTIFICATE_ERRORS)
+METRICS: Final = (
+    *ACCEPTED.values(),
+    *REFUSED.values(),
+    REQUESTS_REFUSED,
+    CERTIFICATE_ERRORS,
+    HANDSHAKES_REFUSED,
+)
 
 
 class Transport(StrEnum):
@@ -64,6 +71,7 @@ class Reason(StrEnum):
     METHOD = "method"
     NO_PIPELINE = "no_pipeline"
     UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN_CLUSTER = "forbidden_cluster"
     CONTENT_TYPE = "content_type"
     CONTENT_ENCODING = "content_encoding"
     TOO_LARGE = "too_large"

@@ -1,0 +1,57 @@
+"""What a foreign exception means to the person at the command line: the one place that turns it into one of our errors."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from typing import Final
+
+from ingero.errors import IngeroError, StoreError
+
+_FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+
+
+def find_error(error: BaseException) -> IngeroError | None:
+    """Our error for what a command raised; None for what is nobody's input, but a fault of this program.
+
+    A group of exceptions, as task groups raise, is as good as the first of its errors that means something.
+    """
+    if isinstance(error, IngeroError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        found = (find_error(one) for one in error.exceptions)
+        return next((one for one in found if one is not None), None)
+    if _is_database_error(error):
+        return StoreError(f"the recording cannot be read: {error}", hint="try a copy of it")
+    if isinstance(error, OSError):
+        return _os_error(error)
+    return None
+
+
+def _is_database_error(error: BaseException) -> bool:
+    module = sys.modules.get("sqlite3")  # who did not load it cannot have raised one
+    return module is not None and isinstance(error, module.DatabaseError)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether Ctrl-C is what ended a command, also inside a group."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_interrupt(one) for one in error.exceptions)
+    return isinstance(error, KeyboardInterrupt)
+
+
+def is_broken_pipe(error: BaseException) -> bool:
+    """Whether the reader of our output went away, also inside a group."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_broken_pipe(one) for one in error.exceptions)
+    return isinstance(error, BrokenPipeError)
+
+
+def _os_error(error: OSError) -> IngeroError:
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.filename is not None:
+        hint = "make room" if error.errno in _FULL else "check the path and who may use it"
+        return IngeroError(f"{error.filename}: {reason}", hint=hint)
+    if error.errno in _FULL:
+        return IngeroError("the output cannot be written: no space left on device")
+    return IngeroError(f"{reason}")

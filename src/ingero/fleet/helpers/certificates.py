@@ -1,0 +1,90 @@
+"""Certificates of listening sockets while they serve: renewed ones are loaded, bad ones and refused handshakes are told.
+
+Beside the components that listen; `ingero.serving.tls` does the work.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable
+
+from ingero.config import Endpoint
+from ingero.config.tls import TlsServerConfig
+from ingero.errors import IngeroError
+from ingero.fleet.component import Host
+from ingero.serving.tls import CertificateReloader, build_server_context
+from ingero.telemetry.declare import counter
+from ingero.telemetry.limited import RateLimitedLog
+from ingero.units import NS_PER_S
+
+HANDSHAKES_REFUSED = counter(
+    "ingero_fleet_tls_handshakes_refused_total",
+    "TLS handshakes that failed: no or a foreign client certificate, an old version of TLS, plain text.",
+    "component",
+)
+_FLUSH_NS = 10 * NS_PER_S
+_log = logging.getLogger("ingero.fleet.tls")
+
+
+def open_server_context(
+    tls: TlsServerConfig | None, host: Host, component: str, endpoint: Endpoint
+) -> ssl.SSLContext | None:
+    """A context for a listening socket whose refused handshakes are counted and logged, a few lines a minute; None without TLS.
+
+    Raises:
+        IngeroError: A file cannot be used.
+    """
+    counting = host.meter.counter(HANDSHAKES_REFUSED)
+    if tls is None:
+        return None
+    refused = counting.bound(component=component)
+    log = RateLimitedLog(_log, host.clock)
+    host.every(_FLUSH_NS, log.flush)
+
+    def on_refused(reason: str) -> None:
+        refused(1)
+        message = "TLS handshake refused"
+        log.write(
+            "handshake",
+            logging.WARNING,
+            message,
+            component=component,
+            endpoint=str(endpoint),
+            error=reason,
+        )
+
+    return build_server_context(tls, on_refused)
+
+
+def watch_certificate(
+    reloader: CertificateReloader,
+    host: Host,
+    component: str,
+    interval_ns: int,
+    on_bad: Callable[[], None] = lambda: None,
+) -> None:
+    """Load renewed files at this interval; of a bad pair the old one stays, which is logged.
+
+    Args:
+        reloader: Of the context that serves.
+        host: Runs the timer.
+        component: Whose certificate it is, for the log.
+        interval_ns: How often to look.
+        on_bad: Called each time that the files cannot be used.
+    """
+    log = RateLimitedLog(_log, host.clock)
+
+    def renew() -> None:
+        try:
+            is_new = reloader.reload_if_changed()
+        except IngeroError as error:
+            on_bad()
+            message = "renewed certificate cannot be used; the old one stays"
+            log.write("bad", logging.WARNING, message, component=component, error=error.message)
+        else:
+            if is_new:
+                fields = {"component": component}
+                _log.info("certificate renewed", extra={"fields": fields})
+
+    host.every(interval_ns, renew)

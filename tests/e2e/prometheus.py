@@ -1,0 +1,93 @@
+"""A real Prometheus that scrapes a collector."""
+
+import json
+import subprocess
+from contextlib import contextmanager
+from urllib.parse import quote
+
+import httpx
+import pytest
+import yaml
+
+from ingero.testing.fleet import wait_until
+
+
+def has_prometheus():
+    try:
+        subprocess.run(["prometheus", "--version"], capture_output=True, check=True)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+needs_prometheus = pytest.mark.skipif(
+    not has_prometheus(), reason="prometheus (Debian: prometheus) is not installed"
+)
+
+
+class Prometheus:
+    def __init__(self, url):
+        self.url = url
+
+    def query(self, expression):
+        """Value of each series of the result, by its labels as JSON."""
+        answer = httpx.get(f"{self.url}/api/v1/query?query={quote(expression)}").json()
+        assert answer["status"] == "success", answer
+        return {
+            json.dumps(one["metric"], sort_keys=True): float(one["value"][1])
+            for one in answer["data"]["result"]
+        }
+
+    def number(self, expression):
+        """The only value of the result; None when there is none."""
+        found = list(self.query(expression).values())
+        assert len(found) <= 1, found
+        return found[0] if found else None
+
+
+@contextmanager
+def run_prometheus(folder, targets, rules=None, **job):
+    """A Prometheus that scrapes these every second, by job name."""
+    jobs = [
+        {
+            "job_name": name,
+            "scrape_interval": "1s",
+            "scrape_timeout": "1s",
+            "static_configs": [{"targets": [target]}],
+            **job,
+        }
+        for name, target in targets.items()
+    ]
+    config = {"global": {"evaluation_interval": "1s"}, "scrape_configs": jobs}
+    if rules is not None:
+        (folder / "rules.yml").write_text(yaml.safe_dump(rules))
+        config["rule_files"] = [str(folder / "rules.yml")]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    log = folder / "prometheus.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [
+                "prometheus",
+                f"--config.file={folder / 'prometheus.yml'}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                "--web.listen-address=127.0.0.1:0",
+                "--log.format=json",
+            ],
+            stdout=out,
+            stderr=out,
+        )
+
+    def find_address():
+        if process.poll() is not None:
+            raise RuntimeError(log.read_text())
+        for line in log.read_text().splitlines():
+            entry = json.loads(line)
+            if entry.get("msg") == "Listening on":
+                return entry["address"]
+        return None
+
+    try:
+        yield Prometheus(f"http://{wait_until(find_address)}")
+    finally:
+        process.terminate()
+        process.wait(30)
