@@ -1,7 +1,9 @@
 """A served database in a process of its own, and what real clients send it."""
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import time
 from pathlib import Path
@@ -98,22 +100,29 @@ class Served:
         return httpx.get(f"http://127.0.0.1:{self.health}{path}", timeout=5).status_code
 
     def audit(self, **wanted):
-        """Audit lines of OTLP requests that have these values."""
-        import msgspec
-
+        """Values of the audit lines of OTLP requests that have these."""
         found = []
         for line in self.log.read_text().splitlines():
-            head, brace, rest = line.partition("{")
-            if brace and "audit" in head:
-                event = msgspec.json.decode(brace + rest)
-                if event["event"] == "otlp" and wanted.items() <= event.items():
-                    found.append(event)
+            head, is_audit, rest = line.partition(" ingero.echo.audit: otlp ")
+            if is_audit and "=" not in head:
+                pairs = (pair.split("=", 1) for pair in shlex.split(rest))
+                values = {name: read_value(text) for name, text in pairs}
+                if wanted.items() <= values.items():
+                    found.append(values)
         return found
 
     def rss(self):
         """Resident bytes."""
         pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def read_value(text):
+    """A value of a log line: what is no JSON is text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def metrics(points, name="m", cluster="train-1", node="n1", kind="gauge", **resource):

@@ -1,7 +1,7 @@
-"""The audit log: one JSON object a line for each request, with the digest of its bearer and never the token.
+"""The audit log: a line for each request, with the digest of its bearer and never the token.
 
-Logger ``ingero.echo.audit``. As ``json`` the object's keys are the log line's own; as ``console`` it follows the
-logger's name.
+Logger ``ingero.echo.audit``. As ``json`` the values are keys of the log line; as ``console`` they follow the name of the
+event as ``key=value``.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
-
 from ingero.serving.bearer import Principal
-from ingero.telemetry.log import FIELDS
 from ingero.units import NS_PER_MS
 
 _LOG: Final = logging.getLogger("ingero.echo.audit")
@@ -60,4 +57,4 @@ def write_request(principal: Principal | None, answered: Answered) -> None:
 def write_audit(line: Mapping[str, Any]) -> None:
     """Write one event."""
     if _LOG.isEnabledFor(logging.INFO):
-        _LOG.info("%s", msgspec.json.encode(line).decode(), extra={FIELDS: line})
+        _LOG.info("%s", line["event"], extra={"fields": line})

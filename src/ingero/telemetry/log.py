@@ -22,10 +22,6 @@ LEVELS: Final = {
 }
 
 
-FIELDS: Final = "ingero_fields"
-"""Key of ``extra`` for a record that is an object: as JSON its keys stand in the line itself, instead of ``msg``."""
-
-
 class JsonFormatter(logging.Formatter):
     """One JSON object per line, with the keys of the Collector's own logs: level, ts, logger, msg."""
 
@@ -36,9 +32,8 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "ts": _timestamp(record),
             "logger": record.name,
+            "msg": record.getMessage(),
         }
-        fields = getattr(record, FIELDS, None)
-        line |= {"msg": record.getMessage()} if fields is None else fields
         if record.exc_info:
             line["stacktrace"] = self.formatException(record.exc_info)
         return json.dumps(line)
@@ -63,13 +58,13 @@ def read_fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _write_field(field: tuple[str, object]) -> str:
-    """``key=value`` as logfmt has it: text with blanks, quotes or ``=`` in quotes."""
+    """``key=value`` as logfmt has it: text with blanks, quotes or ``=`` in quotes; lists are JSON."""
     name, value = field
     if isinstance(value, bool):
         return f"{name}={str(value).lower()}"
     if isinstance(value, float):
         return f"{name}={value:.6g}"
-    text = str(value)
+    text = value if isinstance(value, str) else json.dumps(value)
     is_plain = text.isprintable() and text and not set(text) & set(' "=\\')
     return f"{name}={text if is_plain else json.dumps(text)}"
 

@@ -345,6 +345,34 @@ def test_rows_and_exports_of_nodes_say_what_a_node_lost(tmp_path):
     assert len(joined.rows) == 1
 
 
+def test_an_empty_list_of_incidents_of_a_node_says_what_it_does_not_mean(tmp_path):
+    path = tmp_path / "lost.db"
+    FAULTS["late_rank"]().write(path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(
+            "INSERT INTO unwritten (bucket, node, source, op, cause, count) VALUES (0, 'node-0', 8, 3, 'disk full', 12)"
+        )
+        connection.execute("UPDATE event_aggregates SET count = stored")
+        connection.execute("DELETE FROM events WHERE source = ? AND arg2 % 2", (Source.NCCL,))
+        connection.execute(
+            "INSERT INTO unprobed (pid, path, reason, since, node) VALUES (7, '/lib/libnccl.so.2', 'gone', 1, '')"
+        )
+
+    def talk(nodes):
+        return [
+            ask_fleet(nodes, action=action, since="") for action in ("chains", "ops", "overview")
+        ]
+
+    chains, ops, overview = among_servers([path], talk)
+    for answer in (chains, ops, overview):
+        assert any("12 rows were not stored: disk full" in line for line in answer["warnings"])
+        assert any("/lib/libnccl.so.2 of pid 7" in line for line in answer["warnings"])
+    for answer in (chains, overview):
+        (line,) = [line for line in answer["warnings"] if "could not decide" in line]
+        assert "late_rank" in line
+    assert "basis" in ops["columns"]
+
+
 def test_stacks_that_do_not_fit_are_those_of_the_shortest_calls():
     built = late_rank()
     built.events["stack_hash"][:3] = (1, 2, 3)

@@ -1,13 +1,24 @@
 """Folded stacks: one line per code path, whatever process took it."""
 
+import json
+
 import numpy as np
 import pytest
 
+from ingero.agent.queries.catalog import QUERIES
 from ingero.agent.queries.source import RecordingFile
-from ingero.agent.queries.stacks import StacksArgs, format_folded, read_folded_stacks
+from ingero.agent.queries.stacks import (
+    StacksArgs,
+    find_stack_share,
+    format_folded,
+    read_folded_stacks,
+)
+from ingero.agent.store.rows import BUCKET_NS
 from ingero.agent.store.writer import RecordingWriter
 from ingero.errors import BadDataError
 from ingero.model.events import EVENT, CudaOp, Source
+from ingero.model.recording import AGGREGATE
+from ingero.serving.query import get_query
 
 TRAIN = '[{"s":"launch","f":"libtorch.so"},{"pf":"/job/train.py","pfn":"Net.step","pl":12}]'
 
@@ -45,6 +56,26 @@ def test_folded_stacks_can_be_limited_to_processes_and_operations(recording):
     assert read_folded_stacks(recording, StacksArgs(op="cudaMalloc")) == []
     with pytest.raises(BadDataError, match="no operation"):
         read_folded_stacks(recording, StacksArgs(op="cudaNothing"))
+
+
+def test_stacks_say_how_many_of_the_calls_they_are_of(recording):
+    def ask(**arguments):
+        (share,) = json.loads(get_query(QUERIES, "get_stacks").ask(recording, arguments))["shares"]
+        return share
+
+    assert ask() == {"op": "cudaLaunchKernel", "calls_with_stack": 12, "calls": None}
+    assert find_stack_share(recording, StacksArgs()) is None
+    writer = RecordingWriter(recording.path, "n")
+    counted = np.zeros(2, AGGREGATE)
+    counted["bucket_ns"] = 10**18 // BUCKET_NS * BUCKET_NS
+    counted["source"], counted["op"] = Source.CUDA, CudaOp.LAUNCH_KERNEL
+    counted["pid"], counted["count"] = (100, 101), (28, 20)
+    writer.put_aggregates(counted)
+    writer.close(1)
+    assert ask()["calls"] == 48
+    assert find_stack_share(recording, StacksArgs()) == 12 / 48
+    assert find_stack_share(recording, StacksArgs(pids=(101,))) == 10 / 20
+    assert find_stack_share(recording, StacksArgs(since="1ns")) == 1 / 48  # of the whole minute
 
 
 def test_the_folded_format_is_that_of_flame_graph_tools(recording):

@@ -208,6 +208,21 @@ def test_lost_collectives_are_told_and_accuse_nobody_who_only_has_a_row():
     assert list_collectives(Evidence(uncounted)).collectives[0].row_share is None
 
 
+def test_a_track_says_which_share_of_the_calls_it_is_drawn_from():
+    whole = FAULTS["late_rank"]().build()
+    lossy = degrade(whole, lambda every: every[(every["pid"] != 6002) | (every["arg2"] % 2 == 0)])
+    shares = {
+        track.pid: track.row_share
+        for track in build_timeline(Evidence(lossy), View()).tracks
+        if track.what == "calls"
+    }
+    assert shares.pop(6002) < 1
+    assert set(shares.values()) == {1}
+    uncounted = replace(lossy, aggregates=lossy.aggregates[:0], coverage=lossy.coverage[:0])
+    tracks = build_timeline(Evidence(uncounted), View()).tracks
+    assert {track.row_share for track in tracks} == {None}
+
+
 def test_collective_that_had_not_returned_is_in_no_number():
     whole = FAULTS["late_rank"]().build()
     last = np.flatnonzero((whole.events["source"] == Source.NCCL) & (whole.events["pid"] == 6001))

@@ -28,7 +28,7 @@ from ingero.agent.queries.memory import balance_memory
 from ingero.agent.queries.operations import OperationAnswer, list_operations
 from ingero.agent.queries.overview import list_snapshots, read_overview
 from ingero.agent.queries.source import RecordingFile
-from ingero.agent.queries.stacks import StacksArgs, read_folded_stacks
+from ingero.agent.queries.stacks import StacksArgs, find_stack_share, read_folded_stacks
 from ingero.agent.queries.timeline import View, build_timeline
 from ingero.agent.queries.window import Wanted, find_span, format_wall
 from ingero.agent.store.reader import read_unprobed, read_unwritten
@@ -106,6 +106,7 @@ def _overview(asked: Asked) -> dict[str, Any]:
     found = read_overview(asked.context.path)
     incidents = asked.context.explain(asked.wanted).incidents
     found["incident_count"] = len(incidents)
+    found |= _reservations(asked)
     if incidents:
         worst = incident_answer(incidents[0], 0)
         found["top_chain"] = {
@@ -136,9 +137,12 @@ def _operations(asked: Asked) -> list[OperationAnswer]:
 
 def _ops(asked: Asked) -> dict[str, Any]:
     operations = _operations(asked)
+    recording = asked.context.load(asked.wanted)
     found: dict[str, Any] = {
         "mode": "percentile" if operations else "empty",
         "ops": [{"operation": op.op, **msgspec.to_builtins(op)} for op in operations],
+        "missing": clean(recording.say_missing(), 512),
+        "not_probed": describe_unprobed(recording.unprobed),
     }
     shots = list_snapshots(asked.context.path, limit=1)
     return found | ({"system": shots[0]} if shots else {})
@@ -148,7 +152,17 @@ def _chains(asked: Asked) -> dict[str, Any]:
     told = asked.context.explain(asked.wanted)
     operations = _operations(asked)
     shown = [incident_answer(incident, told.start_ns) for incident in told.incidents]
-    return {"chains": [_chain(one, operations) for one in shown]}
+    return {"chains": [_chain(one, operations) for one in shown], **_reservations(asked)}
+
+
+def _reservations(asked: Asked) -> dict[str, Any]:
+    """What a list of incidents, above all an empty one, does not say: rules without an answer, rows that are missing."""
+    told, recording = asked.context.explain(asked.wanted), asked.context.load(asked.wanted)
+    return {
+        "undecided": looked_answer(told).unknown,
+        "missing": clean(recording.say_missing(), 512),
+        "not_probed": describe_unprobed(recording.unprobed),
+    }
 
 
 def _root_cause(one: IncidentAnswer) -> str:
@@ -203,7 +217,9 @@ def _stacks(asked: Asked) -> Any:  # noqa: ANN401
         back_ns = find_span(asked.context.path)[1] - recording.window_ns[0]
         since = f"{max(back_ns, 1)}ns"
     args = StacksArgs(op=asked.parameters.get("op", ""), since=since, pids=list(asked.wanted.pids))
-    return build_flame(read_folded_stacks(asked.context, args))
+    return build_flame(
+        read_folded_stacks(asked.context, args), find_stack_share(asked.context, args)
+    )
 
 
 def _memory(asked: Asked) -> Any:  # noqa: ANN401

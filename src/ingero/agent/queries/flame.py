@@ -30,6 +30,13 @@ class FlameAnswer(msgspec.Struct, frozen=True):
     stacks: int
     rows: Annotated[int, msgspec.Meta(description="stored rows that carry a stack")]
     left_out: Annotated[int, msgspec.Meta(description="stacks left out to keep the tree small")]
+    call_share: Annotated[
+        float | None,
+        msgspec.Meta(
+            description="part of the calls of these operations that has a stack: every number here is of those; "
+            "null: nobody counted the others"
+        ),
+    ]
 
 
 @dataclass(slots=True)
@@ -39,8 +46,13 @@ class _Node:
     children: dict[str, _Node] = field(default_factory=dict)
 
 
-def build_flame(stacks: Sequence[FoldedStack]) -> FlameAnswer:
-    """Join stacks, those with the most time first, until the tree is full."""
+def build_flame(stacks: Sequence[FoldedStack], call_share: float | None = None) -> FlameAnswer:
+    """Join stacks, those with the most time first, until the tree is full.
+
+    Args:
+        stacks: From `read_folded_stacks`.
+        call_share: From `find_stack_share`.
+    """
     root, n_nodes, left_out = _Node(), 0, 0
     for stack in stacks:
         frames = stack.frames[-_MAX_DEPTH:]
@@ -49,7 +61,7 @@ def build_flame(stacks: Sequence[FoldedStack]) -> FlameAnswer:
             continue
         n_nodes += _add(root, frames, stack)
     n_rows = sum(stack.n_rows for stack in stacks)
-    return FlameAnswer(_freeze("all", root), len(stacks), n_rows, left_out)
+    return FlameAnswer(_freeze("all", root), len(stacks), n_rows, left_out, call_share)
 
 
 def _add(root: _Node, frames: Sequence[str], stack: FoldedStack) -> int:

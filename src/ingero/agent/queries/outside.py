@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlencode
 
@@ -100,7 +101,19 @@ def _tabulate(
     if action == "chains":
         rows.sort(key=lambda row: _ORDER.get(row[1], len(_ORDER)))
     warnings = [f"{a.node}: {a.error}" for a in answers if a.error]
+    warnings += [
+        f"{a.node}: {said}" for a in answers if not a.error for said in _reservations(a.body)
+    ]
     return ["node", *columns], rows, [*warnings, *clock_warnings(answers, _SKEW_MS)]
+
+
+def _reservations(body: dict[str, Any]) -> Iterator[str]:
+    """What one node's answer cannot say; a version that does not tell has none."""
+    if undecided := body.get("undecided"):
+        yield f"rules that could not decide: {', '.join(undecided)}"
+    if missing := body.get("missing"):
+        yield missing
+    yield from body.get("not_probed", [])
 
 
 def _chain_rows(body: dict[str, Any]) -> list[list[Any]]:
@@ -110,7 +123,17 @@ def _chain_rows(body: dict[str, Any]) -> list[list[Any]]:
 
 
 def _op_rows(body: dict[str, Any]) -> list[list[Any]]:
-    names = ("operation", "process", "pid", "count", "p50_us", "p95_us", "p99_us", "wall_pct")
+    names = (
+        "operation",
+        "process",
+        "pid",
+        "count",
+        "p50_us",
+        "p95_us",
+        "p99_us",
+        "wall_pct",
+        "basis",
+    )
     return [[one[name] for name in names] for one in body["ops"]]
 
 
@@ -121,7 +144,7 @@ def _overview_rows(body: dict[str, Any]) -> list[list[Any]]:
 
 _TABLES: Final = {
     "chains": (["sev", "sum", "rc", "id"], _chain_rows),
-    "ops": (["op", "pn", "p", "n", "p50", "p95", "p99", "w%"], _op_rows),
+    "ops": (["op", "pn", "p", "n", "p50", "p95", "p99", "w%", "basis"], _op_rows),
     "overview": (["events", "duration_s", "incidents", "worst"], _overview_rows),
 }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -11,6 +12,7 @@ from ingero.agent.queries.pages import PageArgs, cut_page
 from ingero.agent.queries.source import RecordingFile
 from ingero.agent.queries.window import find_span
 from ingero.agent.store.files import open_recording, store_errors, table_columns
+from ingero.agent.store.rows import BUCKET_NS
 from ingero.errors import BadDataError
 from ingero.model.events import find_op, op_name
 from ingero.model.untrusted import FRAME_CHARS, clean
@@ -52,12 +54,26 @@ class FoldedStack(msgspec.Struct, frozen=True):
     total_ns: int
 
 
+class StackShare(msgspec.Struct, frozen=True):
+    """How many of an operation's calls have a stack; calls are counted by the minute, so a window may cut the first."""
+
+    op: str
+    calls_with_stack: Annotated[int, msgspec.Meta(description="sampled rows weighted")]
+    calls: Annotated[int | None, msgspec.Meta(description="null: nobody counted them")]
+
+
 class StacksAnswer(msgspec.Struct, frozen=True):
     """Code paths, most used first."""
 
     stacks: list[Stack]
+    shares: list[StackShare]
     note: str
     next_cursor: str
+
+
+_ALL_OF_THEM: Final = (
+    "every number is of the calls that have a stack; shares says how many of all calls these are"
+)
 
 
 def _stacks(context: RecordingFile, args: StacksArgs) -> StacksAnswer:
@@ -71,10 +87,35 @@ def _stacks(context: RecordingFile, args: StacksArgs) -> StacksAnswer:
         )
         for stack, source, op, n, mean, least, most, *_ in page
     ]  # fmt: skip
-    note = "" if rows else "the recording holds no stacks for this"
-    return StacksAnswer(
-        stacks, note or "counts are of stored rows; a stack's rows may be a sample", after
-    )
+    note = _ALL_OF_THEM if rows else "the recording holds no stacks for this"
+    return StacksAnswer(stacks, _shares(context, args, rows), note, after)
+
+
+def _shares(
+    context: RecordingFile, args: StacksArgs, rows: Sequence[tuple[Any, ...]]
+) -> list[StackShare]:
+    with_stack: dict[tuple[int, int], int] = {}
+    for _, source, op, *_, n_calls, _ in rows:
+        with_stack[source, op] = with_stack.get((source, op), 0) + int(n_calls)
+    counted = _count_calls(context, args)
+    return [
+        StackShare(op_name(*key), n, max(counted[key], n) if key in counted else None)
+        for key, n in sorted(with_stack.items(), key=lambda item: -item[1])
+    ]
+
+
+def find_stack_share(context: RecordingFile, args: StacksArgs) -> float | None:
+    """Part of the calls whose stacks `read_folded_stacks` gives; None where nobody counted those of an operation.
+
+    Raises:
+        BadDataError: The operation or the duration is not one.
+        StoreError: The recording cannot be read.
+    """
+    shares = _shares(context, args, _grouped(context, args))
+    calls = [one.calls for one in shares if one.calls is not None]
+    if len(calls) < len(shares):
+        return None
+    return sum(one.calls_with_stack for one in shares) / max(sum(calls), 1)
 
 
 def read_folded_stacks(context: RecordingFile, args: StacksArgs) -> list[FoldedStack]:
@@ -124,7 +165,41 @@ def _read_frames(context: RecordingFile, hashes: set[int]) -> dict[int, list[str
 
 def _grouped(context: RecordingFile, args: StacksArgs) -> list[tuple[Any, ...]]:
     """(hash, source, op, rows, mean, least, most, calls, weighted time), most rows first; sums are floats: no overflow."""
-    terms, parameters = ["stack_hash <> 0"], list[int]()
+    where, parameters = _condition(context, args, "timestamp")
+    where = f"stack_hash <> 0 AND {where}"
+    with open_recording(context.path) as connection, store_errors(context.path):
+        columns = table_columns(connection, "events")
+        if "stack_hash" not in columns:
+            return []
+        weight = "weight" if "weight" in columns else "1"
+        for name in ("stack_hash", "source", "op", "duration"):
+            where += f" AND typeof({name}) = 'integer'"
+        return connection.execute(
+            "SELECT stack_hash, source, op, count(*), avg(duration), min(duration), max(duration), "  # noqa: S608
+            f"total({weight}), total(duration * 1.0 * {weight}) "
+            f"FROM events WHERE {where} GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3",
+            parameters,
+        ).fetchall()
+
+
+def _count_calls(context: RecordingFile, args: StacksArgs) -> dict[tuple[int, int], int]:
+    """Calls of each operation, with and without a stack, in the minutes that the window touches."""
+    where, parameters = _condition(context, args, f"bucket + {BUCKET_NS - 1}")
+    with open_recording(context.path) as connection, store_errors(context.path):
+        if not table_columns(connection, "event_aggregates"):
+            return {}
+        for name in ("source", "op", "count"):
+            where += f" AND typeof({name}) = 'integer'"
+        rows = connection.execute(
+            f"SELECT source, op, total(count) FROM event_aggregates WHERE {where} GROUP BY 1, 2",  # noqa: S608
+            parameters,
+        ).fetchall()
+    return {(source, op): int(n) for source, op, n in rows if n}
+
+
+def _condition(context: RecordingFile, args: StacksArgs, time: str) -> tuple[str, list[int]]:
+    """SQL that holds for rows of the operation, the processes and the window, and its parameters."""
+    terms, parameters = ["1"], list[int]()
     if args.op:
         wanted = find_op(args.op)
         if wanted is None:
@@ -139,22 +214,9 @@ def _grouped(context: RecordingFile, args: StacksArgs) -> list[tuple[Any, ...]]:
             since_ns = parse_duration(args.since)
         except ValueError as error:
             raise BadDataError(f"since: {error}") from error
-        terms.append("timestamp >= ?")
+        terms.append(f"{time} >= ?")
         parameters.append(find_span(context.path)[1] - since_ns)
-    where = " AND ".join(terms)
-    with open_recording(context.path) as connection, store_errors(context.path):
-        columns = table_columns(connection, "events")
-        if "stack_hash" not in columns:
-            return []
-        weight = "weight" if "weight" in columns else "1"
-        for name in ("stack_hash", "source", "op", "duration"):
-            where += f" AND typeof({name}) = 'integer'"
-        return connection.execute(
-            "SELECT stack_hash, source, op, count(*), avg(duration), min(duration), max(duration), "  # noqa: S608
-            f"total({weight}), total(duration * 1.0 * {weight}) "
-            f"FROM events WHERE {where} GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3",
-            parameters,
-        ).fetchall()
+    return " AND ".join(terms), parameters
 
 
 def _frames(row: tuple[str, str] | None) -> list[str]:

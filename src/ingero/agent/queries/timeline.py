@@ -58,6 +58,8 @@ class Track(msgspec.Struct, frozen=True):
     Attributes:
         what: ``calls``, ``waits`` or ``requests``.
         busy_pct: Part of the view in which at least one row is under way.
+        row_share: Part of the process's calls of these operations, in the whole part, that has a row: what is drawn and
+            `busy_pct` are of those; None where nobody counted the others.
         shares: Per category that occurs: its index, and the part of each bin in percent, whole numbers.
         ops: Names that `slices` index.
         slices: Single rows, when few are in view.
@@ -72,6 +74,7 @@ class Track(msgspec.Struct, frozen=True):
     what: str
     rows: int
     busy_pct: float
+    row_share: float | None
     shares: list[tuple[int, list[int]]]
     ops: list[str]
     slices: list[Slice]
@@ -134,7 +137,7 @@ def build_timeline(evidence: Evidence, view: View) -> TimelineAnswer:
         tracks[:_MAX_TRACKS],
         key=lambda t: (t[0].node, t[0].pid, int(t[2].tids[0]), _ORDER.index(t[1])),
     )
-    drawing = _Drawing(evidence.recording, edges, categories, n_in_view <= _MAX_SLICES)
+    drawing = _Drawing(evidence, edges, categories, n_in_view <= _MAX_SLICES)
     return TimelineAnswer(
         first_s=0.0,
         last_s=(end_ns - start_ns) / 1e9,
@@ -179,10 +182,14 @@ def _iter_tracks(process: Process, in_view: npt.NDArray[np.bool_]) -> Iterator[t
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    recording: Recording
+    evidence: Evidence
     edges: npt.NDArray[np.int64]
     categories: npt.NDArray[np.uint8]
     has_slices: bool
+
+    @property
+    def recording(self) -> Recording:
+        return self.evidence.recording
 
     def track(self, process: Process, what: str, rows: Rows) -> Track:
         place = self.recording.ranks.get((process.node, process.pid))
@@ -190,6 +197,8 @@ class _Drawing:
         view_ns = int(self.edges[-1] - self.edges[0])
         inside = rows.intervals.covered_ns(self.edges[:1], self.edges[-1:])
         codes, op_idx = np.unique(rows.codes, return_inverse=True)
+        gap = self.evidence.books.gap(process.node, process.pid, codes.tolist())
+        is_counted = self.evidence.books.has_counts and gap.is_known
         return Track(
             node=clean(self.recording.nodes[process.node]),
             process=clean(process.name),
@@ -200,6 +209,7 @@ class _Drawing:
             what=what,
             rows=len(rows),
             busy_pct=round(100 * int(inside[0]) / max(view_ns, 1), 2),
+            row_share=round(1 - gap.share, 4) if is_counted else None,
             shares=self._shares(rows),
             ops=[op_name(int(code) >> 8, int(code) & 0xFF) for code in codes],
             slices=self._slices(rows, op_idx.reshape(-1)) if self.has_slices else [],

@@ -109,8 +109,10 @@ export async function showStacks(query, { refresh }) {
     return [tools, note("No row of this part carries a stack. Record them with `ingero trace --stack`.")];
   }
   const left = said.left_out ? `; ${count(said.left_out)} rarer stacks are left out` : "";
+  const share = said.call_share === 1 ? "" : said.call_share === null ? " How many calls have none was not counted."
+    : ` ${percent(said.call_share)} of these operations' calls have a stack: calls and times are of those alone.`;
   return [
-    tools, note(`${count(said.rows)} rows with ${count(said.stacks)} stacks${left}. Time is that of the calls, not of the CPU.`),
+    tools, note(`${count(said.rows)} rows with ${count(said.stacks)} stacks${left}. Time is that of the calls, not of the CPU.${share}`),
     ...tree(said.root, refresh),
     table("hottest", "Functions that make the calls, most time first", [
       ["Function", (one) => one.name],

@@ -138,7 +138,7 @@ export async function showTimeline(query, { refresh }) {
   const isOneNode = new Set(said.tracks.map((track) => track.node)).size < 2;
   const short = (track) => `${track.process} (${track.pid})${thread(track)} · ${track.what}${isOneNode ? "" : ` · ${track.node}`}`;
   const lanes = said.tracks.map((track) => lane(short(track), isSingle ? slices(track, seen) : bars(track),
-    `${describe(track)}: busy ${track.busy_pct} % of the view, ${count(track.rows)} rows`));
+    `${describe(track)}: busy ${track.busy_pct} % of the view${track.row_share === 1 ? "" : " by the rows alone"}, ${count(track.rows)} rows`));
   const drawing = make("div", [...incidentLane(incidents, seen), ...lanes, axis(...seen)],
     { class: "drawing", tabindex: "0", role: "group", "data-key": "timeline",
       "aria-label": "Timeline. Plus and minus zoom, arrows move, zero shows all. The same as a table follows." });
@@ -156,7 +156,10 @@ export async function showTimeline(query, { refresh }) {
       .slice(0, 3).map(([share, name]) => `${name} ${percent(share)}`).join(", ")],
     ["Busy", (track) => percent(track.busy_pct / 100), (track) => track.busy_pct],
     ["Rows", (track) => count(track.rows), (track) => track.rows],
+    ["Of all calls", (track) => track.row_share === null ? "not counted" : percent(track.row_share), (track) => track.row_share ?? -1],
   ], said.tracks);
+  const isWhole = said.tracks.every((track) => track.row_share === 1);
+  const partly = isWhole ? [] : [note("Not every call has a row: what is drawn, and how busy a track is, is of the rows alone. The table says which share of the calls they are.")];
   const empty = said.tracks.length ? [] : [note("Nothing happened in this span.")];
-  return [tools, showing, legend(said), ...empty, drawing, ...left, rows];
+  return [tools, showing, legend(said), ...empty, drawing, ...left, ...partly, rows];
 }
