@@ -147,11 +147,13 @@ def fan_out(consumers: Sequence[Receiving]) -> Receiving:
 class _Exit:
     """The way into one exporter from one pipeline."""
 
-    __slots__ = ("_log", "_lost", "_n_lost", "_name", "_target")
+    __slots__ = ("_bounded", "_log", "_lost", "_n_lost", "_name", "_target")
 
     def __init__(self, name: ComponentId, target: Consumer, meter: Meter, clock: Clock) -> None:
         self._name = str(name)
         self._target = target
+        # Once: asking a protocol class takes several microseconds, of each push.
+        self._bounded = target if isinstance(target, Bounded) else None
         self._lost = {
             signal: meter.counter(metric).bound(exporter=self._name)
             for signal, metric in ENQUEUE_FAILED.items()
@@ -167,7 +169,7 @@ class _Exit:
             self._log.write("lost", logging.INFO, message, exporter=self._name, items_lost=n_lost)
 
     def find_refusal(self, batch: Batch) -> RetryableError | None:
-        return self._target.find_refusal(batch) if isinstance(self._target, Bounded) else None
+        return None if self._bounded is None else self._bounded.find_refusal(batch)
 
     def lose(self, batch: Batch, refusal: DeliveryError) -> None:
         if not isinstance(refusal, RetryableError):

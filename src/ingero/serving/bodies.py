@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable
 from typing import Final
 
-import cramjam
 import msgspec
 import zstandard
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
@@ -97,6 +96,8 @@ def _into(
     def decompress_into(body: bytes, limit_bytes: int) -> bytes:
         if not body:
             raise BadDataError("the compressed body is empty")
+        import cramjam  # noqa: PLC0415 -- 1.6 MB, for encodings that few senders use
+
         buffer = bytearray(limit_bytes + 1)  # pages that are not written take no memory
         try:
             n_bytes = fill(body, buffer)
@@ -112,9 +113,23 @@ def _into(
 
 
 def _fill_snappy(body: bytes, buffer: bytearray) -> int:
+    import cramjam  # noqa: PLC0415
+
     if body.startswith(_SNAPPY_STREAM):
-        return cramjam.snappy.decompress_into(body, buffer)
+        return _fill_snappy_stream(body, buffer)
     return cramjam.snappy.decompress_raw_into(body, buffer)
+
+
+def _fill_snappy_stream(body: bytes, buffer: bytearray) -> int:
+    import cramjam  # noqa: PLC0415
+
+    return cramjam.snappy.decompress_into(body, buffer)
+
+
+def _fill_lz4(body: bytes, buffer: bytearray) -> int:
+    import cramjam  # noqa: PLC0415
+
+    return cramjam.lz4.decompress_into(body, buffer)
 
 
 _OVER: Final = "the body is over {} bytes after decompression"
@@ -128,8 +143,8 @@ _DECOMPRESSORS: Final[dict[str, Callable[[bytes, int], bytes]]] = {
     "deflate": _inflate(_AUTO_WINDOW),
     "zstd": _unzstd,
     "snappy": _into(_fill_snappy),
-    "x-snappy-framed": _into(cramjam.snappy.decompress_into),
-    "lz4": _into(cramjam.lz4.decompress_into),
+    "x-snappy-framed": _into(_fill_snappy_stream),
+    "lz4": _into(_fill_lz4),
 }
 ENCODINGS: Final = frozenset(_DECOMPRESSORS)
 """Names of the encodings that can be undone."""

@@ -9,10 +9,9 @@ Lossy: `REFUSED`, `CONFLICTS`, `UNSUPPORTED` and `OVERSIZED` count what is not s
 from __future__ import annotations
 
 import asyncio
-import operator
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from ingero.fleet.component import ComponentId, Host, Stability
@@ -38,7 +37,6 @@ from ingero.telemetry.declare import counter, gauge
 from ingero.units import NS_PER_MS
 from ingero.wire.names import Metric
 from ingero.wire.otlp import Export
-from ingero.wire.otlp.structs import Proto
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, HTTPScope, Scope
@@ -260,27 +258,21 @@ def says_all(newer: Export, older: Export) -> bool:
     A series is its resource, its metric and its attributes: two cohorts, or two agents, of one node push the same names.
     """
     (sender, known), (other, waiting) = newer.metrics[0], older.metrics[0]
-    if not _is_equal(_attributes(sender.resource), _attributes(other.resource)):
+    one, two = sender.resource, other.resource
+    if (one is None) != (two is None) or (one is not None and one.attributes != two.attributes):
         return False
+    # Lists are compared as a whole: a call for each of them would take a tenth of the time of a push.
     for (_, _, again, same, now), (_, metric, name, kind, then) in zip(known, waiting, strict=True):
-        if (name, kind) != (again, same) or len(now) != len(then):
+        if name != again or kind != same or len(now) != len(then):
             return False
         if kind in _ADDING and getattr(metric, kind).aggregation_temporality == DELTA:
             return False
-        if not all(
-            _is_equal(one.attributes, two.attributes) for one, two in zip(now, then, strict=True)
-        ):
+        if len(then) == 1:
+            if now[0].attributes != then[0].attributes:
+                return False
+        elif [point.attributes for point in now] != [point.attributes for point in then]:
             return False
     return True
-
-
-def _attributes(resource: Proto) -> Sequence[object]:
-    return () if resource is None else resource.attributes
-
-
-def _is_equal(some: Sequence[object], others: Sequence[object]) -> bool:
-    """Whether two lists of attributes are the same, in the same order; of two encodings never."""
-    return len(some) == len(others) and all(map(operator.eq, some, others))
 
 
 def _header(scope: HTTPScope, name: bytes) -> str:

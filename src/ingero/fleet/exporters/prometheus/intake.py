@@ -169,11 +169,13 @@ class Intake:
             family.values[row] = family.values[row] + value if is_delta else value
             time_ns = raw.time_unix_nano
             family.times_ms[row] = time_ns // _NS_PER_MS if time_ns > _PLAUSIBLE_NS else arrival[1]
-            family.seen_ns[row] = LONG_AGO_NS if raw.flags & NO_RECORDED_VALUE else arrival[0]
-            key = family.keys[row]
-            rest = self._store.find_rest(key)
-            if rest is not None:
-                family.end_others(key, rest)
+            if raw.flags & NO_RECORDED_VALUE:
+                family.seen_ns[row] = LONG_AGO_NS
+                continue
+            if family.seen_ns[row] == LONG_AGO_NS:  # it was in another state before, if any
+                key = family.keys[row]
+                family.end_others(key, self._store.find_alternatives(key))
+            family.seen_ns[row] = arrival[0]
 
     def _find_row(self, family: Family, sender: _Sender, raw: Proto, reader: Reader) -> int | None:
         alias = reader.alias(raw.attributes, self._settings.dropped)

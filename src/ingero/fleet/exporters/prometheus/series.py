@@ -12,7 +12,7 @@ refused (`n_conflicts`).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -23,8 +23,9 @@ from ingero.fleet.exporters.prometheus.naming import escape_help, format_labels
 
 _ATTRIBUTES_BITS: Final = 32
 _MAX_NAME_SETS: Final = 1024
+_MAX_ALTERNATIVES: Final = 64
 LONG_AGO_NS: Final = -(1 << 62)
-"""Last seen so long ago that the next scrape forgets it."""
+"""Last seen so long ago that the next scrape forgets it; also of a series that has no point yet."""
 _ATTRIBUTES_MASK: Final = (1 << _ATTRIBUTES_BITS) - 1
 
 
@@ -147,7 +148,6 @@ class Family:
         "distributions",
         "facts",
         "keys",
-        "latest",
         "rows",
         "seen_ns",
         "times_ms",
@@ -162,23 +162,20 @@ class Family:
         self.times_ms = array("q")
         self.seen_ns = array("q")
         self.distributions: dict[int, Distribution] = {}
-        self.latest: dict[tuple[int, str], int] = {}
 
-    def end_others(self, key: int, rest: str) -> None:
-        """A sender is in one of several states: forget, at the next scrape, the series of the one it was in before.
+    def end_others(self, key: int, alternatives: Sequence[int]) -> None:
+        """A sender is in one of several states: forget, at the next scrape, its series of the others.
 
         Args:
             key: Of the series that just got a point.
-            rest: The labels that its other states share.
+            alternatives: From `SeriesStore.find_alternatives`.
         """
-        slot = (key >> _ATTRIBUTES_BITS, rest)
-        before = self.latest.get(slot)
-        if before == key:
-            return
-        self.latest[slot] = key
-        row = None if before is None else self.rows.get(before)
-        if row is not None:
-            self.seen_ns[row] = LONG_AGO_NS
+        sender = key & ~_ATTRIBUTES_MASK
+        for attributes in alternatives:
+            other = sender | attributes
+            row = self.rows.get(other) if other != key else None
+            if row is not None:
+                self.seen_ns[row] = LONG_AGO_NS
 
     def drop_before(self, cutoff_ns: int) -> int:
         """Forget the series that were last seen before then; returns how many."""
@@ -195,7 +192,6 @@ class Family:
         self.distributions = {
             key: value for key, value in self.distributions.items() if key in self.rows
         }
-        self.latest = {slot: key for slot, key in self.latest.items() if key in self.rows}
         return n_dropped
 
 
@@ -214,7 +210,8 @@ class SeriesStore:
         self._max_series = max_series
         self._resources = _Texts()
         self._attributes = _Texts()
-        self._rests: dict[int, str] = {}
+        self._alternatives: dict[int, list[int]] = {}
+        self._of_rest: dict[str, list[int]] = {}
 
     def find_resource(self, alias: object) -> int | None:
         """The index of a resource's labels, or None when this spelling is new."""
@@ -237,13 +234,19 @@ class SeriesStore:
             rest: The set without the attributes of which a sender has one value at a time; None when it has none.
         """
         index = self._attributes.add(alias, labels)
-        if rest is not None:
-            self._rests[index] = rest
+        if rest is not None and index not in self._alternatives:
+            alike = self._of_rest.setdefault(rest, [])
+            if len(alike) < _MAX_ALTERNATIVES:
+                alike.append(index)
+                self._alternatives[index] = alike
         return index
 
-    def find_rest(self, key: int) -> str | None:
-        """What `add_attributes` was told of a series' attributes."""
-        return self._rests.get(key & _ATTRIBUTES_MASK)
+    def find_alternatives(self, key: int) -> Sequence[int]:
+        """Attribute sets of which a sender has one at a time, this series' own among them; none for an ordinary series.
+
+        Lossy: beyond 64 values of one such attribute, a series of the others stays until it expires.
+        """
+        return self._alternatives.get(key & _ATTRIBUTES_MASK, ())
 
     @property
     def is_full(self) -> bool:
@@ -277,7 +280,7 @@ class SeriesStore:
             family.keys.append(key)
             family.values.append(0.0)
             family.times_ms.append(0)
-            family.seen_ns.append(0)
+            family.seen_ns.append(LONG_AGO_NS)
             self.n_series += 1
         return row
 
@@ -303,8 +306,14 @@ class SeriesStore:
             self._resources.keep_only(set((live >> _ATTRIBUTES_BITS).tolist()))
             kept = set((live & _ATTRIBUTES_MASK).tolist())
             self._attributes.keep_only(kept)
-            self._rests = {index: rest for index, rest in self._rests.items() if index in kept}
+            self._keep_alternatives(kept)
         return n_dropped
+
+    def _keep_alternatives(self, kept: set[int]) -> None:
+        for alike in self._of_rest.values():
+            alike[:] = [index for index in alike if index in kept]
+        self._of_rest = {rest: alike for rest, alike in self._of_rest.items() if alike}
+        self._alternatives = {index: alike for alike in self._of_rest.values() for index in alike}
 
     def labels_of(self, key: int) -> str:
         """The label text of one series, without braces."""
