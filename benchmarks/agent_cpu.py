@@ -26,8 +26,8 @@ def run():
 
 
 def _load_times():
-    from ingero.agent.app.tracing import TraceSession, TraceSettings
-    from ingero.gpusim.runner import get_program
+    from ingero.agent.capture.session import TraceSession, TraceSettings
+    from ingero.sim.runner import get_program
 
     files = tuple(sorted(get_program().parent.glob("lib*")))
     began = time.monotonic()
@@ -46,7 +46,7 @@ def _measure_recording():
 
 def _measure(says, *options, warm_s=WARM_S):
     """One trace; its CPU between the warm-up and the end, from /proc."""
-    from ingero.gpusim.runner import SimSettings, Simulation
+    from ingero.sim.runner import SimSettings, Simulation
 
     command = [sys.executable, "-m", "ingero", "trace", *options]
     with (

@@ -22,7 +22,7 @@ JOBS = (
 _SAMPLE_S = 0.1
 _JOB = """
 import json, sys
-from ingero.gpusim.runner import SimSettings, Simulation
+from ingero.sim.runner import SimSettings, Simulation
 name, n_ranks, knobs, kernel_ns = json.loads(sys.argv[1])
 with Simulation(SimSettings(name, knobs, n_ranks, {"KERNEL_NS": kernel_ns})) as simulation:
     for account in simulation.wait():

@@ -13,12 +13,12 @@ from pathlib import Path
 import anyio
 import numpy as np
 
-from ingero.agent.queries.listen import ListenSettings, open_server
-from ingero.agent.scenarios.builder import START_NS
-from ingero.agent.store.settings import WriterSettings
-from ingero.agent.store.writer import RecordingWriter
 from ingero.config import Endpoint
 from ingero.model.recording import AGGREGATE, SNAPSHOT, ProcessRank
+from ingero.recording.queries.listen import ListenSettings, open_server
+from ingero.recording.scenarios.builder import START_NS
+from ingero.recording.store.settings import WriterSettings
+from ingero.recording.store.writer import RecordingWriter
 from ingero.testing.faults import FAULTS
 from ingero.units import NS_PER_S
 

@@ -20,9 +20,9 @@ from ingero.echo.db.door import ask_for_backup
 from ingero.echo.db.rows import Chunk, Rows
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.schema import EVENTS
+from ingero.otlp.codec import Export, build_attributes, structs
+from ingero.otlp.names import Signal
 from ingero.testing.echo import RunningEcho
-from ingero.wire.names import Signal
-from ingero.wire.otlp import Export, build_attributes, structs
 
 SAYS = "OTLP to durable rows beside bare Arrow append; p95 of each tool; tenant SQL"
 TOKEN = "b" * 32

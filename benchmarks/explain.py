@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ingero.agent.scenarios.builder import START_NS, RecordingBuilder
-from ingero.agent.scenarios.loop import Loop
-from ingero.agent.store.settings import WriterSettings
-from ingero.agent.store.writer import RecordingWriter
+from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
+from ingero.recording.scenarios.loop import Loop
+from ingero.recording.store.settings import WriterSettings
+from ingero.recording.store.writer import RecordingWriter
 
 SAYS = "explain a recording of a million events"
 N_STEPS = 400

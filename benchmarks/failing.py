@@ -65,7 +65,7 @@ def _compare(says, steps, device):
 
 
 def _measure(steps, device):
-    from ingero.gpusim.runner import SimSettings, Simulation
+    from ingero.sim.runner import SimSettings, Simulation
 
     knobs = {"steps": steps, "kernels": 40, "loader_us": 200, "batch_bytes": 1 << 16, "wait_us": 0}
     with Simulation(SimSettings("train", knobs, device=device)) as simulation:

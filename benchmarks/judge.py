@@ -4,11 +4,11 @@ import time
 
 import numpy as np
 
-from ingero.cli.replay.offline import judge_trace
+from ingero.cli.commands.replay.offline import judge_trace
 from ingero.detect.edetector import EDetector
 from ingero.detect.tiers import EDetectorSettings
-from ingero.traces.packaged import find_packaged
-from ingero.traces.readers import read_trace
+from ingero.job_traces.packaged import find_packaged
+from ingero.job_traces.readers import read_trace
 
 SAYS = "replay ≥ 100 000 operations/s; one operation of 10 000 workers ≤ 5 ms; the floor is sorting the same costs"
 N_WORKERS = 10_000

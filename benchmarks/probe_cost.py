@@ -10,8 +10,8 @@ LAUNCHES = 50_000
 def run():
     from benchmarks.ring import _attach
 
-    from ingero.agent.kernel.abi import Stacks
-    from ingero.agent.probes.engine import Engine, EngineSettings
+    from ingero.agent.capture.kernel.abi import Stacks
+    from ingero.agent.capture.probes.engine import Engine, EngineSettings
     from ingero.errors import UnsupportedError
 
     bare, probed, attach_s, every, stacked = [], [], [], [], []
@@ -44,7 +44,7 @@ def run():
 
 
 def _measure():
-    from ingero.gpusim.runner import SimSettings, Simulation
+    from ingero.sim.runner import SimSettings, Simulation
 
     with Simulation(SimSettings("cost", {"launches": LAUNCHES})) as simulation:
         return simulation.wait()[0]
@@ -82,8 +82,8 @@ def _python_stacks():
     """The same from Python through ctypes, at ten and at a hundred frames."""
     from benchmarks.ring import _attach
 
-    from ingero.agent.kernel.abi import Stacks
-    from ingero.agent.probes.engine import Engine, EngineSettings
+    from ingero.agent.capture.kernel.abi import Stacks
+    from ingero.agent.capture.probes.engine import Engine, EngineSettings
 
     runs = {"bare": [], "without": [], "with": []}
     chosen = {"without": Stacks.NONE, "with": Stacks.ALL}
@@ -110,8 +110,8 @@ def _call_from_python(engine=None):
     import subprocess
     import sys
 
-    from ingero.agent.probes.stacks import StackBook
-    from ingero.gpusim.runner import get_program
+    from ingero.agent.capture.probes.stacks import StackBook
+    from ingero.sim.runner import get_program
 
     library = get_program().parent / "libcudart.so.12"
     with subprocess.Popen(

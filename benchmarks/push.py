@@ -34,8 +34,8 @@ import psutil
 import uvloop
 import yaml
 
-from ingero.wire.names import Signal
-from ingero.wire.otlp import decode_export, encode_protobuf
+from ingero.otlp.codec import decode_export, encode_protobuf
+from ingero.otlp.names import Signal
 
 SAYS = "pushes a second through the whole Fleet on one core; the floor is the bare decode of the same body"
 BODY = Path(__file__).parents[1] / "tests/data/wire_samples/push_active.json"

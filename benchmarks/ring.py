@@ -11,10 +11,10 @@ BATCH = 1000
 
 
 def run():
-    from ingero.agent.kernel.abi import get_dtype
-    from ingero.agent.probes.engine import Engine, EngineSettings
+    from ingero.agent.capture.kernel.abi import get_dtype
+    from ingero.agent.capture.probes.engine import Engine, EngineSettings
     from ingero.errors import UnsupportedError
-    from ingero.gpusim.runner import SimSettings, Simulation
+    from ingero.sim.runner import SimSettings, Simulation
 
     try:
         engine = Engine(EngineSettings(host_probes=(), ring_bytes=128 << 20))
@@ -29,9 +29,9 @@ def run():
 
 
 def _attach(engine):
-    from ingero.agent.discover.processes import open_file
-    from ingero.agent.probes.targets import find_target
-    from ingero.gpusim.runner import get_program
+    from ingero.agent.capture.discover.processes import open_file
+    from ingero.agent.capture.probes.targets import find_target
+    from ingero.sim.runner import get_program
 
     for path in sorted(get_program().parent.glob("lib*")):
         with open_file(path) as opened:
@@ -41,7 +41,7 @@ def _attach(engine):
 
 
 def _decode(engine, record_bytes):
-    from ingero.agent.app.events import build_call_events
+    from ingero.agent.capture.events import build_call_events
 
     sums = []
 

@@ -10,7 +10,7 @@ from ingero.fleet.processors.ingero.board import Arrival, Board
 from ingero.fleet.processors.ingero.config import IngeroConfig
 from ingero.telemetry.clock import SystemClock
 from ingero.telemetry.metrics import MeterRegistry
-from ingero.wire.otlp import PushFacts, ResourceFacts
+from ingero.wire.push import PushFacts, ResourceFacts
 
 SAYS = "score map and bars; the floor of a recompute is np.median on the same scores, twice (median and MAD)"
 LAYOUTS = ((64, 1), (10_000, 1), (10_000, 20), (10_000, 2_000))

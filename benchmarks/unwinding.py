@@ -50,7 +50,7 @@ int main(int argc, char **argv)
 
 
 def run():
-    from ingero.agent.probes.engine import Engine, EngineSettings
+    from ingero.agent.capture.probes.engine import Engine, EngineSettings
     from ingero.errors import UnsupportedError
 
     with tempfile.TemporaryDirectory() as folder:
@@ -65,7 +65,7 @@ def run():
 
 
 def _build(folder):
-    from ingero.gpusim.runner import get_program
+    from ingero.sim.runner import get_program
 
     source, program = folder / "deep.c", folder / "deep"
     source.write_text(PROGRAM)
@@ -100,8 +100,8 @@ def _compare(program, depth):
 
 def _measure(program, depth, name):
     """ns per call; CPU milliseconds of the agent for a first copy and for one of a later process, when rules are asked for."""
-    from ingero.agent.kernel.abi import Stacks
-    from ingero.agent.probes.engine import Engine, EngineSettings
+    from ingero.agent.capture.kernel.abi import Stacks
+    from ingero.agent.capture.probes.engine import Engine, EngineSettings
 
     if name == "bare":
         with _start(program, depth) as process:
@@ -123,7 +123,7 @@ def _attach(engine):
 
 
 def _measure_rules(engine, program, depth):
-    from ingero.agent.probes.stacks import StackBook
+    from ingero.agent.capture.probes.stacks import StackBook
 
     book, milliseconds = StackBook(engine.maps, engine.stack_copies), []
     for _ in range(2):

@@ -29,7 +29,7 @@ struct unique_id {
 	char bytes[128];
 };
 
-/* Written by the launcher; ingero.gpusim.job has the same layout. */
+/* Written by the launcher; ingero.sim.job has the same layout. */
 struct control {
 	u64 seed;
 	u64 step_ns;       /* a rank's own work per step */

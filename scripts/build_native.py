@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OBJECTS = ROOT / "src/ingero/agent/kernel/objects"
-SIMULATOR = ROOT / "src/ingero/gpusim/native"
-PLUGIN = ROOT / "src/ingero/agent/gpu/native"
+OBJECTS = ROOT / "src/ingero/agent/capture/kernel/objects"
+SIMULATOR = ROOT / "src/ingero/sim/native"
+PLUGIN = ROOT / "src/ingero/agent/collectives/native"
 ZIG = (sys.executable, "-m", "ziglang")
 BPF_MACHINES = {"x86_64": "x86", "aarch64": "arm64"}
 BPF_FLAGS = (

@@ -1,9 +1,9 @@
-"""Prints where a CPython keeps what `ingero.agent.stacks.layouts` names, as its own headers say.
+"""Prints where a CPython keeps what `ingero.agent.capture.stacks.layouts` names, as its own headers say.
 
     python scripts/cpython_offsets.py /usr/include/python3.12
 
 Compiles a small program against the internal headers with PyPI's ``ziglang`` and runs it. The tables of 3.9 to 3.12 are its
-output; ``tests/agent/stacks/test_layouts.py`` compares every table with every interpreter whose headers are here.
+output; ``tests/agent/capture/stacks/test_layouts.py`` compares every table with every interpreter whose headers are here.
 """
 
 from __future__ import annotations

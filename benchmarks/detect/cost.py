@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from benchmarks.detect.graph import HIDDEN, Graph
 
-from ingero.cli.replay.offline import judge_trace
-from ingero.traces.convert import build_job_trace
+from ingero.cli.commands.replay.offline import judge_trace
+from ingero.job_traces.convert import build_job_trace
 
 DATA = Path(__file__).parent / "data"
 

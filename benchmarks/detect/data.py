@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from benchmarks.detect.graph import COMPUTE, Graph
 
+from ingero.job_traces.convert import build_job_trace
+from ingero.job_traces.model import TraceRows
+from ingero.job_traces.packaged import find_packaged
+from ingero.job_traces.readers import read_straggler_rows
 from ingero.testing.jobs import follow
-from ingero.traces.convert import build_job_trace
-from ingero.traces.model import TraceRows
-from ingero.traces.packaged import find_packaged
-from ingero.traces.readers import read_straggler_rows
 
 
 @dataclass(frozen=True)

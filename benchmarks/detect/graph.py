@@ -13,7 +13,7 @@ With the recorded durations this gives the recorded times back, to rounding: `Gr
 
 import numpy as np
 
-from ingero.traces.model import TraceRows
+from ingero.job_traces.model import TraceRows
 
 COMPUTE = ("forward-compute", "backward-compute")
 SAME_START_S = 1e-6

@@ -8,8 +8,8 @@ import numpy as np
 from benchmarks.detect import methods
 from benchmarks.detect.data import rows_with
 
-from ingero.traces.convert import build_job_trace
-from ingero.traces.model import TraceRows
+from ingero.job_traces.convert import build_job_trace
+from ingero.job_traces.model import TraceRows
 
 LAPS = 8
 """Times that the recording's steps are gone through."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ingero.cli.replay.offline import judge_trace
+from ingero.cli.commands.replay.offline import judge_trace
 from ingero.detect.judge import JudgeSettings
 from ingero.detect.threshold import Scores, ThresholdSettings, ThresholdState, step_threshold
 from ingero.detect.tiers import EDetectorSettings
-from ingero.traces.model import iter_pushes
+from ingero.job_traces.model import iter_pushes
 
 NS = 1e9
 

@@ -11,9 +11,10 @@ import click
 import pytest
 import yaml
 
-from ingero.cli import alerter, echo, fleet, main, sink
+from ingero.cli import main
 from ingero.cli.arguments import modernise
 from ingero.cli.compatibility import OPTIONS
+from ingero.cli.programs import alerter, echo, fleet, sink
 
 PROGRAMS = {
     "ingero": main.cli,
@@ -236,7 +237,7 @@ def test_rates_without_an_address_say_what_to_do():
 
 
 def test_help_of_mcp_names_every_tool():
-    from ingero.agent.queries.catalog import QUERIES
+    from ingero.recording.queries.catalog import QUERIES
 
     text = run("mcp", "--help").stdout
     assert [query.name for query in QUERIES if query.name not in text] == []
@@ -248,7 +249,7 @@ def test_sink_takes_one_dash_and_serves(tmp_path):
         agent.bind(str(path))
         agent.listen()
         process = subprocess.Popen(
-            [sys.executable, "-c", "from ingero.cli.sink import main; main()",
+            [sys.executable, "-c", "from ingero.cli.programs.sink import main; main()",
              "-socket-path", path, "-listen", "127.0.0.1:0", "-readiness-window=1m"],
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip

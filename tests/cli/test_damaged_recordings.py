@@ -8,14 +8,14 @@ from contextlib import closing, suppress
 import msgspec
 import pytest
 
-from ingero.agent.queries.api import ANSWERS, Asked
-from ingero.agent.queries.catalog import QUERIES
-from ingero.agent.queries.source import RecordingFile
-from ingero.agent.queries.window import Wanted
-from ingero.agent.scenarios.builder import RecordingBuilder
-from ingero.agent.scenarios.loop import Loop
 from ingero.cli.main import cli, run_program
 from ingero.errors import IngeroError
+from ingero.recording.queries.api import ANSWERS, Asked
+from ingero.recording.queries.catalog import QUERIES
+from ingero.recording.queries.source import RecordingFile
+from ingero.recording.queries.window import Wanted
+from ingero.recording.scenarios.builder import RecordingBuilder
+from ingero.recording.scenarios.loop import Loop
 
 N_DAMAGED = 20
 """Of each recording; each is asked in some twenty-five ways."""

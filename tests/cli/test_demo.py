@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ingero.agent.scenarios.program import PROGRAMS
-from ingero.agent.store.reader import load_recording
-from ingero.cli.commands.demo import DEMOS
+from ingero.cli.commands.demo.command import DEMOS
 from ingero.cli.main import cli, run_program
+from ingero.recording.store.reader import load_recording
+from ingero.sim.programs.program import PROGRAMS
 
 DIAGNOSIS = {
     "incident": ("preemption", "preempted by logrotate"),
@@ -82,7 +82,7 @@ def test_every_demo_has_a_program_that_does_it_for_real():
 
 
 def test_real_run_without_the_privileges_says_so(monkeypatch, capsys):
-    monkeypatch.setattr("ingero.agent.app.privileges.read_capabilities", frozenset)
+    monkeypatch.setattr("ingero.agent.capture.privileges.read_capabilities", frozenset)
     assert run_program(cli, ["demo", "incident", "--sim"]) == 3
     said = capsys.readouterr().err
     assert "a real run needs root" in said

@@ -5,10 +5,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from ingero.agent.scenarios.builder import RecordingBuilder
-from ingero.agent.store.writer import RecordingWriter
 from ingero.cli.main import cli, run_program
 from ingero.model.events import Source
+from ingero.recording.scenarios.builder import RecordingBuilder
+from ingero.recording.store.writer import RecordingWriter
 from ingero.testing.faults import FAULTS
 
 

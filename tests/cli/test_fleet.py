@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from ingero.cli.fleet import cli
 from ingero.cli.main import run_program
+from ingero.cli.programs.fleet import cli
 
 GOOD = """
 receivers: {otlp: {protocols: {http: }}}

@@ -6,14 +6,20 @@ import numpy as np
 import pytest
 from rich.console import Console, Group
 
-from ingero.agent.app.machine import MachineState
-from ingero.agent.app.tracing import Totals
-from ingero.agent.discover.processes import FileId
-from ingero.agent.gpu.readings import GpuReading
-from ingero.agent.kernel.abi import get_dtype
-from ingero.agent.probes.targets import ProbeTarget
-from ingero.cli.live_view import Surrounding, count_layers, count_shown, draw, write_coverage
-from ingero.cli.trace_output import LiveTable
+from ingero.agent.capture.discover.processes import FileId
+from ingero.agent.capture.gpu.readings import GpuReading
+from ingero.agent.capture.kernel.abi import get_dtype
+from ingero.agent.capture.probes.targets import ProbeTarget
+from ingero.agent.capture.session import Totals
+from ingero.agent.metrics.machine import MachineState
+from ingero.cli.commands.trace.live_view import (
+    Surrounding,
+    count_layers,
+    count_shown,
+    draw,
+    write_coverage,
+)
+from ingero.cli.commands.trace.output import LiveTable
 from ingero.model.events import CudaOp, DriverOp, HostOp, NcclOp, Source
 
 LIBRARIES = [

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from ingero.cli.commands.replay.offline import judge_trace
+from ingero.cli.commands.replay.render import conclude
+from ingero.cli.commands.replay.result import build_result
 from ingero.cli.main import cli, run_program
-from ingero.cli.replay.offline import judge_trace
-from ingero.cli.replay.render import conclude
-from ingero.cli.replay.result import build_result
 from ingero.detect.judge import Judge
+from ingero.job_traces.convert import build_job_trace
+from ingero.job_traces.model import iter_pushes
+from ingero.job_traces.packaged import find_packaged
+from ingero.job_traces.readers import read_straggler_rows, read_trace
 from ingero.model.verdicts import VerdictKind
 from ingero.testing.jobs import JobShape, build_work, normal_noise, run_job, write_trace
-from ingero.traces.convert import build_job_trace
-from ingero.traces.model import iter_pushes
-from ingero.traces.packaged import find_packaged
-from ingero.traces.readers import read_straggler_rows, read_trace
 from ingero.units import NS_PER_S
 
 AR = find_packaged("AR")

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ingero.agent.app.incidents import Verdict
-from ingero.agent.causal.engine import explain
-from ingero.cli.incidents import (
+from ingero.agent.trace.incidents import Verdict
+from ingero.cli.commands.trace.incidents import (
     build_command,
     build_incident_line,
     build_verdict_line,
@@ -15,6 +14,7 @@ from ingero.cli.incidents import (
     describe_verdict,
 )
 from ingero.model.incidents import Severity
+from ingero.recording.causal.engine import explain
 from ingero.testing.faults import FAULTS
 
 COMMAND = "ingero explain --db d.db"

@@ -18,10 +18,10 @@ from ingero.fleet.component import ComponentId, Kind, ServiceStatus, ServiceView
 from ingero.fleet.config import build_config
 from ingero.fleet.consumer import Batch
 from ingero.fleet.service import FleetService
+from ingero.otlp.codec import decode_export
+from ingero.otlp.names import Signal
 from ingero.telemetry.declare import MetricKind
 from ingero.testing.host import KeptBatches, ManualHost
-from ingero.wire.names import Signal
-from ingero.wire.otlp import decode_export
 
 NAMES = [f"{factory.kind.value}-{factory.type}" for factory in FACTORIES]
 CONSUMING = [factory for factory in FACTORIES if factory.kind in {Kind.PROCESSOR, Kind.EXPORTER}]

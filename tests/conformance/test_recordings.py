@@ -2,10 +2,10 @@
 
 import pytest
 
-from ingero.agent.causal.engine import explain
-from ingero.agent.causal.rules import RULES
-from ingero.agent.scenarios.catalog import SCENARIOS
 from ingero.model.sampling import NEVER_SAMPLED
+from ingero.recording.causal.engine import explain
+from ingero.recording.causal.rules import RULES
+from ingero.recording.scenarios.catalog import SCENARIOS
 from ingero.testing.degrade import degrade, fill_disk, lose_bursts, sample, thin_seconds
 from ingero.testing.faults import FAULTS
 from ingero.testing.healthy import HEALTHY

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from ingero.detect.collectives import lags_and_waits
 from ingero.detect.judge import Judge, JudgeSettings
+from ingero.job_traces.convert import build_job_trace
+from ingero.job_traces.model import iter_pushes
 from ingero.model.collectives import (
     COLLECTIVE_OP,
     UNKNOWN_NS,
@@ -27,8 +29,6 @@ from ingero.testing.jobs import (
     run_job,
     skewed_noise,
 )
-from ingero.traces.convert import build_job_trace
-from ingero.traces.model import iter_pushes
 from ingero.units import NS_PER_S
 
 SHAPE = JobShape(n_dp=4, n_stages=3, n_microbatches=12, n_steps=8)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ingero.agent.causal.rules import RULES
+from ingero.recording.causal.rules import RULES
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs/guides/explain.md").read_text()
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from ingero.testing.collector import open_collector
-from ingero.wire.otlp.push import ResourceCache, read_push
+from ingero.wire.push import ResourceCache, read_push
 from ingero.wire.uds import StragglerResolved, StragglerState, decode_message
 
 BIN = Path(sys.executable).parent

@@ -9,10 +9,10 @@ import threading
 
 import httpx
 
-from ingero.agent.health.remediate import RemediationStream, open_listener
+from ingero.agent.events.socket import RemediationStream, open_listener
 from ingero.wire.uds import StragglerResolved, StragglerState
 
-PROGRAM = "from ingero.cli.alerter import main; main()"
+PROGRAM = "from ingero.cli.programs.alerter import main; main()"
 
 
 def start(path, *more):

@@ -7,9 +7,9 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 from tests.e2e.agents import fleet_and_agents, health, told
 
+from ingero.otlp.codec import decode_export
+from ingero.otlp.names import Signal
 from ingero.testing.fleet import build_fleet_config
-from ingero.wire.names import Signal
-from ingero.wire.otlp import decode_export
 
 pytestmark = pytest.mark.slow
 

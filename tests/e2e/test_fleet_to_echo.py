@@ -12,10 +12,10 @@ from tests.e2e.agents import fleet_and_agents
 from tests.e2e.test_collectives import N_RANKS, PROTOBUF, job
 
 from ingero.config.acl import AclEntry
+from ingero.otlp.codec import encode_protobuf
 from ingero.testing.echo import RunningEcho
 from ingero.testing.fleet import build_fleet_config, wait_until
 from ingero.wire.collectives import build_collectives
-from ingero.wire.otlp import encode_protobuf
 
 pytestmark = pytest.mark.slow
 TOKEN = "f" * 32

@@ -10,9 +10,9 @@ from tests.e2e.agents import fleet_and_agents
 
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.model.standing import Standing
+from ingero.otlp.codec import encode_protobuf
 from ingero.testing.fleet import build_fleet_config, wait_until
 from ingero.wire.collectives import build_collectives
-from ingero.wire.otlp import encode_protobuf
 from ingero.wire.standing import build_standings
 
 pytestmark = pytest.mark.slow

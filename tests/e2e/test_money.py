@@ -8,9 +8,9 @@ from tests.e2e.agents import fleet_and_agents, health, set_resource
 from tests.e2e.prometheus import needs_prometheus, run_prometheus
 from tests.e2e.test_collectives import N_RANKS, PROTOBUF, job
 
+from ingero.otlp.codec import encode_protobuf
 from ingero.testing.fleet import build_fleet_config, wait_until
 from ingero.wire.collectives import build_collectives
-from ingero.wire.otlp import encode_protobuf
 
 pytestmark = pytest.mark.slow
 H100 = "NVIDIA H100 80GB HBM3"

@@ -12,9 +12,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import Me
 from tests.e2e.agents import fleet_and_agents, health
 from tests.e2e.test_fleet_metrics import readme_config
 
+from ingero.otlp.codec import decode_export
+from ingero.otlp.names import Signal
 from ingero.testing.fleet import wait_until
-from ingero.wire.names import Signal
-from ingero.wire.otlp import decode_export
 
 pytestmark = pytest.mark.slow
 BIN = Path(sys.executable).parent

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ingero.cli.commands.replay import COMPRESSED
-from ingero.cli.local_fleet import EPHEMERAL, SHIPPED_CONFIG, run_local_fleet
+from ingero.cli.commands.replay.command import COMPRESSED
+from ingero.job_traces.packaged import find_packaged
+from ingero.sim.local_fleet import EPHEMERAL, SHIPPED_CONFIG, run_local_fleet
 from ingero.testing.relay import Network, Relay
-from ingero.traces.packaged import find_packaged
 
 pytestmark = pytest.mark.slow
 INGERO = [sys.executable, "-m", "ingero"]

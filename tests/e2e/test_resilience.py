@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from tests.agent.health.conftest import Rig
 
-from ingero.agent.app.collective_push import CollectivePusher, PushPace
-from ingero.agent.app.collectives import CollectiveTracker
+from ingero.agent.capture.kernel.abi import get_dtype
+from ingero.agent.collectives.host import CollectiveTracker
+from ingero.agent.collectives.push import CollectivePusher, PushPace
 from ingero.agent.health.body import Identity
 from ingero.agent.health.endpoint import parse_endpoint
 from ingero.agent.health.transport import HttpTransport, TransportSettings
-from ingero.agent.kernel.abi import get_dtype
 from ingero.model.events import CudaOp, NcclOp, Source
 from ingero.testing.clock import ManualClock
 from ingero.testing.fleet import build_fleet_config, run_fleet, wait_until

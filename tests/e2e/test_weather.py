@@ -19,9 +19,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ingero.cli.cluster.account import ReportReader
-from ingero.cli.cluster.agent import PROGRAM, READY
-from ingero.gpusim.job import WAIT, Job, JobSettings
+from ingero.sim.cluster.account import ReportReader
+from ingero.sim.cluster.agent import PROGRAM, READY
+from ingero.sim.job import WAIT, Job, JobSettings
 from ingero.testing.fleet import build_fleet_config, run_fleet, wait_until
 from ingero.testing.relay import Network, Relay
 from ingero.units import NS_PER_S

@@ -27,9 +27,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from tests.e2e.agents import event, find_series, fleet_and_agents, health, sample, told
 
+from ingero.otlp.codec import decode_export, encode_protobuf
+from ingero.otlp.names import Signal
 from ingero.testing.fleet import build_fleet_config, run_fleet, wait_until
-from ingero.wire.names import Signal
-from ingero.wire.otlp import decode_export, encode_protobuf
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 from tests.echo.service.conftest import ALL, ONE, TWO
 
-from ingero.wire.names import Signal
+from ingero.otlp.names import Signal
 
 ECHO = Path(sys.executable).with_name("ingero-echo")
 THREE = "three-" + "e" * 26

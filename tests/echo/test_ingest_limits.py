@@ -103,7 +103,7 @@ def test_the_limits_are_settings(start):
 
 def test_what_fleet_and_agents_send_is_within_the_limits(start):
     """A verdict over a job of sixteen thousand ranks names each of those who waited."""
-    from ingero.wire.otlp import build_attributes
+    from ingero.otlp.codec import build_attributes
 
     echo = start()
     victims = [f"rank {number} of node-{number // 8:05}" for number in range(16_384)]

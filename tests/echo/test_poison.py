@@ -77,8 +77,8 @@ POISON = {
 def to_protobuf(signal, body):
     from msgspec import json
 
-    from ingero.wire.names import ContentType, Signal
-    from ingero.wire.otlp import decode_export
+    from ingero.otlp.codec import decode_export
+    from ingero.otlp.names import ContentType, Signal
 
     export = decode_export(json.encode(body), Signal(signal), ContentType.JSON)
     return export.message.SerializeToString()

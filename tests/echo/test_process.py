@@ -23,7 +23,7 @@ from ingero.echo.db.door import _ask as door_ask
 from ingero.echo.service.app import _naming
 from ingero.echo.service.config import EchoConfig
 from ingero.errors import IngeroError
-from ingero.wire.names import Signal
+from ingero.otlp.names import Signal
 
 ECHO = Path(sys.executable).with_name("ingero-echo")
 TOKEN = "t" * 32

@@ -20,12 +20,12 @@ from ingero.fleet.factory import (
 from ingero.fleet.graph import PIPELINE_REFUSED, FanOut, build_graph
 from ingero.fleet.helpers.sending import ENQUEUE_FAILED
 from ingero.fleet.service import FleetService, Generation
+from ingero.otlp.codec import build_gauge, build_metrics, build_number
+from ingero.otlp.names import Signal
 from ingero.telemetry.log import read_fields
 from ingero.telemetry.metrics import MeterRegistry
 from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_S
-from ingero.wire.names import Signal
-from ingero.wire.otlp import build_gauge, build_metrics, build_number
 
 
 class Empty(StrictModel):

@@ -14,11 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.agents import health
 from tests.e2e.test_collectives import job
 
+from ingero.otlp.codec import decode_export, encode_protobuf
+from ingero.otlp.names import Signal
 from ingero.testing.fleet import wait_until
 from ingero.testing.process import FleetProcess
 from ingero.wire.collectives import build_collectives
-from ingero.wire.names import Signal
-from ingero.wire.otlp import decode_export, encode_protobuf
 
 ROOT = Path(__file__).parents[2]
 SEED = ROOT / "tests" / "data" / "config" / "seed-readme.yaml"

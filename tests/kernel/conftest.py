@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from ingero.agent.discover.processes import open_file
-from ingero.agent.probes.engine import Engine, EngineSettings
-from ingero.agent.probes.targets import find_target
-from ingero.gpusim.runner import SimSettings, Simulation, get_program
+from ingero.agent.capture.discover.processes import open_file
+from ingero.agent.capture.probes.engine import Engine, EngineSettings
+from ingero.agent.capture.probes.targets import find_target
+from ingero.sim.runner import SimSettings, Simulation, get_program
 
 
 def target_of(path):

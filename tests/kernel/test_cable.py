@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from ingero.cli.cluster.hosts import open_cluster
-from ingero.cli.cluster.janitor import open_janitor
+from ingero.sim.cluster.hosts import open_cluster
+from ingero.sim.cluster.janitor import open_janitor
 from ingero.units import NS_PER_MS
 
 pytestmark = pytest.mark.kernel

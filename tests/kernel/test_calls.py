@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ingero.agent.kernel.abi import Flag
-from ingero.agent.probes.engine import EngineSettings
-from ingero.agent.symbols.libraries import FUNCTIONS
+from ingero.agent.capture.kernel.abi import Flag
+from ingero.agent.capture.probes.engine import EngineSettings
+from ingero.agent.capture.symbols.libraries import FUNCTIONS
 from ingero.model.events import CopyKind, CudaOp, DriverOp, GraphOp, Source
 
 pytestmark = pytest.mark.kernel

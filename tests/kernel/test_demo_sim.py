@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ingero.agent.queries.explain import explain_file
-from ingero.agent.queries.window import Wanted
-from ingero.gpusim.runner import get_program
+from ingero.recording.queries.explain import explain_file
+from ingero.recording.queries.window import Wanted
+from ingero.sim.runner import get_program
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
@@ -53,7 +53,7 @@ def test_every_scenario_of_the_simulator_ends_with_its_own_diagnosis_and_no_othe
 ON_A_GPU = """
 import sys
 from pathlib import Path
-from ingero.cli.live_demo import find_gpu, record_scenario
+from ingero.cli.commands.demo.live import find_gpu, record_scenario
 control, library, path = map(Path, sys.argv[1:])
 record_scenario("memcpy-bottleneck", path, find_gpu(library, control))
 """

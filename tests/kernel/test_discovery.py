@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from ingero.agent.app.discovery import Discovery, Watch, _Look
-from ingero.agent.app.stacks import StackKeeper
-from ingero.agent.app.tracing import TraceSession, TraceSettings
-from ingero.agent.discover.processes import iter_mappings, open_file, open_mapped
-from ingero.agent.kernel.perf import Mapping
-from ingero.agent.probes.engine import EngineSettings
-from ingero.gpusim.runner import get_program
+from ingero.agent.capture.discover.processes import iter_mappings, open_file, open_mapped
+from ingero.agent.capture.discovery import Discovery, Watch, _Look
+from ingero.agent.capture.kernel.perf import Mapping
+from ingero.agent.capture.probes.engine import EngineSettings
+from ingero.agent.capture.session import TraceSession, TraceSettings
+from ingero.agent.capture.stack_keeper import StackKeeper
 from ingero.model.events import CudaOp, DriverOp, Source
+from ingero.sim.runner import get_program
 from ingero.telemetry.clock import SystemClock
 
 MNT_DETACH = 2
@@ -191,7 +191,7 @@ def test_a_file_that_was_mapped_as_a_whole_is_found_by_the_addresses_it_has_by_n
 def test_an_open_file_is_probed_after_its_process_and_its_name_are_gone(
     as_nvidia_links, load, tmp_path, start_engine
 ):
-    from ingero.agent.probes.targets import find_target
+    from ingero.agent.capture.probes.targets import find_target
 
     path = Path(shutil.copy(as_nvidia_links, tmp_path))
     process = load(path, "deleted")

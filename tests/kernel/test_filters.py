@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingero.agent.kernel.abi import ProcessEvent
-from ingero.agent.probes.engine import EngineSettings
-from ingero.gpusim.runner import get_program
+from ingero.agent.capture.kernel.abi import ProcessEvent
+from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.model.events import IoOp
+from ingero.sim.runner import get_program
 
 pytestmark = pytest.mark.kernel
 

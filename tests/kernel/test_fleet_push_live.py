@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from ingero.gpusim.runner import SimSettings, Simulation
 from ingero.model.collectives import ClockKind, CollectiveOp
+from ingero.sim.runner import SimSettings, Simulation
 from ingero.testing.fleet import wait_until
 from ingero.testing.nobody import AS_NOBODY
 from ingero.wire.collectives import read_collectives

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingero.agent.health.baseline import Baseline, BaselineSettings
 from ingero.agent.health.persist import save_baseline
-from ingero.agent.store.files import open_recording
-from ingero.agent.store.reader import LoadFilter, load_recording
-from ingero.agent.store.writer import RecordingWriter
+from ingero.agent.health.signals.baseline import Baseline, BaselineSettings
 from ingero.errors import StoreError
 from ingero.model.events import EVENT, Source
 from ingero.model.recording import AGGREGATE
+from ingero.recording.store.files import open_recording
+from ingero.recording.store.reader import LoadFilter, load_recording
+from ingero.recording.store.writer import RecordingWriter
 
 pytestmark = pytest.mark.kernel
 T0 = 1_767_225_600 * 10**9

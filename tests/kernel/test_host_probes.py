@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingero.agent.app.events import BUILDERS
-from ingero.agent.kernel.abi import ProcessEvent, get_dtype
-from ingero.agent.probes.engine import EngineSettings
-from ingero.agent.probes.host import PROBES
-from ingero.gpusim.runner import get_program
+from ingero.agent.capture.events import BUILDERS
+from ingero.agent.capture.kernel.abi import ProcessEvent, get_dtype
+from ingero.agent.capture.probes.engine import EngineSettings
+from ingero.agent.capture.probes.host import PROBES
 from ingero.model.events import HostOp, IoOp, NetOp, OffCpuReason, Source, TcpOp
+from ingero.sim.runner import get_program
 
 pytestmark = pytest.mark.kernel
 

@@ -8,11 +8,11 @@ import subprocess
 import numpy as np
 import pytest
 
-from ingero.agent.kernel import syscalls
-from ingero.agent.kernel.abi import get_dtype
-from ingero.agent.probes.engine import EngineSettings
-from ingero.gpusim.runner import SimSettings, Simulation, get_program
+from ingero.agent.capture.kernel import syscalls
+from ingero.agent.capture.kernel.abi import get_dtype
+from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.model.events import CudaOp, Source
+from ingero.sim.runner import SimSettings, Simulation, get_program
 
 pytestmark = pytest.mark.kernel
 

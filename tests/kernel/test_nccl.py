@@ -2,10 +2,10 @@
 
 import pytest
 
-from ingero.agent.kernel.abi import Flag, get_dtype
-from ingero.agent.probes.engine import EngineSettings
-from ingero.gpusim.runner import SimSettings, Simulation
+from ingero.agent.capture.kernel.abi import Flag, get_dtype
+from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.model.events import NcclOp, Source
+from ingero.sim.runner import SimSettings, Simulation
 
 pytestmark = pytest.mark.kernel
 

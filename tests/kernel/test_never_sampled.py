@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingero.agent.kernel.abi import Flag, Stacks
-from ingero.agent.probes.engine import EngineSettings
-from ingero.agent.store.reader import load_recording
-from ingero.gpusim.runner import SimSettings, Simulation
+from ingero.agent.capture.kernel.abi import Flag, Stacks
+from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.model.events import CudaOp, HostOp, Source
 from ingero.model.sampling import NEVER_SAMPLED, is_never_sampled
+from ingero.recording.store.reader import load_recording
+from ingero.sim.runner import SimSettings, Simulation
 
 pytestmark = pytest.mark.kernel
 

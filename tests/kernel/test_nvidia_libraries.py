@@ -11,11 +11,11 @@ from importlib.metadata import PackageNotFoundError, files
 
 import pytest
 
-from ingero.agent.kernel.abi import Flag
-from ingero.agent.probes.engine import EngineSettings
-from ingero.agent.symbols.cuda_graph import GRAPH_RUNTIME
-from ingero.agent.symbols.cuda_runtime import CUDA_RUNTIME
-from ingero.agent.symbols.nccl import NCCL
+from ingero.agent.capture.kernel.abi import Flag
+from ingero.agent.capture.probes.engine import EngineSettings
+from ingero.agent.capture.symbols.cuda_graph import GRAPH_RUNTIME
+from ingero.agent.capture.symbols.cuda_runtime import CUDA_RUNTIME
+from ingero.agent.capture.symbols.nccl import NCCL
 from ingero.model.events import CudaOp, GraphOp, NcclOp, Source
 
 pytestmark = pytest.mark.kernel

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingero.agent.app.open_calls import LEAST_AGE_NS, OpenCalls
-from ingero.agent.app.stacks import StackKeeper
-from ingero.agent.kernel.abi import Stacks
-from ingero.agent.probes.engine import EngineSettings
-from ingero.agent.store.reader import LoadFilter, load_recording
-from ingero.gpusim.runner import SimSettings, Simulation, get_program
+from ingero.agent.capture.kernel.abi import Stacks
+from ingero.agent.capture.open_calls import LEAST_AGE_NS, OpenCalls
+from ingero.agent.capture.probes.engine import EngineSettings
+from ingero.agent.capture.stack_keeper import StackKeeper
 from ingero.model.events import CudaOp, DriverOp, EventFlag, Source
+from ingero.recording.store.reader import LoadFilter, load_recording
+from ingero.sim.runner import SimSettings, Simulation, get_program
 from ingero.telemetry.clock import SystemClock
 from ingero.testing.pythons import find_pythons
 from ingero.units import NS_PER_S

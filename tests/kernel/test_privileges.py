@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ingero.agent.kernel.capabilities import Capability
-from ingero.gpusim.runner import get_program
+from ingero.agent.capture.kernel.capabilities import Capability
+from ingero.sim.runner import get_program
 
 pytestmark = pytest.mark.kernel
 

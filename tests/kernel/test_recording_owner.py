@@ -8,11 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from ingero.agent.app.recorder import Recorder
-from ingero.agent.store.rollover import list_aside
-from ingero.agent.store.settings import WriterSettings
+from ingero.agent.trace.recorder import Recorder
 from ingero.config.invoker import Invoker
 from ingero.model.events import EVENT, Source
+from ingero.recording.store.rollover import list_aside
+from ingero.recording.store.settings import WriterSettings
 from ingero.telemetry.clock import SystemClock
 from ingero.testing.nobody import AS_NOBODY
 
@@ -21,7 +21,7 @@ NOBODY = pwd.getpwnam("nobody")
 READ = """
 import sys
 from pathlib import Path
-from ingero.agent.store.reader import load_recording
+from ingero.recording.store.reader import load_recording
 print(len(load_recording(Path(sys.argv[1])).events))
 """
 

@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from ingero.agent.app.events import build_call_events
-from ingero.agent.probes.engine import EngineSettings
+from ingero.agent.capture.events import build_call_events
+from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.model.events import EventFlag
 from ingero.model.sampling import is_never_sampled
 from ingero.testing.degrade import KEEP_FIRST, sample, thin_seconds

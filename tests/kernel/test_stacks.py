@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingero.agent.kernel.abi import MAX_PYTHON, StackFlag, Stacks
-from ingero.agent.probes import stacks
-from ingero.agent.probes.engine import EngineSettings
-from ingero.agent.probes.stacks import StackBook
-from ingero.agent.queries.source import RecordingFile
-from ingero.agent.queries.stacks import StacksArgs, read_folded_stacks
-from ingero.gpusim.runner import SimSettings, Simulation, get_program
+from ingero.agent.capture.kernel.abi import MAX_PYTHON, StackFlag, Stacks
+from ingero.agent.capture.probes import stacks
+from ingero.agent.capture.probes.engine import EngineSettings
+from ingero.agent.capture.probes.stacks import StackBook
 from ingero.model.events import CudaOp, Source
+from ingero.recording.queries.source import RecordingFile
+from ingero.recording.queries.stacks import StacksArgs, read_folded_stacks
+from ingero.sim.runner import SimSettings, Simulation, get_program
 from ingero.testing.pythons import find_pythons
 
 pytestmark = pytest.mark.kernel

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from ingero.agent.app.tracing import TraceSession, TraceSettings
-from ingero.agent.discover.processes import open_file
-from ingero.agent.probes.engine import EngineSettings
-from ingero.agent.store.reader import LoadFilter, load_recording
-from ingero.gpusim.runner import get_program
+from ingero.agent.capture.discover.processes import open_file
+from ingero.agent.capture.probes.engine import EngineSettings
+from ingero.agent.capture.session import TraceSession, TraceSettings
 from ingero.model.events import CudaOp, EventFlag, NcclOp, OffCpuReason, Source
+from ingero.recording.store.reader import LoadFilter, load_recording
+from ingero.sim.runner import get_program
 from ingero.testing.nobody import AS_NOBODY
 
 pytestmark = pytest.mark.kernel

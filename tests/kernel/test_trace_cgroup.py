@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ingero.agent.discover.identity import find_unified_root
-from ingero.gpusim.runner import get_program
+from ingero.agent.capture.discover.identity import find_unified_root
+from ingero.sim.runner import get_program
 
 pytestmark = pytest.mark.kernel
 

@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 
-from ingero.agent.store.reader import LoadFilter, load_recording
+from ingero.recording.store.reader import LoadFilter, load_recording
 
 pytestmark = pytest.mark.kernel
 

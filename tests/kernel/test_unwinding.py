@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingero.agent.kernel.abi import MAX_NATIVE, RETURN_BIT, StackFlag, Stacks
-from ingero.agent.kernel.perf import Mapping
-from ingero.agent.probes.engine import EngineSettings
-from ingero.agent.probes.stacks import StackBook
-from ingero.gpusim.runner import get_program
+from ingero.agent.capture.kernel.abi import MAX_NATIVE, RETURN_BIT, StackFlag, Stacks
+from ingero.agent.capture.kernel.perf import Mapping
+from ingero.agent.capture.probes.engine import EngineSettings
+from ingero.agent.capture.probes.stacks import StackBook
 from ingero.model.events import CudaOp, DriverOp, Source
+from ingero.sim.runner import get_program
 
 pytestmark = pytest.mark.kernel
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from tests.ncclprof.nccl import Plugin
 
-from ingero.agent.gpu.nccl_ring import find_rings_of
+from ingero.agent.collectives.plugin_ring import find_rings_of
 
 
 @pytest.fixture

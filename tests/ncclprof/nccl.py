@@ -7,7 +7,7 @@ in ctypes and whole, so that a slip in ncclprof/api.h shows.
 import ctypes
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint8, c_uint64, c_void_p
 
-from ingero.agent.gpu.nccl_plugin import find_plugin
+from ingero.agent.collectives.plugin import find_plugin
 
 GROUP, COLL, P2P, KERNEL_CH = 1 << 0, 1 << 1, 1 << 2, 1 << 6
 COLL_API = 1 << 9

@@ -7,8 +7,8 @@ import pathlib
 import pytest
 from click.testing import CliRunner
 
-from ingero.agent.app.checks import CHECKS
-from ingero.agent.gpu import nccl_plugin
+from ingero.agent.checks.machine import CHECKS
+from ingero.agent.collectives import plugin as nccl_plugin
 from ingero.cli.main import cli, run_program
 
 

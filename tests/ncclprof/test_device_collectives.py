@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero.agent.app.collectives import SETTLE_NS, Finished
-from ingero.agent.app.device_collectives import HOLD_NS, SCAN_NS, DeviceCollectives, match_starts
+from ingero.agent.collectives.device import HOLD_NS, SCAN_NS, DeviceCollectives, match_starts
+from ingero.agent.collectives.host import SETTLE_NS, Finished
 from ingero.model.collectives import COLLECTIVE_OP, UNKNOWN_NS, ClockKind, CollectiveOp
 from ingero.units import NS_PER_MS, NS_PER_S
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from ingero.gpusim.runner import get_program
 from ingero.model.collectives import ClockKind, CollectiveOp
+from ingero.sim.runner import get_program
 from ingero.testing.fleet import wait_until
 from ingero.wire.collectives import read_collectives
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from tests.ncclprof.nccl import COLL, COLL_API, GROUP, KERNEL_CH, P2P, Plugin
 
-from ingero.agent.gpu.nccl_plugin import INTERFACES, build_setting, find_plugin
-from ingero.agent.gpu.nccl_ring import HEADER, PLACE, RECORD
+from ingero.agent.collectives.plugin import INTERFACES, build_setting, find_plugin
+from ingero.agent.collectives.plugin_ring import HEADER, PLACE, RECORD
 from ingero.model.collectives import CollectiveOp
 
 

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from ingero.agent.app.collective_push import CollectivePusher, PushPace
-from ingero.agent.app.collectives import CollectiveTracker
-from ingero.agent.app.device_collectives import DeviceCollectives
+from ingero.agent.collectives.device import DeviceCollectives
+from ingero.agent.collectives.host import CollectiveTracker
+from ingero.agent.collectives.push import CollectivePusher, PushPace
 from ingero.agent.health.body import Identity
 from ingero.agent.health.transport import Answer
 from ingero.model.collectives import ClockKind, CollectiveOp

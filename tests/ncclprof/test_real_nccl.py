@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.ncclprof.nccl import InterfaceV5, Plugin
 
-from ingero.agent.gpu.nccl_plugin import INTERFACES, find_plugin
+from ingero.agent.collectives.plugin import INTERFACES, find_plugin
 
 LIBRARY = next(
     (
@@ -69,7 +69,7 @@ def test_it_takes_the_plug_in_and_what_it_translates_arrives(functions, join, op
 LOADER = """
 import ctypes, json, os, sys
 from pathlib import Path
-from ingero.agent.gpu.nccl_ring import find_rings_of
+from ingero.agent.collectives.plugin_ring import find_rings_of
 init = ctypes.CDLL(sys.argv[1])
 base = ctypes.cast(init.ncclGetVersion, ctypes.c_void_p).value - int(sys.argv[2])
 comm = ctypes.create_string_buffer(64 << 20)  # a communicator that is zero throughout

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from ingero.agent.gpu.nccl_ring import HEADER, PLACE, RECORD, find_ring, find_rings_of
+from ingero.agent.collectives.plugin_ring import HEADER, PLACE, RECORD, find_ring, find_rings_of
 
 N_COMMS = 128
 RECORDS_AT = HEADER.itemsize + N_COMMS * PLACE.itemsize

@@ -3,14 +3,7 @@
 import pytest
 
 from ingero.model.collectives import UNKNOWN_NS, ClockKind, CollectiveOp
-from ingero.wire.collective_gauges import (
-    UNKNOWN_COMM,
-    parse_op,
-    read_collective_gauges,
-)
-from ingero.wire.names import Signal
-from ingero.wire.otlp import (
-    ResourceCache,
+from ingero.otlp.codec import (
     build_gauge,
     build_metrics,
     build_number,
@@ -18,6 +11,13 @@ from ingero.wire.otlp import (
     encode_protobuf,
     merge_exports,
 )
+from ingero.otlp.names import Signal
+from ingero.wire.collective_gauges import (
+    UNKNOWN_COMM,
+    parse_op,
+    read_collective_gauges,
+)
+from ingero.wire.push import ResourceCache
 
 NOW = 1_795_230_273_000_000_000
 BOOT = 86_400_000_000_000  # a day of uptime

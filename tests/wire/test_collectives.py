@@ -11,6 +11,16 @@ from hypothesis import strategies as st
 
 from ingero.errors import BadDataError
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
+from ingero.otlp.codec import (
+    build_logs,
+    build_value,
+    decode_export,
+    decode_protobuf,
+    encode_json,
+    encode_protobuf,
+    structs,
+)
+from ingero.otlp.names import Signal
 from ingero.wire.collectives import (
     MAX_DURATION_NS,
     MAX_EXPORT_OPS,
@@ -19,16 +29,6 @@ from ingero.wire.collectives import (
     pack_ops,
     read_collectives,
     unpack_ops,
-)
-from ingero.wire.names import Signal
-from ingero.wire.otlp import (
-    build_logs,
-    build_value,
-    decode_export,
-    decode_protobuf,
-    encode_json,
-    encode_protobuf,
-    structs,
 )
 
 SPEC = Path(__file__).parents[2] / "docs/specs/collective-batch.md"
@@ -234,7 +234,7 @@ RESOURCE = {"ingero.node.id": "n1", "ingero.cluster.id": "c"}
 
 def record(body=None, **attributes):
     named = {f"ingero.{key.replace('__', '.')}": value for key, value in attributes.items()}
-    from ingero.wire.otlp import build_attributes
+    from ingero.otlp.codec import build_attributes
 
     return structs.LogRecord(
         event_name="ingero.collective.batch",

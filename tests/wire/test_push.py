@@ -2,10 +2,7 @@
 
 import pytest
 
-from ingero.wire.names import Signal
-from ingero.wire.otlp import (
-    UNKNOWN_RANK,
-    ResourceCache,
+from ingero.otlp.codec import (
     build_gauge,
     build_metrics,
     build_number,
@@ -14,8 +11,9 @@ from ingero.wire.otlp import (
     encode_json,
     encode_protobuf,
     merge_exports,
-    read_push,
 )
+from ingero.otlp.names import Signal
+from ingero.wire.push import UNKNOWN_RANK, ResourceCache, read_push
 
 
 def load(data_dir, name):
@@ -115,7 +113,7 @@ def test_an_integer_score_is_a_score_and_the_last_point_counts(encode):
 
 @ENCODINGS
 def test_a_score_without_points_or_of_another_kind_is_no_score(encode):
-    from ingero.wire.otlp import structs
+    from ingero.otlp.codec import structs
 
     empty = build_gauge("ingero.node.health_score", [])
     kindless = structs.Metric(name="ingero.node.health_score")

@@ -4,14 +4,15 @@ import pytest
 
 from ingero.model.collectives import CollectiveOp, Rank
 from ingero.model.standing import Standing
-from ingero.wire.names import Attribute, ContentType, Signal
-from ingero.wire.otlp import (
+from ingero.otlp.codec import (
     build_attributes,
     decode_export,
     decode_protobuf,
     encode_json,
     encode_protobuf,
 )
+from ingero.otlp.names import ContentType, Signal
+from ingero.wire.names import Attribute
 from ingero.wire.standing import build_standings, read_standings
 
 ALL = [

@@ -1,7 +1,7 @@
 /* The records that cross from the kernel to user space, and the values of shared maps. This file is the ABI.
  *
  * Every record begins with struct ig_header. All times are CLOCK_MONOTONIC nanoseconds; all byte counts are bytes.
- * A field says what its absence looks like. The NumPy dtypes in ingero.agent.kernel are read from this file's BTF in
+ * A field says what its absence looks like. The NumPy dtypes in ingero.agent.capture.kernel are read from this file's BTF in
  * the built object, so there is no second description. docs/specs/record.md is the page for people.
  *
  * Rule for changes: fields are only appended or given to padding; IG_RECORD_VERSION rises with every change.

@@ -16,11 +16,11 @@ from ingero.units import NS_PER_S
 from ingero.wire.names import DEFAULT_REMEDIATE_GID, DEFAULT_REMEDIATE_SOCKET
 
 if TYPE_CHECKING:
-    from ingero.agent.app.health_series import HealthSeries
-    from ingero.agent.app.recorder import Recorder
-    from ingero.agent.app.workload import Workload
     from ingero.agent.health.loop import Look
     from ingero.agent.health.service import AgentSettings, HealthAgent, OnLook
+    from ingero.agent.metrics.health import HealthSeries
+    from ingero.agent.trace.recorder import Recorder
+    from ingero.agent.trace.workload import Workload
     from ingero.telemetry.clock import Clock
 
 FILE: Final = click.Path(path_type=Path)
@@ -135,7 +135,7 @@ class AnnotateChoice:
             yield None
             return
         from ingero.agent.annotations.place import choose_socket
-        from ingero.agent.app.workload import WorkloadSettings, open_workload
+        from ingero.agent.trace.workload import WorkloadSettings, open_workload
         from ingero.config.invoker import find_invoker
 
         invoker = find_invoker()
@@ -188,8 +188,8 @@ class FleetChoice:
                     err=True,
                 )
             return None
-        from ingero.agent.health.facts import find_gpus
         from ingero.agent.health.options import PushOptions, build_settings
+        from ingero.agent.health.signals.facts import find_gpus
 
         if "://" not in self.fleet_endpoint:
             raise ConfigError(

@@ -21,7 +21,6 @@ from ingero.cli.commands import (
     check,
     completion,
     dashboard,
-    demo,
     explain,
     export,
     fleet_push,
@@ -32,13 +31,14 @@ from ingero.cli.commands import (
     migrate,
     nccl_plugin,
     query,
-    rates,
-    replay,
     sim,
-    trace,
-    up,
     version,
 )
+from ingero.cli.commands.demo import command as demo
+from ingero.cli.commands.rates import command as rates
+from ingero.cli.commands.replay import command as replay
+from ingero.cli.commands.trace import command as trace
+from ingero.cli.commands.up import command as up
 from ingero.cli.help import keep_line_breaks
 from ingero.errors import IngeroError
 

@@ -7,13 +7,13 @@ from urllib.parse import urlencode
 
 import click
 
-from ingero.agent.queries.fanout import clock_line, clock_warnings
-from ingero.agent.queries.part import decode_part
+from ingero.recording.queries.fanout import clock_line, clock_warnings
+from ingero.recording.queries.part import decode_part
 
 if TYPE_CHECKING:
-    from ingero.agent.queries.fanout import NodeAnswer
-    from ingero.agent.queries.window import Wanted
     from ingero.cli.serving import NodeOptions
+    from ingero.recording.queries.fanout import NodeAnswer
+    from ingero.recording.queries.window import Wanted
 
 
 def ask_parts(among: NodeOptions, wanted: Wanted, timeout: str) -> list[NodeAnswer]:

@@ -28,8 +28,8 @@ def open_with_rolled(path: Path, *, is_wanted: bool) -> Iterator[Path]:
     Raises:
         StoreError: A file cannot be read, or there is no room for the copy.
     """
-    from ingero.agent.export.merge import merge_recordings
-    from ingero.agent.store.rollover import list_aside
+    from ingero.recording.export.merge import merge_recordings
+    from ingero.recording.store.rollover import list_aside
 
     aside = list_aside(path) if is_wanted else []
     if not aside:

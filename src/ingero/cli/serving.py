@@ -13,8 +13,8 @@ import click
 from ingero.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from ingero.agent.queries.fanout import NodeAnswer
-    from ingero.agent.queries.source import Outside
+    from ingero.recording.queries.fanout import NodeAnswer
+    from ingero.recording.queries.source import Outside
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -49,8 +49,8 @@ def find_database(db: Path | None, *, is_waiting: bool) -> Path:
         click.UsageError: There is no such file.
         StoreError: It is not a recording.
     """
-    from ingero.agent.store.files import open_recording
     from ingero.config.database import default_database
+    from ingero.recording.store.files import open_recording
 
     path = db or default_database()
     if is_waiting:
@@ -108,10 +108,10 @@ class NodeOptions:
         decode: Callable[[bytes], Any] = json.loads,
     ) -> tuple[list[NodeAnswer], float]:
         """Ask every node; returns their answers and the clock threshold in ms."""
-        from ingero.agent.queries.fanout import FanoutSettings, ask_nodes
         from ingero.config.environment import read_bearer
         from ingero.config.model import parse_model
         from ingero.config.tls import TlsClientConfig
+        from ingero.recording.queries.fanout import FanoutSettings, ask_nodes
         from ingero.units import parse_duration
 
         given = {
@@ -158,7 +158,7 @@ def serve(
     try:
         import anyio
 
-        from ingero.agent.queries.listen import ListenSettings, open_server
+        from ingero.recording.queries.listen import ListenSettings, open_server
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"serving needs the package {error.name}", hint="pip install 'ingero[agent]'"

@@ -19,8 +19,8 @@ from ingero.errors import ConfigError, ConfigProblem
 from ingero.fleet.component import ComponentId, Kind, parse_id
 from ingero.fleet.factory import Factory
 from ingero.fleet.references import find_file_problems, find_shared_ports, find_unknown_extensions
+from ingero.otlp.names import Signal
 from ingero.units import parse_duration
-from ingero.wire.names import Signal
 
 
 class PrometheusReaderConfig(StrictModel):

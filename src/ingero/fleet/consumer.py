@@ -11,8 +11,8 @@ from typing import Protocol, runtime_checkable
 
 from ingero.errors import RetryableError
 from ingero.fleet.component import PushContext
-from ingero.wire.names import Signal
-from ingero.wire.otlp import Export
+from ingero.otlp.codec import Export
+from ingero.otlp.names import Signal
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class Batch:
 
     Attributes:
         signal: Which pipeline type it belongs to.
-        export: The decoded request; see `ingero.wire.otlp.Export`. Treated as read-only: a processor that changes
+        export: The decoded request; see `ingero.otlp.codec.Export`. Treated as read-only: a processor that changes
             data passes a new one on, because a receiver may feed several pipelines with the same batch.
         received_wall_ns: When the receiver had the whole body.
         push: What is known about who sent it.

@@ -12,7 +12,7 @@ from ingero.config.describe import write_commented
 from ingero.fleet.component import Kind
 from ingero.fleet.config import ServiceConfig
 from ingero.fleet.factory import Factory
-from ingero.wire.names import Signal
+from ingero.otlp.names import Signal
 
 _PROCESSORS: Final = ("memory_limiter", "ingero", "nccl")
 _PIPELINES: Final[Mapping[Signal, Mapping[str, Sequence[str]]]] = {

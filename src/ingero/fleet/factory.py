@@ -25,8 +25,8 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 from ingero.config import StrictModel
 from ingero.fleet.component import Component, ComponentId, Kind, Stability
 from ingero.fleet.consumer import Consumer
+from ingero.otlp.names import Signal
 from ingero.telemetry.declare import Metric
-from ingero.wire.names import Signal
 
 ConfigT = TypeVar("ConfigT", bound=StrictModel)
 

@@ -26,10 +26,10 @@ from ingero.fleet.factory import (
     ReceiverFactory,
 )
 from ingero.fleet.helpers.sending import ENQUEUE_FAILED
+from ingero.otlp.names import Signal
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.declare import counter, histogram
 from ingero.telemetry.limited import RateLimitedLog
-from ingero.wire.names import Signal
 
 INCOMING: Final = counter(
     "otelcol_processor_incoming_items_total",

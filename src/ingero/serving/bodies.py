@@ -22,7 +22,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from ingero.errors import BadDataError
-from ingero.wire.names import Signal
+from ingero.otlp.names import Signal
 
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 _AUTO_WINDOW: Final = 32 + zlib.MAX_WBITS

@@ -12,8 +12,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from ingero.wire.names import Signal
-from ingero.wire.otlp.export import Export, decode_export
+from ingero.otlp.codec.export import Export, decode_export
+from ingero.otlp.names import Signal
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The same workload as worse recordings hold it: sampled in the kernel, lost in a ring, cut off by a full disk.
 
 The kernel's choice is that of ``choose()`` in ``bpf/include/ingero/counts.h``, call by call in the order in which calls end.
-What the recorder leaves out of that is its own `ingero.agent.app.thinning`. Counts are exact in every variant: they are kept beside the rows.
+What the recorder leaves out of that is its own `ingero.agent.trace.thinning`. Counts are exact in every variant: they are kept beside the rows.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero.agent.app.thinning import thin
-from ingero.agent.causal.exact import operation_keys
+from ingero.agent.trace.thinning import thin
 from ingero.model.events import EventFlag, Events, HostOp, Source, is_stored_at_end
 from ingero.model.latency import HIST_BUCKETS, build_bucket_edges_ns
 from ingero.model.recording import AGGREGATE, COVERAGE, HISTOGRAM, Recording
+from ingero.recording.causal.exact import operation_keys
 from ingero.units import NS_PER_S
 
 KEEP_FIRST: Final = 64

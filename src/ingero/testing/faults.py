@@ -1,6 +1,6 @@
 """Recordings of single faults, beside those of ``ingero demo``: one per rule that has no real recording yet.
 
-Every fault stands on a healthy training loop (`ingero.agent.scenarios.loop`) and is built from what probes see, not
+Every fault stands on a healthy training loop (`ingero.recording.scenarios.loop`) and is built from what probes see, not
 from what a rule looks for.
 """
 
@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ingero.agent.scenarios.builder import RecordingBuilder
-from ingero.agent.scenarios.loop import FREE, FUNCTION, LAUNCH, MALLOC, SYNC, Loop, Step
 from ingero.model.events import (
     CudaOp,
     EventFlag,
@@ -22,6 +20,8 @@ from ingero.model.events import (
     OffCpuReason,
     Source,
 )
+from ingero.recording.scenarios.builder import RecordingBuilder
+from ingero.recording.scenarios.loop import FREE, FUNCTION, LAUNCH, MALLOC, SYNC, Loop, Step
 from ingero.testing.rank_faults import RANK_FAULTS
 from ingero.testing.serving_faults import SERVING_FAULTS
 from ingero.units import NS_PER_MS, NS_PER_US

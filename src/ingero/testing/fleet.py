@@ -78,7 +78,7 @@ class FleetProcess:
         self._log = folder / "fleet.log"
         file = folder / "fleet.yaml"
         file.write_text(yaml.safe_dump(dict(config)), encoding="utf-8")
-        code = "import sys; from ingero.cli.fleet import main; sys.exit(main())"
+        code = "import sys; from ingero.cli.programs.fleet import main; sys.exit(main())"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", code, "--config", str(file)], stdout=log, stderr=log

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ingero.agent.scenarios.builder import RecordingBuilder
-from ingero.agent.scenarios.loop import FUNCTION, LAUNCH, MALLOC, Loop, Step
 from ingero.model.events import CudaOp, GraphOp, HostOp, IoOp, NcclOp, NetOp, OffCpuReason, Source
+from ingero.recording.scenarios.builder import RecordingBuilder
+from ingero.recording.scenarios.loop import FUNCTION, LAUNCH, MALLOC, Loop, Step
 from ingero.testing.faults import PID
 from ingero.testing.rank_faults import (
     balanced_ranks,

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero.traces.model import JobTrace, TraceRows
+from ingero.job_traces.model import JobTrace, TraceRows
 from ingero.units import NS_PER_S
 
 FloatArray = npt.NDArray[np.float64]

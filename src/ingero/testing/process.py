@@ -32,7 +32,7 @@ class FleetProcess:
     def __init__(
         self, config: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
     ) -> None:
-        program = "import sys; from ingero.cli.fleet import main; main()"
+        program = "import sys; from ingero.cli.programs.fleet import main; main()"
         self._args = [sys.executable, "-c", program, "--config", str(config)]
         self._args += [part for one in overrides for part in ("--set", one)]
         self._environ = {**os.environ, **(environ or {})}  # noqa: TID251 -- a child needs the parent's

@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from ingero.agent.scenarios.builder import RecordingBuilder
-from ingero.agent.scenarios.loop import FUNCTION, LAUNCH, SYNC, Loop
 from ingero.model.events import HostOp, NcclOp, Source, TcpOp
+from ingero.recording.scenarios.builder import RecordingBuilder
+from ingero.recording.scenarios.loop import FUNCTION, LAUNCH, SYNC, Loop
 from ingero.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
 N_RANKS: Final = 4

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ingero.agent.scenarios.builder import RecordingBuilder
-from ingero.agent.scenarios.loop import COPY, FUNCTION, LAUNCH, SYNC, Loop
 from ingero.model.events import CopyKind, HostMemory, NetOp, Source
+from ingero.recording.scenarios.builder import RecordingBuilder
+from ingero.recording.scenarios.loop import COPY, FUNCTION, LAUNCH, SYNC, Loop
 from ingero.units import NS_PER_MS, NS_PER_US
 
 _COMPACTION: Final = 8821

@@ -27,19 +27,13 @@ from ingero.model.collectives import (
     CollectiveRun,
     Rank,
 )
+from ingero.otlp.codec import Export, structs
+from ingero.otlp.codec.export import MetricEntry
+from ingero.otlp.codec.values import message_attributes, tree_attributes
 from ingero.units import NS_PER_MS
 from ingero.wire.collectives import MAX_DURATION_NS, MAX_EXPORT_OPS, MAX_RANKS
 from ingero.wire.names import Attribute, Metric
-from ingero.wire.otlp import Export, structs
-from ingero.wire.otlp.export import MetricEntry
-from ingero.wire.otlp.push import (
-    UNKNOWN_RANK,
-    ResourceCache,
-    ResourceFacts,
-    message_attributes,
-    read_resource,
-    tree_attributes,
-)
+from ingero.wire.push import UNKNOWN_RANK, ResourceCache, ResourceFacts, read_resource
 
 UNKNOWN_COMM: Final = "0" * 16
 """Communicator hash of a sender that could not read the unique id."""

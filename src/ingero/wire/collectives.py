@@ -27,9 +27,11 @@ from ingero.model.collectives import (
     CollectiveRun,
     Rank,
 )
-from ingero.wire.names import COLLECTIVE_EVENT, Attribute, Scope, Signal
-from ingero.wire.otlp import Export, build_attributes, structs
-from ingero.wire.otlp.push import UNKNOWN_RANK, message_attributes, tree_attributes
+from ingero.otlp.codec import Export, build_attributes, structs
+from ingero.otlp.codec.values import message_attributes, tree_attributes
+from ingero.otlp.names import Signal
+from ingero.wire.names import COLLECTIVE_EVENT, Attribute, Scope
+from ingero.wire.push import UNKNOWN_RANK
 
 MAGIC: Final = b"IGCB"
 VERSION: Final = 1

@@ -10,13 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-
-class Signal(StrEnum):
-    """The three OTLP signals; the value is the pipeline's type in a Collector configuration."""
-
-    METRICS = "metrics"
-    LOGS = "logs"
-    TRACES = "traces"
+from ingero.otlp.names import Signal
 
 
 class Path(StrEnum):
@@ -52,14 +46,6 @@ class Header(StrEnum):
 
 CLUSTER_QUERY: Final = "cluster_id"
 """Query parameter of pushes and of the threshold page. Agent."""
-
-
-class ContentType(StrEnum):
-    """Bodies this project reads and writes."""
-
-    PROTOBUF = "application/x-protobuf"  # OTLP/HTTP
-    JSON = "application/json"
-    NDJSON = "application/x-ndjson"
 
 
 class NodeState(StrEnum):

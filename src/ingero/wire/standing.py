@@ -13,10 +13,12 @@ from typing import Any, Final
 from ingero.errors import BadDataError
 from ingero.model.collectives import CollectiveOp, Rank
 from ingero.model.standing import Standing
+from ingero.otlp.codec import Export, build_attributes, structs
+from ingero.otlp.codec.values import message_attributes, tree_attributes
+from ingero.otlp.names import Signal
 from ingero.wire.collectives import read_job
-from ingero.wire.names import STANDING_EVENT, Attribute, Scope, Signal
-from ingero.wire.otlp import Export, build_attributes, structs
-from ingero.wire.otlp.push import UNKNOWN_RANK, message_attributes, tree_attributes
+from ingero.wire.names import STANDING_EVENT, Attribute, Scope
+from ingero.wire.push import UNKNOWN_RANK
 
 MAX_STANDINGS: Final = 16_384
 """Records of one export that are read; those beyond are refused."""

@@ -6,19 +6,19 @@ from hypothesis import settings
 from ingero.agent.health.body import Identity
 from ingero.agent.health.book import EpisodeBook
 from ingero.agent.health.cache import ThresholdCache
-from ingero.agent.health.classify import ClassifierSettings
 from ingero.agent.health.endpoint import parse_endpoint
 from ingero.agent.health.episodes import SpanMaker
 from ingero.agent.health.lane import PushLane
 from ingero.agent.health.loop import HealthLoop, LoopParts, LoopSettings
-from ingero.agent.health.machine import MachineSettings
 from ingero.agent.health.mode import ModeSettings, fresh_max_age
 from ingero.agent.health.script import ScriptConfig, ScriptSource
+from ingero.agent.health.signals.classify import ClassifierSettings
+from ingero.agent.health.signals.machine import MachineSettings
 from ingero.agent.health.transport import HttpTransport, TransportSettings
 from ingero.config import parse_model
+from ingero.otlp.codec.points import iter_points
 from ingero.testing.clock import ManualClock
-from ingero.wire.otlp.points import iter_points
-from ingero.wire.otlp.push import ResourceCache, read_push
+from ingero.wire.push import ResourceCache, read_push
 
 SECOND_NS = 1_000_000_000
 IDENTITY = Identity(cluster_id="prod a", node_id="n1", world_size=8, rank=3)

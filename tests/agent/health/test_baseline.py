@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero.agent.health.baseline import Baseline, BaselineSettings
-from ingero.agent.health.score import compute_score
-from ingero.agent.health.signals import Signals
+from ingero.agent.health.signals.baseline import Baseline, BaselineSettings
+from ingero.agent.health.signals.reading import Signals
+from ingero.agent.health.signals.score import compute_score
 from ingero.errors import ConfigError
 
 

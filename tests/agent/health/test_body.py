@@ -11,17 +11,18 @@ from ingero.agent.health.body import (
     encode_agent_json,
 )
 from ingero.agent.health.endpoint import parse_endpoint
-from ingero.agent.health.facts import (
+from ingero.agent.health.signals.facts import (
     find_cgroup_path,
     hash_cgroup_path,
     parse_gpu_names,
 )
-from ingero.agent.health.machine import State
-from ingero.agent.health.signals import Signals
+from ingero.agent.health.signals.machine import State
+from ingero.agent.health.signals.reading import Signals
 from ingero.errors import ConfigError
-from ingero.wire.names import DetectionMode, DominantSignal, Signal
-from ingero.wire.otlp.export import decode_export, encode_protobuf
-from ingero.wire.otlp.push import ResourceCache, read_push
+from ingero.otlp.codec.export import decode_export, encode_protobuf
+from ingero.otlp.names import Signal
+from ingero.wire.names import DetectionMode, DominantSignal
+from ingero.wire.push import ResourceCache, read_push
 
 IDENTITY = Identity(
     cluster_id="prod a",

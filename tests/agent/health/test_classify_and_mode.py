@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero.agent.health.classify import Classifier, ClassifierSettings
 from ingero.agent.health.mode import (
     CachedThreshold,
     ModeSettings,
@@ -12,6 +11,7 @@ from ingero.agent.health.mode import (
     choose_bar,
     fresh_max_age,
 )
+from ingero.agent.health.signals.classify import Classifier, ClassifierSettings
 from ingero.errors import ConfigError
 
 SECOND_NS = 1_000_000_000

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero.agent.health.machine import (
+from ingero.agent.health.signals.machine import (
     Machine,
     MachineSettings,
     State,
@@ -9,7 +9,7 @@ from ingero.agent.health.machine import (
     is_waking,
     reject_future,
 )
-from ingero.agent.health.signals import Reading, Signals
+from ingero.agent.health.signals.reading import Reading, Signals
 
 SETTINGS = MachineSettings(warmup=4, idle_intervals=3, stale_intervals=3)
 SIGNALS = Signals(100, 0.9, 0.9, 0.9)

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import json
 
-from ingero.agent.export.alert.episodes import Episodes
+from ingero.agent.events.alert.episodes import Episodes
 from ingero.agent.health.body import Identity
 from ingero.agent.health.book import EpisodeBook
 from ingero.agent.health.mode import Bar

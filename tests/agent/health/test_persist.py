@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from ingero.agent.health.baseline import Baseline, BaselineSettings, SavedBaseline
 from ingero.agent.health.persist import (
     LoadOutcome,
     encode_baseline,
@@ -10,7 +9,8 @@ from ingero.agent.health.persist import (
     parse_time,
     save_baseline,
 )
-from ingero.agent.health.signals import Signals
+from ingero.agent.health.signals.baseline import Baseline, BaselineSettings, SavedBaseline
+from ingero.agent.health.signals.reading import Signals
 from ingero.errors import StoreError
 
 SETTINGS = BaselineSettings()

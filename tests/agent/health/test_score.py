@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero.agent.health.score import ScoreSettings, compute_score
-from ingero.agent.health.signals import Anomaly, Signals, drop_non_finite
+from ingero.agent.health.signals.reading import Anomaly, Signals, drop_non_finite
+from ingero.agent.health.signals.score import ScoreSettings, compute_score
 from ingero.errors import ConfigError
 
 # Vectors 1 to 8 of the wire contract of agent v0.17.

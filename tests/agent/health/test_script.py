@@ -1,7 +1,7 @@
 import pytest
 
 from ingero.agent.health.script import ScriptConfig, ScriptSource, load_script
-from ingero.agent.health.signals import Signals
+from ingero.agent.health.signals.reading import Signals
 from ingero.config import parse_model
 from ingero.errors import ConfigError
 

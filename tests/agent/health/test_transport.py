@@ -13,9 +13,9 @@ from ingero.agent.health.endpoint import parse_endpoint
 from ingero.agent.health.episodes import Episode, EpisodeKind, Outcome, SpanMaker
 from ingero.agent.health.grpc_transport import GrpcTransport
 from ingero.agent.health.lane import MAX_EXTRAS, MAX_PAUSE_NS, PushLane
-from ingero.agent.health.machine import State
 from ingero.agent.health.poll import ThresholdPoller
-from ingero.agent.health.signals import Signals
+from ingero.agent.health.signals.machine import State
+from ingero.agent.health.signals.reading import Signals
 from ingero.agent.health.tls import check_tls_files
 from ingero.agent.health.transport import (
     Answer,
@@ -23,10 +23,11 @@ from ingero.agent.health.transport import (
     TransportSettings,
     parse_retry_after,
 )
+from ingero.otlp.codec.export import decode_protobuf
+from ingero.otlp.names import Signal
 from ingero.testing.clock import ManualClock
-from ingero.wire.names import DetectionMode, Signal
-from ingero.wire.otlp.export import decode_protobuf
-from ingero.wire.otlp.push import ResourceCache, read_push
+from ingero.wire.names import DetectionMode
+from ingero.wire.push import ResourceCache, read_push
 
 SECOND_NS = 1_000_000_000
 

@@ -29,10 +29,10 @@ from ingero.echo.db.upkeep import Retention
 from ingero.echo.schema import EVENTS, LOGS
 from ingero.echo.service.config import EchoConfig, parse_store
 from ingero.errors import ConfigError, StoreError
+from ingero.otlp.names import Signal
 from ingero.testing.clock import ManualClock
 from ingero.testing.echo import RunningEcho
 from ingero.units import NS_PER_S
-from ingero.wire.names import Signal
 
 DAY_NS = 86_400 * NS_PER_S
 

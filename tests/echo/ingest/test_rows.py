@@ -17,12 +17,12 @@ from ingero.fleet.processors.ingero.news import build_episodes
 from ingero.fleet.processors.nccl.bills import Account, Charge, build_costs
 from ingero.fleet.processors.nccl.rates import Rates, RatesConfig
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
+from ingero.otlp.codec import Export, build_attributes, decode_export, structs
+from ingero.otlp.names import ContentType, Signal
 from ingero.serving.bearer import Principal
 from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_S
 from ingero.wire.collectives import build_collectives
-from ingero.wire.names import ContentType, Signal
-from ingero.wire.otlp import Export, build_attributes, decode_export, structs
 
 NOW_NS = ManualClock().wall_ns()
 ANY = Principal("d", "k", None)

@@ -6,10 +6,10 @@ import pytest
 
 from ingero.config.acl import AclEntry
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
+from ingero.otlp.codec import Export, build_attributes, structs
+from ingero.otlp.names import Signal
 from ingero.testing.echo import RunningEcho
 from ingero.wire.collectives import build_collectives
-from ingero.wire.names import Signal
-from ingero.wire.otlp import Export, build_attributes, structs
 
 ALL, ONE, TWO = "all-" + "a" * 28, "one-" + "b" * 28, "two-" + "c" * 28
 CLUSTERS = ("c1", "c2")

@@ -38,7 +38,7 @@ from tests.echo.service.conftest import (
 
 from ingero.config.acl import AclEntry
 from ingero.errors import ConfigError
-from ingero.wire.names import Signal
+from ingero.otlp.names import Signal
 
 NOBODY = "nobody-" + "d" * 28
 

@@ -13,7 +13,7 @@ from tests.echo.service.conftest import (
     result,
 )
 
-from ingero.wire.otlp import build_attributes, structs
+from ingero.otlp.codec import build_attributes, structs
 
 C, EXTRA = (
     "fleet.cluster.",

@@ -13,7 +13,7 @@ from schemathesis.specs.openapi.checks import ignored_auth, positive_data_accept
 from tests.echo.service.conftest import ALL, collectives, health
 from tests.echo.serving import Served
 
-from ingero.wire.names import Signal
+from ingero.otlp.names import Signal
 
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 

@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from ingero.echo.queries.ask import ClusterId, MetricName, TimeWindow
-from ingero.wire.otlp.structs import Hex
+from ingero.otlp.codec.structs import Hex
 
 
 @pytest.mark.parametrize(

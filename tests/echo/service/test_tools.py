@@ -19,7 +19,7 @@ from ingero.fleet.processors.ingero.episodes import Episode, StragglerEvent
 from ingero.fleet.processors.ingero.news import build_episodes
 from ingero.fleet.processors.nccl.bills import Account, Charge, build_costs
 from ingero.fleet.processors.nccl.rates import Rates, RatesConfig
-from ingero.wire.names import Signal
+from ingero.otlp.names import Signal
 
 NEEDED = {
     "fleet.cluster.node_detail": {"node_id": "c1-n3"},
@@ -119,7 +119,7 @@ def test_a_hang_names_who_never_arrived(open_echo):
 
     from tests.echo.service.conftest import collectives, push
 
-    from ingero.wire.names import Signal
+    from ingero.otlp.names import Signal
 
     echo = open_echo()
     push(echo, collectives("c1", time.time_ns() - 300 * 10**9, stuck=2), signal=Signal.LOGS)

@@ -11,10 +11,10 @@ from ingero.fleet.component import ComponentId
 from ingero.fleet.consumer import Batch
 from ingero.fleet.exporters.debug import DebugConfig, DebugExporter
 from ingero.fleet.exporters.file import FileConfig, FileExporter
+from ingero.otlp.codec import build_gauge, build_metrics, build_number, decode_export, iter_points
+from ingero.otlp.names import Signal
 from ingero.testing.host import ManualHost
 from ingero.units import NS_PER_S
-from ingero.wire.names import Signal
-from ingero.wire.otlp import build_gauge, build_metrics, build_number, decode_export, iter_points
 
 
 def _batch(*values):

@@ -14,9 +14,9 @@ from ingero.fleet.component import ComponentId
 from ingero.fleet.consumer import Batch
 from ingero.fleet.exporters.otlp import OtlpConfig, OtlpExporter
 from ingero.fleet.receivers import otlp as receiver
+from ingero.otlp.codec import build_gauge, build_metrics, build_number, iter_points
+from ingero.otlp.names import Signal
 from ingero.testing.host import KeptBatches, ManualHost
-from ingero.wire.names import Signal
-from ingero.wire.otlp import build_gauge, build_metrics, build_number, iter_points
 
 
 class Service(metrics_service_pb2_grpc.MetricsServiceServicer):

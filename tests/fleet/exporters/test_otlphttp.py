@@ -15,12 +15,12 @@ from ingero.fleet.component import Authenticator, ComponentId
 from ingero.fleet.consumer import Batch
 from ingero.fleet.exporters.otlphttp import OtlpHttpConfig, OtlpHttpExporter, parse_retry_after
 from ingero.fleet.extensions.bearertokenauth import BearerTokenAuth, BearerTokenAuthConfig
+from ingero.otlp.codec import build_gauge, build_metrics, build_number, decode_export, iter_points
+from ingero.otlp.names import Signal
 from ingero.serving.asgi import AsgiServer
 from ingero.serving.tls import build_server_context
 from ingero.testing.host import ManualHost
 from ingero.units import NS_PER_S
-from ingero.wire.names import Signal
-from ingero.wire.otlp import build_gauge, build_metrics, build_number, decode_export, iter_points
 
 
 class Destination:

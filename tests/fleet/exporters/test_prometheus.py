@@ -18,10 +18,7 @@ from ingero.fleet.component import ComponentId, PushContext
 from ingero.fleet.consumer import Batch
 from ingero.fleet.exporters.prometheus.config import PrometheusConfig
 from ingero.fleet.exporters.prometheus.exporter import FACTORY, says_all
-from ingero.testing.host import ManualHost
-from ingero.units import NS_PER_S
-from ingero.wire.names import Signal
-from ingero.wire.otlp import (
+from ingero.otlp.codec import (
     Export,
     build_gauge,
     build_metrics,
@@ -33,6 +30,9 @@ from ingero.wire.otlp import (
     encode_protobuf,
     structs,
 )
+from ingero.otlp.names import Signal
+from ingero.testing.host import ManualHost
+from ingero.units import NS_PER_S
 
 SAMPLES = Path(__file__).parents[2] / "data" / "wire_samples"
 WALL = 1_767_225_600_000_000_000

@@ -10,11 +10,11 @@ from ingero.errors import PermanentError, RetryableError
 from ingero.fleet.component import ComponentId
 from ingero.fleet.consumer import Batch
 from ingero.fleet.helpers.sending import PATIENCE_NS, QueueConfig, RetryConfig, Sender
+from ingero.otlp.codec import build_gauge, build_metrics, build_number
+from ingero.otlp.names import Signal
 from ingero.telemetry.log import read_fields
 from ingero.testing.host import ManualHost
 from ingero.units import NS_PER_S
-from ingero.wire.names import Signal
-from ingero.wire.otlp import build_gauge, build_metrics, build_number
 
 FAST = {"initial_interval": "1ms", "max_interval": "2ms"}
 

@@ -9,9 +9,9 @@ from ingero.errors import ConfigError, PermanentError, RetryableError
 from ingero.fleet.component import ComponentId
 from ingero.fleet.consumer import Batch
 from ingero.fleet.processors.batch import BatchConfig, BatchProcessor
+from ingero.otlp.codec import build_gauge, build_metrics, build_number, iter_points
+from ingero.otlp.names import Signal
 from ingero.testing.host import ManualHost
-from ingero.wire.names import Signal
-from ingero.wire.otlp import build_gauge, build_metrics, build_number, iter_points
 
 
 class Following:

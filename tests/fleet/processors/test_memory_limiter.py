@@ -14,10 +14,10 @@ from ingero.fleet.processors.memory_limiter import (
     read_resident_bytes,
     read_total_bytes,
 )
+from ingero.otlp.codec import build_gauge, build_metrics, build_number
+from ingero.otlp.names import Signal
 from ingero.testing.host import KeptBatches, ManualHost
 from ingero.units import NS_PER_S
-from ingero.wire.names import Signal
-from ingero.wire.otlp import build_gauge, build_metrics, build_number
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -10,10 +10,7 @@ from ingero.errors import ConfigError
 from ingero.fleet.component import ComponentId
 from ingero.fleet.consumer import Batch
 from ingero.fleet.processors.provider_lookup import FACTORY, ProviderLookupConfig
-from ingero.testing.host import KeptBatches, ManualHost
-from ingero.units import NS_PER_S
-from ingero.wire.names import Signal
-from ingero.wire.otlp import (
+from ingero.otlp.codec import (
     build_gauge,
     build_metrics,
     build_number,
@@ -21,6 +18,9 @@ from ingero.wire.otlp import (
     encode_protobuf,
     iter_points,
 )
+from ingero.otlp.names import Signal
+from ingero.testing.host import KeptBatches, ManualHost
+from ingero.units import NS_PER_S
 
 RULES = [
     {"provider": "coreweave", "nodes": ["cw-*"]},

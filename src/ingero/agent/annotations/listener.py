@@ -17,7 +17,7 @@ from typing import Final
 
 from ingero.agent.annotations.admission import Admission, Admitted, Peer, read_peer
 from ingero.agent.annotations.place import prepare_folder
-from ingero.agent.health.remediate import open_listener
+from ingero.agent.events.socket import open_listener
 from ingero.errors import BadDataError
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S

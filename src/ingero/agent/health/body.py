@@ -12,8 +12,11 @@ from typing import Any, Final
 
 import msgspec
 
-from ingero.agent.health.machine import State
-from ingero.agent.health.signals import Signals
+from ingero.agent.health.signals.machine import State
+from ingero.agent.health.signals.reading import Signals
+from ingero.otlp.codec import structs
+from ingero.otlp.codec.build import build_gauge, build_metrics, build_number
+from ingero.otlp.codec.export import Export
 from ingero.wire.names import (
     HEALTH_SCOPE_VERSION,
     Attribute,
@@ -22,9 +25,6 @@ from ingero.wire.names import (
     Metric,
     Scope,
 )
-from ingero.wire.otlp import structs
-from ingero.wire.otlp.build import build_gauge, build_metrics, build_number
-from ingero.wire.otlp.export import Export
 
 _SIGNAL_METRICS: Final = (
     Metric.THROUGHPUT_RATIO,
@@ -47,7 +47,7 @@ class Identity:
         provider: Cloud provider; empty when unknown.
         gpu_model: First GPU's name, verbatim; empty without a GPU, which leaves ``ingero.node.info`` out.
         n_gpus: GPUs of the node.
-        cohort: Hash of the cgroup path; see `ingero.agent.health.facts.hash_cgroup_path`.
+        cohort: Hash of the cgroup path; see `ingero.agent.health.signals.facts.hash_cgroup_path`.
     """
 
     cluster_id: str

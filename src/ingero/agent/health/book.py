@@ -17,8 +17,8 @@ from ingero.agent.health.episodes import (
     build_state_message,
 )
 from ingero.agent.health.mode import Bar
+from ingero.otlp.codec.export import Export
 from ingero.wire.names import DominantSignal
-from ingero.wire.otlp.export import Export
 from ingero.wire.uds import StragglerResolved, StragglerState
 
 FindLabels = Callable[[], dict[str, str]]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from urllib.parse import urlencode, urlsplit
 
 from ingero.errors import ConfigError
-from ingero.wire.names import CLUSTER_QUERY, SIGNAL_PATHS, Path, Signal
+from ingero.otlp.names import Signal
+from ingero.wire.names import CLUSTER_QUERY, SIGNAL_PATHS, Path
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ingero.agent.health.body import Identity, StragglerEvent, build_resource
+from ingero.otlp.codec import structs
+from ingero.otlp.codec.build import build_attributes, build_traces
+from ingero.otlp.codec.export import Export
 from ingero.wire.names import Attribute, DetectionMode, DominantSignal
-from ingero.wire.otlp import structs
-from ingero.wire.otlp.build import build_attributes, build_traces
-from ingero.wire.otlp.export import Export
 from ingero.wire.uds import StragglerResolved, StragglerState, format_timestamp
 
 SPAN_SCOPE = "ingero.detection"

@@ -10,12 +10,13 @@ import grpc
 
 from ingero.agent.health.cache import Told, parse_told
 from ingero.agent.health.endpoint import FleetEndpoint
-from ingero.agent.health.hints import explain_code, explain_failure
+from ingero.agent.health.signals.hints import explain_code, explain_failure
 from ingero.agent.health.transport import USER_AGENT, Answer, TransportSettings, parse_retry_after
 from ingero.errors import BadDataError, IngeroError
+from ingero.otlp.codec.export import Export, encode_protobuf
+from ingero.otlp.names import Signal
 from ingero.units import NS_PER_MS, NS_PER_S
-from ingero.wire.names import Header, Signal
-from ingero.wire.otlp.export import Export, encode_protobuf
+from ingero.wire.names import Header
 
 _METHODS: Final = {
     Signal.METRICS: "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",

@@ -15,9 +15,9 @@ from typing import Final
 
 from ingero.agent.health.cache import ThresholdCache
 from ingero.agent.health.transport import Answer, Transport
+from ingero.otlp.codec.export import Export
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_MS, NS_PER_S
-from ingero.wire.otlp.export import Export
 
 RETRY_DELAY_NS: Final = 200 * NS_PER_MS
 RETRY_SPREAD: Final = 0.2

@@ -12,16 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
-from ingero.agent.health.baseline import Baseline, BaselineSettings
 from ingero.agent.health.body import Identity, PushStatus, build_event, build_push
 from ingero.agent.health.book import EpisodeBook
 from ingero.agent.health.cache import ThresholdCache
-from ingero.agent.health.classify import Classifier, ClassifierSettings
 from ingero.agent.health.episodes import Outcome
-from ingero.agent.health.facts import hash_cgroup_path
-from ingero.agent.health.interval import Interval
 from ingero.agent.health.lane import PushLane
-from ingero.agent.health.machine import (
+from ingero.agent.health.mode import Bar, ModeSettings, Outlook, choose_bar
+from ingero.agent.health.signals.baseline import Baseline, BaselineSettings
+from ingero.agent.health.signals.classify import Classifier, ClassifierSettings
+from ingero.agent.health.signals.facts import hash_cgroup_path
+from ingero.agent.health.signals.interval import Interval
+from ingero.agent.health.signals.machine import (
     Machine,
     MachineSettings,
     State,
@@ -30,19 +31,18 @@ from ingero.agent.health.machine import (
     is_waking,
     reject_future,
 )
-from ingero.agent.health.mode import Bar, ModeSettings, Outlook, choose_bar
-from ingero.agent.health.score import ScoreSettings, clamp_share, compute_score
-from ingero.agent.health.signals import (
+from ingero.agent.health.signals.reading import (
     Anomaly,
     Reading,
     Signals,
     SignalSource,
     drop_non_finite,
 )
+from ingero.agent.health.signals.score import ScoreSettings, clamp_share, compute_score
+from ingero.otlp.codec.export import Export
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 from ingero.wire.names import DetectionMode, DominantSignal
-from ingero.wire.otlp.export import Export
 from ingero.wire.uds import KnownMessage
 
 TICK_SPREAD: Final = 0.1

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from ingero.agent.events.socket import RemediationStream
 from ingero.agent.health.cache import ThresholdCache
 from ingero.agent.health.lane import PushLane
 from ingero.agent.health.loop import Look
 from ingero.agent.health.poll import ThresholdPoller
-from ingero.agent.health.remediate import RemediationStream
-from ingero.agent.health.signals import SIGNAL_NAMES
+from ingero.agent.health.signals.reading import SIGNAL_NAMES
 from ingero.agent.health.transport import Answer
 from ingero.units import NS_PER_S
 from ingero.wire.uds import format_timestamp

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ingero.agent.health.baseline import BaselineSettings
 from ingero.agent.health.body import Identity
-from ingero.agent.health.classify import ClassifierSettings
 from ingero.agent.health.endpoint import FleetEndpoint, parse_endpoint
-from ingero.agent.health.facts import GpuFacts, find_cgroup_path, hash_cgroup_path
 from ingero.agent.health.loop import LoopSettings
-from ingero.agent.health.machine import MachineSettings
 from ingero.agent.health.mode import ModeSettings, fresh_max_age
 from ingero.agent.health.service import AgentSettings
+from ingero.agent.health.signals.baseline import BaselineSettings
+from ingero.agent.health.signals.classify import ClassifierSettings
+from ingero.agent.health.signals.facts import GpuFacts, find_cgroup_path, hash_cgroup_path
+from ingero.agent.health.signals.machine import MachineSettings
 from ingero.agent.health.tls import check_tls_files
 from ingero.agent.health.transport import TransportSettings
 from ingero.config.environment import allows_loose_keys

@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ingero.agent.health.baseline import BaselineSettings, SavedBaseline
+from ingero.agent.health.signals.baseline import BaselineSettings, SavedBaseline
 from ingero.errors import StoreError
 from ingero.units import NS_PER_S
 from ingero.wire.uds import format_timestamp

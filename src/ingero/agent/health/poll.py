@@ -16,8 +16,8 @@ from ingero.agent.health.cache import Heard, ThresholdCache, Told, check_told
 from ingero.agent.health.lane import MAX_PAUSE_NS
 from ingero.agent.health.transport import TransportSettings, build_client, parse_retry_after
 from ingero.errors import BadDataError
+from ingero.otlp.names import ContentType
 from ingero.telemetry.clock import Clock
-from ingero.wire.names import ContentType
 
 MAX_BODY_BYTES: Final = 8 * 1024
 POLL_SPREAD: Final = 0.2

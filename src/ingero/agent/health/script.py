@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from ingero.agent.health.signals import Reading, Signals
+from ingero.agent.health.signals.reading import Reading, Signals
 from ingero.config import Duration, StrictModel, check_model
 from ingero.config.document import Document, load_document
 from ingero.errors import ConfigError, ConfigProblem

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from ingero import __version__
+from ingero.agent.events.socket import RemediationStream, open_listener
 from ingero.agent.health.body import Identity
 from ingero.agent.health.book import EpisodeBook, FindLabels
 from ingero.agent.health.cache import ThresholdCache
@@ -24,8 +25,7 @@ from ingero.agent.health.loop import HealthLoop, Look, LoopParts, LoopSettings
 from ingero.agent.health.narrate import Narrator
 from ingero.agent.health.persist import LoadOutcome, load_baseline, save_baseline
 from ingero.agent.health.poll import ThresholdPoller
-from ingero.agent.health.remediate import RemediationStream, open_listener
-from ingero.agent.health.signals import SignalSource
+from ingero.agent.health.signals.reading import SignalSource
 from ingero.agent.health.transport import HttpTransport, Transport, TransportSettings
 from ingero.errors import StoreError
 from ingero.telemetry.clock import Clock

@@ -20,11 +20,12 @@ from ingero import __version__
 from ingero.agent.health.body import encode_agent_json
 from ingero.agent.health.cache import Heard, Told, parse_told
 from ingero.agent.health.endpoint import FleetEndpoint
-from ingero.agent.health.hints import explain_failure, explain_status
+from ingero.agent.health.signals.hints import explain_failure, explain_status
 from ingero.errors import BadDataError
+from ingero.otlp.codec.export import Export, encode_protobuf
+from ingero.otlp.names import ContentType
 from ingero.units import NS_PER_S
-from ingero.wire.names import ContentType, Header
-from ingero.wire.otlp.export import Export, encode_protobuf
+from ingero.wire.names import Header
 
 USER_AGENT: Final = f"ingero-agent/{__version__}"
 MAX_ANSWER_BYTES: Final = 64 * 1024

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from ingero.agent.app.active import ActiveProcess
-    from ingero.agent.app.checks import Check
+    from ingero.agent.checks.machine import Check
+    from ingero.agent.checks.processes import ActiveProcess
 
 
 @click.command("check")
@@ -32,8 +32,8 @@ def command(*, as_json: bool, support_bundle: Path | None) -> None:
       sudo ingero check --json
       sudo ingero check --support-bundle ingero-support.tar.gz
     """
-    from ingero.agent.app.active import find_active
-    from ingero.agent.app.checks import check_machine
+    from ingero.agent.checks.machine import check_machine
+    from ingero.agent.checks.processes import find_active
 
     checks = check_machine()
     processes = find_active()
@@ -114,7 +114,7 @@ def _write_bundle(path: Path, report: str) -> None:
     import tarfile
 
     from ingero import __version__
-    from ingero.agent.app.checks import collect_support_files
+    from ingero.agent.checks.machine import collect_support_files
     from ingero.config.redact import build_redacted_environment
 
     files = {

@@ -14,10 +14,10 @@ from ingero.cli.rolled import INCLUDE_ROLLED, open_with_rolled
 from ingero.cli.serving import NODE_OPTIONS, NodeOptions, add_options
 
 if TYPE_CHECKING:
-    from ingero.agent.queries.answers import IncidentAnswer, WindowAnswer
-    from ingero.agent.queries.explain import AskedNode, ExplainAnswer, NodesAnswer
-    from ingero.agent.queries.operations import OperationAnswer
-    from ingero.agent.queries.window import Wanted
+    from ingero.recording.queries.answers import IncidentAnswer, WindowAnswer
+    from ingero.recording.queries.explain import AskedNode, ExplainAnswer, NodesAnswer
+    from ingero.recording.queries.operations import OperationAnswer
+    from ingero.recording.queries.window import Wanted
 
 COLOURS = {"HIGH": "red", "MEDIUM": "yellow", "LOW": "cyan"}
 
@@ -91,10 +91,10 @@ def command(
       ingero explain --db run.db --from 10s --to 60s --per-process
       ingero explain --nodes gpu-1:8443,gpu-2:8443 --ca-cert ca.pem --since 5m
     """
-    from ingero.agent.queries.explain import explain_file
-    from ingero.agent.queries.operations import list_operations
-    from ingero.agent.queries.window import Wanted, load_part
     from ingero.config.database import default_database
+    from ingero.recording.queries.explain import explain_file
+    from ingero.recording.queries.operations import list_operations
+    from ingero.recording.queries.window import Wanted, load_part
 
     path = db or default_database()
     wanted = Wanted(since, start, end, pids, last)
@@ -236,7 +236,7 @@ def _watched(incident: IncidentAnswer) -> str:
 def _show_chains(path: Path, as_json: bool) -> None:
     import msgspec
 
-    from ingero.agent.queries.chains import list_stored_chains
+    from ingero.recording.queries.chains import list_stored_chains
 
     chains = list_stored_chains(path)
     if as_json:
@@ -254,10 +254,10 @@ def _show_chains(path: Path, as_json: bool) -> None:
 def _show_nodes(
     among: NodeOptions, wanted: Wanted, timeout: str, *, per_process: bool, as_json: bool
 ) -> None:
-    from ingero.agent.queries.explain import explain_nodes
-    from ingero.agent.queries.operations import list_operations
-    from ingero.agent.queries.part import join_parts
     from ingero.cli.nodes import ask_parts
+    from ingero.recording.queries.explain import explain_nodes
+    from ingero.recording.queries.operations import list_operations
+    from ingero.recording.queries.part import join_parts
 
     answers = ask_parts(among, wanted, timeout)
     if per_process:

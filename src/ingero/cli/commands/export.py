@@ -61,12 +61,12 @@ def command(
       ingero export --format perfetto --db run.db --since 10s -o end.json
       ingero export --format perfetto --nodes gpu-1:8443,gpu-2:8443 --ca-cert ca.pem -o both.json
     """
-    from ingero.agent.export.perfetto import export_file
-    from ingero.agent.queries.part import join_parts
-    from ingero.agent.queries.window import Wanted, load_part
     from ingero.cli.nodes import ask_parts
     from ingero.config.database import default_database
     from ingero.model.recording import describe_unprobed
+    from ingero.recording.export.perfetto import export_file
+    from ingero.recording.queries.part import join_parts
+    from ingero.recording.queries.window import Wanted, load_part
 
     del form
     wanted = Wanted(since=since, pids=pids, last=limit)

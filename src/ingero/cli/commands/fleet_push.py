@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ingero.agent.health.book import FindLabels
     from ingero.agent.health.loop import Look
     from ingero.agent.health.service import AgentSettings, HealthAgent, OnLook
-    from ingero.agent.health.signals import SignalSource
+    from ingero.agent.health.signals.reading import SignalSource
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:9467"
 
@@ -255,8 +255,8 @@ def command(
       ingero fleet-push --fleet-endpoint fleet:4317 --fleet-protocol grpc --fleet-insecure \
         --fleet-cluster-id prod --stub --remediate --remediate-socket /run/ingero/remediate.sock
     """
-    from ingero.agent.health.facts import GpuFacts, find_gpus
     from ingero.agent.health.options import PushOptions, build_settings
+    from ingero.agent.health.signals.facts import GpuFacts, find_gpus
 
     annotate = AnnotateChoice.take(options)
     given = click.get_current_context().get_parameter_source("fleet_timeout")
@@ -287,9 +287,9 @@ def _pages(prometheus: str) -> Iterator[Callable[[HealthAgent, Look], None]]:
     if not prometheus:
         yield lambda _agent, _look: None
         return
-    from ingero.agent.app.exporting import PrometheusPage
-    from ingero.agent.app.health_series import HealthSeries
-    from ingero.agent.export.sink_server import serve_sink
+    from ingero.agent.events.sink_server import serve_sink
+    from ingero.agent.metrics.exporting import PrometheusPage
+    from ingero.agent.metrics.health import HealthSeries
     from ingero.config import Endpoint
 
     try:
@@ -312,13 +312,13 @@ def _find_source(
 ) -> SignalSource | None:
     """What to play or read instead of probing; None probes."""
     from ingero.agent.health.script import ScriptSource, load_script
-    from ingero.agent.health.signals import StubSource
+    from ingero.agent.health.signals.reading import StubSource
 
     path, window_ns, n_gpus = recorded
     if is_stub + (script is not None) + (path is not None) > 1:
         raise ConfigError("--stub, --script and --signal-db-path exclude each other")
     if path is not None:
-        from ingero.agent.app.recorded import RecordedSource
+        from ingero.agent.push.recorded import RecordedSource
 
         return RecordedSource(
             path, window_ns, n_gpus, lambda text: click.echo(f"note: {text}", err=True)
@@ -337,10 +337,10 @@ def _run_live(
 ) -> int:
     import os
 
-    from ingero.agent.app.live import LiveAgent, LiveSettings, LiveTold
-    from ingero.agent.app.tracing import TraceSession, TraceSettings
-    from ingero.agent.discover.places import iter_installed
-    from ingero.agent.probes.engine import EngineSettings
+    from ingero.agent.capture.discover.places import iter_installed
+    from ingero.agent.capture.probes.engine import EngineSettings
+    from ingero.agent.capture.session import TraceSession, TraceSettings
+    from ingero.agent.push.live import LiveAgent, LiveSettings, LiveTold
 
     if os.geteuid() != 0:
         raise UnsupportedError(

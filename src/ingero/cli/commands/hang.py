@@ -64,7 +64,7 @@ def command(directory: Path | None, *, fleet: str | None, cluster_id: str, as_js
 def _ask(admin_url: str, cluster_id: str, *, as_json: bool) -> int:
     import httpx
 
-    from ingero.cli.cluster.ask import ask_hang
+    from ingero.sim.cluster.ask import ask_hang
 
     if not cluster_id:
         raise click.UsageError("--fleet needs --cluster-id")

@@ -19,7 +19,7 @@ from ingero.cli.serving import (
 from ingero.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from ingero.agent.queries.source import Outside
+    from ingero.recording.queries.source import Outside
 
 
 @click.command("mcp")
@@ -77,7 +77,7 @@ def command(
     try:
         import anyio
 
-        from ingero.agent.queries.stdio import serve_stdio
+        from ingero.recording.queries.stdio import serve_stdio
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"the MCP server needs the package {error.name}", hint="pip install 'ingero[agent]'"
@@ -88,9 +88,9 @@ def command(
 
 def _build_outside(among: NodeOptions, pagerduty_url: str, *, is_http: bool) -> Outside:
     """What the tools may reach; whoever can reach an open server must not be able to page people."""
-    from ingero.agent.export.alert.paging import PagerDutyPager
-    from ingero.agent.queries.source import Outside
+    from ingero.agent.events.alert.paging import PagerDutyPager
     from ingero.config.environment import read_bearer, read_pagerduty_key
+    from ingero.recording.queries.source import Outside
 
     key = read_pagerduty_key()
     may_page = bool(key) and (not is_http or bool(read_bearer()))

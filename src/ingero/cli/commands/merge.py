@@ -32,7 +32,7 @@ def command(*, sources: tuple[Path, ...], output: Path, force: bool, force_node:
       ingero merge node-1.db node-2.db -o cluster.db
       ingero merge old.db --force-node node-7 -o named.db
     """
-    from ingero.agent.export.merge import merge_recordings
+    from ingero.recording.export.merge import merge_recordings
 
     check_output(output, is_replaced=force)
     merged = merge_recordings(sources, output, force_node=force_node, is_replaced=force)

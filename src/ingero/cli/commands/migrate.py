@@ -29,8 +29,8 @@ def command(*, db: Path | None, dry_run: bool) -> None:
       ingero migrate --dry-run
       ingero migrate --db-path /var/lib/ingero/ingero.db
     """
-    from ingero.agent.store.migration import migrate, plan_migration
     from ingero.config.database import default_database
+    from ingero.recording.store.migration import migrate, plan_migration
 
     path = db or default_database()
     done = plan_migration(path) if dry_run else migrate(path)

@@ -31,7 +31,7 @@ def show_path(*, as_json: bool) -> None:
       export $(ingero nccl-plugin path)
       ingero nccl-plugin path --json
     """
-    from ingero.agent.gpu.nccl_plugin import INTERFACES, VARIABLE, build_setting, find_plugin
+    from ingero.agent.collectives.plugin import INTERFACES, VARIABLE, build_setting, find_plugin
 
     path = find_plugin()
     if as_json:
@@ -53,7 +53,7 @@ def show_status(*, as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from ingero.agent.app.nccl_status import find_plugins
+    from ingero.agent.collectives.status import find_plugins
     from ingero.config.nccl import ring_parent
 
     found = find_plugins(ring_parent())

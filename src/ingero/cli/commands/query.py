@@ -109,10 +109,10 @@ def _show_file(
 
 
 def _show_sql(path: Path, sql: str, limit: int, timeout: str, *, as_json: bool) -> None:
-    from ingero.agent.queries.sql import plain_value
-    from ingero.agent.store.reader import read_unwritten
-    from ingero.agent.store.sql import SqlLimits, run_sql
     from ingero.model.recording import Recording
+    from ingero.recording.queries.sql import plain_value
+    from ingero.recording.store.reader import read_unwritten
+    from ingero.recording.store.sql import SqlLimits, run_sql
     from ingero.units import parse_duration
 
     try:
@@ -134,7 +134,7 @@ def _show_sql(path: Path, sql: str, limit: int, timeout: str, *, as_json: bool) 
 
 
 def _show_nodes(among: NodeOptions, sql: str, limit: int, timeout: str, *, as_json: bool) -> None:
-    from ingero.agent.queries.fanout import clock_line, join_rows
+    from ingero.recording.queries.fanout import clock_line, join_rows
 
     answers, skew_ms = among.ask("query", {"sql": sql, "limit": limit}, timeout)
     joined = join_rows(answers, skew_ms)
@@ -158,8 +158,8 @@ def _show_events(
 ) -> None:
     import msgspec
 
-    from ingero.agent.queries.events import list_events
-    from ingero.agent.queries.window import Wanted, load_part
+    from ingero.recording.queries.events import list_events
+    from ingero.recording.queries.window import Wanted, load_part
 
     since, pids, op, limit = asked
     recording = load_part(path, Wanted(since=since, pids=pids, has_extras=True))

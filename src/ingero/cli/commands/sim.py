@@ -33,7 +33,7 @@ def list_workloads(*, as_json: bool) -> None:
       ingero sim list
       ingero sim list --json
     """
-    from ingero.gpusim.workloads import WORKLOADS
+    from ingero.sim.workloads import WORKLOADS
 
     if as_json:
         click.echo(
@@ -64,7 +64,7 @@ def run_workload(*, name: str, knobs: tuple[str, ...], ranks: int, as_json: bool
       ingero sim run sync steps=100
       ingero sim run ranks --ranks 8 slow_rank=5 slow_us=2000 --json
     """
-    from ingero.gpusim.runner import SimSettings, Simulation
+    from ingero.sim.runner import SimSettings, Simulation
 
     with Simulation(SimSettings(name, _parse_knobs(knobs), ranks)) as simulation:
         accounts = simulation.wait()

@@ -23,10 +23,11 @@ import grpc.aio
 from ingero.config import Endpoint
 from ingero.echo.ingest.reception import EXHAUSTED, INVALID, Reception, RefusedError, Visit
 from ingero.errors import IngeroError
+from ingero.otlp.codec import Export, decode_export
+from ingero.otlp.names import ContentType, Signal
 from ingero.serving.bodies import encode_retry_status, encode_taken
 from ingero.units import NS_PER_S
-from ingero.wire.names import ContentType, Header, Signal
-from ingero.wire.otlp import Export, decode_export
+from ingero.wire.names import Header
 
 _SERVICES: Final = {
     "opentelemetry.proto.collector.metrics.v1.MetricsService": Signal.METRICS,

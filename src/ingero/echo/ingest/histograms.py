@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ingero.echo.ingest.limits import Reason, RefusedRecordError
-from ingero.wire.otlp import Distribution, structs
+from ingero.otlp.codec import Distribution, structs
 
 Buckets = tuple[list[float], list[int]]
 """n upper bounds, strictly ascending, and n + 1 counts; or nothing where the sender kept no buckets."""

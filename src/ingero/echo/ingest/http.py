@@ -12,10 +12,11 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 from ingero.echo.ingest.reception import EXHAUSTED, INVALID, Reception, RefusedError, Visit
+from ingero.otlp.codec import Export, decode_export
+from ingero.otlp.names import ContentType, Signal
 from ingero.serving.bodies import ENCODINGS, decompress, encode_status, encode_taken
 from ingero.units import NS_PER_S
-from ingero.wire.names import CLUSTER_QUERY, SIGNAL_PATHS, ContentType, Header, Signal
-from ingero.wire.otlp import Export, decode_export
+from ingero.wire.names import CLUSTER_QUERY, SIGNAL_PATHS, Header
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

@@ -19,11 +19,11 @@ from ingero.echo.ingest.metrics import add_metrics
 from ingero.echo.ingest.origin import Origins
 from ingero.echo.ingest.spans import add_spans
 from ingero.errors import BadDataError, IngeroError, PermanentError
+from ingero.otlp.codec import Export
+from ingero.otlp.names import Signal
 from ingero.serving.bearer import Principal
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
-from ingero.wire.names import Signal
-from ingero.wire.otlp import Export
 
 _LOG: Final = logging.getLogger("ingero.echo")
 _NODE_REPEAT_NS: Final = 15 * NS_PER_S

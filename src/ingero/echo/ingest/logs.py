@@ -26,10 +26,10 @@ from ingero.echo.ingest.origin import (
 from ingero.echo.ingest.typed import READERS, read_text
 from ingero.echo.schema import COLLECTIVES, COSTS, INCIDENTS, LOGS, VERDICTS, Table
 from ingero.model.collectives import UNKNOWN_NS, CollectiveOp, CollectiveRun
+from ingero.otlp.codec import Export, LogRow, iter_log_rows
 from ingero.units import NS_PER_S
 from ingero.wire.collectives import read_collectives
 from ingero.wire.names import COLLECTIVE_EVENT, Attribute
-from ingero.wire.otlp import Export, LogRow, iter_log_rows
 
 RECORDS: Final[tuple[tuple[str, Table], ...]] = (
     ("verdict", VERDICTS),

@@ -19,8 +19,8 @@ from ingero.echo.ingest.origin import (
 )
 from ingero.echo.ingest.typed import read_small, read_text
 from ingero.echo.schema import EVENTS, HISTOGRAMS
+from ingero.otlp.codec import Export, Point, PointKind, Temporality, iter_points, structs
 from ingero.wire.names import Attribute, Metric
-from ingero.wire.otlp import Export, Point, PointKind, Temporality, iter_points, structs
 
 _KINDS: Final = {
     Temporality.CUMULATIVE: "cumulative",

@@ -19,13 +19,13 @@ from ingero.echo.ingest.intake import Built, ForbiddenError, Intake
 from ingero.echo.ingest.limits import Reason
 from ingero.echo.ingest.settings import Authenticate, IngestCounters, IngestSettings
 from ingero.errors import BadDataError, IngeroError, RetryableError, StoreError
+from ingero.otlp.codec import Export
 from ingero.serving.audit import write_audit
 from ingero.serving.bearer import Principal
 from ingero.serving.bodies import TooLargeError
 from ingero.serving.limits import RateLimiter
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_MS, NS_PER_S
-from ingero.wire.otlp import Export
 
 _LOG: Final = logging.getLogger("ingero.echo")
 _LARGE_BYTES: Final = 32 << 10

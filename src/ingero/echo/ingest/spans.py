@@ -15,8 +15,8 @@ from ingero.echo.ingest.origin import (
     to_timestamp,
 )
 from ingero.echo.schema import SPANS
-from ingero.wire.otlp import Export, structs
-from ingero.wire.otlp.push import message_attributes, tree_attributes
+from ingero.otlp.codec import Export, structs
+from ingero.otlp.codec.values import message_attributes, tree_attributes
 
 _STATUSES: Final = ("unset", "ok", "error")
 

@@ -16,9 +16,9 @@ from ingero.config import StrictModel
 from ingero.fleet.component import ComponentId, Host, Stability
 from ingero.fleet.consumer import Batch
 from ingero.fleet.factory import ExporterFactory
+from ingero.otlp.codec import encode_json, iter_log_rows, iter_points
+from ingero.otlp.names import Signal
 from ingero.units import NS_PER_S
-from ingero.wire.names import Signal
-from ingero.wire.otlp import encode_json, iter_log_rows, iter_points
 
 _ITEMS: Final = {Signal.METRICS: "data points", Signal.LOGS: "log records", Signal.TRACES: "spans"}
 _log = logging.getLogger("ingero.fleet.exporters.debug")

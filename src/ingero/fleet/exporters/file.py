@@ -22,9 +22,9 @@ from ingero.errors import IngeroError, RetryableError
 from ingero.fleet.component import ComponentId, Host, Stability
 from ingero.fleet.consumer import Batch
 from ingero.fleet.factory import ExporterFactory
+from ingero.otlp.codec import encode_json
 from ingero.telemetry.declare import counter
 from ingero.units import NS_PER_S, parse_duration
-from ingero.wire.otlp import encode_json
 
 WRITTEN: Final = counter(
     "ingero_fleet_file_written_bytes_total", "Bytes written to the file.", "exporter"

@@ -27,9 +27,9 @@ from ingero.fleet.factory import ExporterFactory
 from ingero.fleet.helpers.clients import ClientConfig, find_authenticator, reveal
 from ingero.fleet.helpers.partial import REJECTED, count_rejected_message
 from ingero.fleet.helpers.sending import SENDING_METRICS, QueueConfig, RetryConfig, Sender
+from ingero.otlp.codec import encode_protobuf
+from ingero.otlp.names import Signal
 from ingero.units import NS_PER_S
-from ingero.wire.names import Signal
-from ingero.wire.otlp import encode_protobuf
 
 _METHODS: Final = {
     Signal.METRICS: (

@@ -28,10 +28,11 @@ from ingero.fleet.factory import ExporterFactory
 from ingero.fleet.helpers.clients import ClientConfig, find_authenticator, open_http_client
 from ingero.fleet.helpers.partial import REJECTED, count_rejected_json, count_rejected_message
 from ingero.fleet.helpers.sending import SENDING_METRICS, QueueConfig, RetryConfig, Sender
+from ingero.otlp.codec import Export, encode_json, encode_protobuf
+from ingero.otlp.names import ContentType, Signal
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
-from ingero.wire.names import SIGNAL_PATHS, ContentType, Signal
-from ingero.wire.otlp import Export, encode_json, encode_protobuf
+from ingero.wire.names import SIGNAL_PATHS
 
 if TYPE_CHECKING:
     import httpx

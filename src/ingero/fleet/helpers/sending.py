@@ -26,11 +26,11 @@ from ingero.config import Duration, StrictModel
 from ingero.errors import DeliveryError, RetryableError
 from ingero.fleet.component import ComponentId, Host
 from ingero.fleet.consumer import Batch
+from ingero.otlp.names import Signal
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.declare import Metric, counter, gauge
 from ingero.telemetry.limited import RateLimitedLog
 from ingero.units import NS_PER_S, parse_duration
-from ingero.wire.names import Signal
 
 _ITEMS: Final = {
     Signal.METRICS: "metric_points",

@@ -21,10 +21,10 @@ from ingero.errors import DeliveryError, PermanentError, RetryableError
 from ingero.fleet.component import ComponentId, Host, Stability
 from ingero.fleet.consumer import Batch, Consumer
 from ingero.fleet.factory import ProcessorFactory
+from ingero.otlp.codec import merge_exports, split_export
+from ingero.otlp.names import Signal
 from ingero.telemetry.declare import counter
 from ingero.units import NS_PER_MS, NS_PER_S, parse_duration
-from ingero.wire.names import Signal
-from ingero.wire.otlp import merge_exports, split_export
 
 SENDS: Final = counter(
     "otelcol_processor_batch_sends_total",

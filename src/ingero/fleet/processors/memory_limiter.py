@@ -26,9 +26,9 @@ from ingero.errors import RetryableError
 from ingero.fleet.component import ComponentId, Host, Stability
 from ingero.fleet.consumer import Batch, Consumer
 from ingero.fleet.factory import ProcessorFactory
+from ingero.otlp.names import Signal
 from ingero.telemetry.declare import counter, gauge
 from ingero.units import format_size, parse_duration
-from ingero.wire.names import Signal
 
 REFUSED: Final = counter(
     "otelcol_processor_refused_items_total",

@@ -35,11 +35,12 @@ from ingero.errors import ConfigError
 from ingero.fleet.component import ComponentId, Host, Stability
 from ingero.fleet.consumer import Batch, Consumer
 from ingero.fleet.factory import ALL_SIGNALS, ProcessorFactory
+from ingero.otlp.codec import Export, build_attributes, structs
+from ingero.otlp.codec.values import message_attributes, tree_attributes
+from ingero.otlp.names import Signal
 from ingero.telemetry.declare import counter
 from ingero.units import parse_duration
-from ingero.wire.names import Attribute, Signal
-from ingero.wire.otlp import Export, build_attributes, structs
-from ingero.wire.otlp.push import message_attributes, tree_attributes
+from ingero.wire.names import Attribute
 
 RELOADS: Final = counter(
     "ingero_fleet_provider_reloads_total",

@@ -15,7 +15,7 @@ from ingero.fleet.processors.ingero.desk import ClusterEvent
 from ingero.fleet.processors.ingero.scores import ClusterScores, Cohort, NodeState, Report
 from ingero.testing.host import ManualHost
 from ingero.units import NS_PER_S
-from ingero.wire.otlp.push import PushFacts, ResourceFacts
+from ingero.wire.push import PushFacts, ResourceFacts
 
 MS = 1_000_000
 

@@ -18,10 +18,7 @@ from ingero.fleet.consumer import Batch
 from ingero.fleet.processors.ingero.config import IngeroConfig
 from ingero.fleet.processors.ingero.news import build_episodes
 from ingero.fleet.processors.ingero.processor import FACTORY
-from ingero.testing.host import KeptBatches, ManualHost
-from ingero.units import NS_PER_S
-from ingero.wire.names import Signal
-from ingero.wire.otlp import (
+from ingero.otlp.codec import (
     Export,
     build_gauge,
     build_metrics,
@@ -33,6 +30,9 @@ from ingero.wire.otlp import (
     iter_points,
     structs,
 )
+from ingero.otlp.names import Signal
+from ingero.testing.host import KeptBatches, ManualHost
+from ingero.units import NS_PER_S
 
 SAMPLES = Path(__file__).parents[3] / "data" / "wire_samples"
 

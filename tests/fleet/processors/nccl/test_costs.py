@@ -20,10 +20,10 @@ from ingero.fleet.processors.nccl.config import NcclConfig
 from ingero.fleet.processors.nccl.rates import Rates, RatesConfig
 from ingero.model.collectives import Rank
 from ingero.model.verdicts import Judgement, Verdict, VerdictKind
+from ingero.otlp.codec import build_gauge, build_metrics, build_number
+from ingero.otlp.names import Signal
 from ingero.testing.host import KeptBatches
 from ingero.units import NS_PER_MS, NS_PER_S
-from ingero.wire.names import Signal
-from ingero.wire.otlp import build_gauge, build_metrics, build_number
 
 H100 = "NVIDIA H100 80GB HBM3"
 

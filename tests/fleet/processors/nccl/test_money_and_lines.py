@@ -16,10 +16,10 @@ from ingero.fleet.processors.nccl.config import NcclConfig
 from ingero.fleet.processors.nccl.money import MAX_ACCOUNTS, Totals
 from ingero.fleet.processors.nccl.processor import FACTORY
 from ingero.fleet.processors.nccl.rates import Rates, RatesConfig
+from ingero.otlp.codec import Export, build_gauge, build_number, iter_points, structs
+from ingero.otlp.names import Signal
 from ingero.testing.host import KeptBatches, ManualHost
 from ingero.units import NS_PER_S
-from ingero.wire.names import Signal
-from ingero.wire.otlp import Export, build_gauge, build_number, iter_points, structs
 
 PRICED = {"currency": "USD", "providers": {"aws": {H100: 12.0}}}
 

@@ -17,11 +17,7 @@ from ingero.fleet.processors.nccl.config import NcclConfig
 from ingero.fleet.processors.nccl.lags import LagBook, lags_of
 from ingero.fleet.processors.nccl.processor import FACTORY, JudgeRounds
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
-from ingero.testing.host import KeptBatches, ManualHost
-from ingero.units import NS_PER_MS, NS_PER_S
-from ingero.wire.collectives import build_collectives
-from ingero.wire.names import Signal
-from ingero.wire.otlp import (
+from ingero.otlp.codec import (
     build_gauge,
     build_metrics,
     build_number,
@@ -30,6 +26,10 @@ from ingero.wire.otlp import (
     iter_log_rows,
     iter_points,
 )
+from ingero.otlp.names import Signal
+from ingero.testing.host import KeptBatches, ManualHost
+from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.wire.collectives import build_collectives
 
 COMM = "00000000000000aa"
 

@@ -10,9 +10,9 @@ import pytest
 from ingero.config import parse_model
 from ingero.fleet.component import Authenticator, ComponentId, PushAnswer, PushAnswerer
 from ingero.fleet.receivers.otlp import OtlpReceiver, OtlpReceiverConfig
+from ingero.otlp.names import Signal
 from ingero.testing.host import ManualHost
-from ingero.wire.names import Signal
-from ingero.wire.otlp import ResourceCache, read_push
+from ingero.wire.push import ResourceCache, read_push
 
 
 class Cluster:

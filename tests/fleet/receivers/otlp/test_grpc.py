@@ -13,9 +13,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
 
 from ingero.errors import IngeroError, PermanentError, RetryableError
+from ingero.otlp.codec import build_gauge, build_metrics, build_number
+from ingero.otlp.names import Signal
 from ingero.telemetry.log import read_fields
-from ingero.wire.names import Signal
-from ingero.wire.otlp import build_gauge, build_metrics, build_number
 
 ACCEPTED = "otelcol_receiver_accepted_metric_points_total"
 

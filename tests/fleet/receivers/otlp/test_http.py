@@ -16,9 +16,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 
 from ingero.errors import IngeroError, PermanentError, RetryableError
 from ingero.fleet.component import PushAnswer, PushAnswerer
-from ingero.telemetry.log import read_fields
-from ingero.wire.names import Signal
-from ingero.wire.otlp import (
+from ingero.otlp.codec import (
     build_gauge,
     build_logs,
     build_metrics,
@@ -29,6 +27,8 @@ from ingero.wire.otlp import (
     encode_protobuf,
     structs,
 )
+from ingero.otlp.names import Signal
+from ingero.telemetry.log import read_fields
 
 JSON = {"content-type": "application/json"}
 PROTOBUF = {"content-type": "application/x-protobuf"}

@@ -5,7 +5,7 @@ import socket
 import httpx
 import pytest
 
-from ingero.wire.otlp import build_gauge, build_metrics, build_number, encode_json
+from ingero.otlp.codec import build_gauge, build_metrics, build_number, encode_json
 
 PUSH = encode_json(
     build_metrics(

@@ -14,7 +14,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
-from ingero.wire.otlp import PointKind, Temporality, encode_json, iter_points
+from ingero.otlp.codec import PointKind, Temporality, encode_json, iter_points
 
 RESOURCE = Resource.create({"ingero.node.id": "n1", "ingero.cluster.id": "c1"})
 SPAN_COUNT = "otelcol_receiver_accepted_spans_total"

@@ -12,8 +12,8 @@ from cryptography import x509
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
 from ingero.errors import ConfigError, IngeroError
+from ingero.otlp.codec import build_gauge, build_metrics, build_number, encode_json
 from ingero.telemetry.log import read_fields
-from ingero.wire.otlp import build_gauge, build_metrics, build_number, encode_json
 
 PUSH = build_metrics(
     {"ingero.node.id": "n"}, [build_gauge("ingero.node.health_score", [build_number(0.9, 1)])], "s"

@@ -29,6 +29,7 @@ from ingero.fleet.helpers.certificates import (
     open_server_context,
     watch_certificate,
 )
+from ingero.otlp.codec import Export
 from ingero.serving.asgi import AsgiServer
 from ingero.serving.scrape import send_text
 from ingero.serving.tls import CertificateReloader
@@ -36,7 +37,6 @@ from ingero.telemetry.clock import Clock
 from ingero.telemetry.declare import counter, gauge
 from ingero.units import NS_PER_MS
 from ingero.wire.names import Metric
-from ingero.wire.otlp import Export
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, HTTPScope, Scope

@@ -28,10 +28,10 @@ from ingero.fleet.exporters.prometheus.series import (
     SeriesStore,
     series_key,
 )
-from ingero.wire.otlp import Distribution as Buckets
-from ingero.wire.otlp import Export, Point, PointKind, Temporality, iter_points
-from ingero.wire.otlp.points import NO_RECORDED_VALUE
-from ingero.wire.otlp.structs import Proto
+from ingero.otlp.codec import Distribution as Buckets
+from ingero.otlp.codec import Export, Point, PointKind, Temporality, iter_points
+from ingero.otlp.codec.points import NO_RECORDED_VALUE
+from ingero.otlp.codec.structs import Proto
 
 _PLAUSIBLE_NS: Final = 1_000_000_000_000_000_000
 """2001-09-09. Older agents date collective points by the time since boot, which would be 1970."""

@@ -1,6 +1,6 @@
 """The two encodings of an export, read the way the intake needs them: without building a row per point.
 
-Below the intake; knows no series. `ingero.wire.otlp.iter_points` reads everything and costs four times as much.
+Below the intake; knows no series. `ingero.otlp.codec.iter_points` reads everything and costs four times as much.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from ingero.wire.otlp import PointKind
-from ingero.wire.otlp.push import message_attributes, message_value, tree_attributes, tree_value
-from ingero.wire.otlp.structs import Proto, Value
+from ingero.otlp.codec import PointKind
+from ingero.otlp.codec.structs import Proto, Value
+from ingero.otlp.codec.values import message_attributes, message_value, tree_attributes, tree_value
 
 
 def alias_of(attributes: Mapping[str, Value]) -> str:

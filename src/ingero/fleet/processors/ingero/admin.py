@@ -16,7 +16,7 @@ from ingero.fleet.processors.ingero.desk import ClusterEvent
 from ingero.fleet.processors.ingero.episodes import Episode, StragglerEvent
 from ingero.fleet.processors.ingero.report import cluster_values, iter_cohorts
 from ingero.fleet.processors.ingero.scores import NodeState
-from ingero.wire.otlp.push import UNKNOWN_RANK
+from ingero.wire.push import UNKNOWN_RANK
 
 PAGE_LIMIT: Final = 1000
 """Most rows of one page."""

@@ -1,6 +1,6 @@
 """Every cluster's book behind one lock: what is taken, what is refused, and when bars are computed again.
 
-Above the books, below the processor; knows pushes (`ingero.wire.otlp.push`) but no pipeline. Shared by all pipelines
+Above the books, below the processor; knows pushes (`ingero.wire.push`) but no pipeline. Shared by all pipelines
 that name the processor, and kept over a reload that leaves its settings as they were.
 
 A bar is computed in the push itself while a cluster is small, so that the answer knows the push; above
@@ -29,11 +29,11 @@ from ingero.fleet.processors.ingero.config import IngeroConfig
 from ingero.fleet.processors.ingero.desk import ClusterEvent, Desk, EventKind
 from ingero.fleet.processors.ingero.episodes import Episode, Outcome, StragglerEvent
 from ingero.fleet.processors.ingero.scores import STATE_OF_NAME, Cohort, NodeState, Report
+from ingero.otlp.names import Signal
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.limited import FieldValue
 from ingero.units import NS_PER_MS, NS_PER_S
-from ingero.wire.names import Signal
-from ingero.wire.otlp.push import PushFacts
+from ingero.wire.push import PushFacts
 
 SMALL_CLUSTER: Final = 256
 """Nodes up to which a push computes the bars itself: about 60 µs."""

@@ -19,7 +19,7 @@ from ingero.detect.threshold import Scores, ThresholdSettings, ThresholdState, s
 from ingero.fleet.component import WITHHELD, PushAnswer
 from ingero.fleet.processors.ingero.episodes import EpisodeBook
 from ingero.fleet.processors.ingero.scores import ClusterScores, Cohort, NodeState
-from ingero.wire.otlp.push import PushFacts, ResourceFacts
+from ingero.wire.push import PushFacts, ResourceFacts
 
 MAX_NAME_LENGTH: Final = 256
 """Longest name that is kept of what a node says of itself, in characters."""

@@ -11,10 +11,11 @@ from typing import Any, Final
 
 from ingero.fleet.processors.ingero.desk import ClusterEvent, EventKind, News
 from ingero.fleet.processors.ingero.episodes import Episode
+from ingero.otlp.codec import Export, build_attributes, structs
+from ingero.otlp.names import Signal
 from ingero.telemetry.limited import FieldValue, RateLimitedLog
 from ingero.units import NS_PER_S
-from ingero.wire.names import Attribute, Signal
-from ingero.wire.otlp import Export, build_attributes, structs
+from ingero.wire.names import Attribute
 
 EPISODE_EVENT: Final = "ingero.episode"
 _INFO, _ERROR = 9, 17  # OTLP severity numbers

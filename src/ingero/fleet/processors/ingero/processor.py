@@ -24,11 +24,12 @@ from ingero.fleet.processors.ingero.board import Arrival, Board
 from ingero.fleet.processors.ingero.config import IngeroConfig
 from ingero.fleet.processors.ingero.news import build_episodes, write_lines
 from ingero.fleet.processors.ingero.report import OwnTelemetry, PipelineReport
+from ingero.otlp.codec import Export, structs
+from ingero.otlp.names import Signal
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.limited import RateLimitedLog
 from ingero.units import NS_PER_S
-from ingero.wire.names import Signal
-from ingero.wire.otlp import Export, ResourceCache, read_push, structs
+from ingero.wire.push import ResourceCache, read_push
 
 _log = logging.getLogger("ingero.fleet.processors.ingero")
 _EMIT_GAP_NS: Final = NS_PER_S

@@ -16,12 +16,13 @@ from ingero.fleet.component import Gauge, Meter
 from ingero.fleet.processors.ingero import telemetry
 from ingero.fleet.processors.ingero.book import ClusterBook
 from ingero.fleet.processors.ingero.scores import Cohort, NodeState
+from ingero.otlp.codec import structs
+from ingero.otlp.codec.build import build_attributes, build_gauge, build_number
+from ingero.otlp.codec.export import Export
+from ingero.otlp.codec.points import NO_RECORDED_VALUE
+from ingero.otlp.names import Signal
 from ingero.telemetry.declare import Metric
-from ingero.wire.names import Attribute, Signal
-from ingero.wire.otlp import structs
-from ingero.wire.otlp.build import build_attributes, build_gauge, build_number
-from ingero.wire.otlp.export import Export
-from ingero.wire.otlp.points import NO_RECORDED_VALUE
+from ingero.wire.names import Attribute
 
 SeriesKey: TypeAlias = tuple[Metric, tuple[str, ...]]
 """Instrument and label values."""

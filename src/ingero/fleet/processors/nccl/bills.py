@@ -17,9 +17,10 @@ from ingero.fleet.processors.nccl.cases import Conclusion
 from ingero.fleet.processors.nccl.rates import Rates
 from ingero.fleet.processors.nccl.report import FindHardware
 from ingero.model.verdicts import Judgement
+from ingero.otlp.codec import Export, build_attributes, structs
+from ingero.otlp.names import Signal
 from ingero.units import NS_PER_S
-from ingero.wire.names import Attribute, Signal
-from ingero.wire.otlp import Export, build_attributes, structs
+from ingero.wire.names import Attribute
 
 COST_EVENT: Final = "ingero.cost"
 MAX_VICTIMS: Final = 64

@@ -14,8 +14,8 @@ from statistics import median
 from typing import Final
 
 from ingero.fleet.processors.nccl.lags import gauge_lags
+from ingero.otlp.codec import Export, Point, iter_points, structs
 from ingero.wire.names import Attribute, Metric
-from ingero.wire.otlp import Export, Point, iter_points, structs
 
 PREFIX: Final = "nccl.collective."
 PLAUSIBLE_NS: Final = 1_000_000_000_000_000_000

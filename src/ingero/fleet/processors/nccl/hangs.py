@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ingero.model.hang import HangReport, HangRoot
-from ingero.wire.names import Attribute, Signal
-from ingero.wire.otlp import Export, build_attributes, structs
+from ingero.otlp.codec import Export, build_attributes, structs
+from ingero.otlp.names import Signal
+from ingero.wire.names import Attribute
 
 HANG_EVENT: Final = "ingero.hang"
 _INFO, _WARN = 9, 13  # OTLP severity numbers

@@ -22,8 +22,8 @@ from ingero.fleet.processors.nccl.report import (
     GPU_SECONDS_BACK,
     build_metrics,
 )
+from ingero.otlp.codec import Export, build_number, structs
 from ingero.units import NS_PER_S
-from ingero.wire.otlp import Export, build_number, structs
 
 MAX_ACCOUNTS: Final = 10_000
 _NS_PER_HOUR: Final = 3600 * NS_PER_S

@@ -36,11 +36,11 @@ from ingero.fleet.processors.nccl.report import build_changes, build_gauge_lags,
 from ingero.fleet.processors.nccl.standing import StandingBook, hang_json
 from ingero.model.hang import HangReport
 from ingero.model.verdicts import judgement_json
+from ingero.otlp.codec import Export
+from ingero.otlp.names import Signal
 from ingero.telemetry.limited import RateLimitedLog
 from ingero.units import NS_PER_S
 from ingero.wire.collectives import read_collectives
-from ingero.wire.names import Signal
-from ingero.wire.otlp import Export
 from ingero.wire.standing import read_standings
 
 _log = logging.getLogger("ingero.fleet.processors.nccl")

@@ -9,9 +9,17 @@ from ingero.fleet.component import Hardware
 from ingero.fleet.processors.nccl.cases import Conclusion, VerdictChange
 from ingero.fleet.processors.nccl.gauges import GaugeLag
 from ingero.model.verdicts import Verdict, VerdictKind, describe_rank
+from ingero.otlp.codec import (
+    Export,
+    build_attributes,
+    build_gauge,
+    build_number,
+    build_sum,
+    structs,
+)
+from ingero.otlp.names import Signal
 from ingero.units import NS_PER_MS, NS_PER_S
-from ingero.wire.names import Attribute, Metric, Signal
-from ingero.wire.otlp import Export, build_attributes, build_gauge, build_number, build_sum, structs
+from ingero.wire.names import Attribute, Metric
 
 VERDICT_EVENT: Final = "ingero.verdict"
 VERDICT: Final = "ingero_fleet_verdict"

@@ -27,10 +27,11 @@ from ingero.fleet.component import PushContext
 from ingero.fleet.receivers.otlp.config import GrpcConfig, KeepaliveServerParameters
 from ingero.fleet.receivers.otlp.intake import DRAINING, OVERLOADED, Intake, Outcome, Verdict
 from ingero.fleet.receivers.otlp.telemetry import Reason, Tally
+from ingero.otlp.names import ContentType, Signal
 from ingero.serving.bodies import encode_retry_status, encode_taken
 from ingero.serving.tls import build_server_context
 from ingero.units import NS_PER_MS
-from ingero.wire.names import ContentType, Header, Signal
+from ingero.wire.names import Header
 
 _LOG: Final = logging.getLogger("ingero.fleet.tls")
 N_THREADS: Final = 4

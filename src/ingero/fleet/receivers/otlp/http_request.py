@@ -25,8 +25,9 @@ from ingero.fleet.receivers.otlp.intake import (
     Verdict,
 )
 from ingero.fleet.receivers.otlp.telemetry import Reason
+from ingero.otlp.names import ContentType, Signal
 from ingero.serving.bodies import TAKEN_JSON, TAKEN_PROTOBUF, encode_status
-from ingero.wire.names import CLUSTER_QUERY, ContentType, Header, Signal
+from ingero.wire.names import CLUSTER_QUERY, Header
 
 Refusal = tuple[Outcome, Reason]
 

@@ -25,11 +25,11 @@ from ingero.fleet.component import (
 )
 from ingero.fleet.consumer import Batch, Consumer
 from ingero.fleet.receivers.otlp.telemetry import Reason, Tally
+from ingero.otlp.codec import Export, decode_export
+from ingero.otlp.names import Signal
 from ingero.telemetry.limited import RateLimitedLog
 from ingero.units import NS_PER_S
-from ingero.wire.names import Signal
-from ingero.wire.otlp import Export, ResourceCache, decode_export
-from ingero.wire.otlp.push import list_resources, read_resource
+from ingero.wire.push import ResourceCache, list_resources, read_resource
 
 RETRY_AFTER_S: Final = 2
 """Default delay to ask for. Agents add it to their interval, and above 20 s together they lose their mode for a tick."""

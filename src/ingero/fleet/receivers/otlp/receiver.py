@@ -21,10 +21,10 @@ from ingero.fleet.receivers.otlp.grpc_server import OtlpGrpcServer
 from ingero.fleet.receivers.otlp.http_server import OtlpHttpServer
 from ingero.fleet.receivers.otlp.intake import Intake, get_component
 from ingero.fleet.receivers.otlp.telemetry import Tally, Transport
+from ingero.otlp.names import Signal
 from ingero.serving.asgi import bind
 from ingero.serving.tls import CertificateReloader, build_server_context
 from ingero.units import NS_PER_S
-from ingero.wire.names import Signal
 
 _DRAIN_S: Final = 10
 _RELOAD_INTERVAL_NS: Final = 60 * NS_PER_S

@@ -8,8 +8,8 @@ from typing import Final
 
 from ingero.fleet.component import ComponentId, Meter
 from ingero.fleet.helpers.certificates import HANDSHAKES_REFUSED
+from ingero.otlp.names import Signal
 from ingero.telemetry.declare import counter
-from ingero.wire.names import Signal
 
 _NOUNS: Final = {
     Signal.METRICS: ("metric_points", "Data points"),

@@ -1,0 +1,208 @@
+"""Processes and the executable files they have mapped.
+
+A file is known by device and inode, so one library reached by two paths is one, and two copies of it are two. Containers of one
+image have a file of its lower layer in common, under a device number of each: the kernel probes what lies beneath, so that is
+one file too, or every call of the one would be counted with those of the other.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from ingero.agent.capture.kernel.filesystems import is_overlay
+from ingero.agent.capture.kernel.perf import Mapping
+
+_PROC: Final = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class FileId:
+    """A file, whatever it is called.
+
+    Attributes:
+        device: Major and minor number; of a file seen through overlayfs what it shares with the same file in other mounts: its
+            times, which copies do not have in common to the nanosecond.
+        inode: Its number; overlayfs shows that of the file beneath.
+    """
+
+    device: tuple[int, int]
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """A file and when it was changed last: what was found in it holds as long as this is the same.
+
+    A number alone would not do: the next file may get the inode of one that was removed.
+    """
+
+    file: FileId
+    size: int
+    changed_ns: int
+
+
+class OpenFile:
+    """A file that stays the same one from the first look to the last, whatever becomes of its names and mappings.
+
+    Args:
+        fd: A descriptor, which is closed with this.
+
+    Attributes:
+        fd: The descriptor.
+        file: What it is. By stat(): on overlayfs perf and ``/proc`` name different inodes for one file.
+        state: The same with its last change.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        status = os.fstat(fd)
+        device = os.major(status.st_dev), os.minor(status.st_dev)
+        if is_overlay(fd):
+            device = status.st_mtime_ns, status.st_ctime_ns
+        self.file = FileId(device, status.st_ino)
+        self.state = FileState(self.file, status.st_size, status.st_ctime_ns)
+
+    @property
+    def reach(self) -> str:
+        """A path by which the kernel finds it as long as it is open."""
+        return f"/proc/self/fd/{self.fd}"
+
+    def close(self) -> None:
+        """Let go of it; safe to call twice."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_file(path: Path | str) -> OpenFile:
+    """Open a regular file for reading.
+
+    Raises:
+        OSError: There is none, or it may not be read.
+    """
+    # Looked at first: opening something else, such as a pipe that was put in its place, could wait or do something.
+    looked_at = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(looked_at).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return OpenFile(os.open(f"/proc/self/fd/{looked_at}", os.O_RDONLY | os.O_CLOEXEC))
+    finally:
+        os.close(looked_at)
+
+
+def open_mapped(mapping: Mapping) -> OpenFile:
+    """Open a mapped file by the first way that works.
+
+    Through ``/proc/PID/map_files``, which works across mount namespaces and for deleted files: by the addresses of the mapping,
+    then by those that the file has by now, because the loader maps a whole file first and its segments over it. Then through
+    the process's root, then by the plain name, which may still serve when the process is gone.
+
+    Raises:
+        OSError: None of them works; the first reason that is not about these addresses.
+    """
+    folder = _PROC / str(mapping.pid)
+    reasons: list[OSError] = []
+    for path in _iter_ways(mapping, folder):
+        try:
+            return open_file(path)
+        except OSError as error:
+            reasons.append(error)
+    if has_ended(mapping.pid):
+        raise ProcessLookupError(errno.ESRCH, "the process ended before it could be looked at")
+    raise next((r for r in reasons if not isinstance(r, FileNotFoundError)), reasons[0])
+
+
+def _iter_ways(mapping: Mapping, folder: Path) -> Iterator[str]:
+    """Paths to a mapped file, the surest first."""
+    yield f"{folder}/map_files/{mapping.start:x}-{mapping.end:x}"
+    others = (
+        one for one in iter_mappings(mapping.pid, is_executable=False) if one.path == mapping.path
+    )
+    # The number is a hint only: perf and /proc may name different ones on overlayfs.
+    for other in sorted(others, key=lambda one: one.inode != mapping.inode):
+        yield f"{folder}/map_files/{other.start:x}-{other.end:x}"
+    yield f"{folder}/root{mapping.path}"
+    yield mapping.path
+
+
+def iter_mappings(pid: int, *, is_executable: bool = True) -> Iterator[Mapping]:
+    """File mappings of a process, the executable ones or all; nothing when it is gone or may not be read."""
+    try:
+        lines = (_PROC / str(pid) / "maps").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        fields = line.split(maxsplit=5)
+        if len(fields) < 6 or not fields[5].startswith("/"):
+            continue
+        if is_executable and "x" not in fields[1]:
+            continue
+        start, _, end = fields[0].partition("-")
+        major, _, minor = fields[3].partition(":")
+        yield Mapping(
+            pid,
+            int(start, 16),
+            int(end, 16),
+            (int(major, 16), int(minor, 16)),
+            int(fields[4]),
+            fields[5].removesuffix(" (deleted)"),
+        )
+
+
+def iter_pids() -> Iterator[int]:
+    """Every process there is now."""
+    for entry in os.scandir(_PROC):
+        if entry.name.isdigit():
+            yield int(entry.name)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is known to be over; one whose first thread alone has ended is not."""
+    folder = _PROC / str(pid)
+    try:
+        state = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        return state in "ZX" and len(list((folder / "task").iterdir())) == 1
+    except (FileNotFoundError, ProcessLookupError, IndexError):
+        return True
+    except OSError:  # as when we have no descriptor left: that says nothing of the process
+        return False
+
+
+def find_descendants(pids: Collection[int]) -> set[int]:
+    """Children of these processes, and theirs, as they are now."""
+    children: dict[int, list[int]] = {}
+    for pid in iter_pids():
+        try:
+            text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+        except OSError:
+            continue
+        parent = int(text.rpartition(")")[2].split()[1])
+        children.setdefault(parent, []).append(pid)
+    found, waiting = set[int](), list(pids)
+    while waiting:
+        new = [pid for pid in children.get(waiting.pop(), ()) if pid not in found]
+        found.update(new)
+        waiting.extend(new)
+    return found
+
+
+def is_program(mapping: Mapping) -> bool:
+    """Whether a mapping is the process's own executable, where a static runtime would be."""
+    try:
+        program = str((_PROC / str(mapping.pid) / "exe").readlink())
+    except OSError:
+        return False
+    # The mapping's path begins at the process's root, the link's at ours.
+    return program.removesuffix(" (deleted)").endswith(mapping.path)

@@ -1,0 +1,87 @@
+"""The calls of libbpf 1.x that we use, through ctypes: open, adjust and load an object.
+
+Everything after the load (maps, links) is a plain bpf() call in `ingero.agent.capture.kernel.syscalls`, because libbpf 1.1 is
+older than the session links that we need. Source of the prototypes: libbpf 1.1 ``libbpf.h``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import functools
+from typing import Any, Final
+
+from ingero.errors import UnsupportedError
+
+_PRINT_FN: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+_LOG_BYTES: Final = 2048
+_PTR: Final = ctypes.c_void_p
+_INT: Final = ctypes.c_int
+_U32: Final = ctypes.c_uint32
+_TEXT: Final = ctypes.c_char_p
+
+_PROTOTYPES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "libbpf_set_print": (_PTR, (_PRINT_FN,)),
+    "bpf_object__open_file": (_PTR, (_TEXT, _PTR)),
+    "bpf_object__load": (_INT, (_PTR,)),
+    "bpf_object__close": (None, (_PTR,)),
+    "bpf_object__next_program": (_PTR, (_PTR, _PTR)),
+    "bpf_object__next_map": (_PTR, (_PTR, _PTR)),
+    "bpf_program__name": (_TEXT, (_PTR,)),
+    "bpf_program__fd": (_INT, (_PTR,)),
+    "bpf_program__set_autoload": (_INT, (_PTR, ctypes.c_bool)),
+    "bpf_program__set_expected_attach_type": (_INT, (_PTR, _INT)),
+    "bpf_map__name": (_TEXT, (_PTR,)),
+    "bpf_map__fd": (_INT, (_PTR,)),
+    "bpf_map__type": (_INT, (_PTR,)),
+    "bpf_map__key_size": (_U32, (_PTR,)),
+    "bpf_map__value_size": (_U32, (_PTR,)),
+    "bpf_map__max_entries": (_U32, (_PTR,)),
+    "bpf_map__set_max_entries": (_INT, (_PTR, _U32)),
+    "bpf_map__reuse_fd": (_INT, (_PTR, _INT)),
+}
+
+
+class Libbpf:
+    """libbpf with typed entry points and its last messages kept for error texts."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        for name, (result, arguments) in _PROTOTYPES.items():
+            function = getattr(library, name)
+            function.restype = result
+            function.argtypes = arguments
+        self.calls: Any = library
+        self.messages: list[str] = []
+        self._vsnprintf = ctypes.CDLL(None).vsnprintf
+        self._vsnprintf.argtypes = (ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, _PTR)
+        self._print = _PRINT_FN(self._keep)
+        library.libbpf_set_print(self._print)
+
+    def _keep(self, level: int, fmt: bytes, arguments: int) -> int:
+        if level > 1:  # LIBBPF_DEBUG
+            return 0
+        text = ctypes.create_string_buffer(_LOG_BYTES)
+        self._vsnprintf(text, _LOG_BYTES, fmt, arguments)
+        self.messages.append(text.value.decode("utf-8", "replace").strip())
+        del self.messages[:-40]
+        return 0
+
+
+@functools.cache
+def get_libbpf() -> Libbpf:
+    """Find and open ``libbpf.so.1``.
+
+    Raises:
+        UnsupportedError: No libbpf 1.x on this machine; the hint names the package.
+    """
+    for name in ("libbpf.so.1", ctypes.util.find_library("bpf") or ""):
+        if not name:
+            continue
+        try:
+            return Libbpf(ctypes.CDLL(name, use_errno=True))
+        except (OSError, AttributeError):
+            continue
+    raise UnsupportedError(
+        "libbpf.so.1 was not found",
+        hint="install it: apt-get install libbpf1 (Debian, Ubuntu) or dnf install libbpf (Fedora, RHEL)",
+    )

@@ -1,0 +1,153 @@
+"""BPF objects: open, share maps, load, and say in plain words why not.
+
+Objects are compiled when the package is built (``bpf/build.py``) and lie beside this module; nothing is compiled here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from ingero.agent.capture.kernel._libbpf import get_libbpf
+from ingero.agent.capture.kernel.maps import BpfMap
+from ingero.errors import UnsupportedError
+
+OBJECTS: Final = Path(__file__).parent / "objects"
+
+
+def find_object(probe: str, machine: str = "") -> Path:
+    """The compiled object of a probe for this (or the named) machine.
+
+    Raises:
+        UnsupportedError: It was not built, or not for this machine.
+    """
+    path = OBJECTS / (machine or platform.machine()) / f"{probe}.bpf.o"
+    if not path.exists():
+        raise UnsupportedError(
+            f"the BPF object {path.name} for {path.parent.name} is not installed",
+            hint="in a source tree run `make native`; otherwise install a wheel built for this machine",
+        )
+    return path
+
+
+class BpfObject:
+    """A loaded object; closing it frees its programs and maps unless a link or a reader holds them.
+
+    Args:
+        probe: The stem of ``bpf/<probe>.bpf.c``.
+        programs: The programs to load, each with an expected attach type to set, or None to keep the compiled one.
+        shared: Maps that exist already, by name; the object uses these in place of its own.
+        sizes: Entries (bytes for a ring) of maps that should not have their compiled size.
+        left_out: Programs not to load.
+
+    Raises:
+        UnsupportedError: libbpf is missing, the privilege is missing, or the kernel refused a program.
+    """
+
+    def __init__(
+        self,
+        probe: str,
+        programs: Mapping[str, int | None] | None = None,
+        *,
+        shared: Mapping[str, BpfMap] | None = None,
+        sizes: Mapping[str, int] | None = None,
+        left_out: Collection[str] = (),
+    ) -> None:
+        self.probe = probe
+        self._libbpf = get_libbpf()
+        self._calls = self._libbpf.calls
+        self._libbpf.messages.clear()
+        self._handle = self._calls.bpf_object__open_file(os.fsencode(find_object(probe)), None)
+        if not self._handle:
+            raise self._refusal("open", ctypes.get_errno())
+        try:
+            self._leave_out(left_out)
+            self._adjust(programs, shared or {}, sizes or {})
+            if self._calls.bpf_object__load(self._handle):
+                raise self._refusal("load", ctypes.get_errno())
+        except UnsupportedError:
+            self.close()
+            raise
+        self.maps: dict[str, BpfMap] = {
+            name: BpfMap(name, *self._describe(pointer)) for name, pointer in self._iter("map")
+        }
+        self.programs: dict[str, int] = {
+            name: fd
+            for name, pointer in self._iter("program")
+            if (fd := self._calls.bpf_program__fd(pointer)) >= 0
+        }
+
+    def _iter(self, kind: str) -> Iterator[tuple[str, int]]:
+        next_of = getattr(self._calls, f"bpf_object__next_{kind}")
+        name_of = getattr(self._calls, f"bpf_{kind}__name")
+        pointer = next_of(self._handle, None)
+        while pointer:
+            yield name_of(pointer).decode(), pointer
+            pointer = next_of(self._handle, pointer)
+
+    def _describe(self, pointer: int) -> tuple[int, tuple[int, int], int, int]:
+        calls = self._calls
+        return (
+            calls.bpf_map__fd(pointer),
+            (calls.bpf_map__key_size(pointer), calls.bpf_map__value_size(pointer)),
+            calls.bpf_map__max_entries(pointer),
+            calls.bpf_map__type(pointer),
+        )
+
+    def _leave_out(self, names: Collection[str]) -> None:
+        for name, pointer in self._iter("program"):
+            if name in names:
+                self._calls.bpf_program__set_autoload(pointer, False)  # noqa: FBT003 - C's
+
+    def _adjust(
+        self,
+        programs: Mapping[str, int | None] | None,
+        shared: Mapping[str, BpfMap],
+        sizes: Mapping[str, int],
+    ) -> None:
+        if programs is not None:
+            for name, pointer in self._iter("program"):
+                self._calls.bpf_program__set_autoload(pointer, name in programs)
+                attach_type = programs.get(name)
+                if attach_type is not None:
+                    self._calls.bpf_program__set_expected_attach_type(pointer, attach_type)
+        for name, pointer in self._iter("map"):
+            if name in shared:
+                self._calls.bpf_map__reuse_fd(pointer, shared[name].fd)
+            elif name in sizes:
+                self._calls.bpf_map__set_max_entries(pointer, sizes[name])
+
+    def _refusal(self, verb: str, code: int) -> UnsupportedError:
+        reason = os.strerror(code) if code else "refused"
+        said = [line for line in self._libbpf.messages if "failed" in line or "libbpf:" in line]
+        detail = "; ".join(line.splitlines()[0] for line in said[-3:])
+        hint = "run as root, or grant CAP_BPF and CAP_PERFMON"
+        if code not in {1, 13}:
+            hint = f"see `ingero check`; libbpf said: {detail}" if detail else "see `ingero check`"
+        return UnsupportedError(f"cannot {verb} the BPF object {self.probe!r}: {reason}", hint=hint)
+
+    def subset(self, names: Collection[str]) -> dict[str, BpfMap]:
+        """The named maps, to share with another object."""
+        return {name: self.maps[name] for name in names}
+
+    def close(self) -> None:
+        """Free the object; safe to call twice."""
+        if self._handle:
+            self._calls.bpf_object__close(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

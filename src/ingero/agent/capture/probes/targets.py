@@ -1,0 +1,92 @@
+"""Which functions of a file are probed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from ingero.agent.capture.discover.elf import ElfFile, FileBytes
+from ingero.agent.capture.discover.processes import FileId, OpenFile, is_program
+from ingero.agent.capture.kernel.perf import Mapping
+from ingero.agent.capture.symbols.libraries import LIBRARIES, get_cookies
+
+_NAMES: Final = ("libcudart", "libcuda.so", "libnccl", "libtorch_cuda", "libtorch_global_deps")
+_NOT_NAMES: Final = ("libnccl-",)  # plug-ins, ours among them: NCCL calls them, nobody else does
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTarget:
+    """A file to probe.
+
+    Attributes:
+        file: What it is.
+        path: Its name inside the process that showed it.
+        libraries: Which of our libraries are in it.
+        probes: File offset and descriptor index of every function, each offset once. The kernel takes about 0.1 ms for each, so
+            those that a program calls first come first.
+    """
+
+    file: FileId
+    path: str
+    libraries: tuple[str, ...]
+    probes: tuple[tuple[int, int], ...]
+
+    def join(self, other: ProbeTarget) -> ProbeTarget:
+        """Both parts of one file."""
+        libraries = tuple(dict.fromkeys((*self.libraries, *other.libraries)))
+        return ProbeTarget(self.file, self.path, libraries, self.probes + other.probes)
+
+
+def is_library(mapping: Mapping) -> bool:
+    """Whether a mapped file has the name of a library that we probe."""
+    name = mapping.path.rpartition("/")[2]
+    return name.startswith(_NAMES) and not name.startswith(_NOT_NAMES)
+
+
+def is_candidate(mapping: Mapping) -> bool:
+    """Whether a mapped file may hold what we probe: by name, or because it is the program itself."""
+    return is_library(mapping) or is_program(mapping)
+
+
+def iter_targets(opened: OpenFile, path: str) -> Iterator[ProbeTarget]:
+    """Look into a file: first what it exports, then what was linked into it.
+
+    Nothing is an answer too: that nothing of ours is defined in the file, which stays true until it is changed.
+
+    Args:
+        opened: The file.
+        path: What its process calls it.
+
+    Raises:
+        BadDataError: It is no ELF file of 64 bits.
+        OSError: It cannot be read.
+    """
+    cookies = get_cookies()
+    elf = ElfFile(FileBytes(opened.fd))
+    known = set[int]()
+    for find in (elf.find_exported, elf.find_local):
+        found = find(cookies)
+        probes: dict[int, int] = {}
+        for name, offset in found.items():
+            if offset not in known:
+                probes.setdefault(offset, cookies[name])
+        known |= probes.keys()
+        if probes:
+            libraries = _name_libraries(found)
+            yield ProbeTarget(opened.file, path, libraries, tuple(probes.items()))
+
+
+def find_target(opened: OpenFile, path: str) -> ProbeTarget | None:
+    """The same at once; None when nothing of ours is defined in the file."""
+    parts = list(iter_targets(opened, path))
+    return functools.reduce(ProbeTarget.join, parts) if parts else None
+
+
+def _name_libraries(found: Collection[str]) -> tuple[str, ...]:
+    return tuple(
+        library.name
+        for library in LIBRARIES
+        if any(name in found for function in library.functions for name in function.names())
+    )

@@ -1,0 +1,120 @@
+"""The program that `ingero trace -- PROGRAM` runs: held back until the probes wait for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ingero.agent.capture.kernel.capabilities import die_with_parent
+from ingero.errors import IngeroError
+
+_NOT_FOUND = 127
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSettings:
+    """What to run, and as whom.
+
+    Attributes:
+        arguments: The program and its arguments; looked up in PATH.
+        environment: Its environment.
+        uid: Its user id; the same as ours changes nothing.
+        gid: Its group id.
+        user: Login name for its further groups; empty for none.
+        stdout_fd: Where its standard output goes.
+    """
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    uid: int
+    gid: int
+    user: str = ""
+    stdout_fd: int = 1
+
+
+class HeldProgram:
+    """A child that exists, so that it can be watched, and has not become the program yet.
+
+    Make it before any thread starts and from the thread that stays: the child is a fork of this process until `release`, keeps
+    the privileges of that moment, and is sent SIGTERM when that thread ends in a way that `end` cannot follow, such as SIGKILL.
+
+    Args:
+        settings: What to run.
+    """
+
+    def __init__(self, settings: ProgramSettings) -> None:
+        read_fd, self._gate = os.pipe()
+        self.name = settings.arguments[0]
+        self.exit_code: int | None = None
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._gate)
+            _become(settings, read_fd, parent)
+        os.close(read_fd)
+        self.fd = os.pidfd_open(self.pid)
+        """Becomes readable when the program ends."""
+
+    def release(self) -> None:
+        """Let it become the program."""
+        os.write(self._gate, b"x")
+        os.close(self._gate)
+        self._gate = -1
+
+    def poll(self) -> int | None:
+        """Its exit status as a shell gives it, or None while it runs.
+
+        Raises:
+            IngeroError: The program could not be started.
+        """
+        if self.exit_code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                code = os.waitstatus_to_exitcode(status)
+                self.exit_code = code if code >= 0 else 128 - code
+                if self.exit_code == _NOT_FOUND:
+                    raise IngeroError(
+                        f"cannot run {self.name!r}: no such program, or not executable"
+                    )
+        return self.exit_code
+
+    def end(self) -> None:
+        """Ask it to end if it still runs, and wait for it; a program that was never released just goes."""
+        if self._gate >= 0:
+            os.close(self._gate)
+            self._gate = -1
+        elif self.exit_code is None:
+            os.kill(self.pid, signal.SIGTERM)
+        if self.exit_code is None:
+            os.waitpid(self.pid, 0)
+            self.exit_code = 128 + signal.SIGTERM
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _become(settings: ProgramSettings, gate: int, parent: int) -> None:
+    """In the child: wait, take the user's identity, and exec. Never returns."""
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        if os.read(gate, 1) != b"x":  # the parent gave up
+            os._exit(0)
+        if settings.stdout_fd != 1:
+            os.dup2(settings.stdout_fd, 1)
+        if settings.uid != os.geteuid():
+            os.initgroups(settings.user, settings.gid) if settings.user else os.setgroups([])
+            os.setgid(settings.gid)
+            os.setuid(settings.uid)
+        die_with_parent(signal.SIGTERM)  # after the change of user, which would undo it
+        if os.getppid() != parent:
+            os._exit(0)
+        os.execvpe(  # noqa: S606 - the user's own command line
+            settings.arguments[0], list(settings.arguments), dict(settings.environment)
+        )
+    except OSError:
+        pass
+    finally:
+        os._exit(_NOT_FOUND)

@@ -1,0 +1,102 @@
+"""Stacks on their way from the kernel to the observers: known before the first event that carries one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy.typing as npt
+
+from ingero.agent.capture.kernel.perf import Mapping as FileMapping
+from ingero.agent.capture.probes.engine import Engine
+from ingero.agent.capture.probes.stacks import StackBook
+from ingero.agent.capture.stacks.outside import OpenCall
+from ingero.agent.capture.stacks.resolver import Stack
+from ingero.model.events import Events
+
+Records = npt.NDArray[Any]
+RING: Final = "stacks"
+
+
+@runtime_checkable
+class StackObserver(Protocol):
+    """An observer that wants stacks."""
+
+    def on_stacks(self, stacks: Mapping[int, Stack]) -> None:
+        """Stacks that were not told before, by hash; the events that carry them follow."""
+        ...
+
+
+class StackKeeper:
+    """Resolves what the kernel recorded; does nothing when stacks were not asked for.
+
+    Args:
+        engine: The probes.
+        observers: Who is told, as far as they want stacks.
+    """
+
+    def __init__(self, engine: Engine, observers: Sequence[object]) -> None:
+        self._engine = engine
+        self._observers = [one for one in observers if isinstance(one, StackObserver)]
+        self._book = StackBook(engine.maps, engine.stack_copies) if engine.with_stacks else None
+
+    @property
+    def refused(self) -> dict[int, str]:
+        """Why a process's interpreter is not read, by process."""
+        return self._book.refused if self._book else {}
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any call is to carry its stack."""
+        return self._book is not None
+
+    def on_mapping(self, mapping: FileMapping) -> None:
+        """A process mapped a file. Any thread."""
+        if self._book is not None:
+            self._book.on_mapping(mapping)
+
+    def examine(self, pid: int) -> None:
+        """A process has a library that we probe. Any thread."""
+        if self._book is not None:
+            self._book.examine(pid)
+
+    def take(self, records: Records) -> None:
+        """Resolve ``struct ig_stack`` records and tell the observers."""
+        if self._book is None:
+            return
+        self._book.take(records)
+        self._tell()
+
+    def _tell(self) -> None:
+        new = self._book.pop_new() if self._book is not None else {}
+        if new:
+            for observer in self._observers:
+                observer.on_stacks(new)
+
+    def read_open(self, pid: int, call: OpenCall) -> int:
+        """The hash of the stack of a call that has not returned; 0 where there is none. The observers are told of it."""
+        if self._book is None:
+            return 0
+        found = self._book.read_open(pid, call)
+        self._tell()
+        return found
+
+    def stamp(self, records: Records, events: Events) -> None:
+        """Fill in the stacks of events that were built from these records.
+
+        A stack is written before the call that carries it, so reading its ring now finds every one of them.
+        """
+        if self._book is None or "stack_id" not in (records.dtype.names or ()):
+            return
+        self._engine.rings[RING].drain(self.take)
+        events["stack_hash"] = self._book.find_hashes(records["stack_id"])
+
+    def forget(self, pids: Collection[int]) -> None:
+        """Let go of processes that ended."""
+        if self._book is not None:
+            self._book.forget(pids)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        if self._book is not None:
+            self._book.close()

@@ -1,0 +1,193 @@
+"""Native frames: what is mapped at an address, and what the file there calls it."""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ingero.agent.capture.stacks.cfi import Rule
+from ingero.agent.capture.stacks.memory import Region, iter_regions, open_paths
+from ingero.agent.capture.stacks.symbols import Symbols
+from ingero.errors import BadDataError
+
+_MOST_FILES: Final = 128
+_NO_FILES: Final = ("/memfd:", "/dev/zero", "/SYSV")  # memory that only looks like a file
+_PERF_LINE: Final = re.compile(rb"^([0-9a-f]+) ([0-9a-f]+) (.+)$", re.MULTILINE)
+_MOST_PERF_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class NativeFrame:
+    """One native frame.
+
+    Attributes:
+        address: In memory.
+        file: Device and inode of what is mapped there, as `Region.file`; of inode 0 for memory without a file.
+        path: Its path inside the process.
+        symbol: The function, demangled; empty when not known.
+        distance: Bytes from its begin.
+    """
+
+    address: int
+    file: tuple[str, int]
+    path: str
+    symbol: str = ""
+    distance: int = 0
+
+
+class SymbolFiles:
+    """Symbol tables by file, shared by all processes; the least recently used are let go."""
+
+    def __init__(self) -> None:
+        self._by_file: OrderedDict[tuple[str, int], Symbols | None] = OrderedDict()
+
+    def find(self, pid: int, region: Region) -> Symbols | None:
+        """The symbols of a mapped file; None when it cannot be read."""
+        if region.file in self._by_file:
+            self._by_file.move_to_end(region.file)
+            return self._by_file[region.file]
+        symbols = None
+        for path in open_paths(pid, region):
+            try:
+                symbols = Symbols(path)
+            except (OSError, BadDataError):
+                continue
+            break
+        self._by_file[region.file] = symbols
+        if len(self._by_file) > _MOST_FILES:
+            _, oldest = self._by_file.popitem(last=False)
+            if oldest is not None:
+                oldest.close()
+        return symbols
+
+    def close(self) -> None:
+        """Unmap every file."""
+        for symbols in self._by_file.values():
+            if symbols is not None:
+                symbols.close()
+        self._by_file.clear()
+
+
+class NativeBook:
+    """The code that one process has mapped.
+
+    Args:
+        pid: The process.
+        files: Symbol tables.
+    """
+
+    def __init__(self, pid: int, files: SymbolFiles) -> None:
+        self._pid = pid
+        self._files = files
+        self._regions: list[Region] = []
+        self._starts: list[int] = []
+        self._compiled = _PerfMap(pid)
+
+    def describe(self, addresses: Iterable[int]) -> list[NativeFrame]:
+        """Frames for addresses, innermost first, up to the first that is not code: there the chain was broken."""
+        frames: list[NativeFrame] = []
+        for address in addresses:
+            # A return address may lie behind the last instruction of its function.
+            inside = address - 1 if frames else address
+            region = self._find_region(inside)
+            if region is None:
+                break
+            frames.append(self._describe(address, inside, region))
+        return frames
+
+    def is_code(self, address: int) -> bool:
+        """Whether something executable is mapped there."""
+        return self._find_region(address) is not None
+
+    def find_rule(self, address: int) -> Rule | None:
+        """How to get from a frame at an address to its caller; None where no file tells."""
+        region = self._find_region(address)
+        if region is None or not region.path.startswith("/") or region.path.startswith(_NO_FILES):
+            return None
+        symbols = self._files.find(self._pid, region)
+        bias = symbols.find_bias(region.start, region.offset) if symbols else None
+        return symbols.find_rule(address - bias) if symbols and bias is not None else None
+
+    def forget(self) -> None:
+        """Something was mapped: look again at the next question."""
+        self._regions.clear()
+        self._starts.clear()
+
+    def _find_region(self, address: int) -> Region | None:
+        """The code around an address; what is mapped is read again when nothing is known there, as after dlopen()."""
+        for is_fresh in (False, True):
+            if is_fresh:
+                self._regions = [region for region in iter_regions(self._pid) if region.is_code]
+                self._starts = [region.start for region in self._regions]
+            i = bisect.bisect_right(self._starts, address) - 1
+            if i >= 0 and address < self._regions[i].end:
+                return self._regions[i]
+        return None
+
+    def _describe(self, address: int, inside: int, region: Region) -> NativeFrame:
+        if not region.path.startswith("/") or region.path.startswith(_NO_FILES):
+            symbol, distance = self._compiled.find(inside)
+            return NativeFrame(
+                address, region.file, region.path, symbol, distance + address - inside
+            )
+        symbols = self._files.find(self._pid, region)
+        bias = symbols.find_bias(region.start, region.offset) if symbols else None
+        found = symbols.find_function(inside - bias) if symbols and bias is not None else None
+        if found is None:
+            return NativeFrame(address, region.file, region.path)
+        return NativeFrame(address, region.file, region.path, found[0], found[1] + address - inside)
+
+
+class _PerfMap:
+    """Functions that a just-in-time compiler wrote to ``/tmp/perf-PID.map``, by the pid that it sees itself under.
+
+    Source: tools/perf/Documentation/jit-interface.txt.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._stamp: tuple[int, int] = (0, 0)
+        self._functions: list[tuple[int, int, str]] = []
+
+    def find(self, address: int) -> tuple[str, int]:
+        """Name and distance from its begin; an empty name when the file does not tell."""
+        self._refresh()
+        i = bisect.bisect_right(self._functions, (address, 1 << 64, "")) - 1
+        if i >= 0:
+            start, size, name = self._functions[i]
+            if address < start + size:
+                return name, address - start
+        return "", 0
+
+    def _refresh(self) -> None:
+        path = _find_perf_map(self._pid)
+        try:
+            status = path.lstat()
+            stamp = (status.st_mtime_ns, status.st_size)
+            if stamp == self._stamp or status.st_size > _MOST_PERF_BYTES:
+                return
+            data = path.read_bytes()
+        except OSError:
+            return
+        self._stamp = stamp
+        self._functions = sorted(
+            (int(start, 16), int(size, 16), name.decode("utf-8", "replace"))
+            for start, size, name in _PERF_LINE.findall(data)
+        )
+
+
+def _find_perf_map(pid: int) -> Path:
+    folder = Path("/proc") / str(pid)
+    own = pid
+    try:
+        for line in (folder / "status").read_text(errors="replace").splitlines():
+            if line.startswith("NSpid:"):
+                own = int(line.split()[-1])
+    except OSError:
+        pass
+    return folder / "root/tmp" / f"perf-{own}.map"

@@ -1,0 +1,133 @@
+"""The stack of a call that has not returned, read from outside while its thread waits, runs or is stopped.
+
+Nothing of the traced program is stopped and no register is asked for. The probe kept where the caller's frame begins; from
+there outwards the stack does not change until the call returns, so it can be read at any time. Whoever calls this makes sure
+afterwards that the call had still not returned.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from ingero.agent.capture.kernel.abi import (
+    MAX_PYTHON,
+    NO_OFFSET,
+    RETURN_BIT,
+    PythonFrameFlag,
+    StackFlag,
+)
+from ingero.agent.capture.stacks.interpreter import Interpreter
+from ingero.agent.capture.stacks.layouts import Layout
+from ingero.agent.capture.stacks.memory import ProcessMemory
+from ingero.agent.capture.stacks.unwind import StackCopy
+
+PythonFrame = tuple[int, int, int]
+"""Code object, byte offset of the instruction being executed, `PythonFrameFlag`: ``struct ig_python_frame``."""
+
+_PAGE: Final = 4096
+_MOST_BYTES: Final = 256 << 10
+_FRAME_BYTES: Final = 120
+_MOST_SHIMS: Final = 64
+_MOST_THREADS: Final = 4096
+_OWNED_BY_INTERPRETER: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCall:
+    """Where a call that has not returned was made.
+
+    Attributes:
+        tid: The thread.
+        entry_ns: When, on the monotonic clock; with the thread it names the call.
+        return_pc: Where it will return to.
+        sp: The caller's stack pointer after that.
+        bp: The caller's frame pointer.
+        pointer: pthread_self() of the thread; 0 when it is not known.
+        returns: Return addresses of the thread's probed calls, which the kernel replaced, by where they lie.
+    """
+
+    tid: int
+    entry_ns: int
+    return_pc: int
+    sp: int
+    bp: int
+    pointer: int
+    returns: dict[int, int]
+
+
+def copy_stack(memory: ProcessMemory, call: OpenCall) -> StackCopy:
+    """The caller's stack, at most 256 KiB of it."""
+    data = memory.read(call.sp & -_PAGE, _MOST_BYTES)
+    return StackCopy(call.return_pc | RETURN_BIT, call.sp, call.bp, data, call.returns)
+
+
+def read_python_frames(
+    memory: ProcessMemory, found: Interpreter, pointer: int
+) -> tuple[list[PythonFrame], StackFlag]:
+    """Python frames of a thread, innermost first; the kernel does the same (``bpf/include/ingero/stacks.h``).
+
+    Args:
+        memory: The process.
+        found: Its interpreter.
+        pointer: pthread_self() of the thread.
+    """
+    thread = _find_thread(memory, found, pointer)
+    if not thread:
+        return [], StackFlag.NO_PYTHON
+    layout = found.layout
+    frame = memory.word(thread + layout.thread_frame)
+    if frame and layout.cframe_frame != NO_OFFSET:
+        frame = memory.word(frame + layout.cframe_frame)
+    frames: list[PythonFrame] = []
+    for _ in range(MAX_PYTHON + _MOST_SHIMS):
+        if not frame:
+            break
+        data = memory.read(frame, _FRAME_BYTES)
+        if len(data) < _FRAME_BYTES:
+            return frames, StackFlag.PYTHON_BROKEN
+        frame = _word(data, layout.frame_previous)
+        if layout.frame_owner != NO_OFFSET and data[layout.frame_owner] >= _OWNED_BY_INTERPRETER:
+            if frames:
+                code, offset, flags = frames[-1]
+                frames[-1] = code, offset, flags | PythonFrameFlag.ENTRY
+            continue
+        if len(frames) >= MAX_PYTHON:
+            return frames, StackFlag.PYTHON_CUT
+        frames.append(_decode(layout, data))
+    return frames, StackFlag(0)
+
+
+def _decode(layout: Layout, data: bytes) -> PythonFrame:
+    code = _word(data, layout.frame_code) & ~7  # 3.14 keeps a tag in the low bits
+    if layout.code_first == NO_OFFSET:
+        (index,) = struct.unpack_from("<i", data, layout.frame_instruction)
+        return code, index * layout.instruction_unit, PythonFrameFlag.ENTRY
+    offset = _word(data, layout.frame_instruction) - code - layout.code_first
+    is_entry = layout.frame_entry != NO_OFFSET and data[layout.frame_entry]
+    # Behind the code object's end it is no instruction; what does not fit the record's field is said not to have begun.
+    is_offset = -(1 << 31) <= offset < 1 << 31
+    return code, offset if is_offset else -1, PythonFrameFlag.ENTRY if is_entry else 0
+
+
+def _find_thread(memory: ProcessMemory, found: Interpreter, pointer: int) -> int:
+    """The thread state whose id is this; 0 when there is none."""
+    layout = found.layout
+    interpreter = memory.word(found.runtime + layout.interpreters_head)
+    n_looked_at = 0
+    while pointer and interpreter:
+        thread = memory.word(interpreter + layout.threads_head)
+        while thread:
+            n_looked_at += 1
+            if n_looked_at > _MOST_THREADS:
+                return 0
+            if memory.word(thread + layout.thread_id) == pointer:
+                return thread
+            thread = memory.word(thread + layout.thread_next)
+        interpreter = memory.word(interpreter + layout.interpreter_next)
+    return 0
+
+
+def _word(data: bytes, at: int) -> int:
+    return int.from_bytes(data[at : at + 8], "little")

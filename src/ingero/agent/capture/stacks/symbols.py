@@ -1,0 +1,178 @@
+"""The symbols of an ELF file, by name and by address, and its unwind table.
+
+The full table where the file has one, else that of its debug file (found by build id), else the exported names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero.agent.capture.kernel.demangle import demangle
+from ingero.agent.capture.kernel.elf import read_headers
+from ingero.agent.capture.stacks.cfi import Rule
+from ingero.agent.capture.stacks.unwind_table import UnwindTable
+from ingero.errors import BadDataError
+
+_SYMBOL: Final = np.dtype([
+    ("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8"),
+])  # fmt: skip
+_FUNCTION: Final = np.dtype([("value", "<u8"), ("size", "<u8"), ("name", "<u4")])
+_FUNCTIONS: Final = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
+_SYMTAB, _DYNSYM, _NOTE = 2, 11, 7
+_LOAD, _EXECUTABLE = 1, 1  # PT_LOAD, PF_X
+_BUILD_ID: Final = 3  # NT_GNU_BUILD_ID
+_DEBUG_FOLDER: Final = Path("/usr/lib/debug/.build-id")
+_NAME_BYTES: Final = 4096
+
+Table = npt.NDArray[Any]
+
+
+class Symbols:
+    """What a file calls its functions.
+
+    Args:
+        path: The file, by a name that we can open.
+        debug_folder: Where debug files lie by build id.
+
+    Raises:
+        BadDataError: Not a 64-bit little-endian ELF file, or a damaged one.
+        OSError: It cannot be read.
+    """
+
+    def __init__(self, path: str, debug_folder: Path = _DEBUG_FOLDER) -> None:
+        self._data = _map(path)
+        self._sections, self._segments = read_headers(self._data)
+        segments = self._segments
+        is_code = (segments["type"] == _LOAD) & (segments["flags"] & _EXECUTABLE != 0)
+        self._loads = segments[is_code]
+        self._unwind: UnwindTable | None = None
+        self._is_unwind_read = False
+        self.build_id = self._read_build_id()
+        self._names, self._names_start, self._names_end = self._data, 0, 0
+        self._functions = np.empty(0, _FUNCTION)
+        self._choose(debug_folder)
+
+    def _choose(self, debug_folder: Path) -> None:
+        """Take the fullest table there is."""
+        data, sections = self._data, self._sections
+        if not (sections["type"] == _SYMTAB).any() and self.build_id:
+            beside = debug_folder / self.build_id[:2] / f"{self.build_id[2:]}.debug"
+            try:
+                data = _map(str(beside))
+                sections, _ = read_headers(data)
+            except (OSError, BadDataError):
+                data, sections = self._data, self._sections
+        for kind in (_SYMTAB, _DYNSYM):
+            for symbols in sections[sections["type"] == kind]:
+                self._take(data, symbols, sections)
+            if len(self._functions):
+                return
+
+    def _take(self, data: mmap.mmap, symbols: np.void, sections: Table) -> None:
+        table = _read_table(data, symbols)
+        strings = sections[int(symbols["link"]) % len(sections)]
+        is_function = np.isin(table["info"] & 0xF, _FUNCTIONS) & (table["section"] != 0)
+        table = table[is_function & (table["value"] != 0)]
+        # Of several names for one address a sized one, of these an exported one, of these the first in the table.
+        is_global = table["info"] >> 4 != 0
+        order = np.lexsort((
+            *(np.arange(len(table))[::-1], is_global, table["size"] > 0, table["value"]),
+        ))
+        functions = np.empty(len(table), _FUNCTION)
+        functions["value"], functions["size"] = table["value"][order], table["size"][order]
+        functions["name"] = table["name"][order]
+        self._functions = functions
+        self._names, self._names_start = data, int(strings["offset"])
+        self._names_end = self._names_start + int(strings["size"])
+
+    def _read_build_id(self) -> str:
+        for section in self._sections[self._sections["type"] == _NOTE]:
+            start, end = int(section["offset"]), int(section["offset"]) + int(section["size"])
+            note = self._data[start:end]
+            if note[12:16] == b"GNU\0" and int.from_bytes(note[8:12], "little") == _BUILD_ID:
+                return note[16 : 16 + int.from_bytes(note[4:8], "little")].hex()
+        return ""
+
+    def find_bias(self, start: int, offset: int) -> int | None:
+        """What to add to an address in the file to get the one in memory, for a mapping of its code at ``start``.
+
+        Only code is looked at: a page may hold the end of one segment and the begin of the next, and is then mapped for both.
+
+        Args:
+            start: Where the mapping begins.
+            offset: Where in the file it begins.
+        """
+        for load in self._loads:
+            begin = int(load["offset"]) & -mmap.PAGESIZE
+            if begin <= offset < int(load["offset"]) + int(load["file_size"]):
+                return start - (int(load["address"]) - int(load["offset"]) + offset)
+        return None
+
+    def find_function(self, address: int) -> tuple[str, int] | None:
+        """Name and distance from its begin of the function around an address in the file, as linked."""
+        i = int(np.searchsorted(self._functions["value"], np.uint64(address), side="right")) - 1
+        if i < 0:
+            return None
+        found = self._functions[i]
+        distance = address - int(found["value"])
+        if distance >= max(int(found["size"]), 1):
+            return None
+        start = self._names_start + int(found["name"])
+        text = self._names[start : min(start + _NAME_BYTES, self._names_end)]
+        return demangle(text.split(b"\0", 1)[0].decode("utf-8", "replace")), distance
+
+    def find_rule(self, address: int) -> Rule | None:
+        """How to get from an address in the file, as linked, to the caller; None where the file does not tell."""
+        if not self._is_unwind_read:
+            self._is_unwind_read = True
+            with contextlib.suppress(BadDataError):
+                self._unwind = UnwindTable(self._data, self._segments)
+        return self._unwind.find_rule(address) if self._unwind else None
+
+    def find_exported(self, *names: str) -> dict[str, int]:
+        """Addresses, as linked, of exported symbols; those that the file does not define are left out."""
+        return dict(self._iter_exported(names))
+
+    def _iter_exported(self, names: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+        for symbols in self._sections[self._sections["type"] == _DYNSYM]:
+            strings = self._sections[int(symbols["link"]) % len(self._sections)]
+            start = int(strings["offset"])
+            text = self._data[start : start + int(strings["size"])]
+            table = _read_table(self._data, symbols)
+            table = table[(table["section"] != 0) & (table["value"] != 0)]
+            for name in names:
+                at = (b"\0" + text).find(b"\0" + name.encode() + b"\0")
+                is_it = table["name"] == at
+                if at >= 0 and is_it.any():
+                    yield name, int(table["value"][is_it][0])
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._functions = np.empty(0, _FUNCTION)
+        self._unwind, self._is_unwind_read = None, True
+        if self._names is not self._data:
+            self._names.close()
+        self._data.close()
+
+
+def _map(path: str) -> mmap.mmap:
+    with Path(path).open("rb") as file:
+        try:
+            return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        except ValueError as error:
+            raise BadDataError(f"{path} is empty") from error
+
+
+def _read_table(data: mmap.mmap, symbols: np.void) -> Table:
+    offset, n_bytes = int(symbols["offset"]), int(symbols["size"]) // 24 * 24
+    if offset + n_bytes > len(data):
+        raise BadDataError("a symbol table lies outside the file")
+    # A copy: a view would keep the map from closing.
+    return np.frombuffer(data[offset : offset + n_bytes], _SYMBOL)

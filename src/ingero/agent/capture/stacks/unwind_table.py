@@ -1,0 +1,141 @@
+"""Unwind tables: how to get from an address in a file to the caller of the function around it.
+
+The table that the linker sorted (``.eh_frame_hdr``) leads to the one entry that is wanted, and only that is read: the tables of CUDA's
+libraries have hundreds of thousands. pyelftools reads all of a table first; the tests hold this module to it, address by address.
+
+Source: DWARF 5 section 6.4; Linux Standard Base Core 5.0, chapter 10.6 (``.eh_frame``, ``.eh_frame_hdr``); System V x86-64 psABI 1.0,
+figure 3.36 (register numbers).
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero.agent.capture.stacks.cfi import Common, Cursor, Rule, build_rule
+from ingero.errors import BadDataError
+
+Data = bytes | mmap.mmap
+Table = npt.NDArray[Any]
+
+_LOAD, _EH_FRAME = 1, 0x6474E550  # PT_LOAD, PT_GNU_EH_FRAME
+_RETURN: Final = 16
+_MOST_ENTRY_BYTES: Final = 1 << 16
+_OMITTED: Final = 0xFF
+_SORTED: Final = 0x3B  # the table's own numbers: relative to its begin, four bytes, signed
+
+
+class UnwindTable:
+    """The unwind table of one file.
+
+    Args:
+        data: The file.
+        segments: Its segments, as `ingero.agent.capture.kernel.elf.read_headers` gives them.
+
+    Raises:
+        BadDataError: It has none that can be searched.
+    """
+
+    def __init__(self, data: Data, segments: Table) -> None:
+        self._data = data
+        self._loads = segments[segments["type"] == _LOAD]
+        found = segments[segments["type"] == _EH_FRAME]
+        if not len(found):
+            raise BadDataError("the file has no unwind table")
+        self._origin = int(found[0]["address"])
+        header = Cursor(self._read(self._origin, 32), self._origin)
+        version, frame, count, table = (header.byte() for _ in range(4))
+        if version != 1 or table != _SORTED or _OMITTED in {frame, count}:
+            raise BadDataError("the file's unwind table is not sorted")
+        header.pointer(frame)
+        n_entries = header.pointer(count)
+        if n_entries * 8 > len(data):
+            raise BadDataError("an unwind table lies outside the file")
+        entries = self._read(self._origin + header.at, n_entries * 8)
+        if len(entries) != n_entries * 8:
+            raise BadDataError("an unwind table lies outside the file")
+        pairs = np.frombuffer(entries, "<i4").reshape(-1, 2)
+        self._starts, self._places = pairs[:, 0], pairs[:, 1]
+        self._common: dict[int, Common] = {}
+        self._rules: dict[int, Rule | None] = {}
+
+    def _read(self, address: int, n_bytes: int) -> bytes:
+        """Bytes at an address as linked; fewer at the end of a segment."""
+        for load in self._loads:
+            inside = address - int(load["address"])
+            if 0 <= inside < int(load["file_size"]):
+                begin = int(load["offset"]) + inside
+                end = min(begin + n_bytes, int(load["offset"]) + int(load["file_size"]))
+                return bytes(self._data[begin:end])
+        return b""
+
+    def find_rule(self, address: int) -> Rule | None:
+        """The rule at an address as linked; None where no function is known or its entry is damaged.
+
+        A form that a rule cannot express is of the kind `UnwindKind.UNKNOWN`.
+        """
+        if address not in self._rules:
+            try:
+                self._rules[address] = self._search(address)
+            except BadDataError:
+                self._rules[address] = None
+        return self._rules[address]
+
+    def _search(self, address: int) -> Rule | None:
+        inside = address - self._origin
+        i = int(np.searchsorted(self._starts, inside, side="right")) - 1
+        if i < 0:
+            return None
+        place = self._origin + int(self._places[i])
+        entry = self._open(place)
+        common = self._find_common(place + 4 - entry.fixed("<I"))
+        begin = entry.pointer(common.encoding)
+        length = entry.pointer(common.encoding & 0x0F)
+        if not begin <= address < begin + length:
+            return None
+        if common.has_size:
+            entry.block()
+        return build_rule(common, entry.data[entry.at :], address - begin, address)
+
+    def _open(self, place: int) -> Cursor:
+        """An entry without its length."""
+        length = Cursor(self._read(place, 4)).fixed("<I")
+        if not 4 <= length <= _MOST_ENTRY_BYTES:
+            raise BadDataError("an unwind table has an entry without a sensible length")
+        data = self._read(place + 4, length)
+        if len(data) != length:
+            raise BadDataError("an unwind table ends inside an entry")
+        return Cursor(data, place + 4)
+
+    def _find_common(self, place: int) -> Common:
+        if place not in self._common:
+            self._common[place] = _read_common(self._open(place))
+        return self._common[place]
+
+
+def _read_common(entry: Cursor) -> Common:
+    if entry.fixed("<I"):
+        raise BadDataError("an unwind table points to an entry that is not a common one")
+    version, augmentation = entry.byte(), entry.text()
+    if version not in {1, 3} or augmentation.strip(b"zRPLSB"):
+        raise BadDataError(f"an unwind table is of version {version}, {augmentation!r}")
+    code_align, data_align = entry.unsigned(), entry.signed()
+    if (entry.byte() if version == 1 else entry.unsigned()) != _RETURN:
+        raise BadDataError("an unwind table is of another machine")
+    encoding = 0
+    if augmentation.startswith(b"z"):
+        extra = Cursor(entry.block())
+        for letter in augmentation.decode()[1:]:
+            if letter == "R":
+                encoding = extra.byte()
+            elif letter == "L":
+                extra.byte()
+            elif letter == "P":
+                extra.pointer(extra.byte() & 0x0F)
+    return Common(
+        code_align, data_align, encoding, b"S" in augmentation, augmentation.startswith(b"z"),
+        entry.data[entry.at :],
+    )  # fmt: skip

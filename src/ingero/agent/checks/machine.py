@@ -1,0 +1,298 @@
+"""What this machine lets the agent do: every prerequisite, what each missing one costs, and the command that mends it.
+
+Nothing here changes the machine; programs that are loaded to see whether they load are unloaded at once.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ingero.agent.capture.discover.places import iter_installed
+from ingero.agent.capture.discover.processes import iter_mappings, iter_pids
+from ingero.agent.capture.gpu.nvml import Nvml
+from ingero.agent.capture.kernel._libbpf import get_libbpf
+from ingero.agent.capture.kernel.objects import BpfObject, find_object
+from ingero.agent.capture.kernel.perf import MappingStream
+from ingero.agent.capture.probes.engine import Engine, EngineSettings
+from ingero.agent.capture.probes.host import PROBES
+from ingero.agent.capture.probes.targets import is_library
+from ingero.agent.collectives.plugin import build_setting, find_plugin
+from ingero.agent.collectives.status import find_plugins
+from ingero.config.nccl import ring_parent
+from ingero.errors import UnsupportedError
+from ingero.telemetry.clock import SystemClock
+from ingero.units import format_size
+
+_BTF: Final = Path("/sys/kernel/btf/vmlinux")
+_OLDEST_KERNEL: Final = (6, 6)
+_SESSION_KERNEL: Final = (6, 13)
+_CAPABILITIES: Final = {21: "SYS_ADMIN", 38: "PERFMON", 39: "BPF"}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One prerequisite.
+
+    Attributes:
+        name: What is looked at.
+        passed: Whether it is there.
+        detail: What was found.
+        fix: A command or step that mends it; empty when nothing is to be done.
+        costs: What does not work without it; empty when it passed.
+        required: Whether `ingero trace` cannot run at all without it.
+    """
+
+    name: str
+    passed: bool
+    detail: str
+    fix: str = ""
+    costs: str = ""
+    required: bool = False
+
+
+def _there(name: str, detail: str, *, required: bool = False) -> Check:
+    return Check(name, passed=True, detail=detail, required=required)
+
+
+def _missing(name: str, error: UnsupportedError, costs: str, *, required: bool = False) -> Check:
+    return Check(
+        name, passed=False, detail=error.message, fix=error.hint, costs=costs, required=required
+    )
+
+
+def check_machine() -> list[Check]:
+    """Every prerequisite, the necessary ones first."""
+    return [check() for check in CHECKS] + _check_host_probes()
+
+
+def _check_privileges() -> Check:
+    text = Path("/proc/self/status").read_text(encoding="ascii")
+    mask = int(next(line for line in text.splitlines() if line.startswith("CapEff")).split()[1], 16)
+    held = {name for bit, name in _CAPABILITIES.items() if mask >> bit & 1}
+    passed = "SYS_ADMIN" in held or {"BPF", "PERFMON"} <= held
+    return Check(
+        "privileges",
+        passed,
+        "root"
+        if os.geteuid() == 0
+        else f"uid {os.geteuid()}, capabilities: {', '.join(sorted(held)) or 'none'}",
+        fix="" if passed else "run it with sudo",
+        costs="" if passed else "nothing can be traced; ingero sim, explain and query still work",
+        required=True,
+    )
+
+
+def _check_kernel() -> Check:
+    release = platform.release()
+    numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
+    passed = numbers >= _OLDEST_KERNEL
+    way = "session links" if numbers >= _SESSION_KERNEL else "pairs of multi-uprobes"
+    return Check(
+        "kernel",
+        passed,
+        f"Linux {release}" + (f": {way}" if passed else ""),
+        fix="" if passed else "use Linux 6.6 or newer, which has multi-uprobes",
+        costs="" if passed else "library calls cannot be probed",
+        required=True,
+    )
+
+
+def _check_btf() -> Check:
+    passed = _BTF.exists()
+    return Check(
+        "btf",
+        passed,
+        f"{_BTF} " + (f"({_BTF.stat().st_size >> 20} MiB)" if passed else "is missing"),
+        fix=""
+        if passed
+        else "use a kernel built with CONFIG_DEBUG_INFO_BTF=y (every current distribution's is)",
+        costs="" if passed else "no BPF program can be adapted to this kernel",
+        required=True,
+    )
+
+
+def _check_libbpf() -> Check:
+    try:
+        get_libbpf()
+    except UnsupportedError as error:
+        return _missing("libbpf", error, "no BPF program can be loaded", required=True)
+    return _there("libbpf", "libbpf.so.1 found", required=True)
+
+
+def _check_objects() -> Check:
+    try:
+        found = find_object("calls")
+    except UnsupportedError as error:
+        return _missing("bpf objects", error, "there is nothing to load", required=True)
+    return _there("bpf objects", f"built for {found.parent.name}", required=True)
+
+
+def _check_engine() -> Check:
+    try:
+        with Engine(EngineSettings(host_probes=())) as engine:
+            mode = engine.mode
+    except UnsupportedError as error:
+        return _missing("probe engine", error, "calls of CUDA and NCCL are not seen", required=True)
+    return _there("probe engine", f"the kernel takes it; mode: {mode}", required=True)
+
+
+def _check_mappings() -> Check:
+    try:
+        MappingStream().close()
+    except UnsupportedError as error:
+        costs = "a new process is found up to 2 s late, so its first calls are missed"
+        return _missing("new mappings", error, costs)
+    return _there("new mappings", "perf tells of libraries as they are loaded")
+
+
+def _check_map_files() -> Check:
+    mapping = next(iter_mappings(os.getpid()), None)
+    path = f"/proc/self/map_files/{mapping.start:x}-{mapping.end:x}" if mapping else ""
+    passed = bool(path) and os.access(path, os.R_OK)
+    return Check(
+        "map_files",
+        passed,
+        "mapped files can be opened" if passed else "/proc/PID/map_files is not readable",
+        fix="" if passed else "grant CAP_CHECKPOINT_RESTORE, or run as root",
+        costs=""
+        if passed
+        else "deleted libraries are not found; others are, through the process's root",
+    )
+
+
+def _check_ptrace_scope() -> Check:
+    try:
+        scope = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))
+    except OSError:
+        return _there("ptrace_scope", "Yama is not active")
+    passed = scope < 2 or (os.geteuid() == 0 and scope < 3)
+    return Check(
+        "ptrace_scope",
+        passed,
+        str(scope),
+        fix="" if passed else "sudo sysctl kernel.yama.ptrace_scope=1",
+        costs=""
+        if passed
+        else "environments of other processes cannot be read: ranks stay unknown",
+    )
+
+
+def _check_gpu() -> Check:
+    device = Path("/dev/nvidiactl")
+    version = Path("/proc/driver/nvidia/version")
+    passed = device.exists()
+    detail = "no NVIDIA device"
+    if passed:
+        detail = version.read_text().splitlines()[0] if version.exists() else f"{device} exists"
+    return Check(
+        "nvidia device",
+        passed,
+        detail,
+        fix="" if passed else "install NVIDIA's driver, or try the simulator: ingero sim run train",
+        costs="" if passed else "only the simulator's calls can be traced here",
+    )
+
+
+def _check_nvml() -> Check:
+    try:
+        nvml = Nvml(SystemClock())
+    except UnsupportedError as error:
+        costs = "no GPU memory, clocks, throttling, ECC and Xid errors"
+        return _missing("nvml", error, costs)
+    devices = ", ".join(
+        f"{reading.name} ({format_size(reading.memory_total)})"
+        if reading.memory_total
+        else reading.name
+        for reading in nvml.read()
+    )
+    detail = f"driver {nvml.driver}: {devices or 'no device'}"
+    nvml.close()
+    return _there("nvml", detail)
+
+
+def _check_libraries() -> Check:
+    installed = {path.name for path in iter_installed()}
+    loaded = {
+        mapping.path.rpartition("/")[2]
+        for pid in iter_pids()
+        for mapping in iter_mappings(pid)
+        if is_library(mapping)
+    }
+    names = sorted(installed | loaded)
+    return Check(
+        "cuda libraries",
+        bool(names),
+        ", ".join(names) if names else "none installed in the usual places, none loaded now",
+        fix="" if names else "nothing to do: a library is found when a process loads it",
+        costs="" if names else "nothing to trace until a process loads one",
+    )
+
+
+def _check_nccl_plugin() -> Check:
+    try:
+        path = find_plugin()
+    except UnsupportedError as error:
+        costs = "collectives are timed by the host's clock alone"
+        return _missing("nccl plug-in", error, costs)
+    n_telling = len(find_plugins(ring_parent()))
+    told = f"set in a job's environment: {build_setting(path)}; processes that have it: {n_telling}"
+    return _there("nccl plug-in", told)
+
+
+def _check_host_probes() -> list[Check]:
+    """Load each host probe once, so that a refusal is known before it matters."""
+    checks = []
+    for probe in PROBES:
+        try:
+            BpfObject(probe.name, left_out=probe.filtering).close()
+            checks.append(_there(f"{probe.name} probe", probe.says))
+        except UnsupportedError as error:
+            checks.append(_missing(f"{probe.name} probe", error, probe.costs))
+    return checks
+
+
+CHECKS: Final[tuple[Callable[[], Check], ...]] = (
+    _check_privileges,
+    _check_kernel,
+    _check_btf,
+    _check_libbpf,
+    _check_objects,
+    _check_engine,
+    _check_mappings,
+    _check_map_files,
+    _check_ptrace_scope,
+    _check_gpu,
+    _check_nvml,
+    _check_libraries,
+    _check_nccl_plugin,
+)
+"""In the order in which they are shown."""
+
+
+def collect_support_files() -> dict[str, str]:
+    """What a bug report needs, by file name; nothing that identifies a user or holds a secret."""
+    files = {
+        "kernel.txt": " ".join(platform.uname()._replace(node="-")),
+        "os-release.txt": _read("/etc/os-release"),
+        "cgroup.txt": _read("/proc/self/cgroup"),
+        "cpuinfo.txt": "\n".join(_read("/proc/cpuinfo").split("\n\n")[:1]),
+        "meminfo.txt": _read("/proc/meminfo"),
+        "nvidia-version.txt": _read("/proc/driver/nvidia/version"),
+        "tools.txt": "\n".join(
+            f"{tool}: {shutil.which(tool)}" for tool in ("nvidia-smi", "bpftool", "python3")
+        ),
+    }
+    return {name: text for name, text in files.items() if text}
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError as error:
+        return f"not readable: {error.strerror}\n"

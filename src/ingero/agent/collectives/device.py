@@ -1,0 +1,346 @@
+"""Collectives as the plug-in for NCCL tells them, and what they replace.
+
+A collective begins when the first channel of its kernel did and is left when the last one ended, both by the device's timer;
+own time is what the device spent between. Such rows have the clock ``device`` and NCCL's own communicator id. Only their
+place among other rows needs the host's clock: the device's timer is moved by the smallest distance that was seen
+between the end of a collective and NCCL's word of it.
+
+A probe sees the call of the same collective, so of each kind (operation, rank and size of the communicator) as many host
+rows are dropped as the plug-in told of since they were entered. What it tells nothing of keeps the host's clock.
+
+Lossy: `DeviceCounts`. A process that is several ranks of one communicator is left to the probes, because neither the node's
+ranks nor the devices' timers could be told apart.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero.agent.collectives.host import ROW, SETTLE_NS, Finished, Place, own_times
+from ingero.agent.collectives.plugin_ring import RECORD, NcclRing, find_rings_of
+from ingero.model.collectives import COLLECTIVE_OP, UNKNOWN_NS, ClockKind, CollectiveOp
+from ingero.units import NS_PER_S
+
+Records = npt.NDArray[Any]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+_Kind = tuple[int, int, int]
+
+SCAN_NS: Final = 2 * NS_PER_S
+"""Between two looks for a ring that a process may have made since."""
+HOLD_NS: Final = NS_PER_S
+"""How long a host row of a process with the plug-in waits for the plug-in to tell of it."""
+_MOST_STARTS: Final = 4096
+_DISTANCES: Final = 256
+_MOST_NS: Final = 1 << 62
+_LONGEST_NS: Final = 1 << 50
+_MOST_RANKS: Final = 1 << 24
+_OPS: Final = tuple(int(op) for op in CollectiveOp)
+
+
+@dataclass(slots=True)
+class DeviceCounts:
+    """What became of what plug-ins told.
+
+    Attributes:
+        n_ops: Collectives with device times.
+        n_superseded: Host rows that were dropped for them.
+        n_lost: Collectives that plug-ins could not tell, or that were not read in time.
+        n_refused: Records without sense, or of processes that are several ranks of one communicator.
+    """
+
+    n_ops: int = 0
+    n_superseded: int = 0
+    n_lost: int = 0
+    n_refused: int = 0
+
+
+@dataclass(slots=True)
+class _Told:
+    """One process and what its plug-in told."""
+
+    rings: dict[str, NcclRing] = field(default_factory=dict)
+    comms: set[str] = field(default_factory=set)
+    next_scan_ns: int = 0
+    is_several: bool = False
+    is_over: bool = False
+    pending: Records = field(default_factory=lambda: np.zeros(0, RECORD))
+    starts: dict[_Kind, IntArray] = field(default_factory=dict)
+    distances: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    free_ns: int = UNKNOWN_NS
+    n_lost: int = 0
+    places: dict[str, Place] = field(default_factory=dict)
+
+    @property
+    def tells(self) -> bool:
+        """Whether its word is taken."""
+        return bool(self.rings) and not self.is_several
+
+
+@dataclass(slots=True)
+class _Held:
+    one: Finished
+    at_ns: int
+    is_open: BoolArray
+
+
+class DeviceCollectives:
+    """Reads the rings of the processes it is told of. One thread at a time.
+
+    Args:
+        parent: Where plug-ins make their rings, as the processes see it; None looks for none.
+
+    Attributes:
+        counts: What became of what they told.
+    """
+
+    def __init__(self, parent: Path | None = None) -> None:
+        self.counts = DeviceCounts()
+        self._parent = parent
+        self._told: dict[int, _Told] = {}
+        self._held: list[_Held] = []
+
+    def note_process(self, pid: int) -> None:
+        """A process that may have the plug-in, now or later."""
+        self._told.setdefault(pid, _Told())
+
+    def note_exit(self, pid: int) -> None:
+        """A process ended: nothing of it is waited for any more."""
+        if pid in self._told:
+            self._told[pid].is_over = True
+
+    def end(self) -> None:
+        """As if every process had ended."""
+        for told in self._told.values():
+            told.is_over = True
+
+    def forget(self, pid: int) -> None:
+        """Nobody will ask for the process again."""
+        for ring in self._told.pop(pid, _Told()).rings.values():
+            ring.close()
+
+    def close(self) -> None:
+        """Close every ring."""
+        for pid in list(self._told):
+            self.forget(pid)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Processes whose plug-in tells."""
+        return tuple(pid for pid, told in self._told.items() if told.tells)
+
+    def places(self, pid: int) -> dict[str, Place]:
+        """How far a process is, by communicator; empty when its plug-in does not tell."""
+        told = self._told.get(pid)
+        return told.places if told is not None and told.tells else {}
+
+    # ── In ──────────────────────────────────────────────────────────────────
+
+    def read(self, mono_ns: int) -> None:
+        """Read every ring."""
+        for pid, told in self._told.items():
+            if mono_ns >= told.next_scan_ns:
+                self._scan(pid, told, mono_ns)
+            if told.rings:
+                self._read_process(told)
+
+    def _scan(self, pid: int, told: _Told, mono_ns: int) -> None:
+        if self._parent is not None:
+            told.rings |= find_rings_of(pid, self._parent, frozenset(told.rings))
+        told.next_scan_ns = mono_ns + SCAN_NS
+
+    def _read_process(self, told: _Told) -> None:
+        places = np.concatenate([ring.read_places() for ring in told.rings.values()])
+        told.is_several |= len(np.unique(places["comm"])) < len(places)
+        records = np.concatenate([ring.read() for ring in told.rings.values()])
+        n_lost = sum(ring.counts.n_lost for ring in told.rings.values())
+        self.counts.n_lost += n_lost - told.n_lost
+        if n_lost > told.n_lost:
+            told.free_ns = UNKNOWN_NS
+        told.n_lost = n_lost
+        is_sound = _find_sound(records) & (not told.is_several)
+        self.counts.n_refused += int((~is_sound).sum())
+        records = records[is_sound]
+        _note_places(told, places)
+        if len(records):
+            self.counts.n_ops += len(records)
+            told.pending = np.concatenate([told.pending, records])
+            _note_starts(told, records)
+            seen_ns = (records["host_seen_ns"] - records["gpu_stop_ns"]).astype(np.int64)
+            told.distances = np.concatenate([told.distances, seen_ns])[-_DISTANCES:]
+
+    # ── Out ─────────────────────────────────────────────────────────────────
+
+    def take(self, finished: Sequence[Finished], mono_ns: int) -> list[Finished]:
+        """Device rows that are complete, and of the host rows given now or before those that nothing replaced."""
+        out: list[Finished] = []
+        for one in finished:
+            told = self._told.get(one.pid)
+            if told is not None and one.comm not in told.comms:
+                # A ring is made with a communicator: without a look now this row and its device row would both go out.
+                told.comms.add(one.comm)
+                self._scan(one.pid, told, mono_ns)
+            if told is None or not told.tells:
+                out.append(one)
+            else:
+                self._held.append(_Held(one, mono_ns, np.ones(len(one.ops), bool)))
+        self._match()
+        out += self._release(mono_ns)
+        for pid, told in self._told.items():
+            out += _finish(pid, told, mono_ns)
+        return out
+
+    def _match(self) -> None:
+        """Close held rows that the plug-in told of."""
+        rows: dict[tuple[int, _Kind], list[tuple[_Held, npt.NDArray[np.intp]]]] = defaultdict(list)
+        for held in self._held:
+            one = held.one
+            for op in np.unique(one.ops["op"][held.is_open]).tolist():
+                which = np.flatnonzero(held.is_open & (one.ops["op"] == op))
+                rows[one.pid, (one.comm_rank, one.n_ranks, op)].append((held, which))
+        for (pid, kind), parts in rows.items():
+            told = self._told.get(pid)
+            if told is None or kind not in told.starts:
+                continue
+            entry_ns = np.concatenate([held.one.ops["entry_ns"][which] for held, which in parts])
+            order = np.argsort(entry_ns, kind="stable")
+            is_told, n_used = match_starts(entry_ns[order], told.starts[kind])
+            told.starts[kind] = told.starts[kind][n_used:]
+            is_closed = np.zeros(len(order), bool)
+            is_closed[order] = is_told
+            self.counts.n_superseded += int(is_told.sum())
+            bounds = np.cumsum([len(which) for _, which in parts])[:-1]
+            for (held, which), closed in zip(parts, np.split(is_closed, bounds), strict=True):
+                held.is_open[which[closed]] = False
+
+    def _release(self, mono_ns: int) -> list[Finished]:
+        """Held rows that have waited long enough."""
+        out, kept = [], []
+        for held in self._held:
+            told = self._told.get(held.one.pid)
+            is_due = told is None or told.is_over or mono_ns - held.at_ns >= HOLD_NS
+            if not held.is_open.any():
+                continue
+            if is_due:
+                out.append(replace(held.one, ops=held.one.ops[held.is_open]))
+            else:
+                kept.append(held)
+        self._held = kept
+        return out
+
+
+def match_starts(entry_ns: IntArray, start_ns: IntArray) -> tuple[BoolArray, int]:
+    """Give each call, oldest first, the first start that is left and not before it.
+
+    Args:
+        entry_ns: When calls were entered, ascending, shape (n,).
+        start_ns: When what they started began, ascending, shape (m,).
+
+    Returns:
+        Which calls got one, shape (n,), and how many starts are used up or too old for the first call.
+    """
+    if not len(entry_ns):
+        return np.zeros(0, bool), 0
+    number = np.arange(len(entry_ns))
+    earliest = np.searchsorted(start_ns, entry_ns, "left")
+    given = number + np.maximum.accumulate(earliest - number)
+    is_given: BoolArray = given < len(start_ns)
+    n_used = int(given[is_given][-1]) + 1 if is_given.any() else int(earliest[0])
+    return is_given, n_used
+
+
+def _find_sound(records: Records) -> BoolArray:
+    """Records that can be true: the writer is another's process."""
+    start_ns, stop_ns = records["gpu_start_ns"], records["gpu_stop_ns"]
+    sound: BoolArray = (
+        (records["seq"] > 0)
+        & (records["rank"] >= 0)
+        & (records["rank"] < records["n_ranks"])
+        & (records["n_ranks"] <= _MOST_RANKS)
+        & (start_ns > 0)
+        & (start_ns <= stop_ns)
+        & (stop_ns < _MOST_NS)
+        & (stop_ns - start_ns < _LONGEST_NS)
+        & (records["host_start_ns"] < _MOST_NS)
+        & (records["host_seen_ns"] < _MOST_NS)
+    )
+    return sound
+
+
+def _note_starts(told: _Told, records: Records) -> None:
+    kinds = np.stack([records[name].astype(np.int64) for name in ("rank", "n_ranks", "op")], 1)
+    for kind in np.unique(kinds, axis=0):
+        mine = records["host_start_ns"][(kinds == kind).all(1)].astype(np.int64)
+        key = (int(kind[0]), int(kind[1]), int(kind[2]))
+        before = told.starts.get(key, np.zeros(0, np.int64))
+        told.starts[key] = np.sort(np.concatenate([before, mine]))[-_MOST_STARTS:]
+
+
+def _note_places(told: _Told, places: Records) -> None:
+    """Take the table of communicators; one that is gone is forgotten."""
+    now: dict[str, Place] = {}
+    for row in places[(places["entered"] > 0) & (places["rank"] >= 0)]:
+        name, entered, entry_ns = (
+            f"{int(row['comm']):016x}",
+            int(row["entered"]),
+            int(row["entry_ns"]),
+        )
+        before = told.places.get(name)
+        period_ns = 0.0 if before is None else before.period_ns
+        if before is not None and entered > before.entered:
+            step_ns = (entry_ns - before.entry_ns) / (entered - before.entered)
+            period_ns = step_ns if not period_ns else 0.8 * period_ns + 0.2 * step_ns
+        now[name] = Place(
+            int(row["rank"]),
+            int(row["n_ranks"]),
+            entered,
+            int(row["left"]) or None,
+            entry_ns,
+            CollectiveOp(int(row["op"]) if row["op"] in _OPS else 0),
+            period_ns,
+        )
+    told.places = now
+
+
+def _finish(pid: int, told: _Told, mono_ns: int) -> list[Finished]:
+    """Rows of COLLECTIVE_OP of what ended long enough ago that nothing older is still to come."""
+    is_due = (told.pending["host_seen_ns"] <= mono_ns - SETTLE_NS) | told.is_over
+    if not is_due.any():
+        return []
+    due, told.pending = told.pending[is_due], told.pending[~is_due]
+    due = due[np.argsort(due["gpu_start_ns"], kind="stable")]
+    rows = np.zeros(len(due), ROW)
+    rows["entry_ns"] = rows["exit_ns"] = due["gpu_start_ns"]
+    rows["leave_ns"] = due["gpu_stop_ns"]
+    own_ns, told.free_ns = own_times(rows, told.free_ns)
+    ops = np.zeros(len(due), COLLECTIVE_OP)
+    ops["seq"] = due["seq"]
+    ops["entry_ns"] = np.maximum(rows["entry_ns"] + told.distances.min(), 0)
+    ops["inside_ns"] = rows["leave_ns"] - rows["entry_ns"]
+    ops["own_ns"] = np.where(own_ns < _LONGEST_NS, own_ns, UNKNOWN_NS)
+    ops["n_bytes"] = np.where(
+        due["n_bytes"] < _MOST_NS, due["n_bytes"].astype(np.int64), UNKNOWN_NS
+    )
+    ops["op"] = np.where(np.isin(due["op"], _OPS), due["op"], 0)
+    finished = []
+    for comm in np.unique(due["comm"]):
+        which = np.flatnonzero(due["comm"] == comm)
+        last = due[which[-1]]
+        finished.append(
+            Finished(
+                pid,
+                f"{int(comm):016x}",
+                int(last["rank"]),
+                int(last["n_ranks"]),
+                ClockKind.DEVICE,
+                ops[which],
+            )
+        )
+    return finished

@@ -1,0 +1,345 @@
+"""Kernel records of collectives and synchronisations to rows that Fleet can compare.
+
+A host probe sees when a collective was *enqueued*. When it was over is known once the host has waited for its stream:
+the return of the first synchronisation of that stream, event or device that began after the enqueue. Such rows have
+the clock ``sync``; rows whose end nobody waited for have ``enqueue`` and no end, and convict nobody.
+
+Own time is what the host spent since it left its previous operation with others, or the synchronisation that ended one.
+
+Lossy: operations on communicators whose identity is not known, made before the probes or never asked for
+(`CollectiveTracker.n_unknown`), and point-to-point operations, which have no sequence number, are not told; what was
+spent in them is nobody's own time all the same. Rows beyond `MAX_PENDING` whose end is not waited for go out as ``enqueue``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero.agent.capture.kernel.abi import Flag
+from ingero.model.collectives import COLLECTIVE_OP, UNKNOWN_NS, ClockKind, CollectiveOp
+from ingero.model.events import CudaOp, DriverOp, NcclOp, Source
+from ingero.units import NS_PER_MS, NS_PER_S
+
+Records = npt.NDArray[Any]
+IntArray = npt.NDArray[np.int64]
+
+SETTLE_NS: Final = 100 * NS_PER_MS
+"""How long a record waits for older ones of other rings, which are read one after the other."""
+ENQUEUE_AFTER_NS: Final = 2 * NS_PER_S
+"""A collective whose end is not known this long after later ones ended goes out without it."""
+MAX_PENDING: Final = 4096
+_EVERY_STREAM: Final = -1
+_EVENTS_REMEMBERED: Final = 4096
+
+_OPS: Final = np.zeros(64, np.uint8)
+for _nccl, _op in (
+    (NcclOp.ALL_REDUCE, CollectiveOp.ALL_REDUCE),
+    (NcclOp.ALL_GATHER, CollectiveOp.ALL_GATHER),
+    (NcclOp.REDUCE_SCATTER, CollectiveOp.REDUCE_SCATTER),
+    (NcclOp.BROADCAST, CollectiveOp.BROADCAST),
+    (NcclOp.REDUCE, CollectiveOp.REDUCE),
+    (NcclOp.ALL_TO_ALL, CollectiveOp.ALL_TO_ALL),
+):
+    _OPS[_nccl] = _op
+
+_UNNUMBERED: Final = (NcclOp.SEND, NcclOp.RECV)
+
+ROW: Final = np.dtype([
+    ("pid", "<u4"),
+    ("comm_hash", "<u8"),
+    ("comm_rank", "<i4"),
+    ("n_ranks", "<i4"),
+    ("stream", "<i8"),
+    ("entry_ns", "<i8"),
+    ("exit_ns", "<i8"),
+    ("leave_ns", "<i8"),
+    ("seq", "<u8"),
+    ("n_bytes", "<i8"),
+    ("op", "u1"),
+    ("is_told", "?"),
+])
+"""One operation of one process with others; ``leave_ns`` is UNKNOWN_NS until its end is known. Monotonic clock.
+
+One that is not told has no sequence or no known communicator; it ends what its process did by itself."""
+
+_WAIT: Final = np.dtype([
+    ("pid", "<u4"),
+    ("stream", "<i8"),
+    ("entry_ns", "<i8"),
+    ("exit_ns", "<i8"),
+])
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Consecutive rows of one process on one communicator.
+
+    Attributes:
+        pid: The process.
+        comm: Communicator id hash, 16 digits.
+        comm_rank: Its rank there.
+        n_ranks: Members.
+        clock: What the ends were read from.
+        ops: Rows of COLLECTIVE_OP with entries on the monotonic clock, shape (n,).
+    """
+
+    pid: int
+    comm: str
+    comm_rank: int
+    n_ranks: int
+    clock: ClockKind
+    ops: npt.NDArray[np.void]
+
+
+@dataclass(slots=True)
+class Place:
+    """How far one process is on one communicator.
+
+    Attributes:
+        comm_rank: Its rank there.
+        n_ranks: Members.
+        entered: Last sequence number it entered.
+        left: Last one that it is known to have left; None when none.
+        entry_ns: When it entered the last one.
+        op: What that was.
+        period_ns: Usual time between two entries; 0 until there were two.
+    """
+
+    comm_rank: int
+    n_ranks: int
+    entered: int
+    left: int | None
+    entry_ns: int
+    op: CollectiveOp
+    period_ns: float = 0.0
+
+
+@dataclass(slots=True)
+class _Process:
+    pending: Records = field(default_factory=lambda: np.zeros(0, ROW))
+    host_free_ns: int = UNKNOWN_NS
+    marks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
+
+
+class CollectiveTracker:
+    """Takes kernel records in the order of the rings, gives finished rows. One thread at a time.
+
+    Attributes:
+        n_unknown: Collectives on communicators whose identity is not known.
+        n_unsynced: Rows that went out without an end.
+    """
+
+    def __init__(self) -> None:
+        self.n_unknown = 0
+        self.n_unsynced = 0
+        self._rows: list[Records] = []
+        self._waits: list[Records] = []
+        self._processes: dict[int, _Process] = {}
+
+    def add_collectives(self, records: Records) -> None:
+        """Take ``struct ig_collective`` records, shape (n,)."""
+        is_numbered = records["seq"] > 0
+        is_with_others = is_numbered | np.isin(records["op"], _UNNUMBERED)
+        records = records[is_with_others & (records["rc"] == 0)]
+        if not len(records):
+            return
+        is_numbered = records["seq"] > 0
+        is_known = (records["comm_hash"] != 0) & (records["rank"] >= 0) & (records["nranks"] > 0)
+        self.n_unknown += int((is_numbered & ~is_known).sum())
+        rows = np.zeros(len(records), ROW)
+        rows["is_told"] = is_numbered & is_known
+        for name in ("pid", "comm_hash", "seq"):
+            rows[name] = records[name]
+        rows["comm_rank"], rows["n_ranks"] = records["rank"], records["nranks"]
+        rows["stream"] = records["stream"].astype(np.int64)
+        rows["entry_ns"] = records["header"]["mono_ns"]
+        rows["exit_ns"] = rows["entry_ns"] + records["duration_ns"].astype(np.int64)
+        rows["leave_ns"] = UNKNOWN_NS
+        rows["n_bytes"] = records["bytes"]
+        rows["op"] = _OPS[np.minimum(records["op"], len(_OPS) - 1)]
+        self._rows.append(rows)
+
+    def add_calls(self, records: Records) -> None:
+        """Take ``struct ig_call`` records, shape (n,): what waits for a stream, an event or a device."""
+        records = records[((records["flags"] & Flag.NESTED) == 0) & (records["rc"] == 0)]
+        cuda, driver = records["source"] == Source.CUDA, records["source"] == Source.DRIVER
+        op = records["op"]
+        for mark in records[cuda & (op == CudaOp.EVENT_RECORD)]:
+            self._note_mark(mark)
+        is_stream = (cuda & (op == CudaOp.STREAM_SYNC)) | (driver & (op == DriverOp.STREAM_SYNC))
+        is_device = (cuda & (op == CudaOp.DEVICE_SYNC)) | (driver & (op == DriverOp.CTX_SYNC))
+        is_event = (cuda & (op == CudaOp.EVENT_SYNC)) | (driver & (op == DriverOp.EVENT_SYNC))
+        records = records[is_stream | is_device | is_event]
+        if not len(records):
+            return
+        waits = np.zeros(len(records), _WAIT)
+        waits["pid"] = records["pid"]
+        waits["entry_ns"] = records["header"]["mono_ns"]
+        waits["exit_ns"] = waits["entry_ns"] + records["duration_ns"].astype(np.int64)
+        waits["stream"] = records["stream"].astype(np.int64)
+        waits["stream"][is_device[is_stream | is_device | is_event]] = _EVERY_STREAM
+        is_known = np.ones(len(waits), bool)
+        for at in np.flatnonzero(is_event[is_stream | is_device | is_event]):
+            mark = self._process(int(waits["pid"][at])).marks.get(int(records["handle"][at]))
+            is_known[at] = mark is not None
+            if mark is not None:  # ends what was enqueued before the event was recorded
+                waits["stream"][at], waits["entry_ns"][at] = mark
+        self._waits.append(waits[is_known])
+
+    def _note_mark(self, mark: np.void) -> None:
+        marks = self._process(int(mark["pid"])).marks
+        if len(marks) >= _EVENTS_REMEMBERED:
+            marks.clear()
+        marks[int(mark["handle"])] = (int(np.int64(mark["stream"])), int(mark["header"]["mono_ns"]))
+
+    def _process(self, pid: int) -> _Process:
+        return self._processes.setdefault(pid, _Process())
+
+    def forget(self, pid: int) -> None:
+        """The process ended."""
+        self._processes.pop(pid, None)
+
+    def places(self, pid: int) -> dict[str, Place]:
+        """How far a process is, by communicator."""
+        known = self._processes.get(pid)
+        return {} if known is None else known.places
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Processes that made collectives or synchronised."""
+        return tuple(self._processes)
+
+    def take(self, mono_ns: int) -> list[Finished]:
+        """Rows that are complete by now, in the order each process entered them."""
+        settled_ns = mono_ns - SETTLE_NS
+        rows = self._take_settled(self._rows, settled_ns, ROW)
+        waits = self._take_settled(self._waits, settled_ns, _WAIT)
+        finished: list[Finished] = []
+        for pid in {int(pid) for pid in rows["pid"]} | {int(pid) for pid in waits["pid"]}:
+            known = self._process(pid)
+            fresh = rows[rows["pid"] == pid]
+            self._note_entries(known, fresh[fresh["is_told"]])
+            pending = np.concatenate([known.pending, fresh])
+            pending = pending[np.argsort(pending["entry_ns"], kind="stable")]
+            _end(pending, waits[waits["pid"] == pid])
+            done, known.pending = _split_done(pending, settled_ns)
+            if len(done):
+                finished += self._finish(pid, known, done)
+        return finished
+
+    @staticmethod
+    def _take_settled(parts: list[Records], until_ns: int, dtype: np.dtype[Any]) -> Records:
+        """Cut what ended by ``until_ns`` out of a list of records, oldest first."""
+        if not parts:
+            return np.zeros(0, dtype)
+        table = np.concatenate(parts)
+        is_settled = table["exit_ns"] <= until_ns
+        parts[:] = [table[~is_settled]] if not is_settled.all() else []
+        table = table[is_settled]
+        ordered: Records = table[np.argsort(table["entry_ns"], kind="stable")]
+        return ordered
+
+    @staticmethod
+    def _note_entries(known: _Process, rows: Records) -> None:
+        for comm_hash in np.unique(rows["comm_hash"]):
+            mine = rows[rows["comm_hash"] == comm_hash]
+            last, name = mine[-1], f"{int(comm_hash):016x}"
+            before = known.places.get(name)
+            entry_ns = int(last["entry_ns"])
+            period_ns = 0.0
+            if before is not None:
+                step_ns = (entry_ns - before.entry_ns) / len(mine)
+                period_ns = (
+                    step_ns if not before.period_ns else 0.8 * before.period_ns + 0.2 * step_ns
+                )
+            known.places[name] = Place(
+                int(last["comm_rank"]),
+                int(last["n_ranks"]),
+                int(last["seq"]),
+                None if before is None else before.left,
+                entry_ns,
+                CollectiveOp(int(last["op"])),
+                period_ns,
+            )
+
+    def _finish(self, pid: int, known: _Process, done: Records) -> list[Finished]:
+        """Rows of COLLECTIVE_OP, cut where the communicator's clock changes."""
+        own_ns, known.host_free_ns = own_times(done, known.host_free_ns)
+        own_ns, done = own_ns[done["is_told"]], done[done["is_told"]]
+        ops = np.zeros(len(done), COLLECTIVE_OP)
+        for name in ("seq", "entry_ns", "n_bytes", "op"):
+            ops[name] = done[name]
+        is_ended = done["leave_ns"] >= 0
+        self.n_unsynced += int((~is_ended).sum())
+        ops["inside_ns"] = np.where(is_ended, done["leave_ns"] - done["entry_ns"], UNKNOWN_NS)
+        ops["own_ns"] = own_ns
+        finished = []
+        for comm_hash in np.unique(done["comm_hash"]):
+            name = f"{int(comm_hash):016x}"
+            mine = done["comm_hash"] == comm_hash
+            for clock, is_it in ((ClockKind.SYNC, is_ended), (ClockKind.ENQUEUE, ~is_ended)):
+                which = np.flatnonzero(mine & is_it)
+                if not which.size:
+                    continue
+                last = done[which[-1]]
+                if clock is ClockKind.SYNC:
+                    known.places[name].left = int(last["seq"])
+                finished.append(
+                    Finished(
+                        pid, name, int(last["comm_rank"]), int(last["n_ranks"]), clock, ops[which]
+                    )
+                )
+        return finished
+
+
+def _end(pending: Records, waits: Records) -> None:
+    """Fill in when each row was left: the end of the first wait for its stream that began after its enqueue."""
+    if not len(pending) or not len(waits):
+        return
+    for stream in np.unique(pending["stream"]):
+        mine = np.flatnonzero((pending["stream"] == stream) & (pending["leave_ns"] < 0))
+        ends = waits[(waits["stream"] == stream) | (waits["stream"] == _EVERY_STREAM)]
+        first = np.searchsorted(ends["entry_ns"], pending["exit_ns"][mine], "left")
+        is_ended = first < len(ends)
+        pending["leave_ns"][mine[is_ended]] = ends["exit_ns"][first[is_ended]]
+
+
+def _split_done(pending: Records, now_ns: int) -> tuple[Records, Records]:
+    """What can go out: everything before the first row that may still end."""
+    is_ended = pending["leave_ns"] >= 0
+    if not len(pending) or is_ended.all():
+        return pending, pending[:0]
+    later_end = np.flatnonzero(is_ended)
+    is_left_behind = np.zeros(len(pending), bool)
+    if later_end.size:
+        is_left_behind[: later_end[-1]] = True
+    is_hopeless = is_left_behind & (now_ns - pending["exit_ns"] > ENQUEUE_AFTER_NS)
+    is_hopeless[: max(len(pending) - MAX_PENDING, 0)] = True
+    is_out = is_ended | is_hopeless
+    first_kept = len(pending) if is_out.all() else int(np.argmin(is_out))
+    return pending[:first_kept], pending[first_kept:]
+
+
+def own_times(rows: Records, host_free_ns: int) -> tuple[IntArray, int]:
+    """Time before each row, and when the last of them was left.
+
+    Args:
+        rows: With ``entry_ns``, ``exit_ns`` and ``leave_ns`` on one clock, by entry; at least one.
+        host_free_ns: When what came before them was left; UNKNOWN_NS when that is not known.
+    """
+    entry_ns = rows["entry_ns"].astype(np.int64)
+    leaves = np.unique(rows["leave_ns"][rows["leave_ns"] >= 0])
+    exits = np.maximum.accumulate(rows["exit_ns"].astype(np.int64))
+    free_ns = np.concatenate([[host_free_ns], exits[:-1]])
+    at = np.searchsorted(leaves, entry_ns, "right") - 1
+    if leaves.size:
+        left = np.where(at >= 0, leaves[np.maximum(at, 0)], UNKNOWN_NS)
+        free_ns = np.maximum(free_ns, left)
+    own_ns = np.where(free_ns < 0, UNKNOWN_NS, np.maximum(entry_ns - free_ns, 0))
+    last_ns = max(int(exits[-1]), int(leaves[-1]) if leaves.size else UNKNOWN_NS)
+    return own_ns, last_ns

@@ -1,0 +1,247 @@
+"""A trace's series to whoever asks: a page that Prometheus scrapes, and OTLP pushed to a collector."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import Any, Final, Protocol
+
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from ingero.agent.capture.discover.identity import Identity
+from ingero.agent.capture.session import Totals
+from ingero.agent.health.transport import Transport
+from ingero.agent.metrics.series import Distribution, Kind, Labels, Series, iter_call_series
+from ingero.errors import UnsupportedError
+from ingero.model.events import Events
+from ingero.otlp.codec import build_attributes, build_gauge, build_metrics, build_number, build_sum
+from ingero.otlp.codec.build import CUMULATIVE
+from ingero.otlp.codec.export import Export
+from ingero.otlp.codec.structs import Histogram, HistogramDataPoint, Metric
+from ingero.telemetry.clock import Clock
+from ingero.units import NS_PER_S
+
+PUSH_NS: Final = 10 * NS_PER_S
+SCOPE: Final = "ingero"
+_LABELS: Final = {"gpu.uuid": "gpu_uuid"}
+
+
+class Outlet(Protocol):
+    """Where series go."""
+
+    def take(self, series: tuple[Series, ...], wall_ns: int, /) -> None:
+        """The series as they are now; called once a second and once at the end, in the tracing thread."""
+        ...
+
+
+class MetricObserver:
+    """Turns a trace's totals into series for its outlets.
+
+    Args:
+        outlets: Who gets them.
+        more: Series of other parts, asked for each time.
+    """
+
+    def __init__(
+        self, outlets: Iterable[Outlet], more: Callable[[], Iterable[Series]] = lambda: ()
+    ) -> None:
+        self._outlets = tuple(outlets)
+        self._more = more
+        self._ranks: dict[int, int] = {}
+
+    def on_process(self, identity: Identity) -> None:
+        """Remember its rank."""
+        if identity.place.rank >= 0:
+            self._ranks[identity.pid] = identity.place.rank
+
+    def on_events(self, ring: str, records: npt.NDArray[Any], events: Events) -> None:
+        """Nothing: counts are exact without the events."""
+
+    def on_totals(self, totals: Totals) -> None:
+        """Tell the outlets."""
+        series = (*iter_call_series(totals, self._ranks), *self._more())
+        for outlet in self._outlets:
+            outlet.take(series, totals.wall_ns)
+
+
+class PrometheusPage:
+    """The last series as the text that Prometheus scrapes.
+
+    Raises:
+        UnsupportedError: ``prometheus_client`` is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import prometheus_client  # noqa: F401, PLC0415 - an extra that only this needs
+        except ImportError as error:
+            raise UnsupportedError(
+                "--prometheus needs the package prometheus-client",
+                hint="pip install 'ingero[agent]'",
+            ) from error
+        self._series: tuple[Series, ...] = ()
+
+    def take(self, series: tuple[Series, ...], _wall_ns: int) -> None:
+        """Keep them for the next scrape."""
+        self._series = series
+
+    def render(self) -> str:
+        """The page, text format 0.0.4."""
+        from ingero.telemetry.exposition import encode_text  # noqa: PLC0415
+
+        return encode_text(self.collect()).decode()
+
+    def readiness(self, _window_ns: int) -> tuple[bool, str]:
+        """Ready once something was counted."""
+        return bool(self._series), "ready" if self._series else "not ready: no counts yet"
+
+    def collect(self) -> Iterator[Any]:
+        """What ``prometheus_client`` asks for."""
+        for series in self._series:
+            if series.points:
+                yield _build_family(series)
+
+
+def _build_family(series: Series) -> Any:  # noqa: ANN401 - a type of an optional package
+    from prometheus_client.metrics_core import (  # noqa: PLC0415
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        UnknownMetricFamily,
+    )
+
+    name = series.prometheus_name
+    # One point may know more than another; an empty label is an absent one.
+    names = list(dict.fromkeys(_label(key) for labels, _ in series.points for key, _ in labels))
+    kinds = {Kind.GAUGE: GaugeMetricFamily, Kind.HISTOGRAM: HistogramMetricFamily}
+    kind = kinds.get(series.kind, CounterMetricFamily)
+    if series.kind is Kind.SUM and not name.endswith("_total"):
+        kind = (
+            UnknownMetricFamily  # a counter of that name would get a suffix that is not documented
+        )
+    family: Any = kind(name, series.says, labels=names)
+    for labels, value in series.points:
+        given: Mapping[str, str] = {_label(key): str(text) for key, text in labels}
+        texts = [given.get(key, "") for key in names]
+        if isinstance(value, Distribution):
+            bounds = [*(repr(bound) for bound in value.bounds), "+Inf"]
+            buckets = list(zip(bounds, accumulate(value.counts), strict=True))
+            family.add_metric(texts, buckets, sum_value=value.total)
+        else:
+            family.add_metric(texts, value)
+    return family
+
+
+def _label(name: str) -> str:
+    """A label for Prometheus: without the dots, and without a prefix but where the existing agent has one."""
+    return _LABELS.get(name) or name.rpartition(".")[2]
+
+
+class OtlpPusher:
+    """Pushes the latest series every ten seconds and once at the end.
+
+    Sums are cumulative, so what one lost push said the next one says again.
+
+    Args:
+        transport: How to send.
+        resource: Who we are.
+        clock: For ``Retry-After``.
+        on_failure: Told of each failed push that follows a successful one, and of the first.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        resource: Mapping[str, str],
+        clock: Clock,
+        on_failure: Callable[[str], None],
+    ) -> None:
+        self.n_pushed = self.n_failed = 0
+        self._transport = transport
+        self._resource = resource
+        self._clock = clock
+        self._on_failure = on_failure
+        self._started_ns = clock.wall_ns()
+        self._latest: tuple[tuple[Series, ...], int] | None = None
+        self._is_failing = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ingero-otlp", daemon=True)
+        self._thread.start()
+
+    def take(self, series: tuple[Series, ...], wall_ns: int) -> None:
+        """Keep them for the next push."""
+        self._latest = (series, wall_ns)
+
+    def _run(self) -> None:
+        while not self._stop.wait(PUSH_NS / NS_PER_S):
+            self._push()
+
+    def _push(self) -> None:
+        latest, self._latest = self._latest, None
+        if latest is None:
+            return
+        series, wall_ns = latest
+        export = build_export(series, self._resource, self._started_ns, wall_ns)
+        answer = self._transport.send(export, self._clock.wall_ns())
+        if answer.is_taken:
+            self.n_pushed += 1
+        else:
+            self.n_failed += 1
+            if not self._is_failing:
+                self._on_failure(answer.detail)
+        self._is_failing = not answer.is_taken
+
+    def close(self) -> None:
+        """Push what came last and stop; waits for one answer at most twice."""
+        self._stop.set()
+        self._thread.join()
+        self._push()
+        self._transport.close()
+
+
+def build_export(
+    series: Iterable[Series], resource: Mapping[str, str], started_ns: int, wall_ns: int
+) -> Export:
+    """One metrics request; sums and histograms are cumulative since ``started_ns``."""
+    metrics = [_build_metric(one, started_ns, wall_ns) for one in series if one.points]
+    return build_metrics(dict(resource), metrics, SCOPE, resource.get("service.version", ""))
+
+
+def _build_metric(series: Series, started_ns: int, wall_ns: int) -> Metric:
+    if series.kind is Kind.HISTOGRAM:
+        points = [
+            _build_histogram_point(labels, value, started_ns, wall_ns)
+            for labels, value in series.points
+            if isinstance(value, Distribution)
+        ]
+        return Metric(
+            name=series.name,
+            unit=series.unit,
+            description=series.says,
+            histogram=Histogram(points, aggregation_temporality=CUMULATIVE),
+        )
+    numbers = [
+        build_number(int(value) if float(value).is_integer() else value, wall_ns, dict(labels))
+        for labels, value in series.points
+        if not isinstance(value, Distribution)
+    ]
+    if series.kind is Kind.GAUGE:
+        return build_gauge(series.name, numbers, series.unit, series.says)
+    numbers = [replace(point, start_time_unix_nano=started_ns) for point in numbers]
+    return build_sum(series.name, numbers, series.unit, series.says)
+
+
+def _build_histogram_point(
+    labels: Labels, value: Distribution, started_ns: int, wall_ns: int
+) -> HistogramDataPoint:
+    return HistogramDataPoint(
+        attributes=build_attributes(dict(labels)),
+        start_time_unix_nano=started_ns,
+        time_unix_nano=wall_ns,
+        count=sum(value.counts),
+        sum=value.total,
+        bucket_counts=list(value.counts),
+        explicit_bounds=list(value.bounds),
+    )

@@ -1,0 +1,107 @@
+"""The whole machine once a second: processors, memory, swap and load, from ``/proc``.
+
+Sources: proc_stat(5) (field order of the ``cpu`` line), proc_meminfo(5), proc_loadavg(5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero.agent.metrics.series import Kind, Series
+from ingero.model.recording import SNAPSHOT
+
+_IDLE_FIELDS = (3, 4)  # idle and iowait
+
+
+@dataclass(frozen=True, slots=True)
+class MachineState:
+    """One look.
+
+    Attributes:
+        cpu_share: Busy share of all processors since the look before, 0 to 1; None at the first.
+        memory_share: Share of memory that is not available.
+        available_bytes: Memory that programs can still get.
+        swap_bytes: Swap in use.
+        load1: Load average of the last minute.
+    """
+
+    cpu_share: float | None
+    memory_share: float
+    available_bytes: int
+    swap_bytes: int
+    load1: float
+
+
+class Machine:
+    """Looks at the machine; remembers the look before.
+
+    Args:
+        proc: Where ``/proc`` is.
+    """
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._previous: tuple[int, int] | None = None
+        self.state: MachineState | None = None
+
+    def look(self) -> MachineState:
+        """Read it now."""
+        times = [int(text) for text in self._read("stat").split("\n", 1)[0].split()[1:9]]
+        total, idle = sum(times), sum(times[i] for i in _IDLE_FIELDS)
+        share = None
+        if self._previous is not None and total > self._previous[0]:
+            share = 1 - (idle - self._previous[1]) / (total - self._previous[0])
+        self._previous = total, idle
+        memory = {
+            line.split(":")[0]: int(line.split()[1]) << 10
+            for line in self._read("meminfo").splitlines()
+        }
+        available = memory.get("MemAvailable", memory["MemFree"])
+        self.state = MachineState(
+            cpu_share=share,
+            memory_share=1 - available / memory["MemTotal"],
+            available_bytes=available,
+            swap_bytes=memory.get("SwapTotal", 0) - memory.get("SwapFree", 0),
+            load1=float(self._read("loadavg").split()[0]),
+        )
+        return self.state
+
+    def _read(self, name: str) -> str:
+        return (self._proc / name).read_text(encoding="ascii")
+
+    def iter_series(self) -> Iterator[Series]:
+        """The last look as series; nothing before the first."""
+        state = self.state
+        if state is None:
+            return
+        for name, unit, says, value in (
+            ("system.cpu.utilization", "1", "Busy share of all processors.", state.cpu_share),
+            (
+                "system.memory.utilization", "1", "Share of memory in use.", state.memory_share,
+            ),
+            (
+                "system.memory.usage.available", "By", "Memory that programs can still get.",
+                state.available_bytes,
+            ),
+            ("system.cpu.load_average.1m", "1", "Load average of a minute.", state.load1),
+        ):  # fmt: skip
+            if value is not None:
+                yield Series(name, Kind.GAUGE, unit, says, (((), float(value)),))
+
+
+def build_snapshot(state: MachineState, wall_ns: int) -> npt.NDArray[Any]:
+    """A row of SNAPSHOT; a first look has no share of the processors and is 0 there, as recordings have it."""
+    row = np.zeros(1, SNAPSHOT)
+    row["wall_ns"] = wall_ns
+    row["cpu_pct"] = 100 * (state.cpu_share or 0)
+    row["mem_pct"] = 100 * state.memory_share
+    row["mem_available_mib"] = state.available_bytes >> 20
+    row["swap_mib"] = state.swap_bytes >> 20
+    row["load1"] = state.load1
+    return row

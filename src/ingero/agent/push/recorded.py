@@ -1,0 +1,201 @@
+"""Readings from the recording that `ingero trace` writes meanwhile, for an agent that may not probe itself.
+
+The recording's exact counts grow by the minute's bucket while they are counted, so two looks tell what came between them. What
+it cannot tell is absent: a recording that nobody writes to is no reading, free GPU memory is not in it, and neither is what
+hangs.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ingero.agent.health.signals.reading import Reading, Signals
+from ingero.agent.push.live import CpuTimes
+from ingero.errors import StoreError
+from ingero.model.events import CudaOp, DriverOp, GraphOp, Source
+from ingero.recording.store.files import open_recording, table_columns
+from ingero.units import NS_PER_S
+
+ALIVE_NS: Final = 15 * NS_PER_S
+"""A writer notes both clocks every ten seconds."""
+_MINUTE_NS: Final = 60 * NS_PER_S
+_LOOKED_BACK: Final = 3 * _MINUTE_NS
+_ALIVE: Final = "SELECT mono_ns, wall_ns FROM clock_samples ORDER BY rowid DESC LIMIT 1"
+_COUNTS: Final = """
+  SELECT bucket,
+    sum(count * (source = ? AND op = ? OR source = ? AND op = ?)), sum(count * (source = ? AND op = ?)),
+    sum(sum_dur), count(DISTINCT pid)
+  FROM {table} WHERE bucket >= ? AND source IN (?, ?, ?, ?) GROUP BY bucket
+"""
+_NEWEST: Final = """
+  SELECT max(ifnull((SELECT max(timestamp) FROM system_snapshots), 0), ifnull((SELECT max(timestamp) FROM events), 0))
+"""
+_FIVE: Final = 5 * NS_PER_S
+_FLUSH_NS: Final = 2 * NS_PER_S
+"""The existing agent writes a bucket when it is over, which it looks for once a second."""
+_CODES: Final = (
+    *(Source.CUDA, CudaOp.LAUNCH_KERNEL, Source.CUDA_GRAPH, GraphOp.LAUNCH),
+    *(Source.DRIVER, DriverOp.LAUNCH_KERNEL),
+)
+_GPU: Final = (Source.CUDA, Source.DRIVER, Source.CUDA_GRAPH, Source.NCCL)
+
+
+class _Counts(NamedTuple):
+    """Of one bucket, or of all time."""
+
+    launches: int = 0
+    driver_launches: int = 0
+    spent_ns: int = 0
+    n_pids: int = 0
+
+
+class _Look(NamedTuple):
+    mono_ns: int
+    total: _Counts
+
+
+@dataclass(slots=True)
+class RecordedSource:
+    """A `SignalSource`.
+
+    Attributes:
+        path: The recording.
+        window_ns: Rates are over this long.
+        n_gpus: Streams of work at once; 0 takes the number of processes.
+        note: Told once of each reason why the recording cannot be read.
+    """
+
+    path: Path
+    window_ns: int
+    n_gpus: int = 0
+    note: Callable[[str], None] = lambda _text: None
+    _cpu: CpuTimes = field(default_factory=CpuTimes)
+    _buckets: dict[int, _Counts] = field(default_factory=dict)
+    _total: _Counts = field(default_factory=_Counts)
+    _looks: deque[_Look] = field(default_factory=deque)
+    _noted: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Never: a recording may be continued."""
+        return False
+
+    def read(self, wall_ns: int, mono_ns: int) -> Reading | None:
+        """What came in the window; None without two looks in it, and when nobody writes."""
+        cpu = self._cpu.read()
+        finished: _Finished | None = None
+        try:
+            with open_recording(self.path) as connection:
+                if table_columns(connection, "clock_samples"):
+                    is_alive = self._update(connection, mono_ns)
+                else:  # the existing agent's
+                    finished = _read_finished(connection, wall_ns, self.window_ns)
+                    is_alive = finished is not None
+        except (StoreError, sqlite3.Error) as error:
+            self._say_why(str(error))
+            return None
+        if not is_alive:
+            self._say_why(f"{self.path}: nobody writes to it; is `ingero trace` running?")
+            return None
+        self._noted = ""
+        if finished is not None:
+            return self._build_reading(finished.counts, finished.elapsed_ns, cpu, wall_ns)
+        self._looks.append(_Look(mono_ns, self._total))
+        while len(self._looks) > 2 and mono_ns - self._looks[1].mono_ns >= self.window_ns:
+            self._looks.popleft()
+        first = self._looks[0]
+        elapsed_ns = mono_ns - first.mono_ns
+        if elapsed_ns <= 0:
+            return None
+        counts = _Counts(
+            self._total.launches - first.total.launches,
+            self._total.driver_launches - first.total.driver_launches,
+            self._total.spent_ns - first.total.spent_ns,
+            self._total.n_pids,
+        )
+        return self._build_reading(counts, elapsed_ns, cpu, wall_ns)
+
+    def _build_reading(
+        self, counts: _Counts, elapsed_ns: int, cpu: float | None, wall_ns: int
+    ) -> Reading:
+        # A launch through the runtime is a driver launch too, counted by both.
+        launches = counts.launches or counts.driver_launches
+        n_streams = self.n_gpus or counts.n_pids
+        spent_ns = counts.spent_ns
+        compute = min(spent_ns / (elapsed_ns * n_streams), 1.0) if n_streams else None
+        return Reading(
+            signals=Signals(launches * NS_PER_S / elapsed_ns, compute, None, cpu),
+            launches=launches,
+            wall_ns=wall_ns,
+        )
+
+    def _say_why(self, why: str) -> None:
+        """Start over, and tell a reason that was not told last."""
+        self._looks.clear()
+        if why != self._noted:
+            self._noted = why
+            self.note(why)
+
+    def _update(self, connection: sqlite3.Connection, mono_ns: int) -> bool:
+        """Add what came since the last look; False when nobody writes any more."""
+        newest = connection.execute(_ALIVE).fetchone()
+        if newest is None or not 0 <= mono_ns - newest[0] <= ALIVE_NS:
+            return False
+        since_ns = newest[1] - _LOOKED_BACK
+        rows = connection.execute(
+            _COUNTS.format(table="event_aggregates"), (*_CODES, since_ns, *_GPU)
+        ).fetchall()
+        n_pids = max((row[-1] for row in rows), default=0)
+        launches, driver_launches, spent_ns, _ = self._total
+        for bucket, *now in rows:
+            known = self._buckets.get(bucket, _Counts())
+            launches += now[0] - known.launches
+            driver_launches += now[1] - known.driver_launches
+            spent_ns += now[2] - known.spent_ns
+        self._buckets = {bucket: _Counts(*now) for bucket, *now in rows}
+        self._total = _Counts(launches, driver_launches, spent_ns, n_pids)
+        return True
+
+
+class _Finished(NamedTuple):
+    """Counts of buckets that are over, and how long these were."""
+
+    counts: _Counts
+    elapsed_ns: int
+
+
+def _read_finished(
+    connection: sqlite3.Connection, wall_ns: int, window_ns: int
+) -> _Finished | None:
+    """What the existing agent counted in its last whole buckets; None when nobody writes any more.
+
+    It notes no clock but takes a snapshot each second, and writes a bucket, of five seconds or else of a minute, once it is over.
+    """
+    if not table_columns(connection, "system_snapshots"):
+        return None
+    (newest_ns,) = connection.execute(_NEWEST).fetchone()
+    if abs(wall_ns - newest_ns) > ALIVE_NS:
+        return None
+    table, width_ns = "event_aggregates", _MINUTE_NS
+    if table_columns(connection, "event_aggregates_5s"):
+        table, width_ns = "event_aggregates_5s", _FIVE
+    elapsed_ns = -(-window_ns // width_ns) * width_ns
+    end_ns = (newest_ns - _FLUSH_NS) // width_ns * width_ns
+    rows = connection.execute(
+        _COUNTS.format(table=table), (*_CODES, end_ns - elapsed_ns, *_GPU)
+    ).fetchall()
+    over = [_Counts(*counts) for bucket, *counts in rows if bucket < end_ns]
+    return _Finished(
+        _Counts(
+            sum(one.launches for one in over),
+            sum(one.driver_launches for one in over),
+            sum(one.spent_ns for one in over),
+            max((one.n_pids for one in over), default=0),
+        ),
+        elapsed_ns,
+    )

@@ -1,0 +1,76 @@
+"""What is around a trace's calls, the machine and its devices: into the recording and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy.typing as npt
+
+from ingero.agent.capture.discover.identity import Identity
+from ingero.agent.capture.gpu.readings import GpuReading
+from ingero.agent.capture.session import Totals
+from ingero.agent.metrics.gpus import GpuWatch
+from ingero.agent.metrics.machine import Machine, MachineState, build_snapshot
+from ingero.agent.metrics.series import Series
+from ingero.agent.trace.recorder import Recorder
+from ingero.agent.trace.selection import Selection
+from ingero.model.events import Events
+
+
+class Surroundings:
+    """Looks with each totals. Put it before the observers that read its series.
+
+    Args:
+        recorder: The recording, where there is one; its selection gets snapshots and rows.
+        gpus: The devices, where NVML tells of them.
+        machine: What looks at the machine.
+        selection: Who gets snapshots and rows without a recorder.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder | None,
+        gpus: GpuWatch | None = None,
+        machine: Machine | None = None,
+        selection: Selection | None = None,
+    ) -> None:
+        self._recorder = recorder
+        self._selection = recorder.selection if recorder is not None else selection
+        self._gpus = gpus
+        self._machine = machine or Machine()
+        self._machine.look()
+
+    def on_process(self, identity: Identity) -> None:
+        """Nothing."""
+
+    def on_events(self, ring: str, records: npt.NDArray[Any], events: Events) -> None:
+        """Nothing."""
+
+    def on_totals(self, totals: Totals) -> None:
+        """Look, and keep what was seen."""
+        state = self._machine.look()
+        if self._selection is None:
+            return
+        if state.cpu_share is not None:
+            self._selection.put_snapshots(build_snapshot(state, totals.wall_ns))
+        if self._gpus is not None:
+            self._selection.put_facts(self._gpus.take_events())
+
+    @property
+    def machine_state(self) -> MachineState | None:
+        """The last look at the machine."""
+        return self._machine.state
+
+    @property
+    def gpu_readings(self) -> tuple[GpuReading, ...]:
+        """The last look at the devices; none without NVML."""
+        return self._gpus.readings if self._gpus is not None else ()
+
+    def iter_series(self) -> Iterator[Series]:
+        """What was seen last."""
+        yield from self._machine.iter_series()
+        if self._gpus is not None:
+            yield from self._gpus.iter_series()
+        if self._recorder is not None:
+            yield from self._recorder.iter_series()

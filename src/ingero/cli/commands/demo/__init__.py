@@ -1,0 +1,1 @@
+"""``ingero demo``: recorded scenarios, and live ones."""

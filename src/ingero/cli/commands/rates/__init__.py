@@ -1,0 +1,1 @@
+"""``ingero rates``: prices of GPUs."""

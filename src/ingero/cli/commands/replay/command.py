@@ -1,0 +1,190 @@
+"""``ingero replay``: what the detection says about a recorded training job, through a Fleet or alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ingero.cli.options import HEADERS, read_duration
+from ingero.units import NS_PER_S
+
+PIPE_WIDTH = 120
+"""Columns of output that no terminal bounds."""
+COMPRESSED = ("processors.nccl.reorder_window=1s", "processors.nccl.judge_interval=250ms")
+"""Settings of our own Fleet: a replay's pushes come in order and its time runs faster than a job's."""
+
+if TYPE_CHECKING:
+    from ingero.cli.commands.replay.echo import LocalEcho
+    from ingero.job_traces.model import JobTrace
+    from ingero.model.verdicts import Judgement
+    from ingero.sim.replay import FleetTarget
+
+
+@click.command("replay")
+@click.argument("trace")
+@click.option(
+    "--offline", is_flag=True, help="Judge here, without network; the answer is the same."
+)
+@click.option(
+    "--fleet",
+    metavar="URL",
+    help="Push to this Fleet's OTLP/HTTP receiver; without it a Fleet is started for the replay.",
+)
+@click.option(
+    "--admin",
+    metavar="URL",
+    default="http://127.0.0.1:8081",
+    show_default=True,
+    help="That Fleet's admin endpoint, which is asked for the verdicts.",
+)
+@HEADERS
+@click.option("--cluster-id", help="Report under this name; default: the recording's and a number.")
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Seconds of recorded time per second.",
+)
+@click.option(
+    "--interval",
+    callback=read_duration,
+    default="10s",
+    show_default=True,
+    help="Recorded time between two pushes of an agent.",
+)
+@click.option(
+    "--echo", "with_echo", is_flag=True, help="Keep it in an Echo of our own too, and ask that one."
+)
+@click.option(
+    "--gpu-rate",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="PRICE",
+    help="Price of a GPU-hour, for what Echo says of the cost; without it, GPU-hours only.",
+)
+@click.option("--currency", default="USD", show_default=True, help="Of --gpu-rate.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(trace: str, *, offline: bool, as_json: bool, **network: Any) -> int:  # noqa: ANN401 - click's
+    r"""Judge a recorded training job and name its slow workers.
+
+    TRACE is a Parquet file of per-operation timings, or the name of a recording that ships with ingero (AR). A file
+    meta-NAME.yaml beside trace-NAME.parquet tells how many GPUs a worker has; without it, one.
+
+    One agent per worker pushes real OTLP to a Fleet, which names the culprit. Trace time is kept in the records.
+
+    Exit status: 0 when the recording was judged, whatever the verdict; 1 when it cannot be read or pushed.
+
+    \b
+    Examples:
+      ingero replay AR
+      ingero replay AR --fleet http://127.0.0.1:4318 --speed 60
+      ingero replay AR --offline
+      ingero replay AR --echo --gpu-rate 2.50
+      ingero replay job/trace-X.parquet --offline --json | jq '.verdicts[] | select(.verdict == "culprit")'
+    """
+    from ingero.cli.commands.replay.offline import judge_trace
+    from ingero.cli.commands.replay.render import render_result
+    from ingero.cli.commands.replay.result import build_result
+    from ingero.job_traces.packaged import find_packaged
+    from ingero.job_traces.readers import read_trace
+
+    path = Path(trace)
+    job = read_trace(path if path.exists() else find_packaged(trace) or path)
+    if network["with_echo"] and (offline or network["fleet"]):
+        raise click.UsageError(
+            "--echo goes with a Fleet of the replay's own, without --offline and --fleet"
+        )
+    if network["gpu_rate"] and not network["with_echo"]:
+        raise click.UsageError("--gpu-rate goes with --echo, which tells the cost")
+    kept: dict[str, Any] = {}
+    judgements = judge_trace(job) if offline else [_ask_fleet(job, network, kept)]
+    result = {**build_result(job, judgements), **kept}
+    if as_json:
+        click.echo(json.dumps(result, indent=2))
+        return 0
+    from rich.console import Console
+
+    console = Console()
+    console = console if console.is_terminal else Console(width=PIPE_WIDTH)
+    render_result(result, console)
+    if kept:
+        from ingero.cli.commands.replay.echo import describe_echo
+
+        for line in describe_echo(kept["echo"]):
+            console.print(f"Echo: {line}", highlight=False)
+    return 0
+
+
+def _ask_fleet(job: JobTrace, network: dict[str, Any], kept: dict[str, Any]) -> Judgement:
+    from rich.console import Console
+
+    from ingero.cli.commands.replay.live import follow_replay
+    from ingero.sim.replay import name_cluster, replay_to_fleet
+
+    console = Console(stderr=True)
+    with ExitStack() as stack:
+        echo = _start_echo(stack, console) if network["with_echo"] else None
+        overrides = (*echo.fleet_overrides, *_rates(network)) if echo else ()
+        target = _find_target(network, stack, console, overrides)
+        cluster_id = network["cluster_id"] or f"{job.name}-{os.getpid()}"
+        judgement = replay_to_fleet(
+            name_cluster(job, cluster_id),
+            target,
+            speed=network["speed"],
+            interval_ns=network["interval"],
+            follow=stack.enter_context(follow_replay(console)),
+        )
+        if echo is not None:
+            from ingero.cli.commands.replay.echo import ask_echo
+
+            lost_s = sum(verdict.lost_gpu_ns for verdict in judgement.culprits) / NS_PER_S
+            kept["echo"] = ask_echo(echo, cluster_id, lost_s)
+        return judgement
+
+
+def _rates(network: dict[str, Any]) -> tuple[str, ...]:
+    """Settings of our own Fleet that price every GPU alike."""
+    if network["gpu_rate"] is None:
+        return ()
+    return (
+        f"processors.nccl.rates.fallback_rate={network['gpu_rate']}",
+        f"processors.nccl.rates.currency={network['currency']}",
+    )
+
+
+def _start_echo(stack: ExitStack, console: Any) -> LocalEcho:  # noqa: ANN401 - rich's
+    from ingero.cli.commands.replay.echo import run_local_echo
+
+    echo = stack.enter_context(run_local_echo())
+    console.print(f"an Echo of our own listens on {echo.url}", highlight=False)
+    return echo
+
+
+def _find_target(
+    network: dict[str, Any],
+    stack: ExitStack,
+    console: Any,  # noqa: ANN401 - rich's
+    overrides: Sequence[str],
+) -> FleetTarget:
+    from ingero.agent.health.endpoint import parse_endpoint
+    from ingero.sim.local_fleet import EPHEMERAL, SHIPPED_CONFIG, run_local_fleet
+    from ingero.sim.replay import FleetTarget
+
+    url, admin_url = network["fleet"], network["admin"].rstrip("/")
+    if url is None:
+        fleet = stack.enter_context(
+            run_local_fleet(SHIPPED_CONFIG, (*EPHEMERAL, *COMPRESSED, *overrides))
+        )
+        url = "http://" + fleet.find_endpoint("otlp", "http")
+        admin_url = "http://" + fleet.find_endpoint("ingero_threshold", "admin")
+        console.print(
+            f"a Fleet of our own listens on {url} (verdicts on {admin_url})", highlight=False
+        )
+    endpoint = parse_endpoint(url, is_insecure=True, option="--fleet")
+    return FleetTarget(endpoint, admin_url, dict(network["headers"]))

@@ -1,0 +1,168 @@
+"""An Echo of one's own beside the replay's Fleet: what was pushed is kept, and asked for at the end over HTTP and MCP."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import httpx
+
+from ingero.errors import IngeroError
+from ingero.sim.child import run_tied
+from ingero.sim.local_fleet import STOP_TIMEOUT_S
+
+_PROGRAM: Final = (
+    "from ingero.sim.child import end_with_input; end_with_input();"
+    "from ingero.cli.programs.echo import main; main()"
+)
+_PORT: Final = re.compile(r"127\.0\.0\.1:(\d+)")
+_SETTLE_S: Final = 20.0
+_SAME: Final = 0.001
+_POLL_S: Final = 0.2
+_TOOLS: Final = ("find_stragglers", "blame_chain", "cost", "cost_by_culprit")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalEcho:
+    """A running Echo.
+
+    Attributes:
+        otlp_url: Where OTLP/HTTP is taken.
+        url: MCP and the API.
+        token: Its only bearer.
+    """
+
+    otlp_url: str
+    url: str
+    token: str
+
+    @property
+    def fleet_overrides(self) -> tuple[str, ...]:
+        """Settings that make the shipped Fleet configuration forward here."""
+        return (
+            f"exporters.otlphttp.endpoint={self.otlp_url}",
+            f"exporters.otlphttp.headers.Authorization=Bearer {self.token}",
+            "service.pipelines.metrics.exporters=[prometheus, otlphttp]",
+            "service.pipelines.logs.exporters=[debug, otlphttp]",
+            "processors.nccl.cost_interval=1s",
+        )
+
+
+@contextmanager
+def run_local_echo() -> Iterator[LocalEcho]:
+    """Start ``ingero-echo serve`` on free loopback ports with a database that ends with it.
+
+    Raises:
+        IngeroError: It did not start; the message holds what it said.
+    """
+    token = secrets.token_hex(32)
+    with TemporaryDirectory(prefix="ingero-echo-") as folder:
+        file = Path(folder) / "token"
+        file.touch(mode=0o600)
+        file.write_text(token, encoding="ascii")
+        log = Path(folder) / "log"
+        command = [sys.executable, "-c", _PROGRAM, "serve", "--insecure-no-tls"]
+        command += ["--db", f"{folder}/echo.db", "--auth-token-file", str(file)]
+        for name in ("otlp", "otlp-http", "mcp", "health"):
+            command += [f"--{name}-addr", "127.0.0.1:0"]
+        with (
+            log.open("wb") as said,
+            run_tied(command, STOP_TIMEOUT_S, stdout=subprocess.PIPE, stderr=said) as process,
+        ):
+            assert process.stdout is not None
+            ports = _PORT.findall(process.stdout.readline())
+            if len(ports) != 4:
+                process.kill()
+                process.wait()
+                raise IngeroError(f"ingero-echo did not start:\n{log.read_text(encoding='utf-8')}")
+            at = "http://127.0.0.1:"
+            yield LocalEcho(f"{at}{ports[1]}", f"{at}{ports[2]}", token)
+
+
+def ask_echo(echo: LocalEcho, cluster_id: str, charged_gpu_s: float) -> dict[str, Any]:
+    """What Echo says of the replay's cluster, once what Fleet forwarded has settled.
+
+    Args:
+        echo: Who is asked.
+        cluster_id: The replay's cluster.
+        charged_gpu_s: What Fleet charges its culprits with in the end; Echo is given some seconds to have heard of it.
+
+    Returns:
+        Answers by tool; ``mcp_agrees``: MCP gave the same; ``cost_agrees``: the cost is what Fleet charged.
+    """
+    arguments = {"cluster_id": cluster_id, "time_window": "1d"}
+    headers = {"Authorization": f"Bearer {echo.token}"}
+    with httpx.Client(base_url=echo.url, headers=headers, timeout=30) as client:
+
+        def ask(tool: str) -> dict[str, Any]:
+            answer = client.post(f"/api/v2/tools/fleet.cluster.{tool}", json={"args": arguments})
+            answer.raise_for_status()
+            result: dict[str, Any] = answer.json()["result"]
+            return result
+
+        deadline_s = time.monotonic() + _SETTLE_S
+        while charged_gpu_s and time.monotonic() < deadline_s:
+            heard = sum(row["gpu_seconds"] for row in ask("cost_by_culprit")["rows"])
+            if abs(heard - charged_gpu_s) <= _SAME * charged_gpu_s:
+                break
+            time.sleep(_POLL_S)
+        answers = {tool: ask(tool)["rows"] for tool in _TOOLS}
+        over_mcp = _call_mcp(client, "fleet.cluster.blame_chain", arguments)
+    held_gpu_s = sum(row["gpu_seconds"] for row in answers["cost_by_culprit"])
+    return {
+        **answers,
+        "mcp_agrees": over_mcp == answers["blame_chain"],
+        "cost_agrees": abs(held_gpu_s - charged_gpu_s) <= _SAME * charged_gpu_s,
+    }
+
+
+def _call_mcp(client: httpx.Client, tool: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    """One stateless call. Source: MCP 2025-06-18, streamable HTTP."""
+    call = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": {"name": tool, "arguments": arguments},
+    }
+    headers = {
+        "Accept": "application/json, text/event-stream",
+        "MCP-Protocol-Version": "2025-06-18",
+    }
+    answer = client.post("/mcp", json=call, headers=headers)
+    answer.raise_for_status()
+    return answer.json()["result"]["structuredContent"]["rows"]
+
+
+def _describe_cost(row: dict[str, Any]) -> str:
+    line = f"{row['gpu_seconds'] / 3600:.3g} GPU-hours"
+    return line if row["amount"] is None else f"{line}, {row['amount']:.2f} {row['currency']}"
+
+
+def describe_echo(said: dict[str, Any]) -> list[str]:
+    """The answers in lines for a person."""
+    lines = [
+        f"{row['node_id']} is judged {row['verdict']}"
+        for row in said["find_stragglers"]
+        if row["verdict"] is not None
+    ]
+    victims = [
+        row["victim"] for row in said["blame_chain"] if row["source"] == "verdict" and row["victim"]
+    ]
+    if victims:
+        lines.append(f"it made {len(victims)} workers wait, first {'; '.join(victims[:3])}")
+    lines += [f"{row['node_id']} cost {_describe_cost(row)}" for row in said["cost_by_culprit"]]
+    total = [row for row in said["cost"] if row["gpu_seconds"]]
+    lines += [f"all waiting cost {_describe_cost(row)}" for row in total]
+    if not said["cost_agrees"]:
+        lines.append("the cost differs from what Fleet charged: records are missing or late")
+    lines.append("MCP gives the same answer" if said["mcp_agrees"] else "MCP gives another answer")
+    return lines

@@ -1,0 +1,1 @@
+"""``ingero trace``: its options, the run, and what it prints."""

@@ -1,0 +1,147 @@
+"""Where ``ingero trace`` shows its numbers besides the terminal: to Prometheus and to an OTLP collector."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import click
+
+from ingero import __version__
+from ingero.cli.options import read_headers
+from ingero.errors import ConfigError
+from ingero.units import NS_PER_S
+from ingero.wire.names import Attribute
+
+if TYPE_CHECKING:
+    from ingero.agent.metrics.exporting import MetricObserver, Outlet
+    from ingero.agent.metrics.series import Series
+    from ingero.telemetry.clock import Clock
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:9465"
+_TIMEOUT_NS: Final = 5 * NS_PER_S
+
+METRIC_OPTIONS: Final = (
+    click.option(
+        "--prometheus",
+        is_flag=False,
+        flag_value=DEFAULT_ADDRESS,
+        default="",
+        metavar="[HOST:PORT]",
+        help=f"Serve /metrics meanwhile; {DEFAULT_ADDRESS} when no address is given.",
+    ),
+    click.option(
+        "--otlp",
+        default="",
+        metavar="ENDPOINT",
+        help="Push metrics to this OTLP/HTTP collector every 10 s; https unless it says http://.",
+    ),
+    click.option(
+        "--otlp-insecure", is_flag=True, help="Speak http where --otlp does not say; e.g. host:4318."
+    ),
+    click.option(
+        "--otlp-header",
+        "otlp_headers",
+        multiple=True,
+        metavar="NAME=VALUE",
+        callback=read_headers,
+        help="A header of each push, such as Authorization='Bearer …'; may be repeated.",
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsChoice:
+    """What METRIC_OPTIONS were given."""
+
+    prometheus: str
+    otlp: str
+    otlp_insecure: bool
+    otlp_headers: dict[str, str]
+
+    @classmethod
+    def take(cls, options: dict[str, Any]) -> Self:
+        """Take our options out of a command's."""
+        return cls(*(options.pop(name) for name in cls.__slots__))
+
+    def open(
+        self,
+        identity: tuple[str, str],
+        clock: Clock,
+        more: Callable[[], Iterable[Series]],
+        stack: contextlib.ExitStack,
+    ) -> MetricObserver | None:
+        """Serve and push until the stack ends; None when neither is wanted.
+
+        Args:
+            identity: Names of the node and of the cluster; the latter may be empty.
+            clock: Both clocks.
+            more: Series besides those of calls.
+            stack: Ends what was started.
+
+        Raises:
+            ConfigError: An address cannot be understood.
+            IngeroError: It cannot be listened on.
+        """
+        if (self.otlp_insecure or self.otlp_headers) and not self.otlp:
+            click.echo(
+                "warning: --otlp-insecure, --otlp-header: no effect without --otlp ENDPOINT",
+                err=True,
+            )
+        outlets: list[Outlet] = []
+        if self.prometheus:
+            outlets.append(self._serve(stack))
+        if self.otlp:
+            outlets.append(self._push(identity, clock, stack))
+        if not outlets:
+            return None
+        from ingero.agent.metrics.exporting import MetricObserver
+
+        return MetricObserver(outlets, more)
+
+    def _serve(self, stack: contextlib.ExitStack) -> Outlet:
+        from ingero.agent.events.sink_server import serve_sink
+        from ingero.agent.metrics.exporting import PrometheusPage
+        from ingero.config import Endpoint
+
+        try:
+            endpoint = Endpoint.parse(self.prometheus)
+        except ValueError as error:
+            raise ConfigError(f"--prometheus {error}") from error
+        page = PrometheusPage()
+        bound = stack.enter_context(serve_sink(endpoint, page, option="--prometheus"))
+        click.echo(f"serving http://{bound}/metrics", err=True)
+        return page
+
+    def _push(self, identity: tuple[str, str], clock: Clock, stack: contextlib.ExitStack) -> Outlet:
+        from ingero.agent.health.endpoint import parse_endpoint
+        from ingero.agent.health.transport import HttpTransport, TransportSettings
+        from ingero.agent.metrics.exporting import OtlpPusher
+
+        endpoint = parse_endpoint(self.otlp, is_insecure=self.otlp_insecure, option="--otlp")
+        transport = HttpTransport(
+            TransportSettings(
+                endpoint=endpoint,
+                timeout_ns=_TIMEOUT_NS,
+                is_protobuf=True,
+                is_gzip=True,
+                headers=self.otlp_headers,
+            )
+        )
+        node, cluster = identity
+        resource = {
+            "service.name": "ingero",
+            "service.version": __version__,
+            Attribute.NODE_ID.value: node,
+            Attribute.CLUSTER_ID.value: cluster,
+        }
+        pusher = OtlpPusher(
+            transport,
+            {name: value for name, value in resource.items() if value},
+            clock,
+            lambda detail: click.echo(f"note: --otlp {self.otlp}: {detail}", err=True),
+        )
+        stack.callback(pusher.close)
+        return pusher

@@ -1,0 +1,377 @@
+"""What ``ingero trace`` prints: one JSON object per line, or a live table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from ingero.agent.capture.discover.identity import Identity
+from ingero.agent.capture.session import Totals, TraceSession, count_coverage
+from ingero.agent.capture.stacks.resolver import Stack
+from ingero.agent.trace.recorder import Stored
+from ingero.agent.trace.surroundings import Surroundings
+from ingero.cli.commands.trace.incidents import STYLES, build_incident_line, describe_incident
+from ingero.cli.commands.trace.live_view import Surrounding, count_layers, draw, write_coverage
+from ingero.model.events import (
+    CopyKind,
+    EventFlag,
+    Events,
+    OffCpuReason,
+    op_name,
+    source_name,
+)
+from ingero.model.incidents import Incident
+from ingero.model.latency import quantiles_ns
+from ingero.model.recording import describe_unprobed
+from ingero.units import format_duration
+
+Records = npt.NDArray[Any]
+_QUANTILES = (0.5, 0.95, 0.99)
+_DIRECTIONS = {
+    CopyKind.HOST_TO_HOST: "h2h",
+    CopyKind.HOST_TO_DEVICE: "h2d",
+    CopyKind.DEVICE_TO_HOST: "d2h",
+    CopyKind.DEVICE_TO_DEVICE: "d2d",
+    CopyKind.DEFAULT: "default",
+}
+_IDENTITY = ("launcher", "job", "container", "pod_uid", "pod_name", "namespace", "cgroup")
+_MOST_STACKS = 65_536
+_MOST_INCIDENTS = 3
+_FRAME_KEYS = {
+    "i": "ip", "s": "symbol", "f": "file", "l": "line", "pf": "py_file", "pfn": "py_func", "pl": "py_line",
+}  # fmt: skip
+_REASONS = {reason.value: reason.name.lower() for reason in OffCpuReason}
+
+
+def format_timestamp(wall_ns: int) -> str:
+    """RFC 3339 in UTC with nanoseconds."""
+    seconds, rest = divmod(wall_ns, 1_000_000_000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+
+
+class JsonLines:
+    """Events, processes and exact counts as JSON lines; each line has a ``type``.
+
+    Args:
+        out: Where to.
+        stored: What the recording holds so far; None without one.
+    """
+
+    def __init__(self, out: IO[str], stored: Callable[[], Stored] | None = None) -> None:
+        self._out = out
+        self._stored = stored
+        self._identities: dict[int, Identity] = {}
+        self._stacks: dict[int, list[dict[str, Any]]] = {}
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._out.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def on_process(self, identity: Identity) -> None:
+        """A line of type ``process``."""
+        self._identities[identity.pid] = identity
+        line: dict[str, Any] = {
+            "type": "process",
+            "pid": identity.pid,
+            "process_name": identity.name,
+        }
+        for name in _IDENTITY:
+            if getattr(identity, name):
+                line[name] = getattr(identity, name)
+        self._write(line | _place(identity))
+
+    def on_stacks(self, stacks: Mapping[int, Stack]) -> None:
+        """Keep them for the lines of their events."""
+        if len(self._stacks) > _MOST_STACKS:
+            self._stacks.clear()
+        for key, stack in stacks.items():
+            self._stacks[key] = [
+                {_FRAME_KEYS[name]: value for name, value in frame.items()}
+                for frame in stack.frames
+            ]
+
+    def on_events(self, ring: str, records: Records, events: Events) -> None:  # noqa: ARG002 - the protocol's signature
+        """One line of type ``event`` per record."""
+        for record, event in zip(records, events, strict=True):
+            line = build_event_line(event)
+            names = record.dtype.names or ()
+            if "comm" in names and record["comm"]:
+                line["process_name"] = record["comm"].decode("utf-8", "replace")
+            identity = self._identities.get(int(event["pid"]))
+            if identity is not None:
+                line |= _place(identity)
+            if "grid_x" in names:
+                line |= _call(record)
+            elif "comm_hash" in names:
+                line |= _collective(record)
+            elif "off_ns" in names:
+                line |= _off_cpu(record)
+            if int(event["stack_hash"]) in self._stacks:
+                line["stack"] = self._stacks[int(event["stack_hash"])]
+            self._write(line)
+
+    def on_incident(self, incident: Incident, start_ns: int) -> None:
+        """A line of type ``incident``."""
+        self._write(build_incident_line(incident, start_ns))
+
+    def on_totals(self, totals: Totals) -> None:
+        """At the end: one line of type ``counts`` per operation, then one of type ``coverage``."""
+        if totals.is_last:
+            for key, count in zip(totals.all_keys, totals.all_counts, strict=True):
+                self._write(_count(key, count))
+            self._write({
+                "type": "coverage",
+                **count_coverage(totals.all_counts),
+                "by_layer": count_layers(totals.all_keys, totals.all_counts),
+                "losses": totals.losses,
+                "stacks": totals.unwinding,
+                "in_flight": [_in_flight(call, totals.mono_ns) for call in totals.in_flight],
+                "unprobed": [
+                    {"pid": one.pid, "path": one.path, "reason": one.reason}
+                    for one in totals.unprobed
+                ],
+                "keep_one_in": totals.keep_one_in,
+                "elapsed_ns": totals.elapsed_ns,
+                **({"recording": _recording(self._stored())} if self._stored else {}),
+            })
+        self._out.flush()
+
+
+def _recording(stored: Stored) -> dict[str, Any]:
+    return {
+        "path": str(stored.path),
+        "stored": stored.n_rows,
+        "not_stored": [
+            {
+                "source": source_name(loss.source),
+                "op": op_name(loss.source, loss.op),
+                "rows": loss.n_rows,
+                "cause": loss.cause,
+            }
+            for loss in stored.losses
+        ],
+        "counts_not_stored": stored.n_counts_lost,
+    }
+
+
+def _place(identity: Identity) -> dict[str, int]:
+    if not identity.launcher:
+        return {}
+    place = identity.place
+    numbers = {"rank": place.rank, "local_rank": place.local_rank, "world_size": place.world_size}
+    return {name: number for name, number in numbers.items() if number >= 0}
+
+
+def build_event_line(event: np.void) -> dict[str, Any]:
+    """An event as a line of JSON; what only some operations have is added by its ring."""
+    source, op = int(event["source"]), int(event["op"])
+    line: dict[str, Any] = {
+        "type": "event",
+        "timestamp": format_timestamp(int(event["start_ns"])),
+        "pid": int(event["pid"]),
+        "tid": int(event["tid"]),
+        "source": source_name(source),
+        "op": op_name(source, op),
+        "duration_ns": int(event["duration_ns"]),
+        "duration": format_duration(int(event["duration_ns"])),
+        "gpu_id": int(event["gpu_id"]),
+        "args": [int(event["arg0"]), int(event["arg1"])],
+        "return_code": int(event["ret_code"]),
+        "weight": int(event["weight"]),
+        "anomaly": False,
+    }
+    if event["cgroup_id"] > 1:
+        line["cgroup_id"] = int(event["cgroup_id"])
+    if event["flags"] & EventFlag.NESTED:
+        line["nested"] = True
+    if event["flags"] & EventFlag.IN_FLIGHT:
+        line["in_flight"] = True
+    return line
+
+
+def _call(record: np.void) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "bytes": int(record["bytes"]),
+        "stream": f"{int(record['stream']):#x}",
+        "handle": f"{int(record['handle']):#x}",
+        "gpu_id": int(record["device"]) if record["device"] >= 0 else None,
+        "anomaly": bool(record["flags"] & (2 | 8)),
+    }
+    if record["grid_x"]:
+        line["grid"] = [int(record[f"grid_{axis}"]) for axis in "xyz"]
+        line["block"] = [int(record[f"block_{axis}"]) for axis in "xyz"]
+    if "Memcpy" in op_name(int(record["source"]), int(record["op"])):
+        line["direction"] = _DIRECTIONS.get(CopyKind(min(int(record["aux"]), 5)), "unknown")
+    return line
+
+
+def _collective(record: np.void) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "bytes": int(record["bytes"]),
+        "count": int(record["count"]),
+        "stream": f"{int(record['stream']):#x}",
+        "gpu_id": int(record["device"]) if record["device"] >= 0 else None,
+        "comm_hash": f"{int(record['comm_hash']):#018x}",
+        "anomaly": bool(record["flags"] & (2 | 8)),
+    }
+    for name, field in (("comm_rank", "rank"), ("nranks", "nranks"), ("peer", "peer")):
+        if record[field] >= 0:
+            line[name] = int(record[field])
+    for name in ("dtype", "redop"):
+        if record[name] >= 0:
+            line[name] = int(record[name])
+    if record["seq"]:
+        line["seq"] = int(record["seq"])
+    if record["group_id"]:
+        line["group"] = int(record["group_id"])
+    return line
+
+
+def _off_cpu(record: np.void) -> dict[str, Any]:
+    return {
+        "reason": _REASONS.get(int(record["reason"]), "unknown"),
+        "wait_ns": int(record["wait_ns"]),
+        "other_pid": int(record["other_pid"]),
+        "other_process": record["other_comm"].decode("utf-8", "replace"),
+        "waker_pid": int(record["waker_pid"]),
+    }
+
+
+def _count(key: np.void, count: np.void) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "type": "counts",
+        "pid": int(key["pid"]),
+        "source": source_name(int(key["source"])),
+        "op": op_name(int(key["source"]), int(key["op"])),
+    }
+    for name in (
+        "entered",
+        "seen",
+        "nested",
+        "errors",
+        "bytes",
+        "total_ns",
+        "max_ns",
+        "emitted",
+        "sampled",
+        "lost",
+    ):
+        line[name] = int(count[name])
+    if count["hist"].sum():
+        for name, value in zip(
+            ("p50_ns", "p95_ns", "p99_ns"), quantiles_ns(count["hist"], _QUANTILES), strict=True
+        ):
+            line[name] = round(min(float(value), float(count["max_ns"])))
+    return line
+
+
+def _in_flight(call: np.void, now_ns: int) -> dict[str, Any]:
+    frame = call["frame"]
+    return {
+        "pid": int(call["pid"]),
+        "tid": int(call["tid"]),
+        "op": op_name(int(frame["source"]), int(frame["op"])),
+        "age_ns": max(now_ns - int(frame["entry_ns"]), 0),
+    }
+
+
+class LiveTable:
+    """Exact counts and latencies by operation, redrawn once a second.
+
+    Args:
+        console: Where to; without a terminal only the last table is printed.
+        target: What is traced, for people.
+        stored: What the recording holds so far; None without one.
+
+    Attributes:
+        session: Told later, because it needs its observers first.
+        surroundings: Told later, likewise.
+    """
+
+    def __init__(
+        self, console: Console, target: str = "", stored: Callable[[], Stored] | None = None
+    ) -> None:
+        self._console = console
+        self._stored = stored
+        self.target = target
+        self.surroundings: Surroundings | None = None
+        self._incidents: list[Incident] = []
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self.session: TraceSession | None = None
+        if console.is_terminal:
+            self._live.start()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is drawn again and again, on a terminal."""
+        return self._console.is_terminal
+
+    def on_process(self, identity: Identity) -> None:
+        """Nothing: the table is by operation."""
+
+    def on_events(self, ring: str, records: Records, events: Events) -> None:
+        """Nothing: counts are exact without the events."""
+
+    def on_incident(self, incident: Incident, _start_ns: int) -> None:
+        """Show it below the table, with the newest few."""
+        self._incidents = [incident, *self._incidents][:_MOST_INCIDENTS]
+
+    def on_totals(self, totals: Totals) -> None:
+        """Draw."""
+        if totals.is_last:
+            self._live.stop()
+            self._console.print(self._draw(totals))
+        elif self._console.is_terminal:
+            self._live.update(self._draw(totals), refresh=True)
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        self._live.stop()
+
+    def _draw(self, totals: Totals) -> Group:
+        footer = [Text(line, style=style) for line, style in self._footer(totals)]
+        is_shown = self._console.is_terminal and not totals.is_last
+        height = self._console.height - len(footer) - 1 if is_shown else None
+        parts = draw(totals, self._look_around(), self._console.width, height)
+        return Group(*parts, *footer)
+
+    def _look_around(self) -> Surrounding:
+        session, surroundings = self.session, self.surroundings
+        return Surrounding(
+            target=self.target,
+            libraries=session.engine.targets if session else (),
+            n_host_probes=len(session.settings.engine.host_probes) - len(session.missing)
+            if session
+            else 0,
+            machine=surroundings.machine_state if surroundings else None,
+            gpus=surroundings.gpu_readings if surroundings else (),
+        )
+
+    def _footer(self, totals: Totals) -> list[tuple[str, str]]:
+        lines = [(describe_incident(one), STYLES[one.severity]) for one in self._incidents]
+        lines += write_coverage(totals.all_keys, totals.all_counts)
+        for call in totals.in_flight:
+            facts = _in_flight(call, totals.mono_ns)
+            if facts["age_ns"] > 1_000_000_000:
+                lines.append((
+                    f"in {facts['op']} for {format_duration(facts['age_ns'])} (pid {facts['pid']})",
+                    "yellow",
+                ))
+        if self._stored and (said := self._stored().say_lost()):
+            lines.append((said, "bold red"))
+        lost = {name: number for name, number in totals.losses.items() if number}
+        if lost:
+            lines.append((f"also lost: {lost}", "bold red"))
+        lines.extend((line, "bold red") for line in describe_unprobed(totals.unprobed))
+        lines.extend(
+            (f"off: {part.name}: {part.reason}", "yellow")
+            for part in (self.session.missing if self.session else ())
+        )
+        return lines

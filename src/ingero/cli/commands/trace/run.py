@@ -1,0 +1,414 @@
+"""Runs ``ingero trace``: options to settings, observers to outputs, signals to a clean end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import click
+from rich.console import Console
+
+from ingero.agent.capture.discover.identity import find_cgroup_ids
+from ingero.agent.capture.discover.places import iter_installed
+from ingero.agent.capture.gpu.nvml import Nvml
+from ingero.agent.capture.kernel.abi import Stacks
+from ingero.agent.capture.privileges import Duties, check_privileges, drop_privileges
+from ingero.agent.capture.probes.engine import EngineSettings
+from ingero.agent.capture.probes.host import PROBES
+from ingero.agent.capture.program import HeldProgram, ProgramSettings
+from ingero.agent.capture.session import DRAIN_MS, Observer, TraceSession, TraceSettings
+from ingero.agent.metrics.gpus import GpuWatch
+from ingero.agent.metrics.health import HealthSeries
+from ingero.agent.metrics.nccl import NcclProcesses
+from ingero.agent.push.live import LiveTold, open_live
+from ingero.agent.trace.incidents import IncidentWatch, Verdict
+from ingero.agent.trace.recent import Recent
+from ingero.agent.trace.recorder import Recorder, build_session, check_complete
+from ingero.agent.trace.selection import Selection
+from ingero.agent.trace.surroundings import Surroundings
+from ingero.cli.commands.trace.exporting import MetricsChoice
+from ingero.cli.commands.trace.incidents import (
+    build_command,
+    build_verdict_line,
+    describe_incident,
+    describe_verdict,
+)
+from ingero.cli.commands.trace.output import JsonLines, LiveTable
+from ingero.cli.live import AnnotateChoice, FleetChoice, say_notes
+from ingero.config.database import default_database
+from ingero.config.invoker import Invoker, build_child_environment, find_invoker
+from ingero.errors import ConfigError, UnsupportedError
+from ingero.model.incidents import Incident
+from ingero.recording.store.settings import WriterSettings
+from ingero.sim.runner import get_program
+from ingero.telemetry.clock import SystemClock
+
+_STDERR: Final = 2
+_PIPE_WIDTH: Final = 110
+_STACKS: Final = {None: Stacks.NOTABLE, True: Stacks.ALL, False: Stacks.NONE}
+_TABLE_DRAIN_MS: Final = 250
+"""Nobody looks at single events of a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """The command line of ``ingero trace``, parsed; one field per option or group of options."""
+
+    pids: tuple[int, ...]
+    user: str | None
+    cgroup: str
+    duration: int
+    as_json: bool
+    db: Path | None
+    record: bool
+    incidents: bool
+    record_all: bool
+    max_db: int
+    rollover_bytes: int
+    rollover_keep: int
+    node: str
+    sampling_rate: int
+    ring_bytes: int
+    stack: bool | None
+    no_io: bool
+    no_tcp: bool
+    no_net: bool
+    libraries: tuple[Path, ...]
+    program: tuple[str, ...]
+    metrics: MetricsChoice
+    annotate: AnnotateChoice
+    fleet: FleetChoice
+
+
+class _Stop:
+    """Remembers the first signal that asks us to end."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __call__(self) -> bool:
+        return self.number != 0
+
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        self.number = self.number or number
+
+
+def run_trace(options: TraceOptions) -> int:
+    """Trace as the options say.
+
+    Returns:
+        0; 130 after Ctrl-C; 143 after SIGTERM.
+
+    Raises:
+        UnsupportedError: The privileges are missing, or the kernel refuses.
+        ConfigError: Options that contradict each other.
+        StoreError: The recording cannot be written, or is incomplete at the end of an otherwise successful trace.
+    """
+    settings = _build_settings(options)
+    check_privileges()
+    stop = _Stop()
+    invoker = find_invoker()
+    with contextlib.ExitStack() as stack:
+        # Before any thread: the child is a fork of this process until it is released.
+        program = _hold(options, invoker)
+        if program is not None:
+            stack.callback(program.end)
+        drop_privileges(
+            Duties(
+                owns_files=options.record,
+                opens_sockets=options.annotate.annotate or options.fleet.remediate,
+                runs_program=program is not None,
+                serves=bool(options.metrics.prometheus),
+            )
+        )
+        stack.enter_context(_signals(stop))
+        observers, table = _build_observers(options, invoker, stack)
+        recorder = next((one for one in observers if isinstance(one, Recorder)), None)
+        watch = next((one for one in observers if isinstance(one, IncidentWatch)), None)
+        tell = _say if table is None or not table.is_live else _say_nothing
+        session = stack.enter_context(TraceSession(settings, observers, program, tell=tell))
+        if table is not None:
+            table.session = session
+        _say_what_is_missing(session)
+        try:
+            session.run(stop)
+        except BrokenPipeError:  # whoever read our output has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if session.has_lost_all:
+            _say("every process that was to be watched has ended")
+        for reason in session.refused_interpreters:
+            click.echo(f"without Python frames: {reason}", err=True)
+    if watch is not None:
+        _say_verdict(options, watch.verdict, recorder)
+    if recorder is not None:
+        check_complete(recorder.stored())
+    return 128 + stop.number if stop.number else 0
+
+
+def _build_settings(options: TraceOptions) -> TraceSettings:
+    chosen = [options.pids, options.user, options.cgroup, options.program]
+    if sum(map(bool, chosen)) > 1:
+        raise ConfigError(
+            "--pid, --user, --cgroup and a PROGRAM exclude each other", hint="give one of them"
+        )
+    uid = None
+    if options.user:
+        try:
+            uid = pwd.getpwnam(options.user).pw_uid
+        except KeyError as error:
+            raise ConfigError(f"there is no user {options.user!r}") from error
+    for pid in options.pids:
+        if not Path(f"/proc/{pid}").exists():
+            raise ConfigError(f"there is no process {pid}", hint="see `ps -e`")
+    cgroup_ids = find_cgroup_ids(options.cgroup) if options.cgroup else ()
+    if options.cgroup and not cgroup_ids:
+        raise ConfigError(
+            f"there is no cgroup {options.cgroup!r} of version 2",
+            hint="give the path after 0:: in /proc/PID/cgroup",
+        )
+    left_out = {
+        name
+        for name, flag in (("block", "no_io"), ("tcp", "no_tcp"), ("net", "no_net"))
+        if getattr(options, flag)
+    }
+    names = tuple(probe.name for probe in PROBES if probe.name not in left_out)
+    return TraceSettings(
+        engine=EngineSettings(
+            host_probes=names, ring_bytes=options.ring_bytes, stacks=_STACKS[options.stack]
+        ),
+        duration_ns=options.duration,
+        pids=options.pids,
+        uid=uid,
+        cgroup_ids=cgroup_ids,
+        keep_one_in=options.sampling_rate or int(options.record_all),
+        files=tuple(_iter_files(options)),
+        drain_ms=DRAIN_MS if options.as_json else _TABLE_DRAIN_MS,
+    )
+
+
+def _iter_files(options: TraceOptions) -> Iterator[Path]:
+    """Libraries to probe at once: those named, those installed, and the simulator's."""
+    yield from options.libraries
+    yield from iter_installed(options.program[0] if options.program else "")
+    with contextlib.suppress(UnsupportedError):  # not built here
+        yield from sorted(get_program().parent.glob("lib*"))
+
+
+def _hold(options: TraceOptions, invoker: Invoker) -> HeldProgram | None:
+    if not options.program:
+        return None
+    return HeldProgram(
+        ProgramSettings(
+            arguments=options.program,
+            environment=build_child_environment(invoker),
+            uid=invoker.uid,
+            gid=invoker.gid,
+            user=invoker.name,
+            stdout_fd=_STDERR if options.as_json else 1,
+        )
+    )
+
+
+def _build_observers(
+    options: TraceOptions, invoker: Invoker, stack: contextlib.ExitStack
+) -> tuple[list[Observer], LiveTable | None]:
+    observers: list[Observer] = []
+    table = None
+    recorder = _open_recorder(options, invoker, stack)
+    if recorder is not None:  # before the output, which says what the recording holds
+        observers.append(recorder)
+    stored = recorder.stored if recorder is not None else None
+    output: JsonLines | LiveTable
+    if options.as_json:
+        output = JsonLines(sys.stdout, stored)
+    else:
+        console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+        output = table = LiveTable(console, _describe_target(options), stored)
+        stack.callback(table.close)
+    selection, watch = _open_watch(options, recorder, output, stack)
+    observers += [one for one in (selection, watch) if one is not None]  # before the output
+    observers.append(output)
+    chooser = recorder.selection if recorder is not None else selection
+    surroundings = Surroundings(recorder, _open_gpus(chooser, stack), selection=selection)
+    observers.append(surroundings)
+    if table is not None:
+        table.surroundings = surroundings
+    nccl, health = NcclProcesses(), HealthSeries()
+    metrics = options.metrics.open(
+        (_node_of(options), options.fleet.fleet_cluster_id),
+        SystemClock(),
+        lambda: (
+            *surroundings.iter_series(),
+            *nccl.iter_series(),
+            *health.iter_series(),
+            *(watch.iter_series() if watch is not None else ()),
+        ),
+        stack,
+    )
+    if metrics is not None:
+        nccl.start()
+        stack.callback(nccl.close)
+        observers += [nccl, metrics]
+    _add_live(options, recorder, (observers, health), stack)
+    return observers, table
+
+
+def _open_watch(
+    options: TraceOptions,
+    recorder: Recorder | None,
+    output: JsonLines | LiveTable,
+    stack: contextlib.ExitStack,
+) -> tuple[Selection | None, IncidentWatch | None]:
+    """What looks for incidents, and what chooses rows for it where no recorder does."""
+    if not options.incidents:
+        return None, None
+    clock = SystemClock()
+    session = recorder.session if recorder else build_session(_node_of(options), clock, "")
+    recent = Recent(session)
+    is_plain = isinstance(output, LiveTable) and not output.is_live
+
+    def tell(incident: Incident, start_ns: int) -> None:
+        output.on_incident(incident, start_ns)
+        if is_plain:
+            click.echo(describe_incident(incident), err=True)
+
+    watch = stack.enter_context(IncidentWatch(recent, tell))
+    if recorder is not None:
+        recorder.selection.add(recent)
+        return None, watch
+    return Selection(clock, [recent], keep_all=options.record_all), watch
+
+
+def _say_verdict(options: TraceOptions, verdict: Verdict, recorder: Recorder | None) -> None:
+    """How many incidents there are, and what tells everything about them."""
+    path = recorder.writer.path if recorder is not None else None
+    command = build_command(path, has_rolled=bool(options.rollover_bytes))
+    if options.as_json:
+        with contextlib.suppress(BrokenPipeError):
+            click.echo(json.dumps(build_verdict_line(verdict, command), separators=(",", ":")))
+    else:
+        click.echo(describe_verdict(verdict, command), err=True)
+
+
+def _describe_target(options: TraceOptions) -> str:
+    """What is traced, for people."""
+    if options.program:
+        return " ".join(options.program)[:60]
+    if options.user:
+        return f"every process of {options.user}"
+    if options.cgroup:
+        return f"cgroup {options.cgroup}"
+    if options.pids:
+        return ", ".join(f"{_name_of(pid)} (pid {pid})" for pid in options.pids) + " with children"
+    return "every process"
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "ended"
+
+
+def _node_of(options: TraceOptions) -> str:
+    node = options.node or socket.gethostname()
+    if ":" in node:
+        raise ConfigError(
+            f"the node name {node!r} holds a colon", hint="choose another with --node"
+        )
+    return node
+
+
+def _open_recorder(
+    options: TraceOptions, invoker: Invoker, stack: contextlib.ExitStack
+) -> Recorder | None:
+    if not options.record:
+        return None
+    recorder = Recorder(
+        options.db or default_database(),
+        _node_of(options),
+        SystemClock(),
+        invoker=invoker,
+        keep_all=options.record_all,
+        limits=WriterSettings(
+            max_bytes=options.max_db,
+            rollover_bytes=options.rollover_bytes,
+            rollover_keep=options.rollover_keep,
+        ),
+    )
+    stack.callback(recorder.close)
+    if recorder.writer.warning:
+        click.echo(f"warning: {recorder.writer.warning}", err=True)
+    return recorder
+
+
+def _open_gpus(selection: Selection | None, stack: contextlib.ExitStack) -> GpuWatch | None:
+    """Start to look at the devices; says so when nothing can be looked at."""
+    clock = SystemClock()
+    try:
+        nvml = Nvml(clock)
+    except UnsupportedError as error:
+        click.echo(f"without {error.message} (no memory, clocks, throttling or errors)", err=True)
+        return None
+    stack.callback(nvml.close)
+    watch = GpuWatch(nvml, clock)
+    stack.callback(watch.close)
+    watch.start()
+    if selection is not None:
+        selection.put_gpu_model(watch.model)
+    return watch
+
+
+def _add_live(
+    options: TraceOptions,
+    recorder: Recorder | None,
+    watching: tuple[list[Observer], HealthSeries],
+    stack: contextlib.ExitStack,
+) -> None:
+    """Listen to workloads and tell a Fleet, where that is wanted."""
+    observers, series = watching
+    clock = SystemClock()
+    workload = stack.enter_context(options.annotate.open(clock, recorder))
+    health = options.fleet.build(options.node)
+    if health is not None:
+        told = LiveTold(
+            lambda agent: say_notes(agent, series), workload.latest.current if workload else None
+        )
+        observers.append(stack.enter_context(open_live(health, clock, told)))
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _say_nothing(_text: str) -> None:
+    """A table on a terminal shows it, and would be torn by a line between."""
+
+
+def _say_what_is_missing(session: TraceSession) -> None:
+    for part in session.missing:
+        click.echo(f"without {part.name}: {part.reason} ({part.costs})", err=True)
+    for note in session.notes:
+        click.echo(note, err=True)
+
+
+@contextlib.contextmanager
+def _signals(stop: _Stop) -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, stop.handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""``ingero up``: a simulated cluster, and what is shown of it."""

@@ -1,0 +1,119 @@
+"""``ingero up`` on a screen: the ranks while it runs, the verdict at the end; plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ingero.cli.commands.replay.render import STYLES
+from ingero.sim.cluster.result import Progress
+from ingero.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+_BAR: Final = 24
+
+
+@contextmanager
+def follow_up(console: Console) -> Iterator[Callable[[Progress], None]]:
+    """A callback that shows progress on this console while the context lasts."""
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield lambda progress: live.update(draw(progress), refresh=True)
+
+
+class _Lines:
+    """A line per stage and per rank that is named."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._said: set[object] = set()
+
+    def __call__(self, progress: Progress) -> None:
+        where = f"hosts are {progress.isolation}" if progress.isolation else ""
+        for key, line in (
+            ("note", progress.note),
+            ("where", where),
+            (progress.stage, progress.stage),
+            *(((who, _say_named(who, at))) for who, at in progress.named.items()),
+        ):
+            if line and key not in self._said:
+                self._said.add(key)
+                self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def _say_named(who: tuple[int, str], at_ns: int | None) -> str:
+    when = "before the fault" if at_ns is None else f"{at_ns / NS_PER_S:.1f} s after the fault"
+    return f"rank {who[0]}: {who[1]}, {when}"
+
+
+def draw(progress: Progress) -> RenderableType:
+    """One frame."""
+    since = progress.since_fault_ns
+    clock = "" if since is None else f", {since / NS_PER_S:.1f} s"
+    head = Text(f"{progress.stage}{clock}   ({progress.isolation})", style="bold")
+    if progress.judgement is None:
+        return Group(head, Text("Fleet has nothing to compare yet", style="dim"))
+    missing = set(progress.hang["missing_ranks"]) if progress.hang else set()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("host", "rank", "own work against its peers", "slowdown", "verdict"):
+        table.add_column(column, no_wrap=True)
+    for verdict in progress.judgement.verdicts:
+        kind = "hang" if verdict.rank.rank in missing else verdict.kind.value
+        style = "bold red" if kind == "hang" else STYLES.get(kind, "yellow")
+        factor = None if verdict.slowdown is None else verdict.slowdown.median
+        bar = "" if factor is None else "█" * round(min(factor, 3.0) / 3.0 * _BAR)
+        table.add_row(
+            verdict.rank.node_id,
+            str(verdict.rank.rank),
+            Text(bar, style=style),
+            "" if factor is None else f"{factor:.2f}×",
+            Text(kind, style=style),
+        )
+    named = [_say_named(who, at) for who, at in progress.named.items()]
+    return Group(head, Text(), table, Text("\n" + "\n".join(named)))
+
+
+def render_result(result: dict[str, Any], console: Console) -> None:
+    """The verdict at the end."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("rank", "verdict", "why"):
+        table.add_column(column)
+    for verdict in result["verdicts"]:
+        kind = verdict["verdict"]
+        table.add_row(
+            str(verdict["rank"]), Text(kind, style=STYLES.get(kind, "yellow")), verdict["reason"]
+        )
+    console.print(table)
+    for line in _say_result(result):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _say_result(result: dict[str, Any]) -> Iterator[str]:
+    if result["note"]:
+        yield result["note"]
+    if result["hang"]:
+        for root in result["hang"]["roots"]:
+            yield (
+                f"rank {root['rank']} never arrived ({root['cause']});"
+                f" {len(root['blocks'])} ranks wait for it"
+            )
+    alerts = result["alerts"]
+    if alerts["after_s"]:
+        hosts = ", ".join(alerts["after_s"])
+        n_events = sum(alerts["events"].values())
+        yield f"the sink counted {n_events} events of the agents' own, of {hosts}"
+    named = result["culprits"] + result["network"] + result["missing_ranks"]
+    if not named:
+        yield f"nobody named in {result['watched_s']:.0f} s"
+    elif result["detection_s"] is not None:
+        yield f"named {result['detection_s']:.1f} s after the fault"

@@ -1,0 +1,1 @@
+"""The programs beside ``ingero``: Fleet, Echo, the event sink and the alerter."""

@@ -1,0 +1,238 @@
+"""Who took the time: lost intervals of one thread, shared out among what that thread was seen to wait for.
+
+Each reason gets only what no earlier reason of the list has taken, so the shares never add up to more than one; what
+remains is unexplained. A reason that is asleep is no contention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ingero.model.events import OffCpuReason
+from ingero.model.incidents import Cause, RuledOut
+from ingero.recording.causal.evidence import Evidence, Process, Rows
+from ingero.recording.causal.intervals import Intervals, Times
+from ingero.recording.causal.kinds import Kind
+from ingero.units import NS_PER_US, format_duration
+
+NAMED_SHARE: Final = 0.20
+"""Below this share of the lost time a reason is not called a cause."""
+
+_WAKE_UP_NS: Final = 100 * NS_PER_US
+"""A shorter wait for a CPU is what waking up costs on an idle machine."""
+_TRANSFER_BYTES: Final = 64 * 1024
+"""A socket call that moves less is taken for waiting for a request, which is no fault."""
+
+_PREEMPTED: Final = "preempted by "
+_CGROUP: Final = "cgroup"
+_MOST_NAMES: Final = 3
+NEIGHBOUR: Final = f"{_PREEMPTED}{_CGROUP} "
+"""How a reason begins that several tasks of one other cgroup have in common."""
+ON_CPU: Final = "computing on the host"
+SLEEPING: Final = "sleeping"
+NO_REASON: Final = "off the CPU, reason not recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """One thread's time by reason.
+
+    Attributes:
+        by_reason: Disjoint sets; their names are those of causes.
+        is_off_cpu_known: Whether this thread's switches were recorded, so that no span means on a CPU.
+    """
+
+    by_reason: dict[str, Intervals]
+    is_off_cpu_known: bool
+
+
+def find_waits(evidence: Evidence, process: Process, tid: int) -> Waits:
+    """Every recorded reason for which a thread did not compute, in order of precedence."""
+    key = ("waits", process.node, process.pid, tid)
+    return evidence.remember(key, lambda: _find_waits(evidence, process, tid))
+
+
+def _find_waits(evidence: Evidence, process: Process, tid: int) -> Waits:
+    rows = process.thread(tid)
+    off = rows.of(Kind.OFF_CPU)
+    reasons = evidence.column("reason", off)
+    waits = evidence.column("wait_ns", off)
+    is_preempted = reasons == OffCpuReason.PREEMPTED
+    queued = off.where(~is_preempted & (waits >= _WAKE_UP_NS))
+    reads = rows.of(Kind.READ).intervals
+    writes = rows.of(Kind.WRITE).intervals
+    left = off.where(~is_preempted).intervals
+    found = dict(_preemptors(evidence, process, off.where(is_preempted)))
+    found["out of CPU quota (cgroup)"] = off.where(
+        reasons == OffCpuReason.THROTTLED
+    ).intervals.union(rows.of(Kind.QUOTA).intervals)
+    found["waiting for a free CPU"] = Intervals.of(
+        queued.ends - evidence.column("wait_ns", queued), queued.ends
+    )
+    found["blocked on disk reads"] = _intersection(reads, left)
+    found["blocked on disk writes"] = _intersection(writes, left)
+    found["page faults"] = rows.of(Kind.FAULT).intervals
+    found["memory reclaim"] = rows.of(Kind.RECLAIM).intervals
+    network = rows.of(Kind.NETWORK)
+    network = network.where(evidence.column("arg1", network) >= _TRANSFER_BYTES)
+    found["waiting on the network"] = _intersection(network.intervals, left)
+    found["blocked on I/O"] = off.where(reasons == OffCpuReason.BLOCKED_IO).intervals
+    found |= dict(_workers(evidence, process, off.where(reasons == OffCpuReason.SLEEP)))
+    found[SLEEPING] = off.where(reasons == OffCpuReason.SLEEP).intervals
+    found[NO_REASON] = off.where(reasons == OffCpuReason.UNKNOWN).intervals
+    return Waits(found, bool(len(off)))
+
+
+def _preemptors(evidence: Evidence, process: Process, spans: Rows) -> list[tuple[str, Intervals]]:
+    """Preempted time by who took the CPU, most time first; names shared by several pids are one."""
+    others = evidence.column("other_pid", spans)
+    pids, counts = np.unique(others, return_counts=True)
+    by_count = pids[np.argsort(-counts, kind="stable")].tolist()
+    names = {pid: evidence.process_name(process.node, pid) for pid in by_count}
+    names[0] = "another task"
+    names |= _neighbours(evidence, process, {pid: names[pid] for pid in by_count})
+    by_name: dict[str, Intervals] = {}
+    for pid, name in sorted(names.items()):
+        mine = spans.where(others == pid).intervals
+        by_name[name] = by_name[name].union(mine) if name in by_name else mine
+    ordered = sorted(by_name.items(), key=lambda item: (-item[1].total_ns, item[0]))
+    return [(f"{_PREEMPTED}{name}", spans_) for name, spans_ in ordered if len(spans_)]
+
+
+def _neighbours(evidence: Evidence, process: Process, names: dict[int, str]) -> dict[int, str]:
+    """What tasks of another cgroup are called when there are several of them; `names` by how often they were met."""
+    own = evidence.cgroups.get((process.node, process.pid), 0)
+    members: dict[int, list[int]] = {}
+    for pid in names:
+        cgroup = evidence.cgroups.get((process.node, pid), 0)
+        if own and cgroup not in {0, own}:
+            members.setdefault(cgroup, []).append(pid)
+    found: dict[int, str] = {}
+    for cgroup, pids in members.items():
+        who = list(dict.fromkeys(names[pid] for pid in pids))
+        shown = ", ".join(who[:_MOST_NAMES]) + (", …" if len(who) > _MOST_NAMES else "")
+        if len(pids) > 1:
+            found |= dict.fromkeys(pids, f"{_CGROUP} {cgroup} ({len(pids)} tasks: {shown})")
+    return found
+
+
+def _workers(evidence: Evidence, process: Process, sleeps: Rows) -> list[tuple[str, Intervals]]:
+    """Sleep that a child or a sibling thread ended: waiting for that worker's result."""
+    wakers = evidence.column("other_pid", sleeps)
+    family = evidence.children.get((process.node, process.pid), frozenset())
+    own_tids = {int(tid) for tid in np.unique(process.rows.tids)}
+    by_name: dict[str, Intervals] = {}
+    for waker in np.unique(wakers).tolist():
+        if waker and (waker in family or waker in own_tids):
+            name = evidence.process_name(process.node, waker)
+            mine = sleeps.where(wakers == waker).intervals
+            by_name[name] = by_name[name].union(mine) if name in by_name else mine
+    return [(f"waiting for worker {name}", spans) for name, spans in sorted(by_name.items())]
+
+
+def _intersection(a: Intervals, b: Intervals) -> Intervals:
+    """What two sets have in common."""
+    if not len(a) or not len(b):
+        return Intervals.of(np.empty(0, np.int64), np.empty(0, np.int64))
+    edges = np.unique(np.concatenate((a.starts, a.ends, b.starts, b.ends)))
+    starts, ends = edges[:-1], edges[1:]
+    is_both = (a.covered_ns(starts, ends) > 0) & (b.covered_ns(starts, ends) > 0)
+    return Intervals.of(starts[is_both], ends[is_both])
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """Lost time shared out.
+
+    Attributes:
+        total_ns: All of it.
+        shares: Share of each reason, greatest first; zero shares are left out.
+        unexplained: What no reason took.
+    """
+
+    total_ns: int
+    shares: tuple[tuple[str, float], ...]
+    unexplained: float
+
+    def share(self, name: str) -> float:
+        """Share of one reason; 0 when it took nothing."""
+        return dict(self.shares).get(name, 0.0)
+
+    def causes(self, *, without: tuple[str, ...] = ()) -> tuple[Cause, ...]:
+        """What may be named: reasons with at least `NAMED_SHARE`, then what is unexplained."""
+        named = [
+            Cause(
+                name,
+                round(share, 4),
+                (f"{format_duration(share * self.total_ns)} of the lost time",),
+            )
+            for name, share in self.shares
+            if share >= NAMED_SHARE and name not in without
+        ]
+        rest = 1.0 - sum(cause.share for cause in named)
+        if rest >= NAMED_SHARE or not named:
+            named.append(Cause("unexplained", round(rest, 4)))
+        return tuple(named)
+
+    def ruled_out(self, *, checked: tuple[str, ...] = ()) -> tuple[RuledOut, ...]:
+        """Reasons that were looked for and took too little; `checked` adds ones that took nothing."""
+        small = dict.fromkeys(checked, 0.0) | dict(self.shares)
+        return tuple(
+            RuledOut(name, round(share, 4), f"explains {share:.1%} of the lost time")
+            for name, share in sorted(small.items())
+            if share < NAMED_SHARE
+        )
+
+
+CHECKED: Final = ("preemption", "blocked on disk reads", "page faults", "out of CPU quota (cgroup)")
+"""Reasons that are always reported as looked for when a thread's switches were recorded."""
+
+
+def _join_minor(shares: dict[str, float]) -> dict[str, float]:
+    """Shares with the tasks that each took too little to be named put together as one reason."""
+    minor = {
+        name: share
+        for name, share in shares.items()
+        if name.startswith(_PREEMPTED) and share < NAMED_SHARE
+    }
+    if len(minor) < 2:
+        return shares
+    joined = {name: share for name, share in shares.items() if name not in minor}
+    return joined | {f"{_PREEMPTED}{len(minor)} other tasks": sum(minor.values())}
+
+
+def attribute(waits: Waits, starts: Times, ends: Times, *, uncertain_ns: int = 0) -> Attribution:
+    """Share lost intervals out among a thread's waits.
+
+    Args:
+        waits: The thread's time by reason, in order of precedence.
+        starts: First moment of each lost interval.
+        ends: Last moment.
+        uncertain_ns: Off-CPU time that was measured but has no row: taken off what is called computing.
+    """
+    lost = Intervals.of(starts, ends)
+    total = lost.total_ns
+    if not total:
+        return Attribution(0, (), 1.0)
+    shares: dict[str, float] = {}
+    taken = Intervals.of(np.empty(0, np.int64), np.empty(0, np.int64))
+    before = 0
+    for name, spans in waits.by_reason.items():
+        taken = taken.union(spans)
+        now = lost.within(taken)
+        if now > before:
+            shares[name] = (now - before) / total
+        before = now
+    if waits.is_off_cpu_known:
+        computing = max(total - before - uncertain_ns, 0) / total
+        if computing:
+            shares[ON_CPU] = computing
+    explained = sum(shares.values())
+    preempted = sum(share for name, share in shares.items() if name.startswith(_PREEMPTED))
+    if waits.is_off_cpu_known and not preempted:
+        shares.setdefault("preemption", 0.0)
+    ordered = tuple(sorted(_join_minor(shares).items(), key=lambda item: (-item[1], item[0])))
+    return Attribution(total, ordered, max(1.0 - explained, 0.0))

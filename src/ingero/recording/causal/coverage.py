@@ -1,0 +1,294 @@
+"""How much of what happened the recording holds, operation by operation, from its own books.
+
+Old recordings overwrite finished buckets, so neither their ``count`` nor their ``stored`` is taken alone: the rows that
+are there plus the calls that were counted without a row are the least there can have been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero.model.events import EventFlag, HostOp, Source, is_stored_at_end
+from ingero.model.incidents import Coverage
+from ingero.model.recording import Recording
+from ingero.recording.causal.exact import operation_keys
+from ingero.units import NS_PER_S
+
+_MINUTE_NS: Final = 60 * NS_PER_S
+_GPU_SOURCES: Final = (Source.CUDA, Source.DRIVER, Source.CUDA_GRAPH, Source.NCCL)
+
+
+_GROUPS: Final[dict[int, str]] = {
+    Source.CUDA: "GPU calls",
+    Source.DRIVER: "GPU calls",
+    Source.CUDA_GRAPH: "GPU calls",
+    Source.NCCL: "collectives",
+    Source.HOST: "host",
+    Source.IO: "disk and network",
+    Source.NET: "disk and network",
+    Source.TCP: "disk and network",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Calls of one kind: how many there are rows for, and how many there were at least."""
+
+    stored: int
+    seen: int
+
+    @property
+    def unstored(self) -> int:
+        """Calls without a row."""
+        return self.seen - self.stored
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What of some operations of one process has no row, in all of the recording.
+
+    Attributes:
+        stored: Calls with a row.
+        seen: Calls, at least.
+        total_ns: Time in all of the calls that were counted; 0 where nobody counted.
+        missing_ns: Time in the calls without a row.
+        is_known: Whether anybody counted the calls that have no row.
+    """
+
+    stored: int
+    seen: int
+    total_ns: int
+    missing_ns: int
+    is_known: bool
+
+    @property
+    def unstored(self) -> int:
+        """Calls without a row."""
+        return self.seen - self.stored
+
+    @property
+    def share(self) -> float:
+        """Part of the calls that has no row."""
+        return self.unstored / max(self.seen, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tally:
+    """One operation of one process in all of the recording."""
+
+    rows: int = 0
+    row_ns: int = 0
+    counted: int = 0
+    noted: int = 0
+    counted_ns: int = 0
+
+    def unstored(self, *, is_cut: bool) -> int:
+        """Calls without a row; rows that were not asked for are not missing."""
+        by_books = max(self.counted - self.noted, 0)
+        return by_books if is_cut else max(by_books, self.counted - self.rows)
+
+
+class Books:
+    """The counts of a recording.
+
+    Args:
+        recording: Rows, aggregates and coverage.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        events = recording.events[(recording.events["flags"] & EventFlag.IN_FLIGHT) == 0]
+        stamps = events["start_ns"] + np.where(
+            is_stored_at_end(events["source"]), events["duration_ns"], 0
+        )
+        self._row_keys = operation_keys(events)
+        self._row_minutes = stamps // _MINUTE_NS
+        self._row_ns = events["duration_ns"]
+        tallies = _touched(recording)
+        keys = operation_keys(tallies)
+        # The writer tallies rows by their minute, and the calls of both minutes may be counted in the later one: a tally
+        # without a count says that nobody counted only where no other minute of the same calls has one.
+        is_kept = np.isin(keys, keys[tallies["count"] > 0])
+        self._aggregates, self._keys = tallies[is_kept], keys[is_kept]
+        self._counted_sources = {
+            (key >> 48, key >> 8 & 0xFF) for key in np.unique(self._keys).tolist()
+        }
+        self._tallies = self._sum_up()
+
+    def _sum_up(self) -> dict[int, _Tally]:
+        keys = np.union1d(self._row_keys, self._keys)
+        at_row, at_count = (np.searchsorted(keys, k) for k in (self._row_keys, self._keys))
+        columns = [
+            np.bincount(at_row, minlength=len(keys)),
+            np.bincount(at_row, self._row_ns, len(keys)),
+            *(
+                np.bincount(at_count, self._aggregates[name], len(keys))
+                for name in ("count", "stored", "sum_duration_ns")
+            ),
+        ]
+        rows = zip(*(column.astype(np.int64).tolist() for column in columns), strict=True)
+        return {key: _Tally(*row) for key, row in zip(keys.tolist(), rows, strict=True)}
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether anybody counted the calls that have no row."""
+        return bool(len(self._aggregates)) or bool(len(self._recording.coverage))
+
+    def gap(self, node: int, pid: int, codes: Iterable[int]) -> Gap:
+        """What of these operations of a process has no row.
+
+        Args:
+            node: Index of the node.
+            pid: Thread group.
+            codes: Operations as source << 8 | op.
+        """
+        stored = seen = total_ns = missing_ns = 0
+        sources: set[int] = set()
+        is_cut = self._recording.is_cut
+        for code in codes:
+            tally = self._tallies.get(_key(node, pid, code))
+            if tally is None:
+                continue
+            unstored = tally.unstored(is_cut=is_cut)
+            stored, seen = stored + tally.rows, seen + tally.rows + unstored
+            total_ns += max(tally.counted_ns, tally.row_ns)
+            if unstored:
+                left_ns = max(tally.counted_ns - tally.row_ns, 0)
+                missing_ns += tally.counted_ns * unstored // tally.counted if is_cut else left_ns
+            if not tally.counted and (node, code >> 8) not in self._counted_sources:
+                sources.add(code >> 8)
+        if sources and len(self._recording.coverage):
+            seen += self._sampled_out(node, tuple(sources))[0]
+        is_known = not sources or self._is_covered(node, sources)
+        return Gap(stored, seen, total_ns, missing_ns, is_known)
+
+    def _is_covered(self, node: int, sources: set[int]) -> bool:
+        table = self._recording.coverage
+        return sources <= set(table["source"][table["node"] == node].tolist())
+
+    def total(self, node: int, pid: int, codes: Iterable[int]) -> tuple[int, int]:
+        """(calls, ns in them) of some operations of a process: counted where they were, else of their rows."""
+        calls = total_ns = 0
+        for code in codes:
+            tally = self._tallies.get(_key(node, pid, code))
+            if tally is not None:
+                is_short = self._recording.is_cut or tally.counted < tally.rows
+                calls += tally.rows if is_short else tally.counted
+                total_ns += tally.row_ns if is_short else tally.counted_ns
+        return calls, total_ns
+
+    def count(
+        self, node: int, pid: int, ops: tuple[tuple[int, int], ...], span_ns: tuple[int, int]
+    ) -> Count:
+        """Calls of a process in the minutes that a span touches."""
+        first, last = span_ns[0] // _MINUTE_NS, span_ns[1] // _MINUTE_NS
+        wanted = [_key(node, pid, source << 8 | op) for source, op in ops]
+        is_row = (
+            np.isin(self._row_keys, wanted)
+            & (self._row_minutes >= first)
+            & (self._row_minutes <= last)
+        )
+        minutes = self._aggregates["bucket_ns"] // _MINUTE_NS
+        is_kept = np.isin(self._keys, wanted) & (minutes >= first) & (minutes <= last)
+        kept = self._aggregates[is_kept]
+        stored = int(is_row.sum())
+        counted, noted = int(kept["count"].sum()), int(kept["stored"].sum())
+        if self._recording.is_cut:  # rows outside of what was asked for are not missing
+            return Count(stored, stored + max(counted - noted, 0))
+        seen = max(stored, counted, stored + max(counted - noted, 0))
+        return Count(stored, seen)
+
+    def unstored_off_cpu_ns(self, node: int, pid: int, span_ns: tuple[int, int]) -> int:
+        """Off-CPU time of a process that was measured and has no row, in the minutes that a span touches."""
+        code = int(Source.HOST) << 8 | int(HostOp.SCHED_SWITCH)
+        wanted = _key(node, pid, code)
+        if self._recording.is_cut:
+            return self.gap(node, pid, (code,)).missing_ns
+        first, last = span_ns[0] // _MINUTE_NS, span_ns[1] // _MINUTE_NS
+        minutes = self._aggregates["bucket_ns"] // _MINUTE_NS
+        kept = self._aggregates[(self._keys == wanted) & (minutes >= first) & (minutes <= last)]
+        is_row = (
+            (self._row_keys == wanted) & (self._row_minutes >= first) & (self._row_minutes <= last)
+        )
+        in_rows = int(self._row_ns[is_row].sum())
+        return max(int(kept["sum_duration_ns"].sum()) - in_rows, 0)
+
+    def is_off_cpu_overwritten(self, node: int, pid: int) -> bool:
+        """Whether a finished minute of a process's thread switches was written over: it has more rows than it says."""
+        wanted = _key(node, pid, int(Source.HOST) << 8 | int(HostOp.SCHED_SWITCH))
+        mine = self._aggregates[self._keys == wanted]
+        rows = self._row_minutes[self._row_keys == wanted]
+        return any(
+            int((rows == minute).sum()) > int(stored)
+            for minute, stored in zip(mine["bucket_ns"] // _MINUTE_NS, mine["stored"], strict=True)
+        )
+
+    def gpu_calls(self, node: int, pid: int, span_ns: tuple[int, int]) -> Count:
+        """Runtime, driver and graph calls of a process in the minutes that a span touches."""
+        ops = sorted({
+            (key >> 8 & 0xFF, key & 0xFF)
+            for key in self._tallies
+            if key >> 16 == node << 32 | pid and key >> 8 & 0xFF in _GPU_SOURCES
+        })
+        total = [self.count(node, pid, (op,), span_ns) for op in ops]
+        stored, seen = sum(c.stored for c in total), sum(c.seen for c in total)
+        if len(self._aggregates):
+            return Count(stored, seen)
+        return Count(stored, seen + self._sampled_out(node, _GPU_SOURCES)[0])
+
+    def coverage(self, node: int, pid: int, codes: Iterable[int]) -> Coverage:
+        """Coverage of the operations that an incident of one process speaks of."""
+        codes = tuple(codes)
+        gap = self.gap(node, pid, codes)
+        if not gap.is_known or not self.has_counts:
+            return Coverage("unknown", gap.stored, None, None)
+        lost = self._sampled_out(node, tuple({code >> 8 for code in codes}))[1]
+        state = "sampled" if gap.unstored or self._recording.is_truncated else "exact"
+        return Coverage(
+            state, gap.stored, gap.seen, lost if len(self._recording.coverage) else None
+        )
+
+    def groups(self) -> tuple[tuple[str, int, int], ...]:
+        """(name, calls with a row, calls) of each group of sources that has any; page allocations are only counted."""
+        sums: dict[str, list[int]] = {}
+        for key, tally in self._tallies.items():
+            source, op = key >> 8 & 0xFF, key & 0xFF
+            group = _GROUPS.get(source)
+            node = key >> 48
+            is_known = (node, source) in self._counted_sources or self._is_covered(node, {source})
+            if group and is_known and (source, op) != (Source.HOST, HostOp.PAGE_ALLOC):
+                into = sums.setdefault(group, [0, 0])
+                into[0] += tally.rows
+                into[1] += tally.rows + tally.unstored(is_cut=self._recording.is_cut)
+        return tuple(
+            (name, sums[name][0], sums[name][1])
+            for name in dict.fromkeys(_GROUPS.values())
+            if name in sums
+        )
+
+    def _sampled_out(self, node: int, sources: tuple[int, ...]) -> tuple[int, int]:
+        """(records seen without a row, of which lost) of a node, from the coverage table."""
+        table = self._recording.coverage
+        mine = table[(table["node"] == node) & np.isin(table["source"], sources)]
+        lost = int(mine["lost"].sum())
+        return int(mine["sampled_out"].sum()) + lost, lost
+
+
+def _touched(recording: Recording) -> npt.NDArray[np.void]:
+    """Counts of the minutes that the asked part of a recording touches."""
+    first, last = (at // _MINUTE_NS for at in recording.asked_ns)
+    minutes = recording.aggregates["bucket_ns"] // _MINUTE_NS
+    is_in = minutes >= first
+    if last:
+        is_in &= minutes <= last
+    touched: npt.NDArray[np.void] = recording.aggregates[is_in]
+    return touched
+
+
+def _key(node: int, pid: int, code: int) -> int:
+    return node << 48 | pid << 16 | code

@@ -1,0 +1,109 @@
+"""What a rule needs, and what it hands back, before the engine gives it an id, a severity and its coverage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ingero.model.incidents import Cause, RuledOut, Severity
+from ingero.recording.causal.evidence import Evidence, Process
+from ingero.recording.causal.kinds import Kind, find_codes
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One problem as a rule sees it.
+
+    Attributes:
+        title: One line.
+        span_ns: First and last moment, Unix time.
+        lost_ns: Time it took.
+        causes: With shares of `lost_ns`.
+        process: Who suffered; None for the whole node.
+        node: Index of the node, when there is no process.
+        tid: Thread that suffered; 0 for the process.
+        op: Operation that suffered.
+        n_cases: How often.
+        ruled_out: What was checked.
+        fix: Next steps.
+        severity: Fixed by the rule; None takes it from the share of watched time.
+        others: Further processes whose rows it stands on.
+        range_ns: Least and most that `lost_ns` can be, where rows are missing and the rule knows; None leaves it to
+            the engine.
+        most: The severity that it may have at most, where the rows do not prove more.
+        stacks: Stack hashes of the rows that show it, worst first.
+    """
+
+    title: str
+    span_ns: tuple[int, int]
+    lost_ns: int
+    causes: tuple[Cause, ...]
+    process: Process | None = None
+    node: int = 0
+    tid: int = 0
+    op: str = ""
+    n_cases: int = 1
+    ruled_out: tuple[RuledOut, ...] = ()
+    fix: tuple[str, ...] = ()
+    severity: Severity | None = None
+    others: tuple[Process, ...] = ()
+    range_ns: tuple[int, int] | None = None
+    most: Severity | None = None
+    stacks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unjudged:
+    """What a rule itself could not decide.
+
+    Attributes:
+        process: Of whom.
+        missing: What it would have needed.
+    """
+
+    process: Process
+    missing: str
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Which operations a rule has to have rows of before it may say anything.
+
+    Attributes:
+        kinds: Roles of the rows it reads.
+        max_missing: Part of the calls that may be without a row. Ignored with `is_time`.
+        is_time: It speaks of the time in these rows: calls without a row matter only where their time, which was
+            counted, could make or change an incident.
+        is_absence: It says that something did not happen: nothing is said where nobody counted.
+        is_proof: A row proves what it finds, however many others are missing; only "nothing found" needs all of them.
+        applies: Whether it has anything to do with a process; None for all that have such calls.
+    """
+
+    kinds: tuple[Kind, ...] = ()
+    max_missing: float = 0.0
+    is_time: bool = False
+    is_absence: bool = False
+    is_proof: bool = False
+    applies: Callable[[Evidence, Process], bool] | None = None
+
+    @property
+    def codes(self) -> frozenset[int]:
+        """Operations of these kinds, as source << 8 | op."""
+        return find_codes(self.kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that goes wrong.
+
+    Attributes:
+        name: Stable identifier.
+        says: What it finds, for people.
+        find: Looks at the evidence and returns its findings; an empty list on a healthy recording.
+        needs: What it has to have rows of. Nothing means that single rows are what it finds.
+    """
+
+    name: str
+    says: str
+    find: Callable[[Evidence], list[Finding | Unjudged]] | Callable[[Evidence], list[Finding]]
+    needs: Needs = Needs()

@@ -1,0 +1,190 @@
+"""One-time costs: the first use of a kernel loads its module, the first calls of a process make its context.
+
+Not contention, and not repeated: the same kernel is fast from its second launch on.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero.model.incidents import Cause, RuledOut, Severity
+from ingero.recording.causal.evidence import Evidence, Process, Rows, split_by
+from ingero.recording.causal.finding import Finding, Needs, Rule, Unjudged
+from ingero.recording.causal.gaps import describe_gap
+from ingero.recording.causal.kinds import Kind, find_codes
+from ingero.units import NS_PER_MS, format_duration
+
+_SLOW_RATIO: Final = 20.0
+_MIN_LOST_NS: Final = 10 * NS_PER_MS
+_MIN_EXPLAINED: Final = 0.60
+_MIN_LATER: Final = 5
+_MAX_PREFIX_SHARE: Final = 0.2
+_MAX_MISSING: Final = 0.20
+_FIX: Final = (
+    "warm up before measuring or serving: run each shape once",
+    "load modules at start instead of at first use: CUDA_MODULE_LOADING=EAGER",
+    "keep the process alive between jobs, so the cost is paid once",
+)
+
+
+def first_use_mask(evidence: Evidence, launches: Rows) -> npt.NDArray[np.bool_]:
+    """Which launches are the first of their function in their process."""
+    functions = evidence.column("arg0", launches)
+    _, first = np.unique(functions, return_index=True)
+    is_first = np.zeros(len(launches), bool)
+    is_first[first] = True
+    known: npt.NDArray[np.bool_] = is_first & (functions != 0)
+    return known
+
+
+def find(evidence: Evidence) -> list[Finding | Unjudged]:
+    """At most one finding per process."""
+    found: list[Finding | Unjudged] = []
+    for process in evidence.gpu_processes:
+        finding = _judge(evidence, process)
+        launches = find_codes((Kind.LAUNCH,))
+        if finding is not None:
+            found.append(finding)
+        elif _is_thinned(evidence, process) and _has_slow_launches(process):
+            found.append(Unjudged(process, describe_gap(evidence, process, launches)))
+    return found
+
+
+def _is_thinned(evidence: Evidence, process: Process) -> bool:
+    """Whether so many launches have no row that an earlier one of a function may be among them."""
+    gap = evidence.books.gap(process.node, process.pid, find_codes((Kind.LAUNCH,)))
+    return gap.share > _MAX_MISSING
+
+
+def _has_slow_launches(process: Process) -> bool:
+    launches = process.calls.of(Kind.LAUNCH)
+    return bool(launches.durations.sum() >= _MIN_LOST_NS)
+
+
+def one_time_calls(evidence: Evidence, process: Process) -> Rows:
+    """Calls of a process that were slow once: first uses and a slow beginning. Other rules leave them out."""
+    parts = [calls for calls, _ in _find_parts(evidence, process)]
+    idx = (
+        np.unique(np.concatenate([part.idx for part in parts])) if parts else np.empty(0, np.int64)
+    )
+    return process.calls.where(np.isin(process.calls.idx, idx))
+
+
+def _find_parts(evidence: Evidence, process: Process) -> list[tuple[Rows, float]]:
+    """Slow one-time calls with what the same call costs later, ns."""
+    key = ("first use", process.node, process.pid)
+    return evidence.remember(key, lambda: _look_for_parts(evidence, process))
+
+
+def _look_for_parts(evidence: Evidence, process: Process) -> list[tuple[Rows, float]]:
+    parts: list[tuple[Rows, float]] = []
+    for calls in split_by(process.calls, [process.calls.codes]):
+        if calls.kinds[0] == Kind.LAUNCH:
+            found = _first_launches(evidence, calls, is_thinned=_is_thinned(evidence, process))
+        elif calls.kinds[0] in {Kind.ALLOC, Kind.COPY, Kind.GRAPH_LAUNCH}:
+            found = _slow_beginning(calls)
+        elif calls.kinds[0] == Kind.MODULE:
+            found = (calls, 0.0)
+        else:
+            continue
+        if len(found[0]):
+            parts.append(found)
+    return parts
+
+
+def _first_launches(evidence: Evidence, launches: Rows, *, is_thinned: bool) -> tuple[Rows, float]:
+    """Slow first launches, when being first explains most of the slow time.
+
+    Where launches have no row, only the run of rows from the beginning in which every row stands for itself proves that
+    nothing was launched before.
+    """
+    is_first = first_use_mask(evidence, launches)
+    if is_thinned:
+        is_first &= np.cumsum(np.maximum(evidence.column("weight", launches), 1) > 1) == 0
+    durations = launches.durations
+    later = durations[~is_first]
+    typical = float(np.median(later)) if len(later) >= _MIN_LATER else float(np.median(durations))
+    is_slow = durations > _SLOW_RATIO * max(typical, 1.0)
+    slow_ns = durations[is_slow].sum()
+    explained_ns = durations[is_slow & is_first].sum()
+    if not slow_ns or explained_ns < _MIN_EXPLAINED * slow_ns:
+        return launches.where(np.zeros(len(launches), bool)), typical
+    return launches.where(is_slow & is_first), typical
+
+
+def _slow_beginning(calls: Rows) -> tuple[Rows, float]:
+    """The run of slow calls that an operation starts with, when all that follow are fast."""
+    durations = calls.durations
+    n_most = max(int(len(calls) * _MAX_PREFIX_SHARE), 0)
+    typical = float(np.median(durations[n_most:])) if len(calls) > n_most else 0.0
+    is_slow = durations > _SLOW_RATIO * max(typical, 1.0)
+    n_prefix = int(np.argmin(is_slow)) if not is_slow.all() else 0
+    is_once = (
+        len(calls) - n_prefix >= _MIN_LATER and n_prefix <= n_most and not is_slow[n_prefix:].any()
+    )
+    return calls.where(np.arange(len(calls)) < (n_prefix if is_once else 0)), typical
+
+
+def _judge(evidence: Evidence, process: Process) -> Finding | None:
+    parts = _find_parts(evidence, process)
+    lost_ns = round(sum(float((rows.durations - typical).sum()) for rows, typical in parts))
+    if lost_ns < _MIN_LOST_NS:
+        return None
+    worst = max(int(rows.durations.max()) for rows, _ in parts)
+    n_calls = sum(len(rows) for rows, _ in parts)
+    first = min(int(rows.starts.min()) for rows, _ in parts)
+    last = max(int(rows.ends.max()) for rows, _ in parts)
+    causes = tuple(
+        Cause(
+            _name(rows),
+            round(float((rows.durations - typical).sum()) / lost_ns, 4),
+            _facts(rows, typical),
+        )
+        for rows, typical in sorted(parts, key=lambda part: -int(part[0].durations.sum()))
+    )
+    return Finding(
+        title=(
+            f"Cold start: {n_calls} first call{'s' * (n_calls > 1)} of {process.name} took "
+            f"{format_duration(lost_ns)} once (slowest {format_duration(worst)}): lazy loading, not contention"
+        ),
+        span_ns=(first, last),
+        lost_ns=lost_ns,
+        causes=causes,
+        process=process,
+        op=parts[0][0].op if len(parts) == 1 else "",
+        n_cases=n_calls,
+        ruled_out=(
+            RuledOut("contention", 0.0, "the same calls are fast from their second use on"),
+        ),
+        fix=_FIX,
+        severity=Severity.LOW,
+    )
+
+
+def _name(rows: Rows) -> str:
+    if rows.kinds[0] == Kind.LAUNCH:
+        return "lazy module loading at first launch"
+    if rows.kinds[0] == Kind.MODULE:
+        return "explicit module loading"
+    return f"first use: set-up inside the first {rows.op}"
+
+
+def _facts(rows: Rows, typical: float) -> tuple[str, ...]:
+    slowest = int(rows.durations.max())
+    ratio = (
+        f", {slowest / typical:.0f} times a later one ({format_duration(typical)})"
+        if typical
+        else ""
+    )
+    return (f"{len(rows)} × {rows.op}, slowest {format_duration(slowest)}{ratio}",)
+
+
+RULE: Final = Rule(
+    "lazy_load",
+    "First use of a kernel, or of the device, pays for loading once",
+    find,
+    Needs((Kind.LAUNCH, Kind.ALLOC, Kind.COPY, Kind.MODULE, Kind.GRAPH_LAUNCH), max_missing=1.0),
+)

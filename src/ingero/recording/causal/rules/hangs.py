@@ -1,0 +1,190 @@
+"""A collective that somebody did not enter: the others went in and made no call until the recording ends.
+
+Who entered what is read from the rows of the collectives, also of those that had not returned, so every collective of
+every member has to have a row; where one is missing nobody is named. Silence with equal numbers is no proof, and gives
+nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ingero.model.events import EventFlag, HostOp, NcclOp, OffCpuReason, Source
+from ingero.model.incidents import Cause, RuledOut, Severity
+from ingero.recording.causal.evidence import Evidence, Process, Rows
+from ingero.recording.causal.finding import Finding, Needs, Rule
+from ingero.recording.causal.kinds import Kind
+from ingero.recording.causal.rules.groups import Members, find_members
+from ingero.units import NS_PER_S, format_duration
+
+_MIN_SILENCE_NS: Final = 5 * NS_PER_S
+_MIN_STEPS: Final = 20
+_MIN_OPS: Final = 3
+_ENDINGS: Final = [
+    int(Source.NCCL) << 8 | int(op)
+    for op in (NcclOp.COMM_DESTROY, NcclOp.COMM_ABORT, NcclOp.COMM_FINALIZE, NcclOp.COMM_REVOKE)
+]
+_STOPPED: Final = "it was stopped (SIGSTOP or a debugger)"
+_EXIT: Final = int(Source.HOST) << 8 | int(HostOp.EXIT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stand:
+    """How far one rank came.
+
+    Attributes:
+        rank: In the communicator.
+        process: It.
+        ops: Its collectives, in time order.
+        last_seq: The greatest number it entered.
+        is_inside: It had not returned from that one when recording ended.
+        silent_ns: From its last row of a call's beginning or end to the end of its node's recording.
+        is_over: It left in order, or its process ended.
+        state: What else its rows say of it; empty when nothing.
+    """
+
+    rank: int
+    process: Process
+    ops: Rows
+    last_seq: int
+    is_inside: bool
+    silent_ns: int
+    is_over: bool
+    state: str
+
+    @property
+    def is_stopped(self) -> bool:
+        """It may not run: a signal or a debugger stopped it."""
+        return self.state == _STOPPED
+
+
+def find(evidence: Evidence) -> list[Finding]:
+    """At most one finding per communicator."""
+    return [
+        finding
+        for _, members in sorted(find_members(evidence, has_open=True).items())
+        if len(members) > 1 and (finding := _judge(evidence, members)) is not None
+    ]
+
+
+def find_hung(evidence: Evidence) -> dict[tuple[int, int], int]:
+    """When each member of a communicator that hangs began to, Unix ns, by (node, pid): waiting is no problem of its own."""
+    found = evidence.remember(("hangs",), lambda: find(evidence))
+    return {(one.node, one.pid): hang.span_ns[0] for hang in found for one in hang.others}
+
+
+def _judge(evidence: Evidence, members: Members) -> Finding | None:
+    stands = [_stand(evidence, rank, *members[rank]) for rank in sorted(members)]
+    reached = max(stand.last_seq for stand in stands)
+    behind = [stand for stand in stands if stand.last_seq < reached]
+    if not behind:  # all are inside of it: whoever may not run keeps the others there
+        behind = [stand for stand in stands if stand.is_stopped]
+    missing = {stand.rank for stand in behind}
+    ahead = [stand for stand in stands if stand.rank not in missing]
+    if not behind or not ahead or any(len(stand.ops) < _MIN_OPS for stand in ahead):
+        return None
+    step_ns = float(np.median(np.diff(ahead[0].ops.starts)))
+    least_ns = max(_MIN_SILENCE_NS, _MIN_STEPS * step_ns)
+    if any(stand.is_over or stand.silent_ns < least_ns for stand in ahead):
+        return None
+    return _describe(evidence, ahead, behind, step_ns)
+
+
+def _stand(evidence: Evidence, rank: int, process: Process, ops: Rows) -> _Stand:
+    end_ns = _end_of(evidence, process.node)
+    seqs = evidence.column("arg2", ops)
+    last_seq = int(seqs.max())
+    is_open = (evidence.column("flags", ops) & EventFlag.IN_FLIGHT) != 0
+    last_ns = max(int(process.calls.ends.max(initial=0)), int(process.open.starts.max(initial=0)))
+    codes = process.rows.codes
+    is_over = bool(np.isin(codes, _ENDINGS).any() or (codes == _EXIT).any())
+    return _Stand(
+        rank, process, ops, last_seq, bool((is_open & (seqs == last_seq)).any()),
+        end_ns - last_ns, is_over, _find_state(evidence, process),
+    )  # fmt: skip
+
+
+def _end_of(evidence: Evidence, node: int) -> int:
+    """When recording ended on a node; its last row where the session does not say."""
+    is_node = evidence.recording.events["node"] == node
+    name = evidence.recording.nodes[node]
+    stops = [s.stopped_wall_ns for s in evidence.recording.sessions if s.node == name]
+    last_ns = int(evidence.rows.ends[is_node].max())
+    asked = evidence.recording.asked_ns[1]
+    return min(max([last_ns, *stops]), asked) if asked else max([last_ns, *stops])
+
+
+def _find_state(evidence: Evidence, process: Process) -> str:
+    """What a process was seen in at the end: ended, stopped, inside a call."""
+    if (process.rows.codes == _EXIT).any():
+        return "its process ended"
+    off = process.rows.of(Kind.OFF_CPU)
+    is_open = (evidence.column("flags", off) & EventFlag.IN_FLIGHT) != 0
+    is_stopped = evidence.column("reason", off) == OffCpuReason.STOPPED
+    if (is_open & is_stopped).any():
+        return _STOPPED
+    if len(process.open):
+        last = process.open.where(np.array([len(process.open) - 1]))
+        return f"it was inside {last.op} for {format_duration(int(last.durations[0]))}"
+    return ""
+
+
+def _describe(
+    evidence: Evidence, ahead: list[_Stand], behind: list[_Stand], step_ns: float
+) -> Finding:
+    first = ahead[0]
+    is_it = evidence.column("arg2", first.ops) == first.last_seq
+    op = first.ops.where(is_it)
+    silent_ns = min(stand.silent_ns for stand in ahead)
+    who = f"rank{'s' * (len(behind) > 1)} {', '.join(str(s.rank) for s in behind)}"
+    is_inside = behind[0].last_seq == first.last_seq
+    what = "was stopped inside" if is_inside else "did not enter"
+    waiting = ", ".join(str(stand.rank) for stand in ahead)
+    stood = "; ".join(
+        f"rank {s.rank} of {s.process.name} last entered number {s.last_seq}"
+        + (f", then {s.state}" if s.state else "")
+        for s in behind
+    )
+    inside = [str(stand.rank) for stand in ahead if stand.is_inside]
+    facts = [stood, f"a step took {format_duration(step_ns)} until then (median)"]
+    if inside:
+        facts.append(f"rank{'s' * (len(inside) > 1)} {', '.join(inside)} had not returned from it")
+    return Finding(
+        title=(
+            f"Hang: {who} {what} {op.op} number {first.last_seq}; rank{'s' * (len(ahead) > 1)} {waiting} "
+            f"made no call for {format_duration(silent_ns)} after it"
+        ),
+        span_ns=(int(op.starts[0]), int(op.starts[0]) + silent_ns),
+        lost_ns=silent_ns,
+        causes=(
+            Cause(
+                f"{who} {'stopped inside' if is_inside else 'missing from'} a collective",
+                1.0,
+                tuple(facts),
+            ),
+        ),
+        process=behind[0].process,
+        others=tuple(stand.process for stand in (*ahead, *behind)),
+        op=op.op,
+        n_cases=1,
+        ruled_out=(
+            RuledOut("a slow collective", 0.0, f"not every rank of {len(ahead + behind)} is in it"),
+        ),
+        fix=(
+            f"look at the stacks of {who}: py-spy dump, or `ingero hang` while it lasts",
+            "a data-dependent branch around a collective, an exception on one rank, or a dead node are the usual reasons",
+        ),
+        severity=Severity.HIGH,
+        stacks=evidence.stacks_of(*(stand.process.open for stand in behind)),
+    )
+
+
+RULE: Final = Rule(
+    "collective_hang",
+    "Ranks wait in a collective that another one never entered",
+    find,
+    Needs((Kind.COLLECTIVE,), is_absence=True),
+)

@@ -1,0 +1,189 @@
+"""Device memory that grows to the end and is not given back.
+
+Where every allocation and every free has a row, by pointer: what is held, and when it was taken. Where rows are missing,
+by the bytes that the recorder counted in each minute, which need no rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero.model.events import Source
+from ingero.model.incidents import Cause, RuledOut, Severity
+from ingero.recording.causal.evidence import Evidence, Process, Rows
+from ingero.recording.causal.finding import Finding, Needs, Rule, Unjudged
+from ingero.recording.causal.gaps import describe_gap
+from ingero.recording.causal.kinds import Kind, find_codes
+from ingero.units import NS_PER_S, format_size
+
+_MIN_UNFREED: Final = 10
+_MIN_GROWTH_BYTES: Final = 16 * 1024 * 1024
+_MIN_UNFREED_SHARE: Final = 0.20
+_QUARTERS: Final = 4
+_MIN_QUARTER_SHARE: Final = 0.10
+_MIN_MINUTES: Final = 5
+_MINUTE_NS: Final = 60 * NS_PER_S
+_MEMORY: Final = (Kind.ALLOC, Kind.FREE)
+_FIX: Final = (
+    "keep no tensors across steps: lists of losses, hooks, caches, graphs kept by retain_graph",
+    "compare torch.cuda.memory_allocated() between steps; take a memory snapshot",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Balance:
+    """Allocations with known pointers, in time order, and which of them were freed."""
+
+    starts_ns: npt.NDArray[np.int64]
+    n_bytes: npt.NDArray[np.int64]
+    is_freed: npt.NDArray[np.bool_]
+    idx: npt.NDArray[np.int64]
+
+
+def find(evidence: Evidence) -> list[Finding | Unjudged]:
+    """Memory that keeps growing, from an exact balance; no balance, no claim."""
+    found = (_judge(evidence, process) for process in evidence.gpu_processes)
+    return [one for one in found if one is not None]
+
+
+def _judge(evidence: Evidence, process: Process) -> Finding | Unjudged | None:
+    memory = process.calls.of(*_MEMORY)
+    codes = find_codes(_MEMORY)
+    gap = evidence.books.gap(process.node, process.pid, codes)
+    if not gap.seen or not gap.is_known:
+        return None
+    if evidence.recording.asked_ns[1]:
+        return Unjudged(
+            process, "what was freed after the end of the asked window is not looked at"
+        )
+    if gap.unstored:
+        return _judge_bytes(evidence, process)
+    return _judge_pointers(evidence, process, memory) if len(memory) >= _MIN_UNFREED else None
+
+
+def _judge_pointers(evidence: Evidence, process: Process, memory: Rows) -> Finding | None:
+    balance = _match(evidence, memory)
+    first, last = process.active_ns
+    edges = np.linspace(first, last, _QUARTERS + 1)[1:-1]
+    quarter = np.searchsorted(edges, balance.starts_ns, side="right")
+    kept = np.where(balance.is_freed, 0, balance.n_bytes)
+    growth = np.array([int(kept[quarter == q].sum()) for q in range(_QUARTERS)])
+    is_late = quarter >= _QUARTERS // 2
+    n_unfreed = int((~balance.is_freed & is_late).sum())
+    is_steady = bool((growth[1:] >= _MIN_QUARTER_SHARE * max(int(growth.sum()), 1)).all())
+    is_large = n_unfreed >= _MIN_UNFREED and growth[_QUARTERS // 2 :].sum() >= _MIN_GROWTH_BYTES
+    if not is_large or not is_steady or n_unfreed < _MIN_UNFREED_SHARE * max(int(is_late.sum()), 1):
+        return None
+    leaked = int(kept.sum())
+    per_s = leaked / max((last - first) / NS_PER_S, 1e-9)
+    return Finding(
+        title=(
+            f"Device memory leak: {process.name} keeps {format_size(leaked)} in {int((~balance.is_freed).sum())} "
+            f"allocations that it never frees, {format_size(per_s)}/s"
+        ),
+        span_ns=(first, last),
+        lost_ns=0,
+        causes=(
+            Cause(
+                "allocations without a free",
+                round(leaked / max(int(balance.n_bytes.sum()), 1), 4),
+                (
+                    f"{len(balance.n_bytes)} allocations, {int(balance.is_freed.sum())} freed, every call recorded",
+                    "kept per quarter of the run: "
+                    + ", ".join(format_size(int(g)) for g in growth),
+                ),
+            ),
+        ),
+        process=process,
+        n_cases=int((~balance.is_freed).sum()),
+        ruled_out=(RuledOut("warm-up", 0.0, "the last quarter still grows"),),
+        fix=_FIX,
+        severity=Severity.HIGH,
+        stacks=_stacks(evidence, memory, balance),
+    )
+
+
+def _stacks(evidence: Evidence, memory: Rows, balance: _Balance) -> tuple[int, ...]:
+    """Where the allocations were made that were never freed."""
+    return evidence.stacks_of(memory.where(np.isin(memory.idx, balance.idx[~balance.is_freed])))
+
+
+def _judge_bytes(evidence: Evidence, process: Process) -> Finding | Unjudged | None:
+    """Growth minute by minute, from counted bytes; the runtime's calls where there are any, else the driver's."""
+    table = evidence.recording.aggregates
+    table = table[(table["node"] == process.node) & (table["pid"] == process.pid)]
+    missing = describe_gap(evidence, process, find_codes(_MEMORY))
+    codes = table["source"].astype(np.int64) << 8 | table["op"]
+    is_alloc, is_free = (np.isin(codes, list(find_codes((kind,)))) for kind in _MEMORY)
+    source = Source.CUDA if (is_alloc & (table["source"] == Source.CUDA)).any() else Source.DRIVER
+    is_alloc, is_free = (mask & (table["source"] == source) for mask in (is_alloc, is_free))
+    is_sized = not table["count"][is_free].sum() or table["sum_arg0"][is_free].sum()
+    minutes = table["bucket_ns"] // _MINUTE_NS
+    first = int(minutes.min()) if len(minutes) else 0
+    n_minutes = int(minutes.max()) - first + 1 if len(minutes) else 0
+    if not is_sized or n_minutes < _MIN_MINUTES:
+        return Unjudged(process, missing)
+    signed = np.where(is_alloc, 1, 0) - np.where(is_free, 1, 0)
+    growth = np.zeros(n_minutes, np.int64)
+    np.add.at(growth, minutes - first, signed * table["sum_arg0"])
+    quarters = [int(part.sum()) for part in np.array_split(growth, _QUARTERS)]
+    total = sum(quarters)
+    is_steady = all(part >= _MIN_QUARTER_SHARE * total for part in quarters[1:])
+    taken = int(table["sum_arg0"][is_alloc].sum())
+    if total < max(_MIN_GROWTH_BYTES, _MIN_UNFREED_SHARE * taken) or not is_steady:
+        return None
+    return _describe_bytes(process, quarters, taken, n_minutes)
+
+
+def _describe_bytes(process: Process, quarters: list[int], taken: int, n_minutes: int) -> Finding:
+    total = sum(quarters)
+    per_s = total / (n_minutes * 60)
+    return Finding(
+        title=(
+            f"Device memory grows: {process.name} took {format_size(total)} more than it gave back in {n_minutes} minutes, "
+            f"{format_size(per_s)}/s to the end"
+        ),
+        span_ns=process.active_ns,
+        lost_ns=0,
+        causes=(
+            Cause(
+                "more bytes allocated than freed",
+                round(total / max(taken, 1), 4),
+                (
+                    "kept per quarter of the run: " + ", ".join(map(format_size, quarters)),
+                    "counted in every call, also in those without a row",
+                ),
+            ),
+        ),
+        process=process,
+        ruled_out=(RuledOut("warm-up", 0.0, "the last quarter still grows"),),
+        fix=_FIX,
+        severity=Severity.HIGH,
+    )
+
+
+def _match(evidence: Evidence, memory: Rows) -> _Balance:
+    """Pair each allocation with the next free of its pointer."""
+    is_alloc = memory.kinds == Kind.ALLOC
+    pointers = np.where(is_alloc, evidence.column("arg1", memory), evidence.column("arg0", memory))
+    order = np.lexsort((memory.starts, pointers))
+    is_freed = np.zeros(len(memory), bool)
+    same = pointers[order][1:] == pointers[order][:-1]
+    is_freed[order[:-1]] = same & is_alloc[order][:-1] & ~is_alloc[order][1:]
+    chosen = is_alloc & (pointers != 0)
+    return _Balance(
+        memory.starts[chosen], evidence.column("arg0", memory)[chosen], is_freed[chosen],
+        memory.idx[chosen],
+    )  # fmt: skip
+
+
+RULE: Final = Rule(
+    "memory_leak",
+    "Device memory grows through the whole run and is not freed",
+    find,
+    Needs(_MEMORY, max_missing=1.0, is_absence=True),
+)

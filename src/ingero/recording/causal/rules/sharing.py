@@ -1,0 +1,104 @@
+"""Several processes on one GPU: one waits longer exactly while the other runs."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Final
+
+import numpy as np
+
+from ingero.model.incidents import Cause
+from ingero.recording.causal.evidence import Evidence, Process, Rows
+from ingero.recording.causal.finding import Finding, Needs, Rule
+from ingero.recording.causal.kinds import Kind
+from ingero.units import NS_PER_MS, format_duration
+
+_MIN_CASES: Final = 10
+_MIN_RATIO: Final = 1.5
+_MIN_LOST_NS: Final = 20 * NS_PER_MS
+_WORKS: Final = (Kind.SYNC, Kind.GRAPH_LAUNCH, Kind.COLLECTIVE)
+"""While a process is in one of these the GPU works for it; the others only hand work over, and are sampled."""
+
+
+def find(evidence: Evidence) -> list[Finding]:
+    """The victim that loses most, once per GPU; nothing without real device numbers."""
+    if not evidence.recording.has_gpu_ids:
+        return []
+    found: dict[tuple[int, int], Finding] = {}
+    for victim, other in permutations(evidence.gpu_processes, 2):
+        if victim.node != other.node:
+            continue
+        for gpu in _gpus(evidence, victim) & _gpus(evidence, other):
+            finding = _judge(evidence, victim, other, gpu)
+            best = found.get((victim.node, gpu))
+            if finding is not None and (best is None or finding.lost_ns > best.lost_ns):
+                found[victim.node, gpu] = finding
+    return [found[key] for key in sorted(found)]
+
+
+def _gpus(evidence: Evidence, process: Process) -> set[int]:
+    """Devices of a process."""
+    return set(np.unique(evidence.column("gpu_id", process.calls)).tolist())
+
+
+def _on(evidence: Evidence, rows: Rows, gpu: int) -> Rows:
+    return rows.where(evidence.column("gpu_id", rows) == gpu)
+
+
+def _judge(evidence: Evidence, victim: Process, other: Process, gpu: int) -> Finding | None:
+    syncs = _on(evidence, victim.calls.of(Kind.SYNC), gpu)
+    busy = _on(evidence, other.calls.of(*_WORKS), gpu).intervals
+    # At the moment the wait begins: a long wait overlaps more of anything, which would prove nothing.
+    is_shared = busy.covered_ns(syncs.starts, syncs.starts + 1) > 0
+    if min(is_shared.sum(), (~is_shared).sum()) < _MIN_CASES:
+        return None
+    shared, alone = syncs.durations[is_shared], syncs.durations[~is_shared]
+    typical = float(np.median(alone))
+    lost_ns = round(float(np.clip(shared - typical, 0, None).sum()))
+    late_ns = round(float(np.clip(syncs.durations - typical, 0, None).sum()))
+    if np.median(shared) < _MIN_RATIO * typical or lost_ns < _MIN_LOST_NS:
+        return None
+    return Finding(
+        title=(
+            f"GPU {gpu} is shared: {victim.name} waits {format_duration(float(np.median(shared)))} instead of "
+            f"{format_duration(typical)} while {other.name} (pid {other.pid}) runs"
+        ),
+        span_ns=(int(syncs.starts[0]), int(syncs.ends.max())),
+        lost_ns=lost_ns,
+        causes=(
+            Cause(
+                f"time slices taken by {other.name} (pid {other.pid})",
+                round(lost_ns / max(late_ns, 1), 4),
+                (
+                    f"{int(is_shared.sum())} waits while it runs, {int((~is_shared).sum())} without it",
+                    f"its {len(other.calls)} calls on the same GPU overlap {lost_ns / max(late_ns, 1):.0%} of the extra wait",
+                ),
+            ),
+        ),
+        process=victim,
+        others=(other,),
+        tid=victim.busiest_tid,
+        op=syncs.op,
+        n_cases=int(is_shared.sum()),
+        fix=(
+            "give each process its own GPU, or a MIG slice",
+            "run them under MPS if they must share, with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+        ),
+    )
+
+
+def _has_company(evidence: Evidence, process: Process) -> bool:
+    """Whether another process of the node uses one of its devices."""
+    mine = _gpus(evidence, process) if evidence.recording.has_gpu_ids else set()
+    return any(
+        other is not process and other.node == process.node and mine & _gpus(evidence, other)
+        for other in evidence.gpu_processes
+    )
+
+
+RULE: Final = Rule(
+    "gpu_sharing",
+    "A second process on the same GPU makes the first one wait",
+    find,
+    Needs(_WORKS, max_missing=0.02, applies=_has_company),
+)

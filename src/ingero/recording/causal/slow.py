@@ -1,0 +1,52 @@
+"""Which calls are slow: against their own kind, size and stream, never against all calls together."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero.recording.causal.evidence import Evidence, Process, Rows, split_by
+from ingero.recording.causal.kinds import Kind
+from ingero.units import NS_PER_US
+
+_MIN_CALLS: Final = 10
+_RATIO: Final = 3.0
+_MIN_EXTRA_NS: Final = 50 * NS_PER_US
+_SIZED: Final = (Kind.COPY, Kind.ALLOC)
+
+
+def _classes(evidence: Evidence, calls: Rows) -> list[npt.NDArray[np.int64]]:
+    """Keys of the groups within which durations may be compared."""
+    arg0 = evidence.column("arg0", calls)
+    sizes = np.zeros(len(calls), np.int64)
+    is_sized = np.isin(calls.kinds, _SIZED)
+    sizes[is_sized] = np.log2(np.maximum(arg0[is_sized], 1)).astype(np.int64)
+    streams = np.zeros(len(calls), np.int64)
+    is_launch = np.isin(calls.kinds, (Kind.LAUNCH, Kind.GRAPH_LAUNCH))
+    streams[is_launch] = evidence.column("arg1", calls)[is_launch]
+    is_sync = calls.kinds == Kind.SYNC
+    streams[is_sync] = arg0[is_sync]
+    return [calls.codes, sizes, streams]
+
+
+def iter_classes(evidence: Evidence, calls: Rows) -> list[Rows]:
+    """Calls in groups of one operation, one size class and one stream, each in time order."""
+    return list(split_by(calls, _classes(evidence, calls)))
+
+
+def find_slow(evidence: Evidence, process: Process) -> Rows:
+    """Calls slower than three times their class's median; classes of fewer than ten calls have no say."""
+    key = ("slow", process.node, process.pid)
+    return evidence.remember(key, lambda: _find_slow(evidence, process))
+
+
+def _find_slow(evidence: Evidence, process: Process) -> Rows:
+    slow = [np.empty(0, np.int64)]
+    for same in iter_classes(evidence, process.calls):
+        if len(same) >= _MIN_CALLS:
+            typical = np.median(same.durations)
+            limit = max(_RATIO * typical, typical + _MIN_EXTRA_NS)
+            slow.append(same.idx[same.durations > limit])
+    return process.calls.where(np.isin(process.calls.idx, np.concatenate(slow)))

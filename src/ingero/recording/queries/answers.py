@@ -1,0 +1,240 @@
+"""The shapes of answers that several faces give: msgspec structs, from which the schemas are derived."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+from ingero.model.incidents import Explanation, Incident
+from ingero.model.recording import Recording
+from ingero.model.untrusted import clean
+from ingero.recording.queries.window import Wanted
+
+_LINE: Final = 512
+
+
+class CauseAnswer(msgspec.Struct, frozen=True):
+    """One reason, with the part of the lost time that overlaps it."""
+
+    name: str
+    share: Annotated[float, msgspec.Meta(ge=0, le=1, description="part of the lost time, 0 to 1")]
+    evidence: list[str]
+
+
+class RuledOutAnswer(msgspec.Struct, frozen=True):
+    """A reason that was checked and is not it."""
+
+    name: str
+    share: float
+    why: str
+
+
+class CoverageAnswer(msgspec.Struct, frozen=True):
+    """How much of what happened has a row: exact, sampled or unknown."""
+
+    state: str
+    stored: int
+    seen: int | None
+    lost: int | None
+
+
+class AnnotationAnswer(msgspec.Struct, frozen=True):
+    """What the workload said of itself while an incident lasted."""
+
+    start_s: Annotated[float, msgspec.Meta(description="seconds from the first event")]
+    end_s: Annotated[float, msgspec.Meta(description="the same for what was said of an instant")]
+    pid: Annotated[int, msgspec.Meta(description="0: of the whole node")]
+    labels: dict[str, str]
+
+
+class IncidentAnswer(msgspec.Struct, frozen=True):
+    """One problem."""
+
+    id: str
+    severity: str
+    title: str
+    rule: str
+    node: str
+    pid: int
+    process: str
+    tid: int
+    rank: int | None
+    op: str
+    start: Annotated[int, msgspec.Meta(description="Unix time, ns")]
+    end: Annotated[int, msgspec.Meta(description="Unix time, ns")]
+    start_s: Annotated[float, msgspec.Meta(description="seconds from the first event")]
+    end_s: float
+    lost_ms: Annotated[float, msgspec.Meta(description="time that the problem took")]
+    window_share: Annotated[float, msgspec.Meta(description="lost time / watched time")]
+    watched_ms: Annotated[
+        float, msgspec.Meta(description="how long the process was watched; 0 for a node")
+    ]
+    cases: int
+    causes: list[CauseAnswer]
+    ruled_out: list[RuledOutAnswer]
+    fix: list[str]
+    coverage: CoverageAnswer
+    places: Annotated[
+        list[str],
+        msgspec.Meta(
+            description="innermost frames of the rows that show it, where stacks were recorded"
+        ),
+    ] = []
+    annotations: Annotated[
+        list[AnnotationAnswer] | None,
+        msgspec.Meta(description="the newest that overlap it; null when they were not asked for"),
+    ] = None
+
+
+class UnknownAnswer(msgspec.Struct, frozen=True):
+    """What could not be decided, and what is missing for it."""
+
+    rules: list[str]
+    node: str
+    pid: int
+    process: str
+    rank: int | None
+    missing: str
+    how: str
+    title: Annotated[
+        str, msgspec.Meta(description="what the rows suggest, when only its severity is open")
+    ] = ""
+
+
+class LookedAnswer(msgspec.Struct, frozen=True):
+    """Which rules could say something: an empty list of incidents means only these found nothing."""
+
+    judged: list[str]
+    unknown: list[str]
+    nothing_recorded: list[str]
+
+
+class GroupCoverage(msgspec.Struct, frozen=True):
+    """How many calls of one group have a row; page allocations, which are only counted, are left out."""
+
+    group: str
+    stored: int
+    seen: int
+
+
+class WindowAnswer(msgspec.Struct, frozen=True):
+    """What was looked at."""
+
+    start: int
+    end: int
+    duration_s: float
+    events: int
+    events_stored: int
+    processes: int
+    truncated: bool
+    missing: str = ""
+    asked_s: Annotated[
+        list[float] | None,
+        msgspec.Meta(description="what was asked for, seconds from its first event; null for all"),
+    ] = None
+    coverage: list[GroupCoverage] = []
+
+
+class WindowArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which part of the recording."""
+
+    since: Annotated[
+        str,
+        msgspec.Meta(description="duration back from the last event, such as 5m; empty for all"),
+    ] = ""
+    pids: list[int] = []
+
+
+def wanted_part(args: WindowArgs) -> Wanted:
+    """The part of the recording that arguments ask for."""
+    return Wanted(since=args.since, pids=tuple(args.pids))
+
+
+def incident_answer(incident: Incident, start_ns: int) -> IncidentAnswer:
+    """An incident as every face shows it."""
+    return IncidentAnswer(
+        id=incident.id,
+        severity=incident.severity.value,
+        title=clean(incident.title, _LINE),
+        rule=incident.rule,
+        node=clean(incident.node),
+        pid=incident.pid,
+        process=clean(incident.process),
+        tid=incident.tid,
+        rank=incident.rank,
+        op=incident.op,
+        start=incident.start_ns,
+        end=incident.end_ns,
+        start_s=round((incident.start_ns - start_ns) / 1e9, 6),
+        end_s=round((incident.end_ns - start_ns) / 1e9, 6),
+        lost_ms=round(incident.lost_ns / 1e6, 3),
+        window_share=incident.window_share,
+        watched_ms=round(incident.watched_ns / 1e6, 3),
+        cases=incident.n_cases,
+        causes=[
+            CauseAnswer(clean(c.name), c.share, [clean(fact, _LINE) for fact in c.evidence])
+            for c in incident.causes
+        ],
+        ruled_out=[RuledOutAnswer(clean(r.name), r.share, r.why) for r in incident.ruled_out],
+        fix=list(incident.fix),
+        coverage=CoverageAnswer(
+            incident.coverage.state,
+            incident.coverage.stored,
+            incident.coverage.seen,
+            incident.coverage.lost,
+        ),
+        places=list(incident.places),
+    )
+
+
+def unknown_answers(told: Explanation) -> list[UnknownAnswer]:
+    """What an explanation could not decide."""
+    return [
+        UnknownAnswer(
+            list(one.rules), clean(one.node), one.pid, clean(one.process), one.rank,
+            clean(one.missing, _LINE), one.how, clean(one.title, _LINE),
+        )
+        for one in told.unknown
+    ]  # fmt: skip
+
+
+def looked_answer(told: Explanation) -> LookedAnswer:
+    """What an explanation looked at."""
+    return LookedAnswer(
+        list(told.judged),
+        sorted({rule for one in told.unknown for rule in one.rules}),
+        [rule for rule, _ in told.not_checked],
+    )
+
+
+def nothing_found(told: Explanation) -> str:
+    """What it means that there is no incident: which rules looked, which could not tell, which had nothing to look at."""
+    looked = looked_answer(told)
+    parts = [f"{len(looked.judged)} rules looked and found nothing"]
+    if looked.unknown:
+        parts.append(f"{len(looked.unknown)} could not tell ({', '.join(looked.unknown)})")
+    if looked.nothing_recorded:
+        parts.append(f"{len(looked.nothing_recorded)} had nothing to look at")
+    return "; ".join(parts)
+
+
+def window_answer(told: Explanation, recording: Recording) -> WindowAnswer:
+    """What an explanation looked at."""
+    asked = None
+    if recording.is_cut:
+        first, last = recording.asked_ns
+        moments = (first or told.start_ns, last or told.end_ns)
+        asked = [round((at - told.start_ns) / 1e9, 6) for at in moments]
+    return WindowAnswer(
+        start=told.start_ns,
+        end=told.end_ns,
+        duration_s=round((told.end_ns - told.start_ns) / 1e9, 6),
+        events=told.n_events,
+        events_stored=told.n_events_stored,
+        processes=told.n_processes,
+        truncated=recording.is_truncated,
+        missing=clean(recording.say_missing(), _LINE),
+        asked_s=asked,
+        coverage=[GroupCoverage(*group) for group in told.groups],
+    )

@@ -1,0 +1,256 @@
+"""The dashboard's answers: those of the documented API, under its names, and those that the page adds.
+
+Every answer is a function of the recording and the request's parameters alone, so an unchanged file gives an unchanged
+answer and clients ask with ``If-None-Match``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from ingero.errors import BadDataError
+from ingero.model.recording import Recording, describe_unprobed
+from ingero.model.untrusted import clean
+from ingero.recording.queries.answers import (
+    IncidentAnswer,
+    incident_answer,
+    looked_answer,
+    nothing_found,
+    unknown_answers,
+    window_answer,
+)
+from ingero.recording.queries.capabilities import list_capabilities
+from ingero.recording.queries.collectives import list_collectives
+from ingero.recording.queries.flame import build_flame
+from ingero.recording.queries.graphs import list_graph_events, summarise_graphs
+from ingero.recording.queries.memory import balance_memory
+from ingero.recording.queries.operations import OperationAnswer, list_operations
+from ingero.recording.queries.overview import list_snapshots, read_overview
+from ingero.recording.queries.source import RecordingFile
+from ingero.recording.queries.stacks import StacksArgs, find_stack_share, read_folded_stacks
+from ingero.recording.queries.timeline import View, build_timeline
+from ingero.recording.queries.window import Wanted, find_span, format_wall
+from ingero.recording.store.reader import read_unprobed, read_unwritten
+
+MAX_ROWS: Final = 5_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asked of.
+
+    Attributes:
+        context: The recording.
+        wanted: The part.
+        parameters: All of the request's parameters as text.
+    """
+
+    context: RecordingFile
+    wanted: Wanted
+    parameters: Mapping[str, str]
+
+    def number(self, name: str, default: float) -> float:
+        """A parameter that is a number.
+
+        Raises:
+            BadDataError: It is not.
+        """
+        text = self.parameters.get(name, "")
+        try:
+            value = float(text) if text else default
+        except ValueError:
+            value = float("nan")
+        if not abs(value) < 1e15:
+            raise BadDataError(f"{name}: a number is needed")
+        return value
+
+
+Answer = Callable[[Asked], Any]
+
+
+def parse_asked(context: RecordingFile, parameters: Mapping[str, str]) -> Asked:
+    """The part that a request's parameters name: ``since``, ``pid``, ``last``.
+
+    Raises:
+        BadDataError: A parameter is not what it must be.
+    """
+    pid, last = parameters.get("pid", ""), parameters.get("last", "")
+    for name, text in (("pid", pid), ("last", last)):
+        if text and not (text.isascii() and text.isdecimal() and len(text) < 10):
+            raise BadDataError(f"{name}: a number is needed")
+    wanted = Wanted(
+        since=parameters.get("since", ""),
+        pids=(int(pid),) if pid else (),
+        last=min(int(last or 0), MAX_ROWS),
+        has_extras=True,
+    )
+    return Asked(context, wanted, parameters)
+
+
+def _recording(asked: Asked) -> dict[str, Any]:
+    """What the recording is, and what is not in it though it should be: the page shows it beside every view."""
+    missing = Recording(unwritten=read_unwritten(asked.context.path)).say_missing()
+    unprobed = describe_unprobed(read_unprobed(asked.context.path))
+    return read_overview(asked.context.path) | {
+        "missing": clean(missing, 512),
+        "not_probed": unprobed,
+    }
+
+
+def _overview(asked: Asked) -> dict[str, Any]:
+    """What the recording is, the machine's newest state and the worst incident of the part."""
+    found = read_overview(asked.context.path)
+    incidents = asked.context.explain(asked.wanted).incidents
+    found["incident_count"] = len(incidents)
+    found |= _reservations(asked)
+    if incidents:
+        worst = incident_answer(incidents[0], 0)
+        found["top_chain"] = {
+            "severity": worst.severity,
+            "summary": worst.title,
+            "root_cause": _root_cause(worst),
+            "recommendations": worst.fix,
+        }
+    return found
+
+
+def _incidents(asked: Asked) -> dict[str, Any]:
+    told = asked.context.explain(asked.wanted)
+    recording = asked.context.load(asked.wanted)
+    return {
+        "incidents": [incident_answer(incident, told.start_ns) for incident in told.incidents],
+        "unknown": unknown_answers(told),
+        "looked": looked_answer(told),
+        "none_means": nothing_found(told),
+        "window": window_answer(told, recording),
+        "not_probed": describe_unprobed(recording.unprobed),
+    }
+
+
+def _operations(asked: Asked) -> list[OperationAnswer]:
+    return asked.context.remember(asked.wanted, "operations", list_operations)
+
+
+def _ops(asked: Asked) -> dict[str, Any]:
+    operations = _operations(asked)
+    recording = asked.context.load(asked.wanted)
+    found: dict[str, Any] = {
+        "mode": "percentile" if operations else "empty",
+        "ops": [{"operation": op.op, **msgspec.to_builtins(op)} for op in operations],
+        "missing": clean(recording.say_missing(), 512),
+        "not_probed": describe_unprobed(recording.unprobed),
+    }
+    shots = list_snapshots(asked.context.path, limit=1)
+    return found | ({"system": shots[0]} if shots else {})
+
+
+def _chains(asked: Asked) -> dict[str, Any]:
+    told = asked.context.explain(asked.wanted)
+    operations = _operations(asked)
+    shown = [incident_answer(incident, told.start_ns) for incident in told.incidents]
+    return {"chains": [_chain(one, operations) for one in shown], **_reservations(asked)}
+
+
+def _reservations(asked: Asked) -> dict[str, Any]:
+    """What a list of incidents, above all an empty one, does not say: rules without an answer, rows that are missing."""
+    told, recording = asked.context.explain(asked.wanted), asked.context.load(asked.wanted)
+    return {
+        "undecided": looked_answer(told).unknown,
+        "missing": clean(recording.say_missing(), 512),
+        "not_probed": describe_unprobed(recording.unprobed),
+    }
+
+
+def _root_cause(one: IncidentAnswer) -> str:
+    return " + ".join(cause.name for cause in one.causes)
+
+
+def _chain(one: IncidentAnswer, operations: list[OperationAnswer]) -> dict[str, Any]:
+    """An incident in the documented shape of a chain; what it does not have is left out."""
+    chain: dict[str, Any] = {
+        "id": one.id,
+        "detected_at": format_wall(one.start),
+        "severity": one.severity,
+        "summary": one.title,
+        "root_cause": _root_cause(one),
+        "explanation": "; ".join(fact for cause in one.causes for fact in cause.evidence),
+        "recommendations": one.fix,
+        "timeline": [
+            {"layer": "CAUSE", "detail": f"{cause.share:.1%} {cause.name}"} for cause in one.causes
+        ],
+        "node": one.node,
+    }
+    for op in operations:
+        if one.op and (op.op, op.pid, op.node) == (one.op, one.pid, one.node):
+            chain |= {
+                "cuda_op": op.op,
+                "cuda_p99_us": op.p99_us,
+                "cuda_p50_us": op.p50_us,
+                "tail_ratio": round(op.p99_us / op.p50_us, 2) if op.p50_us else 0.0,
+            }
+    return chain
+
+
+def _snapshots(asked: Asked) -> dict[str, Any]:
+    return {"snapshots": list_snapshots(asked.context.path)}
+
+
+def _capabilities(asked: Asked) -> Any:  # noqa: ANN401 -- a list, as documented
+    return list_capabilities(asked.context.load(asked.wanted))
+
+
+def _timeline(asked: Asked) -> Any:  # noqa: ANN401 -- whatever msgspec encodes
+    view = View(
+        asked.number("from_s", 0.0), asked.number("to_s", 0.0), int(asked.number("bins", 240))
+    )
+    return build_timeline(asked.context.evidence(asked.wanted), view)
+
+
+def _stacks(asked: Asked) -> Any:  # noqa: ANN401
+    recording = asked.context.load(asked.wanted)
+    since = asked.wanted.since
+    if len(recording.events) and (asked.wanted.last or since):
+        back_ns = find_span(asked.context.path)[1] - recording.window_ns[0]
+        since = f"{max(back_ns, 1)}ns"
+    args = StacksArgs(op=asked.parameters.get("op", ""), since=since, pids=list(asked.wanted.pids))
+    return build_flame(
+        read_folded_stacks(asked.context, args), find_stack_share(asked.context, args)
+    )
+
+
+def _memory(asked: Asked) -> Any:  # noqa: ANN401
+    return balance_memory(asked.context.evidence(asked.wanted))
+
+
+def _collectives(asked: Asked) -> Any:  # noqa: ANN401
+    return list_collectives(asked.context.evidence(asked.wanted))
+
+
+def _graph_metrics(asked: Asked) -> Any:  # noqa: ANN401
+    return summarise_graphs(asked.context.load(asked.wanted))
+
+
+def _graph_events(asked: Asked) -> dict[str, Any]:
+    return {"events": list_graph_events(asked.context.load(asked.wanted))}
+
+
+ANSWERS: Final[dict[str, Answer]] = {
+    "recording": _recording,
+    "overview": _overview,
+    "incidents": _incidents,
+    "chains": _chains,
+    "ops": _ops,
+    "snapshots": _snapshots,
+    "capabilities": _capabilities,
+    "timeline": _timeline,
+    "stacks": _stacks,
+    "memory": _memory,
+    "collectives": _collectives,
+    "graph-metrics": _graph_metrics,
+    "graph-events": _graph_events,
+}
+"""Below ``/api/v1/``. Adding one: a line here, a test, a line in the guide."""

@@ -1,0 +1,67 @@
+"""Chains that an agent of the existing system stored while it recorded: shown as they are, not vouched for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from ingero.recording.queries.window import TIMES, format_wall
+from ingero.recording.store.files import open_recording, store_errors, table_columns
+from ingero.recording.store.typed import keep_typed
+
+_COLUMNS: Final = "id, detected_at, severity, summary, root_cause, explanation, recommendations"
+
+
+class StoredChain(msgspec.Struct, frozen=True):
+    """One row of ``causal_chains``."""
+
+    id: str
+    detected_at: str
+    severity: str
+    summary: str
+    root_cause: str
+    explanation: str
+    recommendations: list[str]
+    node: str
+
+
+def list_stored_chains(path: Path) -> list[StoredChain]:
+    """Every stored chain, oldest first; empty when the file keeps none.
+
+    Raises:
+        StoreError: The file cannot be read.
+    """
+    with open_recording(path) as connection, store_errors(path):
+        columns = table_columns(connection, "causal_chains")
+        if not columns:
+            return []
+        node = "node" if "node" in columns else "''"
+        named = f"{_COLUMNS}, {node}"
+        rows = connection.execute(
+            f"SELECT {named} FROM causal_chains ORDER BY detected_at, id"  # noqa: S608 - own names
+        ).fetchall()
+    rows, _ = keep_typed(rows, (str, TIMES, *[str] * 6))
+    return [
+        StoredChain(
+            id=row[0] or "",
+            detected_at=format_wall(row[1] or 0),
+            severity=row[2] or "",
+            summary=row[3] or "",
+            root_cause=row[4] or "",
+            explanation=row[5] or "",
+            recommendations=_as_list(row[6] or ""),
+            node=row[7] or "",
+        )
+        for row in rows
+    ]
+
+
+def _as_list(text: str) -> list[str]:
+    try:
+        value: Any = json.loads(text) if text else []
+    except ValueError:
+        return [text]
+    return [str(item) for item in value] if isinstance(value, list) else [str(value)]

@@ -1,0 +1,177 @@
+"""Serving a recording over HTTPS: who may listen where, with which certificate, and for how long."""
+
+from __future__ import annotations
+
+import ssl
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+import anyio
+from anyio.abc import TaskStatus
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+from ingero.config import Endpoint
+from ingero.config.tls import TlsServerConfig
+from ingero.errors import ConfigError, UnsupportedError
+from ingero.recording.queries.source import Outside
+from ingero.recording.queries.web import NodeApp, build_mcp_manager
+from ingero.serving.asgi import AsgiServer
+from ingero.serving.tls import build_server_context
+from ingero.telemetry.clock import Clock, SystemClock
+
+_LOCAL: Final = ("localhost", "127.0.0.1", "[::1]")
+_VALID: Final = timedelta(hours=24)
+
+
+@dataclass(frozen=True, slots=True)
+class ListenSettings:
+    """How a recording is served.
+
+    Attributes:
+        endpoint: Where to listen.
+        token: The bearer; empty for none.
+        cert_file: PEM chain; empty makes a certificate for a day.
+        key_file: Its key.
+        has_tls: False is plain HTTP, on loopback only.
+        hosts: Further values of ``Host`` that are answered.
+        has_mcp: Whether ``/mcp`` is served.
+        outside: What MCP's tools may reach beyond the recording.
+    """
+
+    endpoint: Endpoint
+    token: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    has_tls: bool = True
+    hosts: tuple[str, ...] = ()
+    has_mcp: bool = True
+    outside: Outside = field(default_factory=Outside)
+
+
+def check_settings(settings: ListenSettings) -> None:
+    """Refuse what would show a recording to a network unprotected.
+
+    Raises:
+        ConfigError: Plain HTTP or no bearer beyond loopback, or half of a key pair.
+    """
+    if bool(settings.cert_file) != bool(settings.key_file):
+        raise ConfigError("a certificate needs its key", hint="give both --tls-cert and --tls-key")
+    if settings.endpoint.is_loopback:
+        return
+    if not settings.has_tls:
+        raise ConfigError(
+            f"plain HTTP on {settings.endpoint} would show the recording to the network",
+            hint="listen on 127.0.0.1, or leave out --no-tls",
+        )
+    if not settings.token:
+        raise ConfigError(
+            f"{settings.endpoint} is open to the network and there is no bearer token",
+            hint="set INGERO_MCP_BEARER_TOKEN, or listen on 127.0.0.1",
+        )
+
+
+@asynccontextmanager
+async def open_server(
+    path: Path, settings: ListenSettings, clock: Clock | None = None
+) -> AsyncIterator[Endpoint]:
+    """Serve a recording while the context lasts; gives where it listens.
+
+    Raises:
+        ConfigError: The settings are unsafe.
+        UnsupportedError: A certificate has to be made and cannot be.
+        IngeroError: The address cannot be bound.
+    """
+    check_settings(settings)
+    hosts = frozenset((
+        *_LOCAL,
+        settings.endpoint.host.lower(),
+        *(h.lower() for h in settings.hosts),
+    ))
+    manager = build_mcp_manager(path, settings.outside) if settings.has_mcp else None
+    app = NodeApp(path, settings.token, hosts, manager, clock)
+    with tempfile.TemporaryDirectory(prefix="ingero-tls-") as folder:
+        tls = _build_context(settings, Path(folder), clock or SystemClock())
+    server = AsgiServer(app, settings.endpoint, tls=tls)  # type: ignore[arg-type] # a mapping is a scope
+    async with anyio.create_task_group() as group:
+        if manager is not None:
+            await group.start(_hold, manager)
+        await server.start()
+        try:
+            yield server.bound
+        finally:
+            await server.stop()
+            group.cancel_scope.cancel()
+
+
+async def _hold(
+    manager: StreamableHTTPSessionManager,
+    *,
+    task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    async with manager.run():
+        task_status.started()
+        await anyio.sleep_forever()
+
+
+def _build_context(settings: ListenSettings, folder: Path, clock: Clock) -> ssl.SSLContext | None:
+    if not settings.has_tls:
+        return None
+    cert, key = settings.cert_file, settings.key_file
+    if not cert:
+        cert, key = _make_certificate(
+            folder, (*_LOCAL, settings.endpoint.host, *settings.hosts), clock
+        )
+    config = TlsServerConfig(cert_file=cert, key_file=key, min_version="1.3")
+    return build_server_context(config)
+
+
+def _make_certificate(folder: Path, hosts: tuple[str, ...], clock: Clock) -> tuple[str, str]:
+    """A self-signed certificate for a day, in a folder that only this user can read."""
+    try:
+        from cryptography import x509  # noqa: PLC0415 - only for this
+        from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
+        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+        from cryptography.x509.oid import NameOID  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            "making a certificate needs the package cryptography",
+            hint="pip install 'ingero[agent]', or give --tls-cert and --tls-key",
+        ) from error
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ingero")])
+    now = datetime.fromtimestamp(clock.wall_ns() / 1e9, UTC)
+    names: list[x509.GeneralName] = []
+    for host in sorted({host.strip("[]") for host in hosts if host}):
+        try:
+            names.append(x509.IPAddress(ip_address(host)))
+        except ValueError:
+            names.append(x509.DNSName(host))
+    certificate = (
+        x509
+        .CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_after(now + _VALID)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    cert_file, key_file = folder / "cert.pem", folder / "key.pem"
+    cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    key_file.touch(mode=0o600)
+    key_file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return str(cert_file), str(key_file)

@@ -1,0 +1,79 @@
+"""``run_sql``: any SELECT over the recording."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from ingero.recording.queries.source import RecordingFile
+from ingero.recording.store.sql import MAX_ROWS, SqlAnswer, SqlLimits, run_sql
+from ingero.serving.query import Query
+from ingero.units import NS_PER_S
+
+_MAX_BYTES: Final = 1024 * 1024
+
+
+class SqlArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One statement."""
+
+    query: Annotated[
+        str, msgspec.Meta(description="one SELECT; tables: events, event_aggregates, …")
+    ]
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_ROWS)] = 1000
+
+
+class SqlMeta(msgspec.Struct, frozen=True):
+    """How much came back."""
+
+    rows: int
+    truncated: bool
+    duration_ms: float
+
+
+class SqlResult(msgspec.Struct, frozen=True):
+    """Rows as lists, in the order of `columns`."""
+
+    meta: SqlMeta
+    columns: list[str]
+    data: list[list[Any]]
+
+
+def plain_value(value: float | str | bytes | None) -> int | float | str | None:
+    """A value as JSON has it: bytes become hex."""
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def bounded_rows(answer: SqlAnswer) -> tuple[list[list[Any]], bool]:
+    """Rows up to a megabyte of JSON, and whether any were left out for it."""
+    rows: list[list[Any]] = []
+    n_bytes = 0
+    for row in answer.rows:
+        plain = [plain_value(value) for value in row]
+        n_bytes += len(msgspec.json.encode(plain))
+        if n_bytes > _MAX_BYTES:
+            return rows, True
+        rows.append(plain)
+    return rows, False
+
+
+def _run(context: RecordingFile, args: SqlArgs) -> SqlResult:
+    answer = run_sql(context.path, args.query, SqlLimits(args.limit, 30 * NS_PER_S))
+    rows, is_cut = bounded_rows(answer)
+    meta = SqlMeta(len(rows), answer.is_truncated or is_cut, round(answer.duration_ns / 1e6, 3))
+    return SqlResult(meta, list(answer.columns), rows)
+
+
+SQL = Query(
+    name="run_sql",
+    title="SQL over the recording",
+    says=(
+        "Run one SELECT, read-only, up to 30 s, 10000 rows and 1 MiB. events(timestamp ns, pid, tid, source, op, "
+        "duration ns, arg0, arg1, ret_code, stack_hash, node, cgroup_id, …); sources and ops name the codes; "
+        "event_aggregates holds exact counts per minute; process_names names pids. Rows may be a sample: coverage "
+        "and event_aggregates say of how many."
+    ),
+    args=SqlArgs,
+    result=SqlResult,
+    run=_run,
+)

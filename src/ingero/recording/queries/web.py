@@ -1,0 +1,215 @@
+"""A recording over HTTP: the dashboard's page, its JSON API, and MCP, behind one gate.
+
+The page is static and says nothing; every answer needs the bearer, when there is one. Requests that name another host
+are refused, so that no web page can reach a loopback server through a visitor's browser.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import replace
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import msgspec
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+
+from ingero import __version__
+from ingero.errors import BadDataError, IngeroError, StoreError
+from ingero.model.recording import Recording
+from ingero.recording.queries.api import ANSWERS, Answer, Asked, parse_asked
+from ingero.recording.queries.catalog import INSTRUCTIONS, PROMPTS, QUERIES
+from ingero.recording.queries.part import MAX_ROWS as PART_ROWS
+from ingero.recording.queries.part import encode_part
+from ingero.recording.queries.source import Outside, RecordingFile
+from ingero.recording.queries.sql import bounded_rows
+from ingero.recording.queries.stdio import build_call
+from ingero.recording.store.reader import read_unwritten
+from ingero.recording.store.sql import MAX_ROWS, SqlLimits, run_sql
+from ingero.serving.mcp import McpFacts, build_mcp_server
+from ingero.telemetry.clock import Clock, SystemClock
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_PAGE: Final = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/app.css": ("app.css", "text/css; charset=utf-8"),
+    **{
+        f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8")
+        for name in ("app", "parts", "overview", "timeline", "flame", "tables")
+    },
+}
+_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+_MAX_BODY: Final = 256 * 1024
+
+
+class SqlBody(msgspec.Struct, forbid_unknown_fields=True):
+    """One statement over HTTP."""
+
+    sql: str
+    limit: int = 1000
+
+
+class NodeApp:
+    """The ASGI application of one recording.
+
+    Args:
+        path: The recording.
+        token: The bearer; empty for none, which only a loopback listener may have.
+        hosts: Values of ``Host`` (without a port) that are answered.
+        mcp: The MCP session manager, or None where only the dashboard is wanted.
+        clock: For ``/api/v1/time``.
+    """
+
+    def __init__(
+        self, path: Path, token: str, hosts: frozenset[str],
+        mcp: StreamableHTTPSessionManager | None = None, clock: Clock | None = None,
+    ) -> None:  # fmt: skip
+        self._context = RecordingFile(path)
+        self._token = token
+        self._hosts = hosts
+        self._mcp = mcp
+        self._clock = clock or SystemClock()
+        self._one_at_a_time = anyio.CapacityLimiter(1)
+        self._router = Router([
+            *(Route(f"/api/v1/{name}", self._answered(find)) for name, find in ANSWERS.items()),
+            Route("/api/v1/part", self._part),
+            Route("/api/v1/time", self._time),
+            Route("/api/v1/query", self._query, methods=["POST"]),
+            *(Route(path, _page) for path in _PAGE),
+        ])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request: host, then bearer, then what was asked."""
+        headers = {
+            name.decode().lower(): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        if _host_name(headers.get("host", "")) not in self._hosts:
+            await _fault(421, "this server does not answer for that host")(scope, receive, send)
+        elif scope["path"] not in _PAGE and not self._is_admitted(headers.get("authorization", "")):
+            await _fault(401, "send the bearer token")(scope, receive, send)
+        elif scope["path"] == "/mcp" and self._mcp is not None:
+            await self._mcp.handle_request(scope, receive, send)
+        else:
+            await self._route(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # makes the router raise instead of answering in plain text
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            await _fault(error.status_code, str(error.detail))(scope, receive, send)
+        except BadDataError as error:
+            await _fault(400, error.message)(scope, receive, send)
+        except StoreError as error:
+            await _fault(503, error.message)(scope, receive, send)
+        except IngeroError as error:
+            await _fault(500, error.message)(scope, receive, send)
+
+    def _is_admitted(self, authorization: str) -> bool:
+        if not self._token:
+            return True
+        scheme, _, given = authorization.partition(" ")
+        is_same = hmac.compare_digest(given.strip().encode(), self._token.encode())
+        return scheme.lower() == "bearer" and is_same
+
+    def _answered(self, find: Answer) -> Callable[[Request], Awaitable[Response]]:
+        """A route that answers on a thread, one at a time; an answer that the client has is not made again."""
+
+        def build(asked: Asked) -> bytes:
+            return msgspec.json.encode(find(asked))
+
+        async def answer(request: Request) -> Response:
+            asked = parse_asked(self._context, request.query_params)
+            stamp = (*self._context.stamp(), str(request.url.path), str(request.url.query))
+            tag = f'"{sha256(repr(stamp).encode()).hexdigest()[:32]}"'
+            headers = {**_HEADERS, "ETag": tag}
+            if request.headers.get("if-none-match") == tag:
+                return Response(status_code=304, headers=headers)
+            body = await anyio.to_thread.run_sync(build, asked, limiter=self._one_at_a_time)
+            return Response(body, headers=headers, media_type="application/json")
+
+        return answer
+
+    async def _part(self, request: Request) -> Response:
+        """Rows for another program (`ingero.recording.queries.part`)."""
+        asked = parse_asked(self._context, request.query_params)
+        wanted = replace(asked.wanted, last=min(asked.wanted.last or PART_ROWS, PART_ROWS))
+
+        def build() -> bytes:
+            return encode_part(self._context.load(wanted))
+
+        body = await anyio.to_thread.run_sync(build, limiter=self._one_at_a_time)
+        return Response(body, headers=dict(_HEADERS), media_type="application/msgpack")
+
+    async def _time(self, request: Request) -> Response:
+        del request
+        return _json({"timestamp_ns": self._clock.wall_ns()})
+
+    async def _query(self, request: Request) -> Response:
+        body = await request.body()
+        if len(body) > _MAX_BODY:
+            raise HTTPException(413, "the body is too large")
+        try:
+            asked = msgspec.json.decode(body, type=SqlBody)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            raise BadDataError(f'send {{"sql": …, "limit": …}}: {error}') from error
+        limits = SqlLimits(min(max(asked.limit, 1), MAX_ROWS))
+        answer = await anyio.to_thread.run_sync(run_sql, self._context.path, asked.sql, limits)
+        rows, is_cut = bounded_rows(answer)
+        lost = await anyio.to_thread.run_sync(read_unwritten, self._context.path)
+        missing = Recording(unwritten=lost).say_missing()
+        said = {
+            "columns": answer.columns,
+            "rows": rows,
+            "truncated": is_cut or answer.is_truncated,
+        }
+        return _json(said | ({"missing": missing} if missing else {}))
+
+
+def build_mcp_manager(path: Path, outside: Outside | None = None) -> StreamableHTTPSessionManager:
+    """Streamable HTTP for the recording's questions; the app in front of it guards host and bearer."""
+    facts = McpFacts("ingero", __version__, INSTRUCTIONS)
+    server = build_mcp_server(facts, QUERIES, PROMPTS, build_call(path, outside))
+    return StreamableHTTPSessionManager(server, json_response=True, stateless=True)
+
+
+def _host_name(host: str) -> str:
+    """``Host`` without its port, lower-case."""
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0].lower()
+
+
+def _json(content: Any, status: int = 200) -> Response:  # noqa: ANN401 - whatever msgspec encodes
+    body = msgspec.json.encode(content)
+    return Response(body, status, headers=dict(_HEADERS), media_type="application/json")
+
+
+def _fault(status: int, message: str) -> Response:
+    answer = _json({"error": message}, status)
+    if status == 401:
+        answer.headers["WWW-Authenticate"] = "Bearer"
+    return answer
+
+
+async def _page(request: Request) -> Response:
+    name, media = _PAGE[request.url.path]
+    body = files("ingero.recording.queries").joinpath("page", name).read_bytes()
+    return Response(body, headers=dict(_HEADERS), media_type=media)

@@ -1,0 +1,88 @@
+"""The agent process of one host: reads its settings from the command line, says ``ready``, ends with its input.
+
+Its standard input is a pipe from the command that started it, so that no agent outlives it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from ingero.agent.capture.probes.engine import EngineSettings
+from ingero.agent.capture.session import TraceSettings
+from ingero.agent.health.body import Identity
+from ingero.agent.health.endpoint import parse_endpoint
+from ingero.agent.health.loop import LoopSettings
+from ingero.agent.health.service import AgentSettings
+from ingero.agent.health.signals.machine import MachineSettings
+from ingero.agent.health.transport import TransportSettings
+from ingero.agent.push.live import LiveAgent, LiveSettings
+from ingero.sim.cluster.account import ToldAgent
+from ingero.sim.runner import get_program
+from ingero.units import NS_PER_S
+
+READY: Final = "ready"
+PROGRAM: Final = "from ingero.sim.cluster.agent import main; main()"
+_WARMUP: Final = 3
+
+
+def build_trace(told: dict[str, Any]) -> TraceSettings:
+    """The probes on the host's rank."""
+    return TraceSettings(
+        engine=EngineSettings(host_probes=("process",)),
+        pids=(told["pid"],),
+        files=tuple(sorted(get_program().parent.glob("lib*"))),
+    )
+
+
+def build_health(told: dict[str, Any]) -> AgentSettings:
+    """Who the host is and where its Fleet is."""
+    rank, push_ns = told["rank"], told["push_interval_ns"]
+    return AgentSettings(
+        identity=Identity(
+            cluster_id=told["cluster_id"],
+            node_id=told["node_id"],
+            workload_type="training",
+            world_size=told["n_ranks"],
+            rank=rank,
+        ),
+        transport=TransportSettings(
+            endpoint=parse_endpoint(told["fleet"], is_insecure=True, option="--fleet"),
+            cluster_id=told["cluster_id"],
+            timeout_ns=min(push_ns, 5 * NS_PER_S),
+            is_protobuf=True,
+        ),
+        loop=LoopSettings(push_interval_ns=push_ns, machine=MachineSettings(warmup=_WARMUP)),
+        persist_path=Path(told["folder"]) / f"baseline-{rank}.json",
+        socket_path=Path(told["socket"]),
+    )
+
+
+def build_agent(told: dict[str, Any], on_ready: Callable[[], None]) -> LiveAgent | ToldAgent:
+    """The agent that `ingero.sim.cluster.agents` asks for."""
+    health = build_health(told)
+    if told["report"]:
+        return ToldAgent(health, told["pid"], told["rank"], Path(told["report"]), on_ready)
+    return LiveAgent(LiveSettings(build_trace(told), health), on_ready=lambda _: on_ready())
+
+
+def main() -> None:
+    """Run until the input ends or a signal comes."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    agent = build_agent(json.loads(sys.argv[1]), lambda: print(READY, flush=True))  # noqa: T201 -- its launcher reads it
+
+    def follow_input() -> None:
+        while os.read(0, 4096):
+            pass
+        stop.set()
+
+    threading.Thread(target=follow_input, daemon=True).start()
+    agent.run(stop)

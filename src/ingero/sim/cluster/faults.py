@@ -1,0 +1,137 @@
+"""Faults that ``ingero up`` injects: what the user types, what it does, what it must come to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ingero.errors import ConfigError
+from ingero.model.verdicts import VerdictKind
+from ingero.sim.cluster.hosts import Cluster, Host
+from ingero.sim.cluster.neighbours import Disk, Neighbours, Processor
+from ingero.sim.job import Job
+
+KINDS: Final = {
+    "slow-rank": "slow-rank:R:1.3x  its own work takes 1.3 times as long",
+    "imbalance": "imbalance[:1.6x]  another rank has more work in each step",
+    "pause": "pause:R           stopped where it is",
+    "kill": "kill:R            gone",
+    "cpu-hog": "cpu-hog:R         neighbours want its processor all the time",
+    "io-hog": "io-hog:R          neighbours read from its disk all the time",
+    "slow-link": "slow-link:R[:20ms] packets to and from its host are late",
+}
+
+
+MIN_LINKED: Final = 6
+"""Fewest ranks whose links can be compared: three links."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        kind: One of `KINDS`.
+        rank: Whom it hits; None for everybody.
+        amount: Factor of slow-rank and imbalance, milliseconds of slow-link.
+    """
+
+    kind: str
+    rank: int | None = None
+    amount: float = 0.0
+
+    @property
+    def is_hang(self) -> bool:
+        """Whether it stops the job."""
+        return self.kind in {"pause", "kill"}
+
+    @property
+    def verdict(self) -> str:
+        """What must be said of its ranks."""
+        if self.is_hang:
+            return "hang"
+        return VerdictKind.NETWORK if self.kind == "slow-link" else VerdictKind.CULPRIT
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of which it may be said: for a link both of its ends."""
+        if self.rank is None:
+            return ()
+        return (self.rank, self.rank ^ 1) if self.kind == "slow-link" else (self.rank,)
+
+
+def parse_fault(text: str, n_ranks: int) -> Fault:
+    """``slow-rank:3:1.3x`` as a fault.
+
+    Raises:
+        ConfigError: It is none of `KINDS`, or its rank or amount is wrong.
+    """
+    kind, *rest = text.split(":")
+    try:
+        fault = _build(kind, rest)
+    except (ValueError, IndexError, KeyError) as error:
+        known = "\n  ".join(KINDS.values())
+        raise ConfigError(f"--fault {text!r} is not a fault", hint=f"one of\n  {known}") from error
+    if fault.rank is not None and not 0 <= fault.rank < n_ranks:
+        raise ConfigError(f"--fault {text!r}: ranks are 0 to {n_ranks - 1}")
+    if kind == "slow-link" and (n_ranks % 2 or n_ranks < MIN_LINKED):
+        raise ConfigError(
+            f"--fault {text!r}: {n_ranks} ranks do not make links to compare it with",
+            hint=f"an even number of ranks, {MIN_LINKED} or more: ranks 2k and 2k + 1 share a link",
+        )
+    return fault
+
+
+def _build(kind: str, rest: list[str]) -> Fault:
+    if kind == "slow-rank":
+        rank, amount = rest
+        return Fault(kind, int(rank), _parse_factor(amount))
+    if kind == "imbalance":
+        return Fault(kind, None, _parse_factor(rest[0] if rest else "1.6x"))
+    if kind == "slow-link":
+        rank, amount = rest if len(rest) > 1 else (rest[0], "20ms")
+        return Fault(kind, int(rank), int(amount.removesuffix("ms")))
+    if kind in KINDS:
+        (rank,) = rest
+        return Fault(kind, int(rank))
+    raise KeyError(kind)
+
+
+def _parse_factor(text: str) -> float:
+    factor = float(text.removesuffix("x"))
+    if not 1.0 < factor <= 100.0:
+        raise ValueError(text)
+    return factor
+
+
+def inject(fault: Fault, job: Job, cluster: Cluster, neighbours: Neighbours) -> None:
+    """Turn a fault on.
+
+    Args:
+        fault: Which.
+        job: Whom it hits.
+        cluster: Where that runs.
+        neighbours: Reserved for the ranks whose processor or disk will be crowded.
+    """
+    rank = fault.rank if fault.rank is not None else -1
+    actions: dict[str, Callable[[], None]] = {
+        "slow-rank": lambda: job.slow(rank, fault.amount),
+        "imbalance": lambda: job.unbalance(fault.amount),
+        "pause": lambda: job.pause(rank),
+        "kill": lambda: job.kill(rank),
+        "cpu-hog": lambda: _crowd(neighbours.processor),
+        "io-hog": lambda: _crowd(neighbours.disk),
+        "slow-link": lambda: _slow_link(cluster.hosts[rank], int(fault.amount)),
+    }
+    actions[fault.kind]()
+
+
+def _crowd(place: Processor | Disk | None) -> None:
+    assert place is not None, "it was reserved before the job began"
+    place.crowd()
+
+
+def _slow_link(host: Host, delay_ms: int) -> None:
+    assert host.cable is not None, "open_cluster was told which cables to make slowable"
+    host.cable.delay(delay_ms)

@@ -1,0 +1,165 @@
+"""Hosts of a cluster on one machine: network namespaces on a bridge, or nothing but names where the tools are missing.
+
+Every name holds our process id, so that what a killed run left behind can be told and is removed by the next.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ingero.errors import UnsupportedError
+from ingero.sim.cluster.cable import Cable, open_cable
+from ingero.sim.cluster.janitor import Janitor
+
+MAX_HOSTS: Final = 250
+_NAMESPACES: Final = Path("/run/netns")
+_NAME: Final = re.compile(r"ingero-(\d+)-\d+")
+_NET: Final = "198.18"  # RFC 2544: set aside for tests between devices
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One host.
+
+    Attributes:
+        name: Its node id.
+        prefix: What a command line begins with to run there.
+        cable: Its cable where that can be slowed down; None for a plain one.
+    """
+
+    name: str
+    prefix: tuple[str, ...] = ()
+    cable: Cable | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Hosts that reach each other and us.
+
+    Attributes:
+        hosts: By rank.
+        address: Ours, as the hosts see it.
+        isolation: ``network namespaces`` or ``processes``.
+        note: Why there is no isolation; empty when there is.
+    """
+
+    hosts: tuple[Host, ...]
+    address: str
+    isolation: str
+    note: str = ""
+
+
+@contextmanager
+def open_cluster(
+    n_hosts: int, janitor: Janitor, slowable: Collection[int] = ()
+) -> Iterator[Cluster]:
+    """Make the hosts; the janitor removes them.
+
+    Args:
+        n_hosts: How many.
+        janitor: Is told what to remove.
+        slowable: Hosts whose cable can be slowed down.
+
+    Raises:
+        UnsupportedError: A cable can be slowed down only between namespaces, and they cannot be had.
+    """
+    names = [f"host-{i}" for i in range(n_hosts)]
+    why_not = _find_obstacle()
+    if why_not:
+        if slowable:
+            raise UnsupportedError(
+                f"slow-link needs network namespaces; {why_not}",
+                hint="run it as root, with `ip` and `nsenter`",
+            )
+        note = f"{why_not}, the ranks are plain processes on this host"
+        yield Cluster(tuple(map(Host, names)), "127.0.0.1", "processes", note)
+        return
+    _sweep()
+    with ExitStack() as stack:
+        token, net = os.getpid(), f"{_NET}.{os.getpid() % 250}"
+        bridge = f"igb{token}"
+        janitor.owe("ip", "link", "del", bridge)
+        _run("ip", "link", "add", bridge, "type", "bridge")
+        _run("ip", "addr", "add", f"{net}.1/24", "dev", bridge)
+        _run("ip", "link", "set", bridge, "up")
+        hosts = []
+        for i, name in enumerate(names):
+            namespace = f"ingero-{token}-{i}"
+            janitor.owe("ip", "netns", "del", namespace)
+            _run("ip", "netns", "add", namespace)
+            near, far = f"ig{token}v{i}", f"ig{token}f{i}"
+            cable = stack.enter_context(open_cable(near, far)) if i in slowable else None
+            if cable is None:
+                # By name: with its namespace the kernel removes it some time later.
+                janitor.owe("ip", "link", "del", near)
+                _run("ip", "link", "add", near, "type", "veth", "peer", "name", far)
+            _plug(namespace, (near, far), (bridge, f"{net}.{i + 2}/24"))
+            prefix = ("nsenter", f"--net={_NAMESPACES / namespace}", "--")
+            hosts.append(Host(name, prefix, cable))
+        yield Cluster(tuple(hosts), f"{net}.1", "network namespaces")
+
+
+def _find_obstacle() -> str:
+    if os.geteuid() != 0:
+        return "without root"
+    missing = [tool for tool in ("ip", "nsenter") if shutil.which(tool) is None]
+    return f"without {' and '.join(missing)}" if missing else ""
+
+
+def _plug(namespace: str, ends: tuple[str, str], place: tuple[str, str]) -> None:
+    """Put one end of a cable on the bridge and the other into the namespace, as its ``eth0``."""
+    (near, far), (bridge, address) = ends, place
+    _run("ip", "link", "set", far, "netns", namespace, "name", "eth0")
+    _run("ip", "link", "set", near, "master", bridge, "up")
+    _run("ip", "-n", namespace, "link", "set", "lo", "up")
+    _run("ip", "-n", namespace, "addr", "add", address, "dev", "eth0")
+    _run("ip", "-n", namespace, "link", "set", "eth0", "up")
+
+
+def _sweep() -> None:
+    """Remove namespaces of runs that were killed together with their janitor; cables go with them."""
+    if not _NAMESPACES.is_dir():
+        return
+    pids = set()
+    for entry in _NAMESPACES.iterdir():
+        found = _NAME.fullmatch(entry.name)
+        if found and not _is_ours(Path("/proc", found[1])):
+            _try("ip", "netns", "del", entry.name)
+            pids.add(found[1])
+    for pid in pids:
+        _try("ip", "link", "del", f"igb{pid}")
+
+
+def _is_ours(process: Path) -> bool:
+    """Whether a run of ours still has this process id: another program may have it by now."""
+    try:
+        return b"ingero" in (process / "cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _run(*command: str) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise UnsupportedError(
+            f"`{' '.join(command)}` failed: {result.stderr.strip()}",
+            hint="hosts need root and the kernel's bridge and veth devices",
+        )
+
+
+def _try(*command: str) -> None:
+    with suppress(UnsupportedError):
+        _run(*command)
+
+
+def in_host(host: Host, command: Sequence[str]) -> list[str]:
+    """A command line that runs in the host."""
+    return [*host.prefix, *command]

@@ -1,0 +1,149 @@
+"""What a run of ``ingero up`` was asked, how far it is, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ingero.model.verdicts import Judgement, Verdict, VerdictKind
+from ingero.sim.cluster.alerts import Alerts
+from ingero.sim.cluster.faults import Fault
+from ingero.units import NS_PER_S
+
+NO_PROBES: Final = "no probes: the simulator reports its own calls"
+
+
+@dataclass(frozen=True, slots=True)
+class UpSettings:
+    """What to run.
+
+    Attributes:
+        n_ranks: Hosts, with one rank each.
+        faults: What to inject once the job runs evenly.
+        seed: Of the job's jitter.
+        duration_ns: After the injection.
+        push_interval_ns: Of the agents.
+        settle_ns: How long to go on after the expected verdict, at most, to see what is said of the others.
+        has_probes: Whether agents probe; otherwise the simulated ranks tell their own calls.
+    """
+
+    n_ranks: int
+    faults: tuple[Fault, ...]
+    seed: int
+    duration_ns: int
+    push_interval_ns: int
+    settle_ns: int = 10 * NS_PER_S
+    has_probes: bool = True
+
+    def ranks_of(self, kind: str) -> list[int]:
+        """Ranks that faults of this kind hit."""
+        return [
+            fault.rank for fault in self.faults if fault.kind == kind and fault.rank is not None
+        ]
+
+    @property
+    def probes_note(self) -> str:
+        """What is weaker without probes; empty with them."""
+        return "" if self.has_probes else NO_PROBES
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run is.
+
+    Attributes:
+        stage: What happens now, for a person.
+        isolation: How hosts are kept apart.
+        note: What is weaker than usual; may be empty.
+        since_fault_ns: Since the injection; None before it.
+        judgement: What Fleet says of the ranks; None before it says anything.
+        hang: What Fleet says of ranks that stand still; None before.
+        alerts: What the agents' local readers were told.
+        named: Ranks that were ever named and by which verdict, with the time since the injection.
+    """
+
+    stage: str = "starting"
+    isolation: str = ""
+    note: str = ""
+    since_fault_ns: int | None = None
+    judgement: Judgement | None = None
+    hang: dict[str, Any] | None = None
+    alerts: Alerts = field(default_factory=Alerts)
+    named: dict[tuple[int, str], int | None] = field(default_factory=dict)
+
+
+def find_detection(settings: UpSettings, progress: Progress) -> float | None:
+    """Seconds from the injection until every rank with a fault was named; None while one was not."""
+    delays = []
+    for fault in settings.faults:
+        if fault.rank is None:
+            return None
+        times = [
+            at
+            for rank in fault.ranks
+            if (at := progress.named.get((rank, fault.verdict))) is not None
+        ]
+        if not times:
+            return None
+        delays.append(min(times))
+    return max(delays) / NS_PER_S if delays else None
+
+
+def find_wrongly_named(settings: UpSettings, progress: Progress) -> list[int]:
+    """Ranks that were ever named and have no fault, or one that is nobody's own."""
+    own = {rank for fault in settings.faults for rank in fault.ranks if fault.kind != "slow-link"}
+    right = {(rank, fault.verdict) for fault in settings.faults for rank in fault.ranks}
+    return sorted({who[0] for who in progress.named if who[0] not in own and who not in right})
+
+
+def build_result(settings: UpSettings, progress: Progress) -> dict[str, Any]:
+    """The last JSON object: verdicts of Fleet at the end, and everybody who was ever named."""
+    verdicts = progress.judgement.verdicts if progress.judgement else ()
+    detection_s = find_detection(settings, progress)
+    return {
+        "ranks": settings.n_ranks,
+        "isolation": progress.isolation,
+        "note": progress.note,
+        "probes": settings.has_probes,
+        "seed": settings.seed,
+        "push_interval_s": settings.push_interval_ns / NS_PER_S,
+        "faults": [
+            {"kind": fault.kind, "rank": fault.rank, "amount": fault.amount}
+            for fault in settings.faults
+        ],
+        "verdicts": [_verdict_json(verdict) for verdict in verdicts],
+        "culprits": _named(progress, "culprit"),
+        "network": _named(progress, "network"),
+        "victims": [v.rank.rank for v in verdicts if v.kind is VerdictKind.VICTIM],
+        "missing_ranks": _named(progress, "hang"),
+        "hang": progress.hang if progress.hang and progress.hang["missing_ranks"] else None,
+        "wrongly_named": find_wrongly_named(settings, progress),
+        "alerts": progress.alerts.as_json(),
+        "detection_s": None if detection_s is None else round(detection_s, 2),
+        "watched_s": round((progress.since_fault_ns or 0) / NS_PER_S, 1),
+        "note_on_work": _note_on_work(settings),
+    }
+
+
+def _note_on_work(settings: UpSettings) -> str:
+    real = "the pushes, the Fleet and its verdicts are real"
+    if settings.has_probes:
+        return f"simulated GPUs; the probes, {real}"
+    return f"simulated GPUs that report their own calls, no probes; {real}"
+
+
+def _named(progress: Progress, kind: str) -> list[int]:
+    return sorted(rank for rank, what in progress.named if what == kind)
+
+
+def _verdict_json(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "rank": verdict.rank.rank,
+        "node_id": verdict.rank.node_id,
+        "verdict": verdict.kind.value,
+        "reason": verdict.reason,
+        "slowdown": None if verdict.slowdown is None else round(verdict.slowdown.median, 3),
+        "n_ops": verdict.n_ops,
+        "n_ops_to_detect": verdict.n_ops_to_detect,
+        "lost_gpu_s": round(verdict.lost_gpu_ns / NS_PER_S, 3),
+    }

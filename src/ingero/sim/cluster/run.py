@@ -1,0 +1,209 @@
+"""Runs ``ingero up``: starts everything, injects the faults, asks the Fleet until the time is over."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from ingero.errors import IngeroError
+from ingero.model.verdicts import VerdictKind
+from ingero.sim.cluster.agents import run_agents, socket_of
+from ingero.sim.cluster.alerts import SinkView, run_sink
+from ingero.sim.cluster.ask import ask_hang
+from ingero.sim.cluster.faults import inject
+from ingero.sim.cluster.hosts import Cluster, open_cluster
+from ingero.sim.cluster.janitor import open_janitor
+from ingero.sim.cluster.neighbours import Neighbours, find_disk_folder, open_neighbours
+from ingero.sim.cluster.result import Progress, UpSettings, build_result, find_detection
+from ingero.sim.job import Job, JobSettings
+from ingero.sim.local_fleet import EPHEMERAL, SHIPPED_CONFIG, run_local_fleet
+from ingero.sim.replay import ask_judgement
+from ingero.telemetry.clock import Clock, SystemClock
+from ingero.units import NS_PER_MS, NS_PER_S
+
+LIVE: Final = ("processors.nccl.reorder_window=500ms", "processors.nccl.judge_interval=250ms")
+"""Settings of our own Fleet: a live agent's pushes come in order, on one connection, and nobody waits longer than it must."""
+STEADY_OPS: Final = 100
+"""Compared operations of every rank before a fault is injected."""
+LOAD_NS: Final = 2 * NS_PER_MS
+"""Processor time per step of a job whose processors get crowded."""
+LOAD_BYTES: Final = 4 * 4096
+"""Read from the disk per step by a rank whose disk gets crowded: four requests, 0.2 ms of 50 on an idle disk."""
+STEADY_TIMEOUT_NS: Final = 60 * NS_PER_S
+_POLL_S: Final = 0.2
+
+
+class FleetView:
+    """What the Fleet says, as its admin endpoint tells it."""
+
+    def __init__(self, admin_url: str, cluster_id: str, client: httpx.Client) -> None:
+        self._admin_url = admin_url
+        self._cluster_id = cluster_id
+        self._client = client
+
+    def look(self, progress: Progress) -> None:
+        """Ask for verdicts and hangs, and note who is named."""
+        progress.judgement = ask_judgement(self._client, self._admin_url, self._cluster_id)
+        progress.hang = ask_hang(self._client, self._admin_url, self._cluster_id)
+        verdicts = progress.judgement.verdicts if progress.judgement else ()
+        found = [(v.rank.rank, v.kind.value) for v in verdicts if v.is_alarm]
+        if progress.hang is not None:
+            found += [(rank, "hang") for rank in progress.hang["missing_ranks"]]
+        for who in found:
+            progress.named.setdefault(who, progress.since_fault_ns)
+
+
+def run_up(
+    settings: UpSettings, follow: Callable[[Progress], None], clock: Clock | None = None
+) -> dict[str, Any]:
+    """Run a cluster through its faults.
+
+    Returns:
+        The result as JSON-able values.
+
+    Raises:
+        IngeroError: A part did not start, or the job ended by itself.
+    """
+    clock = clock or SystemClock()
+    cluster_id = f"up-{os.getpid()}"
+    progress = Progress()
+    with ExitStack() as stack:
+        janitor = stack.enter_context(open_janitor())
+        kinds = {fault.kind for fault in settings.faults}
+        place = find_disk_folder() if "io-hog" in kinds else None
+        folder = Path(tempfile.mkdtemp(prefix="ingero-up-", dir=place))
+        janitor.owe("rm", "-rf", "--", str(folder))
+        neighbours = stack.enter_context(open_neighbours(kinds, folder))
+        slowable = settings.ranks_of("slow-link")
+        cluster = stack.enter_context(open_cluster(settings.n_ranks, janitor, slowable))
+        progress.isolation = cluster.isolation
+        progress.note = "; ".join(filter(None, (cluster.note, settings.probes_note)))
+        follow(progress)
+        overrides = (
+            *EPHEMERAL,
+            *LIVE,
+            f"receivers.otlp.protocols.http.endpoint={cluster.address}:0",
+        )
+        fleet = stack.enter_context(run_local_fleet(SHIPPED_CONFIG, overrides))
+        job = stack.enter_context(Job(plan_job(settings, folder, cluster, neighbours)))
+        if neighbours.processor is not None:
+            for rank in settings.ranks_of("cpu-hog"):
+                neighbours.processor.give(job.pids[rank])
+        told = {
+            "cluster_id": cluster_id,
+            "n_ranks": settings.n_ranks,
+            "fleet": "http://" + fleet.find_endpoint("otlp", "http"),
+            "folder": str(folder),
+            "push_interval_ns": settings.push_interval_ns,
+        }
+        stack.enter_context(run_agents(cluster, job, told))
+        client = stack.enter_context(httpx.Client(timeout=10))
+        admin_url = "http://" + fleet.find_endpoint("ingero_threshold", "admin")
+        view = FleetView(admin_url, cluster_id, client)
+        sockets = [socket_of(folder, rank) for rank in range(settings.n_ranks)]
+        sink = stack.enter_context(run_sink(sockets, client))
+        job.release()
+        run = _Run(settings, job, (view, sink), progress, follow, clock)
+        run.await_steady()
+        run.inject(cluster, neighbours)
+        run.watch()
+    return build_result(settings, progress)
+
+
+def plan_job(
+    settings: UpSettings, folder: Path, cluster: Cluster, neighbours: Neighbours
+) -> JobSettings:
+    """The job that the faults can be seen in."""
+    kinds = {fault.kind for fault in settings.faults}
+    disk = neighbours.disk
+    return JobSettings(
+        settings.n_ranks,
+        folder,
+        cluster.address,
+        [host.prefix for host in cluster.hosts],
+        settings.seed,
+        load_ns=LOAD_NS if "cpu-hog" in kinds else 0,
+        data=dict.fromkeys(settings.ranks_of("io-hog"), disk.path) if disk else {},
+        load_bytes=LOAD_BYTES if disk else 0,
+        has_pairs="slow-link" in kinds,
+        has_reports=not settings.has_probes,
+    )
+
+
+@dataclass(slots=True)
+class _Run:
+    """The part of a run between the start and the end."""
+
+    settings: UpSettings
+    job: Job
+    views: tuple[FleetView, SinkView]
+    progress: Progress
+    follow: Callable[[Progress], None]
+    clock: Clock
+
+    def await_steady(self) -> None:
+        """Wait until Fleet has compared every rank for a while."""
+        self.progress.stage = "warming up"
+        deadline_ns = self.clock.mono_ns() + STEADY_TIMEOUT_NS
+        while True:
+            self._look(())
+            judgement = self.progress.judgement
+            verdicts = judgement.verdicts if judgement else ()
+            if len(verdicts) == self.settings.n_ranks and all(
+                v.n_ops >= STEADY_OPS for v in verdicts
+            ):
+                return
+            if self.clock.mono_ns() > deadline_ns:
+                raise IngeroError(
+                    "Fleet has not compared the ranks after 60 s",
+                    hint="`ingero check` says what this machine can trace",
+                )
+
+    def inject(self, cluster: Cluster, neighbours: Neighbours) -> None:
+        """Turn every fault on."""
+        for fault in self.settings.faults:
+            inject(fault, self.job, cluster, neighbours)
+        names = ", ".join(
+            fault.kind if fault.rank is None else f"{fault.kind} of rank {fault.rank}"
+            for fault in self.settings.faults
+        )
+        self.progress.stage = f"running with {names}" if names else "running"
+
+    def watch(self) -> None:
+        """Look until the time is over, or the expected was said and settled."""
+        began_ns = self.clock.mono_ns()
+        settled_ns = None
+        gone = [fault.rank for fault in self.settings.faults if fault.kind == "kill"]
+        while True:
+            now_ns = self.clock.mono_ns()
+            self.progress.since_fault_ns = now_ns - began_ns
+            self._look([rank for rank in gone if rank is not None])
+            if find_detection(self.settings, self.progress) is not None:
+                settled_ns = settled_ns or now_ns
+                if now_ns - settled_ns >= self.settings.settle_ns or self._is_explained():
+                    return
+            if now_ns - began_ns >= self.settings.duration_ns:
+                return
+
+    def _is_explained(self) -> bool:
+        """Whether Fleet has said of every rank why it is slow, or that the job stands."""
+        if any(fault.is_hang for fault in self.settings.faults):
+            return True
+        verdicts = self.progress.judgement.verdicts if self.progress.judgement else ()
+        return all(verdict.kind is not VerdictKind.ORDINARY for verdict in verdicts)
+
+    def _look(self, gone: Sequence[int]) -> None:
+        self.job.check(gone)
+        fleet, sink = self.views
+        fleet.look(self.progress)
+        sink.look(self.progress.alerts, self.progress.since_fault_ns)
+        self.follow(self.progress)
+        time.sleep(_POLL_S)

@@ -1,0 +1,148 @@
+"""Ranks, jobs and containers out of what launchers and runtimes really write. No root."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ingero.agent.capture.discover.identity import (
+    find_cgroup_id,
+    find_cgroup_ids,
+    find_place,
+    find_unified_root,
+    parse_cgroup,
+    parse_environment,
+    parse_stat,
+    read_identity,
+)
+from ingero.model.recording import ProcessRank
+
+CONTAINER = "9d1b0a7c" * 8
+POD = "3f2504e0-4f89-11d3-9a0c-0305e82c3301"
+
+
+def test_each_launcher_s_variables_give_the_place():
+    assert find_place({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}) == (
+        "torchrun",
+        ProcessRank(3, 1, 8),
+    )
+    assert find_place({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}) == (
+        "slurm",
+        ProcessRank(0, 0, 4),
+    )
+    openmpi = {
+        f"OMPI_COMM_WORLD_{k}": v for k, v in (("RANK", "2"), ("LOCAL_RANK", "0"), ("SIZE", "3"))
+    }
+    assert find_place(openmpi) == ("openmpi", ProcessRank(2, 0, 3))
+    assert find_place({"PMI_RANK": "5", "PMI_SIZE": "6"}) == ("pmi", ProcessRank(5, -1, 6))
+
+
+def test_torchrun_inside_a_slurm_step_is_torchrun():
+    both = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "RANK": "7", "WORLD_SIZE": "8"}
+    assert find_place(both) == ("torchrun", ProcessRank(7, -1, 8))
+
+
+def test_a_rank_that_is_no_number_is_no_rank():
+    assert find_place({"RANK": "lead", "WORLD_SIZE": "8"}) == ("", ProcessRank())
+    assert find_place({}) == ("", ProcessRank())
+
+
+def test_the_first_of_a_repeated_variable_counts_as_for_getenv():
+    assert parse_environment(b"A=1\0B=x=y\0A=2\0broken\0") == {"A": "1", "B": "x=y"}
+
+
+def test_a_kubernetes_pod_and_its_container_on_cgroup_v2():
+    path = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope"
+    assert parse_cgroup(f"0::{path}\n") == (path, CONTAINER, POD, "")
+
+
+def test_docker_on_cgroup_v1_takes_the_longest_path():
+    text = f"12:cpu:/docker/{CONTAINER}\n3:pids:/\n0::/\n"
+    assert parse_cgroup(text) == (f"/docker/{CONTAINER}", CONTAINER, "", "")
+
+
+def test_a_slurm_job_is_read_from_its_cgroup():
+    path, container, pod, job = parse_cgroup(
+        "0::/system.slice/slurmstepd.scope/job_4711/step_0/user\n"
+    )
+    assert (container, pod, job) == ("", "", "4711")
+    assert path.endswith("/user")
+
+
+def test_a_command_name_may_hold_brackets_and_spaces():
+    fields = " ".join(["S", *map(str, range(4, 22)), "987654", "0"])
+    assert parse_stat(f"42 (a) b (c) {fields}\n") == ("a) b (c", 987654)
+
+
+def test_this_process_is_known_and_a_missing_one_is_not(tmp_path):
+    identity = read_identity(os.getpid())
+    assert identity.pid == os.getpid()
+    assert identity.start_ticks > 0
+    assert read_identity(1, proc=tmp_path) is None
+
+
+def pod_process(tmp_path, environment, namespace=""):
+    """A process of a pod, in a ``/proc`` of ours."""
+    folder = tmp_path / "42"
+    secrets = folder / "root/var/run/secrets/kubernetes.io/serviceaccount"
+    secrets.mkdir(parents=True)
+    if namespace:
+        (secrets / "namespace").write_text(f"{namespace}\n")
+    fields = " ".join(["S", *map(str, range(4, 22)), "987654", "0"])
+    (folder / "stat").write_text(f"42 (train) {fields}\n")
+    (folder / "environ").write_bytes(
+        b"\0".join(f"{k}={v}".encode() for k, v in environment.items())
+    )
+    (folder / "cgroup").write_text(f"0::/kubepods/burstable/pod{POD}/{CONTAINER}\n")
+    return read_identity(42, proc=tmp_path)
+
+
+def test_torchruns_word_for_no_job_is_none(tmp_path):
+    assert pod_process(tmp_path, {"TORCHELASTIC_RUN_ID": "none"}).job == ""
+
+
+def test_a_job_is_what_its_launcher_calls_it(tmp_path):
+    told = {"TORCHELASTIC_RUN_ID": "none", "JOB_ID": "nightly"}
+    assert pod_process(tmp_path, told).job == "nightly"
+
+
+def test_a_pod_is_named_by_the_downward_api_before_its_host_name(tmp_path):
+    told = {"HOSTNAME": "other", "POD_NAME": "train-0", "POD_NAMESPACE": "ml"}
+    identity = pod_process(tmp_path, told, namespace="default")
+    assert (identity.pod_name, identity.namespace) == ("train-0", "ml")
+    assert (identity.pod_uid, identity.container) == (POD, CONTAINER)
+
+
+def test_a_pod_that_was_told_nothing_has_its_host_name_and_its_account_s_namespace(tmp_path):
+    identity = pod_process(tmp_path, {"HOSTNAME": "train-1"}, namespace="research")
+    assert (identity.pod_name, identity.namespace) == ("train-1", "research")
+
+
+def test_outside_a_pod_a_host_name_is_no_pod_s_name():
+    assert read_identity(os.getpid()).pod_name == ""
+
+
+def test_a_cgroup_s_id_is_the_inode_of_its_folder(tmp_path):
+    (tmp_path / "a/b").mkdir(parents=True)
+    assert find_cgroup_id("/a/b", tmp_path) == (tmp_path / "a/b").stat().st_ino
+    assert find_cgroup_id("/gone", tmp_path) == 0
+    ids = find_cgroup_ids("/a", tmp_path)
+    assert set(ids) == {(tmp_path / "a").stat().st_ino, (tmp_path / "a/b").stat().st_ino}
+    assert find_cgroup_ids("/gone", tmp_path) == ()
+
+
+@pytest.mark.parametrize(
+    ("mounts", "root"),
+    [
+        ("cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n", Path("/sys/fs/cgroup")),
+        (
+            "cgroup /m cgroup rw,memory 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n",
+            Path("/sys/fs/cgroup/unified"),
+        ),
+        ("cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n\n", None),
+    ],
+    ids=["version 2 alone", "beside version 1", "version 1 alone"],
+)
+def test_version_2_of_cgroups_is_found_where_it_is_mounted(tmp_path, mounts, root):
+    (tmp_path / "mounts").write_text(mounts)
+    assert find_unified_root(tmp_path / "mounts") == root

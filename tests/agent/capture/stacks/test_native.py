@@ -1,0 +1,160 @@
+"""Native frames against what other tools say of the same files. Needs no root."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from ingero.agent.capture.kernel.demangle import demangle
+from ingero.agent.capture.stacks.memory import iter_regions
+from ingero.agent.capture.stacks.native import NativeBook, SymbolFiles
+from ingero.agent.capture.stacks.resolver import hash_frames
+from ingero.agent.capture.stacks.symbols import Symbols
+from ingero.errors import BadDataError
+from ingero.sim.runner import get_program
+
+WORKLOAD = get_program()
+LIBC = next(region.path for region in iter_regions(os.getpid()) if "/libc.so" in region.path)
+
+
+def functions_of(path):
+    with Path(path).open("rb") as file:
+        elf = ELFFile(file)
+        table = elf.get_section_by_name(".symtab") or elf.get_section_by_name(".dynsym")
+        for symbol in table.iter_symbols():
+            is_function = symbol["st_info"]["type"] in {"STT_FUNC", "STT_LOOS"}
+            if is_function and symbol["st_shndx"] != "SHN_UNDEF" and symbol["st_size"]:
+                yield symbol.name, symbol["st_value"], symbol["st_size"]
+
+
+@pytest.mark.parametrize("path", [WORKLOAD, LIBC], ids=str)
+def test_an_address_inside_a_function_has_one_of_its_names(path, tmp_path):
+    symbols = Symbols(str(path), tmp_path)  # no debug files
+    known = list(functions_of(path))
+    by_place = {}
+    for name, value, size in known:
+        by_place.setdefault((value, size), set()).add(name)
+    starts = np.array(sorted({value for _, value, _ in known}))
+    for (value, size), names in by_place.items():
+        found = symbols.find_function(value)
+        assert found is not None
+        assert found[1] == 0
+        following = starts[np.searchsorted(starts, value, side="right") :][:1]
+        if not len(following) or following[0] >= value + size:  # no function begins inside it
+            largest = max(s for v, s in by_place if v == value)
+            assert symbols.find_function(value + largest - 1)[1] == largest - 1
+            if sum(v == value for v, _ in by_place) == 1:
+                assert found[0] in names
+    with Path(path).open("rb") as file:
+        note = ELFFile(file).get_section_by_name(".note.gnu.build-id")
+        assert symbols.build_id == (next(note.iter_notes())["n_desc"] if note else "")
+    assert symbols.find_function(1) is None
+    symbols.close()
+
+
+def test_our_own_functions_are_found_in_memory_also_after_a_later_load(tmp_path):
+    files = SymbolFiles()
+    book = NativeBook(os.getpid(), files)
+    qsort = ctypes.cast(ctypes.CDLL(None)["qsort"], ctypes.c_void_p).value
+    (frame,) = book.describe([qsort])
+    assert (frame.symbol, frame.distance, frame.path) == ("qsort", 0, LIBC)
+    # A library that is loaded when the book has read what is mapped.
+    copy = tmp_path / "libcuda_later.so.1"
+    shutil.copy(WORKLOAD.parent / "libcuda.so.1", copy)
+    launch = ctypes.cast(ctypes.CDLL(str(copy))["cuLaunchKernel"], ctypes.c_void_p).value
+    first, later = book.describe([qsort, launch + 5])
+    assert first.symbol == "qsort"
+    assert (later.symbol, later.distance, later.path) == ("cuLaunchKernel", 5, str(copy)), later
+    files.close()
+
+
+def test_a_chain_ends_at_the_first_address_that_is_no_code():
+    files = SymbolFiles()
+    book = NativeBook(os.getpid(), files)
+    qsort = ctypes.cast(ctypes.CDLL(None)["qsort"], ctypes.c_void_p).value
+    assert len(book.describe([qsort, 0x1234, qsort])) == 1
+    assert book.describe([0]) == []
+    files.close()
+
+
+def test_a_stripped_file_is_named_from_its_debug_file_by_build_id(tmp_path):
+    source = tmp_path / "one.c"
+    source.write_text("static int __attribute__((noinline)) hidden(int a) { return a * 3; }\n"
+                      "int shown(int a) { return hidden(a) + 1; }\n")  # fmt: skip
+    full, stripped = tmp_path / "full.so", tmp_path / "stripped.so"
+    for path, *options in (full,), (stripped, "-s"):
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "ziglang", "cc", "-shared", "-nostdlib", "-fPIC", "-O1"),
+                *("-Wl,--build-id=0x" + "ab12" * 10, *options, str(source), "-o", str(path)),
+            ],
+            check=True,
+        )
+    hidden = next(value for name, value, _ in functions_of(full) if name == "hidden")
+    build_id = Symbols(str(full)).build_id
+    assert build_id == "ab12" * 10
+    bare = Symbols(str(stripped), tmp_path / "debug")
+    assert bare.build_id == build_id
+    assert bare.find_function(hidden) is None
+    beside = tmp_path / "debug" / build_id[:2] / f"{build_id[2:]}.debug"
+    beside.parent.mkdir(parents=True)
+    shutil.copy(full, beside)
+    assert Symbols(str(stripped), tmp_path / "debug").find_function(hidden) == ("hidden", 0)
+
+
+def test_functions_of_a_just_in_time_compiler_come_from_its_perf_map():
+    import mmap
+
+    with mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC) as code:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(code))
+        path = Path(f"/tmp/perf-{os.getpid()}.map")
+        path.write_text(
+            f"{address + 16:x} 20 py::forward:/job/train.py\n{address + 64:x} 8 other\n"
+        )
+        try:
+            files = SymbolFiles()
+            first, inside, outside = NativeBook(os.getpid(), files).describe([
+                address + 16,
+                address + 20,
+                address + 61,
+            ])
+            assert (first.symbol, first.distance) == ("py::forward:/job/train.py", 0)
+            assert (inside.symbol, inside.distance) == ("py::forward:/job/train.py", 4)
+            assert outside.symbol == ""
+        finally:
+            path.unlink()
+
+
+def test_c_names_stay_and_cpp_names_are_read():
+    assert demangle("cudaMalloc") == "cudaMalloc"
+    assert demangle("_ZN2at6native4mul_ERNS_6TensorERKS1_") == (
+        "at::native::mul_(at::Tensor&, at::Tensor const&)"
+    )
+    assert demangle("_Znonsense") == "_Znonsense"
+
+
+def test_files_that_are_no_elf_files_are_refused(tmp_path):
+    empty, text = tmp_path / "empty", tmp_path / "text"
+    empty.touch()
+    text.write_text("#!/bin/sh\n" * 20)
+    for path in empty, text:
+        with pytest.raises(BadDataError):
+            Symbols(str(path))
+
+
+def test_the_stored_hash_is_fnv_1a_over_what_the_frames_say():
+    assert hash_frames(()) == 0xCBF29CE484222325 - (1 << 64)
+    # Symbol, file, Python file, Python function, each with its NUL, then the line in four bytes.
+    data = b"f+0x1\0lib.so\0a.py\0g\0\x07\0\0\0"
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = ((value ^ byte) * 0x100000001B3) % (1 << 64)
+    frame = {"s": "f+0x1", "f": "lib.so", "pf": "a.py", "pfn": "g", "pl": 7}
+    assert hash_frames((frame,)) % (1 << 64) == value
+    assert hash_frames((frame,)) != hash_frames(({**frame, "pl": 8},))

@@ -1,0 +1,164 @@
+"""Kernel records of collectives and synchronisations become rows; the kernel's layouts come from the built object."""
+
+import numpy as np
+import pytest
+
+from ingero.agent.capture.kernel.abi import Flag, get_dtype
+from ingero.agent.collectives.host import ENQUEUE_AFTER_NS, SETTLE_NS, CollectiveTracker
+from ingero.model.collectives import UNKNOWN_NS, ClockKind, CollectiveOp
+from ingero.model.events import CudaOp, NcclOp, Source
+
+COMM = 0xAB
+LATER = 10**12
+
+
+def collective(entry_ns, seq, *, stream=7, call_ns=5, comm=COMM, rank=1, op=NcclOp.ALL_REDUCE):
+    record = np.zeros(1, get_dtype("collective"))
+    record["header"]["mono_ns"], record["duration_ns"] = entry_ns, call_ns
+    record["seq"], record["stream"], record["comm_hash"] = seq, stream, comm
+    record["pid"], record["rank"], record["nranks"], record["op"] = 42, rank, 4, op
+    record["bytes"] = 4096
+    return record
+
+
+def call(op, entry_ns, duration_ns=0, *, stream=0, handle=0, flags=0, rc=0):
+    record = np.zeros(1, get_dtype("call"))
+    record["header"]["mono_ns"], record["duration_ns"] = entry_ns, duration_ns
+    record["source"], record["op"], record["pid"] = Source.CUDA, op, 42
+    record["stream"], record["handle"], record["flags"], record["rc"] = stream, handle, flags, rc
+    return record
+
+
+def take(collectives, calls=(), at_ns=LATER, tracker=None):
+    tracker = tracker or CollectiveTracker()
+    for record in calls:
+        tracker.add_calls(record)
+    for record in collectives:
+        tracker.add_collectives(record)
+    return tracker, tracker.take(at_ns)
+
+
+def test_end_of_a_collective_is_the_return_of_the_next_wait_for_its_stream():
+    _, (run,) = take(
+        [collective(1000, 1), collective(3000, 2)],
+        [
+            call(CudaOp.STREAM_SYNC, 1010, 490, stream=7),
+            call(CudaOp.STREAM_SYNC, 3010, 190, stream=7),
+        ],
+    )
+    assert (run.comm, run.comm_rank, run.n_ranks) == (f"{COMM:016x}", 1, 4)
+    assert run.clock is ClockKind.SYNC
+    assert run.ops["seq"].tolist() == [1, 2]
+    assert run.ops["inside_ns"].tolist() == [500, 200]
+    assert run.ops["own_ns"].tolist() == [UNKNOWN_NS, 1500]
+    assert run.ops["op"].tolist() == [CollectiveOp.ALL_REDUCE] * 2
+    assert run.ops["n_bytes"].tolist() == [4096] * 2
+
+
+def test_wait_for_another_stream_or_one_that_began_before_says_nothing():
+    _, runs = take(
+        [collective(1000, 1)],
+        [
+            call(CudaOp.STREAM_SYNC, 1010, 490, stream=8),
+            call(CudaOp.STREAM_SYNC, 990, 900, stream=7),
+        ],
+    )
+    assert runs == []
+
+
+def test_nested_and_failed_waits_say_nothing():
+    _, runs = take(
+        [collective(1000, 1)],
+        [
+            call(CudaOp.STREAM_SYNC, 1010, 490, stream=7, flags=int(Flag.NESTED)),
+            call(CudaOp.STREAM_SYNC, 1010, 490, stream=7, rc=700),
+        ],
+    )
+    assert runs == []
+
+
+def test_device_wait_ends_collectives_of_every_stream():
+    _, (run,) = take(
+        [collective(1000, 1, stream=7), collective(1100, 2, stream=8)],
+        [call(CudaOp.DEVICE_SYNC, 1200, 800)],
+    )
+    assert run.ops["inside_ns"].tolist() == [1000, 900]
+
+
+def test_event_wait_ends_only_what_was_enqueued_before_the_event_was_recorded():
+    tracker, (run,) = take(
+        [collective(1000, 1), collective(2000, 2)],
+        [
+            call(CudaOp.EVENT_RECORD, 1500, stream=7, handle=99),
+            call(CudaOp.EVENT_SYNC, 2100, 400, handle=99),
+        ],
+    )
+    assert run.ops["seq"].tolist() == [1]
+    assert run.ops["inside_ns"].tolist() == [1500]
+    assert tracker.places(42)[f"{COMM:016x}"].entered == 2
+    assert tracker.places(42)[f"{COMM:016x}"].left == 1
+
+
+def test_own_time_of_a_batch_counts_from_the_collective_enqueued_before():
+    _, (run,) = take(
+        [collective(1000, 1, call_ns=10), collective(1500, 2, call_ns=10)],
+        [call(CudaOp.STREAM_SYNC, 2000, 100, stream=7)],
+    )
+    assert run.ops["own_ns"].tolist() == [UNKNOWN_NS, 490]
+    assert run.ops["inside_ns"].tolist() == [1100, 600]
+
+
+def test_wait_that_is_read_before_its_collective_still_ends_it():
+    tracker = CollectiveTracker()
+    tracker.add_calls(call(CudaOp.STREAM_SYNC, 1010, 490, stream=7))
+    assert tracker.take(1500 + SETTLE_NS - 1) == []
+    tracker.add_collectives(collective(1000, 1))
+    (run,) = tracker.take(1500 + SETTLE_NS)
+    assert run.ops["inside_ns"].tolist() == [500]
+
+
+def test_collective_nobody_waits_for_goes_out_as_enqueued_and_without_an_end():
+    tracker = CollectiveTracker()
+    take(
+        [collective(1000, 1, stream=8), collective(1100, 2, stream=7)],
+        [call(CudaOp.STREAM_SYNC, 1200, 100, stream=7)],
+        at_ns=SETTLE_NS + 2000,
+        tracker=tracker,
+    )
+    tracker.add_collectives(collective(ENQUEUE_AFTER_NS + 2000, 3, stream=7))
+    tracker.add_calls(call(CudaOp.STREAM_SYNC, ENQUEUE_AFTER_NS + 2100, 10, stream=7))
+    runs = tracker.take(ENQUEUE_AFTER_NS + 10**9)
+    by_clock = {run.clock: run for run in runs}
+    assert by_clock[ClockKind.ENQUEUE].ops["seq"].tolist() == [1]
+    assert by_clock[ClockKind.ENQUEUE].ops["inside_ns"].tolist() == [UNKNOWN_NS]
+    assert by_clock[ClockKind.SYNC].ops["seq"].tolist() == [2, 3]
+    assert tracker.n_unsynced == 1
+
+
+@pytest.mark.parametrize("unknown", [{"comm": 0}, {"rank": -1}])
+def test_collective_whose_communicator_was_made_before_the_probes_is_counted_and_left_out(unknown):
+    tracker, runs = take([collective(1000, 1, **unknown)])
+    assert (runs, tracker.n_unknown) == ([], 1)
+
+
+def test_point_to_point_has_no_sequence_and_is_left_out():
+    tracker, runs = take([collective(1000, 0, op=NcclOp.SEND)])
+    assert (runs, tracker.n_unknown, tracker.places(42)) == ([], 0, {})
+
+
+def test_communicator_calls_that_are_no_operations_are_left_out():
+    tracker, runs = take([collective(1000, 0, op=NcclOp.COMM_INIT)])
+    assert (runs, tracker.n_unknown, tracker.pids) == ([], 0, ())
+
+
+@pytest.mark.parametrize(
+    "untold", [{"seq": 9, "comm": 0xCD, "rank": -1}, {"seq": 0, "op": NcclOp.RECV}]
+)
+def test_waiting_in_an_operation_that_is_not_told_is_nobodys_own_time(untold):
+    _, (run,) = take(
+        [collective(1000, 1), collective(2000, **untold), collective(3000, 2)],
+        [call(CudaOp.STREAM_SYNC, at, 400 if at == 1010 else 890, stream=7) for at in (1010, 2010)]
+        + [call(CudaOp.STREAM_SYNC, 3010, 190, stream=7)],
+    )
+    assert run.ops["seq"].tolist() == [1, 2]
+    assert run.ops["own_ns"].tolist() == [UNKNOWN_NS, 100]

@@ -1,0 +1,244 @@
+"""When batches go out, and what is said of ranks that stand still. A transport of the test's own hears the exports."""
+
+import numpy as np
+import pytest
+
+from ingero.agent.capture.kernel.abi import get_dtype
+from ingero.agent.collectives.host import CollectiveTracker
+from ingero.agent.collectives.push import STILL_NS, CollectivePusher, PushPace, Usual
+from ingero.agent.health.body import Identity
+from ingero.agent.health.transport import Answer
+from ingero.model.collectives import COLLECTIVE_OP
+from ingero.model.events import CudaOp, NcclOp, Source
+from ingero.otlp.codec import decode_protobuf, encode_protobuf
+from ingero.testing.clock import ManualClock
+from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.wire.collectives import read_collectives
+from ingero.wire.standing import read_standings
+
+STEP_NS = 50 * NS_PER_MS
+PID = 42
+
+
+class Ear:
+    """A transport that keeps what it was given, and may refuse."""
+
+    def __init__(self):
+        self.is_taking = True
+        self.is_there = True
+        self.exports = []
+
+    def send(self, export, wall_ns):
+        self.exports.append(decode_protobuf(encode_protobuf(export), export.signal))
+        return Answer(is_taken=self.is_taking, detail="", is_cut_off=not self.is_there)
+
+    def close(self):
+        pass
+
+    def take(self):
+        exports, self.exports = self.exports, []
+        runs = [run for export in exports for run in read_collectives(export).runs]
+        standings = [one for export in exports for one in read_standings(export).standings]
+        return runs, standings
+
+
+class Job:
+    """One traced rank that steps."""
+
+    def __init__(self):
+        self.clock = ManualClock()
+        self.ear = Ear()
+        identity = Identity(cluster_id="c", node_id="n", workload_type="training")
+        pace = PushPace(interval_ns=5 * NS_PER_S, early_gap_ns=NS_PER_S)
+        self.pusher = CollectivePusher(identity, self.ear, CollectiveTracker(), self.clock, pace)
+        self.pusher.note_process(PID, 3)
+        self.seq = 0
+
+    def enter(self, pid=PID):
+        self.seq += 1
+        record = np.zeros(1, get_dtype("collective"))
+        record["header"]["mono_ns"] = self.clock.mono_ns()
+        record["seq"], record["stream"], record["comm_hash"] = self.seq, 7, 0xAB
+        record["pid"], record["rank"], record["nranks"] = pid, 1, 4
+        record["op"] = NcclOp.ALL_REDUCE
+        self.pusher.add_collectives(record)
+
+    def leave(self, inside_ns, pid=PID):
+        record = np.zeros(1, get_dtype("call"))
+        record["header"]["mono_ns"] = self.clock.mono_ns() + 1
+        record["duration_ns"], record["stream"], record["pid"] = inside_ns, 7, pid
+        record["source"], record["op"] = Source.CUDA, CudaOp.STREAM_SYNC
+        self.pusher.add_calls(record)
+        self.clock.advance(inside_ns + 1)
+
+    def run(self, seconds, own_ns=STEP_NS, inside_ns=2 * NS_PER_MS, pid=PID):
+        ends_ns = self.clock.mono_ns() + seconds * NS_PER_S
+        while self.clock.mono_ns() < ends_ns:
+            self.clock.advance(own_ns)
+            self.enter(pid)
+            self.leave(inside_ns, pid)
+            self.pusher.look()
+
+    def stand(self, seconds):
+        for _ in range(round(seconds * 5)):
+            self.clock.advance(NS_PER_S // 5)
+            self.pusher.look()
+
+
+@pytest.fixture
+def job():
+    return Job()
+
+
+def seqs(runs):
+    return [seq for run in runs for seq in run.ops["seq"].tolist()]
+
+
+def test_even_job_is_pushed_at_the_interval_and_every_operation_once(job):
+    job.run(21)
+    runs, standings = job.ear.take()
+    assert len(runs) == 4
+    assert seqs(runs) == list(range(1, len(seqs(runs)) + 1))
+    assert standings == []
+    assert {run.rank.rank for run in runs} == {3}
+    assert job.pusher.counts.n_early == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"own_ns": round(1.3 * STEP_NS)}, {"inside_ns": 17 * NS_PER_MS}],
+    ids=["slow", "waits"],
+)
+def test_change_of_own_time_or_of_time_inside_is_pushed_within_a_second(job, change):
+    job.run(11)
+    job.ear.take()
+    job.run(2, **change)
+    runs, _ = job.ear.take()
+    assert len(runs) >= 2
+    assert job.pusher.counts.n_early >= 2
+
+
+def test_what_fleet_did_not_take_while_it_was_away_is_sent_again_whole_and_in_order(job):
+    job.ear.is_taking = job.ear.is_there = False
+    job.run(61)
+    refused, _ = job.ear.take()
+    job.ear.is_taking = job.ear.is_there = True
+    job.run(6)
+    runs, _ = job.ear.take()
+    assert refused
+    assert seqs(runs) == list(range(1, len(seqs(runs)) + 1))
+    assert job.pusher.counts.n_failed == len(refused)
+
+
+def test_what_fleet_refuses_again_and_again_is_dropped_and_counted_and_the_next_is_sent(job):
+    job.ear.is_taking = False
+    job.run(26)
+    n_dropped = job.pusher.counts.n_dropped
+    assert n_dropped > 0
+    job.ear.take()
+    job.ear.is_taking = True
+    job.run(6)
+    runs, _ = job.ear.take()
+    assert seqs(runs)[0] == n_dropped + 1
+
+
+def test_rank_that_no_launcher_told_is_its_place_on_the_widest_communicator(job):
+    job.pusher.note_process(PID, -1)
+    job.run(6)
+    runs, _ = job.ear.take()
+    assert {run.rank.rank for run in runs} == {1}
+
+
+def workers(runs):
+    return {(run.rank.rank, run.rank.job) for run in runs}
+
+
+@pytest.mark.parametrize(("job_id", "told"), [("", str(PID + 1)), ("a", f"a/{PID + 1}")])
+def test_two_live_processes_of_one_rank_are_two_workers(job, job_id, told):
+    for pid in (PID, PID + 1):
+        job.pusher.note_process(pid, 3, job_id)
+        job.run(6, pid=pid)
+    job.run(6)
+    assert workers(job.ear.take()[0]) == {(3, job_id), (3, told)}
+
+
+def test_ranks_of_jobs_that_their_launcher_named_are_two_workers(job):
+    for pid, name in ((PID, "a"), (PID + 1, "b")):
+        job.pusher.note_process(pid, 3, name)
+        job.run(6, pid=pid)
+    assert workers(job.ear.take()[0]) == {(3, "a"), (3, "b")}
+
+
+def test_a_process_in_the_place_of_one_that_ended_is_the_same_worker(job):
+    job.run(6)
+    job.pusher.note_exit(PID)
+    job.pusher.note_process(PID + 1, 3)
+    job.run(6, pid=PID + 1)
+    runs, gone = job.ear.take()
+    assert workers(runs) == {(3, "")}
+    assert {(one.rank.job, one.is_gone) for one in gone} == {("", True)}
+    job.pusher.note_process(PID + 2, 3)
+    job.run(6, pid=PID + 2)
+    assert (3, str(PID + 2)) in workers(job.ear.take()[0])
+
+
+def test_wall_clock_that_steps_does_not_disorder_entries(job):
+    job.run(6)
+    job.clock.step_wall(-3600 * NS_PER_S)
+    job.run(6)
+    runs, _ = job.ear.take()
+    entries = np.concatenate([run.ops["entry_ns"] for run in runs])
+    assert (np.diff(entries) > 0).all()
+
+
+def test_rank_that_waits_in_a_collective_tells_what_it_entered_and_left(job):
+    job.run(6)
+    job.ear.take()
+    job.enter()
+    job.stand(STILL_NS / NS_PER_S + 2)
+    runs, standings = job.ear.take()
+    assert standings
+    last = standings[-1]
+    assert (last.entered, last.left, last.is_gone) == (job.seq, job.seq - 1, False)
+    assert (last.rank.rank, last.comm_rank, last.n_ranks) == (3, 1, 4)
+    assert seqs(runs)[-1] == job.seq - 1, "what it did before is pushed with it"
+    gaps = np.diff([one.still_ns for one in standings])
+    assert (gaps >= NS_PER_S).all()
+
+
+def test_rank_that_stopped_outside_collectives_tells_that_nothing_is_in_flight(job):
+    job.run(6)
+    job.ear.take()
+    job.stand(STILL_NS / NS_PER_S + 1)
+    _, standings = job.ear.take()
+    assert (standings[-1].entered, standings[-1].left) == (job.seq, job.seq)
+
+
+def test_moving_rank_tells_no_standing_and_a_recovered_one_stops_telling(job):
+    job.run(6)
+    job.stand(6)
+    job.ear.take()
+    job.run(6)
+    _, standings = job.ear.take()
+    assert standings == []
+
+
+def test_ended_process_is_told_at_once_and_once(job):
+    job.run(6)
+    job.ear.take()
+    job.pusher.note_exit(PID)
+    job.stand(0.4)
+    runs, standings = job.ear.take()
+    assert [one.is_gone for one in standings] == [True]
+    assert seqs(runs)[-1] == job.seq, "its last operations are not lost"
+    job.stand(8)
+    assert job.ear.take()[1] == []
+
+
+def test_usual_is_not_said_to_move_by_jitter():
+    ops = np.zeros(400, COLLECTIVE_OP)
+    ops["own_ns"] = STEP_NS + np.random.default_rng(0).normal(0, STEP_NS / 100, 400)
+    ops["inside_ns"] = NS_PER_MS
+    usual = Usual()
+    moves = [usual.add(part) for part in np.split(ops, 100)]
+    assert not any(moves)

@@ -1,0 +1,70 @@
+"""Processes that have NCCL loaded are series for as long as they have, whether they call it or not."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ingero.agent.capture.discover.identity import Identity
+from ingero.agent.metrics.exporting import PrometheusPage
+from ingero.agent.metrics.nccl import NcclProcesses, find_version
+from ingero.sim.runner import get_program
+
+LOADER = (
+    "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print('loaded', flush=True); sys.stdin.read()"
+)
+
+
+def page_of(watch):
+    page = PrometheusPage()
+    page.take(tuple(watch.iter_series()), 0)
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(page.render())
+        for sample in family.samples
+    }
+
+
+def test_process_is_told_with_path_and_version_until_it_ends(tmp_path):
+    library = tmp_path / "libnccl.so.2"
+    shutil.copy(get_program().parent / "libnccl.so.2", library)
+    with library.open("ab") as file:  # where the real one has it: among its texts
+        file.write(b"\0NCCL version 2.28.9+cuda12.9\0")
+    watch = NcclProcesses()
+    with subprocess.Popen(
+        [sys.executable, "-c", LOADER, library],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={"LD_LIBRARY_PATH": str(get_program().parent)},
+    ) as process:
+        process.stdout.readline()
+        watch.on_process(Identity(process.pid, name="train"))
+        watch.look()
+        labels = (
+            ("comm", "train"), ("libnccl_path", str(library)), ("libnccl_version", "2.28.9"),
+            ("pid", str(process.pid)),
+        )  # fmt: skip
+        assert page_of(watch) == {
+            ("gpu_nccl_process_loaded", labels): 1,
+            ("gpu_nccl_processes_total", ()): 1,
+        }
+        process.stdin.close()
+    watch.look()
+    assert page_of(watch) == {("gpu_nccl_processes_total", ()): 0}
+
+
+def test_process_without_the_library_is_not_told():
+    watch = NcclProcesses()
+    watch.on_process(Identity(1, name="init"))
+    watch.look()
+    assert page_of(watch) == {("gpu_nccl_processes_total", ()): 0}
+
+
+@pytest.mark.parametrize("content", [b"", b"no version in it"])
+def test_file_that_tells_no_version_has_none(tmp_path, content):
+    path = tmp_path / "libnccl.so.2"
+    path.write_bytes(content)
+    assert find_version(path) == ""
+    assert find_version(tmp_path / "absent") == ""

@@ -1,0 +1,97 @@
+"""What users type for a fault, and what a run counts as its detection."""
+
+import pytest
+
+from ingero.errors import ConfigError
+from ingero.sim.cluster.faults import KINDS, Fault, parse_fault
+from ingero.sim.cluster.result import Progress, UpSettings, build_result, find_detection
+from ingero.units import NS_PER_S
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("slow-rank:3:1.3x", Fault("slow-rank", 3, 1.3)),
+        ("slow-rank:0:2", Fault("slow-rank", 0, 2.0)),
+        ("imbalance", Fault("imbalance", None, 1.6)),
+        ("imbalance:2x", Fault("imbalance", None, 2.0)),
+        ("pause:5", Fault("pause", 5)),
+        ("kill:7", Fault("kill", 7)),
+        ("cpu-hog:2", Fault("cpu-hog", 2)),
+        ("io-hog:0", Fault("io-hog", 0)),
+        ("slow-link:1", Fault("slow-link", 1, 20.0)),
+        ("slow-link:1:5ms", Fault("slow-link", 1, 5.0)),
+    ],
+)
+def test_fault_is_read(text, fault):
+    assert parse_fault(text, 8) == fault
+    assert fault.kind in KINDS
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "slow", "slow-rank", "slow-rank:3", "slow-rank:x:2", "slow-rank:3:1x", "pause:8",
+     "pause:-1", "pause", "kill:1:2", "slow-rank:3:nanx"],
+)  # fmt: skip
+def test_what_is_no_fault_is_refused(text):
+    with pytest.raises(ConfigError, match="--fault"):
+        parse_fault(text, 8)
+
+
+@pytest.mark.parametrize("n_ranks", [4, 7])
+def test_link_without_links_to_compare_it_with_is_refused(n_ranks):
+    with pytest.raises(ConfigError, match="do not make links"):
+        parse_fault("slow-link:1", n_ranks)
+
+
+def settings(*faults):
+    return UpSettings(8, faults, 0, 30 * NS_PER_S, 5 * NS_PER_S)
+
+
+def test_detection_is_when_the_last_fault_was_named_by_its_own_kind():
+    both = settings(Fault("slow-rank", 3, 1.3), Fault("pause", 5))
+    progress = Progress(named={(3, "culprit"): 2 * NS_PER_S, (5, "culprit"): NS_PER_S})
+    assert find_detection(both, progress) is None
+    progress.named[5, "hang"] = 4 * NS_PER_S
+    assert find_detection(both, progress) == 4.0
+
+
+def test_rank_named_before_its_fault_is_no_detection():
+    progress = Progress(named={(3, "culprit"): None})
+    assert find_detection(settings(Fault("slow-rank", 3, 1.3)), progress) is None
+
+
+def test_everybody_ever_named_without_a_fault_is_told():
+    progress = Progress(
+        named={(3, "culprit"): NS_PER_S, (6, "culprit"): NS_PER_S, (1, "hang"): None}
+    )
+    result = build_result(settings(Fault("slow-rank", 3, 1.3)), progress)
+    assert result["culprits"] == [3, 6]
+    assert result["missing_ranks"] == [1]
+    assert result["wrongly_named"] == [1, 6]
+    assert result["detection_s"] == 1.0
+
+
+def test_imbalance_has_no_detection_and_anybody_named_is_wrong():
+    progress = Progress(named={(6, "culprit"): NS_PER_S})
+    result = build_result(settings(Fault("imbalance", None, 1.6)), progress)
+    assert result["detection_s"] is None
+    assert result["wrongly_named"] == [6]
+
+
+def test_either_end_of_a_slow_link_may_be_named_and_neither_is_a_culprit():
+    link = settings(Fault("slow-link", 2, 20.0))
+    progress = Progress(named={(3, "network"): 4 * NS_PER_S, (2, "network"): 5 * NS_PER_S})
+    result = build_result(link, progress)
+    assert (result["network"], result["detection_s"]) == ([2, 3], 4.0)
+    assert result["wrongly_named"] == []
+    progress.named[2, "culprit"] = 6 * NS_PER_S
+    assert build_result(link, progress)["wrongly_named"] == [2]
+
+
+def test_without_probes_the_result_says_whose_word_it_is():
+    asked = UpSettings(8, (), 0, NS_PER_S, NS_PER_S, has_probes=False)
+    result = build_result(asked, Progress())
+    assert result["probes"] is False
+    assert "report their own calls, no probes" in result["note_on_work"]
+    assert asked.probes_note == "no probes: the simulator reports its own calls"

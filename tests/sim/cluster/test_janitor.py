@@ -1,0 +1,39 @@
+"""What outlives a process is cleared when it ends, however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+
+from ingero.sim.cluster.janitor import open_janitor
+
+HOLDER = """
+import sys
+from ingero.sim.cluster.janitor import open_janitor
+with open_janitor() as janitor:
+    janitor.owe("false")
+    janitor.owe("sh", "-c", "echo 'cleared it' > " + sys.argv[1])
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_janitor_clears_in_order_and_past_failures(tmp_path):
+    said = tmp_path / "said it's here"
+    with open_janitor() as janitor:
+        janitor.owe("sh", "-c", 'echo first >> "$1"', "sh", str(said))
+        janitor.owe("no-such-command")
+        janitor.owe("sh", "-c", 'echo second >> "$1"', "sh", str(said))
+        assert not said.exists()
+    assert said.read_text().split() == ["first", "second"]
+
+
+def test_janitor_clears_after_a_process_that_was_killed(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(fifo)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout.readline() == b"ready\n"
+        holder.send_signal(signal.SIGKILL)
+        assert fifo.read_text() == "cleared it\n"
