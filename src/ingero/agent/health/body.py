@@ -35,7 +35,7 @@ _SIGNAL_METRICS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class NodeIdentity:
     """Who pushes; fixed for the life of the agent.
 
     Attributes:
@@ -87,7 +87,7 @@ class PushStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StragglerEvent:
+class StragglerMessage:
     """One straggler event: 1 on every push of an episode, 0 once when it ends, one id throughout."""
 
     is_straggler: bool
@@ -99,7 +99,7 @@ class StragglerEvent:
     wall_ns: int
 
 
-def build_push(identity: Identity, status: PushStatus) -> Export:
+def build_push(identity: NodeIdentity, status: PushStatus) -> Export:
     """The regular push."""
     now_ns = status.wall_ns
     labels = {
@@ -131,7 +131,7 @@ def build_push(identity: Identity, status: PushStatus) -> Export:
     )
 
 
-def build_event(identity: Identity, event: StragglerEvent) -> Export:
+def build_event(identity: NodeIdentity, event: StragglerMessage) -> Export:
     """The straggler event, a request of its own; its resource has no provider, as on the wire."""
     attributes = {
         Attribute.DETECTION_MODE: event.mode.value,
@@ -144,7 +144,7 @@ def build_event(identity: Identity, event: StragglerEvent) -> Export:
     return build_metrics(build_resource(identity), [metric], Scope.HEALTH, HEALTH_SCOPE_VERSION)
 
 
-def build_resource(identity: Identity, *, provider: str = "") -> dict[str, Any]:
+def build_resource(identity: NodeIdentity, *, provider: str = "") -> dict[str, Any]:
     """Resource attributes in the wire's order."""
     resource: dict[str, Any] = {
         Attribute.NODE_ID: identity.node_id,
@@ -168,7 +168,7 @@ def encode_agent_json(export: Export) -> bytes:
 
 def _gauge(
     name: Metric, value: float, wall_ns: int, attributes: dict[Attribute, Any] | None = None
-) -> structs.Metric:
+) -> structs.OtlpMetric:
     points: Sequence[structs.NumberDataPoint] = [build_number(value, wall_ns, attributes)]  # type: ignore[arg-type]
     return build_gauge(name, points)
 

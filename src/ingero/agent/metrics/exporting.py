@@ -10,16 +10,16 @@ from typing import Any, Final, Protocol
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from ingero.agent.capture.discover.identity import Identity
+from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.session import Totals
-from ingero.agent.health.transport import Transport
+from ingero.agent.health.transport import PushTransport
 from ingero.agent.metrics.series import Distribution, Kind, Labels, Series, iter_call_series
 from ingero.errors import UnsupportedError
 from ingero.model.events import Events
 from ingero.otlp.codec import build_attributes, build_gauge, build_metrics, build_number, build_sum
 from ingero.otlp.codec.build import CUMULATIVE
 from ingero.otlp.codec.export import Export
-from ingero.otlp.codec.structs import Histogram, HistogramDataPoint, Metric
+from ingero.otlp.codec.structs import Histogram, HistogramDataPoint, OtlpMetric
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
@@ -51,7 +51,7 @@ class MetricObserver:
         self._more = more
         self._ranks: dict[int, int] = {}
 
-    def on_process(self, identity: Identity) -> None:
+    def on_process(self, identity: ProcessIdentity) -> None:
         """Remember its rank."""
         if identity.place.rank >= 0:
             self._ranks[identity.pid] = identity.place.rank
@@ -153,7 +153,7 @@ class OtlpPusher:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: PushTransport,
         resource: Mapping[str, str],
         clock: Clock,
         on_failure: Callable[[str], None],
@@ -209,14 +209,14 @@ def build_export(
     return build_metrics(dict(resource), metrics, SCOPE, resource.get("service.version", ""))
 
 
-def _build_metric(series: Series, started_ns: int, wall_ns: int) -> Metric:
+def _build_metric(series: Series, started_ns: int, wall_ns: int) -> OtlpMetric:
     if series.kind is Kind.HISTOGRAM:
         points = [
             _build_histogram_point(labels, value, started_ns, wall_ns)
             for labels, value in series.points
             if isinstance(value, Distribution)
         ]
-        return Metric(
+        return OtlpMetric(
             name=series.name,
             unit=series.unit,
             description=series.says,

@@ -13,7 +13,7 @@ from ingero.echo.queries.ask import (
     Ask,
     ListArgs,
     MetricName,
-    WindowArgs,
+    TimeWindowArgs,
     window_of,
 )
 from ingero.echo.queries.judged import JUDGED
@@ -234,4 +234,4 @@ FIND_OUTLIERS: Final = Query(
     _outliers,
 )
 
-__all__ = ["FIND_OUTLIERS", "FIND_STRAGGLERS", "SUMMARY", "WindowArgs"]
+__all__ = ["FIND_OUTLIERS", "FIND_STRAGGLERS", "SUMMARY", "TimeWindowArgs"]

@@ -24,9 +24,9 @@ from ingero.otlp.codec.export import (
     encode_protobuf,
 )
 from ingero.otlp.codec.points import (
-    Distribution,
     LogRow,
     Point,
+    PointDistribution,
     PointKind,
     Temporality,
     iter_log_rows,
@@ -34,10 +34,10 @@ from ingero.otlp.codec.points import (
 )
 
 __all__ = [
-    "Distribution",
     "Export",
     "LogRow",
     "Point",
+    "PointDistribution",
     "PointKind",
     "Temporality",
     "build_attributes",

@@ -70,18 +70,18 @@ def build_number(
 
 def build_gauge(
     name: str, points: Sequence[structs.NumberDataPoint], unit: str = "1", description: str = ""
-) -> structs.Metric:
+) -> structs.OtlpMetric:
     """A gauge with its points."""
-    return structs.Metric(
+    return structs.OtlpMetric(
         name=name, unit=unit, description=description, gauge=structs.Gauge(list(points))
     )
 
 
 def build_sum(
     name: str, points: Sequence[structs.NumberDataPoint], unit: str = "1", description: str = ""
-) -> structs.Metric:
+) -> structs.OtlpMetric:
     """A monotonic cumulative sum with its points."""
-    return structs.Metric(
+    return structs.OtlpMetric(
         name=name,
         unit=unit,
         description=description,
@@ -90,7 +90,10 @@ def build_sum(
 
 
 def build_metrics(
-    resource: Mapping[str, Any], metrics: Sequence[structs.Metric], scope: str, version: str = ""
+    resource: Mapping[str, Any],
+    metrics: Sequence[structs.OtlpMetric],
+    scope: str,
+    version: str = "",
 ) -> Export:
     """A metrics export of one resource and one scope."""
     entry = structs.ResourceMetrics(
@@ -205,19 +208,19 @@ _CHILDREN: dict[type[structs.Node], str] = {
 }
 
 
-def _find_kind(metric: structs.Metric) -> str:
+def _find_kind(metric: structs.OtlpMetric) -> str:
     return next((kind for kind in METRIC_KINDS if getattr(metric, kind) is not None), "")
 
 
 def _children(node: structs.Proto) -> list[Any]:
-    if isinstance(node, structs.Metric):
+    if isinstance(node, structs.OtlpMetric):
         kind = _find_kind(node)
         return getattr(node, kind).data_points if kind else []
     return getattr(node, _CHILDREN[type(node)])  # type: ignore[no-any-return]
 
 
 def _n_items(node: structs.Proto) -> int:
-    if isinstance(node, structs.Metric | structs.ScopeLogs | structs.ScopeSpans):
+    if isinstance(node, structs.OtlpMetric | structs.ScopeLogs | structs.ScopeSpans):
         return len(_children(node))
     if type(node) not in _CHILDREN:
         return 1
@@ -225,7 +228,7 @@ def _n_items(node: structs.Proto) -> int:
 
 
 def _with_children(node: structs.Proto, children: list[Any]) -> structs.Proto:
-    if not isinstance(node, structs.Metric):
+    if not isinstance(node, structs.OtlpMetric):
         return replace(node, **{_CHILDREN[type(node)]: children})
     kind = _find_kind(node)
     return replace(node, **{kind: replace(getattr(node, kind), data_points=children)})

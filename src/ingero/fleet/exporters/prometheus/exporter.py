@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Final
 from ingero.fleet.component import ComponentId, Host, Stability
 from ingero.fleet.consumer import Batch
 from ingero.fleet.exporters.prometheus.config import PrometheusConfig
-from ingero.fleet.exporters.prometheus.intake import DELTA, Intake, IntakeSettings, LabelLimits
+from ingero.fleet.exporters.prometheus.intake import (
+    DELTA,
+    IntakeSettings,
+    LabelLimits,
+    SeriesIntake,
+)
 from ingero.fleet.exporters.prometheus.series import (
     ExpositionSettings,
     SeriesStore,
@@ -89,7 +94,7 @@ class PrometheusExporter:
         self._id = component
         self._config = config
         self._store = SeriesStore(config.max_series)
-        self._intake = Intake(self._store, _intake_settings(config))
+        self._intake = SeriesIntake(self._store, _intake_settings(config))
         self._pending: dict[object, _Waiting] = {}
         self._lock = threading.Lock()
         self._sequence = 0

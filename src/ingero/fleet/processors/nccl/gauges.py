@@ -182,7 +182,7 @@ def date_by_arrival(export: Export, received_wall_ns: int) -> Export:
     return changed
 
 
-def _date_metric(metric: structs.Metric, wall_ns: int) -> structs.Metric:
+def _date_metric(metric: structs.OtlpMetric, wall_ns: int) -> structs.OtlpMetric:
     if not metric.name.startswith(PREFIX) or metric.gauge is None:
         return metric
     points = [
@@ -197,7 +197,7 @@ def _date_metric(metric: structs.Metric, wall_ns: int) -> structs.Metric:
         )
         for point in metric.gauge.data_points
     ]
-    return structs.Metric(
+    return structs.OtlpMetric(
         name=metric.name,
         description=metric.description,
         unit=metric.unit,
