@@ -39,7 +39,7 @@ def request(number):
     entries = []
     for node in range(100):
         points = [
-            structs.OtlpMetric(
+            structs.Metric(
                 f"ingero.node.metric_{i}",
                 gauge=structs.Gauge([
                     structs.NumberDataPoint(

@@ -209,7 +209,7 @@ def test_requests_that_share_a_commit_with_a_bad_one_are_stored(served):
 
 WHAT_DIES = """
 import pathlib, sys
-from ingero.cli import echo
+from ingero.cli.programs import echo
 from ingero.cli.main import run_program
 from ingero.echo.db.writer import Writer
 

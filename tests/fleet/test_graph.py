@@ -37,7 +37,10 @@ class Probe:
 
     def __init__(self, name, journal, following=None, *, fails=False):
         self.name, self.journal, self.following, self.fails = name, journal, following, fails
-        self.error = None
+        self.error = self.refusal = None
+
+    def find_refusal(self, batch):
+        return self.refusal
 
     async def start(self, host):
         if self.fails:
@@ -171,8 +174,8 @@ def test_batch_that_nobody_took_is_refused_and_no_loss(first, second, expected):
 def test_batch_reaches_nobody_while_one_exporter_is_full_and_works():
     kit, meter = Kit(), MeterRegistry()
     build_graph(kit.config(CHAIN), kit.factories, meter, ManualClock())
-    kit.made["e/2"][0].find_refusal = lambda batch: RetryableError(f"full for {batch.signal}")
-    with pytest.raises(RetryableError, match="full for metrics"):
+    kit.made["e/2"][0].refusal = RetryableError("full")
+    with pytest.raises(RetryableError, match="full"):
         kit.outputs["r"][Signal.METRICS].consume(_batch())
     assert kit.journal == ["p/1", "p/2"]
     assert set(_enqueue_failed(meter).values()) == {0}
@@ -220,8 +223,6 @@ def _enqueue_failed(meter):
 
 def test_fan_out_asks_for_the_longest_delay():
     probes = [Probe(str(index), []) for index in range(3)]
-    for probe in probes:
-        probe.find_refusal = lambda _batch: None
     probes[0].error = RetryableError("a", retry_after_ns=5)
     probes[1].error = RetryableError("b", retry_after_ns=9)
     probes[2].error = RetryableError("c")

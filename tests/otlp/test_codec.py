@@ -279,7 +279,7 @@ def metrics():
     gauges = st.builds(build_gauge, texts, numbers_of, texts, texts)
     sums = st.builds(build_sum, texts, numbers_of, texts, texts)
     histograms = st.builds(
-        structs.OtlpMetric,
+        structs.Metric,
         name=texts,
         histogram=st.builds(
             structs.Histogram,

@@ -116,9 +116,9 @@ def test_a_score_without_points_or_of_another_kind_is_no_score(encode):
     from ingero.otlp.codec import structs
 
     empty = build_gauge("ingero.node.health_score", [])
-    kindless = structs.OtlpMetric(name="ingero.node.health_score")
+    kindless = structs.Metric(name="ingero.node.health_score")
     valueless = build_gauge("ingero.node.health_score", [structs.NumberDataPoint()])
-    histogram = structs.OtlpMetric(
+    histogram = structs.Metric(
         name="ingero.node.health_score",
         histogram=structs.Histogram([structs.HistogramDataPoint(count=1)]),
     )

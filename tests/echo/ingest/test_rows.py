@@ -72,7 +72,7 @@ def metrics(*entries, resource=None):
 
 def gauge(name, value, at_ns=NOW_NS, **attributes):
     point = structs.NumberDataPoint(build_attributes(attributes), 0, at_ns, as_double=value)
-    return structs.OtlpMetric(name, gauge=structs.Gauge([point]))
+    return structs.Metric(name, gauge=structs.Gauge([point]))
 
 
 def both_encodings(export):
@@ -98,8 +98,8 @@ def test_sums_keep_their_temporality_and_value_as_sent(store, take):
     point = structs.NumberDataPoint([], 0, NOW_NS, as_int=7)
     take(
         metrics(
-            structs.OtlpMetric("a", sum=structs.Sum([point], 2, is_monotonic=True)),
-            structs.OtlpMetric("b", sum=structs.Sum([point], 1)),
+            structs.Metric("a", sum=structs.Sum([point], 2, is_monotonic=True)),
+            structs.Metric("b", sum=structs.Sum([point], 1)),
         )
     )
     assert read(store, "SELECT metric_name, value_double, kind FROM events ORDER BY 1") == [
@@ -122,7 +122,7 @@ def test_times_since_boot_are_replaced_by_arrival_and_still_tell_rows_apart(stor
 
 def test_a_histogram_keeps_its_buckets(store, take):
     point = structs.HistogramDataPoint([], 0, NOW_NS, 6, 12.0, [1, 2, 3], [1.0, 5.0], max=9.0)
-    take(metrics(structs.OtlpMetric("h", unit="ms", histogram=structs.Histogram([point], 2))))
+    take(metrics(structs.Metric("h", unit="ms", histogram=structs.Histogram([point], 2))))
     assert read(
         store, "SELECT count, sum, min, max, bounds, bucket_counts, kind, unit FROM histograms"
     ) == [(6, 12.0, None, 9.0, [1.0, 5.0], [1, 2, 3], "cumulative", "ms")]
@@ -152,7 +152,7 @@ def test_summary_quantiles_are_rows(store, take):
         10.0,
         [structs.ValueAtQuantile(0.5, 2.0), structs.ValueAtQuantile(0.99, 4.0)],
     )
-    take(metrics(structs.OtlpMetric("s", summary=structs.Summary([point]))))
+    take(metrics(structs.Metric("s", summary=structs.Summary([point]))))
     assert read(store, "SELECT kind, value_double, attributes FROM events ORDER BY 2") == [
         ("quantile", 2.0, '{"quantile":0.5}'),
         ("quantile", 4.0, '{"quantile":0.99}'),

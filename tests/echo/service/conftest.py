@@ -31,7 +31,7 @@ def resource(cluster, node, **more):
 
 def gauge(name, value, at_ns, **attributes):
     point = structs.NumberDataPoint(build_attributes(attributes), 0, at_ns, as_double=value)
-    return structs.OtlpMetric(name, gauge=structs.Gauge([point]))
+    return structs.Metric(name, gauge=structs.Gauge([point]))
 
 
 def metrics(entries):

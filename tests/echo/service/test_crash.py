@@ -1,6 +1,5 @@
 """A defect of ours is one request's: answered 500 with its id, counted, in the audit log, and nobody else's trouble."""
 
-import json
 import logging
 import re
 
@@ -48,7 +47,7 @@ def test_a_crash_is_a_500_with_its_id_a_counter_and_a_line(site, monkeypatch, ca
     assert (answer.status_code, answer.json()["code"]) == (500, "internal")
     assert answer.headers["x-request-id"] == f"crash-{where}"
     assert DEFECT not in answer.text
-    audit = [json.loads(r.getMessage()) for r in caplog.records if r.name == "ingero.echo.audit"]
+    audit = [r.fields for r in caplog.records if r.name == "ingero.echo.audit"]
     (line,) = (one for one in audit if one["request_id"] == f"crash-{where}")
     assert (line["status"], line["path"], line["bearer_key_name"]) == (500, path, "team-one")
     assert any(r.exc_info and DEFECT in str(r.exc_info[1]) for r in caplog.records)

@@ -155,7 +155,7 @@ def _histogram(counts, temporality, total=6.0):
         explicit_bounds=[0.1, 1.0],
         bucket_counts=counts,
     )
-    metric = structs.OtlpMetric(
+    metric = structs.Metric(
         name="wait",
         unit="s",
         histogram=structs.Histogram([point], aggregation_temporality=temporality),
@@ -391,7 +391,7 @@ def test_other_paths_and_methods_are_refused():
 def test_exponential_histogram_is_counted_not_shown():
     scraped = Scraped()
     point = structs.ExponentialHistogramDataPoint(count=1)
-    metric = structs.OtlpMetric(
+    metric = structs.Metric(
         name="e",
         exponential_histogram=structs.ExponentialHistogram([point], aggregation_temporality=2),
     )
@@ -419,7 +419,7 @@ def health_push(*metrics):
 
 def delta_sum(value):
     points = [build_number(value, WALL)]
-    return structs.OtlpMetric(name="d", sum=structs.Sum(points, aggregation_temporality=1))
+    return structs.Metric(name="d", sum=structs.Sum(points, aggregation_temporality=1))
 
 
 def push_twice(older, newer, encode):
@@ -528,7 +528,7 @@ def test_histogram_whose_buckets_do_not_fit_its_bounds_is_refused(bounds, counts
     point = structs.HistogramDataPoint(
         count=6, sum=3.0, bucket_counts=counts, explicit_bounds=bounds, time_unix_nano=WALL
     )
-    metric = structs.OtlpMetric(name="h", histogram=structs.Histogram([point], 2))
+    metric = structs.Metric(name="h", histogram=structs.Histogram([point], 2))
     export = build_metrics(NODE, [metric], "t")
     page = Scraped()
     found = series(page.scrape(lambda: page.push(export)))

@@ -19,7 +19,7 @@ from ingero.model.events import Events
 from ingero.otlp.codec import build_attributes, build_gauge, build_metrics, build_number, build_sum
 from ingero.otlp.codec.build import CUMULATIVE
 from ingero.otlp.codec.export import Export
-from ingero.otlp.codec.structs import Histogram, HistogramDataPoint, OtlpMetric
+from ingero.otlp.codec.structs import Histogram, HistogramDataPoint, Metric
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
@@ -209,14 +209,14 @@ def build_export(
     return build_metrics(dict(resource), metrics, SCOPE, resource.get("service.version", ""))
 
 
-def _build_metric(series: Series, started_ns: int, wall_ns: int) -> OtlpMetric:
+def _build_metric(series: Series, started_ns: int, wall_ns: int) -> Metric:
     if series.kind is Kind.HISTOGRAM:
         points = [
             _build_histogram_point(labels, value, started_ns, wall_ns)
             for labels, value in series.points
             if isinstance(value, Distribution)
         ]
-        return OtlpMetric(
+        return Metric(
             name=series.name,
             unit=series.unit,
             description=series.says,

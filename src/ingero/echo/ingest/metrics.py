@@ -20,7 +20,7 @@ from ingero.echo.ingest.origin import (
 from ingero.echo.ingest.typed import read_small, read_text
 from ingero.echo.schema import EVENTS, HISTOGRAMS
 from ingero.otlp.codec import Export, Point, PointKind, Temporality, iter_points, structs
-from ingero.wire.names import Attribute, Metric
+from ingero.wire.names import Attribute, MetricName
 
 _KINDS: Final = {
     Temporality.CUMULATIVE: "cumulative",
@@ -177,9 +177,9 @@ def _note_node(rows: Rows, point: Point, series: OriginSeries, origin: Origin, n
     if row is None:
         row = rows.nodes[key] = _describe_origin(origin)
         row["ts"] = to_timestamp(plausible_ns(point.time_unix_nano, now_ns))
-    if point.name == Metric.HEALTH_SCORE:
+    if point.name == MetricName.HEALTH_SCORE:
         row["state"] = read_text(point.attributes.get(_STATE))
-    elif point.name == Metric.NODE_INFO:
+    elif point.name == MetricName.NODE_INFO:
         row["gpu_model"] = read_text(point.attributes.get(_GPU_MODEL))
         row["gpu_count"] = read_small(point.attributes.get(_GPU_COUNT))
 

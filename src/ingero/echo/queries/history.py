@@ -18,9 +18,9 @@ from ingero.echo.queries.ask import (
 )
 from ingero.serving.query import Query
 from ingero.units import NS_PER_US
-from ingero.wire.names import Metric
+from ingero.wire.names import MetricName as WireMetric
 
-_SCORE: Final = str(Metric.HEALTH_SCORE)
+_SCORE: Final = str(WireMetric.HEALTH_SCORE)
 
 
 class AnomalyArgs(ListArgs, kw_only=True, forbid_unknown_fields=True):
@@ -84,7 +84,9 @@ _LEVELS: Final = {"any": 1, "warn": 1, "error": 2, "critical": 3}
 def _anomalies(ask: Ask, args: AnomalyArgs) -> AnomalyAnswer:
     span = ask.span(args)
     sql = _ANOMALY_SQL.format(
-        where=span.where, straggler=Metric.STRAGGLER_EVENT, degraded=Metric.DEGRADATION_WARNING
+        where=span.where,
+        straggler=WireMetric.STRAGGLER_EVENT,
+        degraded=WireMetric.DEGRADATION_WARNING,
     )
     params = (*span.params * 6, _LEVELS[args.severity_filter], args.node_id, args.node_id)
     rows, n_cut = ask.page(NodeAnomaly, sql, params, args.limit)

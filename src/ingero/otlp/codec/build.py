@@ -70,18 +70,18 @@ def build_number(
 
 def build_gauge(
     name: str, points: Sequence[structs.NumberDataPoint], unit: str = "1", description: str = ""
-) -> structs.OtlpMetric:
+) -> structs.Metric:
     """A gauge with its points."""
-    return structs.OtlpMetric(
+    return structs.Metric(
         name=name, unit=unit, description=description, gauge=structs.Gauge(list(points))
     )
 
 
 def build_sum(
     name: str, points: Sequence[structs.NumberDataPoint], unit: str = "1", description: str = ""
-) -> structs.OtlpMetric:
+) -> structs.Metric:
     """A monotonic cumulative sum with its points."""
-    return structs.OtlpMetric(
+    return structs.Metric(
         name=name,
         unit=unit,
         description=description,
@@ -91,7 +91,7 @@ def build_sum(
 
 def build_metrics(
     resource: Mapping[str, Any],
-    metrics: Sequence[structs.OtlpMetric],
+    metrics: Sequence[structs.Metric],
     scope: str,
     version: str = "",
 ) -> Export:
@@ -208,19 +208,19 @@ _CHILDREN: dict[type[structs.Node], str] = {
 }
 
 
-def _find_kind(metric: structs.OtlpMetric) -> str:
+def _find_kind(metric: structs.Metric) -> str:
     return next((kind for kind in METRIC_KINDS if getattr(metric, kind) is not None), "")
 
 
 def _children(node: structs.Proto) -> list[Any]:
-    if isinstance(node, structs.OtlpMetric):
+    if isinstance(node, structs.Metric):
         kind = _find_kind(node)
         return getattr(node, kind).data_points if kind else []
     return getattr(node, _CHILDREN[type(node)])  # type: ignore[no-any-return]
 
 
 def _n_items(node: structs.Proto) -> int:
-    if isinstance(node, structs.OtlpMetric | structs.ScopeLogs | structs.ScopeSpans):
+    if isinstance(node, structs.Metric | structs.ScopeLogs | structs.ScopeSpans):
         return len(_children(node))
     if type(node) not in _CHILDREN:
         return 1
@@ -228,7 +228,7 @@ def _n_items(node: structs.Proto) -> int:
 
 
 def _with_children(node: structs.Proto, children: list[Any]) -> structs.Proto:
-    if not isinstance(node, structs.OtlpMetric):
+    if not isinstance(node, structs.Metric):
         return replace(node, **{_CHILDREN[type(node)]: children})
     kind = _find_kind(node)
     return replace(node, **{kind: replace(getattr(node, kind), data_points=children)})

@@ -277,7 +277,7 @@ def _list_trees(root: structs.Proto) -> tuple[list[ResourceEntry], int]:
     return found, n_points
 
 
-def _find_kind(metric: structs.OtlpMetric) -> str:
+def _find_kind(metric: structs.Metric) -> str:
     return next((kind for kind in METRIC_KINDS if getattr(metric, kind) is not None), "")
 
 

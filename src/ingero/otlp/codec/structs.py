@@ -197,7 +197,7 @@ class Summary(Node):
     data_points: list[SummaryDataPoint] = []
 
 
-class OtlpMetric(Node):
+class Metric(Node):
     """A name and at most one kind of data."""
 
     name: str = ""
@@ -215,7 +215,7 @@ class ScopeMetrics(Node):
     """Metrics of one scope."""
 
     scope: InstrumentationScope | None = None
-    metrics: list[OtlpMetric] = []
+    metrics: list[Metric] = []
     schema_url: str = ""
 
 

@@ -41,7 +41,7 @@ from ingero.serving.tls import CertificateReloader
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.declare import counter, gauge
 from ingero.units import NS_PER_MS
-from ingero.wire.names import Metric
+from ingero.wire.names import MetricName
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, HTTPScope, Scope
@@ -75,7 +75,7 @@ _DRAIN_INTERVAL_NS: Final = 25 * NS_PER_MS
 _DRAIN_SLICE_NS: Final = 2 * NS_PER_MS
 _SCRAPE_SLICE_NS: Final = 1 * NS_PER_MS
 _LINES_PER_LOOK: Final = 64
-_REPLACEABLE: Final = frozenset({Metric.HEALTH_SCORE.value, Metric.STRAGGLER_EVENT.value})
+_REPLACEABLE: Final = frozenset({MetricName.HEALTH_SCORE.value, MetricName.STRAGGLER_EVENT.value})
 """First metric of the pushes that an agent repeats with the same gauges and cumulative sums: the last one says all."""
 
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
