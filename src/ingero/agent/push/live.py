@@ -21,6 +21,7 @@ from ingero.agent.capture.session import Totals, TraceSession, TraceSettings
 from ingero.agent.collectives.device import DeviceCollectives
 from ingero.agent.collectives.host import CollectiveTracker
 from ingero.agent.collectives.push import CollectivePusher, PushPace
+from ingero.agent.health.account import CollectiveAccount
 from ingero.agent.health.book import FindLabels
 from ingero.agent.health.service import (
     AgentSettings,
@@ -158,16 +159,21 @@ class LiveObserver:
         self.source.on_totals(totals, self.workload)
 
 
+FindAccount = Callable[[], CollectiveAccount | None]
+"""What became of the node's collectives so far; None where none are pushed."""
+Follow = Callable[[HealthAgent, FindAccount], OnLook]
+
+
 @dataclass(frozen=True, slots=True)
 class LiveTold:
     """Who is told what by a live node.
 
     Attributes:
-        follow: Makes what is told of each look of the health loop.
+        follow: Makes what is told of each look of the health loop; is given what asks for the collectives' account.
         find_labels: What the node's workload said last of itself; None when nobody asks it.
     """
 
-    follow: Callable[[HealthAgent], OnLook] = lambda _agent: lambda _look, _notes: None
+    follow: Follow = lambda _agent, _account: lambda _look, _notes: None
     find_labels: FindLabels | None = None
 
 
@@ -198,7 +204,9 @@ def open_live(
         )
         agent = stack.enter_context(open_agent(health, source, clock, stop, told.find_labels))
         threads = [
-            threading.Thread(target=agent.run, args=(told.follow(agent),), daemon=True),
+            threading.Thread(
+                target=agent.run, args=(told.follow(agent, pusher.account),), daemon=True
+            ),
             threading.Thread(target=_push, args=(pusher, stop), daemon=True),
         ]
         for thread in threads:
