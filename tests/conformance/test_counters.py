@@ -146,6 +146,8 @@ class Ledger:
         targets += [target for target, _, _ in iter_bound(node)]
         for target in targets:
             for one in ast.walk(target):
+                if not isinstance(getattr(one, "ctx", None), ast.Store):
+                    continue  # the object whose attribute it is
                 if isinstance(one, ast.Attribute):
                     owners = self.source.owners(self.source.of(one.value, place), one.attr)
                     if any(self._is_read((owner, one.attr), inside, seen) for owner in owners):
@@ -319,7 +321,13 @@ def test_a_class_that_tells_its_own_counter_is_a_reader(line):
 
 
 @pytest.mark.parametrize(
-    "line", ["n = self.n_lost", "self._n = self.n_lost", "self._next(self.n_lost)"]
+    "line",
+    [
+        "n = self.n_lost",
+        "self._n = self.n_lost",
+        "self._n = self.n_lost\n    _LOG.info(self.name)",
+        "self._next(self.n_lost)",
+    ],
 )
 def test_a_value_that_is_put_away_and_not_used_is_unread(line):
     assert "package.queue.Queue.n_lost" in unread(
