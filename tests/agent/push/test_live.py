@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ingero.agent.capture.kernel.abi import get_dtype
-from ingero.agent.health.body import Identity
+from ingero.agent.health.body import NodeIdentity
 from ingero.agent.health.endpoint import parse_endpoint
 from ingero.agent.health.loop import LoopSettings
 from ingero.agent.health.service import AgentSettings
@@ -24,7 +24,7 @@ from ingero.units import NS_PER_MS, NS_PER_S
 @pytest.fixture
 def settings(collector, tmp_path):
     return AgentSettings(
-        identity=Identity(cluster_id="c", node_id="n", workload_type="training"),
+        identity=NodeIdentity(cluster_id="c", node_id="n", workload_type="training"),
         transport=TransportSettings(
             endpoint=parse_endpoint(collector.url, is_insecure=True, option="test"),
             cluster_id="c",

@@ -6,9 +6,9 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ingero.config import parse_model
-from ingero.echo.db.engine import EngineSettings
+from ingero.echo.db.engine import DatabaseSettings
 from ingero.echo.db.store import Store, StoreSettings
-from ingero.echo.db.writer import WriterSettings
+from ingero.echo.db.writer import DatabaseWriterSettings
 from ingero.echo.ingest.intake import ForbiddenError, Intake
 from ingero.echo.ingest.origin import to_timestamp
 from ingero.fleet.component import Hardware
@@ -31,8 +31,8 @@ ANY = Principal("d", "k", None)
 @pytest.fixture
 def store():
     settings = StoreSettings(
-        engine=EngineSettings(memory_limit_bytes=128 << 20, threads=1),
-        writer=WriterSettings(group_ns=1_000_000),
+        engine=DatabaseSettings(memory_limit_bytes=128 << 20, threads=1),
+        writer=DatabaseWriterSettings(group_ns=1_000_000),
     )
     opened = Store(":memory:", settings, ManualClock())
     opened.open()

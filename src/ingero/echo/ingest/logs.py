@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from ingero.echo.db.rows import Chunk, Rows
 from ingero.echo.db.window import Keys, mix
-from ingero.echo.ingest.limits import Reason, Refusals, RefusedRecordError
+from ingero.echo.ingest.limits import RefusalReason, Refusals, RefusedRecordError
 from ingero.echo.ingest.origin import (
     Origin,
     Origins,
-    Series,
+    OriginSeries,
     check_who,
     encode_attributes,
     plausible_ns,
@@ -94,7 +94,7 @@ def _add_record(rows: Rows, record: LogRow, where: _Where, now_ns: int) -> None:
     body = _text_of(record.body)
     if len(body) > limits.record_bytes:
         raise RefusedRecordError(
-            Reason.SIZE, f"a body of {len(body)} characters; {limits.record_bytes} are taken"
+            RefusalReason.SIZE, f"a body of {len(body)} characters; {limits.record_bytes} are taken"
         )
     series = origins.series(origin, record.event_name, record.attributes, hint, limits.record_bytes)
     rows.clusters.add(series.cluster_id)
@@ -119,7 +119,7 @@ def _add_runs(rows: Rows, export: Export, where: tuple[Origins, Refusals], at_ns
     read = read_collectives(export)
     if read.n_refused:
         says = f"a collective batch that cannot be read: {read.first_problem}"
-        refusals.add_many(Reason.BATCH, read.n_refused, says)
+        refusals.add_many(RefusalReason.BATCH, read.n_refused, says)
     for run in read.runs:
         rows.clusters.add(run.rank.cluster_id)
         try:
@@ -138,7 +138,7 @@ def _find_table(event_name: str) -> Table:
     return LOGS
 
 
-def _log_values(record: LogRow, series: Series, body: str, now_ns: int) -> Sequence[Any]:
+def _log_values(record: LogRow, series: OriginSeries, body: str, now_ns: int) -> Sequence[Any]:
     return (
         to_timestamp(plausible_ns(record.time_unix_nano, now_ns)),
         series.cluster_id,
@@ -151,7 +151,7 @@ def _log_values(record: LogRow, series: Series, body: str, now_ns: int) -> Seque
 
 
 def _record_values(
-    table: Table, record: LogRow, series: Series, body: str, now_ns: int
+    table: Table, record: LogRow, series: OriginSeries, body: str, now_ns: int
 ) -> Sequence[Any]:
     named = {name.rpartition(".")[2]: value for name, value in record.attributes.items()}
     named.setdefault("summary", body or None)
