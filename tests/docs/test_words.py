@@ -62,9 +62,9 @@ def test_the_title_of_a_decision_does_too(page):
 
 
 def test_terms_are_in_order_and_each_is_explained_once():
-    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)[
-        1:
-    ]
+    rows = re.findall(
+        r"^\| ([^|]+) \| ([^|]+) \|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE
+    )[1:]
     terms = [term for term, _ in rows]
     assert len(terms) > 40
     assert terms == sorted(set(terms), key=str.lower)

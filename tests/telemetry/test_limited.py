@@ -72,6 +72,12 @@ def test_ten_thousand_subjects_at_once_are_a_hundred_lines_and_then_one_a_second
         log.flush()
     assert len(kept.kept.records) == 105
     assert log.n_dropped == 10_000 - 100 - MAX_SUBJECTS
+    told = [
+        fields
+        for text, fields in kept.kept.said
+        if text == "lines of too many subjects were left out"
+    ]
+    assert told == [{"lines": log.n_dropped}]  # once, before the rest
 
 
 def test_two_subjects_do_not_limit_each_other(kept):

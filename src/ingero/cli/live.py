@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ingero.agent.health.loop import Look
     from ingero.agent.health.service import AgentSettings, HealthAgent, OnLook
     from ingero.agent.metrics.health import HealthSeries
+    from ingero.agent.push.live import FindAccount
     from ingero.agent.trace.recorder import Recorder
     from ingero.agent.trace.workload import Workload
     from ingero.telemetry.clock import Clock
@@ -146,10 +147,11 @@ class AnnotateChoice:
                 click.echo(f"note: {workload.listener.note}", err=True)
             yield workload
         counts = workload.listener.counts
-        if counts.n_rejected + counts.n_throttled + counts.n_overlong:
+        if counts.n_rejected + counts.n_throttled + counts.n_overlong + counts.n_refused:
             click.echo(
                 f"note: {counts.n_rejected + counts.n_overlong} annotations were not believed,"
-                f" {counts.n_throttled} came too fast",
+                f" {counts.n_throttled} came too fast,"
+                f" {counts.n_refused} connections were turned away",
                 err=True,
             )
 
@@ -206,13 +208,13 @@ class FleetChoice:
         return build_settings(options, find_gpus())
 
 
-def say_notes(agent: HealthAgent, series: HealthSeries) -> OnLook:
+def say_notes(agent: HealthAgent, find_account: FindAccount, series: HealthSeries) -> OnLook:
     """Tell what turned, and nothing of quiet looks; the series are told of all."""
     for note in agent.first_notes:
         click.echo(f"note: {note}", err=True)
 
     def show(look: Look, notes: list[str]) -> None:
-        series.note(agent, look)
+        series.note(agent, look, find_account())
         for note in notes:
             click.echo(f"note: {note}", err=True)
 

@@ -21,6 +21,7 @@ FieldValue: TypeAlias = str | float | bool | None
 _NS_PER_S: Final = 1_000_000_000
 DEFAULT_INTERVAL_NS: Final = 60 * _NS_PER_S
 MAX_SUBJECTS: Final = 4096
+_DROPPED: Final = "lines of too many subjects were left out"
 
 
 @dataclass(slots=True)
@@ -59,7 +60,8 @@ class RateLimitedLog:
         total_burst: Lines of all subjects that may follow each other at once; one per second is regained.
 
     Attributes:
-        n_dropped: Lines of which nothing was ever written, because more than `MAX_SUBJECTS` were held.
+        n_dropped: Lines of which nothing was ever written, because more than `MAX_SUBJECTS` were held; `flush` says how
+            many.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class RateLimitedLog:
         total_burst: int = 100,
     ) -> None:
         self.n_dropped = 0
+        self._n_dropped_told = 0
         self._logger = logger
         self._clock = clock
         self._interval_ns = interval_ns
@@ -107,8 +110,15 @@ class RateLimitedLog:
             return
         now_ns = self._clock.mono_ns()
         with self._lock:
+            n_dropped = self.n_dropped - self._n_dropped_told
+            if n_dropped and self._may_write(_DROPPED, now_ns):
+                self._n_dropped_told = self.n_dropped
+            else:
+                n_dropped = 0
             allowed = [subject for subject in self._held if self._may_write(subject, now_ns)]
             ready = [self._held.pop(subject) for subject in allowed]
+        if n_dropped:
+            self._emit(logging.WARNING, _DROPPED, {"lines": n_dropped}, 0)
         for held in ready:
             self._emit(held.level, held.message, held.fields, held.n_lines - 1)
 

@@ -8,6 +8,8 @@ from ingero.agent.collectives.host import CollectiveTracker
 from ingero.agent.collectives.push import STILL_NS, CollectivePusher, PushPace, Usual
 from ingero.agent.health.body import NodeIdentity
 from ingero.agent.health.transport import PushReply
+from ingero.agent.metrics.collectives import iter_collective_series
+from ingero.agent.metrics.exporting import PrometheusPage
 from ingero.model.collectives import COLLECTIVE_OP
 from ingero.model.events import CudaOp, NcclOp, Source
 from ingero.otlp.codec import decode_protobuf, encode_protobuf
@@ -61,6 +63,12 @@ class Job:
         record["seq"], record["stream"], record["comm_hash"] = self.seq, 7, 0xAB
         record["pid"], record["rank"], record["nranks"] = pid, 1, 4
         record["op"] = NcclOp.ALL_REDUCE
+        self.pusher.add_collectives(record)
+
+    def enter_unknown(self):
+        """On a communicator that was made before the probes."""
+        record = np.zeros(1, get_dtype("collective"))
+        record["seq"], record["pid"], record["op"] = 1, PID, NcclOp.ALL_REDUCE
         self.pusher.add_collectives(record)
 
     def leave(self, inside_ns, pid=PID):
@@ -140,6 +148,28 @@ def test_what_fleet_refuses_again_and_again_is_dropped_and_counted_and_the_next_
     job.run(6)
     runs, _ = job.ear.take()
     assert seqs(runs)[0] == n_dropped + 1
+
+
+def test_what_fleet_will_never_hear_of_is_in_the_account_the_series_and_the_line(job):
+    assert job.pusher.account().describe_loss() == ""
+    job.ear.is_taking = False
+    job.run(26)
+    job.enter_unknown()
+    account = job.pusher.account()
+    assert account.dropped == job.pusher.counts.n_dropped > 0
+    assert account.waiting > 0
+    assert (account.taken, account.unknown_communicator) == (0, 1)
+    assert account.requests_failed == len(job.ear.exports)
+    assert account.describe_loss() == f"; {account.dropped + 1} collectives not told"
+    assert account.build_record()["dropped"] == account.dropped
+    page = PrometheusPage()
+    page.take(tuple(iter_collective_series(account)), 0)
+    lines = page.render().splitlines()
+    assert f'ingero_agent_collectives_total{{outcome="dropped"}} {account.dropped}' in lines
+    assert 'ingero_agent_collectives_total{outcome="unknown_communicator"} 1' in lines
+    assert f"ingero_agent_collectives_waiting {account.waiting}" in lines
+    failed = 'ingero_agent_collective_pushes_total{outcome="failed"}'
+    assert f"{failed} {account.requests_failed}" in lines
 
 
 def test_rank_that_no_launcher_told_is_its_place_on_the_widest_communicator(job):

@@ -207,6 +207,9 @@ def test_a_collector_that_refuses_is_told_of_once_and_counted():
         pusher.take(tuple(iter_call_series(totals_of(DURATIONS), {})), 1)
         pusher.close()
     assert (pusher.n_pushed, pusher.n_failed, len(received)) == (0, 1, 1)
+    (series,) = pusher.iter_series()
+    assert series.prometheus_name == "ingero_trace_otlp_pushes_total"
+    assert dict(series.points) == {(("outcome", "taken"),): 0, (("outcome", "failed"),): 1}
     assert len(notes) == 1
     assert notes[0].startswith("503")
 

@@ -15,6 +15,7 @@ from ingero.agent.capture.gpu.readings import (
     GpuReading,
     MigInstance,
     PcieRate,
+    Xid,
     build_gpu_events,
     find_throttles,
 )
@@ -323,3 +324,25 @@ def test_a_counter_that_went_back_or_was_absent_makes_no_row():
     now = GpuReading(0, power_violation_ns=2 * MS, thermal_violation_ns=5 * MS, ecc_uncorrected=1)
     assert len(build_gpu_events(before, now, 10**18, 10**9)) == 0
     assert len(build_gpu_events(None, now, 10**18, 10**9)) == 0
+
+
+class Failing:
+    """A driver without devices that reports more errors than anybody takes."""
+
+    def read(self):
+        return []
+
+    def read_pcie(self):
+        return []
+
+    def take_errors(self):
+        return [Xid(0, 79, 0)] * 3000
+
+
+def test_rows_that_nobody_took_in_time_are_a_series():
+    watch = GpuWatch(Failing(), ManualClock())
+    watch.look()
+    assert read_page(watch)["ingero_trace_gpu_dropped_rows_total"] == 0
+    watch.look()
+    assert read_page(watch)["ingero_trace_gpu_dropped_rows_total"] == 3000
+    assert len(watch.take_events()) == 3000

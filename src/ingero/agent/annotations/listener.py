@@ -11,7 +11,7 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +48,10 @@ class AnnotationCounts:
     n_throttled: int = 0
     n_overlong: int = 0
     n_refused: int = 0
+
+    def build_record(self) -> dict[str, int]:
+        """Every count by its name."""
+        return {name.removeprefix("n_"): n for name, n in asdict(self).items()}
 
 
 @dataclass(slots=True)

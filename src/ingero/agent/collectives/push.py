@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ingero.agent.collectives.device import DeviceCollectives
 from ingero.agent.collectives.host import SETTLE_NS, CollectiveTracker, Finished, Place
+from ingero.agent.health.account import CollectiveAccount
 from ingero.agent.health.body import NodeIdentity
 from ingero.agent.health.transport import PushReply, PushTransport
 from ingero.model.collectives import ClockKind, CollectiveOp, CollectiveRun, Rank
@@ -159,6 +160,23 @@ class CollectivePusher:
         self._exited: dict[int, int] = {}
         self._n_refusals = 0
         self._pushed_ns = self._stood_ns = clock.mono_ns()
+
+    def account(self) -> CollectiveAccount:
+        """What became of the node's collectives so far. Any thread; its numbers may be a moment apart."""
+        counts, tracker, device = self.counts, self._tracker, self._device.counts
+        return CollectiveAccount(
+            taken=counts.n_ops,
+            waiting=sum(len(run.ops) for run in list(self._kept)),
+            dropped=counts.n_dropped,
+            unknown_communicator=tracker.n_unknown,
+            without_end=tracker.n_unsynced,
+            plugin_told=device.n_ops,
+            plugin_replaced=device.n_superseded,
+            plugin_lost=device.n_lost,
+            plugin_refused=device.n_refused,
+            requests_taken=counts.n_pushes,
+            requests_failed=counts.n_failed,
+        )
 
     # ── From the tracing thread ─────────────────────────────────────────────
 

@@ -174,6 +174,13 @@ class OtlpPusher:
         """Keep them for the next push."""
         self._latest = (series, wall_ns)
 
+    def iter_series(self) -> Iterator[Series]:
+        """What became of the pushes so far."""
+        points = (((("outcome", "taken"),), float(self.n_pushed)), ((("outcome", "failed"),), float(self.n_failed)))  # fmt: skip
+        says = "Pushes of these metrics to the collector of --otlp."
+        name = "ingero_trace_otlp_pushes_total"
+        yield Series("ingero.trace.otlp.pushes", Kind.SUM, "1", says, points, name)
+
     def _run(self) -> None:
         while not self._stop.wait(PUSH_NS / NS_PER_S):
             self._push()

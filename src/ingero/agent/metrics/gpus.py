@@ -208,6 +208,11 @@ class GpuWatch:
             tuple(((("gpu.uuid", uuid),), float(count)) for uuid, count in xids.items()),
             "gpu_xid_errors_total",
         )  # fmt: skip
+        yield Series(
+            "ingero.trace.gpu.dropped_rows", Kind.SUM, "1",
+            "Rows of throttling and errors that nobody took in time.", (((), float(self.n_dropped)),),
+            "ingero_trace_gpu_dropped_rows_total",
+        )  # fmt: skip
 
     def close(self) -> None:
         """Stop looking."""

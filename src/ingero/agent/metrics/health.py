@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ingero.agent.health.account import CollectiveAccount
 from ingero.agent.health.loop import Look
 from ingero.agent.health.service import HealthAgent
+from ingero.agent.metrics.collectives import iter_collective_series
 from ingero.agent.metrics.series import Kind, Series
 from ingero.wire.names import Attribute, DetectionMode
 
@@ -17,17 +19,19 @@ class HealthSeries:
     """The last look of a health loop as series; nothing before the first."""
 
     def __init__(self) -> None:
-        self._last: tuple[Look, bool] | None = None
+        self._last: tuple[Look, bool, CollectiveAccount | None] | None = None
 
-    def note(self, agent: HealthAgent, look: Look) -> None:
-        """Keep a look; called in the health loop's thread."""
-        self._last = look, agent.cache.is_reachable
+    def note(
+        self, agent: HealthAgent, look: Look, account: CollectiveAccount | None = None
+    ) -> None:
+        """Keep a look, and what became of the collectives where they are pushed; called in the health loop's thread."""
+        self._last = look, agent.cache.is_reachable, account
 
     def iter_series(self) -> Iterator[Series]:
-        """Score, mode and path to Fleet; a score that is not known is absent."""
+        """Score, mode, path to Fleet and collectives; what is not known is absent."""
         if self._last is None:
             return
-        look, is_reachable = self._last
+        look, is_reachable, account = self._last
         if look.score is not None:
             yield Series(
                 "ingero.agent.health_score", Kind.GAUGE, "1", "This node's health score.",
@@ -44,3 +48,5 @@ class HealthSeries:
             "ingero.agent.fleet_reachable", Kind.GAUGE, "1",
             "1 unless the last three pushes failed.", (((), float(is_reachable)),),
         )  # fmt: skip
+        if account is not None:
+            yield from iter_collective_series(account)

@@ -1,6 +1,6 @@
 """The whole machine once a second: processors, memory, swap and load, from ``/proc``.
 
-Sources: proc_stat(5) (field order of the ``cpu`` line), proc_meminfo(5), proc_loadavg(5).
+Sources: proc_stat(5), proc_meminfo(5), proc_loadavg(5).
 """
 
 from __future__ import annotations
@@ -16,7 +16,40 @@ import numpy.typing as npt
 from ingero.agent.metrics.series import Kind, Series
 from ingero.model.recording import SNAPSHOT
 
-_IDLE_FIELDS = (3, 4)  # idle and iowait
+_IDLE_FIELDS = (3, 4)  # idle and iowait: a processor that waits for a disk could run somebody
+
+
+class Processors:
+    """How busy the processors were between two reads of ``/proc/stat``.
+
+    Source: proc_stat(5): user nice system idle iowait irq softirq steal, in ticks since boot.
+
+    Args:
+        proc: Where ``/proc`` is.
+    """
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._path = proc / "stat"
+        self._previous: tuple[int, int] | None = None
+
+    def read(self) -> float | None:
+        """Busy share of all of them since the read before, 0 to 1; None at the first and when the file cannot be read."""
+        try:
+            line = self._path.read_text(encoding="ascii").split("\n", 1)[0]
+            times = [int(text) for text in line.split()[1:9]]
+            total, idle = sum(times), sum(times[i] for i in _IDLE_FIELDS)
+        except (OSError, ValueError, IndexError):
+            return None
+        before, self._previous = self._previous, (total, idle)
+        if before is None or total <= before[0]:
+            return None
+        # The kernel's count of iowait may go back.
+        return min(max(1 - (idle - before[1]) / (total - before[0]), 0.0), 1.0)
+
+    def read_idle(self) -> float | None:
+        """The rest of it: the share in which they ran nobody."""
+        share = self.read()
+        return None if share is None else 1 - share
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +80,18 @@ class Machine:
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self._previous: tuple[int, int] | None = None
+        self._processors = Processors(proc)
         self.state: MachineState | None = None
 
     def look(self) -> MachineState:
         """Read it now."""
-        times = [int(text) for text in self._read("stat").split("\n", 1)[0].split()[1:9]]
-        total, idle = sum(times), sum(times[i] for i in _IDLE_FIELDS)
-        share = None
-        if self._previous is not None and total > self._previous[0]:
-            share = 1 - (idle - self._previous[1]) / (total - self._previous[0])
-        self._previous = total, idle
         memory = {
             line.split(":")[0]: int(line.split()[1]) << 10
             for line in self._read("meminfo").splitlines()
         }
         available = memory.get("MemAvailable", memory["MemFree"])
         self.state = MachineState(
-            cpu_share=share,
+            cpu_share=self._processors.read(),
             memory_share=1 - available / memory["MemTotal"],
             available_bytes=available,
             swap_bytes=memory.get("SwapTotal", 0) - memory.get("SwapFree", 0),

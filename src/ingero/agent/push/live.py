@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +21,7 @@ from ingero.agent.capture.session import Totals, TraceSession, TraceSettings
 from ingero.agent.collectives.device import DeviceCollectives
 from ingero.agent.collectives.host import CollectiveTracker
 from ingero.agent.collectives.push import CollectivePusher, PushPace
+from ingero.agent.health.account import CollectiveAccount
 from ingero.agent.health.book import FindLabels
 from ingero.agent.health.service import (
     AgentSettings,
@@ -31,6 +31,7 @@ from ingero.agent.health.service import (
     open_agent,
 )
 from ingero.agent.health.signals.reading import Reading, Signals
+from ingero.agent.metrics.machine import Processors
 from ingero.config.nccl import ring_parent
 from ingero.model.events import CudaOp, DriverOp, Events, GraphOp, Source
 from ingero.telemetry.clock import Clock, SystemClock
@@ -41,7 +42,6 @@ STALE_NS: Final = 3 * NS_PER_S
 """Counts older than this are no reading."""
 LOOK_S: Final = 0.2
 """Between two looks of the pushing thread at what was traced."""
-_PROC_STAT: Final = Path("/proc/stat")
 
 _LAUNCHES: Final = (
     (Source.CUDA, CudaOp.LAUNCH_KERNEL),
@@ -63,38 +63,14 @@ class LiveSettings:
     health: AgentSettings
 
 
-@dataclass(slots=True)
-class CpuTimes:
-    """Idle share of the processors between two reads of ``/proc/stat``.
-
-    Source: proc_stat(5): user nice system idle iowait irq softirq steal, in ticks since boot.
-    """
-
-    path: Path = _PROC_STAT
-    _before: tuple[int, int] | None = None
-
-    def read(self) -> float | None:
-        """Idle share since the read before; None at the first and when the file cannot be read."""
-        try:
-            fields = self.path.read_text().split("\n", 1)[0].split()[1:9]
-            ticks = [int(field) for field in fields]
-        except (OSError, ValueError):
-            return None
-        now = (ticks[3], sum(ticks)) if len(ticks) >= 4 else (0, 0)
-        before, self._before = self._before, now
-        if before is None or now[1] <= before[1]:
-            return None
-        return (now[0] - before[0]) / (now[1] - before[1])
-
-
 class CounterSource:
     """Readings from the exact kernel counts of the last second: a `SignalSource`.
 
     What the counts cannot tell is absent: the memory signal needs NVML, and a second without totals is no reading.
     """
 
-    def __init__(self, cpu: CpuTimes | None = None) -> None:
-        self._cpu = cpu or CpuTimes()
+    def __init__(self, processors: Processors | None = None) -> None:
+        self._processors = processors or Processors()
         self._lock = threading.Lock()
         self._totals: Totals | None = None
         self._window_ns = 0
@@ -122,7 +98,9 @@ class CounterSource:
         in_flight = totals.in_flight
         oldest_ns = int(in_flight["frame"]["entry_ns"].min()) if len(in_flight) else totals.mono_ns
         return Reading(
-            signals=Signals(launches * NS_PER_S / window_ns, compute, None, self._cpu.read()),
+            signals=Signals(
+                launches * NS_PER_S / window_ns, compute, None, self._processors.read_idle()
+            ),
             launches=launches,
             is_pending=totals.mono_ns - oldest_ns >= window_ns,
             workload=workload,
@@ -181,16 +159,21 @@ class LiveObserver:
         self.source.on_totals(totals, self.workload)
 
 
+FindAccount = Callable[[], CollectiveAccount | None]
+"""What became of the node's collectives so far; None where none are pushed."""
+Follow = Callable[[HealthAgent, FindAccount], OnLook]
+
+
 @dataclass(frozen=True, slots=True)
 class LiveTold:
     """Who is told what by a live node.
 
     Attributes:
-        follow: Makes what is told of each look of the health loop.
+        follow: Makes what is told of each look of the health loop; is given what asks for the collectives' account.
         find_labels: What the node's workload said last of itself; None when nobody asks it.
     """
 
-    follow: Callable[[HealthAgent], OnLook] = lambda _agent: lambda _look, _notes: None
+    follow: Follow = lambda _agent, _account: lambda _look, _notes: None
     find_labels: FindLabels | None = None
 
 
@@ -221,7 +204,9 @@ def open_live(
         )
         agent = stack.enter_context(open_agent(health, source, clock, stop, told.find_labels))
         threads = [
-            threading.Thread(target=agent.run, args=(told.follow(agent),), daemon=True),
+            threading.Thread(
+                target=agent.run, args=(told.follow(agent, pusher.account),), daemon=True
+            ),
             threading.Thread(target=_push, args=(pusher, stop), daemon=True),
         ]
         for thread in threads:

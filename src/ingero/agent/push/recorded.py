@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ingero.agent.health.signals.reading import Reading, Signals
-from ingero.agent.push.live import CpuTimes
+from ingero.agent.metrics.machine import Processors
 from ingero.errors import StoreError
 from ingero.model.events import CudaOp, DriverOp, GraphOp, Source
 from ingero.recording.store.files import open_recording, table_columns
@@ -74,7 +74,7 @@ class RecordedSource:
     window_ns: int
     n_gpus: int = 0
     note: Callable[[str], None] = lambda _text: None
-    _cpu: CpuTimes = field(default_factory=CpuTimes)
+    _processors: Processors = field(default_factory=Processors)
     _buckets: dict[int, _Counts] = field(default_factory=dict)
     _total: _Counts = field(default_factory=_Counts)
     _looks: deque[_Look] = field(default_factory=deque)
@@ -87,7 +87,7 @@ class RecordedSource:
 
     def read(self, wall_ns: int, mono_ns: int) -> Reading | None:
         """What came in the window; None without two looks in it, and when nobody writes."""
-        cpu = self._cpu.read()
+        cpu = self._processors.read_idle()
         finished: _Finished | None = None
         try:
             with open_recording(self.path) as connection:

@@ -24,10 +24,15 @@ from ingero.telemetry.clock import SystemClock
 if TYPE_CHECKING:
     from types import FrameType
 
+    from ingero.agent.health.account import CollectiveAccount
     from ingero.agent.health.book import FindLabels
     from ingero.agent.health.loop import Look
     from ingero.agent.health.service import AgentSettings, HealthAgent, OnLook
     from ingero.agent.health.signals.reading import SignalSource
+    from ingero.agent.push.live import FindAccount, Follow
+    from ingero.agent.trace.workload import Workload
+
+    Tell = Callable[[HealthAgent, Look, CollectiveAccount | None], None]
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:9467"
 
@@ -224,7 +229,7 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:9467"
     flag_value=DEFAULT_ADDRESS,
     default="",
     metavar="[HOST:PORT]",
-    help=f"Serve score, mode and reachability on /metrics; {DEFAULT_ADDRESS} when no address is given.",
+    help=f"Serve score, mode, reachability and what became of the collectives on /metrics; {DEFAULT_ADDRESS} when no address is given.",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object per look that ticked or pushed."
@@ -267,12 +272,12 @@ def command(
     with annotate.open(SystemClock()) as workload, _pages(prometheus) as tell:
         find_labels = workload.latest.current if workload else None
 
-        def follow(agent: HealthAgent) -> OnLook:
-            show = _printer(agent, as_json=as_json)
+        def follow(agent: HealthAgent, find_account: FindAccount) -> OnLook:
+            show = _printer(agent, find_account, workload, as_json=as_json)
 
             def both(look: Look, notes: list[str]) -> None:
                 show(look, notes)
-                tell(agent, look)
+                tell(agent, look, find_account())
 
             return both
 
@@ -282,10 +287,10 @@ def command(
 
 
 @contextmanager
-def _pages(prometheus: str) -> Iterator[Callable[[HealthAgent, Look], None]]:
+def _pages(prometheus: str) -> Iterator[Tell]:
     """Serve what a scraper may ask of the agent, where that is wanted; what is to be told of each look."""
     if not prometheus:
-        yield lambda _agent, _look: None
+        yield lambda _agent, _look, _account: None
         return
     from ingero.agent.events.sink_server import serve_sink
     from ingero.agent.metrics.exporting import PrometheusPage
@@ -298,8 +303,8 @@ def _pages(prometheus: str) -> Iterator[Callable[[HealthAgent, Look], None]]:
         raise ConfigError(f"--prometheus {error}") from error
     page, series = PrometheusPage(), HealthSeries()
 
-    def tell(agent: HealthAgent, look: Look) -> None:
-        series.note(agent, look)
+    def tell(agent: HealthAgent, look: Look, account: CollectiveAccount | None) -> None:
+        series.note(agent, look, account)
         page.take(tuple(series.iter_series()), look.wall_ns)
 
     with serve_sink(endpoint, page, option="--prometheus") as bound:
@@ -330,11 +335,7 @@ def _find_source(
     return None
 
 
-def _run_live(
-    settings: AgentSettings,
-    find_labels: FindLabels | None,
-    follow: Callable[[HealthAgent], OnLook],
-) -> int:
+def _run_live(settings: AgentSettings, find_labels: FindLabels | None, follow: Follow) -> int:
     import os
 
     from ingero.agent.capture.discover.places import iter_installed
@@ -390,7 +391,7 @@ def _run(
     settings: AgentSettings,
     source: SignalSource,
     find_labels: FindLabels | None,
-    follow: Callable[[HealthAgent], OnLook],
+    follow: Follow,
 ) -> int:
     from ingero.agent.health.service import open_agent
 
@@ -398,11 +399,13 @@ def _run(
         _stopping() as (stop, received),
         open_agent(settings, source, SystemClock(), stop, find_labels) as agent,
     ):
-        agent.run(follow(agent))
+        agent.run(follow(agent, lambda: None))
     return 130 if signal.SIGINT in received else 0
 
 
-def _printer(agent: HealthAgent, *, as_json: bool) -> OnLook:
+def _printer(
+    agent: HealthAgent, find_account: FindAccount, workload: Workload | None, *, as_json: bool
+) -> OnLook:
     from ingero.agent.health.narrate import build_record, write_line
 
     for note in agent.first_notes:
@@ -414,10 +417,16 @@ def _printer(agent: HealthAgent, *, as_json: bool) -> OnLook:
             click.echo(f"note: {note}", err=True)
         if not (look.is_tick or look.is_pushed):
             return
+        account = find_account()
         if as_json:
-            click.echo(json.dumps(build_record(look, agent.cache, agent.lane, agent.stream)))
+            record = build_record(look, agent.cache, agent.lane, agent.stream)
+            if account is not None:
+                record["collectives"] = account.build_record()
+            if workload is not None:
+                record["annotations"] = workload.listener.counts.build_record()
+            click.echo(json.dumps(record))
             return
-        line = write_line(look, agent.lane)
+        line = write_line(look, agent.lane) + (account.describe_loss() if account else "")
         click.echo(click.style(line, fg="red") if look.is_straggler and is_terminal else line)
 
     return show

@@ -33,6 +33,5 @@ class WriterCounters:
     events_stored: int = 0
     events_lost: int = 0
     events_pruned: int = 0
-    batches_failed: int = 0
     counts_lost: int = 0
     last_error: str = ""

@@ -380,7 +380,6 @@ class RecordingWriter:
                 self._write_events(events)
         except sqlite3.Error as error:
             self._next_id = next_id
-            self.counters.batches_failed += 1
             self.counters.last_error = str(error)
             is_full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
             self._count_lost(events, _FULL if is_full else str(error))

@@ -12,7 +12,7 @@ _OUTCOMES: Final = (
     ("sent_total", "n_sent", "Alerts that the receiver took."),
     ("failed_tries_total", "n_failed", "Tries that failed and were or will be made again."),
     ("refused_total", "n_refused", "Alerts that the receiver refused for good."),
-    ("dropped_total", "n_dropped", "Alerts dropped because too many waited."),
+    ("dropped_total", "n_dropped", "Alerts dropped because too many waited or the alerter ended."),
 )
 
 

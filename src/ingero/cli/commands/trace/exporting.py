@@ -16,7 +16,7 @@ from ingero.units import NS_PER_S
 from ingero.wire.names import Attribute
 
 if TYPE_CHECKING:
-    from ingero.agent.metrics.exporting import MetricObserver, Outlet
+    from ingero.agent.metrics.exporting import MetricObserver, OtlpPusher, Outlet
     from ingero.agent.metrics.series import Series
     from ingero.telemetry.clock import Clock
 
@@ -91,15 +91,18 @@ class MetricsChoice:
                 err=True,
             )
         outlets: list[Outlet] = []
+        asked = [more]
         if self.prometheus:
             outlets.append(self._serve(stack))
         if self.otlp:
-            outlets.append(self._push(identity, clock, stack))
+            pusher = self._push(identity, clock, stack)
+            outlets.append(pusher)
+            asked.append(pusher.iter_series)
         if not outlets:
             return None
         from ingero.agent.metrics.exporting import MetricObserver
 
-        return MetricObserver(outlets, more)
+        return MetricObserver(outlets, lambda: (one for ask in asked for one in ask()))
 
     def _serve(self, stack: contextlib.ExitStack) -> Outlet:
         from ingero.agent.events.sink_server import serve_sink
@@ -115,7 +118,9 @@ class MetricsChoice:
         click.echo(f"serving http://{bound}/metrics", err=True)
         return page
 
-    def _push(self, identity: tuple[str, str], clock: Clock, stack: contextlib.ExitStack) -> Outlet:
+    def _push(
+        self, identity: tuple[str, str], clock: Clock, stack: contextlib.ExitStack
+    ) -> OtlpPusher:
         from ingero.agent.health.endpoint import parse_endpoint
         from ingero.agent.health.transport import HttpTransport, TransportSettings
         from ingero.agent.metrics.exporting import OtlpPusher

@@ -384,7 +384,8 @@ def _add_live(
     health = options.fleet.build(options.node)
     if health is not None:
         told = LiveTold(
-            lambda agent: say_notes(agent, series), workload.latest.current if workload else None
+            lambda agent, find_account: say_notes(agent, find_account, series),
+            workload.latest.current if workload else None,
         )
         observers.append(stack.enter_context(open_live(health, clock, told)))
 

@@ -1,0 +1,72 @@
+"""What a live agent pushes and what it says of it, without probes: the records are the test's."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ingero.agent.capture.kernel.abi import get_dtype
+from ingero.agent.health.body import NodeIdentity
+from ingero.agent.health.endpoint import parse_endpoint
+from ingero.agent.health.loop import LoopSettings
+from ingero.agent.health.service import AgentSettings
+from ingero.agent.health.transport import TransportSettings
+from ingero.agent.metrics.exporting import PrometheusPage
+from ingero.agent.metrics.health import HealthSeries
+from ingero.agent.push.live import LiveTold, open_live
+from ingero.cli.commands.fleet_push import _printer
+from ingero.model.events import NcclOp
+from ingero.telemetry.clock import SystemClock
+from ingero.testing.fleet import wait_until
+from ingero.units import NS_PER_MS, NS_PER_S
+
+
+@pytest.fixture
+def settings(collector, tmp_path):
+    return AgentSettings(
+        identity=NodeIdentity(cluster_id="c", node_id="n", workload_type="training"),
+        transport=TransportSettings(
+            endpoint=parse_endpoint(collector.url, is_insecure=True, option="test"),
+            cluster_id="c",
+            timeout_ns=5 * NS_PER_S,
+        ),
+        loop=LoopSettings(push_interval_ns=NS_PER_S, sample_interval_ns=100 * NS_PER_MS),
+        persist_path=tmp_path / "baseline.json",
+    )
+
+
+def enter_unknown(observer):
+    """Three collectives on a communicator that was made before the probes."""
+    records = np.zeros(3, get_dtype("collective"))
+    records["seq"], records["pid"], records["op"] = [1, 2, 3], 42, NcclOp.ALL_REDUCE
+    observer.on_events("collectives", records, np.zeros(0))
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_what_fleet_is_not_told_is_said_with_every_look(settings, as_json, capsys):
+    series, looks = HealthSeries(), []
+
+    def follow(agent, find_account):
+        show = _printer(agent, find_account, None, as_json=as_json)
+
+        def both(look, notes):
+            account = find_account()
+            series.note(agent, look, account)
+            show(look, notes)
+            if look.is_tick and account.unknown_communicator:
+                looks.append(look)
+
+        return both
+
+    with open_live(settings, SystemClock(), LiveTold(follow)) as observer:
+        enter_unknown(observer)
+        wait_until(lambda: looks)
+    page = PrometheusPage()
+    page.take(tuple(series.iter_series()), 0)
+    told = page.render().splitlines()
+    assert 'ingero_agent_collectives_total{outcome="unknown_communicator"} 3' in told
+    last = capsys.readouterr().out.splitlines()[-1]
+    if as_json:
+        assert json.loads(last)["collectives"]["unknown_communicator"] == 3
+    else:
+        assert last.endswith("; 3 collectives not told")
