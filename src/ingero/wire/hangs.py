@@ -89,15 +89,20 @@ def _build_record(cluster_id: str, hang: HangRecord, wall_ns: int) -> structs.Lo
     return build_record(HANG_EVENT, attributes, severity, hang.summary, wall_ns)
 
 
+def is_hang(event_name: str) -> bool:
+    """Whether a record of this event name is a hang; nobody else sends one under a name of theirs."""
+    return event_name == HANG_EVENT
+
+
 def read_hang(record: LogRow) -> HangRecord:
-    """Read a record whose event name is `HANG_EVENT`.
+    """Read a record of which `is_hang` is true.
 
     Raises:
         BadDataError: It names no rank or operation, or its state is neither `BEGAN` nor `ENDED`.
     """
     attributes = record.attributes
     rank = read_small(attributes.get(Attribute.RANK))
-    missing_seq = read_large(attributes.get(_MISSING_SEQ))
+    missing_seq = _read_seq(attributes.get(_MISSING_SEQ))
     comm, cause = read_text(attributes.get(Attribute.COLLECTIVE_COMM)), attributes.get(_CAUSE)
     if rank is None or missing_seq is None or comm is None:
         raise BadDataError(
@@ -113,9 +118,14 @@ def read_hang(record: LogRow) -> HangRecord:
         missing_seq=missing_seq,
         cause=read_text(cause) or "",
         blocks=tuple(int(one) for one in blocks if _RANK.fullmatch(one)),
-        last_finished_seq=read_large(attributes.get(_LAST_FINISHED_SEQ)),
+        last_finished_seq=_read_seq(attributes.get(_LAST_FINISHED_SEQ)),
         standing_s=standing_s,
         node_id=read_text(attributes.get(Attribute.NODE_ID)) or "",
         job=read_text(attributes.get(Attribute.RANK_JOB)) or "",
         summary=read_text(record.body) or "",
     )
+
+
+def _read_seq(value: object) -> int | None:
+    seq = read_large(value)
+    return None if seq is None or seq < 0 else seq

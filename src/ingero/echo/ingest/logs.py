@@ -1,8 +1,8 @@
-"""Log records into tables: collective batches unpacked, verdicts, incidents and costs in tables of their own, the rest as logs."""
+"""Log records into tables: collective batches unpacked, conclusions in tables of their own, the rest as logs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -23,8 +23,8 @@ from ingero.echo.ingest.origin import (
     stable_hash,
     to_timestamp,
 )
-from ingero.echo.ingest.records import RecordKind, find_kind
-from ingero.echo.schema import COLLECTIVES, LOGS
+from ingero.echo.ingest.records import read_record
+from ingero.echo.schema import COLLECTIVES, LOGS, Table
 from ingero.model.collectives import UNKNOWN_NS, CollectiveOp, CollectiveRun
 from ingero.otlp.codec import Export, LogRow, iter_log_rows
 from ingero.units import NS_PER_S
@@ -82,12 +82,12 @@ def _add_record(rows: Rows, record: LogRow, where: _Where, now_ns: int) -> None:
         )
     series = origins.series(origin, record.event_name, record.attributes, hint, limits.record_bytes)
     rows.clusters.add(series.cluster_id)
-    kind = find_kind(record.event_name)
-    table = LOGS if kind is None else kind.table
+    told = read_record(record)
+    table = LOGS if told is None else told[0]
     values = (
         _log_values(record, series, body, now_ns)
-        if kind is None
-        else _record_values(kind, record, series, body, now_ns)
+        if told is None
+        else _record_values(told, record, series, body, now_ns)
     )
     check_who(series.cluster_id, values[2], limits)
     rows.table(table).add(
@@ -128,8 +128,9 @@ def _log_values(record: LogRow, series: Series, body: str, now_ns: int) -> Seque
 
 
 def _record_values(
-    kind: RecordKind, record: LogRow, series: Series, body: str, now_ns: int
+    told: tuple[Table, Mapping[str, Any]], record: LogRow, series: Series, body: str, now_ns: int
 ) -> Sequence[Any]:
+    table, said = told
     own = {
         "ts": to_timestamp(plausible_ns(record.time_unix_nano, now_ns)),
         "cluster_id": series.cluster_id,
@@ -140,10 +141,9 @@ def _record_values(
         "summary": body or None,
         "severity": _severity(record),
     }
-    said = kind.read(record)
     return [
         own[name] if name in own else defaults.get(name) if said[name] is None else said[name]
-        for name in kind.table.names
+        for name in table.names
     ]
 
 

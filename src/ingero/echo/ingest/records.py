@@ -11,10 +11,12 @@ from datetime import datetime
 from typing import Any, Final
 
 from ingero.echo.ingest.origin import to_timestamp
-from ingero.echo.schema import COSTS, INCIDENTS, VERDICTS, Table
+from ingero.echo.schema import COSTS, HANGS, INCIDENTS, VERDICTS, Table
+from ingero.errors import BadDataError
 from ingero.otlp.codec import LogRow
 from ingero.wire.costs import is_cost, read_cost
 from ingero.wire.episodes import is_episode, read_episode
+from ingero.wire.hangs import BEGAN, ENDED, is_hang, read_hang
 from ingero.wire.verdicts import is_verdict, read_verdict
 
 
@@ -25,7 +27,8 @@ class RecordKind:
     Attributes:
         table: Where its rows go.
         is_named: Whether an event name is of this kind.
-        read: The columns of a record beside ``ts``, ``cluster_id`` and ``attributes``, by name; absent is None.
+        read: The columns of a record beside ``ts``, ``cluster_id`` and ``attributes``, by name; absent is None. Raises
+            BadDataError where the record breaks its specification.
     """
 
     table: Table
@@ -33,9 +36,19 @@ class RecordKind:
     read: Callable[[LogRow], Mapping[str, Any]]
 
 
-def find_kind(event_name: str) -> RecordKind | None:
-    """The kind of a record's event name; None for one that is only a log."""
-    return next((kind for kind in RECORD_KINDS if kind.is_named(event_name)), None)
+def read_record(record: LogRow) -> tuple[Table, Mapping[str, Any]] | None:
+    """The table of a record and its columns beside ``ts``, ``cluster_id`` and ``attributes``, by name; absent is None.
+
+    Returns:
+        None for a record that is only a log: of another name, or a hang that breaks its specification.
+    """
+    for kind in RECORD_KINDS:
+        if kind.is_named(record.event_name):
+            try:
+                return kind.table, kind.read(record)
+            except BadDataError:
+                return None
+    return None
 
 
 def _read_verdict(record: LogRow) -> Mapping[str, Any]:
@@ -88,6 +101,23 @@ def _read_episode(record: LogRow) -> Mapping[str, Any]:
     }
 
 
+def _read_hang(record: LogRow) -> Mapping[str, Any]:
+    hang = read_hang(record)
+    return {
+        "node_id": hang.node_id or None,
+        "rank": hang.rank,
+        "job": hang.job or None,
+        "comm": hang.comm,
+        "state": ENDED if hang.is_over else BEGAN,
+        "cause": hang.cause or None,
+        "missing_seq": hang.missing_seq,
+        "last_finished_seq": hang.last_finished_seq,
+        "blocks": list(hang.blocks),
+        "standing_s": hang.standing_s,
+        "summary": hang.summary or None,
+    }
+
+
 def _moment(wall_ns: int | None) -> datetime | None:
     return None if wall_ns is None else to_timestamp(wall_ns)
 
@@ -96,5 +126,6 @@ RECORD_KINDS: Final = (
     RecordKind(VERDICTS, is_verdict, _read_verdict),
     RecordKind(INCIDENTS, is_episode, _read_episode),
     RecordKind(COSTS, is_cost, _read_cost),
+    RecordKind(HANGS, is_hang, _read_hang),
 )
 """Everything with a table of its own; other records are logs."""
