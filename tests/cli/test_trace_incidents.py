@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ingero.agent.trace.incidents import Verdict
+from ingero.agent.trace.incidents import IncidentSummary
 from ingero.cli.commands.trace.incidents import (
     build_command,
     build_incident_line,
@@ -25,13 +25,13 @@ HIGH, LOW = (replace(FOUND, severity=severity) for severity in (Severity.HIGH, S
 @pytest.mark.parametrize(
     ("verdict", "command", "said"),
     [
-        (Verdict((HIGH, LOW), judged=("a",)), COMMAND, f"2 incidents (1 HIGH, 1 LOW): {COMMAND}"),
-        (Verdict((HIGH,)), "", "1 incident (1 HIGH); nothing was recorded to ask"),
-        (Verdict(judged=("a",)), COMMAND, f"no incident: {COMMAND}"),
-        (Verdict(unknown=("a", "b"), judged=("c",)), COMMAND, f"no incident; 2 rules could not judge: {COMMAND}"),
-        (Verdict(judged=("a",), part_ns=90 * 10**9), COMMAND, f"no incident in the last 1.5 m: {COMMAND}"),
-        (Verdict(), COMMAND, f"no incident; nothing was seen that a rule could judge: {COMMAND}"),
-        (Verdict(failure="E: x"), "", "incidents were not looked for to the end: E: x; nothing was recorded to ask"),
+        (IncidentSummary((HIGH, LOW), judged=("a",)), COMMAND, f"2 incidents (1 HIGH, 1 LOW): {COMMAND}"),
+        (IncidentSummary((HIGH,)), "", "1 incident (1 HIGH); nothing was recorded to ask"),
+        (IncidentSummary(judged=("a",)), COMMAND, f"no incident: {COMMAND}"),
+        (IncidentSummary(unknown=("a", "b"), judged=("c",)), COMMAND, f"no incident; 2 rules could not judge: {COMMAND}"),
+        (IncidentSummary(judged=("a",), part_ns=90 * 10**9), COMMAND, f"no incident in the last 1.5 m: {COMMAND}"),
+        (IncidentSummary(), COMMAND, f"no incident; nothing was seen that a rule could judge: {COMMAND}"),
+        (IncidentSummary(failure="E: x"), "", "incidents were not looked for to the end: E: x; nothing was recorded to ask"),
     ],
 )  # fmt: skip
 def test_the_last_line(verdict, command, said):
@@ -39,12 +39,12 @@ def test_the_last_line(verdict, command, said):
 
 
 def test_the_last_line_of_json():
-    line = build_verdict_line(Verdict((HIGH, LOW), unknown=("b",), judged=("a",)), COMMAND)
+    line = build_verdict_line(IncidentSummary((HIGH, LOW), unknown=("b",), judged=("a",)), COMMAND)
     assert line == {
         "type": "incidents", "count": 2, "high": 1, "medium": 0, "low": 1, "unknown": ["b"], "judged": ["a"],
         "explain": COMMAND,
     }  # fmt: skip
-    assert build_verdict_line(Verdict(), "")["explain"] is None
+    assert build_verdict_line(IncidentSummary(), "")["explain"] is None
 
 
 def test_an_incident_is_told_as_explain_tells_it():

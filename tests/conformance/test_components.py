@@ -14,7 +14,7 @@ from ingero.config.describe import iter_keys
 from ingero.config.document import parse_document
 from ingero.errors import ConfigError, DeliveryError, IngeroError, PermanentError, RetryableError
 from ingero.fleet.builtin import FACTORIES
-from ingero.fleet.component import ComponentId, Kind, ServiceStatus, ServiceView
+from ingero.fleet.component import ComponentId, ComponentKind, ServiceStatus, ServiceView
 from ingero.fleet.config import build_config
 from ingero.fleet.consumer import Batch
 from ingero.fleet.service import FleetService
@@ -24,8 +24,12 @@ from ingero.telemetry.declare import MetricKind
 from ingero.testing.host import KeptBatches, ManualHost
 
 NAMES = [f"{factory.kind.value}-{factory.type}" for factory in FACTORIES]
-CONSUMING = [factory for factory in FACTORIES if factory.kind in {Kind.PROCESSOR, Kind.EXPORTER}]
-PROCESSORS = [factory for factory in FACTORIES if factory.kind is Kind.PROCESSOR]
+CONSUMING = [
+    factory
+    for factory in FACTORIES
+    if factory.kind in {ComponentKind.PROCESSOR, ComponentKind.EXPORTER}
+]
+PROCESSORS = [factory for factory in FACTORIES if factory.kind is ComponentKind.PROCESSOR]
 BODIES = {
     Signal.METRICS: {"resourceMetrics": [{"scopeMetrics": [{"metrics": [
         {"name": "m", "gauge": {"dataPoints": [{"timeUnixNano": "1", "asDouble": 1}]}}]}]}]},
@@ -113,10 +117,10 @@ def _drop_nulls(value):
 
 def _build(factory, settings, following=None, signal=None):
     component = ComponentId(factory.type)
-    if factory.kind is Kind.RECEIVER:
+    if factory.kind is ComponentKind.RECEIVER:
         outputs = {signal: following or KeptBatches() for signal in factory.signals}
         return factory.create(component, settings, outputs)
-    if factory.kind is Kind.PROCESSOR:
+    if factory.kind is ComponentKind.PROCESSOR:
         following = following or KeptBatches()
         return factory.create(component, settings, signal or min(factory.signals), following)
     return factory.create(component, settings)
@@ -276,7 +280,7 @@ def test_c20_c21_instruments_are_declared_and_no_others_are_made(factory, tmp_pa
         host = _host()
         component = _build(factory, settings)
         await component.start(host)
-        if factory.kind in {Kind.PROCESSOR, Kind.EXPORTER}:
+        if factory.kind in {ComponentKind.PROCESSOR, ComponentKind.EXPORTER}:
             with contextlib.suppress(DeliveryError):
                 component.consume(_batch(min(factory.signals)))
         host.draining = True

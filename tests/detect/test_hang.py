@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero.detect.hang import find_hang
-from ingero.model.hang import Group, HangCause, PendingOp, RankState
+from ingero.model.hang import HangCause, PendingOp, RankState, StoppedGroup
 
-WORLD = Group("0", (0, 1, 2, 3), "WORLD")
-LEFT = Group("1", (0, 1), "TP")
-RIGHT = Group("2", (2, 3), "TP")
+WORLD = StoppedGroup("0", (0, 1, 2, 3), "WORLD")
+LEFT = StoppedGroup("1", (0, 1), "TP")
+RIGHT = StoppedGroup("2", (2, 3), "TP")
 GROUPS = {group.name: group for group in (WORLD, LEFT, RIGHT)}
 
 
@@ -84,7 +84,7 @@ def test_job_in_which_everybody_entered_names_nobody():
 
 
 def test_point_to_point_chain_leads_to_its_end():
-    pipe = Group("9", (0, 1, 2))
+    pipe = StoppedGroup("9", (0, 1, 2))
 
     def at(rank, *pending):
         return RankState(rank, {"9": pipe}, {}, {}, pending)
@@ -106,7 +106,7 @@ def test_point_to_point_chain_leads_to_its_end():
 def test_any_set_of_absent_ranks_in_one_group_is_found_exactly(n_ranks, data):
     absent = data.draw(st.sets(st.integers(0, n_ranks - 1), min_size=1, max_size=n_ranks - 1))
     order = data.draw(st.permutations(range(n_ranks)))
-    group = Group("7", tuple(order))
+    group = StoppedGroup("7", tuple(order))
     states = [
         RankState(rank, {"7": group}, {"7": 10}, {"7": 10})
         if rank in absent

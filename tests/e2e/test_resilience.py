@@ -11,7 +11,7 @@ from tests.agent.health.conftest import Rig
 from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.agent.collectives.host import CollectiveTracker
 from ingero.agent.collectives.push import CollectivePusher, PushPace
-from ingero.agent.health.body import Identity
+from ingero.agent.health.body import NodeIdentity
 from ingero.agent.health.endpoint import parse_endpoint
 from ingero.agent.health.transport import HttpTransport, TransportSettings
 from ingero.model.events import CudaOp, NcclOp, Source
@@ -39,7 +39,7 @@ class Host:
                 is_protobuf=True,
             )
         )
-        identity = Identity(cluster_id=cluster_id, node_id=f"n{rank}")
+        identity = NodeIdentity(cluster_id=cluster_id, node_id=f"n{rank}")
         pace = PushPace(interval_ns=NS_PER_S, early_gap_ns=NS_PER_S)
         self.pusher = CollectivePusher(identity, self.transport, CollectiveTracker(), clock, pace)
         self.pusher.note_process(self.pid, rank)
@@ -222,7 +222,7 @@ class Node(Rig):
     def __init__(self, relay, name, steps):
         self.url, self.requests = f"http://{relay.address}", []
         super().__init__(self, steps, sample_s=10, warmup=3)
-        identity = Identity(cluster_id="job", node_id=name, workload_type="training")
+        identity = NodeIdentity(cluster_id="job", node_id=name, workload_type="training")
         self.loop._identity = self.book._identity = identity
 
 

@@ -21,7 +21,7 @@ from tests.echo.test_process import ADDRESSES, ECHO, TOKEN, Echo, fill, numbered
 
 from ingero.config import parse_model
 from ingero.echo.db.encryption import Encryption, check_encryption, read_key
-from ingero.echo.db.engine import EngineSettings, open_engine
+from ingero.echo.db.engine import DatabaseSettings, open_engine
 from ingero.echo.db.files import back_up, repair, restore
 from ingero.echo.service.config import EchoConfig
 from ingero.errors import ConfigError, StoreError
@@ -143,7 +143,7 @@ def test_settings_that_do_not_go_together_are_refused(given, told):
 
 
 def test_a_database_in_memory_is_not_encrypted(key_file):
-    settings = EngineSettings(encryption=Encryption(key_file, Path("h")))
+    settings = DatabaseSettings(encryption=Encryption(key_file, Path("h")))
     with pytest.raises(ConfigError, match="in memory"):
         open_engine(":memory:", settings)
 
@@ -155,7 +155,7 @@ def test_a_file_that_is_no_extension_is_refused_and_creates_nothing(tmp_path, ke
         file.write_bytes(b"x" * 4096)
     db = tmp_path / "echo.db"
     with pytest.raises(ConfigError) as refused:
-        open_engine(str(db), EngineSettings(encryption=Encryption(key_file, file)))
+        open_engine(str(db), DatabaseSettings(encryption=Encryption(key_file, file)))
     assert f"DuckDB {duckdb.__version__}" in refused.value.hint
     assert not db.exists()
 
@@ -274,7 +274,7 @@ def test_a_tenant_reaches_neither_the_key_nor_the_file(tmp_path, token_file, key
 def make(path, encryption):
     from ingero.echo.db.engine import migrate
 
-    connection = open_engine(str(path), EngineSettings(encryption=encryption))
+    connection = open_engine(str(path), DatabaseSettings(encryption=encryption))
     migrate(connection, NOW)
     connection.close()
     return path.read_bytes()
@@ -345,6 +345,6 @@ def test_a_damaged_log_is_named_and_neither_file_is_touched(tmp_path, encryption
     log[-2000:-1000] = bytes(1000)
     wal.write_bytes(log)
     with pytest.raises(StoreError, match="damaged write-ahead log") as refused:
-        open_engine(str(db), EngineSettings(encryption=encryption))
+        open_engine(str(db), DatabaseSettings(encryption=encryption))
     assert "restore a backup" in refused.value.hint
     assert wal.read_bytes() == bytes(log)

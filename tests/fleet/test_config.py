@@ -7,7 +7,7 @@ import pytest
 from ingero.config.document import parse_document
 from ingero.errors import ConfigError
 from ingero.fleet.builtin import FACTORIES
-from ingero.fleet.component import ComponentId, Kind
+from ingero.fleet.component import ComponentId, ComponentKind
 from ingero.fleet.config import build_config
 from ingero.fleet.defaults import write_defaults
 
@@ -45,8 +45,8 @@ def test_names_are_resolved_and_each_component_runs_once():
         "metrics/", "metrics/two", "traces/",
     ]  # fmt: skip
     assert config.pipelines[0].processors == (ComponentId("batch", "small"), ComponentId("batch"))
-    assert config.used(Kind.RECEIVER) == (ComponentId("otlp"),)
-    assert config.used(Kind.EXPORTER) == (ComponentId("debug"),)
+    assert config.used(ComponentKind.RECEIVER) == (ComponentId("otlp"),)
+    assert config.used(ComponentKind.EXPORTER) == (ComponentId("debug"),)
     assert [one.path for one in config.warnings] == ["exporters.file"]
 
 

@@ -8,7 +8,7 @@ import pytest
 from ingero.config import StrictModel
 from ingero.config.document import parse_document
 from ingero.errors import IngeroError, PermanentError, RetryableError
-from ingero.fleet.component import Kind
+from ingero.fleet.component import ComponentKind
 from ingero.fleet.config import build_config
 from ingero.fleet.consumer import Batch
 from ingero.fleet.factory import (
@@ -345,7 +345,7 @@ def test_capability_is_found_by_type_and_by_who_offered_it():
     generation = asyncio.run(scenario())
     x = kit.made["x"][0]
     generation._starting = next(
-        node for node in generation.graph.nodes if node.kind is Kind.EXTENSION
+        node for node in generation.graph.nodes if node.kind is ComponentKind.EXTENSION
     )
     generation.offer(Probe, x)
     assert generation.find(Probe) == [x]

@@ -17,7 +17,7 @@ from tests.e2e.test_collectives import job
 from ingero.otlp.codec import decode_export, encode_protobuf
 from ingero.otlp.names import Signal
 from ingero.testing.fleet import wait_until
-from ingero.testing.process import FleetProcess
+from ingero.testing.process import ConfiguredFleet
 from ingero.wire.collectives import build_collectives
 
 ROOT = Path(__file__).parents[2]
@@ -133,7 +133,7 @@ def test_seed_and_shipped_configurations_start_take_a_push_and_end_cleanly(file,
     text = re.sub(r"(0\.0\.0\.0|127\.0\.0\.1|localhost):\d+", "127.0.0.1:0", file.read_text())
     config = tmp_path / "fleet.yaml"
     config.write_text(text)
-    with FleetProcess(config, ["service.telemetry.metrics.address=127.0.0.1:0"]) as fleet:
+    with ConfiguredFleet(config, ["service.telemetry.metrics.address=127.0.0.1:0"]) as fleet:
         fleet.wait_until_running()
         assert _push(fleet).status_code == 200
         scraped = httpx.get(f"http://{fleet.endpoints['exporters.prometheus']}/metrics").text
@@ -146,7 +146,7 @@ def test_seed_and_shipped_configurations_start_take_a_push_and_end_cleanly(file,
 def test_sighup_with_a_bad_file_keeps_running_and_with_a_good_one_applies_it(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(PLAIN)
-    with FleetProcess(config) as fleet:
+    with ConfiguredFleet(config) as fleet:
         fleet.wait_until_running()
         config.write_text(PLAIN.replace("debug: {}", "debug: {verbosty: detailed}"))
         fleet.signal(signal.SIGHUP)
@@ -190,7 +190,7 @@ def test_a_reload_of_prices_and_thresholds_forgets_neither_scores_nor_evidence(t
         where = fleet.endpoints["extensions.ingero_threshold admin"]
         return httpx.get(f"http://{where}/api/v1/admin/{page}", params=query)
 
-    with FleetProcess(config) as fleet:
+    with ConfiguredFleet(config) as fleet:
         fleet.wait_until_running()
         where = fleet.endpoints["receivers.otlp http"]
         for index in range(6):
@@ -220,7 +220,7 @@ def test_a_reload_of_prices_and_thresholds_forgets_neither_scores_nor_evidence(t
 def test_reload_that_cannot_start_goes_back_to_the_old_configuration(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(PLAIN)
-    with FleetProcess(config) as fleet, socket.create_server(("127.0.0.1", 0)) as taken:
+    with ConfiguredFleet(config) as fleet, socket.create_server(("127.0.0.1", 0)) as taken:
         fleet.wait_until_running()
         bad = f'"127.0.0.1:{taken.getsockname()[1]}"'
         config.write_text(
@@ -243,7 +243,7 @@ def test_port_in_use_at_start_names_the_component_and_ends_with_1(tmp_path):
                 'http: {endpoint: "127.0.0.1:0"}', f'http: {{endpoint: "127.0.0.1:{port}"}}'
             )
         )
-        with FleetProcess(config) as fleet:
+        with ConfiguredFleet(config) as fleet:
             assert fleet.wait() == 1
             fleet.wait_for_line(f"receivers.otlp: cannot listen on 127.0.0.1:{port}")
             fleet.wait_for_line("hint:")
@@ -254,7 +254,7 @@ def test_nothing_is_lost_while_the_destination_is_away(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(FORWARDING)
     port = _free_port()
-    with FleetProcess(config, environ={"UPSTREAM": f"http://127.0.0.1:{port}"}) as fleet:
+    with ConfiguredFleet(config, environ={"UPSTREAM": f"http://127.0.0.1:{port}"}) as fleet:
         fleet.wait_until_running()
         for value in range(20):
             assert _push(fleet, float(value)).status_code == 200
@@ -273,7 +273,7 @@ def test_waiting_batches_survive_a_reload(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(FORWARDING)
     port = _free_port()
-    with FleetProcess(config, environ={"UPSTREAM": f"http://127.0.0.1:{port}"}) as fleet:
+    with ConfiguredFleet(config, environ={"UPSTREAM": f"http://127.0.0.1:{port}"}) as fleet:
         fleet.wait_until_running()
         for value in range(5):
             assert _push(fleet, float(value)).status_code == 200
@@ -294,7 +294,7 @@ def test_permanent_refusal_is_counted_and_not_sent_again(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(FORWARDING)
     try:
-        with FleetProcess(config, environ={"UPSTREAM": upstream.url}) as fleet:
+        with ConfiguredFleet(config, environ={"UPSTREAM": upstream.url}) as fleet:
             fleet.wait_until_running()
             assert _push(fleet, 1.0).status_code == 200
             fleet.wait_for_line("items lost: the destination did not take them")
@@ -311,7 +311,7 @@ def test_sigterm_lets_a_push_in_flight_finish(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(PLAIN)
     body = json.dumps(_body(1.0)).encode()
-    with FleetProcess(config) as fleet:
+    with ConfiguredFleet(config) as fleet:
         fleet.wait_until_running()
         host, _, port = fleet.endpoints["receivers.otlp http"].rpartition(":")
         with socket.create_connection((host, int(port))) as pusher:
@@ -329,7 +329,7 @@ def test_sigterm_lets_a_push_in_flight_finish(tmp_path):
 def test_second_signal_ends_at_once(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(FORWARDING)
-    with FleetProcess(config, environ={"UPSTREAM": "http://127.0.0.1:9"}) as fleet:
+    with ConfiguredFleet(config, environ={"UPSTREAM": "http://127.0.0.1:9"}) as fleet:
         fleet.wait_until_running()
         host, _, port = fleet.endpoints["receivers.otlp http"].rpartition(":")
         with socket.create_connection((host, int(port))) as pusher:
@@ -347,7 +347,7 @@ def test_second_signal_ends_at_once(tmp_path):
 def test_interrupt_drains_and_ends_with_130(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(PLAIN)
-    with FleetProcess(config) as fleet:
+    with ConfiguredFleet(config) as fleet:
         fleet.wait_until_running()
         fleet.signal(signal.SIGINT)
         assert fleet.wait() == 130

@@ -8,8 +8,8 @@ import pytest
 from ingero.agent.collectives.device import DeviceCollectives
 from ingero.agent.collectives.host import CollectiveTracker
 from ingero.agent.collectives.push import CollectivePusher, PushPace
-from ingero.agent.health.body import Identity
-from ingero.agent.health.transport import Answer
+from ingero.agent.health.body import NodeIdentity
+from ingero.agent.health.transport import PushReply
 from ingero.model.collectives import ClockKind, CollectiveOp
 from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_MS, NS_PER_S
@@ -25,7 +25,7 @@ class Ear:
 
     def send(self, export, wall_ns):
         self.exports.append(export)
-        return Answer(is_taken=True, detail="")
+        return PushReply(is_taken=True, detail="")
 
     def close(self):
         pass
@@ -54,7 +54,7 @@ def ear():
 @pytest.fixture
 def pusher(rings, clock, ear):
     pusher = CollectivePusher(
-        Identity(cluster_id="c", node_id="n", workload_type="training"),
+        NodeIdentity(cluster_id="c", node_id="n", workload_type="training"),
         ear,
         CollectiveTracker(),
         clock,

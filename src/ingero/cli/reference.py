@@ -23,12 +23,12 @@ from ingero.config.describe import iter_keys
 from ingero.echo.service.config import EchoConfig
 from ingero.echo.service.telemetry import METRICS as ECHO_METRICS
 from ingero.fleet.builtin import FACTORIES
-from ingero.fleet.component import Kind
+from ingero.fleet.component import ComponentKind
 from ingero.fleet.config import ServiceConfig
 from ingero.fleet.factory import Factory
 from ingero.fleet.graph import GRAPH_METRICS
 from ingero.fleet.service import SERVICE_METRICS
-from ingero.telemetry.declare import Metric
+from ingero.telemetry.declare import MetricDeclaration
 
 _GENERATED: Final = "<!-- Written by `make docs`; edit the code it names instead. -->"
 
@@ -44,14 +44,14 @@ def write_fleet_config() -> str:
         "`${env:NAME}` and `${env:NAME:-default}` are filled in from the environment; nothing else is.",
         "A key without a value means the section with its defaults. `ingero-fleet config --defaults` prints all of this as YAML.",
         "",
-        *(line for kind in Kind for line in _config_of_kind(kind)),
+        *(line for kind in ComponentKind for line in _config_of_kind(kind)),
         "## service",
         "",
         *_key_table(ServiceConfig),
     ])
 
 
-def _config_of_kind(kind: Kind) -> Iterator[str]:
+def _config_of_kind(kind: ComponentKind) -> Iterator[str]:
     for factory in FACTORIES:
         if factory.kind is kind:
             yield from (f"## {kind.value}: {factory.type}", "", _introduce(factory), "")
@@ -61,7 +61,7 @@ def _config_of_kind(kind: Kind) -> Iterator[str]:
 def _introduce(factory: Factory) -> str:
     pipelines = (
         f" Pipelines: {', '.join(sorted(factory.signals))}."
-        if factory.kind is not Kind.EXTENSION
+        if factory.kind is not ComponentKind.EXTENSION
         else ""
     )
     return f"{factory.says} Stability: {factory.stability.value}.{pipelines}"
@@ -82,7 +82,7 @@ def _cell(text: str) -> str:
 
 def write_fleet_metrics() -> str:
     """Every instrument of the collector's own telemetry."""
-    owners: dict[Metric, list[str]] = {
+    owners: dict[MetricDeclaration, list[str]] = {
         metric: ["service"] for metric in (*GRAPH_METRICS, *SERVICE_METRICS)
     }
     for factory in FACTORIES:
@@ -99,7 +99,7 @@ def write_fleet_metrics() -> str:
     ])
 
 
-def _metric_table(owners: Mapping[Metric, Iterable[str]]) -> Iterator[str]:
+def _metric_table(owners: Mapping[MetricDeclaration, Iterable[str]]) -> Iterator[str]:
     yield "| metric | type | labels | meaning | from |"
     yield "|---|---|---|---|---|"
     for metric in sorted(owners, key=lambda one: one.name):

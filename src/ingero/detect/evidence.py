@@ -35,7 +35,7 @@ _MAX_SEGMENT_KINDS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class AlarmEpisode:
     """One stay in alarm.
 
     Attributes:
@@ -112,8 +112,8 @@ class WorkerEvidence:
     own_ns: int = 0
     excess_ns: int = 0
     n_slowest: int = 0
-    current: list[Episode | None] = field(default_factory=lambda: [None] * N_TIERS)
-    past: deque[Episode] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_EPISODES))
+    current: list[AlarmEpisode | None] = field(default_factory=lambda: [None] * N_TIERS)
+    past: deque[AlarmEpisode] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_EPISODES))
     onset: list[_Onset] = field(default_factory=lambda: [_Onset() for _ in range(N_TIERS)])
 
 
@@ -218,7 +218,7 @@ class _Summed:
     ops: PairedOps
 
 
-class Evidence:
+class RankEvidence:
     """Evidence on every worker, group by group.
 
     Args:
@@ -299,7 +299,7 @@ class Evidence:
         now = found.bank.log_evidence(np.array([found.row]))
         return max(float(now[tier, 0, column]) / math.log(10.0), 0.0)
 
-    def still_stands(self, group: PeerGroup, episode: Episode) -> bool:
+    def still_stands(self, group: PeerGroup, episode: AlarmEpisode) -> bool:
         """Whether an episode's evidence suffices with what is known now; one that lasts is retracted by itself."""
         found = self._groups[id(group)]
         if episode.cleared_ns is None or found.bank is None:
@@ -445,7 +445,7 @@ class Evidence:
             if crossing.onset_op >= first_op
             else worker.onset[crossing.tier]
         )
-        worker.current[crossing.tier] = Episode(
+        worker.current[crossing.tier] = AlarmEpisode(
             tier=crossing.tier,
             view=onset.view,
             onset_seq=onset.seq,

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ingero.model.hang import (
-    Group,
     HangCause,
     HangReport,
     HangRoot,
     PendingOp,
     RankState,
+    StoppedGroup,
     Wait,
 )
 
@@ -29,7 +29,7 @@ class _Missed:
     """Why somebody waits for a rank: the first place it is missed."""
 
     cause: HangCause
-    group: Group
+    group: StoppedGroup
     seq: int
     is_p2p: bool = False
 
@@ -39,7 +39,7 @@ class _Job:
 
     def __init__(self, states: Iterable[RankState]) -> None:
         self.states = {state.rank: state for state in states}
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, StoppedGroup] = {}
         for state in self.states.values():
             self.groups.update(state.groups)
         # Where point-to-point operations run, one rank's counters mean another thing than its peer's.

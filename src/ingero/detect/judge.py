@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.detect.collectives import WaitLedger
-from ingero.detect.evidence import Evidence
+from ingero.detect.evidence import RankEvidence
 from ingero.detect.groups import FOREVER, PeerGroup, split_by_group, take_complete
 from ingero.detect.peers import BY_LABELS, OP, Pairing, op_of_slot, role_of
 from ingero.detect.rows import Columns
@@ -100,7 +100,7 @@ class Judge:
         self._ledger = WaitLedger(self.settings.patience_ns)
         self._groups: dict[tuple[int, tuple[tuple[str, str], ...], str], PeerGroup] = {}
         self._group_of: dict[int, PeerGroup] = {}
-        self._evidence = Evidence(self.settings.detector, self.settings.min_own_ns)
+        self._evidence = RankEvidence(self.settings.detector, self.settings.min_own_ns)
 
     # ── In ──────────────────────────────────────────────────────────────────
 

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from ingero.detect.collectives import WaitLedger
-from ingero.detect.evidence import Episode, Evidence, WorkerEvidence
+from ingero.detect.evidence import AlarmEpisode, RankEvidence, WorkerEvidence
 from ingero.detect.groups import PeerGroup
 from ingero.detect.peers import role_of
 from ingero.detect.tiers import ALARM, MIN_PEERS, NOTICE, EDetectorSettings
@@ -71,7 +71,7 @@ class Facts:
     members: Mapping[int, Sequence[int]]
     comm_names: Sequence[str]
     view_comm: Sequence[int]
-    evidence: Evidence
+    evidence: RankEvidence
     ledger: WaitLedger
     settings: EDetectorSettings
     stage_links: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class _Finding:
 
     kind: VerdictKind
     reason: str
-    episode: Episode | None = None
+    episode: AlarmEpisode | None = None
     slowdown: Slowdown | None = None
     excess_ns: int = 0
 
@@ -180,7 +180,7 @@ def _judge_alone(facts: Facts, worker: int, *, with_history: bool) -> _Finding:
     return ordinary
 
 
-def _first_noticed_ns(evidence: WorkerEvidence, episode: Episode) -> int:
+def _first_noticed_ns(evidence: WorkerEvidence, episode: AlarmEpisode) -> int:
     """When either tier's evidence first sufficed in what is one slowdown with this episode."""
     others = [*evidence.past, *evidence.current]
     cleared_ns = math.inf if episode.cleared_ns is None else episode.cleared_ns
@@ -218,10 +218,10 @@ def _compare_pair(facts: Facts, worker: int, group: PeerGroup) -> str:
     return f"one peer only: own time is {own / theirs[0]:.3g} of that peer's; too few to say whose fault"
 
 
-def _episodes(evidence: WorkerEvidence, *, with_history: bool) -> list[Episode]:
+def _episodes(evidence: WorkerEvidence, *, with_history: bool) -> list[AlarmEpisode]:
     """Stays in alarm, the gravest first."""
     past = list(evidence.past)[::-1] if with_history else []
-    found: list[Episode] = []
+    found: list[AlarmEpisode] = []
     for tier in (ALARM, NOTICE):
         current = evidence.current[tier]
         if current is not None:
@@ -230,7 +230,7 @@ def _episodes(evidence: WorkerEvidence, *, with_history: bool) -> list[Episode]:
     return found
 
 
-def _weigh(facts: Facts, worker: int, episode: Episode) -> _Finding | None:
+def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> _Finding | None:
     """Culprit, drag or nothing, by how much time the episode really cost."""
     known, evidence = facts.workers[worker], facts.evidence.of_worker(worker)
     assert known.group is not None
@@ -277,7 +277,7 @@ def _weigh(facts: Facts, worker: int, episode: Episode) -> _Finding | None:
     )
 
 
-def _shared_slowdown(facts: Facts, worker: int, episode: Episode) -> tuple[float, int]:
+def _shared_slowdown(facts: Facts, worker: int, episode: AlarmEpisode) -> tuple[float, int]:
     """The factor by which most of a worker's siblings on other nodes slowed down during the episode, and how many."""
     here = facts.workers[worker]
     replica, todo = {worker}, [worker]

@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from ingero.config import Endpoint
 from ingero.telemetry.clock import Clock
-from ingero.telemetry.declare import Metric
+from ingero.telemetry.declare import MetricDeclaration
 
 _ID: Final = re.compile(r"(?P<type>[a-zA-Z][0-9a-zA-Z_]{0,62})(?:/(?P<name>[^\s/]{1,1024}))?")
 
@@ -37,7 +37,7 @@ class NamesExtension:
     """Marks a setting that names an extension: ``Annotated[str, NamesExtension()]``. What it names must run."""
 
 
-class Kind(StrEnum):
+class ComponentKind(StrEnum):
     """The four kinds; the value is the section's name in the configuration."""
 
     RECEIVER = "receivers"
@@ -96,7 +96,7 @@ class Counter(Protocol):
         ...
 
 
-class Gauge(Protocol):
+class GaugeMeter(Protocol):
     """A value that goes both ways."""
 
     def set(self, value: float, /, **labels: str) -> None:
@@ -112,7 +112,7 @@ class Gauge(Protocol):
         ...
 
 
-class Histogram(Protocol):
+class HistogramMeter(Protocol):
     """A distribution with fixed bounds."""
 
     def record(self, value: float, /, **labels: str) -> None:
@@ -125,20 +125,20 @@ class Histogram(Protocol):
 
 
 class Meter(Protocol):
-    """Makes the service's own instruments. Asking twice for one `Metric` gives the same instrument.
+    """Makes the service's own instruments. Asking twice for one `MetricDeclaration` gives the same instrument.
 
     Every instrument can be used from any thread. Where a series is hot, ask once for ``bound`` and keep it.
     """
 
-    def counter(self, metric: Metric) -> Counter:
+    def counter(self, metric: MetricDeclaration) -> Counter:
         """The counter that this declares."""
         ...
 
-    def gauge(self, metric: Metric) -> Gauge:
+    def gauge(self, metric: MetricDeclaration) -> GaugeMeter:
         """The gauge that this declares."""
         ...
 
-    def histogram(self, metric: Metric) -> Histogram:
+    def histogram(self, metric: MetricDeclaration) -> HistogramMeter:
         """The histogram that this declares."""
         ...
 
@@ -381,6 +381,6 @@ class ServiceView(Protocol):
         """Every pipeline."""
         ...
 
-    def components(self) -> Sequence[tuple[Kind, ComponentId]]:
+    def components(self) -> Sequence[tuple[ComponentKind, ComponentId]]:
         """Every component that runs, in start order."""
         ...

@@ -16,7 +16,7 @@ from ingero.config import Duration, Endpoint, StrictModel
 from ingero.config.document import Document
 from ingero.config.model import Path, check_model, dotted, find_line, nearest
 from ingero.errors import ConfigError, ConfigProblem
-from ingero.fleet.component import ComponentId, Kind, parse_id
+from ingero.fleet.component import ComponentId, ComponentKind, parse_id
 from ingero.fleet.factory import Factory
 from ingero.fleet.references import find_file_problems, find_shared_ports, find_unknown_extensions
 from ingero.otlp.names import Signal
@@ -138,12 +138,12 @@ class Pipeline:
     processors: tuple[ComponentId, ...]
     exporters: tuple[ComponentId, ...]
 
-    def members(self, kind: Kind) -> tuple[ComponentId, ...]:
+    def members(self, kind: ComponentKind) -> tuple[ComponentId, ...]:
         """Its components of one kind, in order."""
         by_kind = {
-            Kind.RECEIVER: self.receivers,
-            Kind.PROCESSOR: self.processors,
-            Kind.EXPORTER: self.exporters,
+            ComponentKind.RECEIVER: self.receivers,
+            ComponentKind.PROCESSOR: self.processors,
+            ComponentKind.EXPORTER: self.exporters,
         }
         return by_kind.get(kind, ())
 
@@ -165,14 +165,14 @@ class FleetConfig:
     service: ServiceConfig
     pipelines: tuple[Pipeline, ...]
     extensions: tuple[ComponentId, ...]
-    settings: Mapping[tuple[Kind, ComponentId], StrictModel]
+    settings: Mapping[tuple[ComponentKind, ComponentId], StrictModel]
     warnings: tuple[ConfigProblem, ...] = ()
     source: str = ""
     lines: Mapping[Path, int] = field(default_factory=dict)
 
-    def used(self, kind: Kind) -> tuple[ComponentId, ...]:
+    def used(self, kind: ComponentKind) -> tuple[ComponentId, ...]:
         """The components of a kind that run, each once, in the order of their first mention."""
-        if kind is Kind.EXTENSION:
+        if kind is ComponentKind.EXTENSION:
             return self.extensions
         return tuple(
             dict.fromkeys(one for pipeline in self.pipelines for one in pipeline.members(kind))
@@ -185,7 +185,7 @@ def check_files(config: FleetConfig, factories: Sequence[Factory]) -> None:
     Raises:
         ConfigError: Lists every one that is missing, unreadable or not what it should be.
     """
-    running = {kind: set(config.used(kind)) for kind in Kind}
+    running = {kind: set(config.used(kind)) for kind in ComponentKind}
     used = {
         (kind, one): model for (kind, one), model in config.settings.items() if one in running[kind]
     }
@@ -222,15 +222,15 @@ class _Checker:
         self._factories = {(factory.kind, factory.type): factory for factory in factories}
         self.problems: list[ConfigProblem] = []
         self._warnings: list[ConfigProblem] = []
-        self._settings: dict[tuple[Kind, ComponentId], StrictModel | None] = {}
+        self._settings: dict[tuple[ComponentKind, ComponentId], StrictModel | None] = {}
 
     def check(self) -> FleetConfig | None:
-        known = [*Kind, "service"]
+        known = [*ComponentKind, "service"]
         for key in self._document.tree:
             if key not in known:
                 hint = _ABSENT_SECTIONS.get(key) or nearest(key, [str(one) for one in known])
                 self._say((key,), "unknown section", hint)
-        for kind in Kind:
+        for kind in ComponentKind:
             for text, settings in self._section(kind):
                 self._check_component(kind, text, settings)
         service = self._check_service()
@@ -238,7 +238,9 @@ class _Checker:
             return None
         if not service.pipelines:
             self._say(("service", "pipelines"), "there is none", "nothing would run")
-        extensions = self._resolve(Kind.EXTENSION, service.extensions, ("service", "extensions"))
+        extensions = self._resolve(
+            ComponentKind.EXTENSION, service.extensions, ("service", "extensions")
+        )
         pipelines = tuple(
             pipeline
             for text, raw in service.pipelines.items()
@@ -262,15 +264,18 @@ class _Checker:
         service: ServiceConfig,
         pipelines: Sequence[Pipeline],
         extensions: Sequence[ComponentId],
-        settings: Mapping[tuple[Kind, ComponentId], StrictModel],
+        settings: Mapping[tuple[ComponentKind, ComponentId], StrictModel],
     ) -> None:
         """What components that run say about each other; the rest may be half done."""
-        running = {(Kind.EXTENSION, one) for one in extensions}
+        running = {(ComponentKind.EXTENSION, one) for one in extensions}
         running |= {
-            (of, one) for pipeline in pipelines for of in Kind for one in pipeline.members(of)
+            (of, one)
+            for pipeline in pipelines
+            for of in ComponentKind
+            for one in pipeline.members(of)
         }
         used = {key: model for key, model in settings.items() if key in running}
-        defined = {one for kind, one in self._settings if kind is Kind.EXTENSION}
+        defined = {one for kind, one in self._settings if kind is ComponentKind.EXTENSION}
         found = [
             *find_unknown_extensions(used, extensions, defined),
             *find_shared_ports(used, service.telemetry.metrics.endpoints),
@@ -278,14 +283,14 @@ class _Checker:
         for problem in found:
             self._say(problem.at, problem.message, problem.hint)
 
-    def _section(self, kind: Kind) -> Iterator[tuple[str, object]]:
+    def _section(self, kind: ComponentKind) -> Iterator[tuple[str, object]]:
         section = self._document.section(kind)
         if isinstance(section, Mapping):
             yield from section.items()
         elif section is not None:
             self._say((kind.value,), "is not a mapping of components")
 
-    def _check_component(self, kind: Kind, text: str, settings: object) -> None:
+    def _check_component(self, kind: ComponentKind, text: str, settings: object) -> None:
         at = (kind.value, text)
         component = parse_id(text)
         if component is None:
@@ -329,18 +334,24 @@ class _Checker:
         signal = Signal(kind)
         members = {
             of: self._resolve(of, getattr(raw, of.value), (*at, of.value))
-            for of in (Kind.RECEIVER, Kind.PROCESSOR, Kind.EXPORTER)
+            for of in (ComponentKind.RECEIVER, ComponentKind.PROCESSOR, ComponentKind.EXPORTER)
         }
         for of, components in members.items():
-            if of is not Kind.PROCESSOR and not getattr(raw, of.value):
+            if of is not ComponentKind.PROCESSOR and not getattr(raw, of.value):
                 self._say(at, f"has no {of.value}", "a pipeline needs at least one")
             for component in components:
                 self._check_signal(of, component, signal, (*at, of.value))
         return Pipeline(
-            signal, name, members[Kind.RECEIVER], members[Kind.PROCESSOR], members[Kind.EXPORTER]
+            signal,
+            name,
+            members[ComponentKind.RECEIVER],
+            members[ComponentKind.PROCESSOR],
+            members[ComponentKind.EXPORTER],
         )
 
-    def _resolve(self, kind: Kind, names: Sequence[str], at: Path) -> tuple[ComponentId, ...]:
+    def _resolve(
+        self, kind: ComponentKind, names: Sequence[str], at: Path
+    ) -> tuple[ComponentId, ...]:
         found: list[ComponentId] = []
         for index, text in enumerate(names):
             component = parse_id(text)
@@ -356,7 +367,9 @@ class _Checker:
                 found.append(component)
         return tuple(found)
 
-    def _check_signal(self, kind: Kind, component: ComponentId, signal: Signal, at: Path) -> None:
+    def _check_signal(
+        self, kind: ComponentKind, component: ComponentId, signal: Signal, at: Path
+    ) -> None:
         factory = self._factories.get((kind, component.type))
         if factory is not None and signal not in factory.signals:
             can = ", ".join(sorted(factory.signals))
@@ -365,8 +378,13 @@ class _Checker:
     def _warn_unused(
         self, pipelines: Sequence[Pipeline], extensions: Sequence[ComponentId]
     ) -> None:
-        used = {(Kind.EXTENSION, one) for one in extensions}
-        used |= {(of, one) for pipeline in pipelines for of in Kind for one in pipeline.members(of)}
+        used = {(ComponentKind.EXTENSION, one) for one in extensions}
+        used |= {
+            (of, one)
+            for pipeline in pipelines
+            for of in ComponentKind
+            for one in pipeline.members(of)
+        }
         for kind, component in self._settings:
             if (kind, component) not in used:
                 at = (kind.value, str(component))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ingero.config.describe import write_commented
-from ingero.fleet.component import Kind
+from ingero.fleet.component import ComponentKind
 from ingero.fleet.config import ServiceConfig
 from ingero.fleet.factory import Factory
 from ingero.otlp.names import Signal
@@ -39,13 +39,13 @@ def write_defaults(factories: Sequence[Factory]) -> str:
 
 def _lines(factories: Sequence[Factory]) -> Iterator[str]:
     service = _service(factories)
-    used = {(Kind.EXTENSION, name) for name in service["extensions"]} | {
-        (Kind(kind), name)
+    used = {(ComponentKind.EXTENSION, name) for name in service["extensions"]} | {
+        (ComponentKind(kind), name)
         for parts in service["pipelines"].values()
         for kind, names in parts.items()
         for name in names
     }
-    for kind in Kind:
+    for kind in ComponentKind:
         yield f"\n{kind.value}:"
         for factory in factories:
             if factory.kind is kind:
@@ -68,14 +68,15 @@ def _service(factories: Sequence[Factory]) -> dict[str, Any]:
             key: [
                 name
                 for name in names
-                if (Kind(key), name) in by_name and signal in by_name[Kind(key), name].signals
+                if (ComponentKind(key), name) in by_name
+                and signal in by_name[ComponentKind(key), name].signals
             ]
             for key, names in wanted.items()
         }
         if parts["receivers"] and parts["exporters"]:
             pipelines[signal] = parts
     return {
-        "extensions": [name for name in _EXTENSIONS if (Kind.EXTENSION, name) in by_name],
+        "extensions": [name for name in _EXTENSIONS if (ComponentKind.EXTENSION, name) in by_name],
         "pipelines": pipelines,
     }
 

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from ingero.config import StrictModel
-from ingero.fleet.component import Component, ComponentId, Kind, Stability
+from ingero.fleet.component import Component, ComponentId, ComponentKind, Stability
 from ingero.fleet.consumer import Consumer
 from ingero.otlp.names import Signal
-from ingero.telemetry.declare import Metric
+from ingero.telemetry.declare import MetricDeclaration
 
 ConfigT = TypeVar("ConfigT", bound=StrictModel)
 
@@ -59,7 +59,7 @@ class ComponentFacts(Generic[ConfigT]):
     says: str
     signals: frozenset[Signal] = ALL_SIGNALS
     stability: Stability = Stability.BETA
-    metrics: tuple[Metric, ...] = ()
+    metrics: tuple[MetricDeclaration, ...] = ()
     example: Mapping[str, Any] = field(default_factory=dict)
     check_files: Callable[[Any], None] | None = None
 
@@ -72,7 +72,7 @@ class ReceiverFactory(ComponentFacts[ConfigT]):
     signal that is absent is not accepted.
     """
 
-    kind: ClassVar[Kind] = Kind.RECEIVER
+    kind: ClassVar[ComponentKind] = ComponentKind.RECEIVER
     create: Callable[[ComponentId, ConfigT, Mapping[Signal, Consumer]], Component]
 
 
@@ -80,7 +80,7 @@ class ReceiverFactory(ComponentFacts[ConfigT]):
 class ProcessorFactory(ComponentFacts[ConfigT]):
     """Makes one instance per pipeline: ``create(id, config, signal, following)`` with the consumer that comes after it."""
 
-    kind: ClassVar[Kind] = Kind.PROCESSOR
+    kind: ClassVar[ComponentKind] = ComponentKind.PROCESSOR
     create: Callable[[ComponentId, ConfigT, Signal, Consumer], ConsumingComponent]
 
 
@@ -88,7 +88,7 @@ class ProcessorFactory(ComponentFacts[ConfigT]):
 class ExporterFactory(ComponentFacts[ConfigT]):
     """Makes the one instance of an exporter, shared by every pipeline that names it: ``create(id, config)``."""
 
-    kind: ClassVar[Kind] = Kind.EXPORTER
+    kind: ClassVar[ComponentKind] = ComponentKind.EXPORTER
     create: Callable[[ComponentId, ConfigT], ConsumingComponent]
 
 
@@ -96,7 +96,7 @@ class ExporterFactory(ComponentFacts[ConfigT]):
 class ExtensionFactory(ComponentFacts[ConfigT]):
     """Makes the one instance of an extension: ``create(id, config)``. Leave ``signals`` alone."""
 
-    kind: ClassVar[Kind] = Kind.EXTENSION
+    kind: ClassVar[ComponentKind] = ComponentKind.EXTENSION
     create: Callable[[ComponentId, ConfigT], Component]
 
 

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from ingero.config import StrictModel
 from ingero.errors import DeliveryError, PermanentError, RetryableError
-from ingero.fleet.component import Component, ComponentId, Kind, Meter, PipelineView
+from ingero.fleet.component import Component, ComponentId, ComponentKind, Meter, PipelineView
 from ingero.fleet.config import FleetConfig, Pipeline
 from ingero.fleet.consumer import Batch, Bounded, Consumer
 from ingero.fleet.factory import (
@@ -65,7 +65,12 @@ GRAPH_METRICS: Final = (
 
 _log = logging.getLogger("ingero.fleet.pipeline")
 
-START_ORDER: Final = (Kind.EXTENSION, Kind.EXPORTER, Kind.PROCESSOR, Kind.RECEIVER)
+START_ORDER: Final = (
+    ComponentKind.EXTENSION,
+    ComponentKind.EXPORTER,
+    ComponentKind.PROCESSOR,
+    ComponentKind.RECEIVER,
+)
 _KEPT_ERRORS: Final = 16
 
 
@@ -276,10 +281,10 @@ class PipelineHead:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class GraphNode:
     """One component in the graph; a processor has one per pipeline."""
 
-    kind: Kind
+    kind: ComponentKind
     id: ComponentId
     component: Component
 
@@ -298,7 +303,7 @@ class Graph:
         heads: The pipelines.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     heads: tuple[PipelineHead, ...]
 
 
@@ -319,21 +324,25 @@ class _Wiring:
         self._factories = {(factory.kind, factory.type): factory for factory in factories}
         self._meter = meter
         self._clock = clock
-        self._nodes: dict[Kind, list[Node]] = {kind: [] for kind in Kind}
+        self._nodes: dict[ComponentKind, list[GraphNode]] = {kind: [] for kind in ComponentKind}
 
     def build(self) -> Graph:
         for one in self._config.extensions:
-            factory = self._factories[Kind.EXTENSION, one.type]
+            factory = self._factories[ComponentKind.EXTENSION, one.type]
             assert isinstance(factory, ExtensionFactory)
-            self._add(Kind.EXTENSION, one, factory.create(one, self._settings(Kind.EXTENSION, one)))
+            self._add(
+                ComponentKind.EXTENSION,
+                one,
+                factory.create(one, self._settings(ComponentKind.EXTENSION, one)),
+            )
         exporters: dict[ComponentId, ConsumingComponent] = {}
-        for one in self._config.used(Kind.EXPORTER):
-            maker = self._factories[Kind.EXPORTER, one.type]
+        for one in self._config.used(ComponentKind.EXPORTER):
+            maker = self._factories[ComponentKind.EXPORTER, one.type]
             assert isinstance(maker, ExporterFactory)
-            exporters[one] = maker.create(one, self._settings(Kind.EXPORTER, one))
-            self._add(Kind.EXPORTER, one, exporters[one])
+            exporters[one] = maker.create(one, self._settings(ComponentKind.EXPORTER, one))
+            self._add(ComponentKind.EXPORTER, one, exporters[one])
         heads = [self._pipeline(pipeline, exporters) for pipeline in self._config.pipelines]
-        for one in self._config.used(Kind.RECEIVER):
+        for one in self._config.used(ComponentKind.RECEIVER):
             self._receiver(one, heads)
         nodes = [node for kind in START_ORDER for node in self._nodes[kind]]
         return Graph(tuple(nodes), tuple(heads))
@@ -348,24 +357,24 @@ class _Wiring:
             _Exit(one, exporters[one], self._meter, self._clock) for one in pipeline.exporters
         ])
         counts: list[Callable[[float], None]] = []
-        built: list[Node] = []
+        built: list[GraphNode] = []
         for one in reversed(pipeline.processors):
-            factory = self._factories[Kind.PROCESSOR, one.type]
+            factory = self._factories[ComponentKind.PROCESSOR, one.type]
             assert isinstance(factory, ProcessorFactory)
             leaving = outgoing.bound(processor=str(one), **labels)
             after = _Link(lock, following, [*counts, leaving])
-            settings = self._settings(Kind.PROCESSOR, one)
+            settings = self._settings(ComponentKind.PROCESSOR, one)
             processor = factory.create(one, settings, pipeline.signal, after)
-            built.append(Node(Kind.PROCESSOR, one, processor))
+            built.append(GraphNode(ComponentKind.PROCESSOR, one, processor))
             counts = [incoming.bound(processor=str(one), **labels)]
             following = processor
-        self._nodes[Kind.PROCESSOR] += built
+        self._nodes[ComponentKind.PROCESSOR] += built
         if pipeline.processors:
             following = _Link(lock, following, counts)
         return PipelineHead(pipeline, following, self._meter, self._clock)
 
     def _receiver(self, one: ComponentId, heads: Sequence[PipelineHead]) -> None:
-        factory = self._factories[Kind.RECEIVER, one.type]
+        factory = self._factories[ComponentKind.RECEIVER, one.type]
         assert isinstance(factory, ReceiverFactory)
         outputs: dict[Signal, Consumer] = {}
         for signal in Signal:
@@ -376,11 +385,11 @@ class _Wiring:
             ]
             if fed:
                 outputs[signal] = fan_out(fed)
-        settings = self._settings(Kind.RECEIVER, one)
-        self._add(Kind.RECEIVER, one, factory.create(one, settings, outputs))
+        settings = self._settings(ComponentKind.RECEIVER, one)
+        self._add(ComponentKind.RECEIVER, one, factory.create(one, settings, outputs))
 
-    def _settings(self, kind: Kind, one: ComponentId) -> StrictModel:
+    def _settings(self, kind: ComponentKind, one: ComponentId) -> StrictModel:
         return self._config.settings[kind, one]
 
-    def _add(self, kind: Kind, one: ComponentId, component: Component) -> None:
-        self._nodes[kind].append(Node(kind, one, component))
+    def _add(self, kind: ComponentKind, one: ComponentId, component: Component) -> None:
+        self._nodes[kind].append(GraphNode(kind, one, component))

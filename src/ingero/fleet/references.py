@@ -15,12 +15,12 @@ from pydantic.fields import FieldInfo
 from ingero.config import Endpoint, StrictModel
 from ingero.config.tls import TlsClientConfig, TlsServerConfig
 from ingero.errors import ConfigError, IngeroError
-from ingero.fleet.component import ComponentId, Kind, NamesExtension, parse_id
+from ingero.fleet.component import ComponentId, ComponentKind, NamesExtension, parse_id
 from ingero.fleet.factory import Factory
 from ingero.serving.tls import build_client_context, build_server_context
 
 Path = tuple[str | int, ...]
-Settings = Mapping[tuple[Kind, ComponentId], StrictModel]
+Settings = Mapping[tuple[ComponentKind, ComponentId], StrictModel]
 
 _EVERYWHERE: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 -- compared, not bound
 _LOOPBACK: Final = {"localhost": "127.0.0.1", "::1": "127.0.0.1"}

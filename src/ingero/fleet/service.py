@@ -22,7 +22,7 @@ from ingero.errors import ConfigError, IngeroError
 from ingero.fleet.component import (
     CapabilityT,
     ComponentId,
-    Kind,
+    ComponentKind,
     Meter,
     PipelineView,
     ServiceStatus,
@@ -31,7 +31,7 @@ from ingero.fleet.component import (
 )
 from ingero.fleet.config import FleetConfig
 from ingero.fleet.factory import Factory
-from ingero.fleet.graph import PIPELINE_SECONDS, Graph, Node, build_graph
+from ingero.fleet.graph import PIPELINE_SECONDS, Graph, GraphNode, build_graph
 from ingero.serving.asgi import AsgiServer
 from ingero.serving.scrape import scrape_app
 from ingero.telemetry.clock import Clock, SystemClock
@@ -102,11 +102,11 @@ class SharedStates:
                     forgotten.discard()
 
 
-def _can_go_on(state: object, wanted: dict[Kind, object]) -> bool:
+def _can_go_on(state: object, wanted: dict[ComponentKind, object]) -> bool:
     return isinstance(state, Adjustable) and any(map(state.accepts, wanted.values()))
 
 
-def _settings_of(config: FleetConfig, component: str) -> dict[Kind, object]:
+def _settings_of(config: FleetConfig, component: str) -> dict[ComponentKind, object]:
     return {kind: model for (kind, one), model in config.settings.items() if str(one) == component}
 
 
@@ -129,8 +129,8 @@ class Generation:
         self.graph: Graph = build_graph(config, service.factories, service.registry, service.clock)
         self._offers: list[tuple[type, ComponentId | None, Any]] = [(ServiceView, None, service)]
         self._timers: dict[int | None, list[asyncio.TimerHandle]] = {}
-        self._started: list[Node] = []
-        self._starting: Node | None = None
+        self._started: list[GraphNode] = []
+        self._starting: GraphNode | None = None
 
     @property
     def clock(self) -> Clock:
@@ -214,7 +214,7 @@ class Generation:
         for timer in self._timers.pop(owner, ()):
             timer.cancel()
 
-    async def _stop_one(self, node: Node, timeout_s: float) -> None:
+    async def _stop_one(self, node: GraphNode, timeout_s: float) -> None:
         self._end_timers(id(node.component))
         try:
             async with asyncio.timeout(timeout_s):
@@ -225,7 +225,7 @@ class Generation:
             _log.warning("%s did not stop cleanly: %s", node.label, error.message)
 
 
-def _name_component(node: Node, error: IngeroError) -> IngeroError:
+def _name_component(node: GraphNode, error: IngeroError) -> IngeroError:
     """The same error with the component's name in front of each line."""
     error.message = "\n".join(f"{node.label}: {line}" for line in error.message.splitlines())
     error.args = (error.message,)
@@ -286,7 +286,7 @@ class FleetService:
         """Where its own metrics are."""
         return tuple(server.bound for server in self._scrape)
 
-    def components(self) -> Sequence[tuple[Kind, ComponentId]]:
+    def components(self) -> Sequence[tuple[ComponentKind, ComponentId]]:
         """Every component that runs, in start order."""
         if self._generation is None:
             return ()
@@ -297,7 +297,7 @@ class FleetService:
         if self._generation is None:
             return {}
         config = self._generation.config
-        found: dict[str, Any] = {kind.value: {} for kind in Kind}
+        found: dict[str, Any] = {kind.value: {} for kind in ComponentKind}
         for (kind, one), model in config.settings.items():
             found[kind.value][str(one)] = model.model_dump(mode="json")
         return found | {"service": config.service.model_dump(mode="json")}

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class StoppedGroup:
     """A communicator.
 
     Attributes:
@@ -54,7 +54,7 @@ class RankState:
     """
 
     rank: int
-    groups: Mapping[str, Group]
+    groups: Mapping[str, StoppedGroup]
     entered: Mapping[str, int] = field(default_factory=dict)
     left: Mapping[str, int] = field(default_factory=dict)
     pending: tuple[PendingOp, ...] = ()
@@ -88,7 +88,7 @@ class HangRoot:
 
     rank: int
     cause: HangCause
-    group: Group
+    group: StoppedGroup
     missing_seq: int
     last_left: int | None
     blocks: tuple[int, ...]

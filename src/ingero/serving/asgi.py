@@ -19,8 +19,8 @@ import uvicorn
 from ingero.config import Endpoint
 from ingero.errors import IngeroError
 from ingero.serving.connections import (
-    Admission,
     BoundedProtocol,
+    ConnectionAdmission,
     ConnectionCounters,
     ConnectionLimits,
 )
@@ -71,7 +71,7 @@ class AsgiServer:
         self._endpoint = endpoint
         self._settings = settings or AsgiSettings()
         self._app: Any = app
-        self._admission = Admission(self._settings.limits)
+        self._admission = ConnectionAdmission(self._settings.limits)
         self._is_stopping = False
         self._config = uvicorn.Config(
             self._run,

@@ -56,7 +56,7 @@ class ConnectionCounters:
     stalled: int = 0
 
 
-class Admission:
+class ConnectionAdmission:
     """The connections of one listener. One event loop owns it.
 
     Args:
@@ -97,7 +97,7 @@ class BoundedProtocol(HttpToolsProtocol):
         admission: Shared by the listener's connections.
     """
 
-    def __init__(self, config: Config, state: ServerState, admission: Admission) -> None:
+    def __init__(self, config: Config, state: ServerState, admission: ConnectionAdmission) -> None:
         super().__init__(config=config, server_state=state, app_state={})
         self._admission = admission
         self._limits = admission.limits

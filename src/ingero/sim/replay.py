@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import httpx
 
-from ingero.agent.health.body import Identity, PushStatus, build_push
+from ingero.agent.health.body import NodeIdentity, PushStatus, build_push
 from ingero.agent.health.endpoint import FleetEndpoint
 from ingero.agent.health.signals.machine import State
 from ingero.agent.health.signals.reading import Signals
@@ -54,7 +54,7 @@ class FleetTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ReplayProgress:
     """Where a replay is.
 
     Attributes:
@@ -73,7 +73,7 @@ class Progress:
 class _Agent:
     """One worker's agent: its connection and its identity."""
 
-    def __init__(self, target: FleetTarget, identity: Identity, clock: Clock) -> None:
+    def __init__(self, target: FleetTarget, identity: NodeIdentity, clock: Clock) -> None:
         self._identity = identity
         self._clock = clock
         self._transport = HttpTransport(
@@ -143,7 +143,7 @@ def replay_to_fleet(
     *,
     speed: float,
     interval_ns: int,
-    follow: Callable[[Progress], None],
+    follow: Callable[[ReplayProgress], None],
 ) -> Judgement:
     """Push a recording and wait until Fleet has judged all of it.
 
@@ -172,9 +172,9 @@ def replay_to_fleet(
                 if clock.mono_ns() - followed_ns >= _POLL_S * NS_PER_S:
                     followed_ns = clock.mono_ns()
                     judgement = ask_judgement(admin, target.admin_url, cluster_id)
-                    follow(Progress(min(at_ns, end_ns), end_ns, n_pushes, judgement))
+                    follow(ReplayProgress(min(at_ns, end_ns), end_ns, n_pushes, judgement))
             judgement = _await_all(admin, target.admin_url, trace, clock)
-            follow(Progress(end_ns, end_ns, n_pushes, judgement))
+            follow(ReplayProgress(end_ns, end_ns, n_pushes, judgement))
         finally:
             for agent in agents:
                 agent.close()
@@ -214,9 +214,9 @@ def ask_judgement(
     return replace(judgement, verdicts=tuple(sorted(judgement.verdicts, key=lambda v: v.rank.rank)))
 
 
-def _identity(trace: JobTrace, at: int) -> Identity:
+def _identity(trace: JobTrace, at: int) -> NodeIdentity:
     worker = trace.workers[at]
-    return Identity(
+    return NodeIdentity(
         cluster_id=worker.cluster_id,
         node_id=worker.node_id,
         workload_type="training",

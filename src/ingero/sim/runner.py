@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from ingero.errors import ConfigError, IngeroError, UnsupportedError
-from ingero.sim.workloads import WORKLOADS, Workload, find_workload
+from ingero.sim.workloads import WORKLOADS, SimulatedWorkload, find_workload
 
 _NATIVE: Final = Path(__file__).parent / "native"
 _HOST: Final = "127.0.0.1"
@@ -130,7 +130,7 @@ class Simulation:
         self.close()
 
 
-def _check(settings: SimSettings) -> Workload:
+def _check(settings: SimSettings) -> SimulatedWorkload:
     workload = find_workload(settings.name)
     if workload is None:
         names = ", ".join(known.name for known in WORKLOADS)

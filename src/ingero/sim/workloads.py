@@ -7,7 +7,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class SimulatedWorkload:
     """One workload.
 
     Attributes:
@@ -24,7 +24,7 @@ class Workload:
 
 
 WORKLOADS: Final = (
-    Workload(
+    SimulatedWorkload(
         "train",
         "A training loop: load, copy in, 40 kernels, wait; may turn slow at a step",
         {
@@ -36,17 +36,17 @@ WORKLOADS: Final = (
             "slow_us": 5000,
         },
     ),
-    Workload(
+    SimulatedWorkload(
         "infer",
         "An inference loop: pauses between requests, small kernels, one copy per token",
         {"requests": 50, "tokens": 16, "idle_us": 2000, "kernels": 6},
     ),
-    Workload(
+    SimulatedWorkload(
         "leak",
         "Device memory that is not all given back, until an allocation fails",
         {"steps": 200, "bytes": 8 << 20, "leak_one_in": 4},
     ),
-    Workload(
+    SimulatedWorkload(
         "fragment",
         "Enough free device memory in total, and none of it in one piece",
         {
@@ -57,12 +57,12 @@ WORKLOADS: Final = (
             "wanted_bytes": 7 << 30,
         },
     ),
-    Workload("copy", "Time goes into blocking copies", {"steps": 30, "bytes": 64 << 20}),
-    Workload("sync", "A device synchronisation after every kernel", {"steps": 300}),
-    Workload(
+    SimulatedWorkload("copy", "Time goes into blocking copies", {"steps": 30, "bytes": 64 << 20}),
+    SimulatedWorkload("sync", "A device synchronisation after every kernel", {"steps": 300}),
+    SimulatedWorkload(
         "graph", "Capture, instantiate and launch a CUDA graph", {"kernels": 50, "launches": 100}
     ),
-    Workload(
+    SimulatedWorkload(
         "ranks",
         "Collectives between processes, with a real barrier; one rank may be slow",
         {
@@ -77,13 +77,13 @@ WORKLOADS: Final = (
         },
         n_ranks=4,
     ),
-    Workload("storm", "Launches as fast as one core goes", {"launches": 200_003}),
-    Workload("primes", "A prime number of every call, to check a tracer's counts by", {}),
-    Workload("hang", "One call that does not return", {"wait_ms": 60_000}),
-    Workload("cost", "Bare calls, for the cost of a probe", {"launches": 200_000}),
+    SimulatedWorkload("storm", "Launches as fast as one core goes", {"launches": 200_003}),
+    SimulatedWorkload("primes", "A prime number of every call, to check a tracer's counts by", {}),
+    SimulatedWorkload("hang", "One call that does not return", {"wait_ms": 60_000}),
+    SimulatedWorkload("cost", "Bare calls, for the cost of a probe", {"launches": 200_000}),
 )
 
 
-def find_workload(name: str) -> Workload | None:
+def find_workload(name: str) -> SimulatedWorkload | None:
     """The workload of that name, or None."""
     return next((workload for workload in WORKLOADS if workload.name == name), None)

@@ -20,7 +20,7 @@ class MetricKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class MetricDeclaration:
     """One instrument.
 
     Attributes:
@@ -38,16 +38,18 @@ class Metric:
     bounds: tuple[float, ...] = ()
 
 
-def counter(name: str, description: str, *labels: str) -> Metric:
+def counter(name: str, description: str, *labels: str) -> MetricDeclaration:
     """Declare a counter."""
-    return Metric(name, MetricKind.COUNTER, description, labels)
+    return MetricDeclaration(name, MetricKind.COUNTER, description, labels)
 
 
-def gauge(name: str, description: str, *labels: str) -> Metric:
+def gauge(name: str, description: str, *labels: str) -> MetricDeclaration:
     """Declare a gauge."""
-    return Metric(name, MetricKind.GAUGE, description, labels)
+    return MetricDeclaration(name, MetricKind.GAUGE, description, labels)
 
 
-def histogram(name: str, description: str, bounds: Sequence[float], *labels: str) -> Metric:
+def histogram(
+    name: str, description: str, bounds: Sequence[float], *labels: str
+) -> MetricDeclaration:
     """Declare a histogram."""
-    return Metric(name, MetricKind.HISTOGRAM, description, labels, tuple(bounds))
+    return MetricDeclaration(name, MetricKind.HISTOGRAM, description, labels, tuple(bounds))

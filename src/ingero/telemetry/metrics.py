@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import TypeVar
 
-from ingero.telemetry.declare import Metric, MetricKind
+from ingero.telemetry.declare import MetricDeclaration, MetricKind
 
 LabelValues = tuple[str, ...]
 
@@ -73,7 +73,7 @@ class _Instrument:
 
     __slots__ = ("metric",)
 
-    def __init__(self, metric: Metric) -> None:
+    def __init__(self, metric: MetricDeclaration) -> None:
         self.metric = metric
 
     def _values(self, labels: dict[str, str]) -> LabelValues:
@@ -93,7 +93,7 @@ class CounterInstrument(_Instrument):
 
     __slots__ = ("series",)
 
-    def __init__(self, metric: Metric) -> None:
+    def __init__(self, metric: MetricDeclaration) -> None:
         super().__init__(metric)
         self.series: dict[LabelValues, CounterSeries] = {}
 
@@ -116,7 +116,7 @@ class HistogramInstrument(_Instrument):
 
     __slots__ = ("series",)
 
-    def __init__(self, metric: Metric) -> None:
+    def __init__(self, metric: MetricDeclaration) -> None:
         super().__init__(metric)
         self.series: dict[LabelValues, HistogramSeries] = {}
 
@@ -141,7 +141,7 @@ class GaugeInstrument(_Instrument):
 
     __slots__ = ("_watched", "series")
 
-    def __init__(self, metric: Metric) -> None:
+    def __init__(self, metric: MetricDeclaration) -> None:
         super().__init__(metric)
         self.series: dict[LabelValues, float] = {}
         self._watched: dict[LabelValues, Callable[[], float]] = {}
@@ -189,19 +189,19 @@ class MeterRegistry:
         with self._lock:
             return iter(sorted(self._instruments.values(), key=lambda one: one.metric.name))
 
-    def counter(self, metric: Metric) -> CounterInstrument:
+    def counter(self, metric: MetricDeclaration) -> CounterInstrument:
         """The counter that this declares."""
         return self._make(CounterInstrument, metric, MetricKind.COUNTER)
 
-    def gauge(self, metric: Metric) -> GaugeInstrument:
+    def gauge(self, metric: MetricDeclaration) -> GaugeInstrument:
         """The gauge that this declares."""
         return self._make(GaugeInstrument, metric, MetricKind.GAUGE)
 
-    def histogram(self, metric: Metric) -> HistogramInstrument:
+    def histogram(self, metric: MetricDeclaration) -> HistogramInstrument:
         """The histogram that this declares."""
         return self._make(HistogramInstrument, metric, MetricKind.HISTOGRAM)
 
-    def _make(self, form: type[FormT], metric: Metric, kind: MetricKind) -> FormT:
+    def _make(self, form: type[FormT], metric: MetricDeclaration, kind: MetricKind) -> FormT:
         if metric.kind is not kind:
             raise TypeError(f"{metric.name} is declared as a {metric.kind}, not as a {kind}")
         with self._lock:

@@ -21,13 +21,13 @@ from ingero.model.events import (
     Source,
 )
 from ingero.recording.scenarios.builder import RecordingBuilder
-from ingero.recording.scenarios.loop import FREE, FUNCTION, LAUNCH, MALLOC, SYNC, Loop, Step
+from ingero.recording.scenarios.loop import FREE, FUNCTION, LAUNCH, MALLOC, SYNC, Loop, LoopStep
 from ingero.testing.rank_faults import RANK_FAULTS
 from ingero.testing.serving_faults import SERVING_FAULTS
 from ingero.units import NS_PER_MS, NS_PER_US
 
 PID: Final = 4821
-_SHORT: Final = Step(n_launches=4, copy_ns=0, sync_ns=4 * NS_PER_MS)
+_SHORT: Final = LoopStep(n_launches=4, copy_ns=0, sync_ns=4 * NS_PER_MS)
 
 
 def _stalled(stall: Callable[[RecordingBuilder, Loop], None]) -> RecordingBuilder:
@@ -36,7 +36,7 @@ def _stalled(stall: Callable[[RecordingBuilder, Loop], None]) -> RecordingBuilde
     loop = Loop(built)
     loop.steps(50)
     for _ in range(40):
-        loop.step(Step(sync_ns=0))
+        loop.step(LoopStep(sync_ns=0))
         stall(built, loop)
         loop.wait(4 * NS_PER_MS)
     return built
@@ -59,7 +59,7 @@ def cpu_contention() -> RecordingBuilder:
     loop = Loop(built)
     loop.steps(50)
     for _ in range(40):
-        loop.step(Step(sync_ns=0))
+        loop.step(LoopStep(sync_ns=0))
         start_ns, _ = loop.call(LAUNCH, 5 * NS_PER_MS, arg0=FUNCTION)
         built.off_cpu(start_ns + 10_000, 4 * NS_PER_MS, PID, OffCpuReason.UNKNOWN)
         loop.wait(4 * NS_PER_MS)
@@ -110,7 +110,7 @@ def noisy_neighbour() -> RecordingBuilder:
         pid = 9000 + i % 8
         built.name(pid, ("cc1", "ld", "make")[i % 3])
         built.call((Source.HOST, HostOp.EXEC), loop.at_ns, 0, pid, cgroup_id=90)
-        loop.step(Step(sync_ns=0))
+        loop.step(LoopStep(sync_ns=0))
         loop.preempted_call(SYNC, 16 * NS_PER_MS, (6 * NS_PER_MS, 6 * NS_PER_MS), pid)
     return built
 
@@ -124,7 +124,7 @@ def managed_memory() -> RecordingBuilder:
             (Source.CUDA, CudaOp.MALLOC_MANAGED), 200 * NS_PER_US,
             arg0=1 << 30, arg1=0x7E00_0000_0000 + (i << 32),
         )  # fmt: skip
-        loop.steps(6, Step(sync_ns=(60 if i >= 15 else 12) * NS_PER_MS))
+        loop.steps(6, LoopStep(sync_ns=(60 if i >= 15 else 12) * NS_PER_MS))
     return built
 
 
@@ -180,14 +180,14 @@ def network_wait() -> RecordingBuilder:
 def sync_bound() -> RecordingBuilder:
     """``.item()`` after every kernel."""
     built = RecordingBuilder()
-    Loop(built).steps(600, Step(n_launches=1, copy_ns=0, sync_ns=400 * NS_PER_US))
+    Loop(built).steps(600, LoopStep(n_launches=1, copy_ns=0, sync_ns=400 * NS_PER_US))
     return built
 
 
 def launch_bound() -> RecordingBuilder:
     """Hundreds of tiny kernels a step, and a GPU that is always done."""
     built = RecordingBuilder()
-    step = Step(400, 8 * NS_PER_US, 5 * NS_PER_US, copy_ns=0, sync_ns=20 * NS_PER_US)
+    step = LoopStep(400, 8 * NS_PER_US, 5 * NS_PER_US, copy_ns=0, sync_ns=20 * NS_PER_US)
     Loop(built).steps(40, step)
     return built
 
@@ -289,7 +289,7 @@ def gpu_throttling() -> RecordingBuilder:
     loop = Loop(built)
     loop.steps(60)
     start_ns = loop.at_ns
-    loop.steps(60, Step(sync_ns=20 * NS_PER_MS))
+    loop.steps(60, LoopStep(sync_ns=20 * NS_PER_MS))
     built.call((Source.GPU, GpuOp.THROTTLE_THERMAL), start_ns, loop.at_ns - start_ns, 0)
     return built
 
@@ -311,7 +311,7 @@ def graph_recaptured() -> RecordingBuilder:
     loop = Loop(built)
     for i in range(40):
         loop.call((Source.CUDA_GRAPH, GraphOp.BEGIN_CAPTURE), 20 * NS_PER_US)
-        loop.step(Step(n_launches=10, copy_ns=0, sync_ns=0))
+        loop.step(LoopStep(n_launches=10, copy_ns=0, sync_ns=0))
         loop.call((Source.CUDA_GRAPH, GraphOp.END_CAPTURE), 100 * NS_PER_US)
         loop.call((Source.CUDA_GRAPH, GraphOp.INSTANTIATE), 2 * NS_PER_MS, arg0=0x5000 + i)
         loop.call((Source.CUDA_GRAPH, GraphOp.LAUNCH), 30 * NS_PER_US, arg0=0x5000 + i)

@@ -7,7 +7,7 @@ from typing import Final
 
 from ingero.model.events import CudaOp, GraphOp, HostOp, IoOp, NcclOp, NetOp, OffCpuReason, Source
 from ingero.recording.scenarios.builder import RecordingBuilder
-from ingero.recording.scenarios.loop import FUNCTION, LAUNCH, MALLOC, Loop, Step
+from ingero.recording.scenarios.loop import FUNCTION, LAUNCH, MALLOC, Loop, LoopStep
 from ingero.testing.faults import PID
 from ingero.testing.rank_faults import (
     balanced_ranks,
@@ -21,7 +21,7 @@ from ingero.testing.serving_faults import (
 )
 from ingero.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
-_SHORT: Final = Step(n_launches=4, copy_ns=0, sync_ns=4 * NS_PER_MS)
+_SHORT: Final = LoopStep(n_launches=4, copy_ns=0, sync_ns=4 * NS_PER_MS)
 
 
 def sleeping_loop() -> RecordingBuilder:
@@ -61,7 +61,7 @@ def two_ranks_on_two_gpus() -> RecordingBuilder:
     loops = [Loop(built, 6000 + i, f"rank{i}", seed=i, gpu_id=i) for i in range(2)]
     for i in range(80):
         for loop in loops:
-            loop.step(Step(sync_ns=(4 + 30 * (i % 3 == 0)) * NS_PER_MS))
+            loop.step(LoopStep(sync_ns=(4 + 30 * (i % 3 == 0)) * NS_PER_MS))
     return built
 
 
@@ -174,7 +174,7 @@ def managed_memory_that_fits() -> RecordingBuilder:
             arg0=1 << 30, arg1=0x7E00_0000_0000 + (i << 32),
         )  # fmt: skip
     loop.steps(60)
-    loop.steps(60, Step(sync_ns=30 * NS_PER_MS))
+    loop.steps(60, LoopStep(sync_ns=30 * NS_PER_MS))
     return built
 
 
@@ -197,7 +197,7 @@ def undisturbed_capture() -> RecordingBuilder:
     loop = Loop(built)
     for i in range(8):
         loop.call((Source.CUDA_GRAPH, GraphOp.BEGIN_CAPTURE), 20 * NS_PER_US, arg1=1)
-        loop.step(Step(copy_ns=0, sync_ns=0))
+        loop.step(LoopStep(copy_ns=0, sync_ns=0))
         loop.call((Source.CUDA_GRAPH, GraphOp.END_CAPTURE), 100 * NS_PER_US, arg0=0x4000 + i)
         loop.call((Source.CUDA_GRAPH, GraphOp.INSTANTIATE), NS_PER_MS, arg0=0x5000 + i)
     for i in range(160):

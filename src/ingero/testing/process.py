@@ -16,7 +16,7 @@ from typing import Final, Self
 _LISTENS: Final = re.compile(r"ingero\.fleet: (?P<what>\S+(?: \S+)?) listens on (?P<where>\S+)")
 
 
-class FleetProcess:
+class ConfiguredFleet:
     """One process, as a context manager; leaving it ends the process.
 
     Args:

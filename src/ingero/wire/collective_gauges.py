@@ -32,7 +32,7 @@ from ingero.otlp.codec.export import MetricEntry
 from ingero.otlp.codec.values import message_attributes, tree_attributes
 from ingero.units import NS_PER_MS
 from ingero.wire.collectives import MAX_DURATION_NS, MAX_EXPORT_OPS, MAX_RANKS
-from ingero.wire.names import Attribute, Metric
+from ingero.wire.names import Attribute, MetricName
 from ingero.wire.push import UNKNOWN_RANK, ResourceCache, ResourceFacts, read_resource
 
 UNKNOWN_COMM: Final = "0" * 16
@@ -136,7 +136,7 @@ def _gather(
         if op is None:
             continue
         key, group = _identify(point.time_unix_nano, attributes)
-        if name == Metric.COLLECTIVE_BYTES:
+        if name == MetricName.COLLECTIVE_BYTES:
             counts[key] = _element_bytes(value, attributes)
         elif room <= 0 or not 0 <= value * NS_PER_MS <= MAX_DURATION_NS:  # also refuses NaN
             n_refused += 1
@@ -161,7 +161,10 @@ def _iter_numbers(
                     yield name, point, value
 
 
-_WANTED: Final = frozenset({str(Metric.COLLECTIVE_DURATION_MS), str(Metric.COLLECTIVE_BYTES)})
+_WANTED: Final = frozenset({
+    str(MetricName.COLLECTIVE_DURATION_MS),
+    str(MetricName.COLLECTIVE_BYTES),
+})
 
 
 def _number(point: structs.Proto, *, is_message: bool) -> float | None:

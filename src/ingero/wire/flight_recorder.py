@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 from typing_extensions import override
 
 from ingero.errors import BadDataError
-from ingero.model.hang import Group, PendingOp, RankState
+from ingero.model.hang import PendingOp, RankState, StoppedGroup
 
 MAX_DUMP_BYTES: Final = 256 * 1024 * 1024
 _RANK_IN_NAME: Final = re.compile(r"(\d+)(?:\.(?:pkl|pickle|json))?$")
@@ -148,19 +148,19 @@ def _state(dump: Mapping[str, Any], rank: int) -> RankState:
     return RankState(rank, groups, entered, left, pending)
 
 
-def _groups(config: Mapping[str, Any]) -> dict[str, Group]:
+def _groups(config: Mapping[str, Any]) -> dict[str, StoppedGroup]:
     groups = {}
     for name, entry in config.items():
         ranks = entry["ranks"]
         members = json.loads(ranks) if isinstance(ranks, str) else ranks
-        groups[str(name)] = Group(
+        groups[str(name)] = StoppedGroup(
             str(name), tuple(int(member) for member in members), str(entry.get("desc", ""))
         )
     return groups
 
 
 def _names_by_id(
-    entries: list[Any], groups: Mapping[str, Group], status: Mapping[str, Any]
+    entries: list[Any], groups: Mapping[str, StoppedGroup], status: Mapping[str, Any]
 ) -> dict[str, str]:
     """Names of the groups that ``pg_status`` knows by a number of the process.
 
@@ -175,7 +175,7 @@ def _names_by_id(
     return names
 
 
-def _pending(entry: Mapping[str, Any], groups: Mapping[str, Group]) -> PendingOp:
+def _pending(entry: Mapping[str, Any], groups: Mapping[str, StoppedGroup]) -> PendingOp:
     group = groups[str(entry["process_group"][0])]
     name = str(entry["profiling_name"])
     created = entry.get("time_created_ns")

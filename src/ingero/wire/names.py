@@ -152,7 +152,7 @@ class Attribute(StrEnum):
     RANK_LABELS = "ingero.rank.labels"  # key-value list: the launcher's coordinates
 
 
-class Metric(StrEnum):
+class MetricName(StrEnum):
     """Metric names of pushes."""
 
     # Health loop, one push per interval. Agent.

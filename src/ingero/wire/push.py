@@ -16,7 +16,7 @@ from ingero.otlp.codec import structs
 from ingero.otlp.codec.export import Export
 from ingero.otlp.codec.values import message_attributes, tree_attributes
 from ingero.otlp.names import Signal
-from ingero.wire.names import Attribute, Metric
+from ingero.wire.names import Attribute, MetricName
 
 UNKNOWN_RANK: Final = -1
 _RESOURCES: Final = {
@@ -287,8 +287,8 @@ def _attributes_of(point: structs.Proto) -> dict[str, structs.Value]:
 
 
 _APPLY: Final[dict[str, _Apply]] = {
-    Metric.HEALTH_SCORE.value: _apply_score,
-    Metric.STRAGGLER_EVENT.value: _apply_event,
-    Metric.NODE_INFO.value: _apply_info,
+    MetricName.HEALTH_SCORE.value: _apply_score,
+    MetricName.STRAGGLER_EVENT.value: _apply_event,
+    MetricName.NODE_INFO.value: _apply_info,
 }
 _NUMBER_KINDS: Final = frozenset({"gauge", "sum"})

@@ -6,8 +6,8 @@ import pytest
 from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.agent.collectives.host import CollectiveTracker
 from ingero.agent.collectives.push import STILL_NS, CollectivePusher, PushPace, Usual
-from ingero.agent.health.body import Identity
-from ingero.agent.health.transport import Answer
+from ingero.agent.health.body import NodeIdentity
+from ingero.agent.health.transport import PushReply
 from ingero.model.collectives import COLLECTIVE_OP
 from ingero.model.events import CudaOp, NcclOp, Source
 from ingero.otlp.codec import decode_protobuf, encode_protobuf
@@ -30,7 +30,7 @@ class Ear:
 
     def send(self, export, wall_ns):
         self.exports.append(decode_protobuf(encode_protobuf(export), export.signal))
-        return Answer(is_taken=self.is_taking, detail="", is_cut_off=not self.is_there)
+        return PushReply(is_taken=self.is_taking, detail="", is_cut_off=not self.is_there)
 
     def close(self):
         pass
@@ -48,7 +48,7 @@ class Job:
     def __init__(self):
         self.clock = ManualClock()
         self.ear = Ear()
-        identity = Identity(cluster_id="c", node_id="n", workload_type="training")
+        identity = NodeIdentity(cluster_id="c", node_id="n", workload_type="training")
         pace = PushPace(interval_ns=5 * NS_PER_S, early_gap_ns=NS_PER_S)
         self.pusher = CollectivePusher(identity, self.ear, CollectiveTracker(), self.clock, pace)
         self.pusher.note_process(PID, 3)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero.agent.events.reading import Lines
+from ingero.agent.events.reading import EventLines
 from ingero.agent.events.sink import RESYNC_NS, SinkState
 from ingero.testing.clock import ManualClock
 
@@ -157,7 +157,7 @@ class Collected:
 @given(st.binary(max_size=200).map(lambda b: b.replace(b"x", b"\n")), st.lists(st.integers(1, 50)))
 def test_lines_do_not_depend_on_how_the_bytes_arrive(stream, cuts):
     collected = Collected()
-    lines = Lines(20, collected)
+    lines = EventLines(20, collected)
     rest = stream
     for cut in cuts:
         lines.feed(rest[:cut])

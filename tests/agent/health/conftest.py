@@ -3,8 +3,8 @@ import itertools
 import pytest
 from hypothesis import settings
 
-from ingero.agent.health.body import Identity
-from ingero.agent.health.book import EpisodeBook
+from ingero.agent.health.body import NodeIdentity
+from ingero.agent.health.book import NodeEpisodes
 from ingero.agent.health.cache import ThresholdCache
 from ingero.agent.health.endpoint import parse_endpoint
 from ingero.agent.health.episodes import SpanMaker
@@ -21,7 +21,7 @@ from ingero.testing.clock import ManualClock
 from ingero.wire.push import ResourceCache, read_push
 
 SECOND_NS = 1_000_000_000
-IDENTITY = Identity(cluster_id="prod a", node_id="n1", world_size=8, rank=3)
+IDENTITY = NodeIdentity(cluster_id="prod a", node_id="n1", world_size=8, rank=3)
 
 
 class Messages:
@@ -54,7 +54,7 @@ class Rig:
         )
         ids = itertools.count(1)
         self.spans = []
-        self.book = EpisodeBook(
+        self.book = NodeEpisodes(
             IDENTITY, lambda: f"episode-{next(ids)}", SpanMaker(IDENTITY, "0", lambda bits: 1)
         )
         self.stream = Messages()

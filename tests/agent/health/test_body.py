@@ -3,9 +3,9 @@ import json
 import pytest
 
 from ingero.agent.health.body import (
-    Identity,
+    NodeIdentity,
     PushStatus,
-    StragglerEvent,
+    StragglerMessage,
     build_event,
     build_push,
     encode_agent_json,
@@ -24,7 +24,7 @@ from ingero.otlp.names import Signal
 from ingero.wire.names import DetectionMode, DominantSignal
 from ingero.wire.push import ResourceCache, read_push
 
-IDENTITY = Identity(
+IDENTITY = NodeIdentity(
     cluster_id="prod a",
     node_id="n1",
     world_size=8,
@@ -69,7 +69,7 @@ PUSHES = {
     ),
 }
 EVENTS = {
-    "straggler_event_1": StragglerEvent(
+    "straggler_event_1": StragglerMessage(
         is_straggler=True,
         mode=DetectionMode.FLEET,
         threshold=0.9,
@@ -78,7 +78,7 @@ EVENTS = {
         event_id="76b99833-b5c2-424e-bda3-956adbef4bcf",
         wall_ns=1795230276386542555,
     ),
-    "straggler_event_0": StragglerEvent(
+    "straggler_event_0": StragglerMessage(
         is_straggler=False,
         mode=DetectionMode.FLEET,
         threshold=0.9,
@@ -120,7 +120,7 @@ def test_both_encodings_tell_fleet_the_same():
 
 
 def test_what_is_not_known_has_no_metric():
-    alone = Identity(cluster_id="c", node_id="n")
+    alone = NodeIdentity(cluster_id="c", node_id="n")
     export = build_push(
         alone, status(State.ACTIVE, DetectionMode.NONE, 0.5, (0.5, 0.5, None, 0.5), 1, cohort="")
     )

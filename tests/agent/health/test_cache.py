@@ -1,18 +1,18 @@
 import pytest
 
-from ingero.agent.health.cache import Heard, ThresholdCache, Told, parse_told
+from ingero.agent.health.cache import Heard, ThresholdCache, ThresholdHeaders, parse_told
 from ingero.agent.health.poll import read_page
 
 
 @pytest.mark.parametrize(
     ("threshold", "quorum", "told"),
     [
-        ("0.9214", "true", Told(Heard.HIT, 0.9214, True)),
-        ("0.9214", "True", Told(Heard.HIT, 0.9214, True)),
-        ("0.9214", "FALSE", Told(Heard.HIT, 0.9214, False)),
-        (" 0.1 ", "true", Told(Heard.HIT, 0.1, True)),
-        ("0.99", "true", Told(Heard.HIT, 0.99, True)),
-        ("9.5e-1", "true", Told(Heard.HIT, 0.95, True)),
+        ("0.9214", "true", ThresholdHeaders(Heard.HIT, 0.9214, True)),
+        ("0.9214", "True", ThresholdHeaders(Heard.HIT, 0.9214, True)),
+        ("0.9214", "FALSE", ThresholdHeaders(Heard.HIT, 0.9214, False)),
+        (" 0.1 ", "true", ThresholdHeaders(Heard.HIT, 0.1, True)),
+        ("0.99", "true", ThresholdHeaders(Heard.HIT, 0.99, True)),
+        ("9.5e-1", "true", ThresholdHeaders(Heard.HIT, 0.95, True)),
     ],
 )
 def test_good_headers_are_read(threshold, quorum, told):
@@ -51,13 +51,13 @@ def test_a_threshold_outside_its_range_is_rejected(threshold):
     [(None, None), ("0.9", None), (None, "true"), ("0.9", " "), ("", "true")],
 )
 def test_one_header_alone_is_none(threshold, quorum):
-    assert parse_told(threshold, quorum) == Told(Heard.MISS)
+    assert parse_told(threshold, quorum) == ThresholdHeaders(Heard.MISS)
 
 
 @pytest.mark.parametrize("pair", [(None, None), ("0.9", "true"), ("0", "x")])
 def test_panic_outranks_every_threshold(pair):
     told = parse_told(*pair, "true")
-    assert told == Told(Heard.WITHHELD)
+    assert told == ThresholdHeaders(Heard.WITHHELD)
     cache = ThresholdCache()
     cache.hear(parse_told("0.9", "true"), 5)
     cache.hear(told, 6)
@@ -92,7 +92,7 @@ def test_only_a_usable_value_puts_the_poller_to_sleep():
 
 def test_a_poll_fills_the_cache_and_does_not_put_itself_to_sleep():
     cache = ThresholdCache()
-    cache.hear_poll(Told(Heard.HIT, 0.8, True), 3)
+    cache.hear_poll(ThresholdHeaders(Heard.HIT, 0.8, True), 3)
     assert cache.cached == (0.8, True, 3)
     assert not cache.is_piggybacked
 

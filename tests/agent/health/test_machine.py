@@ -2,9 +2,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero.agent.health.signals.machine import (
-    Machine,
     MachineSettings,
     State,
+    StateMachine,
     advance,
     is_waking,
     reject_future,
@@ -29,17 +29,17 @@ def play(machine, readings, settings=SETTINGS):
     return machine, trail
 
 
-ACTIVE = Machine(state=State.ACTIVE)
+ACTIVE = StateMachine(state=State.ACTIVE)
 
 
 def test_a_stub_agent_is_active_on_its_thirtieth_sample():
-    _, trail = play(Machine(), [read()] * 30, MachineSettings())  # vector 13
+    _, trail = play(StateMachine(), [read()] * 30, MachineSettings())  # vector 13
     assert [state for state, _, _ in trail] == ["calibrating"] * 29 + ["active"]
     assert all(is_pushed for _, is_pushed, _ in trail)
 
 
 def test_failed_reads_do_not_count_toward_the_warm_up():
-    _, trail = play(Machine(), [read(), None, read(), None, read(), read()])
+    _, trail = play(StateMachine(), [read(), None, read(), None, read(), read()])
     assert [state for state, _, _ in trail] == ["calibrating"] * 5 + ["active"]
     assert [is_pushed for _, is_pushed, _ in trail] == [True, False, True, False, True, True]
 
@@ -74,8 +74,8 @@ def test_a_hung_node_stays_active_however_long_it_hangs():
 
 
 def test_a_node_that_hangs_out_of_idleness_wakes():
-    assert is_waking(Machine(state=State.IDLE), read(0, is_pending=True))
-    assert not is_waking(Machine(state=State.IDLE), read(0))
+    assert is_waking(StateMachine(state=State.IDLE), read(0, is_pending=True))
+    assert not is_waking(StateMachine(state=State.IDLE), read(0))
 
 
 def test_launches_that_cannot_be_counted_make_nobody_idle():
@@ -132,7 +132,7 @@ counts = st.integers(1, 5)
 )
 def test_the_machine_agrees_with_the_table_written_out(observations, settings):
     readings = [read(launches) if good else None for good, launches in observations]
-    _, trail = play(Machine(), readings, settings)
+    _, trail = play(StateMachine(), readings, settings)
     assert [state for state, _, _ in trail] == list(_slow_machine(observations, settings))
     for (state, is_pushed, is_restart), reading in zip(trail, readings, strict=True):
         assert not (is_pushed and (reading is None or is_restart))

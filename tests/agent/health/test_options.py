@@ -5,8 +5,8 @@ import itertools
 import json
 
 from ingero.agent.events.alert.episodes import Episodes
-from ingero.agent.health.body import Identity
-from ingero.agent.health.book import EpisodeBook
+from ingero.agent.health.body import NodeIdentity
+from ingero.agent.health.book import NodeEpisodes
 from ingero.agent.health.mode import Bar
 from ingero.agent.health.options import PushOptions
 from ingero.cli.commands.fleet_push import command
@@ -14,7 +14,7 @@ from ingero.testing.clock import ManualClock
 from ingero.wire.names import DetectionMode, DominantSignal
 from ingero.wire.uds import StragglerState, decode_message, encode_message
 
-IDENTITY = Identity(cluster_id="c", node_id="n1", world_size=8, rank=3)
+IDENTITY = NodeIdentity(cluster_id="c", node_id="n1", world_size=8, rank=3)
 
 
 def test_the_commands_defaults_are_those_of_the_options():
@@ -31,7 +31,7 @@ def test_the_commands_defaults_are_those_of_the_options():
 def test_a_straggler_is_told_with_what_its_workload_said_last():
     said = {"step": "41"}
     ids = itertools.count()
-    book = EpisodeBook(IDENTITY, lambda: f"e{next(ids)}", find_labels=lambda: dict(said))
+    book = NodeEpisodes(IDENTITY, lambda: f"e{next(ids)}", find_labels=lambda: dict(said))
     bar = Bar(DetectionMode.FLEET, 0.9)
     book.judge(bar, 0.5, DominantSignal.COMPUTE, 1)
     book.tell(1)
@@ -48,7 +48,7 @@ def test_a_straggler_is_told_with_what_its_workload_said_last():
 
 
 def test_a_node_whose_workload_says_nothing_sends_the_existing_agents_line():
-    book = EpisodeBook(IDENTITY, lambda: "e")
+    book = NodeEpisodes(IDENTITY, lambda: "e")
     book.judge(Bar(DetectionMode.FLEET, 0.9), 0.5, DominantSignal.COMPUTE, 1)
     book.tell(1)
     (message,) = book.take_messages()

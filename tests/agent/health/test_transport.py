@@ -7,10 +7,10 @@ import grpc
 import pytest
 import trustme
 
-from ingero.agent.health.body import Identity, PushStatus, build_push
-from ingero.agent.health.cache import Heard, ThresholdCache, Told
+from ingero.agent.health.body import NodeIdentity, PushStatus, build_push
+from ingero.agent.health.cache import Heard, ThresholdCache, ThresholdHeaders
 from ingero.agent.health.endpoint import parse_endpoint
-from ingero.agent.health.episodes import Episode, EpisodeKind, Outcome, SpanMaker
+from ingero.agent.health.episodes import EpisodeKind, EpisodeOutcome, NodeEpisode, SpanMaker
 from ingero.agent.health.grpc_transport import GrpcTransport
 from ingero.agent.health.lane import MAX_EXTRAS, MAX_PAUSE_NS, PushLane
 from ingero.agent.health.poll import ThresholdPoller
@@ -18,8 +18,8 @@ from ingero.agent.health.signals.machine import State
 from ingero.agent.health.signals.reading import Signals
 from ingero.agent.health.tls import check_tls_files
 from ingero.agent.health.transport import (
-    Answer,
     HttpTransport,
+    PushReply,
     TransportSettings,
     parse_retry_after,
 )
@@ -43,7 +43,7 @@ def push(score=0.94):
         cohort="",
         wall_ns=1,
     )
-    return build_push(Identity(cluster_id="prod a", node_id="n1"), status)
+    return build_push(NodeIdentity(cluster_id="prod a", node_id="n1"), status)
 
 
 def settings(url, **more):
@@ -64,7 +64,7 @@ def test_every_http_encoding_arrives_as_it_was_sent(collector, is_protobuf, is_g
     )
     answer = transport.send(push(), 0)
     transport.close()
-    assert answer == Answer(True, "200 OK", Told(Heard.HIT, 0.9, False))
+    assert answer == PushReply(True, "200 OK", ThresholdHeaders(Heard.HIT, 0.9, False))
     request = collector.requests[0]
     assert read_push(request.export, ResourceCache())[0].health_score == 0.94
     assert request.headers["x-tenant"] == "blue"
@@ -140,8 +140,8 @@ class Scripted:
         self.answers = None
 
 
-TAKEN = Answer(True, "200 OK")
-CUT = Answer(False, "refused", is_cut_off=True)
+TAKEN = PushReply(True, "200 OK")
+CUT = PushReply(False, "refused", is_cut_off=True)
 
 
 def make_lane(*answers):
@@ -160,7 +160,7 @@ def test_a_cut_off_push_is_tried_once_more_after_a_fifth_of_a_second():
 
 
 def test_a_refused_push_is_not_tried_again():
-    lane, transport, _, pauses = make_lane(Answer(False, "400"))
+    lane, transport, _, pauses = make_lane(PushReply(False, "400"))
     lane.offer(push())
     lane.drain()
     assert (len(transport.sent), pauses, lane.counts.n_failed) == (1, [], 1)
@@ -193,7 +193,7 @@ def test_events_do_not_count_toward_reachability():
     assert lane.counts.n_extras_failed == 1
 
 
-PAUSE = Answer(False, "503", retry_after_ns=SECOND_NS)
+PAUSE = PushReply(False, "503", retry_after_ns=SECOND_NS)
 
 
 @pytest.mark.parametrize("failure", [CUT, PAUSE])
@@ -221,7 +221,7 @@ def test_events_are_not_tried_while_pushes_are_cut_off():
 
 
 def test_a_refused_event_is_not_tried_again():
-    lane, transport, _, _ = make_lane(Answer(False, "400"), TAKEN)
+    lane, transport, _, _ = make_lane(PushReply(False, "400"), TAKEN)
     lane.offer(None, [push()])
     lane.drain()
     lane.offer(push())
@@ -240,7 +240,7 @@ def test_a_closed_lane_tries_its_events_once_more():
 
 def test_an_endless_pause_is_bounded():
     year_ns = 365 * 86_400 * SECOND_NS
-    lane, _, _, _ = make_lane(Answer(False, "503", retry_after_ns=year_ns))
+    lane, _, _, _ = make_lane(PushReply(False, "503", retry_after_ns=year_ns))
     lane.offer(push())
     lane.drain()
     assert lane.pause_ns == MAX_PAUSE_NS
@@ -278,10 +278,10 @@ def test_the_page_fills_the_cache_while_pushes_tell_nothing(collector, polled):
     assert poller.poll() == SECOND_NS
     assert cache.cached == (0.91, True, clock.mono_ns())
     assert collector.requests[0].path == "/api/v1/threshold?cluster_id=prod+a"
-    cache.hear(Told(Heard.HIT, 0.8, True), 1)
+    cache.hear(ThresholdHeaders(Heard.HIT, 0.8, True), 1)
     poller.poll()
     assert len(collector.requests) == 1, "asleep while answers carry the threshold"
-    cache.hear(Told(Heard.MISS), 2)
+    cache.hear(ThresholdHeaders(Heard.MISS), 2)
     poller.poll()
     assert len(collector.requests) == 2
 
@@ -365,7 +365,9 @@ def grpc_fleet():
 
 def test_grpc_tells_the_same_and_hears_the_same(grpc_fleet):
     handler, transport = grpc_fleet
-    assert transport.send(push(), 0) == Answer(True, "OK", Told(Heard.HIT, 0.9, True))
+    assert transport.send(push(), 0) == PushReply(
+        True, "OK", ThresholdHeaders(Heard.HIT, 0.9, True)
+    )
     assert handler.pushes[0].health_score == 0.94
     assert handler.metadata["x-tenant"] == "blue"
     assert handler.metadata["ingero.cluster.id"] == "prod a"
@@ -383,7 +385,7 @@ def test_grpc_refusals_carry_the_threshold_and_the_pause(grpc_fleet):
     handler, transport = grpc_fleet
     handler.refuse = (grpc.StatusCode.RESOURCE_EXHAUSTED, (("retry-after", "7"),))
     answer = transport.send(push(), 0)
-    assert answer.told == Told(Heard.HIT, 0.9, True)
+    assert answer.told == ThresholdHeaders(Heard.HIT, 0.9, True)
     assert answer.retry_after_ns == 7 * SECOND_NS
     assert not answer.is_taken
     assert not answer.is_cut_off
@@ -455,10 +457,10 @@ def test_tls_files_are_all_or_none_and_a_loose_key_is_refused(tls_files, tmp_pat
 
 
 def test_the_span_of_an_episode_arrives_in_protobuf(collector):
-    identity = Identity(cluster_id="prod a", node_id="n1", cohort="8a5edab282632443")
-    episode = Episode(event_id="e1", kind=EpisodeKind.STRAGGLER, start_ns=5)
+    identity = NodeIdentity(cluster_id="prod a", node_id="n1", cohort="8a5edab282632443")
+    episode = NodeEpisode(event_id="e1", kind=EpisodeKind.STRAGGLER, start_ns=5)
     export = SpanMaker(identity, "1.2.3", lambda bits: (1 << bits) - 1).build(
-        episode, 9, Outcome.RESOLVED
+        episode, 9, EpisodeOutcome.RESOLVED
     )
     transport = HttpTransport(replace(settings(collector.url, is_protobuf=True), cluster_id=""))
     assert transport.send(export, 0).is_taken

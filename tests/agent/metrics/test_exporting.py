@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from ingero.agent.capture.discover.identity import Identity
+from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.kernel.abi import N_COPY_KINDS, get_dtype
 from ingero.agent.capture.probes.ended import EndedCounts
 from ingero.agent.capture.session import Totals
@@ -94,7 +94,7 @@ def scrape(url):
 def test_a_scraper_reads_exact_counts_and_histograms_by_the_documented_names():
     page = PrometheusPage()
     observer = MetricObserver([page])
-    observer.on_process(Identity(7, place=ProcessRank(rank=4)))
+    observer.on_process(ProcessIdentity(7, place=ProcessRank(rank=4)))
     with serve_sink(Endpoint("127.0.0.1", 0), page) as bound:
         with pytest.raises(urllib.error.HTTPError, match="503"):
             urllib.request.urlopen(f"http://{bound}/readyz")

@@ -7,7 +7,7 @@ import sys
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ingero.agent.capture.discover.identity import Identity
+from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.metrics.exporting import PrometheusPage
 from ingero.agent.metrics.nccl import NcclProcesses, find_version
 from ingero.sim.runner import get_program
@@ -40,7 +40,7 @@ def test_process_is_told_with_path_and_version_until_it_ends(tmp_path):
         env={"LD_LIBRARY_PATH": str(get_program().parent)},
     ) as process:
         process.stdout.readline()
-        watch.on_process(Identity(process.pid, name="train"))
+        watch.on_process(ProcessIdentity(process.pid, name="train"))
         watch.look()
         labels = (
             ("comm", "train"), ("libnccl_path", str(library)), ("libnccl_version", "2.28.9"),
@@ -57,7 +57,7 @@ def test_process_is_told_with_path_and_version_until_it_ends(tmp_path):
 
 def test_process_without_the_library_is_not_told():
     watch = NcclProcesses()
-    watch.on_process(Identity(1, name="init"))
+    watch.on_process(ProcessIdentity(1, name="init"))
     watch.look()
     assert page_of(watch) == {("gpu_nccl_processes_total", ()): 0}
 

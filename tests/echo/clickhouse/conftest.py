@@ -8,10 +8,10 @@ import pytest
 from tests.echo.clickhouse.server import ClickHouseServer
 
 from ingero.echo.db.clickhouse.settings import ClickHouseSettings
-from ingero.echo.db.engine import EngineSettings
+from ingero.echo.db.engine import DatabaseSettings
 from ingero.echo.db.rows import Rows
 from ingero.echo.db.store import Store, StoreSettings
-from ingero.echo.db.writer import WriterSettings
+from ingero.echo.db.writer import DatabaseWriterSettings
 from ingero.echo.schema import (
     COLLECTIVES,
     COSTS,
@@ -34,9 +34,9 @@ EMBEDDED = ClickHouseSettings("here", 0, is_embedded=True)
 
 def make_store(clickhouse, clock, **writer):
     settings = StoreSettings(
-        engine=EngineSettings(memory_limit_bytes=256 << 20, threads=1),
+        engine=DatabaseSettings(memory_limit_bytes=256 << 20, threads=1),
         clickhouse=clickhouse,
-        writer=WriterSettings(**({"group_ns": 1_000_000} | writer)),
+        writer=DatabaseWriterSettings(**({"group_ns": 1_000_000} | writer)),
     )
     return Store(":memory:" if clickhouse is None else "clickhouse", settings, clock)
 

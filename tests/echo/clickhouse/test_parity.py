@@ -14,7 +14,7 @@ from ingero.echo.db.faults import DeadlineError
 from ingero.echo.db.reader import conform
 from ingero.echo.db.sandbox.pool import Sandbox, SandboxSettings
 from ingero.echo.queries.analysis import RUN_ANALYSIS
-from ingero.echo.queries.ask import Ask, WindowArgs
+from ingero.echo.queries.ask import Ask, TimeWindowArgs
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.schema import TABLES, TENANT_TABLES
 from ingero.echo.service.analysis import RowsExport
@@ -118,7 +118,7 @@ def test_a_tenants_own_rows_are_exported_alike_and_nobody_elses(filled, clock):
     for store in filled:
         with store.open_reader(TIMEOUT_NS) as reader:
             ask_ = Ask(reader, frozenset({"c2"}), clock.wall_ns(), None)
-            export = RowsExport(reader, ask_.span(WindowArgs(until="latest")), 100_000)
+            export = RowsExport(reader, ask_.span(TimeWindowArgs(until="latest")), 100_000)
             tables = {}
             for name, table in TABLES.items():
                 schema, batches = export(name, None)
@@ -142,7 +142,7 @@ def test_sql_of_a_tenant_runs_on_its_rows_from_clickhouse(filled, clock):
     try:
         with filled[1].open_reader(TIMEOUT_NS) as reader:
             ask_ = Ask(reader, frozenset({"c1"}), clock.wall_ns(), None)
-            export = RowsExport(reader, ask_.span(WindowArgs(until="latest")), 100_000)
+            export = RowsExport(reader, ask_.span(TimeWindowArgs(until="latest")), 100_000)
             answer = sandbox.run(sql, export, 10)
     finally:
         sandbox.close()

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 
 from ingero.echo.db import duck
-from ingero.echo.db.engine import MEMORY, EngineSettings, migrate, open_engine
+from ingero.echo.db.engine import MEMORY, DatabaseSettings, migrate, open_engine
 from ingero.echo.db.faults import DeadlineError, LockedError
 from ingero.echo.db.rows import Rows
 from ingero.echo.db.store import Store, StoreSettings
 from ingero.echo.db.upkeep import Retention
 from ingero.echo.db.window import KeyWindow, build_keys
-from ingero.echo.db.writer import WriterSettings
+from ingero.echo.db.writer import DatabaseWriterSettings
 from ingero.echo.schema import EVENTS, TABLES
 from ingero.errors import IngeroError, RetryableError, StoreError
 from ingero.telemetry.clock import SystemClock
@@ -22,7 +22,7 @@ from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_S
 
 T0 = dt.datetime(2026, 1, 1)  # noqa: DTZ001 - the store's TIMESTAMP is UTC without a zone
-ENGINE = EngineSettings(memory_limit_bytes=256 << 20, threads=1)
+ENGINE = DatabaseSettings(memory_limit_bytes=256 << 20, threads=1)
 
 
 def rows_of(n, *, start=0, cluster="c1", node="n1"):
@@ -40,7 +40,7 @@ def rows_of(n, *, start=0, cluster="c1", node="n1"):
 def make_store(path, clock=None, *, free_bytes=None, max_waiting_rows=500_000, **writer):
     settings = StoreSettings(
         engine=ENGINE,
-        writer=WriterSettings(**({"group_ns": 1_000_000} | writer)),
+        writer=DatabaseWriterSettings(**({"group_ns": 1_000_000} | writer)),
         max_waiting_rows=max_waiting_rows,
     )
     return Store(str(path), settings, clock or SystemClock(), free_bytes)

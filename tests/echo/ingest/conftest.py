@@ -2,9 +2,9 @@
 
 import pytest
 
-from ingero.echo.db.engine import EngineSettings
+from ingero.echo.db.engine import DatabaseSettings
 from ingero.echo.db.store import Store, StoreSettings
-from ingero.echo.db.writer import WriterSettings
+from ingero.echo.db.writer import DatabaseWriterSettings
 from ingero.echo.ingest.intake import Intake
 from ingero.serving.bearer import Principal
 from ingero.testing.clock import ManualClock
@@ -15,8 +15,8 @@ ANY = Principal("d", "k", None)
 @pytest.fixture
 def store():
     settings = StoreSettings(
-        engine=EngineSettings(memory_limit_bytes=128 << 20, threads=1),
-        writer=WriterSettings(group_ns=1_000_000),
+        engine=DatabaseSettings(memory_limit_bytes=128 << 20, threads=1),
+        writer=DatabaseWriterSettings(group_ns=1_000_000),
     )
     opened = Store(":memory:", settings, ManualClock())
     opened.open()

@@ -11,7 +11,7 @@ from ingero.echo.queries.hangs import HANGS as QUESTION
 from ingero.echo.schema import HANGS
 from ingero.fleet.processors.nccl.hangs import build_hangs
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
-from ingero.model.hang import Group, HangCause, HangRoot
+from ingero.model.hang import HangCause, HangRoot, StoppedGroup
 from ingero.otlp.codec import decode_protobuf, encode_protobuf
 from ingero.otlp.names import Signal
 from ingero.testing.clock import ManualClock
@@ -21,7 +21,7 @@ from ingero.wire.hangs import HANG_EVENT
 
 NOW_NS = ManualClock().wall_ns()
 COMM = "00000000000000ab"
-ROOT = HangRoot(2, HangCause.ABSENT, Group(COMM, (0, 1, 2, 3)), 10, 9, (0, 1, 3), "n2", "j")
+ROOT = HangRoot(2, HangCause.ABSENT, StoppedGroup(COMM, (0, 1, 2, 3)), 10, 9, (0, 1, 3), "n2", "j")
 
 
 def over_the_wire(export):

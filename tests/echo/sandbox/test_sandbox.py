@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from ingero.echo.db.faults import DeadlineError
-from ingero.echo.db.sandbox.frames import Data, Job, Result, Verdict, receive, send
+from ingero.echo.db.sandbox.frames import Data, GuardReply, Result, SandboxJob, receive, send
 from ingero.echo.db.sandbox.guard import FUNCTIONS, check_statement
 from ingero.echo.db.sandbox.pool import Sandbox, SandboxSettings, SqlRefusedError
 from ingero.echo.db.stop import Stop
@@ -520,8 +520,8 @@ def test_each_wall_holds_alone(opener, without, tmp_path):
             [sys.executable, "-c", code, str(theirs.fileno())], pass_fds=(theirs.fileno(),)
         )
         ours.settimeout(30)
-        send(ours, Job(opener.format(folder=tmp_path), [], 10, 1 << 20, 512 << 20, 10.0))
-        receive(ours, Verdict)
+        send(ours, SandboxJob(opener.format(folder=tmp_path), [], 10, 1 << 20, 512 << 20, 10.0))
+        receive(ours, GuardReply)
         send(ours, Data([]))
         result, _ = receive(ours, Result)
         process.wait()

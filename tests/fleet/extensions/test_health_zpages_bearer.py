@@ -7,7 +7,13 @@ import pytest
 
 from ingero.config import parse_model
 from ingero.errors import ConfigError, IngeroError
-from ingero.fleet.component import ComponentId, Kind, PipelineView, ServiceStatus, ServiceView
+from ingero.fleet.component import (
+    ComponentId,
+    ComponentKind,
+    PipelineView,
+    ServiceStatus,
+    ServiceView,
+)
 from ingero.fleet.extensions import bearertokenauth, health_check, zpages
 from ingero.testing.host import ManualHost
 from ingero.units import NS_PER_S
@@ -22,7 +28,7 @@ class View:
         self.config_source = "<fleet>.yaml"
 
     def components(self):
-        return [(Kind.RECEIVER, ComponentId("otlp"))]
+        return [(ComponentKind.RECEIVER, ComponentId("otlp"))]
 
     def pipelines(self):
         errors = ((1_767_225_600_000_000_000, "<b>bad</b>"),)

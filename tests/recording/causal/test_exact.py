@@ -13,7 +13,7 @@ from ingero.model.latency import build_bucket_edges_ns
 from ingero.recording.causal.engine import explain
 from ingero.recording.causal.exact import Basis, compute_statistics
 from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
-from ingero.recording.scenarios.loop import LAUNCH, MALLOC, SYNC, Loop, Step
+from ingero.recording.scenarios.loop import LAUNCH, MALLOC, SYNC, Loop, LoopStep
 from ingero.testing.degrade import degrade, sample
 
 MS = 1_000_000
@@ -151,10 +151,10 @@ def test_balanced_memory_and_a_pool_that_stays_are_no_leak(freed, pool):
 def test_steps_that_turn_slow_are_dated_and_both_times_given():
     built = RecordingBuilder()
     loop = Loop(built)
-    loop.steps(300, Step(n_launches=4, copy_ns=0, sync_ns=2 * MS))
+    loop.steps(300, LoopStep(n_launches=4, copy_ns=0, sync_ns=2 * MS))
     for _ in range(300):
         loop.sleep(20 * MS)
-        loop.step(Step(n_launches=4, copy_ns=0, sync_ns=2 * MS))
+        loop.step(LoopStep(n_launches=4, copy_ns=0, sync_ns=2 * MS))
     (incident,) = explain(built.build()).incidents
     assert incident.rule == "step_time_changed"
     assert incident.n_cases == 300

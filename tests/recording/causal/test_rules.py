@@ -11,7 +11,7 @@ from ingero.recording.causal.engine import explain
 from ingero.recording.causal.rules import RULES
 from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
 from ingero.recording.scenarios.catalog import SCENARIOS, healthy
-from ingero.recording.scenarios.loop import FREE, LAUNCH, MALLOC, SYNC, Loop, Step
+from ingero.recording.scenarios.loop import FREE, LAUNCH, MALLOC, SYNC, Loop, LoopStep
 from ingero.recording.store.reader import load_recording
 from ingero.testing import serving_faults
 from ingero.testing.faults import FAULTS, device_full
@@ -41,7 +41,7 @@ def test_a_slow_first_allocation_is_no_churn():
     loop = Loop(built)
     for i in range(300):
         loop.call(MALLOC, MS // 50 if i else 400 * MS, arg0=8 << 20, arg1=0x7D00_0000_0000)
-        loop.step(Step(n_launches=4, copy_ns=0, sync_ns=4 * MS))
+        loop.step(LoopStep(n_launches=4, copy_ns=0, sync_ns=4 * MS))
         loop.call(FREE, MS // 50, arg0=0x7D00_0000_0000)
     assert rules_of(built) == ["lazy_load"]
 
@@ -77,9 +77,9 @@ def hit_every(n, stolen_ms, call_ms=10):
     """Forty slow synchronisations, one in `n` with `stolen_ms` taken by a named task, after a healthy start."""
     built = RecordingBuilder().name(8821, "backup")
     loop = Loop(built)
-    loop.steps(60, Step(sync_ns=2 * MS))
+    loop.steps(60, LoopStep(sync_ns=2 * MS))
     for i in range(40):
-        loop.step(Step(sync_ns=0))
+        loop.step(LoopStep(sync_ns=0))
         stolen = () if i % n else (stolen_ms * MS,)
         loop.preempted_call(SYNC, call_ms * MS, stolen, 8821)
     return built
@@ -102,9 +102,9 @@ def test_cause_below_a_fifth_of_the_lost_time_is_not_named():
 def test_many_small_preemptors_are_one_cause_together():
     built = RecordingBuilder()
     loop = Loop(built)
-    loop.steps(60, Step(sync_ns=2 * MS))
+    loop.steps(60, LoopStep(sync_ns=2 * MS))
     for i in range(40):
-        loop.step(Step(sync_ns=0))
+        loop.step(LoopStep(sync_ns=0))
         loop.preempted_call(SYNC, 10 * MS, (6 * MS,), 9000 + i)
     (incident,) = explain(built.build()).incidents
     assert [(cause.name, round(cause.share, 1)) for cause in incident.causes] == [
@@ -117,7 +117,7 @@ def test_preemption_outside_the_feeding_thread_is_not_blamed():
     built = RecordingBuilder().name(8821, "backup")
     loop = Loop(built)
     for _ in range(60):
-        loop.step(Step(sync_ns=10 * MS))
+        loop.step(LoopStep(sync_ns=10 * MS))
         built.off_cpu(
             loop.at_ns - 9 * MS, 8 * MS, PID + 1, OffCpuReason.PREEMPTED, pid=PID, other_pid=8821
         )
@@ -141,7 +141,7 @@ def test_silence_without_proof_that_the_gpu_is_idle_is_no_starvation():
     built = RecordingBuilder()
     loop = Loop(built)
     for _ in range(20):
-        loop.step(Step(sync_ns=0))
+        loop.step(LoopStep(sync_ns=0))
         loop.rest(100 * MS)  # the host computes while the GPU works on what it was given
         loop.wait(80 * MS)  # and is still busy when asked
     assert rules_of(built) == []
@@ -168,7 +168,7 @@ def test_waking_up_is_not_waiting_for_a_cpu():
     built = RecordingBuilder()
     loop = Loop(built)
     for _ in range(400):
-        loop.step(Step(n_launches=2, copy_ns=0, sync_ns=0))
+        loop.step(LoopStep(n_launches=2, copy_ns=0, sync_ns=0))
         loop.sleep(200_000, wait_ns=40_000)
     assert rules_of(built) == []
 
@@ -246,7 +246,7 @@ def test_small_loss_in_a_long_watch_is_no_incident():
         loop = Loop(built)
         loop.steps(20)
         for _ in range(20):
-            loop.step(Step(sync_ns=0))
+            loop.step(LoopStep(sync_ns=0))
             loop.preempted_call(SYNC, 10 * MS, (6 * MS,), 8821)
         loop.steps(n_after)
         return built
@@ -258,7 +258,7 @@ def test_small_loss_in_a_long_watch_is_no_incident():
 def test_short_look_is_never_high():
     built = RecordingBuilder()
     loop = Loop(built)
-    loop.steps(10, Step(n_launches=4, copy_ns=0, sync_ns=MS))
+    loop.steps(10, LoopStep(n_launches=4, copy_ns=0, sync_ns=MS))
     for _ in range(12):
         loop.preempted_call(SYNC, 10 * MS, (8 * MS,), 8821)
     (incident,) = explain(built.build()).incidents
@@ -281,7 +281,7 @@ def test_calls_counted_a_minute_after_their_rows_are_not_taken_for_lost():
     loop = Loop(built, at_ns=59_000 * MS)
     for i in range(800):
         loop.call(MALLOC, 5 * MS if i % 100 == 50 else 5_000, arg0=512)
-        loop.step(Step(n_launches=4, copy_ns=0, sync_ns=2 * MS))
+        loop.step(LoopStep(n_launches=4, copy_ns=0, sync_ns=2 * MS))
     recording = built.build()
     is_alloc = recording.events["op"] == MALLOC[1]
     minute = 60_000 * MS

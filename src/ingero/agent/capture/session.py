@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from ingero.agent.capture.discover.identity import Identity, find_cgroup_id, read_identity
+from ingero.agent.capture.discover.identity import ProcessIdentity, find_cgroup_id, read_identity
 from ingero.agent.capture.discover.processes import find_descendants, has_ended, iter_pids
 from ingero.agent.capture.discovery import Discovery, Watch, find_new
 from ingero.agent.capture.events import BUILDERS, build_off_cpu_events
@@ -133,7 +133,7 @@ class Totals:
 class Observer(Protocol):
     """Who is told. Called in the tracing thread; record views die with the call."""
 
-    def on_process(self, identity: Identity) -> None:
+    def on_process(self, identity: ProcessIdentity) -> None:
         """A process with GPU calls or disk requests was met for the first time."""
         ...
 
@@ -172,7 +172,7 @@ class TraceSession:
         tell: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.settings = settings
-        self.identities: dict[int, Identity] = {}
+        self.identities: dict[int, ProcessIdentity] = {}
         self.has_lost_all = False
         self._tell = tell
         self._unprobed: tuple[Unprobed, ...] = ()
@@ -190,7 +190,7 @@ class TraceSession:
         self._engine = Engine(settings.engine)
         self._stacks = StackKeeper(self._engine, self._observers)
         self._open = OpenCalls(self._engine, self._stacks)
-        self._met: deque[Identity] = deque()
+        self._met: deque[ProcessIdentity] = deque()
         self._consumers: dict[str, Callable[[Records], None]] = {}
         has_pids = bool(settings.pids) or program is not None
         watch = Watch(self._engine, has_pids, settings.uid, settings.cgroup_ids)

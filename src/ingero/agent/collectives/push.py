@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from ingero.agent.collectives.device import DeviceCollectives
 from ingero.agent.collectives.host import SETTLE_NS, CollectiveTracker, Finished, Place
-from ingero.agent.health.body import Identity
-from ingero.agent.health.transport import Answer, Transport
+from ingero.agent.health.body import NodeIdentity
+from ingero.agent.health.transport import PushReply, PushTransport
 from ingero.model.collectives import ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.model.events import Source
 from ingero.model.standing import Standing
@@ -134,8 +134,8 @@ class CollectivePusher:
 
     def __init__(
         self,
-        identity: Identity,
-        transport: Transport,
+        identity: NodeIdentity,
+        transport: PushTransport,
         tracker: CollectiveTracker,
         clock: Clock,
         pace: PushPace,
@@ -300,13 +300,13 @@ class CollectivePusher:
                 return
             self._kept, self._n_refusals = rest, 0
 
-    def _is_refused(self, answer: Answer) -> bool:
+    def _is_refused(self, answer: PushReply) -> bool:
         """Whether the first request will never be taken: refused again and again, though somebody answers."""
         if not answer.is_cut_off and answer.retry_after_ns is None:
             self._n_refusals += 1
         return self._n_refusals >= MAX_REFUSALS
 
-    def _send(self, export: Export) -> Answer:
+    def _send(self, export: Export) -> PushReply:
         answer = self._transport.send(export, self._clock.wall_ns())
         if answer.is_taken:
             self.counts.n_pushes += 1

@@ -39,7 +39,7 @@ class Listener(Protocol):
         ...
 
 
-class Lines:
+class EventLines:
     """Cuts a byte stream into lines; one that grows past the limit is skipped to its end and reported.
 
     Args:
@@ -129,7 +129,7 @@ class EventReader:
         return True
 
     def _read(self, connection: socket.socket) -> None:
-        lines = Lines(self._limit_bytes, self._listener)
+        lines = EventLines(self._limit_bytes, self._listener)
         while not self._wait(0):
             try:
                 chunk = connection.recv(_CHUNK_BYTES)

@@ -32,7 +32,7 @@ class _Event(msgspec.Struct):
     cluster_id: str = ""
 
 
-class Node(NamedTuple):
+class SinkNode(NamedTuple):
     """Who an event is about."""
 
     cluster_id: str
@@ -56,28 +56,28 @@ class SinkState:
         self._n_evicted = 0
         self._last_wall_ns: int | None = None
         self._last_mono_ns: int | None = None
-        self._active: dict[Node, Stream] = {}
-        self._streams: list[Stream] = []
+        self._active: dict[SinkNode, EventStream] = {}
+        self._streams: list[EventStream] = []
 
-    def open_stream(self) -> Stream:
+    def open_stream(self) -> EventStream:
         """A listener for the reader of one more agent."""
         with self._lock:
-            self._streams.append(Stream(self))
+            self._streams.append(EventStream(self))
             return self._streams[-1]
 
-    def connected(self, stream: Stream) -> None:
+    def connected(self, stream: EventStream) -> None:
         """A connection stands: what was known from it is in doubt until it is said again."""
         with self._lock:
             stream.is_connected = True
             stream.connected_ns = self._clock.mono_ns()
             stream.doubtful = {node for node, teller in self._active.items() if teller is stream}
 
-    def disconnected(self, stream: Stream) -> None:
+    def disconnected(self, stream: EventStream) -> None:
         """It ended; stragglers stay as last heard."""
         with self._lock:
             stream.is_connected = False
 
-    def line(self, line: bytes, stream: Stream) -> None:
+    def line(self, line: bytes, stream: EventStream) -> None:
         """Count one line and follow its episode."""
         try:
             event = msgspec.json.decode(line, type=_Event)
@@ -90,7 +90,7 @@ class SinkState:
             self._count(event.type)
             self._last_wall_ns, self._last_mono_ns = self._clock.wall_ns(), self._clock.mono_ns()
             if event.node_id:
-                self._follow(event.type, Node(event.cluster_id, event.node_id), stream)
+                self._follow(event.type, SinkNode(event.cluster_id, event.node_id), stream)
 
     def overlong(self) -> None:
         """A line was too long to read."""
@@ -140,7 +140,7 @@ class SinkState:
             kind = OTHER_TYPE
         self._events[kind] = self._events.get(kind, 0) + 1
 
-    def _follow(self, kind: str, node: Node, stream: Stream) -> None:
+    def _follow(self, kind: str, node: SinkNode, stream: EventStream) -> None:
         if kind == UdsType.STRAGGLER_RESOLVED:
             self._forget(node)
         elif kind == UdsType.STRAGGLER_STATE:
@@ -152,7 +152,7 @@ class SinkState:
                 self._n_evicted += 1
             self._active[node] = stream
 
-    def _forget(self, node: Node) -> None:
+    def _forget(self, node: SinkNode) -> None:
         stream = self._active.pop(node, None)
         if stream is not None:
             stream.doubtful.discard(node)
@@ -168,7 +168,7 @@ class SinkState:
 
 
 @dataclass(slots=True, eq=False)
-class Stream:
+class EventStream:
     """One agent's events, as an `EventReader` tells them. Made by `SinkState.open_stream`, which guards what it holds.
 
     Attributes:
@@ -181,7 +181,7 @@ class Stream:
     state: SinkState
     is_connected: bool = False
     connected_ns: int = 0
-    doubtful: set[Node] = field(default_factory=set)
+    doubtful: set[SinkNode] = field(default_factory=set)
 
     def connected(self) -> None:
         """A connection stands."""

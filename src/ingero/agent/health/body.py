@@ -22,20 +22,20 @@ from ingero.wire.names import (
     Attribute,
     DetectionMode,
     DominantSignal,
-    Metric,
+    MetricName,
     Scope,
 )
 
 _SIGNAL_METRICS: Final = (
-    Metric.THROUGHPUT_RATIO,
-    Metric.COMPUTE_EFFICIENCY,
-    Metric.MEMORY_HEADROOM,
-    Metric.CPU_AVAILABILITY,
+    MetricName.THROUGHPUT_RATIO,
+    MetricName.COMPUTE_EFFICIENCY,
+    MetricName.MEMORY_HEADROOM,
+    MetricName.CPU_AVAILABILITY,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class NodeIdentity:
     """Who pushes; fixed for the life of the agent.
 
     Attributes:
@@ -87,7 +87,7 @@ class PushStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StragglerEvent:
+class StragglerMessage:
     """One straggler event: 1 on every push of an episode, 0 once when it ends, one id throughout."""
 
     is_straggler: bool
@@ -99,7 +99,7 @@ class StragglerEvent:
     wall_ns: int
 
 
-def build_push(identity: Identity, status: PushStatus) -> Export:
+def build_push(identity: NodeIdentity, status: PushStatus) -> Export:
     """The regular push."""
     now_ns = status.wall_ns
     labels = {
@@ -107,7 +107,7 @@ def build_push(identity: Identity, status: PushStatus) -> Export:
         Attribute.WORKLOAD_TYPE: identity.workload_type,
     }
     scored = {**labels, Attribute.CGROUP_PATH_HASH: status.cohort}
-    metrics = [_gauge(Metric.HEALTH_SCORE, status.score, now_ns, scored)]
+    metrics = [_gauge(MetricName.HEALTH_SCORE, status.score, now_ns, scored)]
     metrics += [
         _gauge(name, value, now_ns, labels)
         for name, value in zip(_SIGNAL_METRICS, status.shares, strict=True)
@@ -115,14 +115,14 @@ def build_push(identity: Identity, status: PushStatus) -> Export:
     ]
     mode = {Attribute.DETECTION_MODE: status.mode.value}
     metrics += [
-        _gauge(Metric.DEGRADATION_WARNING, int(status.is_degraded), now_ns, labels),
-        _gauge(Metric.AGENT_DETECTION_MODE, 1, now_ns, mode),
-        _gauge(Metric.AGENT_FLEET_REACHABLE, int(status.is_reachable), now_ns),
+        _gauge(MetricName.DEGRADATION_WARNING, int(status.is_degraded), now_ns, labels),
+        _gauge(MetricName.AGENT_DETECTION_MODE, 1, now_ns, mode),
+        _gauge(MetricName.AGENT_FLEET_REACHABLE, int(status.is_reachable), now_ns),
     ]
     if identity.gpu_model:
         info = {Attribute.GPU_MODEL: identity.gpu_model, Attribute.GPU_COUNT: identity.n_gpus}
-        metrics.append(_gauge(Metric.NODE_INFO, 1, now_ns, info))
-    metrics.append(_gauge(Metric.NODE_WORLD_SIZE, identity.world_size, now_ns))
+        metrics.append(_gauge(MetricName.NODE_INFO, 1, now_ns, info))
+    metrics.append(_gauge(MetricName.NODE_WORLD_SIZE, identity.world_size, now_ns))
     return build_metrics(
         build_resource(identity, provider=identity.provider),
         metrics,
@@ -131,7 +131,7 @@ def build_push(identity: Identity, status: PushStatus) -> Export:
     )
 
 
-def build_event(identity: Identity, event: StragglerEvent) -> Export:
+def build_event(identity: NodeIdentity, event: StragglerMessage) -> Export:
     """The straggler event, a request of its own; its resource has no provider, as on the wire."""
     attributes = {
         Attribute.DETECTION_MODE: event.mode.value,
@@ -140,11 +140,11 @@ def build_event(identity: Identity, event: StragglerEvent) -> Export:
         Attribute.DOMINANT_SIGNAL: event.dominant.value,
         Attribute.EVENT_ID: event.event_id,
     }
-    metric = _gauge(Metric.STRAGGLER_EVENT, int(event.is_straggler), event.wall_ns, attributes)
+    metric = _gauge(MetricName.STRAGGLER_EVENT, int(event.is_straggler), event.wall_ns, attributes)
     return build_metrics(build_resource(identity), [metric], Scope.HEALTH, HEALTH_SCOPE_VERSION)
 
 
-def build_resource(identity: Identity, *, provider: str = "") -> dict[str, Any]:
+def build_resource(identity: NodeIdentity, *, provider: str = "") -> dict[str, Any]:
     """Resource attributes in the wire's order."""
     resource: dict[str, Any] = {
         Attribute.NODE_ID: identity.node_id,
@@ -167,7 +167,7 @@ def encode_agent_json(export: Export) -> bytes:
 
 
 def _gauge(
-    name: Metric, value: float, wall_ns: int, attributes: dict[Attribute, Any] | None = None
+    name: MetricName, value: float, wall_ns: int, attributes: dict[Attribute, Any] | None = None
 ) -> structs.Metric:
     points: Sequence[structs.NumberDataPoint] = [build_number(value, wall_ns, attributes)]  # type: ignore[arg-type]
     return build_gauge(name, points)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ingero.agent.health.body import Identity, StragglerEvent
+from ingero.agent.health.body import NodeIdentity, StragglerMessage
 from ingero.agent.health.episodes import (
-    Episode,
     EpisodeKind,
-    Outcome,
+    EpisodeOutcome,
+    NodeEpisode,
     SpanMaker,
     build_resolved_message,
     build_state_message,
@@ -24,7 +24,7 @@ from ingero.wire.uds import StragglerResolved, StragglerState
 FindLabels = Callable[[], dict[str, str]]
 
 
-class EpisodeBook:
+class NodeEpisodes:
     """Opens and closes episodes.
 
     Args:
@@ -36,7 +36,7 @@ class EpisodeBook:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: NodeIdentity,
         new_id: Callable[[], str],
         spans: SpanMaker | None = None,
         find_labels: FindLabels | None = None,
@@ -45,9 +45,9 @@ class EpisodeBook:
         self._new_id = new_id
         self._spans = spans
         self._find_labels = find_labels or dict
-        self._owed: dict[str, StragglerEvent] = {}
-        self.straggler: Episode | None = None
-        self.degradation: Episode | None = None
+        self._owed: dict[str, StragglerMessage] = {}
+        self.straggler: NodeEpisode | None = None
+        self.degradation: NodeEpisode | None = None
         self.messages: list[StragglerState | StragglerResolved] = []
         self.spans: list[Export] = []
         self.n_opened = 0
@@ -57,7 +57,7 @@ class EpisodeBook:
         """The node is under the bar: open an episode, or go on with the open one."""
         assert bar.threshold is not None
         if self.straggler is None:
-            self.straggler = Episode(
+            self.straggler = NodeEpisode(
                 event_id=self._new_id(), kind=EpisodeKind.STRAGGLER, start_ns=wall_ns
             )
             self.n_opened += 1
@@ -72,7 +72,7 @@ class EpisodeBook:
             build_state_message(self._identity, self.straggler, wall_ns, self._find_labels())
         )
 
-    def close(self, outcome: Outcome, wall_ns: int, *, score: float | None = None) -> None:
+    def close(self, outcome: EpisodeOutcome, wall_ns: int, *, score: float | None = None) -> None:
         """End the straggler episode, if there is one; the same id says so everywhere."""
         episode, self.straggler = self.straggler, None
         if episode is None:
@@ -87,20 +87,20 @@ class EpisodeBook:
     def note_degradation(self, wall_ns: int, *, is_degraded: bool) -> None:
         """Open or close the degradation episode; it has a span and nothing else."""
         if is_degraded and self.degradation is None:
-            self.degradation = Episode(
+            self.degradation = NodeEpisode(
                 event_id=self._new_id(), kind=EpisodeKind.DEGRADATION, start_ns=wall_ns
             )
         elif not is_degraded and self.degradation is not None:
-            self._end_span(self.degradation, Outcome.RESOLVED, wall_ns)
+            self._end_span(self.degradation, EpisodeOutcome.RESOLVED, wall_ns)
             self.degradation = None
 
     def interrupt(self, wall_ns: int) -> None:
         """The agent ends: spans of open episodes are kept from being lost; nobody is told that the node is well."""
         for episode in (self.straggler, self.degradation):
             if episode is not None:
-                self._end_span(episode, Outcome.INTERRUPTED, wall_ns)
+                self._end_span(episode, EpisodeOutcome.INTERRUPTED, wall_ns)
 
-    def take_events(self) -> list[StragglerEvent]:
+    def take_events(self) -> list[StragglerMessage]:
         """The events owed to Fleet, oldest episode first; owed no longer."""
         owed, self._owed = list(self._owed.values()), {}
         return owed
@@ -115,10 +115,10 @@ class EpisodeBook:
         spans, self.spans = self.spans, []
         return spans
 
-    def _owe(self, event: StragglerEvent) -> None:
+    def _owe(self, event: StragglerMessage) -> None:
         """Keep the latest event per episode: what was not sent yet is replaced by the newer word."""
         self._owed[event.event_id] = event
 
-    def _end_span(self, episode: Episode, outcome: Outcome, wall_ns: int) -> None:
+    def _end_span(self, episode: NodeEpisode, outcome: EpisodeOutcome, wall_ns: int) -> None:
         if self._spans is not None:
             self.spans.append(self._spans.build(episode, wall_ns, outcome))

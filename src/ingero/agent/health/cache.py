@@ -31,7 +31,7 @@ class Heard(StrEnum):
     REJECTED = "rejected"
 
 
-class Told(NamedTuple):
+class ThresholdHeaders(NamedTuple):
     """A pair of headers, read.
 
     Attributes:
@@ -47,7 +47,9 @@ class Told(NamedTuple):
     reason: str = ""
 
 
-def parse_told(threshold: str | None, quorum: str | None, panic: str | None = None) -> Told:
+def parse_told(
+    threshold: str | None, quorum: str | None, panic: str | None = None
+) -> ThresholdHeaders:
     """Read the two header values; both count or none does. Fleet's word of panic, which comes without them, is a third.
 
     Source: wire contract of agent v0.17, response headers: a decimal in [0.1, 0.99] and ``true`` or ``false`` in any
@@ -55,23 +57,23 @@ def parse_told(threshold: str | None, quorum: str | None, panic: str | None = No
     """
     threshold, quorum = (threshold or "").strip(), (quorum or "").strip()
     if (panic or "").strip().lower() == "true":
-        return Told(Heard.WITHHELD)
+        return ThresholdHeaders(Heard.WITHHELD)
     if not threshold or not quorum:
-        return Told(Heard.MISS)
+        return ThresholdHeaders(Heard.MISS)
     quorum_met = _QUORUM.get(quorum.lower())
     if quorum_met is None:
-        return Told(Heard.REJECTED, reason="quorum is neither true nor false")
+        return ThresholdHeaders(Heard.REJECTED, reason="quorum is neither true nor false")
     value = float(threshold) if _NUMBER.fullmatch(threshold) else math.nan
     return check_told(value, quorum_met=quorum_met)
 
 
-def check_told(threshold: float, *, quorum_met: bool) -> Told:
+def check_told(threshold: float, *, quorum_met: bool) -> ThresholdHeaders:
     """Accept a threshold that an agent may use; refuse every other number."""
     if not math.isfinite(threshold):
-        return Told(Heard.REJECTED, reason="threshold is not a finite number")
+        return ThresholdHeaders(Heard.REJECTED, reason="threshold is not a finite number")
     if not LEAST_THRESHOLD <= threshold <= GREATEST_THRESHOLD:
-        return Told(Heard.REJECTED, reason="threshold is outside 0.1 to 0.99")
-    return Told(Heard.HIT, threshold, quorum_met)
+        return ThresholdHeaders(Heard.REJECTED, reason="threshold is outside 0.1 to 0.99")
+    return ThresholdHeaders(Heard.HIT, threshold, quorum_met)
 
 
 class CacheCounts(NamedTuple):
@@ -85,7 +87,7 @@ class CacheCounts(NamedTuple):
 _USABLE: Final = frozenset({Heard.HIT, Heard.WITHHELD})
 
 
-def _keep(told: Told, mono_ns: int) -> CachedThreshold:
+def _keep(told: ThresholdHeaders, mono_ns: int) -> CachedThreshold:
     value = told.threshold if told.heard is Heard.HIT else None
     return CachedThreshold(value, told.quorum_met, mono_ns)
 
@@ -102,7 +104,7 @@ class ThresholdCache:
         self._reason = ""
         self._heard_ns: int | None = None
 
-    def hear(self, told: Told, mono_ns: int) -> None:
+    def hear(self, told: ThresholdHeaders, mono_ns: int) -> None:
         """Take what an answer to a push told.
 
         Only a usable value, or word that there is none now, puts the poller to sleep: an answer whose value is
@@ -116,7 +118,7 @@ class ThresholdCache:
             if self._is_piggybacked:
                 self._cached = _keep(told, mono_ns)
 
-    def hear_poll(self, told: Told, mono_ns: int) -> None:
+    def hear_poll(self, told: ThresholdHeaders, mono_ns: int) -> None:
         """Take what the threshold page told; it does not change whether answers carry a value."""
         with self._lock:
             if told.heard in _USABLE:

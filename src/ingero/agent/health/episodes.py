@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ingero.agent.health.body import Identity, StragglerEvent, build_resource
+from ingero.agent.health.body import NodeIdentity, StragglerMessage, build_resource
 from ingero.otlp.codec import structs
 from ingero.otlp.codec.build import build_attributes, build_traces
 from ingero.otlp.codec.export import Export
@@ -26,7 +26,7 @@ class EpisodeKind(StrEnum):
     DEGRADATION = "ingero.detection.degradation"
 
 
-class Outcome(StrEnum):
+class EpisodeOutcome(StrEnum):
     """How an episode ended.
 
     The node recovered; it stopped working; it began to calibrate again, so the past no longer says anything; or the
@@ -40,7 +40,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
+class NodeEpisode:
     """Something that lasts.
 
     Attributes:
@@ -63,13 +63,13 @@ class Episode:
 
     def judged(
         self, mode: DetectionMode, threshold: float, score: float, dominant: DominantSignal
-    ) -> Episode:
+    ) -> NodeEpisode:
         """The same episode after another look."""
         return replace(self, mode=mode, threshold=threshold, score=score, dominant=dominant)
 
-    def event(self, wall_ns: int, *, is_straggler: bool) -> StragglerEvent:
+    def event(self, wall_ns: int, *, is_straggler: bool) -> StragglerMessage:
         """The event push for now."""
-        return StragglerEvent(
+        return StragglerMessage(
             is_straggler=is_straggler,
             mode=self.mode,
             threshold=self.threshold,
@@ -81,7 +81,7 @@ class Episode:
 
 
 def build_state_message(
-    identity: Identity, episode: Episode, wall_ns: int, labels: dict[str, str] | None = None
+    identity: NodeIdentity, episode: NodeEpisode, wall_ns: int, labels: dict[str, str] | None = None
 ) -> StragglerState:
     """The local-socket line of a straggler, with what its workload said last of itself."""
     return StragglerState(
@@ -99,7 +99,9 @@ def build_state_message(
     )
 
 
-def build_resolved_message(identity: Identity, episode: Episode, wall_ns: int) -> StragglerResolved:
+def build_resolved_message(
+    identity: NodeIdentity, episode: NodeEpisode, wall_ns: int
+) -> StragglerResolved:
     """The local-socket line of a recovery."""
     return StragglerResolved(
         node_id=identity.node_id,
@@ -121,11 +123,11 @@ class SpanMaker:
         random_bits: ``random_bits(n)`` gives n random bits, for ids.
     """
 
-    identity: Identity
+    identity: NodeIdentity
     version: str
     random_bits: Callable[[int], int]
 
-    def build(self, episode: Episode, end_ns: int, outcome: Outcome) -> Export:
+    def build(self, episode: NodeEpisode, end_ns: int, outcome: EpisodeOutcome) -> Export:
         """One span from the look that found the episode to the one that ended it."""
         identity = self.identity
         span = structs.Span(

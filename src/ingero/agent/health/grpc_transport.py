@@ -8,10 +8,15 @@ from typing import Any, Final
 
 import grpc
 
-from ingero.agent.health.cache import Told, parse_told
+from ingero.agent.health.cache import ThresholdHeaders, parse_told
 from ingero.agent.health.endpoint import FleetEndpoint
 from ingero.agent.health.signals.hints import explain_code, explain_failure
-from ingero.agent.health.transport import USER_AGENT, Answer, TransportSettings, parse_retry_after
+from ingero.agent.health.transport import (
+    USER_AGENT,
+    PushReply,
+    TransportSettings,
+    parse_retry_after,
+)
 from ingero.errors import BadDataError, IngeroError
 from ingero.otlp.codec.export import Export, encode_protobuf
 from ingero.otlp.names import Signal
@@ -55,13 +60,13 @@ class GrpcTransport:
             for signal, method in _METHODS.items()
         }
 
-    def send(self, export: Export, wall_ns: int) -> Answer:
+    def send(self, export: Export, wall_ns: int) -> PushReply:
         """Call once."""
         settings = self._settings
         try:
             metadata = [(key.lower(), value) for key, value in settings.auth_headers().items()]
         except BadDataError as error:
-            return Answer(is_taken=False, detail=error.message)
+            return PushReply(is_taken=False, detail=error.message)
         # gRPC refuses a call whose metadata is not plain text; the body says the cluster anyway.
         if settings.cluster_id.isascii() and settings.cluster_id.isprintable():
             metadata.append((Header.CLUSTER_HINT.value, settings.cluster_id))
@@ -75,7 +80,7 @@ class GrpcTransport:
         except grpc.RpcError as error:
             return _read_refusal(error, wall_ns, settings.endpoint)
         told = _gather(call.initial_metadata()) | _gather(call.trailing_metadata())
-        return Answer(
+        return PushReply(
             is_taken=True,
             detail="OK",
             told=_read_told(told),
@@ -86,7 +91,7 @@ class GrpcTransport:
         self._channel.close()
 
 
-def _read_refusal(error: Any, wall_ns: int, endpoint: FleetEndpoint) -> Answer:  # noqa: ANN401 - grpc.RpcError is also a Call
+def _read_refusal(error: Any, wall_ns: int, endpoint: FleetEndpoint) -> PushReply:  # noqa: ANN401 - grpc.RpcError is also a Call
     told = _gather(error.initial_metadata()) | _gather(error.trailing_metadata())
     pause_ns = parse_retry_after(told.get("retry-after"), wall_ns)
     pushback = told.get(_PUSHBACK, "")
@@ -94,7 +99,7 @@ def _read_refusal(error: Any, wall_ns: int, endpoint: FleetEndpoint) -> Answer: 
         pause_ns = int(pushback[:12]) * NS_PER_MS
     is_cut_off = error.code() in _CUT_OFF and pause_ns is None
     detail = explain_code(error.code().name, error.details() or "")
-    return Answer(
+    return PushReply(
         is_taken=False,
         detail=explain_failure(detail, endpoint) if is_cut_off else detail,
         told=_read_told(told),
@@ -104,7 +109,7 @@ def _read_refusal(error: Any, wall_ns: int, endpoint: FleetEndpoint) -> Answer: 
     )
 
 
-def _read_told(metadata: dict[str, str]) -> Told:
+def _read_told(metadata: dict[str, str]) -> ThresholdHeaders:
     return parse_told(
         metadata.get(Header.GRPC_THRESHOLD),
         metadata.get(Header.GRPC_QUORUM_MET),

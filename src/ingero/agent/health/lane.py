@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ingero.agent.health.cache import ThresholdCache
-from ingero.agent.health.transport import Answer, Transport
+from ingero.agent.health.transport import PushReply, PushTransport
 from ingero.otlp.codec.export import Export
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_MS, NS_PER_S
@@ -77,7 +77,7 @@ class PushLane:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: PushTransport,
         cache: ThresholdCache,
         clock: Clock,
         pause: Pause,
@@ -95,7 +95,7 @@ class PushLane:
         self._resume_ns = 0
         self._pause_ns = 0
         self.counts = LaneCounts()
-        self.last: Answer | None = None
+        self.last: PushReply | None = None
 
     @property
     def last_detail(self) -> str:
@@ -201,7 +201,7 @@ class PushLane:
         self._note_pause(answer.retry_after_ns)
         return not answer.is_cut_off and answer.retry_after_ns is None
 
-    def _hear(self, answer: Answer) -> None:
+    def _hear(self, answer: PushReply) -> None:
         if not answer.is_cut_off:
             self._cache.hear(answer.told, self._clock.mono_ns())
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
-from ingero.agent.health.body import Identity, PushStatus, build_event, build_push
-from ingero.agent.health.book import EpisodeBook
+from ingero.agent.health.body import NodeIdentity, PushStatus, build_event, build_push
+from ingero.agent.health.book import NodeEpisodes
 from ingero.agent.health.cache import ThresholdCache
-from ingero.agent.health.episodes import Outcome
+from ingero.agent.health.episodes import EpisodeOutcome
 from ingero.agent.health.lane import PushLane
 from ingero.agent.health.mode import Bar, ModeSettings, Outlook, choose_bar
 from ingero.agent.health.signals.baseline import Baseline, BaselineSettings
@@ -23,9 +23,9 @@ from ingero.agent.health.signals.classify import Classifier, ClassifierSettings
 from ingero.agent.health.signals.facts import hash_cgroup_path
 from ingero.agent.health.signals.interval import Interval
 from ingero.agent.health.signals.machine import (
-    Machine,
     MachineSettings,
     State,
+    StateMachine,
     Step,
     advance,
     is_waking,
@@ -109,7 +109,7 @@ class LoopParts:
     clock: Clock
     cache: ThresholdCache
     lane: PushLane
-    book: EpisodeBook
+    book: NodeEpisodes
     spread: Callable[[], float]
     stream: Stream | None = None
     span_lane: SpanLane | None = None
@@ -199,11 +199,11 @@ class HealthLoop:
         settings: How often, and how judged.
     """
 
-    def __init__(self, identity: Identity, parts: LoopParts, settings: LoopSettings) -> None:
+    def __init__(self, identity: NodeIdentity, parts: LoopParts, settings: LoopSettings) -> None:
         self._identity = identity
         self._parts = parts
         self._settings = settings
-        self._machine = Machine()
+        self._machine = StateMachine()
         self._classifier = Classifier(settings.classifier)
         self._interval = Interval()
         self._pushed: _Pushed | None = None
@@ -215,7 +215,7 @@ class HealthLoop:
 
     def start_warm(self) -> None:
         """Start active: a fresh baseline was restored."""
-        self._machine = Machine(state=State.ACTIVE)
+        self._machine = StateMachine(state=State.ACTIVE)
 
     @property
     def is_warm(self) -> bool:
@@ -287,11 +287,11 @@ class HealthLoop:
         step = advance(self._machine, self._interval.reading(), self._settings.machine)
         self._machine = step.machine
         if step.is_restart:
-            self._forget(Outcome.RECALIBRATED, wall_ns)
+            self._forget(EpisodeOutcome.RECALIBRATED, wall_ns)
             self.baseline.reset()
             self._interval = Interval()
         elif step.machine.state is State.IDLE and before is not State.IDLE:
-            self._forget(Outcome.WENT_IDLE, wall_ns)
+            self._forget(EpisodeOutcome.WENT_IDLE, wall_ns)
         return step
 
     def _learn(self, view: _View) -> None:
@@ -311,7 +311,7 @@ class HealthLoop:
         is_degraded = self.baseline.is_degraded()
         self._parts.book.note_degradation(view.wall_ns, is_degraded=is_degraded)
 
-    def _forget(self, outcome: Outcome, wall_ns: int) -> None:
+    def _forget(self, outcome: EpisodeOutcome, wall_ns: int) -> None:
         """Drop the verdict: what was judged is no longer there."""
         self._classifier.clear()
         self._fell_ns = None
@@ -336,7 +336,7 @@ class HealthLoop:
         if found.is_straggler:
             self._parts.book.judge(bar, score, dominant, view.wall_ns)
         elif found.is_changed:
-            self._parts.book.close(Outcome.RESOLVED, view.wall_ns, score=score)
+            self._parts.book.close(EpisodeOutcome.RESOLVED, view.wall_ns, score=score)
         return _Verdict(score, bar, dominant, is_judged=True, is_changed=found.is_changed)
 
     def _is_settled(self, now_ns: int, bar: Bar) -> bool:

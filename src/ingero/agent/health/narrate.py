@@ -13,7 +13,7 @@ from ingero.agent.health.lane import PushLane
 from ingero.agent.health.loop import Look
 from ingero.agent.health.poll import ThresholdPoller
 from ingero.agent.health.signals.reading import SIGNAL_NAMES
-from ingero.agent.health.transport import Answer
+from ingero.agent.health.transport import PushReply
 from ingero.units import NS_PER_S
 from ingero.wire.uds import format_timestamp
 
@@ -171,7 +171,7 @@ class Narrator:
         self._trouble = self._find_trouble(last) or was
         return self.say_once(self._trouble, mono_ns) if self._trouble != was else []
 
-    def _find_trouble(self, last: Answer) -> str:
+    def _find_trouble(self, last: PushReply) -> str:
         """Why Fleet does not take pushes: a refusal at once, silence once it lasts; empty before that."""
         if last.is_refused:
             return f"fleet: refused: {last.detail}"

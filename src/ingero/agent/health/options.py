@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ingero.agent.health.body import Identity
+from ingero.agent.health.body import NodeIdentity
 from ingero.agent.health.endpoint import FleetEndpoint, parse_endpoint
 from ingero.agent.health.loop import LoopSettings
 from ingero.agent.health.mode import ModeSettings, fresh_max_age
@@ -225,9 +225,9 @@ class _Builder:
             mode=ModeSettings(fresh_max_age_ns=fresh_max_age(options.fleet_push_interval)),
         )
 
-    def _build_identity(self, gpus: GpuFacts) -> Identity:
+    def _build_identity(self, gpus: GpuFacts) -> NodeIdentity:
         options = self._options
-        return Identity(
+        return NodeIdentity(
             cluster_id=options.fleet_cluster_id,
             node_id=options.fleet_node_id or socket.gethostname(),
             workload_type=options.fleet_workload_type,

@@ -12,7 +12,7 @@ from typing import Final
 import httpx
 import msgspec
 
-from ingero.agent.health.cache import Heard, ThresholdCache, Told, check_told
+from ingero.agent.health.cache import Heard, ThresholdCache, ThresholdHeaders, check_told
 from ingero.agent.health.lane import MAX_PAUSE_NS
 from ingero.agent.health.transport import TransportSettings, build_client, parse_retry_after
 from ingero.errors import BadDataError
@@ -111,12 +111,12 @@ class ThresholdPoller:
         return delay_ns
 
 
-def read_page(threshold: float, *, quorum_met: bool, panic: bool = False) -> Told:
+def read_page(threshold: float, *, quorum_met: bool, panic: bool = False) -> ThresholdHeaders:
     """What the page's values tell; 0 without quorum is Fleet's "none yet", not a threshold of 0."""
     if panic:
-        return Told(Heard.WITHHELD)
+        return ThresholdHeaders(Heard.WITHHELD)
     if threshold == 0 and not quorum_met:
-        return Told(Heard.MISS)
+        return ThresholdHeaders(Heard.MISS)
     return check_told(threshold, quorum_met=quorum_met)
 
 

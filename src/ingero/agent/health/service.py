@@ -16,8 +16,8 @@ from typing import Final
 
 from ingero import __version__
 from ingero.agent.events.socket import RemediationStream, open_listener
-from ingero.agent.health.body import Identity
-from ingero.agent.health.book import EpisodeBook, FindLabels
+from ingero.agent.health.body import NodeIdentity
+from ingero.agent.health.book import FindLabels, NodeEpisodes
 from ingero.agent.health.cache import ThresholdCache
 from ingero.agent.health.episodes import SpanMaker
 from ingero.agent.health.lane import PushLane
@@ -26,7 +26,7 @@ from ingero.agent.health.narrate import Narrator
 from ingero.agent.health.persist import LoadOutcome, load_baseline, save_baseline
 from ingero.agent.health.poll import ThresholdPoller
 from ingero.agent.health.signals.reading import SignalSource
-from ingero.agent.health.transport import HttpTransport, Transport, TransportSettings
+from ingero.agent.health.transport import HttpTransport, PushTransport, TransportSettings
 from ingero.errors import StoreError
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
@@ -54,7 +54,7 @@ class AgentSettings:
         spans: Where detections are traced to; None is off.
     """
 
-    identity: Identity
+    identity: NodeIdentity
     transport: TransportSettings
     is_grpc: bool = False
     loop: LoopSettings = field(default_factory=LoopSettings)
@@ -193,7 +193,7 @@ def open_agent(
             clock=clock,
             cache=cache,
             lane=lane,
-            book=EpisodeBook(
+            book=NodeEpisodes(
                 settings.identity,
                 lambda: str(uuid.uuid4()),
                 spans if span_lane else None,
@@ -225,7 +225,7 @@ def _poll(poller: ThresholdPoller, stop: threading.Event) -> None:
         delay_ns = poller.poll()
 
 
-def build_transport(settings: AgentSettings) -> Transport:
+def build_transport(settings: AgentSettings) -> PushTransport:
     """A connection of one's own to the agent's Fleet.
 
     Raises:

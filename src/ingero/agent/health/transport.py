@@ -1,6 +1,6 @@
 """One request to Fleet over OTLP/HTTP, and what the answer said.
 
-A `Transport` sends once and reports; whether to try again is the lane's decision.
+A `PushTransport` sends once and reports; whether to try again is the lane's decision.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import httpx
 
 from ingero import __version__
 from ingero.agent.health.body import encode_agent_json
-from ingero.agent.health.cache import Heard, Told, parse_told
+from ingero.agent.health.cache import Heard, ThresholdHeaders, parse_told
 from ingero.agent.health.endpoint import FleetEndpoint
 from ingero.agent.health.signals.hints import explain_failure, explain_status
 from ingero.errors import BadDataError
@@ -32,7 +32,7 @@ MAX_ANSWER_BYTES: Final = 64 * 1024
 _PAUSING: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 
 
-class Answer(NamedTuple):
+class PushReply(NamedTuple):
     """What became of one request.
 
     Attributes:
@@ -46,16 +46,16 @@ class Answer(NamedTuple):
 
     is_taken: bool
     detail: str
-    told: Told = Told(Heard.MISS)
+    told: ThresholdHeaders = ThresholdHeaders(Heard.MISS)
     retry_after_ns: int | None = None
     is_cut_off: bool = False
     is_refused: bool = False
 
 
-class Transport(Protocol):
+class PushTransport(Protocol):
     """A way to send one export."""
 
-    def send(self, export: Export, wall_ns: int) -> Answer:
+    def send(self, export: Export, wall_ns: int) -> PushReply:
         """Send once and wait for the answer, at most the timeout. Does not raise for what the network does."""
         ...
 
@@ -121,7 +121,7 @@ class HttpTransport:
         self._settings = settings
         self._client = build_client(settings)
 
-    def send(self, export: Export, wall_ns: int) -> Answer:
+    def send(self, export: Export, wall_ns: int) -> PushReply:
         """Post once."""
         settings = self._settings
         body = encode_protobuf(export) if settings.is_protobuf else encode_agent_json(export)
@@ -129,7 +129,7 @@ class HttpTransport:
         try:
             headers = settings.auth_headers() | {"Content-Type": kind.value}
         except BadDataError as error:
-            return Answer(is_taken=False, detail=error.message)
+            return PushReply(is_taken=False, detail=error.message)
         if settings.is_gzip:
             body = gzip.compress(body, compresslevel=1, mtime=0)
             headers["Content-Encoding"] = "gzip"
@@ -139,7 +139,7 @@ class HttpTransport:
                 _skim(response)
         except httpx.HTTPError as error:
             detail = explain_failure(str(error) or type(error).__name__, settings.endpoint)
-            return Answer(is_taken=False, detail=detail, is_cut_off=True)
+            return PushReply(is_taken=False, detail=detail, is_cut_off=True)
         return read_answer(response, wall_ns)
 
     def close(self) -> None:
@@ -168,13 +168,13 @@ def build_client(settings: TransportSettings) -> httpx.Client:
     )
 
 
-def read_answer(response: httpx.Response, wall_ns: int) -> Answer:
+def read_answer(response: httpx.Response, wall_ns: int) -> PushReply:
     """Read status and headers. ``Retry-After`` counts on 429 and 503 only."""
     headers = response.headers
     pause_ns = None
     if response.status_code in _PAUSING:
         pause_ns = parse_retry_after(headers.get("Retry-After"), wall_ns)
-    return Answer(
+    return PushReply(
         is_taken=response.is_success,
         detail=explain_status(response.status_code, response.reason_phrase),
         told=parse_told(

@@ -10,9 +10,9 @@ from typing import Any, Final, Protocol
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from ingero.agent.capture.discover.identity import Identity
+from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.session import Totals
-from ingero.agent.health.transport import Transport
+from ingero.agent.health.transport import PushTransport
 from ingero.agent.metrics.series import Distribution, Kind, Labels, Series, iter_call_series
 from ingero.errors import UnsupportedError
 from ingero.model.events import Events
@@ -51,7 +51,7 @@ class MetricObserver:
         self._more = more
         self._ranks: dict[int, int] = {}
 
-    def on_process(self, identity: Identity) -> None:
+    def on_process(self, identity: ProcessIdentity) -> None:
         """Remember its rank."""
         if identity.place.rank >= 0:
             self._ranks[identity.pid] = identity.place.rank
@@ -153,7 +153,7 @@ class OtlpPusher:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: PushTransport,
         resource: Mapping[str, str],
         clock: Clock,
         on_failure: Callable[[str], None],

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy.typing as npt
 
-from ingero.agent.capture.discover.identity import Identity
+from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.discover.processes import FileState, iter_mappings, open_mapped
 from ingero.agent.capture.kernel.perf import Mapping
 from ingero.agent.capture.session import Totals
@@ -67,7 +67,7 @@ class NcclProcesses:
         self._wake.set()
         self._thread.join()
 
-    def on_process(self, identity: Identity) -> None:
+    def on_process(self, identity: ProcessIdentity) -> None:
         """Look at it soon."""
         self._names[identity.pid] = identity.name
         self._wake.set()

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero.agent.capture.discover.identity import Identity as ProcessIdentity
+from ingero.agent.capture.discover.identity import ProcessIdentity as ProcessIdentity
 from ingero.agent.capture.kernel.abi import ProcessEvent
 from ingero.agent.capture.session import Totals, TraceSession, TraceSettings
 from ingero.agent.collectives.device import DeviceCollectives

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 import numpy.typing as npt
 
-from ingero.agent.capture.discover.identity import Identity
+from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.session import Totals
 from ingero.agent.capture.stacks.resolver import Stack
 from ingero.agent.metrics.series import Kind, Labels, Series
@@ -39,7 +39,7 @@ Identified = tuple[str, str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class IncidentSummary:
     """What a trace found.
 
     Attributes:
@@ -97,7 +97,7 @@ class IncidentWatch:
         cpu_ns: Callable[[], int] = time.thread_time_ns,
         pool: Executor | None = None,
     ) -> None:
-        self.verdict = Verdict()
+        self.verdict = IncidentSummary()
         self._recent = recent
         self._tell = tell
         self._judge = judge
@@ -109,7 +109,7 @@ class IncidentWatch:
         self._pool = pool or ThreadPoolExecutor(1, "ingero-incidents")
         self._running: Future[_Look] | None = None
 
-    def on_process(self, identity: Identity) -> None:
+    def on_process(self, identity: ProcessIdentity) -> None:
         """Nothing: the selection names it."""
 
     def on_events(self, ring: str, records: npt.NDArray[Any], events: Events) -> None:
@@ -153,7 +153,7 @@ class IncidentWatch:
         try:
             look = running.result()
         except Exception as error:  # noqa: BLE001 - a rule that fails must not end the trace
-            self.verdict = Verdict(failure=f"{type(error).__name__}: {error}")
+            self.verdict = IncidentSummary(failure=f"{type(error).__name__}: {error}")
             return None
         self._ns_per_row = look.cost_ns / max(look.n_rows, _FEW_ROWS)
         return look
@@ -186,7 +186,7 @@ class IncidentWatch:
             seen = {identify(incident) for incident in found}
             found += [one for key, one in self._told.items() if key not in seen]
             found.sort(key=lambda one: (-_ORDER[one.severity], -one.lost_ns))
-        self.verdict = Verdict(
+        self.verdict = IncidentSummary(
             incidents=tuple(found),
             unknown=tuple(sorted({rule for one in last.told.unknown for rule in one.rules})),
             judged=last.told.judged,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ingero import __version__
 from ingero.agent.annotations.admission import Admitted
-from ingero.agent.capture.discover.identity import Identity, find_cgroup_id
+from ingero.agent.capture.discover.identity import ProcessIdentity, find_cgroup_id
 from ingero.agent.capture.session import Totals
 from ingero.agent.capture.stacks.resolver import Stack
 from ingero.agent.metrics.series import Kind, Series
@@ -118,7 +118,7 @@ class Recorder:
         self.session = build_session(node, clock, "record-all" if keep_all else "record")
         self.writer.put_session(self.session)
 
-    def on_process(self, identity: Identity) -> None:
+    def on_process(self, identity: ProcessIdentity) -> None:
         """Name the process, its place in the job and its container."""
         self.selection.on_process(identity)
         cgroup_id = find_cgroup_id(identity.cgroup) if identity.container else 0

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ingero.agent.capture.discover.identity import Identity
+from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.open_calls import RING as OPEN_RING
 from ingero.agent.capture.session import Totals
 from ingero.agent.trace.thinning import thin
@@ -92,7 +92,7 @@ class Selection:
         """Hand what is chosen from now on to one more."""
         self._sinks.append(sink)
 
-    def on_process(self, identity: Identity) -> None:
+    def on_process(self, identity: ProcessIdentity) -> None:
         """Name the process and its place in the job."""
         self._named.add(identity.pid)
         for sink in self._sinks:

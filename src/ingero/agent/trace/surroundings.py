@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ingero.agent.capture.discover.identity import Identity
+from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.gpu.readings import GpuReading
 from ingero.agent.capture.session import Totals
 from ingero.agent.metrics.gpus import GpuWatch
@@ -41,7 +41,7 @@ class Surroundings:
         self._machine = machine or Machine()
         self._machine.look()
 
-    def on_process(self, identity: Identity) -> None:
+    def on_process(self, identity: ProcessIdentity) -> None:
         """Nothing."""
 
     def on_events(self, ring: str, records: npt.NDArray[Any], events: Events) -> None:

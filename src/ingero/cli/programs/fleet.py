@@ -147,7 +147,7 @@ def components(*, as_json: bool) -> None:
       ingero-fleet components --json
     """
     from ingero.fleet.builtin import FACTORIES
-    from ingero.fleet.component import Kind
+    from ingero.fleet.component import ComponentKind
 
     by_kind = {
         kind.value: [
@@ -155,12 +155,12 @@ def components(*, as_json: bool) -> None:
                 "name": factory.type,
                 "says": factory.says,
                 "stability": factory.stability.value,
-                "signals": [] if kind is Kind.EXTENSION else sorted(factory.signals),
+                "signals": [] if kind is ComponentKind.EXTENSION else sorted(factory.signals),
             }
             for factory in FACTORIES
             if factory.kind is kind
         ]
-        for kind in Kind
+        for kind in ComponentKind
     }
     if as_json:
         click.echo(json.dumps({"version": __version__, **by_kind}))

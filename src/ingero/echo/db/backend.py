@@ -1,4 +1,4 @@
-"""`Backend`: what keeps the rows, as the writer and the store see it. DuckDB is one, ClickHouse the other.
+"""`DatabaseBackend`: what keeps the rows, as the writer and the store see it. DuckDB is one, ClickHouse the other.
 
 The writer's thread alone opens, writes, trims and closes; readers come from any thread.
 """
@@ -18,7 +18,7 @@ from ingero.echo.db.window import Keys
 Kept = Callable[[Incoming], None]
 
 
-class Backend(Protocol):
+class DatabaseBackend(Protocol):
     """One database that is open or not."""
 
     @property

@@ -14,7 +14,7 @@ import pyarrow as pa
 from ingero.echo.db.backend import Kept
 from ingero.echo.db.encryption import CATALOG
 from ingero.echo.db.engine import (
-    EngineSettings,
+    DatabaseSettings,
     fetch_row,
     migrate,
     open_engine,
@@ -44,7 +44,7 @@ class DuckBackend:
         settings: What the instance may use.
     """
 
-    def __init__(self, path: str, settings: EngineSettings) -> None:
+    def __init__(self, path: str, settings: DatabaseSettings) -> None:
         self.readers = ReaderPool()
         self._path = path
         self._settings = settings

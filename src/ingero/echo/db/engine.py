@@ -23,7 +23,7 @@ MEMORY: Final = ":memory:"
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
+class DatabaseSettings:
     """What one instance may use.
 
     Attributes:
@@ -39,7 +39,7 @@ class EngineSettings:
     encryption: Encryption | None = None
 
 
-def open_engine(path: str, settings: EngineSettings) -> duckdb.DuckDBPyConnection:
+def open_engine(path: str, settings: DatabaseSettings) -> duckdb.DuckDBPyConnection:
     """Open or create a database and harden the instance.
 
     Args:

@@ -20,7 +20,7 @@ import duckdb
 from ingero.echo.db.door import ask_for_backup
 from ingero.echo.db.encryption import Encryption
 from ingero.echo.db.engine import (
-    EngineSettings,
+    DatabaseSettings,
     count_tables,
     fetch_row,
     migrate,
@@ -34,7 +34,7 @@ from ingero.errors import IngeroError, StoreError
 from ingero.units import format_size
 
 _DAMAGE: Final = re.compile(r"entry at byte position (\d+)")
-_SETTINGS: Final = EngineSettings()
+_SETTINGS: Final = DatabaseSettings()
 _ATTEMPTS: Final = 64
 
 
@@ -57,7 +57,7 @@ def migrate_file(
     """Bring a file's schema up to date; returns the versions before and after."""
     _check_there(path)
     with locked(str(path)):
-        connection = open_engine(str(path), EngineSettings(encryption=encryption))
+        connection = open_engine(str(path), DatabaseSettings(encryption=encryption))
         try:
             return migrate(connection, now)
         finally:
@@ -86,7 +86,7 @@ def back_up(path: Path, to: Path, encryption: Encryption | None = None) -> tuple
             partial.expected = ask_for_backup(path, partial.path)
         return to.stat().st_size, sum(partial.expected.values())
     try:
-        connection = open_engine(str(path), EngineSettings(encryption=encryption))
+        connection = open_engine(str(path), DatabaseSettings(encryption=encryption))
         try:
             with our_errors("checkpoint"):
                 connection.execute("CHECKPOINT")
@@ -190,7 +190,7 @@ def _check_echo(
 
     Opening it folds its log in.
     """
-    connection = open_engine(str(path), EngineSettings(encryption=encryption))
+    connection = open_engine(str(path), DatabaseSettings(encryption=encryption))
     try:
         with our_errors("look into it"):
             sql = "SELECT count(*) FROM duckdb_tables() WHERE table_name IN ('events', 'schema_migrations')"

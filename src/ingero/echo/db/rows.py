@@ -88,7 +88,7 @@ class TableRows:
 
 
 @dataclass(slots=True)
-class Outcome:
+class PutOutcome:
     """What became of a request's rows beside being written.
 
     Attributes:
@@ -120,7 +120,7 @@ class Rows:
     n_rows: int = 0
     n_bytes: int = 0
     clusters: set[str] = field(default_factory=set)
-    outcome: Outcome = field(default_factory=Outcome)
+    outcome: PutOutcome = field(default_factory=PutOutcome)
 
     def name_cluster(self, cluster_id: str) -> None:
         """Note a cluster that something in the request names; one that names none is not one."""

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from ingero.echo.db.backend import Backend
+from ingero.echo.db.backend import DatabaseBackend
 from ingero.echo.db.clickhouse.settings import ClickHouseSettings
 from ingero.echo.db.duck import DuckBackend
-from ingero.echo.db.engine import MEMORY, EngineSettings
+from ingero.echo.db.engine import MEMORY, DatabaseSettings
 from ingero.echo.db.lock import FileLock
 from ingero.echo.db.reader import Reader
 from ingero.echo.db.rows import Rows
-from ingero.echo.db.writer import Done, Writer, WriterCounters, WriterSettings
+from ingero.echo.db.writer import DatabaseWriterCounters, DatabaseWriterSettings, Done, Writer
 from ingero.errors import IngeroError, RetryableError, StoreError, UnsupportedError
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S, format_size
@@ -40,9 +40,9 @@ class StoreSettings:
         free_space_every_ns: How old a reading of the free space may be.
     """
 
-    engine: EngineSettings = field(default_factory=EngineSettings)
+    engine: DatabaseSettings = field(default_factory=DatabaseSettings)
     clickhouse: ClickHouseSettings | None = None
-    writer: WriterSettings = field(default_factory=WriterSettings)
+    writer: DatabaseWriterSettings = field(default_factory=DatabaseWriterSettings)
     max_waiting_rows: int = 500_000
     max_waiting_bytes: int = 256 << 20
     min_free_bytes: int = 512 << 20
@@ -70,7 +70,7 @@ class Store:
         self._settings = settings
         self._clock = clock
         self._read_free_bytes = read_free_bytes or self._statvfs
-        self.backend: Backend
+        self.backend: DatabaseBackend
         if settings.clickhouse is None:
             self.backend = DuckBackend(path, settings.engine)
         else:
@@ -88,7 +88,7 @@ class Store:
         return self.path != MEMORY and self._settings.clickhouse is None
 
     @property
-    def counters(self) -> WriterCounters:
+    def counters(self) -> DatabaseWriterCounters:
         """What the writer did."""
         return self._writer.counters
 
@@ -202,7 +202,7 @@ class Store:
         return stat.f_bavail * stat.f_frsize
 
 
-def _build_clickhouse(settings: ClickHouseSettings, clock: Clock) -> Backend:
+def _build_clickhouse(settings: ClickHouseSettings, clock: Clock) -> DatabaseBackend:
     try:
         from ingero.echo.db.clickhouse.backend import ClickHouseBackend  # noqa: PLC0415 - an extra's
     except ModuleNotFoundError as missing:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from typing_extensions import override
 
-from ingero.echo.db.backend import Backend
+from ingero.echo.db.backend import DatabaseBackend
 from ingero.echo.db.faults import BadRowsError, BrokenInstanceError
 from ingero.echo.db.rows import Incoming, Rows, build_incoming, build_nodes, merge_nodes
 from ingero.echo.db.sift import Sieve
@@ -37,7 +37,7 @@ Done = Callable[[IngeroError | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class WriterSettings:
+class DatabaseWriterSettings:
     """How the writer groups, remembers and keeps.
 
     Attributes:
@@ -58,7 +58,7 @@ class WriterSettings:
 
 
 @dataclass(slots=True)
-class WriterCounters:
+class DatabaseWriterCounters:
     """What happened to rows; read by anyone, written by the writer.
 
     Attributes:
@@ -102,9 +102,11 @@ class Writer(threading.Thread):
         clock: Arrival times and intervals.
     """
 
-    def __init__(self, backend: Backend, settings: WriterSettings, clock: Clock) -> None:
+    def __init__(
+        self, backend: DatabaseBackend, settings: DatabaseWriterSettings, clock: Clock
+    ) -> None:
         super().__init__(name="echo-writer", daemon=True)
-        self.counters = WriterCounters()
+        self.counters = DatabaseWriterCounters()
         self.broken = ""
         self.is_dead = False
         self.on_death: Callable[[], object] | None = None

@@ -43,7 +43,7 @@ _Context = grpc.aio.ServicerContext[bytes, bytes]
 _Handler = Callable[[AsyncIterator[bytes], _Context], Awaitable[bytes]]
 
 
-class OtlpGrpcServer:
+class EchoGrpcServer:
     """The gRPC listener.
 
     Args:

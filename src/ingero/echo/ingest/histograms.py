@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ingero.echo.ingest.limits import Reason, RefusedRecordError
-from ingero.otlp.codec import Distribution, structs
+from ingero.echo.ingest.limits import RefusalReason, RefusedRecordError
+from ingero.otlp.codec import PointDistribution, structs
 
 Buckets = tuple[list[float], list[int]]
 """n upper bounds, strictly ascending, and n + 1 counts; or nothing where the sender kept no buckets."""
@@ -20,7 +20,7 @@ _TOP_EXPONENT: Final = 1024
 _LEAST_EXPONENT: Final = -1074
 
 
-def read_explicit(distribution: Distribution) -> Buckets:
+def read_explicit(distribution: PointDistribution) -> Buckets:
     """Buckets of a histogram with explicit bounds.
 
     Source: opentelemetry-proto, HistogramDataPoint.
@@ -112,4 +112,4 @@ def _check_sum(counts: Sequence[int], count: int) -> None:
 
 
 def _refusal(what: str) -> RefusedRecordError:
-    return RefusedRecordError(Reason.HISTOGRAM, f"a histogram with {what}")
+    return RefusedRecordError(RefusalReason.HISTOGRAM, f"a histogram with {what}")

@@ -27,7 +27,7 @@ _CLIENT_GONE: Final = 499
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpReply:
     """What goes back.
 
     Attributes:
@@ -63,7 +63,7 @@ class OtlpHttpApp:
         except RefusedError as refused:
             visit.status, visit.why = refused.status, refused.message
             body = encode_status(refused.code, refused.message, is_json=is_json)
-            answer = Answer(refused.status, body, refused.retry_after_s)
+            answer = HttpReply(refused.status, body, refused.retry_after_s)
         finally:
             self._reception.record(visit)
         await _send(send, answer, is_json=is_json)
@@ -74,7 +74,7 @@ class OtlpHttpApp:
         headers: Headers,
         receive: Receive,
         visit: Visit,
-    ) -> Answer:
+    ) -> HttpReply:
         signal = _route(scope)
         given = headers.get(b"authorization")
         authorization = None if given is None else given.decode("latin-1")
@@ -92,7 +92,7 @@ class OtlpHttpApp:
                 visit, decode, _find_hint(scope, headers), is_compressed=bool(encoding)
             )
         is_json = content_type == ContentType.JSON
-        return Answer(200, encode_taken(signal, taken.n_refused, taken.why, is_json=is_json))
+        return HttpReply(200, encode_taken(signal, taken.n_refused, taken.why, is_json=is_json))
 
     async def _read(self, headers: Headers, receive: Receive, visit: Visit) -> bytes:
         settings = self._reception.settings
@@ -177,7 +177,7 @@ def _get_content_type(headers: Headers) -> str:
     return kind
 
 
-async def _send(send: Send, answer: Answer, *, is_json: bool) -> None:
+async def _send(send: Send, answer: HttpReply, *, is_json: bool) -> None:
     kind = ContentType.JSON if is_json else ContentType.PROTOBUF
     headers = [
         (b"content-type", kind.encode()),

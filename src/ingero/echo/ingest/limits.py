@@ -15,7 +15,7 @@ CLUSTER_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_TOLD: Final = 3
 
 
-class Reason(StrEnum):
+class RefusalReason(StrEnum):
     """Why a record was refused; a label of a metric, so a closed set."""
 
     TIME = "time"
@@ -35,7 +35,7 @@ class RefusedRecordError(BadDataError):
         message: For the sender.
     """
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: RefusalReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
@@ -82,7 +82,8 @@ class RecordLimits:
         """
         if len(name) > self.key_chars:
             raise RefusedRecordError(
-                Reason.SIZE, f"a {what} of {len(name)} characters; {self.key_chars} are taken"
+                RefusalReason.SIZE,
+                f"a {what} of {len(name)} characters; {self.key_chars} are taken",
             )
 
 
@@ -91,11 +92,11 @@ class Refusals:
     """Records of one request that were refused, and why.
 
     Attributes:
-        by_reason: How many, by `Reason`.
+        by_reason: How many, by `RefusalReason`.
         said: The first reasons in words, each once.
     """
 
-    by_reason: dict[Reason, int] = field(default_factory=dict)
+    by_reason: dict[RefusalReason, int] = field(default_factory=dict)
     said: dict[str, None] = field(default_factory=dict)
 
     @property
@@ -107,7 +108,7 @@ class Refusals:
         """Note one record."""
         self.add_many(error.reason, 1, error.message)
 
-    def add_many(self, reason: Reason, n_records: int, message: str) -> None:
+    def add_many(self, reason: RefusalReason, n_records: int, message: str) -> None:
         """Note records that were refused for one reason."""
         self.by_reason[reason] = self.by_reason.get(reason, 0) + n_records
         if len(self.said) < _MAX_TOLD:

@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from ingero.echo.db.rows import Chunk, Rows
 from ingero.echo.db.window import Keys, mix
-from ingero.echo.ingest.limits import Reason, Refusals, RefusedRecordError
+from ingero.echo.ingest.limits import RefusalReason, Refusals, RefusedRecordError
 from ingero.echo.ingest.origin import (
     Origin,
     Origins,
-    Series,
+    OriginSeries,
     check_who,
     encode_attributes,
     plausible_ns,
@@ -78,7 +78,7 @@ def _add_record(rows: Rows, record: LogRow, where: _Where, now_ns: int) -> None:
     body = _text_of(record.body)
     if len(body) > limits.record_bytes:
         raise RefusedRecordError(
-            Reason.SIZE, f"a body of {len(body)} characters; {limits.record_bytes} are taken"
+            RefusalReason.SIZE, f"a body of {len(body)} characters; {limits.record_bytes} are taken"
         )
     series = origins.series(origin, record.event_name, record.attributes, hint, limits.record_bytes)
     rows.clusters.add(series.cluster_id)
@@ -104,7 +104,7 @@ def _add_runs(rows: Rows, export: Export, where: tuple[Origins, Refusals], at_ns
     read = read_collectives(export)
     if read.n_refused:
         says = f"a collective batch that cannot be read: {read.first_problem}"
-        refusals.add_many(Reason.BATCH, read.n_refused, says)
+        refusals.add_many(RefusalReason.BATCH, read.n_refused, says)
     for run in read.runs:
         rows.clusters.add(run.rank.cluster_id)
         try:
@@ -115,7 +115,7 @@ def _add_runs(rows: Rows, export: Export, where: tuple[Origins, Refusals], at_ns
             _add_run(rows, run, at_ns)
 
 
-def _log_values(record: LogRow, series: Series, body: str, now_ns: int) -> Sequence[Any]:
+def _log_values(record: LogRow, series: OriginSeries, body: str, now_ns: int) -> Sequence[Any]:
     return (
         to_timestamp(plausible_ns(record.time_unix_nano, now_ns)),
         series.cluster_id,
@@ -128,7 +128,11 @@ def _log_values(record: LogRow, series: Series, body: str, now_ns: int) -> Seque
 
 
 def _record_values(
-    told: tuple[Table, Mapping[str, Any]], record: LogRow, series: Series, body: str, now_ns: int
+    told: tuple[Table, Mapping[str, Any]],
+    record: LogRow,
+    series: OriginSeries,
+    body: str,
+    now_ns: int,
 ) -> Sequence[Any]:
     table, said = told
     own = {

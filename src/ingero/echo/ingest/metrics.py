@@ -11,7 +11,7 @@ from ingero.echo.ingest.limits import Refusals, RefusedRecordError
 from ingero.echo.ingest.origin import (
     Origin,
     Origins,
-    Series,
+    OriginSeries,
     plausible_ns,
     row_ns,
     stable_hash,
@@ -19,7 +19,7 @@ from ingero.echo.ingest.origin import (
 )
 from ingero.echo.schema import EVENTS, HISTOGRAMS
 from ingero.otlp.codec import Export, Point, PointKind, Temporality, iter_points, structs
-from ingero.wire.names import Attribute, Metric
+from ingero.wire.names import Attribute, MetricName
 from ingero.wire.typed import read_small, read_text
 
 _KINDS: Final = {
@@ -79,7 +79,9 @@ def _add_point(rows: Rows, point: Point, where: _Where, now_ns: int) -> None:
         _note_node(rows, point, series, origin, now_ns)
 
 
-def _add_number(rows: Rows, point: Point, series: Series, origin: Origin, now_ns: int) -> None:
+def _add_number(
+    rows: Rows, point: Point, series: OriginSeries, origin: Origin, now_ns: int
+) -> None:
     sent_ns = point.time_unix_nano
     value = point.value
     rows.table(EVENTS).add(
@@ -134,7 +136,7 @@ def _add_summary(rows: Rows, point: Point, where: _Where, now_ns: int) -> None:
         rows.n_rows += 1
 
 
-def _add_histogram(rows: Rows, point: Point, series: Series, now_ns: int) -> None:
+def _add_histogram(rows: Rows, point: Point, series: OriginSeries, now_ns: int) -> None:
     sent_ns, raw = point.time_unix_nano, point.raw
     distribution = point.distribution
     if distribution is not None:
@@ -169,15 +171,15 @@ def _optional(raw: structs.Proto, name: str) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _note_node(rows: Rows, point: Point, series: Series, origin: Origin, now_ns: int) -> None:
+def _note_node(rows: Rows, point: Point, series: OriginSeries, origin: Origin, now_ns: int) -> None:
     key = (series.cluster_id, series.node_id)
     row = rows.nodes.get(key)
     if row is None:
         row = rows.nodes[key] = _describe_origin(origin)
         row["ts"] = to_timestamp(plausible_ns(point.time_unix_nano, now_ns))
-    if point.name == Metric.HEALTH_SCORE:
+    if point.name == MetricName.HEALTH_SCORE:
         row["state"] = read_text(point.attributes.get(_STATE))
-    elif point.name == Metric.NODE_INFO:
+    elif point.name == MetricName.NODE_INFO:
         row["gpu_model"] = read_text(point.attributes.get(_GPU_MODEL))
         row["gpu_count"] = read_small(point.attributes.get(_GPU_COUNT))
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from ingero.echo.db.writer import EPOCH
-from ingero.echo.ingest.limits import CLUSTER_ID, Reason, RecordLimits, RefusedRecordError
+from ingero.echo.ingest.limits import CLUSTER_ID, RecordLimits, RefusalReason, RefusedRecordError
 from ingero.units import NS_PER_S, NS_PER_US
 from ingero.wire.names import Attribute
 
@@ -59,7 +59,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class OriginSeries:
     """What points of one origin with one name and attributes have in common.
 
     Attributes:
@@ -87,7 +87,7 @@ class Origins:
         self.limits = limits
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._series: dict[tuple[Any, ...], Series] = {}
+        self._series: dict[tuple[Any, ...], OriginSeries] = {}
         self._n_bytes = 0
 
     @property
@@ -106,7 +106,7 @@ class Origins:
         attributes: Mapping[str, Any],
         hint: str,
         limit_bytes: int = 0,
-    ) -> Series:
+    ) -> OriginSeries:
         """The series of a point.
 
         Args:
@@ -120,7 +120,7 @@ class Origins:
             RefusedRecordError: It, or its resource, holds more than may be kept, or names no possible cluster.
         """
         if origin.problem:
-            raise RefusedRecordError(Reason.SIZE, origin.problem)
+            raise RefusedRecordError(RefusalReason.SIZE, origin.problem)
         kinds = map(type, attributes.values())  # True, 1 and 1.0 are equal and not the same
         key = (origin.hash, name, hint, *attributes.items(), *kinds)
         try:
@@ -138,14 +138,14 @@ class Origins:
         name: str,
         attributes: Mapping[str, Any],
         request: tuple[str, int],
-    ) -> Series:
+    ) -> OriginSeries:
         hint, limit_bytes = request
         limits = self.limits
         limits.check_name(name, "name")
         encoded = _ENCODER.encode(attributes) if attributes else b"{}"
         limit_bytes = limit_bytes or limits.attributes_bytes
         if excess := limits.find_excess(attributes, len(encoded), limit_bytes):
-            raise RefusedRecordError(Reason.SIZE, excess)
+            raise RefusedRecordError(RefusalReason.SIZE, excess)
         cluster_id = origin.cluster_id or _text(attributes.get(_POINT_CLUSTER)) or hint
         node_id = (
             origin.node_id
@@ -156,14 +156,14 @@ class Origins:
         )
         check_who(cluster_id, node_id, limits)
         own = origin.hash.to_bytes(8, "little")
-        return Series(
+        return OriginSeries(
             hash=stable_hash(cluster_id.encode(), own, name.encode(), encoded),
             attributes=encoded.decode(),
             cluster_id=cluster_id,
             node_id=node_id,
         )
 
-    def _keep(self, key: tuple[Any, ...], series: Series, n_attributes: int) -> None:
+    def _keep(self, key: tuple[Any, ...], series: OriginSeries, n_attributes: int) -> None:
         n_bytes = _ENTRY_BYTES + _PAIR_BYTES * n_attributes + 2 * getsizeof(series.attributes)
         with self._lock:
             if self._n_bytes + n_bytes > self._max_bytes:
@@ -181,7 +181,7 @@ def check_who(cluster_id: str, node_id: str, limits: RecordLimits) -> None:
     """
     if cluster_id and CLUSTER_ID.fullmatch(cluster_id) is None:
         raise RefusedRecordError(
-            Reason.CLUSTER,
+            RefusalReason.CLUSTER,
             f"cluster {cluster_id!r:.80}; 1 to 64 of letters, digits, dot, dash and underscore are taken",
         )
     limits.check_name(node_id, "node's name")
@@ -225,7 +225,9 @@ def row_ns(time_ns: int, now_ns: int) -> int:
         RefusedRecordError: It is beyond 64 bits with a sign, which is the year 2262.
     """
     if time_ns >= _INT64:
-        raise RefusedRecordError(Reason.TIME, f"time {time_ns}, which is after the year 2262")
+        raise RefusedRecordError(
+            RefusalReason.TIME, f"time {time_ns}, which is after the year 2262"
+        )
     return time_ns or now_ns
 
 

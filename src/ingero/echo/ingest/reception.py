@@ -16,7 +16,7 @@ from typing import Final
 
 from ingero.echo.ingest.budget import ByteBudget
 from ingero.echo.ingest.intake import Built, ForbiddenError, Intake
-from ingero.echo.ingest.limits import Reason
+from ingero.echo.ingest.limits import RefusalReason
 from ingero.echo.ingest.settings import Authenticate, IngestCounters, IngestSettings
 from ingero.errors import BadDataError, IngeroError, RetryableError, StoreError
 from ingero.otlp.codec import Export
@@ -232,7 +232,7 @@ class Reception:
     def _tell(self, visit: Visit, built: Built) -> Taken:
         outcome, refusals = built.rows.outcome, built.refusals
         if outcome.n_refused:
-            refusals.add_many(Reason.STORE, outcome.n_refused, outcome.why)
+            refusals.add_many(RefusalReason.STORE, outcome.n_refused, outcome.why)
         self.counters.records.update(refusals.by_reason)
         visit.n_refused = refusals.n_refused
         visit.n_rows = built.rows.n_rows - outcome.n_refused

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ingero.echo.ingest.limits import Reason, RecordLimits
+from ingero.echo.ingest.limits import RecordLimits, RefusalReason
 from ingero.serving.bearer import Principal
 from ingero.units import NS_PER_S
 
@@ -63,5 +63,5 @@ class IngestCounters:
     refused_load: int = 0
     refused_body: int = 0
     failed: int = 0
-    records: Counter[Reason] = field(default_factory=Counter)
+    records: Counter[RefusalReason] = field(default_factory=Counter)
     draining: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ingero.echo.db.rows import Rows
-from ingero.echo.ingest.limits import Reason, Refusals, RefusedRecordError
+from ingero.echo.ingest.limits import RefusalReason, Refusals, RefusedRecordError
 from ingero.echo.ingest.origin import (
     Origin,
     Origins,
@@ -79,7 +79,7 @@ def _hex(identity: bytes | str, n_digits: int) -> str:
     text = identity.hex() if isinstance(identity, bytes) else identity.lower()
     if len(text) > n_digits:
         raise RefusedRecordError(
-            Reason.SIZE, f"an id of {len(text)} hexadecimal digits; {n_digits} are taken"
+            RefusalReason.SIZE, f"an id of {len(text)} hexadecimal digits; {n_digits} are taken"
         )
     return text
 

@@ -6,7 +6,15 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from ingero.echo.queries.ask import Ask, ClusterId, Limit, TimeWindow, Until, WindowArgs, window_of
+from ingero.echo.queries.ask import (
+    Ask,
+    ClusterId,
+    Limit,
+    TimeWindow,
+    TimeWindowArgs,
+    Until,
+    window_of,
+)
 from ingero.echo.queries.ask import Window as AnswerWindow
 from ingero.serving.query import Query
 
@@ -52,7 +60,9 @@ class AnalysisAnswer(msgspec.Struct, kw_only=True):
 
 
 def _analyse(ask: Ask, args: AnalysisArgs) -> AnalysisAnswer:
-    where = WindowArgs(cluster_id=args.cluster_id, time_window=args.time_window, until=args.until)
+    where = TimeWindowArgs(
+        cluster_id=args.cluster_id, time_window=args.time_window, until=args.until
+    )
     span = ask.span(where)
     answer = ask.run_sql(args.sql, span, args.limit)
     return AnalysisAnswer(

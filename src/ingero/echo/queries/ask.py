@@ -68,7 +68,7 @@ class ClusterRefusedError(BadDataError):
     """The question names a cluster outside the bearer's list; says nothing about whether it exists."""
 
 
-class WindowArgs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class TimeWindowArgs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Arguments of every question about a time."""
 
     cluster_id: ClusterId | None = None
@@ -76,7 +76,7 @@ class WindowArgs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     until: Until = "now"
 
 
-class ListArgs(WindowArgs, kw_only=True, forbid_unknown_fields=True):
+class ListArgs(TimeWindowArgs, kw_only=True, forbid_unknown_fields=True):
     """The same for questions whose answer is a list."""
 
     limit: Limit = 100
@@ -90,7 +90,7 @@ class Window(msgspec.Struct, kw_only=True):
     cluster_id: str | None
 
 
-class Coverage(msgspec.Struct, kw_only=True):
+class AnswerCoverage(msgspec.Struct, kw_only=True):
     """What an answer rests on; no rows means unknown, not healthy."""
 
     source: Annotated[str, msgspec.Meta(description="Tables that were read.")]
@@ -104,12 +104,12 @@ class Answer(msgspec.Struct, kw_only=True):
     """The frame of every answer."""
 
     window: Window
-    coverage: Coverage
+    coverage: AnswerCoverage
     n_cut: Annotated[int, msgspec.Meta(description="Rows that the limit left out.")] = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeSpan:
     """A resolved window.
 
     Attributes:
@@ -149,7 +149,7 @@ class SqlAnswer:
     n_unseen: int = 0
 
 
-SqlRunner = Callable[[str, Span, int], SqlAnswer]
+SqlRunner = Callable[[str, TimeSpan, int], SqlAnswer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class Ask:
     run_sql: SqlRunner
     pages: list[Page] | None = None
 
-    def span(self, args: WindowArgs, *tables: str) -> Span:
+    def span(self, args: TimeWindowArgs, *tables: str) -> TimeSpan:
         """Resolve a question's window and its tenant filter.
 
         Args:
@@ -204,7 +204,7 @@ class Ask:
             start = end - timedelta(microseconds=parse_duration(args.time_window) // NS_PER_US)
         except OverflowError:
             start = datetime.min  # noqa: DTZ901 - naive UTC, as the store has it
-        return Span(
+        return TimeSpan(
             start,
             end,
             args.cluster_id,
@@ -251,7 +251,7 @@ class Ask:
         """Every row of a statement whose answer is small by nature."""
         return [row(*_aware(values)) for values in self.reader.rows(sql, params)]
 
-    def coverage(self, span: Span, table: str, extra: str = "TRUE") -> Coverage:
+    def coverage(self, span: TimeSpan, table: str, extra: str = "TRUE") -> AnswerCoverage:
         """What one table holds inside the window; ``extra`` is a condition of ours."""
         node = NODE_OF_EVENT if table == "events" else "nullif(node_id, '')"
         n_rows, n_nodes, first, last = self.reader.row(
@@ -259,7 +259,7 @@ class Ask:
             f"WHERE {span.where} AND {extra}",
             span.params,
         )
-        return Coverage(
+        return AnswerCoverage(
             source=table, n_rows=n_rows, n_nodes=n_nodes, first=aware(first), last=aware(last)
         )
 
@@ -278,7 +278,7 @@ def _parse_time(text: str) -> datetime:
         return moment.replace(tzinfo=None)
 
 
-def window_of(span: Span) -> Window:
+def window_of(span: TimeSpan) -> Window:
     """The window as an answer shows it."""
     return Window(
         start=span.start.replace(tzinfo=UTC),

@@ -13,7 +13,6 @@ from ingero.echo.queries.ask import (
     Ask,
     ListArgs,
     MetricName,
-    WindowArgs,
     window_of,
 )
 from ingero.echo.queries.judged import JUDGED

@@ -13,14 +13,14 @@ from ingero.echo.queries.ask import (
     ListArgs,
     MetricName,
     NodeId,
-    WindowArgs,
+    TimeWindowArgs,
     window_of,
 )
 from ingero.serving.query import Query
 from ingero.units import NS_PER_US
-from ingero.wire.names import Metric
+from ingero.wire.names import MetricName
 
-_SCORE: Final = str(Metric.HEALTH_SCORE)
+_SCORE: Final = str(MetricName.HEALTH_SCORE)
 
 
 class AnomalyArgs(ListArgs, kw_only=True, forbid_unknown_fields=True):
@@ -33,7 +33,7 @@ class AnomalyArgs(ListArgs, kw_only=True, forbid_unknown_fields=True):
     node_id: NodeId | None = None
 
 
-class Anomaly(msgspec.Struct):
+class NodeAnomaly(msgspec.Struct):
     """One thing that somebody should know."""
 
     ts: datetime
@@ -47,7 +47,7 @@ class Anomaly(msgspec.Struct):
 class AnomalyAnswer(Answer, kw_only=True):
     """Newest first."""
 
-    rows: list[Anomaly]
+    rows: list[NodeAnomaly]
 
 
 _ANOMALY_SQL: Final = """
@@ -84,16 +84,18 @@ _LEVELS: Final = {"any": 1, "warn": 1, "error": 2, "critical": 3}
 def _anomalies(ask: Ask, args: AnomalyArgs) -> AnomalyAnswer:
     span = ask.span(args)
     sql = _ANOMALY_SQL.format(
-        where=span.where, straggler=Metric.STRAGGLER_EVENT, degraded=Metric.DEGRADATION_WARNING
+        where=span.where,
+        straggler=MetricName.STRAGGLER_EVENT,
+        degraded=MetricName.DEGRADATION_WARNING,
     )
     params = (*span.params * 6, _LEVELS[args.severity_filter], args.node_id, args.node_id)
-    rows, n_cut = ask.page(Anomaly, sql, params, args.limit)
+    rows, n_cut = ask.page(NodeAnomaly, sql, params, args.limit)
     return AnomalyAnswer(
         window=window_of(span), coverage=ask.coverage(span, "events"), n_cut=n_cut, rows=rows
     )
 
 
-class TimelineArgs(WindowArgs, kw_only=True, forbid_unknown_fields=True):
+class TimelineArgs(TimeWindowArgs, kw_only=True, forbid_unknown_fields=True):
     """Which metric, of whom, in how many steps."""
 
     metric_name: MetricName = _SCORE
@@ -115,7 +117,7 @@ class Bucket(msgspec.Struct):
     n_points: int
 
 
-class TimelineAnswer(Answer, kw_only=True):
+class NodeTimelineAnswer(Answer, kw_only=True):
     """Oldest first, cluster by cluster."""
 
     metric_name: str
@@ -132,7 +134,7 @@ GROUP BY ALL ORDER BY cluster_id, start
 _TIMELINE_ROWS: Final = 5000
 
 
-def _timeline(ask: Ask, args: TimelineArgs) -> TimelineAnswer:
+def _timeline(ask: Ask, args: TimelineArgs) -> NodeTimelineAnswer:
     span = ask.span(args)
     start_us = _epoch_us(span.start)
     step_us = max(1, (_epoch_us(span.end) - start_us + args.n_buckets - 1) // args.n_buckets)
@@ -143,7 +145,7 @@ def _timeline(ask: Ask, args: TimelineArgs) -> TimelineAnswer:
     )
     sql = _TIMELINE_SQL.format(where=span.where)
     rows, n_cut = ask.page(Bucket, sql, params, _TIMELINE_ROWS)
-    return TimelineAnswer(
+    return NodeTimelineAnswer(
         window=window_of(span),
         coverage=ask.coverage(span, "events", f"metric_name = '{args.metric_name}'"),
         n_cut=n_cut,
@@ -200,7 +202,7 @@ class NodeVerdict(msgspec.Struct):
     summary: str | None
 
 
-class NodeAnswer(Answer, kw_only=True):
+class NodeHistoryAnswer(Answer, kw_only=True):
     """Everything about one node."""
 
     facts: list[NodeFacts]
@@ -208,7 +210,7 @@ class NodeAnswer(Answer, kw_only=True):
     verdicts: Annotated[list[NodeVerdict], msgspec.Meta(description="Newest 20.")]
 
 
-def _node(ask: Ask, args: NodeArgs) -> NodeAnswer:
+def _node(ask: Ask, args: NodeArgs) -> NodeHistoryAnswer:
     span = ask.span(args)
     who = (*span.params[2:], args.node_id)
     clusters = span.where.removeprefix("ts >= ? AND ts < ? AND ")
@@ -231,7 +233,7 @@ def _node(ask: Ask, args: NodeArgs) -> NodeAnswer:
         "ORDER BY ts DESC LIMIT 20",
         (*span.params, args.node_id),
     )
-    return NodeAnswer(
+    return NodeHistoryAnswer(
         window=window_of(span),
         coverage=ask.coverage(span, "events"),
         n_cut=n_cut,
@@ -256,7 +258,7 @@ TIMELINE: Final = Query(
     "Timeline",
     "One metric over time in equal steps, with the lowest node of each step.",
     TimelineArgs,
-    TimelineAnswer,
+    NodeTimelineAnswer,
     _timeline,
 )
 NODE_DETAIL: Final = Query(
@@ -264,6 +266,6 @@ NODE_DETAIL: Final = Query(
     "Node detail",
     "Everything about one node: what it is, each of its metrics, and the verdicts about it.",
     NodeArgs,
-    NodeAnswer,
+    NodeHistoryAnswer,
     _node,
 )

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ingero.echo.queries.ask import Answer, Ask, Coverage, ListArgs, Span, window_of
+from ingero.echo.queries.ask import Answer, AnswerCoverage, Ask, ListArgs, TimeSpan, window_of
 from ingero.echo.queries.judged import JUDGED
 from ingero.serving.query import Query
 
@@ -68,7 +68,7 @@ def _cost(ask: Ask, args: ListArgs) -> CostAnswer:
     return CostAnswer(window=window_of(span), coverage=_coverage(ask, span), n_cut=n_cut, rows=rows)
 
 
-def _coverage(ask: Ask, span: Span) -> Coverage:
+def _coverage(ask: Ask, span: TimeSpan) -> AnswerCoverage:
     billed = ask.coverage(span, "costs")
     return billed if billed.n_rows else ask.coverage(span, "events", f"metric_name = '{_LOST}'")
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from ingero.wire.names import Metric
+from ingero.wire.names import MetricName
 
-SCORE: Final = str(Metric.HEALTH_SCORE)
-STRAGGLER: Final = str(Metric.STRAGGLER_EVENT)
+SCORE: Final = str(MetricName.HEALTH_SCORE)
+STRAGGLER: Final = str(MetricName.STRAGGLER_EVENT)
 MAD_TO_SIGMA: Final = 1.4826
 _K: Final = 2.0
 _MIN_MARGIN: Final = 0.05

@@ -14,7 +14,7 @@ from ingero.echo.db.reader import Reader, conform
 from ingero.echo.db.sandbox.pool import Rows, Sandbox, SandboxSettings
 from ingero.echo.db.stop import Stop
 from ingero.echo.db.store import Store
-from ingero.echo.queries.ask import Span, SqlAnswer
+from ingero.echo.queries.ask import SqlAnswer, TimeSpan
 from ingero.echo.schema import TABLES
 from ingero.echo.service.config import EchoConfig
 
@@ -34,7 +34,7 @@ class Statement:
     """
 
     sql: str
-    span: Span
+    span: TimeSpan
     limit: int
 
 
@@ -75,7 +75,7 @@ class RowsExport:
         max_rows: Most rows of each table, the newest.
     """
 
-    def __init__(self, reader: Reader, span: Span, max_rows: int) -> None:
+    def __init__(self, reader: Reader, span: TimeSpan, max_rows: int) -> None:
         self._reader = reader
         self._span = span
         self._max_rows = int(max_rows)

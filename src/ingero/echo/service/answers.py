@@ -13,7 +13,7 @@ from ingero.echo.db.sandbox.pool import SqlRefusedError
 from ingero.echo.db.stop import Stop
 from ingero.echo.db.store import Store
 from ingero.echo.queries.analysis import RUN_ANALYSIS
-from ingero.echo.queries.ask import Ask, ClusterRefusedError, Span, SqlAnswer
+from ingero.echo.queries.ask import Ask, ClusterRefusedError, SqlAnswer, TimeSpan
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.service.turns import QueueFullError, Turns, TurnSettings, tenant_of
 from ingero.errors import BadDataError, IngeroError, RetryableError, StoreError
@@ -23,7 +23,7 @@ from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
 ResultT = TypeVar("ResultT")
-SqlRunner = Callable[[Principal, str, Span, int, Stop], SqlAnswer]
+SqlRunner = Callable[[Principal, str, TimeSpan, int, Stop], SqlAnswer]
 
 
 class GoneError(Exception):
@@ -31,7 +31,7 @@ class GoneError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class AnswerFault:
     """An error as a client sees it.
 
     Attributes:
@@ -76,32 +76,37 @@ class Places:
         return TurnSettings(n_places, per_tenant, self.max_waiting, self.wait_ns)
 
 
-UNKNOWN_TOOL: Final = Fault(404, "tool_not_found", "no such tool")
+UNKNOWN_TOOL: Final = AnswerFault(404, "tool_not_found", "no such tool")
 
 
-_FAULTS: Final[tuple[tuple[type[IngeroError], Fault], ...]] = (
-    (ClusterRefusedError, Fault(403, "tenant_scoped_bearer_refused", "")),
-    (BadDataError, Fault(400, "invalid_arguments", "")),
-    (DeadlineError, Fault(504, "query_timeout", "it did not finish in time; narrow its window")),
-    (QueueFullError, Fault(429, "queue_full", "", 1)),
-    (RetryableError, Fault(503, "busy", "", 1)),
+_FAULTS: Final[tuple[tuple[type[IngeroError], AnswerFault], ...]] = (
+    (ClusterRefusedError, AnswerFault(403, "tenant_scoped_bearer_refused", "")),
+    (BadDataError, AnswerFault(400, "invalid_arguments", "")),
+    (
+        DeadlineError,
+        AnswerFault(504, "query_timeout", "it did not finish in time; narrow its window"),
+    ),
+    (QueueFullError, AnswerFault(429, "queue_full", "", 1)),
+    (RetryableError, AnswerFault(503, "busy", "", 1)),
     (
         MemoryLimitError,
-        Fault(503, "query_memory", "it needs more memory than there is; narrow its window", 5),
+        AnswerFault(
+            503, "query_memory", "it needs more memory than there is; narrow its window", 5
+        ),
     ),
-    (StoreError, Fault(503, "store_unavailable", "the store cannot answer now", 5)),
+    (StoreError, AnswerFault(503, "store_unavailable", "the store cannot answer now", 5)),
 )
 """First match wins; an empty message is filled with the error's own."""
 
 
-def describe_error(error: IngeroError) -> Fault:
+def describe_error(error: IngeroError) -> AnswerFault:
     """What a client is told of an error."""
     if isinstance(error, SqlRefusedError):
-        return Fault(400, error.code, error.message)
+        return AnswerFault(400, error.code, error.message)
     for kind, fault in _FAULTS:
         if isinstance(error, kind):
             return fault if fault.message else replace(fault, message=error.message)
-    return Fault(500, "internal", "the answer could not be built; the log has the reason")
+    return AnswerFault(500, "internal", "the answer could not be built; the log has the reason")
 
 
 class Answers:
@@ -179,7 +184,7 @@ class Answers:
     ) -> bytes:
         """The same on this thread."""
 
-        def run_sql(sql: str, span: Span, limit: int) -> SqlAnswer:
+        def run_sql(sql: str, span: TimeSpan, limit: int) -> SqlAnswer:
             return self._run_sql(principal, sql, span, limit, stop)
 
         with self._store.open_reader(self._timeout_ns) as reader, stop.calls(reader.stop):

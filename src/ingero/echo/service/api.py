@@ -18,7 +18,13 @@ from starlette.routing import Route, Router
 from ingero import __version__
 from ingero.echo.queries.analysis import RUN_ANALYSIS
 from ingero.echo.queries.catalog import QUERIES
-from ingero.echo.service.answers import UNKNOWN_TOOL, Answers, Fault, GoneError, describe_error
+from ingero.echo.service.answers import (
+    UNKNOWN_TOOL,
+    AnswerFault,
+    Answers,
+    GoneError,
+    describe_error,
+)
 from ingero.echo.service.forms import JSON, choose_form, iter_sql
 from ingero.echo.service.gate import MCP_PATHS, N_BEARER_CHARS, Receive, Scope, Send
 from ingero.echo.service.openapi import build_openapi
@@ -32,12 +38,14 @@ from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
 
 _LOG: Final = logging.getLogger("ingero.echo.api")
-_NOT_FOUND: Final = Fault(404, "not_found", "nothing is served here; see /api/v2/openapi.json")
+_NOT_FOUND: Final = AnswerFault(
+    404, "not_found", "nothing is served here; see /api/v2/openapi.json"
+)
 _LIST_PATH: Final = "/api/v2/tools/list"
-_METHOD: Final = Fault(405, "method_not_allowed", "this path does not take that method")
-_TOO_LARGE: Final = Fault(413, "body_too_large", "the body is too large")
-_SLOW_BODY: Final = Fault(408, "body_timeout", "the body did not arrive in time")
-_NOT_JSON: Final = Fault(415, "unsupported_media_type", "send application/json")
+_METHOD: Final = AnswerFault(405, "method_not_allowed", "this path does not take that method")
+_TOO_LARGE: Final = AnswerFault(413, "body_too_large", "the body is too large")
+_SLOW_BODY: Final = AnswerFault(408, "body_timeout", "the body did not arrive in time")
+_NOT_JSON: Final = AnswerFault(415, "unsupported_media_type", "send application/json")
 
 
 class _ToolBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,7 +55,7 @@ class _ToolBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _FaultError(Exception):
-    def __init__(self, fault: Fault, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, fault: AnswerFault, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(fault.message)
         self.fault = fault
         self.headers = headers or {}
@@ -274,7 +282,7 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     await _fault(_NOT_FOUND)(scope, receive, send)
 
 
-def _fault(fault: Fault) -> Response:
+def _fault(fault: AnswerFault) -> Response:
     headers = {"retry-after": str(fault.retry_after_s)} if fault.retry_after_s else None
     if fault.status == 408:
         headers = {"connection": "close"}

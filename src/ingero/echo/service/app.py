@@ -27,19 +27,19 @@ from ingero.config.tls import TlsServerConfig
 from ingero.echo.db.clickhouse.settings import ClickHouseSettings
 from ingero.echo.db.door import BackupDoor
 from ingero.echo.db.encryption import build_encryption
-from ingero.echo.db.engine import EngineSettings
+from ingero.echo.db.engine import DatabaseSettings
 from ingero.echo.db.sandbox.pool import Sandbox
 from ingero.echo.db.stop import Stop
 from ingero.echo.db.store import Store, StoreSettings
 from ingero.echo.db.upkeep import Retention
-from ingero.echo.db.writer import WriterSettings
-from ingero.echo.ingest.grpc import OtlpGrpcServer
+from ingero.echo.db.writer import DatabaseWriterSettings
+from ingero.echo.ingest.grpc import EchoGrpcServer
 from ingero.echo.ingest.http import OtlpHttpApp
 from ingero.echo.ingest.intake import Intake
-from ingero.echo.ingest.limits import Reason, RecordLimits
+from ingero.echo.ingest.limits import RecordLimits, RefusalReason
 from ingero.echo.ingest.reception import Reception
 from ingero.echo.ingest.settings import IngestCounters, IngestSettings
-from ingero.echo.queries.ask import Span, SqlAnswer
+from ingero.echo.queries.ask import SqlAnswer, TimeSpan
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.queries.prompts import PROMPTS
 from ingero.echo.schema import TENANT_TABLES
@@ -132,7 +132,7 @@ class EchoService:
         self._stopping: asyncio.Event | None = None
         self._drain_until_ns = 0
         self._gate: Gate | None = None
-        self._grpc: OtlpGrpcServer | None = None
+        self._grpc: EchoGrpcServer | None = None
         self._reloader: CertificateReloader | None = None
 
     @property
@@ -181,7 +181,7 @@ class EchoService:
         authenticate = self.bearers.authenticate
         reception = Reception(self.intake, authenticate, self._ingest, self.counters, self._clock)
         otlp = OtlpHttpApp(reception)
-        self._grpc = OtlpGrpcServer(reception)
+        self._grpc = EchoGrpcServer(reception)
         with _naming("health_addr", config):
             health = await self._listen("health", HealthApp(self.store), config.health_addr)
         with _naming("otlp_addr", config):
@@ -326,7 +326,7 @@ class EchoService:
             raise RetryableError("the client went away") from None  # the SDK wants an answer
 
     def _run_sql(
-        self, principal: Principal, sql: str, span: Span, limit: int, stop: Stop
+        self, principal: Principal, sql: str, span: TimeSpan, limit: int, stop: Stop
     ) -> SqlAnswer:
         del principal  # the span's condition is its filter already
         statement = Statement(sql, span, limit)
@@ -363,10 +363,10 @@ class EchoService:
             places.watch(_reading(turns, "n_waiting"), place=place)
         self.meter.gauge(telemetry.WAITING).watch(lambda: self.store.n_waiting)
         self.meter.gauge(telemetry.STORE_UP).watch(lambda: 0.0 if self.store.trouble else 1.0)
-        batches = _counted(self.counters.records, Reason.BATCH)
+        batches = _counted(self.counters.records, RefusalReason.BATCH)
         self.meter.gauge(telemetry.BATCHES_REFUSED).watch(batches)
         refused = self.meter.gauge(telemetry.RECORDS_REFUSED)
-        for reason in Reason:
+        for reason in RefusalReason:
             refused.watch(_counted(self.counters.records, reason), reason=reason.value)
 
 
@@ -377,13 +377,13 @@ def build_store(config: EchoConfig, clock: Clock) -> Store:
         ConfigError: The password's file cannot be read.
     """
     settings = StoreSettings(
-        engine=EngineSettings(
+        engine=DatabaseSettings(
             memory_limit_bytes=config.memory_limit,
             threads=config.threads,
             encryption=build_encryption(config.db_key_file, config.httpfs_extension),
         ),
         clickhouse=build_clickhouse(config),
-        writer=WriterSettings(
+        writer=DatabaseWriterSettings(
             group_ns=_group_ns(config),
             window_ns=config.dedupe_window,
             retention=Retention(config.retention or None, config.max_db_size or None),
@@ -458,7 +458,7 @@ def _reading(source: object, name: str) -> Callable[[], float]:
     return lambda: float(getattr(source, name))
 
 
-def _counted(counts: Mapping[Reason, int], reason: Reason) -> Callable[[], float]:
+def _counted(counts: Mapping[RefusalReason, int], reason: RefusalReason) -> Callable[[], float]:
     return lambda: float(counts[reason])
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import inspect
 
-from ingero.echo.service.answers import Fault
+from ingero.echo.service.answers import AnswerFault
 
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
@@ -43,7 +43,7 @@ class Form(Protocol):
     def end(self) -> bytes:
         """What comes after the last row."""
 
-    def fail(self, fault: Fault) -> bytes:
+    def fail(self, fault: AnswerFault) -> bytes:
         """What comes instead of the rows that are missing."""
 
 
@@ -69,7 +69,7 @@ class Lines:
         """Nothing."""
         return b""
 
-    def fail(self, fault: Fault) -> bytes:
+    def fail(self, fault: AnswerFault) -> bytes:
         """The last line."""
         return self._encoder.encode_lines([{"error": fault.message, "code": fault.code}])
 
@@ -107,7 +107,7 @@ class ArrowStream:
         self._writer.close()
         return self._drain()
 
-    def fail(self, fault: Fault) -> bytes:
+    def fail(self, fault: AnswerFault) -> bytes:
         """The batch that says so."""
         assert self._schema is not None
         empty = pa.RecordBatch.from_pylist([], schema=self._schema)

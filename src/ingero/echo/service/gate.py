@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ingero.echo.service.answers import Fault
+from ingero.echo.service.answers import AnswerFault
 from ingero.echo.service.telemetry import (
     BAD_BEARERS,
     BEARER_REQUESTS,
@@ -62,16 +62,18 @@ _CLIENT_GONE: Final = 499
 _BAD_PER_SECOND: Final = 1.0
 _BAD_BURST: Final = 20.0
 _BAD_RETRY_S: Final = 5
-DRAINING: Final = Fault(503, "draining", "shutting down; ask again", 5)
-NO_BEARER: Final = Fault(401, "missing_bearer", "a bearer token is needed")
-BAD_BEARER: Final = Fault(401, "invalid_bearer", "invalid bearer token")
-BUSY_BEARER: Final = Fault(
+DRAINING: Final = AnswerFault(503, "draining", "shutting down; ask again", 5)
+NO_BEARER: Final = AnswerFault(401, "missing_bearer", "a bearer token is needed")
+BAD_BEARER: Final = AnswerFault(401, "invalid_bearer", "invalid bearer token")
+BUSY_BEARER: Final = AnswerFault(
     429, "in_flight_cap", "too many requests of this bearer are being answered", 1
 )
-SLOWED: Final = Fault(
+SLOWED: Final = AnswerFault(
     429, "too_many_bad_bearers", "too many wrong tokens from this address", _BAD_RETRY_S
 )
-CRASHED: Final = Fault(500, "internal", "the answer could not be built; the log has the reason")
+CRASHED: Final = AnswerFault(
+    500, "internal", "the answer could not be built; the log has the reason"
+)
 VERSION_GONE: Final = {
     "error": "version 1 of this API was removed",
     "code": "gone",
@@ -167,7 +169,7 @@ class Gate:
                 visit.status = _CLIENT_GONE
             self._record(scope, visit, principal)
 
-    def _admit(self, scope: Scope, visit: _Visit) -> tuple[Principal | None, Fault | None]:
+    def _admit(self, scope: Scope, visit: _Visit) -> tuple[Principal | None, AnswerFault | None]:
         if self.draining:
             return None, DRAINING
         given = visit.headers.get(b"authorization")
@@ -184,7 +186,7 @@ class Gate:
             return principal, BUSY_BEARER
         return principal, slow
 
-    def _refuse_bad(self, address: str) -> Fault:
+    def _refuse_bad(self, address: str) -> AnswerFault:
         """Good tokens of the same address are not slowed: others behind one proxy must not be locked out."""
         is_slowed = self._bad_by_address.take(address) > 0
         self._bad.add(1, outcome="slowed" if is_slowed else "refused")
@@ -354,7 +356,7 @@ class _Visit:
         elif not self.is_started:
             await self.answer_fault(DRAINING)
 
-    async def answer_fault(self, fault: Fault) -> None:
+    async def answer_fault(self, fault: AnswerFault) -> None:
         """Answer with an error body."""
         headers = []
         if fault.retry_after_s:
@@ -379,7 +381,7 @@ class _Visit:
         await self.send({"type": "http.response.body", "body": encoded})
 
 
-def _paced(wait_s: float) -> Fault | None:
+def _paced(wait_s: float) -> AnswerFault | None:
     if not wait_s:
         return None
-    return Fault(429, "rate_limited", "too many requests", max(1, math.ceil(wait_s)))
+    return AnswerFault(429, "rate_limited", "too many requests", max(1, math.ceil(wait_s)))

@@ -13,14 +13,14 @@ import msgspec
 from ingero.echo.db.faults import DeadlineError
 from ingero.echo.db.reader import conform
 from ingero.echo.db.store import Store
-from ingero.echo.queries.ask import Ask, Page, Span
+from ingero.echo.queries.ask import Ask, Page, TimeSpan
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.service.answers import describe_error, unless_gone
 from ingero.echo.service.forms import Form, build_schema
 from ingero.echo.service.stream import (
     AnswerStream,
-    Part,
     StreamedAnswer,
+    StreamPart,
     StreamSettings,
 )
 from ingero.echo.service.turns import Turns, TurnSettings, tenant_of
@@ -138,19 +138,19 @@ class RowStreams:
             del frame["rows"]
             head = msgspec.json.encode({name: frame[name] for name in _IN_HEAD})
             schema = build_schema(page.row)
-            out.put(Part(form.begin(schema, msgspec.json.encode(frame)), head=head))
+            out.put(StreamPart(form.begin(schema, msgspec.json.encode(frame)), head=head))
             try:
                 for batch in batches:
-                    out.put(Part(form.write(conform(batch, schema))))
-                out.put(Part(form.end(), is_last=True))
+                    out.put(StreamPart(form.write(conform(batch, schema))))
+                out.put(StreamPart(form.end(), is_last=True))
             except IngeroError as error:
                 if not out.is_closed:
                     _LOG.warning("%s: broke off: %s", query.name, error.message)
                 fault = describe_error(error)
                 is_cut = not form.is_ended_by_fault
-                out.put_last(Part(form.fail(fault), is_last=True, is_cut=is_cut))
+                out.put_last(StreamPart(form.fail(fault), is_last=True, is_cut=is_cut))
 
 
-def _refuse_sql(sql: str, span: Span, limit: int) -> NoReturn:
+def _refuse_sql(sql: str, span: TimeSpan, limit: int) -> NoReturn:
     del sql, span, limit
     raise StoreError("a tenant's statement is not streamed from the store")

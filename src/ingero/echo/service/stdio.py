@@ -12,7 +12,7 @@ from ingero import __version__
 from ingero.config.model import parse_model
 from ingero.echo.db.sandbox.pool import Sandbox
 from ingero.echo.db.stop import Stop
-from ingero.echo.queries.ask import Span, SqlAnswer
+from ingero.echo.queries.ask import SqlAnswer, TimeSpan
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.queries.prompts import PROMPTS
 from ingero.echo.schema import TENANT_TABLES
@@ -50,7 +50,7 @@ async def serve_stdio(
     store = build_store(config, clock)
     sandbox = Sandbox(sandbox_settings(config), TENANT_TABLES, clock)
 
-    def run_sql(asker: Principal, sql: str, span: Span, limit: int, stop: Stop) -> SqlAnswer:
+    def run_sql(asker: Principal, sql: str, span: TimeSpan, limit: int, stop: Stop) -> SqlAnswer:
         del asker
         return run_statement(store, sandbox, config, Statement(sql, span, limit), stop)
 

@@ -53,7 +53,7 @@ class StreamSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StreamPart:
     """Bytes of an answer.
 
     Attributes:
@@ -79,7 +79,7 @@ class AnswerStream:
 
     def __init__(self, depth: int, on_close: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._parts: asyncio.Queue[Part | IngeroError] = asyncio.Queue()
+        self._parts: asyncio.Queue[StreamPart | IngeroError] = asyncio.Queue()
         self._room = threading.Semaphore(depth)
         self._lock = threading.Lock()
         self._reader: Reader | None = None
@@ -101,7 +101,7 @@ class AnswerStream:
 
         pool.submit(produce, self).add_done_callback(look)
 
-    async def next(self) -> Part:
+    async def next(self) -> StreamPart:
         """The next part.
 
         Raises:
@@ -143,7 +143,7 @@ class AnswerStream:
         if is_closed:
             raise DeadlineError("cannot answer: nobody waits for it")
 
-    def put(self, part: Part) -> None:
+    def put(self, part: StreamPart) -> None:
         """Hand a part over, waiting for room.
 
         Raises:
@@ -156,11 +156,11 @@ class AnswerStream:
                 raise DeadlineError("cannot answer: the rows were not taken in time")
         self._pass(part)
 
-    def put_last(self, part: Part) -> None:
+    def put_last(self, part: StreamPart) -> None:
         """The same without waiting: for the part that says why there are no more."""
         self._pass(part)
 
-    def _pass(self, part: Part | IngeroError) -> None:
+    def _pass(self, part: StreamPart | IngeroError) -> None:
         try:
             self._loop.call_soon_threadsafe(self._parts.put_nowait, part)
         except RuntimeError:
@@ -177,7 +177,9 @@ class StreamedAnswer:
         stall_ns: Longest time for the client to take one part.
     """
 
-    def __init__(self, stream: AnswerStream, first: Part, media_type: str, stall_ns: int) -> None:
+    def __init__(
+        self, stream: AnswerStream, first: StreamPart, media_type: str, stall_ns: int
+    ) -> None:
         self._stream = stream
         self._first = first
         self._media_type = media_type

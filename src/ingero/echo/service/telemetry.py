@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ingero.telemetry.declare import Metric, counter, gauge, histogram
+from ingero.telemetry.declare import MetricDeclaration, counter, gauge, histogram
 
 REQUESTS: Final = counter(
     "ingero_echo_requests_total",
@@ -77,7 +77,7 @@ RECORDS_REFUSED: Final = gauge(
     "reason",
 )
 
-METRICS: Final[tuple[Metric, ...]] = (
+METRICS: Final[tuple[MetricDeclaration, ...]] = (
     REQUESTS,
     LATENCY,
     BEARER_REQUESTS,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("ingero.fleet.exporter")
 
 
-class AuthConfig(StrictModel):
+class ClientAuthConfig(StrictModel):
     """Who vouches for a connection."""
 
     authenticator: Annotated[str, NamesExtension()] = Field(
@@ -36,14 +36,14 @@ class ClientConfig(StrictModel):
     headers: dict[str, Secret] = Field(
         default_factory=dict, description="Headers added to each request."
     )
-    auth: AuthConfig | None = Field(None, description="Who vouches for this connection.")
+    auth: ClientAuthConfig | None = Field(None, description="Who vouches for this connection.")
     compression: Literal["gzip", "zstd", "none"] = Field(
         "gzip", description="How bodies are compressed."
     )
     timeout: Duration = Field(parse_duration("30s"), description="Longest wait for one answer.")
 
 
-def find_authenticator(host: Host, auth: AuthConfig | None) -> Authenticator | None:
+def find_authenticator(host: Host, auth: ClientAuthConfig | None) -> Authenticator | None:
     """The extension that ``auth`` names, or None when it names none.
 
     Raises:

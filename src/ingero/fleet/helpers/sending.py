@@ -28,7 +28,7 @@ from ingero.fleet.component import ComponentId, Host
 from ingero.fleet.consumer import Batch
 from ingero.otlp.names import Signal
 from ingero.telemetry.clock import Clock
-from ingero.telemetry.declare import Metric, counter, gauge
+from ingero.telemetry.declare import MetricDeclaration, counter, gauge
 from ingero.telemetry.limited import RateLimitedLog
 from ingero.units import NS_PER_S, parse_duration
 
@@ -39,7 +39,7 @@ _ITEMS: Final = {
 }
 
 
-def _by_signal(name: str, says: str) -> dict[Signal, Metric]:
+def _by_signal(name: str, says: str) -> dict[Signal, MetricDeclaration]:
     return {
         signal: counter(
             f"otelcol_exporter_{name}_{items}_total",

@@ -24,9 +24,9 @@ from ingero.otlp.codec.export import (
     encode_protobuf,
 )
 from ingero.otlp.codec.points import (
-    Distribution,
     LogRow,
     Point,
+    PointDistribution,
     PointKind,
     Temporality,
     iter_log_rows,
@@ -38,6 +38,7 @@ __all__ = [
     "Export",
     "LogRow",
     "Point",
+    "PointDistribution",
     "PointKind",
     "Temporality",
     "build_attributes",

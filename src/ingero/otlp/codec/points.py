@@ -40,7 +40,7 @@ _TEMPORALITIES: Final = {1: Temporality.DELTA, 2: Temporality.CUMULATIVE}
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class PointDistribution:
     """A histogram's point.
 
     Attributes:
@@ -83,7 +83,7 @@ class Point:
     unit: str
     description: str
     value: float | int | None
-    distribution: Distribution | None
+    distribution: PointDistribution | None
     attributes: dict[str, structs.Value]
     resource: Mapping[str, structs.Value]
     scope: tuple[str, str]
@@ -198,9 +198,9 @@ def _number(raw: structs.Proto) -> float | int | None:
     return raw.as_double if raw.as_double is not None else raw.as_int  # type: ignore[no-any-return]
 
 
-def _distribution(raw: structs.Proto) -> Distribution:
+def _distribution(raw: structs.Proto) -> PointDistribution:
     has_sum = raw.HasField("sum") if hasattr(raw, "HasField") else raw.sum is not None
-    return Distribution(
+    return PointDistribution(
         count=raw.count,
         sum=raw.sum if has_sum else None,
         bounds=tuple(raw.explicit_bounds),

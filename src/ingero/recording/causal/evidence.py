@@ -19,7 +19,7 @@ from ingero.model.recording import Recording
 from ingero.recording.causal.coverage import Books
 from ingero.recording.causal.exact import Statistics, compute_statistics
 from ingero.recording.causal.intervals import Intervals, Times
-from ingero.recording.causal.kinds import LAST_CALL, Kind, find_kinds
+from ingero.recording.causal.kinds import LAST_CALL, CallKind, find_kinds
 from ingero.units import NS_PER_S
 
 FoundT = TypeVar("FoundT")
@@ -32,14 +32,14 @@ _MOST_STACKS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class EventRows:
     """Some rows as columns, in time order. All arrays have the shape of `idx`.
 
     Attributes:
         idx: Position in the recording's events.
         starts: Unix ns.
         ends: Unix ns.
-        kinds: `Kind`.
+        kinds: `CallKind`.
         codes: source << 8 | op.
         tids: Thread.
     """
@@ -54,14 +54,14 @@ class Rows:
     def __len__(self) -> int:
         return len(self.idx)
 
-    def where(self, mask: npt.NDArray[np.bool_] | Index) -> Rows:
+    def where(self, mask: npt.NDArray[np.bool_] | Index) -> EventRows:
         """The rows that a mask or an index chooses."""
-        return Rows(
+        return EventRows(
             self.idx[mask], self.starts[mask], self.ends[mask], self.kinds[mask], self.codes[mask],
             self.tids[mask],
         )  # fmt: skip
 
-    def of(self, *kinds: Kind) -> Rows:
+    def of(self, *kinds: CallKind) -> EventRows:
         """The rows of these kinds."""
         return self.where(np.isin(self.kinds, kinds))
 
@@ -97,9 +97,9 @@ class Process:
     node: int
     pid: int
     name: str
-    rows: Rows = field(repr=False)
-    calls: Rows = field(repr=False)
-    open: Rows = field(repr=False)
+    rows: EventRows = field(repr=False)
+    calls: EventRows = field(repr=False)
+    open: EventRows = field(repr=False)
 
     @property
     def window_ns(self) -> tuple[int, int]:
@@ -122,7 +122,7 @@ class Process:
         """First start and last end of its GPU calls."""
         return int(self.calls.starts[0]), int(self.calls.ends.max())
 
-    def thread(self, tid: int) -> Rows:
+    def thread(self, tid: int) -> EventRows:
         """The rows of one of its threads."""
         return self.rows.where(self.rows.tids == tid)
 
@@ -145,7 +145,7 @@ class Evidence:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         events = recording.events
-        self._rows = Rows(
+        self._rows = EventRows(
             np.arange(len(events)),
             np.ascontiguousarray(events["start_ns"]),
             events["start_ns"] + events["duration_ns"],
@@ -159,20 +159,20 @@ class Evidence:
         self._memory: dict[tuple[object, ...], Any] = {}
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> EventRows:
         """Every row of the recording."""
         return self._rows
 
-    def join(self, *parts: Rows) -> Rows:
+    def join(self, *parts: EventRows) -> EventRows:
         """Rows of several sets together, in time order."""
         return self._rows.where(np.sort(np.concatenate([part.idx for part in parts])))
 
-    def column(self, name: str, rows: Rows) -> npt.NDArray[np.int64]:
+    def column(self, name: str, rows: EventRows) -> npt.NDArray[np.int64]:
         """One field of EVENT for these rows."""
         values: npt.NDArray[np.int64] = self.recording.events[name][rows.idx]
         return values
 
-    def stacks_of(self, *rows: Rows) -> tuple[int, ...]:
+    def stacks_of(self, *rows: EventRows) -> tuple[int, ...]:
         """Hashes of the stacks of rows that had not returned, then of the longest; at most a few, each once."""
         every = np.concatenate([part.idx for part in rows]) if rows else np.empty(0, np.int64)
         events = self.recording.events[every]
@@ -253,12 +253,12 @@ class Evidence:
             calls, open_ = (self._outermost_calls(rows.where(m)) for m in (~is_open, is_open))
             yield Process(node, pid, name, rows, calls, open_)
 
-    def _outermost_calls(self, rows: Rows) -> Rows:
+    def _outermost_calls(self, rows: EventRows) -> EventRows:
         """Calls that no earlier call of the same thread contains.
 
         A runtime call makes driver calls, and a collective makes launches: each is counted once, with its parent.
         """
-        calls = rows.where((rows.kinds > Kind.OTHER) & (rows.kinds <= LAST_CALL))
+        calls = rows.where((rows.kinds > CallKind.OTHER) & (rows.kinds <= LAST_CALL))
         if not len(calls):
             return calls
         is_inner = (self.column("flags", calls) & EventFlag.NESTED) != 0
@@ -279,7 +279,7 @@ def _split(sorted_keys: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> Iterat
         yield slice(first, last)
 
 
-def split_by(rows: Rows, keys: Sequence[npt.NDArray[np.int64]]) -> Iterator[Rows]:
+def split_by(rows: EventRows, keys: Sequence[npt.NDArray[np.int64]]) -> Iterator[EventRows]:
     """The rows in groups of equal keys, each in time order."""
     order = np.lexsort((rows.idx, *reversed(keys)))
     changes = np.zeros(max(len(order) - 1, 0), bool)

@@ -22,7 +22,7 @@ from ingero.model.events import (
 )
 
 
-class Kind(IntEnum):
+class CallKind(IntEnum):
     """Role of a row. Those below OFF_CPU are calls that a thread makes towards the GPU."""
 
     OTHER = 0
@@ -66,70 +66,70 @@ _COLLECTIVES: Final = [
 
 
 def _fill() -> None:
-    _TABLE[[Source.CUDA, Source.DRIVER, Source.CUDA_GRAPH, Source.NCCL], :] = Kind.OTHER_CALL
-    _TABLE[Source.CUDA_GRAPH, :] = Kind.GRAPH
-    _TABLE[Source.NCCL, _COLLECTIVES] = Kind.COLLECTIVE
-    _TABLE[Source.NET, :] = Kind.NETWORK
-    _TABLE[Source.TCP, :] = Kind.RETRANSMIT
-    _TABLE[Source.GPU, :] = Kind.FACT
+    _TABLE[[Source.CUDA, Source.DRIVER, Source.CUDA_GRAPH, Source.NCCL], :] = CallKind.OTHER_CALL
+    _TABLE[Source.CUDA_GRAPH, :] = CallKind.GRAPH
+    _TABLE[Source.NCCL, _COLLECTIVES] = CallKind.COLLECTIVE
+    _TABLE[Source.NET, :] = CallKind.NETWORK
+    _TABLE[Source.TCP, :] = CallKind.RETRANSMIT
+    _TABLE[Source.GPU, :] = CallKind.FACT
     for (source, op), kind in _ROLES.items():
         _TABLE[source, op] = kind
 
 
-_ROLES: Final[dict[tuple[Source, int], Kind]] = {
-    (Source.CUDA, CudaOp.MALLOC): Kind.ALLOC,
-    (Source.CUDA, CudaOp.MALLOC_MANAGED): Kind.ALLOC,
-    (Source.CUDA, CudaOp.MALLOC_ASYNC): Kind.ALLOC,
-    (Source.CUDA, CudaOp.HOST_ALLOC): Kind.ALLOC,
-    (Source.CUDA, CudaOp.FREE): Kind.FREE,
-    (Source.CUDA, CudaOp.FREE_ASYNC): Kind.FREE,
-    (Source.CUDA, CudaOp.FREE_HOST): Kind.FREE,
-    (Source.CUDA, CudaOp.LAUNCH_KERNEL): Kind.LAUNCH,
-    (Source.CUDA, CudaOp.MEMCPY): Kind.COPY,
-    (Source.CUDA, CudaOp.MEMCPY_ASYNC): Kind.COPY,
-    (Source.CUDA, CudaOp.MEMCPY_2D): Kind.COPY,
-    (Source.CUDA, CudaOp.MEMCPY_2D_ASYNC): Kind.COPY,
-    (Source.CUDA, CudaOp.MEMCPY_PEER): Kind.COPY,
-    (Source.CUDA, CudaOp.MEMCPY_PEER_ASYNC): Kind.COPY,
-    (Source.CUDA, CudaOp.STREAM_SYNC): Kind.SYNC,
-    (Source.CUDA, CudaOp.DEVICE_SYNC): Kind.SYNC,
-    (Source.CUDA, CudaOp.EVENT_SYNC): Kind.SYNC,
-    (Source.CUDA, CudaOp.MODULE_LOAD): Kind.MODULE,
-    (Source.DRIVER, DriverOp.LAUNCH_KERNEL): Kind.LAUNCH,
-    (Source.DRIVER, DriverOp.MEMCPY): Kind.COPY,
-    (Source.DRIVER, DriverOp.MEMCPY_ASYNC): Kind.COPY,
-    (Source.DRIVER, DriverOp.CTX_SYNC): Kind.SYNC,
-    (Source.DRIVER, DriverOp.STREAM_SYNC): Kind.SYNC,
-    (Source.DRIVER, DriverOp.EVENT_SYNC): Kind.SYNC,
-    (Source.DRIVER, DriverOp.MEM_ALLOC): Kind.ALLOC,
-    (Source.DRIVER, DriverOp.MEM_ALLOC_MANAGED): Kind.ALLOC,
-    (Source.DRIVER, DriverOp.MEM_ALLOC_ASYNC): Kind.ALLOC,
-    (Source.DRIVER, DriverOp.MEM_CREATE): Kind.ALLOC,
-    (Source.DRIVER, DriverOp.MEM_FREE): Kind.FREE,
-    (Source.DRIVER, DriverOp.MEM_FREE_ASYNC): Kind.FREE,
-    (Source.DRIVER, DriverOp.MEM_RELEASE): Kind.FREE,
-    (Source.DRIVER, DriverOp.MODULE_LOAD): Kind.MODULE,
-    (Source.CUDA_GRAPH, GraphOp.LAUNCH): Kind.GRAPH_LAUNCH,
-    (Source.HOST, HostOp.SCHED_SWITCH): Kind.OFF_CPU,
-    (Source.HOST, HostOp.PAGE_FAULT): Kind.FAULT,
-    (Source.HOST, HostOp.DIRECT_RECLAIM): Kind.RECLAIM,
-    (Source.HOST, HostOp.CGROUP_THROTTLE): Kind.QUOTA,
-    (Source.HOST, HostOp.OOM_KILL): Kind.FACT,
-    (Source.HOST, HostOp.POD_RESTART): Kind.FACT,
-    (Source.HOST, HostOp.POD_EVICTION): Kind.FACT,
-    (Source.HOST, HostOp.POD_OOM_KILL): Kind.FACT,
-    (Source.HOST, HostOp.EXEC): Kind.LIFE,
-    (Source.HOST, HostOp.EXIT): Kind.LIFE,
-    (Source.HOST, HostOp.FORK): Kind.LIFE,
-    (Source.IO, IoOp.READ): Kind.READ,
-    (Source.IO, IoOp.WRITE): Kind.WRITE,
-    (Source.GPU, GpuOp.XID): Kind.FACT,
+_ROLES: Final[dict[tuple[Source, int], CallKind]] = {
+    (Source.CUDA, CudaOp.MALLOC): CallKind.ALLOC,
+    (Source.CUDA, CudaOp.MALLOC_MANAGED): CallKind.ALLOC,
+    (Source.CUDA, CudaOp.MALLOC_ASYNC): CallKind.ALLOC,
+    (Source.CUDA, CudaOp.HOST_ALLOC): CallKind.ALLOC,
+    (Source.CUDA, CudaOp.FREE): CallKind.FREE,
+    (Source.CUDA, CudaOp.FREE_ASYNC): CallKind.FREE,
+    (Source.CUDA, CudaOp.FREE_HOST): CallKind.FREE,
+    (Source.CUDA, CudaOp.LAUNCH_KERNEL): CallKind.LAUNCH,
+    (Source.CUDA, CudaOp.MEMCPY): CallKind.COPY,
+    (Source.CUDA, CudaOp.MEMCPY_ASYNC): CallKind.COPY,
+    (Source.CUDA, CudaOp.MEMCPY_2D): CallKind.COPY,
+    (Source.CUDA, CudaOp.MEMCPY_2D_ASYNC): CallKind.COPY,
+    (Source.CUDA, CudaOp.MEMCPY_PEER): CallKind.COPY,
+    (Source.CUDA, CudaOp.MEMCPY_PEER_ASYNC): CallKind.COPY,
+    (Source.CUDA, CudaOp.STREAM_SYNC): CallKind.SYNC,
+    (Source.CUDA, CudaOp.DEVICE_SYNC): CallKind.SYNC,
+    (Source.CUDA, CudaOp.EVENT_SYNC): CallKind.SYNC,
+    (Source.CUDA, CudaOp.MODULE_LOAD): CallKind.MODULE,
+    (Source.DRIVER, DriverOp.LAUNCH_KERNEL): CallKind.LAUNCH,
+    (Source.DRIVER, DriverOp.MEMCPY): CallKind.COPY,
+    (Source.DRIVER, DriverOp.MEMCPY_ASYNC): CallKind.COPY,
+    (Source.DRIVER, DriverOp.CTX_SYNC): CallKind.SYNC,
+    (Source.DRIVER, DriverOp.STREAM_SYNC): CallKind.SYNC,
+    (Source.DRIVER, DriverOp.EVENT_SYNC): CallKind.SYNC,
+    (Source.DRIVER, DriverOp.MEM_ALLOC): CallKind.ALLOC,
+    (Source.DRIVER, DriverOp.MEM_ALLOC_MANAGED): CallKind.ALLOC,
+    (Source.DRIVER, DriverOp.MEM_ALLOC_ASYNC): CallKind.ALLOC,
+    (Source.DRIVER, DriverOp.MEM_CREATE): CallKind.ALLOC,
+    (Source.DRIVER, DriverOp.MEM_FREE): CallKind.FREE,
+    (Source.DRIVER, DriverOp.MEM_FREE_ASYNC): CallKind.FREE,
+    (Source.DRIVER, DriverOp.MEM_RELEASE): CallKind.FREE,
+    (Source.DRIVER, DriverOp.MODULE_LOAD): CallKind.MODULE,
+    (Source.CUDA_GRAPH, GraphOp.LAUNCH): CallKind.GRAPH_LAUNCH,
+    (Source.HOST, HostOp.SCHED_SWITCH): CallKind.OFF_CPU,
+    (Source.HOST, HostOp.PAGE_FAULT): CallKind.FAULT,
+    (Source.HOST, HostOp.DIRECT_RECLAIM): CallKind.RECLAIM,
+    (Source.HOST, HostOp.CGROUP_THROTTLE): CallKind.QUOTA,
+    (Source.HOST, HostOp.OOM_KILL): CallKind.FACT,
+    (Source.HOST, HostOp.POD_RESTART): CallKind.FACT,
+    (Source.HOST, HostOp.POD_EVICTION): CallKind.FACT,
+    (Source.HOST, HostOp.POD_OOM_KILL): CallKind.FACT,
+    (Source.HOST, HostOp.EXEC): CallKind.LIFE,
+    (Source.HOST, HostOp.EXIT): CallKind.LIFE,
+    (Source.HOST, HostOp.FORK): CallKind.LIFE,
+    (Source.IO, IoOp.READ): CallKind.READ,
+    (Source.IO, IoOp.WRITE): CallKind.WRITE,
+    (Source.GPU, GpuOp.XID): CallKind.FACT,
 }
 
 _fill()
 
-LAST_CALL: Final = Kind.OTHER_CALL
-CALLS: Final = tuple(kind for kind in Kind if Kind.OTHER < kind <= LAST_CALL)
+LAST_CALL: Final = CallKind.OTHER_CALL
+CALLS: Final = tuple(kind for kind in CallKind if CallKind.OTHER < kind <= LAST_CALL)
 """Roles of calls towards the GPU."""
 BLOCKING_OPS: Final = frozenset((
     (Source.CUDA, CudaOp.MEMCPY),
@@ -141,7 +141,7 @@ BLOCKING_OPS: Final = frozenset((
 
 
 @functools.cache
-def find_codes(kinds: tuple[Kind, ...]) -> frozenset[int]:
+def find_codes(kinds: tuple[CallKind, ...]) -> frozenset[int]:
     """Operations that have one of these roles, as source << 8 | op; codes without a name are left out."""
     return frozenset(
         int(source) << 8 | op

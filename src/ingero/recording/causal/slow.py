@@ -7,42 +7,42 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero.recording.causal.evidence import Evidence, Process, Rows, split_by
-from ingero.recording.causal.kinds import Kind
+from ingero.recording.causal.evidence import EventRows, Evidence, Process, split_by
+from ingero.recording.causal.kinds import CallKind
 from ingero.units import NS_PER_US
 
 _MIN_CALLS: Final = 10
 _RATIO: Final = 3.0
 _MIN_EXTRA_NS: Final = 50 * NS_PER_US
-_SIZED: Final = (Kind.COPY, Kind.ALLOC)
+_SIZED: Final = (CallKind.COPY, CallKind.ALLOC)
 
 
-def _classes(evidence: Evidence, calls: Rows) -> list[npt.NDArray[np.int64]]:
+def _classes(evidence: Evidence, calls: EventRows) -> list[npt.NDArray[np.int64]]:
     """Keys of the groups within which durations may be compared."""
     arg0 = evidence.column("arg0", calls)
     sizes = np.zeros(len(calls), np.int64)
     is_sized = np.isin(calls.kinds, _SIZED)
     sizes[is_sized] = np.log2(np.maximum(arg0[is_sized], 1)).astype(np.int64)
     streams = np.zeros(len(calls), np.int64)
-    is_launch = np.isin(calls.kinds, (Kind.LAUNCH, Kind.GRAPH_LAUNCH))
+    is_launch = np.isin(calls.kinds, (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH))
     streams[is_launch] = evidence.column("arg1", calls)[is_launch]
-    is_sync = calls.kinds == Kind.SYNC
+    is_sync = calls.kinds == CallKind.SYNC
     streams[is_sync] = arg0[is_sync]
     return [calls.codes, sizes, streams]
 
 
-def iter_classes(evidence: Evidence, calls: Rows) -> list[Rows]:
+def iter_classes(evidence: Evidence, calls: EventRows) -> list[EventRows]:
     """Calls in groups of one operation, one size class and one stream, each in time order."""
     return list(split_by(calls, _classes(evidence, calls)))
 
 
-def find_slow(evidence: Evidence, process: Process) -> Rows:
+def find_slow(evidence: Evidence, process: Process) -> EventRows:
     """Calls slower than three times their class's median; classes of fewer than ten calls have no say."""
     key = ("slow", process.node, process.pid)
     return evidence.remember(key, lambda: _find_slow(evidence, process))
 
 
-def _find_slow(evidence: Evidence, process: Process) -> Rows:
+def _find_slow(evidence: Evidence, process: Process) -> EventRows:
     slow = [np.empty(0, np.int64)]
     for same in iter_classes(evidence, process.calls):
         if len(same) >= _MIN_CALLS:

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero.recording.causal.evidence import Evidence, Process, Rows
+from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.intervals import Intervals
 
 _MIN_ROWS: Final = 30
@@ -51,7 +51,7 @@ class Weighing:
 
 
 def weigh(
-    evidence: Evidence, process: Process, rows: Rows, counted: tuple[Intervals, Iterable[int]]
+    evidence: Evidence, process: Process, rows: EventRows, counted: tuple[Intervals, Iterable[int]]
 ) -> Weighing:
     """What the rows that overlap some spans stand for.
 

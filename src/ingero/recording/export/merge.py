@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ingero.errors import BadDataError, StoreError
-from ingero.recording.export.merge_plan import Group, Source, plan_merge
+from ingero.recording.export.merge_plan import MergeGroup, MergeSource, plan_merge
 from ingero.recording.export.merge_rows import Copier
 from ingero.recording.store.creation import open_new
 from ingero.recording.store.files import check_header, open_recording, store_errors, table_columns
@@ -123,7 +123,7 @@ def _part_beside(output: Path) -> Iterator[Path]:
                 part.with_name(part.name + end).unlink(missing_ok=True)
 
 
-def _look_at(path: Path, force_node: str) -> Source:
+def _look_at(path: Path, force_node: str) -> MergeSource:
     with open_recording(path) as connection:
         nodes, is_given = _find_nodes(connection, path, force_node)
         given = force_node if is_given else ""
@@ -132,7 +132,7 @@ def _look_at(path: Path, force_node: str) -> Source:
         (first,) = connection.execute(
             "SELECT min(timestamp) FROM events WHERE typeof(timestamp) = 'integer'"
         ).fetchone()
-    return Source(
+    return MergeSource(
         path,
         {part: one or state for part, one in parts.items()},
         is_merged=any(one is not None for one in parts.values()),
@@ -161,7 +161,7 @@ def _find_nodes(
     return tuple(sorted(named)), is_given
 
 
-def _add(copier: Copier, group: Group) -> dict[Path, MergedFile]:
+def _add(copier: Copier, group: MergeGroup) -> dict[Path, MergedFile]:
     """Add one group, or nothing when all of its events are there under another identity."""
     done = {}
     if _is_there(copier, group):
@@ -175,7 +175,7 @@ def _add(copier: Copier, group: Group) -> dict[Path, MergedFile]:
     return done
 
 
-def _is_there(copier: Copier, group: Group) -> bool:
+def _is_there(copier: Copier, group: MergeGroup) -> bool:
     """Whether all events of a group are there; only recordings without an identity can be there unknown.
 
     Raises:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ingero.errors import BadDataError
-from ingero.recording.store.identity import Part, State
+from ingero.recording.store.identity import Part, SourceState
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MergeSource:
     """A file to merge.
 
     Attributes:
@@ -24,7 +24,7 @@ class Source:
     """
 
     path: Path
-    parts: Mapping[Part, State]
+    parts: Mapping[Part, SourceState]
     is_merged: bool
     nodes: tuple[str, ...]
     given_node: str = ""
@@ -37,7 +37,7 @@ class Source:
 
 
 @dataclass(slots=True)
-class Group:
+class MergeGroup:
     """Files that are added together.
 
     Attributes:
@@ -45,7 +45,7 @@ class Group:
         is_merged: The former.
     """
 
-    sources: list[Source]
+    sources: list[MergeSource]
     is_merged: bool
 
 
@@ -58,24 +58,24 @@ class Plan:
         repeated: Files whose recordings another one holds whole.
     """
 
-    groups: list[Group]
-    repeated: list[Source]
+    groups: list[MergeGroup]
+    repeated: list[MergeSource]
 
 
-def plan_merge(sources: Sequence[Source]) -> Plan:
+def plan_merge(sources: Sequence[MergeSource]) -> Plan:
     """Put every recording into one group; the answer is the same in any order of the files.
 
     Raises:
         BadDataError: Two merged files share a part of their recordings, or hold one in different states: what is counted twice
             could not be told from what is not.
     """
-    groups: list[Group] = []
-    repeated: list[Source] = []
-    held: dict[Part, tuple[Group, State]] = {}
+    groups: list[MergeGroup] = []
+    repeated: list[MergeSource] = []
+    held: dict[Part, tuple[MergeGroup, SourceState]] = {}
     for source in sorted(sources, key=_order):
         shared = [part for part in source.parts if part in held]
         if not shared:
-            group = Group([source], source.is_merged)
+            group = MergeGroup([source], source.is_merged)
             groups.append(group)
             held |= {part: (group, state) for part, state in source.parts.items()}
         elif not source.is_merged and not held[shared[0]][0].is_merged:
@@ -96,21 +96,21 @@ def plan_merge(sources: Sequence[Source]) -> Plan:
     return Plan(groups, repeated)
 
 
-def _written(source: Source) -> tuple[bool, int, list[tuple[str, str]]]:
+def _written(source: MergeSource) -> tuple[bool, int, list[tuple[str, str]]]:
     """By time, so that the last row is the latest; without identities the largest first, which may hold the others."""
     is_derived = any(part.is_derived for part in source.parts)
     return is_derived, -source.n_events if is_derived else source.first_ns, _names(source)
 
 
-def _names(source: Source) -> list[tuple[str, str]]:
+def _names(source: MergeSource) -> list[tuple[str, str]]:
     return sorted((part.id, part.node) for part in source.parts)
 
 
-def _extent(source: Source) -> tuple[int, int]:
+def _extent(source: MergeSource) -> tuple[int, int]:
     return sum(state.calls for state in source.parts.values()), source.n_events
 
 
-def _order(source: Source) -> tuple[bool, int, bool, int, list[tuple[str, str]], str]:
+def _order(source: MergeSource) -> tuple[bool, int, bool, int, list[tuple[str, str]], str]:
     """Merged files before others and larger ones first, so that what another file holds comes after that."""
     is_derived = any(part.is_derived for part in source.parts)
     return (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ingero.errors import BadDataError
-from ingero.recording.export.merge_plan import Group, Source
+from ingero.recording.export.merge_plan import MergeGroup, MergeSource
 from ingero.recording.store.files import table_columns
 from ingero.recording.store.identity import Part
 from ingero.recording.store.rows import BUCKET_NS
@@ -53,7 +53,7 @@ class Copier:
         for name in _STAGED:
             target.execute(f"CREATE TEMP TABLE part_{name} ({TABLES[name]})")
 
-    def copy(self, source: sqlite3.Connection, facts: Source) -> tuple[int, int, int]:
+    def copy(self, source: sqlite3.Connection, facts: MergeSource) -> tuple[int, int, int]:
         """Copy the events of a file, and put its other tables beside the target until `end_group`.
 
         Returns:
@@ -68,7 +68,7 @@ class Copier:
                 n_damaged += self._stage(source, facts, table)
         return n_added, n_there, n_damaged
 
-    def _copy_events(self, source: sqlite3.Connection, facts: Source) -> tuple[int, int, int]:
+    def _copy_events(self, source: sqlite3.Connection, facts: MergeSource) -> tuple[int, int, int]:
         columns = self._columns["events"]
         names = [column.name for column in columns]
         kinds = [column.kind for column in columns]
@@ -88,7 +88,7 @@ class Copier:
             n_added, n_there = n_added + added, n_there + len(rows) - added
         return n_added, n_there, n_damaged
 
-    def _select_events(self, source: sqlite3.Connection, facts: Source) -> sqlite3.Cursor:
+    def _select_events(self, source: sqlite3.Connection, facts: MergeSource) -> sqlite3.Cursor:
         present = table_columns(source, "events")
         node = "ifnull(nullif(node, ''), :node)" if "node" in present else ":node"
         given = {"id": _event_id(facts, node, "id" if "id" in present else "rowid"), "node": node}
@@ -98,7 +98,9 @@ class Copier:
         sql = f"SELECT {', '.join(values)} FROM events ORDER BY rowid"  # noqa: S608 - own names
         return source.execute(sql, {"node": facts.given_node or facts.nodes[0]})
 
-    def _check_same(self, rows: Sequence[tuple[Any, ...]], names: list[str], facts: Source) -> None:
+    def _check_same(
+        self, rows: Sequence[tuple[Any, ...]], names: list[str], facts: MergeSource
+    ) -> None:
         at = [names.index(name) for name in _SAME]
         select = f"SELECT {', '.join(_SAME)} FROM events WHERE id = ?"  # noqa: S608 - own names
         for row in rows:
@@ -110,7 +112,7 @@ class Copier:
                     hint="merge one of the two",
                 )
 
-    def count_same(self, source: sqlite3.Connection, facts: Source) -> tuple[int, int]:
+    def count_same(self, source: sqlite3.Connection, facts: MergeSource) -> tuple[int, int]:
         """How many of a file's events are in the target, whatever they are called there, and how many it has."""
         names = [column.name for column in self._columns["events"]]
         at = [names.index(name) for name in _SAME]
@@ -122,7 +124,7 @@ class Copier:
             n_same += self._target.execute(find, [row[i] for i in at]).fetchone() is not None
         return n_same, n_rows
 
-    def _stage(self, source: sqlite3.Connection, facts: Source, table: str) -> int:
+    def _stage(self, source: sqlite3.Connection, facts: MergeSource, table: str) -> int:
         """Read one table of a file; returns how many of its rows could not be read."""
         present, origin = table_columns(source, table), table
         if table == "latency_buckets" and table_exists(source, "latency_histograms"):
@@ -149,7 +151,7 @@ class Copier:
         self._target.executemany(self._upsert(f"part_{table}", table, names, "max"), rows)
         return n_damaged
 
-    def _stage_names(self, source: sqlite3.Connection, facts: Source) -> int:
+    def _stage_names(self, source: sqlite3.Connection, facts: MergeSource) -> int:
         """Note which recording called its processes what: a pid may be another process in the next one."""
         present = table_columns(source, "process_names")
         if not {"pid", "name"} <= set(present):
@@ -179,7 +181,7 @@ class Copier:
         keys = [c.name for c in self._columns[table] if c.key]
         return f"INSERT {head} {_on_conflict(keys, names, how)}"
 
-    def end_group(self, group: Group) -> None:
+    def end_group(self, group: MergeGroup) -> None:
         """Move what lies beside the target into it."""
         with self._target:
             if len(group.sources) > 1:
@@ -310,7 +312,7 @@ def _value(column: _Column, present: Sequence[str]) -> str:
     return column.name if column.default == "NULL" else f"ifnull({column.name}, {column.default})"
 
 
-def _event_id(facts: Source, node: str, id_: str) -> str:
+def _event_id(facts: MergeSource, node: str, id_: str) -> str:
     """SQL: ``node:recording:number``, which no other recording's event has."""
     if facts.is_merged:
         return id_
@@ -324,7 +326,7 @@ def _without(text: str, prefix: str) -> str:
     return f"(CASE WHEN instr({text}, {prefix}) = 1 THEN substr({text}, length({prefix}) + 1) ELSE {text} END)"
 
 
-def _nodes_for(table: str, facts: Source) -> tuple[str, ...]:
+def _nodes_for(table: str, facts: MergeSource) -> tuple[str, ...]:
     """Nodes that a row without one belongs to; a count belongs to one only, or it would be counted twice."""
     if facts.given_node:
         return (facts.given_node,)
@@ -345,7 +347,7 @@ def _with_node(
     ], names
 
 
-def _named_chain(row: tuple[Any, ...], names: list[str], facts: Source) -> tuple[Any, ...]:
+def _named_chain(row: tuple[Any, ...], names: list[str], facts: MergeSource) -> tuple[Any, ...]:
     """A chain whose id says its node and recording."""
     at, node = names.index("id"), row[names.index("node")]
     if facts.is_merged:

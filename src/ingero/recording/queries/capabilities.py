@@ -11,7 +11,7 @@ from ingero.model.events import Source
 from ingero.model.recording import Recording
 
 
-class Capability(msgspec.Struct, frozen=True, omit_defaults=True):
+class RecordedCapability(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing a dashboard could show."""
 
     id: str
@@ -56,7 +56,7 @@ _ELSEWHERE: Final = (
 )
 
 
-def list_capabilities(recording: Recording) -> list[Capability]:
+def list_capabilities(recording: Recording) -> list[RecordedCapability]:
     """Everything a dashboard could show, with whether this recording has it."""
     present = set(np.unique(recording.events["source"]).tolist())
     has_snapshots = len(recording.snapshots) > 0
@@ -67,7 +67,7 @@ def list_capabilities(recording: Recording) -> list[Capability]:
         _local("causal_chains", "Incidents", True, "events"),  # noqa: FBT003 -- always: rules look at what there is
         _local("stack_traces", "Stacks", has_stacks, "stack_traces"),
         *(
-            Capability(
+            RecordedCapability(
                 name,
                 label,
                 available=False,
@@ -79,8 +79,8 @@ def list_capabilities(recording: Recording) -> list[Capability]:
     ]
 
 
-def _local(name: str, label: str, is_there: bool, source: str) -> Capability:  # noqa: FBT001
-    return Capability(
+def _local(name: str, label: str, is_there: bool, source: str) -> RecordedCapability:  # noqa: FBT001
+    return RecordedCapability(
         name, label, is_there, source=source if is_there else "",
         tooltip="" if is_there else "this recording holds none",
     )  # fmt: skip

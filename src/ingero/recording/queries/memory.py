@@ -10,15 +10,15 @@ import numpy.typing as npt
 
 from ingero.model.events import CudaOp, DriverOp, Source
 from ingero.model.untrusted import clean
-from ingero.recording.causal.evidence import Evidence, Process, Rows
-from ingero.recording.causal.kinds import Kind, find_codes
+from ingero.recording.causal.evidence import EventRows, Evidence, Process
+from ingero.recording.causal.kinds import CallKind, find_codes
 
 _MAX_POINTS: Final = 300
 _HOST_MEMORY: Final = (
     Source.CUDA << 8 | CudaOp.HOST_ALLOC, Source.CUDA << 8 | CudaOp.FREE_HOST,
     Source.DRIVER << 8 | DriverOp.HOST_ALLOC, Source.DRIVER << 8 | DriverOp.FREE_HOST,
 )  # fmt: skip
-_CODES: Final = find_codes((Kind.ALLOC, Kind.FREE)) - frozenset(_HOST_MEMORY)
+_CODES: Final = find_codes((CallKind.ALLOC, CallKind.FREE)) - frozenset(_HOST_MEMORY)
 
 
 class HeldSize(msgspec.Struct, frozen=True):
@@ -69,19 +69,19 @@ def balance_memory(evidence: Evidence) -> MemoryAnswer:
     """Add up every process's allocations and frees."""
     found = []
     for process in evidence.gpu_processes:
-        memory = process.calls.of(Kind.ALLOC, Kind.FREE)
+        memory = process.calls.of(CallKind.ALLOC, CallKind.FREE)
         memory = memory.where(~np.isin(memory.codes, _HOST_MEMORY))
         if len(memory) or evidence.books.gap(process.node, process.pid, _CODES).seen:
             found.append(_balance(evidence, process, memory))
     return MemoryAnswer(sorted(found, key=lambda one: (-one.held_bytes, one.node, one.pid)))
 
 
-def _balance(evidence: Evidence, process: Process, memory: Rows) -> ProcessMemory:
+def _balance(evidence: Evidence, process: Process, memory: EventRows) -> ProcessMemory:
     failed = evidence.column("ret_code", memory) != 0
     gap = evidence.books.gap(process.node, process.pid, _CODES)
     is_known = evidence.books.has_counts and gap.is_known
     done = memory.where(~failed)
-    is_alloc = done.kinds == Kind.ALLOC
+    is_alloc = done.kinds == CallKind.ALLOC
     sizes = np.where(is_alloc, evidence.column("arg0", done), 0)
     partner = _pair(evidence, done, is_alloc)
     has_partner = partner >= 0
@@ -109,13 +109,15 @@ def _balance(evidence: Evidence, process: Process, memory: Rows) -> ProcessMemor
     )
 
 
-def _has_pointer(evidence: Evidence, rows: Rows) -> npt.NDArray[np.bool_]:
+def _has_pointer(evidence: Evidence, rows: EventRows) -> npt.NDArray[np.bool_]:
     """Which rows name a pointer: freeing none is allowed and does nothing."""
-    is_alloc = rows.kinds == Kind.ALLOC
+    is_alloc = rows.kinds == CallKind.ALLOC
     return np.where(is_alloc, True, evidence.column("arg0", rows) != 0)  # noqa: FBT003 -- numpy's own
 
 
-def _pair(evidence: Evidence, rows: Rows, is_alloc: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+def _pair(
+    evidence: Evidence, rows: EventRows, is_alloc: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
     """For each row the position of the free of this allocation, or of the allocation this frees; -1 for none."""
     pointers = np.where(is_alloc, evidence.column("arg1", rows), evidence.column("arg0", rows))
     order = np.lexsort((rows.starts, pointers))

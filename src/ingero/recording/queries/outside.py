@@ -162,7 +162,7 @@ FLEET = Query(
 )
 
 
-class PageArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PagerArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to tell people."""
 
     summary: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
@@ -181,7 +181,7 @@ class PageAnswer(msgspec.Struct, frozen=True):
     status: str
 
 
-def _page(context: RecordingFile, args: PageArgs) -> PageAnswer:
+def _page(context: RecordingFile, args: PagerArgs) -> PageAnswer:
     page = context.outside.page
     if page is None:
         raise UnsupportedError(
@@ -206,7 +206,7 @@ PAGE = Query(
         "Open a PagerDuty incident: wakes people. Only when the user asked for it, and only with findings of the other "
         "tools. Answers an error and sends nothing unless the server was given a routing key."
     ),
-    args=PageArgs,
+    args=PagerArgs,
     result=PageAnswer,
     run=_page,
     is_read_only=False,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from ingero.recording.queries.source import RecordingFile
-from ingero.recording.store.sql import MAX_ROWS, SqlAnswer, SqlLimits, run_sql
+from ingero.recording.store.sql import MAX_ROWS, SqlLimits, SqlRows, run_sql
 from ingero.serving.query import Query
 from ingero.units import NS_PER_S
 
@@ -44,7 +44,7 @@ def plain_value(value: float | str | bytes | None) -> int | float | str | None:
     return value.hex() if isinstance(value, bytes) else value
 
 
-def bounded_rows(answer: SqlAnswer) -> tuple[list[list[Any]], bool]:
+def bounded_rows(answer: SqlRows) -> tuple[list[list[Any]], bool]:
     """Rows up to a megabyte of JSON, and whether any were left out for it."""
     rows: list[list[Any]] = []
     n_bytes = 0

@@ -26,7 +26,7 @@ class StacksArgs(PageArgs, frozen=True, forbid_unknown_fields=True):
     op: Annotated[str, msgspec.Meta(description="such as cudaMalloc; empty for all")] = ""
 
 
-class Stack(msgspec.Struct, frozen=True):
+class StackAnswer(msgspec.Struct, frozen=True):
     """One code path, leaf first."""
 
     hash: str
@@ -65,7 +65,7 @@ class StackShare(msgspec.Struct, frozen=True):
 class StacksAnswer(msgspec.Struct, frozen=True):
     """Code paths, most used first."""
 
-    stacks: list[Stack]
+    stacks: list[StackAnswer]
     shares: list[StackShare]
     note: str
     next_cursor: str
@@ -81,7 +81,7 @@ def _stacks(context: RecordingFile, args: StacksArgs) -> StacksAnswer:
     page, after = cut_page(rows, args.limit, args.cursor)
     frames = _read_frames(context, {row[0] for row in page})
     stacks = [
-        Stack(
+        StackAnswer(
             f"{stack & 0xFFFF_FFFF_FFFF_FFFF:016x}", op_name(source, op), n, round(mean / 1e3, 1),
             round(least / 1e3, 1), round(most / 1e3, 1), frames[stack],
         )

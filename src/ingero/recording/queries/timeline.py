@@ -17,8 +17,8 @@ from ingero.errors import BadDataError
 from ingero.model.events import OffCpuReason, op_name
 from ingero.model.recording import Recording
 from ingero.model.untrusted import clean
-from ingero.recording.causal.evidence import Evidence, Process, Rows, split_by
-from ingero.recording.causal.kinds import LAST_CALL, Kind
+from ingero.recording.causal.evidence import EventRows, Evidence, Process, split_by
+from ingero.recording.causal.kinds import LAST_CALL, CallKind
 
 _MAX_TRACKS: Final = 32
 _MAX_BINS: Final = 1000
@@ -31,9 +31,9 @@ CATEGORIES: Final = (
 """What a moment of a thread can be; the page has a colour for each, in this order."""
 
 _OF_KIND: Final = {
-    Kind.LAUNCH: 0, Kind.COPY: 1, Kind.SYNC: 2, Kind.ALLOC: 3, Kind.FREE: 3, Kind.COLLECTIVE: 4,
-    Kind.GRAPH: 5, Kind.GRAPH_LAUNCH: 5, Kind.MODULE: 6, Kind.OTHER_CALL: 6, Kind.QUOTA: 11,
-    Kind.READ: 13, Kind.WRITE: 13, Kind.NETWORK: 14, Kind.FAULT: 15, Kind.RECLAIM: 15,
+    CallKind.LAUNCH: 0, CallKind.COPY: 1, CallKind.SYNC: 2, CallKind.ALLOC: 3, CallKind.FREE: 3, CallKind.COLLECTIVE: 4,
+    CallKind.GRAPH: 5, CallKind.GRAPH_LAUNCH: 5, CallKind.MODULE: 6, CallKind.OTHER_CALL: 6, CallKind.QUOTA: 11,
+    CallKind.READ: 13, CallKind.WRITE: 13, CallKind.NETWORK: 14, CallKind.FAULT: 15, CallKind.RECLAIM: 15,
 }  # fmt: skip
 _OF_REASON: Final = {
     OffCpuReason.PREEMPTED: 7, OffCpuReason.BLOCKED_IO: 9, OffCpuReason.SLEEP: 10, OffCpuReason.THROTTLED: 11,
@@ -159,7 +159,7 @@ def _categorise(evidence: Evidence) -> npt.NDArray[np.uint8]:
     for kind, category in _OF_KIND.items():
         table[kind] = category
     categories: npt.NDArray[np.uint8] = table[evidence.rows.kinds]
-    is_off = evidence.rows.kinds == Kind.OFF_CPU
+    is_off = evidence.rows.kinds == CallKind.OFF_CPU
     reasons = np.full(256, _OFF_CPU, np.uint8)
     for reason, category in _OF_REASON.items():
         reasons[reason] = category
@@ -167,12 +167,14 @@ def _categorise(evidence: Evidence) -> npt.NDArray[np.uint8]:
     return categories
 
 
-def _iter_tracks(process: Process, in_view: npt.NDArray[np.bool_]) -> Iterator[tuple[str, Rows]]:
+def _iter_tracks(
+    process: Process, in_view: npt.NDArray[np.bool_]
+) -> Iterator[tuple[str, EventRows]]:
     rows = process.rows.where(in_view[process.rows.idx])
     for mine in split_by(rows, [rows.tids.astype(np.int64)]):
         kinds = mine.kinds
-        is_call = (kinds > Kind.OTHER) & (kinds <= LAST_CALL)
-        is_request = np.isin(kinds, (Kind.READ, Kind.WRITE, Kind.NETWORK))
+        is_call = (kinds > CallKind.OTHER) & (kinds <= LAST_CALL)
+        is_request = np.isin(kinds, (CallKind.READ, CallKind.WRITE, CallKind.NETWORK))
         for name, mask in (
             ("calls", is_call), ("waits", ~is_call & ~is_request), ("requests", is_request)
         ):  # fmt: skip
@@ -191,7 +193,7 @@ class _Drawing:
     def recording(self) -> Recording:
         return self.evidence.recording
 
-    def track(self, process: Process, what: str, rows: Rows) -> Track:
+    def track(self, process: Process, what: str, rows: EventRows) -> Track:
         place = self.recording.ranks.get((process.node, process.pid))
         tid = int(rows.tids[0])
         view_ns = int(self.edges[-1] - self.edges[0])
@@ -215,7 +217,7 @@ class _Drawing:
             slices=self._slices(rows, op_idx.reshape(-1)) if self.has_slices else [],
         )
 
-    def _shares(self, rows: Rows) -> list[tuple[int, list[int]]]:
+    def _shares(self, rows: EventRows) -> list[tuple[int, list[int]]]:
         mine = self.categories[rows.idx]
         widths = np.maximum(np.diff(self.edges), 1)
         shares = []
@@ -227,7 +229,7 @@ class _Drawing:
             shares.append((category, percent.tolist()))
         return shares
 
-    def _slices(self, rows: Rows, op_idx: npt.NDArray[np.int64]) -> list[Slice]:
+    def _slices(self, rows: EventRows, op_idx: npt.NDArray[np.int64]) -> list[Slice]:
         start_ns = self.recording.window_ns[0]
         order = np.lexsort((-rows.ends, rows.starts))
         ends: list[int] = []

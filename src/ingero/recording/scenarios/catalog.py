@@ -8,7 +8,7 @@ from typing import Final
 
 from ingero.model.events import CopyKind, HostMemory, OffCpuReason
 from ingero.recording.scenarios.builder import RecordingBuilder
-from ingero.recording.scenarios.loop import COPY, FUNCTION, LAUNCH, MALLOC, SYNC, Loop, Step
+from ingero.recording.scenarios.loop import COPY, FUNCTION, LAUNCH, MALLOC, SYNC, Loop, LoopStep
 from ingero.units import NS_PER_MS, NS_PER_US
 
 
@@ -62,7 +62,7 @@ def _cold_start() -> RecordingBuilder:
 
 def _memcpy_bottleneck() -> RecordingBuilder:
     built = RecordingBuilder()
-    slow_copy = Step(
+    slow_copy = LoopStep(
         copy_ns=10 * NS_PER_MS,
         copy_bytes=64 << 20,
         copy_memory=HostMemory.PAGEABLE,
@@ -75,7 +75,7 @@ def _memcpy_bottleneck() -> RecordingBuilder:
 def _periodic_spike() -> RecordingBuilder:
     built = RecordingBuilder()
     loop = Loop(built)
-    short = Step(n_launches=4, copy_ns=0, sync_ns=0)
+    short = LoopStep(n_launches=4, copy_ns=0, sync_ns=0)
     for i in range(1600):
         is_spike = i % 200 >= 196
         loop.call(MALLOC, 2500 * NS_PER_US if is_spike else 50 * NS_PER_US, arg0=2 << 20)
@@ -90,7 +90,7 @@ def _cpu_contention() -> RecordingBuilder:
     loop = Loop(built)
     loop.steps(50)
     for _ in range(100):
-        loop.step(Step(sync_ns=0))
+        loop.step(LoopStep(sync_ns=0))
         start_ns, _ = loop.call(SYNC, 17 * NS_PER_MS)
         # The GPU is done after 12 ms; the woken thread then waits 5 ms for a CPU.
         built.off_cpu(
@@ -113,10 +113,10 @@ def _gpu_steal() -> RecordingBuilder:
     for i in range(80):
         thief.at_ns = max(victim.at_ns, thief.at_ns)
         if i % 2:
-            victim.step(Step(sync_ns=12 * NS_PER_MS))
+            victim.step(LoopStep(sync_ns=12 * NS_PER_MS))
         else:
-            thief.step(Step(sync_ns=20 * NS_PER_MS))
-            victim.step(Step(sync_ns=24 * NS_PER_MS))
+            thief.step(LoopStep(sync_ns=20 * NS_PER_MS))
+            victim.step(LoopStep(sync_ns=24 * NS_PER_MS))
     return built
 
 

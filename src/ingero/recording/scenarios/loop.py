@@ -22,7 +22,7 @@ _JITTER: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LoopStep:
     """What one step costs.
 
     Attributes:
@@ -84,9 +84,9 @@ class Loop:
             self.at_ns, duration_ns, self._pid, OffCpuReason.SLEEP, **fields
         )
 
-    def step(self, step: Step | None = None) -> None:
+    def step(self, step: LoopStep | None = None) -> None:
         """One training step: copy, launches, wait."""
-        step = step or Step()
+        step = step or LoopStep()
         if step.copy_ns:
             self.call(
                 COPY, self._near(step.copy_ns), arg0=step.copy_bytes,
@@ -100,7 +100,7 @@ class Loop:
         if step.sync_ns:
             self.wait(self._near(step.sync_ns))
 
-    def steps(self, n: int, step: Step | None = None) -> None:
+    def steps(self, n: int, step: LoopStep | None = None) -> None:
         """Several steps."""
         for _ in range(n):
             self.step(step)

@@ -34,7 +34,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class SourceState:
     """How far a recording had come.
 
     Attributes:
@@ -51,7 +51,9 @@ def new_identity() -> str:
     return secrets.token_hex(6)
 
 
-def read_parts(connection: sqlite3.Connection, given_node: str = "") -> dict[Part, State | None]:
+def read_parts(
+    connection: sqlite3.Connection, given_node: str = ""
+) -> dict[Part, SourceState | None]:
     """The recordings of a file, and how far each had come; None for a file that is one recording itself.
 
     Args:
@@ -62,7 +64,9 @@ def read_parts(connection: sqlite3.Connection, given_node: str = "") -> dict[Par
     if table_columns(connection, "recordings"):
         rows = connection.execute("SELECT id, node, events, calls FROM recordings").fetchall()
     merged = {
-        Part(id_, node): State(events, calls) for id_, node, events, calls in rows if events >= 0
+        Part(id_, node): SourceState(events, calls)
+        for id_, node, events, calls in rows
+        if events >= 0
     }
     if merged:
         return dict(merged)
@@ -87,11 +91,11 @@ def derive_identity(connection: sqlite3.Connection) -> str:
     return _DERIVED + digest.hexdigest()[:12]
 
 
-def measure(connection: sqlite3.Connection) -> State:
+def measure(connection: sqlite3.Connection) -> SourceState:
     """How far a file had come."""
     (events,) = connection.execute("SELECT count(*) FROM events").fetchone()
     calls = 0
     if "count" in table_columns(connection, "event_aggregates"):
         sql = "SELECT ifnull(sum(CASE typeof(count) WHEN 'integer' THEN count END), 0) FROM event_aggregates"
         (calls,) = connection.execute(sql).fetchone()
-    return State(int(events), int(calls))
+    return SourceState(int(events), int(calls))

@@ -19,7 +19,7 @@ _KEPT_AS: Final = "old_"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SchemaChange:
     """What becomes of one table.
 
     Attributes:
@@ -38,7 +38,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Migration:
+class RecordingMigration:
     """What is to be done with a file.
 
     Attributes:
@@ -48,7 +48,7 @@ class Migration:
     """
 
     version: str
-    changes: tuple[Change, ...]
+    changes: tuple[SchemaChange, ...]
     missing: tuple[str, ...]
 
     @property
@@ -57,7 +57,7 @@ class Migration:
         return bool(self.changes or self.missing)
 
 
-def plan_migration(path: Path) -> Migration:
+def plan_migration(path: Path) -> RecordingMigration:
     """What a file lacks; it is only read.
 
     Raises:
@@ -68,17 +68,17 @@ def plan_migration(path: Path) -> Migration:
         return _plan(connection)
 
 
-def _plan(connection: sqlite3.Connection) -> Migration:
+def _plan(connection: sqlite3.Connection) -> RecordingMigration:
     version = None
     if table_columns(connection, "schema_info"):
         sql = "SELECT value FROM schema_info WHERE key = 'version'"
         version = connection.execute(sql).fetchone()
     missing = tuple(name for name in TABLES if not table_columns(connection, name))
     changes = tuple(_plan_table(connection, table) for table in find_outdated(connection))
-    return Migration(str(version[0]) if version else "?", changes, missing)
+    return RecordingMigration(str(version[0]) if version else "?", changes, missing)
 
 
-def _plan_table(connection: sqlite3.Connection, table: str) -> Change:
+def _plan_table(connection: sqlite3.Connection, table: str) -> SchemaChange:
     there = table_columns(connection, table)
     ours = _describe(table)
     (n_rows,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608 - own names
@@ -86,7 +86,7 @@ def _plan_table(connection: sqlite3.Connection, table: str) -> Change:
     is_copied = not any(ours[name].is_key and name != "node" for name in added)
     has_more = bool(set(there) - ours.keys())
     kept_as = "" if is_copied and not has_more else _KEPT_AS + table
-    return Change(table, int(n_rows), added, kept_as, is_copied)
+    return SchemaChange(table, int(n_rows), added, kept_as, is_copied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _describe(table: str) -> dict[str, _Column]:
         }
 
 
-def migrate(path: Path) -> Migration:
+def migrate(path: Path) -> RecordingMigration:
     """Bring a recording up to date in place; on any error it stays as it was.
 
     Returns:
@@ -139,7 +139,7 @@ def migrate(path: Path) -> Migration:
     return plan
 
 
-def _apply(connection: sqlite3.Connection, plan: Migration, path: Path) -> None:
+def _apply(connection: sqlite3.Connection, plan: RecordingMigration, path: Path) -> None:
     identity = derive_identity(connection)
     node = _find_node(connection)
     for name in plan.missing:
@@ -165,7 +165,7 @@ def _apply(connection: sqlite3.Connection, plan: Migration, path: Path) -> None:
     connection.execute(sql, (SCHEMA_INFO["version"],))
 
 
-def _copy(connection: sqlite3.Connection, change: Change, identity: str, node: str) -> None:
+def _copy(connection: sqlite3.Connection, change: SchemaChange, identity: str, node: str) -> None:
     """Fill a table from the old one, in the order of its rows."""
     old = _KEPT_AS + change.table
     there = table_columns(connection, old)

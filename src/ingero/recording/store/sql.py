@@ -60,7 +60,7 @@ class SqlLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class SqlAnswer:
+class SqlRows:
     """Rows of one statement.
 
     Attributes:
@@ -78,7 +78,7 @@ class SqlAnswer:
 
 def run_sql(
     path: Path, sql: str, limits: SqlLimits | None = None, clock: Clock | None = None
-) -> SqlAnswer:
+) -> SqlRows:
     """Run one reading statement.
 
     Raises:
@@ -100,7 +100,7 @@ def run_sql(
             columns = _distinct([name for name, *_ in cursor.description])
             rows = cursor.fetchmany(min(limits.max_rows, MAX_ROWS))
             is_truncated = cursor.fetchone() is not None
-    return SqlAnswer(columns, rows, is_truncated, clock.mono_ns() - began_ns)
+    return SqlRows(columns, rows, is_truncated, clock.mono_ns() - began_ns)
 
 
 def _guard(connection: sqlite3.Connection, clock: Clock, deadline_ns: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.agent.capture.session import TraceSettings
-from ingero.agent.health.body import Identity
+from ingero.agent.health.body import NodeIdentity
 from ingero.agent.health.endpoint import parse_endpoint
 from ingero.agent.health.loop import LoopSettings
 from ingero.agent.health.service import AgentSettings
@@ -45,7 +45,7 @@ def build_health(told: dict[str, Any]) -> AgentSettings:
     """Who the host is and where its Fleet is."""
     rank, push_ns = told["rank"], told["push_interval_ns"]
     return AgentSettings(
-        identity=Identity(
+        identity=NodeIdentity(
             cluster_id=told["cluster_id"],
             node_id=told["node_id"],
             workload_type="training",

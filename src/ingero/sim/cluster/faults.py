@@ -8,7 +8,7 @@ from typing import Final
 
 from ingero.errors import ConfigError
 from ingero.model.verdicts import VerdictKind
-from ingero.sim.cluster.hosts import Cluster, Host
+from ingero.sim.cluster.hosts import Cluster, SimulatedHost
 from ingero.sim.cluster.neighbours import Disk, Neighbours, Processor
 from ingero.sim.job import Job
 
@@ -132,6 +132,6 @@ def _crowd(place: Processor | Disk | None) -> None:
     place.crowd()
 
 
-def _slow_link(host: Host, delay_ms: int) -> None:
+def _slow_link(host: SimulatedHost, delay_ms: int) -> None:
     assert host.cable is not None, "open_cluster was told which cables to make slowable"
     host.cable.delay(delay_ms)

@@ -26,7 +26,7 @@ _NET: Final = "198.18"  # RFC 2544: set aside for tests between devices
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class SimulatedHost:
     """One host.
 
     Attributes:
@@ -51,7 +51,7 @@ class Cluster:
         note: Why there is no isolation; empty when there is.
     """
 
-    hosts: tuple[Host, ...]
+    hosts: tuple[SimulatedHost, ...]
     address: str
     isolation: str
     note: str = ""
@@ -80,7 +80,7 @@ def open_cluster(
                 hint="run it as root, with `ip` and `nsenter`",
             )
         note = f"{why_not}, the ranks are plain processes on this host"
-        yield Cluster(tuple(map(Host, names)), "127.0.0.1", "processes", note)
+        yield Cluster(tuple(map(SimulatedHost, names)), "127.0.0.1", "processes", note)
         return
     _sweep()
     with ExitStack() as stack:
@@ -103,7 +103,7 @@ def open_cluster(
                 _run("ip", "link", "add", near, "type", "veth", "peer", "name", far)
             _plug(namespace, (near, far), (bridge, f"{net}.{i + 2}/24"))
             prefix = ("nsenter", f"--net={_NAMESPACES / namespace}", "--")
-            hosts.append(Host(name, prefix, cable))
+            hosts.append(SimulatedHost(name, prefix, cable))
         yield Cluster(tuple(hosts), f"{net}.1", "network namespaces")
 
 
@@ -160,6 +160,6 @@ def _try(*command: str) -> None:
         _run(*command)
 
 
-def in_host(host: Host, command: Sequence[str]) -> list[str]:
+def in_host(host: SimulatedHost, command: Sequence[str]) -> list[str]:
     """A command line that runs in the host."""
     return [*host.prefix, *command]

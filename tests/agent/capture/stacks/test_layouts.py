@@ -17,7 +17,7 @@ from ingero.agent.capture.stacks.layouts import (
     get_table,
     parse_debug_offsets,
 )
-from ingero.agent.capture.stacks.memory import ProcessMemory, iter_regions
+from ingero.agent.capture.stacks.memory import RemoteMemory, iter_regions
 from ingero.errors import UnsupportedError
 from ingero.testing.pythons import find_pythons
 
@@ -52,7 +52,7 @@ def start():
 
 
 def find_in(pid):
-    memory = ProcessMemory(pid)
+    memory = RemoteMemory(pid)
     return memory, find_interpreter(memory, list(iter_regions(pid)))
 
 
@@ -104,7 +104,7 @@ def test_memory_of_a_process_that_is_gone_reads_as_nothing():
         process.stdin.write(b"here\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"here\n"  # its image is there
-        with ProcessMemory(process.pid) as memory:
+        with RemoteMemory(process.pid) as memory:
             somewhere = next(iter_regions(process.pid)).start
             assert memory.read(somewhere, 4) == b"\x7fELF"
             process.communicate()

@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingero.agent.capture.kernel.abi import MAX_NATIVE, RETURN_BIT, UnwindKind, get_dtype
-from ingero.agent.capture.stacks.cfi import UNKNOWN, Rule
+from ingero.agent.capture.stacks.cfi import UNKNOWN, UnwindRule
 from ingero.agent.capture.stacks.unwind import StackCopy, unwind
 
 BASE = 0x7FFC_0000_0000
 CODE = range(0x40_0000, 0x50_0000)
 INNER, MIDDLE, OUTER, LAST = 0x40_1000, 0x40_2000, 0x40_3000, 0x40_4000
 TRAMPOLINE = 0x7FFF_F000
-END = Rule(UnwindKind.END)
+END = UnwindRule(UnwindKind.END)
 
 
 class Code:
@@ -61,12 +61,12 @@ def test_each_kind_of_rule_leads_to_the_caller():
         0x408: 0x40_7000,
     }
     rules = {
-        INNER: Rule(UnwindKind.SP, 32, -16),
-        MIDDLE - 1: Rule(UnwindKind.BP, 16, -16),
-        OUTER - 1: Rule(UnwindKind.REALIGNED, -16, 8),
-        LAST - 1: Rule(UnwindKind.SP, 16),
-        0x40_5000 - 1: Rule(UnwindKind.SIGNAL),
-        0x40_6000: Rule(UnwindKind.SP, 16),  # interrupted there: the address itself
+        INNER: UnwindRule(UnwindKind.SP, 32, -16),
+        MIDDLE - 1: UnwindRule(UnwindKind.BP, 16, -16),
+        OUTER - 1: UnwindRule(UnwindKind.REALIGNED, -16, 8),
+        LAST - 1: UnwindRule(UnwindKind.SP, 16),
+        0x40_5000 - 1: UnwindRule(UnwindKind.SIGNAL),
+        0x40_6000: UnwindRule(UnwindKind.SP, 16),  # interrupted there: the address itself
         0x40_7000 - 1: END,
     }
     found = unwind(build_copy(words), Code(rules))
@@ -84,7 +84,7 @@ def test_each_kind_of_rule_leads_to_the_caller():
 
 
 def test_a_return_address_that_a_probe_replaced_is_the_program_s_own():
-    rules = {INNER: Rule(UnwindKind.SP, 8), MIDDLE - 1: END}
+    rules = {INNER: UnwindRule(UnwindKind.SP, 8), MIDDLE - 1: END}
     copy = build_copy({0x20: TRAMPOLINE}, returns=[(0x20, MIDDLE), (0x900, OUTER)])
     assert unwind(copy, Code(rules)).addresses == [INNER, MIDDLE]
 
@@ -94,7 +94,7 @@ def test_code_without_a_table_is_followed_by_frame_pointer_while_that_leads_to_c
     found = unwind(build_copy(words, bp=0x40), Code({}))
     assert found.addresses == [INNER, MIDDLE, OUTER]
     assert found.is_unknown
-    by_pointer = Rule(UnwindKind.BP, 16, -16)
+    by_pointer = UnwindRule(UnwindKind.BP, 16, -16)
     assert found.rules == {INNER: by_pointer, key(MIDDLE): by_pointer, key(OUTER): UNKNOWN}
 
 
@@ -106,13 +106,13 @@ def test_a_frame_pointer_of_zero_is_the_end():
 
 
 def test_a_return_address_of_zero_is_the_end():
-    found = unwind(build_copy({}), Code({INNER: Rule(UnwindKind.SP, 16)}))
+    found = unwind(build_copy({}), Code({INNER: UnwindRule(UnwindKind.SP, 16)}))
     assert (found.addresses, found.is_unknown, found.is_cut) == ([INNER], False, False)
 
 
 @pytest.mark.parametrize(
     "rule",
-    [UNKNOWN, Rule(UnwindKind.SP, -8), Rule(UnwindKind.SP, 0), Rule(UnwindKind.BP, 16), Rule(UnwindKind.SP, 40)],
+    [UNKNOWN, UnwindRule(UnwindKind.SP, -8), UnwindRule(UnwindKind.SP, 0), UnwindRule(UnwindKind.BP, 16), UnwindRule(UnwindKind.SP, 40)],
 )  # fmt: skip
 def test_what_does_not_lead_outwards_into_code_ends_the_stack_and_is_told_to_the_kernel(rule):
     # rsp + 40 holds an address that is no code; rbp lies below the stack.
@@ -123,7 +123,7 @@ def test_what_does_not_lead_outwards_into_code_ends_the_stack_and_is_told_to_the
 
 
 def test_a_stack_that_is_deeper_than_its_copy_is_said_to_be_and_its_rules_are_kept():
-    rule = Rule(UnwindKind.SP, 16)
+    rule = UnwindRule(UnwindKind.SP, 16)
     words = {0x28 + 16 * i: MIDDLE for i in range(1000)}
     found = unwind(build_copy(words), Code({INNER: rule, MIDDLE - 1: rule}), 0)
     assert found.is_cut
@@ -134,7 +134,7 @@ def test_a_stack_that_is_deeper_than_its_copy_is_said_to_be_and_its_rules_are_ke
 
 
 def test_frames_in_all_are_bounded():
-    rule = Rule(UnwindKind.SP, 8)
+    rule = UnwindRule(UnwindKind.SP, 8)
     words = {0x20 + 8 * i: MIDDLE for i in range(1000)}
     code = Code({INNER: rule, MIDDLE - 1: rule})
     for n_before in (1, 100):
@@ -157,7 +157,7 @@ def test_a_record_is_read_as_the_kernel_wrote_it():
 
 
 rule_of_any_kind = st.builds(
-    Rule, st.sampled_from(UnwindKind), st.integers(-256, 4096), st.integers(-64, 64)
+    UnwindRule, st.sampled_from(UnwindKind), st.integers(-256, 4096), st.integers(-64, 64)
 )
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ingero.agent.capture.kernel.abi import UnwindKind
 from ingero.agent.capture.kernel.elf import read_headers
-from ingero.agent.capture.stacks.cfi import UNKNOWN, Common, Rule, build_rule
+from ingero.agent.capture.stacks.cfi import UNKNOWN, Common, UnwindRule, build_rule
 from ingero.agent.capture.stacks.memory import iter_regions
 from ingero.agent.capture.stacks.unwind_table import UnwindTable
 from ingero.errors import BadDataError
@@ -56,12 +56,12 @@ def build_expected(row):
     """The rule that a row asks for; None for one with expressions or a CFA by another register."""
     saved = row.get(RBP)
     if RETURN not in row or row[RETURN].type == RegisterRule.UNDEFINED:
-        return Rule(UnwindKind.END)
+        return UnwindRule(UnwindKind.END)
     if row["cfa"].reg not in {RBP, RSP} or (saved and saved.type == RegisterRule.EXPRESSION):
         return None
     offset = saved.arg if saved and saved.type == RegisterRule.OFFSET else 0
     kind = UnwindKind.SP if row["cfa"].reg == RSP else UnwindKind.BP
-    return Rule(kind, row["cfa"].offset, offset)
+    return UnwindRule(kind, row["cfa"].offset, offset)
 
 
 @pytest.mark.parametrize("path", [WORKLOAD, WORKLOAD.parent / "libcudart.so.12", LIBC], ids=str)
@@ -103,7 +103,7 @@ def test_the_c_library_s_return_from_a_signal_handler_is_known():
     table = open_table(LIBC)
     for begin in found:
         # The entry begins a byte early, so that the address before the handler's return is inside.
-        assert table.find_rule(begin) == table.find_rule(begin + 1) == Rule(UnwindKind.SIGNAL)
+        assert table.find_rule(begin) == table.find_rule(begin + 1) == UnwindRule(UnwindKind.SIGNAL)
 
 
 def common(instructions=b"\x0c\x07\x08\x90\x01", *, is_signal=False):
@@ -115,30 +115,33 @@ def common(instructions=b"\x0c\x07\x08\x90\x01", *, is_signal=False):
 def test_an_entry_of_a_linkage_table_has_its_rule_by_address(inside, pushed):
     expression = bytes.fromhex("0f 0b 77 08 80 00 3f 1a 3b 2a 33 24 22")
     rule = build_rule(common(), expression, inside, 0x1020 + inside)
-    assert rule == Rule(UnwindKind.SP, pushed)
+    assert rule == UnwindRule(UnwindKind.SP, pushed)
 
 
 def test_a_function_that_aligns_its_stack_is_followed_through_its_frame():
     # DW_CFA_expression: rbp at rbp + 0; DW_CFA_def_cfa_expression: *(rbp - 40), as GCC 12 writes them.
     instructions = bytes.fromhex("10 06 02 76 00 0f 03 76 58 06")
-    assert build_rule(common(), instructions, 0, 0) == Rule(UnwindKind.REALIGNED, -40, 0)
+    assert build_rule(common(), instructions, 0, 0) == UnwindRule(UnwindKind.REALIGNED, -40, 0)
 
 
 @pytest.mark.parametrize(
     ("instructions", "expected"),
     [
-        ("", Rule(UnwindKind.SP, 8)),
-        ("0e 10 86 02", Rule(UnwindKind.SP, 16, -16)),  # push %rbp
-        ("0e 10 86 02 0d 06", Rule(UnwindKind.BP, 16, -16)),  # mov %rsp,%rbp
-        ("0e 10 86 02 0a 0e 80 02 c6 0b", Rule(UnwindKind.SP, 16, -16)),  # remember, restore
-        ("0e 10 86 02 c6", Rule(UnwindKind.SP, 16)),
-        ("0e 20 41 0e 40", Rule(UnwindKind.SP, 32)),  # what comes after the address is not run
-        ("12 07 7e", Rule(UnwindKind.SP, 16)),
-        ("13 7c", Rule(UnwindKind.SP, 32)),
-        ("11 06 02 0e 20", Rule(UnwindKind.SP, 32, -16)),
-        ("2f 06 02", Rule(UnwindKind.SP, 8, 16)),
-        ("0e 20 2e 10", Rule(UnwindKind.SP, 32)),
-        ("07 10", Rule(UnwindKind.END)),  # the outermost function
+        ("", UnwindRule(UnwindKind.SP, 8)),
+        ("0e 10 86 02", UnwindRule(UnwindKind.SP, 16, -16)),  # push %rbp
+        ("0e 10 86 02 0d 06", UnwindRule(UnwindKind.BP, 16, -16)),  # mov %rsp,%rbp
+        ("0e 10 86 02 0a 0e 80 02 c6 0b", UnwindRule(UnwindKind.SP, 16, -16)),  # remember, restore
+        ("0e 10 86 02 c6", UnwindRule(UnwindKind.SP, 16)),
+        (
+            "0e 20 41 0e 40",
+            UnwindRule(UnwindKind.SP, 32),
+        ),  # what comes after the address is not run
+        ("12 07 7e", UnwindRule(UnwindKind.SP, 16)),
+        ("13 7c", UnwindRule(UnwindKind.SP, 32)),
+        ("11 06 02 0e 20", UnwindRule(UnwindKind.SP, 32, -16)),
+        ("2f 06 02", UnwindRule(UnwindKind.SP, 8, 16)),
+        ("0e 20 2e 10", UnwindRule(UnwindKind.SP, 32)),
+        ("07 10", UnwindRule(UnwindKind.END)),  # the outermost function
         ("0d 03", UNKNOWN),  # CFA by rbx
         ("09 06 03", UNKNOWN),  # rbp is in rbx
         ("09 10 03", UNKNOWN),
@@ -204,6 +207,6 @@ def test_a_stripped_file_keeps_its_rules_and_one_without_a_table_is_refused(tmp_
         table = ELFFile(file).get_section_by_name(".symtab")
         (shown,) = table.get_symbol_by_name("shown")
     begin = shown["st_value"]
-    assert [table.find_rule(begin) for table in tables] == [Rule(UnwindKind.SP, 8)] * 2
+    assert [table.find_rule(begin) for table in tables] == [UnwindRule(UnwindKind.SP, 8)] * 2
     with pytest.raises(BadDataError, match="no unwind table"):
         open_table(bare)

@@ -12,7 +12,7 @@ from ingero.fleet.component import WITHHELD, PushContext
 from ingero.fleet.processors.ingero.board import MAX_ID_LENGTH, SMALL_CLUSTER, Arrival, Board
 from ingero.fleet.processors.ingero.config import IngeroConfig
 from ingero.fleet.processors.ingero.desk import ClusterEvent
-from ingero.fleet.processors.ingero.scores import ClusterScores, Cohort, NodeState, Report
+from ingero.fleet.processors.ingero.scores import ClusterScores, Cohort, Report, ReportedState
 from ingero.testing.host import ManualHost
 from ingero.units import NS_PER_S
 from ingero.wire.push import PushFacts, ResourceFacts
@@ -507,7 +507,7 @@ def test_node_that_changes_its_cohort_with_every_push_leaves_nothing_behind():
         st.tuples(
             st.sampled_from("abcdefgh"),
             st.floats(0, 1),
-            st.sampled_from(list(NodeState)),
+            st.sampled_from(list(ReportedState)),
             st.sampled_from(["", "x", "y", "z"]),
             st.integers(0, 30),
         ),
@@ -528,7 +528,7 @@ def test_columns_agree_with_a_dictionary(steps):
     found = {
         node: (
             float(scores.scores[row]),
-            NodeState(int(scores.states[row])),
+            ReportedState(int(scores.states[row])),
             scores.cohorts[int(scores.cohort_idx[row])].cgroup_path_hash,
             int(scores.seen_ns[row]),
         )

@@ -13,7 +13,7 @@ from ingero.fleet.processors.ingero.config import IngeroConfig
 from ingero.fleet.processors.ingero.processor import FACTORY as INGERO
 from ingero.fleet.processors.nccl.bills import Account, Charge
 from ingero.fleet.processors.nccl.config import NcclConfig
-from ingero.fleet.processors.nccl.money import MAX_ACCOUNTS, Totals
+from ingero.fleet.processors.nccl.money import MAX_ACCOUNTS, CostTotals
 from ingero.fleet.processors.nccl.processor import FACTORY
 from ingero.fleet.processors.nccl.rates import Rates, RatesConfig
 from ingero.otlp.codec import Export, build_gauge, build_number, iter_points, structs
@@ -64,7 +64,7 @@ def test_sums_agree_with_the_records_and_are_cumulative():
 
 
 def test_what_is_taken_back_is_counted_apart_and_nothing_falls():
-    totals = Totals("c", 1)
+    totals = CostTotals("c", 1)
     rates = Rates(parse_model(RatesConfig, {"fallback_rate": 3600.0}))
     account = Account("node3", 3, "", ("aws", H100))
     for gpu_s in (10, -4, 1):
@@ -79,7 +79,7 @@ def test_what_is_taken_back_is_counted_apart_and_nothing_falls():
 
 
 def test_accounts_are_bounded_and_their_sum_is_whole():
-    totals = Totals("c", 1)
+    totals = CostTotals("c", 1)
     rates = Rates(parse_model(RatesConfig, {}))
     charges = [
         Charge(Account(f"n{index}", index, "", ("", "")), NS_PER_S)

@@ -41,7 +41,7 @@ _SLURM_CGROUP: Final = re.compile(r"/job_(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ProcessIdentity:
     """What is known of a process; empty text and -1 where nothing is.
 
     Attributes:
@@ -151,7 +151,7 @@ def parse_stat(text: str) -> tuple[str, int]:
     return name, int(text[text.rindex(")") + 1 :].split()[19])
 
 
-def read_identity(pid: int, proc: Path = _PROC) -> Identity | None:
+def read_identity(pid: int, proc: Path = _PROC) -> ProcessIdentity | None:
     """Who a process is; None when it is gone. What may not be read stays unknown."""
     folder = proc / str(pid)
     try:
@@ -171,7 +171,7 @@ def read_identity(pid: int, proc: Path = _PROC) -> Identity | None:
         (variables[key] for key in _JOBS if variables.get(key, "none") not in _NO_JOB), slurm_job
     )
     pod_name, namespace = _find_pod(variables, folder) if pod_uid else ("", "")
-    return Identity(
+    return ProcessIdentity(
         pid, start_ticks, name, launcher, place, job, path, container, pod_uid, pod_name, namespace
     )
 

@@ -33,7 +33,7 @@ _LITTLE_ENDIAN: Final = 1
 Table = npt.NDArray[Any]
 
 
-class Data(Protocol):
+class ElfData(Protocol):
     """Bytes of a file, wherever they are: in memory, mapped, or read when they are sliced."""
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class Data(Protocol):
         ...
 
 
-def read_headers(data: Data) -> tuple[Table, Table]:
+def read_headers(data: ElfData) -> tuple[Table, Table]:
     """Section and segment headers; copies, so the file may be closed.
 
     Raises:
@@ -66,7 +66,7 @@ def read_headers(data: Data) -> tuple[Table, Table]:
     )
 
 
-def _read_table(data: Data, offset: int, count: int, dtype: np.dtype[Any]) -> Table:
+def _read_table(data: ElfData, offset: int, count: int, dtype: np.dtype[Any]) -> Table:
     end = offset + count * dtype.itemsize
     if end > len(data):
         raise BadDataError("an ELF table lies outside the file")

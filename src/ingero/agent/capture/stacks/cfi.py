@@ -39,7 +39,7 @@ _PLT_LITERAL: Final = 6
 _LITERAL_0: Final = 0x30
 
 
-class Rule(NamedTuple):
+class UnwindRule(NamedTuple):
     """How to get from one frame to its caller: ``struct ig_unwind_rule``."""
 
     kind: UnwindKind
@@ -51,7 +51,7 @@ class Rule(NamedTuple):
         return struct.pack("<ihBB", self.cfa_offset, self.bp_offset, self.kind, 0)
 
 
-UNKNOWN: Final = Rule(UnwindKind.UNKNOWN)
+UNKNOWN: Final = UnwindRule(UnwindKind.UNKNOWN)
 
 
 class Cursor:
@@ -279,7 +279,7 @@ _OTHERS: Final[dict[int, tuple[Callable[..., None], str]]] = {
 }
 
 
-def build_rule(common: Common, instructions: bytes, inside: int, address: int) -> Rule:
+def build_rule(common: Common, instructions: bytes, inside: int, address: int) -> UnwindRule:
     """The rule at an address of a function; of kind `UnwindKind.UNKNOWN` where none can express what the table says.
 
     Args:
@@ -299,7 +299,7 @@ def build_rule(common: Common, instructions: bytes, inside: int, address: int) -
     if common.is_signal:
         return _build_signal_rule(row)
     if row.saved.get(_RETURN, _OTHER) is None:
-        return Rule(UnwindKind.END)
+        return UnwindRule(UnwindKind.END)
     if row.saved.get(_RETURN) != -8:
         return UNKNOWN
     if isinstance(row.cfa, bytes):
@@ -307,20 +307,20 @@ def build_rule(common: Common, instructions: bytes, inside: int, address: int) -
     return _build_plain_rule(*row.cfa, row.saved.get(_RBP, 0))
 
 
-def _build_plain_rule(register: int, offset: int, saved: int | bytes | None) -> Rule:
+def _build_plain_rule(register: int, offset: int, saved: int | bytes | None) -> UnwindRule:
     kind = {_RSP: UnwindKind.SP, _RBP: UnwindKind.BP}.get(register)
     if kind is None or isinstance(saved, bytes):
         return UNKNOWN
     return _fit(kind, offset, saved or 0)
 
 
-def _build_expression_rule(cfa: bytes, saved: int | bytes | None, address: int) -> Rule:
+def _build_expression_rule(cfa: bytes, saved: int | bytes | None, address: int) -> UnwindRule:
     if (
         len(cfa) == len(_PLT)
         and cfa.replace(cfa[_PLT_LITERAL : _PLT_LITERAL + 1], b"\0", 1) == _PLT
     ):
         is_pushed = address & 15 >= cfa[_PLT_LITERAL] - _LITERAL_0
-        return Rule(UnwindKind.SP, 16 if is_pushed else 8)
+        return UnwindRule(UnwindKind.SP, 16 if is_pushed else 8)
     place = _find_offset(cfa, _BREG_RBP, _DEREF)
     if place is None or not isinstance(saved, bytes):
         return UNKNOWN
@@ -328,7 +328,7 @@ def _build_expression_rule(cfa: bytes, saved: int | bytes | None, address: int) 
     return UNKNOWN if bp_place is None else _fit(UnwindKind.REALIGNED, place, bp_place)
 
 
-def _build_signal_rule(row: _Row) -> Rule:
+def _build_signal_rule(row: _Row) -> UnwindRule:
     """Of a function that returns from a signal handler: the layout is the kernel's, checked against what the table says."""
     saved = row.saved
     is_known = (
@@ -337,7 +337,7 @@ def _build_signal_rule(row: _Row) -> Rule:
         and _find_saved(saved.get(_RETURN)) == _SIGNAL_IP
         and _find_saved(saved.get(_RBP)) == _SIGNAL_BP
     )
-    return Rule(UnwindKind.SIGNAL) if is_known else UNKNOWN
+    return UnwindRule(UnwindKind.SIGNAL) if is_known else UNKNOWN
 
 
 def _find_saved(saved: int | bytes | None) -> int | None:
@@ -354,6 +354,6 @@ def _find_offset(expression: bytes, base: int, *rest: int) -> int | None:
     return offset if expression[at.at :] == bytes(rest) else None
 
 
-def _fit(kind: UnwindKind, cfa_offset: int, bp_offset: int) -> Rule:
+def _fit(kind: UnwindKind, cfa_offset: int, bp_offset: int) -> UnwindRule:
     fits = -(1 << 31) <= cfa_offset < 1 << 31 and -(1 << 15) <= bp_offset < 1 << 15
-    return Rule(kind, cfa_offset, bp_offset) if fits else UNKNOWN
+    return UnwindRule(kind, cfa_offset, bp_offset) if fits else UNKNOWN

@@ -7,7 +7,7 @@ from typing import Final
 
 from ingero.agent.capture.stacks.interpreter import Interpreter
 from ingero.agent.capture.stacks.linetable import find_line
-from ingero.agent.capture.stacks.memory import ProcessMemory
+from ingero.agent.capture.stacks.memory import RemoteMemory
 
 _MOST_CODES: Final = 65_536
 _MOST_CHARS: Final = 1024
@@ -42,7 +42,7 @@ class CodeBook:
         interpreter: How it is laid out.
     """
 
-    def __init__(self, memory: ProcessMemory, interpreter: Interpreter) -> None:
+    def __init__(self, memory: RemoteMemory, interpreter: Interpreter) -> None:
         self._memory = memory
         self._interpreter = interpreter
         self._codes: dict[int, tuple[tuple[int, ...], Code]] = {}

@@ -16,7 +16,7 @@ from ingero.agent.capture.stacks.layouts import (
     get_table,
     parse_debug_offsets,
 )
-from ingero.agent.capture.stacks.memory import ProcessMemory, Region, open_paths
+from ingero.agent.capture.stacks.memory import Region, RemoteMemory, open_paths
 from ingero.agent.capture.stacks.symbols import Symbols
 from ingero.errors import BadDataError, UnsupportedError
 
@@ -61,7 +61,7 @@ def is_python_file(path: str) -> bool:
     return _NAMED.fullmatch(path.rpartition("/")[2]) is not None
 
 
-def find_interpreter(memory: ProcessMemory, regions: list[Region]) -> Interpreter | None:
+def find_interpreter(memory: RemoteMemory, regions: list[Region]) -> Interpreter | None:
     """The interpreter in a process; None when there is none. Not checked yet: see `check_interpreter`.
 
     Raises:
@@ -82,7 +82,7 @@ def find_interpreter(memory: ProcessMemory, regions: list[Region]) -> Interprete
     return None
 
 
-def _look_into(memory: ProcessMemory, region: Region) -> Interpreter | None:
+def _look_into(memory: RemoteMemory, region: Region) -> Interpreter | None:
     for path in open_paths(memory.pid, region):
         try:
             symbols = Symbols(path)
@@ -108,7 +108,7 @@ def _look_into(memory: ProcessMemory, region: Region) -> Interpreter | None:
     return None
 
 
-def _find_layout(memory: ProcessMemory, places: dict[str, int]) -> tuple[Version, Layout]:
+def _find_layout(memory: RemoteMemory, places: dict[str, int]) -> tuple[Version, Layout]:
     head = memory.read(places[_RUNTIME], DEBUG_BYTES)
     if head.startswith(DEBUG_COOKIE) and len(head) == DEBUG_BYTES:
         return parse_debug_offsets(head)
@@ -116,7 +116,7 @@ def _find_layout(memory: ProcessMemory, places: dict[str, int]) -> tuple[Version
     return version, get_table(version)
 
 
-def _find_version(memory: ProcessMemory, places: dict[str, int]) -> Version:
+def _find_version(memory: RemoteMemory, places: dict[str, int]) -> Version:
     """What an interpreter of 3.11 or 3.12 says; of an older one what it exports."""
     if "Py_Version" in places:
         return find_version(memory.word(places["Py_Version"]))
@@ -127,7 +127,7 @@ def _find_version(memory: ProcessMemory, places: dict[str, int]) -> Version:
     raise UnsupportedError("CPython before 3.9 is not read")
 
 
-def check_interpreter(memory: ProcessMemory, found: Interpreter) -> None:
+def check_interpreter(memory: RemoteMemory, found: Interpreter) -> None:
     """Walk every thread and its frames, and hold each link to what it must be.
 
     Interpreter and thread states must point at each other, a thread's id must be its own control block, every frame must hold a
@@ -145,7 +145,7 @@ def check_interpreter(memory: ProcessMemory, found: Interpreter) -> None:
     raise UnsupportedError(f"process {memory.pid} is not laid out as CPython {version}: {reason}")
 
 
-def _disagreement(memory: ProcessMemory, found: Interpreter) -> str:
+def _disagreement(memory: RemoteMemory, found: Interpreter) -> str:
     layout, n_frames = found.layout, 0
     interpreter = memory.word(found.runtime + layout.interpreters_head)
     if not interpreter:
@@ -166,9 +166,7 @@ def _disagreement(memory: ProcessMemory, found: Interpreter) -> str:
     return "" if n_frames else "no thread has a readable frame"
 
 
-def _check_thread(
-    memory: ProcessMemory, layout: Layout, thread: int, links: tuple[int, int]
-) -> str:
+def _check_thread(memory: RemoteMemory, layout: Layout, thread: int, links: tuple[int, int]) -> str:
     interpreter, before = links
     if memory.word(thread + layout.thread_interpreter) != interpreter:
         return "a thread state does not point at its interpreter"
@@ -181,7 +179,7 @@ def _check_thread(
     return ""
 
 
-def _count_frames(memory: ProcessMemory, found: Interpreter, thread: int) -> int:
+def _count_frames(memory: RemoteMemory, found: Interpreter, thread: int) -> int:
     """Frames of a thread up to the first that is not one."""
     layout = found.layout
     frame = memory.word(thread + layout.thread_frame)
@@ -203,7 +201,7 @@ def _count_frames(memory: ProcessMemory, found: Interpreter, thread: int) -> int
     return n_frames
 
 
-def _is_shim(memory: ProcessMemory, layout: Layout, frame: int) -> bool:
+def _is_shim(memory: RemoteMemory, layout: Layout, frame: int) -> bool:
     if layout.frame_owner == NO_OFFSET:
         return False
     owner = memory.read(frame + layout.frame_owner, 1)

@@ -13,7 +13,7 @@ _PROC: Final = Path("/proc")
 _WORD: Final = struct.Struct("<Q")
 
 
-class ProcessMemory:
+class RemoteMemory:
     """Reads one process's memory.
 
     Held by descriptor: when the process ends or replaces its image, reads fail; they never reach another process that has

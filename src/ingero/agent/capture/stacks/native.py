@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ingero.agent.capture.stacks.cfi import Rule
+from ingero.agent.capture.stacks.cfi import UnwindRule
 from ingero.agent.capture.stacks.memory import Region, iter_regions, open_paths
 from ingero.agent.capture.stacks.symbols import Symbols
 from ingero.errors import BadDataError
@@ -104,7 +104,7 @@ class NativeBook:
         """Whether something executable is mapped there."""
         return self._find_region(address) is not None
 
-    def find_rule(self, address: int) -> Rule | None:
+    def find_rule(self, address: int) -> UnwindRule | None:
         """How to get from a frame at an address to its caller; None where no file tells."""
         region = self._find_region(address)
         if region is None or not region.path.startswith("/") or region.path.startswith(_NO_FILES):

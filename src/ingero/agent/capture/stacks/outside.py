@@ -20,7 +20,7 @@ from ingero.agent.capture.kernel.abi import (
 )
 from ingero.agent.capture.stacks.interpreter import Interpreter
 from ingero.agent.capture.stacks.layouts import Layout
-from ingero.agent.capture.stacks.memory import ProcessMemory
+from ingero.agent.capture.stacks.memory import RemoteMemory
 from ingero.agent.capture.stacks.unwind import StackCopy
 
 PythonFrame = tuple[int, int, int]
@@ -57,14 +57,14 @@ class OpenCall:
     returns: dict[int, int]
 
 
-def copy_stack(memory: ProcessMemory, call: OpenCall) -> StackCopy:
+def copy_stack(memory: RemoteMemory, call: OpenCall) -> StackCopy:
     """The caller's stack, at most 256 KiB of it."""
     data = memory.read(call.sp & -_PAGE, _MOST_BYTES)
     return StackCopy(call.return_pc | RETURN_BIT, call.sp, call.bp, data, call.returns)
 
 
 def read_python_frames(
-    memory: ProcessMemory, found: Interpreter, pointer: int
+    memory: RemoteMemory, found: Interpreter, pointer: int
 ) -> tuple[list[PythonFrame], StackFlag]:
     """Python frames of a thread, innermost first; the kernel does the same (``bpf/include/ingero/stacks.h``).
 
@@ -111,7 +111,7 @@ def _decode(layout: Layout, data: bytes) -> PythonFrame:
     return code, offset if is_offset else -1, PythonFrameFlag.ENTRY if is_entry else 0
 
 
-def _find_thread(memory: ProcessMemory, found: Interpreter, pointer: int) -> int:
+def _find_thread(memory: RemoteMemory, found: Interpreter, pointer: int) -> int:
     """The thread state whose id is this; 0 when there is none."""
     layout = found.layout
     interpreter = memory.word(found.runtime + layout.interpreters_head)

@@ -12,7 +12,7 @@ import numpy as np
 from ingero.agent.capture.kernel.abi import RETURN_BIT, PythonFrameFlag, StackFlag, get_dtype
 from ingero.agent.capture.stacks.code import CodeBook
 from ingero.agent.capture.stacks.interpreter import Interpreter, check_interpreter, find_interpreter
-from ingero.agent.capture.stacks.memory import ProcessMemory, iter_regions
+from ingero.agent.capture.stacks.memory import RemoteMemory, iter_regions
 from ingero.agent.capture.stacks.native import NativeBook, NativeFrame, SymbolFiles
 from ingero.agent.capture.stacks.outside import OpenCall, copy_stack, read_python_frames
 from ingero.agent.capture.stacks.unwind import StackCopy, Unwound, unwind
@@ -65,7 +65,7 @@ class ProcessStacks:
     """
 
     def __init__(self, pid: int, files: SymbolFiles) -> None:
-        self._memory = ProcessMemory(pid)
+        self._memory = RemoteMemory(pid)
         self._somewhere = next((region.start for region in iter_regions(pid)), 0)
         self._native = NativeBook(pid, files)
         self._rules = set[int]()

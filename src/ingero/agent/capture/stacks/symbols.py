@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ingero.agent.capture.kernel.demangle import demangle
 from ingero.agent.capture.kernel.elf import read_headers
-from ingero.agent.capture.stacks.cfi import Rule
+from ingero.agent.capture.stacks.cfi import UnwindRule
 from ingero.agent.capture.stacks.unwind_table import UnwindTable
 from ingero.errors import BadDataError
 
@@ -128,7 +128,7 @@ class Symbols:
         text = self._names[start : min(start + _NAME_BYTES, self._names_end)]
         return demangle(text.split(b"\0", 1)[0].decode("utf-8", "replace")), distance
 
-    def find_rule(self, address: int) -> Rule | None:
+    def find_rule(self, address: int) -> UnwindRule | None:
         """How to get from an address in the file, as linked, to the caller; None where the file does not tell."""
         if not self._is_unwind_read:
             self._is_unwind_read = True

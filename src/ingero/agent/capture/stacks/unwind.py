@@ -10,24 +10,24 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, Self
 
 from ingero.agent.capture.kernel.abi import MAX_NATIVE, RETURN_BIT, UnwindKind
-from ingero.agent.capture.stacks.cfi import UNKNOWN, Rule
+from ingero.agent.capture.stacks.cfi import UNKNOWN, UnwindRule
 
 _WORD: Final = 8
 _PAGE: Final = 4096
-_BY_FRAME_POINTER: Final = Rule(UnwindKind.BP, 16, -16)
-_END: Final = Rule(UnwindKind.END)
+_BY_FRAME_POINTER: Final = UnwindRule(UnwindKind.BP, 16, -16)
+_END: Final = UnwindRule(UnwindKind.END)
 # From rsp, of struct rt_sigframe behind its return address (arch/x86/include/asm/sigframe.h).
 _SIGNAL_BP, _SIGNAL_SP, _SIGNAL_IP = 120, 160, 168
 
 
-class Code(Protocol):
+class MappedCode(Protocol):
     """What is mapped in a process, as far as unwinding asks."""
 
     def is_code(self, address: int) -> bool:
         """Whether something executable is mapped there."""
         ...
 
-    def find_rule(self, address: int) -> Rule | None:
+    def find_rule(self, address: int) -> UnwindRule | None:
         """The rule at an address; None where no table says anything."""
         ...
 
@@ -83,7 +83,7 @@ class Unwound:
     """
 
     addresses: list[int] = field(default_factory=list)
-    rules: dict[int, Rule] = field(default_factory=dict)
+    rules: dict[int, UnwindRule] = field(default_factory=dict)
     is_cut: bool = False
     is_unknown: bool = False
 
@@ -92,7 +92,7 @@ class _OutsideError(Exception):
     """A frame lies outside of the copy."""
 
 
-def unwind(copy: StackCopy, code: Code, n_before: int = 0) -> Unwound:
+def unwind(copy: StackCopy, code: MappedCode, n_before: int = 0) -> Unwound:
     """Follow a copied stack outwards.
 
     Args:
@@ -132,11 +132,11 @@ def unwind(copy: StackCopy, code: Code, n_before: int = 0) -> Unwound:
             return found
 
 
-def _leads_on(rule: Rule) -> bool:
+def _leads_on(rule: UnwindRule) -> bool:
     return rule.kind not in {UnwindKind.END, UnwindKind.UNKNOWN}
 
 
-def _is_plausible(outer: tuple[int, int, int] | None, code: Code) -> bool:
+def _is_plausible(outer: tuple[int, int, int] | None, code: MappedCode) -> bool:
     """Whether a frame can be the caller: it is in code, or the end of the stack."""
     if outer is None:
         return False
@@ -144,7 +144,7 @@ def _is_plausible(outer: tuple[int, int, int] | None, code: Code) -> bool:
     return not address or code.is_code(address - 1)
 
 
-def _step_out(copy: StackCopy, rule: Rule, sp: int, bp: int) -> tuple[int, int, int] | None:
+def _step_out(copy: StackCopy, rule: UnwindRule, sp: int, bp: int) -> tuple[int, int, int] | None:
     """Key, stack pointer and rbp of the caller; None when it would not lie further out.
 
     The kernel does the same (``bpf/include/ingero/unwind.h``).

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero.agent.capture.stacks.cfi import Common, Cursor, Rule, build_rule
+from ingero.agent.capture.stacks.cfi import Common, Cursor, UnwindRule, build_rule
 from ingero.errors import BadDataError
 
 Data = bytes | mmap.mmap
@@ -60,7 +60,7 @@ class UnwindTable:
         pairs = np.frombuffer(entries, "<i4").reshape(-1, 2)
         self._starts, self._places = pairs[:, 0], pairs[:, 1]
         self._common: dict[int, Common] = {}
-        self._rules: dict[int, Rule | None] = {}
+        self._rules: dict[int, UnwindRule | None] = {}
 
     def _read(self, address: int, n_bytes: int) -> bytes:
         """Bytes at an address as linked; fewer at the end of a segment."""
@@ -72,7 +72,7 @@ class UnwindTable:
                 return bytes(self._data[begin:end])
         return b""
 
-    def find_rule(self, address: int) -> Rule | None:
+    def find_rule(self, address: int) -> UnwindRule | None:
         """The rule at an address as linked; None where no function is known or its entry is damaged.
 
         A form that a rule cannot express is of the kind `UnwindKind.UNKNOWN`.
@@ -84,7 +84,7 @@ class UnwindTable:
                 self._rules[address] = None
         return self._rules[address]
 
-    def _search(self, address: int) -> Rule | None:
+    def _search(self, address: int) -> UnwindRule | None:
         inside = address - self._origin
         i = int(np.searchsorted(self._starts, inside, side="right")) - 1
         if i < 0:

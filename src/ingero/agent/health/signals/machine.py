@@ -52,7 +52,7 @@ class MachineSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class StateMachine:
     """A state and the counts that lead out of it.
 
     Attributes:
@@ -79,12 +79,12 @@ class Step(NamedTuple):
         is_restart: Forget the baseline and seed it with this reading.
     """
 
-    machine: Machine
+    machine: StateMachine
     is_pushed: bool
     is_restart: bool = False
 
 
-def advance(machine: Machine, reading: Reading | None, settings: MachineSettings) -> Step:
+def advance(machine: StateMachine, reading: Reading | None, settings: MachineSettings) -> Step:
     """Take one interval.
 
     Args:
@@ -97,7 +97,7 @@ def advance(machine: Machine, reading: Reading | None, settings: MachineSettings
         state = State.STALE if n_failed >= settings.stale_intervals else machine.state
         return Step(replace(machine, state=state, n_failed=n_failed), is_pushed=False)
     if is_waking(machine, reading):
-        fresh = Machine(n_warm=1, workload=reading.workload or machine.workload)
+        fresh = StateMachine(n_warm=1, workload=reading.workload or machine.workload)
         return Step(_warm_up(fresh, settings), is_pushed=False, is_restart=True)
     machine = replace(machine, n_failed=0, workload=reading.workload or machine.workload)
     if machine.state is State.CALIBRATING:
@@ -106,7 +106,7 @@ def advance(machine: Machine, reading: Reading | None, settings: MachineSettings
     return Step(_watch_silence(machine, reading, settings), is_pushed=True)
 
 
-def is_waking(machine: Machine, reading: Reading) -> bool:
+def is_waking(machine: StateMachine, reading: Reading) -> bool:
     """True when this reading starts calibration again: it ends a sleep, or another workload runs now."""
     if machine.state is State.STALE:
         return True
@@ -122,12 +122,14 @@ def reject_future(reading: Reading | None, wall_ns: int) -> Reading | None:
     return reading
 
 
-def _warm_up(machine: Machine, settings: MachineSettings) -> Machine:
+def _warm_up(machine: StateMachine, settings: MachineSettings) -> StateMachine:
     is_warm = machine.n_warm >= settings.warmup
     return replace(machine, state=State.ACTIVE) if is_warm else machine
 
 
-def _watch_silence(machine: Machine, reading: Reading, settings: MachineSettings) -> Machine:
+def _watch_silence(
+    machine: StateMachine, reading: Reading, settings: MachineSettings
+) -> StateMachine:
     if reading.launches is None:
         return machine
     if reading.launches > 0 or reading.is_hung:

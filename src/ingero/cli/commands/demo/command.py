@@ -29,7 +29,7 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class OutputForm:
     """How a demo's recording is made.
 
     Attributes:
@@ -57,10 +57,10 @@ class Demo:
     name: str
     aliases: tuple[str, ...]
     says: str
-    play: Callable[[Path | None, Form], Played]
+    play: Callable[[Path | None, OutputForm], Played]
 
 
-def _make_synthetic() -> Form:
+def _make_synthetic() -> OutputForm:
     from ingero.recording.scenarios.catalog import SCENARIOS
 
     builders = {scenario.name: scenario.build for scenario in SCENARIOS}
@@ -68,27 +68,29 @@ def _make_synthetic() -> Form:
     def record(name: str, path: Path) -> None:
         builders[name]().write(path)
 
-    return Form("synthetic", "synthetic recording: no GPU was involved", record)
+    return OutputForm("synthetic", "synthetic recording: no GPU was involved", record)
 
 
-def _run_simulator() -> Form:
+def _run_simulator() -> OutputForm:
     from ingero.cli.commands.demo.live import find_simulator, record_scenario
 
     target = find_simulator()
-    return Form("simulator", target.says, lambda name, path: record_scenario(name, path, target))
+    return OutputForm(
+        "simulator", target.says, lambda name, path: record_scenario(name, path, target)
+    )
 
 
-def _run_gpu(libcudart: Path | None) -> Form:
+def _run_gpu(libcudart: Path | None) -> OutputForm:
     from ingero.cli.commands.demo.live import find_gpu, record_scenario
 
     target = find_gpu(libcudart)
-    return Form("gpu", target.says, lambda name, path: record_scenario(name, path, target))
+    return OutputForm("gpu", target.says, lambda name, path: record_scenario(name, path, target))
 
 
-def _play_scenario(name: str) -> Callable[[Path | None, Form], Played]:
+def _play_scenario(name: str) -> Callable[[Path | None, OutputForm], Played]:
     """A demo that makes a scenario's recording, reads it back and explains it, as for any recording."""
 
-    def play(keep: Path | None, form: Form) -> Played:
+    def play(keep: Path | None, form: OutputForm) -> Played:
         from tempfile import TemporaryDirectory
 
         from ingero.cli.commands.explain import as_text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ingero.cli.commands.replay.render import STYLES
 from ingero.model.verdicts import Verdict, describe_rank
-from ingero.sim.replay import Progress
+from ingero.sim.replay import ReplayProgress
 from ingero.units import NS_PER_S, format_duration
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ MAX_ROWS: Final = 32
 
 
 @contextmanager
-def follow_replay(console: Console) -> Iterator[Callable[[Progress], None]]:
+def follow_replay(console: Console) -> Iterator[Callable[[ReplayProgress], None]]:
     """A callback that shows progress on this console while the context lasts."""
     if not console.is_terminal:
         yield _Lines(console)
@@ -44,7 +44,7 @@ class _Lines:
         self._shown = -1.0
         self._named: set[str] = set()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: ReplayProgress) -> None:
         verdicts = progress.judgement.verdicts if progress.judgement else ()
         named = {describe_rank(v.rank): v for v in verdicts if v.is_alarm}
         is_new = bool(named.keys() - self._named)
@@ -59,7 +59,7 @@ class _Lines:
         )
 
 
-def draw(progress: Progress) -> RenderableType:
+def draw(progress: ReplayProgress) -> RenderableType:
     """One frame: how far, and each worker's own time against the median of its peers."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar

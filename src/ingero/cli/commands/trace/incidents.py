@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ingero.agent.trace.incidents import Verdict
+from ingero.agent.trace.incidents import IncidentSummary
 from ingero.cli.render import plural
 from ingero.model.incidents import Incident, Severity
 from ingero.model.untrusted import clean
@@ -44,7 +44,7 @@ def build_command(path: Path | None, *, has_rolled: bool) -> str:
     return f"ingero explain --db {shlex.quote(str(path))}{rolled}"
 
 
-def build_verdict_line(verdict: Verdict, command: str) -> dict[str, Any]:
+def build_verdict_line(verdict: IncidentSummary, command: str) -> dict[str, Any]:
     """The line of type ``incidents`` that ends the output."""
     line: dict[str, Any] = {"type": "incidents", "count": len(verdict.incidents)}
     line |= {severity.value.lower(): verdict.count(severity) for severity in Severity}
@@ -56,7 +56,7 @@ def build_verdict_line(verdict: Verdict, command: str) -> dict[str, Any]:
     return line | {"explain": command or None}
 
 
-def describe_verdict(verdict: Verdict, command: str) -> str:
+def describe_verdict(verdict: IncidentSummary, command: str) -> str:
     """The same in a line for people."""
     then = f": {command}" if command else "; nothing was recorded to ask"
     if verdict.failure:

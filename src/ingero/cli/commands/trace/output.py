@@ -13,7 +13,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from ingero.agent.capture.discover.identity import Identity
+from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.session import Totals, TraceSession, count_coverage
 from ingero.agent.capture.stacks.resolver import Stack
 from ingero.agent.trace.recorder import Stored
@@ -68,13 +68,13 @@ class JsonLines:
     def __init__(self, out: IO[str], stored: Callable[[], Stored] | None = None) -> None:
         self._out = out
         self._stored = stored
-        self._identities: dict[int, Identity] = {}
+        self._identities: dict[int, ProcessIdentity] = {}
         self._stacks: dict[int, list[dict[str, Any]]] = {}
 
     def _write(self, line: dict[str, Any]) -> None:
         self._out.write(json.dumps(line, separators=(",", ":")) + "\n")
 
-    def on_process(self, identity: Identity) -> None:
+    def on_process(self, identity: ProcessIdentity) -> None:
         """A line of type ``process``."""
         self._identities[identity.pid] = identity
         line: dict[str, Any] = {
@@ -161,7 +161,7 @@ def _recording(stored: Stored) -> dict[str, Any]:
     }
 
 
-def _place(identity: Identity) -> dict[str, int]:
+def _place(identity: ProcessIdentity) -> dict[str, int]:
     if not identity.launcher:
         return {}
     place = identity.place
@@ -313,7 +313,7 @@ class LiveTable:
         """Whether it is drawn again and again, on a terminal."""
         return self._console.is_terminal
 
-    def on_process(self, identity: Identity) -> None:
+    def on_process(self, identity: ProcessIdentity) -> None:
         """Nothing: the table is by operation."""
 
     def on_events(self, ring: str, records: Records, events: Events) -> None:

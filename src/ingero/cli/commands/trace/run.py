@@ -31,7 +31,7 @@ from ingero.agent.metrics.gpus import GpuWatch
 from ingero.agent.metrics.health import HealthSeries
 from ingero.agent.metrics.nccl import NcclProcesses
 from ingero.agent.push.live import LiveTold, open_live
-from ingero.agent.trace.incidents import IncidentWatch, Verdict
+from ingero.agent.trace.incidents import IncidentSummary, IncidentWatch
 from ingero.agent.trace.recent import Recent
 from ingero.agent.trace.recorder import Recorder, build_session, check_complete
 from ingero.agent.trace.selection import Selection
@@ -289,7 +289,9 @@ def _open_watch(
     return Selection(clock, [recent], keep_all=options.record_all), watch
 
 
-def _say_verdict(options: TraceOptions, verdict: Verdict, recorder: Recorder | None) -> None:
+def _say_verdict(
+    options: TraceOptions, verdict: IncidentSummary, recorder: Recorder | None
+) -> None:
     """How many incidents there are, and what tells everything about them."""
     path = recorder.writer.path if recorder is not None else None
     command = build_command(path, has_rolled=bool(options.rollover_bytes))

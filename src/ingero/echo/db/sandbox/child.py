@@ -18,8 +18,8 @@ import duckdb
 import msgspec
 import pyarrow as pa
 
-from ingero.echo.db.sandbox.frames import Data, Job, Result, Verdict, receive, send
-from ingero.echo.db.sandbox.guard import RefusedError, check_statement
+from ingero.echo.db.sandbox.frames import Data, GuardReply, Result, SandboxJob, receive, send
+from ingero.echo.db.sandbox.guard import QueryRefusedError, check_statement
 
 _SLICE_ROWS: Final = 1024
 _SPARE_BYTES: Final = 192 << 20
@@ -44,7 +44,7 @@ _WITH_ZONE: Final = re.compile(
 
 def run_child(link: socket.socket) -> None:
     """Serve one job on ``link``; the caller ends the process afterwards."""
-    job, _ = receive(link, Job)
+    job, _ = receive(link, SandboxJob)
     connection = duckdb.connect(
         ":memory:", config={**_CONFIG, "memory_limit": f"{max(job.memory_bytes >> 21, 32)}MiB"}
     )
@@ -52,14 +52,14 @@ def run_child(link: socket.socket) -> None:
     _limit_self(job)
     try:
         needs = check_statement(connection, job.sql, frozenset(job.tables))
-    except RefusedError as refused:
-        send(link, Verdict(refused=refused.message, code=refused.code))
+    except QueryRefusedError as refused:
+        send(link, GuardReply(refused=refused.message, code=refused.code))
         return
     except (duckdb.Error, ValueError, RecursionError, MemoryError):
-        send(link, Verdict(refused="the statement cannot be parsed", code="sql_syntax"))
+        send(link, GuardReply(refused="the statement cannot be parsed", code="sql_syntax"))
         return
     columns = None if needs.columns is None else sorted(needs.columns)
-    send(link, Verdict(tables=sorted(needs.tables), columns=columns))
+    send(link, GuardReply(tables=sorted(needs.tables), columns=columns))
     data, fds = receive(link, Data, max_fds=16)
     _load(connection, data.tables, fds)
     connection.execute("SET lock_configuration = true")
@@ -67,7 +67,7 @@ def run_child(link: socket.socket) -> None:
     send(link, _run(connection, job))
 
 
-def _limit_self(job: Job) -> None:
+def _limit_self(job: SandboxJob) -> None:
     os.nice(_NICE)
     _lower(resource.RLIMIT_DATA, job.memory_bytes + _SPARE_BYTES)
     _lower(resource.RLIMIT_CPU, math.ceil(job.timeout_s) + 1)
@@ -96,7 +96,7 @@ def _load(connection: duckdb.DuckDBPyConnection, names: list[str], fds: list[int
         connection.unregister("arriving")
 
 
-def _run(connection: duckdb.DuckDBPyConnection, job: Job) -> Result:
+def _run(connection: duckdb.DuckDBPyConnection, job: SandboxJob) -> Result:
     try:
         return _collect(connection, _execute(connection, job.sql), job)
     except duckdb.OutOfMemoryException:
@@ -133,7 +133,7 @@ def _drop_zone(found: re.Match[str]) -> str:
     return "TIMESTAMP" if found["zone"] else found[0]
 
 
-def _collect(connection: duckdb.DuckDBPyConnection, columns: list[str], job: Job) -> Result:
+def _collect(connection: duckdb.DuckDBPyConnection, columns: list[str], job: SandboxJob) -> Result:
     parts: list[bytes] = []
     n_bytes, is_cut = 2, False  # of the answer: its brackets
     while not is_cut and (found := connection.fetchmany(_SLICE_ROWS)):

@@ -14,7 +14,7 @@ _LENGTH: Final = struct.Struct("<I")
 MAX_FRAME: Final = 64 << 20
 
 
-class Job(msgspec.Struct):
+class SandboxJob(msgspec.Struct):
     """Parent → child: a statement and its limits."""
 
     sql: str
@@ -25,7 +25,7 @@ class Job(msgspec.Struct):
     timeout_s: float
 
 
-class Verdict(msgspec.Struct):
+class GuardReply(msgspec.Struct):
     """Child → parent: which tables and columns it needs (None is every column), or why it is refused."""
 
     tables: list[str] = []

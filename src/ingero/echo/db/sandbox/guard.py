@@ -104,7 +104,7 @@ FUNCTIONS: Final = frozenset(_FUNCTION_NAMES.split())
 """Lower case. Nothing that reads outside its arguments, and nothing whose output outgrows them without bound."""
 
 
-class RefusedError(Exception):
+class QueryRefusedError(Exception):
     """The statement is not let in.
 
     Args:
@@ -119,7 +119,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class QueryNeeds:
     """What a statement reads.
 
     Attributes:
@@ -133,7 +133,7 @@ class Needs:
 
 def check_statement(
     connection: duckdb.DuckDBPyConnection, sql: str, tables: frozenset[str]
-) -> Needs:
+) -> QueryNeeds:
     """Hold a statement to the lists.
 
     Args:
@@ -148,30 +148,30 @@ def check_statement(
         RefusedError: It is not let in.
     """
     if len(sql) > MAX_SQL_CHARS:
-        raise RefusedError(f"longer than {MAX_SQL_CHARS} characters", "sql_too_long")
+        raise QueryRefusedError(f"longer than {MAX_SQL_CHARS} characters", "sql_too_long")
     if "\x00" in sql:
-        raise RefusedError("holds a null character")
+        raise QueryRefusedError("holds a null character")
     rows = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
     tree = json.loads(rows[0][0])
     if tree.get("error"):
         message = str(tree.get("error_message", "not a statement"))
         if tree.get("error_type") == "not implemented":
-            raise RefusedError("only SELECT is let in", "sql_not_read_only")
-        raise RefusedError(message.partition("\n")[0], "sql_syntax")
+            raise QueryRefusedError("only SELECT is let in", "sql_not_read_only")
+        raise QueryRefusedError(message.partition("\n")[0], "sql_syntax")
     statements = tree["statements"]
     if len(statements) != 1:
-        raise RefusedError("one statement at a time", "sql_not_read_only")
+        raise QueryRefusedError("one statement at a time", "sql_not_read_only")
     ctes = {name.lower() for name in _iter_ctes(statements[0])}
     for name in ctes:
         if name in tables or _RESERVED_CTE.match(name):
-            raise RefusedError(f"WITH may not redefine {name[:64]!r}")
+            raise QueryRefusedError(f"WITH may not redefine {name[:64]!r}")
     named: set[str] = set()
     for depth, node in enumerate(_iter_dicts(statements[0])):
         if depth > _MAX_NODES:
-            raise RefusedError("too complex", "sql_too_long")
+            raise QueryRefusedError("too complex", "sql_too_long")
         _check_parts(node)
         _check_node(node, tables, ctes, named)
-    return Needs(frozenset(named), _find_columns(statements[0]))
+    return QueryNeeds(frozenset(named), _find_columns(statements[0]))
 
 
 def _needs_every_column(node: dict[str, Any], counted: set[int]) -> bool:
@@ -235,7 +235,7 @@ def _check_node(
     kind, expression_class = node.get("type"), node.get("class")
     if expression_class is not None:
         if expression_class not in _CLASSES:
-            raise RefusedError(f"{str(expression_class).lower()} expressions are not let in")
+            raise QueryRefusedError(f"{str(expression_class).lower()} expressions are not let in")
         if expression_class == "TYPE":
             _check_type(node)
     elif isinstance(kind, str):
@@ -247,39 +247,41 @@ def _check_node(
     if kind == "TABLE_FUNCTION" and expression_class is None:
         function = node.get("function") or {}
         if str(function.get("function_name", "")).lower() not in _TABLE_FUNCTIONS:
-            raise RefusedError("that table function is not let in")
+            raise QueryRefusedError("that table function is not let in")
 
 
 def _check_kind(kind: str) -> None:
     if kind.endswith(("_QUERY_NODE", "_STATEMENT")):
-        raise RefusedError("only SELECT is let in", "sql_not_read_only")
+        raise QueryRefusedError("only SELECT is let in", "sql_not_read_only")
     if kind not in _NODES | _TABLE_REFS | _MODIFIERS and not kind.endswith("_TYPE_INFO"):
-        raise RefusedError(f"{kind.lower().replace('_', ' ')} is not let in")
+        raise QueryRefusedError(f"{kind.lower().replace('_', ' ')} is not let in")
 
 
 def _check_parts(node: dict[str, Any]) -> None:
     for name, value in node.items():
         if name in _PARTS or value is None or value in ("", [], {}, False):
             continue
-        raise RefusedError(_REFUSED_PARTS.get(name, f"{name.replace('_', ' ')[:64]} is not let in"))
+        raise QueryRefusedError(
+            _REFUSED_PARTS.get(name, f"{name.replace('_', ' ')[:64]} is not let in")
+        )
 
 
 def _check_type(node: dict[str, Any]) -> None:
     name = str(node.get("type_name", ""))
     path = (node.get("qualified_name") or {}).get("path", [name])
     if node.get("schema") or node.get("catalog") or len(path) > 1:
-        raise RefusedError("types are called by their plain name")
+        raise QueryRefusedError("types are called by their plain name")
     if name.lower() not in _TYPES:
-        raise RefusedError(f"type {name[:64]!r} is not let in")
+        raise QueryRefusedError(f"type {name[:64]!r} is not let in")
 
 
 def _check_function(node: dict[str, Any]) -> None:
     name = str(node["function_name"]).lower()
     path = (node.get("qualified_name") or {}).get("path", [name])
     if node.get("schema") or node.get("catalog") or len(path) > 1:
-        raise RefusedError("functions are called by their plain name")
+        raise QueryRefusedError("functions are called by their plain name")
     if name not in FUNCTIONS:
-        raise RefusedError(f"function {name[:64]!r} is not let in", "sql_function_not_allowed")
+        raise QueryRefusedError(f"function {name[:64]!r} is not let in", "sql_function_not_allowed")
 
 
 def _check_table(
@@ -288,8 +290,8 @@ def _check_table(
     name = str(node.get("table_name", "")).lower()
     path = (node.get("qualified_name") or {}).get("path", [name])
     if node.get("schema_name") or node.get("catalog_name") or len(path) > 1:
-        raise RefusedError("tables are called by their plain name")
+        raise QueryRefusedError("tables are called by their plain name")
     if name in tables:
         named.add(name)
     elif name not in ctes:
-        raise RefusedError(f"no table {name[:64]!r}; there are {', '.join(sorted(tables))}")
+        raise QueryRefusedError(f"no table {name[:64]!r}; there are {', '.join(sorted(tables))}")

@@ -17,7 +17,15 @@ import msgspec
 import pyarrow as pa
 
 from ingero.echo.db.faults import DeadlineError
-from ingero.echo.db.sandbox.frames import Data, Job, PeerGoneError, Result, Verdict, receive, send
+from ingero.echo.db.sandbox.frames import (
+    Data,
+    GuardReply,
+    PeerGoneError,
+    Result,
+    SandboxJob,
+    receive,
+    send,
+)
 from ingero.echo.db.stop import Stop
 from ingero.errors import BadDataError, RetryableError, StoreError
 from ingero.telemetry.clock import Clock
@@ -130,7 +138,7 @@ class Sandbox:
     def _converse(self, link: socket.socket, sql: str, export: Export, max_rows: int) -> Result:
         settings = self._settings
         deadline_ns = self._clock.mono_ns() + settings.timeout_ns
-        job = Job(
+        job = SandboxJob(
             sql=sql,
             tables=self._tables,
             max_rows=max_rows,
@@ -141,7 +149,7 @@ class Sandbox:
         try:
             self._set_timeout(link, deadline_ns)
             send(link, job)
-            verdict, _ = receive(link, Verdict)
+            verdict, _ = receive(link, GuardReply)
             if verdict.code:
                 raise SqlRefusedError(verdict.refused, verdict.code)
             _send_rows(link, self._check_known(verdict), export, settings.max_input_bytes)
@@ -159,7 +167,7 @@ class Sandbox:
             raise SqlRefusedError(result.failed, result.code)
         return result
 
-    def _check_known(self, needs: Verdict) -> Verdict:
+    def _check_known(self, needs: GuardReply) -> GuardReply:
         """Its tables, held once more to the list: the child has parsed hostile text."""
         if not set(needs.tables) <= set(self._tables):
             raise PeerGoneError
@@ -230,7 +238,7 @@ class Sandbox:
             self._nursery = None
 
 
-def _send_rows(link: socket.socket, needs: Verdict, export: Export, max_bytes: int) -> None:
+def _send_rows(link: socket.socket, needs: GuardReply, export: Export, max_bytes: int) -> None:
     fds: list[int] = []
     budget = _Budget(max_bytes)
     columns = None if needs.columns is None else frozenset(needs.columns)

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Final
 from ingero.fleet.component import ComponentId, Host, Stability
 from ingero.fleet.consumer import Batch
 from ingero.fleet.exporters.prometheus.config import PrometheusConfig
-from ingero.fleet.exporters.prometheus.intake import DELTA, Intake, IntakeSettings, LabelLimits
+from ingero.fleet.exporters.prometheus.intake import (
+    DELTA,
+    IntakeSettings,
+    LabelLimits,
+    SeriesIntake,
+)
 from ingero.fleet.exporters.prometheus.series import (
     ExpositionSettings,
     SeriesStore,
@@ -36,7 +41,7 @@ from ingero.serving.tls import CertificateReloader
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.declare import counter, gauge
 from ingero.units import NS_PER_MS
-from ingero.wire.names import Metric
+from ingero.wire.names import MetricName
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, HTTPScope, Scope
@@ -70,7 +75,7 @@ _DRAIN_INTERVAL_NS: Final = 25 * NS_PER_MS
 _DRAIN_SLICE_NS: Final = 2 * NS_PER_MS
 _SCRAPE_SLICE_NS: Final = 1 * NS_PER_MS
 _LINES_PER_LOOK: Final = 64
-_REPLACEABLE: Final = frozenset({Metric.HEALTH_SCORE.value, Metric.STRAGGLER_EVENT.value})
+_REPLACEABLE: Final = frozenset({MetricName.HEALTH_SCORE.value, MetricName.STRAGGLER_EVENT.value})
 """First metric of the pushes that an agent repeats with the same gauges and cumulative sums: the last one says all."""
 
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -89,7 +94,7 @@ class PrometheusExporter:
         self._id = component
         self._config = config
         self._store = SeriesStore(config.max_series)
-        self._intake = Intake(self._store, _intake_settings(config))
+        self._intake = SeriesIntake(self._store, _intake_settings(config))
         self._pending: dict[object, _Waiting] = {}
         self._lock = threading.Lock()
         self._sequence = 0

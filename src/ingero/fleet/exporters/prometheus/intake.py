@@ -18,18 +18,18 @@ from ingero.fleet.exporters.prometheus.naming import (
     build_metric_name,
     format_labels,
 )
-from ingero.fleet.exporters.prometheus.reading import MESSAGES, TREES, Reader, alias_of
+from ingero.fleet.exporters.prometheus.reading import MESSAGES, TREES, PointReader, alias_of
 from ingero.fleet.exporters.prometheus.series import (
     LONG_AGO_NS,
-    Distribution,
     Family,
     FamilyFacts,
     FamilyKind,
+    SeriesDistribution,
     SeriesStore,
     series_key,
 )
-from ingero.otlp.codec import Distribution as Buckets
 from ingero.otlp.codec import Export, Point, PointKind, Temporality, iter_points
+from ingero.otlp.codec import PointDistribution as Buckets
 from ingero.otlp.codec.points import NO_RECORDED_VALUE
 from ingero.otlp.codec.structs import Proto
 
@@ -103,7 +103,7 @@ class _Sender(NamedTuple):
     read: Callable[[], Mapping[str, Any]]
 
 
-class Intake:
+class SeriesIntake:
     """Walks exports into a `SeriesStore`.
 
     Attributes:
@@ -149,7 +149,7 @@ class Intake:
         self,
         named: tuple[Proto, PointKind, Proto],
         sender: _Sender,
-        reader: Reader,
+        reader: PointReader,
         arrival: tuple[int, int],
     ) -> None:
         """Every point of a gauge or sum. The hot path: about three microseconds a point."""
@@ -177,7 +177,9 @@ class Intake:
                 family.end_others(key, self._store.find_alternatives(key))
             family.seen_ns[row] = arrival[0]
 
-    def _find_row(self, family: Family, sender: _Sender, raw: Proto, reader: Reader) -> int | None:
+    def _find_row(
+        self, family: Family, sender: _Sender, raw: Proto, reader: PointReader
+    ) -> int | None:
         alias = reader.alias(raw.attributes, self._settings.dropped)
         index = self._store.find_attributes(alias)
         if index is not None:
@@ -221,7 +223,7 @@ class Intake:
                 family.seen_ns[row] = now_ns if not point.is_stale else LONG_AGO_NS
                 _store_distribution(family, row, point)
 
-    def _get_sender(self, resource: Proto, reader: Reader, now_ns: int) -> _Sender | None:
+    def _get_sender(self, resource: Proto, reader: PointReader, now_ns: int) -> _Sender | None:
         raw = resource.attributes if resource is not None else ()
         alias = reader.alias(raw, _NOTHING)
         index = self._store.find_resource(alias)
@@ -400,17 +402,17 @@ def _is_whole(found: Buckets) -> bool:
     )
 
 
-def _cumulate(point: Point) -> Distribution:
+def _cumulate(point: Point) -> SeriesDistribution:
     found = point.distribution
     assert found is not None
     total, steps = 0, []
     for bound, count in zip(found.bounds, found.bucket_counts, strict=False):
         total += count
         steps.append((bound, float(total)))
-    return Distribution(float(found.count), found.sum, tuple(steps))
+    return SeriesDistribution(float(found.count), found.sum, tuple(steps))
 
 
-def _read_summary(point: Point) -> Distribution:
+def _read_summary(point: Point) -> SeriesDistribution:
     raw = point.raw
     steps = tuple((step.quantile, step.value) for step in raw.quantile_values)
-    return Distribution(float(raw.count), raw.sum, steps)
+    return SeriesDistribution(float(raw.count), raw.sum, steps)

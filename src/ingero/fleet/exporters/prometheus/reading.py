@@ -66,7 +66,7 @@ def _read_tree_number(raw: Proto) -> float:
     return math.nan if raw.as_int is None else float(raw.as_int)
 
 
-class Reader(NamedTuple):
+class PointReader(NamedTuple):
     """How one of the two encodings is read."""
 
     find_numbers: Callable[[Proto], tuple[PointKind | None, Proto]]
@@ -75,7 +75,7 @@ class Reader(NamedTuple):
     attributes: Callable[[Proto], dict[str, Value]]
 
 
-MESSAGES: Final = Reader(
+MESSAGES: Final = PointReader(
     _find_message_numbers, _read_message_number, _message_alias, message_attributes
 )
-TREES: Final = Reader(_find_tree_numbers, _read_tree_number, _tree_alias, tree_attributes)
+TREES: Final = PointReader(_find_tree_numbers, _read_tree_number, _tree_alias, tree_attributes)

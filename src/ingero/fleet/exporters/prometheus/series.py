@@ -59,7 +59,7 @@ class FamilyFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class SeriesDistribution:
     """Value of a histogram or summary series.
 
     Attributes:
@@ -73,11 +73,11 @@ class Distribution:
     sum: float | None
     steps: tuple[tuple[float, float], ...]
 
-    def plus(self, delta: Distribution) -> Distribution:
+    def plus(self, delta: SeriesDistribution) -> SeriesDistribution:
         """This and a delta over it; the delta alone when their bounds differ."""
         if [bound for bound, _ in self.steps] != [bound for bound, _ in delta.steps]:
             return delta
-        return Distribution(
+        return SeriesDistribution(
             self.count + delta.count,
             None if self.sum is None or delta.sum is None else self.sum + delta.sum,
             tuple(
@@ -161,7 +161,7 @@ class Family:
         self.values = array("d")
         self.times_ms = array("q")
         self.seen_ns = array("q")
-        self.distributions: dict[int, Distribution] = {}
+        self.distributions: dict[int, SeriesDistribution] = {}
 
     def end_others(self, key: int, alternatives: Sequence[int]) -> None:
         """A sender is in one of several states: forget, at the next scrape, its series of the others.
@@ -381,7 +381,7 @@ def format_value(value: float) -> str:
     return "NaN" if value != value else "+Inf" if value > 0 else "-Inf"  # noqa: PLR0124 - only NaN differs from itself
 
 
-def _iter_histogram(name: str, labels: str, point: Distribution, tail: str) -> Iterator[str]:
+def _iter_histogram(name: str, labels: str, point: SeriesDistribution, tail: str) -> Iterator[str]:
     lead = f"{labels}," if labels else ""
     for bound, count in point.steps:
         yield f'{name}_bucket{{{lead}le="{format_value(bound)}"}} {format_value(count)}{tail}\n'
@@ -391,7 +391,7 @@ def _iter_histogram(name: str, labels: str, point: Distribution, tail: str) -> I
     yield f"{name}_count{{{labels}}} {format_value(point.count)}{tail}\n"
 
 
-def _iter_summary(name: str, labels: str, point: Distribution, tail: str) -> Iterator[str]:
+def _iter_summary(name: str, labels: str, point: SeriesDistribution, tail: str) -> Iterator[str]:
     lead = f"{labels}," if labels else ""
     for quantile, value in point.steps:
         yield f'{name}{{{lead}quantile="{format_value(quantile)}"}} {format_value(value)}{tail}\n'

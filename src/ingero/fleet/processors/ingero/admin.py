@@ -15,7 +15,7 @@ from ingero.fleet.processors.ingero.book import ClusterBook
 from ingero.fleet.processors.ingero.desk import ClusterEvent
 from ingero.fleet.processors.ingero.episodes import Episode, StragglerEvent
 from ingero.fleet.processors.ingero.report import cluster_values, iter_cohorts
-from ingero.fleet.processors.ingero.scores import NodeState
+from ingero.fleet.processors.ingero.scores import ReportedState
 from ingero.wire.push import UNKNOWN_RANK
 
 PAGE_LIMIT: Final = 1000
@@ -96,7 +96,7 @@ class AdminPages:
         now_ns = self._board.now_ns()
         answer = book.find_answer(node_id, "", now_ns)
         threshold = None if answer is None or answer is WITHHELD else answer.threshold
-        state = NodeState(int(scores.states[row])).name.lower()
+        state = ReportedState(int(scores.states[row])).name.lower()
         has_rank = resource is not None and resource.rank != UNKNOWN_RANK
         return {
             "node_id": node_id,

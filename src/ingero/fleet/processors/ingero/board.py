@@ -28,7 +28,7 @@ from ingero.fleet.processors.ingero.book import ClusterBook
 from ingero.fleet.processors.ingero.config import IngeroConfig
 from ingero.fleet.processors.ingero.desk import ClusterEvent, Desk, EventKind
 from ingero.fleet.processors.ingero.episodes import Episode, Outcome, StragglerEvent
-from ingero.fleet.processors.ingero.scores import STATE_OF_NAME, Cohort, NodeState, Report
+from ingero.fleet.processors.ingero.scores import STATE_OF_NAME, Cohort, Report, ReportedState
 from ingero.otlp.names import Signal
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.limited import FieldValue
@@ -297,16 +297,16 @@ class Board:
             self.books[cluster_id] = book
         self.n_nodes += not is_known
         self._count_score(1)
-        state = STATE_OF_NAME.get(facts.state, NodeState.OTHER)
+        state = STATE_OF_NAME.get(facts.state, ReportedState.OTHER)
         cohort = Cohort(facts.cohort, facts.workload_type if facts.cohort else "")
         now_ns = arrival.mono_ns
         is_changed = book.scores.put(Report(node_id, score, state, cohort), now_ns)
-        book.note_facts(facts, is_known_state=state is not NodeState.OTHER)
+        book.note_facts(facts, is_known_state=state is not ReportedState.OTHER)
         if book.roll is not None:
             book.roll.hear(node_id)
         if is_changed:
             book.is_dirty = True
-            if state is not NodeState.ACTIVE:
+            if state is not ReportedState.ACTIVE:
                 self._note_close(
                     book.episodes.close(node_id, Outcome.STATE_CHANGE, arrival.wall_ns)
                 )

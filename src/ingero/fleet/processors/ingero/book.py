@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ingero.detect.threshold import Scores, ThresholdSettings, ThresholdState, step_threshold
 from ingero.fleet.component import WITHHELD, PushAnswer
 from ingero.fleet.processors.ingero.episodes import EpisodeBook
-from ingero.fleet.processors.ingero.scores import ClusterScores, Cohort, NodeState
+from ingero.fleet.processors.ingero.scores import ClusterScores, Cohort, ReportedState
 from ingero.wire.push import PushFacts, ResourceFacts
 
 MAX_NAME_LENGTH: Final = 256
@@ -26,7 +26,7 @@ MAX_NAME_LENGTH: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ThresholdAnswers:
     """The bars as nodes are told them, replaced as a whole, so that an answer needs no lock.
 
     Attributes:
@@ -90,7 +90,7 @@ class ClusterBook:
         resources: Who each node says it is, from its latest push.
         gpu_models: What its GPUs are, where it said so.
         workloads: What it says it works on, where it said so.
-        other_states: The state that a node gave, where that is none of `NodeState`.
+        other_states: The state that a node gave, where that is none of `ReportedState`.
         episodes: Stragglers' stories.
         state: What `step_threshold` returned last.
         active_rows: Rows of ``scores`` that ``state`` is about, in its order.
@@ -138,7 +138,7 @@ class ClusterBook:
         self.other_states: dict[str, str] = {}
         self.panic_wall_ns: int | None = None
         self.roll: Roll | None = Roll()
-        self._told = Told()
+        self._told = ThresholdAnswers()
         self.configure(settings, told_in_panic)
 
     def configure(self, settings: ThresholdSettings, told_in_panic: PushAnswer) -> None:
@@ -160,7 +160,7 @@ class ClusterBook:
     def recompute(self, now_ns: int) -> None:
         """Compute the bars from the active nodes as they are now."""
         scores = self.scores
-        rows = np.flatnonzero(scores.states == NodeState.ACTIVE)
+        rows = np.flatnonzero(scores.states == ReportedState.ACTIVE)
         self.active_rows = rows
         self.state = step_threshold(
             self.state,
@@ -200,7 +200,7 @@ class ClusterBook:
 
     def is_heard_since(self, mono_ns: int, *, but: str) -> bool:
         """Whether every active node but one pushed after this moment."""
-        is_late = (self.scores.states == NodeState.ACTIVE) & (self.scores.seen_ns <= mono_ns)
+        is_late = (self.scores.states == ReportedState.ACTIVE) & (self.scores.seen_ns <= mono_ns)
         row = self.scores.find_row(but)
         return int(is_late.sum()) <= int(row is not None and is_late[row])
 
@@ -239,7 +239,7 @@ class ClusterBook:
                 self._told = _without_quorum(self._told)
             return
         if np.isnan(bar):
-            self._told = Told()  # not settled yet, or too low to be spelled
+            self._told = ThresholdAnswers()  # not settled yet, or too low to be spelled
             return
         by_cohort: dict[str, PushAnswer | None] = {}
         by_hash: dict[str, PushAnswer | None] = {}
@@ -251,7 +251,7 @@ class ClusterBook:
         uses = Counter(cohort.cgroup_path_hash for cohort in self.scores.cohorts)
         for cgroup_path_hash in [name for name in by_hash if uses[name] > 1]:
             del by_hash[cgroup_path_hash]
-        self._told = Told(
+        self._told = ThresholdAnswers(
             quorum_met=True,
             cluster=PushAnswer(bar, quorum_met=True),
             by_cohort=by_cohort,
@@ -261,7 +261,7 @@ class ClusterBook:
         )
 
 
-def _without_quorum(told: Told) -> Told:
+def _without_quorum(told: ThresholdAnswers) -> ThresholdAnswers:
     """The same bars, marked as the last good ones."""
 
     def mark(answers: Mapping[str, PushAnswer | None]) -> dict[str, PushAnswer | None]:

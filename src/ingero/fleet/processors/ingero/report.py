@@ -12,19 +12,19 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from ingero.fleet.component import Gauge, Meter
+from ingero.fleet.component import GaugeMeter, Meter
 from ingero.fleet.processors.ingero import telemetry
 from ingero.fleet.processors.ingero.book import ClusterBook
-from ingero.fleet.processors.ingero.scores import Cohort, NodeState
+from ingero.fleet.processors.ingero.scores import Cohort, ReportedState
 from ingero.otlp.codec import structs
 from ingero.otlp.codec.build import build_attributes, build_gauge, build_number
 from ingero.otlp.codec.export import Export
 from ingero.otlp.codec.points import NO_RECORDED_VALUE
 from ingero.otlp.names import Signal
-from ingero.telemetry.declare import Metric
+from ingero.telemetry.declare import MetricDeclaration
 from ingero.wire.names import Attribute
 
-SeriesKey: TypeAlias = tuple[Metric, tuple[str, ...]]
+SeriesKey: TypeAlias = tuple[MetricDeclaration, tuple[str, ...]]
 """Instrument and label values."""
 Series: TypeAlias = dict[SeriesKey, float]
 """Value of each series; what is unknown is absent."""
@@ -37,13 +37,13 @@ _SCOPE: Final = "ingero.fleet"
 def cluster_values(book: ClusterBook) -> dict[str, float]:
     """What `telemetry.CLUSTER_METRICS` show of one cluster, by name; NaN where unknown. The caller holds the lock."""
     levels, state, states = book.state.levels, book.state, book.scores.states
-    counts = np.bincount(states, minlength=len(NodeState))
+    counts = np.bincount(states, minlength=len(ReportedState))
     values = (
         levels.thresholds[0],
         levels.n_active[0],
-        counts[NodeState.IDLE],
-        counts[NodeState.CALIBRATING],
-        counts[NodeState.OTHER],
+        counts[ReportedState.IDLE],
+        counts[ReportedState.CALIBRATING],
+        counts[ReportedState.OTHER],
         levels.median[0],
         levels.mad[0],
         np.count_nonzero(state.is_straggler),
@@ -81,7 +81,7 @@ def build_series(book: ClusterBook) -> Series:
     found: Series = {}
 
     def put(
-        metrics: Sequence[Metric], values: Mapping[str, float], labels: tuple[str, ...]
+        metrics: Sequence[MetricDeclaration], values: Mapping[str, float], labels: tuple[str, ...]
     ) -> None:
         for metric in metrics:
             value = values[metric.name]
@@ -111,7 +111,9 @@ class OwnTelemetry:
     """Keeps the service's own gauges equal to the books, and forgets series whose subject is gone."""
 
     def __init__(self, meter: Meter) -> None:
-        self._gauges: dict[Metric, Gauge] = {metric: meter.gauge(metric) for metric in _SHOWN}
+        self._gauges: dict[MetricDeclaration, GaugeMeter] = {
+            metric: meter.gauge(metric) for metric in _SHOWN
+        }
         self._open_episodes = meter.gauge(telemetry.OPEN_EPISODES)
         self._known_nodes = meter.gauge(telemetry.KNOWN_NODES)
         self._known_clusters = meter.gauge(telemetry.KNOWN_CLUSTERS)
@@ -172,7 +174,7 @@ def _build_entry(
     ended: Sequence[SeriesKey],
     wall_ns: int,
 ) -> structs.ResourceMetrics:
-    points: dict[Metric, list[structs.NumberDataPoint]] = {}
+    points: dict[MetricDeclaration, list[structs.NumberDataPoint]] = {}
 
     def put(key: SeriesKey, value: float) -> structs.NumberDataPoint:
         metric, values = key

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-class NodeState(IntEnum):
+class ReportedState(IntEnum):
     """What a node says of itself, as stored in a column of one byte."""
 
     OTHER = 0
@@ -24,9 +24,9 @@ class NodeState(IntEnum):
 
 
 STATE_OF_NAME: Final = {
-    "active": NodeState.ACTIVE,
-    "calibrating": NodeState.CALIBRATING,
-    "idle": NodeState.IDLE,
+    "active": ReportedState.ACTIVE,
+    "calibrating": ReportedState.CALIBRATING,
+    "idle": ReportedState.IDLE,
 }
 """Wire name of a state → code; any other name is OTHER, which is known and does not vote."""
 
@@ -48,7 +48,7 @@ class Report(NamedTuple):
 
     node_id: str
     score: float
-    state: NodeState
+    state: ReportedState
     cohort: Cohort
 
 
@@ -103,7 +103,7 @@ class ClusterScores:
 
     @property
     def states(self) -> npt.NDArray[np.uint8]:
-        """`NodeState` of each row, shape (n_nodes,); a view."""
+        """`ReportedState` of each row, shape (n_nodes,); a view."""
         return self._states[: len(self.nodes)]
 
     @property

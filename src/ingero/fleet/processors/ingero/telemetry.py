@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ingero.telemetry.declare import Metric, counter, gauge
+from ingero.telemetry.declare import MetricDeclaration, counter, gauge
 from ingero.wire.names import FleetMetric
 
 COHORT_LABELS: Final = ("cluster_id", "cgroup_path_hash", "workload_type")
@@ -134,7 +134,7 @@ COHORT_METRICS: Final = (
     COHORT_MAD,
     COHORT_STRAGGLER_COUNT,
 )
-METRICS: Final[tuple[Metric, ...]] = (
+METRICS: Final[tuple[MetricDeclaration, ...]] = (
     *CLUSTER_METRICS,
     *COHORT_METRICS,
     STRAGGLER,

@@ -15,7 +15,7 @@ from typing import Final
 
 from ingero.fleet.processors.nccl.lags import gauge_lags
 from ingero.otlp.codec import Export, Point, iter_points, structs
-from ingero.wire.names import Attribute, Metric
+from ingero.wire.names import Attribute, MetricName
 
 PREFIX: Final = "nccl.collective."
 PLAUSIBLE_NS: Final = 1_000_000_000_000_000_000
@@ -73,7 +73,7 @@ class GaugeBook:
         """Remember each rank's median duration per group of this push."""
         durations: dict[tuple[GroupKey, Member], list[float]] = {}
         for point in iter_points(export):
-            if point.name == Metric.COLLECTIVE_DURATION_MS and point.value is not None:
+            if point.name == MetricName.COLLECTIVE_DURATION_MS and point.value is not None:
                 self.n_points += 1
                 found = _read_point(point, cluster_hint)
                 if found is not None:

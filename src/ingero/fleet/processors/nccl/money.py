@@ -51,7 +51,7 @@ class _Sums:
         self.up.setdefault((key, currency), 0.0)
 
 
-class Totals:
+class CostTotals:
     """One cluster's sums since Fleet knows it. One thread."""
 
     def __init__(self, cluster_id: str, start_wall_ns: int) -> None:

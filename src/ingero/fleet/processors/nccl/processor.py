@@ -30,7 +30,7 @@ from ingero.fleet.processors.nccl.config import NcclConfig
 from ingero.fleet.processors.nccl.gauges import GaugeBook, date_by_arrival, has_gauges
 from ingero.fleet.processors.nccl.hangs import HangNews, build_hangs
 from ingero.fleet.processors.nccl.lines import write_caps, write_hangs, write_verdicts
-from ingero.fleet.processors.nccl.money import Totals
+from ingero.fleet.processors.nccl.money import CostTotals
 from ingero.fleet.processors.nccl.rates import Rates
 from ingero.fleet.processors.nccl.report import build_changes, build_gauge_lags, build_verdicts
 from ingero.fleet.processors.nccl.standing import StandingBook, hang_json
@@ -67,7 +67,7 @@ class NcclShared:
         self.gauges = GaugeBook(config.gauge_window, config.max_gauge_groups)
         self.standings = StandingBook(config.idle_timeout)
         self.bills: dict[str, Bill] = {}
-        self.totals: dict[str, Totals] = {}
+        self.totals: dict[str, CostTotals] = {}
         self.following: dict[Signal, Consumer] = {}
         self.host: object = None
 
@@ -247,7 +247,7 @@ class JudgeRounds:
             costs = build_costs(cluster_id, charges, self._rates, wall_ns)
             if self._send(Signal.LOGS, costs):
                 bill.settle(conclusion, settled)
-                total = totals.setdefault(cluster_id, Totals(cluster_id, wall_ns))
+                total = totals.setdefault(cluster_id, CostTotals(cluster_id, wall_ns))
                 total.add(charges, self._rates)
                 self._send(Signal.METRICS, total.build(wall_ns))
 

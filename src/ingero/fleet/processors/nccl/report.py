@@ -19,7 +19,7 @@ from ingero.otlp.codec import (
 )
 from ingero.units import NS_PER_MS, NS_PER_S
 from ingero.wire.log_records import FLEET_SCOPE, build_fleet_resource
-from ingero.wire.names import Attribute, Metric
+from ingero.wire.names import Attribute, MetricName
 from ingero.wire.verdicts import VerdictRecord, build_verdict_records
 
 VERDICT: Final = "ingero_fleet_verdict"
@@ -42,13 +42,13 @@ SAYS: Final = {
     LOST: "GPU time that a culprit, drag or slow link cost its victims, since onset.",
     SLOWDOWN: "How many times as long as its median peer a worker takes.",
     EVIDENCE: "Strength of evidence, as log10 of the e-value.",
-    Metric.COLLECTIVE_PEER_LAG_MS: "How much later than its peers a rank enters; negative is earlier.",
+    MetricName.COLLECTIVE_PEER_LAG_MS: "How much later than its peers a rank enters; negative is earlier.",
     GPU_SECONDS: "GPU time lost waiting, by who is charged and by the hardware that waited.",
     GPU_SECONDS_BACK: "Of that, what was taken back because later operations showed nobody at fault.",
     COST: "What the waiting of GPUs with a known price has cost.",
     COST_BACK: "Of that, what was taken back.",
 }
-_OF_VERDICTS: Final = (VERDICT, WAIT, LOST, SLOWDOWN, EVIDENCE, Metric.COLLECTIVE_PEER_LAG_MS)
+_OF_VERDICTS: Final = (VERDICT, WAIT, LOST, SLOWDOWN, EVIDENCE, MetricName.COLLECTIVE_PEER_LAG_MS)
 
 
 def build_verdicts(
@@ -83,7 +83,7 @@ def build_verdicts(
             "approximate": lag.is_approximate,
             **hardware_of(lag.rank.node_id),
         }
-        series[Metric.COLLECTIVE_PEER_LAG_MS].append(build_number(lag.lag_ms, wall_ns, point))
+        series[MetricName.COLLECTIVE_PEER_LAG_MS].append(build_number(lag.lag_ms, wall_ns, point))
     return build_series(series, conclusion.judgement.cluster_id)
 
 
@@ -105,7 +105,7 @@ def build_gauge_lags(
         point = build_number(lag.lag_ms, wall_ns, labels)
         by_cluster.setdefault(lag.group.cluster_id, []).append(point)
     return [
-        build_series({Metric.COLLECTIVE_PEER_LAG_MS: points}, cluster_id)
+        build_series({MetricName.COLLECTIVE_PEER_LAG_MS: points}, cluster_id)
         for cluster_id, points in by_cluster.items()
     ]
 
@@ -205,6 +205,6 @@ def build_series(series: Mapping[str, list[structs.NumberDataPoint]], cluster_id
         if name == WAIT or name.endswith("_total"):
             metrics.append(build_sum(name, points, unit="", description=SAYS[name]))
         else:
-            unit = "ms" if name == Metric.COLLECTIVE_PEER_LAG_MS else ""
+            unit = "ms" if name == MetricName.COLLECTIVE_PEER_LAG_MS else ""
             metrics.append(build_gauge(name, points, unit=unit, description=SAYS[name]))
     return build_metrics(build_fleet_resource(cluster_id), metrics, FLEET_SCOPE)

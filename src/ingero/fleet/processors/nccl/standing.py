@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from ingero.detect.hang import find_hang
 from ingero.model.collectives import CollectiveRun, Worker
-from ingero.model.hang import Group, HangReport, PendingOp, RankState
+from ingero.model.hang import HangReport, PendingOp, RankState, StoppedGroup
 from ingero.model.standing import Standing
 from ingero.units import NS_PER_S
 
@@ -169,7 +169,7 @@ def _find_hang_of(
 ) -> HangReport:
     """Whom the ranks of one job wait for."""
     groups = {
-        comm: Group(comm, tuple(members[comm][at].rank for at in sorted(members[comm])))
+        comm: StoppedGroup(comm, tuple(members[comm][at].rank for at in sorted(members[comm])))
         for comm in comms
     }
     who = {worker.rank: worker for comm in groups for worker in members[comm].values()}
@@ -192,7 +192,9 @@ def join_reports(reports: Sequence[HangReport]) -> HangReport:
     )
 
 
-def build_states(standings: Iterable[Standing], groups: Mapping[str, Group]) -> list[RankState]:
+def build_states(
+    standings: Iterable[Standing], groups: Mapping[str, StoppedGroup]
+) -> list[RankState]:
     """One state per rank, its pending operations in sequence."""
     by_rank: dict[int, list[Standing]] = {}
     for standing in standings:

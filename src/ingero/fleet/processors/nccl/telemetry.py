@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ingero.telemetry.declare import Metric, counter, gauge, histogram
+from ingero.telemetry.declare import MetricDeclaration, counter, gauge, histogram
 
 WORKER_LABELS: Final = ("cluster_id", "node_id", "job_id", "rank", "worker")
 """Labels of each series about a worker: its node, job (empty unless ranks need it to be told apart), global rank (empty when unknown) and coordinates as people say them."""
@@ -48,7 +48,7 @@ REPORTS_LOST: Final = counter(
     "ingero_fleet_nccl_reports_lost_total",
     "Reports of verdicts or lags that the rest of a pipeline did not take.",
 )
-METRICS: Final[tuple[Metric, ...]] = (
+METRICS: Final[tuple[MetricDeclaration, ...]] = (
     OPS,
     REFUSED,
     EVICTED,

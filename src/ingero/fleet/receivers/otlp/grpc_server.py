@@ -25,7 +25,13 @@ from ingero.config.tls import TlsServerConfig
 from ingero.errors import IngeroError
 from ingero.fleet.component import PushContext
 from ingero.fleet.receivers.otlp.config import GrpcConfig, KeepaliveServerParameters
-from ingero.fleet.receivers.otlp.intake import DRAINING, OVERLOADED, Intake, Outcome, Verdict
+from ingero.fleet.receivers.otlp.intake import (
+    DRAINING,
+    OVERLOADED,
+    AnswerStatus,
+    PushIntake,
+    PushOutcome,
+)
 from ingero.fleet.receivers.otlp.telemetry import Reason, Tally
 from ingero.otlp.names import ContentType, Signal
 from ingero.serving.bodies import encode_retry_status, encode_taken
@@ -82,7 +88,7 @@ class OtlpGrpcServer:
         tally: Counters.
     """
 
-    def __init__(self, config: GrpcConfig, intake: Intake, tally: Tally) -> None:
+    def __init__(self, config: GrpcConfig, intake: PushIntake, tally: Tally) -> None:
         self._config = config
         self._intake = intake
         self._tally = tally
@@ -145,7 +151,7 @@ class OtlpGrpcServer:
             outcome, reason = refusal
             self._tally.refuse_request(reason)
         elif not is_known:
-            outcome = Outcome(Verdict.UNAUTHENTICATED, "missing or wrong credentials")
+            outcome = PushOutcome(AnswerStatus.UNAUTHENTICATED, "missing or wrong credentials")
             self._tally.refuse_request(Reason.UNAUTHENTICATED)
             self._intake.tell_refused(_find_host(context.peer()), push)
         else:
@@ -153,12 +159,12 @@ class OtlpGrpcServer:
         threshold = self._intake.find_threshold(push) if is_known else None
         return _answer(context, signal, outcome, threshold)
 
-    def _find_refusal(self, signal: Signal) -> tuple[Outcome, Reason] | None:
+    def _find_refusal(self, signal: Signal) -> tuple[PushOutcome, Reason] | None:
         if self._intake.draining:
             return DRAINING, Reason.DRAINING
         if not self._intake.accepts(signal):
             message = f"no pipeline takes {signal} from this receiver"
-            return Outcome(Verdict.NOT_FOUND, message), Reason.NO_PIPELINE
+            return PushOutcome(AnswerStatus.NOT_FOUND, message), Reason.NO_PIPELINE
         if self._pool.n_unfinished > self._config.max_in_flight:
             return OVERLOADED, Reason.OVERLOADED
         return None
@@ -184,7 +190,7 @@ def _find_host(peer: str) -> str:
 def _answer(
     context: grpc.ServicerContext,
     signal: Signal,
-    outcome: Outcome,
+    outcome: PushOutcome,
     threshold: tuple[str, str] | None,
 ) -> bytes:
     trailing: list[tuple[str, str | bytes]] = []
@@ -194,7 +200,7 @@ def _answer(
         context.send_initial_metadata(told)
         trailing += told
     verdict = outcome.verdict
-    if verdict is not Verdict.TAKEN:
+    if verdict is not AnswerStatus.TAKEN:
         context.set_code(_CODES[verdict.grpc])
         context.set_details(outcome.message)
         if outcome.retry_after_s:
@@ -202,7 +208,7 @@ def _answer(
             trailing.append((_DETAILS, details))
     if trailing:
         context.set_trailing_metadata(tuple(trailing))
-    if verdict is not Verdict.TAKEN:
+    if verdict is not AnswerStatus.TAKEN:
         return b""
     return encode_taken(signal, outcome.n_rejected, outcome.message, is_json=False)
 

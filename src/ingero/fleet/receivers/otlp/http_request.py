@@ -20,16 +20,16 @@ from ingero.fleet.receivers.otlp.intake import (
     DRAINING,
     OVERLOADED,
     TAKEN,
-    Intake,
-    Outcome,
-    Verdict,
+    AnswerStatus,
+    PushIntake,
+    PushOutcome,
 )
 from ingero.fleet.receivers.otlp.telemetry import Reason
 from ingero.otlp.names import ContentType, Signal
 from ingero.serving.bodies import TAKEN_JSON, TAKEN_PROTOBUF, encode_status
 from ingero.wire.names import CLUSTER_QUERY, Header
 
-Refusal = tuple[Outcome, Reason]
+Refusal = tuple[PushOutcome, Reason]
 
 _PROTOBUF: Final = str(ContentType.PROTOBUF)
 _JSON: Final = str(ContentType.JSON)
@@ -83,7 +83,7 @@ class Router:
         intake: Where bodies will go.
     """
 
-    def __init__(self, config: HttpConfig, intake: Intake) -> None:
+    def __init__(self, config: HttpConfig, intake: PushIntake) -> None:
         self._intake = intake
         self._limit_bytes = config.max_request_body_size
         self._encodings = frozenset(config.compression_algorithms)
@@ -131,13 +131,13 @@ class Router:
         if signal is None:
             served = ", ".join(self._routes)
             message = f"nothing is served at {path!r:.200}; OTLP is at {served}"
-            return Outcome(Verdict.NOT_FOUND, message), Reason.PATH
+            return PushOutcome(AnswerStatus.NOT_FOUND, message), Reason.PATH
         if method != b"POST":
             message = f"{method.decode('latin-1')} is not POST"
-            return Outcome(Verdict.METHOD, message), Reason.METHOD
+            return PushOutcome(AnswerStatus.METHOD, message), Reason.METHOD
         if not self._intake.accepts(signal):
             message = f"no pipeline takes {signal} from this receiver"
-            return Outcome(Verdict.NOT_FOUND, message), Reason.NO_PIPELINE
+            return PushOutcome(AnswerStatus.NOT_FOUND, message), Reason.NO_PIPELINE
         request.signal = signal
         return None
 
@@ -149,7 +149,7 @@ class Router:
         if self._intake.authenticate(text, request.push):
             request.is_known = True
             return None
-        outcome = Outcome(Verdict.UNAUTHENTICATED, "missing or wrong credentials")
+        outcome = PushOutcome(AnswerStatus.UNAUTHENTICATED, "missing or wrong credentials")
         return outcome, Reason.UNAUTHENTICATED
 
     def _check_encoding(self, request: Request, headers: dict[bytes, bytes]) -> Refusal | None:
@@ -161,7 +161,7 @@ class Router:
             return None
         accepted = ", ".join(sorted(one or "identity" for one in self._encodings))
         message = f"content encoding {encoding or 'identity'!r:.80}; accepted: {accepted}"
-        return Outcome(Verdict.UNSUPPORTED, message), Reason.CONTENT_ENCODING
+        return PushOutcome(AnswerStatus.UNSUPPORTED, message), Reason.CONTENT_ENCODING
 
     def _check_length(self, headers: dict[bytes, bytes]) -> Refusal | None:
         declared = headers.get(b"content-length", b"0")
@@ -170,9 +170,9 @@ class Router:
         return None
 
     @property
-    def too_large(self) -> Outcome:
+    def too_large(self) -> PushOutcome:
         """The answer to a body over the limit."""
-        return Outcome(Verdict.TOO_LARGE, f"the body is over {self._limit_bytes} bytes")
+        return PushOutcome(AnswerStatus.TOO_LARGE, f"the body is over {self._limit_bytes} bytes")
 
 
 class Request:
@@ -216,12 +216,12 @@ def _check_content_type(request: Request, headers: dict[bytes, bytes]) -> Refusa
         return None
     given = headers.get(b"content-type", b"").decode("latin-1")
     message = f"content type {given!r:.80}; accepted: {_PROTOBUF}, {_JSON}"
-    return Outcome(Verdict.UNSUPPORTED, message), Reason.CONTENT_TYPE
+    return PushOutcome(AnswerStatus.UNSUPPORTED, message), Reason.CONTENT_TYPE
 
 
 _HEADS: Final = {
     verdict: f"HTTP/1.1 {verdict.http} {HTTPStatus(verdict.http).phrase}\r\n".encode()
-    for verdict in Verdict
+    for verdict in AnswerStatus
 }
 _TYPE_LINES: Final = {
     True: b"content-type: application/json\r\n",
@@ -234,7 +234,9 @@ _QUORUM_LINES: Final = {
 _PANIC_LINE: Final = f"{Header.PANIC}: true\r\n".encode()
 _TAKEN: Final = {
     is_json: (
-        _HEADS[Verdict.TAKEN] + _TYPE_LINES[is_json] + f"content-length: {len(body)}\r\n".encode(),
+        _HEADS[AnswerStatus.TAKEN]
+        + _TYPE_LINES[is_json]
+        + f"content-length: {len(body)}\r\n".encode(),
         body,
     )
     for is_json, body in ((True, TAKEN_JSON), (False, TAKEN_PROTOBUF))
@@ -242,7 +244,7 @@ _TAKEN: Final = {
 
 
 def write_answer(
-    outcome: Outcome,
+    outcome: PushOutcome,
     body: bytes,
     threshold: tuple[str, str] | None,
     date_line: bytes,
@@ -264,7 +266,7 @@ def write_answer(
         head, body = _TAKEN[is_json]
         lines = [head, date_line]
     else:
-        if outcome.verdict is not Verdict.TAKEN:
+        if outcome.verdict is not AnswerStatus.TAKEN:
             body = encode_status(outcome.verdict.grpc, outcome.message, is_json=is_json)
         length = f"content-length: {len(body)}\r\n".encode()
         lines = [_HEADS[outcome.verdict], _TYPE_LINES[is_json], length, date_line]
@@ -280,12 +282,12 @@ def write_answer(
     return b"".join(lines)
 
 
-def _error_lines(outcome: Outcome) -> list[bytes]:
+def _error_lines(outcome: PushOutcome) -> list[bytes]:
     lines = []
     if outcome.retry_after_s:
         lines.append(f"retry-after: {outcome.retry_after_s}\r\n".encode())
-    if outcome.verdict is Verdict.METHOD:
+    if outcome.verdict is AnswerStatus.METHOD:
         lines.append(b"allow: POST\r\n")
-    if outcome.verdict is Verdict.UNAUTHENTICATED:
+    if outcome.verdict is AnswerStatus.UNAUTHENTICATED:
         lines.append(b"www-authenticate: Bearer\r\n")
     return lines

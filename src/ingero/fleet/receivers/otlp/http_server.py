@@ -27,7 +27,13 @@ from ingero.errors import BadDataError
 from ingero.fleet.component import Host, PushContext
 from ingero.fleet.receivers.otlp.config import HttpConfig
 from ingero.fleet.receivers.otlp.http_request import WANTED, Request, Router, write_answer
-from ingero.fleet.receivers.otlp.intake import OVERLOADED, TAKEN, Intake, Outcome, Verdict
+from ingero.fleet.receivers.otlp.intake import (
+    OVERLOADED,
+    TAKEN,
+    AnswerStatus,
+    PushIntake,
+    PushOutcome,
+)
 from ingero.fleet.receivers.otlp.telemetry import Reason, Tally
 from ingero.serving.asgi import bind
 from ingero.serving.bodies import TooLargeError, decompress, encode_taken
@@ -59,7 +65,7 @@ class OtlpHttpServer:
     def __init__(
         self,
         config: HttpConfig,
-        intake: Intake,
+        intake: PushIntake,
         tally: Tally,
         host: Host,
         tls: ssl.SSLContext | None = None,
@@ -230,16 +236,16 @@ class _Connection(asyncio.Protocol):
             return
         except httptools.HttpParserCallbackError as error:
             _LOG.error("a push could not be handled", exc_info=error.__context__ or error)
-            self._fail(Verdict.PERMANENT, "internal error; see Fleet's log", Reason.INTERNAL)
+            self._fail(AnswerStatus.PERMANENT, "internal error; see Fleet's log", Reason.INTERNAL)
             return
         except httptools.HttpParserError as error:
-            self._fail(Verdict.BAD_DATA, f"not HTTP/1.1: {error}", Reason.BAD_REQUEST)
+            self._fail(AnswerStatus.BAD_DATA, f"not HTTP/1.1: {error}", Reason.BAD_REQUEST)
             return
         if self._request is not None:
             self._account()
         elif self._n_head > MAX_HEAD_BYTES:
             message = f"the head is over {MAX_HEAD_BYTES} bytes"
-            self._fail(Verdict.HEAD_TOO_LARGE, message, Reason.TOO_LARGE)
+            self._fail(AnswerStatus.HEAD_TOO_LARGE, message, Reason.TOO_LARGE)
 
     @override
     def pause_writing(self) -> None:
@@ -317,9 +323,9 @@ class _Connection(asyncio.Protocol):
             if request.encoding:
                 body = decompress(body, request.encoding, server.limit_bytes)
         except TooLargeError as error:
-            request.refusal = (Outcome(Verdict.TOO_LARGE, error.message), Reason.TOO_LARGE)
+            request.refusal = (PushOutcome(AnswerStatus.TOO_LARGE, error.message), Reason.TOO_LARGE)
         except BadDataError as error:
-            request.refusal = (Outcome(Verdict.BAD_DATA, error.message), Reason.BAD_BODY)
+            request.refusal = (PushOutcome(AnswerStatus.BAD_DATA, error.message), Reason.BAD_BODY)
         if request.refusal is not None:
             self._answer_refusal(request, closes=closes)
             return
@@ -332,7 +338,9 @@ class _Connection(asyncio.Protocol):
         """End a request that has been arriving for too long, or a connection that has been idle for too long."""
         if self._request is not None or self._n_head:
             if self._since_s < begun_before_s:
-                self._fail(Verdict.TIMEOUT, "the request did not arrive in time", Reason.TIMEOUT)
+                self._fail(
+                    AnswerStatus.TIMEOUT, "the request did not arrive in time", Reason.TIMEOUT
+                )
         elif self._since_s < idle_before_s:
             self._close()
 
@@ -362,7 +370,7 @@ class _Connection(asyncio.Protocol):
         """Read a request that offers an upgrade as one that does not: the parser would take its body for the other protocol."""
         method = self._parser.get_method()
         if method == b"CONNECT":
-            self._fail(Verdict.METHOD, "CONNECT is not POST", Reason.METHOD)
+            self._fail(AnswerStatus.METHOD, "CONNECT is not POST", Reason.METHOD)
             return
         lines = [b"%s: %s\r\n" % header for header in self._headers.items()]
         head = b"%s %s HTTP/1.1\r\n%s\r\n" % (method, self._target, b"".join(lines))
@@ -390,10 +398,10 @@ class _Connection(asyncio.Protocol):
         self._parts = []
         self._n_body = self._n_accounted = 0
 
-    def _fail(self, verdict: Verdict, message: str, reason: Reason) -> None:
+    def _fail(self, verdict: AnswerStatus, message: str, reason: Reason) -> None:
         """Refuse whatever is arriving and end the connection."""
         request = self._request or Request(PushContext(), "")
-        request.refusal = (Outcome(verdict, message), reason)
+        request.refusal = (PushOutcome(verdict, message), reason)
         self._answer_refusal(request, closes=True)
 
     def _answer_refusal(self, request: Request, *, closes: bool) -> None:
@@ -408,13 +416,13 @@ class _Connection(asyncio.Protocol):
             self._server.intake.tell_refused(peer[0] if peer else "", request.push)
         self._write(request, outcome, closes=closes)
 
-    def _write(self, request: Request, outcome: Outcome, *, closes: bool) -> None:
+    def _write(self, request: Request, outcome: PushOutcome, *, closes: bool) -> None:
         server = self._server
         if self._transport is None:
             return
         is_json = request.is_json
         body = b""
-        if outcome.verdict is Verdict.TAKEN and outcome is not TAKEN:
+        if outcome.verdict is AnswerStatus.TAKEN and outcome is not TAKEN:
             body = encode_taken(
                 request.signal, outcome.n_rejected, outcome.message, is_json=is_json
             )
@@ -422,7 +430,7 @@ class _Connection(asyncio.Protocol):
         answer = write_answer(
             outcome, body, threshold, server.date_line, is_json=is_json, closes=closes
         )
-        if outcome.verdict is Verdict.METHOD and self._parser.get_method() == b"HEAD":
+        if outcome.verdict is AnswerStatus.METHOD and self._parser.get_method() == b"HEAD":
             answer = answer[: answer.index(b"\r\n\r\n") + 4]
         self._is_done = self._is_done or closes
         self._say(answer)

@@ -41,7 +41,7 @@ _MOST_THRESHOLD: Final = 0.99
 _WITHHELD: Final = ("", "true")
 
 
-class Verdict(Enum):
+class AnswerStatus(Enum):
     """How a push went: HTTP status and gRPC code."""
 
     TAKEN = (200, 0)
@@ -70,7 +70,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PushOutcome:
     """The answer to a push, before it is written.
 
     Attributes:
@@ -80,20 +80,20 @@ class Outcome:
         n_rejected: Items of a taken export that a processor refused.
     """
 
-    verdict: Verdict
+    verdict: AnswerStatus
     message: str = ""
     retry_after_s: int = 0
     n_rejected: int = 0
 
 
-TAKEN: Final = Outcome(Verdict.TAKEN)
-DRAINING: Final = Outcome(Verdict.UNAVAILABLE, "shutting down; push again", RETRY_AFTER_S)
-OVERLOADED: Final = Outcome(
-    Verdict.OVERLOADED, "too many pushes at once; push again", RETRY_AFTER_S
+TAKEN: Final = PushOutcome(AnswerStatus.TAKEN)
+DRAINING: Final = PushOutcome(AnswerStatus.UNAVAILABLE, "shutting down; push again", RETRY_AFTER_S)
+OVERLOADED: Final = PushOutcome(
+    AnswerStatus.OVERLOADED, "too many pushes at once; push again", RETRY_AFTER_S
 )
 
 
-class Intake:
+class PushIntake:
     """One protocol's way into the pipelines.
 
     Args:
@@ -164,13 +164,15 @@ class Intake:
             cluster_hint=push.cluster_hint or None,
         )
 
-    def take(self, body: bytes, signal: Signal, content_type: str, push: PushContext) -> Outcome:
+    def take(
+        self, body: bytes, signal: Signal, content_type: str, push: PushContext
+    ) -> PushOutcome:
         """Decode a body and hand it on; when this returns, the push is applied."""
         try:
             export = decode_export(body, signal, content_type)
         except BadDataError as error:
             self._tally.refuse_request(Reason.BAD_BODY)
-            return Outcome(Verdict.BAD_DATA, error.message)
+            return PushOutcome(AnswerStatus.BAD_DATA, error.message)
         n_items = export.n_items
         if not n_items:  # an empty request is a success; senders probe with it
             return TAKEN
@@ -187,7 +189,7 @@ class Intake:
             n_rejected = min(push.n_rejected, n_items)
             self._tally.accept(signal, n_items - n_rejected)
             self._tally.refuse(signal, n_rejected)
-            return Outcome(Verdict.TAKEN, push.rejected_why, n_rejected=n_rejected)
+            return PushOutcome(AnswerStatus.TAKEN, push.rejected_why, n_rejected=n_rejected)
         self._tally.accept(signal, n_items)
         return TAKEN
 
@@ -202,7 +204,7 @@ class Intake:
                 return cluster_id
         return None
 
-    def _forbid(self, cluster_id: str, push: PushContext) -> Outcome:
+    def _forbid(self, cluster_id: str, push: PushContext) -> PushOutcome:
         """Count, log and answer a push for a cluster that is not the sender's."""
         self._tally.refuse_request(Reason.FORBIDDEN_CLUSTER)
         self._log.write(
@@ -213,18 +215,18 @@ class Intake:
             cluster=cluster_id[:256],
         )
         named = f"{cluster_id!r:.200}" if cluster_id else "a push that names no cluster"
-        return Outcome(Verdict.FORBIDDEN, f"the token is not for {named}")
+        return PushOutcome(AnswerStatus.FORBIDDEN, f"the token is not for {named}")
 
-    def _offer(self, batch: Batch) -> Outcome | None:
+    def _offer(self, batch: Batch) -> PushOutcome | None:
         """Hand a batch on; None when it was taken."""
         try:
             self._outputs[batch.signal].consume(batch)
         except RetryableError as refusal:
-            return Outcome(Verdict.UNAVAILABLE, refusal.message, _retry_after_s(refusal))
+            return PushOutcome(AnswerStatus.UNAVAILABLE, refusal.message, _retry_after_s(refusal))
         except BadDataError as refusal:
-            return Outcome(Verdict.BAD_DATA, refusal.message)
+            return PushOutcome(AnswerStatus.BAD_DATA, refusal.message)
         except PermanentError as refusal:
-            return Outcome(Verdict.PERMANENT, refusal.message)
+            return PushOutcome(AnswerStatus.PERMANENT, refusal.message)
         return None
 
     def find_threshold(self, push: PushContext) -> tuple[str, str] | None:

@@ -19,8 +19,8 @@ from ingero.fleet.receivers.otlp.config import (
 )
 from ingero.fleet.receivers.otlp.grpc_server import OtlpGrpcServer
 from ingero.fleet.receivers.otlp.http_server import OtlpHttpServer
-from ingero.fleet.receivers.otlp.intake import Intake, get_component
-from ingero.fleet.receivers.otlp.telemetry import Tally, Transport
+from ingero.fleet.receivers.otlp.intake import PushIntake, get_component
+from ingero.fleet.receivers.otlp.telemetry import Tally, TransportLabel
 from ingero.otlp.names import Signal
 from ingero.serving.asgi import bind
 from ingero.serving.tls import CertificateReloader, build_server_context
@@ -84,7 +84,7 @@ class OtlpReceiver:
             await http_server.stop(_DRAIN_S)
 
     async def _start_http(self, config: HttpConfig, host: Host) -> None:
-        tally = Tally(host.meter, self._id, Transport.HTTP)
+        tally = Tally(host.meter, self._id, TransportLabel.HTTP)
         intake = self._build_intake(config, host, tally)
         context = open_server_context(config.tls, host, f"receivers.{self._id}", config.endpoint)
         server = OtlpHttpServer(config, intake, tally, host, context)
@@ -99,7 +99,7 @@ class OtlpReceiver:
             watch_certificate(reloader, host, name, interval_ns, lambda: count(1))
 
     async def _start_grpc(self, config: GrpcConfig, host: Host) -> None:
-        tally = Tally(host.meter, self._id, Transport.GRPC)
+        tally = Tally(host.meter, self._id, TransportLabel.GRPC)
         if config.tls is not None:
             build_server_context(config.tls)  # says what is wrong with a file; grpcio would not
         (
@@ -110,7 +110,7 @@ class OtlpReceiver:
         self._grpc = server
         host.announce(server.bound, "grpc")
 
-    def _build_intake(self, config: ServerConfig, host: Host, tally: Tally) -> Intake:
+    def _build_intake(self, config: ServerConfig, host: Host, tally: Tally) -> PushIntake:
         authenticator: Authenticator | None = None
         if config.auth is not None:
             name = config.auth.authenticator
@@ -122,7 +122,7 @@ class OtlpReceiver:
                 _get_one(host.find(PushAnswerer, get_component(one.id)), one.id)
                 for one in config.middlewares
             ]
-        return Intake(host, self._outputs, tally, authenticator, answerers)
+        return PushIntake(host, self._outputs, tally, authenticator, answerers)
 
 
 def _get_one(found: Sequence[CapabilityT], name: str) -> CapabilityT:

@@ -56,7 +56,7 @@ METRICS: Final = (
 )
 
 
-class Transport(StrEnum):
+class TransportLabel(StrEnum):
     """Value of the label ``transport``; the Collector's words."""
 
     GRPC = "grpc"
@@ -88,7 +88,7 @@ class Tally:
 
     __slots__ = ("_accepted", "_reasons", "_refused", "bad_certificate")
 
-    def __init__(self, meter: Meter, component: ComponentId, transport: Transport) -> None:
+    def __init__(self, meter: Meter, component: ComponentId, transport: TransportLabel) -> None:
         labels = {"receiver": str(component), "transport": str(transport)}
         self._accepted = {s: meter.counter(m).bound(**labels) for s, m in ACCEPTED.items()}
         self._refused = {s: meter.counter(m).bound(**labels) for s, m in REFUSED.items()}

@@ -9,10 +9,10 @@ import numpy as np
 
 from ingero.model.events import GpuOp, HostOp, Source
 from ingero.model.incidents import Cause, Severity
-from ingero.recording.causal.evidence import Evidence, Rows, split_by
+from ingero.recording.causal.evidence import EventRows, Evidence, split_by
 from ingero.recording.causal.finding import Finding, Rule
 from ingero.recording.causal.intervals import Intervals
-from ingero.recording.causal.kinds import Kind
+from ingero.recording.causal.kinds import CallKind
 from ingero.units import NS_PER_MS, format_duration
 
 _MIN_THROTTLED_SHARE: Final = 0.05
@@ -107,7 +107,7 @@ def _finder(fact: _Fact) -> Rule:
 
 
 def _subject(
-    evidence: Evidence, fact: _Fact, rows: Rows
+    evidence: Evidence, fact: _Fact, rows: EventRows
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """What tells two facts of a kind apart: the victim, the code, the pod's process."""
     if fact.source == Source.GPU:
@@ -118,7 +118,7 @@ def _subject(
     return evidence.column("pid", rows)
 
 
-def _describe(evidence: Evidence, fact: _Fact, rows: Rows) -> Finding:
+def _describe(evidence: Evidence, fact: _Fact, rows: EventRows) -> Finding:
     node = int(evidence.column("node", rows)[0])
     who = int(_subject(evidence, fact, rows)[0])
     values = evidence.column("arg0", rows)
@@ -156,7 +156,7 @@ _THROTTLES: Final = {
 
 def find_throttling(evidence: Evidence) -> list[Finding]:
     """Clocks held down for a noticeable part of the recording."""
-    rows = evidence.rows.of(Kind.FACT)
+    rows = evidence.rows.of(CallKind.FACT)
     rows = rows.where(
         (rows.codes >> 8 == Source.GPU) & np.isin(rows.codes & 0xFF, list(_THROTTLES))
     )
@@ -164,7 +164,7 @@ def find_throttling(evidence: Evidence) -> list[Finding]:
     return [f for same in split_by(rows, keys) if (f := _judge_throttle(evidence, same))]
 
 
-def _judge_throttle(evidence: Evidence, rows: Rows) -> Finding | None:
+def _judge_throttle(evidence: Evidence, rows: EventRows) -> Finding | None:
     node, gpu = int(evidence.column("node", rows)[0]), int(evidence.column("gpu_id", rows)[0])
     on_node = evidence.rows.where(evidence.recording.events["node"] == node)
     first, last = int(on_node.starts[0]), int(on_node.ends.max())
@@ -190,7 +190,7 @@ def _response(evidence: Evidence, node: int, held: Intervals) -> tuple[str, ...]
     """How much longer the GPU is waited for while its clocks are held down."""
     facts = [f"{format_duration(held.total_ns)} in all"]
     for process in evidence.gpu_processes:
-        syncs = process.calls.of(Kind.SYNC)
+        syncs = process.calls.of(CallKind.SYNC)
         is_held = held.covered_ns(syncs.starts, syncs.ends) > 0
         if process.node == node and min(is_held.sum(), (~is_held).sum()) >= 3:
             hit, free = np.median(syncs.durations[is_held]), np.median(syncs.durations[~is_held])

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.model.incidents import Cause, RuledOut, Severity
-from ingero.recording.causal.evidence import Evidence, Process, Rows, split_by
+from ingero.recording.causal.evidence import EventRows, Evidence, Process, split_by
 from ingero.recording.causal.finding import Finding, Needs, Rule, Unjudged
 from ingero.recording.causal.gaps import describe_gap
-from ingero.recording.causal.kinds import Kind, find_codes
+from ingero.recording.causal.kinds import CallKind, find_codes
 from ingero.units import NS_PER_MS, format_duration
 
 _SLOW_RATIO: Final = 20.0
@@ -30,7 +30,7 @@ _FIX: Final = (
 )
 
 
-def first_use_mask(evidence: Evidence, launches: Rows) -> npt.NDArray[np.bool_]:
+def first_use_mask(evidence: Evidence, launches: EventRows) -> npt.NDArray[np.bool_]:
     """Which launches are the first of their function in their process."""
     functions = evidence.column("arg0", launches)
     _, first = np.unique(functions, return_index=True)
@@ -45,7 +45,7 @@ def find(evidence: Evidence) -> list[Finding | Unjudged]:
     found: list[Finding | Unjudged] = []
     for process in evidence.gpu_processes:
         finding = _judge(evidence, process)
-        launches = find_codes((Kind.LAUNCH,))
+        launches = find_codes((CallKind.LAUNCH,))
         if finding is not None:
             found.append(finding)
         elif _is_thinned(evidence, process) and _has_slow_launches(process):
@@ -55,16 +55,16 @@ def find(evidence: Evidence) -> list[Finding | Unjudged]:
 
 def _is_thinned(evidence: Evidence, process: Process) -> bool:
     """Whether so many launches have no row that an earlier one of a function may be among them."""
-    gap = evidence.books.gap(process.node, process.pid, find_codes((Kind.LAUNCH,)))
+    gap = evidence.books.gap(process.node, process.pid, find_codes((CallKind.LAUNCH,)))
     return gap.share > _MAX_MISSING
 
 
 def _has_slow_launches(process: Process) -> bool:
-    launches = process.calls.of(Kind.LAUNCH)
+    launches = process.calls.of(CallKind.LAUNCH)
     return bool(launches.durations.sum() >= _MIN_LOST_NS)
 
 
-def one_time_calls(evidence: Evidence, process: Process) -> Rows:
+def one_time_calls(evidence: Evidence, process: Process) -> EventRows:
     """Calls of a process that were slow once: first uses and a slow beginning. Other rules leave them out."""
     parts = [calls for calls, _ in _find_parts(evidence, process)]
     idx = (
@@ -73,20 +73,20 @@ def one_time_calls(evidence: Evidence, process: Process) -> Rows:
     return process.calls.where(np.isin(process.calls.idx, idx))
 
 
-def _find_parts(evidence: Evidence, process: Process) -> list[tuple[Rows, float]]:
+def _find_parts(evidence: Evidence, process: Process) -> list[tuple[EventRows, float]]:
     """Slow one-time calls with what the same call costs later, ns."""
     key = ("first use", process.node, process.pid)
     return evidence.remember(key, lambda: _look_for_parts(evidence, process))
 
 
-def _look_for_parts(evidence: Evidence, process: Process) -> list[tuple[Rows, float]]:
-    parts: list[tuple[Rows, float]] = []
+def _look_for_parts(evidence: Evidence, process: Process) -> list[tuple[EventRows, float]]:
+    parts: list[tuple[EventRows, float]] = []
     for calls in split_by(process.calls, [process.calls.codes]):
-        if calls.kinds[0] == Kind.LAUNCH:
+        if calls.kinds[0] == CallKind.LAUNCH:
             found = _first_launches(evidence, calls, is_thinned=_is_thinned(evidence, process))
-        elif calls.kinds[0] in {Kind.ALLOC, Kind.COPY, Kind.GRAPH_LAUNCH}:
+        elif calls.kinds[0] in {CallKind.ALLOC, CallKind.COPY, CallKind.GRAPH_LAUNCH}:
             found = _slow_beginning(calls)
-        elif calls.kinds[0] == Kind.MODULE:
+        elif calls.kinds[0] == CallKind.MODULE:
             found = (calls, 0.0)
         else:
             continue
@@ -95,7 +95,9 @@ def _look_for_parts(evidence: Evidence, process: Process) -> list[tuple[Rows, fl
     return parts
 
 
-def _first_launches(evidence: Evidence, launches: Rows, *, is_thinned: bool) -> tuple[Rows, float]:
+def _first_launches(
+    evidence: Evidence, launches: EventRows, *, is_thinned: bool
+) -> tuple[EventRows, float]:
     """Slow first launches, when being first explains most of the slow time.
 
     Where launches have no row, only the run of rows from the beginning in which every row stands for itself proves that
@@ -115,7 +117,7 @@ def _first_launches(evidence: Evidence, launches: Rows, *, is_thinned: bool) -> 
     return launches.where(is_slow & is_first), typical
 
 
-def _slow_beginning(calls: Rows) -> tuple[Rows, float]:
+def _slow_beginning(calls: EventRows) -> tuple[EventRows, float]:
     """The run of slow calls that an operation starts with, when all that follow are fast."""
     durations = calls.durations
     n_most = max(int(len(calls) * _MAX_PREFIX_SHARE), 0)
@@ -164,15 +166,15 @@ def _judge(evidence: Evidence, process: Process) -> Finding | None:
     )
 
 
-def _name(rows: Rows) -> str:
-    if rows.kinds[0] == Kind.LAUNCH:
+def _name(rows: EventRows) -> str:
+    if rows.kinds[0] == CallKind.LAUNCH:
         return "lazy module loading at first launch"
-    if rows.kinds[0] == Kind.MODULE:
+    if rows.kinds[0] == CallKind.MODULE:
         return "explicit module loading"
     return f"first use: set-up inside the first {rows.op}"
 
 
-def _facts(rows: Rows, typical: float) -> tuple[str, ...]:
+def _facts(rows: EventRows, typical: float) -> tuple[str, ...]:
     slowest = int(rows.durations.max())
     ratio = (
         f", {slowest / typical:.0f} times a later one ({format_duration(typical)})"
@@ -186,5 +188,8 @@ RULE: Final = Rule(
     "lazy_load",
     "First use of a kernel, or of the device, pays for loading once",
     find,
-    Needs((Kind.LAUNCH, Kind.ALLOC, Kind.COPY, Kind.MODULE, Kind.GRAPH_LAUNCH), max_missing=1.0),
+    Needs(
+        (CallKind.LAUNCH, CallKind.ALLOC, CallKind.COPY, CallKind.MODULE, CallKind.GRAPH_LAUNCH),
+        max_missing=1.0,
+    ),
 )

@@ -16,10 +16,10 @@ from ingero.recording.causal.attribution import (
     attribute,
     find_waits,
 )
-from ingero.recording.causal.evidence import Evidence, Process, Rows
+from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule
 from ingero.recording.causal.intervals import Intervals
-from ingero.recording.causal.kinds import Kind
+from ingero.recording.causal.kinds import CallKind
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration
 
 _STOLEN: Final = ("preempted by ", "waiting for a free CPU", "out of CPU quota")
@@ -30,7 +30,7 @@ _MIN_LOST_NS: Final = 20 * NS_PER_MS
 _MIN_LOST_SHARE: Final = 0.05
 
 
-def _of(process: Process, op: GraphOp) -> Rows:
+def _of(process: Process, op: GraphOp) -> EventRows:
     return process.calls.where(process.calls.codes == (int(Source.CUDA_GRAPH) << 8 | int(op)))
 
 
@@ -42,7 +42,7 @@ def find_unused(evidence: Evidence) -> list[Finding]:
 def _judge_unused(evidence: Evidence, process: Process) -> Finding | None:
     made = _of(process, GraphOp.INSTANTIATE)
     handles = evidence.column("arg0", made)
-    launched = evidence.column("arg0", process.calls.of(Kind.GRAPH_LAUNCH))
+    launched = evidence.column("arg0", process.calls.of(CallKind.GRAPH_LAUNCH))
     last = process.active_ns[1]
     is_unused = (handles != 0) & ~np.isin(handles, launched) & (made.ends <= last - _UNUSED_NS)
     unused = made.where(is_unused)
@@ -77,8 +77,8 @@ def find_recaptured(evidence: Evidence) -> list[Finding]:
 
 def _judge_recaptured(process: Process) -> Finding | None:
     captures = _of(process, GraphOp.END_CAPTURE)
-    launches = process.calls.of(Kind.GRAPH_LAUNCH)
-    building = process.calls.of(Kind.GRAPH)
+    launches = process.calls.of(CallKind.GRAPH_LAUNCH)
+    building = process.calls.of(CallKind.GRAPH)
     begins = _of(process, GraphOp.BEGIN_CAPTURE)
     n_pairs = min(len(begins), len(captures))
     capture_ns = int((captures.ends[:n_pairs] - begins.starts[:n_pairs]).sum()) if n_pairs else 0
@@ -197,7 +197,7 @@ def _captures(process: Process) -> tuple[int, Intervals]:
     return tid, Intervals.of(starts[is_ended], finishes[at[is_ended]])
 
 
-_GRAPHS: Final = (Kind.GRAPH, Kind.GRAPH_LAUNCH)
+_GRAPHS: Final = (CallKind.GRAPH, CallKind.GRAPH_LAUNCH)
 
 
 def _captures_graphs(_evidence: Evidence, process: Process) -> bool:
@@ -209,13 +209,13 @@ RULES: Final = (
         "graph_contended",
         "Graph capture loses its CPU",
         find_contended,
-        Needs((Kind.OFF_CPU,), is_time=True, applies=_captures_graphs),
+        Needs((CallKind.OFF_CPU,), is_time=True, applies=_captures_graphs),
     ),
     Rule(
         "graph_failed",
         "Graph capture ends with an error",
         find_failed,
-        Needs((Kind.GRAPH,), is_proof=True),
+        Needs((CallKind.GRAPH,), is_proof=True),
     ),
     Rule(
         "graph_recaptured",

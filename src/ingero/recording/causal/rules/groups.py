@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero.recording.causal.evidence import Evidence, Process, Rows
-from ingero.recording.causal.kinds import Kind
+from ingero.recording.causal.evidence import EventRows, Evidence, Process
+from ingero.recording.causal.kinds import CallKind
 from ingero.units import NS_PER_MS
 
 MIN_OPS: Final = 20
@@ -65,7 +65,7 @@ class Group:
 
 def has_collectives(_evidence: Evidence, process: Process) -> bool:
     """Whether a process takes part in collectives."""
-    return bool((process.calls.kinds == Kind.COLLECTIVE).any())
+    return bool((process.calls.kinds == CallKind.COLLECTIVE).any())
 
 
 def find_groups(evidence: Evidence) -> list[Group]:
@@ -73,7 +73,7 @@ def find_groups(evidence: Evidence) -> list[Group]:
     return evidence.remember(("groups",), lambda: _find_groups(evidence))
 
 
-Members = dict[int, tuple[Process, Rows]]
+Members = dict[int, tuple[Process, EventRows]]
 """Processes of one communicator with their operations, by rank."""
 
 
@@ -86,9 +86,9 @@ def find_members(evidence: Evidence, *, has_open: bool = False) -> dict[int, Mem
     """
     members: dict[int, Members] = {}
     for process in evidence.gpu_processes:
-        ops = process.calls.of(Kind.COLLECTIVE)
+        ops = process.calls.of(CallKind.COLLECTIVE)
         if has_open:
-            ops = evidence.join(ops, process.open.of(Kind.COLLECTIVE))
+            ops = evidence.join(ops, process.open.of(CallKind.COLLECTIVE))
         # Without a place in the communicator (it was made before the probes) nothing can be paired.
         ops = ops.where((evidence.column("arg3", ops) & _N_RANKS) > 0)
         comms = evidence.column("arg1", ops)
@@ -134,12 +134,12 @@ def _align(evidence: Evidence, comm: int, ranks: Members) -> Group | None:
     )
 
 
-def _time_inside(process: Process, ops: Rows) -> npt.NDArray[np.int64]:
+def _time_inside(process: Process, ops: EventRows) -> npt.NDArray[np.int64]:
     """Time inside each operation: the call's own when it blocks, else until the synchronisation that follows ends."""
     if np.median(ops.durations) >= _BLOCKS_NS:
         return ops.durations
     calls = process.calls.where(np.isin(process.calls.tids, np.unique(ops.tids)))
-    syncs, all_ops = calls.of(Kind.SYNC), calls.of(Kind.COLLECTIVE)
+    syncs, all_ops = calls.of(CallKind.SYNC), calls.of(CallKind.COLLECTIVE)
     if not len(syncs):
         return np.zeros(len(ops), np.int64)
     after = np.searchsorted(syncs.starts, ops.starts)

@@ -14,9 +14,9 @@ import numpy as np
 
 from ingero.model.events import EventFlag, HostOp, NcclOp, OffCpuReason, Source
 from ingero.model.incidents import Cause, RuledOut, Severity
-from ingero.recording.causal.evidence import Evidence, Process, Rows
+from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule
-from ingero.recording.causal.kinds import Kind
+from ingero.recording.causal.kinds import CallKind
 from ingero.recording.causal.rules.groups import Members, find_members
 from ingero.units import NS_PER_S, format_duration
 
@@ -48,7 +48,7 @@ class _Stand:
 
     rank: int
     process: Process
-    ops: Rows
+    ops: EventRows
     last_seq: int
     is_inside: bool
     silent_ns: int
@@ -93,7 +93,7 @@ def _judge(evidence: Evidence, members: Members) -> Finding | None:
     return _describe(evidence, ahead, behind, step_ns)
 
 
-def _stand(evidence: Evidence, rank: int, process: Process, ops: Rows) -> _Stand:
+def _stand(evidence: Evidence, rank: int, process: Process, ops: EventRows) -> _Stand:
     end_ns = _end_of(evidence, process.node)
     seqs = evidence.column("arg2", ops)
     last_seq = int(seqs.max())
@@ -121,7 +121,7 @@ def _find_state(evidence: Evidence, process: Process) -> str:
     """What a process was seen in at the end: ended, stopped, inside a call."""
     if (process.rows.codes == _EXIT).any():
         return "its process ended"
-    off = process.rows.of(Kind.OFF_CPU)
+    off = process.rows.of(CallKind.OFF_CPU)
     is_open = (evidence.column("flags", off) & EventFlag.IN_FLIGHT) != 0
     is_stopped = evidence.column("reason", off) == OffCpuReason.STOPPED
     if (is_open & is_stopped).any():
@@ -186,5 +186,5 @@ RULE: Final = Rule(
     "collective_hang",
     "Ranks wait in a collective that another one never entered",
     find,
-    Needs((Kind.COLLECTIVE,), is_absence=True),
+    Needs((CallKind.COLLECTIVE,), is_absence=True),
 )

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from ingero.model.events import Source
 from ingero.model.incidents import Cause, RuledOut, Severity
-from ingero.recording.causal.evidence import Evidence, Process, Rows
+from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule, Unjudged
 from ingero.recording.causal.gaps import describe_gap
-from ingero.recording.causal.kinds import Kind, find_codes
+from ingero.recording.causal.kinds import CallKind, find_codes
 from ingero.units import NS_PER_S, format_size
 
 _MIN_UNFREED: Final = 10
@@ -27,7 +27,7 @@ _QUARTERS: Final = 4
 _MIN_QUARTER_SHARE: Final = 0.10
 _MIN_MINUTES: Final = 5
 _MINUTE_NS: Final = 60 * NS_PER_S
-_MEMORY: Final = (Kind.ALLOC, Kind.FREE)
+_MEMORY: Final = (CallKind.ALLOC, CallKind.FREE)
 _FIX: Final = (
     "keep no tensors across steps: lists of losses, hooks, caches, graphs kept by retain_graph",
     "compare torch.cuda.memory_allocated() between steps; take a memory snapshot",
@@ -65,7 +65,7 @@ def _judge(evidence: Evidence, process: Process) -> Finding | Unjudged | None:
     return _judge_pointers(evidence, process, memory) if len(memory) >= _MIN_UNFREED else None
 
 
-def _judge_pointers(evidence: Evidence, process: Process, memory: Rows) -> Finding | None:
+def _judge_pointers(evidence: Evidence, process: Process, memory: EventRows) -> Finding | None:
     balance = _match(evidence, memory)
     first, last = process.active_ns
     edges = np.linspace(first, last, _QUARTERS + 1)[1:-1]
@@ -107,7 +107,7 @@ def _judge_pointers(evidence: Evidence, process: Process, memory: Rows) -> Findi
     )
 
 
-def _stacks(evidence: Evidence, memory: Rows, balance: _Balance) -> tuple[int, ...]:
+def _stacks(evidence: Evidence, memory: EventRows, balance: _Balance) -> tuple[int, ...]:
     """Where the allocations were made that were never freed."""
     return evidence.stacks_of(memory.where(np.isin(memory.idx, balance.idx[~balance.is_freed])))
 
@@ -166,9 +166,9 @@ def _describe_bytes(process: Process, quarters: list[int], taken: int, n_minutes
     )
 
 
-def _match(evidence: Evidence, memory: Rows) -> _Balance:
+def _match(evidence: Evidence, memory: EventRows) -> _Balance:
     """Pair each allocation with the next free of its pointer."""
-    is_alloc = memory.kinds == Kind.ALLOC
+    is_alloc = memory.kinds == CallKind.ALLOC
     pointers = np.where(is_alloc, evidence.column("arg1", memory), evidence.column("arg0", memory))
     order = np.lexsort((memory.starts, pointers))
     is_freed = np.zeros(len(memory), bool)

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.model.incidents import Cause, Severity
-from ingero.recording.causal.evidence import Evidence, Process, Rows
+from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule
-from ingero.recording.causal.kinds import Kind
+from ingero.recording.causal.kinds import CallKind
 from ingero.recording.causal.rules.first_use import one_time_calls
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration, format_size
 
@@ -28,9 +28,9 @@ def find_churn(evidence: Evidence) -> list[Finding]:
 
 
 def _judge_churn(evidence: Evidence, process: Process) -> Finding | None:
-    memory = process.calls.of(Kind.ALLOC, Kind.FREE)
+    memory = process.calls.of(CallKind.ALLOC, CallKind.FREE)
     memory = memory.where(~np.isin(memory.idx, one_time_calls(evidence, process).idx))
-    n_alloc = int((memory.kinds == Kind.ALLOC).sum())
+    n_alloc = int((memory.kinds == CallKind.ALLOC).sum())
     n_free = len(memory) - n_alloc
     first, last = process.active_ns
     active_ns = max(last - first, 1)
@@ -38,7 +38,7 @@ def _judge_churn(evidence: Evidence, process: Process) -> Finding | None:
     is_often = min(n_alloc, n_free) >= max(_MIN_PAIRS, _MIN_CHURN_HZ * active_ns / NS_PER_S)
     if not is_often or lost_ns < max(_MIN_CHURN_NS, _CHURN_SHARE * active_ns):
         return None
-    frees = memory.of(Kind.FREE)
+    frees = memory.of(CallKind.FREE)
     return Finding(
         title=(
             f"Allocation churn: {process.name} allocates and frees device memory "
@@ -66,7 +66,7 @@ def _judge_churn(evidence: Evidence, process: Process) -> Finding | None:
     )
 
 
-def _is_exact(evidence: Evidence, process: Process, memory: Rows) -> bool:
+def _is_exact(evidence: Evidence, process: Process, memory: EventRows) -> bool:
     """Whether every allocation and free that happened has a row."""
     gap = evidence.books.gap(process.node, process.pid, np.unique(memory.codes).tolist())
     return gap.is_known and not gap.unstored
@@ -78,9 +78,9 @@ def find_failures(evidence: Evidence) -> list[Finding]:
 
 
 def _judge_failure(evidence: Evidence, process: Process) -> Finding | None:
-    memory = process.calls.of(Kind.ALLOC, Kind.FREE)
+    memory = process.calls.of(CallKind.ALLOC, CallKind.FREE)
     is_refused = (evidence.column("ret_code", memory) == _OUT_OF_MEMORY) & (
-        memory.kinds == Kind.ALLOC
+        memory.kinds == CallKind.ALLOC
     )
     refused = memory.where(is_refused)
     if not len(refused):
@@ -127,13 +127,13 @@ def _judge_failure(evidence: Evidence, process: Process) -> Finding | None:
     )
 
 
-def _holes(evidence: Evidence, memory: Rows, at_ns: int) -> tuple[npt.NDArray[np.int64], int]:
+def _holes(evidence: Evidence, memory: EventRows, at_ns: int) -> tuple[npt.NDArray[np.int64], int]:
     """Sizes of the freed stretches between blocks still held at a moment, and how much is held.
 
     Address order of the device's own pointers; neighbouring free blocks are one stretch.
     """
     known = memory.where((memory.starts < at_ns) & (evidence.column("ret_code", memory) == 0))
-    is_alloc = known.kinds == Kind.ALLOC
+    is_alloc = known.kinds == CallKind.ALLOC
     pointers = np.where(is_alloc, evidence.column("arg1", known), evidence.column("arg0", known))
     sizes: dict[int, int] = {}
     is_held: dict[int, bool] = {}
@@ -160,12 +160,12 @@ RULES: Final = (
         "device_memory",
         "The device refuses an allocation: it is full, or full of holes",
         find_failures,
-        Needs((Kind.ALLOC,), is_proof=True),
+        Needs((CallKind.ALLOC,), is_proof=True),
     ),
     Rule(
         "allocation_churn",
         "Device memory is allocated and freed in every step",
         find_churn,
-        Needs((Kind.ALLOC, Kind.FREE), max_missing=0.02),
+        Needs((CallKind.ALLOC, CallKind.FREE), max_missing=0.02),
     ),
 )

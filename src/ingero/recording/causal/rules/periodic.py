@@ -10,15 +10,15 @@ import numpy.typing as npt
 
 from ingero.model.events import HostMemory
 from ingero.model.incidents import Cause
-from ingero.recording.causal.evidence import Evidence, Process, Rows
+from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule, Unjudged
 from ingero.recording.causal.gaps import describe_gap
-from ingero.recording.causal.kinds import Kind
+from ingero.recording.causal.kinds import CallKind
 from ingero.recording.causal.rules.first_use import one_time_calls
 from ingero.recording.causal.slow import iter_classes
 from ingero.units import NS_PER_MS, NS_PER_US, format_duration
 
-_LAUNCHES: Final = (Kind.LAUNCH, Kind.GRAPH_LAUNCH)
+_LAUNCHES: Final = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH)
 _BACKLOG_SHARE: Final = 0.20
 _RATIO: Final = 5.0
 _MIN_EXTRA_NS: Final = 100 * NS_PER_US
@@ -58,7 +58,7 @@ def find(evidence: Evidence) -> list[Finding | Unjudged]:
     ]
 
 
-def _judged_calls(evidence: Evidence, process: Process) -> Rows:
+def _judged_calls(evidence: Evidence, process: Process) -> EventRows:
     """Calls that do not wait for the GPU by nature.
 
     Copies from pageable memory and frees wait for the stream; launches wait when the GPU's queue is full, so they are
@@ -67,15 +67,17 @@ def _judged_calls(evidence: Evidence, process: Process) -> Rows:
     once = one_time_calls(evidence, process)
     calls = process.calls.where(~np.isin(process.calls.idx, once.idx))
     first, last = process.active_ns
-    waited_ns = process.calls.of(Kind.SYNC).intervals.total_ns
-    is_judged = calls.kinds == Kind.ALLOC
-    is_judged |= (calls.kinds == Kind.COPY) & (evidence.column("arg3", calls) == HostMemory.PINNED)
+    waited_ns = process.calls.of(CallKind.SYNC).intervals.total_ns
+    is_judged = calls.kinds == CallKind.ALLOC
+    is_judged |= (calls.kinds == CallKind.COPY) & (
+        evidence.column("arg3", calls) == HostMemory.PINNED
+    )
     if waited_ns < _BACKLOG_SHARE * (last - first):
         is_judged |= np.isin(calls.kinds, _LAUNCHES)
     return calls.where(is_judged)
 
 
-def _judge(evidence: Evidence, process: Process, calls: Rows) -> Finding | Unjudged | None:
+def _judge(evidence: Evidence, process: Process, calls: EventRows) -> Finding | Unjudged | None:
     if len(calls) < _MIN_CALLS:
         return None
     durations = calls.durations
@@ -114,11 +116,11 @@ def _judge(evidence: Evidence, process: Process, calls: Rows) -> Finding | Unjud
     )
 
 
-def _fix(calls: Rows, rhythm: _Rhythm) -> tuple[str, ...]:
+def _fix(calls: EventRows, rhythm: _Rhythm) -> tuple[str, ...]:
     what = f"look for what the program does every {rhythm.period_calls:.0f} calls: logging, evaluation, checkpoint, cache flush"
     if not rhythm.is_by_count:
         what = f"look for a timer of {format_duration(rhythm.period_ns)}: cron, monitoring, garbage collection"
-    if calls.kinds[0] == Kind.ALLOC:
+    if calls.kinds[0] == CallKind.ALLOC:
         return (
             what,
             "allocate the largest shape first; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
@@ -126,7 +128,7 @@ def _fix(calls: Rows, rhythm: _Rhythm) -> tuple[str, ...]:
     return (what,)
 
 
-def _find_rhythm(calls: Rows, slow_idx: npt.NDArray[np.int64]) -> _Rhythm | None:
+def _find_rhythm(calls: EventRows, slow_idx: npt.NDArray[np.int64]) -> _Rhythm | None:
     """Spikes (slow calls close together are one) with the same distance in calls or in time, or None."""
     if len(slow_idx) < _MIN_SPIKES:
         return None
@@ -152,5 +154,5 @@ RULE: Final = Rule(
     "periodic_spike",
     "One call is slow again and again at a fixed distance",
     find,
-    Needs((*_LAUNCHES, Kind.ALLOC, Kind.COPY), is_time=True),
+    Needs((*_LAUNCHES, CallKind.ALLOC, CallKind.COPY), is_time=True),
 )

@@ -18,7 +18,7 @@ from ingero.recording.causal.attribution import NAMED_SHARE
 from ingero.recording.causal.evidence import Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule
 from ingero.recording.causal.intervals import Intervals
-from ingero.recording.causal.kinds import CALLS, Kind
+from ingero.recording.causal.kinds import CALLS, CallKind
 from ingero.recording.causal.rules.inference import find_serving, may_be_serving
 from ingero.units import NS_PER_MS, format_duration
 
@@ -52,7 +52,7 @@ class _Gaps:
 
 
 def _find_gaps(evidence: Evidence, process: Process) -> _Gaps:
-    calls = process.rows.of(Kind.NETWORK)
+    calls = process.rows.of(CallKind.NETWORK)
     moved = calls.where(evidence.column("arg1", calls) > 0)
     connections = evidence.column("arg0", moved)
     order = np.lexsort((moved.ends, connections))
@@ -131,5 +131,5 @@ RULE: Final = Rule(
     "head_of_line_blocking",
     "Tokens of running requests wait behind the prompt of another",
     find,
-    Needs((*CALLS, Kind.NETWORK), applies=may_be_serving),
+    Needs((*CALLS, CallKind.NETWORK), applies=may_be_serving),
 )

@@ -8,15 +8,15 @@ from typing import Final
 import numpy as np
 
 from ingero.model.incidents import Cause
-from ingero.recording.causal.evidence import Evidence, Process, Rows
+from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule
-from ingero.recording.causal.kinds import Kind
+from ingero.recording.causal.kinds import CallKind
 from ingero.units import NS_PER_MS, format_duration
 
 _MIN_CASES: Final = 10
 _MIN_RATIO: Final = 1.5
 _MIN_LOST_NS: Final = 20 * NS_PER_MS
-_WORKS: Final = (Kind.SYNC, Kind.GRAPH_LAUNCH, Kind.COLLECTIVE)
+_WORKS: Final = (CallKind.SYNC, CallKind.GRAPH_LAUNCH, CallKind.COLLECTIVE)
 """While a process is in one of these the GPU works for it; the others only hand work over, and are sampled."""
 
 
@@ -41,12 +41,12 @@ def _gpus(evidence: Evidence, process: Process) -> set[int]:
     return set(np.unique(evidence.column("gpu_id", process.calls)).tolist())
 
 
-def _on(evidence: Evidence, rows: Rows, gpu: int) -> Rows:
+def _on(evidence: Evidence, rows: EventRows, gpu: int) -> EventRows:
     return rows.where(evidence.column("gpu_id", rows) == gpu)
 
 
 def _judge(evidence: Evidence, victim: Process, other: Process, gpu: int) -> Finding | None:
-    syncs = _on(evidence, victim.calls.of(Kind.SYNC), gpu)
+    syncs = _on(evidence, victim.calls.of(CallKind.SYNC), gpu)
     busy = _on(evidence, other.calls.of(*_WORKS), gpu).intervals
     # At the moment the wait begins: a long wait overlaps more of anything, which would prove nothing.
     is_shared = busy.covered_ns(syncs.starts, syncs.starts + 1) > 0

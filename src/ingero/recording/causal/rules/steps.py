@@ -20,10 +20,10 @@ import numpy.typing as npt
 from ingero.model.events import NcclOp, Source
 from ingero.model.incidents import Cause
 from ingero.recording.causal.attribution import NO_REASON, SLEEPING, find_waits
-from ingero.recording.causal.evidence import Evidence, Process, Rows
+from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule
 from ingero.recording.causal.intervals import Intervals
-from ingero.recording.causal.kinds import BLOCKING_OPS, Kind
+from ingero.recording.causal.kinds import BLOCKING_OPS, CallKind
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration
 
 STEPS_CHANGED: Final = "step_time_changed"
@@ -35,7 +35,7 @@ _MIN_RATIO: Final = 1.25
 _MIN_AFTER_NS: Final = NS_PER_S
 _MIN_EXTRA_NS: Final = NS_PER_MS // 5
 _NAMED_SHARE: Final = 0.20
-_MARKERS: Final = (Kind.SYNC, Kind.COLLECTIVE)
+_MARKERS: Final = (CallKind.SYNC, CallKind.COLLECTIVE)
 _BLOCKING: Final = [int(source) << 8 | int(op) for source, op in BLOCKING_OPS]
 _BARRIER: Final = int(Source.NCCL) << 8 | int(NcclOp.BARRIER)
 
@@ -56,7 +56,7 @@ class Change:
         after_ns: Median step from then on.
     """
 
-    markers: Rows
+    markers: EventRows
     first: int
     last: int
     start: int
@@ -86,7 +86,7 @@ def find(evidence: Evidence) -> list[Finding]:
 
 def _group_of(evidence: Evidence, process: Process) -> tuple[object, ...]:
     """The communicator that a process meets others in, or itself."""
-    comms = evidence.column("arg1", process.calls.of(Kind.COLLECTIVE))
+    comms = evidence.column("arg1", process.calls.of(CallKind.COLLECTIVE))
     return ("comm", int(comms[0])) if len(comms) else (process.node, process.pid)
 
 
@@ -110,7 +110,7 @@ def find_change(process: Process) -> Change | None:
     return max((c for c in changes if _is_lasting(c)), key=lambda c: c.lost_ns, default=None)
 
 
-def _find_markers(process: Process) -> Rows:
+def _find_markers(process: Process) -> EventRows:
     """The waits of the busiest thread that it makes most often."""
     calls = process.calls.where(process.calls.tids == process.busiest_tid)
     is_marker = np.isin(calls.kinds, _MARKERS) | np.isin(calls.codes, _BLOCKING)
@@ -145,7 +145,7 @@ def _split(blocks: Floats, offset: int) -> list[int]:
     return [*_split(left, offset), *found, *_split(right, offset + at)]
 
 
-def _build(markers: Rows, edges: list[int], medians: list[float], at: int) -> Change:
+def _build(markers: EventRows, edges: list[int], medians: list[float], at: int) -> Change:
     """The change at one edge, to where steps are as fast as before again."""
     before = medians[at - 1]
     until = at + 1
@@ -158,7 +158,7 @@ def _build(markers: Rows, edges: list[int], medians: list[float], at: int) -> Ch
     return Change(markers, first, last, start, before, float(np.median(steps)))
 
 
-def _first_slow(markers: Rows, first: int, medians: tuple[float, float]) -> int:
+def _first_slow(markers: EventRows, first: int, medians: tuple[float, float]) -> int:
     """The step at which the change lies: within two blocks of the edge, where fast ones end and slow ones begin."""
     limit = sqrt(medians[0] * medians[1])
     low = max(first - 2 * _BLOCK, 1)
