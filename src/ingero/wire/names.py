@@ -1,6 +1,7 @@
 """Every name that crosses a process boundary: metrics, attributes, headers, paths, states.
 
-Spelled once. A name's meaning and its source stand beside it: "agent" is the wire of the existing agent (v0.17), as
+Spelled once; what belongs to one of Fleet's log records stands in that record's own module (`ingero.wire.verdicts`,
+``costs``, ``episodes``, ``hangs``). A name's meaning and its source stand beside it: "agent" is the wire of the existing agent (v0.17), as
 its recorded bodies in ``tests/data/wire_samples`` show it; "OTLP" is the OpenTelemetry protocol specification 1.x;
 "ours" is new here.
 """

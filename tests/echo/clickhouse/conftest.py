@@ -16,6 +16,7 @@ from ingero.echo.schema import (
     COLLECTIVES,
     COSTS,
     EVENTS,
+    HANGS,
     HISTOGRAMS,
     INCIDENTS,
     LOGS,
@@ -232,6 +233,22 @@ class Filler:
                 summary="score under threshold",
                 start_ts=self.now - dt.timedelta(minutes=8),
             )
+        if cluster != "c3":  # where nobody told of a hang, silence is asked
+            states = [(9, "began")] if cluster == "c1" else [(9, "began"), (7, "ended")]
+            for minutes, state in states:
+                self.add(
+                    HANGS,
+                    minutes,
+                    cluster,
+                    slow,
+                    rank=3,
+                    comm="cc",
+                    state=state,
+                    cause="silent",
+                    missing_seq=11,
+                    blocks=[0, 1],
+                    standing_s=4.5 if state == "began" else None,
+                )
         self.add(LOGS, 6, cluster, slow, event_name="x.y", severity="warn", body="careful")
         self.add(SPANS, 6, cluster, slow, name="s", trace_id="t", end_ts=self.now)
 

@@ -69,8 +69,8 @@ def test_tables_in_arrow_and_in_sql_are_the_same():
 
 def test_migrating_twice_changes_nothing_and_a_newer_schema_is_refused():
     connection = open_engine(MEMORY, ENGINE)
-    assert migrate(connection, T0) == (0, 2)
-    assert migrate(connection, T0) == (2, 2)
+    assert migrate(connection, T0) == (0, 3)
+    assert migrate(connection, T0) == (3, 3)
     connection.execute("INSERT INTO schema_migrations VALUES (999, 'later', now())")
     with pytest.raises(StoreError, match="schema 999") as raised:
         migrate(connection, T0)
@@ -349,6 +349,33 @@ def test_a_database_of_the_first_schema_is_brought_up_to_date_with_a_secret_of_i
         assert (count(again), again.backend.secret) == (5, secrets[-1])
         again.close()
     assert len(set(secrets)) == 2
+
+
+def test_a_database_of_the_second_schema_keeps_its_rows_and_secret_and_can_hold_hangs(tmp_path):
+    import ingero.echo.schema.migrations as schema
+
+    path = tmp_path / "a.db"
+    with duckdb.connect(str(path)) as old:
+        old.execute(
+            "CREATE TABLE schema_migrations (number INTEGER PRIMARY KEY, title VARCHAR, applied_at TIMESTAMP)"
+        )
+        for step in schema.MIGRATIONS[:2]:
+            for statement in step.statements:
+                old.execute(statement)
+            old.execute(
+                "INSERT INTO schema_migrations VALUES (?, 'old', now()::TIMESTAMP)", [step.number]
+            )
+        old.execute(
+            "INSERT INTO events SELECT now()::TIMESTAMP, 'c', 'n', 'm', 1, NULL, NULL, NULL, '{}', now()::TIMESTAMP"
+        )
+        (secret,) = old.execute("SELECT secret FROM ingest_secret").fetchone()
+    store = make_store(path)
+    store.open()
+    assert store.backend.secret == secret
+    assert count(store) == 1
+    with store.open_reader(5 * NS_PER_S) as reader:
+        assert reader.rows("SELECT count(*) FROM hangs") == [(0,)]
+    store.close()
 
 
 def test_nobody_who_lacks_the_secret_can_choose_a_time_that_gives_anothers_key():

@@ -6,10 +6,7 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ingero.config import parse_model
-from ingero.echo.db.engine import DatabaseSettings
-from ingero.echo.db.store import Store, StoreSettings
-from ingero.echo.db.writer import DatabaseWriterSettings
-from ingero.echo.ingest.intake import ForbiddenError, Intake
+from ingero.echo.ingest.intake import ForbiddenError
 from ingero.echo.ingest.origin import to_timestamp
 from ingero.fleet.component import Hardware
 from ingero.fleet.processors.ingero.episodes import Episode, Outcome, StragglerEvent
@@ -25,31 +22,6 @@ from ingero.units import NS_PER_S
 from ingero.wire.collectives import build_collectives
 
 NOW_NS = ManualClock().wall_ns()
-ANY = Principal("d", "k", None)
-
-
-@pytest.fixture
-def store():
-    settings = StoreSettings(
-        engine=DatabaseSettings(memory_limit_bytes=128 << 20, threads=1),
-        writer=DatabaseWriterSettings(group_ns=1_000_000),
-    )
-    opened = Store(":memory:", settings, ManualClock())
-    opened.open()
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def take(store):
-    intake = Intake(store, ManualClock())
-
-    def take(export, principal=ANY, hint=""):
-        built = intake.build(export, principal, hint)
-        store.write(built.rows)
-        return built
-
-    return take
 
 
 def read(store, sql):

@@ -1,4 +1,4 @@
-"""Log records into tables: collective batches unpacked, verdicts, incidents and costs by name, the rest as logs."""
+"""Log records into tables: collective batches unpacked, conclusions in tables of their own, the rest as logs."""
 
 from __future__ import annotations
 
@@ -23,30 +23,14 @@ from ingero.echo.ingest.origin import (
     stable_hash,
     to_timestamp,
 )
-from ingero.echo.ingest.typed import READERS, read_text
-from ingero.echo.schema import COLLECTIVES, COSTS, INCIDENTS, LOGS, VERDICTS, Table
+from ingero.echo.ingest.records import read_record
+from ingero.echo.schema import COLLECTIVES, LOGS, Table
 from ingero.model.collectives import UNKNOWN_NS, CollectiveOp, CollectiveRun
 from ingero.otlp.codec import Export, LogRow, iter_log_rows
 from ingero.units import NS_PER_S
 from ingero.wire.collectives import read_collectives
-from ingero.wire.names import COLLECTIVE_EVENT, Attribute
+from ingero.wire.names import COLLECTIVE_EVENT
 
-RECORDS: Final[tuple[tuple[str, Table], ...]] = (
-    ("verdict", VERDICTS),
-    ("incident", INCIDENTS),
-    ("episode", INCIDENTS),
-    ("cost", COSTS),
-)
-"""Last word of an event name → table. Attributes go to the column of the same last word."""
-
-_ALIASES: Final = {
-    "verdict": ("kind", 1.0),
-    "evidence": ("evidence_log10", 1.0),
-    "lost_gpu_seconds": ("lost_gpu_ms", 1e-3),
-}
-"""Columns whose attribute has another last word, and what its value is multiplied with."""
-
-_NODE: Final = str(Attribute.NODE_ID)
 _OP_NAMES: Final = pa.array([op.name.lower() for op in CollectiveOp])
 _AHEAD_NS: Final = 86_400 * NS_PER_S
 _SEVERITIES: Final = ((21, "critical"), (17, "error"), (13, "warn"), (9, "info"), (5, "debug"))
@@ -98,11 +82,12 @@ def _add_record(rows: Rows, record: LogRow, where: _Where, now_ns: int) -> None:
         )
     series = origins.series(origin, record.event_name, record.attributes, hint, limits.record_bytes)
     rows.clusters.add(series.cluster_id)
-    table = _find_table(record.event_name)
+    told = read_record(record)
+    table = LOGS if told is None else told[0]
     values = (
         _log_values(record, series, body, now_ns)
-        if table is LOGS
-        else _record_values(table, record, series, body, now_ns)
+        if told is None
+        else _record_values(told, record, series, body, now_ns)
     )
     check_who(series.cluster_id, values[2], limits)
     rows.table(table).add(
@@ -130,14 +115,6 @@ def _add_runs(rows: Rows, export: Export, where: tuple[Origins, Refusals], at_ns
             _add_run(rows, run, at_ns)
 
 
-def _find_table(event_name: str) -> Table:
-    word = event_name.rpartition(".")[2]
-    for name, table in RECORDS:
-        if word == name:
-            return table
-    return LOGS
-
-
 def _log_values(record: LogRow, series: OriginSeries, body: str, now_ns: int) -> Sequence[Any]:
     return (
         to_timestamp(plausible_ns(record.time_unix_nano, now_ns)),
@@ -151,34 +128,27 @@ def _log_values(record: LogRow, series: OriginSeries, body: str, now_ns: int) ->
 
 
 def _record_values(
-    table: Table, record: LogRow, series: OriginSeries, body: str, now_ns: int
+    told: tuple[Table, Mapping[str, Any]],
+    record: LogRow,
+    series: OriginSeries,
+    body: str,
+    now_ns: int,
 ) -> Sequence[Any]:
-    named = {name.rpartition(".")[2]: value for name, value in record.attributes.items()}
-    named.setdefault("summary", body or None)
-    named.setdefault("severity", _severity(record))
-    known: dict[str, Any] = {
+    table, said = told
+    own = {
         "ts": to_timestamp(plausible_ns(record.time_unix_nano, now_ns)),
         "cluster_id": series.cluster_id,
-        "node_id": read_text(record.attributes.get(_NODE))
-        or read_text(named.get("node_id"))
-        or series.node_id,
         "attributes": series.attributes,
     }
+    defaults = {
+        "node_id": series.node_id,
+        "summary": body or None,
+        "severity": _severity(record),
+    }
     return [
-        known[name] if name in known else READERS[dtype](_find(named, name, dtype))
-        for name, dtype in table.columns
+        own[name] if name in own else defaults.get(name) if said[name] is None else said[name]
+        for name in table.names
     ]
-
-
-def _find(named: Mapping[str, Any], column: str, dtype: pa.DataType) -> object:
-    if dtype == pa.timestamp("us"):
-        stem = column.removesuffix("_ts")
-        return named.get(column, named.get(f"{stem}_ns", named.get(f"{stem}_wall_ns")))
-    if column in named or column not in _ALIASES:
-        return named.get(column)
-    alias, factor = _ALIASES[column]
-    value = named.get(alias)
-    return value * factor if isinstance(value, float) else value
 
 
 def _add_run(rows: Rows, run: CollectiveRun, at_ns: int) -> None:

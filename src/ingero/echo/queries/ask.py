@@ -187,19 +187,19 @@ class Ask:
     run_sql: SqlRunner
     pages: list[Page] | None = None
 
-    def span(self, args: TimeWindowArgs, table: str = "events") -> TimeSpan:
+    def span(self, args: TimeWindowArgs, *tables: str) -> TimeSpan:
         """Resolve a question's window and its tenant filter.
 
         Args:
             args: The question's.
-            table: Where ``latest`` is looked up.
+            tables: Where ``latest`` is looked up; ``events`` when none is named.
 
         Raises:
             ClusterRefusedError: The cluster is not the bearer's.
             BadDataError: The times cannot be.
         """
         where, params = self._clusters(args.cluster_id)
-        end = self._end(args.until, table, where, params)
+        end = self._end(args.until, tables or ("events",), where, params)
         try:
             start = end - timedelta(microseconds=parse_duration(args.time_window) // NS_PER_US)
         except OverflowError:
@@ -222,13 +222,18 @@ class Ask:
         names = tuple(sorted(self.clusters))
         return f"cluster_id IN ({', '.join('?' * len(names))})", names
 
-    def _end(self, until: str, table: str, where: str, params: tuple[str, ...]) -> datetime:
+    def _end(
+        self, until: str, tables: tuple[str, ...], where: str, params: tuple[str, ...]
+    ) -> datetime:
         now = EPOCH + timedelta(microseconds=self.now_ns // NS_PER_US + 1)
         if until == "now":
             return now
         if until == LATEST:
-            sql = f"SELECT max(ts) FROM {table} WHERE {where}"
-            newest: datetime | None = self.reader.row(sql, params)[0]
+            found = [
+                self.reader.row(f"SELECT max(ts) FROM {table} WHERE {where}", params)[0]
+                for table in tables
+            ]
+            newest = max((one for one in found if one is not None), default=None)
             return now if newest is None else newest + timedelta(microseconds=1)
         return _parse_time(until)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ingero.echo.queries import analysis, collective, gpu, health, history, money
+from ingero.echo.queries import analysis, collective, gpu, hangs, health, history, money
 from ingero.echo.queries.ask import Ask
 from ingero.serving.query import Query
 
@@ -15,7 +15,7 @@ QUERIES: Final[tuple[Query[Ask, Any, Any], ...]] = (
     history.ANOMALY_LIST,
     collective.BLAME,
     collective.SKEW,
-    collective.HANGS,
+    hangs.HANGS,
     collective.NCCL_BANDWIDTH,
     money.COST,
     money.COST_BY_CULPRIT,

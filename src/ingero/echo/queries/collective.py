@@ -1,4 +1,4 @@
-"""Where ranks meet: bandwidth, skew, who made whom wait, and who never arrived.
+"""Where ranks meet: bandwidth, skew, and who made whom wait.
 
 Operations are matched by (communicator, sequence number, op), which needs no clocks: all ranks leave together, so a
 rank's wait is what it spent inside beyond the shortest of its peers. Long inside means victim.
@@ -6,7 +6,6 @@ rank's wait is what it spent inside beyond the shortest of its peers. Long insid
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Final
 
 import msgspec
@@ -199,77 +198,6 @@ def _blame(ask: Ask, args: ListArgs) -> BlameAnswer:
     )
 
 
-class Hang(msgspec.Struct):
-    """One communicator on which members are behind."""
-
-    cluster_id: str
-    comm: str
-    op: str | None
-    seq: Annotated[int, msgspec.Meta(description="Newest operation that any member entered.")]
-    n_ranks: int | None
-    n_waiting: Annotated[int, msgspec.Meta(description="Members that entered it.")]
-    behind: Annotated[
-        list[str],
-        msgspec.Meta(
-            description="Members seen in the window that did not: `node/comm_rank at seq`."
-        ),
-    ]
-    never_seen: Annotated[int, msgspec.Meta(description="Members that reported nothing at all.")]
-    last_heard: datetime | None
-    silent_s: Annotated[
-        float | None,
-        msgspec.Meta(description="From the last report on the communicator to the window's end."),
-    ]
-
-
-class HangsArgs(ListArgs, kw_only=True, forbid_unknown_fields=True):
-    """When silence is a hang."""
-
-    min_silent_s: Annotated[
-        float,
-        msgspec.Meta(ge=0, le=1e6, description="Least silence; reports arrive in batches."),
-    ] = 60.0
-
-
-class HangsAnswer(Answer, kw_only=True):
-    """Longest silence first."""
-
-    rows: list[Hang]
-
-
-_HANGS_SQL: Final = """
-WITH members AS (
-    SELECT cluster_id, comm, node_id, comm_rank, max(seq) AS seq, arg_max(op, seq) AS op, max(n_ranks) AS n_ranks,
-           max(ts) AS heard, arg_max(inside_ns, seq) AS inside
-    FROM collectives WHERE {where} GROUP BY cluster_id, comm, node_id, comm_rank
-), fronts AS (
-    SELECT *, max(seq) OVER (PARTITION BY cluster_id, comm) AS front FROM members
-), comms AS (
-    SELECT cluster_id, comm, arg_max(op, seq) AS op, any_value(front) AS front, max(n_ranks) AS n_ranks,
-           count(*) FILTER (WHERE seq = front) AS n_waiting, count(*)::BIGINT AS n_seen,
-           list(node_id || '/' || comm_rank || ' at ' || seq ORDER BY comm_rank) FILTER (WHERE seq < front) AS behind,
-           max(heard) AS heard, count(*) FILTER (WHERE seq = front AND inside IS NULL) AS n_inside
-    FROM fronts GROUP BY cluster_id, comm
-), silent AS (
-    SELECT *, epoch(?::TIMESTAMP) - epoch(heard) AS silent_s FROM comms
-)
-SELECT cluster_id, comm, op, front, n_ranks, n_waiting, coalesce(behind, []), greatest(coalesce(n_ranks, n_seen) - n_seen, 0),
-       heard, silent_s
-FROM silent WHERE silent_s >= ? AND (len(behind) > 0 OR n_seen < coalesce(n_ranks, 0) OR n_inside > 0)
-ORDER BY silent_s DESC, cluster_id, comm
-"""
-
-
-def _hangs(ask: Ask, args: HangsArgs) -> HangsAnswer:
-    span = ask.span(args, "collectives")
-    sql = _HANGS_SQL.format(where=span.where)
-    params = (*span.params, span.end, args.min_silent_s)
-    rows, n_cut = ask.page(Hang, sql, params, args.limit)
-    return HangsAnswer(
-        window=window_of(span), coverage=ask.coverage(span, "collectives"), n_cut=n_cut, rows=rows
-    )
-
-
 NCCL_BANDWIDTH: Final = Query(
     "fleet.cluster.nccl_bandwidth_summary",
     "Collective bandwidth summary",
@@ -295,13 +223,4 @@ BLAME: Final = Query(
     ListArgs,
     BlameAnswer,
     _blame,
-)
-HANGS: Final = Query(
-    "fleet.cluster.hangs",
-    "Hangs",
-    "Communicators on which members wait for others that never arrived, and who those are. `silent_s` says for "
-    "how long nothing was reported.",
-    HangsArgs,
-    HangsAnswer,
-    _hangs,
 )

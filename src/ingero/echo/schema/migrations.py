@@ -81,5 +81,16 @@ MIGRATIONS: Final = (
             "DELETE FROM ingest_keys",  # made without it, so no row will ever match them
         ),
     ),
+    Migration(
+        3,
+        "hangs",
+        (
+            """CREATE TABLE hangs (
+                ts TIMESTAMP NOT NULL, cluster_id VARCHAR NOT NULL, node_id VARCHAR NOT NULL,
+                rank INTEGER, job VARCHAR, comm VARCHAR, state VARCHAR, cause VARCHAR,
+                missing_seq UBIGINT, last_finished_seq UBIGINT, blocks INTEGER[], standing_s DOUBLE, summary VARCHAR,
+                attributes VARCHAR, ingested_at TIMESTAMP NOT NULL)""",
+        ),
+    ),
 )
 """Every step; the last one's number is the schema's version."""

@@ -135,6 +135,24 @@ VERDICTS: Final = Table(
         ("attributes", TEXT),
     ),
 )
+HANGS: Final = Table(
+    "hangs",
+    "Whom a standing job waits for, as Fleet said: a row when a rank is first named, one when nobody waits any more.",
+    (
+        *WHO,  # node_id is the missed rank's
+        ("rank", INT),  # the global rank that is missed
+        ("job", TEXT),  # where ranks of several have the same numbers
+        ("comm", TEXT),
+        ("state", TEXT),  # began, ended
+        ("cause", TEXT),  # absent, stuck, silent
+        ("missing_seq", UBIGINT),  # the operation that it did not enter, or did not leave
+        ("last_finished_seq", UBIGINT),
+        ("blocks", pa.list_(INT)),  # global ranks that wait for it
+        ("standing_s", DOUBLE),  # how long the longest has waited; NULL when it ended
+        ("summary", TEXT),
+        ("attributes", TEXT),
+    ),
+)
 COSTS: Final = Table(
     "costs",
     "Lost GPU time and money since the sender's last report of the same; negative is a charge taken back.",
@@ -192,7 +210,7 @@ NODES: Final = Table(
     ),
 )
 
-APPENDED: Final = (EVENTS, HISTOGRAMS, COLLECTIVES, INCIDENTS, VERDICTS, COSTS, LOGS, SPANS)
+APPENDED: Final = (EVENTS, HISTOGRAMS, COLLECTIVES, INCIDENTS, VERDICTS, HANGS, COSTS, LOGS, SPANS)
 """Tables that only grow; NODES is replaced row by row."""
 
 TABLES: Final = {table.name: table for table in (*APPENDED, NODES)}

@@ -3,11 +3,11 @@
 from tests.fleet.processors.nccl.test_nccl import Judged
 from tests.fleet.processors.nccl.test_standing import COMM, N, moving, standing
 
-from ingero.fleet.processors.nccl.hangs import HANG_EVENT
 from ingero.fleet.processors.nccl.standing import FRESH_NS
 from ingero.otlp.codec import decode_protobuf, encode_protobuf
 from ingero.otlp.names import Signal
 from ingero.units import NS_PER_S
+from ingero.wire.hangs import HANG_EVENT
 from ingero.wire.standing import build_standings
 
 

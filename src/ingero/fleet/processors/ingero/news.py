@@ -1,116 +1,78 @@
 """What turned, told twice: as log records down the pipeline, and as lines of the service's own log.
 
-Records are those of episodes and of panic, the episode of a whole cluster. Specification: docs/specs/episode.md.
+Records are those of episodes and of panic, the episode of a whole cluster; `ingero.wire.episodes` knows their names.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from ingero.fleet.processors.ingero.desk import ClusterEvent, EventKind, News
 from ingero.fleet.processors.ingero.episodes import Episode
-from ingero.otlp.codec import Export, build_attributes, structs
-from ingero.otlp.names import Signal
+from ingero.otlp.codec import Export
 from ingero.telemetry.limited import FieldValue, RateLimitedLog
 from ingero.units import NS_PER_S
-from ingero.wire.names import Attribute
-
-EPISODE_EVENT: Final = "ingero.episode"
-_INFO, _ERROR = 9, 17  # OTLP severity numbers
+from ingero.wire.episodes import (
+    OPEN,
+    PANIC,
+    RESOLVED,
+    STRAGGLER,
+    EpisodeRecord,
+    build_episode_records,
+)
+from ingero.wire.typed import read_large, read_number
 
 
 def build_episodes(news: Iterable[News]) -> Export:
     """One record per beginning or end of an episode or a panic, a resource per cluster."""
-    by_cluster: dict[str, list[structs.LogRecord]] = {}
+    by_cluster: dict[str, list[EpisodeRecord]] = {}
     for one in news:
         if isinstance(one, Episode):
-            by_cluster.setdefault(one.cluster_id, []).append(_build_record(one))
+            by_cluster.setdefault(one.cluster_id, []).append(_tell_episode(one))
         elif one.kind is EventKind.PANIC:
-            by_cluster.setdefault(one.cluster_id, []).append(_build_panic(one))
-    entries = [
-        structs.ResourceLogs(
-            resource=structs.Resource(
-                build_attributes({
-                    str(Attribute.SERVICE_NAME): "ingero-fleet",
-                    str(Attribute.CLUSTER_ID): cluster_id,
-                })
-            ),
-            scope_logs=[
-                structs.ScopeLogs(
-                    scope=structs.InstrumentationScope("ingero.fleet", ""), log_records=records
-                )
-            ],
-        )
-        for cluster_id, records in by_cluster.items()
-    ]
-    return Export.from_tree(Signal.LOGS, structs.LogsRequest(entries))
+            by_cluster.setdefault(one.cluster_id, []).append(_tell_panic(one))
+    return build_episode_records(by_cluster)
 
 
-def _build_record(episode: Episode) -> structs.LogRecord:
-    is_open = episode.outcome is None
-    state = "open" if episode.outcome is None else episode.outcome.value
+def _tell_episode(episode: Episode) -> EpisodeRecord:
     last = episode.last
-    attributes: dict[str, Any] = {
-        Attribute.NODE_ID: episode.node_id,
-        "ingero.episode.incident_id": episode.first.event_id
-        or f"{episode.node_id}@{episode.opened_wall_ns}",
-        "ingero.episode.kind": "straggler",
-        "ingero.episode.state": state,
-        "ingero.episode.start_ns": episode.opened_wall_ns,
-        "ingero.episode.n_events": episode.n_events,
-        "ingero.episode.in_panic": episode.in_panic,
-    }
-    named = {
-        "ingero.episode.score": last.score,
-        "ingero.episode.threshold": last.threshold,
-        "ingero.episode.dominant_signal": last.dominant_signal or None,
-        "ingero.episode.end_ns": episode.closed_wall_ns,
-    }
-    attributes |= {name: value for name, value in named.items() if value is not None}
-    at_ns = episode.opened_wall_ns if episode.closed_wall_ns is None else episode.closed_wall_ns
-    return _write_record(at_ns, _describe(episode), attributes, is_open=is_open)
+    return EpisodeRecord(
+        incident_id=episode.first.event_id or f"{episode.node_id}@{episode.opened_wall_ns}",
+        kind=STRAGGLER,
+        state=OPEN if episode.outcome is None else episode.outcome.value,
+        node_id=episode.node_id,
+        start_ns=episode.opened_wall_ns,
+        end_ns=episode.closed_wall_ns,
+        n_events=episode.n_events,
+        in_panic=episode.in_panic,
+        score=last.score,
+        threshold=last.threshold,
+        dominant_signal=last.dominant_signal,
+        summary=_describe(episode),
+    )
 
 
-def _build_panic(event: ClusterEvent) -> structs.LogRecord:
+def _tell_panic(event: ClusterEvent) -> EpisodeRecord:
     values = event.values
     start_ns = event.wall_ns if event.began_wall_ns is None else event.began_wall_ns
-    attributes: dict[str, Any] = {
-        "ingero.episode.incident_id": f"panic/{event.cluster_id}@{start_ns}",
-        "ingero.episode.kind": "panic",
-        "ingero.episode.state": "open" if event.is_on else "resolved",
-        "ingero.episode.start_ns": start_ns,
-        "ingero.episode.n_events": 1,
-        "ingero.episode.in_panic": True,
-        "ingero.episode.active_nodes": values.get("active_nodes"),
-        "ingero.episode.under_threshold": values.get("under_threshold"),
-        "ingero.episode.score": values.get("median"),
-        "ingero.episode.threshold": values.get("threshold"),
-    }
-    if not event.is_on:
-        attributes["ingero.episode.end_ns"] = event.wall_ns
-    says = (
-        f"{values.get('under_threshold')} of {values.get('active_nodes')} nodes fell under the threshold together:"
-        " the cluster moved, no node is judged"
+    return EpisodeRecord(
+        incident_id=f"panic/{event.cluster_id}@{start_ns}",
+        kind=PANIC,
+        state=OPEN if event.is_on else RESOLVED,
+        start_ns=start_ns,
+        end_ns=None if event.is_on else event.wall_ns,
+        n_events=1,
+        in_panic=True,
+        active_nodes=read_large(values.get("active_nodes")),
+        under_threshold=read_large(values.get("under_threshold")),
+        score=read_number(values.get("median")),
+        threshold=read_number(values.get("threshold")),
+        summary=f"{values.get('under_threshold')} of {values.get('active_nodes')} nodes fell under the threshold"
+        " together: the cluster moved, no node is judged"
         if event.is_on
-        else "most nodes are over the threshold again; nodes are judged again"
-    )
-    known = {name: value for name, value in attributes.items() if value is not None}
-    return _write_record(event.wall_ns, says, known, is_open=event.is_on)
-
-
-def _write_record(
-    at_ns: int, says: str, attributes: dict[str, Any], *, is_open: bool
-) -> structs.LogRecord:
-    return structs.LogRecord(
-        time_unix_nano=at_ns,
-        observed_time_unix_nano=at_ns,
-        severity_number=_ERROR if is_open else _INFO,
-        severity_text="ERROR" if is_open else "INFO",
-        event_name=EPISODE_EVENT,
-        body=structs.AnyValue(string_value=says),
-        attributes=build_attributes(attributes),
+        else "most nodes are over the threshold again; nodes are judged again",
     )
 
 

@@ -10,24 +10,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ingero.fleet.component import Hardware
 from ingero.fleet.processors.nccl.cases import Conclusion
 from ingero.fleet.processors.nccl.rates import Rates
 from ingero.fleet.processors.nccl.report import FindHardware
 from ingero.model.verdicts import Judgement
-from ingero.otlp.codec import Export, build_attributes, structs
-from ingero.otlp.names import Signal
+from ingero.otlp.codec import Export
 from ingero.units import NS_PER_S
-from ingero.wire.names import Attribute
+from ingero.wire.costs import CHARGED, UNATTRIBUTED, CostRecord, build_cost_records
 
-COST_EVENT: Final = "ingero.cost"
 MAX_VICTIMS: Final = 64
 """Victims of one culprit with a record of their own; the rest share one per kind of hardware."""
 _LEAST_NS: Final = 1_000_000
 """Smaller differences wait until they add up."""
-_INFO: Final = 9  # OTLP severity number
 _NS_PER_HOUR: Final = 3600 * NS_PER_S
 
 
@@ -129,50 +126,24 @@ def _gather(grown: dict[Account, int], hardware_of: Callable[[str], Hardware]) -
 
 def build_costs(cluster_id: str, charges: Iterable[Charge], rates: Rates, wall_ns: int) -> Export:
     """The charges of one cluster as records."""
-    resource: dict[str, str] = {
-        Attribute.SERVICE_NAME: "ingero-fleet",
-        Attribute.CLUSTER_ID: cluster_id,
-    }
-    entry = structs.ResourceLogs(
-        resource=structs.Resource(build_attributes(resource)),
-        scope_logs=[
-            structs.ScopeLogs(
-                scope=structs.InstrumentationScope("ingero.fleet", ""),
-                log_records=[_build_record(charge, rates, wall_ns) for charge in charges],
-            )
-        ],
-    )
-    return Export.from_tree(Signal.LOGS, structs.LogsRequest([entry]))
+    return build_cost_records(cluster_id, [_tell(charge, rates) for charge in charges], wall_ns)
 
 
-def _build_record(charge: Charge, rates: Rates, wall_ns: int) -> structs.LogRecord:
+def _tell(charge: Charge, rates: Rates) -> CostRecord:
     account = charge.account
     provider, gpu_model = account.hardware
     seconds = charge.gpu_ns / NS_PER_S
-    attributes: dict[str, Any] = {
-        "ingero.cost.gpu_seconds": seconds,
-        "ingero.cost.attributed": "charged" if account.node_id else "unattributed",
-    }
-    named = {
-        Attribute.NODE_ID: account.node_id,
-        "ingero.cost.victim_node_id": account.victim,
-        Attribute.PROVIDER: provider,
-        Attribute.GPU_MODEL: gpu_model,
-    }
-    attributes |= {name: value for name, value in named.items() if value}
-    if account.node_id and account.rank >= 0:
-        attributes[Attribute.RANK] = account.rank
     rate = rates.find_rate(provider, gpu_model)
-    if rate is not None:
-        attributes["ingero.cost.amount"] = charge.gpu_ns * rate / _NS_PER_HOUR
-        attributes["ingero.cost.currency"] = rates.currency
     whom = f"charged to {account.node_id}" if account.node_id else "charged to nobody"
-    return structs.LogRecord(
-        time_unix_nano=wall_ns,
-        observed_time_unix_nano=wall_ns,
-        severity_number=_INFO,
-        severity_text="INFO",
-        event_name=COST_EVENT,
-        body=structs.AnyValue(string_value=f"{seconds:.3f} GPU-seconds of waiting {whom}"),
-        attributes=build_attributes(attributes),
+    return CostRecord(
+        gpu_seconds=seconds,
+        attributed=CHARGED if account.node_id else UNATTRIBUTED,
+        node_id=account.node_id,
+        rank=account.rank if account.node_id and account.rank >= 0 else None,
+        victim_node_id=account.victim,
+        provider=provider,
+        gpu_model=gpu_model,
+        amount=None if rate is None else charge.gpu_ns * rate / _NS_PER_HOUR,
+        currency="" if rate is None else rates.currency,
+        summary=f"{seconds:.3f} GPU-seconds of waiting {whom}",
     )

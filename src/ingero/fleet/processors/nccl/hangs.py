@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
 
 from ingero.model.hang import HangReport, HangRoot
-from ingero.otlp.codec import Export, build_attributes, structs
-from ingero.otlp.names import Signal
-from ingero.wire.names import Attribute
+from ingero.otlp.codec import Export
+from ingero.wire.hangs import HangRecord, build_hang_records
 
-HANG_EVENT: Final = "ingero.hang"
-_INFO, _WARN = 9, 13  # OTLP severity numbers
-_SCOPE: Final = structs.InstrumentationScope("ingero.fleet", "")
 _Key = tuple[int, str, int]
 
 
@@ -57,61 +52,32 @@ def build_hangs(
         standing_s: How long the longest has waited.
         wall_ns: Time of the records.
     """
-    records = [_build(cluster_id, root, standing_s, wall_ns) for root in began]
-    records += [_build(cluster_id, root, None, wall_ns) for root in ended]
-    return _export(cluster_id, records)
+    records = [_tell(root, standing_s) for root in began]
+    records += [_tell(root, None) for root in ended]
+    return build_hang_records(cluster_id, records, wall_ns)
 
 
 def _key(root: HangRoot) -> _Key:
     return root.rank, root.group.name, root.missing_seq
 
 
-def _build(
-    cluster_id: str, root: HangRoot, standing_s: float | None, wall_ns: int
-) -> structs.LogRecord:
-    """One record; without ``standing_s`` nobody waits any more."""
-    is_over = standing_s is None
-    attributes: dict[str, Any] = {
-        Attribute.CLUSTER_ID: cluster_id,
-        Attribute.RANK: root.rank,
-        Attribute.COLLECTIVE_COMM: root.group.name,
-        "ingero.hang.state": "ended" if is_over else "began",
-        "ingero.hang.cause": root.cause.value,
-        "ingero.hang.missing_seq": root.missing_seq,
-        "ingero.hang.blocks": [str(rank) for rank in root.blocks],
-    }
-    if root.node_id:
-        attributes[Attribute.NODE_ID] = root.node_id
-    if root.job:
-        attributes[Attribute.RANK_JOB] = root.job
-    if root.last_left is not None:
-        attributes["ingero.hang.last_finished_seq"] = root.last_left
-    if standing_s is not None:
-        attributes["ingero.hang.standing_s"] = standing_s
+def _tell(root: HangRoot, standing_s: float | None) -> HangRecord:
+    """What a record says; without ``standing_s`` nobody waits any more."""
     what = f"operation {root.missing_seq} of {root.group.name}"
     says = (
         f"nobody waits for rank {root.rank} at {what} any more"
-        if is_over
+        if standing_s is None
         else f"rank {root.rank} never arrived at {what} ({root.cause.value}); {len(root.blocks)} wait for it"
     )
-    return structs.LogRecord(
-        time_unix_nano=wall_ns,
-        observed_time_unix_nano=wall_ns,
-        severity_number=_INFO if is_over else _WARN,
-        severity_text="INFO" if is_over else "WARN",
-        event_name=HANG_EVENT,
-        body=structs.AnyValue(string_value=says),
-        attributes=build_attributes(attributes),
+    return HangRecord(
+        rank=root.rank,
+        comm=root.group.name,
+        missing_seq=root.missing_seq,
+        cause=root.cause.value,
+        blocks=root.blocks,
+        last_finished_seq=root.last_left,
+        standing_s=standing_s,
+        node_id=root.node_id,
+        job=root.job,
+        summary=says,
     )
-
-
-def _export(cluster_id: str, records: Sequence[structs.LogRecord]) -> Export:
-    resource = build_attributes({
-        Attribute.SERVICE_NAME: "ingero-fleet",
-        Attribute.CLUSTER_ID: cluster_id,
-    })
-    entry = structs.ResourceLogs(
-        resource=structs.Resource(resource),
-        scope_logs=[structs.ScopeLogs(scope=_SCOPE, log_records=list(records))],
-    )
-    return Export.from_tree(Signal.LOGS, structs.LogsRequest([entry]))

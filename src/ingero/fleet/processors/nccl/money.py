@@ -20,7 +20,7 @@ from ingero.fleet.processors.nccl.report import (
     COST_BACK,
     GPU_SECONDS,
     GPU_SECONDS_BACK,
-    build_metrics,
+    build_series,
 )
 from ingero.otlp.codec import Export, build_number, structs
 from ingero.units import NS_PER_S
@@ -72,7 +72,7 @@ class CostTotals:
 
     def build(self, wall_ns: int) -> Export:
         """Every sum."""
-        return build_metrics(
+        return build_series(
             {
                 GPU_SECONDS: self._points(self._seconds.up, wall_ns),
                 GPU_SECONDS_BACK: self._points(self._seconds.down, wall_ns),

@@ -11,17 +11,17 @@ from ingero.fleet.processors.nccl.gauges import GaugeLag
 from ingero.model.verdicts import Verdict, VerdictKind, describe_rank
 from ingero.otlp.codec import (
     Export,
-    build_attributes,
     build_gauge,
+    build_metrics,
     build_number,
     build_sum,
     structs,
 )
-from ingero.otlp.names import Signal
 from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.wire.log_records import FLEET_SCOPE, build_fleet_resource
 from ingero.wire.names import Attribute, MetricName
+from ingero.wire.verdicts import VerdictRecord, build_verdict_records
 
-VERDICT_EVENT: Final = "ingero.verdict"
 VERDICT: Final = "ingero_fleet_verdict"
 WAIT: Final = "ingero_fleet_wait_seconds"
 LOST: Final = "ingero_fleet_lost_gpu_seconds"
@@ -34,8 +34,6 @@ COST_BACK: Final = "ingero_fleet_waiting_cost_taken_back_total"
 FindHardware = Callable[[str, str], Hardware]
 """Cluster, node → hardware; empty where it is not known."""
 _QUIET: Final = frozenset({VerdictKind.ORDINARY, VerdictKind.UNKNOWN})
-_SCOPE: Final = structs.InstrumentationScope("ingero.fleet", "")
-_INFO, _WARN = 9, 13  # OTLP severity numbers
 _MAX_RECORDS: Final = 1000
 
 SAYS: Final = {
@@ -86,7 +84,7 @@ def build_verdicts(
             **hardware_of(lag.rank.node_id),
         }
         series[MetricName.COLLECTIVE_PEER_LAG_MS].append(build_number(lag.lag_ms, wall_ns, point))
-    return build_metrics(series, conclusion.judgement.cluster_id)
+    return build_series(series, conclusion.judgement.cluster_id)
 
 
 def build_gauge_lags(
@@ -107,27 +105,21 @@ def build_gauge_lags(
         point = build_number(lag.lag_ms, wall_ns, labels)
         by_cluster.setdefault(lag.group.cluster_id, []).append(point)
     return [
-        build_metrics({MetricName.COLLECTIVE_PEER_LAG_MS: points}, cluster_id)
+        build_series({MetricName.COLLECTIVE_PEER_LAG_MS: points}, cluster_id)
         for cluster_id, points in by_cluster.items()
     ]
 
 
 def build_changes(conclusion: Conclusion, wall_ns: int) -> Export | None:
     """The changes worth a record, as logs; None when there are none."""
-    records = [
-        _build_record(change, wall_ns)
+    told = [
+        _tell(change)
         for change in conclusion.changes
         if not (
             change.verdict.kind in _QUIET and (change.before is None or change.before in _QUIET)
         )
     ][:_MAX_RECORDS]
-    if not records:
-        return None
-    entry = structs.ResourceLogs(
-        resource=_resource(conclusion.judgement.cluster_id),
-        scope_logs=[structs.ScopeLogs(scope=_SCOPE, log_records=records)],
-    )
-    return Export.from_tree(Signal.LOGS, structs.LogsRequest([entry]))
+    return build_verdict_records(conclusion.judgement.cluster_id, told, wall_ns) if told else None
 
 
 def worker_labels(verdict: Verdict) -> dict[str, str]:
@@ -185,45 +177,26 @@ def _add_verdict(
         put(SLOWDOWN, verdict.slowdown.median)
 
 
-def _build_record(change: VerdictChange, wall_ns: int) -> structs.LogRecord:
+def _tell(change: VerdictChange) -> VerdictRecord:
     verdict = change.verdict
-    attributes: dict[str, Any] = {
-        Attribute.NODE_ID: verdict.rank.node_id,
-        Attribute.CLUSTER_ID: verdict.rank.cluster_id,
-        "ingero.verdict.kind": verdict.kind.value,
-        "ingero.verdict.before": change.before.value if change.before else "",
-        "ingero.verdict.worker": describe_rank(verdict.rank),
-        "ingero.verdict.reason": verdict.reason,
-        "ingero.verdict.evidence_log10": verdict.evidence,
-        "ingero.verdict.lost_gpu_ms": verdict.lost_gpu_ns / NS_PER_MS,
-        "ingero.verdict.victims": [describe_rank(victim) for victim in verdict.victims],
-    }
-    if verdict.rank.rank >= 0:
-        attributes[Attribute.RANK] = verdict.rank.rank
-    if verdict.rank.job:
-        attributes[Attribute.RANK_JOB] = verdict.rank.job
-    if verdict.slowdown is not None:
-        attributes["ingero.verdict.slowdown"] = verdict.slowdown.median
-    return structs.LogRecord(
-        time_unix_nano=wall_ns,
-        observed_time_unix_nano=wall_ns,
-        severity_number=_WARN if verdict.is_alarm else _INFO,
-        severity_text="WARN" if verdict.is_alarm else "INFO",
-        event_name=VERDICT_EVENT,
-        body=structs.AnyValue(string_value=describe(change)),
-        attributes=build_attributes(attributes),
+    return VerdictRecord(
+        kind=verdict.kind.value,
+        before=change.before.value if change.before else "",
+        node_id=verdict.rank.node_id,
+        rank=verdict.rank.rank if verdict.rank.rank >= 0 else None,
+        job=verdict.rank.job,
+        worker=describe_rank(verdict.rank),
+        reason=verdict.reason,
+        evidence_log10=verdict.evidence,
+        lost_gpu_ms=verdict.lost_gpu_ns / NS_PER_MS,
+        slowdown=None if verdict.slowdown is None else verdict.slowdown.median,
+        victims=tuple(map(describe_rank, verdict.victims)),
+        summary=describe(change),
+        is_alarm=verdict.is_alarm,
     )
 
 
-def _resource(cluster_id: str) -> structs.Resource:
-    attributes: dict[str, str] = {
-        Attribute.SERVICE_NAME: "ingero-fleet",
-        Attribute.CLUSTER_ID: cluster_id,
-    }
-    return structs.Resource(build_attributes(attributes))
-
-
-def build_metrics(series: Mapping[str, list[structs.NumberDataPoint]], cluster_id: str) -> Export:
+def build_series(series: Mapping[str, list[structs.NumberDataPoint]], cluster_id: str) -> Export:
     """Series by name, each in `SAYS`, as the export of one cluster."""
     metrics = []
     for name, points in series.items():
@@ -234,8 +207,4 @@ def build_metrics(series: Mapping[str, list[structs.NumberDataPoint]], cluster_i
         else:
             unit = "ms" if name == MetricName.COLLECTIVE_PEER_LAG_MS else ""
             metrics.append(build_gauge(name, points, unit=unit, description=SAYS[name]))
-    entry = structs.ResourceMetrics(
-        resource=_resource(cluster_id),
-        scope_metrics=[structs.ScopeMetrics(scope=_SCOPE, metrics=metrics)],
-    )
-    return Export.from_tree(Signal.METRICS, structs.MetricsRequest([entry]))
+    return build_metrics(build_fleet_resource(cluster_id), metrics, FLEET_SCOPE)

@@ -1,18 +1,12 @@
-"""Attributes into typed columns: what is not of a column's type is absent there (and still in ``attributes``).
+"""Attribute values by type: what is not of the wanted type is absent, never converted and never zero.
 
-A boolean is no number, a number outside the column's range is no number, and neither is NaN.
+A boolean is no number, a number outside the range is no number, and neither is NaN.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from datetime import datetime
 from typing import Final
-
-import pyarrow as pa
-
-from ingero.echo.ingest.origin import to_timestamp
 
 _INT32: Final = 2**31
 _INT64: Final = 2**63
@@ -40,30 +34,24 @@ def read_large(value: object) -> int | None:
     return _read_integer(value, _INT64)
 
 
-def read_texts(value: object) -> list[str] | None:
+def read_flag(value: object) -> bool | None:
+    """A boolean."""
+    return value if isinstance(value, bool) else None
+
+
+def read_texts(value: object) -> tuple[str, ...] | None:
     """The texts of a list."""
-    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else None
+    return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else None
 
 
-def read_moment(value: object) -> datetime | None:
-    """A time in nanoseconds since 1970."""
+def read_moment(value: object) -> int | None:
+    """A time in nanoseconds since 1970, wall clock; before 2262."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _INT64:
         return None
-    return to_timestamp(value)
+    return value
 
 
 def _read_integer(value: object, bound: int) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if -bound <= value < bound else None
-
-
-READERS: Final[dict[pa.DataType, Callable[[object], object]]] = {
-    pa.string(): read_text,
-    pa.float64(): read_number,
-    pa.int32(): read_small,
-    pa.int64(): read_large,
-    pa.timestamp("us"): read_moment,
-    pa.list_(pa.string()): read_texts,
-}
-"""By a column's Arrow type."""

@@ -1,0 +1,108 @@
+"""What the log records of Fleet's conclusions share: resource, scope and severity, and how one of any sender is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Any, Final
+
+from ingero.otlp.codec import Export, build_attributes, build_logs, merge_exports, structs
+from ingero.otlp.names import Signal
+from ingero.wire.names import Attribute
+
+FLEET_SCOPE: Final = "ingero.fleet"
+"""Instrumentation scope of what Fleet concludes."""
+FLEET_SERVICE: Final = "ingero-fleet"
+
+
+class Severity(IntEnum):
+    """OTLP severity numbers that Fleet gives; the name is the severity text."""
+
+    INFO = 9
+    WARN = 13
+    ERROR = 17
+
+
+def build_record(
+    event_name: str,
+    attributes: Mapping[str, Any],
+    severity: Severity,
+    summary: str,
+    wall_ns: int,
+) -> structs.LogRecord:
+    """One record.
+
+    Args:
+        event_name: Its event name.
+        attributes: In the order of the wire.
+        severity: As number and as text.
+        summary: The body: one line for a person.
+        wall_ns: Time of what happened, and of the observation.
+
+    Raises:
+        BadDataError: An attribute is of no type that OTLP has.
+    """
+    return structs.LogRecord(
+        time_unix_nano=wall_ns,
+        observed_time_unix_nano=wall_ns,
+        severity_number=int(severity),
+        severity_text=severity.name,
+        event_name=event_name,
+        body=structs.AnyValue(string_value=summary),
+        attributes=build_attributes(attributes),
+    )
+
+
+def build_fleet_logs(by_cluster: Mapping[str, Sequence[structs.LogRecord]]) -> Export:
+    """Records by cluster as one logs export, a resource for each cluster."""
+    exports = [
+        build_logs(build_fleet_resource(cluster_id), records, FLEET_SCOPE)
+        for cluster_id, records in by_cluster.items()
+    ]
+    if not exports:
+        return Export.from_tree(Signal.LOGS, structs.LogsRequest([]))
+    return merge_exports(exports)
+
+
+def build_fleet_resource(cluster_id: str) -> dict[str, str]:
+    """The resource of what Fleet concludes about one cluster."""
+    return {
+        str(Attribute.SERVICE_NAME): FLEET_SERVICE,
+        str(Attribute.CLUSTER_ID): cluster_id,
+    }
+
+
+class Facts:
+    """The attributes of one record, found by our names, else by the last word of the names that other senders use.
+
+    ``acme.straggler.slowdown`` is found where ``slowdown`` is the last word of our name. Of two attributes with one
+    last word the later counts.
+
+    Args:
+        attributes: The record's own, by name.
+    """
+
+    def __init__(self, attributes: Mapping[str, structs.Value]) -> None:
+        self._attributes = attributes
+        self._by_word: dict[str, structs.Value] | None = None
+
+    def find(self, name: str, *words: str) -> structs.Value:
+        """The value of an attribute; None when there is none.
+
+        Args:
+            name: Our name of it.
+            words: Last words of other senders' names for it, best first; the last word of ``name`` when left out.
+        """
+        if name in self._attributes:
+            return self._attributes[name]
+        if self._by_word is None:
+            self._by_word = {last_word(name): value for name, value in self._attributes.items()}
+        for word in words or (last_word(name),):
+            if word in self._by_word:
+                return self._by_word[word]
+        return None
+
+
+def last_word(name: str) -> str:
+    """What follows the last dot of a name."""
+    return name.rpartition(".")[2]
