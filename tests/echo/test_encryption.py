@@ -332,9 +332,9 @@ def test_a_damaged_log_is_named_and_neither_file_is_touched(tmp_path, encryption
     script = (
         "import os, sys\nfrom pathlib import Path\n"
         "from ingero.echo.db.encryption import Encryption\n"
-        "from ingero.echo.db.engine import EngineSettings, open_engine\n"
+        "from ingero.echo.db.engine import DatabaseSettings, open_engine\n"
         "e = Encryption(Path(sys.argv[2]), Path(sys.argv[3]))\n"
-        "c = open_engine(sys.argv[1], EngineSettings(encryption=e))\n"
+        "c = open_engine(sys.argv[1], DatabaseSettings(encryption=e))\n"
         "for i in range(9): c.execute('INSERT INTO ingest_keys SELECT i, now()::TIMESTAMP FROM range(99) t(i)')\n"
         "os._exit(0)\n"
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ingero.otlp.codec import Export, LogRow, structs
-from ingero.wire.log_records import Facts, Severity, build_fleet_logs, build_record, last_word
+from ingero.wire.log_records import LogFacts, LogSeverity, build_fleet_logs, build_record, last_word
 from ingero.wire.names import Attribute
 from ingero.wire.typed import read_number, read_small, read_text
 
@@ -74,7 +74,7 @@ def _build_record(cost: CostRecord, wall_ns: int) -> structs.LogRecord:
         _CURRENCY: cost.currency or None,
     }
     attributes = {name: value for name, value in named.items() if value is not None}
-    return build_record(COST_EVENT, attributes, Severity.INFO, cost.summary, wall_ns)
+    return build_record(COST_EVENT, attributes, LogSeverity.INFO, cost.summary, wall_ns)
 
 
 def is_cost(event_name: str) -> bool:
@@ -84,7 +84,7 @@ def is_cost(event_name: str) -> bool:
 
 def read_cost(record: LogRow) -> CostRecord:
     """Read a record of which `is_cost` is true; what is missing or of another type is not told, nothing raises."""
-    facts = Facts(record.attributes)
+    facts = LogFacts(record.attributes)
     return CostRecord(
         gpu_seconds=read_number(facts.find(_GPU_SECONDS)),
         attributed=read_text(facts.find(_ATTRIBUTED)) or "",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ingero.otlp.codec import Export, LogRow, structs
-from ingero.wire.log_records import Facts, Severity, build_fleet_logs, build_record, last_word
+from ingero.wire.log_records import LogFacts, LogSeverity, build_fleet_logs, build_record, last_word
 from ingero.wire.names import Attribute
 from ingero.wire.typed import (
     read_flag,
@@ -108,7 +108,7 @@ def _build_record(episode: EpisodeRecord) -> structs.LogRecord:
         _END_NS: episode.end_ns,
     }
     attributes = {name: value for name, value in named.items() if value is not None}
-    severity = Severity.ERROR if episode.state == OPEN else Severity.INFO
+    severity = LogSeverity.ERROR if episode.state == OPEN else LogSeverity.INFO
     at_ns = episode.start_ns if episode.end_ns is None else episode.end_ns
     return build_record(EPISODE_EVENT, attributes, severity, episode.summary, at_ns or 0)
 
@@ -124,7 +124,7 @@ def read_episode(record: LogRow) -> EpisodeRecord:
     Of other senders the last words ``start_ts``, ``start_wall_ns``, ``end_ts`` and ``end_wall_ns`` are understood too,
     all in nanoseconds.
     """
-    facts = Facts(record.attributes)
+    facts = LogFacts(record.attributes)
     return EpisodeRecord(
         incident_id=read_text(facts.find(_INCIDENT_ID)) or "",
         kind=read_text(facts.find(_KIND)) or "",

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ingero.errors import BadDataError
 from ingero.otlp.codec import Export, LogRow, structs
-from ingero.wire.log_records import Severity, build_fleet_logs, build_record
+from ingero.wire.log_records import LogSeverity, build_fleet_logs, build_record
 from ingero.wire.names import Attribute
 from ingero.wire.typed import read_large, read_number, read_small, read_text, read_texts
 
@@ -85,7 +85,7 @@ def _build_record(cluster_id: str, hang: HangRecord, wall_ns: int) -> structs.Lo
         _STANDING_S: hang.standing_s,
     }
     attributes = {name: value for name, value in named.items() if value is not None}
-    severity = Severity.INFO if hang.is_over else Severity.WARN
+    severity = LogSeverity.INFO if hang.is_over else LogSeverity.WARN
     return build_record(HANG_EVENT, attributes, severity, hang.summary, wall_ns)
 
 

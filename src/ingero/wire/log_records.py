@@ -15,7 +15,7 @@ FLEET_SCOPE: Final = "ingero.fleet"
 FLEET_SERVICE: Final = "ingero-fleet"
 
 
-class Severity(IntEnum):
+class LogSeverity(IntEnum):
     """OTLP severity numbers that Fleet gives; the name is the severity text."""
 
     INFO = 9
@@ -26,7 +26,7 @@ class Severity(IntEnum):
 def build_record(
     event_name: str,
     attributes: Mapping[str, Any],
-    severity: Severity,
+    severity: LogSeverity,
     summary: str,
     wall_ns: int,
 ) -> structs.LogRecord:
@@ -72,7 +72,7 @@ def build_fleet_resource(cluster_id: str) -> dict[str, str]:
     }
 
 
-class Facts:
+class LogFacts:
     """The attributes of one record, found by our names, else by the last word of the names that other senders use.
 
     ``acme.straggler.slowdown`` is found where ``slowdown`` is the last word of our name. Of two attributes with one

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ingero.otlp.codec import Export, LogRow, structs
-from ingero.wire.log_records import Facts, Severity, build_fleet_logs, build_record, last_word
+from ingero.wire.log_records import LogFacts, LogSeverity, build_fleet_logs, build_record, last_word
 from ingero.wire.names import Attribute
 from ingero.wire.typed import read_number, read_small, read_text, read_texts
 
@@ -93,7 +93,7 @@ def _build_record(cluster_id: str, verdict: VerdictRecord, wall_ns: int) -> stru
         Attribute.COLLECTIVE_COMM: verdict.comm or None,
     }
     attributes |= {name: value for name, value in named.items() if value is not None}
-    severity = Severity.WARN if verdict.is_alarm else Severity.INFO
+    severity = LogSeverity.WARN if verdict.is_alarm else LogSeverity.INFO
     return build_record(VERDICT_EVENT, attributes, severity, verdict.summary, wall_ns)
 
 
@@ -107,7 +107,7 @@ def read_verdict(record: LogRow) -> VerdictRecord:
 
     Of other senders the last words ``verdict``, ``evidence`` and ``lost_gpu_seconds`` are understood too.
     """
-    facts = Facts(record.attributes)
+    facts = LogFacts(record.attributes)
     lost_gpu_s = read_number(facts.find("lost_gpu_seconds"))
     return VerdictRecord(
         kind=read_text(facts.find(_KIND, "verdict", "kind")) or "",
@@ -125,5 +125,5 @@ def read_verdict(record: LogRow) -> VerdictRecord:
         slowdown=read_number(facts.find(_SLOWDOWN)),
         victims=read_texts(facts.find(_VICTIMS)),
         summary=read_text(facts.find("summary")) or read_text(record.body) or "",
-        is_alarm=record.severity_number >= Severity.WARN,
+        is_alarm=record.severity_number >= LogSeverity.WARN,
     )

@@ -217,7 +217,7 @@ def test_a_second_process_is_told_that_the_file_is_in_use(store, tmp_path):
 
     code = (
         "import sys\nfrom ingero.echo.db.engine import *\nfrom ingero.echo.db.faults import LockedError\n"
-        "try:\n    open_engine(sys.argv[1], EngineSettings())\nexcept LockedError as e:\n    print(e.hint)\n"
+        "try:\n    open_engine(sys.argv[1], DatabaseSettings())\nexcept LockedError as e:\n    print(e.hint)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, store.path], capture_output=True, text=True, check=True

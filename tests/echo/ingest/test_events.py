@@ -22,7 +22,7 @@ from ingero.otlp.codec import encode_protobuf as to_protobuf
 from ingero.otlp.names import ContentType, Signal
 from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_S
-from ingero.wire.log_records import Severity, build_record
+from ingero.wire.log_records import LogSeverity, build_record
 
 NOW_NS = ManualClock().wall_ns()
 NOW = to_timestamp(NOW_NS)
@@ -147,7 +147,7 @@ def test_a_panic_arrives_with_what_fell(store, send):
 
 
 def told_by_others(event_name, attributes):
-    record = build_record(event_name, attributes, Severity.WARN, "text", NOW_NS)
+    record = build_record(event_name, attributes, LogSeverity.WARN, "text", NOW_NS)
     return build_logs({"ingero.cluster.id": "c1", "ingero.node.id": "agent"}, [record], "acme")
 
 
@@ -187,7 +187,7 @@ def test_the_exact_name_goes_before_a_like_one(store, send):
 
 
 def test_a_body_that_is_no_text_is_the_summary_as_json(store, send):
-    record = build_record("ingero.verdict", {}, Severity.INFO, "", NOW_NS)
+    record = build_record("ingero.verdict", {}, LogSeverity.INFO, "", NOW_NS)
     record.body = structs.AnyValue(kvlist_value=structs.KeyValueList(build_attributes({"a": 1})))
     send(build_logs({"ingero.cluster.id": "c1"}, [record], "acme"))
     assert [row["summary"] for row in rows_of(store, VERDICTS)] == ['{"body":{"a":1}}']

@@ -510,7 +510,7 @@ def test_each_wall_holds_alone(opener, without, tmp_path):
     code = (
         "import socket, sys\n"
         "from ingero.echo.db.sandbox import child, guard\n"
-        "child.check_statement = lambda connection, sql, tables: guard.Needs(frozenset(), None)\n"
+        "child.check_statement = lambda connection, sql, tables: guard.QueryNeeds(frozenset(), None)\n"
         + ("child._CONFIG = {'threads': 1}\n" if without == "guard and settings" else "")
         + "child.run_child(socket.socket(fileno=int(sys.argv[1])))\n"
     )

@@ -222,7 +222,11 @@ class CollectivePusher:
         with self._lock:
             finished = self._take_finished(now_ns)
             runs = [self._build_run(one) for one in finished]
-            has_moved = any([self._learn(one) for one in finished])  # noqa: C419 - all of them learn
+            usual = [self._usual.setdefault((one.pid, one.comm), Usual()) for one in finished]
+            # A list: all of them learn, whatever the first says.
+            has_moved = any([
+                known.add(one.ops) for known, one in zip(usual, finished, strict=True)
+            ])  # noqa: C419
             standings = self._find_standings(now_ns)
         self._keep(runs)
         since_ns = now_ns - self._pushed_ns
@@ -290,9 +294,6 @@ class CollectivePusher:
     def _forget_name(self, pid: int) -> None:
         self._named = {key: rank for key, rank in self._named.items() if key[0] != pid}
         self._holders = {key: held for key, held in self._holders.items() if held != pid}
-
-    def _learn(self, one: Finished) -> bool:
-        return self._usual.setdefault((one.pid, one.comm), Usual()).add(one.ops)
 
     def _keep(self, runs: list[CollectiveRun]) -> None:
         self._kept += runs
