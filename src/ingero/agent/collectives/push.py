@@ -223,14 +223,11 @@ class CollectivePusher:
             finished = self._take_finished(now_ns)
             runs = [self._build_run(one) for one in finished]
             usual = [self._usual.setdefault((one.pid, one.comm), Usual()) for one in finished]
-            # A list: all of them learn, whatever the first says.
-            has_moved = any([
-                known.add(one.ops) for known, one in zip(usual, finished, strict=True)
-            ])  # noqa: C419
+            moved = [known.add(one.ops) for known, one in zip(usual, finished, strict=True)]
             standings = self._find_standings(now_ns)
         self._keep(runs)
         since_ns = now_ns - self._pushed_ns
-        is_early = has_moved and since_ns >= self._pace.early_gap_ns
+        is_early = any(moved) and since_ns >= self._pace.early_gap_ns
         if self._kept and (is_early or standings or since_ns >= self._pace.interval_ns):
             self.counts.n_early += is_early
             self._push_kept(now_ns)
