@@ -262,7 +262,9 @@ def wait_until_told(tracer, process, kind, op=None):
     """Read a trace's output until it has a line of this kind about a process."""
     line = {}
     while (line.get("type"), line.get("pid"), line.get("op")) != (kind, process.pid, op):
-        line = json.loads(tracer.stdout.readline())
+        text = tracer.stdout.readline()
+        assert text, "the trace ended"
+        line = json.loads(text)
 
 
 def find_free_descriptor(pid):

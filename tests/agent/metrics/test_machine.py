@@ -48,3 +48,15 @@ def test_a_file_that_says_nothing_is_no_reading_and_the_next_one_is_taken(proc, 
     assert processors.read() is None
     write_stat(proc, 60, 0, 0, 140, 0, 0, 0, 0)
     assert processors.read() == 0.5
+
+
+def test_a_machine_that_cannot_be_read_for_a_moment_has_no_state_and_then_one_again(proc):
+    machine = Machine(proc)
+    write_stat(proc, 100, 0, 100, 700, 100, 0, 0, 0)
+    assert machine.look() is not None
+    (proc / "meminfo").unlink()
+    assert machine.look() is None
+    assert machine.state is None
+    assert list(machine.iter_series()) == []
+    (proc / "meminfo").write_text(MEMINFO)
+    assert machine.look().load1 == 1.5

@@ -83,19 +83,21 @@ class Machine:
         self._processors = Processors(proc)
         self.state: MachineState | None = None
 
-    def look(self) -> MachineState:
-        """Read it now."""
-        memory = {
-            line.split(":")[0]: int(line.split()[1]) << 10
-            for line in self._read("meminfo").splitlines()
-        }
+    def look(self) -> MachineState | None:
+        """Read it now; None when a file cannot be opened, for want of descriptors say."""
+        try:
+            lines, load = self._read("meminfo").splitlines(), self._read("loadavg")
+        except OSError:
+            self.state = None
+            return None
+        memory = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
         available = memory.get("MemAvailable", memory["MemFree"])
         self.state = MachineState(
             cpu_share=self._processors.read(),
             memory_share=1 - available / memory["MemTotal"],
             available_bytes=available,
             swap_bytes=memory.get("SwapTotal", 0) - memory.get("SwapFree", 0),
-            load1=float(self._read("loadavg").split()[0]),
+            load1=float(load.split()[0]),
         )
         return self.state
 
@@ -103,7 +105,7 @@ class Machine:
         return (self._proc / name).read_text(encoding="ascii")
 
     def iter_series(self) -> Iterator[Series]:
-        """The last look as series; nothing before the first."""
+        """The last look as series; nothing before the first, and where it saw nothing."""
         state = self.state
         if state is None:
             return

@@ -52,7 +52,7 @@ class Surroundings:
         state = self._machine.look()
         if self._selection is None:
             return
-        if state.cpu_share is not None:
+        if state is not None and state.cpu_share is not None:
             self._selection.put_snapshots(build_snapshot(state, totals.wall_ns))
         if self._gpus is not None:
             self._selection.put_facts(self._gpus.take_events())
