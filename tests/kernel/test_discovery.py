@@ -10,7 +10,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from importlib.metadata import files
 from pathlib import Path
 
@@ -255,7 +254,8 @@ def test_a_library_that_could_not_be_opened_is_told_and_probed_as_soon_as_it_can
     assert "Too many open files" in log.read_text()
     assert tracer.returncode == 130
     (coverage,) = [line for line in told if line["type"] == "coverage"]
-    assert coverage["unprobed"] == []
+    # Of this process alone: the trace watches the machine, and other tests load what cannot be probed.
+    assert not [one for one in coverage["unprobed"] if one["pid"] == process.pid]
 
 
 def wait_until_told(tracer, process, kind, op=None):
@@ -271,10 +271,9 @@ def find_free_descriptor(pid):
     """The lowest number of a descriptor that a process has not open, of many looks: some it has only for a moment."""
     folder = Path(f"/proc/{pid}/fd")
     lowest = []
-    for _ in range(100):
+    for _ in range(2000):
         taken = {int(entry.name) for entry in folder.iterdir()}
         lowest.append(min(set(range(len(taken) + 1)) - taken))
-        time.sleep(0.005)
     return min(lowest)
 
 
