@@ -77,7 +77,7 @@ def _answer(recording: Recording, one: Statistics, watched_ns: int) -> Operation
         row_share=round(one.row_share, 4),
         in_flight=one.in_flight,
         errors=one.errors,
-        total_ms=round(one.total_ns / 1e6, 3),
+        total_ms=round(one.total_ns / 1e6, 6),
         p50_us=p50,
         p95_us=p95,
         p99_us=p99,
