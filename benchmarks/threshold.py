@@ -6,8 +6,8 @@ from functools import partial
 import numpy as np
 
 from ingero.fleet.component import PushContext
-from ingero.fleet.processors.ingero.board import Arrival, Board
-from ingero.fleet.processors.ingero.config import IngeroConfig
+from ingero.fleet.processors.peer_threshold.config import IngeroConfig
+from ingero.fleet.processors.peer_threshold.registry import Arrival, ClusterRegistry
 from ingero.telemetry.clock import SystemClock
 from ingero.telemetry.metrics import MeterRegistry
 from ingero.wire.push import PushFacts, ResourceFacts
@@ -19,7 +19,7 @@ LAYOUTS = ((64, 1), (10_000, 1), (10_000, 20), (10_000, 2_000))
 def fill(n_nodes, n_cohorts):
     """A board with one cluster, and the pushes that fill it."""
     clock = SystemClock()
-    board = Board(IngeroConfig(), clock, MeterRegistry())
+    board = ClusterRegistry(IngeroConfig(), clock, MeterRegistry())
     rng = np.random.default_rng(1)
     scores = np.clip(0.9 + 0.02 * rng.standard_normal(n_nodes), 0, 1)
     pushes = [

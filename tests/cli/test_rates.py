@@ -11,7 +11,7 @@ import yaml
 
 from ingero.cli.main import cli, run_program
 from ingero.config.model import parse_model
-from ingero.fleet.processors.nccl.rates import RatesConfig
+from ingero.fleet.processors.collectives.rates import RatesConfig
 
 PRICES = """
 currency_name: USD

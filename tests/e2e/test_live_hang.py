@@ -9,11 +9,11 @@ import pytest
 from tests.e2e.agents import fleet_and_agents
 
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
-from ingero.model.standing import Standing
+from ingero.model.progress import RankProgress
 from ingero.otlp.codec import encode_protobuf
 from ingero.testing.fleet import build_fleet_config, wait_until
 from ingero.wire.collectives import build_collectives
-from ingero.wire.standing import build_standings
+from ingero.wire.progress import build_progress
 
 pytestmark = pytest.mark.slow
 PROGRAM = "from ingero.cli.main import main; main()"
@@ -49,9 +49,9 @@ def test_rank_that_never_arrived_is_named_on_the_command_line():
         )
         push(
             agents,
-            build_standings(
+            build_progress(
                 [
-                    Standing(
+                    RankProgress(
                         rank, COMM, rank.rank, N, 9 if rank.rank == 2 else 10, 9,
                         CollectiveOp.ALL_REDUCE, 4_000_000_000,
                     )

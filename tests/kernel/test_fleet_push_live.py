@@ -11,7 +11,7 @@ from ingero.sim.runner import SimSettings, Simulation
 from ingero.testing.fleet import wait_until
 from ingero.testing.nobody import AS_NOBODY
 from ingero.wire.collectives import read_collectives
-from ingero.wire.standing import read_standings
+from ingero.wire.progress import read_progress
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 PROGRAM = "from ingero.cli.main import main; main()"
@@ -35,7 +35,7 @@ def ranks_gone(collector, comms):
     return {
         one.rank.rank
         for export in collector.logs
-        for one in read_standings(export).standings
+        for one in read_progress(export).standings
         if one.is_gone and one.comm in comms
     }
 

@@ -14,7 +14,7 @@ from ingero.model.collectives import ClockKind, CollectiveOp
 from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_MS, NS_PER_S
 from ingero.wire.collectives import read_collectives
-from ingero.wire.standing import read_standings
+from ingero.wire.progress import read_progress
 
 PID = os.getpid()
 
@@ -36,7 +36,7 @@ class Ear:
 
     @property
     def standings(self):
-        return [one for export in self.exports for one in read_standings(export).standings]
+        return [one for export in self.exports for one in read_progress(export).standings]
 
 
 @pytest.fixture

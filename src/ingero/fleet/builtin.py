@@ -10,8 +10,8 @@ from ingero.fleet.extensions import bearertokenauth, health_check, zpages
 from ingero.fleet.extensions.ingero_threshold import extension as ingero_threshold
 from ingero.fleet.factory import Factory
 from ingero.fleet.processors import batch, memory_limiter, provider_lookup
-from ingero.fleet.processors.ingero import processor as ingero
-from ingero.fleet.processors.nccl import processor as nccl
+from ingero.fleet.processors.collectives import processor as nccl
+from ingero.fleet.processors.peer_threshold import processor as ingero
 from ingero.fleet.receivers import otlp as otlp_receiver
 
 FACTORIES: Final[tuple[Factory, ...]] = (

@@ -141,11 +141,11 @@ class Attribute(StrEnum):
     COLLECTIVE_CLOCK = "ingero.collective.clock"
     COLLECTIVE_COUNT = "ingero.collective.count"
     # Where a rank stopped; ours, docs/specs/collective-standing.md.
-    STANDING_ENTERED = "ingero.collective.entered"
-    STANDING_LEFT = "ingero.collective.left"
-    STANDING_OP = "ingero.collective.op"
-    STANDING_STILL_NS = "ingero.collective.still_ns"
-    STANDING_GONE = "ingero.collective.gone"
+    PROGRESS_ENTERED = "ingero.collective.entered"
+    PROGRESS_LEFT = "ingero.collective.left"
+    PROGRESS_OP = "ingero.collective.op"
+    PROGRESS_STILL_NS = "ingero.collective.still_ns"
+    PROGRESS_GONE = "ingero.collective.gone"
     RANK = "ingero.rank"  # global rank of the reporting process
     RANK_GPUS = "ingero.rank.gpus"  # GPUs that wait when this rank waits
     RANK_JOB = "ingero.rank.job"  # tells jobs on one node apart
@@ -204,7 +204,7 @@ class UdsType(StrEnum):
 COLLECTIVE_EVENT: Final = "ingero.collective.batch"
 """Event name of a log record that carries a columnar collective batch."""
 
-STANDING_EVENT: Final = "ingero.collective.standing"
+PROGRESS_EVENT: Final = "ingero.collective.standing"
 """Event name of a log record that says where a rank stopped moving."""
 
 DEFAULT_REMEDIATE_SOCKET: Final = "/tmp/ingero-remediate.sock"  # noqa: S108 - the path consumers already dial

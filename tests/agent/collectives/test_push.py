@@ -16,7 +16,7 @@ from ingero.otlp.codec import decode_protobuf, encode_protobuf
 from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_MS, NS_PER_S
 from ingero.wire.collectives import read_collectives
-from ingero.wire.standing import read_standings
+from ingero.wire.progress import read_progress
 
 STEP_NS = 50 * NS_PER_MS
 PID = 42
@@ -40,7 +40,7 @@ class Ear:
     def take(self):
         exports, self.exports = self.exports, []
         runs = [run for export in exports for run in read_collectives(export).runs]
-        standings = [one for export in exports for one in read_standings(export).standings]
+        standings = [one for export in exports for one in read_progress(export).standings]
         return runs, standings
 
 

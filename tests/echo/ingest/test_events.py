@@ -8,13 +8,13 @@ from ingero.config import parse_model
 from ingero.echo.ingest.origin import to_timestamp
 from ingero.echo.schema import COSTS, INCIDENTS, VERDICTS
 from ingero.fleet.component import Hardware
-from ingero.fleet.processors.ingero.desk import ClusterEvent, EventKind
-from ingero.fleet.processors.ingero.episodes import Episode, Outcome, StragglerEvent
-from ingero.fleet.processors.ingero.news import build_episodes
-from ingero.fleet.processors.nccl.bills import Account, Charge, build_costs
-from ingero.fleet.processors.nccl.cases import Conclusion, VerdictChange
-from ingero.fleet.processors.nccl.rates import Rates, RatesConfig
-from ingero.fleet.processors.nccl.report import build_changes
+from ingero.fleet.processors.collectives.costs import CostAccount, CostDelta, build_costs
+from ingero.fleet.processors.collectives.engine import Conclusion, VerdictChange
+from ingero.fleet.processors.collectives.rates import Rates, RatesConfig
+from ingero.fleet.processors.collectives.verdicts import build_changes
+from ingero.fleet.processors.peer_threshold.episode_events import build_episodes
+from ingero.fleet.processors.peer_threshold.episodes import Episode, Outcome, StragglerEvent
+from ingero.fleet.processors.peer_threshold.notifications import ClusterEvent, EventKind
 from ingero.model.collectives import Rank
 from ingero.model.verdicts import Judgement, Slowdown, Verdict, VerdictKind
 from ingero.otlp.codec import build_attributes, build_logs, decode_export, encode_json, structs
@@ -83,7 +83,7 @@ def test_every_field_of_a_verdict_arrives(store, send):
 
 
 def test_every_field_of_a_cost_arrives(store, send):
-    charge = Charge(Account("n3", 3, "n1", Hardware("aws", "NVIDIA L4")), 36 * NS_PER_S)
+    charge = CostDelta(CostAccount("n3", 3, "n1", Hardware("aws", "NVIDIA L4")), 36 * NS_PER_S)
     rates = Rates(parse_model(RatesConfig, {"providers": {"aws": {"NVIDIA L4": 1.0}}}))
     send(build_costs("c1", [charge], rates, NOW_NS))
     (row,) = rows_of(store, COSTS)

@@ -9,7 +9,7 @@ from ingero.echo.ingest.origin import to_timestamp
 from ingero.echo.queries.ask import Ask
 from ingero.echo.queries.hangs import HANGS as QUESTION
 from ingero.echo.schema import HANGS
-from ingero.fleet.processors.nccl.hangs import build_hangs
+from ingero.fleet.processors.collectives.hangs import build_hangs
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.model.hang import HangCause, HangRoot, StoppedGroup
 from ingero.otlp.codec import decode_protobuf, encode_protobuf

@@ -9,10 +9,10 @@ from ingero.config import parse_model
 from ingero.echo.ingest.intake import ForbiddenError
 from ingero.echo.ingest.origin import to_timestamp
 from ingero.fleet.component import Hardware
-from ingero.fleet.processors.ingero.episodes import Episode, Outcome, StragglerEvent
-from ingero.fleet.processors.ingero.news import build_episodes
-from ingero.fleet.processors.nccl.bills import Account, Charge, build_costs
-from ingero.fleet.processors.nccl.rates import Rates, RatesConfig
+from ingero.fleet.processors.collectives.costs import CostAccount, CostDelta, build_costs
+from ingero.fleet.processors.collectives.rates import Rates, RatesConfig
+from ingero.fleet.processors.peer_threshold.episode_events import build_episodes
+from ingero.fleet.processors.peer_threshold.episodes import Episode, Outcome, StragglerEvent
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.otlp.codec import Export, build_attributes, decode_export, structs
 from ingero.otlp.names import ContentType, Signal
@@ -302,8 +302,8 @@ def test_an_empty_request_writes_nothing(store, take):
 
 def test_what_fleet_concludes_arrives_as_verdicts(store, take):
     """The records that Fleet's own nccl processor builds, through the real encoder."""
-    from ingero.fleet.processors.nccl.cases import Conclusion, VerdictChange
-    from ingero.fleet.processors.nccl.report import build_changes, build_verdicts
+    from ingero.fleet.processors.collectives.engine import Conclusion, VerdictChange
+    from ingero.fleet.processors.collectives.verdicts import build_changes, build_verdicts
     from ingero.model.verdicts import Judgement, Slowdown, Verdict, VerdictKind
 
     slow, waiting = Rank("c1", "n3", 3), Rank("c1", "n1", 1)
@@ -336,9 +336,9 @@ def test_what_fleet_concludes_arrives_as_verdicts(store, take):
 def test_fleets_own_cost_and_episode_records_fill_their_columns(store, take):
     paid, unknown = Hardware("aws", "NVIDIA L4"), Hardware("", "")
     charges = [
-        Charge(Account("n3", 3, "n1", paid), 36 * NS_PER_S),
-        Charge(Account("n3", 3, "", unknown), 5 * NS_PER_S),
-        Charge(Account("", -1, "", paid), -2 * NS_PER_S),
+        CostDelta(CostAccount("n3", 3, "n1", paid), 36 * NS_PER_S),
+        CostDelta(CostAccount("n3", 3, "", unknown), 5 * NS_PER_S),
+        CostDelta(CostAccount("", -1, "", paid), -2 * NS_PER_S),
     ]
     rates = Rates(parse_model(RatesConfig, {"providers": {"aws": {"NVIDIA L4": 1.0}}}))
     take(build_costs("c1", charges, rates, NOW_NS))

@@ -15,10 +15,10 @@ from tests.echo.service.conftest import ALL, ONE, TWO, ask, health, push, result
 
 from ingero.echo.queries.catalog import QUERIES
 from ingero.fleet.component import Hardware
-from ingero.fleet.processors.ingero.episodes import Episode, StragglerEvent
-from ingero.fleet.processors.ingero.news import build_episodes
-from ingero.fleet.processors.nccl.bills import Account, Charge, build_costs
-from ingero.fleet.processors.nccl.rates import Rates, RatesConfig
+from ingero.fleet.processors.collectives.costs import CostAccount, CostDelta, build_costs
+from ingero.fleet.processors.collectives.rates import Rates, RatesConfig
+from ingero.fleet.processors.peer_threshold.episode_events import build_episodes
+from ingero.fleet.processors.peer_threshold.episodes import Episode, StragglerEvent
 from ingero.otlp.names import Signal
 
 NEEDED = {
@@ -294,14 +294,14 @@ def billed(open_echo):
     paid, unknown = Hardware("aws", "NVIDIA L4"), Hardware("", "")
     rates = Rates(RatesConfig(providers={"aws": {"NVIDIA L4": 36.0}}))
     reports = [
-        [Charge(Account("c1-n3", 3, "c1-n1", paid), 30 * 10**9)],
+        [CostDelta(CostAccount("c1-n3", 3, "c1-n1", paid), 30 * 10**9)],
         [
-            Charge(Account("c1-n3", 3, "c1-n1", paid), 20 * 10**9),
-            Charge(Account("c1-n3", 3, "", unknown), 7 * 10**9),
-            Charge(Account("c1-n0", 0, "c1-n1", paid), 4 * 10**9),
-            Charge(Account("", -1, "", paid), 5 * 10**9),
+            CostDelta(CostAccount("c1-n3", 3, "c1-n1", paid), 20 * 10**9),
+            CostDelta(CostAccount("c1-n3", 3, "", unknown), 7 * 10**9),
+            CostDelta(CostAccount("c1-n0", 0, "c1-n1", paid), 4 * 10**9),
+            CostDelta(CostAccount("", -1, "", paid), 5 * 10**9),
         ],
-        [Charge(Account("c1-n0", 0, "c1-n1", paid), -4 * 10**9)],
+        [CostDelta(CostAccount("c1-n0", 0, "c1-n1", paid), -4 * 10**9)],
     ]
     now_ns = time.time_ns()
     for at, charges in enumerate(reports):

@@ -26,12 +26,12 @@ from ingero.agent.health.body import NodeIdentity
 from ingero.agent.health.transport import PushReply, PushTransport
 from ingero.model.collectives import ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.model.events import Source
-from ingero.model.standing import Standing
+from ingero.model.progress import RankProgress
 from ingero.otlp.codec import Export
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 from ingero.wire.collectives import build_collectives
-from ingero.wire.standing import build_standings
+from ingero.wire.progress import build_progress
 
 Records = npt.NDArray[Any]
 MAX_KEPT_OPS: Final = 1_000_000
@@ -233,7 +233,7 @@ class CollectivePusher:
             self._push_kept(now_ns)
         if standings:
             self._stood_ns = now_ns
-            self._send(build_standings(standings, self._clock.wall_ns()))
+            self._send(build_progress(standings, self._clock.wall_ns()))
 
     def finish(self) -> None:
         """Send what is left, once."""
@@ -330,7 +330,7 @@ class CollectivePusher:
             self.counts.n_failed += 1
         return answer
 
-    def _find_standings(self, now_ns: int) -> list[Standing]:
+    def _find_standings(self, now_ns: int) -> list[RankProgress]:
         """Ranks that ended, at once; ranks that stand still, every second."""
         # Once its last records are taken: one that came later would bring the process back.
         ended = [pid for pid, at_ns in self._exited.items() if now_ns - at_ns >= 2 * SETTLE_NS]
@@ -349,14 +349,14 @@ class CollectivePusher:
         gap_ns = STANDING_GAP_NS if quiet_ns < LOUD_NS else self._pace.interval_ns
         return gone + (still if now_ns - self._stood_ns >= gap_ns else [])
 
-    def _say(self, pid: int, now_ns: int, *, is_gone: bool = False) -> list[Standing]:
+    def _say(self, pid: int, now_ns: int, *, is_gone: bool = False) -> list[RankProgress]:
         """Where a process stands, when it does or is gone: on every communicator, as each tells who waits."""
         places = self._places(pid)
         is_still = bool(places) and all(_is_still(place, now_ns) for place in places.values())
         if not is_still and not is_gone:
             return []
         return [
-            Standing(
+            RankProgress(
                 self._rank_of(pid),
                 comm,
                 place.comm_rank,

@@ -133,7 +133,7 @@ def _facts(prices: PriceList) -> dict[str, Any]:
 
 
 def _show_list(prices: PriceList, provider: str, *, as_json: bool) -> None:
-    from ingero.fleet.processors.nccl.rates import ALIASES
+    from ingero.fleet.processors.collectives.rates import ALIASES
 
     wanted = ALIASES.get(provider.lower(), provider.lower())
     chosen = {

@@ -17,7 +17,7 @@ from ingero.config.document import Document, load_document, parse_document
 from ingero.config.model import StrictModel, check_model
 from ingero.config.tls import TlsClientConfig
 from ingero.errors import BadDataError, ConfigError, RetryableError, StoreError
-from ingero.fleet.processors.nccl.rates import Rate, Rates, RatesConfig
+from ingero.fleet.processors.collectives.rates import Rate, Rates, RatesConfig
 from ingero.serving.tls import build_client_context
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_S

@@ -1,0 +1,155 @@
+"""What waiting costs, as log records: the growth of each charge since the last report, so that sums over time are right.
+
+Specification: docs/specs/cost.md. The Judge says what each worker's waiting amounts to in all and whom it is charged
+to; a `CostDeltas` remembers what it has told of that and tells the difference. A difference may be negative: a charge that is
+taken back. What the Judge forgets (it started over) is not taken back.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ingero.fleet.component import Hardware
+from ingero.fleet.processors.collectives.engine import Conclusion
+from ingero.fleet.processors.collectives.rates import Rates
+from ingero.fleet.processors.collectives.verdicts import FindHardware
+from ingero.model.verdicts import Judgement
+from ingero.otlp.codec import Export
+from ingero.units import NS_PER_S
+from ingero.wire.costs import CHARGED, UNATTRIBUTED, CostRecord, build_cost_records
+
+MAX_VICTIMS: Final = 64
+"""Victims of one culprit with a record of their own; the rest share one per kind of hardware."""
+_LEAST_NS: Final = 1_000_000
+"""Smaller differences wait until they add up."""
+_NS_PER_HOUR: Final = 3600 * NS_PER_S
+
+
+class CostAccount(NamedTuple):
+    """What is counted apart.
+
+    Attributes:
+        node_id: Who is charged; empty for what nobody is charged with.
+        rank: Its global rank; negative when unknown.
+        victim: Node that waited; empty for several of one hardware.
+        hardware: Of several.
+    """
+
+    node_id: str
+    rank: int
+    victim: str
+    hardware: Hardware
+
+
+@dataclass(frozen=True, slots=True)
+class CostDelta:
+    """One record.
+
+    Attributes:
+        account: Who, by whom; the hardware is that of the GPUs that waited.
+        gpu_ns: Growth since the last report.
+    """
+
+    account: CostAccount
+    gpu_ns: int
+
+
+class CostDeltas:
+    """One cluster's accounts. One thread."""
+
+    def __init__(self) -> None:
+        self._told: dict[CostAccount, int] = {}
+        self._generation = 0
+
+    def find_charges(
+        self, conclusion: Conclusion, find_hardware: FindHardware
+    ) -> tuple[list[CostDelta], dict[CostAccount, int]]:
+        """What grew since `settle`, and what to settle once it is told."""
+        is_same = conclusion.generation == self._generation
+        told = self._told if is_same else {}
+        cluster_id = conclusion.history.cluster_id
+        now = _sum_up(conclusion.history, find_hardware)
+        grown: dict[CostAccount, int] = {}
+        for account in {**told, **now}:
+            change_ns = now.get(account, 0) - told.get(account, 0)
+            if abs(change_ns) >= _LEAST_NS:
+                grown[account] = change_ns
+        settled = {**told, **{account: now.get(account, 0) for account in grown}}
+        charges = _gather(grown, lambda node_id: find_hardware(cluster_id, node_id))
+        return charges, {account: ns for account, ns in settled.items() if ns}
+
+    def settle(self, conclusion: Conclusion, settled: dict[CostAccount, int]) -> None:
+        """Remember what was told."""
+        self._told, self._generation = settled, conclusion.generation
+
+
+def _sum_up(judgement: Judgement, find_hardware: FindHardware) -> dict[CostAccount, int]:
+    """GPU-nanoseconds by account since the Judge began; what is unattributed by hardware alone."""
+    sums: dict[CostAccount, int] = defaultdict(int)
+    nowhere = Hardware("", "")
+    for verdict in judgement.verdicts:
+        waiting = verdict.rank
+        rest_ns = verdict.wait_ns
+        for culprit, wait_ns in verdict.charged_to.items():
+            account = CostAccount(culprit.node_id, culprit.rank, waiting.node_id, nowhere)
+            sums[account] += wait_ns * waiting.n_gpus
+            rest_ns -= wait_ns
+        if rest_ns:
+            hardware = find_hardware(judgement.cluster_id, waiting.node_id)
+            sums[CostAccount("", -1, "", hardware)] += rest_ns * waiting.n_gpus
+    return sums
+
+
+def _gather(
+    grown: dict[CostAccount, int], hardware_of: Callable[[str], Hardware]
+) -> list[CostDelta]:
+    """Charges to report: hardware filled in, small victims of one culprit put together."""
+    by_culprit: dict[tuple[str, int], list[tuple[CostAccount, int]]] = defaultdict(list)
+    charges = []
+    for account, gpu_ns in grown.items():
+        if account.victim:
+            by_culprit[account.node_id, account.rank].append((account, gpu_ns))
+        else:
+            charges.append(CostDelta(account, gpu_ns))
+    for (node_id, rank), of_victims in by_culprit.items():
+        of_victims.sort(key=lambda one: (-abs(one[1]), one[0].victim))
+        for account, gpu_ns in of_victims[:MAX_VICTIMS]:
+            charges.append(
+                CostDelta(account._replace(hardware=hardware_of(account.victim)), gpu_ns)
+            )
+        rest: dict[Hardware, int] = defaultdict(int)
+        for account, gpu_ns in of_victims[MAX_VICTIMS:]:
+            rest[hardware_of(account.victim)] += gpu_ns
+        for hardware, gpu_ns in rest.items():
+            charges.append(CostDelta(CostAccount(node_id, rank, "", hardware), gpu_ns))
+    return charges
+
+
+def build_costs(
+    cluster_id: str, charges: Iterable[CostDelta], rates: Rates, wall_ns: int
+) -> Export:
+    """The charges of one cluster as records."""
+    return build_cost_records(cluster_id, [_tell(charge, rates) for charge in charges], wall_ns)
+
+
+def _tell(charge: CostDelta, rates: Rates) -> CostRecord:
+    account = charge.account
+    provider, gpu_model = account.hardware
+    seconds = charge.gpu_ns / NS_PER_S
+    rate = rates.find_rate(provider, gpu_model)
+    whom = f"charged to {account.node_id}" if account.node_id else "charged to nobody"
+    return CostRecord(
+        gpu_seconds=seconds,
+        attributed=CHARGED if account.node_id else UNATTRIBUTED,
+        node_id=account.node_id,
+        rank=account.rank if account.node_id and account.rank >= 0 else None,
+        victim_node_id=account.victim,
+        provider=provider,
+        gpu_model=gpu_model,
+        amount=None if rate is None else charge.gpu_ns * rate / _NS_PER_HOUR,
+        currency="" if rate is None else rates.currency,
+        summary=f"{seconds:.3f} GPU-seconds of waiting {whom}",
+    )

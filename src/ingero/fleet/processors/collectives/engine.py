@@ -1,0 +1,340 @@
+"""What each cluster's ranks reported, waiting to be judged, and what was concluded.
+
+Above the Judge, below the processor. Two threads meet here: pushes append under the lock, the judge thread takes
+what waits under it and judges without it. Conclusions are replaced as a whole, so readers need no lock.
+
+Lossy: caps refuse whole batches and count them; a cluster at its cap of communicators of which most are silent starts
+over, which forgets evidence (`telemetry.EVICTED`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from ingero.detect.judge import Judge, JudgeSettings
+from ingero.detect.tiers import EDetectorSettings
+from ingero.fleet.component import Meter
+from ingero.fleet.helpers.caps import CapWatch
+from ingero.fleet.processors.collectives import telemetry
+from ingero.fleet.processors.collectives.config import NcclConfig
+from ingero.fleet.processors.collectives.lags import LagTracker, PeerLag
+from ingero.model.collectives import CollectiveRun, Worker
+from ingero.model.verdicts import Judgement, Verdict, VerdictKind
+from ingero.units import NS_PER_S
+
+CAP_QUIET_NS: Final = 20 * NS_PER_S
+"""A cap that refused nothing for this long is told to be over."""
+_MAX_CAP_CHANGES: Final = 1024
+_NS_PER_DAY: Final = 86_400e9
+_LEAST_ALPHA: Final = 1e-12
+_MOST_ALPHA: Final = 1e-2
+_SETTLE_INTERVAL_NS: Final = 5 * NS_PER_S
+MAX_ID_LENGTH: Final = 256
+MAX_HISTORY: Final = 1024
+"""Workers of a cluster above which alarms that have cleared are not told again."""
+
+_LOST_BY_JUDGE: Final = (
+    "stale_ops",
+    "unpaired_ops",
+    "dropped_ops",
+    "refused_workers",
+    "late_members",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictChange:
+    """A worker's verdict became another.
+
+    Attributes:
+        before: What it was; None when nothing was said of the worker.
+        verdict: What it is.
+    """
+
+    before: VerdictKind | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """One round's result for one cluster.
+
+    Attributes:
+        judgement: Every verdict as of now.
+        history: The same, naming also whose alarm has cleared since; equal to ``judgement`` above `MAX_HISTORY` workers.
+        lags: Of the communicators that reported in this round.
+        changes: Against the round before.
+        judged_ns: Monotonic time of the round.
+        alpha: Budget per operation that the Judge works with.
+        generation: How often this cluster's Judge has begun; its sums are since then.
+    """
+
+    judgement: Judgement
+    history: Judgement
+    lags: tuple[PeerLag, ...]
+    changes: tuple[VerdictChange, ...]
+    judged_ns: int
+    alpha: float
+    generation: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CapChange:
+    """A cap began or ceased to refuse.
+
+    Attributes:
+        reason: Which, as `telemetry.REFUSED` has it.
+        cluster_id: Whose; empty for the cap on clusters.
+        is_on: It began.
+        n_refused: How often it had refused, at its end.
+    """
+
+    reason: str
+    cluster_id: str
+    is_on: bool
+    n_refused: int = 0
+
+
+@dataclass(slots=True)
+class _ClusterDetection:
+    """One cluster."""
+
+    cluster_id: str
+    waiting: list[tuple[CollectiveRun, int]] = field(default_factory=list)
+    n_waiting: int = 0
+    comm_ops: dict[str, int] = field(default_factory=dict)
+    comm_seen_ns: dict[str, int] = field(default_factory=dict)
+    seen_ns: int = 0
+    lags: LagTracker = field(default_factory=LagTracker)
+    judge: Judge | None = None
+    alpha: float = 0.0
+    generation: int = 0
+    lost: dict[str, int] = field(default_factory=dict)
+    kinds: dict[Worker, VerdictKind] = field(default_factory=dict)
+    conclusion: Conclusion | None = None
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether to judge though nothing arrived: what waits for absent ranks runs out of patience."""
+        last = self.conclusion
+        return last is not None and now_ns - last.judged_ns >= _SETTLE_INTERVAL_NS
+
+
+class DetectionEngine:
+    """Every cluster that reports collectives. Shared by the pipelines that name the processor."""
+
+    def __init__(self, config: NcclConfig, meter: Meter) -> None:
+        self.config = config
+        self.host: object = None
+        self._lock = threading.Lock()
+        self._caps: CapWatch[tuple[str, str]] = CapWatch(CAP_QUIET_NS)
+        self._cap_changes: list[CapChange] = []
+        self._cases: dict[str, _ClusterDetection] = {}
+        refused = meter.counter(telemetry.REFUSED)
+        self.refuse = {
+            reason: refused.bound(reason=reason)
+            for reason in (
+                "bad_record",
+                "cluster_cap",
+                "communicator_cap",
+                "pending_cap",
+                "communicator_ops_cap",
+                "gauge_cap",
+            )
+        }
+        evicted = meter.counter(telemetry.EVICTED)
+        self._evict = {what: evicted.bound(what=what) for what in ("cluster", "communicators")}
+        lost = meter.counter(telemetry.JUDGE_LOST)
+        self._count_lost = {reason: lost.bound(reason=reason) for reason in _LOST_BY_JUDGE}
+        self._count_ops = meter.counter(telemetry.OPS).bound()
+
+    def conclusions(self) -> dict[str, Conclusion]:
+        """The newest conclusion of each cluster. Any thread."""
+        return {
+            cluster_id: case.conclusion
+            for cluster_id, case in list(self._cases.items())
+            if case.conclusion is not None
+        }
+
+    def lags_of(self, cluster_id: str, comm: str) -> list[PeerLag]:
+        """The lags on one communicator; raises KeyError for an unknown one."""
+        case = self._cases[cluster_id]
+        if comm not in case.comm_seen_ns:
+            raise KeyError(comm)
+        with self._lock:
+            return case.lags.lags(comm)
+
+    def comms_of(self, cluster_id: str) -> list[str]:
+        """Communicators of a cluster; raises KeyError for an unknown one."""
+        return list(self._cases[cluster_id].comm_seen_ns)
+
+    def add(self, runs: Iterable[CollectiveRun], now_ns: int) -> tuple[int, str]:
+        """Take runs to be judged; returns how many were refused and why the last of them was."""
+        n_refused, why = 0, ""
+        with self._lock:
+            for run in runs:
+                reason = self._add_one(run, now_ns)
+                if reason:
+                    self.refuse[reason](1)
+                    self._note_cap(reason, run.rank.cluster_id, now_ns)
+                    n_refused, why = n_refused + 1, reason
+        return n_refused, why
+
+    def take_cap_changes(self, now_ns: int) -> list[CapChange]:
+        """Caps that began or ceased to refuse since the last call."""
+        with self._lock:
+            changes, self._cap_changes = self._cap_changes, []
+            changes += [
+                CapChange(reason, cluster_id, is_on=False, n_refused=n_refused)
+                for (reason, cluster_id), n_refused in self._caps.take_ended(now_ns)
+            ]
+        return changes
+
+    def _note_cap(self, reason: str, cluster_id: str, now_ns: int) -> None:
+        if reason == "bad_record":
+            return
+        where = "" if reason == "cluster_cap" else cluster_id
+        is_new = self._caps.refuse((reason, where), now_ns)
+        if is_new and len(self._cap_changes) < _MAX_CAP_CHANGES:
+            self._cap_changes.append(CapChange(reason, where, is_on=True))
+
+    def _add_one(self, run: CollectiveRun, now_ns: int) -> str:
+        config = self.config
+        rank = run.rank
+        if max(len(rank.cluster_id), len(rank.node_id), len(rank.job)) > MAX_ID_LENGTH:
+            return "bad_record"
+        case = self._cases.get(run.rank.cluster_id)
+        if case is None:
+            if len(self._cases) >= config.max_clusters:
+                return "cluster_cap"
+            case = self._cases[run.rank.cluster_id] = _ClusterDetection(run.rank.cluster_id)
+        if run.comm not in case.comm_seen_ns and not self._has_room(case, now_ns):
+            return "communicator_cap"
+        n_ops = int(run.ops.size)
+        if case.n_waiting + n_ops > config.max_pending_ops:
+            return "pending_cap"
+        if case.comm_ops.get(run.comm, 0) + n_ops > config.max_communicator_ops:
+            return "communicator_ops_cap"
+        case.comm_ops[run.comm] = case.comm_ops.get(run.comm, 0) + n_ops
+        case.comm_seen_ns[run.comm] = case.seen_ns = now_ns
+        case.waiting.append((run, now_ns))
+        case.n_waiting += n_ops
+        self._count_ops(n_ops)
+        return ""
+
+    def _has_room(self, case: _ClusterDetection, now_ns: int) -> bool:
+        """Whether a new communicator fits; a cluster whose communicators are mostly silent starts over."""
+        if len(case.comm_seen_ns) < self.config.max_communicators:
+            return True
+        cutoff_ns = now_ns - self.config.idle_timeout
+        live = {comm: seen for comm, seen in case.comm_seen_ns.items() if seen >= cutoff_ns}
+        if 2 * len(live) > len(case.comm_seen_ns):
+            return False
+        self._evict["communicators"](len(case.comm_seen_ns) - len(live))
+        case.comm_seen_ns = live
+        case.judge, case.lags = None, LagTracker()
+        return True
+
+    def judge(self, now_ns: int) -> dict[str, Conclusion]:
+        """Judge what waits; the clusters that had something, with their conclusions. One thread at a time."""
+        with self._lock:
+            self._drop_silent(now_ns)
+            taken = []
+            for case in self._cases.values():
+                if case.waiting or case.is_due(now_ns):
+                    taken.append((case, case.waiting))
+                    case.waiting, case.n_waiting, case.comm_ops = [], 0, {}
+        found = {}
+        for case, waiting in taken:
+            before = case.conclusion
+            conclusion = self._judge_one(case, waiting, now_ns)
+            # What arrived earlier is judged once its reorder window is over: news without a push.
+            if waiting or before is None or before.judgement != conclusion.judgement:
+                found[case.cluster_id] = conclusion
+        return found
+
+    def _judge_one(
+        self, case: _ClusterDetection, waiting: Sequence[tuple[CollectiveRun, int]], now_ns: int
+    ) -> Conclusion:
+        judge = case.judge
+        if judge is None:
+            case.lost = {}
+            case.generation += 1
+            case.alpha = find_alpha(self.config, [run for run, _ in waiting])
+            judge = case.judge = Judge(build_settings(self.config, case.alpha))
+        for run, arrived_ns in waiting:
+            judge.observe([run], arrived_ns)
+        judge.settle(now_ns)
+        with self._lock:
+            changed = case.lags.add(run for run, _ in waiting)
+            lags = tuple(lag for comm in sorted(changed) for lag in case.lags.lags(comm))
+        judgement = history = join_jobs(case.cluster_id, judge.judgements())
+        if len(judgement.verdicts) <= MAX_HISTORY:
+            history = join_jobs(case.cluster_id, judge.judgements(with_history=True))
+        for reason, count in self._count_lost.items():
+            count(judgement.counts.get(reason, 0) - case.lost.get(reason, 0))
+        case.lost = dict(judgement.counts)
+        kinds = {v.rank.worker: v.kind for v in judgement.verdicts}
+        changes = tuple(
+            VerdictChange(case.kinds.get(v.rank.worker), v)
+            for v in judgement.verdicts
+            if case.kinds.get(v.rank.worker) is not v.kind
+        )
+        case.kinds = kinds
+        case.conclusion = Conclusion(
+            judgement, history, lags, changes, now_ns, case.alpha, case.generation
+        )
+        return case.conclusion
+
+    def _drop_silent(self, now_ns: int) -> None:
+        for cluster_id, case in list(self._cases.items()):
+            if now_ns - case.seen_ns > self.config.idle_timeout:
+                del self._cases[cluster_id]
+                self._evict["cluster"](1)
+
+
+def join_jobs(cluster_id: str, jobs: Sequence[Judgement]) -> Judgement:
+    """One judgement for all jobs of a cluster, which share no communicator; each was judged by itself."""
+    return Judgement(
+        cluster_id,
+        tuple(verdict for job in jobs for verdict in job.verdicts),
+        total_wait_gpu_ns=sum(job.total_wait_gpu_ns for job in jobs),
+        charged_gpu_ns=sum(job.charged_gpu_ns for job in jobs),
+        unattributed_gpu_ns=sum(job.unattributed_gpu_ns for job in jobs),
+        counts=jobs[0].counts if jobs else {},  # the Judge counts over all of them
+    )
+
+
+def build_settings(config: NcclConfig, alpha: float) -> JudgeSettings:
+    """The Judge's settings."""
+    return JudgeSettings(
+        detector=EDetectorSettings(
+            alpha=alpha,
+            alarm_slowdown=config.alarm_slowdown,
+            notice_slowdown=config.notice_slowdown,
+            notice_spread=config.notice_spread,
+        ),
+        reorder_ns=config.reorder_window,
+        patience_ns=config.patience,
+        max_workers=config.max_workers,
+        max_pending_ops=config.max_pending_ops,
+    )
+
+
+def find_alpha(config: NcclConfig, runs: Sequence[CollectiveRun]) -> float:
+    """The budget per operation: as set, or from the budget in time and the rate at which these runs' ranks operate."""
+    if config.alarms_per_worker_day is None:
+        return config.alpha
+    rates = [
+        (run.ops.size - 1) / span_ns
+        for run in runs
+        if run.ops.size > 1 and (span_ns := int(np.ptp(run.ops["entry_ns"]))) > 0
+    ]
+    if not rates:
+        return config.alpha
+    ops_per_day = float(np.median(rates)) * _NS_PER_DAY
+    return min(max(config.alarms_per_worker_day / ops_per_day, _LEAST_ALPHA), _MOST_ALPHA)

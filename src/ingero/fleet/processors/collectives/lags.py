@@ -1,0 +1,146 @@
+"""How late each rank entered, against its peers: ``nccl.collective.peer_lag_ms``.
+
+All ranks leave a collective together, so rank r with time d_r inside arrived max d − d_r behind the first, and its lag
+behind its peers is the median of the others' d less its own: positive is late, and late is the short call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero.model.collectives import ClockKind, CollectiveRun, Rank
+from ingero.units import NS_PER_MS
+
+IntArray = npt.NDArray[np.int64]
+
+_MAX_KEPT_OPS: Final = 1_000_000
+_KEPT_PER_RANK: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLag:
+    """One rank on one communicator.
+
+    Attributes:
+        rank: Who.
+        comm: Communicator id hash.
+        comm_rank: Its rank there.
+        lag_ms: Median over the operations compared; positive is late.
+        n_ops: How many operations that every reporting rank had.
+        n_ranks: How many ranks reported.
+        is_approximate: Times are of the enqueue, or operations could not be matched by sequence.
+    """
+
+    rank: Rank
+    comm: str
+    comm_rank: int
+    lag_ms: float
+    n_ops: int
+    n_ranks: int
+    is_approximate: bool
+
+
+@dataclass(slots=True)
+class _Reported:
+    rank: Rank
+    clock: ClockKind
+    seq: npt.NDArray[np.uint64]
+    inside_ns: IntArray
+
+
+def lags_of(inside_ns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Lag behind the peers, shape (m, n) like the times inside of m ranks in n operations; same unit."""
+    n_ranks = inside_ns.shape[0]
+    ordered = np.sort(inside_ns, axis=0)
+    place = np.argsort(np.argsort(inside_ns, axis=0, kind="stable"), axis=0, kind="stable")
+    n_others = n_ranks - 1
+    low, high = (n_others - 1) // 2, n_others // 2
+    columns = np.arange(inside_ns.shape[1])
+
+    def others(at: int) -> npt.NDArray[np.float64]:
+        # Without its own entry, everything at or above its place moves down by one.
+        return ordered[np.where(place <= at, at + 1, at), columns]
+
+    result: npt.NDArray[np.float64] = (others(low) + others(high)) / 2.0 - inside_ns
+    return result
+
+
+class LagTracker:
+    """The newest operations of each rank on each communicator of one cluster, bounded."""
+
+    def __init__(self) -> None:
+        self._reported: dict[str, dict[int, _Reported]] = {}
+        self._n_ranks = 0
+
+    @property
+    def comms(self) -> list[str]:
+        """Communicators that reported."""
+        return list(self._reported)
+
+    def add(self, runs: Iterable[CollectiveRun]) -> set[str]:
+        """Remember the newest operations of each run; returns the communicators that changed."""
+        changed = set()
+        for run in runs:
+            is_known = run.ops["inside_ns"] >= 0
+            if not is_known.any():
+                continue
+            ranks = self._reported.setdefault(run.comm, {})
+            self._n_ranks += run.comm_rank not in ranks
+            keep = max(16, min(_KEPT_PER_RANK, _MAX_KEPT_OPS // self._n_ranks))
+            seq = run.ops["seq"][is_known].astype(np.uint64)
+            inside = run.ops["inside_ns"][is_known].astype(np.int64)
+            before = ranks.get(run.comm_rank)
+            if before is not None:
+                seq = np.concatenate((before.seq, seq))
+                inside = np.concatenate((before.inside_ns, inside))
+            ranks[run.comm_rank] = _Reported(
+                run.rank, run.clock, seq[-keep:].copy(), inside[-keep:].copy()
+            )
+            changed.add(run.comm)
+        return changed
+
+    def forget(self, comm: str) -> None:
+        """Drop a communicator."""
+        self._n_ranks -= len(self._reported.pop(comm, {}))
+
+    def lags(self, comm: str) -> list[PeerLag]:
+        """The lag of each rank over the operations that all reporting ranks share; empty when there are none."""
+        ranks = self._reported.get(comm, {})
+        if len(ranks) < 2:
+            return []
+        reported = [ranks[at] for at in sorted(ranks)]
+        shared = reported[0].seq
+        for one in reported[1:]:
+            shared = np.intersect1d(shared, one.seq)
+        if not shared.size:
+            return []
+        table = np.empty((len(reported), shared.size))
+        for row, one in enumerate(reported):
+            seq, first = np.unique(one.seq, return_index=True)
+            table[row] = one.inside_ns[first][np.searchsorted(seq, shared)]
+        lag_ms = np.median(lags_of(table), axis=1) / NS_PER_MS
+        return [
+            PeerLag(
+                rank=one.rank,
+                comm=comm,
+                comm_rank=at,
+                lag_ms=float(lag),
+                n_ops=int(shared.size),
+                n_ranks=len(reported),
+                is_approximate=one.clock is ClockKind.ENQUEUE,
+            )
+            for at, one, lag in zip(sorted(ranks), reported, lag_ms, strict=True)
+        ]
+
+
+def gauge_lags(durations_ms: Mapping[object, float]) -> dict[object, float]:
+    """Lag of each rank from one duration each, in ms; empty with fewer than two ranks."""
+    if len(durations_ms) < 2:
+        return {}
+    values = np.array(list(durations_ms.values()), np.float64)
+    return dict(zip(durations_ms, lags_of(values[:, None])[:, 0].tolist(), strict=True))

@@ -1,0 +1,257 @@
+"""Where the ranks of each cluster stopped, and which of them the others wait for.
+
+A standing is forgotten when the rank reports a later operation or has said nothing for `FRESH_NS`. A member that said
+nothing for `SILENT_NS`, or whose agent says that its process ended, counts as silent; until then nobody is named for a
+communicator where it is missing, because its own agent may be about to speak. Who is a member is remembered from what
+ranks reported while the job moved. Ranks whose communicators are connected are a job, and each job is looked at by itself.
+
+Lossy: ranks whose launcher told no global rank cannot be named and are left out; `MAX_RANKS` bounds a cluster.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from ingero.detect.hang import find_hang
+from ingero.model.collectives import CollectiveRun, Worker
+from ingero.model.hang import HangReport, PendingOp, RankState, StoppedGroup
+from ingero.model.progress import RankProgress
+from ingero.units import NS_PER_S
+
+FRESH_NS: Final = 15 * NS_PER_S
+"""Older standings say nothing of now. Agents repeat theirs every second while a job stands."""
+SILENT_NS: Final = 8 * NS_PER_S
+"""A member whose agent said nothing this long is named although nothing is known of it."""
+MAX_RANKS: Final = 20_000
+MAX_COMMS: Final = 16_384
+_MAX_PENDING: Final = 16
+
+
+@dataclass(slots=True)
+class _Cluster:
+    seen_ns: int = 0
+    members: dict[str, dict[int, Worker]] = field(default_factory=dict)
+    standings: dict[tuple[Worker, str], tuple[RankProgress, int]] = field(default_factory=dict)
+    heard_ns: dict[Worker, int] = field(default_factory=dict)
+
+
+class ProgressTracker:
+    """Every cluster's standings. Pushes and questions may come from different threads."""
+
+    def __init__(self, idle_timeout_ns: int) -> None:
+        self._idle_timeout_ns = idle_timeout_ns
+        self._lock = threading.Lock()
+        self._clusters: dict[str, _Cluster] = {}
+
+    def note_moving(self, runs: Iterable[CollectiveRun], now_ns: int) -> None:
+        """Ranks reported operations: they move, and are members."""
+        with self._lock:
+            for run in runs:
+                cluster = self._find(run.rank.cluster_id, now_ns)
+                worker = run.rank.worker
+                if worker.rank < 0 or not self._join(cluster, run.comm, run.comm_rank, worker):
+                    continue
+                cluster.heard_ns[worker] = now_ns
+                key = (worker, run.comm)
+                known = cluster.standings.get(key)
+                if known and run.ops.size and int(run.ops["seq"].max()) > known[0].entered:
+                    del cluster.standings[key]
+
+    def add(self, standings: Iterable[RankProgress], now_ns: int) -> None:
+        """Take what agents say of ranks that stopped."""
+        with self._lock:
+            for standing in standings:
+                cluster = self._find(standing.rank.cluster_id, now_ns)
+                worker, comm = standing.rank.worker, standing.comm
+                if worker.rank < 0 or not self._join(cluster, comm, standing.comm_rank, worker):
+                    continue
+                if standing.is_gone:
+                    cluster.heard_ns.pop(worker, None)
+                    cluster.standings.pop((worker, comm), None)
+                    continue
+                cluster.heard_ns[worker] = now_ns
+                cluster.standings[worker, comm] = (standing, now_ns)
+
+    def find_hang(self, cluster_id: str, now_ns: int) -> tuple[HangReport, float]:
+        """Whom the standing ranks wait for, and for how many seconds the longest has stood.
+
+        Raises:
+            KeyError: Nothing is known of the cluster.
+        """
+        with self._lock:
+            cluster = self._clusters[cluster_id]
+            fresh = [
+                (standing, now_ns - arrived_ns)
+                for standing, arrived_ns in cluster.standings.values()
+                if now_ns - arrived_ns <= FRESH_NS
+            ]
+            undecided = _find_undecided(cluster, fresh, now_ns)
+            fresh = [(standing, age) for standing, age in fresh if standing.comm not in undecided]
+            told_of = {standing.comm for standing, _ in fresh}
+            members = {comm: dict(cluster.members[comm]) for comm in told_of}
+        waiting = [
+            (standing.still_ns + age_ns) / NS_PER_S
+            for standing, age_ns in fresh
+            if standing.left is not None and standing.left < standing.entered
+        ]
+        reports = [
+            _find_hang_of(members, comms, [one for one, _ in fresh if one.comm in comms])
+            for comms in _find_jobs(members)
+        ]
+        return join_reports(reports), max(waiting, default=0.0)
+
+    def clusters(self) -> list[str]:
+        """Clusters that are known."""
+        with self._lock:
+            return list(self._clusters)
+
+    def _find(self, cluster_id: str, now_ns: int) -> _Cluster:
+        for name, known in list(self._clusters.items()):
+            if now_ns - known.seen_ns > self._idle_timeout_ns:
+                del self._clusters[name]
+        cluster = self._clusters.setdefault(cluster_id, _Cluster())
+        cluster.seen_ns = now_ns
+        return cluster
+
+    @staticmethod
+    def _join(cluster: _Cluster, comm: str, comm_rank: int, worker: Worker) -> bool:
+        """Note a member; False when a cap is reached."""
+        ranks = cluster.members.get(comm)
+        if ranks is None:
+            if len(cluster.members) >= MAX_COMMS:
+                return False
+            ranks = cluster.members[comm] = {}
+        if comm_rank not in ranks and len(ranks) >= MAX_RANKS:
+            return False
+        ranks[comm_rank] = worker
+        return True
+
+
+def _find_undecided(
+    cluster: _Cluster, fresh: Iterable[tuple[RankProgress, int]], now_ns: int
+) -> set[str]:
+    """Communicators with a member whose agent spoke lately and has not said that it stands."""
+    told: dict[str, set[Worker]] = {}
+    for standing, _ in fresh:
+        told.setdefault(standing.comm, set()).add(standing.rank.worker)
+    return {
+        comm
+        for comm, workers in told.items()
+        if any(
+            worker not in workers and now_ns - heard_ns < SILENT_NS
+            for worker in cluster.members[comm].values()
+            if (heard_ns := cluster.heard_ns.get(worker)) is not None
+        )
+    }
+
+
+def _find_jobs(members: Mapping[str, Mapping[int, Worker]]) -> list[set[str]]:
+    """Communicators that share workers, directly or through others, together."""
+    jobs: list[tuple[set[str], set[Worker]]] = []
+    for comm, by_rank in sorted(members.items()):
+        comms, workers = {comm}, set(by_rank.values())
+        apart = []
+        for job in jobs:
+            if workers.isdisjoint(job[1]):
+                apart.append(job)
+            else:
+                comms |= job[0]
+                workers |= job[1]
+        jobs = [*apart, (comms, workers)]
+    return [comms for comms, _ in jobs]
+
+
+def _find_hang_of(
+    members: Mapping[str, Mapping[int, Worker]],
+    comms: Iterable[str],
+    standings: Sequence[RankProgress],
+) -> HangReport:
+    """Whom the ranks of one job wait for."""
+    groups = {
+        comm: StoppedGroup(comm, tuple(members[comm][at].rank for at in sorted(members[comm])))
+        for comm in comms
+    }
+    who = {worker.rank: worker for comm in groups for worker in members[comm].values()}
+    report = find_hang(build_states(standings, groups))
+    roots = tuple(
+        replace(root, node_id=who[root.rank].node_id, job=who[root.rank].job)
+        for root in report.roots
+    )
+    return replace(report, roots=roots)
+
+
+def join_reports(reports: Sequence[HangReport]) -> HangReport:
+    """One report for the jobs of a cluster, each of which was looked at by itself."""
+    return HangReport(
+        roots=tuple(sorted((r for one in reports for r in one.roots), key=lambda r: r.rank)),
+        deadlocks=tuple(circle for one in reports for circle in one.deadlocks),
+        waits=tuple(sorted((w for one in reports for w in one.waits), key=lambda w: w.rank)),
+        ranks_read=tuple(sorted({rank for one in reports for rank in one.ranks_read})),
+        ranks_known=tuple(sorted({rank for one in reports for rank in one.ranks_known})),
+    )
+
+
+def build_states(
+    standings: Iterable[RankProgress], groups: Mapping[str, StoppedGroup]
+) -> list[RankState]:
+    """One state per rank, its pending operations in sequence."""
+    by_rank: dict[int, list[RankProgress]] = {}
+    for standing in standings:
+        by_rank.setdefault(standing.rank.rank, []).append(standing)
+    return [
+        RankState(
+            rank=rank,
+            groups={one.comm: groups[one.comm] for one in mine},
+            entered={one.comm: one.entered for one in mine},
+            left={one.comm: one.left for one in mine if one.left is not None},
+            pending=tuple(op for one in mine for op in _pending(one)),
+        )
+        for rank, mine in sorted(by_rank.items())
+    ]
+
+
+def _pending(standing: RankProgress) -> list[PendingOp]:
+    if standing.left is None:  # nothing says whether it was ever left
+        return []
+    first = max(standing.left, standing.entered - _MAX_PENDING) + 1
+    return [
+        PendingOp(standing.comm, seq, standing.op.name.lower())
+        for seq in range(first, standing.entered + 1)
+    ]
+
+
+def hang_json(report: HangReport, standing_s: float) -> dict[str, Any]:
+    """The answer as JSON-able values."""
+    return {
+        "missing_ranks": list(report.missing_ranks),
+        "standing_s": round(standing_s, 3),
+        "roots": [
+            {
+                "rank": root.rank,
+                "node_id": root.node_id,
+                "job": root.job,
+                "cause": root.cause.value,
+                "comm": root.group.name,
+                "missing_seq": root.missing_seq,
+                "last_finished_seq": root.last_left,
+                "blocks": list(root.blocks),
+            }
+            for root in report.roots
+        ],
+        "deadlocks": [list(circle) for circle in report.deadlocks],
+        "waits": [
+            {
+                "rank": wait.rank,
+                "op": wait.op.op,
+                "comm": wait.op.group,
+                "seq": wait.op.seq,
+                "waits_for": list(wait.waits_for),
+            }
+            for wait in report.waits
+        ],
+        "ranks_read": list(report.ranks_read),
+        "ranks_known": list(report.ranks_known),
+    }

@@ -1,0 +1,144 @@
+"""What turned, told twice: as log records down the pipeline, and as lines of the service's own log.
+
+Records are those of episodes and of panic, the episode of a whole cluster; `ingero.wire.episodes` knows their names.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from ingero.fleet.processors.peer_threshold.episodes import Episode
+from ingero.fleet.processors.peer_threshold.notifications import (
+    ClusterEvent,
+    EventKind,
+    Notification,
+)
+from ingero.otlp.codec import Export
+from ingero.telemetry.limited import FieldValue, RateLimitedLog
+from ingero.units import NS_PER_S
+from ingero.wire.episodes import (
+    OPEN,
+    PANIC,
+    RESOLVED,
+    STRAGGLER,
+    EpisodeRecord,
+    build_episode_records,
+)
+from ingero.wire.typed import read_large, read_number
+
+
+def build_episodes(news: Iterable[Notification]) -> Export:
+    """One record per beginning or end of an episode or a panic, a resource per cluster."""
+    by_cluster: dict[str, list[EpisodeRecord]] = {}
+    for one in news:
+        if isinstance(one, Episode):
+            by_cluster.setdefault(one.cluster_id, []).append(_tell_episode(one))
+        elif one.kind is EventKind.PANIC:
+            by_cluster.setdefault(one.cluster_id, []).append(_tell_panic(one))
+    return build_episode_records(by_cluster)
+
+
+def _tell_episode(episode: Episode) -> EpisodeRecord:
+    last = episode.last
+    return EpisodeRecord(
+        incident_id=episode.first.event_id or f"{episode.node_id}@{episode.opened_wall_ns}",
+        kind=STRAGGLER,
+        state=OPEN if episode.outcome is None else episode.outcome.value,
+        node_id=episode.node_id,
+        start_ns=episode.opened_wall_ns,
+        end_ns=episode.closed_wall_ns,
+        n_events=episode.n_events,
+        in_panic=episode.in_panic,
+        score=last.score,
+        threshold=last.threshold,
+        dominant_signal=last.dominant_signal,
+        summary=_describe(episode),
+    )
+
+
+def _tell_panic(event: ClusterEvent) -> EpisodeRecord:
+    values = event.values
+    start_ns = event.wall_ns if event.began_wall_ns is None else event.began_wall_ns
+    return EpisodeRecord(
+        incident_id=f"panic/{event.cluster_id}@{start_ns}",
+        kind=PANIC,
+        state=OPEN if event.is_on else RESOLVED,
+        start_ns=start_ns,
+        end_ns=None if event.is_on else event.wall_ns,
+        n_events=1,
+        in_panic=True,
+        active_nodes=read_large(values.get("active_nodes")),
+        under_threshold=read_large(values.get("under_threshold")),
+        score=read_number(values.get("median")),
+        threshold=read_number(values.get("threshold")),
+        summary=f"{values.get('under_threshold')} of {values.get('active_nodes')} nodes fell under the threshold"
+        " together: the cluster moved, no node is judged"
+        if event.is_on
+        else "most nodes are over the threshold again; nodes are judged again",
+    )
+
+
+def _describe(episode: Episode) -> str:
+    last = episode.last
+    if episode.outcome is not None:
+        return f"{episode.node_id} is no straggler any more: {episode.outcome.value}"
+    says = [f"{episode.node_id} is a straggler"]
+    if last.score is not None and last.threshold is not None:
+        says.append(f"score {last.score:.3f} under {last.threshold:.3f}")
+    if last.dominant_signal:
+        says.append(last.dominant_signal)
+    return ", ".join(says)
+
+
+_EVENTS: Final = {
+    (EventKind.QUORUM, True): (logging.INFO, "quorum gained"),
+    (EventKind.QUORUM, False): (logging.WARNING, "quorum lost"),
+    (EventKind.PANIC, True): (logging.ERROR, "panic began: most nodes fell under the threshold"),
+    (EventKind.PANIC, False): (logging.INFO, "panic ended"),
+    (EventKind.NODE_CAP, True): (logging.WARNING, "node cap reached: new nodes are refused"),
+    (EventKind.NODE_CAP, False): (logging.INFO, "node cap refuses nobody any more"),
+    (EventKind.TOTAL_CAP, True): (logging.WARNING, "total node cap reached: new nodes are refused"),
+    (EventKind.TOTAL_CAP, False): (logging.INFO, "total node cap refuses nobody any more"),
+    (EventKind.CLUSTER_CAP, True): (
+        logging.WARNING,
+        "cluster cap reached: new clusters are refused",
+    ),
+    (EventKind.CLUSTER_CAP, False): (logging.INFO, "cluster cap refuses nobody any more"),
+}
+
+
+def write_lines(log: RateLimitedLog, news: Iterable[Notification]) -> None:
+    """One line for each, as far as the limit allows."""
+    for one in news:
+        if isinstance(one, ClusterEvent):
+            level, says = _EVENTS[one.kind, one.is_on]
+            fields: dict[str, FieldValue] = {"cluster": one.cluster_id or None, **one.values}
+            if one.began_wall_ns is not None:
+                fields["lasted_s"] = _seconds(one.wall_ns - one.began_wall_ns)
+            log.write((one.kind, one.cluster_id), level, says, **fields)
+        else:
+            _write_episode(log, one)
+
+
+def _write_episode(log: RateLimitedLog, episode: Episode) -> None:
+    last, closed_ns = episode.last, episode.closed_wall_ns
+    fields: dict[str, FieldValue] = {
+        "cluster": episode.cluster_id,
+        "node": episode.node_id,
+        "score": last.score,
+        "threshold": last.threshold,
+        "mode": last.mode or None,
+        "signal": last.dominant_signal or None,
+    }
+    level, says = logging.WARNING, "straggler episode began"
+    if episode.outcome is not None and closed_ns is not None:
+        level, says = logging.INFO, "straggler episode ended"
+        fields["outcome"] = episode.outcome.value
+        fields["lasted_s"] = _seconds(closed_ns - episode.opened_wall_ns)
+    log.write(("episode", episode.cluster_id, episode.node_id), level, says, **fields)
+
+
+def _seconds(duration_ns: int) -> float:
+    return round(duration_ns / NS_PER_S, 3)

@@ -1,0 +1,138 @@
+"""Straggler episodes: many events of one node, with a new id each, are one story with a beginning and an end.
+
+Agents send ``ingero.node.straggler_event`` = 1 on every tick while they are stragglers, each with a fresh
+``ingero.event.id``, and a single 0 when they recover (wire facts: an event that is lost is not repeated, and an agent
+that turns idle or dies sends no 0 at all). So an episode opens on the first 1 and closes for one of three reasons.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Outcome(StrEnum):
+    """Why an episode is no longer open."""
+
+    RESOLVED = "resolved"  # the agent said 0
+    STATE_CHANGE = "state_change"  # the node turned idle or calibrating: it is no longer judged
+    LOST = "lost"  # the node stopped pushing; nothing says that it recovered
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerEvent:
+    """One push of ``ingero.node.straggler_event``.
+
+    Attributes:
+        is_straggler: The value: 1 while a straggler, 0 on recovery.
+        event_id: The agent's id of this event, not of the episode.
+        score: The node's score when it classified itself; None when it did not say.
+        threshold: The threshold it compared with; None when it did not say.
+        mode: Where the agent had the threshold from.
+        dominant_signal: The signal that fell most, as the agent believes.
+    """
+
+    is_straggler: bool
+    event_id: str = ""
+    score: float | None = None
+    threshold: float | None = None
+    mode: str = ""
+    dominant_signal: str = ""
+
+
+@dataclass(slots=True)
+class Episode:
+    """One node's time as a straggler.
+
+    Attributes:
+        first: The event that opened it; its id names the episode.
+        last: The newest event.
+        n_events: Events so far, repeats of one id included.
+        opened_wall_ns: Wall time of the first event's arrival.
+        last_wall_ns: Wall time of the newest event's arrival.
+        in_panic: The whole cluster was moving when it opened, or had not been heard before it was.
+        closed_wall_ns: Wall time of the end; None while open.
+        outcome: Why it ended; None while open.
+        is_told: Its beginning was told: not so in panic, and not before its peers were heard.
+        held_since_ns: Monotonic time since which it waits to be told.
+    """
+
+    cluster_id: str
+    node_id: str
+    first: StragglerEvent
+    last: StragglerEvent
+    opened_wall_ns: int
+    last_wall_ns: int
+    n_events: int = 1
+    in_panic: bool = False
+    closed_wall_ns: int | None = None
+    outcome: Outcome | None = None
+    is_told: bool = False
+    held_since_ns: int = 0
+
+
+class EpisodeTracker:
+    """Open episodes of one cluster by node, and the most recent closed ones.
+
+    Bounded: at most one open episode per known node (the caller refuses events of unknown nodes), and ``max_closed``.
+    Not thread-safe; the owner locks.
+    """
+
+    __slots__ = ("_closed", "_cluster_id", "_open")
+
+    def __init__(self, cluster_id: str, max_closed: int = 256) -> None:
+        self._cluster_id: Final = cluster_id
+        self._open: dict[str, Episode] = {}
+        self._closed: deque[Episode] = deque(maxlen=max_closed)
+
+    @property
+    def n_open(self) -> int:
+        """Episodes that have not ended."""
+        return len(self._open)
+
+    def is_open(self, node_id: str) -> bool:
+        """Whether the node is in an episode."""
+        return node_id in self._open
+
+    def iter_told(self) -> list[str]:
+        """Nodes in an episode that was told."""
+        return [node_id for node_id, episode in self._open.items() if episode.is_told]
+
+    def iter_episodes(self) -> list[Episode]:
+        """Open episodes, then closed ones, newest first in each."""
+        return [*reversed(self._open.values()), *reversed(self._closed)]
+
+    def note(
+        self, node_id: str, event: StragglerEvent, wall_ns: int, *, in_panic: bool
+    ) -> Episode | None:
+        """Apply one event; returns the episode it opened or closed, None when it changed neither.
+
+        An episode that began in panic opens once more with the first event after it: the node is a straggler on its
+        own. The same event twice changes nothing but ``n_events``; a 0 without an open episode changes nothing.
+        """
+        episode = self._open.get(node_id)
+        if not event.is_straggler:
+            return self.close(node_id, Outcome.RESOLVED, wall_ns)
+        if episode is None:
+            episode = Episode(
+                self._cluster_id, node_id, event, event, wall_ns, wall_ns, in_panic=in_panic
+            )
+            self._open[node_id] = episode
+            return episode
+        episode.last, episode.last_wall_ns = event, wall_ns
+        episode.n_events += 1
+        if episode.in_panic and not in_panic and not episode.is_told:
+            episode.in_panic = False
+            return episode
+        return None
+
+    def close(self, node_id: str, outcome: Outcome, wall_ns: int) -> Episode | None:
+        """End the node's episode, if it has one."""
+        episode = self._open.pop(node_id, None)
+        if episode is None:
+            return None
+        episode.closed_wall_ns, episode.outcome = wall_ns, outcome
+        self._closed.append(episode)
+        return episode

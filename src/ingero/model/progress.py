@@ -1,0 +1,34 @@
+"""Where a rank stands on a communicator when it stopped moving: what the agents of a hung job tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ingero.model.collectives import CollectiveOp, Rank
+
+
+@dataclass(frozen=True, slots=True)
+class RankProgress:
+    """One rank on one communicator, at the time of a push.
+
+    Attributes:
+        rank: Who.
+        comm: Communicator id hash, 16 lower-case hex digits.
+        comm_rank: Its rank there.
+        n_ranks: Members.
+        entered: Last sequence number it entered.
+        left: Last one that it is known to have left; None when none is.
+        op: What the last entered one was.
+        still_ns: How long it has entered nothing.
+        is_gone: Its process ended, and it will enter nothing more.
+    """
+
+    rank: Rank
+    comm: str
+    comm_rank: int
+    n_ranks: int
+    entered: int
+    left: int | None
+    op: CollectiveOp
+    still_ns: int
+    is_gone: bool = False

@@ -1,0 +1,153 @@
+"""Where ranks of a job that stopped moving stand: one OTLP log record per rank and communicator.
+
+``docs/specs/collective-standing.md`` is the specification.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ingero.errors import BadDataError
+from ingero.model.collectives import CollectiveOp, Rank
+from ingero.model.progress import RankProgress
+from ingero.otlp.codec import Export, build_attributes, structs
+from ingero.otlp.codec.values import message_attributes, tree_attributes
+from ingero.otlp.names import Signal
+from ingero.wire.collectives import read_job
+from ingero.wire.names import PROGRESS_EVENT, Attribute, Scope
+from ingero.wire.push import UNKNOWN_RANK
+
+MAX_RECORDS: Final = 16_384
+"""Records of one export that are read; those beyond are refused."""
+_COMM: Final = re.compile(r"[0-9a-f]{16}")
+_MOST: Final = 1 << 62
+_MAX_RANKS: Final = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressRead:
+    """What a logs export held.
+
+    Attributes:
+        standings: Every record that could be read, in order.
+        n_refused: Records that could not; count them.
+        first_problem: Why the first of them could not; empty when none was refused.
+    """
+
+    standings: list[RankProgress]
+    n_refused: int = 0
+    first_problem: str = ""
+
+
+def build_progress(standings: Iterable[RankProgress], wall_ns: int) -> Export:
+    """One logs export: a resource per node, a record per rank and communicator."""
+    by_node: dict[tuple[str, str], list[structs.LogRecord]] = {}
+    for standing in standings:
+        node = (standing.rank.cluster_id, standing.rank.node_id)
+        by_node.setdefault(node, []).append(_build_record(standing, wall_ns))
+    scope = structs.InstrumentationScope(str(Scope.COLLECTIVES), "1")
+    entries = [
+        structs.ResourceLogs(
+            structs.Resource(
+                build_attributes({Attribute.NODE_ID: node_id, Attribute.CLUSTER_ID: cluster_id})
+            ),
+            [structs.ScopeLogs(scope, records)],
+        )
+        for (cluster_id, node_id), records in by_node.items()
+    ]
+    return Export.from_tree(Signal.LOGS, structs.LogsRequest(entries))
+
+
+def _build_record(standing: RankProgress, wall_ns: int) -> structs.LogRecord:
+    attributes: dict[str, Any] = {
+        Attribute.COLLECTIVE_COMM: standing.comm,
+        Attribute.COLLECTIVE_COMM_RANK: standing.comm_rank,
+        Attribute.COLLECTIVE_N_RANKS: standing.n_ranks,
+        Attribute.PROGRESS_ENTERED: standing.entered,
+        Attribute.PROGRESS_OP: standing.op.name.lower(),
+        Attribute.PROGRESS_STILL_NS: standing.still_ns,
+    }
+    if standing.rank.rank != UNKNOWN_RANK:
+        attributes[Attribute.RANK] = standing.rank.rank
+    if standing.rank.job:
+        attributes[Attribute.RANK_JOB] = standing.rank.job
+    if standing.left is not None:
+        attributes[Attribute.PROGRESS_LEFT] = standing.left
+    if standing.is_gone:
+        attributes[Attribute.PROGRESS_GONE] = True
+    return structs.LogRecord(
+        observed_time_unix_nano=wall_ns,
+        event_name=PROGRESS_EVENT,
+        attributes=build_attributes(attributes),
+    )
+
+
+def read_progress(export: Export) -> ProgressRead:
+    """Every standing of a logs export; other log records are passed over. A bad record costs only itself."""
+    standings: list[RankProgress] = []
+    problems: list[str] = []
+    for resource, attributes in _iter_records(export):
+        if len(standings) >= MAX_RECORDS:
+            problems.append(f"more than {MAX_RECORDS} standings in one export")
+            continue
+        try:
+            standings.append(_read_record(attributes, resource))
+        except BadDataError as error:
+            problems.append(error.message)
+    return ProgressRead(standings, len(problems), problems[0] if problems else "")
+
+
+def _iter_records(
+    export: Export,
+) -> Iterator[tuple[Mapping[str, structs.Value], Mapping[str, structs.Value]]]:
+    attributes_of = message_attributes if export.is_message else tree_attributes
+    for entry in export.root.resource_logs:
+        for scope in entry.scope_logs:
+            for record in scope.log_records:
+                if record.event_name == PROGRESS_EVENT:
+                    resource = attributes_of(entry.resource.attributes) if entry.resource else {}
+                    yield resource, attributes_of(record.attributes)
+
+
+def _read_record(
+    attributes: Mapping[str, structs.Value], resource: Mapping[str, structs.Value]
+) -> RankProgress:
+    cluster_id, node_id = resource.get(Attribute.CLUSTER_ID), resource.get(Attribute.NODE_ID)
+    if not isinstance(node_id, str) or not isinstance(cluster_id, str) or not node_id:
+        raise BadDataError(f"a standing without {Attribute.NODE_ID} and {Attribute.CLUSTER_ID}")
+    comm = attributes.get(Attribute.COLLECTIVE_COMM)
+    if not isinstance(comm, str) or _COMM.fullmatch(comm) is None:
+        raise BadDataError(f"{Attribute.COLLECTIVE_COMM} is {comm!r:.60}; 16 hexadecimal digits")
+    n_ranks = _read_int(attributes, Attribute.COLLECTIVE_N_RANKS, (1, _MAX_RANKS))
+    entered = _read_int(attributes, Attribute.PROGRESS_ENTERED, (0, _MOST))
+    has_left = Attribute.PROGRESS_LEFT in attributes
+    name = str(attributes.get(Attribute.PROGRESS_OP, "")).upper()
+    return RankProgress(
+        rank=Rank(
+            cluster_id,
+            node_id,
+            _read_int(attributes, Attribute.RANK, (UNKNOWN_RANK, _MAX_RANKS)),
+            job=read_job(attributes),
+        ),
+        comm=comm,
+        comm_rank=_read_int(attributes, Attribute.COLLECTIVE_COMM_RANK, (0, n_ranks - 1)),
+        n_ranks=n_ranks,
+        entered=entered,
+        left=_read_int(attributes, Attribute.PROGRESS_LEFT, (0, entered)) if has_left else None,
+        op=CollectiveOp.__members__.get(name, CollectiveOp.UNKNOWN),
+        still_ns=_read_int(attributes, Attribute.PROGRESS_STILL_NS, (0, _MOST)),
+        is_gone=attributes.get(Attribute.PROGRESS_GONE) is True,
+    )
+
+
+def _read_int(
+    attributes: Mapping[str, structs.Value], key: Attribute, bounds: tuple[int, int]
+) -> int:
+    least, most = bounds
+    value = attributes.get(key, UNKNOWN_RANK if key is Attribute.RANK else None)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise BadDataError(f"{key} is {value!r:.60}; an integer from {least} to {most}")
+    return value

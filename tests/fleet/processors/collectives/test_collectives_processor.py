@@ -1,0 +1,470 @@
+"""Collective records through the processor: verdicts, lags, refusals."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingero.config import parse_model
+from ingero.errors import BadDataError, ConfigError
+from ingero.fleet.component import AdminRoutes, ComponentId, PushContext
+from ingero.fleet.consumer import Batch
+from ingero.fleet.processors.collectives.config import NcclConfig
+from ingero.fleet.processors.collectives.engine import build_settings, find_alpha
+from ingero.fleet.processors.collectives.lags import LagTracker, lags_of
+from ingero.fleet.processors.collectives.processor import FACTORY, JudgeRounds
+from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
+from ingero.otlp.codec import (
+    build_gauge,
+    build_metrics,
+    build_number,
+    decode_protobuf,
+    encode_protobuf,
+    iter_log_rows,
+    iter_points,
+)
+from ingero.otlp.names import Signal
+from ingero.testing.host import KeptBatches, ManualHost
+from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.wire.collectives import build_collectives
+
+COMM = "00000000000000aa"
+
+
+def job(
+    n_ranks=8,
+    n_ops=200,
+    *,
+    slow=None,
+    factor=1.5,
+    seed=1,
+    comm=COMM,
+    cluster="c",
+    clock=ClockKind.DEVICE,
+):
+    """One run per rank of a data-parallel job; ``slow`` takes ``factor`` times as long for its own work."""
+    rng = np.random.default_rng(seed)
+    own = (10 * NS_PER_MS * (1 + 0.02 * rng.standard_normal((n_ranks, n_ops)))).astype(np.int64)
+    if slow is not None:
+        own[slow] = (own[slow] * factor).astype(np.int64)
+    arrived = own.max(axis=0)
+    leave = np.cumsum(arrived + NS_PER_MS)
+    runs = []
+    for rank in range(n_ranks):
+        ops = np.zeros(n_ops, COLLECTIVE_OP)
+        ops["seq"] = np.arange(n_ops)
+        ops["own_ns"] = own[rank]
+        ops["inside_ns"] = arrived - own[rank] + NS_PER_MS
+        ops["entry_ns"] = leave - ops["inside_ns"] + 1
+        ops["n_bytes"] = 1 << 24
+        ops["op"] = CollectiveOp.ALL_REDUCE
+        who = Rank(cluster, f"node{rank}", rank, 1, (("dp", str(rank)), ("pp", "0")))
+        runs.append(CollectiveRun(who, comm, rank, n_ranks, clock, ops))
+    return runs
+
+
+class Judged:
+    """Both pipelines of a started processor; `round` judges at once."""
+
+    def __init__(self, **config):
+        self.host = ManualHost()
+        self.out = {signal: KeptBatches() for signal in (Signal.LOGS, Signal.METRICS)}
+        settings = parse_model(NcclConfig, config)
+        self.pipes = {
+            signal: FACTORY.create(ComponentId("nccl"), settings, signal, out)
+            for signal, out in self.out.items()
+        }
+        for pipe in self.pipes.values():
+            asyncio.run(pipe.start(self.host))
+        self.rounds: JudgeRounds = self.pipes[Signal.LOGS]._rounds
+
+    def push(self, runs):
+        export = build_collectives(runs, self.host.clock.wall_ns())
+        export = decode_protobuf(encode_protobuf(export), Signal.LOGS)
+        return self.send(Signal.LOGS, export)
+
+    def send(self, signal, export, hint=""):
+        batch = Batch(signal, export, self.host.clock.wall_ns(), PushContext(cluster_hint=hint))
+        self.pipes[signal].consume(batch)
+        return batch
+
+    def round(self):
+        for out in self.out.values():
+            out.batches.clear()
+        self.rounds.round()
+        return self
+
+    def points(self, name):
+        return [
+            point
+            for batch in self.out[Signal.METRICS].batches
+            for point in iter_points(batch.export)
+            if point.name == name
+        ]
+
+    def records(self, event="ingero.verdict"):
+        return [
+            row
+            for batch in self.out[Signal.LOGS].batches
+            for row in iter_log_rows(batch.export)
+            if row.event_name == event
+        ]
+
+    def page(self, name, **query):
+        for pages in self.host.find(AdminRoutes):
+            for route in pages.admin_routes():
+                if route.path.endswith(f"/{name}"):
+                    return route.read(query)
+        raise AssertionError(name)
+
+
+def judge_after(judged, seconds=6):
+    """Judge once operations have had their reorder window."""
+    judged.round()
+    judged.host.clock.advance(seconds * NS_PER_S)
+    return judged.round()
+
+
+def test_slow_rank_is_named_culprit_and_nobody_else():
+    judged = Judged()
+    for run in job(slow=3):
+        judged.push([run])
+    judge_after(judged)
+    named = {
+        (point.attributes["node_id"], point.attributes["verdict"])
+        for point in judged.points("ingero_fleet_verdict")
+        if point.value == 1
+    }
+    assert ("node3", "culprit") in named
+    assert {node for node, verdict in named if verdict == "culprit"} == {"node3"}
+    (slowdown,) = [
+        point.value
+        for point in judged.points("ingero_fleet_slowdown")
+        if point.attributes["node_id"] == "node3"
+    ]
+    assert slowdown == pytest.approx(1.5, abs=0.05)
+    (lost,) = judged.points("ingero_fleet_lost_gpu_seconds")
+    assert lost.attributes["node_id"] == "node3"
+    assert lost.value > 0
+    assert judged.host.read("ingero_fleet_nccl_workers", cluster_id="c", verdict="culprit") == 1
+
+
+def test_each_of_two_jobs_in_one_cluster_has_its_own_culprit():
+    judged = Judged()
+    for run in job(slow=3):
+        judged.push([run])
+    for run in job(slow=5, seed=2, comm="00000000000000bb"):
+        other = replace(run.rank, node_id=f"other{run.rank.rank}")
+        judged.push([replace(run, rank=other)])
+    judge_after(judged)
+    culprits = {
+        point.attributes["node_id"]
+        for point in judged.points("ingero_fleet_verdict")
+        if point.value == 1 and point.attributes["verdict"] == "culprit"
+    }
+    assert culprits == {"node3", "other5"}
+    assert judged.host.read("ingero_fleet_nccl_workers", cluster_id="c", verdict="victim") == 14
+
+
+def test_change_to_culprit_is_a_warning_record_that_names_worker_and_victims():
+    judged = Judged()
+    judged.push(job(slow=3))
+    judge_after(judged)
+    (record,) = [
+        row for row in judged.records() if row.attributes["ingero.verdict.kind"] == "culprit"
+    ]
+    assert record.event_name == "ingero.verdict"
+    assert record.severity_text == "WARN"
+    assert record.attributes["ingero.verdict.worker"] == "dp 3, pp 0"
+    assert record.attributes["ingero.node.id"] == "node3"
+    assert len(record.attributes["ingero.verdict.victims"]) == 7
+    assert "culprit" in record.body
+    judged.host.clock.advance(6 * NS_PER_S)
+    assert judged.round().records() == []
+
+
+def test_equal_ranks_have_no_verdict_series_and_no_records():
+    judged = Judged()
+    judged.push(job())
+    judge_after(judged)
+    assert judged.points("ingero_fleet_verdict") == []
+    assert judged.records() == []
+
+
+def test_push_passes_on_and_says_who_pushed():
+    judged = Judged()
+    batch = judged.push(job()[:1])
+    assert judged.out[Signal.LOGS].batches == [batch]
+    assert (batch.push.cluster_id, batch.push.node_id) == ("c", "node0")
+
+
+def test_peer_lag_is_positive_for_the_late_rank():
+    judged = Judged()
+    judged.push(job(n_ranks=4, slow=2))
+    judged.round()
+    lags = {
+        point.attributes["node_id"]: point.value
+        for point in judged.points("nccl.collective.peer_lag_ms")
+    }
+    assert lags["node2"] == pytest.approx(5.0, abs=0.3)
+    assert all(abs(lag) < 1 for node, lag in lags.items() if node != "node2")
+    assert [p.attributes["approximate"] for p in judged.points("nccl.collective.peer_lag_ms")] == [
+        False
+    ] * 4
+    page = judged.page("collectives", cluster_id="c", comm=COMM)
+    assert page["ranks"][2]["peer_lag_ms"] == pytest.approx(5.0, abs=0.3)
+    assert judged.page("collectives", cluster_id="c")["comms"] == [COMM]
+
+
+def test_enqueue_times_are_marked_approximate_and_convict_nobody():
+    judged = Judged()
+    judged.push(job(slow=3, clock=ClockKind.ENQUEUE))
+    judge_after(judged)
+    assert judged.points("ingero_fleet_verdict") == []
+    judged.push(job(n_ops=10, comm="00000000000000bb", clock=ClockKind.ENQUEUE))
+    judged.round()
+    points = judged.points("nccl.collective.peer_lag_ms")
+    assert {point.attributes["approximate"] for point in points} == {True}
+
+
+def test_worker_that_is_no_longer_slow_is_taken_back_once():
+    judged = Judged()
+    judged.push(job(slow=3))
+    judge_after(judged)
+    healthy = job(n_ops=3000, seed=2)
+    for run in healthy:
+        run.ops["seq"] += 200
+        run.ops["entry_ns"] += 100 * NS_PER_S
+    judged.push(healthy)
+    judge_after(judged)
+    values = [
+        (point.attributes["verdict"], point.value)
+        for point in judged.points("ingero_fleet_verdict")
+        if point.attributes["node_id"] == "node3"
+    ]
+    assert ("culprit", 0.0) in values
+    assert ("culprit", 1.0) not in values
+
+
+def gauge_push(
+    node, duration_ms, *, rank=0, comm=COMM, op="ncclAllReduce", time_ns=5_000, cluster="c"
+):
+    attributes = {
+        "nccl.op_type": op,
+        "nccl.comm_id_hash": comm,
+        "nccl.rank": rank,
+        "nccl.nranks": 4,
+    }
+    return build_metrics(
+        {"ingero.node.id": node, "ingero.cluster.id": cluster},
+        [
+            build_gauge(
+                "nccl.collective.duration_ms",
+                [build_number(duration_ms, time_ns, attributes)],
+                "ms",
+            ),
+            build_gauge("nccl.collective.bytes", [build_number(1024, time_ns, attributes)], "By"),
+        ],
+        "ingero",
+    )
+
+
+def test_older_agents_gauges_give_approximate_lags():
+    judged = Judged()
+    for rank, duration in enumerate((10.0, 10.5, 2.0, 10.2)):
+        judged.send(Signal.METRICS, gauge_push(f"n{rank}", duration, rank=rank))
+    judged.round()
+    lags = {p.attributes["node_id"]: p for p in judged.points("nccl.collective.peer_lag_ms")}
+    assert lags["n2"].value == pytest.approx(8.2)
+    assert lags["n0"].value == pytest.approx(0.2)
+    assert lags["n2"].attributes["approximate"] is True
+    assert lags["n2"].attributes["nccl.op_type"] == "allreduce"
+    assert judged.host.read("ingero_fleet_nccl_gauge_points_total") == 4
+
+
+def test_gauges_without_a_communicator_or_rank_are_tolerated_and_not_compared():
+    judged = Judged()
+    for node in ("a", "b"):
+        judged.send(Signal.METRICS, gauge_push(node, 1.0, comm="0000000000000000"))
+    judged.round()
+    assert judged.points("nccl.collective.peer_lag_ms") == []
+    assert judged.host.read("ingero_fleet_nccl_gauge_points_total") == 2
+
+
+def test_1970_dated_points_leave_with_their_arrival_time_and_others_unchanged():
+    judged = Judged()
+    old = gauge_push("n", 1.0)
+    judged.send(Signal.METRICS, old)
+    new = gauge_push("n", 1.0, time_ns=1_795_230_273_280_661_023)
+    judged.send(Signal.METRICS, new)
+    first, second = judged.out[Signal.METRICS].batches
+    wall_ns = judged.host.clock.wall_ns()
+    assert [p.time_unix_nano for p in iter_points(first.export)] == [wall_ns, wall_ns]
+    assert [p.time_unix_nano for p in iter_points(old)] == [5_000, 5_000]
+    assert second.export is new
+
+
+def test_old_gauges_are_not_compared_with_new_ones():
+    judged = Judged(gauge_window="30s")
+    judged.send(Signal.METRICS, gauge_push("a", 1.0, rank=0))
+    judged.host.clock.advance(31 * NS_PER_S)
+    judged.send(Signal.METRICS, gauge_push("b", 9.0, rank=1))
+    judged.round()
+    assert judged.points("nccl.collective.peer_lag_ms") == []
+
+
+@pytest.mark.parametrize(
+    ("config", "pushes", "reason"),
+    [
+        ({"max_clusters": 1}, [{"cluster": "a"}, {"cluster": "b"}], "cluster_cap"),
+        (
+            {"max_communicators": 1},
+            [{"comm": "00000000000000aa"}, {"comm": "00000000000000bb"}],
+            "communicator_cap",
+        ),
+        ({"max_pending_ops": 300}, [{}, {"comm": "00000000000000bb"}], "pending_cap"),
+        ({"max_communicator_ops": 300}, [{}, {"seed": 2}], "communicator_ops_cap"),
+    ],
+)
+def test_what_exceeds_a_cap_is_refused_counted_and_told(config, pushes, reason):
+    judged = Judged(**config)
+    batches = [judged.push(job(n_ranks=1, **push)) for push in pushes]
+    assert [batch.push.n_rejected for batch in batches] == [0, 1]
+    assert reason in batches[1].push.rejected_why
+    assert judged.host.read("ingero_fleet_nccl_refused_total", reason=reason) == 1
+
+
+def test_gauges_of_communicators_over_the_cap_are_counted():
+    judged = Judged(max_gauge_groups=1)
+    for comm in ("00000000000000aa", "00000000000000bb"):
+        judged.send(Signal.METRICS, gauge_push("n", 1.0, comm=comm))
+    judged.round().round()
+    assert judged.host.read("ingero_fleet_nccl_refused_total", reason="gauge_cap") == 1
+
+
+def test_cluster_at_its_communicator_cap_starts_over_when_most_are_silent():
+    judged = Judged(max_communicators=2, idle_timeout="1m")
+    judged.push(job(n_ranks=1, comm="00000000000000aa"))
+    judged.push(job(n_ranks=1, comm="00000000000000bb"))
+    judged.round()
+    judged.host.clock.advance(61 * NS_PER_S)
+    judged.push(job(n_ranks=1, comm="00000000000000cc"))
+    assert judged.page("collectives", cluster_id="c")["comms"] == ["00000000000000cc"]
+    assert judged.host.read("ingero_fleet_nccl_evicted_total", what="communicators") == 2
+
+
+def test_silent_cluster_is_forgotten_with_its_series():
+    judged = Judged(idle_timeout="1m")
+    judged.push(job(slow=3))
+    judge_after(judged)
+    judged.host.clock.advance(61 * NS_PER_S)
+    judged.round()
+    assert judged.page("verdicts") == {"clusters": []}
+    assert judged.host.read("ingero_fleet_nccl_workers", cluster_id="c", verdict="culprit") is None
+    assert judged.host.read("ingero_fleet_nccl_evicted_total", what="cluster") == 1
+
+
+def test_operations_that_come_twice_are_counted_once_and_the_repeats_as_lost():
+    judged = Judged()
+    judged.push(job(slow=3))
+    judge_after(judged)
+    judged.push(job(slow=3))
+    judge_after(judged)
+    lost = judged.host.read("ingero_fleet_nccl_judge_lost_total", reason="stale_ops")
+    assert lost == 8 * 200
+    judged.round()
+    assert judged.host.read("ingero_fleet_nccl_judge_lost_total", reason="stale_ops") == lost
+
+
+def test_worker_over_the_judges_cap_is_counted():
+    judged = Judged(max_workers=4)
+    judged.push(job())
+    judge_after(judged)
+    assert judged.host.read("ingero_fleet_nccl_judge_lost_total", reason="refused_workers") == 4
+
+
+def test_verdict_page_puts_the_strongest_evidence_first():
+    judged = Judged()
+    judged.push(job(slow=3))
+    judge_after(judged)
+    (cluster,) = judged.page("verdicts", cluster_id="c", limit="1")["clusters"]
+    assert cluster["total"] == 8
+    assert cluster["verdicts"][0]["verdict"] == "culprit"
+    assert cluster["verdicts"][0]["rank"]["node_id"] == "node3"
+    with pytest.raises(KeyError):
+        judged.page("verdicts", cluster_id="nobody")
+    with pytest.raises(BadDataError):
+        judged.page("verdicts", limit="x")
+    with pytest.raises(BadDataError):
+        judged.page("collectives")
+
+
+def test_unreadable_batch_is_counted_and_told_and_the_others_taken():
+    judged = Judged()
+    export = build_collectives(job(n_ranks=2), 1)
+    export.tree.resource_logs[0].scope_logs[0].log_records[0].body.bytes_value = b"garbage"
+    batch = judged.send(Signal.LOGS, export)
+    assert batch.push.n_rejected == 1
+    assert judged.host.read("ingero_fleet_nccl_refused_total", reason="bad_record") == 1
+    assert judged.host.read("ingero_fleet_nccl_ops_total") == 200
+
+
+def test_budget_in_time_becomes_alpha_by_the_measured_rate():
+    config = parse_model(NcclConfig, {"alarms_per_worker_day": 0.01})
+    alpha = find_alpha(config, job(n_ranks=2))
+    # An operation takes about 11 ms, so a day has about 7.8 million.
+    assert alpha == pytest.approx(0.01 / (86_400 / 0.0113), rel=0.1)
+    assert find_alpha(config, []) == 1e-6
+    assert find_alpha(parse_model(NcclConfig, {"alpha": 1e-4}), job()) == 1e-4
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"alarm_slowdown": 0.02},
+        {"alpha": 0},
+        {"judge_interval": "10ms"},
+        {"alarms_per_worker_day": 0},
+    ],
+)
+def test_setting_that_makes_no_sense_is_refused(config):
+    with pytest.raises(ConfigError):
+        parse_model(NcclConfig, config)
+
+
+@given(
+    st.integers(2, 9).flatmap(
+        lambda m: st.lists(
+            st.lists(st.integers(0, 50), min_size=m, max_size=m), min_size=1, max_size=6
+        )
+    )
+)
+def test_lag_agrees_with_its_definition(columns):
+    inside = np.array(columns, np.float64).T
+    lags = lags_of(inside)
+    for op in range(inside.shape[1]):
+        arrival = inside[:, op].max() - inside[:, op]
+        for rank in range(inside.shape[0]):
+            others = np.delete(arrival, rank)
+            assert lags[rank, op] == pytest.approx(arrival[rank] - np.median(others))
+
+
+def test_ranks_that_report_different_operations_are_compared_where_they_overlap():
+    book = LagTracker()
+    first, second = job(n_ranks=2, n_ops=100, slow=1)
+    book.add([CollectiveRun(first.rank, COMM, 0, 2, first.clock, first.ops[:60])])
+    assert book.lags(COMM) == []
+    book.add([CollectiveRun(second.rank, COMM, 1, 2, second.clock, second.ops[40:])])
+    lags = book.lags(COMM)
+    assert [lag.n_ops for lag in lags] == [20, 20]
+    assert lags[1].lag_ms == pytest.approx(5.0, abs=0.3)
+
+
+def test_detector_works_with_the_tiers_that_are_set():
+    config = NcclConfig(alarm_slowdown=0.2, notice_slowdown=0.05, notice_spread=2.0)
+    detector = build_settings(config, 1e-5).detector
+    assert (detector.alarm_slowdown, detector.notice_slowdown) == (0.2, 0.05)
+    assert (detector.notice_spread, detector.alpha) == (2.0, 1e-5)

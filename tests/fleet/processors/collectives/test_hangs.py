@@ -1,0 +1,80 @@
+"""A standing job's conclusion as log records: once when it begins, once when it ends."""
+
+from tests.fleet.processors.collectives.test_collectives_processor import Judged
+from tests.fleet.processors.collectives.test_standing import COMM, N, moving, standing
+
+from ingero.fleet.processors.collectives.progress import FRESH_NS
+from ingero.otlp.codec import decode_protobuf, encode_protobuf
+from ingero.otlp.names import Signal
+from ingero.units import NS_PER_S
+from ingero.wire.hangs import HANG_EVENT
+from ingero.wire.progress import build_progress
+
+
+def stand(judged, *standings):
+    export = build_progress(standings, judged.host.clock.wall_ns())
+    judged.send(Signal.LOGS, decode_protobuf(encode_protobuf(export), Signal.LOGS))
+
+
+def told(judged):
+    """The hang records of one round."""
+    return judged.round().records(HANG_EVENT)
+
+
+def hung():
+    judged = Judged()
+    judged.push([moving(n, 9) for n in range(N)])
+    assert told(judged) == []
+    stand(judged, *[standing(n, 10, 9) for n in (0, 1, 3)], standing(2, 9, 9))
+    return judged
+
+
+def test_a_rank_that_others_wait_for_is_told_once_with_what_it_blocks():
+    judged = hung()
+    (record,) = told(judged)
+    attributes = record.attributes
+    assert attributes["ingero.hang.state"] == "began"
+    assert attributes["ingero.rank"] == 2
+    assert attributes["ingero.collective.comm"] == COMM
+    assert attributes["ingero.hang.cause"] == "absent"
+    assert attributes["ingero.hang.missing_seq"] == 10
+    assert attributes["ingero.hang.last_finished_seq"] == 9
+    assert attributes["ingero.hang.blocks"] == ["0", "1", "3"]
+    assert attributes["ingero.hang.standing_s"] >= 4.0
+    assert attributes["ingero.cluster.id"] == "c"
+    stand(judged, *[standing(n, 10, 9) for n in (0, 1, 3)], standing(2, 9, 9))
+    assert told(judged) == []
+
+
+def test_the_end_is_told_when_the_rank_arrives_and_a_second_hang_anew():
+    judged = hung()
+    told(judged)
+    judged.push([moving(n, 11) for n in range(N)])
+    (record,) = told(judged)
+    assert record.attributes["ingero.hang.state"] == "ended"
+    assert record.attributes["ingero.rank"] == 2
+    assert "ingero.hang.standing_s" not in record.attributes
+    assert told(judged) == []
+    stand(judged, *[standing(n, 12, 11) for n in (0, 1, 2)], standing(3, 11, 11))
+    assert [one.attributes["ingero.rank"] for one in told(judged)] == [3]
+
+
+def test_another_root_ends_the_first_in_the_same_round():
+    judged = hung()
+    told(judged)
+    judged.push([moving(2, 10)])
+    stand(judged, *[standing(n, 11, 10) for n in (0, 1, 2)], standing(3, 10, 10))
+    states = {
+        one.attributes["ingero.rank"]: one.attributes["ingero.hang.state"] for one in told(judged)
+    }
+    assert states == {2: "ended", 3: "began"}
+
+
+def test_a_cluster_that_falls_silent_or_is_forgotten_has_no_open_hang():
+    judged = hung()
+    told(judged)
+    judged.host.clock.advance(FRESH_NS + 1)
+    (record,) = told(judged)
+    assert record.attributes["ingero.hang.state"] == "ended"
+    judged.host.clock.advance(3600 * NS_PER_S)
+    assert told(judged) == []
