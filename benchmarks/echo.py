@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ingero.config.acl import AclEntry
-from ingero.echo.db.door import ask_for_backup
+from ingero.echo.db.backup_socket import request_backup
 from ingero.echo.db.rows import Chunk, Rows
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.schema import EVENTS
@@ -235,7 +235,7 @@ def ask_sql(echo, statement):
 def back_up_beside(echo, folder):
     """Seconds of a backup while it is served, and the copy's MiB."""
     began = time.monotonic()
-    ask_for_backup(Path(echo.service.store.path), folder / "copy.db")
+    request_backup(Path(echo.service.store.path), folder / "copy.db")
     return time.monotonic() - began, (folder / "copy.db").stat().st_size >> 20
 
 

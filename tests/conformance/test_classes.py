@@ -19,7 +19,7 @@ ATTRIBUTES = {
     "detect/judge.py:Judge": 20,
     "echo/db/writer.py:Writer": 20,
     "echo/service/app.py:EchoService": 19,
-    "echo/service/gate.py:Gate": 17,
+    "echo/service/middleware.py:RequestMiddleware": 17,
     "fleet/helpers/sending.py:Sender": 21,
     "fleet/processors/peer_threshold/registry.py:ClusterRegistry": 20,
     "fleet/processors/peer_threshold/cluster.py:ClusterState": 17,

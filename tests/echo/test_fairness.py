@@ -32,7 +32,7 @@ def children_of(pid):
 def test_two_tenants_with_slow_sql_do_not_make_a_third_wait(tmp_path):
     with Served(tmp_path, sql_timeout="60s") as echo:
         slow = [Asking(echo.sql, ENDLESS, token) for token in (ONE, TWO) for _ in range(3)]
-        while len(children_of(echo.process.pid)) < 3:  # the nursery and one statement of each
+        while len(children_of(echo.process.pid)) < 3:  # the fork server and one statement of each
             os.sched_yield()
         answer = echo.sql("SELECT 41 + 1", THREE)
         assert answer.json()["rows"] == [[42]]

@@ -126,8 +126,8 @@ def test_a_copy_with_other_rows_than_its_database_is_no_backup(tmp_path, monkeyp
 
     with Served(tmp_path) as echo:
         assert push(echo, 0) == 200
-        real = files.ask_for_backup
-        monkeypatch.setattr(files, "ask_for_backup", lambda *args: real(*args) | {"events": 201})
+        real = files.request_backup
+        monkeypatch.setattr(files, "request_backup", lambda *args: real(*args) | {"events": 201})
         with pytest.raises(StoreError, match="200 rows of events and not 201"):
             files.back_up(echo.db, tmp_path / "copy.db")
     assert list(tmp_path.glob("copy*")) == []

@@ -19,7 +19,7 @@ from mcp import Client, StdioServerParameters, stdio_client
 from tests.echo.service.conftest import collectives, gauge, health, metrics, resource
 
 from ingero.config import parse_model
-from ingero.echo.db.door import _ask as door_ask
+from ingero.echo.db.backup_socket import _ask as send_request
 from ingero.echo.service.app import _naming
 from ingero.echo.service.config import EchoConfig
 from ingero.errors import IngeroError
@@ -302,8 +302,8 @@ def test_a_backup_beside_full_ingest_is_of_one_moment_and_loses_no_acknowledged_
 ):
     db, copy = tmp_path / "echo.db", tmp_path / "copy.db"
     echo = fill(db, token_file, numbered(0, 200))
-    door = Path(f"{db}.door")
-    assert (door.is_socket(), mode(door)) == (True, 0o600)
+    control = Path(f"{db}.backup.sock")
+    assert (control.is_socket(), mode(control)) == (True, 0o600)
     acknowledged, is_over = [], threading.Event()
 
     def send():
@@ -334,7 +334,7 @@ def test_a_backup_beside_full_ingest_is_of_one_moment_and_loses_no_acknowledged_
     assert before <= n_rows <= after
     assert echo.sql("SELECT count(*) FROM events") == [[acknowledged[-1]]]
     assert echo.end() == 0
-    assert not door.exists()
+    assert not control.exists()
 
 
 @pytest.mark.kernel
@@ -348,7 +348,7 @@ def test_a_backup_that_finds_no_room_says_so_and_leaves_nothing_and_the_server_w
     refused = run("backup", "--db", tmp_path / "echo.db", "-o", small_disk / "copy.db")
     assert (refused.returncode, "free" in refused.stderr) == (4, True)
     fds = [os.open(small_disk / name, os.O_WRONLY | os.O_CREAT) for name in ("a", "b")]
-    answer = door_ask(tmp_path / "echo.db.door", fds)  # past the look at the room
+    answer = send_request(tmp_path / "echo.db.backup.sock", fds)  # past the look at the room
     for fd in fds:
         os.close(fd)
     assert "No space left" in answer["error"]

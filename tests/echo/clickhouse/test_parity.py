@@ -10,15 +10,15 @@ import pytest
 from tests.echo.clickhouse.conftest import N_NODES
 
 from ingero.echo.db.clickhouse.dialect import translate
-from ingero.echo.db.faults import DeadlineError
+from ingero.echo.db.errors import DeadlineError
 from ingero.echo.db.reader import conform
-from ingero.echo.db.sandbox.pool import Sandbox, SandboxSettings
+from ingero.echo.db.sandbox.runner import Sandbox, SandboxSettings
 from ingero.echo.queries.analysis import RUN_ANALYSIS
-from ingero.echo.queries.ask import Ask, TimeWindowArgs
 from ingero.echo.queries.catalog import QUERIES
+from ingero.echo.queries.context import QueryContext, TimeWindowArgs
 from ingero.echo.schema import TABLES, TENANT_TABLES
-from ingero.echo.service.analysis import RowsExport
-from ingero.echo.service.forms import build_schema
+from ingero.echo.service.formats import build_schema
+from ingero.echo.service.tenant_sql import RowsExport
 from ingero.serving.query import get_query
 from ingero.telemetry.clock import SystemClock
 from ingero.units import NS_PER_S
@@ -45,7 +45,7 @@ def ask(store, clock, query, args, clusters=None):
     if query.name == NODE:
         args.setdefault("node_id", "c1-n3")
     with store.open_reader(TIMEOUT_NS) as reader:
-        answer = query.ask(Ask(reader, clusters, clock.wall_ns(), None), args)
+        answer = query.ask(QueryContext(reader, clusters, clock.wall_ns(), None), args)
     return json.loads(answer)
 
 
@@ -101,7 +101,9 @@ def test_rows_as_arrow_are_the_same_under_the_rows_own_schema(filled, clock, que
     for store in filled:
         pages = []
         with store.open_reader(TIMEOUT_NS) as reader:
-            query.run(Ask(reader, None, clock.wall_ns(), None, pages), query.parse_args(args))
+            query.run(
+                QueryContext(reader, None, clock.wall_ns(), None, pages), query.parse_args(args)
+            )
             (page,) = pages
             schema = build_schema(page.row)
             batches, n_all = reader.page_batches(page.sql, page.params, 1000, 16)
@@ -117,7 +119,7 @@ def test_a_tenants_own_rows_are_exported_alike_and_nobody_elses(filled, clock):
     exported = []
     for store in filled:
         with store.open_reader(TIMEOUT_NS) as reader:
-            ask_ = Ask(reader, frozenset({"c2"}), clock.wall_ns(), None)
+            ask_ = QueryContext(reader, frozenset({"c2"}), clock.wall_ns(), None)
             export = RowsExport(reader, ask_.span(TimeWindowArgs(until="latest")), 100_000)
             tables = {}
             for name, table in TABLES.items():
@@ -141,7 +143,7 @@ def test_sql_of_a_tenant_runs_on_its_rows_from_clickhouse(filled, clock):
     sql = "SELECT cluster_id, count(*) AS n, max(len(bounds)) AS b FROM histograms GROUP BY ALL"
     try:
         with filled[1].open_reader(TIMEOUT_NS) as reader:
-            ask_ = Ask(reader, frozenset({"c1"}), clock.wall_ns(), None)
+            ask_ = QueryContext(reader, frozenset({"c1"}), clock.wall_ns(), None)
             export = RowsExport(reader, ask_.span(TimeWindowArgs(until="latest")), 100_000)
             answer = sandbox.run(sql, export, 10)
     finally:

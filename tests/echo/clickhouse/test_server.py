@@ -21,11 +21,11 @@ from tests.echo.service.conftest import (
 )
 
 from ingero.config import parse_model
+from ingero.echo.db.backup_socket import backup_socket_path
 from ingero.echo.db.clickhouse.settings import ClickHouseSettings
 from ingero.echo.db.clickhouse.tables import VERSION
-from ingero.echo.db.door import door_path
+from ingero.echo.db.retention import Retention
 from ingero.echo.db.rows import Rows
-from ingero.echo.db.upkeep import Retention
 from ingero.echo.schema import EVENTS, LOGS
 from ingero.echo.service.config import EchoConfig, parse_store
 from ingero.errors import ConfigError, StoreError
@@ -98,7 +98,7 @@ def test_a_site_on_clickhouse_is_asked_like_any_other(server, database, password
         ready = httpx.get(f"http://127.0.0.1:{echo.at.health.port}/readyz")
         assert ready.status_code == 200
     assert list(tmp_path.iterdir()) == [password_file]  # nothing is kept beside the server
-    assert not door_path(settings["store"]).exists()
+    assert not backup_socket_path(settings["store"]).exists()
 
 
 @pytest.mark.parametrize("is_done_first", [False, True])

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from ingero.echo.db import duck
+from ingero.echo.db import duckdb_backend
+from ingero.echo.db.deduplication import KeyWindow, build_keys
 from ingero.echo.db.engine import MEMORY, DatabaseSettings, migrate, open_engine
-from ingero.echo.db.faults import DeadlineError, LockedError
+from ingero.echo.db.errors import DeadlineError, LockedError
+from ingero.echo.db.retention import Retention
 from ingero.echo.db.rows import Rows
 from ingero.echo.db.store import Store, StoreSettings
-from ingero.echo.db.upkeep import Retention
-from ingero.echo.db.window import KeyWindow, build_keys
 from ingero.echo.db.writer import DatabaseWriterSettings
 from ingero.echo.schema import EVENTS, TABLES
 from ingero.errors import IngeroError, RetryableError, StoreError
@@ -216,7 +216,7 @@ def test_a_second_process_is_told_that_the_file_is_in_use(store, tmp_path):
     import sys
 
     code = (
-        "import sys\nfrom ingero.echo.db.engine import *\nfrom ingero.echo.db.faults import LockedError\n"
+        "import sys\nfrom ingero.echo.db.engine import *\nfrom ingero.echo.db.errors import LockedError\n"
         "try:\n    open_engine(sys.argv[1], DatabaseSettings())\nexcept LockedError as e:\n    print(e.hint)\n"
     )
     done = subprocess.run(
@@ -388,7 +388,7 @@ def test_nobody_who_lacks_the_secret_can_choose_a_time_that_gives_anothers_key()
         return int(build_keys(np.array([series], dtype=np.uint64), times, secret)[0])
 
     def unmix(value):
-        from ingero.echo.db.window import mix
+        from ingero.echo.db.deduplication import mix
 
         return int(mix(np.array([value], dtype=np.uint64))[0])
 
@@ -407,7 +407,7 @@ def no_memory(times):
     """DuckDB's error for so many inserts, and then the real insert."""
     left = iter(range(times))
 
-    def insert(*given, real=duck._insert):
+    def insert(*given, real=duckdb_backend._insert):
         if next(left, None) is not None:
             raise duckdb.OutOfMemoryException("failed to allocate")
         real(*given)
@@ -431,7 +431,7 @@ def test_who_reads_is_stopped_where_a_commit_finds_no_memory_and_the_rows_are_ke
     thread = threading.Thread(target=read)
     thread.start()
     assert reading.wait(60)
-    monkeypatch.setattr(duck, "_insert", no_memory(1))
+    monkeypatch.setattr(duckdb_backend, "_insert", no_memory(1))
     store.write(rows_of(3))
     thread.join()
     (error,) = ended
@@ -443,7 +443,7 @@ def test_who_reads_is_stopped_where_a_commit_finds_no_memory_and_the_rows_are_ke
 def test_without_readers_a_commit_that_finds_no_memory_is_refused_and_the_next_is_kept(
     store, monkeypatch
 ):
-    monkeypatch.setattr(duck, "_insert", no_memory(1))
+    monkeypatch.setattr(duckdb_backend, "_insert", no_memory(1))
     with pytest.raises(IngeroError):
         store.write(rows_of(3))
     store.write(rows_of(5))

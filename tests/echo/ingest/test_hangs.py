@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ingero.echo.ingest.origin import to_timestamp
-from ingero.echo.queries.ask import Ask
+from ingero.echo.queries.context import QueryContext
 from ingero.echo.queries.hangs import HANGS as QUESTION
 from ingero.echo.schema import HANGS
 from ingero.fleet.processors.collectives.hangs import build_hangs
@@ -58,7 +58,7 @@ def move(take):
 def ask(store):
     def ask(clusters=None, **args):
         with store.open_reader(5 * NS_PER_S) as reader:
-            answer = QUESTION.ask(Ask(reader, clusters, NOW_NS, None), args)
+            answer = QUESTION.ask(QueryContext(reader, clusters, NOW_NS, None), args)
         return json.loads(answer)["rows"]
 
     return ask

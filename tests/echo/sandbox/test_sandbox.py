@@ -12,11 +12,11 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from ingero.echo.db.faults import DeadlineError
-from ingero.echo.db.sandbox.frames import Data, GuardReply, Result, SandboxJob, receive, send
+from ingero.echo.db.cancellation import Cancellation
+from ingero.echo.db.errors import DeadlineError
 from ingero.echo.db.sandbox.guard import FUNCTIONS, check_statement
-from ingero.echo.db.sandbox.pool import Sandbox, SandboxSettings, SqlRefusedError
-from ingero.echo.db.stop import Stop
+from ingero.echo.db.sandbox.messages import Data, GuardReply, Result, SandboxJob, receive, send
+from ingero.echo.db.sandbox.runner import Sandbox, SandboxSettings, SqlRefusedError
 from ingero.echo.schema import EVENTS, TENANT_TABLES
 from ingero.telemetry.clock import SystemClock
 from ingero.units import NS_PER_S
@@ -392,7 +392,7 @@ def test_a_statement_that_nobody_waits_for_ends_and_gives_its_place_back():
     one = Sandbox(
         SandboxSettings(n_workers=1, timeout_ns=120 * NS_PER_S), TENANT_TABLES, SystemClock()
     )
-    stop, begun = Stop(), threading.Event()
+    stop, begun = Cancellation(), threading.Event()
 
     def begin(table, columns):
         begun.set()
@@ -509,10 +509,10 @@ def test_each_wall_holds_alone(opener, without, tmp_path):
     """With the guard out of the way DuckDB's settings refuse; with those gone too, no descriptor is to be had."""
     code = (
         "import socket, sys\n"
-        "from ingero.echo.db.sandbox import child, guard\n"
-        "child.check_statement = lambda connection, sql, tables: guard.QueryNeeds(frozenset(), None)\n"
-        + ("child._CONFIG = {'threads': 1}\n" if without == "guard and settings" else "")
-        + "child.run_child(socket.socket(fileno=int(sys.argv[1])))\n"
+        "from ingero.echo.db.sandbox import guard, worker\n"
+        "worker.check_statement = lambda connection, sql, tables: guard.QueryNeeds(frozenset(), None)\n"
+        + ("worker._CONFIG = {'threads': 1}\n" if without == "guard and settings" else "")
+        + "worker.run_worker(socket.socket(fileno=int(sys.argv[1])))\n"
     )
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from tests.echo.service.conftest import ONE, TWO, ask
 
-from ingero.echo.service import answers, api
+from ingero.echo.service import api, executor
 
 DEFECT = "a secret of the program"
 
@@ -18,8 +18,8 @@ def fail(*given, **more):
 
 WHERE = {
     "route": (api, "encode_metrics", "GET", "/metrics", "metrics"),
-    "tool": (answers, "get_query", "POST", "/api/v2/tools/fleet.cluster.summary", "tools"),
-    "sql": (answers, "get_query", "POST", "/api/v2/sql", "sql"),
+    "tool": (executor, "get_query", "POST", "/api/v2/tools/fleet.cluster.summary", "tools"),
+    "sql": (executor, "get_query", "POST", "/api/v2/sql", "sql"),
 }
 
 

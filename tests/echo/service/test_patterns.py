@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from ingero.echo.queries.ask import ClusterId, MetricName, TimeWindow
+from ingero.echo.queries.context import ClusterId, MetricName, TimeWindow
 from ingero.otlp.codec.structs import Hex
 
 

@@ -18,7 +18,7 @@ from ingero.echo.db.rows import Rows
 from ingero.echo.queries.analysis import RUN_ANALYSIS
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.schema import EVENTS
-from ingero.echo.service.forms import Lines, choose_form
+from ingero.echo.service.formats import NdjsonFormat, choose_format
 from ingero.testing.echo import RunningEcho
 from ingero.testing.fleet import wait_until
 
@@ -287,10 +287,10 @@ def test_sql_rows_come_in_each_form_also_those_of_mixed_kinds(site):
     ],
 )
 def test_the_form_is_what_accept_likes_best(accept, chosen):
-    form = choose_form(accept)
+    form = choose_format(accept)
     assert (None if form is None else form.media_type) == chosen
 
 
 def test_what_json_cannot_say_is_null_in_lines():
     batch = pa.RecordBatch.from_pydict({"a": [math.nan, math.inf]})
-    assert Lines().write(batch) == b'{"a":null}\n{"a":null}\n'
+    assert NdjsonFormat().write(batch) == b'{"a":null}\n{"a":null}\n'

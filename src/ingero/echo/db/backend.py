@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, Protocol
 
+from ingero.echo.db.deduplication import Keys
 from ingero.echo.db.reader import Reader
+from ingero.echo.db.retention import Retention
 from ingero.echo.db.rows import Incoming, NodeKey, NodeRow
-from ingero.echo.db.upkeep import Retention
-from ingero.echo.db.window import Keys
 
 Kept = Callable[[Incoming], None]
 

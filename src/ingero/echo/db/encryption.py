@@ -25,7 +25,7 @@ CATALOG: Final = "echo"
 """Name of an encrypted file inside its instance; each cursor has to ``USE`` it."""
 
 _KEY_BYTES: Final = 32
-_LARGEST_KEY_FILE: Final = 128
+_MAX_KEY_FILE_BYTES: Final = 128
 _KEY_HINT: Final = "umask 077; openssl rand -base64 32 > db.key"
 
 
@@ -98,7 +98,7 @@ def read_key(file: Path) -> str:
     try:
         with file.open("rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode
-            raw = opened.read(_LARGEST_KEY_FILE + 1) if stat.S_ISREG(mode) else b""
+            raw = opened.read(_MAX_KEY_FILE_BYTES + 1) if stat.S_ISREG(mode) else b""
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror or error}", hint=_KEY_HINT) from error
     if mode & 0o077:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import duckdb
 
 from ingero.echo.db.encryption import Encryption, attach
-from ingero.echo.db.faults import LockedError, our_errors
+from ingero.echo.db.errors import LockedError, translate_errors
 from ingero.echo.schema import MIGRATIONS, TABLES
 from ingero.errors import ConfigError, IngeroError, StoreError
 
@@ -65,7 +65,7 @@ def open_engine(path: str, settings: DatabaseSettings) -> duckdb.DuckDBPyConnect
         connection = _connect(path, config, settings.encryption)
     except duckdb.Error as error:
         raise _explain(path, str(error), is_encrypted=settings.encryption is not None) from error
-    with our_errors("set up the database"):
+    with translate_errors("set up the database"):
         connection.execute("SET TimeZone = 'UTC'")
     return connection
 
@@ -128,7 +128,7 @@ def migrate(connection: duckdb.DuckDBPyConnection, now: datetime) -> tuple[int, 
     Raises:
         StoreError: The database is from a newer release.
     """
-    with our_errors("read the schema's version"):
+    with translate_errors("read the schema's version"):
         connection.execute(
             "CREATE TABLE IF NOT EXISTS schema_migrations "
             "(number INTEGER PRIMARY KEY, title VARCHAR, applied_at TIMESTAMP)"
@@ -143,7 +143,7 @@ def migrate(connection: duckdb.DuckDBPyConnection, now: datetime) -> tuple[int, 
             hint="Install the release that wrote it, or restore an older backup.",
         )
     for step in MIGRATIONS[before:]:
-        with our_errors(f"apply migration {step.number}"), transaction(connection):
+        with translate_errors(f"apply migration {step.number}"), transaction(connection):
             for statement in step.statements:
                 connection.execute(statement)
             connection.execute(
@@ -180,7 +180,7 @@ def fetch_row(
 
 def count_tables(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
     """Rows of each of our tables."""
-    with our_errors("count rows"):
+    with translate_errors("count rows"):
         return {
             name: int(fetch_row(connection, f"SELECT count(*) FROM {name}")[0])  # noqa: S608 - our names
             for name in TABLES
@@ -189,7 +189,7 @@ def count_tables(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
 
 def used_bytes(connection: duckdb.DuckDBPyConnection) -> int:
     """Bytes of blocks that hold data, free blocks of the file not counted."""
-    with our_errors("read the database's size"):
+    with translate_errors("read the database's size"):
         sql = (
             "SELECT used_blocks * block_size FROM pragma_database_size() "
             "WHERE database_name = current_database()"

@@ -17,7 +17,7 @@ from typing import Final
 
 import duckdb
 
-from ingero.echo.db.door import ask_for_backup
+from ingero.echo.db.backup_socket import request_backup
 from ingero.echo.db.encryption import Encryption
 from ingero.echo.db.engine import (
     DatabaseSettings,
@@ -27,7 +27,7 @@ from ingero.echo.db.engine import (
     open_engine,
     wal_path,
 )
-from ingero.echo.db.faults import LockedError, our_errors
+from ingero.echo.db.errors import LockedError, translate_errors
 from ingero.echo.db.lock import FileLock, locked
 from ingero.echo.schema import MIGRATIONS
 from ingero.errors import IngeroError, StoreError
@@ -83,12 +83,12 @@ def back_up(path: Path, to: Path, encryption: Encryption | None = None) -> tuple
         lock.acquire()
     except LockedError:
         with _partial(to, encryption) as partial:
-            partial.expected = ask_for_backup(path, partial.path)
+            partial.expected = request_backup(path, partial.path)
         return to.stat().st_size, sum(partial.expected.values())
     try:
         connection = open_engine(str(path), DatabaseSettings(encryption=encryption))
         try:
-            with our_errors("checkpoint"):
+            with translate_errors("checkpoint"):
                 connection.execute("CHECKPOINT")
             expected = count_tables(connection)
         finally:
@@ -192,7 +192,7 @@ def _check_echo(
     """
     connection = open_engine(str(path), DatabaseSettings(encryption=encryption))
     try:
-        with our_errors("look into it"):
+        with translate_errors("look into it"):
             sql = "SELECT count(*) FROM duckdb_tables() WHERE table_name IN ('events', 'schema_migrations')"
             if fetch_row(connection, sql)[0] != 2:
                 raise StoreError(f"{path} is no Echo database")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ingero.echo.db.faults import LockedError
+from ingero.echo.db.errors import LockedError
 from ingero.errors import StoreError
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import duckdb
 import pyarrow as pa
 
-from ingero.echo.db.faults import BrokenInstanceError, DeadlineError, our_errors
+from ingero.echo.db.errors import BrokenInstanceError, DeadlineError, translate_errors
 from ingero.errors import RetryableError, StoreError
 from ingero.units import NS_PER_S
 
@@ -152,7 +152,7 @@ class CursorReader:
     def _our_errors(self) -> Iterator[None]:
         try:
             self._check_stopped()
-            with our_errors("read"):
+            with translate_errors("read"):
                 yield
         except DeadlineError:
             if self._is_sacrificed:
@@ -230,7 +230,7 @@ class ReaderPool:
                 raise BrokenInstanceError(
                     "cannot read: the database is being opened", hint="Ask again in a second."
                 )
-            with our_errors("read"):
+            with translate_errors("read"):
                 cursor = self._connection.cursor()
                 if self._catalog:
                     cursor.execute(f"USE {self._catalog}")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ingero.echo.db.window import Keys, build_keys, mix
+from ingero.echo.db.deduplication import Keys, build_keys, mix
 from ingero.echo.schema import EVENTS, NODES, TABLES, Table
 
 NodeKey = tuple[str, str]

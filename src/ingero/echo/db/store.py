@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ingero.echo.db.backend import DatabaseBackend
 from ingero.echo.db.clickhouse.settings import ClickHouseSettings
-from ingero.echo.db.duck import DuckBackend
+from ingero.echo.db.duckdb_backend import DuckDbBackend
 from ingero.echo.db.engine import MEMORY, DatabaseSettings
 from ingero.echo.db.lock import FileLock
 from ingero.echo.db.reader import Reader
@@ -72,7 +72,7 @@ class Store:
         self._read_free_bytes = read_free_bytes or self._statvfs
         self.backend: DatabaseBackend
         if settings.clickhouse is None:
-            self.backend = DuckBackend(path, settings.engine)
+            self.backend = DuckDbBackend(path, settings.engine)
         else:
             self.backend = _build_clickhouse(settings.clickhouse, clock)
         self._writer = Writer(self.backend, settings.writer, clock)

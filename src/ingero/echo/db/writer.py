@@ -19,11 +19,11 @@ import numpy as np
 from typing_extensions import override
 
 from ingero.echo.db.backend import DatabaseBackend
-from ingero.echo.db.faults import BadRowsError, BrokenInstanceError
+from ingero.echo.db.bisection import GroupBisector
+from ingero.echo.db.deduplication import KeyWindow
+from ingero.echo.db.errors import BadRowsError, BrokenInstanceError
+from ingero.echo.db.retention import Retention
 from ingero.echo.db.rows import Incoming, Rows, build_incoming, build_nodes, merge_nodes
-from ingero.echo.db.sift import Sieve
-from ingero.echo.db.upkeep import Retention
-from ingero.echo.db.window import KeyWindow
 from ingero.errors import IngeroError, StoreError
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S, NS_PER_US
@@ -239,7 +239,7 @@ class Writer(threading.Thread):
             return group, jobs, self._closing
 
     def _write(self, group: list[_Waiting]) -> None:
-        errors = Sieve(self._commit_or_reopen).settle([waiting.rows for waiting in group])
+        errors = GroupBisector(self._commit_or_reopen).settle([waiting.rows for waiting in group])
         n_refused = sum(waiting.rows.outcome.n_refused for waiting in group)
         if n_refused or any(errors):
             self.counters.failed_commits += 1

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ingero.echo.db.deduplication import Keys, mix
 from ingero.echo.db.rows import Chunk, Rows
-from ingero.echo.db.window import Keys, mix
 from ingero.echo.ingest.limits import RefusalReason, Refusals, RefusedRecordError
 from ingero.echo.ingest.origin import (
     Origin,

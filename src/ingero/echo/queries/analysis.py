@@ -6,16 +6,16 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from ingero.echo.queries.ask import (
-    Ask,
+from ingero.echo.queries.context import (
     ClusterId,
     Limit,
+    QueryContext,
     TimeWindow,
     TimeWindowArgs,
     Until,
     window_of,
 )
-from ingero.echo.queries.ask import Window as AnswerWindow
+from ingero.echo.queries.context import Window as AnswerWindow
 from ingero.serving.query import Query
 
 MAX_SQL_CHARS: Final = 16_384
@@ -59,7 +59,7 @@ class AnalysisAnswer(msgspec.Struct, kw_only=True):
     window: AnswerWindow
 
 
-def _analyse(ask: Ask, args: AnalysisArgs) -> AnalysisAnswer:
+def _analyse(ask: QueryContext, args: AnalysisArgs) -> AnalysisAnswer:
     where = TimeWindowArgs(
         cluster_id=args.cluster_id, time_window=args.time_window, until=args.until
     )

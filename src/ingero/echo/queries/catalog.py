@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ingero.echo.queries import analysis, collective, gpu, hangs, health, history, money
-from ingero.echo.queries.ask import Ask
+from ingero.echo.queries import analysis, collective, costs, gpu, hangs, health, history
+from ingero.echo.queries.context import QueryContext
 from ingero.serving.query import Query
 
-QUERIES: Final[tuple[Query[Ask, Any, Any], ...]] = (
+QUERIES: Final[tuple[Query[QueryContext, Any, Any], ...]] = (
     health.SUMMARY,
     health.FIND_STRAGGLERS,
     health.FIND_OUTLIERS,
@@ -17,8 +17,8 @@ QUERIES: Final[tuple[Query[Ask, Any, Any], ...]] = (
     collective.SKEW,
     hangs.HANGS,
     collective.NCCL_BANDWIDTH,
-    money.COST,
-    money.COST_BY_CULPRIT,
+    costs.COST,
+    costs.COST_BY_CULPRIT,
     history.TIMELINE,
     history.NODE_DETAIL,
     gpu.KERNEL_LAUNCHES,

@@ -10,8 +10,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ingero.echo.queries.ask import Answer, Ask, ListArgs, window_of
-from ingero.echo.queries.judged import JUDGED
+from ingero.echo.queries.context import Answer, ListArgs, QueryContext, window_of
+from ingero.echo.queries.verdicts import JUDGED
 from ingero.serving.query import Query
 
 _MATCHED: Final = """
@@ -71,7 +71,7 @@ FROM meetings GROUP BY cluster_id, comm, op ORDER BY moved DESC NULLS LAST, clus
 """
 
 
-def _bandwidth(ask: Ask, args: ListArgs) -> BandwidthAnswer:
+def _bandwidth(ask: QueryContext, args: ListArgs) -> BandwidthAnswer:
     span = ask.span(args, "collectives")
     sql = _BANDWIDTH_SQL.format(where=span.where)
     rows, n_cut = ask.page(LinkRate, sql, span.params, args.limit)
@@ -127,7 +127,7 @@ FROM ranks ORDER BY ratio DESC NULLS LAST, last_share DESC, cluster_id, comm, co
 """
 
 
-def _skew(ask: Ask, args: ListArgs) -> SkewAnswer:
+def _skew(ask: QueryContext, args: ListArgs) -> SkewAnswer:
     span = ask.span(args, "collectives")
     rows, n_cut = ask.page(RankSkew, _SKEW_SQL.format(where=span.where), span.params, args.limit)
     return SkewAnswer(
@@ -190,7 +190,7 @@ ORDER BY source DESC, lost DESC NULLS LAST, waited DESC NULLS LAST, cluster_id, 
 """
 
 
-def _blame(ask: Ask, args: ListArgs) -> BlameAnswer:
+def _blame(ask: QueryContext, args: ListArgs) -> BlameAnswer:
     span = ask.span(args, "collectives")
     rows, n_cut = ask.page(Blame, _BLAME_SQL.format(where=span.where), span.params * 3, args.limit)
     return BlameAnswer(

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ingero.echo.queries.ask import Answer, Ask, ListArgs, window_of
+from ingero.echo.queries.context import Answer, ListArgs, QueryContext, window_of
 from ingero.serving.query import Query
 
 # Names of the agent's trace pusher and of its Prometheus page, as recorded on the wire.
@@ -60,7 +60,7 @@ ORDER BY s.most DESC NULLS LAST, c.n_events DESC NULLS LAST, 1, 2, 3
 """
 
 
-def _hotspots(ask: Ask, args: ListArgs) -> HotspotsAnswer:
+def _hotspots(ask: QueryContext, args: ListArgs) -> HotspotsAnswer:
     span = ask.span(args)
     rows, n_cut = ask.page(Hotspot, _HOTSPOTS_SQL.format(where=span.where), span.params, args.limit)
     coverage = ask.coverage(
@@ -118,7 +118,7 @@ ORDER BY share NULLS LAST, 1, 2
 """
 
 
-def _launches(ask: Ask, args: ListArgs) -> LaunchesAnswer:
+def _launches(ask: QueryContext, args: ListArgs) -> LaunchesAnswer:
     span = ask.span(args)
     rows, n_cut = ask.page(
         Launches, _LAUNCHES_SQL.format(where=span.where), span.params, args.limit
@@ -188,7 +188,7 @@ ORDER BY 1, 2, 3
 """
 
 
-def _copies(ask: Ask, args: ListArgs) -> CopyAnswer:
+def _copies(ask: QueryContext, args: ListArgs) -> CopyAnswer:
     span = ask.span(args)
     rows, n_cut = ask.page(
         CopyBandwidth, _COPY_SQL.format(where=span.where), span.params * 2, args.limit

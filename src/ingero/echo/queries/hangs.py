@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ingero.echo.queries.ask import Answer, Ask, ListArgs, window_of
+from ingero.echo.queries.context import Answer, ListArgs, QueryContext, window_of
 from ingero.serving.query import Query
 
 _LONGEST: Final = timedelta(days=1)
@@ -140,7 +140,7 @@ SELECT * FROM found ORDER BY silent_s DESC, cluster_id, comm, rank
 """
 
 
-def _hangs(ask: Ask, args: HangsArgs) -> HangsAnswer:
+def _hangs(ask: QueryContext, args: HangsArgs) -> HangsAnswer:
     span = ask.span(args, "collectives", "hangs")
     clusters = span.params[2:]
     since = min(span.start, max(span.end, datetime.min + _LONGEST) - _LONGEST)  # noqa: DTZ901 - naive UTC

@@ -7,17 +7,17 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ingero.echo.queries.ask import (
+from ingero.echo.queries.context import (
     NODE_OF_EVENT,
     Answer,
-    Ask,
     ListArgs,
     MetricName,
+    QueryContext,
     TimeWindowArgs,
     window_of,
 )
-from ingero.echo.queries.judged import JUDGED
 from ingero.echo.queries.stragglers import MAD_TO_SIGMA, N_SPANS, SCORE, STRAGGLER, STRAGGLERS
+from ingero.echo.queries.verdicts import JUDGED
 from ingero.serving.query import Query
 from ingero.wire.names import FleetMetric
 
@@ -85,7 +85,7 @@ ORDER BY cluster_id
 """
 
 
-def _summary(ask: Ask, args: ListArgs) -> SummaryAnswer:
+def _summary(ask: QueryContext, args: ListArgs) -> SummaryAnswer:
     span = ask.span(args)
     sql = _SUMMARY_SQL.format(where=span.where, threshold=FleetMetric.THRESHOLD)
     n_spans = _N_JUDGED + N_SPANS + 4  # scores, seen, troubled, lost
@@ -138,7 +138,7 @@ ORDER BY (verdict = 'culprit') DESC NULLS LAST, below DESC NULLS LAST, n_events 
 """
 
 
-def _stragglers(ask: Ask, args: ListArgs) -> StragglersAnswer:
+def _stragglers(ask: QueryContext, args: ListArgs) -> StragglersAnswer:
     span = ask.span(args)
     sql = _STRAGGLERS_SQL.format(where=span.where)
     rows, n_cut = ask.page(Straggler, sql, span.params * (_N_JUDGED + N_SPANS), args.limit)
@@ -190,7 +190,7 @@ WHERE abs(deviations) >= ? ORDER BY abs(deviations) DESC, cluster_id, node_id
 """
 
 
-def _outliers(ask: Ask, args: OutlierArgs) -> OutliersAnswer:
+def _outliers(ask: QueryContext, args: OutlierArgs) -> OutliersAnswer:
     span = ask.span(args)
     sql = _OUTLIERS_SQL.format(where=span.where, sigma=MAD_TO_SIGMA)
     params = (*span.params, args.metric_name, args.min_deviations)

@@ -7,12 +7,12 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from ingero.echo.queries.ask import (
+from ingero.echo.queries.context import (
     Answer,
-    Ask,
     ListArgs,
     MetricName,
     NodeId,
+    QueryContext,
     TimeWindowArgs,
     window_of,
 )
@@ -81,7 +81,7 @@ ORDER BY ts DESC, severity, cluster_id, node_id, kind
 _LEVELS: Final = {"any": 1, "warn": 1, "error": 2, "critical": 3}
 
 
-def _anomalies(ask: Ask, args: AnomalyArgs) -> AnomalyAnswer:
+def _anomalies(ask: QueryContext, args: AnomalyArgs) -> AnomalyAnswer:
     span = ask.span(args)
     sql = _ANOMALY_SQL.format(
         where=span.where,
@@ -134,7 +134,7 @@ GROUP BY ALL ORDER BY cluster_id, start
 _TIMELINE_ROWS: Final = 5000
 
 
-def _timeline(ask: Ask, args: TimelineArgs) -> NodeTimelineAnswer:
+def _timeline(ask: QueryContext, args: TimelineArgs) -> NodeTimelineAnswer:
     span = ask.span(args)
     start_us = _epoch_us(span.start)
     step_us = max(1, (_epoch_us(span.end) - start_us + args.n_buckets - 1) // args.n_buckets)
@@ -210,7 +210,7 @@ class NodeHistoryAnswer(Answer, kw_only=True):
     verdicts: Annotated[list[NodeVerdict], msgspec.Meta(description="Newest 20.")]
 
 
-def _node(ask: Ask, args: NodeArgs) -> NodeHistoryAnswer:
+def _node(ask: QueryContext, args: NodeArgs) -> NodeHistoryAnswer:
     span = ask.span(args)
     who = (*span.params[2:], args.node_id)
     clusters = span.where.removeprefix("ts >= ? AND ts < ? AND ")

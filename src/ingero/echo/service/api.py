@@ -1,4 +1,4 @@
-"""The HTTP+JSON API, version 2, and MCP, on one listener behind the `Gate`."""
+"""The HTTP+JSON API, version 2, and MCP, on one listener behind the `RequestMiddleware`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from starlette.routing import Route, Router
 from ingero import __version__
 from ingero.echo.queries.analysis import RUN_ANALYSIS
 from ingero.echo.queries.catalog import QUERIES
-from ingero.echo.service.answers import (
+from ingero.echo.service.executor import (
     UNKNOWN_TOOL,
-    AnswerFault,
-    Answers,
-    GoneError,
-    describe_error,
+    ClientGoneError,
+    ErrorReply,
+    QueryExecutor,
+    build_error_reply,
 )
-from ingero.echo.service.forms import JSON, choose_form, iter_sql
-from ingero.echo.service.gate import MCP_PATHS, N_BEARER_CHARS, Receive, Scope, Send
+from ingero.echo.service.formats import JSON, choose_format, iter_sql
+from ingero.echo.service.middleware import MCP_PATHS, N_DIGEST_CHARS, Receive, Scope, Send
 from ingero.echo.service.openapi import build_openapi
 from ingero.echo.service.origins import OriginRules
 from ingero.echo.service.rows import MAX_ROWS, RowsQuestion, RowStreams
-from ingero.echo.service.stream import CutError, StreamedAnswer
+from ingero.echo.service.stream import StreamedAnswer, TruncatedAnswerError
 from ingero.errors import BadDataError, IngeroError
 from ingero.serving.bearer import Principal
 from ingero.telemetry.exposition import encode_metrics
@@ -38,14 +38,12 @@ from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
 
 _LOG: Final = logging.getLogger("ingero.echo.api")
-_NOT_FOUND: Final = AnswerFault(
-    404, "not_found", "nothing is served here; see /api/v2/openapi.json"
-)
+_NOT_FOUND: Final = ErrorReply(404, "not_found", "nothing is served here; see /api/v2/openapi.json")
 _LIST_PATH: Final = "/api/v2/tools/list"
-_METHOD: Final = AnswerFault(405, "method_not_allowed", "this path does not take that method")
-_TOO_LARGE: Final = AnswerFault(413, "body_too_large", "the body is too large")
-_SLOW_BODY: Final = AnswerFault(408, "body_timeout", "the body did not arrive in time")
-_NOT_JSON: Final = AnswerFault(415, "unsupported_media_type", "send application/json")
+_METHOD: Final = ErrorReply(405, "method_not_allowed", "this path does not take that method")
+_TOO_LARGE: Final = ErrorReply(413, "body_too_large", "the body is too large")
+_SLOW_BODY: Final = ErrorReply(408, "body_timeout", "the body did not arrive in time")
+_NOT_JSON: Final = ErrorReply(415, "unsupported_media_type", "send application/json")
 
 
 class _ToolBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,7 +53,7 @@ class _ToolBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _FaultError(Exception):
-    def __init__(self, fault: AnswerFault, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, fault: ErrorReply, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(fault.message)
         self.fault = fault
         self.headers = headers or {}
@@ -90,7 +88,7 @@ class Api:
 
     def __init__(
         self,
-        answers: Answers,
+        answers: QueryExecutor,
         streams: RowStreams,
         mcp: StreamableHTTPSessionManager | None,
         meter: MeterRegistry,
@@ -135,12 +133,12 @@ class Api:
             answer = _fault(replace(_METHOD, status=error.status_code))
             answer.headers.update(error.headers or {})
             await answer(scope, receive, send)
-        except CutError as error:
+        except TruncatedAnswerError as error:
             _LOG.warning("%s: %s", scope["path"], error)
-        except (ClientDisconnect, GoneError):
+        except (ClientDisconnect, ClientGoneError):
             return
         except IngeroError as error:
-            fault = describe_error(error)
+            fault = build_error_reply(error)
             if fault.status >= 500:
                 _LOG.warning("%s %s: %s", scope["method"], scope["path"], error.message)
             if not answered.is_started:
@@ -209,7 +207,7 @@ class Api:
 
     async def _metrics(self, request: Request) -> Response:
         principal: Principal = request.scope["principal"]
-        only = None if principal.clusters is None else ("bearer", principal.digest[:N_BEARER_CHARS])
+        only = None if principal.clusters is None else ("bearer", principal.digest[:N_DIGEST_CHARS])
         accept = request.headers.get("accept", "")
         body, content_type = encode_metrics(self._meter, accept, only)
         return Response(body, headers={"content-type": content_type})
@@ -228,7 +226,7 @@ class Api:
         except RecursionError:
             raise BadDataError('the body is not {"args": {…}}: it is nested too deeply') from None
         principal, arguments = request.scope["principal"], bytes(given.args)
-        form = choose_form(request.headers.get("accept", ""))
+        form = choose_format(request.headers.get("accept", ""))
         if form is not None and name != RUN_ANALYSIS.name:
             max_rows = None if given.max_rows is None else int(given.max_rows)
             question = RowsQuestion(principal, name, arguments, max_rows)
@@ -282,7 +280,7 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     await _fault(_NOT_FOUND)(scope, receive, send)
 
 
-def _fault(fault: AnswerFault) -> Response:
+def _fault(fault: ErrorReply) -> Response:
     headers = {"retry-after": str(fault.retry_after_s)} if fault.retry_after_s else None
     if fault.status == 408:
         headers = {"connection": "close"}
@@ -306,7 +304,7 @@ def _describe(query: Any) -> dict[str, Any]:  # noqa: ANN401 - a Query of any ty
 
 def _shape_sql(request: Request, encoded: bytes, *, wrap: bytes) -> Response:
     """The answer to a tenant's statement in the form that ``Accept`` names; it was bounded where it ran."""
-    form = choose_form(request.headers.get("accept", ""))
+    form = choose_format(request.headers.get("accept", ""))
     if form is None:
         return Response(wrap % encoded, media_type=JSON)
     answer = msgspec.json.decode(encoded)

@@ -24,14 +24,14 @@ from ingero.config import Endpoint
 from ingero.config.acl import AclEntry
 from ingero.config.environment import allows_loose_keys
 from ingero.config.tls import TlsServerConfig
+from ingero.echo.db.backup_socket import BackupServer
+from ingero.echo.db.cancellation import Cancellation
 from ingero.echo.db.clickhouse.settings import ClickHouseSettings
-from ingero.echo.db.door import BackupDoor
 from ingero.echo.db.encryption import build_encryption
 from ingero.echo.db.engine import DatabaseSettings
-from ingero.echo.db.sandbox.pool import Sandbox
-from ingero.echo.db.stop import Stop
+from ingero.echo.db.retention import Retention
+from ingero.echo.db.sandbox.runner import Sandbox
 from ingero.echo.db.store import Store, StoreSettings
-from ingero.echo.db.upkeep import Retention
 from ingero.echo.db.writer import DatabaseWriterSettings
 from ingero.echo.ingest.grpc import EchoGrpcServer
 from ingero.echo.ingest.http import OtlpHttpApp
@@ -39,20 +39,26 @@ from ingero.echo.ingest.intake import Intake
 from ingero.echo.ingest.limits import RecordLimits, RefusalReason
 from ingero.echo.ingest.reception import Reception
 from ingero.echo.ingest.settings import IngestCounters, IngestSettings
-from ingero.echo.queries.ask import SqlAnswer, TimeSpan
 from ingero.echo.queries.catalog import QUERIES
+from ingero.echo.queries.context import SqlAnswer, TimeSpan
 from ingero.echo.queries.prompts import PROMPTS
 from ingero.echo.schema import TENANT_TABLES
 from ingero.echo.service import telemetry
-from ingero.echo.service.analysis import Statement, run_statement, sandbox_settings
-from ingero.echo.service.answers import Answers, GoneError, Places
 from ingero.echo.service.api import Api, ApiSettings
 from ingero.echo.service.config import EchoConfig, parse_store
-from ingero.echo.service.gate import GONE, PRINCIPAL, App, Gate, GateSettings
+from ingero.echo.service.executor import ClientGoneError, ConcurrencySettings, QueryExecutor
 from ingero.echo.service.health import HealthApp
+from ingero.echo.service.middleware import (
+    GONE,
+    PRINCIPAL,
+    App,
+    RequestLimitSettings,
+    RequestMiddleware,
+)
 from ingero.echo.service.origins import build_rules
 from ingero.echo.service.rows import RowStreams
 from ingero.echo.service.stream import StreamSettings
+from ingero.echo.service.tenant_sql import Statement, run_statement, sandbox_settings
 from ingero.errors import ConfigError, IngeroError, RetryableError, StoreError
 from ingero.serving.asgi import AsgiServer, AsgiSettings
 from ingero.serving.audit import write_audit
@@ -112,11 +118,11 @@ class EchoService:
         self.store = build_store(config, self._clock)
         self.bearers = Bearers(load_tokens(), self._clock, config.token_grace)
         self.sandbox = Sandbox(sandbox_settings(config), TENANT_TABLES, self._clock)
-        self.answers = Answers(
+        self.answers = QueryExecutor(
             self.store,
             self._clock,
             config.query_timeout + config.sql_timeout,
-            Places(config.readers, config.sql_workers, config.queue_timeout),
+            ConcurrencySettings(config.readers, config.sql_workers, config.queue_timeout),
             self._run_sql,
         )
         self.streams = RowStreams(
@@ -131,7 +137,7 @@ class EchoService:
         self._exit = AsyncExitStack()
         self._stopping: asyncio.Event | None = None
         self._drain_until_ns = 0
-        self._gate: Gate | None = None
+        self._gate: RequestMiddleware | None = None
         self._grpc: EchoGrpcServer | None = None
         self._reloader: CertificateReloader | None = None
 
@@ -157,9 +163,9 @@ class EchoService:
         self.store.open()
         self._exit.callback(self.store.close)
         self._warn_of_loose_modes()
-        door = BackupDoor(self.store)
-        door.open()
-        self._exit.callback(door.close)
+        backups = BackupServer(self.store)
+        backups.open()
+        self._exit.callback(backups.close)
         self._exit.callback(self.answers.close)
         self._exit.callback(self.streams.close)
         self.sandbox.start()
@@ -177,7 +183,9 @@ class EchoService:
         rules = build_rules(config.mcp_addr, config.allowed_hosts, config.allowed_origins)
         settings = ApiSettings(rules, config.max_body, config.body_timeout)
         api = Api(self.answers, self.streams, manager, self.meter, settings)
-        self._gate = Gate(api, self.bearers, _gate_settings(config), self._clock, self.meter)
+        self._gate = RequestMiddleware(
+            api, self.bearers, _gate_settings(config), self._clock, self.meter
+        )
         authenticate = self.bearers.authenticate
         reception = Reception(self.intake, authenticate, self._ingest, self.counters, self._clock)
         otlp = OtlpHttpApp(reception)
@@ -322,11 +330,11 @@ class EchoService:
     async def _call(self, name: str, arguments: Any) -> bytes:  # noqa: ANN401 - a JSON object
         try:
             return await self.answers.ask(PRINCIPAL.get(), name, arguments, GONE.get())
-        except GoneError:
+        except ClientGoneError:
             raise RetryableError("the client went away") from None  # the SDK wants an answer
 
     def _run_sql(
-        self, principal: Principal, sql: str, span: TimeSpan, limit: int, stop: Stop
+        self, principal: Principal, sql: str, span: TimeSpan, limit: int, stop: Cancellation
     ) -> SqlAnswer:
         del principal  # the span's condition is its filter already
         statement = Statement(sql, span, limit)
@@ -479,8 +487,8 @@ def _ingest_settings(config: EchoConfig) -> IngestSettings:
     )
 
 
-def _gate_settings(config: EchoConfig) -> GateSettings:
-    return GateSettings(
+def _gate_settings(config: EchoConfig) -> RequestLimitSettings:
+    return RequestLimitSettings(
         config.rate_per_second, config.rate_burst, config.max_in_flight, config.trust_proxy_headers
     )
 

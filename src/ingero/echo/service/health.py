@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from ingero.echo.db.store import Store
-from ingero.echo.service.gate import Receive, Scope, Send
+from ingero.echo.service.middleware import Receive, Scope, Send
 
 _PATHS: Final = frozenset({"/healthz", "/readyz", "/health"})
 

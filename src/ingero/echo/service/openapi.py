@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ingero import __version__
 from ingero.echo.queries.analysis import RUN_ANALYSIS
-from ingero.echo.service.forms import ARROW, JSON, NDJSON
+from ingero.echo.service.formats import ARROW, JSON, NDJSON
 from ingero.echo.service.rows import MAX_ROWS
 from ingero.serving.query import Query
 

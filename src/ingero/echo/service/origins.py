@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from ingero.config import Endpoint
-from ingero.echo.service.answers import AnswerFault
+from ingero.echo.service.executor import ErrorReply
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
-_BAD_HOST: Final = AnswerFault(
+_BAD_HOST: Final = ErrorReply(
     421, "host_not_allowed", "MCP does not answer to that Host; see allowed_hosts"
 )
-_BAD_ORIGIN: Final = AnswerFault(
+_BAD_ORIGIN: Final = ErrorReply(
     403, "origin_not_allowed", "MCP does not answer pages of that Origin; see allowed_origins"
 )
 
@@ -34,7 +34,7 @@ class OriginRules:
     hosts: frozenset[str] | None
     origins: frozenset[str]
 
-    def check(self, headers: Mapping[bytes, bytes]) -> AnswerFault | None:
+    def check(self, headers: Mapping[bytes, bytes]) -> ErrorReply | None:
         """Why a request is refused, or None."""
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if self.hosts is not None and not _matches(host, self.hosts):

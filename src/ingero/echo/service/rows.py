@@ -10,20 +10,20 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from ingero.echo.db.faults import DeadlineError
+from ingero.echo.db.errors import DeadlineError
 from ingero.echo.db.reader import conform
 from ingero.echo.db.store import Store
-from ingero.echo.queries.ask import Ask, Page, TimeSpan
 from ingero.echo.queries.catalog import QUERIES
-from ingero.echo.service.answers import describe_error, unless_gone
-from ingero.echo.service.forms import Form, build_schema
+from ingero.echo.queries.context import PageStatement, QueryContext, TimeSpan
+from ingero.echo.service.executor import build_error_reply, unless_gone
+from ingero.echo.service.fair_queue import FairQueue, FairQueueSettings, tenant_of
+from ingero.echo.service.formats import RowFormat, build_schema
 from ingero.echo.service.stream import (
     AnswerStream,
     StreamedAnswer,
     StreamPart,
     StreamSettings,
 )
-from ingero.echo.service.turns import Turns, TurnSettings, tenant_of
 from ingero.errors import IngeroError, StoreError
 from ingero.serving.bearer import Principal
 from ingero.serving.query import Query, get_query
@@ -72,26 +72,26 @@ class RowStreams:
         self._first_timeout_s = first_timeout_ns / NS_PER_S
         self._settings = settings
         self._pool = ThreadPoolExecutor(settings.n_streams, thread_name_prefix="echo-stream")
-        self._turns = Turns(
-            TurnSettings(
+        self._turns = FairQueue(
+            FairQueueSettings(
                 settings.n_streams, max(1, settings.n_streams // 2), wait_ns=first_timeout_ns
             ),
             "streamed answers",
         )
 
     async def answer(
-        self, question: RowsQuestion, form: Form, gone: asyncio.Event
+        self, question: RowsQuestion, form: RowFormat, gone: asyncio.Event
     ) -> StreamedAnswer:
         """Begin to answer: what is returned has its first part.
 
         Raises:
             KeyError: No such question.
             GoneError: The asker went away.
-            IngeroError: See `describe_error`.
+            IngeroError: See `build_error_reply`.
         """
         return await unless_gone(self._begin(question, form), gone)
 
-    async def _begin(self, question: RowsQuestion, form: Form) -> StreamedAnswer:
+    async def _begin(self, question: RowsQuestion, form: RowFormat) -> StreamedAnswer:
         query = get_query(QUERIES, question.name)
         args = query.parse_args(question.arguments)
         if question.max_rows is not None and hasattr(args, "limit"):
@@ -120,14 +120,16 @@ class RowStreams:
         self,
         out: AnswerStream,
         principal: Principal,
-        asked: tuple[Query[Ask, Any, Any], Any],
-        form: Form,
+        asked: tuple[Query[QueryContext, Any, Any], Any],
+        form: RowFormat,
     ) -> None:
         query, args = asked
         with self._store.open_reader(self._settings.timeout_ns) as reader:
             out.attach(reader)
-            pages: list[Page] = []
-            ask = Ask(reader, principal.clusters, self._clock.wall_ns(), _refuse_sql, pages)
+            pages: list[PageStatement] = []
+            ask = QueryContext(
+                reader, principal.clusters, self._clock.wall_ns(), _refuse_sql, pages
+            )
             answer = query.run(ask, args)
             (page,) = pages  # every question but the tenant's own SQL has one
             batches, n_all = reader.page_batches(
@@ -146,7 +148,7 @@ class RowStreams:
             except IngeroError as error:
                 if not out.is_closed:
                     _LOG.warning("%s: broke off: %s", query.name, error.message)
-                fault = describe_error(error)
+                fault = build_error_reply(error)
                 is_cut = not form.is_ended_by_fault
                 out.put_last(StreamPart(form.fail(fault), is_last=True, is_cut=is_cut))
 

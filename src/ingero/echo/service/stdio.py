@@ -10,16 +10,16 @@ from mcp.server.stdio import stdio_server
 
 from ingero import __version__
 from ingero.config.model import parse_model
-from ingero.echo.db.sandbox.pool import Sandbox
-from ingero.echo.db.stop import Stop
-from ingero.echo.queries.ask import SqlAnswer, TimeSpan
+from ingero.echo.db.cancellation import Cancellation
+from ingero.echo.db.sandbox.runner import Sandbox
 from ingero.echo.queries.catalog import QUERIES
+from ingero.echo.queries.context import SqlAnswer, TimeSpan
 from ingero.echo.queries.prompts import PROMPTS
 from ingero.echo.schema import TENANT_TABLES
-from ingero.echo.service.analysis import Statement, run_statement, sandbox_settings
-from ingero.echo.service.answers import Answers, Places
 from ingero.echo.service.app import INSTRUCTIONS, build_store
 from ingero.echo.service.config import EchoConfig
+from ingero.echo.service.executor import ConcurrencySettings, QueryExecutor
+from ingero.echo.service.tenant_sql import Statement, run_statement, sandbox_settings
 from ingero.serving.bearer import Principal
 from ingero.serving.mcp import McpFacts, build_mcp_server
 from ingero.telemetry.clock import SystemClock
@@ -50,14 +50,16 @@ async def serve_stdio(
     store = build_store(config, clock)
     sandbox = Sandbox(sandbox_settings(config), TENANT_TABLES, clock)
 
-    def run_sql(asker: Principal, sql: str, span: TimeSpan, limit: int, stop: Stop) -> SqlAnswer:
+    def run_sql(
+        asker: Principal, sql: str, span: TimeSpan, limit: int, stop: Cancellation
+    ) -> SqlAnswer:
         del asker
         return run_statement(store, sandbox, config, Statement(sql, span, limit), stop)
 
     with ExitStack() as stack:
         store.open()
         stack.callback(store.close)
-        answers = Answers(store, clock, config.query_timeout, Places(), run_sql)
+        answers = QueryExecutor(store, clock, config.query_timeout, ConcurrencySettings(), run_sql)
         stack.callback(answers.close)
         stack.callback(sandbox.close)
 

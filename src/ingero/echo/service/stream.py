@@ -14,9 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from ingero.echo.db.faults import DeadlineError
+from ingero.echo.db.errors import DeadlineError
 from ingero.echo.db.reader import Reader
-from ingero.echo.service.gate import Receive, Scope, Send
+from ingero.echo.service.middleware import Receive, Scope, Send
 from ingero.errors import IngeroError
 from ingero.units import NS_PER_S
 
@@ -29,7 +29,7 @@ FRAME_HEADER: Final = b"x-ingero-answer"
 """Window, coverage and what was cut, as JSON: what rows alone do not say."""
 
 
-class CutError(Exception):
+class TruncatedAnswerError(Exception):
     """An answer that was begun ends here; the connection must not look as if it were complete."""
 
 
@@ -197,7 +197,7 @@ class StreamedAnswer:
             async with asyncio.timeout(None) as patience:
                 await self._send_parts(send, patience)
         except TimeoutError:
-            raise CutError("the client did not take its answer") from None
+            raise TruncatedAnswerError("the client did not take its answer") from None
         finally:
             gone.cancel()
             self._stream.close()
@@ -217,7 +217,7 @@ class StreamedAnswer:
                 await send({"type": "http.response.body", "body": part.data, "more_body": more})
                 patience.reschedule(None)
             if part.is_cut:
-                raise CutError("the answer broke off")
+                raise TruncatedAnswerError("the answer broke off")
             if part.is_last:
                 return
             part = await self._stream.next()

@@ -17,15 +17,15 @@ import pyarrow as pa
 from clickhouse_connect.driver.client import Client
 
 from ingero.echo.db.backend import Kept
-from ingero.echo.db.clickhouse.client import connect, our_errors
+from ingero.echo.db.clickhouse.client import connect, translate_errors
 from ingero.echo.db.clickhouse.reader import ServerReader
 from ingero.echo.db.clickhouse.settings import ClickHouseSettings
 from ingero.echo.db.clickhouse.tables import ROW_KEY, STATEMENTS, VERSION
-from ingero.echo.db.faults import BrokenInstanceError
+from ingero.echo.db.deduplication import Keys
+from ingero.echo.db.errors import BrokenInstanceError
 from ingero.echo.db.reader import Reader
+from ingero.echo.db.retention import Retention
 from ingero.echo.db.rows import Incoming, NodeKey, NodeRow, build_nodes
-from ingero.echo.db.upkeep import Retention
-from ingero.echo.db.window import Keys
 from ingero.echo.schema.tables import APPENDED
 from ingero.errors import StoreError
 from ingero.telemetry.clock import Clock
@@ -95,7 +95,7 @@ class ClickHouseBackend:
             return 0, 0
         horizon = now - timedelta(microseconds=retention.max_age_ns // NS_PER_US)
         client = self._get()
-        with our_errors("delete old rows"):
+        with translate_errors("delete old rows"):
             n_aged = sum(_drop_days(client, table.name, horizon) for table in APPENDED)
             _delete_nodes(client, horizon)
         return n_aged, 0
@@ -139,7 +139,7 @@ class ClickHouseBackend:
             part for part in (sink.getvalue().to_pybytes(),)
         )  # a generator cannot be sent twice
         try:
-            with our_errors(f"write {table}"):
+            with translate_errors(f"write {table}"):
                 self._get().raw_insert(
                     table, rows.column_names, whole, settings=_INSERT, fmt="ArrowStream"
                 )
@@ -157,7 +157,7 @@ class ClickHouseBackend:
 
 def _migrate(client: Client, now: datetime) -> None:
     """Make what is missing; tables of a newer release are refused."""
-    with our_errors("set up the database"):
+    with translate_errors("set up the database"):
         client.command(
             "CREATE TABLE IF NOT EXISTS schema_migrations (number UInt32, applied_at DateTime64(6, 'UTC')) "
             "ENGINE = MergeTree ORDER BY number"
@@ -207,7 +207,7 @@ def _delete_nodes(client: Client, horizon: datetime) -> None:
 
 
 def _load_secret(client: Client) -> int:
-    with our_errors("load the secret of the keys"):
+    with translate_errors("load the secret of the keys"):
         (row,) = client.query("SELECT min(secret) FROM ingest_secret").result_rows
     return int(row[0])
 
@@ -218,6 +218,6 @@ def _load_keys(client: Client, since: datetime, max_keys: int) -> Keys:
         for table in APPENDED
     )
     sql = f"SELECT {ROW_KEY} FROM ({parts}) ORDER BY ingested_at DESC LIMIT {int(max_keys)}"  # noqa: S608
-    with our_errors("load the last keys"):
+    with translate_errors("load the last keys"):
         found = client.query_arrow(sql, parameters={"at": since})
     return np.asarray(found.column(0).combine_chunks(), dtype=np.uint64)

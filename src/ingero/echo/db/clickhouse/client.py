@@ -11,7 +11,7 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError, OperationalError
 
 from ingero.echo.db.clickhouse.settings import ClickHouseSettings
-from ingero.echo.db.faults import BrokenInstanceError, DeadlineError
+from ingero.echo.db.errors import BrokenInstanceError, DeadlineError
 from ingero.errors import StoreError
 
 _TIMEOUT: Final = 159  # TIMEOUT_EXCEEDED
@@ -39,12 +39,12 @@ def connect(settings: ClickHouseSettings) -> Client:
             "connect_timeout": settings.connect_timeout_s,
             "send_receive_timeout": settings.write_timeout_s,
         }
-    with our_errors(f"connect to ClickHouse at {settings.host}:{settings.port}"):
+    with translate_errors(f"connect to ClickHouse at {settings.host}:{settings.port}"):
         return clickhouse_connect.get_client(**where, database=settings.database)
 
 
 @contextmanager
-def our_errors(doing: str) -> Iterator[None]:
+def translate_errors(doing: str) -> Iterator[None]:
     """Turn whatever the client raises into a `StoreError`; ``doing`` completes "cannot …"."""
     try:
         yield

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 from clickhouse_connect.driver.client import Client
 
-from ingero.echo.db.clickhouse.client import our_errors
+from ingero.echo.db.clickhouse.client import translate_errors
 from ingero.echo.db.clickhouse.dialect import SETTINGS, translate
-from ingero.echo.db.faults import DeadlineError
+from ingero.echo.db.errors import DeadlineError
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
@@ -44,7 +44,7 @@ class ServerReader:
         """See `Reader`."""
         text, values = translate(sql, params)
         settings = self._settings()
-        with our_errors("read"):
+        with translate_errors("read"):
             found = self._client.query(text, parameters=values, settings=settings)
             return [tuple(row) for row in found.result_rows]
 
@@ -59,7 +59,7 @@ class ServerReader:
         """See `Reader`."""
         text, values = translate(sql, params)
         settings = self._settings() | {"max_block_size": batch_rows}
-        with our_errors("read"):
+        with translate_errors("read"):
             stream = self._client.query_arrow_stream(text, parameters=values, settings=settings)
         return self._iterate(stream, batch_rows)
 
@@ -86,7 +86,7 @@ class ServerReader:
             while True:
                 if self.is_stopped:
                     raise DeadlineError("cannot read: stopped at its deadline")
-                with our_errors("read"):
+                with translate_errors("read"):
                     batch = next(found, None)
                 if batch is None:
                     return

@@ -6,8 +6,15 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ingero.echo.queries.ask import Answer, AnswerCoverage, Ask, ListArgs, TimeSpan, window_of
-from ingero.echo.queries.judged import JUDGED
+from ingero.echo.queries.context import (
+    Answer,
+    AnswerCoverage,
+    ListArgs,
+    QueryContext,
+    TimeSpan,
+    window_of,
+)
+from ingero.echo.queries.verdicts import JUDGED
 from ingero.serving.query import Query
 
 
@@ -61,14 +68,14 @@ FROM bills GROUP BY ALL ORDER BY lost DESC NULLS LAST, 1, 2, 3, 4
 """
 
 
-def _cost(ask: Ask, args: ListArgs) -> CostAnswer:
+def _cost(ask: QueryContext, args: ListArgs) -> CostAnswer:
     span = ask.span(args)
     sql = _COST_SQL.format(where=span.where, lost=_LOST)
     rows, n_cut = ask.page(Cost, sql, span.params * 2, args.limit)
     return CostAnswer(window=window_of(span), coverage=_coverage(ask, span), n_cut=n_cut, rows=rows)
 
 
-def _coverage(ask: Ask, span: TimeSpan) -> AnswerCoverage:
+def _coverage(ask: QueryContext, span: TimeSpan) -> AnswerCoverage:
     billed = ask.coverage(span, "costs")
     return billed if billed.n_rows else ask.coverage(span, "events", f"metric_name = '{_LOST}'")
 
@@ -112,7 +119,7 @@ ORDER BY b.lost DESC NULLS LAST, 1, 2, 3
 """
 
 
-def _cost_by_culprit(ask: Ask, args: ListArgs) -> CulpritCostAnswer:
+def _cost_by_culprit(ask: QueryContext, args: ListArgs) -> CulpritCostAnswer:
     span = ask.span(args)
     sql = _CULPRIT_SQL.format(where=span.where, lost=_LOST)
     rows, n_cut = ask.page(CulpritCost, sql, span.params * 4, args.limit)

@@ -16,8 +16,8 @@ from typing import Final
 import duckdb
 import pyarrow as pa
 
-from ingero.echo.db.sandbox.child import run_child
-from ingero.echo.db.sandbox.frames import PeerGoneError
+from ingero.echo.db.sandbox.messages import PeerGoneError
+from ingero.echo.db.sandbox.worker import run_worker
 
 _REAP_S: Final = 1.0
 
@@ -38,18 +38,18 @@ def serve(control: socket.socket) -> None:
         pid = os.fork()
         if pid == 0:
             control.close()
-            _be_child(fds[0])
+            _become_worker(fds[0])
         os.close(fds[0])
         pidfd = os.pidfd_open(pid)
         socket.send_fds(control, [pid.to_bytes(4, "little")], [pidfd])
         os.close(pidfd)
 
 
-def _be_child(fd: int) -> None:
+def _become_worker(fd: int) -> None:
     status = 1
     try:
         with socket.socket(fileno=fd) as link:
-            run_child(link)
+            run_worker(link)
         status = 0
     except (OSError, PeerGoneError, MemoryError, duckdb.Error, pa.ArrowException):
         status = 2  # the parent reads a closed socket and says so

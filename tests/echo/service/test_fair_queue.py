@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from ingero.echo.service.answers import describe_error
-from ingero.echo.service.turns import QueueFullError, Turns, TurnSettings, tenant_of
+from ingero.echo.service.executor import build_error_reply
+from ingero.echo.service.fair_queue import FairQueue, FairQueueSettings, QueueFullError, tenant_of
 from ingero.errors import RetryableError
 from ingero.serving.bearer import Principal
 from ingero.units import NS_PER_MS, NS_PER_S
@@ -29,18 +29,18 @@ def serve_all(turns, asked):
 
 
 def test_a_waiting_tenant_goes_before_anothers_second_question():
-    turns = Turns(TurnSettings(1, 1), "it")
+    turns = FairQueue(FairQueueSettings(1, 1), "it")
     assert serve_all(turns, "aaaabbc") == list("abcabaa")
 
 
 def test_one_tenant_never_has_more_than_its_share_and_the_rest_is_for_others():
-    turns = Turns(TurnSettings(4, 1), "it")
+    turns = FairQueue(FairQueueSettings(4, 1), "it")
     assert serve_all(turns, "aaab")[:2] == ["a", "b"]
 
 
 def test_a_full_queue_and_a_late_place_are_said_with_when_to_come_back():
     async def scenario():
-        turns = Turns(TurnSettings(1, 1, max_waiting=2, wait_ns=30 * NS_PER_MS), "it")
+        turns = FairQueue(FairQueueSettings(1, 1, max_waiting=2, wait_ns=30 * NS_PER_MS), "it")
         await turns.acquire("a")
         waiting = [asyncio.ensure_future(turns.acquire("a")) for _ in range(2)]
         await asyncio.sleep(0)
@@ -54,13 +54,16 @@ def test_a_full_queue_and_a_late_place_are_said_with_when_to_come_back():
     full, late, n_waiting = asyncio.run(scenario())
     assert all(type(one) is RetryableError for one in late)
     assert n_waiting == 0
-    assert (describe_error(full).status, describe_error(full).retry_after_s > 0) == (429, True)
-    assert (describe_error(late[0]).status, describe_error(late[0]).code) == (503, "busy")
+    assert (build_error_reply(full).status, build_error_reply(full).retry_after_s > 0) == (
+        429,
+        True,
+    )
+    assert (build_error_reply(late[0]).status, build_error_reply(late[0]).code) == (503, "busy")
 
 
 def test_who_leaves_the_queue_leaves_its_place_to_the_next():
     async def scenario():
-        turns = Turns(TurnSettings(1, 1, wait_ns=30 * NS_PER_S), "it")
+        turns = FairQueue(FairQueueSettings(1, 1, wait_ns=30 * NS_PER_S), "it")
         await turns.acquire("a")
         leaving, staying = (asyncio.ensure_future(turns.acquire(who)) for who in "bc")
         await asyncio.sleep(0)

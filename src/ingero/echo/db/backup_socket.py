@@ -23,7 +23,7 @@ from typing import Any, Final
 import duckdb
 
 from ingero.echo.db.engine import count_tables, wal_path
-from ingero.echo.db.faults import our_errors
+from ingero.echo.db.errors import translate_errors
 from ingero.echo.db.lock import find_open
 from ingero.echo.db.store import Store
 from ingero.errors import IngeroError, StoreError
@@ -31,17 +31,17 @@ from ingero.errors import IngeroError, StoreError
 _LOG: Final = logging.getLogger("ingero.echo")
 _ASK: Final = b"backup"
 _ASK_TIMEOUT_S: Final = 10.0
-_LARGEST_ANSWER: Final = 4096
+_MAX_ANSWER_BYTES: Final = 4096
 _COPY_BYTES: Final = 8 << 20
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 
 
-def door_path(path: str) -> Path:
+def backup_socket_path(path: str) -> Path:
     """Where the server of a database file listens for backups."""
-    return Path(f"{path}.door")
+    return Path(f"{path}.backup.sock")
 
 
-class BackupDoor:
+class BackupServer:
     """The server's side: one backup at a time, on a thread of its own.
 
     Args:
@@ -57,7 +57,7 @@ class BackupDoor:
         """Listen. Where that cannot be, say so and go on: the database is served all the same."""
         if not self._store.is_file:
             return
-        path = door_path(self._store.path)
+        path = backup_socket_path(self._store.path)
         try:
             path.unlink(missing_ok=True)  # of a process that was killed: we hold the file now
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -80,7 +80,7 @@ class BackupDoor:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
-        door_path(self._store.path).unlink(missing_ok=True)
+        backup_socket_path(self._store.path).unlink(missing_ok=True)
 
     def _serve(self) -> None:
         assert self._listener is not None
@@ -120,7 +120,7 @@ def _copy_now(connection: duckdb.DuckDBPyConnection, path: str, fds: list[int]) 
 
     The log is empty unless the checkpoint was not possible.
     """
-    with suppress(StoreError), our_errors("checkpoint"):
+    with suppress(StoreError), translate_errors("checkpoint"):
         connection.execute("CHECKPOINT")
     size = 0
     for source, fd in zip((Path(path), wal_path(path)), fds, strict=True):
@@ -151,7 +151,7 @@ def _write_all(fd: int, data: bytes) -> None:
         rest = rest[os.write(fd, rest) :]
 
 
-def ask_for_backup(path: Path, copy: Path) -> dict[str, int]:
+def request_backup(path: Path, copy: Path) -> dict[str, int]:
     """Have the process that serves ``path`` fill ``copy`` and its log, which must not exist yet.
 
     Returns:
@@ -160,17 +160,17 @@ def ask_for_backup(path: Path, copy: Path) -> dict[str, int]:
     Raises:
         StoreError: Nobody serves it, or the copy could not be made; what there is of it is removed.
     """
-    door = door_path(str(path))
+    control = backup_socket_path(str(path))
     parts = (copy, wal_path(str(copy)))
     fds: list[int] = []
     try:
         fds.extend(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) for part in parts)
-        answer = _ask(door, fds)
+        answer = _ask(control, fds)
     except OSError as error:
         _remove(parts)
         raise StoreError(
             f"{path} is in use, and its server does not take backups: {error.strerror or error}",
-            hint=f"It listens on {door}; ask as the user who runs it.",
+            hint=f"It listens on {control}; ask as the user who runs it.",
         ) from error
     finally:
         for fd in fds:
@@ -184,13 +184,13 @@ def ask_for_backup(path: Path, copy: Path) -> dict[str, int]:
     return rows
 
 
-def _ask(door: Path, fds: list[int]) -> dict[str, Any]:
+def _ask(control: Path, fds: list[int]) -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-        with _short(door) as name:
+        with _short(control) as name:
             link.connect(name)
         socket.send_fds(link, [_ASK], fds)
         said = b""
-        while part := link.recv(_LARGEST_ANSWER):
+        while part := link.recv(_MAX_ANSWER_BYTES):
             said += part
     answer: dict[str, Any] = json.loads(said) if said else {}
     return answer

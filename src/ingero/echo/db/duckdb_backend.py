@@ -1,4 +1,4 @@
-"""`DuckBackend`: rows in one DuckDB file, a group in one transaction."""
+"""`DuckDbBackend`: rows in one DuckDB file, a group in one transaction."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ingero.echo.db.backend import Kept
+from ingero.echo.db.deduplication import Keys
 from ingero.echo.db.encryption import CATALOG
 from ingero.echo.db.engine import (
     DatabaseSettings,
@@ -21,11 +22,10 @@ from ingero.echo.db.engine import (
     transaction,
     wal_path,
 )
-from ingero.echo.db.faults import MemoryLimitError, our_errors, row_errors
+from ingero.echo.db.errors import MemoryLimitError, translate_errors, translate_row_errors
 from ingero.echo.db.reader import Reader, ReaderPool
+from ingero.echo.db.retention import Retention, trim
 from ingero.echo.db.rows import Incoming, NodeKey, NodeRow, build_nodes
-from ingero.echo.db.upkeep import Retention, trim
-from ingero.echo.db.window import Keys
 from ingero.echo.schema import NODES
 from ingero.errors import IngeroError, StoreError
 
@@ -36,7 +36,7 @@ _NODE_UPDATES: Final = ", ".join(
 )
 
 
-class DuckBackend:
+class DuckDbBackend:
     """One file; a `Backend`.
 
     Args:
@@ -66,7 +66,7 @@ class DuckBackend:
         connection = open_engine(self._path, self._settings)
         try:
             migrate(connection, now)
-            with our_errors("load the last keys"):
+            with translate_errors("load the last keys"):
                 loaded = connection.execute(
                     "SELECT key FROM ingest_keys WHERE ingested_at >= ? ORDER BY ingested_at DESC LIMIT ?",
                     [since, max_keys],
@@ -100,7 +100,7 @@ class DuckBackend:
         self, group: Sequence[Incoming], nodes: dict[NodeKey, NodeRow], now: datetime
     ) -> None:
         connection = self._get()
-        with row_errors("write"), transaction(connection):
+        with translate_row_errors("write"), transaction(connection):
             for incoming in group:
                 _insert(connection, incoming.table.name, incoming.batch)
             if group:
@@ -114,7 +114,7 @@ class DuckBackend:
     def trim(self, now: datetime, since: datetime, retention: Retention) -> tuple[int, int]:
         """See `Backend.trim`."""
         connection = self._get()
-        with our_errors("forget old keys"):
+        with translate_errors("forget old keys"):
             connection.execute("DELETE FROM ingest_keys WHERE ingested_at < ?", [since])
         wal = wal_path(self._path)
         return trim(connection, retention, now, wal.stat().st_size if wal.exists() else 0)
@@ -136,7 +136,7 @@ class DuckBackend:
         trouble = ""
         if self._connection is not None:
             try:
-                with our_errors("checkpoint"):
+                with translate_errors("checkpoint"):
                     self._connection.execute("CHECKPOINT")
             except StoreError as error:
                 trouble = error.message

@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from ingero.echo.db.faults import DeadlineError, MemoryLimitError
-from ingero.echo.db.sandbox.pool import SqlRefusedError
-from ingero.echo.db.stop import Stop
+from ingero.echo.db.cancellation import Cancellation
+from ingero.echo.db.errors import DeadlineError, MemoryLimitError
+from ingero.echo.db.sandbox.runner import SqlRefusedError
 from ingero.echo.db.store import Store
 from ingero.echo.queries.analysis import RUN_ANALYSIS
-from ingero.echo.queries.ask import Ask, ClusterRefusedError, SqlAnswer, TimeSpan
 from ingero.echo.queries.catalog import QUERIES
-from ingero.echo.service.turns import QueueFullError, Turns, TurnSettings, tenant_of
+from ingero.echo.queries.context import ClusterRefusedError, QueryContext, SqlAnswer, TimeSpan
+from ingero.echo.service.fair_queue import FairQueue, FairQueueSettings, QueueFullError, tenant_of
 from ingero.errors import BadDataError, IngeroError, RetryableError, StoreError
 from ingero.serving.bearer import Principal
 from ingero.serving.query import Query, get_query
@@ -23,15 +23,15 @@ from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
 ResultT = TypeVar("ResultT")
-SqlRunner = Callable[[Principal, str, TimeSpan, int, Stop], SqlAnswer]
+SqlRunner = Callable[[Principal, str, TimeSpan, int, Cancellation], SqlAnswer]
 
 
-class GoneError(Exception):
+class ClientGoneError(Exception):
     """Whoever asked has gone; there is nobody to tell."""
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerFault:
+class ErrorReply:
     """An error as a client sees it.
 
     Attributes:
@@ -48,7 +48,7 @@ class AnswerFault:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ConcurrencySettings:
     """How many questions are answered at once, and how long one waits for that.
 
     Attributes:
@@ -63,53 +63,51 @@ class Places:
     wait_ns: int = 10 * NS_PER_S
     max_waiting: int = 16
 
-    def tool_turns(self) -> TurnSettings:
+    def tool_turns(self) -> FairQueueSettings:
         """Of tools, and of streams."""
         return self._turns(self.readers, 2)
 
-    def sql_turns(self) -> TurnSettings:
+    def sql_turns(self) -> FairQueueSettings:
         """Of statements."""
         return self._turns(self.sql, 4)
 
-    def _turns(self, n_places: int, shares: int) -> TurnSettings:
+    def _turns(self, n_places: int, shares: int) -> FairQueueSettings:
         per_tenant = max(1, n_places // shares)
-        return TurnSettings(n_places, per_tenant, self.max_waiting, self.wait_ns)
+        return FairQueueSettings(n_places, per_tenant, self.max_waiting, self.wait_ns)
 
 
-UNKNOWN_TOOL: Final = AnswerFault(404, "tool_not_found", "no such tool")
+UNKNOWN_TOOL: Final = ErrorReply(404, "tool_not_found", "no such tool")
 
 
-_FAULTS: Final[tuple[tuple[type[IngeroError], AnswerFault], ...]] = (
-    (ClusterRefusedError, AnswerFault(403, "tenant_scoped_bearer_refused", "")),
-    (BadDataError, AnswerFault(400, "invalid_arguments", "")),
+_FAULTS: Final[tuple[tuple[type[IngeroError], ErrorReply], ...]] = (
+    (ClusterRefusedError, ErrorReply(403, "tenant_scoped_bearer_refused", "")),
+    (BadDataError, ErrorReply(400, "invalid_arguments", "")),
     (
         DeadlineError,
-        AnswerFault(504, "query_timeout", "it did not finish in time; narrow its window"),
+        ErrorReply(504, "query_timeout", "it did not finish in time; narrow its window"),
     ),
-    (QueueFullError, AnswerFault(429, "queue_full", "", 1)),
-    (RetryableError, AnswerFault(503, "busy", "", 1)),
+    (QueueFullError, ErrorReply(429, "queue_full", "", 1)),
+    (RetryableError, ErrorReply(503, "busy", "", 1)),
     (
         MemoryLimitError,
-        AnswerFault(
-            503, "query_memory", "it needs more memory than there is; narrow its window", 5
-        ),
+        ErrorReply(503, "query_memory", "it needs more memory than there is; narrow its window", 5),
     ),
-    (StoreError, AnswerFault(503, "store_unavailable", "the store cannot answer now", 5)),
+    (StoreError, ErrorReply(503, "store_unavailable", "the store cannot answer now", 5)),
 )
 """First match wins; an empty message is filled with the error's own."""
 
 
-def describe_error(error: IngeroError) -> AnswerFault:
+def build_error_reply(error: IngeroError) -> ErrorReply:
     """What a client is told of an error."""
     if isinstance(error, SqlRefusedError):
-        return AnswerFault(400, error.code, error.message)
+        return ErrorReply(400, error.code, error.message)
     for kind, fault in _FAULTS:
         if isinstance(error, kind):
             return fault if fault.message else replace(fault, message=error.message)
-    return AnswerFault(500, "internal", "the answer could not be built; the log has the reason")
+    return ErrorReply(500, "internal", "the answer could not be built; the log has the reason")
 
 
-class Answers:
+class QueryExecutor:
     """Asks `QUERIES` of a store.
 
     Args:
@@ -121,7 +119,12 @@ class Answers:
     """
 
     def __init__(
-        self, store: Store, clock: Clock, timeout_ns: int, places: Places, run_sql: SqlRunner
+        self,
+        store: Store,
+        clock: Clock,
+        timeout_ns: int,
+        places: ConcurrencySettings,
+        run_sql: SqlRunner,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -129,8 +132,8 @@ class Answers:
         self._run_sql = run_sql
         self._pool = ThreadPoolExecutor(places.readers, thread_name_prefix="echo-reader")
         self._sql_pool = ThreadPoolExecutor(places.sql, thread_name_prefix="echo-sql")
-        self._tool_turns = Turns(places.tool_turns(), "questions")
-        self._sql_turns = Turns(places.sql_turns(), "SQL")
+        self._tool_turns = FairQueue(places.tool_turns(), "questions")
+        self._sql_turns = FairQueue(places.sql_turns(), "SQL")
         self.turns = {"tools": self._tool_turns, "sql": self._sql_turns}
 
     async def ask(
@@ -151,14 +154,14 @@ class Answers:
         Raises:
             KeyError: No such question.
             GoneError: The asker went away.
-            IngeroError: See `describe_error`.
+            IngeroError: See `build_error_reply`.
         """
         query = get_query(QUERIES, name)
         is_sql = query.name == RUN_ANALYSIS.name
         turns, pool = (
             (self._sql_turns, self._sql_pool) if is_sql else (self._tool_turns, self._pool)
         )
-        stop = Stop()
+        stop = Cancellation()
 
         async def answer() -> bytes:
             async with turns.take(tenant_of(principal)):
@@ -178,9 +181,9 @@ class Answers:
     def ask_now(
         self,
         principal: Principal,
-        query: Query[Ask, Any, Any],
+        query: Query[QueryContext, Any, Any],
         arguments: bytes | Mapping[str, Any],
-        stop: Stop,
+        stop: Cancellation,
     ) -> bytes:
         """The same on this thread."""
 
@@ -188,7 +191,7 @@ class Answers:
             return self._run_sql(principal, sql, span, limit, stop)
 
         with self._store.open_reader(self._timeout_ns) as reader, stop.calls(reader.stop):
-            ask = Ask(reader, principal.clusters, self._clock.wall_ns(), run_sql)
+            ask = QueryContext(reader, principal.clusters, self._clock.wall_ns(), run_sql)
             return query.ask(ask, arguments)
 
     def close(self) -> None:
@@ -209,7 +212,7 @@ async def unless_gone(work: Coroutine[Any, Any, ResultT], gone: asyncio.Event | 
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise GoneError
+            raise ClientGoneError
         return working.result()
     finally:
         leaving.cancel()

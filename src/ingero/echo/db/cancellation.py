@@ -1,4 +1,4 @@
-"""`Stop`: tells work on another thread that nobody waits for it any more."""
+"""`Cancellation`: tells work on another thread that nobody waits for it any more."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ingero.echo.db.faults import DeadlineError
+from ingero.echo.db.errors import DeadlineError
 
 
-class Stop:
+class Cancellation:
     """One question's. Whoever works for it says how it is stopped; thread-safe."""
 
     def __init__(self) -> None:

@@ -16,8 +16,9 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from ingero.echo.db.faults import DeadlineError
-from ingero.echo.db.sandbox.frames import (
+from ingero.echo.db.cancellation import Cancellation
+from ingero.echo.db.errors import DeadlineError
+from ingero.echo.db.sandbox.messages import (
     Data,
     GuardReply,
     PeerGoneError,
@@ -26,7 +27,6 @@ from ingero.echo.db.sandbox.frames import (
     receive,
     send,
 )
-from ingero.echo.db.stop import Stop
 from ingero.errors import BadDataError, RetryableError, StoreError
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
@@ -87,21 +87,23 @@ class Sandbox:
         self._clock = clock
         self._places = threading.BoundedSemaphore(settings.n_workers)
         self._lock = threading.Lock()
-        self._nursery: subprocess.Popen[bytes] | None = None
+        self._fork_server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self.killed = 0
 
     def start(self) -> None:
-        """Start the nursery now instead of at the first statement."""
+        """Start the fork server now instead of at the first statement."""
         with self._lock:
             self._get_control()
 
     def close(self) -> None:
-        """End the nursery; children end by themselves when their socket closes."""
+        """End the fork server; children end by themselves when their socket closes."""
         with self._lock:
-            self._drop_nursery()
+            self._drop_fork_server()
 
-    def run(self, sql: str, export: Export, max_rows: int, stop: Stop | None = None) -> Result:
+    def run(
+        self, sql: str, export: Export, max_rows: int, stop: Cancellation | None = None
+    ) -> Result:
         """Run one statement.
 
         Args:
@@ -127,7 +129,7 @@ class Sandbox:
 
             with link:
                 try:
-                    with (stop or Stop()).calls(kill):
+                    with (stop or Cancellation()).calls(kill):
                         return self._converse(link, sql, export, max_rows)
                 finally:
                     kill()
@@ -183,12 +185,12 @@ class Sandbox:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             try:
-                return ours, self._ask_nursery(theirs)
+                return ours, self._request_fork(theirs)
             except OSError as error:
                 ours.close()
                 raise StoreError(f"cannot start a process for SQL: {error}") from error
 
-    def _ask_nursery(self, theirs: socket.socket) -> int:
+    def _request_fork(self, theirs: socket.socket) -> int:
         with self._lock:
             for attempt in (1, 2):
                 control = self._get_control()
@@ -200,21 +202,25 @@ class Sandbox:
                 except OSError:
                     if attempt == 2:
                         raise
-                self._drop_nursery()
-            raise OSError("the nursery does not answer")
+                self._drop_fork_server()
+            raise OSError("the fork server does not answer")
 
     def _get_control(self) -> socket.socket:
-        if self._control is not None and self._nursery is not None and self._nursery.poll() is None:
+        if (
+            self._control is not None
+            and self._fork_server is not None
+            and self._fork_server.poll() is None
+        ):
             return self._control
-        self._drop_nursery()
+        self._drop_fork_server()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
-            self._nursery = subprocess.Popen(
+            self._fork_server = subprocess.Popen(
                 [
                     sys.executable,
                     "-I",
                     "-m",
-                    "ingero.echo.db.sandbox.nursery",
+                    "ingero.echo.db.sandbox.fork_server",
                     str(theirs.fileno()),
                 ],
                 env=_ENVIRONMENT,
@@ -228,14 +234,14 @@ class Sandbox:
         self._control = ours
         return ours
 
-    def _drop_nursery(self) -> None:
+    def _drop_fork_server(self) -> None:
         if self._control is not None:
             self._control.close()
             self._control = None
-        if self._nursery is not None:
-            self._nursery.kill()
-            self._nursery.wait()
-            self._nursery = None
+        if self._fork_server is not None:
+            self._fork_server.kill()
+            self._fork_server.wait()
+            self._fork_server = None
 
 
 def _send_rows(link: socket.socket, needs: GuardReply, export: Export, max_bytes: int) -> None:

@@ -18,7 +18,7 @@ class QueueFullError(RetryableError):
 
 
 @dataclass(frozen=True, slots=True)
-class TurnSettings:
+class FairQueueSettings:
     """How many at once.
 
     Attributes:
@@ -41,7 +41,7 @@ def tenant_of(principal: Principal) -> str:
     return ",".join(sorted(principal.clusters))
 
 
-class Turns:
+class FairQueue:
     """Places, and who waits for one. One event loop owns it.
 
     A free place goes to the waiting tenant that has the fewest, among those to the one that was served longest ago, and
@@ -52,7 +52,7 @@ class Turns:
         what: What a place is for, in the message to who got none.
     """
 
-    def __init__(self, settings: TurnSettings, what: str) -> None:
+    def __init__(self, settings: FairQueueSettings, what: str) -> None:
         self._settings = settings
         self._what = what
         self._running: Counter[str] = Counter()

@@ -18,8 +18,8 @@ import duckdb
 import msgspec
 import pyarrow as pa
 
-from ingero.echo.db.sandbox.frames import Data, GuardReply, Result, SandboxJob, receive, send
 from ingero.echo.db.sandbox.guard import QueryRefusedError, check_statement
+from ingero.echo.db.sandbox.messages import Data, GuardReply, Result, SandboxJob, receive, send
 
 _SLICE_ROWS: Final = 1024
 _SPARE_BYTES: Final = 192 << 20
@@ -42,7 +42,7 @@ _WITH_ZONE: Final = re.compile(
 """In the name of a type, also of a nested one; quoted names of members and values are passed over."""
 
 
-def run_child(link: socket.socket) -> None:
+def run_worker(link: socket.socket) -> None:
     """Serve one job on ``link``; the caller ends the process afterwards."""
     job, _ = receive(link, SandboxJob)
     connection = duckdb.connect(
@@ -63,7 +63,7 @@ def run_child(link: socket.socket) -> None:
     data, fds = receive(link, Data, max_fds=16)
     _load(connection, data.tables, fds)
     connection.execute("SET lock_configuration = true")
-    _close_doors()
+    _forbid_descriptors()
     send(link, _run(connection, job))
 
 
@@ -75,7 +75,7 @@ def _limit_self(job: SandboxJob) -> None:
     _lower(resource.RLIMIT_CORE, 0)
 
 
-def _close_doors() -> None:
+def _forbid_descriptors() -> None:
     """From here no file and no socket can be opened: every new descriptor fails."""
     _lower(resource.RLIMIT_NOFILE, 0)
 

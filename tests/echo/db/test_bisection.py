@@ -3,9 +3,9 @@
 import pytest
 from tests.echo.db.test_store import T0, count, make_store, rows_of
 
-from ingero.echo.db.duck import DuckBackend
-from ingero.echo.db.faults import BadRowsError, BrokenInstanceError
-from ingero.echo.db.sift import Sieve
+from ingero.echo.db.bisection import GroupBisector
+from ingero.echo.db.duckdb_backend import DuckDbBackend
+from ingero.echo.db.errors import BadRowsError, BrokenInstanceError
 from ingero.echo.schema import EVENTS
 from ingero.errors import BadDataError, StoreError
 
@@ -95,7 +95,7 @@ class Table:
 
 def test_one_bad_request_of_many_costs_a_logarithm_of_commits():
     table = Table({5 * 10**9})
-    told = Sieve(table.commit).settle([rows_of(1, start=start) for start in range(64)])
+    told = GroupBisector(table.commit).settle([rows_of(1, start=start) for start in range(64)])
     assert [i for i, one in enumerate(told) if one is not None] == [5]
     assert len(table.kept) == 63
     assert table.n_commits <= 14
@@ -103,14 +103,14 @@ def test_one_bad_request_of_many_costs_a_logarithm_of_commits():
 
 def test_an_instance_that_dies_of_one_request_stores_the_others_and_says_try_again():
     table = Table({5 * 10**9}, fault=BrokenInstanceError)
-    told = Sieve(table.commit).settle([rows_of(1, start=start) for start in range(16)])
+    told = GroupBisector(table.commit).settle([rows_of(1, start=start) for start in range(16)])
     assert [i for i, one in enumerate(told) if one is not None] == [5]
     assert len(set(table.kept)) == 15
 
 
 def test_a_database_that_is_away_is_not_asked_for_each_request():
     table = Table(is_away=True)
-    told = Sieve(table.commit).settle([rows_of(1, start=start) for start in range(64)])
+    told = GroupBisector(table.commit).settle([rows_of(1, start=start) for start in range(64)])
     assert all(isinstance(one, StoreError) for one in told)
     assert table.n_commits == 3
 
@@ -119,18 +119,18 @@ def test_a_request_full_of_poison_is_given_up_before_it_holds_up_everybody():
     poison = [number * 10**9 for number in range(1000)]
     table = Table(poison)
     rows = rows_of(1000)
-    (error,) = Sieve(table.commit).settle([rows])
+    (error,) = GroupBisector(table.commit).settle([rows])
     assert isinstance(error, BadDataError)
     assert rows.outcome.n_refused == 1000
     assert table.n_commits < 130
 
 
 def test_a_failed_commit_is_rolled_back_whatever_failed(tmp_path, monkeypatch):
-    from ingero.echo.db import duck
+    from ingero.echo.db import duckdb_backend
 
     store = make_store(tmp_path / "echo.db")
     store.open()
-    real = duck._insert
+    real = duckdb_backend._insert
     failing = [True]
 
     def insert(connection, table, rows):
@@ -139,8 +139,8 @@ def test_a_failed_commit_is_rolled_back_whatever_failed(tmp_path, monkeypatch):
             failing.pop()
             raise BadRowsError("after the rows are in")
 
-    monkeypatch.setattr(duck, "_insert", insert)
-    assert isinstance(store.backend, DuckBackend)
+    monkeypatch.setattr(duckdb_backend, "_insert", insert)
+    assert isinstance(store.backend, DuckDbBackend)
     store.write(rows_of(4))
     assert count(store) == 4
     store.close()

@@ -10,7 +10,7 @@ from typing import Final
 import duckdb
 
 from ingero.echo.db.engine import fetch_row, used_bytes
-from ingero.echo.db.faults import our_errors
+from ingero.echo.db.errors import translate_errors
 from ingero.echo.schema.tables import APPENDED
 from ingero.units import NS_PER_US
 
@@ -78,7 +78,7 @@ def _trim_to_size(connection: duckdb.DuckDBPyConnection, max_bytes: int) -> int:
         "SELECT min(ingested_at) FROM (SELECT ingested_at, sum(sum(n)) OVER (ORDER BY ingested_at) AS upto "  # noqa: S608
         f"FROM ({arrivals}) GROUP BY ingested_at) WHERE upto >= ?"
     )
-    with our_errors("find the oldest rows"):
+    with translate_errors("find the oldest rows"):
         share = math.ceil(n_live * (1 - _SIZE_TARGET * max_bytes / live_bytes))
         (oldest,) = fetch_row(connection, sql, [share])
     if oldest is None:
@@ -89,7 +89,7 @@ def _trim_to_size(connection: duckdb.DuckDBPyConnection, max_bytes: int) -> int:
 def _count_rows(connection: duckdb.DuckDBPyConnection) -> tuple[int, int]:
     n_live = n_stored = 0
     for table in APPENDED:
-        with our_errors("count rows"):
+        with translate_errors("count rows"):
             row = fetch_row(
                 connection,
                 f"SELECT (SELECT count(*) FROM {table.name}), coalesce(sum(count), 0) "  # noqa: S608 - our names
@@ -103,14 +103,14 @@ def _count_rows(connection: duckdb.DuckDBPyConnection) -> tuple[int, int]:
 def _delete_until(connection: duckdb.DuckDBPyConnection, horizon: datetime) -> int:
     n_deleted = 0
     for table in APPENDED:
-        with our_errors("delete old rows"):
+        with translate_errors("delete old rows"):
             sql = f"DELETE FROM {table.name} WHERE ingested_at < ?"  # noqa: S608 - our names
             n_deleted += int(fetch_row(connection, sql, [horizon])[0])
-    with our_errors("delete old nodes"):
+    with translate_errors("delete old nodes"):
         connection.execute("DELETE FROM nodes WHERE ingested_at < ?", [horizon])
     return n_deleted
 
 
 def _checkpoint(connection: duckdb.DuckDBPyConnection) -> None:
-    with our_errors("checkpoint"):
+    with translate_errors("checkpoint"):
         connection.execute("CHECKPOINT")

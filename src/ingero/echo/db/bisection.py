@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ingero.echo.db.faults import BadRowsError, BrokenInstanceError
+from ingero.echo.db.errors import BadRowsError, BrokenInstanceError
 from ingero.echo.db.rows import Rows
 from ingero.errors import BadDataError, IngeroError, StoreError
 
@@ -19,7 +19,7 @@ _ATTEMPTS_A_REQUEST: Final = 64
 """Commits spent on one request that is at fault; what is left of it then is refused with the rest."""
 
 
-class Sieve:
+class GroupBisector:
     """Stores what can be stored of one group.
 
     Args:

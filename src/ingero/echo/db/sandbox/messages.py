@@ -1,4 +1,4 @@
-"""What parent, nursery and child say to each other: length-prefixed msgpack on Unix sockets, rows in memfds."""
+"""What parent, fork server and worker say to each other: length-prefixed msgpack on Unix sockets, rows in memfds."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ SqlRunner = Callable[[str, TimeSpan, int], SqlAnswer]
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PageStatement:
     """The rows of an answer as a statement that nobody has run yet.
 
     Attributes:
@@ -170,7 +170,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class QueryContext:
     """One question's circumstances.
 
     Attributes:
@@ -185,7 +185,7 @@ class Ask:
     clusters: frozenset[str] | None
     now_ns: int
     run_sql: SqlRunner
-    pages: list[Page] | None = None
+    pages: list[PageStatement] | None = None
 
     def span(self, args: TimeWindowArgs, *tables: str) -> TimeSpan:
         """Resolve a question's window and its tenant filter.
@@ -242,7 +242,7 @@ class Ask:
     ) -> tuple[list[RowT], int]:
         """The first rows of an ordered statement, and how many the limit left out; none of them where `pages` is set."""
         if self.pages is not None:
-            self.pages.append(Page(row, sql, tuple(params), limit))
+            self.pages.append(PageStatement(row, sql, tuple(params), limit))
             return [], 0
         found, n_all = self.reader.page_rows(sql, params, limit)
         return [row(*_aware(values)) for values in found], n_all - len(found)

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ingero.echo.service.answers import AnswerFault
+from ingero.echo.service.executor import ErrorReply
 from ingero.echo.service.telemetry import (
     BAD_BEARERS,
     BEARER_REQUESTS,
@@ -56,22 +56,22 @@ _HANDLERS: Final = (
     ("/metrics", "metrics"),
 )
 MCP_PATHS: Final = frozenset({"/", "/mcp"})
-N_BEARER_CHARS: Final = 12
+N_DIGEST_CHARS: Final = 12
 """Characters of a token's digest that name it in metrics."""
 _CLIENT_GONE: Final = 499
 _BAD_PER_SECOND: Final = 1.0
 _BAD_BURST: Final = 20.0
 _BAD_RETRY_S: Final = 5
-DRAINING: Final = AnswerFault(503, "draining", "shutting down; ask again", 5)
-NO_BEARER: Final = AnswerFault(401, "missing_bearer", "a bearer token is needed")
-BAD_BEARER: Final = AnswerFault(401, "invalid_bearer", "invalid bearer token")
-BUSY_BEARER: Final = AnswerFault(
+DRAINING: Final = ErrorReply(503, "draining", "shutting down; ask again", 5)
+NO_BEARER: Final = ErrorReply(401, "missing_bearer", "a bearer token is needed")
+BAD_BEARER: Final = ErrorReply(401, "invalid_bearer", "invalid bearer token")
+BUSY_BEARER: Final = ErrorReply(
     429, "in_flight_cap", "too many requests of this bearer are being answered", 1
 )
-SLOWED: Final = AnswerFault(
+SLOWED: Final = ErrorReply(
     429, "too_many_bad_bearers", "too many wrong tokens from this address", _BAD_RETRY_S
 )
-CRASHED: Final = AnswerFault(
+CRASHED: Final = ErrorReply(
     500, "internal", "the answer could not be built; the log has the reason"
 )
 VERSION_GONE: Final = {
@@ -84,7 +84,7 @@ VERSION_GONE: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class GateSettings:
+class RequestLimitSettings:
     """How much one bearer may ask.
 
     Attributes:
@@ -100,7 +100,7 @@ class GateSettings:
     trust_proxy: bool = False
 
 
-class Gate:
+class RequestMiddleware:
     """Lets requests through to ``app`` and answers the others.
 
     Args:
@@ -115,7 +115,7 @@ class Gate:
         self,
         app: App,
         bearers: Bearers,
-        settings: GateSettings,
+        settings: RequestLimitSettings,
         clock: Clock,
         meter: MeterRegistry,
     ) -> None:
@@ -148,8 +148,8 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        visit = _Visit(scope, send, self._clock.mono_ns())
-        inbox = Inbox(receive)
+        visit = _Exchange(scope, send, self._clock.mono_ns())
+        inbox = DisconnectWatch(receive)
         principal = None
         try:
             principal, refusal = self._admit(scope, visit)
@@ -169,7 +169,7 @@ class Gate:
                 visit.status = _CLIENT_GONE
             self._record(scope, visit, principal)
 
-    def _admit(self, scope: Scope, visit: _Visit) -> tuple[Principal | None, AnswerFault | None]:
+    def _admit(self, scope: Scope, visit: _Exchange) -> tuple[Principal | None, ErrorReply | None]:
         if self.draining:
             return None, DRAINING
         given = visit.headers.get(b"authorization")
@@ -186,14 +186,14 @@ class Gate:
             return principal, BUSY_BEARER
         return principal, slow
 
-    def _refuse_bad(self, address: str) -> AnswerFault:
+    def _refuse_bad(self, address: str) -> ErrorReply:
         """Good tokens of the same address are not slowed: others behind one proxy must not be locked out."""
         is_slowed = self._bad_by_address.take(address) > 0
         self._bad.add(1, outcome="slowed" if is_slowed else "refused")
         return SLOWED if is_slowed else BAD_BEARER
 
     async def _pass_on(
-        self, scope: Scope, inbox: Inbox, visit: _Visit, principal: Principal | None
+        self, scope: Scope, inbox: DisconnectWatch, visit: _Exchange, principal: Principal | None
     ) -> None:
         key = principal.digest if principal else ""
         scope["principal"], scope["gone"] = principal, inbox.gone
@@ -213,7 +213,7 @@ class Gate:
             if token is not None:
                 PRINCIPAL.reset(token)
 
-    async def _work(self, scope: Scope, inbox: Inbox, visit: _Visit) -> None:
+    async def _work(self, scope: Scope, inbox: DisconnectWatch, visit: _Exchange) -> None:
         self._n_active += 1
         self._idle.clear()
         try:
@@ -223,7 +223,7 @@ class Gate:
             if not self._n_active:
                 self._idle.set()
 
-    async def _stand(self, scope: Scope, inbox: Inbox, visit: _Visit) -> None:
+    async def _stand(self, scope: Scope, inbox: DisconnectWatch, visit: _Exchange) -> None:
         """A stream for what the server may want to say: nothing is in flight on it, so no drain waits for it."""
         stream = asyncio.ensure_future(self._app(scope, inbox.receive, visit.send))
         self._standing.add(stream)
@@ -237,7 +237,7 @@ class Gate:
         finally:
             self._standing.discard(stream)
 
-    def _find_address(self, scope: Scope, visit: _Visit) -> str:
+    def _find_address(self, scope: Scope, visit: _Exchange) -> str:
         if self._settings.trust_proxy:
             forwarded = visit.headers.get(b"x-forwarded-for", b"").decode("latin-1")
             if forwarded:
@@ -245,7 +245,7 @@ class Gate:
         client = scope.get("client")
         return client[0] if client else ""
 
-    def _record(self, scope: Scope, visit: _Visit, principal: Principal | None) -> None:
+    def _record(self, scope: Scope, visit: _Exchange, principal: Principal | None) -> None:
         took_ns = self._clock.mono_ns() - visit.started_ns
         path = scope["path"]
         handler = next((name for start, name in _HANDLERS if path.startswith(start)), "mcp")
@@ -257,7 +257,7 @@ class Gate:
         self._requests.add(1, **labels)
         self._latency.record(took_ns / NS_PER_S, **labels)
         if principal is not None:
-            bearer = principal.digest[:N_BEARER_CHARS]
+            bearer = principal.digest[:N_DIGEST_CHARS]
             status_class = labels["status_class"]
             self._bearer_requests.add(1, bearer=bearer, handler=handler, status_class=status_class)
             self._bearer_seconds.add(took_ns / NS_PER_S, bearer=bearer, handler=handler)
@@ -272,7 +272,7 @@ class Gate:
         write_request(principal, answered)
 
 
-class Inbox:
+class DisconnectWatch:
     """A request's body on its way in, and then whether its client is still there.
 
     Args:
@@ -310,7 +310,7 @@ class Inbox:
         self.gone.set()
 
 
-class _Visit:
+class _Exchange:
     """One request's answer on its way out."""
 
     __slots__ = (
@@ -356,7 +356,7 @@ class _Visit:
         elif not self.is_started:
             await self.answer_fault(DRAINING)
 
-    async def answer_fault(self, fault: AnswerFault) -> None:
+    async def answer_fault(self, fault: ErrorReply) -> None:
         """Answer with an error body."""
         headers = []
         if fault.retry_after_s:
@@ -381,7 +381,7 @@ class _Visit:
         await self.send({"type": "http.response.body", "body": encoded})
 
 
-def _paced(wait_s: float) -> AnswerFault | None:
+def _paced(wait_s: float) -> ErrorReply | None:
     if not wait_s:
         return None
-    return AnswerFault(429, "rate_limited", "too many requests", max(1, math.ceil(wait_s)))
+    return ErrorReply(429, "rate_limited", "too many requests", max(1, math.ceil(wait_s)))

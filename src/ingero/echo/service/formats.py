@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import inspect
 
-from ingero.echo.service.answers import AnswerFault
+from ingero.echo.service.executor import ErrorReply
 
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
@@ -27,7 +27,7 @@ _TYPES: Final[dict[type, pa.DataType]] = {
 }
 
 
-class Form(Protocol):
+class RowFormat(Protocol):
     """Writes one answer, part by part. Each part is whole: nothing is held back for the next."""
 
     media_type: str
@@ -43,11 +43,11 @@ class Form(Protocol):
     def end(self) -> bytes:
         """What comes after the last row."""
 
-    def fail(self, fault: AnswerFault) -> bytes:
+    def fail(self, fault: ErrorReply) -> bytes:
         """What comes instead of the rows that are missing."""
 
 
-class Lines:
+class NdjsonFormat:
     """One JSON object a line; after an error one last object with ``error`` and ``code``, which no row has."""
 
     media_type = NDJSON
@@ -69,12 +69,12 @@ class Lines:
         """Nothing."""
         return b""
 
-    def fail(self, fault: AnswerFault) -> bytes:
+    def fail(self, fault: ErrorReply) -> bytes:
         """The last line."""
         return self._encoder.encode_lines([{"error": fault.message, "code": fault.code}])
 
 
-class ArrowStream:
+class ArrowFormat:
     """An Arrow IPC stream; the schema's metadata has the rest of the answer under ``ingero.answer``.
 
     An error is an empty last batch with ``error`` and ``code`` in its metadata, without the end-of-stream marker. Since
@@ -107,7 +107,7 @@ class ArrowStream:
         self._writer.close()
         return self._drain()
 
-    def fail(self, fault: AnswerFault) -> bytes:
+    def fail(self, fault: ErrorReply) -> bytes:
         """The batch that says so."""
         assert self._schema is not None
         empty = pa.RecordBatch.from_pylist([], schema=self._schema)
@@ -122,10 +122,13 @@ class ArrowStream:
         return written
 
 
-FORMS: Final[dict[str, type[Lines | ArrowStream]]] = {NDJSON: Lines, ARROW: ArrowStream}
+FORMATS: Final[dict[str, type[NdjsonFormat | ArrowFormat]]] = {
+    NDJSON: NdjsonFormat,
+    ARROW: ArrowFormat,
+}
 
 
-def choose_form(accept: str) -> Form | None:
+def choose_format(accept: str) -> RowFormat | None:
     """What the ``Accept`` header likes best, the first of equals; None is JSON, which also answers what asks for neither.
 
     Source: RFC 9110, 12.5.1.
@@ -134,9 +137,9 @@ def choose_form(accept: str) -> Form | None:
     for item in accept.lower().split(","):
         kind, *parameters = (piece.strip() for piece in item.split(";"))
         weight = _weigh(parameters)
-        if (kind in FORMS or kind in _ANY) and weight > best_weight:
+        if (kind in FORMATS or kind in _ANY) and weight > best_weight:
             best, best_weight = kind, weight
-    form = FORMS.get(best)
+    form = FORMATS.get(best)
     return None if form is None else form()
 
 
@@ -169,10 +172,12 @@ def _arrow_type(found: inspect.Type) -> pa.DataType:
     return _TYPES[type(found)]
 
 
-def iter_sql(form: Form, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[bytes]:
+def iter_sql(
+    form: RowFormat, columns: Sequence[str], rows: Sequence[Sequence[Any]]
+) -> Iterator[bytes]:
     """The answer to a tenant's statement in a form; in Arrow, types follow from the values and mixed columns are JSON text."""
     names = [f"{name}_{at}" if name in columns[:at] else name for at, name in enumerate(columns)]
-    if isinstance(form, Lines):
+    if isinstance(form, NdjsonFormat):
         yield msgspec.json.Encoder().encode_lines(
             dict(zip(names, row, strict=True)) for row in rows
         )

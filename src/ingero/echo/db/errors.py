@@ -37,7 +37,7 @@ class LockedError(StoreError):
 
 
 @contextmanager
-def our_errors(doing: str) -> Iterator[None]:
+def translate_errors(doing: str) -> Iterator[None]:
     """Turn whatever DuckDB raises into a `StoreError`; ``doing`` completes "cannot …"."""
     try:
         yield
@@ -57,9 +57,9 @@ def our_errors(doing: str) -> Iterator[None]:
 
 
 @contextmanager
-def row_errors(doing: str) -> Iterator[None]:
-    """`our_errors`, with what is the fault of the rows told apart as `BadRowsError`."""
-    with our_errors(doing):
+def translate_row_errors(doing: str) -> Iterator[None]:
+    """`translate_errors`, with what is the fault of the rows told apart as `BadRowsError`."""
+    with translate_errors(doing):
         try:
             yield
         except (duckdb.DataError, duckdb.IntegrityError, duckdb.InvalidInputException) as error:

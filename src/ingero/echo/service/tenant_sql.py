@@ -10,11 +10,11 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from ingero.echo.db.cancellation import Cancellation
 from ingero.echo.db.reader import Reader, conform
-from ingero.echo.db.sandbox.pool import Rows, Sandbox, SandboxSettings
-from ingero.echo.db.stop import Stop
+from ingero.echo.db.sandbox.runner import Rows, Sandbox, SandboxSettings
 from ingero.echo.db.store import Store
-from ingero.echo.queries.ask import SqlAnswer, TimeSpan
+from ingero.echo.queries.context import SqlAnswer, TimeSpan
 from ingero.echo.schema import TABLES
 from ingero.echo.service.config import EchoConfig
 
@@ -49,7 +49,7 @@ def sandbox_settings(config: EchoConfig) -> SandboxSettings:
 
 
 def run_statement(
-    store: Store, sandbox: Sandbox, config: EchoConfig, statement: Statement, stop: Stop
+    store: Store, sandbox: Sandbox, config: EchoConfig, statement: Statement, stop: Cancellation
 ) -> SqlAnswer:
     """Run one in the sandbox on its tenant's rows.
 
