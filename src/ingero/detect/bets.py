@@ -15,9 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
+from ingero.model.arrays import FloatArray, IntArray
 
 RANK_KAPPAS: Final = (0.1, 0.2, 0.3, 0.5, 0.7)
 POOLED_KAPPAS: Final = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7)

@@ -13,10 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.detect.rows import Columns, index_of_start, run_starts, running_max
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
+from ingero.model.arrays import IntArray, Records
 
 ENTRY: Final = np.dtype([
     ("comm", "<i8"),
@@ -78,7 +75,7 @@ class WaitLedger:
         while self._workers.n < n_workers:
             self._workers.add()
 
-    def add(self, ops: npt.NDArray[np.void]) -> None:
+    def add(self, ops: Records) -> None:
         """Take operations, sorted by worker and entry; those whose end was not seen are left out."""
         ops = ops[ops["inside_ns"] >= 0]
         if not ops.size:
@@ -128,7 +125,7 @@ class WaitLedger:
         is_link = is_due & is_complete & (counts == 2)
         self._count_transfers(rows["comm"][first][is_link], least[is_link])
 
-    def _count_waits(self, found: npt.NDArray[np.void]) -> None:
+    def _count_waits(self, found: Records) -> None:
         """Add what these matches make an episode longer by."""
         table = np.concatenate([self._episodes, found])
         is_old = np.arange(table.size) < self._episodes.size

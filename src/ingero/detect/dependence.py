@@ -19,10 +19,7 @@ import numpy.typing as npt
 from ingero.detect.bets import count_below
 from ingero.detect.rows import as_slice, is_uniform, leave_one_out_median
 from ingero.detect.tiers import NOTICE
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
+from ingero.model.arrays import BoolArray, FloatArray, IntArray
 
 BLOCK: Final = 8
 _N_FINE: Final = 64

@@ -39,7 +39,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.detect.bets import (
     POOLED_KAPPAS,
@@ -54,10 +53,7 @@ from ingero.detect.dependence import Dependence, residuals_among_all, typical_re
 from ingero.detect.lasting import limits_from_peers
 from ingero.detect.rows import accumulate, as_slice, is_uniform, leave_one_out_median, pick_time
 from ingero.detect.tiers import ALARM, MIN_PEERS, N_TIERS, NOTICE, Crossing, EDetectorSettings
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
+from ingero.model.arrays import BoolArray, FloatArray, IntArray
 
 _RENEW_EVERY: Final = 32
 _WEIGH_EVERY: Final = 256

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.detect.edetector import DRIFT, EDetector
 from ingero.detect.groups import PairedOps, PeerGroup
@@ -20,10 +19,8 @@ from ingero.detect.peers import BEFORE_FIRST
 from ingero.detect.rows import row_medians
 from ingero.detect.siblings import Siblings
 from ingero.detect.tiers import MIN_PEERS, N_TIERS, Crossing, EDetectorSettings
+from ingero.model.arrays import FloatArray, IntArray
 from ingero.model.verdicts import Slowdown
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 SPREAD_WORTH_NAMING: Final = 0.10
 """An operation whose slowest peer exceeds the median by this share counts as spread out."""

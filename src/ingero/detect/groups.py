@@ -13,13 +13,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.detect.peers import KEY
 from ingero.detect.rows import run_starts
-
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
+from ingero.model.arrays import BoolArray, IntArray, Records
 
 FOREVER: Final = np.iinfo(np.int64).max
 
@@ -51,7 +48,7 @@ class PeerGroup:
     depth: int = 0
     since_ns: int | None = None
     gone_upto: dict[int, int] = field(default_factory=dict)
-    pending: list[npt.NDArray[np.void]] = field(default_factory=list)
+    pending: list[Records] = field(default_factory=list)
     n_pending: int = 0
 
 
@@ -128,7 +125,7 @@ def take_complete(
 
 
 def _order_keys(
-    rows: npt.NDArray[np.void], columns: IntArray, n_members: int
+    rows: Records, columns: IntArray, n_members: int
 ) -> tuple[IntArray, IntArray, BoolArray]:
     """Canonical order of the rows, the key that each row belongs to, and which members have each key."""
     by_key = np.lexsort((rows["ordinal"], rows["slot"], rows["segment"]))
@@ -147,9 +144,7 @@ def _order_keys(
     return by_key[order], key_of[order], has
 
 
-def _spread(
-    rows: npt.NDArray[np.void], columns: IntArray, key_of: IntArray, has: BoolArray
-) -> PairedOps:
+def _spread(rows: Records, columns: IntArray, key_of: IntArray, has: BoolArray) -> PairedOps:
     def table(name: str) -> IntArray:
         values = np.full(has.shape, -1, np.int64)
         values[key_of, columns] = rows[name]
@@ -160,9 +155,7 @@ def _spread(
     return PairedOps(table("own_ns"), table("entry_ns"), table("seq"), table("view"), segment)
 
 
-def split_by_group(
-    keys: npt.NDArray[np.void], add: Callable[[int, int, npt.NDArray[np.void]], None]
-) -> None:
+def split_by_group(keys: Records, add: Callable[[int, int, Records], None]) -> None:
     """Call ``add(worker, comm, rows)`` for each worker's consecutive rows of KEY on one communicator."""
     if keys.size:
         assert keys.dtype == KEY

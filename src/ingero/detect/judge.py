@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.detect.collectives import WaitLedger
 from ingero.detect.evidence import RankEvidence
@@ -27,11 +26,10 @@ from ingero.detect.peers import BY_LABELS, OP, Pairing, op_of_slot, role_of
 from ingero.detect.rows import Columns
 from ingero.detect.tiers import EDetectorSettings
 from ingero.detect.verdicts import Facts, WorkerFacts, build_judgements
+from ingero.model.arrays import BoolArray, IntArray, Records
 from ingero.model.collectives import ClockKind, CollectiveOp, CollectiveRun, Rank, Worker
 from ingero.model.verdicts import Judgement
 from ingero.units import NS_PER_S, NS_PER_US
-
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,7 @@ class Judge:
             done_ns=("<i8", np.iinfo(np.int64).min), first_ns=("<i8", -1), last_ns=("<i8", -1)
         )
         self._own = Columns(own=("<i8", 0), n_ops=("<i8", 0), n_enqueue=("<i8", 0))
-        self._arrived: list[npt.NDArray[np.void]] = []
+        self._arrived: list[Records] = []
         self._n_pending = 0
         self._pairing = Pairing()
         self._ledger = WaitLedger(self.settings.patience_ns)
@@ -207,7 +205,7 @@ class Judge:
                     self._evidence.siblings.note_links(group.members, taken, comm_of_view, is_link)
         self._evidence.observe(paired)
 
-    def _take_ready(self, now_ns: int, *, final: bool) -> npt.NDArray[np.void]:
+    def _take_ready(self, now_ns: int, *, final: bool) -> Records:
         """Operations whose predecessors had time to arrive, sorted by worker and entry, without repeats."""
         if not self._arrived:
             return np.zeros(0, OP)
@@ -232,7 +230,7 @@ class Judge:
         is_aged = (now_ns - rows["arrived_ns"] >= self.settings.reorder_ns) | final
         np.maximum.at(frontier, rows["worker"][is_aged], rows["entry_ns"][is_aged])
         is_ready = rows["entry_ns"] <= frontier[rows["worker"]]
-        ready: npt.NDArray[np.void] = rows[is_ready]
+        ready: Records = rows[is_ready]
         kept = rows[~is_ready]
         self._arrived, self._n_pending = ([kept] if kept.size else []), int(kept.size)
         done_ns = np.asarray(self._workers["done_ns"])
@@ -240,7 +238,7 @@ class Judge:
         np.maximum.at(np.asarray(self._views["done"]), ready["view"], ready["seq"])
         return ready
 
-    def _sum_up(self, ops: npt.NDArray[np.void]) -> None:
+    def _sum_up(self, ops: Records) -> None:
         worker = ops["worker"]
         np.add.at(np.asarray(self._own["own"]), worker, np.maximum(ops["own_ns"], 0))
         np.add.at(np.asarray(self._own["n_ops"]), worker, 1)
@@ -252,7 +250,7 @@ class Judge:
         first[worker[begins[is_fresh]]] = ops["entry_ns"][begins[is_fresh]]
         np.maximum.at(last, worker, ops["entry_ns"] + np.maximum(ops["inside_ns"], 0))
 
-    def _join(self, worker: int, comm: int, rows: npt.NDArray[np.void], now_ns: int) -> None:
+    def _join(self, worker: int, comm: int, rows: Records, now_ns: int) -> None:
         """Hand a worker's keys to its peer group, which it joins if need be."""
         rank = self._ranks[worker]
         key = (comm, role_of(rank), rank.cluster_id)
@@ -396,7 +394,7 @@ class Judge:
         }
 
 
-def _is_repeat(rows: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+def _is_repeat(rows: Records) -> BoolArray:
     """All but the first of rows with the same view and sequence number, in the given order."""
     order = np.lexsort((np.arange(rows.size), rows["seq"], rows["view"]))
     view, seq = rows["view"][order], rows["seq"][order]

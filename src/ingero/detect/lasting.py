@@ -17,9 +17,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from ingero.model.arrays import FloatArray, IntArray
 
 MIN_OTHERS: Final = 5
 """Peers with a lasting level below which their spread says nothing."""
@@ -49,7 +48,7 @@ def limits_from_peers(levels: FloatArray, multiple: float, low: float, high: flo
     return np.where(n >= MIN_OTHERS, limits, low)
 
 
-def _median(values: FloatArray, n: npt.NDArray[np.int64]) -> FloatArray:
+def _median(values: FloatArray, n: IntArray) -> FloatArray:
     """Median of the last axis' n numbers that are not NaN; 0 of none."""
     ordered = np.sort(values, axis=2)
     low, high = np.maximum(n - 1, 0) // 2, np.minimum(n // 2, values.shape[2] - 1)

@@ -14,13 +14,10 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.detect.rows import Columns, count_within, index_of_start, run_starts, running_max
+from ingero.model.arrays import BoolArray, IntArray, Records
 from ingero.model.collectives import CollectiveOp, Rank
-
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 GRADIENT_OPS: Final = (
     CollectiveOp.ALL_REDUCE,
@@ -127,9 +124,7 @@ class Pairing:
         while self._views.n < n_views:
             self._views.add()
 
-    def number(
-        self, ops: npt.NDArray[np.void], n_ranks: IntArray, *, final: bool
-    ) -> npt.NDArray[np.void]:
+    def number(self, ops: Records, n_ranks: IntArray, *, final: bool) -> Records:
         """Give operations their keys.
 
         Args:
@@ -152,9 +147,7 @@ class Pairing:
             return np.zeros(0, KEY)
         return self._number(ops, comm[keep], self._find_lanes(ops, life[keep]), n_ranks)
 
-    def _choose_comms(
-        self, ops: npt.NDArray[np.void], n_ranks: IntArray
-    ) -> tuple[IntArray, IntArray, IntArray]:
+    def _choose_comms(self, ops: Records, n_ranks: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """The peer-defining communicator in force at each operation, the row where the worker first had one, and lives.
 
         A worker's life ends when it gives its communicator up or finds a larger one; shape (n_ops,), counted from 0.
@@ -191,7 +184,7 @@ class Pairing:
         return comm, first, life
 
     def _choose_largest(
-        self, ops: npt.NDArray[np.void], size: IntArray, life: IntArray
+        self, ops: Records, size: IntArray, life: IntArray
     ) -> tuple[IntArray, IntArray, IntArray]:
         """The largest communicator since each was given up, its size, and the size in force before each operation."""
         worker = ops["worker"]
@@ -206,7 +199,7 @@ class Pairing:
         return comm, best, before
 
     def _find_given_up(
-        self, ops: npt.NDArray[np.void], comm: IntArray, size: IntArray
+        self, ops: Records, comm: IntArray, size: IntArray
     ) -> tuple[IntArray, BoolArray]:
         """A worker's longest segment so far, and where it reduces elsewhere so long after its last anchor."""
         worker, state = ops["worker"], self._workers
@@ -225,7 +218,7 @@ class Pairing:
         return longest, is_late & (size > 0) & ~is_anchor & (comm >= 0)
 
     def _hold_back(
-        self, ops: npt.NDArray[np.void], comm: IntArray, first: IntArray, *, final: bool
+        self, ops: Records, comm: IntArray, first: IntArray, *, final: bool
     ) -> tuple[BoolArray, IntArray]:
         """Which operations to number now, and on what: those before the first gradient communicator may wait or drop."""
         worker = ops["worker"]
@@ -244,7 +237,7 @@ class Pairing:
         keep = ~is_lost & ~(is_waiting & ~gives_up)
         return keep, comm
 
-    def _find_lanes(self, ops: npt.NDArray[np.void], life: IntArray) -> IntArray:
+    def _find_lanes(self, ops: Records, life: IntArray) -> IntArray:
         """A view within one life of its worker: communicators are numbered anew when peers are chosen anew."""
         pairs, lane = np.unique(ops["view"] << 16 | np.minimum(life, 0xFFFF), return_inverse=True)
         lanes = []
@@ -257,9 +250,7 @@ class Pairing:
             lanes.append(found)
         return np.asarray(np.array(lanes, np.int64)[lane])
 
-    def _number(
-        self, ops: npt.NDArray[np.void], comm: IntArray, lanes: IntArray, n_ranks: IntArray
-    ) -> npt.NDArray[np.void]:
+    def _number(self, ops: Records, comm: IntArray, lanes: IntArray, n_ranks: IntArray) -> Records:
         worker, state = ops["worker"], self._workers
         starts = run_starts(worker)
         is_anchor = ops["comm"] == comm
@@ -294,7 +285,7 @@ class Pairing:
         keys["own_ns"] = np.where(ops["is_enqueue"] | (ops["own_ns"] < 0), -1, ops["own_ns"])
         return keys
 
-    def _name_slots(self, ops: npt.NDArray[np.void], lanes: IntArray, n_ranks: IntArray) -> None:
+    def _name_slots(self, ops: Records, lanes: IntArray, n_ranks: IntArray) -> None:
         """Number the communicators that a worker used for the first time in its life.
 
         A slot is (members, kind of the first operation, how many such communicators the worker had before).

@@ -7,9 +7,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
+from ingero.model.arrays import BoolArray, FloatArray, IntArray
+
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 

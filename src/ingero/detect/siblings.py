@@ -19,13 +19,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.detect.groups import PairedOps
 from ingero.detect.rows import leave_one_out_median
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
+from ingero.model.arrays import FloatArray, IntArray
 
 _KEPT: Final = 256
 _MIN_USUAL_NS: Final = 1_000_000

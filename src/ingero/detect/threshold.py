@@ -30,11 +30,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero.model.arrays import BoolArray, FloatArray, IntArray
 from ingero.units import NS_PER_S
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 MAD_TO_SIGMA: Final = 1.4826
 """MAD of a normal distribution × this = its standard deviation (1 / Φ⁻¹(3/4))."""

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from ingero.model.arrays import FloatArray
 
 ALARM: Final = 0
 NOTICE: Final = 1

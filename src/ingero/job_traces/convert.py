@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.errors import BadDataError
 from ingero.job_traces.model import STEP, JobTrace, TraceRows
+from ingero.model.arrays import BoolArray, IntArray, Records
 from ingero.model.collectives import (
     COLLECTIVE_OP,
     UNKNOWN_NS,
@@ -30,9 +30,6 @@ from ingero.model.collectives import (
     Rank,
 )
 from ingero.units import NS_PER_S
-
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 _STAGE, _LINK_UP, _LINK_DOWN, _EMBEDDING, _WORKER, _JOB = range(6)
 _NORM_BYTES: Final = 4
@@ -83,7 +80,7 @@ def _hash_comm(*parts: object) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _place_steps(rows: TraceRows) -> tuple[IntArray, IntArray, npt.NDArray[np.void]]:
+def _place_steps(rows: TraceRows) -> tuple[IntArray, IntArray, Records]:
     """Each row's step index and start on a timeline on which steps follow each other; and the steps."""
     numbers, step_idx = np.unique(rows.step, return_inverse=True)
     start_ns = np.round(rows.start_s * NS_PER_S).astype(np.int64)

@@ -7,12 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import BoolArray, FloatArray, IntArray, Records
 from ingero.model.collectives import CollectiveRun, Rank
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 STEP: Final = np.dtype([("step", "<i8"), ("begin_ns", "<i8"), ("end_ns", "<i8")])
 
@@ -39,7 +36,7 @@ class TraceRows:
     duration_s: FloatArray
     optypes: tuple[str, ...]
 
-    def where(self, mask: npt.NDArray[np.bool_]) -> TraceRows:
+    def where(self, mask: BoolArray) -> TraceRows:
         """The rows of a mask, shape (n,)."""
         return TraceRows(
             dp=self.dp[mask],
@@ -72,7 +69,7 @@ class JobTrace:
     name: str
     workers: tuple[Rank, ...]
     runs: tuple[tuple[CollectiveRun, ...], ...]
-    steps: npt.NDArray[np.void]
+    steps: Records
     n_unknown_rows: int = 0
 
     def find_step(self, entry_ns: int) -> int | None:

@@ -12,7 +12,8 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from ingero.model.arrays import Records
 
 
 class CollectiveOp(IntEnum):
@@ -112,4 +113,4 @@ class CollectiveRun:
     comm_rank: int
     n_ranks: int
     clock: ClockKind
-    ops: npt.NDArray[np.void]
+    ops: Records

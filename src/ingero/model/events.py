@@ -12,6 +12,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero.model.arrays import BoolArray, Records
+
 
 class Source(IntEnum):
     """Which part of the system a row comes from."""
@@ -259,7 +261,7 @@ EVENT: Final = np.dtype([
 ])
 """One row, 112 bytes. A thread's rows do not have to be in order; `Recording` sorts by start."""
 
-Events = npt.NDArray[np.void]
+Events = Records
 """Rows of EVENT, shape (n,)."""
 
 _STORED_AT_END: Final = frozenset((Source.HOST, Source.IO, Source.TCP, Source.NET))
@@ -326,7 +328,7 @@ _UNKNOWN_OP: Final = {
 }
 
 
-def is_stored_at_end(sources: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+def is_stored_at_end(sources: npt.NDArray[np.uint8]) -> BoolArray:
     """Which rows carry their completion as the stored timestamp (start = timestamp - duration)."""
     return np.isin(sources, list(_STORED_AT_END))
 

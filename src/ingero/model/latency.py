@@ -7,6 +7,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero.model.arrays import FloatArray, IntArray
+
 HIST_FIRST_LOG2: Final = 7
 """Bucket 0 holds what took less than 2^7 ns."""
 HIST_BUCKETS: Final = 126
@@ -14,7 +16,7 @@ HIST_BUCKETS: Final = 126
 _STEPS: Final = 4
 
 
-def build_bucket_edges_ns() -> npt.NDArray[np.float64]:
+def build_bucket_edges_ns() -> FloatArray:
     """Lower edges of the latency buckets and, last, the upper edge of the last; shape (HIST_BUCKETS + 1,)."""
     steps = np.arange(HIST_BUCKETS) / _STEPS
     octave = np.floor(steps)
@@ -23,8 +25,8 @@ def build_bucket_edges_ns() -> npt.NDArray[np.float64]:
 
 
 def quantiles_ns(
-    histogram: npt.NDArray[np.uint64] | npt.NDArray[np.float64], quantiles: tuple[float, ...]
-) -> npt.NDArray[np.float64]:
+    histogram: npt.NDArray[np.uint64] | FloatArray, quantiles: tuple[float, ...]
+) -> FloatArray:
     """Durations below which the given shares of all calls lie.
 
     Inside a bucket the calls are taken as evenly spread, so a result is off by less than a quarter octave.
@@ -45,13 +47,11 @@ def quantiles_ns(
     inside = 1 - (reached[bucket] - wanted) / np.maximum(histogram[bucket], 1)
     edges = build_bucket_edges_ns()
     lower, upper = edges[bucket], edges[bucket + 1]
-    filled: npt.NDArray[np.float64] = lower + (upper - lower) * np.clip(inside, 0, 1)
+    filled: FloatArray = lower + (upper - lower) * np.clip(inside, 0, 1)
     return filled
 
 
-def gather_histogram(
-    from_ns: npt.NDArray[np.int64], to_ns: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float64]:
+def gather_histogram(from_ns: IntArray, to_ns: IntArray, counts: IntArray) -> FloatArray:
     """Counts of stored buckets on the kernel's buckets.
 
     A recording of an earlier version has whole octaves: their calls are spread evenly over the four steps.
@@ -73,5 +73,5 @@ def gather_histogram(
     each = counts / (last - first)
     np.add.at(changes, first, each)
     np.add.at(changes, last, -each)
-    gathered: npt.NDArray[np.float64] = np.round(np.cumsum(changes)[:-1], 6)
+    gathered: FloatArray = np.round(np.cumsum(changes)[:-1], 6)
     return gathered

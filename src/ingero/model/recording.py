@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import Records
 from ingero.model.events import EVENT, Events
 from ingero.model.untrusted import clean
 
@@ -144,7 +144,7 @@ def describe_unprobed(unprobed: Iterable[Unprobed]) -> list[str]:
     return lines
 
 
-def _no_rows(dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
+def _no_rows(dtype: np.dtype[np.void]) -> Records:
     return np.empty(0, dtype)
 
 
@@ -178,10 +178,10 @@ class Recording:
     nodes: tuple[str, ...] = ("",)
     process_names: Mapping[tuple[int, int], str] = field(default_factory=dict)
     ranks: Mapping[tuple[int, int], ProcessRank] = field(default_factory=dict)
-    aggregates: npt.NDArray[np.void] = field(default_factory=lambda: _no_rows(AGGREGATE))
-    coverage: npt.NDArray[np.void] = field(default_factory=lambda: _no_rows(COVERAGE))
-    snapshots: npt.NDArray[np.void] = field(default_factory=lambda: _no_rows(SNAPSHOT))
-    histograms: npt.NDArray[np.void] = field(default_factory=lambda: _no_rows(HISTOGRAM))
+    aggregates: Records = field(default_factory=lambda: _no_rows(AGGREGATE))
+    coverage: Records = field(default_factory=lambda: _no_rows(COVERAGE))
+    snapshots: Records = field(default_factory=lambda: _no_rows(SNAPSHOT))
+    histograms: Records = field(default_factory=lambda: _no_rows(HISTOGRAM))
     sessions: tuple[Session, ...] = ()
     unprobed: tuple[Unprobed, ...] = ()
     stacks: Mapping[int, str] = field(default_factory=dict)

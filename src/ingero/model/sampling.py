@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero.model.arrays import BoolArray
 from ingero.model.events import (
     CudaOp,
     DriverOp,
@@ -89,7 +90,7 @@ In a recording of this version such a kind is complete where the sum of ``lost``
 _SHAPE: Final = (256, 256)
 
 
-def _build_table() -> npt.NDArray[np.bool_]:
+def _build_table() -> BoolArray:
     table = np.zeros(_SHAPE, bool)
     for source, op in NEVER_SAMPLED:
         table[source, op] = True
@@ -99,9 +100,7 @@ def _build_table() -> npt.NDArray[np.bool_]:
 _TABLE: Final = _build_table()
 
 
-def is_never_sampled(
-    sources: npt.NDArray[np.uint8], ops: npt.NDArray[np.uint8]
-) -> npt.NDArray[np.bool_]:
+def is_never_sampled(sources: npt.NDArray[np.uint8], ops: npt.NDArray[np.uint8]) -> BoolArray:
     """Which rows are of kinds that are never sampled."""
-    chosen: npt.NDArray[np.bool_] = _TABLE[sources, ops]
+    chosen: BoolArray = _TABLE[sources, ops]
     return chosen

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.agent.trace.thinning import thin
+from ingero.model.arrays import IntArray, Records
 from ingero.model.events import EventFlag, Events, HostOp, Source, is_stored_at_end
 from ingero.model.latency import HIST_BUCKETS, build_bucket_edges_ns
 from ingero.model.recording import AGGREGATE, COVERAGE, HISTOGRAM, Recording
@@ -138,10 +138,10 @@ def degrade(exact: Recording, select: Select) -> Recording:
     )
 
 
-def _minutes(events: Events) -> npt.NDArray[np.int64]:
+def _minutes(events: Events) -> IntArray:
     at_end = is_stored_at_end(events["source"])
     stamps = events["start_ns"] + np.where(at_end, events["duration_ns"], 0)
-    minutes: npt.NDArray[np.int64] = stamps // _MINUTE_NS * _MINUTE_NS
+    minutes: IntArray = stamps // _MINUTE_NS * _MINUTE_NS
     return minutes
 
 
@@ -152,7 +152,7 @@ def _counted(events: Events) -> Events:
     return counted
 
 
-def _build_aggregates(ended: Events, stored: Events) -> npt.NDArray[np.void]:
+def _build_aggregates(ended: Events, stored: Events) -> Records:
     every, kept = _counted(ended), _counted(stored)
     groups: dict[tuple[int, int], list[int]] = {}
     for i, key in enumerate(
@@ -175,7 +175,7 @@ def _build_aggregates(ended: Events, stored: Events) -> npt.NDArray[np.void]:
     return rows
 
 
-def _build_histograms(ended: Events) -> npt.NDArray[np.void]:
+def _build_histograms(ended: Events) -> Records:
     every = _counted(ended)
     edges = build_bucket_edges_ns().astype(np.int64)
     buckets = np.searchsorted(edges, every["duration_ns"], "right") - 1
@@ -190,7 +190,7 @@ def _build_histograms(ended: Events) -> npt.NDArray[np.void]:
     return rows
 
 
-def _build_coverage(ended: Events, stored: Events) -> npt.NDArray[np.void]:
+def _build_coverage(ended: Events, stored: Events) -> Records:
     pairs = sorted(set(zip(ended["node"].tolist(), ended["source"].tolist(), strict=True)))
     rows = np.zeros(len(pairs), COVERAGE)
     for row, (node, source) in zip(rows, pairs, strict=True):

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.job_traces.model import JobTrace, TraceRows
+from ingero.model.arrays import FloatArray
 from ingero.units import NS_PER_S
 
-FloatArray = npt.NDArray[np.float64]
 Noise = Callable[[np.random.Generator, tuple[int, ...]], FloatArray]
 
 OPTYPES: Final = (

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.errors import BadDataError
+from ingero.model.arrays import Records
 from ingero.model.collectives import (
     COLLECTIVE_OP,
     UNKNOWN_NS,
@@ -74,7 +75,7 @@ class CollectiveRead:
     first_problem: str = ""
 
 
-def pack_ops(ops: npt.NDArray[np.void]) -> bytes:
+def pack_ops(ops: Records) -> bytes:
     """Pack rows of COLLECTIVE_OP, shape (n,) with n ≤ `MAX_OPS`, into a record's body.
 
     Raises:
@@ -126,7 +127,7 @@ def _narrow(offsets: _Column, width: int) -> bytes:
     return b"" if kind is None else offsets.astype(kind).tobytes()
 
 
-def unpack_ops(body: bytes, max_ops: int = MAX_OPS) -> npt.NDArray[np.void]:
+def unpack_ops(body: bytes, max_ops: int = MAX_OPS) -> Records:
     """Unpack a record's body into rows of COLLECTIVE_OP, shape (n,), read-only.
 
     Operations of a kind this version does not know become ``UNKNOWN`` [12].

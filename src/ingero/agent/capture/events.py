@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ingero.agent.capture.kernel.abi import Flag, ProcessEvent
+from ingero.model.arrays import Records
 from ingero.model.events import (
     EVENT,
     CopyKind,
@@ -23,7 +24,6 @@ from ingero.model.events import (
     TcpOp,
 )
 
-Records = npt.NDArray[Any]
 _SECTOR_BYTES: Final = 512
 _KEPT: Final = Flag.ERROR | Flag.SLOW | Flag.FIRST | Flag.LARGE
 

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.agent.capture.events import build_call_events, build_collective_events
 from ingero.agent.capture.kernel.abi import Flag, get_dtype
 from ingero.agent.capture.probes.engine import Engine
 from ingero.agent.capture.stack_keeper import StackKeeper
 from ingero.agent.capture.stacks.outside import OpenCall
+from ingero.model.arrays import Records
 from ingero.model.events import EventFlag, Events, OffCpuReason, Source
 from ingero.units import NS_PER_S
 
-Records = npt.NDArray[Any]
 RING: Final = "in_flight"
 """The name under which observers are told of them: ``struct ig_call`` or ``struct ig_collective``, as their fields say."""
 LEAST_AGE_NS: Final = NS_PER_S

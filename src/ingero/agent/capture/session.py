@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Final, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.agent.capture.discover.identity import ProcessIdentity, find_cgroup_id, read_identity
 from ingero.agent.capture.discover.processes import find_descendants, has_ended, iter_pids
@@ -31,12 +30,12 @@ from ingero.agent.capture.probes.host import PROBES
 from ingero.agent.capture.probes.sampling import BUDGET, SamplingControl
 from ingero.agent.capture.program import HeldProgram
 from ingero.agent.capture.stack_keeper import RING, StackKeeper
+from ingero.model.arrays import Records
 from ingero.model.events import EventFlag, Events
 from ingero.model.recording import Unprobed, describe_unprobed
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_MS, NS_PER_S
 
-Records = npt.NDArray[Any]
 DRAIN_MS: Final = 100
 TICK_NS: Final = NS_PER_S
 _MOST_DRAINS: Final = 8

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, Protocol, runtime_checkable
-
-import numpy.typing as npt
+from typing import Final, Protocol, runtime_checkable
 
 from ingero.agent.capture.kernel.perf import Mapping as FileMapping
 from ingero.agent.capture.probes.engine import Engine
 from ingero.agent.capture.probes.stacks import StackBook
 from ingero.agent.capture.stacks.outside import OpenCall
 from ingero.agent.capture.stacks.resolver import Stack
+from ingero.model.arrays import Records
 from ingero.model.events import Events
 
-Records = npt.NDArray[Any]
 RING: Final = "stacks"
 
 

@@ -18,19 +18,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ingero.agent.collectives.host import ROW, SETTLE_NS, Finished, Place, own_times
 from ingero.agent.collectives.plugin_ring import RECORD, NcclRing, find_rings_of
+from ingero.model.arrays import BoolArray, IntArray, Records
 from ingero.model.collectives import COLLECTIVE_OP, UNKNOWN_NS, ClockKind, CollectiveOp
 from ingero.units import NS_PER_S
 
-Records = npt.NDArray[Any]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 _Kind = tuple[int, int, int]
 
 SCAN_NS: Final = 2 * NS_PER_S

@@ -17,15 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.agent.capture.kernel.abi import Flag
+from ingero.model.arrays import IntArray, Records
 from ingero.model.collectives import COLLECTIVE_OP, UNKNOWN_NS, ClockKind, CollectiveOp
 from ingero.model.events import CudaOp, DriverOp, NcclOp, Source
 from ingero.units import NS_PER_MS, NS_PER_S
-
-Records = npt.NDArray[Any]
-IntArray = npt.NDArray[np.int64]
 
 SETTLE_NS: Final = 100 * NS_PER_MS
 """How long a record waits for older ones of other rings, which are read one after the other."""
@@ -92,7 +89,7 @@ class Finished:
     comm_rank: int
     n_ranks: int
     clock: ClockKind
-    ops: npt.NDArray[np.void]
+    ops: Records
 
 
 @dataclass(slots=True)

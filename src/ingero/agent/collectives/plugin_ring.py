@@ -15,9 +15,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
-import numpy.typing as npt
 
-Records = npt.NDArray[Any]
+from ingero.model.arrays import BoolArray, Records
 
 HEADER: Final = np.dtype([
     ("magic", "<u8"),
@@ -140,7 +139,7 @@ class NcclRing:
         self._skip_to(self._at + n_over)
         return self._take_whole(records, is_whole)
 
-    def _take_whole(self, records: Records, is_whole: npt.NDArray[np.bool_]) -> Records:
+    def _take_whole(self, records: Records, is_whole: BoolArray) -> Records:
         """Records up to the first that is still being written; one that was so the last time too is given up."""
         if is_whole.all():
             self._at += len(records)

@@ -14,16 +14,16 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.agent.collectives.device import DeviceCollectives
 from ingero.agent.collectives.host import SETTLE_NS, CollectiveTracker, Finished, Place
 from ingero.agent.health.account import CollectiveAccount
 from ingero.agent.health.body import NodeIdentity
 from ingero.agent.health.transport import PushReply, PushTransport
+from ingero.model.arrays import Records
 from ingero.model.collectives import ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.model.events import Source
 from ingero.model.progress import RankProgress
@@ -33,7 +33,6 @@ from ingero.units import NS_PER_S
 from ingero.wire.collectives import build_collectives
 from ingero.wire.progress import build_progress
 
-Records = npt.NDArray[Any]
 MAX_KEPT_OPS: Final = 1_000_000
 MAX_PUSH_OPS: Final = 65_536
 """Operations in one request, about a megabyte."""
@@ -99,7 +98,7 @@ class Usual:
     n_ops: int = 0
     recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT_OPS))
 
-    def add(self, ops: npt.NDArray[np.void]) -> bool:
+    def add(self, ops: Records) -> bool:
         """Take operations whose times are known; True when the newest moved against what was usual before them."""
         ops = ops[(ops["own_ns"] >= 0) & (ops["inside_ns"] >= 0)]
         if not len(ops):
@@ -373,7 +372,7 @@ class CollectivePusher:
 
 def join_runs(runs: Iterable[CollectiveRun]) -> list[CollectiveRun]:
     """One run per rank, communicator and clock, its operations in the order given."""
-    parts: dict[tuple[Rank, str, int, int, ClockKind], list[npt.NDArray[np.void]]] = {}
+    parts: dict[tuple[Rank, str, int, int, ClockKind], list[Records]] = {}
     for run in runs:
         key = (run.rank, run.comm, run.comm_rank, run.n_ranks, run.clock)
         parts.setdefault(key, []).append(run.ops)

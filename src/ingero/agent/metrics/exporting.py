@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any, Final, Protocol
 
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from ingero.agent.capture.discover.identity import ProcessIdentity
@@ -15,6 +14,7 @@ from ingero.agent.capture.session import Totals
 from ingero.agent.health.transport import PushTransport
 from ingero.agent.metrics.series import Distribution, Kind, Labels, Series, iter_call_series
 from ingero.errors import UnsupportedError
+from ingero.model.arrays import Records
 from ingero.model.events import Events
 from ingero.otlp.codec import build_attributes, build_gauge, build_metrics, build_number, build_sum
 from ingero.otlp.codec.build import CUMULATIVE
@@ -56,7 +56,7 @@ class MetricObserver:
         if identity.place.rank >= 0:
             self._ranks[identity.pid] = identity.place.rank
 
-    def on_events(self, ring: str, records: npt.NDArray[Any], events: Events) -> None:
+    def on_events(self, ring: str, records: Records, events: Events) -> None:
         """Nothing: counts are exact without the events."""
 
     def on_totals(self, totals: Totals) -> None:

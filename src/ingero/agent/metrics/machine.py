@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.agent.metrics.series import Kind, Series
+from ingero.model.arrays import Records
 from ingero.model.recording import SNAPSHOT
 
 _IDLE_FIELDS = (3, 4)  # idle and iowait: a processor that waits for a disk could run somebody
@@ -124,7 +123,7 @@ class Machine:
                 yield Series(name, Kind.GAUGE, unit, says, (((), float(value)),))
 
 
-def build_snapshot(state: MachineState, wall_ns: int) -> npt.NDArray[Any]:
+def build_snapshot(state: MachineState, wall_ns: int) -> Records:
     """A row of SNAPSHOT; a first look has no share of the processors and is 0 there, as recordings have it."""
     row = np.zeros(1, SNAPSHOT)
     row["wall_ns"] = wall_ns

@@ -11,15 +11,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-import numpy.typing as npt
+from typing import Final
 
 from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.discover.processes import FileState, iter_mappings, open_mapped
 from ingero.agent.capture.kernel.perf import Mapping
 from ingero.agent.capture.session import Totals
 from ingero.agent.metrics.series import Kind, Series
+from ingero.model.arrays import Records
 from ingero.model.events import Events
 
 LOOK_S: Final = 5.0
@@ -72,7 +71,7 @@ class NcclProcesses:
         self._names[identity.pid] = identity.name
         self._wake.set()
 
-    def on_events(self, ring: str, records: npt.NDArray[Any], events: Events) -> None:
+    def on_events(self, ring: str, records: Records, events: Events) -> None:
         """Nothing."""
 
     def on_totals(self, totals: Totals) -> None:

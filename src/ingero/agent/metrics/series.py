@@ -9,18 +9,17 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.agent.capture.probes.latency import fold_octaves
 from ingero.agent.capture.session import Totals, count_coverage
+from ingero.model.arrays import Records
 from ingero.model.events import CudaOp, DriverOp, Source, op_name, source_name
 from ingero.model.latency import HIST_FIRST_LOG2
 from ingero.wire.names import Attribute, MemcpyDirection
 
-Records = npt.NDArray[Any]
 Labels = tuple[tuple[str, str | int], ...]
 
 _LAST_LOG2: Final = 36

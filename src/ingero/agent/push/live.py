@@ -10,10 +10,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.kernel.abi import ProcessEvent
@@ -33,11 +32,11 @@ from ingero.agent.health.service import (
 from ingero.agent.health.signals.reading import Reading, Signals
 from ingero.agent.metrics.machine import Processors
 from ingero.config.nccl import ring_parent
+from ingero.model.arrays import Records
 from ingero.model.events import CudaOp, DriverOp, Events, GraphOp, Source
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_S
 
-Records = npt.NDArray[Any]
 STALE_NS: Final = 3 * NS_PER_S
 """Counts older than this are no reading."""
 LOOK_S: Final = 0.2

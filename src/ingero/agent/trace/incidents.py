@@ -12,13 +12,12 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-import numpy.typing as npt
-
 from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.session import Totals
 from ingero.agent.capture.stacks.resolver import Stack
 from ingero.agent.metrics.series import Kind, Labels, Series
 from ingero.agent.trace.recent import MOST_ROWS, Frozen, Recent
+from ingero.model.arrays import Records
 from ingero.model.events import Events
 from ingero.model.incidents import Explanation, Incident, Severity
 from ingero.recording.causal.engine import explain
@@ -112,7 +111,7 @@ class IncidentWatch:
     def on_process(self, identity: ProcessIdentity) -> None:
         """Nothing: the selection names it."""
 
-    def on_events(self, ring: str, records: npt.NDArray[Any], events: Events) -> None:
+    def on_events(self, ring: str, records: Records, events: Events) -> None:
         """Nothing: the selection hands on what it keeps."""
 
     def on_stacks(self, stacks: Mapping[int, Stack]) -> None:

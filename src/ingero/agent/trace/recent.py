@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.agent.capture.stacks.resolver import Stack
+from ingero.model.arrays import Records
 from ingero.model.events import EVENT, EventFlag, Events
 from ingero.model.recording import (
     AGGREGATE,
@@ -25,7 +25,6 @@ from ingero.model.recording import (
 from ingero.recording.store.rows import count_by_kind, count_by_source, stored_timestamps
 from ingero.units import NS_PER_S
 
-Records = npt.NDArray[Any]
 MOST_ROWS: Final = 100_000
 """11 MB."""
 _SLACK: Final = 1.25

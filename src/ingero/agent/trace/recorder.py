@@ -8,9 +8,7 @@ import platform
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-import numpy.typing as npt
+from typing import Final
 
 from ingero import __version__
 from ingero.agent.annotations.admission import Admitted
@@ -21,6 +19,7 @@ from ingero.agent.metrics.series import Kind, Series
 from ingero.agent.trace.selection import Selection
 from ingero.config.invoker import Invoker
 from ingero.errors import StoreError
+from ingero.model.arrays import Records
 from ingero.model.events import Events, op_name
 from ingero.model.recording import Session, Unprobed
 from ingero.recording.store.losses import Loss
@@ -29,7 +28,6 @@ from ingero.recording.store.writer import RecordingWriter
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
-Records = npt.NDArray[Any]
 CLOCK_SAMPLE_NS: Final = 10 * NS_PER_S
 _MOST_TOLD: Final = 5
 

@@ -6,22 +6,21 @@ For ten seconds every record is kept. After that kinds that are sampled (`ingero
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.open_calls import RING as OPEN_RING
 from ingero.agent.capture.session import Totals
 from ingero.agent.trace.thinning import thin
+from ingero.model.arrays import Records
 from ingero.model.events import Events, OffCpuReason, Source
 from ingero.model.latency import build_bucket_edges_ns
 from ingero.model.recording import AGGREGATE, COVERAGE, HISTOGRAM, ProcessRank
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
-Records = npt.NDArray[Any]
 BUCKET_NS: Final = 60 * NS_PER_S
 EVERYTHING_NS: Final = 10 * NS_PER_S
 _N_SOURCES: Final = 256

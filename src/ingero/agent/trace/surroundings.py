@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
-import numpy.typing as npt
 
 from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.gpu.readings import GpuReading
@@ -15,6 +12,7 @@ from ingero.agent.metrics.machine import Machine, MachineState, build_snapshot
 from ingero.agent.metrics.series import Series
 from ingero.agent.trace.recorder import Recorder
 from ingero.agent.trace.selection import Selection
+from ingero.model.arrays import Records
 from ingero.model.events import Events
 
 
@@ -44,7 +42,7 @@ class Surroundings:
     def on_process(self, identity: ProcessIdentity) -> None:
         """Nothing."""
 
-    def on_events(self, ring: str, records: npt.NDArray[Any], events: Events) -> None:
+    def on_events(self, ring: str, records: Records, events: Events) -> None:
         """Nothing."""
 
     def on_totals(self, totals: Totals) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import BoolArray
 from ingero.model.events import EventFlag, Events
 from ingero.model.sampling import is_never_sampled
 
@@ -15,7 +15,7 @@ MOST_PER_KIND: Final = 4
 _WEIGHT_LIMIT: Final = (1 << 31) - 1
 
 
-def is_kept_whole(events: Events) -> npt.NDArray[np.bool_]:
+def is_kept_whole(events: Events) -> BoolArray:
     """Which rows are never left out: kinds that are never sampled, and what was first, slow, large or failed."""
     kept = is_never_sampled(events["source"], events["op"])
     kept |= (events["flags"] & (EventFlag.EXEMPLAR | EventFlag.IN_FLIGHT)) != 0

@@ -11,6 +11,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero.model.arrays import BoolArray, IntArray
+
 Keys = npt.NDArray[np.uint64]
 
 _FANOUT: Final = 4
@@ -19,7 +21,7 @@ _MIX_A: Final = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_B: Final = np.uint64(0x94D049BB133111EB)
 
 
-def build_keys(series: Keys, time_ns: npt.NDArray[np.int64], secret: int = 0) -> Keys:
+def build_keys(series: Keys, time_ns: IntArray, secret: int = 0) -> Keys:
     """One key per row from the hash of what the row is about and its time.
 
     Args:
@@ -63,7 +65,7 @@ class _Generation:
             last = self.runs.pop()
             self.runs[-1] = np.sort(np.concatenate((self.runs[-1], last)), kind="stable")
 
-    def is_member(self, keys: Keys) -> npt.NDArray[np.bool_]:
+    def is_member(self, keys: Keys) -> BoolArray:
         found = np.zeros(len(keys), dtype=np.bool_)
         for run in self.runs:
             at = np.searchsorted(run, keys)
@@ -92,7 +94,7 @@ class KeyWindow:
         """Keys held."""
         return self._newer.n_keys + self._older.n_keys
 
-    def find_new(self, keys: Keys) -> npt.NDArray[np.bool_]:
+    def find_new(self, keys: Keys) -> BoolArray:
         """Mask of the rows to write: first of their key here and not seen in the window."""
         if not len(keys):
             return np.zeros(0, dtype=np.bool_)

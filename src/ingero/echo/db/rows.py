@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ingero.echo.db.deduplication import Keys, build_keys, mix
 from ingero.echo.schema import EVENTS, NODES, TABLES, Table
+from ingero.model.arrays import BoolArray, IntArray
 
 NodeKey = tuple[str, str]
 NodeRow = dict[str, Any]
@@ -31,7 +31,7 @@ class Chunk:
 
     batch: pa.RecordBatch
     series: Keys
-    time_ns: npt.NDArray[np.int64]
+    time_ns: IntArray
     content: Keys | None = None
 
     def slice(self, start: int, stop: int) -> Chunk:
@@ -173,9 +173,9 @@ class Incoming:
     batch: pa.Table
     keys: Keys
     places: Keys
-    owner_idx: npt.NDArray[np.int64]
+    owner_idx: IntArray
 
-    def keep(self, is_kept: npt.NDArray[np.bool_]) -> Incoming:
+    def keep(self, is_kept: BoolArray) -> Incoming:
         """The rows of a mask."""
         return Incoming(
             self.table,

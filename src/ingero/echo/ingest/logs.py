@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ingero.echo.db.deduplication import Keys, mix
@@ -25,6 +24,7 @@ from ingero.echo.ingest.origin import (
 )
 from ingero.echo.ingest.records import read_record
 from ingero.echo.schema import COLLECTIVES, LOGS, Table
+from ingero.model.arrays import Records
 from ingero.model.collectives import UNKNOWN_NS, CollectiveOp, CollectiveRun
 from ingero.otlp.codec import Export, LogRow, iter_log_rows
 from ingero.units import NS_PER_S
@@ -195,7 +195,7 @@ def _add_run(rows: Rows, run: CollectiveRun, at_ns: int) -> None:
     rows.n_rows += n_ops
 
 
-def _content(ops: npt.NDArray[np.void]) -> Keys:
+def _content(ops: Records) -> Keys:
     """Hash of what an operation's row says beside its identity, shape (n,)."""
     content = np.zeros(len(ops), dtype=np.uint64)
     for name in ("inside_ns", "own_ns", "n_bytes", "op"):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import Records
 from ingero.model.events import EventFlag, HostOp, Source, is_stored_at_end
 from ingero.model.incidents import Coverage
 from ingero.model.recording import Recording
@@ -279,14 +279,14 @@ class Books:
         return int(mine["sampled_out"].sum()) + lost, lost
 
 
-def _touched(recording: Recording) -> npt.NDArray[np.void]:
+def _touched(recording: Recording) -> Records:
     """Counts of the minutes that the asked part of a recording touches."""
     first, last = (at // _MINUTE_NS for at in recording.asked_ns)
     minutes = recording.aggregates["bucket_ns"] // _MINUTE_NS
     is_in = minutes >= first
     if last:
         is_in &= minutes <= last
-    touched: npt.NDArray[np.void] = recording.aggregates[is_in]
+    touched: Records = recording.aggregates[is_in]
     return touched
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.events import EventFlag, HostOp, Source, op_name
 from ingero.model.recording import Recording
 from ingero.recording.causal.coverage import Books
@@ -23,7 +24,7 @@ from ingero.recording.causal.kinds import LAST_CALL, CallKind, find_kinds
 from ingero.units import NS_PER_S
 
 FoundT = TypeVar("FoundT")
-Index = npt.NDArray[np.int64]
+Index = IntArray
 _TID_BITS: Final = 32
 _AGENT: Final = "ingero"
 _JOURNAL: Final = "jbd2/"
@@ -48,13 +49,13 @@ class EventRows:
     starts: Times
     ends: Times
     kinds: npt.NDArray[np.uint8]
-    codes: npt.NDArray[np.int64]
+    codes: IntArray
     tids: npt.NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.idx)
 
-    def where(self, mask: npt.NDArray[np.bool_] | Index) -> EventRows:
+    def where(self, mask: BoolArray | Index) -> EventRows:
         """The rows that a mask or an index chooses."""
         return EventRows(
             self.idx[mask], self.starts[mask], self.ends[mask], self.kinds[mask], self.codes[mask],
@@ -167,9 +168,9 @@ class Evidence:
         """Rows of several sets together, in time order."""
         return self._rows.where(np.sort(np.concatenate([part.idx for part in parts])))
 
-    def column(self, name: str, rows: EventRows) -> npt.NDArray[np.int64]:
+    def column(self, name: str, rows: EventRows) -> IntArray:
         """One field of EVENT for these rows."""
-        values: npt.NDArray[np.int64] = self.recording.events[name][rows.idx]
+        values: IntArray = self.recording.events[name][rows.idx]
         return values
 
     def stacks_of(self, *rows: EventRows) -> tuple[int, ...]:
@@ -270,7 +271,7 @@ class Evidence:
         return calls.where(~is_inner)
 
 
-def _split(sorted_keys: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> Iterator[slice]:
+def _split(sorted_keys: IntArray | npt.NDArray[np.int32]) -> Iterator[slice]:
     """The runs of equal keys."""
     if not len(sorted_keys):
         return
@@ -279,7 +280,7 @@ def _split(sorted_keys: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> Iterat
         yield slice(first, last)
 
 
-def split_by(rows: EventRows, keys: Sequence[npt.NDArray[np.int64]]) -> Iterator[EventRows]:
+def split_by(rows: EventRows, keys: Sequence[IntArray]) -> Iterator[EventRows]:
     """The rows in groups of equal keys, each in time order."""
     order = np.lexsort((rows.idx, *reversed(keys)))
     changes = np.zeros(max(len(order) - 1, 0), bool)

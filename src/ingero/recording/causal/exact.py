@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import BoolArray, FloatArray, IntArray, Records
 from ingero.model.events import EventFlag, is_stored_at_end
 from ingero.model.latency import HIST_BUCKETS, build_bucket_edges_ns, gather_histogram, quantiles_ns
 from ingero.model.recording import Recording
@@ -22,7 +22,6 @@ from ingero.units import NS_PER_S
 _MINUTE_NS: Final = 60 * NS_PER_S
 _QUANTILES: Final = (0.50, 0.95, 0.99)
 _MIN_COUNTED: Final = 0.99  # of the calls are in the histogram, else it is not the answer
-Floats = npt.NDArray[np.float64]
 
 
 class Basis(StrEnum):
@@ -92,23 +91,23 @@ def compute_statistics(recording: Recording) -> list[Statistics]:
 class _Sorted:
     """A table in groups of equal keys."""
 
-    keys: npt.NDArray[np.int64]
-    rows: npt.NDArray[np.void]
+    keys: IntArray
+    rows: Records
 
     @classmethod
-    def of(cls, rows: npt.NDArray[np.void]) -> _Sorted:
+    def of(cls, rows: Records) -> _Sorted:
         keys = operation_keys(rows)
         order = np.argsort(keys, kind="stable")
         return cls(keys[order], rows[order])
 
-    def get(self, key: int) -> npt.NDArray[np.void]:
+    def get(self, key: int) -> Records:
         first, last = np.searchsorted(self.keys, [key, key + 1])
         return self.rows[first:last]
 
 
-def operation_keys(rows: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+def operation_keys(rows: Records) -> IntArray:
     """One number for node, process, source and operation of each row; sorts in that order."""
-    keys: npt.NDArray[np.int64] = (
+    keys: IntArray = (
         rows["node"].astype(np.int64) << 48
         | rows["pid"].astype(np.int64) << 16
         | rows["source"].astype(np.int64) << 8
@@ -159,14 +158,14 @@ class _Reader:
         mine = table[(table["node"] == key >> 48) & (table["source"] == (key >> 8 & 0xFF))]
         return bool(len(mine)) and not int((mine["sampled_out"] + mine["lost"]).sum())
 
-    def _is_whole(self, buckets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def _is_whole(self, buckets: IntArray) -> BoolArray:
         first, last = self._recording.asked_ns
         is_in = buckets >= first
         if last:
             is_in &= buckets + _MINUTE_NS <= last
         return is_in
 
-    def _is_touched(self, buckets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def _is_touched(self, buckets: IntArray) -> BoolArray:
         first, last = self._recording.asked_ns
         is_in = buckets + _MINUTE_NS > first
         if last:
@@ -174,7 +173,7 @@ class _Reader:
         return is_in
 
 
-_Told = tuple[int, npt.NDArray[np.void], int]
+_Told = tuple[int, Records, int]
 """Key of the operation, its rows that ended, and how many had not returned."""
 
 
@@ -182,15 +181,13 @@ def _pid(key: int) -> int:
     return key >> 16 & 0xFFFF_FFFF
 
 
-def _minutes(rows: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+def _minutes(rows: Records) -> IntArray:
     ends = rows["start_ns"] + np.where(is_stored_at_end(rows["source"]), rows["duration_ns"], 0)
-    minutes: npt.NDArray[np.int64] = ends // _MINUTE_NS * _MINUTE_NS
+    minutes: IntArray = ends // _MINUTE_NS * _MINUTE_NS
     return minutes
 
 
-def _from_counts(
-    told: _Told, counts: npt.NDArray[np.void], bins: npt.NDArray[np.void]
-) -> Statistics:
+def _from_counts(told: _Told, counts: Records, bins: Records) -> Statistics:
     """Everything from the tables; quantiles from rows only where there is no histogram."""
     _key, rows, _ = told
     count = int(counts["count"].sum())
@@ -207,9 +204,9 @@ def _from_counts(
 
 def _from_both(
     told: _Told,
-    counts: npt.NDArray[np.void],
-    bins: npt.NDArray[np.void],
-    outside: npt.NDArray[np.void],
+    counts: Records,
+    bins: Records,
+    outside: Records,
 ) -> Statistics:
     """Whole minutes from the tables, the cut ones from their weighted rows."""
     weights = np.maximum(outside["weight"], 1).astype(np.int64)
@@ -251,7 +248,7 @@ def _make(
     basis: Basis,
     counts: tuple[int, int],
     numbers: tuple[int, int, tuple[float, float, float]],
-    table: npt.NDArray[np.void],
+    table: Records,
 ) -> Statistics:
     key, rows, n_open = told
     if len(table) and "errors" in (table.dtype.names or ()):
@@ -265,26 +262,26 @@ def _make(
     )  # fmt: skip
 
 
-def _total(counts: npt.NDArray[np.void]) -> int:
+def _total(counts: Records) -> int:
     return int(counts["sum_duration_ns"].sum())
 
 
-def _longest(counts: npt.NDArray[np.void]) -> int:
+def _longest(counts: Records) -> int:
     return int(counts["max_duration_ns"].max(initial=0))
 
 
-def _shortest(counts: npt.NDArray[np.void]) -> int:
+def _shortest(counts: Records) -> int:
     return int(counts["min_duration_ns"].min()) if len(counts) else 0
 
 
-def _quantiles(histogram: Floats, shortest: int, longest: int) -> tuple[float, float, float]:
+def _quantiles(histogram: FloatArray, shortest: int, longest: int) -> tuple[float, float, float]:
     """Quantiles of a histogram; no call was shorter, or longer, than these."""
     found = np.clip(np.nan_to_num(quantiles_ns(histogram, _QUANTILES)), shortest, longest)
     values = found.tolist()
     return values[0], values[1], values[2]
 
 
-def _row_quantiles(rows: npt.NDArray[np.void]) -> tuple[float, float, float]:
+def _row_quantiles(rows: Records) -> tuple[float, float, float]:
     """Smallest durations that so many of the weighted calls do not exceed; 0 without rows."""
     if not len(rows):
         return 0.0, 0.0, 0.0

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
-Times = npt.NDArray[np.int64]
+from ingero.model.arrays import IntArray
+
+Times = IntArray
 
 
 @dataclass(frozen=True, slots=True)

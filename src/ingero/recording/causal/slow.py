@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import IntArray
 from ingero.recording.causal.evidence import EventRows, Evidence, Process, split_by
 from ingero.recording.causal.kinds import CallKind
 from ingero.units import NS_PER_US
@@ -17,7 +17,7 @@ _MIN_EXTRA_NS: Final = 50 * NS_PER_US
 _SIZED: Final = (CallKind.COPY, CallKind.ALLOC)
 
 
-def _classes(evidence: Evidence, calls: EventRows) -> list[npt.NDArray[np.int64]]:
+def _classes(evidence: Evidence, calls: EventRows) -> list[IntArray]:
     """Keys of the groups within which durations may be compared."""
     arg0 = evidence.column("arg0", calls)
     sizes = np.zeros(len(calls), np.int64)

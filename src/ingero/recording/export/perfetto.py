@@ -17,9 +17,9 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from ingero.errors import StoreError
+from ingero.model.arrays import IntArray
 from ingero.model.events import Source, op_name, source_name
 from ingero.model.incidents import Incident
 from ingero.model.recording import Recording
@@ -54,7 +54,7 @@ class _Numbering:
     def __init__(self, recording: Recording) -> None:
         keys = recording.events["node"].astype(np.int64) << 32 | recording.events["pid"]
         self.keys = np.unique(keys)
-        self.of_event: npt.NDArray[np.int64] = np.searchsorted(self.keys, keys) + 1
+        self.of_event: IntArray = np.searchsorted(self.keys, keys) + 1
 
     def of_process(self, node: int, pid: int) -> int:
         at = int(np.searchsorted(self.keys, node << 32 | pid))

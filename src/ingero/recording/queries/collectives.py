@@ -13,8 +13,8 @@ from typing import Annotated, Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import IntArray, Records
 from ingero.model.events import EventFlag, op_name
 from ingero.model.untrusted import clean
 from ingero.recording.causal.evidence import Evidence
@@ -99,7 +99,7 @@ def list_collectives(evidence: Evidence) -> CollectivesAnswer:
     return CollectivesAnswer([answer for _, answer in found])
 
 
-def _summarise(evidence: Evidence, events: npt.NDArray[np.void]) -> CollectiveAnswer:
+def _summarise(evidence: Evidence, events: Records) -> CollectiveAnswer:
     first = events[0]
     ranks = events["arg3"] >> _RANK_SHIFT
     is_blocking = bool(np.median(events["duration_ns"]) >= _BLOCKS)
@@ -131,7 +131,7 @@ def _summarise(evidence: Evidence, events: npt.NDArray[np.void]) -> CollectiveAn
     )
 
 
-def _row_share(evidence: Evidence, events: npt.NDArray[np.void]) -> float | None:
+def _row_share(evidence: Evidence, events: Records) -> float | None:
     """Which part of one rank's calls of an operation has a row, over the processes that were this rank."""
     code = int(events["source"][0]) << 8 | int(events["op"][0])
     places = set(zip(events["node"].tolist(), events["pid"].tolist(), strict=True))
@@ -140,9 +140,7 @@ def _row_share(evidence: Evidence, events: npt.NDArray[np.void]) -> float | None
     return share if share is None else round(share, 4)
 
 
-def _compare(
-    seqs: npt.NDArray[np.int64], durations: npt.NDArray[np.int64], n_least: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _compare(seqs: IntArray, durations: IntArray, n_least: int) -> tuple[IntArray, IntArray]:
     """Per operation with so many rows: the row that was inside shortest, and by how much the longest was longer."""
     order = np.lexsort((durations, seqs))
     starts = np.flatnonzero(np.diff(seqs[order], prepend=seqs[order][0] - 1))
@@ -153,7 +151,7 @@ def _compare(
 
 
 def _rank_times(
-    evidence: Evidence, events: npt.NDArray[np.void], came_last: int, row_share: float | None
+    evidence: Evidence, events: Records, came_last: int, row_share: float | None
 ) -> RankTimes:
     node, pid = int(events["node"][0]), int(events["pid"][0])
     p50, p99 = np.percentile(events["duration_ns"], (50, 99), method="inverted_cdf") / 1e3

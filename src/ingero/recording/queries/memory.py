@@ -6,8 +6,8 @@ from typing import Annotated, Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.events import CudaOp, DriverOp, Source
 from ingero.model.untrusted import clean
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
@@ -109,15 +109,13 @@ def _balance(evidence: Evidence, process: Process, memory: EventRows) -> Process
     )
 
 
-def _has_pointer(evidence: Evidence, rows: EventRows) -> npt.NDArray[np.bool_]:
+def _has_pointer(evidence: Evidence, rows: EventRows) -> BoolArray:
     """Which rows name a pointer: freeing none is allowed and does nothing."""
     is_alloc = rows.kinds == CallKind.ALLOC
     return np.where(is_alloc, True, evidence.column("arg0", rows) != 0)  # noqa: FBT003 -- numpy's own
 
 
-def _pair(
-    evidence: Evidence, rows: EventRows, is_alloc: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.int64]:
+def _pair(evidence: Evidence, rows: EventRows, is_alloc: BoolArray) -> IntArray:
     """For each row the position of the free of this allocation, or of the allocation this frees; -1 for none."""
     pointers = np.where(is_alloc, evidence.column("arg1", rows), evidence.column("arg0", rows))
     order = np.lexsort((rows.starts, pointers))
@@ -130,9 +128,7 @@ def _pair(
     return partner
 
 
-def _thin(
-    at_ns: npt.NDArray[np.int64], held: npt.NDArray[np.int64], window_ns: tuple[int, int]
-) -> list[tuple[float, int]]:
+def _thin(at_ns: IntArray, held: IntArray, window_ns: tuple[int, int]) -> list[tuple[float, int]]:
     """The course in at most so many points: the peak of each equal part of the time, and the last."""
     if not len(at_ns):
         return []

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from ingero.errors import BadDataError
+from ingero.model.arrays import Records
 from ingero.model.events import EVENT, EventFlag
 from ingero.model.recording import (
     AGGREGATE,
@@ -138,11 +138,11 @@ def decode_part(body: bytes) -> Recording:
     )
 
 
-def _as_rows(part: _Part, name: str, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
+def _as_rows(part: _Part, name: str, dtype: np.dtype[np.void]) -> Records:
     body = part.tables.get(name, b"")
     if len(body) % dtype.itemsize:
         raise BadDataError(f"its {name} are cut short")
-    rows: npt.NDArray[np.void] = np.frombuffer(body, dtype).copy()
+    rows: Records = np.frombuffer(body, dtype).copy()
     if len(rows) and int(rows["node"].max()) >= len(part.nodes):
         raise BadDataError(f"its {name} name a node that it does not have")
     return rows
@@ -155,7 +155,7 @@ def join_parts(parts: Sequence[tuple[str, Recording]]) -> Recording:
         parts: (address, recording) each. A node without a name gets the address; two of one name get theirs added.
     """
     nodes: list[str] = []
-    tables: dict[str, list[npt.NDArray[np.void]]] = {name: [] for name in _TABLES}
+    tables: dict[str, list[Records]] = {name: [] for name in _TABLES}
     names: dict[tuple[int, int], str] = {}
     ranks: dict[tuple[int, int], ProcessRank] = {}
     sessions: list[Session] = []

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.errors import BadDataError
+from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.events import OffCpuReason, op_name
 from ingero.model.recording import Recording
 from ingero.model.untrusted import clean
@@ -167,9 +168,7 @@ def _categorise(evidence: Evidence) -> npt.NDArray[np.uint8]:
     return categories
 
 
-def _iter_tracks(
-    process: Process, in_view: npt.NDArray[np.bool_]
-) -> Iterator[tuple[str, EventRows]]:
+def _iter_tracks(process: Process, in_view: BoolArray) -> Iterator[tuple[str, EventRows]]:
     rows = process.rows.where(in_view[process.rows.idx])
     for mine in split_by(rows, [rows.tids.astype(np.int64)]):
         kinds = mine.kinds
@@ -185,7 +184,7 @@ def _iter_tracks(
 @dataclass(frozen=True, slots=True)
 class _Drawing:
     evidence: Evidence
-    edges: npt.NDArray[np.int64]
+    edges: IntArray
     categories: npt.NDArray[np.uint8]
     has_slices: bool
 
@@ -229,7 +228,7 @@ class _Drawing:
             shares.append((category, percent.tolist()))
         return shares
 
-    def _slices(self, rows: EventRows, op_idx: npt.NDArray[np.int64]) -> list[Slice]:
+    def _slices(self, rows: EventRows, op_idx: IntArray) -> list[Slice]:
         start_ns = self.recording.window_ns[0]
         order = np.lexsort((-rows.ends, rows.starts))
         ends: list[int] = []

@@ -16,6 +16,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero.model.arrays import IntArray
+
 SCRATCH: Final = "scratch"
 """Schema in memory that `open_scratch` attaches."""
 
@@ -42,7 +44,7 @@ def open_scratch(connection: sqlite3.Connection) -> None:
 
 def iter_integers(
     connection: sqlite3.Connection, select: str, parameters: Sequence[Any], n_columns: int
-) -> Iterator[npt.NDArray[np.int64]]:
+) -> Iterator[IntArray]:
     """The rows of a SELECT in its order, in blocks of shape (`n_columns`, rows); no block when there is no row.
 
     Args:
@@ -62,7 +64,7 @@ def iter_integers(
 
 def iter_fetched(
     connection: sqlite3.Connection, select: str, parameters: Sequence[Any], n_columns: int
-) -> Iterator[npt.NDArray[np.int64]]:
+) -> Iterator[IntArray]:
     """`iter_integers` row by row, at three times the cost: for a SQLite before 3.36, which need not hand over pages."""
     cursor = connection.execute(select, parameters)
     while rows := cursor.fetchmany(_FETCHED_ROWS):
@@ -74,7 +76,7 @@ def iter_fetched(
 
 def _iter_gathered(
     connection: sqlite3.Connection, select: str, parameters: Sequence[Any], n_columns: int
-) -> Iterator[npt.NDArray[np.int64]]:
+) -> Iterator[IntArray]:
     connection.execute(f"CREATE TABLE {SCRATCH}.chosen AS {select}", parameters)
     (root,) = connection.execute(
         f"SELECT rootpage FROM {SCRATCH}.sqlite_master WHERE name = 'chosen'"  # noqa: S608 - ours
@@ -105,9 +107,7 @@ def _iter_leaves(pages: npt.NDArray[np.uint8], page: int) -> Iterator[int]:
         yield from _iter_leaves(pages, int.from_bytes(pages[child : child + 4].tobytes()) - 1)
 
 
-def _cell_offsets(
-    pages: npt.NDArray[np.uint8], page: int, header_bytes: int
-) -> npt.NDArray[np.int64]:
+def _cell_offsets(pages: npt.NDArray[np.uint8], page: int, header_bytes: int) -> IntArray:
     """Where the cells of a b-tree page begin in `pages`, in the order of their keys."""
     here = page * _PAGE_BYTES
     n_cells = int.from_bytes(pages[here + 3 : here + 5].tobytes())
@@ -115,9 +115,7 @@ def _cell_offsets(
     return here + pointers.astype(np.int64)
 
 
-def _decode_records(
-    pages: npt.NDArray[np.uint8], cells: npt.NDArray[np.int64], n_columns: int
-) -> npt.NDArray[np.int64]:
+def _decode_records(pages: npt.NDArray[np.uint8], cells: IntArray, n_columns: int) -> IntArray:
     """The integers of leaf cells, shape (`n_columns`, cells): payload size, row id, header size, types, values."""
     at = _skip_varint(pages, _skip_varint(pages, cells)) + 1
     types = _sliding(pages, np.dtype((np.void, n_columns)))[at]
@@ -139,7 +137,7 @@ def _decode_records(
     return values
 
 
-def _skip_varint(pages: npt.NDArray[np.uint8], at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _skip_varint(pages: npt.NDArray[np.uint8], at: IntArray) -> IntArray:
     """Offsets behind the varints that begin at `at`."""
     while (is_more := pages[at] >= _MORE).any():
         at = at + is_more

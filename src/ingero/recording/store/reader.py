@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.errors import BadDataError
+from ingero.model.arrays import IntArray, Records
 from ingero.model.events import EVENT, is_stored_at_end
 from ingero.model.recording import (
     AGGREGATE,
@@ -171,7 +171,7 @@ class _Loader:
             n_damaged=self._n_damaged,  # after everything else was read
         )
 
-    def _asked_ns(self, events: npt.NDArray[np.void]) -> tuple[int, int]:
+    def _asked_ns(self, events: Records) -> tuple[int, int]:
         """The part of the file's time that the rows are from; (0, 0) for all of it."""
         first = self._wanted.from_ns or 0
         if self._is_truncated and len(events):
@@ -214,7 +214,7 @@ class _Loader:
         ).fetchone()
         return int(n_rows)
 
-    def _load_events(self) -> npt.NDArray[np.void]:
+    def _load_events(self) -> Records:
         sql_by_field = self._choose_fields()
         try:
             events = self._fill_events(sql_by_field, self._where)
@@ -240,7 +240,7 @@ class _Loader:
             terms.append(f"{sql_by_field['node']} IS NOT NULL")
         return f"{self._where or ' WHERE 1'} AND {' AND '.join(terms)}"
 
-    def _fill_events(self, sql_by_field: dict[str, str], where: str) -> npt.NDArray[np.void]:
+    def _fill_events(self, sql_by_field: dict[str, str], where: str) -> Records:
         """The rows whose values fit the fields of EVENT; fewer than expected where the file is damaged."""
         events = np.zeros(self._n_rows, EVENT)
         for name, value in _ABSENT.items():
@@ -291,9 +291,7 @@ class _Loader:
         """Whether chosen rows name a node; what carries no node belongs to all of them."""
         return not node or not self._n_rows or str(node) in self._node_idx
 
-    def _load_table(
-        self, table: str, dtype: np.dtype[np.void], columns: dict[str, str]
-    ) -> npt.NDArray[np.void]:
+    def _load_table(self, table: str, dtype: np.dtype[np.void], columns: dict[str, str]) -> Records:
         """Read a small table into `dtype`; columns it lacks stay 0, the node becomes its index."""
         present = set(table_columns(self._connection, table))
         names = [name for name in columns if name in present]
@@ -301,7 +299,7 @@ class _Loader:
             return np.empty(0, dtype)
         return self._fill_table(table, dtype, {name: columns[name] for name in names})
 
-    def _load_histograms(self) -> npt.NDArray[np.void]:
+    def _load_histograms(self) -> Records:
         """Latency counts, also where an earlier version of this program wrote them as whole octaves."""
         found = self._load_table("latency_buckets", HISTOGRAM, _HISTOGRAM_COLUMNS)
         if not table_columns(self._connection, "latency_histograms"):
@@ -309,9 +307,7 @@ class _Loader:
         octaves = self._fill_table(f"({OCTAVES})", HISTOGRAM, _HISTOGRAM_COLUMNS)
         return np.concatenate((found, octaves))
 
-    def _fill_table(
-        self, table: str, dtype: np.dtype[np.void], columns: dict[str, str]
-    ) -> npt.NDArray[np.void]:
+    def _fill_table(self, table: str, dtype: np.dtype[np.void], columns: dict[str, str]) -> Records:
         """Rows of a table, or of a SELECT in parentheses, that has all of these columns."""
         names = list(columns)
         kinds = {
@@ -332,7 +328,7 @@ class _Loader:
             table_rows[columns[name]] = [0 if value is None else value for value in values]
         return table_rows
 
-    def _load_names(self, events: npt.NDArray[np.void]) -> dict[tuple[int, int], str]:
+    def _load_names(self, events: Records) -> dict[tuple[int, int], str]:
         names: dict[tuple[int, int], str] = {}
         columns = table_columns(self._connection, "process_names")
         if {"pid", "name"} <= set(columns):
@@ -376,7 +372,7 @@ class _Loader:
                 counts[node, source, cause] += count
         return tuple(Unwritten(*key, n_rows) for key, n_rows in counts.most_common())
 
-    def _load_ranks(self, events: npt.NDArray[np.void]) -> dict[tuple[int, int], ProcessRank]:
+    def _load_ranks(self, events: Records) -> dict[tuple[int, int], ProcessRank]:
         if "rank" not in self._seen:
             return {}
         facts = "rank, ifnull(local_rank, -1), ifnull(world_size, -1)"
@@ -386,9 +382,7 @@ class _Loader:
             if all(isinstance(one, int) for one in (rank, local, world))
         }
 
-    def _iter_process_facts(
-        self, columns: str, events: npt.NDArray[np.void]
-    ) -> Iterator[tuple[Any, ...]]:
+    def _iter_process_facts(self, columns: str, events: Records) -> Iterator[tuple[Any, ...]]:
         """(node index, pid, columns…) from the last row of each process: names and ranks are per process."""
         keys = events["node"].astype(np.int64) << 32 | events["pid"]
         for key in np.unique(keys).tolist():
@@ -401,7 +395,7 @@ class _Loader:
             if last is not None:
                 yield node_idx, pid, *last
 
-    def _load_stacks(self, events: npt.NDArray[np.void]) -> dict[int, str]:
+    def _load_stacks(self, events: Records) -> dict[int, str]:
         if "frames" not in table_columns(self._connection, "stack_traces"):
             return {}
         wanted = set(np.unique(events["stack_hash"]).tolist())
@@ -459,7 +453,7 @@ _SESSION_COLUMNS: Final = {
 _SESSION_NUMBERS: Final = frozenset(("started_at", "stopped_at", "cpu_cores", "mem_total"))
 
 
-def _fitting(block: npt.NDArray[np.int64], fields: list[str]) -> npt.NDArray[np.int64]:
+def _fitting(block: IntArray, fields: list[str]) -> IntArray:
     """The columns of a block whose every value fits its field of EVENT."""
     is_fit = np.ones(block.shape[1], bool)
     for field, values in zip(fields, block, strict=True):
@@ -470,7 +464,7 @@ def _fitting(block: npt.NDArray[np.int64], fields: list[str]) -> npt.NDArray[np.
     return block if is_fit.all() else block[:, is_fit]
 
 
-def _normalise(events: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+def _normalise(events: Records) -> Records:
     """Turn stored completion times into starts, and sort by it; equal starts keep the file's order."""
     at_end = is_stored_at_end(events["source"])
     events["start_ns"][at_end] -= events["duration_ns"][at_end]

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import IntArray, Records
 from ingero.model.events import EventFlag, Events, is_stored_at_end
 from ingero.model.recording import ProcessRank
 from ingero.units import NS_PER_S
@@ -64,10 +64,10 @@ INSERT_SESSION: Final = (
 _NO_RANK: Final = (None, None, None)
 
 
-def stored_timestamps(events: Events) -> npt.NDArray[np.int64]:
+def stored_timestamps(events: Events) -> IntArray:
     """The ``timestamp`` column of rows: entry for calls, completion for host, io, tcp and net."""
     at_end = is_stored_at_end(events["source"])
-    stamps: npt.NDArray[np.int64] = events["start_ns"] + np.where(at_end, events["duration_ns"], 0)
+    stamps: IntArray = events["start_ns"] + np.where(at_end, events["duration_ns"], 0)
     return stamps
 
 
@@ -135,7 +135,7 @@ def lost_rows(
     return [(*key, node, 0, 0, 0, 0, 0, 0, 0, n) for key, n in n_lost.items()]
 
 
-def aggregate_rows(aggregates: npt.NDArray[np.void], node: str) -> list[tuple[object, ...]]:
+def aggregate_rows(aggregates: Records, node: str) -> list[tuple[object, ...]]:
     """Parameters of ADD_AGGREGATE that add everything but ``stored``."""
     names = (
         "bucket_ns", "source", "op", "pid", "count", "sum_duration_ns", "min_duration_ns",

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
-import numpy.typing as npt
 from typing_extensions import override
 
 from ingero.errors import StoreError
+from ingero.model.arrays import Records
 from ingero.model.events import EVENT, Events
 from ingero.model.recording import ProcessRank, Session, Unprobed
 from ingero.recording.store.creation import open_for_writing
@@ -128,7 +128,7 @@ class RecordingWriter:
             self._count_lost(events, _SLOW)
         return is_taken
 
-    def put_aggregates(self, aggregates: npt.NDArray[np.void]) -> None:
+    def put_aggregates(self, aggregates: Records) -> None:
         """Add exact counts (rows of AGGREGATE; `node` and `stored` are ignored) to their buckets."""
         self._queue.put(
             lambda connection: _run_many(
@@ -136,7 +136,7 @@ class RecordingWriter:
             )
         )
 
-    def put_histograms(self, histograms: npt.NDArray[np.void]) -> None:
+    def put_histograms(self, histograms: Records) -> None:
         """Add exact latency counts (rows of HISTOGRAM; `node` is ignored) to their buckets."""
         names = ("bucket_ns", "source", "op", "pid", "from_ns", "to_ns", "count")
         columns = [histograms[name].tolist() for name in names]
@@ -146,7 +146,7 @@ class RecordingWriter:
         ]
         self._queue.put(lambda connection: _run_many(connection, ADD_HISTOGRAM, rows))
 
-    def put_coverage(self, coverage: npt.NDArray[np.void]) -> None:
+    def put_coverage(self, coverage: Records) -> None:
         """Add what the probes saw, sampled out and lost (rows of COVERAGE; `node` and `stored` are ignored)."""
         names = ("bucket_ns", "source", "seen", "sampled_out", "lost")
         columns = [coverage[name].tolist() for name in names]
@@ -181,7 +181,7 @@ class RecordingWriter:
             )
         )
 
-    def put_snapshots(self, snapshots: npt.NDArray[np.void]) -> None:
+    def put_snapshots(self, snapshots: Records) -> None:
         """Store rows of SNAPSHOT (`node` is ignored)."""
         names = ("wall_ns", "cpu_pct", "mem_pct", "mem_available_mib", "swap_mib", "load1")
         columns = [snapshots[name].tolist() for name in names]

@@ -12,20 +12,19 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.agent.capture.session import DRAIN_MS, TICK_NS, Totals
 from ingero.agent.health.service import AgentSettings
 from ingero.agent.push.live import LiveObserver, open_live
+from ingero.model.arrays import Records
 from ingero.model.events import CudaOp, NcclOp, Source
 from ingero.sim.job import COLLECTIVE, REPORT, WAIT
 from ingero.telemetry.clock import Clock, SystemClock
 
-Records = npt.NDArray[Any]
 _MOST_BYTES: Final = 1 << 20
 _COUNTED: Final = (
     (Source.CUDA, CudaOp.LAUNCH_KERNEL),

@@ -14,13 +14,13 @@ import os
 import struct
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.agent.capture.kernel.elf import read_headers
 from ingero.errors import BadDataError
+from ingero.model.arrays import BoolArray, Records
 
 _SYMBOL: Final = np.dtype([
     ("name", "<u4"),
@@ -48,8 +48,6 @@ _MOST_LINKS: Final = 65_536  # of one chain of the hash table
 _SYMBOLS_AT_ONCE: Final = 65_536
 _TEXT_AT_ONCE: Final = 16 << 20
 _LONGEST_NAME: Final = 4096
-
-Table = npt.NDArray[Any]
 
 
 class FileBytes:
@@ -172,7 +170,7 @@ class ElfFile:
 class _Loads:
     """Which part of the file lies at which address."""
 
-    def __init__(self, segments: Table) -> None:
+    def __init__(self, segments: Records) -> None:
         loads = segments[segments["type"] == _LOAD]
         columns = (loads[name].tolist() for name in ("address", "file_size", "offset"))
         self._parts = [
@@ -204,7 +202,7 @@ class _Dynamic:
         return file[start + place : start + end].partition(b"\0")[0]
 
 
-def _read_dynamic(file: FileBytes, segments: Table, loads: _Loads) -> _Dynamic | None:
+def _read_dynamic(file: FileBytes, segments: Records, loads: _Loads) -> _Dynamic | None:
     parts = segments[segments["type"] == _DYNAMIC]
     if not len(parts) or not parts[0]["file_size"]:
         return None
@@ -290,8 +288,8 @@ class _HashTable:
         return int(value)
 
 
-def _is_defined_function(symbols: Table) -> npt.NDArray[np.bool_]:
-    is_function: npt.NDArray[np.bool_] = np.isin(symbols["info"] & 0xF, _FUNCTIONS)
+def _is_defined_function(symbols: Records) -> BoolArray:
+    is_function: BoolArray = np.isin(symbols["info"] & 0xF, _FUNCTIONS)
     is_function &= (symbols["section"] != 0) & (symbols["value"] != 0)
     return is_function
 
@@ -327,7 +325,7 @@ def _search(
                 yield name, address
 
 
-def _read_functions(file: FileBytes, symbols: np.void) -> tuple[Table, Table]:
+def _read_functions(file: FileBytes, symbols: np.void) -> tuple[Records, Records]:
     """Place of the name, and address, of every defined function of a table."""
     start, count = int(symbols["offset"]), int(symbols["size"]) // _SYMBOL.itemsize
     places, values = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]

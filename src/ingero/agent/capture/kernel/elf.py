@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.errors import BadDataError
+from ingero.model.arrays import Records
 
 _HEADER: Final = np.dtype([
     ("magic", "S4"), ("class", "u1"), ("data", "u1"), ("version", "u1"), ("rest", "V9"), ("type", "<u2"),
@@ -30,8 +30,6 @@ SEGMENT: Final = np.dtype([
 _CLASS_64: Final = 2
 _LITTLE_ENDIAN: Final = 1
 
-Table = npt.NDArray[Any]
-
 
 class ElfData(Protocol):
     """Bytes of a file, wherever they are: in memory, mapped, or read when they are sliced."""
@@ -45,7 +43,7 @@ class ElfData(Protocol):
         ...
 
 
-def read_headers(data: ElfData) -> tuple[Table, Table]:
+def read_headers(data: ElfData) -> tuple[Records, Records]:
     """Section and segment headers; copies, so the file may be closed.
 
     Raises:
@@ -66,7 +64,7 @@ def read_headers(data: ElfData) -> tuple[Table, Table]:
     )
 
 
-def _read_table(data: ElfData, offset: int, count: int, dtype: np.dtype[Any]) -> Table:
+def _read_table(data: ElfData, offset: int, count: int, dtype: np.dtype[Any]) -> Records:
     end = offset + count * dtype.itemsize
     if end > len(data):
         raise BadDataError("an ELF table lies outside the file")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.agent.capture.kernel import syscalls
+from ingero.model.arrays import Records
 
 PERCPU_TYPES: Final = frozenset({5, 6, 10})  # hash, array, lru hash
 RINGBUF_TYPE: Final = 27
@@ -52,14 +52,14 @@ class BpfMap:
         """Remove one entry; False when it was not there."""
         return syscalls.delete(self.fd, key)
 
-    def lookup(self, key: bytes, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+    def lookup(self, key: bytes, dtype: np.dtype[Any]) -> Records | None:
         """The value (one per CPU in a per-CPU map) as an array, or None."""
         raw = syscalls.lookup(self.fd, key, self.entry_bytes * self.n_values)
         return None if raw is None else np.frombuffer(raw, _padded(dtype, self.entry_bytes))
 
     def read_all(
         self, key_dtype: np.dtype[Any], value_dtype: np.dtype[Any]
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    ) -> tuple[Records, Records]:
         """Every entry of a hash map.
 
         Returns:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.agent.capture.kernel.maps import BpfMap
+from ingero.model.arrays import Records
 
 BUSY: Final = np.uint32(1 << 31)
 DISCARDED: Final = np.uint32(1 << 30)
@@ -48,7 +49,7 @@ class Ring:
         self._consumer: npt.NDArray[np.uint64] = np.frombuffer(self._consumer_page, "<u8", 1)
         self._producer: npt.NDArray[np.uint64] = np.frombuffer(self._pages, "<u8", 1)
 
-    def empty(self) -> npt.NDArray[Any]:
+    def empty(self) -> Records:
         """No records, in this ring's layout."""
         return np.empty(0, self._slot["record"])
 
@@ -56,7 +57,7 @@ class Ring:
         """Share of the ring that is waiting to be read, 0 to 1."""
         return (int(self._producer[0]) - int(self._consumer[0])) / self.size_bytes
 
-    def drain(self, consume: Callable[[npt.NDArray[Any]], None]) -> int:
+    def drain(self, consume: Callable[[Records], None]) -> int:
         """Hand all finished records to ``consume`` as one read-only view, then give their space back.
 
         The view is into the ring: what must live longer is copied by ``consume``. A record still being written ends the

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.agent.capture.kernel.abi import get_dtype
+from ingero.model.arrays import Records
 
-Records = npt.NDArray[Any]
 MOST_ROWS: Final = 4096
 NOBODY: Final = 0
 """The pid under which processes are added up when there are too many to keep apart."""

@@ -10,10 +10,9 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.agent.capture.discover.processes import FileId
 from ingero.agent.capture.kernel import syscalls
@@ -26,9 +25,9 @@ from ingero.agent.capture.probes.host import PROBES, HostProbe
 from ingero.agent.capture.probes.targets import ProbeTarget
 from ingero.agent.capture.symbols.libraries import build_descriptors
 from ingero.errors import UnsupportedError
+from ingero.model.arrays import Records
 from ingero.model.sampling import NEVER_SAMPLED
 
-Records = npt.NDArray[Any]
 _KEY_0: Final = bytes(4)
 _CALL_RINGS: Final = {
     "calls": "call",

@@ -20,8 +20,8 @@ from ingero.agent.capture.stacks.outside import OpenCall
 from ingero.agent.capture.stacks.resolver import ProcessStacks, Stack, build_ended
 from ingero.agent.capture.stacks.unwind import StackCopy, Unwound
 from ingero.errors import UnsupportedError
+from ingero.model.arrays import IntArray, Records
 
-Records = npt.NDArray[Any]
 MOST_STACKS: Final = 65_536
 MOST_REFUSED: Final = 256
 MOST_RULES: Final = 16_384  # of one process; half of what the kernel's map holds
@@ -183,7 +183,7 @@ class StackBook:
         new, self._new = self._new, {}
         return new
 
-    def find_hashes(self, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    def find_hashes(self, ids: npt.NDArray[np.uint64]) -> IntArray:
         """What is stored for the ids that calls carry; 0 where there is none, or it is not known."""
         distinct, inverse = np.unique(ids, return_inverse=True)
         hashes = [self._hashes.get(key, 0) for key in distinct.tolist()]

@@ -9,16 +9,16 @@ import contextlib
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.agent.capture.kernel.demangle import demangle
 from ingero.agent.capture.kernel.elf import read_headers
 from ingero.agent.capture.stacks.cfi import UnwindRule
 from ingero.agent.capture.stacks.unwind_table import UnwindTable
 from ingero.errors import BadDataError
+from ingero.model.arrays import Records
 
 _SYMBOL: Final = np.dtype([
     ("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8"),
@@ -30,8 +30,6 @@ _LOAD, _EXECUTABLE = 1, 1  # PT_LOAD, PF_X
 _BUILD_ID: Final = 3  # NT_GNU_BUILD_ID
 _DEBUG_FOLDER: Final = Path("/usr/lib/debug/.build-id")
 _NAME_BYTES: Final = 4096
-
-Table = npt.NDArray[Any]
 
 
 class Symbols:
@@ -75,7 +73,7 @@ class Symbols:
             if len(self._functions):
                 return
 
-    def _take(self, data: mmap.mmap, symbols: np.void, sections: Table) -> None:
+    def _take(self, data: mmap.mmap, symbols: np.void, sections: Records) -> None:
         table = _read_table(data, symbols)
         strings = sections[int(symbols["link"]) % len(sections)]
         is_function = np.isin(table["info"] & 0xF, _FUNCTIONS) & (table["section"] != 0)
@@ -170,7 +168,7 @@ def _map(path: str) -> mmap.mmap:
             raise BadDataError(f"{path} is empty") from error
 
 
-def _read_table(data: mmap.mmap, symbols: np.void) -> Table:
+def _read_table(data: mmap.mmap, symbols: np.void) -> Records:
     offset, n_bytes = int(symbols["offset"]), int(symbols["size"]) // 24 * 24
     if offset + n_bytes > len(data):
         raise BadDataError("a symbol table lies outside the file")

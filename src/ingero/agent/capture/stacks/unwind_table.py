@@ -10,16 +10,15 @@ figure 3.36 (register numbers).
 from __future__ import annotations
 
 import mmap
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.agent.capture.stacks.cfi import Common, Cursor, UnwindRule, build_rule
 from ingero.errors import BadDataError
+from ingero.model.arrays import Records
 
 Data = bytes | mmap.mmap
-Table = npt.NDArray[Any]
 
 _LOAD, _EH_FRAME = 1, 0x6474E550  # PT_LOAD, PT_GNU_EH_FRAME
 _RETURN: Final = 16
@@ -39,7 +38,7 @@ class UnwindTable:
         BadDataError: It has none that can be searched.
     """
 
-    def __init__(self, data: Data, segments: Table) -> None:
+    def __init__(self, data: Data, segments: Records) -> None:
         self._data = data
         self._loads = segments[segments["type"] == _LOAD]
         found = segments[segments["type"] == _EH_FRAME]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import platform
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.agent.capture.kernel.abi import MAX_DESCRIPTORS
 from ingero.agent.capture.symbols.cuda_driver import CUDA_DRIVER
@@ -16,6 +15,7 @@ from ingero.agent.capture.symbols.cuda_graph import GRAPH_DRIVER, GRAPH_RUNTIME
 from ingero.agent.capture.symbols.cuda_runtime import CUDA_RUNTIME
 from ingero.agent.capture.symbols.nccl import NCCL
 from ingero.agent.capture.symbols.table import Function, build_descriptor
+from ingero.model.arrays import Records
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def get_cookies() -> dict[str, int]:
     return {name: index for index, function in enumerate(FUNCTIONS) for name in function.names()}
 
 
-def build_descriptors(machine: str = "") -> npt.NDArray[Any]:
+def build_descriptors(machine: str = "") -> Records:
     """The descriptor table for this (or the named) machine, in the order of `get_cookies`."""
     if len(FUNCTIONS) > MAX_DESCRIPTORS:
         raise AssertionError("the descriptor map is too small for the tables")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.agent.capture.kernel.abi import Act, Role, get_dtype
 from ingero.agent.capture.symbols.abi import build_arguments, build_selector
+from ingero.model.arrays import Records
 from ingero.model.events import Source
 
 _ROLES: Final[dict[str, tuple[Role, ...]]] = {
@@ -77,7 +77,7 @@ def row(
     return Function(name, source, op, prototype, roles, act, suffixes)
 
 
-def build_descriptor(function: Function, machine: str) -> npt.NDArray[Any]:
+def build_descriptor(function: Function, machine: str) -> Records:
     """The ``struct ig_descriptor`` of a function; shape (1,)."""
     arguments = build_arguments(function.prototype, machine)
     descriptor = np.zeros(1, get_dtype("descriptor"))

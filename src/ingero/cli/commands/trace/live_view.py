@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -19,11 +18,11 @@ from ingero.agent.capture.gpu.readings import GpuReading, find_throttles
 from ingero.agent.capture.probes.targets import ProbeTarget
 from ingero.agent.capture.session import Totals, count_coverage
 from ingero.agent.metrics.machine import MachineState
+from ingero.model.arrays import Records
 from ingero.model.events import Source, op_name
 from ingero.model.latency import quantiles_ns
 from ingero.units import format_duration, format_size
 
-Records = npt.NDArray[Any]
 LAYERS: Final = (
     ("CUDA runtime", (Source.CUDA,)),
     ("CUDA driver", (Source.DRIVER,)),

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
@@ -20,6 +19,7 @@ from ingero.agent.trace.recorder import Stored
 from ingero.agent.trace.surroundings import Surroundings
 from ingero.cli.commands.trace.incidents import STYLES, build_incident_line, describe_incident
 from ingero.cli.commands.trace.live_view import Surrounding, count_layers, draw, write_coverage
+from ingero.model.arrays import Records
 from ingero.model.events import (
     CopyKind,
     EventFlag,
@@ -33,7 +33,6 @@ from ingero.model.latency import quantiles_ns
 from ingero.model.recording import describe_unprobed
 from ingero.units import format_duration
 
-Records = npt.NDArray[Any]
 _QUANTILES = (0.5, 0.95, 0.99)
 _DIRECTIONS = {
     CopyKind.HOST_TO_HOST: "h2h",

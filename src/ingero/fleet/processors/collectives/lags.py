@@ -13,10 +13,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero.model.arrays import FloatArray, IntArray
 from ingero.model.collectives import ClockKind, CollectiveRun, Rank
 from ingero.units import NS_PER_MS
-
-IntArray = npt.NDArray[np.int64]
 
 _MAX_KEPT_OPS: Final = 1_000_000
 _KEPT_PER_RANK: Final = 1024
@@ -53,7 +52,7 @@ class _Reported:
     inside_ns: IntArray
 
 
-def lags_of(inside_ns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def lags_of(inside_ns: FloatArray) -> FloatArray:
     """Lag behind the peers, shape (m, n) like the times inside of m ranks in n operations; same unit."""
     n_ranks = inside_ns.shape[0]
     ordered = np.sort(inside_ns, axis=0)
@@ -62,11 +61,11 @@ def lags_of(inside_ns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     low, high = (n_others - 1) // 2, n_others // 2
     columns = np.arange(inside_ns.shape[1])
 
-    def others(at: int) -> npt.NDArray[np.float64]:
+    def others(at: int) -> FloatArray:
         # Without its own entry, everything at or above its place moves down by one.
         return ordered[np.where(place <= at, at + 1, at), columns]
 
-    result: npt.NDArray[np.float64] = (others(low) + others(high)) / 2.0 - inside_ns
+    result: FloatArray = (others(low) + others(high)) / 2.0 - inside_ns
     return result
 
 

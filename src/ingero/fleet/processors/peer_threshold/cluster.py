@@ -13,12 +13,12 @@ from sys import intern
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero.detect.threshold import Scores, ThresholdSettings, ThresholdState, step_threshold
 from ingero.fleet.component import WITHHELD, PushAnswer
 from ingero.fleet.processors.peer_threshold.episodes import EpisodeTracker
 from ingero.fleet.processors.peer_threshold.scores import ClusterScores, Cohort, ReportedState
+from ingero.model.arrays import IntArray
 from ingero.wire.push import PushFacts, ResourceFacts
 
 MAX_NAME_LENGTH: Final = 256
@@ -130,7 +130,7 @@ class ClusterState:
         self.gpu_models: dict[str, str] = {}
         self.episodes = EpisodeTracker(cluster_id)
         self.state = ThresholdState()
-        self.active_rows: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self.active_rows: IntArray = np.zeros(0, np.int64)
         self.computed_ns = 0
         self.is_dirty = False
         self.n_recomputes = 0

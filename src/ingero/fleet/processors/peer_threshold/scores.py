@@ -13,6 +13,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ingero.model.arrays import FloatArray, IntArray
+
 
 class ReportedState(IntEnum):
     """What a node says of itself, as stored in a column of one byte."""
@@ -97,7 +99,7 @@ class ClusterScores:
         return len(self.nodes)
 
     @property
-    def scores(self) -> npt.NDArray[np.float64]:
+    def scores(self) -> FloatArray:
         """Score of each row, shape (n_nodes,); a view."""
         return self._scores[: len(self.nodes)]
 
@@ -107,12 +109,12 @@ class ClusterScores:
         return self._states[: len(self.nodes)]
 
     @property
-    def cohort_idx(self) -> npt.NDArray[np.int64]:
+    def cohort_idx(self) -> IntArray:
         """Index into `cohorts` of each row, shape (n_nodes,); a view."""
         return self._cohort_idx[: len(self.nodes)]
 
     @property
-    def seen_ns(self) -> npt.NDArray[np.int64]:
+    def seen_ns(self) -> IntArray:
         """Monotonic time of each row's last push, shape (n_nodes,); a view."""
         return self._seen_ns[: len(self.nodes)]
 

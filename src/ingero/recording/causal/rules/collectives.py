@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import FloatArray, IntArray
 from ingero.model.events import NcclOp, Source, op_name
 from ingero.model.incidents import Cause, RuledOut, Severity
 from ingero.recording.causal.evidence import Evidence
@@ -58,9 +58,7 @@ def _judge_late(group: Group, *, is_one: bool) -> Finding | None:
     return _describe_late(group, late_ns, last) if is_one else _describe_skew(group, late_ns, last)
 
 
-def _describe_late(
-    group: Group, late_ns: npt.NDArray[np.float64], last: npt.NDArray[np.int64]
-) -> Finding:
+def _describe_late(group: Group, late_ns: FloatArray, last: IntArray) -> Finding:
     counts = np.bincount(last, minlength=len(group.ranks))
     worst = int(counts.argmax())
     lost_ns = round(float(late_ns.sum()))
@@ -92,9 +90,7 @@ def _describe_late(
     )
 
 
-def _describe_skew(
-    group: Group, late_ns: npt.NDArray[np.float64], last: npt.NDArray[np.int64]
-) -> Finding:
+def _describe_skew(group: Group, late_ns: FloatArray, last: IntArray) -> Finding:
     counts = np.bincount(last, minlength=len(group.ranks))
     turns = ", ".join(
         f"rank {rank} in {n}" for rank, n in zip(group.ranks, counts.tolist(), strict=True)

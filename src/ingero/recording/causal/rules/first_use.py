@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import BoolArray
 from ingero.model.incidents import Cause, RuledOut, Severity
 from ingero.recording.causal.evidence import EventRows, Evidence, Process, split_by
 from ingero.recording.causal.finding import Finding, Needs, Rule, Unjudged
@@ -30,13 +30,13 @@ _FIX: Final = (
 )
 
 
-def first_use_mask(evidence: Evidence, launches: EventRows) -> npt.NDArray[np.bool_]:
+def first_use_mask(evidence: Evidence, launches: EventRows) -> BoolArray:
     """Which launches are the first of their function in their process."""
     functions = evidence.column("arg0", launches)
     _, first = np.unique(functions, return_index=True)
     is_first = np.zeros(len(launches), bool)
     is_first[first] = True
-    known: npt.NDArray[np.bool_] = is_first & (functions != 0)
+    known: BoolArray = is_first & (functions != 0)
     return known
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import BoolArray, IntArray
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.kinds import CallKind
 from ingero.units import NS_PER_MS
@@ -41,13 +41,13 @@ class Group:
     comm: int
     processes: tuple[Process, ...]
     ranks: tuple[int, ...]
-    seqs: npt.NDArray[np.int64]
-    inside_ns: npt.NDArray[np.int64]
-    entries_ns: npt.NDArray[np.int64]
-    codes: npt.NDArray[np.int64]
-    n_bytes: npt.NDArray[np.int64]
+    seqs: IntArray
+    inside_ns: IntArray
+    entries_ns: IntArray
+    codes: IntArray
+    n_bytes: IntArray
 
-    def at(self, is_chosen: npt.NDArray[np.bool_]) -> Group:
+    def at(self, is_chosen: BoolArray) -> Group:
         """The same communicator with some of its operations."""
         return replace(
             self,
@@ -134,7 +134,7 @@ def _align(evidence: Evidence, comm: int, ranks: Members) -> Group | None:
     )
 
 
-def _time_inside(process: Process, ops: EventRows) -> npt.NDArray[np.int64]:
+def _time_inside(process: Process, ops: EventRows) -> IntArray:
     """Time inside each operation: the call's own when it blocks, else until the synchronisation that follows ends."""
     if np.median(ops.durations) >= _BLOCKS_NS:
         return ops.durations

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.events import CopyKind
 from ingero.model.incidents import Cause, RuledOut
 from ingero.recording.causal.attribution import NO_REASON, ON_CPU, SLEEPING, attribute, find_waits
@@ -37,8 +37,6 @@ _MIN_SWAPS: Final = 10
 _SAME_BYTES: Final = 2.0
 _ENGINES: Final = ("vllm", "sglang", "tgi", "text-generation", "triton", "llama-server", "ollama")
 """Names, in lower case, that processes of inference engines have."""
-
-Ints = npt.NDArray[np.int64]
 
 
 def is_serving(evidence: Evidence, process: Process) -> bool:
@@ -86,10 +84,10 @@ class Serving:
     """
 
     tid: int
-    starts: Ints
-    ends: Ints
-    is_decode: npt.NDArray[np.bool_]
-    is_once: npt.NDArray[np.bool_]
+    starts: IntArray
+    ends: IntArray
+    is_decode: BoolArray
+    is_once: BoolArray
 
 
 def find_serving(evidence: Evidence, process: Process) -> Serving | None:
@@ -112,8 +110,8 @@ def _look_for_serving(evidence: Evidence, process: Process) -> Serving | None:
     step_of = np.searchsorted(closes, np.arange(len(calls)))
     inside = step_of < len(closes)
 
-    def total(values: Ints) -> Ints:
-        sums: Ints = np.bincount(step_of[inside], values[inside], len(closes)).astype(np.int64)
+    def total(values: IntArray) -> IntArray:
+        sums: IntArray = np.bincount(step_of[inside], values[inside], len(closes)).astype(np.int64)
         return sums
 
     is_launch = np.isin(calls.kinds, (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH))
@@ -135,19 +133,19 @@ def _look_for_serving(evidence: Evidence, process: Process) -> Serving | None:
     return Serving(tid, starts, ends, is_decode, total(once.astype(np.int64)) > 0)
 
 
-def _bytes(evidence: Evidence, calls: EventRows, direction: CopyKind) -> Ints:
+def _bytes(evidence: Evidence, calls: EventRows, direction: CopyKind) -> IntArray:
     is_it = (calls.kinds == CallKind.COPY) & (evidence.column("arg1", calls) == direction)
     return np.where(is_it, evidence.column("arg0", calls), 0)
 
 
-def _majority(shapes: Ints) -> npt.NDArray[np.bool_]:
+def _majority(shapes: IntArray) -> BoolArray:
     """Which steps have the most frequent shape; `shapes` has the shape (features, steps)."""
     _, which, counts = np.unique(shapes, axis=1, return_inverse=True, return_counts=True)
-    is_it: npt.NDArray[np.bool_] = which.reshape(-1) == counts.argmax()
+    is_it: BoolArray = which.reshape(-1) == counts.argmax()
     return is_it
 
 
-def _is_two_phased(durations: Ints, is_decode: npt.NDArray[np.bool_]) -> bool:
+def _is_two_phased(durations: IntArray, is_decode: BoolArray) -> bool:
     """Whether a minority of steps is of another shape and longer: prompts beside tokens."""
     n_prefill = int((~is_decode).sum())
     if not 0 < n_prefill <= _MAX_PREFILL_SHARE * len(durations):

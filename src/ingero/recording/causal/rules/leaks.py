@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.events import Source
 from ingero.model.incidents import Cause, RuledOut, Severity
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
@@ -38,10 +38,10 @@ _FIX: Final = (
 class _Balance:
     """Allocations with known pointers, in time order, and which of them were freed."""
 
-    starts_ns: npt.NDArray[np.int64]
-    n_bytes: npt.NDArray[np.int64]
-    is_freed: npt.NDArray[np.bool_]
-    idx: npt.NDArray[np.int64]
+    starts_ns: IntArray
+    n_bytes: IntArray
+    is_freed: BoolArray
+    idx: IntArray
 
 
 def find(evidence: Evidence) -> list[Finding | Unjudged]:

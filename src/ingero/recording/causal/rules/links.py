@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.incidents import Cause, RuledOut
 from ingero.recording.causal.attribution import NAMED_SHARE
 from ingero.recording.causal.evidence import EventRows, Evidence
@@ -46,7 +46,7 @@ class _Transfers:
     """
 
     group: Group
-    transfer_ns: npt.NDArray[np.int64]
+    transfer_ns: IntArray
     key: tuple[int, int]
 
     @property
@@ -95,7 +95,7 @@ def _on_path(evidence: Evidence, one: _Transfers) -> EventRows:
     return sent_again.where(is_member & is_theirs & (~is_loopback | is_named))
 
 
-def _hits(evidence: Evidence, one: _Transfers) -> npt.NDArray[np.int64]:
+def _hits(evidence: Evidence, one: _Transfers) -> IntArray:
     """Retransmits during each operation, on the nodes of its members and by their clocks; shape (operations,)."""
     sent_again = _on_path(evidence, one)
     nodes = evidence.column("node", sent_again)
@@ -201,7 +201,7 @@ def _judge_link(evidence: Evidence, one: _Transfers, elsewhere: float | None) ->
 def _describe_link(
     evidence: Evidence,
     one: _Transfers,
-    is_slow: npt.NDArray[np.bool_],
+    is_slow: BoolArray,
     facts: tuple[float, str, int],
 ) -> Finding:
     typical, against, lost_ns = facts

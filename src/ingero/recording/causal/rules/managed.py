@@ -10,8 +10,8 @@ import re
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import IntArray
 from ingero.model.events import CudaOp, DriverOp, Source
 from ingero.model.incidents import Cause
 from ingero.recording.causal.evidence import Evidence, Process
@@ -96,9 +96,7 @@ def _judge(evidence: Evidence, process: Process, device_bytes: int) -> Finding |
     )
 
 
-def _held(
-    evidence: Evidence, process: Process
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _held(evidence: Evidence, process: Process) -> tuple[IntArray, IntArray]:
     """Managed bytes held after each managed allocation and the free of each, with when."""
     made = process.calls.where(
         np.isin(process.calls.codes, _MANAGED) & (evidence.column("ret_code", process.calls) == 0)

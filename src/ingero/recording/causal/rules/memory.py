@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import IntArray
 from ingero.model.incidents import Cause, Severity
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule
@@ -127,7 +127,7 @@ def _judge_failure(evidence: Evidence, process: Process) -> Finding | None:
     )
 
 
-def _holes(evidence: Evidence, memory: EventRows, at_ns: int) -> tuple[npt.NDArray[np.int64], int]:
+def _holes(evidence: Evidence, memory: EventRows, at_ns: int) -> tuple[IntArray, int]:
     """Sizes of the freed stretches between blocks still held at a moment, and how much is held.
 
     Address order of the device's own pointers; neighbouring free blocks are one stretch.

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import IntArray
 from ingero.model.events import HostMemory
 from ingero.model.incidents import Cause
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
@@ -42,7 +42,7 @@ class _Rhythm:
         is_by_count: The distance in calls is the steadier one.
     """
 
-    firsts: npt.NDArray[np.int64]
+    firsts: IntArray
     period_calls: float
     period_ns: float
     is_by_count: bool
@@ -128,7 +128,7 @@ def _fix(calls: EventRows, rhythm: _Rhythm) -> tuple[str, ...]:
     return (what,)
 
 
-def _find_rhythm(calls: EventRows, slow_idx: npt.NDArray[np.int64]) -> _Rhythm | None:
+def _find_rhythm(calls: EventRows, slow_idx: IntArray) -> _Rhythm | None:
     """Spikes (slow calls close together are one) with the same distance in calls or in time, or None."""
     if len(slow_idx) < _MIN_SPIKES:
         return None
@@ -144,7 +144,7 @@ def _find_rhythm(calls: EventRows, slow_idx: npt.NDArray[np.int64]) -> _Rhythm |
     return _Rhythm(firsts, period_calls, float(np.median(by_time)), count_spread <= time_spread)
 
 
-def _spread(distances: npt.NDArray[np.int64]) -> float:
+def _spread(distances: IntArray) -> float:
     """Largest deviation from the median distance, as a part of it: one missing spike breaks the rhythm."""
     median = float(np.median(distances))
     return float(np.abs(distances - median).max()) / max(median, 1.0)

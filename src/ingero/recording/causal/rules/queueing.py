@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.events import NetOp, Source
 from ingero.model.incidents import Cause, RuledOut
 from ingero.recording.causal.attribution import NAMED_SHARE
@@ -31,23 +31,21 @@ _MIN_EXTRA_NS: Final = 5 * NS_PER_MS
 _FILLED: Final = 0.50
 _MIN_LOST_NS: Final = 20 * NS_PER_MS
 
-Ints = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, slots=True)
 class _Gaps:
     """Times between two sends over one connection with no receive between; all arrays have the same shape."""
 
-    connections: Ints
-    starts: Ints
-    ends: Ints
+    connections: IntArray
+    starts: IntArray
+    ends: IntArray
 
     @property
-    def durations(self) -> Ints:
-        lengths: Ints = self.ends - self.starts
+    def durations(self) -> IntArray:
+        lengths: IntArray = self.ends - self.starts
         return lengths
 
-    def where(self, mask: npt.NDArray[np.bool_]) -> _Gaps:
+    def where(self, mask: BoolArray) -> _Gaps:
         return _Gaps(self.connections[mask], self.starts[mask], self.ends[mask])
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import BoolArray
 from ingero.model.incidents import Cause, Severity
 from ingero.recording.causal.attribution import (
     NAMED_SHARE,
@@ -146,12 +146,12 @@ def _without_counts(finding: Finding, process: Process, phase: _Phase) -> Findin
     )
 
 
-def _is_idle_proven(calls: EventRows, gaps: Intervals) -> npt.NDArray[np.bool_]:
+def _is_idle_proven(calls: EventRows, gaps: Intervals) -> BoolArray:
     """Which gaps the GPU had nothing to do in: waited for before, or done when first asked after."""
     by_end = np.argsort(calls.ends, kind="stable")
     before = by_end[np.searchsorted(calls.ends[by_end], gaps.starts, side="right") - 1]
     blocking = [int(source) << 8 | int(op) for source, op in BLOCKING_OPS]
-    was_waited: npt.NDArray[np.bool_] = (calls.kinds[before] == CallKind.SYNC) | np.isin(
+    was_waited: BoolArray = (calls.kinds[before] == CallKind.SYNC) | np.isin(
         calls.codes[before], blocking
     )
     syncs = calls.of(CallKind.SYNC)
@@ -161,7 +161,7 @@ def _is_idle_proven(calls: EventRows, gaps: Intervals) -> npt.NDArray[np.bool_]:
     waited = syncs.durations[after]
     is_soon = syncs.starts[after] - gaps.ends < gaps.ends - gaps.starts
     at_once = waited <= _RETURNED_AT_ONCE * (gaps.ends - gaps.starts)
-    was_done: npt.NDArray[np.bool_] = is_soon & at_once & (syncs.starts[after] >= gaps.ends)
+    was_done: BoolArray = is_soon & at_once & (syncs.starts[after] >= gaps.ends)
     return np.logical_or(was_waited, was_done)
 
 

@@ -15,8 +15,8 @@ from math import erfc, sqrt
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero.model.arrays import FloatArray
 from ingero.model.events import NcclOp, Source
 from ingero.model.incidents import Cause
 from ingero.recording.causal.attribution import NO_REASON, SLEEPING, find_waits
@@ -38,9 +38,6 @@ _NAMED_SHARE: Final = 0.20
 _MARKERS: Final = (CallKind.SYNC, CallKind.COLLECTIVE)
 _BLOCKING: Final = [int(source) << 8 | int(op) for source, op in BLOCKING_OPS]
 _BARRIER: Final = int(Source.NCCL) << 8 | int(NcclOp.BARRIER)
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +118,7 @@ def _find_markers(process: Process) -> EventRows:
     return markers.where(markers.codes == codes[counts.argmax()])
 
 
-def _split(blocks: Floats, offset: int) -> list[int]:
+def _split(blocks: FloatArray, offset: int) -> list[int]:
     """Where a series of block times falls into parts that differ, by binary segmentation."""
     n = len(blocks)
     if n < 2 * _MIN_BLOCKS:
