@@ -1,7 +1,7 @@
 """A standing job's conclusion as log records: once when it begins, once when it ends."""
 
 from tests.fleet.processors.collectives.test_collectives_processor import Judged
-from tests.fleet.processors.collectives.test_standing import COMM, N, moving, standing
+from tests.fleet.processors.collectives.test_progress import COMM, N, moving, standing
 
 from ingero.fleet.processors.collectives.progress import FRESH_NS
 from ingero.otlp.codec import decode_protobuf, encode_protobuf
