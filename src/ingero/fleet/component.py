@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from ingero.config import Endpoint
 from ingero.telemetry.clock import Clock
-from ingero.telemetry.declare import MetricDeclaration
+from ingero.telemetry.metrics import MeterRegistry
 
 _ID: Final = re.compile(r"(?P<type>[a-zA-Z][0-9a-zA-Z_]{0,62})(?:/(?P<name>[^\s/]{1,1024}))?")
 
@@ -84,69 +84,6 @@ class Stability(StrEnum):
     STABLE = "stable"
 
 
-class Counter(Protocol):
-    """A monotonic count with a closed set of labels."""
-
-    def add(self, amount: float = 1, /, **labels: str) -> None:
-        """Add to the series with these labels."""
-        ...
-
-    def bound(self, **labels: str) -> Callable[[float], None]:
-        """The adder of one series, for the hot path; from then on the series is shown, at zero."""
-        ...
-
-
-class GaugeMeter(Protocol):
-    """A value that goes both ways."""
-
-    def set(self, value: float, /, **labels: str) -> None:
-        """Replace the value of the series with these labels."""
-        ...
-
-    def remove(self, /, **labels: str) -> None:
-        """Forget the series; absent is not zero."""
-        ...
-
-    def watch(self, read: Callable[[], float], /, **labels: str) -> None:
-        """Ask ``read`` at each scrape, on the scraper's thread, instead of waiting for ``set``."""
-        ...
-
-
-class HistogramMeter(Protocol):
-    """A distribution with fixed bounds."""
-
-    def record(self, value: float, /, **labels: str) -> None:
-        """Count one observation."""
-        ...
-
-    def bound(self, **labels: str) -> Callable[[float], None]:
-        """The recorder of one series, for the hot path."""
-        ...
-
-
-class Meter(Protocol):
-    """Makes the service's own instruments. Asking twice for one `MetricDeclaration` gives the same instrument.
-
-    Every instrument can be used from any thread. Where a series is hot, ask once for ``bound`` and keep it.
-    """
-
-    def counter(self, metric: MetricDeclaration) -> Counter:
-        """The counter that this declares."""
-        ...
-
-    def gauge(self, metric: MetricDeclaration) -> GaugeMeter:
-        """The gauge that this declares."""
-        ...
-
-    def histogram(self, metric: MetricDeclaration) -> HistogramMeter:
-        """The histogram that this declares."""
-        ...
-
-    def refresh_with(self, owner: str, action: Callable[[], None]) -> None:
-        """Call ``action`` before each scrape, on the scraper's thread; a later one of the same owner replaces it."""
-        ...
-
-
 class Host(Protocol):
     """What the running service offers a component."""
 
@@ -156,7 +93,7 @@ class Host(Protocol):
         ...
 
     @property
-    def meter(self) -> Meter:
+    def meter(self) -> MeterRegistry:
         """The service's own telemetry (port 8888)."""
         ...
 

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from ingero.config import StrictModel
 from ingero.errors import DeliveryError, PermanentError, RetryableError
-from ingero.fleet.component import Component, ComponentId, ComponentKind, Meter, PipelineView
+from ingero.fleet.component import Component, ComponentId, ComponentKind, PipelineView
 from ingero.fleet.config import FleetConfig, Pipeline
 from ingero.fleet.consumer import Batch, Bounded, Consumer
 from ingero.fleet.factory import (
@@ -30,6 +30,7 @@ from ingero.otlp.names import Signal
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.declare import counter, histogram
 from ingero.telemetry.limited import RateLimitedLog
+from ingero.telemetry.metrics import MeterRegistry
 
 INCOMING: Final = counter(
     "otelcol_processor_incoming_items_total",
@@ -154,7 +155,9 @@ class _Exit:
 
     __slots__ = ("_bounded", "_log", "_lost", "_n_lost", "_name", "_target")
 
-    def __init__(self, name: ComponentId, target: Consumer, meter: Meter, clock: Clock) -> None:
+    def __init__(
+        self, name: ComponentId, target: Consumer, meter: MeterRegistry, clock: Clock
+    ) -> None:
         self._name = str(name)
         self._target = target
         # Once: asking a protocol class takes several microseconds, of each push.
@@ -220,7 +223,9 @@ class _Link:
 class PipelineHead:
     """Where receivers hand batches to a pipeline; times and counts what happens."""
 
-    def __init__(self, pipeline: Pipeline, first: Consumer, meter: Meter, clock: Clock) -> None:
+    def __init__(
+        self, pipeline: Pipeline, first: Consumer, meter: MeterRegistry, clock: Clock
+    ) -> None:
         self.pipeline = pipeline
         self.name = f"{pipeline.signal}/{pipeline.name}" if pipeline.name else str(pipeline.signal)
         self._first = first
@@ -308,7 +313,7 @@ class Graph:
 
 
 def build_graph(
-    config: FleetConfig, factories: Sequence[Factory], meter: Meter, clock: Clock
+    config: FleetConfig, factories: Sequence[Factory], meter: MeterRegistry, clock: Clock
 ) -> Graph:
     """Build every component that runs and connect them."""
     return _Wiring(config, factories, meter, clock).build()
@@ -318,7 +323,7 @@ class _Wiring:
     """One pass over one configuration."""
 
     def __init__(
-        self, config: FleetConfig, factories: Sequence[Factory], meter: Meter, clock: Clock
+        self, config: FleetConfig, factories: Sequence[Factory], meter: MeterRegistry, clock: Clock
     ) -> None:
         self._config = config
         self._factories = {(factory.kind, factory.type): factory for factory in factories}

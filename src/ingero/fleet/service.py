@@ -23,7 +23,6 @@ from ingero.fleet.component import (
     CapabilityT,
     ComponentId,
     ComponentKind,
-    Meter,
     PipelineView,
     ServiceStatus,
     ServiceView,
@@ -138,7 +137,7 @@ class Generation:
         return self._service.clock
 
     @property
-    def meter(self) -> Meter:
+    def meter(self) -> MeterRegistry:
         """The service's own telemetry."""
         return self._service.registry
 

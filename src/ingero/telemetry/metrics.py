@@ -169,7 +169,7 @@ Instrument = CounterInstrument | GaugeInstrument | HistogramInstrument
 
 
 class MeterRegistry:
-    """Every instrument of a process. Making one is locked; using one is not."""
+    """Every instrument of a process, one for each declaration. Making one is locked; using one is not, on any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

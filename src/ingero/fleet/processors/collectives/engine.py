@@ -18,13 +18,13 @@ import numpy as np
 
 from ingero.detect.judge import Judge, JudgeSettings
 from ingero.detect.tiers import EDetectorSettings
-from ingero.fleet.component import Meter
 from ingero.fleet.helpers.caps import CapWatch
 from ingero.fleet.processors.collectives import telemetry
 from ingero.fleet.processors.collectives.config import NcclConfig
 from ingero.fleet.processors.collectives.lags import LagTracker, PeerLag
 from ingero.model.collectives import CollectiveRun, Worker
 from ingero.model.verdicts import Judgement, Verdict, VerdictKind
+from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
 
 CAP_QUIET_NS: Final = 20 * NS_PER_S
@@ -127,7 +127,7 @@ class _ClusterDetection:
 class DetectionEngine:
     """Every cluster that reports collectives. Shared by the pipelines that name the processor."""
 
-    def __init__(self, config: NcclConfig, meter: Meter) -> None:
+    def __init__(self, config: NcclConfig, meter: MeterRegistry) -> None:
         self.config = config
         self.host: object = None
         self._lock = threading.Lock()

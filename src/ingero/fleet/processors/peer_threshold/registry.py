@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ingero.detect.threshold import THRESHOLD_FLOOR, ThresholdSettings
-from ingero.fleet.component import WITHHELD, Hardware, Meter, PushAnswer, PushContext
+from ingero.fleet.component import WITHHELD, Hardware, PushAnswer, PushContext
 from ingero.fleet.consumer import Consumer
 from ingero.fleet.helpers.caps import CapWatch
 from ingero.fleet.processors.peer_threshold import telemetry
@@ -41,6 +41,7 @@ from ingero.fleet.processors.peer_threshold.scores import (
 from ingero.otlp.names import Signal
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.limited import FieldValue
+from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_MS, NS_PER_S
 from ingero.wire.push import PushFacts
 
@@ -99,7 +100,7 @@ class ClusterRegistry:
         desk: What is to be told of episodes and clusters. Locked.
     """
 
-    def __init__(self, config: IngeroConfig, clock: Clock, meter: Meter) -> None:
+    def __init__(self, config: IngeroConfig, clock: Clock, meter: MeterRegistry) -> None:
         self.lock = threading.RLock()
         self.books: dict[str, ClusterState] = {}
         self.n_nodes = 0

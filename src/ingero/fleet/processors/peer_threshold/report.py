@@ -12,7 +12,6 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from ingero.fleet.component import GaugeMeter, Meter
 from ingero.fleet.processors.peer_threshold import telemetry
 from ingero.fleet.processors.peer_threshold.cluster import ClusterState
 from ingero.fleet.processors.peer_threshold.scores import Cohort, ReportedState
@@ -22,6 +21,7 @@ from ingero.otlp.codec.export import Export
 from ingero.otlp.codec.points import NO_RECORDED_VALUE
 from ingero.otlp.names import Signal
 from ingero.telemetry.declare import MetricDeclaration
+from ingero.telemetry.metrics import GaugeInstrument, MeterRegistry
 from ingero.wire.names import Attribute
 
 SeriesKey: TypeAlias = tuple[MetricDeclaration, tuple[str, ...]]
@@ -110,8 +110,8 @@ _SHOWN: Final = (
 class OwnTelemetry:
     """Keeps the service's own gauges equal to the books, and forgets series whose subject is gone."""
 
-    def __init__(self, meter: Meter) -> None:
-        self._gauges: dict[MetricDeclaration, GaugeMeter] = {
+    def __init__(self, meter: MeterRegistry) -> None:
+        self._gauges: dict[MetricDeclaration, GaugeInstrument] = {
             metric: meter.gauge(metric) for metric in _SHOWN
         }
         self._open_episodes = meter.gauge(telemetry.OPEN_EPISODES)

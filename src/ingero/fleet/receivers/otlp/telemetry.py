@@ -6,10 +6,11 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
-from ingero.fleet.component import ComponentId, Meter
+from ingero.fleet.component import ComponentId
 from ingero.fleet.helpers.certificates import HANDSHAKES_REFUSED
 from ingero.otlp.names import Signal
 from ingero.telemetry.declare import counter
+from ingero.telemetry.metrics import MeterRegistry
 
 _NOUNS: Final = {
     Signal.METRICS: ("metric_points", "Data points"),
@@ -88,7 +89,9 @@ class Tally:
 
     __slots__ = ("_accepted", "_reasons", "_refused", "bad_certificate")
 
-    def __init__(self, meter: Meter, component: ComponentId, transport: TransportLabel) -> None:
+    def __init__(
+        self, meter: MeterRegistry, component: ComponentId, transport: TransportLabel
+    ) -> None:
         labels = {"receiver": str(component), "transport": str(transport)}
         self._accepted = {s: meter.counter(m).bound(**labels) for s, m in ACCEPTED.items()}
         self._refused = {s: meter.counter(m).bound(**labels) for s, m in REFUSED.items()}
