@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingero.testing.nobody import AS_NOBODY, NOBODY
+from ingero.testing.unprivileged import AS_UNPRIVILEGED, NOBODY
 
 PROGRAM = "from ingero.cli.main import main; main()"
 
@@ -72,7 +72,7 @@ def run(case: Case, seed: int, quiet: str) -> dict:
     with tempfile.TemporaryDirectory() as home:
         if not case.has_root and os.geteuid() == 0:
             os.chown(home, NOBODY, NOBODY)
-            command = [*AS_NOBODY, *command]
+            command = [*AS_UNPRIVILEGED, *command]
         result = subprocess.run(
             command,
             capture_output=True,

@@ -13,7 +13,7 @@ from ingero.job_traces.convert import build_job_trace
 from ingero.job_traces.model import TraceRows
 from ingero.job_traces.packaged import find_packaged
 from ingero.job_traces.readers import read_straggler_rows
-from ingero.testing.jobs import follow
+from ingero.testing.synthetic_jobs import follow
 
 
 @dataclass(frozen=True)

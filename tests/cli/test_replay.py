@@ -16,7 +16,7 @@ from ingero.job_traces.model import iter_pushes
 from ingero.job_traces.packaged import find_packaged
 from ingero.job_traces.readers import read_straggler_rows, read_trace
 from ingero.model.verdicts import VerdictKind
-from ingero.testing.jobs import JobShape, build_work, normal_noise, run_job, write_trace
+from ingero.testing.synthetic_jobs import JobShape, build_work, normal_noise, run_job, write_trace
 from ingero.units import NS_PER_S
 
 AR = find_packaged("AR")

@@ -20,7 +20,7 @@ from ingero.model.collectives import (
     Rank,
 )
 from ingero.model.verdicts import VerdictKind, judgement_json
-from ingero.testing.jobs import (
+from ingero.testing.synthetic_jobs import (
     JobShape,
     build_work,
     heavy_noise,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ingero.testing.nobody import AS_NOBODY, NOBODY
+from ingero.testing.unprivileged import AS_UNPRIVILEGED, NOBODY
 
 PROGRAM = "from ingero.cli.main import main; main()"
 
@@ -27,7 +27,7 @@ def home():
 def up(home, *arguments):
     return subprocess.run(
         [
-            *(AS_NOBODY if os.geteuid() == 0 else ()),
+            *(AS_UNPRIVILEGED if os.geteuid() == 0 else ()),
             sys.executable,
             "-c",
             PROGRAM,

@@ -19,8 +19,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ingero.sim.cluster.account import ReportReader
 from ingero.sim.cluster.agent import PROGRAM, READY
+from ingero.sim.cluster.simulated_agent import ReportReader
 from ingero.sim.job import WAIT, Job, JobSettings
 from ingero.testing.fleet import build_fleet_config, run_fleet, wait_until
 from ingero.testing.relay import Network, Relay

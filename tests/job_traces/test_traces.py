@@ -14,7 +14,7 @@ from ingero.job_traces.model import TraceRows, iter_pushes
 from ingero.job_traces.packaged import PACKAGED, find_packaged
 from ingero.job_traces.readers import read_straggler_rows, read_trace
 from ingero.model.collectives import CollectiveOp
-from ingero.testing.jobs import JobShape, build_work, normal_noise, run_job, write_trace
+from ingero.testing.synthetic_jobs import JobShape, build_work, normal_noise, run_job, write_trace
 from ingero.units import NS_PER_S
 
 OPS = (

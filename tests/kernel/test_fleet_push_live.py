@@ -9,7 +9,7 @@ import pytest
 from ingero.model.collectives import ClockKind, CollectiveOp
 from ingero.sim.runner import SimSettings, Simulation
 from ingero.testing.fleet import wait_until
-from ingero.testing.nobody import AS_NOBODY
+from ingero.testing.unprivileged import AS_UNPRIVILEGED
 from ingero.wire.collectives import read_collectives
 from ingero.wire.progress import read_progress
 
@@ -92,7 +92,7 @@ def test_every_collective_of_every_rank_of_two_jobs_arrives_once_with_its_times(
 def test_without_root_it_says_what_to_do():
     result = subprocess.run(
         [
-            *AS_NOBODY,
+            *AS_UNPRIVILEGED,
             *(sys.executable, "-c", PROGRAM, "fleet-push"),
             *("--fleet-endpoint", "127.0.0.1:1", "--fleet-insecure", "--fleet-cluster-id", "c"),
         ],

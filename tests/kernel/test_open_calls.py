@@ -18,7 +18,7 @@ from ingero.model.events import CudaOp, DriverOp, EventFlag, Source
 from ingero.recording.store.reader import LoadFilter, load_recording
 from ingero.sim.runner import SimSettings, Simulation, get_program
 from ingero.telemetry.clock import SystemClock
-from ingero.testing.pythons import find_pythons
+from ingero.testing.interpreters import find_interpreters
 from ingero.units import NS_PER_S
 
 pytestmark = pytest.mark.kernel
@@ -28,7 +28,7 @@ PLAIN = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
 HANGS = Path(__file__).resolve().parents[1] / "data/stacks/hangs.py"
 LIBRARY = get_program().parent / "libcudart.so.12"
 FOREVER = {"GPUSIM_KERNEL_NS": str(3600 * NS_PER_S)}
-PYTHONS = find_pythons()
+PYTHONS = find_interpreters()
 LINES = HANGS.read_text().splitlines()
 
 

@@ -14,7 +14,7 @@ from ingero.model.events import EVENT, Source
 from ingero.recording.store.rollover import list_aside
 from ingero.recording.store.settings import WriterSettings
 from ingero.telemetry.clock import SystemClock
-from ingero.testing.nobody import AS_NOBODY
+from ingero.testing.unprivileged import AS_UNPRIVILEGED
 
 pytestmark = pytest.mark.kernel
 NOBODY = pwd.getpwnam("nobody")
@@ -76,7 +76,7 @@ def test_every_file_is_the_user_s_while_it_is_written_and_after_it_was_set_aside
 def test_the_user_reads_the_recording_while_root_writes_it(recorder):
     recorder.writer.put_events(rows(100))
     recorder.writer.flush()
-    command = [*AS_NOBODY, sys.executable, "-c", READ, str(recorder.writer.path)]
+    command = [*AS_UNPRIVILEGED, sys.executable, "-c", READ, str(recorder.writer.path)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd="/", env=dict(os.environ)
     )

@@ -20,11 +20,11 @@ from ingero.model.events import CudaOp, Source
 from ingero.recording.queries.source import RecordingFile
 from ingero.recording.queries.stacks import StacksArgs, read_folded_stacks
 from ingero.sim.runner import SimSettings, Simulation, get_program
-from ingero.testing.pythons import find_pythons
+from ingero.testing.interpreters import find_interpreters
 
 pytestmark = pytest.mark.kernel
 
-PYTHONS = find_pythons()
+PYTHONS = find_interpreters()
 CALLS = Path(__file__).resolve().parents[1] / "data/stacks/calls.py"
 LIBRARY = get_program().parent / "libcudart.so.12"
 N_CALLS = 22

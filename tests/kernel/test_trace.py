@@ -18,7 +18,7 @@ from ingero.agent.capture.session import TraceSession, TraceSettings
 from ingero.model.events import CudaOp, EventFlag, NcclOp, OffCpuReason, Source
 from ingero.recording.store.reader import LoadFilter, load_recording
 from ingero.sim.runner import get_program
-from ingero.testing.nobody import AS_NOBODY
+from ingero.testing.unprivileged import AS_UNPRIVILEGED
 
 pytestmark = pytest.mark.kernel
 
@@ -161,7 +161,7 @@ def test_the_recording_and_the_program_belong_to_the_invoking_user(tmp_path):
 
 def test_without_root_the_reason_and_the_next_step_are_said():
     run = subprocess.run(
-        [*AS_NOBODY, sys.executable, "-m", "ingero", "trace", "--no-record"],
+        [*AS_UNPRIVILEGED, sys.executable, "-m", "ingero", "trace", "--no-record"],
         capture_output=True,
         text=True,
         check=False,

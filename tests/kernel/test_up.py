@@ -78,7 +78,7 @@ def test_rank_that_stops_is_a_hang_of_that_rank_alone(kind, causes):
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signal_leaves_no_process_namespace_or_cable(number, status):
+def test_signal_leaves_no_process_namespace_or_link(number, status):
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "up", "--ranks", "2", "--duration", "10m"],
         stderr=subprocess.PIPE,
@@ -97,7 +97,7 @@ def test_signal_leaves_no_process_namespace_or_cable(number, status):
     assert leftovers(process.pid) == []
 
 
-def test_killed_run_leaves_no_process_namespace_or_cable():
+def test_killed_run_leaves_no_process_namespace_or_link():
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "up", "--ranks", "2", "--duration", "10m"],
         stderr=subprocess.PIPE,
@@ -109,7 +109,7 @@ def test_killed_run_leaves_no_process_namespace_or_cable():
         if "warming up" in line:
             break
     children = find_children(process.pid)
-    assert len(children) == 8, "Fleet, janitor, store, two ranks, two agents, sink"
+    assert len(children) == 8, "Fleet, cleanup, store, two ranks, two agents, sink"
     assert leftovers(process.pid)
     process.kill()
     process.wait()

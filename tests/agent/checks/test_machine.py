@@ -12,7 +12,7 @@ from ingero.agent.capture.probes.host import PROBES
 from ingero.agent.checks.machine import CHECKS, check_machine
 from ingero.cli.main import cli
 from ingero.config.redact import build_redacted_environment
-from ingero.testing.nobody import AS_NOBODY
+from ingero.testing.unprivileged import AS_UNPRIVILEGED
 
 
 def test_every_failed_check_says_its_cost_and_a_step():
@@ -42,7 +42,7 @@ def test_the_json_has_the_documented_shape_and_exit_status_is_0():
 @pytest.mark.kernel
 def test_a_user_without_privileges_is_told_so():
     run = subprocess.run(
-        [*AS_NOBODY, sys.executable, "-m", "ingero", "check", "--json"],
+        [*AS_UNPRIVILEGED, sys.executable, "-m", "ingero", "check", "--json"],
         capture_output=True,
         text=True,
         check=False,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ingero.model.events import CudaOp, NcclOp, Source
-from ingero.sim.cluster.account import ReportReader, build_collectives, build_waits
+from ingero.sim.cluster.simulated_agent import ReportReader, build_collectives, build_waits
 from ingero.sim.job import COLLECTIVE, REPORT, WAIT, Job, JobSettings
 from ingero.units import NS_PER_MS
 

@@ -23,7 +23,7 @@ from ingero.agent.health.service import AgentSettings
 from ingero.agent.health.signals.machine import MachineSettings
 from ingero.agent.health.transport import TransportSettings
 from ingero.agent.push.live import LiveAgent, LiveSettings
-from ingero.sim.cluster.account import ToldAgent
+from ingero.sim.cluster.simulated_agent import SimulatedAgent
 from ingero.sim.runner import get_program
 from ingero.units import NS_PER_S
 
@@ -32,44 +32,48 @@ PROGRAM: Final = "from ingero.sim.cluster.agent import main; main()"
 _WARMUP: Final = 3
 
 
-def build_trace(told: dict[str, Any]) -> TraceSettings:
+def build_trace(settings: dict[str, Any]) -> TraceSettings:
     """The probes on the host's rank."""
     return TraceSettings(
         engine=EngineSettings(host_probes=("process",)),
-        pids=(told["pid"],),
+        pids=(settings["pid"],),
         files=tuple(sorted(get_program().parent.glob("lib*"))),
     )
 
 
-def build_health(told: dict[str, Any]) -> AgentSettings:
+def build_health(settings: dict[str, Any]) -> AgentSettings:
     """Who the host is and where its Fleet is."""
-    rank, push_ns = told["rank"], told["push_interval_ns"]
+    rank, push_ns = settings["rank"], settings["push_interval_ns"]
     return AgentSettings(
         identity=NodeIdentity(
-            cluster_id=told["cluster_id"],
-            node_id=told["node_id"],
+            cluster_id=settings["cluster_id"],
+            node_id=settings["node_id"],
             workload_type="training",
-            world_size=told["n_ranks"],
+            world_size=settings["n_ranks"],
             rank=rank,
         ),
         transport=TransportSettings(
-            endpoint=parse_endpoint(told["fleet"], is_insecure=True, option="--fleet"),
-            cluster_id=told["cluster_id"],
+            endpoint=parse_endpoint(settings["fleet"], is_insecure=True, option="--fleet"),
+            cluster_id=settings["cluster_id"],
             timeout_ns=min(push_ns, 5 * NS_PER_S),
             is_protobuf=True,
         ),
         loop=LoopSettings(push_interval_ns=push_ns, machine=MachineSettings(warmup=_WARMUP)),
-        persist_path=Path(told["folder"]) / f"baseline-{rank}.json",
-        socket_path=Path(told["socket"]),
+        persist_path=Path(settings["folder"]) / f"baseline-{rank}.json",
+        socket_path=Path(settings["socket"]),
     )
 
 
-def build_agent(told: dict[str, Any], on_ready: Callable[[], None]) -> LiveAgent | ToldAgent:
+def build_agent(
+    settings: dict[str, Any], on_ready: Callable[[], None]
+) -> LiveAgent | SimulatedAgent:
     """The agent that `ingero.sim.cluster.agents` asks for."""
-    health = build_health(told)
-    if told["report"]:
-        return ToldAgent(health, told["pid"], told["rank"], Path(told["report"]), on_ready)
-    return LiveAgent(LiveSettings(build_trace(told), health), on_ready=lambda _: on_ready())
+    health = build_health(settings)
+    if settings["report"]:
+        return SimulatedAgent(
+            health, settings["pid"], settings["rank"], Path(settings["report"]), on_ready
+        )
+    return LiveAgent(LiveSettings(build_trace(settings), health), on_ready=lambda _: on_ready())
 
 
 def main() -> None:

@@ -22,13 +22,13 @@ _END_S: Final = 8.0
 
 
 def socket_of(folder: Path, rank: int) -> Path:
-    """Where the agent of a host tells its episodes."""
+    """Socket on which the agent of a host reports its episodes."""
     return folder / f"remediate-{rank}.sock"
 
 
 @contextmanager
 def run_agents(
-    cluster: Cluster, job: Job, told: dict[str, Any]
+    cluster: Cluster, job: Job, shared: dict[str, Any]
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """One agent per host, ready; they end with the context.
 
@@ -42,21 +42,21 @@ def run_agents(
                 "rank": rank,
                 "pid": pid,
                 "node_id": host.name,
-                "socket": str(socket_of(Path(told["folder"]), rank)),
+                "socket": str(socket_of(Path(shared["folder"]), rank)),
                 "report": str(job.settings.report_path(rank)) if job.settings.has_reports else "",
             }
-            settings = json.dumps({**told, **own})
+            settings = json.dumps({**shared, **own})
             agents.append(
                 subprocess.Popen(
                     in_host(host, [sys.executable, "-c", PROGRAM, settings]),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=(Path(told["folder"]) / f"agent-{rank}.log").open("w"),
+                    stderr=(Path(shared["folder"]) / f"agent-{rank}.log").open("w"),
                     text=True,
                     start_new_session=True,
                 )
             )
-        _await_ready(agents, Path(told["folder"]))
+        _await_ready(agents, Path(shared["folder"]))
         yield agents
     finally:
         _end(agents)

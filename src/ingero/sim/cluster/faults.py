@@ -9,7 +9,7 @@ from typing import Final
 from ingero.errors import ConfigError
 from ingero.model.verdicts import VerdictKind
 from ingero.sim.cluster.hosts import Cluster, SimulatedHost
-from ingero.sim.cluster.neighbours import Disk, Neighbours, Processor
+from ingero.sim.cluster.load import ReservedDisk, ReservedProcessor, ReservedResources
 from ingero.sim.job import Job
 
 KINDS: Final = {
@@ -105,14 +105,14 @@ def _parse_factor(text: str) -> float:
     return factor
 
 
-def inject(fault: Fault, job: Job, cluster: Cluster, neighbours: Neighbours) -> None:
+def inject(fault: Fault, job: Job, cluster: Cluster, reserved: ReservedResources) -> None:
     """Turn a fault on.
 
     Args:
         fault: Which.
         job: Whom it hits.
         cluster: Where that runs.
-        neighbours: Reserved for the ranks whose processor or disk will be crowded.
+        reserved: Kept free for the ranks whose processor or disk will be loaded.
     """
     rank = fault.rank if fault.rank is not None else -1
     actions: dict[str, Callable[[], None]] = {
@@ -120,18 +120,18 @@ def inject(fault: Fault, job: Job, cluster: Cluster, neighbours: Neighbours) -> 
         "imbalance": lambda: job.unbalance(fault.amount),
         "pause": lambda: job.pause(rank),
         "kill": lambda: job.kill(rank),
-        "cpu-hog": lambda: _crowd(neighbours.processor),
-        "io-hog": lambda: _crowd(neighbours.disk),
+        "cpu-hog": lambda: _start_load(reserved.processor),
+        "io-hog": lambda: _start_load(reserved.disk),
         "slow-link": lambda: _slow_link(cluster.hosts[rank], int(fault.amount)),
     }
     actions[fault.kind]()
 
 
-def _crowd(place: Processor | Disk | None) -> None:
-    assert place is not None, "it was reserved before the job began"
-    place.crowd()
+def _start_load(resource: ReservedProcessor | ReservedDisk | None) -> None:
+    assert resource is not None, "it was reserved before the job began"
+    resource.start_load()
 
 
 def _slow_link(host: SimulatedHost, delay_ms: int) -> None:
-    assert host.cable is not None, "open_cluster was told which cables to make slowable"
-    host.cable.delay(delay_ms)
+    assert host.link is not None, "open_cluster was given the links to make slowable"
+    host.link.delay(delay_ms)

@@ -1,6 +1,6 @@
 """Hosts of a cluster on one machine: network namespaces on a bridge, or nothing but names where the tools are missing.
 
-Every name holds our process id, so that what a killed run left behind can be told and is removed by the next.
+Every name holds our process id, so that what a killed run left behind is recognised and removed by the next.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from ingero.errors import UnsupportedError
-from ingero.sim.cluster.cable import Cable, open_cable
-from ingero.sim.cluster.janitor import Janitor
+from ingero.sim.cluster.cleanup import Cleanup
+from ingero.sim.cluster.link import EmulatedLink, open_link
 
 MAX_HOSTS: Final = 250
 _NAMESPACES: Final = Path("/run/netns")
@@ -32,12 +32,12 @@ class SimulatedHost:
     Attributes:
         name: Its node id.
         prefix: What a command line begins with to run there.
-        cable: Its cable where that can be slowed down; None for a plain one.
+        link: Its link where that can be slowed down; None for a plain one.
     """
 
     name: str
     prefix: tuple[str, ...] = ()
-    cable: Cable | None = None
+    link: EmulatedLink | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +59,17 @@ class Cluster:
 
 @contextmanager
 def open_cluster(
-    n_hosts: int, janitor: Janitor, slowable: Collection[int] = ()
+    n_hosts: int, cleanup: Cleanup, slowable: Collection[int] = ()
 ) -> Iterator[Cluster]:
-    """Make the hosts; the janitor removes them.
+    """Make the hosts; ``cleanup`` removes them.
 
     Args:
         n_hosts: How many.
-        janitor: Is told what to remove.
-        slowable: Hosts whose cable can be slowed down.
+        cleanup: Takes the commands that remove them.
+        slowable: Hosts whose link can be slowed down.
 
     Raises:
-        UnsupportedError: A cable can be slowed down only between namespaces, and they cannot be had.
+        UnsupportedError: A link can be slowed down only between namespaces, and they cannot be had.
     """
     names = [f"host-{i}" for i in range(n_hosts)]
     why_not = _find_obstacle()
@@ -86,24 +86,24 @@ def open_cluster(
     with ExitStack() as stack:
         token, net = os.getpid(), f"{_NET}.{os.getpid() % 250}"
         bridge = f"igb{token}"
-        janitor.owe("ip", "link", "del", bridge)
+        cleanup.add("ip", "link", "del", bridge)
         _run("ip", "link", "add", bridge, "type", "bridge")
         _run("ip", "addr", "add", f"{net}.1/24", "dev", bridge)
         _run("ip", "link", "set", bridge, "up")
         hosts = []
         for i, name in enumerate(names):
             namespace = f"ingero-{token}-{i}"
-            janitor.owe("ip", "netns", "del", namespace)
+            cleanup.add("ip", "netns", "del", namespace)
             _run("ip", "netns", "add", namespace)
             near, far = f"ig{token}v{i}", f"ig{token}f{i}"
-            cable = stack.enter_context(open_cable(near, far)) if i in slowable else None
-            if cable is None:
+            link = stack.enter_context(open_link(near, far)) if i in slowable else None
+            if link is None:
                 # By name: with its namespace the kernel removes it some time later.
-                janitor.owe("ip", "link", "del", near)
+                cleanup.add("ip", "link", "del", near)
                 _run("ip", "link", "add", near, "type", "veth", "peer", "name", far)
             _plug(namespace, (near, far), (bridge, f"{net}.{i + 2}/24"))
             prefix = ("nsenter", f"--net={_NAMESPACES / namespace}", "--")
-            hosts.append(SimulatedHost(name, prefix, cable))
+            hosts.append(SimulatedHost(name, prefix, link))
         yield Cluster(tuple(hosts), f"{net}.1", "network namespaces")
 
 
@@ -115,7 +115,7 @@ def _find_obstacle() -> str:
 
 
 def _plug(namespace: str, ends: tuple[str, str], place: tuple[str, str]) -> None:
-    """Put one end of a cable on the bridge and the other into the namespace, as its ``eth0``."""
+    """Put one end of a link on the bridge and the other into the namespace, as its ``eth0``."""
     (near, far), (bridge, address) = ends, place
     _run("ip", "link", "set", far, "netns", namespace, "name", "eth0")
     _run("ip", "link", "set", near, "master", bridge, "up")
@@ -125,7 +125,7 @@ def _plug(namespace: str, ends: tuple[str, str], place: tuple[str, str]) -> None
 
 
 def _sweep() -> None:
-    """Remove namespaces of runs that were killed together with their janitor; cables go with them."""
+    """Remove namespaces of runs that were killed together with their cleanup; their veth pairs go with them."""
     if not _NAMESPACES.is_dir():
         return
     pids = set()

@@ -58,7 +58,7 @@ class Progress:
         since_fault_ns: Since the injection; None before it.
         judgement: What Fleet says of the ranks; None before it says anything.
         hang: What Fleet says of ranks that stand still; None before.
-        alerts: What the agents' local readers were told.
+        alerts: What the agents' local readers received.
         named: Ranks that were ever named and by which verdict, with the time since the injection.
     """
 
@@ -90,7 +90,7 @@ def find_detection(settings: UpSettings, progress: Progress) -> float | None:
 
 
 def find_wrongly_named(settings: UpSettings, progress: Progress) -> list[int]:
-    """Ranks that were ever named and have no fault, or one that is nobody's own."""
+    """Ranks that were ever named and have no fault, or one that is no rank's own."""
     own = {rank for fault in settings.faults for rank in fault.ranks if fault.kind != "slow-link"}
     right = {(rank, fault.verdict) for fault in settings.faults for rank in fault.ranks}
     return sorted({who[0] for who in progress.named if who[0] not in own and who not in right})

@@ -18,10 +18,10 @@ from ingero.model.verdicts import VerdictKind
 from ingero.sim.cluster.agents import run_agents, socket_of
 from ingero.sim.cluster.alerts import SinkView, run_sink
 from ingero.sim.cluster.ask import ask_hang
+from ingero.sim.cluster.cleanup import open_cleanup
 from ingero.sim.cluster.faults import inject
 from ingero.sim.cluster.hosts import Cluster, open_cluster
-from ingero.sim.cluster.janitor import open_janitor
-from ingero.sim.cluster.neighbours import Neighbours, find_disk_folder, open_neighbours
+from ingero.sim.cluster.load import ReservedResources, find_disk_folder, open_load
 from ingero.sim.cluster.result import Progress, UpSettings, build_result, find_detection
 from ingero.sim.job import Job, JobSettings
 from ingero.sim.local_fleet import EPHEMERAL, SHIPPED_CONFIG, run_local_fleet
@@ -30,13 +30,13 @@ from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_MS, NS_PER_S
 
 LIVE: Final = ("processors.nccl.reorder_window=500ms", "processors.nccl.judge_interval=250ms")
-"""Settings of our own Fleet: a live agent's pushes come in order, on one connection, and nobody waits longer than it must."""
+"""Settings of our own Fleet: a live agent's pushes come in order, on one connection, so a short window is enough."""
 STEADY_OPS: Final = 100
 """Compared operations of every rank before a fault is injected."""
 LOAD_NS: Final = 2 * NS_PER_MS
-"""Processor time per step of a job whose processors get crowded."""
+"""Processor time per step of a job whose processors get load."""
 LOAD_BYTES: Final = 4 * 4096
-"""Read from the disk per step by a rank whose disk gets crowded: four requests, 0.2 ms of 50 on an idle disk."""
+"""Read from the disk per step by a rank whose disk gets load: four requests, 0.2 ms of 50 on an idle disk."""
 STEADY_TIMEOUT_NS: Final = 60 * NS_PER_S
 _POLL_S: Final = 0.2
 
@@ -76,14 +76,14 @@ def run_up(
     cluster_id = f"up-{os.getpid()}"
     progress = Progress()
     with ExitStack() as stack:
-        janitor = stack.enter_context(open_janitor())
+        cleanup = stack.enter_context(open_cleanup())
         kinds = {fault.kind for fault in settings.faults}
         place = find_disk_folder() if "io-hog" in kinds else None
         folder = Path(tempfile.mkdtemp(prefix="ingero-up-", dir=place))
-        janitor.owe("rm", "-rf", "--", str(folder))
-        neighbours = stack.enter_context(open_neighbours(kinds, folder))
+        cleanup.add("rm", "-rf", "--", str(folder))
+        reserved = stack.enter_context(open_load(kinds, folder))
         slowable = settings.ranks_of("slow-link")
-        cluster = stack.enter_context(open_cluster(settings.n_ranks, janitor, slowable))
+        cluster = stack.enter_context(open_cluster(settings.n_ranks, cleanup, slowable))
         progress.isolation = cluster.isolation
         progress.note = "; ".join(filter(None, (cluster.note, settings.probes_note)))
         follow(progress)
@@ -93,18 +93,18 @@ def run_up(
             f"receivers.otlp.protocols.http.endpoint={cluster.address}:0",
         )
         fleet = stack.enter_context(run_local_fleet(SHIPPED_CONFIG, overrides))
-        job = stack.enter_context(Job(plan_job(settings, folder, cluster, neighbours)))
-        if neighbours.processor is not None:
+        job = stack.enter_context(Job(plan_job(settings, folder, cluster, reserved)))
+        if reserved.processor is not None:
             for rank in settings.ranks_of("cpu-hog"):
-                neighbours.processor.give(job.pids[rank])
-        told = {
+                reserved.processor.pin(job.pids[rank])
+        shared = {
             "cluster_id": cluster_id,
             "n_ranks": settings.n_ranks,
             "fleet": "http://" + fleet.find_endpoint("otlp", "http"),
             "folder": str(folder),
             "push_interval_ns": settings.push_interval_ns,
         }
-        stack.enter_context(run_agents(cluster, job, told))
+        stack.enter_context(run_agents(cluster, job, shared))
         client = stack.enter_context(httpx.Client(timeout=10))
         admin_url = "http://" + fleet.find_endpoint("ingero_threshold", "admin")
         view = FleetView(admin_url, cluster_id, client)
@@ -113,17 +113,17 @@ def run_up(
         job.release()
         run = _Run(settings, job, (view, sink), progress, follow, clock)
         run.await_steady()
-        run.inject(cluster, neighbours)
+        run.inject(cluster, reserved)
         run.watch()
     return build_result(settings, progress)
 
 
 def plan_job(
-    settings: UpSettings, folder: Path, cluster: Cluster, neighbours: Neighbours
+    settings: UpSettings, folder: Path, cluster: Cluster, reserved: ReservedResources
 ) -> JobSettings:
     """The job that the faults can be seen in."""
     kinds = {fault.kind for fault in settings.faults}
-    disk = neighbours.disk
+    disk = reserved.disk
     return JobSettings(
         settings.n_ranks,
         folder,
@@ -167,10 +167,10 @@ class _Run:
                     hint="`ingero check` says what this machine can trace",
                 )
 
-    def inject(self, cluster: Cluster, neighbours: Neighbours) -> None:
+    def inject(self, cluster: Cluster, reserved: ReservedResources) -> None:
         """Turn every fault on."""
         for fault in self.settings.faults:
-            inject(fault, self.job, cluster, neighbours)
+            inject(fault, self.job, cluster, reserved)
         names = ", ".join(
             fault.kind if fault.rank is None else f"{fault.kind} of rank {fault.rank}"
             for fault in self.settings.faults

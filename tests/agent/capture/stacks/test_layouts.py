@@ -19,12 +19,12 @@ from ingero.agent.capture.stacks.layouts import (
 )
 from ingero.agent.capture.stacks.memory import RemoteMemory, iter_regions
 from ingero.errors import UnsupportedError
-from ingero.testing.pythons import find_pythons
+from ingero.testing.interpreters import find_interpreters
 
 sys.path.append(str(Path(__file__).resolve().parents[4] / "scripts"))
 from cpython_offsets import read_offsets
 
-PYTHONS = find_pythons()
+PYTHONS = find_interpreters()
 
 
 def named(pythons):

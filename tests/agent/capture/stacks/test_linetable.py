@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from ingero.agent.capture.stacks.linetable import TableKind, find_line
-from ingero.testing.pythons import find_pythons
+from ingero.testing.interpreters import find_interpreters
 
 DUMP = """
 import json, sys, types, argparse, typing, dis
@@ -32,7 +32,7 @@ print(json.dumps(told))
 KINDS = {9: TableKind.LNOTAB, 10: TableKind.LINES}
 
 
-@pytest.mark.parametrize("python", find_pythons(), ids=lambda python: str(python.program))
+@pytest.mark.parametrize("python", find_interpreters(), ids=lambda python: str(python.program))
 def test_every_instruction_has_the_interpreter_s_own_line(python):
     told = subprocess.run(
         [python.program, "-c", DUMP], capture_output=True, text=True, check=True

@@ -7,7 +7,7 @@ from typing import Final
 NOBODY: Final = 65534
 """User and group id."""
 
-AS_NOBODY: Final = (
+AS_UNPRIVILEGED: Final = (
     *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
     *("--bounding-set=-all,+dac_read_search", "--inh-caps=-all,+dac_read_search"),
     "--ambient-caps=+dac_read_search",

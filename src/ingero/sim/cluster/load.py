@@ -1,4 +1,4 @@
-"""Load beside a rank: processes that want its processor or its disk all the time, and everybody else out of their way."""
+"""Load generators beside a rank: processes that use its processor or its disk all the time, and nothing else does."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ingero.errors import UnsupportedError
 from ingero.sim.runner import get_program
 
 N_SPINNERS: Final = 32
-"""Neighbours of equal weight. A rank that mostly sleeps is soon let in, so that few of them hardly slow it down."""
+"""Generators of processor load, each of the rank's weight. A rank that mostly sleeps is soon let in, so that few of them hardly slow it down."""
 N_READERS: Final = 16
-"""Neighbours that each have a megabyte asked of the disk at any time; a request of the rank's waits among theirs."""
+"""Generators that each have a read of one megabyte open at any time; a request of the rank's waits among theirs."""
 _DATA: Final = "data"
 _PIECE_BYTES: Final = 1 << 20
 _N_PIECES: Final = 64
@@ -25,13 +25,13 @@ _IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
-class Crowd:
-    """Processes of the simulator that do nothing but be in the way."""
+class LoadGenerators:
+    """Processes of the simulator that only cause load."""
 
     def __init__(self) -> None:
         self._members: list[subprocess.Popen[bytes]] = []
 
-    def join(self, *arguments: str) -> int:
+    def start(self, *arguments: str) -> int:
         """Start one more; its process id."""
         # A session each: some kernels share a processor between sessions, others between processes.
         member = subprocess.Popen(
@@ -42,32 +42,32 @@ class Crowd:
         self._members.append(member)
         return member.pid
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         """End them all."""
         for member in self._members:
             member.kill()
             member.wait()
 
 
-class Processor:
-    """A processor that one rank has to itself until neighbours come. Make one with `reserve_processor`."""
+class ReservedProcessor:
+    """A processor that one rank has to itself until `start_load`. Make one with `reserve_processor`."""
 
-    def __init__(self, number: int, crowd: Crowd) -> None:
+    def __init__(self, number: int, generators: LoadGenerators) -> None:
         self.number = number
-        self._crowd = crowd
+        self._generators = generators
 
-    def give(self, pid: int) -> None:
+    def pin(self, pid: int) -> None:
         """Run a process here and nowhere else."""
         os.sched_setaffinity(pid, {self.number})
 
-    def crowd(self) -> None:
-        """Let the neighbours in."""
+    def start_load(self) -> None:
+        """Start the load generators on it."""
         for _ in range(N_SPINNERS):
-            self.give(self._crowd.join("spin"))
+            self.pin(self._generators.start("spin"))
 
 
 @contextmanager
-def reserve_processor() -> Iterator[Processor]:
+def reserve_processor() -> Iterator[ReservedProcessor]:
     """Keep one processor free of this process and of all that it starts from now on.
 
     Raises:
@@ -79,40 +79,40 @@ def reserve_processor() -> Iterator[Processor]:
             "cpu-hog needs two processors: one for the rank and its neighbours, one for everybody else",
             hint="slow-rank:R:1.5x shows a rank that is slow by itself",
         )
-    processor = Processor(max(allowed), crowd := Crowd())
+    processor = ReservedProcessor(max(allowed), generators := LoadGenerators())
     os.sched_setaffinity(0, allowed - {processor.number})
     try:
         yield processor
     finally:
-        crowd.leave()
+        generators.stop()
         os.sched_setaffinity(0, allowed)
 
 
-class Disk:
-    """A disk that one rank has to itself until neighbours come. Make one with `open_disk`.
+class ReservedDisk:
+    """A disk that one rank has to itself until `start_load`. Make one with `reserve_disk`.
 
     Attributes:
         path: The rank's data on it.
     """
 
-    def __init__(self, path: Path, crowd: Crowd) -> None:
+    def __init__(self, path: Path, generators: LoadGenerators) -> None:
         self.path = path
-        self._crowd = crowd
+        self._generators = generators
 
-    def crowd(self) -> None:
-        """Let the neighbours in: they read the same data past the page cache, over and over."""
+    def start_load(self) -> None:
+        """Start load generators that read the same data past the page cache, over and over."""
         for _ in range(N_READERS):
-            self._crowd.join("read", str(self.path))
+            self._generators.start("read", str(self.path))
 
 
 @contextmanager
-def open_disk(folder: Path) -> Iterator[Disk]:
+def reserve_disk(folder: Path) -> Iterator[ReservedDisk]:
     """Put a rank's data on the disk, 64 MiB; the caller removes the folder.
 
     Raises:
         UnsupportedError: The folder is full.
     """
-    path, crowd = folder / _DATA, Crowd()
+    path, generators = folder / _DATA, LoadGenerators()
     try:
         with path.open("wb") as file:
             for _ in range(_N_PIECES):
@@ -125,9 +125,9 @@ def open_disk(folder: Path) -> Iterator[Disk]:
             hint="set TMPDIR to a folder with room",
         ) from error
     try:
-        yield Disk(path, crowd)
+        yield ReservedDisk(path, generators)
     finally:
-        crowd.leave()
+        generators.stop()
 
 
 def find_disk_folder(mounts: Path = _MOUNTS) -> Path:
@@ -154,27 +154,27 @@ def find_disk_folder(mounts: Path = _MOUNTS) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbours:
-    """What is kept free for the ranks whose neighbours will come; None where nobody's will.
+class ReservedResources:
+    """What is kept free for the ranks that a fault will load; None where no fault needs it.
 
     Attributes:
         processor: See `reserve_processor`.
-        disk: See `open_disk`.
+        disk: See `reserve_disk`.
     """
 
-    processor: Processor | None = None
-    disk: Disk | None = None
+    processor: ReservedProcessor | None = None
+    disk: ReservedDisk | None = None
 
 
 @contextmanager
-def open_neighbours(kinds: Collection[str], folder: Path) -> Iterator[Neighbours]:
-    """Reserve what faults of these kinds need, and end their neighbours with the context.
+def open_load(kinds: Collection[str], folder: Path) -> Iterator[ReservedResources]:
+    """Reserve what faults of these kinds need, and end the load generators with the context.
 
     Raises:
         UnsupportedError: This machine has no second processor, or no room on its disk.
     """
     with ExitStack() as stack:
-        yield Neighbours(
+        yield ReservedResources(
             stack.enter_context(reserve_processor()) if "cpu-hog" in kinds else None,
-            stack.enter_context(open_disk(folder)) if "io-hog" in kinds else None,
+            stack.enter_context(reserve_disk(folder)) if "io-hog" in kinds else None,
         )

@@ -1,4 +1,4 @@
-"""The CPython interpreters of this machine, to be looked into by tests and benchmarks."""
+"""The CPython interpreters of this machine, for tests and benchmarks that read their memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MINORS: Final = range(9, 15)
 
 
 @dataclass(frozen=True, slots=True)
-class Python:
+class PythonInterpreter:
     """One interpreter.
 
     Attributes:
@@ -26,9 +26,9 @@ class Python:
     include: Path | None
 
 
-def find_pythons() -> tuple[Python, ...]:
+def find_interpreters() -> tuple[PythonInterpreter, ...]:
     """Interpreters of pyenv, of the system and our own, each program once."""
-    found: dict[Path, Python] = {}
+    found: dict[Path, PythonInterpreter] = {}
     for minor in MINORS:
         name = f"python3.{minor}"
         candidates = [
@@ -43,5 +43,7 @@ def find_pythons() -> tuple[Python, ...]:
             if program.is_file() and program.read_bytes()[:4] == b"\x7fELF":
                 include = program.parent.parent / "include" / name
                 has_headers = (include / "internal/pycore_runtime.h").exists()
-                found.setdefault(program, Python(minor, program, include if has_headers else None))
+                found.setdefault(
+                    program, PythonInterpreter(minor, program, include if has_headers else None)
+                )
     return tuple(found.values())

@@ -1,6 +1,6 @@
 """Removes what outlives a process, at the end of a run and also when the run is killed.
 
-A shell child is told each clearing command as soon as there is something to clear, and runs all of them when its input
+A shell child gets each command as soon as there is something to remove, and runs all of them when its input
 ends: closed at the end of the run, or by the kernel when the process that held it dies.
 """
 
@@ -14,25 +14,25 @@ from typing import Final
 
 from ingero.sim.child import run_tied
 
-_PROGRAM: Final = 'owed=$(cat); eval "$owed"'
+_PROGRAM: Final = 'commands=$(cat); eval "$commands"'
 _LIMIT_S: Final = 20.0
 
 
-class Janitor:
-    """Who is owed what. Make one with `open_janitor`."""
+class Cleanup:
+    """Commands to run at the end. Make one with `open_cleanup`."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def owe(self, *command: str) -> None:
-        """At the end run this command, after those told before; its failure stops none of the others."""
+    def add(self, *command: str) -> None:
+        """At the end run this command, after those added before; its failure stops none of the others."""
         assert self._process.stdin is not None
         self._process.stdin.write(shlex.join(command) + "\n")
         self._process.stdin.flush()
 
 
 @contextmanager
-def open_janitor() -> Iterator[Janitor]:
-    """A janitor for as long as the context lasts, which ends once everything is cleared."""
+def open_cleanup() -> Iterator[Cleanup]:
+    """A cleanup that runs at the end of the context, which waits for it."""
     with run_tied(["/bin/sh", "-c", _PROGRAM], _LIMIT_S) as process:
-        yield Janitor(process)
+        yield Cleanup(process)

@@ -1,4 +1,4 @@
-"""The cable whose delay can be turned up, between two real network namespaces."""
+"""The link whose delay can be turned up, between two real network namespaces."""
 
 import os
 import socket
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from ingero.sim.cluster.cleanup import open_cleanup
 from ingero.sim.cluster.hosts import open_cluster
-from ingero.sim.cluster.janitor import open_janitor
 from ingero.units import NS_PER_MS
 
 pytestmark = pytest.mark.kernel
@@ -36,12 +36,12 @@ def round_trip_ns(connection):
     return time.monotonic_ns() - began_ns
 
 
-def test_frames_take_as_long_as_the_cable_was_told_each_way():
-    with open_janitor() as janitor, open_cluster(2, janitor, slowable={1}) as cluster:
+def test_frames_take_as_long_as_the_link_was_set_to_each_way():
+    with open_cleanup() as cleanup, open_cluster(2, cleanup, slowable={1}) as cluster:
         net = f"198.18.{os.getpid() % 250}"
         with echo_in(cluster.hosts[1], f"{net}.3") as slow, echo_in(cluster.hosts[0], f"{net}.2"):
             quick_ns = min(round_trip_ns(slow) for _ in range(10))
-            cluster.hosts[1].cable.delay(30)
+            cluster.hosts[1].link.delay(30)
             round_trip_ns(slow)  # frames on their way know nothing of it
             late_ns = min(round_trip_ns(slow) for _ in range(3))
     assert quick_ns < late_ns

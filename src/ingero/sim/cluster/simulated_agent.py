@@ -1,6 +1,6 @@
-"""A live agent without probes: the simulated rank tells its own calls, and they go where a kernel's records would.
+"""A live agent without probes: the simulated rank reports its own calls, and they go where a kernel's records would.
 
-For machines where nobody may load a probe. Everything behind the records is the real agent; docs/specs/simulator-calls.md has
+For machines where no probe can be loaded. Everything behind the records is the real agent; docs/specs/simulator-calls.md has
 their layout.
 """
 
@@ -25,7 +25,7 @@ from ingero.model.events import CudaOp, NcclOp, Source
 from ingero.sim.job import COLLECTIVE, REPORT, WAIT
 from ingero.telemetry.clock import Clock, SystemClock
 
-_MOST_BYTES: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 20
 _COUNTED: Final = (
     (Source.CUDA, CudaOp.LAUNCH_KERNEL),
     (Source.NCCL, NcclOp.ALL_REDUCE),
@@ -33,24 +33,24 @@ _COUNTED: Final = (
 )
 
 
-def build_collectives(told: Records, pid: int) -> Records:
+def build_collectives(rows: Records, pid: int) -> Records:
     """Rows of REPORT that are collectives as ``struct ig_collective``, in order."""
-    told = told[told["what"] == COLLECTIVE]
-    records = np.zeros(len(told), get_dtype("collective"))
+    rows = rows[rows["what"] == COLLECTIVE]
+    records = np.zeros(len(rows), get_dtype("collective"))
     for name in ("duration_ns", "seq", "bytes", "rank"):
-        records[name] = told[name]
-    records["header"]["mono_ns"] = told["mono_ns"]
-    records["nranks"], records["comm_hash"] = told["n_ranks"], told["comm"]
+        records[name] = rows[name]
+    records["header"]["mono_ns"] = rows["mono_ns"]
+    records["nranks"], records["comm_hash"] = rows["n_ranks"], rows["comm"]
     records["pid"], records["weight"] = pid, 1
     records["source"], records["op"] = Source.NCCL, NcclOp.ALL_REDUCE
     return records
 
 
-def build_waits(told: Records, pid: int) -> Records:
+def build_waits(rows: Records, pid: int) -> Records:
     """Rows of REPORT that are synchronisations as ``struct ig_call``, in order."""
-    told = told[told["what"] == WAIT]
-    records = np.zeros(len(told), get_dtype("call"))
-    records["header"]["mono_ns"], records["duration_ns"] = told["mono_ns"], told["duration_ns"]
+    rows = rows[rows["what"] == WAIT]
+    records = np.zeros(len(rows), get_dtype("call"))
+    records["header"]["mono_ns"], records["duration_ns"] = rows["mono_ns"], rows["duration_ns"]
     records["pid"], records["weight"] = pid, 1
     records["source"], records["op"] = Source.CUDA, CudaOp.STREAM_SYNC
     return records
@@ -64,11 +64,11 @@ class _Counts:
     sums: Records = field(default_factory=lambda: np.zeros((len(_COUNTED), 2), np.int64))
     before: Records = field(default_factory=lambda: np.zeros((len(_COUNTED), 2), np.int64))
 
-    def add(self, told: Records) -> None:
+    def add(self, rows: Records) -> None:
         """Take the next rows of REPORT."""
-        self.sums[0, 0] += int(told["n_launches"].sum())
+        self.sums[0, 0] += int(rows["n_launches"].sum())
         for at, what in ((1, COLLECTIVE), (2, WAIT)):
-            mine = told[told["what"] == what]
+            mine = rows[rows["what"] == what]
             self.sums[at] += len(mine), int(mine["duration_ns"].sum())
 
     def take(self, mono_ns: int, wall_ns: int, started_ns: int) -> Totals:
@@ -104,7 +104,7 @@ class ReportReader:
         try:
             with self._path.open("rb") as file:
                 file.seek(self._at)
-                data = file.read(_MOST_BYTES)
+                data = file.read(_MAX_BYTES)
         except FileNotFoundError:
             data = b""
         whole = len(data) - len(data) % REPORT.itemsize
@@ -113,14 +113,14 @@ class ReportReader:
 
 
 @dataclass(slots=True)
-class ToldAgent:
-    """The live agent of a host whose rank tells its own calls; `run` until told to stop.
+class SimulatedAgent:
+    """The live agent of a host whose rank reports its own calls; `run` ends when its event is set.
 
     Attributes:
         health: Who it is and where Fleet is.
         pid: The rank's process.
         rank: Its global rank.
-        path: The file it tells its calls in.
+        path: The file in which it reports its calls.
         on_ready: Called once everything runs.
     """
 
@@ -153,12 +153,12 @@ class ToldAgent:
         process = select.poll()
         process.register(pidfd, select.POLLIN)
         while not stop.wait(DRAIN_MS / 1000):
-            is_over = bool(process.poll(0))  # before the read: what it told last is still taken
-            told = reader.read()
-            if len(told):
-                observer.pusher.add_collectives(build_collectives(told, self.pid))
-                observer.pusher.add_calls(build_waits(told, self.pid))
-                counts.add(told)
+            is_over = bool(process.poll(0))  # before the read: its last reports are still taken
+            rows = reader.read()
+            if len(rows):
+                observer.pusher.add_collectives(build_collectives(rows, self.pid))
+                observer.pusher.add_calls(build_waits(rows, self.pid))
+                counts.add(rows)
             if is_over:
                 observer.pusher.note_exit(self.pid)
                 process.unregister(pidfd)

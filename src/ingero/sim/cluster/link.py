@@ -1,4 +1,4 @@
-"""A cable whose delay can be turned up: two tap devices, and a process of ours that carries frames between them.
+"""A link whose delay can be turned up: two tap devices, and a process of ours that carries frames between them.
 
 It stands in for ``sch_netem``, which not every kernel has. Frames are carried whole and in order, each way; none is lost.
 """
@@ -27,13 +27,13 @@ _IFF_TAP: Final = 0x0002
 _IFF_NO_PI: Final = 0x1000
 _IFREQ: Final = struct.Struct("=16sH22x")
 _FRAME_BYTES: Final = 1 << 16
-_MOST_FRAMES: Final = 10_000
-_PROGRAM: Final = "from ingero.sim.cluster.cable import main; main()"
+_MAX_FRAMES: Final = 10_000
+_PROGRAM: Final = "from ingero.sim.cluster.link import main; main()"
 _LIMIT_S: Final = 5.0
 
 
-class Cable:
-    """A cable in use. Make one with `open_cable`."""
+class EmulatedLink:
+    """A link in use. Make one with `open_link`."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -46,7 +46,7 @@ class Cable:
 
 
 @contextmanager
-def open_cable(near: str, far: str) -> Iterator[Cable]:
+def open_link(near: str, far: str) -> Iterator[EmulatedLink]:
     """Make both ends, as network devices of these names, and carry frames until the context ends.
 
     Raises:
@@ -60,7 +60,7 @@ def open_cable(near: str, far: str) -> Iterator[Cable]:
                 ours.callback(os.close, fds[-1])
             command = [sys.executable, "-c", _PROGRAM, *map(str, fds)]
             process = stack.enter_context(run_tied(command, _LIMIT_S, fds=fds))
-        yield Cable(process)
+        yield EmulatedLink(process)
 
 
 def _open_tap(name: str) -> int:
@@ -89,13 +89,13 @@ def main() -> None:
         timeout_s = max(waiting[0][0] - time.monotonic_ns(), 0) / NS_PER_S if waiting else None
         ready, _, _ = select.select([0, here, there], [], [], timeout_s)
         if 0 in ready:
-            told = os.read(0, 4096)
-            if not told:
+            line = os.read(0, 4096)
+            if not line:
                 return
-            delay_ns = int(told.split()[-1]) * NS_PER_MS
+            delay_ns = int(line.split()[-1]) * NS_PER_MS
         due_ns = time.monotonic_ns() + delay_ns
         for fd in ready:
-            if fd and len(waiting) < _MOST_FRAMES:
+            if fd and len(waiting) < _MAX_FRAMES:
                 waiting.extend((due_ns, other[fd], frame) for frame in _read_frames(fd))
         while waiting and waiting[0][0] <= time.monotonic_ns():
             _, fd, frame = waiting.popleft()

@@ -5,30 +5,30 @@ import signal
 import subprocess
 import sys
 
-from ingero.sim.cluster.janitor import open_janitor
+from ingero.sim.cluster.cleanup import open_cleanup
 
 HOLDER = """
 import sys
-from ingero.sim.cluster.janitor import open_janitor
-with open_janitor() as janitor:
-    janitor.owe("false")
-    janitor.owe("sh", "-c", "echo 'cleared it' > " + sys.argv[1])
+from ingero.sim.cluster.cleanup import open_cleanup
+with open_cleanup() as cleanup:
+    cleanup.add("false")
+    cleanup.add("sh", "-c", "echo 'cleared it' > " + sys.argv[1])
     print("ready", flush=True)
     sys.stdin.read()
 """
 
 
-def test_janitor_clears_in_order_and_past_failures(tmp_path):
+def test_cleanup_clears_in_order_and_past_failures(tmp_path):
     said = tmp_path / "said it's here"
-    with open_janitor() as janitor:
-        janitor.owe("sh", "-c", 'echo first >> "$1"', "sh", str(said))
-        janitor.owe("no-such-command")
-        janitor.owe("sh", "-c", 'echo second >> "$1"', "sh", str(said))
+    with open_cleanup() as cleanup:
+        cleanup.add("sh", "-c", 'echo first >> "$1"', "sh", str(said))
+        cleanup.add("no-such-command")
+        cleanup.add("sh", "-c", 'echo second >> "$1"', "sh", str(said))
         assert not said.exists()
     assert said.read_text().split() == ["first", "second"]
 
 
-def test_janitor_clears_after_a_process_that_was_killed(tmp_path):
+def test_cleanup_clears_after_a_process_that_was_killed(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     with subprocess.Popen(

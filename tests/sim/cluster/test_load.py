@@ -1,4 +1,4 @@
-"""A rank whose processor is crowded takes longer for its own work; one whose disk is crowded shares it with readers."""
+"""A rank whose processor is loaded takes longer for its own work; one whose disk is loaded shares it with readers."""
 
 import os
 import re
@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from ingero.errors import UnsupportedError
-from ingero.sim.cluster.account import ReportReader
-from ingero.sim.cluster.neighbours import (
+from ingero.sim.cluster.load import (
     N_READERS,
     find_disk_folder,
-    open_neighbours,
+    open_load,
     reserve_processor,
 )
+from ingero.sim.cluster.simulated_agent import ReportReader
 from ingero.sim.job import WAIT, Job, JobSettings
 from ingero.testing.fleet import wait_until
 from ingero.units import NS_PER_MS
 
 needs_two = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2, reason="needs two processors: one is crowded"
+    len(os.sched_getaffinity(0)) < 2, reason="needs two processors: one is loaded"
 )
 
 
@@ -41,19 +41,19 @@ def own_times_ns(job, reader, n):
 
 
 @needs_two
-def test_crowded_rank_works_longer(tmp_path):
+def test_rank_on_a_loaded_processor_works_longer(tmp_path):
     allowed = os.sched_getaffinity(0)
     settings = JobSettings(
         2, tmp_path, step_ns=5 * NS_PER_MS, load_ns=2 * NS_PER_MS, has_reports=True
     )
     reader = ReportReader(settings.report_path(1))
     with reserve_processor() as processor, Job(settings) as job:
-        processor.give(job.pids[1])
+        processor.pin(job.pids[1])
         assert os.sched_getaffinity(job.pids[0]) == allowed - {processor.number}
         assert os.sched_getaffinity(job.pids[1]) == {processor.number}
         job.release()
         before_ns = own_times_ns(job, reader, 30)
-        processor.crowd()
+        processor.start_load()
         reader.read()
         after_ns = own_times_ns(job, reader, 30)
     assert np.median(after_ns) > np.percentile(before_ns, 90)
@@ -74,7 +74,7 @@ def read_from_disk(pid):
 
 
 def readers_of(path):
-    """Processes that read this file as neighbours do."""
+    """Processes that read this file as load generators do."""
     found = []
     for line in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -98,10 +98,10 @@ def disk_folder(tmp_path):
     shutil.rmtree(folder)
 
 
-def test_rank_and_its_neighbours_have_the_same_disk_read(disk_folder):
-    with open_neighbours({"io-hog"}, disk_folder) as neighbours:
-        assert neighbours.processor is None
-        path = neighbours.disk.path
+def test_load_generators_read_the_disk_of_the_rank(disk_folder):
+    with open_load({"io-hog"}, disk_folder) as reserved:
+        assert reserved.processor is None
+        path = reserved.disk.path
         assert (path.parent, path.stat().st_size) == (disk_folder, 64 << 20)
         settings = JobSettings(
             2,
@@ -118,7 +118,7 @@ def test_rank_and_its_neighbours_have_the_same_disk_read(disk_folder):
             assert read_from_disk(job.pids[1]) - n_before >= (n_steps - 1) * 2 * 4096
             assert read_from_disk(job.pids[0]) < n_steps * 4096
             assert readers_of(path) == []
-            neighbours.disk.crowd()
+            reserved.disk.start_load()
             wait_until(lambda: sum(read_from_disk(p) > 0 for p in readers_of(path)) == N_READERS)
             job.check()
     assert readers_of(path) == []
@@ -128,7 +128,7 @@ def test_folder_that_takes_no_data_is_told_with_the_reason(tmp_path):
     missing = tmp_path / "missing"
     with (
         pytest.raises(UnsupportedError, match=r"cannot write 64 MiB in .*missing: No such file"),
-        open_neighbours({"io-hog"}, missing),
+        open_load({"io-hog"}, missing),
     ):
         pass
 
