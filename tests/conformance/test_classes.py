@@ -23,7 +23,6 @@ ATTRIBUTES = {
     "fleet/helpers/sending.py:Sender": 21,
     "fleet/processors/peer_threshold/registry.py:ClusterRegistry": 20,
     "fleet/processors/peer_threshold/cluster.py:ClusterState": 17,
-    "fleet/processors/collectives/processor.py:JudgeRounds": 22,
     "fleet/receivers/otlp/http_server.py:OtlpHttpServer": 19,
     "fleet/receivers/otlp/http_server.py:_Connection": 14,
     "recording/store/reader.py:_Loader": 14,

@@ -15,7 +15,7 @@ from ingero.fleet.consumer import Batch
 from ingero.fleet.processors.collectives.config import NcclConfig
 from ingero.fleet.processors.collectives.engine import build_settings, find_alpha
 from ingero.fleet.processors.collectives.lags import LagTracker, lags_of
-from ingero.fleet.processors.collectives.processor import FACTORY, JudgeRounds
+from ingero.fleet.processors.collectives.processor import FACTORY
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.otlp.codec import (
     build_gauge,
@@ -79,7 +79,7 @@ class Judged:
         }
         for pipe in self.pipes.values():
             asyncio.run(pipe.start(self.host))
-        self.rounds: JudgeRounds = self.pipes[Signal.LOGS]._rounds
+        self.pipe = self.pipes[Signal.LOGS]
 
     def push(self, runs):
         export = build_collectives(runs, self.host.clock.wall_ns())
@@ -94,7 +94,7 @@ class Judged:
     def round(self):
         for out in self.out.values():
             out.batches.clear()
-        self.rounds.round()
+        self.pipe._evaluation.run()
         return self
 
     def points(self, name):

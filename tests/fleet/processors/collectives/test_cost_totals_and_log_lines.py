@@ -124,28 +124,28 @@ def test_verdicts_lags_and_lost_time_say_the_hardware():
 def reload(judged, **config):
     """The same processor under a new host, as after SIGHUP."""
     host = ManualHost()
-    shared = judged.rounds._shared
+    shared = judged.pipe._state
     settings = parse_model(NcclConfig, config)
     host.clock = judged.host.clock
     if shared.accepts(settings):
         host._shared = judged.host._shared
     pipe = FACTORY.create(ComponentId("nccl"), settings, Signal.LOGS, judged.out[Signal.LOGS])
     asyncio.run(pipe.start(host))
-    return pipe._rounds
+    return pipe
 
 
 def test_a_changed_price_keeps_the_verdicts_and_counts_from_then_on():
     judged = Judged(rates=PRICED)
     judged.push(job(slow=3))
     judge_after(judged)
-    rounds = reload(judged, rates={"fallback_rate": 7.0})
+    pipe = reload(judged, rates={"fallback_rate": 7.0})
     assert [
         v.rank.node_id
-        for v in rounds._shared.cases.conclusions()["c"].judgement.verdicts
+        for v in pipe._state.engine.conclusions()["c"].judgement.verdicts
         if v.is_alarm
     ] == ["node3"]
-    assert rounds._rates.find_rate("any", "thing") == 7.0
-    assert reload(judged, alarm_slowdown=0.5)._shared.cases.conclusions() == {}
+    assert pipe._evaluation._reports._rates.find_rate("any", "thing") == 7.0
+    assert reload(judged, alarm_slowdown=0.5)._state.engine.conclusions() == {}
 
 
 def lines(caplog):

@@ -57,7 +57,7 @@ def test_reports_add_up_to_what_the_judge_charges_and_what_it_cannot():
         judged.push(runs)
         judge_after(judged)
         told += costs(judged) + next_bill(judged)
-    judgement = judged.rounds._shared.cases.conclusions()["c"].history
+    judgement = judged.pipe._state.engine.conclusions()["c"].history
     assert judgement.charged_gpu_ns > NS_PER_S
     assert seconds(told, "charged") == pytest.approx(judgement.charged_gpu_ns / NS_PER_S, abs=0.02)
     rest = judgement.unattributed_gpu_ns / NS_PER_S
@@ -117,19 +117,19 @@ def test_money_is_the_price_of_the_gpus_that_waited_and_absent_without_a_price()
 
 def test_what_the_pipeline_refuses_is_counted_and_told_with_the_next_report():
     judged = Judged()
-    kept = judged.rounds._shared.following[Signal.LOGS]
+    kept = judged.pipe._state.downstream._following[Signal.LOGS]
 
     class Refusing:
         def consume(self, batch):
             raise RetryableError("full")
 
-    judged.rounds._shared.following[Signal.LOGS] = Refusing()
+    judged.pipe._state.downstream._following[Signal.LOGS] = Refusing()
     judged.push(job(slow=3))
     judge_after(judged)
     assert next_bill(judged) == []
     assert judged.host.read("ingero_fleet_nccl_reports_lost_total") >= 1
-    judged.rounds._shared.following[Signal.LOGS] = kept
-    lost = judged.rounds._shared.cases.conclusions()["c"].history.charged_gpu_ns / NS_PER_S
+    judged.pipe._state.downstream._following[Signal.LOGS] = kept
+    lost = judged.pipe._state.engine.conclusions()["c"].history.charged_gpu_ns / NS_PER_S
     assert seconds(next_bill(judged), "charged") == pytest.approx(lost, abs=0.02)
 
 
@@ -147,7 +147,7 @@ def test_what_a_cluster_that_starts_over_forgets_is_not_taken_back():
     judged.push(job(slow=3))
     judge_after(judged)
     assert seconds(next_bill(judged), "charged") > 1
-    judged.rounds._shared.cases._cases["c"].judge = None  # as at its cap of communicators
+    judged.pipe._state.engine._cases["c"].judge = None  # as at its cap of communicators
     judged.push(job(slow=None, comm="00000000000000bb"))
     judge_after(judged)
     later = costs(judged) + next_bill(judged)
@@ -186,11 +186,11 @@ def test_whatever_the_judge_says_the_sums_follow_it(steps):
         if is_anew:
             generation, base = generation + 1, sums.copy()
         conclusion = conclude(generation, waits)
-        charges, settled = bill.find_charges(conclusion, hardware_of)
+        charges, settled = bill.find_deltas(conclusion, hardware_of)
         if not is_taken:
             continue  # told in vain: the next report has it
         bill.settle(conclusion, settled)
-        again, settled = bill.find_charges(conclusion, hardware_of)
+        again, settled = bill.find_deltas(conclusion, hardware_of)
         assert again == []
         bill.settle(conclusion, settled)
         for charge in charges:
@@ -202,7 +202,7 @@ def test_whatever_the_judge_says_the_sums_follow_it(steps):
 
 def test_many_victims_share_a_record_per_hardware_and_nothing_is_lost():
     waits = [(1000 + n, 0, 0) for n in range(3 * MAX_VICTIMS)]
-    charges, _ = CostDeltas().find_charges(conclude(1, waits), hardware_of)
+    charges, _ = CostDeltas().find_deltas(conclude(1, waits), hardware_of)
     named = [charge for charge in charges if charge.account.victim]
     shared = [charge for charge in charges if not charge.account.victim]
     assert len(named) == MAX_VICTIMS

@@ -64,7 +64,7 @@ class CostDeltas:
         self._told: dict[CostAccount, int] = {}
         self._generation = 0
 
-    def find_charges(
+    def find_deltas(
         self, conclusion: Conclusion, find_hardware: FindHardware
     ) -> tuple[list[CostDelta], dict[CostAccount, int]]:
         """What grew since `settle`, and what to settle once it is told."""

@@ -36,7 +36,9 @@ _MOST_ALPHA: Final = 1e-2
 _SETTLE_INTERVAL_NS: Final = 5 * NS_PER_S
 MAX_ID_LENGTH: Final = 256
 MAX_HISTORY: Final = 1024
-"""Workers of a cluster above which alarms that have cleared are not told again."""
+"""Workers of a cluster above which a conclusion does not name alarms that have cleared."""
+QUIET: Final = frozenset({VerdictKind.ORDINARY, VerdictKind.UNKNOWN})
+"""Verdicts that say nothing against a worker."""
 
 _LOST_BY_JUDGE: Final = (
     "stale_ops",
@@ -58,6 +60,11 @@ class VerdictChange:
 
     before: VerdictKind | None
     verdict: Verdict
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether neither verdict says anything."""
+        return self.verdict.kind in QUIET and (self.before is None or self.before in QUIET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +136,6 @@ class DetectionEngine:
 
     def __init__(self, config: NcclConfig, meter: MeterRegistry) -> None:
         self.config = config
-        self.host: object = None
         self._lock = threading.Lock()
         self._caps: CapWatch[tuple[str, str]] = CapWatch(CAP_QUIET_NS)
         self._cap_changes: list[CapChange] = []

@@ -9,6 +9,7 @@ verdict is drawn from them.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
@@ -21,7 +22,6 @@ PREFIX: Final = "nccl.collective."
 PLAUSIBLE_NS: Final = 1_000_000_000_000_000_000
 """2001-09-09; a time before it counts from the sender's boot."""
 _UNKNOWN_COMMS: Final = frozenset({"", "0", "0000000000000000"})
-_MAX_GROUPS: Final = 16_384
 _MAX_MEMBERS: Final = 4096
 
 
@@ -53,16 +53,24 @@ class GaugeLag:
 
 
 class GaugeTracker:
-    """Recent durations by group and rank; any thread. Bounded: groups and members beyond the caps are refused and counted.
+    """Recent durations by group and rank; any thread. Bounded: groups and members beyond the caps are refused.
 
-    Attributes:
-        n_points: Duration points read.
-        n_refused: Of these, not kept because of a cap.
+    Args:
+        window_ns: How old a duration may be to be compared.
+        max_groups: Groups that are kept.
+        count_point: Called with 1 for each duration point that is read.
+        count_refused: Called with 1 for each rank's durations that a cap keeps out.
     """
 
-    def __init__(self, window_ns: int, max_groups: int = _MAX_GROUPS) -> None:
-        self.n_points = 0
-        self.n_refused = 0
+    def __init__(
+        self,
+        window_ns: int,
+        max_groups: int,
+        count_point: Callable[[float], None],
+        count_refused: Callable[[float], None],
+    ) -> None:
+        self._count_point = count_point
+        self._count_refused = count_refused
         self._window_ns = window_ns
         self._max_groups = max_groups
         self._groups: dict[GroupKey, dict[Member, tuple[float, int]]] = {}
@@ -74,7 +82,7 @@ class GaugeTracker:
         durations: dict[tuple[GroupKey, Member], list[float]] = {}
         for point in iter_points(export):
             if point.name == MetricName.COLLECTIVE_DURATION_MS and point.value is not None:
-                self.n_points += 1
+                self._count_point(1)
                 found = _read_point(point, cluster_hint)
                 if found is not None:
                     durations.setdefault(found, []).append(float(point.value))
@@ -112,11 +120,11 @@ class GaugeTracker:
         members = self._groups.get(group)
         if members is None:
             if len(self._groups) >= self._max_groups:
-                self.n_refused += 1
+                self._count_refused(1)
                 return
             members = self._groups[group] = {}
         if member not in members and len(members) >= _MAX_MEMBERS:
-            self.n_refused += 1
+            self._count_refused(1)
             return
         members[member] = (value, now_ns)
         self._changed.add(group)

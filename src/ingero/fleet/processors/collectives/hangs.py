@@ -1,8 +1,9 @@
-"""Who a standing job waits for, as log records: one when a rank is first named, one when nobody waits for it any more."""
+"""Whom a job that makes no progress waits for, as log records: one when a rank is first named, one at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from ingero.model.hang import HangReport, HangRoot
 from ingero.otlp.codec import Export
@@ -11,64 +12,59 @@ from ingero.wire.hangs import HangRecord, build_hang_records
 _Key = tuple[int, str, int]
 
 
+@dataclass(frozen=True, slots=True)
 class HangChanges:
-    """What was told of each cluster; one thread at a time. Lossy: what following consumers refuse is not told again."""
+    """What changed in one cluster.
+
+    Attributes:
+        cluster_id: The cluster.
+        began: Ranks that others now wait for.
+        ended: Ranks that nobody waits for any more.
+        waiting_s: How long the longest has waited, in seconds.
+    """
+
+    cluster_id: str
+    began: tuple[HangRoot, ...]
+    ended: tuple[HangRoot, ...]
+    waiting_s: float
+
+
+class HangTracker:
+    """The open hangs of each cluster; one thread at a time. Lossy: a record that a consumer refuses is not sent again."""
 
     def __init__(self) -> None:
-        self._told: dict[str, dict[_Key, HangRoot]] = {}
+        self._open: dict[str, dict[_Key, HangRoot]] = {}
 
-    def find_changes(
-        self, cluster_id: str, report: HangReport | None
-    ) -> tuple[list[HangRoot], list[HangRoot]]:
-        """Whom others began to wait for since the last call, and for whom nobody waits any more.
+    def find_changes(self, hangs: Mapping[str, tuple[HangReport, float]]) -> Iterator[HangChanges]:
+        """What changed since the last call.
 
         Args:
-            cluster_id: The cluster.
-            report: Whom its ranks wait for; None when nothing is known of it any more.
+            hangs: By cluster, whom its ranks wait for and for how many seconds; a cluster that is forgotten is absent.
         """
-        before = self._told.get(cluster_id, {})
-        now = {_key(root): root for root in report.roots} if report else {}
-        self._told[cluster_id] = now
-        if not now:
-            del self._told[cluster_id]
-        began = [root for key, root in now.items() if key not in before]
-        ended = [root for key, root in before.items() if key not in now]
-        return began, ended
+        before, self._open = self._open, {}
+        for cluster_id in sorted(before.keys() | hangs.keys()):
+            report, waiting_s = hangs.get(cluster_id, (None, 0.0))
+            roots = report.roots if report else ()
+            was = before.get(cluster_id, {})
+            now = {(root.rank, root.group.name, root.missing_seq): root for root in roots}
+            if now:
+                self._open[cluster_id] = now
+            if now.keys() != was.keys():
+                began = tuple(root for key, root in now.items() if key not in was)
+                ended = tuple(root for key, root in was.items() if key not in now)
+                yield HangChanges(cluster_id, began, ended, waiting_s)
 
 
-def build_hangs(
-    cluster_id: str,
-    began: Sequence[HangRoot],
-    ended: Sequence[HangRoot],
-    standing_s: float,
-    wall_ns: int,
-) -> Export:
-    """The records of what `HangChanges` found.
-
-    Args:
-        cluster_id: The cluster.
-        began: Whom others wait for.
-        ended: Whom they wait for no more.
-        standing_s: How long the longest has waited.
-        wall_ns: Time of the records.
-    """
-    records = [_tell(root, standing_s) for root in began]
-    records += [_tell(root, None) for root in ended]
-    return build_hang_records(cluster_id, records, wall_ns)
+def build_hangs(changes: HangChanges, wall_ns: int) -> Export:
+    """The records of what changed; all have this time."""
+    records = [_build_record(root, changes.waiting_s) for root in changes.began]
+    records += [_build_record(root, None) for root in changes.ended]
+    return build_hang_records(changes.cluster_id, records, wall_ns)
 
 
-def _key(root: HangRoot) -> _Key:
-    return root.rank, root.group.name, root.missing_seq
-
-
-def _tell(root: HangRoot, standing_s: float | None) -> HangRecord:
-    """What a record says; without ``standing_s`` nobody waits any more."""
+def _build_record(root: HangRoot, waiting_s: float | None) -> HangRecord:
+    """One record; without ``waiting_s`` nobody waits any more."""
     what = f"operation {root.missing_seq} of {root.group.name}"
-    says = (
-        f"nobody waits for rank {root.rank} at {what} any more"
-        if standing_s is None
-        else f"rank {root.rank} never arrived at {what} ({root.cause.value}); {len(root.blocks)} wait for it"
-    )
     return HangRecord(
         rank=root.rank,
         comm=root.group.name,
@@ -76,8 +72,10 @@ def _tell(root: HangRoot, standing_s: float | None) -> HangRecord:
         cause=root.cause.value,
         blocks=root.blocks,
         last_finished_seq=root.last_left,
-        standing_s=standing_s,
+        standing_s=waiting_s,
         node_id=root.node_id,
         job=root.job,
-        summary=says,
+        summary=f"nobody waits for rank {root.rank} at {what} any more"
+        if waiting_s is None
+        else f"rank {root.rank} never arrived at {what} ({root.cause.value}); {len(root.blocks)} wait for it",
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -103,10 +104,13 @@ class ProgressTracker:
         ]
         return join_reports(reports), max(waiting, default=0.0)
 
-    def clusters(self) -> list[str]:
-        """Clusters that are known."""
-        with self._lock:
-            return list(self._clusters)
+    def find_hangs(self, now_ns: int) -> dict[str, tuple[HangReport, float]]:
+        """What `find_hang` says of each cluster that is known."""
+        found = {}
+        for cluster_id in list(self._clusters):
+            with suppress(KeyError):  # forgotten meanwhile by a push on another thread
+                found[cluster_id] = self.find_hang(cluster_id, now_ns)
+        return found
 
     def _find(self, cluster_id: str, now_ns: int) -> _Cluster:
         for name, known in list(self._clusters.items()):

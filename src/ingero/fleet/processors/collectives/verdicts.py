@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ingero.fleet.component import Hardware
-from ingero.fleet.processors.collectives.engine import Conclusion, VerdictChange
+from ingero.fleet.processors.collectives.engine import QUIET, Conclusion, VerdictChange
 from ingero.fleet.processors.collectives.gauges import GaugeLag
-from ingero.model.verdicts import Verdict, VerdictKind, describe_rank
+from ingero.model.verdicts import Verdict, describe_rank
 from ingero.otlp.codec import (
     Export,
     build_gauge,
@@ -33,7 +33,6 @@ COST: Final = "ingero_fleet_waiting_cost_total"
 COST_BACK: Final = "ingero_fleet_waiting_cost_taken_back_total"
 FindHardware = Callable[[str, str], Hardware]
 """Cluster, node → hardware; empty where it is not known."""
-_QUIET: Final = frozenset({VerdictKind.ORDINARY, VerdictKind.UNKNOWN})
 _MAX_RECORDS: Final = 1000
 
 SAYS: Final = {
@@ -69,7 +68,7 @@ def build_verdicts(
     for verdict in conclusion.judgement.verdicts:
         _add_verdict(series, verdict, wall_ns, hardware_of(verdict.rank.node_id))
     for change in conclusion.changes:
-        if change.before is not None and change.before not in _QUIET:
+        if change.before is not None and change.before not in QUIET:
             labels = worker_labels(change.verdict) | hardware_of(change.verdict.rank.node_id)
             labels["verdict"] = change.before.value
             series[VERDICT].append(build_number(0.0, wall_ns, labels))
@@ -112,14 +111,9 @@ def build_gauge_lags(
 
 def build_changes(conclusion: Conclusion, wall_ns: int) -> Export | None:
     """The changes worth a record, as logs; None when there are none."""
-    told = [
-        _tell(change)
-        for change in conclusion.changes
-        if not (
-            change.verdict.kind in _QUIET and (change.before is None or change.before in _QUIET)
-        )
-    ][:_MAX_RECORDS]
-    return build_verdict_records(conclusion.judgement.cluster_id, told, wall_ns) if told else None
+    records = [_build_record(change) for change in conclusion.changes if not change.is_quiet]
+    cluster_id = conclusion.judgement.cluster_id
+    return build_verdict_records(cluster_id, records[:_MAX_RECORDS], wall_ns) if records else None
 
 
 def worker_labels(verdict: Verdict) -> dict[str, str]:
@@ -140,7 +134,7 @@ def describe(change: VerdictChange) -> str:
     line = f"{describe_rank(verdict.rank)} on {verdict.rank.node_id}: {verdict.kind.value}"
     if change.before is not None:
         line += f" (was {change.before.value})"
-    if verdict.slowdown is not None and verdict.kind not in _QUIET:
+    if verdict.slowdown is not None and verdict.kind not in QUIET:
         line += f", {verdict.slowdown.median:.2f} times its peers"
     return f"{line}; {verdict.reason}" if verdict.reason else line
 
@@ -167,7 +161,7 @@ def _add_verdict(
         series[name].append(build_number(float(value), wall_ns, {**labels, **(more or {})}))
 
     put(WAIT, verdict.wait_ns / NS_PER_S)
-    if verdict.kind in _QUIET:
+    if verdict.kind in QUIET:
         return
     put(VERDICT, 1.0, {"verdict": verdict.kind.value})
     put(EVIDENCE, verdict.evidence)
@@ -177,7 +171,7 @@ def _add_verdict(
         put(SLOWDOWN, verdict.slowdown.median)
 
 
-def _tell(change: VerdictChange) -> VerdictRecord:
+def _build_record(change: VerdictChange) -> VerdictRecord:
     verdict = change.verdict
     return VerdictRecord(
         kind=verdict.kind.value,

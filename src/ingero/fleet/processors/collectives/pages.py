@@ -1,0 +1,87 @@
+"""The admin pages of the processor: verdicts, communicators and their lags, hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingero.fleet.component import AdminRoute
+from ingero.fleet.helpers.admin_pages import ADMIN_ROOT, get_cluster_id, parse_slice
+from ingero.fleet.processors.collectives.engine import DetectionEngine
+from ingero.fleet.processors.collectives.progress import ProgressTracker, hang_json
+from ingero.model.verdicts import judgement_json
+from ingero.telemetry.clock import Clock
+from ingero.units import NS_PER_S
+
+
+class CollectivesPages:
+    """Verdicts, lags and hangs as JSON."""
+
+    def __init__(self, engine: DetectionEngine, progress: ProgressTracker, clock: Clock) -> None:
+        self._engine = engine
+        self._progress = progress
+        self._clock = clock
+
+    def admin_routes(self) -> Sequence[AdminRoute]:
+        """Verdicts of a cluster, lags of a communicator."""
+        return (
+            AdminRoute(
+                f"{ADMIN_ROOT}/verdicts",
+                "Verdicts of ?cluster_id= (all clusters without it), worst first; ?history=true names also"
+                " whose alarm has cleared; ?offset= ?limit=.",
+                self._verdicts,
+            ),
+            AdminRoute(
+                f"{ADMIN_ROOT}/collectives",
+                "Communicators of ?cluster_id=, or with ?comm= the lag of each of its ranks.",
+                self._collectives,
+            ),
+            AdminRoute(
+                f"{ADMIN_ROOT}/hang",
+                "Ranks of ?cluster_id= that a job which stands still waits for.",
+                self._hang,
+            ),
+        )
+
+    def _verdicts(self, query: Mapping[str, str]) -> dict[str, Any]:
+        conclusions = self._engine.conclusions()
+        if "cluster_id" in query:
+            conclusions = {query["cluster_id"]: conclusions[query["cluster_id"]]}
+        wanted = parse_slice(query)
+        clusters = []
+        for conclusion in conclusions.values():
+            is_history = query.get("history") == "true"
+            page = judgement_json(conclusion.history if is_history else conclusion.judgement)
+            page["verdicts"].sort(key=lambda verdict: -float(verdict["evidence"]))
+            page["total"] = len(page["verdicts"])
+            page["verdicts"] = page["verdicts"][wanted]
+            page["age_s"] = round((self._clock.mono_ns() - conclusion.judged_ns) / NS_PER_S, 3)
+            page["alpha"] = conclusion.alpha
+            clusters.append(page)
+        return {"clusters": clusters}
+
+    def _hang(self, query: Mapping[str, str]) -> dict[str, Any]:
+        cluster_id = get_cluster_id(query)
+        report, standing_s = self._progress.find_hang(cluster_id, self._clock.mono_ns())
+        return hang_json(report, standing_s)
+
+    def _collectives(self, query: Mapping[str, str]) -> dict[str, Any]:
+        cluster_id = get_cluster_id(query)
+        if "comm" not in query:
+            comms = self._engine.comms_of(cluster_id)
+            return {"total": len(comms), "comms": comms[parse_slice(query)]}
+        lags = self._engine.lags_of(cluster_id, query["comm"])
+        return {
+            "comm": query["comm"],
+            "ranks": [
+                {
+                    "node_id": lag.rank.node_id,
+                    "rank": lag.rank.rank if lag.rank.rank >= 0 else None,
+                    "comm_rank": lag.comm_rank,
+                    "peer_lag_ms": lag.lag_ms,
+                    "ops": lag.n_ops,
+                    "approximate": lag.is_approximate,
+                }
+                for lag in lags
+            ],
+        }

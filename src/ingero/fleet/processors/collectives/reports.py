@@ -1,0 +1,103 @@
+"""What leaves down the pipelines after an evaluation, and when: verdicts, lags, costs, hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from ingero.fleet.component import Hardware, HardwareSource, Host
+from ingero.fleet.processors.collectives.cost_totals import CostTotals
+from ingero.fleet.processors.collectives.costs import CostDeltas, build_costs
+from ingero.fleet.processors.collectives.engine import Conclusion
+from ingero.fleet.processors.collectives.gauges import GaugeLag
+from ingero.fleet.processors.collectives.hangs import HangChanges, build_hangs
+from ingero.fleet.processors.collectives.rates import Rates
+from ingero.fleet.processors.collectives.verdicts import (
+    build_changes,
+    build_gauge_lags,
+    build_verdicts,
+)
+from ingero.otlp.names import Signal
+from ingero.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from ingero.fleet.processors.collectives.processor import CollectivesState
+
+_KEEPALIVE_NS: Final = 60 * NS_PER_S
+"""A cluster of which nothing is new is reported again after this long."""
+
+
+class PipelineReports:
+    """Builds and sends reports; one thread at a time."""
+
+    def __init__(self, state: CollectivesState, host: Host) -> None:
+        self._state = state
+        self._host = host
+        self._clock = host.clock
+        self._rates = Rates(state.engine.config.rates)
+        self._reported_ns: dict[str, int] = {}
+        self._costs_ns = host.clock.mono_ns()
+
+    def send_verdicts(
+        self, conclusions: Mapping[str, Conclusion], fresh: Collection[str], now_ns: int
+    ) -> list[Conclusion]:
+        """Report clusters that were judged, or not reported for a while; returns what was reported."""
+        before = self._reported_ns
+        due = {
+            cluster_id
+            for cluster_id in conclusions
+            if cluster_id in fresh or now_ns - before.get(cluster_id, 0) >= _KEEPALIVE_NS
+        }
+        self._reported_ns = {
+            cluster_id: now_ns if cluster_id in due else before[cluster_id]
+            for cluster_id in conclusions
+        }
+        reported = [conclusions[cluster_id] for cluster_id in conclusions if cluster_id in due]
+        wall_ns = self._clock.wall_ns()
+        for conclusion in reported:
+            verdicts = build_verdicts(conclusion, wall_ns, self._find_hardware)
+            self._state.downstream.send(Signal.METRICS, verdicts)
+            self._state.downstream.send(Signal.LOGS, build_changes(conclusion, wall_ns))
+        return reported
+
+    def send_gauge_lags(self, lags: Sequence[GaugeLag]) -> None:
+        """Report approximate lags."""
+        for export in build_gauge_lags(lags, self._clock.wall_ns(), self._find_hardware):
+            self._state.downstream.send(Signal.METRICS, export)
+
+    def send_hangs(self, changes: HangChanges) -> None:
+        """Report hangs that began or ended."""
+        export = build_hangs(changes, self._clock.wall_ns())
+        self._state.downstream.send(Signal.LOGS, export)
+
+    def send_due_costs(self, conclusions: Mapping[str, Conclusion], now_ns: int) -> None:
+        """Report costs once in each ``cost_interval``."""
+        if now_ns - self._costs_ns >= self._state.engine.config.cost_interval:
+            self._costs_ns = now_ns
+            self.send_costs(conclusions)
+
+    def send_costs(self, conclusions: Mapping[str, Conclusion]) -> None:
+        """Report what waiting has cost since the last time; what is refused stays for the next."""
+        costs, downstream = self._state.costs, self._state.downstream
+        for cluster_id in costs.keys() - conclusions.keys():
+            del costs[cluster_id]
+        if Signal.LOGS not in downstream:
+            return
+        wall_ns = self._clock.wall_ns()
+        for cluster_id, conclusion in conclusions.items():
+            if cluster_id not in costs:
+                costs[cluster_id] = CostDeltas(), CostTotals(cluster_id, wall_ns)
+            deltas, totals = costs[cluster_id]
+            grown, settled = deltas.find_deltas(conclusion, self._find_hardware)
+            records = build_costs(cluster_id, grown, self._rates, wall_ns)
+            if downstream.send(Signal.LOGS, records):
+                deltas.settle(conclusion, settled)
+                totals.add(grown, self._rates)
+                downstream.send(Signal.METRICS, totals.build(wall_ns))
+
+    def _find_hardware(self, cluster_id: str, node_id: str) -> Hardware:
+        for source in self._host.find(HardwareSource):
+            found = source.find_hardware(cluster_id, node_id)
+            if found is not None:
+                return found
+        return Hardware("", "")
