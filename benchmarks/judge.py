@@ -5,8 +5,8 @@ import time
 import numpy as np
 
 from ingero.cli.commands.replay.offline import judge_trace
-from ingero.detect.edetector import EDetector
-from ingero.detect.tiers import EDetectorSettings
+from ingero.detect.ranks.edetector import EDetector
+from ingero.detect.ranks.settings import EDetectorSettings
 from ingero.job_traces.packaged import find_packaged
 from ingero.job_traces.readers import read_trace
 

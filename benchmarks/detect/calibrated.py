@@ -6,8 +6,8 @@ the groups one worker becomes slower after 500 of 2 000 operations. Counted is w
 
 import numpy as np
 
-from ingero.detect.edetector import EDetector
-from ingero.detect.tiers import NOTICE, EDetectorSettings
+from ingero.detect.ranks.edetector import EDetector
+from ingero.detect.ranks.settings import NOTICE, EDetectorSettings
 
 N_OPS, N_GROUPS, N_PEERS, ONSET = 2000, 32, 16, 500
 SPREADS = (0.0, 0.01, 0.03)
@@ -31,10 +31,10 @@ def calibrated_rows(settings):
                 is_slow = np.zeros((N_GROUPS, N_PEERS), bool)
                 is_slow[: N_GROUPS // 4, 0] = True
                 bank, groups = run(rng, spread, multiple, np.where(is_slow, factor, 1.0))
-                stands = bank.in_alarm[NOTICE, groups]
+                stands = bank.alarms.in_alarm[NOTICE, groups]
                 n_false += int(stands[~is_slow].sum())
                 n_healthy += int((~is_slow).sum())
-                limits.append(np.median(bank.limits[NOTICE]))
+                limits.append(np.median(bank.persistence.limits[NOTICE]))
                 row[f"noticed ×{factor:.2f}"] = round(float(stands[is_slow].mean()), 3)
             row["healthy_reported"] = round(n_false / n_healthy, 4)
             row["notice_limit_median"] = round(float(np.median(limits)), 4)

@@ -6,8 +6,8 @@ worker-operation, as a multiple of the budget; up to 1 is kept.
 
 import numpy as np
 
-from ingero.detect.edetector import EDetector
-from ingero.detect.tiers import EDetectorSettings
+from ingero.detect.ranks.edetector import EDetector
+from ingero.detect.ranks.settings import EDetectorSettings
 
 ALPHA, N_OPS, N_GROUPS, N_PEERS = 1e-4, 2000, 100, 6
 

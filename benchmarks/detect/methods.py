@@ -10,8 +10,8 @@ import numpy as np
 
 from ingero.cli.commands.replay.offline import judge_trace
 from ingero.detect.judge import JudgeSettings
+from ingero.detect.ranks.settings import EDetectorSettings
 from ingero.detect.threshold import Scores, ThresholdSettings, ThresholdState, step_threshold
-from ingero.detect.tiers import EDetectorSettings
 from ingero.job_traces.model import iter_pushes
 
 NS = 1e9

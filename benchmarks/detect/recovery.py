@@ -11,7 +11,7 @@ from benchmarks.detect.data import Change
 from benchmarks.detect.methods import place_of
 
 from ingero.detect.judge import Judge, JudgeSettings
-from ingero.detect.tiers import EDetectorSettings
+from ingero.detect.ranks.settings import EDetectorSettings
 from ingero.model.verdicts import VerdictKind
 
 FACTORS = (1.10, 1.20, 1.50, 2.00)

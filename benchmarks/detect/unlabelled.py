@@ -9,9 +9,9 @@ import numpy as np
 from benchmarks.detect import false_alarms
 from benchmarks.detect.score import ratio
 
-from ingero.detect.edetector import EDetector
 from ingero.detect.hang import find_hang
-from ingero.detect.tiers import EDetectorSettings
+from ingero.detect.ranks.edetector import EDetector
+from ingero.detect.ranks.settings import EDetectorSettings
 from ingero.wire.flight_recorder import find_dumps, read_dump
 
 STEP_TIMES = Path(__file__).parent / "data" / "job_step_times.json.gz"

@@ -8,17 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero.detect.bets import (
-    POOLED_KAPPAS,
-    RANK_KAPPAS,
-    SortedRows,
-    count_below,
-    count_level,
-    grid_bet,
-    majority_bet,
-    padded_width,
-)
-from ingero.detect.rows import accumulate, leave_one_out_median
+from ingero.detect.medians import leave_one_out_median
+from ingero.detect.ranks.e_values import POOLED_KAPPAS, RANK_KAPPAS, grid_bet, majority_bet
+from ingero.detect.ranks.wealth import accumulate
+from ingero.detect.sorted_rows import SortedRows, count_below, count_level, padded_width
 
 
 @given(st.integers(1, 300))

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingero.detect.bets import POOLED_KAPPAS, RANK_KAPPAS
-from ingero.detect.dependence import Dependence
-from ingero.detect.edetector import EDetector
-from ingero.detect.tiers import ALARM, NOTICE, EDetectorSettings
+from ingero.detect.ranks.autocorrelation import BlockMeans
+from ingero.detect.ranks.e_values import POOLED_KAPPAS, RANK_KAPPAS
+from ingero.detect.ranks.edetector import EDetector
+from ingero.detect.ranks.settings import ALARM, NOTICE, EDetectorSettings
 
 
 def detector(n_groups, n_peers, **changes):
@@ -32,7 +32,7 @@ def lognormal(seed, shape, sigma=0.03):
 
 
 def slow_dependence(history, limits, reach):
-    """τ of each tier for one group from all residuals so far, oldest first: as `ingero.detect.dependence` reads."""
+    """τ of each tier for one group from all residuals so far, oldest first: as `ingero.detect.ranks.autocorrelation` reads."""
     m = len(history)
 
     def in_blocks(values, n_kept, width):
@@ -188,7 +188,7 @@ def test_the_bank_agrees_with_a_loop_through_alarms_peeling_and_clearing(seed):
     assert sorted(got) == sorted(expected)
     assert {c[1] for c in got} >= {1, 3}
     assert any(not c[3] for c in got), "somebody cleared"
-    assert found.log_won[0, :, 0] == pytest.approx(evidence, abs=1e-6)
+    assert found.wealth.slow[0, :, 0] == pytest.approx(evidence, abs=1e-6)
 
 
 # ── Promises ────────────────────────────────────────────────────────────────
@@ -208,7 +208,7 @@ def test_how_operations_are_cut_into_blocks_changes_no_bit(cuts, seed):
         again += feed(parts, groups, costs[at : at + size])
         at += size
     assert sorted(map(str, again)) == sorted(map(str, crossings))
-    assert (parts.log_won == whole.log_won).all()
+    assert (parts.wealth.slow == whole.wealth.slow).all()
 
 
 @settings(max_examples=20, deadline=None)
@@ -238,7 +238,7 @@ def test_the_order_of_workers_does_not_matter(order):
 def test_equal_costs_are_no_evidence():
     found, groups = detector(1, 6)
     assert feed(found, groups, np.full((500, 1, 6), 1e8)) == []
-    assert (found.log_won[0] <= 1e-9).all()
+    assert (found.wealth.slow[0] <= 1e-9).all()
 
 
 def test_a_slow_worker_is_found_with_its_onset_and_size_and_clears_when_it_recovers():
@@ -284,7 +284,7 @@ def test_missing_peers_shrink_the_comparison_and_fewer_than_three_stop_it():
     found, groups = detector(2, 4)
     crossings = feed(found, groups, costs)
     assert {(c.group, c.worker) for c in crossings} == {(0, 0)}
-    assert (found.log_won[:, :, 1] == 0.0).all()
+    assert (found.wealth.slow[:, :, 1] == 0.0).all()
 
 
 def test_an_alarm_does_not_hide_behind_its_own_past():
@@ -350,7 +350,7 @@ def heavy_stretches(seed, n_stretches, length, shape, sigma):
 
 def without_dependence(monkeypatch):
     monkeypatch.setattr(
-        Dependence, "count_as_one", lambda self, groups, *_: np.zeros((2, groups.size))
+        BlockMeans, "count_as_one", lambda self, groups, *_: np.zeros((2, groups.size))
     )
 
 
@@ -379,7 +379,11 @@ def test_steps_that_are_heavy_as_a_whole_end_as_no_alarm(weighed, monkeypatch):
     assert any(c.is_retracted for c in crossings) == weighed
     late = [c for c in crossings if c.is_alarm and c.tier == ALARM and c.op >= 1000]
     assert len(late) <= 1 if weighed else len(late) > 50
-    assert found.in_alarm[ALARM].mean() < 0.05 if weighed else found.in_alarm[ALARM].mean() > 0.1
+    assert (
+        found.alarms.in_alarm[ALARM].mean() < 0.05
+        if weighed
+        else found.alarms.in_alarm[ALARM].mean() > 0.1
+    )
 
 
 def test_a_lasting_change_is_no_dependence():
@@ -389,7 +393,7 @@ def test_a_lasting_change_is_no_dependence():
         found, groups = detector(1, 4)
         crossings = feed(found, groups, costs)
         assert not any(c.is_retracted for c in crossings if c.tier == ALARM)
-        assert found.dependent[ALARM, 0] == 1
+        assert found.persistence.block_length[ALARM, 0] == 1
 
 
 def test_a_worker_in_alarm_that_ties_with_its_own_past_is_weighed_against_the_others_only():
@@ -421,9 +425,9 @@ def test_wide_noise_counts_as_dependent_only_until_blocks_tell_that_it_does_not_
     found, groups = detector(60, 4)
     costs = lognormal(14, (260, 60, 4), sigma=0.024)
     feed(found, groups, costs[:48])
-    assert (found.dependent[NOTICE] > 1).mean() > 0.3
+    assert (found.persistence.block_length[NOTICE] > 1).mean() > 0.3
     feed(found, groups, costs[48:])
-    assert (found.dependent[NOTICE] == 1).all()
+    assert (found.persistence.block_length[NOTICE] == 1).all()
 
 
 def test_a_small_slowdown_beside_a_noisy_peer_is_noticed_by_its_rank():

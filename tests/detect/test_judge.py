@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingero.detect.collectives import lags_and_waits
 from ingero.detect.judge import Judge, JudgeSettings
 from ingero.job_traces.convert import build_job_trace
 from ingero.job_traces.model import iter_pushes
@@ -308,12 +307,6 @@ def test_a_slow_worker_is_charged_what_the_job_lost_by_it():
     longer_ns = int(slowed.steps["end_ns"][-1] - healthy.steps["end_ns"][-1])
     n_gpus = 2 * (len(slowed.workers) - 1)
     assert culprit.lost_gpu_ns == pytest.approx(longer_ns * n_gpus, rel=0.15)
-
-
-def test_lag_and_wait_of_one_collective():
-    lags, waits = lags_and_waits(np.array([30, 10, 25]))
-    assert lags.tolist() == [0, 20, 5]
-    assert waits.tolist() == [20, 0, 15]
 
 
 def small_run(rank, comm, comm_rank, n_ranks, rows, clock=ClockKind.DEVICE):

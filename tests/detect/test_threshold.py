@@ -13,7 +13,6 @@ from ingero.detect.threshold import (
     ThresholdSettings,
     ThresholdState,
     grouped_median,
-    is_usable_score,
     round_down,
     step_threshold,
 )
@@ -234,11 +233,6 @@ def test_rounding_never_raises_and_never_loses_a_millionth(value):
 
 def test_a_value_that_six_decimals_spell_is_left_alone():
     assert round_down(np.array([0.870348, 0.85, 0.1])).tolist() == [0.870348, 0.85, 0.1]
-
-
-def test_scores_that_are_no_scores_are_told_apart():
-    values = np.array([0.0, 1.0, -0.1, 1.1, np.nan, np.inf])
-    assert is_usable_score(values).tolist() == [True, True, False, False, False, False]
 
 
 def test_cohorts_keep_their_average_when_others_come_and_go():

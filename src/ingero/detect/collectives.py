@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero.detect.rows import Columns, index_of_start, run_starts, running_max
+from ingero.detect.columns import Columns
+from ingero.detect.runs import index_of_last, index_of_start, run_starts, running_max
 from ingero.model.arrays import IntArray, Records
 
 ENTRY: Final = np.dtype([
@@ -28,11 +29,6 @@ _REMEMBERED: Final = 256
 """Episodes of one worker for which late matches still find the wait already counted."""
 _BINS_PER_OCTAVE: Final = 8
 _N_BINS: Final = 40 * _BINS_PER_OCTAVE
-
-
-def lags_and_waits(inside_ns: IntArray) -> tuple[IntArray, IntArray]:
-    """Arrival lag behind the first, and time lost waiting, of each member of one collective, shape (m,)."""
-    return inside_ns.max() - inside_ns, inside_ns - inside_ns.min()
 
 
 class WaitLedger:
@@ -53,7 +49,7 @@ class WaitLedger:
 
     def __init__(self, patience_ns: int) -> None:
         self._patience_ns = patience_ns
-        self._workers = Columns(wait=("<i8", 0), leave=("<i8", -1), episode=("<i8", 0))
+        self._workers = Columns(wait=0, leave=-1, episode=0)
         self._pending = np.zeros(0, ENTRY)
         self._episodes = np.zeros(0, _EPISODE)
         self._transfer_bins: dict[int, npt.NDArray[np.uint32]] = {}
@@ -63,7 +59,7 @@ class WaitLedger:
     @property
     def wait_ns(self) -> IntArray:
         """By worker, shape (n_workers,)."""
-        return np.asarray(self._workers["wait"], np.int64)
+        return self._workers["wait"]
 
     @property
     def n_pending(self) -> int:
@@ -72,8 +68,7 @@ class WaitLedger:
 
     def grow(self, n_workers: int) -> None:
         """Make room for workers that were registered."""
-        while self._workers.n < n_workers:
-            self._workers.add()
+        self._workers.grow(n_workers)
 
     def add(self, ops: Records) -> None:
         """Take operations, sorted by worker and entry; those whose end was not seen are left out."""
@@ -82,17 +77,17 @@ class WaitLedger:
             return
         worker, leave = ops["worker"], ops["entry_ns"] + ops["inside_ns"]
         starts = run_starts(worker)
-        carried = np.asarray(self._workers["leave"], np.int64)[worker]
+        carried = self._workers["leave"][worker]
         latest = running_max(np.maximum(leave, carried), worker)
         before = np.where(starts, carried, np.concatenate([[-1], latest[:-1]]))
         # Recorded ends are rounded: a small overlap is no concurrency.
         is_new = ops["entry_ns"] + ops["inside_ns"] // 2 >= before
         count = np.cumsum(is_new)
         number = count - (count - is_new)[index_of_start(starts)]
-        episode = number + np.asarray(self._workers["episode"], np.int64)[worker]
-        last = np.flatnonzero(np.append(starts[1:], True))
-        np.asarray(self._workers["leave"])[worker[last]] = latest[last]
-        np.asarray(self._workers["episode"])[worker[last]] = episode[last]
+        episode = number + self._workers["episode"][worker]
+        last = index_of_last(starts)
+        self._workers["leave"][worker[last]] = latest[last]
+        self._workers["episode"][worker[last]] = episode[last]
         entries = np.zeros(ops.size, ENTRY)
         for name in ("comm", "seq", "worker", "inside_ns", "arrived_ns"):
             entries[name] = ops[name]
@@ -136,10 +131,10 @@ class WaitLedger:
             return
         longest = np.maximum.reduceat(table["wait_ns"], first)
         counted = np.maximum.reduceat(np.where(is_old, table["wait_ns"], 0), first)
-        np.add.at(np.asarray(self._workers["wait"]), table["worker"][first], longest - counted)
+        np.add.at(self._workers["wait"], table["worker"][first], longest - counted)
         kept = table[first]
         kept["wait_ns"] = longest
-        newest = np.asarray(self._workers["episode"], np.int64)[kept["worker"]]
+        newest = self._workers["episode"][kept["worker"]]
         self._episodes = kept[kept["episode"] > newest - _REMEMBERED]
 
     def _count_transfers(self, comms: IntArray, transfer_ns: IntArray) -> None:

@@ -13,12 +13,13 @@ from typing import Final
 
 import numpy as np
 
-from ingero.detect.edetector import DRIFT, EDetector
 from ingero.detect.groups import PairedOps, PeerGroup
+from ingero.detect.medians import row_medians
 from ingero.detect.peers import BEFORE_FIRST
-from ingero.detect.rows import row_medians
-from ingero.detect.siblings import Siblings
-from ingero.detect.tiers import MIN_PEERS, N_TIERS, Crossing, EDetectorSettings
+from ingero.detect.ranks.alarms import Crossing
+from ingero.detect.ranks.edetector import EDetector
+from ingero.detect.ranks.settings import MIN_PEERS, N_TIERS, EDetectorSettings
+from ingero.detect.replicas import ReplicaTimes
 from ingero.model.arrays import FloatArray, IntArray
 from ingero.model.verdicts import Slowdown
 
@@ -144,7 +145,7 @@ class GroupEvidence:
     """What has been compared within one peer group.
 
     Attributes:
-        bank: The detector that holds it; None below three members.
+        detector: The detector that holds it; None below three members.
         row: Its index there.
         n_members: Workers that it was taken up with.
         n_ops: Compared operations.
@@ -153,7 +154,7 @@ class GroupEvidence:
         spread_ns: Σ of what the slowest peer took beyond the median.
     """
 
-    bank: EDetector | None
+    detector: EDetector | None
     row: int
     n_members: int = 0
     n_ops: int = 0
@@ -223,23 +224,23 @@ class RankEvidence:
         min_own_ns: Operations before which the median peer worked less than this are not compared.
 
     Attributes:
-        siblings: What the workers of one replica share.
+        replicas: What the workers of one replica share.
     """
 
     def __init__(self, settings: EDetectorSettings, min_own_ns: int) -> None:
         self._settings = settings
         self._min_own_ns = min_own_ns
-        self._banks: dict[int, EDetector] = {}
+        self._detectors: dict[int, EDetector] = {}
         self._groups: dict[int, GroupEvidence] = {}
         self._workers: list[WorkerEvidence] = []
         self._homes: dict[int, PeerGroup] = {}
-        self.siblings = Siblings()
+        self.replicas = ReplicaTimes()
 
     def grow(self, n_workers: int) -> None:
         """Make room for workers that were registered."""
         while len(self._workers) < n_workers:
             self._workers.append(WorkerEvidence())
-        self.siblings.grow(n_workers)
+        self.replicas.grow(n_workers)
 
     def add_group(self, group: PeerGroup) -> None:
         """Take up a group, or its members after somebody joined it; who is in alarm stays so until evidence clears it."""
@@ -247,16 +248,16 @@ class RankEvidence:
         known = self._groups.get(id(group))
         if known is not None and known.n_members == size:
             return
-        bank, row = None, -1
+        detector, row = None, -1
         if size >= MIN_PEERS:
-            bank = self._banks.get(size)
-            if bank is None:
-                bank = self._banks[size] = EDetector(size, self._settings)
-            row = int(bank.add_groups(1)[0])
+            detector = self._detectors.get(size)
+            if detector is None:
+                detector = self._detectors[size] = EDetector(size, self._settings)
+            row = int(detector.add_groups(1)[0])
         if known is None:
-            self._groups[id(group)] = GroupEvidence(bank, row, size)
+            self._groups[id(group)] = GroupEvidence(detector, row, size)
         else:
-            known.bank, known.row, known.n_members = bank, row, size
+            known.detector, known.row, known.n_members = detector, row, size
         for member in group.members:
             if self._homes.get(member, group).depth <= group.depth:
                 self.settle_in(group, member)
@@ -264,14 +265,14 @@ class RankEvidence:
     def settle_in(self, group: PeerGroup, member: int) -> None:
         """Compare a worker in this group from now on; what it is in alarm for stands until these peers clear it."""
         if self._homes.get(member, group) is not group:
-            self.siblings.forget(member)
+            self.replicas.forget(member)
         self._homes[member] = group
         found, worker = self._groups[id(group)], self._workers[member]
-        if found.bank is None:
+        if found.detector is None:
             return
         for tier, episode in enumerate(worker.current):
             column = group.members.index(member)
-            found.bank.hold_alarm(found.row, column, tier, is_alarm=episode is not None)
+            found.detector.hold_alarm(found.row, column, tier, is_alarm=episode is not None)
             if episode is not None:
                 worker.current[tier] = replace(episode, since_op=0, onset_segment=BEFORE_FIRST)
 
@@ -290,25 +291,25 @@ class RankEvidence:
     def log10_s(self, group: PeerGroup, worker: int, tier: int) -> float:
         """The evidence against a member now; 0 without a detector."""
         found = self._groups[id(group)]
-        if found.bank is None:
+        if found.detector is None:
             return 0.0
         column = group.members.index(worker)
-        now = found.bank.log_evidence(np.array([found.row]))
+        now = found.detector.log_evidence(np.array([found.row]))
         return max(float(now[tier, 0, column]) / math.log(10.0), 0.0)
 
     def still_stands(self, group: PeerGroup, episode: AlarmEpisode) -> bool:
         """Whether an episode's evidence suffices with what is known now; one that lasts is retracted by itself."""
         found = self._groups[id(group)]
-        if episode.cleared_ns is None or found.bank is None:
+        if episode.cleared_ns is None or found.detector is None:
             return True
-        return found.bank.is_still_enough(found.row, episode.tier, episode.log_peak)
+        return found.detector.is_still_enough(found.row, episode.tier, episode.log_peak)
 
     def slowdown(self, group: PeerGroup, worker: int, since_op: int) -> Slowdown | None:
         """A member's slowdown since an operation; None without a detector or operations."""
         found = self._groups[id(group)]
-        if found.bank is None:
+        if found.detector is None:
             return None
-        ratios = found.bank.slowdowns(found.row, group.members.index(worker), since_op)
+        ratios = found.detector.slowdowns(found.row, group.members.index(worker), since_op)
         if not ratios.size:
             return None
         low, median, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
@@ -321,13 +322,13 @@ class RankEvidence:
             kept = self._keep(group, ops)
             if kept is None:
                 continue
-            if self._groups[id(group)].bank is not None:
+            if self._groups[id(group)].detector is not None:
                 by_size.setdefault(len(group.members), []).append((group, kept))
             else:
                 with np.errstate(invalid="ignore", divide="ignore"):
                     self._sum_up(group, kept, np.log(kept.costs / kept.typical_ns[:, None]))
         for size, parts in by_size.items():
-            self._bet(self._banks[size], parts)
+            self._bet(self._detectors[size], parts)
 
     def _keep(self, group: PeerGroup, ops: PairedOps) -> _Kept | None:
         """Keep the operations that several peers spent enough work before, and sum up the group."""
@@ -342,7 +343,7 @@ class RankEvidence:
         kept = _Kept(costs[counts], typical, ops.where(counts))
         evidence = self._groups[id(group)]
         evidence.count_segments(kept.ops.segment, typical)
-        self.siblings.add(group.members, kept.costs, kept.ops.segment)
+        self.replicas.add(group.members, kept.costs, kept.ops.segment)
         own = kept.ops.own_ns
         beyond = own.max(axis=1) - typical
         is_spread = beyond >= SPREAD_WORTH_NAMING * typical
@@ -374,14 +375,14 @@ class RankEvidence:
                 setattr(worker, name, int(so_far[column] + values[:, column].sum()))
         return _Summed(before["own_ns"], before["excess_ns"], kept.ops)
 
-    def _bet(self, bank: EDetector, parts: list[tuple[PeerGroup, _Kept]]) -> None:
+    def _bet(self, detector: EDetector, parts: list[tuple[PeerGroup, _Kept]]) -> None:
         rows = np.array([self._groups[id(group)].row for group, _ in parts], np.int64)
         n_ops = np.array([kept.costs.shape[0] for _, kept in parts], np.int64)
-        costs = np.full((int(n_ops.max()), rows.size, bank.n_peers), np.nan)
+        costs = np.full((int(n_ops.max()), rows.size, detector.n_peers), np.nan)
         for at, (_, kept) in enumerate(parts):
             costs[: n_ops[at], at] = kept.costs
-        before = bank.n_ops[rows].copy()
-        crossings, residuals = bank.observe(rows, costs, n_ops)
+        before = detector.n_ops[rows].copy()
+        crossings, residuals = detector.observe(rows, costs, n_ops)
         summed = [
             self._sum_up(group, kept, residuals[: n_ops[at], at])
             for at, (group, kept) in enumerate(parts)
@@ -391,20 +392,16 @@ class RankEvidence:
             at = of_row[crossing.group]
             self._cross(parts[at][0], summed[at], crossing, int(before[at]))
         for at, (group, _) in enumerate(parts):
-            self._remember_onsets(bank, int(rows[at]), group, summed[at], int(before[at]))
+            self._remember_onsets(detector, int(rows[at]), group, summed[at], int(before[at]))
 
     def _remember_onsets(
-        self, bank: EDetector, row: int, group: PeerGroup, compared: _Summed, first_op: int
+        self, detector: EDetector, row: int, group: PeerGroup, compared: _Summed, first_op: int
     ) -> None:
         """Note where the runs that began in this block began, for an alarm in a later one."""
-        began = bank.onset_op[:, row]
-        is_here = (began >= first_op) & (bank.log_won[DRIFT, :, row] > 0.0)
-        for tier, column in np.argwhere(is_here).tolist():
-            if self._homes[group.members[column]] is not group:
-                continue
-            self._workers[group.members[column]].onset[tier] = _onset_at(
-                compared, int(began[tier, column]), first_op, column
-            )
+        for tier, column, op in detector.onsets_since(row, first_op):
+            member = group.members[column]
+            if self._homes[member] is group:
+                self._workers[member].onset[tier] = _onset_at(compared, op, first_op, column)
 
     def _cross(
         self, group: PeerGroup, compared: _Summed, crossing: Crossing, first_op: int

@@ -8,14 +8,13 @@ counted as absent until it reports again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
-from ingero.detect.peers import KEY
-from ingero.detect.rows import run_starts
+from ingero.detect.runs import run_starts
 from ingero.model.arrays import BoolArray, IntArray, Records
 
 FOREVER: Final = np.iinfo(np.int64).max
@@ -29,9 +28,9 @@ class PeerGroup:
         comm: Communicator index that defines it, or BY_LABELS.
         members: Worker indices, in the order of their columns.
         is_open: Membership is known, so pairing has begun.
-        late: Workers that came to it since, until it takes them up.
+        late: Workers that came to it since, until they become members.
         late_ns: Arrival of the first of them.
-        n_widened: How often it took up late ones.
+        n_widened: How often late ones became members.
         depth: How many groups some member was in before this one: its evidence comes after theirs.
         since_ns: First arrival, while not open; else when it began to wait for somebody, or None.
         gone_upto: Member → the segment that it is taken to have left though it did not say so.
@@ -155,10 +154,8 @@ def _spread(rows: Records, columns: IntArray, key_of: IntArray, has: BoolArray) 
     return PairedOps(table("own_ns"), table("entry_ns"), table("seq"), table("view"), segment)
 
 
-def split_by_group(keys: Records, add: Callable[[int, int, Records], None]) -> None:
-    """Call ``add(worker, comm, rows)`` for each worker's consecutive rows of KEY on one communicator."""
-    if keys.size:
-        assert keys.dtype == KEY
-        bounds = np.flatnonzero(run_starts(keys["worker"], keys["comm"]))
-        for part in np.split(keys, bounds[1:]):
-            add(int(part["worker"][0]), int(part["comm"][0]), part)
+def iter_by_group(keys: Records) -> Iterator[tuple[int, int, Records]]:
+    """Each worker's consecutive rows of KEY on one communicator: worker, communicator, rows."""
+    bounds = np.flatnonzero(run_starts(keys["worker"], keys["comm"]))
+    for part in np.split(keys, bounds[1:]) if keys.size else []:
+        yield int(part["worker"][0]), int(part["comm"][0]), part

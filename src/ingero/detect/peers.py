@@ -15,7 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from ingero.detect.rows import Columns, count_within, index_of_start, run_starts, running_max
+from ingero.detect.columns import Columns
+from ingero.detect.runs import count_within, index_of_last, index_of_start, run_starts, running_max
 from ingero.model.arrays import BoolArray, IntArray, Records
 from ingero.model.collectives import CollectiveOp, Rank
 
@@ -94,35 +95,33 @@ class Pairing:
     def __init__(self, max_held: int = 4096) -> None:
         self._max_held = max_held
         self._workers = Columns(
-            best=("<i8", 0),
-            comm=("<i8", NO_COMM),
-            segment=("<i8", BEFORE_FIRST),
-            place=("<i8", 0),
-            longest=("<i8", 0),
-            run=("<i8", 0),
-            life=("<i8", 0),
+            best=0,
+            comm=NO_COMM,
+            segment=BEFORE_FIRST,
+            place=0,
+            longest=0,
+            run=0,
+            life=0,
         )
-        self._views = Columns(slot=("<i8", -1))
-        self._lanes = Columns(slot=("<i8", -1), run=("<i8", -1), count=("<i8", 0))
-        self._lane_of: dict[tuple[int, int], int] = {}
+        self._views = Columns(slot=-1)
+        self._numberings = Columns(slot=-1, run=-1, count=0)
+        self._numbering_of: dict[tuple[int, int], int] = {}
         self._slots_of: dict[tuple[int, int, int], int] = {}
         self._held = np.zeros(0, OP)
         self.n_unpaired = 0
 
     def segments(self) -> IntArray:
         """The segment that each worker is in, shape (n_workers,)."""
-        return np.asarray(self._workers["segment"], np.int64)
+        return self._workers["segment"]
 
     def slots(self) -> IntArray:
         """The slot of each view, −1 before its first operation was numbered, shape (n_views,)."""
-        return np.asarray(self._views["slot"], np.int64)
+        return self._views["slot"]
 
     def grow(self, n_workers: int, n_views: int) -> None:
         """Make room for workers and views that were registered."""
-        while self._workers.n < n_workers:
-            self._workers.add()
-        while self._views.n < n_views:
-            self._views.add()
+        self._workers.grow(n_workers)
+        self._views.grow(n_views)
 
     def number(self, ops: Records, n_ranks: IntArray, *, final: bool) -> Records:
         """Give operations their keys.
@@ -145,7 +144,7 @@ class Pairing:
         ops = ops[keep]
         if not ops.size:
             return np.zeros(0, KEY)
-        return self._number(ops, comm[keep], self._find_lanes(ops, life[keep]), n_ranks)
+        return self._number(ops, comm[keep], self._find_numberings(ops, life[keep]), n_ranks)
 
     def _choose_comms(self, ops: Records, n_ranks: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """The peer-defining communicator in force at each operation, the row where the worker first had one, and lives.
@@ -170,17 +169,17 @@ class Pairing:
             begins = np.full(self._workers.n, ops.size)
             begins[who] = np.flatnonzero(is_given_up)[row]
             life += np.arange(ops.size) >= begins[worker]
-        last = np.flatnonzero(np.append(run_starts(worker)[1:], True))
-        np.asarray(self._workers["best"])[worker[last]] = best[last]
-        np.asarray(self._workers["longest"])[worker[last]] = longest[last]
+        last = index_of_last(run_starts(worker))
+        self._workers["best"][worker[last]] = best[last]
+        self._workers["longest"][worker[last]] = longest[last]
         is_switch = size > before
         is_first = is_switch & (before == 0) & (life == 0)
         first = np.full(self._workers.n, -1, np.int64)
         first[worker[is_first]] = np.flatnonzero(is_first)
         grown = np.cumsum(is_switch & (before > 0))
         life += grown - (grown - (is_switch & (before > 0)))[index_of_start(run_starts(worker))]
-        life += np.asarray(self._workers["life"], np.int64)[worker]
-        np.asarray(self._workers["life"])[worker[last]] = life[last]
+        life += self._workers["life"][worker]
+        self._workers["life"][worker[last]] = life[last]
         return comm, first, life
 
     def _choose_largest(
@@ -188,13 +187,13 @@ class Pairing:
     ) -> tuple[IntArray, IntArray, IntArray]:
         """The largest communicator since each was given up, its size, and the size in force before each operation."""
         worker = ops["worker"]
-        carried = np.where(life == 0, np.asarray(self._workers["best"], np.int64)[worker], 0)
+        carried = np.where(life == 0, self._workers["best"][worker], 0)
         starts = run_starts(worker, life)
         best = running_max(np.maximum(size, carried), np.cumsum(starts) - 1)
         before = np.where(starts, carried, np.concatenate([[0], best[:-1]]))
         is_switch = size > before
         chosen = index_of_start(starts | is_switch)
-        old = np.asarray(self._workers["comm"], np.int64)[worker]
+        old = self._workers["comm"][worker]
         comm = np.where(is_switch[chosen], ops["comm"][chosen], old)
         return comm, best, before
 
@@ -205,14 +204,14 @@ class Pairing:
         worker, state = ops["worker"], self._workers
         starts, is_anchor = run_starts(worker), ops["comm"] == comm
         begin = index_of_start(starts | is_anchor)
-        carried = np.asarray(state["place"], np.int64)[worker]
+        carried = state["place"][worker]
         place = np.arange(ops.size) - begin + np.where(is_anchor[begin], 0, carried)
         before = np.where(starts, carried, np.concatenate([[0], place[:-1] + 1]))
         earlier = np.concatenate([[NO_COMM], comm[:-1]])
-        earlier = np.where(starts, np.asarray(state["comm"], np.int64)[worker], earlier)
+        earlier = np.where(starts, state["comm"][worker], earlier)
         is_whole = is_anchor & (comm == earlier)  # from anchor to anchor of one communicator
         length = np.where(is_whole, before, 0)
-        length = np.maximum(length, np.asarray(state["longest"], np.int64)[worker])
+        length = np.maximum(length, state["longest"][worker])
         longest = running_max(length, worker)
         is_late = place > _GIVE_UP_AFTER * longest + _GIVE_UP_OPS
         return longest, is_late & (size > 0) & ~is_anchor & (comm >= 0)
@@ -232,25 +231,29 @@ class Pairing:
         n_held = np.bincount(worker[is_waiting], minlength=self._workers.n)
         gives_up = is_waiting & ((n_held > self._max_held)[worker] | final)
         comm = np.where(gives_up, BY_LABELS, comm)
-        np.asarray(self._workers["comm"])[worker[gives_up]] = BY_LABELS
+        self._workers["comm"][worker[gives_up]] = BY_LABELS
         self._held = ops[is_waiting & ~gives_up]
         keep = ~is_lost & ~(is_waiting & ~gives_up)
         return keep, comm
 
-    def _find_lanes(self, ops: Records, life: IntArray) -> IntArray:
+    def _find_numberings(self, ops: Records, life: IntArray) -> IntArray:
         """A view within one life of its worker: communicators are numbered anew when peers are chosen anew."""
-        pairs, lane = np.unique(ops["view"] << 16 | np.minimum(life, 0xFFFF), return_inverse=True)
-        lanes = []
+        pairs, numbering = np.unique(
+            ops["view"] << 16 | np.minimum(life, 0xFFFF), return_inverse=True
+        )
+        numberings = []
         for pair in pairs.tolist():
             key = pair >> 16, pair & 0xFFFF
-            found = self._lane_of.get(key)
+            found = self._numbering_of.get(key)
             if found is None:
-                found = self._lane_of[key] = len(self._lane_of)
-                self._lanes.add()
-            lanes.append(found)
-        return np.asarray(np.array(lanes, np.int64)[lane])
+                found = self._numbering_of[key] = len(self._numbering_of)
+                self._numberings.grow(found + 1)
+            numberings.append(found)
+        return np.asarray(np.array(numberings, np.int64)[numbering])
 
-    def _number(self, ops: Records, comm: IntArray, lanes: IntArray, n_ranks: IntArray) -> Records:
+    def _number(
+        self, ops: Records, comm: IntArray, numberings: IntArray, n_ranks: IntArray
+    ) -> Records:
         worker, state = ops["worker"], self._workers
         starts = run_starts(worker)
         is_anchor = ops["comm"] == comm
@@ -259,23 +262,23 @@ class Pairing:
         run = cumulative - (cumulative - is_anchor)[index_of_start(starts)]
         begin = index_of_start(starts | is_anchor)
         is_continued = run == 0
-        segment = np.where(is_continued, np.asarray(state["segment"])[worker], ops["seq"][begin])
+        segment = np.where(is_continued, state["segment"][worker], ops["seq"][begin])
         place = np.arange(ops.size) - begin
-        place += np.where(is_continued, np.asarray(state["place"])[worker], 0)
-        absolute = np.asarray(state["run"])[worker] + run
-        self._name_slots(ops, lanes, n_ranks)
-        ordinal = count_within(lanes, absolute)
-        was_here = np.asarray(self._lanes["run"])[lanes] == absolute
-        ordinal += np.where(was_here, np.asarray(self._lanes["count"])[lanes], 0)
-        last = np.flatnonzero(np.append(starts[1:], True))
-        np.asarray(state["segment"])[worker[last]] = segment[last]
-        np.asarray(state["place"])[worker[last]] = place[last] + 1
-        np.asarray(state["run"])[worker[last]] = absolute[last]
-        np.asarray(state["comm"])[worker[last]] = comm[last]
-        np.asarray(self._lanes["run"])[lanes] = absolute  # the last row of a lane wins
-        np.asarray(self._lanes["count"])[lanes] = ordinal + 1
-        slots = np.asarray(self._lanes["slot"], np.int64)[lanes]
-        np.asarray(self._views["slot"])[ops["view"]] = slots
+        place += np.where(is_continued, state["place"][worker], 0)
+        absolute = state["run"][worker] + run
+        self._name_slots(ops, numberings, n_ranks)
+        ordinal = count_within(numberings, absolute)
+        was_here = self._numberings["run"][numberings] == absolute
+        ordinal += np.where(was_here, self._numberings["count"][numberings], 0)
+        last = index_of_last(starts)
+        state["segment"][worker[last]] = segment[last]
+        state["place"][worker[last]] = place[last] + 1
+        state["run"][worker[last]] = absolute[last]
+        state["comm"][worker[last]] = comm[last]
+        self._numberings["run"][numberings] = absolute  # the last row of a numbering wins
+        self._numberings["count"][numberings] = ordinal + 1
+        slots = self._numberings["slot"][numberings]
+        self._views["slot"][ops["view"]] = slots
         keys = np.zeros(ops.size, KEY)
         for name in ("worker", "entry_ns", "seq", "view"):
             keys[name] = ops[name]
@@ -285,20 +288,20 @@ class Pairing:
         keys["own_ns"] = np.where(ops["is_enqueue"] | (ops["own_ns"] < 0), -1, ops["own_ns"])
         return keys
 
-    def _name_slots(self, ops: Records, lanes: IntArray, n_ranks: IntArray) -> None:
+    def _name_slots(self, ops: Records, numberings: IntArray, n_ranks: IntArray) -> None:
         """Number the communicators that a worker used for the first time in its life.
 
         A slot is (members, kind of the first operation, how many such communicators the worker had before).
         """
-        slots = np.asarray(self._lanes["slot"])
-        fresh = np.flatnonzero(slots[lanes] < 0)
-        life_of = {lane: life for (_, life), lane in self._lane_of.items()} if fresh.size else {}
+        slots = self._numberings["slot"]
+        fresh = np.flatnonzero(slots[numberings] < 0)
+        life_of = {one: life for (_, life), one in self._numbering_of.items()} if fresh.size else {}
         for row in fresh.tolist():
-            lane = int(lanes[row])
-            if slots[lane] >= 0:
+            numbering = int(numberings[row])
+            if slots[numbering] >= 0:
                 continue
             kind = int(n_ranks[ops["comm"][row]]) << 8 | int(ops["op"][row])
-            key = int(ops["worker"][row]), life_of[lane], kind
+            key = int(ops["worker"][row]), life_of[numbering], kind
             nth = self._slots_of.get(key, 0)
             self._slots_of[key] = nth + 1
-            slots[lane] = kind << 16 | min(nth, 0xFFFF)
+            slots[numbering] = kind << 16 | min(nth, 0xFFFF)

@@ -1,7 +1,7 @@
 """The peer threshold: the bar under which a node is grossly worse than its peers now.
 
 Answers one question within one push and resists any minority of wrong nodes. It does not know roles and cannot see a
-few per cent: that is the e-detector's work (`ingero.detect.edetector`).
+few per cent: that is the e-detector's work (`ingero.detect.ranks.edetector`).
 
 Per level (the cluster, and each cohort within it), over the scores of active nodes::
 
@@ -85,7 +85,7 @@ class Scores:
     """The scores of one cluster's active, unexpired nodes at one moment.
 
     Attributes:
-        scores: Shape (n,), each finite and in [0, 1]: `is_usable_score` says which to pass.
+        scores: Shape (n,), each finite and in [0, 1].
         cohort_idx: Shape (n,), index into ``cohorts``.
         cohorts: Cohort names; ``""`` is the cluster-wide bucket and has no bar of its own. Passing the same tuple
             again saves time.
@@ -170,12 +170,6 @@ class ThresholdState:
         """The bar in force for a cohort's nodes, or None when there is none to tell."""
         value = float(self.levels.thresholds[self.find_row(cohort)])
         return None if np.isnan(value) else value
-
-
-def is_usable_score(scores: FloatArray) -> BoolArray:
-    """Mask of finite scores within [0, 1]; the caller counts the others and drops them."""
-    with np.errstate(invalid="ignore"):
-        return (scores >= 0.0) & (scores <= 1.0)
 
 
 def round_down(values: FloatArray) -> FloatArray:

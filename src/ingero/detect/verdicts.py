@@ -19,7 +19,8 @@ from ingero.detect.collectives import WaitLedger
 from ingero.detect.evidence import AlarmEpisode, RankEvidence, WorkerEvidence
 from ingero.detect.groups import PeerGroup
 from ingero.detect.peers import role_of
-from ingero.detect.tiers import ALARM, MIN_PEERS, NOTICE, EDetectorSettings
+from ingero.detect.ranks.settings import ALARM, MIN_PEERS, NOTICE, EDetectorSettings
+from ingero.detect.registry import Registry
 from ingero.model.collectives import Rank
 from ingero.model.verdicts import Bet, Judgement, Onset, Slowdown, Verdict, VerdictKind
 from ingero.units import format_duration
@@ -62,15 +63,13 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything that verdicts are made from; lists are by worker, communicator or view index.
+    """Everything that verdicts are made from; lists are by worker.
 
     ``stage_links``: worker → communicator → the worker at the other end of that link between two stages.
     """
 
     workers: Sequence[WorkerFacts]
-    members: Mapping[int, Sequence[int]]
-    comm_names: Sequence[str]
-    view_comm: Sequence[int]
+    registry: Registry
     evidence: RankEvidence
     ledger: WaitLedger
     settings: EDetectorSettings
@@ -117,7 +116,7 @@ def _find_jobs(facts: Facts) -> list[list[int]]:
         return worker
 
     groups = {id(w.group): w.group.members for w in facts.workers if w.group is not None}
-    for members in (*facts.members.values(), *groups.values()):
+    for members in (*facts.registry.members.values(), *groups.values()):
         for other in members[1:]:
             parent[root(other)] = root(members[0])
     jobs: dict[int, list[int]] = {}
@@ -241,7 +240,7 @@ def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> _Finding | None:
     else:
         own_ns, excess_ns, slowdown = episode.own_ns, episode.excess_ns, episode.slowdown
     settings = facts.settings
-    shared, n_siblings = _shared_slowdown(facts, worker, episode)
+    shared, n_others = _shared_slowdown(facts, worker, episode)
     if shared > 1.0 + settings.notice_slowdown:
         excess_ns -= round((own_ns - excess_ns) * (shared - 1.0))
         if slowdown is not None:
@@ -261,7 +260,7 @@ def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> _Finding | None:
         if shared == 1.0:
             return None
         reason = (
-            f"so do {n_siblings} more workers of its replica on other nodes ({shared:.2f}× their peers): the batches "
+            f"so do {n_others} more workers of its replica on other nodes ({shared:.2f}× their peers): the batches "
             "differ, or what that replica shares is slow; no single node"
         )
         return _Finding(VerdictKind.IMBALANCE_DATA, f"works longer than its peers, and {reason}")
@@ -292,7 +291,7 @@ def _shared_slowdown(facts: Facts, worker: int, episode: AlarmEpisode) -> tuple[
         if facts.workers[other].rank.node_id != here.rank.node_id
     ]
     span = (episode.onset_segment, episode.cleared_segment)
-    log_shared, n = facts.evidence.siblings.shared(worker, span, facts.stage_links, away)
+    log_shared, n = facts.evidence.replicas.shared(worker, span, facts.stage_links, away)
     return math.exp(log_shared), n
 
 
@@ -319,7 +318,7 @@ def _judge_links(facts: Facts, worker: int) -> _Finding | None:
         ):
             return _Finding(
                 VerdictKind.NETWORK,
-                f"transfers on {facts.comm_names[comm]} take {typical / usual:.2g}× those of its peers' links, "
+                f"transfers on {facts.registry.comm_names[comm]} take {typical / usual:.2g}× those of its peers' links, "
                 f"{format_duration(excess_ns)} in all; own work is ordinary",
                 slowdown=Slowdown(typical / usual, typical / usual, typical / usual),
                 excess_ns=excess_ns,
@@ -410,13 +409,13 @@ def _against_past(facts: Facts, group: PeerGroup) -> float:
 def _find_rotation(facts: Facts, group: PeerGroup) -> str:
     """Why a group's work is uneven from batch to batch; empty when it is not, or when one worker leads."""
     evidence = facts.evidence.of_group(group)
-    if evidence is None or evidence.bank is None or not evidence.n_ops:
+    if evidence is None or evidence.detector is None or not evidence.n_ops:
         return ""
     share = evidence.n_spread / evidence.n_ops
     lost = evidence.spread_ns / max(evidence.typical_ns, 1)
     slowest = max(facts.evidence.of_worker(worker).n_slowest for worker in group.members)
     leads = slowest > ROTATING * max(evidence.n_spread, 1)
-    stretch = float(evidence.bank.dependent[ALARM, evidence.row])
+    stretch = float(evidence.detector.persistence.block_length[ALARM, evidence.row])
     if stretch > facts.settings.dependent_ops and lost >= facts.settings.alarm_slowdown:
         return (
             f"the slowest of the peers takes {lost:.0%} longer than the median, in turns and for stretches of about "
@@ -454,7 +453,7 @@ def _verdict(
         onset=None
         if episode is None
         else Onset(
-            comm=facts.comm_names[facts.view_comm[episode.view]],
+            comm=facts.registry.comm_names[facts.registry.view_comms[episode.view]],
             seq=episode.onset_seq,
             entry_ns=episode.onset_ns,
             op_index=episode.onset_op,

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from ingero.detect.judge import Judge, JudgeSettings
-from ingero.detect.tiers import EDetectorSettings
+from ingero.detect.ranks.settings import EDetectorSettings
 from ingero.fleet.helpers.caps import CapWatch
 from ingero.fleet.processors.collectives import telemetry
 from ingero.fleet.processors.collectives.config import NcclConfig

@@ -1,9 +1,9 @@
 """How many operations in a row share one cause: what a peer group's residuals say about counting them as evidence.
 
 A heavy batch is heavy forward and backward, a heavy step for hundreds of operations. Each such stretch is one piece of
-evidence, not many. The length is read from the residuals themselves, scale by scale: over blocks of 2^k operations, the
-variance of the difference of neighbouring blocks' means (Allan variance) falls as 2^−k where operations are independent
-and stays where they are not. Half the squared difference's *lower median* stands for its mean, so that one lasting change,
+evidence, not many; its length is the effective block length. The length is read from the residuals themselves, scale by scale: over blocks of 2^k operations, the
+variance of the difference of consecutive blocks' means (Allan variance) falls as 2^−k where operations are independent
+and stays where they are not. Half the squared difference's *lower median* stands for its mean, so that one persistent change,
 such as the onset of a fault, is no dependence; nor is a constant offset.
 
 Blocks are counted in operations from the group's first, so how reports were cut changes nothing.
@@ -16,10 +16,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero.detect.bets import count_below
-from ingero.detect.rows import as_slice, is_uniform, leave_one_out_median
-from ingero.detect.tiers import NOTICE
-from ingero.model.arrays import BoolArray, FloatArray, IntArray
+from ingero.detect.medians import medians_of_others
+from ingero.detect.ranks.settings import NOTICE
+from ingero.detect.stacking import append_groups, as_slice, is_uniform
+from ingero.model.arrays import FloatArray, IntArray
 
 BLOCK: Final = 8
 _N_FINE: Final = 64
@@ -27,19 +27,19 @@ _N_COARSE: Final = 256
 _FINE_LEVELS: Final = (0, 1, 2)
 _COARSE_LEVELS: Final = (3, 4, 5, 6, 7, 8, 9)
 _MIN_DIFFERENCES: Final = 6
-"""A lasting change touches two differences of neighbours: with six, the lower median is none of them."""
+"""A persistent change touches two differences of consecutive blocks: with six, the lower median is none of them."""
 _LEVEL_BLOCKS: Final = 16
-"""Blocks after which their median tells what lasts."""
+"""Blocks after which their median is a persistent bias."""
 _CLIP: Final = 0.7
 """Residuals beyond a factor of two count as a factor of two."""
 _REACH: Final = np.array([3.0, 2.0])
-"""Standard deviations of a block's mean that a lasting cause may reach, by tier: what pages needs more margin."""
+"""Standard deviations of a block's mean that a shared cause may reach, by tier: the tier that pages needs more margin."""
 _MEDIAN_OF_CHI2: Final = 0.4549
 """Median of the square of a standard normal."""
 
 
-class Dependence:
-    """Residuals of a bank of peer groups at two resolutions.
+class BlockMeans:
+    """Residuals of stacked peer groups at two resolutions.
 
     Args:
         n_peers: Workers per group.
@@ -55,20 +55,13 @@ class Dependence:
 
     def add_groups(self, n_groups: int) -> None:
         """Add groups without history."""
-        for name, axis, fill in (
-            ("_n_ops", 0, 0),
-            ("_sum", 0, 0.0),
-            ("_fine", 1, np.nan),
-            ("_coarse", 1, np.nan),
-        ):
-            values = getattr(self, name)
-            shape = list(values.shape)
-            shape[axis] = n_groups
-            fresh = np.full(shape, fill, values.dtype)
-            setattr(self, name, np.concatenate([values, fresh], axis))
+        self._n_ops = append_groups(self._n_ops, n_groups)
+        self._sum = append_groups(self._sum, n_groups)
+        self._fine = append_groups(self._fine, n_groups, 1, np.nan)
+        self._coarse = append_groups(self._coarse, n_groups, 1, np.nan)
 
     def add(self, groups: IntArray, residuals: FloatArray) -> None:
-        """Take one operation of each of these distinct groups, residuals of shape (g, m), NaN where missing."""
+        """Add one operation of each of these distinct groups, residuals of shape (g, m), NaN where missing."""
         values = np.clip(residuals, -_CLIP, _CLIP)
         n_ops, here = self._n_ops[groups], as_slice(groups)
         if is_uniform(n_ops):
@@ -88,12 +81,12 @@ class Dependence:
 
         Args:
             groups: Which groups, shape (g,).
-            reach: How far the typical worker's single residuals reach, shape (g,); at the notice tier only until
-                blocks can tell what lasts.
+            reach: How far the typical worker's single residuals reach, shape (g,); at the notice tier only until there
+                are enough blocks.
             limits: Log slowdown of each tier, shape (2,).
 
         Returns:
-            Shape (2, g): 0 where nothing that lasts reaches beyond the limit, so that every operation counts.
+            Shape (2, g): 0 where no shared cause reaches beyond the limit, so that every operation counts.
         """
         length, steady = np.ones(groups.size), np.zeros(groups.size)
         quick = np.sort(self.spread(groups), axis=1)[:, (self.n_peers - 1) // 2]
@@ -101,7 +94,7 @@ class Dependence:
         if maybe.size:
             length[maybe], steady[maybe] = self.estimate(groups[maybe])
         is_wide = (reach > limits[:, None]) | (_REACH[:, None] * steady > limits[:, None])
-        # What pages is as careful about single operations as about what is seen to last.
+        # The tier that pages is as careful about single operations as about shared causes.
         is_wide[NOTICE] &= (steady == 0.0) | (_REACH[NOTICE] * steady > limits[NOTICE])
         return np.where(is_wide, np.ceil(length), 0.0)
 
@@ -117,7 +110,7 @@ class Dependence:
         return np.asarray(np.sqrt(np.maximum(squares - mean**2, 0.0)))
 
     def levels(self, groups: IntArray) -> FloatArray:
-        """Each worker's lasting residual, the median of its blocks' means, shape (g, m); NaN before there are enough."""
+        """Each worker's persistent residual, the median of its blocks' means, shape (g, m); NaN before there are enough."""
         n_seen = min(int(self._n_ops[groups].max(initial=0)) // BLOCK, _N_COARSE)
         blocks = np.sort(self._coarse[:n_seen, as_slice(groups)], axis=0).astype(np.float64)
         n_known = n_seen - np.count_nonzero(np.isnan(blocks), axis=0)
@@ -155,30 +148,13 @@ class Dependence:
 
 
 def residuals_among_all(costs: FloatArray) -> FloatArray:
-    """Log of each cost over the median of all others of its operation, shape (T, g, m), peeled or not; NaN where missing."""
-    x = np.maximum(costs, 1.0).reshape(-1, costs.shape[2])
-    is_here = ~np.isnan(x)
-    ordered = np.sort(np.where(is_here, x, np.inf), axis=1)
-    place = count_below(ordered, np.arange(x.shape[0])[:, None], np.where(is_here, x, 0.0))
-    middle = leave_one_out_median(ordered, is_here.sum(axis=1, keepdims=True), place, is_here)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.log(x / middle).reshape(costs.shape))
+    """Log of each cost over the median of all others of its operation, shape (T, g, m); NaN where missing.
 
-
-def typical_reach(reach: FloatArray, is_known: BoolArray) -> FloatArray:
-    """The lower median of what workers' residuals reach, shape (g,), so that a slow minority does not make its group look wide.
-
-    Args:
-        reach: Shape (g, m).
-        is_known: Whether it is, shape (g, m).
-
-    Returns:
-        −inf where nobody's is known.
+    Workers in alarm stay in the reference here.
     """
-    ordered = np.sort(np.where(is_known, reach, np.inf), axis=1)
-    middle = np.maximum(is_known.sum(axis=1) - 1, 0) // 2
-    typical = ordered[np.arange(middle.size), middle]
-    return np.where(np.isfinite(typical), typical, -np.inf)
+    x = np.maximum(costs, 1.0).reshape(-1, costs.shape[2])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.log(x / medians_of_others(x)).reshape(costs.shape))
 
 
 def _in_order(ring: npt.NDArray[np.float32], groups: IntArray, n_seen: IntArray) -> FloatArray:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero.detect.edetector import EDetector
-from ingero.detect.lasting import MIN_OTHERS, limits_from_peers
-from ingero.detect.tiers import ALARM, NOTICE, EDetectorSettings
+from ingero.detect.ranks.edetector import EDetector
+from ingero.detect.ranks.persistence import MIN_OTHERS, limits_from_peers
+from ingero.detect.ranks.settings import ALARM, NOTICE, EDetectorSettings
 
 LOW, HIGH = 0.03, 0.10
 LEVELS = st.lists(st.one_of(st.just(math.nan), st.floats(-0.2, 0.2)), min_size=3, max_size=12)
@@ -71,9 +71,13 @@ def test_how_slow_a_worker_is_does_not_change_its_own_limit_and_hardly_its_peers
         costs[:, :, worker] *= 20.0
         other, _ = fed(costs, notice_spread=1.5)
         others = np.arange(12) != worker
-        assert (one.limits[NOTICE, :, worker] == other.limits[NOTICE, :, worker]).all()
-        assert one.limits[NOTICE, :, worker].max() > 0.05
-        apart = one.limits[NOTICE, :, others] - other.limits[NOTICE, :, others]
+        assert (
+            one.persistence.limits[NOTICE, :, worker] == other.persistence.limits[NOTICE, :, worker]
+        ).all()
+        assert one.persistence.limits[NOTICE, :, worker].max() > 0.05
+        apart = (
+            one.persistence.limits[NOTICE, :, others] - other.persistence.limits[NOTICE, :, others]
+        )
         assert np.abs(apart).max() < 0.01
 
 
@@ -85,10 +89,10 @@ def test_only_the_notice_tier_is_raised_between_the_settings_bounds_and_only_if_
         (0.2, 3.0, 0.10, 0.10),
     ):
         found, _ = fed(unlike_peers(spread), notice_spread=multiple)
-        assert low <= np.median(found.limits[NOTICE]) <= high
-        assert (found.limits[ALARM] == 0.10).all()
+        assert low <= np.median(found.persistence.limits[NOTICE]) <= high
+        assert (found.persistence.limits[ALARM] == 0.10).all()
     few, _ = fed(unlike_peers(0.2, shape=(6, MIN_OTHERS)), notice_spread=3.0)
-    assert (few.limits[NOTICE] == 0.03).all(), "too few others"
+    assert (few.persistence.limits[NOTICE] == 0.03).all(), "too few others"
     short, _ = fed(unlike_peers(0.2, n_ops=100), notice_spread=3.0)
     assert (short.limits[NOTICE] == 0.03).all(), "too few operations"
 
@@ -101,8 +105,8 @@ def test_a_fleet_that_differs_for_good_reports_fewer_and_still_alarms_the_slow_o
     reported = {}
     for multiple in (0.0, 3.0):
         found, _ = fed(costs, notice_spread=multiple)
-        reported[multiple] = int(found.in_alarm[NOTICE][healthy].sum())
-        assert found.in_alarm[ALARM, :3, 0].all()
+        reported[multiple] = int(found.alarms.in_alarm[NOTICE][healthy].sum())
+        assert found.alarms.in_alarm[ALARM, :3, 0].all()
     assert reported[0.0] >= 10
     assert reported[3.0] <= reported[0.0] / 2
 
@@ -119,6 +123,6 @@ def test_a_limit_is_fixed_before_what_it_judges_however_reports_are_cut(cuts):
         again += parts.observe(groups, costs[at : at + size], np.full(2, size))[0]
         at += size
     assert sorted(map(str, again)) == sorted(map(str, crossings))
-    assert (parts.log_won == whole.log_won).all()
-    assert (parts.limits == whole.limits).all()
-    assert whole.limits[NOTICE].max() > 0.03
+    assert (parts.wealth.slow == whole.wealth.slow).all()
+    assert (parts.persistence.limits == whole.persistence.limits).all()
+    assert whole.persistence.limits[NOTICE].max() > 0.03

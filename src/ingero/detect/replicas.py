@@ -1,9 +1,9 @@
 """What the workers of one replica share: the data.
 
 A microbatch passes through every stage of its pipeline, so a heavy one makes all of them work longer at once, on nodes
-that share nothing else. Whether a worker's slowdown is its own is therefore asked of its *siblings*, those that it
-exchanges activations with, directly or through others, and that sit on other nodes: what most of them show over
-the same operations is not the worker's.
+that share nothing else. A worker's slowdown is therefore compared with those of the other workers of its replica (those
+that it exchanges activations with, directly or through others) on other nodes: what most of them show over the same
+operations is not the worker's own.
 
 Segments of different groups are aligned without clocks: the k-th exchange on a link is the same one for both of its ends.
 
@@ -21,12 +21,13 @@ from typing import Final
 import numpy as np
 
 from ingero.detect.groups import PairedOps
-from ingero.detect.rows import leave_one_out_median
+from ingero.detect.links import Links
+from ingero.detect.medians import medians_of_others
 from ingero.model.arrays import FloatArray, IntArray
 
-_KEPT: Final = 256
+_MIN_SEGMENTS: Final = 256
 _MIN_USUAL_NS: Final = 1_000_000
-"""Own time of a sibling below which it says nothing."""
+"""Compute time of a worker of the replica below which its slowdown is not used."""
 
 
 @dataclass(slots=True)
@@ -56,14 +57,14 @@ class _History:
         self.segment.append(number)
         self.own.append(self.total_own)
         self.usual.append(self.total_usual)
-        if len(self.segment) >= 2 * _KEPT:
+        if len(self.segment) >= 2 * _MIN_SEGMENTS:
             for column in (self.segment, self.own, self.usual):
-                del column[:_KEPT]
+                del column[:_MIN_SEGMENTS]
             for seqs, segments in self.links.values():
                 stale = bisect_left(segments, self.segment[0])
                 del seqs[:stale], segments[:stale]
 
-    def meet(self, comm: int, seq: int, segment: int) -> None:
+    def note_exchange(self, comm: int, seq: int, segment: int) -> None:
         """Note an exchange; only a segment's first on each link is kept."""
         seqs, segments = self.links.setdefault(comm, ([], []))
         if not segments or segment > segments[-1]:
@@ -76,20 +77,11 @@ class _History:
         return self.total_own - self.own[at], self.total_usual - self.usual[at]
 
 
-class Siblings:
-    """Sums by worker and segment.
-
-    Attributes:
-        n_workers: How many are known.
-    """
+class ReplicaTimes:
+    """Compute times by worker and segment, for comparison within a replica."""
 
     def __init__(self) -> None:
         self._of: list[_History] = []
-
-    @property
-    def n_workers(self) -> int:
-        """How many workers are known."""
-        return len(self._of)
 
     def grow(self, n_workers: int) -> None:
         """Make room for workers that were registered."""
@@ -100,18 +92,15 @@ class Siblings:
         """Start a worker anew: its segments are numbered from the beginning among other peers."""
         self._of[worker] = _History()
 
-    def note_links(
-        self, members: Sequence[int], ops: PairedOps, comm_of_view: IntArray, is_link: IntArray
-    ) -> None:
-        """Take the exchanges among a group's operations, compared or not.
+    def note_links(self, members: Sequence[int], ops: PairedOps, links: Links) -> None:
+        """Note the exchanges among a group's operations, compared or not.
 
         Args:
             members: The group's workers, by column.
             ops: In canonical order.
-            comm_of_view: Communicator of each view.
-            is_link: Whether it is a link between two stages, by view.
+            links: Which views are links between two stages.
         """
-        here = (ops.view >= 0) & (is_link[np.maximum(ops.view, 0)] > 0)
+        here = (ops.view >= 0) & links.is_between_stages[np.maximum(ops.view, 0)]
         at, column = np.nonzero(here)
         if not at.size:
             return
@@ -119,20 +108,14 @@ class Siblings:
         _, first = np.unique(rows, axis=1, return_index=True)
         for row in np.sort(first).tolist():
             where = int(at[row]), int(column[row])
-            comm = int(comm_of_view[ops.view[where]])
+            comm = int(links.comms[ops.view[where]])
             segment = int(ops.segment[where[0]])
-            self._of[members[where[1]]].meet(comm, int(ops.seq[where]), segment)
+            self._of[members[where[1]]].note_exchange(comm, int(ops.seq[where]), segment)
 
     def add(self, members: Sequence[int], costs: FloatArray, segments: IntArray) -> None:
-        """Take compared operations: costs of shape (T, m), NaN where missing, and their segments, shape (T,)."""
-        is_here = ~np.isnan(costs)
-        order = np.argsort(np.where(is_here, costs, np.inf), axis=1, kind="stable")
-        ordered = np.take_along_axis(np.where(is_here, costs, np.inf), order, axis=1)
-        place = np.empty_like(order)
-        np.put_along_axis(place, order, np.arange(costs.shape[1])[None, :], axis=1)
-        n_here = is_here.sum(axis=1, keepdims=True)
-        usual = leave_one_out_median(ordered, n_here, place, is_here)
-        is_here &= ~np.isnan(usual)
+        """Add compared operations: costs of shape (T, m), NaN where missing, and their segments, shape (T,)."""
+        usual = medians_of_others(costs)
+        is_here = ~np.isnan(costs) & ~np.isnan(usual)
         own_ns = np.where(is_here, costs, 0.0).astype(np.int64)
         usual_ns = np.round(np.where(is_here, usual, 0.0)).astype(np.int64)
         starts = np.flatnonzero(np.diff(segments, prepend=segments[0] - 1))
@@ -152,33 +135,33 @@ class Siblings:
         links: Mapping[int, Mapping[int, int]],
         among: Iterable[int],
     ) -> tuple[float, int]:
-        """How much of a slowdown most siblings share.
+        """How much of a slowdown most others of the replica share.
 
         Args:
             worker: Whose slowdown.
             span: Its segments: the first, and the one at which it was over, None while it lasts.
             links: Every worker's links: worker → communicator → the worker at the other end.
-            among: Siblings that may speak.
+            among: The others that are asked.
 
         Returns:
-            Natural log of own time over the peers' that at least half of those siblings reach (the lower median), at
-            least 0; and how many spoke.
+            Natural log of own time over the peers' that at least half of those others reach (the lower median), at
+            least 0; and how many could be compared.
         """
         begin = self._align(worker, span[0], links)
         end = {} if span[1] is None else self._align(worker, span[1], links)
-        said = []
-        for sibling in among:
-            if sibling not in begin:
+        ratios = []
+        for other in among:
+            if other not in begin:
                 continue
-            own, usual = self._of[sibling].since(begin[sibling])
-            if sibling in end:
-                later_own, later_usual = self._of[sibling].since(end[sibling])
+            own, usual = self._of[other].since(begin[other])
+            if other in end:
+                later_own, later_usual = self._of[other].since(end[other])
                 own, usual = own - later_own, usual - later_usual
             if usual >= _MIN_USUAL_NS and own > 0:
-                said.append(math.log(own / usual))
-        if not said:
+                ratios.append(math.log(own / usual))
+        if not ratios:
             return 0.0, 0
-        return max(sorted(said)[(len(said) - 1) // 2], 0.0), len(said)
+        return max(sorted(ratios)[(len(ratios) - 1) // 2], 0.0), len(ratios)
 
     def _align(
         self, worker: int, segment: int, links: Mapping[int, Mapping[int, int]]

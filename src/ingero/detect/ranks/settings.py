@@ -1,7 +1,8 @@
-"""What the e-detector is told and what it tells: its settings, its two tiers, and who entered or left alarm."""
+"""Settings of the e-detector, and its two tiers."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +21,7 @@ _MIN_WINDOW: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class EDetectorSettings:
-    """What is worth naming, and how rarely to be wrong.
+    """Which slowdowns are reported, and the rate of false alarms.
 
     Attributes:
         alpha: Budget: at most this many false alarms per operation and worker.
@@ -32,9 +33,9 @@ class EDetectorSettings:
         use_pooled: Place the pooled bet.
         use_peeling: Take workers in alarm out of the reference.
         use_majority: Place the majority bet; a rank bet too, so never without those.
-        dependent_ops: How many operations share one cause at least where what lasts in residuals is wider than δ.
-        notice_spread: The notice tier's δ is raised to this many standard deviations of what the worker's peers
-            differ by for good (`ingero.detect.lasting`), to the alarm tier's at most; 0 never raises it.
+        dependent_ops: Least effective block length where shared causes in residuals reach beyond δ.
+        notice_spread: The notice tier's δ is raised to this many standard deviations of the persistent bias of the
+            worker's peers (`ingero.detect.ranks.persistence`), to the alarm tier's at most; 0 never raises it.
     """
 
     alpha: float = 1e-6
@@ -57,31 +58,22 @@ class EDetectorSettings:
         """Operations in the residual window of a group of this size."""
         return min(self.window_ops, max(_MIN_WINDOW, _POOL_TARGET // n_peers))
 
+    @property
+    def log_slowdowns(self) -> FloatArray:
+        """log(1 + δ) of each tier, in the same order."""
+        return np.log1p(self.slowdowns)
 
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """A worker entered or left alarm.
+    @property
+    def log_threshold(self) -> float:
+        """Natural log of the evidence that makes an alarm."""
+        return math.log(1.0 / self.alpha)
 
-    Attributes:
-        group: Index of the peer group in the bank.
-        worker: Index of the worker in its group.
-        tier: ALARM or NOTICE.
-        op: Ordinal of the operation within the group at which it happened, from 0.
-        onset_op: Ordinal at which the slowdown began.
-        is_alarm: True for entering, False for leaving.
-        log10_evidence: Of S when entering, of the reversed test when clearing.
-        is_pooled: The pooled bet had won more than those on ranks.
-        is_retracted: It left because operations turned out to depend on each other for longer than was known.
-        log_peak: Natural log of the most that it has won, dependence left aside.
-    """
+    @property
+    def has_majority(self) -> bool:
+        """Whether the majority bet is placed."""
+        return self.use_majority and self.use_rank
 
-    group: int
-    worker: int
-    tier: int
-    op: int
-    onset_op: int
-    is_alarm: bool
-    log10_evidence: float = 0.0
-    is_pooled: bool = False
-    is_retracted: bool = False
-    log_peak: float = 0.0
+    @property
+    def log_n_processes(self) -> float:
+        """Natural log of how many different wealth processes there are."""
+        return math.log(1 + (self.use_rank and self.use_pooled) + self.has_majority)

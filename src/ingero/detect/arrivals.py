@@ -1,0 +1,131 @@
+"""From runs as they arrive to each worker's operations in the order it entered them, and their totals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ingero.detect.columns import Columns
+from ingero.detect.peers import OP
+from ingero.model.arrays import BoolArray, IntArray, Records
+from ingero.model.collectives import ClockKind, CollectiveRun
+
+_NEVER: Final = int(np.iinfo(np.int64).min)
+
+
+@dataclass(slots=True)
+class JudgeCounts:
+    """What was read and what was lost, each with its reason."""
+
+    ops: int = 0
+    stale_ops: int = 0
+    enqueue_ops: int = 0
+    refused_workers: int = 0
+    dropped_ops: int = 0
+    late_members: int = 0
+
+
+class Arrivals:
+    """Operations that arrived, held back while an earlier one of the same worker may still come.
+
+    Args:
+        reorder_ns: How long after its arrival an operation may still be preceded by one that arrives later.
+        max_pending_ops: Operations beyond this are dropped and counted.
+        counts: What is counted as read, stale and dropped.
+
+    Attributes:
+        n_pending: Operations that are held back.
+    """
+
+    def __init__(self, reorder_ns: int, max_pending_ops: int, counts: JudgeCounts) -> None:
+        self._reorder_ns = reorder_ns
+        self._max_pending_ops = max_pending_ops
+        self._counts = counts
+        self._parts: list[Records] = []
+        self._workers = Columns(done_ns=_NEVER)
+        self._views = Columns(done_seq=-1)
+        self.n_pending = 0
+
+    def grow(self, n_workers: int, n_views: int) -> None:
+        """Make room for workers and views that were registered."""
+        self._workers.grow(n_workers)
+        self._views.grow(n_views)
+
+    def has_room(self, n_ops: int) -> bool:
+        """Whether so many more operations fit; those that do not are counted as dropped."""
+        fits = self.n_pending + n_ops <= self._max_pending_ops
+        self._counts.dropped_ops += 0 if fits else n_ops
+        return fits
+
+    def add(self, run: CollectiveRun, worker: int, comm: int, view: int, now_ns: int) -> None:
+        """Add a run's operations, with the indices that they are known by."""
+        rows = np.zeros(run.ops.size, OP)
+        rows["worker"], rows["comm"], rows["view"] = worker, comm, view
+        for name in ("seq", "entry_ns", "inside_ns", "own_ns", "n_bytes", "op"):
+            rows[name] = run.ops[name]
+        rows["is_enqueue"] = run.clock == ClockKind.ENQUEUE
+        rows["arrived_ns"] = now_ns
+        self._parts.append(rows)
+        self.n_pending += rows.size
+        self._counts.ops += rows.size
+
+    def take_ready(self, n_ranks: IntArray, now_ns: int, *, final: bool) -> Records:
+        """Operations whose predecessors had time to arrive, sorted by worker and entry, without repeats.
+
+        Args:
+            n_ranks: Members of each communicator.
+            now_ns: On the clock of arrivals.
+            final: Nothing more will come.
+        """
+        if not self._parts:
+            return np.zeros(0, OP)
+        rows = np.concatenate(self._parts)
+        sizes = n_ranks[rows["comm"]]
+        keys = [rows[name] for name in ("op", "entry_ns", "worker")]
+        rows = rows[np.lexsort((rows["arrived_ns"], rows["seq"], sizes, *keys))]
+        done_ns, done_seq = self._workers["done_ns"], self._views["done_seq"]
+        is_stale = rows["seq"] <= done_seq[rows["view"]]
+        is_stale |= rows["entry_ns"] <= done_ns[rows["worker"]]
+        is_stale |= _is_repeat(rows)
+        self._counts.stale_ops += int(is_stale.sum())
+        rows = rows[~is_stale]
+        frontier = np.full(self._workers.n, _NEVER)
+        is_aged = (now_ns - rows["arrived_ns"] >= self._reorder_ns) | final
+        np.maximum.at(frontier, rows["worker"][is_aged], rows["entry_ns"][is_aged])
+        is_ready = rows["entry_ns"] <= frontier[rows["worker"]]
+        ready: Records = rows[is_ready]
+        kept = rows[~is_ready]
+        self._parts, self.n_pending = ([kept] if kept.size else []), int(kept.size)
+        np.maximum.at(done_ns, ready["worker"], ready["entry_ns"])
+        np.maximum.at(done_seq, ready["view"], ready["seq"])
+        return ready
+
+
+class WorkerTotals(Columns):
+    """Sums over each worker's operations: ``own_ns``, ``n_ops``, ``n_enqueue``; ``first_ns`` and ``last_ns``, −1 before any."""
+
+    def __init__(self) -> None:
+        super().__init__(own_ns=0, n_ops=0, n_enqueue=0, first_ns=-1, last_ns=-1)
+
+    def add(self, ops: Records) -> None:
+        """Add rows of OP sorted by worker and entry."""
+        worker, first = ops["worker"], self["first_ns"]
+        np.add.at(self["own_ns"], worker, np.maximum(ops["own_ns"], 0))
+        np.add.at(self["n_ops"], worker, 1)
+        np.add.at(self["n_enqueue"], worker, ops["is_enqueue"].astype(np.int64))
+        begins = np.flatnonzero(np.diff(worker, prepend=-1))
+        begins = begins[first[worker[begins]] < 0]
+        first[worker[begins]] = ops["entry_ns"][begins]
+        left_ns = ops["entry_ns"] + np.maximum(ops["inside_ns"], 0)
+        np.maximum.at(self["last_ns"], worker, left_ns)
+
+
+def _is_repeat(rows: Records) -> BoolArray:
+    """All but the first of rows with the same view and sequence number, in the given order."""
+    order = np.lexsort((np.arange(rows.size), rows["seq"], rows["view"]))
+    view, seq = rows["view"][order], rows["seq"][order]
+    repeats = np.zeros(rows.size, bool)
+    repeats[order[1:]] = (view[1:] == view[:-1]) & (seq[1:] == seq[:-1])
+    return repeats

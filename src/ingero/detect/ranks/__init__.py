@@ -1,0 +1,1 @@
+"""Is a rank persistently slower than its role peers? The e-detector and its parts."""
