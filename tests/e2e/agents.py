@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 
 from ingero.testing.fleet import run_fleet
 
@@ -54,12 +55,22 @@ class Agents:
         self.fleet = fleet
         self.client = httpx.Client(timeout=30, follow_redirects=False)
 
+    @property
+    def push_url(self):
+        """Where metrics are posted."""
+        return self.fleet.url("receivers.otlp http", "/v1/metrics")
+
+    @property
+    def fleet_rss_bytes(self):
+        """Resident memory of the collector."""
+        return psutil.Process(self.fleet.process.pid).memory_info().rss
+
     def push(self, body, cluster=None, **more):
         params = {"cluster_id": cluster} if cluster else None
-        return self.client.post(self.fleet.push_url, json=body, params=params, **more)
+        return self.client.post(self.push_url, json=body, params=params, **more)
 
     def push_raw(self, content, headers=JSON, cluster=None, path=None):
-        url = self.fleet.push_url if path is None else self.fleet.url("receivers.otlp http", path)
+        url = self.fleet.url("receivers.otlp http", path or "/v1/metrics")
         params = {"cluster_id": cluster} if cluster else None
         return self.client.post(url, content=content, headers=headers, params=params)
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import yaml
 
-from ingero.testing.fleet import wait_until
+from ingero.testing.waiting import wait_until
 
 
 def has_prometheus():

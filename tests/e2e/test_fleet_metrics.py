@@ -10,7 +10,8 @@ import yaml
 from tests.e2e.agents import event, fleet_and_agents, health
 from tests.e2e.prometheus import needs_prometheus, run_prometheus
 
-from ingero.testing.fleet import build_fleet_config, wait_until
+from ingero.testing.fleet import build_fleet_config
+from ingero.testing.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 README = Path(__file__).parents[1] / "data" / "config" / "seed-readme.yaml"

@@ -64,7 +64,7 @@ GZIP = {**JSON, "content-encoding": "gzip"}
 def test_bad_body_is_a_4xx_with_a_reason_a_count_and_no_harm_to_others(
     agents, content, headers, status
 ):
-    before_bytes, before_refused = agents.fleet.rss_bytes, count_refused(agents)
+    before_bytes, before_refused = agents.fleet_rss_bytes, count_refused(agents)
     assert quorum(agents, "bystander") == (0.89, "true")
     answer = agents.push_raw(content, headers)
     assert answer.status_code == status
@@ -72,7 +72,7 @@ def test_bad_body_is_a_4xx_with_a_reason_a_count_and_no_harm_to_others(
         assert answer.json()["message"]
     assert count_refused(agents) == before_refused + 1
     assert quorum(agents, "bystander") == (0.89, "true")
-    assert agents.fleet.rss_bytes - before_bytes < 40 * MIB
+    assert agents.fleet_rss_bytes - before_bytes < 40 * MIB
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_ten_thousand_nodes_over_the_cap_are_refused_in_bounded_memory():
     config = build_fleet_config({"max_expected_nodes": 500})
     with fleet_and_agents(config) as agents:
         assert quorum(agents, "known") == (0.89, "true")
-        before_bytes = agents.fleet.rss_bytes
+        before_bytes = agents.fleet_rss_bytes
         for start in range(0, 10_000, 100):
             bodies = [health(f"flood{start + i}", cluster="flood") for i in range(100)]
             merged = {"resourceMetrics": [body["resourceMetrics"][0] for body in bodies]}
@@ -151,7 +151,7 @@ def test_ten_thousand_nodes_over_the_cap_are_refused_in_bounded_memory():
         series = agents.metrics()
         assert series.count('ingero_node_health_score_ratio{ingero_node_id="flood') <= 500
         assert 'ingero_node_id="flood9999"' not in series
-        assert agents.fleet.rss_bytes - before_bytes < 120 * MIB
+        assert agents.fleet_rss_bytes - before_bytes < 120 * MIB
         assert quorum(agents, "known") == (0.89, "true")
 
 

@@ -11,7 +11,8 @@ from tests.e2e.agents import fleet_and_agents
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.model.progress import RankProgress
 from ingero.otlp.codec import encode_protobuf
-from ingero.testing.fleet import build_fleet_config, wait_until
+from ingero.testing.fleet import build_fleet_config
+from ingero.testing.waiting import wait_until
 from ingero.wire.collectives import build_collectives
 from ingero.wire.progress import build_progress
 

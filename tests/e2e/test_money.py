@@ -9,7 +9,8 @@ from tests.e2e.prometheus import needs_prometheus, run_prometheus
 from tests.e2e.test_collectives import N_RANKS, PROTOBUF, job
 
 from ingero.otlp.codec import encode_protobuf
-from ingero.testing.fleet import build_fleet_config, wait_until
+from ingero.testing.fleet import build_fleet_config
+from ingero.testing.waiting import wait_until
 from ingero.wire.collectives import build_collectives
 
 pytestmark = pytest.mark.slow

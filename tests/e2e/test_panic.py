@@ -14,7 +14,7 @@ from tests.e2e.test_fleet_metrics import readme_config
 
 from ingero.otlp.codec import decode_export
 from ingero.otlp.names import Signal
-from ingero.testing.fleet import wait_until
+from ingero.testing.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 BIN = Path(sys.executable).parent

@@ -8,7 +8,8 @@ from tests.e2e.agents import JSON, fleet_and_agents
 from tests.echo.process import OPERATOR, Served, metrics, point
 from tests.echo.test_poison import POISON, to_protobuf
 
-from ingero.testing.fleet import build_fleet_config, wait_until
+from ingero.testing.fleet import build_fleet_config
+from ingero.testing.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 PROTOBUF = {"content-type": "application/x-protobuf"}

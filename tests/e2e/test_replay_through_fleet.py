@@ -16,7 +16,7 @@ import pytest
 
 from ingero.cli.commands.replay.command import COMPRESSED
 from ingero.job_traces.packaged import find_packaged
-from ingero.sim.local_fleet import EPHEMERAL, SHIPPED_CONFIG, run_local_fleet
+from ingero.sim.local_fleet import ADMIN, OTLP_HTTP, run_local_fleet
 from ingero.testing.relay import Network, Relay
 
 pytestmark = pytest.mark.slow
@@ -78,24 +78,24 @@ def test_only_the_injected_worker_is_a_culprit_and_within_a_step(offline):
 
 
 def test_replay_into_a_running_fleet_leaves_it_running():
-    with run_local_fleet(SHIPPED_CONFIG, EPHEMERAL) as fleet:
+    with run_local_fleet() as fleet:
         result = replay(
             "--speed", "1000",
-            "--fleet", "http://" + fleet.find_endpoint("otlp", "http"),
-            "--admin", "http://" + fleet.find_endpoint("ingero_threshold", "admin"),
+            "--fleet", fleet.url(OTLP_HTTP),
+            "--admin", fleet.url(ADMIN),
             "--cluster-id", "prod a",
         )  # fmt: skip
         assert result["culprits"] == [{"dp_rank": 0, "stage": 0}]
-        again = replay("--speed", "1000", "--fleet", "http://" + fleet.find_endpoint("otlp", "http"),
-                       "--admin", "http://" + fleet.find_endpoint("ingero_threshold", "admin"))  # fmt: skip
+        again = replay("--speed", "1000", "--fleet", fleet.url(OTLP_HTTP),
+                       "--admin", fleet.url(ADMIN))  # fmt: skip
         assert again["culprits"] == result["culprits"]
 
 
 def test_pushes_that_came_twice_are_not_taken_for_the_rest_of_the_recording(offline):
     is_over = threading.Event()
     with (
-        run_local_fleet(SHIPPED_CONFIG, (*EPHEMERAL, *COMPRESSED)) as fleet,
-        Relay(fleet.find_endpoint("otlp", "http")) as relay,
+        run_local_fleet(COMPRESSED) as fleet,
+        Relay(fleet.address(OTLP_HTTP)) as relay,
         ThreadPoolExecutor(1) as pool,
     ):
         pool.submit(lose_answers, relay, is_over)
@@ -103,7 +103,7 @@ def test_pushes_that_came_twice_are_not_taken_for_the_rest_of_the_recording(offl
             result = replay(
                 "--speed", "200", "--interval", "40s",
                 "--fleet", f"http://{relay.address}",
-                "--admin", "http://" + fleet.find_endpoint("ingero_threshold", "admin"),
+                "--admin", fleet.url(ADMIN),
             )  # fmt: skip
         finally:
             is_over.set()

@@ -16,8 +16,9 @@ from ingero.agent.health.endpoint import parse_endpoint
 from ingero.agent.health.transport import HttpTransport, TransportSettings
 from ingero.model.events import CudaOp, NcclOp, Source
 from ingero.testing.clock import ManualClock
-from ingero.testing.fleet import build_fleet_config, run_fleet, wait_until
+from ingero.testing.fleet import build_fleet_config, run_fleet
 from ingero.testing.relay import Network, Relay
+from ingero.testing.waiting import wait_until
 from ingero.units import NS_PER_MS, NS_PER_S
 
 pytestmark = pytest.mark.slow

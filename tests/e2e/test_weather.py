@@ -22,8 +22,9 @@ import pytest
 from ingero.sim.cluster.agent import PROGRAM, READY
 from ingero.sim.cluster.simulated_agent import ReportReader
 from ingero.sim.job import WAIT, Job, JobSettings
-from ingero.testing.fleet import build_fleet_config, run_fleet, wait_until
+from ingero.testing.fleet import build_fleet_config, run_fleet
 from ingero.testing.relay import Network, Relay
+from ingero.testing.waiting import wait_until
 from ingero.units import NS_PER_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

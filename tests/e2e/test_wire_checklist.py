@@ -29,7 +29,8 @@ from tests.e2e.agents import event, find_series, fleet_and_agents, health, sampl
 
 from ingero.otlp.codec import decode_export, encode_protobuf
 from ingero.otlp.names import Signal
-from ingero.testing.fleet import build_fleet_config, run_fleet, wait_until
+from ingero.testing.fleet import build_fleet_config, run_fleet
+from ingero.testing.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -297,7 +298,7 @@ def test_14_nothing_is_ever_redirected(agents):
         answer = agents.push_raw(json.dumps(health("n", cluster="p14")), path=path)
         assert not answer.is_redirect
         assert answer.status_code in {404, 405}
-    assert agents.client.get(agents.fleet.push_url).status_code == 405
+    assert agents.client.get(agents.push_url).status_code == 405
 
 
 def test_15_mutual_tls_takes_who_has_a_certificate_and_nobody_else(tmp_path):

@@ -14,10 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.agents import health
 from tests.e2e.test_collectives import job
 
+from ingero.errors import IngeroError
 from ingero.otlp.codec import decode_export, encode_protobuf
 from ingero.otlp.names import Signal
-from ingero.testing.fleet import wait_until
-from ingero.testing.process import ConfiguredFleet
+from ingero.testing.fleet import run_fleet, wait_for_line
+from ingero.testing.waiting import wait_until
 from ingero.wire.collectives import build_collectives
 
 ROOT = Path(__file__).parents[2]
@@ -56,12 +57,12 @@ def _body(value):
 
 
 def _push(fleet, value=1.0):
-    where = fleet.endpoints["receivers.otlp http"]
+    where = fleet.addresses["receivers.otlp http"]
     return httpx.post(f"http://{where}/v1/metrics", json=_body(value), timeout=30)
 
 
 def _scrape(fleet, name):
-    where = fleet.endpoints["service.telemetry.metrics"]
+    where = fleet.addresses["service.telemetry.metrics"]
     text = httpx.get(f"http://{where}/metrics").text
     return sum(
         sample.value
@@ -133,10 +134,9 @@ def test_seed_and_shipped_configurations_start_take_a_push_and_end_cleanly(file,
     text = re.sub(r"(0\.0\.0\.0|127\.0\.0\.1|localhost):\d+", "127.0.0.1:0", file.read_text())
     config = tmp_path / "fleet.yaml"
     config.write_text(text)
-    with ConfiguredFleet(config, ["service.telemetry.metrics.address=127.0.0.1:0"]) as fleet:
-        fleet.wait_until_running()
+    with run_fleet(config, ["service.telemetry.metrics.address=127.0.0.1:0"]) as fleet:
         assert _push(fleet).status_code == 200
-        scraped = httpx.get(f"http://{fleet.endpoints['exporters.prometheus']}/metrics").text
+        scraped = httpx.get(f"http://{fleet.addresses['exporters.prometheus']}/metrics").text
         assert re.search(r"^m\b.* 1(\.0)?$", scraped, re.MULTILINE)
         fleet.signal(signal.SIGTERM)
         assert fleet.wait() == 0
@@ -146,19 +146,18 @@ def test_seed_and_shipped_configurations_start_take_a_push_and_end_cleanly(file,
 def test_sighup_with_a_bad_file_keeps_running_and_with_a_good_one_applies_it(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(PLAIN)
-    with ConfiguredFleet(config) as fleet:
-        fleet.wait_until_running()
+    with run_fleet(config) as fleet:
         config.write_text(PLAIN.replace("debug: {}", "debug: {verbosty: detailed}"))
         fleet.signal(signal.SIGHUP)
-        line = fleet.wait_for_line("not reloaded")
+        line = wait_for_line(fleet, "not reloaded")
         assert "exporters.debug.verbosty" in line
         assert "did you mean verbosity?" in line
         assert _push(fleet).status_code == 200
         config.write_text(PLAIN.replace("debug: {}", "debug: {verbosity: detailed}"))
         fleet.signal(signal.SIGHUP)
-        fleet.wait_for_line(" pipelines from ", count=2)
+        fleet.wait_until_ready(2)
         assert _push(fleet).status_code == 200
-        fleet.wait_for_line('"resourceMetrics"')
+        wait_for_line(fleet, '"resourceMetrics"')
         assert _scrape(fleet, "ingero_fleet_config_reloads_total") == 2
 
 
@@ -187,12 +186,11 @@ def test_a_reload_of_prices_and_thresholds_forgets_neither_scores_nor_evidence(t
     config.write_text(JUDGING)
 
     def admin(fleet, page, **query):
-        where = fleet.endpoints["extensions.ingero_threshold admin"]
+        where = fleet.addresses["extensions.ingero_threshold admin"]
         return httpx.get(f"http://{where}/api/v1/admin/{page}", params=query)
 
-    with ConfiguredFleet(config) as fleet:
-        fleet.wait_until_running()
-        where = fleet.endpoints["receivers.otlp http"]
+    with run_fleet(config) as fleet:
+        where = fleet.addresses["receivers.otlp http"]
         for index in range(6):
             body = health(f"n{index}", cluster="c")
             httpx.post(f"http://{where}/v1/metrics", json=body, timeout=30)
@@ -205,14 +203,14 @@ def test_a_reload_of_prices_and_thresholds_forgets_neither_scores_nor_evidence(t
             JUDGING.replace("fallback_rate: 1.0", "fallback_rate: 2.0").replace("k: 2.0", "k: 3.0")
         )
         fleet.signal(signal.SIGHUP)
-        fleet.wait_for_line(" pipelines from ", count=2)
+        fleet.wait_until_ready(2)
         assert admin(fleet, "verdicts", cluster_id="job").is_success
         assert admin(fleet, "nodes", cluster_id="c").json()["total"] == 6
         settings = admin(fleet, "config").json()["settings"]["processors"]
         assert settings["nccl"]["rates"]["fallback_rate"] == 2.0
         config.write_text(JUDGING.replace("rates:", "alarm_slowdown: 0.5, rates:"))
         fleet.signal(signal.SIGHUP)
-        fleet.wait_for_line(" pipelines from ", count=3)
+        fleet.wait_until_ready(3)
         assert admin(fleet, "verdicts", cluster_id="job").status_code == 404, "judged otherwise"
 
 
@@ -220,16 +218,15 @@ def test_a_reload_of_prices_and_thresholds_forgets_neither_scores_nor_evidence(t
 def test_reload_that_cannot_start_goes_back_to_the_old_configuration(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(PLAIN)
-    with ConfiguredFleet(config) as fleet, socket.create_server(("127.0.0.1", 0)) as taken:
-        fleet.wait_until_running()
+    with run_fleet(config) as fleet, socket.create_server(("127.0.0.1", 0)) as taken:
         bad = f'"127.0.0.1:{taken.getsockname()[1]}"'
         config.write_text(
             PLAIN.replace('http: {endpoint: "127.0.0.1:0"}', f"http: {{endpoint: {bad}}}")
         )
         fleet.signal(signal.SIGHUP)
-        line = fleet.wait_for_line("going back")
+        line = wait_for_line(fleet, "going back")
         assert "receivers.otlp: cannot listen on" in line
-        fleet.wait_for_line(" pipelines from ", count=2)
+        fleet.wait_until_ready(2)
         assert _push(fleet).status_code == 200
 
 
@@ -243,10 +240,12 @@ def test_port_in_use_at_start_names_the_component_and_ends_with_1(tmp_path):
                 'http: {endpoint: "127.0.0.1:0"}', f'http: {{endpoint: "127.0.0.1:{port}"}}'
             )
         )
-        with ConfiguredFleet(config) as fleet:
-            assert fleet.wait() == 1
-            fleet.wait_for_line(f"receivers.otlp: cannot listen on 127.0.0.1:{port}")
-            fleet.wait_for_line("hint:")
+        with pytest.raises(IngeroError) as ended, run_fleet(config):
+            pass
+        message = ended.value.message
+        assert "ingero-fleet did not start (exit status 1)" in message
+        assert f"receivers.otlp: cannot listen on 127.0.0.1:{port}" in message
+        assert "hint:" in message
 
 
 @pytest.mark.slow
@@ -254,8 +253,7 @@ def test_nothing_is_lost_while_the_destination_is_away(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(FORWARDING)
     port = _free_port()
-    with ConfiguredFleet(config, environ={"UPSTREAM": f"http://127.0.0.1:{port}"}) as fleet:
-        fleet.wait_until_running()
+    with run_fleet(config, environ={"UPSTREAM": f"http://127.0.0.1:{port}"}) as fleet:
         for value in range(20):
             assert _push(fleet, float(value)).status_code == 200
         upstream = Upstream(port, answers=[503, 429])
@@ -273,13 +271,12 @@ def test_waiting_batches_survive_a_reload(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(FORWARDING)
     port = _free_port()
-    with ConfiguredFleet(config, environ={"UPSTREAM": f"http://127.0.0.1:{port}"}) as fleet:
-        fleet.wait_until_running()
+    with run_fleet(config, environ={"UPSTREAM": f"http://127.0.0.1:{port}"}) as fleet:
         for value in range(5):
             assert _push(fleet, float(value)).status_code == 200
         config.write_text(FORWARDING + "  # changed\n")
         fleet.signal(signal.SIGHUP)
-        fleet.wait_for_line(" pipelines from ", count=2)
+        fleet.wait_until_ready(2)
         upstream = Upstream(port)
         try:
             upstream.wait_for(5)
@@ -294,10 +291,9 @@ def test_permanent_refusal_is_counted_and_not_sent_again(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(FORWARDING)
     try:
-        with ConfiguredFleet(config, environ={"UPSTREAM": upstream.url}) as fleet:
-            fleet.wait_until_running()
+        with run_fleet(config, environ={"UPSTREAM": upstream.url}) as fleet:
             assert _push(fleet, 1.0).status_code == 200
-            fleet.wait_for_line("items lost: the destination did not take them")
+            wait_for_line(fleet, "items lost: the destination did not take them")
             assert _push(fleet, 2.0).status_code == 200
             upstream.wait_for(1)
             assert upstream.values == [2.0]
@@ -311,15 +307,14 @@ def test_sigterm_lets_a_push_in_flight_finish(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(PLAIN)
     body = json.dumps(_body(1.0)).encode()
-    with ConfiguredFleet(config) as fleet:
-        fleet.wait_until_running()
-        host, _, port = fleet.endpoints["receivers.otlp http"].rpartition(":")
+    with run_fleet(config) as fleet:
+        host, _, port = fleet.addresses["receivers.otlp http"].rpartition(":")
         with socket.create_connection((host, int(port))) as pusher:
             head = f"POST /v1/metrics HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nexpect: 100-continue\r\ncontent-length: {len(body)}\r\n\r\n"
             pusher.sendall(head.encode())
             assert pusher.recv(4096).startswith(b"HTTP/1.1 100")
             fleet.signal(signal.SIGTERM)
-            fleet.wait_for_line("draining")
+            wait_for_line(fleet, "draining")
             pusher.sendall(body)
             assert pusher.recv(4096).startswith(b"HTTP/1.1 200")
         assert fleet.wait() == 0
@@ -329,16 +324,15 @@ def test_sigterm_lets_a_push_in_flight_finish(tmp_path):
 def test_second_signal_ends_at_once(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(FORWARDING)
-    with ConfiguredFleet(config, environ={"UPSTREAM": "http://127.0.0.1:9"}) as fleet:
-        fleet.wait_until_running()
-        host, _, port = fleet.endpoints["receivers.otlp http"].rpartition(":")
+    with run_fleet(config, environ={"UPSTREAM": "http://127.0.0.1:9"}) as fleet:
+        host, _, port = fleet.addresses["receivers.otlp http"].rpartition(":")
         with socket.create_connection((host, int(port))) as pusher:
             pusher.sendall(
                 b"POST /v1/metrics HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n"
             )
             assert pusher.recv(4096).startswith(b"HTTP/1.1 100")
             fleet.signal(signal.SIGTERM)
-            fleet.wait_for_line("draining")
+            wait_for_line(fleet, "draining")
             fleet.signal(signal.SIGTERM)
             assert fleet.wait() == 128 + signal.SIGTERM
 
@@ -347,7 +341,6 @@ def test_second_signal_ends_at_once(tmp_path):
 def test_interrupt_drains_and_ends_with_130(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(PLAIN)
-    with ConfiguredFleet(config) as fleet:
-        fleet.wait_until_running()
+    with run_fleet(config) as fleet:
         fleet.signal(signal.SIGINT)
         assert fleet.wait() == 130

@@ -8,8 +8,8 @@ import pytest
 
 from ingero.model.collectives import ClockKind, CollectiveOp
 from ingero.sim.runner import SimSettings, Simulation
-from ingero.testing.fleet import wait_until
 from ingero.testing.unprivileged import AS_UNPRIVILEGED
+from ingero.testing.waiting import wait_until
 from ingero.wire.collectives import read_collectives
 from ingero.wire.progress import read_progress
 

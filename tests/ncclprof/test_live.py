@@ -10,7 +10,7 @@ import pytest
 
 from ingero.model.collectives import ClockKind, CollectiveOp
 from ingero.sim.runner import get_program
-from ingero.testing.fleet import wait_until
+from ingero.testing.waiting import wait_until
 from ingero.wire.collectives import read_collectives
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]

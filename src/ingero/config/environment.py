@@ -53,3 +53,17 @@ def quiet_grpc() -> None:
     Source: grpc, doc/environment_variables.md, ``GRPC_VERBOSITY``.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+READY_FD: Final = "INGERO_READY_FD"
+"""Number of an inherited descriptor on which a program reports that it is ready; see `ingero.serving.ready`."""
+
+
+def take_ready_fd() -> str | None:
+    """The value of `READY_FD`, which the programs that this one starts do not inherit; None where it is not set."""
+    return os.environ.pop(READY_FD, None)
+
+
+def build_environment(added: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with these variables set."""
+    return {**os.environ, **added}

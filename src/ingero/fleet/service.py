@@ -32,6 +32,7 @@ from ingero.fleet.config import FleetConfig
 from ingero.fleet.factory import Factory
 from ingero.fleet.graph import PIPELINE_SECONDS, Graph, GraphNode, build_graph
 from ingero.serving.asgi import AsgiServer
+from ingero.serving.ready import report_ready
 from ingero.serving.scrape import scrape_app
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.telemetry.declare import counter, gauge
@@ -130,6 +131,7 @@ class Generation:
         self._timers: dict[int | None, list[asyncio.TimerHandle]] = {}
         self._started: list[GraphNode] = []
         self._starting: GraphNode | None = None
+        self.addresses: dict[str, Endpoint] = {}
 
     @property
     def clock(self) -> Clock:
@@ -166,9 +168,14 @@ class Generation:
         return self._service.states.get(key, build)
 
     def announce(self, bound: Endpoint, what: str = "") -> None:
-        """Log the endpoint under the name of the component that is starting."""
+        """Note and log the endpoint under the name of the component that is starting."""
         assert self._starting is not None
-        _log.info("%s%s listens on %s", self._starting.label, f" {what}" if what else "", bound)
+        self.note_address(f"{self._starting.label} {what}".strip(), bound)
+
+    def note_address(self, name: str, bound: Endpoint) -> None:
+        """Note and log what listens where."""
+        self.addresses[name] = bound
+        _log.info("%s listens on %s", name, bound)
 
     def every(self, interval_ns: int, action: Callable[[], None]) -> None:
         """Repeat ``action``; what it raises goes to the loop's exception handler, which logs it."""
@@ -340,7 +347,7 @@ class FleetService:
         generation = Generation(self, config)
         self._generation = generation
         try:
-            await self._open_scrape(config)
+            await self._open_scrape(config, generation)
             await generation.start()
         except IngeroError:
             await self._close_scrape()
@@ -348,6 +355,7 @@ class FleetService:
         if self._life.status is ServiceStatus.STARTING:
             self._life = _Life(ServiceStatus.RUNNING, self.clock.wall_ns(), self.clock.mono_ns())
         _log.info("running %d pipelines from %s", len(generation.graph.heads), config.source)
+        report_ready("ingero-fleet", generation.addresses)
 
     async def _reload(self) -> None:
         old = self._generation
@@ -397,7 +405,7 @@ class FleetService:
             return 0.0
         return (self.clock.mono_ns() - self._life.started_mono_ns) / NS_PER_S
 
-    async def _open_scrape(self, config: FleetConfig) -> None:
+    async def _open_scrape(self, config: FleetConfig, generation: Generation) -> None:
         for endpoint in config.service.telemetry.metrics.endpoints:
             server = AsgiServer(scrape_app(self.registry), endpoint)
             try:
@@ -407,7 +415,7 @@ class FleetService:
                 error.args = (error.message,)
                 raise
             self._scrape.append(server)
-            _log.info("service.telemetry.metrics listens on %s", server.bound)
+            generation.note_address("service.telemetry.metrics", server.bound)
 
     async def _close_scrape(self) -> None:
         while self._scrape:

@@ -10,7 +10,7 @@ import pytest
 
 from ingero.agent.annotations.listener import open_annotations
 from ingero.telemetry.clock import SystemClock
-from ingero.testing.fleet import wait_until
+from ingero.testing.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "annotate"
 

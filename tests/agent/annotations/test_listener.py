@@ -16,7 +16,7 @@ from ingero.agent.annotations.listener import MAX_SENDERS, open_annotations
 from ingero.agent.annotations.place import prepare_folder
 from ingero.errors import BadDataError, ConfigError
 from ingero.testing.clock import ManualClock
-from ingero.testing.fleet import wait_until
+from ingero.testing.waiting import wait_until
 from ingero.wire.annotations import LINE_MAX_BYTES, LINES_PER_S, Annotation
 
 T0 = 1_767_225_600 * 10**9

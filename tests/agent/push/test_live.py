@@ -17,7 +17,7 @@ from ingero.agent.push.live import LiveTold, open_live
 from ingero.cli.commands.fleet_push import _printer
 from ingero.model.events import NcclOp
 from ingero.telemetry.clock import SystemClock
-from ingero.testing.fleet import wait_until
+from ingero.testing.waiting import wait_until
 from ingero.units import NS_PER_MS, NS_PER_S
 
 

@@ -20,7 +20,7 @@ from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.schema import EVENTS
 from ingero.echo.service.formats import NdjsonFormat, choose_format
 from ingero.testing.echo import RunningEcho
-from ingero.testing.fleet import wait_until
+from ingero.testing.waiting import wait_until
 
 LINES, ARROW = "application/x-ndjson", "application/vnd.apache.arrow.stream"
 N_METRICS = 40_000

@@ -19,7 +19,7 @@ from ingero.sim.cluster.load import (
 )
 from ingero.sim.cluster.simulated_agent import ReportReader
 from ingero.sim.job import WAIT, Job, JobSettings
-from ingero.testing.fleet import wait_until
+from ingero.testing.waiting import wait_until
 from ingero.units import NS_PER_MS
 
 needs_two = pytest.mark.skipif(

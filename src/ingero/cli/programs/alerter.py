@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ingero.agent.events.alert.backends import Backend
     from ingero.agent.events.alert.delivery import Delivery
     from ingero.agent.events.alert.episodes import Episodes
+    from ingero.config import Endpoint
 
 LINE_MAX_BYTES = 1024 * 1024
 """Source: the existing alerter's limit."""
@@ -104,6 +105,7 @@ def _run(path: Path, deliveries: list[Delivery], stop: threading.Event, listen: 
     """Read and tell until told to stop."""
     from ingero.agent.events.alert.episodes import Alert, Episodes
     from ingero.agent.events.reading import EventReader
+    from ingero.serving.ready import report_ready
     from ingero.telemetry.clock import SystemClock
 
     def tell(alert: Alert) -> None:
@@ -118,9 +120,10 @@ def _run(path: Path, deliveries: list[Delivery], stop: threading.Event, listen: 
 
     threads = [threading.Thread(target=one.run, daemon=True) for one in deliveries]
     threads.append(threading.Thread(target=settle, daemon=True))
-    with _pages(listen, episodes, deliveries):
+    with _pages(listen, episodes, deliveries) as addresses:
         for thread in threads:
             thread.start()
+        report_ready("ingero-alerter", addresses)
         reader = EventReader(
             path,
             episodes,
@@ -136,10 +139,12 @@ def _run(path: Path, deliveries: list[Delivery], stop: threading.Event, listen: 
 
 
 @contextmanager
-def _pages(listen: str, episodes: Episodes, deliveries: list[Delivery]) -> Iterator[None]:
-    """Serve the alerter's own numbers, where that is wanted."""
+def _pages(
+    listen: str, episodes: Episodes, deliveries: list[Delivery]
+) -> Iterator[dict[str, Endpoint]]:
+    """Serve the alerter's own numbers, where that is wanted; what listens where."""
     if not listen:
-        yield
+        yield {}
         return
     from ingero.agent.events.alert.page import AlerterPage
     from ingero.agent.events.sink_server import serve_sink
@@ -152,7 +157,7 @@ def _pages(listen: str, episodes: Episodes, deliveries: list[Delivery]) -> Itera
     page = AlerterPage(episodes, {delivery.name: delivery.counts for delivery in deliveries})
     with serve_sink(endpoint, page) as bound:
         click.echo(f"serving http://{bound}/metrics", err=True)
-        yield
+        yield {"metrics": bound}
 
 
 def main() -> None:

@@ -180,6 +180,7 @@ def serve(log_format: str, log_level: str, **options: OptionValue) -> int:
     import uvloop
 
     from ingero.echo.service.app import Addresses, EchoService
+    from ingero.serving.ready import report_ready
     from ingero.telemetry.log import set_up_logging
 
     set_up_logging(log_level, log_format)
@@ -191,6 +192,10 @@ def serve(log_format: str, log_level: str, **options: OptionValue) -> int:
             f"health {at.health}, database {service.store.path}"
         )
         sys.stdout.flush()
+        report_ready(
+            "ingero-echo",
+            {name: getattr(at, name) for name in ("otlp_grpc", "otlp_http", "mcp", "health")},
+        )
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(service.run(say))

@@ -105,6 +105,7 @@ def cli(
     from ingero.agent.events.reading import POLL_S, EventReader
     from ingero.agent.events.sink import SinkState
     from ingero.agent.events.sink_server import serve_sink
+    from ingero.serving.ready import report_ready
     from ingero.telemetry.clock import SystemClock
     from ingero.wire.uds import LINE_MAX_BYTES
 
@@ -121,6 +122,7 @@ def cli(
     with serve_sink(listen, state, readiness_window) as bound:
         read = " and ".join(map(str, socket_paths))
         click.echo(f"serving http://{bound}/metrics, reading {read}", err=True)
+        report_ready("ingero-sink", {"metrics": bound})
         for path in socket_paths:
             reader = EventReader(
                 path,

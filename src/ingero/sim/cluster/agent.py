@@ -1,12 +1,8 @@
-"""The agent process of one host: reads its settings from the command line, says ``ready``, ends with its input.
-
-Its standard input is a pipe from the command that started it, so that no agent outlives it.
-"""
+"""The agent process of one host: reads its settings from the command line, reports that it is ready."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import threading
@@ -23,12 +19,11 @@ from ingero.agent.health.service import AgentSettings
 from ingero.agent.health.signals.machine import MachineSettings
 from ingero.agent.health.transport import TransportSettings
 from ingero.agent.push.live import LiveAgent, LiveSettings
+from ingero.serving.ready import report_ready
 from ingero.sim.cluster.simulated_agent import SimulatedAgent
 from ingero.sim.runner import get_program
 from ingero.units import NS_PER_S
 
-READY: Final = "ready"
-PROGRAM: Final = "from ingero.sim.cluster.agent import main; main()"
 _WARMUP: Final = 3
 
 
@@ -77,16 +72,9 @@ def build_agent(
 
 
 def main() -> None:
-    """Run until the input ends or a signal comes."""
+    """Run until a signal comes."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    agent = build_agent(json.loads(sys.argv[1]), lambda: print(READY, flush=True))  # noqa: T201 -- its launcher reads it
-
-    def follow_input() -> None:
-        while os.read(0, 4096):
-            pass
-        stop.set()
-
-    threading.Thread(target=follow_input, daemon=True).start()
+    agent = build_agent(json.loads(sys.argv[1]), lambda: report_ready("ingero-agent", {}))
     agent.run(stop)

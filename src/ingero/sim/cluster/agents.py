@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import json
-import selectors
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from ingero.errors import IngeroError
-from ingero.sim.cluster.agent import PROGRAM, READY
-from ingero.sim.cluster.hosts import Cluster, in_host
+from ingero.sim.cluster.hosts import Cluster
 from ingero.sim.job import Job
-
-READY_TIMEOUT_S: Final = 60.0
-_END_S: Final = 8.0
+from ingero.sim.launcher import start
 
 
 def socket_of(folder: Path, rank: int) -> Path:
@@ -27,16 +19,14 @@ def socket_of(folder: Path, rank: int) -> Path:
 
 
 @contextmanager
-def run_agents(
-    cluster: Cluster, job: Job, shared: dict[str, Any]
-) -> Iterator[list[subprocess.Popen[str]]]:
+def run_agents(cluster: Cluster, job: Job, shared: dict[str, Any]) -> Iterator[None]:
     """One agent per host, ready; they end with the context.
 
     Raises:
-        IngeroError: One did not start; the message holds what it said.
+        IngeroError: One did not start; the message holds its log.
     """
-    agents: list[subprocess.Popen[str]] = []
-    try:
+    agents = []
+    with ExitStack() as stack:
         for rank, (host, pid) in enumerate(zip(cluster.hosts, job.pids, strict=True)):
             own = {
                 "rank": rank,
@@ -46,51 +36,10 @@ def run_agents(
                 "report": str(job.settings.report_path(rank)) if job.settings.has_reports else "",
             }
             settings = json.dumps({**shared, **own})
-            agents.append(
-                subprocess.Popen(
-                    in_host(host, [sys.executable, "-c", PROGRAM, settings]),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=(Path(shared["folder"]) / f"agent-{rank}.log").open("w"),
-                    text=True,
-                    start_new_session=True,
-                )
-            )
-        _await_ready(agents, Path(shared["folder"]))
-        yield agents
-    finally:
-        _end(agents)
-
-
-def _await_ready(agents: Sequence[subprocess.Popen[str]], folder: Path) -> None:
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    with selectors.DefaultSelector() as selector:
-        for rank, agent in enumerate(agents):
-            assert agent.stdout is not None
-            selector.register(agent.stdout, selectors.EVENT_READ, rank)
-        while selector.get_map():
-            events = selector.select(max(deadline - time.monotonic(), 0))
-            if not events:
-                raise IngeroError(f"agents were not ready after {READY_TIMEOUT_S:.0f} s")
-            for key, _ in events:
-                line = agents[key.data].stdout.readline()
-                if line.strip() != READY:
-                    said = (folder / f"agent-{key.data}.log").read_text().strip()
-                    last = said.splitlines()[-1] if said else "it said nothing"
-                    raise IngeroError(f"the agent of host {key.data} did not start: {last}")
-                selector.unregister(key.fileobj)
-
-
-def _end(agents: Sequence[subprocess.Popen[str]]) -> None:
-    for agent in agents:
-        assert agent.stdin is not None
-        agent.stdin.close()
-    deadline = time.monotonic() + _END_S
-    for agent in agents:
-        try:
-            agent.wait(max(deadline - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            agent.kill()
-            agent.wait()
-        if agent.stdout is not None:
-            agent.stdout.close()
+            started = start("ingero.sim.cluster.agent", [settings], prefix=host.prefix)
+            agents.append(stack.enter_context(started))
+        for agent in agents:
+            agent.wait_until_ready()
+        yield
+        for agent in agents:
+            agent.end()  # all at once; leaving the context waits for each

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,15 +11,9 @@ from typing import Any, Final
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from ingero.errors import IngeroError, RetryableError
-from ingero.sim.child import run_tied
+from ingero.errors import RetryableError
+from ingero.sim.launcher import launch
 
-_PROGRAM: Final = (
-    "from ingero.sim.child import end_with_input; end_with_input();"
-    "from ingero.cli.programs.sink import main; main()"
-)
-_SERVING: Final = "serving "
-_LIMIT_S: Final = 5.0
 EVENTS: Final = "ingero_sink_events_total"
 ACTIVE: Final = "ingero_sink_active_stragglers"
 
@@ -87,14 +79,8 @@ def run_sink(sockets: Sequence[Path], client: httpx.Client) -> Iterator[SinkView
     Raises:
         IngeroError: It did not start; the message holds what it said.
     """
-    command = [sys.executable, "-c", _PROGRAM, "--listen", "127.0.0.1:0"]
+    arguments = ["--listen", "127.0.0.1:0"]
     for path in sockets:
-        command += ["--socket-path", str(path)]
-    with run_tied(command, _LIMIT_S, stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        said = process.stderr.readline().strip()
-        url, _, _ = said.removeprefix(_SERVING).partition(", ")
-        if not said.startswith(_SERVING):
-            said = f"{said}\n{process.stderr.read()}".strip()
-            raise IngeroError(f"ingero-sink did not start: {said or 'it said nothing'}")
-        yield SinkView(url, client)
+        arguments += ["--socket-path", str(path)]
+    with launch("ingero.cli.programs.sink", arguments) as sink:
+        yield SinkView(sink.url("metrics", "/metrics"), client)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from ingero.sim.child import run_tied
+from ingero.sim.launcher import run_child
 
 _PROGRAM: Final = 'commands=$(cat); eval "$commands"'
 _LIMIT_S: Final = 20.0
@@ -34,5 +34,5 @@ class Cleanup:
 @contextmanager
 def open_cleanup() -> Iterator[Cleanup]:
     """A cleanup that runs at the end of the context, which waits for it."""
-    with run_tied(["/bin/sh", "-c", _PROGRAM], _LIMIT_S) as process:
+    with run_child(["/bin/sh", "-c", _PROGRAM], _LIMIT_S) as process:
         yield Cleanup(process)

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,8 +158,3 @@ def _run(*command: str) -> None:
 def _try(*command: str) -> None:
     with suppress(UnsupportedError):
         _run(*command)
-
-
-def in_host(host: SimulatedHost, command: Sequence[str]) -> list[str]:
-    """A command line that runs in the host."""
-    return [*host.prefix, *command]

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
 from ingero.errors import UnsupportedError
-from ingero.sim.child import run_tied
+from ingero.sim.launcher import run_child
 from ingero.units import NS_PER_MS, NS_PER_S
 
 # Source: linux/if_tun.h and net/if.h: struct ifreq is a name of 16 bytes and a union of 24, here its flags.
@@ -59,7 +59,7 @@ def open_link(near: str, far: str) -> Iterator[EmulatedLink]:
                 fds.append(_open_tap(name))
                 ours.callback(os.close, fds[-1])
             command = [sys.executable, "-c", _PROGRAM, *map(str, fds)]
-            process = stack.enter_context(run_tied(command, _LIMIT_S, fds=fds))
+            process = stack.enter_context(run_child(command, _LIMIT_S, fds=fds))
         yield EmulatedLink(process)
 
 

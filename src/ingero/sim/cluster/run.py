@@ -24,7 +24,7 @@ from ingero.sim.cluster.hosts import Cluster, open_cluster
 from ingero.sim.cluster.load import ReservedResources, find_disk_folder, open_load
 from ingero.sim.cluster.result import Progress, UpSettings, build_result, find_detection
 from ingero.sim.job import Job, JobSettings
-from ingero.sim.local_fleet import EPHEMERAL, SHIPPED_CONFIG, run_local_fleet
+from ingero.sim.local_fleet import ADMIN, OTLP_HTTP, run_local_fleet
 from ingero.sim.replay import ask_judgement
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_MS, NS_PER_S
@@ -87,12 +87,8 @@ def run_up(
         progress.isolation = cluster.isolation
         progress.note = "; ".join(filter(None, (cluster.note, settings.probes_note)))
         follow(progress)
-        overrides = (
-            *EPHEMERAL,
-            *LIVE,
-            f"receivers.otlp.protocols.http.endpoint={cluster.address}:0",
-        )
-        fleet = stack.enter_context(run_local_fleet(SHIPPED_CONFIG, overrides))
+        reachable = f"receivers.otlp.protocols.http.endpoint={cluster.address}:0"
+        fleet = stack.enter_context(run_local_fleet((*LIVE, reachable)))
         job = stack.enter_context(Job(plan_job(settings, folder, cluster, reserved)))
         if reserved.processor is not None:
             for rank in settings.ranks_of("cpu-hog"):
@@ -100,13 +96,13 @@ def run_up(
         shared = {
             "cluster_id": cluster_id,
             "n_ranks": settings.n_ranks,
-            "fleet": "http://" + fleet.find_endpoint("otlp", "http"),
+            "fleet": fleet.url(OTLP_HTTP),
             "folder": str(folder),
             "push_interval_ns": settings.push_interval_ns,
         }
         stack.enter_context(run_agents(cluster, job, shared))
         client = stack.enter_context(httpx.Client(timeout=10))
-        admin_url = "http://" + fleet.find_endpoint("ingero_threshold", "admin")
+        admin_url = fleet.url(ADMIN)
         view = FleetView(admin_url, cluster_id, client)
         sockets = [socket_of(folder, rank) for rank in range(settings.n_ranks)]
         sink = stack.enter_context(run_sink(sockets, client))

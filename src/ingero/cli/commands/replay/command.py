@@ -173,16 +173,14 @@ def _find_target(
     overrides: Sequence[str],
 ) -> FleetTarget:
     from ingero.agent.health.endpoint import parse_endpoint
-    from ingero.sim.local_fleet import EPHEMERAL, SHIPPED_CONFIG, run_local_fleet
+    from ingero.sim.local_fleet import ADMIN, OTLP_HTTP, run_local_fleet
     from ingero.sim.replay import FleetTarget
 
     url, admin_url = network["fleet"], network["admin"].rstrip("/")
     if url is None:
-        fleet = stack.enter_context(
-            run_local_fleet(SHIPPED_CONFIG, (*EPHEMERAL, *COMPRESSED, *overrides))
-        )
-        url = "http://" + fleet.find_endpoint("otlp", "http")
-        admin_url = "http://" + fleet.find_endpoint("ingero_threshold", "admin")
+        fleet = stack.enter_context(run_local_fleet((*COMPRESSED, *overrides)))
+        url = fleet.url(OTLP_HTTP)
+        admin_url = fleet.url(ADMIN)
         console.print(
             f"a Fleet of our own listens on {url} (verdicts on {admin_url})", highlight=False
         )

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import secrets
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,15 +13,8 @@ from typing import Any, Final
 
 import httpx
 
-from ingero.errors import IngeroError
-from ingero.sim.child import run_tied
-from ingero.sim.local_fleet import STOP_TIMEOUT_S
+from ingero.sim.launcher import launch
 
-_PROGRAM: Final = (
-    "from ingero.sim.child import end_with_input; end_with_input();"
-    "from ingero.cli.programs.echo import main; main()"
-)
-_PORT: Final = re.compile(r"127\.0\.0\.1:(\d+)")
 _SETTLE_S: Final = 20.0
 _SAME: Final = 0.001
 _POLL_S: Final = 0.2
@@ -69,23 +59,12 @@ def run_local_echo() -> Iterator[LocalEcho]:
         file = Path(folder) / "token"
         file.touch(mode=0o600)
         file.write_text(token, encoding="ascii")
-        log = Path(folder) / "log"
-        command = [sys.executable, "-c", _PROGRAM, "serve", "--insecure-no-tls"]
-        command += ["--db", f"{folder}/echo.db", "--auth-token-file", str(file)]
+        arguments = ["serve", "--insecure-no-tls"]
+        arguments += ["--db", f"{folder}/echo.db", "--auth-token-file", str(file)]
         for name in ("otlp", "otlp-http", "mcp", "health"):
-            command += [f"--{name}-addr", "127.0.0.1:0"]
-        with (
-            log.open("wb") as said,
-            run_tied(command, STOP_TIMEOUT_S, stdout=subprocess.PIPE, stderr=said) as process,
-        ):
-            assert process.stdout is not None
-            ports = _PORT.findall(process.stdout.readline())
-            if len(ports) != 4:
-                process.kill()
-                process.wait()
-                raise IngeroError(f"ingero-echo did not start:\n{log.read_text(encoding='utf-8')}")
-            at = "http://127.0.0.1:"
-            yield LocalEcho(f"{at}{ports[1]}", f"{at}{ports[2]}", token)
+            arguments += [f"--{name}-addr", "127.0.0.1:0"]
+        with launch("ingero.cli.programs.echo", arguments) as echo:
+            yield LocalEcho(echo.url("otlp_http"), echo.url("mcp"), token)
 
 
 def ask_echo(echo: LocalEcho, cluster_id: str, charged_gpu_s: float) -> dict[str, Any]:
