@@ -49,6 +49,10 @@ CLUSTER_QUERY: Final = "cluster_id"
 """Query parameter of pushes and of the threshold page. Agent."""
 
 
+MAX_ID_LENGTH: Final = 256
+"""Longest id or name that Fleet takes from a sender, in characters."""
+
+
 class NodeState(StrEnum):
     """Value of `Attribute.NODE_STATE`. The agent's internal ``stale`` pushes nothing, so it is not on the wire."""
 

@@ -167,7 +167,7 @@ def test_without_a_logs_pipeline_no_news_is_kept():
     piped.push(sample("push_straggler.json"))
     piped.push(sample("straggler_event_1.json"))
     piped.host.advance(NS_PER_S)
-    assert not piped.processor._board.desk
+    assert not piped.processor._registry.notifications
 
 
 def test_news_that_nobody_fetches_is_bounded_and_counted(monkeypatch):
@@ -260,7 +260,7 @@ def test_coverage_is_measured_against_max_expected_nodes():
     assert piped.host.read("ingero_fleet_coverage_low", **labels) == 0
 
 
-def test_two_pipelines_share_one_board_and_one_of_them_reports():
+def test_two_pipelines_share_one_registry_and_one_of_them_reports():
     host = ManualHost()
     first, second = Piped(host), Piped(host)
     for index in range(5):

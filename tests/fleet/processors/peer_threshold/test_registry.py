@@ -9,22 +9,20 @@ from hypothesis import strategies as st
 
 from ingero.config import parse_model
 from ingero.fleet.component import WITHHELD, PushContext
+from ingero.fleet.processors.peer_threshold.cluster import ClusterState
 from ingero.fleet.processors.peer_threshold.config import IngeroConfig
-from ingero.fleet.processors.peer_threshold.notifications import ClusterEvent
-from ingero.fleet.processors.peer_threshold.registry import (
-    MAX_ID_LENGTH,
-    SMALL_CLUSTER,
-    Arrival,
-    ClusterRegistry,
-)
+from ingero.fleet.processors.peer_threshold.notifications import Arrival, ClusterEvent
+from ingero.fleet.processors.peer_threshold.registry import ClusterRegistry
 from ingero.fleet.processors.peer_threshold.scores import (
     ClusterScores,
     Cohort,
     Report,
     ReportedState,
 )
+from ingero.fleet.processors.peer_threshold.updates import SMALL_CLUSTER
 from ingero.testing.host import ManualHost
 from ingero.units import NS_PER_S
+from ingero.wire.names import MAX_ID_LENGTH
 from ingero.wire.push import PushFacts, ResourceFacts
 
 MS = 1_000_000
@@ -45,20 +43,20 @@ def event(node="n1", value=1, *, cluster="c", event_id="e", **attributes):
 
 
 class Bench:
-    """A board with a host, and shorthands; thresholds do not wait for who is still to come unless a test says so."""
+    """A registry with a host, and shorthands; thresholds do not wait for who is still to come unless a test says so."""
 
     def __init__(self, **config):
         self.host = ManualHost()
         config["quorum"] = {"settle_time": "0s"} | config.get("quorum", {})
-        self.board = ClusterRegistry(
+        self.registry = ClusterRegistry(
             parse_model(IngeroConfig, config), self.host.clock, self.host.meter
         )
 
     def push(self, *pushes, hint=""):
         context = PushContext(cluster_hint=hint)
         clock = self.host.clock
-        self.board.take(pushes, context, Arrival(clock.mono_ns(), clock.wall_ns()))
-        return context, self.board.find_answer(
+        self.registry.take(pushes, context, Arrival(clock.mono_ns(), clock.wall_ns()))
+        return context, self.registry.find_answer(
             context.cluster_id or "", context.cohort, context.node_id
         )
 
@@ -66,13 +64,13 @@ class Bench:
         """Move time on, ticking every 200 ms."""
         for _ in range(duration_ns // (200 * MS)):
             self.host.clock.advance(200 * MS)
-            self.board.tick()
+            self.registry.tick()
 
     def dropped(self, reason):
         return self.host.read("ingero_fleet_scores_dropped_total", reason=reason)
 
     def episodes(self, cluster="c"):
-        return self.board.books[cluster].episodes.iter_episodes()
+        return self.registry.clusters[cluster].episodes.list_episodes()
 
 
 def test_fifth_active_node_is_answered_with_a_threshold_that_knows_it():
@@ -90,7 +88,7 @@ def test_fifty_nodes_with_equal_scores_have_no_straggler():
     for index in range(50):
         _, answer = bench.push(facts(f"n{index}", 0.94))
     assert answer.threshold < 0.94
-    assert not bench.board.books["c"].state.is_straggler.any()
+    assert not bench.registry.clusters["c"].state.is_straggler.any()
 
 
 def test_calibrating_and_idle_nodes_are_known_and_do_not_vote():
@@ -103,7 +101,7 @@ def test_calibrating_and_idle_nodes_are_known_and_do_not_vote():
     for index in range(1, 5):
         _, answer = bench.push(facts(f"a{index}", 0.9))
     assert answer.threshold == pytest.approx(0.85)
-    assert bench.board.n_nodes == 20
+    assert bench.registry.n_nodes == 20
 
 
 def test_below_quorum_the_last_bar_is_told_for_one_ttl_and_then_none():
@@ -135,7 +133,7 @@ def test_two_cohorts_are_told_two_bars_and_a_cohort_of_one_the_clusters():
     high = bench.push(facts("a0", 0.9, cohort="aa"))[1]
     low = bench.push(facts("b0", 0.7, cohort="bb"))[1]
     alone = bench.push(facts("x", 0.8, cohort="cc"))[1]
-    cluster = bench.board.find_answer("c")
+    cluster = bench.registry.find_answer("c")
     assert high.threshold == pytest.approx(0.85)
     assert low.threshold == pytest.approx(0.65)
     assert alone == cluster
@@ -154,10 +152,10 @@ def test_one_hash_with_two_workloads_is_two_cohorts():
     for index in range(5):
         bench.push(facts(f"a{index}", 0.9, cohort="aa", workload="train"))
         bench.push(facts(f"b{index}", 0.5, cohort="aa", workload="serve"))
-    board = bench.board
-    assert board.find_answer("c", "aa", "a0").threshold == pytest.approx(0.85)
-    assert board.find_answer("c", "aa", "b0").threshold == pytest.approx(0.45)
-    assert board.find_answer("c", "aa") == board.find_answer("c")
+    registry = bench.registry
+    assert registry.find_answer("c", "aa", "a0").threshold == pytest.approx(0.85)
+    assert registry.find_answer("c", "aa", "b0").threshold == pytest.approx(0.45)
+    assert registry.find_answer("c", "aa") == registry.find_answer("c")
 
 
 def test_event_push_without_a_score_is_answered_for_the_nodes_own_cohort():
@@ -184,7 +182,7 @@ def test_score_that_is_no_score_is_counted_and_dropped(score, reason):
     assert bench.dropped(reason) == 1
     assert context.n_rejected == 1
     assert "health score" in context.rejected_why
-    assert bench.board.n_nodes == 0
+    assert bench.registry.n_nodes == 0
 
 
 def test_sender_without_a_name_is_counted_by_what_is_missing():
@@ -196,7 +194,7 @@ def test_sender_without_a_name_is_counted_by_what_is_missing():
     assert bench.dropped("no_node_id") == 1
     assert bench.dropped("no_cluster_id") == 1
     assert bench.dropped("id_too_long") == 2
-    assert bench.board.n_nodes == 0
+    assert bench.registry.n_nodes == 0
 
 
 def test_hint_names_the_cluster_only_when_the_body_does_not():
@@ -205,7 +203,7 @@ def test_hint_names_the_cluster_only_when_the_body_does_not():
     assert context.cluster_id == "hinted"
     context, _ = bench.push(facts("n", 0.9, cluster="body"), hint="hinted")
     assert context.cluster_id == "body"
-    assert set(bench.board.books) == {"hinted", "body"}
+    assert set(bench.registry.clusters) == {"hinted", "body"}
     assert bench.host.read("ingero_fleet_cluster_mismatch_total") == 1
 
 
@@ -213,7 +211,7 @@ def test_nodes_over_the_cap_are_refused_and_known_ones_still_served():
     bench = Bench(max_expected_nodes=6, quorum={"statistical_min": 5})
     for index in range(10):
         bench.push(facts(f"n{index}", 0.9))
-    assert bench.board.n_nodes == 6
+    assert bench.registry.n_nodes == 6
     assert bench.dropped("node_cap") == 4
     _, answer = bench.push(facts("n0", 0.8))
     assert answer is not None
@@ -227,8 +225,8 @@ def test_a_cluster_at_its_cap_does_not_keep_the_nodes_of_others_out():
     for index in range(5):
         _, answer = bench.push(facts(f"n{index}", 0.9, cluster="b"))
     assert answer is not None
-    assert bench.board.books["a"].scores.n_nodes == 6
-    assert bench.board.books["b"].scores.n_nodes == 5
+    assert bench.registry.clusters["a"].scores.n_nodes == 6
+    assert bench.registry.clusters["b"].scores.n_nodes == 5
     assert bench.dropped("node_cap") == 14
 
 
@@ -237,13 +235,13 @@ def test_total_cap_counts_nodes_of_every_cluster_and_frees_places_on_expiry():
     bench.push(facts("n", 0.9, cluster="a"))
     bench.push(facts("n", 0.9, cluster="b"))
     bench.push(facts("n", 0.9, cluster="c"))
-    assert set(bench.board.books) == {"a", "b"}
+    assert set(bench.registry.clusters) == {"a", "b"}
     assert bench.dropped("total_cap") == 1
     bench.wait(4 * NS_PER_S)
-    assert bench.board.n_nodes == 0
-    assert not bench.board.books
+    assert bench.registry.n_nodes == 0
+    assert not bench.registry.clusters
     bench.push(facts("n", 0.9, cluster="c"))
-    assert set(bench.board.books) == {"c"}
+    assert set(bench.registry.clusters) == {"c"}
 
 
 def told(bench):
@@ -252,7 +250,7 @@ def told(bench):
         (news.kind.value, news.is_on)
         if isinstance(news, ClusterEvent)
         else (news.node_id, news.outcome is None)
-        for news in bench.board.desk.take()
+        for news in bench.registry.notifications.take()
     ]
 
 
@@ -270,15 +268,15 @@ def test_coverage_of_a_cluster_is_measured_against_its_own_size_where_that_is_gi
     for index in range(5):
         bench.push(facts(f"n{index}", 0.9, cluster="small"))
         bench.push(facts(f"n{index}", 0.9, cluster="other"))
-    assert not bench.board.books["small"].state.coverage_low
-    assert bench.board.books["other"].state.coverage_low
+    assert not bench.registry.clusters["small"].state.coverage_low
+    assert bench.registry.clusters["other"].state.coverage_low
 
 
 def test_clusters_over_the_cap_are_refused():
     bench = Bench(max_clusters=3)
     for index in range(5):
         bench.push(facts("n", 0.9, cluster=f"c{index}"))
-    assert len(bench.board.books) == 3
+    assert len(bench.registry.clusters) == 3
     assert bench.dropped("cluster_cap") == 2
 
 
@@ -335,22 +333,22 @@ def test_event_of_an_unknown_node_is_counted_and_opens_nothing():
     bench = Bench()
     bench.push(event("ghost"))
     assert bench.host.read("ingero_fleet_straggler_events_dropped_total") == 1
-    assert not bench.board.books
+    assert not bench.registry.clusters
 
 
 def test_when_most_of_a_cluster_falls_at_once_the_bar_holds_and_nobody_is_a_straggler():
     bench = Bench()
     for index in range(10):
         bench.push(facts(f"n{index}", 0.9))
-    before = bench.board.find_answer("c").threshold
+    before = bench.registry.find_answer("c").threshold
     answers = [bench.push(facts(f"n{index}", 0.5))[1] for index in range(10)]
-    state = bench.board.books["c"].state
+    state = bench.registry.clusters["c"].state
     assert state.in_panic
     assert not state.is_straggler.any()
     assert state.find_threshold() == before, "held"
     assert answers[5:] == [WITHHELD] * 5, "and told to nobody"
-    assert bench.board.find_answer("c") == WITHHELD
-    assert bench.board.find_answer("c", "aa", "n3") == WITHHELD
+    assert bench.registry.find_answer("c") == WITHHELD
+    assert bench.registry.find_answer("c", "aa", "n3") == WITHHELD
 
 
 def test_panic_is_one_event_of_the_cluster_and_no_episode_of_a_node():
@@ -363,13 +361,13 @@ def test_panic_is_one_event_of_the_cluster_and_no_episode_of_a_node():
         bench.push(event(f"n{index}"))  # agents that judged themselves by the bar they had
     bench.wait(30 * NS_PER_S)
     assert told(bench) == [("panic", True)]
-    assert not bench.board.books["c"].episodes.iter_told()
+    assert not bench.registry.clusters["c"].episodes.list_announced()
     for index in range(10):
         bench.push(facts(f"n{index}", 0.9))
         bench.push(event(f"n{index}", 0))
     bench.wait(NS_PER_S)
     assert told(bench) == [("panic", False)]
-    began, ended = list(bench.board.desk.events)[1:]
+    began, ended = list(bench.registry.notifications.events)[1:]
     assert ended.began_wall_ns == began.wall_ns
     assert (began.values["under_threshold"], began.values["threshold"]) == (6, 0.85)
 
@@ -381,17 +379,17 @@ def test_a_straggler_is_told_once_its_peers_were_heard_and_shown_until_its_end()
     bench.host.clock.advance(MS)
     bench.push(facts("n0", 0.5))
     bench.push(event("n0"))
-    bench.board.desk.take()
+    bench.registry.notifications.take()
     bench.wait(2 * NS_PER_S)
     assert told(bench) == [], "the others may have fallen too"
     for index in range(1, 6):
         bench.push(facts(f"n{index}", 0.9))
     bench.wait(NS_PER_S)
     assert told(bench) == [("n0", True)]
-    assert bench.board.books["c"].episodes.iter_told() == ["n0"]
+    assert bench.registry.clusters["c"].episodes.list_announced() == ["n0"]
     bench.push(event("n0", 0))
     assert told(bench) == [("n0", False)]
-    assert bench.board.books["c"].episodes.iter_told() == []
+    assert bench.registry.clusters["c"].episodes.list_announced() == []
 
 
 def test_a_node_still_a_straggler_after_the_panic_is_told_then():
@@ -401,10 +399,10 @@ def test_a_node_still_a_straggler_after_the_panic_is_told_then():
             bench.push(facts(f"n{index}", score))
             bench.host.clock.advance(MS)
     bench.push(event("n0"))
-    bench.board.desk.take()
+    bench.registry.notifications.take()
     for index in range(1, 10):
         bench.push(facts(f"n{index}", 0.9))
-    assert not bench.board.books["c"].state.in_panic
+    assert not bench.registry.clusters["c"].state.in_panic
     bench.push(event("n0"))
     bench.wait(11 * NS_PER_S)
     assert told(bench) == [("panic", False), ("n0", True)]
@@ -450,9 +448,9 @@ def test_the_wait_ends_without_a_push():
     for index in range(5):
         bench.push(facts(f"n{index}", 0.9))
     bench.wait(9 * NS_PER_S)
-    assert bench.board.find_answer("c") is None
+    assert bench.registry.find_answer("c") is None
     bench.wait(2 * NS_PER_S)
-    assert bench.board.find_answer("c").threshold == pytest.approx(0.85)
+    assert bench.registry.find_answer("c").threshold == pytest.approx(0.85)
 
 
 def test_nodes_that_come_and_go_below_quorum_leave_nothing_behind():
@@ -462,7 +460,7 @@ def test_nodes_that_come_and_go_below_quorum_leave_nothing_behind():
         bench.push(facts(f"i{index}", 0.1, state="idle"))
         bench.push(facts("n", 0.9))
         bench.wait(NS_PER_S)
-    assert len(bench.board.books["c"].roll._seen_at) <= 4
+    assert len(bench.registry.clusters["c"].first_reports._seen_at) <= 4
 
 
 def test_other_settings_apply_to_the_scores_that_are_known():
@@ -470,24 +468,38 @@ def test_other_settings_apply_to_the_scores_that_are_known():
     for index in range(6):
         bench.push(facts(f"n{index}", 0.9))
     settings = {"threshold": {"min_margin": 0.2, "ema_alpha": 1.0}}
-    bench.board.configure(parse_model(IngeroConfig, settings))
+    bench.registry.configure(parse_model(IngeroConfig, settings))
     bench.wait(10 * NS_PER_S)
-    assert bench.board.find_answer("c").threshold == pytest.approx(0.7)
+    assert bench.registry.find_answer("c").threshold == pytest.approx(0.7)
 
 
-def test_large_cluster_is_computed_at_most_once_per_interval():
+@pytest.fixture
+def computed(monkeypatch):
+    """The clusters whose thresholds were computed, in order."""
+    found = []
+    recompute = ClusterState.recompute
+
+    def count(cluster, now_ns):
+        found.append(cluster.cluster_id)
+        recompute(cluster, now_ns)
+
+    monkeypatch.setattr(ClusterState, "recompute", count)
+    return found
+
+
+def test_large_cluster_is_computed_at_most_once_per_interval(computed):
     bench = Bench()
     for index in range(SMALL_CLUSTER + 50):
         bench.push(facts(f"n{index:04}", 0.9))
-    book = bench.board.books["c"]
-    n_before = book.n_recomputes
+    state = bench.registry.clusters["c"]
+    computed.clear()
     for index in range(SMALL_CLUSTER + 50):
         bench.push(facts(f"n{index:04}", 0.8))
-    assert book.n_recomputes <= n_before + 1
-    assert book.is_dirty
+    assert len(computed) <= 1
+    assert state.is_dirty
     bench.wait(200 * MS)
-    assert not book.is_dirty
-    assert float(book.state.levels.median[0]) == 0.8
+    assert not state.is_dirty
+    assert float(state.state.levels.median[0]) == 0.8
 
 
 def test_threshold_follows_the_clock_not_the_number_of_recomputes():
@@ -511,7 +523,7 @@ def test_node_that_changes_its_cohort_with_every_push_leaves_nothing_behind():
     bench = Bench()
     for index in range(1000):
         bench.push(facts("n1", 0.9, cohort=f"{index:016x}"))
-    assert len(bench.board.books["c"].scores.cohorts) <= 16
+    assert len(bench.registry.clusters["c"].scores.cohorts) <= 16
 
 
 @given(
@@ -567,15 +579,17 @@ class CostlyClock:
         return self.now_ns
 
 
-def test_computing_in_pushes_stops_when_it_takes_more_than_its_share_and_the_tick_catches_up():
+def test_computing_in_pushes_stops_when_it_takes_more_than_its_share_and_the_tick_catches_up(
+    computed,
+):
     clock = CostlyClock()
-    board = ClusterRegistry(parse_model(IngeroConfig, {}), clock, ManualHost().meter)
+    registry = ClusterRegistry(parse_model(IngeroConfig, {}), clock, ManualHost().meter)
     for index in range(2000):
         push = facts(f"n{index % 5}", 0.5 + index / 10_000)
-        board.take([push], PushContext(), Arrival(clock.mono_ns(), 0))
-    book = board.books["c"]
-    assert 200 <= book.n_recomputes < 700
-    assert book.is_dirty
+        registry.take([push], PushContext(), Arrival(clock.mono_ns(), 0))
+    state = registry.clusters["c"]
+    assert 200 <= len(computed) < 700
+    assert state.is_dirty
     clock.now_ns += 200 * MS
-    board.tick()
-    assert not book.is_dirty
+    registry.tick()
+    assert not state.is_dirty

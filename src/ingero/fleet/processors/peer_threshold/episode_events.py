@@ -1,4 +1,4 @@
-"""What turned, told twice: as log records down the pipeline, and as lines of the service's own log.
+"""Episodes and events of clusters: as log records down the pipeline, and as lines of the service's own log.
 
 Records are those of episodes and of panic, the episode of a whole cluster; `ingero.wire.episodes` knows their names.
 """
@@ -29,18 +29,18 @@ from ingero.wire.episodes import (
 from ingero.wire.typed import read_large, read_number
 
 
-def build_episodes(news: Iterable[Notification]) -> Export:
+def build_episodes(notifications: Iterable[Notification]) -> Export:
     """One record per beginning or end of an episode or a panic, a resource per cluster."""
     by_cluster: dict[str, list[EpisodeRecord]] = {}
-    for one in news:
+    for one in notifications:
         if isinstance(one, Episode):
-            by_cluster.setdefault(one.cluster_id, []).append(_tell_episode(one))
+            by_cluster.setdefault(one.cluster_id, []).append(_build_episode(one))
         elif one.kind is EventKind.PANIC:
-            by_cluster.setdefault(one.cluster_id, []).append(_tell_panic(one))
+            by_cluster.setdefault(one.cluster_id, []).append(_build_panic(one))
     return build_episode_records(by_cluster)
 
 
-def _tell_episode(episode: Episode) -> EpisodeRecord:
+def _build_episode(episode: Episode) -> EpisodeRecord:
     last = episode.last
     return EpisodeRecord(
         incident_id=episode.first.event_id or f"{episode.node_id}@{episode.opened_wall_ns}",
@@ -58,7 +58,7 @@ def _tell_episode(episode: Episode) -> EpisodeRecord:
     )
 
 
-def _tell_panic(event: ClusterEvent) -> EpisodeRecord:
+def _build_panic(event: ClusterEvent) -> EpisodeRecord:
     values = event.values
     start_ns = event.wall_ns if event.began_wall_ns is None else event.began_wall_ns
     return EpisodeRecord(
@@ -109,9 +109,9 @@ _EVENTS: Final = {
 }
 
 
-def write_lines(log: RateLimitedLog, news: Iterable[Notification]) -> None:
+def write_lines(log: RateLimitedLog, notifications: Iterable[Notification]) -> None:
     """One line for each, as far as the limit allows."""
-    for one in news:
+    for one in notifications:
         if isinstance(one, ClusterEvent):
             level, says = _EVENTS[one.kind, one.is_on]
             fields: dict[str, FieldValue] = {"cluster": one.cluster_id or None, **one.values}

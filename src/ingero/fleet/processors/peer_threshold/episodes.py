@@ -1,4 +1,4 @@
-"""Straggler episodes: many events of one node, with a new id each, are one story with a beginning and an end.
+"""Straggler episodes: many events of one node, with a new id each, are one episode.
 
 Agents send ``ingero.node.straggler_event`` = 1 on every tick while they are stragglers, each with a fresh
 ``ingero.event.id``, and a single 0 when they recover (wire facts: an event that is lost is not repeated, and an agent
@@ -23,10 +23,9 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StragglerEvent:
-    """One push of ``ingero.node.straggler_event``.
+    """One push of ``ingero.node.straggler_event`` = 1.
 
     Attributes:
-        is_straggler: The value: 1 while a straggler, 0 on recovery.
         event_id: The agent's id of this event, not of the episode.
         score: The node's score when it classified itself; None when it did not say.
         threshold: The threshold it compared with; None when it did not say.
@@ -34,7 +33,6 @@ class StragglerEvent:
         dominant_signal: The signal that fell most, as the agent believes.
     """
 
-    is_straggler: bool
     event_id: str = ""
     score: float | None = None
     threshold: float | None = None
@@ -52,11 +50,11 @@ class Episode:
         n_events: Events so far, repeats of one id included.
         opened_wall_ns: Wall time of the first event's arrival.
         last_wall_ns: Wall time of the newest event's arrival.
-        in_panic: The whole cluster was moving when it opened, or had not been heard before it was.
+        in_panic: The whole cluster fell when it opened, or before it was announced.
         closed_wall_ns: Wall time of the end; None while open.
         outcome: Why it ended; None while open.
-        is_told: Its beginning was told: not so in panic, and not before its peers were heard.
-        held_since_ns: Monotonic time since which it waits to be told.
+        is_announced: Its beginning was announced: not so in panic, and not before its peers reported.
+        held_since_ns: Monotonic time since which it waits to be announced.
     """
 
     cluster_id: str
@@ -69,7 +67,7 @@ class Episode:
     in_panic: bool = False
     closed_wall_ns: int | None = None
     outcome: Outcome | None = None
-    is_told: bool = False
+    is_announced: bool = False
     held_since_ns: int = 0
 
 
@@ -96,25 +94,23 @@ class EpisodeTracker:
         """Whether the node is in an episode."""
         return node_id in self._open
 
-    def iter_told(self) -> list[str]:
-        """Nodes in an episode that was told."""
-        return [node_id for node_id, episode in self._open.items() if episode.is_told]
+    def list_announced(self) -> list[str]:
+        """Nodes in an episode that was announced."""
+        return [node_id for node_id, episode in self._open.items() if episode.is_announced]
 
-    def iter_episodes(self) -> list[Episode]:
+    def list_episodes(self) -> list[Episode]:
         """Open episodes, then closed ones, newest first in each."""
         return [*reversed(self._open.values()), *reversed(self._closed)]
 
     def note(
         self, node_id: str, event: StragglerEvent, wall_ns: int, *, in_panic: bool
     ) -> Episode | None:
-        """Apply one event; returns the episode it opened or closed, None when it changed neither.
+        """Apply one event; returns the episode it opened, None when it opened none.
 
         An episode that began in panic opens once more with the first event after it: the node is a straggler on its
-        own. The same event twice changes nothing but ``n_events``; a 0 without an open episode changes nothing.
+        own. The same event twice changes nothing but ``n_events``.
         """
         episode = self._open.get(node_id)
-        if not event.is_straggler:
-            return self.close(node_id, Outcome.RESOLVED, wall_ns)
         if episode is None:
             episode = Episode(
                 self._cluster_id, node_id, event, event, wall_ns, wall_ns, in_panic=in_panic
@@ -123,7 +119,7 @@ class EpisodeTracker:
             return episode
         episode.last, episode.last_wall_ns = event, wall_ns
         episode.n_events += 1
-        if episode.in_panic and not in_panic and not episode.is_told:
+        if episode.in_panic and not in_panic and not episode.is_announced:
             episode.in_panic = False
             return episode
         return None

@@ -1,11 +1,11 @@
-"""What is told of clusters and episodes, and when: never N stragglers where one cluster moved.
+"""What is announced of clusters and episodes, and when: never N stragglers where one cluster moved.
 
-Above episodes, below the board, which locks. An episode is told once every other active node of its cluster was heard
-since it began (at the latest after one push interval): only then is it known that the node fell alone. One that begins
-in panic is kept and not told while the panic lasts; if the node says afterwards that it still is a straggler, it is told
-then.
+Above episodes, below the registry, which locks. An episode is announced once every other active node of its cluster
+reported since it began (at the latest after one push interval): only then is it known that the node fell alone. One that
+begins in panic is kept and not announced while the panic lasts; if the node says afterwards that it still is a straggler,
+it is announced then.
 
-Lossy: beyond `MAX_NOTIFICATIONS` the oldest news are dropped and counted.
+Lossy: beyond `MAX_NOTIFICATIONS` the oldest are dropped and counted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ingero.fleet.processors.peer_threshold.episodes import Episode
 from ingero.telemetry.limited import FieldValue
@@ -22,6 +22,18 @@ from ingero.telemetry.limited import FieldValue
 MAX_NOTIFICATIONS: Final = 4096
 MAX_EVENTS: Final = 256
 """Events of clusters that are shown."""
+
+
+class Arrival(NamedTuple):
+    """When a push came, or the timer ran.
+
+    Attributes:
+        mono_ns: Orders and expires.
+        wall_ns: For display.
+    """
+
+    mono_ns: int
+    wall_ns: int
 
 
 class EventKind(StrEnum):
@@ -39,33 +51,31 @@ class ClusterEvent:
     """A beginning or an end.
 
     Attributes:
-        kind: Of what.
+        kind: What turned.
         cluster_id: Where; empty for all clusters.
-        is_on: It began.
         wall_ns: When.
         began_wall_ns: When what ends had begun; None at a beginning, and where it is not known.
+        is_on: It began.
         values: Numbers for people.
     """
 
     kind: EventKind
     cluster_id: str
-    is_on: bool
     wall_ns: int
     began_wall_ns: int | None = None
-    values: Mapping[str, FieldValue] = field(default_factory=dict)
+    is_on: bool = field(kw_only=True)
+    values: Mapping[str, FieldValue] = field(kw_only=True)
 
 
 Notification: TypeAlias = Episode | ClusterEvent
-SettledSince: TypeAlias = "Callable[[Episode], bool]"
-"""Whether every other active node of an episode's cluster was heard since it began."""
 
 
 class NotificationQueue:
-    """Collects news until they are told.
+    """Collects notifications until they are taken.
 
     Args:
-        hold_ns: Longest time an episode waits for its peers to be heard.
-        count_lost: Told how many news were dropped.
+        hold_ns: Longest time an episode waits for reports of its peers.
+        count_lost: Called with 1 for each notification that is dropped.
 
     Attributes:
         events: The newest events of clusters, oldest first.
@@ -75,7 +85,7 @@ class NotificationQueue:
         self.hold_ns = hold_ns
         self.events: deque[ClusterEvent] = deque(maxlen=MAX_EVENTS)
         self._count_lost = count_lost
-        self._news: deque[Notification] = deque()
+        self._ready: deque[Notification] = deque()
         self._waiting: dict[tuple[str, str], Episode] = {}
 
     def note_event(self, event: ClusterEvent) -> None:
@@ -89,7 +99,7 @@ class NotificationQueue:
                     del self._waiting[key]
 
     def note_open(self, episode: Episode, mono_ns: int) -> None:
-        """An episode began, or goes on after a panic in which it was not told."""
+        """An episode began, or goes on after a panic in which it was not announced."""
         if episode.in_panic:
             return
         episode.held_since_ns = mono_ns
@@ -99,30 +109,35 @@ class NotificationQueue:
         """An episode ended."""
         waiting = self._waiting.pop((episode.cluster_id, episode.node_id), None)
         if waiting is not None:
-            self._append(replace(episode, closed_wall_ns=None, outcome=None, is_told=True))
-            episode.is_told = True
-        if episode.is_told:
+            episode.is_announced = True
+            self._append(replace(episode, closed_wall_ns=None, outcome=None))
+        if episode.is_announced:
             self._append(replace(episode))
 
-    def release(self, now_ns: int, is_settled: SettledSince) -> None:
-        """Let the episodes be told that waited long enough, or need not wait."""
+    def release(self, now_ns: int, is_settled: Callable[[Episode], bool]) -> None:
+        """Announce the episodes that waited long enough, or need not wait.
+
+        Args:
+            now_ns: Monotonic time.
+            is_settled: Whether every other active node of an episode's cluster reported since it began.
+        """
         for key, episode in list(self._waiting.items()):
             if now_ns - episode.held_since_ns >= self.hold_ns or is_settled(episode):
                 del self._waiting[key]
-                episode.is_told = True
+                episode.is_announced = True
                 self._append(replace(episode))
 
     def take(self) -> list[Notification]:
-        """Everything to tell now, oldest first."""
-        news = list(self._news)
-        self._news.clear()
-        return news
+        """Everything that is ready, oldest first."""
+        ready = list(self._ready)
+        self._ready.clear()
+        return ready
 
     def __bool__(self) -> bool:
-        return bool(self._news)
+        return bool(self._ready)
 
-    def _append(self, news: Notification) -> None:
-        if len(self._news) >= MAX_NOTIFICATIONS:
-            self._news.popleft()
+    def _append(self, notification: Notification) -> None:
+        if len(self._ready) >= MAX_NOTIFICATIONS:
+            self._ready.popleft()
             self._count_lost(1)
-        self._news.append(news)
+        self._ready.append(notification)

@@ -1,4 +1,4 @@
-"""The ``ingero`` processor in a pipeline: reads pushes into the board, passes them on, reports on a timer."""
+"""The ``ingero`` processor in a pipeline: reads pushes into the registry, passes them on, reports on a timer."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Final
 
-from ingero.errors import DeliveryError
 from ingero.fleet.component import (
     AdminRoutes,
     ComponentId,
     HardwareSource,
     Host,
-    PushContext,
     Stability,
     ThresholdSource,
 )
 from ingero.fleet.consumer import Batch, Consumer
 from ingero.fleet.factory import ProcessorFactory
+from ingero.fleet.helpers.downstream import Downstream
 from ingero.fleet.processors.peer_threshold import telemetry
 from ingero.fleet.processors.peer_threshold.admin import AdminPages
 from ingero.fleet.processors.peer_threshold.config import IngeroConfig
 from ingero.fleet.processors.peer_threshold.episode_events import build_episodes, write_lines
-from ingero.fleet.processors.peer_threshold.registry import Arrival, ClusterRegistry
-from ingero.fleet.processors.peer_threshold.report import OwnTelemetry, PipelineReport
+from ingero.fleet.processors.peer_threshold.notifications import Arrival
+from ingero.fleet.processors.peer_threshold.registry import ClusterRegistry
+from ingero.fleet.processors.peer_threshold.report import ClusterGauges, PipelineReport
 from ingero.otlp.codec import Export, structs
 from ingero.otlp.names import Signal
 from ingero.telemetry.clock import Clock
@@ -33,13 +33,33 @@ from ingero.wire.push import ResourceCache, read_push
 
 _log = logging.getLogger("ingero.fleet.processors.ingero")
 _EMIT_GAP_NS: Final = NS_PER_S
-"""Least time between two reports; one that tells news comes at once otherwise."""
+"""Least time between two reports of series; one after a notification otherwise comes at once."""
+
+
+class PeerThresholdState:
+    """What the processor's instances in several pipelines share; kept over a reload.
+
+    Attributes:
+        registry: Scores and thresholds of all clusters.
+        downstream: Where series and episodes go.
+        host: Under which service the timers run; a reload brings another.
+    """
+
+    def __init__(self, config: IngeroConfig, host: Host) -> None:
+        self.registry = ClusterRegistry(config, host.clock, host.meter)
+        lost = host.meter.counter(telemetry.REPORTS_LOST).bound()
+        self.downstream = Downstream(host.clock, lost)
+        self.host: object = None
+
+    def accepts(self, settings: object) -> bool:
+        """Whether it can go on with other settings: always, they say how scores are read, not what they are."""
+        return isinstance(settings, IngeroConfig)
 
 
 class PeerThresholdProcessor:
-    """One pipeline's door to the board.
+    """The processor in one pipeline.
 
-    Every pipeline that names the processor shares one board; the first of them to start runs its timers. Series go
+    Every pipeline that names the processor shares its state; the first of them to start runs its timers. Series go
     down the first metrics pipeline, episodes as records down the first logs pipeline.
     """
 
@@ -51,48 +71,49 @@ class PeerThresholdProcessor:
         self._signal = signal
         self._following = following
         self._cache = ResourceCache(2 * config.max_expected_nodes)
-        self._board: ClusterRegistry | None = None
+        self._registry: ClusterRegistry | None = None
         self._clock: Clock | None = None
         self._reporter: _Reporter | None = None
         self._count_refused: Callable[[float], None] | None = None
 
     async def start(self, host: Host) -> None:
-        """Join or make the board; the first instance under this host also runs its timers."""
-        board = host.shared(
-            (str(self._id), "board"), lambda: ClusterRegistry(self._config, host.clock, host.meter)
+        """Join or make the shared state; the first instance under this host also runs its timers."""
+        state = host.shared(
+            (str(self._id), "state"), lambda: PeerThresholdState(self._config, host)
         )
-        self._board, self._clock = board, host.clock
+        registry = state.registry
+        self._registry, self._clock = registry, host.clock
         self._count_refused = host.meter.counter(telemetry.POINTS_REFUSED).bound()
-        if board.host is not host:
-            board.host = host
-            board.following.clear()
-            board.configure(self._config)
-            host.offer(ThresholdSource, board)
-            host.offer(HardwareSource, board)
-            host.offer(AdminRoutes, AdminPages(board))
-            self._reporter = _Reporter(board, host)
+        if state.host is not host:
+            state.host = host
+            state.downstream.clear()
+            registry.configure(self._config)
+            host.offer(ThresholdSource, registry)
+            host.offer(HardwareSource, registry)
+            host.offer(AdminRoutes, AdminPages(registry))
+            self._reporter = _Reporter(state, host)
             host.every(self._config.recompute_min_interval, self._reporter.tick)
             host.every(self._config.push_interval, self._reporter.emit)
             host.meter.refresh_with(f"processors.{self._id}", self._reporter.show)
-        board.following.setdefault(self._signal, self._following)
+        state.downstream.join(self._signal, self._following)
 
     async def stop(self) -> None:
-        """Tell what is not told yet; the board stays for the next configuration."""
+        """Send what is not sent yet; the state stays for the next configuration."""
         if self._reporter is not None:
-            self._reporter.tell()
+            self._reporter.announce()
             self._reporter.end(f"processors.{self._id}")
 
     def consume(self, batch: Batch) -> None:
-        """Read a metrics export into the board, then pass it on, without senders that a cap refused; logs pass."""
+        """Read a metrics export into the registry, then pass it on, without senders that a cap refused; logs pass."""
         if batch.signal is not Signal.METRICS:
             self._following.consume(batch)
             return
-        board, clock = self._board, self._clock
-        assert board is not None
+        registry, clock = self._registry, self._clock
+        assert registry is not None
         assert clock is not None
         pushes = read_push(batch.export, self._cache)
         arrival = Arrival(clock.mono_ns(), batch.received_wall_ns)
-        refused = board.take(pushes, batch.push, arrival)
+        refused = registry.take(pushes, batch.push, arrival)
         if refused:
             kept = self._drop(batch, frozenset(refused))
             if kept is None:
@@ -101,7 +122,7 @@ class PeerThresholdProcessor:
         self._following.consume(batch)
 
     def _drop(self, batch: Batch, refused: Collection[int]) -> Batch | None:
-        """The batch without some of its resources, counted and told to the sender; None when nothing is left."""
+        """The batch without some of its resources, counted and named in the answer; None when nothing is left."""
         export, push = batch.export, batch.push
         rest = None
         if len(refused) < len(export.root.resource_metrics):
@@ -109,45 +130,45 @@ class PeerThresholdProcessor:
             kept = [entry for index, entry in enumerate(entries) if index not in refused]
             rest = Export.from_tree(Signal.METRICS, structs.MetricsRequest(kept))
         n_dropped = export.n_items - (rest.n_items if rest else 0)
-        push.n_rejected += max(0, n_dropped - len(refused))  # the board counted one for each
+        push.n_rejected += max(0, n_dropped - len(refused))  # the registry counted one for each
         assert self._count_refused is not None
         self._count_refused(n_dropped)
         return Batch(batch.signal, rest, batch.received_wall_ns, push) if rest else None
 
 
 class _Reporter:
-    """The board's timers."""
+    """The registry's timers."""
 
-    def __init__(self, board: ClusterRegistry, host: Host) -> None:
-        self._board = board
+    def __init__(self, state: PeerThresholdState, host: Host) -> None:
+        self._registry = state.registry
+        self._downstream = state.downstream
         self._clock = host.clock
         self._meter = host.meter
-        self._telemetry = OwnTelemetry(host.meter)
+        self._gauges = ClusterGauges(host.meter)
         self._report = PipelineReport()
         self._log = RateLimitedLog(_log, host.clock, burst=2)
-        self._lost = host.meter.counter(telemetry.REPORTS_LOST).bound()
         self._emitted_ns = 0
         self._is_emit_due = False
 
     def tick(self) -> None:
-        """Compute what is due, tell the news, and what changed with them."""
-        self._board.tick()
-        self.tell()
+        """Compute what is due, announce what turned, and report the series that changed with it."""
+        self._registry.tick()
+        self.announce()
         self._log.flush()
         if self._is_emit_due and self._clock.mono_ns() - self._emitted_ns >= _EMIT_GAP_NS:
             self.emit()
 
     def show(self) -> None:
         """Bring the service's own gauges up to date: before each scrape."""
-        board = self._board
-        board.tick()
-        with board.lock:
-            books = list(board.books.values())
-            self._telemetry.show_totals(board.n_nodes, len(books))
-            self._telemetry.forget_all_but([book.cluster_id for book in books])
-        for book in books:
-            with board.lock:
-                self._telemetry.show(book)
+        registry = self._registry
+        registry.tick()
+        with registry.lock:
+            clusters = list(registry.clusters.values())
+            self._gauges.show_totals(registry.n_nodes, len(clusters))
+            self._gauges.forget_all_but([cluster.cluster_id for cluster in clusters])
+        for cluster in clusters:
+            with registry.lock:
+                self._gauges.show(cluster)
 
     def end(self, owner: str) -> None:
         """Show what there is for the last time."""
@@ -155,35 +176,23 @@ class _Reporter:
         self._meter.refresh_with(owner, lambda: None)
 
     def emit(self) -> None:
-        """Pass the series of every cluster down the pipeline."""
-        board = self._board
+        """Send the series of every cluster down the pipeline."""
+        registry = self._registry
         self._emitted_ns, self._is_emit_due = self._clock.mono_ns(), False
-        with board.lock:
-            export = self._report.build(list(board.books.values()), self._clock.wall_ns())
-        if export is not None:
-            self._send(Signal.METRICS, export)
+        with registry.lock:
+            export = self._report.build(list(registry.clusters.values()), self._clock.wall_ns())
+        self._downstream.send(Signal.METRICS, export)
 
-    def tell(self) -> None:
-        """Log what turned, and pass its records down the logs pipeline."""
-        board = self._board
-        if not board.desk:
+    def announce(self) -> None:
+        """Log what turned, and send its records down the logs pipeline."""
+        registry = self._registry
+        if not registry.notifications:
             return
-        with board.lock:
-            news = board.desk.take()
+        with registry.lock:
+            notifications = registry.notifications.take()
         self._is_emit_due = True
-        write_lines(self._log, news)
-        export = build_episodes(news)
-        if export.n_items:
-            self._send(Signal.LOGS, export)
-
-    def _send(self, signal: Signal, export: Export) -> None:
-        following = self._board.following.get(signal)
-        if following is None:
-            return
-        try:
-            following.consume(Batch(signal, export, self._clock.wall_ns(), PushContext()))
-        except DeliveryError:
-            self._lost(1)
+        write_lines(self._log, notifications)
+        self._downstream.send(Signal.LOGS, build_episodes(notifications))
 
 
 FACTORY = ProcessorFactory(

@@ -1,4 +1,4 @@
-"""What the board knows, as numbers: on our own telemetry, and as an export for the pipeline.
+"""What the registry knows, as numbers: on our own telemetry, and as an export for the pipeline.
 
 A cluster has one series of each of `telemetry.CLUSTER_METRICS`, so that sums count no node twice; a cohort has series
 under names of its own (`telemetry.COHORT_METRICS`) while it has a quorum of its own, so that hashes that are unique per
@@ -16,13 +16,12 @@ from ingero.fleet.processors.peer_threshold import telemetry
 from ingero.fleet.processors.peer_threshold.cluster import ClusterState
 from ingero.fleet.processors.peer_threshold.scores import Cohort, ReportedState
 from ingero.otlp.codec import structs
-from ingero.otlp.codec.build import build_attributes, build_gauge, build_number
+from ingero.otlp.codec.build import build_gauge, build_metrics, build_number, merge_exports
 from ingero.otlp.codec.export import Export
 from ingero.otlp.codec.points import NO_RECORDED_VALUE
-from ingero.otlp.names import Signal
 from ingero.telemetry.declare import MetricDeclaration
 from ingero.telemetry.metrics import GaugeInstrument, MeterRegistry
-from ingero.wire.names import Attribute
+from ingero.wire.log_records import FLEET_SCOPE, build_fleet_resource
 
 SeriesKey: TypeAlias = tuple[MetricDeclaration, tuple[str, ...]]
 """Instrument and label values."""
@@ -31,12 +30,11 @@ Series: TypeAlias = dict[SeriesKey, float]
 
 MAX_STRAGGLERS: Final = 1000
 """Nodes of one cluster that `telemetry.STRAGGLER` names."""
-_SCOPE: Final = "ingero.fleet"
 
 
-def cluster_values(book: ClusterState) -> dict[str, float]:
+def cluster_values(cluster: ClusterState) -> dict[str, float]:
     """What `telemetry.CLUSTER_METRICS` show of one cluster, by name; NaN where unknown. The caller holds the lock."""
-    levels, state, states = book.state.levels, book.state, book.scores.states
+    levels, state, states = cluster.state.levels, cluster.state, cluster.scores.states
     counts = np.bincount(states, minlength=len(ReportedState))
     values = (
         levels.thresholds[0],
@@ -55,29 +53,29 @@ def cluster_values(book: ClusterState) -> dict[str, float]:
     return {name: float(value) for name, value in zip(names, values, strict=True)}
 
 
-def iter_cohorts(book: ClusterState) -> Iterator[tuple[Cohort, dict[str, float]]]:
+def iter_cohorts(cluster: ClusterState) -> Iterator[tuple[Cohort, dict[str, float]]]:
     """Each cohort with a quorum, and what `telemetry.COHORT_METRICS` show of it. The caller holds the lock."""
-    scores, state = book.scores, book.state
+    scores, state = cluster.scores, cluster.state
     levels = state.levels
     n_cohorts = len(state.cohorts)
     n_straggling = np.zeros(n_cohorts, np.int64)
     if state.is_straggler.any():
-        rows = book.active_rows[state.is_straggler]
+        rows = cluster.active_rows[state.is_straggler]
         rows = rows[rows < scores.n_nodes]
         n_straggling = np.bincount(scores.cohort_idx[rows], minlength=n_cohorts)[:n_cohorts]
     names = [metric.name for metric in telemetry.COHORT_METRICS]
     for index in np.flatnonzero(levels.quorum_met[1:]):
         if index >= len(scores.cohorts):
-            return  # cohorts came and went since the bars were computed
+            return  # cohorts came and went since the thresholds were computed
         columns = (levels.thresholds, levels.n_active, levels.median, levels.mad)
         values = [float(column[1 + index]) for column in columns]
         values.append(float(n_straggling[index]))
         yield scores.cohorts[index], dict(zip(names, values, strict=True))
 
 
-def build_series(book: ClusterState) -> Series:
+def build_series(cluster: ClusterState) -> Series:
     """Every series of one cluster. The caller holds the lock."""
-    cluster_id = book.cluster_id
+    cluster_id = cluster.cluster_id
     found: Series = {}
 
     def put(
@@ -88,10 +86,10 @@ def build_series(book: ClusterState) -> Series:
             if value == value:  # noqa: PLR0124 - only NaN differs from itself; absent is not zero
                 found[metric, labels] = value
 
-    put(telemetry.CLUSTER_METRICS, cluster_values(book), (cluster_id,))
-    for cohort, values in iter_cohorts(book):
+    put(telemetry.CLUSTER_METRICS, cluster_values(cluster), (cluster_id,))
+    for cohort, values in iter_cohorts(cluster):
         put(telemetry.COHORT_METRICS, values, (cluster_id, *cohort))
-    stragglers = book.episodes.iter_told()
+    stragglers = cluster.episodes.list_announced()
     for node_id in stragglers[:MAX_STRAGGLERS]:
         found[telemetry.STRAGGLER, (cluster_id, node_id)] = 1.0
     if len(stragglers) > MAX_STRAGGLERS:
@@ -107,8 +105,8 @@ _SHOWN: Final = (
 )
 
 
-class OwnTelemetry:
-    """Keeps the service's own gauges equal to the books, and forgets series whose subject is gone."""
+class ClusterGauges:
+    """Keeps the service's own gauges equal to the registry, and forgets series whose subject is gone."""
 
     def __init__(self, meter: MeterRegistry) -> None:
         self._gauges: dict[MetricDeclaration, GaugeInstrument] = {
@@ -124,17 +122,17 @@ class OwnTelemetry:
         self._known_nodes.set(n_nodes)
         self._known_clusters.set(n_clusters)
 
-    def show(self, book: ClusterState) -> None:
+    def show(self, cluster: ClusterState) -> None:
         """Set the series of one cluster."""
-        cluster_id = book.cluster_id
-        before, now = self._shown.get(cluster_id, {}), build_series(book)
+        cluster_id = cluster.cluster_id
+        before, now = self._shown.get(cluster_id, {}), build_series(cluster)
         for key, value in now.items():
             if before.get(key) != value:
                 metric, values = key
                 self._gauges[metric].set(value, **dict(zip(metric.labels, values, strict=True)))
         self._remove(before.keys() - now.keys())
         self._shown[cluster_id] = now
-        self._open_episodes.set(book.episodes.n_open, cluster_id=cluster_id)
+        self._open_episodes.set(cluster.episodes.n_open, cluster_id=cluster_id)
 
     def forget_all_but(self, cluster_ids: Sequence[str]) -> None:
         """Remove the series of clusters that are no longer known."""
@@ -148,32 +146,27 @@ class OwnTelemetry:
 
 
 class PipelineReport:
-    """The same series for whatever comes after the processor; a series that ended is told as such once."""
+    """The same series for whatever comes after the processor; a series that ended is marked so once."""
 
     def __init__(self) -> None:
-        self._told: dict[str, Series] = {}
+        self._sent: dict[str, Series] = {}
 
-    def build(self, books: Sequence[ClusterState], wall_ns: int) -> Export | None:
-        """An export with one resource per cluster; None when there is nothing to tell. The caller holds the lock."""
-        now = {book.cluster_id: build_series(book) for book in books}
-        entries = []
-        for cluster_id in {**self._told, **now}:
-            series, before = now.get(cluster_id, {}), self._told.get(cluster_id, {})
+    def build(self, clusters: Sequence[ClusterState], wall_ns: int) -> Export | None:
+        """An export with one resource per cluster; None when there is nothing to send. The caller holds the lock."""
+        now = {cluster.cluster_id: build_series(cluster) for cluster in clusters}
+        exports = []
+        for cluster_id in {**self._sent, **now}:
+            series, before = now.get(cluster_id, {}), self._sent.get(cluster_id, {})
             ended = [key for key in before if key not in series]
             if series or ended:
-                entries.append(_build_entry(cluster_id, series, ended, wall_ns))
-        self._told = now
-        if not entries:
-            return None
-        return Export.from_tree(Signal.METRICS, structs.MetricsRequest(entries))
+                exports.append(_build_export(cluster_id, series, ended, wall_ns))
+        self._sent = now
+        return merge_exports(exports) if exports else None
 
 
-def _build_entry(
-    cluster_id: str,
-    series: Series,
-    ended: Sequence[SeriesKey],
-    wall_ns: int,
-) -> structs.ResourceMetrics:
+def _build_export(
+    cluster_id: str, series: Series, ended: Sequence[SeriesKey], wall_ns: int
+) -> Export:
     points: dict[MetricDeclaration, list[structs.NumberDataPoint]] = {}
 
     def put(key: SeriesKey, value: float) -> structs.NumberDataPoint:
@@ -192,12 +185,4 @@ def _build_entry(
         build_gauge(metric.name, found, unit="", description=metric.description)
         for metric, found in points.items()
     ]
-    resource: dict[str, str] = {
-        Attribute.SERVICE_NAME: "ingero-fleet",
-        Attribute.CLUSTER_ID: cluster_id,
-    }
-    scope = structs.InstrumentationScope(_SCOPE, "")
-    return structs.ResourceMetrics(
-        resource=structs.Resource(build_attributes(resource)),
-        scope_metrics=[structs.ScopeMetrics(scope=scope, metrics=metrics)],
-    )
+    return build_metrics(build_fleet_resource(cluster_id), metrics, FLEET_SCOPE)

@@ -1,72 +1,78 @@
-"""Every instrument of the ``ingero`` processor, declared once."""
+"""Every instrument of the ``ingero`` processor, declared once, and the counters of its registry."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
+from ingero.fleet.processors.peer_threshold.episodes import Outcome
 from ingero.telemetry.declare import MetricDeclaration, counter, gauge
+from ingero.telemetry.metrics import MeterRegistry
 from ingero.wire.names import FleetMetric
 
 COHORT_LABELS: Final = ("cluster_id", "cgroup_path_hash", "workload_type")
 """Labels of each series about a cohort that has a quorum of its own."""
 
-THRESHOLD: Final = gauge(
-    FleetMetric.THRESHOLD, "Score below which a node of the cluster is a straggler.", "cluster_id"
+CLUSTER_METRICS: Final = (
+    gauge(
+        FleetMetric.THRESHOLD,
+        "Score below which a node of the cluster is a straggler.",
+        "cluster_id",
+    ),
+    gauge(FleetMetric.ACTIVE_NODES, "Nodes that vote.", "cluster_id"),
+    gauge(
+        FleetMetric.IDLE_NODES, "Nodes that report no GPU work; known, not voting.", "cluster_id"
+    ),
+    gauge(
+        "ingero_fleet_calibrating_nodes",
+        "Nodes still learning their own baseline; known, not voting.",
+        "cluster_id",
+    ),
+    gauge(
+        "ingero_fleet_other_nodes",
+        "Nodes in a state that is none of active, calibrating and idle; known, not voting.",
+        "cluster_id",
+    ),
+    gauge(FleetMetric.MEDIAN, "Median score of the active nodes.", "cluster_id"),
+    gauge(FleetMetric.MAD, "Median absolute deviation of the active nodes' scores.", "cluster_id"),
+    gauge(
+        FleetMetric.STRAGGLER_COUNT, "Active nodes under their threshold; 0 in panic.", "cluster_id"
+    ),
+    gauge(
+        FleetMetric.COVERAGE_LOW,
+        "1 when fewer nodes report than quorum.coverage_fraction of the expected ones.",
+        "cluster_id",
+    ),
+    gauge(
+        FleetMetric.PANIC_MODE,
+        "1 while more than half of the active nodes are under the settled threshold: it is held, and told to nobody.",
+        "cluster_id",
+    ),
+    gauge(
+        "ingero_fleet_quorum_met", "1 when quorum.statistical_min nodes are active.", "cluster_id"
+    ),
 )
-ACTIVE_NODES: Final = gauge(FleetMetric.ACTIVE_NODES, "Nodes that vote.", "cluster_id")
-IDLE_NODES: Final = gauge(
-    FleetMetric.IDLE_NODES, "Nodes that report no GPU work; known, not voting.", "cluster_id"
-)
-CALIBRATING_NODES: Final = gauge(
-    "ingero_fleet_calibrating_nodes",
-    "Nodes still learning their own baseline; known, not voting.",
-    "cluster_id",
-)
-OTHER_NODES: Final = gauge(
-    "ingero_fleet_other_nodes",
-    "Nodes in a state that is none of active, calibrating and idle; known, not voting.",
-    "cluster_id",
-)
-MEDIAN: Final = gauge(FleetMetric.MEDIAN, "Median score of the active nodes.", "cluster_id")
-MAD: Final = gauge(
-    FleetMetric.MAD, "Median absolute deviation of the active nodes' scores.", "cluster_id"
-)
-STRAGGLER_COUNT: Final = gauge(
-    FleetMetric.STRAGGLER_COUNT, "Active nodes under their threshold; 0 in panic.", "cluster_id"
-)
-COVERAGE_LOW: Final = gauge(
-    FleetMetric.COVERAGE_LOW,
-    "1 when fewer nodes report than quorum.coverage_fraction of the expected ones.",
-    "cluster_id",
-)
-PANIC_MODE: Final = gauge(
-    FleetMetric.PANIC_MODE,
-    "1 while more than half of the active nodes are under the settled threshold: it is held, and told to nobody.",
-    "cluster_id",
-)
-QUORUM_MET: Final = gauge(
-    "ingero_fleet_quorum_met", "1 when quorum.statistical_min nodes are active.", "cluster_id"
-)
-COHORT_THRESHOLD: Final = gauge(
-    "ingero_fleet_cohort_threshold",
-    "Score below which a node of the cohort is a straggler.",
-    *COHORT_LABELS,
-)
-COHORT_ACTIVE_NODES: Final = gauge(
-    "ingero_fleet_cohort_active_nodes", "Nodes of the cohort that vote.", *COHORT_LABELS
-)
-COHORT_MEDIAN: Final = gauge(
-    "ingero_fleet_cohort_median", "Median score of the cohort's active nodes.", *COHORT_LABELS
-)
-COHORT_MAD: Final = gauge(
-    "ingero_fleet_cohort_mad",
-    "Median absolute deviation of the scores of the cohort's active nodes.",
-    *COHORT_LABELS,
-)
-COHORT_STRAGGLER_COUNT: Final = gauge(
-    "ingero_fleet_cohort_straggler_count",
-    "Active nodes of the cohort under its threshold; 0 in panic.",
-    *COHORT_LABELS,
+"""One series per cluster each, so that they can be summed."""
+COHORT_METRICS: Final = (
+    gauge(
+        "ingero_fleet_cohort_threshold",
+        "Score below which a node of the cohort is a straggler.",
+        *COHORT_LABELS,
+    ),
+    gauge("ingero_fleet_cohort_active_nodes", "Nodes of the cohort that vote.", *COHORT_LABELS),
+    gauge(
+        "ingero_fleet_cohort_median", "Median score of the cohort's active nodes.", *COHORT_LABELS
+    ),
+    gauge(
+        "ingero_fleet_cohort_mad",
+        "Median absolute deviation of the scores of the cohort's active nodes.",
+        *COHORT_LABELS,
+    ),
+    gauge(
+        "ingero_fleet_cohort_straggler_count",
+        "Active nodes of the cohort under its threshold; 0 in panic.",
+        *COHORT_LABELS,
+    ),
 )
 STRAGGLER: Final = gauge(
     "ingero_fleet_straggler",
@@ -113,27 +119,6 @@ REPORTS_LOST: Final = counter(
     "Reports of the ingero_fleet series that the rest of the pipeline did not take.",
 )
 
-CLUSTER_METRICS: Final = (
-    THRESHOLD,
-    ACTIVE_NODES,
-    IDLE_NODES,
-    CALIBRATING_NODES,
-    OTHER_NODES,
-    MEDIAN,
-    MAD,
-    STRAGGLER_COUNT,
-    COVERAGE_LOW,
-    PANIC_MODE,
-    QUORUM_MET,
-)
-"""One series per cluster each, so that they can be summed."""
-COHORT_METRICS: Final = (
-    COHORT_THRESHOLD,
-    COHORT_ACTIVE_NODES,
-    COHORT_MEDIAN,
-    COHORT_MAD,
-    COHORT_STRAGGLER_COUNT,
-)
 METRICS: Final[tuple[MetricDeclaration, ...]] = (
     *CLUSTER_METRICS,
     *COHORT_METRICS,
@@ -150,3 +135,29 @@ METRICS: Final[tuple[MetricDeclaration, ...]] = (
     KNOWN_CLUSTERS,
     REPORTS_LOST,
 )
+
+
+class RegistryCounters:
+    """Counts what the registry takes and refuses.
+
+    Args:
+        meter: Makes the instruments.
+        reasons: Why scores are refused.
+
+    Attributes:
+        refused: By reason, adds to refused scores.
+        episodes: By outcome, adds to episodes that ended.
+        scores: Adds to scores taken.
+        lost_events: Adds to straggler events that were dropped.
+        lost_notifications: Adds to reports that were lost.
+        mismatches: Adds to pushes whose hint differs from the body.
+    """
+
+    def __init__(self, meter: MeterRegistry, reasons: Iterable[str]) -> None:
+        dropped, episodes = meter.counter(SCORES_DROPPED), meter.counter(EPISODES)
+        self.refused = {reason: dropped.bound(reason=reason) for reason in reasons}
+        self.episodes = {outcome: episodes.bound(outcome=outcome.value) for outcome in Outcome}
+        self.scores = meter.counter(SCORES).bound()
+        self.lost_events = meter.counter(EVENTS_DROPPED).bound()
+        self.lost_notifications = meter.counter(REPORTS_LOST).bound()
+        self.mismatches = meter.counter(MISMATCHES).bound()
