@@ -104,7 +104,7 @@ def test_every_field_of_a_cost_arrives(store, send):
 
 
 def test_every_field_of_an_episode_arrives(store, send):
-    event = StragglerEvent(True, "e1", 0.3, 0.87, "fleet", "throughput")
+    event = StragglerEvent("e1", 0.3, 0.87, "fleet", "throughput")
     end_ns = NOW_NS + NS_PER_S
     send(
         build_episodes([
@@ -138,7 +138,7 @@ def test_every_field_of_an_episode_arrives(store, send):
 
 def test_a_panic_arrives_with_what_fell(store, send):
     values = {"active_nodes": 9, "under_threshold": 7, "median": 0.5, "threshold": 0.75}
-    send(build_episodes([ClusterEvent(EventKind.PANIC, "c1", True, NOW_NS, None, values)]))
+    send(build_episodes([ClusterEvent(EventKind.PANIC, "c1", NOW_NS, is_on=True, values=values)]))
     (row,) = rows_of(store, INCIDENTS)
     assert (row["node_id"], row["kind"], row["state"]) == ("", "panic", "open")
     assert (row["score"], row["threshold"], row["start_ts"]) == (0.5, 0.75, NOW)

@@ -9,7 +9,7 @@ from ingero.echo.ingest.origin import to_timestamp
 from ingero.echo.queries.context import QueryContext
 from ingero.echo.queries.hangs import HANGS as QUESTION
 from ingero.echo.schema import HANGS
-from ingero.fleet.processors.collectives.hangs import build_hangs
+from ingero.fleet.processors.collectives.hangs import HangChanges, build_hangs
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.model.hang import HangCause, HangRoot, StoppedGroup
 from ingero.otlp.codec import decode_protobuf, encode_protobuf
@@ -32,7 +32,7 @@ def over_the_wire(export):
 def tell(take):
     def tell(began=(), ended=(), *, ago_s=0, cluster="c1", standing_s=4.5):
         at_ns = NOW_NS - int(ago_s * NS_PER_S)
-        take(over_the_wire(build_hangs(cluster, began, ended, standing_s, at_ns)))
+        take(over_the_wire(build_hangs(HangChanges(cluster, began, ended, standing_s), at_ns)))
 
     return tell
 
@@ -96,7 +96,7 @@ def test_every_field_of_a_hang_arrives(store, tell):
 
 
 def test_a_hang_that_breaks_its_specification_is_kept_as_a_log(store, take):
-    export = build_hangs("c1", [ROOT], [], 4.5, NOW_NS)
+    export = build_hangs(HangChanges("c1", (ROOT,), (), 4.5), NOW_NS)
     (record,) = export.tree.resource_logs[0].scope_logs[0].log_records
     record.attributes = [one for one in record.attributes if one.key != "ingero.rank"]
     assert take(over_the_wire(export)).rows.outcome.n_refused == 0

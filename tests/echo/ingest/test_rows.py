@@ -351,7 +351,7 @@ def test_fleets_own_cost_and_episode_records_fill_their_columns(store, take):
         ("c1", "n3", 3, None, 5.0, None, None, None, None, "charged"),
         ("c1", "n3", 3, "n1", 36.0, 0.01, "USD", "aws", "NVIDIA L4", "charged"),
     ]
-    event = StragglerEvent(True, "e1", 0.3, 0.87, "fleet", "throughput")
+    event = StragglerEvent("e1", 0.3, 0.87, "fleet", "throughput")
     episode = Episode("c1", "n3", event, event, NOW_NS, NOW_NS)
     ended = replace(episode, closed_wall_ns=NOW_NS + NS_PER_S, outcome=Outcome.LOST)
     take(build_episodes([episode, ended]))

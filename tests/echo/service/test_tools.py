@@ -334,7 +334,7 @@ def test_an_episode_that_fleet_told_is_one_anomaly_and_not_the_agents_event_too(
     echo = open_echo()
     now_ns = time.time_ns()
     assert push(echo, health("c1", now_ns)).status_code == 200
-    event = StragglerEvent(True, "e1", 0.3, 0.87, "fleet", "throughput")
+    event = StragglerEvent("e1", 0.3, 0.87, "fleet", "throughput")
     episode = Episode("c1", "c1-n3", event, event, now_ns, now_ns)
     assert push(echo, build_episodes([episode]), signal=Signal.LOGS).status_code == 200
     (row,) = result(echo, "fleet.cluster.anomaly_list", {"cluster_id": "c1"})["rows"]
