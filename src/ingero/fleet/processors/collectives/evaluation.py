@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ingero.fleet.component import Host
 from ingero.fleet.processors.collectives import telemetry
@@ -14,12 +14,10 @@ from ingero.fleet.processors.collectives.engine import Conclusion
 from ingero.fleet.processors.collectives.hangs import HangTracker
 from ingero.fleet.processors.collectives.log_lines import EventLog
 from ingero.fleet.processors.collectives.reports import PipelineReports
+from ingero.fleet.processors.collectives.state import CollectivesState
 from ingero.model.hang import HangReport
 from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from ingero.fleet.processors.collectives.processor import CollectivesState
 
 _REST: Final = 4
 """An evaluation is followed by a rest of this many times its own duration."""

@@ -5,52 +5,16 @@ from __future__ import annotations
 from ingero.fleet.component import AdminRoutes, ComponentId, Host, PushContext, Stability
 from ingero.fleet.consumer import Batch, Consumer
 from ingero.fleet.factory import ProcessorFactory
-from ingero.fleet.helpers.downstream import Downstream
 from ingero.fleet.processors.collectives import telemetry
 from ingero.fleet.processors.collectives.config import NcclConfig
-from ingero.fleet.processors.collectives.cost_totals import CostTotals
-from ingero.fleet.processors.collectives.costs import CostDeltas
-from ingero.fleet.processors.collectives.engine import DetectionEngine
 from ingero.fleet.processors.collectives.evaluation import Evaluation, EvaluationThread
-from ingero.fleet.processors.collectives.gauges import GaugeTracker, date_by_arrival, has_gauges
+from ingero.fleet.processors.collectives.gauges import date_by_arrival, has_gauges
 from ingero.fleet.processors.collectives.pages import CollectivesPages
-from ingero.fleet.processors.collectives.progress import ProgressTracker
+from ingero.fleet.processors.collectives.state import CollectivesState
 from ingero.model.collectives import Rank
 from ingero.otlp.names import Signal
 from ingero.wire.collectives import read_collectives
 from ingero.wire.progress import read_progress
-
-
-class CollectivesState:
-    """What the processor's instances in several pipelines share.
-
-    Attributes:
-        engine: What waits to be judged and what was concluded.
-        gauges: Per-event gauges of older agents.
-        progress: Where ranks of jobs that make no progress stopped.
-        costs: What was reported of each cluster's costs, and their sums; the evaluation thread's.
-        downstream: Where reports go.
-        host: Under which service the timers run; a reload brings another.
-    """
-
-    def __init__(self, config: NcclConfig, host: Host) -> None:
-        meter = host.meter
-        self.engine = DetectionEngine(config, meter)
-        self.gauges = GaugeTracker(
-            config.gauge_window,
-            config.max_gauge_groups,
-            count_point=meter.counter(telemetry.GAUGE_POINTS).bound(),
-            count_refused=self.engine.refuse["gauge_cap"],
-        )
-        self.progress = ProgressTracker(config.idle_timeout)
-        self.costs: dict[str, tuple[CostDeltas, CostTotals]] = {}
-        lost = meter.counter(telemetry.REPORTS_LOST).bound()
-        self.downstream = Downstream(host.clock, lost)
-        self.host: object = None
-
-    def accepts(self, settings: object) -> bool:
-        """Whether it can go on with other settings: prices, caps and timers do not change what was judged."""
-        return isinstance(settings, NcclConfig) and self.engine.config.accepts(settings)
 
 
 class CollectivesProcessor:

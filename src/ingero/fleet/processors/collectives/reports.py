@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ingero.fleet.component import Hardware, HardwareSource, Host
 from ingero.fleet.processors.collectives.cost_totals import CostTotals
@@ -12,6 +12,7 @@ from ingero.fleet.processors.collectives.engine import Conclusion
 from ingero.fleet.processors.collectives.gauges import GaugeLag
 from ingero.fleet.processors.collectives.hangs import HangChanges, build_hangs
 from ingero.fleet.processors.collectives.rates import Rates
+from ingero.fleet.processors.collectives.state import CollectivesState
 from ingero.fleet.processors.collectives.verdicts import (
     build_changes,
     build_gauge_lags,
@@ -19,9 +20,6 @@ from ingero.fleet.processors.collectives.verdicts import (
 )
 from ingero.otlp.names import Signal
 from ingero.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from ingero.fleet.processors.collectives.processor import CollectivesState
 
 _KEEPALIVE_NS: Final = 60 * NS_PER_S
 """A cluster of which nothing is new is reported again after this long."""

@@ -1,0 +1,45 @@
+"""What is known of all clusters' collectives, and where it is reported to."""
+
+from __future__ import annotations
+
+from ingero.fleet.component import Host
+from ingero.fleet.helpers.downstream import Downstream
+from ingero.fleet.processors.collectives import telemetry
+from ingero.fleet.processors.collectives.config import NcclConfig
+from ingero.fleet.processors.collectives.cost_totals import CostTotals
+from ingero.fleet.processors.collectives.costs import CostDeltas
+from ingero.fleet.processors.collectives.engine import DetectionEngine
+from ingero.fleet.processors.collectives.gauges import GaugeTracker
+from ingero.fleet.processors.collectives.progress import ProgressTracker
+
+
+class CollectivesState:
+    """What the processor's instances in several pipelines share.
+
+    Attributes:
+        engine: What waits to be judged and what was concluded.
+        gauges: Per-event gauges of older agents.
+        progress: Where ranks of jobs that make no progress stopped.
+        costs: What was reported of each cluster's costs, and their sums; the evaluation thread's.
+        downstream: Where reports go.
+        host: Under which service the timers run; a reload brings another.
+    """
+
+    def __init__(self, config: NcclConfig, host: Host) -> None:
+        meter = host.meter
+        self.engine = DetectionEngine(config, meter)
+        self.gauges = GaugeTracker(
+            config.gauge_window,
+            config.max_gauge_groups,
+            count_point=meter.counter(telemetry.GAUGE_POINTS).bound(),
+            count_refused=self.engine.refuse["gauge_cap"],
+        )
+        self.progress = ProgressTracker(config.idle_timeout)
+        self.costs: dict[str, tuple[CostDeltas, CostTotals]] = {}
+        lost = meter.counter(telemetry.REPORTS_LOST).bound()
+        self.downstream = Downstream(host.clock, lost)
+        self.host: object = None
+
+    def accepts(self, settings: object) -> bool:
+        """Whether it can go on with other settings: prices, caps and timers do not change what was judged."""
+        return isinstance(settings, NcclConfig) and self.engine.config.accepts(settings)
