@@ -7,8 +7,7 @@ import numpy as np
 from ingero.cli.commands.replay.offline import judge_trace
 from ingero.detect.ranks.edetector import EDetector
 from ingero.detect.ranks.settings import EDetectorSettings
-from ingero.job_traces.packaged import find_packaged
-from ingero.job_traces.readers import read_trace
+from ingero.job_traces.readers import find_packaged, read_trace
 
 SAYS = "replay ≥ 100 000 operations/s; one operation of 10 000 workers ≤ 5 ms; the floor is sorting the same costs"
 N_WORKERS = 10_000

@@ -11,8 +11,7 @@ from benchmarks.detect.graph import COMPUTE, Graph
 
 from ingero.job_traces.convert import build_job_trace
 from ingero.job_traces.model import TraceRows
-from ingero.job_traces.packaged import find_packaged
-from ingero.job_traces.readers import read_straggler_rows
+from ingero.job_traces.readers import find_packaged, read_straggler_rows
 from ingero.testing.synthetic_jobs import follow
 
 

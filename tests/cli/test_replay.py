@@ -13,8 +13,7 @@ from ingero.cli.main import cli, run_program
 from ingero.detect.judge import Judge
 from ingero.job_traces.convert import build_job_trace
 from ingero.job_traces.model import iter_pushes
-from ingero.job_traces.packaged import find_packaged
-from ingero.job_traces.readers import read_straggler_rows, read_trace
+from ingero.job_traces.readers import find_packaged, read_straggler_rows, read_trace
 from ingero.model.verdicts import VerdictKind
 from ingero.testing.synthetic_jobs import JobShape, build_work, normal_noise, run_job, write_trace
 from ingero.units import NS_PER_S

@@ -94,7 +94,7 @@ def test_only_the_notice_tier_is_raised_between_the_settings_bounds_and_only_if_
     few, _ = fed(unlike_peers(0.2, shape=(6, MIN_OTHERS)), notice_spread=3.0)
     assert (few.persistence.limits[NOTICE] == 0.03).all(), "too few others"
     short, _ = fed(unlike_peers(0.2, n_ops=100), notice_spread=3.0)
-    assert (short.limits[NOTICE] == 0.03).all(), "too few operations"
+    assert (short.persistence.limits[NOTICE] == 0.03).all(), "too few operations"
 
 
 def test_a_fleet_that_differs_for_good_reports_fewer_and_still_alarms_the_slow_one():

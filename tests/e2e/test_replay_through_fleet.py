@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ingero.cli.commands.replay.command import COMPRESSED
-from ingero.job_traces.packaged import find_packaged
+from ingero.job_traces.readers import find_packaged
 from ingero.sim.local_fleet import ADMIN, OTLP_HTTP, run_local_fleet
 from ingero.testing.relay import Network, Relay
 

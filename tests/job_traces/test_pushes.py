@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from ingero.job_traces.model import STEP, JobTrace, iter_pushes
-from ingero.job_traces.packaged import find_packaged
-from ingero.job_traces.readers import read_trace
+from ingero.job_traces.readers import find_packaged, read_trace
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveRun, Rank
 from ingero.units import NS_PER_S
 

@@ -11,8 +11,7 @@ import pytest
 from ingero.errors import BadDataError
 from ingero.job_traces.convert import build_job_trace
 from ingero.job_traces.model import TraceRows, iter_pushes
-from ingero.job_traces.packaged import PACKAGED, find_packaged
-from ingero.job_traces.readers import read_straggler_rows, read_trace
+from ingero.job_traces.readers import PACKAGED, find_packaged, read_straggler_rows, read_trace
 from ingero.model.collectives import CollectiveOp
 from ingero.testing.synthetic_jobs import JobShape, build_work, normal_noise, run_job, write_trace
 from ingero.units import NS_PER_S

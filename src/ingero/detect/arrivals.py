@@ -104,7 +104,7 @@ class Arrivals:
 
 
 class WorkerTotals(Columns):
-    """Sums over each worker's operations: ``own_ns``, ``n_ops``, ``n_enqueue``; ``first_ns`` and ``last_ns``, −1 before any."""
+    """Each worker's sums: ``own_ns``, ``n_ops``, ``n_enqueue``; and ``first_ns`` and ``last_ns``, −1 before any."""
 
     def __init__(self) -> None:
         super().__init__(own_ns=0, n_ops=0, n_enqueue=0, first_ns=-1, last_ns=-1)

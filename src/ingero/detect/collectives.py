@@ -44,7 +44,7 @@ class WaitLedger:
         wait_ns: By worker, shape (n_workers,).
         n_matched: Operations matched with at least one other member.
         n_incomplete: Operations matched without all of their members.
-        n_alone: Operations nobody else reported; they count as no wait.
+        n_alone: Operations that no other member reported; they count as no wait.
     """
 
     def __init__(self, patience_ns: int) -> None:

@@ -49,12 +49,12 @@ class AlarmEpisode:
         is_pooled: The pooled bet had won more.
         own_before_ns: Compared own time before the onset.
         excess_before_ns: Own time above the median peer's before the onset.
-        cleared_ns: Entry of the operation at which it cleared; None while it lasts.
+        cleared_ns: Entry of the operation at which it cleared; None while it is open.
         own_ns: Compared own time of the episode, once it cleared.
         excess_ns: Own time above the median peer's, once it cleared.
         log10_evidence: Once it cleared: at detection.
         slowdown: Once it cleared.
-        cleared_segment: Segment in which it cleared; None while it lasts.
+        cleared_segment: Segment in which it cleared; None while it is open.
         log_peak: Once it cleared: natural log of the most that was won against it.
     """
 
@@ -101,7 +101,7 @@ class WorkerEvidence:
         own_ns: Own time in them.
         excess_ns: Own time above the median peer's in them; may be negative.
         n_slowest: Spread-out operations in which it was the slowest.
-        current: Episode that lasts, per tier.
+        current: Episode that is open, per tier.
         past: Episodes that cleared, oldest first.
         onset: Per tier.
     """
@@ -147,7 +147,7 @@ class GroupEvidence:
     Attributes:
         detector: The detector that holds it; None below three members.
         row: Its index there.
-        n_members: Workers that it was taken up with.
+        n_members: Workers that it was added with.
         n_ops: Compared operations.
         n_spread: Those whose slowest peer stood out.
         typical_ns: Σ of the median peers' own time.
@@ -243,7 +243,7 @@ class RankEvidence:
         self.replicas.grow(n_workers)
 
     def add_group(self, group: PeerGroup) -> None:
-        """Take up a group, or its members after somebody joined it; who is in alarm stays so until evidence clears it."""
+        """Add a group, or its members after one joined it; workers in alarm stay so until evidence clears them."""
         size = len(group.members)
         known = self._groups.get(id(group))
         if known is not None and known.n_members == size:
@@ -277,7 +277,7 @@ class RankEvidence:
                 worker.current[tier] = replace(episode, since_op=0, onset_segment=BEFORE_FIRST)
 
     def home_of(self, worker: int) -> PeerGroup | None:
-        """The group that a worker is compared in, the newest that took it up; None before the first."""
+        """The group that a worker is compared in, the newest that it joined; None before the first."""
         return self._homes.get(worker)
 
     def of_group(self, group: PeerGroup) -> GroupEvidence | None:
@@ -298,7 +298,7 @@ class RankEvidence:
         return max(float(now[tier, 0, column]) / math.log(10.0), 0.0)
 
     def still_stands(self, group: PeerGroup, episode: AlarmEpisode) -> bool:
-        """Whether an episode's evidence suffices with what is known now; one that lasts is retracted by itself."""
+        """Whether an episode's evidence suffices with what is known now; an open one is retracted by itself."""
         found = self._groups[id(group)]
         if episode.cleared_ns is None or found.detector is None:
             return True

@@ -1,4 +1,4 @@
-"""Peer groups: operations that correspond, in one canonical order, once everybody who should have one has it.
+"""Peer groups: operations that correspond, in one canonical order, once every member that should have one has it.
 
 The order in which pairs reach the e-detector is (segment, place, slot, ordinal), a property of the operations
 alone. A pair is complete when each member of the group reported it or has left its segment; pairs are taken up to the
@@ -32,7 +32,7 @@ class PeerGroup:
         late_ns: Arrival of the first of them.
         n_widened: How often late ones became members.
         depth: How many groups some member was in before this one: its evidence comes after theirs.
-        since_ns: First arrival, while not open; else when it began to wait for somebody, or None.
+        since_ns: First arrival, while not open; else when it began to wait for a member, or None.
         gone_upto: Member → the segment that it is taken to have left though it did not say so.
         pending: Rows of KEY.
         n_pending: How many.
@@ -90,7 +90,7 @@ def take_complete(
         segments: Segment that each worker has reached, by worker index.
         now_ns: On the clock of arrivals.
         patience_ns: How long a member may keep the others waiting.
-        final: Nobody will report anything more.
+        final: Nothing more will come.
     """
     if not group.n_pending:
         group.since_ns = None

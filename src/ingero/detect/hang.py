@@ -1,4 +1,4 @@
-"""Names the ranks that never arrived, and tells them from those that merely wait.
+"""Names the ranks that never arrived, apart from those that merely wait.
 
 Members of a communicator that have not entered the operation others wait in are *missed*. A missed rank that itself
 waits elsewhere is a victim of that other group, so the wait-for graph is walked to its roots. No clocks are compared:
@@ -26,7 +26,7 @@ from ingero.model.hang import (
 
 @dataclass(frozen=True, slots=True)
 class _Missed:
-    """Why somebody waits for a rank: the first place it is missed."""
+    """Why a rank is waited for: the first place it is missed."""
 
     cause: HangCause
     group: StoppedGroup
@@ -54,7 +54,7 @@ class _Job:
         )
 
     def has_entered(self, rank: int, op: PendingOp) -> bool | None:
-        """Whether the rank entered a collective; None when nothing read tells."""
+        """Whether the rank entered a collective; None when that is not known."""
         state = self.states.get(rank)
         if state is None or op.group in self.mixed:
             return None
@@ -62,7 +62,7 @@ class _Job:
         return None if entered is None else entered >= op.seq
 
     def find_left(self, rank: int, group: str) -> int | None:
-        """The last collective of a group that the rank finished; None when nothing read tells."""
+        """The last collective of a group that the rank finished; None when that is not known."""
         state = self.states.get(rank)
         return None if state is None or group in self.mixed else state.left.get(group)
 
@@ -72,7 +72,7 @@ class _Job:
         return left is not None and left >= op.seq
 
     def is_stuck(self, state: RankState) -> bool:
-        """Whether the first operation it stands in is one that a peer has left."""
+        """Whether the first operation it is in is one that a peer has left."""
         if not state.pending or state.pending[0].peer is not None:
             return False
         first = state.pending[0]
@@ -94,25 +94,25 @@ def _is_same(left: PendingOp, right: PendingOp) -> bool:
 
 
 def find_hang(states: Iterable[RankState]) -> HangReport:
-    """Find the ranks that a standing job waits for.
+    """Find the ranks that a hung job waits for.
 
     Args:
         states: One per rank that could be read; ranks that only groups name count as silent when they are missed.
 
     Returns:
-        The roots with what each blocks, circles without a root, and every wait. No roots and no waits means nobody
-        was seen standing still.
+        The roots with what each blocks, circles without a root, and every wait. Without roots and waits no
+        rank was seen to wait.
     """
     job = _Job(states)
     waits: dict[int, tuple[PendingOp, set[int]]] = {}
     missed: dict[int, _Missed] = {}
-    standing = {rank: state for rank, state in sorted(job.states.items()) if state.pending}
+    waiting = {rank: state for rank, state in sorted(job.states.items()) if state.pending}
     stuck = {
         rank: _Missed(HangCause.STUCK, job.groups[state.pending[0].group], state.pending[0].seq)
-        for rank, state in standing.items()
+        for rank, state in waiting.items()
         if job.is_stuck(state)
     }
-    for rank, state in standing.items():
+    for rank, state in waiting.items():
         if rank not in stuck:
             waits[rank] = (state.pending[0], _waited_for(job, rank, missed, stuck))
     roots = _roots(waits, missed, stuck | _stopped_on_their_own(job, waits), job)
@@ -130,7 +130,7 @@ def find_hang(states: Iterable[RankState]) -> HangReport:
 def _waited_for(
     job: _Job, rank: int, missed: dict[int, _Missed], stuck: Mapping[int, _Missed]
 ) -> set[int]:
-    """Whom the rank waits for in the first operation it stands in; notes where each of them is missed."""
+    """Which ranks this one waits for in the first operation it is in; notes where each of them is missed."""
     op = job.states[rank].pending[0]
     group = job.groups[op.group]
     members = (
@@ -141,7 +141,7 @@ def _waited_for(
         for member in members
         if member not in job.states or (op.peer is None and job.has_entered(member, op) is False)
     }
-    # Where everybody entered, who still stands in something earlier holds the rest.
+    # Where all entered, a rank that is still in something earlier holds the rest.
     behind = absent or {member for member in members if not job.is_held_here(member, op)}
     for member in behind:
         cause = HangCause.ABSENT if member in job.states else HangCause.SILENT
@@ -156,8 +156,8 @@ def _stopped_on_their_own(
 ) -> dict[int, _Missed]:
     """Waiting ranks whose wait does not excuse that they are missed elsewhere.
 
-    Entering is the host's work and goes on while the device waits. When a peer stands in the *same* operation and
-    entered a later one all the same, standing there did not keep the missed rank from entering it.
+    Entering is the host's work and goes on while the device waits. When a peer waits in the *same* operation and
+    entered a later one all the same, waiting there did not keep the missed rank from entering it.
     """
     guilty: dict[int, _Missed] = {}
     for peer, (held_in, _) in sorted(waits.items()):
@@ -178,7 +178,7 @@ def _roots(
     at_fault: Mapping[int, _Missed],
     job: _Job,
 ) -> tuple[HangRoot, ...]:
-    """Whom somebody waits for and who has no wait of its own to excuse it."""
+    """Ranks that are waited for and have no wait of their own to excuse it."""
     waiters: dict[int, set[int]] = defaultdict(set)
     for rank, (_, targets) in waits.items():
         for target in targets:

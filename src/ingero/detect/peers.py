@@ -2,9 +2,10 @@
 
 Members of one data-parallel communicator hold the same stage and shape. So a worker's peers are the members of the
 largest communicator on which it has reduced, scattered or gathered more than a few numbers, as long as the launcher's
-labels, where present, say that their roles agree. A communicator that a worker has not used for many of its segments
-is given up: after a restart, or when a spare takes a node's place, everybody meets on new ones. Each operation on that communicator is an *anchor*; what a worker
-does on communicators that its peers do not share is numbered from its last anchor.
+labels, where present, say that their roles agree. A communicator that a worker has not used for many of its
+segments is given up: after a restart, or when a spare takes a node's place, all work on new ones. Each operation on
+that communicator is an *anchor*; what a worker does on communicators that its peers do not share is numbered from its
+last anchor.
 
 Everything here depends on a worker's operations in the order it entered them, never on when they arrived.
 """
@@ -59,10 +60,8 @@ KEY: Final = np.dtype([
     ("worker", "<i8"),
     ("segment", "<i8"),  # sequence number of the last anchor
     ("place", "<i8"),  # operations since the anchor, the anchor being 0
-    (
-        "slot",
-        "<i8",
-    ),  # which of the worker's communicators, comparable between peers; -1 for the anchor
+    # Which of the worker's communicators, comparable between peers; -1 for the anchor.
+    ("slot", "<i8"),
     ("ordinal", "<i8"),  # of the operation on that communicator since the anchor
     ("entry_ns", "<i8"),
     ("seq", "<i8"),
@@ -219,7 +218,7 @@ class Pairing:
     def _hold_back(
         self, ops: Records, comm: IntArray, first: IntArray, *, final: bool
     ) -> tuple[BoolArray, IntArray]:
-        """Which operations to number now, and on what: those before the first gradient communicator may wait or drop."""
+        """Which operations to number now, and on what: those before the first gradient communicator wait or are dropped."""
         worker = ops["worker"]
         row = first[worker]
         is_early = (comm == NO_COMM) & (row >= 0)

@@ -139,7 +139,7 @@ class ReplicaTimes:
 
         Args:
             worker: Whose slowdown.
-            span: Its segments: the first, and the one at which it was over, None while it lasts.
+            span: Its segments: the first, and the one at which it was over, None while it is open.
             links: Every worker's links: worker → communicator → the worker at the other end.
             among: The others that are asked.
 

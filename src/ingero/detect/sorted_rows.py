@@ -61,7 +61,7 @@ def count_below(
 def _descend(
     table: npt.NDArray[np.floating], first: IntArray, wanted: npt.NDArray[np.floating], step: int
 ) -> IntArray:
-    """Binary search in the flat table over the 2 × ``step`` entries from ``first`` on; the index of the first not below."""
+    """Binary search in the flat table over 2 × ``step`` entries from ``first`` on: the index of the first not below."""
     flat, found = table.reshape(-1), first - 1
     probe, entry = np.empty_like(found), np.empty(found.shape, table.dtype)
     is_below = np.empty(found.shape, bool)

@@ -1,4 +1,4 @@
-"""The peer threshold: the bar under which a node is grossly worse than its peers now.
+"""The peer threshold: a node whose score is under it is grossly worse than its peers now.
 
 Answers one question within one push and resists any minority of wrong nodes. It does not know roles and cannot see a
 few per cent: that is the e-detector's work (`ingero.detect.ranks.edetector`).
@@ -11,7 +11,7 @@ Per level (the cluster, and each cohort within it), over the scores of active no
     straggler ⇔ score < threshold
 
 The first value of a level is the raw value ``settle_ns`` after it has a quorum, not that of the first few nodes to
-report. Where the clamp to 0.10 would lift the bar to within ``min_margin`` of the median, there is none to tell: equal
+report. Where the clamp to 0.10 would lift the threshold to within ``min_margin`` of the median, there is none: equal
 scores must not flag.
 
 State goes in and comes out as a value; time is an argument. Recomputing more often changes delay, never the result.
@@ -49,19 +49,19 @@ NEVER: Final = np.iinfo(np.int64).min
 
 @dataclass(frozen=True, slots=True)
 class ThresholdSettings:
-    """How the bar is drawn.
+    """How the threshold is computed.
 
     Attributes:
         k: MADs below the median, in standard deviations of a normal tail.
         ema_alpha: Weight of a new raw value after one ``push_interval_ns``.
-        min_margin: Least distance of the bar from the median, in score.
-        statistical_min: Fewest active nodes for a bar of one's own.
+        min_margin: Least distance of the threshold from the median, in score.
+        statistical_min: Fewest active nodes for a threshold of the level's own.
         coverage_fraction: Share of ``max_expected_nodes`` under which coverage is called low; informational.
         max_expected_nodes: Denominator of coverage. The cap on known nodes is the caller's.
-        push_interval_ns: What agents are told to use; the EMA's unit of time.
+        push_interval_ns: Interval at which agents push; the EMA's unit of time.
         ttl_multiplier: A node expires, and a lost quorum forgets its EMA, after this many intervals.
         settle_ns: How long a level must have a quorum before its EMA is seeded: the time in which every node of a
-            cluster that is just being heard reports once. 0 seeds at once.
+            cluster that has just begun to push reports once. 0 seeds at once.
     """
 
     k: float = 2.0
@@ -87,7 +87,7 @@ class Scores:
     Attributes:
         scores: Shape (n,), each finite and in [0, 1].
         cohort_idx: Shape (n,), index into ``cohorts``.
-        cohorts: Cohort names; ``""`` is the cluster-wide bucket and has no bar of its own. Passing the same tuple
+        cohorts: Cohort names; ``""`` is the cluster-wide bucket and has no threshold of its own. Passing the same tuple
             again saves time.
     """
 
@@ -108,10 +108,10 @@ class Levels:
         median: Of the active scores; NaN when there are none.
         mad: Unscaled; NaN when there are no scores.
         n_active: How many scores.
-        n_under: How many of them lie under the bar that is in force for them, panic or not.
+        n_under: How many of them lie under the threshold that is in force for them, panic or not.
         quorum_met: ``n_active >= statistical_min``; always False for the cohort ``""``.
         thresholds: In force for nodes of this level, clamped and rounded: a cohort without quorum shows the
-            cluster's; NaN when there is none to tell.
+            cluster's; NaN when there is none.
     """
 
     settled: FloatArray
@@ -145,7 +145,7 @@ class ThresholdState:
         cohorts: Names of rows 1… of ``levels``.
         levels: See `Levels`.
         is_straggler: Shape (n,), aligned with the scores of the last step; all False in panic.
-        in_panic: More than half of the active nodes fell under their settled bar: the cluster moved, not a node.
+        in_panic: More than half of the active nodes fell under their settled threshold: the cluster moved, not a node.
         n_quiet: Quiet recomputes in a row since panic last held.
         coverage_low: Fewer than ``coverage_fraction × max_expected_nodes`` active.
     """
@@ -167,7 +167,7 @@ class ThresholdState:
             return 0
 
     def find_threshold(self, cohort: str = "") -> float | None:
-        """The bar in force for a cohort's nodes, or None when there is none to tell."""
+        """The threshold in force for a cohort's nodes, or None when there is none."""
         value = float(self.levels.thresholds[self.find_row(cohort)])
         return None if np.isnan(value) else value
 
@@ -239,38 +239,30 @@ def _settle(
     return settled, settled_at
 
 
-def _quorum_loss(
-    old: Levels, quorum: BoolArray, now_ns: int, settings: ThresholdSettings
+def _hold(
+    since_ns: IntArray, is_so: BoolArray, now_ns: int, long_ns: int
 ) -> tuple[IntArray, BoolArray]:
-    """Since when each level lacks quorum (NEVER while it has it), and which have lacked it for a TTL."""
-    since = np.where(old.quorum_lost_ns == NEVER, now_ns, old.quorum_lost_ns)
-    return np.where(quorum, NEVER, since), ~quorum & (now_ns - since >= settings.ttl_ns)
-
-
-def _gain_quorum(
-    old: Levels, quorum: BoolArray, now_ns: int, settings: ThresholdSettings
-) -> tuple[IntArray, BoolArray]:
-    """Since when each level has a quorum (NEVER while it has none), and which have had it long enough to be seeded."""
-    since = np.where(old.quorum_since_ns == NEVER, now_ns, old.quorum_since_ns)
-    return np.where(quorum, since, NEVER), quorum & (now_ns - since >= settings.settle_ns)
+    """Since when something is so of each level (NEVER while it is not), and where it has been for long enough."""
+    since = np.where(since_ns == NEVER, now_ns, since_ns)
+    return np.where(is_so, since, NEVER), is_so & (now_ns - since >= long_ns)
 
 
 def _in_force(
     settled: FloatArray, quorum: BoolArray, medians: FloatArray, settings: ThresholdSettings
 ) -> FloatArray:
-    """The bar that each level's nodes are told; NaN where there is none."""
+    """The threshold in force for each level's nodes; NaN where there is none."""
     own = np.where(quorum, settled, np.nan)
     usable = np.where(np.isnan(own), own[0], own)
-    told = round_down(np.clip(usable, THRESHOLD_FLOOR, THRESHOLD_CEILING))
+    thresholds = round_down(np.clip(usable, THRESHOLD_FLOOR, THRESHOLD_CEILING))
     is_low = own < THRESHOLD_FLOOR  # and at the floor closer to the median than the margin allows
-    told[is_low & (medians - settings.min_margin < THRESHOLD_FLOOR)] = np.nan
-    told[np.isnan(own)] = told[0]
-    return told
+    thresholds[is_low & (medians - settings.min_margin < THRESHOLD_FLOOR)] = np.nan
+    thresholds[np.isnan(own)] = thresholds[0]
+    return thresholds
 
 
-def _is_under(scores: Scores, told: FloatArray) -> BoolArray:
-    with np.errstate(invalid="ignore"):  # no bar: nobody is under it
-        return np.less(scores.scores, told[1:][scores.cohort_idx] - STRICTNESS)
+def _is_under(scores: Scores, thresholds: FloatArray) -> BoolArray:
+    with np.errstate(invalid="ignore"):  # no threshold: no node is under it
+        return np.less(scores.scores, thresholds[1:][scores.cohort_idx] - STRICTNESS)
 
 
 def step_threshold(
@@ -281,17 +273,17 @@ def step_threshold(
     *,
     is_complete: bool = False,
 ) -> ThresholdState:
-    """Recompute one cluster's bars from the scores of its active nodes.
+    """Recompute one cluster's thresholds from the scores of its active nodes.
 
-    Panic is judged against the bars that were settled before these scores could move them (against the new ones when
-    there were none). While it holds, bars stand still and nobody is a straggler; three quiet recomputes end it.
+    Panic is judged against the thresholds that were settled before these scores could move them (against the new ones when
+    there were none). While it holds, thresholds do not move and no node is a straggler; three quiet recomputes end it.
 
     Args:
         state: What the previous step returned, or ``ThresholdState()``.
         scores: The active nodes now; see `Scores`.
         now_ns: Monotonic; a step back in time counts as no time.
         settings: See `ThresholdSettings`.
-        is_complete: The caller knows that nobody is still to be heard: seed without waiting for ``settle_ns``.
+        is_complete: The caller knows that every node has pushed: seed without waiting for ``settle_ns``.
 
     Returns:
         The new state, its arrays aligned with ``scores``.
@@ -300,8 +292,8 @@ def step_threshold(
     medians, mads, counts = _level_statistics(scores)
     quorum = counts >= settings.statistical_min
     quorum[1:] &= np.fromiter((bool(name) for name in scores.cohorts), bool, len(scores.cohorts))
-    lost_ns, is_forgotten = _quorum_loss(old, quorum, now_ns, settings)
-    since_ns, is_ripe = _gain_quorum(old, quorum, now_ns, settings)
+    lost_ns, is_forgotten = _hold(old.quorum_lost_ns, ~quorum, now_ns, settings.ttl_ns)
+    since_ns, is_ripe = _hold(old.quorum_since_ns, quorum, now_ns, settings.settle_ns)
     raw = medians - np.maximum(settings.k * MAD_TO_SIGMA * mads, settings.min_margin)
     is_new = np.isnan(old.settled)
     before = _in_force(np.where(is_new, raw, old.settled), quorum, medians, settings)
@@ -311,8 +303,8 @@ def step_threshold(
     is_moving = quorum & np.where(is_new, is_ripe | is_complete, not in_panic)
     settled, settled_at = _settle(raw, old, is_moving, now_ns, settings)
     settled[is_forgotten], settled_at[is_forgotten] = np.nan, NEVER
-    told = _in_force(settled, quorum, medians, settings)
-    is_under = _is_under(scores, told)
+    thresholds = _in_force(settled, quorum, medians, settings)
+    is_under = _is_under(scores, thresholds)
     n_under = np.bincount(scores.cohort_idx + 1, weights=is_under, minlength=counts.size)
     n_under[0] = is_under.sum()
     levels = Levels(
@@ -325,7 +317,7 @@ def step_threshold(
         counts,
         n_under.astype(np.int64),
         quorum,
-        told,
+        thresholds,
     )
     return ThresholdState(
         cohorts=scores.cohorts,

@@ -1,7 +1,7 @@
-"""From evidence and waits to one verdict per worker and a bill that adds up.
+"""From evidence and waits to one verdict per worker, with costs that add up.
 
 Charging. In a synchronous job what one worker takes beyond its peers is what the others wait, so a culprit's excess
-own time since its onset bounds what it can have cost anybody: each worker's wait is charged up to the greatest
+own time since its onset bounds what it can have cost the others: each worker's wait is charged up to the greatest
 excess among the culprits of its job, shared in proportion to their excesses (culprits beside each other delay the job
 by the greatest, not by the sum). What exceeds that bound, such as a pipeline's own bubbles, stays unattributed.
 """
@@ -150,9 +150,6 @@ def _judge_job(
     )
 
 
-# ── A worker by itself ──────────────────────────────────────────────────────
-
-
 def _judge_alone(facts: Facts, worker: int, *, with_history: bool) -> _Finding:
     why_not = _find_why_unknown(facts, worker)
     if why_not:
@@ -277,7 +274,7 @@ def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> _Finding | None:
 
 
 def _shared_slowdown(facts: Facts, worker: int, episode: AlarmEpisode) -> tuple[float, int]:
-    """The factor by which most of a worker's siblings on other nodes slowed down during the episode, and how many."""
+    """The factor by which most others of a worker's replica on other nodes slowed down during the episode, and how many."""
     here = facts.workers[worker]
     replica, todo = {worker}, [worker]
     while todo:
@@ -318,15 +315,12 @@ def _judge_links(facts: Facts, worker: int) -> _Finding | None:
         ):
             return _Finding(
                 VerdictKind.NETWORK,
-                f"transfers on {facts.registry.comm_names[comm]} take {typical / usual:.2g}× those of its peers' links, "
-                f"{format_duration(excess_ns)} in all; own work is ordinary",
+                f"transfers on {facts.registry.comm_names[comm]} take {typical / usual:.2g}× "
+                f"those of its peers' links, {format_duration(excess_ns)} in all; own work is ordinary",
                 slowdown=Slowdown(typical / usual, typical / usual, typical / usual),
                 excess_ns=excess_ns,
             )
     return None
-
-
-# ── A job together ──────────────────────────────────────────────────────────
 
 
 def _charge(facts: Facts, worker: int, findings: Mapping[int, _Finding]) -> dict[int, int]:

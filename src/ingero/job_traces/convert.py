@@ -48,7 +48,7 @@ class _Kind:
 
 
 def _find_kind(name: str) -> _Kind | None:
-    """How to read an operation of this name; None when nobody knows it."""
+    """How to read an operation of this name; None when it is not known."""
     exact = {
         "forward-compute": _Kind(None, is_microbatch=True),
         "backward-compute": _Kind(None, is_microbatch=True),

@@ -63,7 +63,7 @@ class JobTrace:
         runs: For each worker, its whole history on each communicator.
         steps: Rows of STEP on the trace's own timeline, ascending: recorded steps follow each other without the gaps
             between them. Every worker's ``entry_ns`` is on this timeline.
-        n_unknown_rows: Rows whose kind of operation nobody knows; left out.
+        n_unknown_rows: Rows whose kind of operation is not known; left out.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Push:
 
 
 def _known_ns(runs: tuple[CollectiveRun, ...]) -> list[IntArray]:
-    """When each operation of one worker can be told: once everything entered up to the same moment has ended.
+    """When each operation of one worker can be reported: once everything entered up to the same moment has ended.
 
     Returns:
         Per run, nanoseconds on the trace's timeline, ascending, shape of its ops.
@@ -116,7 +116,7 @@ def _known_ns(runs: tuple[CollectiveRun, ...]) -> list[IntArray]:
     known = np.empty(ops.size, np.int64)
     ended = ops["entry_ns"] + np.maximum(ops["inside_ns"], 0)
     entered = ops["entry_ns"][order]
-    # Those entered at one moment, as a batched exchange is, are told together.
+    # Those entered at one moment, as a batched exchange is, are reported together.
     last = np.searchsorted(entered, entered, side="right") - 1
     known[order] = np.maximum.accumulate(ended[order])[last]
     sizes = np.cumsum([run.ops.size for run in runs])
@@ -126,8 +126,8 @@ def _known_ns(runs: tuple[CollectiveRun, ...]) -> list[IntArray]:
 def iter_pushes(trace: JobTrace, interval_ns: int) -> Iterator[Push]:
     """Cut a trace into what its agents push, in the order of the timeline.
 
-    An operation belongs to the interval in which it, and everything the worker entered before or with it, had *ended*: as a
-    live agent learns of it, and so that a worker's operations reach Fleet in the order they were entered.
+    An operation belongs to the interval in which it, and everything the worker entered before or with it, had *ended*:
+    as a live agent learns of it, and so that a worker's operations reach Fleet in the order they were entered.
     """
     end_ns = int(trace.steps["end_ns"][-1])
     edges = np.arange(interval_ns, end_ns + 2 * interval_ns, interval_ns)

@@ -1,14 +1,10 @@
-"""Reading recordings from files: one reader per format, asked in order.
-
-To add a format, write a `TraceReader` and one line in ``READERS``.
-"""
+"""Reading traces of training jobs from files; one ships with the package for the demo and the tests."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,19 +21,15 @@ _MAGIC: Final = b"PAR1"
 _REQUIRED: Final = ("dp_rank", "stage", "step", "optype", "start_ts", "duration")
 
 
-@dataclass(frozen=True, slots=True)
-class TraceReader:
-    """One format.
+PACKAGED: Final = ("AR",)
+"""Names of the traces under ``job_traces/data``; each has a PROVENANCE.md beside it."""
 
-    Attributes:
-        name: For people.
-        claims: Whether a file looks like this format, by its name and first bytes.
-        read: Reads it; raises BadDataError when it is not what it claimed to be.
-    """
 
-    name: str
-    claims: Callable[[Path, bytes], bool]
-    read: Callable[[Path], JobTrace]
+def find_packaged(name: str) -> Path | None:
+    """Where a trace that ships with the package lies, or None when there is none of that name."""
+    if name not in PACKAGED:
+        return None
+    return Path(str(resources.files("ingero.job_traces"))) / "data" / name / f"trace-{name}.parquet"
 
 
 @contextmanager
@@ -104,19 +96,8 @@ def _find_gpus_per_worker(path: Path) -> int:
     return max(int(found[1]), 1) if found else 1
 
 
-def _read_straggler_trace(path: Path) -> JobTrace:
-    name = path.stem.removeprefix("trace-")
-    return build_job_trace(read_straggler_rows(path), name, _find_gpus_per_worker(path))
-
-
-READERS: Final[tuple[TraceReader, ...]] = (
-    TraceReader("StragglerAnalysis Parquet", lambda _, head: head == _MAGIC, _read_straggler_trace),
-)
-"""Every format that can be replayed."""
-
-
 def read_trace(path: Path) -> JobTrace:
-    """Read a recording in whichever format it is.
+    """Read a trace of a training job: StragglerAnalysis Parquet.
 
     Raises:
         BadDataError: The file is missing, empty, cut short or of no known format.
@@ -126,8 +107,7 @@ def read_trace(path: Path) -> JobTrace:
             head = stream.read(len(_MAGIC))
     except OSError as error:
         raise BadDataError(f"{path}: {error.strerror or error}") from error
-    for reader in READERS:
-        if reader.claims(path, head):
-            return reader.read(path)
-    known = ", ".join(reader.name for reader in READERS)
-    raise BadDataError(f"{path}: not a trace of a known format ({known})")
+    if head != _MAGIC:
+        raise BadDataError(f"{path}: not a trace of a known format (StragglerAnalysis Parquet)")
+    name = path.stem.removeprefix("trace-")
+    return build_job_trace(read_straggler_rows(path), name, _find_gpus_per_worker(path))

@@ -47,15 +47,11 @@ UNKNOWN_NS: Final = -1
 
 COLLECTIVE_OP: Final = np.dtype([
     ("seq", "<u8"),  # sequence number on the communicator, counted by every member alike
-    (
-        "entry_ns",
-        "<i8",
-    ),  # when the rank entered, on its own clock; ordered within a rank, not across ranks
+    # When the rank entered, on its own clock; ordered within a rank, not across ranks.
+    ("entry_ns", "<i8"),
     ("inside_ns", "<i8"),  # from entry to leaving; UNKNOWN_NS when the end was not seen
-    (
-        "own_ns",
-        "<i8",
-    ),  # since the rank left its previous operation on any communicator; UNKNOWN_NS for the first
+    # Since the rank left its previous operation on any communicator; UNKNOWN_NS for the first.
+    ("own_ns", "<i8"),
     ("n_bytes", "<i8"),  # element count × type size; UNKNOWN_NS when unknown
     ("op", "u1"),  # CollectiveOp
 ])
@@ -79,7 +75,7 @@ class Rank:
         rank: Global rank in the job, or -1 when the launcher did not say.
         n_gpus: GPUs that wait when this rank waits (a tensor-parallel group reported as one worker has several).
         labels: Launcher's coordinates as sorted pairs, such as ``(("dp", "0"), ("pp", "3"))``; may be empty.
-        job: What tells apart two jobs on one node whose ranks have the same numbers; empty where nothing has to.
+        job: Distinguishes jobs on one node whose ranks have the same numbers; empty where there is one.
     """
 
     cluster_id: str
@@ -91,7 +87,7 @@ class Rank:
 
     @property
     def worker(self) -> Worker:
-        """Who this is within its cluster, whatever else is told of it."""
+        """Its key within its cluster."""
         return Worker(self.node_id, self.job, self.rank)
 
 

@@ -1,7 +1,7 @@
 """What a node saw: one row per call, off-CPU span, disk request or kernel fact.
 
-The integers are those of the recordings that exist (schema v0.8 to v0.10), so a recording of either generation reads the
-same. Codes are stored and exchanged: append only.
+The integers are those of the recordings that exist (schema v0.8 to v0.10), so a recording of either generation reads
+the same. Codes are stored and exchanged: append only.
 """
 
 from __future__ import annotations
@@ -103,9 +103,8 @@ class DriverOp(IntEnum):
 class HostOp(IntEnum):
     """Kernel facts about tasks and memory."""
 
-    SCHED_SWITCH = (
-        1  # a task came back on a CPU after `duration`; arg1 its own pid in old recordings
-    )
+    # A task came back on a CPU after `duration`; arg1 its own pid in old recordings.
+    SCHED_SWITCH = 1
     SCHED_WAKEUP = 2
     PAGE_ALLOC = 3  # arg0 bytes
     OOM_KILL = 4  # arg1 victim pid
@@ -146,7 +145,7 @@ class NetOp(IntEnum):
 
 
 class GraphOp(IntEnum):
-    """CUDA graph calls: arg0 executable (instantiate, launch) or graph (end capture), arg1 stream (graph, for instantiate)."""
+    """CUDA graph calls: arg0 executable (instantiate, launch) or graph (end capture); arg1 stream (instantiate: graph)."""
 
     BEGIN_CAPTURE = 1
     END_CAPTURE = 2
@@ -207,7 +206,7 @@ class CopyKind(IntEnum):
 
 
 class HostMemory(IntEnum):
-    """What the host side of a copy was; 0 in a recording that did not look."""
+    """What the host side of a copy was; 0 in a recording that does not say."""
 
     UNKNOWN = 0
     PAGEABLE = 1
@@ -229,11 +228,11 @@ class OffCpuReason(IntEnum):
 class EventFlag(IntFlag):
     """Facts about a row that are not its arguments."""
 
-    NESTED = (
-        1  # a driver call inside a runtime call of the same thread: counted once, with its parent
-    )
+    # A driver call inside a runtime call of the same thread: counted once, with its parent.
+    NESTED = 1
     EXEMPLAR = 2  # kept although its kind was being sampled (first, slow, failed)
-    IN_FLIGHT = 4  # had not returned when recording ended: `duration_ns` is until then, `ret_code` unknown, not in any count
+    # Had not returned when recording ended: `duration_ns` is until then, `ret_code` unknown, not in any count.
+    IN_FLIGHT = 4
     SLOW = 8  # took eight times the mean of its kind or more
 
 

@@ -73,7 +73,7 @@ class HangCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HangRoot:
-    """A rank that others wait for and that waits for nobody.
+    """A rank that others wait for and that waits for none.
 
     Attributes:
         rank: Global rank.
@@ -82,7 +82,7 @@ class HangRoot:
         missing_seq: The operation there that it did not enter, or did not leave.
         last_left: The last operation there that it finished; None when unknown.
         blocks: Every rank that waits for it, directly or through others, ascending.
-        node_id: Its node; empty when nobody told.
+        node_id: Its node; empty when it is not known.
         job: Its job, where ranks of several have the same numbers; otherwise empty.
     """
 

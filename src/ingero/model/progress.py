@@ -1,4 +1,4 @@
-"""Where a rank stands on a communicator when it stopped moving: what the agents of a hung job tell."""
+"""How far a rank got on a communicator before it stopped: what the agents of a hung job report."""
 
 from __future__ import annotations
 

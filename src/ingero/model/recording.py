@@ -25,16 +25,14 @@ AGGREGATE: Final = np.dtype([
     ("max_duration_ns", "<i8"),
     ("sum_arg0", "<i8"),  # bytes or sectors where arg0 is a size, else 0
     ("errors", "<i8"),
-    (
-        "lost",
-        "<i8",
-    ),  # calls that should have had a row: a full ring, queue or disk; 0 where the recording does not say
+    # Calls that should have had a row: a full ring, queue or disk; 0 where the recording does not say.
+    ("lost", "<i8"),
 ])
 """Exact counts of one operation of one process in one minute.
 
-Added up over a recording that nothing was pruned from, ``count == stored + lost + sampled out``, and of kinds that are never
-sampled nothing is sampled out (`ingero.model.sampling`). Calls in flight are in none of them. Of one minute the sum may be off by the
-calls of a second: a call is counted when it is read and stored under its own time.
+Added up over a recording that nothing was pruned from, ``count == stored + lost + sampled out``, and of kinds that are
+never sampled nothing is sampled out (`ingero.model.sampling`). Calls in flight are in none of them. Of one minute the
+sum may be off by the calls of a second: a call is counted when it is read and stored under its own time.
 """
 
 COVERAGE: Final = np.dtype([
@@ -72,7 +70,7 @@ HISTOGRAM: Final = np.dtype([
 """Exact latency histogram of one operation of one process in one minute."""
 
 
-_MOST_NAMED: Final = 5
+_MAX_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRank:
-    """What the launcher told a process about its place in the job; -1 where it did not say."""
+    """A process's place in the job, from its launcher; -1 where it did not say."""
 
     rank: int = -1
     local_rank: int = -1
@@ -133,8 +131,8 @@ def describe_unprobed(unprobed: Iterable[Unprobed]) -> list[str]:
         processes.setdefault((one.node, one.path, one.reason), []).append(one.pid)
     lines = []
     for (node, path, reason), pids in processes.items():
-        named = ", ".join(map(str, sorted(pid for pid in pids if pid)[:_MOST_NAMED]))
-        more = len(pids) - _MOST_NAMED
+        named = ", ".join(map(str, sorted(pid for pid in pids if pid)[:_MAX_NAMED]))
+        more = len(pids) - _MAX_NAMED
         whose = f" of pid {named}" if named else ""
         whose += f" and {more} more" if more > 0 else ""
         where = f" on {node}" if node else ""
@@ -169,7 +167,8 @@ class Recording:
         unwritten: Rows that the recorder could not store, most first.
         n_damaged: Rows of the file that could not be read.
         asked_ns: The part of the file that was asked for, where it is not all of it: first and last moment, Unix time;
-            0 for an open end. Rows outside are not here; `aggregates`, `coverage` and `histograms` are those of the file.
+            0 for an open end. Rows outside are not here; `aggregates`, `coverage` and `histograms` are those of the
+            file.
         pids: The processes that were asked for; empty for all.
         has_gpu_ids: The recorder read which device each call went to; older ones wrote 0 for all.
     """

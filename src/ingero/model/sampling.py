@@ -1,9 +1,9 @@
 """Which operations are never sampled: every call has a row of its own, or is counted as lost.
 
-The one definition: the kernel's probes, the recorder, the rules that read a recording, and the tests take it from here. An
+The one definition: the kernel's probes, the recorder, the rules that read a recording, and the tests use it. An
 operation that judges (what a rank waited for, what a process holds, what failed) is never sampled. What is sampled is
-frequent and says little call by call; its rows carry in ``weight`` the calls they stand for. ``cudaEventRecord`` is among the never
-sampled because it says what a later wait for the event waited for.
+frequent and says little call by call; its rows carry in ``weight`` the calls they stand for. ``cudaEventRecord`` is
+among the never sampled because it says what a later wait for the event waited for.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Text that came from traced programs: process names, symbols, file names. Data, never instructions.
 
-Whoever can name a process can write into an assistant's context, so what is shown is cut short and loses the characters
+A program that names a process can write into an assistant's context, so what is shown is cut short and loses the characters
 that hide or reorder text.
 """
 

@@ -1,22 +1,22 @@
 """What the detection concluded about a worker: values that Fleet, replay and the benchmark pass on and print.
 
-A *worker* is whoever reports as one rank; it may stand for several GPUs. Pure values, no behaviour beyond
+A *worker* is what reports as one rank; it may stand for several GPUs. Pure values, no behaviour beyond
 spelling themselves as JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from ingero.errors import BadDataError
 from ingero.model.collectives import Rank
 
 
 class VerdictKind(StrEnum):
-    """The closed list of answers. Only `CULPRIT` and `NETWORK` are worth waking somebody."""
+    """The closed list of answers. Only `CULPRIT` and `NETWORK` are worth paging for."""
 
     CULPRIT = "culprit"
     """Persistently slower in its own work than its role peers, by more than the alarm tier."""
@@ -25,13 +25,13 @@ class VerdictKind(StrEnum):
     NETWORK = "network"
     """Own work ordinary, transfers persistently slower than those of the peers' communicators."""
     VICTIM = "victim"
-    """Ordinary own work, and much of its waiting is charged to somebody else."""
+    """Ordinary own work, and much of its waiting is charged to others."""
     IMBALANCE_STAGE = "imbalance:stage"
     """Its whole stage has more work than the other stages; no node is at fault."""
     IMBALANCE_DATA = "imbalance:data"
     """The slow one rotates among the peers; the batches differ, no node is at fault."""
     CLUSTER = "cluster"
-    """Everybody is slower than they were themselves; nobody stands out."""
+    """All are slower than they were themselves; none stands out."""
     UNKNOWN = "unknown"
     """Not enough to judge; ``reason`` says what is missing."""
     ORDINARY = "ordinary"
@@ -100,7 +100,7 @@ class Verdict:
         excess_ns: Own time above the median peer's since onset; 0 without onset.
         n_ops: Paired operations compared.
         victims: For a culprit, drag or network verdict: who waited for it, longest first.
-        charged_to: For everybody: whom its waiting is charged to, worker → nanoseconds.
+        charged_to: To whom its waiting is charged to, worker → nanoseconds.
         lost_gpu_ns: Σ over its victims of charged wait × GPUs that waited.
     """
 
@@ -125,7 +125,7 @@ class Verdict:
 
     @property
     def is_alarm(self) -> bool:
-        """Whether somebody should be told now."""
+        """Whether it is worth paging for."""
         return self.kind in {VerdictKind.CULPRIT, VerdictKind.NETWORK}
 
 
@@ -164,7 +164,16 @@ def describe_rank(rank: Rank) -> str:
     return f"rank {rank.rank}" + (f" of job {rank.job}" if rank.job else "")
 
 
+ReadT = TypeVar("ReadT", Rank, Verdict, Judgement)
+
+
+def _name_of(field: str) -> str:
+    """The JSON name of a field."""
+    return "verdict" if field == "kind" else field
+
+
 def _rank_json(rank: Rank) -> dict[str, Any]:
+    # Spelled out: a page of a large job has as many of these as the job has pairs of peers.
     return {
         "cluster_id": rank.cluster_id,
         "node_id": rank.node_id,
@@ -175,53 +184,43 @@ def _rank_json(rank: Rank) -> dict[str, Any]:
     }
 
 
+def _fields_json(value: Verdict | Judgement | Onset | Slowdown) -> dict[str, Any]:
+    return {_name_of(one.name): _to_json(getattr(value, one.name)) for one in fields(value)}
+
+
+def _to_json(value: object) -> object:
+    """Fields by name, ranks as objects, kinds by their value."""
+    if isinstance(value, Rank):
+        return _rank_json(value)
+    if isinstance(value, tuple):
+        return [_rank_json(rank) for rank in value]
+    if isinstance(value, Onset | Slowdown):
+        return _fields_json(value)
+    return value.value if isinstance(value, StrEnum) else value
+
+
 def verdict_json(verdict: Verdict) -> dict[str, Any]:
     """The verdict as JSON-able values; times in nanoseconds, absent is null."""
-    onset, slowdown = verdict.onset, verdict.slowdown
-    return {
-        "rank": _rank_json(verdict.rank),
-        "verdict": verdict.kind.value,
-        "reason": verdict.reason,
-        "peers": [_rank_json(peer) for peer in verdict.peers],
-        "onset": None
-        if onset is None
-        else {
-            "comm": onset.comm,
-            "seq": onset.seq,
-            "entry_ns": onset.entry_ns,
-            "op_index": onset.op_index,
-        },
-        "detected_entry_ns": verdict.detected_entry_ns,
-        "n_ops_to_detect": verdict.n_ops_to_detect,
-        "noticed_entry_ns": verdict.noticed_entry_ns,
-        "slowdown": None
-        if slowdown is None
-        else {"median": slowdown.median, "low": slowdown.low, "high": slowdown.high},
-        "evidence": verdict.evidence,
-        "bet": None if verdict.bet is None else verdict.bet.value,
-        "own_ns": verdict.own_ns,
-        "wait_ns": verdict.wait_ns,
-        "excess_ns": verdict.excess_ns,
-        "n_ops": verdict.n_ops,
-        "victims": [_rank_json(victim) for victim in verdict.victims],
-        "charged_to": [
-            {"rank": _rank_json(rank), "wait_ns": wait_ns}
-            for rank, wait_ns in verdict.charged_to.items()
-        ],
-        "lost_gpu_ns": verdict.lost_gpu_ns,
-    }
+    charges = [
+        {"rank": _rank_json(rank), "wait_ns": wait_ns}
+        for rank, wait_ns in verdict.charged_to.items()
+    ]
+    return _fields_json(verdict) | {"charged_to": charges}
 
 
 def judgement_json(judgement: Judgement) -> dict[str, Any]:
     """The judgement as JSON-able values."""
-    return {
-        "cluster_id": judgement.cluster_id,
-        "verdicts": [verdict_json(verdict) for verdict in judgement.verdicts],
-        "total_wait_gpu_ns": judgement.total_wait_gpu_ns,
-        "charged_gpu_ns": judgement.charged_gpu_ns,
-        "unattributed_gpu_ns": judgement.unattributed_gpu_ns,
-        "counts": dict(judgement.counts),
-    }
+    verdicts = [verdict_json(verdict) for verdict in judgement.verdicts]
+    page = _fields_json(replace(judgement, verdicts=()))
+    return page | {"verdicts": verdicts, "counts": dict(judgement.counts)}
+
+
+def _read(
+    kind: type[ReadT], page: Mapping[str, Any], /, **parsers: Callable[[Any], object]
+) -> ReadT:
+    """An object from the page's values of its fields, each through its parser if it has one."""
+    values = {one.name: page[_name_of(one.name)] for one in fields(kind)}
+    return kind(**values | {name: parse(values[name]) for name, parse in parsers.items()})
 
 
 def parse_judgement(page: Mapping[str, Any]) -> Judgement:
@@ -231,48 +230,28 @@ def parse_judgement(page: Mapping[str, Any]) -> Judgement:
         BadDataError: A field is missing or of another kind.
     """
     try:
-        return Judgement(
-            cluster_id=page["cluster_id"],
-            verdicts=tuple(_parse_verdict(verdict) for verdict in page["verdicts"]),
-            total_wait_gpu_ns=page["total_wait_gpu_ns"],
-            charged_gpu_ns=page["charged_gpu_ns"],
-            unattributed_gpu_ns=page["unattributed_gpu_ns"],
-            counts=dict(page["counts"]),
-        )
+        return _read(Judgement, page, verdicts=_parse_verdicts, counts=dict)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadDataError(f"not a judgement: {error!r}") from error
 
 
 def _parse_rank(page: Mapping[str, Any]) -> Rank:
-    return Rank(
-        cluster_id=page["cluster_id"],
-        node_id=page["node_id"],
-        rank=page["rank"],
-        n_gpus=page["n_gpus"],
-        labels=tuple(page["labels"].items()),
-        job=page["job"],
-    )
+    return _read(Rank, page, labels=lambda labels: tuple(labels.items()))
 
 
-def _parse_verdict(page: Mapping[str, Any]) -> Verdict:
-    onset, slowdown, bet = page["onset"], page["slowdown"], page["bet"]
-    return Verdict(
-        rank=_parse_rank(page["rank"]),
-        kind=VerdictKind(page["verdict"]),
-        reason=page["reason"],
-        peers=tuple(map(_parse_rank, page["peers"])),
-        onset=None if onset is None else Onset(**onset),
-        detected_entry_ns=page["detected_entry_ns"],
-        n_ops_to_detect=page["n_ops_to_detect"],
-        noticed_entry_ns=page["noticed_entry_ns"],
-        slowdown=None if slowdown is None else Slowdown(**slowdown),
-        evidence=page["evidence"],
-        bet=None if bet is None else Bet(bet),
-        own_ns=page["own_ns"],
-        wait_ns=page["wait_ns"],
-        excess_ns=page["excess_ns"],
-        n_ops=page["n_ops"],
-        victims=tuple(map(_parse_rank, page["victims"])),
-        charged_to={_parse_rank(part["rank"]): part["wait_ns"] for part in page["charged_to"]},
-        lost_gpu_ns=page["lost_gpu_ns"],
-    )
+def _parse_ranks(pages: Iterable[Mapping[str, Any]]) -> tuple[Rank, ...]:
+    return tuple(map(_parse_rank, pages))
+
+
+def _parse_verdicts(pages: Iterable[Mapping[str, Any]]) -> tuple[Verdict, ...]:
+    parsers: dict[str, Callable[[Any], object]] = {
+        "rank": _parse_rank,
+        "kind": VerdictKind,
+        "peers": _parse_ranks,
+        "onset": lambda onset: None if onset is None else Onset(**onset),
+        "slowdown": lambda slowdown: None if slowdown is None else Slowdown(**slowdown),
+        "bet": lambda bet: None if bet is None else Bet(bet),
+        "victims": _parse_ranks,
+        "charged_to": lambda parts: {_parse_rank(one["rank"]): one["wait_ns"] for one in parts},
+    }
+    return tuple(_read(Verdict, page, **parsers) for page in pages)

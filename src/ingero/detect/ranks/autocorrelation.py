@@ -1,8 +1,8 @@
 """How many operations in a row share one cause: what a peer group's residuals say about counting them as evidence.
 
 A heavy batch is heavy forward and backward, a heavy step for hundreds of operations. Each such stretch is one piece of
-evidence, not many; its length is the effective block length. The length is read from the residuals themselves, scale by scale: over blocks of 2^k operations, the
-variance of the difference of consecutive blocks' means (Allan variance) falls as 2^−k where operations are independent
+evidence, not many; its length is the effective block length. It is read from the residuals themselves, scale by scale:
+over blocks of 2^k operations, the variance of the difference of consecutive blocks' means (Allan variance) falls as 2^−k where operations are independent
 and stays where they are not. Half the squared difference's *lower median* stands for its mean, so that one persistent change,
 such as the onset of a fault, is no dependence; nor is a constant offset.
 
@@ -33,7 +33,7 @@ _LEVEL_BLOCKS: Final = 16
 _CLIP: Final = 0.7
 """Residuals beyond a factor of two count as a factor of two."""
 _REACH: Final = np.array([3.0, 2.0])
-"""Standard deviations of a block's mean that a shared cause may reach, by tier: the tier that pages needs more margin."""
+"""Standard deviations of a block's mean that a shared cause may reach, by tier: what pages needs more margin."""
 _MEDIAN_OF_CHI2: Final = 0.4549
 """Median of the square of a standard normal."""
 
@@ -110,7 +110,7 @@ class BlockMeans:
         return np.asarray(np.sqrt(np.maximum(squares - mean**2, 0.0)))
 
     def levels(self, groups: IntArray) -> FloatArray:
-        """Each worker's persistent residual, the median of its blocks' means, shape (g, m); NaN before there are enough."""
+        """Persistent residuals, the median of each worker's block means, shape (g, m); NaN before there are enough."""
         n_seen = min(int(self._n_ops[groups].max(initial=0)) // BLOCK, _N_COARSE)
         blocks = np.sort(self._coarse[:n_seen, as_slice(groups)], axis=0).astype(np.float64)
         n_known = n_seen - np.count_nonzero(np.isnan(blocks), axis=0)

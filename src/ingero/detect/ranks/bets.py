@@ -1,4 +1,4 @@
-"""The bets of a block of operations: rank, pooled and majority, against "slow" and, for workers in alarm, "fast again"."""
+"""The bets of a block of operations: rank, pooled and majority; and, for workers in alarm, those on "fast again"."""
 
 from __future__ import annotations
 

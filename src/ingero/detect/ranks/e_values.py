@@ -47,36 +47,36 @@ def _prefix_majority(n_grid: int) -> FloatArray:
     return sums
 
 
-def majority_bet(above: IntArray, tied: IntArray, n_grid: IntArray) -> FloatArray:
+def majority_bet(above: IntArray, level: IntArray, n_grid: IntArray) -> FloatArray:
     """The e-value of a bet that the worker stands in the upper half; arguments as in `grid_bet`.
 
     It grows more slowly than the power calibrators on one slow worker, and it alone grows on each of several: a worker
     that is second of four every time is never first.
     """
-    return _from_tables(above, tied, n_grid, _prefix_majority)
+    return _from_tables(above, level, n_grid, _prefix_majority)
 
 
 def grid_bet(
-    above: IntArray, tied: IntArray, n_grid: IntArray, kappas: tuple[float, ...]
+    above: IntArray, level: IntArray, n_grid: IntArray, kappas: tuple[float, ...]
 ) -> FloatArray:
-    """The e-value of standing at position ``above + 1`` of ``n_grid``, tied with ``tied`` others.
+    """The e-value of standing at position ``above + 1`` of ``n_grid``, level with ``level`` others.
 
     Args:
         above: How many of the others stand before it (are slower); any shape.
-        tied: How many of the others stand level with it; same shape.
+        level: How many of the others are level with it; same shape.
         n_grid: Positions in all, the worker's own included; same shape. 1 gives an e-value of 1.
         kappas: Exponents of the mixture.
 
     Returns:
         E-values, same shape; their mean over the equally likely positions is 1.
     """
-    return _from_tables(above, tied, n_grid, partial(_prefix_weights, kappas))
+    return _from_tables(above, level, n_grid, partial(_prefix_weights, kappas))
 
 
 def _from_tables(
-    above: IntArray, tied: IntArray, n_grid: IntArray, table_for: Callable[[int], FloatArray]
+    above: IntArray, level: IntArray, n_grid: IntArray, table_for: Callable[[int], FloatArray]
 ) -> FloatArray:
-    last = above + tied + 1
+    last = above + level + 1
     largest = int(n_grid.max(initial=1))
     if int(n_grid.min(initial=largest)) == largest:
         sums = table_for(largest)

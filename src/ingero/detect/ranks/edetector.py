@@ -219,7 +219,7 @@ class EDetector:
     def _note_means(
         self, groups: IntArray, costs: FloatArray, residuals: FloatArray, taken: IntArray
     ) -> None:
-        """Keep residuals against all peers: a smaller reference would look like a change."""
+        """Keep residuals against all peers: a smaller reference would count as a change."""
         if self._peeled(groups).any():
             residuals = residuals_among_all(costs)
         for offset in range(int(taken.max())):
@@ -259,7 +259,7 @@ class EDetector:
         self._past.sort(changed, self.n_ops[changed], self._peeled(changed))
 
     def onsets_since(self, group: int, op: int) -> list[tuple[int, int, int]]:
-        """Tier, worker and ordinal of each run of slowness that began at an operation or later and lasts."""
+        """Tier, worker and ordinal of each run of slowness that began at an operation or later and has not ended."""
         began = self.alarms.onset_op[:, group]
         is_here = (began >= op) & (self.wealth.slow[DRIFT, :, group] > 0.0)
         at = np.argwhere(is_here).tolist()

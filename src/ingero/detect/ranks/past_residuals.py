@@ -68,7 +68,7 @@ class PastResiduals:
     def store(
         self, groups: IntArray, n_ops: IntArray, residuals: FloatArray, taken: IntArray
     ) -> None:
-        """Add the leading ``taken`` operations of each group, residuals of shape (T, g, m), after the first ``n_ops``."""
+        """Add each group's leading ``taken`` operations, residuals of shape (T, g, m), after the first ``n_ops``."""
         here = as_slice(groups)
         if isinstance(here, slice) and is_uniform(n_ops) and is_uniform(taken):
             n = int(taken[0])
@@ -85,9 +85,9 @@ class PastResiduals:
         return np.asarray(values[~np.isnan(values)])
 
     def typical_reach(self, groups: IntArray) -> FloatArray:
-        """The lower median over workers of a high quantile of their residuals, shape (g,); −inf before there are enough.
+        """A high quantile of the typical worker's residuals, shape (g,); −inf before there are enough.
 
-        A slow minority does not make its group look wide.
+        Typical is the lower median over workers: a slow minority does not make its group wide.
         """
         n_own = self._n_own[groups]
         at = np.maximum((n_own * _WIDE_QUANTILE).astype(np.int64) - 1, 0)

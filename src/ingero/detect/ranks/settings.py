@@ -27,8 +27,8 @@ class EDetectorSettings:
         alpha: Budget: at most this many false alarms per operation and worker.
         alarm_slowdown: Slowdown that makes a culprit; 0.10 is 10 %.
         notice_slowdown: Slowdown that makes a drag.
-        window_ops: Operations whose residuals the pooled bet looks back on. Groups so large that this would exceed
-            about 4096 residuals look back on fewer.
+        window_ops: Operations whose residuals the pooled bet uses. Groups so large that this would exceed about 4096
+            residuals use fewer.
         use_rank: Place the rank bet.
         use_pooled: Place the pooled bet.
         use_peeling: Take workers in alarm out of the reference.

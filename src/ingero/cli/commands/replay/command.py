@@ -91,8 +91,7 @@ def command(trace: str, *, offline: bool, as_json: bool, **network: Any) -> int:
     from ingero.cli.commands.replay.offline import judge_trace
     from ingero.cli.commands.replay.render import render_result
     from ingero.cli.commands.replay.result import build_result
-    from ingero.job_traces.packaged import find_packaged
-    from ingero.job_traces.readers import read_trace
+    from ingero.job_traces.readers import find_packaged, read_trace
 
     path = Path(trace)
     job = read_trace(path if path.exists() else find_packaged(trace) or path)
