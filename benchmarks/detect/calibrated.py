@@ -30,11 +30,11 @@ def calibrated_rows(settings):
                 rng = np.random.default_rng([settings["seed"], 97, at])
                 is_slow = np.zeros((N_GROUPS, N_PEERS), bool)
                 is_slow[: N_GROUPS // 4, 0] = True
-                bank, groups = run(rng, spread, multiple, np.where(is_slow, factor, 1.0))
-                stands = bank.alarms.in_alarm[NOTICE, groups]
+                detector, groups = run(rng, spread, multiple, np.where(is_slow, factor, 1.0))
+                stands = detector.alarms.in_alarm[NOTICE, groups]
                 n_false += int(stands[~is_slow].sum())
                 n_healthy += int((~is_slow).sum())
-                limits.append(np.median(bank.persistence.limits[NOTICE]))
+                limits.append(np.median(detector.persistence.limits[NOTICE]))
                 row[f"noticed ×{factor:.2f}"] = round(float(stands[is_slow].mean()), 3)
             row["healthy_reported"] = round(n_false / n_healthy, 4)
             row["notice_limit_median"] = round(float(np.median(limits)), 4)
@@ -42,15 +42,15 @@ def calibrated_rows(settings):
 
 
 def run(rng, spread, multiple, factors):
-    """A bank after its last operation."""
+    """A detector after its last operation."""
     settings = EDetectorSettings(notice_spread=multiple)
-    bank = EDetector(N_PEERS, settings)
-    groups = bank.add_groups(N_GROUPS)
+    detector = EDetector(N_PEERS, settings)
+    groups = detector.add_groups(N_GROUPS)
     lasting = spread * rng.standard_normal(factors.shape)
     costs = np.exp(lasting + 0.02 * rng.standard_normal((N_OPS, *factors.shape))) * 1e8
     costs[ONSET:] *= factors
-    bank.observe(groups, costs, np.full(N_GROUPS, N_OPS))
-    return bank, groups
+    detector.observe(groups, costs, np.full(N_GROUPS, N_OPS))
+    return detector, groups
 
 
 def describe(rows):

@@ -30,12 +30,12 @@ def test_a_bet_on_a_grid_is_worth_one_on_average(n):
 @given(st.integers(1, 30), st.data())
 def test_positions_that_tie_share_the_mean_of_their_weights(n, data):
     above = data.draw(st.integers(0, n - 1))
-    tied = data.draw(st.integers(0, n - 1 - above))
-    shared = grid_bet(np.array([above]), np.array([tied]), np.array([n]), RANK_KAPPAS)[0]
+    level = data.draw(st.integers(0, n - 1 - above))
+    shared = grid_bet(np.array([above]), np.array([level]), np.array([n]), RANK_KAPPAS)[0]
     each = grid_bet(
-        np.arange(above, above + tied + 1),
-        np.zeros(tied + 1, np.int64),
-        np.full(tied + 1, n),
+        np.arange(above, above + level + 1),
+        np.zeros(level + 1, np.int64),
+        np.full(level + 1, n),
         RANK_KAPPAS,
     )
     assert shared == pytest.approx(each.mean())

@@ -28,9 +28,6 @@ def lognormal(seed, shape, sigma=0.03):
     return np.random.default_rng(seed).lognormal(0.0, sigma, shape) * 1e8
 
 
-# ── The detector against a loop ─────────────────────────────────────────────
-
-
 def slow_dependence(history, limits, reach):
     """τ of each tier for one group from all residuals so far, oldest first: as `ingero.detect.ranks.autocorrelation` reads."""
     m = len(history)
@@ -175,7 +172,7 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop th
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_bank_agrees_with_a_loop_through_alarms_peeling_and_clearing(seed):
+def test_the_detector_agrees_with_a_loop_through_alarms_peeling_and_clearing(seed):
     costs = lognormal(seed, (180, 5), sigma=0.02 + 0.02 * seed)
     costs[20:90, 1] *= 1.6
     costs[40:, 3] *= 1.4
@@ -189,9 +186,6 @@ def test_the_bank_agrees_with_a_loop_through_alarms_peeling_and_clearing(seed):
     assert {c[1] for c in got} >= {1, 3}
     assert any(not c[3] for c in got), "somebody cleared"
     assert found.wealth.slow[0, :, 0] == pytest.approx(evidence, abs=1e-6)
-
-
-# ── Promises ────────────────────────────────────────────────────────────────
 
 
 @settings(max_examples=20, deadline=None)
@@ -386,7 +380,7 @@ def test_steps_that_are_heavy_as_a_whole_end_as_no_alarm(weighed, monkeypatch):
     )
 
 
-def test_a_lasting_change_is_no_dependence():
+def test_a_persistent_change_is_no_dependence():
     for factors in ((1.5, 1.0, 1.0, 1.0), (1.4, 1.4, 1.0, 1.0)):
         costs = lognormal(12, (600, 1, 4), sigma=0.02)
         costs[250:] *= factors
@@ -431,7 +425,7 @@ def test_wide_noise_counts_as_dependent_only_until_blocks_tell_that_it_does_not_
 
 
 def test_a_small_slowdown_beside_a_noisy_peer_is_noticed_by_its_rank():
-    """The noisy peer's residuals hide the gap from the pooled bet, whose stake in a mean costs what the rank bet wins."""
+    """The noisy peer's residuals hide the gap from the pooled bet, whose half of the mean is lost each time."""
     rng = np.random.default_rng(15)
     costs = np.exp(rng.standard_normal((460, 40, 4)) * [0.01, 0.01, 0.04, 0.01]) * 1e8
     costs[260:, :, 1] *= 1.04

@@ -1,4 +1,4 @@
-"""The Judge: verdicts on simulated jobs, the bill, and independence of how reports arrive."""
+"""The Judge: verdicts on simulated jobs, costs, and independence of how reports arrive."""
 
 from dataclasses import replace
 
@@ -68,16 +68,13 @@ def kinds(judgement):
     return table
 
 
-def everybody(shape=SHAPE):
+def all_workers(shape=SHAPE):
     return {(dp, stage) for dp in range(shape.n_dp) for stage in range(shape.n_stages)}
-
-
-# ── Verdicts ────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("noise", [normal_noise(0.03), heavy_noise(0.03), skewed_noise(0.05)])
 def test_healthy_workers_are_ordinary(noise):
-    assert kinds(judge(simulate(noise=noise))) == {"ordinary": everybody()}
+    assert kinds(judge(simulate(noise=noise))) == {"ordinary": all_workers()}
 
 
 @pytest.mark.parametrize("factor", [1.2, 1.5, 2.0])
@@ -85,7 +82,7 @@ def test_a_slow_worker_is_the_only_culprit_and_the_others_its_victims(factor):
     judgement = judge(simulate(change=slow(factor, (2, 1))))
     found = kinds(judgement)
     assert found["culprit"] == {(2, 1)}
-    assert found["victim"] == everybody() - {(2, 1)}
+    assert found["victim"] == all_workers() - {(2, 1)}
     (culprit,) = judgement.culprits
     assert culprit.slowdown.median == pytest.approx(factor, rel=0.03)
     assert culprit.n_ops_to_detect < 12
@@ -139,7 +136,7 @@ def test_uneven_batches_are_an_imbalance_and_no_alarm(sigma, seed):
     def rotate(work, rng):
         return rotate_heavy_sequences(work, sigma, rng)
 
-    assert kinds(judge(simulate(seed=seed, change=rotate))) == {"imbalance:data": everybody()}
+    assert kinds(judge(simulate(seed=seed, change=rotate))) == {"imbalance:data": all_workers()}
 
 
 LONG = replace(SHAPE, n_steps=14)
@@ -162,11 +159,11 @@ def test_steps_that_are_heavy_for_a_whole_replica_are_an_imbalance_and_no_alarm(
 
 @pytest.mark.parametrize(("sigma", "seed"), [(0.15, 3), (0.15, 7), (0.2, 0), (0.3, 1)])
 def test_without_a_pipeline_too_uneven_steps_end_as_an_imbalance(sigma, seed):
-    """No siblings to ask: what was named in the first heavy steps is taken back, past alarms included."""
+    """No other worker of the replica to compare with: what was named in the first heavy steps is taken back, past alarms included."""
     shape = JobShape(n_dp=4, n_stages=1, n_microbatches=18, n_steps=24)
     trace = simulate(shape, seed=seed, change=uneven_steps(sigma))
     found = kinds(judge(trace, with_history=True))
-    assert found == {"imbalance:data": everybody(shape)}
+    assert found == {"imbalance:data": all_workers(shape)}
 
 
 def test_a_whole_replica_that_is_slow_on_many_nodes_is_nobodys_fault():
@@ -228,12 +225,12 @@ def test_when_everybody_slows_down_nobody_stands_out():
         return work
 
     found = kinds(judge(simulate(replace(SHAPE, n_steps=32), change=later)))
-    assert found == {"cluster": everybody()}
+    assert found == {"cluster": all_workers()}
 
 
 def test_a_worker_that_recovered_is_ordinary_now_and_named_in_the_history():
     trace = simulate(replace(SHAPE, n_steps=24), change=slow(1.5, (1, 1), since=2, until=18))
-    assert kinds(judge(trace)) == {"ordinary": everybody()}, "and no unevenness of the data"
+    assert kinds(judge(trace)) == {"ordinary": all_workers()}, "and no unevenness of the data"
     (culprit,) = judge(trace, with_history=True).culprits
     assert dict(culprit.rank.labels) == {"dp": "1", "stage": "1"}
     assert "recovered" in culprit.reason
@@ -260,7 +257,7 @@ def test_own_time_that_was_not_measured_is_missing_and_not_fast():
                 rows["own_ns"][rows["seq"] % 2 == 0] = UNKNOWN_NS
         hidden.append(tuple(replace(run, ops=rows) for run, rows in zip(runs, ops, strict=True)))
     judgement = judge(replace(trace, runs=tuple(hidden)))
-    assert kinds(judgement) == {"ordinary": everybody()}
+    assert kinds(judgement) == {"ordinary": all_workers()}
     assert 0 < judgement.verdicts[0].n_ops < 0.7 * judgement.verdicts[3].n_ops
     assert judgement.verdicts[0].slowdown.median == pytest.approx(1.0, abs=0.05)
 
@@ -282,9 +279,6 @@ def test_enqueue_times_convict_nobody():
     assert {verdict.kind for verdict in judgement.verdicts} == {VerdictKind.UNKNOWN}
     assert "enqueue" in judgement.verdicts[0].reason
     assert judgement.counts["enqueue_ops"] == trace.n_ops
-
-
-# ── The bill ────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -332,9 +326,6 @@ def test_operations_in_flight_together_block_a_rank_once():
     found.settle(0, final=True)
     (judgement,) = found.judgements()
     assert [verdict.wait_ns for verdict in judgement.verdicts] == [90, 0]
-
-
-# ── How reports arrive ──────────────────────────────────────────────────────
 
 
 def canonical(found, with_history=True):
@@ -436,9 +427,6 @@ def test_two_jobs_are_judged_apart():
     assert two.charged_gpu_ns == 0
 
 
-# ── Who the peers are ───────────────────────────────────────────────────────
-
-
 def simulate_without(*optypes, change):
     shape = replace(SHAPE, n_steps=4)
     work = change(build_work(shape, QUIET, np.random.default_rng(0)), None)
@@ -463,7 +451,7 @@ def test_without_any_shared_collective_the_launchers_labels_tell_the_peers():
 
 
 def test_a_small_reduction_over_the_whole_job_does_not_make_everybody_peers():
-    """A norm of 4 bytes on the greatest communicator; without labels only its size tells it apart."""
+    """A norm of 4 bytes on the greatest communicator; without labels only its size distinguishes it."""
     rng = np.random.default_rng(0)
     found = Judge()
     for rank in range(8):

@@ -1,4 +1,4 @@
-"""δ from what peers differ by for good: an obvious loop as oracle, who can move it, and what it does to reports."""
+"""δ from the persistent bias of peers: an obvious loop as oracle, who can move it, and what it does to reports."""
 
 import math
 import statistics
@@ -59,8 +59,8 @@ def fed(costs, **changes):
 
 def unlike_peers(spread, n_ops=600, shape=(6, 12), seed=1):
     rng = np.random.default_rng(seed)
-    lasting = spread * rng.standard_normal(shape)
-    return np.exp(lasting + 0.02 * rng.standard_normal((n_ops, *shape))) * 1e8
+    bias = spread * rng.standard_normal(shape)
+    return np.exp(bias + 0.02 * rng.standard_normal((n_ops, *shape))) * 1e8
 
 
 def test_how_slow_a_worker_is_does_not_change_its_own_limit_and_hardly_its_peers():
@@ -97,7 +97,7 @@ def test_only_the_notice_tier_is_raised_between_the_settings_bounds_and_only_if_
     assert (short.persistence.limits[NOTICE] == 0.03).all(), "too few operations"
 
 
-def test_a_fleet_that_differs_for_good_reports_fewer_and_still_alarms_the_slow_one():
+def test_a_fleet_that_differs_persistently_reports_fewer_and_still_alarms_the_slow_one():
     costs = unlike_peers(0.03, 1200, (12, 16), seed=2)
     costs[400:, :3, 0] *= 1.3
     healthy = np.ones((12, 16), bool)

@@ -64,12 +64,12 @@ def test_first_threshold_agrees_with_the_formula_for_cluster_and_cohorts(rows):
     for name in names:
         mine = [value for value, of in rows if of == name]
         expected = formula(mine) if name and len(mine) >= 5 else of_cluster
-        told = state.find_threshold(name)
+        threshold = state.find_threshold(name)
         if expected is None:
-            assert told is None
+            assert threshold is None
             continue
-        assert told == pytest.approx(expected, abs=1.1e-6)
-        assert told <= expected + 1e-9
+        assert threshold == pytest.approx(expected, abs=1.1e-6)
+        assert threshold <= expected + 1e-9
 
 
 @given(

@@ -46,8 +46,8 @@ def overlapping(*ops):
     return JobTrace("t", (rank,), (tuple(runs),), steps)
 
 
-def told(trace):
-    """For each push its moment and what it tells, as (communicator, entry)."""
+def reported(trace):
+    """For each push its moment and what it reports, as (communicator, entry)."""
     return [
         (push.at_ns // NS_PER_S, sorted((r.comm, int(e) // NS_PER_S) for r in push.runs for e in r.ops["entry_ns"]))
         for push in iter_pushes(trace, 10 * NS_PER_S)
@@ -56,10 +56,10 @@ def told(trace):
 
 
 def test_operation_waits_for_one_that_was_entered_before_it_and_lasts_longer():
-    assert told(overlapping(("a", 1, 14), ("b", 2, 3), ("b", 16, 1))) == [
+    assert reported(overlapping(("a", 1, 14), ("b", 2, 3), ("b", 16, 1))) == [
         (20, [("a", 1), ("b", 2), ("b", 16)])
     ]
 
 
 def test_operations_entered_together_are_told_together():
-    assert told(overlapping(("a", 1, 2), ("b", 1, 14))) == [(20, [("a", 1), ("b", 1)])]
+    assert reported(overlapping(("a", 1, 2), ("b", 1, 14))) == [(20, [("a", 1), ("b", 1)])]

@@ -156,9 +156,6 @@ def test_health_of_a_slow_worker_falls_below_its_peers():
     assert min(scores) == scores[2]
 
 
-# ── Files ───────────────────────────────────────────────────────────────────
-
-
 def test_a_written_trace_reads_back_as_it_was(tmp_path):
     table = simulated()
     path = tmp_path / "trace-x.parquet"

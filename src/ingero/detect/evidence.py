@@ -33,43 +33,54 @@ _MAX_SEGMENT_KINDS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
+class OnsetState:
+    """Where a run of slowness began.
+
+    Attributes:
+        view: Index of (worker, communicator).
+        seq: Sequence number there.
+        entry_ns: Entry, on the worker's clock.
+        segment: Its segment.
+        own_before_ns: Compared own time before it.
+        excess_before_ns: Own time above the median peer's before it.
+    """
+
+    view: int = -1
+    seq: int = 0
+    entry_ns: int = 0
+    segment: int = -1
+    own_before_ns: int = 0
+    excess_before_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class AlarmEpisode:
     """One stay in alarm.
 
     Attributes:
         tier: ALARM or NOTICE.
-        view: Where the onset's operation was: index of (worker, communicator).
-        onset_seq: Its sequence number.
-        onset_ns: Its entry, on the worker's clock.
-        onset_op: Its ordinal among the group's compared operations.
+        onset: Where it began.
+        onset_op: The onset's ordinal among the group's compared operations.
         since_op: The same in the group that the worker is in now: 0 if it joined that during the episode.
-        onset_segment: Its segment.
         detected_ns: Entry of the operation at which evidence sufficed.
         n_ops_to_detect: Operations from onset to there, both included.
-        is_pooled: The pooled bet had won more.
-        own_before_ns: Compared own time before the onset.
-        excess_before_ns: Own time above the median peer's before the onset.
+        is_pooled: The pooled bet's wealth had grown more.
+        log10_evidence: At detection.
         cleared_ns: Entry of the operation at which it cleared; None while it is open.
         own_ns: Compared own time of the episode, once it cleared.
         excess_ns: Own time above the median peer's, once it cleared.
-        log10_evidence: Once it cleared: at detection.
         slowdown: Once it cleared.
         cleared_segment: Segment in which it cleared; None while it is open.
-        log_peak: Once it cleared: natural log of the most that was won against it.
+        log_peak: Once it cleared: natural log of the greatest wealth.
     """
 
     tier: int
-    view: int
-    onset_seq: int
-    onset_ns: int
+    onset: OnsetState
     onset_op: int
     since_op: int
-    onset_segment: int
     detected_ns: int
     n_ops_to_detect: int
     is_pooled: bool
-    own_before_ns: int
-    excess_before_ns: int
     log10_evidence: float
     cleared_ns: int | None = None
     own_ns: int = 0
@@ -77,19 +88,6 @@ class AlarmEpisode:
     slowdown: Slowdown | None = None
     cleared_segment: int | None = None
     log_peak: float = 0.0
-
-
-@dataclass(slots=True)
-class _Onset:
-    """Where the run above 1 that a worker is in began, per tier."""
-
-    view: int = -1
-    seq: int = 0
-    entry_ns: int = 0
-    op: int = -1
-    segment: int = -1
-    own_before_ns: int = 0
-    excess_before_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -112,7 +110,7 @@ class WorkerEvidence:
     n_slowest: int = 0
     current: list[AlarmEpisode | None] = field(default_factory=lambda: [None] * N_TIERS)
     past: deque[AlarmEpisode] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_EPISODES))
-    onset: list[_Onset] = field(default_factory=lambda: [_Onset() for _ in range(N_TIERS)])
+    onset: list[OnsetState] = field(default_factory=lambda: [OnsetState()] * N_TIERS)
 
 
 @dataclass(slots=True)
@@ -274,7 +272,9 @@ class RankEvidence:
             column = group.members.index(member)
             found.detector.hold_alarm(found.row, column, tier, is_alarm=episode is not None)
             if episode is not None:
-                worker.current[tier] = replace(episode, since_op=0, onset_segment=BEFORE_FIRST)
+                worker.current[tier] = replace(
+                    episode, since_op=0, onset=replace(episode.onset, segment=BEFORE_FIRST)
+                )
 
     def home_of(self, worker: int) -> PeerGroup | None:
         """The group that a worker is compared in, the newest that it joined; None before the first."""
@@ -361,19 +361,18 @@ class RankEvidence:
         is_known = ~np.isnan(residuals)
         ratio = np.exp(np.where(is_known, residuals, 0.0))
         own = np.where(is_known, kept.ops.own_ns, 0)
-        columns = {
-            "own_ns": own,
-            "excess_ns": np.round(own * (1.0 - 1.0 / ratio)).astype(np.int64),
-            "n_ops": is_known.astype(np.int64),
-        }
-        before: dict[str, IntArray] = {}
-        for name, values in columns.items():
-            workers = [self._workers[worker] for worker in group.members]
-            so_far = np.array([getattr(worker, name) for worker in workers], np.int64)
-            before[name] = np.cumsum(values, axis=0) - values + so_far
-            for column, worker in enumerate(workers):
-                setattr(worker, name, int(so_far[column] + values[:, column].sum()))
-        return _Summed(before["own_ns"], before["excess_ns"], kept.ops)
+        excess = np.round(own * (1.0 - 1.0 / ratio)).astype(np.int64)
+        n_ops = np.count_nonzero(is_known, axis=0)
+        workers = [self._workers[member] for member in group.members]
+        own_before = np.cumsum(own, axis=0) - own
+        own_before += np.array([worker.own_ns for worker in workers], np.int64)
+        excess_before = np.cumsum(excess, axis=0) - excess
+        excess_before += np.array([worker.excess_ns for worker in workers], np.int64)
+        for column, worker in enumerate(workers):
+            worker.own_ns += int(own[:, column].sum())
+            worker.excess_ns += int(excess[:, column].sum())
+            worker.n_ops += int(n_ops[column])
+        return _Summed(own_before, excess_before, kept.ops)
 
     def _bet(self, detector: EDetector, parts: list[tuple[PeerGroup, _Kept]]) -> None:
         rows = np.array([self._groups[id(group)].row for group, _ in parts], np.int64)
@@ -418,8 +417,8 @@ class RankEvidence:
         if not crossing.is_alarm:
             episode = worker.current[crossing.tier]
             assert episode is not None
-            own_ns = int(compared.own[at, column]) - episode.own_before_ns
-            excess_ns = int(compared.excess[at, column]) - episode.excess_before_ns
+            own_ns = int(compared.own[at, column]) - episode.onset.own_before_ns
+            excess_ns = int(compared.excess[at, column]) - episode.onset.excess_before_ns
             ratio = own_ns / max(own_ns - excess_ns, 1)
             worker.past.append(
                 replace(
@@ -441,28 +440,22 @@ class RankEvidence:
         )
         worker.current[crossing.tier] = AlarmEpisode(
             tier=crossing.tier,
-            view=onset.view,
-            onset_seq=onset.seq,
-            onset_ns=onset.entry_ns,
+            onset=onset,
             onset_op=crossing.onset_op,
             since_op=crossing.onset_op,
-            onset_segment=onset.segment,
             detected_ns=entry_ns,
             n_ops_to_detect=crossing.op - crossing.onset_op + 1,
             is_pooled=crossing.is_pooled,
-            own_before_ns=onset.own_before_ns,
-            excess_before_ns=onset.excess_before_ns,
             log10_evidence=crossing.log10_evidence,
         )
 
 
-def _onset_at(compared: _Summed, op: int, first_op: int, column: int) -> _Onset:
+def _onset_at(compared: _Summed, op: int, first_op: int, column: int) -> OnsetState:
     at = op - first_op
-    return _Onset(
+    return OnsetState(
         view=int(compared.ops.view[at, column]),
         seq=int(compared.ops.seq[at, column]),
         entry_ns=int(compared.ops.entry_ns[at, column]),
-        op=op,
         segment=int(compared.ops.segment[at]),
         own_before_ns=int(compared.own[at, column]),
         excess_before_ns=int(compared.excess[at, column]),

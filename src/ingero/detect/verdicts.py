@@ -231,8 +231,8 @@ def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> _Finding | None:
     known, evidence = facts.workers[worker], facts.evidence.of_worker(worker)
     assert known.group is not None
     if episode.cleared_ns is None:
-        own_ns = evidence.own_ns - episode.own_before_ns
-        excess_ns = evidence.excess_ns - episode.excess_before_ns
+        own_ns = evidence.own_ns - episode.onset.own_before_ns
+        excess_ns = evidence.excess_ns - episode.onset.excess_before_ns
         slowdown = facts.evidence.slowdown(known.group, worker, episode.since_op)
     else:
         own_ns, excess_ns, slowdown = episode.own_ns, episode.excess_ns, episode.slowdown
@@ -287,7 +287,7 @@ def _shared_slowdown(facts: Facts, worker: int, episode: AlarmEpisode) -> tuple[
         for other in sorted(replica - peers)
         if facts.workers[other].rank.node_id != here.rank.node_id
     ]
-    span = (episode.onset_segment, episode.cleared_segment)
+    span = (episode.onset.segment, episode.cleared_segment)
     log_shared, n = facts.evidence.replicas.shared(worker, span, facts.stage_links, away)
     return math.exp(log_shared), n
 
@@ -447,9 +447,9 @@ def _verdict(
         onset=None
         if episode is None
         else Onset(
-            comm=facts.registry.comm_names[facts.registry.view_comms[episode.view]],
-            seq=episode.onset_seq,
-            entry_ns=episode.onset_ns,
+            comm=facts.registry.comm_names[facts.registry.view_comms[episode.onset.view]],
+            seq=episode.onset.seq,
+            entry_ns=episode.onset.entry_ns,
             op_index=episode.onset_op,
         ),
         detected_entry_ns=None if episode is None else episode.detected_ns,
