@@ -25,7 +25,7 @@ ATTRIBUTES = {
     "recording/store/writer.py:RecordingWriter": 17,
 }
 METHODS = {
-    "agent/capture/probes/engine.py:Engine": 32,
+    "agent/capture/probes/engine.py:Engine": 31,
     "agent/capture/session.py:TraceSession": 27,
     "agent/capture/stacks/cfi.py:_Program": 21,
     "agent/collectives/push.py:CollectivePusher": 21,

@@ -6,13 +6,14 @@ import pytest
 from ingero.agent.capture.kernel.abi import Flag
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.agent.capture.symbols.libraries import FUNCTIONS
+from ingero.config.probing import ProbeMode
 from ingero.model.events import CopyKind, CudaOp, DriverOp, GraphOp, Source
 
 pytestmark = pytest.mark.kernel
 
 BY_NAME = {name: function for function in FUNCTIONS for name in function.names()}
 GRID, BLOCK, KERNEL = (61, 2, 3), (32, 4, 2), 0x401000
-MODES = {"session": True, "pair": False}
+MODES = [mode for mode in ProbeMode if mode is not ProbeMode.AUTO]
 
 
 def sum_by_operation(account):
@@ -28,7 +29,7 @@ def sum_by_operation(account):
 
 @pytest.fixture(params=MODES)
 def primes(request, trace_sim):
-    settings = EngineSettings(host_probes=(), keep_first=1 << 20, with_session=MODES[request.param])
+    settings = EngineSettings(host_probes=(), keep_first=1 << 20, probe_mode=request.param)
     return trace_sim("primes", settings=settings)
 
 

@@ -36,6 +36,30 @@ class CheckedCommand(click.Command):
         return problems
 
 
+def _take_probe_mode(
+    _context: click.Context, _parameter: click.Parameter, value: str | None
+) -> None:
+    """Option callback: what the environment says holds unless the option is given."""
+    from ingero.config.probing import ProbeMode, set_probe_mode
+
+    if value is not None:
+        set_probe_mode(ProbeMode(value))
+
+
+PROBE_MODES: Final = ("session", "pair", "event", "auto")
+"""Those of `ingero.config.probing.ProbeMode`, which is not imported to show help."""
+PROBE_MODE_OPTION: Final = click.option(
+    "--probe-mode",
+    type=click.Choice(PROBE_MODES),
+    callback=_take_probe_mode,
+    expose_value=False,
+    is_eager=True,
+    help="How to probe library calls: by session links (Linux 6.13), pairs of multi-uprobe links (6.6), or a perf event for each"
+    " (5.15).  [default: $INGERO_PROBE_MODE or auto: the cheapest that the kernel has]",
+)
+"""For every command that probes."""
+
+
 def read_duration(_context: click.Context, parameter: click.Parameter, value: str) -> int:
     """Option callback: ``5s`` as nanoseconds."""
     try:

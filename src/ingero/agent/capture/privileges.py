@@ -31,16 +31,18 @@ class Duties:
         opens_sockets: Makes a socket that belongs to a group.
         runs_program: Ends a program that runs as another user.
         serves: Listens on a port, which may be one below 1024.
+        probes_by_events: Probes libraries by perf's events.
     """
 
     owns_files: bool = False
     opens_sockets: bool = False
     runs_program: bool = False
     serves: bool = False
+    probes_by_events: bool = False
 
 
 def choose_capabilities(duties: Duties) -> frozenset[Capability]:
-    """The least that probing and these duties need; CAP_SYS_ADMIN is never among them."""
+    """The least that probing and these duties need; CAP_SYS_ADMIN is among them only to probe by perf's events."""
     kept = set(_ALWAYS)
     if duties.owns_files:
         kept |= {Capability.CHOWN, Capability.DAC_OVERRIDE, Capability.FOWNER}
@@ -50,6 +52,10 @@ def choose_capabilities(duties: Duties) -> frozenset[Capability]:
         kept.add(Capability.KILL)
     if duties.serves:
         kept.add(Capability.NET_BIND_SERVICE)
+    if (
+        duties.probes_by_events
+    ):  # of libraries that later processes load (perf_uprobe_event_init, kernel/events/core.c)
+        kept.add(Capability.SYS_ADMIN)
     return frozenset(kept)
 
 

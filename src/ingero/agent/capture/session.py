@@ -100,6 +100,7 @@ class Totals:
         copies: ``struct ig_count`` of copies since tracing began, by `CopyKind`.
         unwinding: How the native frames of stacks were found, by ``struct ig_unwinding``.
         unprobed: Libraries whose calls are missing from all of this.
+        probe_mode: How library functions are probed.
     """
 
     mono_ns: int
@@ -117,6 +118,7 @@ class Totals:
     copies: Records = field(default_factory=lambda: np.zeros(N_COPY_KINDS, get_dtype("count")))
     unwinding: dict[str, int] = field(default_factory=dict)
     unprobed: tuple[Unprobed, ...] = ()
+    probe_mode: str = ""
 
     @property
     def all_keys(self) -> Records:
@@ -387,6 +389,7 @@ class TraceSession:
             ended_counts=self._ended_counts.counts,
             copies=self._engine.read_copies(),
             unprobed=self._unprobed,
+            probe_mode=self._engine.mode.value,
         )
         for observer in self._observers:
             observer.on_totals(totals)

@@ -17,21 +17,22 @@ from ingero.agent.capture.discover.places import iter_installed
 from ingero.agent.capture.discover.processes import iter_mappings, iter_pids
 from ingero.agent.capture.gpu.nvml import Nvml
 from ingero.agent.capture.kernel._libbpf import get_libbpf
+from ingero.agent.capture.kernel.features import describe_kernel
 from ingero.agent.capture.kernel.objects import BpfObject, find_object
 from ingero.agent.capture.kernel.perf import MappingStream
 from ingero.agent.capture.probes.engine import Engine, EngineSettings
 from ingero.agent.capture.probes.host import PROBES
+from ingero.agent.capture.probes.modes import choose_way
 from ingero.agent.capture.probes.targets import is_library
 from ingero.agent.collectives.plugin import build_setting, find_plugin
 from ingero.agent.collectives.status import find_plugins
 from ingero.config.nccl import ring_parent
+from ingero.config.probing import read_probe_mode
 from ingero.errors import UnsupportedError
 from ingero.telemetry.clock import SystemClock
 from ingero.units import format_size
 
 _BTF: Final = Path("/sys/kernel/btf/vmlinux")
-_OLDEST_KERNEL: Final = (6, 6)
-_SESSION_KERNEL: Final = (6, 13)
 _CAPABILITIES: Final = {21: "SYS_ADMIN", 38: "PERFMON", 39: "BPF"}
 
 
@@ -89,18 +90,11 @@ def _check_privileges() -> Check:
 
 
 def _check_kernel() -> Check:
-    release = platform.release()
-    numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
-    passed = numbers >= _OLDEST_KERNEL
-    way = "session links" if numbers >= _SESSION_KERNEL else "pairs of multi-uprobes"
-    return Check(
-        "kernel",
-        passed,
-        f"Linux {release}" + (f": {way}" if passed else ""),
-        fix="" if passed else "use Linux 6.6 or newer, which has multi-uprobes",
-        costs="" if passed else "library calls cannot be probed",
-        required=True,
-    )
+    try:
+        way = choose_way(read_probe_mode())
+    except UnsupportedError as error:
+        return _missing("kernel", error, "library calls cannot be probed", required=True)
+    return _there("kernel", f"{describe_kernel()}: {way.says}", required=True)
 
 
 def _check_btf() -> Check:

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ingero.cli.options import PROBE_MODE_OPTION
+
 if TYPE_CHECKING:
     from ingero.agent.checks.machine import Check
     from ingero.agent.checks.processes import ActiveProcess
 
 
 @click.command("check")
+@PROBE_MODE_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--support-bundle",

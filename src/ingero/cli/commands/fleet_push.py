@@ -16,7 +16,12 @@ import click
 from click.core import ParameterSource
 
 from ingero.cli.live import ANNOTATE_OPTIONS, FILE, REMEDIATE_OPTIONS, AnnotateChoice
-from ingero.cli.options import CheckedCommand, read_duration, read_optional_duration
+from ingero.cli.options import (
+    PROBE_MODE_OPTION,
+    CheckedCommand,
+    read_duration,
+    read_optional_duration,
+)
 from ingero.cli.serving import add_options
 from ingero.errors import ConfigError, UnsupportedError
 from ingero.telemetry.clock import SystemClock
@@ -211,6 +216,7 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:9467"
     metavar="FILE",
     help="Play a timeline of signals; see docs/guides/agent.md.",
 )
+@PROBE_MODE_OPTION
 @add_options(REMEDIATE_OPTIONS)
 @add_options(ANNOTATE_OPTIONS)
 @click.option("--otlp-enabled", is_flag=True, help="Trace detections, one span per episode.")

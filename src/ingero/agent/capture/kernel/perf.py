@@ -33,6 +33,8 @@ _RECORD_LOST: Final = 2
 _RECORD_MMAP2: Final = 10
 _DATA_HEAD: Final = 1024  # offset in struct perf_event_mmap_page
 _N_PAGES: Final = 64
+_CONFIG1: Final = 56  # of struct perf_event_attr: uprobe_path, and behind it probe_offset
+_UPROBE_TYPE: Final = Path("/sys/bus/event_source/devices/uprobe/type")
 _FIXED: Final = struct.Struct("<IIQQQIIQQII")  # MMAP2 after the header, before the file name
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -140,6 +142,41 @@ def open_software_event(config: int, cpu: int) -> int:
     attr = bytearray(_ATTR_BYTES)
     struct.pack_into("<IIQQ", attr, 0, _TYPE_SOFTWARE, _ATTR_BYTES, config, 1)
     return _open(attr, cpu)
+
+
+def read_uprobe_type() -> int:
+    """The number of perf's event type for user-space probes (perf_event_open(2), "dynamic PMU").
+
+    Raises:
+        UnsupportedError: The kernel has none, or ``/sys`` is not mounted.
+    """
+    try:
+        return int(_UPROBE_TYPE.read_text(encoding="ascii"))
+    except (OSError, ValueError) as error:
+        raise UnsupportedError(
+            "perf has no events for user-space probes",
+            hint="mount /sys, and use a kernel with CONFIG_UPROBE_EVENTS=y (every current distribution's is)",
+        ) from error
+
+
+def open_uprobe_event(kind: int, path: bytes, offset: int, *, at_return: bool) -> int:
+    """An event that happens where a function of a file is entered, or where it returns, in any process; its descriptor.
+
+    Args:
+        kind: As `read_uprobe_type` says.
+        path: The file as this process can open it.
+        offset: The function's place in the file.
+        at_return: The return. Bit 0 of ``config``, as ``/sys/bus/event_source/devices/uprobe/format/retprobe`` says.
+
+    Raises:
+        OSError: perf refuses.
+    """
+    attr = bytearray(_ATTR_BYTES)
+    name = ctypes.create_string_buffer(path)
+    struct.pack_into("<IIQ", attr, 0, kind, _ATTR_BYTES, int(at_return))
+    struct.pack_into("<QQ", attr, _CONFIG1, ctypes.addressof(name), offset)
+    # The processor named is where samples would go; a program runs wherever the function is called.
+    return _open(attr, next(iter_online_cpus()))
 
 
 def _open_dummy(cpu: int) -> int:

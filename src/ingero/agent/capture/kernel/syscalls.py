@@ -191,9 +191,15 @@ def attach_tracing(prog_fd: int) -> int:
     return bpf(RAW_TRACEPOINT_OPEN, _RawTracepoint(0, prog_fd))
 
 
-def attach_perf_event(prog_fd: int, event_fd: int) -> int:
-    """Run a program at every sample of a perf event, which the link keeps open; returns a link fd."""
-    return bpf(LINK_CREATE, _PerfLink(prog_fd, event_fd, ATTACH_PERF_EVENT))
+def attach_perf_event(prog_fd: int, event_fd: int, cookie: int = 0) -> int:
+    """Run a program whenever a perf event happens; the link keeps the event open. Returns a link fd.
+
+    Args:
+        prog_fd: The program.
+        event_fd: The event.
+        cookie: What ``bpf_get_attach_cookie`` tells the program.
+    """
+    return bpf(LINK_CREATE, _PerfLink(prog_fd, event_fd, ATTACH_PERF_EVENT, 0, cookie))
 
 
 def attach_uprobes(

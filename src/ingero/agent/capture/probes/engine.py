@@ -22,8 +22,11 @@ from ingero.agent.capture.kernel.objects import BpfObject
 from ingero.agent.capture.kernel.perf import iter_online_cpus, open_software_event
 from ingero.agent.capture.kernel.ring import Ring
 from ingero.agent.capture.probes.host import PROBES, HostProbe
+from ingero.agent.capture.probes.links import attach_file, close_links
+from ingero.agent.capture.probes.modes import choose_way, load_calls
 from ingero.agent.capture.probes.targets import ProbeTarget
 from ingero.agent.capture.symbols.libraries import build_descriptors
+from ingero.config.probing import ProbeMode, read_probe_mode
 from ingero.errors import UnsupportedError
 from ingero.model.arrays import Records
 from ingero.model.sampling import NEVER_SAMPLED
@@ -73,7 +76,7 @@ class EngineSettings:
         ring_bytes: Size of the calls ring, a power of two; 0 for the compiled one.
         keep_one_in: Records kept among the calls of kinds that are sampled.
         keep_first: Records always kept per process, operation and CPU.
-        with_session: Try session links first; False tests the pair of older kernels.
+        probe_mode: How to probe library functions; as the environment says unless given.
         stacks: Which records of calls carry the stack they were made from.
         copies_bytes: Size of the ring of copied stacks, a power of two; one page without stacks.
     """
@@ -82,7 +85,7 @@ class EngineSettings:
     ring_bytes: int = 0
     keep_one_in: int = 1
     keep_first: int = 64
-    with_session: bool = True
+    probe_mode: ProbeMode = field(default_factory=read_probe_mode)
     stacks: Stacks = Stacks.NONE
     copies_bytes: int = 4 << 20
 
@@ -124,7 +127,7 @@ class Engine:
         missing: Host probes that could not start, with the reason.
         rings: Open rings by name.
         stack_copies: The ring of copied stacks, which is read after that of the stacks and by nobody else.
-        mode: ``session`` or ``pair``: how library functions are probed.
+        mode: How library functions are probed; never `ProbeMode.AUTO`.
 
     Raises:
         UnsupportedError: Not even the engine's own object could be loaded.
@@ -150,21 +153,13 @@ class Engine:
             self.rings[ring] = Ring(self.maps[ring], get_dtype(record))
         self.stack_copies = Ring(self.maps["stack_copies"], get_dtype("stack_copy"))
 
-    def _load_calls(self) -> tuple[str, BpfObject]:
+    def _load_calls(self) -> tuple[ProbeMode, BpfObject]:
         copies_bytes = self._settings.copies_bytes
         sizes = {"stack_copies": copies_bytes if self.with_stacks else mmap.PAGESIZE}
         if self._settings.ring_bytes:
             sizes["calls"] = self._settings.ring_bytes
-        if self._settings.with_session:
-            try:
-                session = syscalls.ATTACH_UPROBE_SESSION
-                return "session", BpfObject("calls", {"calls_session": session}, sizes=sizes)
-            except UnsupportedError as error:
-                if "Operation not permitted" in error.message:
-                    raise
-        multi = syscalls.ATTACH_UPROBE_MULTI
-        programs = {"calls_entry": multi, "calls_return": multi}
-        return "pair", BpfObject("calls", programs, sizes=sizes)
+        way = choose_way(self._settings.probe_mode)
+        return way.mode, load_calls(way, sizes)
 
     def _write_descriptors(self) -> None:
         for index, descriptor in enumerate(build_descriptors()):
@@ -211,8 +206,7 @@ class Engine:
                 else:
                     links.append(syscalls.attach_tracing(fd))
         except OSError as error:
-            for link in links:
-                os.close(link)
+            close_links(links)
             loaded.close()
             raise UnsupportedError(f"cannot attach {probe.name!r}: {error.strerror}") from error
         self._links += links
@@ -234,47 +228,12 @@ class Engine:
         known = self._attached.get(target.file)
         if known is not None and set(target.probes) <= set(known.target.probes):
             return False
-        attached = _Attached(target)
-        try:
-            if self.mode == "session":
-                attached.links.append(
-                    syscalls.attach_uprobes(
-                        self._calls.programs["calls_session"],
-                        reach or target.path,
-                        target.probes,
-                        attach_type=syscalls.ATTACH_UPROBE_SESSION,
-                    )
-                )
-            else:
-                self._attach_pair(attached, reach or target.path)
-        except OSError as error:
-            for link in attached.links:
-                os.close(link)
-            raise UnsupportedError(f"cannot probe {target.path}: {error.strerror}") from error
+        links = attach_file(self.mode, self._calls.programs, target, reach or target.path)
+        attached = _Attached(target, links)
         if known is not None:
             attached = _Attached(known.target.join(target), known.links + attached.links)
         self._attached[target.file] = attached
         return True
-
-    def _attach_pair(self, attached: _Attached, reach: str) -> None:
-        """Two links; the returns come first: an entry without its return would stay on the thread's stack of calls."""
-        descriptors = build_descriptors()
-        with_return = [
-            probe for probe in attached.target.probes if descriptors["needs_return"][probe[1]]
-        ]
-        for program, probes, at_return in (
-            ("calls_return", with_return, True),
-            ("calls_entry", attached.target.probes, False),
-        ):
-            attached.links.append(
-                syscalls.attach_uprobes(
-                    self._calls.programs[program],
-                    reach,
-                    probes,
-                    attach_type=syscalls.ATTACH_UPROBE_MULTI,
-                    at_return=at_return,
-                )
-            )
 
     @property
     def targets(self) -> tuple[ProbeTarget, ...]:
@@ -431,9 +390,9 @@ class Engine:
 
     def close(self) -> None:
         """Remove every probe and free every object; safe to call twice."""
-        for link in (*self._links, *(link for a in self._attached.values() for link in a.links)):
-            os.close(link)
-        self._links.clear()
+        close_links(self._links)
+        for attached in self._attached.values():
+            close_links(attached.links)
         self._attached.clear()
         for ring in (*self.rings.values(), self.stack_copies):
             ring.close()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from ingero.cli.options import PROBE_MODE_OPTION
+
 if TYPE_CHECKING:
     from ingero.model.recording import Recording
     from ingero.recording.queries.explain import ExplainAnswer
@@ -158,6 +160,7 @@ DEMOS: Final[tuple[Demo, ...]] = (
 
 @click.command("demo")
 @click.argument("name", default="all")
+@PROBE_MODE_OPTION
 @click.option(
     "--no-gpu",
     is_flag=True,

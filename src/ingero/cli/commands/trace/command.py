@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 from ingero.cli.commands.trace.exporting import METRIC_OPTIONS
 from ingero.cli.live import ANNOTATE_OPTIONS, FLEET_OPTIONS
-from ingero.cli.options import CheckedCommand, read_duration, read_pids
+from ingero.cli.options import PROBE_MODE_OPTION, CheckedCommand, read_duration, read_pids
 from ingero.cli.serving import add_options
 
 
@@ -130,6 +130,7 @@ def _read_ring(context: click.Context, parameter: click.Parameter, value: str) -
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="A library to probe before it is loaded; others are found when a process loads them.",
 )
+@PROBE_MODE_OPTION
 @add_options(METRIC_OPTIONS)
 @add_options(ANNOTATE_OPTIONS)
 @add_options(FLEET_OPTIONS)

@@ -127,6 +127,7 @@ class JsonLines:
                 self._write(_count(key, count))
             self._write({
                 "type": "coverage",
+                "probe_mode": totals.probe_mode,
                 **count_coverage(totals.all_counts),
                 "by_layer": count_layers(totals.all_keys, totals.all_counts),
                 "losses": totals.losses,

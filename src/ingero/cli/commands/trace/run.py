@@ -25,6 +25,7 @@ from ingero.agent.capture.kernel.abi import Stacks
 from ingero.agent.capture.privileges import Duties, check_privileges, drop_privileges
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.agent.capture.probes.host import PROBES
+from ingero.agent.capture.probes.modes import choose_way
 from ingero.agent.capture.program import HeldProgram, ProgramSettings
 from ingero.agent.capture.session import DRAIN_MS, Observer, TraceSession, TraceSettings
 from ingero.agent.metrics.gpus import GpuWatch
@@ -47,6 +48,7 @@ from ingero.cli.commands.trace.output import JsonLines, LiveTable
 from ingero.cli.live import AnnotateChoice, FleetChoice, say_notes
 from ingero.config.database import default_database
 from ingero.config.invoker import Invoker, build_child_environment, find_invoker
+from ingero.config.probing import ProbeMode
 from ingero.errors import ConfigError, UnsupportedError
 from ingero.model.incidents import Incident
 from ingero.recording.store.settings import WriterSettings
@@ -115,6 +117,7 @@ def run_trace(options: TraceOptions) -> int:
         StoreError: The recording cannot be written, or is incomplete at the end of an otherwise successful trace.
     """
     settings = _build_settings(options)
+    mode = choose_way(settings.engine.probe_mode).mode
     check_privileges()
     stop = _Stop()
     invoker = find_invoker()
@@ -129,6 +132,7 @@ def run_trace(options: TraceOptions) -> int:
                 opens_sockets=options.annotate.annotate or options.fleet.remediate,
                 runs_program=program is not None,
                 serves=bool(options.metrics.prometheus),
+                probes_by_events=mode is ProbeMode.EVENT,
             )
         )
         stack.enter_context(_signals(stop))

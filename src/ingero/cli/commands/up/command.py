@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ingero.cli.options import read_duration
+from ingero.cli.options import PROBE_MODE_OPTION, read_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Load no probe: the simulated ranks report their own calls. Without root it is always so.",
 )
+@PROBE_MODE_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 def command(
     ranks: int,

@@ -1,0 +1,430 @@
+/* What happens when a probed function is entered and when it returns, whichever way it is probed.
+ *
+ * User space fills `descriptors` and attaches with the index as cookie. Every thread has a stack of frames in `threads`,
+ * so nesting is exact and a call that hangs can be seen from outside.
+ */
+#ifndef INGERO_CALLS_H
+#define INGERO_CALLS_H
+
+#include "ingero/counts.h"
+#include "ingero/nccl.h"
+#include "ingero/stacks.h"
+
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_ARRAY);
+	MAP_UINT(max_entries, IG_MAX_DESCRIPTORS);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct ig_descriptor);
+} descriptors SEC(".maps");
+
+/* Size of every live device allocation, so that a free knows what it freed. */
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_HASH);
+	MAP_UINT(max_entries, 262144);
+	MAP_UINT(map_flags, BPF_F_NO_PREALLOC);
+	MAP_TYPE(key, struct ig_handle_key);
+	MAP_TYPE(value, u64);
+} allocations SEC(".maps");
+
+/* Exact counts of copies that succeeded, by direction. */
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	MAP_UINT(max_entries, IG_N_COPY_KINDS);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct ig_count);
+} copies SEC(".maps");
+
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_RINGBUF);
+	MAP_UINT(max_entries, 8 << 20);
+} calls SEC(".maps");
+
+/* Calls that are kept whatever the sampling have a lane of their own: a storm of launches cannot push them out. */
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_RINGBUF);
+	MAP_UINT(max_entries, 4 << 20);
+} kept_calls SEC(".maps");
+
+/* So have failed calls, and user space is woken for them. */
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_RINGBUF);
+	MAP_UINT(max_entries, 256 << 10);
+} failed_calls SEC(".maps");
+
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_RINGBUF);
+	MAP_UINT(max_entries, 2 << 20);
+} collectives SEC(".maps");
+
+static const struct ig_thread ZERO_THREAD = {.device = -1};
+
+INLINE u64 thread_pointer(void)
+{
+#if defined(__TARGET_ARCH_x86)
+	return bpf_get_current_task_btf()->thread.fsbase;
+#else
+	return 0; /* see find_python_thread() */
+#endif
+}
+
+INLINE struct ig_thread *thread_here(u64 pid_tgid, bool create)
+{
+	u32 tid = (u32)pid_tgid, pid = pid_tgid >> 32;
+	struct ig_thread *thread = bpf_map_lookup_elem(&threads, &tid);
+	struct ig_losses *lost;
+	u64 now;
+
+	if (LIKELY(thread) || !create)
+		return thread;
+	bpf_map_update_elem(&threads, &tid, &ZERO_THREAD, BPF_NOEXIST);
+	thread = bpf_map_lookup_elem(&threads, &tid);
+	if (!thread) {
+		if ((lost = losses_here()))
+			lost->no_thread++;
+		return 0;
+	}
+	thread->pid = pid;
+	thread->pointer = thread_pointer();
+	if (!bpf_map_lookup_elem(&gpu_pids, &pid)) {
+		now = bpf_ktime_get_ns();
+		bpf_map_update_elem(&gpu_pids, &pid, &now, BPF_NOEXIST);
+	}
+	return thread;
+}
+
+INLINE void read_arguments(struct ig_frame *frame, const struct ig_descriptor *desc, const struct ig_registers *regs)
+{
+	frame->bytes = fetch(regs, desc->args[IG_ARG_SIZE0]);
+	if (desc->args[IG_ARG_SIZE1])
+		frame->bytes *= fetch(regs, desc->args[IG_ARG_SIZE1]);
+	if (desc->args[IG_ARG_SIZE2])
+		frame->bytes *= fetch(regs, desc->args[IG_ARG_SIZE2]);
+	frame->handle = fetch(regs, desc->args[IG_ARG_HANDLE]);
+	frame->stream = fetch(regs, desc->args[IG_ARG_STREAM]);
+	frame->aux = fetch(regs, desc->args[IG_ARG_AUX]);
+	frame->out = fetch(regs, desc->args[IG_ARG_OUT]);
+	frame->grid_x = fetch(regs, desc->args[IG_ARG_GRID_X]);
+	frame->grid_y = fetch(regs, desc->args[IG_ARG_GRID_Y]);
+	frame->grid_z = fetch(regs, desc->args[IG_ARG_GRID_Z]);
+	frame->block_x = fetch(regs, desc->args[IG_ARG_BLOCK_X]);
+	frame->block_y = fetch(regs, desc->args[IG_ARG_BLOCK_Y]);
+	frame->block_z = fetch(regs, desc->args[IG_ARG_BLOCK_Z]);
+}
+
+INLINE void act_at_entry(struct ig_frame *frame, const struct ig_descriptor *desc, struct ig_thread *thread)
+{
+	struct ig_handle_key key = {.handle = frame->handle, .pid = thread->pid};
+	u64 *bytes;
+
+	switch (desc->act) {
+	case IG_ACT_FREE:
+		bytes = bpf_map_lookup_elem(&allocations, &key);
+		frame->bytes = bytes ? *bytes : 0;
+		break;
+	case IG_ACT_GROUP_START:
+		if (!thread->group_depth++)
+			thread->group_id++;
+		break;
+	case IG_ACT_GROUP_END:
+		if (thread->group_depth)
+			thread->group_depth--;
+		break;
+	default:
+		break;
+	}
+	if (thread->group_depth)
+		frame->flags |= IG_FLAG_GROUPED;
+}
+
+INLINE void act_at_success(struct ig_frame *frame, const struct ig_descriptor *desc, struct ig_thread *thread)
+{
+	struct ig_handle_key key = {.pid = thread->pid};
+	struct ig_losses *lost;
+	s32 value = 0;
+
+	switch (desc->act) {
+	case IG_ACT_OUT:
+		bpf_probe_read_user(&frame->handle, sizeof(frame->handle), (void *)frame->out);
+		break;
+	case IG_ACT_ALLOC:
+		bpf_probe_read_user(&frame->handle, sizeof(frame->handle), (void *)frame->out);
+		key.handle = frame->handle;
+		if (bpf_map_update_elem(&allocations, &key, &frame->bytes, BPF_ANY) && (lost = losses_here()))
+			lost->allocs_full++;
+		break;
+	case IG_ACT_FREE:
+		key.handle = frame->handle;
+		bpf_map_delete_elem(&allocations, &key);
+		break;
+	case IG_ACT_SET_DEVICE:
+		thread->device = (s32)frame->aux;
+		break;
+	case IG_ACT_GET_DEVICE:
+		if (!bpf_probe_read_user(&value, sizeof(value), (void *)frame->out))
+			thread->device = value;
+		break;
+	default:
+		nccl_return(frame, desc->act, thread);
+		break;
+	}
+}
+
+INLINE void write_call(const struct ig_frame *frame, const struct ig_thread *thread, struct ig_count *count,
+		       struct ig_choice choice, u64 duration_ns, s32 rc, u64 stack_id)
+{
+	struct ig_call *record = 0;
+
+	if (choice.flags & IG_FLAG_ERROR)
+		record = bpf_ringbuf_reserve(&failed_calls, sizeof(*record), 0);
+	if (!record && choice.flags & (IG_FLAG_EXACT | IG_FLAG_SLOW | IG_FLAG_LARGE))
+		record = bpf_ringbuf_reserve(&kept_calls, sizeof(*record), 0);
+	if (!record)
+		record = bpf_ringbuf_reserve(&calls, sizeof(*record), 0);
+	if (!record) {
+		choice_lost(count, choice);
+		return;
+	}
+	record->header.kind = IG_KIND_CALL;
+	record->header.version = IG_RECORD_VERSION;
+	record->header.size = sizeof(*record);
+	record->header.mono_ns = frame->entry_ns;
+	record->duration_ns = duration_ns;
+	record->cgroup_id = bpf_get_current_cgroup_id();
+	record->bytes = frame->bytes;
+	record->handle = frame->handle;
+	record->stream = frame->stream;
+	record->aux = frame->aux;
+	record->pid = thread->pid;
+	record->tid = (u32)bpf_get_current_pid_tgid();
+	record->rc = rc;
+	record->weight = choice.weight;
+	record->grid_x = frame->grid_x;
+	record->grid_y = frame->grid_y;
+	record->grid_z = frame->grid_z;
+	record->block_x = frame->block_x;
+	record->block_y = frame->block_y;
+	record->block_z = frame->block_z;
+	record->cpu = bpf_get_smp_processor_id();
+	record->op = frame->op;
+	record->device = thread->device;
+	record->source = frame->source;
+	record->flags = choice.flags;
+	record->depth = thread->depth;
+	record->reserved = 0;
+	record->stack_id = stack_id;
+	bpf_get_current_comm(record->comm, sizeof(record->comm));
+	/* The reader looks on a timer: a wake-up per call would cost more than the call. */
+	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
+}
+
+INLINE void write_collective(const struct ig_frame *frame, const struct ig_thread *thread, struct ig_count *count,
+			     struct ig_choice choice, u64 duration_ns, s32 rc, u64 stack_id)
+{
+	struct ig_collective *record = bpf_ringbuf_reserve(&collectives, sizeof(*record), 0);
+
+	if (!record) {
+		choice_lost(count, choice);
+		return;
+	}
+	record->header.kind = IG_KIND_COLLECTIVE;
+	record->header.version = IG_RECORD_VERSION;
+	record->header.size = sizeof(*record);
+	record->header.mono_ns = frame->entry_ns;
+	record->duration_ns = duration_ns;
+	record->cgroup_id = bpf_get_current_cgroup_id();
+	record->comm_hash = frame->comm_hash;
+	record->comm_ptr = frame->comm_ptr;
+	record->stream = frame->stream;
+	record->seq = frame->seq;
+	record->count = frame->count;
+	record->bytes = frame->bytes;
+	record->pid = thread->pid;
+	record->tid = (u32)bpf_get_current_pid_tgid();
+	record->rc = rc;
+	record->weight = choice.weight;
+	record->rank = frame->rank;
+	record->nranks = frame->nranks;
+	record->peer = frame->peer;
+	record->group_id = frame->flags & IG_FLAG_GROUPED ? thread->group_id : 0;
+	record->op = frame->op;
+	record->device = thread->device;
+	record->cpu = bpf_get_smp_processor_id();
+	record->dtype = frame->dtype;
+	record->redop = frame->redop;
+	record->source = frame->source;
+	record->flags = choice.flags;
+	record->depth = thread->depth;
+	record->stack_id = stack_id;
+	__builtin_memset(record->reserved, 0, sizeof(record->reserved));
+	bpf_get_current_comm(record->comm, sizeof(record->comm));
+	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
+}
+
+INLINE void count_copy(const struct ig_frame *frame, const struct ig_descriptor *desc, u64 duration_ns)
+{
+	u64 kind = desc->act == IG_ACT_COPY ? frame->aux : desc->act - IG_ACT_COPY;
+	u32 index = kind < IG_N_COPY_KINDS ? kind : IG_N_COPY_KINDS - 1, bucket = bucket_of(duration_ns);
+	struct ig_count *count = bpf_map_lookup_elem(&copies, &index);
+
+	if (!count)
+		return;
+	count->seen++;
+	count->bytes += frame->bytes;
+	count->total_ns += duration_ns;
+	if (bucket < IG_HIST_BUCKETS)
+		count->hist[bucket]++;
+}
+
+/* Whether a record is to carry its stack. */
+INLINE bool wants_stack(struct ig_count *count, const struct ig_settings *now, u8 flags, u64 end_ns)
+{
+	if (now->stacks != IG_STACKS_NOTABLE)
+		return now->stacks == IG_STACKS_ALL;
+	if (!(flags & (IG_FLAG_SLOW | IG_FLAG_ERROR)))
+		return 0;
+	turn_window(count, end_ns);
+	return count->n_stacks++ < IG_MOST_STACKS;
+}
+
+INLINE void finish(struct pt_regs *ctx, struct ig_frame *frame, const struct ig_descriptor *desc,
+		   struct ig_thread *thread, const struct ig_settings *now, u64 duration_ns, s32 rc)
+{
+	struct ig_count *count = count_of(thread->pid, frame->source, frame->op);
+	struct finished call = {
+		.end_ns = frame->entry_ns + duration_ns,
+		.duration_ns = duration_ns,
+		.bytes = frame->flags & IG_FLAG_ERROR ? 0 : frame->bytes,
+		.flags = frame->flags,
+	};
+	struct ig_choice choice;
+	u64 stack_id = 0;
+
+	if (frame->copy == 1 && !(frame->flags & IG_FLAG_ERROR))
+		count_copy(frame, desc, duration_ns);
+	if (!count)
+		return;
+	call.flags |= exact_flag(now, frame->source, frame->op);
+	if (frame->bytes >= IG_LARGE_BYTES)
+		call.flags |= IG_FLAG_LARGE;
+	choice = choose(count, now, &call);
+	if (!choice.weight)
+		return;
+	if (wants_stack(count, now, choice.flags, call.end_ns))
+		stack_id = capture_stack(ctx);
+	if (desc->is_collective)
+		write_collective(frame, thread, count, choice, duration_ns, rc, stack_id);
+	else
+		write_call(frame, thread, count, choice, duration_ns, rc, stack_id);
+}
+
+/* Whether to keep where the caller's frame begins. Of sampled kinds only where all stacks are wanted: it is one more access to
+ * user memory, and launches are many.
+ */
+INLINE bool keeps_caller(const struct ig_settings *now, const struct ig_descriptor *desc)
+{
+	return desc->needs_return && (now->stacks == IG_STACKS_ALL ||
+				      (now->stacks && exact_flag(now, desc->source, desc->op)));
+}
+
+/* Returns 1 when the call's return must be seen too. */
+INLINE int on_entry(struct pt_regs *ctx)
+{
+	u64 pid_tgid = bpf_get_current_pid_tgid();
+	struct ig_settings *now = settings_now();
+	u32 index = bpf_get_attach_cookie(ctx), depth;
+	struct ig_descriptor *desc = bpf_map_lookup_elem(&descriptors, &index);
+	struct ig_registers regs;
+	struct ig_thread *thread;
+	struct ig_count *count;
+	struct ig_losses *lost;
+	struct ig_frame *frame;
+
+	if (!desc || !now ||
+	    !is_watched(now, pid_tgid >> 32, now->filter & 2 ? bpf_get_current_cgroup_id() : 0,
+			(u32)bpf_get_current_uid_gid()))
+		return 0;
+	thread = thread_here(pid_tgid, 1);
+	if (!thread)
+		return 0;
+	depth = thread->depth;
+	if (depth >= IG_MAX_DEPTH) {
+		if ((lost = losses_here()))
+			lost->too_deep++;
+		return 0;
+	}
+	frame = &thread->frames[depth & (IG_MAX_DEPTH - 1)];
+	read_registers(ctx, &regs);
+	frame->descriptor = index;
+	frame->op = desc->op;
+	frame->source = desc->source;
+	frame->sp = regs.stack;
+	frame->flags = depth ? IG_FLAG_NESTED : 0;
+	frame->copy = depth && thread->frames[(depth - 1) & (IG_MAX_DEPTH - 1)].copy ? 2 : desc->act >= IG_ACT_COPY;
+	read_arguments(frame, desc, &regs);
+	act_at_entry(frame, desc, thread);
+	if (desc->is_collective)
+		nccl_entry(frame, desc, &regs, thread->pid);
+	if ((count = count_of(thread->pid, desc->source, desc->op)))
+		count->entered++;
+	if (keeps_caller(now, desc)) {
+		frame->return_pc = return_address(ctx);
+		frame->bp = frame_pointer(ctx);
+	} else {
+		frame->return_pc = 0;
+	}
+	frame->entry_ns = bpf_ktime_get_ns();
+	if (!desc->needs_return) {
+		frame->flags |= IG_FLAG_NO_TIME;
+		finish(ctx, frame, desc, thread, now, 0, 0);
+		frame->entry_ns = 0;
+		return 0;
+	}
+	thread->depth = depth + 1;
+	return 1;
+}
+
+/* Pops frames until the one whose stack pointer matches: calls left by longjmp or an exception go with it. */
+INLINE void on_return(struct pt_regs *ctx)
+{
+	struct ig_thread *thread = thread_here(bpf_get_current_pid_tgid(), 0);
+	struct ig_settings *now = settings_now();
+	u64 now_ns = bpf_ktime_get_ns();
+	struct ig_descriptor *desc;
+	struct ig_frame *frame = 0;
+	struct ig_losses *lost;
+	struct ig_registers regs;
+	s32 rc = (s32)return_value(ctx);
+	u64 stack = ctx->sp; /* where the arguments in memory began: the return address is gone again */
+	u32 depth, index;
+
+	if (!thread || !now) /* when tracing is over, what has not returned stays in flight */
+		return;
+	for (u32 i = 0; i < IG_MAX_DEPTH; i++) {
+		depth = thread->depth;
+		if (!depth || depth > IG_MAX_DEPTH)
+			break;
+		thread->depth = depth - 1;
+		frame = &thread->frames[(depth - 1) & (IG_MAX_DEPTH - 1)];
+		if (frame->sp == stack)
+			break;
+		frame->entry_ns = 0;
+		frame = 0;
+	}
+	if (!frame || !frame->entry_ns) {
+		if ((lost = losses_here()))
+			lost->unmatched++;
+		return;
+	}
+	index = frame->descriptor;
+	desc = bpf_map_lookup_elem(&descriptors, &index);
+	if (!desc)
+		return;
+	if (rc && rc != desc->pending_rc)
+		frame->flags |= IG_FLAG_ERROR;
+	else
+		act_at_success(frame, desc, thread);
+	finish(ctx, frame, desc, thread, now, now_ns - frame->entry_ns, rc);
+	frame->entry_ns = 0;
+}
+
+#endif

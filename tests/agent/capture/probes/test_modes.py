@@ -1,0 +1,66 @@
+"""Which way of probing is chosen, by what a kernel's type information names."""
+
+import pytest
+
+from ingero.agent.capture.kernel import features
+from ingero.agent.capture.probes.modes import choose_way
+from ingero.config.probing import ProbeMode
+from ingero.errors import UnsupportedError
+
+COOKIE, MULTI, SESSION = (
+    "BPF_FUNC_get_attach_cookie",
+    "BPF_TRACE_UPROBE_MULTI",
+    "bpf_session_is_return",
+)
+KERNELS = {"5.15": [COOKIE], "6.6": [COOKIE, MULTI], "6.13": [COOKIE, MULTI, SESSION]}
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Run on a kernel whose type information has these names."""
+
+    def begin(names, release="5.10.0-test"):
+        text = b"\0".join(name.encode() for name in ("", *names, ""))
+        monkeypatch.setattr(features, "_read_names", lambda: text)
+        monkeypatch.setattr(features.platform, "release", lambda: release)
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    ("release", "mode"),
+    [("5.15", ProbeMode.EVENT), ("6.6", ProbeMode.PAIR), ("6.13", ProbeMode.SESSION)],
+)
+def test_the_cheapest_way_that_the_kernel_has_is_taken(pretend, release, mode):
+    pretend(KERNELS[release])
+    assert choose_way(ProbeMode.AUTO).mode is mode
+
+
+@pytest.mark.parametrize("mode", [ProbeMode.SESSION, ProbeMode.PAIR, ProbeMode.EVENT])
+def test_a_newer_kernel_still_has_the_older_ways(pretend, mode):
+    pretend(KERNELS["6.13"])
+    assert choose_way(mode).mode is mode
+
+
+def test_a_way_that_the_kernel_lacks_is_refused_with_its_release(pretend):
+    pretend(KERNELS["5.15"], "6.1.0-test")
+    with pytest.raises(UnsupportedError) as caught:
+        choose_way(ProbeMode.SESSION)
+    assert caught.value.message == (
+        "Linux 6.1.0-test cannot probe calls by session links: that needs Linux 6.13"
+    )
+    assert "--probe-mode auto" in caught.value.hint
+
+
+@pytest.mark.parametrize("mode", ProbeMode)
+def test_a_kernel_below_the_floor_is_refused_in_one_line_that_names_the_floor(pretend, mode):
+    pretend(["BPF_FUNC_ringbuf_output"])
+    with pytest.raises(UnsupportedError) as caught:
+        choose_way(mode)
+    assert caught.value.message == "Linux 5.10.0-test is too old to probe libraries"
+    assert caught.value.hint == "use Linux 5.15 or newer"
+
+
+def test_part_of_a_name_is_not_the_name(pretend):
+    pretend([COOKIE, f"{MULTI}_LATER"])
+    assert choose_way(ProbeMode.AUTO).mode is ProbeMode.EVENT
