@@ -36,7 +36,7 @@ class NcclConfig(StrictModel):
         0.0,
         ge=0.0,
         le=10.0,
-        description="Raises notice_slowdown to this many standard deviations of what a worker's peers differ by for good; 0 never does.",
+        description="Raises notice_slowdown to this many standard deviations of what a worker's peers differ by persistently; 0 never does.",
     )
     alpha: float = Field(
         1e-6, gt=0.0, le=0.01, description="False alarms allowed per compared operation and worker."
