@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ingero.telemetry.metrics import MeterRegistry
@@ -42,12 +43,19 @@ async def send_text(send: ASGISendCallable, status: int, text: str) -> None:
     await send_bytes(send, status, text.encode(), "text/plain; charset=utf-8")
 
 
-async def send_bytes(send: ASGISendCallable, status: int, body: bytes, content_type: str) -> None:
+async def send_bytes(
+    send: ASGISendCallable,
+    status: int,
+    body: bytes,
+    content_type: str,
+    more_headers: Iterable[tuple[bytes, bytes]] = (),
+) -> None:
     """Answer with a body of this type."""
     headers = [
         (b"content-type", content_type.encode("latin-1")),
         (b"content-length", str(len(body)).encode()),
         (b"x-content-type-options", b"nosniff"),
+        *more_headers,
     ]
     await send({
         "type": "http.response.start",

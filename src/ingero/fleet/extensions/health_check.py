@@ -14,13 +14,11 @@ from ingero.config import Endpoint, StrictModel
 from ingero.config.tls import TlsServerConfig
 from ingero.fleet.component import ComponentId, Host, ServiceStatus, ServiceView, Stability
 from ingero.fleet.factory import ExtensionFactory
-from ingero.serving.asgi import AsgiServer
-from ingero.serving.scrape import send_bytes, send_text
-from ingero.serving.tls import build_server_context
+from ingero.fleet.helpers.served_pages import Page, ServedPages
 from ingero.units import format_duration
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
+    from uvicorn._types import HTTPScope
 
 
 class ResponseBodyConfig(StrictModel):
@@ -41,51 +39,36 @@ class HealthCheckConfig(StrictModel):
     )
 
 
-class HealthCheck:
-    """Serves one page."""
+class HealthPage:
+    """Answers with the service's health."""
 
-    def __init__(self, component: ComponentId, config: HealthCheckConfig) -> None:
-        del component
+    def __init__(self, config: HealthCheckConfig, host: Host) -> None:
         self._config = config
-        self._server: AsgiServer | None = None
-
-    async def start(self, host: Host) -> None:
-        """Listen. Raises IngeroError when the address or a TLS file cannot be used."""
-        self._host = host
+        self._clock = host.clock
         self._view = host.find(ServiceView)[0]
-        tls = build_server_context(self._config.tls) if self._config.tls else None
-        self._server = AsgiServer(self._app, self._config.endpoint, tls=tls)
-        await self._server.start()
-        host.announce(self._server.bound)
 
-    async def stop(self) -> None:
-        """Close."""
-        if self._server is not None:
-            await self._server.stop()
-
-    async def _app(
-        self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
-    ) -> None:
-        del receive
-        assert scope["type"] == "http"
+    def answer(self, scope: HTTPScope) -> Page:
+        """The page, or where it is."""
         if scope["path"] != self._config.path:
-            await send_text(send, 404, f"health is at {self._config.path}\n")
-            return
+            return Page(404, f"health is at {self._config.path}\n".encode())
         is_healthy = self._view.status is ServiceStatus.RUNNING
         status = 200 if is_healthy else 503
         bodies = self._config.response_body or ResponseBodyConfig()
         fixed = bodies.healthy if is_healthy else bodies.unhealthy
         if fixed is not None:
-            await send_text(send, status, fixed)
-            return
+            return Page(status, fixed.encode())
         body = {
             "status": "Server available" if is_healthy else "Server not available",
             "state": self._view.status,
         }
         if is_healthy:
-            since_ns = self._host.clock.wall_ns() - self._view.started_wall_ns
-            body["uptime"] = format_duration(since_ns)
-        await send_bytes(send, status, json.dumps(body).encode(), "application/json")
+            body["uptime"] = format_duration(self._clock.wall_ns() - self._view.started_wall_ns)
+        return Page(status, json.dumps(body).encode(), "application/json")
+
+
+def _create(component: ComponentId, config: HealthCheckConfig) -> ServedPages:
+    del component
+    return ServedPages(config.endpoint, lambda host: HealthPage(config, host).answer, config.tls)
 
 
 FACTORY: Final = ExtensionFactory(
@@ -93,5 +76,5 @@ FACTORY: Final = ExtensionFactory(
     config=HealthCheckConfig,
     says="Answers 200 while the collector takes data.",
     stability=Stability.BETA,
-    create=HealthCheck,
+    create=_create,
 )

@@ -18,13 +18,11 @@ from ingero.config import Endpoint, StrictModel
 from ingero.config.tls import TlsServerConfig
 from ingero.fleet.component import ComponentId, Host, ServiceView, Stability
 from ingero.fleet.factory import ExtensionFactory
-from ingero.serving.asgi import AsgiServer
-from ingero.serving.scrape import send_bytes, send_text
-from ingero.serving.tls import build_server_context
+from ingero.fleet.helpers.served_pages import Page, ServedPages
 from ingero.units import NS_PER_S, format_duration
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
+    from uvicorn._types import HTTPScope
 
 _STYLE: Final = "body{font:14px sans-serif;margin:2em}td,th{padding:2px 12px;text-align:left}tr:nth-child(even){background:#eee}"
 
@@ -37,49 +35,30 @@ class ZpagesConfig(StrictModel):
 
 
 class Zpages:
-    """Serves the pages."""
+    """Answers with the pages."""
 
-    def __init__(self, component: ComponentId, config: ZpagesConfig) -> None:
-        del component
-        self._config = config
-        self._server: AsgiServer | None = None
+    def __init__(self, host: Host) -> None:
+        self._clock = host.clock
+        self._view = host.find(ServiceView)[0]
         self._pages = {
             "/debug/servicez": self._service,
             "/debug/pipelinez": self._pipelines,
             "/debug/tracez": self._traces,
         }
 
-    async def start(self, host: Host) -> None:
-        """Listen. Raises IngeroError when the address or a TLS file cannot be used."""
-        self._host = host
-        self._view = host.find(ServiceView)[0]
-        tls = build_server_context(self._config.tls) if self._config.tls else None
-        self._server = AsgiServer(self._app, self._config.endpoint, tls=tls)
-        await self._server.start()
-        host.announce(self._server.bound)
-
-    async def stop(self) -> None:
-        """Close."""
-        if self._server is not None:
-            await self._server.stop()
-
-    async def _app(
-        self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
-    ) -> None:
-        del receive
-        assert scope["type"] == "http"
+    def answer(self, scope: HTTPScope) -> Page:
+        """One of the pages, or their names."""
         page = self._pages.get(scope["path"])
         if page is None:
-            await send_text(send, 404, "pages: " + " ".join(self._pages) + "\n")
-            return
+            return Page(404, f"pages: {' '.join(self._pages)}\n".encode())
         links = " · ".join(
             f'<a href="{path}">{path.rpartition("/")[2]}</a>' for path in self._pages
         )
         body = f"<!doctype html><title>ingero-fleet</title><style>{_STYLE}</style><p>{links}</p>{page()}\n"
-        await send_bytes(send, 200, body.encode(), "text/html; charset=utf-8")
+        return Page(200, body.encode(), "text/html; charset=utf-8")
 
     def _service(self) -> str:
-        view, clock = self._view, self._host.clock
+        view, clock = self._view, self._clock
         facts = [
             ("version", __version__),
             ("status", view.status),
@@ -129,10 +108,15 @@ def _show_time(wall_ns: int) -> str:
     return datetime.fromtimestamp(wall_ns / NS_PER_S, UTC).isoformat(timespec="seconds")
 
 
+def _create(component: ComponentId, config: ZpagesConfig) -> ServedPages:
+    del component
+    return ServedPages(config.endpoint, lambda host: Zpages(host).answer, config.tls)
+
+
 FACTORY: Final = ExtensionFactory(
     type="zpages",
     config=ZpagesConfig,
     says="Pages that show what runs and how it does.",
     stability=Stability.BETA,
-    create=Zpages,
+    create=_create,
 )

@@ -57,6 +57,17 @@ def open_server_context(
     return build_server_context(tls, on_refused)
 
 
+def open_renewing_context(
+    tls: TlsServerConfig | None, host: Host, component: str, endpoint: Endpoint
+) -> ssl.SSLContext | None:
+    """`open_server_context` whose renewed files are loaded while it serves."""
+    context = open_server_context(tls, host, component, endpoint)
+    if tls is not None and context is not None and tls.reload_interval:
+        reloader = CertificateReloader(context, tls)
+        watch_certificate(reloader, host, component, tls.reload_interval)
+    return context
+
+
 def watch_certificate(
     reloader: CertificateReloader,
     host: Host,

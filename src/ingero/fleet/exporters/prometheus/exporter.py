@@ -29,15 +29,10 @@ from ingero.fleet.exporters.prometheus.series import (
     iter_exposition,
 )
 from ingero.fleet.factory import METRICS_ONLY, ExporterFactory
-from ingero.fleet.helpers.certificates import (
-    HANDSHAKES_REFUSED,
-    open_server_context,
-    watch_certificate,
-)
+from ingero.fleet.helpers.certificates import HANDSHAKES_REFUSED, open_renewing_context
 from ingero.otlp.codec import Export
 from ingero.serving.asgi import AsgiServer
 from ingero.serving.scrape import send_text
-from ingero.serving.tls import CertificateReloader
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.declare import counter, gauge
 from ingero.units import NS_PER_MS
@@ -113,12 +108,9 @@ class PrometheusExporter:
         self._counters["scrapes"] = host.meter.counter(SCRAPES).bound(exporter=label)
         host.meter.gauge(SERIES).watch(lambda: self._store.n_series, exporter=label)
         host.every(_DRAIN_INTERVAL_NS, self._drain_slice)
-        tls = self._config.tls
-        context = open_server_context(tls, host, f"exporters.{label}", self._config.endpoint)
-        if tls is not None and context is not None and tls.reload_interval:
-            reloader = CertificateReloader(context, tls)
-            watch_certificate(reloader, host, f"exporters.{label}", tls.reload_interval)
-        self._server = AsgiServer(self._app, self._config.endpoint, tls=context)
+        endpoint = self._config.endpoint
+        context = open_renewing_context(self._config.tls, host, f"exporters.{label}", endpoint)
+        self._server = AsgiServer(self._app, endpoint, tls=context)
         await self._server.start()
         host.announce(self._server.bound)
 

@@ -9,50 +9,44 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from ingero.errors import BadDataError
 from ingero.fleet.component import AdminRoute, AdminRoutes
-from ingero.fleet.extensions.ingero_threshold.agent import MAX_QUERY_BYTES, send_json
+from ingero.fleet.extensions.ingero_threshold.agent import MAX_QUERY_BYTES
+from ingero.fleet.helpers.admin_pages import ADMIN_ROOT
+from ingero.fleet.helpers.served_pages import Page, build_json_page
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGIApplication, ASGIReceiveCallable, ASGISendCallable, Scope
-
-ROOT: Final = "/api/v1/admin"
+    from uvicorn._types import HTTPScope
 
 
-def admin_app(
-    find_pages: Callable[[], Sequence[AdminRoutes]], *, allow_remote: bool
-) -> ASGIApplication:
-    """The application behind ``admin_endpoint``."""
-
-    async def app(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        del receive
-        assert scope["type"] == "http"
-        host = next((value for name, value in scope["headers"] if name == b"host"), b"")
-        if not allow_remote and not is_own_name(host.decode("latin-1")):
-            status, body = 403, _error("ask for this page as localhost or 127.0.0.1")
-        elif scope["method"] not in {"GET", "HEAD"}:
-            status, body = 405, _error("GET only")
-        elif len(scope["query_string"]) > MAX_QUERY_BYTES:
-            status, body = 400, _error(f"the query is longer than {MAX_QUERY_BYTES} bytes")
-        else:
-            routes = [route for pages in find_pages() for route in pages.admin_routes()]
-            status, body = read_page(routes, scope["path"], scope["query_string"])
-        await send_json(send, status, body)
-
-    return app
+def answer_admin(
+    find_pages: Callable[[], Sequence[AdminRoutes]], scope: HTTPScope, *, allow_remote: bool
+) -> Page:
+    """The page of ``admin_endpoint``."""
+    host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+    if not allow_remote and not is_own_name(host.decode("latin-1")):
+        status, body = 403, _error("ask for this page as localhost or 127.0.0.1")
+    elif scope["method"] not in {"GET", "HEAD"}:
+        status, body = 405, _error("GET only")
+    elif len(scope["query_string"]) > MAX_QUERY_BYTES:
+        status, body = 400, _error(f"the query is longer than {MAX_QUERY_BYTES} bytes")
+    else:
+        routes = [route for pages in find_pages() for route in pages.admin_routes()]
+        status, body = read_page(routes, scope["path"], scope["query_string"])
+    return build_json_page(status, body)
 
 
 def read_page(routes: Sequence[AdminRoute], path: str, query_string: bytes) -> tuple[int, Any]:
     """Status and body of one page."""
-    if path.rstrip("/") in {"", ROOT}:
+    if path.rstrip("/") in {"", ADMIN_ROOT}:
         pages = {route.path: route.says for route in routes}
         return 200, {"pages": dict(sorted(pages.items()))}
     matching = [route for route in routes if route.path == path]
     if not matching:
-        return 404, _error(f"no such page; the index is at {ROOT}")
+        return 404, _error(f"no such page; the index is at {ADMIN_ROOT}")
     try:
         found = parse_qs(query_string.decode("latin-1"), keep_blank_values=True, max_num_fields=16)
     except ValueError as error:

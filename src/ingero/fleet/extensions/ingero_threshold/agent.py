@@ -7,22 +7,20 @@ and 405.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
 from ingero.fleet.component import WITHHELD, PushAnswer
-from ingero.wire.names import CLUSTER_QUERY, Path
+from ingero.fleet.helpers.served_pages import Page, build_json_page
+from ingero.wire.names import CLUSTER_QUERY, MAX_ID_LENGTH, Path
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGIApplication, ASGIReceiveCallable, ASGISendCallable, Scope
+    from uvicorn._types import HTTPScope
 
 FindAnswer = Callable[[str, str, str | None], PushAnswer | None]
-"""Cluster, cohort hash (empty for the cluster), node (None when not given) → what they are told."""
+"""Cluster, cohort hash (empty for the cluster), node (None when not given) → the threshold."""
 
-MAX_ID_LENGTH: Final = 256
 MAX_QUERY_BYTES: Final = 4096
 _COLD: Final = PushAnswer(0, quorum_met=False)
 
@@ -31,30 +29,18 @@ class QueryError(Exception):
     """The query cannot be answered; the message says why."""
 
 
-def agent_app(find_answer: FindAnswer, count: Callable[[int], None]) -> ASGIApplication:
-    """The application behind ``agent_endpoint``; ``count`` is told each status."""
-
-    async def app(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        del receive
-        assert scope["type"] == "http"
-        status = 200
-        body: dict[str, str | float | bool]
-        if scope["path"] != Path.THRESHOLD:
-            status, body = 404, {"error": f"GET {Path.THRESHOLD}?cluster_id=NAME"}
-        elif scope["method"] not in {"GET", "HEAD"}:
-            status, body = 405, {"error": "GET only"}
-        else:
-            try:
-                answer = find_answer(*read_query(scope["query_string"])) or _COLD
-                body = {"threshold": answer.threshold, "quorum_met": answer.quorum_met}
-                if answer is WITHHELD:
-                    body["panic"] = True
-            except QueryError as error:
-                status, body = 400, {"error": str(error)}
-        count(status)
-        await send_json(send, status, body)
-
-    return app
+def answer_agent(find_answer: FindAnswer, scope: HTTPScope) -> Page:
+    """The page of ``agent_endpoint``."""
+    if scope["path"] != Path.THRESHOLD:
+        return build_json_page(404, {"error": f"GET {Path.THRESHOLD}?cluster_id=NAME"})
+    if scope["method"] not in {"GET", "HEAD"}:
+        return build_json_page(405, {"error": "GET only"})
+    try:
+        answer = find_answer(*read_query(scope["query_string"])) or _COLD
+    except QueryError as error:
+        return build_json_page(400, {"error": str(error)})
+    body = {"threshold": answer.threshold, "quorum_met": answer.quorum_met}
+    return build_json_page(200, body | {"panic": True} if answer is WITHHELD else body)
 
 
 def read_query(query_string: bytes) -> tuple[str, str, str | None]:
@@ -83,39 +69,3 @@ def _one(found: dict[str, list[str]], name: str) -> str:
     if len(values[0]) > MAX_ID_LENGTH:
         raise QueryError(f"{name} is longer than {MAX_ID_LENGTH} characters")
     return values[0]
-
-
-async def send_json(send: ASGISendCallable, status: int, body: object) -> None:
-    """Answer with JSON that nothing may cache."""
-    text = _write_json(body).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(text)).encode()),
-        (b"cache-control", b"no-store"),
-        (b"x-content-type-options", b"nosniff"),
-    ]
-    if status == 405:
-        headers.append((b"allow", b"GET, HEAD"))
-    await send({
-        "type": "http.response.start",
-        "status": status,
-        "headers": headers,
-        "trailers": False,
-    })
-    await send({"type": "http.response.body", "body": text, "more_body": False})
-
-
-def _write_json(body: object) -> str:
-    """JSON text; what is no number in JSON (NaN, infinities) becomes null."""
-    try:
-        return json.dumps(body, separators=(",", ":"), default=str, allow_nan=False)
-    except ValueError:
-        return json.dumps(_without_nan(body), separators=(",", ":"), default=str)
-
-
-def _without_nan(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    return [_without_nan(item) for item in value] if isinstance(value, list | tuple) else value

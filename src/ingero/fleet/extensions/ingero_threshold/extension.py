@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from ingero.fleet.component import (
     AdminRoute,
@@ -17,18 +18,17 @@ from ingero.fleet.component import (
     Stability,
     ThresholdSource,
 )
-from ingero.fleet.extensions.ingero_threshold.admin import ROOT, admin_app
-from ingero.fleet.extensions.ingero_threshold.agent import agent_app
+from ingero.fleet.extensions.ingero_threshold.admin import answer_admin
+from ingero.fleet.extensions.ingero_threshold.agent import answer_agent
 from ingero.fleet.extensions.ingero_threshold.config import IngeroThresholdConfig
 from ingero.fleet.factory import ExtensionFactory
-from ingero.fleet.helpers.certificates import (
-    HANDSHAKES_REFUSED,
-    open_server_context,
-    watch_certificate,
-)
-from ingero.serving.asgi import AsgiServer
-from ingero.serving.tls import CertificateReloader
+from ingero.fleet.helpers.admin_pages import ADMIN_ROOT
+from ingero.fleet.helpers.certificates import HANDSHAKES_REFUSED, open_renewing_context
+from ingero.fleet.helpers.served_pages import Page, ServedPages
 from ingero.telemetry.declare import counter
+
+if TYPE_CHECKING:
+    from uvicorn._types import HTTPScope
 
 REQUESTS: Final = counter(
     "ingero_fleet_threshold_requests_total",
@@ -45,7 +45,7 @@ class IngeroThresholdExtension:
         self._config = config
         self._host: Host | None = None
         self._sources: Sequence[ThresholdSource] = ()
-        self._servers: list[AsgiServer] = []
+        self._served: list[ServedPages] = []
 
     async def start(self, host: Host) -> None:
         """Listen on both endpoints and offer to answer pushes."""
@@ -54,28 +54,30 @@ class IngeroThresholdExtension:
         host.offer(AdminRoutes, _ServicePages(host))
         requests = host.meter.counter(REQUESTS)
         counts = {code: requests.bound(status=str(code)) for code in (200, 400, 404, 405)}
-        tls = self._config.tls
-        name = f"extensions.{self._id}"
-        context = open_server_context(tls, host, name, self._config.agent_endpoint)
-        if tls is not None and context is not None and tls.reload_interval:
-            reloader = CertificateReloader(context, tls)
-            watch_certificate(reloader, host, name, tls.reload_interval)
-        agents = agent_app(self.find_answer, lambda code: counts[code](1))
-        admin = admin_app(
-            lambda: host.find(AdminRoutes), allow_remote=self._config.admin_allow_remote
-        )
-        for what, server in (
-            ("agents", AsgiServer(agents, self._config.agent_endpoint, tls=context)),
-            ("admin", AsgiServer(admin, self._config.admin_endpoint)),
+        config = self._config
+        endpoint = config.agent_endpoint
+        context = open_renewing_context(config.tls, host, f"extensions.{self._id}", endpoint)
+
+        def answer_agents(scope: HTTPScope) -> Page:
+            page = answer_agent(self.find_answer, scope)
+            counts[page.status](1)
+            return page
+
+        def answer_operators(scope: HTTPScope) -> Page:
+            find_pages = partial(host.find, AdminRoutes)
+            return answer_admin(find_pages, scope, allow_remote=config.admin_allow_remote)
+
+        for pages in (
+            ServedPages(endpoint, lambda _: answer_agents, context, "agents"),
+            ServedPages(config.admin_endpoint, lambda _: answer_operators, None, "admin"),
         ):
-            await server.start()
-            self._servers.append(server)
-            host.announce(server.bound, what)
+            await pages.start(host)
+            self._served.append(pages)
 
     async def stop(self) -> None:
         """Close both endpoints."""
-        while self._servers:
-            await self._servers.pop().stop()
+        while self._served:
+            await self._served.pop().stop()
 
     def answer(self, push: PushContext) -> PushAnswer | None:
         """The threshold for who just pushed; a hint counts only where nothing could be read from the body."""
@@ -115,7 +117,7 @@ class _ServicePages:
         """The configuration that runs."""
         return (
             AdminRoute(
-                f"{ROOT}/config", "The configuration that runs, secrets hidden.", self._config
+                f"{ADMIN_ROOT}/config", "The configuration that runs, secrets hidden.", self._config
             ),
         )
 
