@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from typing import Final
 
 import numpy as np
@@ -23,74 +22,11 @@ from ingero.model.events import (
     Source,
     TcpOp,
 )
+from ingero.model.operations import OpKind, find_kinds
 
 _SECTOR_BYTES: Final = 512
 _KEPT: Final = Flag.ERROR | Flag.SLOW | Flag.FIRST | Flag.LARGE
 
-_ALLOCATIONS: Final = (
-    (Source.CUDA, (CudaOp.MALLOC, CudaOp.MALLOC_MANAGED, CudaOp.MALLOC_ASYNC, CudaOp.HOST_ALLOC)),
-    (
-        Source.DRIVER,
-        (
-            DriverOp.MEM_ALLOC,
-            DriverOp.MEM_ALLOC_MANAGED,
-            DriverOp.MEM_ALLOC_ASYNC,
-            DriverOp.HOST_ALLOC,
-            DriverOp.MEM_CREATE,
-            DriverOp.MEM_MAP,
-        ),
-    ),
-)
-_FREES: Final = (
-    (Source.CUDA, (CudaOp.FREE, CudaOp.FREE_ASYNC, CudaOp.FREE_HOST)),
-    (
-        Source.DRIVER,
-        (
-            DriverOp.MEM_FREE,
-            DriverOp.MEM_FREE_ASYNC,
-            DriverOp.FREE_HOST,
-            DriverOp.MEM_RELEASE,
-            DriverOp.MEM_UNMAP,
-        ),
-    ),
-)
-_COPIES: Final = (
-    (
-        Source.CUDA,
-        (
-            CudaOp.MEMCPY,
-            CudaOp.MEMCPY_ASYNC,
-            CudaOp.MEMCPY_2D,
-            CudaOp.MEMCPY_2D_ASYNC,
-            CudaOp.MEMCPY_PEER,
-            CudaOp.MEMCPY_PEER_ASYNC,
-            CudaOp.MEMCPY_BATCH,
-            CudaOp.MEMCPY_3D,
-            CudaOp.MEMCPY_SYMBOL,
-            CudaOp.MEMSET,
-            CudaOp.PREFETCH,
-        ),
-    ),
-    (
-        Source.DRIVER,
-        (
-            DriverOp.MEMCPY,
-            DriverOp.MEMCPY_ASYNC,
-            DriverOp.MEMCPY_HTOD,
-            DriverOp.MEMCPY_DTOH,
-            DriverOp.MEMCPY_DTOD,
-            DriverOp.MEMCPY_HTOD_ASYNC,
-            DriverOp.MEMCPY_DTOH_ASYNC,
-            DriverOp.MEMCPY_DTOD_ASYNC,
-            DriverOp.MEMCPY_PEER,
-            DriverOp.MEMSET,
-        ),
-    ),
-)
-_LAUNCHES: Final = (
-    (Source.CUDA, (CudaOp.LAUNCH_KERNEL,)),
-    (Source.DRIVER, (DriverOp.LAUNCH_KERNEL,)),
-)
 _KIND_BY_DRIVER_OP: Final = {
     DriverOp.MEMCPY: CopyKind.DEFAULT,
     DriverOp.MEMCPY_ASYNC: CopyKind.DEFAULT,
@@ -110,37 +46,11 @@ _KIND_BY_CUDA_OP: Final = {
 }
 
 
-class _Meaning(enum.IntEnum):
-    """What a call's arguments mean."""
-
-    WAIT = 0
-    LAUNCH = 1
-    COPY = 2
-    ALLOCATION = 3
-    FREE = 4
-    INSTANCE = 5
-
-
 _AS_GIVEN: Final = -1
 _SHAPE: Final = (16, 64)
 
 
-def _build_meanings() -> npt.NDArray[np.int8]:
-    """Meaning by source and operation."""
-    meanings = np.full(_SHAPE, _Meaning.WAIT, np.int8)
-    for meaning, table in (
-        (_Meaning.LAUNCH, _LAUNCHES),
-        (_Meaning.COPY, _COPIES),
-        (_Meaning.ALLOCATION, _ALLOCATIONS),
-        (_Meaning.FREE, _FREES),
-        (_Meaning.INSTANCE, ((Source.CUDA_GRAPH, (GraphOp.INSTANTIATE,)),)),
-    ):
-        for source, ops in table:
-            meanings[source, list(ops)] = meaning
-    return meanings
-
-
-def _build_kinds() -> npt.NDArray[np.int8]:
+def _build_copy_kinds() -> npt.NDArray[np.int8]:
     """Copy kind by source and operation; -1 where the call says it itself."""
     kinds = np.full(_SHAPE, _AS_GIVEN, np.int8)
     for source, known in ((Source.DRIVER, _KIND_BY_DRIVER_OP), (Source.CUDA, _KIND_BY_CUDA_OP)):
@@ -149,8 +59,7 @@ def _build_kinds() -> npt.NDArray[np.int8]:
     return kinds
 
 
-_MEANINGS: Final = _build_meanings()
-_KINDS: Final = _build_kinds()
+_COPY_KINDS: Final = _build_copy_kinds()
 
 
 def _begin(records: Records, offset_ns: int) -> Events:
@@ -184,14 +93,13 @@ def build_call_events(records: Records, offset_ns: int) -> Events:
         offset_ns: Wall clock minus monotonic clock.
     """
     events = _begin(records, offset_ns)
-    meanings = _MEANINGS[records["source"], records["op"]]
-    # Until a meaning says otherwise: what is waited for, then its stream.
+    kinds = find_kinds(records["source"], records["op"])
+    # Until its kind says otherwise: what is waited for, then its stream.
     events["arg0"] = np.where(records["handle"] == 0, records["stream"], records["handle"])
     events["arg1"] = records["stream"]
-    for meaning in np.unique(meanings):
-        if meaning != _Meaning.WAIT:
-            chosen = np.flatnonzero(meanings == meaning)
-            _FILLERS[_Meaning(int(meaning))](events, records, chosen)
+    for kind in np.unique(kinds):
+        if fill := _FILLERS.get(OpKind(kind)):
+            fill(events, records, np.flatnonzero(kinds == kind))
     return events
 
 
@@ -205,7 +113,7 @@ def _fill_launches(events: Events, records: Records, chosen: npt.NDArray[np.intp
 
 def _fill_copies(events: Events, records: Records, chosen: npt.NDArray[np.intp]) -> None:
     copies = records[chosen]
-    kinds = _KINDS[copies["source"], copies["op"]].astype(np.int64)
+    kinds = _COPY_KINDS[copies["source"], copies["op"]].astype(np.int64)
     events["arg0"][chosen] = copies["bytes"]
     events["arg1"][chosen] = np.where(kinds == _AS_GIVEN, copies["aux"].astype(np.int64), kinds)
     events["arg2"][chosen] = copies["stream"]
@@ -221,17 +129,22 @@ def _fill_frees(events: Events, records: Records, chosen: npt.NDArray[np.intp]) 
     events["arg1"][chosen] = records["bytes"][chosen]
 
 
-def _fill_instances(events: Events, records: Records, chosen: npt.NDArray[np.intp]) -> None:
-    events["arg1"][chosen] = records["aux"][chosen]
+def _fill_graphs(events: Events, records: Records, chosen: npt.NDArray[np.intp]) -> None:
+    instances = chosen[records["op"][chosen] == GraphOp.INSTANTIATE]
+    events["arg1"][instances] = records["aux"][instances]
 
 
 _FILLERS: Final = {
-    _Meaning.LAUNCH: _fill_launches,
-    _Meaning.COPY: _fill_copies,
-    _Meaning.ALLOCATION: _fill_allocations,
-    _Meaning.FREE: _fill_frees,
-    _Meaning.INSTANCE: _fill_instances,
+    OpKind.LAUNCH: _fill_launches,
+    OpKind.COPY: _fill_copies,
+    OpKind.FILL: _fill_copies,
+    OpKind.ALLOC: _fill_allocations,
+    OpKind.MAP: _fill_allocations,
+    OpKind.FREE: _fill_frees,
+    OpKind.UNMAP: _fill_frees,
+    OpKind.GRAPH: _fill_graphs,
 }
+"""What fills the arguments of a kind; of all others they are as waits have them."""
 
 
 def build_collective_events(records: Records, offset_ns: int) -> Events:

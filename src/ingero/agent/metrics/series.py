@@ -16,18 +16,15 @@ import numpy as np
 from ingero.agent.capture.probes.latency import fold_octaves
 from ingero.agent.capture.session import Totals, count_coverage
 from ingero.model.arrays import Records
-from ingero.model.events import CudaOp, DriverOp, Source, op_name, source_name
+from ingero.model.events import Source, op_name, source_name
 from ingero.model.latency import HIST_FIRST_LOG2
+from ingero.model.operations import OpKind, find_kinds
 from ingero.wire.names import Attribute, MemcpyDirection
 
 Labels = tuple[tuple[str, str | int], ...]
 
 _LAST_LOG2: Final = 36
 """68 seconds: what is longer falls into the last bucket."""
-_LAUNCHES: Final = (
-    (Source.CUDA, CudaOp.LAUNCH_KERNEL),
-    (Source.DRIVER, DriverOp.LAUNCH_KERNEL),
-)
 _NS_PER_US: Final = 1e3
 _NS_PER_MS: Final = 1e6
 
@@ -183,9 +180,7 @@ def _iter_copies(copies: Records) -> Iterator[Series]:
 
 
 def _launches(keys: Records, counts: Records) -> Iterator[tuple[Labels, float]]:
-    is_launch = np.zeros(len(keys), bool)
-    for source, op in _LAUNCHES:
-        is_launch |= (keys["source"] == source) & (keys["op"] == op)
+    is_launch = find_kinds(keys["source"], keys["op"]) == OpKind.LAUNCH
     own = counts["seen"].astype(np.int64) - counts["nested"].astype(np.int64)
     for pid in np.unique(keys["pid"][is_launch]):
         yield (("pid", int(pid)),), float(own[is_launch & (keys["pid"] == pid)].sum())

@@ -33,7 +33,8 @@ from ingero.agent.health.signals.reading import Reading, Signals
 from ingero.agent.metrics.machine import Processors
 from ingero.config.nccl import ring_parent
 from ingero.model.arrays import Records
-from ingero.model.events import CudaOp, DriverOp, Events, GraphOp, Source
+from ingero.model.events import Events
+from ingero.model.operations import GPU_SOURCES, OpKind, find_kinds
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_S
 
@@ -41,12 +42,6 @@ STALE_NS: Final = 3 * NS_PER_S
 """Counts older than this are no reading."""
 LOOK_S: Final = 0.2
 """Between two looks of the pushing thread at what was traced."""
-
-_LAUNCHES: Final = (
-    (Source.CUDA, CudaOp.LAUNCH_KERNEL),
-    (Source.DRIVER, DriverOp.LAUNCH_KERNEL),
-    (Source.CUDA_GRAPH, GraphOp.LAUNCH),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +106,9 @@ def _sum_up(totals: Totals, window_ns: int) -> tuple[int, float | None]:
     """Launches of the window, and the share of it that processes spent in GPU calls; None without a process."""
     keys, changes = totals.keys, totals.changes
     own = changes["seen"].astype(np.int64) - changes["nested"].astype(np.int64)
-    is_launch = np.zeros(len(keys), bool)
-    for source, op in _LAUNCHES:
-        is_launch |= (keys["source"] == source) & (keys["op"] == op)
-    is_gpu = np.isin(keys["source"], (Source.CUDA, Source.DRIVER, Source.CUDA_GRAPH, Source.NCCL))
+    kinds = find_kinds(keys["source"], keys["op"])
+    is_launch = np.isin(kinds, (OpKind.LAUNCH, OpKind.GRAPH_LAUNCH))
+    is_gpu = np.isin(keys["source"], GPU_SOURCES)
     pids = np.unique(keys["pid"][is_gpu])
     if not len(pids):
         return 0, None

@@ -17,7 +17,8 @@ from typing import Final, NamedTuple
 from ingero.agent.health.signals.reading import Reading, Signals
 from ingero.agent.metrics.machine import Processors
 from ingero.errors import StoreError
-from ingero.model.events import CudaOp, DriverOp, GraphOp, Source
+from ingero.model.events import Source
+from ingero.model.operations import GPU_SOURCES, OpKind, find_codes
 from ingero.recording.store.files import open_recording, table_columns
 from ingero.units import NS_PER_S
 
@@ -26,23 +27,21 @@ ALIVE_NS: Final = 15 * NS_PER_S
 _MINUTE_NS: Final = 60 * NS_PER_S
 _LOOKED_BACK: Final = 3 * _MINUTE_NS
 _ALIVE: Final = "SELECT mono_ns, wall_ns FROM clock_samples ORDER BY rowid DESC LIMIT 1"
-_COUNTS: Final = """
+_LAUNCHES: Final = ", ".join(map(str, sorted(find_codes((OpKind.LAUNCH, OpKind.GRAPH_LAUNCH)))))
+_COUNTS: Final = f"""
   SELECT bucket,
-    sum(count * (source = ? AND op = ? OR source = ? AND op = ?)), sum(count * (source = ? AND op = ?)),
+    sum(count * (source <> {Source.DRIVER:d} AND (source << 8 | op) IN ({_LAUNCHES}))),
+    sum(count * (source = {Source.DRIVER:d} AND (source << 8 | op) IN ({_LAUNCHES}))),
     sum(sum_dur), count(DISTINCT pid)
-  FROM {table} WHERE bucket >= ? AND source IN (?, ?, ?, ?) GROUP BY bucket
-"""
+  FROM {{table}} WHERE bucket >= ? AND source IN ({", ".join(f"{source:d}" for source in GPU_SOURCES)})
+  GROUP BY bucket
+"""  # noqa: S608 - own codes
 _NEWEST: Final = """
   SELECT max(ifnull((SELECT max(timestamp) FROM system_snapshots), 0), ifnull((SELECT max(timestamp) FROM events), 0))
 """
 _FIVE: Final = 5 * NS_PER_S
 _FLUSH_NS: Final = 2 * NS_PER_S
 """The existing agent writes a bucket when it is over, which it looks for once a second."""
-_CODES: Final = (
-    *(Source.CUDA, CudaOp.LAUNCH_KERNEL, Source.CUDA_GRAPH, GraphOp.LAUNCH),
-    *(Source.DRIVER, DriverOp.LAUNCH_KERNEL),
-)
-_GPU: Final = (Source.CUDA, Source.DRIVER, Source.CUDA_GRAPH, Source.NCCL)
 
 
 class _Counts(NamedTuple):
@@ -147,9 +146,7 @@ class RecordedSource:
         if newest is None or not 0 <= mono_ns - newest[0] <= ALIVE_NS:
             return False
         since_ns = newest[1] - _LOOKED_BACK
-        rows = connection.execute(
-            _COUNTS.format(table="event_aggregates"), (*_CODES, since_ns, *_GPU)
-        ).fetchall()
+        rows = connection.execute(_COUNTS.format(table="event_aggregates"), (since_ns,)).fetchall()
         n_pids = max((row[-1] for row in rows), default=0)
         launches, driver_launches, spent_ns, _ = self._total
         for bucket, *now in rows:
@@ -186,9 +183,7 @@ def _read_finished(
         table, width_ns = "event_aggregates_5s", _FIVE
     elapsed_ns = -(-window_ns // width_ns) * width_ns
     end_ns = (newest_ns - _FLUSH_NS) // width_ns * width_ns
-    rows = connection.execute(
-        _COUNTS.format(table=table), (*_CODES, end_ns - elapsed_ns, *_GPU)
-    ).fetchall()
+    rows = connection.execute(_COUNTS.format(table=table), (end_ns - elapsed_ns,)).fetchall()
     over = [_Counts(*counts) for bucket, *counts in rows if bucket < end_ns]
     return _Finished(
         _Counts(

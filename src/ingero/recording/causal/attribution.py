@@ -13,9 +13,9 @@ import numpy as np
 
 from ingero.model.events import OffCpuReason
 from ingero.model.incidents import Cause, RuledOut
+from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.intervals import Intervals, Times
-from ingero.recording.causal.kinds import CallKind
 from ingero.units import NS_PER_US, format_duration
 
 NAMED_SHARE: Final = 0.20
@@ -57,26 +57,26 @@ def find_waits(evidence: Evidence, process: Process, tid: int) -> Waits:
 
 def _find_waits(evidence: Evidence, process: Process, tid: int) -> Waits:
     rows = process.thread(tid)
-    off = rows.of(CallKind.OFF_CPU)
+    off = rows.of(OpKind.OFF_CPU)
     reasons = evidence.column("reason", off)
     waits = evidence.column("wait_ns", off)
     is_preempted = reasons == OffCpuReason.PREEMPTED
     queued = off.where(~is_preempted & (waits >= _WAKE_UP_NS))
-    reads = rows.of(CallKind.READ).intervals
-    writes = rows.of(CallKind.WRITE).intervals
+    reads = rows.of(OpKind.READ).intervals
+    writes = rows.of(OpKind.WRITE).intervals
     left = off.where(~is_preempted).intervals
     found = dict(_preemptors(evidence, process, off.where(is_preempted)))
     found["out of CPU quota (cgroup)"] = off.where(
         reasons == OffCpuReason.THROTTLED
-    ).intervals.union(rows.of(CallKind.QUOTA).intervals)
+    ).intervals.union(rows.of(OpKind.QUOTA).intervals)
     found["waiting for a free CPU"] = Intervals.of(
         queued.ends - evidence.column("wait_ns", queued), queued.ends
     )
     found["blocked on disk reads"] = _intersection(reads, left)
     found["blocked on disk writes"] = _intersection(writes, left)
-    found["page faults"] = rows.of(CallKind.FAULT).intervals
-    found["memory reclaim"] = rows.of(CallKind.RECLAIM).intervals
-    network = rows.of(CallKind.NETWORK)
+    found["page faults"] = rows.of(OpKind.FAULT).intervals
+    found["memory reclaim"] = rows.of(OpKind.RECLAIM).intervals
+    network = rows.of(OpKind.NETWORK)
     network = network.where(evidence.column("arg1", network) >= _TRANSFER_BYTES)
     found["waiting on the network"] = _intersection(network.intervals, left)
     found["blocked on I/O"] = off.where(reasons == OffCpuReason.BLOCKED_IO).intervals

@@ -15,12 +15,12 @@ import numpy as np
 from ingero.model.arrays import Records
 from ingero.model.events import EventFlag, HostOp, Source, is_stored_at_end
 from ingero.model.incidents import Coverage
+from ingero.model.operations import GPU_SOURCES
 from ingero.model.recording import Recording
 from ingero.recording.causal.exact import operation_keys
 from ingero.units import NS_PER_S
 
 _MINUTE_NS: Final = 60 * NS_PER_S
-_GPU_SOURCES: Final = (Source.CUDA, Source.DRIVER, Source.CUDA_GRAPH, Source.NCCL)
 
 
 _GROUPS: Final[dict[int, str]] = {
@@ -233,13 +233,13 @@ class Books:
         ops = sorted({
             (key >> 8 & 0xFF, key & 0xFF)
             for key in self._tallies
-            if key >> 16 == node << 32 | pid and key >> 8 & 0xFF in _GPU_SOURCES
+            if key >> 16 == node << 32 | pid and key >> 8 & 0xFF in GPU_SOURCES
         })
         total = [self.count(node, pid, (op,), span_ns) for op in ops]
         stored, seen = sum(c.stored for c in total), sum(c.seen for c in total)
         if len(self._aggregates):
             return Count(stored, seen)
-        return Count(stored, seen + self._sampled_out(node, _GPU_SOURCES)[0])
+        return Count(stored, seen + self._sampled_out(node, GPU_SOURCES)[0])
 
     def coverage(self, node: int, pid: int, codes: Iterable[int]) -> Coverage:
         """Coverage of the operations that an incident of one process speaks of."""

@@ -11,13 +11,13 @@ import numpy as np
 
 from ingero.model.events import op_name
 from ingero.model.incidents import Coverage, Explanation, Incident, Severity, Unknown
+from ingero.model.operations import CALLS, find_codes
 from ingero.model.recording import Recording
 from ingero.recording.causal.coverage import Gap
 from ingero.recording.causal.evidence import Evidence, Process
 from ingero.recording.causal.finding import Finding, Rule, Unjudged
 from ingero.recording.causal.frames import name_place
 from ingero.recording.causal.gaps import build_unknown, find_subjects, is_blocked, join_unknowns
-from ingero.recording.causal.kinds import CALLS, find_codes
 from ingero.recording.causal.rules import RULES
 from ingero.recording.causal.rules.steps import STEPS_CHANGED
 from ingero.units import NS_PER_S

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.events import EventFlag, HostOp, Source, op_name
+from ingero.model.operations import LAST_CALL, OpKind, find_kinds
 from ingero.model.recording import Recording
 from ingero.recording.causal.coverage import Books
 from ingero.recording.causal.exact import Statistics, compute_statistics
 from ingero.recording.causal.intervals import Intervals, Times
-from ingero.recording.causal.kinds import LAST_CALL, CallKind, find_kinds
 from ingero.units import NS_PER_S
 
 FoundT = TypeVar("FoundT")
@@ -40,7 +40,7 @@ class EventRows:
         idx: Position in the recording's events.
         starts: Unix ns.
         ends: Unix ns.
-        kinds: `CallKind`.
+        kinds: `OpKind`.
         codes: source << 8 | op.
         tids: Thread.
     """
@@ -62,7 +62,7 @@ class EventRows:
             self.tids[mask],
         )  # fmt: skip
 
-    def of(self, *kinds: CallKind) -> EventRows:
+    def of(self, *kinds: OpKind) -> EventRows:
         """The rows of these kinds."""
         return self.where(np.isin(self.kinds, kinds))
 
@@ -259,7 +259,7 @@ class Evidence:
 
         A runtime call makes driver calls, and a collective makes launches: each is counted once, with its parent.
         """
-        calls = rows.where((rows.kinds > CallKind.OTHER) & (rows.kinds <= LAST_CALL))
+        calls = rows.where((rows.kinds > OpKind.OTHER) & (rows.kinds <= LAST_CALL))
         if not len(calls):
             return calls
         is_inner = (self.column("flags", calls) & EventFlag.NESTED) != 0

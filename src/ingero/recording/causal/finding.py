@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ingero.model.incidents import Cause, RuledOut, Severity
+from ingero.model.operations import OpKind, find_codes
 from ingero.recording.causal.evidence import Evidence, Process
-from ingero.recording.causal.kinds import CallKind, find_codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Needs:
         applies: Whether it has anything to do with a process; None for all that have such calls.
     """
 
-    kinds: tuple[CallKind, ...] = ()
+    kinds: tuple[OpKind, ...] = ()
     max_missing: float = 0.0
     is_time: bool = False
     is_absence: bool = False

@@ -7,10 +7,10 @@ from typing import Final
 
 from ingero.model.events import op_name
 from ingero.model.incidents import Unknown
+from ingero.model.operations import CALLS, find_codes
 from ingero.recording.causal.coverage import Gap
 from ingero.recording.causal.evidence import Evidence, Process
 from ingero.recording.causal.finding import Rule
-from ingero.recording.causal.kinds import CALLS, find_codes
 
 _MOST_NAMED: Final = 3
 RECORD_ALL: Final = "record with --sampling-rate 1 --record-all"

@@ -7,14 +7,14 @@ from typing import Final
 import numpy as np
 
 from ingero.model.arrays import IntArray
+from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, Process, split_by
-from ingero.recording.causal.kinds import CallKind
 from ingero.units import NS_PER_US
 
 _MIN_CALLS: Final = 10
 _RATIO: Final = 3.0
 _MIN_EXTRA_NS: Final = 50 * NS_PER_US
-_SIZED: Final = (CallKind.COPY, CallKind.ALLOC)
+_SIZED: Final = (OpKind.COPY, OpKind.ALLOC)
 
 
 def _classes(evidence: Evidence, calls: EventRows) -> list[IntArray]:
@@ -24,9 +24,9 @@ def _classes(evidence: Evidence, calls: EventRows) -> list[IntArray]:
     is_sized = np.isin(calls.kinds, _SIZED)
     sizes[is_sized] = np.log2(np.maximum(arg0[is_sized], 1)).astype(np.int64)
     streams = np.zeros(len(calls), np.int64)
-    is_launch = np.isin(calls.kinds, (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH))
+    is_launch = np.isin(calls.kinds, (OpKind.LAUNCH, OpKind.GRAPH_LAUNCH))
     streams[is_launch] = evidence.column("arg1", calls)[is_launch]
-    is_sync = calls.kinds == CallKind.SYNC
+    is_sync = calls.kinds == OpKind.SYNC
     streams[is_sync] = arg0[is_sync]
     return [calls.codes, sizes, streams]
 

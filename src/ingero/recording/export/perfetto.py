@@ -22,10 +22,10 @@ from ingero.errors import StoreError
 from ingero.model.arrays import IntArray
 from ingero.model.events import Source, op_name, source_name
 from ingero.model.incidents import Incident
+from ingero.model.operations import LAST_CALL, OpKind, find_kinds
 from ingero.model.recording import Recording
 from ingero.model.untrusted import clean
 from ingero.recording.causal.engine import explain
-from ingero.recording.causal.kinds import LAST_CALL, CallKind, find_kinds
 from ingero.units import NS_PER_S
 
 Element = dict[str, Any]
@@ -134,7 +134,7 @@ def _iter_names(recording: Recording, numbers: _Numbering) -> Iterator[Element]:
         yield _named("process_name", numbers.of_process(node, pid), 0, name)
     kinds = find_kinds(events["source"], events["op"])
     tracks = numbers.of_event << 32 | events["tid"]
-    for waits, mask in ((False, kinds <= LAST_CALL), (True, kinds == CallKind.OFF_CPU)):
+    for waits, mask in ((False, kinds <= LAST_CALL), (True, kinds == OpKind.OFF_CPU)):
         for track in np.unique(tracks[mask]).tolist():
             number, tid = track >> 32, track & 0xFFFF_FFFF
             node = int(numbers.keys[number - 1]) >> 32
@@ -184,7 +184,7 @@ def _shaped(element: Element, duration_ns: int, kind: int, number: int) -> Itera
         yield element | {"ph": "i", "s": "t"}
     elif kind <= LAST_CALL:
         yield element | {"ph": "X", "dur": duration_ns / 1000}
-    elif kind == CallKind.OFF_CPU:
+    elif kind == OpKind.OFF_CPU:
         yield element | {"ph": "X", "dur": duration_ns / 1000, "tid": element["tid"] + _WAIT_TID}
     else:
         identity = {"id": number}

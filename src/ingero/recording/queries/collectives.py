@@ -16,10 +16,10 @@ import numpy as np
 
 from ingero.model.arrays import IntArray, Records
 from ingero.model.events import EventFlag, op_name
+from ingero.model.operations import OpKind
 from ingero.model.untrusted import clean
 from ingero.recording.causal.evidence import Evidence
 from ingero.recording.causal.exact import share_of_rows
-from ingero.recording.causal.kinds import CallKind
 from ingero.units import NS_PER_MS
 
 _BLOCKS: Final = NS_PER_MS  # a call shorter than this (median) is taken for one that only enqueues
@@ -84,7 +84,7 @@ class CollectivesAnswer(msgspec.Struct, frozen=True):
 def list_collectives(evidence: Evidence) -> CollectivesAnswer:
     """Compare the ranks of every communicator."""
     is_done = (evidence.recording.events["flags"][evidence.rows.idx] & EventFlag.IN_FLIGHT) == 0
-    idx = evidence.rows.idx[(evidence.rows.kinds == CallKind.COLLECTIVE) & is_done]
+    idx = evidence.rows.idx[(evidence.rows.kinds == OpKind.COLLECTIVE) & is_done]
     events = evidence.recording.events[idx]
     if not len(events):
         return CollectivesAnswer([])

@@ -9,16 +9,16 @@ import numpy as np
 
 from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.events import CudaOp, DriverOp, Source
+from ingero.model.operations import OpKind, find_codes
 from ingero.model.untrusted import clean
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
-from ingero.recording.causal.kinds import CallKind, find_codes
 
 _MAX_POINTS: Final = 300
 _HOST_MEMORY: Final = (
     Source.CUDA << 8 | CudaOp.HOST_ALLOC, Source.CUDA << 8 | CudaOp.FREE_HOST,
     Source.DRIVER << 8 | DriverOp.HOST_ALLOC, Source.DRIVER << 8 | DriverOp.FREE_HOST,
 )  # fmt: skip
-_CODES: Final = find_codes((CallKind.ALLOC, CallKind.FREE)) - frozenset(_HOST_MEMORY)
+_CODES: Final = find_codes((OpKind.ALLOC, OpKind.FREE)) - frozenset(_HOST_MEMORY)
 
 
 class HeldSize(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ def balance_memory(evidence: Evidence) -> MemoryAnswer:
     """Add up every process's allocations and frees."""
     found = []
     for process in evidence.gpu_processes:
-        memory = process.calls.of(CallKind.ALLOC, CallKind.FREE)
+        memory = process.calls.of(OpKind.ALLOC, OpKind.FREE)
         memory = memory.where(~np.isin(memory.codes, _HOST_MEMORY))
         if len(memory) or evidence.books.gap(process.node, process.pid, _CODES).seen:
             found.append(_balance(evidence, process, memory))
@@ -81,7 +81,7 @@ def _balance(evidence: Evidence, process: Process, memory: EventRows) -> Process
     gap = evidence.books.gap(process.node, process.pid, _CODES)
     is_known = evidence.books.has_counts and gap.is_known
     done = memory.where(~failed)
-    is_alloc = done.kinds == CallKind.ALLOC
+    is_alloc = done.kinds == OpKind.ALLOC
     sizes = np.where(is_alloc, evidence.column("arg0", done), 0)
     partner = _pair(evidence, done, is_alloc)
     has_partner = partner >= 0
@@ -111,7 +111,7 @@ def _balance(evidence: Evidence, process: Process, memory: EventRows) -> Process
 
 def _has_pointer(evidence: Evidence, rows: EventRows) -> BoolArray:
     """Which rows name a pointer: freeing none is allowed and does nothing."""
-    is_alloc = rows.kinds == CallKind.ALLOC
+    is_alloc = rows.kinds == OpKind.ALLOC
     return np.where(is_alloc, True, evidence.column("arg0", rows) != 0)  # noqa: FBT003 -- numpy's own
 
 

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from ingero.errors import BadDataError
 from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.events import OffCpuReason, op_name
+from ingero.model.operations import LAST_CALL, OpKind
 from ingero.model.recording import Recording
 from ingero.model.untrusted import clean
 from ingero.recording.causal.evidence import EventRows, Evidence, Process, split_by
-from ingero.recording.causal.kinds import LAST_CALL, CallKind
 
 _MAX_TRACKS: Final = 32
 _MAX_BINS: Final = 1000
@@ -32,9 +32,9 @@ CATEGORIES: Final = (
 """What a moment of a thread can be; the page has a colour for each, in this order."""
 
 _OF_KIND: Final = {
-    CallKind.LAUNCH: 0, CallKind.COPY: 1, CallKind.SYNC: 2, CallKind.ALLOC: 3, CallKind.FREE: 3, CallKind.COLLECTIVE: 4,
-    CallKind.GRAPH: 5, CallKind.GRAPH_LAUNCH: 5, CallKind.MODULE: 6, CallKind.OTHER_CALL: 6, CallKind.QUOTA: 11,
-    CallKind.READ: 13, CallKind.WRITE: 13, CallKind.NETWORK: 14, CallKind.FAULT: 15, CallKind.RECLAIM: 15,
+    OpKind.LAUNCH: 0, OpKind.COPY: 1, OpKind.SYNC: 2, OpKind.ALLOC: 3, OpKind.FREE: 3, OpKind.COLLECTIVE: 4,
+    OpKind.GRAPH: 5, OpKind.GRAPH_LAUNCH: 5, OpKind.MODULE: 6, OpKind.FILL: 6, OpKind.MAP: 6, OpKind.UNMAP: 6, OpKind.OTHER_CALL: 6, OpKind.QUOTA: 11,
+    OpKind.READ: 13, OpKind.WRITE: 13, OpKind.NETWORK: 14, OpKind.FAULT: 15, OpKind.RECLAIM: 15,
 }  # fmt: skip
 _OF_REASON: Final = {
     OffCpuReason.PREEMPTED: 7, OffCpuReason.BLOCKED_IO: 9, OffCpuReason.SLEEP: 10, OffCpuReason.THROTTLED: 11,
@@ -160,7 +160,7 @@ def _categorise(evidence: Evidence) -> npt.NDArray[np.uint8]:
     for kind, category in _OF_KIND.items():
         table[kind] = category
     categories: npt.NDArray[np.uint8] = table[evidence.rows.kinds]
-    is_off = evidence.rows.kinds == CallKind.OFF_CPU
+    is_off = evidence.rows.kinds == OpKind.OFF_CPU
     reasons = np.full(256, _OFF_CPU, np.uint8)
     for reason, category in _OF_REASON.items():
         reasons[reason] = category
@@ -172,8 +172,8 @@ def _iter_tracks(process: Process, in_view: BoolArray) -> Iterator[tuple[str, Ev
     rows = process.rows.where(in_view[process.rows.idx])
     for mine in split_by(rows, [rows.tids.astype(np.int64)]):
         kinds = mine.kinds
-        is_call = (kinds > CallKind.OTHER) & (kinds <= LAST_CALL)
-        is_request = np.isin(kinds, (CallKind.READ, CallKind.WRITE, CallKind.NETWORK))
+        is_call = (kinds > OpKind.OTHER) & (kinds <= LAST_CALL)
+        is_request = np.isin(kinds, (OpKind.READ, OpKind.WRITE, OpKind.NETWORK))
         for name, mask in (
             ("calls", is_call), ("waits", ~is_call & ~is_request), ("requests", is_request)
         ):  # fmt: skip

@@ -8,10 +8,10 @@ import numpy as np
 
 from ingero.model.events import CopyKind, HostMemory
 from ingero.model.incidents import Cause, RuledOut
+from ingero.model.operations import OpKind
 from ingero.recording.causal.attribution import NAMED_SHARE
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule
-from ingero.recording.causal.kinds import CallKind
 from ingero.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_duration, format_size
 
 _MIN_LOST_NS: Final = 50 * NS_PER_MS
@@ -47,7 +47,7 @@ def find_copies(evidence: Evidence) -> list[Finding]:
 
 
 def _judge_copies(evidence: Evidence, process: Process) -> Finding | None:
-    copies = process.calls.of(CallKind.COPY)
+    copies = process.calls.of(OpKind.COPY)
     n_bytes = evidence.column("arg0", copies)
     is_transfer = n_bytes >= _MIN_RATE * copies.durations / NS_PER_S
     copies, n_bytes = copies.where(is_transfer), n_bytes[is_transfer]
@@ -110,9 +110,7 @@ def find_syncs(evidence: Evidence) -> list[Finding]:
     return [f for process in evidence.gpu_processes if (f := _judge_syncs(evidence, process))]
 
 
-def _count_launches(
-    evidence: Evidence, process: Process, *kinds: CallKind
-) -> tuple[int, int, float]:
+def _count_launches(evidence: Evidence, process: Process, *kinds: OpKind) -> tuple[int, int, float]:
     """(launches, ns in them, median ns) of a process, of every call that was counted.
 
     A launch that a runtime call makes inside the driver is counted once, with its parent.
@@ -136,8 +134,8 @@ def _count_launches(
 
 
 def _judge_syncs(evidence: Evidence, process: Process) -> Finding | None:
-    syncs = process.calls.of(CallKind.SYNC)
-    n_launches, _, _ = _count_launches(evidence, process, CallKind.LAUNCH, CallKind.GRAPH_LAUNCH)
+    syncs = process.calls.of(OpKind.SYNC)
+    n_launches, _, _ = _count_launches(evidence, process, OpKind.LAUNCH, OpKind.GRAPH_LAUNCH)
     active_ns = _active_ns(process)
     lost_ns = syncs.intervals.total_ns
     rate_hz = len(syncs) / (active_ns / NS_PER_S)
@@ -182,8 +180,8 @@ def find_launches(evidence: Evidence) -> list[Finding]:
 
 def _judge_launches(evidence: Evidence, process: Process) -> Finding | None:
     calls = process.calls.where(process.calls.tids == process.busiest_tid)
-    launches, syncs = calls.of(CallKind.LAUNCH), calls.of(CallKind.SYNC)
-    n_launches, lost_ns, typical = _count_launches(evidence, process, CallKind.LAUNCH)
+    launches, syncs = calls.of(OpKind.LAUNCH), calls.of(OpKind.SYNC)
+    n_launches, lost_ns, typical = _count_launches(evidence, process, OpKind.LAUNCH)
     active_ns = _active_ns(process)
     is_asked = len(syncs) >= _MIN_COPIES and n_launches >= max(10 * len(syncs), _MIN_LAUNCHES)
     if not is_asked or syncs.intervals.total_ns > _IDLE_SYNC_SHARE * active_ns:
@@ -225,18 +223,18 @@ RULES: Final = (
         "copy_bound",
         "Copies take a third of the time or more",
         find_copies,
-        Needs((CallKind.COPY,), is_time=True),
+        Needs((OpKind.COPY,), is_time=True),
     ),
     Rule(
         "sync_bound",
         "The GPU is waited for after every few launches",
         find_syncs,
-        Needs((CallKind.SYNC,), max_missing=0.02),
+        Needs((OpKind.SYNC,), max_missing=0.02),
     ),
     Rule(
         "launch_bound",
         "Launching takes longer than the kernels",
         find_launches,
-        Needs((CallKind.SYNC,), max_missing=0.02),
+        Needs((OpKind.SYNC,), max_missing=0.02),
     ),
 )

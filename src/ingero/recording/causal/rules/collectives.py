@@ -9,9 +9,9 @@ import numpy as np
 from ingero.model.arrays import FloatArray, IntArray
 from ingero.model.events import NcclOp, Source, op_name
 from ingero.model.incidents import Cause, RuledOut, Severity
+from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import Evidence
 from ingero.recording.causal.finding import Finding, Needs, Rule
-from ingero.recording.causal.kinds import CallKind
 from ingero.recording.causal.rules.groups import MIN_OPS, Group, find_groups, has_collectives
 from ingero.units import NS_PER_MS, format_duration, format_size
 
@@ -169,9 +169,7 @@ def _describe_disagreement(group: Group, at: int, n_ops: int) -> Finding:
     )
 
 
-MEETINGS: Final = Needs(
-    (CallKind.COLLECTIVE, CallKind.SYNC), max_missing=0.01, applies=has_collectives
-)
+MEETINGS: Final = Needs((OpKind.COLLECTIVE, OpKind.SYNC), max_missing=0.01, applies=has_collectives)
 """Rows of both: a call that only enqueues is timed by the synchronisation that follows."""
 
 RULES: Final = (
@@ -191,6 +189,6 @@ RULES: Final = (
         "collective_disagreement",
         "Ranks call different collectives, or sizes, under one number",
         find_disagreement,
-        Needs((CallKind.COLLECTIVE,), is_proof=True),
+        Needs((OpKind.COLLECTIVE,), is_proof=True),
     ),
 )

@@ -12,15 +12,15 @@ import numpy as np
 
 from ingero.model.events import OffCpuReason
 from ingero.model.incidents import Cause, RuledOut
+from ingero.model.operations import OpKind, find_codes
 from ingero.recording.causal.attribution import NAMED_SHARE
 from ingero.recording.causal.evidence import Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule
-from ingero.recording.causal.kinds import CallKind, find_codes
 from ingero.recording.causal.rules.first_use import one_time_calls
 from ingero.recording.causal.slow import find_slow
 from ingero.units import NS_PER_MS, format_duration
 
-_LAUNCHES: Final = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH)
+_LAUNCHES: Final = (OpKind.LAUNCH, OpKind.GRAPH_LAUNCH)
 _MIN_CASES: Final = 10
 _MIN_STOLEN_NS: Final = 10 * NS_PER_MS
 _MIN_RESPONSE: Final = 2.0
@@ -33,7 +33,7 @@ def find(evidence: Evidence) -> list[Finding]:
 
 def _judge(evidence: Evidence, process: Process) -> Finding | None:
     tid = process.busiest_tid
-    off = process.thread(tid).of(CallKind.OFF_CPU)
+    off = process.thread(tid).of(OpKind.OFF_CPU)
     off = off.where(evidence.column("reason", off) == OffCpuReason.UNKNOWN)
     if len(off) < _MIN_CASES:
         return None
@@ -87,10 +87,10 @@ def _judge(evidence: Evidence, process: Process) -> Finding | None:
 
 def _has_no_reasons(evidence: Evidence, process: Process) -> bool:
     """Whether thread switches of it may have been recorded without a reason."""
-    off = process.rows.of(CallKind.OFF_CPU)
+    off = process.rows.of(OpKind.OFF_CPU)
     if not len(process.calls.of(*_LAUNCHES)):
         return False
-    if evidence.books.gap(process.node, process.pid, find_codes((CallKind.OFF_CPU,))).unstored:
+    if evidence.books.gap(process.node, process.pid, find_codes((OpKind.OFF_CPU,))).unstored:
         return True  # a switch without a row may have none
     return bool((evidence.column("reason", off) == OffCpuReason.UNKNOWN).any())
 
@@ -99,5 +99,5 @@ RULE: Final = Rule(
     "cpu_contention",
     "Launches lose their CPU, in a recording that does not say to whom",
     find,
-    Needs((*_LAUNCHES, CallKind.OFF_CPU), max_missing=0.20, applies=_has_no_reasons),
+    Needs((*_LAUNCHES, OpKind.OFF_CPU), max_missing=0.20, applies=_has_no_reasons),
 )

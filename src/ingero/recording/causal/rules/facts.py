@@ -9,10 +9,10 @@ import numpy as np
 
 from ingero.model.events import GpuOp, HostOp, Source
 from ingero.model.incidents import Cause, Severity
+from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, split_by
 from ingero.recording.causal.finding import Finding, Rule
 from ingero.recording.causal.intervals import Intervals
-from ingero.recording.causal.kinds import CallKind
 from ingero.units import NS_PER_MS, format_duration
 
 _MIN_THROTTLED_SHARE: Final = 0.05
@@ -156,7 +156,7 @@ _THROTTLES: Final = {
 
 def find_throttling(evidence: Evidence) -> list[Finding]:
     """Clocks held down for a noticeable part of the recording."""
-    rows = evidence.rows.of(CallKind.FACT)
+    rows = evidence.rows.of(OpKind.FACT)
     rows = rows.where(
         (rows.codes >> 8 == Source.GPU) & np.isin(rows.codes & 0xFF, list(_THROTTLES))
     )
@@ -190,7 +190,7 @@ def _response(evidence: Evidence, node: int, held: Intervals) -> tuple[str, ...]
     """How much longer the GPU is waited for while its clocks are held down."""
     facts = [f"{format_duration(held.total_ns)} in all"]
     for process in evidence.gpu_processes:
-        syncs = process.calls.of(CallKind.SYNC)
+        syncs = process.calls.of(OpKind.SYNC)
         is_held = held.covered_ns(syncs.starts, syncs.ends) > 0
         if process.node == node and min(is_held.sum(), (~is_held).sum()) >= 3:
             hit, free = np.median(syncs.durations[is_held]), np.median(syncs.durations[~is_held])

@@ -11,10 +11,10 @@ import numpy as np
 
 from ingero.model.arrays import BoolArray
 from ingero.model.incidents import Cause, RuledOut, Severity
+from ingero.model.operations import OpKind, find_codes
 from ingero.recording.causal.evidence import EventRows, Evidence, Process, split_by
 from ingero.recording.causal.finding import Finding, Needs, Rule, Unjudged
 from ingero.recording.causal.gaps import describe_gap
-from ingero.recording.causal.kinds import CallKind, find_codes
 from ingero.units import NS_PER_MS, format_duration
 
 _SLOW_RATIO: Final = 20.0
@@ -45,7 +45,7 @@ def find(evidence: Evidence) -> list[Finding | Unjudged]:
     found: list[Finding | Unjudged] = []
     for process in evidence.gpu_processes:
         finding = _judge(evidence, process)
-        launches = find_codes((CallKind.LAUNCH,))
+        launches = find_codes((OpKind.LAUNCH,))
         if finding is not None:
             found.append(finding)
         elif _is_thinned(evidence, process) and _has_slow_launches(process):
@@ -55,12 +55,12 @@ def find(evidence: Evidence) -> list[Finding | Unjudged]:
 
 def _is_thinned(evidence: Evidence, process: Process) -> bool:
     """Whether so many launches have no row that an earlier one of a function may be among them."""
-    gap = evidence.books.gap(process.node, process.pid, find_codes((CallKind.LAUNCH,)))
+    gap = evidence.books.gap(process.node, process.pid, find_codes((OpKind.LAUNCH,)))
     return gap.share > _MAX_MISSING
 
 
 def _has_slow_launches(process: Process) -> bool:
-    launches = process.calls.of(CallKind.LAUNCH)
+    launches = process.calls.of(OpKind.LAUNCH)
     return bool(launches.durations.sum() >= _MIN_LOST_NS)
 
 
@@ -82,11 +82,11 @@ def _find_parts(evidence: Evidence, process: Process) -> list[tuple[EventRows, f
 def _look_for_parts(evidence: Evidence, process: Process) -> list[tuple[EventRows, float]]:
     parts: list[tuple[EventRows, float]] = []
     for calls in split_by(process.calls, [process.calls.codes]):
-        if calls.kinds[0] == CallKind.LAUNCH:
+        if calls.kinds[0] == OpKind.LAUNCH:
             found = _first_launches(evidence, calls, is_thinned=_is_thinned(evidence, process))
-        elif calls.kinds[0] in {CallKind.ALLOC, CallKind.COPY, CallKind.GRAPH_LAUNCH}:
+        elif calls.kinds[0] in {OpKind.ALLOC, OpKind.COPY, OpKind.GRAPH_LAUNCH}:
             found = _slow_beginning(calls)
-        elif calls.kinds[0] == CallKind.MODULE:
+        elif calls.kinds[0] == OpKind.MODULE:
             found = (calls, 0.0)
         else:
             continue
@@ -167,9 +167,9 @@ def _judge(evidence: Evidence, process: Process) -> Finding | None:
 
 
 def _name(rows: EventRows) -> str:
-    if rows.kinds[0] == CallKind.LAUNCH:
+    if rows.kinds[0] == OpKind.LAUNCH:
         return "lazy module loading at first launch"
-    if rows.kinds[0] == CallKind.MODULE:
+    if rows.kinds[0] == OpKind.MODULE:
         return "explicit module loading"
     return f"first use: set-up inside the first {rows.op}"
 
@@ -189,7 +189,7 @@ RULE: Final = Rule(
     "First use of a kernel, or of the device, pays for loading once",
     find,
     Needs(
-        (CallKind.LAUNCH, CallKind.ALLOC, CallKind.COPY, CallKind.MODULE, CallKind.GRAPH_LAUNCH),
+        (OpKind.LAUNCH, OpKind.ALLOC, OpKind.COPY, OpKind.MODULE, OpKind.GRAPH_LAUNCH),
         max_missing=1.0,
     ),
 )

@@ -8,6 +8,7 @@ import numpy as np
 
 from ingero.model.events import GraphOp, Source
 from ingero.model.incidents import Cause, Severity
+from ingero.model.operations import OpKind
 from ingero.recording.causal.attribution import (
     NAMED_SHARE,
     NO_REASON,
@@ -19,7 +20,6 @@ from ingero.recording.causal.attribution import (
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule
 from ingero.recording.causal.intervals import Intervals
-from ingero.recording.causal.kinds import CallKind
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration
 
 _STOLEN: Final = ("preempted by ", "waiting for a free CPU", "out of CPU quota")
@@ -42,7 +42,7 @@ def find_unused(evidence: Evidence) -> list[Finding]:
 def _judge_unused(evidence: Evidence, process: Process) -> Finding | None:
     made = _of(process, GraphOp.INSTANTIATE)
     handles = evidence.column("arg0", made)
-    launched = evidence.column("arg0", process.calls.of(CallKind.GRAPH_LAUNCH))
+    launched = evidence.column("arg0", process.calls.of(OpKind.GRAPH_LAUNCH))
     last = process.active_ns[1]
     is_unused = (handles != 0) & ~np.isin(handles, launched) & (made.ends <= last - _UNUSED_NS)
     unused = made.where(is_unused)
@@ -77,8 +77,8 @@ def find_recaptured(evidence: Evidence) -> list[Finding]:
 
 def _judge_recaptured(process: Process) -> Finding | None:
     captures = _of(process, GraphOp.END_CAPTURE)
-    launches = process.calls.of(CallKind.GRAPH_LAUNCH)
-    building = process.calls.of(CallKind.GRAPH)
+    launches = process.calls.of(OpKind.GRAPH_LAUNCH)
+    building = process.calls.of(OpKind.GRAPH)
     begins = _of(process, GraphOp.BEGIN_CAPTURE)
     n_pairs = min(len(begins), len(captures))
     capture_ns = int((captures.ends[:n_pairs] - begins.starts[:n_pairs]).sum()) if n_pairs else 0
@@ -197,7 +197,7 @@ def _captures(process: Process) -> tuple[int, Intervals]:
     return tid, Intervals.of(starts[is_ended], finishes[at[is_ended]])
 
 
-_GRAPHS: Final = (CallKind.GRAPH, CallKind.GRAPH_LAUNCH)
+_GRAPHS: Final = (OpKind.GRAPH, OpKind.GRAPH_LAUNCH)
 
 
 def _captures_graphs(_evidence: Evidence, process: Process) -> bool:
@@ -209,13 +209,13 @@ RULES: Final = (
         "graph_contended",
         "Graph capture loses its CPU",
         find_contended,
-        Needs((CallKind.OFF_CPU,), is_time=True, applies=_captures_graphs),
+        Needs((OpKind.OFF_CPU,), is_time=True, applies=_captures_graphs),
     ),
     Rule(
         "graph_failed",
         "Graph capture ends with an error",
         find_failed,
-        Needs((CallKind.GRAPH,), is_proof=True),
+        Needs((OpKind.GRAPH,), is_proof=True),
     ),
     Rule(
         "graph_recaptured",

@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from ingero.model.arrays import BoolArray, IntArray
+from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
-from ingero.recording.causal.kinds import CallKind
 from ingero.units import NS_PER_MS
 
 MIN_OPS: Final = 20
@@ -65,7 +65,7 @@ class Group:
 
 def has_collectives(_evidence: Evidence, process: Process) -> bool:
     """Whether a process takes part in collectives."""
-    return bool((process.calls.kinds == CallKind.COLLECTIVE).any())
+    return bool((process.calls.kinds == OpKind.COLLECTIVE).any())
 
 
 def find_groups(evidence: Evidence) -> list[Group]:
@@ -86,9 +86,9 @@ def find_members(evidence: Evidence, *, has_open: bool = False) -> dict[int, Mem
     """
     members: dict[int, Members] = {}
     for process in evidence.gpu_processes:
-        ops = process.calls.of(CallKind.COLLECTIVE)
+        ops = process.calls.of(OpKind.COLLECTIVE)
         if has_open:
-            ops = evidence.join(ops, process.open.of(CallKind.COLLECTIVE))
+            ops = evidence.join(ops, process.open.of(OpKind.COLLECTIVE))
         # Without a place in the communicator (it was made before the probes) nothing can be paired.
         ops = ops.where((evidence.column("arg3", ops) & _N_RANKS) > 0)
         comms = evidence.column("arg1", ops)
@@ -139,7 +139,7 @@ def _time_inside(process: Process, ops: EventRows) -> IntArray:
     if np.median(ops.durations) >= _BLOCKS_NS:
         return ops.durations
     calls = process.calls.where(np.isin(process.calls.tids, np.unique(ops.tids)))
-    syncs, all_ops = calls.of(CallKind.SYNC), calls.of(CallKind.COLLECTIVE)
+    syncs, all_ops = calls.of(OpKind.SYNC), calls.of(OpKind.COLLECTIVE)
     if not len(syncs):
         return np.zeros(len(ops), np.int64)
     after = np.searchsorted(syncs.starts, ops.starts)

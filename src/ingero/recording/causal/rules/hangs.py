@@ -14,9 +14,9 @@ import numpy as np
 
 from ingero.model.events import EventFlag, HostOp, NcclOp, OffCpuReason, Source
 from ingero.model.incidents import Cause, RuledOut, Severity
+from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule
-from ingero.recording.causal.kinds import CallKind
 from ingero.recording.causal.rules.groups import Members, find_members
 from ingero.units import NS_PER_S, format_duration
 
@@ -121,7 +121,7 @@ def _find_state(evidence: Evidence, process: Process) -> str:
     """What a process was seen in at the end: ended, stopped, inside a call."""
     if (process.rows.codes == _EXIT).any():
         return "its process ended"
-    off = process.rows.of(CallKind.OFF_CPU)
+    off = process.rows.of(OpKind.OFF_CPU)
     is_open = (evidence.column("flags", off) & EventFlag.IN_FLIGHT) != 0
     is_stopped = evidence.column("reason", off) == OffCpuReason.STOPPED
     if (is_open & is_stopped).any():
@@ -186,5 +186,5 @@ RULE: Final = Rule(
     "collective_hang",
     "Ranks wait in a collective that another one never entered",
     find,
-    Needs((CallKind.COLLECTIVE,), is_absence=True),
+    Needs((OpKind.COLLECTIVE,), is_absence=True),
 )

@@ -14,14 +14,14 @@ import numpy as np
 from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.events import CopyKind
 from ingero.model.incidents import Cause, RuledOut
+from ingero.model.operations import BLOCKING_COPIES, CALLS, OpKind, find_codes
 from ingero.recording.causal.attribution import NO_REASON, ON_CPU, SLEEPING, attribute, find_waits
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule
-from ingero.recording.causal.kinds import BLOCKING_OPS, CALLS, CallKind, find_codes
 from ingero.recording.causal.rules.first_use import one_time_calls
 from ingero.units import NS_PER_MS, format_duration, format_size
 
-_BLOCKING: Final = [int(source) << 8 | int(op) for source, op in BLOCKING_OPS]
+_BLOCKING: Final = list(BLOCKING_COPIES)
 _TOKEN_BYTES: Final = 64 * 1024
 _BLOCK_BYTES: Final = 1 << 20
 _MIN_STEPS: Final = 100
@@ -57,14 +57,14 @@ def may_be_serving(evidence: Evidence, process: Process) -> bool:
 def _may_be_serving(evidence: Evidence, process: Process) -> bool:
     if is_serving(evidence, process):
         return True
-    copies = process.calls.of(CallKind.COPY)
+    copies = process.calls.of(OpKind.COPY)
     n_bytes = evidence.column("arg0", copies)
     is_back = evidence.column("arg1", copies) == CopyKind.DEVICE_TO_HOST
     n_tokens = int((is_back & (n_bytes > 0) & (n_bytes <= _TOKEN_BYTES)).sum())
-    gap = evidence.books.gap(process.node, process.pid, find_codes((CallKind.COPY,)))
+    gap = evidence.books.gap(process.node, process.pid, find_codes((OpKind.COPY,)))
     if gap.unstored:
         return n_tokens > 0 and gap.seen >= _MIN_STEPS
-    return n_tokens >= max(_MIN_STEPS, _MIN_TOKEN_SHARE * len(process.calls.of(CallKind.SYNC)))
+    return n_tokens >= max(_MIN_STEPS, _MIN_TOKEN_SHARE * len(process.calls.of(OpKind.SYNC)))
 
 
 NEEDS: Final = Needs(CALLS, applies=may_be_serving)
@@ -101,7 +101,7 @@ def _look_for_serving(evidence: Evidence, process: Process) -> Serving | None:
         return None  # a step whose end has no row would count as one long step with the next
     tid = process.busiest_tid
     calls = process.calls.where(process.calls.tids == tid)
-    is_wait = (calls.kinds == CallKind.SYNC) | np.isin(calls.codes, _BLOCKING)
+    is_wait = (calls.kinds == OpKind.SYNC) | np.isin(calls.codes, _BLOCKING)
     closes = np.flatnonzero(is_wait)
     if len(closes) < _MIN_STEPS:
         return None
@@ -114,7 +114,7 @@ def _look_for_serving(evidence: Evidence, process: Process) -> Serving | None:
         sums: IntArray = np.bincount(step_of[inside], values[inside], len(closes)).astype(np.int64)
         return sums
 
-    is_launch = np.isin(calls.kinds, (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH))
+    is_launch = np.isin(calls.kinds, (OpKind.LAUNCH, OpKind.GRAPH_LAUNCH))
     n_launches = total(is_launch.astype(np.int64))
     back = total(_bytes(evidence, calls, CopyKind.DEVICE_TO_HOST))
     is_token = (back > 0) & (back <= _TOKEN_BYTES) & (n_launches > 0)
@@ -134,7 +134,7 @@ def _look_for_serving(evidence: Evidence, process: Process) -> Serving | None:
 
 
 def _bytes(evidence: Evidence, calls: EventRows, direction: CopyKind) -> IntArray:
-    is_it = (calls.kinds == CallKind.COPY) & (evidence.column("arg1", calls) == direction)
+    is_it = (calls.kinds == OpKind.COPY) & (evidence.column("arg1", calls) == direction)
     return np.where(is_it, evidence.column("arg0", calls), 0)
 
 
@@ -217,7 +217,7 @@ def find_swaps(evidence: Evidence) -> list[Finding]:
 def _judge_swaps(evidence: Evidence, process: Process) -> Finding | None:
     if find_serving(evidence, process) is None:
         return None
-    copies = process.calls.of(CallKind.COPY)
+    copies = process.calls.of(OpKind.COPY)
     copies = copies.where(evidence.column("arg0", copies) >= _BLOCK_BYTES)
     directions = evidence.column("arg1", copies)
     out = copies.where(directions == CopyKind.DEVICE_TO_HOST)

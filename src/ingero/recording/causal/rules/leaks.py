@@ -14,10 +14,10 @@ import numpy as np
 from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.events import Source
 from ingero.model.incidents import Cause, RuledOut, Severity
+from ingero.model.operations import OpKind, find_codes
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule, Unjudged
 from ingero.recording.causal.gaps import describe_gap
-from ingero.recording.causal.kinds import CallKind, find_codes
 from ingero.units import NS_PER_S, format_size
 
 _MIN_UNFREED: Final = 10
@@ -27,7 +27,7 @@ _QUARTERS: Final = 4
 _MIN_QUARTER_SHARE: Final = 0.10
 _MIN_MINUTES: Final = 5
 _MINUTE_NS: Final = 60 * NS_PER_S
-_MEMORY: Final = (CallKind.ALLOC, CallKind.FREE)
+_MEMORY: Final = (OpKind.ALLOC, OpKind.FREE)
 _FIX: Final = (
     "keep no tensors across steps: lists of losses, hooks, caches, graphs kept by retain_graph",
     "compare torch.cuda.memory_allocated() between steps; take a memory snapshot",
@@ -168,7 +168,7 @@ def _describe_bytes(process: Process, quarters: list[int], taken: int, n_minutes
 
 def _match(evidence: Evidence, memory: EventRows) -> _Balance:
     """Pair each allocation with the next free of its pointer."""
-    is_alloc = memory.kinds == CallKind.ALLOC
+    is_alloc = memory.kinds == OpKind.ALLOC
     pointers = np.where(is_alloc, evidence.column("arg1", memory), evidence.column("arg0", memory))
     order = np.lexsort((memory.starts, pointers))
     is_freed = np.zeros(len(memory), bool)

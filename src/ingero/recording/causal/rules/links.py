@@ -13,10 +13,10 @@ import numpy as np
 
 from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.incidents import Cause, RuledOut
+from ingero.model.operations import OpKind
 from ingero.recording.causal.attribution import NAMED_SHARE
 from ingero.recording.causal.evidence import EventRows, Evidence
 from ingero.recording.causal.finding import Finding, Rule
-from ingero.recording.causal.kinds import CallKind
 from ingero.recording.causal.rules.collectives import MEETINGS
 from ingero.recording.causal.rules.groups import MIN_OPS, Group, find_groups
 from ingero.units import NS_PER_MS, format_duration, format_size
@@ -84,7 +84,7 @@ def find_retransmits(evidence: Evidence) -> list[Finding]:
 
 def _on_path(evidence: Evidence, one: _Transfers) -> EventRows:
     """Retransmits that can be of these collectives: on a member's node, of no other process, on the loopback only of a member."""
-    sent_again = evidence.rows.of(CallKind.RETRANSMIT)
+    sent_again = evidence.rows.of(OpKind.RETRANSMIT)
     nodes = sorted({process.node for process in one.group.processes})
     is_member = np.isin(evidence.column("node", sent_again), nodes)
     pids = evidence.column("pid", sent_again)

@@ -14,9 +14,9 @@ import numpy as np
 from ingero.model.arrays import IntArray
 from ingero.model.events import CudaOp, DriverOp, Source
 from ingero.model.incidents import Cause
+from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule
-from ingero.recording.causal.kinds import CallKind
 from ingero.units import NS_PER_MS, format_duration, format_size
 
 _MODEL_MIB: Final = re.compile(r"(\d+) MiB")
@@ -56,7 +56,7 @@ def _judge(evidence: Evidence, process: Process, device_bytes: int) -> Finding |
     if not len(over):
         return None
     from_ns = int(moments[over[0]])
-    waits = process.calls.of(CallKind.SYNC)
+    waits = process.calls.of(OpKind.SYNC)
     is_after = waits.starts >= from_ns
     if min(is_after.sum(), (~is_after).sum()) < _MIN_WAITS:
         return None
@@ -102,7 +102,7 @@ def _held(evidence: Evidence, process: Process) -> tuple[IntArray, IntArray]:
         np.isin(process.calls.codes, _MANAGED) & (evidence.column("ret_code", process.calls) == 0)
     )
     pointers, n_bytes = evidence.column("arg1", made), evidence.column("arg0", made)
-    frees = process.calls.of(CallKind.FREE)
+    frees = process.calls.of(OpKind.FREE)
     freed = evidence.column("arg0", frees)
     order = np.argsort(pointers, kind="stable")
     at = np.searchsorted(pointers[order], freed, side="right") - 1
@@ -126,5 +126,5 @@ RULE: Final = Rule(
     "managed_memory",
     "Managed memory does not fit on the device and pages move in every step",
     find,
-    Needs((CallKind.ALLOC, CallKind.FREE, CallKind.SYNC), applies=_uses_managed),
+    Needs((OpKind.ALLOC, OpKind.FREE, OpKind.SYNC), applies=_uses_managed),
 )

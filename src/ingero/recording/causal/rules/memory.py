@@ -8,9 +8,9 @@ import numpy as np
 
 from ingero.model.arrays import IntArray
 from ingero.model.incidents import Cause, Severity
+from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule
-from ingero.recording.causal.kinds import CallKind
 from ingero.recording.causal.rules.first_use import one_time_calls
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration, format_size
 
@@ -28,9 +28,9 @@ def find_churn(evidence: Evidence) -> list[Finding]:
 
 
 def _judge_churn(evidence: Evidence, process: Process) -> Finding | None:
-    memory = process.calls.of(CallKind.ALLOC, CallKind.FREE)
+    memory = process.calls.of(OpKind.ALLOC, OpKind.FREE)
     memory = memory.where(~np.isin(memory.idx, one_time_calls(evidence, process).idx))
-    n_alloc = int((memory.kinds == CallKind.ALLOC).sum())
+    n_alloc = int((memory.kinds == OpKind.ALLOC).sum())
     n_free = len(memory) - n_alloc
     first, last = process.active_ns
     active_ns = max(last - first, 1)
@@ -38,7 +38,7 @@ def _judge_churn(evidence: Evidence, process: Process) -> Finding | None:
     is_often = min(n_alloc, n_free) >= max(_MIN_PAIRS, _MIN_CHURN_HZ * active_ns / NS_PER_S)
     if not is_often or lost_ns < max(_MIN_CHURN_NS, _CHURN_SHARE * active_ns):
         return None
-    frees = memory.of(CallKind.FREE)
+    frees = memory.of(OpKind.FREE)
     return Finding(
         title=(
             f"Allocation churn: {process.name} allocates and frees device memory "
@@ -78,9 +78,9 @@ def find_failures(evidence: Evidence) -> list[Finding]:
 
 
 def _judge_failure(evidence: Evidence, process: Process) -> Finding | None:
-    memory = process.calls.of(CallKind.ALLOC, CallKind.FREE)
+    memory = process.calls.of(OpKind.ALLOC, OpKind.FREE)
     is_refused = (evidence.column("ret_code", memory) == _OUT_OF_MEMORY) & (
-        memory.kinds == CallKind.ALLOC
+        memory.kinds == OpKind.ALLOC
     )
     refused = memory.where(is_refused)
     if not len(refused):
@@ -133,7 +133,7 @@ def _holes(evidence: Evidence, memory: EventRows, at_ns: int) -> tuple[IntArray,
     Address order of the device's own pointers; neighbouring free blocks are one stretch.
     """
     known = memory.where((memory.starts < at_ns) & (evidence.column("ret_code", memory) == 0))
-    is_alloc = known.kinds == CallKind.ALLOC
+    is_alloc = known.kinds == OpKind.ALLOC
     pointers = np.where(is_alloc, evidence.column("arg1", known), evidence.column("arg0", known))
     sizes: dict[int, int] = {}
     is_held: dict[int, bool] = {}
@@ -160,12 +160,12 @@ RULES: Final = (
         "device_memory",
         "The device refuses an allocation: it is full, or full of holes",
         find_failures,
-        Needs((CallKind.ALLOC,), is_proof=True),
+        Needs((OpKind.ALLOC,), is_proof=True),
     ),
     Rule(
         "allocation_churn",
         "Device memory is allocated and freed in every step",
         find_churn,
-        Needs((CallKind.ALLOC, CallKind.FREE), max_missing=0.02),
+        Needs((OpKind.ALLOC, OpKind.FREE), max_missing=0.02),
     ),
 )

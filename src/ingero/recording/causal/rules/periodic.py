@@ -10,15 +10,15 @@ import numpy as np
 from ingero.model.arrays import IntArray
 from ingero.model.events import HostMemory
 from ingero.model.incidents import Cause
+from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule, Unjudged
 from ingero.recording.causal.gaps import describe_gap
-from ingero.recording.causal.kinds import CallKind
 from ingero.recording.causal.rules.first_use import one_time_calls
 from ingero.recording.causal.slow import iter_classes
 from ingero.units import NS_PER_MS, NS_PER_US, format_duration
 
-_LAUNCHES: Final = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH)
+_LAUNCHES: Final = (OpKind.LAUNCH, OpKind.GRAPH_LAUNCH)
 _BACKLOG_SHARE: Final = 0.20
 _RATIO: Final = 5.0
 _MIN_EXTRA_NS: Final = 100 * NS_PER_US
@@ -67,9 +67,9 @@ def _judged_calls(evidence: Evidence, process: Process) -> EventRows:
     once = one_time_calls(evidence, process)
     calls = process.calls.where(~np.isin(process.calls.idx, once.idx))
     first, last = process.active_ns
-    waited_ns = process.calls.of(CallKind.SYNC).intervals.total_ns
-    is_judged = calls.kinds == CallKind.ALLOC
-    is_judged |= (calls.kinds == CallKind.COPY) & (
+    waited_ns = process.calls.of(OpKind.SYNC).intervals.total_ns
+    is_judged = calls.kinds == OpKind.ALLOC
+    is_judged |= (calls.kinds == OpKind.COPY) & (
         evidence.column("arg3", calls) == HostMemory.PINNED
     )
     if waited_ns < _BACKLOG_SHARE * (last - first):
@@ -120,7 +120,7 @@ def _fix(calls: EventRows, rhythm: _Rhythm) -> tuple[str, ...]:
     what = f"look for what the program does every {rhythm.period_calls:.0f} calls: logging, evaluation, checkpoint, cache flush"
     if not rhythm.is_by_count:
         what = f"look for a timer of {format_duration(rhythm.period_ns)}: cron, monitoring, garbage collection"
-    if calls.kinds[0] == CallKind.ALLOC:
+    if calls.kinds[0] == OpKind.ALLOC:
         return (
             what,
             "allocate the largest shape first; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
@@ -154,5 +154,5 @@ RULE: Final = Rule(
     "periodic_spike",
     "One call is slow again and again at a fixed distance",
     find,
-    Needs((*_LAUNCHES, CallKind.ALLOC, CallKind.COPY), is_time=True),
+    Needs((*_LAUNCHES, OpKind.ALLOC, OpKind.COPY), is_time=True),
 )

@@ -14,11 +14,11 @@ import numpy as np
 from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.events import NetOp, Source
 from ingero.model.incidents import Cause, RuledOut
+from ingero.model.operations import CALLS, OpKind
 from ingero.recording.causal.attribution import NAMED_SHARE
 from ingero.recording.causal.evidence import Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule
 from ingero.recording.causal.intervals import Intervals
-from ingero.recording.causal.kinds import CALLS, CallKind
 from ingero.recording.causal.rules.inference import find_serving, may_be_serving
 from ingero.units import NS_PER_MS, format_duration
 
@@ -50,7 +50,7 @@ class _Gaps:
 
 
 def _find_gaps(evidence: Evidence, process: Process) -> _Gaps:
-    calls = process.rows.of(CallKind.NETWORK)
+    calls = process.rows.of(OpKind.NETWORK)
     moved = calls.where(evidence.column("arg1", calls) > 0)
     connections = evidence.column("arg0", moved)
     order = np.lexsort((moved.ends, connections))
@@ -129,5 +129,5 @@ RULE: Final = Rule(
     "head_of_line_blocking",
     "Tokens of running requests wait behind the prompt of another",
     find,
-    Needs((*CALLS, CallKind.NETWORK), applies=may_be_serving),
+    Needs((*CALLS, OpKind.NETWORK), applies=may_be_serving),
 )

@@ -8,15 +8,15 @@ from typing import Final
 import numpy as np
 
 from ingero.model.incidents import Cause
+from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule
-from ingero.recording.causal.kinds import CallKind
 from ingero.units import NS_PER_MS, format_duration
 
 _MIN_CASES: Final = 10
 _MIN_RATIO: Final = 1.5
 _MIN_LOST_NS: Final = 20 * NS_PER_MS
-_WORKS: Final = (CallKind.SYNC, CallKind.GRAPH_LAUNCH, CallKind.COLLECTIVE)
+_WORKS: Final = (OpKind.SYNC, OpKind.GRAPH_LAUNCH, OpKind.COLLECTIVE)
 """While a process is in one of these the GPU works for it; the others only hand work over, and are sampled."""
 
 
@@ -46,7 +46,7 @@ def _on(evidence: Evidence, rows: EventRows, gpu: int) -> EventRows:
 
 
 def _judge(evidence: Evidence, victim: Process, other: Process, gpu: int) -> Finding | None:
-    syncs = _on(evidence, victim.calls.of(CallKind.SYNC), gpu)
+    syncs = _on(evidence, victim.calls.of(OpKind.SYNC), gpu)
     busy = _on(evidence, other.calls.of(*_WORKS), gpu).intervals
     # At the moment the wait begins: a long wait overlaps more of anything, which would prove nothing.
     is_shared = busy.covered_ns(syncs.starts, syncs.starts + 1) > 0

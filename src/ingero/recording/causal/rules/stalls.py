@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from ingero.model.incidents import Cause
+from ingero.model.operations import OpKind, find_codes
 from ingero.recording.causal.attribution import (
     NEIGHBOUR,
     NO_REASON,
@@ -25,14 +26,13 @@ from ingero.recording.causal.attribution import (
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule
 from ingero.recording.causal.intervals import Intervals
-from ingero.recording.causal.kinds import CallKind, find_codes
 from ingero.recording.causal.slow import find_slow
 from ingero.recording.causal.weights import Weighing, weigh
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration, format_size
 
 _PREEMPTED: Final = "preempted by "
 _SECTOR_BYTES: Final = 512
-_DISK: Final = {"blocking_io": CallKind.READ, "blocking_writes": CallKind.WRITE}
+_DISK: Final = {"blocking_io": OpKind.READ, "blocking_writes": OpKind.WRITE}
 _EPISODE_GAP_NS: Final = NS_PER_S
 _MIN_STALL_NS: Final = 10 * NS_PER_MS
 _MIN_EPISODE_SHARE: Final = 0.05
@@ -50,7 +50,7 @@ class _Stall:
     title: str
     fix: tuple[str, ...]
     min_share: float = _MIN_EPISODE_SHARE
-    kinds: tuple[CallKind, ...] = (CallKind.OFF_CPU,)
+    kinds: tuple[OpKind, ...] = (OpKind.OFF_CPU,)
 
     def matches(self, name: str) -> bool:
         is_neighbour = name.startswith(NEIGHBOUR)
@@ -95,7 +95,7 @@ _STALLS: Final = (
         "The container's CPU quota is used up",
         "CPU quota used up: {process} is throttled by its cgroup",
         ("raise the container's CPU limit (cpu.max), or remove it", "use fewer host threads"),
-        kinds=(CallKind.OFF_CPU, CallKind.QUOTA),
+        kinds=(OpKind.OFF_CPU, OpKind.QUOTA),
     ),
     _Stall(
         "blocking_io",
@@ -107,7 +107,7 @@ _STALLS: Final = (
             "keep the data in the page cache or in /dev/shm; use local NVMe",
             "read larger blocks: fewer, longer requests",
         ),
-        kinds=(CallKind.OFF_CPU, CallKind.READ),
+        kinds=(OpKind.OFF_CPU, OpKind.READ),
     ),
     _Stall(
         "blocking_writes",
@@ -118,7 +118,7 @@ _STALLS: Final = (
             "write checkpoints in the background (torch.distributed.checkpoint.async_save) or from another process",
             "write to local NVMe first and copy from there",
         ),
-        kinds=(CallKind.OFF_CPU, CallKind.WRITE),
+        kinds=(OpKind.OFF_CPU, OpKind.WRITE),
     ),
     _Stall(
         "page_fault_stall",
@@ -129,7 +129,7 @@ _STALLS: Final = (
             "lock or pre-touch the buffers; use pinned memory",
             "add memory: pages are read back from disk",
         ),
-        kinds=(CallKind.FAULT,),
+        kinds=(OpKind.FAULT,),
     ),
     _Stall(
         "reclaim_stall",
@@ -140,7 +140,7 @@ _STALLS: Final = (
             "free host memory or raise the memory limit",
             "lower the page-cache pressure of data loading",
         ),
-        kinds=(CallKind.RECLAIM,),
+        kinds=(OpKind.RECLAIM,),
     ),
     _Stall(
         "network_wait",
@@ -151,7 +151,7 @@ _STALLS: Final = (
             "fetch data in workers, ahead of use",
             "check the storage network: latency and retransmits",
         ),
-        kinds=(CallKind.OFF_CPU, CallKind.NETWORK),
+        kinds=(OpKind.OFF_CPU, OpKind.NETWORK),
     ),
 )
 
@@ -181,9 +181,7 @@ def _iter_threads(evidence: Evidence) -> Iterator[tuple[Process, int]]:
     for process in evidence.processes:
         if len(process.calls):
             yield process, process.busiest_tid
-        elif process.node not in gpu_nodes and len(
-            process.thread(process.pid).of(CallKind.OFF_CPU)
-        ):
+        elif process.node not in gpu_nodes and len(process.thread(process.pid).of(OpKind.OFF_CPU)):
             yield process, process.pid
 
 
@@ -242,7 +240,7 @@ def _lost_intervals(
     Without GPU calls to judge by, all of the thread's time off its CPU.
     """
     if not len(process.calls):
-        off = process.thread(tid).of(CallKind.OFF_CPU)
+        off = process.thread(tid).of(OpKind.OFF_CPU)
         return off.where(episodes.covered_ns(off.starts, off.ends) > 0).intervals
     slow = find_slow(evidence, process)
     slow = slow.where(slow.tids == tid)
@@ -299,8 +297,8 @@ def _names(stall: _Stall, causes: tuple[Cause, ...]) -> str:
     return " and ".join(sorted(who, key=lambda name: name.endswith(" other tasks")))
 
 
-def _disk_facts(evidence: Evidence, rows: EventRows, kind: CallKind) -> list[str]:
-    requests, off = rows.of(kind), rows.of(CallKind.OFF_CPU).intervals
+def _disk_facts(evidence: Evidence, rows: EventRows, kind: OpKind) -> list[str]:
+    requests, off = rows.of(kind), rows.of(OpKind.OFF_CPU).intervals
     one = kind.name.lower()
     is_waited = off.covered_ns(requests.starts, requests.ends) >= requests.durations / 2
     n_bytes = int(evidence.column("arg0", requests).sum()) * _SECTOR_BYTES

@@ -14,6 +14,7 @@ import numpy as np
 
 from ingero.model.arrays import BoolArray
 from ingero.model.incidents import Cause, Severity
+from ingero.model.operations import BLOCKING_COPIES, CALLS, OpKind, find_codes
 from ingero.recording.causal.attribution import (
     NAMED_SHARE,
     NO_REASON,
@@ -27,7 +28,6 @@ from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule, Unjudged
 from ingero.recording.causal.gaps import describe_gap
 from ingero.recording.causal.intervals import Intervals
-from ingero.recording.causal.kinds import BLOCKING_OPS, CALLS, CallKind, find_codes
 from ingero.recording.causal.rules.inference import is_serving
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration
 
@@ -150,11 +150,10 @@ def _is_idle_proven(calls: EventRows, gaps: Intervals) -> BoolArray:
     """Which gaps the GPU had nothing to do in: waited for before, or done when first asked after."""
     by_end = np.argsort(calls.ends, kind="stable")
     before = by_end[np.searchsorted(calls.ends[by_end], gaps.starts, side="right") - 1]
-    blocking = [int(source) << 8 | int(op) for source, op in BLOCKING_OPS]
-    was_waited: BoolArray = (calls.kinds[before] == CallKind.SYNC) | np.isin(
-        calls.codes[before], blocking
+    was_waited: BoolArray = (calls.kinds[before] == OpKind.SYNC) | np.isin(
+        calls.codes[before], list(BLOCKING_COPIES)
     )
-    syncs = calls.of(CallKind.SYNC)
+    syncs = calls.of(OpKind.SYNC)
     if not len(syncs):
         return was_waited
     after = np.minimum(np.searchsorted(syncs.starts, gaps.ends, side="left"), len(syncs) - 1)
@@ -174,8 +173,8 @@ def _least_silence(evidence: Evidence, process: Process, phase: _Phase) -> tuple
     count = evidence.books.gpu_calls(process.node, process.pid, phase.span_ns)
     busy_ns = (last - first) - phase.gaps.total_ns
     hidden_ns = busy_ns / max(count.stored, 1) * count.unstored
-    syncs = process.calls.of(CallKind.SYNC)
-    waits = evidence.books.gap(process.node, process.pid, find_codes((CallKind.SYNC,)))
+    syncs = process.calls.of(OpKind.SYNC)
+    waits = evidence.books.gap(process.node, process.pid, find_codes((OpKind.SYNC,)))
     if len(syncs) and not waits.unstored and waits.is_known:
         # Every wait has a row, so a gap holds no whole batch: what was launched in it is waited for at its end.
         hidden_ns = min(hidden_ns, len(phase.gaps) * float(np.median(syncs.durations)))

@@ -19,11 +19,11 @@ import numpy as np
 from ingero.model.arrays import FloatArray
 from ingero.model.events import NcclOp, Source
 from ingero.model.incidents import Cause
+from ingero.model.operations import BLOCKING_COPIES, OpKind
 from ingero.recording.causal.attribution import NO_REASON, SLEEPING, find_waits
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule
 from ingero.recording.causal.intervals import Intervals
-from ingero.recording.causal.kinds import BLOCKING_OPS, CallKind
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration
 
 STEPS_CHANGED: Final = "step_time_changed"
@@ -35,8 +35,8 @@ _MIN_RATIO: Final = 1.25
 _MIN_AFTER_NS: Final = NS_PER_S
 _MIN_EXTRA_NS: Final = NS_PER_MS // 5
 _NAMED_SHARE: Final = 0.20
-_MARKERS: Final = (CallKind.SYNC, CallKind.COLLECTIVE)
-_BLOCKING: Final = [int(source) << 8 | int(op) for source, op in BLOCKING_OPS]
+_MARKERS: Final = (OpKind.SYNC, OpKind.COLLECTIVE)
+_BLOCKING: Final = list(BLOCKING_COPIES)
 _BARRIER: Final = int(Source.NCCL) << 8 | int(NcclOp.BARRIER)
 
 
@@ -83,7 +83,7 @@ def find(evidence: Evidence) -> list[Finding]:
 
 def _group_of(evidence: Evidence, process: Process) -> tuple[object, ...]:
     """The communicator that a process meets others in, or itself."""
-    comms = evidence.column("arg1", process.calls.of(CallKind.COLLECTIVE))
+    comms = evidence.column("arg1", process.calls.of(OpKind.COLLECTIVE))
     return ("comm", int(comms[0])) if len(comms) else (process.node, process.pid)
 
 

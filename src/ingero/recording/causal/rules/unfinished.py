@@ -7,10 +7,10 @@ from typing import Final
 import numpy as np
 
 from ingero.model.incidents import Cause
+from ingero.model.operations import CALLS
 from ingero.recording.causal.evidence import Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Rule
 from ingero.recording.causal.frames import name_place
-from ingero.recording.causal.kinds import CALLS
 from ingero.recording.causal.rules.hangs import find_hung
 from ingero.units import NS_PER_S, format_duration
 
