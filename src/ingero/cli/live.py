@@ -1,128 +1,143 @@
-"""What ``ingero trace`` and ``ingero fleet-push`` share: a Fleet to tell, and workloads to listen to."""
+"""What ``ingero trace`` and ``ingero fleet-push`` share: a Fleet to push to, local readers, and annotations of workloads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING
 
 import click
 
-from ingero.cli.options import read_duration
-from ingero.errors import ConfigError
-from ingero.units import NS_PER_S
+from ingero.cli.options import duration, option, read_optional_duration
 from ingero.wire.names import DEFAULT_REMEDIATE_GID, DEFAULT_REMEDIATE_SOCKET
 
 if TYPE_CHECKING:
     from ingero.agent.health.loop import Look
-    from ingero.agent.health.service import AgentSettings, HealthAgent, OnLook
+    from ingero.agent.health.service import HealthAgent, OnLook
     from ingero.agent.metrics.health import HealthSeries
     from ingero.agent.push.live import FindAccount
     from ingero.agent.trace.recorder import Recorder
     from ingero.agent.trace.workload import Workload
     from ingero.telemetry.clock import Clock
 
-FILE: Final = click.Path(path_type=Path)
-_TIMEOUT_NS: Final = 5 * NS_PER_S
 
-REMEDIATE_OPTIONS: Final = (
-    click.option(
-        "--remediate", is_flag=True, help="Tell local readers of episodes on a Unix socket."
-    ),
-    click.option(
-        "--remediate-socket",
-        type=FILE,
-        default=DEFAULT_REMEDIATE_SOCKET,
-        show_default=True,
-        help="Its path.",
-    ),
-    click.option(
-        "--remediate-gid",
-        type=int,
-        default=DEFAULT_REMEDIATE_GID,
-        show_default=True,
-        help="Group that may read it; -1 for none.",
-    ),
-)
-ANNOTATE_OPTIONS: Final = (
-    click.option(
-        "--annotate",
-        is_flag=True,
-        help="Take what workloads say of themselves, by `ingero annotate` or a callback.",
-    ),
-    click.option(
-        "--annotate-socket",
-        type=FILE,
-        help="Where.  [default: /run/ingero/annotate.sock, else ~/.ingero/annotate/annotate.sock]",
-    ),
-    click.option(
-        "--annotate-gid",
-        type=int,
-        help="Group that may speak there; -1 for none.  [default: that of the user who called sudo]",
-    ),
-)
-FLEET_OPTIONS: Final = (
-    click.option(
-        "--fleet",
-        "fleet_endpoint",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushConfig:
+    """How a node pushes its health to a Fleet and judges itself by the answer."""
+
+    fleet_endpoint: str = option("Fleet: host:port or a full URL.", metavar="HOST:PORT")
+    fleet_cluster_id: str = option("Name of the cluster.")
+    fleet_node_id: str = option("Name of this node.  [default: the host's name]", default="")
+    fleet_workload_type: str = option("Kind of work, such as training.", default="unknown")
+    fleet_push_interval: int = duration("Between regular pushes; at least 1s.", default="10s")
+    fleet_timeout: int = duration(
+        "Longest wait for one answer; by default no longer than the push interval.", default="5s"
+    )
+    fleet_insecure: bool = option("Speak http where the endpoint does not say.", default=False)
+    fleet_tls_ca: str = option(
+        "Authorities to trust. All three of --fleet-tls-* or none.", default="", metavar="FILE"
+    )
+    fleet_tls_cert: str = option("Client certificate chain.", default="", metavar="FILE")
+    fleet_tls_key: str = option(
+        "Its private key, readable by its owner only.", default="", metavar="FILE"
+    )
+    fleet_protocol: str = option(
+        "Encoding and transport of OTLP.",
+        default="http/json",
+        type=click.Choice(["http/json", "http/protobuf", "grpc"]),
+    )
+    fleet_compression: str = option(
+        "Compression of pushes.", default="none", type=click.Choice(["none", "gzip"])
+    )
+    fleet_header: tuple[str, ...] = option(
+        "A header to send along; may be repeated.", default=(), metavar="NAME=VALUE"
+    )
+    fleet_bearer_token_file: Path | None = option(
+        "Bearer token; read again for each push.", default=None
+    )
+    fleet_persist_path: Path = option(
+        "Where the baseline is kept.", default=Path("/var/lib/ingero/health-baseline.json")
+    )
+    fleet_persist_stale_age: int = duration("Oldest baseline to start from.", default="10m")
+    fleet_world_size: int = option(
+        "Ranks of the distributed job; 0 is none.", default=0, show_default=True
+    )
+    fleet_node_rank: int = option("This node's rank in it.", default=0, show_default=True)
+    fleet_provider: str = option(
+        "Cloud provider, such as aws, gcp or azure.", default="", metavar="NAME"
+    )
+    fleet_threshold_url: str = option(
+        "Where to ask for the threshold while answers to pushes carry none.",
         default="",
         metavar="URL",
-        help="Push health and collectives to this Fleet meanwhile, as `ingero fleet-push` does.",
-    ),
-    click.option(
-        "--fleet-cluster-id", default="", help="Name of the cluster, for --fleet and --otlp."
-    ),
-    click.option(
-        "--fleet-workload-type",
-        default="unknown",
-        show_default=True,
-        help="Kind of work, such as training; with --fleet.",
-    ),
-    click.option(
-        "--fleet-push-interval",
-        callback=read_duration,
-        default="5s",
-        show_default=True,
-        help="Between regular pushes; a change is pushed at once.",
-    ),
-    click.option(
-        "--fleet-bearer-token-file", type=FILE, help="Bearer token; read again for each push."
-    ),
-    click.option(
-        "--fleet-tls-ca",
-        default="",
-        metavar="FILE",
-        help="Authorities to trust. All three of --fleet-tls-* or none.",
-    ),
-    click.option("--fleet-tls-cert", default="", metavar="FILE", help="Client certificate chain."),
-    click.option(
-        "--fleet-tls-key",
-        default="",
-        metavar="FILE",
-        help="Its private key, readable by its owner only.",
-    ),
-    *REMEDIATE_OPTIONS,
-)
+    )
+    fleet_poll_interval: int = duration("Between two such questions.", default="10s")
+    fleet_classifier_hysteresis: float = option(
+        "How far above the threshold a straggler must come back.", default=0.02
+    )
+    fleet_classifier_confirm: int = option(
+        "Looks in a row under the threshold that make a straggler.", default=2
+    )
+    fleet_peers_wait: int | None = option(
+        "Time under Fleet's threshold after which Fleet is asked once more and the node is a straggler, unless its peers"
+        " fell too; the push interval when left out, or two of them up to 5s.",
+        default=None,
+        type=str,
+        callback=read_optional_duration,
+    )
+    fleet_early_push_delta: float = option(
+        "A score that moved by more is pushed at once; 1 never.", default=0.05
+    )
+    sample_interval: int = duration("Between two looks at the node.", default="1s")
+    warmup_samples: int = option("Push intervals of calibration.", default=30)
 
 
-@dataclass(frozen=True, slots=True)
-class AnnotateChoice:
-    """What ANNOTATE_OPTIONS were given."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemediateConfig:
+    """The socket on which local readers receive episodes."""
 
-    annotate: bool
-    annotate_socket: Path | None
-    annotate_gid: int | None
+    remediate: bool = option("Tell local readers of episodes on a Unix socket.", default=False)
+    remediate_socket: Path = option("Its path.", default=Path(DEFAULT_REMEDIATE_SOCKET))
+    remediate_gid: int = option(
+        "Group that may read it; -1 for none.", default=DEFAULT_REMEDIATE_GID
+    )
 
-    @classmethod
-    def take(cls, options: dict[str, Any]) -> Self:
-        """Take our options out of a command's."""
-        return cls(*(options.pop(name) for name in cls.__slots__))
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpansConfig:
+    """A collector that receives a span of each episode."""
+
+    otlp_enabled: bool = option("Trace detections, one span per episode.", default=False)
+    otlp_endpoint: str = option("Where to: host:port or a URL.", default="", metavar="HOST:PORT")
+    otlp_insecure: bool = option(
+        "Speak http there where the endpoint does not say.",
+        "--otlp-insecure/--otlp-secure",
+        default=True,
+        is_flag=None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotateConfig:
+    """The socket on which workloads annotate what they do."""
+
+    annotate: bool = option(
+        "Take what workloads say of themselves, by `ingero annotate` or a callback.", default=False
+    )
+    annotate_socket: Path | None = option(
+        "Where.  [default: /run/ingero/annotate.sock, else ~/.ingero/annotate/annotate.sock]",
+        default=None,
+    )
+    annotate_gid: int | None = option(
+        "Group that may speak there; -1 for none.  [default: that of the user who called sudo]",
+        default=None,
+    )
 
     @contextmanager
     def open(self, clock: Clock, recorder: Recorder | None = None) -> Iterator[Workload | None]:
-        """Listen to workloads until the context ends; None when not wanted.
+        """Take annotations until the context ends; None when they are not wanted.
 
         Raises:
             ConfigError: A path that cannot be used.
@@ -156,60 +171,8 @@ class AnnotateChoice:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class FleetChoice:
-    """What FLEET_OPTIONS were given."""
-
-    fleet_endpoint: str
-    fleet_cluster_id: str
-    fleet_workload_type: str
-    fleet_push_interval: int
-    fleet_bearer_token_file: Path | None
-    fleet_tls_ca: str
-    fleet_tls_cert: str
-    fleet_tls_key: str
-    remediate: bool
-    remediate_socket: Path
-    remediate_gid: int
-
-    @classmethod
-    def take(cls, options: dict[str, Any]) -> Self:
-        """Take our options out of a command's."""
-        return cls(*(options.pop(name) for name in cls.__slots__))
-
-    def build(self, node: str) -> AgentSettings | None:
-        """The agent that is wanted; None without --fleet.
-
-        Raises:
-            ConfigError: Lists every problem.
-        """
-        if not self.fleet_endpoint:
-            if self.remediate:
-                click.echo(
-                    "warning: --remediate: no effect without --fleet URL; episodes are found by comparing nodes",
-                    err=True,
-                )
-            return None
-        from ingero.agent.health.options import PushOptions, build_settings
-        from ingero.agent.health.signals.facts import find_gpus
-
-        if "://" not in self.fleet_endpoint:
-            raise ConfigError(
-                f"--fleet {self.fleet_endpoint!r} is not a URL",
-                hint="write http:// or https:// before it",
-            )
-        given: Mapping[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        options = PushOptions(
-            **given,
-            fleet_node_id=node,
-            fleet_timeout=min(_TIMEOUT_NS, self.fleet_push_interval),
-            fleet_protocol="http/protobuf",
-        )
-        return build_settings(options, find_gpus())
-
-
 def say_notes(agent: HealthAgent, find_account: FindAccount, series: HealthSeries) -> OnLook:
-    """Tell what turned, and nothing of quiet looks; the series are told of all."""
+    """Print changes of the health loop, and note every look in the series."""
     for note in agent.first_notes:
         click.echo(f"note: {note}", err=True)
 

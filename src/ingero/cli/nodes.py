@@ -11,12 +11,12 @@ from ingero.recording.queries.fanout import clock_line, clock_warnings
 from ingero.recording.queries.part import decode_part
 
 if TYPE_CHECKING:
-    from ingero.cli.serving import NodeOptions
+    from ingero.cli.serving import NodesConfig
     from ingero.recording.queries.fanout import NodeAnswer
     from ingero.recording.queries.window import Wanted
 
 
-def ask_parts(among: NodeOptions, wanted: Wanted, timeout: str) -> list[NodeAnswer]:
+def ask_parts(among: NodesConfig, wanted: Wanted, timeout: str) -> list[NodeAnswer]:
     """Ask every node for part of its recording.
 
     Which nodes failed, sent only their newest rows or have a clock that is off is said on stderr, and every clock's

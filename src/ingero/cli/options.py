@@ -1,9 +1,12 @@
-"""Values that several commands take alike."""
+"""Options of commands: declared as fields of a configuration class, where a default stands once; and values several commands take."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import click
 from typing_extensions import override
@@ -12,7 +15,7 @@ from ingero.units import parse_duration
 
 
 class CheckedCommand(click.Command):
-    """A command that tells every wrong value at once, not the first."""
+    """A command that reports every wrong value at once, not the first."""
 
     @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -109,9 +112,6 @@ HEADERS: Final = click.option(
 )
 
 
-FORCE: Final = click.option("--force", is_flag=True, help="Replace the output file if it exists.")
-
-
 def check_output(output: Path, *, is_replaced: bool) -> None:
     """Refuse to overwrite a file that nobody said may go, and what is no file: a device would be replaced by one.
 
@@ -122,3 +122,150 @@ def check_output(output: Path, *, is_replaced: bool) -> None:
         raise click.UsageError(f"{output} is not a regular file, so it is not replaced")
     if output.exists() and not is_replaced:
         raise click.UsageError(f"{output} exists already; --force replaces it")
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """What `option` was given: names on the command line (none: the field's), and settings of `click.Option`."""
+
+    names: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What `group` was given: fields of the inner class that are options here (none: all), and what is different here."""
+
+    only: tuple[str, ...]
+    changed: Mapping[str, Mapping[str, Any]]
+
+
+def option(help: str, *names: str, default: Any = MISSING, **settings: Any) -> Any:  # noqa: A002, ANN401 - as click.option
+    """A field of a configuration class that `with_config` turns into a command-line option.
+
+    The type of the field says how the option is read: a path, a number, a switch, repeated values.
+
+    Args:
+        help: As ``--help`` shows it.
+        names: On the command line; without one, the field's with dashes.
+        default: Of the field and of the option; without one, the option is required.
+        settings: Further ones of `click.Option`; the default is shown unless it is empty or ``show_default`` says otherwise.
+    """
+    declared = _Declared(names, {"help": help, **settings})
+    return field(default=default, metadata={"declared": declared})
+
+
+def duration(help: str, *names: str, default: str, **settings: Any) -> Any:  # noqa: A002, ANN401 - as click.option
+    """A field in nanoseconds whose option is written ``5s``; see `option`."""
+    given = {"help": help, "default": default, "type": str, "callback": read_duration, **settings}
+    return field(default=parse_duration(default), metadata={"declared": _Declared(names, given)})
+
+
+def group(*only: str, **changed: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a field of any type
+    """A field that is a configuration class itself, whose options stand in this place.
+
+    Args:
+        only: Its fields that are options here; the others keep their defaults. None for all.
+        changed: By field, settings of the option that are different here; ``names`` among them.
+    """
+    return field(metadata={"declared": _Group(only, changed)})
+
+
+def placed(decorator: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - a field of any type
+    """A field that only gives an option without a value of its own its place among the others."""
+    return field(default=None, metadata={"declared": decorator})
+
+
+def with_config(config: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator that gives a command the options of a configuration class, and passes them as ``config``.
+
+    A plain field of the class takes the value of the command's argument of that name.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def call(*args: Any, **values: Any) -> Any:  # noqa: ANN401 - click's
+            return command(*args, config=_take(config, values), **values)
+
+        for build in reversed(list(_iter_options(config, _Group((), {})))):
+            call = build(call)
+        return call
+
+    return decorate
+
+
+def _iter_options(config: type[Any], here: _Group) -> Iterator[Callable[[Any], Any]]:
+    types = get_type_hints(config)
+    own = {one.name: one for one in fields(config)}
+    for one in [own[name] for name in here.only or own]:
+        declared = one.metadata.get("declared")
+        if isinstance(declared, _Group):
+            yield from _iter_options(types[one.name], declared)
+        elif callable(declared):
+            yield declared
+        elif declared is not None:
+            changed = here.changed.get(one.name, {})
+            yield _build_option(
+                one, {**_describe_type(types[one.name]), **declared.settings, **changed}
+            )
+
+
+def _build_option(one: Field[Any], settings: dict[str, Any]) -> Callable[[Any], Any]:
+    names = settings.pop("names", one.metadata["declared"].names)
+    if one.default is not MISSING:
+        settings.setdefault("default", one.default)
+    settings.setdefault("required", "default" not in settings)
+    settings.setdefault("show_default", settings.get("default") not in {None, "", False, ()})
+    return click.option(one.name, *(names or (f"--{one.name.replace('_', '-')}",)), **settings)
+
+
+def _describe_type(annotation: object) -> Mapping[str, Any]:
+    """Settings of `click.Option` that follow from the type of a field."""
+    parts = set(get_args(annotation)) - {type(None)} or {annotation}
+    if get_origin(annotation) is tuple:
+        return {"multiple": True}
+    if Path in parts:
+        return {"type": click.Path(path_type=Path)}
+    if bool in parts:
+        return {"is_flag": True}
+    return {"type": int} if int in parts else {"type": float} if float in parts else {}
+
+
+def _take(config: type[Any], values: dict[str, Any]) -> Any:  # noqa: ANN401 - an instance of config
+    """Build the configuration from a command's values, which are left without its own."""
+    types, given = get_type_hints(config), {}
+    for one in fields(config):
+        if isinstance(one.metadata.get("declared"), _Group):
+            given[one.name] = _take(types[one.name], values)
+        elif one.name in values:
+            given[one.name] = values.pop(one.name)
+    return config(**given)
+
+
+def database(help: str = "Recording to read.", *names: str) -> Any:  # noqa: A002, ANN401 - as option
+    """A field for a recording; None is the default one."""
+    return option(f"{help}  [default: $INGERO_DB or ~/.ingero/ingero.db]", *names, default=None)
+
+
+def process_ids(help: str = "Only these processes.") -> Any:  # noqa: A002, ANN401 - as option
+    """A field for process ids, repeated or separated by commas."""
+    return option(
+        help, "--pid", "-p", default=(), multiple=True, callback=read_pids, metavar="PID[,PID]"
+    )
+
+
+def json_switch(help: str = "Print one JSON object.") -> Any:  # noqa: A002, ANN401 - as option
+    """A field that asks for JSON instead of text."""
+    return option(help, "--json", default=False)
+
+
+def output_file() -> Any:  # noqa: ANN401 - as option
+    """A field for the file to write; see `check_output`."""
+    return option(
+        "File to write.", "--output", "-o", type=click.Path(path_type=Path, dir_okay=False)
+    )
+
+
+def force_switch() -> Any:  # noqa: ANN401 - as option
+    """A field that allows `check_output` to replace the file."""
+    return option("Replace the output file if it exists.", "--force", default=False)

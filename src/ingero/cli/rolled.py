@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any
 
-import click
+from ingero.cli.options import option
 
-INCLUDE_ROLLED: Final = click.option(
-    "--include-rolled",
-    is_flag=True,
-    help="Also read what `trace --db-rollover-size` set aside, as one recording.",
-)
+
+def with_rolled() -> Any:  # noqa: ANN401 - as option
+    """A field that asks for what was set aside, too."""
+    return option(
+        "Also read what `trace --db-rollover-size` set aside, as one recording.",
+        "--include-rolled",
+        default=False,
+    )
 
 
 @contextmanager

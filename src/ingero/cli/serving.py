@@ -3,43 +3,45 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ingero.cli.options import option
 from ingero.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from ingero.recording.queries.fanout import NodeAnswer
     from ingero.recording.queries.source import Outside
 
-CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
-LISTEN_OPTIONS: Final = (
-    click.option(
-        "--tls-cert",
-        default="",
-        metavar="FILE",
-        help="PEM certificate chain.  [default: one made for a day]",
-    ),
-    click.option("--tls-key", default="", metavar="FILE", help="Its key."),
-    click.option("--no-tls", is_flag=True, help="Plain HTTP; on loopback only."),
-    click.option(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenConfig:
+    """What a server shows to its clients."""
+
+    tls_cert: str = option(
+        "PEM certificate chain.  [default: one made for a day]", default="", metavar="FILE"
+    )
+    tls_key: str = option("Its key.", default="", metavar="FILE")
+    no_tls: bool = option("Plain HTTP; on loopback only.", default=False)
+    hosts: tuple[str, ...] = option(
+        "Another name that clients may call this server by; repeat for more.",
         "--host",
-        "hosts",
-        multiple=True,
+        default=(),
         metavar="NAME",
-        help="Another name that clients may call this server by; repeat for more.",
-    ),
-)
-WAIT: Final = click.option(
-    "--wait",
-    is_flag=True,
-    help="Serve although there is no recording yet, and show it once there is.",
-)
+    )
+
+
+def wait_switch() -> Any:  # noqa: ANN401 - as option
+    """A field that allows `find_database` to find none yet."""
+    return option(
+        "Serve although there is no recording yet, and show it once there is.",
+        "--wait",
+        default=False,
+    )
 
 
 def find_database(db: Path | None, *, is_waiting: bool) -> Path:
@@ -62,43 +64,23 @@ def find_database(db: Path | None, *, is_waiting: bool) -> Path:
         return path
 
 
-NODE_TLS_OPTIONS: Final = (
-    click.option(
-        "--ca-cert", default="", metavar="FILE", help="Authority of the nodes' certificates."
-    ),
-    click.option("--client-cert", default="", metavar="FILE", help="Certificate to show them."),
-    click.option("--client-key", default="", metavar="FILE", help="Its key."),
-)
-NODE_OPTIONS: Final = (
-    click.option(
-        "--nodes",
-        default="",
-        metavar="HOST:PORT,…",
-        help="Ask these nodes' dashboards instead of a file.",
-    ),
-    *NODE_TLS_OPTIONS,
-    click.option("--no-tls", is_flag=True, help="Plain HTTP; to loopback only."),
-    click.option(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesConfig:
+    """Other nodes' dashboards, and how they are asked."""
+
+    nodes: str = option(
+        "Ask these nodes' dashboards instead of a file.", default="", metavar="HOST:PORT,…"
+    )
+    ca_cert: str = option("Authority of the nodes' certificates.", default="", metavar="FILE")
+    client_cert: str = option("Certificate to show them.", default="", metavar="FILE")
+    client_key: str = option("Its key.", default="", metavar="FILE")
+    no_tls: bool = option("Plain HTTP; to loopback only.", default=False)
+    skew: str = option(
+        "Warn of a node's clock beyond this.",
         "--clock-skew-threshold",
-        "skew",
         default="10ms",
-        show_default=True,
         metavar="DURATION",
-        help="Warn of a node's clock beyond this.",
-    ),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeOptions:
-    """What NODE_OPTIONS gave."""
-
-    nodes: str
-    ca_cert: str
-    client_cert: str
-    client_key: str
-    no_tls: bool
-    skew: str
+    )
 
     def ask(
         self,
@@ -130,29 +112,16 @@ class NodeOptions:
         return ask_nodes(nodes, path, body, settings, decode=decode), skew_ns / 1e6
 
 
-def add_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[CommandT], CommandT]:
-    """A decorator that gives a command several options."""
-
-    def add(command: CommandT) -> CommandT:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
-
-
 def serve(
-    db: Path, addr: str, path: str, *, tls: tuple[str, str, bool], hosts: tuple[str, ...],
-    outside: Outside | None = None,
-) -> None:  # fmt: skip
+    db: Path, addr: str, path: str, listen: ListenConfig, outside: Outside | None = None
+) -> None:
     """Serve a recording until Ctrl-C and say where.
 
     Args:
         db: The recording.
         addr: Where to listen.
         path: What to append to the printed address.
-        tls: Certificate file, key file, and whether TLS is on.
-        hosts: Further names of this server.
+        listen: Its certificate and names.
         outside: What MCP's tools may reach beyond the recording.
     """
     try:
@@ -166,12 +135,14 @@ def serve(
     from ingero.config import Endpoint
     from ingero.config.environment import read_bearer
 
-    cert, key, has_tls = tls
+    has_tls = not listen.no_tls
     try:
         endpoint = Endpoint.parse(addr)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    settings = ListenSettings(endpoint, read_bearer(), cert, key, has_tls, hosts)
+    settings = ListenSettings(
+        endpoint, read_bearer(), listen.tls_cert, listen.tls_key, has_tls, listen.hosts
+    )
     if outside is not None:
         settings = replace(settings, outside=outside)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ingero.cli.options import read_pids
+from ingero.cli.options import database, group, json_switch, option, process_ids, with_config
 from ingero.cli.render import plural
-from ingero.cli.rolled import INCLUDE_ROLLED, open_with_rolled
-from ingero.cli.serving import NODE_OPTIONS, NodeOptions, add_options
+from ingero.cli.rolled import open_with_rolled, with_rolled
+from ingero.cli.serving import NodesConfig
 
 if TYPE_CHECKING:
     from ingero.recording.queries.answers import IncidentAnswer, WindowAnswer
@@ -22,61 +23,49 @@ if TYPE_CHECKING:
 COLOURS = {"HIGH": "red", "MEDIUM": "yellow", "LOW": "cyan"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainConfig:
+    """The options of ``ingero explain``."""
+
+    db: Path | None = database()
+    since: str = option(
+        "Only this long before the last event, such as 5m.", default="", metavar="DURATION"
+    )
+    start: str = option(
+        "First moment: RFC 3339 (UTC where it names no zone), a time of day such as 15:40 (of this machine's zone), or"
+        " 12s from the first event.",
+        "--from",
+        default="",
+        metavar="TIME",
+    )
+    end: str = option("Last moment, likewise.", "--to", default="", metavar="TIME")
+    last: int = option(
+        "Only the newest N events.",
+        default=0,
+        type=click.IntRange(0),
+        show_default=False,
+        metavar="N",
+    )
+    pids: tuple[int, ...] = process_ids()
+    per_process: bool = option(
+        "Show every operation of every process with percentiles.", default=False
+    )
+    chains: bool = option(
+        "Show the chains that the recording agent stored, unverified.", default=False
+    )
+    annotations: bool = option(
+        "Show with each incident what the workload said of itself while it lasted (ingero annotate).",
+        default=False,
+    )
+    timeout: str = option("Wait for a node.", default="30s", metavar="DURATION")
+    include_rolled: bool = with_rolled()
+    among: NodesConfig = group()
+    as_json: bool = json_switch("Print JSON with everything the text shows.")
+
+
 @click.command("explain")
-@click.option(
-    "--db",
-    type=click.Path(path_type=Path),
-    help="Recording to read.  [default: $INGERO_DB or ~/.ingero/ingero.db]",
-)
-@click.option(
-    "--since",
-    default="",
-    metavar="DURATION",
-    help="Only this long before the last event, such as 5m.",
-)
-@click.option(
-    "--from",
-    "start",
-    default="",
-    metavar="TIME",
-    help="First moment: RFC 3339 (UTC where it names no zone), a time of day such as 15:40 (of this machine's zone), or"
-    " 12s from the first event.",
-)
-@click.option("--to", "end", default="", metavar="TIME", help="Last moment, likewise.")
-@click.option(
-    "--last", type=click.IntRange(0), default=0, metavar="N", help="Only the newest N events."
-)
-@click.option(
-    "--pid",
-    "-p",
-    "pids",
-    multiple=True,
-    callback=read_pids,
-    metavar="PID[,PID]",
-    help="Only these processes.",
-)
-@click.option(
-    "--per-process", is_flag=True, help="Show every operation of every process with percentiles."
-)
-@click.option(
-    "--chains", is_flag=True, help="Show the chains that the recording agent stored, unverified."
-)
-@click.option(
-    "--annotations",
-    is_flag=True,
-    help="Show with each incident what the workload said of itself while it lasted (ingero annotate).",
-)
-@click.option(
-    "--timeout", default="30s", show_default=True, metavar="DURATION", help="Wait for a node."
-)
-@INCLUDE_ROLLED
-@add_options(NODE_OPTIONS)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON with everything the text shows.")
-def command(
-    *, db: Path | None, since: str, start: str, end: str, last: int, pids: tuple[int, ...],
-    per_process: bool, chains: bool, annotations: bool, timeout: str, nodes: str, ca_cert: str, client_cert: str,
-    client_key: str, no_tls: bool, skew: str, as_json: bool, include_rolled: bool,
-) -> None:  # fmt: skip
+@with_config(ExplainConfig)
+def command(config: ExplainConfig) -> None:
     r"""Say what went wrong in a recording: causes, each with the share of the lost time it explains.
 
     Nothing is written: the file is opened read-only and is byte-identical afterwards. Times are relative to the
@@ -96,25 +85,26 @@ def command(
     from ingero.recording.queries.operations import list_operations
     from ingero.recording.queries.window import Wanted, load_part
 
-    path = db or default_database()
-    wanted = Wanted(since, start, end, pids, last)
-    among = NodeOptions(nodes, ca_cert, client_cert, client_key, no_tls, skew)
-    if annotations and (among.nodes or chains or per_process):
+    wanted = Wanted(config.since, config.start, config.end, config.pids, config.last)
+    has_nodes, as_json = bool(config.among.nodes), config.as_json
+    if config.annotations and (has_nodes or config.chains or config.per_process):
         click.echo("note: --annotations shows labels only with incidents of a file", err=True)
-    if among.nodes:
-        if db is not None or start or end or chains or len(pids) > 1:
+    if has_nodes:
+        refused = config.db is not None or config.start or config.end or config.chains
+        if refused or len(config.pids) > 1:
             raise click.UsageError(
                 "--nodes takes no --db, --from, --to or --chains, and at most one --pid"
             )
-        _show_nodes(among, wanted, timeout, per_process=per_process, as_json=as_json)
+        _show_nodes(config, wanted)
         return
-    with open_with_rolled(path, is_wanted=include_rolled) as whole:
-        if chains:
+    path = config.db or default_database()
+    with open_with_rolled(path, is_wanted=config.include_rolled) as whole:
+        if config.chains:
             _show_chains(whole, as_json)
-        elif per_process:
+        elif config.per_process:
             _show_operations(list_operations(load_part(whole, wanted)), as_json)
         else:
-            answer = explain_file(whole, wanted, has_annotations=annotations)
+            answer = explain_file(whole, wanted, has_annotations=config.annotations)
             click.echo(_to_json(answer) if as_json else as_text(answer))
 
 
@@ -251,21 +241,19 @@ def _show_chains(path: Path, as_json: bool) -> None:
         )
 
 
-def _show_nodes(
-    among: NodeOptions, wanted: Wanted, timeout: str, *, per_process: bool, as_json: bool
-) -> None:
+def _show_nodes(config: ExplainConfig, wanted: Wanted) -> None:
     from ingero.cli.nodes import ask_parts
     from ingero.recording.queries.explain import explain_nodes
     from ingero.recording.queries.operations import list_operations
     from ingero.recording.queries.part import join_parts
 
-    answers = ask_parts(among, wanted, timeout)
-    if per_process:
+    answers = ask_parts(config.among, wanted, config.timeout)
+    if config.per_process:
         sent = [(answer.node, answer.body) for answer in answers if not answer.error]
-        _show_operations(list_operations(join_parts(sent)), as_json, has_nodes=True)
+        _show_operations(list_operations(join_parts(sent)), config.as_json, has_nodes=True)
         return
     answer = explain_nodes(answers)
-    if as_json:
+    if config.as_json:
         click.echo(_to_json(answer))
         return
     click.echo(as_text(answer))

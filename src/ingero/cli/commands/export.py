@@ -2,54 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from ingero.cli.options import FORCE, check_output, read_pids
+from ingero.cli.options import (
+    check_output,
+    database,
+    force_switch,
+    group,
+    option,
+    output_file,
+    process_ids,
+    with_config,
+)
 from ingero.cli.render import plural
-from ingero.cli.serving import NODE_OPTIONS, NodeOptions, add_options
+from ingero.cli.serving import NodesConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportConfig:
+    """The options of ``ingero export``."""
+
+    form: str = option("What to write.", "--format", type=click.Choice(["perfetto"]))
+    db: Path | None = database("Recording to read.", "--db", "-d")
+    output: Path = output_file()
+    force: bool = force_switch()
+    since: str = option("Only this long before the last event.", default="", metavar="DURATION")
+    pids: tuple[int, ...] = process_ids()
+    limit: int = option(
+        "Only the newest N events.", default=0, type=click.IntRange(0), show_default=False
+    )
+    timeout: str = option("Wait for a node.", default="30s", metavar="DURATION")
+    among: NodesConfig = group()
 
 
 @click.command("export")
-@click.option(
-    "--format", "form", type=click.Choice(["perfetto"]), required=True, help="What to write."
-)
-@click.option(
-    "--db",
-    "-d",
-    type=click.Path(path_type=Path),
-    help="Recording to read.  [default: $INGERO_DB or ~/.ingero/ingero.db]",
-)
-@click.option(
-    "--output",
-    "-o",
-    required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File to write.",
-)
-@FORCE
-@click.option(
-    "--since", default="", metavar="DURATION", help="Only this long before the last event."
-)
-@click.option(
-    "--pid",
-    "-p",
-    "pids",
-    multiple=True,
-    callback=read_pids,
-    metavar="PID[,PID]",
-    help="Only these processes.",
-)
-@click.option("--limit", type=click.IntRange(0), default=0, help="Only the newest N events.")
-@click.option(
-    "--timeout", default="30s", show_default=True, metavar="DURATION", help="Wait for a node."
-)
-@add_options(NODE_OPTIONS)
-def command(
-    *, form: str, db: Path | None, output: Path, force: bool, since: str, pids: tuple[int, ...], limit: int,
-    timeout: str, nodes: str, ca_cert: str, client_cert: str, client_key: str, no_tls: bool, skew: str,
-) -> None:  # fmt: skip
+@with_config(ExportConfig)
+def command(config: ExportConfig) -> None:
     r"""Write a recording as a trace for ui.perfetto.dev or chrome://tracing.
 
     Threads have their own tracks, waits lie beside them, incidents are slices, collectives are joined by arrows. Of
@@ -68,20 +59,19 @@ def command(
     from ingero.recording.queries.part import join_parts
     from ingero.recording.queries.window import Wanted, load_part
 
-    del form
-    wanted = Wanted(since=since, pids=pids, last=limit)
-    among = NodeOptions(nodes, ca_cert, client_cert, client_key, no_tls, skew)
-    if among.nodes:
-        if db is not None or len(pids) > 1:
+    wanted = Wanted(since=config.since, pids=config.pids, last=config.limit)
+    output = config.output
+    if config.among.nodes:
+        if config.db is not None or len(config.pids) > 1:
             raise click.UsageError("--nodes takes no --db and at most one --pid")
-        check_output(output, is_replaced=force)
-        answers = ask_parts(among, wanted, timeout)
+        check_output(output, is_replaced=config.force)
+        answers = ask_parts(config.among, wanted, config.timeout)
         recording = join_parts([(one.node, one.body) for one in answers if not one.error])
     else:
-        path = db or default_database()
+        path = config.db or default_database()
         if output.exists() and path.exists() and output.samefile(path):
             raise click.UsageError("--output is the recording itself")
-        check_output(output, is_replaced=force)
+        check_output(output, is_replaced=config.force)
         recording = load_part(path, wanted)
     exported = export_file(recording, output)
     lost = [recording.say_missing(), *describe_unprobed(recording.unprobed)]

@@ -9,20 +9,23 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from click.core import ParameterSource
 
-from ingero.cli.live import ANNOTATE_OPTIONS, FILE, REMEDIATE_OPTIONS, AnnotateChoice
+from ingero.cli.live import AnnotateConfig, PushConfig, RemediateConfig, SpansConfig
 from ingero.cli.options import (
     PROBE_MODE_OPTION,
     CheckedCommand,
-    read_duration,
-    read_optional_duration,
+    duration,
+    group,
+    option,
+    placed,
+    with_config,
 )
-from ingero.cli.serving import add_options
 from ingero.errors import ConfigError, UnsupportedError
 from ingero.telemetry.clock import SystemClock
 
@@ -42,215 +45,76 @@ if TYPE_CHECKING:
 DEFAULT_ADDRESS: Final = "127.0.0.1:9467"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalConfig:
+    """What is played or read instead of probing this node."""
+
+    signal_db_path: Path | None = option(
+        "Read the recording that `ingero trace` writes meanwhile, instead of probing; needs no root.",
+        default=None,
+        metavar="FILE",
+    )
+    signal_window: int = duration("Over how long rates are taken from it.", default="10s")
+    signal_num_gpus: int = option(
+        "GPUs whose work it holds.  [default: as many as processes]",
+        default=0,
+        type=click.IntRange(min=0),
+    )
+    stub: bool = option("Read constants instead of a GPU, to try a deployment.", default=False)
+    script: Path | None = option(
+        "Play a timeline of signals; see docs/guides/agent.md.", default=None, metavar="FILE"
+    )
+
+    def open(self) -> SignalSource | None:
+        """What to play or read; None probes.
+
+        Raises:
+            ConfigError: More than one was given, or a file cannot be used.
+        """
+        from ingero.agent.health.script import ScriptSource, load_script
+        from ingero.agent.health.signals.reading import StubSource
+
+        if self.stub + (self.script is not None) + (self.signal_db_path is not None) > 1:
+            raise ConfigError("--stub, --script and --signal-db-path exclude each other")
+        if self.signal_db_path is not None:
+            from ingero.agent.push.recorded import RecordedSource
+
+            return RecordedSource(
+                self.signal_db_path,
+                self.signal_window,
+                self.signal_num_gpus,
+                lambda text: click.echo(f"note: {text}", err=True),
+            )
+        if self.script is not None:
+            return ScriptSource(load_script(self.script))
+        return StubSource() if self.stub else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPushConfig:
+    """The options of ``ingero fleet-push``."""
+
+    push: PushConfig = group()
+    signals: SignalConfig = group()
+    probe_mode: None = placed(PROBE_MODE_OPTION)
+    remediate: RemediateConfig = group()
+    annotate: AnnotateConfig = group()
+    spans: SpansConfig = group()
+    prometheus: str = option(
+        f"Serve score, mode, reachability and what became of the collectives on /metrics; {DEFAULT_ADDRESS} when no address is given.",
+        default="",
+        is_flag=False,
+        flag_value=DEFAULT_ADDRESS,
+        metavar="[HOST:PORT]",
+    )
+    as_json: bool = option(
+        "Print one JSON object per look that ticked or pushed.", "--json", default=False
+    )
+
+
 @click.command("fleet-push", cls=CheckedCommand)
-@click.option(
-    "--fleet-endpoint", required=True, metavar="HOST:PORT", help="Fleet: host:port or a full URL."
-)
-@click.option("--fleet-cluster-id", required=True, help="Name of the cluster.")
-@click.option("--fleet-node-id", default="", help="Name of this node.  [default: the host's name]")
-@click.option(
-    "--fleet-workload-type",
-    default="unknown",
-    show_default=True,
-    help="Kind of work, such as training.",
-)
-@click.option(
-    "--fleet-push-interval",
-    callback=read_duration,
-    default="10s",
-    show_default=True,
-    help="Between regular pushes; at least 1s.",
-)
-@click.option(
-    "--fleet-timeout",
-    callback=read_duration,
-    default="5s",
-    show_default=True,
-    help="Longest wait for one answer; by default no longer than the push interval.",
-)
-@click.option("--fleet-insecure", is_flag=True, help="Speak http where the endpoint does not say.")
-@click.option(
-    "--fleet-tls-ca",
-    default="",
-    metavar="FILE",
-    help="Authorities to trust. All three of --fleet-tls-* or none.",
-)
-@click.option("--fleet-tls-cert", default="", metavar="FILE", help="Client certificate chain.")
-@click.option(
-    "--fleet-tls-key",
-    default="",
-    metavar="FILE",
-    help="Its private key, readable by its owner only.",
-)
-@click.option(
-    "--fleet-protocol",
-    type=click.Choice(["http/json", "http/protobuf", "grpc"]),
-    default="http/json",
-    show_default=True,
-    help="Encoding and transport of OTLP.",
-)
-@click.option(
-    "--fleet-compression",
-    type=click.Choice(["none", "gzip"]),
-    default="none",
-    show_default=True,
-    help="Compression of pushes.",
-)
-@click.option(
-    "--fleet-header",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A header to send along; may be repeated.",
-)
-@click.option(
-    "--fleet-bearer-token-file", type=FILE, help="Bearer token; read again for each push."
-)
-@click.option(
-    "--fleet-persist-path",
-    type=FILE,
-    default="/var/lib/ingero/health-baseline.json",
-    show_default=True,
-    help="Where the baseline is kept.",
-)
-@click.option(
-    "--fleet-persist-stale-age",
-    callback=read_duration,
-    default="10m",
-    show_default=True,
-    help="Oldest baseline to start from.",
-)
-@click.option(
-    "--fleet-world-size",
-    type=int,
-    default=0,
-    show_default=True,
-    help="Ranks of the distributed job; 0 is none.",
-)
-@click.option(
-    "--fleet-node-rank", type=int, default=0, show_default=True, help="This node's rank in it."
-)
-@click.option(
-    "--fleet-provider",
-    default="",
-    metavar="NAME",
-    help="Cloud provider, such as aws, gcp or azure.",
-)
-@click.option(
-    "--fleet-threshold-url",
-    default="",
-    metavar="URL",
-    help="Where to ask for the threshold while answers to pushes carry none.",
-)
-@click.option(
-    "--fleet-poll-interval",
-    callback=read_duration,
-    default="10s",
-    show_default=True,
-    help="Between two such questions.",
-)
-@click.option(
-    "--fleet-classifier-hysteresis",
-    type=float,
-    default=0.02,
-    show_default=True,
-    help="How far above the threshold a straggler must come back.",
-)
-@click.option(
-    "--fleet-classifier-confirm",
-    type=int,
-    default=2,
-    show_default=True,
-    help="Looks in a row under the threshold that make a straggler.",
-)
-@click.option(
-    "--fleet-peers-wait",
-    callback=read_optional_duration,
-    default=None,
-    help="Time under Fleet's threshold after which Fleet is asked once more and the node is a straggler, unless its peers"
-    " fell too; the push interval when left out, or two of them up to 5s.",
-)
-@click.option(
-    "--fleet-early-push-delta",
-    type=float,
-    default=0.05,
-    show_default=True,
-    help="A score that moved by more is pushed at once; 1 never.",
-)
-@click.option(
-    "--sample-interval",
-    callback=read_duration,
-    default="1s",
-    show_default=True,
-    help="Between two looks at the node.",
-)
-@click.option(
-    "--warmup-samples",
-    type=int,
-    default=30,
-    show_default=True,
-    help="Push intervals of calibration.",
-)
-@click.option(
-    "--signal-db-path",
-    type=FILE,
-    metavar="FILE",
-    help="Read the recording that `ingero trace` writes meanwhile, instead of probing; needs no root.",
-)
-@click.option(
-    "--signal-window",
-    callback=read_duration,
-    default="10s",
-    show_default=True,
-    help="Over how long rates are taken from it.",
-)
-@click.option(
-    "--signal-num-gpus",
-    type=click.IntRange(min=0),
-    default=0,
-    help="GPUs whose work it holds.  [default: as many as processes]",
-)
-@click.option("--stub", is_flag=True, help="Read constants instead of a GPU, to try a deployment.")
-@click.option(
-    "--script",
-    type=FILE,
-    metavar="FILE",
-    help="Play a timeline of signals; see docs/guides/agent.md.",
-)
-@PROBE_MODE_OPTION
-@add_options(REMEDIATE_OPTIONS)
-@add_options(ANNOTATE_OPTIONS)
-@click.option("--otlp-enabled", is_flag=True, help="Trace detections, one span per episode.")
-@click.option(
-    "--otlp-endpoint", default="", metavar="HOST:PORT", help="Where to: host:port or a URL."
-)
-@click.option(
-    "--otlp-insecure/--otlp-secure",
-    default=True,
-    show_default=True,
-    help="Speak http there where the endpoint does not say.",
-)
-@click.option(
-    "--prometheus",
-    is_flag=False,
-    flag_value=DEFAULT_ADDRESS,
-    default="",
-    metavar="[HOST:PORT]",
-    help=f"Serve score, mode, reachability and what became of the collectives on /metrics; {DEFAULT_ADDRESS} when no address is given.",
-)
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object per look that ticked or pushed."
-)
-def command(
-    *,
-    stub: bool,
-    script: Path | None,
-    signal_db_path: Path | None,
-    signal_window: int,
-    signal_num_gpus: int,
-    prometheus: str,
-    as_json: bool,
-    **options: Any,  # noqa: ANN401
-) -> int:
+@with_config(FleetPushConfig)
+def command(config: FleetPushConfig) -> int:
     r"""Score this node, push the score to a Fleet and judge it by the answer.
 
     Without --stub, --script and --signal-db-path it probes this node, which needs root: exact counts of every GPU call once a second, and
@@ -266,20 +130,21 @@ def command(
       ingero fleet-push --fleet-endpoint fleet:4317 --fleet-protocol grpc --fleet-insecure \
         --fleet-cluster-id prod --stub --remediate --remediate-socket /run/ingero/remediate.sock
     """
-    from ingero.agent.health.options import PushOptions, build_settings
     from ingero.agent.health.signals.facts import GpuFacts, find_gpus
+    from ingero.cli.push_settings import build_settings
 
-    annotate = AnnotateChoice.take(options)
+    push = config.push
     given = click.get_current_context().get_parameter_source("fleet_timeout")
     if given is ParameterSource.DEFAULT:
-        options["fleet_timeout"] = min(options["fleet_timeout"], options["fleet_push_interval"])
-    source = _find_source(script, (signal_db_path, signal_window, signal_num_gpus), is_stub=stub)
-    settings = build_settings(PushOptions(**options), GpuFacts() if stub else find_gpus())
-    with annotate.open(SystemClock()) as workload, _pages(prometheus) as tell:
+        push = replace(push, fleet_timeout=min(push.fleet_timeout, push.fleet_push_interval))
+    source = config.signals.open()
+    gpus = GpuFacts() if config.signals.stub else find_gpus()
+    settings = build_settings(push, config.remediate, gpus, config.spans)
+    with config.annotate.open(SystemClock()) as workload, _pages(config.prometheus) as tell:
         find_labels = workload.latest.current if workload else None
 
         def follow(agent: HealthAgent, find_account: FindAccount) -> OnLook:
-            show = _printer(agent, find_account, workload, as_json=as_json)
+            show = _printer(agent, find_account, workload, as_json=config.as_json)
 
             def both(look: Look, notes: list[str]) -> None:
                 show(look, notes)
@@ -316,29 +181,6 @@ def _pages(prometheus: str) -> Iterator[Tell]:
     with serve_sink(endpoint, page, option="--prometheus") as bound:
         click.echo(f"serving http://{bound}/metrics", err=True)
         yield tell
-
-
-def _find_source(
-    script: Path | None, recorded: tuple[Path | None, int, int], *, is_stub: bool
-) -> SignalSource | None:
-    """What to play or read instead of probing; None probes."""
-    from ingero.agent.health.script import ScriptSource, load_script
-    from ingero.agent.health.signals.reading import StubSource
-
-    path, window_ns, n_gpus = recorded
-    if is_stub + (script is not None) + (path is not None) > 1:
-        raise ConfigError("--stub, --script and --signal-db-path exclude each other")
-    if path is not None:
-        from ingero.agent.push.recorded import RecordedSource
-
-        return RecordedSource(
-            path, window_ns, n_gpus, lambda text: click.echo(f"note: {text}", err=True)
-        )
-    if script is not None:
-        return ScriptSource(load_script(script))
-    if is_stub:
-        return StubSource()
-    return None
 
 
 def _run_live(settings: AgentSettings, find_labels: FindLabels | None, follow: Follow) -> int:

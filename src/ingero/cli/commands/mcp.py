@@ -2,58 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ingero.cli.serving import (
-    LISTEN_OPTIONS,
-    NODE_TLS_OPTIONS,
-    WAIT,
-    NodeOptions,
-    add_options,
-    find_database,
-    serve,
-)
+from ingero.cli.options import database, group, option, with_config
+from ingero.cli.serving import ListenConfig, NodesConfig, find_database, serve, wait_switch
 from ingero.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from ingero.recording.queries.source import Outside
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpConfig:
+    """The options of ``ingero mcp``."""
+
+    db: Path | None = database()
+    addr: str = option(
+        "Serve streamable HTTP on /mcp instead of standard input and output.",
+        "--http",
+        default="",
+        metavar="HOST:PORT",
+    )
+    wait: bool = wait_switch()
+    listen: ListenConfig = group()
+    among: NodesConfig = group(
+        *("nodes", "ca_cert", "client_cert", "client_key"),
+        nodes={"help": "Nodes that the tool query_fleet may ask; --no-tls counts for them, too."},
+    )
+    pagerduty_url: str = option(
+        "Where pagerduty_trigger sends, such as that of the EU region; needs INGERO_PAGERDUTY_KEY.",
+        default="",
+        metavar="URL",
+    )
+
+
 @click.command("mcp")
-@click.option(
-    "--db",
-    type=click.Path(path_type=Path),
-    help="Recording to read.  [default: $INGERO_DB or ~/.ingero/ingero.db]",
-)
-@click.option(
-    "--http",
-    "addr",
-    default="",
-    metavar="HOST:PORT",
-    help="Serve streamable HTTP on /mcp instead of standard input and output.",
-)
-@WAIT
-@add_options(LISTEN_OPTIONS)
-@click.option(
-    "--nodes",
-    default="",
-    metavar="HOST:PORT,…",
-    help="Nodes that the tool query_fleet may ask; --no-tls counts for them, too.",
-)
-@add_options(NODE_TLS_OPTIONS)
-@click.option(
-    "--pagerduty-url",
-    default="",
-    metavar="URL",
-    help="Where pagerduty_trigger sends, such as that of the EU region; needs INGERO_PAGERDUTY_KEY.",
-)
-def command(
-    *, db: Path | None, addr: str, wait: bool, tls_cert: str, tls_key: str, no_tls: bool, hosts: tuple[str, ...],
-    nodes: str, ca_cert: str, client_cert: str, client_key: str, pagerduty_url: str,
-) -> None:  # fmt: skip
+@with_config(McpConfig)
+def command(config: McpConfig) -> None:
     r"""Serve a recording to an AI assistant over MCP, on standard input and output or over HTTPS.
 
     Tools: investigate, get_check, get_trace_stats, get_causal_chains, get_stacks, run_sql, graph_lifecycle,
@@ -68,11 +57,11 @@ def command(
       ingero mcp --db run.db --nodes gpu-1:8443,gpu-2:8443 --ca-cert ca.pem
       INGERO_MCP_BEARER_TOKEN=… ingero mcp --db run.db --http 0.0.0.0:8443 --host gpu-7.example
     """
-    path = find_database(db, is_waiting=wait)
-    among = NodeOptions(nodes, ca_cert, client_cert, client_key, no_tls, "0")
-    outside = _build_outside(among, pagerduty_url, is_http=bool(addr))
-    if addr:
-        serve(path, addr, "/mcp", tls=(tls_cert, tls_key, not no_tls), hosts=hosts, outside=outside)
+    path = find_database(config.db, is_waiting=config.wait)
+    among = replace(config.among, no_tls=config.listen.no_tls)
+    outside = _build_outside(among, config.pagerduty_url, is_http=bool(config.addr))
+    if config.addr:
+        serve(path, config.addr, "/mcp", config.listen, outside)
         return
     try:
         import anyio
@@ -86,7 +75,7 @@ def command(
     anyio.run(serve_stdio, path, outside)
 
 
-def _build_outside(among: NodeOptions, pagerduty_url: str, *, is_http: bool) -> Outside:
+def _build_outside(among: NodesConfig, pagerduty_url: str, *, is_http: bool) -> Outside:
     """What the tools may reach; whoever can reach an open server must not be able to page people."""
     from ingero.agent.events.alert.paging import PagerDutyPager
     from ingero.config.environment import read_bearer, read_pagerduty_key

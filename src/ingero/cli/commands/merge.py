@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from ingero.cli.options import FORCE, check_output
+from ingero.cli.options import check_output, force_switch, option, output_file, with_config
 from ingero.cli.render import plural
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeConfig:
+    """The options of ``ingero merge``."""
+
+    output: Path = output_file()
+    force: bool = force_switch()
+    force_node: str = option("Node for rows that carry none.", default="", metavar="NAME")
 
 
 @click.command("merge")
 @click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--output",
-    "-o",
-    required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File to write.",
-)
-@FORCE
-@click.option("--force-node", default="", metavar="NAME", help="Node for rows that carry none.")
-def command(*, sources: tuple[Path, ...], output: Path, force: bool, force_node: str) -> None:
+@with_config(MergeConfig)
+def command(config: MergeConfig, sources: tuple[Path, ...]) -> None:
     r"""Merge recordings of several nodes, or several of one, into one file.
 
     Sources are only read. Every row is kept and exact counts are added. A recording that is given twice, or is in a merged
@@ -34,8 +36,9 @@ def command(*, sources: tuple[Path, ...], output: Path, force: bool, force_node:
     """
     from ingero.recording.export.merge import merge_recordings
 
+    output, force = config.output, config.force
     check_output(output, is_replaced=force)
-    merged = merge_recordings(sources, output, force_node=force_node, is_replaced=force)
+    merged = merge_recordings(sources, output, force_node=config.force_node, is_replaced=force)
     for one in merged.files:
         more = [f"{one.n_repeated} there already"] if one.n_repeated else []
         more += [f"{one.n_damaged} rows could not be read"] if one.n_damaged else []

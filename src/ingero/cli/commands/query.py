@@ -3,68 +3,44 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from ingero.cli.options import read_pids
-from ingero.cli.rolled import INCLUDE_ROLLED, open_with_rolled
-from ingero.cli.serving import NODE_OPTIONS, NodeOptions, add_options
+from ingero.cli.options import database, group, json_switch, option, process_ids, with_config
+from ingero.cli.rolled import open_with_rolled, with_rolled
+from ingero.cli.serving import NodesConfig
 
-_MOST_ROWS: Final = 10_000
+MAX_ROWS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryConfig:
+    """The options of ``ingero query``."""
+
+    db: Path | None = database()
+    since: str = option(
+        "Only this long before the last event (without SQL).", default="", metavar="DURATION"
+    )
+    pids: tuple[int, ...] = process_ids("Only these processes (without SQL).")
+    op: str = option(
+        "Only this operation, such as cudaMemcpyAsync (without SQL).", default="", metavar="NAME"
+    )
+    limit: int = option(
+        "Rows at most; 0 is the default.", default=MAX_ROWS, type=click.IntRange(0, MAX_ROWS)
+    )
+    timeout: str = option("Time a statement may take.", default="30s", metavar="DURATION")
+    include_rolled: bool = with_rolled()
+    among: NodesConfig = group()
+    as_json: bool = json_switch("Print a JSON list of objects.")
 
 
 @click.command("query")
 @click.argument("sql", required=False)
-@click.option(
-    "--db",
-    type=click.Path(path_type=Path),
-    help="Recording to read.  [default: $INGERO_DB or ~/.ingero/ingero.db]",
-)
-@click.option(
-    "--since",
-    default="",
-    metavar="DURATION",
-    help="Only this long before the last event (without SQL).",
-)
-@click.option(
-    "--pid",
-    "-p",
-    "pids",
-    multiple=True,
-    callback=read_pids,
-    metavar="PID[,PID]",
-    help="Only these processes (without SQL).",
-)
-@click.option(
-    "--op",
-    default="",
-    metavar="NAME",
-    help="Only this operation, such as cudaMemcpyAsync (without SQL).",
-)
-@click.option(
-    "--limit",
-    type=click.IntRange(0, _MOST_ROWS),
-    default=_MOST_ROWS,
-    show_default=True,
-    help="Rows at most; 0 is the default.",
-)
-@click.option(
-    "--timeout",
-    default="30s",
-    show_default=True,
-    metavar="DURATION",
-    help="Time a statement may take.",
-)
-@INCLUDE_ROLLED
-@add_options(NODE_OPTIONS)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of objects.")
-def command(
-    *, sql: str | None, db: Path | None, since: str, pids: tuple[int, ...], op: str, limit: int,
-    timeout: str, as_json: bool, nodes: str, ca_cert: str, client_cert: str, client_key: str, no_tls: bool,
-    skew: str, include_rolled: bool,
-) -> None:  # fmt: skip
+@with_config(QueryConfig)
+def command(config: QueryConfig, sql: str | None) -> None:
     r"""Show events, or ask one SELECT of the recording.
 
     The file is opened read-only and SQLite itself refuses everything but reading: no write, no attach, no pragma.
@@ -78,37 +54,25 @@ def command(
     """
     from ingero.config.database import default_database
 
-    path, limit = db or default_database(), limit or _MOST_ROWS
-    among = NodeOptions(nodes, ca_cert, client_cert, client_key, no_tls, skew)
-    if among.nodes:
-        if sql is None or db is not None:
+    config = replace(config, limit=config.limit or MAX_ROWS)
+    if config.among.nodes:
+        if sql is None or config.db is not None:
             raise click.UsageError("--nodes takes SQL and no --db")
-        _show_nodes(among, sql, limit, timeout, as_json=as_json)
+        _show_nodes(config, sql)
         return
-    with open_with_rolled(path, is_wanted=include_rolled) as whole:
-        _show_file(whole, sql, (since, pids, op, limit), timeout, as_json=as_json)
-
-
-def _show_file(
-    path: Path,
-    sql: str | None,
-    asked: tuple[str, tuple[int, ...], str, int],
-    timeout: str,
-    *,
-    as_json: bool,
-) -> None:
-    since, pids, op, limit = asked
-    if sql is not None:
-        if since or pids or op:
+    path = config.db or default_database()
+    with open_with_rolled(path, is_wanted=config.include_rolled) as whole:
+        if sql is None:
+            _show_events(whole, config)
+        elif config.since or config.pids or config.op:
             raise click.UsageError(
                 "--since, --pid and --op filter events; with SQL, say it in WHERE"
             )
-        _show_sql(path, sql, limit, timeout, as_json=as_json)
-    else:
-        _show_events(path, asked, as_json=as_json)
+        else:
+            _show_sql(whole, sql, config)
 
 
-def _show_sql(path: Path, sql: str, limit: int, timeout: str, *, as_json: bool) -> None:
+def _show_sql(path: Path, sql: str, config: QueryConfig) -> None:
     from ingero.model.recording import Recording
     from ingero.recording.queries.sql import plain_value
     from ingero.recording.store.reader import read_unwritten
@@ -116,12 +80,12 @@ def _show_sql(path: Path, sql: str, limit: int, timeout: str, *, as_json: bool) 
     from ingero.units import parse_duration
 
     try:
-        timeout_ns = parse_duration(timeout)
+        timeout_ns = parse_duration(config.timeout)
     except ValueError as error:
         raise click.UsageError(f"--timeout: {error}") from error
-    answer = run_sql(path, sql, SqlLimits(limit, timeout_ns))
+    answer = run_sql(path, sql, SqlLimits(config.limit, timeout_ns))
     rows = [[plain_value(value) for value in row] for row in answer.rows]
-    if as_json:
+    if config.as_json:
         click.echo(
             json.dumps([dict(zip(answer.columns, row, strict=True)) for row in rows], indent=2)
         )
@@ -133,12 +97,14 @@ def _show_sql(path: Path, sql: str, limit: int, timeout: str, *, as_json: bool) 
         click.echo(missing, err=True)
 
 
-def _show_nodes(among: NodeOptions, sql: str, limit: int, timeout: str, *, as_json: bool) -> None:
+def _show_nodes(config: QueryConfig, sql: str) -> None:
     from ingero.recording.queries.fanout import clock_line, join_rows
 
-    answers, skew_ms = among.ask("query", {"sql": sql, "limit": limit}, timeout)
+    answers, skew_ms = config.among.ask(
+        "query", {"sql": sql, "limit": config.limit}, config.timeout
+    )
     joined = join_rows(answers, skew_ms)
-    if as_json:
+    if config.as_json:
         click.echo(
             json.dumps(
                 [dict(zip(joined.columns, row, strict=True)) for row in joined.rows], indent=2
@@ -153,18 +119,16 @@ def _show_nodes(among: NodeOptions, sql: str, limit: int, timeout: str, *, as_js
     click.echo(f"({len(joined.rows)} rows from {n_answered} of {len(answers)} nodes)", err=True)
 
 
-def _show_events(
-    path: Path, asked: tuple[str, tuple[int, ...], str, int], *, as_json: bool
-) -> None:
+def _show_events(path: Path, config: QueryConfig) -> None:
     import msgspec
 
     from ingero.recording.queries.events import list_events
     from ingero.recording.queries.window import Wanted, load_part
 
-    since, pids, op, limit = asked
-    recording = load_part(path, Wanted(since=since, pids=pids, has_extras=True))
-    rows = list_events(recording, op=op, limit=limit)
-    if as_json:
+    wanted = Wanted(since=config.since, pids=config.pids, has_extras=True)
+    recording = load_part(path, wanted)
+    rows = list_events(recording, op=config.op, limit=config.limit)
+    if config.as_json:
         click.echo(json.dumps([msgspec.to_builtins(row) for row in rows], indent=2))
     else:
         heads = ["TIME", "PID", "TID", "PROCESS", "OPERATION", "DURATION"]

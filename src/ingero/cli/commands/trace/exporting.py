@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from ingero import __version__
-from ingero.cli.options import read_headers
+from ingero.cli.options import option, read_headers
 from ingero.errors import ConfigError
 from ingero.units import NS_PER_S
 from ingero.wire.names import Attribute
@@ -23,48 +23,34 @@ if TYPE_CHECKING:
 DEFAULT_ADDRESS: Final = "127.0.0.1:9465"
 _TIMEOUT_NS: Final = 5 * NS_PER_S
 
-METRIC_OPTIONS: Final = (
-    click.option(
-        "--prometheus",
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsConfig:
+    """Where metrics are served and pushed."""
+
+    prometheus: str = option(
+        f"Serve /metrics meanwhile; {DEFAULT_ADDRESS} when no address is given.",
+        default="",
         is_flag=False,
         flag_value=DEFAULT_ADDRESS,
-        default="",
         metavar="[HOST:PORT]",
-        help=f"Serve /metrics meanwhile; {DEFAULT_ADDRESS} when no address is given.",
-    ),
-    click.option(
-        "--otlp",
+    )
+    otlp: str = option(
+        "Push metrics to this OTLP/HTTP collector every 10 s; https unless it says http://.",
         default="",
         metavar="ENDPOINT",
-        help="Push metrics to this OTLP/HTTP collector every 10 s; https unless it says http://.",
-    ),
-    click.option(
-        "--otlp-insecure", is_flag=True, help="Speak http where --otlp does not say; e.g. host:4318."
-    ),
-    click.option(
+    )
+    otlp_insecure: bool = option(
+        "Speak http where --otlp does not say; e.g. host:4318.", default=False
+    )
+    otlp_headers: dict[str, str] = option(
+        "A header of each push, such as Authorization='Bearer …'; may be repeated.",
         "--otlp-header",
-        "otlp_headers",
         multiple=True,
+        required=False,
         metavar="NAME=VALUE",
         callback=read_headers,
-        help="A header of each push, such as Authorization='Bearer …'; may be repeated.",
-    ),
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsChoice:
-    """What METRIC_OPTIONS were given."""
-
-    prometheus: str
-    otlp: str
-    otlp_insecure: bool
-    otlp_headers: dict[str, str]
-
-    @classmethod
-    def take(cls, options: dict[str, Any]) -> Self:
-        """Take our options out of a command's."""
-        return cls(*(options.pop(name) for name in cls.__slots__))
+    )
 
     def open(
         self,

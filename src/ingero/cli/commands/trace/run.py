@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -37,7 +36,7 @@ from ingero.agent.trace.recent import Recent
 from ingero.agent.trace.recorder import Recorder, build_session, check_complete
 from ingero.agent.trace.selection import Selection
 from ingero.agent.trace.surroundings import Surroundings
-from ingero.cli.commands.trace.exporting import MetricsChoice
+from ingero.cli.commands.trace.config import TraceConfig
 from ingero.cli.commands.trace.incidents import (
     build_command,
     build_verdict_line,
@@ -45,7 +44,7 @@ from ingero.cli.commands.trace.incidents import (
     describe_verdict,
 )
 from ingero.cli.commands.trace.output import JsonLines, LiveTable
-from ingero.cli.live import AnnotateChoice, FleetChoice, say_notes
+from ingero.cli.live import say_notes
 from ingero.config.database import default_database
 from ingero.config.invoker import Invoker, build_child_environment, find_invoker
 from ingero.config.probing import ProbeMode
@@ -62,36 +61,6 @@ _TABLE_DRAIN_MS: Final = 250
 """Nobody looks at single events of a table."""
 
 
-@dataclass(frozen=True, slots=True)
-class TraceOptions:
-    """The command line of ``ingero trace``, parsed; one field per option or group of options."""
-
-    pids: tuple[int, ...]
-    user: str | None
-    cgroup: str
-    duration: int
-    as_json: bool
-    db: Path | None
-    record: bool
-    incidents: bool
-    record_all: bool
-    max_db: int
-    rollover_bytes: int
-    rollover_keep: int
-    node: str
-    sampling_rate: int
-    ring_bytes: int
-    stack: bool | None
-    no_io: bool
-    no_tcp: bool
-    no_net: bool
-    libraries: tuple[Path, ...]
-    program: tuple[str, ...]
-    metrics: MetricsChoice
-    annotate: AnnotateChoice
-    fleet: FleetChoice
-
-
 class _Stop:
     """Remembers the first signal that asks us to end."""
 
@@ -105,7 +74,7 @@ class _Stop:
         self.number = self.number or number
 
 
-def run_trace(options: TraceOptions) -> int:
+def run_trace(options: TraceConfig) -> int:
     """Trace as the options say.
 
     Returns:
@@ -129,7 +98,7 @@ def run_trace(options: TraceOptions) -> int:
         drop_privileges(
             Duties(
                 owns_files=options.record,
-                opens_sockets=options.annotate.annotate or options.fleet.remediate,
+                opens_sockets=options.annotate.annotate or options.remediate.remediate,
                 runs_program=program is not None,
                 serves=bool(options.metrics.prometheus),
                 probes_by_events=mode is ProbeMode.EVENT,
@@ -159,7 +128,7 @@ def run_trace(options: TraceOptions) -> int:
     return 128 + stop.number if stop.number else 0
 
 
-def _build_settings(options: TraceOptions) -> TraceSettings:
+def _build_settings(options: TraceConfig) -> TraceSettings:
     chosen = [options.pids, options.user, options.cgroup, options.program]
     if sum(map(bool, chosen)) > 1:
         raise ConfigError(
@@ -200,7 +169,7 @@ def _build_settings(options: TraceOptions) -> TraceSettings:
     )
 
 
-def _iter_files(options: TraceOptions) -> Iterator[Path]:
+def _iter_files(options: TraceConfig) -> Iterator[Path]:
     """Libraries to probe at once: those named, those installed, and the simulator's."""
     yield from options.libraries
     yield from iter_installed(options.program[0] if options.program else "")
@@ -208,7 +177,7 @@ def _iter_files(options: TraceOptions) -> Iterator[Path]:
         yield from sorted(get_program().parent.glob("lib*"))
 
 
-def _hold(options: TraceOptions, invoker: Invoker) -> HeldProgram | None:
+def _hold(options: TraceConfig, invoker: Invoker) -> HeldProgram | None:
     if not options.program:
         return None
     return HeldProgram(
@@ -224,7 +193,7 @@ def _hold(options: TraceOptions, invoker: Invoker) -> HeldProgram | None:
 
 
 def _build_observers(
-    options: TraceOptions, invoker: Invoker, stack: contextlib.ExitStack
+    options: TraceConfig, invoker: Invoker, stack: contextlib.ExitStack
 ) -> tuple[list[Observer], LiveTable | None]:
     observers: list[Observer] = []
     table = None
@@ -268,7 +237,7 @@ def _build_observers(
 
 
 def _open_watch(
-    options: TraceOptions,
+    options: TraceConfig,
     recorder: Recorder | None,
     output: JsonLines | LiveTable,
     stack: contextlib.ExitStack,
@@ -293,9 +262,7 @@ def _open_watch(
     return Selection(clock, [recent], keep_all=options.record_all), watch
 
 
-def _say_verdict(
-    options: TraceOptions, verdict: IncidentSummary, recorder: Recorder | None
-) -> None:
+def _say_verdict(options: TraceConfig, verdict: IncidentSummary, recorder: Recorder | None) -> None:
     """How many incidents there are, and what tells everything about them."""
     path = recorder.writer.path if recorder is not None else None
     command = build_command(path, has_rolled=bool(options.rollover_bytes))
@@ -306,7 +273,7 @@ def _say_verdict(
         click.echo(describe_verdict(verdict, command), err=True)
 
 
-def _describe_target(options: TraceOptions) -> str:
+def _describe_target(options: TraceConfig) -> str:
     """What is traced, for people."""
     if options.program:
         return " ".join(options.program)[:60]
@@ -326,7 +293,7 @@ def _name_of(pid: int) -> str:
         return "ended"
 
 
-def _node_of(options: TraceOptions) -> str:
+def _node_of(options: TraceConfig) -> str:
     node = options.node or socket.gethostname()
     if ":" in node:
         raise ConfigError(
@@ -336,7 +303,7 @@ def _node_of(options: TraceOptions) -> str:
 
 
 def _open_recorder(
-    options: TraceOptions, invoker: Invoker, stack: contextlib.ExitStack
+    options: TraceConfig, invoker: Invoker, stack: contextlib.ExitStack
 ) -> Recorder | None:
     if not options.record:
         return None
@@ -376,7 +343,7 @@ def _open_gpus(selection: Selection | None, stack: contextlib.ExitStack) -> GpuW
 
 
 def _add_live(
-    options: TraceOptions,
+    options: TraceConfig,
     recorder: Recorder | None,
     watching: tuple[list[Observer], HealthSeries],
     stack: contextlib.ExitStack,
@@ -385,7 +352,7 @@ def _add_live(
     observers, series = watching
     clock = SystemClock()
     workload = stack.enter_context(options.annotate.open(clock, recorder))
-    health = options.fleet.build(options.node)
+    health = options.build_push()
     if health is not None:
         told = LiveTold(
             lambda agent, find_account: say_notes(agent, find_account, series),

@@ -1,6 +1,5 @@
-"""What an episode says of its workload, and that code and command line have the same defaults."""
+"""What an episode says of its workload."""
 
-import dataclasses
 import itertools
 import json
 
@@ -8,24 +7,11 @@ from ingero.agent.events.alert.episodes import Episodes
 from ingero.agent.health.body import NodeIdentity
 from ingero.agent.health.book import NodeEpisodes
 from ingero.agent.health.mode import Bar
-from ingero.agent.health.options import PushOptions
-from ingero.cli.commands.fleet_push import command
 from ingero.testing.clock import ManualClock
 from ingero.wire.names import DetectionMode, DominantSignal
 from ingero.wire.uds import StragglerState, decode_message, encode_message
 
 IDENTITY = NodeIdentity(cluster_id="c", node_id="n1", world_size=8, rank=3)
-
-
-def test_the_commands_defaults_are_those_of_the_options():
-    needed = ["--fleet-endpoint", "x", "--fleet-cluster-id", "c"]
-    told = command.make_context("fleet-push", needed).params
-    fields = {
-        field.name: field.default
-        for field in dataclasses.fields(PushOptions)
-        if field.default is not dataclasses.MISSING
-    }
-    assert {name: told[name] for name in fields} == fields
 
 
 def test_a_straggler_is_told_with_what_its_workload_said_last():

@@ -1,11 +1,9 @@
-"""What ``ingero fleet-push`` is told, checked all at once, as the settings of an agent."""
+"""The options of an agent that pushes to a Fleet, checked all at once, as its settings."""
 
 from __future__ import annotations
 
 import re
 import socket
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from ingero.agent.health.body import NodeIdentity
@@ -19,13 +17,11 @@ from ingero.agent.health.signals.facts import GpuFacts, find_cgroup_path, hash_c
 from ingero.agent.health.signals.machine import MachineSettings
 from ingero.agent.health.tls import check_tls_files
 from ingero.agent.health.transport import TransportSettings
+from ingero.cli.live import PushConfig, RemediateConfig, SpansConfig
 from ingero.config.environment import allows_loose_keys
 from ingero.errors import ConfigError, ConfigProblem
 from ingero.units import NS_PER_MS, NS_PER_S
-from ingero.wire.names import DEFAULT_REMEDIATE_GID, DEFAULT_REMEDIATE_SOCKET
 
-PROTOCOLS: Final = ("http/json", "http/protobuf", "grpc")
-COMPRESSIONS: Final = ("none", "gzip")
 MIN_PUSH_INTERVAL_NS: Final = NS_PER_S
 MIN_TIMEOUT_NS: Final = 100 * NS_PER_MS
 MIN_SAMPLE_INTERVAL_NS: Final = 100 * NS_PER_MS
@@ -35,59 +31,24 @@ WINDOW_SKEW_NS: Final = 5 * NS_PER_S
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 §5.6.2, token
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushOptions:
-    """The options of ``ingero fleet-push``, as given; each is explained by its ``--help``, whose defaults are these."""
-
-    fleet_endpoint: str
-    fleet_cluster_id: str
-    fleet_node_id: str = ""
-    fleet_workload_type: str = "unknown"
-    fleet_push_interval: int = 10 * NS_PER_S
-    fleet_timeout: int = 5 * NS_PER_S
-    fleet_insecure: bool = False
-    fleet_tls_ca: str = ""
-    fleet_tls_cert: str = ""
-    fleet_tls_key: str = ""
-    fleet_persist_path: Path = Path("/var/lib/ingero/health-baseline.json")
-    fleet_persist_stale_age: int = 600 * NS_PER_S
-    fleet_world_size: int = 0
-    fleet_node_rank: int = 0
-    fleet_threshold_url: str = ""
-    fleet_poll_interval: int = 10 * NS_PER_S
-    fleet_classifier_hysteresis: float = 0.02
-    fleet_classifier_confirm: int = 2
-    fleet_peers_wait: int | None = None
-    fleet_early_push_delta: float = 0.05
-    fleet_protocol: str = "http/json"
-    fleet_compression: str = "none"
-    fleet_header: tuple[str, ...] = ()
-    fleet_bearer_token_file: Path | None = None
-    fleet_provider: str = ""
-    sample_interval: int = NS_PER_S
-    warmup_samples: int = 30
-    remediate: bool = False
-    remediate_socket: Path = Path(DEFAULT_REMEDIATE_SOCKET)
-    remediate_gid: int = DEFAULT_REMEDIATE_GID
-    otlp_enabled: bool = False
-    otlp_endpoint: str = ""
-    otlp_insecure: bool = True
-
-
-def build_settings(options: PushOptions, gpus: GpuFacts) -> AgentSettings:
+def build_settings(
+    push: PushConfig, remediate: RemediateConfig, gpus: GpuFacts, spans: SpansConfig | None = None
+) -> AgentSettings:
     """Check every option and build the agent's settings.
 
     Raises:
         ConfigError: Lists every problem by the option's name.
     """
-    return _Builder(options).build(gpus)
+    return _Builder(push, remediate, spans or SpansConfig()).build(gpus)
 
 
 class _Builder:
     """Collects problems while it builds."""
 
-    def __init__(self, options: PushOptions) -> None:
-        self._options = options
+    def __init__(self, push: PushConfig, remediate: RemediateConfig, spans: SpansConfig) -> None:
+        self._options = push
+        self._remediate = remediate
+        self._spans = spans
         self._problems: list[ConfigProblem] = []
 
     def build(self, gpus: GpuFacts) -> AgentSettings:
@@ -101,10 +62,10 @@ class _Builder:
         headers = self._parse_headers()
         push = self._parse_endpoint("--fleet-endpoint", options.fleet_endpoint)
         poll = self._parse_endpoint("--fleet-threshold-url", options.fleet_threshold_url)
-        spans = self._parse_endpoint("--otlp-endpoint", options.otlp_endpoint)
+        spans = self._parse_endpoint("--otlp-endpoint", self._spans.otlp_endpoint)
         if not options.fleet_endpoint.strip():
             self._say("--fleet-endpoint", "is required")
-        if options.otlp_enabled and not options.otlp_endpoint:
+        if self._spans.otlp_enabled and not self._spans.otlp_endpoint:
             self._say("--otlp-endpoint", "is required with --otlp-enabled")
         loop = self._build_loop()
         if self._problems or loop is None or push is None:
@@ -118,12 +79,12 @@ class _Builder:
             poll_interval_ns=options.fleet_poll_interval,
             persist_path=options.fleet_persist_path,
             persist_stale_age_ns=options.fleet_persist_stale_age,
-            socket_path=options.remediate_socket if options.remediate else None,
-            socket_gid=options.remediate_gid,
+            socket_path=self._remediate.remediate_socket if self._remediate.remediate else None,
+            socket_gid=self._remediate.remediate_gid,
             spans=TransportSettings(
                 endpoint=spans, timeout_ns=options.fleet_timeout, is_protobuf=True
             )
-            if spans is not None and options.otlp_enabled
+            if spans is not None and self._spans.otlp_enabled
             else None,
         )
 
@@ -188,7 +149,7 @@ class _Builder:
             return None
         options = self._options
         is_insecure = (
-            options.otlp_insecure if option.startswith("--otlp") else options.fleet_insecure
+            self._spans.otlp_insecure if option.startswith("--otlp") else options.fleet_insecure
         )
         try:
             return parse_endpoint(text, is_insecure=is_insecure, option=option)
