@@ -17,9 +17,9 @@ from ingero.config import Endpoint
 from ingero.model.recording import AGGREGATE, SNAPSHOT, ProcessRank
 from ingero.recording.queries.listen import ListenSettings, open_server
 from ingero.recording.scenarios.builder import START_NS
+from ingero.recording.scenarios.faults import FAULTS
 from ingero.recording.store.settings import WriterSettings
 from ingero.recording.store.writer import RecordingWriter
-from ingero.testing.faults import FAULTS
 from ingero.units import NS_PER_S
 
 SAYS = "first paint of the dashboard on a recording of 1 GB"

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from ingero.cli.main import cli, run_program
 from ingero.model.events import Source
 from ingero.recording.scenarios.builder import RecordingBuilder
+from ingero.recording.scenarios.faults import FAULTS
 from ingero.recording.store.writer import RecordingWriter
-from ingero.testing.faults import FAULTS
 
 
 def ask(*args):

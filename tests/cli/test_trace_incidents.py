@@ -15,7 +15,7 @@ from ingero.cli.commands.trace.incidents import (
 )
 from ingero.model.incidents import Severity
 from ingero.recording.causal.engine import explain
-from ingero.testing.faults import FAULTS
+from ingero.recording.scenarios.faults import FAULTS
 
 COMMAND = "ingero explain --db d.db"
 (FOUND, *_) = explain(FAULTS["gpu_xid"]().build()).incidents

@@ -6,9 +6,9 @@ from ingero.model.sampling import NEVER_SAMPLED
 from ingero.recording.causal.engine import explain
 from ingero.recording.causal.rules import RULES
 from ingero.recording.scenarios.catalog import SCENARIOS
+from ingero.recording.scenarios.faults import FAULTS
+from ingero.recording.scenarios.healthy import HEALTHY
 from ingero.testing.degrade import degrade, fill_disk, lose_bursts, sample, thin_seconds
-from ingero.testing.faults import FAULTS
-from ingero.testing.healthy import HEALTHY
 
 MODES = {
     "every call": lambda events: events,

@@ -21,9 +21,9 @@ from ingero.model.incidents import Explanation, Severity
 from ingero.model.recording import Session, Unprobed
 from ingero.recording.causal.engine import explain
 from ingero.recording.scenarios.catalog import SCENARIOS
+from ingero.recording.scenarios.faults import FAULTS
+from ingero.recording.scenarios.healthy import HEALTHY
 from ingero.testing.degrade import degrade
-from ingero.testing.faults import FAULTS
-from ingero.testing.healthy import HEALTHY
 from ingero.units import NS_PER_MS, NS_PER_S
 
 WORKLOADS = {scenario.name: scenario.build for scenario in SCENARIOS} | FAULTS

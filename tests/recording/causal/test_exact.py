@@ -78,7 +78,7 @@ def test_a_call_in_flight_is_in_no_number():
 
 
 def test_a_hang_is_unknown_when_collectives_have_no_row():
-    from ingero.testing.rank_faults import collective_hang
+    from ingero.recording.scenarios.ranks import collective_hang
 
     def lose(events):
         return events[(events["source"] != Source.NCCL) | (events["arg2"] % 7 != 3)]
@@ -90,7 +90,7 @@ def test_a_hang_is_unknown_when_collectives_have_no_row():
 
 
 def test_a_rank_inside_the_collective_has_entered_it():
-    from ingero.testing.rank_faults import collective_hang
+    from ingero.recording.scenarios.ranks import collective_hang
 
     recording = collective_hang().build()
     events = recording.events.copy()

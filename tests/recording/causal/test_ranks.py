@@ -6,7 +6,7 @@ from ingero.model.events import EventFlag
 from ingero.recording.causal.engine import explain
 from ingero.recording.scenarios.builder import START_NS
 from ingero.recording.scenarios.loop import SYNC
-from ingero.testing.rank_faults import (
+from ingero.recording.scenarios.ranks import (
     Meeting,
     collective_hang,
     collective_of_other_size,

@@ -9,13 +9,13 @@ from ingero.model.events import OffCpuReason, Source
 from ingero.model.recording import AGGREGATE
 from ingero.recording.causal.engine import explain
 from ingero.recording.causal.rules import RULES
+from ingero.recording.scenarios import serving as serving_faults
 from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
 from ingero.recording.scenarios.catalog import SCENARIOS, healthy
+from ingero.recording.scenarios.faults import FAULTS, device_full
+from ingero.recording.scenarios.healthy import HEALTHY
 from ingero.recording.scenarios.loop import FREE, LAUNCH, MALLOC, SYNC, Loop, LoopStep
 from ingero.recording.store.reader import load_recording
-from ingero.testing import serving_faults
-from ingero.testing.faults import FAULTS, device_full
-from ingero.testing.healthy import HEALTHY
 
 PID = 4821
 MS = 1_000_000

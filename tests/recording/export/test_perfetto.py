@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from ingero.cli.main import cli
 from ingero.recording.export.perfetto import write_perfetto
 from ingero.recording.scenarios.catalog import SCENARIOS
+from ingero.recording.scenarios.ranks import late_rank
 from ingero.recording.store.reader import load_recording
-from ingero.testing.rank_faults import late_rank
 
 
 def trace_of(recording):

@@ -16,7 +16,7 @@ import pytest
 
 from ingero.recording.export.perfetto import export_file
 from ingero.recording.scenarios.catalog import SCENARIOS
-from ingero.testing.rank_faults import late_rank
+from ingero.recording.scenarios.ranks import late_rank
 from ingero.units import NS_PER_S
 
 QUERIES = {

@@ -30,11 +30,11 @@ from ingero.recording.queries.listen import ListenSettings, open_server
 from ingero.recording.queries.part import decode_part, encode_part, join_parts
 from ingero.recording.queries.source import Outside, RecordingFile
 from ingero.recording.scenarios.builder import START_NS
+from ingero.recording.scenarios.faults import FAULTS
 from ingero.recording.store.reader import LoadFilter, load_recording
 from ingero.recording.store.writer import RecordingWriter
 from ingero.serving.query import get_query
 from ingero.testing.clock import ManualClock
-from ingero.testing.faults import FAULTS
 
 COUNT = {"sql": "SELECT count(*) AS n FROM events", "limit": 10}
 PLAIN = FanoutSettings(tls=TlsClientConfig(insecure=True))

@@ -18,8 +18,8 @@ from ingero.recording.queries.catalog import QUERIES
 from ingero.recording.queries.source import RecordingFile
 from ingero.recording.scenarios.builder import RecordingBuilder
 from ingero.recording.scenarios.catalog import SCENARIOS
+from ingero.recording.scenarios.faults import FAULTS
 from ingero.serving.query import get_query
-from ingero.testing.faults import FAULTS
 
 DOCUMENTED = {
     "get_check",

@@ -23,10 +23,10 @@ from ingero.recording.queries.source import RecordingFile
 from ingero.recording.queries.stacks import FoldedStack
 from ingero.recording.queries.timeline import CATEGORIES, View, build_timeline
 from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
+from ingero.recording.scenarios.faults import FAULTS
 from ingero.recording.store.writer import RecordingWriter
 from ingero.serving.query import get_query
 from ingero.testing.degrade import degrade
-from ingero.testing.faults import FAULTS
 
 PID = 7
 LAUNCH, COPY = (Source.CUDA, CudaOp.LAUNCH_KERNEL), (Source.CUDA, CudaOp.MEMCPY)

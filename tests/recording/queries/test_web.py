@@ -17,8 +17,8 @@ from ingero.recording.queries.api import ANSWERS
 from ingero.recording.queries.listen import ListenSettings, check_settings, open_server
 from ingero.recording.queries.web import _PAGE
 from ingero.recording.scenarios.builder import RecordingBuilder
+from ingero.recording.scenarios.faults import FAULTS
 from ingero.recording.store.writer import RecordingWriter
-from ingero.testing.faults import FAULTS
 
 LOOPBACK = Endpoint("127.0.0.1", 0)
 APIS = (*ANSWERS, "time")

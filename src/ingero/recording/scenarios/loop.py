@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,6 +48,10 @@ class LoopStep:
 class Loop:
     """A thread that trains, with a cursor in time.
 
+    Attributes:
+        recording: What it writes to.
+        at_ns: Where it is now.
+
     Args:
         built: The recording it writes to.
         pid: Process and thread.
@@ -61,7 +66,7 @@ class Loop:
         gpu_id: int = 0, at_ns: int = 0,
     ) -> None:  # fmt: skip
         self.at_ns = at_ns
-        self._built = built.name(pid, name)
+        self.recording = built.name(pid, name)
         self._pid = pid
         self._gpu_id = gpu_id
         self._random = np.random.default_rng(seed)
@@ -69,7 +74,7 @@ class Loop:
     def call(self, op: tuple[Source, int], duration_ns: int, **fields: int) -> tuple[int, int]:
         """One call at the cursor; returns its start and end, and moves the cursor to the end."""
         start_ns = self.at_ns
-        self.at_ns = self._built.call(
+        self.at_ns = self.recording.call(
             op, start_ns, duration_ns, self._pid, gpu_id=self._gpu_id, **fields
         )
         return start_ns, self.at_ns
@@ -80,7 +85,7 @@ class Loop:
 
     def sleep(self, duration_ns: int, **fields: int) -> None:
         """Leave the CPU of its own will."""
-        self.at_ns = self._built.off_cpu(
+        self.at_ns = self.recording.off_cpu(
             self.at_ns, duration_ns, self._pid, OffCpuReason.SLEEP, **fields
         )
 
@@ -109,12 +114,14 @@ class Loop:
         """Synchronise: the thread sleeps for most of it, as a blocking wait does."""
         start_ns, end_ns = self.call(SYNC, duration_ns)
         asleep_ns = duration_ns * 9 // 10
-        self._built.off_cpu(start_ns + duration_ns // 20, asleep_ns, self._pid, OffCpuReason.SLEEP)
+        self.recording.off_cpu(
+            start_ns + duration_ns // 20, asleep_ns, self._pid, OffCpuReason.SLEEP
+        )
         return start_ns, end_ns
 
     def preempt(self, at_ns: int, duration_ns: int, by: int) -> None:
         """Another task takes the CPU."""
-        self._built.off_cpu(at_ns, duration_ns, self._pid, OffCpuReason.PREEMPTED, other_pid=by)
+        self.recording.off_cpu(at_ns, duration_ns, self._pid, OffCpuReason.PREEMPTED, other_pid=by)
 
     def preempted_call(
         self,
@@ -136,3 +143,15 @@ class Loop:
     def _near(self, duration_ns: int) -> int:
         """A duration within five per cent."""
         return max(round(duration_ns * self._random.uniform(1 - _JITTER, 1 + _JITTER)), 1)
+
+
+def on_a_loop(fill: Callable[[Loop], None]) -> Callable[[], RecordingBuilder]:
+    """A scenario from what happens to one training loop in a recording of its own."""
+
+    @functools.wraps(fill)
+    def build() -> RecordingBuilder:
+        loop = Loop(RecordingBuilder())
+        fill(loop)
+        return loop.recording
+
+    return build

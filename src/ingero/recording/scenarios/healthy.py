@@ -7,14 +7,14 @@ from typing import Final
 
 from ingero.model.events import CudaOp, GraphOp, HostOp, IoOp, NcclOp, NetOp, OffCpuReason, Source
 from ingero.recording.scenarios.builder import RecordingBuilder
-from ingero.recording.scenarios.loop import FUNCTION, LAUNCH, MALLOC, Loop, LoopStep
-from ingero.testing.faults import PID
-from ingero.testing.rank_faults import (
+from ingero.recording.scenarios.faults import PID
+from ingero.recording.scenarios.loop import FUNCTION, LAUNCH, MALLOC, Loop, LoopStep, on_a_loop
+from ingero.recording.scenarios.ranks import (
     balanced_ranks,
     collective_hang,
     tcp_retransmits,
 )
-from ingero.testing.serving_faults import (
+from ingero.recording.scenarios.serving import (
     one_request_at_a_time,
     prompts_in_chunks,
     steady_server,
@@ -24,35 +24,30 @@ from ingero.units import NS_PER_MS, NS_PER_S, NS_PER_US
 _SHORT: Final = LoopStep(n_launches=4, copy_ns=0, sync_ns=4 * NS_PER_MS)
 
 
-def sleeping_loop() -> RecordingBuilder:
+@on_a_loop
+def sleeping_loop(loop: Loop) -> None:
     """An idle service: a call, then a sleep, for a long time."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     for _ in range(60):
         loop.step(_SHORT)
         loop.sleep(50 * NS_PER_MS)
-    return built
 
 
-def waiting_for_requests() -> RecordingBuilder:
+@on_a_loop
+def waiting_for_requests(loop: Loop) -> None:
     """A service that sleeps in ``epoll`` until a stranger's packet wakes it."""
-    built = RecordingBuilder().name(12, "ksoftirqd/0")
-    loop = Loop(built)
+    loop.recording.name(12, "ksoftirqd/0")
     for _ in range(60):
         loop.step(_SHORT)
         loop.sleep(90 * NS_PER_MS, other_pid=12)
-    return built
 
 
-def waiting_in_recv() -> RecordingBuilder:
+@on_a_loop
+def waiting_in_recv(loop: Loop) -> None:
     """A service that blocks in ``recv`` for its next small request."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     for _ in range(60):
         loop.step(_SHORT)
-        built.call((Source.NET, NetOp.RECV), loop.at_ns, 60 * NS_PER_MS, PID, arg1=700)
+        loop.recording.call((Source.NET, NetOp.RECV), loop.at_ns, 60 * NS_PER_MS, PID, arg1=700)
         loop.sleep(60 * NS_PER_MS)
-    return built
 
 
 def two_ranks_on_two_gpus() -> RecordingBuilder:
@@ -65,26 +60,22 @@ def two_ranks_on_two_gpus() -> RecordingBuilder:
     return built
 
 
-def gpu_backlog() -> RecordingBuilder:
+@on_a_loop
+def gpu_backlog(loop: Loop) -> None:
     """The host runs ahead: every fiftieth launch waits for a place in the GPU's queue, copies back wait for the GPU."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     for i in range(400):
         loop.call(LAUNCH, 4 * NS_PER_MS if i % 50 == 49 else 12 * NS_PER_US, arg0=FUNCTION)
         if i % 20 == 19:
             loop.call((Source.CUDA, 7), 5 * NS_PER_MS, arg0=4, arg1=2)
             loop.wait(8 * NS_PER_MS)
-    return built
 
 
-def pauses_without_reason() -> RecordingBuilder:
+@on_a_loop
+def pauses_without_reason(loop: Loop) -> None:
     """A loop that sleeps, in a recording whose probe did not read why."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     for _ in range(60):
         loop.step(_SHORT)
-        loop.at_ns = built.off_cpu(loop.at_ns, 50 * NS_PER_MS, PID, OffCpuReason.UNKNOWN)
-    return built
+        loop.at_ns = loop.recording.off_cpu(loop.at_ns, 50 * NS_PER_MS, PID, OffCpuReason.UNKNOWN)
 
 
 def warm_up_only() -> RecordingBuilder:
@@ -94,59 +85,52 @@ def warm_up_only() -> RecordingBuilder:
     return built
 
 
-def busy_agent() -> RecordingBuilder:
+@on_a_loop
+def busy_agent(loop: Loop) -> None:
     """The agent and the journal write all the time beside a healthy job."""
-    built = RecordingBuilder().name(900, "ingero").name(96, "jbd2/nvme0n1p1-8")
-    loop = Loop(built)
+    loop.recording.name(900, "ingero")
+    loop.recording.name(96, "jbd2/nvme0n1p1-8")
     while loop.at_ns < NS_PER_S:
         loop.step()
         for pid in (900, 96):
-            built.call((Source.IO, IoOp.WRITE), loop.at_ns, NS_PER_MS, pid, arg0=64)
-            built.call((Source.IO, IoOp.READ), loop.at_ns, NS_PER_MS, pid, arg0=64)
-            built.off_cpu(loop.at_ns, NS_PER_MS, pid, OffCpuReason.BLOCKED_IO)
-    return built
+            loop.recording.call((Source.IO, IoOp.WRITE), loop.at_ns, NS_PER_MS, pid, arg0=64)
+            loop.recording.call((Source.IO, IoOp.READ), loop.at_ns, NS_PER_MS, pid, arg0=64)
+            loop.recording.off_cpu(loop.at_ns, NS_PER_MS, pid, OffCpuReason.BLOCKED_IO)
 
 
-def read_ahead() -> RecordingBuilder:
+@on_a_loop
+def read_ahead(loop: Loop) -> None:
     """The job's reads go on beside its computation and block nothing."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     for _ in range(100):
-        built.call((Source.IO, IoOp.READ), loop.at_ns, 2 * NS_PER_MS, PID, arg0=512)
+        loop.recording.call((Source.IO, IoOp.READ), loop.at_ns, 2 * NS_PER_MS, PID, arg0=512)
         loop.step()
-    return built
 
 
-def warm_up_allocations() -> RecordingBuilder:
+@on_a_loop
+def warm_up_allocations(loop: Loop) -> None:
     """A caching allocator fills in the first steps and is quiet afterwards."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     for i in range(200):
         if i < 30:
             loop.call(MALLOC, 200 * NS_PER_US, arg0=64 << 20, arg1=0x7E00_0000_0000 + (i << 28))
         loop.step()
-    return built
 
 
-def brief_preemption() -> RecordingBuilder:
+@on_a_loop
+def brief_preemption(loop: Loop) -> None:
     """Kernel threads take the CPU for microseconds, as on any machine."""
-    built = RecordingBuilder().name(66, "kworker/3:1H")
-    loop = Loop(built)
+    loop.recording.name(66, "kworker/3:1H")
     for _ in range(200):
         loop.step()
         loop.preempt(loop.at_ns - 5 * NS_PER_MS, 30 * NS_PER_US, 66)
-    return built
 
 
-def replayed_graph() -> RecordingBuilder:
+@on_a_loop
+def replayed_graph(loop: Loop) -> None:
     """One capture, hundreds of launches."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     loop.call((Source.CUDA_GRAPH, GraphOp.INSTANTIATE), 2 * NS_PER_MS, arg0=0x6000)
     for _ in range(300):
         loop.call((Source.CUDA_GRAPH, GraphOp.LAUNCH), 30 * NS_PER_US, arg0=0x6000)
         loop.wait(8 * NS_PER_MS)
-    return built
 
 
 def retransmits_without_effect() -> RecordingBuilder:
@@ -191,10 +175,9 @@ def sent_and_received() -> RecordingBuilder:
     return built
 
 
-def undisturbed_capture() -> RecordingBuilder:
+@on_a_loop
+def undisturbed_capture(loop: Loop) -> None:
     """Graphs are captured on a quiet machine and replayed."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     for i in range(8):
         loop.call((Source.CUDA_GRAPH, GraphOp.BEGIN_CAPTURE), 20 * NS_PER_US, arg1=1)
         loop.step(LoopStep(copy_ns=0, sync_ns=0))
@@ -203,30 +186,27 @@ def undisturbed_capture() -> RecordingBuilder:
     for i in range(160):
         loop.call((Source.CUDA_GRAPH, GraphOp.LAUNCH), 30 * NS_PER_US, arg0=0x5000 + i % 8)
         loop.wait(8 * NS_PER_MS)
-    return built
 
 
-def neighbour_that_leaves_time() -> RecordingBuilder:
+@on_a_loop
+def neighbour_that_leaves_time(loop: Loop) -> None:
     """Tasks of another container run on the same CPU for microseconds at a time."""
-    built = RecordingBuilder()
-    loop = Loop(built)
-    built.call((Source.HOST, HostOp.EXEC), 0, 0, PID, cgroup_id=70)
+    loop.recording.call((Source.HOST, HostOp.EXEC), 0, 0, PID, cgroup_id=70)
     for i in range(200):
-        built.call((Source.HOST, HostOp.EXEC), loop.at_ns, 0, 9000 + i % 8, cgroup_id=90)
+        loop.recording.call((Source.HOST, HostOp.EXEC), loop.at_ns, 0, 9000 + i % 8, cgroup_id=90)
         loop.step()
         loop.preempt(loop.at_ns - 5 * NS_PER_MS, 100 * NS_PER_US, 9000 + i % 8)
-    return built
 
 
-def background_checkpoint() -> RecordingBuilder:
+@on_a_loop
+def background_checkpoint(loop: Loop) -> None:
     """Another thread of the job writes checkpoints and waits for the disk; the training thread does not."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     for _ in range(100):
-        built.call((Source.IO, IoOp.WRITE), loop.at_ns, 9 * NS_PER_MS, PID, tid=PID + 1, arg0=2048)
-        built.off_cpu(loop.at_ns, 9 * NS_PER_MS, PID + 1, OffCpuReason.BLOCKED_IO, pid=PID)
+        loop.recording.call(
+            (Source.IO, IoOp.WRITE), loop.at_ns, 9 * NS_PER_MS, PID, tid=PID + 1, arg0=2048
+        )
+        loop.recording.off_cpu(loop.at_ns, 9 * NS_PER_MS, PID + 1, OffCpuReason.BLOCKED_IO, pid=PID)
         loop.step()
-    return built
 
 
 HEALTHY: Final[dict[str, Callable[[], RecordingBuilder]]] = {

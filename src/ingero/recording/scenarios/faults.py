@@ -6,7 +6,9 @@ from what a rule looks for.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from ingero.model.events import (
@@ -21,25 +23,37 @@ from ingero.model.events import (
     Source,
 )
 from ingero.recording.scenarios.builder import RecordingBuilder
-from ingero.recording.scenarios.loop import FREE, FUNCTION, LAUNCH, MALLOC, SYNC, Loop, LoopStep
-from ingero.testing.rank_faults import RANK_FAULTS
-from ingero.testing.serving_faults import SERVING_FAULTS
+from ingero.recording.scenarios.loop import (
+    FREE,
+    FUNCTION,
+    LAUNCH,
+    MALLOC,
+    SYNC,
+    Loop,
+    LoopStep,
+    on_a_loop,
+)
+from ingero.recording.scenarios.ranks import RANK_FAULTS
+from ingero.recording.scenarios.serving import SERVING_FAULTS
 from ingero.units import NS_PER_MS, NS_PER_US
 
 PID: Final = 4821
 _SHORT: Final = LoopStep(n_launches=4, copy_ns=0, sync_ns=4 * NS_PER_MS)
 
 
-def _stalled(stall: Callable[[RecordingBuilder, Loop], None]) -> RecordingBuilder:
-    """A healthy loop, then forty steps with one stall each between launches and waiting."""
-    built = RecordingBuilder()
-    loop = Loop(built)
-    loop.steps(50)
-    for _ in range(40):
-        loop.step(LoopStep(sync_ns=0))
-        stall(built, loop)
-        loop.wait(4 * NS_PER_MS)
-    return built
+def _stalled(stall: Callable[[Loop], None]) -> Callable[[], RecordingBuilder]:
+    """A scenario of a healthy loop, then forty steps with one stall each between launches and waiting."""
+
+    @functools.wraps(stall)
+    @on_a_loop
+    def fill(loop: Loop) -> None:
+        loop.steps(50)
+        for _ in range(40):
+            loop.step(LoopStep(sync_ns=0))
+            stall(loop)
+            loop.wait(4 * NS_PER_MS)
+
+    return fill
 
 
 def input_starvation_by_worker() -> RecordingBuilder:
@@ -53,66 +67,55 @@ def input_starvation_by_worker() -> RecordingBuilder:
     return built
 
 
-def cpu_contention() -> RecordingBuilder:
+@on_a_loop
+def cpu_contention(loop: Loop) -> None:
     """Launches lose their CPU in a recording whose probe did not read the reason."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     loop.steps(50)
     for _ in range(40):
         loop.step(LoopStep(sync_ns=0))
         start_ns, _ = loop.call(LAUNCH, 5 * NS_PER_MS, arg0=FUNCTION)
-        built.off_cpu(start_ns + 10_000, 4 * NS_PER_MS, PID, OffCpuReason.UNKNOWN)
+        loop.recording.off_cpu(start_ns + 10_000, 4 * NS_PER_MS, PID, OffCpuReason.UNKNOWN)
         loop.wait(4 * NS_PER_MS)
-    return built
 
 
-def cgroup_throttling() -> RecordingBuilder:
+@_stalled
+def cgroup_throttling(loop: Loop) -> None:
     """The container's quota ends in every period."""
-
-    def stall(built: RecordingBuilder, loop: Loop) -> None:
-        loop.at_ns = built.off_cpu(loop.at_ns, 30 * NS_PER_MS, PID, OffCpuReason.THROTTLED)
-
-    return _stalled(stall)
+    loop.at_ns = loop.recording.off_cpu(loop.at_ns, 30 * NS_PER_MS, PID, OffCpuReason.THROTTLED)
 
 
-def blocking_io() -> RecordingBuilder:
+@_stalled
+def blocking_io(loop: Loop) -> None:
     """The training thread reads its next batch from the disk itself."""
-
-    def stall(built: RecordingBuilder, loop: Loop) -> None:
-        for _ in range(4):
-            start_ns = loop.at_ns
-            built.call((Source.IO, IoOp.READ), start_ns + 10_000, 3 * NS_PER_MS, PID, arg0=256)
-            loop.at_ns = built.off_cpu(
-                start_ns, 3 * NS_PER_MS + 20_000, PID, OffCpuReason.BLOCKED_IO
-            )
-
-    return _stalled(stall)
-
-
-def blocking_writes() -> RecordingBuilder:
-    """The training thread writes its checkpoint itself and waits for the disk."""
-
-    def stall(built: RecordingBuilder, loop: Loop) -> None:
+    for _ in range(4):
         start_ns = loop.at_ns
-        built.call((Source.IO, IoOp.WRITE), start_ns + 10_000, 9 * NS_PER_MS, PID, arg0=2048)
-        loop.at_ns = built.off_cpu(start_ns, 9 * NS_PER_MS + 20_000, PID, OffCpuReason.BLOCKED_IO)
+        loop.recording.call((Source.IO, IoOp.READ), start_ns + 10_000, 3 * NS_PER_MS, PID, arg0=256)
+        loop.at_ns = loop.recording.off_cpu(
+            start_ns, 3 * NS_PER_MS + 20_000, PID, OffCpuReason.BLOCKED_IO
+        )
 
-    return _stalled(stall)
+
+@_stalled
+def blocking_writes(loop: Loop) -> None:
+    """The training thread writes its checkpoint itself and waits for the disk."""
+    start_ns = loop.at_ns
+    loop.recording.call((Source.IO, IoOp.WRITE), start_ns + 10_000, 9 * NS_PER_MS, PID, arg0=2048)
+    loop.at_ns = loop.recording.off_cpu(
+        start_ns, 9 * NS_PER_MS + 20_000, PID, OffCpuReason.BLOCKED_IO
+    )
 
 
-def noisy_neighbour() -> RecordingBuilder:
+@on_a_loop
+def noisy_neighbour(loop: Loop) -> None:
     """A build in another container starts task after task on the training thread's CPU."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     loop.steps(50)
-    built.call((Source.HOST, HostOp.EXEC), 0, 0, PID, cgroup_id=70)
+    loop.recording.call((Source.HOST, HostOp.EXEC), 0, 0, PID, cgroup_id=70)
     for i in range(40):
         pid = 9000 + i % 8
-        built.name(pid, ("cc1", "ld", "make")[i % 3])
-        built.call((Source.HOST, HostOp.EXEC), loop.at_ns, 0, pid, cgroup_id=90)
+        loop.recording.name(pid, ("cc1", "ld", "make")[i % 3])
+        loop.recording.call((Source.HOST, HostOp.EXEC), loop.at_ns, 0, pid, cgroup_id=90)
         loop.step(LoopStep(sync_ns=0))
         loop.preempted_call(SYNC, 16 * NS_PER_MS, (6 * NS_PER_MS, 6 * NS_PER_MS), pid)
-    return built
 
 
 def managed_memory() -> RecordingBuilder:
@@ -128,10 +131,10 @@ def managed_memory() -> RecordingBuilder:
     return built
 
 
-def graph_contended() -> RecordingBuilder:
+@on_a_loop
+def graph_contended(loop: Loop) -> None:
     """Shapes are captured one after the other while a backup has the same CPU."""
-    built = RecordingBuilder().name(8821, "backup")
-    loop = Loop(built)
+    loop.recording.name(8821, "backup")
     loop.steps(50)
     for i in range(8):
         loop.call((Source.CUDA_GRAPH, GraphOp.BEGIN_CAPTURE), 20 * NS_PER_US, arg1=1)
@@ -144,37 +147,29 @@ def graph_contended() -> RecordingBuilder:
     for i in range(160):
         loop.call((Source.CUDA_GRAPH, GraphOp.LAUNCH), 30 * NS_PER_US, arg0=0x5000 + i % 8)
         loop.wait(8 * NS_PER_MS)
-    return built
 
 
-def page_fault_stall() -> RecordingBuilder:
+@_stalled
+def page_fault_stall(loop: Loop) -> None:
     """Major faults on the training thread."""
-
-    def stall(built: RecordingBuilder, loop: Loop) -> None:
-        loop.at_ns = built.call((Source.HOST, HostOp.PAGE_FAULT), loop.at_ns, 6 * NS_PER_MS, PID)
-
-    return _stalled(stall)
+    loop.at_ns = loop.recording.call(
+        (Source.HOST, HostOp.PAGE_FAULT), loop.at_ns, 6 * NS_PER_MS, PID
+    )
 
 
-def reclaim_stall() -> RecordingBuilder:
+@_stalled
+def reclaim_stall(loop: Loop) -> None:
     """Direct reclaim on the training thread."""
-
-    def stall(built: RecordingBuilder, loop: Loop) -> None:
-        loop.at_ns = built.call(
-            (Source.HOST, HostOp.DIRECT_RECLAIM), loop.at_ns, 6 * NS_PER_MS, PID
-        )
-
-    return _stalled(stall)
+    loop.at_ns = loop.recording.call(
+        (Source.HOST, HostOp.DIRECT_RECLAIM), loop.at_ns, 6 * NS_PER_MS, PID
+    )
 
 
-def network_wait() -> RecordingBuilder:
+@_stalled
+def network_wait(loop: Loop) -> None:
     """The training thread fetches its batch over a socket."""
-
-    def stall(built: RecordingBuilder, loop: Loop) -> None:
-        built.call((Source.NET, NetOp.RECV), loop.at_ns, 9 * NS_PER_MS, PID, arg1=1 << 20)
-        loop.at_ns = built.off_cpu(loop.at_ns, 9 * NS_PER_MS, PID, OffCpuReason.SLEEP)
-
-    return _stalled(stall)
+    loop.recording.call((Source.NET, NetOp.RECV), loop.at_ns, 9 * NS_PER_MS, PID, arg1=1 << 20)
+    loop.at_ns = loop.recording.off_cpu(loop.at_ns, 9 * NS_PER_MS, PID, OffCpuReason.SLEEP)
 
 
 def sync_bound() -> RecordingBuilder:
@@ -192,34 +187,29 @@ def launch_bound() -> RecordingBuilder:
     return built
 
 
-def memory_leak() -> RecordingBuilder:
+@on_a_loop
+def memory_leak(loop: Loop) -> None:
     """A tensor of every step is kept for ever; a scratch buffer is freed."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     for i in range(120):
         loop.call(MALLOC, 100 * NS_PER_US, arg0=8 << 20, arg1=0x7E00_0000_0000 + (i << 24))
         loop.step(_SHORT)
         if not i % 10:
             loop.call(MALLOC, 100 * NS_PER_US, arg0=8 << 20, arg1=0x7D00_0000_0000)
             loop.call(FREE, 50 * NS_PER_US, arg0=0x7D00_0000_0000)
-    return built
 
 
-def allocation_churn() -> RecordingBuilder:
+@on_a_loop
+def allocation_churn(loop: Loop) -> None:
     """Buffers are allocated and freed in every step."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     for _ in range(200):
         loop.call(MALLOC, 400 * NS_PER_US, arg0=8 << 20, arg1=0x7D00_0000_0000)
         loop.step(_SHORT)
         loop.call(FREE, 900 * NS_PER_US, arg0=0x7D00_0000_0000)
-    return built
 
 
-def device_memory() -> RecordingBuilder:
+@on_a_loop
+def device_memory(loop: Loop) -> None:
     """Every second block is freed, then a block is wanted that fits in no hole though it would in all together."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     base, size = 0x7E00_0000_0000, 64 << 20
     for i in range(40):
         loop.call(MALLOC, 100 * NS_PER_US, arg0=size, arg1=base + i * size)
@@ -227,30 +217,27 @@ def device_memory() -> RecordingBuilder:
         loop.call(FREE, 50 * NS_PER_US, arg0=base + i * size)
     loop.steps(20)
     loop.call(MALLOC, 200 * NS_PER_US, arg0=8 * size, ret_code=2)
-    return built
 
 
-def device_full() -> RecordingBuilder:
+@on_a_loop
+def device_full(loop: Loop) -> None:
     """A block is wanted when the device is simply full."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     for i in range(8):
         loop.call(MALLOC, 100 * NS_PER_US, arg0=1 << 30, arg1=0x7E00_0000_0000 + (i << 30))
     loop.steps(20)
     loop.call(MALLOC, 200 * NS_PER_US, arg0=1 << 30, ret_code=2)
-    return built
 
 
-def oom_kill() -> RecordingBuilder:
+@on_a_loop
+def oom_kill(loop: Loop) -> None:
     """The kernel kills the job's worker."""
-    built = RecordingBuilder().name(4900, "pt_data_worker")
-    loop = Loop(built)
+    loop.recording.name(4900, "pt_data_worker")
     loop.steps(50)
-    built.call((Source.HOST, HostOp.OOM_KILL), loop.at_ns, 0, 1, arg1=4900)
-    return built
+    loop.recording.call((Source.HOST, HostOp.OOM_KILL), loop.at_ns, 0, 1, arg1=4900)
 
 
-def _fact(source: Source, op: int, value: int) -> RecordingBuilder:
+def _fact(source: Source, op: int, value: int = 0) -> RecordingBuilder:
+    """A healthy loop, then one event that somebody else reported."""
     built = RecordingBuilder()
     loop = Loop(built)
     loop.steps(50)
@@ -258,57 +245,27 @@ def _fact(source: Source, op: int, value: int) -> RecordingBuilder:
     return built
 
 
-def pod_restart() -> RecordingBuilder:
-    """The orchestrator restarted a pod."""
-    return _fact(Source.HOST, HostOp.POD_RESTART, 0)
-
-
-def pod_eviction() -> RecordingBuilder:
-    """The orchestrator evicted a pod."""
-    return _fact(Source.HOST, HostOp.POD_EVICTION, 0)
-
-
-def pod_oom_kill() -> RecordingBuilder:
-    """A container went over its limit."""
-    return _fact(Source.HOST, HostOp.POD_OOM_KILL, 0)
-
-
-def gpu_xid() -> RecordingBuilder:
-    """The GPU fell off the bus."""
-    return _fact(Source.GPU, GpuOp.XID, 79)
-
-
-def gpu_ecc() -> RecordingBuilder:
-    """Two memory errors that ECC could not mend."""
-    return _fact(Source.GPU, GpuOp.ECC_UNCORRECTED, 2)
-
-
-def gpu_throttling() -> RecordingBuilder:
+@on_a_loop
+def gpu_throttling(loop: Loop) -> None:
     """Heat holds the clocks down for half of the run."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     loop.steps(60)
     start_ns = loop.at_ns
     loop.steps(60, LoopStep(sync_ns=20 * NS_PER_MS))
-    built.call((Source.GPU, GpuOp.THROTTLE_THERMAL), start_ns, loop.at_ns - start_ns, 0)
-    return built
+    loop.recording.call((Source.GPU, GpuOp.THROTTLE_THERMAL), start_ns, loop.at_ns - start_ns, 0)
 
 
-def graph_failed() -> RecordingBuilder:
+@on_a_loop
+def graph_failed(loop: Loop) -> None:
     """A capture ends with cudaErrorStreamCaptureInvalidated (901)."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     loop.steps(20)
     loop.call((Source.CUDA_GRAPH, GraphOp.BEGIN_CAPTURE), 20 * NS_PER_US, arg1=1)
     loop.call((Source.CUDA_GRAPH, GraphOp.END_CAPTURE), 40 * NS_PER_US, ret_code=901)
     loop.steps(20)
-    return built
 
 
-def graph_recaptured() -> RecordingBuilder:
+@on_a_loop
+def graph_recaptured(loop: Loop) -> None:
     """Every step captures and instantiates a new graph and launches it once."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     for i in range(40):
         loop.call((Source.CUDA_GRAPH, GraphOp.BEGIN_CAPTURE), 20 * NS_PER_US)
         loop.step(LoopStep(n_launches=10, copy_ns=0, sync_ns=0))
@@ -316,39 +273,32 @@ def graph_recaptured() -> RecordingBuilder:
         loop.call((Source.CUDA_GRAPH, GraphOp.INSTANTIATE), 2 * NS_PER_MS, arg0=0x5000 + i)
         loop.call((Source.CUDA_GRAPH, GraphOp.LAUNCH), 30 * NS_PER_US, arg0=0x5000 + i)
         loop.wait(4 * NS_PER_MS)
-    return built
 
 
-def graph_unused() -> RecordingBuilder:
+@on_a_loop
+def graph_unused(loop: Loop) -> None:
     """A graph is made at the start and forgotten; another is launched in every step."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     for handle in (0x5000, 0x6000):
         loop.call((Source.CUDA_GRAPH, GraphOp.INSTANTIATE), 2 * NS_PER_MS, arg0=handle)
     for _ in range(160):
         loop.call((Source.CUDA_GRAPH, GraphOp.LAUNCH), 30 * NS_PER_US, arg0=0x6000)
         loop.wait(200 * NS_PER_MS)
-    return built
 
 
-def step_time_changed() -> RecordingBuilder:
+@on_a_loop
+def step_time_changed(loop: Loop) -> None:
     """From the two-hundredth step on the host needs six milliseconds more for each."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     loop.steps(200, _SHORT)
     for _ in range(200):
         loop.rest(6 * NS_PER_MS)
         loop.step(_SHORT)
-    return built
 
 
-def call_in_flight() -> RecordingBuilder:
+@on_a_loop
+def call_in_flight(loop: Loop) -> None:
     """A synchronisation has not returned when recording ends."""
-    built = RecordingBuilder()
-    loop = Loop(built)
     loop.steps(60)
     loop.call(SYNC, 30_000 * NS_PER_MS, flags=EventFlag.IN_FLIGHT)
-    return built
 
 
 FAULTS: Final[dict[str, Callable[[], RecordingBuilder]]] = {
@@ -369,11 +319,11 @@ FAULTS: Final[dict[str, Callable[[], RecordingBuilder]]] = {
     "memory_leak": memory_leak,
     "allocation_churn": allocation_churn,
     "oom_kill": oom_kill,
-    "pod_restart": pod_restart,
-    "pod_eviction": pod_eviction,
-    "pod_oom_kill": pod_oom_kill,
-    "gpu_xid": gpu_xid,
-    "gpu_ecc": gpu_ecc,
+    "pod_restart": partial(_fact, Source.HOST, HostOp.POD_RESTART),
+    "pod_eviction": partial(_fact, Source.HOST, HostOp.POD_EVICTION),
+    "pod_oom_kill": partial(_fact, Source.HOST, HostOp.POD_OOM_KILL),
+    "gpu_xid": partial(_fact, Source.GPU, GpuOp.XID, value=79),  # the GPU fell off the bus
+    "gpu_ecc": partial(_fact, Source.GPU, GpuOp.ECC_UNCORRECTED, value=2),
     "gpu_throttling": gpu_throttling,
     "graph_failed": graph_failed,
     "graph_recaptured": graph_recaptured,
