@@ -1,7 +1,7 @@
 """``python -m benchmarks.detect``: every detection method on every data set.
 
-Settings are read from ``settings.json``, which is written before a run. Prints the table and writes ``results.json`` beside
-this file, and the table and a page of plots to ``docs/evidence/detection/``.
+Settings are read from ``settings.json``, which is written before a run. Prints the table and writes ``results.json``
+beside this file, and the table and a page of plots to ``docs/evidence/detection/``.
 """
 
 import argparse

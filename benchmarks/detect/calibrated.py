@@ -1,7 +1,8 @@
-"""What raising the notice tier's δ to the peers' own lasting spread buys, and what it costs.
+"""What raising the notice tier's δ to the peers' own persistent spread buys, and what it costs.
 
-Simulated groups of 16 peers that differ for good by a standard deviation, with 2 % of noise on each operation. In a quarter of
-the groups one worker becomes slower after 500 of 2 000 operations. Counted is who is reported at the end.
+Simulated groups of 16 peers that differ persistently by a standard deviation, with 2 % of noise on each operation.
+In a quarter of the groups one worker becomes slower after 500 of 2 000 operations. Counted is who is reported at the
+end.
 """
 
 import numpy as np

@@ -1,7 +1,8 @@
-"""What AR's slow worker cost: what the Judge charges, against the slowdowns that the recording's authors published beside it.
+"""What AR's slow worker cost: the Judge's charges against the slowdowns that the recording's authors published.
 
-Two of their files, unchanged: ``mw-AR.json`` (the job simulated without the slow worker's excess) and ``result-AR.json`` (the
-job simulated without anybody's, whole and step by step, and with only one replica's or stage's).
+Two of their files, unchanged: ``mw-AR.json`` (the job simulated without the slow worker's excess) and
+``result-AR.json`` (the job simulated without anybody's, whole and step by step, and with only one replica's or
+stage's).
 """
 
 import json

@@ -1,7 +1,7 @@
 """The data sets: AR as recorded, and jobs made from a healthy AR by slowing something down and replaying the graph.
 
-A data set is a function from a `Source` to its cases and one line in ``DATASETS``. Each case says what is true of it; no
-method sees that.
+A data set is a function from a `Source` to its cases and one line in ``DATASETS``. Each case says what is true of
+it; no method sees that.
 """
 
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.detect.false_alarms``: how the e-detector keeps its budget when its assumptions hold and when not.
+"""``python -m benchmarks.detect.false_alarms``: does the e-detector keep its budget, assumptions met or not?
 
 Workers without a fault, 100 groups of 6, 2 000 operations, a budget of 1e-4. Printed: first alarms per healthy
 worker-operation, as a multiple of the budget; up to 1 is kept.

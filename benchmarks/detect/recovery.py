@@ -1,7 +1,8 @@
 """How soon an episode is over once the worker is as fast as its peers again: a Judge fed a quarter of a step at a time.
 
-A worker is slower for four steps and then works as before. Counted is the trace time from the start of the first ordinary step
-to the first look at the verdicts that does not name the worker any more: as a culprit, and at all.
+A worker is slower for four steps and then works as before. Counted is the trace time from the start of the first
+ordinary step to the first time the verdicts are read that does not name the worker any more: as a culprit, and at
+all.
 """
 
 from dataclasses import replace

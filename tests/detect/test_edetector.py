@@ -29,7 +29,7 @@ def lognormal(seed, shape, sigma=0.03):
 
 
 def slow_dependence(history, limits, reach):
-    """τ of each tier for one group from all residuals so far, oldest first: as `ingero.detect.ranks.autocorrelation` reads."""
+    """τ of each tier for one group, from all residuals so far, oldest first."""
     m = len(history)
 
     def in_blocks(values, n_kept, width):

@@ -159,7 +159,7 @@ def test_steps_that_are_heavy_for_a_whole_replica_are_an_imbalance_and_no_alarm(
 
 @pytest.mark.parametrize(("sigma", "seed"), [(0.15, 3), (0.15, 7), (0.2, 0), (0.3, 1)])
 def test_without_a_pipeline_too_uneven_steps_end_as_an_imbalance(sigma, seed):
-    """No other worker of the replica to compare with: what was named in the first heavy steps is taken back, past alarms included."""
+    """One worker per replica: what was named in the first heavy steps is taken back, past alarms included."""
     shape = JobShape(n_dp=4, n_stages=1, n_microbatches=18, n_steps=24)
     trace = simulate(shape, seed=seed, change=uneven_steps(sigma))
     found = kinds(judge(trace, with_history=True))
@@ -358,7 +358,7 @@ def test_pushes_in_trace_time_give_the_verdicts_of_the_whole_recording(interval_
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.booleans())
 def test_interleaving_lateness_and_repeats_within_patience_change_nothing(seed, n_cuts, repeats):
-    """Every run cut anywhere; pieces of a rank late by up to the reorder time, ranks late against each other at will."""
+    """Every run cut anywhere; pieces late by up to the reorder time, ranks late against each other at will."""
     rng = np.random.default_rng(seed)
     arrivals = []
     for runs in TRACE.runs:

@@ -5,7 +5,7 @@ that share nothing else. A worker's slowdown is therefore compared with those of
 that it exchanges activations with, directly or through others) on other nodes: what most of them show over the same
 operations is not the worker's own.
 
-Segments of different groups are aligned without clocks: the k-th exchange on a link is the same one for both of its ends.
+Segments of different groups are aligned without clocks: the k-th exchange on a link is the same for both of its ends.
 
 Memory: the newest segments of each worker; an older onset is compared from the oldest of them.
 """

@@ -39,8 +39,6 @@ THRESHOLD_FLOOR: Final = 0.10
 THRESHOLD_CEILING: Final = 0.99
 STRICTNESS: Final = 1e-9
 """A score within this of the threshold is not under it; agents use the same."""
-RECOVERY_MARGIN: Final = 0.02
-"""Hysteresis: a straggler recovers at threshold + this."""
 PANIC_FRACTION: Final = 0.5
 QUIET_TO_LEAVE_PANIC: Final = 3
 NEVER: Final = np.iinfo(np.int64).min
@@ -275,8 +273,8 @@ def step_threshold(
 ) -> ThresholdState:
     """Recompute one cluster's thresholds from the scores of its active nodes.
 
-    Panic is judged against the thresholds that were settled before these scores could move them (against the new ones when
-    there were none). While it holds, thresholds do not move and no node is a straggler; three quiet recomputes end it.
+    Panic is judged against the thresholds that were settled before these scores could move them (against the new ones
+    when there were none). While it holds, thresholds do not move and no node is a straggler; three quiet recomputes end it.
 
     Args:
         state: What the previous step returned, or ``ThresholdState()``.

@@ -274,7 +274,7 @@ def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> _Finding | None:
 
 
 def _shared_slowdown(facts: Facts, worker: int, episode: AlarmEpisode) -> tuple[float, int]:
-    """The factor by which most others of a worker's replica on other nodes slowed down during the episode, and how many."""
+    """The factor by which most others of its replica, on other nodes, slowed down in the episode; and how many."""
     here = facts.workers[worker]
     replica, todo = {worker}, [worker]
     while todo:

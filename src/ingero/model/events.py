@@ -145,7 +145,10 @@ class NetOp(IntEnum):
 
 
 class GraphOp(IntEnum):
-    """CUDA graph calls: arg0 executable (instantiate, launch) or graph (end capture); arg1 stream (instantiate: graph)."""
+    """CUDA graph calls.
+
+    arg0 executable (instantiate, launch) or graph (end capture), arg1 stream (graph, for instantiate).
+    """
 
     BEGIN_CAPTURE = 1
     END_CAPTURE = 2

@@ -1,10 +1,11 @@
 """How many operations in a row share one cause: what a peer group's residuals say about counting them as evidence.
 
-A heavy batch is heavy forward and backward, a heavy step for hundreds of operations. Each such stretch is one piece of
-evidence, not many; its length is the effective block length. It is read from the residuals themselves, scale by scale:
-over blocks of 2^k operations, the variance of the difference of consecutive blocks' means (Allan variance) falls as 2^−k where operations are independent
-and stays where they are not. Half the squared difference's *lower median* stands for its mean, so that one persistent change,
-such as the onset of a fault, is no dependence; nor is a constant offset.
+A heavy batch is heavy forward and backward, a heavy step for hundreds of operations. Each such stretch is one piece
+of evidence, not many; its length is the effective block length. It is read from the residuals themselves, scale by
+scale: over blocks of 2^k operations, the variance of the difference of consecutive blocks' means (Allan variance)
+falls as 2^−k where operations are independent and stays where they are not. Half the squared difference's *lower
+median* stands for its mean, so that one persistent change, such as the onset of a fault, is no dependence; nor is a
+constant offset.
 
 Blocks are counted in operations from the group's first, so how reports were cut changes nothing.
 """
