@@ -33,7 +33,6 @@ METHODS = {
     "echo/db/writer.py:Writer": 25,
     "fleet/helpers/sending.py:Sender": 21,
     "fleet/receivers/otlp/http_server.py:_Connection": 25,
-    "fleet/service.py:FleetService": 21,
     "recording/store/reader.py:_Loader": 23,
     "recording/store/writer.py:RecordingWriter": 36,
 }

@@ -267,13 +267,7 @@ class _Checker:
         settings: Mapping[tuple[ComponentKind, ComponentId], StrictModel],
     ) -> None:
         """What components that run say about each other; the rest may be half done."""
-        running = {(ComponentKind.EXTENSION, one) for one in extensions}
-        running |= {
-            (of, one)
-            for pipeline in pipelines
-            for of in ComponentKind
-            for one in pipeline.members(of)
-        }
+        running = _list_running(pipelines, extensions)
         used = {key: model for key, model in settings.items() if key in running}
         defined = {one for kind, one in self._settings if kind is ComponentKind.EXTENSION}
         found = [
@@ -378,13 +372,7 @@ class _Checker:
     def _warn_unused(
         self, pipelines: Sequence[Pipeline], extensions: Sequence[ComponentId]
     ) -> None:
-        used = {(ComponentKind.EXTENSION, one) for one in extensions}
-        used |= {
-            (of, one)
-            for pipeline in pipelines
-            for of in ComponentKind
-            for one in pipeline.members(of)
-        }
+        used = _list_running(pipelines, extensions)
         for kind, component in self._settings:
             if (kind, component) not in used:
                 at = (kind.value, str(component))
@@ -397,3 +385,10 @@ class _Checker:
     def _say(self, at: Path, message: str, hint: str = "") -> None:
         line = find_line(at, self._document.lines)
         self.problems.append(ConfigProblem(dotted(at), message, line, hint))
+
+
+def _list_running(
+    pipelines: Sequence[Pipeline], extensions: Sequence[ComponentId]
+) -> set[tuple[ComponentKind, ComponentId]]:
+    found = {(of, one) for line in pipelines for of in ComponentKind for one in line.members(of)}
+    return found | {(ComponentKind.EXTENSION, one) for one in extensions}

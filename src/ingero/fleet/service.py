@@ -31,6 +31,7 @@ from ingero.fleet.component import (
 from ingero.fleet.config import FleetConfig
 from ingero.fleet.factory import Factory
 from ingero.fleet.graph import PIPELINE_SECONDS, Graph, GraphNode, build_graph
+from ingero.fleet.processors.memory_limiter import read_resident_bytes
 from ingero.serving.asgi import AsgiServer
 from ingero.serving.ready import report_ready
 from ingero.serving.scrape import scrape_app
@@ -126,7 +127,9 @@ class Generation:
     def __init__(self, service: FleetService, config: FleetConfig) -> None:
         self.config = config
         self._service = service
-        self.graph: Graph = build_graph(config, service.factories, service.registry, service.clock)
+        self.graph: Graph = build_graph(
+            config, service.factories, service.telemetry.registry, service.clock
+        )
         self._offers: list[tuple[type, ComponentId | None, Any]] = [(ServiceView, None, service)]
         self._timers: dict[int | None, list[asyncio.TimerHandle]] = {}
         self._started: list[GraphNode] = []
@@ -141,7 +144,7 @@ class Generation:
     @property
     def meter(self) -> MeterRegistry:
         """The service's own telemetry."""
-        return self._service.registry
+        return self._service.telemetry.registry
 
     @property
     def draining(self) -> bool:
@@ -238,11 +241,53 @@ def _name_component(node: GraphNode, error: IngeroError) -> IngeroError:
     return error
 
 
+class OwnTelemetry:
+    """The service's own instruments, those of its process, and the endpoints at which they are scraped.
+
+    Attributes:
+        registry: Every instrument.
+        started_mono_ns: When the service began to run; 0 before that.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.registry = MeterRegistry()
+        self.started_mono_ns = 0
+        self._clock = clock
+        self._servers: list[AsgiServer] = []
+        self.registry.gauge(UPTIME).watch(self._read_uptime_s)
+        self.registry.gauge(MEMORY).watch(read_resident_bytes)
+        self.registry.gauge(CPU).watch(lambda: sum(os.times()[:2]))
+
+    async def open(
+        self, endpoints: Sequence[Endpoint], note_address: Callable[[str, Endpoint], None]
+    ) -> None:
+        """Listen, and note each address that was bound. Raises IngeroError where that fails."""
+        for endpoint in endpoints:
+            server = AsgiServer(scrape_app(self.registry), endpoint)
+            try:
+                await server.start()
+            except IngeroError as error:
+                error.message = f"service.telemetry.metrics: {error.message}"
+                error.args = (error.message,)
+                raise
+            self._servers.append(server)
+            note_address("service.telemetry.metrics", server.bound)
+
+    async def close(self) -> None:
+        """Close every endpoint."""
+        while self._servers:
+            await self._servers.pop().stop()
+
+    def _read_uptime_s(self) -> float:
+        if not self.started_mono_ns:
+            return 0.0
+        return (self._clock.mono_ns() - self.started_mono_ns) / NS_PER_S
+
+
 @dataclass(slots=True)
 class _Life:
     status: ServiceStatus = ServiceStatus.STARTING
     started_wall_ns: int = 0
-    started_mono_ns: int = 0
 
 
 class FleetService:
@@ -263,13 +308,12 @@ class FleetService:
     ) -> None:
         self.factories = tuple(factories)
         self.clock: Clock = clock or SystemClock()
-        self.registry = MeterRegistry()
+        self.telemetry = OwnTelemetry(self.clock)
         self.states = SharedStates()
         self._load = load
         self._life = _Life()
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._generation: Generation | None = None
-        self._scrape: list[AsgiServer] = []
         self._exit_code = 0
 
     @property
@@ -286,11 +330,6 @@ class FleetService:
     def config_source(self) -> str:
         """Name of the configuration file."""
         return self._generation.config.source if self._generation else ""
-
-    @property
-    def own_endpoints(self) -> tuple[Endpoint, ...]:
-        """Where its own metrics are."""
-        return tuple(server.bound for server in self._scrape)
 
     def components(self) -> Sequence[tuple[ComponentKind, ComponentId]]:
         """Every component that runs, in start order."""
@@ -312,7 +351,7 @@ class FleetService:
         """Every pipeline that runs."""
         if self._generation is None:
             return ()
-        series = self.registry.histogram(PIPELINE_SECONDS).series
+        series = self.telemetry.registry.histogram(PIPELINE_SECONDS).series
         return [head.view(series[head.name,].read()[0]) for head in self._generation.graph.heads]
 
     async def run(self) -> int:
@@ -347,20 +386,22 @@ class FleetService:
         generation = Generation(self, config)
         self._generation = generation
         try:
-            await self._open_scrape(config, generation)
+            endpoints = config.service.telemetry.metrics.endpoints
+            await self.telemetry.open(endpoints, generation.note_address)
             await generation.start()
         except IngeroError:
-            await self._close_scrape()
+            await self.telemetry.close()
             raise
         if self._life.status is ServiceStatus.STARTING:
-            self._life = _Life(ServiceStatus.RUNNING, self.clock.wall_ns(), self.clock.mono_ns())
+            self._life = _Life(ServiceStatus.RUNNING, self.clock.wall_ns())
+            self.telemetry.started_mono_ns = self.clock.mono_ns()
         _log.info("running %d pipelines from %s", len(generation.graph.heads), config.source)
         report_ready("ingero-fleet", generation.addresses)
 
     async def _reload(self) -> None:
         old = self._generation
         assert old is not None
-        reloads = self.registry.counter(RELOADS)
+        reloads = self.telemetry.registry.counter(RELOADS)
         try:
             config = self._load()
         except ConfigError as error:
@@ -382,7 +423,7 @@ class FleetService:
 
     async def _stop_generation(self, generation: Generation, timeout_ns: int) -> None:
         await generation.stop(timeout_ns)
-        await self._close_scrape()
+        await self.telemetry.close()
 
     async def _drain(self) -> None:
         assert self._generation is not None
@@ -396,30 +437,6 @@ class FleetService:
         set_up_logging(logs.level, logs.encoding)
         for warning in config.warnings:
             _log.warning("%s", warning)
-        self.registry.gauge(UPTIME).watch(self._read_uptime)
-        self.registry.gauge(MEMORY).watch(_read_memory)
-        self.registry.gauge(CPU).watch(lambda: sum(os.times()[:2]))
-
-    def _read_uptime(self) -> float:
-        if not self._life.started_mono_ns:
-            return 0.0
-        return (self.clock.mono_ns() - self._life.started_mono_ns) / NS_PER_S
-
-    async def _open_scrape(self, config: FleetConfig, generation: Generation) -> None:
-        for endpoint in config.service.telemetry.metrics.endpoints:
-            server = AsgiServer(scrape_app(self.registry), endpoint)
-            try:
-                await server.start()
-            except IngeroError as error:
-                error.message = f"service.telemetry.metrics: {error.message}"
-                error.args = (error.message,)
-                raise
-            self._scrape.append(server)
-            generation.note_address("service.telemetry.metrics", server.bound)
-
-    async def _close_scrape(self) -> None:
-        while self._scrape:
-            await self._scrape.pop().stop()
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -434,8 +451,3 @@ class FleetService:
         _log.info("%s: draining; send it again to end at once", caught.name)
         self._exit_code = 130 if caught is signal.SIGINT else 0
         self.stop()
-
-
-def _read_memory() -> float:
-    with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123 -- read at each scrape
-        return float(int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))

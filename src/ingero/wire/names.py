@@ -53,14 +53,6 @@ MAX_ID_LENGTH: Final = 256
 """Longest id or name that Fleet takes from a sender, in characters."""
 
 
-class NodeState(StrEnum):
-    """Value of `Attribute.NODE_STATE`. The agent's internal ``stale`` pushes nothing, so it is not on the wire."""
-
-    ACTIVE = "active"
-    CALIBRATING = "calibrating"
-    IDLE = "idle"
-
-
 class DetectionMode(StrEnum):
     """Value of `Attribute.DETECTION_MODE`: where an agent's threshold comes from. Agent."""
 
@@ -96,7 +88,6 @@ class Scope(StrEnum):
     """Instrumentation scope names."""
 
     HEALTH = "ingero.health"  # agent: health loop
-    TRACE = "ingero"  # agent: trace pusher
     COLLECTIVES = "ingero.collectives"  # ours: columnar collective batches
 
 
@@ -134,10 +125,6 @@ class Attribute(StrEnum):
     NCCL_OP_TYPE = "nccl.op_type"  # "ncclAllReduce" on the wire, "allreduce" in the documents
     NCCL_COMM_ID_HASH = "nccl.comm_id_hash"
     NCCL_RANK = "nccl.rank"
-    NCCL_NRANKS = "nccl.nranks"
-    NCCL_DATATYPE = "nccl.datatype"
-    NCCL_REDUCE_OP = "nccl.reduce_op"
-    NCCL_PEER_RANK = "nccl.peer_rank"
     # Columnar collective batches; ours, docs/specs/collective-batch.md.
     COLLECTIVE_COMM = "ingero.collective.comm"
     COLLECTIVE_COMM_RANK = "ingero.collective.comm_rank"
@@ -171,13 +158,8 @@ class MetricName(StrEnum):
     NODE_INFO = "ingero.node.info"
     NODE_WORLD_SIZE = "ingero.node.world_size"
     STRAGGLER_EVENT = "ingero.node.straggler_event"
-    CUDA_KERNEL_LAUNCH_TOTAL = "ingero.node.cuda_kernel_launch_total"
-    CPU_STALL_NANOS_TOTAL = "ingero.node.cpu_stall_nanos_total"
-    CUDA_MEMCPY_BYTES_TOTAL = "ingero.node.cuda_memcpy_bytes_total"
     # Per-event collectives of older agents.
     COLLECTIVE_DURATION_MS = "nccl.collective.duration_ms"
-    COLLECTIVE_BYTES = "nccl.collective.bytes"  # in truth the element count
-    COLLECTIVE_BARRIER_WAIT_MS = "nccl.collective.barrier_wait_ms"
     COLLECTIVE_PEER_LAG_MS = "nccl.collective.peer_lag_ms"  # computed by Fleet
 
 

@@ -38,7 +38,6 @@ _K8S_NODE_NAME: Final = str(Attribute.K8S_NODE_NAME)
 _HOST_NAME: Final = "host.name"
 _EVENT_ID: Final = str(Attribute.EVENT_ID)
 _GPU_MODEL: Final = str(Attribute.GPU_MODEL)
-_GPU_COUNT: Final = str(Attribute.GPU_COUNT)
 _NODE_STATE: Final = str(Attribute.NODE_STATE)
 _WORKLOAD_TYPE: Final = str(Attribute.WORKLOAD_TYPE)
 _COHORT: Final = str(Attribute.CGROUP_PATH_HASH)
@@ -77,8 +76,7 @@ class PushFacts:
         state: ``ingero.node.state`` of the score point.
         workload_type: ``ingero.workload_type`` of the score point.
         cohort: ``ingero.cgroup_path_hash`` of the score point.
-        time_unix_nano: Of the score point or event, as sent; 0 when absent. Not to be trusted.
-        info_point: Of ``ingero.node.info``; read when somebody asks for `gpu_model` or `gpu_count`.
+        info_point: Of ``ingero.node.info``; read when `gpu_model` is asked for.
         straggler_event: 1 while straggling, 0 once on recovery, None without an event.
         event_id: ``ingero.event.id``: a new one each tick, so not an episode's identity.
         event_attributes: The event's other attributes by name, such as ``threshold`` and ``dominant_signal``.
@@ -89,35 +87,19 @@ class PushFacts:
     state: str = ""
     workload_type: str = ""
     cohort: str = ""
-    time_unix_nano: int = 0
     info_point: structs.Proto | None = field(default=None, compare=False, repr=False)
     straggler_event: int | None = None
     event_id: str = ""
     event_attributes: dict[str, structs.Value] | None = None
 
     @property
-    def node_id(self) -> str:
-        """``ingero.node.id`` of the resource."""
-        return self.resource.node_id
-
-    @property
-    def cluster_id(self) -> str:
-        """``ingero.cluster.id`` of the resource."""
-        return self.resource.cluster_id
-
-    @property
     def gpu_model(self) -> str:
         """Of ``ingero.node.info``; empty without it."""
-        return "" if self.info_point is None else _text(self._info().get(_GPU_MODEL))
-
-    @property
-    def gpu_count(self) -> int | None:
-        """Of ``ingero.node.info``; None without it."""
-        count = None if self.info_point is None else self._info().get(_GPU_COUNT)
-        return None if count is None else _integer(count, 0)
-
-    def _info(self) -> dict[str, structs.Value]:
-        return _attributes_of(self.info_point)
+        return (
+            ""
+            if self.info_point is None
+            else _text(_attributes_of(self.info_point).get(_GPU_MODEL))
+        )
 
 
 class ResourceCache:
@@ -258,7 +240,6 @@ def _tree_number(point: structs.NumberDataPoint) -> float | None:
 
 def _apply_score(facts: PushFacts, value: float, point: structs.Proto) -> None:
     facts.health_score = float(value)
-    facts.time_unix_nano = point.time_unix_nano
     for item in point.attributes:
         key = item.key
         if key == _NODE_STATE:
@@ -272,7 +253,6 @@ def _apply_score(facts: PushFacts, value: float, point: structs.Proto) -> None:
 def _apply_event(facts: PushFacts, value: float, point: structs.Proto) -> None:
     attributes = _attributes_of(point)
     facts.straggler_event = 1 if value else 0
-    facts.time_unix_nano = facts.time_unix_nano or point.time_unix_nano
     facts.event_id = _text(attributes.pop(_EVENT_ID, ""))
     facts.event_attributes = attributes
 

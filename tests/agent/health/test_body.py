@@ -19,6 +19,7 @@ from ingero.agent.health.signals.facts import (
 from ingero.agent.health.signals.machine import State
 from ingero.agent.health.signals.reading import Signals
 from ingero.errors import ConfigError
+from ingero.otlp.codec import iter_points
 from ingero.otlp.codec.export import decode_export, encode_protobuf
 from ingero.otlp.names import Signal
 from ingero.wire.names import DetectionMode, DominantSignal
@@ -113,10 +114,15 @@ def test_both_encodings_tell_fleet_the_same():
         pushes += read_push(decode_export(body, Signal.METRICS, kind), ResourceCache())
     assert pushes[0] == pushes[1]
     assert pushes[0].health_score == 0.41999999999999993
-    assert (pushes[0].node_id, pushes[0].cluster_id, pushes[0].cohort) == ("n1", "prod a", COHORT)
+    assert (pushes[0].resource.node_id, pushes[0].resource.cluster_id, pushes[0].cohort) == (
+        "n1",
+        "prod a",
+        COHORT,
+    )
     assert pushes[0].resource.rank == 3
-    assert {(push.gpu_model, push.gpu_count) for push in pushes} == {("NVIDIA H100 80GB HBM3", 8)}
-    assert pushes[0].gpu_count == 8
+    assert {push.gpu_model for push in pushes} == {"NVIDIA H100 80GB HBM3"}
+    (info,) = [point for point in iter_points(export) if point.name == "ingero.node.info"]
+    assert info.attributes["ingero.gpu_count"] == 8
 
 
 def test_what_is_not_known_has_no_metric():

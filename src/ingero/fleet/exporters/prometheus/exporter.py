@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING, Final
 from ingero.fleet.component import ComponentId, Host, Stability
 from ingero.fleet.consumer import Batch
 from ingero.fleet.exporters.prometheus.config import PrometheusConfig
-from ingero.fleet.exporters.prometheus.intake import (
-    DELTA,
-    IntakeSettings,
-    LabelLimits,
-    SeriesIntake,
-)
+from ingero.fleet.exporters.prometheus.intake import DELTA, SeriesIntake
 from ingero.fleet.exporters.prometheus.series import (
     ExpositionSettings,
     SeriesStore,
@@ -89,7 +84,7 @@ class PrometheusExporter:
         self._id = component
         self._config = config
         self._store = SeriesStore(config.max_series)
-        self._intake = SeriesIntake(self._store, _intake_settings(config))
+        self._intake = SeriesIntake(self._store, config)
         self._pending: dict[object, _Waiting] = {}
         self._lock = threading.Lock()
         self._sequence = 0
@@ -274,23 +269,6 @@ def says_all(newer: Export, older: Export) -> bool:
 
 def _header(scope: HTTPScope, name: bytes) -> str:
     return b",".join(value for key, value in scope["headers"] if key == name).decode("latin-1")
-
-
-def _intake_settings(config: PrometheusConfig) -> IntakeSettings:
-    chosen = config.resource_constant_labels
-    is_all = config.resource_to_telemetry_conversion.enabled
-    return IntakeSettings(
-        namespace=config.namespace,
-        with_suffixes=config.add_metric_suffixes,
-        const_labels=config.const_labels,
-        included=("*",) if is_all else chosen.included,
-        excluded=chosen.excluded,
-        dropped=frozenset(config.drop_attributes),
-        limits=LabelLimits(
-            config.label_limit, config.label_name_length_limit, config.label_value_length_limit
-        ),
-        exclusive=frozenset(config.exclusive_attributes),
-    )
 
 
 _COUNTED: Final = {

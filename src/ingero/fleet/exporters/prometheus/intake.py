@@ -8,11 +8,11 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
+from ingero.fleet.exporters.prometheus.config import PrometheusConfig
 from ingero.fleet.exporters.prometheus.naming import (
     build_labels,
     build_metric_name,
@@ -48,53 +48,6 @@ _JOB_KEYS: Final = ("service.name", "service.namespace", "service.instance.id")
 _TARGET_INFO: Final = FamilyFacts("target_info", FamilyKind.GAUGE, "Attributes of who reports.")
 
 
-@dataclass(frozen=True, slots=True)
-class LabelLimits:
-    """What a series may have at most; one with more is refused, for a cut name would be another series.
-
-    Attributes:
-        n_labels: Labels of a point, and of its sender.
-        name_chars: Length of a label's or metric's name.
-        value_chars: Length of a label's value.
-    """
-
-    n_labels: int = 64
-    name_chars: int = 256
-    value_chars: int = 1024
-
-    def allow(self, labels: Mapping[str, str]) -> bool:
-        """Whether a label set is within the limits."""
-        return len(labels) <= self.n_labels and all(
-            len(name) <= self.name_chars and len(value) <= self.value_chars
-            for name, value in labels.items()
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class IntakeSettings:
-    """What becomes of names and attributes.
-
-    Attributes:
-        namespace: Put before each name.
-        with_suffixes: Append unit and type to names.
-        const_labels: Labels of every series.
-        included: Patterns of resource attributes that become labels.
-        excluded: Patterns of resource attributes that do not, whatever ``included`` says.
-        dropped: Point attributes that never become labels.
-        limits: Of labels and names.
-        exclusive: Point attributes of which a sender has one value at a time.
-    """
-
-    namespace: str = ""
-    with_suffixes: bool = True
-    const_labels: Mapping[str, str] | None = None
-    included: tuple[str, ...] = ()
-    excluded: tuple[str, ...] = ()
-    dropped: frozenset[str] = frozenset()
-    limits: LabelLimits = LabelLimits()
-    exclusive: frozenset[str] = frozenset()
-
-
 class _Sender(NamedTuple):
     """A resource: what it is found by, where its labels are, and its attributes when they are needed."""
 
@@ -108,14 +61,16 @@ class SeriesIntake:
 
     Attributes:
         n_unsupported: Points that a text exposition cannot show: exponential histograms, and points without a value.
-        n_oversized: Points whose labels or name are over `LabelLimits`.
+        n_oversized: Points whose labels or name are over the limits of the configuration.
     """
 
-    def __init__(self, store: SeriesStore, settings: IntakeSettings) -> None:
+    def __init__(self, store: SeriesStore, config: PrometheusConfig) -> None:
         self.n_unsupported = 0
         self.n_oversized = 0
         self._store = store
-        self._settings = settings
+        self._config = config
+        self._dropped = frozenset(config.drop_attributes)
+        self._exclusive = frozenset(config.exclusive_attributes)
         self._facts: dict[tuple[str, str, PointKind, bool], FamilyFacts | None] = {}
         self._services: set[str] = set()
 
@@ -180,7 +135,7 @@ class SeriesIntake:
     def _find_row(
         self, family: Family, sender: _Sender, raw: Proto, reader: PointReader
     ) -> int | None:
-        alias = reader.alias(raw.attributes, self._settings.dropped)
+        alias = reader.alias(raw.attributes, self._dropped)
         index = self._store.find_attributes(alias)
         if index is not None:
             row = family.rows.get(series_key(sender.at, index))
@@ -188,7 +143,7 @@ class SeriesIntake:
                 return row
         else:
             attributes = reader.attributes(raw.attributes)
-            for key in self._settings.dropped & attributes.keys():
+            for key in self._dropped & attributes.keys():
                 del attributes[key]
             index = self._know_attributes(alias, attributes)
         return None if index is None else self._get_row(family, sender, index)
@@ -211,7 +166,7 @@ class SeriesIntake:
             if sender is None:
                 self.n_oversized += 1
                 continue
-            for name in self._settings.dropped & point.attributes.keys():
+            for name in self._dropped & point.attributes.keys():
                 del point.attributes[name]
             index = self._know_attributes(alias_of(point.attributes), point.attributes)
             row = None if index is None else self._get_row(family, sender, index)
@@ -238,7 +193,7 @@ class SeriesIntake:
         index = self._store.find_resource(alias)
         if index is None:
             labels = self._build_sender_labels(attributes)
-            if len(alias) > _MAX_ALIAS_CHARS or not self._settings.limits.allow(labels):
+            if len(alias) > _MAX_ALIAS_CHARS or not self._is_allowed(labels):
                 return None
             index = self._store.add_resource(alias, labels)
         if any(key in attributes for key in _JOB_KEYS):
@@ -249,13 +204,23 @@ class SeriesIntake:
         return _Sender(alias, index, lambda: attributes)
 
     def _build_sender_labels(self, attributes: Mapping[str, Any]) -> dict[str, str]:
-        settings = self._settings
+        config, chosen = self._config, self._config.resource_constant_labels
+        is_all = config.resource_to_telemetry_conversion.enabled
         pairs = [
             (key, _text(value))
             for key, value in attributes.items()
-            if _matches(key, settings.included) and not _matches(key, settings.excluded)
+            if (is_all or _matches(key, chosen.included)) and not _matches(key, chosen.excluded)
         ]
-        return build_labels(pairs) | _job_labels(attributes) | dict(settings.const_labels or {})
+        return build_labels(pairs) | _job_labels(attributes) | config.const_labels
+
+    def _is_allowed(self, labels: Mapping[str, str]) -> bool:
+        """Whether a label set is within the limits: a series with more is refused, for a cut name would be another."""
+        config = self._config
+        return len(labels) <= config.label_limit and all(
+            len(name) <= config.label_name_length_limit
+            and len(value) <= config.label_value_length_limit
+            for name, value in labels.items()
+        )
 
     def _put_target_info(self, alias: str, attributes: Mapping[str, Any], now_ns: int) -> None:
         job = _job_labels(attributes)
@@ -265,9 +230,9 @@ class SeriesIntake:
         resource = self._store.find_resource(info)
         if resource is None:
             pairs = [(k, _text(v)) for k, v in attributes.items() if k not in _JOB_KEYS]
-            const = dict(self._settings.const_labels or {})
+            const = self._config.const_labels
             labels = build_labels(pairs) | job | const
-            if not self._settings.limits.allow(labels):
+            if not self._is_allowed(labels):
                 return
             resource = self._store.add_resource(info, labels)
         family = self._store.get_family(_TARGET_INFO)
@@ -295,7 +260,10 @@ class SeriesIntake:
         self, key: tuple[str, str, PointKind, bool], description: str
     ) -> FamilyFacts | None:
         name, unit, kind, is_monotonic = key
-        if kind is PointKind.EXPONENTIAL_HISTOGRAM or len(name) > self._settings.limits.name_chars:
+        if (
+            kind is PointKind.EXPONENTIAL_HISTOGRAM
+            or len(name) > self._config.label_name_length_limit
+        ):
             return None
         is_gauge = kind is PointKind.GAUGE or (kind is PointKind.SUM and not is_monotonic)
         built = build_metric_name(
@@ -303,8 +271,8 @@ class SeriesIntake:
             unit,
             is_gauge=kind is PointKind.GAUGE,
             is_counter=is_monotonic,
-            namespace=self._settings.namespace,
-            with_suffixes=self._settings.with_suffixes,
+            namespace=self._config.namespace,
+            with_suffixes=self._config.add_metric_suffixes,
         )
         shown = FamilyKind.GAUGE if is_gauge else _KINDS[kind]
         return FamilyFacts(built, shown, description) if built.strip("_") else None
@@ -319,10 +287,10 @@ class SeriesIntake:
             store.n_refused += 1
             return None
         labels = build_labels((key, _text(value)) for key, value in attributes.items())
-        if len(alias) > _MAX_ALIAS_CHARS or not self._settings.limits.allow(labels):
+        if len(alias) > _MAX_ALIAS_CHARS or not self._is_allowed(labels):
             self.n_oversized += 1
             return None
-        exclusive, rest = self._settings.exclusive, None
+        exclusive, rest = self._exclusive, None
         if exclusive & attributes.keys():
             pairs = [(k, _text(v)) for k, v in attributes.items() if k not in exclusive]
             rest = format_labels(build_labels(pairs))

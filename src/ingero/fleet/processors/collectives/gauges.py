@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
+from msgspec.structs import replace
+
 from ingero.fleet.processors.collectives.lags import gauge_lags
 from ingero.otlp.codec import Export, Point, iter_points, structs
 from ingero.wire.names import Attribute, MetricName
@@ -170,44 +172,26 @@ def date_by_arrival(export: Export, received_wall_ns: int) -> Export:
         for point in iter_points(export)
     ):
         return export
-    dated = structs.MetricsRequest([
-        structs.ResourceMetrics(
-            entry.resource,
-            [
-                structs.ScopeMetrics(
-                    scope.scope,
-                    [_date_metric(metric, received_wall_ns) for metric in scope.metrics],
-                    scope.schema_url,
+    entries = [
+        replace(
+            entry,
+            scope_metrics=[
+                replace(
+                    scope, metrics=[_date_metric(one, received_wall_ns) for one in scope.metrics]
                 )
                 for scope in entry.scope_metrics
             ],
-            entry.schema_url,
         )
         for entry in export.tree.resource_metrics
-    ])
-    changed = Export.from_tree(export.signal, dated)
-    changed.size_bytes = export.size_bytes
-    return changed
+    ]
+    return Export.from_tree(export.signal, structs.MetricsRequest(entries), export.size_bytes)
 
 
 def _date_metric(metric: structs.Metric, wall_ns: int) -> structs.Metric:
     if not metric.name.startswith(PREFIX) or metric.gauge is None:
         return metric
     points = [
-        structs.NumberDataPoint(
-            attributes=point.attributes,
-            time_unix_nano=point.time_unix_nano
-            if point.time_unix_nano >= PLAUSIBLE_NS
-            else wall_ns,
-            as_double=point.as_double,
-            as_int=point.as_int,
-            flags=point.flags,
-        )
+        point if point.time_unix_nano >= PLAUSIBLE_NS else replace(point, time_unix_nano=wall_ns)
         for point in metric.gauge.data_points
     ]
-    return structs.Metric(
-        name=metric.name,
-        description=metric.description,
-        unit=metric.unit,
-        gauge=structs.Gauge(points),
-    )
+    return replace(metric, gauge=structs.Gauge(points))

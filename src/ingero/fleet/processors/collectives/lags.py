@@ -76,11 +76,6 @@ class LagTracker:
         self._reported: dict[str, dict[int, _Reported]] = {}
         self._n_ranks = 0
 
-    @property
-    def comms(self) -> list[str]:
-        """Communicators that reported."""
-        return list(self._reported)
-
     def add(self, runs: Iterable[CollectiveRun]) -> set[str]:
         """Remember the newest operations of each run; returns the communicators that changed."""
         changed = set()
@@ -102,10 +97,6 @@ class LagTracker:
             )
             changed.add(run.comm)
         return changed
-
-    def forget(self, comm: str) -> None:
-        """Drop a communicator."""
-        self._n_ranks -= len(self._reported.pop(comm, {}))
 
     def lags(self, comm: str) -> list[PeerLag]:
         """The lag of each rank over the operations that all reporting ranks share; empty when there are none."""

@@ -6,9 +6,6 @@ from typing import Final
 
 from ingero.telemetry.declare import MetricDeclaration, counter, gauge, histogram
 
-WORKER_LABELS: Final = ("cluster_id", "node_id", "job_id", "rank", "worker")
-"""Labels of each series about a worker: its node, job (empty unless ranks need it to be told apart), global rank (empty when unknown) and coordinates as people say them."""
-
 OPS: Final = counter("ingero_fleet_nccl_ops_total", "Collective operations taken.")
 REFUSED: Final = counter(
     "ingero_fleet_nccl_refused_total",

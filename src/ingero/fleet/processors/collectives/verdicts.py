@@ -117,7 +117,7 @@ def build_changes(conclusion: Conclusion, wall_ns: int) -> Export | None:
 
 
 def worker_labels(verdict: Verdict) -> dict[str, str]:
-    """Values of `telemetry.WORKER_LABELS`."""
+    """Labels of a series about a worker: the job is empty unless it tells ranks apart, an unknown rank is empty."""
     rank = verdict.rank
     return {
         "cluster_id": rank.cluster_id,

@@ -31,7 +31,7 @@ from ingero.fleet.processors.peer_threshold.updates import ThresholdUpdates
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
-from ingero.wire.names import MAX_ID_LENGTH
+from ingero.wire.names import MAX_ID_LENGTH, Attribute
 from ingero.wire.push import PushFacts
 from ingero.wire.typed import read_number
 
@@ -211,10 +211,14 @@ class ClusterRegistry:
             return
         event = StragglerEvent(
             event_id=facts.event_id[:MAX_ID_LENGTH],
-            score=read_number(attributes.get("score")),
-            threshold=read_number(attributes.get("threshold")),
-            mode=_text(attributes.get("ingero.detection_mode", attributes.get("mode"))),
-            dominant_signal=_text(attributes.get("dominant_signal")),
+            score=read_number(attributes.get(Attribute.SCORE)),
+            threshold=read_number(attributes.get(Attribute.THRESHOLD)),
+            mode=_text(
+                attributes.get(
+                    Attribute.DETECTION_MODE, attributes.get(Attribute.DETECTION_MODE_V010)
+                )
+            ),
+            dominant_signal=_text(attributes.get(Attribute.DOMINANT_SIGNAL)),
         )
         in_panic = cluster.state.in_panic
         episode = cluster.episodes.note(node_id, event, arrival.wall_ns, in_panic=in_panic)

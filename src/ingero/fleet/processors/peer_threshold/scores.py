@@ -17,7 +17,10 @@ from ingero.model.arrays import FloatArray, IntArray
 
 
 class ReportedState(IntEnum):
-    """What a node says of itself, as stored in a column of one byte."""
+    """Value of `ingero.wire.names.Attribute.NODE_STATE`, as stored in a column of one byte.
+
+    An agent that is ``stale`` by its own account sends nothing, so that state is not on the wire.
+    """
 
     OTHER = 0
     ACTIVE = 1
@@ -30,7 +33,7 @@ STATE_OF_NAME: Final = {
     "calibrating": ReportedState.CALIBRATING,
     "idle": ReportedState.IDLE,
 }
-"""Wire name of a state → code; any other name is OTHER, which is known and does not vote."""
+"""Name of a state on the wire → code; any other name is OTHER, which is known and does not vote."""
 
 
 class Cohort(NamedTuple):
