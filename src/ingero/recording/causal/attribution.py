@@ -6,7 +6,8 @@ remains is unexplained. A reason that is asleep is no contention.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -15,7 +16,7 @@ from ingero.model.events import OffCpuReason
 from ingero.model.incidents import Cause, RuledOut
 from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
-from ingero.recording.causal.intervals import Intervals, Times
+from ingero.recording.causal.intervals import NO_TIME, Intervals, Times
 from ingero.units import NS_PER_US, format_duration
 
 NAMED_SHARE: Final = 0.20
@@ -140,7 +141,7 @@ def _workers(
 def _intersection(a: Intervals, b: Intervals) -> Intervals:
     """What two sets have in common."""
     if not len(a) or not len(b):
-        return Intervals.of(np.empty(0, np.int64), np.empty(0, np.int64))
+        return NO_TIME
     edges = np.unique(np.concatenate((a.starts, a.ends, b.starts, b.ends)))
     starts, ends = edges[:-1], edges[1:]
     is_both = (a.covered_ns(starts, ends) > 0) & (b.covered_ns(starts, ends) > 0)
@@ -165,8 +166,15 @@ class Attribution:
         """Share of one reason; 0 when it took nothing."""
         return dict(self.shares).get(name, 0.0)
 
-    def causes(self, *, without: tuple[str, ...] = ()) -> tuple[Cause, ...]:
-        """What may be named: reasons with at least `NAMED_SHARE`, then what is unexplained."""
+    def causes(
+        self, *, without: tuple[str, ...] = (), facts: Iterable[str] = ()
+    ) -> tuple[Cause, ...]:
+        """What may be named: reasons with at least `NAMED_SHARE`, then what is unexplained.
+
+        Args:
+            without: Reasons that are no cause.
+            facts: Evidence of the first one, before its own.
+        """
         named = [
             Cause(
                 name,
@@ -179,6 +187,8 @@ class Attribution:
         rest = 1.0 - sum(cause.share for cause in named)
         if rest >= NAMED_SHARE or not named:
             named.append(Cause("unexplained", round(rest, 4)))
+        first = named[0]
+        named[0] = replace(first, evidence=(*facts, *first.evidence))
         return tuple(named)
 
     def ruled_out(self, *, checked: tuple[str, ...] = ()) -> tuple[RuledOut, ...]:
@@ -222,7 +232,7 @@ def attribute(waits: Waits, starts: Times, ends: Times, *, uncertain_ns: int = 0
     if not total:
         return Attribution(0, (), 1.0)
     shares: dict[str, float] = {}
-    taken = Intervals.of(np.empty(0, np.int64), np.empty(0, np.int64))
+    taken = NO_TIME
     before = 0
     for name, spans in waits.by_reason.items():
         taken = taken.union(spans)

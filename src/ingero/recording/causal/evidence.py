@@ -6,7 +6,7 @@ appears nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, TypeVar
@@ -18,7 +18,7 @@ from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.events import EventFlag, HostOp, Source, op_name
 from ingero.model.operations import LAST_CALL, OpKind, find_kinds
 from ingero.model.recording import Recording
-from ingero.recording.causal.coverage import Books
+from ingero.recording.causal.coverage import Books, Gap
 from ingero.recording.causal.exact import Statistics, compute_statistics
 from ingero.recording.causal.intervals import Intervals, Times
 from ingero.units import NS_PER_S
@@ -66,6 +66,15 @@ class EventRows:
         """The rows of these kinds."""
         return self.where(np.isin(self.kinds, kinds))
 
+    def by(self, tid: int) -> EventRows:
+        """The rows of one thread."""
+        return self.where(self.tids == tid)
+
+    @property
+    def span_ns(self) -> tuple[int, int]:
+        """First start and last end; not of an empty set."""
+        return int(self.starts[0]), int(self.ends.max())
+
     @property
     def durations(self) -> Times:
         """Length of each row, ns."""
@@ -105,7 +114,7 @@ class Process:
     @property
     def window_ns(self) -> tuple[int, int]:
         """First start and last end of its rows."""
-        return int(self.rows.starts[0]), int(self.rows.ends.max())
+        return self.rows.span_ns
 
     @property
     def watched_ns(self) -> int:
@@ -121,11 +130,22 @@ class Process:
     @property
     def active_ns(self) -> tuple[int, int]:
         """First start and last end of its GPU calls."""
-        return int(self.calls.starts[0]), int(self.calls.ends.max())
+        return self.calls.span_ns
+
+    @property
+    def active_length_ns(self) -> int:
+        """How long it made GPU calls; at least 1."""
+        first, last = self.active_ns
+        return max(last - first, 1)
 
     def thread(self, tid: int) -> EventRows:
         """The rows of one of its threads."""
-        return self.rows.where(self.rows.tids == tid)
+        return self.rows.by(tid)
+
+    @property
+    def busiest_calls(self) -> EventRows:
+        """GPU calls of the thread that makes most."""
+        return self.calls.by(self.busiest_tid)
 
     @property
     def busiest_tid(self) -> int:
@@ -181,6 +201,10 @@ class Evidence:
         is_open = (events["flags"] & EventFlag.IN_FLIGHT) != 0
         order = np.lexsort((-events["duration_ns"], ~is_open))[:_MOST_ROWS]
         return tuple(dict.fromkeys(events["stack_hash"][order].tolist()))[:_MOST_STACKS]
+
+    def gap(self, process: Process, codes: Iterable[int]) -> Gap:
+        """What of these operations (source << 8 | op) of a process has no row."""
+        return self.books.gap(process.node, process.pid, codes)
 
     def process_name(self, node: int, pid: int) -> str:
         """Name of a process or thread, or ``pid N``."""

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
 
 from ingero.model.incidents import Cause, RuledOut, Severity
 from ingero.model.operations import OpKind, find_codes
+from ingero.recording.causal.attribution import NAMED_SHARE
 from ingero.recording.causal.evidence import Evidence, Process
+from ingero.recording.causal.intervals import Times
+from ingero.units import format_duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,5 +112,76 @@ class Rule:
 
     name: str
     says: str
-    find: Callable[[Evidence], list[Finding | Unjudged]] | Callable[[Evidence], list[Finding]]
+    find: Find
     needs: Needs = Needs()
+
+
+Find = Callable[[Evidence], Iterable[Finding | Unjudged]]
+Judge = Callable[[Evidence, Process], Finding | Unjudged | None]
+
+
+def rule(name: str, says: str, needs: Needs = Needs()) -> Callable[[Find], Rule]:
+    """Make a rule of a function that looks at all of the evidence."""
+    return lambda find: Rule(name, says, find, needs)
+
+
+def process_rule(name: str, says: str, needs: Needs) -> Callable[[Judge], Rule]:
+    """Make a rule of a function that looks at one process that uses a GPU, and finds one thing at most."""
+
+    def build(judge: Judge) -> Rule:
+        def find(evidence: Evidence) -> Iterable[Finding | Unjudged]:
+            found = (judge(evidence, process) for process in evidence.gpu_processes)
+            return [one for one in found if one is not None]
+
+        return Rule(name, says, find, needs)
+
+    return build
+
+
+def name_cause(name: str, share: float, *facts: str, has_rest: bool = False) -> tuple[Cause, ...]:
+    """One cause with what was measured of it.
+
+    Args:
+        name: In plain words.
+        share: Part of the lost time.
+        facts: What was measured.
+        has_rest: Whether what it leaves of the lost time is called unexplained where that is enough to be named.
+    """
+    share = round(share, 4)
+    rest = round(1 - share, 4)
+    found = (Cause(name, share, facts),)
+    return (*found, Cause("unexplained", rest)) if has_rest and 1 - share >= NAMED_SHARE else found
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """The same kind of call in two cases.
+
+    Attributes:
+        hit_ns: Median duration of those that something happened to.
+        free_ns: Median duration of the others.
+        n_hit: Number of the former.
+        n_free: Number of the latter.
+    """
+
+    hit_ns: float
+    free_ns: float
+    n_hit: int
+    n_free: int
+
+    @classmethod
+    def of(cls, durations: Times, is_hit: npt.NDArray[np.bool_], n_least: int) -> Self | None:
+        """Compare; None where either case has fewer calls than `n_least`."""
+        n_hit = int(is_hit.sum())
+        if min(n_hit, len(is_hit) - n_hit) < n_least:
+            return None
+        hit, free = (float(np.median(durations[mask])) for mask in (is_hit, ~is_hit))
+        return cls(hit, free, n_hit, len(is_hit) - n_hit)
+
+    def extra_ns(self, durations: Times) -> float:
+        """Time that calls took beyond the median of the free ones."""
+        return float(np.clip(durations - self.free_ns, 0, None).sum())
+
+    def format(self, when: str = "when hit", else_: str = "otherwise") -> str:
+        """Both medians in words."""
+        return f"{format_duration(self.hit_ns)} {when}, {format_duration(self.free_ns)} {else_}"

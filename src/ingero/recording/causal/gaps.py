@@ -23,7 +23,7 @@ def find_subjects(evidence: Evidence, rule: Rule) -> dict[Key, Gap]:
     needs = rule.needs
     found: dict[Key, Gap] = {}
     for process in evidence.processes if needs.kinds else ():
-        gap = evidence.books.gap(process.node, process.pid, needs.codes)
+        gap = evidence.gap(process, needs.codes)
         if gap.seen and (needs.applies is None or needs.applies(evidence, process)):
             found[process.node, process.pid] = gap
     return found
@@ -61,7 +61,7 @@ def build_unknown(
     codes = rule.needs.codes or find_codes(CALLS)
     text = missing or describe_gap(evidence, process, codes)
     place = evidence.recording.ranks.get((process.node, process.pid))
-    is_counted = evidence.books.gap(process.node, process.pid, codes).is_known
+    is_counted = evidence.gap(process, codes).is_known
     return Unknown(
         rules=(rule.name,),
         node=evidence.recording.nodes[process.node],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 
@@ -78,3 +78,7 @@ class Intervals:
         inside = np.clip(times - self.starts[i], 0, self.ends[i] - self.starts[i])
         measure: Times = np.where(i < 0, 0, before[i] + inside)
         return measure
+
+
+NO_TIME: Final = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
+"""The empty set."""

@@ -1,4 +1,4 @@
-"""Every rule, in a literal list. A rule costs a module, a line here, a firing recording and a healthy control."""
+"""Every rule, in a literal list. A rule costs a function, a line here, a firing recording and a healthy control."""
 
 from __future__ import annotations
 
@@ -29,23 +29,34 @@ from ingero.recording.causal.rules import (
 
 RULES: Final[tuple[Rule, ...]] = (
     *facts.RULES,
-    starvation.RULE,
+    starvation.input_starvation,
     *stalls.RULES,
-    contention.RULE,
-    sharing.RULE,
-    *bound.RULES,
-    first_use.RULE,
-    *memory.RULES,
-    leaks.RULE,
-    managed.RULE,
-    *graphs.RULES,
-    periodic.RULE,
-    *inference.RULES,
-    queueing.RULE,
-    *collectives.RULES,
-    *links.RULES,
-    hangs.RULE,
-    unfinished.RULE,
-    steps.RULE,
+    contention.cpu_contention,
+    sharing.gpu_sharing,
+    bound.copy_bound,
+    bound.sync_bound,
+    bound.launch_bound,
+    first_use.lazy_load,
+    memory.device_memory,
+    memory.allocation_churn,
+    leaks.memory_leak,
+    managed.managed_memory,
+    graphs.graph_contended,
+    graphs.graph_failed,
+    graphs.graph_recaptured,
+    graphs.graph_unused,
+    periodic.periodic_spike,
+    inference.decode_outlier,
+    inference.prefill_outlier,
+    inference.kv_cache_pressure,
+    queueing.head_of_line_blocking,
+    collectives.late_rank,
+    collectives.rank_skew,
+    collectives.collective_disagreement,
+    links.tcp_retransmits,
+    links.slow_link,
+    hangs.collective_hang,
+    unfinished.call_in_flight,
+    steps.step_time_changed,
 )
 """In the order in which they look. Adding one: source, a line here, a firing and a healthy recording, a line in the guide."""

@@ -11,7 +11,7 @@ from ingero.model.incidents import Cause, RuledOut
 from ingero.model.operations import OpKind
 from ingero.recording.causal.attribution import NAMED_SHARE
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
-from ingero.recording.causal.finding import Finding, Needs, Rule
+from ingero.recording.causal.finding import Finding, Needs, name_cause, process_rule
 from ingero.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_duration, format_size
 
 _MIN_LOST_NS: Final = 50 * NS_PER_MS
@@ -36,35 +36,28 @@ _IDLE_SYNC_SHARE: Final = 0.05
 _SHORT_LAUNCH_NS: Final = 100 * NS_PER_US
 
 
-def _active_ns(process: Process) -> int:
-    first, last = process.active_ns
-    return max(last - first, 1)
-
-
-def find_copies(evidence: Evidence) -> list[Finding]:
+@process_rule(
+    "copy_bound", "Copies take a third of the time or more", Needs((OpKind.COPY,), is_time=True)
+)
+def copy_bound(evidence: Evidence, process: Process) -> Finding | None:
     """Copies that take a third of the time, by direction and kind of memory."""
-    return [f for process in evidence.gpu_processes if (f := _judge_copies(evidence, process))]
-
-
-def _judge_copies(evidence: Evidence, process: Process) -> Finding | None:
     copies = process.calls.of(OpKind.COPY)
     n_bytes = evidence.column("arg0", copies)
     is_transfer = n_bytes >= _MIN_RATE * copies.durations / NS_PER_S
     copies, n_bytes = copies.where(is_transfer), n_bytes[is_transfer]
     lost_ns = copies.intervals.total_ns
-    share = lost_ns / _active_ns(process)
+    share = lost_ns / process.active_length_ns
     if len(copies) < _MIN_COPIES or lost_ns < _MIN_LOST_NS or share < _COPY_SHARE:
         return None
-    causes = _by_direction(evidence, copies)
     rate = n_bytes.sum() / max(copies.durations.sum(), 1)
     return Finding(
         title=(
             f"Copy-bound: {share:.0%} of the time of {process.name} is spent in {len(copies)} copies of "
             f"{format_size(int(n_bytes.sum()))} at {rate:.1f} GB/s"
         ),
-        span_ns=(int(copies.starts[0]), int(copies.ends.max())),
+        span_ns=copies.span_ns,
         lost_ns=lost_ns,
-        causes=causes,
+        causes=_by_direction(evidence, copies),
         process=process,
         tid=process.busiest_tid,
         op=copies.op,
@@ -105,11 +98,6 @@ def _by_direction(evidence: Evidence, copies: EventRows) -> tuple[Cause, ...]:
     return tuple(sorted(named, key=lambda cause: (-cause.share, cause.name)))
 
 
-def find_syncs(evidence: Evidence) -> list[Finding]:
-    """A synchronisation after every few launches, so that the GPU drains each time."""
-    return [f for process in evidence.gpu_processes if (f := _judge_syncs(evidence, process))]
-
-
 def _count_launches(evidence: Evidence, process: Process, *kinds: OpKind) -> tuple[int, int, float]:
     """(launches, ns in them, median ns) of a process, of every call that was counted.
 
@@ -133,10 +121,16 @@ def _count_launches(evidence: Evidence, process: Process, *kinds: OpKind) -> tup
     return round(calls * share), round(total_ns * share), max(medians, default=0.0)
 
 
-def _judge_syncs(evidence: Evidence, process: Process) -> Finding | None:
+@process_rule(
+    "sync_bound",
+    "The GPU is waited for after every few launches",
+    Needs((OpKind.SYNC,), max_missing=0.02),
+)
+def sync_bound(evidence: Evidence, process: Process) -> Finding | None:
+    """A synchronisation after every few launches, so that the GPU drains each time."""
     syncs = process.calls.of(OpKind.SYNC)
     n_launches, _, _ = _count_launches(evidence, process, OpKind.LAUNCH, OpKind.GRAPH_LAUNCH)
-    active_ns = _active_ns(process)
+    active_ns = process.active_length_ns
     lost_ns = syncs.intervals.total_ns
     rate_hz = len(syncs) / (active_ns / NS_PER_S)
     is_often = len(syncs) >= _MIN_SYNCS and rate_hz >= _SYNC_RATE_HZ
@@ -150,17 +144,13 @@ def _judge_syncs(evidence: Evidence, process: Process) -> Finding | None:
             f"Sync-bound: {process.name} waits for the GPU {rate_hz:.0f} times a second, after every "
             f"{max(per_sync, 1):.1f} launches"
         ),
-        span_ns=(int(syncs.starts[0]), int(syncs.ends.max())),
+        span_ns=syncs.span_ns,
         lost_ns=lost_ns,
-        causes=(
-            Cause(
-                "too many synchronisations",
-                round(lost_ns / active_ns, 4),
-                (
-                    f"{len(syncs)} × {syncs.op}, {median} each (median)",
-                    f"{n_launches} launches between them",
-                ),
-            ),
+        causes=name_cause(
+            "too many synchronisations",
+            lost_ns / active_ns,
+            f"{len(syncs)} × {syncs.op}, {median} each (median)",
+            f"{n_launches} launches between them",
         ),
         process=process,
         tid=process.busiest_tid,
@@ -173,16 +163,17 @@ def _judge_syncs(evidence: Evidence, process: Process) -> Finding | None:
     )
 
 
-def find_launches(evidence: Evidence) -> list[Finding]:
+@process_rule(
+    "launch_bound",
+    "Launching takes longer than the kernels",
+    Needs((OpKind.SYNC,), max_missing=0.02),
+)
+def launch_bound(evidence: Evidence, process: Process) -> Finding | None:
     """The host launches as fast as it can and the GPU is always done before it is asked."""
-    return [f for process in evidence.gpu_processes if (f := _judge_launches(evidence, process))]
-
-
-def _judge_launches(evidence: Evidence, process: Process) -> Finding | None:
-    calls = process.calls.where(process.calls.tids == process.busiest_tid)
+    calls = process.busiest_calls
     launches, syncs = calls.of(OpKind.LAUNCH), calls.of(OpKind.SYNC)
     n_launches, lost_ns, typical = _count_launches(evidence, process, OpKind.LAUNCH)
-    active_ns = _active_ns(process)
+    active_ns = process.active_length_ns
     is_asked = len(syncs) >= _MIN_COPIES and n_launches >= max(10 * len(syncs), _MIN_LAUNCHES)
     if not is_asked or syncs.intervals.total_ns > _IDLE_SYNC_SHARE * active_ns:
         return None
@@ -195,17 +186,13 @@ def _judge_launches(evidence: Evidence, process: Process) -> Finding | None:
             f"Launch-bound: {process.name} spends {lost_ns / active_ns:.0%} of its time launching "
             f"{n_launches} kernels, and the GPU is done before it is asked"
         ),
-        span_ns=(int(launches.starts[0]), int(launches.ends.max())),
+        span_ns=launches.span_ns,
         lost_ns=lost_ns,
-        causes=(
-            Cause(
-                "kernels shorter than their launch",
-                round(lost_ns / active_ns, 4),
-                (
-                    f"{median} a launch (median)",
-                    f"a synchronisation returns after {waited} (median)",
-                ),
-            ),
+        causes=name_cause(
+            "kernels shorter than their launch",
+            lost_ns / active_ns,
+            f"{median} a launch (median)",
+            f"a synchronisation returns after {waited} (median)",
         ),
         process=process,
         tid=process.busiest_tid,
@@ -216,25 +203,3 @@ def _judge_launches(evidence: Evidence, process: Process) -> Finding | None:
             "fuse small kernels (torch.compile), or give each more work: a larger batch",
         ),
     )
-
-
-RULES: Final = (
-    Rule(
-        "copy_bound",
-        "Copies take a third of the time or more",
-        find_copies,
-        Needs((OpKind.COPY,), is_time=True),
-    ),
-    Rule(
-        "sync_bound",
-        "The GPU is waited for after every few launches",
-        find_syncs,
-        Needs((OpKind.SYNC,), max_missing=0.02),
-    ),
-    Rule(
-        "launch_bound",
-        "Launching takes longer than the kernels",
-        find_launches,
-        Needs((OpKind.SYNC,), max_missing=0.02),
-    ),
-)

@@ -8,10 +8,10 @@ import numpy as np
 
 from ingero.model.arrays import FloatArray, IntArray
 from ingero.model.events import NcclOp, Source, op_name
-from ingero.model.incidents import Cause, RuledOut, Severity
+from ingero.model.incidents import RuledOut, Severity
 from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import Evidence
-from ingero.recording.causal.finding import Finding, Needs, Rule
+from ingero.recording.causal.finding import Finding, Needs, name_cause, rule
 from ingero.recording.causal.rules.groups import MIN_OPS, Group, find_groups, has_collectives
 from ingero.units import NS_PER_MS, format_duration, format_size
 
@@ -32,12 +32,18 @@ _SAME_SIZE: Final = [
 """NCCL asks every rank for the same count here (NCCL user guide, "Collective Operations")."""
 
 
-def find_late(evidence: Evidence) -> list[Finding]:
+MEETINGS: Final = Needs((OpKind.COLLECTIVE, OpKind.SYNC), max_missing=0.01, applies=has_collectives)
+"""Rows of both: a call that only enqueues is timed by the synchronisation that follows."""
+
+
+@rule("late_rank", "One rank arrives last at the collectives and the others wait for it", MEETINGS)
+def late_rank(evidence: Evidence) -> list[Finding]:
     """One rank that the others wait for."""
     return [f for group in find_groups(evidence) if (f := _judge_late(group, is_one=True))]
 
 
-def find_skew(evidence: Evidence) -> list[Finding]:
+@rule("rank_skew", "Ranks arrive apart at the collectives, another one last each time", MEETINGS)
+def rank_skew(evidence: Evidence) -> list[Finding]:
     """Ranks that arrive apart, another one last each time."""
     return [f for group in find_groups(evidence) if (f := _judge_late(group, is_one=False))]
 
@@ -71,15 +77,11 @@ def _describe_late(group: Group, late_ns: FloatArray, last: IntArray) -> Finding
         ),
         span_ns=(int(group.entries_ns[worst].min()), int(group.entries_ns[worst].max())),
         lost_ns=lost_ns,
-        causes=(
-            Cause(
-                f"rank {group.ranks[worst]} arrives last",
-                round(mine_ns / max(lost_ns, 1), 4),
-                (
-                    f"time inside, median: {_inside(group)}",
-                    "the last to arrive has the shortest call",
-                ),
-            ),
+        causes=name_cause(
+            f"rank {group.ranks[worst]} arrives last",
+            mine_ns / max(lost_ns, 1),
+            f"time inside, median: {_inside(group)}",
+            "the last to arrive has the shortest call",
         ),
         process=process,
         others=group.processes,
@@ -103,12 +105,11 @@ def _describe_skew(group: Group, late_ns: FloatArray, last: IntArray) -> Finding
         ),
         span_ns=(int(group.entries_ns[0].min()), int(group.entries_ns[0].max())),
         lost_ns=round(float(late_ns.sum())),
-        causes=(
-            Cause(
-                "work of uneven length between collectives, on all ranks",
-                1.0,
-                (f"last to arrive: {turns}", f"time inside, median: {_inside(group)}"),
-            ),
+        causes=name_cause(
+            "work of uneven length between collectives, on all ranks",
+            1.0,
+            f"last to arrive: {turns}",
+            f"time inside, median: {_inside(group)}",
         ),
         process=group.processes[0],
         others=group.processes,
@@ -134,7 +135,12 @@ def _inside(group: Group) -> str:
     )
 
 
-def find_disagreement(evidence: Evidence) -> list[Finding]:
+@rule(
+    "collective_disagreement",
+    "Ranks call different collectives, or sizes, under one number",
+    Needs((OpKind.COLLECTIVE,), is_proof=True),
+)
+def collective_disagreement(evidence: Evidence) -> list[Finding]:
     """Ranks that call different operations, or sizes, under the same sequence number."""
     found = []
     for group in find_groups(evidence):
@@ -159,7 +165,7 @@ def _describe_disagreement(group: Group, at: int, n_ops: int) -> Finding:
         title=f"Ranks disagree on the collective with sequence number {int(group.seqs[at])}",
         span_ns=(int(group.entries_ns[0, at]), int(group.entries_ns[0, -1])),
         lost_ns=0,
-        causes=(Cause(f"different {what} under one sequence number", 1.0, (", ".join(called),)),),
+        causes=name_cause(f"different {what} under one sequence number", 1.0, ", ".join(called)),
         process=group.processes[0],
         n_cases=n_ops,
         fix=(
@@ -167,28 +173,3 @@ def _describe_disagreement(group: Group, at: int, n_ops: int) -> Finding:
         ),
         severity=Severity.HIGH,
     )
-
-
-MEETINGS: Final = Needs((OpKind.COLLECTIVE, OpKind.SYNC), max_missing=0.01, applies=has_collectives)
-"""Rows of both: a call that only enqueues is timed by the synchronisation that follows."""
-
-RULES: Final = (
-    Rule(
-        "late_rank",
-        "One rank arrives last at the collectives and the others wait for it",
-        find_late,
-        MEETINGS,
-    ),
-    Rule(
-        "rank_skew",
-        "Ranks arrive apart at the collectives, another one last each time",
-        find_skew,
-        MEETINGS,
-    ),
-    Rule(
-        "collective_disagreement",
-        "Ranks call different collectives, or sizes, under one number",
-        find_disagreement,
-        Needs((OpKind.COLLECTIVE,), is_proof=True),
-    ),
-)

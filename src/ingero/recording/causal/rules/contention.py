@@ -11,11 +11,11 @@ from typing import Final
 import numpy as np
 
 from ingero.model.events import OffCpuReason
-from ingero.model.incidents import Cause, RuledOut
+from ingero.model.incidents import RuledOut
 from ingero.model.operations import OpKind, find_codes
 from ingero.recording.causal.attribution import NAMED_SHARE
 from ingero.recording.causal.evidence import Evidence, Process
-from ingero.recording.causal.finding import Finding, Needs, Rule
+from ingero.recording.causal.finding import Contrast, Finding, Needs, name_cause, process_rule
 from ingero.recording.causal.rules.first_use import one_time_calls
 from ingero.recording.causal.slow import find_slow
 from ingero.units import NS_PER_MS, format_duration
@@ -26,12 +26,23 @@ _MIN_STOLEN_NS: Final = 10 * NS_PER_MS
 _MIN_RESPONSE: Final = 2.0
 
 
-def find(evidence: Evidence) -> list[Finding]:
+def _has_no_reasons(evidence: Evidence, process: Process) -> bool:
+    """Whether thread switches of it may have been recorded without a reason."""
+    off = process.rows.of(OpKind.OFF_CPU)
+    if not len(process.calls.of(*_LAUNCHES)):
+        return False
+    if evidence.gap(process, find_codes((OpKind.OFF_CPU,))).unstored:
+        return True  # a switch without a row may have none
+    return bool((evidence.column("reason", off) == OffCpuReason.UNKNOWN).any())
+
+
+@process_rule(
+    "cpu_contention",
+    "Launches lose their CPU, in a recording that does not say to whom",
+    Needs((*_LAUNCHES, OpKind.OFF_CPU), max_missing=0.20, applies=_has_no_reasons),
+)
+def cpu_contention(evidence: Evidence, process: Process) -> Finding | None:
     """At most one finding per process."""
-    return [f for p in evidence.gpu_processes if (f := _judge(evidence, p)) is not None]
-
-
-def _judge(evidence: Evidence, process: Process) -> Finding | None:
     tid = process.busiest_tid
     off = process.thread(tid).of(OpKind.OFF_CPU)
     off = off.where(evidence.column("reason", off) == OffCpuReason.UNKNOWN)
@@ -39,7 +50,7 @@ def _judge(evidence: Evidence, process: Process) -> Finding | None:
         return None
     spans = off.intervals
     once = one_time_calls(evidence, process)
-    launches = process.calls.where(process.calls.tids == tid).of(*_LAUNCHES)
+    launches = process.calls.by(tid).of(*_LAUNCHES)
     launches = launches.where(~np.isin(launches.idx, once.idx))
     slow = launches.where(np.isin(launches.idx, find_slow(evidence, process).idx))
     covered = spans.covered_ns(slow.starts, slow.ends)
@@ -52,27 +63,20 @@ def _judge(evidence: Evidence, process: Process) -> Finding | None:
     if n_hit < _MIN_CASES or stolen_ns < least_ns:
         return None
     is_hit = spans.covered_ns(launches.starts, launches.ends) > 0
-    hit, free = np.median(launches.durations[is_hit]), np.median(launches.durations[~is_hit])
-    if hit < _MIN_RESPONSE * free:
+    response = Contrast.of(launches.durations, is_hit, n_least=0)
+    if response is None or response.hit_ns < _MIN_RESPONSE * response.free_ns:
         return None
-    share = round(stolen_ns / lost_ns, 4)
-    causes = [
-        Cause(
-            "off the CPU inside launches, reason not recorded",
-            share,
-            (
-                f"{n_hit} of {len(slow)} slow launches overlap an off-CPU span of their thread",
-                f"a launch takes {format_duration(float(hit))} when hit, {format_duration(float(free))} otherwise (medians)",
-            ),
-        )
-    ]
-    if 1 - share >= NAMED_SHARE:
-        causes.append(Cause("unexplained", round(1 - share, 4)))
     return Finding(
         title=f"CPU contention: {process.name} loses its CPU inside {n_hit} launches, {format_duration(stolen_ns)} in all",
-        span_ns=(int(slow.starts[0]), int(slow.ends.max())),
+        span_ns=slow.span_ns,
         lost_ns=lost_ns,
-        causes=tuple(causes),
+        causes=name_cause(
+            "off the CPU inside launches, reason not recorded",
+            stolen_ns / lost_ns,
+            f"{n_hit} of {len(slow)} slow launches overlap an off-CPU span of their thread",
+            f"a launch takes {response.format()} (medians)",
+            has_rest=True,
+        ),
         process=process,
         tid=tid,
         op=slow.op,
@@ -83,21 +87,3 @@ def _judge(evidence: Evidence, process: Process) -> Finding | None:
             "keep other work off the training threads' CPUs (taskset, cpuset)",
         ),
     )
-
-
-def _has_no_reasons(evidence: Evidence, process: Process) -> bool:
-    """Whether thread switches of it may have been recorded without a reason."""
-    off = process.rows.of(OpKind.OFF_CPU)
-    if not len(process.calls.of(*_LAUNCHES)):
-        return False
-    if evidence.books.gap(process.node, process.pid, find_codes((OpKind.OFF_CPU,))).unstored:
-        return True  # a switch without a row may have none
-    return bool((evidence.column("reason", off) == OffCpuReason.UNKNOWN).any())
-
-
-RULE: Final = Rule(
-    "cpu_contention",
-    "Launches lose their CPU, in a recording that does not say to whom",
-    find,
-    Needs((*_LAUNCHES, OpKind.OFF_CPU), max_missing=0.20, applies=_has_no_reasons),
-)

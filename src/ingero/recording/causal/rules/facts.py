@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from ingero.model.events import GpuOp, HostOp, Source
-from ingero.model.incidents import Cause, Severity
+from ingero.model.incidents import Severity
 from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, split_by
-from ingero.recording.causal.finding import Finding, Rule
+from ingero.recording.causal.finding import Contrast, Finding, Rule, name_cause
 from ingero.recording.causal.intervals import Intervals
 from ingero.units import NS_PER_MS, format_duration
 
@@ -127,9 +127,9 @@ def _describe(evidence: Evidence, fact: _Fact, rows: EventRows) -> Finding:
     pid = f" (pid {who})" if fact.op == HostOp.OOM_KILL and fact.source == Source.HOST else ""
     return Finding(
         title=fact.title.format(**words) + pid,
-        span_ns=(int(rows.starts[0]), int(rows.ends.max())),
+        span_ns=rows.span_ns,
         lost_ns=0,
-        causes=(Cause(fact.cause.format(**words), 1.0, (f"reported {len(rows)} times",)),),
+        causes=name_cause(fact.cause.format(**words), 1.0, f"reported {len(rows)} times"),
         node=node,
         op=rows.op,
         n_cases=len(rows),
@@ -175,9 +175,9 @@ def _judge_throttle(evidence: Evidence, rows: EventRows) -> Finding | None:
     part = held.total_ns / max(last - first, 1)
     return Finding(
         title=f"GPU {gpu} throttled by {why} for {part:.0%} of the time",
-        span_ns=(int(rows.starts[0]), int(rows.ends.max())),
+        span_ns=rows.span_ns,
         lost_ns=held.total_ns,
-        causes=(Cause(f"clocks held down by {why}", 1.0, _response(evidence, node, held)),),
+        causes=name_cause(f"clocks held down by {why}", 1.0, *_response(evidence, node, held)),
         node=node,
         op=rows.op,
         n_cases=len(rows),
@@ -192,11 +192,9 @@ def _response(evidence: Evidence, node: int, held: Intervals) -> tuple[str, ...]
     for process in evidence.gpu_processes:
         syncs = process.calls.of(OpKind.SYNC)
         is_held = held.covered_ns(syncs.starts, syncs.ends) > 0
-        if process.node == node and min(is_held.sum(), (~is_held).sum()) >= 3:
-            hit, free = np.median(syncs.durations[is_held]), np.median(syncs.durations[~is_held])
-            facts.append(
-                f"{process.name} waits {format_duration(float(hit))} for the GPU then, {format_duration(float(free))} otherwise"
-            )
+        response = Contrast.of(syncs.durations, is_held, n_least=3)
+        if process.node == node and response is not None:
+            facts.append(f"{process.name} waits {response.format('for the GPU then')}")
     return tuple(facts)
 
 

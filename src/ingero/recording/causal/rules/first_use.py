@@ -13,7 +13,7 @@ from ingero.model.arrays import BoolArray
 from ingero.model.incidents import Cause, RuledOut, Severity
 from ingero.model.operations import OpKind, find_codes
 from ingero.recording.causal.evidence import EventRows, Evidence, Process, split_by
-from ingero.recording.causal.finding import Finding, Needs, Rule, Unjudged
+from ingero.recording.causal.finding import Finding, Needs, Unjudged, process_rule
 from ingero.recording.causal.gaps import describe_gap
 from ingero.units import NS_PER_MS, format_duration
 
@@ -40,22 +40,9 @@ def first_use_mask(evidence: Evidence, launches: EventRows) -> BoolArray:
     return known
 
 
-def find(evidence: Evidence) -> list[Finding | Unjudged]:
-    """At most one finding per process."""
-    found: list[Finding | Unjudged] = []
-    for process in evidence.gpu_processes:
-        finding = _judge(evidence, process)
-        launches = find_codes((OpKind.LAUNCH,))
-        if finding is not None:
-            found.append(finding)
-        elif _is_thinned(evidence, process) and _has_slow_launches(process):
-            found.append(Unjudged(process, describe_gap(evidence, process, launches)))
-    return found
-
-
 def _is_thinned(evidence: Evidence, process: Process) -> bool:
     """Whether so many launches have no row that an earlier one of a function may be among them."""
-    gap = evidence.books.gap(process.node, process.pid, find_codes((OpKind.LAUNCH,)))
+    gap = evidence.gap(process, find_codes((OpKind.LAUNCH,)))
     return gap.share > _MAX_MISSING
 
 
@@ -130,11 +117,40 @@ def _slow_beginning(calls: EventRows) -> tuple[EventRows, float]:
     return calls.where(np.arange(len(calls)) < (n_prefix if is_once else 0)), typical
 
 
-def _judge(evidence: Evidence, process: Process) -> Finding | None:
+def _name(rows: EventRows) -> str:
+    if rows.kinds[0] == OpKind.LAUNCH:
+        return "lazy module loading at first launch"
+    if rows.kinds[0] == OpKind.MODULE:
+        return "explicit module loading"
+    return f"first use: set-up inside the first {rows.op}"
+
+
+def _facts(rows: EventRows, typical: float) -> tuple[str, ...]:
+    slowest = int(rows.durations.max())
+    ratio = (
+        f", {slowest / typical:.0f} times a later one ({format_duration(typical)})"
+        if typical
+        else ""
+    )
+    return (f"{len(rows)} × {rows.op}, slowest {format_duration(slowest)}{ratio}",)
+
+
+@process_rule(
+    "lazy_load",
+    "First use of a kernel, or of the device, pays for loading once",
+    Needs(
+        (OpKind.LAUNCH, OpKind.ALLOC, OpKind.COPY, OpKind.MODULE, OpKind.GRAPH_LAUNCH),
+        max_missing=1.0,
+    ),
+)
+def lazy_load(evidence: Evidence, process: Process) -> Finding | Unjudged | None:
+    """One-time costs of a process; undecided where an earlier launch of a slow function may have no row."""
     parts = _find_parts(evidence, process)
     lost_ns = round(sum(float((rows.durations - typical).sum()) for rows, typical in parts))
     if lost_ns < _MIN_LOST_NS:
-        return None
+        is_open = _is_thinned(evidence, process) and _has_slow_launches(process)
+        missing = describe_gap(evidence, process, find_codes((OpKind.LAUNCH,))) if is_open else ""
+        return Unjudged(process, missing) if is_open else None
     worst = max(int(rows.durations.max()) for rows, _ in parts)
     n_calls = sum(len(rows) for rows, _ in parts)
     first = min(int(rows.starts.min()) for rows, _ in parts)
@@ -164,32 +180,3 @@ def _judge(evidence: Evidence, process: Process) -> Finding | None:
         fix=_FIX,
         severity=Severity.LOW,
     )
-
-
-def _name(rows: EventRows) -> str:
-    if rows.kinds[0] == OpKind.LAUNCH:
-        return "lazy module loading at first launch"
-    if rows.kinds[0] == OpKind.MODULE:
-        return "explicit module loading"
-    return f"first use: set-up inside the first {rows.op}"
-
-
-def _facts(rows: EventRows, typical: float) -> tuple[str, ...]:
-    slowest = int(rows.durations.max())
-    ratio = (
-        f", {slowest / typical:.0f} times a later one ({format_duration(typical)})"
-        if typical
-        else ""
-    )
-    return (f"{len(rows)} × {rows.op}, slowest {format_duration(slowest)}{ratio}",)
-
-
-RULE: Final = Rule(
-    "lazy_load",
-    "First use of a kernel, or of the device, pays for loading once",
-    find,
-    Needs(
-        (OpKind.LAUNCH, OpKind.ALLOC, OpKind.COPY, OpKind.MODULE, OpKind.GRAPH_LAUNCH),
-        max_missing=1.0,
-    ),
-)

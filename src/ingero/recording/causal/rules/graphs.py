@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from ingero.model.events import GraphOp, Source
-from ingero.model.incidents import Cause, Severity
+from ingero.model.incidents import Severity
 from ingero.model.operations import OpKind
 from ingero.recording.causal.attribution import (
     NAMED_SHARE,
@@ -18,8 +18,8 @@ from ingero.recording.causal.attribution import (
     find_waits,
 )
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
-from ingero.recording.causal.finding import Finding, Needs, Rule
-from ingero.recording.causal.intervals import Intervals
+from ingero.recording.causal.finding import Finding, Needs, name_cause, process_rule
+from ingero.recording.causal.intervals import NO_TIME, Intervals
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration
 
 _STOLEN: Final = ("preempted by ", "waiting for a free CPU", "out of CPU quota")
@@ -28,18 +28,22 @@ _MIN_CAPTURES: Final = 10
 _MIN_REPLAYS: Final = 2
 _MIN_LOST_NS: Final = 20 * NS_PER_MS
 _MIN_LOST_SHARE: Final = 0.05
+_GRAPHS: Final = (OpKind.GRAPH, OpKind.GRAPH_LAUNCH)
 
 
 def _of(process: Process, op: GraphOp) -> EventRows:
     return process.calls.where(process.calls.codes == (int(Source.CUDA_GRAPH) << 8 | int(op)))
 
 
-def find_unused(evidence: Evidence) -> list[Finding]:
+def _captures_graphs(_evidence: Evidence, process: Process) -> bool:
+    return bool(len(_of(process, GraphOp.BEGIN_CAPTURE)))
+
+
+@process_rule(
+    "graph_unused", "A graph is instantiated and never launched", Needs(_GRAPHS, is_absence=True)
+)
+def graph_unused(evidence: Evidence, process: Process) -> Finding | None:
     """Instantiated at least half a minute before the end and never launched."""
-    return [f for p in evidence.gpu_processes if (f := _judge_unused(evidence, p))]
-
-
-def _judge_unused(evidence: Evidence, process: Process) -> Finding | None:
     made = _of(process, GraphOp.INSTANTIATE)
     handles = evidence.column("arg0", made)
     launched = evidence.column("arg0", process.calls.of(OpKind.GRAPH_LAUNCH))
@@ -52,12 +56,10 @@ def _judge_unused(evidence: Evidence, process: Process) -> Finding | None:
         title=f"{len(unused)} CUDA graph{'s' * (len(unused) > 1)} of {process.name} instantiated and never launched",
         span_ns=(int(unused.starts[0]), last),
         lost_ns=unused.intervals.total_ns,
-        causes=(
-            Cause(
-                "graphs nobody launches",
-                1.0,
-                (f"{len(made)} instantiated, {len(made) - len(unused)} launched",),
-            ),
+        causes=name_cause(
+            "graphs nobody launches",
+            1.0,
+            f"{len(made)} instantiated, {len(made) - len(unused)} launched",
         ),
         process=process,
         op=unused.op,
@@ -70,12 +72,13 @@ def _judge_unused(evidence: Evidence, process: Process) -> Finding | None:
     )
 
 
-def find_recaptured(evidence: Evidence) -> list[Finding]:
+@process_rule(
+    "graph_recaptured",
+    "A graph is captured as often as it is launched",
+    Needs(_GRAPHS, max_missing=0.02),
+)
+def graph_recaptured(_evidence: Evidence, process: Process) -> Finding | None:
     """Captured about as often as launched: the graph is rebuilt instead of replayed."""
-    return [f for process in evidence.gpu_processes if (f := _judge_recaptured(process))]
-
-
-def _judge_recaptured(process: Process) -> Finding | None:
     captures = _of(process, GraphOp.END_CAPTURE)
     launches = process.calls.of(OpKind.GRAPH_LAUNCH)
     building = process.calls.of(OpKind.GRAPH)
@@ -89,14 +92,12 @@ def _judge_recaptured(process: Process) -> Finding | None:
         return None
     return Finding(
         title=f"CUDA graph captured {len(captures)} times for {len(launches)} launches: {process.name} rebuilds it",
-        span_ns=(int(building.starts[0]), int(building.ends.max())),
+        span_ns=building.span_ns,
         lost_ns=lost_ns,
-        causes=(
-            Cause(
-                "recapture instead of replay",
-                1.0,
-                (f"{format_duration(lost_ns)} in capture and instantiation",),
-            ),
+        causes=name_cause(
+            "recapture instead of replay",
+            1.0,
+            f"{format_duration(lost_ns)} in capture and instantiation",
         ),
         process=process,
         op=captures.op,
@@ -108,12 +109,11 @@ def _judge_recaptured(process: Process) -> Finding | None:
     )
 
 
-def find_failed(evidence: Evidence) -> list[Finding]:
+@process_rule(
+    "graph_failed", "Graph capture ends with an error", Needs((OpKind.GRAPH,), is_proof=True)
+)
+def graph_failed(evidence: Evidence, process: Process) -> Finding | None:
     """Captures that ended with an error."""
-    return [f for p in evidence.gpu_processes if (f := _judge_failed(evidence, p))]
-
-
-def _judge_failed(evidence: Evidence, process: Process) -> Finding | None:
     captures = _of(process, GraphOp.END_CAPTURE)
     codes = evidence.column("ret_code", captures)
     failed = captures.where(codes != 0)
@@ -122,14 +122,12 @@ def _judge_failed(evidence: Evidence, process: Process) -> Finding | None:
     numbers = ", ".join(str(code) for code in sorted(set(codes[codes != 0].tolist())))
     return Finding(
         title=f"CUDA graph capture failed {len(failed)} times in {process.name} (error {numbers})",
-        span_ns=(int(failed.starts[0]), int(failed.ends.max())),
+        span_ns=failed.span_ns,
         lost_ns=failed.intervals.total_ns,
-        causes=(
-            Cause(
-                f"capture ended with error {numbers}",
-                1.0,
-                (f"{len(failed)} of {len(captures)} captures",),
-            ),
+        causes=name_cause(
+            f"capture ended with error {numbers}",
+            1.0,
+            f"{len(failed)} of {len(captures)} captures",
         ),
         process=process,
         op=failed.op,
@@ -142,12 +140,13 @@ def _judge_failed(evidence: Evidence, process: Process) -> Finding | None:
     )
 
 
-def find_contended(evidence: Evidence) -> list[Finding]:
+@process_rule(
+    "graph_contended",
+    "Graph capture loses its CPU",
+    Needs((OpKind.OFF_CPU,), is_time=True, applies=_captures_graphs),
+)
+def graph_contended(evidence: Evidence, process: Process) -> Finding | None:
     """Captures during which the capturing thread is kept from running."""
-    return [f for p in evidence.gpu_processes if (f := _judge_contended(evidence, p)) is not None]
-
-
-def _judge_contended(evidence: Evidence, process: Process) -> Finding | None:
     tid, spans = _captures(process)
     if not len(spans):
         return None
@@ -156,13 +155,13 @@ def _judge_contended(evidence: Evidence, process: Process) -> Finding | None:
     stolen_ns = round(sum(share for _, share in stolen) * found.total_ns)
     if stolen_ns < _MIN_LOST_NS or stolen_ns < NAMED_SHARE * found.total_ns:
         return None
-    causes = found.causes(without=(ON_CPU, SLEEPING, NO_REASON))
+    fact = (
+        f"{len(spans)} captures take {format_duration(found.total_ns)}, of which the thread was kept from running for "
+        f"{format_duration(stolen_ns)}"
+    )
+    causes = found.causes(without=(ON_CPU, SLEEPING, NO_REASON), facts=(fact,))
     if not causes[0].name.startswith(_STOLEN):
         return None
-    facts = (
-        f"{len(spans)} captures take {format_duration(found.total_ns)}, of which the thread was kept from running for "
-        + format_duration(stolen_ns),
-    )
     return Finding(
         title=(
             f"CUDA graph capture of {process.name} loses its CPU: {format_duration(stolen_ns)} of "
@@ -170,7 +169,7 @@ def _judge_contended(evidence: Evidence, process: Process) -> Finding | None:
         ),
         span_ns=(int(spans.starts[0]), int(spans.ends[-1])),
         lost_ns=found.total_ns,
-        causes=(Cause(causes[0].name, causes[0].share, (*facts, *causes[0].evidence)), *causes[1:]),
+        causes=causes,
         process=process,
         tid=tid,
         op=_of(process, GraphOp.BEGIN_CAPTURE).op,
@@ -186,47 +185,11 @@ def _judge_contended(evidence: Evidence, process: Process) -> Finding | None:
 def _captures(process: Process) -> tuple[int, Intervals]:
     """The thread that captures most, and its stretches from begin to end of a capture."""
     begins, ends = _of(process, GraphOp.BEGIN_CAPTURE), _of(process, GraphOp.END_CAPTURE)
-    nothing = Intervals.of(np.empty(0, np.int64), np.empty(0, np.int64))
     if not len(begins) or not len(ends):
-        return 0, nothing
+        return 0, NO_TIME
     tids, counts = np.unique(begins.tids, return_counts=True)
     tid = int(tids[counts.argmax()])
     starts, finishes = begins.starts[begins.tids == tid], np.sort(ends.ends[ends.tids == tid])
     at = np.searchsorted(finishes, starts)
     is_ended = at < len(finishes)
     return tid, Intervals.of(starts[is_ended], finishes[at[is_ended]])
-
-
-_GRAPHS: Final = (OpKind.GRAPH, OpKind.GRAPH_LAUNCH)
-
-
-def _captures_graphs(_evidence: Evidence, process: Process) -> bool:
-    return bool(len(_of(process, GraphOp.BEGIN_CAPTURE)))
-
-
-RULES: Final = (
-    Rule(
-        "graph_contended",
-        "Graph capture loses its CPU",
-        find_contended,
-        Needs((OpKind.OFF_CPU,), is_time=True, applies=_captures_graphs),
-    ),
-    Rule(
-        "graph_failed",
-        "Graph capture ends with an error",
-        find_failed,
-        Needs((OpKind.GRAPH,), is_proof=True),
-    ),
-    Rule(
-        "graph_recaptured",
-        "A graph is captured as often as it is launched",
-        find_recaptured,
-        Needs(_GRAPHS, max_missing=0.02),
-    ),
-    Rule(
-        "graph_unused",
-        "A graph is instantiated and never launched",
-        find_unused,
-        Needs(_GRAPHS, is_absence=True),
-    ),
-)

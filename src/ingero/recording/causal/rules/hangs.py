@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 
 from ingero.model.events import EventFlag, HostOp, NcclOp, OffCpuReason, Source
-from ingero.model.incidents import Cause, RuledOut, Severity
+from ingero.model.incidents import RuledOut, Severity
 from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
-from ingero.recording.causal.finding import Finding, Needs, Rule
+from ingero.recording.causal.finding import Finding, Needs, name_cause, rule
 from ingero.recording.causal.rules.groups import Members, find_members
 from ingero.units import NS_PER_S, format_duration
 
@@ -61,8 +61,17 @@ class _Stand:
         return self.state == _STOPPED
 
 
-def find(evidence: Evidence) -> list[Finding]:
+@rule(
+    "collective_hang",
+    "Ranks wait in a collective that another one never entered",
+    Needs((OpKind.COLLECTIVE,), is_absence=True),
+)
+def collective_hang(evidence: Evidence) -> list[Finding]:
     """At most one finding per communicator."""
+    return evidence.remember(("hangs",), lambda: _find_hangs(evidence))
+
+
+def _find_hangs(evidence: Evidence) -> list[Finding]:
     return [
         finding
         for _, members in sorted(find_members(evidence, has_open=True).items())
@@ -72,7 +81,7 @@ def find(evidence: Evidence) -> list[Finding]:
 
 def find_hung(evidence: Evidence) -> dict[tuple[int, int], int]:
     """When each member of a communicator that hangs began to, Unix ns, by (node, pid): waiting is no problem of its own."""
-    found = evidence.remember(("hangs",), lambda: find(evidence))
+    found = evidence.remember(("hangs",), lambda: _find_hangs(evidence))
     return {(one.node, one.pid): hang.span_ns[0] for hang in found for one in hang.others}
 
 
@@ -159,12 +168,8 @@ def _describe(
         ),
         span_ns=(int(op.starts[0]), int(op.starts[0]) + silent_ns),
         lost_ns=silent_ns,
-        causes=(
-            Cause(
-                f"{who} {'stopped inside' if is_inside else 'missing from'} a collective",
-                1.0,
-                tuple(facts),
-            ),
+        causes=name_cause(
+            f"{who} {'stopped inside' if is_inside else 'missing from'} a collective", 1.0, *facts
         ),
         process=behind[0].process,
         others=tuple(stand.process for stand in (*ahead, *behind)),
@@ -180,11 +185,3 @@ def _describe(
         severity=Severity.HIGH,
         stacks=evidence.stacks_of(*(stand.process.open for stand in behind)),
     )
-
-
-RULE: Final = Rule(
-    "collective_hang",
-    "Ranks wait in a collective that another one never entered",
-    find,
-    Needs((OpKind.COLLECTIVE,), is_absence=True),
-)

@@ -13,11 +13,11 @@ import numpy as np
 
 from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.events import CopyKind
-from ingero.model.incidents import Cause, RuledOut
+from ingero.model.incidents import RuledOut
 from ingero.model.operations import BLOCKING_COPIES, CALLS, OpKind, find_codes
 from ingero.recording.causal.attribution import NO_REASON, ON_CPU, SLEEPING, attribute, find_waits
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
-from ingero.recording.causal.finding import Finding, Needs, Rule
+from ingero.recording.causal.finding import Finding, Needs, name_cause, process_rule
 from ingero.recording.causal.rules.first_use import one_time_calls
 from ingero.units import NS_PER_MS, format_duration, format_size
 
@@ -61,7 +61,7 @@ def _may_be_serving(evidence: Evidence, process: Process) -> bool:
     n_bytes = evidence.column("arg0", copies)
     is_back = evidence.column("arg1", copies) == CopyKind.DEVICE_TO_HOST
     n_tokens = int((is_back & (n_bytes > 0) & (n_bytes <= _TOKEN_BYTES)).sum())
-    gap = evidence.books.gap(process.node, process.pid, find_codes((OpKind.COPY,)))
+    gap = evidence.gap(process, find_codes((OpKind.COPY,)))
     if gap.unstored:
         return n_tokens > 0 and gap.seen >= _MIN_STEPS
     return n_tokens >= max(_MIN_STEPS, _MIN_TOKEN_SHARE * len(process.calls.of(OpKind.SYNC)))
@@ -97,10 +97,10 @@ def find_serving(evidence: Evidence, process: Process) -> Serving | None:
 
 
 def _look_for_serving(evidence: Evidence, process: Process) -> Serving | None:
-    if evidence.books.gap(process.node, process.pid, NEEDS.codes).unstored:
+    if evidence.gap(process, NEEDS.codes).unstored:
         return None  # a step whose end has no row would count as one long step with the next
     tid = process.busiest_tid
-    calls = process.calls.where(process.calls.tids == tid)
+    calls = process.calls.by(tid)
     is_wait = (calls.kinds == OpKind.SYNC) | np.isin(calls.codes, _BLOCKING)
     closes = np.flatnonzero(is_wait)
     if len(closes) < _MIN_STEPS:
@@ -155,18 +155,16 @@ def _is_two_phased(durations: IntArray, is_decode: BoolArray) -> bool:
     )
 
 
-def find_decode_outliers(evidence: Evidence) -> list[Finding]:
+@process_rule("decode_outlier", "Decode steps take far longer than the process's own", NEEDS)
+def decode_outlier(evidence: Evidence, process: Process) -> Finding | None:
     """Decode steps far over the process's own."""
-    return [
-        f for p in evidence.gpu_processes if (f := _judge_outliers(evidence, p, is_decode=True))
-    ]
+    return _judge_outliers(evidence, process, is_decode=True)
 
 
-def find_prefill_outliers(evidence: Evidence) -> list[Finding]:
+@process_rule("prefill_outlier", "Prefill steps take far longer than the process's own", NEEDS)
+def prefill_outlier(evidence: Evidence, process: Process) -> Finding | None:
     """Prefill steps far over the process's own."""
-    return [
-        f for p in evidence.gpu_processes if (f := _judge_outliers(evidence, p, is_decode=False))
-    ]
+    return _judge_outliers(evidence, process, is_decode=False)
 
 
 def _judge_outliers(evidence: Evidence, process: Process, *, is_decode: bool) -> Finding | None:
@@ -183,10 +181,7 @@ def _judge_outliers(evidence: Evidence, process: Process, *, is_decode: bool) ->
     lost_ns = round(float((durations[is_out] - typical).sum()))
     if is_out.sum() < _MIN_OUTLIERS or lost_ns < max(_MIN_LOST_NS, process.worth_ns):
         return None
-    found = attribute(
-        find_waits(evidence, process, serving.tid), starts[is_out], ends[is_out],
-    )  # fmt: skip
-    causes = found.causes(without=(ON_CPU, SLEEPING, NO_REASON))
+    found = attribute(find_waits(evidence, process, serving.tid), starts[is_out], ends[is_out])
     phase = "decode" if is_decode else "prefill"
     slow = format_duration(float(np.median(durations[is_out])))
     facts = (
@@ -197,7 +192,7 @@ def _judge_outliers(evidence: Evidence, process: Process, *, is_decode: bool) ->
         title=f"Slow {phase}: {int(is_out.sum())} steps of {process.name} take {slow} instead of {format_duration(typical)}",
         span_ns=(int(starts[is_out][0]), int(ends[is_out][-1])),
         lost_ns=lost_ns,
-        causes=(Cause(causes[0].name, causes[0].share, (*facts, *causes[0].evidence)), *causes[1:]),
+        causes=found.causes(without=(ON_CPU, SLEEPING, NO_REASON), facts=facts),
         process=process,
         tid=serving.tid,
         n_cases=int(is_out.sum()),
@@ -209,12 +204,11 @@ def _judge_outliers(evidence: Evidence, process: Process, *, is_decode: bool) ->
     )
 
 
-def find_swaps(evidence: Evidence) -> list[Finding]:
+@process_rule(
+    "kv_cache_pressure", "Blocks are swapped out to the host and back while serving", NEEDS
+)
+def kv_cache_pressure(evidence: Evidence, process: Process) -> Finding | None:
     """Blocks copied out to the host and back while requests are served."""
-    return [f for p in evidence.gpu_processes if (f := _judge_swaps(evidence, p)) is not None]
-
-
-def _judge_swaps(evidence: Evidence, process: Process) -> Finding | None:
     if find_serving(evidence, process) is None:
         return None
     copies = process.calls.of(OpKind.COPY)
@@ -237,15 +231,11 @@ def _judge_swaps(evidence: Evidence, process: Process) -> Finding | None:
         ),
         span_ns=(int(out.starts[0]), int(max(out.ends.max(), back.ends.max()))),
         lost_ns=lost_ns,
-        causes=(
-            Cause(
-                "requests preempted: their cache is swapped out and back",
-                1.0,
-                (
-                    f"{len(out)} copies out, {len(back)} back, {format_duration(lost_ns)} in them",
-                    "of 1 MiB and more each; tokens and prompts are smaller",
-                ),
-            ),
+        causes=name_cause(
+            "requests preempted: their cache is swapped out and back",
+            1.0,
+            f"{len(out)} copies out, {len(back)} back, {format_duration(lost_ns)} in them",
+            "of 1 MiB and more each; tokens and prompts are smaller",
         ),
         process=process,
         n_cases=len(out),
@@ -255,25 +245,3 @@ def _judge_swaps(evidence: Evidence, process: Process) -> Finding | None:
             "a shorter context limit or a quantised cache (fp8) holds more requests in the same memory",
         ),
     )
-
-
-RULES: Final = (
-    Rule(
-        "decode_outlier",
-        "Decode steps take far longer than the process's own",
-        find_decode_outliers,
-        NEEDS,
-    ),
-    Rule(
-        "prefill_outlier",
-        "Prefill steps take far longer than the process's own",
-        find_prefill_outliers,
-        NEEDS,
-    ),
-    Rule(
-        "kv_cache_pressure",
-        "Blocks are swapped out to the host and back while serving",
-        find_swaps,
-        NEEDS,
-    ),
-)

@@ -13,10 +13,10 @@ import numpy as np
 
 from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.events import Source
-from ingero.model.incidents import Cause, RuledOut, Severity
+from ingero.model.incidents import RuledOut, Severity
 from ingero.model.operations import OpKind, find_codes
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
-from ingero.recording.causal.finding import Finding, Needs, Rule, Unjudged
+from ingero.recording.causal.finding import Finding, Needs, Unjudged, name_cause, process_rule
 from ingero.recording.causal.gaps import describe_gap
 from ingero.units import NS_PER_S, format_size
 
@@ -44,16 +44,16 @@ class _Balance:
     idx: IntArray
 
 
-def find(evidence: Evidence) -> list[Finding | Unjudged]:
+@process_rule(
+    "memory_leak",
+    "Device memory grows through the whole run and is not freed",
+    Needs(_MEMORY, max_missing=1.0, is_absence=True),
+)
+def memory_leak(evidence: Evidence, process: Process) -> Finding | Unjudged | None:
     """Memory that keeps growing, from an exact balance; no balance, no claim."""
-    found = (_judge(evidence, process) for process in evidence.gpu_processes)
-    return [one for one in found if one is not None]
-
-
-def _judge(evidence: Evidence, process: Process) -> Finding | Unjudged | None:
     memory = process.calls.of(*_MEMORY)
     codes = find_codes(_MEMORY)
-    gap = evidence.books.gap(process.node, process.pid, codes)
+    gap = evidence.gap(process, codes)
     if not gap.seen or not gap.is_known:
         return None
     if evidence.recording.asked_ns[1]:
@@ -87,29 +87,21 @@ def _judge_pointers(evidence: Evidence, process: Process, memory: EventRows) -> 
         ),
         span_ns=(first, last),
         lost_ns=0,
-        causes=(
-            Cause(
-                "allocations without a free",
-                round(leaked / max(int(balance.n_bytes.sum()), 1), 4),
-                (
-                    f"{len(balance.n_bytes)} allocations, {int(balance.is_freed.sum())} freed, every call recorded",
-                    "kept per quarter of the run: "
-                    + ", ".join(format_size(int(g)) for g in growth),
-                ),
-            ),
+        causes=name_cause(
+            "allocations without a free",
+            leaked / max(int(balance.n_bytes.sum()), 1),
+            f"{len(balance.n_bytes)} allocations, {int(balance.is_freed.sum())} freed, every call recorded",
+            "kept per quarter of the run: " + ", ".join(map(format_size, growth.tolist())),
         ),
         process=process,
         n_cases=int((~balance.is_freed).sum()),
         ruled_out=(RuledOut("warm-up", 0.0, "the last quarter still grows"),),
         fix=_FIX,
         severity=Severity.HIGH,
-        stacks=_stacks(evidence, memory, balance),
+        stacks=evidence.stacks_of(
+            memory.where(np.isin(memory.idx, balance.idx[~balance.is_freed]))
+        ),
     )
-
-
-def _stacks(evidence: Evidence, memory: EventRows, balance: _Balance) -> tuple[int, ...]:
-    """Where the allocations were made that were never freed."""
-    return evidence.stacks_of(memory.where(np.isin(memory.idx, balance.idx[~balance.is_freed])))
 
 
 def _judge_bytes(evidence: Evidence, process: Process) -> Finding | Unjudged | None:
@@ -149,15 +141,11 @@ def _describe_bytes(process: Process, quarters: list[int], taken: int, n_minutes
         ),
         span_ns=process.active_ns,
         lost_ns=0,
-        causes=(
-            Cause(
-                "more bytes allocated than freed",
-                round(total / max(taken, 1), 4),
-                (
-                    "kept per quarter of the run: " + ", ".join(map(format_size, quarters)),
-                    "counted in every call, also in those without a row",
-                ),
-            ),
+        causes=name_cause(
+            "more bytes allocated than freed",
+            total / max(taken, 1),
+            "kept per quarter of the run: " + ", ".join(map(format_size, quarters)),
+            "counted in every call, also in those without a row",
         ),
         process=process,
         ruled_out=(RuledOut("warm-up", 0.0, "the last quarter still grows"),),
@@ -179,11 +167,3 @@ def _match(evidence: Evidence, memory: EventRows) -> _Balance:
         memory.starts[chosen], evidence.column("arg0", memory)[chosen], is_freed[chosen],
         memory.idx[chosen],
     )  # fmt: skip
-
-
-RULE: Final = Rule(
-    "memory_leak",
-    "Device memory grows through the whole run and is not freed",
-    find,
-    Needs(_MEMORY, max_missing=1.0, is_absence=True),
-)

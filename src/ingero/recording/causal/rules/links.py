@@ -12,11 +12,11 @@ from typing import Final
 import numpy as np
 
 from ingero.model.arrays import BoolArray, IntArray
-from ingero.model.incidents import Cause, RuledOut
+from ingero.model.incidents import RuledOut
 from ingero.model.operations import OpKind
 from ingero.recording.causal.attribution import NAMED_SHARE
 from ingero.recording.causal.evidence import EventRows, Evidence
-from ingero.recording.causal.finding import Finding, Rule
+from ingero.recording.causal.finding import Contrast, Finding, name_cause, rule
 from ingero.recording.causal.rules.collectives import MEETINGS
 from ingero.recording.causal.rules.groups import MIN_OPS, Group, find_groups
 from ingero.units import NS_PER_MS, format_duration, format_size
@@ -77,7 +77,8 @@ def _look_for_transfers(evidence: Evidence) -> list[_Transfers]:
     return found
 
 
-def find_retransmits(evidence: Evidence) -> list[Finding]:
+@rule("tcp_retransmits", "Collectives are slow when TCP segments are sent again", MEETINGS)
+def tcp_retransmits(evidence: Evidence) -> list[Finding]:
     """Collectives that are slow exactly when segments were sent again."""
     return [f for one in _find_transfers(evidence) if (f := _judge_retransmits(evidence, one))]
 
@@ -112,17 +113,15 @@ def _hits(evidence: Evidence, one: _Transfers) -> IntArray:
 def _judge_retransmits(evidence: Evidence, one: _Transfers) -> Finding | None:
     hits = _hits(evidence, one)
     is_hit = hits > 0
-    if min(is_hit.sum(), (~is_hit).sum()) < _MIN_HIT:
+    response = Contrast.of(one.transfer_ns, is_hit, _MIN_HIT)
+    if response is None:
         return None
-    free = float(np.median(one.transfer_ns[~is_hit]))
-    hit = float(np.median(one.transfer_ns[is_hit]))
-    extra = np.clip(one.transfer_ns - free, 0, None)
-    lost_ns = round(float(extra[is_hit].sum()))
-    share = lost_ns / max(float(extra.sum()), 1.0)
+    hit, free = response.hit_ns, response.free_ns
+    lost_ns = round(response.extra_ns(one.transfer_ns[is_hit]))
+    share = lost_ns / max(response.extra_ns(one.transfer_ns), 1.0)
     is_response = hit >= max(_MIN_RESPONSE * free, free + _MIN_EXTRA_NS)
     if not is_response or lost_ns < one.least_ns or share < NAMED_SHARE:
         return None
-    process = one.group.processes[0]
     return Finding(
         title=(
             f"TCP retransmits slow {int(is_hit.sum())} of {len(hits)} collectives: {format_duration(hit)} instead of "
@@ -130,18 +129,14 @@ def _judge_retransmits(evidence: Evidence, one: _Transfers) -> Finding | None:
         ),
         span_ns=_span(one.group.at(is_hit)),
         lost_ns=lost_ns,
-        causes=(
-            Cause(
-                "TCP retransmits on the collective's path",
-                round(share, 4),
-                (
-                    f"{int(hits.sum())} segments sent again during {int(is_hit.sum())} collectives{_peers(evidence, one)}",
-                    f"{one.op}: {format_duration(hit)} when hit, {format_duration(free)} otherwise (medians)",
-                    "counted from the last rank's arrival, so nobody's lateness is in it",
-                ),
-            ),
+        causes=name_cause(
+            "TCP retransmits on the collective's path",
+            share,
+            f"{int(hits.sum())} segments sent again during {response.n_hit} collectives{_peers(evidence, one)}",
+            f"{one.op}: {response.format()} (medians)",
+            "counted from the last rank's arrival, so nobody's lateness is in it",
         ),
-        process=process,
+        process=one.group.processes[0],
         others=one.group.processes,
         op=one.op,
         n_cases=int(is_hit.sum()),
@@ -164,7 +159,8 @@ def _peers(evidence: Evidence, one: _Transfers) -> str:
     return ", to " + ", ".join(texts)
 
 
-def find_slow_links(evidence: Evidence) -> list[Finding]:
+@rule("slow_link", "Collectives take long after the last rank has arrived", MEETINGS)
+def slow_link(evidence: Evidence) -> list[Finding]:
     """Transfers that take twice as long as before, or as in the other communicators."""
     every = _find_transfers(evidence)
     return [f for one in every if (f := _judge_link(evidence, one, _typical_elsewhere(one, every)))]
@@ -220,15 +216,11 @@ def _describe_link(
         ),
         span_ns=_span(one.group.at(is_slow)),
         lost_ns=lost_ns,
-        causes=(
-            Cause(
-                "slow transfer between the ranks of one communicator",
-                1.0,
-                (
-                    who,
-                    f"{int(is_slow.sum())} of {len(is_slow)} operations, {rates}",
-                ),
-            ),
+        causes=name_cause(
+            "slow transfer between the ranks of one communicator",
+            1.0,
+            who,
+            f"{int(is_slow.sum())} of {len(is_slow)} operations, {rates}",
         ),
         process=one.group.processes[0],
         others=one.group.processes,
@@ -251,19 +243,3 @@ def _describe_link(
 
 def _span(group: Group) -> tuple[int, int]:
     return int(group.entries_ns[0].min()), int((group.entries_ns[0] + group.inside_ns[0]).max())
-
-
-RULES: Final = (
-    Rule(
-        "tcp_retransmits",
-        "Collectives are slow when TCP segments are sent again",
-        find_retransmits,
-        MEETINGS,
-    ),
-    Rule(
-        "slow_link",
-        "Collectives take long after the last rank has arrived",
-        find_slow_links,
-        MEETINGS,
-    ),
-)

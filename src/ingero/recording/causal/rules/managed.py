@@ -13,11 +13,10 @@ import numpy as np
 
 from ingero.model.arrays import IntArray
 from ingero.model.events import CudaOp, DriverOp, Source
-from ingero.model.incidents import Cause
 from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import Evidence, Process
-from ingero.recording.causal.finding import Finding, Needs, Rule
-from ingero.units import NS_PER_MS, format_duration, format_size
+from ingero.recording.causal.finding import Contrast, Finding, Needs, name_cause, process_rule
+from ingero.units import NS_PER_MS, format_size
 
 _MODEL_MIB: Final = re.compile(r"(\d+) MiB")
 _MIB: Final = 1 << 20
@@ -30,16 +29,6 @@ _MIN_RESPONSE: Final = 2.0
 _MIN_LOST_NS: Final = 20 * NS_PER_MS
 
 
-def find(evidence: Evidence) -> list[Finding]:
-    """At most one finding per process; nothing where the device's size is not known."""
-    found = []
-    for process in evidence.gpu_processes:
-        n_bytes = _device_bytes(evidence, process)
-        finding = _judge(evidence, process, n_bytes) if n_bytes else None
-        found += [finding] if finding else []
-    return found
-
-
 def _device_bytes(evidence: Evidence, process: Process) -> int:
     """Size of the node's device; 0 when the recording does not say."""
     node = evidence.recording.nodes[process.node]
@@ -50,7 +39,20 @@ def _device_bytes(evidence: Evidence, process: Process) -> int:
     return 0
 
 
-def _judge(evidence: Evidence, process: Process, device_bytes: int) -> Finding | None:
+def _uses_managed(_evidence: Evidence, process: Process) -> bool:
+    return bool(np.isin(process.calls.codes, _MANAGED).any())
+
+
+@process_rule(
+    "managed_memory",
+    "Managed memory does not fit on the device and pages move in every step",
+    Needs((OpKind.ALLOC, OpKind.FREE, OpKind.SYNC), applies=_uses_managed),
+)
+def managed_memory(evidence: Evidence, process: Process) -> Finding | None:
+    """Managed memory beyond the device's size; nothing where that is not known."""
+    device_bytes = _device_bytes(evidence, process)
+    if not device_bytes:
+        return None
     moments, held = _held(evidence, process)
     over = np.flatnonzero(held > device_bytes)
     if not len(over):
@@ -58,13 +60,13 @@ def _judge(evidence: Evidence, process: Process, device_bytes: int) -> Finding |
     from_ns = int(moments[over[0]])
     waits = process.calls.of(OpKind.SYNC)
     is_after = waits.starts >= from_ns
-    if min(is_after.sum(), (~is_after).sum()) < _MIN_WAITS:
+    response = Contrast.of(waits.durations, is_after, _MIN_WAITS)
+    if response is None:
         return None
-    before, after = waits.durations[~is_after], waits.durations[is_after]
-    typical, now = float(np.median(before)), float(np.median(after))
-    extra = np.clip(after - typical, 0, None)
-    lost_ns = round(float(extra.sum()))
-    if now < _MIN_RESPONSE * typical or lost_ns < max(_MIN_LOST_NS, process.worth_ns):
+    lost_ns = round(response.extra_ns(waits.durations[is_after]))
+    if response.hit_ns < _MIN_RESPONSE * response.free_ns or lost_ns < max(
+        _MIN_LOST_NS, process.worth_ns
+    ):
         return None
     return Finding(
         title=(
@@ -73,22 +75,16 @@ def _judge(evidence: Evidence, process: Process, device_bytes: int) -> Finding |
         ),
         span_ns=(from_ns, int(waits.ends.max())),
         lost_ns=lost_ns,
-        causes=(
-            Cause(
-                "managed memory larger than the device: pages move in every step",
-                round(
-                    lost_ns / max(float(np.clip(waits.durations - typical, 0, None).sum()), 1), 4
-                ),
-                (
-                    f"the GPU is waited for {format_duration(now)} since then, {format_duration(typical)} before (medians)",
-                    f"{len(moments)} managed allocations and frees, by pointer",
-                ),
-            ),
+        causes=name_cause(
+            "managed memory larger than the device: pages move in every step",
+            lost_ns / max(response.extra_ns(waits.durations), 1),
+            f"the GPU is waited for {response.format('since then', 'before')} (medians)",
+            f"{len(moments)} managed allocations and frees, by pointer",
         ),
         process=process,
         tid=process.busiest_tid,
         op=waits.op,
-        n_cases=int(is_after.sum()),
+        n_cases=response.n_hit,
         fix=(
             "make the working set fit: smaller batch, fewer tensors in managed memory",
             "move what the next kernel needs ahead of it (cudaMemPrefetchAsync, cudaMemAdvise) and leave the rest on the host",
@@ -116,15 +112,3 @@ def _held(evidence: Evidence, process: Process) -> tuple[IntArray, IntArray]:
     changes = np.concatenate((n_bytes, given_back))
     in_time = np.argsort(moments, kind="stable")
     return moments[in_time], np.cumsum(changes[in_time])
-
-
-def _uses_managed(_evidence: Evidence, process: Process) -> bool:
-    return bool(np.isin(process.calls.codes, _MANAGED).any())
-
-
-RULE: Final = Rule(
-    "managed_memory",
-    "Managed memory does not fit on the device and pages move in every step",
-    find,
-    Needs((OpKind.ALLOC, OpKind.FREE, OpKind.SYNC), applies=_uses_managed),
-)

@@ -7,10 +7,10 @@ from typing import Final
 import numpy as np
 
 from ingero.model.arrays import IntArray
-from ingero.model.incidents import Cause, Severity
+from ingero.model.incidents import Severity
 from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
-from ingero.recording.causal.finding import Finding, Needs, Rule
+from ingero.recording.causal.finding import Finding, Needs, name_cause, process_rule
 from ingero.recording.causal.rules.first_use import one_time_calls
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration, format_size
 
@@ -22,18 +22,18 @@ _CHURN_SHARE: Final = 0.05
 _MIN_CHURN_NS: Final = 20 * NS_PER_MS
 
 
-def find_churn(evidence: Evidence) -> list[Finding]:
+@process_rule(
+    "allocation_churn",
+    "Device memory is allocated and freed in every step",
+    Needs((OpKind.ALLOC, OpKind.FREE), max_missing=0.02),
+)
+def allocation_churn(evidence: Evidence, process: Process) -> Finding | None:
     """Allocating and freeing in every step: each free waits for the device."""
-    return [f for process in evidence.gpu_processes if (f := _judge_churn(evidence, process))]
-
-
-def _judge_churn(evidence: Evidence, process: Process) -> Finding | None:
     memory = process.calls.of(OpKind.ALLOC, OpKind.FREE)
     memory = memory.where(~np.isin(memory.idx, one_time_calls(evidence, process).idx))
     n_alloc = int((memory.kinds == OpKind.ALLOC).sum())
     n_free = len(memory) - n_alloc
-    first, last = process.active_ns
-    active_ns = max(last - first, 1)
+    active_ns = process.active_length_ns
     lost_ns = memory.intervals.total_ns
     is_often = min(n_alloc, n_free) >= max(_MIN_PAIRS, _MIN_CHURN_HZ * active_ns / NS_PER_S)
     if not is_often or lost_ns < max(_MIN_CHURN_NS, _CHURN_SHARE * active_ns):
@@ -44,17 +44,13 @@ def _judge_churn(evidence: Evidence, process: Process) -> Finding | None:
             f"Allocation churn: {process.name} allocates and frees device memory "
             f"{min(n_alloc, n_free) / (active_ns / NS_PER_S):.0f} times a second"
         ),
-        span_ns=(int(memory.starts[0]), int(memory.ends.max())),
+        span_ns=memory.span_ns,
         lost_ns=lost_ns,
-        causes=(
-            Cause(
-                "allocation and free in every step",
-                1.0,
-                (
-                    f"{n_alloc} allocations, {n_free} frees, {format_duration(lost_ns)} in them",
-                    f"a free takes {format_duration(float(np.median(frees.durations)))} (median): it waits for the device",
-                ),
-            ),
+        causes=name_cause(
+            "allocation and free in every step",
+            1.0,
+            f"{n_alloc} allocations, {n_free} frees, {format_duration(lost_ns)} in them",
+            f"a free takes {format_duration(float(np.median(frees.durations)))} (median): it waits for the device",
         ),
         process=process,
         tid=process.busiest_tid,
@@ -66,18 +62,13 @@ def _judge_churn(evidence: Evidence, process: Process) -> Finding | None:
     )
 
 
-def _is_exact(evidence: Evidence, process: Process, memory: EventRows) -> bool:
-    """Whether every allocation and free that happened has a row."""
-    gap = evidence.books.gap(process.node, process.pid, np.unique(memory.codes).tolist())
-    return gap.is_known and not gap.unstored
-
-
-def find_failures(evidence: Evidence) -> list[Finding]:
+@process_rule(
+    "device_memory",
+    "The device refuses an allocation: it is full, or full of holes",
+    Needs((OpKind.ALLOC,), is_proof=True),
+)
+def device_memory(evidence: Evidence, process: Process) -> Finding | None:
     """Allocations that the device refused: full, or full of holes."""
-    return [f for p in evidence.gpu_processes if (f := _judge_failure(evidence, p)) is not None]
-
-
-def _judge_failure(evidence: Evidence, process: Process) -> Finding | None:
     memory = process.calls.of(OpKind.ALLOC, OpKind.FREE)
     is_refused = (evidence.column("ret_code", memory) == _OUT_OF_MEMORY) & (
         memory.kinds == OpKind.ALLOC
@@ -87,7 +78,8 @@ def _judge_failure(evidence: Evidence, process: Process) -> Finding | None:
         return None
     wanted = int(evidence.column("arg0", refused)[0])
     holes, held = _holes(evidence, memory, int(refused.starts[0]))
-    is_exact = _is_exact(evidence, process, memory)
+    gap = evidence.gap(process, np.unique(memory.codes).tolist())
+    is_exact = gap.is_known and not gap.unstored
     is_fragmented = (
         is_exact and len(holes) >= _MIN_HOLES and int(holes.sum()) >= wanted > int(holes.max())
     )
@@ -116,9 +108,9 @@ def _judge_failure(evidence: Evidence, process: Process) -> Finding | None:
         )
     return Finding(
         title=f"{title}: {process.name} was refused {format_size(wanted)}",
-        span_ns=(int(refused.starts[0]), int(refused.ends.max())),
+        span_ns=refused.span_ns,
         lost_ns=0,
-        causes=(Cause(cause, 1.0, tuple(facts)),),
+        causes=name_cause(cause, 1.0, *facts),
         process=process,
         op=refused.op,
         n_cases=len(refused),
@@ -153,19 +145,3 @@ def _holes(evidence: Evidence, memory: EventRows, at_ns: int) -> tuple[IntArray,
             stretches[-1] += sizes[pointer]
     held = sum(size for pointer, size in sizes.items() if is_held[pointer])
     return np.array([size for size in stretches if size], np.int64), held
-
-
-RULES: Final = (
-    Rule(
-        "device_memory",
-        "The device refuses an allocation: it is full, or full of holes",
-        find_failures,
-        Needs((OpKind.ALLOC,), is_proof=True),
-    ),
-    Rule(
-        "allocation_churn",
-        "Device memory is allocated and freed in every step",
-        find_churn,
-        Needs((OpKind.ALLOC, OpKind.FREE), max_missing=0.02),
-    ),
-)

@@ -9,10 +9,9 @@ import numpy as np
 
 from ingero.model.arrays import IntArray
 from ingero.model.events import HostMemory
-from ingero.model.incidents import Cause
 from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
-from ingero.recording.causal.finding import Finding, Needs, Rule, Unjudged
+from ingero.recording.causal.finding import Finding, Needs, Unjudged, name_cause, rule
 from ingero.recording.causal.gaps import describe_gap
 from ingero.recording.causal.rules.first_use import one_time_calls
 from ingero.recording.causal.slow import iter_classes
@@ -48,7 +47,12 @@ class _Rhythm:
     is_by_count: bool
 
 
-def find(evidence: Evidence) -> list[Finding | Unjudged]:
+@rule(
+    "periodic_spike",
+    "One call is slow again and again at a fixed distance",
+    Needs((*_LAUNCHES, OpKind.ALLOC, OpKind.COPY), is_time=True),
+)
+def periodic_spike(evidence: Evidence) -> list[Finding | Unjudged]:
     """Periodic spikes of one operation, one size class and one stream."""
     return [
         finding
@@ -86,7 +90,7 @@ def _judge(evidence: Evidence, process: Process, calls: EventRows) -> Finding | 
     lost_ns = round(float((durations[is_slow] - typical).sum()))
     first, last = process.active_ns
     codes = np.unique(calls.codes).tolist()
-    if evidence.books.gap(process.node, process.pid, codes).unstored:
+    if evidence.gap(process, codes).unstored:
         # Neither the usual duration nor the distance in calls is that of all calls.
         is_open = lost_ns >= _MIN_LOST_NS and int(is_slow.sum()) >= _MIN_SPIKES
         return Unjudged(process, describe_gap(evidence, process, codes)) if is_open else None
@@ -99,15 +103,11 @@ def _judge(evidence: Evidence, process: Process, calls: EventRows) -> Finding | 
         title=f"Periodic spike: {calls.op} of {process.name} takes {slow} instead of {format_duration(typical)} {every}",
         span_ns=(int(calls.starts[is_slow][0]), int(calls.ends[is_slow].max())),
         lost_ns=lost_ns,
-        causes=(
-            Cause(
-                f"something that happens {every}",
-                1.0,
-                (
-                    f"{len(rhythm.firsts)} spikes of {int(is_slow.sum())} calls among {len(calls)}",
-                    f"steady in {'calls: the program itself' if rhythm.is_by_count else 'time: a timer'}",
-                ),
-            ),
+        causes=name_cause(
+            f"something that happens {every}",
+            1.0,
+            f"{len(rhythm.firsts)} spikes of {int(is_slow.sum())} calls among {len(calls)}",
+            f"steady in {'calls: the program itself' if rhythm.is_by_count else 'time: a timer'}",
         ),
         process=process,
         op=calls.op,
@@ -148,11 +148,3 @@ def _spread(distances: IntArray) -> float:
     """Largest deviation from the median distance, as a part of it: one missing spike breaks the rhythm."""
     median = float(np.median(distances))
     return float(np.abs(distances - median).max()) / max(median, 1.0)
-
-
-RULE: Final = Rule(
-    "periodic_spike",
-    "One call is slow again and again at a fixed distance",
-    find,
-    Needs((*_LAUNCHES, OpKind.ALLOC, OpKind.COPY), is_time=True),
-)

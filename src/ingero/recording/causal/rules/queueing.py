@@ -13,11 +13,11 @@ import numpy as np
 
 from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.events import NetOp, Source
-from ingero.model.incidents import Cause, RuledOut
+from ingero.model.incidents import RuledOut
 from ingero.model.operations import CALLS, OpKind
 from ingero.recording.causal.attribution import NAMED_SHARE
 from ingero.recording.causal.evidence import Evidence, Process
-from ingero.recording.causal.finding import Finding, Needs, Rule
+from ingero.recording.causal.finding import Finding, Needs, name_cause, process_rule
 from ingero.recording.causal.intervals import Intervals
 from ingero.recording.causal.rules.inference import find_serving, may_be_serving
 from ingero.units import NS_PER_MS, format_duration
@@ -60,12 +60,13 @@ def _find_gaps(evidence: Evidence, process: Process) -> _Gaps:
     return _Gaps(connections[1:][is_gap], ends[:-1][is_gap], ends[1:][is_gap])
 
 
-def find(evidence: Evidence) -> list[Finding]:
+@process_rule(
+    "head_of_line_blocking",
+    "Tokens of running requests wait behind the prompt of another",
+    Needs((*CALLS, OpKind.NETWORK), applies=may_be_serving),
+)
+def head_of_line_blocking(evidence: Evidence, process: Process) -> Finding | None:
     """At most one finding per process that serves."""
-    return [f for process in evidence.gpu_processes if (f := _judge(evidence, process)) is not None]
-
-
-def _judge(evidence: Evidence, process: Process) -> Finding | None:
     gaps = _find_gaps(evidence, process)
     serving = find_serving(evidence, process) if len(gaps.starts) >= _MIN_GAPS else None
     if serving is None:
@@ -92,18 +93,6 @@ def _describe(
     typical, share, lost_ns, n_connections = found
     slow = format_duration(float(np.median(held.durations)))
     usual = format_duration(typical)
-    causes = [
-        Cause(
-            "prompts of other requests go first",
-            round(share, 4),
-            (
-                f"{len(held.starts)} waits of {n_connections} connections, {slow} instead of {usual} (medians)",
-                "each between two sends over one connection, with no request received over it and a prompt's steps inside",
-            ),
-        )
-    ]
-    if 1 - share >= NAMED_SHARE:
-        causes.append(Cause("unexplained", round(1 - share, 4)))
     return Finding(
         title=(
             f"Head-of-line blocking: {n_connections} connections of {process.name} wait {slow} instead of {usual} for a token, "
@@ -111,7 +100,13 @@ def _describe(
         ),
         span_ns=(int(held.starts.min()), int(held.ends.max())),
         lost_ns=lost_ns,
-        causes=tuple(causes),
+        causes=name_cause(
+            "prompts of other requests go first",
+            share,
+            f"{len(held.starts)} waits of {n_connections} connections, {slow} instead of {usual} (medians)",
+            "each between two sends over one connection, with no request received over it and a prompt's steps inside",
+            has_rest=True,
+        ),
         process=process,
         tid=tid,
         n_cases=len(held.starts),
@@ -123,11 +118,3 @@ def _describe(
             "serve prompts and tokens on different GPUs, or long prompts on their own instance",
         ),
     )
-
-
-RULE: Final = Rule(
-    "head_of_line_blocking",
-    "Tokens of running requests wait behind the prompt of another",
-    find,
-    Needs((*CALLS, OpKind.NETWORK), applies=may_be_serving),
-)

@@ -7,10 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from ingero.model.incidents import Cause
 from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
-from ingero.recording.causal.finding import Finding, Needs, Rule
+from ingero.recording.causal.finding import Contrast, Finding, Needs, name_cause, rule
 from ingero.units import NS_PER_MS, format_duration
 
 _MIN_CASES: Final = 10
@@ -20,7 +19,26 @@ _WORKS: Final = (OpKind.SYNC, OpKind.GRAPH_LAUNCH, OpKind.COLLECTIVE)
 """While a process is in one of these the GPU works for it; the others only hand work over, and are sampled."""
 
 
-def find(evidence: Evidence) -> list[Finding]:
+def _gpus(evidence: Evidence, process: Process) -> set[int]:
+    """Devices of a process."""
+    return set(np.unique(evidence.column("gpu_id", process.calls)).tolist())
+
+
+def _has_company(evidence: Evidence, process: Process) -> bool:
+    """Whether another process of the node uses one of its devices."""
+    mine = _gpus(evidence, process) if evidence.recording.has_gpu_ids else set()
+    return any(
+        other is not process and other.node == process.node and mine & _gpus(evidence, other)
+        for other in evidence.gpu_processes
+    )
+
+
+@rule(
+    "gpu_sharing",
+    "A second process on the same GPU makes the first one wait",
+    Needs(_WORKS, max_missing=0.02, applies=_has_company),
+)
+def gpu_sharing(evidence: Evidence) -> list[Finding]:
     """The victim that loses most, once per GPU; nothing without real device numbers."""
     if not evidence.recording.has_gpu_ids:
         return []
@@ -36,11 +54,6 @@ def find(evidence: Evidence) -> list[Finding]:
     return [found[key] for key in sorted(found)]
 
 
-def _gpus(evidence: Evidence, process: Process) -> set[int]:
-    """Devices of a process."""
-    return set(np.unique(evidence.column("gpu_id", process.calls)).tolist())
-
-
 def _on(evidence: Evidence, rows: EventRows, gpu: int) -> EventRows:
     return rows.where(evidence.column("gpu_id", rows) == gpu)
 
@@ -50,55 +63,33 @@ def _judge(evidence: Evidence, victim: Process, other: Process, gpu: int) -> Fin
     busy = _on(evidence, other.calls.of(*_WORKS), gpu).intervals
     # At the moment the wait begins: a long wait overlaps more of anything, which would prove nothing.
     is_shared = busy.covered_ns(syncs.starts, syncs.starts + 1) > 0
-    if min(is_shared.sum(), (~is_shared).sum()) < _MIN_CASES:
+    response = Contrast.of(syncs.durations, is_shared, _MIN_CASES)
+    if response is None:
         return None
-    shared, alone = syncs.durations[is_shared], syncs.durations[~is_shared]
-    typical = float(np.median(alone))
-    lost_ns = round(float(np.clip(shared - typical, 0, None).sum()))
-    late_ns = round(float(np.clip(syncs.durations - typical, 0, None).sum()))
-    if np.median(shared) < _MIN_RATIO * typical or lost_ns < _MIN_LOST_NS:
+    lost_ns = round(response.extra_ns(syncs.durations[is_shared]))
+    late_ns = round(response.extra_ns(syncs.durations))
+    if response.hit_ns < _MIN_RATIO * response.free_ns or lost_ns < _MIN_LOST_NS:
         return None
     return Finding(
         title=(
-            f"GPU {gpu} is shared: {victim.name} waits {format_duration(float(np.median(shared)))} instead of "
-            f"{format_duration(typical)} while {other.name} (pid {other.pid}) runs"
+            f"GPU {gpu} is shared: {victim.name} waits {format_duration(response.hit_ns)} instead of "
+            f"{format_duration(response.free_ns)} while {other.name} (pid {other.pid}) runs"
         ),
-        span_ns=(int(syncs.starts[0]), int(syncs.ends.max())),
+        span_ns=syncs.span_ns,
         lost_ns=lost_ns,
-        causes=(
-            Cause(
-                f"time slices taken by {other.name} (pid {other.pid})",
-                round(lost_ns / max(late_ns, 1), 4),
-                (
-                    f"{int(is_shared.sum())} waits while it runs, {int((~is_shared).sum())} without it",
-                    f"its {len(other.calls)} calls on the same GPU overlap {lost_ns / max(late_ns, 1):.0%} of the extra wait",
-                ),
-            ),
+        causes=name_cause(
+            f"time slices taken by {other.name} (pid {other.pid})",
+            lost_ns / max(late_ns, 1),
+            f"{response.n_hit} waits while it runs, {response.n_free} without it",
+            f"its {len(other.calls)} calls on the same GPU overlap {lost_ns / max(late_ns, 1):.0%} of the extra wait",
         ),
         process=victim,
         others=(other,),
         tid=victim.busiest_tid,
         op=syncs.op,
-        n_cases=int(is_shared.sum()),
+        n_cases=response.n_hit,
         fix=(
             "give each process its own GPU, or a MIG slice",
             "run them under MPS if they must share, with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
         ),
     )
-
-
-def _has_company(evidence: Evidence, process: Process) -> bool:
-    """Whether another process of the node uses one of its devices."""
-    mine = _gpus(evidence, process) if evidence.recording.has_gpu_ids else set()
-    return any(
-        other is not process and other.node == process.node and mine & _gpus(evidence, other)
-        for other in evidence.gpu_processes
-    )
-
-
-RULE: Final = Rule(
-    "gpu_sharing",
-    "A second process on the same GPU makes the first one wait",
-    find,
-    Needs(_WORKS, max_missing=0.02, applies=_has_company),
-)

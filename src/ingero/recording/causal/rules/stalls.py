@@ -24,8 +24,8 @@ from ingero.recording.causal.attribution import (
     find_waits,
 )
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
-from ingero.recording.causal.finding import Finding, Needs, Rule
-from ingero.recording.causal.intervals import Intervals
+from ingero.recording.causal.finding import Contrast, Finding, Needs, Rule
+from ingero.recording.causal.intervals import NO_TIME, Intervals
 from ingero.recording.causal.slow import find_slow
 from ingero.recording.causal.weights import Weighing, weigh
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration, format_size
@@ -187,7 +187,7 @@ def _iter_threads(evidence: Evidence) -> Iterator[tuple[Process, int]]:
 
 def _judge(evidence: Evidence, process: Process, tid: int, stall: _Stall) -> list[Finding]:
     waits = find_waits(evidence, process, tid)
-    spans = Intervals.of(np.empty(0, np.int64), np.empty(0, np.int64))
+    spans = NO_TIME
     for name, found in waits.by_reason.items():
         spans = spans.union(found) if stall.matches(name) else spans
     basis = process.thread(tid).of(stall.kinds[-1])
@@ -222,7 +222,7 @@ def _dense_episodes(spans: Intervals, min_share: float, factor: float) -> Interv
     Where a span stands for `factor` of them, spans lie that much further apart and weigh that much more.
     """
     if len(spans) < _MIN_SPANS:
-        return Intervals.of(np.empty(0, np.int64), np.empty(0, np.int64))
+        return NO_TIME
     breaks = np.flatnonzero(spans.starts[1:] - spans.ends[:-1] > _EPISODE_GAP_NS * factor) + 1
     groups = [g for g in np.split(np.arange(len(spans)), breaks) if len(g) >= _MIN_SPANS]
     starts = np.array([spans.starts[g[0]] for g in groups], np.int64)
@@ -311,18 +311,14 @@ def _disk_facts(evidence: Evidence, rows: EventRows, kind: OpKind) -> list[str]:
 
 def _response_facts(process: Process, tid: int, spans: Intervals) -> list[str]:
     """Dose and response: the same operation with and without the stall."""
-    calls = process.calls.where(process.calls.tids == tid)
+    calls = process.calls.by(tid)
     facts = []
     for code in np.unique(calls.codes).tolist():
         same = calls.where(calls.codes == code)
         is_hit = spans.covered_ns(same.starts, same.ends) > 0
-        if min(is_hit.sum(), (~is_hit).sum()) < _MIN_SPANS:
-            continue
-        hit, free = np.median(same.durations[is_hit]), np.median(same.durations[~is_hit])
-        if hit > 2 * free:
-            facts.append(
-                f"{same.op}: {format_duration(float(hit))} when hit, {format_duration(float(free))} otherwise (medians)"
-            )
+        response = Contrast.of(same.durations, is_hit, _MIN_SPANS)
+        if response is not None and response.hit_ns > 2 * response.free_ns:
+            facts.append(f"{same.op}: {response.format()} (medians)")
     return facts
 
 

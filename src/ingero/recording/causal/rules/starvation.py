@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from ingero.model.arrays import BoolArray
-from ingero.model.incidents import Cause, Severity
+from ingero.model.incidents import Severity
 from ingero.model.operations import BLOCKING_COPIES, CALLS, OpKind, find_codes
 from ingero.recording.causal.attribution import (
     NAMED_SHARE,
@@ -25,7 +25,7 @@ from ingero.recording.causal.attribution import (
     find_waits,
 )
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
-from ingero.recording.causal.finding import Finding, Needs, Rule, Unjudged
+from ingero.recording.causal.finding import Finding, Needs, Unjudged, rule
 from ingero.recording.causal.gaps import describe_gap
 from ingero.recording.causal.intervals import Intervals
 from ingero.recording.causal.rules.inference import is_serving
@@ -70,7 +70,12 @@ _FIX_SERVING: Final = (
 )
 
 
-def find(evidence: Evidence) -> list[Finding | Unjudged]:
+@rule(
+    "input_starvation",
+    "The GPU is silent while the thread that feeds it computes, reads or waits for a worker",
+    Needs(CALLS, max_missing=1.0, is_absence=True, is_proof=True),
+)
+def input_starvation(evidence: Evidence) -> list[Finding | Unjudged]:
     """One finding per silent phase of a process."""
     return [
         finding
@@ -126,7 +131,7 @@ def _judge(evidence: Evidence, process: Process, phase: _Phase) -> list[Finding 
     finding = _describe(process, phase, found, (silent_ns, n_unseen, tid))
     if is_serving(evidence, process):
         finding = replace(finding, fix=_FIX_SERVING)
-    if evidence.books.gap(process.node, process.pid, find_codes(CALLS)).is_known:
+    if evidence.gap(process, find_codes(CALLS)).is_known:
         return [replace(finding, range_ns=(silent_ns, phase.gaps.total_ns))]
     return [_without_counts(finding, process, phase)]
 
@@ -174,7 +179,7 @@ def _least_silence(evidence: Evidence, process: Process, phase: _Phase) -> tuple
     busy_ns = (last - first) - phase.gaps.total_ns
     hidden_ns = busy_ns / max(count.stored, 1) * count.unstored
     syncs = process.calls.of(OpKind.SYNC)
-    waits = evidence.books.gap(process.node, process.pid, find_codes((OpKind.SYNC,)))
+    waits = evidence.gap(process, find_codes((OpKind.SYNC,)))
     if len(syncs) and not waits.unstored and waits.is_known:
         # Every wait has a row, so a gap holds no whole batch: what was launched in it is waited for at its end.
         hidden_ns = min(hidden_ns, len(phase.gaps) * float(np.median(syncs.durations)))
@@ -211,8 +216,6 @@ def _describe(
             f"{n_unseen} calls were counted without a row; at the busy rate they fill at most "
             f"{format_duration(phase.gaps.total_ns - silent_ns)}"
         )
-    causes = found.causes(without=(SLEEPING, NO_REASON))
-    causes = (Cause(causes[0].name, causes[0].share, (*evidence, *causes[0].evidence)), *causes[1:])
     return Finding(
         title=(
             f"Input starvation: the GPU was silent for {silent_ns / span_ns:.0%} of a {span_ns / NS_PER_S:.1f} s "
@@ -220,18 +223,10 @@ def _describe(
         ),
         span_ns=(first, last),
         lost_ns=silent_ns,
-        causes=causes,
+        causes=found.causes(without=(SLEEPING, NO_REASON), facts=evidence),
         process=process,
         tid=tid,
         n_cases=n_batches,
         ruled_out=found.ruled_out(),
         fix=_FIX.get(top, _FIX_OTHER),
     )
-
-
-RULE: Final = Rule(
-    "input_starvation",
-    "The GPU is silent while the thread that feeds it computes, reads or waits for a worker",
-    find,
-    Needs(CALLS, max_missing=1.0, is_absence=True, is_proof=True),
-)

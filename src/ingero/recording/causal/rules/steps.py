@@ -22,8 +22,8 @@ from ingero.model.incidents import Cause
 from ingero.model.operations import BLOCKING_COPIES, OpKind
 from ingero.recording.causal.attribution import NO_REASON, SLEEPING, find_waits
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
-from ingero.recording.causal.finding import Finding, Needs, Rule
-from ingero.recording.causal.intervals import Intervals
+from ingero.recording.causal.finding import Finding, Needs, rule
+from ingero.recording.causal.intervals import NO_TIME, Intervals
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration
 
 STEPS_CHANGED: Final = "step_time_changed"
@@ -67,7 +67,10 @@ class Change:
         return max(round(taken - (self.last - self.first) * self.before_ns), 0)
 
 
-def find(evidence: Evidence) -> list[Finding]:
+@rule(
+    STEPS_CHANGED, "From some moment on every step takes longer", Needs(_MARKERS, max_missing=0.02)
+)
+def step_time_changed(evidence: Evidence) -> list[Finding]:
     """The change that cost most, once per process; of ranks that wait for each other, the one that does most else."""
     found: dict[tuple[object, ...], tuple[float, Finding]] = {}
     for process in evidence.gpu_processes:
@@ -109,7 +112,7 @@ def find_change(process: Process) -> Change | None:
 
 def _find_markers(process: Process) -> EventRows:
     """The waits of the busiest thread that it makes most often."""
-    calls = process.calls.where(process.calls.tids == process.busiest_tid)
+    calls = process.busiest_calls
     is_marker = np.isin(calls.kinds, _MARKERS) | np.isin(calls.codes, _BLOCKING)
     markers = calls.where(is_marker & (calls.codes != _BARRIER))
     if not len(markers):
@@ -231,7 +234,7 @@ def _share_out(evidence: Evidence, process: Process, change: Change) -> dict[str
     )
     n_slow, n_fast = change.last - change.first, max(change.first - 1 - change.start, 1)
     waits = find_waits(evidence, process, tid)
-    calls = process.calls.where(process.calls.tids == tid)
+    calls = process.calls.by(tid)
     parts = {
         name: spans
         for name, spans in waits.by_reason.items()
@@ -244,7 +247,7 @@ def _share_out(evidence: Evidence, process: Process, change: Change) -> dict[str
         if name not in parts:
             parts[_ASLEEP if name == SLEEPING else name] = spans
     extra: dict[str, float] = {}
-    taken = Intervals.of(np.empty(0, np.int64), np.empty(0, np.int64))
+    taken = NO_TIME
     before = (0, 0)
     for name, spans in parts.items():
         taken = taken.union(spans)
@@ -269,11 +272,3 @@ def _stacks(evidence: Evidence, process: Process, span_ns: tuple[int, int]) -> t
 def _at(evidence: Evidence, moment_ns: int) -> str:
     """A moment as a distance from the first event, as every window is asked for."""
     return f"{(moment_ns - evidence.recording.window_ns[0]) / NS_PER_S:.3f} s"
-
-
-RULE: Final = Rule(
-    STEPS_CHANGED,
-    "From some moment on every step takes longer",
-    find,
-    Needs(_MARKERS, max_missing=0.02),
-)

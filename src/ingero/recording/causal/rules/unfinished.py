@@ -6,10 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from ingero.model.incidents import Cause
 from ingero.model.operations import CALLS
 from ingero.recording.causal.evidence import Evidence, Process
-from ingero.recording.causal.finding import Finding, Needs, Rule
+from ingero.recording.causal.finding import Finding, Needs, name_cause, rule
 from ingero.recording.causal.frames import name_place
 from ingero.recording.causal.rules.hangs import find_hung
 from ingero.units import NS_PER_S, format_duration
@@ -19,7 +18,12 @@ _ALONE_NS: Final = 5 * NS_PER_S
 _RATIO: Final = 10.0
 
 
-def find(evidence: Evidence) -> list[Finding]:
+@rule(
+    "call_in_flight",
+    "A call had not returned when recording ended, long after its kind usually does",
+    Needs(CALLS, max_missing=1.0),
+)
+def call_in_flight(evidence: Evidence) -> list[Finding]:
     """The longest one of each thread, but of ranks that wait in a collective which another one did not enter."""
     hung = find_hung(evidence)
     return [
@@ -37,7 +41,7 @@ def _is_waiting(finding: Finding, hung_since_ns: int | None) -> bool:
 
 
 def _judge(evidence: Evidence, process: Process, tid: int) -> Finding | None:
-    mine = process.open.where(process.open.tids == tid)
+    mine = process.open.by(tid)
     worst = mine.where(np.array([int(mine.durations.argmax())]))
     held_ns = int(worst.durations[0])
     told = evidence.statistics.get((process.node, process.pid, int(worst.codes[0])))
@@ -57,7 +61,7 @@ def _judge(evidence: Evidence, process: Process, tid: int) -> Finding | None:
         ),
         span_ns=(int(worst.starts[0]), int(worst.ends[0])),
         lost_ns=held_ns,
-        causes=(Cause("unexplained", 1.0, tuple(facts)),),
+        causes=name_cause("unexplained", 1.0, *facts),
         process=process,
         tid=tid,
         op=worst.op,
@@ -73,11 +77,3 @@ def _name_first(evidence: Evidence, stacks: tuple[int, ...]) -> str:
     """The innermost frame that has a name; empty without one."""
     places = (name_place(evidence.recording, key).partition(" < ")[0] for key in stacks)
     return next((place for place in places if place), "")
-
-
-RULE: Final = Rule(
-    "call_in_flight",
-    "A call had not returned when recording ended, long after its kind usually does",
-    find,
-    Needs(CALLS, max_missing=1.0),
-)
