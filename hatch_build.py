@@ -1,4 +1,4 @@
-"""Compiles the BPF objects and the simulator into the wheel; nothing compiles after installation."""
+"""Compiles the BPF objects, the simulator and the plug-in for NCCL into the wheel; nothing compiles after installation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class NativeBuildHook(BuildHookInterface):
     """Runs ``scripts/build_native.py`` before a wheel is packed; an editable install leaves that to ``scripts/setup``."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build, and mark the wheel as made for this platform."""
+        """Build for every kind of processor; the one wheel is marked as made for each."""
         if version == "editable":
             return
         sys.path.insert(0, str(Path(self.root) / "scripts"))
@@ -22,10 +22,5 @@ class NativeBuildHook(BuildHookInterface):
         build_native.build_all()
         build_data["pure_python"] = False
         build_data["infer_tag"] = False
-        build_data["tag"] = f"py3-none-{_platform_tag()}"
-
-
-def _platform_tag() -> str:
-    import platform  # noqa: PLC0415
-
-    return f"manylinux_2_28_{platform.machine()}"
+        platforms = (f"manylinux_2_28_{machine}" for machine in sorted(build_native.MACHINES))
+        build_data["tag"] = f"py3-none-{'.'.join(platforms)}"

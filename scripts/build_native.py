@@ -1,6 +1,7 @@
 """Builds what is not Python: the BPF objects, the GPU simulator and the plug-in for NCCL.
 
-Needs PyPI's ``ziglang`` and nothing else (``--clang`` takes another compiler for the BPF objects). Called by the package build
+Everything is made for both kinds of processor, whichever this machine has, as the compiler knows both. Needs PyPI's
+``ziglang`` and nothing else (``--clang`` takes another compiler for the BPF objects). Called by the package build
 (``hatch_build.py``), by ``scripts/setup`` and by ``make native``, so there is one list of flags. An output that is newer
 than all it is made of is left alone.
 """
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,8 @@ OBJECTS = ROOT / "src/ingero/agent/capture/kernel/objects"
 SIMULATOR = ROOT / "src/ingero/sim/native"
 PLUGIN = ROOT / "src/ingero/agent/collectives/native"
 ZIG = (sys.executable, "-m", "ziglang")
-BPF_MACHINES = {"x86_64": "x86", "aarch64": "arm64"}
+# As `uname -m` says, with the name that libbpf's headers have.
+MACHINES = {"x86_64": "x86", "aarch64": "arm64"}
 BPF_FLAGS = (
     *("-target", "bpfel", "-mcpu=v3", "-std=gnu11", "-g", "-O2"),
     *("-Wall", "-Wextra", "-Werror", "-Wpadded", "-Wpacked", "-Wunaligned-access"),
@@ -63,7 +64,7 @@ def is_fresh(target: Path, sources: Iterable[Path]) -> bool:
     return all(source.stat().st_mtime_ns <= made for source in sources)
 
 
-def run(*command: str | Path) -> None:
+def run(*command: object) -> None:
     """Run a compiler; its own message is the error."""
     if subprocess.run([str(part) for part in command], check=False, cwd=ROOT).returncode:
         sys.exit(f"build_native: failed: {' '.join(map(str, command))}")
@@ -72,7 +73,7 @@ def run(*command: str | Path) -> None:
 def build_objects(clang: tuple[str, ...]) -> Iterator[Path]:
     """Compile every ``bpf/*.bpf.c`` for every machine."""
     headers = [*ROOT.glob("bpf/include/**/*.h"), Path(__file__)]
-    for machine, define in BPF_MACHINES.items():
+    for machine, define in MACHINES.items():
         for source in sorted(ROOT.glob("bpf/*.bpf.c")):
             target = OBJECTS / machine / source.name.replace(".bpf.c", ".bpf.o")
             if not is_fresh(target, [source, *headers]):
@@ -85,9 +86,8 @@ def build_objects(clang: tuple[str, ...]) -> Iterator[Path]:
             yield target
 
 
-def build_simulator() -> Iterator[Path]:
-    """Link the simulator's libraries and its workloads for this machine."""
-    machine = platform.machine()
+def build_simulator(machine: str) -> Iterator[Path]:
+    """Link the simulator's libraries and its workloads for a machine."""
     out = SIMULATOR / machine
     sources = [*ROOT.glob("gpusim/*"), Path(__file__)]
     compiler = (*ZIG, "cc", "-target", f"{machine}-linux-gnu.{GLIBC}", *SIM_FLAGS)
@@ -110,9 +110,8 @@ def build_simulator() -> Iterator[Path]:
         yield target
 
 
-def build_plugin() -> Iterator[Path]:
-    """Link the plug-in that NCCL loads, for this machine."""
-    machine = platform.machine()
+def build_plugin(machine: str) -> Iterator[Path]:
+    """Link the plug-in that NCCL loads, for a machine."""
     target = PLUGIN / machine / PLUGIN_NAME
     sources = sorted(ROOT.glob("ncclprof/*.c"))
     if not is_fresh(target, [*sources, *ROOT.glob("ncclprof/*.h"), Path(__file__)]):
@@ -127,7 +126,10 @@ def build_plugin() -> Iterator[Path]:
 
 def build_all(clang: tuple[str, ...] = (*ZIG, "clang")) -> list[Path]:
     """Build everything; returns the files."""
-    return [*build_objects(clang), *build_simulator(), *build_plugin()]
+    made = [*build_objects(clang)]
+    for machine in MACHINES:
+        made += [*build_simulator(machine), *build_plugin(machine)]
+    return made
 
 
 if __name__ == "__main__":
