@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 PARALLEL := -n 3 --dist loadgroup
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check native bench bench-detect lock docs clean
+.PHONY: help setup demo test test-machines lint check native bench bench-detect lock docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -16,6 +16,9 @@ demo: setup ## replay a real 64-GPU trace through a real Fleet, name the culprit
 
 test: setup ## run every test tier that this machine allows; each skip says why
 	@$(PY) -m pytest $(PARALLEL)
+
+test-machines: setup ## boot Debian's kernels in QEMU and check each; ONLY=6.1-x86_64 takes one, ONLY='6.12-*' some
+	@$(PY) -m scripts.machines $(ONLY)
 
 lint: setup ## format, lint, types and layers
 	@.venv/bin/ruff format --check .

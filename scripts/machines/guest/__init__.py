@@ -1,0 +1,1 @@
+"""What runs inside a guest, under Debian's own Python, as root."""

@@ -1,0 +1,73 @@
+"""Runs the checks of a guest one after another; each tells the host its outcome in a line of its own on the console.
+
+A line is ``@machine`` and a JSON object: first the names of all checks (``plan``), then one outcome each, then ``end``.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+from scripts.machines.guest import cluster, filters, privileges, stacks, traced
+from scripts.machines.guest.probing import (
+    check_prerequisites,
+    check_refusal,
+)
+from scripts.machines.guest.running import CheckError
+
+from ingero.errors import IngeroError
+
+_MARK: Final = "@machine "
+_FAULTS: Final = (
+    CheckError,
+    IngeroError,
+    OSError,
+    ValueError,
+    KeyError,
+    subprocess.SubprocessError,
+)
+
+Check = Callable[[], str]
+SUPPORTED: Final[Mapping[str, Check]] = {
+    "check": check_prerequisites,
+    **{f"counts: {name}": partial(traced.check_counts, name) for name in traced.WORKLOAD_NAMES},
+    "counts: losses": traced.check_losses,
+    "nccl identity": traced.check_nccl,
+    "stacks: native": stacks.check_native,
+    "stacks: Python": stacks.check_python,
+    **{f"filter: {name}": partial(filters.check_filter, name) for name in filters.FILTERS},
+    "fleet-push": cluster.check_push,
+    "up": cluster.check_up,
+    **{f"caps: {name}": partial(privileges.check_set, name) for name in privileges.SETS},
+}
+REFUSED: Final[Mapping[str, Check]] = {"refused": check_refusal}
+
+
+def tell(**facts: object) -> None:
+    """One line to the host."""
+    print(_MARK + json.dumps(facts), flush=True)
+
+
+def main(kind: str, *names: str) -> None:
+    """Run the checks of a supported machine, or of one that must be refused; all of them, or those named."""
+    known = SUPPORTED if kind == "supported" else REFUSED
+    checks = {name: check for name, check in known.items() if not names or name in names}
+    tell(plan=list(checks), release=platform.release())
+    for name, check in checks.items():
+        start_s = time.monotonic()
+        try:
+            passed, detail = True, check()
+        except _FAULTS as error:
+            passed, detail = False, f"{type(error).__name__}: {error}"
+        tell(check=name, passed=passed, detail=detail, took_s=round(time.monotonic() - start_s, 1))
+    tell(end=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,101 @@
+"""Runs our programs in the guest, and reads what they print."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+INGERO: Final = (sys.executable, "-m", "ingero")
+ENVIRONMENT: Final = {"PATH": "/usr/bin:/usr/sbin", "HOME": "/root", "PYTHONPATH": str(Path.cwd())}
+LIMIT_S: Final = 240.0
+
+
+class CheckError(Exception):
+    """Something is not as it must be; the message says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A program that ended.
+
+    Attributes:
+        status: Its exit status.
+        out: What it wrote on standard output.
+        err: What it wrote on standard error.
+    """
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """Its output, a JSON object a line."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    def of_type(self, kind: str) -> list[dict[str, Any]]:
+        """The lines of this ``type``."""
+        return [line for line in self.lines if line["type"] == kind]
+
+
+def run(*command: str | int, is_checked: bool = True) -> Ended:
+    """Run a program to its end.
+
+    Raises:
+        CheckError: It failed, or did not end within the limit.
+    """
+    words = [str(word) for word in command]
+    try:
+        ended = subprocess.run(
+            words, capture_output=True, text=True, check=False, timeout=LIMIT_S, env=ENVIRONMENT
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CheckError(f"{' '.join(words[2:6])} … did not end within {LIMIT_S:.0f} s") from error
+    if is_checked and ended.returncode:
+        raise CheckError(
+            f"{' '.join(words[2:6])} … ended with {ended.returncode}: {shorten(ended.stderr)}"
+        )
+    return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+
+def run_ingero(*arguments: str | int, is_checked: bool = True) -> Ended:
+    """Run ``ingero``."""
+    return run(*INGERO, *arguments, is_checked=is_checked)
+
+
+def trace(*arguments: str | int) -> Ended:
+    """Run ``ingero trace`` without a recording; its lines are JSON."""
+    return run_ingero("trace", "--json", "--no-record", "--no-incidents", *arguments)
+
+
+def shorten(text: str) -> str:
+    """The end of what a program wrote, in one line."""
+    return " | ".join(text.split("\n"))[-600:].strip(" |")
+
+
+def compare(what: str, found: object, wanted: object) -> None:
+    """Hold something found against what it must be.
+
+    Raises:
+        CheckError: They differ.
+    """
+    if found != wanted:
+        raise CheckError(f"{what}: {found}, not {wanted}")
+
+
+def sum_calls(
+    counts: Sequence[Mapping[str, Any]], pids: Sequence[int]
+) -> dict[tuple[str, str], dict[str, int]]:
+    """Exact counts of these processes added up, by source and operation."""
+    sums: dict[tuple[str, str], dict[str, int]] = {}
+    for line in counts:
+        if line["pid"] in pids:
+            into = sums.setdefault((line["source"], line["op"]), {})
+            for name in ("entered", "seen", "nested", "errors", "bytes", "lost"):
+                into[name] = into.get(name, 0) + int(line[name])
+    return sums
