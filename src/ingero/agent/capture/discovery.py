@@ -29,7 +29,7 @@ from ingero.agent.capture.discover.processes import (
     open_file,
     open_mapped,
 )
-from ingero.agent.capture.kernel.perf import Mapping, MappingStream
+from ingero.agent.capture.kernel.perf import Mapping, MappingStream, PerfEvents
 from ingero.agent.capture.probes.engine import Engine
 from ingero.agent.capture.probes.targets import is_candidate, is_library, iter_targets
 from ingero.agent.capture.stack_keeper import StackKeeper
@@ -104,6 +104,7 @@ class Discovery:
         stacks: Told of every mapping, and of processes with a library that is probed.
         watch: Whose libraries are reported.
         meet: Called with the pid of a watched process that has a library of ours; any thread.
+        events: Where new mappings are read; they stay the caller's, who closes them after this.
         clock: For the time of the next try.
 
     Attributes:
@@ -116,6 +117,7 @@ class Discovery:
         stacks: StackKeeper,
         watch: Watch,
         meet: Callable[[int], None],
+        events: PerfEvents,
         clock: Clock,
     ) -> None:
         self.notes: tuple[str, ...] = ()
@@ -136,7 +138,7 @@ class Discovery:
         self._is_over = False
         self._stream: MappingStream | None = None
         try:
-            self._stream = MappingStream()
+            self._stream = events.mappings
         except UnsupportedError as error:
             self._next_scan_ns = clock.mono_ns() + RESCAN_NS
             self.notes = (f"{error.message}; new processes are looked for every 2 s",)
@@ -181,9 +183,7 @@ class Discovery:
                     thread.join()
             os.close(self._wake)
             self._wake = -1
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        self._stream = None
 
     def _work(self) -> None:
         """Body of each thread."""

@@ -22,11 +22,12 @@ from ingero.agent.capture.discover.processes import find_descendants, has_ended,
 from ingero.agent.capture.discovery import Discovery, Watch, find_new
 from ingero.agent.capture.events import BUILDERS, build_off_cpu_events
 from ingero.agent.capture.kernel.abi import N_COPY_KINDS, Flag, ProcessEvent, get_dtype
+from ingero.agent.capture.kernel.perf import PerfEvents
 from ingero.agent.capture.open_calls import RING as OPEN_RING
 from ingero.agent.capture.open_calls import OpenCalls
 from ingero.agent.capture.probes.ended import EndedCounts
 from ingero.agent.capture.probes.engine import Engine, EngineSettings, Missing
-from ingero.agent.capture.probes.host import PROBES
+from ingero.agent.capture.probes.host import PROBES, find_software_events
 from ingero.agent.capture.probes.sampling import BUDGET, SamplingControl
 from ingero.agent.capture.program import HeldProgram
 from ingero.agent.capture.stack_keeper import RING, StackKeeper
@@ -155,6 +156,7 @@ class TraceSession:
         observers: Who is told.
         program: A held program to release once the probes wait for it.
         clock: Both clocks.
+        events: perf's events, opened before privileges were given up; closed with this. None opens them now.
         tell: Told in a sentence what goes wrong while it traces.
 
     Attributes:
@@ -170,6 +172,7 @@ class TraceSession:
         observers: Sequence[Observer],
         program: HeldProgram | None = None,
         clock: Clock | None = None,
+        events: PerfEvents | None = None,
         tell: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.settings = settings
@@ -188,6 +191,7 @@ class TraceSession:
         self._sampling = SamplingControl(settings.keep_one_in)
         self._n_lost = 0
         self._n_sampled = 0
+        self._events = events or PerfEvents(find_software_events(settings.engine.host_probes))
         self._engine = Engine(settings.engine)
         self._stacks = StackKeeper(self._engine, self._observers)
         self._open = OpenCalls(self._engine, self._stacks)
@@ -195,7 +199,9 @@ class TraceSession:
         self._consumers: dict[str, Callable[[Records], None]] = {}
         has_pids = bool(settings.pids) or program is not None
         watch = Watch(self._engine, has_pids, settings.uid, settings.cgroup_ids)
-        self._discovery = Discovery(self._engine, self._stacks, watch, self._meet, self._clock)
+        self._discovery = Discovery(
+            self._engine, self._stacks, watch, self._meet, self._events, self._clock
+        )
         try:
             self._prepare()
         except BaseException:
@@ -227,7 +233,7 @@ class TraceSession:
         for cgroup_id in self.settings.cgroup_ids:
             self._engine.watch_cgroup(cgroup_id)
         self._engine.set_keep_one_in(self._sampling.keep_one_in)
-        self._engine.start_host_probes()
+        self._engine.start_host_probes(self._events)
         self._consumers = {name: functools.partial(self._take, name) for name in self._engine.rings}
         self._follow_children()
         self._discovery.probe_files(self.settings.files)
@@ -460,6 +466,7 @@ class TraceSession:
         self._discovery.close()
         self._stacks.close()
         self._engine.close()
+        self._events.close()
         if self._program is not None:
             self._program.end()
 

@@ -1,10 +1,14 @@
-"""What this machine lets the agent do: every prerequisite, what each missing one costs, and the command that mends it.
+"""What this machine lets the agent do: every prerequisite, what each missing one costs, and the command that repairs it.
 
-Nothing here changes the machine; programs that are loaded to see whether they load are unloaded at once.
+Nothing here changes the machine; programs that are loaded to see whether they load are unloaded at once. `check_as_traced` looks
+with the capabilities that a trace keeps, because some kernels refuse then what they grant to all of root.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+import multiprocessing
 import os
 import platform
 import shutil
@@ -17,11 +21,13 @@ from ingero.agent.capture.discover.places import iter_installed
 from ingero.agent.capture.discover.processes import iter_mappings, iter_pids
 from ingero.agent.capture.gpu.nvml import Nvml
 from ingero.agent.capture.kernel._libbpf import get_libbpf
+from ingero.agent.capture.kernel.capabilities import Capability, read_capabilities
 from ingero.agent.capture.kernel.features import describe_kernel
 from ingero.agent.capture.kernel.objects import BpfObject, find_object
-from ingero.agent.capture.kernel.perf import MappingStream
+from ingero.agent.capture.kernel.perf import PerfEvents
+from ingero.agent.capture.privileges import Duties, check_privileges, drop_privileges
 from ingero.agent.capture.probes.engine import Engine, EngineSettings
-from ingero.agent.capture.probes.host import PROBES
+from ingero.agent.capture.probes.host import PROBES, find_software_events
 from ingero.agent.capture.probes.modes import choose_way
 from ingero.agent.capture.probes.targets import is_library
 from ingero.agent.collectives.plugin import build_setting, find_plugin
@@ -33,7 +39,7 @@ from ingero.telemetry.clock import SystemClock
 from ingero.units import format_size
 
 _BTF: Final = Path("/sys/kernel/btf/vmlinux")
-_CAPABILITIES: Final = {21: "SYS_ADMIN", 38: "PERFMON", 39: "BPF"}
+_NO_ATTACH: Final = 3  # of Yama's scopes: nobody may, until the next boot
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +73,53 @@ def _missing(name: str, error: UnsupportedError, costs: str, *, required: bool =
     )
 
 
-def check_machine() -> list[Check]:
-    """Every prerequisite, the necessary ones first."""
-    return [check() for check in CHECKS] + _check_host_probes()
+def check_as_traced() -> list[Check]:
+    """What `check_machine` says in a process that opens what a trace opens first, and then keeps what a trace keeps.
+
+    It runs in a process of its own: capabilities do not come back.
+
+    Raises:
+        UnsupportedError: The kernel does not let go of a capability.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as child:
+        return child.submit(_check_after_drop).result()
+
+
+def _check_after_drop() -> list[Check]:
+    names = tuple(probe.name for probe in PROBES)
+    with contextlib.closing(PerfEvents(find_software_events(names))) as events:
+        drop_privileges(Duties(owns_files=True))
+        return check_machine(events)
+
+
+def check_machine(events: PerfEvents | None = None) -> list[Check]:
+    """Every prerequisite, the necessary ones first.
+
+    Args:
+        events: What perf opened with all privileges, and the events of every host probe among it; None opens them now.
+    """
+    if events is None:
+        names = tuple(probe.name for probe in PROBES)
+        with contextlib.closing(PerfEvents(find_software_events(names))) as own:
+            return check_machine(own)
+    return [*(check() for check in CHECKS), _check_mappings(events), *_check_host_probes(events)]
 
 
 def _check_privileges() -> Check:
-    text = Path("/proc/self/status").read_text(encoding="ascii")
-    mask = int(next(line for line in text.splitlines() if line.startswith("CapEff")).split()[1], 16)
-    held = {name for bit, name in _CAPABILITIES.items() if mask >> bit & 1}
-    passed = "SYS_ADMIN" in held or {"BPF", "PERFMON"} <= held
+    held = read_capabilities()
+    names = [one.name for one in Capability if one in held]
+    try:
+        check_privileges()
+        passed = True
+    except UnsupportedError:
+        passed = False
     return Check(
         "privileges",
         passed,
         "root"
-        if os.geteuid() == 0
-        else f"uid {os.geteuid()}, capabilities: {', '.join(sorted(held)) or 'none'}",
+        if os.geteuid() == 0 and passed
+        else f"uid {os.geteuid()}, capabilities: {', '.join(names) or 'none'}",
         fix="" if passed else "run it with sudo",
         costs="" if passed else "nothing can be traced; ingero sim, explain and query still work",
         required=True,
@@ -136,9 +173,9 @@ def _check_engine() -> Check:
     return _there("probe engine", f"the kernel takes it; mode: {mode}", required=True)
 
 
-def _check_mappings() -> Check:
+def _check_mappings(events: PerfEvents) -> Check:
     try:
-        MappingStream().close()
+        _ = events.mappings
     except UnsupportedError as error:
         costs = "a new process is found up to 2 s late, so its first calls are missed"
         return _missing("new mappings", error, costs)
@@ -161,19 +198,25 @@ def _check_map_files() -> Check:
 
 
 def _check_ptrace_scope() -> Check:
+    """Yama guards /proc/PID/mem, which is opened as if to attach; not /proc/PID/environ, which is only read (ptrace(2))."""
     try:
         scope = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))
     except OSError:
         return _there("ptrace_scope", "Yama is not active")
-    passed = scope < 2 or (os.geteuid() == 0 and scope < 3)
+    can_trace = Capability.SYS_PTRACE in read_capabilities()
+    passed = scope == 0 or (can_trace and scope < _NO_ATTACH)
+    fix = "sudo sysctl kernel.yama.ptrace_scope=1, and grant CAP_SYS_PTRACE (root has it)"
+    if scope == _NO_ATTACH:
+        fix = "set kernel.yama.ptrace_scope below 3 where it is set at boot, and boot again: 3 cannot be lowered"
+    costs = "no Python frames in stacks: the memory of processes cannot be read"
+    if scope == 1:
+        costs += ", but of those that ingero starts"
     return Check(
         "ptrace_scope",
         passed,
         str(scope),
-        fix="" if passed else "sudo sysctl kernel.yama.ptrace_scope=1",
-        costs=""
-        if passed
-        else "environments of other processes cannot be read: ranks stay unknown",
+        fix="" if passed else fix,
+        costs="" if passed else costs,
     )
 
 
@@ -239,12 +282,14 @@ def _check_nccl_plugin() -> Check:
     return _there("nccl plug-in", told)
 
 
-def _check_host_probes() -> list[Check]:
-    """Load each host probe once, so that a refusal is known before it matters."""
+def _check_host_probes(events: PerfEvents) -> list[Check]:
+    """Load each host probe once and look at its events, so that a refusal is known before it matters."""
     checks = []
     for probe in PROBES:
         try:
             BpfObject(probe.name, left_out=probe.filtering).close()
+            for config in probe.events.values():
+                events.get_software(config)
             checks.append(_there(f"{probe.name} probe", probe.says))
         except UnsupportedError as error:
             checks.append(_missing(f"{probe.name} probe", error, probe.costs))
@@ -258,7 +303,6 @@ CHECKS: Final[tuple[Callable[[], Check], ...]] = (
     _check_libbpf,
     _check_objects,
     _check_engine,
-    _check_mappings,
     _check_map_files,
     _check_ptrace_scope,
     _check_gpu,
@@ -266,7 +310,7 @@ CHECKS: Final[tuple[Callable[[], Check], ...]] = (
     _check_libraries,
     _check_nccl_plugin,
 )
-"""In the order in which they are shown."""
+"""In the order in which they are shown; what perf opens and the host probes follow."""
 
 
 def collect_support_files() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""``ingero check``: what works on this machine, what does not, and how to mend it."""
+"""``ingero check``: what works on this machine, what does not, and how to repair it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     help="Also write a tar.gz for a bug report; secrets in the environment are left out.",
 )
 def command(*, as_json: bool, support_bundle: Path | None) -> None:
-    r"""Look at every prerequisite of tracing; say what a missing one costs and what mends it.
+    r"""Look at every prerequisite of tracing; say what a missing one costs and what repairs it.
+
+    It looks with the capabilities that ``ingero trace`` keeps, in the order in which that opens things.
 
     Then the processes that have CUDA or NCCL loaded now. The exit status is 0 whatever is missing: read ``all_passed``.
 
@@ -35,10 +37,10 @@ def command(*, as_json: bool, support_bundle: Path | None) -> None:
       sudo ingero check --json
       sudo ingero check --support-bundle ingero-support.tar.gz
     """
-    from ingero.agent.checks.machine import check_machine
+    from ingero.agent.checks.machine import check_as_traced
     from ingero.agent.checks.processes import find_active
 
-    checks = check_machine()
+    checks = check_as_traced()
     processes = find_active()
     report = {
         "all_passed": all(check.passed for check in checks),

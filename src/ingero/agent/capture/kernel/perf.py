@@ -8,11 +8,12 @@ fentry needed. Layouts follow ``struct perf_event_attr`` and the record descript
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import platform
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -35,6 +36,9 @@ _DATA_HEAD: Final = 1024  # offset in struct perf_event_mmap_page
 _N_PAGES: Final = 64
 _CONFIG1: Final = 56  # of struct perf_event_attr: uprobe_path, and behind it probe_offset
 _UPROBE_TYPE: Final = Path("/sys/bus/event_source/devices/uprobe/type")
+_MAX_UPSTREAM_LEVEL: Final = (
+    2  # of kernel.perf_event_paranoid; patches of Debian and Ubuntu add 3 and 4
+)
 _FIXED: Final = struct.Struct("<IIQQQIIQQII")  # MMAP2 after the header, before the file name
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -62,6 +66,69 @@ class Mapping:
     path: str
 
 
+class PerfEvents:
+    """The events of perf that a trace needs from its start, opened while the process may open them.
+
+    Kernels of Debian and Ubuntu ask for CAP_SYS_ADMIN to open any event while ``kernel.perf_event_paranoid`` is above 2; others
+    ask for CAP_PERFMON at most. What is open stays usable when the capability is given up. A refusal is kept for whoever asks.
+
+    Args:
+        software: ``PERF_COUNT_SW_*``, each to be opened on every processor.
+    """
+
+    def __init__(self, software: Collection[int] = ()) -> None:
+        self._mappings: MappingStream | UnsupportedError
+        try:
+            self._mappings = MappingStream()
+        except UnsupportedError as error:
+            self._mappings = error
+        self._software = {config: _open_everywhere(config) for config in software}
+
+    @property
+    def mappings(self) -> MappingStream:
+        """New executable mappings.
+
+        Raises:
+            UnsupportedError: perf refused.
+        """
+        if isinstance(self._mappings, UnsupportedError):
+            raise self._mappings
+        return self._mappings
+
+    def get_software(self, config: int) -> tuple[int, ...]:
+        """Descriptors of a software event, one per processor; they stay this object's.
+
+        Raises:
+            UnsupportedError: perf refused.
+        """
+        found = self._software[config]
+        if isinstance(found, UnsupportedError):
+            raise found
+        return found
+
+    def close(self) -> None:
+        """Close every event; safe to call twice. A link to one keeps its event open."""
+        if isinstance(self._mappings, MappingStream):
+            self._mappings.close()
+        for fds in self._software.values():
+            for fd in () if isinstance(fds, UnsupportedError) else fds:
+                os.close(fd)
+        self._software.clear()
+
+
+def refuse_events(what: str, error: OSError) -> UnsupportedError:
+    """What to say of an event that perf does not open, with the step that helps."""
+    try:
+        level = int(Path("/proc/sys/kernel/perf_event_paranoid").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        level = 0
+    is_denied = error.errno in {errno.EACCES, errno.EPERM}
+    hint = "run as root or grant CAP_PERFMON"
+    if is_denied and level > _MAX_UPSTREAM_LEVEL:
+        hint = "run as root, grant CAP_SYS_ADMIN, or: sudo sysctl kernel.perf_event_paranoid=2"
+    return UnsupportedError(f"{what}: {error.strerror}", hint=hint)
+
+
 class MappingStream:
     """Reads new executable mappings of all processes.
 
@@ -78,10 +145,7 @@ class MappingStream:
                 ring = mmap.mmap(fd, (1 + _N_PAGES) * mmap.PAGESIZE)
             except OSError as error:
                 self.close()
-                raise UnsupportedError(
-                    f"perf does not report new mappings: {error.strerror}",
-                    hint="run as root or grant CAP_PERFMON",
-                ) from error
+                raise refuse_events("perf does not report new mappings", error) from error
             self._rings.append((fd, ring))
 
     @property
@@ -129,19 +193,18 @@ def iter_online_cpus() -> Iterator[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
-def open_software_event(config: int, cpu: int) -> int:
-    """A software event that happens on a processor, in any process, with every occurrence a sample; returns its descriptor.
-
-    Args:
-        config: ``PERF_COUNT_SW_*``.
-        cpu: The processor.
-
-    Raises:
-        OSError: perf refuses.
-    """
+def _open_everywhere(config: int) -> tuple[int, ...] | UnsupportedError:
+    """A software event on every processor, in any process, with each occurrence a sample; or why not."""
     attr = bytearray(_ATTR_BYTES)
     struct.pack_into("<IIQQ", attr, 0, _TYPE_SOFTWARE, _ATTR_BYTES, config, 1)
-    return _open(attr, cpu)
+    fds: list[int] = []
+    try:
+        fds.extend(_open(attr, cpu) for cpu in iter_online_cpus())
+    except OSError as error:
+        for fd in fds:
+            os.close(fd)
+        return refuse_events("perf opens no software event", error)
+    return tuple(fds)
 
 
 def read_uprobe_type() -> int:

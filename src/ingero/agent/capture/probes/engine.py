@@ -5,9 +5,9 @@ One engine per agent. Closing it removes every probe: links live as long as thei
 
 from __future__ import annotations
 
+import contextlib
 import mmap
-import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
@@ -19,9 +19,9 @@ from ingero.agent.capture.kernel import syscalls
 from ingero.agent.capture.kernel.abi import N_COPY_KINDS, Stacks, get_dtype
 from ingero.agent.capture.kernel.maps import BpfMap
 from ingero.agent.capture.kernel.objects import BpfObject
-from ingero.agent.capture.kernel.perf import iter_online_cpus, open_software_event
+from ingero.agent.capture.kernel.perf import PerfEvents
 from ingero.agent.capture.kernel.ring import Ring
-from ingero.agent.capture.probes.host import PROBES, HostProbe
+from ingero.agent.capture.probes.host import PROBES, HostProbe, find_software_events
 from ingero.agent.capture.probes.links import attach_file, close_links
 from ingero.agent.capture.probes.modes import choose_way, load_calls
 from ingero.agent.capture.probes.targets import ProbeTarget
@@ -179,20 +179,28 @@ class Engine:
         """Whether any record of a call carries the stack it was made from."""
         return self._settings.stacks != Stacks.NONE
 
-    def start_host_probes(self) -> None:
+    def start_host_probes(self, events: PerfEvents | None = None) -> None:
         """Load and attach the host probes; one that this machine refuses goes to `missing`.
 
         Say first whom to watch: some programs are needed for that alone.
+
+        Args:
+            events: With the software events of `find_software_events`; they may be closed afterwards. None opens them now.
         """
+        names = self._settings.host_probes
+        if events is None:
+            with contextlib.closing(PerfEvents(find_software_events(names))) as own:
+                self.start_host_probes(own)
+            return
         for probe in PROBES:
-            if probe.name not in self._settings.host_probes:
+            if probe.name not in names:
                 continue
             try:
-                self._start(probe)
+                self._start(probe, events)
             except UnsupportedError as error:
                 self.missing.append(Missing(probe.name, error.message, error.hint, probe.costs))
 
-    def _start(self, probe: HostProbe) -> None:
+    def _start(self, probe: HostProbe, events: PerfEvents) -> None:
         loaded = BpfObject(
             probe.name,
             shared=self._calls.subset(_SHARED),
@@ -202,12 +210,17 @@ class Engine:
         try:
             for name, fd in loaded.programs.items():
                 if name in probe.events:
-                    links.extend(_attach_everywhere(fd, probe.events[name]))
+                    links.extend(
+                        syscalls.attach_perf_event(fd, event)
+                        for event in events.get_software(probe.events[name])
+                    )
                 else:
                     links.append(syscalls.attach_tracing(fd))
-        except OSError as error:
+        except (OSError, UnsupportedError) as error:
             close_links(links)
             loaded.close()
+            if isinstance(error, UnsupportedError):
+                raise
             raise UnsupportedError(f"cannot attach {probe.name!r}: {error.strerror}") from error
         self._links += links
         self._objects.append(loaded)
@@ -411,13 +424,3 @@ class Engine:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _attach_everywhere(prog_fd: int, config: int) -> Iterator[int]:
-    """Links of a program to a software event, one per processor."""
-    for cpu in iter_online_cpus():
-        event_fd = open_software_event(config, cpu)
-        try:
-            yield syscalls.attach_perf_event(prog_fd, event_fd)
-        finally:
-            os.close(event_fd)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -99,3 +99,10 @@ PROBES: Final = (
         wakes=True,
     ),
 )
+
+
+def find_software_events(names: Collection[str]) -> frozenset[int]:
+    """``PERF_COUNT_SW_*`` that these host probes need."""
+    return frozenset(
+        config for probe in PROBES if probe.name in names for config in probe.events.values()
+    )

@@ -21,9 +21,10 @@ from ingero.agent.capture.discover.identity import find_cgroup_ids
 from ingero.agent.capture.discover.places import iter_installed
 from ingero.agent.capture.gpu.nvml import Nvml
 from ingero.agent.capture.kernel.abi import Stacks
+from ingero.agent.capture.kernel.perf import PerfEvents
 from ingero.agent.capture.privileges import Duties, check_privileges, drop_privileges
 from ingero.agent.capture.probes.engine import EngineSettings
-from ingero.agent.capture.probes.host import PROBES
+from ingero.agent.capture.probes.host import PROBES, find_software_events
 from ingero.agent.capture.probes.modes import choose_way
 from ingero.agent.capture.program import HeldProgram, ProgramSettings
 from ingero.agent.capture.session import DRAIN_MS, Observer, TraceSession, TraceSettings
@@ -95,6 +96,9 @@ def run_trace(options: TraceConfig) -> int:
         program = _hold(options, invoker)
         if program is not None:
             stack.callback(program.end)
+        # Kernels of Debian and Ubuntu may ask for CAP_SYS_ADMIN here, which is given up next.
+        events = PerfEvents(find_software_events(settings.engine.host_probes))
+        stack.callback(events.close)
         drop_privileges(
             Duties(
                 owns_files=options.record,
@@ -109,7 +113,9 @@ def run_trace(options: TraceConfig) -> int:
         recorder = next((one for one in observers if isinstance(one, Recorder)), None)
         watch = next((one for one in observers if isinstance(one, IncidentWatch)), None)
         tell = _say if table is None or not table.is_live else _say_nothing
-        session = stack.enter_context(TraceSession(settings, observers, program, tell=tell))
+        session = stack.enter_context(
+            TraceSession(settings, observers, program, events=events, tell=tell)
+        )
         if table is not None:
             table.session = session
         _say_what_is_missing(session)
