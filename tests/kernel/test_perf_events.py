@@ -1,6 +1,6 @@
 """perf's events are opened once, before a trace gives up privileges: kernels of Debian and Ubuntu refuse them afterwards."""
 
-import os
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +16,9 @@ NAMES = ("process", "fault")
 def count_events():
     """Descriptors of perf's events that this process has."""
     n_events = 0
-    for fd in os.listdir("/proc/self/fd"):
+    for fd in Path("/proc/self/fd").iterdir():
         try:
-            n_events += os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:[perf_event]"
+            n_events += str(fd.readlink()) == "anon_inode:[perf_event]"
         except FileNotFoundError:  # the one that listed them
             continue
     return n_events
