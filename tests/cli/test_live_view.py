@@ -10,7 +10,7 @@ from ingero.agent.capture.discover.processes import FileId
 from ingero.agent.capture.gpu.readings import GpuReading
 from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.agent.capture.probes.targets import ProbeTarget
-from ingero.agent.capture.session import Totals
+from ingero.agent.capture.totals import Totals
 from ingero.agent.metrics.machine import MachineState
 from ingero.cli.commands.trace.live_view import (
     Surrounding,

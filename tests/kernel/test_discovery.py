@@ -17,8 +17,9 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from ingero.agent.capture.discover.processes import iter_mappings, open_file, open_mapped
-from ingero.agent.capture.discovery import Discovery, Watch, _Look
-from ingero.agent.capture.kernel.perf import Mapping
+from ingero.agent.capture.discovery import Discovery, Watch
+from ingero.agent.capture.file_queue import MappedFile
+from ingero.agent.capture.kernel.perf import Mapping, PerfEvents
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.agent.capture.session import TraceSession, TraceSettings
 from ingero.agent.capture.stack_keeper import StackKeeper
@@ -183,11 +184,12 @@ def test_a_file_that_was_mapped_as_a_whole_is_found_by_the_addresses_it_has_by_n
     end = mapping.end + (0x400000 if is_mapped_otherwise else 0)
     whole = Mapping(process.pid, mapping.start, end, mapping.device, mapping.inode, mapping.path)
     engine = start_engine(attach=False)
-    discovery = Discovery(
-        engine, StackKeeper(engine, []), Watch(engine), lambda pid: None, SystemClock()
-    )
-    discovery._look(_Look(whole))
-    discovery.close()
+    with contextlib.closing(PerfEvents()) as events:
+        discovery = Discovery(
+            engine, StackKeeper(engine, []), Watch(engine), lambda pid: None, events, SystemClock()
+        )
+        discovery.examine(MappedFile(whole))
+        discovery.close()
     assert discovery.unprobed == ()
     assert [target.path for target in engine.targets] == [str(path)]
     process.communicate("go\n")
@@ -227,7 +229,9 @@ def test_a_library_that_is_deleted_right_after_it_was_loaded_is_probed(load, tmp
 def test_a_library_that_could_not_be_opened_is_told_and_probed_as_soon_as_it_can_be(load, tmp_path):
     path = Path(shutil.copy(get_program().parent / "libcuda.so.1", tmp_path))
     log, other = tmp_path / "stderr", Path(shutil.copy(path, tmp_path / "libcuda.so.2"))
-    command = [sys.executable, "-m", "ingero", "trace", "--no-record", "--json"]
+    # Of the disk there is no end while others work here, and nobody reads the pipe meanwhile.
+    quiet = ("--no-record", "--no-io", "--no-tcp", "--no-net")
+    command = [sys.executable, "-m", "ingero", "trace", *quiet, "--json"]
     earlier = load(other)
     with log.open("w") as stderr, subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=PLAIN

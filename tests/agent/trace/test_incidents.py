@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ingero.agent.capture.kernel.abi import get_dtype
-from ingero.agent.capture.session import Totals
+from ingero.agent.capture.totals import Totals
 from ingero.agent.trace.incidents import (
     LEAST_PAUSE_NS,
     MOST_COST_NS,

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from msgspec.structs import replace
 
 from ingero.agent.capture.discover.identity import ProcessIdentity
-from ingero.agent.capture.session import Totals
+from ingero.agent.capture.totals import Totals
 from ingero.agent.health.transport import PushTransport
 from ingero.agent.metrics.series import Distribution, Kind, Labels, Series, iter_call_series
 from ingero.errors import UnsupportedError

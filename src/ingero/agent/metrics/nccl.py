@@ -16,7 +16,7 @@ from typing import Final
 from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.discover.processes import FileState, iter_mappings, open_mapped
 from ingero.agent.capture.kernel.perf import Mapping
-from ingero.agent.capture.session import Totals
+from ingero.agent.capture.totals import Totals
 from ingero.agent.metrics.series import Kind, Series
 from ingero.model.arrays import Records
 from ingero.model.events import Events

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from ingero.agent.capture.probes.latency import fold_octaves
-from ingero.agent.capture.session import Totals, count_coverage
+from ingero.agent.capture.totals import Totals, count_coverage
 from ingero.model.arrays import Records
 from ingero.model.events import Source, op_name, source_name
 from ingero.model.latency import HIST_FIRST_LOG2

@@ -16,7 +16,8 @@ import numpy as np
 
 from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.kernel.abi import ProcessEvent
-from ingero.agent.capture.session import Totals, TraceSession, TraceSettings
+from ingero.agent.capture.session import TraceSession, TraceSettings
+from ingero.agent.capture.totals import Totals
 from ingero.agent.collectives.device import DeviceCollectives
 from ingero.agent.collectives.host import CollectiveTracker
 from ingero.agent.collectives.push import CollectivePusher, PushPace

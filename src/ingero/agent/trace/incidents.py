@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from ingero.agent.capture.discover.identity import ProcessIdentity
-from ingero.agent.capture.session import Totals
 from ingero.agent.capture.stacks.resolver import Stack
+from ingero.agent.capture.totals import Totals
 from ingero.agent.metrics.series import Kind, Labels, Series
 from ingero.agent.trace.recent import MOST_ROWS, Frozen, Recent
 from ingero.model.arrays import Records

@@ -13,8 +13,8 @@ from typing import Final
 from ingero import __version__
 from ingero.agent.annotations.admission import Admitted
 from ingero.agent.capture.discover.identity import ProcessIdentity, find_cgroup_id
-from ingero.agent.capture.session import Totals
 from ingero.agent.capture.stacks.resolver import Stack
+from ingero.agent.capture.totals import Totals
 from ingero.agent.metrics.series import Kind, Series
 from ingero.agent.trace.selection import Selection
 from ingero.config.invoker import Invoker

@@ -12,7 +12,7 @@ import numpy as np
 
 from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.open_calls import RING as OPEN_RING
-from ingero.agent.capture.session import Totals
+from ingero.agent.capture.totals import Totals
 from ingero.agent.trace.thinning import thin
 from ingero.model.arrays import Records
 from ingero.model.events import Events, OffCpuReason, Source

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.gpu.readings import GpuReading
-from ingero.agent.capture.session import Totals
+from ingero.agent.capture.totals import Totals
 from ingero.agent.metrics.gpus import GpuWatch
 from ingero.agent.metrics.machine import Machine, MachineState, build_snapshot
 from ingero.agent.metrics.series import Series

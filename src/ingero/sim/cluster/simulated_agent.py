@@ -17,7 +17,8 @@ from typing import Final
 import numpy as np
 
 from ingero.agent.capture.kernel.abi import get_dtype
-from ingero.agent.capture.session import DRAIN_MS, TICK_NS, Totals
+from ingero.agent.capture.session import DRAIN_MS, TICK_NS
+from ingero.agent.capture.totals import Totals
 from ingero.agent.health.service import AgentSettings
 from ingero.agent.push.live import LiveObserver, open_live
 from ingero.model.arrays import Records

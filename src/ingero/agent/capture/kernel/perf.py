@@ -33,9 +33,10 @@ _FD_CLOEXEC: Final = 8
 _RECORD_LOST: Final = 2
 _RECORD_MMAP2: Final = 10
 _DATA_HEAD: Final = 1024  # offset in struct perf_event_mmap_page
-_N_PAGES: Final = 64
 _CONFIG1: Final = 56  # of struct perf_event_attr: uprobe_path, and behind it probe_offset
 _UPROBE_TYPE: Final = Path("/sys/bus/event_source/devices/uprobe/type")
+_MAX_RING_BYTES: Final = 256 << 10  # of one processor
+_MAX_RINGS_BYTES: Final = 16 << 20  # of all; 256 processors get 64 KiB each, some 600 mappings
 _MAX_UPSTREAM_LEVEL: Final = (
     2  # of kernel.perf_event_paranoid; patches of Debian and Ubuntu add 3 and 4
 )
@@ -137,31 +138,39 @@ class MappingStream:
     """
 
     def __init__(self) -> None:
-        self.n_lost = 0
-        self._rings: list[tuple[int, mmap.mmap]] = []
-        for cpu in iter_online_cpus():
+        self._n_lost = 0
+        self._rings: dict[int, mmap.mmap] = {}
+        cpus = list(iter_online_cpus())
+        size = choose_ring_bytes(len(cpus))
+        for cpu in cpus:
             try:
                 fd = _open_dummy(cpu)
-                ring = mmap.mmap(fd, (1 + _N_PAGES) * mmap.PAGESIZE)
+                ring = mmap.mmap(fd, mmap.PAGESIZE + size)
             except OSError as error:
                 self.close()
                 raise refuse_events("perf does not report new mappings", error) from error
-            self._rings.append((fd, ring))
+            self._rings[fd] = ring
 
     @property
     def fds(self) -> tuple[int, ...]:
         """Descriptors that become readable when there is something."""
-        return tuple(fd for fd, _ in self._rings)
+        return tuple(self._rings)
 
     def read(self) -> Iterator[Mapping]:
         """Every mapping since the last call."""
-        for _, ring in self._rings:
+        # Of every ring, whether poll() reported it or not: perf forgets that it is readable once it was asked.
+        for ring in self._rings.values():
             head, tail = struct.unpack_from("<QQ", ring, _DATA_HEAD)
             if head == tail:
                 continue
             data = _unwrap(ring, tail, head)
             struct.pack_into("<Q", ring, _DATA_HEAD + 8, head)
             yield from self._decode(data)
+
+    def pop_n_lost(self) -> int:
+        """Mappings since the last time that found the ring full."""
+        n_lost, self._n_lost = self._n_lost, 0
+        return n_lost
 
     def _decode(self, data: bytes) -> Iterator[Mapping]:
         position = 0
@@ -174,15 +183,21 @@ class MappingStream:
                 name = data[position + 8 + _FIXED.size : position + size].partition(b"\0")[0]
                 yield Mapping(pid, start, start + length, (major, minor), inode, os.fsdecode(name))
             elif kind == _RECORD_LOST:
-                self.n_lost += int(struct.unpack_from("<QQ", data, position + 8)[1])
+                self._n_lost += int(struct.unpack_from("<QQ", data, position + 8)[1])
             position += size
 
     def close(self) -> None:
         """Close every event."""
-        for fd, ring in self._rings:
+        for fd, ring in self._rings.items():
             ring.close()
             os.close(fd)
         self._rings.clear()
+
+
+def choose_ring_bytes(n_cpus: int) -> int:
+    """Size of the ring of each of so many processors: a power of two, and a page at least, as perf wants it."""
+    share = min(_MAX_RING_BYTES, _MAX_RINGS_BYTES // n_cpus)
+    return int(max(1 << share.bit_length() - 1, mmap.PAGESIZE))
 
 
 def iter_online_cpus() -> Iterator[int]:
@@ -261,7 +276,7 @@ def _open(attr: bytearray, cpu: int) -> int:
 
 
 def _unwrap(ring: mmap.mmap, tail: int, head: int) -> bytes:
-    size = _N_PAGES * mmap.PAGESIZE
+    size = len(ring) - mmap.PAGESIZE
     first, last = tail % size, head % size
     base = mmap.PAGESIZE
     if first < last:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ingero.agent.capture.gpu.readings import GpuReading, find_throttles
 from ingero.agent.capture.probes.targets import ProbeTarget
-from ingero.agent.capture.session import Totals, count_coverage
+from ingero.agent.capture.totals import Totals, count_coverage
 from ingero.agent.metrics.machine import MachineState
 from ingero.model.arrays import Records
 from ingero.model.events import Source, op_name

@@ -13,8 +13,9 @@ from rich.live import Live
 from rich.text import Text
 
 from ingero.agent.capture.discover.identity import ProcessIdentity
-from ingero.agent.capture.session import Totals, TraceSession, count_coverage
+from ingero.agent.capture.session import TraceSession
 from ingero.agent.capture.stacks.resolver import Stack
+from ingero.agent.capture.totals import Totals, count_coverage
 from ingero.agent.trace.recorder import Stored
 from ingero.agent.trace.surroundings import Surroundings
 from ingero.cli.commands.trace.incidents import STYLES, build_incident_line, describe_incident

@@ -17,6 +17,7 @@ from typing import Final
 import click
 from rich.console import Console
 
+from ingero.agent.capture.delivery import Observer
 from ingero.agent.capture.discover.identity import find_cgroup_ids
 from ingero.agent.capture.discover.places import iter_installed
 from ingero.agent.capture.gpu.nvml import Nvml
@@ -27,7 +28,7 @@ from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.agent.capture.probes.host import PROBES, find_software_events
 from ingero.agent.capture.probes.modes import choose_way
 from ingero.agent.capture.program import HeldProgram, ProgramSettings
-from ingero.agent.capture.session import DRAIN_MS, Observer, TraceSession, TraceSettings
+from ingero.agent.capture.session import DRAIN_MS, TraceSession, TraceSettings
 from ingero.agent.metrics.gpus import GpuWatch
 from ingero.agent.metrics.health import HealthSeries
 from ingero.agent.metrics.nccl import NcclProcesses

@@ -1,0 +1,101 @@
+"""The processes of a trace: who they are, which of them are watched by their pid, and which have ended."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator
+
+from ingero.agent.capture.discover.identity import ProcessIdentity, find_cgroup_id, read_identity
+from ingero.agent.capture.discover.processes import find_descendants, has_ended
+from ingero.agent.capture.kernel.abi import ProcessEvent
+from ingero.agent.capture.probes.engine import Engine
+from ingero.model.arrays import Records
+
+
+class TracedProcesses:
+    """Follows processes from the first that is met to the last that ends.
+
+    Args:
+        engine: The probes, which know the processes that are watched by their pid.
+        pids: Processes to watch with their children; none when others than pids say whom to watch.
+
+    Attributes:
+        has_lost_all: Whether every process that was named has ended, with its children.
+    """
+
+    def __init__(self, engine: Engine, pids: Collection[int]) -> None:
+        self.has_lost_all = False
+        self._engine = engine
+        self._are_named = bool(pids)
+        self._may_be_over = self._are_named
+        self._identities: dict[int, ProcessIdentity] = {}
+        self._met: deque[ProcessIdentity] = deque()
+        self._ended: list[int] = []
+        for pid in pids:
+            engine.watch_pid(pid)
+
+    def follow_children(self) -> None:
+        """Watch the children that the named processes have by now; later ones are followed by the kernel's side."""
+        if not self._are_named:
+            return
+        self.drop_ended()
+        watched = self._engine.read_watched_pids()
+        while new := find_descendants(watched) - watched:
+            for pid in new:
+                self._engine.watch_pid(pid)
+            watched |= new
+
+    def drop_ended(self) -> None:
+        """Do not wait for a named process that ended unseen, as before the probes were there."""
+        if not self._are_named:
+            return
+        for pid in self._engine.read_watched_pids():
+            if has_ended(pid):
+                self._engine.forget_pid(pid)
+        self._may_be_over = True
+
+    def meet(self, pid: int) -> None:
+        """Ask who a process is while it is there to be asked. Any thread."""
+        if pid in self._identities:
+            return
+        identity = read_identity(pid)
+        if identity is None:
+            return
+        self._identities[pid] = identity
+        self._met.append(identity)
+
+    def meet_counted(self, keys: Records) -> None:
+        """The same for every process that has a count."""
+        for pid in {int(pid) for pid in keys["pid"]} - self._identities.keys() - {0}:
+            self.meet(pid)
+
+    def pop_met(self) -> Iterator[ProcessIdentity]:
+        """Processes met since the last time."""
+        while self._met:
+            yield self._met.popleft()
+
+    def find_cgroup(self, pid: int) -> int:
+        """The id of a process's cgroup of version 2; 0 where it is not known."""
+        identity = self._identities.get(pid)
+        return find_cgroup_id(identity.cgroup) if identity is not None and identity.cgroup else 0
+
+    def on_records(self, records: Records) -> None:
+        """Take ``struct ig_process`` records."""
+        is_exit = records["event"] == ProcessEvent.EXIT
+        self._ended.extend(int(pid) for pid in records["pid"][is_exit])
+        self._may_be_over |= self._are_named and bool(is_exit.any())
+
+    def is_deserted(self) -> bool:
+        """Whether all processes that were named have ended, and their children."""
+        if not self._may_be_over:
+            return False
+        self._may_be_over = False
+        self.has_lost_all = not self._engine.read_watched_pids()
+        return self.has_lost_all
+
+    def pop_ended(self) -> list[int]:
+        """Processes that ended since the last time; they are strangers from now on."""
+        ended, self._ended = self._ended, []
+        for pid in ended:
+            self._identities.pop(pid, None)
+        return ended
