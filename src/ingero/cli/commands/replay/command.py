@@ -123,7 +123,8 @@ def command(trace: str, *, offline: bool, as_json: bool, **network: Any) -> int:
 def _ask_fleet(job: JobTrace, network: dict[str, Any], kept: dict[str, Any]) -> Judgement:
     from rich.console import Console
 
-    from ingero.cli.commands.replay.live import follow_replay
+    from ingero.cli.commands.replay.live import ReplayLines, draw
+    from ingero.cli.progress import show_progress
     from ingero.sim.replay import name_cluster, replay_to_fleet
 
     console = Console(stderr=True)
@@ -137,7 +138,7 @@ def _ask_fleet(job: JobTrace, network: dict[str, Any], kept: dict[str, Any]) -> 
             target,
             speed=network["speed"],
             interval_ns=network["interval"],
-            follow=stack.enter_context(follow_replay(console)),
+            follow=stack.enter_context(show_progress(console, draw, ReplayLines().describe)),
         )
         if echo is not None:
             from ingero.cli.commands.replay.echo import ask_echo

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from ingero.cli.progress import build_table, get_style
 from ingero.cli.render import plural
 from ingero.units import NS_PER_S, format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-STYLES: Final = {
-    "culprit": "bold red",
-    "network": "bold magenta",
-    "drag": "yellow",
-    "victim": "cyan",
-    "ordinary": "green",
-    "unknown": "dim",
-}
 
 
 def worker_name(worker: dict[str, Any]) -> str:
@@ -35,16 +27,11 @@ def _number(value: float | None, form: str) -> str:
 
 def render_result(result: dict[str, Any], console: Console) -> None:
     """Print the table of workers and the conclusion."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("worker", "verdict"):
-        table.add_column(name, no_wrap=True)
-    for name in ("slowdown", "evidence", "onset", "own", "waited", "GPU lost"):
-        table.add_column(name, justify="right", no_wrap=True)
+    numbers = ("slowdown", "evidence", "onset", "own", "waited", "GPU lost")
+    table = build_table("worker", "verdict", *numbers, right=numbers)
     for verdict in result["verdicts"]:
         kind = verdict["verdict"]
-        style = STYLES.get(kind, "yellow")
+        style = get_style(kind)
         table.add_row(
             worker_name(verdict["worker"]),
             f"[{style}]{kind}[/]",

@@ -88,7 +88,8 @@ def command(
       sudo ingero up --ranks 8 --fault slow-rank:3:1.3x --json
       sudo ingero up --ranks 4 --fault pause:2 --duration 20s
     """
-    from ingero.cli.commands.up.show import follow_up, render_result
+    from ingero.cli.commands.up.show import UpLines, draw, render_result
+    from ingero.cli.progress import show_progress
     from ingero.sim.cluster.faults import parse_fault
     from ingero.sim.cluster.result import UpSettings
     from ingero.sim.cluster.run import run_up
@@ -103,7 +104,7 @@ def command(
     signal.signal(signal.SIGTERM, end)
     settings = UpSettings(ranks, parsed, seed, duration, push_interval, has_probes=has_probes)
     console: Console = Console(stderr=True)
-    with follow_up(console) as follow:
+    with show_progress(console, draw, UpLines().describe) as follow:
         result = run_up(settings, follow)
     if as_json:
         click.echo(json.dumps(result, indent=2))

@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ingero.cli.commands.replay.render import STYLES
+from ingero.cli.progress import build_table, describe_slowdown, get_style
 from ingero.sim.cluster.result import Progress
 from ingero.units import NS_PER_S
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-_BAR: Final = 24
 
-
-@contextmanager
-def follow_up(console: Console) -> Iterator[Callable[[Progress], None]]:
-    """A callback that shows progress on this console while the context lasts."""
-    if not console.is_terminal:
-        yield _Lines(console)
-        return
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield lambda progress: live.update(draw(progress), refresh=True)
-
-
-class _Lines:
+class UpLines:
     """A line per stage and per rank that is named."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self) -> None:
         self._said: set[object] = set()
 
-    def __call__(self, progress: Progress) -> None:
+    def describe(self, progress: Progress) -> Iterator[str]:
+        """Lines that were not there before."""
         where = f"hosts are {progress.isolation}" if progress.isolation else ""
         for key, line in (
             ("note", progress.note),
@@ -48,7 +34,7 @@ class _Lines:
         ):
             if line and key not in self._said:
                 self._said.add(key)
-                self._console.print(line, highlight=False, soft_wrap=True)
+                yield line
 
 
 def _say_named(who: tuple[int, str], at_ns: int | None) -> str:
@@ -64,19 +50,14 @@ def draw(progress: Progress) -> RenderableType:
     if progress.judgement is None:
         return Group(head, Text("Fleet has nothing to compare yet", style="dim"))
     missing = set(progress.hang["missing_ranks"]) if progress.hang else set()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("host", "rank", "own work against its peers", "slowdown", "verdict"):
-        table.add_column(column, no_wrap=True)
+    table = build_table("host", "rank", "own work against its peers", "slowdown", "verdict")
     for verdict in progress.judgement.verdicts:
         kind = "hang" if verdict.rank.rank in missing else verdict.kind.value
-        style = "bold red" if kind == "hang" else STYLES.get(kind, "yellow")
-        factor = None if verdict.slowdown is None else verdict.slowdown.median
-        bar = "" if factor is None else "█" * round(min(factor, 3.0) / 3.0 * _BAR)
+        style = get_style(kind)
         table.add_row(
             verdict.rank.node_id,
             str(verdict.rank.rank),
-            Text(bar, style=style),
-            "" if factor is None else f"{factor:.2f}×",
+            *describe_slowdown(verdict, style),
             Text(kind, style=style),
         )
     named = [_say_named(who, at) for who, at in progress.named.items()]
@@ -90,9 +71,7 @@ def render_result(result: dict[str, Any], console: Console) -> None:
         table.add_column(column)
     for verdict in result["verdicts"]:
         kind = verdict["verdict"]
-        table.add_row(
-            str(verdict["rank"]), Text(kind, style=STYLES.get(kind, "yellow")), verdict["reason"]
-        )
+        table.add_row(str(verdict["rank"]), Text(kind, style=get_style(kind)), verdict["reason"])
     console.print(table)
     for line in _say_result(result):
         console.print(line, highlight=False, soft_wrap=True)
