@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 PARALLEL := -n 3 --dist loadgroup
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-machines lint check native bench bench-detect lock docs clean
+.PHONY: help setup demo test test-machines test-pythons lint check native bench bench-detect lock docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -19,6 +19,9 @@ test: setup ## run every test tier that this machine allows; each skip says why
 
 test-machines: setup ## boot Debian's kernels in QEMU and check each; ONLY=6.1-x86_64 takes one, ONLY='6.12-*' some
 	@$(PY) -m scripts.machines $(ONLY)
+
+test-pythons: setup ## the fast tests on each Python from 3.12 to 3.14 that this machine has
+	@scripts/test_pythons
 
 lint: setup ## format, lint, types and layers
 	@.venv/bin/ruff format --check .
@@ -41,8 +44,8 @@ bench-detect: setup ## precision, recall and delay of every detection method on 
 docs: setup ## regenerate docs/reference/
 	@$(PY) -m ingero.cli.reference docs/reference
 
-lock: ## pin every dependency again, with hashes (needs uv)
-	uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
+lock: ## pin every dependency again, with hashes
+	.venv/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
 	  --all-extras --group dev pyproject.toml -o requirements/dev.txt
 
 clean: ## remove .venv and every cache
