@@ -1,8 +1,9 @@
 """What a component is: the protocol between the service and everything it wires together.
 
 At the bottom of the collector; imports no other part of it. A component is created by its factory
-(`ingero.fleet.factory`) from a validated config, started with a `Host`, and stopped. No component imports another: what one offers to the others it registers
-with the host as a typed capability (`PushAnswerer`, `Authenticator`, `AdminRoutes`), and who needs one asks for it.
+(`ingero.fleet.factory`) from a validated config, started with a `Host`, and stopped. No component imports another: what
+one offers to the others it registers with the host as a typed capability (`PushAnswerer`, `Authenticator`,
+`AdminRoutes`), and who needs one asks for it.
 
 Lifecycle. Start order is extensions, exporters, processors, receivers; stop order is the reverse, so data that was
 accepted still finds its consumer. ``start`` may raise; ``stop`` drains within the host's deadline and does not.
@@ -99,7 +100,7 @@ class Host(Protocol):
 
     @property
     def draining(self) -> bool:
-        """True from the moment the service was told to stop: receivers answer 503."""
+        """True from the moment the service was asked to stop: receivers answer 503."""
         ...
 
     def offer(self, capability: type[CapabilityT], provider: CapabilityT) -> None:
@@ -123,7 +124,7 @@ class Host(Protocol):
         ...
 
     def announce(self, bound: Endpoint, what: str = "") -> None:
-        """Tell the service what the component that is starting listens on, with the port that was bound.
+        """Note what the component that is starting listens on, with the port that was bound.
 
         Args:
             bound: Where.
@@ -132,7 +133,10 @@ class Host(Protocol):
         ...
 
     def every(self, interval_ns: int, action: Callable[[], None]) -> None:
-        """Call ``action`` on the event loop at this interval until the component that asked is stopped; errors are logged, not fatal."""
+        """Call ``action`` on the event loop at this interval until the component that asked is stopped.
+
+        Its errors are logged, not fatal.
+        """
         ...
 
 
@@ -148,10 +152,10 @@ class PushContext:
         node_id: Likewise.
         cohort: ``ingero.cgroup_path_hash`` of the pushing node; empty is the cluster-wide bucket.
         auth_subject: Who the bearer or the client certificate says is pushing; empty without authentication.
-        allowed_clusters: Clusters that whoever is pushing may speak for; None is any.
-        n_rejected: Points, records or spans that a processor dropped as bad; the answer tells the sender
+        allowed_clusters: Clusters that the pusher may report for; None is any.
+        n_rejected: Points, records or spans that a processor dropped as bad; the answer says so
             (OTLP's ``partialSuccess``). A processor adds to it.
-        rejected_why: The reason to tell with them.
+        rejected_why: The reason in the answer.
     """
 
     cluster_hint: str = ""
@@ -173,30 +177,30 @@ class PushAnswer:
 
 
 WITHHELD: Final = PushAnswer(0.0, quorum_met=False)
-"""There is a threshold, and nobody is to compare with it now: most of the cluster fell together. Told as a header of
+"""There is a threshold, and no node is to compare with it now: most of the cluster fell together. Sent as a header of
 its own instead of the two, and on the threshold page as 0 with ``false``, which every agent takes for "none"."""
 
 
 class PushAnswerer(Protocol):
-    """Capability: knows the threshold for whoever just pushed."""
+    """Capability: knows the threshold for a pusher."""
 
     def answer(self, push: PushContext) -> PushAnswer | None:
-        """The current threshold for this push's cohort or cluster, or None when there is none to tell. Never blocks."""
+        """The current threshold for this push's cohort or cluster, or None when there is none. Never blocks."""
         ...
 
 
 class ThresholdSource(Protocol):
-    """Capability of whoever computes thresholds; the extension that answers asks every source in turn."""
+    """Capability of a component that computes thresholds; the extension that answers asks every source in turn."""
 
     def find_answer(
         self, cluster_id: str, cohort_hash: str = "", node_id: str | None = None
     ) -> PushAnswer | None:
-        """The threshold for a node, else its cohort, else its cluster; None when there is none to tell. Any thread."""
+        """The threshold for a node, else its cohort, else its cluster; None when there is none. Any thread."""
         ...
 
 
 class Hardware(NamedTuple):
-    """What a node computes with; empty where nobody said.
+    """What a node computes with; empty where it is not known.
 
     Attributes:
         provider: ``ingero.provider``.
@@ -208,7 +212,7 @@ class Hardware(NamedTuple):
 
 
 class HardwareSource(Protocol):
-    """Capability of whoever hears what nodes are made of."""
+    """Capability of a component that knows what nodes are made of."""
 
     def find_hardware(self, cluster_id: str, node_id: str) -> Hardware | None:
         """What the node says it is; None for an unknown node. Any thread."""
@@ -229,10 +233,10 @@ class Authenticator(Protocol):
 
 @runtime_checkable
 class ClusterBound(Protocol):
-    """What an `Authenticator` also is when its subjects may speak for some clusters only."""
+    """What an `Authenticator` also is when its subjects may report for some clusters only."""
 
     def find_clusters(self, subject: str) -> frozenset[str] | None:
-        """The clusters that a subject may speak for; None is any."""
+        """The clusters that a subject may report for; None is any."""
         ...
 
 

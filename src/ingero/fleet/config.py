@@ -180,7 +180,7 @@ class FleetConfig:
 
 
 def check_files(config: FleetConfig, factories: Sequence[Factory]) -> None:
-    """Look at every file that the components which run need at their start.
+    """Check every file that the components which run need at their start.
 
     Raises:
         ConfigError: Lists every one that is missing, unreadable or not what it should be.

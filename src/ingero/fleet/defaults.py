@@ -26,7 +26,7 @@ _PIPELINES: Final[Mapping[Signal, Mapping[str, Sequence[str]]]] = {
 _EXTENSIONS: Final = ("ingero_threshold", "health_check", "zpages")
 
 _HEAD: Final = """\
-# Everything that ingero-fleet can be told, with its default.
+# Every setting of ingero-fleet, with its default.
 # ${env:NAME} and ${env:NAME:-default} are filled in from the environment; durations are 500ms, 5s, 1m30s; sizes 64MiB.
 # A key without a value means "this, with its defaults". Components may be named type or type/name.
 """

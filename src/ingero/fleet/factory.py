@@ -50,8 +50,8 @@ class ComponentFacts(Generic[ConfigT]):
         stability: How far it may be relied on.
         metrics: Every instrument it makes; the reference and the conformance test read this.
         example: Settings with which a component that has no usable defaults can be shown and tested.
-        check_files: Looks at the files that ``start`` would need, beside those of TLS, and raises IngeroError where it would; None
-            when there are none.
+        check_files: Checks the files that ``start`` would need, beside those of TLS, and raises IngeroError where it
+            would; None when there are none.
     """
 
     type: str
@@ -78,7 +78,7 @@ class ReceiverFactory(ComponentFacts[ConfigT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorFactory(ComponentFacts[ConfigT]):
-    """Makes one instance per pipeline: ``create(id, config, signal, following)`` with the consumer that comes after it."""
+    """Makes one instance per pipeline: ``create(id, config, signal, following)`` with the consumer after it."""
 
     kind: ClassVar[ComponentKind] = ComponentKind.PROCESSOR
     create: Callable[[ComponentId, ConfigT, Signal, Consumer], ConsumingComponent]

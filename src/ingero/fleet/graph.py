@@ -10,20 +10,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from ingero.config import StrictModel
 from ingero.errors import DeliveryError, PermanentError, RetryableError
 from ingero.fleet.component import Component, ComponentId, ComponentKind, PipelineView
 from ingero.fleet.config import FleetConfig, Pipeline
 from ingero.fleet.consumer import Batch, Bounded, Consumer
 from ingero.fleet.factory import (
     ConsumingComponent,
-    ExporterFactory,
-    ExtensionFactory,
     Factory,
-    ProcessorFactory,
-    ReceiverFactory,
 )
 from ingero.fleet.helpers.sending import ENQUEUE_FAILED
 from ingero.otlp.names import Signal
@@ -52,7 +47,8 @@ PIPELINE_SECONDS: Final = histogram(
 )
 PIPELINE_REFUSED: Final = counter(
     "ingero_fleet_pipeline_refused_batches_total",
-    "Batches that a pipeline did not take; retryable ones may come again, and those that another pipeline took are lost to this one.",
+    "Batches that a pipeline did not take; retryable ones may come again, and those that another pipeline took are lost"
+    " to this one.",
     "pipeline",
     "outcome",
 )
@@ -76,10 +72,10 @@ _KEPT_ERRORS: Final = 16
 
 
 class Receiving(Consumer, Protocol):
-    """A consumer among several, which can be asked beforehand and told that what it refused will not come again."""
+    """A consumer among several, which can be asked beforehand and learns that what it refused will not come again."""
 
     def find_refusal(self, batch: Batch) -> RetryableError | None:
-        """Why nobody should get the batch yet; None when this one may get it."""
+        """Why no consumer should get the batch yet; None when this one may get it."""
         ...
 
     def lose(self, batch: Batch, refusal: DeliveryError) -> None:
@@ -90,9 +86,10 @@ class Receiving(Consumer, Protocol):
 class FanOut:
     """Hands each batch to every consumer, or to none.
 
-    While one is full and its destination works, the batch is refused before anybody has it, and its pusher keeps it. Beyond that, what one
-    refuses changes nothing for the others: a batch that at least one took is taken: sent again, those that have it would hold it twice. Whoever refused it for now has then lost
-    it, which is counted and logged there. A batch that nobody took is refused as a whole.
+    While one is full and its destination works, the batch is refused before any consumer has it, and its pusher keeps
+    it. Beyond that, what one refuses changes nothing for the others: a batch that at least one took is taken, because
+    sent again, those that have it would hold it twice. A consumer that refused it for now has then lost it, which is
+    counted and logged there. A batch that no consumer took is refused as a whole.
     """
 
     __slots__ = ("_consumers",)
@@ -104,8 +101,8 @@ class FanOut:
         """Offer the batch to all.
 
         Raises:
-            RetryableError: Nobody took it and at least one asks for it again; asks for the longest delay that any asked for.
-            PermanentError: Nobody took it, and nobody asks for a retry.
+            RetryableError: None took it and at least one asks for it again; with the longest delay that any asked for.
+            PermanentError: None took it, and none asks for a retry.
         """
         found = (one.find_refusal(batch) for one in self._consumers)
         waiting = [refusal for refusal in found if refusal is not None]
@@ -129,7 +126,7 @@ class FanOut:
         return next(filter(None, (one.find_refusal(batch) for one in self._consumers)), None)
 
     def lose(self, batch: Batch, refusal: DeliveryError) -> None:
-        """Tell all of them."""
+        """Count it as lost in all of them."""
         for consumer in self._consumers:
             consumer.lose(batch, refusal)
 
@@ -181,7 +178,7 @@ class _Exit:
 
     def lose(self, batch: Batch, refusal: DeliveryError) -> None:
         if not isinstance(refusal, RetryableError):
-            return  # refused for good: the exporter counted it
+            return  # refused permanently: the exporter counted it
         n_items = batch.export.n_items
         self._lost[batch.signal](n_items)
         self._n_lost += n_items
@@ -243,12 +240,8 @@ class PipelineHead:
         began_ns = self._clock.mono_ns()
         try:
             self._first.consume(batch)
-        except RetryableError as refusal:
-            self._retryable(1)
-            self._errors.append((self._clock.wall_ns(), refusal.message))
-            raise
-        except PermanentError as refusal:
-            self._permanent(1)
+        except DeliveryError as refusal:
+            (self._retryable if isinstance(refusal, RetryableError) else self._permanent)(1)
             self._errors.append((self._clock.wall_ns(), refusal.message))
             raise
         finally:
@@ -333,18 +326,10 @@ class _Wiring:
 
     def build(self) -> Graph:
         for one in self._config.extensions:
-            factory = self._factories[ComponentKind.EXTENSION, one.type]
-            assert isinstance(factory, ExtensionFactory)
-            self._add(
-                ComponentKind.EXTENSION,
-                one,
-                factory.create(one, self._settings(ComponentKind.EXTENSION, one)),
-            )
+            self._add(ComponentKind.EXTENSION, one, self._create(ComponentKind.EXTENSION, one))
         exporters: dict[ComponentId, ConsumingComponent] = {}
         for one in self._config.used(ComponentKind.EXPORTER):
-            maker = self._factories[ComponentKind.EXPORTER, one.type]
-            assert isinstance(maker, ExporterFactory)
-            exporters[one] = maker.create(one, self._settings(ComponentKind.EXPORTER, one))
+            exporters[one] = self._create(ComponentKind.EXPORTER, one)
             self._add(ComponentKind.EXPORTER, one, exporters[one])
         heads = [self._pipeline(pipeline, exporters) for pipeline in self._config.pipelines]
         for one in self._config.used(ComponentKind.RECEIVER):
@@ -364,12 +349,9 @@ class _Wiring:
         counts: list[Callable[[float], None]] = []
         built: list[GraphNode] = []
         for one in reversed(pipeline.processors):
-            factory = self._factories[ComponentKind.PROCESSOR, one.type]
-            assert isinstance(factory, ProcessorFactory)
             leaving = outgoing.bound(processor=str(one), **labels)
             after = _Link(lock, following, [*counts, leaving])
-            settings = self._settings(ComponentKind.PROCESSOR, one)
-            processor = factory.create(one, settings, pipeline.signal, after)
+            processor = self._create(ComponentKind.PROCESSOR, one, pipeline.signal, after)
             built.append(GraphNode(ComponentKind.PROCESSOR, one, processor))
             counts = [incoming.bound(processor=str(one), **labels)]
             following = processor
@@ -379,8 +361,6 @@ class _Wiring:
         return PipelineHead(pipeline, following, self._meter, self._clock)
 
     def _receiver(self, one: ComponentId, heads: Sequence[PipelineHead]) -> None:
-        factory = self._factories[ComponentKind.RECEIVER, one.type]
-        assert isinstance(factory, ReceiverFactory)
         outputs: dict[Signal, Consumer] = {}
         for signal in Signal:
             fed = [
@@ -390,11 +370,12 @@ class _Wiring:
             ]
             if fed:
                 outputs[signal] = fan_out(fed)
-        settings = self._settings(ComponentKind.RECEIVER, one)
-        self._add(ComponentKind.RECEIVER, one, factory.create(one, settings, outputs))
+        self._add(ComponentKind.RECEIVER, one, self._create(ComponentKind.RECEIVER, one, outputs))
 
-    def _settings(self, kind: ComponentKind, one: ComponentId) -> StrictModel:
-        return self._config.settings[kind, one]
+    def _create(self, kind: ComponentKind, one: ComponentId, *wired: object) -> Any:  # noqa: ANN401 -- by kind
+        """What the factory of this kind makes of the settings and of what it is wired to."""
+        factory: Any = self._factories[kind, one.type]
+        return factory.create(one, self._config.settings[kind, one], *wired)
 
     def _add(self, kind: ComponentKind, one: ComponentId, component: Component) -> None:
         self._nodes[kind].append(GraphNode(kind, one, component))

@@ -1,7 +1,7 @@
 """What settings of one component say about others: names of extensions, ports that two want, files that must be there.
 
-Below the configuration, which reports what is found with its line; looks at validated models only. Only `find_file_problems`
-opens anything, and nothing stays open.
+Below the configuration, which reports what is found with its line; reads validated models only. Only
+`find_file_problems` opens anything, and nothing stays open.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ SERVICE_METRICS: Final = (RELOADS, UPTIME, MEMORY, CPU)
 
 _RELOAD_NS: Final = 5 * NS_PER_S  # what the old generation gets before the new one may start
 _GC_THRESHOLDS: Final = (20_000, 10, 100)
-"""Pushes make no cycles, and Python's own thresholds look at what they hold for some milliseconds every tenth of a second."""
+"""Pushes make no cycles; at Python's own thresholds a collection takes some milliseconds every tenth of a second."""
 _log = logging.getLogger("ingero.fleet")
 
 
@@ -148,7 +148,7 @@ class Generation:
 
     @property
     def draining(self) -> bool:
-        """True once the service was told to stop."""
+        """True once the service was asked to stop."""
         return self._service.status is ServiceStatus.DRAINING
 
     def offer(self, capability: type[CapabilityT], provider: CapabilityT) -> None:
@@ -355,7 +355,7 @@ class FleetService:
         return [head.view(series[head.name,].read()[0]) for head in self._generation.graph.heads]
 
     async def run(self) -> int:
-        """Run until told to stop.
+        """Run until asked to stop.
 
         Returns:
             0 after SIGTERM or `stop`, 130 after SIGINT.

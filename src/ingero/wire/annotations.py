@@ -1,8 +1,8 @@
 """What a workload says of itself: one JSON object a line on the agent's annotation socket.
 
-The existing agent's contract, version 1 (agent v0.17): ``labels`` is required, everything else may be left out, fields that
-are not known are ignored, and no line is answered. New here is ``self``: the sender's own process as the agent sees it, which
-is right also from inside a container, where the sender knows itself by another number.
+The existing agent's contract, version 1 (agent v0.17): ``labels`` is required, everything else may be left out, fields
+that are not known are ignored, and no line is answered. New here is ``self``: the sender's own process as the agent
+sees it, which is right also from inside a container, where the sender knows itself by another number.
 """
 
 from __future__ import annotations

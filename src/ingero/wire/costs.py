@@ -29,12 +29,12 @@ UNATTRIBUTED: Final = "unattributed"
 class CostRecord:
     """What one record says. Its cluster is the resource's.
 
-    A record of another sender may leave out anything; empty and None are "not told".
+    A record of another sender may leave out anything; empty and None are "not known".
 
     Attributes:
         gpu_seconds: Growth of the waiting times the GPUs that waited; negative for a charge that is taken back.
         attributed: `CHARGED` to a node, or `UNATTRIBUTED`.
-        node_id: Who is charged; empty for nobody.
+        node_id: Who is charged; empty where no node is.
         rank: The charged global rank; None when unknown.
         victim_node_id: Who waited; empty for several nodes of one hardware.
         provider: Of the GPUs that waited.
@@ -78,12 +78,12 @@ def _build_record(cost: CostRecord, wall_ns: int) -> structs.LogRecord:
 
 
 def is_cost(event_name: str) -> bool:
-    """Whether a record of this event name is a cost, whoever sends it."""
+    """Whether a record of this event name is a cost, of any sender."""
     return last_word(event_name) == last_word(COST_EVENT)
 
 
 def read_cost(record: LogRow) -> CostRecord:
-    """Read a record of which `is_cost` is true; what is missing or of another type is not told, nothing raises."""
+    """Read a record of which `is_cost` is true; what is missing or of another type is left out, nothing raises."""
     facts = LogFacts(record.attributes)
     return CostRecord(
         gpu_seconds=read_number(facts.find(_GPU_SECONDS)),

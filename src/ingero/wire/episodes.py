@@ -1,4 +1,4 @@
-"""When a node, or with a panic a whole cluster, became a straggler and when it ceased to be one: one OTLP log record each.
+"""When a node, or in a panic a whole cluster, became a straggler and when it ceased: one OTLP log record each.
 
 ``docs/specs/episode.md`` is the specification. This module is the only place that knows the names on the wire: Fleet
 builds with it and Echo reads with it.
@@ -46,7 +46,7 @@ _WORDS: Final = frozenset({last_word(EPISODE_EVENT), "incident"})
 class EpisodeRecord:
     """What one record says. Its cluster is the resource's.
 
-    A record of another sender may leave out anything; empty and None are "not told".
+    A record of another sender may leave out anything; empty and None are "not known".
 
     Attributes:
         incident_id: The same at beginning and end.
@@ -119,7 +119,7 @@ def is_episode(event_name: str) -> bool:
 
 
 def read_episode(record: LogRow) -> EpisodeRecord:
-    """Read a record of which `is_episode` is true; what is missing or of another type is not told, nothing raises.
+    """Read a record of which `is_episode` is true; what is missing or of another type is left out, nothing raises.
 
     Of other senders the last words ``start_ts``, ``start_wall_ns``, ``end_ts`` and ``end_wall_ns`` are understood too,
     all in nanoseconds.

@@ -1,7 +1,7 @@
 """Reads PyTorch Flight Recorder dumps: one pickle (or JSON document) per rank, opened without running anything in it.
 
 A pickle can name any callable; these dumps need none. The unpickler admits no class at all, so a dump that asks for one
-is refused before anything is looked up. What is read is bounded by the file's size, which is bounded too.
+is refused before anything is imported. What is read is bounded by the file's size, which is bounded too.
 
 Source: torch/csrc/distributed/c10d/FlightRecorder.hpp (dump keys, version 2.x) as found in dumps of version 2.9;
 ``torch.distributed`` writes them to ``TORCH_NCCL_DEBUG_INFO_TEMP_FILE`` + rank.

@@ -1,4 +1,4 @@
-"""Whom a job that stands still waits for: one OTLP log record when a rank is first named, one when nobody waits any more.
+"""Whom a job without progress waits for: one OTLP log record when a rank is first named, one when no rank waits.
 
 ``docs/specs/hang.md`` is the specification. This module is the only place that knows the names on the wire: Fleet
 builds with it and Echo reads with it.
@@ -41,7 +41,7 @@ class HangRecord:
         blocks: Global ranks that wait for it, ascending.
         last_finished_seq: The last operation there that it left; None when unknown.
         standing_s: How long the longest has waited, in seconds; None when nobody waits any more.
-        node_id: The rank's node; empty when nobody told.
+        node_id: The rank's node; empty when unknown.
         job: The rank's job, where ranks of several have the same numbers; otherwise empty.
         summary: The body: one line for a person.
     """
@@ -59,7 +59,7 @@ class HangRecord:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody waits for the rank any more."""
+        """Whether no rank waits for it any more."""
         return self.standing_s is None
 
 
@@ -90,7 +90,7 @@ def _build_record(cluster_id: str, hang: HangRecord, wall_ns: int) -> structs.Lo
 
 
 def is_hang(event_name: str) -> bool:
-    """Whether a record of this event name is a hang; nobody else sends one under a name of theirs."""
+    """Whether a record of this event name is a hang; only Fleet sends them."""
     return event_name == HANG_EVENT
 
 

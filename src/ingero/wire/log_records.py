@@ -1,4 +1,4 @@
-"""What the log records of Fleet's conclusions share: resource, scope and severity, and how one of any sender is read."""
+"""What the log records of Fleet's conclusions share: resource, scope, severity, and how one of any sender is read."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Straggle(UdsMessage, tag=UdsType.STRAGGLE.value, kw_only=True, frozen=True
     """A process lost throughput while others took its CPU; found on this node alone.
 
     Attributes:
-        preempting_pids: None when nobody preempted it: an empty list is written as ``null``.
+        preempting_pids: None when no process preempted it: an empty list is written as ``null``.
     """
 
     pid: int
@@ -210,7 +210,7 @@ def _find_type(line: bytes) -> str:
 
 
 def format_timestamp(wall_ns: int) -> str:
-    """Nanoseconds since the epoch as RFC 3339 in UTC, trailing zeros of the fraction left out as Go's RFC3339Nano does."""
+    """Nanoseconds since the epoch as RFC 3339 in UTC, without trailing zeros of the fraction, as Go's RFC3339Nano."""
     seconds, fraction_ns = divmod(wall_ns, NS_PER_S)
     text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     fraction = f".{fraction_ns:09d}".rstrip("0").rstrip(".")

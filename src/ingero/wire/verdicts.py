@@ -1,4 +1,4 @@
-"""What Fleet's detection concluded about a worker, told when it changes: one OTLP log record per change.
+"""What Fleet's detection concluded about a worker, sent when it changes: one OTLP log record per change.
 
 ``docs/specs/verdict.md`` is the specification. This module is the only place that knows the names on the wire: Fleet
 builds with it and Echo reads with it.
@@ -31,7 +31,7 @@ _MS_PER_S: Final = 1e3
 class VerdictRecord:
     """What one record says. Its cluster is the resource's.
 
-    A record of another sender may leave out anything; empty and None are "not told".
+    A record of another sender may leave out anything; empty and None are "not known".
 
     Attributes:
         kind: A value of `ingero.model.verdicts.VerdictKind`.
@@ -47,7 +47,7 @@ class VerdictRecord:
         slowdown: Times its median peer: 1.25 takes a quarter longer.
         victims: Who waited for it, longest first.
         summary: The body: one line for a person.
-        is_alarm: Whether somebody should be told now: severity WARN, or above.
+        is_alarm: Whether it calls for action now: severity WARN, or above.
     """
 
     kind: str = ""
@@ -98,12 +98,12 @@ def _build_record(cluster_id: str, verdict: VerdictRecord, wall_ns: int) -> stru
 
 
 def is_verdict(event_name: str) -> bool:
-    """Whether a record of this event name is a verdict, whoever sends it."""
+    """Whether a record of this event name is a verdict, of any sender."""
     return last_word(event_name) == last_word(VERDICT_EVENT)
 
 
 def read_verdict(record: LogRow) -> VerdictRecord:
-    """Read a record of which `is_verdict` is true; what is missing or of another type is not told, nothing raises.
+    """Read a record of which `is_verdict` is true; what is missing or of another type is left out, nothing raises.
 
     Of other senders the last words ``verdict``, ``evidence`` and ``lost_gpu_seconds`` are understood too.
     """

@@ -1,6 +1,6 @@
 """``file``: one OTLP/JSON request per line, with rotation.
 
-Source: opentelemetry-collector-contrib ``exporter/fileexporter`` (key names; its JSON encoding is one request per line).
+Source: opentelemetry-collector-contrib ``exporter/fileexporter`` (key names; its JSON encoding is one request a line).
 Left out: protobuf, compression and routing by attribute.
 """
 

@@ -38,7 +38,7 @@ _BINDING: Final = "clusters="
 
 
 class _Token(NamedTuple):
-    """A token and the clusters that it may speak for; None is any."""
+    """A token and the clusters that it may report for; None is any."""
 
     text: str
     clusters: frozenset[str] | None
@@ -62,17 +62,18 @@ class BearerTokenAuthConfig(StrictModel):
         (), description="Several tokens, for a server; a client sends the first."
     )
     cluster_tokens: tuple[ClusterTokenConfig, ...] = Field(
-        (), description="Tokens, for a server, that may speak for some clusters only."
+        (), description="Tokens, for a server, that may report for some clusters only."
     )
     filename: str | None = Field(
         None,
-        description="File with one token per line, read again when it changes; `TOKEN clusters=A,B` binds one to clusters.",
+        description="File with one token per line, read again when it changes; `TOKEN clusters=A,B` binds one to"
+        " clusters.",
     )
     header: str = Field(
         "Authorization", min_length=1, description="Header that a client sends it in."
     )
     refresh_interval: Duration = Field(
-        parse_duration("5s"), gt=0, description="How often the file is looked at for a change."
+        parse_duration("5s"), gt=0, description="How often the file is checked for a change."
     )
 
     @model_validator(mode="after")
@@ -135,7 +136,7 @@ class BearerTokenAuth:
         return _name_subject(digest)
 
     def find_clusters(self, subject: str) -> frozenset[str] | None:
-        """The clusters that a subject may speak for: None is any, and none for a token that is no longer known."""
+        """The clusters that a subject may report for: None is any, and none for a token that is no longer known."""
         return self._clusters.get(subject, frozenset())
 
     def client_headers(self) -> Mapping[str, str]:

@@ -1,7 +1,7 @@
 """``zpages``: what runs and how it does, as pages for a person with a browser or curl.
 
-Source: opentelemetry-collector ``extension/zpagesextension`` (port 55679, paths). ``tracez`` shows time per batch and the
-latest refusals per pipeline; we keep no spans of our own.
+Source: opentelemetry-collector ``extension/zpagesextension`` (port 55679, paths). ``tracez`` shows time per batch and
+the latest refusals per pipeline; we keep no spans of our own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from ingero.units import NS_PER_S, format_duration
 if TYPE_CHECKING:
     from uvicorn._types import HTTPScope
 
-_STYLE: Final = "body{font:14px sans-serif;margin:2em}td,th{padding:2px 12px;text-align:left}tr:nth-child(even){background:#eee}"
+_STYLE: Final = (
+    "body{font:14px sans-serif;margin:2em}td,th{padding:2px 12px;text-align:left}"
+    "tr:nth-child(even){background:#eee}"
+)
 
 
 class ZpagesConfig(StrictModel):

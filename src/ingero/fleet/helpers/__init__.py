@@ -1,4 +1,4 @@
-"""What several components need: sending queues and retries, client settings. Below every component, above the contracts.
+"""What several components need: sending queues, retries, pages, certificates. Above the contracts, below components.
 
 Listening sockets and TLS contexts are in `ingero.serving`, because Echo and the agent serve too.
 """

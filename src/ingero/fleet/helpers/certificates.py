@@ -1,4 +1,4 @@
-"""Certificates of listening sockets while they serve: renewed ones are loaded, bad ones and refused handshakes are told.
+"""Certificates of listening sockets while they serve: renewed ones are loaded, bad ones are logged.
 
 Beside the components that listen; `ingero.serving.tls` does the work.
 """
@@ -30,7 +30,9 @@ _log = logging.getLogger("ingero.fleet.tls")
 def open_server_context(
     tls: TlsServerConfig | None, host: Host, component: str, endpoint: Endpoint
 ) -> ssl.SSLContext | None:
-    """A context for a listening socket whose refused handshakes are counted and logged, a few lines a minute; None without TLS.
+    """A context for a listening socket; None without TLS.
+
+    Refused handshakes are counted, and logged a few lines a minute.
 
     Raises:
         IngeroError: A file cannot be used.
@@ -81,7 +83,7 @@ def watch_certificate(
         reloader: Of the context that serves.
         host: Runs the timer.
         component: Whose certificate it is, for the log.
-        interval_ns: How often to look.
+        interval_ns: How often the files are checked.
         on_bad: Called each time that the files cannot be used.
     """
     log = RateLimitedLog(_log, host.clock)

@@ -4,7 +4,7 @@ Takes a batch at once and answers for it: what waits here was acknowledged. When
 items stay and new ones are refused once twice the batch size waits, so memory stays bounded and nothing is lost.
 
 Source: opentelemetry-collector ``processor/batchprocessor`` (key names, defaults).
-Lossy: ``ingero_fleet_batch_dropped_items_total`` counts what was refused for good, or was left at the end.
+Lossy: ``ingero_fleet_batch_dropped_items_total`` counts what was refused permanently, or was left at the end.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ SENDS: Final = counter(
 )
 DROPPED: Final = counter(
     "ingero_fleet_batch_dropped_items_total",
-    "Items that were acknowledged and then refused for good by what follows, or left at the end.",
+    "Items that were acknowledged and then refused permanently by what follows, or left at the end.",
     "processor",
 )
 
-_LEAST_WAIT_NS: Final = 10 * NS_PER_MS  # between two tries at a consumer that refuses
+_MIN_WAIT_NS: Final = 10 * NS_PER_MS  # between two tries at a consumer that refuses
 _log = logging.getLogger("ingero.fleet.processors.batch")
 
 
@@ -126,7 +126,7 @@ class BatchProcessor:
     def _arm(self) -> None:
         """Set the timeout; on the loop."""
         if self._timer is None and self._loop is not None:
-            wait_ns = max(self._config.timeout, _LEAST_WAIT_NS)
+            wait_ns = max(self._config.timeout, _MIN_WAIT_NS)
             self._timer = self._loop.call_later(wait_ns / NS_PER_S, self._on_timeout)
 
     def _on_timeout(self) -> None:

@@ -110,7 +110,7 @@ class ProviderLookupConfig(ProviderMapping):
         None, description="YAML file with the rules, read again when it changes; instead of rules."
     )
     reload_interval: Duration = Field(
-        parse_duration("30s"), gt=0, description="How often the file is looked at for a change."
+        parse_duration("30s"), gt=0, description="How often the file is checked for a change."
     )
 
     @model_validator(mode="after")

@@ -19,7 +19,7 @@ from tests.fleet.processors.collectives.test_costs import (
 from tests.fleet.processors.collectives.test_hangs import hung, told
 
 from ingero.config import parse_model
-from ingero.fleet.component import ComponentId
+from ingero.fleet.component import ComponentId, Hardware
 from ingero.fleet.processors.collectives.config import NcclConfig
 from ingero.fleet.processors.collectives.cost_totals import MAX_ACCOUNTS, CostTotals
 from ingero.fleet.processors.collectives.costs import CostAccount, CostDelta
@@ -77,7 +77,7 @@ def test_sums_agree_with_the_records_and_are_cumulative():
 def test_what_is_taken_back_is_counted_apart_and_nothing_falls():
     totals = CostTotals("c", 1)
     rates = Rates(parse_model(RatesConfig, {"fallback_rate": 3600.0}))
-    account = CostAccount("node3", 3, "", ("aws", H100))
+    account = CostAccount("node3", 3, "", Hardware("aws", H100))
     for gpu_s in (10, -4, 1):
         totals.add([CostDelta(account, gpu_s * NS_PER_S)], rates)
     found = {point.name: point.value for point in iter_points(totals.build(2))}
@@ -93,7 +93,7 @@ def test_accounts_are_bounded_and_their_sum_is_whole():
     totals = CostTotals("c", 1)
     rates = Rates(parse_model(RatesConfig, {}))
     charges = [
-        CostDelta(CostAccount(f"n{index}", index, "", ("", "")), NS_PER_S)
+        CostDelta(CostAccount(f"n{index}", index, "", Hardware("", "")), NS_PER_S)
         for index in range(MAX_ACCOUNTS + 50)
     ]
     totals.add(charges, rates)

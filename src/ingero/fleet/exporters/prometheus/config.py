@@ -1,8 +1,8 @@
 """Settings of the ``prometheus`` exporter: the Collector's keys, and two caps of ours.
 
 Source of names and defaults: opentelemetry-collector-contrib, ``exporter/prometheusexporter/README.md``. Two defaults
-differ: the ``ingero.*`` resource attributes become labels, since without a node's name its series are nobody's; and
-scope names never become labels, since one series that two scopes report is one series.
+differ: the ``ingero.*`` resource attributes become labels, since without a node's name nothing says whose series they
+are; and scope names never become labels, since one series that two scopes report is one series.
 """
 
 from __future__ import annotations

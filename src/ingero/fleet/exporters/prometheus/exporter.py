@@ -50,12 +50,13 @@ CONFLICTS: Final = counter(
 )
 UNSUPPORTED: Final = counter(
     "ingero_fleet_prometheus_unsupported_points_total",
-    "Points that the text formats cannot show: exponential histograms, histograms whose buckets do not fit their bounds, names without a letter or too long.",
+    "Points that the text formats cannot show: exponential histograms, histograms whose buckets do not fit their"
+    " bounds, names without a letter or too long.",
     "exporter",
 )
 OVERSIZED: Final = counter(
     "ingero_fleet_prometheus_oversized_points_total",
-    "Points with more or longer labels than label_limit and its neighbours allow.",
+    "Points with more or longer labels than label_limit, label_name_length_limit and label_value_length_limit allow.",
     "exporter",
 )
 
@@ -64,7 +65,7 @@ _MAX_PENDING: Final = 256
 _DRAIN_INTERVAL_NS: Final = 25 * NS_PER_MS
 _DRAIN_SLICE_NS: Final = 2 * NS_PER_MS
 _SCRAPE_SLICE_NS: Final = 1 * NS_PER_MS
-_LINES_PER_LOOK: Final = 64
+_LINES_PER_CHECK: Final = 64
 _REPLACEABLE: Final = frozenset({MetricName.HEALTH_SCORE.value, MetricName.STRAGGLER_EVENT.value})
 """First metric of the pushes that an agent repeats with the same gauges and cumulative sums: the last one says all."""
 
@@ -224,7 +225,7 @@ class PrometheusExporter:
         with self._lock:
             for line in lines:
                 taken.append(line)
-                if len(taken) % _LINES_PER_LOOK == 0 and self._clock.mono_ns() >= end_ns:
+                if len(taken) % _LINES_PER_CHECK == 0 and self._clock.mono_ns() >= end_ns:
                     break
         return "".join(taken)
 
@@ -247,7 +248,7 @@ def find_replaceable(batch: Batch) -> object:
 def says_all(newer: Export, older: Export) -> bool:
     """Whether every series of an older push is in a newer one of the same key, and none of them adds up over pushes.
 
-    A series is its resource, its metric and its attributes: two cohorts, or two agents, of one node push the same names.
+    A series is its resource, metric and attributes: two cohorts, or two agents, of one node push the same names.
     """
     (sender, known), (other, waiting) = newer.metrics[0], older.metrics[0]
     one, two = sender.resource, other.resource

@@ -1,9 +1,9 @@
 """The latest point of every series, ready to be written as text.
 
-Above naming, below the exporter; knows nothing of OTLP's encodings. Most series of one node differ only in name, and most
-nodes' series differ only in who sent them, so label text is kept once per resource and once per attribute set, and a
-series is a pair of small integers, its value and two times: about 110 bytes. A point that is not newer than the stored
-one replaces it all the same, since arrival order is what a scrape shows.
+Above naming, below the exporter; knows nothing of OTLP's encodings. Most series of one node differ only in name, and
+most nodes' series differ only in who sent them, so label text is kept once per resource and once per attribute set, and
+a series is a pair of small integers, its value and two times: about 110 bytes. A point that is not newer than the
+stored one replaces it all the same, since arrival order is what a scrape shows.
 
 Lossy: at ``max_series`` new series are refused (`SeriesStore.n_refused`); a name that arrives with a second type is
 refused (`n_conflicts`).
@@ -118,7 +118,7 @@ class _Texts:
         return index
 
     def _share(self, names: frozenset[str]) -> frozenset[str]:
-        """One object for all who have these label names: a set takes more memory than all else that is kept of a node."""
+        """One object for all sets of these names: a set takes more memory than all else that is kept of a node."""
         if len(self._name_sets) >= _MAX_NAME_SETS:
             self._name_sets.clear()
         return self._name_sets.setdefault(names, names)
@@ -289,7 +289,7 @@ class SeriesStore:
         return self._resources.names[resource] & self._attributes.names[attributes]
 
     def expire(self, cutoff_ns: int) -> int:
-        """Forget each series last seen before ``cutoff_ns``, and label sets that nothing uses; returns how many series."""
+        """Forget series last seen before ``cutoff_ns``, and label sets that nothing uses; returns how many series."""
         n_dropped = 0
         for name, family in list(self.families.items()):
             n_dropped += family.drop_before(cutoff_ns)

@@ -1,5 +1,5 @@
-"""The ``ingero_threshold`` extension: tells thresholds, on answers to pushes and to who asks, and shows admin pages.
+"""The ``ingero_threshold`` extension: answers pushes and requests with thresholds, and shows admin pages.
 
-Computes nothing and knows no component: thresholds come from whoever offers a `ThresholdSource`, pages from whoever
-offers `AdminRoutes`, both looked up when they are needed because their owners start later.
+Computes nothing and knows no component: thresholds come from components that offer a `ThresholdSource`, pages from
+those that offer `AdminRoutes`, both found when they are needed because their owners start later.
 """

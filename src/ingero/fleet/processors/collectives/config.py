@@ -36,7 +36,8 @@ class NcclConfig(StrictModel):
         0.0,
         ge=0.0,
         le=10.0,
-        description="Raises notice_slowdown to this many standard deviations of what a worker's peers differ by persistently; 0 never does.",
+        description="Raises notice_slowdown to this many standard deviations of what a worker's peers differ by"
+        " persistently; 0 never does.",
     )
     alpha: float = Field(
         1e-6, gt=0.0, le=0.01, description="False alarms allowed per compared operation and worker."
@@ -66,7 +67,7 @@ class NcclConfig(StrictModel):
     cost_interval: Duration = Field(
         parse_duration("10s"),
         gt=0,
-        description="How often what waiting has cost since the last time is told, as log records.",
+        description="How often what waiting has cost since the last time is reported, as log records.",
     )
     rates: RatesConfig = Field(
         RatesConfig(), description="Prices of a GPU-hour; what has none costs GPU-seconds only."

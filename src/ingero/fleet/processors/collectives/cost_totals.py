@@ -1,4 +1,4 @@
-"""What waiting has cost so far, as cumulative sums for metrics pipelines: GPU-seconds, and money where a price is known.
+"""What waiting has cost so far, as cumulative sums for metrics: GPU-seconds, and money where a price is known.
 
 A charge that is taken back makes no counter smaller: it is counted apart (`report.GPU_SECONDS_BACK`,
 `report.COST_BACK`), and what something cost is the growth of the one less the growth of the other. The records
@@ -9,11 +9,11 @@ Bounded: beyond `MAX_ACCOUNTS` of a cluster, growth goes to an account without a
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
-from ingero.fleet.processors.collectives.costs import CostDelta
+from ingero.fleet.component import Hardware
+from ingero.fleet.processors.collectives.costs import CostAccount, CostDelta
 from ingero.fleet.processors.collectives.rates import Rates
 from ingero.fleet.processors.collectives.verdicts import (
     COST,
@@ -29,26 +29,9 @@ MAX_ACCOUNTS: Final = 10_000
 _NS_PER_HOUR: Final = 3600 * NS_PER_S
 
 
-class _Key(NamedTuple):
-    """Labels of one sum: who is charged (empty for nobody), and the hardware that waited."""
-
-    node_id: str
-    rank: str
-    provider: str
-    gpu_model: str
-
-
-class _Sums:
-    """Growth and what was taken back of it."""
-
-    def __init__(self) -> None:
-        self.up: defaultdict[tuple[_Key, str], float] = defaultdict(float)
-        self.down: defaultdict[tuple[_Key, str], float] = defaultdict(float)
-
-    def add(self, key: _Key, currency: str, amount: float) -> None:
-        (self.up if amount >= 0 else self.down)[key, currency] += abs(amount)
-        self.down.setdefault((key, currency), 0.0)
-        self.up.setdefault((key, currency), 0.0)
+_OTHERS: Final = CostAccount("", -1, "", Hardware("", ""))
+"""The account of what is beyond `MAX_ACCOUNTS`."""
+_Sums = dict[tuple[CostAccount, str], float]
 
 
 class CostTotals:
@@ -57,53 +40,46 @@ class CostTotals:
     def __init__(self, cluster_id: str, start_wall_ns: int) -> None:
         self._cluster_id = cluster_id
         self._start_wall_ns = start_wall_ns
-        self._seconds = _Sums()
-        self._money = _Sums()
-        self._keys: set[_Key] = set()
+        self._sums: dict[str, _Sums] = {
+            name: {} for name in (GPU_SECONDS, GPU_SECONDS_BACK, COST, COST_BACK)
+        }
+        self._accounts: set[CostAccount] = set()
 
-    def add(self, charges: Iterable[CostDelta], rates: Rates) -> None:
-        """Take what was told as records, at the prices of now."""
-        for charge in charges:
-            key = self._find_key(charge)
-            self._seconds.add(key, "", charge.gpu_ns / NS_PER_S)
-            rate = rates.find_rate(key.provider, key.gpu_model)
+    def add(self, deltas: Iterable[CostDelta], rates: Rates) -> None:
+        """Add what was reported as records, at the prices of now."""
+        for delta in deltas:
+            account = delta.account._replace(victim="")
+            if account not in self._accounts and len(self._accounts) >= MAX_ACCOUNTS:
+                account = _OTHERS
+            self._accounts.add(account)
+            self._add(GPU_SECONDS, GPU_SECONDS_BACK, (account, ""), delta.gpu_ns / NS_PER_S)
+            rate = rates.find_rate(*account.hardware)
             if rate is not None:
-                self._money.add(key, rates.currency, charge.gpu_ns * rate / _NS_PER_HOUR)
+                amount = delta.gpu_ns * rate / _NS_PER_HOUR
+                self._add(COST, COST_BACK, (account, rates.currency), amount)
 
     def build(self, wall_ns: int) -> Export:
         """Every sum."""
-        return build_series(
-            {
-                GPU_SECONDS: self._points(self._seconds.up, wall_ns),
-                GPU_SECONDS_BACK: self._points(self._seconds.down, wall_ns),
-                COST: self._points(self._money.up, wall_ns),
-                COST_BACK: self._points(self._money.down, wall_ns),
-            },
-            self._cluster_id,
-        )
+        points = {name: self._build_points(sums, wall_ns) for name, sums in self._sums.items()}
+        return build_series(points, self._cluster_id)
 
-    def _find_key(self, charge: CostDelta) -> _Key:
-        account = charge.account
-        rank = str(account.rank) if account.node_id and account.rank >= 0 else ""
-        key = _Key(account.node_id, rank, *account.hardware)
-        if key not in self._keys:
-            if len(self._keys) >= MAX_ACCOUNTS:
-                return _Key("", "", "", "")
-            self._keys.add(key)
-        return key
+    def _add(self, name: str, name_back: str, key: tuple[CostAccount, str], amount: float) -> None:
+        """Add growth to the one sum, what was taken back to the other; both exist from then on."""
+        for sums, more in (
+            (self._sums[name], max(amount, 0.0)),
+            (self._sums[name_back], max(-amount, 0.0)),
+        ):
+            sums[key] = sums.get(key, 0.0) + more
 
-    def _points(
-        self, sums: dict[tuple[_Key, str], float], wall_ns: int
-    ) -> list[structs.NumberDataPoint]:
+    def _build_points(self, sums: _Sums, wall_ns: int) -> list[structs.NumberDataPoint]:
         found = []
-        for (key, currency), value in sums.items():
+        for (account, currency), value in sums.items():
             labels = {
                 "cluster_id": self._cluster_id,
-                "node_id": key.node_id,
-                "rank": key.rank,
-                "provider": key.provider,
-                "gpu_model": key.gpu_model,
-                "attributed": "charged" if key.node_id else "unattributed",
+                "node_id": account.node_id,
+                "rank": str(account.rank) if account.node_id and account.rank >= 0 else "",
+                **account.hardware._asdict(),
+                "attributed": "charged" if account.node_id else "unattributed",
             }
             if currency:
                 labels["currency"] = currency

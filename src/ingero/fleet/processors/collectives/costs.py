@@ -1,7 +1,7 @@
-"""What waiting costs, as log records: the growth of each charge since the last report, so that sums over time are right.
+"""What waiting costs, as log records: the growth of each charge since the last report, so sums over time are right.
 
 Specification: docs/specs/cost.md. The Judge says what each worker's waiting amounts to in all and whom it is charged
-to; a `CostDeltas` remembers what it has told of that and tells the difference. A difference may be negative: a charge that is
+to; a `CostDeltas` keeps what was reported of that and finds the difference, which is negative for a charge that is
 taken back. What the Judge forgets (it started over) is not taken back.
 """
 
@@ -23,7 +23,7 @@ from ingero.wire.costs import CHARGED, UNATTRIBUTED, CostRecord, build_cost_reco
 
 MAX_VICTIMS: Final = 64
 """Victims of one culprit with a record of their own; the rest share one per kind of hardware."""
-_LEAST_NS: Final = 1_000_000
+_MIN_CHANGE_NS: Final = 1_000_000
 """Smaller differences wait until they add up."""
 _NS_PER_HOUR: Final = 3600 * NS_PER_S
 
@@ -32,10 +32,10 @@ class CostAccount(NamedTuple):
     """What is counted apart.
 
     Attributes:
-        node_id: Who is charged; empty for what nobody is charged with.
+        node_id: Who is charged; empty for what no node is charged with.
         rank: Its global rank; negative when unknown.
         victim: Node that waited; empty for several of one hardware.
-        hardware: Of several.
+        hardware: Of the nodes that waited.
     """
 
     node_id: str
@@ -58,32 +58,32 @@ class CostDelta:
 
 
 class CostDeltas:
-    """One cluster's accounts. One thread."""
+    """What was reported of one cluster's costs. One thread."""
 
     def __init__(self) -> None:
-        self._told: dict[CostAccount, int] = {}
+        self._reported: dict[CostAccount, int] = {}
         self._generation = 0
 
     def find_deltas(
         self, conclusion: Conclusion, find_hardware: FindHardware
     ) -> tuple[list[CostDelta], dict[CostAccount, int]]:
-        """What grew since `settle`, and what to settle once it is told."""
+        """What grew since `settle`, and what to settle once it is reported."""
         is_same = conclusion.generation == self._generation
-        told = self._told if is_same else {}
+        reported = self._reported if is_same else {}
         cluster_id = conclusion.history.cluster_id
         now = _sum_up(conclusion.history, find_hardware)
         grown: dict[CostAccount, int] = {}
-        for account in {**told, **now}:
-            change_ns = now.get(account, 0) - told.get(account, 0)
-            if abs(change_ns) >= _LEAST_NS:
+        for account in {**reported, **now}:
+            change_ns = now.get(account, 0) - reported.get(account, 0)
+            if abs(change_ns) >= _MIN_CHANGE_NS:
                 grown[account] = change_ns
-        settled = {**told, **{account: now.get(account, 0) for account in grown}}
+        settled = {**reported, **{account: now.get(account, 0) for account in grown}}
         charges = _gather(grown, lambda node_id: find_hardware(cluster_id, node_id))
         return charges, {account: ns for account, ns in settled.items() if ns}
 
     def settle(self, conclusion: Conclusion, settled: dict[CostAccount, int]) -> None:
-        """Remember what was told."""
-        self._told, self._generation = settled, conclusion.generation
+        """Keep what was reported."""
+        self._reported, self._generation = settled, conclusion.generation
 
 
 def _sum_up(judgement: Judgement, find_hardware: FindHardware) -> dict[CostAccount, int]:
@@ -132,10 +132,12 @@ def build_costs(
     cluster_id: str, charges: Iterable[CostDelta], rates: Rates, wall_ns: int
 ) -> Export:
     """The charges of one cluster as records."""
-    return build_cost_records(cluster_id, [_tell(charge, rates) for charge in charges], wall_ns)
+    return build_cost_records(
+        cluster_id, [_build_record(charge, rates) for charge in charges], wall_ns
+    )
 
 
-def _tell(charge: CostDelta, rates: Rates) -> CostRecord:
+def _build_record(charge: CostDelta, rates: Rates) -> CostRecord:
     account = charge.account
     provider, gpu_model = account.hardware
     seconds = charge.gpu_ns / NS_PER_S

@@ -28,11 +28,11 @@ from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
 
 CAP_QUIET_NS: Final = 20 * NS_PER_S
-"""A cap that refused nothing for this long is told to be over."""
+"""A cap that refused nothing for this long is over."""
 _MAX_CAP_CHANGES: Final = 1024
 _NS_PER_DAY: Final = 86_400e9
-_LEAST_ALPHA: Final = 1e-12
-_MOST_ALPHA: Final = 1e-2
+_MIN_ALPHA: Final = 1e-12
+_MAX_ALPHA: Final = 1e-2
 _SETTLE_INTERVAL_NS: Final = 5 * NS_PER_S
 MAX_ID_LENGTH: Final = 256
 MAX_HISTORY: Final = 1024
@@ -73,7 +73,7 @@ class Conclusion:
 
     Attributes:
         judgement: Every verdict as of now.
-        history: The same, naming also whose alarm has cleared since; equal to ``judgement`` above `MAX_HISTORY` workers.
+        history: The same, naming also whose alarm has cleared since; ``judgement`` above `MAX_HISTORY` workers.
         lags: Of the communicators that reported in this round.
         changes: Against the round before.
         judged_ns: Monotonic time of the round.
@@ -258,7 +258,7 @@ class DetectionEngine:
         for case, waiting in taken:
             before = case.conclusion
             conclusion = self._judge_one(case, waiting, now_ns)
-            # What arrived earlier is judged once its reorder window is over: news without a push.
+            # What arrived earlier is judged once its reorder window is over: a change without a push.
             if waiting or before is None or before.judgement != conclusion.judgement:
                 found[case.cluster_id] = conclusion
         return found
@@ -343,4 +343,4 @@ def find_alpha(config: NcclConfig, runs: Sequence[CollectiveRun]) -> float:
     if not rates:
         return config.alpha
     ops_per_day = float(np.median(rates)) * _NS_PER_DAY
-    return min(max(config.alarms_per_worker_day / ops_per_day, _LEAST_ALPHA), _MOST_ALPHA)
+    return min(max(config.alarms_per_worker_day / ops_per_day, _MIN_ALPHA), _MAX_ALPHA)

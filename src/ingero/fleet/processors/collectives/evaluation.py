@@ -96,7 +96,7 @@ class StateGauges:
 
 
 class Evaluation:
-    """Judges everything that waits, and tells pipelines, gauges and the log what came of it."""
+    """Judges everything that waits, and reports what came of it down the pipelines, as gauges and in the log."""
 
     def __init__(self, state: CollectivesState, host: Host) -> None:
         self._state = state

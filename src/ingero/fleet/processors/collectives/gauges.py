@@ -133,7 +133,7 @@ class GaugeTracker:
 
 
 def _read_point(point: Point, cluster_hint: str) -> tuple[GroupKey, Member] | None:
-    """Who a duration is of; None when it cannot be compared: no communicator, or nobody's."""
+    """Who a duration is of; None when it cannot be compared: no communicator, or no node."""
     attributes = point.attributes
     comm = attributes.get(Attribute.NCCL_COMM_ID_HASH)
     op = attributes.get(Attribute.NCCL_OP_TYPE)

@@ -19,7 +19,7 @@ class HangChanges:
     Attributes:
         cluster_id: The cluster.
         began: Ranks that others now wait for.
-        ended: Ranks that nobody waits for any more.
+        ended: Ranks that no rank waits for any more.
         waiting_s: How long the longest has waited, in seconds.
     """
 
@@ -30,7 +30,7 @@ class HangChanges:
 
 
 class HangTracker:
-    """The open hangs of each cluster; one thread at a time. Lossy: a record that a consumer refuses is not sent again."""
+    """The open hangs of each cluster; one thread. Lossy: a record that a consumer refuses is not sent again."""
 
     def __init__(self) -> None:
         self._open: dict[str, dict[_Key, HangRoot]] = {}
@@ -63,7 +63,7 @@ def build_hangs(changes: HangChanges, wall_ns: int) -> Export:
 
 
 def _build_record(root: HangRoot, waiting_s: float | None) -> HangRecord:
-    """One record; without ``waiting_s`` nobody waits any more."""
+    """One record; without ``waiting_s`` the hang is over."""
     what = f"operation {root.missing_seq} of {root.group.name}"
     return HangRecord(
         rank=root.rank,

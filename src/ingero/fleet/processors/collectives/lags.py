@@ -1,6 +1,6 @@
 """How late each rank entered, against its peers: ``nccl.collective.peer_lag_ms``.
 
-All ranks leave a collective together, so rank r with time d_r inside arrived max d − d_r behind the first, and its lag
+All ranks leave a collective together, so rank r with time d_r inside arrived max d − d_r behind the first; its lag
 behind its peers is the median of the others' d less its own: positive is late, and late is the short call.
 """
 

@@ -59,7 +59,7 @@ class EventLog:
             )
 
     def write_hangs(self, changes: HangChanges) -> None:
-        """A line for each rank that others wait for, and for each that nobody waits for any more."""
+        """A line for each rank that others wait for, and for each hang that ended."""
         for root in (*changes.began, *changes.ended):
             is_new = root in changes.began
             self._lines.write(

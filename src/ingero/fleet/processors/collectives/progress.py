@@ -1,11 +1,11 @@
 """Where the ranks of each cluster stopped, and which of them the others wait for.
 
-A standing is forgotten when the rank reports a later operation or has said nothing for `FRESH_NS`. A member that said
-nothing for `SILENT_NS`, or whose agent says that its process ended, counts as silent; until then nobody is named for a
-communicator where it is missing, because its own agent may be about to speak. Who is a member is remembered from what
-ranks reported while the job moved. Ranks whose communicators are connected are a job, and each job is looked at by itself.
+What an agent reports of a stopped rank is forgotten when the rank reports a later operation, or after `FRESH_NS`. A
+member of which no agent reported for `SILENT_NS`, or whose process ended, counts as silent; until then no rank is named
+for a communicator where it is missing, because its own agent may report soon. Members are known from what ranks
+reported while the job moved. Ranks whose communicators are connected are a job, and each job is judged by itself.
 
-Lossy: ranks whose launcher told no global rank cannot be named and are left out; `MAX_RANKS` bounds a cluster.
+Lossy: ranks whose launcher gave no global rank cannot be named and are left out; `MAX_RANKS` bounds a cluster.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ingero.model.progress import RankProgress
 from ingero.units import NS_PER_S
 
 FRESH_NS: Final = 15 * NS_PER_S
-"""Older standings say nothing of now. Agents repeat theirs every second while a job stands."""
+"""Older reports say nothing of now. Agents repeat theirs every second while a job makes no progress."""
 SILENT_NS: Final = 8 * NS_PER_S
-"""A member whose agent said nothing this long is named although nothing is known of it."""
+"""A member whose agent reported nothing this long is named although nothing is known of it."""
 MAX_RANKS: Final = 20_000
 MAX_COMMS: Final = 16_384
 _MAX_PENDING: Final = 16
@@ -35,12 +35,12 @@ _MAX_PENDING: Final = 16
 class _Cluster:
     seen_ns: int = 0
     members: dict[str, dict[int, Worker]] = field(default_factory=dict)
-    standings: dict[tuple[Worker, str], tuple[RankProgress, int]] = field(default_factory=dict)
-    heard_ns: dict[Worker, int] = field(default_factory=dict)
+    stalls: dict[tuple[Worker, str], tuple[RankProgress, int]] = field(default_factory=dict)
+    reported_ns: dict[Worker, int] = field(default_factory=dict)
 
 
 class ProgressTracker:
-    """Every cluster's standings. Pushes and questions may come from different threads."""
+    """What is known of stopped ranks in every cluster. Pushes and questions may come from different threads."""
 
     def __init__(self, idle_timeout_ns: int) -> None:
         self._idle_timeout_ns = idle_timeout_ns
@@ -55,29 +55,29 @@ class ProgressTracker:
                 worker = run.rank.worker
                 if worker.rank < 0 or not self._join(cluster, run.comm, run.comm_rank, worker):
                     continue
-                cluster.heard_ns[worker] = now_ns
+                cluster.reported_ns[worker] = now_ns
                 key = (worker, run.comm)
-                known = cluster.standings.get(key)
+                known = cluster.stalls.get(key)
                 if known and run.ops.size and int(run.ops["seq"].max()) > known[0].entered:
-                    del cluster.standings[key]
+                    del cluster.stalls[key]
 
-    def add(self, standings: Iterable[RankProgress], now_ns: int) -> None:
+    def add(self, stalls: Iterable[RankProgress], now_ns: int) -> None:
         """Take what agents say of ranks that stopped."""
         with self._lock:
-            for standing in standings:
-                cluster = self._find(standing.rank.cluster_id, now_ns)
-                worker, comm = standing.rank.worker, standing.comm
-                if worker.rank < 0 or not self._join(cluster, comm, standing.comm_rank, worker):
+            for stall in stalls:
+                cluster = self._find(stall.rank.cluster_id, now_ns)
+                worker, comm = stall.rank.worker, stall.comm
+                if worker.rank < 0 or not self._join(cluster, comm, stall.comm_rank, worker):
                     continue
-                if standing.is_gone:
-                    cluster.heard_ns.pop(worker, None)
-                    cluster.standings.pop((worker, comm), None)
+                if stall.is_gone:
+                    cluster.reported_ns.pop(worker, None)
+                    cluster.stalls.pop((worker, comm), None)
                     continue
-                cluster.heard_ns[worker] = now_ns
-                cluster.standings[worker, comm] = (standing, now_ns)
+                cluster.reported_ns[worker] = now_ns
+                cluster.stalls[worker, comm] = (stall, now_ns)
 
     def find_hang(self, cluster_id: str, now_ns: int) -> tuple[HangReport, float]:
-        """Whom the standing ranks wait for, and for how many seconds the longest has stood.
+        """Whom the stopped ranks wait for, and for how many seconds the longest has waited.
 
         Raises:
             KeyError: Nothing is known of the cluster.
@@ -85,18 +85,18 @@ class ProgressTracker:
         with self._lock:
             cluster = self._clusters[cluster_id]
             fresh = [
-                (standing, now_ns - arrived_ns)
-                for standing, arrived_ns in cluster.standings.values()
+                (stall, now_ns - arrived_ns)
+                for stall, arrived_ns in cluster.stalls.values()
                 if now_ns - arrived_ns <= FRESH_NS
             ]
             undecided = _find_undecided(cluster, fresh, now_ns)
-            fresh = [(standing, age) for standing, age in fresh if standing.comm not in undecided]
-            told_of = {standing.comm for standing, _ in fresh}
-            members = {comm: dict(cluster.members[comm]) for comm in told_of}
+            fresh = [(stall, age) for stall, age in fresh if stall.comm not in undecided]
+            comms = {stall.comm for stall, _ in fresh}
+            members = {comm: dict(cluster.members[comm]) for comm in comms}
         waiting = [
-            (standing.still_ns + age_ns) / NS_PER_S
-            for standing, age_ns in fresh
-            if standing.left is not None and standing.left < standing.entered
+            (stall.still_ns + age_ns) / NS_PER_S
+            for stall, age_ns in fresh
+            if stall.left is not None and stall.left < stall.entered
         ]
         reports = [
             _find_hang_of(members, comms, [one for one, _ in fresh if one.comm in comms])
@@ -137,17 +137,17 @@ class ProgressTracker:
 def _find_undecided(
     cluster: _Cluster, fresh: Iterable[tuple[RankProgress, int]], now_ns: int
 ) -> set[str]:
-    """Communicators with a member whose agent spoke lately and has not said that it stands."""
-    told: dict[str, set[Worker]] = {}
-    for standing, _ in fresh:
-        told.setdefault(standing.comm, set()).add(standing.rank.worker)
+    """Communicators with a member whose agent reported lately and has not said that it stopped."""
+    workers_of: dict[str, set[Worker]] = {}
+    for stall, _ in fresh:
+        workers_of.setdefault(stall.comm, set()).add(stall.rank.worker)
     return {
         comm
-        for comm, workers in told.items()
+        for comm, workers in workers_of.items()
         if any(
-            worker not in workers and now_ns - heard_ns < SILENT_NS
+            worker not in workers and now_ns - reported_ns < SILENT_NS
             for worker in cluster.members[comm].values()
-            if (heard_ns := cluster.heard_ns.get(worker)) is not None
+            if (reported_ns := cluster.reported_ns.get(worker)) is not None
         )
     }
 
@@ -171,7 +171,7 @@ def _find_jobs(members: Mapping[str, Mapping[int, Worker]]) -> list[set[str]]:
 def _find_hang_of(
     members: Mapping[str, Mapping[int, Worker]],
     comms: Iterable[str],
-    standings: Sequence[RankProgress],
+    stalls: Sequence[RankProgress],
 ) -> HangReport:
     """Whom the ranks of one job wait for."""
     groups = {
@@ -179,7 +179,7 @@ def _find_hang_of(
         for comm in comms
     }
     who = {worker.rank: worker for comm in groups for worker in members[comm].values()}
-    report = find_hang(build_states(standings, groups))
+    report = find_hang(build_states(stalls, groups))
     roots = tuple(
         replace(root, node_id=who[root.rank].node_id, job=who[root.rank].job)
         for root in report.roots
@@ -188,7 +188,7 @@ def _find_hang_of(
 
 
 def join_reports(reports: Sequence[HangReport]) -> HangReport:
-    """One report for the jobs of a cluster, each of which was looked at by itself."""
+    """One report for the jobs of a cluster, each of which was judged by itself."""
     return HangReport(
         roots=tuple(sorted((r for one in reports for r in one.roots), key=lambda r: r.rank)),
         deadlocks=tuple(circle for one in reports for circle in one.deadlocks),
@@ -199,12 +199,12 @@ def join_reports(reports: Sequence[HangReport]) -> HangReport:
 
 
 def build_states(
-    standings: Iterable[RankProgress], groups: Mapping[str, StoppedGroup]
+    stalls: Iterable[RankProgress], groups: Mapping[str, StoppedGroup]
 ) -> list[RankState]:
     """One state per rank, its pending operations in sequence."""
     by_rank: dict[int, list[RankProgress]] = {}
-    for standing in standings:
-        by_rank.setdefault(standing.rank.rank, []).append(standing)
+    for stall in stalls:
+        by_rank.setdefault(stall.rank.rank, []).append(stall)
     return [
         RankState(
             rank=rank,
@@ -217,13 +217,12 @@ def build_states(
     ]
 
 
-def _pending(standing: RankProgress) -> list[PendingOp]:
-    if standing.left is None:  # nothing says whether it was ever left
+def _pending(stall: RankProgress) -> list[PendingOp]:
+    if stall.left is None:  # nothing says whether it was ever left
         return []
-    first = max(standing.left, standing.entered - _MAX_PENDING) + 1
+    first = max(stall.left, stall.entered - _MAX_PENDING) + 1
     return [
-        PendingOp(standing.comm, seq, standing.op.name.lower())
-        for seq in range(first, standing.entered + 1)
+        PendingOp(stall.comm, seq, stall.op.name.lower()) for seq in range(first, stall.entered + 1)
     ]
 
 

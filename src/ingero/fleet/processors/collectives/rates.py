@@ -53,9 +53,9 @@ class Rates:
     def find_rate(self, provider: str, gpu_model: str) -> float | None:
         """Price of a GPU-hour, or None where it is not known.
 
-        The model's own name first; then the one entry whose words all occur in it (``h100-80gb`` fits ``NVIDIA H100 80GB
-        HBM3``); then the one entry that has all of its words (``NVIDIA L4 24GB`` fits ``NVIDIA L4``); then the fallback.
-        Two entries that fit equally well are none.
+        The model's own name first; then the one entry whose words all occur in it (``h100-80gb`` fits ``NVIDIA H100
+        80GB HBM3``); then the one entry that has all of its words (``NVIDIA L4 24GB`` fits ``NVIDIA L4``); then the
+        fallback. Two entries that fit equally well are none.
         """
         key = (_normalise(provider), gpu_model)
         if key not in self._known:

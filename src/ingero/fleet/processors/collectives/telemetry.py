@@ -9,7 +9,8 @@ from ingero.telemetry.declare import MetricDeclaration, counter, gauge, histogra
 OPS: Final = counter("ingero_fleet_nccl_ops_total", "Collective operations taken.")
 REFUSED: Final = counter(
     "ingero_fleet_nccl_refused_total",
-    "Batches of operations that were not taken: bad_record, cluster_cap, communicator_cap, pending_cap, communicator_ops_cap; or a rank's gauges, gauge_cap.",
+    "Batches of operations that were not taken: bad_record, cluster_cap, communicator_cap, pending_cap,"
+    " communicator_ops_cap; or a rank's gauges, gauge_cap.",
     "reason",
 )
 EVICTED: Final = counter(
@@ -19,7 +20,8 @@ EVICTED: Final = counter(
 )
 JUDGE_LOST: Final = counter(
     "ingero_fleet_nccl_judge_lost_total",
-    "What the Judge could not use: stale_ops, unpaired_ops and dropped_ops count operations, refused_workers and late_members reports.",
+    "What the Judge could not use: stale_ops, unpaired_ops and dropped_ops count operations, refused_workers and"
+    " late_members reports.",
     "reason",
 )
 GAUGE_POINTS: Final = counter(

@@ -1,6 +1,6 @@
-"""The ``ingero`` processor: who is grossly worse than its peers now, and the threshold each agent is told.
+"""The ``ingero`` processor: who is grossly worse than its peers now, and the threshold that each agent is answered.
 
 Takes metrics, keeps the latest health score of each node, passes everything on unchanged. Judges nothing itself: the
-statistics are `ingero.detect.threshold`. It answers nobody either: it offers a `ThresholdSource`, and the
+statistics are `ingero.detect.threshold`. It answers no push either: it offers a `ThresholdSource`, and the
 ``ingero_threshold`` extension answers.
 """

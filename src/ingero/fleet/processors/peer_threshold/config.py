@@ -15,7 +15,7 @@ RecomputeInterval = Annotated[Duration, Field(ge=10 * NS_PER_MS, le=60 * NS_PER_
 
 
 class ThresholdConfig(StrictModel):
-    """How the bar is placed under the peers."""
+    """How the threshold is placed under the peers."""
 
     k: float = Field(
         2.0, ge=1.0, le=4.0, description="Robust standard deviations below the median."
@@ -32,7 +32,7 @@ class ThresholdConfig(StrictModel):
 
 
 class QuorumConfig(StrictModel):
-    """When a threshold is worth telling."""
+    """When there is a threshold."""
 
     statistical_min: int = Field(5, ge=1, description="Fewest active nodes for a threshold.")
     coverage_fraction: float = Field(
@@ -43,8 +43,8 @@ class QuorumConfig(StrictModel):
     )
     settle_time: Duration | None = Field(
         None,
-        description="How long a cluster has had its quorum before its first threshold is told, unless every node was"
-        " heard twice before; push_interval when left out, 0s tells that of the first nodes at once.",
+        description="How long a cluster has had its quorum before its first threshold is answered, unless every node"
+        " reported twice before; push_interval when left out, 0s answers that of the first nodes at once.",
     )
 
 
@@ -52,9 +52,9 @@ class IngeroConfig(StrictModel):
     """The ``ingero`` processor."""
 
     threshold: ThresholdConfig = Field(
-        ThresholdConfig(), description="How the bar is placed under the peers."
+        ThresholdConfig(), description="How the threshold is placed under the peers."
     )
-    quorum: QuorumConfig = Field(QuorumConfig(), description="When a threshold is worth telling.")
+    quorum: QuorumConfig = Field(QuorumConfig(), description="When there is a threshold.")
     push_interval: PushInterval = Field(
         parse_duration("10s"), description="Interval at which agents push; time scale of the EMA."
     )
@@ -82,8 +82,8 @@ class IngeroConfig(StrictModel):
     )
     panic_answer: Literal["withhold", "floor"] = Field(
         "withhold",
-        description="What agents are told while more than half of a cluster is under its threshold: withhold tells"
-        " none; floor tells the lowest that agents accept (0.10) with quorum false, which stops older agents at once.",
+        description="What agents are answered while more than half of a cluster is under its threshold: withhold sends"
+        " none; floor sends the lowest that agents accept (0.10) with quorum false, which stops older agents at once.",
     )
     recompute_min_interval: RecomputeInterval = Field(
         parse_duration("200ms"), description="How old a threshold may be while pushes change it."

@@ -1,9 +1,9 @@
 """What is announced of clusters and episodes, and when: never N stragglers where one cluster moved.
 
 Above episodes, below the registry, which locks. An episode is announced once every other active node of its cluster
-reported since it began (at the latest after one push interval): only then is it known that the node fell alone. One that
-begins in panic is kept and not announced while the panic lasts; if the node says afterwards that it still is a straggler,
-it is announced then.
+reported since it began (at the latest after one push interval): only then is it known that the node fell alone. One
+that begins in panic is kept and not announced while the panic lasts; if the node says afterwards that it still is a
+straggler, it is announced then.
 
 Lossy: beyond `MAX_NOTIFICATIONS` the oldest are dropped and counted.
 """

@@ -1,6 +1,6 @@
 """The latest health score of each node of one cluster, in columns.
 
-Below the threshold book; knows nothing of thresholds, pushes or the wire. Rows are dense: row ``i`` of each column and
+Below the cluster; knows nothing of thresholds, pushes or the wire. Rows are dense: row ``i`` of each column and
 ``nodes[i]`` speak of one node, so a statistic over the cluster is one expression over the first ``n_nodes`` rows. A
 push writes five cells; only expiry moves rows.
 """

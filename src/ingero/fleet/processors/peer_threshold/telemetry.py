@@ -45,7 +45,8 @@ CLUSTER_METRICS: Final = (
     ),
     gauge(
         FleetMetric.PANIC_MODE,
-        "1 while more than half of the active nodes are under the settled threshold: it is held, and told to nobody.",
+        "1 while more than half of the active nodes are under the settled threshold: it is held, and no node"
+        " is answered with it.",
         "cluster_id",
     ),
     gauge(
@@ -91,12 +92,13 @@ EPISODES: Final = counter(
 SCORES: Final = counter("ingero_fleet_scores_total", "Health scores taken into the score map.")
 SCORES_DROPPED: Final = counter(
     "ingero_fleet_scores_dropped_total",
-    "Health scores not taken: not_finite, out_of_range, no_node_id, no_cluster_id, id_too_long, node_cap, total_cap, cluster_cap.",
+    "Health scores not taken: not_finite, out_of_range, no_node_id, no_cluster_id, id_too_long, node_cap, total_cap,"
+    " cluster_cap.",
     "reason",
 )
 POINTS_REFUSED: Final = counter(
     "ingero_fleet_refused_points_total",
-    "Points not passed on because a cap refused their sender; the sender is told.",
+    "Points not passed on because a cap refused their sender; the answer says so.",
 )
 STRAGGLERS_UNSHOWN: Final = gauge(
     "ingero_fleet_stragglers_unshown",

@@ -1,7 +1,7 @@
 """When the thresholds of a cluster are computed again, and what turned with them.
 
-In the push itself while a cluster is small, so that the answer knows the push; above `SMALL_CLUSTER` nodes, or when that
-would take more than a tenth of the time, on the timer, which runs every ``recompute_min_interval``.
+In the push itself while a cluster is small, so that the answer knows the push; above `SMALL_CLUSTER` nodes, or when
+that would take more than a tenth of the time, on the timer, which runs every ``recompute_min_interval``.
 """
 
 from __future__ import annotations
