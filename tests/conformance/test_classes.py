@@ -20,7 +20,6 @@ ATTRIBUTES = {
     "fleet/receivers/otlp/http_server.py:OtlpHttpServer": 19,
     "fleet/receivers/otlp/http_server.py:_Connection": 14,
     "recording/store/reader.py:_Loader": 14,
-    "recording/store/writer.py:RecordingWriter": 17,
 }
 METHODS = {
     "agent/capture/probes/engine.py:Engine": 31,
@@ -31,7 +30,6 @@ METHODS = {
     "fleet/helpers/sending.py:Sender": 21,
     "fleet/receivers/otlp/http_server.py:_Connection": 25,
     "recording/store/reader.py:_Loader": 23,
-    "recording/store/writer.py:RecordingWriter": 36,
 }
 
 

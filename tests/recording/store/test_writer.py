@@ -109,13 +109,13 @@ def test_failed_disk_counts_the_rows_and_keeps_the_counts(tmp_path):
     exact[0] = (T0 // MINUTE_NS * MINUTE_NS, 0, 1, 3, 41, 10, 0, 1000, 50, 300, 7, 0, 0)
     with RecordingWriter(path, "n1") as writer:
         writer.flush()
-        writer._connection.execute("PRAGMA query_only = 1")  # the disk that refuses writes
+        writer._file.connection.execute("PRAGMA query_only = 1")  # the disk that refuses writes
         writer.put_aggregates(exact)
         writer.put_events(rows(5))
         writer.flush()
         assert writer.counters.events_lost == 5
         assert "readonly" in writer.counters.last_error
-        writer._connection.execute("PRAGMA query_only = 0")
+        writer._file.connection.execute("PRAGMA query_only = 0")
         writer.put_events(rows(2))
     recording = load_recording(path)
     assert recording.aggregates["count"].tolist() == [10]

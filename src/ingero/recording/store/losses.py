@@ -1,4 +1,4 @@
-"""Rows that a recording could not take: how many, of what, and why, until that itself is written down."""
+"""Rows that a recording could not take: how many, of what, and why, until they are written there."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ingero.recording.store.rows import (
     count_by_source,
     lost_rows,
 )
+from ingero.recording.store.settings import WriterCounters
 
 KeyT = TypeVar("KeyT")
 
@@ -40,8 +41,8 @@ class Loss:
 
 
 @dataclass(slots=True)
-class Unsaid:
-    """Losses that the recording does not tell of yet.
+class UnwrittenLosses:
+    """Losses that are not in the recording's own counts yet.
 
     Attributes:
         by_source: Rows by (minute, source).
@@ -54,7 +55,7 @@ class Unsaid:
     by_kind: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
 
     def write(self, connection: sqlite3.Connection, node: str) -> None:
-        """Add them to the books of a recording, in the transaction that is open."""
+        """Add them to the counts of a recording, in the transaction that is open."""
         sources = [(b, node, source, 0, 0, 0, n) for (b, source), n in self.by_source.items()]
         connection.executemany(ADD_COVERAGE, sources)
         operations = [(b, node, *key, n) for (b, *key), n in self.by_operation.items()]
@@ -62,26 +63,32 @@ class Unsaid:
         connection.executemany(ADD_AGGREGATE, lost_rows(self.by_kind, node))
 
 
-class LossBook:
-    """Losses of one writer. Any thread."""
+class LossCounts:
+    """Losses of one writer. Any thread.
 
-    def __init__(self) -> None:
+    Args:
+        counters: Of the writer; ``events_lost`` is counted here.
+    """
+
+    def __init__(self, counters: WriterCounters) -> None:
+        self.counters = counters
         self._lock = threading.Lock()
-        self._unsaid = Unsaid()
+        self._unwritten = UnwrittenLosses()
         self._every: dict[tuple[int, int, str], int] = {}
 
     def add(self, events: Events, cause: str) -> None:
-        """Note rows that were not stored."""
+        """Count rows that were not stored."""
         with self._lock:
+            self.counters.events_lost += len(events)
             for key, n_rows in count_by_source(events).items():
-                self._unsaid.by_source[key] = self._unsaid.by_source.get(key, 0) + n_rows
+                self._unwritten.by_source[key] = self._unwritten.by_source.get(key, 0) + n_rows
             for kind, n_rows in count_by_kind(events).items():
-                self._unsaid.by_kind[kind] = self._unsaid.by_kind.get(kind, 0) + n_rows
+                self._unwritten.by_kind[kind] = self._unwritten.by_kind.get(kind, 0) + n_rows
             for (bucket, source, op), n_rows in count_by_operation(events).items():
-                new, told = (bucket, source, op, cause), (source, op, cause)
-                by_operation = self._unsaid.by_operation
+                new, cause_key = (bucket, source, op, cause), (source, op, cause)
+                by_operation = self._unwritten.by_operation
                 by_operation[new] = by_operation.get(new, 0) + n_rows
-                self._every[told] = self._every.get(told, 0) + n_rows
+                self._every[cause_key] = self._every.get(cause_key, 0) + n_rows
 
     def list(self) -> list[Loss]:
         """All of them, most first."""
@@ -89,19 +96,21 @@ class LossBook:
             every = [Loss(*key, n_rows) for key, n_rows in self._every.items()]
         return sorted(every, key=lambda loss: -loss.n_rows)
 
-    def unsaid(self) -> Unsaid:
-        """What is to be written down."""
+    def unwritten(self) -> UnwrittenLosses:
+        """What is to be written into the recording."""
         with self._lock:
-            unsaid = self._unsaid
-            return Unsaid(dict(unsaid.by_source), dict(unsaid.by_operation), dict(unsaid.by_kind))
+            found = self._unwritten
+            return UnwrittenLosses(
+                dict(found.by_source), dict(found.by_operation), dict(found.by_kind)
+            )
 
-    def settle(self, written: Unsaid) -> None:
-        """Forget what was written down."""
+    def settle(self, written: UnwrittenLosses) -> None:
+        """Forget what was written."""
         with self._lock:
-            self._unsaid = Unsaid(
-                _subtract(self._unsaid.by_source, written.by_source),
-                _subtract(self._unsaid.by_operation, written.by_operation),
-                _subtract(self._unsaid.by_kind, written.by_kind),
+            self._unwritten = UnwrittenLosses(
+                _subtract(self._unwritten.by_source, written.by_source),
+                _subtract(self._unwritten.by_operation, written.by_operation),
+                _subtract(self._unwritten.by_kind, written.by_kind),
             )
 
 
