@@ -19,7 +19,6 @@ ATTRIBUTES = {
     "fleet/helpers/sending.py:Sender": 21,
     "fleet/receivers/otlp/http_server.py:OtlpHttpServer": 19,
     "fleet/receivers/otlp/http_server.py:_Connection": 14,
-    "recording/store/reader.py:_Loader": 14,
 }
 METHODS = {
     "agent/capture/probes/engine.py:Engine": 31,
@@ -29,7 +28,6 @@ METHODS = {
     "echo/db/writer.py:Writer": 25,
     "fleet/helpers/sending.py:Sender": 21,
     "fleet/receivers/otlp/http_server.py:_Connection": 25,
-    "recording/store/reader.py:_Loader": 23,
 }
 
 

@@ -17,8 +17,9 @@ from ingero.agent.health.signals.baseline import Baseline, BaselineSettings
 from ingero.errors import StoreError
 from ingero.model.events import EVENT, Source
 from ingero.model.recording import AGGREGATE
+from ingero.recording.store.event_loader import LoadFilter
 from ingero.recording.store.files import open_recording
-from ingero.recording.store.reader import LoadFilter, load_recording
+from ingero.recording.store.reader import load_recording
 from ingero.recording.store.writer import RecordingWriter
 
 pytestmark = pytest.mark.kernel

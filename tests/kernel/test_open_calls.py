@@ -15,7 +15,8 @@ from ingero.agent.capture.open_calls import LEAST_AGE_NS, OpenCalls
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.agent.capture.stack_keeper import StackKeeper
 from ingero.model.events import CudaOp, DriverOp, EventFlag, Source
-from ingero.recording.store.reader import LoadFilter, load_recording
+from ingero.recording.store.event_loader import LoadFilter
+from ingero.recording.store.reader import load_recording
 from ingero.sim.runner import SimSettings, Simulation, get_program
 from ingero.telemetry.clock import SystemClock
 from ingero.testing.interpreters import find_interpreters

@@ -16,7 +16,8 @@ from ingero.agent.capture.discover.processes import open_file
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.agent.capture.session import TraceSession, TraceSettings
 from ingero.model.events import CudaOp, EventFlag, NcclOp, OffCpuReason, Source
-from ingero.recording.store.reader import LoadFilter, load_recording
+from ingero.recording.store.event_loader import LoadFilter
+from ingero.recording.store.reader import load_recording
 from ingero.sim.runner import get_program
 from ingero.testing.unprivileged import AS_UNPRIVILEGED
 

@@ -12,7 +12,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 
-from ingero.recording.store.reader import LoadFilter, load_recording
+from ingero.recording.store.event_loader import LoadFilter
+from ingero.recording.store.reader import load_recording
 
 pytestmark = pytest.mark.kernel
 

@@ -31,7 +31,8 @@ from ingero.recording.queries.part import decode_part, encode_part, join_parts
 from ingero.recording.queries.source import Outside, RecordingFile
 from ingero.recording.scenarios.builder import START_NS
 from ingero.recording.scenarios.faults import FAULTS
-from ingero.recording.store.reader import LoadFilter, load_recording
+from ingero.recording.store.event_loader import LoadFilter
+from ingero.recording.store.reader import load_recording
 from ingero.recording.store.writer import RecordingWriter
 from ingero.serving.query import get_query
 from ingero.testing.clock import ManualClock

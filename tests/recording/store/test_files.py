@@ -9,8 +9,9 @@ import pytest
 from ingero.errors import BadDataError, StoreError
 from ingero.model.events import Source
 from ingero.recording.scenarios.builder import RecordingBuilder
+from ingero.recording.store.event_loader import LoadFilter
 from ingero.recording.store.files import open_recording
-from ingero.recording.store.reader import LoadFilter, load_recording
+from ingero.recording.store.reader import load_recording
 from ingero.recording.store.writer import RecordingWriter
 
 RECORDINGS = (

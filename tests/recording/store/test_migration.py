@@ -14,8 +14,9 @@ from ingero.errors import StoreError
 from ingero.model.events import EVENT, Source
 from ingero.recording.causal.engine import explain
 from ingero.recording.export.merge import merge_recordings
+from ingero.recording.store.event_loader import LoadFilter
 from ingero.recording.store.migration import migrate, plan_migration
-from ingero.recording.store.reader import LoadFilter, load_recording
+from ingero.recording.store.reader import load_recording
 from ingero.recording.store.schema import TABLES
 from ingero.recording.store.writer import RecordingWriter
 

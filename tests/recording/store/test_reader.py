@@ -10,7 +10,8 @@ from ingero.errors import BadDataError
 from ingero.model.events import EVENT, Source
 from ingero.model.recording import COVERAGE, ProcessRank, Session
 from ingero.recording.scenarios.builder import START_NS
-from ingero.recording.store.reader import LoadFilter, load_recording
+from ingero.recording.store.event_loader import LoadFilter
+from ingero.recording.store.reader import load_recording
 from ingero.recording.store.writer import RecordingWriter
 
 WIDE = (1 << 62) - 1

@@ -6,7 +6,8 @@ import numpy as np
 
 from ingero.model.events import EVENT, Source
 from ingero.model.recording import Session
-from ingero.recording.store.reader import LoadFilter, load_recording
+from ingero.recording.store.event_loader import LoadFilter
+from ingero.recording.store.reader import load_recording
 from ingero.recording.store.rollover import list_aside, set_aside
 from ingero.recording.store.settings import WriterSettings
 from ingero.recording.store.writer import RecordingWriter

@@ -5,7 +5,8 @@ import pytest
 
 from ingero.model.events import EVENT, Source
 from ingero.model.recording import AGGREGATE, COVERAGE
-from ingero.recording.store.reader import LoadFilter, load_recording
+from ingero.recording.store.event_loader import LoadFilter
+from ingero.recording.store.reader import load_recording
 from ingero.recording.store.rollover import list_aside, size_of
 from ingero.recording.store.rows import BUCKET_NS
 from ingero.recording.store.settings import WriterSettings

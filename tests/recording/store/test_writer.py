@@ -12,7 +12,8 @@ from ingero.errors import StoreError
 from ingero.model.events import EVENT, Source
 from ingero.model.recording import AGGREGATE, COVERAGE, HISTOGRAM, ProcessRank, Session
 from ingero.recording.export.merge import merge_recordings
-from ingero.recording.store.reader import LoadFilter, load_recording
+from ingero.recording.store.event_loader import LoadFilter
+from ingero.recording.store.reader import load_recording
 from ingero.recording.store.settings import WriterSettings
 from ingero.recording.store.writer import RecordingWriter
 

@@ -11,8 +11,9 @@ from typing import Final
 
 from ingero.errors import BadDataError
 from ingero.model.recording import Recording
+from ingero.recording.store.event_loader import LoadFilter
 from ingero.recording.store.files import open_recording, store_errors
-from ingero.recording.store.reader import LoadFilter, load_recording
+from ingero.recording.store.reader import load_recording
 from ingero.recording.store.typed import is_of
 from ingero.units import NS_PER_S, parse_duration
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from ingero.errors import BadDataError
-from ingero.model.arrays import IntArray, Records
-from ingero.model.events import EVENT, is_stored_at_end
+from ingero.model.arrays import Records
 from ingero.model.recording import (
     AGGREGATE,
     COVERAGE,
@@ -29,43 +27,11 @@ from ingero.model.recording import (
     Unprobed,
     Unwritten,
 )
-from ingero.recording.store.files import NEEDED, open_recording, store_errors, table_columns
-from ingero.recording.store.pages import SCRATCH, iter_integers, open_scratch
+from ingero.recording.store.event_loader import EventLoader, LoadFilter, RowSelection
+from ingero.recording.store.files import open_recording, store_errors, table_columns
+from ingero.recording.store.pages import open_scratch
 from ingero.recording.store.schema import OCTAVES
 from ingero.recording.store.typed import INT64, Kind, int_range, select_typed
-
-_FIELDS: Final = {
-    "timestamp": "start_ns", "duration": "duration_ns", "pid": "pid", "tid": "tid",
-    "source": "source", "op": "op", "gpu_id": "gpu_id", "arg0": "arg0", "arg1": "arg1",
-    "arg2": "arg2", "arg3": "arg3", "ret_code": "ret_code", "reason": "reason", "flags": "flags",
-    "other_pid": "other_pid", "wait_ns": "wait_ns", "cgroup_id": "cgroup_id", "weight": "weight",
-}  # fmt: skip
-"""Columns of events that are always read, and the fields of EVENT that they fill."""
-_LAST_NS: Final = 1 << 62
-"""No time is beyond it, in 2116, and the end of no row overflows."""
-_ABSENT: Final = {"weight": 1}
-"""What a field holds where the recording says nothing; 0 where it does not stand here."""
-_SAID: Final = {"comm": "ifnull(comm, '') <> ''", "rank": "rank IS NOT NULL"}
-"""Columns of which only matters, row by row, whether they say anything, and how to ask."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadFilter:
-    """Which events to load.
-
-    Attributes:
-        from_ns: Earliest stored timestamp, Unix time; None for the first.
-        to_ns: Latest stored timestamp; None for the last.
-        pids: Only these processes; empty for all.
-        max_rows: At most this many, the newest; keeps memory bounded on any file.
-        has_extras: Also load ``stack_hash``, which no rule reads.
-    """
-
-    from_ns: int | None = None
-    to_ns: int | None = None
-    pids: tuple[int, ...] = ()
-    max_rows: int = 5_000_000
-    has_extras: bool = False
 
 
 def load_recording(path: Path, wanted: LoadFilter | None = None) -> Recording:
@@ -127,29 +93,17 @@ class _Loader:
 
     def __init__(self, connection: sqlite3.Connection, path: Path, wanted: LoadFilter) -> None:
         self._connection = connection
-        self._path = path
-        self._wanted = wanted
-        self._columns = set(table_columns(connection, "events"))
-        (n_stored,) = connection.execute("SELECT count(*) FROM events").fetchone()
-        self._n_stored = int(n_stored)
-        self._where, self._parameters = self._build_where()
-        self._n_rows = self._count_rows()
-        self._is_truncated = self._n_rows > wanted.max_rows
-        self._tail = ""
-        if self._is_truncated:
-            self._tail = " ORDER BY timestamp DESC LIMIT ?"
-            self._parameters.append(wanted.max_rows)
-            self._n_rows = wanted.max_rows
-        self._nodes = self._find_nodes()
-        self._node_idx = {node: i for i, node in enumerate(self._nodes)}
-        self._seen: set[str] = set()  # keys of _SAID, once the events are loaded
+        self._selection = RowSelection(connection, wanted)
+        self._events = EventLoader(self._selection, path)
         self._n_damaged = 0
 
     def load(self) -> Recording:
-        events = self._load_events()
+        selection = self._selection
+        events = self._events.load()
+        self._n_damaged = self._events.n_damaged
         return Recording(
             events=events,
-            nodes=self._nodes,
+            nodes=selection.nodes,
             process_names=self._load_names(events),
             ranks=self._load_ranks(events),
             aggregates=self._load_table("event_aggregates", AGGREGATE, _AGGREGATE_COLUMNS),
@@ -162,134 +116,14 @@ class _Loader:
             unwritten=self._load_unwritten(),
             unprobed=tuple(self._iter_unprobed()),
             stacks=self._load_stacks(events),
-            n_events_stored=self._n_stored,
-            is_truncated=self._is_truncated,
-            asked_ns=self._asked_ns(events),
-            pids=self._wanted.pids,
+            n_events_stored=selection.n_stored,
+            is_truncated=selection.is_truncated,
+            asked_ns=selection.asked_ns(events),
+            pids=selection.wanted.pids,
             has_gpu_ids="weight"
-            in self._columns,  # this version's recorder, which reads the device
+            in selection.columns,  # this version's recorder, which reads the device
             n_damaged=self._n_damaged,  # after everything else was read
         )
-
-    def _asked_ns(self, events: Records) -> tuple[int, int]:
-        """The part of the file's time that the rows are from; (0, 0) for all of it."""
-        first = self._wanted.from_ns or 0
-        if self._is_truncated and len(events):
-            first = max(first, int(events["start_ns"].min()))
-        return first, self._wanted.to_ns or 0
-
-    def _rows(self, sql: str, parameters: Iterable[object] = ()) -> sqlite3.Cursor:
-        return self._connection.execute(sql, tuple(parameters))
-
-    def _find_nodes(self) -> tuple[str, ...]:
-        """Every node that the chosen rows name, sorted; one nameless node when there is none."""
-        if "node" not in self._columns:
-            return ("",)
-        names = self._rows(
-            f"SELECT DISTINCT ifnull(node, '') FROM (SELECT node FROM events{self._where}{self._tail})",  # noqa: S608
-            self._parameters,
-        )
-        return tuple(sorted(str(name) for (name,) in names)) or ("",)
-
-    def _build_where(self) -> tuple[str, list[object]]:
-        terms: list[str] = []
-        parameters: list[object] = []
-        if self._wanted.from_ns is not None:
-            terms.append("timestamp >= ?")
-            parameters.append(self._wanted.from_ns)
-        if self._wanted.to_ns is not None:
-            terms.append("timestamp <= ?")
-            parameters.append(self._wanted.to_ns)
-        if self._wanted.pids:
-            terms.append(f"pid IN ({', '.join('?' * len(self._wanted.pids))})")
-            parameters += self._wanted.pids
-        return (" WHERE " + " AND ".join(terms) if terms else ""), parameters
-
-    def _count_rows(self) -> int:
-        if not self._where:
-            return self._n_stored
-        (n_rows,) = self._rows(
-            f"SELECT count(*) FROM events{self._where}",  # noqa: S608 - own column names
-            self._parameters,
-        ).fetchone()
-        return int(n_rows)
-
-    def _load_events(self) -> Records:
-        sql_by_field = self._choose_fields()
-        try:
-            events = self._fill_events(sql_by_field, self._where)
-        except TypeError:  # somewhere stands what is no integer: leave such rows out
-            where = self._where_whole(sql_by_field)
-            events = self._fill_events(sql_by_field, where)
-            if not len(events):
-                raise BadDataError(f"{self._path}: its events are not made of integers") from None
-        is_sane = (events["duration_ns"] >= 0) & (events["start_ns"] <= _LAST_NS)
-        is_sane &= events["start_ns"] >= -_LAST_NS
-        events = events if is_sane.all() else events[is_sane]
-        self._n_damaged += self._n_rows - len(events)
-        return _normalise(events)
-
-    def _where_whole(self, sql_by_field: dict[str, str]) -> str:
-        """A condition that only rows made of integers meet."""
-        terms = [
-            f"typeof({name}) IN ('integer', '{'integer' if name in NEEDED else 'null'}')"
-            for name in (*_FIELDS, *(("stack_hash",) if "stack_hash" in sql_by_field else ()))
-            if name in self._columns
-        ]
-        if "node" in sql_by_field:
-            terms.append(f"{sql_by_field['node']} IS NOT NULL")
-        return f"{self._where or ' WHERE 1'} AND {' AND '.join(terms)}"
-
-    def _fill_events(self, sql_by_field: dict[str, str], where: str) -> Records:
-        """The rows whose values fit the fields of EVENT; fewer than expected where the file is damaged."""
-        events = np.zeros(self._n_rows, EVENT)
-        for name, value in _ABSENT.items():
-            events[name] = value
-        select = f"SELECT {', '.join(sql_by_field.values())} FROM events{where}{self._tail}"  # noqa: S608
-        filled = 0
-        for block in iter_integers(self._connection, select, self._parameters, len(sql_by_field)):
-            fitting = _fitting(block, list(sql_by_field))[:, : self._n_rows - filled]
-            here = slice(filled, filled + fitting.shape[1])
-            for field, values in zip(sql_by_field, fitting, strict=True):
-                if field not in _SAID:
-                    events[field][here] = values
-                elif values.any():
-                    self._seen.add(field)
-            filled = here.stop
-        return events[:filled]
-
-    def _choose_fields(self) -> dict[str, str]:
-        """What to read, as SQL by field of EVENT or key of `_SAID`; what has no SQL is absent."""
-        has_stacks = self._wanted.has_extras or bool(
-            table_columns(self._connection, "stack_traces")
-            and self._rows("SELECT 1 FROM stack_traces LIMIT 1").fetchone()
-        )
-        fields = _FIELDS | ({"stack_hash": "stack_hash"} if has_stacks else {})
-        never_null = {
-            name
-            for (name,) in self._rows(
-                "SELECT name FROM pragma_table_info('events') WHERE \"notnull\""
-            )
-        } | NEEDED
-        sql_by_field = {
-            field: name if name in never_null else f"ifnull({name}, {_ABSENT.get(field, 0)})"
-            for name, field in fields.items()
-            if name in self._columns
-        }
-        if len(self._nodes) > 1:
-            self._connection.execute(f"CREATE TABLE {SCRATCH}.nodes (name TEXT PRIMARY KEY, idx)")
-            self._connection.executemany(
-                f"INSERT INTO {SCRATCH}.nodes VALUES (?, ?)",  # noqa: S608 - ours
-                self._node_idx.items(),
-            )
-            sql_by_field["node"] = (
-                f"(SELECT idx FROM {SCRATCH}.nodes WHERE name = ifnull(node, ''))"  # noqa: S608
-            )
-        return sql_by_field | {n: sql for n, sql in _SAID.items() if n in self._columns}
-
-    def _is_chosen(self, node: object) -> bool:
-        """Whether chosen rows name a node; what carries no node belongs to all of them."""
-        return not node or not self._n_rows or str(node) in self._node_idx
 
     def _load_table(self, table: str, dtype: np.dtype[np.void], columns: dict[str, str]) -> Records:
         """Read a small table into `dtype`; columns it lacks stay 0, the node becomes its index."""
@@ -319,12 +153,12 @@ class _Loader:
         self._n_damaged += n_damaged
         if "node" in names:
             at = names.index("node")
-            rows = [row for row in rows if self._is_chosen(row[at])]
+            rows = [row for row in rows if self._selection.is_chosen(row[at])]
         table_rows = np.zeros(len(rows), dtype)
         for i, name in enumerate(names):
             values = [row[i] for row in rows]
             if name == "node":
-                values = [self._node_idx.get(str(value), 0) for value in values]
+                values = [self._selection.node_idx.get(str(value), 0) for value in values]
             table_rows[columns[name]] = [0 if value is None else value for value in values]
         return table_rows
 
@@ -337,15 +171,15 @@ class _Loader:
             rows, n_damaged = select_typed(self._connection, "process_names", kinds)
             self._n_damaged += n_damaged
             for node_name, pid, name in rows:
-                if not self._is_chosen(node_name):
+                if not self._selection.is_chosen(node_name):
                     continue
                 targets = (
-                    [self._node_idx[node_name]]
-                    if node_name in self._node_idx
-                    else range(len(self._nodes))
+                    [self._selection.node_idx[node_name]]
+                    if node_name in self._selection.node_idx
+                    else range(len(self._selection.nodes))
                 )
                 names.update({(i, pid): name for i in targets if name and pid is not None})
-        if "comm" in self._seen:
+        if "comm" in self._events.present:
             for node_idx, pid, comm in self._iter_process_facts("comm", events):
                 if isinstance(comm, str) and comm:
                     names[node_idx, pid] = comm
@@ -356,11 +190,11 @@ class _Loader:
         if "recording" not in table_columns(self._connection, "recording_names"):
             return {}
         by_pid: dict[tuple[int, int], dict[str, None]] = {}
-        for node, pid, name in self._rows(
+        for node, pid, name in self._connection.execute(
             "SELECT node, pid, name FROM recording_names WHERE typeof(pid) = 'integer' ORDER BY seen_at, name"
         ):
-            if node in self._node_idx:
-                by_pid.setdefault((self._node_idx[node], pid), {})[str(name)] = None
+            if node in self._selection.node_idx:
+                by_pid.setdefault((self._selection.node_idx[node], pid), {})[str(name)] = None
         return {key: " / ".join(names) for key, names in by_pid.items() if len(names) > 1}
 
     def _load_unwritten(self) -> tuple[Unwritten, ...]:
@@ -368,12 +202,12 @@ class _Loader:
         rows, n_damaged = _select_unwritten(self._connection)
         self._n_damaged += n_damaged
         for node, source, cause, count in rows:
-            if self._is_chosen(node):
+            if self._selection.is_chosen(node):
                 counts[node, source, cause] += count
         return tuple(Unwritten(*key, n_rows) for key, n_rows in counts.most_common())
 
     def _load_ranks(self, events: Records) -> dict[tuple[int, int], ProcessRank]:
-        if "rank" not in self._seen:
+        if "rank" not in self._events.present:
             return {}
         facts = "rank, ifnull(local_rank, -1), ifnull(world_size, -1)"
         return {
@@ -387,10 +221,10 @@ class _Loader:
         keys = events["node"].astype(np.int64) << 32 | events["pid"]
         for key in np.unique(keys).tolist():
             node_idx, pid = key >> 32, key & 0xFFFF_FFFF
-            node = "AND node = ?" if "node" in self._columns else ""
-            last = self._rows(
+            node = "AND node = ?" if "node" in self._selection.columns else ""
+            last = self._connection.execute(
                 f"SELECT {columns} FROM events WHERE pid = ? {node} ORDER BY rowid DESC LIMIT 1",  # noqa: S608
-                [pid, self._nodes[node_idx]] if node else [pid],
+                [pid, self._selection.nodes[node_idx]] if node else [pid],
             ).fetchone()
             if last is not None:
                 yield node_idx, pid, *last
@@ -399,7 +233,7 @@ class _Loader:
         if "frames" not in table_columns(self._connection, "stack_traces"):
             return {}
         wanted = set(np.unique(events["stack_hash"]).tolist())
-        rows = self._rows("SELECT hash, frames FROM stack_traces WHERE frames <> ''")
+        rows = self._connection.execute("SELECT hash, frames FROM stack_traces WHERE frames <> ''")
         return {int(key): str(frames) for key, frames in rows if key in wanted}
 
     def _iter_sessions(self) -> Iterator[Session]:
@@ -420,10 +254,10 @@ class _Loader:
 
     def _iter_unprobed(self) -> Iterator[Unprobed]:
         for one in _select_unprobed(self._connection):
-            if self._is_chosen(one.node) and (
-                not self._wanted.pids or one.pid in {0, *self._wanted.pids}
+            if self._selection.is_chosen(one.node) and (
+                not self._selection.wanted.pids or one.pid in {0, *self._selection.wanted.pids}
             ):
-                yield one if len(self._nodes) > 1 else replace(one, node="")
+                yield one if len(self._selection.nodes) > 1 else replace(one, node="")
 
 
 _AGGREGATE_COLUMNS: Final = {
@@ -451,24 +285,3 @@ _SESSION_COLUMNS: Final = {
 
 
 _SESSION_NUMBERS: Final = frozenset(("started_at", "stopped_at", "cpu_cores", "mem_total"))
-
-
-def _fitting(block: IntArray, fields: list[str]) -> IntArray:
-    """The columns of a block whose every value fits its field of EVENT."""
-    is_fit = np.ones(block.shape[1], bool)
-    for field, values in zip(fields, block, strict=True):
-        if field in _SAID or EVENT[field].itemsize == 8:
-            continue
-        facts = np.iinfo(EVENT[field])
-        is_fit &= (values >= facts.min) & (values <= facts.max)
-    return block if is_fit.all() else block[:, is_fit]
-
-
-def _normalise(events: Records) -> Records:
-    """Turn stored completion times into starts, and sort by it; equal starts keep the file's order."""
-    at_end = is_stored_at_end(events["source"])
-    events["start_ns"][at_end] -= events["duration_ns"][at_end]
-    starts = np.ascontiguousarray(events["start_ns"])
-    if (starts[1:] >= starts[:-1]).all():
-        return events
-    return events[np.argsort(starts, kind="stable")]
