@@ -267,7 +267,7 @@ def test_a_traced_program_s_stacks_are_printed_and_recorded(tmp_path):
     assert tracer.returncode == 0
     assert found == expected
     assert counts["copied"] >= 1
-    folded = read_folded_stacks(RecordingFile(database), StacksArgs(op="cudaStreamSync"))
+    folded = read_folded_stacks(RecordingFile(database), StacksArgs(op="cudaStreamSync")).stacks
     (path,) = [
         stack for stack in folded if any(frame.startswith("step ") for frame in stack.frames)
     ]

@@ -12,8 +12,6 @@ from ingero.recording.queries.catalog import QUERIES
 from ingero.recording.queries.source import RecordingFile
 from ingero.recording.queries.stacks import (
     StacksArgs,
-    find_stack_share,
-    format_folded,
     read_folded_stacks,
 )
 from ingero.recording.store.rows import BUCKET_NS
@@ -41,7 +39,7 @@ def recording(tmp_path):
 
 
 def test_stacks_that_read_alike_are_one_with_the_calls_they_stand_for(recording):
-    known, unknown = read_folded_stacks(recording, StacksArgs())
+    known, unknown = read_folded_stacks(recording, StacksArgs()).stacks
     assert known.frames == (
         "Net.step (/job/train.py:12)", "launch (libtorch.so)", "cudaLaunchKernel",
     )  # fmt: skip
@@ -51,9 +49,9 @@ def test_stacks_that_read_alike_are_one_with_the_calls_they_stand_for(recording)
 
 
 def test_folded_stacks_can_be_limited_to_processes_and_operations(recording):
-    (one,) = read_folded_stacks(recording, StacksArgs(pids=(101,), op="cudaLaunchKernel"))
+    (one,) = read_folded_stacks(recording, StacksArgs(pids=(101,), op="cudaLaunchKernel")).stacks
     assert one.total_ns == 20000
-    assert read_folded_stacks(recording, StacksArgs(op="cudaMalloc")) == []
+    assert read_folded_stacks(recording, StacksArgs(op="cudaMalloc")).stacks == []
     with pytest.raises(BadDataError, match="no operation"):
         read_folded_stacks(recording, StacksArgs(op="cudaNothing"))
 
@@ -64,7 +62,7 @@ def test_stacks_say_how_many_of_the_calls_they_are_of(recording):
         return share
 
     assert ask() == {"op": "cudaLaunchKernel", "calls_with_stack": 12, "calls": None}
-    assert find_stack_share(recording, StacksArgs()) is None
+    assert read_folded_stacks(recording, StacksArgs()).call_share is None
     writer = RecordingWriter(recording.path, "n")
     counted = np.zeros(2, AGGREGATE)
     counted["bucket_ns"] = 10**18 // BUCKET_NS * BUCKET_NS
@@ -73,20 +71,15 @@ def test_stacks_say_how_many_of_the_calls_they_are_of(recording):
     writer.put_aggregates(counted)
     writer.close(1)
     assert ask()["calls"] == 48
-    assert find_stack_share(recording, StacksArgs()) == 12 / 48
-    assert find_stack_share(recording, StacksArgs(pids=(101,))) == 10 / 20
-    assert find_stack_share(recording, StacksArgs(since="1ns")) == 1 / 48  # of the whole minute
-
-
-def test_the_folded_format_is_that_of_flame_graph_tools(recording):
-    assert format_folded(read_folded_stacks(recording, StacksArgs())) == (
-        "Net.step (/job/train.py:12);launch (libtorch.so);cudaLaunchKernel 21\n"
-        "[unknown];cudaLaunchKernel 4\n"
-    )
+    assert read_folded_stacks(recording, StacksArgs()).call_share == 12 / 48
+    assert read_folded_stacks(recording, StacksArgs(pids=(101,))).call_share == 10 / 20
+    assert (
+        read_folded_stacks(recording, StacksArgs(since="1ns")).call_share == 1 / 48
+    )  # of the whole minute
 
 
 def test_a_recording_of_an_older_generation_is_folded_by_rows(data_dir):
     file = RecordingFile(data_dir / "agent_dbs/pytorch-dataloader-starvation.db")
-    stacks = read_folded_stacks(file, StacksArgs(op="cudaMemcpyAsync"))
+    stacks = read_folded_stacks(file, StacksArgs(op="cudaMemcpyAsync")).stacks
     assert sum(stack.n_rows for stack in stacks) == sum(stack.n_calls for stack in stacks) == 14
     assert all(stack.frames[-1] == "cudaMemcpyAsync" for stack in stacks)

@@ -20,7 +20,7 @@ from ingero.recording.queries.flame import build_flame
 from ingero.recording.queries.graphs import summarise_graphs
 from ingero.recording.queries.memory import balance_memory
 from ingero.recording.queries.source import RecordingFile
-from ingero.recording.queries.stacks import FoldedStack
+from ingero.recording.queries.stacks import FoldedStack, FoldedStacks
 from ingero.recording.queries.timeline import CATEGORIES, View, build_timeline
 from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
 from ingero.recording.scenarios.faults import FAULTS
@@ -297,7 +297,7 @@ def test_flame_joins_stacks_at_their_shared_callers():
         FoldedStack(("main", "a", "cudaMalloc"), 2, 20, 3_000),
         FoldedStack(("main", "b", "cudaMalloc"), 1, 1, 1_000),
     ]
-    answer = build_flame(stacks)
+    answer = build_flame(FoldedStacks(stacks, None))
     (main,) = answer.root.children
     assert (answer.root.total_us, answer.root.calls, answer.rows) == (4.0, 21, 3)
     assert [(c.name, c.total_us, c.calls) for c in main.children] == [("a", 3.0, 20), ("b", 1.0, 1)]
@@ -305,6 +305,6 @@ def test_flame_joins_stacks_at_their_shared_callers():
 
 def test_flame_stays_small_and_says_what_it_left_out():
     stacks = [FoldedStack((f"f{i}", "op"), 1, 1, 10_000 - i) for i in range(5000)]
-    answer = build_flame(stacks)
+    answer = build_flame(FoldedStacks(stacks, None))
     assert len(answer.root.children) == 1500
     assert answer.left_out == 3500

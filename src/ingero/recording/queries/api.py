@@ -31,7 +31,7 @@ from ingero.recording.queries.memory import balance_memory
 from ingero.recording.queries.operations import OperationAnswer, list_operations
 from ingero.recording.queries.overview import list_snapshots, read_overview
 from ingero.recording.queries.source import RecordingFile
-from ingero.recording.queries.stacks import StacksArgs, find_stack_share, read_folded_stacks
+from ingero.recording.queries.stacks import StacksArgs, read_folded_stacks
 from ingero.recording.queries.timeline import View, build_timeline
 from ingero.recording.queries.window import Wanted, find_span, format_wall
 from ingero.recording.store.reader import read_unprobed, read_unwritten
@@ -217,9 +217,7 @@ def _stacks(asked: Asked) -> Any:  # noqa: ANN401
         back_ns = find_span(asked.context.path)[1] - recording.window_ns[0]
         since = f"{max(back_ns, 1)}ns"
     args = StacksArgs(op=asked.parameters.get("op", ""), since=since, pids=list(asked.wanted.pids))
-    return build_flame(
-        read_folded_stacks(asked.context, args), find_stack_share(asked.context, args)
-    )
+    return build_flame(read_folded_stacks(asked.context, args))
 
 
 def _memory(asked: Asked) -> Any:  # noqa: ANN401

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ingero.recording.queries.stacks import FoldedStack
+from ingero.recording.queries.stacks import FoldedStack, FoldedStacks
 
 _MAX_NODES: Final = 3000
 _MAX_DEPTH: Final = 256
@@ -46,13 +46,9 @@ class _Node:
     children: dict[str, _Node] = field(default_factory=dict)
 
 
-def build_flame(stacks: Sequence[FoldedStack], call_share: float | None = None) -> FlameAnswer:
-    """Join stacks, those with the most time first, until the tree is full.
-
-    Args:
-        stacks: From `read_folded_stacks`.
-        call_share: From `find_stack_share`.
-    """
+def build_flame(folded: FoldedStacks) -> FlameAnswer:
+    """Join stacks, those with the most time first, until the tree is full."""
+    stacks = folded.stacks
     root, n_nodes, left_out = _Node(), 0, 0
     for stack in stacks:
         frames = stack.frames[-_MAX_DEPTH:]
@@ -61,7 +57,7 @@ def build_flame(stacks: Sequence[FoldedStack], call_share: float | None = None) 
             continue
         n_nodes += _add(root, frames, stack)
     n_rows = sum(stack.n_rows for stack in stacks)
-    return FlameAnswer(_freeze("all", root), len(stacks), n_rows, left_out, call_share)
+    return FlameAnswer(_freeze("all", root), len(stacks), n_rows, left_out, folded.call_share)
 
 
 def _add(root: _Node, frames: Sequence[str], stack: FoldedStack) -> int:

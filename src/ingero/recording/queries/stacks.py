@@ -54,6 +54,18 @@ class FoldedStack(msgspec.Struct, frozen=True):
     total_ns: int
 
 
+class FoldedStacks(msgspec.Struct, frozen=True):
+    """Code paths, the one with the most time first.
+
+    Attributes:
+        stacks: The paths.
+        call_share: Part of the calls of these operations that has a stack; None where nobody counted those of one.
+    """
+
+    stacks: list[FoldedStack]
+    call_share: float | None
+
+
 class StackShare(msgspec.Struct, frozen=True):
     """How many of an operation's calls have a stack; calls are counted by the minute, so a window may cut the first."""
 
@@ -104,21 +116,7 @@ def _shares(
     ]
 
 
-def find_stack_share(context: RecordingFile, args: StacksArgs) -> float | None:
-    """Part of the calls whose stacks `read_folded_stacks` gives; None where nobody counted those of an operation.
-
-    Raises:
-        BadDataError: The operation or the duration is not one.
-        StoreError: The recording cannot be read.
-    """
-    shares = _shares(context, args, _grouped(context, args))
-    calls = [one.calls for one in shares if one.calls is not None]
-    if len(calls) < len(shares):
-        return None
-    return sum(one.calls_with_stack for one in shares) / max(sum(calls), 1)
-
-
-def read_folded_stacks(context: RecordingFile, args: StacksArgs) -> list[FoldedStack]:
+def read_folded_stacks(context: RecordingFile, args: StacksArgs) -> FoldedStacks:
     """Every code path, the one with the most time first; of ``args`` only ``op``, ``pids`` and ``since`` count.
 
     Stacks that read alike are one, whatever their ids: the ranks of a job then lie on top of each other.
@@ -136,15 +134,15 @@ def read_folded_stacks(context: RecordingFile, args: StacksArgs) -> list[FoldedS
         for i, value in enumerate((n, n_calls, weighted_ns or mean * n)):
             into[i] += int(value)
     folded = [FoldedStack(path, *numbers) for path, numbers in sums.items()]
-    return sorted(folded, key=lambda stack: (-stack.total_ns, stack.frames))
+    folded.sort(key=lambda stack: (-stack.total_ns, stack.frames))
+    return FoldedStacks(folded, _share_of_calls(_shares(context, args, rows)))
 
 
-def format_folded(stacks: list[FoldedStack]) -> str:
-    """One line ``outermost;…;innermost microseconds`` per stack, as flame graph tools read it."""
-    return "".join(
-        f"{';'.join(frame.replace(';', ':') for frame in stack.frames)} {stack.total_ns // 1000}\n"
-        for stack in stacks
-    )
+def _share_of_calls(shares: Sequence[StackShare]) -> float | None:
+    calls = [one.calls for one in shares if one.calls is not None]
+    if len(calls) < len(shares):
+        return None
+    return sum(one.calls_with_stack for one in shares) / max(sum(calls), 1)
 
 
 def _read_frames(context: RecordingFile, hashes: set[int]) -> dict[int, list[str]]:
