@@ -14,33 +14,55 @@ def run():
     from ingero.agent.capture.probes.engine import Engine, EngineSettings
     from ingero.errors import UnsupportedError
 
-    bare, probed, attach_s, every, stacked = [], [], [], [], []
+    bare, every, stacked = [], [], []
+    try:
+        yield from _compare_ways()
+    except UnsupportedError as error:
+        yield f"   not measured: {error.message}"
+        return
     for _ in range(ROUNDS):  # interleaved, so that a busy machine disturbs both alike
         bare.append(_measure())
-        try:
-            took, account = _measure_probed(Engine, EngineSettings, _attach)
-        except UnsupportedError as error:
-            yield f"   not measured: {error.message}"
-            return
-        attach_s.append(took)
-        probed.append(account)
         every.append(_measure_probed(Engine, EngineSettings, _attach, keep_one_in=1)[1])
         stacked.append(
             _measure_probed(Engine, EngineSettings, _attach, keep_one_in=1, stacks=Stacks.ALL)[1]
         )
+    yield from _compare_stacks(bare, every, stacked)
+    yield from _python_stacks()
+
+
+def _compare_ways():
+    """Each way to probe that this kernel has, beside the bare call and the others."""
+    from benchmarks.ring import _attach
+
+    from ingero.agent.capture.probes.engine import Engine, EngineSettings
+    from ingero.agent.capture.probes.modes import WAYS, choose_way
+    from ingero.errors import UnsupportedError
+
+    ways = []
+    for way in WAYS:
+        try:
+            ways.append(choose_way(way.mode))
+        except UnsupportedError as error:
+            yield f"   {way.mode}: not measured: {error.message}"
+    bare = []
+    runs = {way.mode: [] for way in ways}
+    for _ in range(ROUNDS):
+        bare.append(_measure())
+        for mode, measured in runs.items():
+            measured.append(_measure_probed(Engine, EngineSettings, _attach, probe_mode=mode))
     for name, says, calls in (
         ("record_ns", "entry only (cudaEventRecord, with the driver call inside)", 1),
         ("launch_ns", "entry and return, of the runtime and of the driver call inside", 2),
     ):
         before = statistics.median(account[name] for account in bare)
-        after = statistics.median(account[name] for account in probed)
-        yield (
-            f"   {says}: {before:.0f} → {after:.0f} ns, {(after - before) / calls:.0f} ns per probed call,"
-            f" {after / before:.0f} × the bare call"
-        )
-    yield from _compare_stacks(bare, every, stacked)
-    yield from _python_stacks()
-    yield f"   load and attach: {statistics.median(attach_s):.3f} s (bar 1)"
+        for mode, measured in runs.items():
+            after = statistics.median(account[name] for _, account in measured)
+            yield (
+                f"   {mode}: {says}: {before:.0f} → {after:.0f} ns, {(after - before) / calls:.0f} ns per probed call,"
+                f" {after / before:.0f} × the bare call"
+            )
+    for mode, measured in runs.items():
+        yield f"   {mode}: load and attach: {statistics.median(took for took, _ in measured):.3f} s (bar 1)"
 
 
 def _measure():

@@ -45,4 +45,22 @@ int sock_received(u64 *ctx)
 	return 0;
 }
 
+/* int sock_sendmsg(struct socket *sock, struct msghdr *msg), before Linux 6.3. Messages after the first of one sendmmsg() to
+ * the same address do not pass here.
+ */
+SEC("fexit/sock_sendmsg")
+int sock_sent_fexit(u64 *ctx)
+{
+	count_bytes(((struct socket *)ctx[0])->sk, (s32)ctx[2], IG_NET_SEND);
+	return 0;
+}
+
+/* int sock_recvmsg(struct socket *sock, struct msghdr *msg, int flags). */
+SEC("fexit/sock_recvmsg")
+int sock_received_fexit(u64 *ctx)
+{
+	count_bytes(((struct socket *)ctx[0])->sk, (s32)ctx[3], IG_NET_RECV);
+	return 0;
+}
+
 char LICENSE[] SEC("license") = "GPL";

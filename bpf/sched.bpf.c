@@ -64,12 +64,9 @@ INLINE void write_span(struct task_struct *task, const struct ig_departure *left
 	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 }
 
-/* TP_PROTO(bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state), Linux 5.18. */
-SEC("tp_btf/sched_switch")
-int sched_switch(u64 *ctx)
+INLINE int on_switch(bool is_preempted, struct task_struct *prev, struct task_struct *next, u32 state)
 {
-	struct task_struct *prev = (struct task_struct *)ctx[1], *next = (struct task_struct *)ctx[2];
-	u32 state = ctx[3], prev_tid = prev->pid, next_tid = next->pid;
+	u32 prev_tid = prev->pid, next_tid = next->pid;
 	u64 now_ns = bpf_ktime_get_ns();
 	struct ig_departure left = {.left_ns = now_ns}, *came;
 
@@ -81,11 +78,27 @@ int sched_switch(u64 *ctx)
 	if (!prev_tid || state & DEAD || !is_gpu_process(prev->tgid))
 		return 0;
 	left.other_pid = next->tgid;
-	left.reason = reason_of(ctx[0], state);
+	left.reason = reason_of(is_preempted, state);
 	bpf_probe_read_kernel(left.other_comm, sizeof(left.other_comm), next->comm);
 	if (bpf_map_update_elem(&departures, &prev_tid, &left, BPF_ANY))
 		count_lost(IG_KIND_OFF_CPU);
 	return 0;
+}
+
+/* TP_PROTO(bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state), Linux 5.18. */
+SEC("tp_btf/sched_switch")
+int sched_switch(u64 *ctx)
+{
+	return on_switch(ctx[0], (struct task_struct *)ctx[1], (struct task_struct *)ctx[2], ctx[3]);
+}
+
+/* The same without the last, before Linux 5.18. */
+SEC("tp_btf/sched_switch")
+int sched_switch_3(u64 *ctx)
+{
+	struct task_struct *prev = (struct task_struct *)ctx[1];
+
+	return on_switch(ctx[0], prev, (struct task_struct *)ctx[2], prev->__state);
 }
 
 SEC("tp_btf/sched_wakeup")

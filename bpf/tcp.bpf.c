@@ -46,6 +46,22 @@ int tcp_received(u64 *ctx)
 	return 0;
 }
 
+/* int tcp_sendmsg(struct sock *sk, struct msghdr *msg, size_t size), before Linux 6.3. */
+SEC("fentry/tcp_sendmsg")
+int tcp_sent_fentry(u64 *ctx)
+{
+	note_owner((struct sock *)ctx[0]);
+	return 0;
+}
+
+/* int tcp_recvmsg(struct sock *sk, ...). */
+SEC("fentry/tcp_recvmsg")
+int tcp_received_fentry(u64 *ctx)
+{
+	note_owner((struct sock *)ctx[0]);
+	return 0;
+}
+
 enum { TCP_SYN_SENT = 2 };
 
 /* TP_PROTO(const struct sock *sk, const int oldstate, const int newstate). Other changes happen in interrupts too. */

@@ -403,8 +403,10 @@ INLINE void on_return(struct pt_regs *ctx)
 		depth = thread->depth;
 		if (!depth || depth > IG_MAX_DEPTH)
 			break;
-		thread->depth = depth - 1;
 		frame = &thread->frames[(depth - 1) & (IG_MAX_DEPTH - 1)];
+		if (depth == IG_MAX_DEPTH && frame->sp > stack) /* nested deeper: it was counted at its entry, and has no frame */
+			return;
+		thread->depth = depth - 1;
 		if (frame->sp == stack)
 			break;
 		frame->entry_ns = 0;

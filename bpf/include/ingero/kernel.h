@@ -27,6 +27,17 @@ typedef _Bool bool;
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
+/* At most as many steps as an array has elements, until one returns 1: bpf_loop() is of Linux 5.17 only, this of 5.13. */
+#define REPEAT(array, step, ctx) bpf_for_each_map_elem(&array, step, ctx, 0)
+#define STEP(name, context) static long name(UNUSED void *array_, UNUSED u32 *i_, UNUSED void *none_, context)
+#define REPEATS(name, n)                                                                                               \
+	struct {                                                                                                       \
+		MAP_UINT(type, BPF_MAP_TYPE_ARRAY);                                                                    \
+		MAP_UINT(max_entries, n);                                                                              \
+		MAP_TYPE(key, u32);                                                                                    \
+		MAP_TYPE(value, u8);                                                                                   \
+	} name SEC(".maps")
+
 /* BTF-defined maps: libbpf reads the numbers from the pointed-to array lengths. */
 #define MAP_UINT(name, value) int(*name)[value]
 #define MAP_TYPE(name, type_) typeof(type_) *name
@@ -64,7 +75,7 @@ static void (*bpf_ringbuf_submit)(void *record, u64 flags) = (void *)132;
 static void *(*bpf_task_storage_get)(void *map, void *task, void *value, u64 flags) = (void *)156;
 static struct task_struct *(*bpf_get_current_task_btf)(void) = (void *)158;
 static u64 (*bpf_get_attach_cookie)(void *ctx) = (void *)174;
-static long (*bpf_loop)(u32 n, void *step, void *ctx, u64 flags) = (void *)181;
+static long (*bpf_for_each_map_elem)(void *map, void *step, void *ctx, u64 flags) = (void *)164;
 
 /* Registers of the probed user thread (UAPI bpf_user_pt_regs_t; asm/ptrace.h of each architecture). */
 #if defined(__TARGET_ARCH_x86)
@@ -132,6 +143,7 @@ struct task_struct {
 	s32 tgid;
 	s32 exit_code;
 	u32 flags;
+	u32 __state;
 	char comm[16];
 	struct css_set *cgroups;
 	struct signal_struct *signal;
@@ -180,6 +192,10 @@ struct sock_common {
 
 struct sock {
 	struct sock_common __sk_common;
+} CORE;
+
+struct socket {
+	struct sock *sk;
 } CORE;
 
 #pragma clang diagnostic pop

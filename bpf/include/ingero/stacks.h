@@ -51,6 +51,10 @@ struct {
 	MAP_UINT(max_entries, 4 << 20);
 } stacks SEC(".maps");
 
+REPEATS(search_steps, IG_MAX_THREADS);
+REPEATS(walk_steps, IG_MAX_PYTHON + IG_MAX_SHIMS);
+REPEATS(unwind_steps, IG_MAX_NATIVE + 1);
+
 #include "ingero/unwind.h"
 
 struct thread_search {
@@ -61,7 +65,7 @@ struct thread_search {
 	u64 found;
 };
 
-static long search_step(UNUSED u32 i, struct thread_search *search)
+STEP(search_step, struct thread_search *search)
 {
 	const struct ig_python *python = search->python;
 
@@ -94,7 +98,7 @@ INLINE u64 find_python_thread(UNUSED const struct ig_python *python, UNUSED stru
 	if (known && read_user_word(*known + python->thread_id) == search.wanted)
 		return *known;
 	search.interpreter = read_user_word(python->runtime + python->interpreters_head);
-	bpf_loop(IG_MAX_THREADS, search_step, &search, 0);
+	REPEAT(search_steps, search_step, &search);
 	if (search.found)
 		bpf_map_update_elem(&python_threads, &tid, &search.found, BPF_ANY);
 	return search.found;
@@ -120,7 +124,7 @@ INLINE struct ig_python_frame *python_frame(struct ig_slot *slot, u32 index)
 	return &slot->stack.python[index & (IG_MAX_PYTHON - 1)];
 }
 
-static long walk_step(UNUSED u32 i, struct python_walk *walk)
+STEP(walk_step, struct python_walk *walk)
 {
 	const struct ig_python *python = walk->python;
 	struct ig_slot *slot = walk->slot;
@@ -176,7 +180,7 @@ INLINE u64 walk_python(const struct ig_python *python, struct ig_slot *slot, str
 	walk.frame = read_user_word(thread + python->thread_frame);
 	if (walk.frame && python->cframe_frame != IG_NO_OFFSET)
 		walk.frame = read_user_word(walk.frame + python->cframe_frame);
-	bpf_loop(IG_MAX_PYTHON + IG_MAX_SHIMS, walk_step, &walk, 0);
+	REPEAT(walk_steps, walk_step, &walk);
 	return walk.hash;
 }
 

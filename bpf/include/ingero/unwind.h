@@ -167,7 +167,7 @@ INLINE bool step_out(struct unwind_walk *walk, const struct ig_unwind_rule *rule
 	return 1;
 }
 
-static long unwind_step(UNUSED u32 i, struct unwind_walk *walk)
+STEP(unwind_step, struct unwind_walk *walk)
 {
 	struct ig_stack *stack = &walk->slot->stack;
 	u64 pc = walk->key.pc & ~IG_RETURN_BIT, n = stack->n_native;
@@ -264,7 +264,7 @@ INLINE u64 walk_native(struct pt_regs *ctx, struct ig_slot *slot, struct task_st
 	if (uprobes)
 		returns = uprobes->return_instances;
 	read_pending((u64)returns, &walk.pending);
-	bpf_loop(IG_MAX_NATIVE + 1, unwind_step, &walk, 0);
+	REPEAT(unwind_steps, unwind_step, &walk);
 	if (!walk.is_missing) {
 		slot->stack.flags |= IG_STACK_UNWOUND;
 		count->by_rules++;

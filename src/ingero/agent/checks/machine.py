@@ -23,11 +23,12 @@ from ingero.agent.capture.gpu.nvml import Nvml
 from ingero.agent.capture.kernel._libbpf import get_libbpf
 from ingero.agent.capture.kernel.capabilities import Capability, read_capabilities
 from ingero.agent.capture.kernel.features import describe_kernel
-from ingero.agent.capture.kernel.objects import BpfObject, find_object
+from ingero.agent.capture.kernel.objects import find_object
 from ingero.agent.capture.kernel.perf import PerfEvents
 from ingero.agent.capture.privileges import Duties, check_privileges, drop_privileges
 from ingero.agent.capture.probes.engine import Engine, EngineSettings
-from ingero.agent.capture.probes.host import PROBES, find_software_events
+from ingero.agent.capture.probes.hooks import LoadedProbe, load_host_probe
+from ingero.agent.capture.probes.host import PROBES, HostProbe, find_software_events
 from ingero.agent.capture.probes.modes import choose_way
 from ingero.agent.capture.probes.targets import is_library
 from ingero.agent.collectives.plugin import build_setting, find_plugin
@@ -287,13 +288,26 @@ def _check_host_probes(events: PerfEvents) -> list[Check]:
     checks = []
     for probe in PROBES:
         try:
-            BpfObject(probe.name, left_out=probe.filtering).close()
+            found = load_host_probe(probe, is_filtered=True)
+            found.loaded.close()
             for config in probe.events.values():
                 events.get_software(config)
-            checks.append(_there(f"{probe.name} probe", probe.says))
+            checks.append(_describe_probe(probe, found))
         except UnsupportedError as error:
             checks.append(_missing(f"{probe.name} probe", error, probe.costs))
     return checks
+
+
+def _describe_probe(probe: HostProbe, found: LoadedProbe) -> Check:
+    where = f" (at {', '.join(found.places)})" if found.places else ""
+    if not found.refusals:
+        return _there(f"{probe.name} probe", probe.says + where)
+    return Check(
+        f"{probe.name} probe",
+        passed=False,
+        detail="; ".join(one.reason for one in found.refusals),
+        costs="; ".join(one.costs for one in found.refusals),
+    )
 
 
 CHECKS: Final[tuple[Callable[[], Check], ...]] = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import functools
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ingero.errors import UnsupportedError
@@ -19,6 +20,15 @@ _PTR: Final = ctypes.c_void_p
 _INT: Final = ctypes.c_int
 _U32: Final = ctypes.c_uint32
 _TEXT: Final = ctypes.c_char_p
+
+
+class _BtfType(ctypes.Structure):
+    _fields_ = (
+        ("name_off", ctypes.c_uint32),
+        ("info", ctypes.c_uint32),
+        ("size_or_type", ctypes.c_uint32),
+    )
+
 
 _PROTOTYPES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "libbpf_set_print": (_PTR, (_PRINT_FN,)),
@@ -39,6 +49,9 @@ _PROTOTYPES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "bpf_map__max_entries": (_U32, (_PTR,)),
     "bpf_map__set_max_entries": (_INT, (_PTR, _U32)),
     "bpf_map__reuse_fd": (_INT, (_PTR, _INT)),
+    "btf__load_vmlinux_btf": (_PTR, ()),
+    "btf__find_by_name_kind": (_INT, (_PTR, _TEXT, _U32)),
+    "btf__type_by_id": (ctypes.POINTER(_BtfType), (_PTR, _U32)),
 }
 
 
@@ -85,3 +98,45 @@ def get_libbpf() -> Libbpf:
         "libbpf.so.1 was not found",
         hint="install it: apt-get install libbpf1 (Debian, Ubuntu) or dnf install libbpf (Fedora, RHEL)",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class KernelType:
+    """One type of the running kernel.
+
+    Attributes:
+        size_or_type: Its size, or the type that it points to or renames.
+        n_members: Its members or parameters.
+    """
+
+    size_or_type: int
+    n_members: int
+
+
+class KernelTypes:
+    """The types of the running kernel, kept for the life of the process.
+
+    Raises:
+        UnsupportedError: libbpf is missing, or the kernel has no type information.
+    """
+
+    def __init__(self) -> None:
+        self._calls = get_libbpf().calls
+        self._handle = self._calls.btf__load_vmlinux_btf()
+        if not self._handle:
+            raise UnsupportedError("libbpf cannot read the kernel's type information")
+
+    def find(self, name: str, kind: int) -> int:
+        """The number of a type, 0 when there is none of that name and BTF kind."""
+        return max(int(self._calls.btf__find_by_name_kind(self._handle, name.encode(), kind)), 0)
+
+    def get(self, number: int) -> KernelType:
+        """A type by its number."""
+        found = self._calls.btf__type_by_id(self._handle, number).contents
+        return KernelType(found.size_or_type, found.info & 0xFFFF)
+
+
+@functools.cache
+def get_vmlinux_types() -> KernelTypes:
+    """The types of the running kernel, read once."""
+    return KernelTypes()

@@ -10,11 +10,13 @@ import platform
 from pathlib import Path
 from typing import Final
 
+from ingero.agent.capture.kernel._libbpf import get_vmlinux_types
 from ingero.errors import UnsupportedError
 
 BTF: Final = Path("/sys/kernel/btf/vmlinux")
 FLOOR: Final = "5.15"
 """The oldest Linux that probes of many functions can be told apart on: ``bpf_get_attach_cookie``."""
+_TYPEDEF: Final = 8
 _FLOOR_NAME: Final = "BPF_FUNC_get_attach_cookie"
 
 
@@ -36,6 +38,20 @@ def has_name(name: str) -> bool:
             f"{BTF} cannot be read: {error.strerror}",
             hint=f"use Linux {FLOOR} or newer, built with CONFIG_DEBUG_INFO_BTF=y (every current distribution's is)",
         ) from error
+
+
+def count_arguments(tracepoint: str) -> int:
+    """How many arguments a tracepoint of the kernel has.
+
+    Args:
+        tracepoint: Its type's name, ``btf_trace_NAME``: a pointer to a function whose first parameter is not an argument.
+
+    Raises:
+        UnsupportedError: libbpf is missing, or cannot read the kernel's type information.
+    """
+    types = get_vmlinux_types()
+    pointer = types.get(types.find(tracepoint, _TYPEDEF)).size_or_type
+    return types.get(types.get(pointer).size_or_type).n_members - 1
 
 
 def describe_kernel() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,8 @@ from ingero.agent.capture.kernel._libbpf import get_libbpf
 from ingero.agent.capture.kernel.maps import BpfMap
 from ingero.errors import UnsupportedError
 
+_REFUSED: Final = re.compile(r"prog '(?P<program>\w+)': (BPF program load failed|failed to )")
+"""What libbpf 1.1 and later say (libbpf.c: bpf_object_load_prog, libbpf_prepare_prog_load)."""
 OBJECTS: Final = Path(__file__).parent / "objects"
 
 
@@ -35,6 +38,21 @@ def find_object(probe: str, machine: str = "") -> Path:
     return path
 
 
+class ProgramRefusedError(UnsupportedError):
+    """The kernel has not taken one program of an object.
+
+    Args:
+        error: What is said of the whole object.
+        program: The program.
+        reason: Why.
+    """
+
+    def __init__(self, error: UnsupportedError, program: str, reason: str) -> None:
+        super().__init__(error.message, hint=error.hint)
+        self.program = program
+        self.reason = reason
+
+
 class BpfObject:
     """A loaded object; closing it frees its programs and maps unless a link or a reader holds them.
 
@@ -46,7 +64,8 @@ class BpfObject:
         left_out: Programs not to load.
 
     Raises:
-        UnsupportedError: libbpf is missing, the privilege is missing, or the kernel refused a program.
+        ProgramRefusedError: The kernel refused a program.
+        UnsupportedError: libbpf is missing, or the kernel refused a map.
     """
 
     def __init__(
@@ -129,7 +148,11 @@ class BpfObject:
         hint = "run as root, or grant CAP_BPF and CAP_PERFMON"
         if code not in {1, 13}:
             hint = f"see `ingero check`; libbpf said: {detail}" if detail else "see `ingero check`"
-        return UnsupportedError(f"cannot {verb} the BPF object {self.probe!r}: {reason}", hint=hint)
+        error = UnsupportedError(
+            f"cannot {verb} the BPF object {self.probe!r}: {reason}", hint=hint
+        )
+        found = _REFUSED.search("\n".join(self._libbpf.messages))
+        return ProgramRefusedError(error, found["program"], reason) if found else error
 
     def subset(self, names: Collection[str]) -> dict[str, BpfMap]:
         """The named maps, to share with another object."""

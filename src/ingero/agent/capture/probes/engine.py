@@ -15,14 +15,14 @@ from typing import Final, Self
 import numpy as np
 
 from ingero.agent.capture.discover.processes import FileId
-from ingero.agent.capture.kernel import syscalls
 from ingero.agent.capture.kernel.abi import N_COPY_KINDS, Stacks, get_dtype
 from ingero.agent.capture.kernel.maps import BpfMap
 from ingero.agent.capture.kernel.objects import BpfObject
 from ingero.agent.capture.kernel.perf import PerfEvents
 from ingero.agent.capture.kernel.ring import Ring
+from ingero.agent.capture.probes.hooks import attach_host_probe, load_host_probe
 from ingero.agent.capture.probes.host import PROBES, HostProbe, find_software_events
-from ingero.agent.capture.probes.links import attach_file, close_links
+from ingero.agent.capture.probes.links import attach_file, close_links, leave_links
 from ingero.agent.capture.probes.modes import choose_way, load_calls
 from ingero.agent.capture.probes.targets import ProbeTarget
 from ingero.agent.capture.symbols.libraries import build_descriptors
@@ -201,27 +201,17 @@ class Engine:
                 self.missing.append(Missing(probe.name, error.message, error.hint, probe.costs))
 
     def _start(self, probe: HostProbe, events: PerfEvents) -> None:
-        loaded = BpfObject(
-            probe.name,
-            shared=self._calls.subset(_SHARED),
-            left_out=() if self._live.filter else probe.filtering,
+        found = load_host_probe(
+            probe, self._calls.subset(_SHARED), is_filtered=bool(self._live.filter)
         )
-        links: list[int] = []
-        try:
-            for name, fd in loaded.programs.items():
-                if name in probe.events:
-                    links.extend(
-                        syscalls.attach_perf_event(fd, event)
-                        for event in events.get_software(probe.events[name])
-                    )
-                else:
-                    links.append(syscalls.attach_tracing(fd))
-        except (OSError, UnsupportedError) as error:
-            close_links(links)
+        loaded = found.loaded
+        links, unattached = attach_host_probe(probe, found, events)
+        self.missing += [
+            Missing(probe.name, one.reason, "", one.costs) for one in (*found.refusals, *unattached)
+        ]
+        if not links:
             loaded.close()
-            if isinstance(error, UnsupportedError):
-                raise
-            raise UnsupportedError(f"cannot attach {probe.name!r}: {error.strerror}") from error
+            return
         self._links += links
         self._objects.append(loaded)
         self._departures = loaded.maps.get("departures", self._departures)
@@ -404,8 +394,10 @@ class Engine:
     def close(self) -> None:
         """Remove every probe and free every object; safe to call twice."""
         close_links(self._links)
-        for attached in self._attached.values():
-            close_links(attached.links)
+        if self.mode is ProbeMode.EVENT and self._attached:
+            self.end()  # until they are gone, the probes do nothing
+        leave = leave_links if self.mode is ProbeMode.EVENT else close_links
+        leave([link for attached in self._attached.values() for link in attached.links])
         self._attached.clear()
         for ring in (*self.rings.values(), self.stack_copies):
             ring.close()

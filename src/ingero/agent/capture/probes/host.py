@@ -10,6 +10,79 @@ from ingero.agent.capture.kernel.perf import COUNT_PAGE_FAULTS, COUNT_PAGE_FAULT
 
 
 @dataclass(frozen=True, slots=True)
+class HookPlace:
+    """Where a program can run.
+
+    Attributes:
+        program: The program for it.
+        says: What users would call it.
+        needs: A name in the kernel's type information: ``btf_trace_NAME`` for a tracepoint, a function's for its entry or exit.
+        n_arguments: Arguments that the tracepoint must have; 0 for any number.
+    """
+
+    program: str
+    says: str
+    needs: str
+    n_arguments: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """Something that kernels tell at different places.
+
+    Attributes:
+        costs: What is missing without it.
+        places: The newest first; a program is loaded for the first that the kernel has and takes.
+        is_for_filter: Whether it is needed only where a filter says whom to watch.
+    """
+
+    costs: str
+    places: tuple[HookPlace, ...]
+    is_for_filter: bool = False
+
+
+_SWITCH: Final = Hook(
+    "threads that leave the CPU are not seen",
+    (
+        HookPlace("sched_switch", "sched_switch with the state left", "btf_trace_sched_switch", 4),
+        HookPlace(
+            "sched_switch_3", "sched_switch without the state left", "btf_trace_sched_switch"
+        ),
+    ),
+)
+_SENT: Final = Hook(
+    "bytes sent on sockets are not counted",
+    (
+        HookPlace("sock_sent", "sock_send_length", "btf_trace_sock_send_length"),
+        HookPlace("sock_sent_fexit", "the end of sock_sendmsg()", "sock_sendmsg"),
+    ),
+)
+_RECEIVED: Final = Hook(
+    "bytes received on sockets are not counted",
+    (
+        HookPlace("sock_received", "sock_recv_length", "btf_trace_sock_recv_length"),
+        HookPlace("sock_received_fexit", "the end of sock_recvmsg()", "sock_recvmsg"),
+    ),
+)
+_SENDER: Final = Hook(
+    "with a filter, segments of sockets that only send are left out",
+    (
+        HookPlace("tcp_sent", "sock_send_length", "btf_trace_sock_send_length"),
+        HookPlace("tcp_sent_fentry", "tcp_sendmsg()", "tcp_sendmsg"),
+    ),
+    is_for_filter=True,
+)
+_RECEIVER: Final = Hook(
+    "with a filter, segments of sockets that only receive are left out",
+    (
+        HookPlace("tcp_received", "sock_recv_length", "btf_trace_sock_recv_length"),
+        HookPlace("tcp_received_fentry", "tcp_recvmsg()", "tcp_recvmsg"),
+    ),
+    is_for_filter=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
 class HostProbe:
     """One object whose programs attach by themselves.
 
@@ -22,6 +95,7 @@ class HostProbe:
         wakes: Whether a record should be read at once.
         filtering: Programs that are needed only where a filter says whom to watch.
         more_rings: Further rings of the object, with their record.
+        hooks: Programs of which each kernel takes another.
         events: Programs that run at a software event of perf, by name; the others attach where they were compiled for.
     """
 
@@ -33,6 +107,7 @@ class HostProbe:
     wakes: bool = False
     filtering: tuple[str, ...] = ()
     more_rings: tuple[tuple[str, str], ...] = ()
+    hooks: tuple[Hook, ...] = ()
     events: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -52,6 +127,7 @@ PROBES: Final = (
         "off_cpu",
         "why threads of GPU processes were off the CPU, and who had it",
         "no explanation of slow host code: preempted, waiting for I/O and asleep look alike",
+        hooks=(_SWITCH,),
     ),
     HostProbe(
         "block",
@@ -66,6 +142,7 @@ PROBES: Final = (
         "span",
         "bytes that GPU processes send and receive on sockets",
         "no link from stalls to storage and data over the network",
+        hooks=(_SENT, _RECEIVED),
     ),
     HostProbe(
         "memory",
@@ -88,7 +165,8 @@ PROBES: Final = (
         "tcp",
         "TCP segments sent again",
         "no sign of a lossy network",
-        filtering=("tcp_sent", "tcp_received", "tcp_connecting"),
+        filtering=("tcp_connecting",),
+        hooks=(_SENDER, _RECEIVER),
     ),
     HostProbe(
         "oom",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
@@ -53,6 +54,33 @@ def close_links(links: Links) -> None:
     for link in links:
         os.close(link)
     links.clear()
+
+
+def leave_links(links: Links) -> None:
+    """Have a process of its own remove probes by perf events, and do not wait for it.
+
+    For each of them the kernel waits until no processor can be in its handler (perf_trace_event_unreg, kernel/trace/trace_event_perf.c:
+    0.1 s here), one after another; a process that ends would wait for all.
+    """
+    if not links:
+        return
+    gate, release = os.pipe()
+    for fd in links:
+        os.set_inheritable(fd, True)  # noqa: FBT003 - the standard library's
+    os.posix_spawn(
+        sys.executable,
+        (sys.executable, "-I", "-S", "-c", "import os; os.read(0, 1)"),
+        {},
+        file_actions=(
+            (os.POSIX_SPAWN_DUP2, gate, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+        ),
+        setsid=True,
+    )
+    os.close(gate)
+    close_links(links)  # the other process holds them, so this is quick
+    os.close(release)
 
 
 def _hint(error: OSError, mode: ProbeMode) -> str:
