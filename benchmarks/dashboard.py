@@ -15,7 +15,7 @@ import numpy as np
 
 from ingero.config import Endpoint
 from ingero.model.recording import AGGREGATE, SNAPSHOT, ProcessRank
-from ingero.recording.queries.listen import ListenSettings, open_server
+from ingero.recording.queries.https_server import ListenSettings, open_server
 from ingero.recording.scenarios.builder import START_NS
 from ingero.recording.scenarios.faults import FAULTS
 from ingero.recording.store.settings import WriterSettings

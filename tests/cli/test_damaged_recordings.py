@@ -12,7 +12,7 @@ from ingero.cli.main import cli, run_program
 from ingero.errors import IngeroError
 from ingero.recording.queries.api import ANSWERS, Asked
 from ingero.recording.queries.catalog import QUERIES
-from ingero.recording.queries.source import RecordingFile
+from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.queries.window import Wanted
 from ingero.recording.scenarios.builder import RecordingBuilder
 from ingero.recording.scenarios.loop import Loop

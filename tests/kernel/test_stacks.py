@@ -17,7 +17,7 @@ from ingero.agent.capture.probes import stacks
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.agent.capture.probes.stacks import StackBook
 from ingero.model.events import CudaOp, Source
-from ingero.recording.queries.source import RecordingFile
+from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.queries.stacks import StacksArgs, read_folded_stacks
 from ingero.sim.runner import SimSettings, Simulation, get_program
 from ingero.testing.interpreters import find_interpreters

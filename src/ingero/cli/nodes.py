@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import click
 
 from ingero.recording.queries.fanout import clock_line, clock_warnings
-from ingero.recording.queries.part import decode_part
+from ingero.recording.queries.transfer import decode_part
 
 if TYPE_CHECKING:
     from ingero.cli.serving import NodesConfig

@@ -15,7 +15,7 @@ from ingero.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from ingero.recording.queries.fanout import NodeAnswer
-    from ingero.recording.queries.source import Outside
+    from ingero.recording.queries.recording_file import ExternalAccess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class NodesConfig:
 
 
 def serve(
-    db: Path, addr: str, path: str, listen: ListenConfig, outside: Outside | None = None
+    db: Path, addr: str, path: str, listen: ListenConfig, outside: ExternalAccess | None = None
 ) -> None:
     """Serve a recording until Ctrl-C and say where.
 
@@ -127,7 +127,7 @@ def serve(
     try:
         import anyio
 
-        from ingero.recording.queries.listen import ListenSettings, open_server
+        from ingero.recording.queries.https_server import ListenSettings, open_server
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"serving needs the package {error.name}", hint="pip install 'ingero[agent]'"

@@ -26,9 +26,9 @@ from ingero.recording.queries.fanout import (
     clock_warnings,
     join_rows,
 )
-from ingero.recording.queries.listen import ListenSettings, open_server
-from ingero.recording.queries.part import decode_part, encode_part, join_parts
-from ingero.recording.queries.source import Outside, RecordingFile
+from ingero.recording.queries.https_server import ListenSettings, open_server
+from ingero.recording.queries.recording_file import ExternalAccess, RecordingFile
+from ingero.recording.queries.transfer import decode_part, encode_part, join_parts
 from ingero.recording.scenarios.builder import START_NS
 from ingero.recording.scenarios.faults import FAULTS
 from ingero.recording.store.event_loader import LoadFilter
@@ -399,7 +399,7 @@ def test_nodes_of_one_name_are_told_apart_by_their_address():
 
 
 def ask_fleet(nodes, **arguments):
-    outside = Outside(lambda path, body: ask_nodes(nodes, path, body, PLAIN))
+    outside = ExternalAccess(lambda path, body: ask_nodes(nodes, path, body, PLAIN))
     context = RecordingFile(Path("unused.db"), outside)
     return json.loads(get_query(QUERIES, "query_fleet").ask(context, arguments))
 

@@ -15,7 +15,7 @@ from ingero.errors import BadDataError
 from ingero.model.events import Source
 from ingero.model.untrusted import clean
 from ingero.recording.queries.catalog import QUERIES
-from ingero.recording.queries.source import RecordingFile
+from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.scenarios.builder import RecordingBuilder
 from ingero.recording.scenarios.catalog import SCENARIOS
 from ingero.recording.scenarios.faults import FAULTS

@@ -11,7 +11,7 @@ from ingero.config import Endpoint
 from ingero.model.events import Source
 from ingero.model.recording import Unprobed
 from ingero.recording.queries.explain import explain_file
-from ingero.recording.queries.listen import ListenSettings, open_server
+from ingero.recording.queries.https_server import ListenSettings, open_server
 from ingero.recording.queries.window import Wanted
 from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
 from ingero.recording.store.writer import RecordingWriter

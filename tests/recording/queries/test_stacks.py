@@ -9,7 +9,7 @@ from ingero.errors import BadDataError
 from ingero.model.events import EVENT, CudaOp, Source
 from ingero.model.recording import AGGREGATE
 from ingero.recording.queries.catalog import QUERIES
-from ingero.recording.queries.source import RecordingFile
+from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.queries.stacks import (
     StacksArgs,
     read_folded_stacks,

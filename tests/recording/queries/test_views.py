@@ -19,7 +19,7 @@ from ingero.recording.queries.collectives import list_collectives
 from ingero.recording.queries.flame import build_flame
 from ingero.recording.queries.graphs import summarise_graphs
 from ingero.recording.queries.memory import balance_memory
-from ingero.recording.queries.source import RecordingFile
+from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.queries.stacks import FoldedStack, FoldedStacks
 from ingero.recording.queries.timeline import CATEGORIES, View, build_timeline
 from ingero.recording.scenarios.builder import START_NS, RecordingBuilder

@@ -14,7 +14,7 @@ from ingero.config import Endpoint
 from ingero.errors import ConfigError
 from ingero.model.events import Source
 from ingero.recording.queries.api import ANSWERS
-from ingero.recording.queries.listen import ListenSettings, check_settings, open_server
+from ingero.recording.queries.https_server import ListenSettings, check_settings, open_server
 from ingero.recording.queries.web import _PAGE
 from ingero.recording.scenarios.builder import RecordingBuilder
 from ingero.recording.scenarios.faults import FAULTS

@@ -15,8 +15,8 @@ from ingero.cli.rolled import open_with_rolled, with_rolled
 from ingero.cli.serving import NodesConfig
 
 if TYPE_CHECKING:
-    from ingero.recording.queries.answers import IncidentAnswer, WindowAnswer
     from ingero.recording.queries.explain import AskedNode, ExplainAnswer, NodesAnswer
+    from ingero.recording.queries.explanation_answers import IncidentAnswer, WindowAnswer
     from ingero.recording.queries.operations import OperationAnswer
     from ingero.recording.queries.window import Wanted
 
@@ -245,7 +245,7 @@ def _show_nodes(config: ExplainConfig, wanted: Wanted) -> None:
     from ingero.cli.nodes import ask_parts
     from ingero.recording.queries.explain import explain_nodes
     from ingero.recording.queries.operations import list_operations
-    from ingero.recording.queries.part import join_parts
+    from ingero.recording.queries.transfer import join_parts
 
     answers = ask_parts(config.among, wanted, config.timeout)
     if config.per_process:

@@ -56,7 +56,7 @@ def command(config: ExportConfig) -> None:
     from ingero.config.database import default_database
     from ingero.model.recording import describe_unprobed
     from ingero.recording.export.perfetto import export_file
-    from ingero.recording.queries.part import join_parts
+    from ingero.recording.queries.transfer import join_parts
     from ingero.recording.queries.window import Wanted, load_part
 
     wanted = Wanted(since=config.since, pids=config.pids, last=config.limit)

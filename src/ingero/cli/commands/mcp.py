@@ -13,7 +13,7 @@ from ingero.cli.serving import ListenConfig, NodesConfig, find_database, serve, 
 from ingero.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from ingero.recording.queries.source import Outside
+    from ingero.recording.queries.recording_file import ExternalAccess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,15 +75,15 @@ def command(config: McpConfig) -> None:
     anyio.run(serve_stdio, path, outside)
 
 
-def _build_outside(among: NodesConfig, pagerduty_url: str, *, is_http: bool) -> Outside:
+def _build_outside(among: NodesConfig, pagerduty_url: str, *, is_http: bool) -> ExternalAccess:
     """What the tools may reach; whoever can reach an open server must not be able to page people."""
     from ingero.agent.events.alert.paging import PagerDutyPager
     from ingero.config.environment import read_bearer, read_pagerduty_key
-    from ingero.recording.queries.source import Outside
+    from ingero.recording.queries.recording_file import ExternalAccess
 
     key = read_pagerduty_key()
     may_page = bool(key) and (not is_http or bool(read_bearer()))
-    return Outside(
+    return ExternalAccess(
         (lambda path, body: among.ask(path, body, "5s")[0]) if among.nodes else None,
         PagerDutyPager(key, pagerduty_url) if may_page else None,
     )

@@ -29,8 +29,8 @@ _TRANSFER_BYTES: Final = 64 * 1024
 
 _PREEMPTED: Final = "preempted by "
 _CGROUP: Final = "cgroup"
-_MOST_NAMES: Final = 3
-NEIGHBOUR: Final = f"{_PREEMPTED}{_CGROUP} "
+_MAX_NAMES: Final = 3
+OTHER_CGROUP: Final = f"{_PREEMPTED}{_CGROUP} "
 """How a reason begins that several tasks of one other cgroup have in common."""
 ON_CPU: Final = "computing on the host"
 SLEEPING: Final = "sleeping"
@@ -96,7 +96,7 @@ def _preemptors(
     by_count = pids[np.argsort(-counts, kind="stable")].tolist()
     names = {pid: evidence.process_name(process.node, pid) for pid in by_count}
     names[0] = "another task"
-    names |= _neighbours(evidence, process, {pid: names[pid] for pid in by_count})
+    names |= _name_other_cgroups(evidence, process, {pid: names[pid] for pid in by_count})
     by_name: dict[str, Intervals] = {}
     for pid, name in sorted(names.items()):
         mine = spans.where(others == pid).intervals
@@ -105,7 +105,9 @@ def _preemptors(
     return [(f"{_PREEMPTED}{name}", spans_) for name, spans_ in ordered if len(spans_)]
 
 
-def _neighbours(evidence: Evidence, process: Process, names: dict[int, str]) -> dict[int, str]:
+def _name_other_cgroups(
+    evidence: Evidence, process: Process, names: dict[int, str]
+) -> dict[int, str]:
     """What tasks of another cgroup are called when there are several of them; `names` by how often they were met."""
     own = evidence.cgroups.get((process.node, process.pid), 0)
     members: dict[int, list[int]] = {}
@@ -116,7 +118,7 @@ def _neighbours(evidence: Evidence, process: Process, names: dict[int, str]) -> 
     found: dict[int, str] = {}
     for cgroup, pids in members.items():
         who = list(dict.fromkeys(names[pid] for pid in pids))
-        shown = ", ".join(who[:_MOST_NAMES]) + (", …" if len(who) > _MOST_NAMES else "")
+        shown = ", ".join(who[:_MAX_NAMES]) + (", …" if len(who) > _MAX_NAMES else "")
         if len(pids) > 1:
             found |= dict.fromkeys(pids, f"{_CGROUP} {cgroup} ({len(pids)} tasks: {shown})")
     return found
@@ -125,7 +127,7 @@ def _neighbours(evidence: Evidence, process: Process, names: dict[int, str]) -> 
 def _workers(
     evidence: Evidence, process: Process, sleeps: EventRows
 ) -> list[tuple[str, Intervals]]:
-    """Sleep that a child or a sibling thread ended: waiting for that worker's result."""
+    """Sleep that a child or another thread of the process ended: waiting for that worker's result."""
     wakers = evidence.column("other_pid", sleeps)
     family = evidence.children.get((process.node, process.pid), frozenset())
     own_tids = {int(tid) for tid in np.unique(process.rows.tids)}
@@ -155,12 +157,10 @@ class Attribution:
     Attributes:
         total_ns: All of it.
         shares: Share of each reason, greatest first; zero shares are left out.
-        unexplained: What no reason took.
     """
 
     total_ns: int
     shares: tuple[tuple[str, float], ...]
-    unexplained: float
 
     def share(self, name: str) -> float:
         """Share of one reason; 0 when it took nothing."""
@@ -191,18 +191,13 @@ class Attribution:
         named[0] = replace(first, evidence=(*facts, *first.evidence))
         return tuple(named)
 
-    def ruled_out(self, *, checked: tuple[str, ...] = ()) -> tuple[RuledOut, ...]:
-        """Reasons that were looked for and took too little; `checked` adds ones that took nothing."""
-        small = dict.fromkeys(checked, 0.0) | dict(self.shares)
+    def ruled_out(self) -> tuple[RuledOut, ...]:
+        """Reasons that were looked for and took too little."""
         return tuple(
             RuledOut(name, round(share, 4), f"explains {share:.1%} of the lost time")
-            for name, share in sorted(small.items())
+            for name, share in sorted(self.shares)
             if share < NAMED_SHARE
         )
-
-
-CHECKED: Final = ("preemption", "blocked on disk reads", "page faults", "out of CPU quota (cgroup)")
-"""Reasons that are always reported as looked for when a thread's switches were recorded."""
 
 
 def _join_minor(shares: dict[str, float]) -> dict[str, float]:
@@ -230,7 +225,7 @@ def attribute(waits: Waits, starts: Times, ends: Times, *, uncertain_ns: int = 0
     lost = Intervals.of(starts, ends)
     total = lost.total_ns
     if not total:
-        return Attribution(0, (), 1.0)
+        return Attribution(0, ())
     shares: dict[str, float] = {}
     taken = NO_TIME
     before = 0
@@ -244,9 +239,8 @@ def attribute(waits: Waits, starts: Times, ends: Times, *, uncertain_ns: int = 0
         computing = max(total - before - uncertain_ns, 0) / total
         if computing:
             shares[ON_CPU] = computing
-    explained = sum(shares.values())
     preempted = sum(share for name, share in shares.items() if name.startswith(_PREEMPTED))
     if waits.is_off_cpu_known and not preempted:
         shares.setdefault("preemption", 0.0)
     ordered = tuple(sorted(_join_minor(shares).items(), key=lambda item: (-item[1], item[0])))
-    return Attribution(total, ordered, max(1.0 - explained, 0.0))
+    return Attribution(total, ordered)

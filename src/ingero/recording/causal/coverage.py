@@ -1,4 +1,4 @@
-"""How much of what happened the recording holds, operation by operation, from its own books.
+"""How much of what happened the recording holds, operation by operation, from its own counts.
 
 Old recordings overwrite finished buckets, so neither their ``count`` nor their ``stored`` is taken alone: the rows that
 are there plus the calls that were counted without a row are the least there can have been.
@@ -93,7 +93,7 @@ class _Tally:
         return by_books if is_cut else max(by_books, self.counted - self.rows)
 
 
-class Books:
+class CallCounts:
     """The counts of a recording.
 
     Args:

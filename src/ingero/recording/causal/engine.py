@@ -38,10 +38,10 @@ def explain(recording: Recording) -> Explanation:
     those in ``unknown`` could not tell.
     """
     evidence = Evidence(recording)
-    told = [_ask(evidence, rule) for rule in RULES]
-    incidents = [incident for one in told for incident in one.incidents]
+    outcomes = [_ask(evidence, rule) for rule in RULES]
+    incidents = [incident for one in outcomes for incident in one.incidents]
     incidents.sort(key=lambda incident: (_ORDER[incident.severity], -incident.lost_ns, incident.id))
-    unknown = join_unknowns(open_ for one in told for open_ in one.unknown)
+    unknown = join_unknowns(open_ for one in outcomes for open_ in one.unknown)
     open_rules = {name for one in unknown for name in one.rules}
     start_ns, end_ns = recording.window_ns
     return Explanation(
@@ -52,22 +52,22 @@ def explain(recording: Recording) -> Explanation:
         n_events_stored=recording.n_events_stored,
         n_processes=len(evidence.processes),
         judged=tuple(
-            one.rule.name for one in told if one.is_relevant and one.rule.name not in open_rules
+            one.rule.name for one in outcomes if one.is_relevant and one.rule.name not in open_rules
         ),
         unknown=unknown,
-        groups=evidence.books.groups(),
+        groups=evidence.counts.groups(),
         not_checked=tuple(
-            (one.rule.name, _nothing(one.rule)) for one in told if not one.is_relevant
+            (one.rule.name, _nothing(one.rule)) for one in outcomes if not one.is_relevant
         ),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What one rule says.
+class _RuleOutcome:
+    """What one rule found.
 
     Attributes:
-        rule: It.
+        rule: The rule.
         incidents: What it found.
         unknown: What it could not decide.
         is_relevant: Whether the recording has anything that it looks at.
@@ -79,7 +79,7 @@ class _Told:
     is_relevant: bool
 
 
-def _ask(evidence: Evidence, rule: Rule) -> _Told:
+def _ask(evidence: Evidence, rule: Rule) -> _RuleOutcome:
     """One rule's findings where the recording holds what it needs, and where it does not."""
     subjects = find_subjects(evidence, rule)
     processes = {(p.node, p.pid): p for p in evidence.processes}
@@ -101,7 +101,7 @@ def _ask(evidence: Evidence, rule: Rule) -> _Told:
                 incidents.append(_finish(evidence, rule, found, severity or Severity.LOW))
             blocked -= keys
     unknown += [build_unknown(evidence, rule, processes[key]) for key in sorted(blocked)]
-    return _Told(rule, incidents, unknown, bool(subjects) or not rule.needs.kinds)
+    return _RuleOutcome(rule, incidents, unknown, bool(subjects) or not rule.needs.kinds)
 
 
 def _nothing(rule: Rule) -> str:
@@ -197,7 +197,7 @@ def _coverage(
     if process is None:
         return Coverage("unknown", finding.n_cases, None, None)
     codes = rule.needs.codes or find_codes(CALLS)
-    return evidence.books.coverage(process.node, process.pid, codes)
+    return evidence.counts.coverage(process.node, process.pid, codes)
 
 
 def _severity(rule: Rule, finding: Finding, gaps: Sequence[Gap]) -> Severity | None:

@@ -18,7 +18,7 @@ from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.events import EventFlag, HostOp, Source, op_name
 from ingero.model.operations import LAST_CALL, OpKind, find_kinds
 from ingero.model.recording import Recording
-from ingero.recording.causal.coverage import Books, Gap
+from ingero.recording.causal.coverage import CallCounts, Gap
 from ingero.recording.causal.exact import Statistics, compute_statistics
 from ingero.recording.causal.intervals import Intervals, Times
 from ingero.units import NS_PER_S
@@ -28,8 +28,8 @@ Index = IntArray
 _TID_BITS: Final = 32
 _AGENT: Final = "ingero"
 _JOURNAL: Final = "jbd2/"
-_MOST_ROWS: Final = 100
-_MOST_STACKS: Final = 3
+_MAX_ROWS: Final = 100
+_MAX_STACKS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Evidence:
         )
         self.processes = tuple(self._iter_processes())
         self.gpu_processes = tuple(p for p in self.processes if len(p.calls))
-        self.books = Books(recording)
+        self.counts = CallCounts(recording)
         self._memory: dict[tuple[object, ...], Any] = {}
 
     @property
@@ -199,12 +199,12 @@ class Evidence:
         events = self.recording.events[every]
         events = events[events["stack_hash"] != 0]
         is_open = (events["flags"] & EventFlag.IN_FLIGHT) != 0
-        order = np.lexsort((-events["duration_ns"], ~is_open))[:_MOST_ROWS]
-        return tuple(dict.fromkeys(events["stack_hash"][order].tolist()))[:_MOST_STACKS]
+        order = np.lexsort((-events["duration_ns"], ~is_open))[:_MAX_ROWS]
+        return tuple(dict.fromkeys(events["stack_hash"][order].tolist()))[:_MAX_STACKS]
 
     def gap(self, process: Process, codes: Iterable[int]) -> Gap:
         """What of these operations (source << 8 | op) of a process has no row."""
-        return self.books.gap(process.node, process.pid, codes)
+        return self.counts.gap(process.node, process.pid, codes)
 
     def process_name(self, node: int, pid: int) -> str:
         """Name of a process or thread, or ``pid N``."""

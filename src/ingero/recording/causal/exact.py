@@ -139,16 +139,16 @@ class _Reader:
         whole, whole_bins = counts[is_whole], bins[self._is_whole(bins["bucket_ns"])]
         if not len(every) and not len(whole):
             return None
-        told = (key, rows, int(is_open.sum()))
+        operation = (key, rows, int(is_open.sum()))
         touched = counts[self._is_touched(counts["bucket_ns"])]
         n_unstored = max(int((touched["count"] - touched["stored"]).sum()), 0)
         if self._recording.is_cut:
             if n_unstored:
                 outside = rows[~np.isin(_minutes(rows), whole["bucket_ns"])]
-                return _from_both(told, whole, whole_bins, outside)
+                return _from_both(operation, whole, whole_bins, outside)
         elif int(whole["count"].sum()) >= len(rows) + n_unstored or not len(rows):
-            return _from_counts(told, whole, whole_bins)
-        return _from_rows(told, n_unstored, is_known=self._has_counts(key))
+            return _from_counts(operation, whole, whole_bins)
+        return _from_rows(operation, n_unstored, is_known=self._has_counts(key))
 
     def _has_counts(self, key: int) -> bool:
         """Whether anybody counted the calls of this kind that have no row."""
@@ -173,7 +173,7 @@ class _Reader:
         return is_in
 
 
-_Told = tuple[int, Records, int]
+_OperationRows = tuple[int, Records, int]
 """Key of the operation, its rows that ended, and how many had not returned."""
 
 
@@ -187,9 +187,9 @@ def _minutes(rows: Records) -> IntArray:
     return minutes
 
 
-def _from_counts(told: _Told, counts: Records, bins: Records) -> Statistics:
+def _from_counts(operation: _OperationRows, counts: Records, bins: Records) -> Statistics:
     """Everything from the tables; quantiles from rows only where there is no histogram."""
-    _key, rows, _ = told
+    _key, rows, _ = operation
     count = int(counts["count"].sum())
     histogram = gather_histogram(bins["from_ns"], bins["to_ns"], bins["count"])
     is_timed = histogram.sum() >= _MIN_COUNTED * count
@@ -199,11 +199,13 @@ def _from_counts(told: _Told, counts: Records, bins: Records) -> Statistics:
     else:
         quantiles = _row_quantiles(rows)
     basis = Basis.COUNTED if is_timed or is_all or not _total(counts) else Basis.ESTIMATE
-    return _make(told, basis, (count, count), (_total(counts), _longest(counts), quantiles), counts)
+    return _make(
+        operation, basis, (count, count), (_total(counts), _longest(counts), quantiles), counts
+    )
 
 
 def _from_both(
-    told: _Told,
+    operation: _OperationRows,
     counts: Records,
     bins: Records,
     outside: Records,
@@ -223,12 +225,12 @@ def _from_both(
         shortest = min(shortest, _shortest(counts))
     numbers = (total_ns, longest, _quantiles(histogram, shortest, longest))
     basis = Basis.ESTIMATE if len(outside) or not exact else Basis.COUNTED
-    return _make(told, basis, (count, exact), numbers, counts)
+    return _make(operation, basis, (count, exact), numbers, counts)
 
 
-def _from_rows(told: _Told, n_unstored: int, *, is_known: bool) -> Statistics:
+def _from_rows(operation: _OperationRows, n_unstored: int, *, is_known: bool) -> Statistics:
     """Everything from rows, each with its weight."""
-    _, rows, _ = told
+    _, rows, _ = operation
     weights = np.maximum(rows["weight"], 1).astype(np.int64)
     count = max(int(weights.sum()), len(rows) + n_unstored)
     basis = Basis.ROWS if is_known else Basis.UNKNOWN
@@ -240,17 +242,17 @@ def _from_rows(told: _Told, n_unstored: int, *, is_known: bool) -> Statistics:
         _row_quantiles(rows),
     )
     exact = len(rows) if basis is Basis.ROWS else 0
-    return _make(told, basis, (count, exact), numbers, rows[:0])
+    return _make(operation, basis, (count, exact), numbers, rows[:0])
 
 
 def _make(
-    told: _Told,
+    operation: _OperationRows,
     basis: Basis,
     counts: tuple[int, int],
     numbers: tuple[int, int, tuple[float, float, float]],
     table: Records,
 ) -> Statistics:
-    key, rows, n_open = told
+    key, rows, n_open = operation
     if len(table) and "errors" in (table.dtype.names or ()):
         errors = int(table["errors"].sum())
     else:

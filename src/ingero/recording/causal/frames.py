@@ -8,7 +8,7 @@ from typing import Any, Final
 from ingero.model.recording import Recording
 from ingero.model.untrusted import FRAME_CHARS, clean
 
-_MOST_FRAMES: Final = 3
+_MAX_FRAMES: Final = 3
 
 
 def name_place(recording: Recording, stack_hash: int) -> str:
@@ -23,7 +23,7 @@ def name_place(recording: Recording, stack_hash: int) -> str:
     frames = [frame for frame in frames if isinstance(frame, dict)]
     python = [frame for frame in frames if frame.get("pfn")]
     named = [_name_frame(frame) for frame in python or frames]
-    return " < ".join([name for name in named if name][:_MOST_FRAMES])
+    return " < ".join([name for name in named if name][:_MAX_FRAMES])
 
 
 def _name_frame(frame: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from ingero.recording.causal.coverage import Gap
 from ingero.recording.causal.evidence import Evidence, Process
 from ingero.recording.causal.finding import Rule
 
-_MOST_NAMED: Final = 3
+_MAX_NAMED: Final = 3
 RECORD_ALL: Final = "record with --sampling-rate 1 --record-all"
 _RECORD_AGAIN: Final = "record with this version: it counts every call"
 Key = tuple[int, int]
@@ -40,15 +40,15 @@ def is_blocked(rule: Rule, process: Process, gap: Gap) -> bool:
 
 def describe_gap(evidence: Evidence, process: Process, codes: Iterable[int]) -> str:
     """What has no row, operation by operation, most calls first."""
-    books = evidence.books
-    gaps = {code: books.gap(process.node, process.pid, (code,)) for code in codes}
+    counts = evidence.counts
+    gaps = {code: counts.gap(process.node, process.pid, (code,)) for code in codes}
     short = sorted(
         ((gap.unstored, op_name(code >> 8, code & 0xFF), gap) for code, gap in gaps.items()),
         key=lambda item: (-item[0], item[1]),
     )
     named = [
         f"{name}: {gap.stored} of {gap.seen} calls have a row"
-        for unstored, name, gap in short[:_MOST_NAMED]
+        for unstored, name, gap in short[:_MAX_NAMED]
         if unstored
     ]
     return "; ".join(named) or "nobody counted the calls that have no row"

@@ -62,11 +62,11 @@ def weigh(
         counted: The time that counts, and every operation (source << 8 | op) that it was found by.
     """
     spans, needed = counted
-    whole = evidence.books.gap(process.node, process.pid, needed)
+    whole = evidence.counts.gap(process.node, process.pid, needed)
     if not whole.unstored:
         return Weighing(1.0, 1.0, 0.0, 0, is_estimate=True)
     codes = np.unique(rows.codes).tolist()
-    gap = evidence.books.gap(process.node, process.pid, codes)
+    gap = evidence.counts.gap(process.node, process.pid, codes)
     if (
         gap.unstored != whole.unstored
     ):  # of two samples that meet, neither's weights are those of both

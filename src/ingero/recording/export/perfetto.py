@@ -67,20 +67,20 @@ class _Numbering:
 
 def write_perfetto(recording: Recording, out: BinaryIO) -> Exported:
     """Write a recording and its incidents; the same recording always gives the same bytes."""
-    told = explain(recording)
+    explained = explain(recording)
     numbers = _Numbering(recording)
-    start_ns = _find_start(recording, told.start_ns)
+    start_ns = _find_start(recording, explained.start_ns)
     n_bytes = out.write(
         b'{"displayTimeUnit":"ns","otherData":{"start_unix_ns":"%d"},"traceEvents":[' % start_ns
     )
     encoder = msgspec.json.Encoder()
     is_first = True
-    for chunk in _chunks(_iter_elements(recording, numbers, told.incidents, start_ns)):
+    for chunk in _chunks(_iter_elements(recording, numbers, explained.incidents, start_ns)):
         body = b",\n".join(encoder.encode(element) for element in chunk)
         n_bytes += out.write(body if is_first else b",\n" + body)
         is_first = False
     n_bytes += out.write(b"]}\n")
-    return Exported(len(recording.events), len(told.incidents), n_bytes)
+    return Exported(len(recording.events), len(explained.incidents), n_bytes)
 
 
 def _find_start(recording: Recording, first_ns: int) -> int:

@@ -15,7 +15,9 @@ import msgspec
 from ingero.errors import BadDataError
 from ingero.model.recording import Recording, describe_unprobed
 from ingero.model.untrusted import clean
-from ingero.recording.queries.answers import (
+from ingero.recording.queries.capabilities import list_capabilities
+from ingero.recording.queries.collectives import list_collectives
+from ingero.recording.queries.explanation_answers import (
     IncidentAnswer,
     incident_answer,
     looked_answer,
@@ -23,14 +25,12 @@ from ingero.recording.queries.answers import (
     unknown_answers,
     window_answer,
 )
-from ingero.recording.queries.capabilities import list_capabilities
-from ingero.recording.queries.collectives import list_collectives
 from ingero.recording.queries.flame import build_flame
 from ingero.recording.queries.graphs import list_graph_events, summarise_graphs
 from ingero.recording.queries.memory import balance_memory
 from ingero.recording.queries.operations import OperationAnswer, list_operations
 from ingero.recording.queries.overview import list_snapshots, read_overview
-from ingero.recording.queries.source import RecordingFile
+from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.queries.stacks import StacksArgs, read_folded_stacks
 from ingero.recording.queries.timeline import View, build_timeline
 from ingero.recording.queries.window import Wanted, find_span, format_wall
@@ -119,14 +119,16 @@ def _overview(asked: Asked) -> dict[str, Any]:
 
 
 def _incidents(asked: Asked) -> dict[str, Any]:
-    told = asked.context.explain(asked.wanted)
+    explained = asked.context.explain(asked.wanted)
     recording = asked.context.load(asked.wanted)
     return {
-        "incidents": [incident_answer(incident, told.start_ns) for incident in told.incidents],
-        "unknown": unknown_answers(told),
-        "looked": looked_answer(told),
-        "none_means": nothing_found(told),
-        "window": window_answer(told, recording),
+        "incidents": [
+            incident_answer(incident, explained.start_ns) for incident in explained.incidents
+        ],
+        "unknown": unknown_answers(explained),
+        "looked": looked_answer(explained),
+        "none_means": nothing_found(explained),
+        "window": window_answer(explained, recording),
         "not_probed": describe_unprobed(recording.unprobed),
     }
 
@@ -149,17 +151,17 @@ def _ops(asked: Asked) -> dict[str, Any]:
 
 
 def _chains(asked: Asked) -> dict[str, Any]:
-    told = asked.context.explain(asked.wanted)
+    explained = asked.context.explain(asked.wanted)
     operations = _operations(asked)
-    shown = [incident_answer(incident, told.start_ns) for incident in told.incidents]
+    shown = [incident_answer(incident, explained.start_ns) for incident in explained.incidents]
     return {"chains": [_chain(one, operations) for one in shown], **_reservations(asked)}
 
 
 def _reservations(asked: Asked) -> dict[str, Any]:
     """What a list of incidents, above all an empty one, does not say: rules without an answer, rows that are missing."""
-    told, recording = asked.context.explain(asked.wanted), asked.context.load(asked.wanted)
+    explained, recording = asked.context.explain(asked.wanted), asked.context.load(asked.wanted)
     return {
-        "undecided": looked_answer(told).unknown,
+        "undecided": looked_answer(explained).unknown,
         "missing": clean(recording.say_missing(), 512),
         "not_probed": describe_unprobed(recording.unprobed),
     }

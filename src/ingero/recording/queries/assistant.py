@@ -13,7 +13,7 @@ from ingero.model.incidents import Incident
 from ingero.model.recording import Recording, describe_unprobed
 from ingero.model.untrusted import clean
 from ingero.recording.causal.engine import explain
-from ingero.recording.queries.answers import (
+from ingero.recording.queries.explanation_answers import (
     IncidentAnswer,
     LookedAnswer,
     UnknownAnswer,
@@ -24,8 +24,8 @@ from ingero.recording.queries.answers import (
     wanted_part,
 )
 from ingero.recording.queries.operations import OperationAnswer, list_operations
-from ingero.recording.queries.pages import PageArgs, cut_page
-from ingero.recording.queries.source import RecordingFile
+from ingero.recording.queries.paging import PageArgs, cut_page
+from ingero.recording.queries.recording_file import RecordingFile
 from ingero.serving.query import Query
 
 
@@ -158,15 +158,15 @@ def short_incident(incident: Incident, start_ns: int) -> ShortIncident:
 
 def _chains(context: RecordingFile, args: ChainsArgs) -> ChainsAnswer:
     recording = context.load(wanted_part(args))
-    told = explain(recording)
+    explained = explain(recording)
     page, after = cut_page(
-        told.incidents, args.top_n if args.top_n > 0 else args.limit, args.cursor
+        explained.incidents, args.top_n if args.top_n > 0 else args.limit, args.cursor
     )
-    full = msgspec.UNSET if args.tsc else [incident_answer(i, told.start_ns) for i in page]
+    full = msgspec.UNSET if args.tsc else [incident_answer(i, explained.start_ns) for i in page]
     return ChainsAnswer(
-        [short_incident(i, told.start_ns) for i in page], len(told.incidents), after,
-        unknown_answers(told), _missing(recording),
-        msgspec.UNSET if args.tsc and told.incidents else looked_answer(told), full,
+        [short_incident(i, explained.start_ns) for i in page], len(explained.incidents), after,
+        unknown_answers(explained), _missing(recording),
+        msgspec.UNSET if args.tsc and explained.incidents else looked_answer(explained), full,
     )  # fmt: skip
 
 
@@ -206,9 +206,9 @@ class InvestigateAnswer(msgspec.Struct, frozen=True):
 def _investigate(context: RecordingFile, args: InvestigateArgs) -> InvestigateAnswer:
     del args
     recording = context.load(wanted_part(PageArgs()))
-    told = explain(recording)
+    explained = explain(recording)
     stats = _stats(context, PageArgs(limit=5))
-    worst = told.incidents[0] if told.incidents else None
+    worst = explained.incidents[0] if explained.incidents else None
     names = sorted({f"{clean(o.pn)} ({o.p})" for o in stats.ops})
     ask = ["get_causal_chains with tsc=false for evidence and what was ruled out"] if worst else []
     ask += [
@@ -217,12 +217,12 @@ def _investigate(context: RecordingFile, args: InvestigateArgs) -> InvestigateAn
         "get_stacks for code paths",
     ]
     return InvestigateAnswer(
-        says=clean(worst.title, 512) if worst else f"No incident: {nothing_found(told)}.",
-        duration_s=round((told.end_ns - told.start_ns) / 1e9, 3),
-        events=told.n_events,
+        says=clean(worst.title, 512) if worst else f"No incident: {nothing_found(explained)}.",
+        duration_s=round((explained.end_ns - explained.start_ns) / 1e9, 3),
+        events=explained.n_events,
         processes=names,
-        incidents=[short_incident(i, told.start_ns) for i in told.incidents[:3]],
-        unknown=unknown_answers(told),
+        incidents=[short_incident(i, explained.start_ns) for i in explained.incidents[:3]],
+        unknown=unknown_answers(explained),
         busiest=stats.ops,
         next=ask,
         missing=_missing(recording),

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from ingero.model.untrusted import UNTRUSTED
 from ingero.recording.queries.assistant import CHAINS, INVESTIGATE, STATS
-from ingero.recording.queries.demos import DEMO
+from ingero.recording.queries.demo import DEMO
+from ingero.recording.queries.external import FLEET, PAGE
 from ingero.recording.queries.graphs import FREQUENCY, LIFECYCLE
 from ingero.recording.queries.health import CHECK, REPORT
-from ingero.recording.queries.outside import FLEET, PAGE
-from ingero.recording.queries.source import RecordingFile
+from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.queries.sql import SQL
 from ingero.recording.queries.stacks import STACKS
 from ingero.serving.query import Prompt, Query

@@ -24,7 +24,7 @@ from ingero.units import NS_PER_MS
 
 _BLOCKS: Final = NS_PER_MS  # a call shorter than this (median) is taken for one that only enqueues
 _RANK_SHIFT: Final = 32
-_FEWEST: Final = 2  # ranks that can be compared
+_MIN_RANKS: Final = 2  # ranks that can be compared
 
 
 class RankTimes(msgspec.Struct, frozen=True):
@@ -107,7 +107,7 @@ def _summarise(evidence: Evidence, events: Records) -> CollectiveAnswer:
     shares = {rank: _row_share(evidence, events[ranks == rank]) for rank in members}
     is_whole = all(share == 1 for share in shares.values())
     n_ranks = int(first["arg3"]) & 0xFFFF_FFFF
-    n_least = _FEWEST if is_whole else max(n_ranks, len(members), _FEWEST)
+    n_least = _MIN_RANKS if is_whole else max(n_ranks, len(members), _MIN_RANKS)
     last, wait_ns = _compare(events["arg2"], events["duration_ns"], n_least)
     known = [share for share in shares.values() if share is not None]
     return CollectiveAnswer(

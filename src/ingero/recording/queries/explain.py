@@ -11,7 +11,7 @@ import msgspec
 from ingero.model.recording import Recording, describe_unprobed
 from ingero.model.untrusted import clean
 from ingero.recording.causal.engine import explain
-from ingero.recording.queries.answers import (
+from ingero.recording.queries.explanation_answers import (
     AnnotationAnswer,
     IncidentAnswer,
     LookedAnswer,
@@ -22,7 +22,7 @@ from ingero.recording.queries.answers import (
     unknown_answers,
     window_answer,
 )
-from ingero.recording.queries.part import join_parts
+from ingero.recording.queries.transfer import join_parts
 from ingero.recording.queries.window import Wanted, load_part
 from ingero.recording.store.annotations import StoredAnnotation, read_annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ingero.recording.queries.fanout import NodeAnswer  # imports an HTTP client, 0.25 s
 
 
-_MOST_ANNOTATIONS: Final = 20
+_MAX_ANNOTATIONS: Final = 20
 
 
 class ExplainAnswer(msgspec.Struct, frozen=True):
@@ -45,13 +45,13 @@ class ExplainAnswer(msgspec.Struct, frozen=True):
 
 def explain_recording(recording: Recording, top_n: int = 0) -> ExplainAnswer:
     """Explain a loaded recording; `top_n` of 0 or less gives every incident."""
-    told = explain(recording)
-    incidents = told.incidents[:top_n] if top_n > 0 else told.incidents
+    explained = explain(recording)
+    incidents = explained.incidents[:top_n] if top_n > 0 else explained.incidents
     return ExplainAnswer(
-        [incident_answer(incident, told.start_ns) for incident in incidents],
-        unknown_answers(told),
-        looked_answer(told),
-        window_answer(told, recording),
+        [incident_answer(incident, explained.start_ns) for incident in incidents],
+        unknown_answers(explained),
+        looked_answer(explained),
+        window_answer(explained, recording),
         describe_unprobed(recording.unprobed),
     )
 
@@ -87,7 +87,7 @@ def _annotate(
         and one.end_ns >= incident.start
         and one.is_about(incident.node, incident.pid)
     ]
-    return msgspec.structs.replace(incident, annotations=found[-_MOST_ANNOTATIONS:])
+    return msgspec.structs.replace(incident, annotations=found[-_MAX_ANNOTATIONS:])
 
 
 class AskedNode(msgspec.Struct, frozen=True):
@@ -135,14 +135,19 @@ def explain_nodes(answers: Sequence[NodeAnswer]) -> NodesAnswer:
     """
     parts = [(answer.node, answer.body) for answer in answers if not answer.error]
     joined = join_parts(parts)
-    told = explain_recording(joined)
+    explained = explain_recording(joined)
     names = iter(joined.nodes)
     asked = [
         _asked_node(answer, [next(names) for _ in answer.body.nodes] if not answer.error else [])
         for answer in answers
     ]
     return NodesAnswer(
-        told.incidents, told.unknown, told.looked, told.window, asked, told.not_probed
+        explained.incidents,
+        explained.unknown,
+        explained.looked,
+        explained.window,
+        asked,
+        explained.not_probed,
     )
 
 

@@ -14,8 +14,8 @@ from ingero.model.events import EventFlag, Events, GraphOp, Source, op_name
 from ingero.model.recording import Recording
 from ingero.model.untrusted import clean
 from ingero.recording.causal.exact import Statistics, compute_statistics, share_of_rows
-from ingero.recording.queries.pages import PageArgs, cut_page
-from ingero.recording.queries.source import RecordingFile
+from ingero.recording.queries.paging import PageArgs, cut_page
+from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.queries.window import Wanted, format_wall
 from ingero.serving.query import Query
 

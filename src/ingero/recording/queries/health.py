@@ -11,9 +11,9 @@ import numpy as np
 from ingero.errors import BadDataError
 from ingero.model.events import Source, source_name
 from ingero.model.recording import Recording
-from ingero.recording.queries.answers import wanted_part
-from ingero.recording.queries.pages import PageArgs
-from ingero.recording.queries.source import RecordingFile
+from ingero.recording.queries.explanation_answers import wanted_part
+from ingero.recording.queries.paging import PageArgs
+from ingero.recording.queries.recording_file import RecordingFile
 from ingero.serving.query import Query
 
 

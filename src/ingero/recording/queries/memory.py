@@ -71,15 +71,15 @@ def balance_memory(evidence: Evidence) -> MemoryAnswer:
     for process in evidence.gpu_processes:
         memory = process.calls.of(OpKind.ALLOC, OpKind.FREE)
         memory = memory.where(~np.isin(memory.codes, _HOST_MEMORY))
-        if len(memory) or evidence.books.gap(process.node, process.pid, _CODES).seen:
+        if len(memory) or evidence.counts.gap(process.node, process.pid, _CODES).seen:
             found.append(_balance(evidence, process, memory))
     return MemoryAnswer(sorted(found, key=lambda one: (-one.held_bytes, one.node, one.pid)))
 
 
 def _balance(evidence: Evidence, process: Process, memory: EventRows) -> ProcessMemory:
     failed = evidence.column("ret_code", memory) != 0
-    gap = evidence.books.gap(process.node, process.pid, _CODES)
-    is_known = evidence.books.has_counts and gap.is_known
+    gap = evidence.counts.gap(process.node, process.pid, _CODES)
+    is_known = evidence.counts.has_counts and gap.is_known
     done = memory.where(~failed)
     is_alloc = done.kinds == OpKind.ALLOC
     sizes = np.where(is_alloc, evidence.column("arg0", done), 0)

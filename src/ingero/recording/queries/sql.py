@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from ingero.recording.queries.source import RecordingFile
+from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.store.sql import MAX_ROWS, SqlLimits, SqlRows, run_sql
 from ingero.serving.query import Query
 from ingero.units import NS_PER_S

@@ -11,8 +11,8 @@ import msgspec
 from ingero.errors import BadDataError
 from ingero.model.events import find_op, op_name
 from ingero.model.untrusted import FRAME_CHARS, clean
-from ingero.recording.queries.pages import PageArgs, cut_page
-from ingero.recording.queries.source import RecordingFile
+from ingero.recording.queries.paging import PageArgs, cut_page
+from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.queries.window import find_span
 from ingero.recording.store.files import open_recording, store_errors, table_columns
 from ingero.recording.store.rows import BUCKET_NS

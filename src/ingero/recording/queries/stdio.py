@@ -11,12 +11,12 @@ from mcp.server.stdio import stdio_server
 
 from ingero import __version__
 from ingero.recording.queries.catalog import INSTRUCTIONS, PROMPTS, QUERIES
-from ingero.recording.queries.source import Outside, RecordingFile
+from ingero.recording.queries.recording_file import ExternalAccess, RecordingFile
 from ingero.serving.mcp import Call, McpFacts, build_mcp_server
 from ingero.serving.query import get_query
 
 
-def build_call(path: Path, outside: Outside | None = None) -> Call:
+def build_call(path: Path, outside: ExternalAccess | None = None) -> Call:
     """What answers a tool's call: the question runs on a thread, one at a time."""
     context = RecordingFile(path, outside)
     one_at_a_time = anyio.CapacityLimiter(1)
@@ -28,7 +28,7 @@ def build_call(path: Path, outside: Outside | None = None) -> Call:
     return call
 
 
-async def serve_stdio(path: Path, outside: Outside | None = None) -> None:
+async def serve_stdio(path: Path, outside: ExternalAccess | None = None) -> None:
     """Serve until the input ends."""
     facts = McpFacts("ingero", __version__, INSTRUCTIONS)
     server = build_mcp_server(facts, QUERIES, PROMPTS, build_call(path, outside))

@@ -198,8 +198,8 @@ class _Drawing:
         view_ns = int(self.edges[-1] - self.edges[0])
         inside = rows.intervals.covered_ns(self.edges[:1], self.edges[-1:])
         codes, op_idx = np.unique(rows.codes, return_inverse=True)
-        gap = self.evidence.books.gap(process.node, process.pid, codes.tolist())
-        is_counted = self.evidence.books.has_counts and gap.is_known
+        gap = self.evidence.counts.gap(process.node, process.pid, codes.tolist())
+        is_counted = self.evidence.counts.has_counts and gap.is_known
         return Track(
             node=clean(self.recording.nodes[process.node]),
             process=clean(process.name),

@@ -1,4 +1,4 @@
-"""A recording over HTTP: the dashboard's page, its JSON API, and MCP, behind one gate.
+"""A recording over HTTP: the dashboard's page, its JSON API, and MCP, behind one check of host and bearer.
 
 The page is static and says nothing; every answer needs the bearer, when there is one. Requests that name another host
 are refused, so that no web page can reach a loopback server through a visitor's browser.
@@ -27,11 +27,11 @@ from ingero.errors import BadDataError, IngeroError, StoreError
 from ingero.model.recording import Recording
 from ingero.recording.queries.api import ANSWERS, Answer, Asked, parse_asked
 from ingero.recording.queries.catalog import INSTRUCTIONS, PROMPTS, QUERIES
-from ingero.recording.queries.part import MAX_ROWS as PART_ROWS
-from ingero.recording.queries.part import encode_part
-from ingero.recording.queries.source import Outside, RecordingFile
+from ingero.recording.queries.recording_file import ExternalAccess, RecordingFile
 from ingero.recording.queries.sql import bounded_rows
 from ingero.recording.queries.stdio import build_call
+from ingero.recording.queries.transfer import MAX_ROWS as PART_ROWS
+from ingero.recording.queries.transfer import encode_part
 from ingero.recording.store.reader import read_unwritten
 from ingero.recording.store.sql import MAX_ROWS, SqlLimits, run_sql
 from ingero.serving.mcp import McpFacts, build_mcp_server
@@ -148,7 +148,7 @@ class NodeApp:
         return answer
 
     async def _part(self, request: Request) -> Response:
-        """Rows for another program (`ingero.recording.queries.part`)."""
+        """Rows for another program (`ingero.recording.queries.transfer`)."""
         asked = parse_asked(self._context, request.query_params)
         wanted = replace(asked.wanted, last=min(asked.wanted.last or PART_ROWS, PART_ROWS))
 
@@ -183,7 +183,9 @@ class NodeApp:
         return _json(said | ({"missing": missing} if missing else {}))
 
 
-def build_mcp_manager(path: Path, outside: Outside | None = None) -> StreamableHTTPSessionManager:
+def build_mcp_manager(
+    path: Path, outside: ExternalAccess | None = None
+) -> StreamableHTTPSessionManager:
     """Streamable HTTP for the recording's questions; the app in front of it guards host and bearer."""
     facts = McpFacts("ingero", __version__, INSTRUCTIONS)
     server = build_mcp_server(facts, QUERIES, PROMPTS, build_call(path, outside))

@@ -9,11 +9,11 @@ from typing import Final
 from ingero.recording.store.rows import BUCKET_NS
 from ingero.recording.store.schema import BUCKETED_TABLES, TIMED_TABLES
 
-_MOST_LOG_BYTES: Final = 4 << 20
-_LEAST_LOG_BYTES: Final = 64 << 10
+_MAX_LOG_BYTES: Final = 4 << 20
+_MIN_LOG_BYTES: Final = 64 << 10
 _ROW_BYTES: Final = 512
 """What a row may add to the log: its share of the pages of the table and of both indexes, with room to spare."""
-_MOST_ROUNDS: Final = 20
+_MAX_ROUNDS: Final = 20
 _VACUUMED_PAGES: Final = 64
 
 
@@ -36,7 +36,7 @@ class SizeLimits:
     def divide(cls, max_bytes: int, rollover_bytes: int) -> SizeLimits:
         """Limits for a cap or a rollover size; 0 is none."""
         given = max_bytes or rollover_bytes
-        log = min(max(given // 8, _LEAST_LOG_BYTES), _MOST_LOG_BYTES) if given else _MOST_LOG_BYTES
+        log = min(max(given // 8, _MIN_LOG_BYTES), _MAX_LOG_BYTES) if given else _MAX_LOG_BYTES
         database = max(max_bytes - 2 * log, max_bytes // 2) if max_bytes else 0
         return cls(database, log, log // _ROW_BYTES)
 
@@ -48,7 +48,7 @@ def shrink(connection: sqlite3.Connection, limits: SizeLimits) -> int:
         sqlite3.Error: The disk did not take a change.
     """
     n_pruned = 0
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         n_pages, n_free, page_bytes = (
             int(connection.execute(f"PRAGMA {name}").fetchone()[0])
             for name in ("page_count", "freelist_count", "page_size")

@@ -16,7 +16,7 @@ from typing import Final
 from ingero.errors import StoreError
 
 RESERVE_BYTES: Final = 512 << 10
-_LEAST_RESERVE_BYTES: Final = 128 << 10
+_MIN_RESERVE_BYTES: Final = 128 << 10
 _NO_LOCKS: Final = frozenset((errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
 """What ``flock`` says on a file system without locks (flock(2); EOPNOTSUPP and ENOSYS from network file systems)."""
 
@@ -44,7 +44,7 @@ class WriterLock:
         self._recording = path
         self._full_bytes = RESERVE_BYTES
         if limit_bytes:
-            self._full_bytes = min(max(limit_bytes // 16, _LEAST_RESERVE_BYTES), RESERVE_BYTES)
+            self._full_bytes = min(max(limit_bytes // 16, _MIN_RESERVE_BYTES), RESERVE_BYTES)
         self._reserved_bytes = 0
         self._fd = self._acquire()
         if owner is not None:
@@ -109,7 +109,7 @@ class WriterLock:
         os.ftruncate(self._fd, max(self._reserved_bytes, 4096))
 
     def release(self) -> None:
-        """Remove the file and let go; whoever opened it meanwhile sees that it is gone."""
+        """Remove the file and let go; a process that opened it meanwhile sees that it is gone."""
         if self._fd < 0:
             return
         self._path.unlink(missing_ok=True)

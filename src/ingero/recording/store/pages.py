@@ -37,7 +37,7 @@ _NULL, _FLOAT, _ONE = 0, 7, 9
 
 
 def open_scratch(connection: sqlite3.Connection) -> None:
-    """Give a connection the schema `SCRATCH`. Outside a transaction."""
+    """Give a connection the schema `SCRATCH`. ExternalAccess a transaction."""
     connection.execute(f"ATTACH ':memory:' AS {SCRATCH}")
     connection.execute(f"PRAGMA {SCRATCH}.page_size = {_PAGE_BYTES}")
 

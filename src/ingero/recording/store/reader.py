@@ -77,8 +77,8 @@ def _select_unprobed(connection: sqlite3.Connection) -> Iterator[Unprobed]:
         "SELECT pid, path, reason, until, node FROM unprobed ORDER BY since, pid"
     )
     for pid, path, reason, until, node in rows:
-        told = f"{reason}; probed later" if until else str(reason)
-        yield Unprobed(int(pid), str(path), told, str(node))
+        why = f"{reason}; probed later" if until else str(reason)
+        yield Unprobed(int(pid), str(path), why, str(node))
 
 
 def _select_unwritten(connection: sqlite3.Connection) -> tuple[list[tuple[Any, ...]], int]:

@@ -12,7 +12,7 @@ from ingero.agent.trace.incidents import IncidentSummary
 from ingero.cli.render import plural
 from ingero.model.incidents import Incident, Severity
 from ingero.model.untrusted import clean
-from ingero.recording.queries.answers import incident_answer
+from ingero.recording.queries.explanation_answers import incident_answer
 from ingero.units import format_duration
 
 STYLES: Final = {Severity.HIGH: "bold red", Severity.MEDIUM: "yellow", Severity.LOW: "cyan"}

@@ -105,7 +105,7 @@ def _count_launches(evidence: Evidence, process: Process, *kinds: OpKind) -> tup
     """
     rows = process.calls.of(*kinds)
     codes = np.unique(rows.codes).tolist()
-    calls, total_ns = evidence.books.total(process.node, process.pid, codes)
+    calls, total_ns = evidence.counts.total(process.node, process.pid, codes)
     nested = process.rows.where(np.isin(process.rows.codes, codes))
     if calls <= len(nested):  # every call has a row: the outermost ones are known one by one
         return (
@@ -113,9 +113,11 @@ def _count_launches(evidence: Evidence, process: Process, *kinds: OpKind) -> tup
             rows.intervals.total_ns,
             float(np.median(rows.durations)) if codes else 0.0,
         )
-    told = evidence.statistics
+    statistics = evidence.statistics
     medians = [
-        one.quantiles[0] for code in codes if (one := told.get((process.node, process.pid, code)))
+        one.quantiles[0]
+        for code in codes
+        if (one := statistics.get((process.node, process.pid, code)))
     ]
     share = len(rows) / max(len(nested), 1)
     return round(calls * share), round(total_ns * share), max(medians, default=0.0)

@@ -37,7 +37,7 @@ class _Stand:
 
     Attributes:
         rank: In the communicator.
-        process: It.
+        process: Its process.
         ops: Its collectives, in time order.
         last_seq: The greatest number it entered.
         is_inside: It had not returned from that one when recording ended.
@@ -89,7 +89,7 @@ def _judge(evidence: Evidence, members: Members) -> Finding | None:
     stands = [_stand(evidence, rank, *members[rank]) for rank in sorted(members)]
     reached = max(stand.last_seq for stand in stands)
     behind = [stand for stand in stands if stand.last_seq < reached]
-    if not behind:  # all are inside of it: whoever may not run keeps the others there
+    if not behind:  # all are inside of it: one that may not run keeps the others there
         behind = [stand for stand in stands if stand.is_stopped]
     missing = {stand.rank for stand in behind}
     ahead = [stand for stand in stands if stand.rank not in missing]

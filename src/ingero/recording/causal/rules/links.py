@@ -31,7 +31,7 @@ _MIN_LOST_SHARE: Final = 0.05
 _MIN_SIBLINGS: Final = 2
 _MIN_HIT: Final = 5
 _MIN_RESPONSE: Final = 1.5
-_MOST_PEERS: Final = 3
+_MAX_PEERS: Final = 3
 _LOOPBACK: Final = 127
 
 
@@ -154,7 +154,7 @@ def _peers(evidence: Evidence, one: _Transfers) -> str:
     if not len(remote):
         return ""
     addresses, counts = np.unique(remote, return_counts=True)
-    most = np.argsort(-counts, kind="stable")[:_MOST_PEERS]
+    most = np.argsort(-counts, kind="stable")[:_MAX_PEERS]
     texts = (".".join(str(a >> s & 0xFF) for s in (24, 16, 8, 0)) for a in addresses[most].tolist())
     return ", to " + ", ".join(texts)
 

@@ -15,9 +15,9 @@ import numpy as np
 from ingero.model.incidents import Cause
 from ingero.model.operations import OpKind, find_codes
 from ingero.recording.causal.attribution import (
-    NEIGHBOUR,
     NO_REASON,
     ON_CPU,
+    OTHER_CGROUP,
     SLEEPING,
     Attribution,
     attribute,
@@ -53,8 +53,8 @@ class _Stall:
     kinds: tuple[OpKind, ...] = (OpKind.OFF_CPU,)
 
     def matches(self, name: str) -> bool:
-        is_neighbour = name.startswith(NEIGHBOUR)
-        return name.startswith(self.reason) and is_neighbour is (self.reason == NEIGHBOUR)
+        is_other_cgroup = name.startswith(OTHER_CGROUP)
+        return name.startswith(self.reason) and is_other_cgroup is (self.reason == OTHER_CGROUP)
 
 
 _STALLS: Final = (
@@ -70,7 +70,7 @@ _STALLS: Final = (
     ),
     _Stall(
         "noisy_neighbour",
-        NEIGHBOUR,
+        OTHER_CGROUP,
         "The tasks of another cgroup take the CPU from the thread that feeds the GPU",
         "Noisy neighbour: CPU taken from {process}",
         (
@@ -264,7 +264,7 @@ def _describe(
     n_spans = round(n_rows * weighing.n_each)
     part = stalled / max(case.episodes.total_ns, 1)
     title = stall.title.format(process=process.name)
-    by = _names(stall, case.causes) if stall.reason in {_PREEMPTED, NEIGHBOUR} else ""
+    by = _names(stall, case.causes) if stall.reason in {_PREEMPTED, OTHER_CGROUP} else ""
     facts = [
         f"{n_spans} times, {format_duration(stalled)} of {format_duration(case.episodes.total_ns)} ({part:.0%})"
     ]

@@ -116,13 +116,13 @@ def _judge(evidence: Evidence, process: Process, phase: _Phase) -> list[Finding 
     lengths = phase.gaps.ends - phase.gaps.starts
     if lengths[is_idle].sum() < lengths.sum() / 2:
         return []
-    if evidence.books.is_off_cpu_overwritten(process.node, process.pid):
+    if evidence.counts.is_off_cpu_overwritten(process.node, process.pid):
         return []
     silent_ns, n_unseen = _least_silence(evidence, process, phase)
     if silent_ns < phase.gaps.total_ns / 2:
         return [Unjudged(process, describe_gap(evidence, process, find_codes(CALLS)))]
     tid = _feeding_thread(process, phase.gaps)
-    uncertain = evidence.books.unstored_off_cpu_ns(process.node, process.pid, phase.span_ns)
+    uncertain = evidence.counts.unstored_off_cpu_ns(process.node, process.pid, phase.span_ns)
     waits = find_waits(evidence, process, tid)
     found = attribute(waits, phase.gaps.starts, phase.gaps.ends, uncertain_ns=uncertain)
     top, share = found.shares[0] if found.shares else (NO_REASON, 0.0)
@@ -175,7 +175,7 @@ def _least_silence(evidence: Evidence, process: Process, phase: _Phase) -> tuple
     Each call without a row may have kept the GPU as busy as the calls with one did outside the phase.
     """
     first, last = process.active_ns
-    count = evidence.books.gpu_calls(process.node, process.pid, phase.span_ns)
+    count = evidence.counts.gpu_calls(process.node, process.pid, phase.span_ns)
     busy_ns = (last - first) - phase.gaps.total_ns
     hidden_ns = busy_ns / max(count.stored, 1) * count.unstored
     syncs = process.calls.of(OpKind.SYNC)

@@ -44,8 +44,8 @@ def _judge(evidence: Evidence, process: Process, tid: int) -> Finding | None:
     mine = process.open.by(tid)
     worst = mine.where(np.array([int(mine.durations.argmax())]))
     held_ns = int(worst.durations[0])
-    told = evidence.statistics.get((process.node, process.pid, int(worst.codes[0])))
-    n_before, longest = (told.count, told.max_ns) if told else (0, 0)
+    known = evidence.statistics.get((process.node, process.pid, int(worst.codes[0])))
+    n_before, longest = (known.count, known.max_ns) if known else (0, 0)
     least_ns = max(_MIN_HELD_NS, _RATIO * longest) if n_before else _ALONE_NS
     if held_ns < least_ns:
         return None

@@ -188,29 +188,29 @@ def incident_answer(incident: Incident, start_ns: int) -> IncidentAnswer:
     )
 
 
-def unknown_answers(told: Explanation) -> list[UnknownAnswer]:
+def unknown_answers(explained: Explanation) -> list[UnknownAnswer]:
     """What an explanation could not decide."""
     return [
         UnknownAnswer(
             list(one.rules), clean(one.node), one.pid, clean(one.process), one.rank,
             clean(one.missing, _LINE), one.how, clean(one.title, _LINE),
         )
-        for one in told.unknown
+        for one in explained.unknown
     ]  # fmt: skip
 
 
-def looked_answer(told: Explanation) -> LookedAnswer:
+def looked_answer(explained: Explanation) -> LookedAnswer:
     """What an explanation looked at."""
     return LookedAnswer(
-        list(told.judged),
-        sorted({rule for one in told.unknown for rule in one.rules}),
-        [rule for rule, _ in told.not_checked],
+        list(explained.judged),
+        sorted({rule for one in explained.unknown for rule in one.rules}),
+        [rule for rule, _ in explained.not_checked],
     )
 
 
-def nothing_found(told: Explanation) -> str:
+def nothing_found(explained: Explanation) -> str:
     """What it means that there is no incident: which rules looked, which could not tell, which had nothing to look at."""
-    looked = looked_answer(told)
+    looked = looked_answer(explained)
     parts = [f"{len(looked.judged)} rules looked and found nothing"]
     if looked.unknown:
         parts.append(f"{len(looked.unknown)} could not tell ({', '.join(looked.unknown)})")
@@ -219,22 +219,22 @@ def nothing_found(told: Explanation) -> str:
     return "; ".join(parts)
 
 
-def window_answer(told: Explanation, recording: Recording) -> WindowAnswer:
+def window_answer(explained: Explanation, recording: Recording) -> WindowAnswer:
     """What an explanation looked at."""
     asked = None
     if recording.is_cut:
         first, last = recording.asked_ns
-        moments = (first or told.start_ns, last or told.end_ns)
-        asked = [round((at - told.start_ns) / 1e9, 6) for at in moments]
+        moments = (first or explained.start_ns, last or explained.end_ns)
+        asked = [round((at - explained.start_ns) / 1e9, 6) for at in moments]
     return WindowAnswer(
-        start=told.start_ns,
-        end=told.end_ns,
-        duration_s=round((told.end_ns - told.start_ns) / 1e9, 6),
-        events=told.n_events,
-        events_stored=told.n_events_stored,
-        processes=told.n_processes,
+        start=explained.start_ns,
+        end=explained.end_ns,
+        duration_s=round((explained.end_ns - explained.start_ns) / 1e9, 6),
+        events=explained.n_events,
+        events_stored=explained.n_events_stored,
+        processes=explained.n_processes,
         truncated=recording.is_truncated,
         missing=clean(recording.say_missing(), _LINE),
         asked_s=asked,
-        coverage=[GroupCoverage(*group) for group in told.groups],
+        coverage=[GroupCoverage(*group) for group in explained.groups],
     )

@@ -9,7 +9,7 @@ import msgspec
 from ingero.errors import BadDataError
 from ingero.recording.causal.engine import explain
 from ingero.recording.queries.assistant import ShortIncident, short_incident
-from ingero.recording.queries.source import RecordingFile
+from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.scenarios.catalog import SCENARIOS
 from ingero.serving.query import Query
 
@@ -38,10 +38,10 @@ def _demo(context: RecordingFile, args: DemoArgs) -> DemoAnswer:
     if not chosen:
         names = ", ".join(scenario.name for scenario in SCENARIOS)
         raise BadDataError(f"no demo is called {args.scenario!r}", hint=f"one of: {names}")
-    told = explain(chosen[0].build().build())
-    incidents = [short_incident(incident, told.start_ns) for incident in told.incidents]
+    explained = explain(chosen[0].build().build())
+    incidents = [short_incident(incident, explained.start_ns) for incident in explained.incidents]
     return DemoAnswer(
-        chosen[0].name, chosen[0].says, told.n_events, synthetic=True, incidents=incidents
+        chosen[0].name, chosen[0].says, explained.n_events, synthetic=True, incidents=incidents
     )
 
 

@@ -19,7 +19,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from ingero.config import Endpoint
 from ingero.config.tls import TlsServerConfig
 from ingero.errors import ConfigError, UnsupportedError
-from ingero.recording.queries.source import Outside
+from ingero.recording.queries.recording_file import ExternalAccess
 from ingero.recording.queries.web import NodeApp, build_mcp_manager
 from ingero.serving.asgi import AsgiServer
 from ingero.serving.tls import build_server_context
@@ -51,7 +51,7 @@ class ListenSettings:
     has_tls: bool = True
     hosts: tuple[str, ...] = ()
     has_mcp: bool = True
-    outside: Outside = field(default_factory=Outside)
+    outside: ExternalAccess = field(default_factory=ExternalAccess)
 
 
 def check_settings(settings: ListenSettings) -> None:

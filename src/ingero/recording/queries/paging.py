@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from ingero.errors import BadDataError
-from ingero.recording.queries.answers import WindowArgs
+from ingero.recording.queries.explanation_answers import WindowArgs
 
 ItemT = TypeVar("ItemT")
 

@@ -27,7 +27,7 @@ class Pager(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class ExternalAccess:
     """What a question may reach beyond the recording; nothing unless the user said so.
 
     Attributes:
@@ -59,9 +59,9 @@ class RecordingFile:
         outside: What may be reached beyond it.
     """
 
-    def __init__(self, path: Path, outside: Outside | None = None) -> None:
+    def __init__(self, path: Path, outside: ExternalAccess | None = None) -> None:
         self.path = path
-        self.outside = outside or Outside()
+        self.outside = outside or ExternalAccess()
         self._kept: _Kept | None = None
 
     def load(self, wanted: Wanted) -> Recording:

@@ -11,8 +11,8 @@ import msgspec
 from ingero.errors import BadDataError, UnsupportedError
 from ingero.model.untrusted import clean
 from ingero.recording.queries.fanout import NodeAnswer, clock_warnings, join_rows
-from ingero.recording.queries.pages import cut_page
-from ingero.recording.queries.source import RecordingFile
+from ingero.recording.queries.paging import cut_page
+from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.store.sql import MAX_ROWS
 from ingero.serving.query import Query
 
