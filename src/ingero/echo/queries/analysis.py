@@ -59,12 +59,12 @@ class AnalysisAnswer(msgspec.Struct, kw_only=True):
     window: AnswerWindow
 
 
-def _analyse(ask: QueryContext, args: AnalysisArgs) -> AnalysisAnswer:
+def _analyse(context: QueryContext, args: AnalysisArgs) -> AnalysisAnswer:
     where = TimeWindowArgs(
         cluster_id=args.cluster_id, time_window=args.time_window, until=args.until
     )
-    span = ask.span(where)
-    answer = ask.run_sql(args.sql, span, args.limit)
+    span = context.span(where)
+    answer = context.run_sql(args.sql, span, args.limit)
     return AnalysisAnswer(
         columns=answer.columns,
         rows=answer.rows,

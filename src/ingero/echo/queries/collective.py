@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ingero.echo.queries.context import Answer, ListArgs, QueryContext, window_of
+from ingero.echo.queries.context import Answer, ListArgs, build_list_run
 from ingero.echo.queries.verdicts import JUDGED
 from ingero.serving.query import Query
 
@@ -71,15 +71,6 @@ FROM meetings GROUP BY cluster_id, comm, op ORDER BY moved DESC NULLS LAST, clus
 """
 
 
-def _bandwidth(ask: QueryContext, args: ListArgs) -> BandwidthAnswer:
-    span = ask.span(args, "collectives")
-    sql = _BANDWIDTH_SQL.format(where=span.where)
-    rows, n_cut = ask.page(LinkRate, sql, span.params, args.limit)
-    return BandwidthAnswer(
-        window=window_of(span), coverage=ask.coverage(span, "collectives"), n_cut=n_cut, rows=rows
-    )
-
-
 class RankSkew(msgspec.Struct):
     """One rank of one communicator."""
 
@@ -125,14 +116,6 @@ SELECT cluster_id, comm, node_id, rank, comm_rank, n, lag50, lag95, own50,
        own50 / nullif(median(own50) OVER (PARTITION BY cluster_id, comm), 0) AS ratio, last_share, waited
 FROM ranks ORDER BY ratio DESC NULLS LAST, last_share DESC, cluster_id, comm, comm_rank
 """
-
-
-def _skew(ask: QueryContext, args: ListArgs) -> SkewAnswer:
-    span = ask.span(args, "collectives")
-    rows, n_cut = ask.page(RankSkew, _SKEW_SQL.format(where=span.where), span.params, args.limit)
-    return SkewAnswer(
-        window=window_of(span), coverage=ask.coverage(span, "collectives"), n_cut=n_cut, rows=rows
-    )
 
 
 class Blame(msgspec.Struct):
@@ -190,21 +173,13 @@ ORDER BY source DESC, lost DESC NULLS LAST, waited DESC NULLS LAST, cluster_id, 
 """
 
 
-def _blame(ask: QueryContext, args: ListArgs) -> BlameAnswer:
-    span = ask.span(args, "collectives")
-    rows, n_cut = ask.page(Blame, _BLAME_SQL.format(where=span.where), span.params * 3, args.limit)
-    return BlameAnswer(
-        window=window_of(span), coverage=ask.coverage(span, "collectives"), n_cut=n_cut, rows=rows
-    )
-
-
 NCCL_BANDWIDTH: Final = Query(
     "fleet.cluster.nccl_bandwidth_summary",
     "Collective bandwidth summary",
     "Bytes, transfer time and bandwidth per communicator and operation, with waiting told apart from transfer.",
     ListArgs,
     BandwidthAnswer,
-    _bandwidth,
+    build_list_run(BandwidthAnswer, _BANDWIDTH_SQL, "collectives"),
 )
 SKEW: Final = Query(
     "fleet.cluster.collective_skew",
@@ -213,7 +188,7 @@ SKEW: Final = Query(
     "waiting. A large own time is a cause; a large lag may be inherited.",
     ListArgs,
     SkewAnswer,
-    _skew,
+    build_list_run(SkewAnswer, _SKEW_SQL, "collectives"),
 )
 BLAME: Final = Query(
     "fleet.cluster.blame_chain",
@@ -222,5 +197,5 @@ BLAME: Final = Query(
     "who came last in each operation.",
     ListArgs,
     BlameAnswer,
-    _blame,
+    build_list_run(BlameAnswer, _BLAME_SQL, "collectives"),
 )

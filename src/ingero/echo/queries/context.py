@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -16,9 +16,11 @@ from ingero.errors import BadDataError
 from ingero.units import NS_PER_US, parse_duration
 
 RowT = TypeVar("RowT", bound=msgspec.Struct)
+AnswerT = TypeVar("AnswerT", bound="Answer")
 
 _RFC_3339: Final = re.compile(r"(?i)\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 LATEST: Final = "latest"
+_IN_TIME: Final = "ts >= ? AND ts < ? AND "
 NODE_OF_EVENT: Final = (
     "CASE WHEN metric_name LIKE 'ingero_fleet_%' AND node_id = host_attr THEN NULL "
     "ELSE nullif(node_id, '') END"
@@ -127,9 +129,13 @@ class TimeSpan:
     params: tuple[Any, ...]
 
     @property
-    def seconds(self) -> float:
-        """Its length."""
-        return (self.end - self.start).total_seconds()
+    def of_clusters(self) -> tuple[str, tuple[Any, ...]]:
+        """The condition on ``cluster_id`` alone, and its parameters: for what does not belong to a time."""
+        return self.where.removeprefix(_IN_TIME), self.params[2:]
+
+    def bind(self, sql: str) -> tuple[str, tuple[Any, ...]]:
+        """A statement with the condition at each ``{where}``, and the parameters that these take."""
+        return sql.replace("{where}", self.where), self.params * sql.count("{where}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +177,7 @@ class PageStatement:
 
 @dataclass(frozen=True, slots=True)
 class QueryContext:
-    """One question's circumstances.
+    """What one query is answered with.
 
     Attributes:
         reader: A cursor with a deadline.
@@ -208,7 +214,7 @@ class QueryContext:
             start,
             end,
             args.cluster_id,
-            f"ts >= ? AND ts < ? AND {where}",
+            f"{_IN_TIME}{where}",
             (start, end, *params),
         )
 
@@ -237,6 +243,29 @@ class QueryContext:
             return now if newest is None else newest + timedelta(microseconds=1)
         return _parse_time(until)
 
+    def answer(
+        self,
+        answer: type[AnswerT],
+        span: TimeSpan,
+        statement: tuple[str, Sequence[Any]],
+        limit: int,
+        coverage: AnswerCoverage,
+        **more: Any,  # noqa: ANN401 - fields of any type
+    ) -> AnswerT:
+        """Fill an answer whose ``rows`` are a statement's.
+
+        Args:
+            answer: What is answered; the type of its ``rows`` names the columns.
+            span: The window that it is about.
+            statement: An ordered statement and its parameters.
+            limit: Maximum number of rows.
+            coverage: What it rests on.
+            more: Its other fields.
+        """
+        (rows,) = (field for field in msgspec.structs.fields(answer) if field.name == "rows")
+        more["rows"], n_cut = self.page(_get_row_type(rows.type), *statement, limit)
+        return answer(window=window_of(span), coverage=coverage, n_cut=n_cut, **more)
+
     def page(
         self, row: type[RowT], sql: str, params: Sequence[Any], limit: int
     ) -> tuple[list[RowT], int]:
@@ -262,6 +291,34 @@ class QueryContext:
         return AnswerCoverage(
             source=table, n_rows=n_rows, n_nodes=n_nodes, first=aware(first), last=aware(last)
         )
+
+
+def build_list_run(
+    answer: type[AnswerT], sql: str, table: str = "events", condition: str = "TRUE"
+) -> Callable[[QueryContext, ListArgs], AnswerT]:
+    """What runs a query whose answer is the rows of one statement on the window, and nothing more.
+
+    Args:
+        answer: Its frame and rows.
+        sql: Ordered, with ``{where}`` wherever the window's condition belongs.
+        table: What its coverage counts, and where the newest row is looked up.
+        condition: Which rows of the table its coverage counts.
+    """
+
+    def run(context: QueryContext, args: ListArgs) -> AnswerT:
+        span = context.span(args, table)
+        coverage = context.coverage(span, table, condition)
+        return context.answer(answer, span, span.bind(sql), args.limit, coverage)
+
+    return run
+
+
+def _get_row_type(rows: Any) -> type[msgspec.Struct]:  # noqa: ANN401 - an annotation
+    """The struct of ``list[Struct]``, also where that is annotated."""
+    listed = rows.__origin__ if get_origin(rows) is Annotated else rows
+    (row,) = get_args(listed)
+    found: type[msgspec.Struct] = row
+    return found
 
 
 def _parse_time(text: str) -> datetime:

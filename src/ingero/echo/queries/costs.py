@@ -6,14 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ingero.echo.queries.context import (
-    Answer,
-    AnswerCoverage,
-    ListArgs,
-    QueryContext,
-    TimeSpan,
-    window_of,
-)
+from ingero.echo.queries.context import Answer, AnswerCoverage, ListArgs, QueryContext, TimeSpan
 from ingero.echo.queries.verdicts import JUDGED
 from ingero.serving.query import Query
 
@@ -42,46 +35,49 @@ class CostAnswer(Answer, kw_only=True):
 
 _LOST: Final = "ingero_fleet_lost_gpu_seconds"
 
-_BILLS: Final = """
-billed AS (
+_CHARGES: Final = f"""
+recorded AS (
     SELECT cluster_id, node_id, rank, victim_node_id, gpu_seconds, amount, currency, provider, gpu_model,
            coalesce(attributed, 'charged') AS attributed
-    FROM costs WHERE {where}
+    FROM costs WHERE {{where}}
 ), gauged AS (
-    SELECT cluster_id, node_id, (json_extract_string(attributes, '$.rank')) AS rank, json_extract_string(attributes, '$.worker') AS worker, arg_max(value_double, ts) AS gpu_seconds
-    FROM events WHERE {where} AND metric_name = '{lost}' GROUP BY ALL
-), bills AS (
-    SELECT * FROM billed
+    SELECT cluster_id, node_id, json_extract_string(attributes, '$.rank') AS rank,
+           json_extract_string(attributes, '$.worker') AS worker, arg_max(value_double, ts) AS gpu_seconds
+    FROM events WHERE {{where}} AND metric_name = '{_LOST}' GROUP BY ALL
+), charges AS (
+    SELECT * FROM recorded
     UNION ALL
     SELECT g.cluster_id, g.node_id, try_cast(g.rank AS INTEGER), NULL, g.gpu_seconds, NULL, NULL, n.provider, n.gpu_model,
            'charged'
     FROM gauged g LEFT JOIN nodes n ON n.cluster_id = g.cluster_id AND n.node_id = g.node_id
-    WHERE NOT EXISTS (SELECT 1 FROM billed b WHERE b.cluster_id = g.cluster_id)
+    WHERE NOT EXISTS (SELECT 1 FROM recorded b WHERE b.cluster_id = g.cluster_id)
 )
 """
 
 _COST_SQL: Final = f"""
-WITH {_BILLS}
+WITH {_CHARGES}
 SELECT cluster_id, currency, provider, gpu_model, sum(gpu_seconds) AS lost,
        sum(gpu_seconds) FILTER (WHERE attributed <> 'unattributed'), sum(amount)
-FROM bills GROUP BY ALL ORDER BY lost DESC NULLS LAST, 1, 2, 3, 4
+FROM charges GROUP BY ALL ORDER BY lost DESC NULLS LAST, 1, 2, 3, 4
 """
 
 
-def _cost(ask: QueryContext, args: ListArgs) -> CostAnswer:
-    span = ask.span(args)
-    sql = _COST_SQL.format(where=span.where, lost=_LOST)
-    rows, n_cut = ask.page(Cost, sql, span.params * 2, args.limit)
-    return CostAnswer(window=window_of(span), coverage=_coverage(ask, span), n_cut=n_cut, rows=rows)
+def _cost(context: QueryContext, args: ListArgs) -> CostAnswer:
+    span = context.span(args)
+    return context.answer(
+        CostAnswer, span, span.bind(_COST_SQL), args.limit, _coverage(context, span)
+    )
 
 
-def _coverage(ask: QueryContext, span: TimeSpan) -> AnswerCoverage:
-    billed = ask.coverage(span, "costs")
-    return billed if billed.n_rows else ask.coverage(span, "events", f"metric_name = '{_LOST}'")
+def _coverage(context: QueryContext, span: TimeSpan) -> AnswerCoverage:
+    recorded = context.coverage(span, "costs")
+    if recorded.n_rows:
+        return recorded
+    return context.coverage(span, "events", f"metric_name = '{_LOST}'")
 
 
 class CulpritCost(msgspec.Struct):
-    """One culprit's bill."""
+    """What one culprit is charged with."""
 
     cluster_id: str
     node_id: str
@@ -104,13 +100,13 @@ class CulpritCostAnswer(Answer, kw_only=True):
 
 
 _CULPRIT_SQL: Final = f"""
-WITH {_BILLS}, {JUDGED}, blamed AS (
+WITH {_CHARGES}, {JUDGED}, blamed AS (
     SELECT cluster_id, node_id, arg_max(verdict, last_seen) AS verdict, max(len(victims)) AS n_victims FROM judged
     GROUP BY cluster_id, node_id
 ), summed AS (
     SELECT cluster_id, node_id, rank, count(DISTINCT victim_node_id) AS n_victims, sum(gpu_seconds) AS lost,
            sum(amount) AS amount, currency
-    FROM bills WHERE attributed <> 'unattributed' GROUP BY ALL HAVING abs(lost) >= 0.001
+    FROM charges WHERE attributed <> 'unattributed' GROUP BY ALL HAVING abs(lost) >= 0.001
 )
 SELECT b.cluster_id, b.node_id, b.rank, greatest(b.n_victims, coalesce(j.n_victims, 0)), b.lost, b.amount, b.currency,
        j.verdict
@@ -119,20 +115,19 @@ ORDER BY b.lost DESC NULLS LAST, 1, 2, 3
 """
 
 
-def _cost_by_culprit(ask: QueryContext, args: ListArgs) -> CulpritCostAnswer:
-    span = ask.span(args)
-    sql = _CULPRIT_SQL.format(where=span.where, lost=_LOST)
-    rows, n_cut = ask.page(CulpritCost, sql, span.params * 4, args.limit)
-    rest = ask.reader.row(
+def _cost_by_culprit(context: QueryContext, args: ListArgs) -> CulpritCostAnswer:
+    span = context.span(args)
+    rest = context.reader.row(
         f"SELECT sum(gpu_seconds) FROM costs WHERE {span.where} AND attributed = 'unattributed'",
         span.params,
     )
-    return CulpritCostAnswer(
-        window=window_of(span),
-        coverage=_coverage(ask, span),
-        n_cut=n_cut,
+    return context.answer(
+        CulpritCostAnswer,
+        span,
+        span.bind(_CULPRIT_SQL),
+        args.limit,
+        _coverage(context, span),
         unattributed_gpu_seconds=rest[0],
-        rows=rows,
     )
 
 

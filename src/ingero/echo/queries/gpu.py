@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ingero.echo.queries.context import Answer, ListArgs, QueryContext, window_of
+from ingero.echo.queries.context import Answer, ListArgs, build_list_run
 from ingero.serving.query import Query
 
 # Names of the agent's trace pusher and of its Prometheus page, as recorded on the wire.
@@ -60,15 +60,6 @@ ORDER BY s.most DESC NULLS LAST, c.n_events DESC NULLS LAST, 1, 2, 3
 """
 
 
-def _hotspots(ask: QueryContext, args: ListArgs) -> HotspotsAnswer:
-    span = ask.span(args)
-    rows, n_cut = ask.page(Hotspot, _HOTSPOTS_SQL.format(where=span.where), span.params, args.limit)
-    coverage = ask.coverage(
-        span, "events", f"metric_name IN ('{_FRAGMENTATION}', '{_FRAGMENTING}')"
-    )
-    return HotspotsAnswer(window=window_of(span), coverage=coverage, n_cut=n_cut, rows=rows)
-
-
 class Launches(msgspec.Struct):
     """One node's kernel launches."""
 
@@ -116,15 +107,6 @@ FROM rates r FULL JOIN times t ON r.cluster_id = t.cluster_id AND r.node_id = t.
      LEFT JOIN peers p ON p.cluster_id = r.cluster_id
 ORDER BY share NULLS LAST, 1, 2
 """
-
-
-def _launches(ask: QueryContext, args: ListArgs) -> LaunchesAnswer:
-    span = ask.span(args)
-    rows, n_cut = ask.page(
-        Launches, _LAUNCHES_SQL.format(where=span.where), span.params, args.limit
-    )
-    coverage = ask.coverage(span, "events", f"metric_name IN {_LAUNCHES}")
-    return LaunchesAnswer(window=window_of(span), coverage=coverage, n_cut=n_cut, rows=rows)
 
 
 class CopyBandwidth(msgspec.Struct):
@@ -188,22 +170,17 @@ ORDER BY 1, 2, 3
 """
 
 
-def _copies(ask: QueryContext, args: ListArgs) -> CopyAnswer:
-    span = ask.span(args)
-    rows, n_cut = ask.page(
-        CopyBandwidth, _COPY_SQL.format(where=span.where), span.params * 2, args.limit
-    )
-    coverage = ask.coverage(span, "events", f"metric_name IN {_COPIED}")
-    return CopyAnswer(window=window_of(span), coverage=coverage, n_cut=n_cut, rows=rows)
-
-
 MEMFRAG: Final = Query(
     "fleet.cluster.memfrag_hotspots",
     "Memory fragmentation hot spots",
     "GPUs whose memory is fragmented most, and how often their driver was asked to fragment it further.",
     ListArgs,
     HotspotsAnswer,
-    _hotspots,
+    build_list_run(
+        HotspotsAnswer,
+        _HOTSPOTS_SQL,
+        condition=f"metric_name IN ('{_FRAGMENTATION}', '{_FRAGMENTING}')",
+    ),
 )
 KERNEL_LAUNCHES: Final = Query(
     "fleet.cluster.kernel_launch_summary",
@@ -212,7 +189,7 @@ KERNEL_LAUNCHES: Final = Query(
     "under the median starves or waits.",
     ListArgs,
     LaunchesAnswer,
-    _launches,
+    build_list_run(LaunchesAnswer, _LAUNCHES_SQL, condition=f"metric_name IN {_LAUNCHES}"),
 )
 MEMCPY: Final = Query(
     "fleet.cluster.memcpy_bandwidth_summary",
@@ -220,5 +197,5 @@ MEMCPY: Final = Query(
     "Bytes copied per node and direction, their rate, and percentiles of a copy's duration.",
     ListArgs,
     CopyAnswer,
-    _copies,
+    build_list_run(CopyAnswer, _COPY_SQL, condition=f"metric_name IN {_COPIED}"),
 )

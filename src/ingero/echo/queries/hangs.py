@@ -1,8 +1,8 @@
 """Who never arrived: by Fleet's records, else by the silence of communicators.
 
-A hang that Fleet told of stands until Fleet tells its end. An end is lost with a Fleet that stops meanwhile, so a rank that
-later finished the operation is not listed either, and a beginning counts for a day, or for the window where that is longer.
-Where Fleet never told of a hang, silence is all there is: members of a communicator that are behind the others.
+A hang that Fleet reported lasts until Fleet reports its end. An end is lost with a Fleet that stops meanwhile, so a rank
+that later finished the operation is not listed either, and a beginning counts for a day, or for the window where that
+is longer. Where Fleet never reported a hang, silence is all there is: members of a communicator behind the others.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ingero.echo.queries.context import Answer, ListArgs, QueryContext, window_of
+from ingero.echo.queries.context import Answer, ListArgs, QueryContext
 from ingero.serving.query import Query
 
-_LONGEST: Final = timedelta(days=1)
+_MAX_AGE: Final = timedelta(days=1)
 """How long before the window's end a hang may have begun."""
 
 
@@ -26,7 +26,7 @@ class Hang(msgspec.Struct):
     source: Annotated[
         str,
         msgspec.Meta(
-            description="`record`: Fleet named the rank. `silence`: Fleet never told of a hang of this cluster, and "
+            description="`record`: Fleet named the rank. `silence`: Fleet never reported a hang of this cluster, and "
             "nothing was reported on the communicator; nobody says who is at fault."
         ),
     ]
@@ -88,7 +88,7 @@ class HangsArgs(ListArgs, kw_only=True, forbid_unknown_fields=True):
         msgspec.Meta(
             ge=0,
             le=1e6,
-            description="Least silence, where Fleet never told of a hang; reports arrive in batches.",
+            description="Least silence, where Fleet never reported a hang; reports arrive in batches.",
         ),
     ] = 60.0
 
@@ -100,7 +100,7 @@ class HangsAnswer(Answer, kw_only=True):
 
 
 _SQL: Final = """
-WITH told AS (
+WITH reported AS (
     SELECT cluster_id, comm, missing_seq, rank, job, arg_max(state, ts) AS state, arg_max(cause, ts) AS cause,
            arg_max(node_id, ts) AS node_id, arg_max(last_finished_seq, ts) AS last_finished, arg_max(blocks, ts) AS blocks,
            arg_max(standing_s, ts) AS standing_s, max(ts) AS heard
@@ -109,7 +109,7 @@ WITH told AS (
     SELECT cluster_id, comm, rank, max(seq) AS seq FROM collectives WHERE {where} GROUP BY cluster_id, comm, rank
 ), named AS (
     SELECT t.*, epoch(?::TIMESTAMP) - epoch(t.heard) + t.standing_s AS silent_s
-    FROM told t LEFT JOIN moved m ON m.cluster_id = t.cluster_id AND m.comm = t.comm AND m.rank = t.rank
+    FROM reported t LEFT JOIN moved m ON m.cluster_id = t.cluster_id AND m.comm = t.comm AND m.rank = t.rank
     WHERE t.state = 'began' AND (t.cause = 'stuck' OR m.seq IS NULL OR m.seq < t.missing_seq)
 ), members AS (
     SELECT cluster_id, comm, node_id, comm_rank, max(seq) AS seq, arg_max(op, seq) AS op, max(n_ranks) AS n_ranks,
@@ -140,10 +140,10 @@ SELECT * FROM found ORDER BY silent_s DESC, cluster_id, comm, rank
 """
 
 
-def _hangs(ask: QueryContext, args: HangsArgs) -> HangsAnswer:
-    span = ask.span(args, "collectives", "hangs")
+def _hangs(context: QueryContext, args: HangsArgs) -> HangsAnswer:
+    span = context.span(args, "collectives", "hangs")
     clusters = span.params[2:]
-    since = min(span.start, max(span.end, datetime.min + _LONGEST) - _LONGEST)  # noqa: DTZ901 - naive UTC
+    since = min(span.start, max(span.end, datetime.min + _MAX_AGE) - _MAX_AGE)  # noqa: DTZ901 - naive UTC
     ever = datetime.min  # noqa: DTZ901 - naive UTC, as the store has it
     params = (
         *(since, span.end, *clusters),
@@ -153,16 +153,15 @@ def _hangs(ask: QueryContext, args: HangsArgs) -> HangsAnswer:
         *(ever, span.end, *clusters),
         *(span.end, args.min_silent_s),
     )
-    rows, n_cut = ask.page(Hang, _SQL.format(where=span.where), params, args.limit)
-    return HangsAnswer(
-        window=window_of(span), coverage=ask.coverage(span, "collectives"), n_cut=n_cut, rows=rows
-    )
+    statement = span.bind(_SQL)[0], params
+    coverage = context.coverage(span, "collectives")
+    return context.answer(HangsAnswer, span, statement, args.limit, coverage)
 
 
 HANGS: Final = Query(
     "fleet.cluster.hangs",
     "Hangs",
-    "Who never arrived where others wait, by Fleet's records; for clusters of which Fleet never told a hang, silent "
+    "Who never arrived where others wait, by Fleet's records; for clusters of which Fleet never reported a hang, silent "
     "communicators on which members are behind. `source` says which of the two.",
     HangsArgs,
     HangsAnswer,

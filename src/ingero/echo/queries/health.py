@@ -1,4 +1,9 @@
-"""Which nodes stand out: summary, stragglers, outliers."""
+"""Which nodes stand out: summary, stragglers, outliers.
+
+One definition of a straggler serves every query that names or counts them: a node of the window whose newest score is
+more than a margin below its peers' median, whose agent sent a straggler event, or whom Fleet judged culprit, drag or
+network.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +16,67 @@ from ingero.echo.queries.context import (
     NODE_OF_EVENT,
     Answer,
     ListArgs,
-    MetricName,
     QueryContext,
-    TimeWindowArgs,
-    window_of,
+    build_list_run,
 )
-from ingero.echo.queries.stragglers import MAD_TO_SIGMA, N_SPANS, SCORE, STRAGGLER, STRAGGLERS
+from ingero.echo.queries.context import MetricName as MetricArg
 from ingero.echo.queries.verdicts import JUDGED
 from ingero.serving.query import Query
-from ingero.wire.names import FleetMetric
+from ingero.wire.names import FleetMetric, MetricName
 
-_N_JUDGED: Final = 2
-"""How often `JUDGED` takes the span's parameters."""
+_SCORE: Final = str(MetricName.HEALTH_SCORE)
+_STRAGGLER: Final = str(MetricName.STRAGGLER_EVENT)
+_MAD_TO_SIGMA: Final = 1.4826
+_K: Final = 2.0
+_MIN_MARGIN: Final = 0.05
+
+_STRAGGLERS: Final = f"""
+latest AS (
+    SELECT cluster_id, node_id, arg_max(value_double, ts) AS score,
+           arg_max(coalesce(json_extract_string(attributes, '$."ingero.cgroup_path_hash"'), ''), ts) AS cohort,
+           arg_max(coalesce(json_extract_string(attributes, '$."ingero.node.state"'), 'active'), ts) AS state
+    FROM events WHERE {{where}} AND metric_name = '{_SCORE}' AND value_double IS NOT NULL GROUP BY cluster_id, node_id
+), active AS (
+    SELECT * FROM latest WHERE state = 'active'
+), sizes AS (
+    SELECT cluster_id, cohort, count(*) AS n FROM active GROUP BY ALL
+), grouped AS (
+    SELECT a.*, CASE WHEN s.n >= 3 THEN a.cohort ELSE '*' END AS peers
+    FROM active a JOIN sizes s ON a.cluster_id = s.cluster_id AND a.cohort = s.cohort
+), peer_groups AS (
+    SELECT cluster_id, cohort AS peers, median(score) AS med, mad(score) AS mad, count(*) AS n
+    FROM active GROUP BY cluster_id, cohort
+    UNION ALL
+    SELECT cluster_id, '*', median(score), mad(score), count(*) FROM active GROUP BY cluster_id
+), measured AS (
+    SELECT g.cluster_id, g.node_id, g.score, b.med, b.mad, b.n,
+           greatest({_K} * {_MAD_TO_SIGMA} * b.mad, {_MIN_MARGIN}) AS margin
+    FROM grouped g JOIN peer_groups b ON g.cluster_id = b.cluster_id AND g.peers = b.peers
+), claimed AS (
+    SELECT cluster_id, node_id, count(*) FILTER (WHERE value_double = 1) AS n_events,
+           arg_max(json_extract_string(attributes, '$.dominant_signal'), ts) AS dominant_signal,
+           min(ts) FILTER (WHERE value_double = 1) AS first_seen, max(ts) FILTER (WHERE value_double = 1) AS last_seen
+    FROM events WHERE {{where}} AND metric_name = '{_STRAGGLER}' GROUP BY cluster_id, node_id
+), verdict AS (
+    SELECT cluster_id, node_id, arg_max(verdict, last_seen) AS verdict, min(first_seen) AS first_seen,
+           max(last_seen) AS last_seen
+    FROM judged GROUP BY cluster_id, node_id
+), joined AS (
+    SELECT coalesce(j.cluster_id, t.cluster_id, v.cluster_id) AS cluster_id,
+           coalesce(j.node_id, t.node_id, v.node_id) AS node_id,
+           j.score, j.med, j.mad, j.med - j.margin AS bar,
+           CASE WHEN j.n >= 3 THEN (j.med - j.score) / j.margin END AS below,
+           coalesce(t.n_events, 0) AS n_events, t.dominant_signal,
+           coalesce(t.first_seen, v.first_seen) AS first_seen, coalesce(t.last_seen, v.last_seen) AS last_seen,
+           v.verdict
+    FROM measured j FULL JOIN claimed t ON j.cluster_id = t.cluster_id AND j.node_id = t.node_id
+         FULL JOIN verdict v ON coalesce(j.cluster_id, t.cluster_id) = v.cluster_id
+                            AND coalesce(j.node_id, t.node_id) = v.node_id
+), stragglers AS (
+    SELECT * FROM joined WHERE below > 1 OR n_events > 0 OR verdict IS NOT NULL
+)
+"""
+"""CTEs ``joined``, every node of the window, and ``stragglers``; they need those of `JUDGED` before them."""
 
 
 class ClusterSummary(msgspec.Struct):
@@ -51,10 +105,10 @@ class SummaryAnswer(Answer, kw_only=True):
 
 
 _SUMMARY_SQL: Final = f"""
-WITH {JUDGED}, {STRAGGLERS}, scores AS (
+WITH {JUDGED}, {_STRAGGLERS}, scores AS (
     SELECT cluster_id, node_id, arg_max(value_double, ts) AS score,
            arg_max(json_extract_string(attributes, '$."ingero.node.state"'), ts) AS state, max(ts) AS seen
-    FROM events WHERE {{where}} AND metric_name = '{SCORE}' GROUP BY ALL
+    FROM events WHERE {{where}} AND metric_name = '{_SCORE}' GROUP BY ALL
 ), per_cluster AS (
     SELECT cluster_id, count(*) FILTER (WHERE state = 'active' OR state IS NULL) AS n_active,
            count(*) FILTER (WHERE state = 'idle') AS n_idle, count(*) FILTER (WHERE state = 'calibrating') AS n_calibrating,
@@ -63,7 +117,7 @@ WITH {JUDGED}, {STRAGGLERS}, scores AS (
     FROM scores GROUP BY cluster_id
 ), seen AS (
     SELECT cluster_id, count(DISTINCT {NODE_OF_EVENT}) AS n_nodes, max(ts) AS last_seen,
-           arg_max(value_double, ts) FILTER (WHERE metric_name = '{{threshold}}') AS threshold
+           arg_max(value_double, ts) FILTER (WHERE metric_name = '{FleetMetric.THRESHOLD}') AS threshold
     FROM events WHERE {{where}} GROUP BY cluster_id
 ), slow AS (
     SELECT cluster_id, count(*) AS n_stragglers FROM stragglers GROUP BY cluster_id
@@ -83,16 +137,6 @@ FROM seen FULL JOIN per_cluster USING (cluster_id) FULL JOIN slow USING (cluster
      FULL JOIN troubled USING (cluster_id) FULL JOIN lost USING (cluster_id)
 ORDER BY cluster_id
 """
-
-
-def _summary(ask: QueryContext, args: ListArgs) -> SummaryAnswer:
-    span = ask.span(args)
-    sql = _SUMMARY_SQL.format(where=span.where, threshold=FleetMetric.THRESHOLD)
-    n_spans = _N_JUDGED + N_SPANS + 4  # scores, seen, troubled, lost
-    rows, n_cut = ask.page(ClusterSummary, sql, span.params * n_spans, args.limit)
-    return SummaryAnswer(
-        window=window_of(span), coverage=ask.coverage(span, "events"), n_cut=n_cut, rows=rows
-    )
 
 
 class Straggler(msgspec.Struct):
@@ -128,7 +172,7 @@ class StragglersAnswer(Answer, kw_only=True):
 
 
 _STRAGGLERS_SQL: Final = f"""
-WITH {JUDGED}, {STRAGGLERS}
+WITH {JUDGED}, {_STRAGGLERS}
 SELECT cluster_id, node_id,
        CASE WHEN below >= 4 OR verdict IN ('culprit', 'network') THEN 'critical'
             WHEN below >= 2 THEN 'error' ELSE 'warn' END AS severity,
@@ -138,18 +182,10 @@ ORDER BY (verdict = 'culprit') DESC NULLS LAST, below DESC NULLS LAST, n_events 
 """
 
 
-def _stragglers(ask: QueryContext, args: ListArgs) -> StragglersAnswer:
-    span = ask.span(args)
-    sql = _STRAGGLERS_SQL.format(where=span.where)
-    rows, n_cut = ask.page(Straggler, sql, span.params * (_N_JUDGED + N_SPANS), args.limit)
-    coverage = ask.coverage(span, "events", f"metric_name IN ('{SCORE}', '{STRAGGLER}')")
-    return StragglersAnswer(window=window_of(span), coverage=coverage, n_cut=n_cut, rows=rows)
-
-
 class OutlierArgs(ListArgs, kw_only=True, forbid_unknown_fields=True):
     """Which metric, and how far is far."""
 
-    metric_name: MetricName = SCORE
+    metric_name: MetricArg = _SCORE
     min_deviations: Annotated[
         float,
         msgspec.Meta(ge=0, le=1000, description="Robust standard deviations from the median."),
@@ -174,15 +210,15 @@ class OutliersAnswer(Answer, kw_only=True):
     rows: list[Outlier]
 
 
-_OUTLIERS_SQL: Final = """
+_OUTLIERS_SQL: Final = f"""
 WITH means AS (
     SELECT cluster_id, node_id, avg(value_double) AS mean, count(value_double) AS n
-    FROM events WHERE {where} AND metric_name = ? AND value_double IS NOT NULL GROUP BY cluster_id, node_id
+    FROM events WHERE {{where}} AND metric_name = ? AND value_double IS NOT NULL GROUP BY cluster_id, node_id
 ), centre AS (
     SELECT cluster_id, median(mean) AS med, mad(mean) AS mad, count(*) AS n_nodes FROM means GROUP BY cluster_id
 ), judged AS (
     SELECT m.cluster_id, m.node_id, m.mean, c.med, m.n,
-           (m.mean - c.med) / greatest({sigma} * c.mad, 0.01 * abs(c.med), 1e-12) AS deviations
+           (m.mean - c.med) / greatest({_MAD_TO_SIGMA} * c.mad, 0.01 * abs(c.med), 1e-12) AS deviations
     FROM means m JOIN centre c ON m.cluster_id = c.cluster_id WHERE c.n_nodes >= 3
 )
 SELECT cluster_id, node_id, mean, med, deviations, n FROM judged
@@ -190,17 +226,15 @@ WHERE abs(deviations) >= ? ORDER BY abs(deviations) DESC, cluster_id, node_id
 """
 
 
-def _outliers(ask: QueryContext, args: OutlierArgs) -> OutliersAnswer:
-    span = ask.span(args)
-    sql = _OUTLIERS_SQL.format(where=span.where, sigma=MAD_TO_SIGMA)
-    params = (*span.params, args.metric_name, args.min_deviations)
-    rows, n_cut = ask.page(Outlier, sql, params, args.limit)
-    coverage = ask.coverage(span, "events", f"metric_name = '{args.metric_name}'")
-    return OutliersAnswer(
-        window=window_of(span),
-        coverage=coverage,
-        n_cut=n_cut,
-        rows=rows,
+def _outliers(context: QueryContext, args: OutlierArgs) -> OutliersAnswer:
+    span = context.span(args)
+    sql, params = span.bind(_OUTLIERS_SQL)
+    return context.answer(
+        OutliersAnswer,
+        span,
+        (sql, (*params, args.metric_name, args.min_deviations)),
+        args.limit,
+        context.coverage(span, "events", f"metric_name = '{args.metric_name}'"),
         metric_name=args.metric_name,
     )
 
@@ -212,7 +246,7 @@ SUMMARY: Final = Query(
     "GPU time. Ask this first; without cluster_id it lists every cluster you may read.",
     ListArgs,
     SummaryAnswer,
-    _summary,
+    build_list_run(SummaryAnswer, _SUMMARY_SQL),
 )
 FIND_STRAGGLERS: Final = Query(
     "fleet.cluster.find_stragglers",
@@ -222,7 +256,9 @@ FIND_STRAGGLERS: Final = Query(
     "means none.",
     ListArgs,
     StragglersAnswer,
-    _stragglers,
+    build_list_run(
+        StragglersAnswer, _STRAGGLERS_SQL, condition=f"metric_name IN ('{_SCORE}', '{_STRAGGLER}')"
+    ),
 )
 FIND_OUTLIERS: Final = Query(
     "fleet.cluster.find_outlier_nodes",
@@ -233,5 +269,3 @@ FIND_OUTLIERS: Final = Query(
     OutliersAnswer,
     _outliers,
 )
-
-__all__ = ["FIND_OUTLIERS", "FIND_STRAGGLERS", "SUMMARY", "TimeWindowArgs"]

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from ingero.echo.db.writer import EPOCH
 from ingero.echo.queries.context import (
     Answer,
     ListArgs,
@@ -14,7 +15,6 @@ from ingero.echo.queries.context import (
     NodeId,
     QueryContext,
     TimeWindowArgs,
-    window_of,
 )
 from ingero.serving.query import Query
 from ingero.units import NS_PER_US
@@ -34,7 +34,7 @@ class AnomalyArgs(ListArgs, kw_only=True, forbid_unknown_fields=True):
 
 
 class NodeAnomaly(msgspec.Struct):
-    """One thing that somebody should know."""
+    """One anomaly."""
 
     ts: datetime
     severity: str
@@ -50,29 +50,29 @@ class AnomalyAnswer(Answer, kw_only=True):
     rows: list[NodeAnomaly]
 
 
-_ANOMALY_SQL: Final = """
+_ANOMALY_SQL: Final = f"""
 WITH found AS (
     SELECT ts, coalesce(severity, 'warn') AS severity, 'incident:' || coalesce(kind, 'unknown') AS kind, cluster_id,
            node_id, coalesce(summary, '') || CASE WHEN state IS NULL THEN '' ELSE ' [' || state || ']' END AS summary
-    FROM incidents WHERE {where}
+    FROM incidents WHERE {{where}}
     UNION ALL
     SELECT ts, CASE verdict WHEN 'culprit' THEN 'critical' WHEN 'network' THEN 'error' ELSE 'warn' END,
            'verdict:' || verdict, cluster_id, node_id, coalesce(summary, coalesce(worker, node_id) || ' ' || verdict)
-    FROM verdicts WHERE {where} AND verdict NOT IN ('ordinary', 'unknown', 'victim')
+    FROM verdicts WHERE {{where}} AND verdict NOT IN ('ordinary', 'unknown', 'victim')
     UNION ALL
     SELECT ts, 'error', 'straggler', cluster_id, node_id,
            'straggler: score ' || coalesce(json_extract_string(attributes, '$.score'), '?') || ' under '
            || coalesce(json_extract_string(attributes, '$.threshold'), '?') || ', ' || coalesce(json_extract_string(attributes, '$.dominant_signal'), '?')
     FROM (SELECT *, lag(value_double, 1, 0.0) OVER (PARTITION BY cluster_id, node_id ORDER BY ts) AS before
-          FROM events WHERE {where} AND metric_name = '{straggler}') WHERE value_double = 1 AND before = 0
-      AND cluster_id NOT IN (SELECT cluster_id FROM incidents WHERE {where} AND kind = 'straggler')
+          FROM events WHERE {{where}} AND metric_name = '{WireMetric.STRAGGLER_EVENT}') WHERE value_double = 1 AND before = 0
+      AND cluster_id NOT IN (SELECT cluster_id FROM incidents WHERE {{where}} AND kind = 'straggler')
     UNION ALL
     SELECT ts, 'warn', 'degradation', cluster_id, node_id, 'the node is slower than its own past'
     FROM (SELECT *, lag(value_double, 1, 0.0) OVER (PARTITION BY cluster_id, node_id ORDER BY ts) AS before
-          FROM events WHERE {where} AND metric_name = '{degraded}') WHERE value_double = 1 AND before = 0
+          FROM events WHERE {{where}} AND metric_name = '{WireMetric.DEGRADATION_WARNING}') WHERE value_double = 1 AND before = 0
     UNION ALL
     SELECT ts, severity, 'log:' || coalesce(event_name, ''), cluster_id, node_id, body
-    FROM logs WHERE {where} AND severity IN ('warn', 'error', 'critical')
+    FROM logs WHERE {{where}} AND severity IN ('warn', 'error', 'critical')
 )
 SELECT ts, severity, kind, cluster_id, node_id, left(summary, 500) FROM found
 WHERE list_position(['warn', 'error', 'critical'], severity) >= ? AND (? IS NULL OR node_id = ?)
@@ -81,18 +81,12 @@ ORDER BY ts DESC, severity, cluster_id, node_id, kind
 _LEVELS: Final = {"any": 1, "warn": 1, "error": 2, "critical": 3}
 
 
-def _anomalies(ask: QueryContext, args: AnomalyArgs) -> AnomalyAnswer:
-    span = ask.span(args)
-    sql = _ANOMALY_SQL.format(
-        where=span.where,
-        straggler=WireMetric.STRAGGLER_EVENT,
-        degraded=WireMetric.DEGRADATION_WARNING,
-    )
-    params = (*span.params * 6, _LEVELS[args.severity_filter], args.node_id, args.node_id)
-    rows, n_cut = ask.page(NodeAnomaly, sql, params, args.limit)
-    return AnomalyAnswer(
-        window=window_of(span), coverage=ask.coverage(span, "events"), n_cut=n_cut, rows=rows
-    )
+def _anomalies(context: QueryContext, args: AnomalyArgs) -> AnomalyAnswer:
+    span = context.span(args)
+    sql, params = span.bind(_ANOMALY_SQL)
+    chosen = (_LEVELS[args.severity_filter], args.node_id, args.node_id)
+    coverage = context.coverage(span, "events")
+    return context.answer(AnomalyAnswer, span, (sql, (*params, *chosen)), args.limit, coverage)
 
 
 class TimelineArgs(TimeWindowArgs, kw_only=True, forbid_unknown_fields=True):
@@ -134,30 +128,26 @@ GROUP BY ALL ORDER BY cluster_id, start
 _TIMELINE_ROWS: Final = 5000
 
 
-def _timeline(ask: QueryContext, args: TimelineArgs) -> NodeTimelineAnswer:
-    span = ask.span(args)
+def _timeline(context: QueryContext, args: TimelineArgs) -> NodeTimelineAnswer:
+    span = context.span(args)
     start_us = _epoch_us(span.start)
     step_us = max(1, (_epoch_us(span.end) - start_us + args.n_buckets - 1) // args.n_buckets)
-    params = (
-        *(start_us, start_us, step_us, step_us),
-        *span.params,
-        *(args.metric_name, args.node_id, args.node_id),
-    )
-    sql = _TIMELINE_SQL.format(where=span.where)
-    rows, n_cut = ask.page(Bucket, sql, params, _TIMELINE_ROWS)
-    return NodeTimelineAnswer(
-        window=window_of(span),
-        coverage=ask.coverage(span, "events", f"metric_name = '{args.metric_name}'"),
-        n_cut=n_cut,
+    sql, params = span.bind(_TIMELINE_SQL)
+    steps = (start_us, start_us, step_us, step_us)
+    chosen = (args.metric_name, args.node_id, args.node_id)
+    return context.answer(
+        NodeTimelineAnswer,
+        span,
+        (sql, (*steps, *params, *chosen)),
+        _TIMELINE_ROWS,
+        context.coverage(span, "events", f"metric_name = '{args.metric_name}'"),
         metric_name=args.metric_name,
         bucket_seconds=step_us / 1e6,
-        rows=rows,
     )
 
 
 def _epoch_us(moment: datetime) -> int:
-    aware = moment.replace(tzinfo=None)
-    return int((aware - datetime(1970, 1, 1)).total_seconds() * 1e9) // NS_PER_US  # noqa: DTZ001 - both naive UTC
+    return int((moment - EPOCH).total_seconds() * 1e9) // NS_PER_US
 
 
 class NodeArgs(ListArgs, kw_only=True, forbid_unknown_fields=True):
@@ -210,35 +200,32 @@ class NodeHistoryAnswer(Answer, kw_only=True):
     verdicts: Annotated[list[NodeVerdict], msgspec.Meta(description="Newest 20.")]
 
 
-def _node(ask: QueryContext, args: NodeArgs) -> NodeHistoryAnswer:
-    span = ask.span(args)
-    who = (*span.params[2:], args.node_id)
-    clusters = span.where.removeprefix("ts >= ? AND ts < ? AND ")
-    facts = ask.all(
+def _node(context: QueryContext, args: NodeArgs) -> NodeHistoryAnswer:
+    span = context.span(args)
+    clusters, values = span.of_clusters
+    facts = context.all(
         NodeFacts,
         "SELECT cluster_id, node_id, host_attr, provider, gpu_model, gpu_count, world_size, node_rank, state, ts "
         f"FROM nodes WHERE {clusters} AND node_id = ? ORDER BY cluster_id LIMIT 100",
-        who,
+        (*values, args.node_id),
     )
-    rows, n_cut = ask.page(
-        MetricNow,
+    metrics = (
         "SELECT cluster_id, metric_name, arg_max(value_double, ts), min(value_double), max(value_double), "
-        f"count(*) FROM events WHERE {span.where} AND node_id = ? GROUP BY ALL ORDER BY cluster_id, metric_name",
-        (*span.params, args.node_id),
-        args.limit,
+        f"count(*) FROM events WHERE {span.where} AND node_id = ? GROUP BY ALL ORDER BY cluster_id, metric_name"
     )
-    verdicts = ask.all(
+    verdicts = context.all(
         NodeVerdict,
         f"SELECT ts, cluster_id, verdict, slowdown, summary FROM verdicts WHERE {span.where} AND node_id = ? "
         "ORDER BY ts DESC LIMIT 20",
         (*span.params, args.node_id),
     )
-    return NodeHistoryAnswer(
-        window=window_of(span),
-        coverage=ask.coverage(span, "events"),
-        n_cut=n_cut,
+    return context.answer(
+        NodeHistoryAnswer,
+        span,
+        (metrics, (*span.params, args.node_id)),
+        args.limit,
+        context.coverage(span, "events"),
         facts=facts,
-        rows=rows,
         verdicts=verdicts,
     )
 
@@ -247,7 +234,7 @@ ANOMALY_LIST: Final = Query(
     "fleet.cluster.anomaly_list",
     "Anomaly list",
     "What went wrong, newest first: incidents (Fleet's episodes among them), verdicts, the start of each straggler phase "
-    "where Fleet told of no episode and of each degradation, and "
+    "where Fleet reported no episode and of each degradation, and "
     "warnings that were logged.",
     AnomalyArgs,
     AnomalyAnswer,
