@@ -19,7 +19,7 @@ from ingero.config.acl import AclEntry
 from ingero.echo.db.backup_socket import request_backup
 from ingero.echo.db.rows import Chunk, Rows
 from ingero.echo.queries.catalog import QUERIES
-from ingero.echo.schema import EVENTS
+from ingero.echo.schema.tables import EVENTS
 from ingero.otlp.codec import Export, build_attributes, structs
 from ingero.otlp.names import Signal
 from ingero.testing.echo import RunningEcho

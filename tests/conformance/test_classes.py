@@ -14,8 +14,6 @@ ATTRIBUTES = {
     "agent/health/lane.py:PushLane": 13,
     "agent/trace/recent.py:Recent": 14,
     "echo/db/writer.py:Writer": 20,
-    "echo/service/app.py:EchoService": 19,
-    "echo/service/middleware.py:RequestMiddleware": 17,
     "fleet/helpers/sending.py:Sender": 21,
     "fleet/receivers/otlp/http_server.py:OtlpHttpServer": 19,
     "fleet/receivers/otlp/http_server.py:_Connection": 14,

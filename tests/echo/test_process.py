@@ -20,8 +20,8 @@ from tests.echo.service.conftest import collectives, gauge, health, metrics, res
 
 from ingero.config import parse_model
 from ingero.echo.db.backup_socket import _ask as send_request
-from ingero.echo.service.app import _naming
 from ingero.echo.service.config import EchoConfig
+from ingero.echo.service.listeners import name_setting
 from ingero.errors import IngeroError
 from ingero.otlp.names import Signal
 
@@ -469,7 +469,7 @@ def test_a_taken_address_is_named_with_the_flag_that_moves_it(tmp_path, token_fi
 @pytest.mark.parametrize("key", ["otlp_addr", "otlp_http_addr", "mcp_addr", "health_addr"])
 def test_where_echo_and_fleet_meet_by_default_the_error_names_fleet(key):
     config = parse_model(EchoConfig, {"insecure_no_tls": True})
-    with pytest.raises(IngeroError) as refused, _naming(key, config):
+    with pytest.raises(IngeroError) as refused, name_setting(key, config):
         raise IngeroError("cannot listen")
     port = getattr(config, key).port
     flag = f"--{key.replace('_', '-')}"

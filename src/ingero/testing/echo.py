@@ -12,8 +12,9 @@ from typing import Any, Self, TypeVar
 
 from ingero.config.acl import AclEntry
 from ingero.config.model import parse_model
-from ingero.echo.service.app import Addresses, EchoService
+from ingero.echo.service.app import EchoService
 from ingero.echo.service.config import EchoConfig
+from ingero.echo.service.listeners import Addresses
 
 ResultT = TypeVar("ResultT")
 

@@ -280,14 +280,14 @@ def test_metrics_have_closed_labels_and_no_tenants_name(site):
 def test_draining_refuses_what_is_new_and_finishes_what_is_in_flight(open_echo):
     echo = open_echo()
     started, release = threading.Event(), threading.Event()
-    ask_now = echo.service.answers.ask_now
+    ask_now = echo.service.executor.ask_now
 
     def slowly(*args):
         started.set()
         release.wait(20)
         return ask_now(*args)
 
-    echo.service.answers.ask_now = slowly
+    echo.service.executor.ask_now = slowly
     answers = []
     asking = threading.Thread(target=lambda: answers.append(ask(echo, "fleet.cluster.summary")))
     asking.start()
@@ -295,7 +295,7 @@ def test_draining_refuses_what_is_new_and_finishes_what_is_in_flight(open_echo):
 
     async def drain():
         echo.service.counters.draining = True
-        draining = asyncio.create_task(echo.service._gate.drain(20 * 10**9))
+        draining = asyncio.create_task(echo.service.listeners.api.drain(20 * 10**9))
         await asyncio.sleep(0)
         return draining
 
@@ -346,15 +346,15 @@ def test_two_hundred_slow_clients_do_not_stop_a_fast_one(open_echo):
 def test_one_tenants_slow_sql_stops_neither_its_tools_nor_anothers_sql(open_echo):
     echo = open_echo(sql_workers=2)
     started, release = threading.Event(), threading.Event()
-    run_sql = echo.service.answers._run_sql
+    run_sql = echo.service.executor._run_sql
 
-    def slowly(principal, *rest):
-        if principal.key_name == "team-two":
+    def slowly(sql, span, *rest):
+        if "c2" in span.params:
             started.set()
             release.wait(30)
-        return run_sql(principal, *rest)
+        return run_sql(sql, span, *rest)
 
-    echo.service.answers._run_sql = slowly
+    echo.service.executor._run_sql = slowly
     answers = []
 
     def ask_slowly():
@@ -464,7 +464,7 @@ def test_tls_serves_every_listener_and_a_new_certificate_needs_no_restart(open_e
 
 
 def test_a_key_that_others_may_read_is_refused(tmp_path):
-    from ingero.echo.service.app import check_key_mode
+    from ingero.echo.service.listeners import check_key_mode
 
     key = tmp_path / "key.pem"
     key.write_text("k")

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from ingero.echo.service.executor import build_error_reply
-from ingero.echo.service.fair_queue import FairQueue, FairQueueSettings, QueueFullError, tenant_of
+from ingero.echo.service.fair_queue import FairQueue, QueueFullError, tenant_of
+from ingero.echo.service.replies import build_error_reply
 from ingero.errors import RetryableError
 from ingero.serving.bearer import Principal
 from ingero.units import NS_PER_MS, NS_PER_S
@@ -29,18 +29,18 @@ def serve_all(turns, asked):
 
 
 def test_a_waiting_tenant_goes_before_anothers_second_question():
-    turns = FairQueue(FairQueueSettings(1, 1), "it")
+    turns = FairQueue("it", 1, 1, 10 * NS_PER_S)
     assert serve_all(turns, "aaaabbc") == list("abcabaa")
 
 
 def test_one_tenant_never_has_more_than_its_share_and_the_rest_is_for_others():
-    turns = FairQueue(FairQueueSettings(4, 1), "it")
+    turns = FairQueue("it", 4, 1, 10 * NS_PER_S)
     assert serve_all(turns, "aaab")[:2] == ["a", "b"]
 
 
 def test_a_full_queue_and_a_late_place_are_said_with_when_to_come_back():
     async def scenario():
-        turns = FairQueue(FairQueueSettings(1, 1, max_waiting=2, wait_ns=30 * NS_PER_MS), "it")
+        turns = FairQueue("it", 1, 1, 30 * NS_PER_MS, max_waiting=2)
         await turns.acquire("a")
         waiting = [asyncio.ensure_future(turns.acquire("a")) for _ in range(2)]
         await asyncio.sleep(0)
@@ -63,7 +63,7 @@ def test_a_full_queue_and_a_late_place_are_said_with_when_to_come_back():
 
 def test_who_leaves_the_queue_leaves_its_place_to_the_next():
     async def scenario():
-        turns = FairQueue(FairQueueSettings(1, 1, wait_ns=30 * NS_PER_S), "it")
+        turns = FairQueue("it", 1, 1, 30 * NS_PER_S)
         await turns.acquire("a")
         leaving, staying = (asyncio.ensure_future(turns.acquire(who)) for who in "bc")
         await asyncio.sleep(0)

@@ -17,7 +17,7 @@ from tests.echo.service.conftest import ALL, ONE, TWO, ask, bearers, result, sql
 from ingero.echo.db.rows import Rows
 from ingero.echo.queries.analysis import RUN_ANALYSIS
 from ingero.echo.queries.catalog import QUERIES
-from ingero.echo.schema import EVENTS
+from ingero.echo.schema.tables import EVENTS
 from ingero.echo.service.formats import NdjsonFormat, choose_format
 from ingero.testing.echo import RunningEcho
 from ingero.testing.waiting import wait_until
@@ -205,7 +205,7 @@ def test_one_bearers_slow_clients_leave_a_place_to_the_others(large, open_client
     wait_until_stalled(large)
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(open_client, LINES)
-        wait_until(lambda: max(large.service._gate._in_flight.values()) == 2)
+        wait_until(lambda: max(large.service.listeners.api.admission.in_flight.values()) == 2)
         answer = ask(large, "fleet.cluster.summary", FIXED, TWO, accept=LINES)
         assert json.loads(answer.text)["cluster_id"] == "c2"
         assert not second.done()

@@ -179,7 +179,8 @@ def serve(log_format: str, log_level: str, **options: OptionValue) -> int:
 
     import uvloop
 
-    from ingero.echo.service.app import Addresses, EchoService
+    from ingero.echo.service.app import EchoService
+    from ingero.echo.service.listeners import Addresses
     from ingero.serving.ready import report_ready
     from ingero.telemetry.log import set_up_logging
 
@@ -249,12 +250,12 @@ def validate(**options: OptionValue) -> None:
     config = _load(options)
     entries = _token_loader(config, token)()
     if config.store_password_file is not None:
-        from ingero.echo.service.app import build_clickhouse
+        from ingero.echo.service.settings import build_clickhouse
 
         build_clickhouse(config)
     if config.tls_key is not None and config.tls_cert is not None:
         from ingero.config.tls import TlsServerConfig
-        from ingero.echo.service.app import check_key_mode
+        from ingero.echo.service.listeners import check_key_mode
         from ingero.serving.tls import build_server_context
 
         check_key_mode(config.tls_key)

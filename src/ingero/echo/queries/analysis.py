@@ -53,7 +53,8 @@ class AnalysisAnswer(msgspec.Struct, kw_only=True):
         int,
         msgspec.Meta(
             description="Rows of the named tables that lie in the window and that the statement was not given, "
-            "because there are more than it may see (sql_max_rows_in); the oldest ones. Not 0: counts and sums are too low."
+            "because there are more than it may see (sql_max_rows_in); the oldest ones. "
+            "Not 0: counts and sums are too low."
         ),
     ] = 0
     window: AnswerWindow

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ingero.echo.queries.context import Answer, ListArgs, build_list_run
+from ingero.echo.queries.context import ListAnswer, ListArgs, build_list_run
 from ingero.echo.queries.verdicts import JUDGED
 from ingero.serving.query import Query
 
@@ -20,7 +20,8 @@ ops AS (
     FROM collectives WHERE {where}
 ), met AS (
     SELECT *, min(inside_ns) OVER meeting AS least, count(inside_ns) OVER meeting AS n_met,
-           arg_min(node_id, inside_ns) OVER meeting AS late_node, arg_min(comm_rank, inside_ns) OVER meeting AS late_rank
+           arg_min(node_id, inside_ns) OVER meeting AS late_node,
+           arg_min(comm_rank, inside_ns) OVER meeting AS late_rank
     FROM ops WINDOW meeting AS (PARTITION BY cluster_id, comm, seq, op)
 )
 """
@@ -50,12 +51,6 @@ class LinkRate(msgspec.Struct):
         str | None,
         msgspec.Meta(description="device and sync are real; enqueue is the host's call."),
     ]
-
-
-class BandwidthAnswer(Answer, kw_only=True):
-    """Most bytes first."""
-
-    rows: list[LinkRate]
 
 
 _BANDWIDTH_SQL: Final = f"""
@@ -97,19 +92,14 @@ class RankSkew(msgspec.Struct):
     waited_s: Annotated[float | None, msgspec.Meta(description="What it lost waiting, in all.")]
 
 
-class SkewAnswer(Answer, kw_only=True):
-    """Largest own time against the peers first: lag alone is inherited and names victims."""
-
-    rows: list[RankSkew]
-
-
 _SKEW_SQL: Final = f"""
 WITH {_MATCHED}, lags AS (
     SELECT *, max(inside_ns) OVER (PARTITION BY cluster_id, comm, seq, op) - inside_ns AS lag FROM met WHERE n_met > 1
 ), ranks AS (
     SELECT cluster_id, comm, node_id, rank, comm_rank, count(*) AS n, median(lag) / 1e6 AS lag50,
            quantile_cont(lag, 0.95) / 1e6 AS lag95, median(own_ns) / 1e6 AS own50,
-           avg(CASE WHEN comm_rank = late_rank THEN 1.0 ELSE 0.0 END) AS last_share, sum(inside_ns - least) / 1e9 AS waited
+           avg(CASE WHEN comm_rank = late_rank THEN 1.0 ELSE 0.0 END) AS last_share,
+           sum(inside_ns - least) / 1e9 AS waited
     FROM lags GROUP BY ALL
 )
 SELECT cluster_id, comm, node_id, rank, comm_rank, n, lag50, lag95, own50,
@@ -144,15 +134,10 @@ class Blame(msgspec.Struct):
     ]
 
 
-class BlameAnswer(Answer, kw_only=True):
-    """Verdicts before what the collectives alone suggest; most waiting first."""
-
-    rows: list[Blame]
-
-
 _BLAME_SQL: Final = f"""
 WITH {_MATCHED}, {JUDGED}, named AS (
-    SELECT cluster_id, node_id, rank, verdict, slowdown, unnest(victims) AS victim, lost FROM judged WHERE len(victims) > 0
+    SELECT cluster_id, node_id, rank, verdict, slowdown, unnest(victims) AS victim, lost
+    FROM judged WHERE len(victims) > 0
     UNION ALL
     SELECT cluster_id, node_id, rank, verdict, slowdown, NULL, lost FROM judged WHERE coalesce(len(victims), 0) = 0
 ), edges AS (
@@ -162,7 +147,8 @@ WITH {_MATCHED}, {JUDGED}, named AS (
 ), sums AS (
     SELECT *, sum(waited) OVER (PARTITION BY cluster_id, culprit) AS lost FROM edges WHERE waited > 0
 ), blames AS (
-    SELECT cluster_id, node_id AS culprit, rank, verdict, slowdown, victim, NULL::DOUBLE AS waited, lost, 'verdict' AS source
+    SELECT cluster_id, node_id AS culprit, rank, verdict, slowdown, victim, NULL::DOUBLE AS waited, lost,
+           'verdict' AS source
     FROM named
     UNION ALL
     SELECT e.cluster_id, e.culprit, NULL, NULL, NULL, e.victim, e.waited, e.lost, 'collectives' FROM sums e
@@ -176,26 +162,27 @@ ORDER BY source DESC, lost DESC NULLS LAST, waited DESC NULLS LAST, cluster_id, 
 NCCL_BANDWIDTH: Final = Query(
     "fleet.cluster.nccl_bandwidth_summary",
     "Collective bandwidth summary",
-    "Bytes, transfer time and bandwidth per communicator and operation, with waiting told apart from transfer.",
+    "Bytes, transfer time and bandwidth per communicator and operation, with waiting apart from transfer. Most bytes "
+    "first.",
     ListArgs,
-    BandwidthAnswer,
-    build_list_run(BandwidthAnswer, _BANDWIDTH_SQL, "collectives"),
+    ListAnswer[LinkRate],
+    build_list_run(ListAnswer[LinkRate], _BANDWIDTH_SQL, "collectives"),
 )
 SKEW: Final = Query(
     "fleet.cluster.collective_skew",
     "Collective skew",
     "Per rank of each communicator: arrival lag, own time against its peers, how often it came last, what it lost "
-    "waiting. A large own time is a cause; a large lag may be inherited.",
+    "waiting. Largest own time against the peers first: it is a cause; a large lag may be inherited.",
     ListArgs,
-    SkewAnswer,
-    build_list_run(SkewAnswer, _SKEW_SQL, "collectives"),
+    ListAnswer[RankSkew],
+    build_list_run(ListAnswer[RankSkew], _SKEW_SQL, "collectives"),
 )
 BLAME: Final = Query(
     "fleet.cluster.blame_chain",
     "Blame chain",
     "Who made whom wait and for how many GPU-seconds: the culprit of each victim, by Fleet's verdicts, else by "
-    "who came last in each operation.",
+    "who came last in each operation. Verdicts first, then most waiting.",
     ListArgs,
-    BlameAnswer,
-    build_list_run(BlameAnswer, _BLAME_SQL, "collectives"),
+    ListAnswer[Blame],
+    build_list_run(ListAnswer[Blame], _BLAME_SQL, "collectives"),
 )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Final, Generic, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -25,7 +25,7 @@ NODE_OF_EVENT: Final = (
     "CASE WHEN metric_name LIKE 'ingero_fleet_%' AND node_id = host_attr THEN NULL "
     "ELSE nullif(node_id, '') END"
 )
-"""The node that a row of ``events`` is about; none where Fleet tells of a whole cluster under the name of its own host."""
+"""The node that a row of ``events`` is about; none where Fleet reports on a whole cluster as its own host."""
 MAX_LIMIT: Final = 1000
 
 # In Python a `$` also stands before a last line feed, in JSON Schema it does not: `(?!\n)$` is the same in both.
@@ -110,6 +110,12 @@ class Answer(msgspec.Struct, kw_only=True):
     n_cut: Annotated[int, msgspec.Meta(description="Rows that the limit left out.")] = 0
 
 
+class ListAnswer(Answer, Generic[RowT], kw_only=True):
+    """The frame and the rows, in the order that the query's description names."""
+
+    rows: list[RowT]
+
+
 @dataclass(frozen=True, slots=True)
 class TimeSpan:
     """A resolved window.
@@ -160,7 +166,7 @@ SqlRunner = Callable[[str, TimeSpan, int], SqlAnswer]
 
 @dataclass(frozen=True, slots=True)
 class PageStatement:
-    """The rows of an answer as a statement that nobody has run yet.
+    """The rows of an answer as a statement that was not run yet.
 
     Attributes:
         row: What a row is; its fields name the columns.
@@ -269,7 +275,7 @@ class QueryContext:
     def page(
         self, row: type[RowT], sql: str, params: Sequence[Any], limit: int
     ) -> tuple[list[RowT], int]:
-        """The first rows of an ordered statement, and how many the limit left out; none of them where `pages` is set."""
+        """The first rows of an ordered statement, and how many the limit left out; no rows where `pages` is set."""
         if self.pages is not None:
             self.pages.append(PageStatement(row, sql, tuple(params), limit))
             return [], 0

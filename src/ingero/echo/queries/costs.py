@@ -6,7 +6,14 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ingero.echo.queries.context import Answer, AnswerCoverage, ListArgs, QueryContext, TimeSpan
+from ingero.echo.queries.context import (
+    Answer,
+    AnswerCoverage,
+    ListAnswer,
+    ListArgs,
+    QueryContext,
+    TimeSpan,
+)
 from ingero.echo.queries.verdicts import JUDGED
 from ingero.serving.query import Query
 
@@ -27,12 +34,6 @@ class Cost(msgspec.Struct):
     ]
 
 
-class CostAnswer(Answer, kw_only=True):
-    """Largest loss first."""
-
-    rows: list[Cost]
-
-
 _LOST: Final = "ingero_fleet_lost_gpu_seconds"
 
 _CHARGES: Final = f"""
@@ -47,8 +48,8 @@ recorded AS (
 ), charges AS (
     SELECT * FROM recorded
     UNION ALL
-    SELECT g.cluster_id, g.node_id, try_cast(g.rank AS INTEGER), NULL, g.gpu_seconds, NULL, NULL, n.provider, n.gpu_model,
-           'charged'
+    SELECT g.cluster_id, g.node_id, try_cast(g.rank AS INTEGER), NULL, g.gpu_seconds, NULL, NULL, n.provider,
+           n.gpu_model, 'charged'
     FROM gauged g LEFT JOIN nodes n ON n.cluster_id = g.cluster_id AND n.node_id = g.node_id
     WHERE NOT EXISTS (SELECT 1 FROM recorded b WHERE b.cluster_id = g.cluster_id)
 )
@@ -62,10 +63,10 @@ FROM charges GROUP BY ALL ORDER BY lost DESC NULLS LAST, 1, 2, 3, 4
 """
 
 
-def _cost(context: QueryContext, args: ListArgs) -> CostAnswer:
+def _cost(context: QueryContext, args: ListArgs) -> ListAnswer[Cost]:
     span = context.span(args)
     return context.answer(
-        CostAnswer, span, span.bind(_COST_SQL), args.limit, _coverage(context, span)
+        ListAnswer[Cost], span, span.bind(_COST_SQL), args.limit, _coverage(context, span)
     )
 
 
@@ -90,7 +91,7 @@ class CulpritCost(msgspec.Struct):
 
 
 class CulpritCostAnswer(Answer, kw_only=True):
-    """Largest first; ``unattributed_gpu_seconds`` is what nobody is charged with.
+    """Largest first; ``unattributed_gpu_seconds`` is what is charged to no node.
 
     Negative is what was charged before the window and taken back in it.
     """
@@ -134,11 +135,11 @@ def _cost_by_culprit(context: QueryContext, args: ListArgs) -> CulpritCostAnswer
 COST: Final = Query(
     "fleet.cluster.cost",
     "Cost of waiting",
-    "GPU-seconds lost to waiting in the window and what they cost, by currency and by provider and model of the GPUs that "
-    "waited; charged and unattributed parts add up to the total. From a sender without cost records: what its gauge "
+    "GPU-seconds lost to waiting in the window and what they cost, by currency and by provider and model of the GPUs "
+    "that waited; charged and unattributed parts add up to the total; largest loss first. From a sender without cost records: what its gauge "
     "says, since the last onset of each culprit and without money.",
     ListArgs,
-    CostAnswer,
+    ListAnswer[Cost],
     _cost,
 )
 COST_BY_CULPRIT: Final = Query(

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ingero.echo.queries.context import Answer, ListArgs, build_list_run
+from ingero.echo.queries.context import ListAnswer, ListArgs, build_list_run
 from ingero.serving.query import Query
 
 # Names of the agent's trace pusher and of its Prometheus page, as recorded on the wire.
@@ -33,16 +33,11 @@ class Hotspot(msgspec.Struct):
     ]
 
 
-class HotspotsAnswer(Answer, kw_only=True):
-    """Worst first."""
-
-    rows: list[Hotspot]
-
-
 _HOTSPOTS_SQL: Final = f"""
 WITH points AS (
     SELECT cluster_id, node_id, attributes, metric_name, ts, value_double,
-           coalesce(json_extract_string(attributes, '$."gpu.uuid"'), json_extract_string(attributes, '$.gpu_uuid')) AS gpu
+           coalesce(json_extract_string(attributes, '$."gpu.uuid"'),
+                    json_extract_string(attributes, '$.gpu_uuid')) AS gpu
     FROM events WHERE {{where}} AND metric_name IN ('{_FRAGMENTATION}', '{_FRAGMENTING}')
 ), counted AS (
     SELECT cluster_id, node_id, gpu, sum(n) AS n_events FROM (
@@ -77,12 +72,6 @@ class Launches(msgspec.Struct):
     launch_p99_us: float | None
 
 
-class LaunchesAnswer(Answer, kw_only=True):
-    """Slowest first."""
-
-    rows: list[Launches]
-
-
 _LAUNCHES_SQL: Final = f"""
 WITH points AS (
     SELECT cluster_id, node_id, metric_name, attributes, ts, value_double FROM events
@@ -97,7 +86,8 @@ WITH points AS (
     SELECT cluster_id, node_id,
            avg(value_double) FILTER (WHERE json_extract_string(attributes, '$.percentile') IN ('p50', '50')) AS p50,
            max(value_double) FILTER (WHERE json_extract_string(attributes, '$.percentile') IN ('p99', '99')) AS p99
-    FROM points WHERE metric_name = '{_OP_DURATION}' AND json_extract_string(attributes, '$.operation') ILIKE '%LaunchKernel%' GROUP BY ALL
+    FROM points WHERE metric_name = '{_OP_DURATION}'
+      AND json_extract_string(attributes, '$.operation') ILIKE '%LaunchKernel%' GROUP BY ALL
 ), peers AS (
     SELECT cluster_id, median(per_s) AS med FROM rates GROUP BY cluster_id
 )
@@ -123,22 +113,19 @@ class CopyBandwidth(msgspec.Struct):
     p99_ms: float | None
 
 
-class CopyAnswer(Answer, kw_only=True):
-    """By node and direction. A percentile is the upper bound of its bucket."""
-
-    rows: list[CopyBandwidth]
-
-
 _COPY_SQL: Final = f"""
 WITH moved AS (
-    SELECT cluster_id, node_id, coalesce(json_extract_string(attributes, '{_DIRECTION}'), 'unknown') AS direction, attributes, metric_name,
-           CASE WHEN any_value(kind) = 'delta' THEN sum(value_double) ELSE max(value_double) - min(value_double) END AS n,
+    SELECT cluster_id, node_id, attributes,
+           coalesce(json_extract_string(attributes, '{_DIRECTION}'), 'unknown') AS direction, metric_name,
+           CASE WHEN any_value(kind) = 'delta' THEN sum(value_double)
+                ELSE max(value_double) - min(value_double) END AS n,
            epoch(max(ts)) - epoch(min(ts)) AS seconds
     FROM events WHERE {{where}} AND metric_name IN {_COPIED} GROUP BY ALL
 ), bytes AS (
     SELECT cluster_id, node_id, direction, sum(n) AS n, sum(n / nullif(seconds, 0)) AS per_s FROM moved GROUP BY ALL
 ), ends AS (
-    SELECT cluster_id, node_id, coalesce(json_extract_string(attributes, '{_DIRECTION}'), 'unknown') AS direction, attributes,
+    SELECT cluster_id, node_id, attributes,
+           coalesce(json_extract_string(attributes, '{_DIRECTION}'), 'unknown') AS direction,
            arg_max(bounds, ts) AS bounds, arg_max(bucket_counts, ts) AS last, arg_min(bucket_counts, ts) AS first,
            count(*) AS n
     FROM histograms WHERE {{where}} AND metric_name = '{_COPY_TIME}' GROUP BY ALL
@@ -173,11 +160,12 @@ ORDER BY 1, 2, 3
 MEMFRAG: Final = Query(
     "fleet.cluster.memfrag_hotspots",
     "Memory fragmentation hot spots",
-    "GPUs whose memory is fragmented most, and how often their driver was asked to fragment it further.",
+    "GPUs whose memory is fragmented most, and how often their driver was asked to fragment it further. "
+    "Worst first.",
     ListArgs,
-    HotspotsAnswer,
+    ListAnswer[Hotspot],
     build_list_run(
-        HotspotsAnswer,
+        ListAnswer[Hotspot],
         _HOTSPOTS_SQL,
         condition=f"metric_name IN ('{_FRAGMENTATION}', '{_FRAGMENTING}')",
     ),
@@ -186,16 +174,17 @@ KERNEL_LAUNCHES: Final = Query(
     "fleet.cluster.kernel_launch_summary",
     "Kernel launch summary",
     "Kernel launches per node against the cluster's median node, with the launch call's p50 and p99. A node far "
-    "under the median starves or waits.",
+    "under the median starves or waits. Slowest first.",
     ListArgs,
-    LaunchesAnswer,
-    build_list_run(LaunchesAnswer, _LAUNCHES_SQL, condition=f"metric_name IN {_LAUNCHES}"),
+    ListAnswer[Launches],
+    build_list_run(ListAnswer[Launches], _LAUNCHES_SQL, condition=f"metric_name IN {_LAUNCHES}"),
 )
 MEMCPY: Final = Query(
     "fleet.cluster.memcpy_bandwidth_summary",
     "Copy bandwidth summary",
-    "Bytes copied per node and direction, their rate, and percentiles of a copy's duration.",
+    "Bytes copied per node and direction, their rate, and percentiles of a copy's duration (the upper "
+    "bounds of buckets).",
     ListArgs,
-    CopyAnswer,
-    build_list_run(CopyAnswer, _COPY_SQL, condition=f"metric_name IN {_COPIED}"),
+    ListAnswer[CopyBandwidth],
+    build_list_run(ListAnswer[CopyBandwidth], _COPY_SQL, condition=f"metric_name IN {_COPIED}"),
 )

@@ -1,8 +1,8 @@
 """Who never arrived: by Fleet's records, else by the silence of communicators.
 
-A hang that Fleet reported lasts until Fleet reports its end. An end is lost with a Fleet that stops meanwhile, so a rank
-that later finished the operation is not listed either, and a beginning counts for a day, or for the window where that
-is longer. Where Fleet never reported a hang, silence is all there is: members of a communicator behind the others.
+A hang that Fleet reported lasts until Fleet reports its end. An end is lost with a Fleet that stops meanwhile, so a
+rank that later finished the operation is not listed either, and a beginning counts for a day, or for the window where
+that is longer. Where Fleet never reported a hang, silence is all there is: members of a communicator behind the others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ingero.echo.queries.context import Answer, ListArgs, QueryContext
+from ingero.echo.queries.context import ListAnswer, ListArgs, QueryContext
 from ingero.serving.query import Query
 
 _MAX_AGE: Final = timedelta(days=1)
@@ -27,7 +27,7 @@ class Hang(msgspec.Struct):
         str,
         msgspec.Meta(
             description="`record`: Fleet named the rank. `silence`: Fleet never reported a hang of this cluster, and "
-            "nothing was reported on the communicator; nobody says who is at fault."
+            "nothing was reported on the communicator; which rank is at fault is not known."
         ),
     ]
     comm: str
@@ -35,7 +35,8 @@ class Hang(msgspec.Struct):
     seq: Annotated[
         int,
         msgspec.Meta(
-            description="By record: the operation where the rank is missed. By silence: the newest that any member entered."
+            description="By record: the operation where the rank is missed. "
+            "By silence: the newest that any member entered."
         ),
     ]
     n_ranks: Annotated[int | None, msgspec.Meta(description="By silence only.")]
@@ -53,7 +54,7 @@ class Hang(msgspec.Struct):
     cause: Annotated[
         str | None,
         msgspec.Meta(
-            description="By record: absent (never entered), stuck (never left) or silent (nothing is heard of it)."
+            description="By record: absent (never entered), stuck (never left) or silent (it reports nothing)."
         ),
     ]
     last_finished_seq: int | None
@@ -93,27 +94,22 @@ class HangsArgs(ListArgs, kw_only=True, forbid_unknown_fields=True):
     ] = 60.0
 
 
-class HangsAnswer(Answer, kw_only=True):
-    """Longest first."""
-
-    rows: list[Hang]
-
-
 _SQL: Final = """
 WITH reported AS (
     SELECT cluster_id, comm, missing_seq, rank, job, arg_max(state, ts) AS state, arg_max(cause, ts) AS cause,
-           arg_max(node_id, ts) AS node_id, arg_max(last_finished_seq, ts) AS last_finished, arg_max(blocks, ts) AS blocks,
-           arg_max(standing_s, ts) AS standing_s, max(ts) AS heard
+           arg_max(node_id, ts) AS node_id, arg_max(last_finished_seq, ts) AS last_finished,
+           arg_max(blocks, ts) AS blocks,
+           arg_max(standing_s, ts) AS standing_s, max(ts) AS reported_at
     FROM hangs WHERE {where} GROUP BY cluster_id, comm, missing_seq, rank, job
 ), moved AS (
     SELECT cluster_id, comm, rank, max(seq) AS seq FROM collectives WHERE {where} GROUP BY cluster_id, comm, rank
 ), named AS (
-    SELECT t.*, epoch(?::TIMESTAMP) - epoch(t.heard) + t.standing_s AS silent_s
+    SELECT t.*, epoch(?::TIMESTAMP) - epoch(t.reported_at) + t.standing_s AS silent_s
     FROM reported t LEFT JOIN moved m ON m.cluster_id = t.cluster_id AND m.comm = t.comm AND m.rank = t.rank
     WHERE t.state = 'began' AND (t.cause = 'stuck' OR m.seq IS NULL OR m.seq < t.missing_seq)
 ), members AS (
     SELECT cluster_id, comm, node_id, comm_rank, max(seq) AS seq, arg_max(op, seq) AS op, max(n_ranks) AS n_ranks,
-           max(ts) AS heard, arg_max(inside_ns, seq) AS inside
+           max(ts) AS reported_at, arg_max(inside_ns, seq) AS inside
     FROM collectives WHERE {where} AND cluster_id NOT IN (SELECT cluster_id FROM hangs WHERE {where})
     GROUP BY cluster_id, comm, node_id, comm_rank
 ), fronts AS (
@@ -122,25 +118,27 @@ WITH reported AS (
     SELECT cluster_id, comm, arg_max(op, seq) AS op, any_value(front) AS front, max(n_ranks) AS n_ranks,
            count(*) FILTER (WHERE seq = front) AS n_waiting, count(*)::BIGINT AS n_seen,
            list(node_id || '/' || comm_rank || ' at ' || seq ORDER BY comm_rank) FILTER (WHERE seq < front) AS behind,
-           max(heard) AS heard, count(*) FILTER (WHERE seq = front AND inside IS NULL) AS n_inside
+           max(reported_at) AS reported_at, count(*) FILTER (WHERE seq = front AND inside IS NULL) AS n_inside
     FROM fronts GROUP BY cluster_id, comm
 ), silent AS (
-    SELECT *, epoch(?::TIMESTAMP) - epoch(heard) AS silent_s FROM comms
+    SELECT *, epoch(?::TIMESTAMP) - epoch(reported_at) AS silent_s FROM comms
 ), found AS (
-    SELECT cluster_id, 'record' AS source, comm, NULL AS op, missing_seq AS seq, NULL AS n_ranks, len(blocks)::BIGINT AS n_waiting,
-           nullif(node_id, '') AS node_id, rank, job, cause, last_finished, blocks, [] AS behind, 0::BIGINT AS never_seen,
-           heard, silent_s
+    SELECT cluster_id, 'record' AS source, comm, NULL AS op, missing_seq AS seq, NULL AS n_ranks,
+           len(blocks)::BIGINT AS n_waiting,
+           nullif(node_id, '') AS node_id, rank, job, cause, last_finished, blocks, [] AS behind,
+           0::BIGINT AS never_seen, reported_at, silent_s
     FROM named
     UNION ALL
     SELECT cluster_id, 'silence', comm, op, front, n_ranks, n_waiting::BIGINT, NULL, NULL, NULL, NULL, NULL, [],
-           coalesce(behind, []), greatest(coalesce(n_ranks, n_seen) - n_seen, 0)::BIGINT, heard, silent_s
+           coalesce(behind, []), greatest(coalesce(n_ranks, n_seen) - n_seen, 0)::BIGINT,
+           reported_at, silent_s
     FROM silent WHERE silent_s >= ? AND (len(behind) > 0 OR n_seen < coalesce(n_ranks, 0) OR n_inside > 0)
 )
 SELECT * FROM found ORDER BY silent_s DESC, cluster_id, comm, rank
 """
 
 
-def _hangs(context: QueryContext, args: HangsArgs) -> HangsAnswer:
+def _hangs(context: QueryContext, args: HangsArgs) -> ListAnswer[Hang]:
     span = context.span(args, "collectives", "hangs")
     clusters = span.params[2:]
     since = min(span.start, max(span.end, datetime.min + _MAX_AGE) - _MAX_AGE)  # noqa: DTZ901 - naive UTC
@@ -155,15 +153,15 @@ def _hangs(context: QueryContext, args: HangsArgs) -> HangsAnswer:
     )
     statement = span.bind(_SQL)[0], params
     coverage = context.coverage(span, "collectives")
-    return context.answer(HangsAnswer, span, statement, args.limit, coverage)
+    return context.answer(ListAnswer[Hang], span, statement, args.limit, coverage)
 
 
 HANGS: Final = Query(
     "fleet.cluster.hangs",
     "Hangs",
-    "Who never arrived where others wait, by Fleet's records; for clusters of which Fleet never reported a hang, silent "
-    "communicators on which members are behind. `source` says which of the two.",
+    "Who never arrived where others wait, by Fleet's records; for clusters of which Fleet never reported a hang, "
+    "silent communicators on which members are behind. `source` says which of the two. Longest first.",
     HangsArgs,
-    HangsAnswer,
+    ListAnswer[Hang],
     _hangs,
 )

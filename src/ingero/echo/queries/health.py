@@ -15,6 +15,7 @@ import msgspec
 from ingero.echo.queries.context import (
     NODE_OF_EVENT,
     Answer,
+    ListAnswer,
     ListArgs,
     QueryContext,
     build_list_run,
@@ -98,12 +99,6 @@ class ClusterSummary(msgspec.Struct):
     last_seen: datetime | None
 
 
-class SummaryAnswer(Answer, kw_only=True):
-    """One row per cluster."""
-
-    rows: list[ClusterSummary]
-
-
 _SUMMARY_SQL: Final = f"""
 WITH {JUDGED}, {_STRAGGLERS}, scores AS (
     SELECT cluster_id, node_id, arg_max(value_double, ts) AS score,
@@ -111,7 +106,8 @@ WITH {JUDGED}, {_STRAGGLERS}, scores AS (
     FROM events WHERE {{where}} AND metric_name = '{_SCORE}' GROUP BY ALL
 ), per_cluster AS (
     SELECT cluster_id, count(*) FILTER (WHERE state = 'active' OR state IS NULL) AS n_active,
-           count(*) FILTER (WHERE state = 'idle') AS n_idle, count(*) FILTER (WHERE state = 'calibrating') AS n_calibrating,
+           count(*) FILTER (WHERE state = 'idle') AS n_idle,
+           count(*) FILTER (WHERE state = 'calibrating') AS n_calibrating,
            median(score) FILTER (WHERE state = 'active' OR state IS NULL) AS median_score,
            min(score) AS lowest_score, arg_min(node_id, score) AS lowest_node
     FROM scores GROUP BY cluster_id
@@ -122,7 +118,8 @@ WITH {JUDGED}, {_STRAGGLERS}, scores AS (
 ), slow AS (
     SELECT cluster_id, count(*) AS n_stragglers FROM stragglers GROUP BY cluster_id
 ), blamed AS (
-    SELECT cluster_id, count(*) FILTER (WHERE verdict IN ('culprit', 'network')) AS n_culprits FROM judged GROUP BY cluster_id
+    SELECT cluster_id, count(*) FILTER (WHERE verdict IN ('culprit', 'network')) AS n_culprits
+    FROM judged GROUP BY cluster_id
 ), troubled AS (
     SELECT cluster_id, count(*) FILTER (WHERE state = 'open') AS n_open FROM (
         SELECT cluster_id, incident_id, arg_max(state, ts) AS state FROM incidents WHERE {{where}} GROUP BY ALL)
@@ -163,12 +160,6 @@ class Straggler(msgspec.Struct):
     verdict: Annotated[
         str | None, msgspec.Meta(description="Fleet's newest verdict: it outranks the score.")
     ]
-
-
-class StragglersAnswer(Answer, kw_only=True):
-    """Worst first."""
-
-    rows: list[Straggler]
 
 
 _STRAGGLERS_SQL: Final = f"""
@@ -245,8 +236,8 @@ SUMMARY: Final = Query(
     "Each cluster at a glance: nodes by state, scores and threshold, stragglers, culprits, open incidents, lost "
     "GPU time. Ask this first; without cluster_id it lists every cluster you may read.",
     ListArgs,
-    SummaryAnswer,
-    build_list_run(SummaryAnswer, _SUMMARY_SQL),
+    ListAnswer[ClusterSummary],
+    build_list_run(ListAnswer[ClusterSummary], _SUMMARY_SQL),
 )
 FIND_STRAGGLERS: Final = Query(
     "fleet.cluster.find_stragglers",
@@ -255,9 +246,11 @@ FIND_STRAGGLERS: Final = Query(
     "themselves stragglers, or whom Fleet judged culprit, drag or network. Worst first; empty with good coverage "
     "means none.",
     ListArgs,
-    StragglersAnswer,
+    ListAnswer[Straggler],
     build_list_run(
-        StragglersAnswer, _STRAGGLERS_SQL, condition=f"metric_name IN ('{_SCORE}', '{_STRAGGLER}')"
+        ListAnswer[Straggler],
+        _STRAGGLERS_SQL,
+        condition=f"metric_name IN ('{_SCORE}', '{_STRAGGLER}')",
     ),
 )
 FIND_OUTLIERS: Final = Query(

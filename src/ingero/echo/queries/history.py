@@ -10,6 +10,7 @@ import msgspec
 from ingero.echo.db.writer import EPOCH
 from ingero.echo.queries.context import (
     Answer,
+    ListAnswer,
     ListArgs,
     MetricName,
     NodeId,
@@ -44,12 +45,6 @@ class NodeAnomaly(msgspec.Struct):
     summary: str | None
 
 
-class AnomalyAnswer(Answer, kw_only=True):
-    """Newest first."""
-
-    rows: list[NodeAnomaly]
-
-
 _ANOMALY_SQL: Final = f"""
 WITH found AS (
     SELECT ts, coalesce(severity, 'warn') AS severity, 'incident:' || coalesce(kind, 'unknown') AS kind, cluster_id,
@@ -62,14 +57,17 @@ WITH found AS (
     UNION ALL
     SELECT ts, 'error', 'straggler', cluster_id, node_id,
            'straggler: score ' || coalesce(json_extract_string(attributes, '$.score'), '?') || ' under '
-           || coalesce(json_extract_string(attributes, '$.threshold'), '?') || ', ' || coalesce(json_extract_string(attributes, '$.dominant_signal'), '?')
+           || coalesce(json_extract_string(attributes, '$.threshold'), '?') || ', '
+           || coalesce(json_extract_string(attributes, '$.dominant_signal'), '?')
     FROM (SELECT *, lag(value_double, 1, 0.0) OVER (PARTITION BY cluster_id, node_id ORDER BY ts) AS before
-          FROM events WHERE {{where}} AND metric_name = '{WireMetric.STRAGGLER_EVENT}') WHERE value_double = 1 AND before = 0
+          FROM events WHERE {{where}} AND metric_name = '{WireMetric.STRAGGLER_EVENT}')
+    WHERE value_double = 1 AND before = 0
       AND cluster_id NOT IN (SELECT cluster_id FROM incidents WHERE {{where}} AND kind = 'straggler')
     UNION ALL
     SELECT ts, 'warn', 'degradation', cluster_id, node_id, 'the node is slower than its own past'
     FROM (SELECT *, lag(value_double, 1, 0.0) OVER (PARTITION BY cluster_id, node_id ORDER BY ts) AS before
-          FROM events WHERE {{where}} AND metric_name = '{WireMetric.DEGRADATION_WARNING}') WHERE value_double = 1 AND before = 0
+          FROM events WHERE {{where}} AND metric_name = '{WireMetric.DEGRADATION_WARNING}')
+    WHERE value_double = 1 AND before = 0
     UNION ALL
     SELECT ts, severity, 'log:' || coalesce(event_name, ''), cluster_id, node_id, body
     FROM logs WHERE {{where}} AND severity IN ('warn', 'error', 'critical')
@@ -81,12 +79,14 @@ ORDER BY ts DESC, severity, cluster_id, node_id, kind
 _LEVELS: Final = {"any": 1, "warn": 1, "error": 2, "critical": 3}
 
 
-def _anomalies(context: QueryContext, args: AnomalyArgs) -> AnomalyAnswer:
+def _anomalies(context: QueryContext, args: AnomalyArgs) -> ListAnswer[NodeAnomaly]:
     span = context.span(args)
     sql, params = span.bind(_ANOMALY_SQL)
     chosen = (_LEVELS[args.severity_filter], args.node_id, args.node_id)
     coverage = context.coverage(span, "events")
-    return context.answer(AnomalyAnswer, span, (sql, (*params, *chosen)), args.limit, coverage)
+    return context.answer(
+        ListAnswer[NodeAnomaly], span, (sql, (*params, *chosen)), args.limit, coverage
+    )
 
 
 class TimelineArgs(TimeWindowArgs, kw_only=True, forbid_unknown_fields=True):
@@ -233,11 +233,11 @@ def _node(context: QueryContext, args: NodeArgs) -> NodeHistoryAnswer:
 ANOMALY_LIST: Final = Query(
     "fleet.cluster.anomaly_list",
     "Anomaly list",
-    "What went wrong, newest first: incidents (Fleet's episodes among them), verdicts, the start of each straggler phase "
-    "where Fleet reported no episode and of each degradation, and "
+    "What went wrong, newest first: incidents (Fleet's episodes among them), verdicts, the start of each straggler "
+    "phase where Fleet reported no episode and of each degradation, and "
     "warnings that were logged.",
     AnomalyArgs,
-    AnomalyAnswer,
+    ListAnswer[NodeAnomaly],
     _anomalies,
 )
 TIMELINE: Final = Query(

@@ -13,8 +13,8 @@ window is empty, ask again with until="latest".
 
 1. fleet.cluster.summary{args}: how many nodes report, their scores, open incidents. Note coverage.
 2. fleet.cluster.find_stragglers{args}. A `verdict` of culprit or network outranks any score. If there is none, call \
-fleet.cluster.find_outlier_nodes and fleet.cluster.collective_skew: when every rank of a stage is slow together, or the \
-slow one rotates, it is imbalance and no node is at fault; say so and stop.
+fleet.cluster.find_outlier_nodes and fleet.cluster.collective_skew: when every rank of a stage is slow together, or \
+the slow one rotates, it is imbalance and no node is at fault; say so and stop.
 3. fleet.cluster.blame_chain{args}: the last to arrive spends the *shortest* time in a collective. Long waiting names \
 victims. If nothing moves at all, fleet.cluster.hangs names who never arrived.
 4. fleet.cluster.cost_by_culprit{args}: GPU-seconds and money, and what stays unattributed.

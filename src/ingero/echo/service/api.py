@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -18,19 +18,26 @@ from starlette.routing import Route, Router
 from ingero import __version__
 from ingero.echo.queries.analysis import RUN_ANALYSIS
 from ingero.echo.queries.catalog import QUERIES
-from ingero.echo.service.executor import (
-    UNKNOWN_TOOL,
-    ClientGoneError,
-    ErrorReply,
-    QueryExecutor,
-    build_error_reply,
-)
-from ingero.echo.service.formats import JSON, choose_format, iter_sql
+from ingero.echo.service.config import EchoConfig
+from ingero.echo.service.executor import ClientGoneError, QueryExecutor
+from ingero.echo.service.formats import choose_format, iter_sql
 from ingero.echo.service.middleware import MCP_PATHS, N_DIGEST_CHARS, Receive, Scope, Send
 from ingero.echo.service.openapi import build_openapi
-from ingero.echo.service.origins import OriginRules
-from ingero.echo.service.rows import MAX_ROWS, RowsQuestion, RowStreams
-from ingero.echo.service.stream import StreamedAnswer, TruncatedAnswerError
+from ingero.echo.service.origins import build_rules
+from ingero.echo.service.replies import (
+    JSON,
+    UNKNOWN_TOOL,
+    ErrorReply,
+    build_error_reply,
+    build_json,
+)
+from ingero.echo.service.streaming import (
+    MAX_ROWS,
+    RowsRequest,
+    RowStreams,
+    StreamedAnswer,
+    TruncatedAnswerError,
+)
 from ingero.errors import BadDataError, IngeroError
 from ingero.serving.bearer import Principal
 from ingero.telemetry.exposition import encode_metrics
@@ -43,7 +50,23 @@ _LIST_PATH: Final = "/api/v2/tools/list"
 _METHOD: Final = ErrorReply(405, "method_not_allowed", "this path does not take that method")
 _TOO_LARGE: Final = ErrorReply(413, "body_too_large", "the body is too large")
 _SLOW_BODY: Final = ErrorReply(408, "body_timeout", "the body did not arrive in time")
+_CLOSE: Final = {"connection": "close"}
 _NOT_JSON: Final = ErrorReply(415, "unsupported_media_type", "send application/json")
+
+
+_VERSIONS: Final = {
+    "supported": ["v2"],
+    "deprecated": [],
+    "preferred": "v2",
+    "binary": {"component": "echo", "version": ".".join(__version__.split(".")[:2])},
+    "capabilities": {
+        "tools_endpoint": True,
+        "sql_endpoint": True,
+        "anomaly_endpoint": True,
+        "experimental_kprobes": False,
+    },
+    "removal_schedule": {},
+}
 
 
 class _ToolBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,64 +75,48 @@ class _ToolBody(msgspec.Struct, forbid_unknown_fields=True):
     max_rows: Annotated[float, msgspec.Meta(ge=1, le=MAX_ROWS, multiple_of=1)] | None = None
 
 
-class _FaultError(Exception):
-    def __init__(self, fault: ErrorReply, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(fault.message)
-        self.fault = fault
-        self.headers = headers or {}
-
-
-@dataclass(frozen=True, slots=True)
-class ApiSettings:
-    """Limits of the API and of MCP.
-
-    Attributes:
-        origins: Whom MCP answers.
-        max_body_bytes: Largest body.
-        read_timeout_ns: Longest time for a body to arrive.
-    """
-
-    origins: OriginRules
-
-    max_body_bytes: int = 1 << 20
-    read_timeout_ns: int = 15 * NS_PER_S
+class _ReplyError(Exception):
+    def __init__(self, reply: ErrorReply, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(reply.message)
+        self.reply = reply
+        self.headers = headers
 
 
 class Api:
     """Routes of the listener.
 
     Args:
-        answers: Answers questions.
+        executor: Answers queries.
         streams: Answers them row by row.
         mcp: The MCP session manager, or None where only the API is wanted.
         meter: For ``/metrics``.
-        settings: Limits.
+        config: Limits of bodies, and whom MCP answers.
     """
 
     def __init__(
         self,
-        answers: QueryExecutor,
+        executor: QueryExecutor,
         streams: RowStreams,
         mcp: StreamableHTTPSessionManager | None,
         meter: MeterRegistry,
-        settings: ApiSettings,
+        config: EchoConfig,
     ) -> None:
-        self._answers = answers
+        self._executor = executor
         self._streams = streams
         self._mcp = mcp
         self._meter = meter
-        self._settings = settings
-        self._tools = msgspec.json.encode({"tools": [_describe(query) for query in QUERIES]})
-        self._openapi = msgspec.json.encode(build_openapi(QUERIES))
+        self._config = config
+        self._origins = build_rules(config.mcp_addr, config.allowed_hosts, config.allowed_origins)
+        tools = {"tools": [_describe(query) for query in QUERIES]}
         self._router = Router(
             [
-                Route("/api/versions", self._versions),
+                Route("/api/versions", _fixed(_VERSIONS)),
                 Route("/api/v2/health", self._health),
                 Route("/api/v2/whoami", self._whoami),
-                Route("/api/v2/tools/list", self._list_tools),
+                Route("/api/v2/tools/list", _fixed(tools)),
                 Route("/api/v2/tools/{name}", self._call_tool, methods=["POST"]),
                 Route("/api/v2/sql", self._sql, methods=["POST"]),
-                Route("/api/v2/openapi.json", self._describe_api),
+                Route("/api/v2/openapi.json", _fixed(build_openapi(QUERIES))),
                 Route("/metrics", self._metrics),
             ],
             redirect_slashes=False,
@@ -118,38 +125,33 @@ class Api:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one admitted request."""
-        answered = _Watch(send)
         scope["app"] = self  # makes the router raise its 405 instead of answering in plain text
         try:
             if scope["path"] in MCP_PATHS and self._mcp is not None:
-                await self._answer_mcp(self._mcp, scope, receive, answered)
+                await self._answer_mcp(self._mcp, scope, receive, send)
             else:
-                await self._router(scope, receive, answered)
-        except _FaultError as error:
-            answer = _fault(error.fault)
-            answer.headers.update(error.headers)
-            await answer(scope, receive, send)
+                await self._router(scope, receive, send)
+        except _ReplyError as error:
+            await error.reply.build_response(error.headers)(scope, receive, send)
         except HTTPException as error:
-            answer = _fault(replace(_METHOD, status=error.status_code))
-            answer.headers.update(error.headers or {})
-            await answer(scope, receive, send)
+            reply = replace(_METHOD, status=error.status_code)
+            await reply.build_response(error.headers)(scope, receive, send)
         except TruncatedAnswerError as error:
             _LOG.warning("%s: %s", scope["path"], error)
         except (ClientDisconnect, ClientGoneError):
             return
         except IngeroError as error:
-            fault = build_error_reply(error)
-            if fault.status >= 500:
+            reply = build_error_reply(error)
+            if reply.status >= 500:
                 _LOG.warning("%s %s: %s", scope["method"], scope["path"], error.message)
-            if not answered.is_started:
-                await _fault(fault)(scope, receive, send)
+            await reply.build_response()(scope, receive, send)
 
     async def _answer_mcp(
         self, mcp: StreamableHTTPSessionManager, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        refusal = self._settings.origins.check(dict(scope["headers"]))
+        refusal = self._origins.check(dict(scope["headers"]))
         if refusal is not None:
-            raise _FaultError(refusal)
+            raise _ReplyError(refusal)
         if scope["method"] != "POST":
             await mcp.handle_request(scope, receive, send)
             return
@@ -165,45 +167,20 @@ class Api:
 
         await mcp.handle_request(scope, replay, send)
 
-    async def _versions(self, request: Request) -> Response:
-        del request
-        major, minor = __version__.split(".")[:2]
-        return _json({
-            "supported": ["v2"],
-            "deprecated": [],
-            "preferred": "v2",
-            "binary": {"component": "echo", "version": f"{major}.{minor}"},
-            "capabilities": {
-                "tools_endpoint": True,
-                "sql_endpoint": True,
-                "anomaly_endpoint": True,
-                "experimental_kprobes": False,
-            },
-            "removal_schedule": {},
-        })
-
     async def _health(self, request: Request) -> Response:
         body: dict[str, str] = {"status": "ok"}
         if request.scope.get("principal") is not None:
             body["version"] = f"v{__version__}"
-        return _json(body)
+        return build_json(body)
 
     async def _whoami(self, request: Request) -> Response:
         principal: Principal = request.scope["principal"]
         clusters = ["*"] if principal.clusters is None else sorted(principal.clusters)
-        return _json({
+        return build_json({
             "bearer_id": principal.digest,
             "cluster_ids": clusters,
             "capabilities": {"sql": True, "tools": True, "anomaly": True},
         })
-
-    async def _list_tools(self, request: Request) -> Response:
-        del request
-        return Response(self._tools, media_type=JSON)
-
-    async def _describe_api(self, request: Request) -> Response:
-        del request
-        return Response(self._openapi, media_type=JSON)
 
     async def _metrics(self, request: Request) -> Response:
         principal: Principal = request.scope["principal"]
@@ -215,10 +192,10 @@ class Api:
     async def _call_tool(self, request: Request) -> Response | StreamedAnswer:
         name = request.path_params["name"]
         if request.url.path == _LIST_PATH:
-            raise _FaultError(_METHOD, {"allow": "GET, HEAD"})
+            raise _ReplyError(_METHOD, {"allow": "GET, HEAD"})
         body = await self._read(request)
         if all(query.name != name for query in QUERIES):
-            raise _FaultError(UNKNOWN_TOOL)
+            raise _ReplyError(UNKNOWN_TOOL)
         try:
             given = msgspec.json.decode(body, type=_ToolBody)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -229,14 +206,14 @@ class Api:
         form = choose_format(request.headers.get("accept", ""))
         if form is not None and name != RUN_ANALYSIS.name:
             max_rows = None if given.max_rows is None else int(given.max_rows)
-            question = RowsQuestion(principal, name, arguments, max_rows)
-            return await self._streams.answer(question, form, request.scope["gone"])
-        encoded = await self._answers.ask(principal, name, arguments, request.scope["gone"])
+            rows = RowsRequest(principal, name, arguments, max_rows, form)
+            return await self._streams.answer(rows, request.scope["gone"])
+        encoded = await self._executor.ask(principal, name, arguments, request.scope["gone"])
         return _shape_sql(request, encoded, wrap=b'{"result":%b}')
 
     async def _sql(self, request: Request) -> Response:
         body = await self._read(request)
-        encoded = await self._answers.ask(
+        encoded = await self._executor.ask(
             request.scope["principal"], RUN_ANALYSIS.name, body or b"{}", request.scope["gone"]
         )
         return _shape_sql(request, encoded, wrap=b"%b")
@@ -244,52 +221,38 @@ class Api:
     async def _read(self, request: Request) -> bytes:
         kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
         if kind != JSON:
-            raise _FaultError(_NOT_JSON)
+            raise _ReplyError(_NOT_JSON)
         return await self._read_body(request)
 
     async def _read_body(self, request: Request) -> bytes:
         declared = request.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > self._settings.max_body_bytes:
-            raise _FaultError(_TOO_LARGE, {"connection": "close"})
+        if declared.isdigit() and int(declared) > self._config.max_body:
+            raise _ReplyError(_TOO_LARGE, _CLOSE)
         parts, n_bytes = [], 0
         try:
-            async with asyncio.timeout(self._settings.read_timeout_ns / NS_PER_S):
+            async with asyncio.timeout(self._config.body_timeout / NS_PER_S):
                 async for part in request.stream():
                     n_bytes += len(part)
-                    if n_bytes > self._settings.max_body_bytes:
-                        raise _FaultError(_TOO_LARGE, {"connection": "close"})
+                    if n_bytes > self._config.max_body:
+                        raise _ReplyError(_TOO_LARGE, _CLOSE)
                     parts.append(part)
         except TimeoutError:
-            raise _FaultError(_SLOW_BODY) from None
+            raise _ReplyError(_SLOW_BODY, _CLOSE) from None
         return b"".join(parts)
 
 
-class _Watch:
-    """Notes whether an answer has begun."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.is_started = False
-
-    async def __call__(self, message: Any) -> None:  # noqa: ANN401 - an ASGI message
-        self.is_started = True
-        await self._send(message)
-
-
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    await _fault(_NOT_FOUND)(scope, receive, send)
+    await _NOT_FOUND.build_response()(scope, receive, send)
 
 
-def _fault(fault: ErrorReply) -> Response:
-    headers = {"retry-after": str(fault.retry_after_s)} if fault.retry_after_s else None
-    if fault.status == 408:
-        headers = {"connection": "close"}
-    body = msgspec.json.encode({"error": fault.message, "code": fault.code})
-    return Response(body, fault.status, headers, JSON)
+def _fixed(body: object) -> Callable[[Request], Awaitable[Response]]:
+    encoded = msgspec.json.encode(body)
 
+    async def answer(request: Request) -> Response:
+        del request
+        return Response(encoded, media_type=JSON)
 
-def _json(body: object) -> Response:
-    return Response(msgspec.json.encode(body), media_type=JSON)
+    return answer
 
 
 def _describe(query: Any) -> dict[str, Any]:  # noqa: ANN401 - a Query of any types

@@ -1,4 +1,4 @@
-"""Whose question is answered next: places that tenants share, so that none of them waits for another's second question."""
+"""`FairQueue`: places that tenants share, so that no tenant's first query waits for another's second."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from ingero.errors import RetryableError
 from ingero.serving.bearer import Principal
@@ -15,23 +14,6 @@ from ingero.units import NS_PER_S
 
 class QueueFullError(RetryableError):
     """The tenant has too many questions waiting already."""
-
-
-@dataclass(frozen=True, slots=True)
-class FairQueueSettings:
-    """How many at once.
-
-    Attributes:
-        n_places: Questions being answered.
-        per_tenant: Of these, one tenant's at most.
-        max_waiting: Questions of one tenant that may wait.
-        wait_ns: Longest wait.
-    """
-
-    n_places: int
-    per_tenant: int
-    max_waiting: int = 16
-    wait_ns: int = 10 * NS_PER_S
 
 
 def tenant_of(principal: Principal) -> str:
@@ -48,13 +30,21 @@ class FairQueue:
     there to its oldest question.
 
     Args:
-        settings: How many.
         what: What a place is for, in the message to who got none.
+        n_places: Queries being answered.
+        per_tenant: Of these, one tenant's at most.
+        wait_ns: Longest wait.
+        max_waiting: Queries of one tenant that may wait.
     """
 
-    def __init__(self, settings: FairQueueSettings, what: str) -> None:
-        self._settings = settings
+    def __init__(
+        self, what: str, n_places: int, per_tenant: int, wait_ns: int, max_waiting: int = 16
+    ) -> None:
         self._what = what
+        self._n_places = n_places
+        self._per_tenant = per_tenant
+        self._wait_ns = wait_ns
+        self._max_waiting = max_waiting
         self._running: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._served: dict[str, int] = {}
@@ -81,26 +71,25 @@ class FairQueue:
 
     async def acquire(self, tenant: str) -> None:
         """Wait for a place; see `take`."""
-        settings = self._settings
         queue = self._waiting.setdefault(tenant, deque())
-        if len(queue) >= settings.max_waiting:
+        if len(queue) >= self._max_waiting:
             raise QueueFullError(
                 f"{len(queue)} of your questions wait for {self._what} already",
-                retry_after_ns=settings.wait_ns,
+                retry_after_ns=self._wait_ns,
             )
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.append(turn)
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.append(place)
         self._serve()
         try:
-            async with asyncio.timeout(settings.wait_ns / NS_PER_S):
-                await turn
+            async with asyncio.timeout(self._wait_ns / NS_PER_S):
+                await place
         except TimeoutError:
-            self._give_up(tenant, turn)
+            self._give_up(tenant, place)
             raise RetryableError(
-                f"every place for {self._what} is taken", retry_after_ns=settings.wait_ns
+                f"every place for {self._what} is taken", retry_after_ns=self._wait_ns
             ) from None
         except asyncio.CancelledError:
-            self._give_up(tenant, turn)
+            self._give_up(tenant, place)
             raise
 
     def release(self, tenant: str) -> None:
@@ -110,33 +99,32 @@ class FairQueue:
             del self._running[tenant]
         self._serve()
 
-    def _give_up(self, tenant: str, turn: asyncio.Future[None]) -> None:
-        if turn.done() and not turn.cancelled():
+    def _give_up(self, tenant: str, place: asyncio.Future[None]) -> None:
+        if place.done() and not place.cancelled():
             self.release(tenant)  # the place came in the same moment
             return
         queue = self._waiting.get(tenant)
-        if queue is not None and turn in queue:
-            queue.remove(turn)
+        if queue is not None and place in queue:
+            queue.remove(place)
         self._forget_idle()
 
     def _serve(self) -> None:
-        settings = self._settings
-        while self._running.total() < settings.n_places:
+        while self._running.total() < self._n_places:
             tenants = [
                 tenant
                 for tenant, queue in self._waiting.items()
-                if queue and self._running[tenant] < settings.per_tenant
+                if queue and self._running[tenant] < self._per_tenant
             ]
             if not tenants:
                 break
             tenant = min(tenants, key=lambda one: (self._running[one], self._served.get(one, 0)))
-            turn = self._waiting[tenant].popleft()
-            if turn.done():  # cancelled while it waited
+            place = self._waiting[tenant].popleft()
+            if place.done():  # cancelled while it waited
                 continue
             self._n_served += 1
             self._served[tenant] = self._n_served
             self._running[tenant] += 1
-            turn.set_result(None)
+            place.set_result(None)
         self._forget_idle()
 
     def _forget_idle(self) -> None:

@@ -1,18 +1,18 @@
-"""The forms of an answer's rows beside JSON: a line per row, or an Arrow stream. Which one, and how each is written."""
+"""The formats of an answer's rows beside JSON: a line per row, or an Arrow stream."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 from msgspec import inspect
+from typing_extensions import override
 
-from ingero.echo.service.executor import ErrorReply
+from ingero.echo.service.replies import JSON, ErrorReply
 
-JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 _ANY: Final = frozenset({JSON, "application/*", "*/*"})
@@ -27,7 +27,7 @@ _TYPES: Final[dict[type, pa.DataType]] = {
 }
 
 
-class RowFormat(Protocol):
+class RowFormat:
     """Writes one answer, part by part. Each part is whole: nothing is held back for the next."""
 
     media_type: str
@@ -36,18 +36,23 @@ class RowFormat(Protocol):
 
     def begin(self, schema: pa.Schema, frame: bytes) -> bytes:
         """What comes before the rows. ``frame`` is the rest of the answer as a JSON object."""
+        del schema, frame
+        return b""
 
     def write(self, batch: pa.RecordBatch) -> bytes:
         """Rows."""
+        raise NotImplementedError
 
     def end(self) -> bytes:
         """What comes after the last row."""
+        return b""
 
-    def fail(self, fault: ErrorReply) -> bytes:
+    def fail(self, reply: ErrorReply) -> bytes:
         """What comes instead of the rows that are missing."""
+        raise NotImplementedError
 
 
-class NdjsonFormat:
+class NdjsonFormat(RowFormat):
     """One JSON object a line; after an error one last object with ``error`` and ``code``, which no row has."""
 
     media_type = NDJSON
@@ -56,25 +61,16 @@ class NdjsonFormat:
     def __init__(self) -> None:
         self._encoder = msgspec.json.Encoder()
 
-    def begin(self, schema: pa.Schema, frame: bytes) -> bytes:
-        """Nothing: an answer without rows is empty."""
-        del schema, frame
-        return b""
-
+    @override
     def write(self, batch: pa.RecordBatch) -> bytes:
-        """A line per row, with the keys and values of the JSON answer."""
         return self._encoder.encode_lines(batch.to_pylist())
 
-    def end(self) -> bytes:
-        """Nothing."""
-        return b""
-
-    def fail(self, fault: ErrorReply) -> bytes:
-        """The last line."""
-        return self._encoder.encode_lines([{"error": fault.message, "code": fault.code}])
+    @override
+    def fail(self, reply: ErrorReply) -> bytes:
+        return self._encoder.encode_lines([reply.body])
 
 
-class ArrowFormat:
+class ArrowFormat(RowFormat):
     """An Arrow IPC stream; the schema's metadata has the rest of the answer under ``ingero.answer``.
 
     An error is an empty last batch with ``error`` and ``code`` in its metadata, without the end-of-stream marker. Since
@@ -91,28 +87,27 @@ class ArrowFormat:
         self._writer: Any = None
         self._schema: pa.Schema | None = None
 
+    @override
     def begin(self, schema: pa.Schema, frame: bytes) -> bytes:
-        """The schema message."""
         self._schema = schema.with_metadata({b"ingero.answer": frame})
         self._writer = pa.ipc.new_stream(self._sink, self._schema)
         return self._drain()
 
+    @override
     def write(self, batch: pa.RecordBatch) -> bytes:
-        """One record batch message."""
         self._writer.write_batch(batch)
         return self._drain()
 
+    @override
     def end(self) -> bytes:
-        """The end-of-stream marker."""
         self._writer.close()
         return self._drain()
 
-    def fail(self, fault: ErrorReply) -> bytes:
-        """The batch that says so."""
+    @override
+    def fail(self, reply: ErrorReply) -> bytes:
         assert self._schema is not None
         empty = pa.RecordBatch.from_pylist([], schema=self._schema)
-        said = {"error": fault.message, "code": fault.code}
-        self._writer.write_batch(empty, custom_metadata=said)
+        self._writer.write_batch(empty, custom_metadata=reply.body)
         return self._drain()
 
     def _drain(self) -> bytes:
@@ -122,14 +117,14 @@ class ArrowFormat:
         return written
 
 
-FORMATS: Final[dict[str, type[NdjsonFormat | ArrowFormat]]] = {
+FORMATS: Final[dict[str, type[RowFormat]]] = {
     NDJSON: NdjsonFormat,
     ARROW: ArrowFormat,
 }
 
 
 def choose_format(accept: str) -> RowFormat | None:
-    """What the ``Accept`` header likes best, the first of equals; None is JSON, which also answers what asks for neither.
+    """What ``Accept`` prefers, the first of equals; None is JSON, which also answers what asks for neither.
 
     Source: RFC 9110, 12.5.1.
     """
@@ -175,7 +170,7 @@ def _arrow_type(found: inspect.Type) -> pa.DataType:
 def iter_sql(
     form: RowFormat, columns: Sequence[str], rows: Sequence[Sequence[Any]]
 ) -> Iterator[bytes]:
-    """The answer to a tenant's statement in a form; in Arrow, types follow from the values and mixed columns are JSON text."""
+    """The answer to a tenant's statement; in Arrow, types follow from the values and mixed columns are JSON text."""
     names = [f"{name}_{at}" if name in columns[:at] else name for at, name in enumerate(columns)]
     if isinstance(form, NdjsonFormat):
         yield msgspec.json.Encoder().encode_lines(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
-
 from ingero.echo.db.store import Store
 from ingero.echo.service.middleware import Receive, Scope, Send
+from ingero.echo.service.replies import build_json
 
 _PATHS: Final = frozenset({"/healthz", "/readyz", "/health"})
 
@@ -24,7 +23,6 @@ class HealthApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        del receive
         status, body = 404, {"error": "the paths are /healthz and /readyz", "code": "not_found"}
         if scope["path"] in _PATHS:
             is_writing = not self._store.trouble
@@ -32,10 +30,4 @@ class HealthApp:
             is_down = is_dead or (scope["path"] == "/readyz" and not is_writing)
             status = 503 if is_down else 200
             body = {"status": "ok" if is_writing else "dead" if is_dead else "read_only"}
-        encoded = msgspec.json.encode(body)
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(encoded)).encode()),
-        ]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": encoded})
+        await build_json(body, status)(scope, receive, send)

@@ -1,4 +1,4 @@
-"""The outermost wrapper of the MCP and API listener: id, drain, bearer, pace, audit, count. Pure ASGI.
+"""The outermost middleware of the MCP and API listener: id, drain, bearer, pace, audit, count. Pure ASGI.
 
 Whatever happens behind it, a request has an answer with an id, a line in the audit log and its place in the counters.
 """
@@ -11,15 +11,13 @@ import math
 import re
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
-
-from ingero.echo.service.executor import ErrorReply
+from ingero.echo.service.config import EchoConfig
+from ingero.echo.service.replies import ErrorReply, build_json
 from ingero.echo.service.telemetry import (
     BAD_BEARERS,
     BEARER_REQUESTS,
@@ -46,7 +44,7 @@ GONE: ContextVar[asyncio.Event] = ContextVar("GONE")
 
 _LOG: Final = logging.getLogger("ingero.echo.api")
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-_OPEN_PATHS: Final = frozenset({"/api/versions", "/api/v2/health"})
+OPEN_PATHS: Final = frozenset({"/api/versions", "/api/v2/health"})
 _HANDLERS: Final = (
     ("/api/v2/tools/", "tools"),
     ("/api/v2/sql", "sql"),
@@ -83,30 +81,83 @@ VERSION_GONE: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLimitSettings:
-    """How much one bearer may ask.
+class RequestAdmission:
+    """Decides whether a request is answered: who sent it, and how much that bearer or address asks already.
 
-    Attributes:
-        per_second: Requests a second.
-        burst: Requests at once after a pause.
-        max_in_flight: Requests being answered.
-        trust_proxy: Take the address from X-Forwarded-For.
+    Args:
+        bearers: Who is known.
+        config: How much one may ask.
+        clock: For the pace.
+        meter: Where wrong tokens are counted.
     """
 
-    per_second: float = 30
-    burst: float = 100
-    max_in_flight: int = 16
-    trust_proxy: bool = False
+    def __init__(
+        self,
+        bearers: Bearers,
+        config: EchoConfig,
+        clock: Clock,
+        meter: MeterRegistry,
+    ) -> None:
+        self._bearers = bearers
+        self._config = config
+        self._by_bearer = RateLimiter(config.rate_per_second, config.rate_burst, clock)
+        self._by_address = RateLimiter(config.rate_per_second, config.rate_burst, clock)
+        self._bad_by_address = RateLimiter(_BAD_PER_SECOND, _BAD_BURST, clock)
+        self._bad = meter.counter(BAD_BEARERS)
+        self.in_flight: Counter[str] = Counter()
+
+    def admit(
+        self, scope: Scope, headers: Mapping[bytes, bytes]
+    ) -> tuple[Principal | None, ErrorReply | None]:
+        """Who sent a request, and why it is refused; None each where it is unknown or let through."""
+        given = headers.get(b"authorization")
+        if given is None:
+            if scope["path"] not in OPEN_PATHS:
+                return None, NO_BEARER
+            return None, _check_pace(self._by_address.take(self.find_address(scope, headers)))
+        principal = self._bearers.authenticate(given.decode("latin-1"))
+        if principal is None:
+            return None, self._refuse_bad(self.find_address(scope, headers))
+        slow = _check_pace(self._by_bearer.take(principal.digest))
+        if slow is None and self.in_flight[principal.digest] >= self._config.max_in_flight:
+            return principal, BUSY_BEARER
+        return principal, slow
+
+    @contextmanager
+    def hold(self, principal: Principal | None) -> Iterator[None]:
+        """Count a request as in flight."""
+        key = principal.digest if principal else ""
+        self.in_flight[key] += 1
+        try:
+            yield
+        finally:
+            self.in_flight[key] -= 1
+            if not self.in_flight[key]:
+                del self.in_flight[key]
+
+    def find_address(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
+        """Where a request is from."""
+        if self._config.trust_proxy_headers:
+            forwarded = headers.get(b"x-forwarded-for", b"").decode("latin-1")
+            if forwarded:
+                return forwarded.rpartition(",")[2].strip()
+        client = scope.get("client")
+        return client[0] if client else ""
+
+    def _refuse_bad(self, address: str) -> ErrorReply:
+        """Good tokens of the same address are not slowed: others behind one proxy must not be locked out."""
+        is_slowed = self._bad_by_address.take(address) > 0
+        self._bad.add(1, outcome="slowed" if is_slowed else "refused")
+        return SLOWED if is_slowed else BAD_BEARER
 
 
 class RequestMiddleware:
-    """Lets requests through to ``app`` and answers the others.
+    """Lets requests through to ``app`` and answers the others; writes down and counts all of them.
 
     Args:
         app: What is behind it.
         bearers: Who is known.
-        settings: Pace.
+        config: How much one bearer may ask.
         clock: Time.
         meter: Where requests are counted.
     """
@@ -115,158 +166,117 @@ class RequestMiddleware:
         self,
         app: App,
         bearers: Bearers,
-        settings: RequestLimitSettings,
+        config: EchoConfig,
         clock: Clock,
         meter: MeterRegistry,
     ) -> None:
         self._app = app
-        self._bearers = bearers
-        self._settings = settings
         self._clock = clock
-        self._requests = meter.counter(REQUESTS)
-        self._latency = meter.histogram(LATENCY)
-        self._by_bearer = RateLimiter(settings.per_second, settings.burst, clock)
-        self._by_address = RateLimiter(settings.per_second, settings.burst, clock)
-        self._bad_by_address = RateLimiter(_BAD_PER_SECOND, _BAD_BURST, clock)
-        self._bearer_requests = meter.counter(BEARER_REQUESTS)
-        self._bearer_seconds = meter.counter(BEARER_SECONDS)
-        self._bad = meter.counter(BAD_BEARERS)
-        self._in_flight: Counter[str] = Counter()
-        self._standing: set[asyncio.Future[None]] = set()
+        self._meter = meter
+        self.admission = RequestAdmission(bearers, config, clock, meter)
+        self._streams: set[asyncio.Future[None]] = set()
         self._n_active = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self.draining = False
+        self._is_draining = False
 
     async def drain(self, timeout_ns: int) -> None:
-        """Answer 503 from now on, end MCP's standing streams, return when nothing is in flight or the time is over."""
-        self.draining = True
-        for stream in list(self._standing):
+        """Answer 503 from now on, end MCP's open streams, return when nothing is in flight or the time is over."""
+        self._is_draining = True
+        for stream in list(self._streams):
             stream.cancel()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_ns / NS_PER_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        visit = _Exchange(scope, send, self._clock.mono_ns())
-        inbox = DisconnectWatch(receive)
-        principal = None
+        exchange = _Exchange(scope, send, self._clock.mono_ns())
+        watch = DisconnectWatch(receive)
+        principal, refusal = None, DRAINING if self._is_draining else None
         try:
-            principal, refusal = self._admit(scope, visit)
+            if refusal is None:
+                principal, refusal = self.admission.admit(scope, exchange.headers)
             if scope["path"].startswith("/api/v1/") or scope["path"] == "/api/v1":
-                await visit.answer_json(410, VERSION_GONE)
+                await build_json(VERSION_GONE, 410)(scope, receive, exchange.send)
             elif refusal is not None:
-                await visit.answer_fault(refusal)
+                await exchange.refuse(refusal)
             else:
-                await self._pass_on(scope, inbox, visit, principal)
+                await self._pass_on(scope, watch, exchange, principal)
         except Exception:  # noqa: BLE001 - one request's defect must not be invisible, and not another's
             _LOG.exception("%s %s: %s", scope["method"], scope["path"][:256], CRASHED.message)
-            if not visit.is_started:
-                await visit.answer_fault(CRASHED)
+            if not exchange.is_started:
+                await exchange.refuse(CRASHED)
         finally:
-            inbox.close()
-            if not visit.is_started and inbox.gone.is_set():
-                visit.status = _CLIENT_GONE
-            self._record(scope, visit, principal)
-
-    def _admit(self, scope: Scope, visit: _Exchange) -> tuple[Principal | None, ErrorReply | None]:
-        if self.draining:
-            return None, DRAINING
-        given = visit.headers.get(b"authorization")
-        is_open = scope["path"] in _OPEN_PATHS
-        if given is None:
-            if not is_open:
-                return None, NO_BEARER
-            return None, _paced(self._by_address.take(self._find_address(scope, visit)))
-        principal = self._bearers.authenticate(given.decode("latin-1"))
-        if principal is None:
-            return None, self._refuse_bad(self._find_address(scope, visit))
-        slow = _paced(self._by_bearer.take(principal.digest))
-        if slow is None and self._in_flight[principal.digest] >= self._settings.max_in_flight:
-            return principal, BUSY_BEARER
-        return principal, slow
-
-    def _refuse_bad(self, address: str) -> ErrorReply:
-        """Good tokens of the same address are not slowed: others behind one proxy must not be locked out."""
-        is_slowed = self._bad_by_address.take(address) > 0
-        self._bad.add(1, outcome="slowed" if is_slowed else "refused")
-        return SLOWED if is_slowed else BAD_BEARER
+            watch.close()
+            if not exchange.is_started and watch.gone.is_set():
+                exchange.status = _CLIENT_GONE
+            self._record(scope, exchange, principal)
 
     async def _pass_on(
-        self, scope: Scope, inbox: DisconnectWatch, visit: _Exchange, principal: Principal | None
+        self,
+        scope: Scope,
+        watch: DisconnectWatch,
+        exchange: _Exchange,
+        principal: Principal | None,
     ) -> None:
-        key = principal.digest if principal else ""
-        scope["principal"], scope["gone"] = principal, inbox.gone
+        scope["principal"], scope["gone"] = principal, watch.gone
         token = PRINCIPAL.set(principal) if principal else None
-        gone_token = GONE.set(inbox.gone)
-        self._in_flight[key] += 1
+        gone_token = GONE.set(watch.gone)
+        answering = self._app(scope, watch.receive, exchange.send)
         try:
-            if scope["path"] in MCP_PATHS and scope["method"] == "GET":
-                await self._stand(scope, inbox, visit)
-            else:
-                await self._work(scope, inbox, visit)
+            with self.admission.hold(principal):
+                if scope["path"] in MCP_PATHS and scope["method"] == "GET":
+                    await self._keep_open(answering, exchange)
+                else:
+                    await self._work(answering)
         finally:
-            self._in_flight[key] -= 1
-            if not self._in_flight[key]:
-                del self._in_flight[key]
             GONE.reset(gone_token)
             if token is not None:
                 PRINCIPAL.reset(token)
 
-    async def _work(self, scope: Scope, inbox: DisconnectWatch, visit: _Exchange) -> None:
+    async def _work(self, answering: Awaitable[None]) -> None:
         self._n_active += 1
         self._idle.clear()
         try:
-            await self._app(scope, inbox.receive, visit.send)
+            await answering
         finally:
             self._n_active -= 1
             if not self._n_active:
                 self._idle.set()
 
-    async def _stand(self, scope: Scope, inbox: DisconnectWatch, visit: _Exchange) -> None:
+    async def _keep_open(self, answering: Awaitable[None], exchange: _Exchange) -> None:
         """A stream for what the server may want to say: nothing is in flight on it, so no drain waits for it."""
-        stream = asyncio.ensure_future(self._app(scope, inbox.receive, visit.send))
-        self._standing.add(stream)
+        stream = asyncio.ensure_future(answering)
+        self._streams.add(stream)
         try:
             await asyncio.shield(stream)
         except asyncio.CancelledError:
             if not stream.cancelled():
                 stream.cancel()
                 raise
-            await visit.end()
+            await exchange.end()
         finally:
-            self._standing.discard(stream)
+            self._streams.discard(stream)
 
-    def _find_address(self, scope: Scope, visit: _Exchange) -> str:
-        if self._settings.trust_proxy:
-            forwarded = visit.headers.get(b"x-forwarded-for", b"").decode("latin-1")
-            if forwarded:
-                return forwarded.rpartition(",")[2].strip()
-        client = scope.get("client")
-        return client[0] if client else ""
-
-    def _record(self, scope: Scope, visit: _Exchange, principal: Principal | None) -> None:
-        took_ns = self._clock.mono_ns() - visit.started_ns
-        path = scope["path"]
+    def _record(self, scope: Scope, exchange: _Exchange, principal: Principal | None) -> None:
+        took_ns = self._clock.mono_ns() - exchange.started_ns
+        path, meter = scope["path"], self._meter
         handler = next((name for start, name in _HANDLERS if path.startswith(start)), "mcp")
-        labels = {
-            "handler": handler,
-            "status_class": f"{visit.status // 100}xx",
-            "api_version": "v2" if path.startswith("/api/v2") else "none",
-        }
-        self._requests.add(1, **labels)
-        self._latency.record(took_ns / NS_PER_S, **labels)
+        labels = {"handler": handler, "status_class": f"{exchange.status // 100}xx"}
+        version = "v2" if path.startswith("/api/v2") else "none"
+        meter.counter(REQUESTS).add(1, **labels, api_version=version)
+        meter.histogram(LATENCY).record(took_ns / NS_PER_S, **labels, api_version=version)
         if principal is not None:
             bearer = principal.digest[:N_DIGEST_CHARS]
-            status_class = labels["status_class"]
-            self._bearer_requests.add(1, bearer=bearer, handler=handler, status_class=status_class)
-            self._bearer_seconds.add(took_ns / NS_PER_S, bearer=bearer, handler=handler)
+            meter.counter(BEARER_REQUESTS).add(1, bearer=bearer, **labels)
+            seconds = meter.counter(BEARER_SECONDS)
+            seconds.add(took_ns / NS_PER_S, bearer=bearer, handler=handler)
         answered = Answered(
-            request_id=visit.request_id.decode(),
-            source_ip=self._find_address(scope, visit),
+            request_id=exchange.request_id.decode(),
+            source_ip=self.admission.find_address(scope, exchange.headers),
             method=scope["method"],
             path=path,
-            status=visit.status,
+            status=exchange.status,
             latency_ns=took_ns,
         )
         write_request(principal, answered)
@@ -313,17 +323,8 @@ class DisconnectWatch:
 class _Exchange:
     """One request's answer on its way out."""
 
-    __slots__ = (
-        "_is_whole",
-        "_send",
-        "headers",
-        "is_started",
-        "request_id",
-        "started_ns",
-        "status",
-    )
-
     def __init__(self, scope: Scope, send: Send, started_ns: int) -> None:
+        self._scope = scope
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"")
         is_usable = _REQUEST_ID.fullmatch(given) is not None
@@ -354,34 +355,21 @@ class _Exchange:
         if self.is_started and not self._is_whole:
             await self.send({"type": "http.response.body", "body": b""})
         elif not self.is_started:
-            await self.answer_fault(DRAINING)
+            await self.refuse(DRAINING)
 
-    async def answer_fault(self, fault: ErrorReply) -> None:
+    async def refuse(self, reply: ErrorReply) -> None:
         """Answer with an error body."""
-        headers = []
-        if fault.retry_after_s:
-            headers.append((b"retry-after", str(fault.retry_after_s).encode()))
-        if fault is SLOWED:
-            headers.append((b"connection", b"close"))
-        if fault.status == 401:
-            headers.append((b"www-authenticate", b'Bearer error="invalid_token"'))
-        await self.answer_json(fault.status, {"error": fault.message, "code": fault.code}, headers)
-
-    async def answer_json(
-        self, status: int, body: object, headers: list[tuple[bytes, bytes]] | None = None
-    ) -> None:
-        """Answer with JSON."""
-        encoded = msgspec.json.encode(body)
-        head = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(encoded)).encode()),
-            *(headers or ()),
-        ]
-        await self.send({"type": "http.response.start", "status": status, "headers": head})
-        await self.send({"type": "http.response.body", "body": encoded})
+        headers = {"connection": "close"} if reply is SLOWED else {}
+        if reply.status == 401:
+            headers["www-authenticate"] = 'Bearer error="invalid_token"'
+        await reply.build_response(headers)(self._scope, _receive_nothing, self.send)
 
 
-def _paced(wait_s: float) -> ErrorReply | None:
+async def _receive_nothing() -> MutableMapping[str, Any]:
+    raise AssertionError("an answer without a request's body reads none")
+
+
+def _check_pace(wait_s: float) -> ErrorReply | None:
     if not wait_s:
         return None
     return ErrorReply(429, "rate_limited", "too many requests", max(1, math.ceil(wait_s)))

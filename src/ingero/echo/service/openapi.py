@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
+
 from ingero import __version__
 from ingero.echo.queries.analysis import RUN_ANALYSIS
-from ingero.echo.service.formats import ARROW, JSON, NDJSON
-from ingero.echo.service.rows import MAX_ROWS
+from ingero.echo.service.formats import ARROW, NDJSON
+from ingero.echo.service.middleware import OPEN_PATHS
+from ingero.echo.service.replies import JSON
+from ingero.echo.service.streaming import MAX_ROWS
 from ingero.serving.query import Query
 
+_SCHEMAS: Final = "#/components/schemas/"
+_STRING: Final = {"type": "string"}
 _ERROR: Final = {
     "type": "object",
     "required": ["error", "code"],
-    "properties": {"error": {"type": "string"}, "code": {"type": "string"}},
+    "properties": {"error": _STRING, "code": _STRING},
 }
-_FAULTS: Final = {
+_ERROR_REF: Final = {"$ref": f"{_SCHEMAS}Error"}
+_ERRORS: Final = {
     "400": "The arguments or the statement are wrong.",
     "401": "No bearer token, or a wrong one.",
     "403": "The bearer may not read that cluster.",
@@ -31,7 +38,6 @@ _FAULTS: Final = {
     "503": "Draining, busy, or the store cannot answer.",
     "504": "The query was stopped at its deadline.",
 }
-_STRING: Final = {"type": "string"}
 _MAX_ROWS: Final = {
     "type": ["integer", "null"],
     "minimum": 1,
@@ -40,21 +46,45 @@ _MAX_ROWS: Final = {
 }
 
 
+def _object(*required: str, **properties: object) -> dict[str, Any]:
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
+_FIXED: Final = (
+    ("/api/versions", "Versions and capabilities.", _object()),
+    (
+        "/api/v2/health",
+        "Liveness; the version with a bearer.",
+        _object("status", status=_STRING, version=_STRING),
+    ),
+    (
+        "/api/v2/whoami",
+        "What this bearer may do.",
+        _object(
+            *("bearer_id", "cluster_ids", "capabilities"),
+            bearer_id=_STRING,
+            cluster_ids={"type": "array", "items": _STRING},
+            capabilities=_object(),
+        ),
+    ),
+    ("/api/v2/tools/list", "Every tool with its schemas.", _object("tools")),
+    ("/api/v2/openapi.json", "This document.", _object()),
+)
+"""Paths that take GET alone: what each answers, and its schema."""
+
+
 def build_openapi(queries: Sequence[Query[Any, Any, Any]]) -> dict[str, Any]:
     """The document; nothing in it depends on who asks."""
-    paths = _build_fixed_paths()
-    schemas: dict[str, Any] = {"Error": _ERROR}
-    for query in queries:
-        arguments = _lift(query.input_schema(), schemas)
-        answer = _lift(query.output_schema(), schemas)
-        paths[f"/api/v2/tools/{query.name}"] = {"post": _post(query, arguments, answer)}
-    sql = {
-        "post": _post_sql(
-            _lift(RUN_ANALYSIS.input_schema(), schemas),
-            _lift(RUN_ANALYSIS.output_schema(), schemas),
-        )
+    structs = [struct for query in queries for struct in (query.args, query.result)]
+    schemas, components = msgspec.json.schema_components(structs, ref_template=_SCHEMAS + "{name}")
+    paths: dict[str, Any] = {
+        path: {"get": _get(path, says, schema)} for path, says, schema in _FIXED
     }
-    paths["/api/v2/sql"] = sql
+    for query, arguments, answer in zip(queries, schemas[::2], schemas[1::2], strict=True):
+        fields = components[answer["$ref"].removeprefix(_SCHEMAS)]["properties"]
+        paths[f"/api/v2/tools/{query.name}"] = {"post": _post(query, arguments, answer, fields)}
+        if query.name == RUN_ANALYSIS.name:
+            paths["/api/v2/sql"] = {"post": _post_sql(arguments, answer)}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -64,84 +94,22 @@ def build_openapi(queries: Sequence[Query[Any, Any, Any]]) -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": schemas,
+            "schemas": {"Error": _ERROR, **components},
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"bearer": []}],
     }
 
 
-def _build_fixed_paths() -> dict[str, Any]:
-    return {
-        "/api/versions": {
-            "get": _get("Versions and capabilities.", {"type": "object"}, open_to_all=True)
-        },
-        "/api/v2/health": {
-            "get": _get(
-                "Liveness; the version with a bearer.",
-                {
-                    "type": "object",
-                    "required": ["status"],
-                    "properties": {"status": _STRING, "version": _STRING},
-                },
-                open_to_all=True,
-            )
-        },
-        "/api/v2/whoami": {
-            "get": _get(
-                "What this bearer may do.",
-                {
-                    "type": "object",
-                    "required": ["bearer_id", "cluster_ids", "capabilities"],
-                    "properties": {
-                        "bearer_id": _STRING,
-                        "cluster_ids": {"type": "array", "items": _STRING},
-                        "capabilities": {"type": "object"},
-                    },
-                },
-            )
-        },
-        "/api/v2/tools/list": {
-            "get": _get("Every tool with its schemas.", {"type": "object", "required": ["tools"]})
-        },
-        "/api/v2/openapi.json": {"get": _get("This document.", {"type": "object"})},
-    }
-
-
-def _lift(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    """Move a schema's definitions to the document's components."""
-    definitions = schema.pop("$defs", {})
-    for name, definition in definitions.items():
-        schemas[name] = _relink(definition)
-    lifted: dict[str, Any] = _relink(schema)
-    return lifted
-
-
-def _relink(value: Any) -> Any:  # noqa: ANN401 - JSON of any shape
-    if isinstance(value, dict):
-        return {
-            key: item.replace("#/$defs/", "#/components/schemas/")
-            if key == "$ref"
-            else _relink(item)
-            for key, item in value.items()
-        }
-    if isinstance(value, list):
-        return [_relink(item) for item in value]
-    return value
-
-
 def _answers(schema: dict[str, Any]) -> dict[str, Any]:
-    faults = {
-        status: {
-            "description": says,
-            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
-        }
-        for status, says in _FAULTS.items()
+    errors = {
+        status: {"description": says, **_json(_ERROR_REF)} for status, says in _ERRORS.items()
     }
-    return {
-        "200": {"description": "The answer.", "content": {JSON: {"schema": schema}}},
-        **faults,
-    }
+    return {"200": {"description": "The answer.", **_json(schema)}, **errors}
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"content": {JSON: {"schema": schema}}}
 
 
 def _add_rows(answers: dict[str, Any], row: object) -> None:
@@ -151,7 +119,7 @@ def _add_rows(answers: dict[str, Any], row: object) -> None:
             "schema": {
                 "type": "string",
                 "contentMediaType": NDJSON,
-                "contentSchema": {"anyOf": [row, {"$ref": "#/components/schemas/Error"}]},
+                "contentSchema": {"anyOf": [row, _ERROR_REF]},
                 "description": "A row a line. Where the answer breaks off, its last line is an error.",
             }
         },
@@ -173,33 +141,30 @@ def _add_rows(answers: dict[str, Any], row: object) -> None:
     }
 
 
-def _get(says: str, schema: dict[str, Any], *, open_to_all: bool = False) -> dict[str, Any]:
+def _get(path: str, says: str, schema: dict[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {"summary": says, "responses": _answers(schema)}
-    if open_to_all:
+    if path in OPEN_PATHS:
         operation["security"] = [{}, {"bearer": []}]
     return operation
 
 
 def _post(
-    query: Query[Any, Any, Any], arguments: dict[str, Any], answer: dict[str, Any]
+    query: Query[Any, Any, Any],
+    arguments: dict[str, Any],
+    answer: dict[str, Any],
+    fields: dict[str, Any],
 ) -> dict[str, Any]:
     properties: dict[str, Any] = {"args": arguments}
     if query.name != RUN_ANALYSIS.name:
         properties["max_rows"] = _MAX_ROWS
-    body = {
-        "type": "object",
-        "properties": properties,
-        "required": ["args"],
-        "additionalProperties": False,
-    }
-    result = {"type": "object", "required": ["result"], "properties": {"result": answer}}
-    answers = _answers(result)
-    _add_rows(answers, answer["properties"]["rows"]["items"])
+    body = _object("args", **properties) | {"additionalProperties": False}
+    answers = _answers(_object("result", result=answer))
+    _add_rows(answers, fields["rows"]["items"])
     return {
         "summary": query.title,
         "description": query.says,
         "operationId": query.name,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "requestBody": {"required": True, **_json(body)},
         "responses": answers,
     }
 
@@ -210,6 +175,6 @@ def _post_sql(arguments: dict[str, Any], answer: dict[str, Any]) -> dict[str, An
     return {
         "summary": "SQL on this bearer's own rows",
         "operationId": "sql",
-        "requestBody": {"required": True, "content": {"application/json": {"schema": arguments}}},
+        "requestBody": {"required": True, **_json(arguments)},
         "responses": answers,
     }

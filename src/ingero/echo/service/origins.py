@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ingero.config import Endpoint
-from ingero.echo.service.executor import ErrorReply
+from ingero.echo.service.replies import ErrorReply
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 _BAD_HOST: Final = ErrorReply(

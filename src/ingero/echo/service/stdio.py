@@ -8,20 +8,13 @@ from typing import Any
 
 from mcp.server.stdio import stdio_server
 
-from ingero import __version__
 from ingero.config.model import parse_model
-from ingero.echo.db.cancellation import Cancellation
-from ingero.echo.db.sandbox.runner import Sandbox
-from ingero.echo.queries.catalog import QUERIES
-from ingero.echo.queries.context import SqlAnswer, TimeSpan
-from ingero.echo.queries.prompts import PROMPTS
-from ingero.echo.schema import TENANT_TABLES
-from ingero.echo.service.app import INSTRUCTIONS, build_store
+from ingero.echo.service.app import build_echo_mcp
 from ingero.echo.service.config import EchoConfig
-from ingero.echo.service.executor import ConcurrencySettings, QueryExecutor
-from ingero.echo.service.tenant_sql import Statement, run_statement, sandbox_settings
+from ingero.echo.service.executor import QueryExecutor
+from ingero.echo.service.settings import build_store
+from ingero.echo.service.tenant_sql import TenantSql
 from ingero.serving.bearer import Principal
-from ingero.serving.mcp import McpFacts, build_mcp_server
 from ingero.telemetry.clock import SystemClock
 
 
@@ -48,25 +41,17 @@ async def serve_stdio(
     clock = SystemClock()
     principal = Principal("stdio", "stdio", clusters)
     store = build_store(config, clock)
-    sandbox = Sandbox(sandbox_settings(config), TENANT_TABLES, clock)
-
-    def run_sql(
-        asker: Principal, sql: str, span: TimeSpan, limit: int, stop: Cancellation
-    ) -> SqlAnswer:
-        del asker
-        return run_statement(store, sandbox, config, Statement(sql, span, limit), stop)
-
+    sql = TenantSql(store, config, clock)
     with ExitStack() as stack:
         store.open()
         stack.callback(store.close)
-        answers = QueryExecutor(store, clock, config.query_timeout, ConcurrencySettings(), run_sql)
-        stack.callback(answers.close)
-        stack.callback(sandbox.close)
+        executor = QueryExecutor(store, clock, config, config.query_timeout, sql.run)
+        stack.callback(executor.close)
+        stack.callback(sql.sandbox.close)
 
         async def call(name: str, arguments: Mapping[str, Any]) -> bytes:
-            return await answers.ask(principal, name, arguments)
+            return await executor.ask(principal, name, arguments)
 
-        facts = McpFacts("ingero-echo", __version__, INSTRUCTIONS)
-        server = build_mcp_server(facts, QUERIES, PROMPTS, call)
+        server = build_echo_mcp(call)
         async with stdio_server() as (read, write):
             await server.run(read, write, server.create_initialization_options())

@@ -1,14 +1,21 @@
 """Every instrument of Echo, declared once. Labels are closed sets: no tenant's name is ever one.
 
-``bearer`` is the first characters of a token's SHA-256, as the audit log has it; there are as many as there are tokens. A
-bearer that may not read every cluster is shown the series with its own value and no others.
+``bearer`` is the first characters of a token's SHA-256, as the audit log has it; there are as many as there are tokens.
+A bearer that may not read every cluster is shown the series with its own value and no others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Final
 
+from ingero.echo.db.store import Store
+from ingero.echo.ingest.limits import RefusalReason
+from ingero.echo.ingest.settings import IngestCounters
+from ingero.echo.service.fair_queue import FairQueue
+from ingero.serving.connections import ConnectionCounters
 from ingero.telemetry.declare import MetricDeclaration, counter, gauge, histogram
+from ingero.telemetry.metrics import MeterRegistry
 
 REQUESTS: Final = counter(
     "ingero_echo_requests_total",
@@ -54,7 +61,8 @@ QUESTIONS_WAITING: Final = gauge(
 )
 INGEST_REQUESTS: Final = gauge(
     "ingero_echo_ingest_requests_count",
-    "OTLP requests since the start: taken, refused_auth, refused_acl, refused_pace, refused_load, refused_body, failed.",
+    "OTLP requests since the start: taken, refused_auth, refused_acl, refused_pace, refused_load, refused_body, "
+    "failed.",
     "outcome",
 )
 ROWS: Final = gauge(
@@ -93,3 +101,48 @@ METRICS: Final[tuple[MetricDeclaration, ...]] = (
     BATCHES_REFUSED,
     RECORDS_REFUSED,
 )
+
+
+def watch_connections(meter: MeterRegistry, counters: ConnectionCounters, listener: str) -> None:
+    """Show one listener's connections."""
+    for outcome in ("refused", "slow_heads", "large_heads", "stalled"):
+        reading = _read(counters, outcome)
+        meter.gauge(CONNECTIONS).watch(reading, listener=listener, outcome=outcome)
+
+
+def watch_service(
+    meter: MeterRegistry, store: Store, ingest: IngestCounters, queues: Mapping[str, FairQueue]
+) -> None:
+    """Show what happened to rows and to OTLP requests, and who waits."""
+    written = store.counters
+    rows, commits = meter.gauge(ROWS), meter.gauge(COMMITS)
+    for name in (*("written", "duplicates", "conflicts", "refused_rows", "aged_out", "sized_out"),):
+        rows.watch(_read(written, name), outcome=name)
+    for name in ("refused_full", "refused_disk"):
+        rows.watch(_read(store, name), outcome=name)
+    for name, shown in {
+        "commits": "done",
+        "failed_commits": "failed",
+        "reopened": "reopened",
+    }.items():
+        commits.watch(_read(written, name), outcome=shown)
+    for name in (
+        *("taken", "refused_auth", "refused_acl", "refused_pace", "refused_load", "refused_body"),
+        "failed",
+    ):
+        meter.gauge(INGEST_REQUESTS).watch(_read(ingest, name), outcome=name)
+    for place, queue in queues.items():
+        meter.gauge(QUESTIONS_WAITING).watch(_read(queue, "n_waiting"), place=place)
+    meter.gauge(WAITING).watch(lambda: store.n_waiting)
+    meter.gauge(STORE_UP).watch(lambda: 0.0 if store.trouble else 1.0)
+    meter.gauge(BATCHES_REFUSED).watch(_count(ingest.records, RefusalReason.BATCH))
+    for reason in RefusalReason:
+        meter.gauge(RECORDS_REFUSED).watch(_count(ingest.records, reason), reason=reason.value)
+
+
+def _read(source: object, name: str) -> Callable[[], float]:
+    return lambda: float(getattr(source, name))
+
+
+def _count(counts: Mapping[RefusalReason, int], reason: RefusalReason) -> Callable[[], float]:
+    return lambda: float(counts[reason])

@@ -1,0 +1,186 @@
+"""`Listeners`: OTLP in, MCP and the API out, health; opened in order, drained and closed."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+import grpc
+
+from ingero.config import Endpoint
+from ingero.config.environment import allows_loose_keys
+from ingero.config.tls import TlsServerConfig
+from ingero.echo.ingest.grpc import EchoGrpcServer
+from ingero.echo.ingest.http import OtlpHttpApp
+from ingero.echo.ingest.reception import Reception
+from ingero.echo.service.config import EchoConfig
+from ingero.echo.service.health import HealthApp
+from ingero.echo.service.middleware import App, RequestMiddleware
+from ingero.echo.service.telemetry import watch_connections
+from ingero.errors import ConfigError, IngeroError
+from ingero.serving.asgi import AsgiServer, AsgiSettings
+from ingero.serving.connections import ConnectionLimits
+from ingero.serving.tls import CertificateReloader, build_server_context
+from ingero.telemetry.clock import Clock
+from ingero.telemetry.metrics import MeterRegistry
+from ingero.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGIApplication
+
+FLEET_PORTS: Final = frozenset({4317, 4318, 8080, 8081})
+"""Where a Fleet on the same host listens by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a started service listens, with the ports that the kernel chose."""
+
+    otlp_grpc: Endpoint
+    otlp_http: Endpoint
+    mcp: Endpoint
+    health: Endpoint
+
+
+class Listeners:
+    """The four listeners of one Echo.
+
+    Args:
+        config: Their addresses, limits and certificate.
+        clock: Time.
+        meter: Where their connections are counted.
+        resources: Closes the HTTP listeners.
+    """
+
+    def __init__(
+        self, config: EchoConfig, clock: Clock, meter: MeterRegistry, resources: AsyncExitStack
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._meter = meter
+        self._resources = resources
+        self._drain_until_ns = 0
+        self._grpc: EchoGrpcServer | None = None
+        self._reloader: CertificateReloader | None = None
+        self.api: RequestMiddleware | None = None
+
+    async def start(
+        self, api: RequestMiddleware, health: HealthApp, reception: Reception
+    ) -> Addresses:
+        """Listen.
+
+        Raises:
+            IngeroError: An address cannot be bound, or the certificate cannot be used.
+        """
+        config, tls = self._config, self._build_tls()
+        self.api = api
+        self._grpc = EchoGrpcServer(reception)
+        with name_setting("health_addr", config):
+            at_health = await self._listen("health", health, config.health_addr)
+        with name_setting("otlp_addr", config):
+            otlp_grpc = await self._grpc.start(config.otlp_addr, self._build_grpc_credentials())
+        with name_setting("otlp_http_addr", config):
+            otlp = OtlpHttpApp(reception)
+            otlp_http = await self._listen("otlp_http", otlp, config.otlp_http_addr, tls)
+        with name_setting("mcp_addr", config):
+            mcp = await self._listen("mcp", api, config.mcp_addr, tls)
+        return Addresses(otlp_grpc=otlp_grpc, otlp_http=otlp_http, mcp=mcp, health=at_health)
+
+    def reload_certificate(self) -> None:
+        """Read the certificate again.
+
+        Raises:
+            IngeroError: It cannot be used; the old one stays.
+        """
+        if self._reloader is not None:
+            self._reloader.reload_if_changed()
+
+    async def drain(self) -> None:
+        """Answer 503 to what is new and finish what is in flight, as far as the time for it goes."""
+        self._drain_until_ns = self._clock.mono_ns() + self._config.drain
+        if self.api is not None:
+            await self.api.drain(self._drain_left_ns())
+        if self._grpc is not None:
+            await self._grpc.stop(self._drain_left_ns())
+
+    async def _listen(
+        self, name: str, app: App, endpoint: Endpoint, tls: ssl.SSLContext | None = None
+    ) -> Endpoint:
+        config = self._config
+        limits = ConnectionLimits(
+            head_s=config.head_timeout / NS_PER_S,
+            stall_s=config.stall_timeout / NS_PER_S,
+            max_connections=config.max_connections,
+            max_per_peer=0 if config.trust_proxy_headers else config.max_connections_per_peer,
+        )
+        settings = AsgiSettings(drain_s=config.drain / NS_PER_S, limits=limits)
+        server = AsgiServer(cast("ASGIApplication", app), endpoint, tls=tls, settings=settings)
+        await server.start()
+        watch_connections(self._meter, server.counters, name)
+
+        async def stop() -> None:
+            await server.stop(self._drain_left_ns() / NS_PER_S)
+
+        self._resources.push_async_callback(stop)
+        return server.bound
+
+    def _drain_left_ns(self) -> int:
+        return max(0, self._drain_until_ns - self._clock.mono_ns())
+
+    def _build_tls(self) -> ssl.SSLContext | None:
+        config = self._config
+        if config.tls_cert is None or config.tls_key is None:
+            return None
+        check_key_mode(config.tls_key)
+        files = TlsServerConfig(cert_file=config.tls_cert, key_file=config.tls_key)
+        context = build_server_context(files)
+        self._reloader = CertificateReloader(context, files)
+        return context
+
+    def _build_grpc_credentials(self) -> grpc.ServerCredentials | None:
+        config = self._config
+        if config.tls_cert is None or config.tls_key is None:
+            return None
+        cert, key = Path(config.tls_cert), Path(config.tls_key)
+
+        def fetch() -> grpc.ServerCertificateConfiguration:
+            pair = (key.read_bytes(), cert.read_bytes())
+            return grpc.ssl_server_certificate_configuration([pair])
+
+        return grpc.dynamic_ssl_server_credentials(fetch(), fetch)
+
+
+def check_key_mode(key: str) -> None:
+    """Refuse a private key that others may read.
+
+    Raises:
+        ConfigError: Its mode has a bit for group or others.
+    """
+    try:
+        mode = Path(key).stat().st_mode
+    except OSError as error:
+        raise ConfigError(f"{key}: {error.strerror}") from error
+    if mode & 0o077 and not allows_loose_keys():
+        raise ConfigError(
+            f"{key} may be read by others (mode {mode & 0o777:o})", hint=f"chmod 600 {key}"
+        )
+
+
+@contextmanager
+def name_setting(key: str, config: EchoConfig) -> Iterator[None]:
+    """Say which setting moves a listener whose address cannot be had, and what else has that port by default."""
+    try:
+        yield
+    except IngeroError as error:
+        port, flag = getattr(config, key).port, f"--{key.replace('_', '-')}"
+        hint = f"{flag} moves it"
+        if port in FLEET_PORTS:
+            other = f"127.0.0.1:{port + 10_000}"
+            hint = f"ingero-fleet listens on {port} by default: beside it, give {flag} {other}"
+        raise IngeroError(
+            error.message, hint="; ".join(filter(None, (error.hint, hint)))
+        ) from error
