@@ -13,7 +13,6 @@ ATTRIBUTES = {
     "agent/collectives/push.py:CollectivePusher": 19,
     "agent/health/lane.py:PushLane": 13,
     "agent/trace/recent.py:Recent": 14,
-    "echo/db/writer.py:Writer": 20,
     "fleet/helpers/sending.py:Sender": 21,
     "fleet/receivers/otlp/http_server.py:OtlpHttpServer": 19,
     "fleet/receivers/otlp/http_server.py:_Connection": 14,
@@ -23,7 +22,6 @@ METHODS = {
     "agent/capture/stacks/cfi.py:_Program": 21,
     "agent/collectives/push.py:CollectivePusher": 21,
     "agent/health/loop.py:HealthLoop": 21,
-    "echo/db/writer.py:Writer": 25,
     "fleet/helpers/sending.py:Sender": 21,
     "fleet/receivers/otlp/http_server.py:_Connection": 25,
 }

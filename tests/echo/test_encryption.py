@@ -174,7 +174,7 @@ def test_an_encrypted_file_without_a_key_is_refused_by_every_command_and_stays(
     for refused in refusals:
         assert (refused.returncode, "no key was given" in refused.stderr) == (2, True)
         assert "--db-key-file" in refused.stderr
-    with pytest.raises(StoreError, match="its log cannot be mended"):
+    with pytest.raises(StoreError, match="its log cannot be repaired"):
         repair(locked_file)
     assert locked_file.read_bytes() == before
     assert not list(tmp_path.glob("copy*")) + list(tmp_path.glob("new*"))

@@ -12,7 +12,7 @@ from ingero.echo.db.engine import DatabaseSettings
 from ingero.echo.db.rows import Rows
 from ingero.echo.db.store import Store, StoreSettings
 from ingero.echo.db.writer import DatabaseWriterSettings
-from ingero.echo.schema import (
+from ingero.echo.schema.tables import (
     COLLECTIVES,
     COSTS,
     EVENTS,

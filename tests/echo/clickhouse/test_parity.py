@@ -16,7 +16,7 @@ from ingero.echo.db.sandbox.runner import Sandbox, SandboxSettings
 from ingero.echo.queries.analysis import RUN_ANALYSIS
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.queries.context import QueryContext, TimeWindowArgs
-from ingero.echo.schema import TABLES, TENANT_TABLES
+from ingero.echo.schema.tables import TABLES, TENANT_TABLES
 from ingero.echo.service.formats import build_schema
 from ingero.echo.service.tenant_sql import RowsExport
 from ingero.serving.query import get_query

@@ -26,7 +26,7 @@ from ingero.echo.db.clickhouse.settings import ClickHouseSettings
 from ingero.echo.db.clickhouse.tables import VERSION
 from ingero.echo.db.retention import Retention
 from ingero.echo.db.rows import Rows
-from ingero.echo.schema import EVENTS, LOGS
+from ingero.echo.schema.tables import EVENTS, LOGS
 from ingero.echo.service.config import EchoConfig, parse_store
 from ingero.errors import ConfigError, StoreError
 from ingero.otlp.names import Signal

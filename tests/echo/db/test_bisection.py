@@ -6,7 +6,7 @@ from tests.echo.db.test_store import T0, count, make_store, rows_of
 from ingero.echo.db.bisection import GroupBisector
 from ingero.echo.db.duckdb_backend import DuckDbBackend
 from ingero.echo.db.errors import BadRowsError, BrokenInstanceError
-from ingero.echo.schema import EVENTS
+from ingero.echo.schema.tables import EVENTS
 from ingero.errors import BadDataError, StoreError
 
 

@@ -15,7 +15,7 @@ from ingero.echo.db.retention import Retention
 from ingero.echo.db.rows import Rows
 from ingero.echo.db.store import Store, StoreSettings
 from ingero.echo.db.writer import DatabaseWriterSettings
-from ingero.echo.schema import EVENTS, TABLES
+from ingero.echo.schema.tables import EVENTS, TABLES
 from ingero.errors import IngeroError, RetryableError, StoreError
 from ingero.telemetry.clock import SystemClock
 from ingero.testing.clock import ManualClock

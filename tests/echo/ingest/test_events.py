@@ -6,7 +6,7 @@ import pytest
 
 from ingero.config import parse_model
 from ingero.echo.ingest.origin import to_timestamp
-from ingero.echo.schema import COSTS, INCIDENTS, VERDICTS
+from ingero.echo.schema.tables import COSTS, INCIDENTS, VERDICTS
 from ingero.fleet.component import Hardware
 from ingero.fleet.processors.collectives.costs import CostAccount, CostDelta, build_costs
 from ingero.fleet.processors.collectives.engine import Conclusion, VerdictChange

@@ -8,7 +8,7 @@ import pytest
 from ingero.echo.ingest.origin import to_timestamp
 from ingero.echo.queries.context import QueryContext
 from ingero.echo.queries.hangs import HANGS as QUESTION
-from ingero.echo.schema import HANGS
+from ingero.echo.schema.tables import HANGS
 from ingero.fleet.processors.collectives.hangs import HangChanges, build_hangs
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.model.hang import HangCause, HangRoot, StoppedGroup

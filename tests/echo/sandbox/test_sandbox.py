@@ -17,7 +17,7 @@ from ingero.echo.db.errors import DeadlineError
 from ingero.echo.db.sandbox.guard import FUNCTIONS, check_statement
 from ingero.echo.db.sandbox.messages import Data, GuardReply, Result, SandboxJob, receive, send
 from ingero.echo.db.sandbox.runner import Sandbox, SandboxSettings, SqlRefusedError
-from ingero.echo.schema import EVENTS, TENANT_TABLES
+from ingero.echo.schema.tables import EVENTS, TENANT_TABLES
 from ingero.telemetry.clock import SystemClock
 from ingero.units import NS_PER_S
 
@@ -36,7 +36,7 @@ def export(table, columns=None):
 def export_whole(table, columns=None):
     schema = EVENTS.arrow_schema()
     if table != "events":
-        from ingero.echo.schema import TABLES
+        from ingero.echo.schema.tables import TABLES
 
         return TABLES[table].arrow_schema(), []
     rows = pa.table(
@@ -411,7 +411,7 @@ def test_a_statement_that_nobody_waits_for_ends_and_gives_its_place_back():
         one.run(endless, begin, 10, stop)
     stopping.join()
     assert run(one, "SELECT count(*) FROM events")[1] == [[3]]
-    with pytest.raises(DeadlineError, match="nobody waits"):
+    with pytest.raises(DeadlineError, match="client has gone"):
         one.run("SELECT 1", export, 10, stop)
     one.close()
 

@@ -5,30 +5,36 @@ The writer's thread alone opens, writes, trims and closes; readers come from any
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from ingero.echo.db.deduplication import Keys
 from ingero.echo.db.reader import Reader
 from ingero.echo.db.retention import Retention
 from ingero.echo.db.rows import Incoming, NodeKey, NodeRow
+from ingero.errors import StoreError
 
 Kept = Callable[[Incoming], None]
 
 
-class DatabaseBackend(Protocol):
-    """One database that is open or not."""
+class DatabaseBackend(ABC):
+    """One database that is open or not.
+
+    Attributes:
+        secret: 64 bits that no sender knows, the same for as long as the database lives; known once it was open.
+    """
+
+    secret: int = 0
 
     @property
+    @abstractmethod
     def is_open(self) -> bool:
         """Whether it can be written."""
 
-    @property
-    def secret(self) -> int:
-        """64 bits that no sender knows, the same for as long as the database lives; known once it was open."""
-
+    @abstractmethod
     def open(self, now: datetime, since: datetime, max_keys: int) -> Keys:
         """Open it and bring its schema up to date.
 
@@ -41,9 +47,10 @@ class DatabaseBackend(Protocol):
             Keys of rows that are there.
 
         Raises:
-            StoreError: It cannot be opened; the hint says what mends it.
+            StoreError: It cannot be opened; the hint says what repairs it.
         """
 
+    @abstractmethod
     def commit(
         self,
         group: Sequence[Incoming],
@@ -58,6 +65,7 @@ class DatabaseBackend(Protocol):
             StoreError: The parts that were not ``kept`` are not there.
         """
 
+    @abstractmethod
     def trim(self, now: datetime, since: datetime, retention: Retention) -> tuple[int, int]:
         """Forget keys older than ``since`` and what retention no longer keeps; rows gone for age, and for size."""
 
@@ -67,13 +75,19 @@ class DatabaseBackend(Protocol):
         Raises:
             StoreError: This backend has no such jobs.
         """
+        del job
+        raise StoreError("this is done to a database file, and the rows are on a ClickHouse server")
 
+    @abstractmethod
     def drop(self) -> None:
         """Let go of an instance that is broken."""
 
     def close(self) -> str:
         """Let go in order; what went wrong, or empty. Everything that was acknowledged is safe either way."""
+        self.drop()
+        return ""
 
+    @abstractmethod
     def open_reader(self, timeout_ns: int) -> AbstractContextManager[Reader]:
         """A reader whose statements end ``timeout_ns`` from now.
 

@@ -1,8 +1,8 @@
-"""A backup of a database that is being served: a Unix socket beside the file, for whoever may read the file anyway.
+"""A backup of a database that is being served: a Unix socket beside the file, for users who may read the file anyway.
 
 The client opens the copy's files and passes their descriptors; the server fills them while its writer pauses, so the
-copy is of one moment, and neither needs to reach the other's paths. Ingest waits for that long (its senders are answered
-after it), reads go on. Only the socket's owner and root are let in.
+copy is of one moment, and neither needs to reach the other's paths. Ingest waits for that long (its senders are
+answered after it), reads go on. Only the socket's owner and root are let in.
 
 A frame is one JSON object; source of the mechanism: unix(7), ``SCM_RIGHTS`` and ``SO_PEERCRED``.
 """
@@ -22,8 +22,7 @@ from typing import Any, Final
 
 import duckdb
 
-from ingero.echo.db.engine import count_tables, wal_path
-from ingero.echo.db.errors import translate_errors
+from ingero.echo.db.engine import checkpoint, count_tables, wal_path
 from ingero.echo.db.lock import find_open
 from ingero.echo.db.store import Store
 from ingero.errors import IngeroError, StoreError
@@ -120,8 +119,8 @@ def _copy_now(connection: duckdb.DuckDBPyConnection, path: str, fds: list[int]) 
 
     The log is empty unless the checkpoint was not possible.
     """
-    with suppress(StoreError), translate_errors("checkpoint"):
-        connection.execute("CHECKPOINT")
+    with suppress(StoreError):
+        checkpoint(connection)
     size = 0
     for source, fd in zip((Path(path), wal_path(path)), fds, strict=True):
         if source.exists():
@@ -136,19 +135,14 @@ def _copy_file(source: Path, to_fd: int) -> int:
     fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC) if of_duckdb is None else of_duckdb
     at = 0
     try:
-        while part := os.pread(fd, _COPY_BYTES, at):
-            at += len(part)
-            _write_all(to_fd, part)
+        while n_bytes := os.sendfile(
+            to_fd, fd, at, _COPY_BYTES
+        ):  # with an offset, sendfile(2) moves no descriptor
+            at += n_bytes
     finally:
         if of_duckdb is None:
             os.close(fd)
     return at
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
 
 
 def request_backup(path: Path, copy: Path) -> dict[str, int]:
@@ -158,16 +152,16 @@ def request_backup(path: Path, copy: Path) -> dict[str, int]:
         Rows that each table of the copy must have.
 
     Raises:
-        StoreError: Nobody serves it, or the copy could not be made; what there is of it is removed.
+        StoreError: No process serves it, or the copy could not be made; what there is of it is the caller's to remove.
     """
-    control = backup_socket_path(str(path))
-    parts = (copy, wal_path(str(copy)))
+    control, log = backup_socket_path(str(path)), wal_path(str(copy))
     fds: list[int] = []
     try:
-        fds.extend(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) for part in parts)
+        fds.extend(
+            os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) for part in (copy, log)
+        )
         answer = _ask(control, fds)
     except OSError as error:
-        _remove(parts)
         raise StoreError(
             f"{path} is in use, and its server does not take backups: {error.strerror or error}",
             hint=f"It listens on {control}; ask as the user who runs it.",
@@ -176,10 +170,9 @@ def request_backup(path: Path, copy: Path) -> dict[str, int]:
         for fd in fds:
             os.close(fd)
     if "bytes" not in answer:
-        _remove(parts)
         raise StoreError(f"cannot back up {path}: {answer.get('error', 'its server went away')}")
-    if not parts[1].stat().st_size:
-        parts[1].unlink()
+    if not log.stat().st_size:
+        log.unlink()
     rows: dict[str, int] = answer.get("rows", {})
     return rows
 
@@ -194,11 +187,6 @@ def _ask(control: Path, fds: list[int]) -> dict[str, Any]:
             said += part
     answer: dict[str, Any] = json.loads(said) if said else {}
     return answer
-
-
-def _remove(parts: tuple[Path, Path]) -> None:
-    for part in parts:
-        part.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Find the rows of a failed group that the database does not take, so that every other row is stored.
 
-Halving: a request that is at fault costs a logarithm of attempts, and its neighbours none of their rows.
+Halving: a request that is at fault costs a logarithm of attempts, and the group's other requests none of their rows.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class GroupBisector:
         is_stored = [self._try(part) for part in parts]
         if not any(is_stored):
             return [error] * len(group)
-        told: list[IngeroError | None] = []
+        outcomes: list[IngeroError | None] = []
         for part, was_stored in zip(parts, is_stored, strict=True):
-            told += [None] * len(part) if was_stored else self.settle(part)
-        return told
+            outcomes += [None] * len(part) if was_stored else self.settle(part)
+        return outcomes
 
     def _try(self, group: Sequence[Rows]) -> bool:
         try:

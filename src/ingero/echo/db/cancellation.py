@@ -1,4 +1,4 @@
-"""`Cancellation`: tells work on another thread that nobody waits for it any more."""
+"""`Cancellation`: ends work on another thread whose result is not wanted any more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ingero.echo.db.errors import DeadlineError
 
 
 class Cancellation:
-    """One question's. Whoever works for it says how it is stopped; thread-safe."""
+    """That of one query. What works for it says how it is stopped; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -19,7 +19,7 @@ class Cancellation:
 
     @property
     def is_set(self) -> bool:
-        """Nobody waits."""
+        """The result is not wanted."""
         return self._is_set
 
     def set(self) -> None:
@@ -38,7 +38,7 @@ class Cancellation:
         """
         with self._lock:
             if self._is_set:
-                raise DeadlineError("cannot answer: nobody waits for it")
+                raise DeadlineError("cannot answer: the client has gone")
             self._actions.append(action)
         try:
             yield

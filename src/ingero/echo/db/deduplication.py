@@ -1,7 +1,7 @@
 """`KeyWindow`: which rows were written lately, so that a sender's retry is dropped and counted.
 
-A key is a 64-bit hash, so a new row is mistaken for a duplicate with probability n / 2⁶⁴ for n keys held: 10⁻¹² at the
-default of 16 million. Pure NumPy; the writer alone uses it.
+A key is a 64-bit hash, so a new row is mistaken for a duplicate with probability n / 2⁶⁴ for n keys held: 10⁻¹² at
+the default of 16 million. Pure NumPy; the writer alone uses it.
 """
 
 from __future__ import annotations

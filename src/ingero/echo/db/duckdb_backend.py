@@ -10,12 +10,14 @@ from typing import Any, Final
 import duckdb
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
-from ingero.echo.db.backend import Kept
+from ingero.echo.db.backend import DatabaseBackend, Kept
 from ingero.echo.db.deduplication import Keys
 from ingero.echo.db.encryption import CATALOG
 from ingero.echo.db.engine import (
     DatabaseSettings,
+    checkpoint,
     fetch_row,
     migrate,
     open_engine,
@@ -26,7 +28,7 @@ from ingero.echo.db.errors import MemoryLimitError, translate_errors, translate_
 from ingero.echo.db.reader import Reader, ReaderPool
 from ingero.echo.db.retention import Retention, trim
 from ingero.echo.db.rows import Incoming, NodeKey, NodeRow, build_nodes
-from ingero.echo.schema import NODES
+from ingero.echo.schema.tables import NODES
 from ingero.errors import IngeroError, StoreError
 
 _NODE_UPDATES: Final = ", ".join(
@@ -36,8 +38,8 @@ _NODE_UPDATES: Final = ", ".join(
 )
 
 
-class DuckDbBackend:
-    """One file; a `Backend`.
+class DuckDbBackend(DatabaseBackend):
+    """One file.
 
     Args:
         path: The file, or ``:memory:``.
@@ -49,20 +51,14 @@ class DuckDbBackend:
         self._path = path
         self._settings = settings
         self._connection: duckdb.DuckDBPyConnection | None = None
-        self._secret = 0
 
     @property
-    def secret(self) -> int:
-        """See `Backend.secret`."""
-        return self._secret
-
-    @property
+    @override
     def is_open(self) -> bool:
-        """Whether the instance is alive."""
         return self._connection is not None
 
+    @override
     def open(self, now: datetime, since: datetime, max_keys: int) -> Keys:
-        """See `Backend.open`."""
         connection = open_engine(self._path, self._settings)
         try:
             migrate(connection, now)
@@ -71,7 +67,7 @@ class DuckDbBackend:
                     "SELECT key FROM ingest_keys WHERE ingested_at >= ? ORDER BY ingested_at DESC LIMIT ?",
                     [since, max_keys],
                 ).fetchnumpy()["key"]
-                self._secret = int(fetch_row(connection, "SELECT secret FROM ingest_secret")[0])
+                self.secret = int(fetch_row(connection, "SELECT secret FROM ingest_secret")[0])
         except IngeroError:
             connection.close()
             raise
@@ -79,6 +75,7 @@ class DuckDbBackend:
         self.readers.attach(connection, CATALOG if self._settings.encryption else "")
         return np.asarray(loaded, dtype=np.uint64)
 
+    @override
     def commit(
         self,
         group: Sequence[Incoming],
@@ -111,18 +108,20 @@ class DuckDbBackend:
             if nodes:
                 _upsert_nodes(connection, build_nodes(nodes, now))
 
+    @override
     def trim(self, now: datetime, since: datetime, retention: Retention) -> tuple[int, int]:
-        """See `Backend.trim`."""
         connection = self._get()
         with translate_errors("forget old keys"):
             connection.execute("DELETE FROM ingest_keys WHERE ingested_at < ?", [since])
         wal = wal_path(self._path)
         return trim(connection, retention, now, wal.stat().st_size if wal.exists() else 0)
 
-    def run(self, job: Callable[[duckdb.DuckDBPyConnection], Any]) -> Any:  # noqa: ANN401 - what the job returns
+    @override
+    def run(self, job: Callable[[duckdb.DuckDBPyConnection], Any]) -> Any:
         """The job gets the connection."""
         return job(self._get())
 
+    @override
     def drop(self) -> None:
         """Close the instance under its readers."""
         self.readers.detach()
@@ -130,21 +129,21 @@ class DuckDbBackend:
             self._connection.close()
             self._connection = None
 
+    @override
     def close(self) -> str:
         """Checkpoint and close; a checkpoint that fails leaves the log, which the next start replays."""
         self.readers.detach()
         trouble = ""
         if self._connection is not None:
             try:
-                with translate_errors("checkpoint"):
-                    self._connection.execute("CHECKPOINT")
+                checkpoint(self._connection)
             except StoreError as error:
                 trouble = error.message
         self.drop()
         return trouble
 
+    @override
     def open_reader(self, timeout_ns: int) -> AbstractContextManager[Reader]:
-        """A cursor with a deadline."""
         return self.readers.open_reader(timeout_ns)
 
     def _get(self) -> duckdb.DuckDBPyConnection:

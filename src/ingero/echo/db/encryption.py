@@ -93,7 +93,7 @@ def read_key(file: Path) -> str:
     """The key as DuckDB takes it: base64 of 32 bytes.
 
     Raises:
-        ConfigError: The file cannot be read, others may read it, or it has no such key. Its content is not told.
+        ConfigError: The file cannot be read, others may read it, or it has no such key. Its content is not shown.
     """
     try:
         with file.open("rb") as opened:

@@ -16,7 +16,8 @@ import duckdb
 
 from ingero.echo.db.encryption import Encryption, attach
 from ingero.echo.db.errors import LockedError, translate_errors
-from ingero.echo.schema import MIGRATIONS, TABLES
+from ingero.echo.schema.migrations import MIGRATIONS
+from ingero.echo.schema.tables import TABLES
 from ingero.errors import ConfigError, IngeroError, StoreError
 
 MEMORY: Final = ":memory:"
@@ -49,7 +50,7 @@ def open_engine(path: str, settings: DatabaseSettings) -> duckdb.DuckDBPyConnect
     Raises:
         LockedError: Another process has it.
         ConfigError: Its key is missing, wrong or one too many; nothing was changed.
-        StoreError: It is damaged, no database, or cannot be created; the hint says what mends it.
+        StoreError: It is damaged, no database, or cannot be created; the hint says what repairs it.
     """
     config: dict[str, str | bool | int | float | list[str]] = {
         "memory_limit": f"{settings.memory_limit_bytes >> 20}MiB",
@@ -102,12 +103,12 @@ def _explain(path: str, text: str, *, is_encrypted: bool) -> IngeroError:
             hint="Give --db-key-file and --httpfs-extension; the file is as it was.",
         )
     if "Corrupt WAL" in text or "WAL file" in text:
-        mend = (
+        repair = (
             f"Run `ingero-echo repair --db {path}`: it keeps a copy and saves every earlier batch."
         )
         if is_encrypted:
-            mend = "An encrypted log cannot be mended: keep both files and restore a backup."
-        return StoreError(f"{path}: damaged write-ahead log: {head}", hint=mend)
+            repair = "An encrypted log cannot be repaired: keep both files and restore a backup."
+        return StoreError(f"{path}: damaged write-ahead log: {head}", hint=repair)
     if "orrupt" in text:
         return StoreError(f"{path}: damaged: {head}", hint="Restore it from a backup.")
     if "not a valid DuckDB" in text or "is not a DuckDB" in text:
@@ -185,6 +186,16 @@ def count_tables(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
             name: int(fetch_row(connection, f"SELECT count(*) FROM {name}")[0])  # noqa: S608 - our names
             for name in TABLES
         }
+
+
+def checkpoint(connection: duckdb.DuckDBPyConnection) -> None:
+    """Fold the write-ahead log into the file and give free blocks back.
+
+    Raises:
+        StoreError: It was not possible; the log is as it was.
+    """
+    with translate_errors("checkpoint"):
+        connection.execute("CHECKPOINT")
 
 
 def used_bytes(connection: duckdb.DuckDBPyConnection) -> int:

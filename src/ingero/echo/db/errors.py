@@ -25,7 +25,7 @@ class DeadlineError(StoreError):
 
 
 class BadRowsError(StoreError):
-    """The rows themselves cannot be stored; no retry mends that."""
+    """The rows themselves cannot be stored; no retry helps."""
 
 
 class MemoryLimitError(StoreError):
@@ -58,7 +58,7 @@ def translate_errors(doing: str) -> Iterator[None]:
 
 @contextmanager
 def translate_row_errors(doing: str) -> Iterator[None]:
-    """`translate_errors`, with what is the fault of the rows told apart as `BadRowsError`."""
+    """`translate_errors`, with what is the fault of the rows as `BadRowsError`."""
     with translate_errors(doing):
         try:
             yield

@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +20,7 @@ from ingero.echo.db.backup_socket import request_backup
 from ingero.echo.db.encryption import Encryption
 from ingero.echo.db.engine import (
     DatabaseSettings,
+    checkpoint,
     count_tables,
     fetch_row,
     migrate,
@@ -29,7 +29,7 @@ from ingero.echo.db.engine import (
 )
 from ingero.echo.db.errors import LockedError, translate_errors
 from ingero.echo.db.lock import FileLock, locked
-from ingero.echo.schema import MIGRATIONS
+from ingero.echo.schema.migrations import MIGRATIONS
 from ingero.errors import IngeroError, StoreError
 from ingero.units import format_size
 
@@ -82,14 +82,11 @@ def back_up(path: Path, to: Path, encryption: Encryption | None = None) -> tuple
     try:
         lock.acquire()
     except LockedError:
-        with _partial(to, encryption) as partial:
-            partial.expected = request_backup(path, partial.path)
-        return to.stat().st_size, sum(partial.expected.values())
+        return _make_copy(to, encryption, lambda copy: request_backup(path, copy))
     try:
         connection = open_engine(str(path), DatabaseSettings(encryption=encryption))
         try:
-            with translate_errors("checkpoint"):
-                connection.execute("CHECKPOINT")
+            checkpoint(connection)
             expected = count_tables(connection)
         finally:
             connection.close()
@@ -142,10 +139,10 @@ def repair(path: Path) -> Repair:
     """
     _check_there(path)
     with locked(str(path)):
-        return _mend(path)
+        return _repair(path)
 
 
-def _mend(path: Path) -> Repair:
+def _repair(path: Path) -> Repair:
     wal = wal_path(str(path))
     kept: Path | None = None
     whole_bytes = wal.stat().st_size if wal.exists() else 0
@@ -173,7 +170,7 @@ def _find_damage(path: Path) -> int | None:
         found = _DAMAGE.search(text)
         if "Cannot open encrypted database" in text:
             raise StoreError(
-                f"{path} is encrypted: its log cannot be mended", hint="Restore a backup."
+                f"{path} is encrypted: its log cannot be repaired", hint="Restore a backup."
             ) from error
         if found is None:
             open_engine(str(path), _SETTINGS).close()  # raises the right error for everything else
@@ -192,7 +189,7 @@ def _check_echo(
     """
     connection = open_engine(str(path), DatabaseSettings(encryption=encryption))
     try:
-        with translate_errors("look into it"):
+        with translate_errors("read the schema"):
             sql = "SELECT count(*) FROM duckdb_tables() WHERE table_name IN ('events', 'schema_migrations')"
             if fetch_row(connection, sql)[0] != 2:
                 raise StoreError(f"{path} is no Echo database")
@@ -216,40 +213,46 @@ def _copy(
     encryption: Encryption | None,
     expected: Mapping[str, int] | None = None,
 ) -> int:
-    with _partial(to, encryption) as partial:
-        partial.expected = dict(expected or {})
+    def fill(copy: Path) -> Mapping[str, int] | None:
         try:
-            fd = os.open(partial.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            fd = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(fd, "wb") as writing, source.open("rb") as reading:
                 shutil.copyfileobj(reading, writing, 8 << 20)
                 writing.flush()
                 os.fsync(fd)
         except OSError as error:
             raise StoreError(f"cannot copy {source} to {to}: {error.strerror}") from error
-    return to.stat().st_size
+        return expected
+
+    return _make_copy(to, encryption, fill)[0]
 
 
-@dataclass(slots=True)
-class _Partial:
-    path: Path
-    expected: dict[str, int]
+def _make_copy(
+    to: Path, encryption: Encryption | None, fill: Callable[[Path], Mapping[str, int] | None]
+) -> tuple[int, int]:
+    """A copy that appears under its name once it was opened; nothing is left of one that failed.
 
+    Args:
+        to: Its name.
+        encryption: How it is encrypted.
+        fill: Writes it under another name, and returns the rows that it must have.
 
-@contextmanager
-def _partial(to: Path, encryption: Encryption | None) -> Iterator[_Partial]:
-    """A name beside the copy's, which it gets once it was opened; nothing is left of a copy that failed."""
+    Returns:
+        Its bytes, and those rows.
+    """
     partial = to.with_name(f"{to.name}.partial")
-    partial.unlink(missing_ok=True)
-    wal_path(str(partial)).unlink(missing_ok=True)
-    copy = _Partial(partial, {})
+    parts = (partial, wal_path(str(partial)))
+    for part in parts:
+        part.unlink(missing_ok=True)
     try:
-        yield copy
-        _check_echo(partial, encryption, copy.expected)
+        expected = fill(partial)
+        _check_echo(partial, encryption, expected)
         partial.rename(to)
     except BaseException:
-        partial.unlink(missing_ok=True)
-        wal_path(str(partial)).unlink(missing_ok=True)
+        for part in parts:
+            part.unlink(missing_ok=True)
         raise
+    return to.stat().st_size, sum((expected or {}).values())
 
 
 def _check_room(source: Path, to: Path) -> None:

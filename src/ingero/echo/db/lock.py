@@ -85,7 +85,7 @@ def locked(path: str) -> Iterator[None]:
 def find_open(path: Path) -> int | None:
     """A descriptor that this process has on a file already; None where it has none.
 
-    It is whoever opened it who closes it: closing any descriptor of a file drops the POSIX locks of the whole process.
+    Only the code that opened it closes it: closing any descriptor of a file drops the POSIX locks of the whole process.
     """
     try:
         wanted = path.stat()

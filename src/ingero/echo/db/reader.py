@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import itertools
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import duckdb
 import pyarrow as pa
+from typing_extensions import override
 
 from ingero.echo.db.errors import BrokenInstanceError, DeadlineError, translate_errors
 from ingero.errors import RetryableError, StoreError
 from ingero.units import NS_PER_S
 
-_LET_GO_S: Final = 5.0
-_ASK_AGAIN_S: Final = 0.05
+_MAX_RELEASE_S: Final = 5.0
+_RETRY_S: Final = 0.05
 
 
-class Reader(Protocol):
-    """Runs our own SQL, written in DuckDB's, with bound parameters."""
+class Reader(ABC):
+    """Runs our own SQL, written in DuckDB's, with bound parameters, until it is stopped."""
+
+    def __init__(self) -> None:
+        self._stopped = threading.Event()
 
     @property
     def is_stopped(self) -> bool:
-        """Its deadline has passed, or its instance is being closed; whoever holds it lets go."""
+        """Its deadline has passed, or its instance is being closed; whatever holds it lets go."""
+        return self._stopped.is_set()
 
     def stop(self) -> None:
         """End what it runs, from another thread; nothing where it is closed already."""
+        self._stopped.set()
 
+    @abstractmethod
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Every row of the answer; times are UTC without a zone.
 
@@ -39,7 +47,9 @@ class Reader(Protocol):
 
     def row(self, sql: str, params: Sequence[Any] = ()) -> tuple[Any, ...]:
         """The only row of the answer."""
+        return self.rows(sql, params)[0]
 
+    @abstractmethod
     def batches(
         self, sql: str, params: Sequence[Any] = (), batch_rows: int = 65_536
     ) -> Iterator[pa.RecordBatch]:
@@ -48,15 +58,21 @@ class Reader(Protocol):
         The columns' types are the backend's own; `conform` gives them the wanted ones.
         """
 
+    @abstractmethod
     def page_rows(
         self, sql: str, params: Sequence[Any], limit: int
     ) -> tuple[list[tuple[Any, ...]], int]:
         """The first rows of an ordered statement, and how many there are without the limit."""
 
+    @abstractmethod
     def page_batches(
         self, sql: str, params: Sequence[Any], limit: int, batch_rows: int
     ) -> tuple[Iterator[pa.RecordBatch], int]:
         """The same as Arrow; batches may have further columns after the statement's own."""
+
+    def _check_stopped(self) -> None:
+        if self.is_stopped:
+            raise DeadlineError("cannot read: stopped at its deadline")
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -75,29 +91,24 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-class CursorReader:
-    """A cursor of DuckDB; a `Reader`."""
+class CursorReader(Reader):
+    """A cursor of DuckDB."""
 
     def __init__(self, cursor: duckdb.DuckDBPyConnection) -> None:
+        super().__init__()
         self._cursor = cursor
-        self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._is_closed = False
         self._is_sacrificed = False
-
-    @property
-    def is_stopped(self) -> bool:
-        """See `Reader`."""
-        return self._stopped.is_set()
 
     def sacrifice(self) -> None:
         """Stop it because the writer needs the memory."""
         self._is_sacrificed = True
         self.stop()
 
+    @override
     def stop(self) -> None:
-        """See `Reader`."""
-        self._stopped.set()
+        super().stop()
         with self._lock:
             if not self._is_closed:
                 self._cursor.interrupt()
@@ -108,45 +119,36 @@ class CursorReader:
             self._is_closed = True
             self._cursor.close()
 
+    @override
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """See `Reader`."""
         with self._our_errors():
             return self._cursor.execute(sql, list(params)).fetchall()
 
-    def row(self, sql: str, params: Sequence[Any] = ()) -> tuple[Any, ...]:
-        """See `Reader`."""
-        rows = self.rows(sql, params)
-        return rows[0]
-
+    @override
     def batches(
         self, sql: str, params: Sequence[Any] = (), batch_rows: int = 65_536
     ) -> Iterator[pa.RecordBatch]:
-        """See `Reader`."""
         with self._our_errors():
             source = self._cursor.sql(sql, params=list(params)).to_arrow_reader(batch_rows)
         return self._iterate(source)
 
+    @override
     def page_rows(
         self, sql: str, params: Sequence[Any], limit: int
     ) -> tuple[list[tuple[Any, ...]], int]:
-        """See `Reader`."""
         found = self.rows(_count_beside(sql, limit), params)
         return [row[:-1] for row in found], int(found[0][-1]) if found else 0
 
+    @override
     def page_batches(
         self, sql: str, params: Sequence[Any], limit: int, batch_rows: int
     ) -> tuple[Iterator[pa.RecordBatch], int]:
-        """See `Reader`."""
         found = self.batches(_count_beside(sql, limit), params, batch_rows)
         for first in found:
             if first.num_rows:
                 n_all = first.column(first.num_columns - 1)[0].as_py()
                 return itertools.chain([first], found), int(n_all)
         return iter(()), 0
-
-    def _check_stopped(self) -> None:
-        if self.is_stopped:
-            raise DeadlineError("cannot read: stopped at its deadline")
 
     @contextmanager
     def _our_errors(self) -> Iterator[None]:
@@ -205,16 +207,16 @@ class ReaderPool:
             while self._active:
                 for reader in self._active:
                     reader.stop()
-                self._lock.wait(timeout=_ASK_AGAIN_S)
+                self._lock.wait(timeout=_RETRY_S)
 
     def sacrifice(self) -> bool:
         """Stop everybody who reads and wait until they have let go; False where nobody reads."""
         with self._lock:
             doomed = set(self._active)
-            for _ in range(round(_LET_GO_S / _ASK_AGAIN_S)):
+            for _ in range(round(_MAX_RELEASE_S / _RETRY_S)):
                 for reader in doomed & self._active:
                     reader.sacrifice()  # again: DuckDB forgets an interrupt that comes between two statements
-                if self._lock.wait_for(lambda: not doomed & self._active, timeout=_ASK_AGAIN_S):
+                if self._lock.wait_for(lambda: not doomed & self._active, timeout=_RETRY_S):
                     break
         return bool(doomed)
 

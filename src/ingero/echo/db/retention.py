@@ -9,7 +9,7 @@ from typing import Final
 
 import duckdb
 
-from ingero.echo.db.engine import fetch_row, used_bytes
+from ingero.echo.db.engine import checkpoint, fetch_row, used_bytes
 from ingero.echo.db.errors import translate_errors
 from ingero.echo.schema.tables import APPENDED
 from ingero.units import NS_PER_US
@@ -53,10 +53,10 @@ def trim(
         n_aged = _delete_until(connection, horizon)
     limit = retention.max_bytes
     if limit is not None and used_bytes(connection) + wal_bytes > limit:
-        _checkpoint(connection)
+        checkpoint(connection)
         n_sized = _trim_to_size(connection, limit)
     if n_aged or n_sized:
-        _checkpoint(connection)
+        checkpoint(connection)
     return n_aged, n_sized
 
 
@@ -75,7 +75,8 @@ def _trim_to_size(connection: duckdb.DuckDBPyConnection, max_bytes: int) -> int:
         for table in APPENDED
     )
     sql = (
-        "SELECT min(ingested_at) FROM (SELECT ingested_at, sum(sum(n)) OVER (ORDER BY ingested_at) AS upto "  # noqa: S608
+        "SELECT min(ingested_at) FROM ("  # noqa: S608 - our names
+        "SELECT ingested_at, sum(sum(n)) OVER (ORDER BY ingested_at) AS upto "
         f"FROM ({arrivals}) GROUP BY ingested_at) WHERE upto >= ?"
     )
     with translate_errors("find the oldest rows"):
@@ -109,8 +110,3 @@ def _delete_until(connection: duckdb.DuckDBPyConnection, horizon: datetime) -> i
     with translate_errors("delete old nodes"):
         connection.execute("DELETE FROM nodes WHERE ingested_at < ?", [horizon])
     return n_deleted
-
-
-def _checkpoint(connection: duckdb.DuckDBPyConnection) -> None:
-    with translate_errors("checkpoint"):
-        connection.execute("CHECKPOINT")

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from ingero.echo.db.deduplication import Keys, build_keys, mix
-from ingero.echo.schema import EVENTS, NODES, TABLES, Table
+from ingero.echo.schema.tables import EVENTS, NODES, TABLES, Table
 from ingero.model.arrays import BoolArray, IntArray
 
 NodeKey = tuple[str, str]
@@ -109,7 +109,7 @@ class Rows:
     Attributes:
         tables: By table name.
         nodes: What nodes said about themselves, by (cluster, node): columns of NODES that are known.
-        n_rows: Rows in ``tables``, kept by whoever builds it.
+        n_rows: Rows in ``tables``, counted by the code that fills them.
         n_bytes: About what they take in memory, as far as rows do not say it.
         clusters: Every cluster that the request names or writes to.
         outcome: Filled in by the writer.

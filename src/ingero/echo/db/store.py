@@ -17,7 +17,8 @@ from ingero.echo.db.engine import MEMORY, DatabaseSettings
 from ingero.echo.db.lock import FileLock
 from ingero.echo.db.reader import Reader
 from ingero.echo.db.rows import Rows
-from ingero.echo.db.writer import DatabaseWriterCounters, DatabaseWriterSettings, Done, Writer
+from ingero.echo.db.write_queue import Done
+from ingero.echo.db.writer import DatabaseWriterSettings, Writer
 from ingero.errors import IngeroError, RetryableError, StoreError, UnsupportedError
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S, format_size
@@ -53,7 +54,7 @@ class Store:
     """One database, its writer and its readers.
 
     Args:
-        path: The file, or ``:memory:``; with ClickHouse what people are told of the server.
+        path: The file, or ``:memory:``; with ClickHouse what messages say of the server.
         settings: Limits.
         clock: Time.
         read_free_bytes: Free space where the file is; for tests, None asks the file system.
@@ -76,6 +77,7 @@ class Store:
         else:
             self.backend = _build_clickhouse(settings.clickhouse, clock)
         self._writer = Writer(self.backend, settings.writer, clock)
+        self.counters = self._writer.counters
         self._lock = FileLock(path) if self.is_file else None
         self._free_bytes = -1
         self._free_read_ns = -settings.free_space_every_ns
@@ -88,23 +90,18 @@ class Store:
         return self.path != MEMORY and self._settings.clickhouse is None
 
     @property
-    def counters(self) -> DatabaseWriterCounters:
-        """What the writer did."""
-        return self._writer.counters
-
-    @property
     def n_waiting(self) -> int:
         """Rows taken and not yet on disk."""
-        return self._writer.n_waiting
+        return self._writer.queue.n_rows
 
     @property
     def is_dead(self) -> bool:
         """Nothing will be written any more, until the process is started again."""
         return self._writer.is_dead
 
-    def on_death(self, tell: Callable[[], object]) -> None:
-        """Have ``tell`` called, on another thread, when nothing will be written any more."""
-        self._writer.on_death = tell
+    def on_death(self, action: Callable[[], object]) -> None:
+        """Have ``action`` called, on another thread, when nothing will be written any more."""
+        self._writer.on_death = action
 
     @property
     def trouble(self) -> str:
@@ -123,7 +120,7 @@ class Store:
         """Open the file, creating it and its directory.
 
         Raises:
-            StoreError: With what would mend it.
+            StoreError: The hint says what would help.
         """
         if self.is_file:
             try:
@@ -155,17 +152,18 @@ class Store:
         Raises:
             RetryableError: Too much waits already, or the disk is nearly full; nothing was taken.
         """
-        waiting, settings = self._writer.n_waiting, self._settings
+        queue, settings = self._writer.queue, self._settings
+        waiting = queue.n_rows
         if waiting and waiting + rows.n_rows > settings.max_waiting_rows:
             self.refused_full += rows.n_rows
             raise RetryableError(f"{waiting} rows wait for the disk", retry_after_ns=_FULL_RETRY_NS)
-        if waiting and self._writer.n_waiting_bytes + rows.n_bytes > settings.max_waiting_bytes:
+        if waiting and queue.n_bytes + rows.n_bytes > settings.max_waiting_bytes:
             self.refused_full += rows.n_rows
             raise RetryableError("too much waits for the disk", retry_after_ns=_FULL_RETRY_NS)
         if self._free() < self._settings.min_free_bytes:
             self.refused_disk += rows.n_rows
             raise RetryableError("the disk is nearly full", retry_after_ns=_DISK_RETRY_NS)
-        self._writer.put(rows, done)
+        queue.put(rows, done)
 
     def write(self, rows: Rows) -> None:
         """Put rows and wait until they are durable. For tools and tests.
@@ -173,12 +171,10 @@ class Store:
         Raises:
             IngeroError: They were not taken or not written.
         """
-        future: Future[None] = Future()
-        self.put(
-            rows,
-            lambda error: future.set_result(None) if error is None else future.set_exception(error),
-        )
-        future.result()
+        future: Future[IngeroError | None] = Future()
+        self.put(rows, future.set_result)
+        if (error := future.result()) is not None:
+            raise error
 
     def open_reader(self, timeout_ns: int) -> AbstractContextManager[Reader]:
         """A reader with a deadline."""
@@ -186,7 +182,7 @@ class Store:
 
     def call(self, job: Callable[[Any], Any]) -> Future[Any]:
         """Run a job of ``echo.db`` on the writer's connection; only a file has such jobs."""
-        return self._writer.call(job)
+        return self._writer.queue.call(job)
 
     def _free(self) -> int:
         now_ns = self._clock.mono_ns()

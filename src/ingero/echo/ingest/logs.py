@@ -23,7 +23,7 @@ from ingero.echo.ingest.origin import (
     to_timestamp,
 )
 from ingero.echo.ingest.records import read_record
-from ingero.echo.schema import COLLECTIVES, LOGS, Table
+from ingero.echo.schema.tables import COLLECTIVES, LOGS, Table
 from ingero.model.arrays import Records
 from ingero.model.collectives import UNKNOWN_NS, CollectiveOp, CollectiveRun
 from ingero.otlp.codec import Export, LogRow, iter_log_rows

@@ -17,7 +17,7 @@ from ingero.echo.ingest.origin import (
     stable_hash,
     to_timestamp,
 )
-from ingero.echo.schema import EVENTS, HISTOGRAMS
+from ingero.echo.schema.tables import EVENTS, HISTOGRAMS
 from ingero.otlp.codec import Export, Point, PointKind, Temporality, iter_points, structs
 from ingero.wire.names import Attribute, MetricName
 from ingero.wire.typed import read_small, read_text

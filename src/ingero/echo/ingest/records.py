@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from ingero.echo.ingest.origin import to_timestamp
-from ingero.echo.schema import COSTS, HANGS, INCIDENTS, VERDICTS, Table
+from ingero.echo.schema.tables import COSTS, HANGS, INCIDENTS, VERDICTS, Table
 from ingero.errors import BadDataError
 from ingero.otlp.codec import LogRow
 from ingero.wire.costs import is_cost, read_cost

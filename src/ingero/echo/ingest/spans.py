@@ -14,7 +14,7 @@ from ingero.echo.ingest.origin import (
     stable_hash,
     to_timestamp,
 )
-from ingero.echo.schema import SPANS
+from ingero.echo.schema.tables import SPANS
 from ingero.otlp.codec import Export, structs
 from ingero.otlp.codec.values import message_attributes, tree_attributes
 

@@ -1,4 +1,4 @@
-"""Tables as columns with their Arrow types; the migrations hold the same in SQL, and a test compares the two.
+"""Tables as columns with their Arrow types, from which the statements for DuckDB and for ClickHouse are made.
 
 Every table has ``cluster_id``, which is the tenant boundary, ``ts`` in UTC microseconds from the sender's clock (from
 ours where the sender's was implausible) and ``ingested_at`` from ours, which retention goes by. Absent is NULL, never
@@ -137,7 +137,7 @@ VERDICTS: Final = Table(
 )
 HANGS: Final = Table(
     "hangs",
-    "Whom a standing job waits for, as Fleet said: a row when a rank is first named, one when nobody waits any more.",
+    "Which rank a hung job waits for, as Fleet reported it: a row when a rank is first named, one when no rank waits.",
     (
         *WHO,  # node_id is the missed rank's
         ("rank", INT),  # the global rank that is missed
@@ -198,7 +198,7 @@ NODES: Final = Table(
     "nodes",
     "One node as it last described itself.",
     (
-        *WHO,  # ts is when it was last heard
+        *WHO,  # ts is that of its last report
         ("host_attr", TEXT),
         ("provider", TEXT),
         ("gpu_model", TEXT),

@@ -1,22 +1,23 @@
 """`ClickHouseBackend`: rows on a server that other people run.
 
 There is no transaction across tables: a group is one insert per table, each with its rows' keys, and a table that was
-written is told as kept even where the next one fails. After any failed insert the backend is opened again, which reads
-from the tables which keys are there, so that neither a lost answer nor a crash leaves a row twice or not at all.
+written is reported as kept even where the next one fails. After any failed insert the backend is opened again, which
+reads from the tables which keys are there, so that neither a lost answer nor a crash leaves a row twice or not at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any, Final, NoReturn
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 from clickhouse_connect.driver.client import Client
+from typing_extensions import override
 
-from ingero.echo.db.backend import Kept
+from ingero.echo.db.backend import DatabaseBackend, Kept
 from ingero.echo.db.clickhouse.client import connect, translate_errors
 from ingero.echo.db.clickhouse.reader import ServerReader
 from ingero.echo.db.clickhouse.settings import ClickHouseSettings
@@ -36,8 +37,8 @@ _INSERT: Final = {"async_insert": 0}
 _MOMENT: Final = "{at:DateTime64(6, 'UTC')}"
 
 
-class ClickHouseBackend:
-    """One database of one server; a `Backend`.
+class ClickHouseBackend(DatabaseBackend):
+    """One database of one server.
 
     Args:
         settings: Where.
@@ -48,31 +49,26 @@ class ClickHouseBackend:
         self._settings = settings
         self._clock = clock
         self._client: Client | None = None
-        self._secret = 0
 
     @property
-    def secret(self) -> int:
-        """See `Backend.secret`."""
-        return self._secret
-
-    @property
+    @override
     def is_open(self) -> bool:
-        """Whether the server was reached and nothing failed since."""
         return self._client is not None
 
+    @override
     def open(self, now: datetime, since: datetime, max_keys: int) -> Keys:
-        """See `Backend.open`."""
         client = connect(self._settings)
         try:
             _migrate(client, now)
             keys = _load_keys(client, since, max_keys)
-            self._secret = _load_secret(client)
+            self.secret = _load_secret(client)
         except StoreError:
             client.close()
             raise
         self._client = client
         return keys
 
+    @override
     def commit(
         self,
         group: Sequence[Incoming],
@@ -88,6 +84,7 @@ class ClickHouseBackend:
         if nodes:
             self._insert("nodes", build_nodes(nodes, now))
 
+    @override
     def trim(self, now: datetime, since: datetime, retention: Retention) -> tuple[int, int]:
         """Drop whole days of arrival; the server's size is its owner's business, and keys go with their rows."""
         del since
@@ -100,22 +97,14 @@ class ClickHouseBackend:
             _delete_nodes(client, horizon)
         return n_aged, 0
 
-    def run(self, job: Callable[[Any], Any]) -> NoReturn:
-        """Nothing here has a connection of DuckDB's."""
-        del job
-        raise StoreError("this is done to a database file, and the rows are on a ClickHouse server")
-
+    @override
     def drop(self) -> None:
         """Forget the connection."""
         client, self._client = self._client, None
         if client is not None:
             client.close()
 
-    def close(self) -> str:
-        """Forget the connection; nothing waits in it."""
-        self.drop()
-        return ""
-
+    @override
     @contextmanager
     def open_reader(self, timeout_ns: int) -> Iterator[Reader]:
         """A reader with a deadline that the server keeps."""
@@ -192,7 +181,7 @@ def _drop_days(client: Client, table: str, horizon: datetime) -> int:
 
 
 def _delete_nodes(client: Client, horizon: datetime) -> None:
-    """Delete nodes that were last heard before ``horizon``, all parts of what they told."""
+    """Delete nodes whose last report came before ``horizon``, with all parts of it."""
     silent = (
         "SELECT cluster_id, node_id FROM nodes GROUP BY ALL "  # noqa: S608 - our names
         f"HAVING max(ingested_at) < {_MOMENT}"

@@ -11,8 +11,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from ingero.echo.schema import NODES, Table
-from ingero.echo.schema.tables import APPENDED
+from ingero.echo.schema.tables import APPENDED, NODES, Table
 
 ROW_KEY: Final = "row_key"
 _NAMES: Final = frozenset({"cluster_id", "node_id", "metric_name"})
@@ -45,7 +44,7 @@ def build_table(table: Table) -> str:
 
 
 def build_nodes_table() -> str:
-    """The statement that makes NODES: of each column the newest value that was told; read it with ``final``."""
+    """The statement that makes NODES: of each column the newest value that was reported; read it with ``final``."""
     columns = []
     for name, dtype in (*NODES.columns, ("ingested_at", pa.timestamp("us"))):
         kind = _MOMENT if name == "ingested_at" else _type_of(name, dtype)

@@ -54,10 +54,14 @@ _REFUSED_PARTS: Final = {
     "at_clause": "AT is not let in",
 }
 _TYPE_NAMES: Final = """
-bigint bit blob bool boolean bpchar bytea char date datetime dec decimal double float float4 float8 hugeint int int1 int128 int16
-int2 int32 int4 int64 int8 integer integral interval json list array logical long map nchar null numeric nvarchar oid real row short
-signed smallint string struct text time timestamp timestamp_ms timestamp_ns timestamp_s timestamp_us timestamptz timetz tinyint
-ubigint uhugeint uint128 uint16 uint32 uint64 uint8 uinteger union usmallint utinyint uuid varbinary varchar varint bignum binary
+bigint bit blob bool boolean bpchar bytea char date datetime dec decimal double float float4 float8 hugeint int int1
+int128 int16
+int2 int32 int4 int64 int8 integer integral interval json list array logical long map nchar null numeric nvarchar oid
+real row short
+signed smallint string struct text time timestamp timestamp_ms timestamp_ns timestamp_s timestamp_us timestamptz
+timetz tinyint
+ubigint uhugeint uint128 uint16 uint32 uint64 uint8 uinteger union usmallint utinyint uuid varbinary varchar varint
+bignum binary
 """
 _TYPES: Final = frozenset(_TYPE_NAMES.split()) | {
     "timestamp with time zone",
@@ -73,7 +77,8 @@ _FUNCTION_NAMES: Final = """
 + - * / // % ** ^ & | ~ << >> || @ ! ~~ !~~ ~~* !~~* ~~~ -> ->>
 = <> < > <= >= in not and or between is_null
 count count_star count_if countif sum sum_no_overflow fsum kahan_sum avg mean favg min max arg_min arg_max
-argmin argmax min_by max_by arg_min_null arg_max_null any_value first last median mode mad quantile quantile_cont quantile_disc
+argmin argmax min_by max_by arg_min_null arg_max_null any_value first last median mode mad quantile quantile_cont
+quantile_disc
 percentile_cont percentile_disc
 approx_count_distinct approx_quantile stddev stddev_pop stddev_samp variance var_pop var_samp corr covar_pop
 covar_samp regr_slope regr_intercept regr_r2 regr_count regr_avgx regr_avgy skewness kurtosis entropy bool_and bool_or
@@ -83,18 +88,23 @@ coalesce nullif ifnull if greatest least isnan isinf isfinite constant_or_null t
 abs sign ceil ceiling floor round round_even roundbankers trunc sqrt cbrt exp ln log log2 log10 pow power mod fmod
 divide multiply add subtract pi degrees radians sin cos tan asin acos atan atan2 sinh cosh tanh gcd lcm
 bit_count xor even factorial gamma lgamma nextafter signbit
-length len strlen char_length character_length lower lcase upper ucase trim ltrim rtrim substr substring left right replace
+length len strlen char_length character_length lower lcase upper ucase trim ltrim rtrim substr substring left right
+replace
 contains starts_with prefix suffix ends_with instr strpos position split split_part str_split string_split
 string_to_array regexp_matches regexp_full_match regexp_extract regexp_extract_all regexp_split_to_array
 reverse concat concat_ws ascii chr unicode ord like_escape not_like_escape ilike_escape not_ilike_escape
 bar hex to_hex md5 sha256 hash jaccard jaro_similarity
-date_trunc datetrunc date_part datepart date_diff datediff date_sub datesub date_add time_bucket extract epoch epoch_ms epoch_us
-epoch_ns to_timestamp make_timestamp make_timestamp_ms make_timestamp_ns make_date make_time strftime strptime try_strptime
+date_trunc datetrunc date_part datepart date_diff datediff date_sub datesub date_add time_bucket extract epoch
+epoch_ms epoch_us
+epoch_ns to_timestamp make_timestamp make_timestamp_ms make_timestamp_ns make_date make_time strftime strptime
+try_strptime
 year month day hour minute second millisecond microsecond quarter week weekofyear dayofweek dayofmonth dayofyear
 isodow weekday yearweek last_day dayname monthname age to_seconds to_minutes to_hours to_days to_weeks to_months
 to_years to_milliseconds to_microseconds now current_timestamp get_current_timestamp current_date today timezone
-unnest range generate_series list_value list_pack array_value row struct_pack struct_extract list_extract list_element array_extract
-list_contains list_has array_contains list_position list_indexof list_slice array_slice list_sort list_reverse_sort list_distinct
+unnest range generate_series list_value list_pack array_value row struct_pack struct_extract list_extract list_element
+array_extract
+list_contains list_has array_contains list_position list_indexof list_slice array_slice list_sort list_reverse_sort
+list_distinct
 list_unique list_aggregate list_sum list_avg list_min list_max list_median list_count list_concat list_append
 list_prepend list_filter list_transform list_apply list_reduce list_zip flatten array_length list_any_value
 map map_keys map_values map_extract element_at cardinality map_entries map_from_entries

@@ -110,7 +110,7 @@ class Sandbox:
             sql: The tenant's text.
             export: Gives the tenant's rows of a table that the statement names.
             max_rows: Most rows of the answer.
-            stop: Set when nobody waits for the answer any more.
+            stop: Set when the answer is not wanted any more.
 
         Raises:
             SqlRefusedError: Not let in, or failed.
@@ -283,7 +283,7 @@ class _Budget:
         self._left -= n_bytes
         if self._left < 0:
             raise SqlRefusedError(
-                f"the answer needs more than {self._max_bytes >> 20} MiB of your rows: narrow the window, or name fewer "
-                "columns",
+                f"the answer needs more than {self._max_bytes >> 20} MiB of your rows: narrow the window, "
+                "or name fewer columns",
                 "sql_input_too_large",
             )
