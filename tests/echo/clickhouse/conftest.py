@@ -1,4 +1,4 @@
-"""The same rows in DuckDB and in ClickHouse's engine, which runs inside the test (chdb): it has no users and no network."""
+"""The same rows in DuckDB and in ClickHouse's engine, inside the test (chdb): it has no users and no network."""
 
 import datetime as dt
 import json

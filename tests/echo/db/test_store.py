@@ -334,7 +334,8 @@ def test_a_database_of_the_first_schema_is_brought_up_to_date_with_a_secret_of_i
                 old.execute(statement)
             old.execute("INSERT INTO schema_migrations VALUES (1, 'old', now()::TIMESTAMP)")
             old.execute(
-                "INSERT INTO events SELECT now()::TIMESTAMP, 'prod east/1', 'n', 'm', 1, NULL, NULL, NULL, '{}', now()::TIMESTAMP"
+                "INSERT INTO events SELECT now()::TIMESTAMP, 'prod east/1', 'n', 'm', 1, NULL, NULL, NULL, '{}', "
+                "now()::TIMESTAMP"
             )
         store = make_store(tmp_path / name)
         store.open()

@@ -88,11 +88,13 @@ LEGITIMATE = [
     ),
     ("SELECT attributes ->> '$.k' FROM events LIMIT 1", [["v"]]),
     (
-        "SELECT node_id, row_number() OVER (ORDER BY value_double DESC NULLS LAST) FROM events QUALIFY row_number() OVER (ORDER BY value_double DESC NULLS LAST) = 1",
+        """SELECT node_id, row_number() OVER (ORDER BY value_double DESC NULLS LAST) FROM events
+        QUALIFY row_number() OVER (ORDER BY value_double DESC NULLS LAST) = 1""",
         [["n2", 1]],
     ),
     (
-        "SELECT CASE WHEN value_double IS NULL THEN 'none' ELSE 'some' END AS c, count(*) FROM events GROUP BY c ORDER BY c",
+        """SELECT CASE WHEN value_double IS NULL THEN 'none' ELSE 'some' END AS c, count(*) FROM events
+        GROUP BY c ORDER BY c""",
         [["none", 1], ["some", 2]],
     ),
     ("SELECT i FROM range(3) t(i) UNION ALL SELECT 9 ORDER BY 1", [[0], [1], [2], [9]]),
@@ -347,7 +349,8 @@ KILLED = [
     "SELECT string_agg(node_id || i::VARCHAR, ',') FROM events, range(300000000) t(i)",
     "SELECT list(i) FROM range(2000000000) t(i)",
     "SELECT count(DISTINCT i || 'x') FROM range(2000000000) t(i)",
-    "SELECT length(a || a || a || a) FROM (SELECT string_agg('xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx', '') AS a FROM range(40000000))",
+    """SELECT length(a || a || a || a)
+    FROM (SELECT string_agg('xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx', '') AS a FROM range(40000000))""",
     "SELECT list_transform(range(1000000), lambda x: range(1000000))",
 ]
 

@@ -78,7 +78,7 @@ class Store:
             self.backend = _build_clickhouse(settings.clickhouse, clock)
         self._writer = Writer(self.backend, settings.writer, clock)
         self.counters = self._writer.counters
-        self._lock = FileLock(path) if self.is_file else None
+        self._lock = FileLock(path)
         self._free_bytes = -1
         self._free_read_ns = -settings.free_space_every_ns
         self.refused_full = 0
@@ -129,22 +129,17 @@ class Store:
                 raise StoreError(
                     f"cannot create {Path(self.path).parent}: {error.strerror}"
                 ) from error
-        if self._lock is not None:
             self._lock.acquire()
         try:
             self._writer.open()
         except IngeroError:
-            self._unlock()
+            self._lock.release()
             raise
 
     def close(self) -> None:
         """Commit what waits and close the file."""
         self._writer.close()
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
+        self._lock.release()
 
     def put(self, rows: Rows, done: Done) -> None:
         """Take rows; ``done`` is called on another thread with None once they are durable, or with the error.
@@ -154,12 +149,10 @@ class Store:
         """
         queue, settings = self._writer.queue, self._settings
         waiting = queue.n_rows
-        if waiting and waiting + rows.n_rows > settings.max_waiting_rows:
+        is_full = waiting + rows.n_rows > settings.max_waiting_rows
+        if waiting and (is_full or queue.n_bytes + rows.n_bytes > settings.max_waiting_bytes):
             self.refused_full += rows.n_rows
             raise RetryableError(f"{waiting} rows wait for the disk", retry_after_ns=_FULL_RETRY_NS)
-        if waiting and queue.n_bytes + rows.n_bytes > settings.max_waiting_bytes:
-            self.refused_full += rows.n_rows
-            raise RetryableError("too much waits for the disk", retry_after_ns=_FULL_RETRY_NS)
         if self._free() < self._settings.min_free_bytes:
             self.refused_disk += rows.n_rows
             raise RetryableError("the disk is nearly full", retry_after_ns=_DISK_RETRY_NS)

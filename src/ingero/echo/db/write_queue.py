@@ -84,9 +84,9 @@ class WriteQueue:
             self._wake.notify()
 
     def take(self, timeout_s: float) -> WriteGroup:
-        """The next group, which is empty after ``timeout_s``; the one before is done with."""
+        """The next group, which is empty after ``timeout_s``; `finish` when all of it is done."""
         with self._wake:
-            self._taken, waiting = WriteGroup(), self._next
+            waiting = self._next
             if not (waiting.requests or waiting.jobs or waiting.is_last):
                 self._wake.wait(timeout=timeout_s)
             if waiting.requests and not (waiting.jobs or waiting.is_last):
@@ -103,8 +103,13 @@ class WriteQueue:
             self.n_rows -= sum(rows.n_rows for rows, _ in requests)
             self.n_bytes -= sum(rows.n_bytes for rows, _ in requests)
 
+    def finish(self) -> None:
+        """What was taken last has had its answers."""
+        with self._wake:
+            self._taken = WriteGroup()
+
     def abandon(self, why: str) -> None:
-        """Refuse all that is here, also what the writer has in its hands, and all that comes."""
+        """Refuse all that is here, also what was taken and not finished, and all that comes."""
         with self._wake:
             self._refusal = why
             left = (self._taken, self._next)

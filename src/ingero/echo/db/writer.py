@@ -190,6 +190,7 @@ class Writer(threading.Thread):
             self._write(group.requests)
         for job in group.jobs:
             self._run_job(*job)
+        self.queue.finish()
         self._maybe_upkeep()
         return not group.is_last or bool(group.requests or group.jobs)
 
