@@ -16,11 +16,16 @@ FLEET_SERVICE: Final = "ingero-fleet"
 
 
 class LogSeverity(IntEnum):
-    """OTLP severity numbers that Fleet gives; the name is the severity text."""
+    """The lowest OTLP severity number of each range; the name is the severity text.
 
+    Source: OpenTelemetry specification, Logs Data Model, "Field: SeverityNumber".
+    """
+
+    DEBUG = 5
     INFO = 9
     WARN = 13
     ERROR = 17
+    FATAL = 21
 
 
 def build_record(

@@ -49,6 +49,10 @@ CLUSTER_QUERY: Final = "cluster_id"
 """Query parameter of pushes and of the threshold page. Agent."""
 
 
+PROVIDER_ALIASES: Final = {"ec2": "aws"}
+"""Names of one provider: tables of rates say ec2 where agents say aws."""
+MIN_PLAUSIBLE_NS: Final = 1_000_000_000_000_000_000
+"""2001-09-09. A time before it counts from the sender's boot, as older agents date collective points."""
 MAX_ID_LENGTH: Final = 256
 """Longest id or name that Fleet takes from a sender, in characters."""
 

@@ -12,9 +12,8 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from ingero.agent.health.mode import CachedThreshold
+from ingero.detect.threshold import THRESHOLD_CEILING, THRESHOLD_FLOOR
 
-LEAST_THRESHOLD: Final = 0.1
-GREATEST_THRESHOLD: Final = 0.99
 UNREACHABLE_AFTER: Final = 3
 """Failed pushes in a row that make Fleet unreachable; one success ends it."""
 
@@ -71,7 +70,7 @@ def check_told(threshold: float, *, quorum_met: bool) -> ThresholdHeaders:
     """Accept a threshold that an agent may use; refuse every other number."""
     if not math.isfinite(threshold):
         return ThresholdHeaders(Heard.REJECTED, reason="threshold is not a finite number")
-    if not LEAST_THRESHOLD <= threshold <= GREATEST_THRESHOLD:
+    if not THRESHOLD_FLOOR <= threshold <= THRESHOLD_CEILING:
         return ThresholdHeaders(Heard.REJECTED, reason="threshold is outside 0.1 to 0.99")
     return ThresholdHeaders(Heard.HIT, threshold, quorum_met)
 

@@ -29,11 +29,18 @@ from ingero.model.collectives import UNKNOWN_NS, CollectiveOp, CollectiveRun
 from ingero.otlp.codec import Export, LogRow, iter_log_rows
 from ingero.units import NS_PER_S
 from ingero.wire.collectives import read_collectives
+from ingero.wire.log_records import LogSeverity
 from ingero.wire.names import COLLECTIVE_EVENT
 
 _OP_NAMES: Final = pa.array([op.name.lower() for op in CollectiveOp])
 _AHEAD_NS: Final = 86_400 * NS_PER_S
-_SEVERITIES: Final = ((21, "critical"), (17, "error"), (13, "warn"), (9, "info"), (5, "debug"))
+_SEVERITIES: Final = (
+    (LogSeverity.FATAL, "critical"),
+    (LogSeverity.ERROR, "error"),
+    (LogSeverity.WARN, "warn"),
+    (LogSeverity.INFO, "info"),
+    (LogSeverity.DEBUG, "debug"),
+)
 _Where = tuple[Origins, Origin, str]
 
 

@@ -40,7 +40,7 @@ from ingero.otlp.codec.values import message_attributes, tree_attributes
 from ingero.otlp.names import Signal
 from ingero.telemetry.declare import counter
 from ingero.units import parse_duration
-from ingero.wire.names import Attribute
+from ingero.wire.names import PROVIDER_ALIASES, Attribute
 
 RELOADS: Final = counter(
     "ingero_fleet_provider_reloads_total",
@@ -48,9 +48,6 @@ RELOADS: Final = counter(
     "processor",
     "result",
 )
-ALIASES: Final = {"ec2": "aws"}
-"""Names of one provider; agents say aws where tables of rates say ec2."""
-
 _LABEL: Final = "k8s.node.label."
 _ENTRIES: Final = {
     Signal.METRICS: "resource_metrics",
@@ -207,7 +204,7 @@ class ProviderLookup:
         """The provider to set; None to leave the resource alone."""
         found = next((rule.provider for rule in self._rules if rule.fits(attributes)), None)
         provider = found if found is not None else attributes.get(Attribute.PROVIDER)
-        wanted = ALIASES.get(str(provider), str(provider)) if provider else None
+        wanted = PROVIDER_ALIASES.get(str(provider), str(provider)) if provider else None
         if wanted == attributes.get(Attribute.PROVIDER):
             wanted = None
         if len(self._known) >= _MAX_KNOWN:

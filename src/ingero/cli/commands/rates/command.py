@@ -133,13 +133,13 @@ def _facts(prices: PriceList) -> dict[str, Any]:
 
 
 def _show_list(prices: PriceList, provider: str, *, as_json: bool) -> None:
-    from ingero.fleet.processors.collectives.rates import ALIASES
+    from ingero.wire.names import PROVIDER_ALIASES
 
-    wanted = ALIASES.get(provider.lower(), provider.lower())
+    wanted = PROVIDER_ALIASES.get(provider.lower(), provider.lower())
     chosen = {
         name: dict(models)
         for name, models in prices.providers.items()
-        if not provider or ALIASES.get(name.lower(), name.lower()) == wanted
+        if not provider or PROVIDER_ALIASES.get(name.lower(), name.lower()) == wanted
     }
     if as_json:
         click.echo(json.dumps(_facts(prices) | {"providers": chosen}, indent=2))

@@ -32,11 +32,9 @@ from ingero.otlp.codec import Export, Point, PointKind, Temporality, iter_points
 from ingero.otlp.codec import PointDistribution as Buckets
 from ingero.otlp.codec.points import NO_RECORDED_VALUE
 from ingero.otlp.codec.structs import Proto
+from ingero.units import NS_PER_MS
+from ingero.wire.names import MIN_PLAUSIBLE_NS
 
-_PLAUSIBLE_NS: Final = 1_000_000_000_000_000_000
-"""2001-09-09. Older agents date collective points by the time since boot, which would be 1970."""
-
-_NS_PER_MS: Final = 1_000_000
 DELTA: Final = 1
 """AggregationTemporality of points that add up."""
 _NOTHING: Final[frozenset[str]] = frozenset()
@@ -83,7 +81,7 @@ class SeriesIntake:
             received_wall_ns: Wall time of its arrival, for points whose own time cannot be true.
         """
         reader = MESSAGES if export.is_message else TREES
-        arrival = (now_ns, received_wall_ns // _NS_PER_MS)
+        arrival = (now_ns, received_wall_ns // NS_PER_MS)
         has_others = False
         for entry in export.root.resource_metrics:
             sender = self._get_sender(entry.resource, reader, now_ns)
@@ -123,7 +121,9 @@ class SeriesIntake:
             value = reader.number(raw)
             family.values[row] = family.values[row] + value if is_delta else value
             time_ns = raw.time_unix_nano
-            family.times_ms[row] = time_ns // _NS_PER_MS if time_ns > _PLAUSIBLE_NS else arrival[1]
+            family.times_ms[row] = (
+                time_ns // NS_PER_MS if time_ns > MIN_PLAUSIBLE_NS else arrival[1]
+            )
             if raw.flags & NO_RECORDED_VALUE:
                 family.seen_ns[row] = LONG_AGO_NS
                 continue
@@ -173,8 +173,8 @@ class SeriesIntake:
             if row is not None:
                 time_ns = point.time_unix_nano
                 family.times_ms[row] = (
-                    time_ns if time_ns > _PLAUSIBLE_NS else received_wall_ns
-                ) // _NS_PER_MS
+                    time_ns if time_ns > MIN_PLAUSIBLE_NS else received_wall_ns
+                ) // NS_PER_MS
                 family.seen_ns[row] = now_ns if not point.is_stale else LONG_AGO_NS
                 _store_distribution(family, row, point)
 

@@ -26,6 +26,7 @@ from ingero.model.collectives import CollectiveRun, Worker
 from ingero.model.verdicts import Judgement, Verdict, VerdictKind
 from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
+from ingero.wire.names import MAX_ID_LENGTH
 
 CAP_QUIET_NS: Final = 20 * NS_PER_S
 """A cap that refused nothing for this long is over."""
@@ -34,7 +35,6 @@ _NS_PER_DAY: Final = 86_400e9
 _MIN_ALPHA: Final = 1e-12
 _MAX_ALPHA: Final = 1e-2
 _SETTLE_INTERVAL_NS: Final = 5 * NS_PER_S
-MAX_ID_LENGTH: Final = 256
 MAX_HISTORY: Final = 1024
 """Workers of a cluster above which a conclusion does not name alarms that have cleared."""
 QUIET: Final = frozenset({VerdictKind.ORDINARY, VerdictKind.UNKNOWN})

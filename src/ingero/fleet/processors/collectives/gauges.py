@@ -18,11 +18,9 @@ from msgspec.structs import replace
 
 from ingero.fleet.processors.collectives.lags import gauge_lags
 from ingero.otlp.codec import Export, Point, iter_points, structs
-from ingero.wire.names import Attribute, MetricName
+from ingero.wire.names import MAX_ID_LENGTH, MIN_PLAUSIBLE_NS, Attribute, MetricName
 
 PREFIX: Final = "nccl.collective."
-PLAUSIBLE_NS: Final = 1_000_000_000_000_000_000
-"""2001-09-09; a time before it counts from the sender's boot."""
 _UNKNOWN_COMMS: Final = frozenset({"", "0", "0000000000000000"})
 _MAX_MEMBERS: Final = 4096
 
@@ -141,7 +139,7 @@ def _read_point(point: Point, cluster_hint: str) -> tuple[GroupKey, Member] | No
     cluster_id = point.resource.get(Attribute.CLUSTER_ID) or cluster_hint
     rank = attributes.get(Attribute.NCCL_RANK, 0)
     texts = (comm, op, node_id, cluster_id)
-    if not all(isinstance(text, str) and len(text) <= 256 for text in texts):
+    if not all(isinstance(text, str) and len(text) <= MAX_ID_LENGTH for text in texts):
         return None
     if comm in _UNKNOWN_COMMS or not node_id or not isinstance(rank, int):
         return None
@@ -168,7 +166,7 @@ def date_by_arrival(export: Export, received_wall_ns: int) -> Export:
     Returns the same object when there is nothing to change; never changes the one given.
     """
     if not any(
-        point.name.startswith(PREFIX) and point.time_unix_nano < PLAUSIBLE_NS
+        point.name.startswith(PREFIX) and point.time_unix_nano < MIN_PLAUSIBLE_NS
         for point in iter_points(export)
     ):
         return export
@@ -191,7 +189,9 @@ def _date_metric(metric: structs.Metric, wall_ns: int) -> structs.Metric:
     if not metric.name.startswith(PREFIX) or metric.gauge is None:
         return metric
     points = [
-        point if point.time_unix_nano >= PLAUSIBLE_NS else replace(point, time_unix_nano=wall_ns)
+        point
+        if point.time_unix_nano >= MIN_PLAUSIBLE_NS
+        else replace(point, time_unix_nano=wall_ns)
         for point in metric.gauge.data_points
     ]
     return replace(metric, gauge=structs.Gauge(points))

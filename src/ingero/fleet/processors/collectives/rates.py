@@ -13,9 +13,8 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from ingero.config import StrictModel
+from ingero.wire.names import PROVIDER_ALIASES
 
-ALIASES: Final = {"ec2": "aws"}
-"""Tables of rates say ec2 where agents say aws."""
 _WORDS: Final = re.compile(r"[a-z0-9]+")
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -80,7 +79,7 @@ class Rates:
 
 def _normalise(provider: str) -> str:
     name = provider.strip().lower()
-    return ALIASES.get(name, name)
+    return PROVIDER_ALIASES.get(name, name)
 
 
 def _words(name: str) -> frozenset[str]:
