@@ -10,9 +10,16 @@ from ingero.errors import UnsupportedError
 COOKIE, MULTI, SESSION = (
     "BPF_FUNC_get_attach_cookie",
     "BPF_TRACE_UPROBE_MULTI",
-    "bpf_session_is_return",
+    "BPF_TRACE_UPROBE_SESSION",
 )
-KERNELS = {"5.15": [COOKIE], "6.6": [COOKIE, MULTI], "6.13": [COOKIE, MULTI, SESSION]}
+# What sessions of kprobes brought; those of uprobes came three releases later.
+KPROBE_SESSION = ["bpf_session_is_return", "BPF_TRACE_KPROBE_SESSION"]
+KERNELS = {
+    "5.15": [COOKIE],
+    "6.6": [COOKIE, MULTI],
+    "6.12": [COOKIE, MULTI, *KPROBE_SESSION],
+    "6.13": [COOKIE, MULTI, *KPROBE_SESSION, SESSION],
+}
 
 
 @pytest.fixture
@@ -29,7 +36,12 @@ def pretend(monkeypatch):
 
 @pytest.mark.parametrize(
     ("release", "mode"),
-    [("5.15", ProbeMode.EVENT), ("6.6", ProbeMode.PAIR), ("6.13", ProbeMode.SESSION)],
+    [
+        ("5.15", ProbeMode.EVENT),
+        ("6.6", ProbeMode.PAIR),
+        ("6.12", ProbeMode.PAIR),
+        ("6.13", ProbeMode.SESSION),
+    ],
 )
 def test_the_cheapest_way_that_the_kernel_has_is_taken(pretend, release, mode):
     pretend(KERNELS[release])

@@ -39,7 +39,7 @@ WAYS: Final = (
         ProbeMode.SESSION,
         "session links",
         "6.13",
-        "bpf_session_is_return",
+        "BPF_TRACE_UPROBE_SESSION",  # not bpf_session_is_return, which came with sessions of kprobes in 6.10
         "calls_session",
         {"calls_session": syscalls.ATTACH_UPROBE_SESSION},
     ),
