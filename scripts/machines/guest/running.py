@@ -68,9 +68,10 @@ def run_ingero(*arguments: str | int, is_checked: bool = True) -> Ended:
     return run(*INGERO, *arguments, is_checked=is_checked)
 
 
-def trace(*arguments: str | int) -> Ended:
+def trace(*arguments: str | int, is_checked: bool = True) -> Ended:
     """Run ``ingero trace`` without a recording; its lines are JSON."""
-    return run_ingero("trace", "--json", "--no-record", "--no-incidents", *arguments)
+    options = ("--json", "--no-record", "--no-incidents")
+    return run_ingero("trace", *options, *arguments, is_checked=is_checked)
 
 
 def shorten(text: str) -> str:

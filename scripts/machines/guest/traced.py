@@ -7,7 +7,7 @@ import sys
 from functools import cache
 from typing import Any
 
-from scripts.machines.guest.running import CheckError, Ended, compare, sum_calls, trace
+from scripts.machines.guest.running import CheckError, Ended, compare, shorten, sum_calls, trace
 from scripts.machines.guest.workloads import KNOBS, N_RANKS
 
 from ingero.agent.capture.symbols.libraries import FUNCTIONS
@@ -28,12 +28,21 @@ WORKLOAD_NAMES = tuple(workload.name for workload in WORKLOADS)
 
 
 @cache
-def trace_all() -> tuple[Ended, dict[str, list[dict[str, Any]]]]:
-    """The trace, and what each process said of its own calls, by workload."""
+def _run_all() -> Ended:
     # Counts are exact whatever is recorded, and a record takes long to print here.
-    traced = trace(
-        "--sampling-rate", 100, "--", sys.executable, "-m", "scripts.machines.guest.workloads"
-    )
+    program = (sys.executable, "-m", "scripts.machines.guest.workloads")
+    return trace("--sampling-rate", 100, "--", *program, is_checked=False)
+
+
+def trace_all() -> tuple[Ended, dict[str, list[dict[str, Any]]]]:
+    """The trace, and what each process said of its own calls, by workload.
+
+    Raises:
+        CheckError: Tracing failed.
+    """
+    traced = _run_all()
+    if traced.status:
+        raise CheckError(f"`ingero trace` ended with {traced.status}: {shorten(traced.err)}")
     told = [json.loads(line) for line in traced.err.splitlines() if line.startswith('{"workload"')]
     return traced, {one["workload"]: one["accounts"] for one in told}
 
