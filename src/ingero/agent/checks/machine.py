@@ -34,7 +34,7 @@ from ingero.agent.capture.probes.targets import is_library
 from ingero.agent.collectives.plugin import build_setting, find_plugin
 from ingero.agent.collectives.status import find_plugins
 from ingero.config.nccl import ring_parent
-from ingero.config.probing import read_probe_mode
+from ingero.config.probing import ProbeMode, read_probe_mode
 from ingero.errors import UnsupportedError
 from ingero.telemetry.clock import SystemClock
 from ingero.units import format_size
@@ -90,7 +90,11 @@ def check_as_traced() -> list[Check]:
 def _check_after_drop() -> list[Check]:
     names = tuple(probe.name for probe in PROBES)
     with contextlib.closing(PerfEvents(find_software_events(names))) as events:
-        drop_privileges(Duties(owns_files=True))
+        try:
+            by_events = choose_way(read_probe_mode()).mode is ProbeMode.EVENT
+        except UnsupportedError:  # `_check_kernel` says so
+            by_events = False
+        drop_privileges(Duties(owns_files=True, probes_by_events=by_events))
         return check_machine(events)
 
 
