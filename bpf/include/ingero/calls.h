@@ -58,15 +58,6 @@ struct {
 
 static const struct ig_thread ZERO_THREAD = {.device = -1};
 
-INLINE u64 thread_pointer(void)
-{
-#if defined(__TARGET_ARCH_x86)
-	return bpf_get_current_task_btf()->thread.fsbase;
-#else
-	return 0; /* see find_python_thread() */
-#endif
-}
-
 INLINE struct ig_thread *thread_here(u64 pid_tgid, bool create)
 {
 	u32 tid = (u32)pid_tgid, pid = pid_tgid >> 32;
@@ -84,7 +75,7 @@ INLINE struct ig_thread *thread_here(u64 pid_tgid, bool create)
 		return 0;
 	}
 	thread->pid = pid;
-	thread->pointer = thread_pointer();
+	thread->pointer = thread_pointer(bpf_get_current_task_btf());
 	if (!bpf_map_lookup_elem(&gpu_pids, &pid)) {
 		now = bpf_ktime_get_ns();
 		bpf_map_update_elem(&gpu_pids, &pid, &now, BPF_NOEXIST);

@@ -125,7 +125,11 @@ struct thread_struct {
 	unsigned long fsbase;
 } CORE;
 #else
-struct thread_struct;
+struct thread_struct {
+	struct {
+		unsigned long tp_value;
+	} uw;
+} CORE;
 #endif
 
 struct return_instance {
@@ -152,9 +156,7 @@ struct task_struct {
 	u64 start_boottime;
 	u64 self_exec_id;
 	struct uprobe_task *utask;
-#if defined(__TARGET_ARCH_x86)
 	struct thread_struct thread;
-#endif
 } CORE;
 
 struct gendisk {

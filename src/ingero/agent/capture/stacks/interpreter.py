@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ingero.agent.capture.kernel.abi import NO_OFFSET
+from ingero.agent.capture.stacks.control_block import is_control_block
 from ingero.agent.capture.stacks.layouts import (
     DEBUG_BYTES,
     DEBUG_COOKIE,
@@ -172,9 +173,7 @@ def _check_thread(memory: RemoteMemory, layout: Layout, thread: int, links: tupl
         return "a thread state does not point at its interpreter"
     if memory.word(thread + layout.thread_prev) != before:
         return "two thread states do not point at each other"
-    block = memory.word(thread + layout.thread_id)
-    # tcbhead_t of glibc points at itself at 16, struct pthread of musl at 0.
-    if block not in {memory.word(block + 16), memory.word(block)}:
+    if not is_control_block(memory, memory.word(thread + layout.thread_id)):
         return "a thread id is not a thread's control block"
     return ""
 

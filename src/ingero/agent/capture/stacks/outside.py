@@ -18,6 +18,7 @@ from ingero.agent.capture.kernel.abi import (
     PythonFrameFlag,
     StackFlag,
 )
+from ingero.agent.capture.stacks.control_block import is_own_block
 from ingero.agent.capture.stacks.interpreter import Interpreter
 from ingero.agent.capture.stacks.layouts import Layout
 from ingero.agent.capture.stacks.memory import RemoteMemory
@@ -44,7 +45,7 @@ class OpenCall:
         return_pc: Where it will return to.
         sp: The caller's stack pointer after that.
         bp: The caller's frame pointer.
-        pointer: pthread_self() of the thread; 0 when it is not known.
+        pointer: Thread pointer of the thread; 0 when it is not known.
         returns: Return addresses of the thread's probed calls, which the kernel replaced, by where they lie.
     """
 
@@ -71,7 +72,7 @@ def read_python_frames(
     Args:
         memory: The process.
         found: Its interpreter.
-        pointer: pthread_self() of the thread.
+        pointer: Thread pointer of the thread.
     """
     thread = _find_thread(memory, found, pointer)
     if not thread:
@@ -112,7 +113,7 @@ def _decode(layout: Layout, data: bytes) -> PythonFrame:
 
 
 def _find_thread(memory: RemoteMemory, found: Interpreter, pointer: int) -> int:
-    """The thread state whose id is this; 0 when there is none."""
+    """The thread state of the thread with this thread pointer; 0 when there is none."""
     layout = found.layout
     interpreter = memory.word(found.runtime + layout.interpreters_head)
     n_looked_at = 0
@@ -122,7 +123,7 @@ def _find_thread(memory: RemoteMemory, found: Interpreter, pointer: int) -> int:
             n_looked_at += 1
             if n_looked_at > _MOST_THREADS:
                 return 0
-            if memory.word(thread + layout.thread_id) == pointer:
+            if is_own_block(memory.word(thread + layout.thread_id), pointer):
                 return thread
             thread = memory.word(thread + layout.thread_next)
         interpreter = memory.word(interpreter + layout.interpreter_next)
