@@ -136,7 +136,7 @@ def _check_kernel() -> Check:
         way = choose_way(read_probe_mode())
     except UnsupportedError as error:
         return _missing("kernel", error, "library calls cannot be probed", required=True)
-    return _there("kernel", f"{describe_kernel()}: {way.says}", required=True)
+    return _there("kernel", f"{describe_kernel()}: {way.says} ({way.costs})", required=True)
 
 
 def _check_btf() -> Check:
