@@ -14,6 +14,7 @@ from ingero.cli.options import duration, option, read_optional_duration
 from ingero.wire.names import DEFAULT_REMEDIATE_GID, DEFAULT_REMEDIATE_SOCKET
 
 if TYPE_CHECKING:
+    from ingero.agent.capture.session import TraceSession
     from ingero.agent.health.loop import Look
     from ingero.agent.health.service import HealthAgent, OnLook
     from ingero.agent.metrics.health import HealthSeries
@@ -169,6 +170,14 @@ class AnnotateConfig:
                 f" {counts.n_refused} connections were turned away",
                 err=True,
             )
+
+
+def say_missing(session: TraceSession) -> None:
+    """Print what cannot be probed and what that costs."""
+    for part in session.missing:
+        click.echo(f"without {part.name}: {part.reason} ({part.costs})", err=True)
+    for note in session.notes:
+        click.echo(note, err=True)
 
 
 def say_notes(agent: HealthAgent, find_account: FindAccount, series: HealthSeries) -> OnLook:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 import click
 from click.core import ParameterSource
 
-from ingero.cli.live import AnnotateConfig, PushConfig, RemediateConfig, SpansConfig
+from ingero.cli.live import AnnotateConfig, PushConfig, RemediateConfig, SpansConfig, say_missing
+from ingero.cli.metrics_page import serve_metrics
 from ingero.cli.options import (
     PROBE_MODE_OPTION,
     CheckedCommand,
@@ -26,12 +25,11 @@ from ingero.cli.options import (
     placed,
     with_config,
 )
+from ingero.cli.signals import catch_stop
 from ingero.errors import ConfigError, UnsupportedError
 from ingero.telemetry.clock import SystemClock
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from ingero.agent.health.account import CollectiveAccount
     from ingero.agent.health.book import FindLabels
     from ingero.agent.health.loop import Look
@@ -163,23 +161,16 @@ def _pages(prometheus: str) -> Iterator[Tell]:
     if not prometheus:
         yield lambda _agent, _look, _account: None
         return
-    from ingero.agent.events.sink_server import serve_sink
     from ingero.agent.metrics.exporting import PrometheusPage
     from ingero.agent.metrics.health import HealthSeries
-    from ingero.config import Endpoint
 
-    try:
-        endpoint = Endpoint.parse(prometheus)
-    except ValueError as error:
-        raise ConfigError(f"--prometheus {error}") from error
     page, series = PrometheusPage(), HealthSeries()
 
     def tell(agent: HealthAgent, look: Look, account: CollectiveAccount | None) -> None:
         series.note(agent, look, account)
         page.take(tuple(series.iter_series()), look.wall_ns)
 
-    with serve_sink(endpoint, page, option="--prometheus") as bound:
-        click.echo(f"serving http://{bound}/metrics", err=True)
+    with serve_metrics(page, prometheus, "--prometheus"):
         yield tell
 
 
@@ -188,7 +179,7 @@ def _run_live(settings: AgentSettings, find_labels: FindLabels | None, follow: F
 
     from ingero.agent.capture.discover.places import iter_installed
     from ingero.agent.capture.probes.engine import EngineSettings
-    from ingero.agent.capture.session import TraceSession, TraceSettings
+    from ingero.agent.capture.session import TraceSettings
     from ingero.agent.push.live import LiveAgent, LiveSettings, LiveTold
 
     if os.geteuid() != 0:
@@ -199,40 +190,15 @@ def _run_live(settings: AgentSettings, find_labels: FindLabels | None, follow: F
         engine=EngineSettings(host_probes=("process",)), files=tuple(iter_installed(""))
     )
 
-    def say_missing(session: TraceSession) -> None:
-        for part in session.missing:
-            click.echo(f"without {part.name}: {part.reason} ({part.costs})", err=True)
-        for note in session.notes:
-            click.echo(note, err=True)
-
-    told = LiveTold(follow, find_labels)
     live = LiveAgent(
         LiveSettings(trace, settings),
-        told,
+        LiveTold(follow, find_labels),
         on_ready=say_missing,
         tell=functools.partial(click.echo, err=True),
     )
-    with _stopping() as (stop, received):
-        live.run(stop)
-    return 130 if signal.SIGINT in received else 0
-
-
-@contextmanager
-def _stopping() -> Iterator[tuple[threading.Event, list[int]]]:
-    """Set an event at the first signal that asks us to end."""
-    stop = threading.Event()
-    received: list[int] = []
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        stop.set()
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop, received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with catch_stop() as stop:
+        live.run(stop.event)
+    return stop.exit_status
 
 
 def _run(
@@ -244,11 +210,11 @@ def _run(
     from ingero.agent.health.service import open_agent
 
     with (
-        _stopping() as (stop, received),
-        open_agent(settings, source, SystemClock(), stop, find_labels) as agent,
+        catch_stop() as stop,
+        open_agent(settings, source, SystemClock(), stop.event, find_labels) as agent,
     ):
         agent.run(follow(agent, lambda: None))
-    return 130 if signal.SIGINT in received else 0
+    return stop.exit_status
 
 
 def _printer(

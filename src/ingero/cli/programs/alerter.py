@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,11 +13,11 @@ import click
 
 from ingero import __version__
 from ingero.cli.main import run_program
+from ingero.cli.metrics_page import serve_metrics
+from ingero.cli.signals import catch_stop
 from ingero.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     import httpx
 
     from ingero.agent.events.alert.backends import Backend
@@ -75,19 +74,13 @@ def cli(path: Path, listen: str, *, verbose: bool) -> int:
     config = load_config(path)
     backends = build_backends(config)
     set_up_logging("info" if verbose else "warn", "console")
-    stop, received = threading.Event(), list[int]()
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
     names = ", ".join(backend.name for backend in backends)
     click.echo(f"reading {config.uds_path}, telling {names}", err=True)
-    with build_client(config.http_client.request_timeout_seconds) as client:
-        _run(Path(config.uds_path), _build_deliveries(backends, client, stop), stop, listen)
-    return 130 if signal.SIGINT in received else 0
+    timeout_s = config.http_client.request_timeout_seconds
+    with catch_stop() as stop, build_client(timeout_s) as client:
+        deliveries = _build_deliveries(backends, client, stop.event)
+        _run(Path(config.uds_path), deliveries, stop.event, listen)
+    return stop.exit_status
 
 
 def _build_deliveries(
@@ -147,16 +140,9 @@ def _pages(
         yield {}
         return
     from ingero.agent.events.alert.page import AlerterPage
-    from ingero.agent.events.sink_server import serve_sink
-    from ingero.config import Endpoint
 
-    try:
-        endpoint = Endpoint.parse(listen)
-    except ValueError as error:
-        raise click.UsageError(f"--listen {error}") from error
     page = AlerterPage(episodes, {delivery.name: delivery.counts for delivery in deliveries})
-    with serve_sink(endpoint, page) as bound:
-        click.echo(f"serving http://{bound}/metrics", err=True)
+    with serve_metrics(page, listen, "--listen") as bound:
         yield {"metrics": bound}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -12,20 +11,17 @@ import click
 
 from ingero import __version__
 from ingero.cli.main import run_program
-from ingero.units import NS_PER_S, parse_duration
+from ingero.cli.options import read_duration
+from ingero.cli.signals import catch_stop
+from ingero.units import NS_PER_S
 from ingero.wire.names import DEFAULT_REMEDIATE_SOCKET
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from ingero.config import Endpoint
 
 
-def _read_duration(_context: click.Context, parameter: click.Parameter, value: str) -> int:
-    try:
-        duration_ns = parse_duration(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param=parameter) from error
+def _read_positive(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    duration_ns = read_duration(context, parameter, value)
     if duration_ns <= 0:
         raise click.BadParameter("must be above 0", param=parameter)
     return duration_ns
@@ -66,7 +62,7 @@ def _read_endpoint(_context: click.Context, parameter: click.Parameter, value: s
 )
 @click.option(
     "--reconnect-delay",
-    callback=_read_duration,
+    callback=_read_positive,
     default="2s",
     show_default=True,
     help="Before connecting again; doubles up to 30s and starts over after a success.",
@@ -80,7 +76,7 @@ def _read_endpoint(_context: click.Context, parameter: click.Parameter, value: s
 )
 @click.option(
     "--readiness-window",
-    callback=_read_duration,
+    callback=_read_positive,
     default="60s",
     show_default=True,
     help="How long an event keeps a disconnected sink ready.",
@@ -109,17 +105,8 @@ def cli(
     from ingero.telemetry.clock import SystemClock
     from ingero.wire.uds import LINE_MAX_BYTES
 
-    stop = threading.Event()
-    received: list[int] = []
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
     state = SinkState(SystemClock(), max_tracked_nodes)
-    with serve_sink(listen, state, readiness_window) as bound:
+    with catch_stop() as stop, serve_sink(listen, state, readiness_window) as bound:
         read = " and ".join(map(str, socket_paths))
         click.echo(f"serving http://{bound}/metrics, reading {read}", err=True)
         report_ready("ingero-sink", {"metrics": bound})
@@ -129,12 +116,14 @@ def cli(
                 state.open_stream(),
                 LINE_MAX_BYTES,
                 reconnect_delay,
-                lambda duration_ns: stop.wait(duration_ns / NS_PER_S),
+                lambda duration_ns: stop.event.wait(duration_ns / NS_PER_S),
             )
             threading.Thread(target=reader.run, daemon=True).start()
-        while not stop.wait(POLL_S):  # a signal that another thread took interrupts no endless wait
+        while not stop.event.wait(
+            POLL_S
+        ):  # a signal that another thread took interrupts no endless wait
             pass
-    return 130 if signal.SIGINT in received else 0
+    return stop.exit_status
 
 
 def main() -> None:

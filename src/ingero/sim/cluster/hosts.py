@@ -19,7 +19,6 @@ from ingero.errors import UnsupportedError
 from ingero.sim.cluster.cleanup import Cleanup
 from ingero.sim.cluster.link import EmulatedLink, open_link
 
-MAX_HOSTS: Final = 250
 _NAMESPACES: Final = Path("/run/netns")
 _NAME: Final = re.compile(r"ingero-(\d+)-\d+")
 _NET: Final = "198.18"  # RFC 2544: set aside for tests between devices

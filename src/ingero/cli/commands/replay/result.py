@@ -20,11 +20,6 @@ def worker_json(rank: Rank) -> dict[str, Any]:
     }
 
 
-def worker_text(rank: Rank) -> str:
-    """A worker as a person writes it: ``dp 0, stage 3``."""
-    return ", ".join(f"{name} {value}" for name, value in rank.labels) or f"rank {rank.rank}"
-
-
 def _seconds(duration_ns: int) -> float:
     return round(duration_ns / NS_PER_S, 3)
 

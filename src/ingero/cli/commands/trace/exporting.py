@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ingero import __version__
+from ingero.cli.metrics_page import serve_metrics
 from ingero.cli.options import option, read_headers
-from ingero.errors import ConfigError
 from ingero.units import NS_PER_S
 from ingero.wire.names import Attribute
 
@@ -91,17 +91,10 @@ class MetricsConfig:
         return MetricObserver(outlets, lambda: (one for ask in asked for one in ask()))
 
     def _serve(self, stack: contextlib.ExitStack) -> Outlet:
-        from ingero.agent.events.sink_server import serve_sink
         from ingero.agent.metrics.exporting import PrometheusPage
-        from ingero.config import Endpoint
 
-        try:
-            endpoint = Endpoint.parse(self.prometheus)
-        except ValueError as error:
-            raise ConfigError(f"--prometheus {error}") from error
         page = PrometheusPage()
-        bound = stack.enter_context(serve_sink(endpoint, page, option="--prometheus"))
-        click.echo(f"serving http://{bound}/metrics", err=True)
+        stack.enter_context(serve_metrics(page, self.prometheus, "--prometheus"))
         return page
 
     def _push(

@@ -6,12 +6,10 @@ import contextlib
 import json
 import os
 import pwd
-import signal
 import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 import click
@@ -46,7 +44,8 @@ from ingero.cli.commands.trace.incidents import (
     describe_verdict,
 )
 from ingero.cli.commands.trace.output import JsonLines, LiveTable
-from ingero.cli.live import say_notes
+from ingero.cli.live import say_missing, say_notes
+from ingero.cli.signals import catch_stop
 from ingero.config.database import default_database
 from ingero.config.invoker import Invoker, build_child_environment, find_invoker
 from ingero.config.probing import ProbeMode
@@ -63,19 +62,6 @@ _TABLE_DRAIN_MS: Final = 250
 """Nobody looks at single events of a table."""
 
 
-class _Stop:
-    """Remembers the first signal that asks us to end."""
-
-    def __init__(self) -> None:
-        self.number = 0
-
-    def __call__(self) -> bool:
-        return self.number != 0
-
-    def handle(self, number: int, _frame: FrameType | None) -> None:
-        self.number = self.number or number
-
-
 def run_trace(options: TraceConfig) -> int:
     """Trace as the options say.
 
@@ -90,7 +76,6 @@ def run_trace(options: TraceConfig) -> int:
     settings = _build_settings(options)
     mode = choose_way(settings.engine.probe_mode).mode
     check_privileges()
-    stop = _Stop()
     invoker = find_invoker()
     with contextlib.ExitStack() as stack:
         # Before any thread: the child is a fork of this process until it is released.
@@ -109,7 +94,7 @@ def run_trace(options: TraceConfig) -> int:
                 probes_by_events=mode is ProbeMode.EVENT,
             )
         )
-        stack.enter_context(_signals(stop))
+        stop = stack.enter_context(catch_stop())
         observers, table = _build_observers(options, invoker, stack)
         recorder = next((one for one in observers if isinstance(one, Recorder)), None)
         watch = next((one for one in observers if isinstance(one, IncidentWatch)), None)
@@ -119,10 +104,10 @@ def run_trace(options: TraceConfig) -> int:
         )
         if table is not None:
             table.session = session
-        _say_what_is_missing(session)
+        say_missing(session)
         try:
             session.run(stop)
-        except BrokenPipeError:  # whoever read our output has seen enough
+        except BrokenPipeError:  # the reader of our output has ended
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if session.has_lost_all:
             _say("every process that was to be watched has ended")
@@ -132,7 +117,7 @@ def run_trace(options: TraceConfig) -> int:
         _say_verdict(options, watch.verdict, recorder)
     if recorder is not None:
         check_complete(recorder.stored())
-    return 128 + stop.number if stop.number else 0
+    return 128 + stop.first if stop.first else 0
 
 
 def _build_settings(options: TraceConfig) -> TraceSettings:
@@ -374,22 +359,3 @@ def _say(text: str) -> None:
 
 def _say_nothing(_text: str) -> None:
     """A table on a terminal shows it, and would be torn by a line between."""
-
-
-def _say_what_is_missing(session: TraceSession) -> None:
-    for part in session.missing:
-        click.echo(f"without {part.name}: {part.reason} ({part.costs})", err=True)
-    for note in session.notes:
-        click.echo(note, err=True)
-
-
-@contextlib.contextmanager
-def _signals(stop: _Stop) -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, stop.handle)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

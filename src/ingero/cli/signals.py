@@ -1,0 +1,53 @@
+"""SIGINT and SIGTERM as an orderly end of a command that runs until then."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class StopSignals:
+    """The signals that asked this process to end. Make one with `catch_stop`.
+
+    Attributes:
+        event: Set by the first.
+    """
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self._received: list[int] = []
+
+    def __call__(self) -> bool:
+        """Whether there was one."""
+        return bool(self._received)
+
+    @property
+    def first(self) -> int:
+        """The number of the first; 0 for none."""
+        return self._received[0] if self._received else 0
+
+    @property
+    def exit_status(self) -> int:
+        """130 after Ctrl-C, 0 after SIGTERM or without a signal."""
+        return 130 if signal.SIGINT in self._received else 0
+
+    def note(self, number: int, _frame: FrameType | None) -> None:
+        """The handler."""
+        self._received.append(number)
+        self.event.set()
+
+
+@contextmanager
+def catch_stop() -> Iterator[StopSignals]:
+    """Note signals instead of ending by them, while the context lasts."""
+    stop = StopSignals()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, stop.note) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
