@@ -453,12 +453,12 @@ def test_lag_agrees_with_its_definition(columns):
 
 
 def test_ranks_that_report_different_operations_are_compared_where_they_overlap():
-    book = LagTracker()
+    tracker = LagTracker()
     first, second = job(n_ranks=2, n_ops=100, slow=1)
-    book.add([CollectiveRun(first.rank, COMM, 0, 2, first.clock, first.ops[:60])])
-    assert book.lags(COMM) == []
-    book.add([CollectiveRun(second.rank, COMM, 1, 2, second.clock, second.ops[40:])])
-    lags = book.lags(COMM)
+    tracker.add([CollectiveRun(first.rank, COMM, 0, 2, first.clock, first.ops[:60])])
+    assert tracker.lags(COMM) == []
+    tracker.add([CollectiveRun(second.rank, COMM, 1, 2, second.clock, second.ops[40:])])
+    lags = tracker.lags(COMM)
     assert [lag.n_ops for lag in lags] == [20, 20]
     assert lags[1].lag_ms == pytest.approx(5.0, abs=0.3)
 

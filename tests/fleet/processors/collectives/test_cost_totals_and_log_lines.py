@@ -36,10 +36,10 @@ PRICED = {"currency": "USD", "providers": {"aws": {H100: 12.0}}}
 
 
 def with_hardware(judged):
-    judged.board = INGERO.create(
+    judged.peer_threshold = INGERO.create(
         ComponentId("ingero"), parse_model(IngeroConfig, {}), Signal.METRICS, KeptBatches()
     )
-    asyncio.run(judged.board.start(judged.host))
+    asyncio.run(judged.peer_threshold.start(judged.host))
     for node in range(8):
         tell_hardware(judged, f"node{node}", "aws", H100)
 

@@ -81,17 +81,17 @@ def tell_hardware(judged, node, provider, model):
         ],
         "ingero.health",
     )
-    judged.board.consume(Batch(Signal.METRICS, export, judged.host.clock.wall_ns()))
+    judged.peer_threshold.consume(Batch(Signal.METRICS, export, judged.host.clock.wall_ns()))
 
 
 def test_money_is_the_price_of_the_gpus_that_waited_and_absent_without_a_price():
     judged = Judged(
         rates={"currency": "EUR", "providers": {"ec2": {H100: 12.0}, "gcp": {"l4": 1.0}}}
     )
-    judged.board = INGERO.create(
+    judged.peer_threshold = INGERO.create(
         ComponentId("ingero"), parse_model(IngeroConfig, {}), Signal.METRICS, KeptBatches()
     )
-    asyncio.run(judged.board.start(judged.host))
+    asyncio.run(judged.peer_threshold.start(judged.host))
     tell_hardware(judged, "node0", "aws", H100)
     tell_hardware(judged, "node1", "gcp", "NVIDIA L4")
     tell_hardware(judged, "node2", "azure", H100)

@@ -33,81 +33,83 @@ def standing(number, entered, left, **changes):
 
 
 @pytest.fixture
-def book():
-    book = ProgressTracker(900 * NS_PER_S)
-    book.note_moving([moving(number, 9) for number in range(N)], 0)
-    return book
+def tracker():
+    tracker = ProgressTracker(900 * NS_PER_S)
+    tracker.note_moving([moving(number, 9) for number in range(N)], 0)
+    return tracker
 
 
-def test_rank_that_did_not_enter_is_named_and_blocks_all_others(book):
-    book.add([standing(n, 10, 9) for n in (0, 1, 3)] + [standing(2, 9, 9)], NS_PER_S)
-    report, standing_s = book.find_hang("c", 2 * NS_PER_S)
+def test_rank_that_did_not_enter_is_named_and_blocks_all_others(tracker):
+    tracker.add([standing(n, 10, 9) for n in (0, 1, 3)] + [standing(2, 9, 9)], NS_PER_S)
+    report, standing_s = tracker.find_hang("c", 2 * NS_PER_S)
     (root,) = report.roots
     assert (root.rank, root.cause, root.blocks) == (2, HangCause.ABSENT, (0, 1, 3))
     assert (root.missing_seq, root.last_left) == (10, 9)
     assert standing_s == pytest.approx(5.0)
 
 
-def test_nobody_is_named_while_a_members_agent_may_be_about_to_speak(book):
-    book.add([standing(n, 10, 9) for n in (0, 1, 3)], NS_PER_S)
-    assert book.find_hang("c", 2 * NS_PER_S)[0].roots == ()
+def test_nobody_is_named_while_a_members_agent_may_be_about_to_speak(tracker):
+    tracker.add([standing(n, 10, 9) for n in (0, 1, 3)], NS_PER_S)
+    assert tracker.find_hang("c", 2 * NS_PER_S)[0].roots == ()
 
 
-def test_member_that_fell_silent_is_named_after_a_while(book):
-    book.add([standing(n, 10, 9) for n in (0, 1, 3)], SILENT_NS)
-    (root,) = book.find_hang("c", SILENT_NS)[0].roots
+def test_member_that_fell_silent_is_named_after_a_while(tracker):
+    tracker.add([standing(n, 10, 9) for n in (0, 1, 3)], SILENT_NS)
+    (root,) = tracker.find_hang("c", SILENT_NS)[0].roots
     assert (root.rank, root.cause) == (2, HangCause.SILENT)
 
 
-def test_member_whose_process_ended_is_named_at_once(book):
-    book.add([standing(2, 9, 9, is_gone=True)], NS_PER_S)
-    book.add([standing(n, 10, 9) for n in (0, 1, 3)], NS_PER_S)
-    (root,) = book.find_hang("c", NS_PER_S)[0].roots
+def test_member_whose_process_ended_is_named_at_once(tracker):
+    tracker.add([standing(2, 9, 9, is_gone=True)], NS_PER_S)
+    tracker.add([standing(n, 10, 9) for n in (0, 1, 3)], NS_PER_S)
+    (root,) = tracker.find_hang("c", NS_PER_S)[0].roots
     assert (root.rank, root.cause) == (2, HangCause.SILENT)
 
 
-def test_job_that_ended_as_a_whole_is_no_hang(book):
-    book.add([standing(n, 9, 9, is_gone=True) for n in range(N)], NS_PER_S)
-    report, _ = book.find_hang("c", NS_PER_S)
+def test_job_that_ended_as_a_whole_is_no_hang(tracker):
+    tracker.add([standing(n, 9, 9, is_gone=True) for n in range(N)], NS_PER_S)
+    report, _ = tracker.find_hang("c", NS_PER_S)
     assert (report.roots, report.waits) == ((), ())
 
 
-def test_job_that_pauses_outside_collectives_is_no_hang(book):
-    book.add([standing(n, 9, 9) for n in range(N)], NS_PER_S)
-    report, standing_s = book.find_hang("c", NS_PER_S)
+def test_job_that_pauses_outside_collectives_is_no_hang(tracker):
+    tracker.add([standing(n, 9, 9) for n in range(N)], NS_PER_S)
+    report, standing_s = tracker.find_hang("c", NS_PER_S)
     assert (report.roots, standing_s) == ((), 0.0)
 
 
-def test_ranks_whose_waits_nobody_saw_are_no_hang(book):
-    book.add([standing(n, 10, None) for n in (0, 1, 3)] + [standing(2, 9, None)], NS_PER_S)
-    assert book.find_hang("c", NS_PER_S)[0].roots == ()
+def test_ranks_whose_waits_were_not_seen_are_no_hang(tracker):
+    tracker.add([standing(n, 10, None) for n in (0, 1, 3)] + [standing(2, 9, None)], NS_PER_S)
+    assert tracker.find_hang("c", NS_PER_S)[0].roots == ()
 
 
-def test_standing_is_forgotten_when_the_rank_moves_on_or_time_does(book):
-    book.add([standing(n, 10, 9) for n in (0, 1, 3)] + [standing(2, 9, 9)], NS_PER_S)
-    book.note_moving([moving(n, 11) for n in range(N)], 2 * NS_PER_S)
-    assert book.find_hang("c", 2 * NS_PER_S)[0].roots == ()
-    book.add([standing(n, 12, 11) for n in range(N)], 3 * NS_PER_S)
-    assert book.find_hang("c", 4 * NS_PER_S + FRESH_NS)[0].waits == ()
+def test_what_is_known_of_a_rank_is_forgotten_when_the_rank_moves_on_or_time_does(tracker):
+    tracker.add([standing(n, 10, 9) for n in (0, 1, 3)] + [standing(2, 9, 9)], NS_PER_S)
+    tracker.note_moving([moving(n, 11) for n in range(N)], 2 * NS_PER_S)
+    assert tracker.find_hang("c", 2 * NS_PER_S)[0].roots == ()
+    tracker.add([standing(n, 12, 11) for n in range(N)], 3 * NS_PER_S)
+    assert tracker.find_hang("c", 4 * NS_PER_S + FRESH_NS)[0].waits == ()
 
 
-def test_two_jobs_whose_ranks_have_the_same_numbers_are_looked_at_apart(book):
+def test_two_jobs_whose_ranks_have_the_same_numbers_are_judged_apart(tracker):
     def other(one):
         rank = replace(one.rank, node_id="n0", job="7")
         return replace(one, rank=rank, comm="00000000000000cd")
 
-    book.note_moving([other(moving(n, 9)) for n in range(N)], 0)
-    book.add([standing(n, 10, 9) for n in (0, 1, 3)] + [standing(2, 9, 9)], NS_PER_S)
-    alone, _ = book.find_hang("c", 2 * NS_PER_S)
+    tracker.note_moving([other(moving(n, 9)) for n in range(N)], 0)
+    tracker.add([standing(n, 10, 9) for n in (0, 1, 3)] + [standing(2, 9, 9)], NS_PER_S)
+    alone, _ = tracker.find_hang("c", 2 * NS_PER_S)
     assert [(r.rank, r.node_id, r.job, r.blocks) for r in alone.roots] == [(2, "n2", "", (0, 1, 3))]
-    book.add([other(standing(n, 10, 9)) for n in (0, 2, 3)] + [other(standing(1, 9, 9))], NS_PER_S)
-    both, _ = book.find_hang("c", 2 * NS_PER_S)
+    tracker.add(
+        [other(standing(n, 10, 9)) for n in (0, 2, 3)] + [other(standing(1, 9, 9))], NS_PER_S
+    )
+    both, _ = tracker.find_hang("c", 2 * NS_PER_S)
     assert [(r.rank, r.node_id, r.job, r.blocks) for r in both.roots] == [
         (1, "n0", "7", (0, 2, 3)),
         (2, "n2", "", (0, 1, 3)),
     ]
 
 
-def test_unknown_cluster_is_an_error(book):
+def test_unknown_cluster_is_an_error(tracker):
     with pytest.raises(KeyError):
-        book.find_hang("other", 0)
+        tracker.find_hang("other", 0)

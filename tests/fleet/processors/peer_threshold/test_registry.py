@@ -245,7 +245,7 @@ def test_total_cap_counts_nodes_of_every_cluster_and_frees_places_on_expiry():
 
 
 def told(bench):
-    """What the desk has to tell, as (kind, began)."""
+    """What is to be announced, as (kind, began)."""
     return [
         (news.kind.value, news.is_on)
         if isinstance(news, ClusterEvent)
