@@ -14,8 +14,6 @@ ATTRIBUTES = {
     "agent/health/lane.py:PushLane": 13,
     "agent/trace/recent.py:Recent": 14,
     "fleet/helpers/sending.py:Sender": 21,
-    "fleet/receivers/otlp/http_server.py:OtlpHttpServer": 19,
-    "fleet/receivers/otlp/http_server.py:_Connection": 14,
 }
 METHODS = {
     "agent/capture/probes/engine.py:Engine": 31,
@@ -23,7 +21,6 @@ METHODS = {
     "agent/collectives/push.py:CollectivePusher": 21,
     "agent/health/loop.py:HealthLoop": 21,
     "fleet/helpers/sending.py:Sender": 21,
-    "fleet/receivers/otlp/http_server.py:_Connection": 25,
 }
 
 

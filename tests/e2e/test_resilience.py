@@ -12,9 +12,9 @@ from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.agent.collectives.host import CollectiveTracker
 from ingero.agent.collectives.push import CollectivePusher, PushPace
 from ingero.agent.health.body import NodeIdentity
-from ingero.agent.health.endpoint import parse_endpoint
 from ingero.agent.health.transport import HttpTransport, TransportSettings
 from ingero.model.events import CudaOp, NcclOp, Source
+from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.testing.clock import ManualClock
 from ingero.testing.fleet import build_fleet_config, run_fleet
 from ingero.testing.relay import Network, Relay
@@ -195,7 +195,7 @@ def test_a_killed_fleet_is_told_by_its_successor_what_it_did_not_take():
         relays = [stack.enter_context(Relay(fleet.addresses[HTTP])) for _ in range(N_RANKS)]
         hosts = Hosts(fleet, relays[-1], stack)
         for host, relay in zip(hosts.hosts, relays, strict=True):
-            endpoint = host.transport._settings.endpoint
+            endpoint = host.transport.settings.endpoint
             object.__setattr__(endpoint, "base", f"http://{relay.address}")
         hosts.run(5)
         fleet.process.kill()

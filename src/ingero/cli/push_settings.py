@@ -7,7 +7,6 @@ import socket
 from typing import Final
 
 from ingero.agent.health.body import NodeIdentity
-from ingero.agent.health.endpoint import FleetEndpoint, parse_endpoint
 from ingero.agent.health.loop import LoopSettings
 from ingero.agent.health.mode import ModeSettings, fresh_max_age
 from ingero.agent.health.service import AgentSettings
@@ -20,6 +19,7 @@ from ingero.agent.health.transport import TransportSettings
 from ingero.cli.live import PushConfig, RemediateConfig, SpansConfig
 from ingero.config.environment import allows_loose_keys
 from ingero.errors import ConfigError, ConfigProblem
+from ingero.otlp.client.endpoint import OtlpEndpoint, parse_endpoint
 from ingero.units import NS_PER_MS, NS_PER_S
 
 MIN_PUSH_INTERVAL_NS: Final = NS_PER_S
@@ -144,7 +144,7 @@ class _Builder:
             headers[name.strip()] = value.strip()
         return headers
 
-    def _parse_endpoint(self, option: str, text: str) -> FleetEndpoint | None:
+    def _parse_endpoint(self, option: str, text: str) -> OtlpEndpoint | None:
         if not text.strip():
             return None
         options = self._options
@@ -201,7 +201,7 @@ class _Builder:
         )
 
     def _build_transport(
-        self, endpoint: FleetEndpoint, headers: dict[str, str]
+        self, endpoint: OtlpEndpoint, headers: dict[str, str]
     ) -> TransportSettings:
         options = self._options
         return TransportSettings(

@@ -7,7 +7,7 @@ on. Authorities are read once; a changed ``ca_file`` or ``client_ca_file`` needs
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from ingero.config.tls import TlsClientConfig, TlsFiles, TlsServerConfig
 from ingero.errors import IngeroError
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
-_Stamp = tuple[tuple[int, int, int], ...]
+FileStamps = tuple[tuple[int, int, int], ...]
 
 
 def build_server_context(
@@ -111,14 +111,23 @@ class CertificateReloader:
         self._loaded = stamp
         return True
 
-    def _stamp(self) -> _Stamp:
-        stats = []
-        for name in (self._config.cert_file, self._config.key_file):
-            if name is not None:
-                with _naming(name):
-                    stat = Path(name).stat()
-                stats.append((stat.st_mtime_ns, stat.st_ino, stat.st_size))
-        return tuple(stats)
+    def _stamp(self) -> FileStamps:
+        names = (self._config.cert_file, self._config.key_file)
+        return stamp_files([name for name in names if name is not None])
+
+
+def stamp_files(names: Sequence[str]) -> FileStamps:
+    """What tells that a file was replaced or written: time of change, inode and size of each.
+
+    Raises:
+        IngeroError: One is not there.
+    """
+    stats = []
+    for name in names:
+        with _naming(name):
+            stat = Path(name).stat()
+        stats.append((stat.st_mtime_ns, stat.st_ino, stat.st_size))
+    return tuple(stats)
 
 
 def _set_versions(context: ssl.SSLContext, config: TlsFiles) -> None:

@@ -16,13 +16,13 @@ from typing import Any, Final
 import httpx
 
 from ingero.agent.health.body import NodeIdentity, PushStatus, build_push
-from ingero.agent.health.endpoint import FleetEndpoint
 from ingero.agent.health.signals.machine import State
 from ingero.agent.health.signals.reading import Signals
 from ingero.agent.health.transport import HttpTransport, TransportSettings
 from ingero.errors import RetryableError
 from ingero.job_traces.model import JobTrace, Push, iter_pushes
 from ingero.model.verdicts import Judgement, parse_judgement
+from ingero.otlp.client.endpoint import OtlpEndpoint
 from ingero.otlp.codec import Export
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_MS, NS_PER_S
@@ -48,7 +48,7 @@ class FleetTarget:
         headers: Sent with each push, such as ``Authorization``.
     """
 
-    otlp: FleetEndpoint
+    otlp: OtlpEndpoint
     admin_url: str
     headers: Mapping[str, str]
 

@@ -11,24 +11,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from ingero.otlp.names import Signal
-
-
-class Path(StrEnum):
-    """HTTP paths."""
-
-    METRICS = "/v1/metrics"  # OTLP/HTTP, "Default URL paths"
-    LOGS = "/v1/logs"
-    TRACES = "/v1/traces"
-    THRESHOLD = "/api/v1/threshold"  # agent: GET fallback
-
-
-SIGNAL_PATHS: Final = {
-    Signal.METRICS: Path.METRICS,
-    Signal.LOGS: Path.LOGS,
-    Signal.TRACES: Path.TRACES,
-}
-"""Where OTLP/HTTP posts each signal."""
+THRESHOLD_PATH: Final = "/api/v1/threshold"
+"""Of the threshold page, which agents ask when answers to pushes carry no threshold. Agent: GET fallback."""
 
 
 class Header(StrEnum):

@@ -6,7 +6,6 @@ from hypothesis import settings
 from ingero.agent.health.body import NodeIdentity
 from ingero.agent.health.book import NodeEpisodes
 from ingero.agent.health.cache import ThresholdCache
-from ingero.agent.health.endpoint import parse_endpoint
 from ingero.agent.health.episodes import SpanMaker
 from ingero.agent.health.lane import PushLane
 from ingero.agent.health.loop import HealthLoop, LoopParts, LoopSettings
@@ -16,6 +15,7 @@ from ingero.agent.health.signals.classify import ClassifierSettings
 from ingero.agent.health.signals.machine import MachineSettings
 from ingero.agent.health.transport import HttpTransport, TransportSettings
 from ingero.config import parse_model
+from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.otlp.codec.points import iter_points
 from ingero.testing.clock import ManualClock
 from ingero.wire.push import ResourceCache, read_push

@@ -10,7 +10,6 @@ from ingero.agent.health.body import (
     build_push,
     encode_agent_json,
 )
-from ingero.agent.health.endpoint import parse_endpoint
 from ingero.agent.health.signals.facts import (
     find_cgroup_path,
     hash_cgroup_path,
@@ -18,7 +17,9 @@ from ingero.agent.health.signals.facts import (
 )
 from ingero.agent.health.signals.machine import State
 from ingero.agent.health.signals.reading import Signals
+from ingero.agent.health.transport import TransportSettings
 from ingero.errors import ConfigError
+from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.otlp.codec import iter_points
 from ingero.otlp.codec.export import decode_export, encode_protobuf
 from ingero.otlp.names import Signal
@@ -154,12 +155,12 @@ def test_what_is_not_known_has_no_metric():
 def test_an_endpoint_becomes_the_url_to_post_to(text, is_insecure, url):
     endpoint = parse_endpoint(text, is_insecure=is_insecure, option="--fleet-endpoint")
     assert endpoint.signal_url(Signal.METRICS) == url  # vector 16
-    assert endpoint.signal_url(Signal.METRICS, "prod a") == f"{url}?cluster_id=prod+a"
+    settings = TransportSettings(endpoint=endpoint, timeout_ns=1, cluster_id="prod a")
+    assert settings.query == "?cluster_id=prod+a"
 
 
-def test_the_threshold_page_and_the_grpc_target_follow_from_the_endpoint():
+def test_the_grpc_target_follows_from_the_endpoint():
     endpoint = parse_endpoint("http://[::1]:8080/", is_insecure=True, option="o")
-    assert endpoint.threshold_url("a&b") == "http://[::1]:8080/api/v1/threshold?cluster_id=a%26b"
     assert endpoint.target == "[::1]:8080"
     assert parse_endpoint("fleet", is_insecure=False, option="o").target == "fleet:443"
 

@@ -9,9 +9,8 @@ import grpc
 import pytest
 import trustme
 
-from ingero.agent.health.endpoint import parse_endpoint
-from ingero.agent.health.grpc_transport import GrpcTransport
-from ingero.agent.health.transport import HttpTransport, TransportSettings
+from ingero.agent.health.transport import GrpcTransport, HttpTransport, TransportSettings
+from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.otlp.codec import build_gauge, build_metrics, build_number
 
 EXPORT = build_metrics({"a": "b"}, [build_gauge("m", [build_number(1, 1, {})], "1", "")], "s", "1")

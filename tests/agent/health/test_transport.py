@@ -9,20 +9,20 @@ import trustme
 
 from ingero.agent.health.body import NodeIdentity, PushStatus, build_push
 from ingero.agent.health.cache import Heard, ThresholdCache, ThresholdHeaders
-from ingero.agent.health.endpoint import parse_endpoint
 from ingero.agent.health.episodes import EpisodeKind, EpisodeOutcome, NodeEpisode, SpanMaker
-from ingero.agent.health.grpc_transport import GrpcTransport
 from ingero.agent.health.lane import MAX_EXTRAS, MAX_PAUSE_NS, PushLane
 from ingero.agent.health.poll import ThresholdPoller
 from ingero.agent.health.signals.machine import State
 from ingero.agent.health.signals.reading import Signals
 from ingero.agent.health.tls import check_tls_files
 from ingero.agent.health.transport import (
+    GrpcTransport,
     HttpTransport,
     PushReply,
     TransportSettings,
-    parse_retry_after,
 )
+from ingero.otlp.client.endpoint import parse_endpoint
+from ingero.otlp.client.reply import parse_retry_after
 from ingero.otlp.codec.export import decode_protobuf
 from ingero.otlp.names import Signal
 from ingero.testing.clock import ManualClock
@@ -376,8 +376,9 @@ def test_grpc_tells_the_same_and_hears_the_same(grpc_fleet):
 @pytest.mark.parametrize("cluster_id", ["größe", "a\x01b"])
 def test_a_cluster_that_cannot_be_metadata_is_pushed_all_the_same(grpc_fleet, cluster_id):
     handler, transport = grpc_fleet
-    transport._settings = replace(transport._settings, cluster_id=cluster_id)
-    assert transport.send(push(), 0).is_taken
+    other = GrpcTransport(replace(transport.settings, cluster_id=cluster_id))
+    assert other.send(push(), 0).is_taken
+    other.close()
     assert "ingero.cluster.id" not in handler.metadata
 
 

@@ -74,7 +74,7 @@ def test_thresholds_are_back_within_two_push_intervals_of_a_restart(make_agents)
         assert {look.bar.mode.value for look in looks} == {"fleet"}
     with run_fleet(build_fleet_config()) as fleet:
         for rig in rigs:
-            endpoint = rig.transport._settings.endpoint
+            endpoint = rig.transport.settings.endpoint
             object.__setattr__(endpoint, "base", at(fleet).url)
         for _ in range(3):
             for rig in rigs:

@@ -18,7 +18,6 @@ from ingero.agent.capture.kernel.abi import N_COPY_KINDS, get_dtype
 from ingero.agent.capture.probes.ended import EndedCounts
 from ingero.agent.capture.totals import Totals
 from ingero.agent.events.sink_server import serve_sink
-from ingero.agent.health.endpoint import parse_endpoint
 from ingero.agent.health.transport import HttpTransport, TransportSettings
 from ingero.agent.metrics.exporting import MetricObserver, OtlpPusher, PrometheusPage
 from ingero.agent.metrics.series import iter_call_series
@@ -26,6 +25,7 @@ from ingero.config import Endpoint
 from ingero.model.events import CudaOp, NcclOp, Source
 from ingero.model.latency import build_bucket_edges_ns
 from ingero.model.recording import ProcessRank
+from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.telemetry.clock import SystemClock
 from ingero.wire.names import MemcpyDirection
 

@@ -7,7 +7,6 @@ import pytest
 
 from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.agent.health.body import NodeIdentity
-from ingero.agent.health.endpoint import parse_endpoint
 from ingero.agent.health.loop import LoopSettings
 from ingero.agent.health.service import AgentSettings
 from ingero.agent.health.transport import TransportSettings
@@ -16,6 +15,7 @@ from ingero.agent.metrics.health import HealthSeries
 from ingero.agent.push.live import LiveTold, open_live
 from ingero.cli.commands.fleet_push import _printer
 from ingero.model.events import NcclOp
+from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.telemetry.clock import SystemClock
 from ingero.testing.waiting import wait_until
 from ingero.units import NS_PER_MS, NS_PER_S

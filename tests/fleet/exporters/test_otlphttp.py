@@ -13,8 +13,9 @@ from ingero.config.tls import TlsServerConfig
 from ingero.errors import ConfigError, IngeroError, PermanentError, RetryableError
 from ingero.fleet.component import Authenticator, ComponentId
 from ingero.fleet.consumer import Batch
-from ingero.fleet.exporters.otlphttp import OtlpHttpConfig, OtlpHttpExporter, parse_retry_after
+from ingero.fleet.exporters.otlphttp import OtlpHttpConfig, OtlpHttpExporter
 from ingero.fleet.extensions.bearertokenauth import BearerTokenAuth, BearerTokenAuthConfig
+from ingero.otlp.client.reply import parse_retry_after
 from ingero.otlp.codec import build_gauge, build_metrics, build_number, decode_export, iter_points
 from ingero.otlp.names import Signal
 from ingero.serving.asgi import AsgiServer

@@ -14,14 +14,17 @@ import msgspec
 
 from ingero.agent.health.cache import Heard, ThresholdCache, ThresholdHeaders, check_told
 from ingero.agent.health.lane import MAX_PAUSE_NS
-from ingero.agent.health.transport import TransportSettings, build_client, parse_retry_after
+from ingero.agent.health.transport import TransportSettings, open_http_sender
 from ingero.errors import BadDataError
+from ingero.otlp.client.http import read_short
+from ingero.otlp.client.reply import parse_retry_after
 from ingero.otlp.names import ContentType
 from ingero.telemetry.clock import Clock
+from ingero.wire.names import THRESHOLD_PATH
 
 MAX_BODY_BYTES: Final = 8 * 1024
 POLL_SPREAD: Final = 0.2
-_HEADERS: Final = {"Accept": ContentType.JSON.value, "Accept-Encoding": "identity"}
+_HEADERS: Final = {"Accept": ContentType.JSON.value}
 
 
 class _Page(msgspec.Struct):
@@ -54,7 +57,8 @@ class ThresholdPoller:
         self._clock = clock
         self._interval_ns = interval_ns
         self._spread = spread
-        self._client = build_client(settings)
+        self._sender = open_http_sender(settings)
+        self._url = f"{settings.endpoint.base}{THRESHOLD_PATH}{settings.query}"
         self.n_asked = 0
         self.n_failed = 0
         self.last_detail = ""
@@ -69,21 +73,20 @@ class ThresholdPoller:
         if self._cache.is_piggybacked:
             return usual_ns
         self.n_asked += 1
-        url = self._settings.endpoint.threshold_url(self._settings.cluster_id)
         try:
             headers = self._settings.auth_headers() | _HEADERS
-            with self._client.stream("GET", url, headers=headers) as response:
-                body = _read_short(response)
+            with self._sender.client.stream("GET", self._url, headers=headers) as response:
+                body = read_short(response, MAX_BODY_BYTES)
         except (httpx.HTTPError, BadDataError) as error:
             return self._fail(str(error) or type(error).__name__, usual_ns)
         if response.status_code != HTTPStatus.OK:
             pause_ns = self._asked_pause(response)
-            return self._fail(f"{response.status_code} from {url}", pause_ns or usual_ns)
+            return self._fail(f"{response.status_code} from {self._url}", pause_ns or usual_ns)
         return self._read(body, usual_ns)
 
     def close(self) -> None:
         """Close the connection."""
-        self._client.close()
+        self._sender.close()
 
     def _read(self, body: bytes | None, usual_ns: int) -> int:
         if body is None:
@@ -118,13 +121,3 @@ def read_page(threshold: float, *, quorum_met: bool, panic: bool = False) -> Thr
     if threshold == 0 and not quorum_met:
         return ThresholdHeaders(Heard.MISS)
     return check_told(threshold, quorum_met=quorum_met)
-
-
-def _read_short(response: httpx.Response) -> bytes | None:
-    """The body as it came, or None when it is too long; a compressed one was not asked for and does not decode."""
-    body = b""
-    for chunk in response.iter_raw():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            return None
-    return body

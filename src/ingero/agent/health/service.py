@@ -26,7 +26,12 @@ from ingero.agent.health.narrate import Narrator
 from ingero.agent.health.persist import LoadOutcome, load_baseline, save_baseline
 from ingero.agent.health.poll import ThresholdPoller
 from ingero.agent.health.signals.reading import SignalSource
-from ingero.agent.health.transport import HttpTransport, PushTransport, TransportSettings
+from ingero.agent.health.transport import (
+    GrpcTransport,
+    HttpTransport,
+    PushTransport,
+    TransportSettings,
+)
 from ingero.errors import StoreError
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
@@ -231,11 +236,7 @@ def build_transport(settings: AgentSettings) -> PushTransport:
     Raises:
         IngeroError: A certificate cannot be used.
     """
-    if settings.is_grpc:
-        from ingero.agent.health.grpc_transport import GrpcTransport  # noqa: PLC0415 - an extra
-
-        return GrpcTransport(settings.transport)
-    return HttpTransport(settings.transport)
+    return (GrpcTransport if settings.is_grpc else HttpTransport)(settings.transport)
 
 
 def _open_stream(

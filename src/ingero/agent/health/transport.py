@@ -1,35 +1,29 @@
-"""One request to Fleet over OTLP/HTTP, and what the answer said.
+"""One request to Fleet over OTLP, and what the answer said of the threshold.
 
-A `PushTransport` sends once and reports; whether to try again is the lane's decision.
+A `PushTransport` sends once and reports; whether to try again its caller decides.
 """
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from http import HTTPStatus
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
-
-import httpx
+from urllib.parse import urlencode
 
 from ingero import __version__
 from ingero.agent.health.body import encode_agent_json
 from ingero.agent.health.cache import Heard, ThresholdHeaders, parse_told
-from ingero.agent.health.endpoint import FleetEndpoint
-from ingero.agent.health.signals.hints import explain_failure, explain_status
+from ingero.agent.health.signals.hints import explain_failure, explain_refusal
 from ingero.errors import BadDataError
+from ingero.otlp.client.endpoint import OtlpEndpoint
+from ingero.otlp.client.http import HttpSender, HttpSenderSettings
+from ingero.otlp.client.reply import OtlpSender
 from ingero.otlp.codec.export import Export, encode_protobuf
 from ingero.otlp.names import ContentType
-from ingero.units import NS_PER_S
-from ingero.wire.names import Header
+from ingero.wire.names import CLUSTER_QUERY, Header
 
 USER_AGENT: Final = f"ingero-agent/{__version__}"
-MAX_ANSWER_BYTES: Final = 64 * 1024
-_PAUSING: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 
 
 class PushReply(NamedTuple):
@@ -81,7 +75,7 @@ class TransportSettings:
         key_file: Its key.
     """
 
-    endpoint: FleetEndpoint
+    endpoint: OtlpEndpoint
     timeout_ns: int
     cluster_id: str = ""
     is_protobuf: bool = False
@@ -91,6 +85,11 @@ class TransportSettings:
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
+
+    @property
+    def query(self) -> str:
+        """Names the cluster in a URL, as a hint for load balancers; empty when there is no cluster."""
+        return f"?{urlencode({CLUSTER_QUERY: self.cluster_id})}" if self.cluster_id else ""
 
     def auth_headers(self) -> dict[str, str]:
         """The headers and the token as they are now.
@@ -111,44 +110,93 @@ class TransportSettings:
         return headers
 
 
-class HttpTransport:
+class _FleetTransport:
+    """One way to a Fleet.
+
+    Args:
+        settings: Where Fleet is.
+        sender: Sends.
+        names: Headers of the threshold, of the quorum and of panic.
+
+    Attributes:
+        settings: Where Fleet is.
+    """
+
+    def __init__(
+        self, settings: TransportSettings, sender: OtlpSender, names: tuple[Header, Header, Header]
+    ) -> None:
+        self.settings = settings
+        self._sender = sender
+        self._names = [name.lower() for name in names]
+
+    def send(self, export: Export, wall_ns: int) -> PushReply:
+        """Send once and wait for the answer, at most the timeout. Does not raise for what the network does."""
+        try:
+            reply = self._sender.send(export, wall_ns)
+        except BadDataError as error:
+            return PushReply(is_taken=False, detail=error.message)
+        detail = explain_refusal(reply)
+        return PushReply(
+            is_taken=reply.is_taken,
+            detail=explain_failure(detail, self.settings.endpoint) if reply.is_cut_off else detail,
+            told=parse_told(*map(reply.headers.get, self._names)),
+            retry_after_ns=reply.retry_after_ns,
+            is_cut_off=reply.is_cut_off,
+            is_refused=not reply.is_taken and not reply.is_cut_off,
+        )
+
+    def close(self) -> None:
+        """Release connections."""
+        self._sender.close()
+
+
+class HttpTransport(_FleetTransport):
     """OTLP/HTTP, JSON or protobuf, one kept-alive connection.
 
-    Redirects are not followed: one may turn a POST into a GET and report success for data that nobody took.
+    Raises:
+        IngeroError: A certificate file cannot be used.
     """
 
     def __init__(self, settings: TransportSettings) -> None:
-        self._settings = settings
-        self._client = build_client(settings)
-
-    def send(self, export: Export, wall_ns: int) -> PushReply:
-        """Post once."""
-        settings = self._settings
-        body = encode_protobuf(export) if settings.is_protobuf else encode_agent_json(export)
-        kind = ContentType.PROTOBUF if settings.is_protobuf else ContentType.JSON
-        try:
-            headers = settings.auth_headers() | {"Content-Type": kind.value}
-        except BadDataError as error:
-            return PushReply(is_taken=False, detail=error.message)
-        if settings.is_gzip:
-            body = gzip.compress(body, compresslevel=1, mtime=0)
-            headers["Content-Encoding"] = "gzip"
-        url = settings.endpoint.signal_url(export.signal, settings.cluster_id)
-        try:
-            with self._client.stream("POST", url, content=body, headers=headers) as response:
-                _skim(response)
-        except httpx.HTTPError as error:
-            detail = explain_failure(str(error) or type(error).__name__, settings.endpoint)
-            return PushReply(is_taken=False, detail=detail, is_cut_off=True)
-        return read_answer(response, wall_ns)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
+        sender = open_http_sender(settings)
+        super().__init__(settings, sender, (Header.THRESHOLD, Header.QUORUM_MET, Header.PANIC))
 
 
-def build_client(settings: TransportSettings) -> httpx.Client:
-    """An HTTP client with the settings' time limit and certificates.
+class GrpcTransport(_FleetTransport):
+    """OTLP/gRPC over one channel.
+
+    Raises:
+        IngeroError: A certificate file cannot be read.
+    """
+
+    def __init__(self, settings: TransportSettings) -> None:
+        from ingero.otlp.client.grpc import (  # noqa: PLC0415 - an extra
+            GrpcSender,
+            GrpcSenderSettings,
+        )
+
+        # gRPC refuses a call whose metadata is not plain text; the body says the cluster anyway.
+        is_plain = settings.cluster_id.isascii() and settings.cluster_id.isprintable()
+        hint = {Header.CLUSTER_HINT.value: settings.cluster_id} if is_plain else {}
+        sender = GrpcSender(
+            GrpcSenderSettings(
+                target=settings.endpoint.target,
+                is_secure=settings.endpoint.is_secure,
+                timeout_ns=settings.timeout_ns,
+                is_gzip=settings.is_gzip,
+                headers=lambda: settings.auth_headers() | hint,
+                ca_file=settings.ca_file,
+                key_file=settings.key_file,
+                cert_file=settings.cert_file,
+                options=(("grpc.primary_user_agent", USER_AGENT),),
+            )
+        )
+        names = (Header.GRPC_THRESHOLD, Header.GRPC_QUORUM_MET, Header.GRPC_PANIC)
+        super().__init__(settings, sender, names)
+
+
+def open_http_sender(settings: TransportSettings) -> HttpSender:
+    """A sender with the settings' time limit, certificates and encoding.
 
     Raises:
         IngeroError: A certificate file cannot be used.
@@ -156,59 +204,21 @@ def build_client(settings: TransportSettings) -> httpx.Client:
     from ingero.config.tls import TlsClientConfig  # noqa: PLC0415 - pydantic and ssl only where TLS is
     from ingero.serving.tls import build_client_context  # noqa: PLC0415
 
+    endpoint, query = settings.endpoint, settings.query
     tls = TlsClientConfig(
         ca_file=settings.ca_file, cert_file=settings.cert_file, key_file=settings.key_file
     )
-    return httpx.Client(
-        timeout=settings.timeout_ns / NS_PER_S,
-        verify=build_client_context(tls) if settings.endpoint.is_secure else True,
-        follow_redirects=False,
-        headers={"User-Agent": USER_AGENT},
-        limits=httpx.Limits(max_connections=2, max_keepalive_connections=1, keepalive_expiry=30),
+    return HttpSender(
+        HttpSenderSettings(
+            urls=lambda signal: endpoint.signal_url(signal) + query,
+            encode=encode_protobuf if settings.is_protobuf else encode_agent_json,
+            content_type=ContentType.PROTOBUF if settings.is_protobuf else ContentType.JSON,
+            timeout_ns=settings.timeout_ns,
+            encoding="gzip" if settings.is_gzip else "",
+            headers=settings.auth_headers,
+            tls=build_client_context(tls) if endpoint.is_secure else None,
+            user_agent=USER_AGENT,
+            is_env_trusted=True,
+            max_connections=2,
+        )
     )
-
-
-def read_answer(response: httpx.Response, wall_ns: int) -> PushReply:
-    """Read status and headers. ``Retry-After`` counts on 429 and 503 only."""
-    headers = response.headers
-    pause_ns = None
-    if response.status_code in _PAUSING:
-        pause_ns = parse_retry_after(headers.get("Retry-After"), wall_ns)
-    return PushReply(
-        is_taken=response.is_success,
-        detail=explain_status(response.status_code, response.reason_phrase),
-        told=parse_told(
-            headers.get(Header.THRESHOLD),
-            headers.get(Header.QUORUM_MET),
-            headers.get(Header.PANIC),
-        ),
-        retry_after_ns=pause_ns,
-        is_refused=not response.is_success,
-    )
-
-
-def parse_retry_after(text: str | None, wall_ns: int) -> int | None:
-    """Whole seconds or an HTTP date as a delay from now; None when it is neither. A date that is past is no delay.
-
-    Source: RFC 9110 §10.2.3.
-    """
-    stripped = (text or "").strip()
-    if stripped.isascii() and stripped.isdigit():
-        return int(stripped[:12]) * NS_PER_S
-    try:
-        moment = parsedate_to_datetime(stripped)
-    except ValueError:
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    now = datetime.fromtimestamp(wall_ns / NS_PER_S, UTC)
-    return max(int((moment - now).total_seconds() * NS_PER_S), 0)
-
-
-def _skim(response: httpx.Response) -> None:
-    """Read a body so that the connection can be used again, unless it is absurdly long."""
-    n_bytes = 0
-    for chunk in response.iter_raw():
-        n_bytes += len(chunk)
-        if n_bytes > MAX_ANSWER_BYTES:
-            return

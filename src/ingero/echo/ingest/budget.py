@@ -10,7 +10,7 @@ class ByteBudget:
     """Bytes that are reserved before they are read. One event loop owns it.
 
     Args:
-        total_bytes: Of everybody.
+        total_bytes: Of all bearers.
         share_bytes: Of one bearer.
     """
 
@@ -19,33 +19,29 @@ class ByteBudget:
         self._share_bytes = share_bytes
         self._by_key: Counter[str] = Counter()
         self._n_bytes = 0
-        self._freed = asyncio.Condition()
+        self._freed = asyncio.Event()
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes reserved."""
-        return self._n_bytes
+    def try_take(self, key: str, n_bytes: int) -> bool:
+        """Reserve if there is room; also what is larger than the share, if its owner holds nothing else."""
+        own = self._by_key.get(key, 0)
+        if own and own + n_bytes > self._share_bytes:
+            return False
+        if self._n_bytes and self._n_bytes + n_bytes > self._total_bytes:
+            return False
+        self._by_key[key] += n_bytes
+        self._n_bytes += n_bytes
+        return True
 
     async def take(self, key: str, n_bytes: int) -> None:
         """Reserve, waiting until there is room; the caller sets the time limit."""
-        if not self._has_room(key, n_bytes):
-            async with self._freed:
-                await self._freed.wait_for(lambda: self._has_room(key, n_bytes))
-        self._by_key[key] += n_bytes
-        self._n_bytes += n_bytes
+        while not self.try_take(key, n_bytes):
+            await self._freed.wait()
 
-    async def give_back(self, key: str, n_bytes: int) -> None:
+    def give_back(self, key: str, n_bytes: int) -> None:
         """Free what was reserved."""
         self._n_bytes -= n_bytes
         self._by_key[key] -= n_bytes
         if not self._by_key[key]:
             del self._by_key[key]
-        async with self._freed:
-            self._freed.notify_all()
-
-    def _has_room(self, key: str, n_bytes: int) -> bool:
-        """Also for what is larger than the share, if its owner holds nothing else."""
-        own = self._by_key.get(key, 0)
-        if own and own + n_bytes > self._share_bytes:
-            return False
-        return not self._n_bytes or self._n_bytes + n_bytes <= self._total_bytes
+        self._freed.set()  # every waiter looks again
+        self._freed.clear()

@@ -20,8 +20,8 @@ from mcp.server.transport_security import TransportSecuritySettings
 from ingero import __version__
 from ingero.config.acl import AclEntry
 from ingero.echo.db.backup_socket import BackupServer
+from ingero.echo.ingest.handler import IngestHandler
 from ingero.echo.ingest.intake import Intake
-from ingero.echo.ingest.reception import Reception
 from ingero.echo.ingest.settings import IngestCounters
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.queries.prompts import PROMPTS
@@ -117,8 +117,8 @@ class EchoService:
         admitted = RequestMiddleware(api, self.bearers, config, clock, self.meter)
         ingest = build_ingest(config)
         intake = Intake(self.store, clock, ingest.records)
-        reception = Reception(intake, self.bearers.authenticate, ingest, self.counters, clock)
-        return await self.listeners.start(admitted, HealthApp(self.store), reception)
+        handler = IngestHandler(intake, self.bearers.authenticate, ingest, self.counters, clock)
+        return await self.listeners.start(admitted, HealthApp(self.store), handler)
 
     async def run(self, on_started: Callable[[Addresses], None]) -> int:
         """Serve until SIGTERM or SIGINT; SIGHUP reads tokens and certificates again."""

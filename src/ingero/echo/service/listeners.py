@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -14,9 +15,7 @@ import grpc
 from ingero.config import Endpoint
 from ingero.config.environment import allows_loose_keys
 from ingero.config.tls import TlsServerConfig
-from ingero.echo.ingest.grpc import EchoGrpcServer
-from ingero.echo.ingest.http import OtlpHttpApp
-from ingero.echo.ingest.reception import Reception
+from ingero.echo.ingest.handler import IngestHandler
 from ingero.echo.service.config import EchoConfig
 from ingero.echo.service.health import HealthApp
 from ingero.echo.service.middleware import App, RequestMiddleware
@@ -24,6 +23,11 @@ from ingero.echo.service.telemetry import watch_connections
 from ingero.errors import ConfigError, IngeroError
 from ingero.serving.asgi import AsgiServer, AsgiSettings
 from ingero.serving.connections import ConnectionLimits
+from ingero.serving.grpc_tls import RenewedCredentials
+from ingero.serving.otlp.grpc_async_server import OtlpAsyncGrpcServer
+from ingero.serving.otlp.grpc_calls import OtlpGrpcSettings
+from ingero.serving.otlp.http_head import OtlpHttpSettings
+from ingero.serving.otlp.http_server import OtlpHttpServer
 from ingero.serving.tls import CertificateReloader, build_server_context
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.metrics import MeterRegistry
@@ -32,6 +36,7 @@ from ingero.units import NS_PER_S
 if TYPE_CHECKING:
     from uvicorn._types import ASGIApplication
 
+_LOG: Final = logging.getLogger("ingero.echo")
 FLEET_PORTS: Final = frozenset({4317, 4318, 8080, 8081})
 """Where a Fleet on the same host listens by default."""
 
@@ -64,12 +69,12 @@ class Listeners:
         self._meter = meter
         self._resources = resources
         self._drain_until_ns = 0
-        self._grpc: EchoGrpcServer | None = None
+        self._grpc: OtlpAsyncGrpcServer | None = None
         self._reloader: CertificateReloader | None = None
         self.api: RequestMiddleware | None = None
 
     async def start(
-        self, api: RequestMiddleware, health: HealthApp, reception: Reception
+        self, api: RequestMiddleware, health: HealthApp, ingest: IngestHandler
     ) -> Addresses:
         """Listen.
 
@@ -78,16 +83,23 @@ class Listeners:
         """
         config, tls = self._config, self._build_tls()
         self.api = api
-        self._grpc = EchoGrpcServer(reception)
+        settings = ingest.settings
+        grpc_settings = OtlpGrpcSettings(settings.max_body_bytes, settings.max_in_flight)
+        self._grpc = OtlpAsyncGrpcServer(grpc_settings, ingest, settings.read_timeout_ns)
+        http_settings = OtlpHttpSettings(
+            max_body_bytes=settings.max_body_bytes,
+            read_timeout_ns=settings.read_timeout_ns,
+            connections=self._connection_limits,
+        )
+        http = OtlpHttpServer(config.otlp_http_addr, http_settings, ingest, self._clock, tls)
         with name_setting("health_addr", config):
-            at_health = await self._listen("health", health, config.health_addr)
+            at_health = await self._listen("health", self._build(health, config.health_addr))
         with name_setting("otlp_addr", config):
             otlp_grpc = await self._grpc.start(config.otlp_addr, self._build_grpc_credentials())
         with name_setting("otlp_http_addr", config):
-            otlp = OtlpHttpApp(reception)
-            otlp_http = await self._listen("otlp_http", otlp, config.otlp_http_addr, tls)
+            otlp_http = await self._listen("otlp_http", http)
         with name_setting("mcp_addr", config):
-            mcp = await self._listen("mcp", api, config.mcp_addr, tls)
+            mcp = await self._listen("mcp", self._build(api, config.mcp_addr, tls))
         return Addresses(otlp_grpc=otlp_grpc, otlp_http=otlp_http, mcp=mcp, health=at_health)
 
     def reload_certificate(self) -> None:
@@ -105,20 +117,25 @@ class Listeners:
         if self.api is not None:
             await self.api.drain(self._drain_left_ns())
         if self._grpc is not None:
-            await self._grpc.stop(self._drain_left_ns())
+            await self._grpc.stop(self._drain_left_ns() / NS_PER_S)
 
-    async def _listen(
-        self, name: str, app: App, endpoint: Endpoint, tls: ssl.SSLContext | None = None
-    ) -> Endpoint:
+    @property
+    def _connection_limits(self) -> ConnectionLimits:
         config = self._config
-        limits = ConnectionLimits(
+        return ConnectionLimits(
             head_s=config.head_timeout / NS_PER_S,
             stall_s=config.stall_timeout / NS_PER_S,
             max_connections=config.max_connections,
             max_per_peer=0 if config.trust_proxy_headers else config.max_connections_per_peer,
         )
-        settings = AsgiSettings(drain_s=config.drain / NS_PER_S, limits=limits)
-        server = AsgiServer(cast("ASGIApplication", app), endpoint, tls=tls, settings=settings)
+
+    def _build(self, app: App, endpoint: Endpoint, tls: ssl.SSLContext | None = None) -> AsgiServer:
+        settings = AsgiSettings(
+            drain_s=self._config.drain / NS_PER_S, limits=self._connection_limits
+        )
+        return AsgiServer(cast("ASGIApplication", app), endpoint, tls=tls, settings=settings)
+
+    async def _listen(self, name: str, server: AsgiServer | OtlpHttpServer) -> Endpoint:
         await server.start()
         watch_connections(self._meter, server.counters, name)
 
@@ -145,13 +162,12 @@ class Listeners:
         config = self._config
         if config.tls_cert is None or config.tls_key is None:
             return None
-        cert, key = Path(config.tls_cert), Path(config.tls_key)
+        files = TlsServerConfig(cert_file=config.tls_cert, key_file=config.tls_key)
+        return RenewedCredentials(files, _log_bad_certificate).build()
 
-        def fetch() -> grpc.ServerCertificateConfiguration:
-            pair = (key.read_bytes(), cert.read_bytes())
-            return grpc.ssl_server_certificate_configuration([pair])
 
-        return grpc.dynamic_ssl_server_credentials(fetch(), fetch)
+def _log_bad_certificate(reason: str) -> None:
+    _LOG.error("certificate not replaced, the old one stays: %s", reason)
 
 
 def check_key_mode(key: str) -> None:

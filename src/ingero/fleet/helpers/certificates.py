@@ -70,6 +70,20 @@ def open_renewing_context(
     return context
 
 
+def report_bad_certificates(
+    host: Host, component: str, on_bad: Callable[[], None]
+) -> Callable[[str], None]:
+    """What is called with the reason when renewed files cannot be used: counts each time, logs a line a minute."""
+    log = RateLimitedLog(_log, host.clock)
+
+    def report(reason: str) -> None:
+        on_bad()
+        message = "renewed certificate cannot be used; the old one stays"
+        log.write("bad", logging.WARNING, message, component=component, error=reason)
+
+    return report
+
+
 def watch_certificate(
     reloader: CertificateReloader,
     host: Host,
@@ -86,18 +100,15 @@ def watch_certificate(
         interval_ns: How often the files are checked.
         on_bad: Called each time that the files cannot be used.
     """
-    log = RateLimitedLog(_log, host.clock)
+    report = report_bad_certificates(host, component, on_bad)
 
     def renew() -> None:
         try:
             is_new = reloader.reload_if_changed()
         except IngeroError as error:
-            on_bad()
-            message = "renewed certificate cannot be used; the old one stays"
-            log.write("bad", logging.WARNING, message, component=component, error=error.message)
+            report(error.message)
         else:
             if is_new:
-                fields = {"component": component}
-                _log.info("certificate renewed", extra={"fields": fields})
+                _log.info("certificate renewed", extra={"fields": {"component": component}})
 
     host.every(interval_ns, renew)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -13,10 +14,7 @@ from ingero.config.tls import TlsClientConfig
 from ingero.errors import ConfigError, IngeroError
 from ingero.fleet.component import Authenticator, Host, NamesExtension, parse_id
 from ingero.serving.tls import CertificateReloader, build_client_context
-from ingero.units import NS_PER_S, parse_duration
-
-if TYPE_CHECKING:
-    import httpx
+from ingero.units import parse_duration
 
 _log: Final = logging.getLogger("ingero.fleet.exporter")
 
@@ -66,14 +64,12 @@ def reveal(headers: Mapping[str, Secret]) -> dict[str, str]:
     return {name: value.get_secret_value() for name, value in headers.items()}
 
 
-def open_http_client(config: ClientConfig, host: Host) -> httpx.Client:
-    """A thread-safe client with these settings; certificates renew in place when ``reload_interval`` says so.
+def open_client_context(config: ClientConfig, host: Host) -> ssl.SSLContext:
+    """TLS of outgoing connections; certificates renew in place when ``reload_interval`` says so.
 
     Raises:
         IngeroError: A TLS file cannot be used.
     """
-    import httpx  # noqa: PLC0415 -- 16 MiB that a collector without HTTP exporters does not need
-
     tls = config.tls or TlsClientConfig()
     context = build_client_context(tls)
     if tls.reload_interval and tls.cert_file:
@@ -86,10 +82,4 @@ def open_http_client(config: ClientConfig, host: Host) -> httpx.Client:
                 _log.warning("certificate not renewed, the old one stays: %s", error.message)
 
         host.every(tls.reload_interval, renew)
-    return httpx.Client(
-        verify=context,
-        timeout=config.timeout / NS_PER_S,
-        headers=reveal(config.headers),
-        follow_redirects=False,
-        trust_env=False,
-    )
+    return context

@@ -13,12 +13,12 @@ from typing import Any, Final
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.agent.capture.session import TraceSettings
 from ingero.agent.health.body import NodeIdentity
-from ingero.agent.health.endpoint import parse_endpoint
 from ingero.agent.health.loop import LoopSettings
 from ingero.agent.health.service import AgentSettings
 from ingero.agent.health.signals.machine import MachineSettings
 from ingero.agent.health.transport import TransportSettings
 from ingero.agent.push.live import LiveAgent, LiveSettings
+from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.serving.ready import report_ready
 from ingero.sim.cluster.simulated_agent import SimulatedAgent
 from ingero.sim.runner import get_program

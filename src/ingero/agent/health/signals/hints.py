@@ -5,16 +5,15 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Final
 
-from ingero.agent.health.endpoint import FleetEndpoint
+from ingero.otlp.client.endpoint import OtlpEndpoint
+from ingero.otlp.client.reply import SendReply
 
-_REFUSALS: Final[dict[int, str]] = {
+_REFUSALS: Final[dict[int | str, str]] = {
     HTTPStatus.UNAUTHORIZED: "wrong or missing token",
     HTTPStatus.FORBIDDEN: "the token may not do this",
     HTTPStatus.NOT_FOUND: "nothing takes OTLP at this address",
     HTTPStatus.METHOD_NOT_ALLOWED: "nothing takes OTLP at this address",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "the push is larger than the receiver takes",
-}
-_GRPC_REFUSALS: Final = {
     "UNAUTHENTICATED": "wrong or missing token",
     "PERMISSION_DENIED": "the token may not do this",
     "UNIMPLEMENTED": "nothing takes OTLP at this address",
@@ -35,21 +34,15 @@ _CLOSED: Final = ("disconnected without sending a response", "Socket closed", "C
 """What h11, gRPC core and the kernel say when a TLS server drops a plain connection."""
 
 
-def explain_status(status: int, reason: str) -> str:
-    """A refusal over HTTP in words, with its status."""
-    said = f"{status} {reason}".strip()
-    words = _REFUSALS.get(status)
-    return f"{words} ({said})" if words else said
+def explain_refusal(reply: SendReply) -> str:
+    """What became of a request in words, with its status or code; the library's own words where no answer came."""
+    if not reply.code:
+        return reply.detail or reply.fault
+    words = _REFUSALS.get(reply.code)
+    return f"{words} ({reply.words})" if words else reply.words
 
 
-def explain_code(code: str, details: str) -> str:
-    """A refusal over gRPC in words, with its code."""
-    words = _GRPC_REFUSALS.get(code)
-    said = f"{code} {details}".strip()
-    return f"{words} ({said})" if words else said
-
-
-def explain_failure(detail: str, endpoint: FleetEndpoint) -> str:
+def explain_failure(detail: str, endpoint: OtlpEndpoint) -> str:
     """Why no answer came, with what is probably wrong where the library's words tell."""
     for words, hint in _HINTS:
         if words in detail:

@@ -172,7 +172,7 @@ def _find_target(
     console: Any,  # noqa: ANN401 - rich's
     overrides: Sequence[str],
 ) -> FleetTarget:
-    from ingero.agent.health.endpoint import parse_endpoint
+    from ingero.otlp.client.endpoint import parse_endpoint
     from ingero.sim.local_fleet import ADMIN, OTLP_HTTP, run_local_fleet
     from ingero.sim.replay import FleetTarget
 

@@ -100,9 +100,9 @@ class MetricsConfig:
     def _push(
         self, identity: tuple[str, str], clock: Clock, stack: contextlib.ExitStack
     ) -> OtlpPusher:
-        from ingero.agent.health.endpoint import parse_endpoint
         from ingero.agent.health.transport import HttpTransport, TransportSettings
         from ingero.agent.metrics.exporting import OtlpPusher
+        from ingero.otlp.client.endpoint import parse_endpoint
 
         endpoint = parse_endpoint(self.otlp, is_insecure=self.otlp_insecure, option="--otlp")
         transport = HttpTransport(

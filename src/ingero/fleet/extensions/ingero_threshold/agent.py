@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 
 from ingero.fleet.component import WITHHELD, PushAnswer
 from ingero.fleet.helpers.served_pages import Page, build_json_page
-from ingero.wire.names import CLUSTER_QUERY, MAX_ID_LENGTH, Path
+from ingero.wire.names import CLUSTER_QUERY, MAX_ID_LENGTH, THRESHOLD_PATH
 
 if TYPE_CHECKING:
     from uvicorn._types import HTTPScope
@@ -31,8 +31,8 @@ class QueryError(Exception):
 
 def answer_agent(find_answer: FindAnswer, scope: HTTPScope) -> Page:
     """The page of ``agent_endpoint``."""
-    if scope["path"] != Path.THRESHOLD:
-        return build_json_page(404, {"error": f"GET {Path.THRESHOLD}?cluster_id=NAME"})
+    if scope["path"] != THRESHOLD_PATH:
+        return build_json_page(404, {"error": f"GET {THRESHOLD_PATH}?cluster_id=NAME"})
     if scope["method"] not in {"GET", "HEAD"}:
         return build_json_page(405, {"error": "GET only"})
     try:

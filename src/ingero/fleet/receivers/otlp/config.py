@@ -6,14 +6,21 @@ out: ``cors`` (browsers do not push here), ``include_metadata`` (no component re
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
 from ingero.config import Duration, Endpoint, Size, StrictModel
 from ingero.config.tls import TlsServerConfig
 from ingero.fleet.component import NamesExtension
-from ingero.units import parse_duration, parse_size
+from ingero.otlp.names import Signal
+from ingero.serving.connections import ConnectionLimits
+from ingero.serving.otlp.grpc_calls import OtlpGrpcSettings
+from ingero.serving.otlp.http_head import OtlpHttpSettings
+from ingero.units import NS_PER_MS, NS_PER_S, parse_duration, parse_size
+
+_MAX_CONNECTIONS: Final = 1 << 30
+"""No limit but the descriptors: an agent has one connection, and a cluster may have ten thousand agents."""
 
 Encoding = Literal["gzip", "zstd", "zlib", "deflate", "snappy", "x-snappy-framed", "lz4", ""]
 UrlPath = Annotated[str, StringConstraints(pattern=r"^/[^?#]*$")]
@@ -160,3 +167,53 @@ class OtlpReceiverConfig(StrictModel):
     """Settings of the ``otlp`` receiver."""
 
     protocols: ProtocolsConfig = Field(description="grpc, http or both.")
+
+
+def build_http_settings(config: HttpConfig) -> OtlpHttpSettings:
+    """What the HTTP server is given."""
+    paths = {
+        config.metrics_url_path: Signal.METRICS,
+        config.logs_url_path: Signal.LOGS,
+        config.traces_url_path: Signal.TRACES,
+    }
+    return OtlpHttpSettings(
+        routes={
+            prefix.rstrip("/") + path: signal
+            for prefix in ("", *config.url_prefixes)
+            for path, signal in paths.items()
+        },
+        encodings=frozenset(config.compression_algorithms),
+        max_body_bytes=config.max_request_body_size,
+        max_in_flight=config.max_in_flight,
+        max_buffered_bytes=config.max_buffered_size,
+        read_timeout_ns=config.read_timeout,
+        idle_timeout_ns=config.idle_timeout,
+        is_kept_alive=config.keep_alives_enabled,
+        connections=ConnectionLimits(
+            head_s=max(config.read_timeout, config.idle_timeout) / NS_PER_S,
+            stall_s=config.idle_timeout / NS_PER_S,
+            max_connections=_MAX_CONNECTIONS,
+        ),
+    )
+
+
+def build_grpc_settings(config: GrpcConfig) -> OtlpGrpcSettings:
+    """What the gRPC server is given."""
+    parameters = config.keepalive.server_parameters if config.keepalive is not None else None
+    durations = (
+        {
+            "grpc.max_connection_idle_ms": parameters.max_connection_idle,
+            "grpc.max_connection_age_ms": parameters.max_connection_age,
+            "grpc.max_connection_age_grace_ms": parameters.max_connection_age_grace,
+            "grpc.keepalive_time_ms": parameters.time,
+            "grpc.keepalive_timeout_ms": parameters.timeout,
+        }
+        if parameters is not None
+        else {}
+    )
+    options = [(name, max(ns // NS_PER_MS, 1)) for name, ns in durations.items() if ns is not None]
+    if config.max_concurrent_streams is not None:
+        options.append(("grpc.max_concurrent_streams", config.max_concurrent_streams))
+    return OtlpGrpcSettings(
+        config.max_recv_msg_size_mib << 20, config.max_in_flight, tuple(options)
+    )

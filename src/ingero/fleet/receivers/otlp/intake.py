@@ -1,6 +1,6 @@
-"""What both protocols do with a body: decode, hand to the pipeline, say how it went and what the threshold is.
+"""What both protocols do with a push: who may send it, decode, hand to the pipeline, and the threshold on its answer.
 
-Knows neither HTTP nor gRPC. Safe on any thread.
+An `ingero.serving.otlp.handler.OtlpHandler`, which knows neither HTTP nor gRPC. Safe on any thread.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
 from ingero.errors import BadDataError, PermanentError, RetryableError
@@ -17,79 +15,39 @@ from ingero.fleet.component import (
     WITHHELD,
     Authenticator,
     ClusterBound,
-    ComponentId,
     Host,
     PushAnswer,
     PushAnswerer,
     PushContext,
 )
 from ingero.fleet.consumer import Batch, Consumer
-from ingero.fleet.receivers.otlp.telemetry import Reason, Tally
-from ingero.otlp.codec import Export, decode_export
+from ingero.fleet.receivers.otlp.telemetry import Tally
+from ingero.otlp.codec import Export
 from ingero.otlp.names import Signal
+from ingero.serving.otlp.answers import (
+    DRAINING,
+    OVERLOADED,
+    RETRY_AFTER_S,
+    TAKEN,
+    AnswerStatus,
+    OtlpAnswer,
+    Reason,
+    RequestRefusal,
+)
+from ingero.serving.otlp.encodings import TooLargeError
+from ingero.serving.otlp.handler import AnswerHeaders, OtlpRequest
 from ingero.telemetry.limited import RateLimitedLog
 from ingero.units import NS_PER_S
+from ingero.wire.names import Header
 from ingero.wire.push import ResourceCache, list_resources, read_resource
 
-RETRY_AFTER_S: Final = 2
-"""Default delay to ask for. Agents add it to their interval, and above 20 s together they lose their mode for a tick."""
 MAX_RETRY_AFTER_S: Final = 10
 _FLUSH_NS: Final = 10 * NS_PER_S
 _log = logging.getLogger("ingero.fleet.receiver")
-_LEAST_THRESHOLD: Final = 0.1
-_MOST_THRESHOLD: Final = 0.99
-_WITHHELD: Final = ("", "true")
-
-
-class AnswerStatus(Enum):
-    """How a push went: HTTP status and gRPC code."""
-
-    TAKEN = (200, 0)
-    BAD_DATA = (400, 3)  # INVALID_ARGUMENT
-    UNAUTHENTICATED = (401, 16)
-    FORBIDDEN = (403, 7)  # PERMISSION_DENIED
-    NOT_FOUND = (404, 12)  # UNIMPLEMENTED
-    METHOD = (405, 12)
-    TIMEOUT = (408, 4)  # DEADLINE_EXCEEDED
-    TOO_LARGE = (413, 8)  # RESOURCE_EXHAUSTED
-    UNSUPPORTED = (415, 3)
-    OVERLOADED = (429, 8)
-    HEAD_TOO_LARGE = (431, 3)
-    PERMANENT = (500, 13)  # INTERNAL: the Collector's answer to a permanent consumer error
-    UNAVAILABLE = (503, 14)
-
-    @property
-    def http(self) -> int:
-        """HTTP status."""
-        return self.value[0]
-
-    @property
-    def grpc(self) -> int:
-        """google.rpc.Code."""
-        return self.value[1]
-
-
-@dataclass(frozen=True, slots=True)
-class PushOutcome:
-    """The answer to a push, before it is written.
-
-    Attributes:
-        verdict: How it went.
-        message: For a person; empty when taken.
-        retry_after_s: Whole seconds to wait, or 0.
-        n_rejected: Items of a taken export that a processor refused.
-    """
-
-    verdict: AnswerStatus
-    message: str = ""
-    retry_after_s: int = 0
-    n_rejected: int = 0
-
-
-TAKEN: Final = PushOutcome(AnswerStatus.TAKEN)
-DRAINING: Final = PushOutcome(AnswerStatus.UNAVAILABLE, "shutting down; push again", RETRY_AFTER_S)
-OVERLOADED: Final = PushOutcome(
-    AnswerStatus.OVERLOADED, "too many pushes at once; push again", RETRY_AFTER_S
+_MIN_THRESHOLD: Final = 0.1
+_MAX_THRESHOLD: Final = 0.99
+_PANIC: Final = AnswerHeaders(
+    f"{Header.PANIC}: true\r\n".encode(), ((str(Header.GRPC_PANIC), "true"),)
 )
 
 
@@ -102,6 +60,7 @@ class PushIntake:
         tally: The protocol's counters.
         authenticator: Who checks credentials, or None.
         answerers: Who may know the threshold, asked in turn.
+        max_body_bytes: Largest body after decompression.
     """
 
     def __init__(
@@ -111,6 +70,7 @@ class PushIntake:
         tally: Tally,
         authenticator: Authenticator | None,
         answerers: Sequence[PushAnswerer],
+        max_body_bytes: int,
     ) -> None:
         self._host = host
         self._clock = host.clock
@@ -118,64 +78,70 @@ class PushIntake:
         self._tally = tally
         self._authenticator = authenticator
         self._answerers = tuple(answerers)
+        self._max_body_bytes = max_body_bytes
         self._log = RateLimitedLog(_log, host.clock)
         host.every(_FLUSH_NS, self._log.flush)
         self._resources = ResourceCache()
-        self._told: tuple[PushAnswer | None, tuple[str, str]] = (None, ("", ""))
+        self._headers: tuple[PushAnswer | None, AnswerHeaders] = (None, _PANIC)
 
-    @property
-    def draining(self) -> bool:
-        """Whether the service was told to stop."""
-        return self._host.draining
+    def open(self, request: OtlpRequest) -> PushContext:
+        """What processors and answerers learn of a push."""
+        return PushContext(cluster_hint=request.hint)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether anybody may push, without credentials."""
-        return self._authenticator is None
+    def admit(self, request: OtlpRequest, *, is_full: bool) -> RequestRefusal | None:
+        """Refuse while the service ends, a signal that nobody takes, too much at once, and unknown senders."""
+        is_known = self._authenticator is None or self._authenticate(request)
+        if self._host.draining:
+            return DRAINING
+        if request.signal not in self._outputs:
+            message = f"no pipeline takes {request.signal} from this receiver"
+            return RequestRefusal(OtlpAnswer(AnswerStatus.NOT_FOUND, message), Reason.NO_PIPELINE)
+        if is_full:
+            return OVERLOADED
+        return None if is_known else _UNKNOWN
 
-    def accepts(self, signal: Signal) -> bool:
-        """Whether any pipeline wants this signal."""
-        return signal in self._outputs
+    def reserve(self, request: OtlpRequest) -> None:
+        """Nothing: bodies are bounded by what is buffered."""
 
-    def authenticate(self, authorization: str | None, push: PushContext) -> bool:
+    def refused(self, request: OtlpRequest, refusal: RequestRefusal) -> None:
+        """Count a refusal, and log one for its credentials: a line a minute for each host."""
+        self._tally.refuse_request(refusal.reason)
+        if refusal is _UNKNOWN:
+            self._log.write(
+                request.peer,
+                logging.WARNING,
+                "push refused: missing or wrong credentials",
+                peer=request.peer,
+                cluster_hint=request.hint or None,
+            )
+
+    def _authenticate(self, request: OtlpRequest) -> bool:
         """Whether the sender may push; notes who it is."""
-        if self._authenticator is None:
-            return True
-        subject = self._authenticator.authenticate(authorization)
+        assert self._authenticator is not None
+        subject = self._authenticator.authenticate(request.authorization)
         if subject is None:
             return False
+        push: PushContext = request.context
         push.auth_subject = subject
         if isinstance(self._authenticator, ClusterBound):
             push.allowed_clusters = self._authenticator.find_clusters(subject)
         return True
 
-    def tell_refused(self, peer: str, push: PushContext) -> None:
-        """Say who was refused for its credentials: a line a minute for each host.
-
-        Args:
-            peer: Address of the sender, without its port.
-            push: What it said of itself.
-        """
-        self._log.write(
-            peer,
-            logging.WARNING,
-            "push refused: missing or wrong credentials",
-            peer=peer,
-            cluster_hint=push.cluster_hint or None,
-        )
-
-    def take(
-        self, body: bytes, signal: Signal, content_type: str, push: PushContext
-    ) -> PushOutcome:
+    def take(self, request: OtlpRequest, body: bytes) -> OtlpAnswer:
         """Decode a body and hand it on; when this returns, the push is applied."""
         try:
-            export = decode_export(body, signal, content_type)
+            export = request.decode(body, self._max_body_bytes)
+        except TooLargeError as error:
+            self._tally.refuse_request(Reason.TOO_LARGE)
+            return OtlpAnswer(AnswerStatus.TOO_LARGE, error.message)
         except BadDataError as error:
             self._tally.refuse_request(Reason.BAD_BODY)
-            return PushOutcome(AnswerStatus.BAD_DATA, error.message)
-        n_items = export.n_items
-        if not n_items:  # an empty request is a success; senders probe with it
-            return TAKEN
+            return OtlpAnswer(AnswerStatus.BAD_DATA, error.message)
+        # An empty request is a success: senders probe with it.
+        return self._apply(export, request.context) if export.n_items else TAKEN
+
+    def _apply(self, export: Export, push: PushContext) -> OtlpAnswer:
+        signal, n_items = export.signal, export.n_items
         if push.allowed_clusters is not None:
             foreign = self._find_foreign(export, push, push.allowed_clusters)
             if foreign is not None:
@@ -189,7 +155,7 @@ class PushIntake:
             n_rejected = min(push.n_rejected, n_items)
             self._tally.accept(signal, n_items - n_rejected)
             self._tally.refuse(signal, n_rejected)
-            return PushOutcome(AnswerStatus.TAKEN, push.rejected_why, n_rejected=n_rejected)
+            return OtlpAnswer(AnswerStatus.TAKEN, push.rejected_why, n_rejected=n_rejected)
         self._tally.accept(signal, n_items)
         return TAKEN
 
@@ -204,7 +170,7 @@ class PushIntake:
                 return cluster_id
         return None
 
-    def _forbid(self, cluster_id: str, push: PushContext) -> PushOutcome:
+    def _forbid(self, cluster_id: str, push: PushContext) -> OtlpAnswer:
         """Count, log and answer a push for a cluster that is not the sender's."""
         self._tally.refuse_request(Reason.FORBIDDEN_CLUSTER)
         self._log.write(
@@ -215,52 +181,60 @@ class PushIntake:
             cluster=cluster_id[:256],
         )
         named = f"{cluster_id!r:.200}" if cluster_id else "a push that names no cluster"
-        return PushOutcome(AnswerStatus.FORBIDDEN, f"the token is not for {named}")
+        return OtlpAnswer(AnswerStatus.FORBIDDEN, f"the token is not for {named}")
 
-    def _offer(self, batch: Batch) -> PushOutcome | None:
+    def _offer(self, batch: Batch) -> OtlpAnswer | None:
         """Hand a batch on; None when it was taken."""
         try:
             self._outputs[batch.signal].consume(batch)
         except RetryableError as refusal:
-            return PushOutcome(AnswerStatus.UNAVAILABLE, refusal.message, _retry_after_s(refusal))
+            return OtlpAnswer(AnswerStatus.UNAVAILABLE, refusal.message, _retry_after_s(refusal))
         except BadDataError as refusal:
-            return PushOutcome(AnswerStatus.BAD_DATA, refusal.message)
+            return OtlpAnswer(AnswerStatus.BAD_DATA, refusal.message)
         except PermanentError as refusal:
-            return PushOutcome(AnswerStatus.PERMANENT, refusal.message)
+            return OtlpAnswer(AnswerStatus.PERMANENT, refusal.message)
         return None
 
-    def find_threshold(self, push: PushContext) -> tuple[str, str] | None:
-        """The two header values for this push, or None when there is no threshold to tell.
+    def find_headers(self, request: OtlpRequest) -> AnswerHeaders | None:
+        """The threshold for this push, or None where there is none or its sender is not known.
 
-        The first is empty when there is one that nobody is to compare with now: the second then says panic. A value that agents would reject (outside 0.1 to 0.99, not finite) is not told at all: it would silence the
+        A value that agents would reject (outside 0.1 to 0.99, not finite) is not sent at all: it would silence the
         fallback poller too.
         """
+        push: PushContext = request.context
+        if self._authenticator is not None and not push.auth_subject:
+            return None
         allowed = push.allowed_clusters
         if allowed is not None and (push.cluster_id or push.cluster_hint) not in allowed:
             return None
         for answerer in self._answerers:
             answer = answerer.answer(push)
             if answer is WITHHELD:
-                return _WITHHELD
-            if answer is not None and _LEAST_THRESHOLD <= answer.threshold <= _MOST_THRESHOLD:
-                told, texts = self._told
-                if (
-                    answer is told
-                ):  # nodes of one cohort are told one object until the bar is computed again
-                    return texts
-                texts = (f"{answer.threshold:.6f}", "true" if answer.quorum_met else "false")
-                self._told = (answer, texts)
-                return texts
+                return _PANIC
+            if answer is not None and _MIN_THRESHOLD <= answer.threshold <= _MAX_THRESHOLD:
+                known, headers = self._headers
+                if answer is known:  # nodes of one cohort get one object until the next computation
+                    return headers
+                headers = _write_headers(answer)
+                self._headers = (answer, headers)
+                return headers
         return None
+
+
+_UNKNOWN: Final = RequestRefusal(
+    OtlpAnswer(AnswerStatus.UNAUTHENTICATED, "missing or wrong credentials"), Reason.UNAUTHENTICATED
+)
+
+
+def _write_headers(answer: PushAnswer) -> AnswerHeaders:
+    threshold, quorum_met = f"{answer.threshold:.6f}", "true" if answer.quorum_met else "false"
+    return AnswerHeaders(
+        f"{Header.THRESHOLD}: {threshold}\r\n{Header.QUORUM_MET}: {quorum_met}\r\n".encode(),
+        ((str(Header.GRPC_THRESHOLD), threshold), (str(Header.GRPC_QUORUM_MET), quorum_met)),
+    )
 
 
 def _retry_after_s(refusal: RetryableError) -> int:
     if refusal.retry_after_ns is None:
         return RETRY_AFTER_S
     return min(max(math.ceil(refusal.retry_after_ns / NS_PER_S), 1), MAX_RETRY_AFTER_S)
-
-
-def get_component(text: str) -> ComponentId:
-    """``type/name`` as a component id."""
-    kind, _, name = text.partition("/")
-    return ComponentId(kind, name)

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from ingero.config import Endpoint
 from ingero.errors import IngeroError
-from ingero.fleet.component import Authenticator, CapabilityT, ComponentId, Host, PushAnswerer
+from ingero.fleet.component import (
+    Authenticator,
+    CapabilityT,
+    ComponentId,
+    Host,
+    PushAnswerer,
+    parse_id,
+)
 from ingero.fleet.consumer import Consumer
-from ingero.fleet.helpers.certificates import open_server_context, watch_certificate
+from ingero.fleet.helpers.certificates import (
+    open_server_context,
+    report_bad_certificates,
+    watch_certificate,
+)
 from ingero.fleet.receivers.otlp.config import (
     GrpcConfig,
     HttpConfig,
     OtlpReceiverConfig,
     ServerConfig,
+    build_grpc_settings,
+    build_http_settings,
 )
-from ingero.fleet.receivers.otlp.grpc_server import OtlpGrpcServer
-from ingero.fleet.receivers.otlp.http_server import OtlpHttpServer
-from ingero.fleet.receivers.otlp.intake import PushIntake, get_component
+from ingero.fleet.receivers.otlp.intake import PushIntake
 from ingero.fleet.receivers.otlp.telemetry import Tally, TransportLabel
 from ingero.otlp.names import Signal
 from ingero.serving.asgi import bind
-from ingero.serving.tls import CertificateReloader, build_server_context
+from ingero.serving.grpc_tls import RenewedCredentials
+from ingero.serving.otlp.grpc_server import OtlpGrpcServer
+from ingero.serving.otlp.http_server import OtlpHttpServer
+from ingero.serving.tls import CertificateReloader
 from ingero.units import NS_PER_S
 
 _DRAIN_S: Final = 10
@@ -38,6 +52,9 @@ class OtlpReceiver:
         component: Its id.
         config: Settings.
         outputs: A consumer for each signal that a pipeline wants.
+
+    Attributes:
+        grpc_bound: Where gRPC listens, with the kernel's port; None when it does not.
     """
 
     def __init__(
@@ -51,16 +68,12 @@ class OtlpReceiver:
         self._outputs = outputs
         self._http: OtlpHttpServer | None = None
         self._grpc: OtlpGrpcServer | None = None
+        self.grpc_bound: Endpoint | None = None
 
     @property
     def http_bound(self) -> Endpoint | None:
         """Where HTTP listens, with the kernel's port; None when it does not."""
         return None if self._http is None else self._http.bound
-
-    @property
-    def grpc_bound(self) -> Endpoint | None:
-        """Where gRPC listens, with the kernel's port; None when it does not."""
-        return None if self._grpc is None else self._grpc.bound
 
     async def start(self, host: Host) -> None:
         """Bind both ports.
@@ -85,9 +98,11 @@ class OtlpReceiver:
 
     async def _start_http(self, config: HttpConfig, host: Host) -> None:
         tally = Tally(host.meter, self._id, TransportLabel.HTTP)
-        intake = self._build_intake(config, host, tally)
+        intake = self._build_intake(config, host, tally, config.max_request_body_size)
         context = open_server_context(config.tls, host, f"receivers.{self._id}", config.endpoint)
-        server = OtlpHttpServer(config, intake, tally, host, context)
+        server = OtlpHttpServer(
+            config.endpoint, build_http_settings(config), intake, host.clock, context
+        )
         await server.start()
         self._http = server
         host.announce(server.bound, "http")
@@ -95,37 +110,40 @@ class OtlpReceiver:
             assert config.tls is not None
             interval_ns = config.tls.reload_interval or _RELOAD_INTERVAL_NS
             reloader = CertificateReloader(context, config.tls)
-            name, count = f"receivers.{self._id}", tally.bad_certificate
-            watch_certificate(reloader, host, name, interval_ns, lambda: count(1))
+            name = f"receivers.{self._id}"
+            watch_certificate(reloader, host, name, interval_ns, tally.count_bad_certificate)
 
     async def _start_grpc(self, config: GrpcConfig, host: Host) -> None:
         tally = Tally(host.meter, self._id, TransportLabel.GRPC)
+        settings = build_grpc_settings(config)
+        credentials = None
         if config.tls is not None:
-            build_server_context(config.tls)  # says what is wrong with a file; grpcio would not
-        (
-            await bind(config.endpoint)
-        ).close()  # says what is wrong with an address; grpcio would not
-        server = OtlpGrpcServer(config, self._build_intake(config, host, tally), tally)
-        await asyncio.to_thread(server.start)
+            name = f"receivers.{self._id}"
+            report = report_bad_certificates(host, name, tally.count_bad_certificate)
+            credentials = RenewedCredentials(config.tls, report).build()
+        (await bind(config.endpoint)).close()  # grpcio would not say what is wrong with an address
+        intake = self._build_intake(config, host, tally, settings.max_message_bytes)
+        server = OtlpGrpcServer(settings, intake)
+        self.grpc_bound = await asyncio.to_thread(server.start, config.endpoint, credentials)
         self._grpc = server
-        host.announce(server.bound, "grpc")
+        host.announce(self.grpc_bound, "grpc")
 
-    def _build_intake(self, config: ServerConfig, host: Host, tally: Tally) -> PushIntake:
+    def _build_intake(
+        self, config: ServerConfig, host: Host, tally: Tally, max_body_bytes: int
+    ) -> PushIntake:
         authenticator: Authenticator | None = None
         if config.auth is not None:
-            name = config.auth.authenticator
-            authenticator = _get_one(host.find(Authenticator, get_component(name)), name)
+            authenticator = _get_one(host, Authenticator, config.auth.authenticator)
         if config.middlewares is None:
             answerers = host.find(PushAnswerer)
         else:
-            answerers = [
-                _get_one(host.find(PushAnswerer, get_component(one.id)), one.id)
-                for one in config.middlewares
-            ]
-        return PushIntake(host, self._outputs, tally, authenticator, answerers)
+            answerers = [_get_one(host, PushAnswerer, one.id) for one in config.middlewares]
+        return PushIntake(host, self._outputs, tally, authenticator, answerers, max_body_bytes)
 
 
-def _get_one(found: Sequence[CapabilityT], name: str) -> CapabilityT:
+def _get_one(host: Host, capability: type[CapabilityT], name: str) -> CapabilityT:
+    component = parse_id(name)
+    found = host.find(capability, component) if component is not None else ()
     if not found:
         raise IngeroError(
             f"no extension {name!r} that can do this", hint="list it under service.extensions"

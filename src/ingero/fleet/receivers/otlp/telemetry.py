@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
 from ingero.fleet.component import ComponentId
 from ingero.fleet.helpers.certificates import HANDSHAKES_REFUSED
 from ingero.otlp.names import Signal
+from ingero.serving.otlp.answers import Reason
 from ingero.telemetry.declare import counter
 from ingero.telemetry.metrics import MeterRegistry
 
@@ -64,30 +64,10 @@ class TransportLabel(StrEnum):
     HTTP = "http"
 
 
-class Reason(StrEnum):
-    """Value of the label ``reason``."""
-
-    DRAINING = "draining"
-    PATH = "path"
-    METHOD = "method"
-    NO_PIPELINE = "no_pipeline"
-    UNAUTHENTICATED = "unauthenticated"
-    FORBIDDEN_CLUSTER = "forbidden_cluster"
-    CONTENT_TYPE = "content_type"
-    CONTENT_ENCODING = "content_encoding"
-    TOO_LARGE = "too_large"
-    OVERLOADED = "overloaded"
-    TIMEOUT = "timeout"
-    CUT_SHORT = "cut_short"
-    BAD_REQUEST = "bad_request"
-    BAD_BODY = "bad_body"
-    INTERNAL = "internal"
-
-
 class Tally:
     """The receiver's counters for one transport, bound once. Any thread."""
 
-    __slots__ = ("_accepted", "_reasons", "_refused", "bad_certificate")
+    __slots__ = ("_accepted", "_bad_certificate", "_reasons", "_refused")
 
     def __init__(
         self, meter: MeterRegistry, component: ComponentId, transport: TransportLabel
@@ -97,9 +77,7 @@ class Tally:
         self._refused = {s: meter.counter(m).bound(**labels) for s, m in REFUSED.items()}
         requests = meter.counter(REQUESTS_REFUSED)
         self._reasons = {r: requests.bound(**labels, reason=str(r)) for r in Reason}
-        self.bad_certificate: Callable[[float], None] = meter.counter(CERTIFICATE_ERRORS).bound(
-            **labels
-        )
+        self._bad_certificate = meter.counter(CERTIFICATE_ERRORS).bound(**labels)
 
     def accept(self, signal: Signal, n_items: int) -> None:
         """Items that a pipeline took."""
@@ -112,3 +90,7 @@ class Tally:
     def refuse_request(self, reason: Reason) -> None:
         """A request that never became items."""
         self._reasons[reason](1)
+
+    def count_bad_certificate(self) -> None:
+        """A renewed certificate that could not be loaded."""
+        self._bad_certificate(1)

@@ -1,4 +1,4 @@
-"""Request bodies into bytes that may be decoded, and outcomes into answer bodies.
+"""Content encodings of request bodies.
 
 Decompression is bounded: it stops at the limit, whatever the compressed size promised.
 
@@ -12,17 +12,9 @@ import zlib
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
 import zstandard
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceResponse,
-)
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from ingero.errors import BadDataError
-from ingero.otlp.names import Signal
 
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 _AUTO_WINDOW: Final = 32 + zlib.MAX_WBITS
@@ -62,7 +54,7 @@ def _inflate(window: int) -> Callable[[bytes, int], bytes]:
                 raise BadDataError(f"the body cannot be decompressed: {error}") from error
             room -= len(part)
             if room <= 0:
-                raise TooLargeError(f"the body is over {limit_bytes} bytes after decompression")
+                raise TooLargeError(_OVER.format(limit_bytes))
             if not stream.eof:
                 raise BadDataError("the compressed body is cut short")
             parts.append(part)
@@ -82,7 +74,7 @@ def _unzstd(body: bytes, limit_bytes: int) -> bytes:
                 parts.append(part)
                 n_bytes += len(part)
                 if n_bytes > limit_bytes:
-                    raise TooLargeError(f"the body is over {limit_bytes} bytes after decompression")
+                    raise TooLargeError(_OVER.format(limit_bytes))
     except zstandard.ZstdError as error:
         raise BadDataError(f"the body cannot be decompressed: {error}") from error
     return b"".join(parts)
@@ -148,48 +140,3 @@ _DECOMPRESSORS: Final[dict[str, Callable[[bytes, int], bytes]]] = {
 }
 ENCODINGS: Final = frozenset(_DECOMPRESSORS)
 """Names of the encodings that can be undone."""
-
-_RESPONSES: Final = {
-    Signal.METRICS: (ExportMetricsServiceResponse, "rejected_data_points", "rejectedDataPoints"),
-    Signal.LOGS: (ExportLogsServiceResponse, "rejected_log_records", "rejectedLogRecords"),
-    Signal.TRACES: (ExportTraceServiceResponse, "rejected_spans", "rejectedSpans"),
-}
-TAKEN_JSON: Final = b'{"partialSuccess":{}}'
-TAKEN_PROTOBUF: Final = b""
-
-
-def encode_taken(signal: Signal, n_rejected: int, why: str, *, is_json: bool) -> bytes:
-    """The answer to an export that was taken, with how many of its items were not; with none, ``why`` is a warning.
-
-    Source: OTLP specification 1.x, "Partial Success": a warning has no rejected items and a message.
-    """
-    if not n_rejected and not why:
-        return TAKEN_JSON if is_json else TAKEN_PROTOBUF
-    response_type, field, camel = _RESPONSES[signal]
-    if is_json:
-        return msgspec.json.encode({
-            "partialSuccess": {camel: str(n_rejected), "errorMessage": why}
-        })
-    response = response_type()
-    setattr(response.partial_success, field, n_rejected)
-    response.partial_success.error_message = why
-    encoded: bytes = response.SerializeToString()
-    return encoded
-
-
-def encode_status(code: int, message: str, *, is_json: bool) -> bytes:
-    """A google.rpc.Status, as OTLP/HTTP answers an error with."""
-    if is_json:
-        return msgspec.json.encode({"code": code, "message": message})
-    encoded: bytes = status_pb2.Status(code=code, message=message).SerializeToString()
-    return encoded
-
-
-def encode_retry_status(code: int, message: str, retry_after_s: int) -> bytes:
-    """A google.rpc.Status with RetryInfo, for gRPC's ``grpc-status-details-bin``."""
-    status = status_pb2.Status(code=code, message=message)
-    retry = error_details_pb2.RetryInfo()
-    retry.retry_delay.seconds = retry_after_s
-    status.details.add().Pack(retry)
-    encoded: bytes = status.SerializeToString()
-    return encoded

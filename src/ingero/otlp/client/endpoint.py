@@ -1,17 +1,16 @@
-"""Where to push: the forms of ``--fleet-endpoint`` that people write, as URLs and as gRPC targets."""
+"""Where to send: the forms of an endpoint that people write, as URLs and as gRPC targets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
 from ingero.errors import ConfigError
-from ingero.otlp.names import Signal
-from ingero.wire.names import CLUSTER_QUERY, SIGNAL_PATHS, Path
+from ingero.otlp.names import SIGNAL_PATHS, Signal
 
 
 @dataclass(frozen=True, slots=True)
-class FleetEndpoint:
+class OtlpEndpoint:
     """A collector that takes OTLP.
 
     Attributes:
@@ -24,18 +23,13 @@ class FleetEndpoint:
     is_secure: bool
     target: str
 
-    def signal_url(self, signal: Signal, cluster_id: str = "") -> str:
-        """Where a signal is posted; the cluster rides along as a hint for load balancers."""
+    def signal_url(self, signal: Signal) -> str:
+        """Where a signal is posted."""
         path = SIGNAL_PATHS[signal]
-        url = self.base if self.base.endswith(path) else f"{self.base}{path}"
-        return f"{url}?{urlencode({CLUSTER_QUERY: cluster_id})}" if cluster_id else url
-
-    def threshold_url(self, cluster_id: str) -> str:
-        """Where the threshold is asked for."""
-        return f"{self.base}{Path.THRESHOLD}?{urlencode({CLUSTER_QUERY: cluster_id})}"
+        return self.base if self.base.endswith(path) else f"{self.base}{path}"
 
 
-def parse_endpoint(text: str, *, is_insecure: bool, option: str) -> FleetEndpoint:
+def parse_endpoint(text: str, *, is_insecure: bool, option: str) -> OtlpEndpoint:
     """Read ``host:port`` (https, or http when insecure) or a full URL, whose own scheme counts.
 
     Args:
@@ -70,4 +64,4 @@ def parse_endpoint(text: str, *, is_insecure: bool, option: str) -> FleetEndpoin
     host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else str(parts.hostname)
     target = f"{host}:{port or (443 if is_secure else 80)}"
     base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
-    return FleetEndpoint(base, is_secure, target)
+    return OtlpEndpoint(base, is_secure, target)

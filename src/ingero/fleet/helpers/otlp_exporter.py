@@ -1,0 +1,109 @@
+"""What the exporters ``otlp`` and ``otlphttp`` share: everything but the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+from pydantic import Field
+
+from ingero.errors import BadDataError, PermanentError, RetryableError
+from ingero.fleet.component import Authenticator, ComponentId, Host
+from ingero.fleet.consumer import Batch
+from ingero.fleet.helpers.clients import ClientConfig, find_authenticator, reveal
+from ingero.fleet.helpers.sending import SENDING_METRICS, QueueConfig, RetryConfig, Sender
+from ingero.otlp.client.reply import OtlpSender
+from ingero.otlp.names import Signal
+from ingero.telemetry.declare import counter
+
+REJECTED: Final = counter(
+    "ingero_fleet_exporter_rejected_items_total",
+    "Items that the destination refused in a partial success; they are lost.",
+    "exporter",
+)
+OTLP_EXPORTER_METRICS: Final = (*SENDING_METRICS, REJECTED)
+
+MakeHeaders: TypeAlias = Callable[[], Mapping[str, str]]
+
+
+class OtlpClientConfig(ClientConfig):
+    """Where batches wait, and what happens to those that were refused."""
+
+    sending_queue: QueueConfig = Field(QueueConfig(), description="Where batches wait.")
+    retry_on_failure: RetryConfig = Field(
+        RetryConfig(), description="What happens after a refusal."
+    )
+
+
+class QueuedOtlpExporter:
+    """Sends batches through a queue.
+
+    Args:
+        component: Its id.
+        config: Settings.
+        open_sender: Opens the connection; is given what makes the headers of each request. Raises IngeroError.
+        find_destination: Where a signal goes, for messages; raises BadDataError when there is nowhere.
+    """
+
+    def __init__(
+        self,
+        component: ComponentId,
+        config: OtlpClientConfig,
+        open_sender: Callable[[Host, MakeHeaders], OtlpSender],
+        find_destination: Callable[[Signal], str],
+    ) -> None:
+        self._name = str(component)
+        self._config = config
+        self._open_sender = open_sender
+        self._find_destination = find_destination
+        queue, retry = config.sending_queue, config.retry_on_failure
+        self._queue = Sender(component, self._deliver, queue, retry)
+        self._auth: Authenticator | None = None
+        self._sender: OtlpSender | None = None
+
+    async def start(self, host: Host) -> None:
+        """Open the connection. Raises IngeroError for unusable TLS files or an unknown authenticator."""
+        self._clock = host.clock
+        self._auth = find_authenticator(host, self._config.auth)
+        self._sender = self._open_sender(host, self._make_headers)
+        self._rejected = host.meter.counter(REJECTED).bound(exporter=self._name)
+        self._queue.start(host)
+
+    async def stop(self) -> None:
+        """Send what waits, then close the connection."""
+        try:
+            await self._queue.stop()
+        finally:
+            if self._sender is not None:
+                self._sender.close()
+                self._sender = None
+
+    def consume(self, batch: Batch) -> None:
+        """Queue a batch; see `Sender.consume`."""
+        self._queue.consume(batch)
+
+    def find_refusal(self, batch: Batch) -> RetryableError | None:
+        """Whether its queue is full; see `Sender.find_refusal`."""
+        del batch
+        return self._queue.find_refusal()
+
+    def _make_headers(self) -> dict[str, str]:
+        own = self._auth.client_headers() if self._auth else {}
+        return reveal(self._config.headers) | dict(own)
+
+    def _deliver(self, batch: Batch) -> None:
+        sender = self._sender
+        if sender is None:
+            raise RetryableError(f"exporters.{self._name} is stopped")
+        try:
+            destination = self._find_destination(batch.signal)
+            reply = sender.send(batch.export, self._clock.wall_ns())
+        except BadDataError as error:
+            raise PermanentError(error.message) from error
+        if not reply.is_taken:
+            message = f"{destination}: {reply.words}"
+            if reply.is_retryable:
+                raise RetryableError(message, retry_after_ns=reply.retry_after_ns)
+            raise PermanentError(message)
+        if reply.n_rejected:
+            self._rejected(reply.n_rejected)

@@ -1,0 +1,147 @@
+"""`GrpcSender`: OTLP over gRPC, on one channel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from ingero.errors import IngeroError
+from ingero.otlp.client.reply import (
+    MAX_ANSWER_BYTES,
+    SendReply,
+    count_rejected,
+    parse_retry_after,
+)
+from ingero.otlp.codec import Export, encode_protobuf
+from ingero.otlp.names import GRPC_SERVICES, GRPC_STATUS_DETAILS, Signal
+from ingero.units import NS_PER_MS, NS_PER_S
+
+_CUT_OFF: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+_RETRYABLE: Final = frozenset({
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DATA_LOSS,
+})
+_PUSHBACK: Final = "grpc-retry-pushback-ms"  # gRFC A6, "Pushback"
+_RETRY_INFO: Final = b"google.rpc.RetryInfo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcSenderSettings:
+    """How to reach a receiver over gRPC.
+
+    Attributes:
+        target: ``host:port``.
+        is_secure: TLS.
+        timeout_ns: Longest wait for one answer.
+        is_gzip: Compress messages.
+        headers: Asked for each call; raises BadDataError when they cannot be made.
+        ca_file: Authorities to trust; None is the system's.
+        key_file: Key of the client certificate; None shows none.
+        cert_file: Its chain.
+        options: Channel arguments.
+    """
+
+    target: str
+    is_secure: bool
+    timeout_ns: int
+    is_gzip: bool = False
+    headers: Callable[[], Mapping[str, str]] = dict
+    ca_file: str | None = None
+    key_file: str | None = None
+    cert_file: str | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+class GrpcSender:
+    """Calls ``Export``; any thread.
+
+    Raises:
+        IngeroError: A certificate file cannot be read.
+    """
+
+    def __init__(self, settings: GrpcSenderSettings) -> None:
+        self._settings = settings
+        options = [
+            ("grpc.enable_retries", 0),  # retries are the caller's
+            ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
+            *settings.options,
+        ]
+        if settings.is_secure:
+            files = (settings.ca_file, settings.key_file, settings.cert_file)
+            credentials = grpc.ssl_channel_credentials(*map(_read, files))
+            self._channel = grpc.secure_channel(settings.target, credentials, options)
+        else:
+            self._channel = grpc.insecure_channel(settings.target, options)
+        self._calls: dict[Signal, Any] = {
+            signal: self._channel.unary_unary(
+                f"/{service}/Export", request_serializer=None, response_deserializer=None
+            )
+            for signal, service in GRPC_SERVICES.items()
+        }
+
+    def send(self, export: Export, wall_ns: int) -> SendReply:
+        """Call once; see `OtlpSender.send`."""
+        settings = self._settings
+        metadata = [(name.lower(), value) for name, value in settings.headers().items()]
+        try:
+            body, call = self._calls[export.signal].with_call(
+                encode_protobuf(export),
+                timeout=settings.timeout_ns / NS_PER_S,
+                metadata=metadata,
+                compression=grpc.Compression.Gzip if settings.is_gzip else None,
+            )
+        except grpc.RpcError as error:
+            return _read_refusal(error, wall_ns)
+        return SendReply(
+            is_taken=True,
+            code="OK",
+            detail="",
+            headers=_gather(call.initial_metadata()) | _gather(call.trailing_metadata()),
+            n_rejected=count_rejected(body, export.signal, is_json=False),
+        )
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+
+def _read_refusal(error: Any, wall_ns: int) -> SendReply:  # noqa: ANN401 - grpc.RpcError is also a Call
+    code: grpc.StatusCode = error.code()
+    headers = _gather(error.initial_metadata()) | _gather(error.trailing_metadata())
+    pause_ns = parse_retry_after(headers.get("retry-after"), wall_ns)
+    pushback = headers.get(_PUSHBACK, "")
+    if pushback.isascii() and pushback.isdigit():
+        pause_ns = int(pushback[:12]) * NS_PER_MS
+    details = dict(error.trailing_metadata() or ()).get(GRPC_STATUS_DETAILS, b"")
+    is_exhausted = code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    return SendReply(
+        is_taken=False,
+        code=code.name,
+        detail=error.details() or "",
+        headers=headers,
+        retry_after_ns=pause_ns,
+        is_cut_off=code in _CUT_OFF and pause_ns is None,
+        is_retryable=code in _RETRYABLE
+        or (is_exhausted and isinstance(details, bytes) and _RETRY_INFO in details),
+    )
+
+
+def _gather(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
+    return {key: value for key, value in metadata or () if isinstance(value, str)}
+
+
+def _read(file: str | None) -> bytes | None:
+    if not file:
+        return None
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise IngeroError(f"{file}: {error.strerror or error}") from error
