@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -28,8 +28,7 @@ from ingero.model.collectives import (
     CollectiveRun,
     Rank,
 )
-from ingero.otlp.codec import Export, build_attributes, structs
-from ingero.otlp.codec.values import message_attributes, tree_attributes
+from ingero.otlp.codec import Export, LogEntry, build_attributes, read_log_entries, structs
 from ingero.otlp.names import Signal
 from ingero.wire.names import COLLECTIVE_EVENT, Attribute, Scope
 from ingero.wire.push import UNKNOWN_RANK
@@ -60,19 +59,32 @@ _MAX_LABEL_CHARS: Final = 256
 _Column = npt.NDArray[np.uint64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CollectiveRead:
-    """What a logs export held.
+    """What a logs export held; reads one record after the other.
 
     Attributes:
         runs: Every batch that could be read, in order.
         n_refused: Batches that could not; count them.
         first_problem: Why the first of them could not; empty when none was refused.
+        n_ops: Operations of all runs.
     """
 
-    runs: list[CollectiveRun]
+    runs: list[CollectiveRun] = field(default_factory=list)
     n_refused: int = 0
     first_problem: str = ""
+    n_ops: int = 0
+
+    def add(self, entry: LogEntry) -> None:
+        """Read one record; one that cannot be read costs only itself."""
+        try:
+            run = _read_record(entry, MAX_EXPORT_OPS - self.n_ops)
+        except BadDataError as error:
+            self.n_refused += 1
+            self.first_problem = self.first_problem or error.message
+        else:
+            self.n_ops += len(run.ops)
+            self.runs.append(run)
 
 
 def pack_ops(ops: Records) -> bytes:
@@ -263,65 +275,18 @@ def _build_records(run: CollectiveRun, wall_ns: int) -> Iterator[structs.LogReco
 
 
 def read_collectives(export: Export) -> CollectiveRead:
-    """Every collective batch of a logs export; other log records are passed over.
-
-    A record that cannot be read costs only itself.
-    """
-    runs: list[CollectiveRun] = []
-    problems: list[str] = []
-    room = MAX_EXPORT_OPS
-    read = _read_message if export.is_message else _read_tree
-    for resource, record in _iter_batches(export):
-        try:
-            run = read(record, resource, room)
-        except BadDataError as error:
-            problems.append(error.message)
-            continue
-        room -= len(run.ops)
-        runs.append(run)
-    return CollectiveRead(runs, len(problems), problems[0] if problems else "")
+    """Every collective batch of a logs export; other log records are passed over."""
+    read = CollectiveRead()
+    read_log_entries(export, {COLLECTIVE_EVENT: read})
+    return read
 
 
-def _iter_batches(
-    export: Export,
-) -> Iterator[tuple[dict[str, structs.Value], structs.Proto]]:
-    attributes_of = message_attributes if export.is_message else tree_attributes
-    for entry in export.root.resource_logs:
-        batches = [
-            record
-            for scope in entry.scope_logs
-            for record in scope.log_records
-            if record.event_name == COLLECTIVE_EVENT
-        ]
-        if batches:
-            resource = attributes_of(entry.resource.attributes) if entry.resource else {}
-            for record in batches:
-                yield resource, record
-
-
-def _read_message(
-    record: structs.Proto, resource: Mapping[str, structs.Value], room: int
-) -> CollectiveRun:
-    return _read_record(
-        message_attributes(record.attributes), record.body.bytes_value, resource, room
-    )
-
-
-def _read_tree(
-    record: structs.Proto, resource: Mapping[str, structs.Value], room: int
-) -> CollectiveRun:
-    body = record.body.bytes_value if record.body is not None else None
-    return _read_record(tree_attributes(record.attributes), body, resource, room)
-
-
-def _read_record(
-    attributes: Mapping[str, structs.Value],
-    body: bytes | None,
-    resource: Mapping[str, structs.Value],
-    room: int,
-) -> CollectiveRun:
+def _read_record(entry: LogEntry, room: int) -> CollectiveRun:
+    raw = entry.record.body
+    body = raw.bytes_value if raw is not None else None
     if not body:
         raise BadDataError("a collective batch without a body")
+    attributes = entry.attributes
     comm = attributes.get(Attribute.COLLECTIVE_COMM)
     if not isinstance(comm, str) or _COMM.fullmatch(comm) is None:
         raise BadDataError(f"{Attribute.COLLECTIVE_COMM} is {comm!r:.60}; 16 hexadecimal digits")
@@ -332,7 +297,7 @@ def _read_record(
             f"{Attribute.COLLECTIVE_CLOCK} is {clock!r:.60}; one of {', '.join(_CLOCKS)}"
         )
     return CollectiveRun(
-        rank=_read_rank(attributes, resource),
+        rank=_read_rank(attributes, entry.resource),
         comm=comm,
         comm_rank=_get_int(attributes, Attribute.COLLECTIVE_COMM_RANK, 0, n_ranks - 1),
         n_ranks=n_ranks,

@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ingero.errors import BadDataError
 from ingero.model.collectives import CollectiveOp, Rank
 from ingero.model.progress import RankProgress
-from ingero.otlp.codec import Export, build_attributes, structs
-from ingero.otlp.codec.values import message_attributes, tree_attributes
+from ingero.otlp.codec import Export, LogEntry, build_attributes, read_log_entries, structs
 from ingero.otlp.names import Signal
 from ingero.wire.collectives import read_job
 from ingero.wire.names import PROGRESS_EVENT, Attribute, Scope
@@ -27,9 +26,9 @@ _MOST: Final = 1 << 62
 _MAX_RANKS: Final = 1 << 24
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ProgressRead:
-    """What a logs export held.
+    """What a logs export held; reads one record after the other.
 
     Attributes:
         standings: Every record that could be read, in order.
@@ -37,9 +36,22 @@ class ProgressRead:
         first_problem: Why the first of them could not; empty when none was refused.
     """
 
-    standings: list[RankProgress]
+    standings: list[RankProgress] = field(default_factory=list)
     n_refused: int = 0
     first_problem: str = ""
+
+    def add(self, entry: LogEntry) -> None:
+        """Read one record; one that cannot be read costs only itself."""
+        problem = f"more than {MAX_RECORDS} standings in one export"
+        if len(self.standings) < MAX_RECORDS:
+            try:
+                self.standings.append(_read_record(entry.attributes, entry.resource))
+            except BadDataError as error:
+                problem = error.message
+            else:
+                return
+        self.n_refused += 1
+        self.first_problem = self.first_problem or problem
 
 
 def build_progress(standings: Iterable[RankProgress], wall_ns: int) -> Export:
@@ -86,30 +98,10 @@ def _build_record(standing: RankProgress, wall_ns: int) -> structs.LogRecord:
 
 
 def read_progress(export: Export) -> ProgressRead:
-    """Every standing of a logs export; other log records are passed over. A bad record costs only itself."""
-    standings: list[RankProgress] = []
-    problems: list[str] = []
-    for resource, attributes in _iter_records(export):
-        if len(standings) >= MAX_RECORDS:
-            problems.append(f"more than {MAX_RECORDS} standings in one export")
-            continue
-        try:
-            standings.append(_read_record(attributes, resource))
-        except BadDataError as error:
-            problems.append(error.message)
-    return ProgressRead(standings, len(problems), problems[0] if problems else "")
-
-
-def _iter_records(
-    export: Export,
-) -> Iterator[tuple[Mapping[str, structs.Value], Mapping[str, structs.Value]]]:
-    attributes_of = message_attributes if export.is_message else tree_attributes
-    for entry in export.root.resource_logs:
-        for scope in entry.scope_logs:
-            for record in scope.log_records:
-                if record.event_name == PROGRESS_EVENT:
-                    resource = attributes_of(entry.resource.attributes) if entry.resource else {}
-                    yield resource, attributes_of(record.attributes)
+    """Every standing of a logs export; other log records are passed over."""
+    read = ProgressRead()
+    read_log_entries(export, {PROGRESS_EVENT: read})
+    return read
 
 
 def _read_record(

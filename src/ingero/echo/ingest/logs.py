@@ -26,9 +26,9 @@ from ingero.echo.ingest.records import read_record
 from ingero.echo.schema.tables import COLLECTIVES, LOGS, Table
 from ingero.model.arrays import Records
 from ingero.model.collectives import UNKNOWN_NS, CollectiveOp, CollectiveRun
-from ingero.otlp.codec import Export, LogRow, iter_log_rows
+from ingero.otlp.codec import Export, LogRow, iter_log_entries
 from ingero.units import NS_PER_S
-from ingero.wire.collectives import read_collectives
+from ingero.wire.collectives import CollectiveRead
 from ingero.wire.log_records import LogSeverity
 from ingero.wire.names import COLLECTIVE_EVENT
 
@@ -57,24 +57,22 @@ def add_logs(rows: Rows, export: Export, origins: Origins, hint: str, now_ns: in
     Returns:
         The records that were not appended.
     """
-    refusals = Refusals()
-    resource, origin = None, None
-    batch_ns, has_batches = 0, False
-    for record in iter_log_rows(export):
-        if origin is None or record.resource is not resource:
-            resource, origin = record.resource, origins.read(record.resource)
+    refusals, collectives = Refusals(), CollectiveRead()
+    resource, origin, batch_ns = None, None, 0
+    for entry in iter_log_entries(export):
+        if origin is None or entry.resource is not resource:
+            resource, origin = entry.resource, origins.read(entry.resource)
             rows.name_cluster(origin.cluster_id)
-        if record.event_name == COLLECTIVE_EVENT:
-            has_batches = True
-            if record.time_unix_nano <= now_ns + _AHEAD_NS:  # or one bad time would date them all
-                batch_ns = max(batch_ns, record.time_unix_nano)
+        if entry.event_name == COLLECTIVE_EVENT:
+            collectives.add(entry)
+            if entry.time_unix_nano <= now_ns + _AHEAD_NS:  # or one bad time would date them all
+                batch_ns = max(batch_ns, entry.time_unix_nano)
             continue
         try:
-            _add_record(rows, record, (origins, origin, hint), now_ns)
+            _add_record(rows, entry.read_row(), (origins, origin, hint), now_ns)
         except RefusedRecordError as error:
             refusals.add(error)
-    if has_batches:
-        _add_runs(rows, export, (origins, refusals), plausible_ns(batch_ns, now_ns))
+    _add_runs(rows, collectives, (origins, refusals), plausible_ns(batch_ns, now_ns))
     return refusals
 
 
@@ -106,9 +104,10 @@ def _add_record(rows: Rows, record: LogRow, where: _Where, now_ns: int) -> None:
     rows.n_rows += 1
 
 
-def _add_runs(rows: Rows, export: Export, where: tuple[Origins, Refusals], at_ns: int) -> None:
+def _add_runs(
+    rows: Rows, read: CollectiveRead, where: tuple[Origins, Refusals], at_ns: int
+) -> None:
     origins, refusals = where
-    read = read_collectives(export)
     if read.n_refused:
         says = f"a collective batch that cannot be read: {read.first_problem}"
         refusals.add_many(RefusalReason.BATCH, read.n_refused, says)

@@ -24,17 +24,23 @@ from ingero.otlp.codec.export import (
     encode_protobuf,
 )
 from ingero.otlp.codec.points import (
+    LogEntry,
+    LogEntryReader,
     LogRow,
     Point,
     PointDistribution,
     PointKind,
     Temporality,
+    iter_log_entries,
     iter_log_rows,
     iter_points,
+    read_log_entries,
 )
 
 __all__ = [
     "Export",
+    "LogEntry",
+    "LogEntryReader",
     "LogRow",
     "Point",
     "PointDistribution",
@@ -52,8 +58,10 @@ __all__ = [
     "decode_protobuf",
     "encode_json",
     "encode_protobuf",
+    "iter_log_entries",
     "iter_log_rows",
     "iter_points",
     "merge_exports",
+    "read_log_entries",
     "split_export",
 ]

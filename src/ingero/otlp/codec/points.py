@@ -5,10 +5,10 @@ Lazy, and the same for both encodings. A resource's attributes are read once per
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 from ingero.otlp.codec import structs
 from ingero.otlp.codec.export import Export, MetricEntry
@@ -131,26 +131,94 @@ def iter_points(export: Export) -> Iterator[Point]:
                 yield _point(found, raw, attributes_of(raw.attributes), origin)
 
 
-def iter_log_rows(export: Export) -> Iterator[LogRow]:
-    """Every record of a logs export, in order."""
+@dataclass(slots=True)
+class LogEntry:
+    """One log record where it stands, not read yet.
+
+    Attributes:
+        event_name: ``event_name`` of the record, or empty.
+        resource: The resource's attributes, by name; shared between records, not to be changed.
+        record: The record itself, upb message or struct.
+        scope: Its scope, likewise; may be None.
+        is_message: Which of the two.
+    """
+
+    event_name: str
+    resource: Mapping[str, structs.Value]
+    record: structs.Proto
+    scope: structs.Proto
+    is_message: bool
+
+    @property
+    def attributes(self) -> dict[str, structs.Value]:
+        """The record's own, by name; read anew each time."""
+        return (message_attributes if self.is_message else tree_attributes)(self.record.attributes)
+
+    @property
+    def body(self) -> structs.Value:
+        """As a Python value."""
+        return (message_value if self.is_message else tree_value)(self.record.body)
+
+    @property
+    def time_unix_nano(self) -> int:
+        """As sent, or the observed time when absent."""
+        sent_ns: int = self.record.time_unix_nano or self.record.observed_time_unix_nano
+        return sent_ns
+
+    def read_row(self) -> LogRow:
+        """Everything in it."""
+        record = self.record
+        return LogRow(
+            event_name=self.event_name,
+            body=self.body,
+            severity_number=record.severity_number,
+            severity_text=record.severity_text,
+            attributes=self.attributes,
+            resource=self.resource,
+            scope=_scope(self.scope),
+            time_unix_nano=self.time_unix_nano,
+        )
+
+
+def iter_log_entries(export: Export, names: Container[str] | None = None) -> Iterator[LogEntry]:
+    """The records of a logs export, in order.
+
+    Args:
+        export: A logs export.
+        names: Event names that are wanted; None wants every record. A resource without one of them is not read.
+    """
     is_message = export.is_message
     attributes_of = message_attributes if is_message else tree_attributes
-    value_of = message_value if is_message else tree_value
     for entry in export.root.resource_logs:
-        resource = attributes_of(entry.resource.attributes) if entry.resource else {}
+        resource = None
         for scope_logs in entry.scope_logs:
-            scope = _scope(scope_logs.scope)
             for record in scope_logs.log_records:
-                yield LogRow(
-                    event_name=record.event_name,
-                    body=value_of(record.body),
-                    severity_number=record.severity_number,
-                    severity_text=record.severity_text,
-                    attributes=attributes_of(record.attributes),
-                    resource=resource,
-                    scope=scope,
-                    time_unix_nano=record.time_unix_nano or record.observed_time_unix_nano,
-                )
+                name = record.event_name
+                if names is not None and name not in names:
+                    continue
+                if resource is None:
+                    resource = attributes_of(entry.resource.attributes) if entry.resource else {}
+                yield LogEntry(name, resource, record, scope_logs.scope, is_message)
+
+
+class LogEntryReader(Protocol):
+    """What reads records of one event name."""
+
+    def add(self, entry: LogEntry) -> None:
+        """Read one record; a bad one is counted and does not raise."""
+        ...
+
+
+def read_log_entries(export: Export, readers: Mapping[str, LogEntryReader]) -> None:
+    """Give every record of a logs export to the reader of its event name, in one pass; others are passed over."""
+    for entry in iter_log_entries(export, readers):
+        readers[entry.event_name].add(entry)
+
+
+def iter_log_rows(export: Export) -> Iterator[LogRow]:
+    """Every record of a logs export, read, in order."""
+    for entry in iter_log_entries(export):
+        yield entry.read_row()
 
 
 def _scope(scope: structs.Proto) -> tuple[str, str]:

@@ -12,9 +12,11 @@ from ingero.fleet.processors.collectives.gauges import date_by_arrival, has_gaug
 from ingero.fleet.processors.collectives.pages import CollectivesPages
 from ingero.fleet.processors.collectives.state import CollectivesState
 from ingero.model.collectives import Rank
+from ingero.otlp.codec import read_log_entries
 from ingero.otlp.names import Signal
-from ingero.wire.collectives import read_collectives
-from ingero.wire.progress import read_progress
+from ingero.wire.collectives import CollectiveRead
+from ingero.wire.names import COLLECTIVE_EVENT, PROGRESS_EVENT
+from ingero.wire.progress import ProgressRead
 
 
 class CollectivesProcessor:
@@ -58,9 +60,13 @@ class CollectivesProcessor:
         assert state is not None
         assert host is not None
         if batch.signal is Signal.LOGS:
+            progress, collectives = ProgressRead(), CollectiveRead()
+            read_log_entries(
+                batch.export, {PROGRESS_EVENT: progress, COLLECTIVE_EVENT: collectives}
+            )
             now_ns = host.clock.mono_ns()
-            _read_progress(batch, state, now_ns)
-            _read_batches(batch, state, now_ns)
+            _take_progress(progress, batch.push, state, now_ns)
+            _take_collectives(collectives, batch.push, state, now_ns)
         elif batch.signal is Signal.METRICS and has_gauges(batch.export):
             state.gauges.add(batch.export, batch.push.cluster_hint, host.clock.mono_ns())
             dated = date_by_arrival(batch.export, batch.received_wall_ns)
@@ -69,16 +75,18 @@ class CollectivesProcessor:
         self._following.consume(batch)
 
 
-def _read_progress(batch: Batch, state: CollectivesState, now_ns: int) -> None:
-    read = read_progress(batch.export)
-    _note_bad(batch.push, state, read.n_refused, read.first_problem)
+def _take_progress(
+    read: ProgressRead, push: PushContext, state: CollectivesState, now_ns: int
+) -> None:
+    _note_bad(push, state, read.n_refused, read.first_problem)
     if read.standings:
-        _note_sender(batch.push, read.standings[0].rank)
+        _note_sender(push, read.standings[0].rank)
         state.progress.add(read.standings, now_ns)
 
 
-def _read_batches(batch: Batch, state: CollectivesState, now_ns: int) -> None:
-    read, push = read_collectives(batch.export), batch.push
+def _take_collectives(
+    read: CollectiveRead, push: PushContext, state: CollectivesState, now_ns: int
+) -> None:
     _note_bad(push, state, read.n_refused, read.first_problem)
     if read.runs:
         _note_sender(push, read.runs[0].rank)
