@@ -11,16 +11,13 @@ MAX_METHODS = 20
 ATTRIBUTES = {
     "agent/capture/probes/stacks.py:StackBook": 14,
     "agent/collectives/push.py:CollectivePusher": 19,
-    "agent/health/lane.py:PushLane": 13,
     "agent/trace/recent.py:Recent": 14,
-    "fleet/helpers/sending.py:Sender": 21,
 }
 METHODS = {
     "agent/capture/probes/engine.py:Engine": 31,
     "agent/capture/stacks/cfi.py:_Program": 21,
     "agent/collectives/push.py:CollectivePusher": 21,
     "agent/health/loop.py:HealthLoop": 21,
-    "fleet/helpers/sending.py:Sender": 21,
 }
 
 

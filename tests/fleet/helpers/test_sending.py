@@ -158,7 +158,7 @@ def test_full_queue_makes_pushers_wait_until_its_destination_was_away_for_long()
         await asyncio.to_thread(destination.wait_until, lambda one: one.attempts == 1)
         sender.consume(_batch(1))
         assert isinstance(sender.find_refusal(), RetryableError)
-        while sender._away_since_ns is None:  # noqa: ASYNC110 - the thread notes it after the attempt
+        while sender._report._away_since_ns is None:  # noqa: ASYNC110 - the thread notes it after the attempt
             await asyncio.sleep(0)
         host.clock.advance(PATIENCE_NS)
         assert isinstance(sender.find_refusal(), RetryableError)

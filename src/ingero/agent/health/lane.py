@@ -60,6 +60,19 @@ class _Waiting:
     extras: deque[Export] = field(default_factory=deque)
 
 
+@dataclass(slots=True)
+class _Silence:
+    """What Fleet asked for last.
+
+    Attributes:
+        length_ns: How long; 0 when it did not ask.
+        end_ns: Until when, on the monotonic clock.
+    """
+
+    length_ns: int = 0
+    end_ns: int = 0
+
+
 class PushLane:
     """Sends what it is offered.
 
@@ -92,8 +105,7 @@ class PushLane:
         self._waiting = _Waiting()
         self._is_closed = False
         self._is_deaf = False
-        self._resume_ns = 0
-        self._pause_ns = 0
+        self._silence = _Silence()
         self.counts = LaneCounts()
         self.last: PushReply | None = None
 
@@ -146,12 +158,12 @@ class PushLane:
 
     def is_paused(self, mono_ns: int) -> bool:
         """Fleet asked for silence, and it is not over."""
-        return mono_ns < self._resume_ns
+        return mono_ns < self._silence.end_ns
 
     @property
     def pause_ns(self) -> int:
         """Length of the silence that the last answer asked for; 0 when it did not."""
-        return self._pause_ns
+        return self._silence.length_ns
 
     @property
     def _is_empty(self) -> bool:
@@ -206,7 +218,8 @@ class PushLane:
             self._cache.hear(answer.told, self._clock.mono_ns())
 
     def _note_pause(self, retry_after_ns: int | None) -> None:
-        self._pause_ns = min(retry_after_ns or 0, MAX_PAUSE_NS)
-        if self._pause_ns:
+        length_ns = min(retry_after_ns or 0, MAX_PAUSE_NS)
+        self._silence.length_ns = length_ns
+        if length_ns:
             self.counts.n_pauses += 1
-            self._resume_ns = self._clock.mono_ns() + self._pause_ns
+            self._silence.end_ns = self._clock.mono_ns() + length_ns

@@ -17,6 +17,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -142,6 +143,211 @@ class Pending:
                 self.lose(batch)
 
 
+class SendingReport:
+    """What operators learn of one exporter: its counters, and lines when its destination goes away and comes back.
+
+    Args:
+        name: The exporter's id.
+        host: The running service.
+    """
+
+    def __init__(self, name: str, host: Host) -> None:
+        self._name = name
+        self._clock: Clock = host.clock
+        self._log = RateLimitedLog(_log, host.clock, burst=2)
+        self._away_since_ns: int | None = None
+        self._n_lost = 0
+        host.every(_FLUSH_NS, self._log.flush)
+        meter, labels = host.meter, {"exporter": name}
+        self._sent = {of: meter.counter(one).bound(**labels) for of, one in SENT.items()}
+        self._failed = {of: meter.counter(one).bound(**labels) for of, one in SEND_FAILED.items()}
+        self._retried = meter.counter(RETRIES).bound(**labels)
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the destination took nothing for longer than its pushers are made to wait."""
+        since_ns = self._away_since_ns
+        return since_ns is not None and self._clock.mono_ns() - since_ns > PATIENCE_NS
+
+    def count_sent(self, batch: Batch) -> None:
+        """The destination took a batch; written if it had not before."""
+        self._sent[batch.signal](batch.export.n_items)
+        since_ns, self._away_since_ns = self._away_since_ns, None
+        if since_ns is not None:
+            self._log.write(
+                "away",
+                logging.INFO,
+                "destination takes data again",
+                exporter=self._name,
+                after_s=round((self._clock.mono_ns() - since_ns) / NS_PER_S, 1),
+            )
+
+    def count_retry(self, refusal: RetryableError, n_waiting: int) -> None:
+        """The destination did not take a batch for now, which will be tried again."""
+        if self._away_since_ns is None:
+            self._away_since_ns = self._clock.mono_ns()
+        self._log.write(
+            "away",
+            logging.WARNING,
+            "destination does not take data; trying again",
+            exporter=self._name,
+            error=refusal.message,
+            waiting_batches=n_waiting,
+        )
+        self._retried(1)
+
+    def count_lost(self, batch: Batch) -> None:
+        """A batch is lost."""
+        self._failed[batch.signal](batch.export.n_items)
+
+    def give_up(self, batch: Batch, refusal: DeliveryError) -> None:
+        """Count a batch that its destination refused, or did not take in time, and say so."""
+        self.count_lost(batch)
+        self._n_lost += batch.export.n_items
+        self._log.write(
+            "lost",
+            logging.WARNING,
+            "items lost: the destination did not take them",
+            exporter=self._name,
+            items=batch.export.n_items,
+            items_total=self._n_lost,
+            error=refusal.message,
+        )
+
+
+class SendingThreads:
+    """Takes waiting batches on threads, which are started as they are needed.
+
+    Args:
+        name: The exporter's id.
+        n_threads: Most threads.
+        send: Settles one batch; returns True when it is to wait again, for the exporter that takes over.
+        report: Counts batches whose thread failed.
+        host: The running service; batches outlive a reload in its shared state.
+
+    Attributes:
+        pending: What waits.
+        is_stopping: No more batches come; those that wait are tried for the last time, or left to the next exporter.
+        is_over: Nothing waits for a batch under way any more.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        n_threads: int,
+        send: Callable[[Batch], bool],
+        report: SendingReport,
+        host: Host,
+    ) -> None:
+        self._name = name
+        self._n_threads = n_threads
+        self._send = send
+        self._report = report
+        self._host = host
+        self._wake = threading.Condition()
+        self._n_started = 0
+        self._n_idle = 0
+        self._settled: Future[None] | None = None
+        self.is_stopping = False
+        self.is_over = False
+        self.pending = host.shared((name, "sending_queue"), Pending)
+        self.pending.lose = report.count_lost
+
+    def start(self) -> None:
+        """Begin with what an earlier exporter left."""
+        with self._wake:
+            self._start_thread()
+
+    def put(self, batch: Batch, max_batches: int) -> bool:
+        """Queue a batch; False where as many as allowed wait."""
+        with self._wake:
+            if len(self.pending.batches) >= max_batches:
+                return False
+            self.pending.batches.append(batch)
+            self._start_thread()
+            self._wake.notify()
+            return True
+
+    def pause(self, wait_ns: float) -> None:
+        """Wait before the next attempt: not while a reload takes over, and briefly while the service ends."""
+        with self._wake:
+            if self.is_stopping:
+                wait_ns = min(wait_ns, _LAST_TRIES_NS)
+                self._wake.wait_for(lambda: self.is_over, wait_ns / NS_PER_S)
+            else:
+                self._wake.wait_for(lambda: self.is_stopping, wait_ns / NS_PER_S)
+
+    async def stop(self) -> None:
+        """Wait until every batch is settled, or what waits is left to the next exporter."""
+        settled: Future[None] = Future()
+        settled.set_running_or_notify_cancel()  # a wait that is cancelled leaves it to the threads
+        with self._wake:
+            self.is_stopping, self._settled = True, settled
+            self._check_settled()
+            self._wake.notify_all()
+        try:
+            await asyncio.wrap_future(settled)
+        finally:
+            with self._wake:
+                self._settled = None  # a thread that ends later finds nothing to tell
+                self.is_over = True
+                self._wake.notify_all()
+
+    def discard(self) -> int:
+        """Count what will not be sent any more; returns the items. Batches under way are settled by their threads."""
+        with self._wake:
+            n_items = sum(batch.export.n_items for batch in self.pending.batches)
+            self.pending.discard()
+        return n_items
+
+    def _start_thread(self) -> None:
+        """Start one more thread when batches wait and none is free; the lock is held."""
+        if self.pending.batches and not self._n_idle and self._n_started < self._n_threads:
+            self._n_started += 1
+            name = f"send-{self._name}-{self._n_started}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def _work(self) -> None:
+        try:
+            while (batch := self._take()) is not None:
+                self._settle(batch)
+        finally:
+            with self._wake:
+                self._n_started -= 1
+                self._check_settled()
+
+    def _settle(self, batch: Batch) -> None:
+        is_settled = False
+        try:
+            is_left = self._send(batch)
+            is_settled = True
+        finally:
+            if not is_settled:
+                self._report.count_lost(batch)
+        if is_left:
+            with self._wake:
+                self.pending.batches.appendleft(batch)
+
+    def _take(self) -> Batch | None:
+        with self._wake:
+            self._n_idle += 1
+            self._check_settled()
+            while not self.pending.batches and not self.is_stopping:
+                self._wake.wait()
+            self._n_idle -= 1
+            if not self.pending.batches or (self.is_stopping and not self._host.draining):
+                return None
+            return self.pending.batches.popleft()
+
+    def _check_settled(self) -> None:
+        """Wake `stop` when nothing is under way; the lock is held."""
+        settled = self._settled
+        if settled is None or settled.done() or self._n_started > self._n_idle:
+            return
+        if not self.pending.batches or not self._host.draining or not self._n_started:
+            settled.set_result(None)
+
+
 class Sender:
     """Queue, threads and retries around one ``deliver`` function.
 
@@ -163,48 +369,26 @@ class Sender:
         self._deliver = deliver
         self._queue = queue
         self._retry = retry
-        self._wake = threading.Condition()
-        self._pending = Pending()
-        self._n_workers = 0
-        self._n_idle = 0
-        self._n_flying = 0
-        self._stopping = False
-        self._given_up = False
-        self._idle: asyncio.Event | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._threads: SendingThreads | None = None
 
     def start(self, host: Host) -> None:
         """Take counters and whatever an earlier exporter of this name left waiting."""
         self._host = host
         self._clock: Clock = host.clock
-        self._log = RateLimitedLog(_log, host.clock, burst=2)
-        self._away_since_ns: int | None = None
-        self._n_lost = 0
-        host.every(_FLUSH_NS, self._log.flush)
-        self._loop = asyncio.get_running_loop()
-        self._idle = asyncio.Event()
-        self._stopping = self._given_up = False
-        meter = host.meter
+        self._report = SendingReport(self._name, host)
+        self._threads = threads = SendingThreads(
+            self._name, self._queue.num_consumers, self._send, self._report, host
+        )
         labels = {"exporter": self._name}
-        self._sent = {of: meter.counter(one).bound(**labels) for of, one in SENT.items()}
-        self._failed = {of: meter.counter(one).bound(**labels) for of, one in SEND_FAILED.items()}
-        self._retried = meter.counter(RETRIES).bound(**labels)
-        self._pending = host.shared((self._name, "sending_queue"), Pending)
-        self._pending.lose = self._lose
-        meter.gauge(QUEUE_CAPACITY).set(self._queue.queue_size, **labels)
-        meter.gauge(QUEUE_SIZE).watch(lambda: len(self._pending.batches), **labels)
-        with self._wake:
-            self._hire()
+        host.meter.gauge(QUEUE_CAPACITY).set(self._queue.queue_size, **labels)
+        host.meter.gauge(QUEUE_SIZE).watch(lambda: len(threads.pending.batches), **labels)
+        threads.start()
 
     def find_refusal(self) -> RetryableError | None:
         """Why a batch cannot be taken now although the destination works; None when it can, or when waiting has not helped."""
-        with self._wake:
-            if len(self._pending.batches) < self._queue.queue_size:
-                return None
-            since_ns = self._away_since_ns
-        if since_ns is not None and self._clock.mono_ns() - since_ns > PATIENCE_NS:
-            return None
-        return self._full()
+        assert self._threads is not None
+        is_full = len(self._threads.pending.batches) >= self._queue.queue_size
+        return self._full() if is_full and not self._report.is_given_up else None
 
     def _full(self) -> RetryableError:
         return RetryableError(
@@ -218,15 +402,11 @@ class Sender:
             RetryableError: The queue is full, or there is none and the destination did not take the batch.
             PermanentError: There is no queue and the destination refused the batch for good.
         """
+        assert self._threads is not None
         if not self._queue.enabled:
             self._send_now(batch)
-            return
-        with self._wake:
-            if len(self._pending.batches) >= self._queue.queue_size:
-                raise self._full()
-            self._pending.batches.append(batch)
-            self._hire()
-            self._wake.notify()
+        elif not self._threads.put(batch, self._queue.queue_size):
+            raise self._full()
 
     async def stop(self) -> None:
         """Wait until everything waiting is settled, or a reload will take it over.
@@ -234,74 +414,21 @@ class Sender:
         While the service ends, what the destination does not take for now is tried again until the service cancels this wait (its
         ``shutdown_timeout``); the rest is then counted as lost.
         """
-        if self._idle is None:
+        threads = self._threads
+        if threads is None:
             return
-        with self._wake:
-            self._stopping = True
-            self._idle.clear()
-            self._tell_if_idle()
-            self._wake.notify_all()
         try:
-            await self._idle.wait()
+            await threads.stop()
         finally:
-            with self._wake:
-                self._idle = None  # a thread that ends later finds nobody to tell
-                self._given_up = True
-                self._wake.notify_all()
-            if self._host.draining:
-                self._discard()
+            n_items = threads.discard() if self._host.draining else 0
+            if n_items:
+                message = "items lost: the destination did not take them before shutdown_timeout"
+                _log.warning(message, extra={"fields": {"exporter": self._name, "items": n_items}})
 
-    def _discard(self) -> None:
-        """Count and tell what nobody will send any more. Batches under way are settled by their threads."""
-        with self._wake:
-            n_items = sum(batch.export.n_items for batch in self._pending.batches)
-            self._pending.discard()
-        if n_items:
-            message = "items lost: the destination did not take them before shutdown_timeout"
-            _log.warning(message, extra={"fields": {"exporter": self._name, "items": n_items}})
-
-    def _hire(self) -> None:
-        """Start one more thread when batches wait and nobody is free; the lock is held."""
-        if (
-            self._pending.batches
-            and not self._n_idle
-            and self._n_workers < self._queue.num_consumers
-        ):
-            self._n_workers += 1
-            name = f"send-{self._name}-{self._n_workers}"
-            threading.Thread(target=self._work, name=name, daemon=True).start()
-
-    def _work(self) -> None:
-        try:
-            while (batch := self._take()) is not None:
-                is_settled = False
-                try:
-                    self._send(batch)
-                    is_settled = True
-                finally:
-                    if not is_settled:
-                        self._lose(batch)
-                    with self._wake:
-                        self._n_flying -= 1
-                        self._tell_if_idle()
-        finally:
-            with self._wake:
-                self._n_workers -= 1
-                self._tell_if_idle()
-
-    def _take(self) -> Batch | None:
-        with self._wake:
-            self._n_idle += 1
-            while not self._pending.batches and not self._stopping:
-                self._wake.wait()
-            self._n_idle -= 1
-            if not self._pending.batches or (self._stopping and not self._host.draining):
-                return None
-            self._n_flying += 1
-            return self._pending.batches.popleft()
-
-    def _send(self, batch: Batch) -> None:
-        """Send until taken, refused for good, out of time, or told to stop."""
+    def _send(self, batch: Batch) -> bool:
+        """Send until taken, refused for good or out of time; True when the next exporter is to send it."""
+        threads = self._threads
+        assert threads is not None
         began_ns = self._clock.mono_ns()
         interval_ns = float(self._retry.initial_interval)
         while True:
@@ -309,54 +436,28 @@ class Sender:
                 self._deliver(batch)
             except RetryableError as refusal:
                 wait_ns = self._next_wait(interval_ns, refusal)
-                if self._given_up or self._is_late(began_ns, wait_ns):
-                    self._give_up(batch, refusal)
-                    return
-                self._tell_away(refusal)
-                self._retried(1)
-                self._pause(wait_ns)
+                if threads.is_over or self._is_late(began_ns, wait_ns):
+                    self._report.give_up(batch, refusal)
+                    return False
+                self._report.count_retry(refusal, len(threads.pending.batches))
+                threads.pause(wait_ns)
                 interval_ns = min(interval_ns * self._retry.multiplier, self._retry.max_interval)
-                if self._stopping and not self._host.draining:
-                    self._put_back(batch)
-                    return
+                if threads.is_stopping and not self._host.draining:
+                    return True
             except DeliveryError as refusal:
-                self._give_up(batch, refusal)
-                return
+                self._report.give_up(batch, refusal)
+                return False
             else:
-                self._sent[batch.signal](batch.export.n_items)
-                self._tell_back()
-                return
-
-    def _tell_away(self, refusal: RetryableError) -> None:
-        if self._away_since_ns is None:
-            self._away_since_ns = self._clock.mono_ns()
-        self._log.write(
-            "away",
-            logging.WARNING,
-            "destination does not take data; trying again",
-            exporter=self._name,
-            error=refusal.message,
-            waiting_batches=len(self._pending.batches),
-        )
-
-    def _tell_back(self) -> None:
-        since_ns, self._away_since_ns = self._away_since_ns, None
-        if since_ns is not None:
-            self._log.write(
-                "away",
-                logging.INFO,
-                "destination takes data again",
-                exporter=self._name,
-                after_s=round((self._clock.mono_ns() - since_ns) / NS_PER_S, 1),
-            )
+                self._report.count_sent(batch)
+                return False
 
     def _send_now(self, batch: Batch) -> None:
         try:
             self._deliver(batch)
         except DeliveryError:
-            self._failed[batch.signal](batch.export.n_items)
+            self._report.count_lost(batch)
             raise
-        self._sent[batch.signal](batch.export.n_items)
+        self._report.count_sent(batch)
 
     def _next_wait(self, interval_ns: float, refusal: RetryableError) -> float:
         spread = self._retry.randomization_factor
@@ -368,39 +469,3 @@ class Sender:
         if not self._retry.enabled:
             return True
         return limit_ns > 0 and self._clock.mono_ns() - began_ns + wait_ns > limit_ns
-
-    def _pause(self, wait_ns: float) -> None:
-        """Wait before the next attempt: not while a reload takes over, and briefly while the service ends."""
-        with self._wake:
-            if self._stopping:
-                wait_ns = min(wait_ns, _LAST_TRIES_NS)
-                self._wake.wait_for(lambda: self._given_up, wait_ns / NS_PER_S)
-            else:
-                self._wake.wait_for(lambda: self._stopping, wait_ns / NS_PER_S)
-
-    def _put_back(self, batch: Batch) -> None:
-        with self._wake:
-            self._pending.batches.appendleft(batch)
-
-    def _give_up(self, batch: Batch, refusal: DeliveryError) -> None:
-        self._lose(batch)
-        self._n_lost += batch.export.n_items
-        self._log.write(
-            "lost",
-            logging.WARNING,
-            "items lost: the destination did not take them",
-            exporter=self._name,
-            items=batch.export.n_items,
-            items_total=self._n_lost,
-            error=refusal.message,
-        )
-
-    def _lose(self, batch: Batch) -> None:
-        self._failed[batch.signal](batch.export.n_items)
-
-    def _tell_if_idle(self) -> None:
-        """Wake `stop` when nothing is under way; the lock is held."""
-        if not self._stopping or self._n_flying or self._loop is None or self._idle is None:
-            return
-        if not self._pending.batches or not self._host.draining or not self._n_workers:
-            self._loop.call_soon_threadsafe(self._idle.set)
