@@ -15,7 +15,7 @@ import numpy as np
 from ingero.model.events import OffCpuReason
 from ingero.model.incidents import Cause, RuledOut
 from ingero.model.operations import OpKind
-from ingero.recording.causal.evidence import EventRows, Evidence, Process
+from ingero.recording.causal.evidence import EventRows, Evidence, Process, remembered
 from ingero.recording.causal.intervals import NO_TIME, Intervals, Times
 from ingero.units import NS_PER_US, format_duration
 
@@ -50,13 +50,9 @@ class Waits:
     is_off_cpu_known: bool
 
 
+@remembered
 def find_waits(evidence: Evidence, process: Process, tid: int) -> Waits:
     """Every recorded reason for which a thread did not compute, in order of precedence."""
-    key = ("waits", process.node, process.pid, tid)
-    return evidence.remember(key, lambda: _find_waits(evidence, process, tid))
-
-
-def _find_waits(evidence: Evidence, process: Process, tid: int) -> Waits:
     rows = process.thread(tid)
     off = rows.of(OpKind.OFF_CPU)
     reasons = evidence.column("reason", off)

@@ -12,15 +12,16 @@ from typing import Final
 
 import numpy as np
 
-from ingero.model.arrays import Records
+from ingero.model.arrays import IntArray, Records
 from ingero.model.events import EventFlag, HostOp, Source, is_stored_at_end
 from ingero.model.incidents import Coverage
-from ingero.model.operations import GPU_SOURCES
+from ingero.model.operations import GPU_SOURCES, code_of
 from ingero.model.recording import Recording
 from ingero.recording.causal.exact import operation_keys
 from ingero.units import NS_PER_S
 
 _MINUTE_NS: Final = 60 * NS_PER_S
+_SWITCH: Final = code_of(HostOp.SCHED_SWITCH)
 
 
 _GROUPS: Final[dict[int, str]] = {
@@ -102,7 +103,9 @@ class CallCounts:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        events = recording.events[(recording.events["flags"] & EventFlag.IN_FLIGHT) == 0]
+        is_done = (recording.events["flags"] & EventFlag.IN_FLIGHT) == 0
+        # A copy of every row would be the largest thing in memory.
+        events = recording.events if is_done.all() else recording.events[is_done]
         stamps = events["start_ns"] + np.where(
             is_stored_at_end(events["source"]), events["duration_ns"], 0
         )
@@ -182,45 +185,34 @@ class CallCounts:
                 total_ns += tally.row_ns if is_short else tally.counted_ns
         return calls, total_ns
 
-    def count(
-        self, node: int, pid: int, ops: tuple[tuple[int, int], ...], span_ns: tuple[int, int]
-    ) -> Count:
-        """Calls of a process in the minutes that a span touches."""
-        first, last = span_ns[0] // _MINUTE_NS, span_ns[1] // _MINUTE_NS
-        wanted = [_key(node, pid, source << 8 | op) for source, op in ops]
-        is_row = (
-            np.isin(self._row_keys, wanted)
-            & (self._row_minutes >= first)
-            & (self._row_minutes <= last)
-        )
+    def _within(self, wanted: list[int], span_ns: tuple[int, int]) -> tuple[IntArray, Records]:
+        """(durations of rows, counts) of some operations in the minutes that a span touches."""
+        first, last = (at // _MINUTE_NS for at in span_ns)
         minutes = self._aggregates["bucket_ns"] // _MINUTE_NS
-        is_kept = np.isin(self._keys, wanted) & (minutes >= first) & (minutes <= last)
-        kept = self._aggregates[is_kept]
-        stored = int(is_row.sum())
-        counted, noted = int(kept["count"].sum()), int(kept["stored"].sum())
+        is_count = np.isin(self._keys, wanted) & (minutes >= first) & (minutes <= last)
+        is_row = np.isin(self._row_keys, wanted)
+        is_row &= (self._row_minutes >= first) & (self._row_minutes <= last)
+        return self._row_ns[is_row], self._aggregates[is_count]
+
+    def _count(self, key: int, span_ns: tuple[int, int]) -> Count:
+        """Calls of one operation of a process in the minutes that a span touches."""
+        rows, counts = self._within([key], span_ns)
+        stored = len(rows)
+        counted, noted = int(counts["count"].sum()), int(counts["stored"].sum())
         if self._recording.is_cut:  # rows outside of what was asked for are not missing
             return Count(stored, stored + max(counted - noted, 0))
-        seen = max(stored, counted, stored + max(counted - noted, 0))
-        return Count(stored, seen)
+        return Count(stored, max(stored, counted, stored + max(counted - noted, 0)))
 
     def unstored_off_cpu_ns(self, node: int, pid: int, span_ns: tuple[int, int]) -> int:
         """Off-CPU time of a process that was measured and has no row, in the minutes that a span touches."""
-        code = int(Source.HOST) << 8 | int(HostOp.SCHED_SWITCH)
-        wanted = _key(node, pid, code)
         if self._recording.is_cut:
-            return self.gap(node, pid, (code,)).missing_ns
-        first, last = span_ns[0] // _MINUTE_NS, span_ns[1] // _MINUTE_NS
-        minutes = self._aggregates["bucket_ns"] // _MINUTE_NS
-        kept = self._aggregates[(self._keys == wanted) & (minutes >= first) & (minutes <= last)]
-        is_row = (
-            (self._row_keys == wanted) & (self._row_minutes >= first) & (self._row_minutes <= last)
-        )
-        in_rows = int(self._row_ns[is_row].sum())
-        return max(int(kept["sum_duration_ns"].sum()) - in_rows, 0)
+            return self.gap(node, pid, (_SWITCH,)).missing_ns
+        rows, counts = self._within([_key(node, pid, _SWITCH)], span_ns)
+        return max(int(counts["sum_duration_ns"].sum()) - int(rows.sum()), 0)
 
     def is_off_cpu_overwritten(self, node: int, pid: int) -> bool:
         """Whether a finished minute of a process's thread switches was written over: it has more rows than it says."""
-        wanted = _key(node, pid, int(Source.HOST) << 8 | int(HostOp.SCHED_SWITCH))
+        wanted = _key(node, pid, _SWITCH)
         mine = self._aggregates[self._keys == wanted]
         rows = self._row_minutes[self._row_keys == wanted]
         return any(
@@ -230,12 +222,12 @@ class CallCounts:
 
     def gpu_calls(self, node: int, pid: int, span_ns: tuple[int, int]) -> Count:
         """Runtime, driver and graph calls of a process in the minutes that a span touches."""
-        ops = sorted({
-            (key >> 8 & 0xFF, key & 0xFF)
+        keys = [
+            key
             for key in self._tallies
             if key >> 16 == node << 32 | pid and key >> 8 & 0xFF in GPU_SOURCES
-        })
-        total = [self.count(node, pid, (op,), span_ns) for op in ops]
+        ]
+        total = [self._count(key, span_ns) for key in keys]
         stored, seen = sum(c.stored for c in total), sum(c.seen for c in total)
         if len(self._aggregates):
             return Count(stored, seen)

@@ -6,10 +6,11 @@ appears nowhere.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from ingero.recording.causal.intervals import Intervals, Times
 from ingero.units import NS_PER_S
 
 FoundT = TypeVar("FoundT")
+SubjectP = ParamSpec("SubjectP")
 Index = IntArray
 _TID_BITS: Final = 32
 _AGENT: Final = "ingero"
@@ -161,6 +163,9 @@ class Evidence:
 
     Args:
         recording: What was seen. Not changed.
+
+    Attributes:
+        answers: What `remembered` functions found, by question.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -177,7 +182,7 @@ class Evidence:
         self.processes = tuple(self._iter_processes())
         self.gpu_processes = tuple(p for p in self.processes if len(p.calls))
         self.counts = CallCounts(recording)
-        self._memory: dict[tuple[object, ...], Any] = {}
+        self.answers: dict[tuple[object, ...], Any] = {}
 
     @property
     def rows(self) -> EventRows:
@@ -209,18 +214,6 @@ class Evidence:
     def process_name(self, node: int, pid: int) -> str:
         """Name of a process or thread, or ``pid N``."""
         return self.recording.process_name(node, pid)
-
-    def remember(self, key: tuple[object, ...], find: Callable[[], FoundT]) -> FoundT:
-        """The answer to a question that several rules ask, found once.
-
-        Args:
-            key: The question: what is asked, of which node, process and thread.
-            find: Finds the answer.
-        """
-        if key not in self._memory:
-            self._memory[key] = find()
-        found: FoundT = self._memory[key]
-        return found
 
     @cached_property
     def statistics(self) -> dict[tuple[int, int, int], Statistics]:
@@ -293,6 +286,23 @@ class Evidence:
             latest = np.maximum.accumulate(calls.ends[mine])
             is_inner[mine[1:]] |= calls.ends[mine][1:] <= latest[:-1]
         return calls.where(~is_inner)
+
+
+def remembered(
+    find: Callable[Concatenate[Evidence, SubjectP], FoundT],
+) -> Callable[Concatenate[Evidence, SubjectP], FoundT]:
+    """Answer a question that several rules ask once for each evidence, process and thread."""
+
+    @functools.wraps(find)
+    def ask(evidence: Evidence, /, *args: SubjectP.args, **kwargs: SubjectP.kwargs) -> FoundT:
+        subjects = ((a.node, a.pid) if isinstance(a, Process) else a for a in args)
+        key = (find, *subjects)
+        if key not in evidence.answers:
+            evidence.answers[key] = find(evidence, *args, **kwargs)
+        found: FoundT = evidence.answers[key]
+        return found
+
+    return ask
 
 
 def _split(sorted_keys: IntArray | npt.NDArray[np.int32]) -> Iterator[slice]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ingero.model.arrays import IntArray
 from ingero.model.operations import OpKind
-from ingero.recording.causal.evidence import EventRows, Evidence, Process, split_by
+from ingero.recording.causal.evidence import EventRows, Evidence, Process, remembered, split_by
 from ingero.units import NS_PER_US
 
 _MIN_CALLS: Final = 10
@@ -36,13 +36,9 @@ def iter_classes(evidence: Evidence, calls: EventRows) -> list[EventRows]:
     return list(split_by(calls, _classes(evidence, calls)))
 
 
+@remembered
 def find_slow(evidence: Evidence, process: Process) -> EventRows:
     """Calls slower than three times their class's median; classes of fewer than ten calls have no say."""
-    key = ("slow", process.node, process.pid)
-    return evidence.remember(key, lambda: _find_slow(evidence, process))
-
-
-def _find_slow(evidence: Evidence, process: Process) -> EventRows:
     slow = [np.empty(0, np.int64)]
     for same in iter_classes(evidence, process.calls):
         if len(same) >= _MIN_CALLS:

@@ -12,6 +12,7 @@ from ingero.model.events import CudaOp, DriverOp, Source
 from ingero.model.operations import OpKind, find_codes
 from ingero.model.untrusted import clean
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
+from ingero.recording.causal.rules.leaks import pair_memory
 
 _MAX_POINTS: Final = 300
 _HOST_MEMORY: Final = (
@@ -83,7 +84,7 @@ def _balance(evidence: Evidence, process: Process, memory: EventRows) -> Process
     done = memory.where(~failed)
     is_alloc = done.kinds == OpKind.ALLOC
     sizes = np.where(is_alloc, evidence.column("arg0", done), 0)
-    partner = _pair(evidence, done, is_alloc)
+    partner = pair_memory(evidence, done)
     has_partner = partner >= 0
     changes = np.where(has_partner & ~is_alloc, -sizes[partner], sizes)
     at = np.argsort(done.ends, kind="stable")
@@ -113,19 +114,6 @@ def _has_pointer(evidence: Evidence, rows: EventRows) -> BoolArray:
     """Which rows name a pointer: freeing none is allowed and does nothing."""
     is_alloc = rows.kinds == OpKind.ALLOC
     return np.where(is_alloc, True, evidence.column("arg0", rows) != 0)  # noqa: FBT003 -- numpy's own
-
-
-def _pair(evidence: Evidence, rows: EventRows, is_alloc: BoolArray) -> IntArray:
-    """For each row the position of the free of this allocation, or of the allocation this frees; -1 for none."""
-    pointers = np.where(is_alloc, evidence.column("arg1", rows), evidence.column("arg0", rows))
-    order = np.lexsort((rows.starts, pointers))
-    partner = np.full(len(rows), -1, np.int64)
-    first, second = order[:-1], order[1:]
-    is_pair = (pointers[first] == pointers[second]) & (pointers[first] != 0)
-    is_pair &= is_alloc[first] & ~is_alloc[second]
-    partner[first[is_pair]] = second[is_pair]
-    partner[second[is_pair]] = first[is_pair]
-    return partner
 
 
 def _thin(at_ns: IntArray, held: IntArray, window_ns: tuple[int, int]) -> list[tuple[float, int]]:

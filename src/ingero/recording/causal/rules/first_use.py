@@ -12,7 +12,7 @@ import numpy as np
 from ingero.model.arrays import BoolArray
 from ingero.model.incidents import Cause, RuledOut, Severity
 from ingero.model.operations import OpKind, find_codes
-from ingero.recording.causal.evidence import EventRows, Evidence, Process, split_by
+from ingero.recording.causal.evidence import EventRows, Evidence, Process, remembered, split_by
 from ingero.recording.causal.finding import Finding, Needs, Unjudged, process_rule
 from ingero.recording.causal.gaps import describe_gap
 from ingero.units import NS_PER_MS, format_duration
@@ -60,13 +60,9 @@ def one_time_calls(evidence: Evidence, process: Process) -> EventRows:
     return process.calls.where(np.isin(process.calls.idx, idx))
 
 
+@remembered
 def _find_parts(evidence: Evidence, process: Process) -> list[tuple[EventRows, float]]:
     """Slow one-time calls with what the same call costs later, ns."""
-    key = ("first use", process.node, process.pid)
-    return evidence.remember(key, lambda: _look_for_parts(evidence, process))
-
-
-def _look_for_parts(evidence: Evidence, process: Process) -> list[tuple[EventRows, float]]:
     parts: list[tuple[EventRows, float]] = []
     for calls in split_by(process.calls, [process.calls.codes]):
         if calls.kinds[0] == OpKind.LAUNCH:

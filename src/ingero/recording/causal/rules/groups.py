@@ -14,7 +14,7 @@ import numpy as np
 
 from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.operations import OpKind
-from ingero.recording.causal.evidence import EventRows, Evidence, Process
+from ingero.recording.causal.evidence import EventRows, Evidence, Process, remembered
 from ingero.units import NS_PER_MS
 
 MIN_OPS: Final = 20
@@ -68,11 +68,6 @@ def has_collectives(_evidence: Evidence, process: Process) -> bool:
     return bool((process.calls.kinds == OpKind.COLLECTIVE).any())
 
 
-def find_groups(evidence: Evidence) -> list[Group]:
-    """Communicators of which the recording holds at least two ranks and enough operations."""
-    return evidence.remember(("groups",), lambda: _find_groups(evidence))
-
-
 Members = dict[int, tuple[Process, EventRows]]
 """Processes of one communicator with their operations, by rank."""
 
@@ -99,7 +94,9 @@ def find_members(evidence: Evidence, *, has_open: bool = False) -> dict[int, Mem
     return members
 
 
-def _find_groups(evidence: Evidence) -> list[Group]:
+@remembered
+def find_groups(evidence: Evidence) -> list[Group]:
+    """Communicators of which the recording holds at least two ranks and enough operations."""
     return [
         group
         for comm, ranks in sorted(find_members(evidence).items())

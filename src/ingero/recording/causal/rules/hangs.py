@@ -15,7 +15,7 @@ import numpy as np
 from ingero.model.events import EventFlag, HostOp, NcclOp, OffCpuReason, Source
 from ingero.model.incidents import RuledOut, Severity
 from ingero.model.operations import OpKind
-from ingero.recording.causal.evidence import EventRows, Evidence, Process
+from ingero.recording.causal.evidence import EventRows, Evidence, Process, remembered
 from ingero.recording.causal.finding import Finding, Needs, name_cause, rule
 from ingero.recording.causal.rules.groups import Members, find_members
 from ingero.units import NS_PER_S, format_duration
@@ -68,9 +68,10 @@ class _Stand:
 )
 def collective_hang(evidence: Evidence) -> list[Finding]:
     """At most one finding per communicator."""
-    return evidence.remember(("hangs",), lambda: _find_hangs(evidence))
+    return _find_hangs(evidence)
 
 
+@remembered
 def _find_hangs(evidence: Evidence) -> list[Finding]:
     return [
         finding
@@ -81,7 +82,7 @@ def _find_hangs(evidence: Evidence) -> list[Finding]:
 
 def find_hung(evidence: Evidence) -> dict[tuple[int, int], int]:
     """When each member of a communicator that hangs began to, Unix ns, by (node, pid): waiting is no problem of its own."""
-    found = evidence.remember(("hangs",), lambda: _find_hangs(evidence))
+    found = _find_hangs(evidence)
     return {(one.node, one.pid): hang.span_ns[0] for hang in found for one in hang.others}
 
 

@@ -16,7 +16,7 @@ from ingero.model.events import CopyKind
 from ingero.model.incidents import RuledOut
 from ingero.model.operations import BLOCKING_COPIES, CALLS, OpKind, find_codes
 from ingero.recording.causal.attribution import NO_REASON, ON_CPU, SLEEPING, attribute, find_waits
-from ingero.recording.causal.evidence import EventRows, Evidence, Process
+from ingero.recording.causal.evidence import EventRows, Evidence, Process, remembered
 from ingero.recording.causal.finding import Finding, Needs, name_cause, process_rule
 from ingero.recording.causal.rules.first_use import one_time_calls
 from ingero.units import NS_PER_MS, format_duration, format_size
@@ -45,16 +45,12 @@ def is_serving(evidence: Evidence, process: Process) -> bool:
     return is_named or find_serving(evidence, process) is not None
 
 
+@remembered
 def may_be_serving(evidence: Evidence, process: Process) -> bool:
     """Whether a process may be an inference engine: by its name, or because it brings a few bytes back again and again.
 
     Unlike `find_serving` it needs no row for every call; where copies have none, one of their rows is enough.
     """
-    key = ("may be serving", process.node, process.pid)
-    return evidence.remember(key, lambda: _may_be_serving(evidence, process))
-
-
-def _may_be_serving(evidence: Evidence, process: Process) -> bool:
     if is_serving(evidence, process):
         return True
     copies = process.calls.of(OpKind.COPY)
@@ -90,13 +86,9 @@ class Serving:
     is_once: BoolArray
 
 
+@remembered
 def find_serving(evidence: Evidence, process: Process) -> Serving | None:
     """The steps of a process that serves; None when it does not, or when calls have no row."""
-    key = ("serving", process.node, process.pid)
-    return evidence.remember(key, lambda: _look_for_serving(evidence, process))
-
-
-def _look_for_serving(evidence: Evidence, process: Process) -> Serving | None:
     if evidence.gap(process, NEEDS.codes).unstored:
         return None  # a step whose end has no row would count as one long step with the next
     tid = process.busiest_tid

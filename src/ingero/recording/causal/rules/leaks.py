@@ -34,6 +34,29 @@ _FIX: Final = (
 )
 
 
+def pair_memory(evidence: Evidence, rows: EventRows) -> IntArray:
+    """For each allocation the position of the free of its pointer, for each free that of its allocation; -1 for none."""
+    is_alloc = rows.kinds == OpKind.ALLOC
+    pointers = np.where(is_alloc, evidence.column("arg1", rows), evidence.column("arg0", rows))
+    order = np.lexsort((rows.starts, pointers))
+    partner = np.full(len(rows), -1, np.int64)
+    first, second = order[:-1], order[1:]
+    is_pair = (pointers[first] == pointers[second]) & (pointers[first] != 0)
+    is_pair &= is_alloc[first] & ~is_alloc[second]
+    partner[first[is_pair]] = second[is_pair]
+    partner[second[is_pair]] = first[is_pair]
+    return partner
+
+
+def _match(evidence: Evidence, memory: EventRows) -> _Balance:
+    """Allocations with the next free of their pointers."""
+    chosen = (memory.kinds == OpKind.ALLOC) & (evidence.column("arg1", memory) != 0)
+    return _Balance(
+        memory.starts[chosen], evidence.column("arg0", memory)[chosen],
+        pair_memory(evidence, memory)[chosen] >= 0, memory.idx[chosen],
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class _Balance:
     """Allocations with known pointers, in time order, and which of them were freed."""
@@ -152,18 +175,3 @@ def _describe_bytes(process: Process, quarters: list[int], taken: int, n_minutes
         fix=_FIX,
         severity=Severity.HIGH,
     )
-
-
-def _match(evidence: Evidence, memory: EventRows) -> _Balance:
-    """Pair each allocation with the next free of its pointer."""
-    is_alloc = memory.kinds == OpKind.ALLOC
-    pointers = np.where(is_alloc, evidence.column("arg1", memory), evidence.column("arg0", memory))
-    order = np.lexsort((memory.starts, pointers))
-    is_freed = np.zeros(len(memory), bool)
-    same = pointers[order][1:] == pointers[order][:-1]
-    is_freed[order[:-1]] = same & is_alloc[order][:-1] & ~is_alloc[order][1:]
-    chosen = is_alloc & (pointers != 0)
-    return _Balance(
-        memory.starts[chosen], evidence.column("arg0", memory)[chosen], is_freed[chosen],
-        memory.idx[chosen],
-    )  # fmt: skip

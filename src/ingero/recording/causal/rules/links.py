@@ -15,7 +15,7 @@ from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.incidents import RuledOut
 from ingero.model.operations import OpKind
 from ingero.recording.causal.attribution import NAMED_SHARE
-from ingero.recording.causal.evidence import EventRows, Evidence
+from ingero.recording.causal.evidence import EventRows, Evidence, remembered
 from ingero.recording.causal.finding import Contrast, Finding, name_cause, rule
 from ingero.recording.causal.rules.collectives import MEETINGS
 from ingero.recording.causal.rules.groups import MIN_OPS, Group, find_groups
@@ -61,11 +61,8 @@ class _Transfers:
         return process.calls.where(process.calls.codes == code).op
 
 
+@remembered
 def _find_transfers(evidence: Evidence) -> list[_Transfers]:
-    return evidence.remember(("transfers",), lambda: _look_for_transfers(evidence))
-
-
-def _look_for_transfers(evidence: Evidence) -> list[_Transfers]:
     found = []
     for group in find_groups(evidence):
         timed = group.timed()
