@@ -1,7 +1,7 @@
 """A command line as the existing agent's programs take it, turned into one that click takes.
 
-Three liberties beside the table of old options: a switch may have a value (``--record=false``), a long name may have one
-dash (``-listen :9464``), and what stands for a whole program may follow its command (``ingero trace --debug``).
+Three liberties beside the table of old options: a switch may have a value (``--record=false``), a long name may have
+one dash (``-listen :9464``), and what stands for a whole program may follow its command (``ingero trace --debug``).
 """
 
 from __future__ import annotations

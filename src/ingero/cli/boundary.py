@@ -1,4 +1,7 @@
-"""What a foreign exception means to the person at the command line: the one place that turns it into one of our errors."""
+"""What a foreign exception means to the person at the command line.
+
+The one place that turns it into one of our errors.
+"""
 
 from __future__ import annotations
 

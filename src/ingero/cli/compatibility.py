@@ -1,7 +1,7 @@
 """Options of the existing agent's programs that ours do not have: what each means here, or why it means nothing.
 
-Old scripts and unit files keep working: `ingero.cli.arguments` reads `OPTIONS` and turns an old command line into one of
-ours. An option that a command has itself is not looked up here.
+Old scripts and unit files keep working: `ingero.cli.arguments` reads `OPTIONS` and turns an old command line into one
+of ours. An option that a command has itself is not looked up here.
 
 Source of names and meanings: the existing agent v0.17, its sink and its alerter; the OpenTelemetry Collector 0.140.
 """

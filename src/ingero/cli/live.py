@@ -1,4 +1,7 @@
-"""What ``ingero trace`` and ``ingero fleet-push`` share: a Fleet to push to, local readers, and annotations of workloads."""
+"""What ``ingero trace`` and ``ingero fleet-push`` share.
+
+A Fleet to push to, local readers, and annotations of workloads.
+"""
 
 from __future__ import annotations
 
@@ -82,8 +85,8 @@ class PushConfig:
         "Looks in a row under the threshold that make a straggler.", default=2
     )
     fleet_peers_wait: int | None = option(
-        "Time under Fleet's threshold after which Fleet is asked once more and the node is a straggler, unless its peers"
-        " fell too; the push interval when left out, or two of them up to 5s.",
+        "Time under Fleet's threshold after which Fleet is asked once more and the node is a straggler, unless its"
+        " peers fell too; the push interval when left out, or two of them up to 5s.",
         default=None,
         type=str,
         callback=read_optional_duration,

@@ -124,7 +124,7 @@ def _run(program: click.Command, args: Sequence[str] | None) -> int:
             if option.does is not None:
                 option.does(value)
         result = program.main(args=given.now, standalone_mode=False)
-        sys.stdout.flush()  # what cannot be written is told here, not while Python ends
+        sys.stdout.flush()  # what cannot be written fails here, not while Python ends
     except click.exceptions.Abort:
         return 130
     except click.ClickException as error:

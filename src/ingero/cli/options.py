@@ -1,4 +1,7 @@
-"""Options of commands: declared as fields of a configuration class, where a default stands once; and values several commands take."""
+"""Options of commands, declared as fields of a configuration class, where a default stands once.
+
+Also the values that several commands read alike.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +60,8 @@ PROBE_MODE_OPTION: Final = click.option(
     callback=_take_probe_mode,
     expose_value=False,
     is_eager=True,
-    help="How to probe library calls: by session links (Linux 6.13), pairs of multi-uprobe links (6.6), or a perf event for each"
-    " (5.15).  [default: $INGERO_PROBE_MODE or auto: the cheapest that the kernel has]",
+    help="How to probe library calls: by session links (Linux 6.13), pairs of multi-uprobe links (6.6), or a perf event for"
+    " each (5.15).  [default: $INGERO_PROBE_MODE or auto: the cheapest that the kernel has]",
 )
 """For every command that probes."""
 
@@ -134,13 +137,18 @@ class _Declared:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What `group` was given: fields of the inner class that are options here (none: all), and what is different here."""
+    """What `group` was given.
+
+    Attributes:
+        only: Fields of the inner class that are options here; none for all.
+        changed: By field, settings that are different here.
+    """
 
     only: tuple[str, ...]
     changed: Mapping[str, Mapping[str, Any]]
 
 
-def option(help: str, *names: str, default: Any = MISSING, **settings: Any) -> Any:  # noqa: A002, ANN401 - as click.option
+def option(help: str, *names: str, default: Any = MISSING, **settings: Any) -> Any:  # noqa: A002, ANN401 - as click's
     """A field of a configuration class that `with_config` turns into a command-line option.
 
     The type of the field says how the option is read: a path, a number, a switch, repeated values.
@@ -149,7 +157,8 @@ def option(help: str, *names: str, default: Any = MISSING, **settings: Any) -> A
         help: As ``--help`` shows it.
         names: On the command line; without one, the field's with dashes.
         default: Of the field and of the option; without one, the option is required.
-        settings: Further ones of `click.Option`; the default is shown unless it is empty or ``show_default`` says otherwise.
+        settings: Further ones of `click.Option`; the default is shown unless it is empty or ``show_default`` says
+            otherwise.
     """
     declared = _Declared(names, {"help": help, **settings})
     return field(default=default, metadata={"declared": declared})

@@ -1,4 +1,6 @@
-"""Writes ``docs/reference/`` from the code: ``python -m ingero.cli.reference docs/reference``, which ``make docs`` runs.
+"""Writes ``docs/reference/`` from the code.
+
+``make docs`` runs ``python -m ingero.cli.reference docs/reference``.
 
 Configuration keys come from the settings models, metrics from their declarations, commands from click. A page that is
 edited by hand or left behind fails ``tests/docs/test_reference.py``.

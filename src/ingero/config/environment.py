@@ -48,7 +48,7 @@ def read_pagerduty_key(environ: Mapping[str, str] | None = None) -> str:
 
 
 def quiet_grpc() -> None:
-    """Keep gRPC's core from writing lines of its own to standard error, unless the user asked for them; before grpc is imported.
+    """Keep gRPC's core from writing to standard error unless the user asked for it; call it before grpc is imported.
 
     Source: grpc, doc/environment_variables.md, ``GRPC_VERBOSITY``.
     """

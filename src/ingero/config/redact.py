@@ -10,7 +10,10 @@ _SECRET: Final = (
     "TOKEN", "SECRET", "PASS", "KEY", "API_", "_API", "CREDENTIALS", "AUTH", "PRIVATE", "SESSION", "COOKIE", "AWS_",
     "GCP_", "AZURE_", "_DSN", "_URL", "_URI", "PROXY",
 )  # fmt: skip
-"""Parts of names whose values are left out: those of the existing agent's support bundle, and what carries user:password@."""
+"""Parts of names whose values are left out.
+
+Those of the existing agent's support bundle, and what carries user:password@.
+"""
 
 
 def build_redacted_environment(environ: Mapping[str, str] | None = None) -> str:

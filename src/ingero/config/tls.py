@@ -31,7 +31,8 @@ class TlsFiles(StrictModel):
     )
     reload_interval: Duration | None = Field(
         None,
-        description="How often to look for changed certificate files. Empty never looks; the otlp receiver then looks every 60s.",
+        description="How often to look for changed certificate files. Empty never looks; the otlp receiver then looks"
+        " every 60s.",
     )
 
     @model_validator(mode="after")

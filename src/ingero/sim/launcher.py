@@ -1,7 +1,7 @@
 """Starts programs of ours as processes, waits until they are ready, and ends them.
 
-A child ends with its standard input, which the kernel closes when its parent ends in any way: no child outlives the command
-that needed it. A program reports the addresses it listens on in one JSON line (`ingero.serving.ready`).
+A child ends with its standard input, which the kernel closes when its parent ends in any way: no child outlives the
+command that needed it. A program reports the addresses it listens on in one JSON line (`ingero.serving.ready`).
 """
 
 from __future__ import annotations

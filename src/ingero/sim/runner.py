@@ -46,7 +46,8 @@ class SimSettings:
         name: The workload.
         knobs: Settings that differ from its own.
         n_ranks: Processes; 0 takes the workload's own number.
-        device: Settings of the simulated device, such as ``{"KERNEL_NS": 20000}``; all of them stand in ``gpusim/sim.h``.
+        device: Settings of the simulated device, such as ``{"KERNEL_NS": 20000}``; all of them stand in
+            ``gpusim/sim.h``.
         program: The program to start; None takes the built one.
     """
 

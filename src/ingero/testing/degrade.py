@@ -1,7 +1,8 @@
 """The same workload as worse recordings hold it: sampled in the kernel, lost in a ring, cut off by a full disk.
 
-The kernel's choice is that of ``choose()`` in ``bpf/include/ingero/counts.h``, call by call in the order in which calls end.
-What the recorder leaves out of that is its own `ingero.agent.trace.thinning`. Counts are exact in every variant: they are kept beside the rows.
+The kernel's choice is that of ``choose()`` in ``bpf/include/ingero/counts.h``, call by call in the order in which
+calls end. What the recorder leaves out of that is its own `ingero.agent.trace.thinning`. Counts are exact in every
+variant: they are kept beside the rows.
 """
 
 from __future__ import annotations
@@ -90,7 +91,10 @@ def _choose(count: _Count, row: np.void, keep_one_in: int) -> tuple[int, int]:
 
 
 def thin_seconds(events: Events) -> Events:
-    """What the recorder stores of records: a few ordinary rows of each sampled kind in a second, with the weights of the others."""
+    """What the recorder stores of records.
+
+    A few ordinary rows of each sampled kind in a second, with the weights of the others.
+    """
     ends = events["start_ns"] + events["duration_ns"]
     batches = np.stack([events["node"].astype(np.int64), ends // NS_PER_S], axis=1)
     _, batch = np.unique(batches, axis=0, return_inverse=True)

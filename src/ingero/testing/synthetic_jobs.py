@@ -223,7 +223,7 @@ class _Replica:
 
 
 def follow(first: JobTrace, second: JobTrace, nodes: Mapping[str, str] | None = None) -> JobTrace:
-    """A job that is restarted: the second life half a minute after the first, on new communicators from sequence number 0.
+    """A job that is restarted: again half a minute after its end, on new communicators from sequence number 0.
 
     Args:
         first: Its life before.

@@ -12,4 +12,7 @@ AS_UNPRIVILEGED: Final = (
     *("--bounding-set=-all,+dac_read_search", "--inh-caps=-all,+dac_read_search"),
     "--ambient-caps=+dac_read_search",
 )
-"""Put before a command: another user, who may only read, since checkout and interpreter may lie where only root may look."""
+"""Put before a command, runs it as another user who may only read.
+
+The right to read is kept since checkout and interpreter may lie where only root may read.
+"""

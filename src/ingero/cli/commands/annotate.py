@@ -55,8 +55,8 @@ def command(
     r"""Say what the workload is doing: its step, epoch, phase, task_id, run_id, or anything else.
 
     An agent that was started with --annotate keeps it: in its recording beside the calls of that time, and in what it
-    tells of a straggler. Nothing is sent when a line is wrong. The agent answers nothing; what it does not believe, such
-    as a label on another user's process, it drops and counts.
+    tells of a straggler. Nothing is sent when a line is wrong. The agent answers nothing; what it does not believe,
+    such as a label on another user's process, it drops and counts.
 
     \b
     Examples:
@@ -88,13 +88,13 @@ def command(
 def _build(labels: Iterable[str], pid: int) -> Annotation:
     from ingero.wire.annotations import Annotation, check_annotation
 
-    told = {}
+    pairs = {}
     for label in labels:
         key, sign, value = label.partition("=")
         if not sign:
             raise click.BadParameter(f"{label!r} is not KEY=VALUE", param_hint="--label")
-        told[key] = value
-    annotation = Annotation(labels=told, pid=pid)
+        pairs[key] = value
+    annotation = Annotation(labels=pairs, pid=pid)
     check_annotation(annotation)
     return annotation
 

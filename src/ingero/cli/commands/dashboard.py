@@ -29,7 +29,8 @@ def command(config: DashboardConfig) -> None:
     r"""Show a recording in the browser, live: incidents, timeline, code paths, memory, collectives.
 
     HTTPS by default, with a certificate for a day unless you give one. Beyond loopback a bearer token is needed, from
-    INGERO_MCP_BEARER_TOKEN; the page asks for it. Nothing is written and nothing is loaded from elsewhere. Also serves MCP on /mcp.
+    INGERO_MCP_BEARER_TOKEN; the page asks for it. Nothing is written and nothing is loaded from elsewhere. Also
+    serves MCP on /mcp.
 
     \b
     Examples:

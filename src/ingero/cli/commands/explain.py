@@ -71,7 +71,8 @@ def command(config: ExplainConfig) -> None:
     Nothing is written: the file is opened read-only and is byte-identical afterwards. Times are relative to the
     recording, so an old one needs no flags. "unexplained" is an answer; a healthy recording gives none.
 
-    With --nodes, what every node recorded is explained together, each on its own clock; INGERO_MCP_BEARER_TOKEN is sent.
+    With --nodes, what every node recorded is explained together, each on its own clock; INGERO_MCP_BEARER_TOKEN is
+    sent.
 
     \b
     Examples:

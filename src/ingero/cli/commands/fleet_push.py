@@ -99,7 +99,8 @@ class FleetPushConfig:
     annotate: AnnotateConfig = group()
     spans: SpansConfig = group()
     prometheus: str = option(
-        f"Serve score, mode, reachability and what became of the collectives on /metrics; {DEFAULT_ADDRESS} when no address is given.",
+        "Serve score, mode, reachability and what became of the collectives on /metrics;"
+        f" {DEFAULT_ADDRESS} when no address is given.",
         default="",
         is_flag=False,
         flag_value=DEFAULT_ADDRESS,
@@ -115,9 +116,10 @@ class FleetPushConfig:
 def command(config: FleetPushConfig) -> int:
     r"""Score this node, push the score to a Fleet and judge it by the answer.
 
-    Without --stub, --script and --signal-db-path it probes this node, which needs root: exact counts of every GPU call once a second, and
-    each rank's collectives, which Fleet compares to name the slow one. Runs until it is told to stop. Without Fleet it
-    goes on judging: by the last threshold it heard, then by the node's own past. SIGTERM and Ctrl-C save the baseline.
+    Without --stub, --script and --signal-db-path it probes this node, which needs root: exact counts of every GPU
+    call once a second, and each rank's collectives, which Fleet compares to name the slow one. Runs until it is told
+    to stop. Without Fleet it goes on judging: by the last threshold it heard, then by the node's own past. SIGTERM
+    and Ctrl-C save the baseline.
 
     \b
     Examples:

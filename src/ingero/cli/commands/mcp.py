@@ -47,8 +47,8 @@ def command(config: McpConfig) -> None:
 
     Tools: investigate, get_check, get_trace_stats, get_causal_chains, get_stacks, run_sql, graph_lifecycle,
     graph_frequency, run_demo, get_test_report, query_fleet, pagerduty_trigger. Answers are short first and come in
-    pages; the prompt "investigate" is a recipe to begin with. Every tool only reads, but pagerduty_trigger, which pages people and does nothing unless INGERO_PAGERDUTY_KEY is set (over HTTP, a bearer
-    as well).
+    pages; the prompt "investigate" is a recipe to begin with. Every tool only reads, but pagerduty_trigger, which
+    pages people and does nothing unless INGERO_PAGERDUTY_KEY is set (over HTTP, a bearer as well).
 
     \b
     Examples:

@@ -26,8 +26,9 @@ class MergeConfig:
 def command(config: MergeConfig, sources: tuple[Path, ...]) -> None:
     r"""Merge recordings of several nodes, or several of one, into one file.
 
-    Sources are only read. Every row is kept and exact counts are added. A recording that is given twice, or is in a merged
-    file already, adds nothing; files that share a part of one are refused. Clocks are not adjusted: each node keeps its own.
+    Sources are only read. Every row is kept and exact counts are added. A recording that is given twice, or is in a
+    merged file already, adds nothing; files that share a part of one are refused. Clocks are not adjusted: each node
+    keeps its own.
 
     \b
     Examples:
@@ -42,8 +43,10 @@ def command(config: MergeConfig, sources: tuple[Path, ...]) -> None:
     for one in merged.files:
         more = [f"{one.n_repeated} there already"] if one.n_repeated else []
         more += [f"{one.n_damaged} rows could not be read"] if one.n_damaged else []
-        told = "".join(f", {part}" for part in more)
-        click.echo(f"{one.path}: {plural(one.n_events, 'event')} of {', '.join(one.nodes)}{told}")
+        details = "".join(f", {part}" for part in more)
+        click.echo(
+            f"{one.path}: {plural(one.n_events, 'event')} of {', '.join(one.nodes)}{details}"
+        )
     click.echo(
         f"{plural(merged.n_events, 'event')} and {plural(merged.n_calls, 'counted call')} in {output}"
     )

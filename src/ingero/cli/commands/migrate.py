@@ -21,8 +21,8 @@ from ingero.cli.render import plural
 def command(*, db: Path | None, dry_run: bool) -> None:
     r"""Bring a recording of an older version up to date, so that `ingero trace` can go on in it.
 
-    Reading needs no migration. It is done in place and in one transaction: all of it, or nothing. No row is lost; what the new
-    tables have no place for stays beside them in a table called old_….
+    Reading needs no migration. It is done in place and in one transaction: all of it, or nothing. No row is lost;
+    what the new tables have no place for stays beside them in a table called old_….
 
     \b
     Examples:

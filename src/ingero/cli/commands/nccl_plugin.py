@@ -11,8 +11,8 @@ import click
 def command() -> None:
     r"""Let NCCL tell when collectives ran on the device, through its profiler interface.
 
-    The plug-in is loaded by NCCL 2.27 or newer where the job's environment says so, and by nothing else. `ingero trace --fleet`
-    and `ingero fleet-push` find it by themselves. Set it on every rank of a job or on none.
+    The plug-in is loaded by NCCL 2.27 or newer where the job's environment says so, and by nothing else. `ingero
+    trace --fleet` and `ingero fleet-push` find it by themselves. Set it on every rank of a job or on none.
 
     \b
     Examples:

@@ -11,8 +11,8 @@ import click
 def command() -> None:
     r"""Run workloads on the GPU simulator: no GPU, no root.
 
-    The simulator is our own libcudart, libcuda and libnccl; probes fire on it as on NVIDIA's. Every workload prints its own
-    account of every call at the end.
+    The simulator is our own libcudart, libcuda and libnccl; probes fire on it as on NVIDIA's. Every workload prints
+    its own account of every call at the end.
 
     \b
     Examples:

@@ -55,8 +55,8 @@ JOIN_S = 2.0
 def cli(path: Path, listen: str, *, verbose: bool) -> int:
     r"""Tell people about the stragglers of this node: one incident per episode, resolved when it ends.
 
-    Runs beside an agent that was started with --remediate, and waits for one that is not there yet. What a receiver does
-    not take is tried again. Secrets come from files (webhook_url_file, routing_key_file) or from ${env:NAME}.
+    Runs beside an agent that was started with --remediate, and waits for one that is not there yet. What a receiver
+    does not take is tried again. Secrets come from files (webhook_url_file, routing_key_file) or from ${env:NAME}.
 
     Exit status: 0 after SIGTERM, 130 after Ctrl-C, 2 when the configuration is wrong.
 

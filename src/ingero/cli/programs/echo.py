@@ -48,6 +48,9 @@ for _command in COMMANDS:
 
 
 def main() -> None:
-    """Entry point of the ``ingero-echo`` console script. What it writes holds every tenant's rows: its owner's alone."""
+    """Entry point of the ``ingero-echo`` console script.
+
+    What it writes holds every tenant's rows, so only its owner may read it.
+    """
     os.umask(0o077)
     sys.exit(run_program(cli))

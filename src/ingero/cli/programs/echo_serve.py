@@ -84,9 +84,9 @@ def _load(options: dict[str, OptionValue]) -> EchoConfig:
     parsed, problems = check_model(EchoConfig, {**document.tree, **given}, lines=document.lines)
     if parsed is None:
         flags = given if file else options  # what is in the file keeps the file's names
-        told = [_say_flags(problem, flags) for problem in problems]
+        described = [_say_flags(problem, flags) for problem in problems]
         raise ConfigError(
-            told, source=str(file or ""), hint="`ingero-echo serve --help` lists the flags."
+            described, source=str(file or ""), hint="`ingero-echo serve --help` lists the flags."
         )
     return parsed
 

@@ -1,4 +1,4 @@
-"""Episodes that the agents' local readers receive, as one real ``ingero-sink`` beside all agents shows it to Prometheus."""
+"""Episodes that the agents' local readers receive, as one real ``ingero-sink`` shows them to Prometheus."""
 
 from __future__ import annotations
 

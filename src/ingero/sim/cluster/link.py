@@ -1,6 +1,7 @@
 """A link whose delay can be turned up: two tap devices, and a process of ours that carries frames between them.
 
-It stands in for ``sch_netem``, which not every kernel has. Frames are carried whole and in order, each way; none is lost.
+It stands in for ``sch_netem``, which not every kernel has. Frames are carried whole and in order, each way; none is
+lost.
 """
 
 from __future__ import annotations

@@ -15,7 +15,10 @@ from ingero.errors import UnsupportedError
 from ingero.sim.runner import get_program
 
 N_SPINNERS: Final = 32
-"""Generators of processor load, each of the rank's weight. A rank that mostly sleeps is soon let in, so that few of them hardly slow it down."""
+"""Generators of processor load, each of the rank's weight.
+
+A rank that mostly sleeps is soon let in, so that few of them hardly slow it down.
+"""
 N_READERS: Final = 16
 """Generators that each have a read of one megabyte open at any time; a request of the rank's waits among theirs."""
 _DATA: Final = "data"

@@ -1,7 +1,7 @@
 """A live agent without probes: the simulated rank reports its own calls, and they go where a kernel's records would.
 
-For machines where no probe can be loaded. Everything behind the records is the real agent; docs/specs/simulator-calls.md has
-their layout.
+For machines where no probe can be loaded. Everything behind the records is the real agent;
+docs/specs/simulator-calls.md has their layout.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ def build_waits(rows: Records, pid: int) -> Records:
 
 @dataclass(slots=True)
 class _Counts:
-    """What a rank called, by the kinds of `_COUNTED`: calls and nanoseconds, since the start and since the last totals."""
+    """What a rank called, by the kinds of `_COUNTED`.
+
+    Calls and nanoseconds, since the start and since the last totals.
+    """
 
     pid: int
     sums: Records = field(default_factory=lambda: np.zeros((len(_COUNTED), 2), np.int64))

@@ -1,7 +1,8 @@
 """A CUDA device as the small programs of ``ingero demo`` use it: NVIDIA's, or the simulator's.
 
-Prototypes and constants: ``cuda_runtime_api.h`` and ``driver_types.h`` of CUDA 12.9 and 13.5, which agree on all that is
-called here. A kernel of a loaded library is a ``cudaKernel_t``, and ``cudaLaunchKernel`` takes one as its function.
+Prototypes and constants: ``cuda_runtime_api.h`` and ``driver_types.h`` of CUDA 12.9 and 13.5, which agree on all that
+is called here. A kernel of a loaded library is a ``cudaKernel_t``, and ``cudaLaunchKernel`` takes one as its
+function.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ again:
 """
 """A kernel that keeps its multiprocessor for so many ns.
 
-It adds up short steps of the device's clock (PTX ISA, special registers: ``%globaltimer``), and counts a long one, in which
-another process had the device, as 100 us: a kernel that was sent away has its work still before it. PTX 6.0 for sm_50, which
-every driver of CUDA 12 and later compiles for its device.
+It adds up short steps of the device's clock (PTX ISA, special registers: ``%globaltimer``), and counts a long one, in
+which another process had the device, as 100 us: a kernel that was sent away has its work still before it. PTX 6.0 for
+sm_50, which every driver of CUDA 12 and later compiles for its device.
 """
 
 NEEDED: Final = "cudaLibraryLoadData"
@@ -112,7 +113,10 @@ class Device:
         return call
 
     def prepare(self) -> None:
-        """Make the context, load one kernel and run it, so that nothing later is a first use. Waits sleep from here on."""
+        """Make the context, load one kernel and run it, so that nothing later is a first use.
+
+        Waits sleep from here on.
+        """
         self._function("cudaSetDeviceFlags", ctypes.c_uint)(_SCHEDULE_BLOCKING_SYNC)
         self.load()
         self.launch(1, 0.0)

@@ -1,7 +1,7 @@
 """How a program of a demo and whoever started it speak: a line of JSON each way.
 
-The program says ``{"ready": PIDS}``, with the other processes that belong to it, waits for a line and runs. What stops it, at
-any time, is ``{"error": MESSAGE, "hint": HINT}``, and its end.
+The program says ``{"ready": PIDS}``, with the other processes that belong to it, waits for a line and runs. What
+stops it, at any time, is ``{"error": MESSAGE, "hint": HINT}``, and its end.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def read_ready(program: subprocess.Popen[str]) -> tuple[int, ...]:
         UnsupportedError: It cannot run here; the message and the hint are its own.
         IngeroError: It ended without a word.
     """
-    told = _read(program)
-    if "ready" not in told:
+    answer = _read(program)
+    if "ready" not in answer:
         raise IngeroError(f"the program ended with {program.wait()} before it was ready")
-    return tuple(told["ready"])
+    return tuple(answer["ready"])
 
 
 def begin(program: subprocess.Popen[str]) -> None:
@@ -81,10 +81,10 @@ def tell_error(error: IngeroError) -> None:
 
 def _read(program: subprocess.Popen[str]) -> dict[str, Any]:
     line = program.stdout.readline() if program.stdout else ""
-    told: dict[str, Any] = json.loads(line or "{}")
-    if "error" in told:
-        raise UnsupportedError(told["error"], hint=told["hint"])
-    return told
+    answer: dict[str, Any] = json.loads(line or "{}")
+    if "error" in answer:
+        raise UnsupportedError(answer["error"], hint=answer["hint"])
+    return answer
 
 
 def _tell(what: Mapping[str, object]) -> None:

@@ -1,8 +1,8 @@
 """What `ingero demo --gpu` and `--sim` run and trace: small programs that really have the fault they are named after.
 
-Usage: ``python -m ingero.sim.programs.program NAME LIBCUDART``. It prepares itself, says that it is ready and begins when it is
-told to (``handshake``): whoever watches is attached by then. Nothing here writes a recording, knows of a rule, or asks whose
-library it is given.
+Usage: ``python -m ingero.sim.programs.program NAME LIBCUDART``. It prepares itself, says that it is ready and begins
+when it is told to (``handshake``): whoever watches is attached by then. Nothing here writes a recording, knows of a
+rule, or asks whose library it is given.
 """
 
 from __future__ import annotations
@@ -179,7 +179,10 @@ def _memcpy_bottleneck(device: Device) -> Ready:
 
 
 def _periodic_spike(device: Device) -> Ready:
-    """Each step takes a block from the pool; now and then the pool was emptied, and its memory has to be mapped anew."""
+    """Each step takes a block from the pool.
+
+    Now and then the pool was emptied, and its memory has to be mapped anew.
+    """
     device.prepare()
     pool = device.open_pool()
     n_bytes, mapped_s = _find_slow_block(device, pool)
@@ -237,7 +240,10 @@ def _find_slow_block(device: Device, pool: Pool) -> tuple[int, float]:
 
 
 def _cold_start(device: Device) -> Ready:
-    """The first allocation makes the context and each first launch loads a module; after that every step is the same."""
+    """The first allocation makes the context and each first launch loads a module.
+
+    After that every step is the same.
+    """
 
     def run() -> None:
         for _ in range(_N_WEIGHTS):
@@ -288,7 +294,8 @@ class Program:
         settings: Of the simulated device, by name without ``GPUSIM_``. A real one brings its own.
         above: How much higher its priority is than the others'.
         has_one_cpu: It and its children share one CPU.
-        has_one_device: It and its children share one device; otherwise each has its own. A real device is always shared.
+        has_one_device: It and its children share one device; otherwise each has its own. A real device is always
+            shared.
         comm: What the process is called.
     """
 

@@ -37,7 +37,7 @@ class Runtime:
     driver: tuple[int, int]
 
     def is_taken(self) -> bool:
-        """Whether the driver takes it: minor versions are compatible, so the first number decides (CUDA compatibility guide).
+        """Whether the driver takes it, which the first number of the version decides (CUDA compatibility guide).
 
         Without a driver that is no reason to refuse: the first call says what is missing.
         """
@@ -90,8 +90,10 @@ def find_runtime(paths: Iterable[str]) -> str:
             )
     if found:
         return max(found, key=lambda runtime: runtime.version).path
-    told = "; ".join(("no libcudart here does", *reasons)) if reasons else "no libcudart was found"
-    raise UnsupportedError(told, hint=_INSTALL)
+    problem = (
+        "; ".join(("no libcudart here does", *reasons)) if reasons else "no libcudart was found"
+    )
+    raise UnsupportedError(problem, hint=_INSTALL)
 
 
 def iter_runtimes() -> Iterator[str]:

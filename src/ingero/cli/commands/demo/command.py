@@ -176,7 +176,8 @@ DEMOS: Final[tuple[Demo, ...]] = (
     "--gpu",
     "is_gpu",
     is_flag=True,
-    help="Run it for real on this machine's NVIDIA GPU with NVIDIA's own libraries, traced; needs root. Not yet tried on a device.",
+    help="Run it for real on this machine's NVIDIA GPU with NVIDIA's own libraries, traced; needs root."
+    " Not yet tried on a device.",
 )
 @click.option(
     "--libcudart",

@@ -30,7 +30,9 @@ _CUDART: Final = "libcudart.so.12"
 _NODE: Final = "demo"
 _SOURCES: Final = {"PYTHONPATH": str(Path(ingero.__file__).parent.parent)}
 _PAY_EVERY_TIME: Final = {"CUDA_CACHE_DISABLE": "1", "CUDA_MODULE_LOADING": "LAZY"}
-"""First uses cost what they cost in the first run: no code is compiled before, and each kernel is loaded when it is launched.
+"""First uses cost what they cost in the first run.
+
+No code is compiled before, and each kernel is loaded when it is launched.
 
 CUDA programming guide, environment variables.
 """
@@ -111,8 +113,8 @@ def check_probes() -> None:
 def record_scenario(name: str, path: Path, target: Target) -> None:
     """Run a scenario and trace it, every call, into a new recording.
 
-    Takes two to six seconds. Where it is allowed to, the program runs above the machine's other tasks, so that theirs are
-    not what is found.
+    Takes two to six seconds. Where it is allowed to, the program runs above the machine's other tasks, so that theirs
+    are not what is found.
 
     Args:
         name: The scenario.

@@ -113,8 +113,8 @@ def update(*, url: str, output: Path, timeout: int, ca_cert: str, as_json: bool)
     replace_file(output, fetched.text)
     prices = fetched.prices
     if as_json:
-        told = _facts(prices) | {"source": fetched.url, "file": str(output)}
-        click.echo(json.dumps(told, indent=2))
+        facts = _facts(prices) | {"source": fetched.url, "file": str(output)}
+        click.echo(json.dumps(facts, indent=2))
         return
     click.echo(
         f"{plural(prices.n_models, 'price')} of {plural(len(prices.providers), 'provider')} in "
@@ -157,8 +157,8 @@ def _show_list(prices: PriceList, provider: str, *, as_json: bool) -> None:
 def _show_rate(prices: PriceList, provider: str, gpu: str, *, as_json: bool) -> None:
     rate = prices.find_rate(provider, gpu)
     if as_json:
-        told = {"provider": provider, "gpu": gpu, "rate": rate, "currency": prices.currency_name}
-        click.echo(json.dumps(told, indent=2))
+        facts = {"provider": provider, "gpu": gpu, "rate": rate, "currency": prices.currency_name}
+        click.echo(json.dumps(facts, indent=2))
         return
     price = "unknown" if rate is None else f"{prices.currency_symbol}{rate:.2f} an hour"
     click.echo(f"{gpu} at {provider}: {price}")

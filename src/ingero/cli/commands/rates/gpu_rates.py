@@ -1,4 +1,7 @@
-"""The operator's price list of GPU-hours (`gpu_rates.yaml`): read, fetched and replaced. It holds no prices of its own."""
+"""The operator's price list of GPU-hours (`gpu_rates.yaml`): read, fetched and replaced.
+
+It holds no prices of its own.
+"""
 
 from __future__ import annotations
 

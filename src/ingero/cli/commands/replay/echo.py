@@ -1,4 +1,7 @@
-"""An Echo of one's own beside the replay's Fleet: what was pushed is kept, and asked for at the end over HTTP and MCP."""
+"""An Echo of one's own beside the replay's Fleet.
+
+What was pushed is kept, and asked for at the end over HTTP and MCP.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ def ask_echo(echo: LocalEcho, cluster_id: str, charged_gpu_s: float) -> dict[str
     Args:
         echo: Who is asked.
         cluster_id: The replay's cluster.
-        charged_gpu_s: What Fleet charges its culprits with in the end; Echo is given some seconds to have heard of it.
+        charged_gpu_s: What Fleet charges its culprits with in the end; Echo gets some seconds to receive it.
 
     Returns:
         Answers by tool; ``mcp_agrees``: MCP gave the same; ``cost_agrees``: the cost is what Fleet charged.
@@ -90,8 +93,8 @@ def ask_echo(echo: LocalEcho, cluster_id: str, charged_gpu_s: float) -> dict[str
 
         deadline_s = time.monotonic() + _SETTLE_S
         while charged_gpu_s and time.monotonic() < deadline_s:
-            heard = sum(row["gpu_seconds"] for row in ask("cost_by_culprit")["rows"])
-            if abs(heard - charged_gpu_s) <= _SAME * charged_gpu_s:
+            charged_s = sum(row["gpu_seconds"] for row in ask("cost_by_culprit")["rows"])
+            if abs(charged_s - charged_gpu_s) <= _SAME * charged_gpu_s:
                 break
             time.sleep(_POLL_S)
         answers = {tool: ask(tool)["rows"] for tool in _TOOLS}

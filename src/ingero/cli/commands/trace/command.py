@@ -18,8 +18,8 @@ from ingero.cli.options import CheckedCommand, with_config
 def command(context: click.Context, /, *, config: TraceConfig) -> int:
     r"""Watch every call of the CUDA runtime, driver, graphs and NCCL, and the host around them.
 
-    Needs root. Processes that start later are found within milliseconds of loading a library. A PROGRAM is run as the user
-    who called sudo, is ended when the time is over, and its exit status is not ours.
+    Needs root. Processes that start later are found within milliseconds of loading a library. A PROGRAM is run as the
+    user who called sudo, is ended when the time is over, and its exit status is not ours.
 
     \b
     Examples:

@@ -114,7 +114,8 @@ class TraceConfig:
     )
     node: str = option("This node's name.  [default: host name]", default="")
     sampling_rate: int = option(
-        "Record one call in N of the kinds that are sampled, such as launches; 0 adapts to loss and to 2000 records a second. Counts stay exact.  [default: 0]",
+        "Record one call in N of the kinds that are sampled, such as launches; 0 adapts to loss and to 2000 records a"
+        " second. Counts stay exact.  [default: 0]",
         default=0,
         type=click.IntRange(0),
     )
@@ -128,7 +129,8 @@ class TraceConfig:
         metavar="SIZE",
     )
     stack: bool | None = option(
-        "Record the native and Python stack of every recorded call, or of none.  [default: of slow, failed and unreturned calls]",
+        "Record the native and Python stack of every recorded call, or of none.  [default: of slow, failed and"
+        " unreturned calls]",
         "--stack/--no-stack",
         default=None,
     )

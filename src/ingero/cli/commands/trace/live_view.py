@@ -1,6 +1,7 @@
 """What ``ingero trace`` shows in a terminal: what is traced, the machine, and each layer's operations.
 
-Pure: text and tables from facts; `ingero.cli.commands.trace.output` draws them once a second. Made for 80 columns and up.
+Pure: text and tables from facts; `ingero.cli.commands.trace.output` draws them once a second. Made for 80 columns and
+up.
 """
 
 from __future__ import annotations
@@ -266,23 +267,26 @@ def _devices(gpus: Sequence[GpuReading]) -> Iterator[Text]:
 
 
 def count_layers(keys: Records, counts: Records) -> dict[str, dict[str, int]]:
-    """What became of the calls of each layer, as `count_coverage` tells it of all; layers without calls are left out."""
-    told = {}
+    """What became of the calls of each layer, as `count_coverage` tells it of all.
+
+    Layers without calls are left out.
+    """
+    coverage = {}
     for name, sources in _COVERED:
         mine = count_coverage(counts[np.isin(keys["source"], sources)])
         if mine["seen"]:
-            told[name] = mine
-    return told
+            coverage[name] = mine
+    return coverage
 
 
 def write_coverage(keys: Records, counts: Records) -> list[tuple[str, str]]:
     """A line per layer, each with its style: what was counted, and what of it has a row."""
     return [
-        (_write_layer(name, told), "bold red" if told["lost"] else "dim")
-        for name, told in count_layers(keys, counts).items()
+        (_write_layer(name, coverage), "bold red" if coverage["lost"] else "dim")
+        for name, coverage in count_layers(keys, counts).items()
     ]
 
 
-def _write_layer(name: str, told: dict[str, int]) -> str:
-    kept = f"{told['emitted']:,} recorded + {told['sampled']:,} sampled out + {told['lost']:,} lost"
-    return f"{name:<9} {told['seen']:,} seen = {kept}"
+def _write_layer(name: str, coverage: dict[str, int]) -> str:
+    kept = f"{coverage['emitted']:,} recorded + {coverage['sampled']:,} sampled out + {coverage['lost']:,} lost"
+    return f"{name:<9} {coverage['seen']:,} seen = {kept}"

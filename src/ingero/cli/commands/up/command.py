@@ -66,9 +66,9 @@ def command(
 ) -> int:
     r"""Run a whole cluster on this machine and see whom it names.
 
-    Hosts are network namespaces with a simulated GPU rank each. The agents' kernel probes, their pushes, the Fleet and
-    its verdicts are the real ones. Without root the ranks are plain processes that report their own calls, as nobody may
-    probe them, and it says so. Ctrl-C ends it and removes everything.
+    Hosts are network namespaces with a simulated GPU rank each. The agents' kernel probes, their pushes, the Fleet
+    and its verdicts are the real ones. Without root the ranks are plain processes that report their own calls, as
+    nobody may probe them, and it says so. Ctrl-C ends it and removes everything.
 
     Faults:
 

@@ -1,4 +1,7 @@
-"""``ingero up`` on a screen: the ranks while it runs, the verdict at the end; plain lines where there is no terminal."""
+"""``ingero up`` on a screen: the ranks while it runs, the verdict at the end.
+
+Plain lines where there is no terminal.
+"""
 
 from __future__ import annotations
 
