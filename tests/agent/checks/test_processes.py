@@ -2,32 +2,14 @@
 
 import contextlib
 import subprocess
-import sys
-from importlib.metadata import PackageNotFoundError, files
 
 import pytest
+from tests.static_runtime import build_with_static_runtime
 
 from ingero.agent.capture.kernel.perf import Mapping
 from ingero.agent.capture.probes.targets import is_library
 from ingero.agent.checks.processes import find_active
 from ingero.sim.runner import get_program
-
-PROGRAM = """
-#include <dlfcn.h>
-#include <stdio.h>
-extern int cudaMalloc(void **, unsigned long);
-__attribute__((section(".nvFatBinSegment"), used)) static int device_code[4];
-int main(int argc, char **argv)
-{
-	void *block;
-	if (!dlopen(argv[1], RTLD_NOW))
-		return 1;
-	puts("ready");
-	fflush(stdout);
-	getchar();
-	return cudaMalloc(&block, argc) == 1;
-}
-"""
 
 
 @pytest.fixture
@@ -71,24 +53,7 @@ def test_a_process_is_listed_with_its_libraries_and_their_versions(start):
 def test_a_runtime_that_is_linked_in_without_its_names_is_said_to_be_hidden(
     tmp_path, start, is_stripped
 ):
-    try:
-        (archive,) = [
-            file.locate()
-            for file in files("nvidia-cuda-runtime-cu12")
-            if file.name == "libcudart_static.a"
-        ]
-    except PackageNotFoundError:
-        pytest.skip("nvidia-cuda-runtime-cu12 is not installed")
-    source, program = tmp_path / "program.c", tmp_path / "program"
-    source.write_text(PROGRAM)
-    strip = ["-s"] if is_stripped else []
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "ziglang", "cc", *strip, str(source), str(archive)),
-            *("-ldl", "-lpthread", "-lrt", "-o", str(program)),
-        ],
-        check=True,
-    )
+    program = build_with_static_runtime(tmp_path, is_stripped=is_stripped)
     process = start(program, get_program().parent / "libcuda.so.1")
     assert process.stdout.readline() == "ready\n"
     found = find(process)

@@ -18,13 +18,20 @@ from ingero.agent.capture.discover.processes import (
     FileState,
     OpenFile,
     has_ended,
+    iter_mappings,
     open_file,
     open_mapped,
 )
 from ingero.agent.capture.file_queue import FileQueue, MappedFile, iter_mapped
 from ingero.agent.capture.kernel.perf import Mapping, PerfEvents
 from ingero.agent.capture.probes.engine import Engine
-from ingero.agent.capture.probes.targets import is_candidate, is_library, iter_targets
+from ingero.agent.capture.probes.targets import (
+    has_hidden_runtime,
+    is_candidate,
+    is_driver,
+    is_library,
+    iter_targets,
+)
 from ingero.agent.capture.stack_keeper import StackKeeper
 from ingero.errors import BadDataError, UnsupportedError
 from ingero.model.recording import Unprobed
@@ -37,6 +44,7 @@ _N_THREADS: Final = 4
 _RETRIES_NS: Final = (10 * NS_PER_MS, 50 * NS_PER_MS, 250 * NS_PER_MS, NS_PER_S, 5 * NS_PER_S)
 _REPORTED_AFTER: Final = 2  # failures: the first is usual while the loader is at work
 _PROGRAM_TRIES: Final = 3  # a program that holds nothing of ours is the rule
+_HIDDEN: Final = "it has a CUDA runtime linked in, names stripped: only the driver's calls are seen"
 _MAX_EXAMINED: Final = 65_536
 _MAX_UNPROBED: Final = 1024
 
@@ -102,6 +110,7 @@ class Discovery:
         self._lock = threading.Lock()  # what follows
         self._busy: dict[FileId, list[MappedFile]] = {}
         self._nothing: set[FileState] = set()
+        self._hidden: dict[FileState, bool] = {}
         self._unprobed: dict[tuple[int, str], Unprobed] = {}
         self._is_closed = False
         self._threads = [
@@ -220,6 +229,34 @@ class Discovery:
         if is_attached and pid != MANY and self._watch.covers(pid):
             self._stacks.examine(pid)
             self._meet(pid)
+            if is_driver(file.mapping):
+                self._report_hidden(pid)
+
+    def _report_hidden(self, pid: int) -> None:
+        """Report the files of a process that hide a CUDA runtime, which asks for the driver's library only when it starts."""
+        others = {one.path: one for one in iter_mappings(pid) if not is_library(one)}
+        for mapping in others.values():
+            try:
+                with open_mapped(mapping) as opened:
+                    is_hidden = self._ask_hidden(opened)
+            except (
+                OSError,
+                BadDataError,
+            ):  # what it is cannot be said, and nothing of it was probed before
+                continue
+            if is_hidden:
+                self._report(MappedFile(mapping), _HIDDEN)
+
+    def _ask_hidden(self, opened: OpenFile) -> bool:
+        with self._lock:
+            known = self._hidden.get(opened.state)
+        if known is None:
+            known = has_hidden_runtime(opened)
+            with self._lock:
+                if len(self._hidden) >= _MAX_EXAMINED:
+                    self._hidden.clear()
+                self._hidden[opened.state] = known
+        return known
 
     def _fail(self, file: MappedFile, reason: str) -> None:
         """There is none: try again while the process lives, and say so."""

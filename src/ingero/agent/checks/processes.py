@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ingero.agent.capture.discover.elf import ElfFile, FileBytes
 from ingero.agent.capture.discover.processes import (
     FileState,
     OpenFile,
@@ -17,14 +16,16 @@ from ingero.agent.capture.discover.processes import (
     open_mapped,
 )
 from ingero.agent.capture.kernel.perf import Mapping
-from ingero.agent.capture.probes.targets import find_target, is_candidate, is_library
+from ingero.agent.capture.probes.targets import (
+    find_target,
+    has_hidden_runtime,
+    is_candidate,
+    is_driver,
+    is_library,
+)
 from ingero.errors import BadDataError
 
 _VERSION: Final = re.compile(r"\.so\.(\d[\d.]*)$")
-_DRIVER: Final = "libcuda.so"
-_RUNTIME: Final = "libcudart"
-_DEVICE_CODE: Final = frozenset((".nv_fatbin", ".nvFatBinSegment", "__nv_relfatbin"))
-"""Sections of what nvcc compiled, which hands its device code to a CUDA runtime; they stay when names are stripped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,9 @@ def _look_at(pid: int, known: dict[tuple[str, FileState], bool]) -> ActiveProces
     if not libraries:
         return None
     hidden: list[str] = []
-    names = [library.path.rpartition("/")[2] for library in libraries]
-    if any(name.startswith(_DRIVER) for name in names):
+    if any(is_driver(mapping) for mapping in mappings):
         others = (one for one in mappings if not is_library(one))
-        hidden = [one.path for one in others if _ask("hidden", one, known, _has_hidden_runtime)]
+        hidden = [one.path for one in others if _ask("hidden", one, known, has_hidden_runtime)]
     try:
         name = Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
     except OSError:
@@ -122,12 +122,3 @@ def _ask(
 
 def _is_probed(opened: OpenFile) -> bool:
     return find_target(opened, "") is not None
-
-
-def _has_hidden_runtime(opened: OpenFile) -> bool:
-    """Whether a file has device code, asks for no runtime library, and names no function of one."""
-    elf = ElfFile(FileBytes(opened.fd))
-    if not _DEVICE_CODE & elf.find_section_names() or elf.needs_library(_RUNTIME):
-        return False
-    target = find_target(opened, "")
-    return target is None or "cudart" not in target.libraries

@@ -13,6 +13,10 @@ from ingero.agent.capture.kernel.perf import Mapping
 from ingero.agent.capture.symbols.libraries import LIBRARIES, get_cookies
 
 _NAMES: Final = ("libcudart", "libcuda.so", "libnccl", "libtorch_cuda", "libtorch_global_deps")
+_DRIVER: Final = "libcuda.so"
+_RUNTIME: Final = "libcudart"
+_DEVICE_CODE: Final = frozenset((".nv_fatbin", ".nvFatBinSegment", "__nv_relfatbin"))
+"""Sections of what nvcc compiled, which hands its device code to a CUDA runtime; they stay when names are stripped."""
 _NOT_NAMES: Final = ("libnccl-",)  # plug-ins, ours among them: NCCL calls them, nobody else does
 
 
@@ -43,6 +47,27 @@ def is_library(mapping: Mapping) -> bool:
     """Whether a mapped file has the name of a library that we probe."""
     name = mapping.path.rpartition("/")[2]
     return name.startswith(_NAMES) and not name.startswith(_NOT_NAMES)
+
+
+def is_driver(mapping: Mapping) -> bool:
+    """Whether a mapped file has the name of CUDA's driver library."""
+    return mapping.path.rpartition("/")[2].startswith(_DRIVER)
+
+
+def has_hidden_runtime(opened: OpenFile) -> bool:
+    """Whether a file has device code, asks for no runtime library, and names no function of one.
+
+    The runtime is then linked in with its names stripped: of its user only the driver's calls can be seen.
+
+    Raises:
+        BadDataError: It is no ELF file of 64 bits.
+        OSError: It cannot be read.
+    """
+    elf = ElfFile(FileBytes(opened.fd))
+    if not _DEVICE_CODE & elf.find_section_names() or elf.needs_library(_RUNTIME):
+        return False
+    target = find_target(opened, "")
+    return target is None or "cudart" not in target.libraries
 
 
 def is_candidate(mapping: Mapping) -> bool:

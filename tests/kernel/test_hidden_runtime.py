@@ -1,0 +1,45 @@
+"""A trace names the processes of which it sees the driver's calls only: their runtime is linked in, its names stripped."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tests.static_runtime import build_with_static_runtime
+
+from ingero.sim.runner import get_program
+
+pytestmark = [pytest.mark.kernel, pytest.mark.slow]
+
+
+def takewhile_through(text, lines):
+    """Lines up to the first that holds a text, and that one."""
+    for line in lines:
+        yield line
+        if text in line:
+            return
+
+
+@pytest.mark.parametrize("is_stripped", [True, False])
+def test_a_process_with_a_hidden_runtime_is_named_while_it_is_traced(tmp_path, is_stripped):
+    program = build_with_static_runtime(tmp_path, is_stripped=is_stripped)
+    driver = get_program().parent / "libcuda.so.1"
+    command = [sys.executable, "-m", "ingero", "trace", "--no-record", "--json", "--no-io"]
+    with subprocess.Popen(
+        [*command, "--", str(program), str(driver)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as tracer:
+        # It waits for its input meanwhile; what it prints goes to standard error, beside JSON.
+        seen = iter(tracer.stderr.readline, "")
+        errors = "".join(takewhile_through("names stripped" if is_stripped else "ready", seen))
+        rest, more = tracer.communicate("go\n", timeout=60)
+    errors += more
+    (coverage,) = [
+        line for line in map(json.loads, rest.splitlines()) if line["type"] == "coverage"
+    ]
+    named = [one["path"] for one in coverage["unprobed"]]
+    assert (str(program) in named) is is_stripped, errors
+    assert ("names stripped: only the driver's calls are seen" in errors) is is_stripped
