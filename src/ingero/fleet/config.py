@@ -229,7 +229,7 @@ class _Checker:
         for key in self._document.tree:
             if key not in known:
                 hint = _ABSENT_SECTIONS.get(key) or nearest(key, [str(one) for one in known])
-                self._say((key,), "unknown section", hint)
+                self._add_problem((key,), "unknown section", hint)
         for kind in ComponentKind:
             for text, settings in self._section(kind):
                 self._check_component(kind, text, settings)
@@ -237,7 +237,7 @@ class _Checker:
         if service is None:
             return None
         if not service.pipelines:
-            self._say(("service", "pipelines"), "there is none", "nothing would run")
+            self._add_problem(("service", "pipelines"), "there is none", "nothing would run")
         extensions = self._resolve(
             ComponentKind.EXTENSION, service.extensions, ("service", "extensions")
         )
@@ -275,32 +275,32 @@ class _Checker:
             *find_shared_ports(used, service.telemetry.metrics.endpoints),
         ]
         for problem in found:
-            self._say(problem.at, problem.message, problem.hint)
+            self._add_problem(problem.at, problem.message, problem.hint)
 
     def _section(self, kind: ComponentKind) -> Iterator[tuple[str, object]]:
         section = self._document.section(kind)
         if isinstance(section, Mapping):
             yield from section.items()
         elif section is not None:
-            self._say((kind.value,), "is not a mapping of components")
+            self._add_problem((kind.value,), "is not a mapping of components")
 
     def _check_component(self, kind: ComponentKind, text: str, settings: object) -> None:
         at = (kind.value, text)
         component = parse_id(text)
         if component is None:
-            self._say(at, "is not a component id", "write type or type/name")
+            self._add_problem(at, "is not a component id", "write type or type/name")
             return
         self._settings[kind, component] = None
         factory = self._factories.get((kind, component.type))
         if factory is None:
             types = sorted(one for of, one in self._factories if of is kind)
-            self._say(
+            self._add_problem(
                 at,
                 f"unknown {kind.value[:-1]} type {component.type!r}",
                 nearest(component.type, types),
             )
         elif settings is not None and not isinstance(settings, Mapping):
-            self._say(at, "is not a mapping of settings")
+            self._add_problem(at, "is not a mapping of settings")
         else:
             model, problems = check_model(
                 factory.config, settings, at=at, lines=self._document.lines
@@ -311,7 +311,7 @@ class _Checker:
     def _check_service(self) -> ServiceConfig | None:
         raw = self._document.section("service")
         if not isinstance(raw, Mapping):
-            self._say(("service",), "is required", "it names the pipelines to run")
+            self._add_problem(("service",), "is required", "it names the pipelines to run")
             return None
         service, problems = check_model(
             ServiceConfig, raw, at=("service",), lines=self._document.lines
@@ -323,7 +323,7 @@ class _Checker:
         at: Path = ("service", "pipelines", text)
         kind, _, name = text.partition("/")
         if kind not in [*Signal]:
-            self._say(at, f"{kind!r} is not a signal", nearest(kind, [*Signal]))
+            self._add_problem(at, f"{kind!r} is not a signal", nearest(kind, [*Signal]))
             return None
         signal = Signal(kind)
         members = {
@@ -332,7 +332,7 @@ class _Checker:
         }
         for of, components in members.items():
             if of is not ComponentKind.PROCESSOR and not getattr(raw, of.value):
-                self._say(at, f"has no {of.value}", "a pipeline needs at least one")
+                self._add_problem(at, f"has no {of.value}", "a pipeline needs at least one")
             for component in components:
                 self._check_signal(of, component, signal, (*at, of.value))
         return Pipeline(
@@ -352,11 +352,11 @@ class _Checker:
             where = (*at, index)
             if component is None or (kind, component) not in self._settings:
                 defined = [str(one) for of, one in self._settings if of is kind]
-                self._say(
+                self._add_problem(
                     where, f"{text!r} is not defined under {kind.value}", nearest(text, defined)
                 )
             elif component in found:
-                self._say(where, f"{text!r} stands twice in this list")
+                self._add_problem(where, f"{text!r} stands twice in this list")
             else:
                 found.append(component)
         return tuple(found)
@@ -367,7 +367,9 @@ class _Checker:
         factory = self._factories.get((kind, component.type))
         if factory is not None and signal not in factory.signals:
             can = ", ".join(sorted(factory.signals))
-            self._say(at, f"{component} cannot be in a {signal} pipeline", f"it takes {can}")
+            self._add_problem(
+                at, f"{component} cannot be in a {signal} pipeline", f"it takes {can}"
+            )
 
     def _warn_unused(
         self, pipelines: Sequence[Pipeline], extensions: Sequence[ComponentId]
@@ -382,7 +384,7 @@ class _Checker:
                     )
                 )
 
-    def _say(self, at: Path, message: str, hint: str = "") -> None:
+    def _add_problem(self, at: Path, message: str, hint: str = "") -> None:
         line = find_line(at, self._document.lines)
         self.problems.append(ConfigProblem(dotted(at), message, line, hint))
 
