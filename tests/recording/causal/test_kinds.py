@@ -1,4 +1,4 @@
-"""The kinds of recordings that exist, with other numbers: jitter, counts, sizes and culprits that no rule was tuned to."""
+"""The kinds of recordings that exist, with jitter, counts, sizes and culprits that no rule was tuned to."""
 
 import numpy as np
 import pytest
@@ -112,7 +112,7 @@ def test_switches_inside_many_launches_are_contention():
 def reading_job(
     seed, requests, *, node="gpu-node-01", op=IoOp.READ, reason=OffCpuReason.UNKNOWN, gpu=False
 ):
-    """A thread whose disk requests and off-CPU spans alternate one to one; `requests` is (number, ms each, ms between)."""
+    """A thread whose disk requests and off-CPU spans alternate; `requests` is (number, ms each, ms between)."""
     n_requests, each_ms, between_ms = requests
     rng = np.random.default_rng(seed)
     built = RecordingBuilder(node).name(1887, "python3")

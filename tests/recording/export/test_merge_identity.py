@@ -1,4 +1,4 @@
-"""Merging keeps every row once: in any order of the files, with repeats, step by step, and whatever numbers the rows have."""
+"""Merging keeps every row once: in any order of the files, with repeats, step by step, with any row numbers."""
 
 import itertools
 import shutil

@@ -126,7 +126,7 @@ class Process:
 
     @property
     def worth_ns(self) -> int:
-        """Lost time below which a slowdown is not worth an incident: a twentieth of what was watched, at most a second."""
+        """Lost time below which a slowdown is no incident: a twentieth of what was watched, at most a second."""
         return min(self.watched_ns // 20, NS_PER_S)
 
     @property
@@ -237,7 +237,7 @@ class Evidence:
 
     @cached_property
     def cgroups(self) -> dict[tuple[int, int], int]:
-        """Cgroup of each process whose rows say one, by (node, pid); that of its last row. 1 is the root and says nothing."""
+        """Cgroup of each process by (node, pid), from its last row that says one; 1 is the root and says nothing."""
         events = self.recording.events
         known = events[events["cgroup_id"] > 1]
         keys = known["node"].astype(np.int64) << _TID_BITS | known["pid"]

@@ -1,8 +1,8 @@
 """Several recordings in one file, each row with its node.
 
 Every table is copied and every count added. A recording is known by the identity that its writer gave it
-(`ingero.recording.store.identity`), so a file that is given twice, or that is in another one already, adds nothing, while equal row
-numbers of different recordings are different rows. What cannot be told apart is refused.
+(`ingero.recording.store.identity`), so a file that is given twice, or that is in another one already, adds nothing,
+while equal row numbers of different recordings are different rows. What cannot be told apart is refused.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def merge_recordings(
 
     Raises:
         StoreError: A source cannot be read, or the output exists, is being recorded into or cannot be written.
-        BadDataError: A source's rows carry no node and `force_node` is empty, or sources hold the same recording in part.
+        BadDataError: A source's rows carry no node and `force_node` is empty, or sources hold the same recording in
+            part.
     """
     _check_output(sources, output, is_replaced=is_replaced)
     looked_at = {path: _look_at(path, force_node) for path in dict.fromkeys(sources)}

@@ -66,8 +66,8 @@ def plan_merge(sources: Sequence[MergeSource]) -> Plan:
     """Put every recording into one group; the answer is the same in any order of the files.
 
     Raises:
-        BadDataError: Two merged files share a part of their recordings, or hold one in different states: what is counted twice
-            could not be told from what is not.
+        BadDataError: Two merged files share a part of their recordings, or hold one in different states: what is
+            counted twice could not be told from what is not.
     """
     groups: list[MergeGroup] = []
     repeated: list[MergeSource] = []

@@ -158,7 +158,7 @@ def _chains(asked: Asked) -> dict[str, Any]:
 
 
 def _reservations(asked: Asked) -> dict[str, Any]:
-    """What a list of incidents, above all an empty one, does not say: rules without an answer, rows that are missing."""
+    """What a list of incidents does not say: rules without an answer, rows that are missing."""
     explained, recording = asked.context.explain(asked.wanted), asked.context.load(asked.wanted)
     return {
         "undecided": looked_answer(explained).unknown,

@@ -3,8 +3,8 @@
 The last rank to arrive spends the least time inside, because the others wait for it there. That holds for calls that
 block; where calls only enqueue, the times say nothing and `is_blocking` is false.
 
-The exact counts of a recording do not tell communicators apart, so these numbers are of rows, and say which share of the
-calls has one. Where some have none, only operations with a row of every rank say who came last.
+The exact counts of a recording do not tell communicators apart, so these numbers are of rows, and say which share of
+the calls has one. Where some have none, only operations with a row of every rank say who came last.
 """
 
 from __future__ import annotations

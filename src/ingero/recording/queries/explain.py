@@ -34,7 +34,7 @@ _MAX_ANNOTATIONS: Final = 20
 
 
 class ExplainAnswer(msgspec.Struct, frozen=True):
-    """Incidents, worst first, what could not be decided, what was looked at, and libraries whose calls are missing from it."""
+    """Incidents, worst first; what could not be decided, what was looked at, libraries whose calls are missing."""
 
     incidents: list[IncidentAnswer]
     unknown: list[UnknownAnswer]
@@ -117,7 +117,7 @@ class AskedNode(msgspec.Struct, frozen=True):
 
 
 class NodesAnswer(msgspec.Struct, frozen=True):
-    """Incidents of several nodes, worst first, which of the nodes they are from, and libraries whose calls are missing."""
+    """Incidents of several nodes, worst first, the nodes they are from, and libraries whose calls are missing."""
 
     incidents: list[IncidentAnswer]
     unknown: list[UnknownAnswer]

@@ -209,7 +209,7 @@ def looked_answer(explained: Explanation) -> LookedAnswer:
 
 
 def nothing_found(explained: Explanation) -> str:
-    """What it means that there is no incident: which rules looked, which could not tell, which had nothing to look at."""
+    """What no incident means: which rules looked, which could not tell, which had nothing to look at."""
     looked = looked_answer(explained)
     parts = [f"{len(looked.judged)} rules looked and found nothing"]
     if looked.unknown:

@@ -162,7 +162,7 @@ def _read_frames(context: RecordingFile, hashes: set[int]) -> dict[int, list[str
 
 
 def _grouped(context: RecordingFile, args: StacksArgs) -> list[tuple[Any, ...]]:
-    """(hash, source, op, rows, mean, least, most, calls, weighted time), most rows first; sums are floats: no overflow."""
+    """(hash, source, op, rows, mean, least, most, calls, weighted time), most rows first; no sum overflows."""
     where, parameters = _condition(context, args, "timestamp")
     where = f"stack_hash <> 0 AND {where}"
     with open_recording(context.path) as connection, store_errors(context.path):

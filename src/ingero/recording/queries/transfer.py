@@ -1,6 +1,7 @@
 """Part of a recording from one program to another, and several parts as one recording.
 
-The rows travel as this version's own arrays, so both ends must lay them out alike; the layout is sent along and checked.
+The rows travel as this version's own arrays, so both ends must lay them out alike; the layout is sent along and
+checked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The file that a writer appends to, as its one thread sees it: rows and counts in transactions, and what a full disk left out.
+"""The file that a writer appends to, as its one thread sees it: transactions, and what a full disk left out.
 
-What ``coverage`` and the aggregates call *stored* is counted here from rows that were committed, so the numbers cannot drift from
-the rows.
+What ``coverage`` and the aggregates call *stored* is counted here from rows that were committed, so the numbers cannot
+drift from the rows.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class RecordingAppender:
         ranks: Places in the job that later rows are stamped with, by pid.
 
     Raises:
-        StoreError: The file cannot be opened for writing, somebody else writes to it, it is no recording, or another version of
-            the schema wrote it.
+        StoreError: The file cannot be opened for writing, somebody else writes to it, it is no recording, or another
+            version of the schema wrote it.
     """
 
     def __init__(

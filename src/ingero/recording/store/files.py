@@ -24,7 +24,7 @@ _NOT_OURS: Final = (
 
 @contextmanager
 def store_errors(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into `StoreError` with the file's name; those about a damaged schema may not even be text."""
+    """Turn SQLite's errors into `StoreError` with the file's name; those of a damaged schema may not be text."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -40,8 +40,8 @@ def store_errors(path: Path) -> Iterator[None]:
 def check_header(path: Path) -> None:
     """Refuse what is not a whole SQLite file, from its first 100 bytes and its size.
 
-    Pages that are missing at the end may be in a write-ahead log, where a full disk kept them from being folded in: with one, the
-    size says nothing.
+    Pages that are missing at the end may be in a write-ahead log, where a full disk kept them from being folded in:
+    with one, the size says nothing.
 
     Source: SQLite file format, "The Database Header" (page size at 16, page count at 28, change counters at 24 and 92).
 
@@ -89,9 +89,10 @@ def _has_log(path: Path) -> bool:
 def _choose_uri(path: Path) -> str:
     """The SQLite URI that reads a file and touches nothing.
 
-    Without a write-ahead log the file is opened as immutable, which keeps SQLite from making ``-wal`` and ``-shm`` files.
-    With the log of a living writer it is opened through that writer's ``-shm``. A log that was left behind or copied along has
-    none: SQLite would have to make one, unless it may hold that index in memory, which it does without locks (`_connect`).
+    Without a write-ahead log the file is opened as immutable, which keeps SQLite from making ``-wal`` and ``-shm``
+    files. With the log of a living writer it is opened through that writer's ``-shm``. A log that was left behind or
+    copied along has none: SQLite would have to make one, unless it may hold that index in memory, which it does
+    without locks (`_connect`).
     """
     if not _has_log(path):
         return _uri(path, "mode=ro&immutable=1")

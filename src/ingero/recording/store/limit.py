@@ -23,8 +23,8 @@ class SizeLimits:
 
     Attributes:
         database_bytes: Above this the oldest rows go; 0 for no limit.
-        log_bytes: The log is folded into the file above this. It may be twice as long for a moment, and longer while somebody
-            reads an old state.
+        log_bytes: The log is folded into the file above this. It may be twice as long for a moment, and longer while
+            somebody reads an old state.
         chunk_rows: Rows of one transaction.
     """
 

@@ -1,8 +1,8 @@
 """One writer per recording: a lock for the writer's life, and room kept on the disk for its last words.
 
-The lock is on a file of its own beside the recording (``<name>.lock``), because the recording is renamed when it is set aside.
-The kernel drops it when the process ends in any way. The file also occupies `RESERVE_BYTES`, which are given back when the
-disk is full, so that what was lost can still be written down.
+The lock is on a file of its own beside the recording (``<name>.lock``), because the recording is renamed when it is set
+aside. The kernel drops it when the process ends in any way. The file also occupies `RESERVE_BYTES`, which are given
+back when the disk is full, so that what was lost can still be written down.
 """
 
 from __future__ import annotations

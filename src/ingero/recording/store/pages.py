@@ -1,7 +1,7 @@
 """Integers out of SQLite as arrays, without a Python object for each.
 
-SQLite gathers the chosen rows in a table in memory and hands over that table's pages; NumPy takes them apart. Only pages
-that this process's own SQLite has just written are read so, never those of a file that somebody gave.
+SQLite gathers the chosen rows in a table in memory and hands over that table's pages; NumPy takes them apart. Only
+pages that this process's own SQLite has just written are read so, never those of a file that somebody gave.
 
 Source of the layout: SQLite "Database File Format", sections 1.6 (b-tree pages) and 2.1 (record format).
 """

@@ -19,7 +19,8 @@ _ASIDE: Final = re.compile(r"\.\d{8}T\d{6}(\.\d{9})?Z-[0-9a-f]{8}\.db")
 def create_private(path: Path, owner: tuple[int, int] | None = None) -> None:
     """Make an empty file that only its owner reads, unless it is there.
 
-    SQLite gives its side files the same mode and, as root, the same owner, so the owner must be right before it opens the file.
+    SQLite gives its side files the same mode and, as root, the same owner, so the owner must be right before it opens
+    the file.
 
     Args:
         path: The file.

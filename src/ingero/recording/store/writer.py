@@ -1,8 +1,8 @@
 """Writing a recording: batches of arrays in, one thread that owns the file.
 
 ``put_*`` never blocks and never raises for a full queue or a full disk: tracing goes on, events that could not be kept
-are counted as ``lost`` in the ``coverage`` table, and in ``unwritten`` by operation and cause. Counts and names are small,
-so they wait until the disk takes them.
+are counted as ``lost`` in the ``coverage`` table, and in ``unwritten`` by operation and cause. Counts and names are
+small, so they wait until the disk takes them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class WriterThread:
         owner: User and group that new files are given to; None leaves the process's own.
 
     Raises:
-        StoreError: The file cannot be opened for writing, somebody else writes to it, it is no recording, or another version of
-            the schema wrote it.
+        StoreError: The file cannot be opened for writing, somebody else writes to it, it is no recording, or another
+            version of the schema wrote it.
     """
 
     def __init__(
@@ -156,7 +156,8 @@ class WriterThread:
 class RecordingWriter(WriterThread):
     """The one writer of a recording: what can be put into it.
 
-    Every ``put_*`` may be called from any thread. Rows become visible to readers within ``linger_s`` (`flush` waits for less).
+    Every ``put_*`` may be called from any thread. Rows become visible to readers within ``linger_s`` (`flush` waits for
+    less).
     """
 
     def put_aggregates(self, aggregates: Records) -> None:

@@ -59,4 +59,4 @@ RULES: Final[tuple[Rule, ...]] = (
     unfinished.call_in_flight,
     steps.step_time_changed,
 )
-"""In the order in which they look. Adding one: source, a line here, a firing and a healthy recording, a line in the guide."""
+"""In the order in which they look. Adding one: source, a line here, two recordings, a line in the guide."""

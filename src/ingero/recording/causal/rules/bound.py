@@ -1,4 +1,4 @@
-"""What a process spends its time on when nothing disturbs it: copying, waiting in tiny steps, launching tiny kernels."""
+"""What an undisturbed process spends its time on: copying, waiting in tiny steps, launching tiny kernels."""
 
 from __future__ import annotations
 

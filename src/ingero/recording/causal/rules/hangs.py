@@ -81,7 +81,7 @@ def _find_hangs(evidence: Evidence) -> list[Finding]:
 
 
 def find_hung(evidence: Evidence) -> dict[tuple[int, int], int]:
-    """When each member of a communicator that hangs began to, Unix ns, by (node, pid): waiting is no problem of its own."""
+    """When each member of a hung communicator began to wait, Unix ns, by (node, pid): no problem of its own."""
     found = _find_hangs(evidence)
     return {(one.node, one.pid): hang.span_ns[0] for hang in found for one in hang.others}
 

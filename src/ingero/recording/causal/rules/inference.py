@@ -1,4 +1,4 @@
-"""A process that answers requests token by token: its prefill and decode steps against their own baselines, and its cache.
+"""A process that answers requests token by token: prefill and decode steps against their baselines, and its cache.
 
 A step runs from the first call after a wait to the end of the next one. A process serves when most steps bring a few
 bytes back (the token), and a minority is longer and of another shape (the prompt).

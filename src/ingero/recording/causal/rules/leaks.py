@@ -1,7 +1,7 @@
 """Device memory that grows to the end and is not given back.
 
-Where every allocation and every free has a row, by pointer: what is held, and when it was taken. Where rows are missing,
-by the bytes that the recorder counted in each minute, which need no rows.
+Where every allocation and every free has a row, by pointer: what is held, and when it was taken. Where rows are
+missing, by the bytes that the recorder counted in each minute, which need no rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FIX: Final = (
 
 
 def pair_memory(evidence: Evidence, rows: EventRows) -> IntArray:
-    """For each allocation the position of the free of its pointer, for each free that of its allocation; -1 for none."""
+    """Position of the free of each allocation, and of the allocation of each free, by pointer; -1 for none."""
     is_alloc = rows.kinds == OpKind.ALLOC
     pointers = np.where(is_alloc, evidence.column("arg1", rows), evidence.column("arg0", rows))
     order = np.lexsort((rows.starts, pointers))

@@ -81,7 +81,7 @@ def tcp_retransmits(evidence: Evidence) -> list[Finding]:
 
 
 def _on_path(evidence: Evidence, one: _Transfers) -> EventRows:
-    """Retransmits that can be of these collectives: on a member's node, of no other process, on the loopback only of a member."""
+    """Retransmits of these collectives: on a member's node, of no other process, on loopback only of a member."""
     sent_again = evidence.rows.of(OpKind.RETRANSMIT)
     nodes = sorted({process.node for process in one.group.processes})
     is_member = np.isin(evidence.column("node", sent_again), nodes)

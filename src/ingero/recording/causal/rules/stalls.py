@@ -1,7 +1,7 @@
 """The thread that feeds the GPU is kept from running: by another task, a quota, the disk, the memory.
 
-One search for all of them. A stall is reported over the episode in which it is dense, its lost time is the slow calls it
-overlaps and the waits between calls, and the share is what overlap shows.
+One search for all of them. A stall is reported over the episode in which it is dense, its lost time is the slow calls
+it overlaps and the waits between calls, and the share is what overlap shows.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Steps are told by what the busiest thread waits for again and again: the synchronising call, blocking copy or collective
 that it makes most often. Blocks of five steps are ranked, and the split at which the ranks differ most is tested
-(Mann and Whitney 1947, with Bonferroni's correction for the choice of the split): a series whose blocks are exchangeable
-is split with a probability below `_FALSE_ALARMS`. A split counts only when both sides last, when the later median
-is a quarter longer, and when the loss is worth an incident.
+(Mann and Whitney 1947, with Bonferroni's correction for the choice of the split): a series whose blocks are
+exchangeable is split with a probability below `_FALSE_ALARMS`. A split counts only when both sides last, when the later
+median is a quarter longer, and when the loss is worth an incident.
 """
 
 from __future__ import annotations
