@@ -23,6 +23,7 @@ from ingero.agent.capture.gpu.nvml import Nvml
 from ingero.agent.capture.kernel._libbpf import get_libbpf
 from ingero.agent.capture.kernel.capabilities import Capability, read_capabilities
 from ingero.agent.capture.kernel.features import describe_kernel
+from ingero.agent.capture.kernel.maps import count_possible_cpus
 from ingero.agent.capture.kernel.objects import find_object
 from ingero.agent.capture.kernel.perf import PerfEvents
 from ingero.agent.capture.privileges import Duties, check_privileges, drop_privileges
@@ -173,9 +174,15 @@ def _check_engine() -> Check:
     try:
         with Engine(EngineSettings(host_probes=())) as engine:
             mode = engine.mode
+            held = sum(one.read_memory() for one in engine.maps.values())
+            growth = engine.maps["counts"].growth_bytes
     except UnsupportedError as error:
         return _missing("probe engine", error, "calls of CUDA and NCCL are not seen", required=True)
-    return _there("probe engine", f"the kernel takes it; mode: {mode}", required=True)
+    memory = (
+        f"maps and rings take {format_size(held)}, and {format_size(growth)} more for each operation"
+        f" of each process ({count_possible_cpus()} possible processors)"
+    )
+    return _there("probe engine", f"the kernel takes it; mode: {mode}; {memory}", required=True)
 
 
 def _check_mappings(events: PerfEvents) -> Check:

@@ -44,6 +44,17 @@ class BpfMap:
         self.n_values = count_possible_cpus() if map_type in PERCPU_TYPES else 1
         self.entry_bytes = -(-self.value_bytes // 8) * 8 if self.n_values > 1 else self.value_bytes
 
+    def read_memory(self) -> int:
+        """Bytes that the kernel holds for it now; ``memlock`` of fdinfo, which Linux before 6.4 does not fill for every type."""
+        text = Path(f"/proc/self/fdinfo/{self.fd}").read_text(encoding="ascii")
+        fields = (line.partition(":") for line in text.splitlines())
+        return next((int(value) for name, _, value in fields if name == "memlock"), 0)
+
+    @property
+    def growth_bytes(self) -> int:
+        """Bytes that one further entry takes, of all processors together."""
+        return self.key_bytes + self.entry_bytes * self.n_values
+
     def update(self, key: bytes, value: bytes) -> None:
         """Write one entry."""
         syscalls.update(self.fd, key, value)
