@@ -6,6 +6,7 @@ The one place that turns it into one of our errors.
 from __future__ import annotations
 
 import errno
+import select
 import sys
 from typing import Final
 
@@ -43,11 +44,23 @@ def is_interrupt(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt)
 
 
-def is_broken_pipe(error: BaseException) -> bool:
-    """Whether the reader of our output went away, also inside a group."""
+def is_closed_output(error: BaseException, fd: int) -> bool:
+    """Whether a command failed because the reader of its output went away.
+
+    A broken pipe or connection to anything else is an error as any other.
+
+    Args:
+        error: What the command raised; a group counts when one of it does.
+        fd: Where the output goes.
+    """
     if isinstance(error, BaseExceptionGroup):
-        return any(is_broken_pipe(one) for one in error.exceptions)
-    return isinstance(error, BrokenPipeError)
+        return any(is_closed_output(one, fd) for one in error.exceptions)
+    if not isinstance(error, BrokenPipeError):
+        return False
+    output = select.poll()
+    output.register(fd, select.POLLOUT)
+    # poll(2): POLLERR is set for the writing end of a pipe whose reading end has been closed.
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in output.poll(0))
 
 
 def _os_error(error: OSError) -> IngeroError:

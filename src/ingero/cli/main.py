@@ -15,7 +15,7 @@ import click
 
 from ingero import __version__
 from ingero.cli.arguments import modernise
-from ingero.cli.boundary import find_error, is_broken_pipe, is_interrupt
+from ingero.cli.boundary import find_error, is_closed_output, is_interrupt
 from ingero.cli.commands import (
     annotate,
     check,
@@ -66,6 +66,7 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     version.command,
 )
 """Every verb of ``ingero``, in the order that ``--help`` lists them."""
+_STDOUT: Final = 1
 
 
 @click.group(
@@ -102,7 +103,7 @@ def run_program(program: click.Command, args: Sequence[str] | None = None) -> in
             raise
         return 0  # click swaps the stream when the reader closed the pipe
     except (Exception, BaseExceptionGroup, KeyboardInterrupt) as error:
-        if is_broken_pipe(error):
+        if is_closed_output(error, _STDOUT):
             _discard_output()
             return 0
         if is_interrupt(error):

@@ -1,0 +1,44 @@
+"""Which failures of a command mean that nobody reads its output any more."""
+
+import os
+import socket
+
+import pytest
+
+from ingero.cli.boundary import find_error, is_closed_output
+
+
+@pytest.fixture
+def pipe():
+    """Both ends of a pipe: to read, to write."""
+    fds = list(os.pipe())
+    yield fds
+    for fd in fds:
+        if fd >= 0:
+            os.close(fd)
+
+
+def fail_to_send():
+    """What a connection to a server that went away raises."""
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours, pytest.raises(BrokenPipeError) as raised:
+        ours.send(b"x")
+    return raised.value
+
+
+def test_a_broken_connection_is_an_error_as_long_as_somebody_reads_the_output(pipe):
+    error = fail_to_send()
+    assert not is_closed_output(error, pipe[1])
+    assert not is_closed_output(ExceptionGroup("tasks", [error]), pipe[1])
+    assert "Broken pipe" in find_error(error).message
+
+
+def test_an_output_without_a_reader_is_no_error(pipe):
+    os.close(pipe[0])
+    pipe[0] = -1
+    with pytest.raises(BrokenPipeError) as raised:
+        os.write(pipe[1], b"x")
+    assert is_closed_output(raised.value, pipe[1])
+    assert is_closed_output(ExceptionGroup("tasks", [raised.value]), pipe[1])
+    assert not is_closed_output(OSError("another"), pipe[1])
