@@ -1,7 +1,7 @@
 """The audit log: a line for each request, with the digest of its bearer and never the token.
 
-Logger ``ingero.echo.audit``. As ``json`` the values are keys of the log line; as ``console`` they follow the name of the
-event as ``key=value``.
+Logger ``ingero.echo.audit``. As ``json`` the values are keys of the log line; as ``console`` they follow the name of
+the event as ``key=value``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """uvicorn's HTTP/1.1 protocol with limits of its own: how many connections, how long a head, how slow a reader.
 
-uvicorn bounds none of them: a client that sends half a head, or nothing, or never reads its answer, keeps its descriptor
-for ever. A body's time is the application's to bound.
+uvicorn bounds none of them: a client that sends half a head, or nothing, or never reads its answer, keeps its
+descriptor for ever. A body's time is the application's to bound.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How a program tells its supervisor that it is ready, and where it listens: one JSON line on an inherited descriptor.
 
-`INGERO_READY_FD` names the descriptor, as s6's ``notification-fd`` or systemd's ``NOTIFY_SOCKET`` name theirs. The line is
-``{"program": "ingero-fleet", "pid": 17, "listens": {"receivers.otlp http": "127.0.0.1:4318", …}}``. A Fleet that has reloaded
-its configuration writes another.
+`INGERO_READY_FD` names the descriptor, as s6's ``notification-fd`` or systemd's ``NOTIFY_SOCKET`` name theirs. The
+line is ``{"program": "ingero-fleet", "pid": 17, "listens": {"receivers.otlp http": "127.0.0.1:4318", …}}``. A Fleet
+that has reloaded its configuration writes another.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A `MeterRegistry` as Prometheus or OpenMetrics text.
 
-Families are those of ``prometheus_client``, whose own counters are not used: they take a lock for each addition. OpenMetrics
-is written by it; text by `encode_text`, because the library writes whole numbers as ``2000.0`` and ``1.048576e+08``.
+Families are those of ``prometheus_client``, whose own counters are not used: they take a lock for each addition.
+OpenMetrics is written by it; text by `encode_text`, because the library writes whole numbers as ``2000.0`` and
+``1.048576e+08``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Log lines of a service: one line of text or one JSON object each, on standard error.
 
-Events are rare by design: what happens per record is a counter, never a line. A record may carry values in its attribute
-``fields`` (``extra={"fields": {...}}``): keys of the object, or ``key=value`` after the message.
+Events are rare by design: what happens per record is a counter, never a line. A record may carry values in its
+attribute ``fields`` (``extra={"fields": {...}}``): keys of the object, or ``key=value`` after the message.
 """
 
 from __future__ import annotations

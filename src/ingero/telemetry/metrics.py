@@ -1,7 +1,7 @@
 """Counters, gauges and histograms that many threads write without a lock and one scraper reads.
 
-A thread adds to a cell that only it writes, so an addition is a dictionary lookup and no increment is lost; reading sums
-the cells. Knows how to store numbers; `ingero.telemetry.exposition` knows how to show them.
+A thread adds to a cell that only it writes, so an addition is a dictionary lookup and no increment is lost; reading
+sums the cells. Knows how to store numbers; `ingero.telemetry.exposition` knows how to show them.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from ingero.errors import ConfigError, ConfigProblem
+from ingero.errors import ConfigProblem
 
 
 def check_tls_files(
@@ -34,19 +34,6 @@ def check_tls_files(
             problem = _check_file(file, is_key=option == options[2] and not allows_loose_key)
             problems += [ConfigProblem(option, problem)] if problem else []
     return problems
-
-
-def require_tls_files(
-    files: tuple[str, str, str], *, is_insecure: bool, allows_loose_key: bool
-) -> None:
-    """Raise what `check_tls_files` finds.
-
-    Raises:
-        ConfigError: Lists every problem.
-    """
-    problems = check_tls_files(files, is_insecure=is_insecure, allows_loose_key=allows_loose_key)
-    if problems:
-        raise ConfigError(problems)
 
 
 def _check_file(file: str, *, is_key: bool) -> str:

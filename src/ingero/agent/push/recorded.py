@@ -1,8 +1,8 @@
 """Readings from the recording that `ingero trace` writes meanwhile, for an agent that may not probe itself.
 
-The recording's exact counts grow by the minute's bucket while they are counted, so two looks tell what came between them. What
-it cannot tell is absent: a recording that nobody writes to is no reading, free GPU memory is not in it, and neither is what
-hangs.
+The recording's exact counts grow by the minute's bucket while they are counted, so two looks tell what came between
+them. What it cannot tell is absent: a recording that nobody writes to is no reading, free GPU memory is not in it,
+and neither is what hangs.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ def _read_finished(
 ) -> _Finished | None:
     """What the existing agent counted in its last whole buckets; None when nobody writes any more.
 
-    It notes no clock but takes a snapshot each second, and writes a bucket, of five seconds or else of a minute, once it is over.
+    It notes no clock but takes a snapshot each second, and writes a bucket, of five seconds or else of a minute, once
+    it is over.
     """
     if not table_columns(connection, "system_snapshots"):
         return None

@@ -1,7 +1,7 @@
 """``otlp``: OTLP over gRPC to another collector or store.
 
-Source: opentelemetry-collector ``exporter/otlpexporter`` (key names). grpcio cannot skip the check of a server's certificate,
-so ``insecure_skip_verify`` is refused here; certificates are read at start.
+Source: opentelemetry-collector ``exporter/otlpexporter`` (key names). grpcio cannot skip the check of a server's
+certificate, so ``insecure_skip_verify`` is refused here; certificates are read at start.
 """
 
 from __future__ import annotations

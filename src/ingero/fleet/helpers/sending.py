@@ -1,9 +1,10 @@
 """A sending queue with retries in front of anything that delivers batches.
 
-Key names, defaults and meaning are those of the Collector's ``exporterhelper``; a queue on disk is missing. Batches wait
-in memory and are sent by threads. When the queue is full the batch is refused as retryable. A destination that is only slow makes its pushers
-wait: `Sender.find_refusal` says so before any other exporter takes the batch. One that took nothing for `PATIENCE_NS` holds up nobody: what
-others take meanwhile is lost for it (`ingero.fleet.graph.FanOut`).
+Key names, defaults and meaning are those of the Collector's ``exporterhelper``; a queue on disk is missing. Batches
+wait in memory and are sent by threads. When the queue is full the batch is refused as retryable. A destination that
+is only slow makes its pushers wait: `Sender.find_refusal` says so before any other exporter takes the batch. One that
+took nothing for `PATIENCE_NS` holds up nobody: what others take meanwhile is lost for it
+(`ingero.fleet.graph.FanOut`).
 
 Lossy: every item that is not delivered is in ``otelcol_exporter_send_failed_*`` (refused for good, retries ran out, or
 left over at the end) or ``otelcol_exporter_enqueue_failed_*`` (the queue was full while others took the batch).
@@ -411,8 +412,8 @@ class Sender:
     async def stop(self) -> None:
         """Wait until everything waiting is settled, or a reload will take it over.
 
-        While the service ends, what the destination does not take for now is tried again until the service cancels this wait (its
-        ``shutdown_timeout``); the rest is then counted as lost.
+        While the service ends, what the destination does not take for now is tried again until the service cancels
+        this wait (its ``shutdown_timeout``); the rest is then counted as lost.
         """
         threads = self._threads
         if threads is None:

@@ -1,7 +1,7 @@
 """What became of one request: `SendReply`, and how it is read from statuses, headers and bodies.
 
-Sources: OTLP specification 1.x, "OTLP/HTTP Response" and "OTLP/gRPC Response" (what is worth another try), "Partial Success"
-(the request is not to be sent again); RFC 9110 section 10.2.3 (``Retry-After``).
+Sources: OTLP specification 1.x, "OTLP/HTTP Response" and "OTLP/gRPC Response" (what is worth another try), "Partial
+Success" (the request is not to be sent again); RFC 9110 section 10.2.3 (``Retry-After``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """OTLP export requests: decode, read, build, merge, encode.
 
-`Export` is one request in the encoding it came in; `iter_points` and `iter_log_rows` give rows to exporters; `build_metrics` and its neighbours make requests. Nothing
-here opens a socket or reads a clock.
+`Export` is one request in the encoding it came in; `iter_points` and `iter_log_rows` give rows to exporters;
+`build_metrics` and its neighbours make requests. Nothing here opens a socket or reads a clock.
 """
 
 from ingero.otlp.codec.build import (

@@ -126,8 +126,8 @@ class Export:
     def metrics(self) -> list[ResourceEntry]:
         """The metrics of a metrics export by resource, found once for everyone who walks them.
 
-        Reaching into a upb message costs more than what is read there, so whoever only needs some metrics by name, their
-        kind or their number starts here.
+        Reaching into a upb message costs more than what is read there, so whoever only needs some metrics by name,
+        their kind or their number starts here.
         """
         if self._metrics is None:
             list_metrics = _list_messages if self._message is not None else _list_trees

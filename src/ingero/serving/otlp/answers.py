@@ -123,8 +123,8 @@ TAKEN_PROTOBUF: Final = b""
 def encode_answer(answer: OtlpAnswer, signal: Signal, *, is_json: bool) -> bytes:
     """The body of an answer over HTTP, or the message of one over gRPC that was taken.
 
-    Source: OTLP specification 1.x, "Partial Success" (a warning has no rejected items and a message) and "Failures" (the
-    body is a google.rpc.Status).
+    Source: OTLP specification 1.x, "Partial Success" (a warning has no rejected items and a message) and "Failures"
+    (the body is a google.rpc.Status).
     """
     message = answer.message
     if answer.status is not AnswerStatus.TAKEN:

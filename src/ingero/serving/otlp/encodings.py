@@ -2,8 +2,8 @@
 
 Decompression is bounded: it stops at the limit, whatever the compressed size promised.
 
-Source of the names of encodings: opentelemetry-collector ``config/configcompression``; ``snappy`` is one block, or the framed
-format where a sender of Collectors before 0.126 calls that ``snappy``.
+Source of the names of encodings: opentelemetry-collector ``config/configcompression``; ``snappy`` is one block, or
+the framed format where a sender of Collectors before 0.126 calls that ``snappy``.
 """
 
 from __future__ import annotations

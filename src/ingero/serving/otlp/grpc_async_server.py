@@ -1,11 +1,11 @@
 """OTLP/gRPC on grpcio's asyncio server: a stalled sender holds no thread, and an answer that takes its time holds none either.
 
-For handlers that wait. Export is served as a stream of one request, which is the same on the wire: a unary handler gets the
-message after all of it was received, and this one asks for it only when the handler let it in and has room. Until then gRPC's
-flow control holds the sender after 64 KiB.
+For handlers that wait. Export is served as a stream of one request, which is the same on the wire: a unary handler
+gets the message after all of it was received, and this one asks for it only when the handler let it in and has room.
+Until then gRPC's flow control holds the sender after 64 KiB.
 
-Its rate is bound by grpcio's Python layer (about 3 000 requests/s a core); a collector that forwards here batches thousands
-of rows in one.
+Its rate is bound by grpcio's Python layer (about 3 000 requests/s a core); a collector that forwards here batches
+thousands of rows in one.
 
 Source: gRPC over HTTP/2 (unary and streaming calls have the same framing).
 """

@@ -1,7 +1,7 @@
 """What both OTLP/gRPC servers share: which methods there are, metadata in, answers out, a bound port.
 
-Source: opentelemetry-proto collector services; OTLP specification 1.x, "OTLP/gRPC" (RESOURCE_EXHAUSTED is retryable only with
-RetryInfo); google.rpc.Status in ``grpc-status-details-bin``.
+Source: opentelemetry-proto collector services; OTLP specification 1.x, "OTLP/gRPC" (RESOURCE_EXHAUSTED is retryable
+only with RetryInfo); google.rpc.Status in ``grpc-status-details-bin``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """OTLP/gRPC on grpcio's synchronous server: four threads, bytes in and bytes out.
 
-For handlers that answer at once: measured faster than ``grpc.aio``, with metadata in both directions; its cost is grpcio's
-Python layer, so protobuf is left to the handler. A call over the limit is turned away by the thread that would have served
-it, without decoding its message, so that it gets RetryInfo; twice over, by grpcio itself.
+For handlers that answer at once: measured faster than ``grpc.aio``, with metadata in both directions; its cost is
+grpcio's Python layer, so protobuf is left to the handler. A call over the limit is turned away by the thread that
+would have served it, without decoding its message, so that it gets RetryInfo; twice over, by grpcio itself.
 
 Source: grpc.io, "Keepalive".
 """

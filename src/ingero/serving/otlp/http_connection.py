@@ -1,8 +1,9 @@
 """One sender's connection over OTLP/HTTP: bytes into requests, answers back in their order.
 
-`HttpConnection` is asyncio's protocol: what arrives, and by when. `_RequestParser` gathers heads and bodies. `_AnswerQueue`
-answers in the order of the requests, also where an answer takes its time. Where the handler answers at once, everything
-happens inside the callback that completed the request: no task, no queue, no second copy of its body.
+`HttpConnection` is asyncio's protocol: what arrives, and by when. `_RequestParser` gathers heads and bodies.
+`_AnswerQueue` answers in the order of the requests, also where an answer takes its time. Where the handler answers at
+once, everything happens inside the callback that completed the request: no task, no queue, no second copy of its
+body.
 """
 
 from __future__ import annotations

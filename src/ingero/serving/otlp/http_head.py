@@ -1,7 +1,7 @@
 """What the head of one OTLP/HTTP request asks for, and the bytes of its answer. No sockets here.
 
-Order of refusals: path (404), method (405), what the handler says, content type and encoding (415), size (413). There is no
-redirect: agents follow one into a GET.
+Order of refusals: path (404), method (405), what the handler says, content type and encoding (415), size (413). There
+is no redirect: agents follow one into a GET.
 
 Source: OTLP specification 1.x, "OTLP/HTTP"; RFC 9110.
 """

@@ -1,14 +1,15 @@
 """OTLP/HTTP on httptools and an asyncio protocol of our own.
 
-On uvicorn the server took half of a core that the decoding and the score map need (``docs/decisions/0015``). What a general
-server would do and this does not: streaming answers, upgrades (ignored, as RFC 9110 section 7.8 allows), HTTP/2.
+On uvicorn the server took half of a core that the decoding and the score map need (``docs/decisions/0015``). What a
+general server would do and this does not: streaming answers, upgrades (ignored, as RFC 9110 section 7.8 allows),
+HTTP/2.
 
-Answers leave together, when everything that had arrived has been taken: a sender that is woken once for several of them,
-rather than once each, takes a tenth of the core less.
+Answers leave together, when everything that had arrived has been taken: a sender that is woken once for several of
+them, rather than once each, takes a tenth of the core less.
 
-Bounds: number of connections, also of one peer; size of a head, of a body, of all unfinished bodies together; number of
-requests being received; time for a head and for a request to arrive; idle time; time in which nothing of an answer is read.
-While an answer waits, for its sender to read or for the handler, nothing more is read from that connection.
+Bounds: number of connections, also of one peer; size of a head, of a body, of all unfinished bodies together; number
+of requests being received; time for a head and for a request to arrive; idle time; time in which nothing of an answer
+is read. While an answer waits, for its sender to read or for the handler, nothing more is read from that connection.
 """
 
 from __future__ import annotations

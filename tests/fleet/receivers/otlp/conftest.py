@@ -33,9 +33,9 @@ class Cluster:
         batch.push.rejected_why = "they were bad" if self.rejects else ""
         if batch.signal is Signal.METRICS:
             for facts in read_push(batch.export, self._cache):
-                batch.push.cluster_id, batch.push.cohort = facts.cluster_id, facts.cohort
+                batch.push.cluster_id, batch.push.cohort = facts.resource.cluster_id, facts.cohort
                 if facts.health_score is not None:
-                    key = (facts.cluster_id, facts.cohort)
+                    key = (facts.resource.cluster_id, facts.cohort)
                     self.scores[key] = facts.health_score
 
     def answer(self, push):

@@ -1,7 +1,7 @@
 """The ``otlp`` receiver: OTLP over gRPC and HTTP in, batches out, the threshold on every answer.
 
-`intake` is what a push meets, over either protocol of `ingero.serving.otlp`; `receiver` is the lifecycle. Refuses to interpret
-what it receives: who pushed is found by processors.
+`intake` is what a push meets, over either protocol of `ingero.serving.otlp`; `receiver` is the lifecycle. Refuses to
+interpret what it receives: who pushed is found by processors.
 """
 
 from ingero.fleet.component import Stability
