@@ -17,8 +17,8 @@ demo: setup ## replay a real 64-GPU trace through a real Fleet, name the culprit
 test: setup ## run every test tier that this machine allows; each skip says why
 	@$(PY) -m pytest $(PARALLEL)
 
-test-machines: setup ## boot Debian's kernels in QEMU and check each; ONLY=6.1-x86_64 takes one, ONLY='6.12-*' some
-	@$(PY) -m scripts.machines $(ONLY)
+test-machines: setup ## boot Debian's kernels in QEMU and check each; ONLY=6.1-x86_64 takes one, ONLY='6.12-*' some, CHECKS='up filter*' some checks
+	@$(PY) -m scripts.machines '$(ONLY)' --checks $(CHECKS)
 
 test-pythons: setup ## the fast tests on each Python from 3.12 to 3.14 that this machine has
 	@scripts/test_pythons

@@ -22,8 +22,8 @@ def find_cache() -> Path:
     return Path(top) / "ingero/machines"
 
 
-def boot(machine: Machine, cache: Path, emulator: Path) -> list[Outcome]:
-    """Run one machine; its outcomes are printed as they come.
+def boot(machine: Machine, cache: Path, emulator: Path, checks: list[str]) -> list[Outcome]:
+    """Run one machine, and in it the checks of these patterns, or all; the outcomes are printed as they come.
 
     Raises:
         FetchError: What it needs could not be fetched.
@@ -31,7 +31,7 @@ def boot(machine: Machine, cache: Path, emulator: Path) -> list[Outcome]:
     apt = Apt(cache, machine.arch, frozenset({machine.suite}))
     apt.update()
     image = build_image(machine, cache, apt)
-    command = build_command(emulator, machine, image)
+    command = build_command(emulator, machine, image, checks)
     guest = Guest(command, find_modules(emulator), machine.limit_s)
     outcomes = []
     for outcome in read_outcomes(machine.name, guest.iter_lines()):
@@ -49,6 +49,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.machines", description=__doc__)
     known = ", ".join(machine.name for machine in MACHINES)
     parser.add_argument("only", nargs="?", default="", help=f"names or patterns of: {known}")
+    parser.add_argument("--checks", nargs="*", default=[], help="patterns of checks: 'filter*' up")
     options = parser.parse_args(arguments)
     try:
         machines = choose_machines(options.only)
@@ -62,7 +63,7 @@ def main(arguments: list[str]) -> int:
         emulator = fetch_emulator(cache, host)
         for machine in machines:
             start_s = time.monotonic()
-            outcomes += boot(machine, cache, emulator)
+            outcomes += boot(machine, cache, emulator, options.checks)
             print(f"{machine.name}: {time.monotonic() - start_s:.0f} s in all", flush=True)
     except FetchError as error:
         print(f"machines: cannot fetch {error}", file=sys.stderr)

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -56,10 +56,19 @@ def fetch_emulator(cache: Path, apt: Apt) -> Path:
     return folder
 
 
-def build_command(emulator: Path, machine: Machine, image: Image) -> list[str]:
-    """How to run a machine: the emulator under its own loader and C library, whatever this host has."""
+def build_command(
+    emulator: Path, machine: Machine, image: Image, checks: Sequence[str] = ()
+) -> list[str]:
+    """How to run a machine: the emulator under its own loader and C library, whatever this host has.
+
+    Args:
+        emulator: Where it was unpacked.
+        machine: What to run.
+        image: Its kernel and its files.
+        checks: Patterns of the checks to run; all without any.
+    """
     host = platform.machine()
-    kind = "supported" if machine.is_supported else "refused"
+    words = " ".join(("supported" if machine.is_supported else "refused", *checks))
     triplet = f"{host}-linux-gnu"
     libraries = [emulator / "lib" / triplet, emulator / "usr/lib" / triplet]
     return [
@@ -71,7 +80,7 @@ def build_command(emulator: Path, machine: Machine, image: Image) -> list[str]:
         *("-accel", "tcg,thread=multi,tb-size=512", "-smp", _CPUS, "-m", _MEMORY),
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio"),
         *("-kernel", str(image.kernel), "-initrd", str(image.initrd)),
-        *("-append", f"console={_CONSOLES[machine.arch]} {_COMMAND_LINE} -- {kind}"),
+        *("-append", f"console={_CONSOLES[machine.arch]} {_COMMAND_LINE} -- {words}"),
     ]
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Final
 
@@ -54,10 +55,14 @@ def tell(**facts: object) -> None:
     print(_MARK + json.dumps(facts), flush=True)
 
 
-def main(kind: str, *names: str) -> None:
-    """Run the checks of a supported machine, or of one that must be refused; all of them, or those named."""
+def main(kind: str, *patterns: str) -> None:
+    """Run the checks of a supported machine, or of one that must be refused; all of them, or those of the patterns."""
     known = SUPPORTED if kind == "supported" else REFUSED
-    checks = {name: check for name, check in known.items() if not names or name in names}
+    checks = {
+        name: check
+        for name, check in known.items()
+        if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
     tell(plan=list(checks), release=platform.release())
     for name, check in checks.items():
         start_s = time.monotonic()

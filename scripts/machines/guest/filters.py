@@ -6,12 +6,20 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
-from scripts.machines.guest.running import ENVIRONMENT, INGERO, LIMIT_S, CheckError, compare
+from scripts.machines.guest.running import (
+    ENVIRONMENT,
+    INGERO,
+    LIMIT_S,
+    CheckError,
+    compare,
+    shorten,
+)
 
 from ingero.sim.runner import get_program
 
@@ -21,41 +29,43 @@ _STEPS: Final = 11
 FILTERS: Final = ("pid", "user", "cgroup")
 
 
-def _start(stack: ExitStack, *command: str | Path) -> subprocess.Popen[str]:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+def _start(stack: ExitStack, errors: int, *command: str | Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [str(word) for word in command],
         text=True,
         env=ENVIRONMENT,
-        stdin=pipes["stdin"],
-        stdout=pipes["stdout"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
     )
     stack.callback(process.wait)
     stack.callback(process.kill)
     return process
 
 
-def _read_until(tracer: subprocess.Popen[str], pid: int) -> None:
+def _read_until(tracer: subprocess.Popen[str], pid: int, errors: IO[bytes]) -> None:
     assert tracer.stdout is not None
     for line in tracer.stdout:
         if json.loads(line).get("pid") == pid:
             return
-    raise CheckError("the tracer ended before it saw the process")
+    errors.seek(0)
+    said = shorten(errors.read().decode(errors="replace"))
+    raise CheckError(f"a tracer ended before it saw the process, with {tracer.wait()}: {said}")
 
 
 @cache
 def _trace() -> tuple[int, dict[str, list[dict[str, Any]]]]:
     """The watched process, and the counts of each tracer."""
     _GROUP.mkdir(exist_ok=True)
-    with ExitStack() as stack:
+    with ExitStack() as stack, tempfile.TemporaryFile() as errors:
+        start = partial(_start, stack, errors.fileno())
         program = (get_program(), "train", "gate=1", f"steps={_STEPS}")
-        stranger = _start(stack, *program)
-        ours = _start(stack, *_NOBODY, *program)
+        stranger = start(*program)
+        ours = start(*_NOBODY, *program)
         (_GROUP / "cgroup.procs").write_text(str(ours.pid), encoding="ascii")
         values = {"pid": str(ours.pid), "user": "nobody", "cgroup": str(_GROUP)}
         tracers = {
-            name: _start(
-                stack,
+            name: start(
                 *INGERO,
                 "trace",
                 "--json",
@@ -67,7 +77,7 @@ def _trace() -> tuple[int, dict[str, list[dict[str, Any]]]]:
             for name, value in values.items()
         }
         for tracer in tracers.values():
-            _read_until(tracer, ours.pid)
+            _read_until(tracer, ours.pid, errors)
         for process in (stranger, ours):
             process.communicate("go\n", timeout=LIMIT_S)
         told = {}

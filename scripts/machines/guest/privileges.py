@@ -42,7 +42,7 @@ def check_set(name: str) -> str:
         *(*user, *INGERO, "trace", "--json", "--no-record", "--no-incidents", "--"),
         *(str(get_program()), "train", f"steps={_STEPS}", f"wait_us={_WAIT_US}"),
     )
-    is_late = "new processes are looked for" in traced.err
+    is_late = "processes are searched" in traced.err
     if is_late != ("new mappings" in missing):
         raise CheckError(f"`ingero check` misses {missing}; `ingero trace` says {traced.err}")
     counts = traced.of_type("counts")

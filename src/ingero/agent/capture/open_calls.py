@@ -22,7 +22,7 @@ from ingero.model.events import EventFlag, Events, OffCpuReason, Source
 from ingero.units import NS_PER_S
 
 RING: Final = "in_flight"
-"""The name under which observers are told of them: ``struct ig_call`` or ``struct ig_collective``, as their fields say."""
+"""The name under which observers get them: ``struct ig_call`` or ``struct ig_collective``, as their fields say."""
 LEAST_AGE_NS: Final = NS_PER_S
 MOST_READ: Final = 64
 """Stacks read in one look; the rest in the next."""

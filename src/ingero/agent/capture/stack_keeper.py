@@ -21,7 +21,7 @@ class StackObserver(Protocol):
     """An observer that wants stacks."""
 
     def on_stacks(self, stacks: Mapping[int, Stack]) -> None:
-        """Stacks that were not told before, by hash; the events that carry them follow."""
+        """Stacks that were not delivered before, by hash; the events that carry them follow."""
         ...
 
 
@@ -30,7 +30,7 @@ class StackKeeper:
 
     Args:
         engine: The probes.
-        observers: Who is told, as far as they want stacks.
+        observers: What gets the stacks, as far as it wants them.
     """
 
     def __init__(self, engine: Engine, observers: Sequence[object]) -> None:
@@ -72,7 +72,7 @@ class StackKeeper:
                 observer.on_stacks(new)
 
     def read_open(self, pid: int, call: OpenCall) -> int:
-        """The hash of the stack of a call that has not returned; 0 where there is none. The observers are told of it."""
+        """The hash of the stack of a call that has not returned; 0 where there is none. The observers get it."""
         if self._book is None:
             return 0
         found = self._book.read_open(pid, call)

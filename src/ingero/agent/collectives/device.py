@@ -6,10 +6,10 @@ place among other rows needs the host's clock: the device's timer is moved by th
 between the end of a collective and NCCL's word of it.
 
 A probe sees the call of the same collective, so of each kind (operation, rank and size of the communicator) as many host
-rows are dropped as the plug-in told of since they were entered. What it tells nothing of keeps the host's clock.
+rows are dropped as the plug-in reported since they were entered. What it does not report keeps the host's clock.
 
 Lossy: `DeviceCounts`. A process that is several ranks of one communicator is left to the probes, because neither the node's
-ranks nor the devices' timers could be told apart.
+ranks nor the devices' timers could be distinguished.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OPS: Final = tuple(int(op) for op in CollectiveOp)
 
 @dataclass(slots=True)
 class DeviceCounts:
-    """What became of what plug-ins told.
+    """What became of what plug-ins reported.
 
     Attributes:
         n_ops: Collectives with device times.
@@ -61,8 +61,8 @@ class DeviceCounts:
 
 
 @dataclass(slots=True)
-class _Told:
-    """One process and what its plug-in told."""
+class _PluginProcess:
+    """One process and what its plug-in reported."""
 
     rings: dict[str, NcclRing] = field(default_factory=dict)
     comms: set[str] = field(default_factory=set)
@@ -90,89 +90,89 @@ class _Held:
 
 
 class DeviceCollectives:
-    """Reads the rings of the processes it is told of. One thread at a time.
+    """Reads the rings of the processes that it is given. One thread at a time.
 
     Args:
         parent: Where plug-ins make their rings, as the processes see it; None looks for none.
 
     Attributes:
-        counts: What became of what they told.
+        counts: What became of what they reported.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
         self.counts = DeviceCounts()
         self._parent = parent
-        self._told: dict[int, _Told] = {}
+        self._plugins: dict[int, _PluginProcess] = {}
         self._held: list[_Held] = []
 
     def note_process(self, pid: int) -> None:
         """A process that may have the plug-in, now or later."""
-        self._told.setdefault(pid, _Told())
+        self._plugins.setdefault(pid, _PluginProcess())
 
     def note_exit(self, pid: int) -> None:
         """A process ended: nothing of it is waited for any more."""
-        if pid in self._told:
-            self._told[pid].is_over = True
+        if pid in self._plugins:
+            self._plugins[pid].is_over = True
 
     def end(self) -> None:
         """As if every process had ended."""
-        for told in self._told.values():
-            told.is_over = True
+        for plugin in self._plugins.values():
+            plugin.is_over = True
 
     def forget(self, pid: int) -> None:
         """Nobody will ask for the process again."""
-        for ring in self._told.pop(pid, _Told()).rings.values():
+        for ring in self._plugins.pop(pid, _PluginProcess()).rings.values():
             ring.close()
 
     def close(self) -> None:
         """Close every ring."""
-        for pid in list(self._told):
+        for pid in list(self._plugins):
             self.forget(pid)
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Processes whose plug-in tells."""
-        return tuple(pid for pid, told in self._told.items() if told.tells)
+        return tuple(pid for pid, plugin in self._plugins.items() if plugin.tells)
 
     def places(self, pid: int) -> dict[str, Place]:
         """How far a process is, by communicator; empty when its plug-in does not tell."""
-        told = self._told.get(pid)
-        return told.places if told is not None and told.tells else {}
+        plugin = self._plugins.get(pid)
+        return plugin.places if plugin is not None and plugin.tells else {}
 
     # ── In ──────────────────────────────────────────────────────────────────
 
     def read(self, mono_ns: int) -> None:
         """Read every ring."""
-        for pid, told in self._told.items():
-            if mono_ns >= told.next_scan_ns:
-                self._scan(pid, told, mono_ns)
-            if told.rings:
-                self._read_process(told)
+        for pid, plugin in self._plugins.items():
+            if mono_ns >= plugin.next_scan_ns:
+                self._scan(pid, plugin, mono_ns)
+            if plugin.rings:
+                self._read_process(plugin)
 
-    def _scan(self, pid: int, told: _Told, mono_ns: int) -> None:
+    def _scan(self, pid: int, plugin: _PluginProcess, mono_ns: int) -> None:
         if self._parent is not None:
-            told.rings |= find_rings_of(pid, self._parent, frozenset(told.rings))
-        told.next_scan_ns = mono_ns + SCAN_NS
+            plugin.rings |= find_rings_of(pid, self._parent, frozenset(plugin.rings))
+        plugin.next_scan_ns = mono_ns + SCAN_NS
 
-    def _read_process(self, told: _Told) -> None:
-        places = np.concatenate([ring.read_places() for ring in told.rings.values()])
-        told.is_several |= len(np.unique(places["comm"])) < len(places)
-        records = np.concatenate([ring.read() for ring in told.rings.values()])
-        n_lost = sum(ring.counts.n_lost for ring in told.rings.values())
-        self.counts.n_lost += n_lost - told.n_lost
-        if n_lost > told.n_lost:
-            told.free_ns = UNKNOWN_NS
-        told.n_lost = n_lost
-        is_sound = _find_sound(records) & (not told.is_several)
+    def _read_process(self, plugin: _PluginProcess) -> None:
+        places = np.concatenate([ring.read_places() for ring in plugin.rings.values()])
+        plugin.is_several |= len(np.unique(places["comm"])) < len(places)
+        records = np.concatenate([ring.read() for ring in plugin.rings.values()])
+        n_lost = sum(ring.counts.n_lost for ring in plugin.rings.values())
+        self.counts.n_lost += n_lost - plugin.n_lost
+        if n_lost > plugin.n_lost:
+            plugin.free_ns = UNKNOWN_NS
+        plugin.n_lost = n_lost
+        is_sound = _find_sound(records) & (not plugin.is_several)
         self.counts.n_refused += int((~is_sound).sum())
         records = records[is_sound]
-        _note_places(told, places)
+        _note_places(plugin, places)
         if len(records):
             self.counts.n_ops += len(records)
-            told.pending = np.concatenate([told.pending, records])
-            _note_starts(told, records)
+            plugin.pending = np.concatenate([plugin.pending, records])
+            _note_starts(plugin, records)
             seen_ns = (records["host_seen_ns"] - records["gpu_stop_ns"]).astype(np.int64)
-            told.distances = np.concatenate([told.distances, seen_ns])[-_DISTANCES:]
+            plugin.distances = np.concatenate([plugin.distances, seen_ns])[-_DISTANCES:]
 
     # ── Out ─────────────────────────────────────────────────────────────────
 
@@ -180,23 +180,23 @@ class DeviceCollectives:
         """Device rows that are complete, and of the host rows given now or before those that nothing replaced."""
         out: list[Finished] = []
         for one in finished:
-            told = self._told.get(one.pid)
-            if told is not None and one.comm not in told.comms:
+            plugin = self._plugins.get(one.pid)
+            if plugin is not None and one.comm not in plugin.comms:
                 # A ring is made with a communicator: without a look now this row and its device row would both go out.
-                told.comms.add(one.comm)
-                self._scan(one.pid, told, mono_ns)
-            if told is None or not told.tells:
+                plugin.comms.add(one.comm)
+                self._scan(one.pid, plugin, mono_ns)
+            if plugin is None or not plugin.tells:
                 out.append(one)
             else:
                 self._held.append(_Held(one, mono_ns, np.ones(len(one.ops), bool)))
         self._match()
         out += self._release(mono_ns)
-        for pid, told in self._told.items():
-            out += _finish(pid, told, mono_ns)
+        for pid, plugin in self._plugins.items():
+            out += _finish(pid, plugin, mono_ns)
         return out
 
     def _match(self) -> None:
-        """Close held rows that the plug-in told of."""
+        """Close held rows that the plug-in reported."""
         rows: dict[tuple[int, _Kind], list[tuple[_Held, npt.NDArray[np.intp]]]] = defaultdict(list)
         for held in self._held:
             one = held.one
@@ -204,16 +204,16 @@ class DeviceCollectives:
                 which = np.flatnonzero(held.is_open & (one.ops["op"] == op))
                 rows[one.pid, (one.comm_rank, one.n_ranks, op)].append((held, which))
         for (pid, kind), parts in rows.items():
-            told = self._told.get(pid)
-            if told is None or kind not in told.starts:
+            plugin = self._plugins.get(pid)
+            if plugin is None or kind not in plugin.starts:
                 continue
             entry_ns = np.concatenate([held.one.ops["entry_ns"][which] for held, which in parts])
             order = np.argsort(entry_ns, kind="stable")
-            is_told, n_used = match_starts(entry_ns[order], told.starts[kind])
-            told.starts[kind] = told.starts[kind][n_used:]
+            is_matched, n_used = match_starts(entry_ns[order], plugin.starts[kind])
+            plugin.starts[kind] = plugin.starts[kind][n_used:]
             is_closed = np.zeros(len(order), bool)
-            is_closed[order] = is_told
-            self.counts.n_superseded += int(is_told.sum())
+            is_closed[order] = is_matched
+            self.counts.n_superseded += int(is_matched.sum())
             bounds = np.cumsum([len(which) for _, which in parts])[:-1]
             for (held, which), closed in zip(parts, np.split(is_closed, bounds), strict=True):
                 held.is_open[which[closed]] = False
@@ -222,8 +222,8 @@ class DeviceCollectives:
         """Held rows that have waited long enough."""
         out, kept = [], []
         for held in self._held:
-            told = self._told.get(held.one.pid)
-            is_due = told is None or told.is_over or mono_ns - held.at_ns >= HOLD_NS
+            plugin = self._plugins.get(held.one.pid)
+            is_due = plugin is None or plugin.is_over or mono_ns - held.at_ns >= HOLD_NS
             if not held.is_open.any():
                 continue
             if is_due:
@@ -272,16 +272,16 @@ def _find_sound(records: Records) -> BoolArray:
     return sound
 
 
-def _note_starts(told: _Told, records: Records) -> None:
+def _note_starts(plugin: _PluginProcess, records: Records) -> None:
     kinds = np.stack([records[name].astype(np.int64) for name in ("rank", "n_ranks", "op")], 1)
     for kind in np.unique(kinds, axis=0):
         mine = records["host_start_ns"][(kinds == kind).all(1)].astype(np.int64)
         key = (int(kind[0]), int(kind[1]), int(kind[2]))
-        before = told.starts.get(key, np.zeros(0, np.int64))
-        told.starts[key] = np.sort(np.concatenate([before, mine]))[-_MOST_STARTS:]
+        before = plugin.starts.get(key, np.zeros(0, np.int64))
+        plugin.starts[key] = np.sort(np.concatenate([before, mine]))[-_MOST_STARTS:]
 
 
-def _note_places(told: _Told, places: Records) -> None:
+def _note_places(plugin: _PluginProcess, places: Records) -> None:
     """Take the table of communicators; one that is gone is forgotten."""
     now: dict[str, Place] = {}
     for row in places[(places["entered"] > 0) & (places["rank"] >= 0)]:
@@ -290,7 +290,7 @@ def _note_places(told: _Told, places: Records) -> None:
             int(row["entered"]),
             int(row["entry_ns"]),
         )
-        before = told.places.get(name)
+        before = plugin.places.get(name)
         period_ns = 0.0 if before is None else before.period_ns
         if before is not None and entered > before.entered:
             step_ns = (entry_ns - before.entry_ns) / (entered - before.entered)
@@ -304,23 +304,23 @@ def _note_places(told: _Told, places: Records) -> None:
             CollectiveOp(int(row["op"]) if row["op"] in _OPS else 0),
             period_ns,
         )
-    told.places = now
+    plugin.places = now
 
 
-def _finish(pid: int, told: _Told, mono_ns: int) -> list[Finished]:
+def _finish(pid: int, plugin: _PluginProcess, mono_ns: int) -> list[Finished]:
     """Rows of COLLECTIVE_OP of what ended long enough ago that nothing older is still to come."""
-    is_due = (told.pending["host_seen_ns"] <= mono_ns - SETTLE_NS) | told.is_over
+    is_due = (plugin.pending["host_seen_ns"] <= mono_ns - SETTLE_NS) | plugin.is_over
     if not is_due.any():
         return []
-    due, told.pending = told.pending[is_due], told.pending[~is_due]
+    due, plugin.pending = plugin.pending[is_due], plugin.pending[~is_due]
     due = due[np.argsort(due["gpu_start_ns"], kind="stable")]
     rows = np.zeros(len(due), ROW)
     rows["entry_ns"] = rows["exit_ns"] = due["gpu_start_ns"]
     rows["leave_ns"] = due["gpu_stop_ns"]
-    own_ns, told.free_ns = own_times(rows, told.free_ns)
+    own_ns, plugin.free_ns = own_times(rows, plugin.free_ns)
     ops = np.zeros(len(due), COLLECTIVE_OP)
     ops["seq"] = due["seq"]
-    ops["entry_ns"] = np.maximum(rows["entry_ns"] + told.distances.min(), 0)
+    ops["entry_ns"] = np.maximum(rows["entry_ns"] + plugin.distances.min(), 0)
     ops["inside_ns"] = rows["leave_ns"] - rows["entry_ns"]
     ops["own_ns"] = np.where(own_ns < _LONGEST_NS, own_ns, UNKNOWN_NS)
     ops["n_bytes"] = np.where(

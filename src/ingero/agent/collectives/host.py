@@ -7,7 +7,7 @@ the clock ``sync``; rows whose end nobody waited for have ``enqueue`` and no end
 Own time is what the host spent since it left its previous operation with others, or the synchronisation that ended one.
 
 Lossy: operations on communicators whose identity is not known, made before the probes or never asked for
-(`CollectiveTracker.n_unknown`), and point-to-point operations, which have no sequence number, are not told; what was
+(`CollectiveTracker.n_unknown`), and point-to-point operations, which have no sequence number, are not reported; what was
 spent in them is nobody's own time all the same. Rows beyond `MAX_PENDING` whose end is not waited for go out as ``enqueue``.
 """
 
@@ -61,7 +61,7 @@ ROW: Final = np.dtype([
 ])
 """One operation of one process with others; ``leave_ns`` is UNKNOWN_NS until its end is known. Monotonic clock.
 
-One that is not told has no sequence or no known communicator; it ends what its process did by itself."""
+One that is not reported has no sequence or no known communicator; it ends what its process did by itself."""
 
 _WAIT: Final = np.dtype([
     ("pid", "<u4"),

@@ -180,7 +180,7 @@ class CollectivePusher:
     # ── From the tracing thread ─────────────────────────────────────────────
 
     def note_process(self, pid: int, rank: int, job: str = "") -> None:
-        """A process, its global rank and its job; -1 and empty where its launcher told none."""
+        """A process, its global rank and its job; -1 and empty where its launcher gave none."""
         with self._lock:
             self._forget_name(pid)
             self._ranks[pid], self._jobs[pid] = rank, job
@@ -261,7 +261,7 @@ class CollectivePusher:
         )
 
     def _rank_of(self, pid: int) -> Rank:
-        """The launcher's rank; where it told none, the rank on the widest communicator, which is the job's own."""
+        """The launcher's rank; where it gave none, the rank on the widest communicator, which is the job's own."""
         rank = self._ranks.get(pid, -1)
         if rank < 0:
             places = self._places(pid).values()

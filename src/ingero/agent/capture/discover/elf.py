@@ -296,7 +296,7 @@ def _search(
 ) -> Iterator[tuple[str, int]]:
     """Name and address of wanted functions in a table that has no index; in the table's order.
 
-    Most names are told apart without reading them: a name ends before the next one begins, unless the linker let them share an
+    Most names are ruled out without reading them: a name ends before the next one begins, unless the linker let them share an
     end, and then it is longer still. So one whose next is further away than the longest wanted name cannot be wanted.
     """
     wanted = {name.encode(): name for name in names}

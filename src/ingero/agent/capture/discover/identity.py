@@ -1,4 +1,4 @@
-"""Who a process is: its rank and job as its launcher told it, its container, its start time.
+"""Who a process is: its rank and job as its launcher set it, its container, its start time.
 
 All of it is read from ``/proc``, from the target's environment and cgroup, never from our own. A process is the pair of pid
 and start time, because pids are used again.
@@ -54,7 +54,7 @@ class ProcessIdentity:
         cgroup: Path of its cgroup.
         container: 64-digit container id.
         pod_uid: Kubernetes pod uid.
-        pod_name: Its name, as the pod itself was told; empty outside Kubernetes.
+        pod_name: Its name, as the pod itself was given it; empty outside Kubernetes.
         namespace: Its Kubernetes namespace.
     """
 
@@ -82,7 +82,7 @@ def parse_environment(data: bytes) -> dict[str, str]:
 
 
 def find_place(variables: dict[str, str]) -> tuple[str, ProcessRank]:
-    """The launcher and the process's place in the job; ``("", ProcessRank())`` when nobody told.
+    """The launcher and the process's place in the job; ``("", ProcessRank())`` when no launcher is known.
 
     Inside a Slurm step that runs torchrun both sets are there, and torchrun's are the ranks of the job's processes.
     """

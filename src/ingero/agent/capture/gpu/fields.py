@@ -53,24 +53,24 @@ Field = tuple[int, int]
 """Number and scope."""
 
 
-def decode_fields(told: Iterable[Any] | None) -> dict[Field, int]:
-    """What the driver told, by number and scope; a field that it refused, or of a type not known here, is left out.
+def decode_fields(answer: Iterable[Any] | None) -> dict[Field, int]:
+    """What the driver answered, by number and scope; a field that it refused, or of a type not known here, is left out.
 
     Args:
-        told: The binding's ``c_nvmlFieldValue_t``; None when the whole call was refused.
+        answer: The binding's ``c_nvmlFieldValue_t``; None when the whole call was refused.
     """
     return {
         (one.fieldId, one.scopeId): int(getattr(one.value, _MEMBERS[one.valueType]))
-        for one in told or ()
+        for one in answer or ()
         if one.nvmlReturn == 0 and one.valueType < len(_MEMBERS)
     }
 
 
-def find_kinds(told: Mapping[Field, int], kinds: Mapping[str, int]) -> dict[str, int] | None:
-    """Each kind's count, summed over its scopes; None when nothing of it was told."""
+def find_kinds(answer: Mapping[Field, int], kinds: Mapping[str, int]) -> dict[str, int] | None:
+    """Each kind's count, summed over its scopes; None when nothing of it was answered."""
     counts: dict[str, int] = {}
     for name, number in kinds.items():
-        values = [value for (field, _), value in told.items() if field == number]
+        values = [value for (field, _), value in answer.items() if field == number]
         if values:
             counts[name] = sum(values)
     return counts or None

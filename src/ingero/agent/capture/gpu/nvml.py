@@ -122,7 +122,7 @@ class Nvml:
         """Sample every device's PCIe traffic.
 
         Blocks for 20 ms per device and direction (nvmlDeviceGetPcieThroughput); may be called while another thread is in
-        `read`. The byte counters among the field values do not block, but wrap (nvml.h), at a width that is not told.
+        `read`. The byte counters among the field values do not block, but wrap (nvml.h), at a width that is not answer.
         """
         sent, received = self._nvml.NVML_PCIE_UTIL_TX_BYTES, self._nvml.NVML_PCIE_UTIL_RX_BYTES
         return [
@@ -131,8 +131,8 @@ class Nvml:
         ]
 
     def _pcie_rate(self, device: Any, counter: int) -> int | None:  # noqa: ANN401 - a handle
-        told: int | None = self._ask("nvmlDeviceGetPcieThroughput", device, counter)  # KB/s
-        return None if told is None else told * _KB
+        answer: int | None = self._ask("nvmlDeviceGetPcieThroughput", device, counter)  # KB/s
+        return None if answer is None else answer * _KB
 
     def _read(self, index: int) -> GpuReading:
         nvml, device = self._nvml, self._devices[index]
@@ -141,7 +141,7 @@ class Nvml:
         rates = self._ask("nvmlDeviceGetUtilizationRates", device)
         mig = self._ask("nvmlDeviceGetMigMode", device)
         uuid, name = self._names[index]
-        told = self._fields(device, list(_FIELDS))
+        answer = self._fields(device, list(_FIELDS))
         return GpuReading(
             index=index,
             uuid=uuid,
@@ -157,25 +157,25 @@ class Nvml:
             temperature_c=self._ask("nvmlDeviceGetTemperature", device, nvml.NVML_TEMPERATURE_GPU),
             power_mw=self._ask("nvmlDeviceGetPowerUsage", device),
             reasons=self._ask("nvmlDeviceGetCurrentClocksEventReasons", device),
-            power_violation_ns=self._violation(device, "power", told),
-            thermal_violation_ns=self._violation(device, "thermal", told),
-            hardware_violation_ns=self._violation(device, "board_limit", told),
-            sync_boost_violation_ns=self._violation(device, "sync_boost", told),
-            reliability_violation_ns=self._violation(device, "reliability", told),
-            hw_thermal_violation_ns=told.get((HELD["hw_thermal"], 0)),
-            power_brake_violation_ns=told.get((HELD["power_brake"], 0)),
+            power_violation_ns=self._violation(device, "power", answer),
+            thermal_violation_ns=self._violation(device, "thermal", answer),
+            hardware_violation_ns=self._violation(device, "board_limit", answer),
+            sync_boost_violation_ns=self._violation(device, "sync_boost", answer),
+            reliability_violation_ns=self._violation(device, "reliability", answer),
+            hw_thermal_violation_ns=answer.get((HELD["hw_thermal"], 0)),
+            power_brake_violation_ns=answer.get((HELD["power_brake"], 0)),
             ecc_corrected=self._ecc(device, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
             ecc_uncorrected=self._ecc(device, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
             nvlinks_active=self._active_links(index),
             nvlink_errors=self._link_errors(index),
-            nvlink_sent_bytes=_scaled(told.get((NVLINK_SENT_KIB, ALL_LINKS))),
-            nvlink_received_bytes=_scaled(told.get((NVLINK_RECEIVED_KIB, ALL_LINKS))),
+            nvlink_sent_bytes=_scaled(answer.get((NVLINK_SENT_KIB, ALL_LINKS))),
+            nvlink_received_bytes=_scaled(answer.get((NVLINK_RECEIVED_KIB, ALL_LINKS))),
             pcie_generation=self._ask("nvmlDeviceGetCurrPcieLinkGeneration", device),
             pcie_width=self._ask("nvmlDeviceGetCurrPcieLinkWidth", device),
             pcie_max_generation=self._ask("nvmlDeviceGetMaxPcieLinkGeneration", device),
             pcie_max_width=self._ask("nvmlDeviceGetMaxPcieLinkWidth", device),
             pcie_replays=self._ask("nvmlDeviceGetPcieReplayCounter", device),
-            pcie_errors=find_kinds(told, PCIE_ERRORS),
+            pcie_errors=find_kinds(answer, PCIE_ERRORS),
             is_mig=bool(mig[0]) if mig is not None else None,
             instances=self._instances(device) if mig is not None and mig[0] else None,
             process_bytes=self._processes(device),
@@ -191,8 +191,8 @@ class Nvml:
         fields: dict[Field, int],
     ) -> int | None:
         number = HELD[policy] - HELD["power"]  # as nvmlPerfPolicyType_t counts them
-        told = self._ask("nvmlDeviceGetViolationStatus", device, number)
-        return fields.get((HELD[policy], 0)) if told is None else int(told.violationTime)
+        answer = self._ask("nvmlDeviceGetViolationStatus", device, number)
+        return fields.get((HELD[policy], 0)) if answer is None else int(answer.violationTime)
 
     def _instances(self, device: Any) -> tuple[MigInstance, ...] | None:  # noqa: ANN401 - a handle
         """The MIG devices; their indexes may have gaps."""
@@ -216,8 +216,8 @@ class Nvml:
 
     def _ecc(self, device: Any, kind: int) -> int | None:  # noqa: ANN401 - a handle
         since_reset = self._nvml.NVML_VOLATILE_ECC
-        told: int | None = self._ask("nvmlDeviceGetTotalEccErrors", device, kind, since_reset)
-        return told
+        answer: int | None = self._ask("nvmlDeviceGetTotalEccErrors", device, kind, since_reset)
+        return answer
 
     def _active_links(self, index: int) -> int | None:
         device, links = self._devices[index], self._links[index]
@@ -230,9 +230,9 @@ class Nvml:
         for name, kind in _LINK_ERRORS.items():
             code = getattr(self._nvml, kind)
             for link in links:
-                told = self._ask("nvmlDeviceGetNvLinkErrorCounter", device, link, code)
-                if told is not None:
-                    counts[name] = counts.get(name, 0) + told
+                answer = self._ask("nvmlDeviceGetNvLinkErrorCounter", device, link, code)
+                if answer is not None:
+                    counts[name] = counts.get(name, 0) + answer
         if counts or not links:
             return counts or None
         fields: dict[Field, int] = {}

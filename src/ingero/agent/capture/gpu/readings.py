@@ -110,7 +110,7 @@ class GpuReading:
         pcie_max_generation: The highest that this device and this slot can do together.
         pcie_max_width: The same of the lanes.
         pcie_replays: Since the driver was loaded.
-        pcie_errors: By kind; a kind that is not told is left out.
+        pcie_errors: By kind; a kind that is not reported is left out.
         is_mig: Whether it is cut into instances.
         instances: Those instances; None where it is not cut.
         process_bytes: Memory by process id; a value is None where the driver does not tell.

@@ -15,7 +15,7 @@ from ingero.errors import UnsupportedError
 
 BTF: Final = Path("/sys/kernel/btf/vmlinux")
 FLOOR: Final = "5.15"
-"""The oldest Linux that probes of many functions can be told apart on: ``bpf_get_attach_cookie``."""
+"""The oldest Linux that probes of many functions can be distinguished on: ``bpf_get_attach_cookie``."""
 _TYPEDEF: Final = 8
 _FLOOR_NAME: Final = "BPF_FUNC_get_attach_cookie"
 

@@ -273,7 +273,7 @@ class Engine:
         return frozenset(pids.tolist())
 
     def forget_pid(self, pid: int) -> None:
-        """Stop watching a process by its pid: it ended without our being told."""
+        """Stop watching a process by its pid: it ended and no record said so."""
         self.maps["filter_pids"].delete(pid.to_bytes(4, "little"))
 
     @property

@@ -130,7 +130,7 @@ class StackBook:
             self._copies[int(record["id"])] = int(record["image"]), StackCopy.from_record(record)
 
     def _unwind(self, process: ProcessStacks, record: Any) -> Unwound | None:  # noqa: ANN401 - one row of a structured array
-        """Follow a stack's copy; the kernel is told the rules, so it need not copy the like again."""
+        """Follow a stack's copy; the kernel gets the rules, so it need not copy the like again."""
         found = self._copies.pop(int(record["id"]), None)
         if found is None:
             return None

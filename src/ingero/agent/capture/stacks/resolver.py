@@ -108,7 +108,7 @@ class ProcessStacks:
         return len(self._rules)
 
     def pop_rules(self, start: int, end: int) -> list[int]:
-        """Forget what was mapped in a range; the addresses of frames there that were followed, as `unwind` told them."""
+        """Forget what was mapped in a range; the addresses of frames there that were followed, as `unwind` gave them."""
         self._native.forget()
         keys = [key for key in self._rules if start <= key & ~RETURN_BIT <= end]
         self._rules.difference_update(keys)
@@ -221,12 +221,12 @@ def _is_evaluation(frame: NativeFrame, file: tuple[str, int] | None) -> bool:
 
 def _native_frame(frame: NativeFrame) -> Frame:
     name = frame.path.rpartition("/")[2]
-    told: Frame = (
+    known: Frame = (
         {"s": f"{frame.symbol}+0x{frame.distance:x}"}
         if frame.symbol
         else {"i": f"0x{frame.address:x}"}
     )
-    return {**told, "f": name} if name else told
+    return {**known, "f": name} if name else known
 
 
 def hash_frames(frames: tuple[Frame, ...]) -> int:

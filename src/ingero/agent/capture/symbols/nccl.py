@@ -22,10 +22,10 @@ def _row(op: NcclOp, name: str, prototype: str, *, act: Act = Act.NONE, **roles:
 
 def _collective(op: NcclOp, name: str, prototype: str, **roles: str) -> tuple[Function, ...]:
     """A collective and, from NCCL 2.29 on, its twin that takes a configuration."""
-    told = {"count": "count", "dtype": "dtype", "comm": "comm", "stream": "stream", **roles}
+    arguments = {"count": "count", "dtype": "dtype", "comm": "comm", "stream": "stream", **roles}
     return (
-        _row(op, name, prototype, act=Act.COLLECTIVE, **told),
-        _row(op, f"{name}Config", prototype, act=Act.COLLECTIVE, **told),
+        _row(op, name, prototype, act=Act.COLLECTIVE, **arguments),
+        _row(op, f"{name}Config", prototype, act=Act.COLLECTIVE, **arguments),
     )
 
 
