@@ -19,9 +19,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ingero.sim.cluster.agent import PROGRAM, READY
 from ingero.sim.cluster.simulated_agent import ReportReader
 from ingero.sim.job import WAIT, Job, JobSettings
+from ingero.sim.launcher import start
 from ingero.testing.fleet import build_fleet_config, run_fleet
 from ingero.testing.relay import Network, Relay
 from ingero.testing.waiting import wait_until
@@ -77,7 +77,7 @@ class Site:
         self.job = stack.enter_context(Job(JobSettings(N_RANKS, folder, has_reports=True)))
         self.agents = [self._start_agent(rank, stack) for rank in range(N_RANKS)]
         for agent in self.agents:
-            assert agent.stdout.readline().strip() == READY
+            agent.wait_until_ready()
         for name in NODES:
             self._start_node(name, stack)
         self.job.release()
@@ -97,23 +97,21 @@ class Site:
         return process
 
     def _start_agent(self, rank, stack):
-        def command(fleet):
-            told = {
-                "cluster_id": "job",
-                "n_ranks": N_RANKS,
-                "fleet": fleet,
-                "folder": str(self.folder),
-                "push_interval_ns": NS_PER_S,
-                "rank": rank,
-                "pid": self.job.pids[rank],
-                "node_id": f"n{rank}",
-                "socket": str(self.folder / f"{rank}.sock"),
-                "report": str(self.job.settings.report_path(rank)),
-            }
-            return [PROGRAM, json.dumps(told)]
-
-        name = {STEPPED: "stepped", PARTED: "parted"}.get(rank, "")
-        return self._start(command, stack, name, stdin=subprocess.PIPE)
+        settings = {
+            "cluster_id": "job",
+            "n_ranks": N_RANKS,
+            "fleet": f"http://{self.relay.address if rank == PARTED else self.fleet.addresses[HTTP]}",
+            "folder": str(self.folder),
+            "push_interval_ns": NS_PER_S,
+            "rank": rank,
+            "pid": self.job.pids[rank],
+            "node_id": f"n{rank}",
+            "socket": str(self.folder / f"{rank}.sock"),
+            "report": str(self.job.settings.report_path(rank)),
+        }
+        own = self.clock.environment if rank == STEPPED else {}
+        agent = start("ingero.sim.cluster.agent", [json.dumps(settings)], environ=own)
+        return stack.enter_context(agent)
 
     def _start_node(self, name, stack):
         script = self.folder / f"{name}.yaml"

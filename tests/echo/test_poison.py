@@ -211,17 +211,17 @@ WHAT_DIES = """
 import pathlib, sys
 from ingero.cli.programs import echo
 from ingero.cli.main import run_program
-from ingero.echo.db.writer import Writer
+from ingero.echo.db.write_queue import WriteQueue
 
-flag, collect = pathlib.Path(sys.argv[1]), Writer._collect
+flag, take = pathlib.Path(sys.argv[1]), WriteQueue.take
 
-def dying(self):
-    found = collect(self)
+def dying(self, timeout_s):
+    found = take(self, timeout_s)
     if flag.exists():
         raise {error}
     return found
 
-Writer._collect = dying
+WriteQueue.take = dying
 sys.exit(run_program(echo.cli, sys.argv[2:]))
 """
 

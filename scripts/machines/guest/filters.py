@@ -63,7 +63,7 @@ def _trace() -> tuple[int, dict[str, list[dict[str, Any]]]]:
         stranger = start(*program)
         ours = start(*_NOBODY, *program)
         (_GROUP / "cgroup.procs").write_text(str(ours.pid), encoding="ascii")
-        values = {"pid": str(ours.pid), "user": "nobody", "cgroup": str(_GROUP)}
+        values = {"pid": str(ours.pid), "user": "nobody", "cgroup": f"/{_GROUP.name}"}
         tracers = {
             name: start(
                 *INGERO,
