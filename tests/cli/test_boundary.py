@@ -3,9 +3,11 @@
 import os
 import socket
 
+import click
 import pytest
 
 from ingero.cli.boundary import find_error, is_closed_output
+from ingero.cli.main import run_program
 
 
 @pytest.fixture
@@ -42,3 +44,12 @@ def test_an_output_without_a_reader_is_no_error(pipe):
     assert is_closed_output(raised.value, pipe[1])
     assert is_closed_output(ExceptionGroup("tasks", [raised.value]), pipe[1])
     assert not is_closed_output(OSError("another"), pipe[1])
+
+
+def test_a_command_that_loses_a_connection_fails_and_says_so(capsys):
+    @click.command()
+    def command():
+        raise fail_to_send()
+
+    assert run_program(command, []) == 1
+    assert "closed a connection (broken pipe)" in capsys.readouterr().err

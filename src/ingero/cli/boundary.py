@@ -55,8 +55,11 @@ def is_closed_output(error: BaseException, fd: int) -> bool:
     """
     if isinstance(error, BaseExceptionGroup):
         return any(is_closed_output(one, fd) for one in error.exceptions)
-    if not isinstance(error, BrokenPipeError):
-        return False
+    return isinstance(error, BrokenPipeError) and is_reader_gone(fd)
+
+
+def is_reader_gone(fd: int) -> bool:
+    """Whether the reading end of a pipe that we write to has been closed; False for what is no pipe."""
     output = select.poll()
     output.register(fd, select.POLLOUT)
     # poll(2): POLLERR is set for the writing end of a pipe whose reading end has been closed.

@@ -15,7 +15,7 @@ import click
 
 from ingero import __version__
 from ingero.cli.arguments import modernise
-from ingero.cli.boundary import find_error, is_closed_output, is_interrupt
+from ingero.cli.boundary import find_error, is_closed_output, is_interrupt, is_reader_gone
 from ingero.cli.commands import (
     annotate,
     check,
@@ -95,13 +95,17 @@ def run_program(program: click.Command, args: Sequence[str] | None = None) -> in
         4 for a database that failed; 130 after Ctrl-C. A reader that closed the pipe is not an error.
     """
     keep_line_breaks(program)
-    stdout = sys.stdout
+    stdout, stderr = sys.stdout, sys.stderr
     try:
         return _run(program, args)
     except SystemExit:
         if sys.stdout is stdout:
             raise
-        return 0  # click swaps the stream when the reader closed the pipe
+        # Click (8.4, Command.main) swaps both and drops the error for any EPIPE, also of a connection.
+        if not is_reader_gone(_STDOUT):
+            sys.stdout, sys.stderr = stdout, stderr
+            return _show(IngeroError("the other side closed a connection (broken pipe)"))
+        return 0
     except (Exception, BaseExceptionGroup, KeyboardInterrupt) as error:
         if is_closed_output(error, _STDOUT):
             _discard_output()
