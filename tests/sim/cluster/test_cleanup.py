@@ -37,3 +37,14 @@ def test_cleanup_clears_after_a_process_that_was_killed(tmp_path):
         assert holder.stdout.readline() == b"ready\n"
         holder.send_signal(signal.SIGKILL)
         assert fifo.read_text() == "cleared it\n"
+
+
+def test_it_needs_no_program_besides_the_shell(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = tmp_path / "it is done"
+    with open_cleanup() as cleanup:
+        cleanup.add("/bin/sh", "-c", 'echo >"$0"', str(done))
+        cleanup.add("/bin/sh", "-c", "exit 1")
+        cleanup.add("/bin/sh", "-c", 'echo >>"$0"', str(done))
+        assert not done.exists()
+    assert done.read_text() == "\n\n"

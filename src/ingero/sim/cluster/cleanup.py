@@ -14,7 +14,12 @@ from typing import Final
 
 from ingero.sim.launcher import run_child
 
-_PROGRAM: Final = 'commands=$(cat); eval "$commands"'
+# Of the shell alone: minimal images have no `cat`.
+_PROGRAM: Final = """commands=
+while IFS= read -r line; do commands="$commands
+$line"; done
+eval "$commands"
+"""
 _LIMIT_S: Final = 20.0
 
 
