@@ -1,4 +1,7 @@
-"""Compiles the BPF objects, the simulator and the plug-in for NCCL into the wheel; nothing compiles after installation."""
+"""Compiles the BPF objects, the simulator and the plug-in for NCCL into the wheel.
+
+Nothing compiles after installation.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class NativeBuildHook(BuildHookInterface):
-    """Runs ``scripts/build_native.py`` before a wheel is packed; an editable install leaves that to ``scripts/setup``."""
+    """Runs ``scripts/build_native.py`` before a wheel is packed.
+
+    An editable install leaves that to ``scripts/setup``.
+    """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build for every kind of processor; the one wheel is marked as made for each."""

@@ -132,7 +132,7 @@ def _call_from_python(engine=None):
     import subprocess
     import sys
 
-    from ingero.agent.capture.probes.stacks import StackBook
+    from ingero.agent.capture.probes.stacks import RecordedStacks
     from ingero.sim.runner import get_program
 
     library = get_program().parent / "libcudart.so.12"
@@ -144,9 +144,9 @@ def _call_from_python(engine=None):
     ) as process:
         process.stdout.readline()
         if engine is not None and engine.with_stacks:
-            book = StackBook(engine.maps, engine.stack_copies)
-            book.examine(process.pid)
-            book.close()
+            stacks = RecordedStacks(engine.maps, engine.stack_copies)
+            stacks.examine(process.pid)
+            stacks.close()
         return json.loads(process.communicate("\n")[0])
 
 

@@ -51,7 +51,7 @@ def _decode(engine, record_bytes):
     began = time.process_time_ns()
     n_records = engine.rings["calls"].drain(consume)
     decode_ns = time.process_time_ns() - began
-    _, counts = engine.read_counts()
+    _, counts = engine.state.read_counts()
     lost = int(counts["lost"].sum())
     block = np.ones(n_records * record_bytes, np.uint8)
     into = block.copy()  # touched once: a page fault is no copying

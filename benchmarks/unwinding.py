@@ -123,18 +123,18 @@ def _attach(engine):
 
 
 def _measure_rules(engine, program, depth):
-    from ingero.agent.capture.probes.stacks import StackBook
+    from ingero.agent.capture.probes.stacks import RecordedStacks
 
-    book, milliseconds = StackBook(engine.maps, engine.stack_copies), []
+    stacks, milliseconds = RecordedStacks(engine.maps, engine.stack_copies), []
     for _ in range(2):
         with _start(program, depth) as process:
             _ask(process, 1)
             began = time.process_time()
-            engine.rings["stacks"].drain(book.take)
+            engine.rings["stacks"].drain(stacks.take)
             milliseconds.append((time.process_time() - began) * 1e3)
             took = min(_ask(process, CALLS) for _ in range(BATCHES))
-    book.close()
-    unwinding = engine.read_unwinding()
+    stacks.close()
+    unwinding = engine.state.read_unwinding()
     assert unwinding["copied"] == 2, unwinding
     return took, [milliseconds]
 

@@ -111,7 +111,7 @@ INLINE void write_request(const struct request_start *start, u64 now_ns, s32 err
 
 	if (!count || !now)
 		return;
-	count->entered++;
+	ADD(count->entered, 1);
 	request.flags |= exact_flag(now, IG_SOURCE_IO, op);
 	if (now_ns - began_ns >= IG_LONG_REQUEST_NS)
 		request.flags |= IG_FLAG_LARGE;

@@ -1,19 +1,37 @@
 /* Every probed library function, by two programs: one at entries and one at returns, attached by multi-uprobe links (Linux 6.6)
- * or by a perf event for each (5.15). Also the ABI that all objects share.
+ * or by a perf event for each (5.15); functions of C++ by two that are attached at entries and at last instructions. Also the ABI that all objects share.
  */
 #include "ingero/calls.h"
 
 SEC("uprobe")
 int calls_entry(struct pt_regs *ctx)
 {
-	on_entry(ctx);
+	ON_THREADS_STACK();
+	on_entry(ctx, 0);
 	return 0;
 }
 
 SEC("uretprobe")
 int calls_return(struct pt_regs *ctx)
 {
+	ON_THREADS_STACK();
 	on_return(ctx);
+	return 0;
+}
+
+SEC("uprobe")
+int cxx_entry(struct pt_regs *ctx)
+{
+	ON_THREADS_STACK();
+	on_entry(ctx, 1);
+	return 0;
+}
+
+SEC("uprobe")
+int cxx_leave(struct pt_regs *ctx)
+{
+	ON_THREADS_STACK();
+	on_leave(ctx);
 	return 0;
 }
 

@@ -14,7 +14,12 @@ struct {
 	MAP_TYPE(value, u64);
 } reclaiming SEC(".maps");
 
-enum { PAGE_SHIFT = 12 };
+INLINE u64 bytes_of_pages(u64 n_pages)
+{
+	struct ig_settings *now = settings_now();
+
+	return now ? n_pages << (now->page_log2 & 31) : 0;
+}
 
 /* TP_PROTO(struct page *page, unsigned int order, gfp_t gfp_flags, int migratetype). Counted only: too many for records. */
 SEC("tp_btf/mm_page_alloc")
@@ -27,10 +32,10 @@ int page_alloc(u64 *ctx)
 		return 0;
 	count = count_of(pid, IG_SOURCE_HOST, IG_HOST_PAGE_ALLOC);
 	if (count) {
-		count->entered++;
-		count->seen++;
-		count->sampled++;
-		count->bytes += 1ull << (PAGE_SHIFT + ((u32)ctx[1] & 31));
+		ADD(count->entered, 1);
+		ADD(count->seen, 1);
+		ADD(count->sampled, 1);
+		ADD(count->bytes, bytes_of_pages(1ull << (ctx[1] & 31)));
 	}
 	return 0;
 }
@@ -63,7 +68,7 @@ INLINE int on_reclaimed(u64 n_pages)
 		return 0;
 	reclaim.start_ns = *began;
 	reclaim.duration_ns = now_ns - *began;
-	reclaim.amount = n_pages << PAGE_SHIFT;
+	reclaim.amount = bytes_of_pages(n_pages);
 	bpf_map_delete_elem(&reclaiming, &tid);
 	COUNT_SPAN(reclaims, &reclaim);
 	return 0;

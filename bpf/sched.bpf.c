@@ -37,7 +37,7 @@ INLINE void write_span(struct task_struct *task, const struct ig_departure *left
 
 	if (!count || !now)
 		return;
-	count->entered++;
+	ADD(count->entered, 1);
 	span.flags = exact_flag(now, IG_SOURCE_HOST, IG_HOST_SCHED_SWITCH);
 	choice = choose(count, now, &span);
 	if (!choice.weight)

@@ -93,14 +93,13 @@ int tcp_retransmit(u64 *ctx)
 	count = count_of(pid, IG_SOURCE_TCP, IG_TCP_RETRANSMIT);
 	if (!count)
 		return 0;
-	count->entered++;
-	count->seen++;
+	ADD(count->entered, 1);
+	ADD(count->seen, 1);
 	record = bpf_ringbuf_reserve(&retransmits, sizeof(*record), 0);
 	if (!record) {
-		count->lost++;
+		ADD(count->lost, 1);
 		return 0;
 	}
-	count->emitted++;
 	set_header(&record->header, IG_KIND_TCP, sizeof(*record), bpf_ktime_get_ns());
 	__builtin_memset(record->local, 0, sizeof(record->local));
 	__builtin_memset(record->remote, 0, sizeof(record->remote));

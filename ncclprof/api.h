@@ -21,6 +21,7 @@ enum { NCCL_SUCCESS = 0 };
 
 /* Bits of the activation mask, and the type of an event. */
 enum {
+	EVENT_GROUP = 1 << 0,
 	EVENT_COLLECTIVE = 1 << 1,
 	EVENT_KERNEL_CHANNEL = 1 << 6,
 };

@@ -2,8 +2,8 @@
 
 Everything is made for both kinds of processor, whichever this machine has, as the compiler knows both. Needs PyPI's
 ``ziglang`` and nothing else (``--clang`` takes another compiler for the BPF objects). Called by the package build
-(``hatch_build.py``), by ``scripts/setup`` and by ``make native``, so there is one list of flags. An output that is newer
-than all it is made of is left alone.
+(``hatch_build.py``), by ``scripts/setup`` and by ``make native``, so there is one list of flags. An output that is
+newer than all it is made of is left alone.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ BPF_FLAGS = (
 )
 SIM_FLAGS = (
     *("-std=gnu11", "-O1", "-g0", "-fPIC", "-Wall", "-Wextra", "-Werror"),
-    # Every probed function keeps a frame of its own and begins by pushing the frame pointer, as in NVIDIA's libraries: the
-    # kernel emulates that instruction, where it would have to single-step another.
+    # Every probed function keeps a frame of its own and begins by pushing the frame pointer, as in NVIDIA's libraries:
+    # the kernel emulates that instruction, where it would have to single-step another.
     *("-fno-optimize-sibling-calls", "-fno-inline", "-fno-sanitize=all"),
     *(
         "-fno-omit-frame-pointer",

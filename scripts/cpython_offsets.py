@@ -1,24 +1,29 @@
 """Prints where a CPython keeps what `ingero.agent.capture.stacks.layouts` names, as its own headers say.
 
-    python scripts/cpython_offsets.py /usr/include/python3.12
+    python scripts/cpython_offsets.py ~/.pyenv/versions/3.12.1/include/python3.12 [aarch64]
 
-Compiles a small program against the internal headers with PyPI's ``ziglang`` and runs it. The tables of 3.9 to 3.12 are its
-output; ``tests/agent/capture/stacks/test_layouts.py`` compares every table with every interpreter whose headers are here.
+Compiles a table against the internal headers with PyPI's ``ziglang`` and reads it. The tables of 3.9 to 3.12 are
+its output, the same for both processors; ``tests/agent/capture/stacks/test_layouts.py`` compares every table with every
+interpreter whose headers are here.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from ingero.agent.capture.kernel.elf import find_section
+
+_ROW = struct.Struct("<24sQ")
+
 PROGRAM = r"""
 #define Py_BUILD_CORE 1
 #include <Python.h>
 #include <stddef.h>
-#include <stdio.h>
 #include "internal/pycore_interp.h"
 #include "internal/pycore_runtime.h"
 #if PY_VERSION_HEX >= 0x030b0000
@@ -27,11 +32,12 @@ PROGRAM = r"""
 #else
 #include <frameobject.h>
 #endif
-#define AT(name, type, field) printf("\"%s\": %zu,\n", name, offsetof(type, field));
+#define AT(name, type, field) {name, offsetof(type, field)},
 
-int main(void)
-{
-	puts("{");
+__attribute__((section("offsets"), used)) static const struct {
+	char name[24];
+	unsigned long value;
+} rows[] = {
 	AT("interpreters_head", _PyRuntimeState, interpreters.head)
 	AT("interpreter_next", PyInterpreterState, next)
 	AT("thread_prev", PyThreadState, prev)
@@ -77,37 +83,44 @@ int main(void)
 	AT("bytes_length", PyVarObject, ob_size)
 	AT("bytes_data", PyBytesObject, ob_sval)
 	AT("object_type", PyObject, ob_type)
-	printf("\"text_ascii\": %zu, \"text_wide\": %zu}\n", sizeof(PyASCIIObject), sizeof(PyCompactUnicodeObject));
-}
+	{"text_ascii", sizeof(PyASCIIObject)},
+	{"text_wide", sizeof(PyCompactUnicodeObject)},
+};
 """
 
 
-def read_offsets(include: Path) -> dict[str, int]:
+def read_offsets(include: Path, machine: str = "") -> dict[str, int]:
     """Offsets in bytes by name, from the folder that holds ``Python.h``.
+
+    Args:
+        include: The folder.
+        machine: The processor, as ``uname -m`` says; empty for this machine's. What is compiled is only read.
 
     Raises:
         subprocess.CalledProcessError: The headers do not compile.
     """
     with tempfile.TemporaryDirectory() as folder:
-        source, program = Path(folder) / "offsets.c", Path(folder) / "offsets"
+        source, made = Path(folder) / "offsets.c", Path(folder) / "offsets.o"
         source.write_text(PROGRAM)
         # Debian keeps pyconfig.h in a folder of the architecture, beside the versions.
         folders = (include, include / "internal", include.parent)
+        target = ("-target", f"{machine}-linux-gnu") if machine else ()
         subprocess.run(
             [
-                *(sys.executable, "-m", "ziglang", "cc", "-w", str(source), "-o", str(program)),
+                *(sys.executable, "-m", "ziglang", "cc", *target),
+                *("-w", "-c", str(source), "-o", str(made)),
                 *(f"-I{path}" for path in folders),
                 *(f"-idirafter{path}" for path in include.parent.glob("*-linux-gnu")),
             ],
             check=True,
             capture_output=True,
         )
-        told = subprocess.run([program], check=True, capture_output=True, text=True).stdout
-    offsets: dict[str, int] = json.loads(told)
-    return offsets
+        section = find_section(made.read_bytes(), "offsets")
+    assert section is not None
+    return {name.rstrip(b"\0").decode(): value for name, value in _ROW.iter_unpack(section)}
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in {2, 3}:
         sys.exit(__doc__)
-    print(json.dumps(read_offsets(Path(sys.argv[1])), indent=1))
+    print(json.dumps(read_offsets(Path(sys.argv[1]), *sys.argv[2:]), indent=1))

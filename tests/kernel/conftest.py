@@ -1,7 +1,9 @@
 """A real engine on the simulator's libraries. Everything here needs root and BTF."""
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from ingero.agent.capture.discover.processes import open_file
 from ingero.agent.capture.probes.engine import Engine, EngineSettings
 from ingero.agent.capture.probes.targets import find_target
+from ingero.config.probing import ProbeMode
 from ingero.sim.runner import SimSettings, Simulation, get_program
 
 
@@ -51,16 +54,18 @@ def read(engine, accounts):
     engine.drain({
         name: lambda view, into=into: into.append(view.copy()) for name, into in kept.items()
     })
-    keys, counts = engine.read_counts()
+    keys, counts = engine.state.read_counts()
     records = {
         name: np.concatenate([engine.rings[name].empty(), *parts]) for name, parts in kept.items()
     }
-    return Traced(accounts, keys, counts, engine.read_copies(), records, engine.read_losses())
+    return Traced(
+        accounts, keys, counts, engine.state.read_copies(), records, engine.state.read_losses()
+    )
 
 
-@pytest.fixture
-def start_engine():
-    """Start engines; they end with the test.
+@contextmanager
+def open_engines():
+    """Start engines; they end with the context.
 
     With the simulator's libraries attached they watch this process's children only: others may run simulations too.
     """
@@ -76,28 +81,46 @@ def start_engine():
             engine.start_host_probes()
             assert not engine.missing, engine.missing
         if attach and watch_own:  # before the first call of anybody else can be seen
-            engine.watch_pid(os.getpid())
+            engine.control.watch_pid(os.getpid())
         folder = get_program().parent
         for name in ("libcudart.so.12", "libcuda.so.1", "libnccl.so.2") if attach else ():
             assert engine.attach(target_of(folder / name))
         return engine
 
-    yield start
-    for engine in engines:
-        engine.close()
+    try:
+        yield start
+    finally:
+        for engine in engines:
+            engine.close()
+
+
+def run_traced(start_engine, name, *, settings=None, n_ranks=0, device=None, **knobs):
+    """Run a workload under an engine and read what it saw."""
+    engine = start_engine(settings)
+    with Simulation(SimSettings(name, knobs, n_ranks, device or {})) as simulation:
+        accounts = simulation.wait()
+    return read(engine, accounts)
+
+
+@pytest.fixture
+def start_engine():
+    """`open_engines` for a test."""
+    with open_engines() as start:
+        yield start
 
 
 @pytest.fixture
 def trace_sim(start_engine):
-    """Run a workload under an engine and read what it saw."""
+    """`run_traced` for a test."""
+    return partial(run_traced, start_engine)
 
-    def trace(name, *, settings=None, n_ranks=0, device=None, **knobs):
-        engine = start_engine(settings)
-        with Simulation(SimSettings(name, knobs, n_ranks, device or {})) as simulation:
-            accounts = simulation.wait()
-        return read(engine, accounts)
 
-    return trace
+@pytest.fixture(scope="module", params=[mode for mode in ProbeMode if mode is not ProbeMode.AUTO])
+def primes(request):
+    """What an engine saw of the workload that calls each function a number of times of its own, probed in each way."""
+    settings = EngineSettings(host_probes=(), keep_first=1 << 20, probe_mode=request.param)
+    with open_engines() as start:
+        return run_traced(start, "primes", settings=settings)
 
 
 @pytest.fixture(name="read")

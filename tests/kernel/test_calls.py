@@ -4,16 +4,13 @@ import numpy as np
 import pytest
 
 from ingero.agent.capture.kernel.abi import Flag
-from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.agent.capture.symbols.libraries import FUNCTIONS
-from ingero.config.probing import ProbeMode
 from ingero.model.events import CopyKind, CudaOp, DriverOp, GraphOp, Source
 
 pytestmark = pytest.mark.kernel
 
 BY_NAME = {name: function for function in FUNCTIONS for name in function.names()}
 GRID, BLOCK, KERNEL = (61, 2, 3), (32, 4, 2), 0x401000
-MODES = [mode for mode in ProbeMode if mode is not ProbeMode.AUTO]
 
 
 def sum_by_operation(account):
@@ -25,12 +22,6 @@ def sum_by_operation(account):
         for what in into:
             into[what] += numbers[what]
     return sums
-
-
-@pytest.fixture(params=MODES)
-def primes(request, trace_sim):
-    settings = EngineSettings(host_probes=(), keep_first=1 << 20, probe_mode=request.param)
-    return trace_sim("primes", settings=settings)
 
 
 def test_every_call_is_counted_exactly_with_its_bytes_and_errors(primes):

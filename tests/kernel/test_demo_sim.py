@@ -8,10 +8,10 @@ import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, files
-from pathlib import Path
 
 import pytest
 
+from ingero.agent.capture.gpu.driver import has_driver
 from ingero.recording.queries.explain import explain_file
 from ingero.recording.queries.window import Wanted
 from ingero.sim.runner import get_program
@@ -79,7 +79,7 @@ def test_a_scenario_on_a_gpu_is_recorded_from_the_library_that_was_named(tmp_pat
     assert incident.rule == "copy_bound"
 
 
-@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a driver here")
+@pytest.mark.skipif(has_driver(), reason="there is a driver here")
 def test_what_nvidia_s_runtime_refuses_is_the_error_and_leaves_no_recording(tmp_path):
     try:
         (library,) = [

@@ -1,4 +1,7 @@
-"""Libraries that are hard to catch: mapped as NVIDIA's are, deleted at once, in two containers, for want of a descriptor."""
+"""Libraries that are hard to catch.
+
+Mapped as NVIDIA's are, deleted at once, in two containers, for want of a descriptor.
+"""
 
 import contextlib
 import ctypes
@@ -172,6 +175,61 @@ def test_nvidia_s_own_runtime_is_probed_in_every_process(load, tmp_path):
         assert totals.seen(pid) == CALLS, number
 
 
+FORKER = """
+import ctypes, os, sys
+library = ctypes.CDLL(sys.argv[1])
+sys.stdin.readline()
+if child := os.fork():
+    os.waitpid(child, 0)
+    print(child, flush=True)
+    os._exit(0)
+for _ in range(int(sys.argv[4])):
+    library.cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_uint64(64))
+"""
+REPLACER = """
+import ctypes, os, shutil, sys
+path = sys.argv[1]
+library = ctypes.CDLL(path)
+shutil.copy(path, path + ".new")
+os.replace(path + ".new", path)
+sys.stdin.readline()
+for _ in range(int(sys.argv[4])):
+    library.cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_uint64(64))
+"""
+PRELOADED = """
+import ctypes, os, sys
+if "LD_PRELOAD" not in os.environ:
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"LD_PRELOAD": sys.argv[1]})
+sys.stdin.readline()
+for _ in range(int(sys.argv[4])):
+    ctypes.CDLL(None).cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_uint64(64))
+"""
+
+
+def copy_runtime(tmp_path):
+    """A copy of NVIDIA's runtime, which nothing has probed yet."""
+    (original,) = [f for f in files("nvidia-cuda-runtime-cu12") if f.name == "libcudart.so.12"]
+    return Path(shutil.copy(original.locate(), tmp_path))
+
+
+@pytest.mark.parametrize(
+    "script", [REPLACER, PRELOADED], ids=["replaced while mapped", "preloaded"]
+)
+def test_nvidia_s_runtime_is_probed_however_it_was_loaded(load, tmp_path, script):
+    path = copy_runtime(tmp_path)
+    totals, pid = trace(lambda: load(path, script=script), identity_of(path))
+    assert totals.seen(pid) == CALLS
+
+
+def test_calls_of_a_child_that_inherited_the_runtime_are_its_own(load, tmp_path):
+    path, started = copy_runtime(tmp_path), []
+    totals, pid = trace(
+        lambda: started.append(load(path, script=FORKER)) or started[0], identity_of(path)
+    )
+    child = int(started[0].stdout.readline())
+    assert (totals.seen(pid), totals.seen(child)) == (0, CALLS)
+
+
 @pytest.mark.parametrize("is_mapped_otherwise", [True, False])
 def test_a_file_that_was_mapped_as_a_whole_is_found_by_the_addresses_it_has_by_now(
     as_nvidia_links, load, tmp_path, start_engine, is_mapped_otherwise
@@ -193,7 +251,7 @@ def test_a_file_that_was_mapped_as_a_whole_is_found_by_the_addresses_it_has_by_n
     assert discovery.unprobed == ()
     assert [target.path for target in engine.targets] == [str(path)]
     process.communicate("go\n")
-    keys, counts = engine.read_counts()
+    keys, counts = engine.state.read_counts()
     is_it = (keys["pid"] == process.pid) & (keys["source"] == Source.CUDA)
     assert counts["seen"][is_it & (keys["op"] == CudaOp.MALLOC)].tolist() == [CALLS]
 

@@ -85,9 +85,9 @@ def watch(request, start_engine):
             EngineSettings(host_probes=(probe,), keep_first=1 << 20), attach=False, is_started=False
         )
         if request.param == "pid":
-            engine.watch_pid(pid)
+            engine.control.watch_pid(pid)
         else:
-            engine.watch_uid(os.getuid() if uid is None else uid)
+            engine.control.watch_uid(os.getuid() if uid is None else uid)
         engine.start_host_probes()
         assert engine.missing == []
         return engine
@@ -122,7 +122,7 @@ def test_block_requests_are_those_of_watched_processes(start, watch, tmp_path):
     assert {b"kworker" in comm for comm in records["comm"].tolist()} == {False}
     written = records[(records["pid"] == ours.pid) & (records["op"] == IoOp.WRITE)]
     assert written["bytes"].sum() >= 8192
-    keys, _ = engine.read_counts()
+    keys, _ = engine.state.read_counts()
     assert stranger.pid not in keys["pid"].tolist()
 
 
@@ -147,7 +147,7 @@ def test_retransmits_are_those_of_sockets_that_watched_processes_used(start, wat
     here = records[records["remote_port"] == port]
     assert set(here["local_port"].tolist()) <= ports[ours.pid]
     assert set(here["pid"].tolist()) == {ours.pid}
-    keys, counts = engine.read_counts()
+    keys, counts = engine.state.read_counts()
     assert counts["seen"][keys["pid"] == ours.pid].sum() == (records["pid"] == ours.pid).sum()
 
 

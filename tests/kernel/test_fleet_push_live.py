@@ -35,7 +35,7 @@ def ranks_gone(collector, comms):
     return {
         one.rank.rank
         for export in collector.logs
-        for one in read_progress(export).standings
+        for one in read_progress(export).found
         if one.is_gone and one.comm in comms
     }
 

@@ -167,7 +167,8 @@ def test_a_log_that_a_full_disk_left_behind_is_read_from_a_read_only_medium(tmp_
 def test_what_a_killed_writer_left_is_read_from_a_read_only_medium(tmp_path, has_index):
     kill = (
         "import os, sys; sys.path.insert(0, sys.argv[2]); from pathlib import Path; import test_full_disk as t;"
-        "w = t.RecordingWriter(Path(sys.argv[1]), 'n1'); w.put_events(t.events(500, 1)); w.flush(); os.kill(os.getpid(), 9)"
+        "w = t.RecordingWriter(Path(sys.argv[1]), 'n1'); w.put_events(t.events(500, 1)); w.flush(); "
+        "os.kill(os.getpid(), 9)"
     )
     with small_disk(tmp_path, 4 * MIB) as disk:
         here = str(Path(__file__).parent)

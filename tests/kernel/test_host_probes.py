@@ -47,7 +47,7 @@ def test_fork_exec_and_exit_of_a_watched_process_are_told_and_threads_are_not(st
     engine = start_engine(EngineSettings(host_probes=("process",)), attach=False)
     script = "read line; /bin/true; exit 7"
     with subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE) as shell:
-        engine.watch_pid(shell.pid)
+        engine.control.watch_pid(shell.pid)
         shell.communicate(b"go\n")
     records = wait_for(
         engine, "processes",
@@ -176,7 +176,7 @@ def as_gpu_process(start_engine):
 
 
 def counts_of(engine, source, op):
-    keys, counts = engine.read_counts()
+    keys, counts = engine.state.read_counts()
     is_it = (keys["pid"] == os.getpid()) & (keys["source"] == source) & (keys["op"] == op)
     return counts[is_it][0]
 

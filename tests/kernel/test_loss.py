@@ -59,16 +59,16 @@ def test_a_call_that_hangs_is_visible_while_it_hangs_and_gone_when_killed(start_
     with Simulation(SimSettings("hang")) as simulation:
         assert simulation.read_line() == "hanging\n"
         pid = simulation.pids[0]
-        flying = engine.read_in_flight()
+        flying = engine.state.read_in_flight()
         while not (flying["pid"] == pid).any():
-            flying = engine.read_in_flight()
+            flying = engine.state.read_in_flight()
         flying = flying[flying["pid"] == pid]
         (call,) = flying
         assert int(call["frame"]["op"]) == CudaOp.DEVICE_SYNC
         assert int(call["tid"]) == pid
         os.kill(pid, signal.SIGKILL)
-    assert not (engine.read_in_flight()["pid"] == pid).any()
-    keys, counts = engine.read_counts()
+    assert not (engine.state.read_in_flight()["pid"] == pid).any()
+    keys, counts = engine.state.read_counts()
     (count,) = counts[
         (keys["pid"] == pid) & (keys["op"] == CudaOp.DEVICE_SYNC) & (keys["source"] == 1)
     ]
@@ -81,9 +81,9 @@ def test_a_process_that_ended_leaves_nothing_behind(start_engine):
         leaking.wait()
     with Simulation(SimSettings("hang")) as killed:
         assert killed.read_line() == "hanging\n"
-    keys, _ = engine.read_counts()
+    keys, _ = engine.state.read_counts()
     assert set(leaking.pids) <= set(keys["pid"])
-    engine.forget([*leaking.pids, *killed.pids])
+    engine.state.forget([*leaking.pids, *killed.pids])
     for name, key in (("counts", "count_key"), ("allocations", "handle_key")):
         kept, _ = engine.maps[name].read_all(
             get_dtype(key), np.dtype(f"V{engine.maps[name].value_bytes}")
@@ -101,11 +101,11 @@ def test_only_watched_processes_and_their_children_are_counted(start_engine):
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    engine.watch_pid(shell.pid)
+    engine.control.watch_pid(shell.pid)
     with Simulation(SimSettings("sync", {"steps": 5})) as unwatched:
         unwatched.wait()
     shell.communicate(b"go\n")
-    keys, counts = engine.read_counts()
+    keys, counts = engine.state.read_counts()
     is_sync = (keys["op"] == CudaOp.DEVICE_SYNC) & (keys["source"] == Source.CUDA)
     assert counts["seen"][is_sync].tolist() == [11]
     assert unwatched.pids[0] not in keys["pid"]

@@ -102,8 +102,8 @@ def test_when_tracing_is_over_counts_and_records_agree_although_the_program_goes
     with Simulation(SimSettings("train", {"steps": 100_000_000, "kernels": 3})) as simulation:
         seen = 0
         while seen < 2000:
-            seen = int(engine.read_counts()[1]["seen"].sum())
-        engine.end()
+            seen = int(engine.state.read_counts()[1]["seen"].sum())
+        engine.control.end()
         traced = read(engine, [])
         again = read(engine, [])
         assert simulation.pids
@@ -156,6 +156,7 @@ def test_a_recording_holds_every_collective_and_its_weights_add_up_to_every_call
         ]
         assert line["seen"] == 1500 * 40
         assert len(rows) < line["seen"]
-        # What waits in the kernel for the next record that will carry it is less than one in a thousand and 24 on each CPU.
+        # What waits in the kernel for the next record that will carry it is less than one in a thousand and 24 on each
+        # CPU.
         pending = line["seen"] - line["lost"] - int(rows["weight"].sum())
         assert 0 <= pending < 1024 * (os.cpu_count() or 1)

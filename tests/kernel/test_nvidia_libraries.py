@@ -1,7 +1,7 @@
 """NVIDIA's own libraries from PyPI: every listed symbol is probed there, arguments and return codes are the real ones.
 
-Without a driver every call fails; the code it fails with is what the caller got. NCCL's wheel (nvidia-nccl-cu12 2.29 or newer, 335 MiB,
-470 MiB unpacked) is no dependency: unpack it anywhere and name that folder in PYTHONPATH.
+Without a driver every call fails; the code it fails with is what the caller got. NCCL's library is that which `make test-libraries`
+fetches; calls of it that succeed are in test_nccl_releases.py.
 """
 
 import json
@@ -10,6 +10,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, files
 
 import pytest
+from tests.ncclprof.releases import get_library
 
 from ingero.agent.capture.kernel.abi import Flag
 from ingero.agent.capture.probes.engine import EngineSettings
@@ -139,7 +140,7 @@ def hash_of(words):
 
 @pytest.mark.slow
 def test_calls_of_the_real_nccl_carry_rank_size_and_identity(start_engine, read, target_of):
-    path = find_library("nvidia-nccl-cu12", "libnccl.so.2")
+    path = get_library("2.32.3")
     engine = start_engine(attach=False)
     target = target_of(path)
     # It carries a static copy of the CUDA runtime, whose calls are seen too.
@@ -192,7 +193,7 @@ print(json.dumps({"pid": os.getpid(), "calls": calls}))
 def test_every_function_of_the_real_nccl_is_seen_with_what_it_returned(
     start_engine, read, target_of
 ):
-    path = find_library("nvidia-nccl-cu12", "libnccl.so.2")
+    path = get_library("2.32.3")
     engine = start_engine(EngineSettings(host_probes=(), keep_first=1 << 20), attach=False)
     assert engine.attach(target_of(path))
     account = run_calls(REFUSED_CALLS, path)

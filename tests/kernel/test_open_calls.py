@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ingero.agent.capture.kernel.abi import Stacks
-from ingero.agent.capture.open_calls import LEAST_AGE_NS, OpenCalls
+from ingero.agent.capture.open_calls import MIN_AGE_NS, OpenCalls
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.agent.capture.stack_keeper import StackKeeper
 from ingero.model.events import CudaOp, DriverOp, EventFlag, Source
@@ -60,16 +60,16 @@ class Looker:
     def wait_for(self, pid, *ops):
         """Until a process is in calls of these operations, outermost first."""
         while True:
-            flying = self.engine.read_in_flight()
+            flying = self.engine.state.read_in_flight()
             mine = flying[flying["pid"] == pid]
             if {int(op) for op in mine["frame"]["op"]} >= set(ops):
                 return
 
-    def rows(self, pid, after_ns=2 * LEAST_AGE_NS):
+    def rows(self, pid, after_ns=2 * MIN_AGE_NS):
         """Rows of a process's calls, looked at so long after now, and their frames."""
         now_ns = SystemClock().mono_ns() + after_ns
         self.calls.look(now_ns)
-        keys, counts = self.engine.read_counts()
+        keys, counts = self.engine.state.read_counts()
         open_now = self.calls.read_open(now_ns, lambda pid: 77)
         rows = [
             event
@@ -131,7 +131,7 @@ def test_a_call_inside_of_another_is_a_row_of_its_own_and_both_have_their_caller
     assert int(inner["flags"]) == EventFlag.IN_FLIGHT | EventFlag.NESTED
     assert outer["arg0"] == inner["arg0"] == 8 << 20
     assert outer["cgroup_id"] == 77
-    assert outer["duration_ns"] > inner["duration_ns"] > LEAST_AGE_NS
+    assert outer["duration_ns"] > inner["duration_ns"] > MIN_AGE_NS
     names = [frame.get("s", "").partition("+")[0] for frame in outer_frames]
     assert names[:2] == ["leak", "main"]
     assert names[-1] == "_start"
@@ -154,7 +154,7 @@ def test_a_call_is_asked_for_its_stack_only_when_it_has_lasted_a_second(looker):
     with Simulation(SimSettings("hang")) as simulation:
         (pid,) = simulation.pids
         looker.wait_for(pid, CudaOp.DEVICE_SYNC)
-        ((young, _),) = looker.rows(pid, -LEAST_AGE_NS)
+        ((young, _),) = looker.rows(pid, -MIN_AGE_NS)
         ((old, _),) = looker.rows(pid)
     assert young["stack_hash"] == 0 != old["stack_hash"]
 

@@ -1,4 +1,7 @@
-"""perf's events are opened once, before a trace gives up privileges: kernels of Debian and Ubuntu refuse them afterwards."""
+"""perf's events are opened once, before a trace gives up privileges.
+
+Kernels of Debian and Ubuntu refuse them afterwards.
+"""
 
 from pathlib import Path
 

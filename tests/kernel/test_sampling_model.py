@@ -1,7 +1,5 @@
 """The model of what the kernel and the recorder leave out, which the conformance suite trusts, beside the real ones."""
 
-import os
-
 import numpy as np
 import pytest
 
@@ -14,15 +12,6 @@ from ingero.testing.degrade import KEEP_FIRST, sample, thin_seconds
 pytestmark = pytest.mark.kernel
 ONE_IN = 16
 KNOBS = {"steps": 300, "kernels": 20, "batch_bytes": 1000, "loader_us": 0}
-
-
-@pytest.fixture
-def one_cpu():
-    """The kernel counts, and chooses, on each CPU for itself; the model knows one."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    yield
-    os.sched_setaffinity(0, before)
 
 
 def rows_of(traced):
@@ -55,7 +44,7 @@ def check(rows, seen, one_in):
         assert seen[source, op] - one_in < mine["weight"].sum() <= seen[source, op]
 
 
-def test_the_kernel_finds_the_calls_slow_that_the_model_finds_slow(trace_sim, one_cpu):
+def test_the_kernel_finds_the_calls_slow_that_the_model_finds_slow(trace_sim):
     every = trace_sim("train", settings=EngineSettings(host_probes=(), keep_first=1 << 30), **KNOBS)
     rows = rows_of(every)
     assert len(rows) == every.counts["seen"].sum()
@@ -67,7 +56,7 @@ def test_the_kernel_finds_the_calls_slow_that_the_model_finds_slow(trace_sim, on
     assert (model["flags"] & EventFlag.SLOW).tolist() == said[is_sampled].tolist()
 
 
-def test_the_kernel_keeps_as_many_of_each_kind_as_the_model(trace_sim, one_cpu):
+def test_the_kernel_keeps_as_many_of_each_kind_as_the_model(trace_sim):
     every = trace_sim("train", settings=EngineSettings(host_probes=(), keep_first=1 << 30), **KNOBS)
     rows = rows_of(every)
     seen = {key: len(mine) for key, mine in kinds_of(rows).items()}

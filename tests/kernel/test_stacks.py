@@ -15,7 +15,7 @@ import pytest
 from ingero.agent.capture.kernel.abi import MAX_PYTHON, StackFlag, Stacks
 from ingero.agent.capture.probes import stacks
 from ingero.agent.capture.probes.engine import EngineSettings
-from ingero.agent.capture.probes.stacks import StackBook
+from ingero.agent.capture.probes.stacks import RecordedStacks
 from ingero.model.events import CudaOp, Source
 from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.queries.stacks import StacksArgs, read_folded_stacks
@@ -35,7 +35,7 @@ class Watcher:
 
     def __init__(self, engine):
         self.engine = engine
-        self.book = StackBook(engine.maps, engine.stack_copies)
+        self.stacks = RecordedStacks(engine.maps, engine.stack_copies)
         self.raw = {}
         self.frames = {}
         self.process = None
@@ -53,7 +53,7 @@ class Watcher:
         ) as process:
             self.process = process
             assert process.stdout.readline() == "ready\n"
-            self.book.examine(find_pid(process.pid))
+            self.stacks.examine(find_pid(process.pid))
             print(file=process.stdin, flush=True)
             yield json.loads(process.stdout.readline())
             print(file=process.stdin, flush=True)
@@ -68,13 +68,13 @@ class Watcher:
         calls = np.concatenate(calls)
         calls = calls[(calls["source"] == Source.CUDA) & (calls["op"] == op)]
         calls = calls[np.argsort(calls["header"]["mono_ns"])]
-        self.frames |= self.book.pop_new()
-        hashes = self.book.find_hashes(calls["stack_id"])
+        self.frames |= self.stacks.index.pop_new()
+        hashes = self.stacks.index.find_hashes(calls["stack_id"])
         return calls, [list(self.frames[key].frames) for key in hashes.tolist()]
 
     def take(self, view):
         self.raw.update({int(record["id"]): record.copy() for record in view})
-        self.book.take(view)
+        self.stacks.take(view)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def watcher(start_engine):
     settings = EngineSettings(host_probes=(), stacks=Stacks.ALL, keep_first=1 << 20)
     watcher = Watcher(start_engine(settings))
     yield watcher
-    watcher.book.close()
+    watcher.stacks.close()
 
 
 def python_frames(frames):
@@ -107,14 +107,14 @@ def check_against_tracebacks(watcher, told):
     assert len(python_frames(cut[0][:end])) == MAX_PYTHON
     assert not python_frames(cut[0][end:])
     assert len(set(calls["tid"].tolist())) == 14
-    assert watcher.engine.read_losses()["stacks_lost"] == 0
+    assert watcher.engine.state.read_losses()["stacks_lost"] == 0
 
 
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda python: str(python.program))
 def test_python_frames_are_the_program_s_own_traceback(python, watcher):
     with watcher.run(python.program, CALLS, LIBRARY) as told:
         check_against_tracebacks(watcher, told)
-    assert watcher.book.refused == {}
+    assert watcher.stacks.refused == {}
 
 
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda python: str(python.program))
@@ -143,7 +143,7 @@ def test_native_frames_of_a_program_with_frame_pointers_lead_to_main(watcher):
     with Simulation(SimSettings("cost", {"launches": 100_000}, 0, {})) as simulation:
         assert poll.poll(10_000)  # a new stack wakes its reader
         ring.drain(watcher.take)
-        (first, *_) = watcher.book.pop_new().values()
+        (first, *_) = watcher.stacks.index.pop_new().values()
         simulation.wait()
     names = [frame.get("s", "").split("+")[0] for frame in first.frames]
     assert "main" in names
@@ -191,11 +191,11 @@ def test_stacks_that_do_not_fit_are_counted_and_the_calls_are_not_lost(watcher):
     without = int((calls["stack_id"] == 0).sum())
     assert (calls["op"] == CudaOp.STREAM_SYNC).sum() >= 3000
     assert without > 1000
-    assert watcher.engine.read_losses()["stacks_lost"] == without
+    assert watcher.engine.state.read_losses()["stacks_lost"] == without
 
 
 def test_a_stack_that_was_dropped_to_make_room_is_written_again(watcher, monkeypatch):
-    monkeypatch.setattr(stacks, "MOST_STACKS", 8)
+    monkeypatch.setattr(stacks, "MAX_STACKS", 8)
     calls = []
     with watcher.run(sys.executable, CALLS, LIBRARY) as told:
         watcher.engine.drain({
@@ -203,7 +203,7 @@ def test_a_stack_that_was_dropped_to_make_room_is_written_again(watcher, monkeyp
             "stacks": watcher.take,
         })
     (calls,) = calls
-    dropped = watcher.book.find_hashes(calls["stack_id"][:1])
+    dropped = watcher.stacks.index.find_hashes(calls["stack_id"][:1])
     assert dropped.tolist() == [0]
     known = {int.from_bytes(key.tobytes(), "little")
              for key in watcher.engine.maps["seen_stacks"].read_all(np.dtype("<u8"), np.dtype("u1"))[0]}  # fmt: skip

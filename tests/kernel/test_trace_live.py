@@ -64,9 +64,10 @@ def test_a_trace_records_its_workloads_words_and_pushes_its_collectives(collecto
 
 
 def test_old_command_line_of_a_daemonset_traces_and_says_what_has_no_effect(tmp_path):
-    log = tmp_path / "agent.log"
+    log, file = tmp_path / "agent.log", tmp_path / "ingero.yaml"
+    file.write_text("agent: {log_level: info}\nprobes: {cuda: true}\n")
     line = (
-        "trace --debug --config /etc/ingero.yaml --record=false --stack=false --nccl --cluster c --remediate"
+        f"trace --debug --config {file} --record=false --stack=false --nccl --cluster c --remediate"
         " --annotate-socket-gid 0 --fleet-workload-type training --deadband 1 --heartbeat 5s --py-walker auto"
         f" --inference --inference-warmup 30 --throttle-poll-interval 5s --log {log} -d 1s --json"
     )
@@ -79,7 +80,7 @@ def test_old_command_line_of_a_daemonset_traces_and_says_what_has_no_effect(tmp_
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout.splitlines()[-1])["type"] == "incidents"
     warned = [text for text in result.stderr.splitlines() if text.startswith("warning: ")]
-    for name in ("--config", "--remediate", "--annotate-gid", "--heartbeat", "--py-walker",
+    for name in ("agent.log_level", "probes", "--remediate", "--annotate-gid", "--heartbeat", "--py-walker",
                  "--inference-warmup", "--throttle-poll-interval"):  # fmt: skip
         assert sum(name in text for text in warned) == 1, (name, warned)
     assert "--remediate: no effect without --fleet URL" in log.read_text()

@@ -1,4 +1,7 @@
-"""``ingero trace --prometheus --otlp`` as others see it: a scrape and a push, with the counts that the program itself kept."""
+"""``ingero trace --prometheus --otlp`` as others see it.
+
+A scrape and a push, with the counts that the program itself kept.
+"""
 
 import json
 import os

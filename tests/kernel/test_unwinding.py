@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts.machines.guest.chain import PATHS
 
 from ingero.agent.capture.kernel.abi import MAX_NATIVE, RETURN_BIT, StackFlag, Stacks
 from ingero.agent.capture.kernel.perf import Mapping
 from ingero.agent.capture.probes.engine import EngineSettings
-from ingero.agent.capture.probes.stacks import StackBook
+from ingero.agent.capture.probes.stacks import RecordedStacks
 from ingero.model.events import CudaOp, DriverOp, Source
 from ingero.sim.runner import get_program
 
@@ -24,20 +25,6 @@ LIBRARY = get_program().parent / "libcudart.so.12"
 COMPILERS = {
     "clang": (sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu.2.28"),
     "gcc": ("gcc",),
-}
-PATHS = {
-    "plain": ["leaf", "saves_registers", "main"],
-    "alloca": ["leaf", "saves_registers", "allocates", "main"],
-    "alloca, more": ["leaf", "saves_registers", "allocates", "main"],
-    "realigned": ["leaf", "saves_registers", "allocates", "realigns_more", "realigns", "main"],
-    "left": ["leaf", "saves_registers", "left", "main"],
-    "right": ["leaf", "saves_registers", "right", "main"],
-    "deep": ["leaf", "saves_registers", *["recurses"] * 41, "main"],
-    "through the C library": ["leaf", "saves_registers", "compare", "sorts", "main"],
-    "signal": ["leaf", "saves_registers", "on_signal", "is_interrupted", "main"],
-    "thread": ["leaf", "saves_registers", "allocates", "in_thread"],
-    "driver": ["allocates_memory", "main"],
-    "entry": ["cudaEventRecord", "records_event", "main"],
 }
 BOTH = pytest.mark.parametrize("program", COMPILERS, indirect=True)
 N_FIRST = 2  # calls of the first round alone: an event is created, by the runtime and by the driver
@@ -66,7 +53,7 @@ class Chain:
     def __init__(self, engine, process):
         self.engine = engine
         self.process = process
-        self.book = StackBook(engine.maps, engine.stack_copies)
+        self.stacks = RecordedStacks(engine.maps, engine.stack_copies)
         self.raw = {}
         self.frames = {}
 
@@ -84,26 +71,26 @@ class Chain:
         calls = []
         keep = {ring: lambda view: calls.append(view.copy()) for ring in ("calls", "kept_calls")}
         self.engine.drain({**keep, "stacks": self.take})
-        self.frames |= self.book.pop_new()
+        self.frames |= self.stacks.index.pop_new()
         calls = np.concatenate(calls)
         return calls[np.argsort(calls["header"]["mono_ns"], kind="stable")]
 
     def take(self, view):
         self.raw |= {int(record["id"]): record.copy() for record in view}
-        self.book.take(view)
+        self.stacks.take(view)
 
     def describe(self, call):
         """A call's stored frames."""
-        (key,) = self.book.find_hashes(np.array([call["stack_id"]])).tolist()
+        (key,) = self.stacks.index.find_hashes(np.array([call["stack_id"]])).tolist()
         return self.frames[key].frames
 
     def learn(self):
         """Make and read calls until the kernel knows every rule."""
         for _ in range(5000):  # a copy for the same place is made 20 times a second at most
-            before = self.engine.read_unwinding()
+            before = self.engine.state.read_unwinding()
             told = self.ask()
             calls = self.read()
-            after = self.engine.read_unwinding()
+            after = self.engine.state.read_unwinding()
             if after["by_rules"] - before["by_rules"] == len(calls):
                 return told, calls
         pytest.fail(f"the kernel does not walk by itself: {after}")
@@ -117,7 +104,7 @@ def run(engine, program):
         assert process.stdout.readline() == "ready\n"
         chain = Chain(engine, process)
         yield chain
-        chain.book.close()
+        chain.stacks.close()
 
 
 @pytest.fixture
@@ -199,7 +186,7 @@ def test_a_first_stack_comes_from_its_copy_and_is_the_whole_one(chain):
     others = [call for call in calls if call["stack_id"] not in {c["stack_id"] for _, c in copied}]
     for call in others:
         assert names_of(chain.describe(call))[-1] == "[callers by frame pointer]"
-    counts = chain.engine.read_unwinding()
+    counts = chain.engine.state.read_unwinding()
     assert counts["copied"] + counts["by_frame_pointer"] + counts["by_rules"] == len(every)
     assert counts["copies_lost"] == 0
 
@@ -211,7 +198,7 @@ def test_frame_pointers_do_not_find_these_callers(engine, program):
         due.update(bytes(4), never)
         told = chain.ask()
         calls = of_runtime(chain.read())
-        counts = engine.read_unwinding()
+        counts = engine.state.read_unwinding()
         assert (counts["copied"], counts["by_rules"]) == (0, 0)
         for name, call in zip(told, calls, strict=True):
             assert names_of(chain.describe(call))[-1] == "[callers by frame pointer]"
@@ -246,7 +233,7 @@ def test_copies_that_do_not_fit_are_counted_and_the_stack_is_by_frame_pointer(
     with run(engine, program) as chain:
         told = chain.ask()
         calls = chain.read()
-    counts = engine.read_unwinding()
+    counts = engine.state.read_unwinding()
     assert len(of_runtime(calls)) == len(told)
     assert counts["copies_lost"] >= 5
     assert counts["copied"] == 0
@@ -260,15 +247,15 @@ def test_rules_are_forgotten_when_something_else_is_mapped_there(chain):
     middle = int(np.median(addresses))
     inside = (addresses >= middle) & (addresses <= middle + 4096)
     assert 0 < inside.sum() < len(addresses)
-    chain.book.on_mapping(
+    chain.stacks.on_mapping(
         Mapping(chain.process.pid, middle, middle + 4096, (0, 0), 1, "/somewhere/else.so")
     )
     left, _ = chain.engine.maps["unwind_rules"].read_all(np.dtype("<u8,<u8"), np.dtype("V8"))
     assert len(left) == len(addresses) - inside.sum()
-    before = chain.engine.read_unwinding()["by_rules"]
+    before = chain.engine.state.read_unwinding()["by_rules"]
     chain.ask()
     chain.read()
-    assert chain.engine.read_unwinding()["by_rules"] < before + len(PATHS) + 1
+    assert chain.engine.state.read_unwinding()["by_rules"] < before + len(PATHS) + 1
     chain.learn()  # and learned again
 
 

@@ -119,3 +119,20 @@ def test_killed_run_leaves_no_process_namespace_or_link():
         os.close(pidfd)
         assert ended
     assert leftovers(process.pid) == []
+
+
+@pytest.mark.torch
+def test_real_job_whose_rank_has_a_quarter_of_its_processor_time_is_told_by_its_rank_and_why():
+    script = Path(__file__).resolve().parents[2] / "examples/jobs/ddp.py"
+    small = ("--", "--width", "128", "--batch", "128")
+    result = up(
+        "--ranks", "4", "--job", str(script), "--fault", "cpu-quota:2:25%", "--duration", "60s", *small
+    )  # fmt: skip
+    assert result["job"] == str(script)
+    assert result["probes"]
+    assert {verdict["rank"] for verdict in result["verdicts"]} == {0, 1, 2, 3}
+    assert result["culprits"] == [2]
+    assert result["diagnosis"]["cause"] == "cpu-quota", result["diagnosis"]
+    assert result["diagnosis"]["causes"][0]["share"] > 0.5
+    assert result["diagnosis"]["after_verdict_s"] < 15
+    assert not list(Path("/sys/fs/cgroup").glob("**/ingero-*-2"))

@@ -1,7 +1,7 @@
 """Plays NCCL's side of its profiler interface, strictly as documented, on the built plug-in.
 
-Source of layouts and contract: NCCL's plugins/profiler/README.md and profiler_v4.h, profiler_v5.h. Written down a second time here,
-in ctypes and whole, so that a slip in ncclprof/api.h shows.
+Source of layouts and contract: NCCL's plugins/profiler/README.md and profiler_v4.h, profiler_v5.h. Written down a
+second time here, in ctypes and whole, so that a slip in ncclprof/api.h shows.
 """
 
 import ctypes
@@ -90,10 +90,11 @@ class Plugin:
     def init(self, comm=0xABC, rank=1, n_ranks=4, n_nodes=2):
         context, mask = c_void_p(0xDEAD), c_int(-1)
         place = (n_nodes, n_ranks, rank, self.logger)
-        if self.version == 4:
-            told = (ctypes.byref(mask), b"world", comm)
-        else:
-            told = (comm, ctypes.byref(mask), b"world")
+        told = (
+            (ctypes.byref(mask), b"world", comm)
+            if self.version == 4
+            else (comm, ctypes.byref(mask), b"world")
+        )
         assert self.interface.init(ctypes.byref(context), *told, *place) == 0
         return Communicator(self, context.value, mask.value)
 

@@ -8,7 +8,7 @@ import pytest
 from ingero.agent.collectives.device import DeviceCollectives
 from ingero.agent.collectives.host import CollectiveTracker
 from ingero.agent.collectives.push import CollectivePusher, PushPace
-from ingero.agent.health.body import NodeIdentity
+from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import PushReply
 from ingero.model.collectives import ClockKind, CollectiveOp
 from ingero.testing.clock import ManualClock
@@ -36,7 +36,7 @@ class Ear:
 
     @property
     def standings(self):
-        return [one for export in self.exports for one in read_progress(export).standings]
+        return [one for export in self.exports for one in read_progress(export).found]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def pusher(rings, clock, ear):
 
 def look(pusher, clock, after_ns):
     clock.advance(after_ns)
-    pusher.look()
+    pusher.push_due()
 
 
 def test_device_rows_go_out_with_the_launchers_rank_and_wall_time(join, pusher, clock, ear):

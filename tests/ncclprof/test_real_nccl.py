@@ -1,100 +1,104 @@
-"""NVIDIA's own libnccl loads the plug-in and drives it through its own translation of the interface.
+"""Each release of NVIDIA's NCCL loads the plug-in by its own loader and drives it through its own calls, without a device.
 
-No GPU is there, so no communicator can be made: the functions of libnccl that load a plug-in, and those that turn its newest
-event into an older version's, are called by their place in its symbol table. The wheel (nvidia-nccl-cu12, 335 MiB) is no dependency:
-unpack it anywhere and name that folder in PYTHONPATH. Seen to pass with 2.32.3.
+Two ranks make a communicator and call collectives (play.py); what is not NCCL's own is the CUDA runtime below it (no_device.c). What
+each release does is the table in docs/evidence/nccl.
 """
 
-import ctypes
-import json
-import os
-import subprocess
-import sys
-from ctypes import c_void_p
-from pathlib import Path
-
 import pytest
-from tests.ncclprof.nccl import InterfaceV5, Plugin
-
-from ingero.agent.collectives.plugin import INTERFACES, find_plugin
-
-LIBRARY = next(
-    (
-        path
-        for folder in sys.path
-        if (path := Path(folder, "nvidia/nccl/lib/libnccl.so.2")).exists()
-    ),
-    None,
+from tests.ncclprof.play import COUNTS, N_CALLS, N_RANKS
+from tests.ncclprof.releases import (
+    CHOSEN,
+    build_stand_in,
+    get_library,
+    only_x86,
+    read_table,
+    run_ranks,
 )
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(LIBRARY is None, reason="nvidia-nccl-cu12 is not in PYTHONPATH"),
-]
+
+from ingero.agent.collectives.plugin import INTERFACES, NAME, find_plugin
+from ingero.model.collectives import CollectiveOp
+
+pytestmark = [pytest.mark.slow, only_x86]
+
+OPS = {
+    "AllReduce": (CollectiveOp.ALL_REDUCE, 4),
+    "AllGather": (CollectiveOp.ALL_GATHER, 8),
+    "ReduceScatter": (CollectiveOp.REDUCE_SCATTER, 8),
+    "Broadcast": (CollectiveOp.BROADCAST, 8),
+}
+"""Each with the bytes of an element."""
+CHANNEL_NS = 5000  # as in no_device.c
 
 
 @pytest.fixture(scope="module")
-def functions():
-    """Addresses of libnccl's functions by their mangled names, local ones too."""
-    from elftools.elf.elffile import ELFFile
-
-    wanted = {f"_Z18getNcclProfiler_v{version}Pv" for version in range(1, 8)}
-    wanted |= {"_Z22ncclProfilerPluginInitP8ncclComm", "ncclGetVersion"}
-    with LIBRARY.open("rb") as file:
-        symbols = ELFFile(file).get_section_by_name(".symtab").iter_symbols()
-        offsets = {symbol.name: symbol["st_value"] for symbol in symbols if symbol.name in wanted}
-    library = ctypes.CDLL(str(LIBRARY))
-    known = ctypes.cast(library.ncclGetVersion, c_void_p).value
-    return {name: known - offsets["ncclGetVersion"] + at for name, at in offsets.items()}
+def stand_in(tmp_path_factory):
+    return build_stand_in(tmp_path_factory.mktemp("no_device"))
 
 
-@pytest.mark.parametrize("version", INTERFACES)
-def test_it_takes_the_plug_in_and_what_it_translates_arrives(functions, join, open_ring, version):
-    plugin = ctypes.CDLL(str(find_plugin()))
-    get = ctypes.CFUNCTYPE(c_void_p, c_void_p)(functions[f"_Z18getNcclProfiler_v{version}Pv"])
-    address = get(plugin._handle)
-    assert address, "NCCL found no symbol of that version"
-    # What it gives is its newest interface, whose event begins as that of version 5 does.
-    newest = Plugin(5, InterfaceV5.from_address(address))
-    assert newest.interface.name == b"Ingero"
-    comm = join(newest, comm=0xFEED_0000_0000_0002, rank=6, n_ranks=8)
-    comm.play(7_000, 9_000, n_channels=3, func=b"AllGather", count=11, datatype=b"ncclFloat64")
-    ring = open_ring()
-    assert ring.api == version
-    (row,) = ring.read()
-    assert (row["comm"], row["rank"], row["n_ranks"]) == (0xFEED_0000_0000_0002, 6, 8)
-    assert (row["gpu_start_ns"], row["gpu_stop_ns"], row["n_channels"]) == (7_000, 9_000, 3)
-    assert (row["n_bytes"], row["op"]) == (88, 2)
+def parse_version(release):
+    numbers = [int(part) for part in release.removesuffix(".post1").split(".")]
+    return numbers[0] * 10000 + numbers[1] * 100 + numbers[2]
 
 
-LOADER = """
-import ctypes, json, os, sys
-from pathlib import Path
-from ingero.agent.collectives.plugin_ring import find_rings_of
-init = ctypes.CDLL(sys.argv[1])
-base = ctypes.cast(init.ncclGetVersion, ctypes.c_void_p).value - int(sys.argv[2])
-comm = ctypes.create_string_buffer(64 << 20)  # a communicator that is zero throughout
-rc = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(base + int(sys.argv[3]))(ctypes.addressof(comm))
-rings = find_rings_of(os.getpid(), Path(os.environ["INGERO_NCCL_DIR"]))
-print(json.dumps([rc, [(ring.api, len(ring.read_places())) for ring in rings.values()]]))
-"""
+def check_timed(account, n_timed):
+    """Every collective of every rank has its row, with the times that the channels had; broadcasts, the last, before NCCL 2.29 only."""
+    for rank in range(N_RANKS):
+        rows = sorted(
+            (row for row in account["rows"] if row["rank"] == rank), key=lambda row: row["seq"]
+        )
+        expected = [
+            (seq, int(OPS[name][0]), count * OPS[name][1])
+            for seq, (name, count) in enumerate(
+                ((name, count) for name, counts in COUNTS.items() for count in counts), 1
+            )
+        ][:n_timed]
+        assert [(row["seq"], row["op"], row["n_bytes"]) for row in rows] == expected
+        for row in rows:
+            assert row["n_ranks"] == N_RANKS
+            assert row["n_channels"] > 0
+            assert row["gpu_stop_ns"] - row["gpu_start_ns"] >= CHANNEL_NS * row["n_channels"]
+            assert row["host_start_ns"] <= row["host_stop_ns"] <= row["host_seen_ns"]
+    # The ranks of a communicator know it by the same number.
+    assert len({row["comm"] for row in account["rows"]}) == 1
+    assert sorted(place[1:] for place in account["places"]) == [
+        [rank, N_RANKS, n_timed, n_timed] for rank in range(N_RANKS)
+    ]
 
 
-@pytest.mark.parametrize("named", ["by its path", "not"])
-def test_it_loads_the_plug_in_where_the_variable_names_it_and_nowhere_else(functions, rings, named):
-    base = functions["ncclGetVersion"]
-    base -= base % 4096
-    environment = dict(os.environ)
-    environment.pop("NCCL_PROFILER_PLUGIN", None)
-    if named == "by its path":
-        environment["NCCL_PROFILER_PLUGIN"] = str(find_plugin())
-    known = functions["ncclGetVersion"] - base
-    init = functions["_Z22ncclProfilerPluginInitP8ncclComm"] - base
-    told = subprocess.run(
-        [sys.executable, "-c", LOADER, str(LIBRARY), str(known), str(init)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    # Of the versions that it knows it takes the newest that the plug-in has.
-    assert json.loads(told) == [0, [[6, 1]] if named == "by its path" else []]
+@pytest.mark.parametrize("release", CHOSEN)
+def test_a_release_does_with_the_plug_in_what_the_table_says(release, stand_in, tmp_path):
+    row = read_table()[release]
+    account, said = run_ranks(get_library(release), stand_in, tmp_path, row.n_timed)
+    assert account["version"] == parse_version(release)
+    # NCCL goes on whatever becomes of the plug-in.
+    assert account["told"] == [[0] * (N_CALLS + 3)] * N_RANKS
+    if row.plugin.startswith("version "):
+        assert account["apis"] == [int(row.plugin.split()[1])]
+        assert account["apis"][0] in INTERFACES
+        assert row.n_timed == N_CALLS - (account["version"] >= 22900)
+        check_timed(account, row.n_timed)
+        return
+    assert (account["apis"], row.n_timed) == ([], 0)
+    if row.plugin == "too old":
+        assert "PROFILER/Plugin: failed to find ncclProfiler_v" in said
+    elif row.plugin == "by name only":
+        assert f"PROFILER/Plugin: Could not find: libnccl-profiler-{find_plugin()}.so" in said
+    else:
+        assert row.plugin == "none"
+        assert "PROFILER/Plugin" not in said
+
+
+def test_the_release_that_takes_no_path_takes_a_name(stand_in, tmp_path):
+    name = NAME.removeprefix("libnccl-profiler-").removesuffix(".so")
+    folders = f"{stand_in.parent}:{find_plugin().parent}"
+    account, _ = run_ranks(
+        get_library("2.27.3"), stand_in, tmp_path, N_CALLS, plugin=name, LD_LIBRARY_PATH=folders
+    )
+    assert account["apis"] == [4]
+    check_timed(account, N_CALLS)
+
+
+@pytest.mark.parametrize("release", CHOSEN[-1:])
+def test_nothing_is_loaded_where_no_variable_names_it(release, stand_in, tmp_path):
+    account, _ = run_ranks(get_library(release), stand_in, tmp_path, 0, plugin="")
+    assert account["apis"] == []

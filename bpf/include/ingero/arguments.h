@@ -34,6 +34,11 @@ INLINE u64 frame_pointer(struct pt_regs *ctx)
 	return ctx->bp;
 }
 
+INLINE u64 instruction_pointer(struct pt_regs *ctx)
+{
+	return ctx->ip;
+}
+
 /* At a function's entry, before a return probe replaces it. */
 INLINE u64 return_address(struct pt_regs *ctx)
 {
@@ -60,6 +65,11 @@ INLINE u64 return_value(struct pt_regs *ctx)
 INLINE u64 frame_pointer(struct pt_regs *ctx)
 {
 	return ctx->regs[29];
+}
+
+INLINE u64 instruction_pointer(struct pt_regs *ctx)
+{
+	return ctx->pc;
 }
 
 INLINE u64 return_address(struct pt_regs *ctx)

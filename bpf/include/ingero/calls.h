@@ -7,7 +7,7 @@
 #define INGERO_CALLS_H
 
 #include "ingero/counts.h"
-#include "ingero/nccl.h"
+#include "ingero/gloo.h"
 #include "ingero/stacks.h"
 
 struct {
@@ -71,7 +71,7 @@ INLINE struct ig_thread *thread_here(u64 pid_tgid, bool create)
 	thread = bpf_map_lookup_elem(&threads, &tid);
 	if (!thread) {
 		if ((lost = losses_here()))
-			lost->no_thread++;
+			ADD(lost->no_thread, 1);
 		return 0;
 	}
 	thread->pid = pid;
@@ -127,7 +127,7 @@ INLINE void act_at_entry(struct ig_frame *frame, const struct ig_descriptor *des
 		frame->flags |= IG_FLAG_GROUPED;
 }
 
-INLINE void act_at_success(struct ig_frame *frame, const struct ig_descriptor *desc, struct ig_thread *thread)
+NOINLINE void act_at_success(struct ig_frame *frame, const struct ig_descriptor *desc, struct ig_thread *thread)
 {
 	struct ig_handle_key key = {.pid = thread->pid};
 	struct ig_losses *lost;
@@ -141,7 +141,7 @@ INLINE void act_at_success(struct ig_frame *frame, const struct ig_descriptor *d
 		bpf_probe_read_user(&frame->handle, sizeof(frame->handle), (void *)frame->out);
 		key.handle = frame->handle;
 		if (bpf_map_update_elem(&allocations, &key, &frame->bytes, BPF_ANY) && (lost = losses_here()))
-			lost->allocs_full++;
+			ADD(lost->allocs_full, 1);
 		break;
 	case IG_ACT_FREE:
 		key.handle = frame->handle;
@@ -259,11 +259,12 @@ INLINE void count_copy(const struct ig_frame *frame, const struct ig_descriptor 
 
 	if (!count)
 		return;
-	count->seen++;
-	count->bytes += frame->bytes;
-	count->total_ns += duration_ns;
+	/* One for each CPU, but a thread may be preempted in here by another of the same CPU. */
+	ADD(count->seen, 1);
+	ADD(count->bytes, frame->bytes);
+	ADD(count->total_ns, duration_ns);
 	if (bucket < IG_HIST_BUCKETS)
-		count->hist[bucket]++;
+		ADD(count->hist[bucket], 1);
 }
 
 /* Whether a record is to carry its stack. */
@@ -274,7 +275,10 @@ INLINE bool wants_stack(struct ig_count *count, const struct ig_settings *now, u
 	if (!(flags & (IG_FLAG_SLOW | IG_FLAG_ERROR)))
 		return 0;
 	turn_window(count, end_ns);
-	return count->n_stacks++ < IG_MOST_STACKS;
+	if (count->n_stacks >= IG_MOST_STACKS)
+		return 0;
+	ADD(count->n_stacks, 1);
+	return 1;
 }
 
 INLINE void finish(struct pt_regs *ctx, struct ig_frame *frame, const struct ig_descriptor *desc,
@@ -300,7 +304,7 @@ INLINE void finish(struct pt_regs *ctx, struct ig_frame *frame, const struct ig_
 	choice = choose(count, now, &call);
 	if (!choice.weight)
 		return;
-	if (wants_stack(count, now, choice.flags, call.end_ns))
+	if (ctx && wants_stack(count, now, choice.flags, call.end_ns))
 		stack_id = capture_stack(ctx);
 	if (desc->is_collective)
 		write_collective(frame, thread, count, choice, duration_ns, rc, stack_id);
@@ -317,8 +321,53 @@ INLINE bool keeps_caller(const struct ig_settings *now, const struct ig_descript
 				      (now->stacks && exact_flag(now, desc->source, desc->op)));
 }
 
+/* Takes the innermost call off the thread's stack when it is a C++ call whose frame is gone: an exception left it. Returns 1 when it did.
+ * end_ns: when the exception was caught; 0 when nobody knows.
+ */
+NOINLINE int drop_left(u64 stack, u64 end_ns)
+{
+	struct ig_thread *thread = thread_here(bpf_get_current_pid_tgid(), 0);
+	struct ig_settings *now = settings_now();
+	struct ig_descriptor *desc;
+	struct ig_frame *frame;
+	u32 depth, index;
+
+	if (!thread || !now)
+		return 0;
+	depth = thread->depth;
+	if (!depth || depth > IG_MAX_DEPTH)
+		return 0;
+	frame = &thread->frames[(depth - 1) & (IG_MAX_DEPTH - 1)];
+	if (frame->source != IG_SOURCE_GLOO || frame->sp > stack)
+		return 0;
+	thread->depth = depth - 1;
+	index = frame->descriptor;
+	desc = bpf_map_lookup_elem(&descriptors, &index);
+	if (!desc || !frame->entry_ns)
+		return 1;
+	frame->flags |= end_ns ? IG_FLAG_ERROR : IG_FLAG_ERROR | IG_FLAG_NO_TIME;
+	/* Without a stack: the thread is not in the call any more. It would not fit either: 512 bytes are for all functions in a row. */
+	finish(0, frame, desc, thread, now, end_ns ? end_ns - frame->entry_ns : 0, -1);
+	frame->entry_ns = 0;
+	return 1;
+}
+
+INLINE void drop_all_left(u64 stack, u64 end_ns)
+{
+	for (u32 i = 0; i < IG_MAX_DEPTH; i++)
+		if (!drop_left(stack, end_ns))
+			break;
+}
+
+/* First in every program that a uprobe runs. Since Linux 6.13 (arm64: 6.17) the JIT gives a program of this type one stack for each CPU, as
+ * if nothing could run it there twice at a time; but a uprobe's thread may be preempted in it, the next one writes over its pointers,
+ * and the kernel dies (open-telemetry/opentelemetry-ebpf-instrumentation#3056; seen on 7.2). A program with a tail call has no such
+ * stack. Whether it has one is asked before the verifier drops a branch that is never taken, so nothing is called.
+ */
+#define ON_THREADS_STACK() asm volatile("r0 = 0\n\tif r0 == 0 goto +1\n\tcall 12" ::: "r0")
+
 /* Returns 1 when the call's return must be seen too. */
-INLINE int on_entry(struct pt_regs *ctx)
+INLINE int on_entry(struct pt_regs *ctx, bool is_cxx)
 {
 	u64 pid_tgid = bpf_get_current_pid_tgid();
 	struct ig_settings *now = settings_now();
@@ -337,14 +386,16 @@ INLINE int on_entry(struct pt_regs *ctx)
 	thread = thread_here(pid_tgid, 1);
 	if (!thread)
 		return 0;
+	read_registers(ctx, &regs);
+	if (is_cxx)
+		drop_all_left(regs.stack, desc->act == IG_ACT_GLOO_CAUGHT ? bpf_ktime_get_ns() : 0);
 	depth = thread->depth;
 	if (depth >= IG_MAX_DEPTH) {
 		if ((lost = losses_here()))
-			lost->too_deep++;
+			ADD(lost->too_deep, 1);
 		return 0;
 	}
 	frame = &thread->frames[depth & (IG_MAX_DEPTH - 1)];
-	read_registers(ctx, &regs);
 	frame->descriptor = index;
 	frame->op = desc->op;
 	frame->source = desc->source;
@@ -353,10 +404,16 @@ INLINE int on_entry(struct pt_regs *ctx)
 	frame->copy = depth && thread->frames[(depth - 1) & (IG_MAX_DEPTH - 1)].copy ? 2 : desc->act >= IG_ACT_COPY;
 	read_arguments(frame, desc, &regs);
 	act_at_entry(frame, desc, thread);
-	if (desc->is_collective)
+	if (is_cxx) {
+		if (!gloo_entry(frame, desc, &regs, thread)) {
+			frame->entry_ns = 0;
+			return 0;
+		}
+	} else if (desc->is_collective) {
 		nccl_entry(frame, desc, &regs, thread->pid);
+	}
 	if ((count = count_of(thread->pid, desc->source, desc->op)))
-		count->entered++;
+		ADD(count->entered, 1);
 	if (keeps_caller(now, desc)) {
 		frame->return_pc = return_address(ctx);
 		frame->bp = frame_pointer(ctx);
@@ -374,6 +431,37 @@ INLINE int on_entry(struct pt_regs *ctx)
 	return 1;
 }
 
+/* A C++ function is about to be left: this is the last instruction of it, where the stack is as it was at its entry. One that looks like it
+ * and is not, such as a jump inside of it, finds another stack. A return probe would end the process at the first exception.
+ */
+INLINE void on_leave(struct pt_regs *ctx)
+{
+	struct ig_thread *thread = thread_here(bpf_get_current_pid_tgid(), 0);
+	struct ig_settings *now = settings_now();
+	u64 now_ns = bpf_ktime_get_ns();
+	struct ig_descriptor *desc;
+	struct ig_registers regs;
+	struct ig_frame *frame;
+	u32 depth, index;
+
+	if (!thread || !now)
+		return;
+	read_registers(ctx, &regs);
+	drop_all_left(regs.stack - 1, 0);
+	depth = thread->depth;
+	if (!depth || depth > IG_MAX_DEPTH)
+		return;
+	frame = &thread->frames[(depth - 1) & (IG_MAX_DEPTH - 1)];
+	if (frame->source != IG_SOURCE_GLOO || frame->sp != regs.stack || !frame->entry_ns)
+		return;
+	index = frame->descriptor;
+	desc = bpf_map_lookup_elem(&descriptors, &index);
+	thread->depth = depth - 1;
+	if (desc)
+		finish(ctx, frame, desc, thread, now, now_ns - frame->entry_ns, 0);
+	frame->entry_ns = 0;
+}
+
 /* Pops frames until the one whose stack pointer matches: calls left by longjmp or an exception go with it. */
 INLINE void on_return(struct pt_regs *ctx)
 {
@@ -383,7 +471,6 @@ INLINE void on_return(struct pt_regs *ctx)
 	struct ig_descriptor *desc;
 	struct ig_frame *frame = 0;
 	struct ig_losses *lost;
-	struct ig_registers regs;
 	s32 rc = (s32)return_value(ctx);
 	u64 stack = ctx->sp; /* where the arguments in memory began: the return address is gone again */
 	u32 depth, index;
@@ -405,7 +492,7 @@ INLINE void on_return(struct pt_regs *ctx)
 	}
 	if (!frame || !frame->entry_ns) {
 		if ((lost = losses_here()))
-			lost->unmatched++;
+			ADD(lost->unmatched, 1);
 		return;
 	}
 	index = frame->descriptor;

@@ -45,7 +45,10 @@ INLINE u32 bucket_of(u64 duration_ns)
 	return bucket < IG_HIST_BUCKETS ? bucket : IG_HIST_BUCKETS - 1;
 }
 
-/* This CPU's counts of one operation of one process; NULL when the map is full, which is counted. */
+/* To add to a number that other CPUs change at the same time. */
+#define ADD(number, n) ((void)__sync_fetch_and_add(&(number), (n)))
+
+/* The counts of one operation of one process; NULL when the map is full, which is counted. */
 INLINE struct ig_count *count_of(u32 pid, u8 source, u16 op)
 {
 	struct ig_count_key key = {.pid = pid, .op = op, .source = source};
@@ -57,7 +60,7 @@ INLINE struct ig_count *count_of(u32 pid, u8 source, u16 op)
 	bpf_map_update_elem(&counts, &key, &ZERO_COUNT, BPF_NOEXIST);
 	count = bpf_map_lookup_elem(&counts, &key);
 	if (!count && (lost = losses_here()))
-		lost->uncounted++;
+		ADD(lost->uncounted, 1);
 	return count;
 }
 
@@ -67,7 +70,7 @@ struct ig_choice {
 	u8 reserved[3];
 };
 
-/* Begin a new window where the last is over. */
+/* Begin a new window where the last is over. Two CPUs may begin the same one: a few more are kept then. */
 INLINE void turn_window(struct ig_count *count, u64 now_ns)
 {
 	u32 window = now_ns >> IG_WINDOW_LOG2;
@@ -77,6 +80,38 @@ INLINE void turn_window(struct ig_count *count, u64 now_ns)
 	count->window = window;
 	count->n_kept = 0;
 	count->n_stacks = 0;
+}
+
+enum { IG_MAX_TRIES = 16 }; /* of an extreme: who fails has met a greater one, so that few fail twice */
+
+INLINE void raise(u64 *highest, u64 value)
+{
+	for (u32 i = 0; i < IG_MAX_TRIES; i++) {
+		u64 before = *(volatile u64 *)highest;
+
+		if (value <= before || __sync_val_compare_and_swap(highest, before, value) == before)
+			return;
+	}
+}
+
+INLINE void lower(u64 *lowest, u64 value)
+{
+	for (u32 i = 0; i < IG_MAX_TRIES; i++) {
+		u64 before = *(volatile u64 *)lowest;
+
+		if ((before && value >= before) || __sync_val_compare_and_swap(lowest, before, value) == before)
+			return;
+	}
+}
+
+/* How many calls this one stands for, itself included; 0: it is left out. */
+INLINE u32 draw(struct ig_count *count, u32 keep_one_in)
+{
+	if (keep_one_in <= 1 && !*(volatile u64 *)&count->pending)
+		return 1;
+	if (__sync_fetch_and_add(&count->pending, 1) + 1 < keep_one_in)
+		return 0;
+	return __sync_lock_test_and_set(&count->pending, 0); /* 0: another CPU took this one along */
 }
 
 /* One finished thing. */
@@ -101,52 +136,46 @@ INLINE struct ig_choice choose(struct ig_count *count, const struct ig_settings 
 	u8 flags = what->flags;
 	struct ig_choice choice = {.weight = 1, .flags = flags};
 	u32 bucket = bucket_of(duration_ns);
-	u64 before = count->seen++;
+	u64 before = __sync_fetch_and_add(&count->seen, 1);
 
-	count->bytes += bytes;
+	if (bytes)
+		ADD(count->bytes, bytes);
 	if (flags & IG_FLAG_NESTED)
-		count->nested++;
+		ADD(count->nested, 1);
 	if (!(flags & IG_FLAG_NO_TIME)) {
 		if (bucket < IG_HIST_BUCKETS)
-			count->hist[bucket]++;
+			ADD(count->hist[bucket], 1);
 		if (before >= 32 && duration_ns > 8 * (count->total_ns / before))
 			choice.flags |= IG_FLAG_SLOW;
-		count->total_ns += duration_ns;
-		if (!count->min_ns || duration_ns < count->min_ns)
-			count->min_ns = duration_ns;
-		if (duration_ns > count->max_ns)
-			count->max_ns = duration_ns;
+		ADD(count->total_ns, duration_ns);
+		lower(&count->min_ns, duration_ns);
+		raise(&count->max_ns, duration_ns);
 	}
 	if (flags & IG_FLAG_ERROR)
-		count->errors++;
+		ADD(count->errors, 1);
 	else if (before < now->keep_first && !(flags & IG_FLAG_EXACT))
 		choice.flags |= IG_FLAG_FIRST;
 	if (choice.flags & kept) {
 		turn_window(count, what->end_ns);
 		if (count->n_kept >= IG_FLOOD) {
-			count->lost++;
+			ADD(count->lost, 1);
 			choice.weight = 0;
 			return choice;
 		}
-		count->n_kept++;
-	} else {
-		if (++count->pending < now->keep_one_in) {
-			count->sampled++;
-			choice.weight = 0;
-			return choice;
-		}
-		choice.weight = count->pending;
-		count->pending = 0;
+		ADD(count->n_kept, 1);
+		return choice;
 	}
-	count->emitted++;
+	choice.weight = draw(count, now->keep_one_in);
+	if (!choice.weight)
+		ADD(count->sampled, 1);
 	return choice;
 }
 
 INLINE void choice_lost(struct ig_count *count, struct ig_choice choice)
 {
-	count->emitted--;
-	count->lost++;
-	count->pending += choice.weight - 1;
+	ADD(count->lost, 1);
+	if (choice.weight > 1)
+		ADD(count->pending, choice.weight - 1);
 }
 
 #endif

@@ -9,7 +9,7 @@ INLINE void count_lost(u32 kind)
 	struct ig_losses *lost = losses_here();
 
 	if (lost && kind < 8)
-		lost->host_lost[kind]++;
+		ADD(lost->host_lost[kind], 1);
 }
 
 INLINE u64 cgroup_of(struct task_struct *task)
@@ -63,7 +63,7 @@ INLINE struct ig_choice choose_span(struct ig_count *count, const struct ig_sett
                                                                                                                        \
 		if (!count_ || !now_)                                                                                  \
 			break;                                                                                         \
-		count_->entered++;                                                                                     \
+		ADD(count_->entered, 1);                                                                               \
 		choice_ = choose_span(count_, now_, (what));                                                           \
 		if (!choice_.weight)                                                                                   \
 			break;                                                                                         \

@@ -27,7 +27,11 @@ typedef _Bool bool;
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-/* At most as many steps as an array has elements, until one returns 1: bpf_loop() is of Linux 5.17 only, this of 5.13. */
+/* At most as many steps as an array has elements, until one returns 1: bpf_loop() is of Linux 5.17 only, this of 5.13.
+ *
+ * Linux before 6.8 verifies a step once, with what it knows of the context before the first, and removes the branches that the first
+ * does not take. So a field that a step changes and decides by must not begin as a constant: read it from memory.
+ */
 #define REPEAT(array, step, ctx) bpf_for_each_map_elem(&array, step, ctx, 0)
 #define STEP(name, context) static long name(UNUSED void *array_, UNUSED u32 *i_, UNUSED void *none_, context)
 #define REPEATS(name, n)                                                                                               \
@@ -142,6 +146,10 @@ struct uprobe_task {
 	struct return_instance *return_instances;
 } CORE;
 
+struct mm_struct {
+	unsigned long task_size;
+} CORE;
+
 struct task_struct {
 	s32 pid;
 	s32 tgid;
@@ -156,6 +164,7 @@ struct task_struct {
 	u64 start_boottime;
 	u64 self_exec_id;
 	struct uprobe_task *utask;
+	struct mm_struct *mm;
 	struct thread_struct thread;
 } CORE;
 

@@ -52,7 +52,7 @@ INLINE void communicator_add(u32 pid, u64 comm, struct ig_communicator *entry)
 	if (!comm)
 		return;
 	if (bpf_map_update_elem(&communicators, &key, entry, BPF_ANY) && (lost = losses_here()))
-		lost->comms_full++;
+		ADD(lost->comms_full, 1);
 }
 
 INLINE u64 size_of_nccl_type(s32 dtype)

@@ -12,7 +12,7 @@
 #include "ingero/kernel.h"
 
 enum ig_limit {
-	IG_RECORD_VERSION = 5,
+	IG_RECORD_VERSION = 6,
 	IG_COMM_LEN = 16,
 	IG_MAX_DEPTH = 8,
 	IG_MAX_DESCRIPTORS = 1024,
@@ -56,6 +56,7 @@ enum ig_source {
 	IG_SOURCE_NET = 7,
 	IG_SOURCE_CUDA_GRAPH = 8,
 	IG_SOURCE_NCCL = 9,
+	IG_SOURCE_GLOO = 11, /* 10 is NVML's, which no probe sees; C++: never with a return probe */
 	IG_N_SOURCES = 16,
 };
 
@@ -134,13 +135,13 @@ struct ig_call {
 };
 _Static_assert(sizeof(struct ig_call) == 128, "ABI");
 
-/* One NCCL call. */
+/* One call of NCCL or Gloo. */
 struct ig_collective {
 	struct ig_header header; /* mono_ns: entry */
 	u64 duration_ns;         /* entry to return, which is enqueue time for an asynchronous call */
 	u64 cgroup_id;
 	u64 comm_hash; /* equal on all ranks of a communicator; 0: communicator made before we looked */
-	u64 comm_ptr;  /* ncclComm_t in that process */
+	u64 comm_ptr;  /* ncclComm_t or gloo::Context in that process */
 	u64 stream;
 	u64 seq;   /* 1-based number of this collective on its communicator; 0: not a collective */
 	u64 count; /* elements */
@@ -296,7 +297,7 @@ _Static_assert(sizeof(struct ig_stack) == 40 + 8 * 127 + 16 * 128, "ABI");
 
 /* A return address that the kernel had replaced to catch a function's return. */
 struct ig_return {
-	u64 slot; /* where it lies on the stack */
+	u64 slot; /* x86-64: where it lies on the stack; arm64: the CFA of the function that it is the return address of */
 	u64 address;
 };
 _Static_assert(sizeof(struct ig_return) == 16, "ABI");
@@ -312,9 +313,12 @@ struct ig_stack_copy {
 	u32 pid;
 	u32 n_bytes; /* of data: fewer than IG_COPY_BYTES where the stack begins */
 	struct ig_return returns[IG_MAX_RETURNS]; /* innermost first; of slot 0: there is none */
-	u8 data[IG_COPY_BYTES];                   /* begins with the page that sp points into */
+	u8 data[IG_COPY_BYTES];                   /* begins with the 4 KiB that sp points into */
+	u64 link;                                 /* arm64: x30 in that frame; 0: it does not say where the frame returns to */
+	u32 is_sp_least;                          /* arm64: sp is not known; it is this or more */
+	u32 reserved;
 };
-_Static_assert(sizeof(struct ig_stack_copy) == 64 + 16 * 8 + 5 * 4096, "ABI");
+_Static_assert(sizeof(struct ig_stack_copy) == 64 + 16 * 8 + 5 * 4096 + 16, "ABI");
 
 /* One thing that a GPU process did in the kernel: bytes on a socket, memory it had to reclaim. */
 struct ig_span {
@@ -345,7 +349,7 @@ struct ig_count_key {
 };
 _Static_assert(sizeof(struct ig_count_key) == 8, "ABI");
 
-/* Exact, for every call, one per CPU. seen = emitted + sampled + lost, always; entered - seen = in flight or killed. */
+/* Exact, for every call. seen = emitted + sampled + lost, always; entered - seen = in flight or killed. */
 struct ig_count {
 	u64 entered;
 	u64 seen;
@@ -355,7 +359,7 @@ struct ig_count {
 	u64 total_ns;
 	u64 min_ns; /* 0: no call had a duration */
 	u64 max_ns;
-	u64 emitted; /* records written */
+	u64 emitted; /* records written; not counted in the kernel, but reckoned from the others by who reads them */
 	u64 sampled; /* left out on purpose */
 	u64 lost;    /* the ring was full, or there were more than IG_FLOOD */
 	u64 pending; /* left out since the last record that will carry them in its weight */
@@ -393,7 +397,7 @@ _Static_assert(sizeof(struct ig_unwinding) == 32, "ABI");
 enum ig_stacks {
 	IG_STACKS_NONE = 0,
 	IG_STACKS_ALL = 1,
-	IG_STACKS_NOTABLE = 2, /* the slow and the failed, at most IG_MOST_STACKS in a second of one kind on one CPU */
+	IG_STACKS_NOTABLE = 2, /* the slow and the failed, at most IG_MOST_STACKS in a second of one kind in one process */
 };
 
 /* Live settings, written by user space at any time. */
@@ -401,12 +405,14 @@ struct ig_settings {
 	u32 filter;  /* bits: 1 pids map, 2 cgroups map, 4 uid; 0 watches everything; bits are alternatives */
 	u32 uid;
 	u32 keep_one_in; /* records kept among the calls of kinds that are sampled; 1 keeps all */
-	u32 keep_first;  /* records always kept per (process, operation) and CPU */
+	u32 keep_first;  /* records always kept per (process, operation) */
 	u32 stacks;      /* an ig_stacks */
 	u32 is_over;     /* 1: nothing is counted and nothing returns any more, so that counts and records agree */
 	u64 exact[IG_N_SOURCES]; /* kinds that are never sampled: bit op of the word of a source */
+	u32 page_log2; /* of the size of the kernel's pages: 12, or 14 or 16 on arm64 */
+	u32 reserved;
 };
-_Static_assert(sizeof(struct ig_settings) == 152, "ABI");
+_Static_assert(sizeof(struct ig_settings) == 160, "ABI");
 
 /* Where an interpreter keeps what leads to the frames of a thread. Offsets in bytes; IG_NO_OFFSET: there is none. */
 enum { IG_NO_OFFSET = 0xffff };
@@ -430,24 +436,27 @@ struct ig_python {
 _Static_assert(sizeof(struct ig_python) == 64, "ABI");
 
 /* How to get from a frame to its caller, for one address of one process. Source: DWARF 5 section 6.4; registers as the
- * System V x86-64 psABI numbers them. The return address is at CFA - 8, the caller's stack pointer is the CFA.
+ * System V x86-64 psABI and DWARF for the Arm 64-bit Architecture number them. The stack pointer is rsp or sp, the frame pointer rbp or x29.
+ * The caller's stack pointer is the CFA. On x86-64 the return address is at CFA - 8.
  */
 enum ig_unwind_kind {
-	IG_UNWIND_SP = 1,        /* CFA = rsp + cfa_offset */
-	IG_UNWIND_BP = 2,        /* CFA = rbp + cfa_offset */
-	IG_UNWIND_REALIGNED = 3, /* CFA = *(rbp + cfa_offset), rbp = *(rbp + bp_offset): the function aligned its stack */
+	IG_UNWIND_SP = 1,        /* CFA = stack pointer + cfa_offset */
+	IG_UNWIND_BP = 2,        /* CFA = frame pointer + cfa_offset */
+	IG_UNWIND_REALIGNED = 3, /* x86-64: CFA = *(rbp + cfa_offset), rbp = *(rbp + bp_offset): the function aligned its stack */
 	IG_UNWIND_SIGNAL = 4,    /* the frame that the kernel pushed for a signal handler */
 	IG_UNWIND_END = 5,       /* the thread's outermost function */
 	IG_UNWIND_UNKNOWN = 6,   /* nothing is known: stop */
+	IG_UNWIND_RECORD = 7,    /* arm64: x29 leads to the caller's x29 and the return address; its stack pointer is not told */
 };
 
 struct ig_unwind_rule {
 	s32 cfa_offset;
-	s16 bp_offset; /* the caller's rbp is saved at CFA + this; 0: it is still in rbp */
+	s32 bp_offset;     /* the caller's frame pointer is saved at CFA + this; 0: it is still in its register */
+	s32 return_offset; /* arm64: the return address is saved at CFA + this; 0: it is still in x30 */
 	u8 kind;
-	u8 reserved;
+	u8 reserved[3];
 };
-_Static_assert(sizeof(struct ig_unwind_rule) == 8, "ABI");
+_Static_assert(sizeof(struct ig_unwind_rule) == 16, "ABI");
 
 struct ig_unwind_key {
 	u64 image; /* hash of pid, start and number of execs of the process */
@@ -539,12 +548,17 @@ enum ig_act {
 	IG_ACT_COMM_RANK = 13, /* a getter told the rank */
 	IG_ACT_COMM_COUNT = 14,
 	IG_ACT_GET_DEVICE = 15, /* a getter told the thread's device */
+	IG_ACT_GLOO_GROUP = 16, /* a process group is made: contexts that are connected meanwhile are its communicator */
+	/* These three leave no record. */
+	IG_ACT_GLOO_CONNECT = 17,
+	IG_ACT_GLOO_CLOSE = 18,  /* a context ends */
+	IG_ACT_GLOO_CAUGHT = 19, /* an exception was caught: C++ calls below this frame have been left by it */
 	/* Counted by direction too, unless another copy made it; from here on act - IG_ACT_COPY is a cudaMemcpyKind. */
-	IG_ACT_COPY = 16, /* the kind is aux */
-	IG_ACT_COPY_H2D = 17,
-	IG_ACT_COPY_D2H = 18,
-	IG_ACT_COPY_D2D = 19,
-	IG_ACT_COPY_DEFAULT = 20,
+	IG_ACT_COPY = 32, /* the kind is aux */
+	IG_ACT_COPY_H2D = 33,
+	IG_ACT_COPY_D2H = 34,
+	IG_ACT_COPY_D2D = 35,
+	IG_ACT_COPY_DEFAULT = 36,
 };
 
 enum ig_role {
@@ -570,6 +584,7 @@ enum ig_role {
 	IG_ARG_BLOCK_Y,
 	IG_ARG_BLOCK_Z,
 	IG_ARG_COLOR,
+	IG_ARG_TAG, /* number of a collective, from 0, as every member counts */
 	IG_N_ROLES = 24,
 };
 

@@ -123,6 +123,8 @@ INLINE u64 find_python_thread(const struct ig_python *python, struct task_struct
 	if (known && is_own_block(read_user_word(*known + python->thread_id), search.pointer))
 		return *known;
 	search.interpreter = read_user_word(python->runtime + python->interpreters_head);
+	search.thread = read_user_word(search.interpreter + python->threads_head);
+	search.interpreter = read_user_word(search.interpreter + python->interpreter_next);
 	REPEAT(search_steps, search_step, &search);
 	if (search.found)
 		bpf_map_update_elem(&python_threads, &tid, &search.found, BPF_ANY);
@@ -269,7 +271,7 @@ NOINLINE u64 capture_stack(struct pt_regs *ctx)
 		break;
 	}
 	if (!id && (lost = losses_here()))
-		lost->stacks_lost++;
+		ADD(lost->stacks_lost, 1);
 	return id;
 }
 

@@ -2,21 +2,31 @@
  *
  * User space reads the tables and writes a rule for each address that it has met. Where a rule is missing, a copy of the
  * stack goes to user space, which follows it and writes the rules that were missing: from then on the kernel walks alone.
- * Rules are for x86-64; elsewhere all frames are by frame pointer.
+ * What differs between processors is begin_walk(), step_out() and keep_registers().
  */
 #ifndef INGERO_UNWIND_H
 #define INGERO_UNWIND_H
 
+#include "ingero/arguments.h"
+
 enum {
-	IG_PAGE = 4096,
+	IG_PAGE = 4096, /* copied at once; the kernel's own pages are as large, or larger */
 	IG_COPY_BURST = 128,           /* copies in a row; the ring holds 202 */
 	IG_COPY_EVERY_NS = 31250000,   /* in the long run: 32 a second */
 	IG_COPY_AGAIN_NS = 50000000,   /* after one for the same place, which user space is still reading */
 	IG_WALK_RETURNS = 4,           /* replaced return addresses looked at in one step */
+#if defined(__TARGET_ARCH_x86)
 	/* Of what the kernel pushes for a signal handler (struct rt_sigframe, arch/x86/include/asm/sigframe.h). */
 	IG_SIGNAL_BP = 120,
 	IG_SIGNAL_SP = 160,
 	IG_SIGNAL_IP = 168,
+#else
+	/* The same (arch/arm64/kernel/signal.c): 128 bytes of siginfo, 176 of struct ucontext, 8 of struct sigcontext, then x0. */
+	IG_SIGNAL_BP = 312 + 29 * 8,
+	IG_SIGNAL_LINK = 312 + 30 * 8,
+	IG_SIGNAL_SP = 312 + 31 * 8,
+	IG_SIGNAL_IP = 312 + 32 * 8,
+#endif
 };
 #define IG_RETURN_BIT (1ull << 63)
 
@@ -93,11 +103,9 @@ INLINE u64 walk_frame_pointers(struct pt_regs *ctx, struct ig_slot *slot, u64 ha
 	return hash;
 }
 
-#if defined(__TARGET_ARCH_x86)
-
 /* A return address that a return probe has replaced with the kernel's own. */
 struct pending_return {
-	u64 stack; /* where it lies; 0: there is no more */
+	u64 stack; /* the stack pointer as its function began, as in ig_return; 0: there is no more */
 	u64 address;
 	u64 next; /* struct return_instance, outwards */
 };
@@ -110,6 +118,11 @@ struct unwind_walk {
 	struct pending_return pending; /* the next outwards */
 	u64 hash;
 	u64 is_missing; /* there is no rule for the last frame */
+#if defined(__TARGET_ARCH_arm64)
+	u64 link;        /* x30; 0: the frame has called another, which changed it */
+	u64 mask;        /* of an address; above it may be a signature (pointer authentication) */
+	u64 is_sp_least; /* the stack pointer is this or more: the frame before was left by its frame record */
+#endif
 };
 
 /* Without a branch, for the verifier's sake: what cannot be read becomes 0. */
@@ -132,6 +145,18 @@ INLINE u64 read_through(struct unwind_walk *walk, u64 slot, u64 address)
 		read_pending(walk->pending.next, &walk->pending);
 	}
 	return address;
+}
+
+#if defined(__TARGET_ARCH_x86)
+
+INLINE void begin_walk(UNUSED struct unwind_walk *walk, UNUSED struct pt_regs *ctx, UNUSED struct task_struct *task)
+{
+}
+
+INLINE void keep_registers(UNUSED const struct unwind_walk *walk, struct ig_stack_copy *copy)
+{
+	copy->link = 0;
+	copy->is_sp_least = 0;
 }
 
 INLINE bool step_out_of_signal(struct unwind_walk *walk)
@@ -166,6 +191,81 @@ INLINE bool step_out(struct unwind_walk *walk, const struct ig_unwind_rule *rule
 	walk->key.pc |= IG_RETURN_BIT;
 	return 1;
 }
+
+#else
+
+INLINE void begin_walk(struct unwind_walk *walk, struct pt_regs *ctx, struct task_struct *task)
+{
+	struct mm_struct *memory = task->mm;
+
+	walk->link = ctx->regs[30];
+	walk->mask = memory->task_size - 1;
+}
+
+INLINE void keep_registers(const struct unwind_walk *walk, struct ig_stack_copy *copy)
+{
+	copy->link = walk->link;
+	copy->is_sp_least = walk->is_sp_least;
+}
+
+INLINE bool step_out_of_signal(struct unwind_walk *walk)
+{
+	walk->key.pc = read_user_word(walk->sp + IG_SIGNAL_IP);
+	walk->bp = read_user_word(walk->sp + IG_SIGNAL_BP);
+	walk->link = read_user_word(walk->sp + IG_SIGNAL_LINK);
+	walk->sp = read_user_word(walk->sp + IG_SIGNAL_SP);
+	return walk->key.pc;
+}
+
+/* By what a function with a frame pointer leaves on the stack: the caller's x29 and the return address (AAPCS64, "the frame pointer"). */
+INLINE bool step_out_of_record(struct unwind_walk *walk)
+{
+	u64 record = walk->bp, words[2];
+
+	if (record < walk->sp || bpf_probe_read_user(words, sizeof(words), (void *)record))
+		return 0;
+	walk->sp = record + sizeof(words);
+	walk->is_sp_least = 1;
+	walk->link = 0;
+	walk->bp = words[0];
+	walk->key.pc = words[1] & walk->mask;
+	if (!walk->key.pc)
+		return 0;
+	walk->key.pc |= IG_RETURN_BIT;
+	return 1;
+}
+
+/* The caller of the frame; false where the stack does not hold one. */
+INLINE bool step_out(struct unwind_walk *walk, const struct ig_unwind_rule *rule)
+{
+	u64 cfa = walk->sp + rule->cfa_offset, link = walk->link;
+
+	if (rule->kind == IG_UNWIND_RECORD)
+		return step_out_of_record(walk);
+	if (rule->kind == IG_UNWIND_SIGNAL)
+		return !walk->is_sp_least && step_out_of_signal(walk);
+	if (rule->kind == IG_UNWIND_BP)
+		cfa = walk->bp + rule->cfa_offset;
+	else if (walk->is_sp_least) /* x29 leads to where it and the return address are saved, if side by side */
+		cfa = rule->bp_offset && rule->return_offset == rule->bp_offset + 8 ? walk->bp - rule->bp_offset : 0;
+	/* A function that has not saved its return address may not have moved the stack pointer either. */
+	if (cfa < walk->sp || (cfa == walk->sp && rule->return_offset))
+		return 0;
+	if (rule->return_offset)
+		link = read_user_word(cfa + rule->return_offset);
+	if (rule->bp_offset)
+		walk->bp = read_user_word(cfa + rule->bp_offset);
+	walk->key.pc = read_through(walk, cfa, link) & walk->mask;
+	walk->sp = cfa;
+	walk->is_sp_least = 0;
+	walk->link = 0;
+	if (!walk->key.pc)
+		return 0;
+	walk->key.pc |= IG_RETURN_BIT;
+	return 1;
+}
+
+#endif
 
 STEP(unwind_step, struct unwind_walk *walk)
 {
@@ -231,6 +331,8 @@ NOINLINE bool copy_stack(struct unwind_walk *walk)
 	copy->pc = walk->key.pc;
 	copy->sp = walk->sp;
 	copy->bp = walk->bp;
+	keep_registers(walk, copy);
+	copy->reserved = 0;
 	copy->pid = stack->pid;
 	copy->n_bytes = 0;
 	for (u32 page = 0; page < IG_COPY_BYTES / IG_PAGE; page++) {
@@ -252,7 +354,7 @@ NOINLINE bool copy_stack(struct unwind_walk *walk)
 INLINE u64 walk_native(struct pt_regs *ctx, struct ig_slot *slot, struct task_struct *task, u64 image)
 {
 	struct unwind_walk walk = {
-		.slot = slot, .key = {image, ctx->ip}, .sp = ctx->sp, .bp = ctx->bp, .hash = image,
+		.slot = slot, .key = {image, instruction_pointer(ctx)}, .sp = ctx->sp, .bp = frame_pointer(ctx), .hash = image,
 	};
 	struct ig_unwinding *count = unwinding_here();
 	struct return_instance *returns = 0;
@@ -264,34 +366,22 @@ INLINE u64 walk_native(struct pt_regs *ctx, struct ig_slot *slot, struct task_st
 	if (uprobes)
 		returns = uprobes->return_instances;
 	read_pending((u64)returns, &walk.pending);
+	begin_walk(&walk, ctx, task);
 	REPEAT(unwind_steps, unwind_step, &walk);
 	if (!walk.is_missing) {
 		slot->stack.flags |= IG_STACK_UNWOUND;
-		count->by_rules++;
+		ADD(count->by_rules, 1);
 		return walk.hash;
 	}
 	if (is_copy_due(&walk)) {
 		if (copy_stack(&walk)) {
-			count->copied++;
+			ADD(count->copied, 1);
 			return walk.hash;
 		}
-		count->copies_lost++;
+		ADD(count->copies_lost, 1);
 	}
-	count->by_frame_pointer++;
+	ADD(count->by_frame_pointer, 1);
 	return walk_frame_pointers(ctx, slot, image);
 }
-
-#else
-
-INLINE u64 walk_native(struct pt_regs *ctx, struct ig_slot *slot, UNUSED struct task_struct *task, u64 image)
-{
-	struct ig_unwinding *count = unwinding_here();
-
-	if (count)
-		count->by_frame_pointer++;
-	return walk_frame_pointers(ctx, slot, image);
-}
-
-#endif
 
 #endif

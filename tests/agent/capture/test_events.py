@@ -9,7 +9,8 @@ from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.agent.capture.symbols.libraries import FUNCTIONS
 from ingero.model.events import OP_NAMES, CudaOp, DriverOp, Source, op_name
 
-OPERATIONS = sorted({(int(f.source), int(f.op)) for f in FUNCTIONS if f.source is not Source.NCCL})
+COLLECTIVES = {Source.NCCL, Source.GLOO}
+OPERATIONS = sorted({(int(f.source), int(f.op)) for f in FUNCTIONS if f.source not in COLLECTIVES})
 WORD = st.integers(0, 2**47)
 calls = st.lists(
     st.tuples(

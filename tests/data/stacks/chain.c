@@ -176,17 +176,27 @@ static void on_signal(int number)
 	KEEP;
 }
 
-/* Interrupted right here, and found by rbp: that lies nowhere but in what the kernel pushed for the handler. */
+/* Interrupted right here, and found by the frame pointer: that lies nowhere but in what the kernel pushed for the handler. */
 NO_INLINE int is_interrupted(int depth)
 {
 	char *room = alloca(16 + 48 * (depth + sink));
 	long result;
 
 	memset(room, depth, 16 + 48 * depth);
+#if defined(__x86_64__)
 	__asm__ volatile("syscall"
 			 : "=a"(result)
 			 : "a"(SYS_tgkill), "D"(getpid()), "S"(getpid()), "d"(SIGUSR1)
 			 : "rcx", "r11", "memory");
+#else
+	{
+		register long number __asm__("x8") = SYS_tgkill, first __asm__("x0") = getpid();
+		register long second __asm__("x1") = first, third __asm__("x2") = SIGUSR1;
+
+		__asm__ volatile("svc #0" : "+r"(first) : "r"(number), "r"(second), "r"(third) : "memory");
+		result = first;
+	}
+#endif
 	return (int)result + room[sink];
 }
 

@@ -45,9 +45,10 @@ struct {
 	MAP_TYPE(value, struct ig_thread);
 } threads SEC(".maps");
 
+/* One for all CPUs, and every change of it is atomic: of 256 CPUs one each would take 280 KiB for each operation of each process. */
 struct {
-	MAP_UINT(type, BPF_MAP_TYPE_PERCPU_HASH);
-	MAP_UINT(max_entries, 8192);
+	MAP_UINT(type, BPF_MAP_TYPE_HASH);
+	MAP_UINT(max_entries, 16384);
 	MAP_UINT(map_flags, BPF_F_NO_PREALLOC);
 	MAP_TYPE(key, struct ig_count_key);
 	MAP_TYPE(value, struct ig_count);

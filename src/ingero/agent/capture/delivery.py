@@ -1,4 +1,7 @@
-"""From the kernel's rings to the observers: records become the model's rows, with their stacks, in the tracing thread."""
+"""From the kernel's rings to the observers.
+
+Records become the model's rows, with their stacks, in the tracing thread.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ class Observer(Protocol):
         ...
 
     def on_events(self, ring: str, records: Records, events: Events) -> None:
-        """A batch of one ring, as the kernel wrote it and as the model's rows; of ``in_flight`` as the kernel would have."""
+        """A batch of one ring, as the kernel wrote it and as the model's rows.
+
+        A batch of ``in_flight`` is in the form in which the kernel would have written it.
+        """
         ...
 
     def on_totals(self, totals: Totals) -> None:
@@ -100,7 +106,7 @@ class EventDelivery:
         self._open.look(mono_ns, is_last=is_last)
 
     def deliver_ended(self, keys: Records, counts: Records) -> None:
-        """Calls whose thread ended inside of them; ``keys`` and ``counts`` as `Engine.read_counts` gives them."""
+        """Calls whose thread ended inside of them; ``keys`` and ``counts`` as `KernelState.read_counts` gives them."""
         self._deliver_unfinished(self._open.pop_ended(), keys, counts)
 
     def deliver_open(self, mono_ns: int, keys: Records, counts: Records) -> None:

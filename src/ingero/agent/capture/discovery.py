@@ -1,7 +1,10 @@
-"""Libraries are probed when a process loads them: what is found is opened once, and that one file is examined and probed.
+"""Libraries are probed when a process loads them.
 
-A few threads take turns: one waits for new mappings while the others examine files, so a file that is slow to read holds up
-no other. A failure is tried again as long as the process lives, never taken for an answer, and reported where a user sees it.
+What is found is opened once, and that one file is examined and probed.
+
+A few threads take turns: one waits for new mappings while the others examine files, so a file that is slow to read
+holds up no other. A failure is tried again as long as the process lives, never taken for an answer, and reported where
+a user sees it.
 """
 
 from __future__ import annotations
@@ -26,12 +29,15 @@ from ingero.agent.capture.file_queue import FileQueue, MappedFile, iter_mapped
 from ingero.agent.capture.kernel.perf import Mapping, PerfEvents
 from ingero.agent.capture.probes.engine import Engine
 from ingero.agent.capture.probes.targets import (
+    ProbeTarget,
     has_hidden_runtime,
     is_candidate,
     is_driver,
     is_library,
+    is_torch,
     iter_targets,
 )
+from ingero.agent.capture.probes.torch import find_torch_target
 from ingero.agent.capture.stack_keeper import StackKeeper
 from ingero.errors import BadDataError, UnsupportedError
 from ingero.model.recording import Unprobed
@@ -69,7 +75,7 @@ class Watch:
         """Whether a process is watched; False when it is gone and was not named by its pid."""
         if not self.by_pid and self.uid is None and not self.cgroup_ids:
             return True
-        if self.by_pid and self.engine.is_watched_pid(pid):
+        if self.by_pid and self.engine.control.is_watched_pid(pid):
             return True
         folder = Path(f"/proc/{pid}")
         try:
@@ -195,7 +201,7 @@ class Discovery:
         reason = ""
         if not is_nothing and not is_attached:
             try:
-                is_attached = self._attach(opened, file.mapping.path)
+                is_attached = self._attach(opened, file.mapping)
             except (OSError, BadDataError, UnsupportedError) as error:
                 reason = getattr(error, "message", "") or str(error)
             finally:
@@ -209,9 +215,9 @@ class Discovery:
             else:
                 self._settle(one, is_attached=is_attached)
 
-    def _attach(self, opened: OpenFile, path: str) -> bool:
+    def _attach(self, opened: OpenFile, mapping: Mapping) -> bool:
         """Whether the file is probed; what holds nothing of ours is remembered until it is changed."""
-        for target in iter_targets(opened, path):
+        for target in find_targets(opened, mapping):
             self._engine.attach(target, opened.reach)
         if self._engine.is_attached(opened.file):
             return True
@@ -233,7 +239,10 @@ class Discovery:
                 self._report_hidden(pid)
 
     def _report_hidden(self, pid: int) -> None:
-        """Report the files of a process that hide a CUDA runtime, which asks for the driver's library only when it starts."""
+        """Report the files of a process that hide a CUDA runtime.
+
+        Such a runtime asks for the driver's library only when it starts.
+        """
         others = {one.path: one for one in iter_mappings(pid) if not is_library(one)}
         for mapping in others.values():
             try:
@@ -279,6 +288,21 @@ class Discovery:
             if len(self._unprobed) >= _MAX_UNPROBED:
                 pid = MANY
             self._unprobed.setdefault((pid, path), Unprobed(pid, path, reason))
+
+
+def find_targets(opened: OpenFile, mapping: Mapping) -> Iterable[ProbeTarget]:
+    """What to probe in a mapped file, in parts; nothing when it holds nothing of ours.
+
+    Raises:
+        BadDataError: It is no ELF file of 64 bits; while the parts are taken.
+        UnsupportedError: It is of a release of PyTorch that is not known.
+        OSError: It cannot be read; while the parts are taken.
+    """
+    if not is_torch(mapping):
+        return iter_targets(opened, mapping.path)
+    root = Path("/") if mapping.pid == MANY else Path(f"/proc/{mapping.pid}/root")
+    target = find_torch_target(opened, mapping.path, root)
+    return () if target is None else (target,)
 
 
 def find_new(before: Sequence[Unprobed], now: Sequence[Unprobed]) -> list[Unprobed]:

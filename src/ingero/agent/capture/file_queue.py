@@ -1,4 +1,7 @@
-"""Mapped files that wait to be examined: as perf reports them, as a scan of all processes finds them, and again after a failure."""
+"""Mapped files that wait to be examined.
+
+perf reports them, a scan of all processes finds them, and a failure brings them back.
+"""
 
 from __future__ import annotations
 

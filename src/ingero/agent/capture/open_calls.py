@@ -1,7 +1,7 @@
 """Calls that have not returned, as records and with the stack they wait in.
 
-A stack is read from outside once its call has lasted a second, and of all calls when tracing ends: a process that is killed
-in a call cannot be asked any more.
+A stack is read from outside once its call has lasted a second, and of all calls when tracing ends: a process that is
+killed in a call cannot be asked any more.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ingero.agent.capture.events import build_call_events, build_collective_even
 from ingero.agent.capture.kernel.abi import Flag, get_dtype
 from ingero.agent.capture.probes.engine import Engine
 from ingero.agent.capture.stack_keeper import StackKeeper
+from ingero.agent.capture.stacks.control_block import IS_ARM
 from ingero.agent.capture.stacks.outside import OpenCall
 from ingero.model.arrays import Records
 from ingero.model.events import EventFlag, Events, OffCpuReason, Source
@@ -23,13 +24,14 @@ from ingero.units import NS_PER_S
 
 RING: Final = "in_flight"
 """The name under which observers get them: ``struct ig_call`` or ``struct ig_collective``, as their fields say."""
-LEAST_AGE_NS: Final = NS_PER_S
-MOST_READ: Final = 64
+MIN_AGE_NS: Final = NS_PER_S
+MAX_READ: Final = 64
 """Stacks read in one look; the rest in the next."""
-MOST_READ_AT_END: Final = 256
-_WORD: Final = 8
+MAX_READ_AT_END: Final = 256
+# From a probed function's return address to its first argument in memory: on x86-64 the former lies on the stack.
+_ADDRESS_BYTES: Final = 0 if IS_ARM else 8
 _SLOW: Final = 8
-_LEAST_SEEN: Final = 32
+_MIN_SEEN: Final = 32
 
 
 class OpenCalls:
@@ -60,11 +62,11 @@ class OpenCalls:
         """
         if not self._stacks.is_on:
             return
-        calls = self._engine.read_in_flight()
+        calls = self._engine.state.read_in_flight()
         known = self._before | self._known
         self._before = self._known
         self._known = {key: known[key] for key in _keys_of(calls) if key in known}
-        least_ns, most = (0, MOST_READ_AT_END) if is_last else (LEAST_AGE_NS, MOST_READ)
+        least_ns, most = (0, MAX_READ_AT_END) if is_last else (MIN_AGE_NS, MAX_READ)
         entries = calls["frame"]["entry_ns"].astype(np.int64)
         is_due = (calls["frame"]["return_pc"] != 0) & (entries + least_ns <= now_ns)
         n_read = 0
@@ -102,7 +104,7 @@ class OpenCalls:
             end_ns: Until when, on the monotonic clock.
             find_cgroup: Id of the cgroup of a process; 0 where it is not known.
         """
-        calls = self._engine.read_in_flight()
+        calls = self._engine.state.read_in_flight()
         records = np.zeros(len(calls), get_dtype("unfinished"))
         for name in ("pid", "tid", "device", "depth", "frame"):
             records[name] = calls[name]
@@ -126,7 +128,7 @@ class OpenCalls:
             end_ns: Until when, on the monotonic clock.
         """
         threads = {int(one["tid"]): one for one in unfinished}
-        left = self._engine.read_departures(threads)
+        left = self._engine.state.read_departures(threads)
         stopped = {tid: one for tid, one in left.items() if one["reason"] == OffCpuReason.STOPPED}
         records = np.zeros(len(stopped), get_dtype("off_cpu"))
         for i, (tid, one) in enumerate(sorted(stopped.items())):
@@ -154,9 +156,9 @@ class OpenCalls:
         means = {
             (int(key["pid"]), int(key["source"]), int(key["op"])): count["total_ns"] / count["seen"]
             for key, count in zip(keys, counts, strict=True)
-            if count["seen"] >= _LEAST_SEEN
+            if count["seen"] >= _MIN_SEEN
         }
-        is_nccl = unfinished["frame"]["source"] == Source.NCCL
+        is_nccl = np.isin(unfinished["frame"]["source"], (Source.NCCL, Source.GLOO))
         for is_it, name, build in (
             (is_nccl, "collective", build_collective_events),
             (~is_nccl, "call", build_call_events),
@@ -202,11 +204,11 @@ def _keys_of(calls: Records) -> list[tuple[int, int]]:
 
 
 def _open_call(calls: Records, i: int) -> OpenCall:
-    """One of `Engine.read_in_flight`, with where the kernel replaced return addresses of its thread."""
+    """One of `KernelState.read_in_flight`, with where the kernel replaced return addresses of its thread."""
     frame = calls["frame"][i]
     same = calls["frame"][calls["tid"] == calls["tid"][i]]
     returns = {
-        sp - _WORD: pc
+        sp - _ADDRESS_BYTES: pc
         for sp, pc in zip(same["sp"].tolist(), same["return_pc"].tolist(), strict=True)
     }
     return OpenCall(

@@ -32,26 +32,26 @@ class TracedProcesses:
         self._met: deque[ProcessIdentity] = deque()
         self._ended: list[int] = []
         for pid in pids:
-            engine.watch_pid(pid)
+            engine.control.watch_pid(pid)
 
     def follow_children(self) -> None:
         """Watch the children that the named processes have by now; later ones are followed by the kernel's side."""
         if not self._are_named:
             return
         self.drop_ended()
-        watched = self._engine.read_watched_pids()
+        watched = self._engine.control.read_watched_pids()
         while new := find_descendants(watched) - watched:
             for pid in new:
-                self._engine.watch_pid(pid)
+                self._engine.control.watch_pid(pid)
             watched |= new
 
     def drop_ended(self) -> None:
         """Do not wait for a named process that ended unseen, as before the probes were there."""
         if not self._are_named:
             return
-        for pid in self._engine.read_watched_pids():
+        for pid in self._engine.control.read_watched_pids():
             if has_ended(pid):
-                self._engine.forget_pid(pid)
+                self._engine.control.forget_pid(pid)
         self._may_be_over = True
 
     def meet(self, pid: int) -> None:
@@ -90,7 +90,7 @@ class TracedProcesses:
         if not self._may_be_over:
             return False
         self._may_be_over = False
-        self.has_lost_all = not self._engine.read_watched_pids()
+        self.has_lost_all = not self._engine.control.read_watched_pids()
         return self.has_lost_all
 
     def pop_ended(self) -> list[int]:

@@ -37,8 +37,9 @@ class ProgramSettings:
 class HeldProgram:
     """A child that exists, so that it can be watched, and has not become the program yet.
 
-    Make it before any thread starts and from the thread that stays: the child is a fork of this process until `release`, keeps
-    the privileges of that moment, and is sent SIGTERM when that thread ends in a way that `end` cannot follow, such as SIGKILL.
+    Make it before any thread starts and from the thread that stays: the child is a fork of this process until
+    `release`, keeps the privileges of that moment, and is sent SIGTERM when that thread ends in a way that `end` cannot
+    follow, such as SIGKILL.
 
     Args:
         settings: What to run.

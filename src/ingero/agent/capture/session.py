@@ -1,7 +1,7 @@
 """The tracing loop: find libraries, read rings, count once a second, hand all of it to observers.
 
-The busy rings are read on a timer, because a wake-up per call would cost more than the call; process events and failed calls
-wake the loop at once. Other threads probe libraries as they are loaded.
+The busy rings are read on a timer, because a wake-up per call would cost more than the call; process events and failed
+calls wake the loop at once. Other threads probe libraries as they are loaded.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import select
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from ingero.agent.capture.delivery import EventDelivery, Observer
 from ingero.agent.capture.discover.processes import iter_pids
@@ -24,6 +23,7 @@ from ingero.agent.capture.processes import TracedProcesses
 from ingero.agent.capture.program import HeldProgram
 from ingero.agent.capture.stack_keeper import RING
 from ingero.agent.capture.totals import CountReader, Times
+from ingero.closing import Closing
 from ingero.model.recording import Unprobed, describe_unprobed
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_MS, NS_PER_S
@@ -63,7 +63,7 @@ class TraceSettings:
     drain_ms: int = DRAIN_MS
 
 
-class TraceSession:
+class TraceSession(Closing):
     """Everything from the first probe to the last count.
 
     Args:
@@ -141,16 +141,16 @@ class TraceSession:
 
     def _prepare(self) -> None:
         if self._program is not None:
-            self._engine.watch_pid(self._program.pid)
+            self._engine.control.watch_pid(self._program.pid)
         if self.settings.uid is not None:
-            self._engine.watch_uid(self.settings.uid)
+            self._engine.control.watch_uid(self.settings.uid)
         for cgroup_id in self.settings.cgroup_ids:
-            self._engine.watch_cgroup(cgroup_id)
+            self._engine.control.watch_cgroup(cgroup_id)
         self._engine.start_host_probes(self._events)
         self._processes.follow_children()
         self._discovery.probe_files(self.settings.files)
         self._discovery.scan(
-            self._engine.read_watched_pids() if self.settings.pids else iter_pids()
+            self._engine.control.read_watched_pids() if self.settings.pids else iter_pids()
         )
         self._discovery.start()
 
@@ -184,7 +184,7 @@ class TraceSession:
     def _end(self) -> None:
         """Stop counting, so that every call that was counted has its record, and read all of them."""
         self._delivery.read_open_stacks(self._clock.mono_ns(), is_last=True)
-        self._engine.end()
+        self._engine.control.end()
         for _ in range(_MAX_DRAINS):  # a probe that was running may still write
             if not self._drain():
                 break
@@ -211,7 +211,7 @@ class TraceSession:
         mono_ns = self._clock.mono_ns()
         self._processes.drop_ended()
         self._report_unprobed()
-        keys, counts = self._engine.read_counts()
+        keys, counts = self._engine.state.read_counts()
         self._processes.meet_counted(keys)
         self._delivery.announce()
         if not is_last:
@@ -245,14 +245,3 @@ class TraceSession:
         self._events.close()
         if self._program is not None:
             self._program.end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

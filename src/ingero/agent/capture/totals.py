@@ -1,4 +1,7 @@
-"""Exact counts of a trace, once a second: read from the kernel, compared with the second before, kept past the end of a process."""
+"""Exact counts of a trace, once a second.
+
+They are read from the kernel, compared with the second before, kept past the end of a process.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +109,7 @@ class CountReader:
         self._ended = EndedCounts()
         self._previous: dict[bytes, Records] = {}
         self._n_lost = 0
-        engine.set_keep_one_in(self._sampling.keep_one_in)
+        engine.control.set_keep_one_in(self._sampling.keep_one_in)
 
     def build(
         self,
@@ -120,7 +123,7 @@ class CountReader:
         """Totals of this moment; ends a round of the sampling.
 
         Args:
-            rows: Keys and counts, as `Engine.read_counts` gives them.
+            rows: Keys and counts, as `KernelState.read_counts` gives them.
             times: When.
             n_sampled: Records of sampled kinds since the round before.
             unprobed: Libraries whose calls are missing.
@@ -138,14 +141,14 @@ class CountReader:
             keys=keys,
             counts=counts,
             changes=changes,
-            losses=self._engine.read_losses(),
-            unwinding=self._engine.read_unwinding(),
-            in_flight=self._engine.read_in_flight(),
+            losses=self._engine.state.read_losses(),
+            unwinding=self._engine.state.read_unwinding(),
+            in_flight=self._engine.state.read_in_flight(),
             keep_one_in=keep_one_in,
             is_last=is_last,
             ended_keys=self._ended.keys,
             ended_counts=self._ended.counts,
-            copies=self._engine.read_copies(),
+            copies=self._engine.state.read_copies(),
             unprobed=unprobed,
             probe_mode=self._engine.mode.value,
         )
@@ -154,14 +157,14 @@ class CountReader:
         """End a round of the sampling; the new setting."""
         fill = max((ring.fill() for ring in self._engine.rings.values()), default=0.0)
         keep_one_in = self._sampling.update(n_lost, fill, n_sampled)
-        if keep_one_in != self._engine.keep_one_in:
-            self._engine.set_keep_one_in(keep_one_in)
+        if keep_one_in != self._engine.control.keep_one_in:
+            self._engine.control.set_keep_one_in(keep_one_in)
         return keep_one_in
 
     def forget(self, pids: Collection[int], keys: Records, counts: Records) -> None:
         """Make room: processes that ended a second ago cannot count any more, and their pids may be used again."""
         self._ended.add(pids, keys, counts)
-        self._engine.forget(pids)
+        self._engine.state.forget(pids)
 
     def _find_changes(self, keys: Records, counts: Records) -> Records:
         """Counts since the last time; extremes stay those of the whole trace."""

@@ -1,1 +1,1 @@
-"""What `ingero check` looks at: what this machine allows, and the processes that use its GPUs."""
+"""What `ingero check` examines: what this machine allows, and the processes that use its GPUs."""

@@ -1,7 +1,10 @@
-"""What this machine lets the agent do: every prerequisite, what each missing one costs, and the command that repairs it.
+"""What this machine lets the agent do.
 
-Nothing here changes the machine; programs that are loaded to see whether they load are unloaded at once. `check_as_traced` looks
-with the capabilities that a trace keeps, because some kernels refuse then what they grant to all of root.
+The checks cover every prerequisite, what each missing one costs, and the command that repairs it.
+
+Nothing here changes the machine; programs that are loaded to see whether they load are unloaded at once.
+`check_as_traced` runs with the capabilities that a trace keeps, because some kernels refuse then what they grant to
+all of root.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ from typing import Final
 
 from ingero.agent.capture.discover.places import iter_installed
 from ingero.agent.capture.discover.processes import iter_mappings, iter_pids
+from ingero.agent.capture.gpu.driver import CONTROL, has_driver
 from ingero.agent.capture.gpu.nvml import Nvml
 from ingero.agent.capture.kernel._libbpf import get_libbpf
 from ingero.agent.capture.kernel.capabilities import Capability, read_capabilities
 from ingero.agent.capture.kernel.features import describe_kernel
+from ingero.agent.capture.kernel.map_memory import reckon_all
 from ingero.agent.capture.kernel.maps import count_possible_cpus
 from ingero.agent.capture.kernel.objects import find_object
 from ingero.agent.capture.kernel.perf import PerfEvents
@@ -41,7 +46,7 @@ from ingero.telemetry.clock import SystemClock
 from ingero.units import format_size
 
 _BTF: Final = Path("/sys/kernel/btf/vmlinux")
-_NO_ATTACH: Final = 3  # of Yama's scopes: nobody may, until the next boot
+_NO_ATTACH: Final = 3  # of Yama's scopes: no process may, until the next boot
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +54,10 @@ class Check:
     """One prerequisite.
 
     Attributes:
-        name: What is looked at.
+        name: What is checked.
         passed: Whether it is there.
         detail: What was found.
-        fix: A command or step that mends it; empty when nothing is to be done.
+        fix: A command or step that repairs it; empty when nothing is to be done.
         costs: What does not work without it; empty when it passed.
         required: Whether `ingero trace` cannot run at all without it.
     """
@@ -65,7 +70,7 @@ class Check:
     required: bool = False
 
 
-def _there(name: str, detail: str, *, required: bool = False) -> Check:
+def _present(name: str, detail: str, *, required: bool = False) -> Check:
     return Check(name, passed=True, detail=detail, required=required)
 
 
@@ -76,7 +81,7 @@ def _missing(name: str, error: UnsupportedError, costs: str, *, required: bool =
 
 
 def check_as_traced() -> list[Check]:
-    """What `check_machine` says in a process that opens what a trace opens first, and then keeps what a trace keeps.
+    """What `check_machine` finds in a process that opens what a trace opens first, and then keeps what a trace keeps.
 
     It runs in a process of its own: capabilities do not come back.
 
@@ -93,7 +98,7 @@ def _check_after_drop() -> list[Check]:
     with contextlib.closing(PerfEvents(find_software_events(names))) as events:
         try:
             by_events = choose_way(read_probe_mode()).mode is ProbeMode.EVENT
-        except UnsupportedError:  # `_check_kernel` says so
+        except UnsupportedError:  # `_check_kernel` reports it
             by_events = False
         drop_privileges(Duties(owns_files=True, probes_by_events=by_events))
         return check_machine(events)
@@ -137,7 +142,7 @@ def _check_kernel() -> Check:
         way = choose_way(read_probe_mode())
     except UnsupportedError as error:
         return _missing("kernel", error, "library calls cannot be probed", required=True)
-    return _there("kernel", f"{describe_kernel()}: {way.says} ({way.costs})", required=True)
+    return _present("kernel", f"{describe_kernel()}: {way.says} ({way.costs})", required=True)
 
 
 def _check_btf() -> Check:
@@ -159,7 +164,7 @@ def _check_libbpf() -> Check:
         get_libbpf()
     except UnsupportedError as error:
         return _missing("libbpf", error, "no BPF program can be loaded", required=True)
-    return _there("libbpf", "libbpf.so.1 found", required=True)
+    return _present("libbpf", "libbpf.so.1 found", required=True)
 
 
 def _check_objects() -> Check:
@@ -167,22 +172,35 @@ def _check_objects() -> Check:
         found = find_object("calls")
     except UnsupportedError as error:
         return _missing("bpf objects", error, "there is nothing to load", required=True)
-    return _there("bpf objects", f"built for {found.parent.name}", required=True)
+    return _present("bpf objects", f"built for {found.parent.name}", required=True)
 
 
 def _check_engine() -> Check:
     try:
         with Engine(EngineSettings(host_probes=())) as engine:
             mode = engine.mode
-            held = sum(one.read_memory() for one in engine.maps.values())
-            growth = engine.maps["counts"].growth_bytes
+            refused = [f"not {one.name}: {one.reason}" for one in engine.missing]
     except UnsupportedError as error:
         return _missing("probe engine", error, "calls of CUDA and NCCL are not seen", required=True)
-    memory = (
-        f"maps and rings take {format_size(held)}, and {format_size(growth)} more for each operation"
-        f" of each process ({count_possible_cpus()} possible processors)"
+    parts = (f"the kernel takes it; mode: {mode}", *refused, describe_memory())
+    return _present("probe engine", "; ".join(parts), required=True)
+
+
+def describe_memory(n_cpus: int = 0) -> str:
+    """What all maps and rings take with every probe of the host.
+
+    Args:
+        n_cpus: Processors that could be online; 0 for this machine's.
+    """
+    n_cpus = n_cpus or count_possible_cpus()
+    costs = reckon_all(("calls", *(probe.name for probe in PROBES)), n_cpus)
+    at_start = sum(cost.fixed_bytes for cost in costs.values())
+    at_most = sum(cost.max_bytes for cost in costs.values())
+    return (
+        f"maps and rings take {format_size(at_start)} at the start and {format_size(at_most)} at most,"
+        f" {format_size(costs['counts'].entry_bytes)} for each operation of each process"
+        f" ({n_cpus} possible processors)"
     )
-    return _there("probe engine", f"the kernel takes it; mode: {mode}; {memory}", required=True)
 
 
 def _check_mappings(events: PerfEvents) -> Check:
@@ -191,7 +209,7 @@ def _check_mappings(events: PerfEvents) -> Check:
     except UnsupportedError as error:
         costs = "a new process is found up to 2 s late, so its first calls are missed"
         return _missing("new mappings", error, costs)
-    return _there("new mappings", "perf tells of libraries as they are loaded")
+    return _present("new mappings", "perf reports libraries as they are loaded")
 
 
 def _check_map_files() -> Check:
@@ -210,11 +228,14 @@ def _check_map_files() -> Check:
 
 
 def _check_ptrace_scope() -> Check:
-    """Yama guards /proc/PID/mem, which is opened as if to attach; not /proc/PID/environ, which is only read (ptrace(2))."""
+    """Yama guards /proc/PID/mem, which is opened as if to attach.
+
+    It does not guard /proc/PID/environ, which is only read (ptrace(2)).
+    """
     try:
         scope = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))
     except OSError:
-        return _there("ptrace_scope", "Yama is not active")
+        return _present("ptrace_scope", "Yama is not active")
     can_trace = Capability.SYS_PTRACE in read_capabilities()
     passed = scope == 0 or (can_trace and scope < _NO_ATTACH)
     fix = "sudo sysctl kernel.yama.ptrace_scope=1, and grant CAP_SYS_PTRACE (root has it)"
@@ -233,12 +254,11 @@ def _check_ptrace_scope() -> Check:
 
 
 def _check_gpu() -> Check:
-    device = Path("/dev/nvidiactl")
     version = Path("/proc/driver/nvidia/version")
-    passed = device.exists()
+    passed = has_driver()
     detail = "no NVIDIA device"
     if passed:
-        detail = version.read_text().splitlines()[0] if version.exists() else f"{device} exists"
+        detail = version.read_text().splitlines()[0] if version.exists() else f"{CONTROL} answers"
     return Check(
         "nvidia device",
         passed,
@@ -262,7 +282,7 @@ def _check_nvml() -> Check:
     )
     detail = f"driver {nvml.driver}: {devices or 'no device'}"
     nvml.close()
-    return _there("nvml", detail)
+    return _present("nvml", detail)
 
 
 def _check_libraries() -> Check:
@@ -289,13 +309,15 @@ def _check_nccl_plugin() -> Check:
     except UnsupportedError as error:
         costs = "collectives are timed by the host's clock alone"
         return _missing("nccl plug-in", error, costs)
-    n_telling = len(find_plugins(ring_parent()))
-    told = f"set in a job's environment: {build_setting(path)}; processes that have it: {n_telling}"
-    return _there("nccl plug-in", told)
+    n_processes = len(find_plugins(ring_parent()))
+    detail = (
+        f"set in a job's environment: {build_setting(path)}; processes that have it: {n_processes}"
+    )
+    return _present("nccl plug-in", detail)
 
 
 def _check_host_probes(events: PerfEvents) -> list[Check]:
-    """Load each host probe once and look at its events, so that a refusal is known before it matters."""
+    """Load each host probe once and open its events, so that a refusal is known before it matters."""
     checks = []
     for probe in PROBES:
         try:
@@ -312,7 +334,7 @@ def _check_host_probes(events: PerfEvents) -> list[Check]:
 def _describe_probe(probe: HostProbe, found: LoadedProbe) -> Check:
     where = f" (at {', '.join(found.places)})" if found.places else ""
     if not found.refusals:
-        return _there(f"{probe.name} probe", probe.says + where)
+        return _present(f"{probe.name} probe", probe.says + where)
     return Check(
         f"{probe.name} probe",
         passed=False,

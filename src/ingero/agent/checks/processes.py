@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,15 +16,15 @@ from ingero.agent.capture.discover.processes import (
     iter_pids,
     open_mapped,
 )
+from ingero.agent.capture.discovery import find_targets
 from ingero.agent.capture.kernel.perf import Mapping
 from ingero.agent.capture.probes.targets import (
-    find_target,
     has_hidden_runtime,
     is_candidate,
     is_driver,
     is_library,
 )
-from ingero.errors import BadDataError
+from ingero.errors import BadDataError, UnsupportedError
 
 _VERSION: Final = re.compile(r"\.so\.(\d[\d.]*)$")
 
@@ -51,7 +52,8 @@ class ActiveProcess:
         pid: Its pid.
         name: Its command name.
         libraries: What it has.
-        hidden_runtimes: Files with a CUDA runtime linked in and its names stripped: of these only the driver's calls are seen.
+        hidden_runtimes: Files with a CUDA runtime linked in and its names stripped: of these only the driver's calls
+            are seen.
     """
 
     pid: int
@@ -61,7 +63,7 @@ class ActiveProcess:
 
 
 def find_active() -> list[ActiveProcess]:
-    """Every process with a library of ours that may be looked into; a file is looked into once."""
+    """Every process with a library that can be probed and may be read; a file is read once."""
     known: dict[tuple[str, FileState], bool] = {}
     return [found for pid in iter_pids() if (found := _look_at(pid, known)) is not None]
 
@@ -89,9 +91,10 @@ def _iter_libraries(
         found = _VERSION.search(mapping.path)
         version = found[1] if found else ""
         try:
-            if _ask("probed", mapping, known, _is_probed, is_strict=True):
+            is_probed = functools.partial(_is_probed, mapping=mapping)
+            if _ask("probed", mapping, known, is_probed, is_strict=True):
                 yield ActiveLibrary(mapping.path, version)
-        except (OSError, BadDataError) as error:
+        except (OSError, BadDataError, UnsupportedError) as error:
             if is_library(mapping):
                 problem = (
                     getattr(error, "message", "") or getattr(error, "strerror", "") or str(error)
@@ -120,5 +123,5 @@ def _ask(
         return False
 
 
-def _is_probed(opened: OpenFile) -> bool:
-    return find_target(opened, "") is not None
+def _is_probed(opened: OpenFile, mapping: Mapping) -> bool:
+    return any(True for _ in find_targets(opened, mapping))

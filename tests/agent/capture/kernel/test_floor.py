@@ -1,7 +1,7 @@
 """Nothing in a BPF object is newer than the oldest kernel it is for.
 
-Releases are those of the tables in https://docs.ebpf.io (helper functions, map types, program types, kfuncs), each from the
-kernel commit that added the name to include/uapi/linux/bpf.h, or the kfunc to its set.
+Releases are those of the tables in https://docs.ebpf.io (helper functions, map types, program types, kfuncs), each from
+the kernel commit that added the name to include/uapi/linux/bpf.h, or the kfunc to its set.
 """
 
 import ctypes
@@ -22,6 +22,7 @@ HELPERS = {
     3: ("map_delete_elem", (3, 19)),
     5: ("ktime_get_ns", (4, 1)),
     8: ("get_smp_processor_id", (4, 1)),
+    12: ("tail_call", (4, 2)),
     14: ("get_current_pid_tgid", (4, 2)),
     15: ("get_current_uid_gid", (4, 2)),
     16: ("get_current_comm", (4, 2)),
@@ -165,4 +166,4 @@ def test_a_way_sets_no_attach_type_that_came_after_it(way):
 def test_every_symbol_that_an_object_without_a_kfunc_needs_is_in_it():
     """libbpf looks for a kfunc in all modules, which older kernels allow CAP_SYS_ADMIN only."""
     with_kfuncs = {path.name for path in PATHS if find_helpers(path)[1]}
-    assert with_kfuncs == {"calls_session.bpf.o"}
+    assert with_kfuncs == {"calls_session.bpf.o", "calls_session_ctx.bpf.o"}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero.agent.capture.probes.latency import fold_octaves
-from ingero.agent.capture.probes.sampling import MOST, SamplingControl
+from ingero.agent.capture.probes.sampling import MAX_KEEP_ONE_IN, SamplingControl
 from ingero.model.latency import HIST_BUCKETS, build_bucket_edges_ns, gather_histogram, quantiles_ns
 
 durations = st.lists(st.integers(1, 2**37), min_size=1, max_size=200)
@@ -104,4 +104,4 @@ def test_sampling_has_a_ceiling_and_a_fixed_choice_stays():
     for _ in range(20):
         control.update(1, 0.0)
         assert fixed.update(1, 1.0) == 7
-    assert control.keep_one_in == MOST
+    assert control.keep_one_in == MAX_KEEP_ONE_IN

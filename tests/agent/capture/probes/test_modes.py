@@ -3,6 +3,7 @@
 import pytest
 
 from ingero.agent.capture.kernel import features
+from ingero.agent.capture.probes.engine import Engine, EngineSettings
 from ingero.agent.capture.probes.modes import choose_way
 from ingero.config.probing import ProbeMode
 from ingero.errors import UnsupportedError
@@ -19,6 +20,7 @@ KERNELS = {
     "6.6": [COOKIE, MULTI],
     "6.12": [COOKIE, MULTI, *KPROBE_SESSION],
     "6.13": [COOKIE, MULTI, *KPROBE_SESSION, SESSION],
+    "7.0": [COOKIE, MULTI, *KPROBE_SESSION, SESSION, "BPF_TRACE_FSESSION"],
 }
 
 
@@ -46,6 +48,27 @@ def pretend(monkeypatch):
 def test_the_cheapest_way_that_the_kernel_has_is_taken(pretend, release, mode):
     pretend(KERNELS[release])
     assert choose_way(ProbeMode.AUTO).mode is mode
+
+
+def test_of_session_links_the_programs_for_the_kernel_s_own_function_are_taken(pretend):
+    pretend(KERNELS["6.13"])
+    assert choose_way(ProbeMode.SESSION).probe == "calls_session"
+    pretend(KERNELS["7.0"])
+    assert choose_way(ProbeMode.SESSION).probe == "calls_session_ctx"
+
+
+@pytest.mark.kernel
+def test_a_way_that_the_kernel_names_and_does_not_take_costs_only_itself(monkeypatch):
+    """Linux 7.0 changed a function that session links need; the same happens here to programs for 7.0."""
+    if features.has_name("BPF_TRACE_FSESSION"):
+        pytest.skip("this kernel has the function as 7.0 has it")
+    names = features._read_names() + b"BPF_TRACE_FSESSION\0"
+    monkeypatch.setattr(features, "_read_names", lambda: names)
+    with Engine(EngineSettings(host_probes=())) as engine:
+        assert engine.mode is choose_way(ProbeMode.SESSION).mode
+        (missing,) = engine.missing
+    assert (missing.name, missing.costs) == ("session links", "calls are probed by session links")
+    assert "incompatible" in missing.hint
 
 
 @pytest.mark.parametrize("mode", [ProbeMode.SESSION, ProbeMode.PAIR, ProbeMode.EVENT])

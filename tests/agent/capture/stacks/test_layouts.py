@@ -1,4 +1,7 @@
-"""The offset tables are those of the headers, and of the running interpreters. Needs no root: the targets are our children."""
+"""The offset tables are those of the headers, and of the running interpreters.
+
+Needs no root: the targets are our children.
+"""
 
 import subprocess
 import sys
@@ -67,6 +70,18 @@ def test_a_running_interpreter_is_read_by_the_offsets_of_its_headers(python, sta
         optional = ("cframe_frame", "frame_owner", "frame_entry", "code_first")
         assert all(getattr(layout, name) == NO_OFFSET for name in set(optional) - set(expected))
         check_interpreter(memory, found)
+
+
+@pytest.mark.parametrize(
+    "python", **named([p for p in PYTHONS if p.include and p.program.parent != Path("/usr/bin")])
+)
+def test_offsets_are_the_same_on_both_processors(python):
+    """Debian's own headers are for one processor alone; those of pyenv are as their source has them."""
+    offsets = read_offsets(python.include, "aarch64")
+    assert offsets == read_offsets(python.include)
+    if (3, python.minor) in TABLES:
+        layout = TABLES[3, python.minor]
+        assert {name: getattr(layout, name) for name in offsets} == offsets
 
 
 @pytest.mark.parametrize("python", **named(PYTHONS))

@@ -1,4 +1,7 @@
-"""Lines of instructions are those that each interpreter itself gives, for every function of two big modules. No root."""
+"""Lines of instructions are those that each interpreter itself gives, for every function of two big modules.
+
+No root.
+"""
 
 import json
 import subprocess

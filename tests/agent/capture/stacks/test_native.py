@@ -13,7 +13,7 @@ from elftools.elf.elffile import ELFFile
 
 from ingero.agent.capture.kernel.demangle import demangle
 from ingero.agent.capture.stacks.memory import iter_regions
-from ingero.agent.capture.stacks.native import NativeBook, SymbolFiles
+from ingero.agent.capture.stacks.native import ProcessCode, SymbolFiles
 from ingero.agent.capture.stacks.resolver import hash_frames
 from ingero.agent.capture.stacks.symbols import Symbols
 from ingero.errors import BadDataError
@@ -58,17 +58,32 @@ def test_an_address_inside_a_function_has_one_of_its_names(path, tmp_path):
     symbols.close()
 
 
+def test_a_function_without_a_size_ends_where_the_next_begins(tmp_path):
+    # The first function of an arm64 program is written in assembly, and glibc 2.28 gives it no size.
+    path = WORKLOAD.parents[1] / "aarch64/workload"
+    with path.open("rb") as file:
+        table = ELFFile(file).get_section_by_name(".symtab")
+        (start,) = table.get_symbol_by_name("_start")
+        (main,) = table.get_symbol_by_name("main")
+    assert (start["st_size"], main["st_value"] > start["st_value"]) == (0, True)
+    symbols = Symbols(str(path), tmp_path)
+    last = main["st_value"] - start["st_value"] - 1
+    assert symbols.find_function(start["st_value"] + last) == ("_start", last)
+    assert symbols.find_function(main["st_value"]) == ("main", 0)
+    symbols.close()
+
+
 def test_our_own_functions_are_found_in_memory_also_after_a_later_load(tmp_path):
     files = SymbolFiles()
-    book = NativeBook(os.getpid(), files)
+    code = ProcessCode(os.getpid(), files)
     qsort = ctypes.cast(ctypes.CDLL(None)["qsort"], ctypes.c_void_p).value
-    (frame,) = book.describe([qsort])
+    (frame,) = code.describe([qsort])
     assert (frame.symbol, frame.distance, frame.path) == ("qsort", 0, LIBC)
-    # A library that is loaded when the book has read what is mapped.
+    # A library that is loaded when the code has read what is mapped.
     copy = tmp_path / "libcuda_later.so.1"
     shutil.copy(WORKLOAD.parent / "libcuda.so.1", copy)
     launch = ctypes.cast(ctypes.CDLL(str(copy))["cuLaunchKernel"], ctypes.c_void_p).value
-    first, later = book.describe([qsort, launch + 5])
+    first, later = code.describe([qsort, launch + 5])
     assert first.symbol == "qsort"
     assert (later.symbol, later.distance, later.path) == ("cuLaunchKernel", 5, str(copy)), later
     files.close()
@@ -76,10 +91,10 @@ def test_our_own_functions_are_found_in_memory_also_after_a_later_load(tmp_path)
 
 def test_a_chain_ends_at_the_first_address_that_is_no_code():
     files = SymbolFiles()
-    book = NativeBook(os.getpid(), files)
+    code = ProcessCode(os.getpid(), files)
     qsort = ctypes.cast(ctypes.CDLL(None)["qsort"], ctypes.c_void_p).value
-    assert len(book.describe([qsort, 0x1234, qsort])) == 1
-    assert book.describe([0]) == []
+    assert len(code.describe([qsort, 0x1234, qsort])) == 1
+    assert code.describe([0]) == []
     files.close()
 
 
@@ -119,7 +134,7 @@ def test_functions_of_a_just_in_time_compiler_come_from_its_perf_map():
         )
         try:
             files = SymbolFiles()
-            first, inside, outside = NativeBook(os.getpid(), files).describe([
+            first, inside, outside = ProcessCode(os.getpid(), files).describe([
                 address + 16,
                 address + 20,
                 address + 61,

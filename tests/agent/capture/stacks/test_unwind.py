@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingero.agent.capture.kernel.abi import MAX_NATIVE, RETURN_BIT, UnwindKind, get_dtype
-from ingero.agent.capture.stacks.cfi import UNKNOWN, UnwindRule
+from ingero.agent.capture.stacks.rules import UNKNOWN, UnwindRule
 from ingero.agent.capture.stacks.unwind import StackCopy, unwind
 
 BASE = 0x7FFC_0000_0000
@@ -27,6 +27,9 @@ class Code:
 
     def find_rule(self, address):
         return self.rules.get(address)
+
+    def strip(self, address):
+        return address & (1 << 47) - 1
 
 
 def build_copy(words, pc=INNER, sp=0x20, bp=0, returns=(), n_bytes=0x2000):
@@ -157,7 +160,11 @@ def test_a_record_is_read_as_the_kernel_wrote_it():
 
 
 rule_of_any_kind = st.builds(
-    UnwindRule, st.sampled_from(UnwindKind), st.integers(-256, 4096), st.integers(-64, 64)
+    UnwindRule,
+    st.sampled_from(UnwindKind),
+    st.integers(-256, 4096),
+    st.integers(-64, 64),
+    st.integers(-64, 64),
 )
 
 
@@ -181,4 +188,4 @@ def test_any_stack_comes_to_an_end(words, rules, bp):
     found = unwind(build_copy(words, bp=bp), Code(rules))
     assert 1 <= len(found.addresses) <= MAX_NATIVE + 1
     assert all(address in CODE for address in found.addresses)
-    assert all(len(rule.to_bytes()) == 8 for rule in found.rules.values())
+    assert all(len(rule.to_bytes()) == 16 for rule in found.rules.values())

@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingero.agent.capture.kernel.abi import UnwindKind
-from ingero.agent.capture.kernel.elf import read_headers
-from ingero.agent.capture.stacks.cfi import UNKNOWN, Common, UnwindRule, build_rule
+from ingero.agent.capture.kernel.elf import read_headers, read_machine
+from ingero.agent.capture.stacks.cfi import Common
 from ingero.agent.capture.stacks.memory import iter_regions
+from ingero.agent.capture.stacks.registers import AARCH64
+from ingero.agent.capture.stacks.rules import UNKNOWN, UnwindRule, build_rule
 from ingero.agent.capture.stacks.unwind_table import UnwindTable
 from ingero.errors import BadDataError
 from ingero.sim.runner import get_program
@@ -23,12 +25,20 @@ from ingero.sim.runner import get_program
 WORKLOAD = get_program()
 LIBC = next(Path(region.path) for region in iter_regions(os.getpid()) if "/libc.so" in region.path)
 RBP, RSP, RETURN = 6, 7, 16
+X29, X30, SP = 29, 30, 31
 SOME = 400  # of the C library's 3000 functions
 
 
 def open_table(path):
     data = path.read_bytes()
     return UnwindTable(data, read_headers(data)[1])
+
+
+def iter_files():
+    """Files of the simulator, for both processors."""
+    for machine in ("x86_64", "aarch64"):
+        for name in ("workload", "libcudart.so.12"):
+            yield WORKLOAD.parents[1] / machine / name
 
 
 def read_entries(path):
@@ -64,13 +74,26 @@ def build_expected(row):
     return UnwindRule(kind, row["cfa"].offset, offset)
 
 
-@pytest.mark.parametrize("path", [WORKLOAD, WORKLOAD.parent / "libcudart.so.12", LIBC], ids=str)
+def build_expected_of_arm(row):
+    """The same; a register without a rule keeps its value, and that of the return address is x30."""
+    if X30 in row and row[X30].type == RegisterRule.UNDEFINED:
+        return UnwindRule(UnwindKind.END)
+    if row["cfa"].reg not in {X29, SP}:
+        return None
+    offsets = [row[one].arg if one in row else 0 for one in (X29, X30)]
+    kind = UnwindKind.SP if row["cfa"].reg == SP else UnwindKind.BP
+    return UnwindRule(kind, row["cfa"].offset, *offsets)
+
+
+@pytest.mark.parametrize("path", [*iter_files(), LIBC], ids=str)
 def test_rules_are_those_that_pyelftools_decodes(path):
     table = open_table(path)
+    is_arm = read_machine(path.read_bytes()) == AARCH64.machine
+    build = build_expected_of_arm if is_arm else build_expected
     kinds = set()
     n_rows = 0
     for first, last, row in iter_rows(path):
-        expected = build_expected(row)
+        expected = build(row)
         for address in {first, last}:
             rule = table.find_rule(address)
             if expected is not None:
@@ -154,6 +177,49 @@ def test_instructions_say_where_the_caller_is(instructions, expected):
     assert build_rule(common(), bytes.fromhex(instructions), 0, 0) == expected
 
 
+def common_of_arm(instructions=b"\x0c\x1f\x00", *, is_signal=False):
+    """Of every arm64 compiler: CFA = sp, the return address in x30."""
+    return Common(4, -8, 0x1B, is_signal, True, instructions, AARCH64)
+
+
+@pytest.mark.parametrize(
+    ("instructions", "expected"),
+    [
+        ("", UnwindRule(UnwindKind.SP)),
+        # paciasp; stp x29, x30, [sp, #-32]!; mov x29, sp with the CFA by it
+        ("2d 0e 20 9d 04 9e 03", UnwindRule(UnwindKind.SP, 32, -32, -24)),
+        ("2d 0e 20 9d 04 9e 03 0d 1d", UnwindRule(UnwindKind.BP, 32, -32, -24)),
+        ("2c 0e 10 9e 02", UnwindRule(UnwindKind.SP, 16, 0, -16)),  # without a frame pointer
+        ("0e 20 9d 04 9e 03 44 de dd 0e 00", UnwindRule(UnwindKind.SP, 32, -32, -24)),
+        ("0e 20 9d 04 9e 03 de dd 0e 00", UnwindRule(UnwindKind.SP)),  # at ret
+        (
+            "0e a0 80 08 9d 84 80 01 9e 83 80 01",  # 128 KiB of variables above what is saved
+            UnwindRule(UnwindKind.SP, 131_104, -131_104, -131_096),
+        ),
+        ("07 1e", UnwindRule(UnwindKind.END)),
+        ("0c 00 10", UNKNOWN),  # CFA by x0, as where contexts are switched
+        ("09 1e 0f", UNKNOWN),  # x30 is in x15, as in the C library's rawmemchr
+        ("10 1d 02 8f 00", UNKNOWN),
+        ("0f 02 8f 10", UNKNOWN),
+    ],
+)
+def test_instructions_of_arm64_say_where_the_return_address_is_saved(instructions, expected):
+    assert build_rule(common_of_arm(), bytes.fromhex(instructions), 0, 0) == expected
+
+
+def test_what_follows_on_arm64_is_counted_in_instructions_of_four_bytes():
+    instructions = bytes.fromhex("0e 20 9d 04 9e 03 48 de dd 0e 00")
+    rules = [build_rule(common_of_arm(), instructions, inside, 0) for inside in (31, 32)]
+    assert rules == [UnwindRule(UnwindKind.SP, 32, -32, -24), UnwindRule(UnwindKind.SP)]
+
+
+def test_a_file_of_another_processor_has_no_rules():
+    data = bytearray(WORKLOAD.read_bytes())
+    data[18:20] = (243).to_bytes(2, "little")  # RISC-V
+    with pytest.raises(BadDataError, match="not unwound"):
+        UnwindTable(bytes(data), read_headers(bytes(data))[1])
+
+
 @pytest.mark.parametrize(
     "instructions", ["01", "3f", "0b", "0e", "0f 7f 00", "0e" + "ff" * 30, "0a" * 100, "0f 02 77 08 0e 10"]
 )  # fmt: skip
@@ -183,7 +249,7 @@ def test_damaged_tables_give_rules_or_none_and_end(data):
         return
     for address in range(0x1900, 0x5000, 61):
         rule = damaged.find_rule(address)
-        assert rule is None or len(rule.to_bytes()) == 8
+        assert rule is None or len(rule.to_bytes()) == 16
 
 
 def test_a_stripped_file_keeps_its_rules_and_one_without_a_table_is_refused(tmp_path):

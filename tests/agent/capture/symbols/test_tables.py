@@ -79,7 +79,7 @@ def test_an_unknown_type_or_machine_is_refused():
 
 def test_no_symbol_is_described_twice_and_every_operation_has_a_name():
     names = [name for function in FUNCTIONS for name in function.names()]
-    assert len(names) == len(set(names)) == len(get_cookies())
+    assert len(names) == len(set(names)) == len(get_cookies()) + len(get_cookies(is_cxx=True))
     for function in FUNCTIONS:
         assert function.op in OP_NAMES[function.source], function.name
 
@@ -93,6 +93,7 @@ def test_every_row_becomes_a_descriptor(machine):
     assert by_name["ncclAllReduce"]["is_collective"] == 1
     assert by_name["cudaEventQuery"]["pending_rc"] == 600
     assert by_name["ncclAllReduce"]["args"][Role.COMM] == 6
+    assert all(by_name[f.name]["is_collective"] for f in FUNCTIONS if f.is_cxx)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 """File offsets of named functions in an ELF file, dynamic or static.
 
-A shared library is asked name by name through its GNU hash table, which takes the same time whatever the file's size. Functions
-that are not exported, such as those of a runtime that was linked in, are looked for in ``.symtab`` where the file kept it
-(11 ms for the 214 041 symbols of PyTorch 2.13.0's ``libtorch_cuda.so``, of whose 66 MB of names 1 % are read).
-Only what is needed is read, with pread(): a file that is cut short meanwhile costs an error, where a map would cost the
-process. Sources: System V gABI, ELF-64 object file format and "Dynamic Section"; the hash table as glibc's
+A shared library is asked name by name through its GNU hash table, which takes the same time whatever the file's size.
+Functions that are not exported, such as those of a runtime that was linked in, are looked for in ``.symtab`` where the
+file kept it (11 ms for the 214 041 symbols of PyTorch 2.13.0's ``libtorch_cuda.so``, of whose 66 MB of names 1 % are
+read). Only what is needed is read, with pread(): a file that is cut short meanwhile costs an error, where a map would
+cost the process. Sources: System V gABI, ELF-64 object file format and "Dynamic Section"; the hash table as glibc's
 ``elf/dl-lookup.c`` (2.41, ``do_lookup_x``) reads it.
 """
 
@@ -45,12 +45,12 @@ _STRTAB: Final = 5
 _DYNAMIC_SYMTAB: Final = 6
 _STRTAB_BYTES: Final = 10
 _GNU_HASH: Final = 0x6FFF_FEF5
-_MOST_LINKS: Final = 65_536  # of one chain of the hash table
+_MAX_LINKS: Final = 65_536  # of one chain of the hash table
 _MAX_SYMBOLS: Final = (
     16 << 20
 )  # a table of 400 MB: more than any file has, and room for all of them
 _NEAR_BYTES: Final = 4096  # names that lie closer than this are read together
-_LONGEST_NAME: Final = 4096
+_MAX_NAME_CHARS: Final = 4096
 
 
 class FileBytes:
@@ -138,17 +138,49 @@ class ElfFile:
             for place in dynamic.needed
         )
 
+    def find_sections(self, names: Collection[str]) -> tuple[tuple[int, int], ...]:
+        """Begin and end of the named sections, as linked; those that the file has."""
+        places = ((int(one["address"]), int(one["size"])) for one in self._sections)
+        return tuple(
+            (address, address + size)
+            for name, (address, size) in zip(self._read_section_names(), places, strict=False)
+            if name in names
+        )
+
+    def find_address(self, offset: int) -> int:
+        """Where a byte of the file is loaded, as linked.
+
+        Raises:
+            BadDataError: It is not loaded.
+        """
+        return self._loads.find_address(offset)
+
+    def get_offset(self, address: int) -> int:
+        """Where in the file the byte at an address lies.
+
+        Raises:
+            BadDataError: Nowhere.
+        """
+        offset = self._loads.find_offset(address)
+        if offset is None:
+            raise BadDataError(f"the file has nothing at {address:#x}")
+        return offset
+
     def find_section_names(self) -> frozenset[str]:
         """Names of the file's sections; a stripped file has them too."""
+        return frozenset(self._read_section_names())
+
+    def _read_section_names(self) -> list[str]:
+        """A name for each section; none where the file keeps none."""
         (index,) = struct.unpack("<H", self._file.read(62, 2))  # e_shstrndx
         if index >= len(self._sections):
-            return frozenset()
+            return []
         names = self._sections[index]
         text = self._file.read(int(names["offset"]), int(names["size"]))
-        return frozenset(
+        return [
             text[int(start) :].partition(b"\0")[0].decode("ascii", "replace")
             for start in self._sections["name"]
-        )
+        ]
 
     def _search(self, kind: int, names: Collection[str]) -> dict[str, int]:
         """Functions by the tables of one kind, one symbol after another."""
@@ -187,6 +219,13 @@ class _Loads:
         )
         return next(inside, None)
 
+    def find_address(self, offset: int) -> int:
+        """Address of a byte of the file."""
+        for start, end, at in self._parts:
+            if at <= offset < at + end - start:
+                return int(offset - at + start)
+        raise BadDataError(f"byte {offset:#x} of the file is not loaded")
+
 
 @dataclass(frozen=True, slots=True)
 class _Dynamic:
@@ -200,7 +239,7 @@ class _Dynamic:
 
     def read_name(self, file: FileBytes, place: int) -> bytes:
         """A string of the string table."""
-        end = min(place + _LONGEST_NAME, self.strings_bytes)
+        end = min(place + _MAX_NAME_CHARS, self.strings_bytes)
         start = self.strings_offset
         return file[start + place : start + end].partition(b"\0")[0]
 
@@ -268,7 +307,7 @@ class _HashTable:
         return self._follow(index, value, name.encode())
 
     def _follow(self, index: int, value: int, name: bytes) -> int | None:
-        for place in range(index, index + _MOST_LINKS):
+        for place in range(index, index + _MAX_LINKS):
             at = self._chains_at + 4 * (place - self._first)
             (link,) = struct.unpack("<I", self._file.read(at, 4))
             if link | 1 == value | 1:
@@ -296,8 +335,9 @@ def _search(
 ) -> Iterator[tuple[str, int]]:
     """Name and address of wanted functions in a table that has no index; in the table's order.
 
-    Most names are ruled out without reading them: a name ends before the next one begins, unless the linker let them share an
-    end, and then it is longer still. So one whose next is further away than the longest wanted name cannot be wanted.
+    Most names are ruled out without reading them: a name ends before the next one begins, unless the linker let them
+    share an end, and then it is longer still. So one whose next is further away than the longest wanted name cannot be
+    wanted.
     """
     wanted = {name.encode(): name for name in names}
     longest = max(map(len, wanted), default=0) + 1

@@ -1,7 +1,7 @@
 """Who a process is: its rank and job as its launcher set it, its container, its start time.
 
-All of it is read from ``/proc``, from the target's environment and cgroup, never from our own. A process is the pair of pid
-and start time, because pids are used again.
+All of it is read from ``/proc``, from the target's environment and cgroup, never from our own. A process is the pair of
+pid and start time, because pids are used again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _POD_NAMES: Final = ("POD_NAME", "MY_POD_NAME", "K8S_POD_NAME", "HOSTNAME")
 _NAMESPACES: Final = ("POD_NAMESPACE", "MY_POD_NAMESPACE", "K8S_NAMESPACE")
 """Usual names of downward-API variables; a pod's host name is its name unless its spec says otherwise."""
 _NAMESPACE_FILE: Final = "root/var/run/secrets/kubernetes.io/serviceaccount/namespace"
-_LONGEST_NAME: Final = 253  # RFC 1123 subdomain, as Kubernetes limits names
+_MAX_NAME_CHARS: Final = 253  # RFC 1123 subdomain, as Kubernetes limits names
 _SLURM_CGROUP: Final = re.compile(r"/job_(\d+)")
 
 
@@ -56,6 +56,7 @@ class ProcessIdentity:
         pod_uid: Kubernetes pod uid.
         pod_name: Its name, as the pod itself was given it; empty outside Kubernetes.
         namespace: Its Kubernetes namespace.
+        meeting: Where the ranks of its job meet, ``MASTER_ADDR:MASTER_PORT``.
     """
 
     pid: int
@@ -69,6 +70,7 @@ class ProcessIdentity:
     pod_uid: str = ""
     pod_name: str = ""
     namespace: str = ""
+    meeting: str = ""
 
 
 def parse_environment(data: bytes) -> dict[str, str]:
@@ -93,6 +95,12 @@ def find_place(variables: dict[str, str]) -> tuple[str, ProcessRank]:
                 *(int(text) if text.isdecimal() else _UNKNOWN for text in numbers)
             )
     return "", ProcessRank()
+
+
+def find_meeting(variables: dict[str, str]) -> str:
+    """Where PyTorch's ranks meet, as every launcher of its jobs sets it; empty when this one sets none."""
+    address, port = (variables.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    return f"{address}:{port}" if address and port else ""
 
 
 def parse_cgroup(text: str) -> tuple[str, str, str, str]:
@@ -126,7 +134,8 @@ def find_cgroup_id(path: str, root: Path | None = None) -> int:
     """The id that the kernel gives a version 2 cgroup, which is its folder's inode; 0 when it is not there.
 
     Args:
-        path: As ``/proc/PID/cgroup`` has it. One of version 1 alone is not found: the kernel's ids are those of version 2.
+        path: As ``/proc/PID/cgroup`` has it. One of version 1 alone is not found: the kernel's ids are those of version
+            2.
         root: Where version 2 is mounted; None looks.
     """
     root = root or find_unified_root()
@@ -172,7 +181,18 @@ def read_identity(pid: int, proc: Path = _PROC) -> ProcessIdentity | None:
     )
     pod_name, namespace = _find_pod(variables, folder) if pod_uid else ("", "")
     return ProcessIdentity(
-        pid, start_ticks, name, launcher, place, job, path, container, pod_uid, pod_name, namespace
+        pid,
+        start_ticks,
+        name,
+        launcher,
+        place,
+        job,
+        path,
+        container,
+        pod_uid,
+        pod_name,
+        namespace,
+        find_meeting(variables),
     )
 
 
@@ -185,7 +205,7 @@ def _find_pod(variables: dict[str, str], folder: Path) -> tuple[str, str]:
     if not namespace:
         try:
             with (folder / _NAMESPACE_FILE).open(encoding="ascii", errors="replace") as file:
-                namespace = file.read(_LONGEST_NAME).strip()
+                namespace = file.read(_MAX_NAME_CHARS).strip()
         except OSError:
             namespace = ""
-    return name[:_LONGEST_NAME], namespace[:_LONGEST_NAME]
+    return name[:_MAX_NAME_CHARS], namespace[:_MAX_NAME_CHARS]

@@ -1,8 +1,8 @@
 """Processes and the executable files they have mapped.
 
-A file is known by device and inode, so one library reached by two paths is one, and two copies of it are two. Containers of one
-image have a file of its lower layer in common, under a device number of each: the kernel probes what lies beneath, so that is
-one file too, or every call of the one would be counted with those of the other.
+A file is known by device and inode, so one library reached by two paths is one, and two copies of it are two.
+Containers of one image have a file of its lower layer in common, under a device number of each: the kernel probes what
+lies beneath, so that is one file too, or every call of the one would be counted with those of the other.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import stat
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from ingero.agent.capture.kernel.filesystems import is_overlay
 from ingero.agent.capture.kernel.perf import Mapping
+from ingero.closing import Closing
 
 _PROC: Final = Path("/proc")
 
@@ -26,8 +27,8 @@ class FileId:
     """A file, whatever it is called.
 
     Attributes:
-        device: Major and minor number; of a file seen through overlayfs what it shares with the same file in other mounts: its
-            times, which copies do not have in common to the nanosecond.
+        device: Major and minor number; of a file seen through overlayfs what it shares with the same file in other
+            mounts: its times, which copies do not have in common to the nanosecond.
         inode: Its number; overlayfs shows that of the file beneath.
     """
 
@@ -47,7 +48,7 @@ class FileState:
     changed_ns: int
 
 
-class OpenFile:
+class OpenFile(Closing):
     """A file that stays the same one from the first look to the last, whatever becomes of its names and mappings.
 
     Args:
@@ -79,12 +80,6 @@ class OpenFile:
             os.close(self.fd)
             self.fd = -1
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def open_file(path: Path | str) -> OpenFile:
     """Open a regular file for reading.
@@ -105,9 +100,9 @@ def open_file(path: Path | str) -> OpenFile:
 def open_mapped(mapping: Mapping) -> OpenFile:
     """Open a mapped file by the first way that works.
 
-    Through ``/proc/PID/map_files``, which works across mount namespaces and for deleted files: by the addresses of the mapping,
-    then by those that the file has by now, because the loader maps a whole file first and its segments over it. Then through
-    the process's root, then by the plain name, which may still serve when the process is gone.
+    Through ``/proc/PID/map_files``, which works across mount namespaces and for deleted files: by the addresses of the
+    mapping, then by those that the file has by now, because the loader maps a whole file first and its segments over
+    it. Then through the process's root, then by the plain name, which may still serve when the process is gone.
 
     Raises:
         OSError: None of them works; the first reason that is not about these addresses.

@@ -1,7 +1,7 @@
 """NVML through NVIDIA's own binding (``nvidia-ml-py``), in this process.
 
-A missing library or package is one error at the start; a value that a device does not have is None afterwards. Source of
-meanings and units: nvml.h of the binding's version (13.6), whose functions it names.
+A missing library or package is one error at the start; a value that a device does not have is None afterwards. Source
+of meanings and units: nvml.h of the binding's version (13.6), whose functions it names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ingero.agent.capture.gpu.readings import GpuReading, MigInstance, PcieRate,
 from ingero.errors import UnsupportedError
 from ingero.telemetry.clock import Clock
 
-_MOST_ERRORS: Final = 256
+_MAX_ERRORS: Final = 256
 _LINK_ERRORS: Final = {
     "replay": "NVML_NVLINK_ERROR_DL_REPLAY",
     "recovery": "NVML_NVLINK_ERROR_DL_RECOVERY",
@@ -121,8 +121,9 @@ class Nvml:
     def read_pcie(self) -> list[PcieRate]:
         """Sample every device's PCIe traffic.
 
-        Blocks for 20 ms per device and direction (nvmlDeviceGetPcieThroughput); may be called while another thread is in
-        `read`. The byte counters among the field values do not block, but wrap (nvml.h), at a width that is not answer.
+        Blocks for 20 ms per device and direction (nvmlDeviceGetPcieThroughput); may be called while another thread is
+        in `read`. The byte counters among the field values do not block, but wrap (nvml.h), at a width that is not
+        answer.
         """
         sent, received = self._nvml.NVML_PCIE_UTIL_TX_BYTES, self._nvml.NVML_PCIE_UTIL_RX_BYTES
         return [
@@ -243,17 +244,17 @@ class Nvml:
     def _processes(self, device: Any) -> dict[int, int | None] | None:  # noqa: ANN401 - a handle
         """Compute processes and MPS clients; one in several instances of the device counts with all its memory."""
         n_bytes: dict[int, int | None] = {}
-        is_told = False
+        is_reported = False
         for kind in ("Compute", "MPSCompute"):
             found = self._ask(f"nvmlDeviceGet{kind}RunningProcesses", device)
-            is_told |= found is not None
+            is_reported |= found is not None
             here: dict[int, int | None] = {}
             for one in found or ():
                 pid, used = int(one.pid), one.usedGpuMemory
                 before = here.get(pid)
                 here[pid] = used if before is None else before + (used or 0)
             n_bytes = {**here, **n_bytes}  # a client may be on both lists
-        return n_bytes if is_told else None
+        return n_bytes if is_reported else None
 
     def take_errors(self) -> list[Xid]:
         """Critical errors since the last call, oldest first."""
@@ -261,7 +262,7 @@ class Nvml:
         if self._events is None:
             return errors
         indexes = {uuid: index for index, (uuid, _) in enumerate(self._names)}
-        while len(errors) < _MOST_ERRORS:
+        while len(errors) < _MAX_ERRORS:
             event = self._ask("nvmlEventSetWait", self._events, 0)
             if event is None:  # NVML_ERROR_TIMEOUT: nothing waits
                 break

@@ -99,16 +99,16 @@ class GpuReading:
         reliability_violation_ns: The same by the limits of voltage and reliability.
         hw_thermal_violation_ns: The same by the hardware's thermal slowdown, which halves the clocks or worse.
         power_brake_violation_ns: The same by the power brake that the machine asserts.
-        ecc_corrected: Errors mended since the last reset.
-        ecc_uncorrected: Errors not mended since the last reset.
+        ecc_corrected: Errors corrected since the last reset.
+        ecc_uncorrected: Errors not corrected since the last reset.
         nvlinks_active: Links that are up.
         nvlink_errors: By kind, over all links; a kind that no link tells is left out.
         nvlink_sent_bytes: Payload over all links since the driver was loaded.
         nvlink_received_bytes: The same, to the device.
         pcie_generation: Of the link now; an idle device lowers it.
-        pcie_width: Lanes now.
+        pcie_width: Width of the link now.
         pcie_max_generation: The highest that this device and this slot can do together.
-        pcie_max_width: The same of the lanes.
+        pcie_max_width: The same of the width.
         pcie_replays: Since the driver was loaded.
         pcie_errors: By kind; a kind that is not reported is left out.
         is_mig: Whether it is cut into instances.

@@ -1,7 +1,7 @@
 """The calls of libbpf 1.x that we use, through ctypes: open, adjust and load an object.
 
-Everything after the load (maps, links) is a plain bpf() call in `ingero.agent.capture.kernel.syscalls`, because libbpf 1.1 is
-older than the session links that we need. Source of the prototypes: libbpf 1.1 ``libbpf.h``.
+Everything after the load (maps, links) is a plain bpf() call in `ingero.agent.capture.kernel.syscalls`, because libbpf
+1.1 is older than the session links that we need. Source of the prototypes: libbpf 1.1 ``libbpf.h``.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ _PROTOTYPES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "bpf_map__key_size": (_U32, (_PTR,)),
     "bpf_map__value_size": (_U32, (_PTR,)),
     "bpf_map__max_entries": (_U32, (_PTR,)),
+    "bpf_map__map_flags": (_U32, (_PTR,)),
     "bpf_map__set_max_entries": (_INT, (_PTR, _U32)),
     "bpf_map__reuse_fd": (_INT, (_PTR, _INT)),
     "btf__load_vmlinux_btf": (_PTR, ()),

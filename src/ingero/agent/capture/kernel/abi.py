@@ -58,11 +58,15 @@ class Act(enum.IntEnum):
     COMM_RANK = 13
     COMM_COUNT = 14
     GET_DEVICE = 15
-    COPY = 16
-    COPY_H2D = 17
-    COPY_D2H = 18
-    COPY_D2D = 19
-    COPY_DEFAULT = 20
+    GLOO_GROUP = 16
+    GLOO_CONNECT = 17
+    GLOO_CLOSE = 18
+    GLOO_CAUGHT = 19
+    COPY = 32
+    COPY_H2D = 33
+    COPY_D2H = 34
+    COPY_D2D = 35
+    COPY_DEFAULT = 36
 
 
 class Role(enum.IntEnum):
@@ -90,6 +94,7 @@ class Role(enum.IntEnum):
     BLOCK_Y = 19
     BLOCK_Z = 20
     COLOR = 21
+    TAG = 22
 
 
 class Selector(enum.IntEnum):
@@ -124,6 +129,7 @@ class UnwindKind(enum.IntEnum):
     SIGNAL = 4
     END = 5
     UNKNOWN = 6
+    RECORD = 7
 
 
 class PythonFrameFlag(enum.IntFlag):

@@ -60,7 +60,7 @@ def read_capabilities() -> frozenset[int]:
 
 
 def drop_capabilities(keep: Collection[Capability]) -> None:
-    """Give up every capability but these, for good: neither this process nor a program it starts can get one back.
+    """Give up every capability but these, permanently: neither this process nor a program it starts can get one back.
 
     Capabilities belong to threads: call it before any is started. What is not held is not gained.
 

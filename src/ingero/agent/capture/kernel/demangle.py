@@ -1,6 +1,7 @@
 """C++ names as people write them, by the C++ runtime of this machine.
 
-``__cxa_demangle`` is part of the Itanium C++ ABI and so of every ``libstdc++.so.6``. Where there is none names stay as they are.
+``__cxa_demangle`` is part of the Itanium C++ ABI and so of every ``libstdc++.so.6``. Where there is none names stay as
+they are.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import functools
 from typing import Any, Final
 
 _LIBRARIES: Final = ("libstdc++.so.6", "libc++abi.so.1")
-_MOST_CHARS: Final = 4096  # a longer one costs more to read than it tells
+_MAX_CHARS: Final = 4096  # a longer one costs more to read than it tells
 
 
 @functools.cache
@@ -33,7 +34,7 @@ def _load() -> tuple[Any, Any] | None:
 def demangle(name: str) -> str:
     """A mangled C++ name in words; any other name as it is."""
     calls = _load()
-    if calls is None or not name.startswith("_Z") or len(name) > _MOST_CHARS:
+    if calls is None or not name.startswith("_Z") or len(name) > _MAX_CHARS:
         return name
     run, free = calls
     result = run(name.encode(), None, None, None)

@@ -1,4 +1,6 @@
-"""What the running kernel has, by the names in its own type information: distributions backport, so a release number tells less.
+"""What the running kernel has, by the names in its own type information.
+
+Distributions backport, so a release number tells less.
 
 Source of ``/sys/kernel/btf/vmlinux``: Documentation/bpf/btf.rst. Everybody may read it.
 """
@@ -44,7 +46,8 @@ def count_arguments(tracepoint: str) -> int:
     """How many arguments a tracepoint of the kernel has.
 
     Args:
-        tracepoint: Its type's name, ``btf_trace_NAME``: a pointer to a function whose first parameter is not an argument.
+        tracepoint: Its type's name, ``btf_trace_NAME``: a pointer to a function whose first parameter is not an
+            argument.
 
     Raises:
         UnsupportedError: libbpf is missing, or cannot read the kernel's type information.

@@ -18,8 +18,16 @@ RINGBUF_TYPE: Final = 27
 @functools.cache
 def count_possible_cpus() -> int:
     """CPUs that could ever be online: the number of values in a per-CPU map entry."""
-    text = Path("/sys/devices/system/cpu/possible").read_text(encoding="ascii").strip()
-    return int(text.replace(",", "-").split("-")[-1]) + 1
+    return len(parse_cpus(Path("/sys/devices/system/cpu/possible").read_text(encoding="ascii")))
+
+
+def parse_cpus(text: str) -> list[int]:
+    """The numbers in a list of CPUs as the kernel writes it, such as ``0-3,8``."""
+    numbers: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
 
 
 class BpfMap:
@@ -45,15 +53,13 @@ class BpfMap:
         self.entry_bytes = -(-self.value_bytes // 8) * 8 if self.n_values > 1 else self.value_bytes
 
     def read_memory(self) -> int:
-        """Bytes that the kernel holds for it now; ``memlock`` of fdinfo, which Linux before 6.4 does not fill for every type."""
+        """Bytes that the kernel holds for it now.
+
+        It is ``memlock`` of fdinfo, which Linux before 6.4 does not fill for every type.
+        """
         text = Path(f"/proc/self/fdinfo/{self.fd}").read_text(encoding="ascii")
         fields = (line.partition(":") for line in text.splitlines())
         return next((int(value) for name, _, value in fields if name == "memlock"), 0)
-
-    @property
-    def growth_bytes(self) -> int:
-        """Bytes that one further entry takes, of all processors together."""
-        return self.key_bytes + self.entry_bytes * self.n_values
 
     def update(self, key: bytes, value: bytes) -> None:
         """Write one entry."""

@@ -10,12 +10,13 @@ import os
 import platform
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from ingero.agent.capture.kernel._libbpf import get_libbpf
 from ingero.agent.capture.kernel.maps import BpfMap
+from ingero.closing import Closing
 from ingero.errors import UnsupportedError
 
 _REFUSED: Final = re.compile(r"prog '(?P<program>\w+)': (BPF program load failed|failed to )")
@@ -38,6 +39,57 @@ def find_object(probe: str, machine: str = "") -> Path:
     return path
 
 
+@dataclass(frozen=True, slots=True)
+class MapLayout:
+    """A map as an object declares it.
+
+    Attributes:
+        name: Its name in the C source.
+        map_type: ``enum bpf_map_type``.
+        key_bytes: Of a key.
+        value_bytes: Of a value.
+        max_entries: Its capacity; bytes for a ring.
+        flags: ``BPF_F_*`` of its creation.
+    """
+
+    name: str
+    map_type: int
+    key_bytes: int
+    value_bytes: int
+    max_entries: int
+    flags: int
+
+
+def read_map_layouts(probe: str) -> list[MapLayout]:
+    """The maps that an object declares; nothing is loaded, and no privilege is needed.
+
+    Raises:
+        UnsupportedError: libbpf is missing, or the object is not installed or not readable.
+    """
+    calls = get_libbpf().calls
+    path = find_object(probe)
+    handle = calls.bpf_object__open_file(os.fsencode(path), None)
+    if not handle:
+        reason = os.strerror(ctypes.get_errno())
+        raise UnsupportedError(f"cannot open the BPF object {probe!r}: {reason}", hint=f"{path}")
+    layouts = []
+    pointer = calls.bpf_object__next_map(handle, None)
+    while pointer:
+        layouts.append(
+            MapLayout(
+                calls.bpf_map__name(pointer).decode(),
+                calls.bpf_map__type(pointer),
+                calls.bpf_map__key_size(pointer),
+                calls.bpf_map__value_size(pointer),
+                calls.bpf_map__max_entries(pointer),
+                calls.bpf_map__map_flags(pointer),
+            )
+        )
+        pointer = calls.bpf_object__next_map(handle, pointer)
+    calls.bpf_object__close(handle)
+    return layouts
+
+
 class ProgramRefusedError(UnsupportedError):
     """The kernel has not taken one program of an object.
 
@@ -53,7 +105,7 @@ class ProgramRefusedError(UnsupportedError):
         self.reason = reason
 
 
-class BpfObject:
+class BpfObject(Closing):
     """A loaded object; closing it frees its programs and maps unless a link or a reader holds them.
 
     Args:
@@ -163,14 +215,3 @@ class BpfObject:
         if self._handle:
             self._calls.bpf_object__close(self._handle)
             self._handle = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

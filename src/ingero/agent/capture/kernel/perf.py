@@ -1,8 +1,8 @@
 """Executable mappings as they happen, in every process, through perf's side-band records; and events for BPF programs.
 
-One dummy software event per CPU delivers ``PERF_RECORD_MMAP2`` for each new executable mapping: no tracefs, no kprobe and no
-fentry needed. Layouts follow ``struct perf_event_attr`` and the record descriptions in include/uapi/linux/perf_event.h
-(Linux 6.13).
+One dummy software event per CPU delivers ``PERF_RECORD_MMAP2`` for each new executable mapping: no tracefs, no kprobe
+and no fentry needed. Layouts follow ``struct perf_event_attr`` and the record descriptions in
+include/uapi/linux/perf_event.h (Linux 6.13).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ingero.agent.capture.kernel.maps import parse_cpus
 from ingero.errors import UnsupportedError
 
 _NUMBERS: Final = {"x86_64": 298, "aarch64": 241}
@@ -70,8 +71,9 @@ class Mapping:
 class PerfEvents:
     """The events of perf that a trace needs from its start, opened while the process may open them.
 
-    Kernels of Debian and Ubuntu ask for CAP_SYS_ADMIN to open any event while ``kernel.perf_event_paranoid`` is above 2; others
-    ask for CAP_PERFMON at most. What is open stays usable when the capability is given up. A refusal is kept for whoever asks.
+    Kernels of Debian and Ubuntu ask for CAP_SYS_ADMIN to open any event while ``kernel.perf_event_paranoid`` is above
+    2; others ask for CAP_PERFMON at most. What is open stays usable when the capability is given up. A refusal is kept
+    for the caller.
 
     Args:
         software: ``PERF_COUNT_SW_*``, each to be opened on every processor.
@@ -194,18 +196,16 @@ class MappingStream:
         self._rings.clear()
 
 
-def choose_ring_bytes(n_cpus: int) -> int:
+def choose_ring_bytes(n_cpus: int, page_bytes: int = mmap.PAGESIZE) -> int:
     """Size of the ring of each of so many processors: a power of two, and a page at least, as perf wants it."""
     share = min(_MAX_RING_BYTES, _MAX_RINGS_BYTES // n_cpus)
-    return int(max(1 << share.bit_length() - 1, mmap.PAGESIZE))
+    return int(max(1 << share.bit_length() - 1, page_bytes))
 
 
 def iter_online_cpus() -> Iterator[int]:
     """Numbers of the processors that run."""
-    text = Path("/sys/devices/system/cpu/online").read_text(encoding="ascii").strip()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        yield from range(int(first), int(last or first) + 1)
+    text = Path("/sys/devices/system/cpu/online").read_text(encoding="ascii")
+    yield from parse_cpus(text)
 
 
 def _open_everywhere(config: int) -> tuple[int, ...] | UnsupportedError:

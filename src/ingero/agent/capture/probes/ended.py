@@ -10,7 +10,7 @@ import numpy as np
 from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.model.arrays import Records
 
-MOST_ROWS: Final = 4096
+MAX_ROWS: Final = 4096
 NOBODY: Final = 0
 """The pid under which processes are added up when there are too many to keep apart."""
 _LOWEST: Final = frozenset({"min_ns"})
@@ -24,7 +24,7 @@ class EndedCounts:
         most_rows: Rows kept apart; beyond that all so far are added up by operation under pid 0.
     """
 
-    def __init__(self, most_rows: int = MOST_ROWS) -> None:
+    def __init__(self, most_rows: int = MAX_ROWS) -> None:
         self._most_rows = most_rows
         self.keys: Records = np.empty(0, get_dtype("count_key"))
         self.counts: Records = np.empty(0, get_dtype("count"))

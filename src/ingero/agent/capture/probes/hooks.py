@@ -1,4 +1,7 @@
-"""Loading a host probe: each of its programs at the first place that the kernel has, and none at the expense of another."""
+"""Loading a host probe.
+
+Each of its programs is attached at the first place that the kernel has, whatever became of the others.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ class HookPlace:
     Attributes:
         program: The program for it.
         says: What users would call it.
-        needs: A name in the kernel's type information: ``btf_trace_NAME`` for a tracepoint, a function's for its entry or exit.
+        needs: A name in the kernel's type information: ``btf_trace_NAME`` for a tracepoint, a function's for its entry
+            or exit.
         n_arguments: Arguments that the tracepoint must have; 0 for any number.
     """
 

@@ -1,16 +1,23 @@
-"""The three ways to probe a call, as a table: what each needs of the kernel, which programs it loads and how they attach."""
+"""The three ways to probe a call, as a table.
+
+It says what each needs of the kernel, which programs it loads and how they attach.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ingero.agent.capture.kernel import syscalls
 from ingero.agent.capture.kernel.features import check_kernel, describe_kernel, has_name
 from ingero.agent.capture.kernel.objects import BpfObject
+from ingero.agent.capture.probes.links import check_probing
 from ingero.config.probing import ProbeMode
 from ingero.errors import UnsupportedError
+
+_CXX: Final = ("cxx_entry", "cxx_leave")
+"""Programs of functions of C++, whose returns are never probed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +43,22 @@ class Way:
     programs: Mapping[str, int | None]
 
 
+_SESSION: Final = Way(
+    ProbeMode.SESSION,
+    "session links",
+    "0.9 µs a call, 1.5 µs with its return; none for returns nobody watches",
+    "6.13",
+    "BPF_TRACE_UPROBE_SESSION",  # not bpf_session_is_return, which came with sessions of kprobes in 6.10
+    "calls_session",
+    {
+        "calls_session": syscalls.ATTACH_UPROBE_SESSION,
+        **dict.fromkeys(_CXX, syscalls.ATTACH_UPROBE_MULTI),
+    },
+)
 WAYS: Final = (
-    Way(
-        ProbeMode.SESSION,
-        "session links",
-        "0.9 µs a call, 1.5 µs with its return; none for returns nobody watches",
-        "6.13",
-        "BPF_TRACE_UPROBE_SESSION",  # not bpf_session_is_return, which came with sessions of kprobes in 6.10
-        "calls_session",
-        {"calls_session": syscalls.ATTACH_UPROBE_SESSION},
-    ),
+    # bpf_session_is_return() takes the context since the patches that brought BPF_TRACE_FSESSION.
+    replace(_SESSION, since="7.0", needs="BPF_TRACE_FSESSION", probe="calls_session_ctx"),
+    _SESSION,
     Way(
         ProbeMode.PAIR,
         "pairs of multi-uprobe links",
@@ -53,7 +66,7 @@ WAYS: Final = (
         "6.6",
         "BPF_TRACE_UPROBE_MULTI",
         "calls",
-        dict.fromkeys(("calls_entry", "calls_return"), syscalls.ATTACH_UPROBE_MULTI),
+        dict.fromkeys(("calls_entry", "calls_return", *_CXX), syscalls.ATTACH_UPROBE_MULTI),
     ),
     Way(
         ProbeMode.EVENT,
@@ -62,10 +75,23 @@ WAYS: Final = (
         "5.15",
         "BPF_FUNC_get_attach_cookie",
         "calls",
-        dict.fromkeys(("calls_entry", "calls_return")),
+        dict.fromkeys(("calls_entry", "calls_return", *_CXX)),
     ),
 )
 """The cheapest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A way that the kernel has and does not let us take.
+
+    Attributes:
+        way: Which.
+        error: Why.
+    """
+
+    way: Way
+    error: UnsupportedError
 
 
 def choose_way(mode: ProbeMode) -> Way:
@@ -74,21 +100,53 @@ def choose_way(mode: ProbeMode) -> Way:
     Raises:
         UnsupportedError: The kernel does not have it.
     """
+    return _find_ways(mode)[0]
+
+
+def _find_ways(mode: ProbeMode) -> list[Way]:
+    """The ways that may be taken and that the kernel has, the cheapest first; at least one.
+
+    Raises:
+        UnsupportedError: There is none.
+    """
     check_kernel()
-    for way in WAYS:
-        if mode in {way.mode, ProbeMode.AUTO} and has_name(way.needs):
-            return way
-    asked = next(way for way in WAYS if way.mode is mode)
+    found = [way for way in WAYS if mode in {way.mode, ProbeMode.AUTO} and has_name(way.needs)]
+    if found:
+        return found
+    asked = [way for way in WAYS if way.mode is mode][-1]  # the oldest
     raise UnsupportedError(
         f"{describe_kernel()} cannot probe calls by {asked.says}: that needs Linux {asked.since}",
         hint=f"give --probe-mode {ProbeMode.AUTO}, which takes what the kernel has",
     )
 
 
-def load_calls(way: Way, sizes: Mapping[str, int]) -> BpfObject:
-    """The programs of one way, with entries (bytes for a ring) of maps that should not have their compiled size.
+def load_calls(mode: ProbeMode, sizes: Mapping[str, int]) -> tuple[Way, BpfObject, list[Refused]]:
+    """Load the programs of the first way that the kernel really takes, and try one probe.
+
+    Args:
+        mode: The way that was asked for; `ProbeMode.AUTO` for the first that works.
+        sizes: Entries (bytes for a ring) of maps that should not have their compiled size.
+
+    Returns:
+        The way, its programs, and the ways that should have worked and did not.
 
     Raises:
-        UnsupportedError: The kernel refuses.
+        UnsupportedError: None works; why the first does not.
     """
-    return BpfObject(way.probe, way.programs, sizes=sizes)
+    refused: list[Refused] = []
+    for way in _find_ways(mode):
+        try:
+            return way, _load(way, sizes), refused
+        except UnsupportedError as error:
+            refused.append(Refused(way, error))
+    raise refused[0].error
+
+
+def _load(way: Way, sizes: Mapping[str, int]) -> BpfObject:
+    calls = BpfObject(way.probe, way.programs, sizes=sizes)
+    try:
+        check_probing(way.mode, calls.programs)
+    except UnsupportedError:
+        calls.close()
+        raise
+    return calls

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 FACTOR: Final = 4
-MOST: Final = 1024
+MAX_KEEP_ONE_IN: Final = 1024
 QUIET_ROUNDS: Final = 6
 FULL: Final = 0.5
 BUDGET: Final = 1000
@@ -13,7 +13,7 @@ BUDGET: Final = 1000
 
 
 class SamplingControl:
-    """Decides ``keep_one_in`` once per round, or sooner when a round's records are too many already, from what was truly lost.
+    """Decides ``keep_one_in`` from what was lost: once a round, or sooner when a round has too many records already.
 
     Counts and histograms are exact at any setting; only how many examples are kept changes.
 
@@ -41,7 +41,7 @@ class SamplingControl:
             return self.keep_one_in
         if n_lost or fill > FULL or n_records > BUDGET:
             self._n_quiet = 0
-            self.keep_one_in = min(self.keep_one_in * FACTOR, MOST)
+            self.keep_one_in = min(self.keep_one_in * FACTOR, MAX_KEEP_ONE_IN)
         elif n_records * FACTOR <= BUDGET:
             self._n_quiet += 1
             if self._n_quiet >= QUIET_ROUNDS:

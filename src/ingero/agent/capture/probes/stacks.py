@@ -22,14 +22,115 @@ from ingero.agent.capture.stacks.unwind import StackCopy, Unwound
 from ingero.errors import UnsupportedError
 from ingero.model.arrays import IntArray, Records
 
-MOST_STACKS: Final = 65_536
-MOST_REFUSED: Final = 256
-MOST_RULES: Final = 16_384  # of one process; half of what the kernel's map holds
-MOST_WAITING: Final = 64  # copies whose stack is still being written, or was lost
+MAX_STACKS: Final = 65_536
+MAX_REFUSED: Final = 256
+MAX_RULES: Final = 16_384  # of one process; half of what the kernel's map holds
+MAX_WAITING: Final = 64  # copies whose stack is still being written, or was lost
 _KEY: Final = struct.Struct("<QQ")  # struct ig_unwind_key
 
 
-class StackBook:
+class _StackIndex:
+    """Stacks by the ids that calls carry.
+
+    Args:
+        seen: The kernel's map of the stacks that it has written.
+    """
+
+    def __init__(self, seen: BpfMap) -> None:
+        self._seen = seen
+        self._hashes: dict[int, int] = {}
+        self._new: dict[int, Stack] = {}
+        self._delivered = set[int]()
+
+    def add(self, stack_id: int, stack: Stack) -> None:
+        """A stack that the kernel wrote."""
+        self._hashes[stack_id] = stack.hash
+        self.deliver(stack)
+
+    def deliver(self, stack: Stack) -> None:
+        """Have `pop_new` return a stack, unless it did before."""
+        if stack.hash not in self._delivered:
+            self._delivered.add(stack.hash)
+            self._new[stack.hash] = stack
+
+    def drop_oldest(self) -> None:
+        """Make room where there are too many; the kernel writes dropped ones again when it meets them."""
+        if len(self._hashes) <= MAX_STACKS:
+            return
+        for key in list(self._hashes)[: MAX_STACKS // 4]:
+            self._seen.delete(key.to_bytes(8, "little"))
+            del self._hashes[key]
+        self._delivered.clear()
+
+    def pop_new(self) -> dict[int, Stack]:
+        """Stacks that were not handed out before, by hash."""
+        new, self._new = self._new, {}
+        return new
+
+    def find_hashes(self, ids: npt.NDArray[np.uint64]) -> IntArray:
+        """What is stored for the ids that calls carry; 0 where there is none, or it is not known."""
+        distinct, inverse = np.unique(ids, return_inverse=True)
+        hashes = [self._hashes.get(key, 0) for key in distinct.tolist()]
+        return np.array(hashes, np.int64)[inverse]
+
+
+class _Unwinding:
+    """Copies of stacks without frame pointers, and the kernel's rules for the code that they went through.
+
+    Args:
+        rules: The kernel's map of unwind rules.
+        copies: The ring of copied stacks.
+    """
+
+    def __init__(self, rules: BpfMap, copies: Ring) -> None:
+        self._rules = rules
+        self._ring = copies
+        self._copies: dict[int, tuple[int, StackCopy]] = {}
+        self._images: dict[int, int] = {}
+
+    def read_copies(self) -> None:
+        """Take the copies that were written."""
+        self._ring.drain(self._keep)
+
+    def _keep(self, records: Records) -> None:
+        for record in records:
+            self._copies[int(record["id"])] = int(record["image"]), StackCopy.from_record(record)
+
+    def drop_orphans(self) -> None:
+        """Drop copies whose stack does not come."""
+        for orphan in list(self._copies)[:-MAX_WAITING]:
+            del self._copies[orphan]
+
+    def unwind(self, process: ProcessStacks, record: Any) -> Unwound | None:  # noqa: ANN401 - one row of a structured array
+        """Follow a stack's copy; the kernel gets the rules, so it need not copy the like again."""
+        found = self._copies.pop(int(record["id"]), None)
+        if found is None:
+            return None
+        image, copy = found
+        unwound = process.unwind(record, copy)
+        self._images[int(record["pid"])] = image
+        for pc, rule in unwound.rules.items():
+            self._rules.update(_KEY.pack(image, pc), rule.to_bytes())
+        if process.n_rules > MAX_RULES:  # as where code is compiled and thrown away again and again
+            self._drop_rules(process, image, 0, RETURN_BIT)
+        return unwound
+
+    def forget_range(self, process: ProcessStacks, mapping: FileMapping) -> None:
+        """Drop the rules of code that lay where something else is mapped now."""
+        image = self._images.get(mapping.pid)
+        if image is not None:
+            self._drop_rules(process, image, mapping.start, mapping.end)
+
+    def forget(self, pid: int) -> None:
+        """A process ended or replaced its image."""
+        self._images.pop(pid, None)
+
+    def _drop_rules(self, process: ProcessStacks, image: int, start: int, end: int) -> None:
+        for pc in process.pop_rules(start, end):
+            self._rules.delete(_KEY.pack(image, pc))
+
+
+class RecordedStacks:
     """Every stack that was recorded, and the processes they are of.
 
     `examine` may be called from any thread; the rest from the one that reads the rings.
@@ -40,21 +141,17 @@ class StackBook:
 
     Attributes:
         refused: Why an interpreter is not read, by process.
+        index: The stacks by their ids.
     """
 
     def __init__(self, maps: Mapping[str, BpfMap], copies: Ring) -> None:
         self.refused: dict[int, str] = {}
-        self._pythons, self._seen = maps["pythons"], maps["seen_stacks"]
-        self._unwind_rules = maps["unwind_rules"]
-        self._ring = copies
-        self._copies: dict[int, tuple[int, StackCopy]] = {}
-        self._images: dict[int, int] = {}
+        self.index = _StackIndex(maps["seen_stacks"])
+        self._pythons = maps["pythons"]
+        self._unwinding = _Unwinding(maps["unwind_rules"], copies)
         self._files = SymbolFiles()
         self._checked = set[tuple[str, int]]()
         self._processes: dict[int, ProcessStacks] = {}
-        self._hashes: dict[int, int] = {}
-        self._new: dict[int, Stack] = {}
-        self._told = set[int]()
         self._lock = threading.Lock()
 
     def examine(self, pid: int) -> None:
@@ -74,7 +171,7 @@ class StackBook:
         try:
             found = process.find_interpreter(self._checked)
         except UnsupportedError as error:
-            if len(self.refused) < MOST_REFUSED:
+            if len(self.refused) < MAX_REFUSED:
                 self.refused[pid] = error.message
             return None
         self.refused.pop(pid, None)
@@ -82,20 +179,12 @@ class StackBook:
 
     def on_mapping(self, mapping: FileMapping) -> None:
         """A process mapped a file: an interpreter that was checked in another process is walked from its begin."""
-        self._forget_rules(mapping)
+        with self._lock:
+            process = self._processes.get(mapping.pid)
+            if process is not None:
+                self._unwinding.forget_range(process, mapping)
         if self._checked and is_python_file(mapping.path):
             self.examine(mapping.pid)
-
-    def _forget_rules(self, mapping: FileMapping) -> None:
-        """What was known of code that lay there before is not true any more."""
-        with self._lock:
-            process, image = self._processes.get(mapping.pid), self._images.get(mapping.pid)
-            if process is not None and image is not None:
-                self._drop_rules(process, image, mapping.start, mapping.end)
-
-    def _drop_rules(self, process: ProcessStacks, image: int, start: int, end: int) -> None:
-        for pc in process.pop_rules(start, end):
-            self._unwind_rules.delete(_KEY.pack(image, pc))
 
     def _open(self, pid: int) -> ProcessStacks | None:
         process = self._processes.pop(pid, None)
@@ -115,35 +204,11 @@ class StackBook:
         """Resolve new stacks (``struct ig_stack``); each was recorded once."""
         with self._lock:
             # A copy is written before its stack, so all that belong to these are there now.
-            self._ring.drain(self._keep_copies)
+            self._unwinding.read_copies()
             for record in records:
-                stack = self._resolve(record)
-                self._hashes[int(record["id"])] = stack.hash
-                self._tell(stack)
-            for orphan in list(self._copies)[:-MOST_WAITING]:
-                del self._copies[orphan]
-            if len(self._hashes) > MOST_STACKS:
-                self._drop_oldest()
-
-    def _keep_copies(self, records: Records) -> None:
-        for record in records:
-            self._copies[int(record["id"])] = int(record["image"]), StackCopy.from_record(record)
-
-    def _unwind(self, process: ProcessStacks, record: Any) -> Unwound | None:  # noqa: ANN401 - one row of a structured array
-        """Follow a stack's copy; the kernel gets the rules, so it need not copy the like again."""
-        found = self._copies.pop(int(record["id"]), None)
-        if found is None:
-            return None
-        image, copy = found
-        unwound = process.unwind(record, copy)
-        self._images[int(record["pid"])] = image
-        for pc, rule in unwound.rules.items():
-            self._unwind_rules.update(_KEY.pack(image, pc), rule.to_bytes())
-        if (
-            process.n_rules > MOST_RULES
-        ):  # as where code is compiled and thrown away again and again
-            self._drop_rules(process, image, 0, RETURN_BIT)
-        return unwound
+                self.index.add(int(record["id"]), self._resolve(record))
+            self._unwinding.drop_orphans()
+            self.index.drop_oldest()
 
     def _resolve(self, record: Any) -> Stack:  # noqa: ANN401 - one row of a structured array
         pid = int(record["pid"])
@@ -152,10 +217,13 @@ class StackBook:
             return build_ended()
         if record["n_python"] and process.interpreter is None:  # a fork of one we know
             self._find_interpreter(process, pid)
-        return process.resolve(record, self._unwind(process, record))
+        return process.resolve(record, self._unwinding.unwind(process, record))
 
     def read_open(self, pid: int, call: OpenCall) -> int:
-        """The hash of the stack of a call that has not returned, read from outside; 0 when the process cannot be read."""
+        """The hash of the stack of a call that has not returned, read from outside.
+
+        It is 0 when the process cannot be read.
+        """
         with self._lock:
             process = self._open(pid)
             if process is None:
@@ -163,42 +231,22 @@ class StackBook:
             if process.interpreter is None:
                 self._find_interpreter(process, pid)
             stack = process.resolve_open(call)
-            self._tell(stack)
+            self.index.deliver(stack)
             return stack.hash
 
-    def _tell(self, stack: Stack) -> None:
-        if stack.hash not in self._told:
-            self._told.add(stack.hash)
-            self._new[stack.hash] = stack
-
-    def _drop_oldest(self) -> None:
-        """Make room; the kernel writes these again when it meets them."""
-        for key in list(self._hashes)[: MOST_STACKS // 4]:
-            self._seen.delete(key.to_bytes(8, "little"))
-            del self._hashes[key]
-        self._told.clear()
-
-    def pop_new(self) -> dict[int, Stack]:
-        """Stacks that were not handed out before, by hash."""
-        new, self._new = self._new, {}
-        return new
-
-    def find_hashes(self, ids: npt.NDArray[np.uint64]) -> IntArray:
-        """What is stored for the ids that calls carry; 0 where there is none, or it is not known."""
-        distinct, inverse = np.unique(ids, return_inverse=True)
-        hashes = [self._hashes.get(key, 0) for key in distinct.tolist()]
-        return np.array(hashes, np.int64)[inverse]
-
     def forget(self, pids: Collection[int]) -> None:
-        """Let go of processes that ended or replaced their image; their stacks stay known until there is need of room."""
+        """Forget processes that ended or replaced their image.
+
+        Their stacks stay known until there is need of room.
+        """
         with self._lock:
             for pid in pids:
-                self._images.pop(pid, None)
+                self._unwinding.forget(pid)
                 process = self._processes.pop(pid, None)
                 if process is not None:
                     process.close()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Free everything."""
         self.forget(list(self._processes))
         self._files.close()

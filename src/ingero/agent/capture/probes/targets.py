@@ -12,9 +12,17 @@ from ingero.agent.capture.discover.processes import FileId, OpenFile, is_program
 from ingero.agent.capture.kernel.perf import Mapping
 from ingero.agent.capture.symbols.libraries import LIBRARIES, get_cookies
 
-_NAMES: Final = ("libcudart", "libcuda.so", "libnccl", "libtorch_cuda", "libtorch_global_deps")
+_NAMES: Final = (
+    "libcudart",
+    "libcuda.so",
+    "libnccl",
+    "libtorch_cuda",
+    "libtorch_global_deps",
+    "libtorch_cpu",
+)
 _DRIVER: Final = "libcuda.so"
 _RUNTIME: Final = "libcudart"
+_TORCH: Final = "libtorch_cpu."
 _DEVICE_CODE: Final = frozenset((".nv_fatbin", ".nvFatBinSegment", "__nv_relfatbin"))
 """Sections of what nvcc compiled, which hands its device code to a CUDA runtime; they stay when names are stripped."""
 _NOT_NAMES: Final = ("libnccl-",)  # plug-ins, ours among them: NCCL calls them, nobody else does
@@ -28,25 +36,35 @@ class ProbeTarget:
         file: What it is.
         path: Its name inside the process that showed it.
         libraries: Which of our libraries are in it.
-        probes: File offset and descriptor index of every function, each offset once. The kernel takes about 0.1 ms for each, so
-            those that a program calls first come first.
+        probes: File offset and descriptor index of every function, each offset once. The kernel takes about 0.1 ms for
+            each, so those that a program calls first come first.
+        leaves: File offsets of instructions by which functions of C++ are left, see
+            `ingero.agent.capture.probes.exits`.
     """
 
     file: FileId
     path: str
     libraries: tuple[str, ...]
     probes: tuple[tuple[int, int], ...]
+    leaves: tuple[int, ...] = ()
 
     def join(self, other: ProbeTarget) -> ProbeTarget:
         """Both parts of one file."""
         libraries = tuple(dict.fromkeys((*self.libraries, *other.libraries)))
-        return ProbeTarget(self.file, self.path, libraries, self.probes + other.probes)
+        return ProbeTarget(
+            self.file, self.path, libraries, self.probes + other.probes, self.leaves + other.leaves
+        )
 
 
 def is_library(mapping: Mapping) -> bool:
     """Whether a mapped file has the name of a library that we probe."""
     name = mapping.path.rpartition("/")[2]
     return name.startswith(_NAMES) and not name.startswith(_NOT_NAMES)
+
+
+def is_torch(mapping: Mapping) -> bool:
+    """Whether a mapped file has the name of the library in which PyTorch keeps Gloo."""
+    return mapping.path.rpartition("/")[2].startswith(_TORCH)
 
 
 def is_driver(mapping: Mapping) -> bool:

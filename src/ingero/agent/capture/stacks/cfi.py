@@ -1,7 +1,7 @@
 """Call frame instructions: where a caller's registers are, as a program that is run up to one address.
 
-Source: DWARF 5 sections 6.4.2 and 7.24; Linux Standard Base Core 5.0, chapter 10.6; System V x86-64 psABI 1.0, figure 3.36 (register
-numbers); of glibc 2.36 the frame of a signal handler (sysdeps/unix/sysv/linux/x86_64/libc_sigaction.c).
+Source: DWARF 5 sections 6.4.2 and 7.24; Linux Standard Base Core 5.0, chapter 10.6; DWARF for the Arm 64-bit
+Architecture 2024Q3, section 4.4 (what it adds to the instructions).
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
-from ingero.agent.capture.kernel.abi import UnwindKind
+from ingero.agent.capture.stacks.registers import X86_64, Registers
 from ingero.errors import BadDataError
 
-_RBP, _RSP, _RETURN = 6, 7, 16
-_MOST_REMEMBERED: Final = 64
+_MAX_REMEMBERED: Final = 64
 _PC_RELATIVE: Final = 0x10
 _FORMATS: Final = {
     0x00: "<Q",
@@ -27,31 +26,6 @@ _FORMATS: Final = {
     0x0C: "<q",
 }
 _OTHER: Final = b""  # in place of an expression: saved in a way that a rule cannot say
-_BREG_RBP, _BREG_RSP, _DEREF = 0x76, 0x77, 0x06
-_SIGNAL_SP, _SIGNAL_IP, _SIGNAL_BP = (
-    160,
-    168,
-    120,
-)  # from rsp, of struct rt_sigframe behind its return address
-# An entry of a procedure linkage table: rsp + 8, and 8 more from one of its instructions on, which stands at [6].
-_PLT: Final = bytes((0x77, 8, 0x80, 0, 0x3F, 0x1A, 0, 0x2A, 0x33, 0x24, 0x22))
-_PLT_LITERAL: Final = 6
-_LITERAL_0: Final = 0x30
-
-
-class UnwindRule(NamedTuple):
-    """How to get from one frame to its caller: ``struct ig_unwind_rule``."""
-
-    kind: UnwindKind
-    cfa_offset: int = 0
-    bp_offset: int = 0
-
-    def to_bytes(self) -> bytes:
-        """As the kernel's map holds it."""
-        return struct.pack("<ihBB", self.cfa_offset, self.bp_offset, self.kind, 0)
-
-
-UNKNOWN: Final = UnwindRule(UnwindKind.UNKNOWN)
 
 
 class Cursor:
@@ -130,31 +104,39 @@ class Common:
     is_signal: bool
     has_size: bool
     instructions: bytes
+    registers: Registers = X86_64
 
 
 @dataclass(slots=True)
-class _Row:
+class RegisterRow:
     """Where a frame's registers are at one address.
 
-    ``cfa`` is (register, offset) or an expression; ``saved`` holds, by register, the offset from the CFA, an expression for the place, or
-    None where there is no value.
+    ``cfa`` is (register, offset) or an expression; ``saved`` holds, by register, the offset from the CFA, an expression
+    for the place, or None where there is no value.
     """
 
-    cfa: tuple[int, int] | bytes = (_RSP, 8)
+    cfa: tuple[int, int] | bytes
     saved: dict[int, int | bytes | None] = field(default_factory=dict)
 
-    def copy(self) -> _Row:
-        return _Row(self.cfa, dict(self.saved))
+    def copy(self) -> RegisterRow:
+        """One that changes by itself."""
+        return RegisterRow(self.cfa, dict(self.saved))
+
+    def get_cfa(self) -> tuple[int, int]:
+        """The register and the offset; fails on an expression."""
+        if isinstance(self.cfa, bytes):
+            raise BadDataError("an unwind table changes a part of an expression")
+        return self.cfa
 
 
 class _Program:
     """Runs instructions; ``row`` is what they say so far."""
 
     def __init__(self, common: Common) -> None:
-        self.row = _Row()
+        self.row = RegisterRow((common.registers.stack, 0))
         self._common = common
         self._initial: dict[int, int | bytes | None] = {}
-        self._remembered: list[_Row] = []
+        self._remembered: list[RegisterRow] = []
         self._location = 0
 
     def run(self, instructions: bytes, target: int) -> None:
@@ -205,7 +187,7 @@ class _Program:
         self.row.saved.pop(register, None)
 
     def remember(self) -> None:
-        if len(self._remembered) >= _MOST_REMEMBERED:
+        if len(self._remembered) >= _MAX_REMEMBERED:
             raise BadDataError("an unwind table remembers too many rows")
         self._remembered.append(self.row.copy())
 
@@ -221,21 +203,16 @@ class _Program:
         self.row.cfa = (register, n_units * self._common.data_align)
 
     def define_register(self, register: int) -> None:
-        self.row.cfa = (register, self._get_cfa()[1])
+        self.row.cfa = (register, self.row.get_cfa()[1])
 
     def define_offset(self, offset: int) -> None:
-        self.row.cfa = (self._get_cfa()[0], offset)
+        self.row.cfa = (self.row.get_cfa()[0], offset)
 
     def define_offset_scaled(self, n_units: int) -> None:
         self.define_offset(n_units * self._common.data_align)
 
     def define_by_expression(self, expression: bytes) -> None:
         self.row.cfa = expression
-
-    def _get_cfa(self) -> tuple[int, int]:
-        if isinstance(self.row.cfa, bytes):
-            raise BadDataError("an unwind table changes a part of an expression")
-        return self.row.cfa
 
     def do_nothing(self, *_: int) -> None:
         pass
@@ -274,19 +251,22 @@ _OTHERS: Final[dict[int, tuple[Callable[..., None], str]]] = {
     0x14: (_Program.save_elsewhere, "uu"),
     0x15: (_Program.save_elsewhere, "us"),
     0x16: (_Program.save_elsewhere, "ub"),
+    # Whether the return address is signed: DW_CFA_AARCH64_negate_ra_state_with_pc, DW_CFA_AARCH64_negate_ra_state. A
+    # signature is taken off every address, so this need not be known; on x86-64 no compiler writes them.
+    0x2C: (_Program.do_nothing, ""),
+    0x2D: (_Program.do_nothing, ""),
     0x2E: (_Program.do_nothing, "u"),  # DW_CFA_GNU_args_size
     0x2F: (_Program.save, "un"),  # DW_CFA_GNU_negative_offset_extended
 }
 
 
-def build_rule(common: Common, instructions: bytes, inside: int, address: int) -> UnwindRule:
-    """The rule at an address of a function; of kind `UnwindKind.UNKNOWN` where none can express what the table says.
+def run_program(common: Common, instructions: bytes, inside: int) -> RegisterRow:
+    """Where the registers are at an address of a function.
 
     Args:
         common: What the function's entry shares with others.
         instructions: Its own.
         inside: The address, from the function's begin.
-        address: The same, as linked.
 
     Raises:
         BadDataError: The instructions are damaged.
@@ -295,65 +275,4 @@ def build_rule(common: Common, instructions: bytes, inside: int, address: int) -
     program.run(common.instructions, inside)
     program.keep_initial()
     program.run(instructions, inside)
-    row = program.row
-    if common.is_signal:
-        return _build_signal_rule(row)
-    if row.saved.get(_RETURN, _OTHER) is None:
-        return UnwindRule(UnwindKind.END)
-    if row.saved.get(_RETURN) != -8:
-        return UNKNOWN
-    if isinstance(row.cfa, bytes):
-        return _build_expression_rule(row.cfa, row.saved.get(_RBP, 0), address)
-    return _build_plain_rule(*row.cfa, row.saved.get(_RBP, 0))
-
-
-def _build_plain_rule(register: int, offset: int, saved: int | bytes | None) -> UnwindRule:
-    kind = {_RSP: UnwindKind.SP, _RBP: UnwindKind.BP}.get(register)
-    if kind is None or isinstance(saved, bytes):
-        return UNKNOWN
-    return _fit(kind, offset, saved or 0)
-
-
-def _build_expression_rule(cfa: bytes, saved: int | bytes | None, address: int) -> UnwindRule:
-    if (
-        len(cfa) == len(_PLT)
-        and cfa.replace(cfa[_PLT_LITERAL : _PLT_LITERAL + 1], b"\0", 1) == _PLT
-    ):
-        is_pushed = address & 15 >= cfa[_PLT_LITERAL] - _LITERAL_0
-        return UnwindRule(UnwindKind.SP, 16 if is_pushed else 8)
-    place = _find_offset(cfa, _BREG_RBP, _DEREF)
-    if place is None or not isinstance(saved, bytes):
-        return UNKNOWN
-    bp_place = _find_offset(saved, _BREG_RBP)
-    return UNKNOWN if bp_place is None else _fit(UnwindKind.REALIGNED, place, bp_place)
-
-
-def _build_signal_rule(row: _Row) -> UnwindRule:
-    """Of a function that returns from a signal handler: the layout is the kernel's, checked against what the table says."""
-    saved = row.saved
-    is_known = (
-        isinstance(row.cfa, bytes)
-        and _find_offset(row.cfa, _BREG_RSP, _DEREF) == _SIGNAL_SP
-        and _find_saved(saved.get(_RETURN)) == _SIGNAL_IP
-        and _find_saved(saved.get(_RBP)) == _SIGNAL_BP
-    )
-    return UnwindRule(UnwindKind.SIGNAL) if is_known else UNKNOWN
-
-
-def _find_saved(saved: int | bytes | None) -> int | None:
-    return _find_offset(saved, _BREG_RSP) if isinstance(saved, bytes) else None
-
-
-def _find_offset(expression: bytes, base: int, *rest: int) -> int | None:
-    """The offset of an expression that is a register with an offset, and these operations; None when it is another."""
-    if expression[:1] != bytes((base,)):
-        return None
-    at = Cursor(expression)
-    at.byte()
-    offset = at.signed()
-    return offset if expression[at.at :] == bytes(rest) else None
-
-
-def _fit(kind: UnwindKind, cfa_offset: int, bp_offset: int) -> UnwindRule:
-    fits = -(1 << 31) <= cfa_offset < 1 << 31 and -(1 << 15) <= bp_offset < 1 << 15
-    return UnwindRule(kind, cfa_offset, bp_offset) if fits else UNKNOWN
+    return program.row

@@ -9,9 +9,9 @@ from ingero.agent.capture.stacks.interpreter import Interpreter
 from ingero.agent.capture.stacks.linetable import find_line
 from ingero.agent.capture.stacks.memory import RemoteMemory
 
-_MOST_CODES: Final = 65_536
-_MOST_CHARS: Final = 1024
-_MOST_TABLE_BYTES: Final = 1 << 20
+_MAX_CODES: Final = 65_536
+_MAX_CHARS: Final = 1024
+_MAX_TABLE_BYTES: Final = 1 << 20
 _HEAD_BYTES: Final = 160
 _KIND_ENCODINGS: Final = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 _COMPACT, _ASCII = 1 << 5, 1 << 6
@@ -34,7 +34,7 @@ class Code:
     lines: bytes
 
 
-class CodeBook:
+class CodeObjects:
     """The code objects of one process that were met.
 
     Args:
@@ -50,8 +50,8 @@ class CodeBook:
     def find(self, address: int) -> Code | None:
         """The code object at an address; None when there is none, or the process is gone.
 
-        What is known is held to the object's addresses of names and lines, so that another one that has taken its place is
-        not mistaken for it.
+        What is known is held to the object's addresses of names and lines, so that another one that has taken its place
+        is not mistaken for it.
         """
         layout = self._interpreter.layout
         head = self._memory.read(address, _HEAD_BYTES)
@@ -69,7 +69,7 @@ class CodeBook:
             return None
         first = head[layout.code_first_line : layout.code_first_line + 4]
         code = Code(function, file, int.from_bytes(first, "little"), self._read_bytes(stamp[3]))
-        if len(self._codes) >= _MOST_CODES:
+        if len(self._codes) >= _MAX_CODES:
             self._codes.clear()
         self._codes[address] = stamp, code
         return code
@@ -91,10 +91,10 @@ class CodeBook:
         if encoding is None or not state & _COMPACT:
             return None
         start = layout.text_ascii if state & _ASCII else layout.text_wide
-        n_bytes = min(length, _MOST_CHARS) * (state >> 2 & 7)
+        n_bytes = min(length, _MAX_CHARS) * (state >> 2 & 7)
         return self._memory.read(address + start, n_bytes).decode(encoding, "replace")
 
     def _read_bytes(self, address: int) -> bytes:
         layout = self._interpreter.layout
         length = self._memory.word(address + layout.bytes_length)
-        return self._memory.read(address + layout.bytes_data, min(length, _MOST_TABLE_BYTES))
+        return self._memory.read(address + layout.bytes_data, min(length, _MAX_TABLE_BYTES))

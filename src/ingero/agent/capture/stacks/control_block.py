@@ -1,9 +1,11 @@
-"""A thread's control block, which ``pthread_self()`` points at: where it lies from the thread pointer, and how to know one.
+"""A thread's control block, which ``pthread_self()`` points at.
 
-x86-64: the FS segment's base points at the block, which points at itself: glibc's ``tcbhead_t`` at 16, musl's ``struct pthread``
-at 0. arm64: TPIDR_EL0 points behind ``struct pthread``, whose size is the C library's: 1 856 bytes in glibc 2.36 and 1 824 in 2.41
-(``_thread_db_sizeof_pthread``), 200 in musl 1.2. glibc's has the thread's id at 208 in both (``_thread_db_pthread_tid``), musl's
-points at itself at 0.
+Where it lies from the thread pointer, and how to know one.
+
+x86-64: the FS segment's base points at the block, which points at itself: glibc's ``tcbhead_t`` at 16, musl's ``struct
+pthread`` at 0. arm64: TPIDR_EL0 points behind ``struct pthread``, whose size is the C library's: 1 856 bytes in glibc
+2.36 and 1 824 in 2.41 (``_thread_db_sizeof_pthread``), 200 in musl 1.2. glibc's has the thread's id at 208 in both
+(``_thread_db_pthread_tid``), musl's points at itself at 0.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ _SYMBOLS: Final = (
     "Py_NewRef",  # since 3.10
     "PyModule_AddType",  # since 3.9
 )
-_MOST_INTERPRETERS: Final = 64
-_MOST_THREADS: Final = 4096
-_MOST_FRAMES: Final = 64
+_MAX_INTERPRETERS: Final = 64
+_MAX_THREADS: Final = 4096
+_MAX_FRAMES: Final = 64
 _TRIES: Final = 5
 _OWNED_BY_INTERPRETER: Final = 3
 
@@ -131,8 +131,8 @@ def _find_version(memory: RemoteMemory, places: dict[str, int]) -> Version:
 def check_interpreter(memory: RemoteMemory, found: Interpreter) -> None:
     """Walk every thread and its frames, and hold each link to what it must be.
 
-    Interpreter and thread states must point at each other, a thread's id must be its own control block, every frame must hold a
-    code object, and that the names of its function and file.
+    Interpreter and thread states must point at each other, a thread's id must be its own control block, every frame
+    must hold a code object, and that the names of its function and file.
 
     Raises:
         UnsupportedError: Something is not as the layout says, or no thread runs Python code yet.
@@ -151,9 +151,9 @@ def _disagreement(memory: RemoteMemory, found: Interpreter) -> str:
     interpreter = memory.word(found.runtime + layout.interpreters_head)
     if not interpreter:
         return "it has no interpreter yet"
-    for _ in range(_MOST_INTERPRETERS):
+    for _ in range(_MAX_INTERPRETERS):
         thread, before = memory.word(interpreter + layout.threads_head), 0
-        for _ in range(_MOST_THREADS):
+        for _ in range(_MAX_THREADS):
             if not thread:
                 break
             reason = _check_thread(memory, layout, thread, (interpreter, before))
@@ -185,7 +185,7 @@ def _count_frames(memory: RemoteMemory, found: Interpreter, thread: int) -> int:
     if frame and layout.cframe_frame != NO_OFFSET:
         frame = memory.word(frame + layout.cframe_frame)
     n_frames = 0
-    for _ in range(_MOST_FRAMES):
+    for _ in range(_MAX_FRAMES):
         if not frame:
             break
         if not _is_shim(memory, layout, frame):

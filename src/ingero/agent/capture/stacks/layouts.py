@@ -1,8 +1,8 @@
 """Where each CPython keeps threads, frames, code and text.
 
 3.13 and 3.14 say so themselves (``_PyRuntime`` begins with ``_Py_DebugOffsets``); the tables of 3.9 to 3.12 are what
-``scripts/cpython_offsets.py`` prints from each version's headers. x86-64, with the GIL. `ingero.agent.capture.stacks.interpreter`
-holds every layout to the process before it is used.
+``scripts/cpython_offsets.py`` prints from each version's headers, the same on x86-64 and arm64. With the GIL.
+`ingero.agent.capture.stacks.interpreter` holds every layout to the process before it is used.
 """
 
 from __future__ import annotations

@@ -7,17 +7,19 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
+
+from ingero.closing import Closing
 
 _PROC: Final = Path("/proc")
 _WORD: Final = struct.Struct("<Q")
 
 
-class RemoteMemory:
+class RemoteMemory(Closing):
     """Reads one process's memory.
 
-    Held by descriptor: when the process ends or replaces its image, reads fail; they never reach another process that has
-    got the same pid.
+    Held by descriptor: when the process ends or replaces its image, reads fail; they never reach another process that
+    has got the same pid.
 
     Args:
         pid: The process.
@@ -47,12 +49,6 @@ class RemoteMemory:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +94,10 @@ def iter_regions(pid: int) -> Iterator[Region]:
 
 
 def open_paths(pid: int, region: Region) -> tuple[str, str]:
-    """Paths by which we can open a mapped file: across mount namespaces and deleted, else through the process's root."""
+    """Paths by which we can open a mapped file.
+
+    They work across mount namespaces and for deleted files, else through the process's root.
+    """
     folder = _PROC / str(pid)
     return (
         f"{folder}/map_files/{region.start:x}-{region.end:x}",

@@ -5,20 +5,26 @@ from __future__ import annotations
 import bisect
 import re
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ingero.agent.capture.stacks.cfi import UnwindRule
-from ingero.agent.capture.stacks.memory import Region, iter_regions, open_paths
+from ingero.agent.capture.kernel.abi import UnwindKind
+from ingero.agent.capture.stacks.control_block import IS_ARM
+from ingero.agent.capture.stacks.memory import Region, RemoteMemory, iter_regions, open_paths
+from ingero.agent.capture.stacks.rules import UnwindRule
 from ingero.agent.capture.stacks.symbols import Symbols
 from ingero.errors import BadDataError
 
-_MOST_FILES: Final = 128
+_MAX_FILES: Final = 128
 _NO_FILES: Final = ("/memfd:", "/dev/zero", "/SYSV")  # memory that only looks like a file
 _PERF_LINE: Final = re.compile(rb"^([0-9a-f]+) ([0-9a-f]+) (.+)$", re.MULTILINE)
-_MOST_PERF_BYTES: Final = 64 << 20
+_MAX_PERF_BYTES: Final = 64 << 20
+# What a signal handler returns to on arm64: mov x8, #__NR_rt_sigreturn; svc #0. No table tells of it
+# (arch/arm64/kernel/vdso/sigreturn.S).
+_RETURN_FROM_SIGNAL: Final = bytes.fromhex("681180d2 010000d4")
+_INSTRUCTION_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ class SymbolFiles:
                 continue
             break
         self._by_file[region.file] = symbols
-        if len(self._by_file) > _MOST_FILES:
+        if len(self._by_file) > _MAX_FILES:
             _, oldest = self._by_file.popitem(last=False)
             if oldest is not None:
                 oldest.close()
@@ -73,17 +79,20 @@ class SymbolFiles:
         self._by_file.clear()
 
 
-class NativeBook:
+class ProcessCode:
     """The code that one process has mapped.
 
     Args:
         pid: The process.
         files: Symbol tables.
+        memory: Its memory, which is asked for instructions on arm64.
     """
 
-    def __init__(self, pid: int, files: SymbolFiles) -> None:
+    def __init__(self, pid: int, files: SymbolFiles, memory: RemoteMemory | None = None) -> None:
         self._pid = pid
         self._files = files
+        self._memory = memory if IS_ARM else None
+        self._mask = -1
         self._regions: list[Region] = []
         self._starts: list[int] = []
         self._compiled = _PerfMap(pid)
@@ -107,11 +116,22 @@ class NativeBook:
     def find_rule(self, address: int) -> UnwindRule | None:
         """How to get from a frame at an address to its caller; None where no file tells."""
         region = self._find_region(address)
-        if region is None or not region.path.startswith("/") or region.path.startswith(_NO_FILES):
+        if region is None:
             return None
-        symbols = self._files.find(self._pid, region)
-        bias = symbols.find_bias(region.start, region.offset) if symbols else None
-        return symbols.find_rule(address - bias) if symbols and bias is not None else None
+        rule = None
+        if region.path.startswith("/") and not region.path.startswith(_NO_FILES):
+            symbols = self._files.find(self._pid, region)
+            bias = symbols.find_bias(region.start, region.offset) if symbols else None
+            rule = symbols.find_rule(address - bias) if symbols and bias is not None else None
+        if rule is None and self._memory is not None and is_signal_return(self._memory, address):
+            return UnwindRule(UnwindKind.SIGNAL)
+        return rule
+
+    def strip(self, address: int) -> int:
+        """A return address without the signature that arm64 may have put above it (pointer authentication)."""
+        if not self._regions:
+            self._read_regions()
+        return address & self._mask
 
     def forget(self) -> None:
         """Something was mapped: look again at the next question."""
@@ -122,12 +142,18 @@ class NativeBook:
         """The code around an address; what is mapped is read again when nothing is known there, as after dlopen()."""
         for is_fresh in (False, True):
             if is_fresh:
-                self._regions = [region for region in iter_regions(self._pid) if region.is_code]
-                self._starts = [region.start for region in self._regions]
+                self._read_regions()
             i = bisect.bisect_right(self._starts, address) - 1
             if i >= 0 and address < self._regions[i].end:
                 return self._regions[i]
         return None
+
+    def _read_regions(self) -> None:
+        every = list(iter_regions(self._pid))
+        self._regions = [region for region in every if region.is_code]
+        self._starts = [region.start for region in self._regions]
+        if IS_ARM:
+            self._mask = find_address_mask(every)
 
     def _describe(self, address: int, inside: int, region: Region) -> NativeFrame:
         if not region.path.startswith("/") or region.path.startswith(_NO_FILES):
@@ -141,6 +167,22 @@ class NativeBook:
         if found is None:
             return NativeFrame(address, region.file, region.path)
         return NativeFrame(address, region.file, region.path, found[0], found[1] + address - inside)
+
+
+def find_address_mask(regions: Sequence[Region]) -> int:
+    """The bits of an address in a process; arm64 keeps signatures above them.
+
+    The stack lies at the top of what a process may address: 39, 42, 47, 48 or 52 bits, as the kernel was built, and
+    with 52 below 48 unless the process asks for more (Documentation/arch/arm64/memory.rst of Linux 6.12).
+    """
+    top = max((region.end for region in regions), default=0)
+    return (1 << (top - 1).bit_length()) - 1 if top else -1
+
+
+def is_signal_return(memory: RemoteMemory, address: int) -> bool:
+    """Whether an address, or the one behind it, is where a signal handler returns to on arm64."""
+    begin = -(-address // _INSTRUCTION_BYTES) * _INSTRUCTION_BYTES
+    return memory.read(begin, len(_RETURN_FROM_SIGNAL)) == _RETURN_FROM_SIGNAL
 
 
 class _PerfMap:
@@ -169,7 +211,7 @@ class _PerfMap:
         try:
             status = path.lstat()
             stamp = (status.st_mtime_ns, status.st_size)
-            if stamp == self._stamp or status.st_size > _MOST_PERF_BYTES:
+            if stamp == self._stamp or status.st_size > _MAX_PERF_BYTES:
                 return
             data = path.read_bytes()
         except OSError:

@@ -1,8 +1,8 @@
 """The stack of a call that has not returned, read from outside while its thread waits, runs or is stopped.
 
-Nothing of the traced program is stopped and no register is asked for. The probe kept where the caller's frame begins; from
-there outwards the stack does not change until the call returns, so it can be read at any time. Whoever calls this makes sure
-afterwards that the call had still not returned.
+Nothing of the traced program is stopped and no register is asked for. The probe kept where the caller's frame begins;
+from there outwards the stack does not change until the call returns, so it can be read at any time. The caller
+makes sure afterwards that the call had still not returned.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ingero.agent.capture.stacks.unwind import StackCopy
 PythonFrame = tuple[int, int, int]
 """Code object, byte offset of the instruction being executed, `PythonFrameFlag`: ``struct ig_python_frame``."""
 
-_PAGE: Final = 4096
-_MOST_BYTES: Final = 256 << 10
+_PIECE: Final = 4096  # as of `StackCopy`
+_MAX_BYTES: Final = 256 << 10
 _FRAME_BYTES: Final = 120
-_MOST_SHIMS: Final = 64
-_MOST_THREADS: Final = 4096
+_MAX_SHIMS: Final = 64
+_MAX_THREADS: Final = 4096
 _OWNED_BY_INTERPRETER: Final = 3
 
 
@@ -46,7 +46,7 @@ class OpenCall:
         sp: The caller's stack pointer after that.
         bp: The caller's frame pointer.
         pointer: Thread pointer of the thread; 0 when it is not known.
-        returns: Return addresses of the thread's probed calls, which the kernel replaced, by where they lie.
+        returns: Return addresses of the thread's probed calls, which the kernel replaced, as of `StackCopy`.
     """
 
     tid: int
@@ -60,7 +60,7 @@ class OpenCall:
 
 def copy_stack(memory: RemoteMemory, call: OpenCall) -> StackCopy:
     """The caller's stack, at most 256 KiB of it."""
-    data = memory.read(call.sp & -_PAGE, _MOST_BYTES)
+    data = memory.read(call.sp & -_PIECE, _MAX_BYTES)
     return StackCopy(call.return_pc | RETURN_BIT, call.sp, call.bp, data, call.returns)
 
 
@@ -82,7 +82,7 @@ def read_python_frames(
     if frame and layout.cframe_frame != NO_OFFSET:
         frame = memory.word(frame + layout.cframe_frame)
     frames: list[PythonFrame] = []
-    for _ in range(MAX_PYTHON + _MOST_SHIMS):
+    for _ in range(MAX_PYTHON + _MAX_SHIMS):
         if not frame:
             break
         data = memory.read(frame, _FRAME_BYTES)
@@ -121,7 +121,7 @@ def _find_thread(memory: RemoteMemory, found: Interpreter, pointer: int) -> int:
         thread = memory.word(interpreter + layout.threads_head)
         while thread:
             n_looked_at += 1
-            if n_looked_at > _MOST_THREADS:
+            if n_looked_at > _MAX_THREADS:
                 return 0
             if is_own_block(memory.word(thread + layout.thread_id), pointer):
                 return thread

@@ -10,10 +10,10 @@ from typing import Any, Final
 import numpy as np
 
 from ingero.agent.capture.kernel.abi import RETURN_BIT, PythonFrameFlag, StackFlag, get_dtype
-from ingero.agent.capture.stacks.code import CodeBook
+from ingero.agent.capture.stacks.code import CodeObjects
 from ingero.agent.capture.stacks.interpreter import Interpreter, check_interpreter, find_interpreter
 from ingero.agent.capture.stacks.memory import RemoteMemory, iter_regions
-from ingero.agent.capture.stacks.native import NativeBook, NativeFrame, SymbolFiles
+from ingero.agent.capture.stacks.native import NativeFrame, ProcessCode, SymbolFiles
 from ingero.agent.capture.stacks.outside import OpenCall, copy_stack, read_python_frames
 from ingero.agent.capture.stacks.unwind import StackCopy, Unwound, unwind
 
@@ -35,8 +35,8 @@ class Stack:
 
     Attributes:
         hash: Of what it says, signed: equal for every process that takes the same path.
-        frames: Innermost first, with the keys of `stack_traces.frames`. The last is in brackets where native frames were not followed to
-            the thread's outermost function.
+        frames: Innermost first, with the keys of `stack_traces.frames`. The last is in brackets where native frames
+            were not followed to the thread's outermost function.
     """
 
     hash: int
@@ -67,9 +67,9 @@ class ProcessStacks:
     def __init__(self, pid: int, files: SymbolFiles) -> None:
         self._memory = RemoteMemory(pid)
         self._somewhere = next((region.start for region in iter_regions(pid)), 0)
-        self._native = NativeBook(pid, files)
+        self._native = ProcessCode(pid, files, self._memory)
         self._rules = set[int]()
-        self._codes: CodeBook | None = None
+        self._codes: CodeObjects | None = None
         self.interpreter: Interpreter | None = None
 
     def is_current(self) -> bool:
@@ -93,7 +93,7 @@ class ProcessStacks:
             check_interpreter(self._memory, found)
             checked.add(found.file)
         self.interpreter = found
-        self._codes = CodeBook(self._memory, found)
+        self._codes = CodeObjects(self._memory, found)
         return found
 
     def unwind(self, record: Any, copy: StackCopy) -> Unwound:  # noqa: ANN401 - one row of a structured array
@@ -108,7 +108,10 @@ class ProcessStacks:
         return len(self._rules)
 
     def pop_rules(self, start: int, end: int) -> list[int]:
-        """Forget what was mapped in a range; the addresses of frames there that were followed, as `unwind` gave them."""
+        """Forget what was mapped in a range.
+
+        Returns the addresses of frames there that were followed, as `unwind` gave them.
+        """
         self._native.forget()
         keys = [key for key in self._rules if start <= key & ~RETURN_BIT <= end]
         self._rules.difference_update(keys)
@@ -172,8 +175,8 @@ class ProcessStacks:
     def _merge(self, native: list[NativeFrame], groups: list[list[Frame]]) -> Iterator[Frame]:
         """Native frames with the Python frames in place of the interpreter's.
 
-        Where the frame pointers lead through every evaluation loop each loop stands for its Python frames. Where they end
-        before, what lies outside of the first frame of the interpreter is not to be trusted and left out.
+        Where the frame pointers lead through every evaluation loop each loop stands for its Python frames. Where they
+        end before, what lies outside of the first frame of the interpreter is not to be trusted and left out.
         """
         if not groups:
             yield from map(_native_frame, native)

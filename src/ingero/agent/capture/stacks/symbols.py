@@ -15,7 +15,7 @@ import numpy as np
 
 from ingero.agent.capture.kernel.demangle import demangle
 from ingero.agent.capture.kernel.elf import read_headers
-from ingero.agent.capture.stacks.cfi import UnwindRule
+from ingero.agent.capture.stacks.rules import UnwindRule
 from ingero.agent.capture.stacks.unwind_table import UnwindTable
 from ingero.errors import BadDataError
 from ingero.model.arrays import Records
@@ -101,7 +101,8 @@ class Symbols:
     def find_bias(self, start: int, offset: int) -> int | None:
         """What to add to an address in the file to get the one in memory, for a mapping of its code at ``start``.
 
-        Only code is looked at: a page may hold the end of one segment and the begin of the next, and is then mapped for both.
+        Only code is looked at: a page may hold the end of one segment and the begin of the next, and is then mapped for
+        both.
 
         Args:
             start: Where the mapping begins.
@@ -120,7 +121,10 @@ class Symbols:
             return None
         found = self._functions[i]
         distance = address - int(found["value"])
-        if distance >= max(int(found["size"]), 1):
+        # Written in assembly it may have no size, as the `_start` of arm64: then it ends where the next begins.
+        following = self._functions["value"][i + 1 : i + 2].tolist()
+        size = int(found["size"]) or (following[0] - int(found["value"]) if following else 1)
+        if distance >= size:
             return None
         start = self._names_start + int(found["name"])
         text = self._names[start : min(start + _NAME_BYTES, self._names_end)]

@@ -13,6 +13,7 @@ from ingero.agent.capture.kernel.abi import MAX_DESCRIPTORS
 from ingero.agent.capture.symbols.cuda_driver import CUDA_DRIVER
 from ingero.agent.capture.symbols.cuda_graph import GRAPH_DRIVER, GRAPH_RUNTIME
 from ingero.agent.capture.symbols.cuda_runtime import CUDA_RUNTIME
+from ingero.agent.capture.symbols.gloo import GLOO
 from ingero.agent.capture.symbols.nccl import NCCL
 from ingero.agent.capture.symbols.table import Function, build_descriptor
 from ingero.model.arrays import Records
@@ -35,6 +36,7 @@ LIBRARIES: Final = (
     Library("cudart", (*CUDA_RUNTIME, *GRAPH_RUNTIME)),
     Library("cuda", (*CUDA_DRIVER, *GRAPH_DRIVER)),
     Library("nccl", NCCL),
+    Library("gloo", GLOO),
 )
 """In this order their rows number the descriptors."""
 
@@ -42,9 +44,14 @@ FUNCTIONS: Final = tuple(function for library in LIBRARIES for function in libra
 
 
 @functools.cache
-def get_cookies() -> dict[str, int]:
-    """The descriptor's index for every symbol name."""
-    return {name: index for index, function in enumerate(FUNCTIONS) for name in function.names()}
+def get_cookies(*, is_cxx: bool = False) -> dict[str, int]:
+    """The descriptor's index for every symbol name: of functions of C, or of those of C++."""
+    return {
+        name: index
+        for index, function in enumerate(FUNCTIONS)
+        for name in function.names()
+        if function.is_cxx == is_cxx
+    }
 
 
 def build_descriptors(machine: str = "") -> Records:

@@ -1,6 +1,7 @@
 """NCCL: communicators, collectives, point-to-point, groups.
 
-Source: prototypes of ``nccl.h`` 2.32 (older releases have the same for what they have). ``ncclUniqueId`` is 128 bytes by
+Source: prototypes of ``nccl.h`` 2.32 (older releases have the same for what they have). ``ncclUniqueId`` is 128 bytes
+by
 value: on x86-64 it lies on the stack, so the rank that follows it is the *third* integer argument.
 """
 
@@ -21,7 +22,7 @@ def _row(op: NcclOp, name: str, prototype: str, *, act: Act = Act.NONE, **roles:
 
 
 def _collective(op: NcclOp, name: str, prototype: str, **roles: str) -> tuple[Function, ...]:
-    """A collective and, from NCCL 2.29 on, its twin that takes a configuration."""
+    """A collective and, from NCCL 2.31 on, its twin that takes a configuration."""
     arguments = {"count": "count", "dtype": "dtype", "comm": "comm", "stream": "stream", **roles}
     return (
         _row(op, name, prototype, act=Act.COLLECTIVE, **arguments),

@@ -29,6 +29,7 @@ _ROLES: Final[dict[str, tuple[Role, ...]]] = {
     "grid": (Role.GRID_X, Role.GRID_Y, Role.GRID_Z),
     "block": (Role.BLOCK_X, Role.BLOCK_Y, Role.BLOCK_Z),
     "color": (Role.COLOR,),
+    "tag": (Role.TAG,),
 }
 
 
@@ -58,6 +59,11 @@ class Function:
     needs_return: bool = True
     pending_rc: int = 0
 
+    @property
+    def is_cxx(self) -> bool:
+        """Whether an exception may leave it: then it is never given a return probe."""
+        return self.source is Source.GLOO
+
     def names(self) -> tuple[str, ...]:
         """Every symbol that this row describes."""
         return (self.name, *(self.name + suffix for suffix in self.suffixes))
@@ -85,7 +91,7 @@ def build_descriptor(function: Function, machine: str) -> Records:
     descriptor["source"] = int(function.source)
     descriptor["act"] = int(function.act)
     descriptor["needs_return"] = function.needs_return
-    descriptor["is_collective"] = function.source is Source.NCCL
+    descriptor["is_collective"] = function.source in {Source.NCCL, Source.GLOO}
     descriptor["pending_rc"] = function.pending_rc
     for role, text in function.roles.items():
         expressions = _expand(text, arguments[text].kind if text in arguments else "")

@@ -1,0 +1,78 @@
+"""What is probed of PyTorch's ``libtorch_cpu.so``: Gloo's collectives, of releases whose layouts are known."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from ingero.agent.capture.discover.elf import ElfFile, FileBytes
+from ingero.agent.capture.discover.processes import OpenFile
+from ingero.agent.capture.probes.exits import open_exit_finder
+from ingero.agent.capture.probes.targets import ProbeTarget
+from ingero.agent.capture.symbols.gloo import TORCH_VERSIONS
+from ingero.agent.capture.symbols.libraries import FUNCTIONS, get_cookies
+from ingero.errors import UnsupportedError
+
+_VERSION_FILES: Final = (
+    # Beside the folder of the library: in PyTorch's package, and in the archive for C++ programs.
+    ("version.py", re.compile(r"^__version__\s*=\s*['\"]([^'\"+]+)", re.MULTILINE)),
+    ("build-version", re.compile(r"^([^+\s]+)")),
+)
+_MAX_BYTES: Final = 65_536
+
+
+def find_torch_version(path: str, root: Path) -> str:
+    """The release of the PyTorch that a library belongs to, without what follows a ``+``; empty when it does not say.
+
+    Args:
+        path: The library's name inside the process.
+        root: The process's root directory, as we see it.
+    """
+    folder = root / Path(path).parent.parent.relative_to("/")
+    for name, pattern in _VERSION_FILES:
+        try:
+            with (folder / name).open(encoding="utf-8", errors="replace") as file:
+                found = pattern.search(file.read(_MAX_BYTES))
+        except OSError:
+            continue
+        if found:
+            return found[1]
+    return ""
+
+
+def find_torch_target(opened: OpenFile, path: str, root: Path) -> ProbeTarget | None:
+    """What to probe in a ``libtorch_cpu.so``; None when it has no Gloo.
+
+    Args:
+        opened: The file.
+        path: Its name inside the process.
+        root: The process's root directory, as we see it.
+
+    Raises:
+        UnsupportedError: Where this release of PyTorch keeps what is needed is not known, or its functions cannot be
+            decoded. BadDataError: It is no ELF file of 64 bits, or its functions do not look like functions. OSError:
+            It cannot be read.
+    """
+    cookies = get_cookies(is_cxx=True)
+    file = FileBytes(opened.fd)
+    found = ElfFile(file).find_exported(cookies)
+    if not found:
+        return None
+    version = find_torch_version(path, root)
+    if version not in TORCH_VERSIONS:
+        known = ", ".join(sorted(TORCH_VERSIONS))
+        raise UnsupportedError(
+            f"the collectives of PyTorch {version or 'of a version that it does not tell'} on the CPU (Gloo) are not"
+            f" judged: where it keeps them is known of {known}"
+        )
+    missing = sorted(set(cookies) - set(found))
+    if missing:
+        raise UnsupportedError(f"this PyTorch {version} has no {missing[0]}: Gloo is not probed")
+    finder = open_exit_finder(file)
+    leaves: set[int] = set()
+    for name, offset in found.items():
+        if FUNCTIONS[cookies[name]].needs_return:
+            leaves |= finder.find(offset)
+    probes = {offset: cookies[name] for name, offset in found.items()}
+    return ProbeTarget(opened.file, path, ("gloo",), tuple(probes.items()), tuple(sorted(leaves)))

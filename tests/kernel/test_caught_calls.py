@@ -1,0 +1,84 @@
+"""A C++ call that ends by an exception which its own probed caller catches. No function of PyTorch 2.13 does that; longjmp leaves a call alike."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ingero.agent.capture.discover.processes import open_file
+from ingero.agent.capture.probes.engine import EngineSettings
+from ingero.agent.capture.probes.torch import find_torch_target
+from ingero.agent.capture.symbols.gloo import GLOO
+from ingero.config.probing import ProbeMode
+from ingero.model.events import GlooOp, Source
+
+pytestmark = pytest.mark.kernel
+LEFT, CATCHER = (
+    "_ZN4gloo9broadcastERNS_16BroadcastOptionsE",
+    "_ZN4gloo9allreduceERKNS_16AllreduceOptionsE",
+)
+LIBRARY = f"""
+#include <setjmp.h>
+static jmp_buf caught;
+void left(void *options) __asm__("{LEFT}");
+int catcher(void *options) __asm__("{CATCHER}");
+__attribute__((noinline)) void left(void *options) {{ longjmp(caught, 1); }}
+int catcher(void *options)
+{{
+	if (!setjmp(caught))
+		left(options);
+	return 1;
+}}
+"""
+PROGRAM = f"""
+int catcher(void *options) __asm__("{CATCHER}");
+static char options[256];
+int main(void) {{ return catcher(options) + catcher(options) - 2; }}
+"""
+
+
+@pytest.fixture(scope="module")
+def torch(tmp_path_factory):
+    """A folder like PyTorch's, with a library that has each name of Gloo's, and a program that calls it."""
+    folder = tmp_path_factory.mktemp("torch")
+    (folder / "lib").mkdir()
+    (folder / "version.py").write_text("__version__ = '2.13.0'\n")
+    others = "".join(
+        f'void other{at}(void) __asm__("{row.name}"); void other{at}(void) {{}}\n'
+        for at, row in enumerate(GLOO)
+        if row.name not in {LEFT, CATCHER}
+    )
+    (folder / "library.c").write_text(LIBRARY + others)
+    (folder / "program.c").write_text(PROGRAM)
+    compiler = [sys.executable, "-m", "ziglang", "cc", "-O1", "-target", "x86_64-linux-gnu.2.28"]
+    library = folder / "lib/libtorch_cpu.so"
+    subprocess.run([*compiler, "-shared", "-fPIC", folder / "library.c", "-o", library], check=True)
+    subprocess.run(
+        [*compiler, folder / "program.c", library, f"-Wl,-rpath,{folder}/lib", "-o", folder / "program"],
+        check=True,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize("mode", [ProbeMode.SESSION, ProbeMode.PAIR, ProbeMode.EVENT])
+def test_who_catches_an_exception_returns_as_ever_and_the_call_inside_has_failed(
+    torch, start_engine, read, mode
+):
+    engine = start_engine(EngineSettings(host_probes=(), probe_mode=mode))
+    library = torch / "lib/libtorch_cpu.so"
+    with open_file(library) as opened:
+        assert engine.attach(find_torch_target(opened, str(library), Path("/")), opened.reach)
+    subprocess.run([torch / "program"], check=True)
+    traced = read(engine, [])
+    found = {
+        int(key["op"]): (int(count["entered"]), int(count["seen"]), int(count["errors"]))
+        for key, count in zip(traced.keys, traced.counts, strict=True)
+        if key["source"] == Source.GLOO
+    }
+    assert found == {GlooOp.ALL_REDUCE: (2, 2, 0), GlooOp.BROADCAST: (2, 2, 2)}
+    records = traced.records["collectives"]
+    returned = records[records["op"] == GlooOp.ALL_REDUCE]
+    assert returned["rc"].tolist() == [0, 0]
+    assert (returned["duration_ns"] > 0).all()
+    assert len(engine.state.read_in_flight()) == 0
