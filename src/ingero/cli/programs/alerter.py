@@ -45,7 +45,7 @@ JOIN_S = 2.0
     show_default=True,
     help="Its configuration.",
 )
-@click.option("--verbose", is_flag=True, help="Log every alert that was told.")
+@click.option("--verbose", is_flag=True, help="Log every alert that was delivered.")
 @click.option(
     "--listen",
     default="",
@@ -95,9 +95,9 @@ def _build_deliveries(
 
 
 def _run(path: Path, deliveries: list[Delivery], stop: threading.Event, listen: str) -> None:
-    """Read and tell until told to stop."""
+    """Read events and send alerts until stopped."""
     from ingero.agent.events.alert.episodes import Alert, Episodes
-    from ingero.agent.events.reading import EventReader
+    from ingero.agent.events.reader import EventReader
     from ingero.serving.ready import report_ready
     from ingero.telemetry.clock import SystemClock
 

@@ -112,7 +112,7 @@ def migrate(db: str, db_key_file: str | None, httpfs_extension: str | None) -> N
 @click.command("repair")
 @_DB
 def repair(db: str) -> None:
-    r"""Mend a damaged write-ahead log: keep a copy, cut where it stops making sense, keep all before.
+    r"""Repair a damaged write-ahead log: keep a copy, cut where it stops making sense, keep all before.
 
     \b
     Examples:

@@ -98,7 +98,7 @@ def cli(
       ingero-sink
       ingero-sink --socket-path /run/ingero/remediate.sock --listen 127.0.0.1:9464
     """
-    from ingero.agent.events.reading import POLL_S, EventReader
+    from ingero.agent.events.reader import POLL_S, EventReader
     from ingero.agent.events.sink import SinkState
     from ingero.agent.events.sink_server import serve_sink
     from ingero.serving.ready import report_ready

@@ -1,0 +1,196 @@
+"""``ingero-remediator run``: one look, or one after another until it is stopped."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Final
+
+import click
+import httpx
+
+from ingero import __version__
+from ingero.cli.metrics_page import serve_metrics
+from ingero.cli.programs.remediator_answers import describe_clauses
+from ingero.cli.render import plural
+from ingero.cli.signals import catch_stop
+from ingero.config import Endpoint
+from ingero.errors import RetryableError
+from ingero.remediation.building import build_actuator, prepare_folder, read_boot, read_moment
+from ingero.remediation.config import RemediatorConfig
+from ingero.remediation.fleet_pages import FleetPages
+from ingero.remediation.journal import Journal
+from ingero.remediation.lock import JournalLock
+from ingero.remediation.page import RemediatorPage
+from ingero.remediation.policy import Ruling
+from ingero.remediation.remediator import LookResult, Remediator, describe_ruling
+from ingero.serving.ready import report_ready
+from ingero.telemetry.clock import SystemClock
+from ingero.telemetry.log import set_up_logging
+from ingero.units import NS_PER_S, format_duration
+
+_LOG: Final = logging.getLogger("ingero.remediator")
+
+
+def look_once(config: RemediatorConfig, *, as_json: bool) -> int:
+    """Print what the policy would do now, and why; nothing is written.
+
+    Raises:
+        RetryableError: Fleet does not answer.
+    """
+    with (
+        Journal.copy_in_memory(Path(config.journal.file)) as journal,
+        _build(config, journal, is_single_look=True) as remediator,
+    ):
+        result = remediator.look()
+    if result.reading.clusters is None:
+        raise RetryableError(
+            result.reading.problems[0], hint="fleet.admin_url names Fleet's admin endpoint"
+        )
+    click.echo(_look_json(config, result) if as_json else _look_text(config, result))
+    return 0
+
+
+@contextmanager
+def _build(
+    config: RemediatorConfig, journal: Journal, *, is_single_look: bool = False
+) -> Iterator[Remediator]:
+    read_now = functools.partial(read_moment, SystemClock(), read_boot())
+    with httpx.Client(
+        timeout=config.fleet.timeout / NS_PER_S,
+        headers={"User-Agent": f"ingero-remediator/{__version__}"},
+    ) as client:
+        source = FleetPages(client, config.fleet.admin_url, config.fleet.clusters)
+        yield Remediator(
+            config,
+            source,
+            build_actuator(config, SystemClock()),
+            journal,
+            read_now,
+            is_single_look=is_single_look,
+        )
+
+
+def _look_json(config: RemediatorConfig, result: LookResult) -> str:
+    clusters = [
+        {
+            "cluster_id": name,
+            "known_nodes": one.n_known,
+            "active_nodes": one.n_active,
+            "quorum_met": one.has_quorum,
+            "panic_mode": one.in_panic,
+            "age_s": one.judged_age_ns / NS_PER_S,
+        }
+        for name, one in sorted((result.reading.clusters or {}).items())
+    ]
+    findings = [
+        {
+            **ruling.finding.as_json(),
+            "target": ruling.target,
+            "would_act": ruling.is_allowed,
+            "decision": describe_ruling(ruling, config.mode),
+            "clauses": [clause.as_json() for clause in ruling.clauses],
+        }
+        for ruling in result.rulings
+    ]
+    page = {
+        "mode": config.mode,
+        "clusters": clusters,
+        "findings": findings,
+        "problems": list(result.reading.problems),
+    }
+    return json.dumps(page, indent=2)
+
+
+def _look_text(config: RemediatorConfig, result: LookResult) -> str:
+    lines = [
+        f"{name}: {one.n_active} of {plural(one.n_known, 'node')} active,"
+        f" judged {format_duration(one.judged_age_ns)} ago"
+        for name, one in sorted((result.reading.clusters or {}).items())
+    ]
+    lines = [*(lines or ["Fleet knows no cluster yet"]), *result.reading.problems]
+    if not result.rulings:
+        lines.append("no culprit: there is nothing to act on")
+    for ruling in result.rulings:
+        lines += ["", *_ruling_lines(config, ruling)]
+    return "\n".join(lines)
+
+
+def _ruling_lines(config: RemediatorConfig, ruling: Ruling) -> list[str]:
+    finding = ruling.finding
+    says = describe_ruling(ruling, config.mode)
+    return [
+        f"{finding.node_id} of {finding.cluster_id}: {finding.says}",
+        click.style(f"  {says}", fg="yellow" if ruling.is_allowed else "green", bold=True),
+        *describe_clauses(tuple(clause.as_json() for clause in ruling.clauses)),
+    ]
+
+
+def watch(config: RemediatorConfig) -> int:
+    """Look again and again until a signal."""
+    set_up_logging("info", "console")
+    path = Path(config.journal.file)
+    prepare_folder(path)
+    with catch_stop() as stop, JournalLock(path) as lock:
+        if _await_lock(lock, path, stop.event, config.fleet.poll_interval):
+            with Journal(path) as journal, _build(config, journal) as remediator:
+                page = RemediatorPage(remediator.counts, journal.path)
+                with _serve(config.listen, page) as addresses:
+                    _LOG.info("mode %s, journal %s", config.mode, path)
+                    report_ready("ingero-remediator", addresses)
+                    _look_until(stop.event, config, remediator)
+    return stop.exit_status
+
+
+def _await_lock(lock: JournalLock, path: Path, stop: Event, poll_ns: int) -> bool:
+    if lock.take():
+        return True
+    _LOG.warning("another remediator uses %s: waiting until it ends", path)
+    while not stop.wait(poll_ns / NS_PER_S):
+        if lock.take():
+            _LOG.info("the other remediator of %s has ended", path)
+            return True
+    return False
+
+
+@contextmanager
+def _serve(listen: Endpoint | None, page: RemediatorPage) -> Iterator[dict[str, Endpoint]]:
+    if listen is None:
+        yield {}
+        return
+    with serve_metrics(page, str(listen), "listen") as bound:
+        yield {"metrics": bound}
+
+
+def _look_until(stop: Event, config: RemediatorConfig, remediator: Remediator) -> None:
+    said: dict[str, str] = {}
+    problems: tuple[str, ...] = ()
+    while True:
+        result = remediator.look()
+        if result.reading.problems != problems:
+            problems = result.reading.problems
+            for problem in problems or ("Fleet and the scheduler answer",):
+                _LOG.warning("%s", problem)
+        now = {
+            one.finding.episode: f"{one.finding.node_id}: {describe_ruling(one, config.mode)}"
+            for one in result.rulings
+        }
+        for episode, says in now.items():
+            if said.get(episode) != says:
+                _LOG.info("%s %s", episode, says)
+        said = now
+        for record in result.changed:
+            _LOG.info(
+                "%s on %s: %s, %s",
+                record.action_id,
+                record.target,
+                record.state.value,
+                record.note or "waits for `ingero-remediator approve`",
+            )
+        if stop.wait(config.fleet.poll_interval / NS_PER_S):
+            return

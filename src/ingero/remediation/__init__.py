@@ -1,0 +1,1 @@
+"""From a finding to a safe action: what Fleet concluded, a written policy, brakes, a journal, and a way back."""

@@ -1,0 +1,86 @@
+"""What a remediator needs of whatever takes nodes out of service."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from ingero.remediation.findings import NodeView
+from ingero.remediation.records import ActionRecord
+
+_MARK: Final = re.compile(r"^ingero (a[0-9a-f]{10})\b")
+
+
+def write_reason(record: ActionRecord, says: str, limit: int) -> str:
+    """What the scheduler is to show: the action, its finding, and why; in printable ASCII, on one line."""
+    text = f"ingero {record.action_id} {record.episode}: {says}"
+    plain = text.replace("×", "x").encode("ascii", "replace").decode()
+    return "".join(one if one.isprintable() else " " for one in plain)[:limit]
+
+
+def find_mark(reason: str) -> str:
+    """The action that a reason names; empty when it is not one of ours."""
+    found = _MARK.match(reason)
+    return found[1] if found else ""
+
+
+class Actuator(Protocol):
+    """One scheduler.
+
+    Attributes:
+        kind: As the journal has it.
+        can_look: Whether `look` knows anything. What cannot be looked at is taken as done when it said so.
+    """
+
+    kind: str
+    can_look: bool
+
+    def look(self) -> Mapping[str, NodeView]:
+        """Every node by the scheduler's name.
+
+        Raises:
+            RetryableError: The scheduler does not answer.
+        """
+        ...
+
+    def find_target(self, node_id: str, nodes: Mapping[str, NodeView]) -> str:
+        """The scheduler's name of a node of Fleet's; empty when it has none, or several fit."""
+        ...
+
+    def apply(self, record: ActionRecord) -> None:
+        """Take the target out of service. Asked again with the same record, it changes nothing more.
+
+        Raises:
+            RetryableError: Whether it took effect is not known.
+            PermanentError: It was refused.
+        """
+        ...
+
+    def reverse(self, record: ActionRecord) -> None:
+        """Give the target back.
+
+        Raises:
+            RetryableError: Whether it took effect is not known.
+            PermanentError: It was refused.
+        """
+        ...
+
+    def find_jobs(self, record: ActionRecord) -> Mapping[str, int] | None:
+        """Jobs on the target that are to be started again elsewhere, with the number of their restarts.
+
+        None when jobs are to be left alone.
+
+        Raises:
+            RetryableError: The scheduler does not answer.
+        """
+        ...
+
+    def requeue(self, job: str) -> None:
+        """Start a job again elsewhere.
+
+        Raises:
+            RetryableError: Whether it took effect is not known.
+            PermanentError: It was refused.
+        """
+        ...

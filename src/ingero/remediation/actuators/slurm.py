@@ -1,0 +1,169 @@
+"""Slurm: drain with a reason, undrain, requeue, through its own commands.
+
+Seen with Slurm 22.05: ``scontrol -o show node`` prints one line per node, its reason as ``Reason=TEXT [USER@TIME]`` or
+not at all; UNDRAIN takes the drain and its reason away and leaves DOWN as it is; a drain of a node that is DOWN would
+overwrite the reason somebody gave, so only nodes in service are drained.
+Source: scontrol(1), squeue(1).
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from ingero.config.environment import build_environment
+from ingero.errors import BadDataError, PermanentError, RetryableError, UnsupportedError
+from ingero.remediation.actuators.actuator import find_mark, write_reason
+from ingero.remediation.config import SlurmConfig
+from ingero.remediation.findings import NodeView
+from ingero.remediation.records import ActionRecord
+from ingero.units import NS_PER_S
+
+REASON_MAX: Final = 200
+_IN_SERVICE: Final = frozenset({"IDLE", "ALLOCATED", "MIXED"})
+_OUT_FLAGS: Final = frozenset({
+    "DRAIN", "DRAINING", "DRAINED", "DOWN", "FAIL", "FAILING", "MAINT", "INVALID_REG", "POWER_DOWN", "POWERED_DOWN",
+    "POWERING_DOWN", "REBOOT_REQUESTED", "REBOOT_ISSUED", "REBOOT",
+})  # fmt: skip
+_NODE: Final = re.compile(r"^NodeName=(\S+)")
+_HOST: Final = re.compile(r"\sNodeHostName=(\S+)")
+_STATE: Final = re.compile(r"\sState=(\S+)")
+_REASON: Final = re.compile(r"\sReason=(.*?) \[\S+@\S+\]")
+_REFUSED: Final = re.compile(r"invalid|denied|not permitted|unknown", re.IGNORECASE)
+_NO_SERVER: Final = re.compile(
+    r"unable to contact|timed out|connection|munge|communication", re.IGNORECASE
+)
+
+
+def parse_nodes(text: str) -> dict[str, tuple[NodeView, str]]:
+    """Each node with its host's name, from ``scontrol -o show node``.
+
+    Raises:
+        BadDataError: A line has no name or no state.
+    """
+    found = {}
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        name, state = _NODE.search(line), _STATE.search(line)
+        if name is None or state is None:
+            raise BadDataError(f"not a node of scontrol: {line[:80]!r}")
+        host, reason = _HOST.search(line), _REASON.search(line)
+        says = reason[1] if reason else ""
+        view = NodeView(name[1], is_in_service(state[1]), state[1], find_mark(says), says)
+        is_drained = "DRAIN" in state[1]
+        if not is_drained:  # a reason outlives its drain on a node that is DOWN
+            view = NodeView(view.name, view.in_service, view.state, "", says)
+        found[name[1]] = (view, host[1] if host else "")
+    return found
+
+
+def is_in_service(state: str) -> bool:
+    """Whether a node in this state takes jobs, such as ``MIXED+CLOUD`` or ``IDLE*``."""
+    base, *flags = state.rstrip("*~#!%$@^-").split("+")
+    return base in _IN_SERVICE and _OUT_FLAGS.isdisjoint(flags)
+
+
+class SlurmActuator:
+    """Slurm through its commands.
+
+    Args:
+        config: How.
+    """
+
+    kind = "slurm"
+    can_look = True
+
+    def __init__(self, config: SlurmConfig) -> None:
+        self._config = config
+        self._hosts: dict[str, str] = {}
+
+    def look(self) -> Mapping[str, NodeView]:
+        """Every node of the cluster."""
+        try:
+            found = parse_nodes(self._run("scontrol", "-o", "show", "node"))
+        except (BadDataError, PermanentError) as error:
+            raise RetryableError(f"Slurm does not tell its nodes: {error}") from error
+        self._hosts = {name: host for name, (_, host) in found.items()}
+        return {name: view for name, (view, _) in found.items()}
+
+    def find_target(self, node_id: str, nodes: Mapping[str, NodeView]) -> str:
+        """By the table of the policy, else a NodeName or NodeHostName that is the node's name or its first label."""
+        given = self._config.node_names.get(node_id)
+        if given is not None:
+            return given if given in nodes else ""
+        for wanted in dict.fromkeys((node_id, node_id.partition(".")[0])):
+            if wanted in nodes:
+                return wanted
+            of_host = [name for name, host in self._hosts.items() if host == wanted]
+            if len(of_host) == 1:
+                return of_host[0]
+        return ""
+
+    def apply(self, record: ActionRecord) -> None:
+        """Drain it. Running jobs go on, no new ones start."""
+        says = f"{record.evidence.get('verdict', '')} {_name_worker(record)}: {record.evidence.get('reason', '')}"
+        reason = write_reason(record, says, REASON_MAX)
+        self._update(record.target, "state=drain", f"reason={reason}")
+
+    def reverse(self, record: ActionRecord) -> None:
+        """Take the drain away."""
+        self._update(record.target, "state=undrain")
+
+    def _update(self, target: str, *what: str) -> None:
+        self._run("scontrol", "update", f"nodename={target}", *what)
+
+    def find_jobs(self, record: ActionRecord) -> Mapping[str, int] | None:
+        """Batch jobs on the node that may be requeued; None when the policy leaves jobs alone."""
+        if not self._config.requeue:
+            return None
+        fields = "JobArrayID:|,RestartCnt:|,Requeue:|"
+        try:
+            text = self._run("squeue", "-h", "-t", "R", "-w", record.target, "-O", fields)
+        except PermanentError as error:
+            raise RetryableError(f"Slurm does not tell its jobs: {error}") from error
+        rows = [line.split("|") for line in text.splitlines() if line.strip()]
+        return {row[0].strip(): int(row[1]) for row in rows if row[2].strip() == "1"}
+
+    def requeue(self, job: str) -> None:
+        """Put the job back into the queue."""
+        self._run("scontrol", "requeue", job)
+
+    def _run(self, program: str, *arguments: str) -> str:
+        command: Sequence[str] = (
+            str(Path(self._config.bin_dir) / program) if self._config.bin_dir else program,
+            *arguments,
+        )
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                stdin=subprocess.DEVNULL,
+                timeout=self._config.timeout / NS_PER_S,
+                env=build_environment({"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}),
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RetryableError(f"{program} did not end in time") from error
+        except FileNotFoundError as error:
+            raise UnsupportedError(
+                f"there is no {command[0]}", hint="install Slurm's client, or set slurm.bin_dir"
+            ) from error
+        except OSError as error:
+            raise RetryableError(f"{program} could not be started: {error}") from error
+        if done.returncode == 0:
+            return done.stdout
+        says = " ".join((done.stderr or done.stdout).split())[:200]
+        if _REFUSED.search(says) and not _NO_SERVER.search(says):
+            raise PermanentError(f"{program} refused: {says}")
+        raise RetryableError(f"{program} failed with {done.returncode}: {says}")
+
+
+def _name_worker(record: ActionRecord) -> str:
+    rank = record.evidence.get("rank")
+    return f"rank {rank}" if isinstance(rank, int) and rank >= 0 else "node"

@@ -1,0 +1,54 @@
+"""The parts of a remediator, from its policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ingero.errors import StoreError
+from ingero.remediation.actuators.actuator import Actuator
+from ingero.remediation.actuators.command import CommandActuator
+from ingero.remediation.actuators.slurm import SlurmActuator
+from ingero.remediation.actuators.webhook import WebhookActuator
+from ingero.remediation.config import RemediatorConfig
+from ingero.remediation.records import Moment
+from ingero.telemetry.clock import Clock
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Another one after each boot. Source: random(4)."""
+
+
+def build_actuator(config: RemediatorConfig, clock: Clock) -> Actuator:
+    """Who takes a node out of service, by the one section of ``action``.
+
+    Raises:
+        ConfigError: A file that it names cannot be used.
+    """
+    action = config.action
+    if action.command is not None:
+        return CommandActuator(action.command)
+    if action.webhook is not None:
+        return WebhookActuator(action.webhook, clock.wall_ns)
+    assert action.slurm is not None
+    return SlurmActuator(action.slurm)
+
+
+def read_boot() -> str:
+    """The id of this boot."""
+    return _BOOT_ID.read_text(encoding="ascii").strip()
+
+
+def read_moment(clock: Clock, boot: str) -> Moment:
+    """Now."""
+    return Moment(clock.mono_ns(), clock.wall_ns(), boot)
+
+
+def prepare_folder(journal: Path) -> None:
+    """Make the journal's folder.
+
+    Raises:
+        StoreError: It cannot be made.
+    """
+    try:
+        journal.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make {journal.parent}: {error.strerror}") from error

@@ -1,0 +1,273 @@
+"""Carries actions out and finds out what became of them.
+
+Each step from one state to the next stands in the journal before the scheduler is asked, and its outcome after.
+A person may answer in the journal at any time: what was read before is then not written, and the next look goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from ingero.errors import PermanentError, RetryableError
+from ingero.remediation.actuators.actuator import Actuator
+from ingero.remediation.config import RemediatorConfig
+from ingero.remediation.findings import NodeView
+from ingero.remediation.journal import Journal
+from ingero.remediation.records import ENDED, ActionRecord, ActionState, Moment
+
+Nodes = Mapping[str, NodeView]
+ASKED: Final = "a person asked for it back"
+_MISSED: Final = "the scheduler does not show it"
+
+
+class ActionRunner:
+    """One look's worth of acting.
+
+    Args:
+        config: The policy.
+        actuator: The scheduler.
+        journal: Written before and after.
+        read_now: The time.
+
+    Attributes:
+        changed: Actions whose state changed, as they are now.
+    """
+
+    def __init__(
+        self,
+        config: RemediatorConfig,
+        actuator: Actuator,
+        journal: Journal,
+        read_now: Callable[[], Moment],
+    ) -> None:
+        self.changed: list[ActionRecord] = []
+        self._settle_ns = config.brakes.settle_time
+        self._actuator = actuator
+        self._journal = journal
+        self._read_now = read_now
+
+    def propose(self, record: ActionRecord) -> None:
+        """Ask a person."""
+        self._journal.add(record)
+        self.changed.append(record)
+
+    def end(self, record: ActionRecord, state: ActionState, note: str) -> None:
+        """Write that nothing more is done."""
+        with suppress(RetryableError):
+            self._change(record, state, note)
+
+    def begin(self, record: ActionRecord, *, is_new: bool) -> None:
+        """Take the node out of service: written first, then asked, then looked at.
+
+        Raises:
+            RetryableError: A person answered meanwhile; nothing was done.
+        """
+        now = self._read_now()
+        begun = replace(record, state=ActionState.BEGUN, began=now, changed=now, note="to be asked")
+        if is_new:
+            self._journal.add(begun)
+        else:
+            self._journal.change(record, begun)
+        self.changed.append(begun)
+        with suppress(RetryableError):
+            self._ask(begun)
+
+    def _ask(self, begun: ActionRecord) -> None:
+        try:
+            self._actuator.apply(begun)
+        except PermanentError as error:
+            # Who can be looked at may have done it all the same.
+            state = ActionState.UNDOING if self._actuator.can_look else ActionState.VOID
+            self._change(begun, state, f"refused: {error.message}")
+            return
+        except RetryableError as error:
+            self._change(begun, ActionState.BEGUN, f"outcome unknown: {error.message}")
+            return
+        if not self._actuator.can_look:
+            self._finish(begun)
+            return
+        self._look_again(begun)
+
+    def _look_again(self, record: ActionRecord) -> None:
+        try:
+            nodes = self._actuator.look()
+        except RetryableError:
+            return  # the next look tells
+        self._settle_one(record, nodes.get(record.target))
+
+    def undo(self, record: ActionRecord, nodes: Nodes | None, note: str) -> None:
+        """Give a node back."""
+        with suppress(RetryableError):
+            undoing = self._change(record, ActionState.UNDOING, note)
+            if not self._actuator.can_look:
+                self._ask_again(undoing)
+            elif nodes is not None:
+                self._settle_one(undoing, nodes.get(record.target))
+
+    def settle(self, nodes: Nodes, *, only_asked: bool) -> None:
+        """Compare every action with what the scheduler shows, and go on with what is not over.
+
+        Args:
+            nodes: What it shows.
+            only_asked: Do no more than reverse what a person asked to have reversed.
+        """
+        for record in self._journal.actions():
+            view = nodes.get(record.target)
+            is_asked = record.state is ActionState.UNDOING and record.note == ASKED
+            if only_asked and not is_asked:
+                continue
+            with suppress(RetryableError):
+                if record.state in ENDED and view is not None and view.mark == record.action_id:
+                    self._take_up(record)
+                else:
+                    self._settle_one(record, view)
+
+    def _take_up(self, record: ActionRecord) -> None:
+        """The scheduler shows an action that was over: it answered late, or wrongly before."""
+        is_left = record.state is ActionState.LEFT
+        state = ActionState.DONE if is_left else ActionState.UNDOING
+        self._change(record, state, "the scheduler shows it after all", took_effect=True)
+
+    def _settle_one(self, record: ActionRecord, view: NodeView | None) -> None:
+        if not self._actuator.can_look:
+            self._settle_unseen(record)
+        elif record.state is ActionState.BEGUN:
+            self._settle_begun(record, view)
+        elif record.state is ActionState.DONE:
+            self._settle_done(record, view)
+        elif record.state is ActionState.UNDOING:
+            self._settle_undoing(record, view)
+
+    def _settle_unseen(self, record: ActionRecord) -> None:
+        """Without looking: ask again, which changes nothing more when it was done."""
+        is_asked = record.note == ASKED
+        is_waiting = record.state in {ActionState.BEGUN, ActionState.UNDOING}
+        if not is_waiting or not (is_asked or self._is_old(record)):
+            return
+        try:
+            self._ask_again(record)
+        except RetryableError as error:
+            if not is_asked:
+                self._change(record, record.state, f"outcome unknown: {error.message}")
+        except PermanentError as error:
+            is_begun = record.state is ActionState.BEGUN
+            state = ActionState.VOID if is_begun else ActionState.LEFT
+            self._change(record, state, f"refused: {error.message}")
+
+    def _ask_again(self, record: ActionRecord) -> None:
+        if record.state is ActionState.BEGUN:
+            self._actuator.apply(record)
+            self._finish(record)
+        else:
+            self._actuator.reverse(record)
+            self._change(record, ActionState.UNDONE, "reversed")
+
+    def _settle_begun(self, record: ActionRecord, view: NodeView | None) -> None:
+        if view is not None and view.mark == record.action_id:
+            if not record.took_effect:
+                record = self._change(record, ActionState.BEGUN, "in effect", took_effect=True)
+            self._finish(record)
+        elif self._is_old(record):
+            note = "took no effect" if view is not None else "the scheduler has no such node"
+            self._change(record, ActionState.UNDOING, note)
+
+    def _finish(self, record: ActionRecord) -> None:
+        """Requeue its jobs where the policy says so; then it is done."""
+        try:
+            if record.jobs is None:
+                jobs = self._actuator.find_jobs(record)
+                if jobs is not None:
+                    note = f"to requeue: {', '.join(jobs) or 'nothing'}"
+                    record = self._change(
+                        record, ActionState.BEGUN, note, jobs=jobs, took_effect=True
+                    )
+            note = self._requeue(record) if record.jobs else "in effect"
+        except RetryableError as error:
+            says = f"jobs not requeued yet: {error.message}"
+            if record.note != says:
+                self._change(record, ActionState.BEGUN, says)
+            return
+        self._change(record, ActionState.DONE, note, took_effect=True)
+
+    def _requeue(self, record: ActionRecord) -> str:
+        assert record.jobs is not None
+        running = self._actuator.find_jobs(record) or {}
+        done, refused = [], []
+        for job, restarts in record.jobs.items():
+            if running.get(job) != restarts:
+                done.append(job)  # requeued already, or it has ended
+                continue
+            try:
+                self._actuator.requeue(job)
+                done.append(job)
+            except PermanentError as error:
+                refused.append(f"{job} ({error.message})")
+        return f"requeued {', '.join(done) or 'nothing'}" + (
+            f"; refused: {', '.join(refused)}" if refused else ""
+        )
+
+    def _settle_done(self, record: ActionRecord, view: NodeView | None) -> None:
+        if view is not None and view.mark == record.action_id:
+            if record.note == _MISSED:
+                self._change(record, ActionState.DONE, "in effect")
+        elif record.note != _MISSED:
+            self._change(record, ActionState.DONE, _MISSED)
+        elif self._is_old(record):
+            shown = "no such node" if view is None else view.state
+            note = f"somebody else changed the node: {shown}"
+            self._change(record, ActionState.LEFT, note)
+
+    def _settle_undoing(self, record: ActionRecord, view: NodeView | None) -> None:
+        if view is None or view.mark != record.action_id:
+            if not self._is_old(record):
+                return  # a late scheduler may still show it
+            is_theirs = view is not None and not view.in_service
+            if not record.took_effect:
+                self._change(record, ActionState.VOID, "it never took effect")
+            elif is_theirs:
+                self._change(record, ActionState.LEFT, "somebody else has taken the node out")
+            else:
+                self._change(record, ActionState.UNDONE, "the node is back")
+            return
+        if not record.took_effect:
+            record = self._change(
+                record, ActionState.UNDOING, "in effect after all", took_effect=True
+            )
+        try:
+            self._actuator.reverse(record)
+            nodes = self._actuator.look()
+        except RetryableError:
+            return  # again at the next look
+        except PermanentError as error:
+            self._change(record, ActionState.LEFT, f"refused to give it back: {error.message}")
+            return
+        after = nodes.get(record.target)
+        if after is not None and after.mark != record.action_id and after.in_service:
+            self._change(record, ActionState.UNDONE, "the node is back")
+
+    def _is_old(self, record: ActionRecord) -> bool:
+        return self._read_now().since(record.changed) >= self._settle_ns
+
+    def _change(
+        self,
+        record: ActionRecord,
+        state: ActionState,
+        note: str,
+        *,
+        took_effect: bool = False,
+        jobs: Mapping[str, int] | None = None,
+    ) -> ActionRecord:
+        changed = replace(
+            record,
+            state=state,
+            changed=self._read_now(),
+            note=note,
+            took_effect=record.took_effect or took_effect,
+            jobs=record.jobs if jobs is None else jobs,
+        )
+        self._journal.change(record, changed)
+        self.changed.append(changed)
+        return changed

@@ -1,0 +1,309 @@
+"""The policy file of ``ingero-remediator``."""
+
+from __future__ import annotations
+
+import fnmatch
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, model_validator
+
+from ingero.config.describe import write_commented
+from ingero.config.document import Document, load_document
+from ingero.config.model import StrictModel, check_model
+from ingero.config.types import Duration, Endpoint
+from ingero.units import parse_duration
+
+DEFAULT_FILE: Final = "/etc/ingero/remediator.yaml"
+DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+
+
+def _check_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("should be http://HOST:PORT or https://HOST:PORT")
+    if parts.query or parts.fragment:
+        raise ValueError("should have no query")
+    return url.rstrip("/")
+
+
+def _read_minutes(text: str) -> int:
+    hours, colon, minutes = text.partition(":")
+    is_time = colon and len(minutes) == 2 and (hours + minutes).isdecimal()
+    if not is_time or int(minutes) > 59 or int(hours) * 60 + int(minutes) > 24 * 60:
+        raise ValueError(f"{text!r} is not a time of day; write it in quotes, such as '08:30'")
+    return int(hours) * 60 + int(minutes)
+
+
+def _check_time(text: str) -> str:
+    _read_minutes(text)
+    return text
+
+
+Url = Annotated[str, AfterValidator(_check_url)]
+TimeOfDay = Annotated[str, AfterValidator(_check_time)]
+
+
+class FindingSourceConfig(StrictModel):
+    """Where findings come from."""
+
+    admin_url: Url = Field(
+        "http://127.0.0.1:8081",
+        description="Fleet's admin endpoint. It has no authentication and listens on Fleet's own machine only.",
+    )
+    clusters: tuple[str, ...] = Field(
+        default=(), description="Only these clusters; empty takes each that Fleet knows."
+    )
+    poll_interval: Duration = Field(
+        parse_duration("2s"), gt=0, description="Between two looks at Fleet and the scheduler."
+    )
+    timeout: Duration = Field(parse_duration("5s"), gt=0, description="Of one request to Fleet.")
+
+
+class FindingsConfig(StrictModel):
+    """What a finding must be before it is acted on. Only culprits are, whatever stands here."""
+
+    max_age: Duration = Field(
+        parse_duration("30s"),
+        gt=0,
+        description="Fleet must have judged, and the rank must have worked, at most this long ago.",
+    )
+    min_persistence: Duration = Field(
+        parse_duration("30s"), description="How long it must have been a culprit without a break."
+    )
+    min_evidence: float = Field(
+        4.0, ge=0, description="log10 of the evidence that the rank is slower than its peers."
+    )
+    min_slowdown: float = Field(
+        1.1, ge=1, description="Times the median peer: 1.1 takes a tenth longer."
+    )
+    min_lost_gpu_time: Duration = Field(
+        parse_duration("10m"), description="GPU time that it has cost the ranks that waited."
+    )
+    min_peers: int = Field(3, ge=2, description="Ranks that it was compared with, itself included.")
+    min_coverage: float = Field(
+        0.8, ge=0, le=1, description="Share of the cluster's known nodes that are active."
+    )
+    require_quorum: bool = Field(default=True, description="Only while Fleet has a quorum.")
+
+
+class WindowConfig(StrictModel):
+    """Times of a week, in UTC."""
+
+    days: tuple[Day, ...] = Field(default=DAYS, description="Days on which it begins.")
+    begin: TimeOfDay = Field("00:00", description="UTC.")
+    end: TimeOfDay = Field("24:00", description="UTC; before begin is on the next day.")
+
+    @property
+    def begin_minute(self) -> int:
+        """Of the day."""
+        return _read_minutes(self.begin)
+
+    @property
+    def end_minute(self) -> int:
+        """Of the day; may be before the beginning."""
+        return _read_minutes(self.end)
+
+
+class BrakesConfig(StrictModel):
+    """What holds actions back, however clear the finding is."""
+
+    max_nodes_at_once: int = Field(1, ge=0, description="Nodes out of service by us at once.")
+    max_percent_at_once: float = Field(
+        10.0, ge=0, le=100, description="The same as a share of the cluster's known nodes."
+    )
+    max_nodes_per_hour: int = Field(2, ge=0, description="Actions begun within an hour.")
+    max_percent_per_hour: float = Field(
+        10.0, ge=0, le=100, description="The same as a share of the cluster's known nodes."
+    )
+    cool_down: Duration = Field(
+        parse_duration("6h"), description="Between two actions on the same node."
+    )
+    settle_time: Duration = Field(
+        parse_duration("30s"),
+        description="How long Fleet and the scheduler must have answered, without panic, since the start or a failure;"
+        " also how long an action without an effect is waited for.",
+    )
+    clock_tolerance: Duration = Field(
+        parse_duration("2s"), gt=0, description="A larger step of the wall clock is a jump."
+    )
+    after_clock_jump: Duration = Field(
+        parse_duration("10m"), description="No action for this long after a jump."
+    )
+    protected_nodes: tuple[str, ...] = Field(
+        default=(), description="Nodes that are never acted on; * and ? match."
+    )
+    maintenance: tuple[WindowConfig, ...] = Field(
+        default=(), description="When nothing is acted on, because people work on the cluster."
+    )
+    hours: tuple[WindowConfig, ...] = Field(
+        default=(), description="When acting is allowed at all; empty is always."
+    )
+    stop_file: str = Field(
+        "/run/ingero/remediator.stop",
+        description="While this file is there nothing is acted on. Any content; `touch` suffices.",
+    )
+
+    def protects(self, name: str) -> bool:
+        """Whether a node is never acted on."""
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.protected_nodes)
+
+
+class SlurmConfig(StrictModel):
+    """Drain and resume through ``scontrol``."""
+
+    bin_dir: str = Field("", description="Folder of scontrol and squeue; empty searches PATH.")
+    timeout: Duration = Field(parse_duration("10s"), gt=0, description="Of one command.")
+    requeue: bool = Field(
+        default=False,
+        description="After the drain, requeue the node's jobs that allow it; they lose what was not checkpointed.",
+    )
+    node_names: dict[str, str] = Field(
+        default={},
+        description="Fleet's node → Slurm's NodeName, where neither NodeName nor NodeHostName is like it.",
+    )
+
+
+class CommandConfig(StrictModel):
+    """Commands of the site's own. They cannot be asked whether a node is out of service."""
+
+    drain: tuple[str, ...] = Field(
+        min_length=1,
+        description="Program and arguments that take the node of $INGERO_ACTION_NODE_ID out of service.",
+    )
+    undo: tuple[str, ...] = Field(
+        min_length=1, description="Program and arguments that give it back."
+    )
+    timeout: Duration = Field(parse_duration("30s"), gt=0, description="Of one command.")
+
+
+class SignedWebhookConfig(StrictModel):
+    """A receiver of signed requests. It cannot be asked whether a node is out of service."""
+
+    url: Url = Field(description="https://HOST/PATH, or http on loopback.")
+    secret_file: str = Field(
+        description="File with the key that signs each body, in base64; 24 bytes or more, mode 0600."
+    )
+    timeout: Duration = Field(parse_duration("10s"), gt=0, description="Of one request.")
+
+    @model_validator(mode="after")
+    def _check_scheme(self) -> Self:
+        parts = urlsplit(self.url)
+        is_loopback = Endpoint(parts.hostname or "", 0).is_loopback
+        if parts.scheme != "https" and not is_loopback:
+            raise ValueError("url should be https: what it is sent drains nodes")
+        return self
+
+
+class ActuatorConfig(StrictModel):
+    """Who takes a node out of service: exactly one section."""
+
+    slurm: SlurmConfig | None = Field(None, description="Slurm: drain with a reason, and resume.")
+    command: CommandConfig | None = Field(None, description="Commands of the site's own.")
+    webhook: SignedWebhookConfig | None = Field(
+        None, description="Requests whose body is signed, as Standard Webhooks has it."
+    )
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if len(self.model_fields_set) != 1:
+            raise ValueError(f"give exactly one of {', '.join(type(self).model_fields)}")
+        return self
+
+
+class ApprovalConfig(StrictModel):
+    """Mode ``ask``."""
+
+    expires: Duration = Field(
+        parse_duration("1h"), gt=0, description="A proposal that nobody approved is over then."
+    )
+
+
+class UndoConfig(StrictModel):
+    """When an action is reversed without being asked."""
+
+    when_retracted: bool = Field(
+        default=False,
+        description="Give a node back when Fleet has judged its ranks and finds them ordinary again. A node without"
+        " ranks is not judged, so silence never gives it back.",
+    )
+    retracted_for: Duration = Field(
+        parse_duration("10m"), description="How long they must have been ordinary without a break."
+    )
+
+
+class JournalConfig(StrictModel):
+    """What was done and why."""
+
+    file: str = Field(
+        "/var/lib/ingero-remediator/journal.db",
+        description="SQLite. Remediators of one file take turns: one acts, the others wait.",
+    )
+
+
+class RemediatorConfig(StrictModel):
+    """The whole file."""
+
+    mode: Literal["dry-run", "ask", "auto"] = Field(
+        "dry-run",
+        description="dry-run says what it would do; ask waits for `ingero-remediator approve ID`; auto acts.",
+    )
+    fleet: FindingSourceConfig = Field(
+        FindingSourceConfig(), description="Where findings come from."
+    )
+    findings: FindingsConfig = Field(
+        FindingsConfig(), description="What a finding must be before it is acted on."
+    )
+    brakes: BrakesConfig = Field(
+        BrakesConfig(), description="What holds actions back, however clear the finding is."
+    )
+    action: ActuatorConfig = Field(
+        description="Who takes a node out of service: exactly one section."
+    )
+    approval: ApprovalConfig = Field(ApprovalConfig(), description="Mode ask.")
+    undo: UndoConfig = Field(
+        UndoConfig(), description="When an action is reversed without being asked."
+    )
+    journal: JournalConfig = Field(JournalConfig(), description="What was done and why.")
+    listen: Endpoint | None = Field(
+        None, description="host:port to serve /metrics, /healthz and /readyz on; empty is off."
+    )
+
+    @model_validator(mode="after")
+    def _check_times(self) -> Self:
+        if self.findings.max_age < 2 * self.fleet.poll_interval:
+            raise ValueError("findings.max_age must be at least twice fleet.poll_interval")
+        return self
+
+
+def load_policy(file: str | Path) -> RemediatorConfig:
+    """Read the policy file.
+
+    Raises:
+        ConfigError: It cannot be read, or something in it is wrong; every problem is listed with its line.
+    """
+    return build_policy(load_document(file))
+
+
+def build_policy(document: Document) -> RemediatorConfig:
+    """The same of a document.
+
+    Raises:
+        ConfigError: Something in it is wrong.
+    """
+    config, problems = check_model(RemediatorConfig, document.tree, lines=document.lines)
+    document.problems += problems
+    document.raise_problems()
+    assert config is not None
+    return config
+
+
+def write_defaults() -> str:
+    """Every setting with its default and its meaning, as YAML that is valid."""
+    head = (
+        "# Every setting of ingero-remediator, with its default.\n"
+        "# ${env:NAME} and ${env:NAME:-default} are filled in from the environment; durations are 5s, 1m30s.\n"
+    )
+    return head + "\n".join(write_commented(RemediatorConfig, {"action": {"slurm": {}}}, "")) + "\n"

@@ -1,0 +1,145 @@
+"""Follows findings over looks: which episode a culprit belongs to, how long it has lasted, whether its rank works."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ingero.model.verdicts import Verdict, VerdictKind
+from ingero.remediation.findings import (
+    ClusterReading,
+    CulpritFinding,
+    group_by_node,
+    is_retracted,
+)
+from ingero.remediation.records import FindingRecord, Moment
+from ingero.units import NS_PER_S
+
+BREAK_NS: Final = 600 * NS_PER_S
+"""A culprit that comes back within this belongs to the same episode."""
+NodeKey = tuple[str, str]
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One node's episode.
+
+    Attributes:
+        episode: Its id.
+        opened_wall_ns: When it began.
+        missed_ns: Monotonic time of the last look at which it was known.
+        seen_ns: Since when it has been a culprit without a break; None while it is not.
+        progressed_ns: When its rank was last seen to have worked.
+        n_ops: Operations of the rank by then.
+        rank: Which rank; another one starts over.
+        verdict: The last.
+    """
+
+    episode: str
+    opened_wall_ns: int
+    missed_ns: int
+    seen_ns: int | None = None
+    progressed_ns: int | None = None
+    n_ops: int = -1
+    rank: object = None
+    verdict: Verdict | None = None
+
+
+class CulpritTracker:
+    """What has been seen of each node."""
+
+    def __init__(self) -> None:
+        self._followed: dict[NodeKey, _Followed] = {}
+        self._retracted: dict[NodeKey, int] = {}
+
+    def restore(self, records: Iterable[FindingRecord], now: Moment) -> None:
+        """Take up the episodes that were open: their ids go on, their persistence starts over."""
+        for record in records:
+            if record.is_open:
+                self._followed[record.cluster_id, record.node_id] = _Followed(
+                    record.episode, record.opened_wall_ns, now.mono_ns
+                )
+
+    def break_off(self) -> None:
+        """Fleet did not answer: nothing has lasted without a break."""
+        self._retracted.clear()
+        for followed in self._followed.values():
+            followed.seen_ns = followed.progressed_ns = None
+            followed.n_ops = -1
+
+    def update(self, clusters: Mapping[str, ClusterReading], now: Moment) -> list[CulpritFinding]:
+        """Take one look; the findings of now, one per node with a culprit.
+
+        Args:
+            clusters: What Fleet says; what it does not say any more is over.
+            now: When.
+        """
+        culprits = dict(_iter_culprits(clusters))
+        for key, followed in list(self._followed.items()):
+            if key not in culprits:
+                followed.seen_ns = followed.progressed_ns = None
+                if now.mono_ns - followed.missed_ns > BREAK_NS:
+                    del self._followed[key]
+        self._follow_retractions(clusters, now)
+        return [self._follow(key, verdict, now) for key, verdict in culprits.items()]
+
+    def _follow(self, key: NodeKey, verdict: Verdict, now: Moment) -> CulpritFinding:
+        followed = self._followed.get(key)
+        if followed is None:
+            episode = _name_episode(key, verdict, now.wall_ns)
+            followed = self._followed[key] = _Followed(episode, now.wall_ns, now.mono_ns)
+        is_other = verdict.rank.worker != followed.rank or verdict.n_ops < followed.n_ops
+        if followed.seen_ns is None or is_other:
+            followed.seen_ns, followed.progressed_ns = now.mono_ns, None
+        elif verdict.n_ops > followed.n_ops:
+            followed.progressed_ns = now.mono_ns
+        followed.rank, followed.n_ops, followed.verdict = (
+            verdict.rank.worker,
+            verdict.n_ops,
+            verdict,
+        )
+        followed.missed_ns = now.mono_ns
+        cluster_id, node_id = key
+        return CulpritFinding(
+            followed.episode, cluster_id, node_id, verdict, followed.seen_ns, followed.progressed_ns
+        )
+
+    def _follow_retractions(self, clusters: Mapping[str, ClusterReading], now: Moment) -> None:
+        retracted = {
+            (cluster_id, node_id)
+            for cluster_id, reading in clusters.items()
+            for node_id, verdicts in group_by_node(reading.judgement).items()
+            if is_retracted(verdicts) and not reading.in_panic
+        }
+        self._retracted = {key: self._retracted.get(key, now.mono_ns) for key in retracted}
+
+    def retracted_for(self, key: NodeKey, now: Moment) -> int | None:
+        """How long nothing was held against a node without a break; None when Fleet does not say so."""
+        since = self._retracted.get(key)
+        return None if since is None else now.mono_ns - since
+
+    @property
+    def open_episodes(self) -> Mapping[str, int]:
+        """When each episode that is not over began, in nanoseconds since the epoch."""
+        return {one.episode: one.opened_wall_ns for one in self._followed.values()}
+
+
+def _iter_culprits(clusters: Mapping[str, ClusterReading]) -> Iterator[tuple[NodeKey, Verdict]]:
+    for cluster_id, reading in clusters.items():
+        for node_id, verdicts in group_by_node(reading.judgement).items():
+            if verdicts[0].kind is VerdictKind.CULPRIT:
+                yield (cluster_id, node_id), verdicts[0]
+
+
+def _name_episode(key: NodeKey, verdict: Verdict, wall_ns: int) -> str:
+    """The same for one onset of one rank, at every look."""
+    when = verdict.onset.entry_ns if verdict.onset else wall_ns
+    text = "\0".join((*key, verdict.rank.job, str(verdict.rank.rank), str(when)))
+    return "e" + hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def name_action(episode: str, node_id: str, count: int) -> str:
+    """The id of the ``count``-th action on an episode."""
+    return "a" + hashlib.sha256(f"{episode}\0{node_id}\0{count}".encode()).hexdigest()[:10]

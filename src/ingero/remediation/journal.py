@@ -1,0 +1,258 @@
+"""The journal: SQLite, written and on the disk before the scheduler is asked, and again after.
+
+Readers (``explain``, ``journal``) and people's answers (``approve``, ``undo``) use the same file while a
+remediator runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from ingero.closing import Closing
+from ingero.errors import IngeroError, RetryableError, StoreError
+from ingero.remediation.records import (
+    WAITING,
+    ActionRecord,
+    ActionState,
+    FindingRecord,
+    Moment,
+)
+
+_VERSION: Final = 1
+_SCHEMA: Final = """
+CREATE TABLE actions (
+  id TEXT PRIMARY KEY, episode TEXT NOT NULL, cluster_id TEXT NOT NULL, node_id TEXT NOT NULL, target TEXT NOT NULL,
+  kind TEXT NOT NULL, state TEXT NOT NULL,
+  began_mono_ns INTEGER NOT NULL, began_wall_ns INTEGER NOT NULL, began_boot TEXT NOT NULL,
+  changed_mono_ns INTEGER NOT NULL, changed_wall_ns INTEGER NOT NULL, changed_boot TEXT NOT NULL,
+  took_effect INTEGER NOT NULL, jobs TEXT, evidence TEXT NOT NULL, clauses TEXT NOT NULL, note TEXT NOT NULL
+) STRICT;
+CREATE INDEX actions_by_state ON actions (state);
+CREATE TABLE changes (
+  seq INTEGER PRIMARY KEY, wall_ns INTEGER NOT NULL, action_id TEXT NOT NULL REFERENCES actions (id),
+  state TEXT NOT NULL, note TEXT NOT NULL
+) STRICT;
+CREATE TABLE episodes (
+  id TEXT PRIMARY KEY, cluster_id TEXT NOT NULL, node_id TEXT NOT NULL, opened_wall_ns INTEGER NOT NULL,
+  judged_wall_ns INTEGER NOT NULL, is_open INTEGER NOT NULL, evidence TEXT NOT NULL, clauses TEXT NOT NULL,
+  decision TEXT NOT NULL
+) STRICT;
+"""
+_ACTION: Final = (
+    "id, episode, cluster_id, node_id, target, kind, state, began_mono_ns, began_wall_ns, began_boot,"
+    " changed_mono_ns, changed_wall_ns, changed_boot, took_effect, jobs, evidence, clauses, note"
+)
+_ADD: Final = f"INSERT INTO actions ({_ACTION}) VALUES ({', '.join('?' * 18)})"  # noqa: S608 - our own columns
+_CHANGE: Final = (
+    f"UPDATE actions SET ({_ACTION}) = ({', '.join('?' * 18)}) WHERE id = ? AND state = ?"  # noqa: S608
+)
+_BUSY_MS: Final = 10_000
+
+
+class Journal(Closing):
+    """One open journal.
+
+    Args:
+        path: The file, made when missing; None keeps everything in memory.
+        read_only: Change nothing; the file must be there.
+
+    Raises:
+        StoreError: It cannot be opened, or is no journal of this version.
+    """
+
+    def __init__(self, path: Path | None, *, read_only: bool = False) -> None:
+        self._path = path
+        name = ":memory:" if path is None else f"{path.absolute().as_uri()}{'?mode=ro' * read_only}"
+        if read_only and path is not None and not path.exists():
+            raise StoreError(f"there is no journal {path}", hint="has the remediator run yet?")
+        with self._failing("open"):
+            self._db = sqlite3.connect(name, uri=path is not None, isolation_level=None)
+            self._db.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+            if not read_only:
+                self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.execute("PRAGMA synchronous = FULL")
+                self._db.execute("PRAGMA foreign_keys = ON")
+            self._prepare(read_only=read_only)
+
+    def _prepare(self, *, read_only: bool) -> None:
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version == 0 and not read_only:
+            if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                raise StoreError(f"{self._path} is a database of something else")
+            self._db.executescript(
+                f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;"
+            )
+        elif version != _VERSION:
+            raise StoreError(f"{self._path} is no journal of this version (it says {version})")
+
+    @contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StoreError(f"cannot {what} the journal {self._path}: {error}") from error
+
+    @classmethod
+    def copy_in_memory(cls, path: Path) -> Journal:
+        """What the file says now, to be changed without changing it; empty when there is none."""
+        copy = cls(None)
+        if path.exists():
+            with cls(path, read_only=True) as source, copy._failing("read"):
+                source._db.backup(copy._db)
+        return copy
+
+    @property
+    def path(self) -> Path:
+        """Its file.
+
+        Raises:
+            StoreError: It is in memory.
+        """
+        if self._path is None:
+            raise StoreError("this journal is in memory")
+        return self._path
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def add(self, record: ActionRecord) -> None:
+        """Write a new action; it is on the disk when this returns.
+
+        Raises:
+            StoreError: It cannot be written. Nothing may be done then.
+        """
+        with self._failing("write"), self._transaction():
+            self._db.execute(_ADD, _action_row(record))
+            self._log(record)
+
+    def change(self, before: ActionRecord, after: ActionRecord) -> None:
+        """Write what has become of an action, if nobody has changed its state since it was read.
+
+        It is on the disk when this returns.
+
+        Raises:
+            RetryableError: Somebody has: a person answered. Nothing is written.
+            StoreError: It cannot be written.
+        """
+        with self._failing("write"), self._transaction():
+            key = (before.action_id, before.state.value)
+            if self._db.execute(_CHANGE, (*_action_row(after), *key)).rowcount == 1:
+                self._log(after)
+                return
+        raise RetryableError(f"{before.action_id} has changed meanwhile", hint="look at it again")
+
+    def _log(self, record: ActionRecord) -> None:
+        self._db.execute(
+            "INSERT INTO changes (wall_ns, action_id, state, note) VALUES (?, ?, ?, ?)",
+            (record.changed.wall_ns, record.action_id, record.state.value, record.note),
+        )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def actions(self) -> tuple[ActionRecord, ...]:
+        """All actions, oldest first."""
+        with self._failing("read"):
+            rows = self._db.execute(f"SELECT {_ACTION} FROM actions ORDER BY rowid").fetchall()  # noqa: S608 - our own columns
+        return tuple(map(_read_action, rows))
+
+    def get_action(self, action_id: str) -> ActionRecord:
+        """One action.
+
+        Raises:
+            IngeroError: There is none of this id.
+        """
+        found = [one for one in self.actions() if one.action_id == action_id]
+        if not found:
+            waiting = [one.action_id for one in self.actions() if one.state in WAITING]
+            hint = f"waiting for an answer: {', '.join(waiting)}" if waiting else "none waits"
+            raise IngeroError(f"the journal has no action {action_id!r}", hint=hint)
+        return found[0]
+
+    def changes(self, action_id: str) -> list[dict[str, Any]]:
+        """What became of one action, oldest first."""
+        with self._failing("read"):
+            rows = self._db.execute(
+                "SELECT wall_ns, state, note FROM changes WHERE action_id = ? ORDER BY seq",
+                (action_id,),
+            ).fetchall()
+        return [{"unix_ns": wall_ns, "state": state, "note": note} for wall_ns, state, note in rows]
+
+    def put_finding(self, record: FindingRecord) -> None:
+        """Keep what the policy made of a finding last.
+
+        Raises:
+            StoreError: It cannot be written.
+        """
+        row = (
+            record.episode, record.cluster_id, record.node_id, record.opened_wall_ns, record.judged_wall_ns,
+            record.is_open, json.dumps(record.evidence), json.dumps(record.clauses), record.decision,
+        )  # fmt: skip
+        with self._failing("write"), self._transaction():
+            self._db.execute("REPLACE INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def findings(self) -> tuple[FindingRecord, ...]:
+        """All findings, oldest first."""
+        with self._failing("read"):
+            rows = self._db.execute("SELECT * FROM episodes ORDER BY opened_wall_ns, id").fetchall()
+        return tuple(_read_finding(row) for row in rows)
+
+
+def _action_row(record: ActionRecord) -> tuple[object, ...]:
+    began, changed = record.began, record.changed
+    return (
+        record.action_id, record.episode, record.cluster_id, record.node_id, record.target, record.kind,
+        record.state.value, began.mono_ns, began.wall_ns, began.boot, changed.mono_ns, changed.wall_ns, changed.boot,
+        record.took_effect, None if record.jobs is None else json.dumps(dict(record.jobs)),
+        json.dumps(dict(record.evidence)), json.dumps([dict(one) for one in record.clauses]), record.note,
+    )  # fmt: skip
+
+
+def _read_action(row: tuple[Any, ...]) -> ActionRecord:
+    (action_id, episode, cluster_id, node_id, target, kind, state, *moments) = row[:13]
+    took_effect, jobs, evidence, clauses, note = row[13:]
+    return ActionRecord(
+        action_id=action_id,
+        episode=episode,
+        cluster_id=cluster_id,
+        node_id=node_id,
+        target=target,
+        kind=kind,
+        state=ActionState(state),
+        began=Moment(*moments[:3]),
+        changed=Moment(*moments[3:]),
+        took_effect=bool(took_effect),
+        jobs=None if jobs is None else json.loads(jobs),
+        evidence=json.loads(evidence),
+        clauses=tuple(json.loads(clauses)),
+        note=note,
+    )
+
+
+def _read_finding(row: tuple[Any, ...]) -> FindingRecord:
+    episode, cluster_id, node_id, opened_wall_ns, judged_wall_ns, *rest = row
+    is_open, evidence, clauses, decision = rest
+    return FindingRecord(
+        episode,
+        cluster_id,
+        node_id,
+        opened_wall_ns,
+        judged_wall_ns,
+        bool(is_open),
+        json.loads(evidence),
+        tuple(json.loads(clauses)),
+        decision,
+    )

@@ -1,0 +1,61 @@
+"""What the remediator did, as Prometheus metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from ingero.remediation.journal import Journal
+from ingero.remediation.records import ActionState
+from ingero.remediation.remediator import RemediatorCounts
+
+_COUNTERS: Final = (
+    ("looks_total", "n_looks", "Looks at Fleet and the scheduler."),
+    ("fleet_away_total", "n_fleet_away", "Looks at which Fleet did not answer."),
+    ("scheduler_away_total", "n_scheduler_away", "Looks at which the scheduler did not answer."),
+    ("clock_jumps_total", "n_clock_jumps", "Jumps of the wall clock."),
+)
+
+
+class RemediatorPage:
+    """The pages of a remediator. Asked in other threads.
+
+    Args:
+        counts: What it did since its start.
+        journal: Its journal, which is opened for each request.
+    """
+
+    def __init__(self, counts: RemediatorCounts, journal: Path) -> None:
+        self._counts = counts
+        self._journal = journal
+
+    def render(self) -> str:
+        """The metrics, text format 0.0.4."""
+        with Journal(self._journal, read_only=True) as journal:
+            by_state = Counter(record.state for record in journal.actions())
+        lines = []
+        for name, field, says in _COUNTERS:
+            lines += _family(name, "counter", says, [("", getattr(self._counts, field))])
+        changes = [
+            (f'{{state="{state}"}}', self._counts.n_by_state.get(state, 0)) for state in ActionState
+        ]
+        lines += _family("changes_total", "counter", "Changes of actions into a state.", changes)
+        actions = [(f'{{state="{state}"}}', by_state[state]) for state in ActionState]
+        lines += _family("actions", "gauge", "Actions of the journal by state.", actions)
+        return "\n".join(lines) + "\n"
+
+    def readiness(self, _window_ns: int) -> tuple[bool, str]:
+        """Ready after the first look."""
+        is_ready = self._counts.n_looks > 0
+        return is_ready, "ready" if is_ready else "not ready: has not looked yet"
+
+
+def _family(name: str, kind: str, says: str, points: Iterable[tuple[str, int]]) -> list[str]:
+    full = f"ingero_remediator_{name}"
+    return [
+        f"# HELP {full} {says}",
+        f"# TYPE {full} {kind}",
+        *(f"{full}{labels} {count}" for labels, count in points),
+    ]

@@ -1,0 +1,408 @@
+"""The decision: a pure function over the policy, a finding, what is known, and the time; its reasons are data.
+
+Every clause is judged, also after one that stops: a person asks for all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from math import floor
+from typing import Any, Final
+
+from ingero.model.verdicts import VerdictKind
+from ingero.remediation.config import DAYS, BrakesConfig, RemediatorConfig, WindowConfig
+from ingero.remediation.findings import ClusterReading, CulpritFinding, NodeView
+from ingero.remediation.records import HOLDING, ActionRecord, ActionState, Moment
+from ingero.units import NS_PER_S, format_duration
+
+HOUR_NS: Final = 3600 * NS_PER_S
+MAX_VOID: Final = 3
+"""Tries of one finding that took no effect, before it is given up."""
+_WEEK_MINUTES: Final = 7 * 24 * 60
+
+
+@dataclass(frozen=True, slots=True)
+class ClauseOutcome:
+    """One clause of the policy and what it said.
+
+    Attributes:
+        clause: The key of the policy, such as ``findings.min_evidence``, or a rule that is no setting.
+        is_met: Whether it lets the action through.
+        says: What was compared, for a person.
+        is_assumed: It could not be judged and was taken as met, which only a single look in dry-run does.
+    """
+
+    clause: str
+    is_met: bool
+    says: str
+    is_assumed: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """For the journal."""
+        return {
+            "clause": self.clause,
+            "met": self.is_met,
+            "says": self.says,
+            **({"assumed": True} if self.is_assumed else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What the policy says of one finding.
+
+    Attributes:
+        finding: The finding.
+        target: The node as the scheduler names it; empty when it has none.
+        clauses: Every clause.
+    """
+
+    finding: CulpritFinding
+    target: str
+    clauses: tuple[ClauseOutcome, ...]
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether nothing stops the action."""
+        return all(clause.is_met for clause in self.clauses)
+
+    @property
+    def stops(self) -> tuple[ClauseOutcome, ...]:
+        """What stops it."""
+        return tuple(clause for clause in self.clauses if not clause.is_met)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What is known at one moment.
+
+    Attributes:
+        now: The moment.
+        clusters: What Fleet says, by cluster; None while it does not answer.
+        nodes: What the scheduler says; None while it does not answer.
+        can_look: Whether the scheduler can be asked at all.
+        targets: The scheduler's name by node of Fleet's; a node without one is missing.
+        records: Every action of the journal.
+        settled_ns: By cluster, since when everything answered without panic, on the monotonic clock.
+        jumped_ns: When the wall clock jumped last, on the monotonic clock; None for never.
+        is_stopped: Whether the stop file is there.
+        is_single_look: Whether persistence cannot be known, because this look is the only one.
+    """
+
+    now: Moment
+    clusters: dict[str, ClusterReading] | None
+    nodes: dict[str, NodeView] | None
+    can_look: bool
+    targets: dict[str, str]
+    records: tuple[ActionRecord, ...]
+    settled_ns: dict[str, int]
+    jumped_ns: int | None = None
+    is_stopped: bool = False
+    is_single_look: bool = False
+
+
+def rule_all(
+    config: RemediatorConfig, findings: Sequence[CulpritFinding], situation: Situation
+) -> tuple[Ruling, ...]:
+    """What the policy says of each finding; each that is allowed counts for the next.
+
+    What a person approved comes first, then the costliest.
+    """
+    rulings = []
+    approved = {one.episode for one in situation.records if one.state is ActionState.APPROVED}
+    ordered = sorted(
+        findings,
+        key=lambda one: (one.episode not in approved, -one.verdict.lost_gpu_ns, one.episode),
+    )
+    for finding in ordered:
+        ruling = rule(config, finding, situation)
+        rulings.append(ruling)
+        if ruling.is_allowed:
+            situation = replace(
+                situation, records=(*situation.records, _planned(ruling, situation.now))
+            )
+    return tuple(rulings)
+
+
+def _planned(ruling: Ruling, now: Moment) -> ActionRecord:
+    finding = ruling.finding
+    return ActionRecord(
+        action_id="",
+        episode=finding.episode,
+        cluster_id=finding.cluster_id,
+        node_id=finding.node_id,
+        target=ruling.target,
+        kind="",
+        state=ActionState.BEGUN,
+        began=now,
+        changed=now,
+    )
+
+
+def rule(config: RemediatorConfig, finding: CulpritFinding, situation: Situation) -> Ruling:
+    """What the policy says of one finding."""
+    target = situation.targets.get(finding.node_id, "")
+    clauses = (
+        *_judge_finding(config, finding, situation),
+        *_judge_fleet(config, finding, situation),
+        *_judge_target(config.brakes, finding, target, situation),
+        *_judge_times(config.brakes, situation),
+        *_judge_history(config.brakes, finding, target, situation),
+        *_judge_budgets(config.brakes, finding, target, situation),
+    )
+    return Ruling(finding, target, clauses)
+
+
+def _judge_finding(
+    config: RemediatorConfig, finding: CulpritFinding, situation: Situation
+) -> Iterator[ClauseOutcome]:
+    wanted, verdict, now_ns = config.findings, finding.verdict, situation.now.mono_ns
+    yield ClauseOutcome(
+        "culprit", verdict.kind is VerdictKind.CULPRIT, f"the verdict is {verdict.kind.value}"
+    )
+    yield ClauseOutcome(
+        "findings.min_evidence",
+        verdict.evidence >= wanted.min_evidence,
+        f"evidence 10^{verdict.evidence:.1f}, wanted 10^{wanted.min_evidence:.1f}",
+    )
+    slowdown = verdict.slowdown.median if verdict.slowdown else None
+    yield ClauseOutcome(
+        "findings.min_slowdown",
+        slowdown is not None and slowdown >= wanted.min_slowdown,
+        f"{'unknown' if slowdown is None else f'{slowdown:.2f}'} times its median peer,"
+        f" wanted {wanted.min_slowdown:.2f}",
+    )
+    yield ClauseOutcome(
+        "findings.min_lost_gpu_time",
+        verdict.lost_gpu_ns >= wanted.min_lost_gpu_time,
+        f"{format_duration(verdict.lost_gpu_ns)} of GPU time lost,"
+        f" wanted {format_duration(wanted.min_lost_gpu_time)}",
+    )
+    yield ClauseOutcome(
+        "findings.min_peers",
+        len(verdict.peers) >= wanted.min_peers,
+        f"compared with {len(verdict.peers)} ranks, itself included, wanted {wanted.min_peers}",
+    )
+    seen_for_ns = now_ns - finding.seen_ns
+    is_enough = seen_for_ns >= wanted.min_persistence
+    yield ClauseOutcome(
+        "findings.min_persistence",
+        is_enough or situation.is_single_look,
+        f"a culprit for {format_duration(seen_for_ns)}, wanted {format_duration(wanted.min_persistence)}",
+        is_assumed=situation.is_single_look and not is_enough,
+    )
+    yield _judge_progress(finding, wanted.max_age, situation)
+
+
+def _judge_progress(
+    finding: CulpritFinding, max_age_ns: int, situation: Situation
+) -> ClauseOutcome:
+    if finding.progressed_ns is None:
+        says = "the rank was not seen to work yet: it takes two looks"
+        is_single = situation.is_single_look
+        return ClauseOutcome("findings.max_age: works", is_single, says, is_assumed=is_single)
+    age_ns = situation.now.mono_ns - finding.progressed_ns
+    return ClauseOutcome(
+        "findings.max_age: works",
+        age_ns <= max_age_ns,
+        f"the rank worked {format_duration(age_ns)} ago, at most {format_duration(max_age_ns)}",
+    )
+
+
+def _judge_fleet(
+    config: RemediatorConfig, finding: CulpritFinding, situation: Situation
+) -> Iterator[ClauseOutcome]:
+    wanted, clusters = config.findings, situation.clusters
+    reading = None if clusters is None else clusters.get(finding.cluster_id)
+    if reading is None:
+        says = "Fleet does not answer" if clusters is None else "Fleet does not know the cluster"
+        yield ClauseOutcome("fleet answers", is_met=False, says=says)
+        return
+    yield ClauseOutcome("fleet answers", is_met=True, says="Fleet answers")
+    yield ClauseOutcome(
+        "findings.max_age",
+        reading.judged_age_ns <= wanted.max_age,
+        f"judged {format_duration(reading.judged_age_ns)} ago, at most {format_duration(wanted.max_age)}",
+    )
+    yield ClauseOutcome(
+        "no panic", not reading.in_panic, "panic" if reading.in_panic else "no panic"
+    )
+    yield ClauseOutcome(
+        "findings.require_quorum",
+        reading.has_quorum or not wanted.require_quorum,
+        "a quorum" if reading.has_quorum else "no quorum",
+    )
+    yield ClauseOutcome(
+        "findings.min_coverage",
+        reading.coverage >= wanted.min_coverage,
+        f"{reading.n_active} of {reading.n_known} known nodes are active, wanted {wanted.min_coverage:.0%}",
+    )
+
+
+def _judge_target(
+    brakes: BrakesConfig, finding: CulpritFinding, target: str, situation: Situation
+) -> Iterator[ClauseOutcome]:
+    names = (finding.node_id, target) if target else (finding.node_id,)
+    is_protected = any(brakes.protects(name) for name in names)
+    yield ClauseOutcome(
+        "brakes.protected_nodes",
+        not is_protected,
+        f"{finding.node_id} is {'' if is_protected else 'not '}protected",
+    )
+    if not situation.can_look:
+        yield ClauseOutcome("node in service", is_met=True, says="this action cannot be looked at")
+        return
+    if situation.nodes is None:
+        yield ClauseOutcome("scheduler answers", is_met=False, says="the scheduler does not answer")
+        return
+    yield ClauseOutcome("scheduler answers", is_met=True, says="the scheduler answers")
+    view = situation.nodes.get(target)
+    if view is None:
+        says = f"the scheduler has no node for {finding.node_id}, or several"
+        yield ClauseOutcome("node known", is_met=False, says=says)
+        return
+    yield ClauseOutcome("node known", is_met=True, says=f"the scheduler's {target}")
+    yield ClauseOutcome("node in service", view.in_service, f"{target} is {view.state}")
+
+
+def _judge_times(brakes: BrakesConfig, situation: Situation) -> Iterator[ClauseOutcome]:
+    yield ClauseOutcome(
+        "brakes.stop_file",
+        not situation.is_stopped,
+        f"{brakes.stop_file} is {'' if situation.is_stopped else 'not '}there",
+    )
+    now = situation.now
+    jumped_ago_ns = None if situation.jumped_ns is None else now.mono_ns - situation.jumped_ns
+    is_calm = jumped_ago_ns is None or jumped_ago_ns >= brakes.after_clock_jump
+    yield ClauseOutcome(
+        "brakes.after_clock_jump",
+        is_calm,
+        "the clock has not jumped"
+        if jumped_ago_ns is None
+        else f"the clock jumped {format_duration(jumped_ago_ns)} ago,"
+        f" wanted {format_duration(brakes.after_clock_jump)}",
+    )
+    in_work = any(is_inside(window, now.wall_ns) for window in brakes.maintenance)
+    yield ClauseOutcome(
+        "brakes.maintenance", not in_work, "maintenance" if in_work else "no maintenance"
+    )
+    is_hour = not brakes.hours or any(is_inside(window, now.wall_ns) for window in brakes.hours)
+    yield ClauseOutcome(
+        "brakes.hours", is_hour, "acting is allowed at this hour" if is_hour else "not at this hour"
+    )
+
+
+def _judge_history(
+    brakes: BrakesConfig, finding: CulpritFinding, target: str, situation: Situation
+) -> Iterator[ClauseOutcome]:
+    now = situation.now
+    settled_ns = situation.settled_ns.get(finding.cluster_id)
+    settled_for_ns = 0 if settled_ns is None else now.mono_ns - settled_ns
+    is_settled = settled_ns is not None and settled_for_ns >= brakes.settle_time
+    yield ClauseOutcome(
+        "brakes.settle_time",
+        is_settled or situation.is_single_look,
+        f"all answer without panic for {format_duration(settled_for_ns)},"
+        f" wanted {format_duration(brakes.settle_time)}",
+        is_assumed=situation.is_single_look and not is_settled,
+    )
+    begun = [one for one in situation.records if _is_begun(one)]
+    same = [one for one in begun if one.episode == finding.episode]
+    n_void = sum(one.state is ActionState.VOID for one in same)
+    is_first = len(same) == n_void and n_void < MAX_VOID
+    yield ClauseOutcome(
+        "one action per episode",
+        is_first,
+        f"acted on {finding.episode} {len(same)} times, {n_void} of them without effect",
+    )
+    last = [
+        min(now.since(one.began), now.since(one.changed))
+        for one in begun
+        if _is_same_node(one, finding, target) and one.state is not ActionState.VOID
+    ]
+    yield ClauseOutcome(
+        "brakes.cool_down",
+        not last or min(last) >= brakes.cool_down,
+        f"acted on {finding.node_id} {format_duration(min(last))} ago, wanted"
+        f" {format_duration(brakes.cool_down)}"
+        if last
+        else f"never acted on {finding.node_id}",
+    )
+
+
+def _is_same_node(record: ActionRecord, finding: CulpritFinding, target: str) -> bool:
+    is_node = (record.cluster_id, record.node_id) == (finding.cluster_id, finding.node_id)
+    return is_node or (target != "" and record.target == target)
+
+
+def _is_begun(record: ActionRecord) -> bool:
+    """Whether the scheduler was asked, or may have been."""
+    return record.state in {*HOLDING, ActionState.UNDONE, ActionState.VOID, ActionState.LEFT}
+
+
+def find_held(brakes: BrakesConfig, cluster_id: str, situation: Situation) -> set[str]:
+    """Nodes of a cluster that are or may be out of service by us, or by another remediator of the same scheduler.
+
+    An action that ended within the settle time counts: a late scheduler may still show it.
+    """
+    now = situation.now
+    held = {
+        one.target
+        for one in situation.records
+        if one.cluster_id == cluster_id
+        and (
+            one.state in HOLDING
+            or (
+                one.state in {ActionState.VOID, ActionState.LEFT, ActionState.UNDONE}
+                and now.since(one.changed) < brakes.settle_time
+            )
+        )
+    }
+    elsewhere = {one.target for one in situation.records if one.cluster_id != cluster_id}
+    marked = {view.name for view in (situation.nodes or {}).values() if view.mark}
+    return held | (marked - elsewhere)
+
+
+def _judge_budgets(
+    brakes: BrakesConfig, finding: CulpritFinding, target: str, situation: Situation
+) -> Iterator[ClauseOutcome]:
+    reading = (situation.clusters or {}).get(finding.cluster_id)
+    n_known = reading.n_known if reading else 0
+    n_held = len(find_held(brakes, finding.cluster_id, situation) - {target}) + 1
+    yield ClauseOutcome(
+        "brakes.max_nodes_at_once",
+        n_held <= brakes.max_nodes_at_once,
+        f"would be {n_held} at once, at most {brakes.max_nodes_at_once}",
+    )
+    yield _judge_share("brakes.max_percent_at_once", n_held, brakes.max_percent_at_once, n_known)
+    n_hour = 1 + sum(
+        situation.now.since(one.began) < HOUR_NS
+        for one in situation.records
+        if _is_begun(one) and one.cluster_id == finding.cluster_id
+    )
+    yield ClauseOutcome(
+        "brakes.max_nodes_per_hour",
+        n_hour <= brakes.max_nodes_per_hour,
+        f"would be {n_hour} within an hour, at most {brakes.max_nodes_per_hour}",
+    )
+    yield _judge_share("brakes.max_percent_per_hour", n_hour, brakes.max_percent_per_hour, n_known)
+
+
+def _judge_share(clause: str, count: int, percent: float, n_known: int) -> ClauseOutcome:
+    allowed = floor(n_known * percent / 100 + 1e-9)
+    return ClauseOutcome(
+        clause, count <= allowed, f"would be {count}; {percent:g} % of {n_known} nodes is {allowed}"
+    )
+
+
+def is_inside(window: WindowConfig, wall_ns: int) -> bool:
+    """Whether a time is in a window: its beginning is, its end is not."""
+    now = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=wall_ns // 1000)
+    minute = now.weekday() * 24 * 60 + now.hour * 60 + now.minute
+    begin, end = window.begin_minute, window.end_minute
+    length = end - begin if end > begin else end - begin + 24 * 60
+    return any(
+        (minute - DAYS.index(day) * 24 * 60 - begin) % _WEEK_MINUTES < length for day in window.days
+    )

@@ -1,0 +1,321 @@
+"""One look after another: read, finish what was begun, rule, act. What is done stands in the journal first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from ingero.errors import PermanentError, RetryableError, UnsupportedError
+from ingero.remediation.actuators.actuator import Actuator
+from ingero.remediation.carrying_out import ActionRunner
+from ingero.remediation.config import RemediatorConfig
+from ingero.remediation.episodes import CulpritTracker, name_action
+from ingero.remediation.findings import ClusterReading, NodeView, SiteReading
+from ingero.remediation.journal import Journal
+from ingero.remediation.policy import Ruling, Situation, rule_all
+from ingero.remediation.records import (
+    WAITING,
+    ActionRecord,
+    ActionState,
+    FindingRecord,
+    Moment,
+)
+
+
+class FindingSource(Protocol):
+    """Where findings come from."""
+
+    def read(self) -> dict[str, ClusterReading]:
+        """What Fleet says now, by cluster.
+
+        Raises:
+            RetryableError: It does not answer.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class RemediatorCounts:
+    """What a remediator has done since its start.
+
+    Attributes:
+        n_looks: Looks at Fleet and the scheduler.
+        n_fleet_away: Looks at which Fleet did not answer.
+        n_scheduler_away: Looks at which the scheduler did not answer.
+        n_clock_jumps: Jumps of the wall clock.
+        n_by_state: Changes of actions into each state.
+    """
+
+    n_looks: int = 0
+    n_fleet_away: int = 0
+    n_scheduler_away: int = 0
+    n_clock_jumps: int = 0
+    n_by_state: dict[ActionState, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LookResult:
+    """What came of one look.
+
+    Attributes:
+        reading: What was read.
+        rulings: What the policy says of each finding.
+        changed: Actions whose state changed, as they are now.
+    """
+
+    reading: SiteReading
+    rulings: tuple[Ruling, ...]
+    changed: tuple[ActionRecord, ...]
+
+
+class _Steadiness:
+    """Since when all answer, per cluster, and when the clock jumped."""
+
+    def __init__(self, tolerance_ns: int) -> None:
+        self._tolerance_ns = tolerance_ns
+        self._last: Moment | None = None
+        self._n_ops: dict[str, int] = {}
+        self.settled_ns: dict[str, int] = {}
+        self.jumped_ns: int | None = None
+
+    def note_clock(self, now: Moment) -> bool:
+        """Take a time; whether the wall clock has jumped since the last."""
+        last, self._last = self._last, now
+        if last is None:
+            return False
+        step_ns = (now.wall_ns - last.wall_ns) - (now.mono_ns - last.mono_ns)
+        if abs(step_ns) <= self._tolerance_ns:
+            return False
+        self.jumped_ns = now.mono_ns
+        return True
+
+    def note_answers(self, reading: SiteReading, now: Moment) -> bool:
+        """Take a look; whether Fleet has started over since the last."""
+        clusters = reading.clusters
+        if clusters is None or (reading.can_look and reading.nodes is None):
+            self.settled_ns.clear()
+            return clusters is None
+        n_ops = {name: one.judgement.counts.get("ops", 0) for name, one in clusters.items()}
+        is_other = any(count < self._n_ops.get(name, 0) for name, count in n_ops.items())
+        self._n_ops = n_ops
+        if is_other:
+            self.settled_ns.clear()
+        calm = {name for name, one in clusters.items() if not one.in_panic}
+        self.settled_ns = {name: self.settled_ns.get(name, now.mono_ns) for name in calm}
+        return is_other
+
+
+class Remediator:
+    """The program's core, without threads or waiting.
+
+    Args:
+        config: The policy.
+        source: Fleet.
+        actuator: The scheduler.
+        journal: Whose lock the caller holds.
+        read_now: The time.
+        is_single_look: Persistence cannot be known; only for dry-run.
+    """
+
+    def __init__(
+        self,
+        config: RemediatorConfig,
+        source: FindingSource,
+        actuator: Actuator,
+        journal: Journal,
+        read_now: Callable[[], Moment],
+        *,
+        is_single_look: bool = False,
+    ) -> None:
+        self.counts = RemediatorCounts()
+        self._config = config
+        self._source = source
+        self._actuator = actuator
+        self._journal = journal
+        self._read_now = read_now
+        self._is_single_look = is_single_look
+        self._steadiness = _Steadiness(config.brakes.clock_tolerance)
+        self._tracker = CulpritTracker()
+        self._tracker.restore(journal.findings(), read_now())
+        self._written: dict[str, FindingRecord] = {
+            one.episode: one for one in journal.findings() if one.is_open
+        }
+
+    def look(self) -> LookResult:
+        """Look once and do what the policy says.
+
+        Raises:
+            StoreError: The journal cannot be written; nothing was done that is not in it.
+        """
+        now = self._read_now()
+        self.counts.n_looks += 1
+        self.counts.n_clock_jumps += self._steadiness.note_clock(now)
+        reading = self._read()
+        if self._steadiness.note_answers(reading, now):
+            self._tracker.break_off()
+        findings = self._tracker.update(reading.clusters or {}, now)
+        runner = ActionRunner(self._config, self._actuator, self._journal, self._read_now)
+        is_stopped = Path(self._config.brakes.stop_file).exists()
+        is_acting = self._config.mode != "dry-run"
+        if reading.nodes is not None and not self._is_single_look:
+            runner.settle(reading.nodes, only_asked=is_stopped or not is_acting)
+        targets = {
+            finding.node_id: target
+            for finding in findings
+            if (target := self._actuator.find_target(finding.node_id, reading.nodes or {}))
+        }
+        situation = Situation(
+            now=now,
+            clusters=None if reading.clusters is None else dict(reading.clusters),
+            nodes=None if reading.nodes is None else dict(reading.nodes),
+            can_look=reading.can_look,
+            targets=targets,
+            records=self._journal.actions(),
+            settled_ns=dict(self._steadiness.settled_ns),
+            jumped_ns=self._steadiness.jumped_ns,
+            is_stopped=is_stopped,
+            is_single_look=self._is_single_look,
+        )
+        rulings = rule_all(self._config, findings, situation)
+        self._write_findings(rulings, now)
+        if is_acting:
+            self._retract(runner, situation)
+            self._answer(runner, rulings, situation)
+        for record in runner.changed:
+            states = self.counts.n_by_state
+            states[record.state] = states.get(record.state, 0) + 1
+        return LookResult(reading, rulings, tuple(runner.changed))
+
+    def _read(self) -> SiteReading:
+        problems: list[str] = []
+        clusters: Mapping[str, ClusterReading] | None = None
+        nodes: Mapping[str, NodeView] | None = None
+        try:
+            clusters = self._source.read()
+        except RetryableError as error:
+            self.counts.n_fleet_away += 1
+            problems.append(error.message)
+        can_look = self._actuator.can_look
+        try:
+            nodes = self._actuator.look()
+        except (RetryableError, PermanentError, UnsupportedError) as error:
+            self.counts.n_scheduler_away += 1
+            problems.append(error.message)
+        return SiteReading(clusters, nodes, can_look, tuple(problems))
+
+    def _write_findings(self, rulings: tuple[Ruling, ...], now: Moment) -> None:
+        opened = self._tracker.open_episodes
+        for ruling in rulings:
+            finding = ruling.finding
+            record = FindingRecord(
+                finding.episode,
+                finding.cluster_id,
+                finding.node_id,
+                opened[finding.episode],
+                now.wall_ns,
+                is_open=True,
+                evidence=finding.as_json(),
+                clauses=tuple(clause.as_json() for clause in ruling.clauses),
+                decision=describe_ruling(ruling, self._config.mode),
+            )
+            before = self._written.get(finding.episode)
+            if before is None or _is_other(before, record):
+                self._journal.put_finding(record)
+                self._written[finding.episode] = record
+        for episode in [one for one in self._written if one not in opened]:
+            self._journal.put_finding(replace(self._written.pop(episode), is_open=False))
+
+    def _retract(self, runner: ActionRunner, situation: Situation) -> None:
+        undo = self._config.undo
+        if not undo.when_retracted or situation.is_stopped:
+            return
+        for record in situation.records:
+            key = (record.cluster_id, record.node_id)
+            retracted_ns = self._tracker.retracted_for(key, situation.now)
+            is_over = retracted_ns is not None and retracted_ns >= undo.retracted_for
+            if record.state is ActionState.DONE and is_over:
+                runner.undo(record, situation.nodes, "Fleet finds its ranks ordinary again")
+
+    def _answer(
+        self, runner: ActionRunner, rulings: tuple[Ruling, ...], situation: Situation
+    ) -> None:
+        """Act on what is allowed, or propose it and act on what was approved."""
+        waiting = {one.episode: one for one in situation.records if one.state in WAITING}
+        for ruling in rulings:
+            proposed = waiting.pop(ruling.finding.episode, None)
+            if proposed is not None and self._expire(runner, proposed, situation.now):
+                continue
+            if not ruling.is_allowed:
+                continue
+            record = proposed or self._plan(ruling, situation)
+            is_approved = record.state is ActionState.APPROVED
+            if self._config.mode == "auto" or is_approved:
+                with suppress(RetryableError):  # a person answered meanwhile: the next look tells
+                    runner.begin(_with_ruling(record, ruling), is_new=proposed is None)
+            elif proposed is None and not _was_refused(ruling, situation):
+                runner.propose(record)
+        for record in waiting.values():
+            self._expire(runner, record, situation.now, is_over=True)
+
+    def _expire(
+        self, runner: ActionRunner, record: ActionRecord, now: Moment, *, is_over: bool = False
+    ) -> bool:
+        is_late = now.since(record.changed) >= self._config.approval.expires
+        if is_late or (is_over and record.episode not in self._tracker.open_episodes):
+            runner.end(record, ActionState.EXPIRED, "too late" if is_late else "it is over")
+            return True
+        return False
+
+    def _plan(self, ruling: Ruling, situation: Situation) -> ActionRecord:
+        finding, now = ruling.finding, situation.now
+        count = sum(one.episode == finding.episode for one in situation.records)
+        return ActionRecord(
+            action_id=name_action(finding.episode, finding.node_id, count),
+            episode=finding.episode,
+            cluster_id=finding.cluster_id,
+            node_id=finding.node_id,
+            target=ruling.target,
+            kind=self._actuator.kind,
+            state=ActionState.PROPOSED,
+            began=now,
+            changed=now,
+            evidence=finding.as_json(),
+            clauses=tuple(clause.as_json() for clause in ruling.clauses),
+        )
+
+
+def _with_ruling(record: ActionRecord, ruling: Ruling) -> ActionRecord:
+    return replace(
+        record,
+        target=ruling.target,
+        evidence=ruling.finding.as_json(),
+        clauses=tuple(clause.as_json() for clause in ruling.clauses),
+    )
+
+
+def _was_refused(ruling: Ruling, situation: Situation) -> bool:
+    return any(
+        one.episode == ruling.finding.episode
+        and one.state in {ActionState.REJECTED, ActionState.EXPIRED}
+        for one in situation.records
+    )
+
+
+def _is_other(before: FindingRecord, after: FindingRecord) -> bool:
+    """Whether what a clause said has turned; numbers alone are written with the next that turns."""
+    met = [[clause["met"] for clause in record.clauses] for record in (before, after)]
+    return met[0] != met[1] or before.decision != after.decision
+
+
+def describe_ruling(ruling: Ruling, mode: str) -> str:
+    """What a policy does about a finding, on one line."""
+    finding = ruling.finding
+    target = ruling.target or finding.node_id
+    if not ruling.is_allowed:
+        names = ", ".join(clause.clause for clause in ruling.stops)
+        return f"leaves {target} alone: stopped by {names}"
+    words = {"dry-run": "would act on", "ask": "asks to act on", "auto": "acts on"}
+    return f"{words[mode]} {target}"

@@ -1,0 +1,194 @@
+"""A command and a signed webhook: what they are given, and what becomes of an action whose outcome nobody knows."""
+
+import base64
+import hashlib
+import hmac
+import json
+import sys
+import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from tests.remediation.site import QUICK, Site
+from tests.remediation.test_slurm import RECORD
+
+from ingero.config.document import parse_document
+from ingero.errors import ConfigError, PermanentError, RetryableError
+from ingero.remediation.actuators.command import CommandActuator
+from ingero.remediation.actuators.webhook import WebhookActuator, read_secret
+from ingero.remediation.building import build_actuator
+from ingero.remediation.carrying_out import ASKED
+from ingero.remediation.config import CommandConfig, SignedWebhookConfig, build_policy
+from ingero.remediation.records import ActionState
+from ingero.testing.clock import ManualClock
+
+KEY = b"0123456789abcdef0123456789abcdef"
+SCRIPT = """\
+import json, os, sys
+action = json.load(sys.stdin)
+with open({log!r}, "a") as log:
+    print(action["event"], os.environ["INGERO_ACTION_NODE_ID"], action["evidence"]["verdict"], file=log)
+sys.exit(int(open({status!r}).read()))
+"""
+
+
+class Commands:
+    """A site's script that ends as a test says."""
+
+    def __init__(self, folder):
+        self.log, self.status = folder / "log", folder / "status"
+        script = folder / "script.py"
+        script.write_text(SCRIPT.format(log=str(self.log), status=str(self.status)))
+        self.words = [sys.executable, "-S", str(script)]
+        self.end_with(0)
+
+    def end_with(self, status):
+        self.status.write_text(str(status))
+
+    @property
+    def lines(self):
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+
+@pytest.fixture
+def commands(tmp_path):
+    return Commands(tmp_path)
+
+
+@pytest.fixture
+def commanded(tmp_path, commands):
+    """A site whose nodes a command takes out."""
+    action = json.dumps({"drain": commands.words, "undo": commands.words})
+    text = f"mode: auto\naction: {{command: {action}}}\n{QUICK}}}\n"
+    site = Site(tmp_path / "j.db", build_policy(parse_document(text)))
+    site.slurm = build_actuator(site.config, site.clock)
+    site.start()
+    return site
+
+
+def test_a_command_is_given_the_node_and_its_finding_and_undoes_when_asked(commanded, commands):
+    commanded.look(10, ["n2"])
+    assert (commands.lines, commanded.states()) == (["drain n2 culprit"], ["done"])
+    (action,) = commanded.journal.actions()
+    commanded.journal.change(action, replace(action, state=ActionState.UNDOING, note=ASKED))
+    commanded.look(3)
+    assert (commands.lines[1:], commanded.states()) == (["undo n2 culprit"], ["undone"])
+
+
+def test_a_command_that_refuses_did_nothing_and_one_that_cannot_tell_is_asked_again(
+    commanded, commands
+):
+    commands.end_with(75)
+    commanded.look(4, ["n2"])
+    assert commanded.states() == ["begun"]
+    commands.end_with(0)
+    commanded.look(4, ["n2"])
+    assert commanded.states() == ["done"]
+    assert set(commands.lines) == {"drain n2 culprit"}
+
+
+def test_a_command_that_refuses_is_given_up_after_three_tries(commanded, commands):
+    commands.end_with(1)
+    commanded.look(40, ["n2"])
+    assert commanded.states() == ["void", "void"]  # a third would be one too many within the hour
+    assert len(commands.lines) == 2
+
+
+def test_a_command_that_is_not_there_or_hangs_is_said():
+    config = CommandConfig(drain=("/nowhere/x",), undo=("/nowhere/x",))
+    with pytest.raises(PermanentError, match="cannot be started: No such file"):
+        CommandActuator(config).apply(RECORD)
+    config = CommandConfig(drain=("sleep", "60"), undo=("true",), timeout="50ms")
+    with pytest.raises(RetryableError, match="did not end in time"):
+        CommandActuator(config).apply(RECORD)
+
+
+class Receiver:
+    """An HTTP server that keeps what it is sent and answers a status."""
+
+    def __init__(self):
+        self.status, self.got = 200, []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["content-length"]))
+                receiver.got.append((dict(self.headers), body))
+                self.send_response(receiver.status)
+                self.send_header("location", "http://127.0.0.1:9/")
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/hook"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+
+@pytest.fixture
+def receiver():
+    one = Receiver()
+    yield one
+    one.server.shutdown()
+    one.server.server_close()
+
+
+@pytest.fixture
+def secret(tmp_path):
+    file = tmp_path / "secret"
+    file.touch(mode=0o600)
+    file.write_text("whsec_" + base64.b64encode(KEY).decode() + "\n")
+    return str(file)
+
+
+def test_a_webhook_is_signed_over_its_id_time_and_body(receiver, secret):
+    clock = ManualClock()
+    hook = WebhookActuator(SignedWebhookConfig(url=receiver.url, secret_file=secret), clock.wall_ns)
+    hook.apply(RECORD)
+    hook.reverse(RECORD)
+    (headers, body), (undo_headers, _) = receiver.got
+    assert headers["webhook-id"] == "a0123456789-drain"
+    assert undo_headers["webhook-id"] == "a0123456789-undo"
+    signed = f"a0123456789-drain.{headers['webhook-timestamp']}.".encode() + body
+    expected = base64.b64encode(hmac.new(KEY, signed, hashlib.sha256).digest()).decode()
+    assert headers["webhook-signature"] == f"v1,{expected}"
+    assert headers["webhook-timestamp"] == "1767225600"
+    assert json.loads(body)["node_id"] == "node5.site"
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(500, RetryableError), (429, RetryableError), (302, PermanentError), (403, PermanentError)],
+)
+def test_an_answer_that_may_pass_is_tried_again_and_others_are_refusals(
+    receiver, secret, status, error
+):
+    receiver.status = status
+    hook = WebhookActuator(SignedWebhookConfig(url=receiver.url, secret_file=secret), lambda: 0)
+    with pytest.raises(error, match=str(status)):
+        hook.apply(RECORD)
+    assert len(receiver.got) == 1  # a redirect is not followed
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "says"),
+    [
+        ("", 0o600, "shorter than 24"),
+        ("?", 0o600, "not base64"),
+        ("A" * 64, 0o640, "read by others"),
+    ],
+)
+def test_a_secret_that_protects_nothing_is_refused(tmp_path, text, mode, says):
+    file = tmp_path / "s"
+    file.write_text(text)
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match=says):
+        read_secret(str(file))
+
+
+def test_a_webhook_over_plain_http_is_for_loopback_only():
+    text = "action: {webhook: {url: 'http://drains.example/x', secret_file: /s}}"
+    with pytest.raises(ConfigError, match="url should be https"):
+        build_policy(parse_document(text))
