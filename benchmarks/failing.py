@@ -1,7 +1,8 @@
 """A training step beside an agent to which everything happens at once: its disk is full and Fleet does not answer.
 
-Interleaved: each round runs the workload bare and then beside each agent. Healthy agents of the same settings stand beside the
-failing ones, so that the price of the probes, of recording every call and of failing can be told apart. Needs root.
+Interleaved: each round runs the workload bare and then beside each agent. Healthy agents of the same settings stand
+beside the failing ones, so that the price of the probes, of recording every call and of failing can be told apart.
+Needs root.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Ten seeds of each fault through `ingero up`: who was named, who was wrongly, and how long it took.
 
-Needs root; runs of a case "without root" are started as another user. Prints a row of the table in ``docs/evidence/live/README.md``
-per case; ``--out FOLDER`` writes each run to its ``runs.jsonl`` as it ends, in place of the earlier runs of that case. A run ends as soon
-as its fault was named; one without a fault lasts ``--quiet``.
+Needs root; runs of a case "without root" are started as another user. Prints a row of the table in
+``docs/evidence/live/README.md`` per case; ``--out FOLDER`` writes each run to its ``runs.jsonl`` as it ends, in place
+of the earlier runs of that case. A run ends as soon as its fault was named; one without a fault lasts ``--quiet``.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The whole path of a push: socket, decode, score map, nccl, threshold on the answer.
 
-Fleet runs as users run it, pinned to core 0; the load comes from core 1. Each rate is printed with its ratio to the bare
-decode of the same body, timed in the same run on core 0 while nothing else runs.
+Fleet runs as users run it, pinned to core 0; the load comes from core 1. Each rate is printed with its ratio to the
+bare decode of the same body, timed in the same run on core 0 while nothing else runs.
 
-A rate on a machine that is busy with other things says little, so each line also says how much of its core Fleet got, the
-rate that its CPU time makes on a whole core, and how long its threads waited for the core, for each other included.
+A rate on a machine that is busy with other things says little, so each line also says how much of its core Fleet got,
+the rate that its CPU time makes on a whole core, and how long its threads waited for the core, for each other included.
 
 Environment: ``INGERO_BENCH_SECONDS`` (10) for each rate, ``INGERO_BENCH_FLEET_SECONDS`` (30) for the 10 000 agents:
 120 for the run that was asked for, 0 to leave them out.
@@ -80,7 +80,7 @@ def find_port():
 
 
 @contextmanager
-def open_fleet(folder):
+def open_fleet(folder, workers=1, cores=(SERVER_CORE,)):
     """A Fleet with both processors and the threshold on its answers; yields its ports and process."""
     ports = {name: find_port() for name in ("http", "grpc", "agent", "admin", "prometheus", "own")}
     at = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
@@ -100,6 +100,7 @@ def open_fleet(folder):
         "exporters": {"prometheus": {"endpoint": at["prometheus"]}},
         "service": {
             "extensions": ["ingero_threshold"],
+            "workers": workers,
             "telemetry": {"metrics": {"address": at["own"]}},
             "pipelines": {
                 "metrics": {
@@ -117,7 +118,7 @@ def open_fleet(folder):
             [FLEET, "--config", path],
             stdout=log,
             stderr=log,
-            preexec_fn=lambda: os.sched_setaffinity(0, {SERVER_CORE}),  # noqa: PLW1509 -- Linux only
+            preexec_fn=lambda: os.sched_setaffinity(0, set(cores)),  # noqa: PLW1509 -- Linux only
         )
     try:
         wait_until_listening(process, ports["http"], Path(folder) / "fleet.log")

@@ -189,6 +189,14 @@ class PushAnswerer(Protocol):
         ...
 
 
+class QuestionSource(Protocol):
+    """Capability of a component that wants to know something of a node."""
+
+    def find_question(self, cluster_id: str, node_id: str) -> str | None:
+        """What to ask the agent of a node in the answer to its push: plain ASCII; None for nothing. Any thread."""
+        ...
+
+
 class ThresholdSource(Protocol):
     """Capability of a component that computes thresholds; the extension that answers asks every source in turn."""
 
@@ -263,6 +271,63 @@ class AdminRoutes(Protocol):
         ...
 
 
+class BatchStore(Protocol):
+    """Bytes of batches that outlive the process, of one owner, in the order in which they were written."""
+
+    def list_keys(self) -> Sequence[int]:
+        """Those that an earlier process left, oldest first."""
+        ...
+
+    def write(self, stored: bytes) -> int:
+        """Store one; its key. Raises RetryableError when there is no room for it."""
+        ...
+
+    def read(self, key: int) -> bytes:
+        """What was written. Raises BadDataError when it is damaged."""
+        ...
+
+    def remove(self, key: int) -> None:
+        """Forget one."""
+        ...
+
+    def set_aside(self, key: int, reason: str) -> None:
+        """Count one that cannot be used as damaged, and keep it out of the way."""
+        ...
+
+
+class BatchStorage(Protocol):
+    """Capability of ``file_storage`` and its kin."""
+
+    def open_store(self, owner: str) -> BatchStore:
+        """The store of one component, such as ``exporters.otlp``. Raises IngeroError when it cannot be used."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryState:
+    """How an exporter with a sending queue does.
+
+    Attributes:
+        exporter: Its id.
+        n_waiting: Batches in its queue.
+        capacity: Batches that the queue can hold.
+        away_s: Since when its destination takes nothing; None while it takes data.
+    """
+
+    exporter: str
+    n_waiting: int
+    capacity: int
+    away_s: float | None
+
+
+class DeliveryView(Protocol):
+    """Capability of an exporter with a sending queue, for health and debugging pages."""
+
+    def read_state(self) -> DeliveryState:
+        """How it does now. Any thread."""
+        ...
+
+
 class ServiceStatus(StrEnum):
     """Where the service is in its life."""
 
@@ -325,3 +390,26 @@ class ServiceView(Protocol):
     def components(self) -> Sequence[tuple[ComponentKind, ComponentId]]:
         """Every component that runs, in start order."""
         ...
+
+
+class OfferedCapabilities:
+    """What the components of a host offered each other, in their order."""
+
+    def __init__(self) -> None:
+        self._offers: list[tuple[type, ComponentId | None, Any]] = []
+
+    def add(
+        self, capability: type[CapabilityT], component: ComponentId | None, provider: CapabilityT
+    ) -> None:
+        """Note what a component offers; None for the host itself."""
+        self._offers.append((capability, component, provider))
+
+    def find(
+        self, capability: type[CapabilityT], component: ComponentId | None = None
+    ) -> Sequence[CapabilityT]:
+        """Providers in the order in which they offered; of one component, or of all."""
+        return [
+            provider
+            for offered, by, provider in self._offers
+            if offered is capability and component in {None, by}
+        ]

@@ -117,6 +117,13 @@ class ServiceConfig(StrictModel):
     telemetry: TelemetryConfig = Field(
         TelemetryConfig(), description="What the service says about itself."
     )
+    workers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes that receive. With 2 and more they share the receivers' ports and hand pushes to"
+        " this process, which does everything else; limits of connections and requests are each worker's.",
+    )
     shutdown_timeout: Duration = Field(
         parse_duration("25s"),
         description="How long SIGTERM waits for data in flight; keep it under the supervisor's kill delay.",

@@ -23,6 +23,7 @@ from ingero.fleet.component import (
     CapabilityT,
     ComponentId,
     ComponentKind,
+    OfferedCapabilities,
     PipelineView,
     ServiceStatus,
     ServiceView,
@@ -32,6 +33,13 @@ from ingero.fleet.config import FleetConfig
 from ingero.fleet.factory import Factory
 from ingero.fleet.graph import PIPELINE_SECONDS, Graph, GraphNode, build_graph
 from ingero.fleet.processors.memory_limiter import read_resident_bytes
+from ingero.fleet.workers.pool import (
+    NEWS_INTERVAL_NS,
+    POOL_METRICS,
+    ReceiverPool,
+    WorkerPool,
+    WorkerUsage,
+)
 from ingero.serving.asgi import AsgiServer
 from ingero.serving.ready import report_ready
 from ingero.serving.scrape import scrape_app
@@ -47,9 +55,13 @@ RELOADS: Final = counter(
     "result",
 )
 UPTIME: Final = gauge("otelcol_process_uptime_seconds", "Seconds since the collector started.")
-MEMORY: Final = gauge("otelcol_process_memory_rss_bytes", "Resident memory of the process.")
-CPU: Final = gauge("otelcol_process_cpu_seconds", "Processor time that the process has used.")
-SERVICE_METRICS: Final = (RELOADS, UPTIME, MEMORY, CPU)
+MEMORY: Final = gauge(
+    "otelcol_process_memory_rss_bytes", "Resident memory of the process and its workers."
+)
+CPU: Final = gauge(
+    "otelcol_process_cpu_seconds", "Processor time that the process and its workers have used."
+)
+SERVICE_METRICS: Final = (RELOADS, UPTIME, MEMORY, CPU, *POOL_METRICS)
 
 _RELOAD_NS: Final = 5 * NS_PER_S  # what the old generation gets before the new one may start
 _GC_THRESHOLDS: Final = (20_000, 10, 100)
@@ -130,11 +142,18 @@ class Generation:
         self.graph: Graph = build_graph(
             config, service.factories, service.telemetry.registry, service.clock
         )
-        self._offers: list[tuple[type, ComponentId | None, Any]] = [(ServiceView, None, service)]
+        self._offered = OfferedCapabilities()
+        self._offered.add(ServiceView, None, service)
         self._timers: dict[int | None, list[asyncio.TimerHandle]] = {}
         self._started: list[GraphNode] = []
         self._starting: GraphNode | None = None
         self.addresses: dict[str, Endpoint] = {}
+        self._pool = self._build_pool()
+
+    @property
+    def worker_usage(self) -> WorkerUsage:
+        """What the service's workers use."""
+        return self._service.telemetry.workers
 
     @property
     def clock(self) -> Clock:
@@ -154,17 +173,13 @@ class Generation:
     def offer(self, capability: type[CapabilityT], provider: CapabilityT) -> None:
         """Note a capability under the component that is starting."""
         by = None if self._starting is None else self._starting.id
-        self._offers.append((capability, by, provider))
+        self._offered.add(capability, by, provider)
 
     def find(
         self, capability: type[CapabilityT], component: ComponentId | None = None
     ) -> Sequence[CapabilityT]:
         """Providers in the order in which they offered."""
-        return [
-            provider
-            for offered, by, provider in self._offers
-            if offered is capability and component in {None, by}
-        ]
+        return self._offered.find(capability, component)
 
     def shared(self, key: tuple[str, str], build: Callable[[], SharedT]) -> SharedT:
         """State by key; see `SharedStates`."""
@@ -206,13 +221,40 @@ class Generation:
             except IngeroError as error:
                 await self._stop_one(node, 1.0)
                 await self.stop(NS_PER_S)
-                raise _name_component(node, error) from error
+                _name_component(node, error)
+                raise
             self._started.append(node)
         self._starting = None
+        if self._pool is not None:
+            try:
+                await self._pool.start()
+            except IngeroError:
+                await self.stop(NS_PER_S)
+                raise
+            self.every(NEWS_INTERVAL_NS, self._pool.tell_news)
+
+    def _build_pool(self) -> WorkerPool | None:
+        service = self.config.service
+        if service.workers == 1:
+            return None
+        makers = {(one.kind, one.type): one.create for one in self._service.factories}
+        extensions = {
+            one: (makers[kind, one.type], model)
+            for (kind, one), model in self.config.settings.items()
+            if kind is ComponentKind.EXTENSION
+        }
+        declared = [metric for one in self._service.factories for metric in one.metrics]
+        logs = (service.telemetry.logs.level, service.telemetry.logs.encoding)
+        counters = {metric.name: metric for metric in declared}
+        pool = WorkerPool(service.workers, extensions, logs, self, counters)
+        self.offer(ReceiverPool, pool)
+        return pool
 
     async def stop(self, timeout_ns: int) -> None:
         """Stop what runs, in reverse order, within the time given; each component gets what is left of it."""
         deadline_ns = self.clock.mono_ns() + timeout_ns
+        if self._pool is not None:
+            await self._pool.stop(timeout_ns / NS_PER_S / 2)
         while self._started:
             left_s = max((deadline_ns - self.clock.mono_ns()) / NS_PER_S, 0.05)
             await self._stop_one(self._started.pop(), left_s)
@@ -234,11 +276,10 @@ class Generation:
             _log.warning("%s did not stop cleanly: %s", node.label, error.message)
 
 
-def _name_component(node: GraphNode, error: IngeroError) -> IngeroError:
-    """The same error with the component's name in front of each line."""
+def _name_component(node: GraphNode, error: IngeroError) -> None:
+    """Put the component's name in front of each line of an error."""
     error.message = "\n".join(f"{node.label}: {line}" for line in error.message.splitlines())
     error.args = (error.message,)
-    return error
 
 
 class OwnTelemetry:
@@ -246,17 +287,21 @@ class OwnTelemetry:
 
     Attributes:
         registry: Every instrument.
+        workers: What workers use.
         started_mono_ns: When the service began to run; 0 before that.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.registry = MeterRegistry()
+        self.workers = WorkerUsage()
         self.started_mono_ns = 0
         self._clock = clock
         self._servers: list[AsgiServer] = []
         self.registry.gauge(UPTIME).watch(self._read_uptime_s)
-        self.registry.gauge(MEMORY).watch(read_resident_bytes)
-        self.registry.gauge(CPU).watch(lambda: sum(os.times()[:2]))
+        self.registry.gauge(MEMORY).watch(
+            lambda: read_resident_bytes() + self.workers.sum_resident_bytes()
+        )
+        self.registry.gauge(CPU).watch(lambda: sum(os.times()[:2]) + self.workers.sum_cpu_s())
 
     async def open(
         self, endpoints: Sequence[Endpoint], note_address: Callable[[str, Endpoint], None]

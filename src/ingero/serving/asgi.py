@@ -177,8 +177,15 @@ class AsgiServer:
             await server.on_tick(0)  # renews the Date header
 
 
-async def bind(endpoint: Endpoint) -> socket.socket:
-    """A listening-ready socket: IPv4 first where a name has both families, both where there is no host.
+async def bind(
+    endpoint: Endpoint, *, shares_port: bool = False, listens: bool = True
+) -> socket.socket:
+    """A bound socket: IPv4 first where a name has both families, both where there is no host.
+
+    Args:
+        endpoint: Where.
+        shares_port: Whether other sockets of this user that say so too may listen there.
+        listens: Without, the port is only held: connections go to other sockets that listen there.
 
     Raises:
         IngeroError: With the address and the reason.
@@ -193,8 +200,11 @@ async def bind(endpoint: Endpoint) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family is socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if not endpoint.host else 1)
+        if shares_port:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind(address)
-        bound.listen(_BACKLOG)
+        if listens:
+            bound.listen(_BACKLOG)
         bound.setblocking(False)  # noqa: FBT003 -- the socket API takes it by position
     except OSError as error:
         bound.close()

@@ -67,12 +67,12 @@ class Bearers:
         """
         entries = tuple(entries)
         fresh = _build(entries)
-        told = {sha256(entry.token.encode()).digest() for entry in entries}
+        listed = {sha256(entry.token.encode()).digest() for entry in entries}
         now_ns = self._clock.mono_ns()
         leaving = tuple(
             _Known(known.digest, known.principal, self._find_end(known, now_ns))
             for known in self._known
-            if known.digest not in told and self._find_end(known, now_ns) > now_ns
+            if known.digest not in listed and self._find_end(known, now_ns) > now_ns
         )
         self._known = (*fresh, *leaving)
         return tuple(known.principal.digest for known in fresh)

@@ -1,7 +1,7 @@
 """Questions and recipes over MCP: the official SDK's low-level server with our own schemas.
 
 The SDK validates no arguments at this level; `Query` does, both ways. What a question raises becomes a result that is
-an error, so that an assistant reads it and can mend its call.
+an error, so that an assistant reads it and can correct its call.
 
 Source: Model Context Protocol 2026-07-28 and the initialize-handshake versions before it, as mcp 2.3 speaks them.
 """

@@ -27,7 +27,7 @@ def build_server_context(
 
     Args:
         config: Files and versions.
-        on_refused: Told why, for each handshake that fails; servers on asyncio do not say.
+        on_refused: Called with the reason, for each handshake that fails; servers on asyncio do not say.
 
     Raises:
         IngeroError: A file cannot be read or is not what it should be; the message names it.
@@ -68,7 +68,10 @@ def build_client_context(config: TlsClientConfig) -> ssl.SSLContext:
 
 
 def _build_telling(on_refused: Callable[[str], None]) -> type[ssl.SSLObject]:
-    """An `ssl.SSLObject` that tells of its failed handshake. Both asyncio's and uvloop's servers make theirs by the context."""
+    """An `ssl.SSLObject` that tells of its failed handshake.
+
+    Both asyncio's and uvloop's servers make theirs by the context.
+    """
 
     class TellingObject(ssl.SSLObject):
         @override

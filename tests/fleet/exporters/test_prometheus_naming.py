@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero.fleet.exporters.prometheus.naming import (
+from ingero.fleet.helpers.prometheus_names import (
     build_label_name,
     build_labels,
     build_metric_name,

@@ -9,7 +9,8 @@ from ingero.config import parse_model
 from ingero.errors import PermanentError, RetryableError
 from ingero.fleet.component import ComponentId
 from ingero.fleet.consumer import Batch
-from ingero.fleet.helpers.sending import PATIENCE_NS, QueueConfig, RetryConfig, Sender
+from ingero.fleet.helpers.queue_config import QueueConfig, RetryConfig
+from ingero.fleet.helpers.sending import PATIENCE_NS, Sender
 from ingero.otlp.codec import build_gauge, build_metrics, build_number
 from ingero.otlp.names import Signal
 from ingero.telemetry.log import read_fields

@@ -55,7 +55,9 @@ class OtlpExporter(QueuedOtlpExporter):
         def open_sender(_host: Host, headers: MakeHeaders) -> GrpcSender:
             return GrpcSender(_build_settings(config, headers))
 
-        super().__init__(component, config, open_sender, lambda _signal: config.target)
+        super().__init__(
+            component, config, config.waiting, open_sender, lambda _signal: config.target
+        )
 
 
 def _build_settings(config: OtlpConfig, headers: MakeHeaders) -> GrpcSenderSettings:

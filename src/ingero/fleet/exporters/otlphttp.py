@@ -86,7 +86,7 @@ class OtlpHttpExporter(QueuedOtlpExporter):
                 )
             )
 
-        super().__init__(component, config, open_sender, find_url)
+        super().__init__(component, config, config.waiting, open_sender, find_url)
 
 
 FACTORY: Final = ExporterFactory(

@@ -22,15 +22,9 @@ from ingero.config import Duration, Secret, StrictModel
 from ingero.errors import ConfigError, IngeroError
 from ingero.fleet.component import Authenticator, ComponentId, Host, Stability
 from ingero.fleet.factory import ExtensionFactory
-from ingero.telemetry.declare import counter
+from ingero.fleet.helpers.credentials import REFUSED
 from ingero.units import parse_duration
 
-REFUSED: Final = counter(
-    "ingero_fleet_auth_refused_total",
-    "Requests refused for a missing or wrong token.",
-    "extension",
-    "reason",
-)
 _log = logging.getLogger("ingero.fleet.extensions.bearertokenauth")
 
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from ingero import __version__
 from ingero.config import Endpoint, StrictModel
 from ingero.config.tls import TlsServerConfig
-from ingero.fleet.component import ComponentId, Host, ServiceView, Stability
+from ingero.fleet.component import ComponentId, DeliveryView, Host, ServiceView, Stability
 from ingero.fleet.factory import ExtensionFactory
 from ingero.fleet.helpers.served_pages import Page, ServedPages
 from ingero.units import NS_PER_S, format_duration
@@ -43,9 +43,11 @@ class Zpages:
     def __init__(self, host: Host) -> None:
         self._clock = host.clock
         self._view = host.find(ServiceView)[0]
+        self._find = host.find
         self._pages = {
             "/debug/servicez": self._service,
             "/debug/pipelinez": self._pipelines,
+            "/debug/exporterz": self._exporters,
             "/debug/tracez": self._traces,
         }
 
@@ -85,6 +87,23 @@ class Zpages:
         ]
         return _table(
             "Pipelines", ("pipeline", "receivers", "processors", "exporters", "batches"), rows
+        )
+
+    def _exporters(self) -> str:
+        states = [view.read_state() for view in self._find(DeliveryView)]
+        rows = [
+            (
+                one.exporter,
+                one.n_waiting,
+                one.capacity,
+                "takes data" if one.away_s is None else f"away for {one.away_s} s",
+            )
+            for one in states
+        ]
+        return _table(
+            "Exporters with a sending queue",
+            ("exporter", "waiting batches", "queue size", "destination"),
+            rows,
         )
 
     def _traces(self) -> str:

@@ -27,7 +27,7 @@ class ClientAuthConfig(StrictModel):
     )
 
 
-class ClientConfig(StrictModel):
+class ConnectionConfig(StrictModel):
     """What every outgoing connection has."""
 
     tls: TlsClientConfig | None = Field(None, description="TLS; empty is the system's authorities.")
@@ -35,10 +35,15 @@ class ClientConfig(StrictModel):
         default_factory=dict, description="Headers added to each request."
     )
     auth: ClientAuthConfig | None = Field(None, description="Who vouches for this connection.")
+    timeout: Duration = Field(parse_duration("30s"), description="Longest wait for one answer.")
+
+
+class ClientConfig(ConnectionConfig):
+    """A connection whose bodies may be compressed one way or another."""
+
     compression: Literal["gzip", "zstd", "none"] = Field(
         "gzip", description="How bodies are compressed."
     )
-    timeout: Duration = Field(parse_duration("30s"), description="Longest wait for one answer.")
 
 
 def find_authenticator(host: Host, auth: ClientAuthConfig | None) -> Authenticator | None:
@@ -64,7 +69,7 @@ def reveal(headers: Mapping[str, Secret]) -> dict[str, str]:
     return {name: value.get_secret_value() for name, value in headers.items()}
 
 
-def open_client_context(config: ClientConfig, host: Host) -> ssl.SSLContext:
+def open_client_context(config: ConnectionConfig, host: Host) -> ssl.SSLContext:
     """TLS of outgoing connections; certificates renew in place when ``reload_interval`` says so.
 
     Raises:

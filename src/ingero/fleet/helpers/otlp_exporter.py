@@ -1,4 +1,4 @@
-"""What the exporters ``otlp`` and ``otlphttp`` share: everything but the protocol."""
+"""What the exporters with a sending queue share: everything but the protocol."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pydantic import Field
 from ingero.errors import BadDataError, PermanentError, RetryableError
 from ingero.fleet.component import Authenticator, ComponentId, Host
 from ingero.fleet.consumer import Batch
-from ingero.fleet.helpers.clients import ClientConfig, find_authenticator, reveal
-from ingero.fleet.helpers.sending import SENDING_METRICS, QueueConfig, RetryConfig, Sender
+from ingero.fleet.helpers.clients import ClientConfig, ConnectionConfig, find_authenticator, reveal
+from ingero.fleet.helpers.queue_config import QueueConfig, RetryConfig
+from ingero.fleet.helpers.sending import SENDING_METRICS, Sender
 from ingero.otlp.client.reply import OtlpSender
 from ingero.otlp.names import Signal
 from ingero.telemetry.declare import counter
 
 REJECTED: Final = counter(
     "ingero_fleet_exporter_rejected_items_total",
-    "Items that the destination refused in a partial success; they are lost.",
+    "Items that the destination refused in a partial success, or that its protocol cannot hold; they are lost.",
     "exporter",
 )
 OTLP_EXPORTER_METRICS: Final = (*SENDING_METRICS, REJECTED)
@@ -34,13 +35,19 @@ class OtlpClientConfig(ClientConfig):
         RetryConfig(), description="What happens after a refusal."
     )
 
+    @property
+    def waiting(self) -> tuple[QueueConfig, RetryConfig]:
+        """Settings of its queue and retries."""
+        return self.sending_queue, self.retry_on_failure
+
 
 class QueuedOtlpExporter:
     """Sends batches through a queue.
 
     Args:
         component: Its id.
-        config: Settings.
+        config: Settings of its connection.
+        waiting: Those of its queue and retries.
         open_sender: Opens the connection; is given what makes the headers of each request. Raises IngeroError.
         find_destination: Where a signal goes, for messages; raises BadDataError when there is nowhere.
     """
@@ -48,7 +55,8 @@ class QueuedOtlpExporter:
     def __init__(
         self,
         component: ComponentId,
-        config: OtlpClientConfig,
+        config: ConnectionConfig,
+        waiting: tuple[QueueConfig, RetryConfig],
         open_sender: Callable[[Host, MakeHeaders], OtlpSender],
         find_destination: Callable[[Signal], str],
     ) -> None:
@@ -56,8 +64,7 @@ class QueuedOtlpExporter:
         self._config = config
         self._open_sender = open_sender
         self._find_destination = find_destination
-        queue, retry = config.sending_queue, config.retry_on_failure
-        self._queue = Sender(component, self._deliver, queue, retry)
+        self._queue = Sender(component, self._deliver, *waiting)
         self._auth: Authenticator | None = None
         self._sender: OtlpSender | None = None
 

@@ -1,13 +1,14 @@
 """A sending queue with retries in front of anything that delivers batches.
 
-Key names, defaults and meaning are those of the Collector's ``exporterhelper``; a queue on disk is missing. Batches
-wait in memory and are sent by threads. When the queue is full the batch is refused as retryable. A destination that
-is only slow makes its pushers wait: `Sender.find_refusal` says so before any other exporter takes the batch. One that
-took nothing for `PATIENCE_NS` holds up nobody: what others take meanwhile is lost for it
+Key names, defaults and meaning are those of the Collector's ``exporterhelper``. Batches wait in memory, or in the
+storage that ``storage`` names, and are sent by threads. When the queue is full the batch is refused as retryable. A
+destination that is only slow makes its pushers wait: `Sender.find_refusal` says so before any other exporter takes the
+batch. One that took nothing for `PATIENCE_NS` holds up nobody: what others take meanwhile is lost for it
 (`ingero.fleet.graph.FanOut`).
 
-Lossy: every item that is not delivered is in ``otelcol_exporter_send_failed_*`` (refused for good, retries ran out, or
-left over at the end) or ``otelcol_exporter_enqueue_failed_*`` (the queue was full while others took the batch).
+Lossy: every item that is not delivered is in ``otelcol_exporter_send_failed_*`` (refused permanently, retries
+ran out, or left over at the end) or ``otelcol_exporter_enqueue_failed_*`` (the queue was full while others took the
+batch).
 """
 
 from __future__ import annotations
@@ -16,23 +17,25 @@ import asyncio
 import logging
 import random
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Final
 
-from pydantic import Field
-
-from ingero.config import Duration, StrictModel
 from ingero.errors import DeliveryError, RetryableError
-from ingero.fleet.component import ComponentId, Host
+from ingero.fleet.component import (
+    ComponentId,
+    DeliveryState,
+    DeliveryView,
+    Host,
+)
 from ingero.fleet.consumer import Batch
+from ingero.fleet.helpers.queue_config import QueueConfig, RetryConfig
+from ingero.fleet.helpers.waiting_batches import WaitingBatch, WaitingBatches, open_waiting
 from ingero.otlp.names import Signal
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.declare import MetricDeclaration, counter, gauge
 from ingero.telemetry.limited import RateLimitedLog
-from ingero.units import NS_PER_S, parse_duration
+from ingero.units import NS_PER_S
 
 _ITEMS: Final = {
     Signal.METRICS: "metric_points",
@@ -86,74 +89,19 @@ _LAST_TRIES_NS: Final = NS_PER_S // 2
 _log = logging.getLogger("ingero.fleet.exporter")
 
 
-class QueueConfig(StrictModel):
-    """Where batches wait for their destination."""
-
-    enabled: bool = Field(
-        default=True,
-        description="Without a queue a batch is sent while its pusher waits, and nothing else moves meanwhile.",
-    )
-    num_consumers: int = Field(10, ge=1, le=256, description="Batches under way at once.")
-    queue_size: int = Field(
-        1000,
-        ge=1,
-        description="Batches that may wait. One more is refused, and its pusher keeps it; where other exporters took it, it is lost to "
-        "this one, counted and logged.",
-    )
-
-
-class RetryConfig(StrictModel):
-    """What happens to a batch that its destination did not take for now."""
-
-    enabled: bool = Field(
-        default=True, description="Without retries such a batch is lost and counted."
-    )
-    initial_interval: Duration = Field(
-        parse_duration("5s"), description="Wait before the first retry."
-    )
-    randomization_factor: float = Field(
-        0.5, ge=0, le=1, description="Share by which each wait varies either way."
-    )
-    multiplier: float = Field(
-        1.5, ge=1, description="Growth of the wait from one retry to the next."
-    )
-    max_interval: Duration = Field(parse_duration("30s"), description="Longest wait.")
-    max_elapsed_time: Duration = Field(
-        parse_duration("5m"),
-        description="Time after which a batch is given up and counted; 0s never gives up.",
-    )
-
-
-@dataclass(slots=True)
-class Pending:
-    """Batches that wait, shared with the exporter that takes over after a reload.
-
-    Attributes:
-        batches: Oldest first.
-        lose: Counts a batch as lost.
-    """
-
-    batches: deque[Batch] = field(default_factory=deque)
-    lose: Callable[[Batch], None] | None = None
-
-    def discard(self) -> None:
-        """Count what nobody will send any more."""
-        while self.batches:
-            batch = self.batches.popleft()
-            if self.lose is not None:
-                self.lose(batch)
-
-
 class SendingReport:
     """What operators learn of one exporter: its counters, and lines when its destination goes away and comes back.
 
     Args:
         name: The exporter's id.
         host: The running service.
+
+    Attributes:
+        name: The exporter's id.
     """
 
     def __init__(self, name: str, host: Host) -> None:
-        self._name = name
+        self.name = name
         self._clock: Clock = host.clock
         self._log = RateLimitedLog(_log, host.clock, burst=2)
         self._away_since_ns: int | None = None
@@ -165,10 +113,16 @@ class SendingReport:
         self._retried = meter.counter(RETRIES).bound(**labels)
 
     @property
+    def away_ns(self) -> int | None:
+        """How long the destination has taken nothing; None while it takes data."""
+        since_ns = self._away_since_ns
+        return None if since_ns is None else self._clock.mono_ns() - since_ns
+
+    @property
     def is_given_up(self) -> bool:
         """Whether the destination took nothing for longer than its pushers are made to wait."""
-        since_ns = self._away_since_ns
-        return since_ns is not None and self._clock.mono_ns() - since_ns > PATIENCE_NS
+        away_ns = self.away_ns
+        return away_ns is not None and away_ns > PATIENCE_NS
 
     def count_sent(self, batch: Batch) -> None:
         """The destination took a batch; written if it had not before."""
@@ -179,7 +133,7 @@ class SendingReport:
                 "away",
                 logging.INFO,
                 "destination takes data again",
-                exporter=self._name,
+                exporter=self.name,
                 after_s=round((self._clock.mono_ns() - since_ns) / NS_PER_S, 1),
             )
 
@@ -191,7 +145,7 @@ class SendingReport:
             "away",
             logging.WARNING,
             "destination does not take data; trying again",
-            exporter=self._name,
+            exporter=self.name,
             error=refusal.message,
             waiting_batches=n_waiting,
         )
@@ -209,7 +163,7 @@ class SendingReport:
             "lost",
             logging.WARNING,
             "items lost: the destination did not take them",
-            exporter=self._name,
+            exporter=self.name,
             items=batch.export.n_items,
             items_total=self._n_lost,
             error=refusal.message,
@@ -220,27 +174,26 @@ class SendingThreads:
     """Takes waiting batches on threads, which are started as they are needed.
 
     Args:
-        name: The exporter's id.
+        waiting: Where batches wait.
         n_threads: Most threads.
         send: Settles one batch; returns True when it is to wait again, for the exporter that takes over.
         report: Counts batches whose thread failed.
-        host: The running service; batches outlive a reload in its shared state.
+        host: The running service.
 
     Attributes:
-        pending: What waits.
+        waiting: What waits.
         is_stopping: No more batches come; those that wait are tried for the last time, or left to the next exporter.
         is_over: Nothing waits for a batch under way any more.
     """
 
     def __init__(
         self,
-        name: str,
+        waiting: WaitingBatches,
         n_threads: int,
         send: Callable[[Batch], bool],
         report: SendingReport,
         host: Host,
     ) -> None:
-        self._name = name
         self._n_threads = n_threads
         self._send = send
         self._report = report
@@ -251,8 +204,7 @@ class SendingThreads:
         self._settled: Future[None] | None = None
         self.is_stopping = False
         self.is_over = False
-        self.pending = host.shared((name, "sending_queue"), Pending)
-        self.pending.lose = report.count_lost
+        self.waiting = waiting
 
     def start(self) -> None:
         """Begin with what an earlier exporter left."""
@@ -260,11 +212,11 @@ class SendingThreads:
             self._start_thread()
 
     def put(self, batch: Batch, max_batches: int) -> bool:
-        """Queue a batch; False where as many as allowed wait."""
+        """Queue a batch; False where as many as allowed wait. Raises RetryableError when it cannot be stored."""
         with self._wake:
-            if len(self.pending.batches) >= max_batches:
+            if len(self.waiting) >= max_batches:
                 return False
-            self.pending.batches.append(batch)
+            self.waiting.put(batch)
             self._start_thread()
             self._wake.notify()
             return True
@@ -297,55 +249,65 @@ class SendingThreads:
     def discard(self) -> int:
         """Count what will not be sent any more; returns the items. Batches under way are settled by their threads."""
         with self._wake:
-            n_items = sum(batch.export.n_items for batch in self.pending.batches)
-            self.pending.discard()
-        return n_items
+            return self.waiting.discard()
 
     def _start_thread(self) -> None:
         """Start one more thread when batches wait and none is free; the lock is held."""
-        if self.pending.batches and not self._n_idle and self._n_started < self._n_threads:
+        if len(self.waiting) and not self._n_idle and self._n_started < self._n_threads:
             self._n_started += 1
-            name = f"send-{self._name}-{self._n_started}"
+            name = f"send-{self._report.name}-{self._n_started}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    @property
+    def _is_emptying(self) -> bool:
+        """Whether what waits is to be sent although the service ends: it would be lost, or its destination works."""
+        is_kept = self.waiting.is_durable and self._report.away_ns is not None
+        return self._host.draining and not is_kept
+
+    def leaves_rest(self) -> bool:
+        """Whether a batch that was not taken is left to the next exporter, or to the next process."""
+        return self.is_stopping and not self._is_emptying
 
     def _work(self) -> None:
         try:
-            while (batch := self._take()) is not None:
-                self._settle(batch)
+            while (waiting := self._take()) is not None:
+                self._settle(waiting)
         finally:
             with self._wake:
                 self._n_started -= 1
                 self._check_settled()
 
-    def _settle(self, batch: Batch) -> None:
+    def _settle(self, waiting: WaitingBatch) -> None:
         is_settled = False
         try:
-            is_left = self._send(batch)
+            is_left = self._send(waiting.batch)
             is_settled = True
         finally:
-            if not is_settled:
-                self._report.count_lost(batch)
-        if is_left:
-            with self._wake:
-                self.pending.batches.appendleft(batch)
+            if not is_settled and not self.waiting.is_durable:
+                self._report.count_lost(waiting.batch)
+        with self._wake:
+            (self.waiting.give_back if is_left else self.waiting.settle)(waiting)
 
-    def _take(self) -> Batch | None:
+    def _take(self) -> WaitingBatch | None:
         with self._wake:
             self._n_idle += 1
             self._check_settled()
-            while not self.pending.batches and not self.is_stopping:
-                self._wake.wait()
+            found = None
+            while found is None:
+                while not len(self.waiting) and not self.is_stopping:
+                    self._wake.wait()
+                if not len(self.waiting) or self.leaves_rest():
+                    break
+                found = self.waiting.take()
             self._n_idle -= 1
-            if not self.pending.batches or (self.is_stopping and not self._host.draining):
-                return None
-            return self.pending.batches.popleft()
+            return found
 
     def _check_settled(self) -> None:
         """Wake `stop` when nothing is under way; the lock is held."""
         settled = self._settled
         if settled is None or settled.done() or self._n_started > self._n_idle:
             return
-        if not self.pending.batches or not self._host.draining or not self._n_started:
+        if not len(self.waiting) or not self._is_emptying or not self._n_started:
             settled.set_result(None)
 
 
@@ -373,22 +335,42 @@ class Sender:
         self._threads: SendingThreads | None = None
 
     def start(self, host: Host) -> None:
-        """Take counters and whatever an earlier exporter of this name left waiting."""
+        """Take counters and whatever an earlier exporter of this name left waiting.
+
+        Raises:
+            IngeroError: The storage that the queue names cannot be used.
+        """
         self._host = host
         self._clock: Clock = host.clock
         self._report = SendingReport(self._name, host)
+        waiting = open_waiting(self._name, self._queue.storage, host, self._report.count_lost)
         self._threads = threads = SendingThreads(
-            self._name, self._queue.num_consumers, self._send, self._report, host
+            waiting, self._queue.num_consumers, self._send, self._report, host
         )
         labels = {"exporter": self._name}
         host.meter.gauge(QUEUE_CAPACITY).set(self._queue.queue_size, **labels)
-        host.meter.gauge(QUEUE_SIZE).watch(lambda: len(threads.pending.batches), **labels)
+        host.meter.gauge(QUEUE_SIZE).watch(lambda: len(threads.waiting), **labels)
         threads.start()
+        host.offer(DeliveryView, self)
+
+    def read_state(self) -> DeliveryState:
+        """Queue and destination, for pages about the service."""
+        assert self._threads is not None
+        away_ns = self._report.away_ns
+        return DeliveryState(
+            self._name,
+            len(self._threads.waiting),
+            self._queue.queue_size,
+            None if away_ns is None else round(away_ns / NS_PER_S, 1),
+        )
 
     def find_refusal(self) -> RetryableError | None:
-        """Why a batch cannot be taken now although the destination works; None when it can, or when waiting has not helped."""
+        """Why a batch cannot be taken now although the destination works.
+
+        It is None when it can, or when waiting has not helped.
+        """
         assert self._threads is not None
-        is_full = len(self._threads.pending.batches) >= self._queue.queue_size
+        is_full = len(self._threads.waiting) >= self._queue.queue_size
         return self._full() if is_full and not self._report.is_given_up else None
 
     def _full(self) -> RetryableError:
@@ -400,8 +382,8 @@ class Sender:
         """Queue a batch, or send it now when there is no queue.
 
         Raises:
-            RetryableError: The queue is full, or there is none and the destination did not take the batch.
-            PermanentError: There is no queue and the destination refused the batch for good.
+            RetryableError: The queue or its disk is full, or there is none and the destination did not take the batch.
+            PermanentError: There is no queue and the destination refused the batch permanently.
         """
         assert self._threads is not None
         if not self._queue.enabled:
@@ -421,13 +403,13 @@ class Sender:
         try:
             await threads.stop()
         finally:
-            n_items = threads.discard() if self._host.draining else 0
+            n_items = threads.discard() if self._host.draining else 0  # what is stored stays
             if n_items:
                 message = "items lost: the destination did not take them before shutdown_timeout"
                 _log.warning(message, extra={"fields": {"exporter": self._name, "items": n_items}})
 
     def _send(self, batch: Batch) -> bool:
-        """Send until taken, refused for good or out of time; True when the next exporter is to send it."""
+        """Send until taken, refused permanently or out of time; True when the next exporter is to send it."""
         threads = self._threads
         assert threads is not None
         began_ns = self._clock.mono_ns()
@@ -437,20 +419,24 @@ class Sender:
                 self._deliver(batch)
             except RetryableError as refusal:
                 wait_ns = self._next_wait(interval_ns, refusal)
+                if threads.is_over and threads.leaves_rest():
+                    return True
                 if threads.is_over or self._is_late(began_ns, wait_ns):
-                    self._report.give_up(batch, refusal)
-                    return False
-                self._report.count_retry(refusal, len(threads.pending.batches))
+                    return self._give_up(batch, refusal)
+                self._report.count_retry(refusal, len(threads.waiting))
                 threads.pause(wait_ns)
                 interval_ns = min(interval_ns * self._retry.multiplier, self._retry.max_interval)
-                if threads.is_stopping and not self._host.draining:
+                if threads.leaves_rest():
                     return True
             except DeliveryError as refusal:
-                self._report.give_up(batch, refusal)
-                return False
+                return self._give_up(batch, refusal)
             else:
                 self._report.count_sent(batch)
                 return False
+
+    def _give_up(self, batch: Batch, refusal: DeliveryError) -> bool:
+        self._report.give_up(batch, refusal)
+        return False
 
     def _send_now(self, batch: Batch) -> None:
         try:

@@ -96,14 +96,8 @@ def build_metrics(
     version: str = "",
 ) -> Export:
     """A metrics export of one resource and one scope."""
-    entry = structs.ResourceMetrics(
-        resource=structs.Resource(build_attributes(resource)),
-        scope_metrics=[
-            structs.ScopeMetrics(
-                scope=structs.InstrumentationScope(scope, version), metrics=list(metrics)
-            )
-        ],
-    )
+    scoped = structs.ScopeMetrics(structs.InstrumentationScope(scope, version), list(metrics))
+    entry = structs.ResourceMetrics(structs.Resource(build_attributes(resource)), [scoped])
     return Export.from_tree(Signal.METRICS, structs.MetricsRequest([entry]))
 
 
@@ -111,14 +105,8 @@ def build_logs(
     resource: Mapping[str, Any], records: Sequence[structs.LogRecord], scope: str, version: str = ""
 ) -> Export:
     """A logs export of one resource and one scope."""
-    entry = structs.ResourceLogs(
-        resource=structs.Resource(build_attributes(resource)),
-        scope_logs=[
-            structs.ScopeLogs(
-                scope=structs.InstrumentationScope(scope, version), log_records=list(records)
-            )
-        ],
-    )
+    scoped = structs.ScopeLogs(structs.InstrumentationScope(scope, version), list(records))
+    entry = structs.ResourceLogs(structs.Resource(build_attributes(resource)), [scoped])
     return Export.from_tree(Signal.LOGS, structs.LogsRequest([entry]))
 
 
@@ -126,14 +114,8 @@ def build_traces(
     resource: Mapping[str, Any], spans: Sequence[structs.Span], scope: str, version: str = ""
 ) -> Export:
     """A traces export of one resource and one scope."""
-    entry = structs.ResourceSpans(
-        resource=structs.Resource(build_attributes(resource)),
-        scope_spans=[
-            structs.ScopeSpans(
-                scope=structs.InstrumentationScope(scope, version), spans=list(spans)
-            )
-        ],
-    )
+    scoped = structs.ScopeSpans(structs.InstrumentationScope(scope, version), list(spans))
+    entry = structs.ResourceSpans(structs.Resource(build_attributes(resource)), [scoped])
     return Export.from_tree(Signal.TRACES, structs.TracesRequest([entry]))
 
 

@@ -126,7 +126,7 @@ class Export:
     def metrics(self) -> list[ResourceEntry]:
         """The metrics of a metrics export by resource, found once for everyone who walks them.
 
-        Reaching into a upb message costs more than what is read there, so whoever only needs some metrics by name,
+        Reaching into a upb message costs more than what is read there: a caller that needs only some metrics by name,
         their kind or their number starts here.
         """
         if self._metrics is None:
@@ -205,7 +205,7 @@ def _check_integers(root: structs.Proto, signal: Signal) -> None:
 def _decode_json_with_nulls(
     body: bytes, signal: Signal, reason: msgspec.ValidationError
 ) -> structs.Request:
-    """Read again with every ``"key": null`` left out, which proto JSON allows and Go's encoder writes for nil slices."""
+    """Read again without any ``"key": null``, which proto JSON allows and Go's encoder writes for nil slices."""
     if b"null" not in body:
         raise BadDataError(f"not an OTLP {signal} request in JSON: {reason}") from reason
     try:

@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from ingero.otlp.names import Signal
 
 RETRY_AFTER_S: Final = 2
-"""Default delay to ask for. Agents add it to their interval, and above 20 s together they lose their mode for a tick."""
+"""Default delay to ask for. Agents add it to their interval; above 20 s together they lose their mode for a tick."""
 
 
 class AnswerStatus(Enum):

@@ -20,6 +20,9 @@ _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 _AUTO_WINDOW: Final = 32 + zlib.MAX_WBITS
 _ZSTD_WINDOW_BYTES: Final = 8 << 20
 """RFC 8878 section 3.1.1.1.2 recommends to support 8 MiB; larger windows are refused, as they are memory."""
+_ZSTD_STEP_BYTES: Final = 256
+"""Taken at once. A block is at least 4 bytes and at most 128 KiB decompressed (RFC 8878 section 3.1.1.2), so 8 MiB are
+the most that can come out beyond the limit."""
 
 
 class TooLargeError(BadDataError):
@@ -67,17 +70,23 @@ def _inflate(window: int) -> Callable[[bytes, int], bytes]:
 def _unzstd(body: bytes, limit_bytes: int) -> bytes:
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
     parts: list[bytes] = []
-    n_bytes = 0
+    room, offset = limit_bytes, 0
     try:
-        with decompressor.stream_reader(body, read_across_frames=True) as stream:
-            while part := stream.read(min(1 << 18, limit_bytes + 1 - n_bytes)):
-                parts.append(part)
-                n_bytes += len(part)
-                if n_bytes > limit_bytes:
+        while offset < len(body):  # a body may be several frames, one after the other
+            frame = decompressor.decompressobj()
+            while not frame.eof:
+                taken = body[offset : offset + _ZSTD_STEP_BYTES]
+                if not taken:
+                    raise BadDataError("the compressed body is cut short")
+                part = frame.decompress(taken)
+                offset += len(taken) - len(frame.unused_data)
+                room -= len(part)
+                if room < 0:
                     raise TooLargeError(_OVER.format(limit_bytes))
+                parts.append(part)
     except zstandard.ZstdError as error:
         raise BadDataError(f"the body cannot be decompressed: {error}") from error
-    return b"".join(parts)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _into(

@@ -1,4 +1,6 @@
-"""OTLP/gRPC on grpcio's asyncio server: a stalled sender holds no thread, and an answer that takes its time holds none either.
+"""OTLP/gRPC on grpcio's asyncio server.
+
+A stalled sender holds no thread, and an answer that takes its time holds none either.
 
 For handlers that wait. Export is served as a stream of one request, which is the same on the wire: a unary handler
 gets the message after all of it was received, and this one asks for it only when the handler let it in and has room.

@@ -51,17 +51,20 @@ class OtlpGrpcSettings:
         max_message_bytes: Largest request, uncompressed.
         max_in_flight: Calls at once; twice as many are turned away by grpcio itself.
         options: Further channel arguments.
+        shares_port: Whether other processes of this user may listen on the same port.
     """
 
     max_message_bytes: int = 4 << 20
     max_in_flight: int = 1024
     options: tuple[tuple[str, int], ...] = ()
+    shares_port: bool = False
 
     def build_options(self) -> list[tuple[str, int]]:
         """All channel arguments."""
         return [
             ("grpc.max_receive_message_length", self.max_message_bytes),
-            ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a second listener
+            # Unless asked for, a port that is taken is an error and not a second listener.
+            ("grpc.so_reuseport", int(self.shares_port)),
             *self.options,
         ]
 

@@ -27,6 +27,7 @@ from ingero.serving.otlp.grpc_calls import (
     open_call,
     write_answer,
 )
+from ingero.serving.otlp.grpc_health import build_health_handler
 from ingero.serving.otlp.handler import OtlpHandler
 
 N_THREADS: Final = 4
@@ -60,10 +61,14 @@ class OtlpGrpcServer:
     Args:
         settings: Limits.
         handler: Who may send, and what becomes of it; called on the server's threads, and answers at once.
+        is_serving: What the health service answers.
     """
 
-    def __init__(self, settings: OtlpGrpcSettings, handler: OtlpHandler) -> None:
+    def __init__(
+        self, settings: OtlpGrpcSettings, handler: OtlpHandler, is_serving: Callable[[], bool]
+    ) -> None:
         self._settings = settings
+        self._is_serving = is_serving
         self._handler = handler
         self._pool = _CountingPool()
         self._server: grpc.Server | None = None
@@ -76,7 +81,10 @@ class OtlpGrpcServer:
         """
         server = grpc.server(
             self._pool,
-            handlers=build_handlers(self._build_handler),
+            handlers=[
+                *build_handlers(self._build_handler),
+                build_health_handler(self._is_serving),
+            ],
             options=self._settings.build_options(),
             maximum_concurrent_rpcs=2 * self._settings.max_in_flight,
         )

@@ -67,7 +67,7 @@ class _RequestParser:
         del self._http, self._connection
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        """Read a request that offers an upgrade as one that does not (RFC 9110, section 7.8), as the parser would not."""
+        """Read a request that offers an upgrade as one that does not (RFC 9110, section 7.8); the parser would not."""
         method = self._http.get_method()
         if method == b"CONNECT":
             answer = OtlpAnswer(AnswerStatus.METHOD, "CONNECT is not POST")

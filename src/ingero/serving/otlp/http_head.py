@@ -61,12 +61,13 @@ class OtlpHttpSettings:
         routes: Signal by path.
         encodings: Content encodings that are accepted; the empty one is an uncompressed body.
         max_body_bytes: Largest body.
-        max_in_flight: Requests whose bodies are being received at once, before the handler is told that it is full.
+        max_in_flight: Requests whose bodies are being received at once, beyond which the handler counts as full.
         max_buffered_bytes: Unfinished bodies in memory over all connections; None where the handler reserves.
         read_timeout_ns: Longest time for one request to arrive.
         idle_timeout_ns: A connection without a request is closed after this.
         is_kept_alive: Several requests on one connection.
         connections: How many connections, how slow their heads and their readers may be.
+        shares_port: Whether other processes of this user may listen on the same port.
     """
 
     routes: Mapping[str, Signal] = field(
@@ -80,6 +81,7 @@ class OtlpHttpSettings:
     idle_timeout_ns: int = 90 * NS_PER_S
     is_kept_alive: bool = True
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    shares_port: bool = False
 
 
 @lru_cache(maxsize=4096)

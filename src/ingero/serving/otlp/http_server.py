@@ -69,7 +69,7 @@ class OtlpHttpServer:
 
     async def start(self) -> None:
         """Bind and serve. Raises IngeroError when the address cannot be bound."""
-        listening = await bind(self.bound)
+        listening = await bind(self.bound, shares_port=self._shared.settings.shares_port)
         loop = asyncio.get_running_loop()
         settings = self._shared.settings
         handshake_s = min(settings.connections.head_s, settings.read_timeout_ns / NS_PER_S)

@@ -282,7 +282,7 @@ def test_older_agents_gauges_give_approximate_lags():
     assert lags["n0"].value == pytest.approx(0.2)
     assert lags["n2"].attributes["approximate"] is True
     assert lags["n2"].attributes["nccl.op_type"] == "allreduce"
-    assert judged.host.read("ingero_fleet_nccl_gauge_points_total") == 4
+    assert judged.host.read("ingero_fleet_nccl_event_points_total") == 4
 
 
 def test_gauges_without_a_communicator_or_rank_are_tolerated_and_not_compared():
@@ -291,7 +291,7 @@ def test_gauges_without_a_communicator_or_rank_are_tolerated_and_not_compared():
         judged.send(Signal.METRICS, gauge_push(node, 1.0, comm="0000000000000000"))
     judged.round()
     assert judged.points("nccl.collective.peer_lag_ms") == []
-    assert judged.host.read("ingero_fleet_nccl_gauge_points_total") == 2
+    assert judged.host.read("ingero_fleet_nccl_event_points_total") == 2
 
 
 def test_1970_dated_points_leave_with_their_arrival_time_and_others_unchanged():

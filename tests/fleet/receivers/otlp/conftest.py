@@ -34,6 +34,7 @@ class Cluster:
         if batch.signal is Signal.METRICS:
             for facts in read_push(batch.export, self._cache):
                 batch.push.cluster_id, batch.push.cohort = facts.resource.cluster_id, facts.cohort
+                batch.push.node_id = facts.resource.node_id
                 if facts.health_score is not None:
                     key = (facts.resource.cluster_id, facts.cohort)
                     self.scores[key] = facts.health_score

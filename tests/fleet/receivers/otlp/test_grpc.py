@@ -11,8 +11,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
+from tests.fleet.receivers.otlp.requests import Questions
 
 from ingero.errors import IngeroError, PermanentError, RetryableError
+from ingero.fleet.component import PushAnswerer, QuestionSource
 from ingero.otlp.codec import build_gauge, build_metrics, build_number
 from ingero.otlp.names import Signal
 from ingero.telemetry.log import read_fields
@@ -71,6 +73,15 @@ def test_a_push_is_answered_with_the_threshold_in_both_metadata(serve, dial):
     assert set(call.initial_metadata()) >= expected
     assert set(call.trailing_metadata()) >= expected
     assert running.count(ACCEPTED, "grpc") == 1
+
+
+def test_the_node_that_is_asked_reads_the_question_in_both_metadata(serve, dial):
+    offers = [("i", PushAnswerer, None), ("nccl", QuestionSource, Questions("c1", "n1"))]
+    running = serve(grpc={}, offers=offers)
+    _, call = MetricsServiceStub(dial(running)).Export.with_call(push(), timeout=20)
+    question = ("ingero-diagnose", "id=1&job=%0D%0A")
+    assert question in set(call.initial_metadata())
+    assert question in set(call.trailing_metadata())
 
 
 def test_no_threshold_means_neither_key(serve, dial):
@@ -187,6 +198,19 @@ def test_a_stopping_service_is_unavailable_with_retry_info(serve, dial):
     error = refusal(MetricsServiceStub(dial(running)).Export, push())
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert retry_delay(error) == 2
+
+
+def test_health_follows_the_service_and_needs_no_token(serve, dial, tokens):
+    """Bytes as grpc/health/v1/health.proto has them: field 1 is the service, and in the answer the status."""
+    running = serve(grpc={"auth": {"authenticator": "bearertokenauth"}}, offers=tokens)
+    check = dial(running).unary_unary("/grpc.health.v1.Health/Check")
+    service = b"opentelemetry.proto.collector.metrics.v1.MetricsService"
+    asked = (b"", b"\x0a" + bytes([len(service)]) + service)
+    assert [check(one, timeout=20) for one in asked] == [b"\x08\x01"] * 2
+    assert refusal(check, b"\x0a\x01x").code() is grpc.StatusCode.NOT_FOUND
+    assert refusal(check, b"\xff").code() is grpc.StatusCode.INVALID_ARGUMENT
+    running.host.draining = True
+    assert check(b"", timeout=20) == b"\x08\x02"
 
 
 def test_a_signal_without_a_pipeline_is_unimplemented(serve, dial):

@@ -1,26 +1,28 @@
-"""OTLP/HTTP as agents and SDKs speak it, and as nobody should."""
+"""OTLP/HTTP as agents and SDKs use it: encodings, thresholds, hints, tokens and partial success."""
 
-import gzip
 import json
-import socket
-import zlib
 
-import cramjam
 import httpx
 import pytest
-import zstandard
-from google.rpc import status_pb2
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceResponse,
 )
+from tests.fleet.receivers.otlp.requests import (
+    ACCEPTED,
+    JSON,
+    PROTOBUF,
+    REFUSED,
+    Questions,
+    error_of,
+    post,
+    push,
+)
 
 from ingero.errors import IngeroError, PermanentError, RetryableError
-from ingero.fleet.component import PushAnswer, PushAnswerer
+from ingero.fleet.component import PushAnswer, PushAnswerer, QuestionSource
 from ingero.otlp.codec import (
-    build_gauge,
     build_logs,
     build_metrics,
-    build_number,
     build_traces,
     decode_export,
     encode_json,
@@ -29,25 +31,6 @@ from ingero.otlp.codec import (
 )
 from ingero.otlp.names import Signal
 from ingero.telemetry.log import read_fields
-
-JSON = {"content-type": "application/json"}
-PROTOBUF = {"content-type": "application/x-protobuf"}
-ACCEPTED = "otelcol_receiver_accepted_metric_points_total"
-REFUSED = "otelcol_receiver_refused_metric_points_total"
-
-
-def push(node="n1", cluster="c1", score=0.9, cohort="", state="active"):
-    attributes = {"ingero.node.state": state, "ingero.cgroup_path_hash": cohort}
-    point = build_number(score, 1_795_230_273_280_661_023, attributes)
-    resource = {"ingero.node.id": node, "ingero.cluster.id": cluster}
-    return build_metrics(
-        resource, [build_gauge("ingero.node.health_score", [point])], "ingero.health"
-    )
-
-
-def post(running, body, path="/v1/metrics", headers=JSON, **options):
-    return httpx.post(running.url(path), content=body, headers=headers, **options)
-
 
 # The agent, as recorded.
 
@@ -118,6 +101,33 @@ def test_a_threshold_that_agents_would_reject_is_not_told(serve, threshold):
     answer = post(serve(offers=[("x", PushAnswerer, Answerer())]), encode_json(push()))
     assert answer.status_code == 200
     assert not [name for name in answer.headers if name.startswith("x-ingero")]
+
+
+def test_the_node_that_is_asked_reads_the_question_beside_the_threshold_and_no_other(serve):
+    offers = [("i", PushAnswerer, None), ("nccl", QuestionSource, Questions("c1", "n1"))]
+    running = serve(offers=offers)
+    asked = post(running, encode_json(push("n1", score=0.7)))
+    assert asked.headers["x-ingero-diagnose"] == "id=1&job=%0D%0A"
+    assert asked.headers["x-ingero-threshold"] == "0.700000"
+    assert "x-ingero-diagnose" not in post(running, encode_json(push("n2"))).headers
+
+
+def test_question_is_sent_without_a_threshold_and_never_to_an_unknown_sender(serve, tokens):
+    class Silent:
+        def answer(self, push):
+            return None
+
+    offers = [
+        ("i", PushAnswerer, Silent()),
+        ("nccl", QuestionSource, Questions("c1", "n1")),
+        *tokens[:1],
+    ]
+    running = serve({"auth": {"authenticator": "bearertokenauth"}}, offers=offers)
+    body = encode_json(push("n1"))
+    known = post(running, body, headers={**JSON, "authorization": "Bearer sesame"})
+    assert known.headers["x-ingero-diagnose"] == "id=1&job=%0D%0A"
+    assert "x-ingero-threshold" not in known.headers
+    assert "x-ingero-diagnose" not in post(running, body).headers
 
 
 def test_two_cohorts_get_two_thresholds_from_the_body(serve):
@@ -200,226 +210,6 @@ def test_one_connection_serves_many_pushes(serve):
             assert "connection" not in answer.headers
     closing = serve({"keep_alives_enabled": False})
     assert post(closing, encode_json(push())).headers["connection"] == "close"
-
-
-# What is wrong with a request.
-
-
-def error_of(answer):
-    if answer.headers["content-type"] == "application/json":
-        return answer.json()["code"], answer.json()["message"]
-    status = status_pb2.Status.FromString(answer.content)
-    return status.code, status.message
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b'{"resourceMetrics":3}',
-        b'{"resourceMetrics":[{"scopeMetrics":[{"metrics":[{"gauge":{"dataPoints":[{"asInt":"x"}]}}]}]}]}',
-        b'{"resourceMetrics":[{"scopeMetrics":[{"metrics":[{"gauge":{"dataPoints":[{"asDouble":NaN}]}}]}]}]}',
-        b'{"resourceMetrics":[{"resource":{"attributes":[{"key":"\xff"}]}}]}',
-        b'{"resourceMetrics":' + b"[" * 200_000,
-        b'{"a":' * 100_000,
-    ],
-)
-def test_a_bad_json_body_is_a_400_with_a_json_status(serve, body):
-    running = serve()
-    answer = post(running, body)
-    code, message = error_of(answer)
-    assert (answer.status_code, code) == (400, 3)
-    assert "JSON" in message
-    assert running.refused("bad_body") == 1
-    assert running.cluster.batches == []
-
-
-@pytest.mark.parametrize("body", [b"\xff", b"\x0a\x05\x01", b"{}", b"\x0a\xff\xff\xff\xff\x0f"])
-def test_a_bad_protobuf_body_is_a_400_with_a_protobuf_status(serve, body):
-    running = serve()
-    answer = post(running, body, headers=PROTOBUF)
-    code, message = error_of(answer)
-    assert (answer.status_code, code) == (400, 3)
-    assert "protobuf" in message
-    assert running.refused("bad_body") == 1
-
-
-@pytest.mark.parametrize("kind", ["text/plain", "", "application/json2", "application/grpc"])
-def test_another_content_type_is_a_415(serve, kind):
-    running = serve()
-    answer = post(running, encode_json(push()), headers={"content-type": kind})
-    assert answer.status_code == 415
-    assert "application/x-protobuf" in error_of(answer)[1]
-    assert running.refused("content_type") == 1
-
-
-def test_content_type_parameters_and_case_do_not_matter(serve):
-    running = serve()
-    for kind in ("application/json; charset=utf-8", "Application/JSON"):
-        answer = post(running, encode_json(push()), headers={"content-type": kind})
-        assert answer.status_code == 200
-    kind = "application/x-protobuf; messageType=x"
-    answer = post(running, b"\xff", headers={"content-type": kind})
-    assert answer.headers["content-type"] == "application/x-protobuf"
-
-
-@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS"])
-def test_another_method_is_a_405(serve, method):
-    running = serve()
-    answer = httpx.request(method, running.url())
-    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
-    assert running.refused("method") == 1
-
-
-def test_a_signal_without_a_pipeline_is_a_404_that_says_so(serve):
-    running = serve(signals=(Signal.METRICS,))
-    answer = post(running, b"{}", "/v1/logs")
-    assert answer.status_code == 404
-    assert "no pipeline takes logs" in error_of(answer)[1]
-
-
-@pytest.mark.parametrize(
-    ("encoding", "compress"),
-    [
-        ("gzip", gzip.compress),
-        ("zstd", zstandard.compress),
-        ("zlib", zlib.compress),
-        ("deflate", zlib.compress),
-        ("identity", bytes),
-        ("snappy", lambda body: bytes(cramjam.snappy.compress_raw(body))),
-        ("snappy", lambda body: bytes(cramjam.snappy.compress(body))),
-        ("x-snappy-framed", lambda body: bytes(cramjam.snappy.compress(body))),
-        ("lz4", lambda body: bytes(cramjam.lz4.compress(body))),
-        ("gzip", lambda body: gzip.compress(body[:50]) + gzip.compress(body[50:])),
-        ("zstd", lambda body: zstandard.compress(body[:50]) + zstandard.compress(body[50:])),
-    ],
-)
-def test_compressed_bodies_are_taken(serve, encoding, compress):
-    running = serve()
-    body = encode_protobuf(push())
-    answer = post(running, compress(body), headers={**PROTOBUF, "content-encoding": encoding})
-    assert answer.status_code == 200
-    assert encode_protobuf(running.cluster.batches[0].export) == body
-
-
-COMPRESS = {
-    "gzip": gzip.compress,
-    "zstd": zstandard.compress,
-    "deflate": zlib.compress,
-    "snappy": lambda body: bytes(cramjam.snappy.compress_raw(body)),
-    "x-snappy-framed": lambda body: bytes(cramjam.snappy.compress(body)),
-    "lz4": lambda body: bytes(cramjam.lz4.compress(body)),
-}
-
-
-@pytest.mark.parametrize(("encoding", "compress"), COMPRESS.items())
-def test_a_bomb_is_a_413_and_is_counted(serve, encoding, compress):
-    running = serve({"max_request_body_size": "1MiB"})
-    bomb = compress(
-        bytes((16 if "snappy" in encoding else 200) << 20)
-    )  # snappy gains 21 times at most
-    assert len(bomb) < 1 << 20
-    answer = post(running, bomb, headers={**JSON, "content-encoding": encoding}, timeout=60)
-    assert answer.status_code == 413
-    assert "after decompression" in error_of(answer)[1]
-    assert running.refused("too_large") == 1
-
-
-@pytest.mark.parametrize(("encoding", "compress"), COMPRESS.items())
-def test_broken_compression_is_a_400(serve, encoding, compress):
-    running = serve()
-    compressed = compress(encode_json(push()))
-    headers = {**JSON, "content-encoding": encoding}
-    for body in (b"no such data", compressed[:-9]):
-        assert post(running, body, headers=headers).status_code == 400
-    assert running.refused("bad_body") == 2
-
-
-def test_an_encoding_that_is_not_accepted_is_a_415(serve):
-    running = serve({"compression_algorithms": ["", "gzip"]})
-    for encoding in ("zstd", "br", "gzip, gzip"):
-        answer = post(running, b"", headers={**JSON, "content-encoding": encoding})
-        assert answer.status_code == 415
-        assert "gzip, identity" in error_of(answer)[1]
-
-
-def test_a_zstd_window_beyond_8_mib_is_refused(serve):
-    running = serve()
-    parameters = zstandard.ZstdCompressionParameters(window_log=25)
-    writer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-    body = writer.compress(bytes(1000)) + writer.flush()
-    answer = post(running, body, headers={**JSON, "content-encoding": "zstd"})
-    assert answer.status_code == 400
-
-
-def test_an_oversized_body_is_a_413_whether_its_length_is_declared_or_not(serve):
-    running = serve({"max_request_body_size": 10_000})
-    body = b" " * 3_000_000
-    assert post(running, body).status_code == 413
-
-    def chunks():
-        for start in range(0, len(body), 100_000):
-            yield body[start : start + 100_000]
-
-    assert post(running, chunks()).status_code == 413
-    assert running.refused("too_large") == 2
-    assert post(running, encode_json(push())).status_code == 200
-
-
-def test_a_body_of_exactly_the_limit_is_taken(serve):
-    body = encode_json(push())
-    assert post(serve({"max_request_body_size": len(body)}), body).status_code == 200
-    assert post(serve({"max_request_body_size": len(body) - 1}), body).status_code == 413
-
-
-def unfinished(running, n_declared=100, begun=b"{"):
-    """A connection whose body begins and does not come."""
-    link = socket.create_connection((running.http.host, running.http.port), timeout=20)
-    head = f"POST /v1/metrics HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {n_declared}\r\n\r\n"
-    link.sendall(head.encode() + begun)
-    return link
-
-
-def test_a_body_that_does_not_come_is_a_408(serve):
-    running = serve({"read_timeout": "50ms"})
-    with unfinished(running) as link:
-        assert b" 408 " in link.recv(4096)
-    assert running.refused("timeout") == 1
-
-
-def test_too_many_at_once_are_told_to_come_again_and_others_are_unharmed(serve):
-    running = serve({"max_in_flight": 2})
-    with unfinished(running), unfinished(running):
-        answer = post(running, encode_json(push()))
-        while answer.status_code == 200:  # the unfinished ones may not have been seen yet
-            answer = post(running, encode_json(push()))
-        assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
-        assert error_of(answer)[0] == 8
-        assert running.refused("overloaded") == 1
-    answer = post(running, encode_json(push()))
-    while answer.status_code == 429:
-        answer = post(running, encode_json(push()))
-    assert answer.status_code == 200
-
-
-def test_unfinished_bodies_are_bounded_together(serve):
-    running = serve({"max_buffered_size": 1000})
-    with unfinished(running, 5000, b" " * 2000) as link:
-        answer = link.recv(4096).lower()
-    assert b" 429 " in answer
-    assert b"retry-after: 2\r\n" in answer
-    assert post(running, encode_json(push())).status_code == 200
-
-
-def test_a_sender_that_leaves_mid_body_is_counted(serve):
-    running = serve()
-    unfinished(running).close()
-    while not running.refused("cut_short"):
-        post(running, encode_json(push()))
-    assert running.refused("cut_short") == 1
 
 
 # What the pipeline says.

@@ -1,5 +1,6 @@
 """The OpenTelemetry SDK's own exporters push unmodified."""
 
+import grpc
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcMetrics
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpans
@@ -21,13 +22,14 @@ SPAN_COUNT = "otelcol_receiver_accepted_spans_total"
 
 
 def metric_exporter(running, kind):
+    kind, _, compression = kind.partition("-")
     if kind == "grpc":
-        return GrpcMetrics(endpoint=str(running.grpc), insecure=True)
-    compression = Compression.Gzip if kind == "http-gzip" else Compression.NoCompression
-    return HttpMetrics(endpoint=running.url(), compression=compression)
+        algorithm = grpc.Compression.Gzip if compression else grpc.Compression.NoCompression
+        return GrpcMetrics(endpoint=str(running.grpc), insecure=True, compression=algorithm)
+    return HttpMetrics(endpoint=running.url(), compression=Compression(compression or "none"))
 
 
-@pytest.mark.parametrize("kind", ["grpc", "http", "http-gzip"])
+@pytest.mark.parametrize("kind", ["grpc", "grpc-gzip", "http", "http-gzip", "http-deflate"])
 def test_sdk_metrics_arrive_as_points(serve, kind):
     running = serve({}, {})
     reader = PeriodicExportingMetricReader(metric_exporter(running, kind), 3_600_000)

@@ -11,24 +11,8 @@ from pydantic import Field
 
 from ingero.config import Duration, Endpoint, StrictModel
 from ingero.config.tls import TlsServerConfig
+from ingero.fleet.helpers.prometheus_labels import ResourceConversionConfig, ResourceLabelsConfig
 from ingero.units import parse_duration
-
-
-class ResourceLabelsConfig(StrictModel):
-    """Which resource attributes become labels; patterns such as ``k8s.*``."""
-
-    included: tuple[str, ...] = Field(
-        ("ingero.*",), description="Patterns of resource attributes that become labels."
-    )
-    excluded: tuple[str, ...] = Field(
-        (), description="Patterns that do not, whatever included says."
-    )
-
-
-class ResourceConversionConfig(StrictModel):
-    """The Collector's older switch."""
-
-    enabled: bool = Field(default=False, description="Make every resource attribute a label.")
 
 
 class PrometheusConfig(StrictModel):

@@ -6,18 +6,11 @@ Above the series store and naming; runs when a scrape or the drain timer asks fo
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from ingero.fleet.exporters.prometheus.config import PrometheusConfig
-from ingero.fleet.exporters.prometheus.naming import (
-    build_labels,
-    build_metric_name,
-    format_labels,
-)
 from ingero.fleet.exporters.prometheus.reading import MESSAGES, TREES, PointReader, alias_of
 from ingero.fleet.exporters.prometheus.series import (
     LONG_AGO_NS,
@@ -27,6 +20,12 @@ from ingero.fleet.exporters.prometheus.series import (
     SeriesDistribution,
     SeriesStore,
     series_key,
+)
+from ingero.fleet.helpers.prometheus_labels import build_job_labels, label_text, matches
+from ingero.fleet.helpers.prometheus_names import (
+    build_labels,
+    build_metric_name,
+    format_labels,
 )
 from ingero.otlp.codec import Export, Point, PointKind, Temporality, iter_points
 from ingero.otlp.codec import PointDistribution as Buckets
@@ -207,11 +206,11 @@ class SeriesIntake:
         config, chosen = self._config, self._config.resource_constant_labels
         is_all = config.resource_to_telemetry_conversion.enabled
         pairs = [
-            (key, _text(value))
+            (key, label_text(value))
             for key, value in attributes.items()
-            if (is_all or _matches(key, chosen.included)) and not _matches(key, chosen.excluded)
+            if (is_all or matches(key, chosen.included)) and not matches(key, chosen.excluded)
         ]
-        return build_labels(pairs) | _job_labels(attributes) | config.const_labels
+        return build_labels(pairs) | build_job_labels(attributes) | config.const_labels
 
     def _is_allowed(self, labels: Mapping[str, str]) -> bool:
         """Whether a label set is within the limits: a series with more is refused, for a cut name would be another."""
@@ -223,13 +222,13 @@ class SeriesIntake:
         )
 
     def _put_target_info(self, alias: str, attributes: Mapping[str, Any], now_ns: int) -> None:
-        job = _job_labels(attributes)
+        job = build_job_labels(attributes)
         if not job:
             return
         info = ("target", alias)
         resource = self._store.find_resource(info)
         if resource is None:
-            pairs = [(k, _text(v)) for k, v in attributes.items() if k not in _JOB_KEYS]
+            pairs = [(k, label_text(v)) for k, v in attributes.items() if k not in _JOB_KEYS]
             const = self._config.const_labels
             labels = build_labels(pairs) | job | const
             if not self._is_allowed(labels):
@@ -275,7 +274,8 @@ class SeriesIntake:
             with_suffixes=self._config.add_metric_suffixes,
         )
         shown = FamilyKind.GAUGE if is_gauge else _KINDS[kind]
-        return FamilyFacts(built, shown, description) if built.strip("_") else None
+        says = description or f"{name}, which its sender did not describe."
+        return FamilyFacts(built, shown, says) if built.strip("_") else None
 
     def _know_attributes(self, alias: str, attributes: Mapping[str, Any]) -> int | None:
         """The index of a point's labels; None, counted, when they are new and no series is taken any more."""
@@ -286,13 +286,13 @@ class SeriesIntake:
         if store.is_full:
             store.n_refused += 1
             return None
-        labels = build_labels((key, _text(value)) for key, value in attributes.items())
+        labels = build_labels((key, label_text(value)) for key, value in attributes.items())
         if len(alias) > _MAX_ALIAS_CHARS or not self._is_allowed(labels):
             self.n_oversized += 1
             return None
         exclusive, rest = self._exclusive, None
         if exclusive & attributes.keys():
-            pairs = [(k, _text(v)) for k, v in attributes.items() if k not in exclusive]
+            pairs = [(k, label_text(v)) for k, v in attributes.items() if k not in exclusive]
             rest = format_labels(build_labels(pairs))
         return store.add_attributes(alias, labels, rest)
 
@@ -331,36 +331,6 @@ _KINDS: Final = {
 
 
 @lru_cache(maxsize=4096)
-def _matches(key: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(key, pattern) for pattern in patterns)
-
-
-def _job_labels(attributes: Mapping[str, Any]) -> dict[str, str]:
-    """``job`` and ``instance`` as the OpenTelemetry specification derives them; empty when there is no service."""
-    labels = {}
-    name = _text(attributes.get("service.name", ""))
-    namespace = _text(attributes.get("service.namespace", ""))
-    if name:
-        labels["job"] = f"{namespace}/{name}" if namespace else name
-    if instance := _text(attributes.get("service.instance.id", "")):
-        labels["instance"] = instance
-    return labels
-
-
-def _text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list | dict):
-        return json.dumps(value, default=_bytes_text, separators=(",", ":"))
-    return _bytes_text(value) if isinstance(value, bytes) else "" if value is None else str(value)
-
-
-def _bytes_text(value: object) -> str:
-    return value.hex() if isinstance(value, bytes) else str(value)
-
-
 def _is_whole(found: Buckets) -> bool:
     """Whether a histogram has one bucket more than bounds, as OTLP asks, and its bounds ascend; it may have neither."""
     if not found.bounds and not found.bucket_counts:

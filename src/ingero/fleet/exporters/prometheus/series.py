@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero.fleet.exporters.prometheus.naming import escape_help, format_labels
+from ingero.fleet.helpers.prometheus_names import escape_help, format_labels
 
 _ATTRIBUTES_BITS: Final = 32
 _MAX_NAME_SETS: Final = 1024
@@ -355,7 +355,9 @@ def _iter_family(store: SeriesStore, family: Family, settings: ExpositionSetting
         name = name.removesuffix("_total")
     if facts.help:
         yield f"# HELP {name} {escape_help(facts.help)}\n"
-    yield f"# TYPE {name} {facts.kind}\n"
+    is_reserved = facts.kind is FamilyKind.GAUGE and name.endswith("_count")  # of histograms
+    kind = "untyped" if is_reserved and not settings.open_metrics else facts.kind
+    yield f"# TYPE {name} {kind}\n"
     samples = _DISTRIBUTION_SAMPLES.get(facts.kind)
     name = facts.name
     keys, values, times = family.keys, family.values, family.times_ms

@@ -113,6 +113,10 @@ class Evaluation:
         conclusions = state.engine.conclusions()
         for conclusion in self._reports.send_verdicts(conclusions, fresh, now_ns):
             self._log.write_verdicts(conclusion.changes)
+        state.diagnoses.note(conclusions, now_ns)
+        explained = state.diagnoses.pop_fresh()
+        self._log.write_diagnoses(explained)
+        self._reports.send_diagnoses(explained)
         self._reports.send_due_costs(conclusions, now_ns)
         self._reports.send_gauge_lags(state.gauges.take_lags(now_ns))
         self._gauges.show_verdicts(conclusions, now_ns)

@@ -8,7 +8,8 @@ from typing import Final
 
 from ingero.fleet.processors.collectives.engine import QUIET, CapChange, VerdictChange
 from ingero.fleet.processors.collectives.hangs import HangChanges
-from ingero.model.verdicts import VerdictKind, describe_rank
+from ingero.model.diagnosis import Diagnosis, describe_diagnosis
+from ingero.model.verdicts import Verdict, VerdictKind, describe_rank
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.limited import FieldValue, RateLimitedLog
 from ingero.units import NS_PER_S
@@ -56,6 +57,23 @@ class EventLog:
                 logging.WARNING if verdict.is_alarm else logging.INFO,
                 "verdict ended" if is_over else "verdict began",
                 **fields,
+            )
+
+    def write_diagnoses(self, explained: Iterable[tuple[Verdict, Diagnosis]]) -> None:
+        """A line for each culprit whose agent answered."""
+        for verdict, diagnosis in explained:
+            rank = verdict.rank
+            self._lines.write(
+                ("diagnosis", rank.cluster_id, rank.worker),
+                logging.WARNING,
+                "verdict not explained" if diagnosis.declined else "verdict explained",
+                cluster=rank.cluster_id,
+                node=rank.node_id,
+                rank=rank.rank if rank.rank >= 0 else None,
+                job=rank.job or None,
+                worker=describe_rank(rank),
+                cause=diagnosis.cause or None,
+                why=describe_diagnosis(diagnosis),
             )
 
     def write_hangs(self, changes: HangChanges) -> None:

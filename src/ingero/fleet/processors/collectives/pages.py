@@ -7,19 +7,22 @@ from typing import Any
 
 from ingero.fleet.component import AdminRoute
 from ingero.fleet.helpers.admin_pages import ADMIN_ROOT, get_cluster_id, parse_slice
-from ingero.fleet.processors.collectives.engine import DetectionEngine
-from ingero.fleet.processors.collectives.progress import ProgressTracker, hang_json
-from ingero.model.verdicts import judgement_json
+from ingero.fleet.processors.collectives.engine import Conclusion
+from ingero.fleet.processors.collectives.progress import hang_json
+from ingero.fleet.processors.collectives.state import CollectivesState
+from ingero.model.verdicts import Judgement, judgement_json
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
+from ingero.wire.diagnosis import diagnosis_json
 
 
 class CollectivesPages:
     """Verdicts, lags and hangs as JSON."""
 
-    def __init__(self, engine: DetectionEngine, progress: ProgressTracker, clock: Clock) -> None:
-        self._engine = engine
-        self._progress = progress
+    def __init__(self, state: CollectivesState, clock: Clock) -> None:
+        self._engine = state.engine
+        self._progress = state.progress
+        self._diagnoses = state.diagnoses
         self._clock = clock
 
     def admin_routes(self) -> Sequence[AdminRoute]:
@@ -51,7 +54,7 @@ class CollectivesPages:
         clusters = []
         for conclusion in conclusions.values():
             is_history = query.get("history") == "true"
-            page = judgement_json(conclusion.history if is_history else conclusion.judgement)
+            page = self._build_judgement(conclusion, is_history=is_history)
             page["verdicts"].sort(key=lambda verdict: -float(verdict["evidence"]))
             page["total"] = len(page["verdicts"])
             page["verdicts"] = page["verdicts"][wanted]
@@ -59,6 +62,16 @@ class CollectivesPages:
             page["alpha"] = conclusion.alpha
             clusters.append(page)
         return {"clusters": clusters}
+
+    def _build_judgement(self, conclusion: Conclusion, *, is_history: bool) -> dict[str, Any]:
+        """A judgement, each verdict with its diagnosis where there is one."""
+        judgement: Judgement = conclusion.history if is_history else conclusion.judgement
+        page = judgement_json(judgement)
+        known = self._diagnoses.find(judgement.cluster_id)
+        for verdict, shown in zip(judgement.verdicts, page["verdicts"], strict=True):
+            diagnosis = known.get(verdict.rank.worker)
+            shown["diagnosis"] = None if diagnosis is None else diagnosis_json(diagnosis)
+        return page
 
     def _hang(self, query: Mapping[str, str]) -> dict[str, Any]:
         cluster_id = get_cluster_id(query)

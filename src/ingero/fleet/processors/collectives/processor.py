@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from ingero.fleet.component import AdminRoutes, ComponentId, Host, PushContext, Stability
+from ingero.fleet.component import (
+    AdminRoutes,
+    ComponentId,
+    Host,
+    PushContext,
+    QuestionSource,
+    Stability,
+)
 from ingero.fleet.consumer import Batch, Consumer
 from ingero.fleet.factory import ProcessorFactory
 from ingero.fleet.processors.collectives import telemetry
@@ -12,11 +19,15 @@ from ingero.fleet.processors.collectives.gauges import date_by_arrival, has_gaug
 from ingero.fleet.processors.collectives.pages import CollectivesPages
 from ingero.fleet.processors.collectives.state import CollectivesState
 from ingero.model.collectives import Rank
+from ingero.model.diagnosis import Diagnosis
+from ingero.model.progress import RankProgress
 from ingero.otlp.codec import read_log_entries
 from ingero.otlp.names import Signal
 from ingero.wire.collectives import CollectiveRead
+from ingero.wire.diagnosis import DIAGNOSIS_EVENT, build_diagnosis_read
+from ingero.wire.log_records import RecordsRead
 from ingero.wire.names import COLLECTIVE_EVENT, PROGRESS_EVENT
-from ingero.wire.progress import ProgressRead
+from ingero.wire.progress import build_progress_read
 
 
 class CollectivesProcessor:
@@ -44,7 +55,8 @@ class CollectivesProcessor:
             state.engine.config = self._config
             self._evaluation = Evaluation(state, host)
             self._thread = EvaluationThread(self._evaluation.run, host)
-            host.offer(AdminRoutes, CollectivesPages(state.engine, state.progress, host.clock))
+            host.offer(AdminRoutes, CollectivesPages(state, host.clock))
+            host.offer(QuestionSource, state.diagnoses)
             host.every(self._config.judge_interval, self._thread.kick)
         state.downstream.join(self._signal, self._following)
 
@@ -60,11 +72,18 @@ class CollectivesProcessor:
         assert state is not None
         assert host is not None
         if batch.signal is Signal.LOGS:
-            progress, collectives = ProgressRead(), CollectiveRead()
+            collectives = CollectiveRead()
+            progress, diagnoses = build_progress_read(), build_diagnosis_read()
             read_log_entries(
-                batch.export, {PROGRESS_EVENT: progress, COLLECTIVE_EVENT: collectives}
+                batch.export,
+                {
+                    PROGRESS_EVENT: progress,
+                    COLLECTIVE_EVENT: collectives,
+                    DIAGNOSIS_EVENT: diagnoses,
+                },
             )
             now_ns = host.clock.mono_ns()
+            _take_diagnoses(diagnoses, batch.push, state)
             _take_progress(progress, batch.push, state, now_ns)
             _take_collectives(collectives, batch.push, state, now_ns)
         elif batch.signal is Signal.METRICS and has_gauges(batch.export):
@@ -76,12 +95,27 @@ class CollectivesProcessor:
 
 
 def _take_progress(
-    read: ProgressRead, push: PushContext, state: CollectivesState, now_ns: int
+    read: RecordsRead[RankProgress], push: PushContext, state: CollectivesState, now_ns: int
 ) -> None:
     _note_bad(push, state, read.n_refused, read.first_problem)
-    if read.standings:
-        _note_sender(push, read.standings[0].rank)
-        state.progress.add(read.standings, now_ns)
+    if read.found:
+        _note_sender(push, read.found[0].rank)
+        state.progress.add(read.found, now_ns)
+
+
+def _take_diagnoses(
+    read: RecordsRead[Diagnosis], push: PushContext, state: CollectivesState
+) -> None:
+    if read.n_refused:
+        state.diagnoses.count["refused"](read.n_refused)
+        push.n_rejected += read.n_refused
+        push.rejected_why = read.first_problem
+    if read.found:
+        _note_sender(push, read.found[0].rank)
+        n_refused, why = state.diagnoses.take(read.found)
+        if n_refused:
+            push.n_rejected += n_refused
+            push.rejected_why = why
 
 
 def _take_collectives(

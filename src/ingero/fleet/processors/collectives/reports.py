@@ -15,9 +15,12 @@ from ingero.fleet.processors.collectives.rates import Rates
 from ingero.fleet.processors.collectives.state import CollectivesState
 from ingero.fleet.processors.collectives.verdicts import (
     build_changes,
+    build_diagnoses,
     build_gauge_lags,
     build_verdicts,
 )
+from ingero.model.diagnosis import Diagnosis
+from ingero.model.verdicts import Verdict
 from ingero.otlp.names import Signal
 from ingero.units import NS_PER_S
 
@@ -57,6 +60,11 @@ class PipelineReports:
             self._state.downstream.send(Signal.METRICS, verdicts)
             self._state.downstream.send(Signal.LOGS, build_changes(conclusion, wall_ns))
         return reported
+
+    def send_diagnoses(self, explained: Sequence[tuple[Verdict, Diagnosis]]) -> None:
+        """Report why culprits are slow: the share of each cause."""
+        for export in build_diagnoses(explained, self._clock.wall_ns()):
+            self._state.downstream.send(Signal.METRICS, export)
 
     def send_gauge_lags(self, lags: Sequence[GaugeLag]) -> None:
         """Report approximate lags."""

@@ -8,6 +8,7 @@ from ingero.fleet.processors.collectives import telemetry
 from ingero.fleet.processors.collectives.config import NcclConfig
 from ingero.fleet.processors.collectives.cost_totals import CostTotals
 from ingero.fleet.processors.collectives.costs import CostDeltas
+from ingero.fleet.processors.collectives.diagnoses import DiagnosisDesk
 from ingero.fleet.processors.collectives.engine import DetectionEngine
 from ingero.fleet.processors.collectives.gauges import GaugeTracker
 from ingero.fleet.processors.collectives.progress import ProgressTracker
@@ -19,6 +20,7 @@ class CollectivesState:
     Attributes:
         engine: What waits to be judged and what was concluded.
         gauges: Per-event gauges of older agents.
+        diagnoses: What agents were asked about culprits, and their answers.
         progress: Where ranks of jobs that make no progress stopped.
         costs: What was reported of each cluster's costs, and their sums; the evaluation thread's.
         downstream: Where reports go.
@@ -35,6 +37,7 @@ class CollectivesState:
             count_refused=self.engine.refuse["gauge_cap"],
         )
         self.progress = ProgressTracker(config.idle_timeout)
+        self.diagnoses = DiagnosisDesk(meter)
         self.costs: dict[str, tuple[CostDeltas, CostTotals]] = {}
         lost = meter.counter(telemetry.REPORTS_LOST).bound()
         self.downstream = Downstream(host.clock, lost)

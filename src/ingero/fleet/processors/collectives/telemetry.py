@@ -25,7 +25,7 @@ JUDGE_LOST: Final = counter(
     "reason",
 )
 GAUGE_POINTS: Final = counter(
-    "ingero_fleet_nccl_gauge_points_total", "Per-event gauge points of older agents that were read."
+    "ingero_fleet_nccl_event_points_total", "Per-event gauge points of older agents that were read."
 )
 JUDGE_SECONDS: Final = histogram(
     "ingero_fleet_nccl_judge_duration_seconds",
@@ -47,6 +47,12 @@ REPORTS_LOST: Final = counter(
     "ingero_fleet_nccl_reports_lost_total",
     "Reports of verdicts or lags that the rest of a pipeline did not take.",
 )
+DIAGNOSES: Final = counter(
+    "ingero_fleet_nccl_diagnoses_total",
+    "Questions why a culprit is slow: asked; then answered or declined by its agent, or unanswered. repeated and"
+    " refused count answers that came twice or that nobody asked for; over_cap culprits that were not asked about.",
+    "outcome",
+)
 METRICS: Final[tuple[MetricDeclaration, ...]] = (
     OPS,
     REFUSED,
@@ -58,4 +64,5 @@ METRICS: Final[tuple[MetricDeclaration, ...]] = (
     AGE,
     MISSING,
     REPORTS_LOST,
+    DIAGNOSES,
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ingero.fleet.component import Hardware
 from ingero.fleet.processors.collectives.engine import QUIET, Conclusion, VerdictChange
 from ingero.fleet.processors.collectives.gauges import GaugeLag
+from ingero.model.diagnosis import Diagnosis
 from ingero.model.verdicts import Verdict, describe_rank
 from ingero.otlp.codec import (
     Export,
@@ -27,6 +28,7 @@ WAIT: Final = "ingero_fleet_wait_seconds"
 LOST: Final = "ingero_fleet_lost_gpu_seconds"
 SLOWDOWN: Final = "ingero_fleet_slowdown"
 EVIDENCE: Final = "ingero_fleet_evidence_log10"
+CAUSE_SHARE: Final = "ingero_fleet_cause_share"
 GPU_SECONDS: Final = "ingero_fleet_waiting_gpu_seconds_total"
 GPU_SECONDS_BACK: Final = "ingero_fleet_waiting_gpu_seconds_taken_back_total"
 COST: Final = "ingero_fleet_waiting_cost_total"
@@ -41,6 +43,7 @@ SAYS: Final = {
     LOST: "GPU time that a culprit, drag or slow link cost its victims, since onset.",
     SLOWDOWN: "How many times as long as its median peer a worker takes.",
     EVIDENCE: "Strength of evidence, as log10 of the e-value.",
+    CAUSE_SHARE: "Part of a culprit's excess that a cause explains, as its node's agent found it.",
     MetricName.COLLECTIVE_PEER_LAG_MS: "How much later than its peers a rank enters; negative is earlier.",
     GPU_SECONDS: "GPU time lost waiting, by who is charged and by the hardware that waited.",
     GPU_SECONDS_BACK: "Of that, what was taken back because later operations showed nobody at fault.",
@@ -84,6 +87,19 @@ def build_verdicts(
         }
         series[MetricName.COLLECTIVE_PEER_LAG_MS].append(build_number(lag.lag_ms, wall_ns, point))
     return build_series(series, conclusion.judgement.cluster_id)
+
+
+def build_diagnoses(
+    explained: Sequence[tuple[Verdict, Diagnosis]], wall_ns: int
+) -> Iterator[Export]:
+    """Why culprits are slow, as metrics: one export per worker."""
+    for verdict, diagnosis in explained:
+        points = [
+            build_number(cause.share, wall_ns, worker_labels(verdict) | {"cause": str(cause.kind)})
+            for cause in diagnosis.causes
+        ]
+        if points:
+            yield build_series({CAUSE_SHARE: points}, verdict.rank.cluster_id)
 
 
 def build_gauge_lags(

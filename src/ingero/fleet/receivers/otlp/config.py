@@ -39,7 +39,7 @@ class MiddlewareConfig(StrictModel):
     """An extension that has a say in each answer."""
 
     id: ExtensionName = Field(
-        description="Extension that knows the threshold of whoever pushes, such as ingero_threshold."
+        description="Extension that knows the threshold of a sender, such as ingero_threshold."
     )
 
 
@@ -63,7 +63,7 @@ class ServerConfig(StrictModel):
     max_in_flight: int = Field(
         1024,
         ge=1,
-        description="Requests being received at once; one more is told to come again later.",
+        description="Requests being received at once; one more is asked to come again later.",
     )
 
 
@@ -125,7 +125,8 @@ class HttpConfig(ServerConfig):
     traces_url_path: UrlPath = Field("/v1/traces", description="Where traces are posted.")
     url_prefixes: tuple[UrlPath, ...] = Field(
         (),
-        description="Accept the three paths below each of these too, such as /api; for agents whose endpoint has a path.",
+        description="Accept the three paths below each of these too, such as /api; for agents whose endpoint "
+        "has a path.",
     )
     max_request_body_size: Size = Field(
         parse_size("20MiB"), ge=1, description="Largest body, before and after decompression."
@@ -133,7 +134,7 @@ class HttpConfig(ServerConfig):
     max_buffered_size: Size = Field(
         parse_size("128MiB"),
         ge=1,
-        description="Unfinished bodies in memory over all connections; one more is told to come again later.",
+        description="Unfinished bodies in memory over all connections; one more is asked to come again later.",
     )
     compression_algorithms: tuple[Encoding, ...] = Field(
         ("", "gzip", "zstd", "zlib", "snappy", "deflate", "lz4", "x-snappy-framed"),
@@ -169,7 +170,7 @@ class OtlpReceiverConfig(StrictModel):
     protocols: ProtocolsConfig = Field(description="grpc, http or both.")
 
 
-def build_http_settings(config: HttpConfig) -> OtlpHttpSettings:
+def build_http_settings(config: HttpConfig, *, shares_port: bool = False) -> OtlpHttpSettings:
     """What the HTTP server is given."""
     paths = {
         config.metrics_url_path: Signal.METRICS,
@@ -194,10 +195,11 @@ def build_http_settings(config: HttpConfig) -> OtlpHttpSettings:
             stall_s=config.idle_timeout / NS_PER_S,
             max_connections=_MAX_CONNECTIONS,
         ),
+        shares_port=shares_port,
     )
 
 
-def build_grpc_settings(config: GrpcConfig) -> OtlpGrpcSettings:
+def build_grpc_settings(config: GrpcConfig, *, shares_port: bool = False) -> OtlpGrpcSettings:
     """What the gRPC server is given."""
     parameters = config.keepalive.server_parameters if config.keepalive is not None else None
     durations = (
@@ -215,5 +217,13 @@ def build_grpc_settings(config: GrpcConfig) -> OtlpGrpcSettings:
     if config.max_concurrent_streams is not None:
         options.append(("grpc.max_concurrent_streams", config.max_concurrent_streams))
     return OtlpGrpcSettings(
-        config.max_recv_msg_size_mib << 20, config.max_in_flight, tuple(options)
+        config.max_recv_msg_size_mib << 20, config.max_in_flight, tuple(options), shares_port
     )
+
+
+def get_body_limit(config: ServerConfig) -> int:
+    """Largest body after decompression, in bytes."""
+    if isinstance(config, HttpConfig):
+        return config.max_request_body_size
+    assert isinstance(config, GrpcConfig)
+    return config.max_recv_msg_size_mib << 20

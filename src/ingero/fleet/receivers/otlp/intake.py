@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from ingero.errors import BadDataError, PermanentError, RetryableError
 from ingero.fleet.component import (
@@ -19,6 +19,7 @@ from ingero.fleet.component import (
     PushAnswer,
     PushAnswerer,
     PushContext,
+    QuestionSource,
 )
 from ingero.fleet.consumer import Batch, Consumer
 from ingero.fleet.receivers.otlp.telemetry import Tally
@@ -49,6 +50,22 @@ _MAX_THRESHOLD: Final = 0.99
 _PANIC: Final = AnswerHeaders(
     f"{Header.PANIC}: true\r\n".encode(), ((str(Header.GRPC_PANIC), "true"),)
 )
+
+
+class SenderNews(NamedTuple):
+    """What rides an answer.
+
+    Attributes:
+        threshold: To compare with; None where there is none.
+        question: What the node is asked; None where nothing is.
+    """
+
+    threshold: PushAnswer | None = None
+    question: str | None = None
+
+
+_NO_NEWS: Final = SenderNews()
+_NOTHING: Final = AnswerHeaders(b"", ())
 
 
 class PushIntake:
@@ -82,7 +99,8 @@ class PushIntake:
         self._log = RateLimitedLog(_log, host.clock)
         host.every(_FLUSH_NS, self._log.flush)
         self._resources = ResourceCache()
-        self._headers: tuple[PushAnswer | None, AnswerHeaders] = (None, _PANIC)
+        self._headers: tuple[PushAnswer, AnswerHeaders] = (WITHHELD, _PANIC)
+        self._questions: tuple[QuestionSource, ...] | None = None
 
     def open(self, request: OtlpRequest) -> PushContext:
         """What processors and answerers learn of a push."""
@@ -196,29 +214,69 @@ class PushIntake:
         return None
 
     def find_headers(self, request: OtlpRequest) -> AnswerHeaders | None:
-        """The threshold for this push, or None where there is none or its sender is not known.
+        """The threshold for this push and what its sender is asked; None where there is neither."""
+        news = self.find_news(request.context)
+        return add_question(self._write_threshold(news.threshold), news.question)
+
+    def find_news(self, push: PushContext) -> SenderNews:
+        """What the answer to a push carries: nothing for a sender that is not known."""
+        if self._authenticator is not None and not push.auth_subject:
+            return _NO_NEWS
+        allowed = push.allowed_clusters
+        if allowed is not None and (push.cluster_id or push.cluster_hint) not in allowed:
+            return _NO_NEWS
+        return SenderNews(self._find_threshold(push), self._find_question(push))
+
+    def find_threshold_of(self, cluster_id: str) -> PushAnswer | None:
+        """The threshold for a sender of this cluster that says no more of itself."""
+        return self._find_threshold(PushContext(cluster_hint=cluster_id))
+
+    def _find_question(self, push: PushContext) -> str | None:
+        """What the node that just pushed is asked."""
+        if not push.cluster_id or not push.node_id:
+            return None
+        if self._questions is None:  # pushes come when every processor has started
+            self._questions = tuple(self._host.find(QuestionSource))
+        for source in self._questions:
+            question = source.find_question(push.cluster_id, push.node_id)
+            if question is not None:
+                return question
+        return None
+
+    def _find_threshold(self, push: PushContext) -> PushAnswer | None:
+        """The threshold for this push.
 
         A value that agents would reject (outside 0.1 to 0.99, not finite) is not sent at all: it would silence the
         fallback poller too.
         """
-        push: PushContext = request.context
-        if self._authenticator is not None and not push.auth_subject:
-            return None
-        allowed = push.allowed_clusters
-        if allowed is not None and (push.cluster_id or push.cluster_hint) not in allowed:
-            return None
         for answerer in self._answerers:
             answer = answerer.answer(push)
             if answer is WITHHELD:
-                return _PANIC
+                return answer
             if answer is not None and _MIN_THRESHOLD <= answer.threshold <= _MAX_THRESHOLD:
-                known, headers = self._headers
-                if answer is known:  # nodes of one cohort get one object until the next computation
-                    return headers
-                headers = _write_headers(answer)
-                self._headers = (answer, headers)
-                return headers
+                return answer
         return None
+
+    def _write_threshold(self, answer: PushAnswer | None) -> AnswerHeaders | None:
+        if answer is None:
+            return None
+        known, headers = self._headers
+        if answer is known:  # nodes of one cohort get one object until the next computation
+            return headers
+        headers = write_headers(answer)
+        self._headers = (answer, headers)
+        return headers
+
+
+def add_question(headers: AnswerHeaders | None, question: str | None) -> AnswerHeaders | None:
+    """Headers with what a sender is asked."""
+    if question is None:
+        return headers
+    lines, metadata = headers or _NOTHING
+    return AnswerHeaders(
+        lines + f"{Header.DIAGNOSE}: {question}\r\n".encode("ascii"),
+        (*metadata, (str(Header.GRPC_DIAGNOSE), question)),
+    )
 
 
 _UNKNOWN: Final = RequestRefusal(
@@ -226,7 +284,10 @@ _UNKNOWN: Final = RequestRefusal(
 )
 
 
-def _write_headers(answer: PushAnswer) -> AnswerHeaders:
+def write_headers(answer: PushAnswer) -> AnswerHeaders:
+    """An answer as headers and as metadata."""
+    if answer is WITHHELD:
+        return _PANIC
     threshold, quorum_met = f"{answer.threshold:.6f}", "true" if answer.quorum_met else "false"
     return AnswerHeaders(
         f"{Header.THRESHOLD}: {threshold}\r\n{Header.QUORUM_MET}: {quorum_met}\r\n".encode(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Mapping
 from typing import Final
 
@@ -29,13 +30,18 @@ from ingero.fleet.receivers.otlp.config import (
     ServerConfig,
     build_grpc_settings,
     build_http_settings,
+    get_body_limit,
 )
 from ingero.fleet.receivers.otlp.intake import PushIntake
+from ingero.fleet.receivers.otlp.relayed import RelayedIntake, SeatInJudge
 from ingero.fleet.receivers.otlp.telemetry import Tally, TransportLabel
+from ingero.fleet.workers.link import PushRelay
+from ingero.fleet.workers.pool import JudgedSeat, PooledReceiver, ReceiverPool
 from ingero.otlp.names import Signal
 from ingero.serving.asgi import bind
 from ingero.serving.grpc_tls import RenewedCredentials
 from ingero.serving.otlp.grpc_server import OtlpGrpcServer
+from ingero.serving.otlp.handler import OtlpHandler
 from ingero.serving.otlp.http_server import OtlpHttpServer
 from ingero.serving.tls import CertificateReloader
 from ingero.units import NS_PER_S
@@ -68,6 +74,7 @@ class OtlpReceiver:
         self._outputs = outputs
         self._http: OtlpHttpServer | None = None
         self._grpc: OtlpGrpcServer | None = None
+        self._held: list[socket.socket] = []
         self.grpc_bound: Endpoint | None = None
 
     @property
@@ -76,11 +83,15 @@ class OtlpReceiver:
         return None if self._http is None else self._http.bound
 
     async def start(self, host: Host) -> None:
-        """Bind both ports.
+        """Bind both ports; where workers receive, only hold them and join.
 
         Raises:
             IngeroError: An address, a certificate or a named extension is not there.
         """
+        pools = host.find(ReceiverPool)
+        if pools:
+            await self._join(pools[0], host)
+            return
         protocols = self._config.protocols
         if protocols.http is not None:
             await self._start_http(protocols.http, host)
@@ -89,6 +100,8 @@ class OtlpReceiver:
 
     async def stop(self) -> None:
         """Close both ports; requests in flight may finish."""
+        while self._held:
+            self._held.pop().close()
         grpc_server, self._grpc = self._grpc, None
         http_server, self._http = self._http, None
         if grpc_server is not None:
@@ -96,12 +109,50 @@ class OtlpReceiver:
         if http_server is not None:
             await http_server.stop(_DRAIN_S)
 
+    async def _join(self, pool: ReceiverPool, host: Host) -> None:
+        """Hold the ports, and have workers listen on them."""
+        protocols = self._config.protocols
+        seats: list[JudgedSeat] = []
+        held: dict[str, ServerConfig] = {}
+        offered = ((TransportLabel.HTTP, protocols.http), (TransportLabel.GRPC, protocols.grpc))
+        for transport, config in offered:  # in the order in which a worker starts them
+            if config is None:
+                continue
+            socket_ = await _hold(config.endpoint)
+            self._held.append(socket_)
+            endpoint = Endpoint(config.endpoint.host, socket_.getsockname()[1])
+            held[transport] = config.model_copy(update={"endpoint": endpoint})
+            host.announce(endpoint, transport)
+            tally = Tally(host.meter, self._id, transport)
+            limit_bytes = get_body_limit(config)
+            intake = self._build_push_intake(config, host, tally, limit_bytes)
+            seats.append(SeatInJudge(transport, intake))
+        names = [config.auth.authenticator for config in held.values() if config.auth is not None]
+        extensions = [one for name in names if (one := parse_id(name)) is not None]
+        settings = self._config.model_copy(
+            update={"protocols": protocols.model_copy(update=dict(held))}
+        )
+        pool.join(
+            PooledReceiver(
+                self._id,
+                OtlpReceiver,
+                settings,
+                tuple(self._outputs),
+                tuple(extensions),
+                tuple(seats),
+            )
+        )
+
     async def _start_http(self, config: HttpConfig, host: Host) -> None:
         tally = Tally(host.meter, self._id, TransportLabel.HTTP)
         intake = self._build_intake(config, host, tally, config.max_request_body_size)
         context = open_server_context(config.tls, host, f"receivers.{self._id}", config.endpoint)
         server = OtlpHttpServer(
-            config.endpoint, build_http_settings(config), intake, host.clock, context
+            config.endpoint,
+            build_http_settings(config, shares_port=_shares_port(host)),
+            intake,
+            host.clock,
+            context,
         )
         await server.start()
         self._http = server
@@ -115,30 +166,58 @@ class OtlpReceiver:
 
     async def _start_grpc(self, config: GrpcConfig, host: Host) -> None:
         tally = Tally(host.meter, self._id, TransportLabel.GRPC)
-        settings = build_grpc_settings(config)
+        settings = build_grpc_settings(config, shares_port=_shares_port(host))
         credentials = None
         if config.tls is not None:
             name = f"receivers.{self._id}"
             report = report_bad_certificates(host, name, tally.count_bad_certificate)
             credentials = RenewedCredentials(config.tls, report).build()
-        (await bind(config.endpoint)).close()  # grpcio would not say what is wrong with an address
+        (
+            await bind(config.endpoint, shares_port=settings.shares_port)
+        ).close()  # grpcio would not say what is wrong with an address
         intake = self._build_intake(config, host, tally, settings.max_message_bytes)
-        server = OtlpGrpcServer(settings, intake)
+        server = OtlpGrpcServer(settings, intake, lambda: not host.draining)
         self.grpc_bound = await asyncio.to_thread(server.start, config.endpoint, credentials)
         self._grpc = server
         host.announce(self.grpc_bound, "grpc")
 
     def _build_intake(
         self, config: ServerConfig, host: Host, tally: Tally, max_body_bytes: int
+    ) -> OtlpHandler:
+        """What a push meets here: the pipelines, or in a worker the way to the judge."""
+        relays = host.find(PushRelay)
+        if not relays:
+            return self._build_push_intake(config, host, tally, max_body_bytes)
+        authenticator = _find_authenticator(config, host)
+        seat = relays[0].take_seat()
+        table = (relays[0].answerer(seat),)
+        gate = PushIntake(host, self._outputs, tally, authenticator, table, max_body_bytes)
+        return RelayedIntake(gate, relays[0], seat, tally, max_body_bytes)
+
+    def _build_push_intake(
+        self, config: ServerConfig, host: Host, tally: Tally, max_body_bytes: int
     ) -> PushIntake:
-        authenticator: Authenticator | None = None
-        if config.auth is not None:
-            authenticator = _get_one(host, Authenticator, config.auth.authenticator)
+        authenticator = _find_authenticator(config, host)
         if config.middlewares is None:
             answerers = host.find(PushAnswerer)
         else:
             answerers = [_get_one(host, PushAnswerer, one.id) for one in config.middlewares]
         return PushIntake(host, self._outputs, tally, authenticator, answerers, max_body_bytes)
+
+
+async def _hold(endpoint: Endpoint) -> socket.socket:
+    """Have a port that only workers of ours will listen on."""
+    if endpoint.port:
+        (await bind(endpoint)).close()  # fails where somebody listens, who may share the port too
+    return await bind(endpoint, shares_port=True, listens=False)
+
+
+def _shares_port(host: Host) -> bool:
+    return bool(host.find(PushRelay))
+
+
+def _find_authenticator(config: ServerConfig, host: Host) -> Authenticator | None:
+    return None if config.auth is None else _get_one(host, Authenticator, config.auth.authenticator)
 
 
 def _get_one(host: Host, capability: type[CapabilityT], name: str) -> CapabilityT:

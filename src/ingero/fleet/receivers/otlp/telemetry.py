@@ -29,7 +29,7 @@ ACCEPTED: Final = {
 REFUSED: Final = {
     signal: counter(
         f"otelcol_receiver_refused_{noun}_total",
-        f"{says} that a pipeline did not take; the sender was told.",
+        f"{says} that a pipeline did not take; the sender got an error.",
         "receiver",
         "transport",
     )

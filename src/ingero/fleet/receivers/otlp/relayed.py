@@ -1,0 +1,200 @@
+"""A push that a worker receives and the judge applies: the receiver's part on both sides.
+
+`RelayedIntake` is what a push meets in a worker: all that `PushIntake` does before the body is decoded. `SeatInJudge`
+gives the judge's `PushIntake` what the worker sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from ingero.errors import BadDataError
+from ingero.fleet.component import PushAnswer, PushContext
+from ingero.fleet.receivers.otlp.intake import PushIntake, add_question, write_headers
+from ingero.fleet.receivers.otlp.telemetry import Tally, TransportLabel
+from ingero.fleet.workers.link import PushRelay
+from ingero.fleet.workers.messages import (
+    RelayedAnswer,
+    RelayedPush,
+    Threshold,
+    pack_threshold,
+    unpack_threshold,
+)
+from ingero.otlp.names import Signal
+from ingero.serving.otlp.answers import (
+    OVERLOADED,
+    RETRY_AFTER_S,
+    AnswerStatus,
+    OtlpAnswer,
+    Reason,
+    RequestRefusal,
+)
+from ingero.serving.otlp.encodings import TooLargeError, decompress
+from ingero.serving.otlp.handler import AnswerHeaders, OtlpRequest
+
+_NO_JUDGE: Final = OtlpAnswer(
+    AnswerStatus.UNAVAILABLE, "Fleet is starting again; push again", RETRY_AFTER_S
+)
+_TAKEN: Final = AnswerStatus.TAKEN.name
+
+
+@dataclass(slots=True)
+class WorkerPush(PushContext):
+    """What a worker knows of a push.
+
+    Attributes:
+        judged: What the judge answered; None while it has not.
+    """
+
+    judged: RelayedAnswer | None = None
+
+
+class RelayedIntake:
+    """One protocol's way to the judge, in a worker.
+
+    Args:
+        gate: Who may send; its answerer knows the thresholds of clusters.
+        relay: The way to the judge.
+        seat: By which the judge knows this protocol of this receiver.
+        tally: The protocol's counters.
+        max_body_bytes: Largest body after decompression.
+    """
+
+    def __init__(
+        self, gate: PushIntake, relay: PushRelay, seat: int, tally: Tally, max_body_bytes: int
+    ) -> None:
+        self._gate = gate
+        self._relay = relay
+        self._seat = seat
+        self._tally = tally
+        self._max_body_bytes = max_body_bytes
+
+    def open(self, request: OtlpRequest) -> WorkerPush:
+        """What is kept of a push."""
+        return WorkerPush(cluster_hint=request.hint)
+
+    def admit(self, request: OtlpRequest, *, is_full: bool) -> RequestRefusal | None:
+        """As `PushIntake.admit`."""
+        return self._gate.admit(request, is_full=is_full)
+
+    def reserve(self, request: OtlpRequest) -> None:
+        """Nothing: bodies are bounded by what is buffered."""
+
+    def refused(self, request: OtlpRequest, refusal: RequestRefusal) -> None:
+        """As `PushIntake.refused`."""
+        self._gate.refused(request, refusal)
+
+    def take(self, request: OtlpRequest, body: bytes) -> OtlpAnswer | Awaitable[OtlpAnswer]:
+        """Decompress, and have the judge decode and apply it; over gRPC this waits for the judge."""
+        if request.encoding:
+            try:
+                body = decompress(body, request.encoding, self._max_body_bytes)
+            except TooLargeError as error:
+                self._tally.refuse_request(Reason.TOO_LARGE)
+                return OtlpAnswer(AnswerStatus.TOO_LARGE, error.message)
+            except BadDataError as error:
+                self._tally.refuse_request(Reason.BAD_BODY)
+                return OtlpAnswer(AnswerStatus.BAD_DATA, error.message)
+        push: WorkerPush = request.context
+        allowed = push.allowed_clusters
+        relayed = RelayedPush(
+            0,
+            self._seat,
+            request.signal,
+            request.content_type,
+            push.cluster_hint,
+            push.auth_subject,
+            None if allowed is None else tuple(allowed),
+            body,
+        )
+        if request.transport == TransportLabel.GRPC:
+            return _read(push, self._relay.ask(relayed))
+        return self._submit(push, relayed)
+
+    def _submit(self, push: WorkerPush, relayed: RelayedPush) -> OtlpAnswer | Awaitable[OtlpAnswer]:
+        future: asyncio.Future[OtlpAnswer] = asyncio.get_running_loop().create_future()
+
+        def answer(answer: RelayedAnswer | None) -> None:
+            if not future.done():  # its connection may be gone
+                future.set_result(_read(push, answer))
+
+        if self._relay.submit(relayed, answer):
+            return future
+        self._tally.refuse_request(Reason.OVERLOADED)
+        return OVERLOADED.answer
+
+    def find_headers(self, request: OtlpRequest) -> AnswerHeaders | None:
+        """What the judge sent for this push; the threshold of its cluster where the judge never saw it."""
+        push: WorkerPush = request.context
+        judged = push.judged
+        if judged is None:
+            return self._gate.find_headers(request)
+        threshold = judged.threshold
+        headers = None if threshold is None else _write_headers(threshold)
+        return add_question(headers, judged.question)
+
+
+def _read(push: WorkerPush, answer: RelayedAnswer | None) -> OtlpAnswer:
+    if answer is None:
+        return _NO_JUDGE
+    push.judged = answer
+    status = AnswerStatus.TAKEN if answer.status == _TAKEN else AnswerStatus[answer.status]
+    return OtlpAnswer(status, answer.message, answer.retry_after_s, answer.n_rejected)
+
+
+@lru_cache(maxsize=1024)
+def _write_headers(threshold: Threshold) -> AnswerHeaders:
+    answer = unpack_threshold(threshold)
+    assert answer is not None
+    return write_headers(answer)
+
+
+class SeatInJudge:
+    """One protocol of a receiver in the judge.
+
+    Args:
+        transport: Which.
+        intake: The way into the pipelines.
+    """
+
+    def __init__(self, transport: TransportLabel, intake: PushIntake) -> None:
+        self._transport = str(transport)
+        self._intake = intake
+
+    def apply(self, push: RelayedPush) -> tuple[RelayedAnswer, str]:
+        """Take a push as if it had come here; also the cluster that it was of, empty where it is not known."""
+        intake, allowed = self._intake, push.clusters
+        context = PushContext(
+            cluster_hint=push.hint,
+            auth_subject=push.subject,
+            allowed_clusters=None if allowed is None else frozenset(allowed),
+        )
+        request = OtlpRequest(
+            transport=self._transport,
+            signal=_SIGNALS[push.signal],
+            content_type=push.content_type,
+            context=context,
+        )
+        status, message, retry_after_s, n_rejected = intake.take(request, push.body)
+        news = intake.find_news(context)
+        answer = RelayedAnswer(
+            push.number,
+            status.name,
+            message,
+            retry_after_s,
+            n_rejected,
+            pack_threshold(news.threshold),
+            news.question,
+        )
+        return answer, context.cluster_id or context.cluster_hint
+
+    def find_threshold(self, cluster_id: str) -> PushAnswer | None:
+        """The threshold for a sender of this cluster that says no more of itself; who it may be, its worker checks."""
+        return self._intake.find_threshold_of(cluster_id)
+
+
+_SIGNALS: Final = {str(signal): signal for signal in Signal}

@@ -1,0 +1,123 @@
+"""Pushes that wait for the next scrape: one replaces another only when it shows the same series."""
+
+import pytest
+from tests.fleet.exporters.scraped import NODE, WALL, Scraped, gauge_export, sample, series
+
+from ingero.fleet.exporters.prometheus.exporter import says_all
+from ingero.otlp.codec import (
+    build_gauge,
+    build_metrics,
+    build_number,
+    decode_export,
+    decode_protobuf,
+    encode_json,
+    encode_protobuf,
+    structs,
+)
+from ingero.otlp.names import Signal
+
+
+def test_repeated_pushes_of_one_agent_wait_as_one_and_show_the_last():
+    scraped = Scraped()
+    first, last = _health(0.27), _health(0.94)
+
+    def push_many():
+        for export in [first, *[last] * 50]:
+            scraped.push(export, node_id="n1", cluster_id="prod a")
+        scraped.push(sample("straggler_event_1.json"), node_id="n1", cluster_id="prod a")
+        assert len(scraped.exporter._pending) == 2
+
+    found = series(scraped.scrape(push_many))
+    scores = [
+        value for (name, _), value in found.items() if name == "ingero_node_health_score_ratio"
+    ]
+    assert scores == [0.94]
+    assert "ingero_node_straggler_event_ratio" in {name for name, _ in found}
+
+
+def test_too_many_waiting_exports_are_walked_in_the_push():
+    scraped = Scraped()
+
+    def push_many():
+        for index in range(3000):
+            scraped.push(gauge_export(value=float(index), x=str(index)))
+        assert len(scraped.exporter._pending) <= 256
+
+    assert len(series(scraped.scrape(push_many))) == 3000
+
+
+def as_protobuf(export):
+    return decode_protobuf(encode_protobuf(export), Signal.METRICS)
+
+
+ENCODINGS = pytest.mark.parametrize("encode", [lambda export: export, as_protobuf])
+
+
+def health_push(*metrics):
+    first = build_gauge("ingero.node.health_score", [build_number(0.9, WALL)])
+    return build_metrics(NODE, [first, *metrics], "s")
+
+
+def delta_sum(value):
+    points = [build_number(value, WALL)]
+    return structs.Metric(name="d", sum=structs.Sum(points, aggregation_temporality=1))
+
+
+def push_twice(older, newer, encode):
+    scraped = Scraped()
+    return scraped.scrape(
+        lambda: scraped.push(encode(older), "n1", "c1"),
+        lambda: scraped.push(encode(newer), "n1", "c1"),
+    )
+
+
+@pytest.mark.parametrize(
+    "encode", [lambda one: one, lambda one: decode_protobuf(encode_protobuf(one), Signal.METRICS)]
+)
+def test_a_later_push_that_lacks_a_metric_does_not_hide_the_earlier_one(encode):
+    earlier = health_push(build_gauge("gone", [build_number(1.0, WALL)]))
+    later = health_push(build_gauge("new", [build_number(2.0, WALL)]))
+    text = push_twice(earlier, later, encode)
+    assert {"gone_ratio", "new_ratio"} <= {line.partition("{")[0] for line in text.splitlines()}
+
+
+@pytest.mark.parametrize(
+    "encode", [lambda one: one, lambda one: decode_protobuf(encode_protobuf(one), Signal.METRICS)]
+)
+def test_deltas_of_pushes_that_wait_together_add_up(encode):
+    text = push_twice(health_push(delta_sum(2.0)), health_push(delta_sum(3.0)), encode)
+    assert [line.split()[-1] for line in text.splitlines() if line.startswith("d{")] == ["5.0"]
+
+
+def _health(score, as_json=False, **resource):
+    export = build_metrics(
+        NODE | resource,
+        [build_gauge("ingero.node.health_score", [build_number(score, WALL, {"state": "active"})])],
+        "ingero",
+    )
+    body = encode_json(export) if as_json else encode_protobuf(export)
+    kind = "application/json" if as_json else "application/x-protobuf"
+    return decode_export(body, Signal.METRICS, kind)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_two_cohorts_of_one_node_are_both_shown_however_often_they_push(as_json):
+    page = Scraped()
+    steps = []
+    for round_ in range(5):
+        for cohort, score in (("aaaa", 0.9), ("bbbb", 0.8)):
+            export = _health(score + round_ / 100, as_json, **{"ingero.cgroup_path_hash": cohort})
+            steps.append(lambda export=export: page.push(export, "n1", "c1"))
+    text = page.scrape(*steps)
+    found = {
+        dict(labels)["ingero_cgroup_path_hash"]: value
+        for (name, labels), value in series(text).items()
+        if name.startswith("ingero_node_health_score")
+    }
+    assert found == {"aaaa": pytest.approx(0.94), "bbbb": pytest.approx(0.84)}
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_push_that_waits_is_replaced_by_one_with_the_same_series(as_json):
+    assert says_all(_health(0.8, as_json), _health(0.9, as_json))
+    assert not says_all(_health(0.8, as_json, **{"ingero.node.rank": 1}), _health(0.9, as_json))
