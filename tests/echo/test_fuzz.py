@@ -227,9 +227,9 @@ def test_no_body_ends_ingest(served):
 
     one_body()
     assert (served.state("/readyz"), served.state("/healthz")) == (200, 200)
-    assert served.metric("ingero_echo_commits_count", outcome="failed") == 0
+    assert served.metric("ingero_echo_commits_total", outcome="failed") == 0
     refused = ("time", "size", "cluster", "histogram", "batch")
-    told = [served.metric("ingero_echo_records_refused_count", reason=reason) for reason in refused]
+    told = [served.metric("ingero_echo_records_refused_total", reason=reason) for reason in refused]
     assert sum(told) > 0
     log = served.log.read_text()
     assert "because of a defect" not in log

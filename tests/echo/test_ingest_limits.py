@@ -52,7 +52,7 @@ def test_three_thousand_points_with_a_megabyte_each_are_refused_and_leave_no_mem
         )
         assert echo.push(body, token=TEAM_A).status_code == 400
     assert echo.rss() - before < 400 * MIB
-    assert echo.metric("ingero_echo_records_refused_count", reason="size") == 3000
+    assert echo.metric("ingero_echo_records_refused_total", reason="size") == 3000
     assert echo.sql("SELECT count(*) FROM events WHERE metric_name = 'big'") == [[0]]
 
 
@@ -91,7 +91,7 @@ def test_what_is_too_long_is_refused_with_its_length_and_the_limit(start, body, 
         answer = echo.push(form, signal)
         assert answer.status_code == 400
         assert why.encode() in answer.content
-    assert echo.metric("ingero_echo_records_refused_count", reason="size") == 2
+    assert echo.metric("ingero_echo_records_refused_total", reason="size") == 2
 
 
 def test_the_limits_are_settings(start):
@@ -178,7 +178,7 @@ def test_a_bearer_over_its_rate_waits_and_others_do_not(start):
     other = to_protobuf("metrics", metrics([point()], cluster="prod-9"))
     assert echo.push(other, token=TEAM_B).status_code == 200
     assert len(echo.audit(status=429, bearer_key_name="team-a")) == 3
-    assert echo.metric("ingero_echo_ingest_requests_count", outcome="refused_pace") == 3
+    assert echo.metric("ingero_echo_ingest_requests_total", outcome="refused_pace") == 3
 
 
 def test_a_bearer_with_too_many_requests_at_once_is_refused_and_others_are_not(start):

@@ -126,18 +126,19 @@ def test_a_scoped_token_is_shown_its_own_numbers_and_an_operator_everybodys(echo
     everything = echo.get("/metrics", ALL).text
     for name in names.values():
         assert f'ingero_echo_bearer_requests_total{{bearer="{name}",handler="api"' in everything
-    assert "ingero_echo_rows_count" in everything
+    assert "ingero_echo_rows_total" in everything
     assert "ingero_echo_requests_total" in everything
 
 
 def test_wrong_tokens_are_counted_and_slowed_and_a_right_one_is_not(tmp_path):
     with Served(tmp_path) as fresh:
-        codes = [fresh.get("/api/v2/whoami", f"wrong-{i}").status_code for i in range(40)]
-        assert codes[:20] == [401] * 20
-        assert 429 in codes
-        slowed = fresh.get("/api/v2/whoami", "wrong")
-        assert (slowed.status_code, slowed.json()["code"]) == (429, "too_many_bad_bearers")
-        assert "retry-after" in slowed.headers
+        answers = [fresh.get("/api/v2/whoami", f"wrong-{i}") for i in range(41)]
+        assert [one.status_code for one in answers[:20]] == [401] * 20
+        slowed = [one for one in answers if one.status_code != 401]  # one a second may pass
+        assert slowed
+        for one in slowed:
+            assert (one.status_code, one.json()["code"]) == (429, "too_many_bad_bearers")
+            assert "retry-after" in one.headers
         assert fresh.get("/api/v2/whoami", ONE).status_code == 200
         text = fresh.get("/metrics", ALL).text
         assert 'ingero_echo_bad_bearers_total{outcome="refused"}' in text

@@ -86,14 +86,14 @@ def to_protobuf(signal, body):
 
 def is_alive(served):
     """Another tenant's rows are stored, over both transports."""
-    before = served.metric("ingero_echo_rows_count", outcome="written")
+    before = served.metric("ingero_echo_rows_total", outcome="written")
     other = metrics([point()], cluster="prod-9")
     assert served.push(other, token=TEAM_B).status_code == 200
     assert (
         served.call(to_protobuf("metrics", metrics([point(0.5)], cluster="prod-9")), token=TEAM_B)
         == b""
     )
-    assert served.metric("ingero_echo_rows_count", outcome="written") == before + 2
+    assert served.metric("ingero_echo_rows_total", outcome="written") == before + 2
     return True
 
 
@@ -119,7 +119,7 @@ def test_a_poisonous_request_costs_its_own_record_and_nobody_elses(served, name)
 def test_the_good_points_beside_a_bad_one_are_kept_and_the_bad_one_is_told_counted_and_audited(
     served,
 ):
-    before = served.metric("ingero_echo_records_refused_count", reason="time")
+    before = served.metric("ingero_echo_records_refused_total", reason="time")
     body = metrics([point(5.0), point(6.0, at_ns=PAST), point(7.0)], name="beside")
     n_refused, why = rejected(served.push(body, token=TEAM_A))
     assert n_refused == 1
@@ -129,7 +129,7 @@ def test_the_good_points_beside_a_bad_one_are_kept_and_the_bad_one_is_told_count
     assert served.sql(
         "SELECT value_double FROM events WHERE metric_name = 'beside' ORDER BY 1"
     ) == [[5.0], [7.0]]
-    assert served.metric("ingero_echo_records_refused_count", reason="time") == before + 2
+    assert served.metric("ingero_echo_records_refused_total", reason="time") == before + 2
     assert [line["n_refused"] for line in served.audit(bearer_key_name="team-a")[-2:]] == [1, 1]
 
 

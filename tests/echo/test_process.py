@@ -254,7 +254,7 @@ def test_a_full_disk_stops_ingest_and_not_reads_and_room_mends_it(small_disk, to
     assert echo.sql("SELECT count(*) FROM events WHERE cluster_id = 'after'") == [[45]]
     headers = {"authorization": f"Bearer {TOKEN}"}
     metrics_text = httpx.get(f"http://127.0.0.1:{echo.api}/metrics", headers=headers).text
-    written = re.search(r'rows_count\{outcome="written"\} (\S+)', metrics_text)
+    written = re.search(r'rows_total\{outcome="written"\} (\S+)', metrics_text)
     assert float(written[1]) >= expected
     assert echo.end() == 0
 

@@ -128,7 +128,7 @@ def test_the_same_spans_of_two_tenants_are_kept_for_both(served):
 
 def test_the_same_time_with_another_value_is_kept_counted_and_told_and_a_retry_is_dropped(served):
     at_ns = time.time_ns()
-    before = served.metric("ingero_echo_rows_count", outcome="conflicts")
+    before = served.metric("ingero_echo_rows_total", outcome="conflicts")
     assert rejected(served.push(metrics([point(1.0, at_ns)], "twice"), token=TEAM_A)) == (0, "")
     n_refused, why = rejected(served.push(metrics([point(2.0, at_ns)], "twice"), token=TEAM_A))
     assert n_refused == 0
@@ -143,7 +143,7 @@ def test_the_same_time_with_another_value_is_kept_counted_and_told_and_a_retry_i
     assert rejected(served.push(in_one))[1].startswith("1 have")
     rows = served.sql("SELECT value_double FROM events WHERE metric_name = 'twice' ORDER BY 1")
     assert rows == [[1.0], [2.0], [3.0]]
-    assert served.metric("ingero_echo_rows_count", outcome="conflicts") == before + 3
+    assert served.metric("ingero_echo_rows_total", outcome="conflicts") == before + 3
 
 
 def test_two_histograms_and_spans_that_differ_in_what_they_say_are_both_kept(served):

@@ -1,7 +1,7 @@
 """ClickHouse's HTTP interface over its engine in this process: what the production client speaks, with one user.
 
-Enough of it for our client: a statement or rows in the body, values and settings in the query, errors as status 500 with
-the code in a header. Source: ClickHouse's documentation, "HTTP interface".
+Enough of it for our client: a statement or rows in the body, values and settings in the query, errors as status 500
+with the code in a header. Source: ClickHouse's documentation, "HTTP interface".
 """
 
 import base64

@@ -1,4 +1,7 @@
-"""What Fleet's own code says of a verdict, a cost and an episode, over the wire into Echo's columns: every one of them."""
+"""What Fleet's own code says of a verdict, a cost and an episode, over the wire into Echo's columns.
+
+Every one of them.
+"""
 
 import json
 

@@ -344,7 +344,8 @@ def test_fleets_own_cost_and_episode_records_fill_their_columns(store, take):
     take(build_costs("c1", charges, rates, NOW_NS))
     assert read(
         store,
-        "SELECT cluster_id, node_id, rank, victim_node_id, gpu_seconds, round(amount, 9), currency, provider, gpu_model, "
+        "SELECT cluster_id, node_id, rank, victim_node_id, gpu_seconds, round(amount, 9), currency, provider, "
+        "gpu_model, "
         "attributed FROM costs ORDER BY gpu_seconds",
     ) == [
         ("c1", "", None, None, -2.0, -0.000555556, "USD", "aws", "NVIDIA L4", "unattributed"),

@@ -1,6 +1,5 @@
 """A tenant's SQL: what is let in works, what is not leaves nothing behind."""
 
-import datetime as dt
 import socket
 import subprocess
 import sys
@@ -9,67 +8,17 @@ from pathlib import Path
 
 import duckdb
 import msgspec
-import pyarrow as pa
 import pytest
+from tests.echo.sandbox.tables import export, run
 
 from ingero.echo.db.cancellation import Cancellation
 from ingero.echo.db.errors import DeadlineError
-from ingero.echo.db.sandbox.guard import FUNCTIONS, check_statement
+from ingero.echo.db.sandbox.guard import FUNCTIONS
 from ingero.echo.db.sandbox.messages import Data, GuardReply, Result, SandboxJob, receive, send
 from ingero.echo.db.sandbox.runner import Sandbox, SandboxSettings, SqlRefusedError
-from ingero.echo.schema.tables import EVENTS, TENANT_TABLES
+from ingero.echo.schema.tables import TENANT_TABLES
 from ingero.telemetry.clock import SystemClock
 from ingero.units import NS_PER_S
-
-T0 = dt.datetime(2026, 1, 1)  # noqa: DTZ001 - the store's TIMESTAMP is UTC without a zone
-
-
-def export(table, columns=None):
-    """As the service does: at least the columns that are named."""
-    schema, batches = export_whole(table)
-    names = [name for name in schema.names if columns is None or name in columns]
-    names = names or schema.names[:1]
-    narrow = pa.schema([schema.field(name) for name in names])
-    return narrow, [batch.select(names) for batch in batches]
-
-
-def export_whole(table, columns=None):
-    schema = EVENTS.arrow_schema()
-    if table != "events":
-        from ingero.echo.schema.tables import TABLES
-
-        return TABLES[table].arrow_schema(), []
-    rows = pa.table(
-        {
-            "ts": [T0, T0, T0],
-            "cluster_id": ["c1"] * 3,
-            "node_id": ["n1", "n2", "n3"],
-            "metric_name": ["m"] * 3,
-            "value_double": [1.0, 2.0, None],
-            "host_attr": [None] * 3,
-            "kind": ["gauge"] * 3,
-            "unit": [""] * 3,
-            "attributes": ['{"k":"v"}'] * 3,
-            "ingested_at": [T0] * 3,
-        },
-        schema=schema,
-    )
-    return schema, rows.to_batches()
-
-
-@pytest.fixture(scope="module")
-def sandbox():
-    settings = SandboxSettings(n_workers=2, timeout_ns=4 * NS_PER_S, memory_bytes=512 << 20)
-    opened = Sandbox(settings, TENANT_TABLES, SystemClock())
-    opened.start()
-    yield opened
-    opened.close()
-
-
-def run(sandbox, sql, limit=1000):
-    result = sandbox.run(sql, export, limit)
-    return result.columns, msgspec.json.decode(result.rows), result.is_cut
-
 
 LEGITIMATE = [
     (
@@ -417,83 +366,6 @@ def test_a_statement_that_nobody_waits_for_ends_and_gives_its_place_back():
     with pytest.raises(DeadlineError, match="client has gone"):
         one.run("SELECT 1", export, 10, stop)
     one.close()
-
-
-def test_only_the_tables_that_a_statement_names_are_handed_over(sandbox):
-    asked = []
-
-    def spy(table, columns):
-        asked.append(table)
-        return export(table, columns)
-
-    sandbox.run("SELECT 1 FROM events e, (SELECT * FROM verdicts) v", spy, 10)
-    assert sorted(asked) == ["events", "verdicts"]
-
-
-NARROW = [
-    ("SELECT count(*) FROM events", set()),
-    (
-        "SELECT Metric_Name, COUNT(*), sum(value_double) FROM events GROUP BY ALL",
-        {"metric_name", "value_double"},
-    ),
-    (
-        "SELECT e.node_id FROM events e WHERE e.value_double > 1 ORDER BY e.ts",
-        {"node_id", "value_double", "ts"},
-    ),
-    ("SELECT node_id AS kind FROM events ORDER BY kind", {"node_id", "kind"}),
-    ("WITH x AS (SELECT ts, node_id FROM events) SELECT x.node_id FROM x", {"ts", "node_id", "x"}),
-    (
-        "SELECT a.node_id FROM events a JOIN events b USING (ts, unit) ORDER BY 1",
-        {"node_id", "ts", "unit"},
-    ),
-    (
-        "SELECT list_sort(list(value_double)) FROM events WHERE attributes ->> '$.k' = 'v'",
-        {"value_double", "attributes"},
-    ),
-    (
-        "SELECT (SELECT max(b.ts) FROM events b WHERE b.node_id = a.node_id) FROM events a",
-        {"ts", "node_id", "b", "a"},
-    ),
-    (
-        "SELECT sum(value_double) OVER (PARTITION BY kind ORDER BY node_id) FROM events",
-        {"value_double", "kind", "node_id"},
-    ),
-]
-WIDE = [
-    "SELECT * FROM events",
-    "FROM events",
-    "SELECT events FROM events",
-    "SELECT e FROM events e",
-    "SELECT count(e) FROM events AS e",
-    "SELECT e.* EXCLUDE (ts) FROM events e",
-    "SELECT COLUMNS('node.*') FROM events",
-    "SELECT count(COLUMNS(*)) FROM events",
-    "SELECT #3 FROM events",
-    "SELECT b FROM events e(a, b)",
-    "SELECT a.node_id FROM events a NATURAL JOIN events b ORDER BY ALL",
-    "SELECT node_id FROM events WHERE EXISTS (SELECT * FROM logs)",
-]
-
-
-def needs_of(statement):
-    with duckdb.connect() as connection:
-        return check_statement(connection, statement, frozenset(TENANT_TABLES)).columns
-
-
-@pytest.mark.parametrize(("statement", "columns"), NARROW)
-def test_a_statement_is_given_the_columns_it_names_and_answers_the_same(
-    sandbox, statement, columns
-):
-    assert columns <= needs_of(statement) <= columns | {"e", "a", "b", "x"}
-    narrow, whole = sandbox.run(statement, export, 100), sandbox.run(statement, export_whole, 100)
-    assert (narrow.columns, narrow.rows) == (whole.columns, whole.rows)
-    assert narrow.n_rows
-
-
-@pytest.mark.parametrize("statement", WIDE)
-def test_a_statement_that_rests_on_every_column_gets_every_column(sandbox, statement):
-    assert needs_of(statement) is None
-    assert sandbox.run(statement, export, 100).columns
 
 
 OPENERS = [

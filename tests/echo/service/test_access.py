@@ -269,7 +269,7 @@ def test_metrics_have_closed_labels_and_no_tenants_name(site):
     assert "c1" not in text
     assert "team-one" not in text
     written = next(
-        line for line in text.splitlines() if 'ingero_echo_rows_count{outcome="written"}' in line
+        line for line in text.splitlines() if 'ingero_echo_rows_total{outcome="written"}' in line
     )
     assert float(written.split()[-1]) == 2 * (45 + 160)
 

@@ -98,7 +98,7 @@ def test_the_panels_of_prometheus_name_series_that_are_scraped(site):
         assert names
         for name in names:
             assert re.search(rf"^{name}[ {{]", scraped, re.MULTILINE), name
-    assert 'ingero_echo_rows_count{outcome="written"}' in scraped
+    assert 'ingero_echo_rows_total{outcome="written"}' in scraped
 
 
 def test_the_dashboards_data_sources_are_those_that_are_provisioned():

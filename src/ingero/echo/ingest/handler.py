@@ -232,7 +232,10 @@ class IngestHandler:
             return OtlpAnswer(AnswerStatus.BAD_DATA, f"nothing of it can be kept: {why}")
         self._counters.taken += 1
         if outcome.n_conflicts:
-            conflicts = f"{outcome.n_conflicts} have the series and time of another one with another value; both are kept"
+            n = outcome.n_conflicts
+            conflicts = (
+                f"{n} have the series and time of another one with another value; both are kept"
+            )
             why = f"{why}; {conflicts}" if why else conflicts
         return OtlpAnswer(AnswerStatus.TAKEN, why, n_rejected=ingest.n_refused)
 

@@ -15,9 +15,12 @@ Buckets = tuple[list[float], list[int]]
 
 MAX_BUCKETS: Final = 4096
 _SCALES: Final = range(-10, 21)
-"""Source: OpenTelemetry SDK specification, "Base2 Exponential Bucket Histogram Aggregation": MaxScale 20, minimum -10."""
+"""Source: OpenTelemetry SDK specification, "Base2 Exponential Bucket Histogram Aggregation".
+
+MaxScale 20, minimum -10.
+"""
 _TOP_EXPONENT: Final = 1024
-_LEAST_EXPONENT: Final = -1074
+_MIN_EXPONENT: Final = -1074
 
 
 def read_explicit(distribution: PointDistribution) -> Buckets:
@@ -86,7 +89,7 @@ def _iter_side(side: structs.Proto, scale: int) -> Iterator[tuple[float, float, 
 def _power(exponent: float) -> float:
     if exponent >= _TOP_EXPONENT:
         return math.inf
-    return 2.0**exponent if exponent >= _LEAST_EXPONENT else 0.0
+    return 2.0**exponent if exponent >= _MIN_EXPONENT else 0.0
 
 
 def _merge(buckets: Sequence[tuple[float, int]]) -> Buckets:

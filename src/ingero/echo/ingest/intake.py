@@ -180,7 +180,7 @@ class LoopAcks:
             if self._is_scheduled:
                 return
             self._is_scheduled = True
-        with suppress(RuntimeError):  # the loop is over, and with it whoever waited
+        with suppress(RuntimeError):  # the loop is over, and with it the one that waited
             waiter.future.get_loop().call_soon_threadsafe(self._release)
 
     def _release(self) -> None:

@@ -12,7 +12,7 @@ from ingero.errors import BadDataError
 
 CLUSTER_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 """A cluster's name; what the bearers file and the tools' arguments take, so that what is kept can be asked for."""
-_MAX_TOLD: Final = 3
+_MAX_SHOWN: Final = 3
 
 
 class RefusalReason(StrEnum):
@@ -111,7 +111,7 @@ class Refusals:
     def add_many(self, reason: RefusalReason, n_records: int, message: str) -> None:
         """Note records that were refused for one reason."""
         self.by_reason[reason] = self.by_reason.get(reason, 0) + n_records
-        if len(self.said) < _MAX_TOLD:
+        if len(self.said) < _MAX_SHOWN:
             self.said[message] = None
 
     def tell(self) -> str:

@@ -87,12 +87,12 @@ def _add_record(rows: Rows, record: LogRow, where: _Where, now_ns: int) -> None:
         )
     series = origins.series(origin, record.event_name, record.attributes, hint, limits.record_bytes)
     rows.clusters.add(series.cluster_id)
-    told = read_record(record)
-    table = LOGS if told is None else told[0]
+    typed = read_record(record)
+    table = LOGS if typed is None else typed[0]
     values = (
         _log_values(record, series, body, now_ns)
-        if told is None
-        else _record_values(told, record, series, body, now_ns)
+        if typed is None
+        else _record_values(typed, record, series, body, now_ns)
     )
     check_who(series.cluster_id, values[2], limits)
     rows.table(table).add(
@@ -134,13 +134,13 @@ def _log_values(record: LogRow, series: OriginSeries, body: str, now_ns: int) ->
 
 
 def _record_values(
-    told: tuple[Table, Mapping[str, Any]],
+    typed: tuple[Table, Mapping[str, Any]],
     record: LogRow,
     series: OriginSeries,
     body: str,
     now_ns: int,
 ) -> Sequence[Any]:
-    table, said = told
+    table, values = typed
     own = {
         "ts": to_timestamp(plausible_ns(record.time_unix_nano, now_ns)),
         "cluster_id": series.cluster_id,
@@ -152,7 +152,7 @@ def _record_values(
         "severity": _severity(record),
     }
     return [
-        own[name] if name in own else defaults.get(name) if said[name] is None else said[name]
+        own[name] if name in own else defaults.get(name) if values[name] is None else values[name]
         for name in table.names
     ]
 

@@ -136,7 +136,8 @@ COST: Final = Query(
     "fleet.cluster.cost",
     "Cost of waiting",
     "GPU-seconds lost to waiting in the window and what they cost, by currency and by provider and model of the GPUs "
-    "that waited; charged and unattributed parts add up to the total; largest loss first. From a sender without cost records: what its gauge "
+    "that waited; charged and unattributed parts add up to the total; largest loss first. From a sender "
+    "without cost records: what its gauge "
     "says, since the last onset of each culprit and without money.",
     ListArgs,
     ListAnswer[Cost],

@@ -50,37 +50,37 @@ BAD_BEARERS: Final = counter(
     "Requests with a token that nobody has: refused with 401, or slowed with 429.",
     "outcome",
 )
-CONNECTIONS: Final = gauge(
-    "ingero_echo_connections_count",
-    "Connections since the start that ended early: refused (too many), slow_heads, large_heads, stalled (never read).",
+CONNECTIONS: Final = counter(
+    "ingero_echo_connections_total",
+    "Connections that ended early: refused (too many), slow_heads, large_heads, stalled (never read).",
     "listener",
     "outcome",
 )
 QUESTIONS_WAITING: Final = gauge(
     "ingero_echo_questions_waiting", "Questions that wait for a place: tools, sql.", "place"
 )
-INGEST_REQUESTS: Final = gauge(
-    "ingero_echo_ingest_requests_count",
-    "OTLP requests since the start: taken, refused_auth, refused_acl, refused_pace, refused_load, refused_body, "
+INGEST_REQUESTS: Final = counter(
+    "ingero_echo_ingest_requests_total",
+    "OTLP requests by outcome: taken, refused_auth, refused_acl, refused_pace, refused_load, refused_body, "
     "failed.",
     "outcome",
 )
-ROWS: Final = gauge(
-    "ingero_echo_rows_count",
-    "Rows since the start: written, duplicates, conflicts (written beside another value of their series and time), "
+ROWS: Final = counter(
+    "ingero_echo_rows_total",
+    "Rows by outcome: written, duplicates, conflicts (written beside another value of their series and time), "
     "refused_rows, refused_full, refused_disk, aged_out, sized_out.",
     "outcome",
 )
-COMMITS: Final = gauge(
-    "ingero_echo_commits_count", "Commits since the start: done, failed, reopened.", "outcome"
+COMMITS: Final = counter(
+    "ingero_echo_commits_total", "Commits by outcome: done, failed, reopened.", "outcome"
 )
 WAITING: Final = gauge("ingero_echo_rows_waiting", "Rows taken and not yet on disk.")
 STORE_UP: Final = gauge("ingero_echo_store_up", "1 when the store writes, 0 when it only reads.")
-BATCHES_REFUSED: Final = gauge(
-    "ingero_echo_collective_batches_refused_count", "Collective batches that could not be read."
+BATCHES_REFUSED: Final = counter(
+    "ingero_echo_collective_batches_refused_total", "Collective batches that could not be read."
 )
-RECORDS_REFUSED: Final = gauge(
-    "ingero_echo_records_refused_count",
+RECORDS_REFUSED: Final = counter(
+    "ingero_echo_records_refused_total",
     "Points, log records and spans refused out of OTLP requests, by reason.",
     "reason",
 )
@@ -107,7 +107,7 @@ def watch_connections(meter: MeterRegistry, counters: ConnectionCounters, listen
     """Show one listener's connections."""
     for outcome in ("refused", "slow_heads", "large_heads", "stalled"):
         reading = _read(counters, outcome)
-        meter.gauge(CONNECTIONS).watch(reading, listener=listener, outcome=outcome)
+        meter.counter(CONNECTIONS).watch(reading, listener=listener, outcome=outcome)
 
 
 def watch_service(
@@ -115,7 +115,7 @@ def watch_service(
 ) -> None:
     """Show what happened to rows and to OTLP requests, and who waits."""
     written = store.counters
-    rows, commits = meter.gauge(ROWS), meter.gauge(COMMITS)
+    rows, commits = meter.counter(ROWS), meter.counter(COMMITS)
     for name in (*("written", "duplicates", "conflicts", "refused_rows", "aged_out", "sized_out"),):
         rows.watch(_read(written, name), outcome=name)
     for name in ("refused_full", "refused_disk"):
@@ -130,14 +130,14 @@ def watch_service(
         *("taken", "refused_auth", "refused_acl", "refused_pace", "refused_load", "refused_body"),
         "failed",
     ):
-        meter.gauge(INGEST_REQUESTS).watch(_read(ingest, name), outcome=name)
+        meter.counter(INGEST_REQUESTS).watch(_read(ingest, name), outcome=name)
     for place, queue in queues.items():
         meter.gauge(QUESTIONS_WAITING).watch(_read(queue, "n_waiting"), place=place)
     meter.gauge(WAITING).watch(lambda: store.n_waiting)
     meter.gauge(STORE_UP).watch(lambda: 0.0 if store.trouble else 1.0)
-    meter.gauge(BATCHES_REFUSED).watch(_count(ingest.records, RefusalReason.BATCH))
+    meter.counter(BATCHES_REFUSED).watch(_count(ingest.records, RefusalReason.BATCH))
     for reason in RefusalReason:
-        meter.gauge(RECORDS_REFUSED).watch(_count(ingest.records, reason), reason=reason.value)
+        meter.counter(RECORDS_REFUSED).watch(_count(ingest.records, reason), reason=reason.value)
 
 
 def _read(source: object, name: str) -> Callable[[], float]:
