@@ -12,7 +12,7 @@ from benchmarks.detect.score import ratio
 from ingero.detect.hang import find_hang
 from ingero.detect.ranks.edetector import EDetector
 from ingero.detect.ranks.settings import EDetectorSettings
-from ingero.wire.flight_recorder import find_dumps, read_dump
+from ingero.wire.flight_recorder.job import read_job
 
 STEP_TIMES = Path(__file__).parent / "data" / "job_step_times.json.gz"
 WARM_UP = 5
@@ -131,8 +131,7 @@ def hang_rows(settings):
     for folder in sorted(path for path in DUMPS.iterdir() if path.is_dir()):
         log = (folder / "fault_injection.log").read_text()
         truth = {int(n) for n in re.findall(r"Rank (\d+)", log)}
-        states = [read_dump(path, rank) for rank, path in sorted(find_dumps(folder).items())]
-        named = set(find_hang(states).missing_ranks)
+        named = set(find_hang(read_job(folder)).missing_ranks)
         hits = len(named & truth)
         yield {
             "method": "hang attributor",

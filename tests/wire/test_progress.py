@@ -31,7 +31,7 @@ def test_what_is_built_is_read_again(encoding):
         read = read_progress(decode_protobuf(encode_protobuf(export), Signal.LOGS))
     else:
         read = read_progress(decode_export(encode_json(export), Signal.LOGS, ContentType.JSON))
-    assert read.standings == ALL
+    assert read.found == ALL
     assert read.n_refused == 0
 
 
@@ -52,6 +52,6 @@ def test_bad_record_costs_itself_and_says_why(key, value):
     kept = [item for item in record.attributes if item.key != key]
     record.attributes = kept + build_attributes({key: value})
     read = read_progress(export)
-    assert read.standings == ALL[1:2]
+    assert read.found == ALL[1:2]
     assert read.n_refused == 1
     assert str(key) in read.first_problem

@@ -218,7 +218,10 @@ class Pairing:
     def _hold_back(
         self, ops: Records, comm: IntArray, first: IntArray, *, final: bool
     ) -> tuple[BoolArray, IntArray]:
-        """Which operations to number now, and on what; before the first gradient communicator they wait or are dropped."""
+        """Which operations to number now, and on what.
+
+        Before the first gradient communicator they wait or are dropped.
+        """
         worker = ops["worker"]
         row = first[worker]
         is_early = (comm == NO_COMM) & (row >= 0)

@@ -274,7 +274,8 @@ def step_threshold(
     """Recompute one cluster's thresholds from the scores of its active nodes.
 
     Panic is judged against the thresholds that were settled before these scores could move them (against the new ones
-    when there were none). While it holds, thresholds do not move and no node is a straggler; three quiet recomputes end it.
+    when there were none). While it holds, thresholds do not move and no node is a straggler; three quiet recomputes end
+    it.
 
     Args:
         state: What the previous step returned, or ``ThresholdState()``.

@@ -85,6 +85,7 @@ class _Finding:
     episode: AlarmEpisode | None = None
     slowdown: Slowdown | None = None
     excess_ns: int = 0
+    own_ns: int = 0
 
 
 def natural_order(rank: Rank) -> tuple[tuple[tuple[str, int, str], ...], str, int, str]:
@@ -196,7 +197,7 @@ def _find_why_unknown(facts: Facts, worker: int) -> str:
     if known.n_ops and known.n_enqueue == known.n_ops:
         return "only enqueue times: they say when work was submitted, not how long it took"
     if known.group is None:
-        return "no collective from which its peers could be told"
+        return "no collective that shows its peers"
     n_peers = len(known.group.members)
     if n_peers < MIN_PEERS:
         return _compare_pair(facts, worker, known.group)
@@ -270,6 +271,7 @@ def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> _Finding | None:
         episode,
         slowdown,
         max(excess_ns, 0),
+        own_ns,
     )
 
 
@@ -465,4 +467,5 @@ def _verdict(
         victims=tuple(facts.workers[w].rank for w in victims),
         charged_to={facts.workers[w].rank: share for w, share in charges[worker].items()},
         lost_gpu_ns=sum(amount * facts.workers[w].rank.n_gpus for w, amount in owed.items()),
+        since_onset_ns=found.own_ns,
     )

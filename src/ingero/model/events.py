@@ -27,6 +27,7 @@ class Source(IntEnum):
     CUDA_GRAPH = 8
     NCCL = 9  # arg0 bytes, arg1 communicator hash, arg2 sequence number, arg3 rank << 32 | ranks
     GPU = 10  # facts from NVML; duration is how long the fact held
+    GLOO = 11  # PyTorch's collectives on the CPU; arguments as those of NCCL
 
 
 class CudaOp(IntEnum):
@@ -187,6 +188,25 @@ class NcclOp(IntEnum):
     COMM_COUNT = 23
 
 
+class GlooOp(IntEnum):
+    """Collectives and waits for point-to-point operations; the numbers are those of `NcclOp`."""
+
+    GROUP = 1  # a process group is made
+    ALL_REDUCE = 3
+    ALL_GATHER = 4
+    BROADCAST = 6
+    SEND = 7
+    RECV = 8
+    REDUCE = 10
+    ALL_TO_ALL = 11
+    BARRIER = 12
+    GATHER = 18
+    SCATTER = 19
+    CONNECT = 24  # this and the next two are probed and have no rows
+    CLOSE = 25
+    CAUGHT = 26
+
+
 class GpuOp(IntEnum):
     """NVML facts: clocks held down while `duration` passed; errors carry arg0 = Xid or error count."""
 
@@ -312,6 +332,11 @@ OP_NAMES: Final[dict[int, dict[int, str]]] = {
         14: "ncclCommShrink", 15: "ncclCommAbort", 16: "ncclCommFinalize", 17: "ncclCommRevoke",
         18: "ncclGather", 19: "ncclScatter", 20: "ncclGroupStart", 21: "ncclGroupEnd",
         22: "ncclCommUserRank", 23: "ncclCommCount",
+    },
+    Source.GLOO: {
+        1: "glooGroup", 3: "glooAllReduce", 4: "glooAllGather", 6: "glooBroadcast", 7: "glooSend",
+        8: "glooRecv", 10: "glooReduce", 11: "glooAllToAll", 12: "glooBarrier", 18: "glooGather",
+        19: "glooScatter", 24: "glooConnect", 25: "glooClose", 26: "glooCaught",
     },
     Source.GPU: {
         1: "throttle_power", 2: "throttle_thermal", 3: "throttle_hardware", 4: "xid",

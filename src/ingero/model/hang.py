@@ -15,11 +15,13 @@ class StoppedGroup:
         name: Its name, the same on every member.
         ranks: Global ranks in the communicator's own order.
         says: What the job calls it, such as ``TENSOR_MODEL_PARALLEL_GROUP``; may be empty.
+        is_whole: Whether ``ranks`` are all members. False where they were gathered from the ranks that used it.
     """
 
     name: str
     ranks: tuple[int, ...]
     says: str = ""
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,36 @@ class PendingOp:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedOp:
+    """A collective that a rank entered, as far as every member has to enter the same.
+
+    Attributes:
+        kind: What it is, without the backend: ``all_reduce``.
+        elements: Elements that go in; None where members may give different numbers.
+        dtype: Their type; empty where there is none.
+        is_finished: Whether the rank left it, with its result or with an error.
+        entered_wall_ns: When it was entered, on the rank's wall clock; None when unknown.
+        timeout_ns: After how long the rank gives up; None when unknown.
+    """
+
+    kind: str
+    elements: int | None
+    dtype: str
+    is_finished: bool
+    entered_wall_ns: int | None = None
+    timeout_ns: int | None = None
+
+
+class Whereabouts(StrEnum):
+    """Where a rank's stack says that it is."""
+
+    INSIDE = "inside"
+    """In a call of the communication library: it waits for another rank."""
+    OUTSIDE = "outside"
+    """In code of its own: it waits for no rank."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankState:
     """One rank at the moment it was looked at.
 
@@ -51,6 +83,10 @@ class RankState:
         entered: Last collective sequence number it entered, by group; a group that is absent is unknown, not zero.
         left: Last collective sequence number it saw finished, by group; likewise.
         pending: Entered and not left, in the order it entered them.
+        recorded: Collectives by group and sequence number, as far back as the recorder remembers.
+        whereabouts: What its stack says; None without one.
+        sees_p2p: Whether waits in point-to-point operations are recorded; what records none hides such waits.
+        looked_wall_ns: When it was looked at, on its wall clock; None when unknown.
     """
 
     rank: int
@@ -58,6 +94,10 @@ class RankState:
     entered: Mapping[str, int] = field(default_factory=dict)
     left: Mapping[str, int] = field(default_factory=dict)
     pending: tuple[PendingOp, ...] = ()
+    recorded: Mapping[str, Mapping[int, RecordedOp]] = field(default_factory=dict)
+    whereabouts: Whereabouts | None = None
+    sees_p2p: bool = True
+    looked_wall_ns: int | None = None
 
 
 class HangCause(StrEnum):
@@ -69,6 +109,19 @@ class HangCause(StrEnum):
     """It entered an operation that its peers have left, and never left it: its device, or what watches it, stopped."""
     SILENT = "silent"
     """It belongs to a group that waits, and no state of it could be read: the process is gone or cannot answer."""
+    MISMATCHED = "mismatched"
+    """It entered another operation, or another size, than most members of the group entered in its place."""
+
+
+class HangVerdict(StrEnum):
+    """What is known."""
+
+    NAMED = "named"
+    """The roots hold the others."""
+    NOBODY = "nobody"
+    """No rank hangs."""
+    UNKNOWN = "unknown"
+    """Ranks wait, and what was read does not say for whom, or says it of several of whom some only wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +174,9 @@ class HangReport:
         waits: Every rank that stands still, ascending by rank.
         ranks_read: Whose state was read.
         ranks_known: Every rank that some group names.
+        suspects: Ranks one or more of which hold the others, where it is not known which; none of the roots.
+        hidden_waits: Ranks that wait in something that is not recorded, by their stacks.
+        note: Why the answer is not more than it is, as a sentence; empty when there is nothing to say.
     """
 
     roots: tuple[HangRoot, ...]
@@ -128,6 +184,17 @@ class HangReport:
     waits: tuple[Wait, ...]
     ranks_read: tuple[int, ...]
     ranks_known: tuple[int, ...]
+    suspects: tuple[int, ...] = ()
+    hidden_waits: tuple[int, ...] = ()
+    note: str = ""
+
+    @property
+    def verdict(self) -> HangVerdict:
+        """Whether somebody is named, nobody hangs, or it is not known."""
+        if self.roots:
+            return HangVerdict.NAMED
+        is_open = self.waits or self.suspects or self.hidden_waits or self.note
+        return HangVerdict.UNKNOWN if is_open else HangVerdict.NOBODY
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:

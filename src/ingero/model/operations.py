@@ -13,6 +13,7 @@ from ingero.model.events import (
     OP_NAMES,
     CudaOp,
     DriverOp,
+    GlooOp,
     GpuOp,
     GraphOp,
     HostOp,
@@ -61,6 +62,7 @@ _BY_SOURCE: Final = {
     Source.CUDA: OpKind.OTHER_CALL,
     Source.DRIVER: OpKind.OTHER_CALL,
     Source.NCCL: OpKind.OTHER_CALL,
+    Source.GLOO: OpKind.OTHER_CALL,
     Source.CUDA_GRAPH: OpKind.GRAPH,
     Source.NET: OpKind.NETWORK,
     Source.TCP: OpKind.RETRANSMIT,
@@ -70,7 +72,7 @@ _BY_SOURCE: Final = {
 
 _SOURCES: Final[dict[type[IntEnum], Source]] = {
     CudaOp: Source.CUDA, DriverOp: Source.DRIVER, GraphOp: Source.CUDA_GRAPH, NcclOp: Source.NCCL,
-    HostOp: Source.HOST, IoOp: Source.IO, GpuOp: Source.GPU,
+    HostOp: Source.HOST, IoOp: Source.IO, GpuOp: Source.GPU, GlooOp: Source.GLOO,
 }  # fmt: skip
 
 _BY_OPERATION: Final[dict[OpKind, tuple[IntEnum, ...]]] = {
@@ -103,6 +105,8 @@ _BY_OPERATION: Final[dict[OpKind, tuple[IntEnum, ...]]] = {
     OpKind.COLLECTIVE: (
         NcclOp.ALL_REDUCE, NcclOp.ALL_GATHER, NcclOp.REDUCE_SCATTER, NcclOp.BROADCAST, NcclOp.REDUCE,
         NcclOp.ALL_TO_ALL, NcclOp.BARRIER, NcclOp.GATHER, NcclOp.SCATTER,
+        GlooOp.ALL_REDUCE, GlooOp.ALL_GATHER, GlooOp.BROADCAST, GlooOp.REDUCE, GlooOp.ALL_TO_ALL, GlooOp.BARRIER,
+        GlooOp.GATHER, GlooOp.SCATTER,
     ),
     OpKind.OFF_CPU: (HostOp.SCHED_SWITCH,),
     OpKind.FAULT: (HostOp.PAGE_FAULT,),

@@ -18,6 +18,7 @@ from ingero.model.arrays import BoolArray
 from ingero.model.events import (
     CudaOp,
     DriverOp,
+    GlooOp,
     GraphOp,
     HostOp,
     IoOp,
@@ -74,6 +75,7 @@ _PROBED: Final[dict[Source, tuple[IntEnum, ...]]] = {
     Source.TCP: tuple(TcpOp),
     Source.CUDA_GRAPH: tuple(GraphOp),
     Source.NCCL: tuple(NcclOp),
+    Source.GLOO: tuple(GlooOp),
 }
 
 NEVER_SAMPLED: Final[frozenset[tuple[int, int]]] = frozenset(

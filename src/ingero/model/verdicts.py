@@ -98,6 +98,7 @@ class Verdict:
         own_ns: Its own time in all.
         wait_ns: What it lost waiting for others, in all.
         excess_ns: Own time above the median peer's since onset; 0 without onset.
+        since_onset_ns: Own time since onset; 0 without onset.
         n_ops: Paired operations compared.
         victims: For a culprit, drag or network verdict: who waited for it, longest first.
         charged_to: To whom its waiting is charged to, worker → nanoseconds.
@@ -122,6 +123,7 @@ class Verdict:
     victims: tuple[Rank, ...] = ()
     charged_to: Mapping[Rank, int] = field(default_factory=dict)
     lost_gpu_ns: int = 0
+    since_onset_ns: int = 0
 
     @property
     def is_alarm(self) -> bool:

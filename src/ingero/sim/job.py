@@ -15,11 +15,11 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 
+from ingero.closing import Closing
 from ingero.errors import IngeroError
 from ingero.sim.runner import get_program
 from ingero.units import NS_PER_MS
@@ -98,7 +98,7 @@ class JobSettings:
         return self.folder / f"calls-{rank}"
 
 
-class Job:
+class Job(Closing):
     """A held or running job; leaving the ``with`` block ends every rank.
 
     Args:
@@ -179,10 +179,6 @@ class Job:
         """Stop a rank where it is."""
         self._ranks[rank].send_signal(signal.SIGSTOP)
 
-    def resume(self, rank: int) -> None:
-        """Let a paused rank go on."""
-        self._ranks[rank].send_signal(signal.SIGCONT)
-
     def kill(self, rank: int) -> None:
         """End a rank as if its node had been deleted."""
         self._ranks[rank].kill()
@@ -207,14 +203,3 @@ class Job:
             if process.stdin is not None:
                 process.stdin.close()
         self._page.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

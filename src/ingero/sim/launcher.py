@@ -20,7 +20,8 @@ from typing import IO, Final
 from ingero.config.environment import READY_FD, build_environment
 from ingero.errors import IngeroError, UnsupportedError
 
-START_TIMEOUT_S: Final = 60.0
+START_TIMEOUT_S: Final = 180.0
+"""Of a part that still runs: an emulated machine takes minutes for several at once."""
 STOP_TIMEOUT_S: Final = 10.0
 MAX_LINES: Final = 10_000
 _PROGRAM: Final = (
@@ -118,17 +119,19 @@ class LaunchedProgram:
             count: How often it must have reported that: a Fleet reports again after each reload.
 
         Raises:
-            IngeroError: It ended instead, or took longer than a minute; the message holds its log.
+            IngeroError: It ended instead, or took longer than `START_TIMEOUT_S`; the message holds its log.
         """
         with self._changed:
             self._changed.wait_for(
                 lambda: self._n_ready >= count or self._has_ended, START_TIMEOUT_S
             )
         if self._n_ready < count:
+            has_ended = self._has_ended
             self.process.kill()
             status = self.wait()
+            reason = f"(exit status {status})" if has_ended else f"within {START_TIMEOUT_S:.0f} s"
             log = self.log or "it logged nothing"
-            raise IngeroError(f"{self.name} did not start (exit status {status}):\n{log}")
+            raise IngeroError(f"{self.name} did not start {reason}:\n{log}")
 
     def address(self, name: str) -> str:
         """The ``host:port`` of what listens under this name.

@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final
 
 import httpx
 
-from ingero.agent.health.body import NodeIdentity, PushStatus, build_push
+from ingero.agent.health.push_body import NodeIdentity, PushStatus, build_push
 from ingero.agent.health.signals.machine import State
 from ingero.agent.health.signals.reading import Signals
 from ingero.agent.health.transport import HttpTransport, TransportSettings
@@ -158,26 +159,28 @@ def replay_to_fleet(
         RetryableError: Fleet did not take a push, or has not judged everything in time.
     """
     clock = SystemClock()
-    agents = [_Agent(target, _identity(trace, at), clock) for at in range(len(trace.workers))]
     cluster_id = trace.workers[0].cluster_id
     end_ns = int(trace.steps["end_ns"][-1])
     began_ns, followed_ns, n_pushes = clock.mono_ns(), 0, 0
-    with ThreadPoolExecutor(min(32, len(agents))) as pool, httpx.Client(timeout=10) as admin:
-        try:
-            for at_ns, pushes in _rounds(trace, interval_ns):
-                due_ns = began_ns + int(at_ns / speed)
-                while (left_ns := due_ns - clock.mono_ns()) > 0:
-                    time.sleep(min(left_ns / NS_PER_S, _POLL_S))
-                n_pushes += sum(pool.map(lambda push: agents[push.worker].push(push), pushes))
-                if clock.mono_ns() - followed_ns >= _POLL_S * NS_PER_S:
-                    followed_ns = clock.mono_ns()
-                    judgement = ask_judgement(admin, target.admin_url, cluster_id)
-                    follow(ReplayProgress(min(at_ns, end_ns), end_ns, n_pushes, judgement))
-            judgement = _await_all(admin, target.admin_url, trace, clock)
-            follow(ReplayProgress(end_ns, end_ns, n_pushes, judgement))
-        finally:
-            for agent in agents:
-                agent.close()
+    with ExitStack() as stack:
+        agents = [
+            stack.enter_context(closing(_Agent(target, _identity(trace, at), clock)))
+            for at in range(len(trace.workers))
+        ]
+        # Ends before the agents that its threads use.
+        pool = stack.enter_context(ThreadPoolExecutor(min(32, len(agents))))
+        admin = stack.enter_context(httpx.Client(timeout=10))
+        for at_ns, pushes in _rounds(trace, interval_ns):
+            due_ns = began_ns + int(at_ns / speed)
+            while (left_ns := due_ns - clock.mono_ns()) > 0:
+                time.sleep(min(left_ns / NS_PER_S, _POLL_S))
+            n_pushes += sum(pool.map(lambda push: agents[push.worker].push(push), pushes))
+            if clock.mono_ns() - followed_ns >= _POLL_S * NS_PER_S:
+                followed_ns = clock.mono_ns()
+                judgement = ask_judgement(admin, target.admin_url, cluster_id)
+                follow(ReplayProgress(min(at_ns, end_ns), end_ns, n_pushes, judgement))
+        judgement = _await_all(admin, target.admin_url, trace, clock)
+        follow(ReplayProgress(end_ns, end_ns, n_pushes, judgement))
     return judgement
 
 

@@ -11,9 +11,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
+from ingero.closing import Closing
 from ingero.errors import ConfigError, IngeroError, UnsupportedError
 from ingero.sim.workloads import WORKLOADS, SimulatedWorkload, find_workload
 
@@ -58,7 +58,7 @@ class SimSettings:
     program: Path | None = None
 
 
-class Simulation:
+class Simulation(Closing):
     """A running workload; leaving the ``with`` block ends what is left of it.
 
     Args:
@@ -118,17 +118,6 @@ class Simulation:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
             process.communicate()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _check(settings: SimSettings) -> SimulatedWorkload:

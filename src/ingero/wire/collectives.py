@@ -193,10 +193,11 @@ def _check_length(body: bytes, n_ops: int, columns: Sequence[tuple[int, int, int
 def _unpack_column(body: bytes, at: int, n_ops: int, column: tuple[int, int, int, int]) -> _Column:
     mode, width, first, base = column
     kind = _WIDTHS[width]
-    if kind is None:
-        offsets = np.zeros(n_ops, np.uint64)
-    else:
-        offsets = np.frombuffer(body, kind, n_ops, at).astype(np.uint64)
+    offsets = (
+        np.zeros(n_ops, np.uint64)
+        if kind is None
+        else np.frombuffer(body, kind, n_ops, at).astype(np.uint64)
+    )
     offsets += np.uint64(base)
     if mode == _DELTA:
         np.cumsum(offsets, out=offsets)

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
-from ingero.otlp.codec import Export, build_attributes, build_logs, merge_exports, structs
+from ingero.errors import BadDataError
+from ingero.otlp.codec import (
+    Export,
+    LogEntry,
+    build_attributes,
+    build_logs,
+    merge_exports,
+    structs,
+)
 from ingero.otlp.names import Signal
 from ingero.wire.names import Attribute
 
 FLEET_SCOPE: Final = "ingero.fleet"
 """Instrumentation scope of what Fleet concludes."""
 FLEET_SERVICE: Final = "ingero-fleet"
+RecordT = TypeVar("RecordT")
+ReadRecord = Callable[[Mapping[str, structs.Value], Mapping[str, structs.Value]], RecordT]
+"""Makes something of a record's attributes and its resource's; raises BadDataError."""
 
 
 class LogSeverity(IntEnum):
@@ -26,6 +38,40 @@ class LogSeverity(IntEnum):
     WARN = 13
     ERROR = 17
     FATAL = 21
+
+
+@dataclass(slots=True)
+class RecordsRead(Generic[RecordT]):
+    """What a logs export held of one event; reads one record after the other.
+
+    Attributes:
+        read: Reads one.
+        what: What the records are, for messages.
+        limit: Records that are read; those beyond are refused.
+        found: Every record that could be read, in order.
+        n_refused: Records that could not; count them.
+        first_problem: Why the first of them could not; empty when none was refused.
+    """
+
+    read: ReadRecord[RecordT]
+    what: str
+    limit: int
+    found: list[RecordT] = field(default_factory=list)
+    n_refused: int = 0
+    first_problem: str = ""
+
+    def add(self, entry: LogEntry) -> None:
+        """Read one record; one that cannot be read costs only itself."""
+        problem = f"more than {self.limit} {self.what} in one export"
+        if len(self.found) < self.limit:
+            try:
+                self.found.append(self.read(entry.attributes, entry.resource))
+            except BadDataError as error:
+                problem = error.message
+            else:
+                return
+        self.n_refused += 1
+        self.first_problem = self.first_problem or problem
 
 
 def build_record(

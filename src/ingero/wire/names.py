@@ -1,9 +1,9 @@
 """Every name that crosses a process boundary: metrics, attributes, headers, paths, states.
 
 Spelled once; what belongs to one of Fleet's log records stands in that record's own module (`ingero.wire.verdicts`,
-``costs``, ``episodes``, ``hangs``). A name's meaning and its source stand beside it: "agent" is the wire of the existing agent (v0.17), as
-its recorded bodies in ``tests/data/wire_samples`` show it; "OTLP" is the OpenTelemetry protocol specification 1.x;
-"ours" is new here.
+``costs``, ``diagnosis``, ``episodes``, ``hangs``). A name's meaning and its source stand beside it: "agent" is the wire
+of the existing agent (v0.17), as its recorded bodies in ``tests/data/wire_samples`` show it; "OTLP" is the
+OpenTelemetry protocol specification 1.x; "ours" is new here.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ class Header(StrEnum):
     GRPC_QUORUM_MET = "ingero-quorum-met"
     PANIC = "X-Ingero-Panic"  # ours: "true" instead of the two, while nobody is to judge itself
     GRPC_PANIC = "ingero-panic"
+    DIAGNOSE = (
+        "X-Ingero-Diagnose"  # ours: asks why a worker of the node is slow, docs/specs/diagnosis.md
+    )
+    GRPC_DIAGNOSE = "ingero-diagnose"
     CLUSTER_HINT = "ingero.cluster.id"  # Fleet's documentation; also legal as a gRPC metadata key
 
 

@@ -7,51 +7,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ingero.errors import BadDataError
 from ingero.model.collectives import CollectiveOp, Rank
 from ingero.model.progress import RankProgress
-from ingero.otlp.codec import Export, LogEntry, build_attributes, read_log_entries, structs
+from ingero.otlp.codec import Export, build_attributes, read_log_entries, structs
 from ingero.otlp.names import Signal
 from ingero.wire.collectives import read_job
+from ingero.wire.log_records import RecordsRead
 from ingero.wire.names import PROGRESS_EVENT, Attribute, Scope
 from ingero.wire.push import UNKNOWN_RANK
 
 MAX_RECORDS: Final = 16_384
 """Records of one export that are read; those beyond are refused."""
 _COMM: Final = re.compile(r"[0-9a-f]{16}")
-_MOST: Final = 1 << 62
+_MAX_VALUE: Final = 1 << 62
 _MAX_RANKS: Final = 1 << 24
 
 
-@dataclass(slots=True)
-class ProgressRead:
-    """What a logs export held; reads one record after the other.
-
-    Attributes:
-        standings: Every record that could be read, in order.
-        n_refused: Records that could not; count them.
-        first_problem: Why the first of them could not; empty when none was refused.
-    """
-
-    standings: list[RankProgress] = field(default_factory=list)
-    n_refused: int = 0
-    first_problem: str = ""
-
-    def add(self, entry: LogEntry) -> None:
-        """Read one record; one that cannot be read costs only itself."""
-        problem = f"more than {MAX_RECORDS} standings in one export"
-        if len(self.standings) < MAX_RECORDS:
-            try:
-                self.standings.append(_read_record(entry.attributes, entry.resource))
-            except BadDataError as error:
-                problem = error.message
-            else:
-                return
-        self.n_refused += 1
-        self.first_problem = self.first_problem or problem
+def build_progress_read() -> RecordsRead[RankProgress]:
+    """Reads the standings of one logs export."""
+    return RecordsRead(_read_record, "standings", MAX_RECORDS)
 
 
 def build_progress(standings: Iterable[RankProgress], wall_ns: int) -> Export:
@@ -97,9 +74,9 @@ def _build_record(standing: RankProgress, wall_ns: int) -> structs.LogRecord:
     )
 
 
-def read_progress(export: Export) -> ProgressRead:
+def read_progress(export: Export) -> RecordsRead[RankProgress]:
     """Every standing of a logs export; other log records are passed over."""
-    read = ProgressRead()
+    read = build_progress_read()
     read_log_entries(export, {PROGRESS_EVENT: read})
     return read
 
@@ -114,7 +91,7 @@ def _read_record(
     if not isinstance(comm, str) or _COMM.fullmatch(comm) is None:
         raise BadDataError(f"{Attribute.COLLECTIVE_COMM} is {comm!r:.60}; 16 hexadecimal digits")
     n_ranks = _read_int(attributes, Attribute.COLLECTIVE_N_RANKS, (1, _MAX_RANKS))
-    entered = _read_int(attributes, Attribute.PROGRESS_ENTERED, (0, _MOST))
+    entered = _read_int(attributes, Attribute.PROGRESS_ENTERED, (0, _MAX_VALUE))
     has_left = Attribute.PROGRESS_LEFT in attributes
     name = str(attributes.get(Attribute.PROGRESS_OP, "")).upper()
     return RankProgress(
@@ -130,7 +107,7 @@ def _read_record(
         entered=entered,
         left=_read_int(attributes, Attribute.PROGRESS_LEFT, (0, entered)) if has_left else None,
         op=CollectiveOp.__members__.get(name, CollectiveOp.UNKNOWN),
-        still_ns=_read_int(attributes, Attribute.PROGRESS_STILL_NS, (0, _MOST)),
+        still_ns=_read_int(attributes, Attribute.PROGRESS_STILL_NS, (0, _MAX_VALUE)),
         is_gone=attributes.get(Attribute.PROGRESS_GONE) is True,
     )
 

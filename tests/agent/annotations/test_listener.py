@@ -13,7 +13,7 @@ import pytest
 from ingero.agent.annotations.admission import Admission, Peer
 from ingero.agent.annotations.labels import KEPT_NS, LatestLabels
 from ingero.agent.annotations.listener import MAX_SENDERS, open_annotations
-from ingero.agent.annotations.place import prepare_folder
+from ingero.agent.annotations.socket_path import prepare_folder
 from ingero.errors import BadDataError, ConfigError
 from ingero.testing.clock import ManualClock
 from ingero.testing.waiting import wait_until

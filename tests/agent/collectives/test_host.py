@@ -162,3 +162,53 @@ def test_waiting_in_an_operation_that_is_not_told_is_nobodys_own_time(untold):
     )
     assert run.ops["seq"].tolist() == [1, 2]
     assert run.ops["own_ns"].tolist() == [UNKNOWN_NS, 100]
+
+
+def gloo(entry_ns, seq, call_ns, **others):
+    record = collective(entry_ns, seq, call_ns=call_ns, **others)
+    record["source"] = Source.GLOO
+    return record
+
+
+def test_a_collective_of_gloo_is_over_when_its_call_is():
+    _, (run,) = take([gloo(1000, 1, 300), gloo(2000, 2, 50)])
+    assert run.clock is ClockKind.SYNC
+    assert run.ops["inside_ns"].tolist() == [300, 50]
+    assert run.ops["own_ns"].tolist() == [UNKNOWN_NS, 700]
+
+
+def test_what_is_entered_while_another_thread_is_inside_had_no_time_of_its_own():
+    _, (run,) = take([gloo(1000, 1, 300), gloo(1100, 2, 900), gloo(2500, 3, 10)])
+    assert run.ops["own_ns"].tolist() == [UNKNOWN_NS, 0, 500]
+
+
+def test_two_jobs_whose_groups_have_one_name_are_two_communicators():
+    tracker = CollectiveTracker()
+    tracker.note_job(42, 0xF000)
+    _, (run,) = take([gloo(1000, 1, 300)], tracker=tracker)
+    assert run.comm == f"{COMM ^ 0xF000:016x}"
+    _, (nccl,) = take(
+        [collective(1000, 1)], [call(CudaOp.STREAM_SYNC, 1010, 5, stream=7)], tracker=tracker
+    )
+    assert nccl.comm == f"{COMM:016x}"
+
+
+def test_a_collective_of_gloo_that_has_not_returned_was_entered():
+    tracker = CollectiveTracker()
+    tracker.note_job(42, 0xF000)
+    take([gloo(1000, 1, 300)], tracker=tracker)
+    frames = np.zeros(1, [("pid", "<u4"), ("frame", get_dtype("frame"))])
+    frames["pid"], frame = 42, frames["frame"]
+    frame["source"], frame["seq"], frame["comm_hash"] = Source.GLOO, 2, COMM
+    frame["entry_ns"] = 5000
+    tracker.note_inside(frames)
+    place = tracker.places(42)[f"{COMM ^ 0xF000:016x}"]
+    assert (place.entered, place.left, place.entry_ns) == (2, 1, 5000)
+
+
+def test_a_collective_of_gloo_whose_size_is_not_known_has_none():
+    records = [gloo(1000, 1, 5, op=NcclOp.ALL_GATHER), gloo(2000, 2, 5, op=NcclOp.BARRIER)]
+    for record in records:
+        record["bytes"] = 0
+    _, (run,) = take([*records, gloo(3000, 3, 5)])
+    assert run.ops["n_bytes"].tolist() == [UNKNOWN_NS, 0, 4096]

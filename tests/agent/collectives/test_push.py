@@ -5,8 +5,9 @@ import pytest
 
 from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.agent.collectives.host import CollectiveTracker
-from ingero.agent.collectives.push import STILL_NS, CollectivePusher, PushPace, Usual
-from ingero.agent.health.body import NodeIdentity
+from ingero.agent.collectives.push import STILL_NS, CollectivePusher, PushPace, UsualTimes
+from ingero.agent.collectives.rank_names import number_job
+from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import PushReply
 from ingero.agent.metrics.collectives import iter_collective_series
 from ingero.agent.metrics.exporting import PrometheusPage
@@ -40,7 +41,7 @@ class Ear:
     def take(self):
         exports, self.exports = self.exports, []
         runs = [run for export in exports for run in read_collectives(export).runs]
-        standings = [one for export in exports for one in read_progress(export).standings]
+        standings = [one for export in exports for one in read_progress(export).found]
         return runs, standings
 
 
@@ -85,12 +86,12 @@ class Job:
             self.clock.advance(own_ns)
             self.enter(pid)
             self.leave(inside_ns, pid)
-            self.pusher.look()
+            self.pusher.push_due()
 
     def stand(self, seconds):
         for _ in range(round(seconds * 5)):
             self.clock.advance(NS_PER_S // 5)
-            self.pusher.look()
+            self.pusher.push_due()
 
 
 @pytest.fixture
@@ -151,25 +152,30 @@ def test_what_fleet_refuses_again_and_again_is_dropped_and_counted_and_the_next_
 
 
 def test_what_fleet_will_never_hear_of_is_in_the_account_the_series_and_the_line(job):
-    assert job.pusher.account().describe_loss() == ""
+    assert job.pusher.count_outcomes().describe_loss() == ""
     job.ear.is_taking = False
     job.run(26)
     job.enter_unknown()
-    account = job.pusher.account()
-    assert account.dropped == job.pusher.counts.n_dropped > 0
-    assert account.waiting > 0
-    assert (account.taken, account.unknown_communicator) == (0, 1)
-    assert account.requests_failed == len(job.ear.exports)
-    assert account.describe_loss() == f"; {account.dropped + 1} collectives not told"
-    assert account.build_record()["dropped"] == account.dropped
+    collective_counts = job.pusher.count_outcomes()
+    assert collective_counts.dropped == job.pusher.counts.n_dropped > 0
+    assert collective_counts.waiting > 0
+    assert (collective_counts.taken, collective_counts.unknown_communicator) == (0, 1)
+    assert collective_counts.requests_failed == len(job.ear.exports)
+    assert (
+        collective_counts.describe_loss()
+        == f"; {collective_counts.dropped + 1} collectives not sent"
+    )
+    assert collective_counts.build_record()["dropped"] == collective_counts.dropped
     page = PrometheusPage()
-    page.take(tuple(iter_collective_series(account)), 0)
+    page.take(tuple(iter_collective_series(collective_counts)), 0)
     lines = page.render().splitlines()
-    assert f'ingero_agent_collectives_total{{outcome="dropped"}} {account.dropped}' in lines
+    assert (
+        f'ingero_agent_collectives_total{{outcome="dropped"}} {collective_counts.dropped}' in lines
+    )
     assert 'ingero_agent_collectives_total{outcome="unknown_communicator"} 1' in lines
-    assert f"ingero_agent_collectives_waiting {account.waiting}" in lines
+    assert f"ingero_agent_collectives_waiting {collective_counts.waiting}" in lines
     failed = 'ingero_agent_collective_pushes_total{outcome="failed"}'
-    assert f"{failed} {account.requests_failed}" in lines
+    assert f"{failed} {collective_counts.requests_failed}" in lines
 
 
 def test_rank_that_no_launcher_told_is_its_place_on_the_widest_communicator(job):
@@ -269,6 +275,22 @@ def test_usual_is_not_said_to_move_by_jitter():
     ops = np.zeros(400, COLLECTIVE_OP)
     ops["own_ns"] = STEP_NS + np.random.default_rng(0).normal(0, STEP_NS / 100, 400)
     ops["inside_ns"] = NS_PER_MS
-    usual = Usual()
+    usual = UsualTimes()
     moves = [usual.add(part) for part in np.split(ops, 100)]
     assert not any(moves)
+
+
+def test_jobs_are_told_apart_by_what_their_ranks_have_in_common():
+    shared = number_job("", "10.0.0.1:29500", boot="a")
+    assert shared == number_job("", "10.0.0.1:29500", boot="b")
+    others = {
+        number_job("", "10.0.0.2:29500", boot="a"),
+        number_job("7", "10.0.0.1:29500", boot="a"),
+        number_job("", "127.0.0.1:29500", boot="a"),
+        number_job("", "127.0.0.1:29500", boot="b"),
+        number_job("", "localhost:29500", boot="b"),
+        number_job("", "", boot="a"),
+        number_job("", "", boot="b"),
+    }
+    assert len(others | {shared}) == 8
+    assert number_job("7", "", boot="a") == number_job("7", "", boot="b")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero.agent.events.reading import EventLines
+from ingero.agent.events.reader import EventLines
 from ingero.agent.events.sink import RESYNC_NS, SinkState
 from ingero.testing.clock import ManualClock
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ingero.agent.events.socket import RemediationStream, open_listener
+from ingero.agent.events.socket import LocalEventServer, open_listener
 from ingero.errors import ConfigError, IngeroError
 from ingero.wire.uds import StragglerResolved, StragglerState, decode_message
 
@@ -55,7 +55,7 @@ def path(tmp_path):
 def served(path):
     with open_listener(path, -1) as (listener, warning):
         assert not warning
-        stream = RemediationStream(listener, queue_limit=8)
+        stream = LocalEventServer(listener, queue_limit=8)
         thread = threading.Thread(target=stream.run)
         thread.start()
         yield stream
@@ -128,7 +128,7 @@ def test_a_reader_that_goes_away_harms_nobody(served, path):
 
 def test_messages_without_a_reader_are_counted(served):
     served.publish(state())
-    assert served.counts.n_unheard == 1
+    assert served.counts.n_without_reader == 1
 
 
 def test_the_socket_is_private_and_goes_with_its_owner(path):

@@ -3,16 +3,17 @@ import itertools
 import pytest
 from hypothesis import settings
 
-from ingero.agent.health.body import NodeIdentity
-from ingero.agent.health.book import NodeEpisodes
 from ingero.agent.health.cache import ThresholdCache
 from ingero.agent.health.episodes import SpanMaker
-from ingero.agent.health.lane import PushLane
-from ingero.agent.health.loop import HealthLoop, LoopParts, LoopSettings
-from ingero.agent.health.mode import ModeSettings, fresh_max_age
-from ingero.agent.health.script import ScriptConfig, ScriptSource
+from ingero.agent.health.loop import HealthLoop, LoopParts
+from ingero.agent.health.loop_settings import LoopSettings
+from ingero.agent.health.open_episodes import NodeEpisodes
+from ingero.agent.health.push_body import NodeIdentity
+from ingero.agent.health.push_queue import PushQueue
+from ingero.agent.health.signal_script import ScriptConfig, ScriptSource
 from ingero.agent.health.signals.classify import ClassifierSettings
 from ingero.agent.health.signals.machine import MachineSettings
+from ingero.agent.health.threshold_choice import ModeSettings, fresh_max_age
 from ingero.agent.health.transport import HttpTransport, TransportSettings
 from ingero.config import parse_model
 from ingero.otlp.client.endpoint import parse_endpoint
@@ -49,12 +50,12 @@ class Rig:
                 cluster_id=IDENTITY.cluster_id,
             )
         )
-        self.lane = PushLane(
+        self.queue = PushQueue(
             self.transport, self.cache, self.clock, self.pauses.append, lambda: 0.0
         )
         ids = itertools.count(1)
         self.spans = []
-        self.book = NodeEpisodes(
+        self.episodes = NodeEpisodes(
             IDENTITY, lambda: f"episode-{next(ids)}", SpanMaker(IDENTITY, "0", lambda bits: 1)
         )
         self.stream = Messages()
@@ -65,11 +66,11 @@ class Rig:
                 source=ScriptSource(script),
                 clock=self.clock,
                 cache=self.cache,
-                lane=self.lane,
-                book=self.book,
+                queue=self.queue,
+                episodes=self.episodes,
                 spread=lambda: 0.0,
                 stream=self.stream,
-                span_lane=self,
+                span_queue=self,
             ),
             LoopSettings(
                 push_interval_ns=interval_s * SECOND_NS,
@@ -85,18 +86,18 @@ class Rig:
         assert regular is None
         self.spans += extras
 
-    def look(self):
-        self.clock.advance(self.loop.next_look_ns - self.clock.mono_ns())
-        look = self.loop.look()
-        self.lane.drain()
-        return look
+    def sample(self):
+        self.clock.advance(self.loop.next_sample_ns - self.clock.mono_ns())
+        sample = self.loop.take_sample()
+        self.queue.drain()
+        return sample
 
-    def looks(self, seconds):
+    def samples(self, seconds):
         """Every look of so many seconds."""
         end_ns = self.clock.mono_ns() + seconds * SECOND_NS
         found = []
-        while self.loop.next_look_ns <= end_ns:
-            found.append(self.look())
+        while self.loop.next_sample_ns <= end_ns:
+            found.append(self.sample())
         return found
 
     def pushes(self):

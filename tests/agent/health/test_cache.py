@@ -1,27 +1,32 @@
 import pytest
 
-from ingero.agent.health.cache import Heard, ThresholdCache, ThresholdHeaders, parse_told
+from ingero.agent.health.cache import (
+    HeaderOutcome,
+    ThresholdCache,
+    ThresholdHeaders,
+    parse_threshold_headers,
+)
 from ingero.agent.health.poll import read_page
 
 
 @pytest.mark.parametrize(
-    ("threshold", "quorum", "told"),
+    ("threshold", "quorum", "expected"),
     [
-        ("0.9214", "true", ThresholdHeaders(Heard.HIT, 0.9214, True)),
-        ("0.9214", "True", ThresholdHeaders(Heard.HIT, 0.9214, True)),
-        ("0.9214", "FALSE", ThresholdHeaders(Heard.HIT, 0.9214, False)),
-        (" 0.1 ", "true", ThresholdHeaders(Heard.HIT, 0.1, True)),
-        ("0.99", "true", ThresholdHeaders(Heard.HIT, 0.99, True)),
-        ("9.5e-1", "true", ThresholdHeaders(Heard.HIT, 0.95, True)),
+        ("0.9214", "true", ThresholdHeaders(HeaderOutcome.HIT, 0.9214, True)),
+        ("0.9214", "True", ThresholdHeaders(HeaderOutcome.HIT, 0.9214, True)),
+        ("0.9214", "FALSE", ThresholdHeaders(HeaderOutcome.HIT, 0.9214, False)),
+        (" 0.1 ", "true", ThresholdHeaders(HeaderOutcome.HIT, 0.1, True)),
+        ("0.99", "true", ThresholdHeaders(HeaderOutcome.HIT, 0.99, True)),
+        ("9.5e-1", "true", ThresholdHeaders(HeaderOutcome.HIT, 0.95, True)),
     ],
 )
-def test_good_headers_are_read(threshold, quorum, told):
-    assert parse_told(threshold, quorum) == told  # vector 17
+def test_good_headers_are_read(threshold, quorum, expected):
+    assert parse_threshold_headers(threshold, quorum) == expected  # vector 17
 
 
 @pytest.mark.parametrize(("threshold", "quorum"), [("0.9", "yes"), ("0.9", "1")])
 def test_a_quorum_that_is_no_truth_value_is_rejected(threshold, quorum):
-    assert parse_told(threshold, quorum).heard is Heard.REJECTED
+    assert parse_threshold_headers(threshold, quorum).outcome is HeaderOutcome.REJECTED
 
 
 @pytest.mark.parametrize(
@@ -43,7 +48,7 @@ def test_a_quorum_that_is_no_truth_value_is_rejected(threshold, quorum):
     ],
 )
 def test_a_threshold_outside_its_range_is_rejected(threshold):
-    assert parse_told(threshold, "true").heard is Heard.REJECTED
+    assert parse_threshold_headers(threshold, "true").outcome is HeaderOutcome.REJECTED
 
 
 @pytest.mark.parametrize(
@@ -51,32 +56,32 @@ def test_a_threshold_outside_its_range_is_rejected(threshold):
     [(None, None), ("0.9", None), (None, "true"), ("0.9", " "), ("", "true")],
 )
 def test_one_header_alone_is_none(threshold, quorum):
-    assert parse_told(threshold, quorum) == ThresholdHeaders(Heard.MISS)
+    assert parse_threshold_headers(threshold, quorum) == ThresholdHeaders(HeaderOutcome.MISS)
 
 
 @pytest.mark.parametrize("pair", [(None, None), ("0.9", "true"), ("0", "x")])
 def test_panic_outranks_every_threshold(pair):
-    told = parse_told(*pair, "true")
-    assert told == ThresholdHeaders(Heard.WITHHELD)
+    headers = parse_threshold_headers(*pair, "true")
+    assert headers == ThresholdHeaders(HeaderOutcome.WITHHELD)
     cache = ThresholdCache()
-    cache.hear(parse_told("0.9", "true"), 5)
-    cache.hear(told, 6)
+    cache.record_response(parse_threshold_headers("0.9", "true"), 5)
+    cache.record_response(headers, 6)
     assert cache.cached == (None, False, 6)
     assert (cache.is_withheld, cache.is_piggybacked) == (True, True)
-    cache.hear(parse_told("0.9", "true"), 7)
+    cache.record_response(parse_threshold_headers("0.9", "true"), 7)
     assert not cache.is_withheld
 
 
 def test_the_page_says_panic_too():
-    assert read_page(0.0, quorum_met=False, panic=True).heard is Heard.WITHHELD
-    assert read_page(0.0, quorum_met=False).heard is Heard.MISS
+    assert read_page(0.0, quorum_met=False, panic=True).outcome is HeaderOutcome.WITHHELD
+    assert read_page(0.0, quorum_met=False).outcome is HeaderOutcome.MISS
 
 
 def test_the_last_good_value_stays_when_a_later_answer_has_none():
     cache = ThresholdCache()
-    cache.hear(parse_told("0.9", "true"), 5)
-    cache.hear(parse_told(None, None), 6)
-    cache.hear(parse_told("0", "true"), 7)
+    cache.record_response(parse_threshold_headers("0.9", "true"), 5)
+    cache.record_response(parse_threshold_headers(None, None), 6)
+    cache.record_response(parse_threshold_headers("0", "true"), 7)
     assert cache.cached == (0.9, True, 5)
     assert cache.counts == (1, 1, 1)
 
@@ -85,14 +90,14 @@ def test_only_a_usable_value_puts_the_poller_to_sleep():
     cache = ThresholdCache()
     seen = []
     for threshold in ("0.9", "0", "0.9", None):
-        cache.hear(parse_told(threshold, "true"), 0)
+        cache.record_response(parse_threshold_headers(threshold, "true"), 0)
         seen.append(cache.is_piggybacked)
     assert seen == [True, False, True, False]
 
 
 def test_a_poll_fills_the_cache_and_does_not_put_itself_to_sleep():
     cache = ThresholdCache()
-    cache.hear_poll(ThresholdHeaders(Heard.HIT, 0.8, True), 3)
+    cache.record_poll(ThresholdHeaders(HeaderOutcome.HIT, 0.8, True), 3)
     assert cache.cached == (0.8, True, 3)
     assert not cache.is_piggybacked
 

@@ -7,11 +7,11 @@ import grpc
 import pytest
 import trustme
 
-from ingero.agent.health.body import NodeIdentity, PushStatus, build_push
-from ingero.agent.health.cache import Heard, ThresholdCache, ThresholdHeaders
+from ingero.agent.health.cache import HeaderOutcome, ThresholdCache, ThresholdHeaders
 from ingero.agent.health.episodes import EpisodeKind, EpisodeOutcome, NodeEpisode, SpanMaker
-from ingero.agent.health.lane import MAX_EXTRAS, MAX_PAUSE_NS, PushLane
 from ingero.agent.health.poll import ThresholdPoller
+from ingero.agent.health.push_body import NodeIdentity, PushStatus, build_push
+from ingero.agent.health.push_queue import MAX_EXTRAS, MAX_PAUSE_NS, PushQueue
 from ingero.agent.health.signals.machine import State
 from ingero.agent.health.signals.reading import Signals
 from ingero.agent.health.tls import check_tls_files
@@ -56,7 +56,7 @@ def settings(url, **more):
 @pytest.mark.parametrize("is_protobuf", [False, True])
 @pytest.mark.parametrize("is_gzip", [False, True])
 def test_every_http_encoding_arrives_as_it_was_sent(collector, is_protobuf, is_gzip):
-    collector.tell("0.9", "false")
+    collector.set_threshold("0.9", "false")
     transport = HttpTransport(
         settings(
             collector.url, is_protobuf=is_protobuf, is_gzip=is_gzip, headers={"X-Tenant": "blue"}
@@ -64,7 +64,7 @@ def test_every_http_encoding_arrives_as_it_was_sent(collector, is_protobuf, is_g
     )
     answer = transport.send(push(), 0)
     transport.close()
-    assert answer == PushReply(True, "200 OK", ThresholdHeaders(Heard.HIT, 0.9, False))
+    assert answer == PushReply(True, "200 OK", ThresholdHeaders(HeaderOutcome.HIT, 0.9, False))
     request = collector.requests[0]
     assert read_push(request.export, ResourceCache())[0].health_score == 0.94
     assert request.headers["x-tenant"] == "blue"
@@ -95,7 +95,7 @@ def test_a_renewed_token_is_used_by_the_next_push(collector, tmp_path):
     [(429, "7", 7), (503, "7", 7), (429, None, None), (400, "7", None), (200, "7", None)],
 )
 def test_silence_is_kept_for_429_and_503_only(collector, status, retry_after, pause_s):
-    collector.tell("0.9")
+    collector.set_threshold("0.9")
     collector.status = status
     if retry_after:
         collector.headers["Retry-After"] = retry_after
@@ -104,7 +104,7 @@ def test_silence_is_kept_for_429_and_503_only(collector, status, retry_after, pa
     transport.close()
     assert answer.retry_after_ns == (None if pause_s is None else pause_s * SECOND_NS)
     assert answer.is_taken == (status == 200)
-    assert answer.told.threshold == 0.9, "a refusal tells the threshold, too"
+    assert answer.headers.threshold == 0.9, "a refusal tells the threshold, too"
 
 
 def test_a_redirect_is_not_followed(collector):
@@ -144,53 +144,53 @@ TAKEN = PushReply(True, "200 OK")
 CUT = PushReply(False, "refused", is_cut_off=True)
 
 
-def make_lane(*answers):
+def make_queue(*answers):
     pauses = []
     transport, cache, clock = Scripted(*answers), ThresholdCache(), ManualClock()
-    return PushLane(transport, cache, clock, pauses.append, lambda: 1.0), transport, cache, pauses
+    return PushQueue(transport, cache, clock, pauses.append, lambda: 1.0), transport, cache, pauses
 
 
 def test_a_cut_off_push_is_tried_once_more_after_a_fifth_of_a_second():
-    lane, transport, _, pauses = make_lane(CUT, TAKEN)
-    lane.offer(push())
-    lane.drain()
+    queue, transport, _, pauses = make_queue(CUT, TAKEN)
+    queue.offer(push())
+    queue.drain()
     assert len(transport.sent) == 2
     assert pauses == [240_000_000]
-    assert (lane.counts.n_taken, lane.counts.n_failed, lane.counts.n_retried) == (1, 0, 1)
+    assert (queue.counts.n_taken, queue.counts.n_failed, queue.counts.n_retried) == (1, 0, 1)
 
 
 def test_a_refused_push_is_not_tried_again():
-    lane, transport, _, pauses = make_lane(PushReply(False, "400"))
-    lane.offer(push())
-    lane.drain()
-    assert (len(transport.sent), pauses, lane.counts.n_failed) == (1, [], 1)
+    queue, transport, _, pauses = make_queue(PushReply(False, "400"))
+    queue.offer(push())
+    queue.drain()
+    assert (len(transport.sent), pauses, queue.counts.n_failed) == (1, [], 1)
 
 
 def test_the_newest_push_supersedes_and_events_are_kept_in_order():
-    lane, transport, _, _ = make_lane(TAKEN, TAKEN, TAKEN)
+    queue, transport, _, _ = make_queue(TAKEN, TAKEN, TAKEN)
     old, new, first, second = push(0.1), push(0.2), push(0.3), push(0.4)
-    lane.offer(old, [first])
-    lane.offer(new, [second])
-    lane.drain()
+    queue.offer(old, [first])
+    queue.offer(new, [second])
+    queue.drain()
     assert transport.sent == [new, first, second]
-    assert (lane.counts.n_superseded, lane.counts.n_extras_taken) == (1, 2)
+    assert (queue.counts.n_superseded, queue.counts.n_extras_taken) == (1, 2)
 
 
 def test_events_wait_within_a_bound_and_the_oldest_is_dropped_and_counted():
-    lane, transport, _, _ = make_lane(*[TAKEN] * MAX_EXTRAS)
+    queue, transport, _, _ = make_queue(*[TAKEN] * MAX_EXTRAS)
     events = [push() for _ in range(MAX_EXTRAS + 3)]
-    lane.offer(None, events)
-    lane.drain()
+    queue.offer(None, events)
+    queue.drain()
     assert transport.sent == events[3:]
-    assert lane.counts.n_extras_dropped == 3
+    assert queue.counts.n_extras_dropped == 3
 
 
 def test_events_do_not_count_toward_reachability():
-    lane, _, cache, _ = make_lane(CUT)
-    lane.offer(None, [push()] * 5)
-    lane.drain()
+    queue, _, cache, _ = make_queue(CUT)
+    queue.offer(None, [push()] * 5)
+    queue.drain()
     assert cache.is_reachable
-    assert lane.counts.n_extras_failed == 1
+    assert queue.counts.n_extras_failed == 1
 
 
 PAUSE = PushReply(False, "503", retry_after_ns=SECOND_NS)
@@ -198,62 +198,62 @@ PAUSE = PushReply(False, "503", retry_after_ns=SECOND_NS)
 
 @pytest.mark.parametrize("failure", [CUT, PAUSE])
 def test_events_that_do_not_get_through_go_out_with_the_next_push_in_order(failure):
-    lane, transport, _, _ = make_lane(TAKEN, TAKEN, failure, TAKEN, TAKEN, TAKEN, TAKEN)
+    queue, transport, _, _ = make_queue(TAKEN, TAKEN, failure, TAKEN, TAKEN, TAKEN, TAKEN)
     old, new, first, second, third = (push(score) for score in (0.1, 0.2, 0.3, 0.4, 0.5))
-    lane.offer(old, [first, second])
-    lane.drain()
-    lane.drain()
+    queue.offer(old, [first, second])
+    queue.drain()
+    queue.drain()
     assert transport.sent == [old, first, second]
-    lane.offer(new, [third])
-    lane.drain()
+    queue.offer(new, [third])
+    queue.drain()
     assert transport.sent[3:] == [new, second, third]
-    assert (lane.counts.n_extras_taken, lane.counts.n_extras_failed) == (3, 1)
+    assert (queue.counts.n_extras_taken, queue.counts.n_extras_failed) == (3, 1)
 
 
 def test_events_are_not_tried_while_pushes_are_cut_off():
-    lane, transport, _, _ = make_lane(CUT, CUT, CUT, CUT, TAKEN, TAKEN)
+    queue, transport, _, _ = make_queue(CUT, CUT, CUT, CUT, TAKEN, TAKEN)
     event = push(0.5)
     for score, extras in ((0.1, [event]), (0.2, []), (0.3, [])):
-        lane.offer(push(score), extras)
-        lane.drain()
+        queue.offer(push(score), extras)
+        queue.drain()
     assert transport.sent[-1] is event
-    assert (len(transport.sent), lane.counts.n_extras_taken) == (6, 1)
+    assert (len(transport.sent), queue.counts.n_extras_taken) == (6, 1)
 
 
 def test_a_refused_event_is_not_tried_again():
-    lane, transport, _, _ = make_lane(PushReply(False, "400"), TAKEN)
-    lane.offer(None, [push()])
-    lane.drain()
-    lane.offer(push())
-    lane.drain()
-    assert (len(transport.sent), lane.counts.n_extras_failed) == (2, 1)
+    queue, transport, _, _ = make_queue(PushReply(False, "400"), TAKEN)
+    queue.offer(None, [push()])
+    queue.drain()
+    queue.offer(push())
+    queue.drain()
+    assert (len(transport.sent), queue.counts.n_extras_failed) == (2, 1)
 
 
 def test_a_closed_lane_tries_its_events_once_more():
-    lane, transport, _, _ = make_lane(CUT, CUT)
-    lane.offer(None, [push()])
-    lane.drain()
-    lane.close()
-    lane.run()
+    queue, transport, _, _ = make_queue(CUT, CUT)
+    queue.offer(None, [push()])
+    queue.drain()
+    queue.close()
+    queue.run()
     assert len(transport.sent) == 2
 
 
 def test_an_endless_pause_is_bounded():
     year_ns = 365 * 86_400 * SECOND_NS
-    lane, _, _, _ = make_lane(PushReply(False, "503", retry_after_ns=year_ns))
-    lane.offer(push())
-    lane.drain()
-    assert lane.pause_ns == MAX_PAUSE_NS
+    queue, _, _, _ = make_queue(PushReply(False, "503", retry_after_ns=year_ns))
+    queue.offer(push())
+    queue.drain()
+    assert queue.pause_ns == MAX_PAUSE_NS
     start_ns = ManualClock().mono_ns()
-    assert lane.is_paused(start_ns + MAX_PAUSE_NS - 1)
-    assert not lane.is_paused(start_ns + MAX_PAUSE_NS)
+    assert queue.is_paused(start_ns + MAX_PAUSE_NS - 1)
+    assert not queue.is_paused(start_ns + MAX_PAUSE_NS)
 
 
 def test_a_lane_thread_sends_what_waits_before_it_ends():
-    lane, transport, _, _ = make_lane(TAKEN, TAKEN)
-    lane.offer(push(), [push()])
-    thread = threading.Thread(target=lane.run)
-    lane.close()
+    queue, transport, _, _ = make_queue(TAKEN, TAKEN)
+    queue.offer(push(), [push()])
+    thread = threading.Thread(target=queue.run)
+    queue.close()
     thread.start()
     thread.join(30)
     assert not thread.is_alive()
@@ -278,10 +278,10 @@ def test_the_page_fills_the_cache_while_pushes_tell_nothing(collector, polled):
     assert poller.poll() == SECOND_NS
     assert cache.cached == (0.91, True, clock.mono_ns())
     assert collector.requests[0].path == "/api/v1/threshold?cluster_id=prod+a"
-    cache.hear(ThresholdHeaders(Heard.HIT, 0.8, True), 1)
+    cache.record_response(ThresholdHeaders(HeaderOutcome.HIT, 0.8, True), 1)
     poller.poll()
     assert len(collector.requests) == 1, "asleep while answers carry the threshold"
-    cache.hear(ThresholdHeaders(Heard.MISS), 2)
+    cache.record_response(ThresholdHeaders(HeaderOutcome.MISS), 2)
     poller.poll()
     assert len(collector.requests) == 2
 
@@ -366,7 +366,7 @@ def grpc_fleet():
 def test_grpc_tells_the_same_and_hears_the_same(grpc_fleet):
     handler, transport = grpc_fleet
     assert transport.send(push(), 0) == PushReply(
-        True, "OK", ThresholdHeaders(Heard.HIT, 0.9, True)
+        True, "OK", ThresholdHeaders(HeaderOutcome.HIT, 0.9, True)
     )
     assert handler.pushes[0].health_score == 0.94
     assert handler.metadata["x-tenant"] == "blue"
@@ -386,7 +386,7 @@ def test_grpc_refusals_carry_the_threshold_and_the_pause(grpc_fleet):
     handler, transport = grpc_fleet
     handler.refuse = (grpc.StatusCode.RESOURCE_EXHAUSTED, (("retry-after", "7"),))
     answer = transport.send(push(), 0)
-    assert answer.told == ThresholdHeaders(Heard.HIT, 0.9, True)
+    assert answer.headers == ThresholdHeaders(HeaderOutcome.HIT, 0.9, True)
     assert answer.retry_after_ns == 7 * SECOND_NS
     assert not answer.is_taken
     assert not answer.is_cut_off
@@ -475,8 +475,8 @@ def test_the_span_of_an_episode_arrives_in_protobuf(collector):
         9,
     )
     assert (len(span.trace_id), len(span.span_id)) == (32, 16)
-    told = {a.key: a.value.string_value for a in [*entry.resource.attributes, *span.attributes]}
-    assert told["service.name"] == "ingero"
-    assert told["k8s.node.name"] == "n1"
-    assert told["ingero.event.id"] == "e1"
-    assert told["ingero.cgroup_path_hash"] == "8a5edab282632443"
+    headers = {a.key: a.value.string_value for a in [*entry.resource.attributes, *span.attributes]}
+    assert headers["service.name"] == "ingero"
+    assert headers["k8s.node.name"] == "n1"
+    assert headers["ingero.event.id"] == "e1"
+    assert headers["ingero.cgroup_path_hash"] == "8a5edab282632443"

@@ -49,10 +49,10 @@ def test_fifty_equal_agents_are_judged_and_none_is_a_straggler(make_agents):
     with run_fleet(build_fleet_config()) as fleet:
         rigs = make_agents(fleet, 50)
         for _ in range(12):
-            looks = [rig.look() for rig in rigs]
-            assert not any(look.is_straggler for look in looks)
-        assert {look.bar.mode.value for look in looks} == {"fleet"}
-        assert all(look.bar.threshold < look.score for look in looks)
+            samples = [rig.sample() for rig in rigs]
+            assert not any(sample.is_straggler for sample in samples)
+        assert {sample.applied.mode.value for sample in samples} == {"fleet"}
+        assert all(sample.applied.threshold < sample.score for sample in samples)
 
 
 def test_the_slow_one_of_eight_is_named_and_no_other(make_agents):
@@ -60,25 +60,25 @@ def test_the_slow_one_of_eight_is_named_and_no_other(make_agents):
         healthy = make_agents(fleet, 7)
         (slow,) = make_agents(fleet, 1, [{"for": "100s"}, {"for": "100h", "throughput": 60}])
         for _ in range(20):
-            looks = [rig.look() for rig in [*healthy, slow]]
-        assert [look.is_straggler for look in looks] == [False] * 7 + [True]
-        assert looks[-1].dominant == "throughput"
-        assert slow.book.n_opened == 1
+            samples = [rig.sample() for rig in [*healthy, slow]]
+        assert [sample.is_straggler for sample in samples] == [False] * 7 + [True]
+        assert samples[-1].dominant == "throughput"
+        assert slow.episodes.n_opened == 1
 
 
 def test_thresholds_are_back_within_two_push_intervals_of_a_restart(make_agents):
     with run_fleet(build_fleet_config()) as fleet:
         rigs = make_agents(fleet, 6)
         for _ in range(10):
-            looks = [rig.look() for rig in rigs]
-        assert {look.bar.mode.value for look in looks} == {"fleet"}
+            samples = [rig.sample() for rig in rigs]
+        assert {sample.applied.mode.value for sample in samples} == {"fleet"}
     with run_fleet(build_fleet_config()) as fleet:
         for rig in rigs:
             endpoint = rig.transport.settings.endpoint
             object.__setattr__(endpoint, "base", at(fleet).url)
         for _ in range(3):
             for rig in rigs:
-                rig.look()
+                rig.sample()
         ages = [rig.clock.mono_ns() - rig.cache.cached.mono_ns for rig in rigs]
         assert max(ages) == 0, "each has heard a threshold with its third push at the latest"
 
@@ -96,13 +96,13 @@ def test_eight_that_fall_together_one_after_the_other_are_no_stragglers(make_age
         ]
         for rig in rigs:
             rig.loop._settings = replace(rig.loop._settings, sample_interval_ns=1_000_000_000)
-        looks = []
+        samples = []
         for _ in range(150):
-            looks += [rig.look() for rig in rigs]
-        assert min(look.score for look in looks[-8:]) < 0.6
-        assert not any(look.is_straggler for look in looks)
-        assert {look.bar.mode.value for look in looks[-8:]} == {"none"}
-        assert not any(rig.book.n_opened or rig.stream.seen for rig in rigs)
+            samples += [rig.sample() for rig in rigs]
+        assert min(sample.score for sample in samples[-8:]) < 0.6
+        assert not any(sample.is_straggler for sample in samples)
+        assert {sample.applied.mode.value for sample in samples[-8:]} == {"none"}
+        assert not any(rig.episodes.n_opened or rig.stream.seen for rig in rigs)
 
 
 @pytest.mark.parametrize("protocol", ["http/json", "http/protobuf", "grpc"])

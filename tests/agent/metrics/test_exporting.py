@@ -1,4 +1,7 @@
-"""A trace's numbers as others read them: a page parsed by Prometheus' own client, and pushes decoded by OTLP's own messages."""
+"""A trace's numbers as others read them.
+
+A page parsed by Prometheus' own client, and pushes decoded by OTLP's own messages.
+"""
 
 import gzip
 import threading

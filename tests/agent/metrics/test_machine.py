@@ -24,9 +24,9 @@ def test_a_processor_that_waits_for_a_disk_is_idle_everywhere(proc):
     machine, processors = Machine(proc), Processors(proc)
     # user nice system idle iowait irq softirq steal
     write_stat(proc, 100, 0, 100, 700, 100, 0, 0, 0)
-    assert (machine.look().cpu_share, processors.read_idle()) == (None, None)
+    assert (machine.sample().cpu_share, processors.read_idle()) == (None, None)
     write_stat(proc, 120, 0, 110, 750, 120, 0, 0, 0)
-    assert machine.look().cpu_share == pytest.approx(0.3)
+    assert machine.sample().cpu_share == pytest.approx(0.3)
     assert processors.read_idle() == pytest.approx(0.7)
 
 
@@ -53,10 +53,10 @@ def test_a_file_that_says_nothing_is_no_reading_and_the_next_one_is_taken(proc, 
 def test_a_machine_that_cannot_be_read_for_a_moment_has_no_state_and_then_one_again(proc):
     machine = Machine(proc)
     write_stat(proc, 100, 0, 100, 700, 100, 0, 0, 0)
-    assert machine.look() is not None
+    assert machine.sample() is not None
     (proc / "meminfo").unlink()
-    assert machine.look() is None
+    assert machine.sample() is None
     assert machine.state is None
     assert list(machine.iter_series()) == []
     (proc / "meminfo").write_text(MEMINFO)
-    assert machine.look().load1 == 1.5
+    assert machine.sample().load1 == 1.5

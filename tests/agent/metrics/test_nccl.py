@@ -41,7 +41,7 @@ def test_process_is_told_with_path_and_version_until_it_ends(tmp_path):
     ) as process:
         process.stdout.readline()
         watch.on_process(ProcessIdentity(process.pid, name="train"))
-        watch.look()
+        watch.scan()
         labels = (
             ("comm", "train"), ("libnccl_path", str(library)), ("libnccl_version", "2.28.9"),
             ("pid", str(process.pid)),
@@ -51,14 +51,14 @@ def test_process_is_told_with_path_and_version_until_it_ends(tmp_path):
             ("gpu_nccl_processes_total", ()): 1,
         }
         process.stdin.close()
-    watch.look()
+    watch.scan()
     assert page_of(watch) == {("gpu_nccl_processes_total", ()): 0}
 
 
 def test_process_without_the_library_is_not_told():
     watch = NcclProcesses()
     watch.on_process(ProcessIdentity(1, name="init"))
-    watch.look()
+    watch.scan()
     assert page_of(watch) == {("gpu_nccl_processes_total", ()): 0}
 
 

@@ -104,11 +104,11 @@ def test_two_devices_are_read_and_what_one_lacks_is_absent(nvml):
 def test_a_watch_makes_rows_of_throttling_and_errors_and_series_of_the_rest(nvml, monkeypatch):
     clock = ManualClock()
     watch = GpuWatch(nvml, clock)
-    watch.look()
+    watch.sample()
     watch.take_events()  # the simulator's one Xid, unless an earlier test's NVML took it
     clock.advance(5 * 10**9)
     monkeypatch.setenv("GPUSIM_ECC", "2")
-    watch.look()
+    watch.sample()
     rows = watch.take_events()
     assert rows["source"].tolist() == [Source.GPU] * 2
     assert rows["op"].tolist() == [GpuOp.THROTTLE_POWER, GpuOp.ECC_UNCORRECTED]
@@ -167,8 +167,8 @@ def test_the_instances_of_a_cut_device_have_their_ids_and_memory(nvml, monkeypat
 def test_links_and_instances_become_series_and_no_byte_counts_twice(nvml, monkeypatch):
     monkeypatch.setenv("GPUSIM_MIG", "1")
     watch = GpuWatch(nvml, ManualClock())
-    watch.look()
-    watch.look_at_pcie()
+    watch.sample()
+    watch.sample_pcie()
     told = read_page(watch)
     links = {name: value for name, value in told.items() if "nvlink" in name or "pcie" in name}
     assert links == {
@@ -220,10 +220,10 @@ def test_links_and_instances_become_series_and_no_byte_counts_twice(nvml, monkey
 def test_a_pcie_sample_that_blocks_holds_up_neither_looks_nor_series(nvml):
     gated = GatedPcie(SystemClock())
     watch = GpuWatch(gated, ManualClock())
-    sampler = threading.Thread(target=watch.look_at_pcie)
+    sampler = threading.Thread(target=watch.sample_pcie)
     sampler.start()
     assert gated.is_asked.wait(HANG_S)
-    watch.look()
+    watch.sample()
     told = read_page(watch)
     assert told['gpu_memory_used_bytes{gpu_uuid="GPU-sim-0"}'] == 7 * GIB
     assert not any("pcie_throughput" in name for name in told)
@@ -341,8 +341,8 @@ class Failing:
 
 def test_rows_that_nobody_took_in_time_are_a_series():
     watch = GpuWatch(Failing(), ManualClock())
-    watch.look()
+    watch.sample()
     assert read_page(watch)["ingero_trace_gpu_dropped_rows_total"] == 0
-    watch.look()
+    watch.sample()
     assert read_page(watch)["ingero_trace_gpu_dropped_rows_total"] == 3000
     assert len(watch.take_events()) == 3000

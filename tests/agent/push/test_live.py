@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from ingero.agent.capture.kernel.abi import get_dtype
-from ingero.agent.health.body import NodeIdentity
-from ingero.agent.health.loop import LoopSettings
+from ingero.agent.health.loop_settings import LoopSettings
+from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.service import AgentSettings
 from ingero.agent.health.transport import TransportSettings
 from ingero.agent.metrics.exporting import PrometheusPage
 from ingero.agent.metrics.health import HealthSeries
-from ingero.agent.push.live import LiveTold, open_live
+from ingero.agent.push.live import LiveCallbacks, open_live
 from ingero.cli.commands.fleet_push import _printer
 from ingero.model.events import NcclOp
 from ingero.otlp.client.endpoint import parse_endpoint
@@ -46,19 +46,19 @@ def enter_unknown(observer):
 def test_what_fleet_is_not_told_is_said_with_every_look(settings, as_json, capsys):
     series, looks = HealthSeries(), []
 
-    def follow(agent, find_account):
-        show = _printer(agent, find_account, None, as_json=as_json)
+    def follow(agent, find_counts):
+        show = _printer(agent, find_counts, None, as_json=as_json)
 
         def both(look, notes):
-            account = find_account()
-            series.note(agent, look, account)
+            collective_counts = find_counts()
+            series.note(agent, look, collective_counts)
             show(look, notes)
-            if look.is_tick and account.unknown_communicator:
+            if look.is_tick and collective_counts.unknown_communicator:
                 looks.append(look)
 
         return both
 
-    with open_live(settings, SystemClock(), LiveTold(follow)) as observer:
+    with open_live(settings, SystemClock(), LiveCallbacks(follow)) as observer:
         enter_unknown(observer)
         wait_until(lambda: looks)
     page = PrometheusPage()
@@ -69,4 +69,4 @@ def test_what_fleet_is_not_told_is_said_with_every_look(settings, as_json, capsy
     if as_json:
         assert json.loads(last)["collectives"]["unknown_communicator"] == 3
     else:
-        assert last.endswith("; 3 collectives not told")
+        assert last.endswith("; 3 collectives not sent")

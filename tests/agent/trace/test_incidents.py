@@ -1,4 +1,7 @@
-"""Incidents while a trace goes on: each told once, worse ones again, and never one that all of the recording does not show."""
+"""Incidents while a trace goes on.
+
+Each told once, worse ones again, and never one that all of the recording does not show.
+"""
 
 from concurrent.futures import Executor, Future
 from dataclasses import replace
@@ -9,14 +12,14 @@ import pytest
 from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.agent.capture.totals import Totals
 from ingero.agent.trace.incidents import (
-    LEAST_PAUSE_NS,
-    MOST_COST_NS,
-    MOST_SHARE,
+    MAX_COST_NS,
+    MAX_COST_SHARE,
+    MIN_PAUSE_NS,
     IncidentWatch,
     choose_pause_ns,
     identify,
 )
-from ingero.agent.trace.recent import Recent
+from ingero.agent.trace.recent_recording import RecentRecording
 from ingero.model.incidents import Explanation, Severity
 from ingero.model.recording import Session, Unprobed
 from ingero.recording.causal.engine import explain
@@ -83,10 +86,10 @@ def feed(recent, recording, n_parts=3):
         yield
 
 
-def watched(build, most_rows=100_000, n_parts=3):
+def watched(build, max_rows=100_000, n_parts=3):
     """What is told of a workload, look by look, and the verdict."""
     recording = build().build()
-    recent = Recent(recording.sessions[0], most_rows)
+    recent = RecentRecording(recording.sessions[0], max_rows)
     told = []
     watch = IncidentWatch(recent, lambda one, _start_ns: told.append(one), pool=AtOnce())
     second = 0
@@ -164,7 +167,7 @@ def test_a_bound_accuses_nobody_new(name, part, whole):
 
 def test_rows_that_were_let_go_of_leave_the_asked_time():
     recording = WORKLOADS["cpu_contention"]().build()
-    recent = Recent(recording.sessions[0], most_rows=500)
+    recent = RecentRecording(recording.sessions[0], max_rows=500)
     for _ in feed(recent, recording, 20):
         pass
     frozen = recent.freeze()
@@ -195,7 +198,7 @@ def told_of(answers, costs_ns=(0,)):
         return Explanation(tuple(incidents), 0, 1, 0, 0, 0)
 
     watch = IncidentWatch(
-        Recent(Session("n", 0)),
+        RecentRecording(Session("n", 0)),
         lambda one, _start_ns: told.append(one),
         judge,
         lambda: cpu[0],
@@ -220,15 +223,15 @@ def test_a_worse_severity_is_told_again_and_a_lesser_one_is_not():
 
 def test_a_look_that_costs_much_is_followed_by_a_long_pause():
     _, cheap, _ = told_of([[]], [NS_PER_MS] * 99)
-    assert np.diff(cheap[:-1]).min() * NS_PER_S >= LEAST_PAUSE_NS
+    assert np.diff(cheap[:-1]).min() * NS_PER_S >= MIN_PAUSE_NS
     _, dear, _ = told_of([[]], [600 * NS_PER_MS] * 99)
     assert np.diff(dear[:-1]).min() * NS_PER_S >= choose_pause_ns(600 * NS_PER_MS)
-    assert choose_pause_ns(MOST_COST_NS) == MOST_COST_NS / MOST_SHARE
+    assert choose_pause_ns(MAX_COST_NS) == MAX_COST_NS / MAX_COST_SHARE
 
 
 def test_there_are_never_two_looks_at_once():
     pool = Never()
-    watch = IncidentWatch(Recent(Session("n", 0)), lambda *_: None, pool=pool)
+    watch = IncidentWatch(RecentRecording(Session("n", 0)), lambda *_: None, pool=pool)
     for second in range(60):
         watch.on_totals(totals_at(second, unprobed=(Unprobed(1, "x", "y"),)))
     assert len(pool.given) == 1
@@ -242,7 +245,7 @@ def test_a_rule_that_fails_ends_the_looking_and_is_said():
         looked.append(1)
         raise ZeroDivisionError("of a rule")
 
-    watch = IncidentWatch(Recent(Session("n", 0)), lambda *_: None, judge, pool=AtOnce())
+    watch = IncidentWatch(RecentRecording(Session("n", 0)), lambda *_: None, judge, pool=AtOnce())
     for second in range(60):
         watch.on_totals(totals_at(second))
     watch.on_totals(totals_at(60, is_last=True))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ingero.agent.trace.recorder import Recorder
 from ingero.agent.trace.selection import EVERYTHING_NS
-from ingero.agent.trace.thinning import MOST_PER_KIND, is_kept_whole, thin
+from ingero.agent.trace.thinning import MAX_PER_KIND, is_kept_whole, thin
 from ingero.config.invoker import find_invoker
 from ingero.model.events import EVENT, CudaOp, EventFlag, HostOp, NcclOp, NetOp, Source
 from ingero.model.sampling import NEVER_SAMPLED
@@ -40,8 +40,11 @@ def key_of(event):
     return int(event["pid"]), int(event["source"]), int(event["op"])
 
 
-def thin_slowly(events, most):
-    """Part j of n ordinary rows in m parts are those whose number times m lies in it; its last row stays for all of it."""
+def thin_slowly(events, max_rows):
+    """Part j of n ordinary rows in m parts are those whose number times m lies in it.
+
+    Its last row stays for all of it.
+    """
     numbers, totals = {}, {}
     is_whole = [
         key_of(e)[1:] in NEVER_SAMPLED or int(e["flags"]) & (EventFlag.EXEMPLAR | EventFlag.IN_FLIGHT)
@@ -59,18 +62,18 @@ def thin_slowly(events, most):
         number, total = numbers.get(key, 0), totals[key]
         numbers[key] = number + 1
         pending[key] = pending.get(key, 0) + int(event["weight"])
-        parts = min(total, most)
+        parts = min(total, max_rows)
         if number + 1 == total or (number + 1) * parts // total != number * parts // total:
             kept.append((int(event["start_ns"]), pending.pop(key)))
     return kept
 
 
 @given(events_of, st.integers(1, 5))
-def test_thinning_does_what_a_loop_would_and_forgets_no_call(rows, most):
+def test_thinning_does_what_a_loop_would_and_forgets_no_call(rows, max_rows):
     events = build(rows)
     before = events.copy()
-    kept = thin(events, most)
-    assert [(int(e["start_ns"]), int(e["weight"])) for e in kept] == thin_slowly(events, most)
+    kept = thin(events, max_rows)
+    assert [(int(e["start_ns"]), int(e["weight"])) for e in kept] == thin_slowly(events, max_rows)
     assert (events == before).all()
     for key in {key_of(event) for event in events}:
         weights = [
@@ -79,7 +82,7 @@ def test_thinning_does_what_a_loop_would_and_forgets_no_call(rows, most):
         assert weights[0] == weights[1], key
     whole = events[is_kept_whole(events)]
     assert set(whole["start_ns"].tolist()) <= set(kept["start_ns"].tolist())
-    assert len(kept) - len(whole) <= most * len({key_of(event) for event in events})
+    assert len(kept) - len(whole) <= max_rows * len({key_of(event) for event in events})
 
 
 def test_after_ten_seconds_a_recording_has_every_allocation_and_each_second_a_few_launches(
@@ -93,6 +96,6 @@ def test_after_ten_seconds_a_recording_has_every_allocation_and_each_second_a_fe
     recorder.close()
     events = load_recording(tmp_path / "r.db").events
     launches = events[events["op"] == CudaOp.LAUNCH_KERNEL]
-    assert len(launches) == MOST_PER_KIND
+    assert len(launches) == MAX_PER_KIND
     assert launches["weight"].sum() == 200 * 100
     assert (events["op"] == CudaOp.MALLOC).sum() == 200

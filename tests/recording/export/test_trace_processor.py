@@ -24,7 +24,8 @@ QUERIES = {
     "slices": "SELECT name, count(*) AS n, max(dur) AS longest FROM slice GROUP BY name",
     "flows": "SELECT count(*) AS n FROM flow",
     "counters": "SELECT t.name, count(*) AS n FROM counter c JOIN counter_track t ON c.track_id = t.id GROUP BY 1",
-    "threads": "SELECT DISTINCT t.name FROM slice s JOIN thread_track k ON s.track_id = k.id JOIN thread t USING (utid)",
+    "threads": "SELECT DISTINCT t.name FROM slice s JOIN thread_track k ON s.track_id = k.id JOIN thread t "
+    "USING (utid)",
     "processes": "SELECT name FROM process WHERE name IS NOT NULL",
 }
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ingero.errors import ConfigError
-from ingero.sim.cluster.faults import KINDS, Fault, parse_fault
+from ingero.sim.cluster.faults import JOB_KINDS, KINDS, Fault, parse_fault, parse_faults
 from ingero.sim.cluster.result import Progress, UpSettings, build_result, find_detection
 from ingero.units import NS_PER_S
 
@@ -36,6 +36,31 @@ def test_fault_is_read(text, fault):
 def test_what_is_no_fault_is_refused(text):
     with pytest.raises(ConfigError, match="--fault"):
         parse_fault(text, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("cpu-quota:2:50%", Fault("cpu-quota", 2, 0.5)),
+        ("stop-pulses:0:30%", Fault("stop-pulses", 0, 0.3)),
+        ("slow-rank:1:1.3x", Fault("slow-rank", 1, 1.3)),
+        ("cpu-hog:3", Fault("cpu-hog", 3)),
+    ],
+)
+def test_fault_of_a_real_job_is_read(text, fault):
+    assert parse_faults([text, "none"], 4, is_job=True) == (fault,)
+    assert fault.kind in JOB_KINDS
+
+
+@pytest.mark.parametrize(
+    "text", ["cpu-quota:2", "cpu-quota:2:0%", "cpu-quota:2:100%", "stop-pulses:1:x", "imbalance"]
+)
+def test_what_cannot_be_done_to_a_real_job_is_refused(text):
+    with pytest.raises(ConfigError, match="--fault") as refused:
+        parse_fault(text, 4, is_job=True)
+    assert "cpu-quota:R:50%" in refused.value.hint
+    with pytest.raises(ConfigError, match="--fault"):
+        parse_fault("cpu-quota:2:50%", 4)
 
 
 @pytest.mark.parametrize("n_ranks", [4, 7])

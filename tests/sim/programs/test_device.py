@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ingero.agent.capture.gpu.driver import has_driver
 from ingero.errors import UnsupportedError
 from ingero.sim.programs.device import PTX
 from ingero.sim.programs.program import PROGRAMS
@@ -92,7 +93,7 @@ def test_a_kernel_takes_as_long_as_it_is_asked_for_and_a_failed_call_is_named():
     assert told["hint"] == "free some of the device's memory"
 
 
-@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a driver here")
+@pytest.mark.skipif(has_driver(), reason="there is a driver here")
 @pytest.mark.parametrize(
     ("package", "name"),
     [("nvidia-cuda-runtime-cu12", "libcudart.so.12"), ("nvidia-cuda-runtime", "libcudart.so.13")],

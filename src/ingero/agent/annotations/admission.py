@@ -1,7 +1,7 @@
-"""What to believe of an annotation: who may speak of which process, and when it was.
+"""Which annotations are accepted: who may annotate which process, and when it was.
 
-A sender speaks of the whole node or of processes of its own user, root included. A process is its pid and start time, read
-here and never taken from the line, because pids are used again.
+A sender annotates the whole node or of processes of its own user, root included. A process is its pid and start time,
+read here and never taken from the line, because pids are used again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _START_TIME: Final = 19  # of the fields after the name; proc_pid_stat(5), field
 
 
 class Peer(NamedTuple):
-    """Who is at the other end, by the kernel's word as of connect()."""
+    """The other end of a connection, as the kernel knew it at connect()."""
 
     pid: int
     uid: int
@@ -31,16 +31,16 @@ class Peer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """An annotation that is believed.
+    """An annotation that is accepted.
 
     Attributes:
-        wall_ns: When it was said, on the recording's clock.
-        labels: What.
-        pid: Of which process; 0 is the whole node.
+        wall_ns: When it was sent, on the recording's clock.
+        labels: Keys and values.
+        pid: The process they describe; 0 is the whole node.
         start_ticks: When that process started; 0 with ``pid`` 0.
         span_start_ns: From when the labels hold; 0 for an instant.
         span_end_ns: Until when.
-        peer: Who said it.
+        peer: Who sent it.
     """
 
     wall_ns: int
@@ -56,7 +56,7 @@ def read_peer(connection: socket.socket) -> Peer:
     """Who connected.
 
     Raises:
-        OSError: The kernel does not say.
+        OSError: The kernel does not report it.
     """
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return Peer(*_CREDENTIALS.unpack(data))
@@ -65,8 +65,8 @@ def read_peer(connection: socket.socket) -> Peer:
 class Admission:
     """Decides about annotations.
 
-    A recording's times are those of the monotonic clock plus its offset at the start, so that a clock that is set does not
-    tear it. A sender's time is moved by as much as the wall clock moved since.
+    A recording's times are those of the monotonic clock plus its offset at the start, so that a clock that is set does
+    not tear it. A sender's time is moved by as much as the wall clock moved since.
 
     Args:
         clock: Both clocks.
@@ -82,7 +82,7 @@ class Admission:
         """Decide about one.
 
         Raises:
-            BadDataError: It is about a process that is gone, is another than meant, or belongs to somebody else.
+            BadDataError: It is about a process that is gone, is another than meant, or belongs to another user.
         """
         now_ns = self._clock.mono_ns() + self._offset_ns
         shift_ns = now_ns - self._clock.wall_ns()

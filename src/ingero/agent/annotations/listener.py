@@ -1,7 +1,7 @@
 """Serves the annotation socket: many senders, one thread, no answers.
 
-A sender can cost the agent a bounded amount: connections, bytes waiting for a newline and lines a second are limited, and
-each is read in turn. Lossy: what is not taken is counted by reason (`AnnotationCounts`) and told to nobody.
+A sender can cost the agent a bounded amount: connections, bytes waiting for a newline and lines a second are limited,
+and each is read in turn. Lossy: what is not taken is counted by reason (`AnnotationCounts`); the sender gets no answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ingero.agent.annotations.admission import Admission, Admitted, Peer, read_peer
-from ingero.agent.annotations.place import prepare_folder
+from ingero.agent.annotations.socket_path import prepare_folder
 from ingero.agent.events.socket import open_listener
 from ingero.errors import BadDataError
 from ingero.telemetry.clock import Clock
@@ -28,7 +28,7 @@ _READ_BYTES: Final = 64 * 1024
 _JOIN_S: Final = 2.0
 
 Take = Callable[[Sequence[Admitted]], None]
-"""Gets what is believed, in the order it was said; must not block."""
+"""Gets the accepted annotations, in the order in which they were sent; must not block."""
 
 
 @dataclass(slots=True)
@@ -36,11 +36,11 @@ class AnnotationCounts:
     """What happened since the start.
 
     Attributes:
-        n_taken: Annotations that were believed.
+        n_taken: Annotations that were accepted.
         n_rejected: Lines that broke a rule.
         n_throttled: Lines beyond a connection's rate.
         n_overlong: Connections ended for a line without an end.
-        n_refused: Connections turned away: too many, or the kernel did not say whose.
+        n_refused: Connections turned away: too many, or the kernel did not report the peer.
     """
 
     n_taken: int = 0
@@ -69,7 +69,7 @@ class AnnotationListener:
 
     Attributes:
         listener: Bound and listening.
-        admission: Decides what is believed.
+        admission: Decides what is accepted.
         take: Gets it.
         clock: Measures rates.
         note: A warning for the log; empty when all is well.
@@ -101,7 +101,7 @@ class AnnotationListener:
                         is_open = False
             for key in list(selector.get_map().values()):
                 if isinstance(key.data, _Sender):
-                    self._read(selector, key.data)  # what was said before the end counts
+                    self._read(selector, key.data)  # what was sent before the end counts
                     key.data.connection.close()
 
     def close(self) -> None:
@@ -181,8 +181,8 @@ def open_annotations(
 
     Args:
         path: The socket.
-        gid: Group whose members may speak; negative for none but this user.
-        take: Gets what is believed.
+        gid: Group whose members may connect; negative for none but this user.
+        take: Gets what is accepted.
         clock: Both clocks.
 
     Raises:

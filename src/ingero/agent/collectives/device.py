@@ -1,15 +1,15 @@
 """Collectives as the plug-in for NCCL tells them, and what they replace.
 
-A collective begins when the first channel of its kernel did and is left when the last one ended, both by the device's timer;
-own time is what the device spent between. Such rows have the clock ``device`` and NCCL's own communicator id. Only their
-place among other rows needs the host's clock: the device's timer is moved by the smallest distance that was seen
-between the end of a collective and NCCL's word of it.
+A collective begins when the first channel of its kernel did and is left when the last one ended, both by the device's
+timer; own time is what the device spent between. Such rows have the clock ``device`` and NCCL's own communicator id.
+Only their place among other rows needs the host's clock: the device's timer is moved by the smallest distance that was
+seen between the end of a collective and NCCL's word of it.
 
-A probe sees the call of the same collective, so of each kind (operation, rank and size of the communicator) as many host
-rows are dropped as the plug-in reported since they were entered. What it does not report keeps the host's clock.
+A probe sees the call of the same collective, so of each kind (operation, rank and size of the communicator) as many
+host rows are dropped as the plug-in reported since they were entered. What it does not report keeps the host's clock.
 
-Lossy: `DeviceCounts`. A process that is several ranks of one communicator is left to the probes, because neither the node's
-ranks nor the devices' timers could be distinguished.
+Lossy: `DeviceCounts`. A process that is several ranks of one communicator is left to the probes, because neither the
+node's ranks nor the devices' timers could be distinguished.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ SCAN_NS: Final = 2 * NS_PER_S
 """Between two looks for a ring that a process may have made since."""
 HOLD_NS: Final = NS_PER_S
 """How long a host row of a process with the plug-in waits for the plug-in to tell of it."""
-_MOST_STARTS: Final = 4096
+_MAX_STARTS: Final = 4096
 _DISTANCES: Final = 256
-_MOST_NS: Final = 1 << 62
-_LONGEST_NS: Final = 1 << 50
-_MOST_RANKS: Final = 1 << 24
+_MAX_TIME_NS: Final = 1 << 62
+_MAX_DURATION_NS: Final = 1 << 50
+_MAX_RANKS: Final = 1 << 24
 _OPS: Final = tuple(int(op) for op in CollectiveOp)
 
 
@@ -261,13 +261,13 @@ def _find_sound(records: Records) -> BoolArray:
         (records["seq"] > 0)
         & (records["rank"] >= 0)
         & (records["rank"] < records["n_ranks"])
-        & (records["n_ranks"] <= _MOST_RANKS)
+        & (records["n_ranks"] <= _MAX_RANKS)
         & (start_ns > 0)
         & (start_ns <= stop_ns)
-        & (stop_ns < _MOST_NS)
-        & (stop_ns - start_ns < _LONGEST_NS)
-        & (records["host_start_ns"] < _MOST_NS)
-        & (records["host_seen_ns"] < _MOST_NS)
+        & (stop_ns < _MAX_TIME_NS)
+        & (stop_ns - start_ns < _MAX_DURATION_NS)
+        & (records["host_start_ns"] < _MAX_TIME_NS)
+        & (records["host_seen_ns"] < _MAX_TIME_NS)
     )
     return sound
 
@@ -278,7 +278,7 @@ def _note_starts(plugin: _PluginProcess, records: Records) -> None:
         mine = records["host_start_ns"][(kinds == kind).all(1)].astype(np.int64)
         key = (int(kind[0]), int(kind[1]), int(kind[2]))
         before = plugin.starts.get(key, np.zeros(0, np.int64))
-        plugin.starts[key] = np.sort(np.concatenate([before, mine]))[-_MOST_STARTS:]
+        plugin.starts[key] = np.sort(np.concatenate([before, mine]))[-_MAX_STARTS:]
 
 
 def _note_places(plugin: _PluginProcess, places: Records) -> None:
@@ -322,9 +322,9 @@ def _finish(pid: int, plugin: _PluginProcess, mono_ns: int) -> list[Finished]:
     ops["seq"] = due["seq"]
     ops["entry_ns"] = np.maximum(rows["entry_ns"] + plugin.distances.min(), 0)
     ops["inside_ns"] = rows["leave_ns"] - rows["entry_ns"]
-    ops["own_ns"] = np.where(own_ns < _LONGEST_NS, own_ns, UNKNOWN_NS)
+    ops["own_ns"] = np.where(own_ns < _MAX_DURATION_NS, own_ns, UNKNOWN_NS)
     ops["n_bytes"] = np.where(
-        due["n_bytes"] < _MOST_NS, due["n_bytes"].astype(np.int64), UNKNOWN_NS
+        due["n_bytes"] < _MAX_TIME_NS, due["n_bytes"].astype(np.int64), UNKNOWN_NS
     )
     ops["op"] = np.where(np.isin(due["op"], _OPS), due["op"], 0)
     finished = []

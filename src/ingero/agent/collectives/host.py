@@ -4,11 +4,15 @@ A host probe sees when a collective was *enqueued*. When it was over is known on
 the return of the first synchronisation of that stream, event or device that began after the enqueue. Such rows have
 the clock ``sync``; rows whose end nobody waited for have ``enqueue`` and no end, and convict nobody.
 
+Gloo's calls return when they are over, so that their end needs no synchronisation. Their communicators are named by
+their place in the job's store, which two jobs may have in common: `CollectiveTracker.note_job` tells jobs apart.
+
 Own time is what the host spent since it left its previous operation with others, or the synchronisation that ended one.
 
 Lossy: operations on communicators whose identity is not known, made before the probes or never asked for
-(`CollectiveTracker.n_unknown`), and point-to-point operations, which have no sequence number, are not reported; what was
-spent in them is nobody's own time all the same. Rows beyond `MAX_PENDING` whose end is not waited for go out as ``enqueue``.
+(`CollectiveTracker.n_unknown`), and point-to-point operations, which have no sequence number, are not reported; what
+was spent in them is nobody's own time all the same. Rows beyond `MAX_PENDING` whose end is not waited for go out as
+``enqueue``.
 """
 
 from __future__ import annotations
@@ -40,10 +44,12 @@ for _nccl, _op in (
     (NcclOp.BROADCAST, CollectiveOp.BROADCAST),
     (NcclOp.REDUCE, CollectiveOp.REDUCE),
     (NcclOp.ALL_TO_ALL, CollectiveOp.ALL_TO_ALL),
+    (NcclOp.BARRIER, CollectiveOp.BARRIER),
 ):
     _OPS[_nccl] = _op
 
 _UNNUMBERED: Final = (NcclOp.SEND, NcclOp.RECV)
+_SOURCES: Final = (Source.NCCL, Source.GLOO)  # the numbers of their operations are the same
 
 ROW: Final = np.dtype([
     ("pid", "<u4"),
@@ -137,6 +143,7 @@ class CollectiveTracker:
         self._rows: list[Records] = []
         self._waits: list[Records] = []
         self._processes: dict[int, _Process] = {}
+        self._jobs: dict[int, int] = {}
 
     def add_collectives(self, records: Records) -> None:
         """Take ``struct ig_collective`` records, shape (n,)."""
@@ -156,10 +163,33 @@ class CollectiveTracker:
         rows["stream"] = records["stream"].astype(np.int64)
         rows["entry_ns"] = records["header"]["mono_ns"]
         rows["exit_ns"] = rows["entry_ns"] + records["duration_ns"].astype(np.int64)
-        rows["leave_ns"] = UNKNOWN_NS
+        is_gloo = records["source"] == Source.GLOO
+        rows["comm_hash"][is_gloo] ^= self._find_jobs(records["pid"][is_gloo])
+        rows["leave_ns"] = np.where(is_gloo, rows["exit_ns"], UNKNOWN_NS)
         rows["n_bytes"] = records["bytes"]
+        # Most options of Gloo hold buffers, not sizes: what is not known is not nothing.
+        is_sized = (records["bytes"] > 0) | (records["op"] == NcclOp.BARRIER) | ~is_gloo
+        rows["n_bytes"][~is_sized] = UNKNOWN_NS
         rows["op"] = _OPS[np.minimum(records["op"], len(_OPS) - 1)]
         self._rows.append(rows)
+
+    def note_job(self, pid: int, number: int) -> None:
+        """The job of a process, as a number of 64 bits that its members have in common and no other job has."""
+        self._jobs[pid] = number
+
+    def _find_jobs(self, pids: Records) -> Records:
+        return np.array([self._jobs.get(pid, 0) for pid in pids.tolist()], np.uint64)
+
+    def note_inside(self, frames: Records) -> None:
+        """Take calls that have not returned, of ``Engine.read_in_flight``: a collective that blocks was entered too."""
+        inside = frames[np.isin(frames["frame"]["source"], _SOURCES) & (frames["frame"]["seq"] > 0)]
+        for pid, frame in zip(inside["pid"].tolist(), inside["frame"], strict=True):
+            comm_hash = int(frame["comm_hash"])
+            if frame["source"] == Source.GLOO:
+                comm_hash ^= self._jobs.get(pid, 0)
+            place = self.places(pid).get(f"{comm_hash:016x}")
+            if place is not None and int(frame["seq"]) > place.entered:
+                place.entered, place.entry_ns = int(frame["seq"]), int(frame["entry_ns"])
 
     def add_calls(self, records: Records) -> None:
         """Take ``struct ig_call`` records, shape (n,): what waits for a stream, an event or a device."""
@@ -200,6 +230,7 @@ class CollectiveTracker:
     def forget(self, pid: int) -> None:
         """The process ended."""
         self._processes.pop(pid, None)
+        self._jobs.pop(pid, None)
 
     def places(self, pid: int) -> dict[str, Place]:
         """How far a process is, by communicator."""

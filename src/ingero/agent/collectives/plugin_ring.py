@@ -1,7 +1,7 @@
 """Reads what the plug-in for NCCL tells: docs/specs/nccl-ring.md, ncclprof/ring.h.
 
-The file belongs to the traced process, so it is read and never mapped or written: one that is cut short gives nothing, where
-a mapping would give SIGBUS. The writer never waits; what it overwrote before it was read is counted here.
+The file belongs to the traced process, so it is read and never mapped or written: one that is cut short gives nothing,
+where a mapping would give SIGBUS. The writer never waits; what it overwrote before it was read is counted here.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 
+from ingero.closing import Closing
 from ingero.model.arrays import BoolArray, Records
 
 HEADER: Final = np.dtype([
@@ -65,8 +65,8 @@ RECORD: Final = np.dtype([
 
 MAGIC: Final = 0x314C_4343_4E47_4E49
 VERSION: Final = 1
-MOST_RECORDS: Final = 1 << 16
-MOST_COMMS: Final = 1 << 12
+MAX_RECORDS: Final = 1 << 16
+MAX_COMMS: Final = 1 << 12
 FOLDER: Final = "ingero-nccl-"
 SUFFIX: Final = ".ring"
 _PROC: Final = Path("/proc")
@@ -96,7 +96,7 @@ class RingCounts:
         return self.n_overwritten + self.n_broken + self.n_crowded + self.n_unended + self.n_untimed
 
 
-class NcclRing:
+class NcclRing(Closing):
     """One process's ring.
 
     Args:
@@ -198,17 +198,6 @@ class NcclRing:
             os.close(self._fd)
             self._fd = -1
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 def find_ring(path: Path, owner: int) -> NcclRing | None:
     """Open a ring whose process lives.
@@ -243,8 +232,8 @@ def _read_header(fd: int, owner: int) -> np.void | None:
         header["magic"] == MAGIC
         and header["version"] == VERSION
         and header["record_bytes"] == RECORD.itemsize
-        and 0 < header["n_records"] <= MOST_RECORDS
-        and header["n_comms"] <= MOST_COMMS
+        and 0 < header["n_records"] <= MAX_RECORDS
+        and header["n_comms"] <= MAX_COMMS
     )
     return header if is_ours else None
 

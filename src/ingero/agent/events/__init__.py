@@ -1,1 +1,1 @@
-"""Stragglers as events on this node: the local socket, who reads it, and alerts made of it."""
+"""Stragglers as events on this node: the local socket, its readers, and alerts."""

@@ -17,7 +17,10 @@ from ingero.units import NS_PER_MS, NS_PER_S
 from ingero.wire.names import UdsType
 
 RESYNC_NS: Final = 60 * NS_PER_S
-"""After a reconnect, a straggler that the agent does not mention again within this time is well: it recovered meanwhile."""
+"""After a reconnect, a straggler that the agent does not mention again within this time is well.
+
+It recovered meanwhile.
+"""
 MAX_TYPES: Final = 64
 OTHER_TYPE: Final = "other"
 ACTIVE_HELP: Final = (
@@ -33,7 +36,7 @@ class _Event(msgspec.Struct):
 
 
 class SinkNode(NamedTuple):
-    """Who an event is about."""
+    """The node of an event."""
 
     cluster_id: str
     node_id: str
@@ -66,14 +69,14 @@ class SinkState:
             return self._streams[-1]
 
     def connected(self, stream: EventStream) -> None:
-        """A connection stands: what was known from it is in doubt until it is said again."""
+        """A connection is open: stragglers known from it are in doubt until the agent sends them again."""
         with self._lock:
             stream.is_connected = True
             stream.connected_ns = self._clock.mono_ns()
-            stream.doubtful = {node for node, teller in self._active.items() if teller is stream}
+            stream.doubtful = {node for node, source in self._active.items() if source is stream}
 
     def disconnected(self, stream: EventStream) -> None:
-        """It ended; stragglers stay as last heard."""
+        """It ended; stragglers stay as they were last received."""
         with self._lock:
             stream.is_connected = False
 
@@ -119,10 +122,13 @@ class SinkState:
                 ("dropped_total", "counter", "Events dropped by the sink, labeled by reason.",
                  _by("reason", dropped)),
             )  # fmt: skip
-        return "".join(_render_family(*family) for family in families)
+        return "".join(
+            render_family(f"ingero_sink_{name}", kind, description, samples)
+            for name, kind, description, samples in families
+        )
 
     def readiness(self, window_ns: int) -> tuple[bool, str]:
-        """Whether the sink can be relied on, and why; an event within the window speaks for a lost connection."""
+        """Whether the sink can be relied on, and why; an event within the window makes up for a lost connection."""
         with self._lock:
             if self._is_connected():
                 return True, "ready"
@@ -158,7 +164,7 @@ class SinkState:
             stream.doubtful.discard(node)
 
     def _settle(self) -> None:
-        """Let go of stragglers that an agent did not mention again after a reconnect."""
+        """Forget stragglers that an agent did not mention again after a reconnect."""
         now_ns = self._clock.mono_ns()
         for stream in self._streams:
             if stream.is_connected and now_ns - stream.connected_ns >= RESYNC_NS:
@@ -169,13 +175,13 @@ class SinkState:
 
 @dataclass(slots=True, eq=False)
 class EventStream:
-    """One agent's events, as an `EventReader` tells them. Made by `SinkState.open_stream`, which guards what it holds.
+    """One agent's events, as an `EventReader` delivers them. `SinkState.open_stream` makes it and guards its state.
 
     Attributes:
-        state: Who is told.
-        is_connected: Whether a connection stands.
+        state: Receives the events.
+        is_connected: Whether a connection is open.
         connected_ns: Since when, on the monotonic clock.
-        doubtful: Stragglers heard of on an earlier connection and not again.
+        doubtful: Stragglers received on an earlier connection and not again.
     """
 
     state: SinkState
@@ -184,7 +190,7 @@ class EventStream:
     doubtful: set[SinkNode] = field(default_factory=set)
 
     def connected(self) -> None:
-        """A connection stands."""
+        """A connection is open."""
         self.state.connected(self)
 
     def disconnected(self) -> None:
@@ -217,10 +223,10 @@ def _seconds(wall_ns: int) -> str:
     return f"{milliseconds // 1000}.{milliseconds % 1000:03d}"
 
 
-def _render_family(
+def render_family(
     name: str, kind: str, description: str, samples: Iterable[tuple[str, str]]
 ) -> str:
-    full = f"ingero_sink_{name}"
-    lines = [f"# HELP {full} {description}", f"# TYPE {full} {kind}"]
-    lines += [f"{full}{labels} {value}" for labels, value in samples]
+    """A metric in Prometheus' text format 0.0.4; samples are labels in braces (or none) and a value."""
+    lines = [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
+    lines += [f"{name}{labels} {value}" for labels, value in samples]
     return "\n".join(lines) + "\n"

@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     @override
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are not news."""
+        """Scrapes are not logged."""
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The local event stream: a Unix socket where any number of readers learn of episodes as they happen.
 
 One thread serves all readers with non-blocking writes and a bounded queue each, so a slow reader loses its own messages
-(counted) and nobody else's. Who connects during an episode is told of it first.
+(counted) and no other's. A reader that connects during an episode first receives its state.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class StreamCounts:
         n_published: Messages offered to the readers of their time.
         n_sent: Deliveries, one per message and reader, replays included.
         n_dropped: Messages that a reader was too slow for.
-        n_unheard: Messages published while nobody listened.
+        n_without_reader: Messages published while no reader was connected.
         n_refused: Readers turned away because there were too many.
     """
 
     n_published: int = 0
     n_sent: int = 0
     n_dropped: int = 0
-    n_unheard: int = 0
+    n_without_reader: int = 0
     n_refused: int = 0
 
 
@@ -59,7 +59,7 @@ class _Reader:
         return bool(self.unsent or self.queue)
 
 
-class RemediationStream:
+class LocalEventServer:
     """Publishes messages to local readers.
 
     Args:
@@ -86,7 +86,7 @@ class RemediationStream:
         with self._lock:
             self._remember(message, line)
             self.counts.n_published += 1
-            self.counts.n_unheard += not self._readers
+            self.counts.n_without_reader += not self._readers
             for reader in self._readers:
                 if len(reader.queue) >= self._queue_limit:
                     self.counts.n_dropped += 1
@@ -207,7 +207,7 @@ def open_listener(
     """Bind the socket; remove it at the end.
 
     The socket is private from its first moment (mode 0700); with a group it becomes 0770 once it belongs to that group.
-    A path where somebody listens is never taken; a leftover socket is; anything else is refused.
+    A path on which a process listens is never taken; a leftover socket is; anything else is refused.
 
     Args:
         path: Where.
@@ -278,7 +278,7 @@ def _make_way(path: Path, option: str) -> None:
         except ConnectionRefusedError:
             pass
         except OSError as error:
-            raise ConfigError(f"{path}: cannot tell who owns it: {error}") from error
+            raise ConfigError(f"{path}: cannot find its owner: {error}") from error
         else:
             raise ConfigError(
                 f"another process already listens on {path}",
@@ -289,7 +289,7 @@ def _make_way(path: Path, option: str) -> None:
 
 
 def _is_connected(connection: socket.socket) -> bool:
-    """Readers send nothing; what they do send is skipped, and the end of it is the end of them."""
+    """Readers send nothing; what they do send is skipped, and the end of their stream means that they are gone."""
     try:
         return bool(connection.recv(4096))
     except BlockingIOError:

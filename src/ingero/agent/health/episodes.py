@@ -1,4 +1,4 @@
-"""Episodes: from the look that found a straggler to the one that found it well, under one id.
+"""Episodes: from the sample that found a straggler to the one that found it recovered, under one id.
 
 Pure: makes the messages and spans of an episode; sending them is the loop's.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ingero.agent.health.body import NodeIdentity, StragglerMessage, build_resource
+from ingero.agent.health.push_body import NodeIdentity, StragglerMessage, build_resource
 from ingero.otlp.codec import structs
 from ingero.otlp.codec.build import build_attributes, build_traces
 from ingero.otlp.codec.export import Export
@@ -29,7 +29,7 @@ class EpisodeKind(StrEnum):
 class EpisodeOutcome(StrEnum):
     """How an episode ended.
 
-    The node recovered; it stopped working; it began to calibrate again, so the past no longer says anything; or the
+    The node recovered; it stopped working; it began to calibrate again, so the baseline no longer applies; or the
     agent ended first.
     """
 
@@ -41,14 +41,14 @@ class EpisodeOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEpisode:
-    """Something that lasts.
+    """A straggler or a degradation, while it lasts.
 
     Attributes:
         event_id: UUID; the same on every push, message and span of the episode.
         kind: What it is about.
-        start_ns: Wall time of the look that found it.
+        start_ns: Wall time of the sample that found it.
         mode: Last detection mode under which the node was judged.
-        threshold: Last bar.
+        threshold: Last threshold.
         score: Last score.
         dominant: Last dominant signal.
     """
@@ -64,7 +64,7 @@ class NodeEpisode:
     def judged(
         self, mode: DetectionMode, threshold: float, score: float, dominant: DominantSignal
     ) -> NodeEpisode:
-        """The same episode after another look."""
+        """The same episode after another sample."""
         return replace(self, mode=mode, threshold=threshold, score=score, dominant=dominant)
 
     def event(self, wall_ns: int, *, is_straggler: bool) -> StragglerMessage:
@@ -83,7 +83,7 @@ class NodeEpisode:
 def build_state_message(
     identity: NodeIdentity, episode: NodeEpisode, wall_ns: int, labels: dict[str, str] | None = None
 ) -> StragglerState:
-    """The local-socket line of a straggler, with what its workload said last of itself."""
+    """The local-socket line of a straggler, with the latest annotations of its workload."""
     return StragglerState(
         node_id=identity.node_id,
         cluster_id=identity.cluster_id,
@@ -128,7 +128,7 @@ class SpanMaker:
     random_bits: Callable[[int], int]
 
     def build(self, episode: NodeEpisode, end_ns: int, outcome: EpisodeOutcome) -> Export:
-        """One span from the look that found the episode to the one that ended it."""
+        """One span from the sample that found the episode to the one that ended it."""
         identity = self.identity
         span = structs.Span(
             trace_id=f"{self.random_bits(128) or 1:032x}",

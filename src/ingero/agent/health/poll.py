@@ -1,6 +1,6 @@
 """The fallback: ask Fleet's threshold page while answers to pushes carry no threshold.
 
-Wanted where a collector between agent and Fleet swallows the headers.
+Wanted where a collector between agent and Fleet drops the headers.
 """
 
 from __future__ import annotations
@@ -12,8 +12,13 @@ from typing import Final
 import httpx
 import msgspec
 
-from ingero.agent.health.cache import Heard, ThresholdCache, ThresholdHeaders, check_told
-from ingero.agent.health.lane import MAX_PAUSE_NS
+from ingero.agent.health.cache import (
+    HeaderOutcome,
+    ThresholdCache,
+    ThresholdHeaders,
+    check_threshold,
+)
+from ingero.agent.health.push_queue import MAX_PAUSE_NS
 from ingero.agent.health.transport import TransportSettings, open_http_sender
 from ingero.errors import BadDataError
 from ingero.otlp.client.http import read_short
@@ -37,9 +42,9 @@ class ThresholdPoller:
     """Asks when needed.
 
     Args:
-        settings: Where the page is, and as whom to ask.
-        cache: Hears the answer; says whether to ask at all.
-        clock: Stamps what was heard.
+        settings: Where the page is, and with which token to ask.
+        cache: Receives the answer; decides whether to ask at all.
+        clock: Stamps answers.
         interval_ns: Between two questions.
         spread: A number in [-1, 1] each call, to spread the questions of many agents.
     """
@@ -95,9 +100,9 @@ class ThresholdPoller:
             page = msgspec.json.decode(body, type=_Page)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return self._fail(f"the threshold page cannot be read: {error}", usual_ns)
-        told = read_page(page.threshold, quorum_met=page.quorum_met, panic=page.panic)
-        self.last_detail = told.reason
-        self._cache.hear_poll(told, self._clock.mono_ns())
+        headers = read_page(page.threshold, quorum_met=page.quorum_met, panic=page.panic)
+        self.last_detail = headers.reason
+        self._cache.record_poll(headers, self._clock.mono_ns())
         return usual_ns
 
     def _asked_pause(self, response: httpx.Response) -> int | None:
@@ -115,9 +120,9 @@ class ThresholdPoller:
 
 
 def read_page(threshold: float, *, quorum_met: bool, panic: bool = False) -> ThresholdHeaders:
-    """What the page's values tell; 0 without quorum is Fleet's "none yet", not a threshold of 0."""
+    """The headers that the page's values stand for; 0 without quorum is Fleet's "none yet", not a threshold of 0."""
     if panic:
-        return ThresholdHeaders(Heard.WITHHELD)
+        return ThresholdHeaders(HeaderOutcome.WITHHELD)
     if threshold == 0 and not quorum_met:
-        return ThresholdHeaders(Heard.MISS)
-    return check_told(threshold, quorum_met=quorum_met)
+        return ThresholdHeaders(HeaderOutcome.MISS)
+    return check_threshold(threshold, quorum_met=quorum_met)

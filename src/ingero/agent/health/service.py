@@ -1,6 +1,6 @@
 """The running agent: the loop with its threads around it, from a start to a clean end.
 
-Three threads beside the loop: the lane to Fleet, the poller, the local readers. None of them can stop the loop.
+Three threads beside the loop: the push queue, the poller, the local socket. None of them can stop the loop.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Final
 
 from ingero import __version__
-from ingero.agent.events.socket import RemediationStream, open_listener
-from ingero.agent.health.body import NodeIdentity
-from ingero.agent.health.book import FindLabels, NodeEpisodes
+from ingero.agent.events.socket import LocalEventServer, open_listener
 from ingero.agent.health.cache import ThresholdCache
 from ingero.agent.health.episodes import SpanMaker
-from ingero.agent.health.lane import PushLane
-from ingero.agent.health.loop import HealthLoop, Look, LoopParts, LoopSettings
-from ingero.agent.health.narrate import Narrator
+from ingero.agent.health.loop import HealthLoop, HealthSample, LoopParts
+from ingero.agent.health.loop_settings import LoopSettings
+from ingero.agent.health.open_episodes import FindLabels, NodeEpisodes
+from ingero.agent.health.output import ChangeNotes
 from ingero.agent.health.persist import LoadOutcome, load_baseline, save_baseline
 from ingero.agent.health.poll import ThresholdPoller
+from ingero.agent.health.push_body import NodeIdentity
+from ingero.agent.health.push_queue import PushQueue
 from ingero.agent.health.signals.reading import SignalSource
 from ingero.agent.health.transport import (
     GrpcTransport,
@@ -46,10 +47,10 @@ class AgentSettings:
     """A whole agent.
 
     Attributes:
-        identity: Who it is.
+        identity: The node.
         transport: How it reaches Fleet.
         is_grpc: OTLP/gRPC instead of OTLP/HTTP.
-        loop: How often, and how judged.
+        loop: Intervals, and how the node is judged.
         poll: Where the threshold page is; None never asks.
         poll_interval_ns: Between two questions.
         persist_path: The baseline's file.
@@ -72,19 +73,19 @@ class AgentSettings:
     spans: TransportSettings | None = None
 
 
-OnLook = Callable[[Look, list[str]], None]
-"""Told of each look and of what turned with it."""
+OnSample = Callable[[HealthSample, list[str]], None]
+"""Called with each sample and with the notes on what changed."""
 
 
 class HealthAgent:
     """One node's agent, ready to run. Make one with `open_agent`.
 
     Attributes:
-        cache: Fleet's last word.
-        lane: The way to Fleet, with its counters.
+        cache: The last threshold from Fleet.
+        queue: Sends pushes to Fleet; has the counters.
         stream: Local readers; None when off.
         loop: The loop.
-        first_notes: What a person should read before the first look.
+        first_notes: What a person should read before the first sample.
     """
 
     def __init__(self, settings: AgentSettings, parts: LoopParts, stop: threading.Event) -> None:
@@ -92,8 +93,8 @@ class HealthAgent:
         self._parts = parts
         self._stop = stop
         self.cache = parts.cache
-        self.lane = parts.lane
-        self.stream: RemediationStream | None = None
+        self.queue = parts.queue
+        self.stream: LocalEventServer | None = None
         self.poller: ThresholdPoller | None = None
         self.loop = HealthLoop(settings.identity, parts, settings.loop)
         self.first_notes: list[str] = []
@@ -117,20 +118,20 @@ class HealthAgent:
                 f"baseline {settings.persist_path}: {loaded.outcome.value}{detail}"
             )
 
-    def run(self, on_look: OnLook) -> None:
-        """Look until told to stop or until the source is over."""
-        narrator = Narrator(self.cache, self.lane, self.poller)
+    def run(self, on_sample: OnSample) -> None:
+        """Take samples until asked to stop or until the source is over."""
+        changes = ChangeNotes(self.cache, self.queue, self.poller)
         clock = self._parts.clock
         while not self._stop.is_set() and not self._parts.source.is_over:
-            delay_ns = self.loop.next_look_ns - clock.mono_ns()
+            delay_ns = self.loop.next_sample_ns - clock.mono_ns()
             if delay_ns > 0 and self._stop.wait(delay_ns / NS_PER_S):
                 break
-            look = self.loop.look()
+            sample = self.loop.take_sample()
             mono_ns = clock.mono_ns()
-            notes = narrator.notes(look, mono_ns)
+            notes = changes.notes(sample, mono_ns)
             if mono_ns - self._saved_ns >= SAVE_INTERVAL_NS:
-                notes += [line for note in self.save() for line in narrator.say_once(note, mono_ns)]
-            on_look(look, notes)
+                notes += [line for note in self.save() for line in changes.note_once(note, mono_ns)]
+            on_sample(sample, notes)
 
     def save(self) -> list[str]:
         """Write the baseline if it is worth keeping; a failure is a note, never the end."""
@@ -165,7 +166,7 @@ def open_agent(
         source: Where readings come from.
         clock: Time.
         stop: Ends it; set at the end in any case.
-        find_labels: What the node's workload said last of itself; None when nobody asks it.
+        find_labels: The latest annotations of the node's workload; None without annotations.
 
     Raises:
         IngeroError: A certificate cannot be used or the local socket cannot be opened.
@@ -183,13 +184,13 @@ def open_agent(
         stream = _open_stream(stack, settings, notes)
         cache = ThresholdCache()
         transport = build_transport(settings)
-        lane = PushLane(transport, cache, clock, pause, spread)
+        queue = PushQueue(transport, cache, clock, pause, spread)
         poller = None
         if settings.poll is not None:
             poller = ThresholdPoller(settings.poll, cache, clock, settings.poll_interval_ns, spread)
-        span_lane = None
+        span_queue = None
         if settings.spans is not None:
-            span_lane = PushLane(
+            span_queue = PushQueue(
                 HttpTransport(settings.spans), ThresholdCache(), clock, pause, spread
             )
         spans = SpanMaker(settings.identity, __version__, random_source.getrandbits)
@@ -197,21 +198,21 @@ def open_agent(
             source=source,
             clock=clock,
             cache=cache,
-            lane=lane,
-            book=NodeEpisodes(
+            queue=queue,
+            episodes=NodeEpisodes(
                 settings.identity,
                 lambda: str(uuid.uuid4()),
-                spans if span_lane else None,
+                spans if span_queue else None,
                 find_labels,
             ),
             spread=spread,
             stream=stream,
-            span_lane=span_lane,
+            span_queue=span_queue,
         )
         agent = HealthAgent(settings, parts, stop)
         agent.stream, agent.poller, agent.first_notes = stream, poller, notes
         agent.restore()
-        for one in (lane, span_lane):
+        for one in (queue, span_queue):
             if one is not None:
                 stack.enter_context(_thread(one.run, one.close, one.release))
         if poller is not None:
@@ -241,14 +242,14 @@ def build_transport(settings: AgentSettings) -> PushTransport:
 
 def _open_stream(
     stack: ExitStack, settings: AgentSettings, notes: list[str]
-) -> RemediationStream | None:
+) -> LocalEventServer | None:
     if settings.socket_path is None:
         return None
     listener, warning = stack.enter_context(
         open_listener(settings.socket_path, settings.socket_gid)
     )
     notes += [warning] if warning else []
-    stream = RemediationStream(listener)
+    stream = LocalEventServer(listener)
     stack.enter_context(_thread(stream.run, stream.close))
     return stream
 
@@ -257,7 +258,7 @@ def _open_stream(
 def _thread(
     run: Callable[[], None], close: Callable[[], None], release: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Run something beside the loop; at the end ``close`` tells it, ``release`` frees what it used once it ended."""
+    """Run something beside the loop; at the end ``close`` stops it, ``release`` then frees its resources."""
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:

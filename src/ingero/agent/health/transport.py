@@ -1,4 +1,4 @@
-"""One request to Fleet over OTLP, and what the answer said of the threshold.
+"""One request to Fleet over OTLP, and the threshold headers of its answer.
 
 A `PushTransport` sends once and reports; whether to try again its caller decides.
 """
@@ -12,15 +12,17 @@ from typing import Final, NamedTuple, Protocol
 from urllib.parse import urlencode
 
 from ingero import __version__
-from ingero.agent.health.body import encode_agent_json
-from ingero.agent.health.cache import Heard, ThresholdHeaders, parse_told
-from ingero.agent.health.signals.hints import explain_failure, explain_refusal
+from ingero.agent.health.cache import HeaderOutcome, ThresholdHeaders, parse_threshold_headers
+from ingero.agent.health.failure_hints import explain_failure, explain_refusal
+from ingero.agent.health.push_body import encode_agent_json
 from ingero.errors import BadDataError
+from ingero.model.diagnosis import DiagnosisRequest
 from ingero.otlp.client.endpoint import OtlpEndpoint
 from ingero.otlp.client.http import HttpSender, HttpSenderSettings
 from ingero.otlp.client.reply import OtlpSender
 from ingero.otlp.codec.export import Export, encode_protobuf
 from ingero.otlp.names import ContentType
+from ingero.wire.diagnosis import parse_request
 from ingero.wire.names import CLUSTER_QUERY, Header
 
 USER_AGENT: Final = f"ingero-agent/{__version__}"
@@ -32,18 +34,20 @@ class PushReply(NamedTuple):
     Attributes:
         is_taken: The data arrived and was accepted.
         detail: For people: the status or the failure.
-        told: The threshold headers, also of a refusal.
-        retry_after_ns: How long the receiver asked for silence; None when it did not.
+        headers: The threshold headers, also of a refusal.
+        retry_after_ns: How long the receiver asked the agent to wait; None when it did not.
         is_cut_off: No answer came at all, so one more try is worth it.
         is_refused: Somebody answered, and did not take it.
+        question: What the receiver wants to know of this node; None for nothing.
     """
 
     is_taken: bool
     detail: str
-    told: ThresholdHeaders = ThresholdHeaders(Heard.MISS)
+    headers: ThresholdHeaders = ThresholdHeaders(HeaderOutcome.MISS)
     retry_after_ns: int | None = None
     is_cut_off: bool = False
     is_refused: bool = False
+    question: DiagnosisRequest | None = None
 
 
 class PushTransport(Protocol):
@@ -116,18 +120,21 @@ class _FleetTransport:
     Args:
         settings: Where Fleet is.
         sender: Sends.
-        names: Headers of the threshold, of the quorum and of panic.
+        names: Headers of the threshold, of the quorum, of panic and of what Fleet asks.
 
     Attributes:
         settings: Where Fleet is.
     """
 
     def __init__(
-        self, settings: TransportSettings, sender: OtlpSender, names: tuple[Header, Header, Header]
+        self,
+        settings: TransportSettings,
+        sender: OtlpSender,
+        names: tuple[Header, Header, Header, Header],
     ) -> None:
         self.settings = settings
         self._sender = sender
-        self._names = [name.lower() for name in names]
+        *self._names, self._question = [name.lower() for name in names]
 
     def send(self, export: Export, wall_ns: int) -> PushReply:
         """Send once and wait for the answer, at most the timeout. Does not raise for what the network does."""
@@ -139,10 +146,11 @@ class _FleetTransport:
         return PushReply(
             is_taken=reply.is_taken,
             detail=explain_failure(detail, self.settings.endpoint) if reply.is_cut_off else detail,
-            told=parse_told(*map(reply.headers.get, self._names)),
+            headers=parse_threshold_headers(*map(reply.headers.get, self._names)),
             retry_after_ns=reply.retry_after_ns,
             is_cut_off=reply.is_cut_off,
             is_refused=not reply.is_taken and not reply.is_cut_off,
+            question=parse_request(reply.headers.get(self._question)),
         )
 
     def close(self) -> None:
@@ -159,7 +167,8 @@ class HttpTransport(_FleetTransport):
 
     def __init__(self, settings: TransportSettings) -> None:
         sender = open_http_sender(settings)
-        super().__init__(settings, sender, (Header.THRESHOLD, Header.QUORUM_MET, Header.PANIC))
+        names = (Header.THRESHOLD, Header.QUORUM_MET, Header.PANIC, Header.DIAGNOSE)
+        super().__init__(settings, sender, names)
 
 
 class GrpcTransport(_FleetTransport):
@@ -191,7 +200,12 @@ class GrpcTransport(_FleetTransport):
                 options=(("grpc.primary_user_agent", USER_AGENT),),
             )
         )
-        names = (Header.GRPC_THRESHOLD, Header.GRPC_QUORUM_MET, Header.GRPC_PANIC)
+        names = (
+            Header.GRPC_THRESHOLD,
+            Header.GRPC_QUORUM_MET,
+            Header.GRPC_PANIC,
+            Header.GRPC_DIAGNOSE,
+        )
         super().__init__(settings, sender, names)
 
 

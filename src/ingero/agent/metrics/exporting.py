@@ -1,4 +1,4 @@
-"""A trace's series to whoever asks: a page that Prometheus scrapes, and OTLP pushed to a collector."""
+"""A trace's series for other programs: a page that Prometheus scrapes, and OTLP pushed to a collector."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class MetricObserver:
         """Nothing: counts are exact without the events."""
 
     def on_totals(self, totals: Totals) -> None:
-        """Tell the outlets."""
+        """Hand the series to the outlets."""
         series = (*iter_call_series(totals, self._ranks), *self._more())
         for outlet in self._outlets:
             outlet.take(series, totals.wall_ns)
@@ -142,13 +142,13 @@ def _label(name: str) -> str:
 class OtlpPusher:
     """Pushes the latest series every ten seconds and once at the end.
 
-    Sums are cumulative, so what one lost push said the next one says again.
+    Sums are cumulative, so the next push repeats what a lost one held.
 
     Args:
         transport: How to send.
-        resource: Who we are.
+        resource: Attributes of this agent.
         clock: For ``Retry-After``.
-        on_failure: Told of each failed push that follows a successful one, and of the first.
+        on_failure: Called for each failed push that follows a successful one, and of the first.
     """
 
     def __init__(
@@ -176,7 +176,8 @@ class OtlpPusher:
 
     def iter_series(self) -> Iterator[Series]:
         """What became of the pushes so far."""
-        points = (((("outcome", "taken"),), float(self.n_pushed)), ((("outcome", "failed"),), float(self.n_failed)))  # fmt: skip
+        counts = (("taken", self.n_pushed), ("failed", self.n_failed))
+        points = tuple(((("outcome", outcome),), float(n)) for outcome, n in counts)
         says = "Pushes of these metrics to the collector of --otlp."
         name = "ingero_trace_otlp_pushes_total"
         yield Series("ingero.trace.otlp.pushes", Kind.SUM, "1", says, points, name)

@@ -1,4 +1,4 @@
-"""Looks at the devices through NVML in a thread of its own, because a look may take long on a busy driver."""
+"""Samples the devices through NVML in a thread of its own, because a sample may take long on a busy driver."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
 POLL_NS: Final = 5 * NS_PER_S
-_MOST_WAITING: Final = 4096
+_MAX_WAITING: Final = 4096
 
 _GAUGES: Final = (
     ("memory_used", "gpu.memory.used", "By", 1, "Memory in use.", "gpu_memory_used_bytes"),
@@ -45,15 +45,23 @@ _GAUGES: Final = (
     ("is_mig", "gpu.mig.enabled", "1", 1, "Whether it is cut into instances.", ""),
 )  # fmt: skip
 _SUMS: Final = (
-    ("power_violation_ns", "gpu.throttle.power.time", "s", 1e-9, "Time held down by power.", "gpu_throttle_power_seconds_total"),
-    ("thermal_violation_ns", "gpu.throttle.thermal.time", "s", 1e-9, "Time held down by temperature.", "gpu_throttle_thermal_seconds_total"),
-    ("hardware_violation_ns", "gpu.throttle.hw.time", "s", 1e-9, "Time held down by the board.", "gpu_throttle_hw_seconds_total"),
-    ("sync_boost_violation_ns", "gpu.throttle.sync_boost.time", "s", 1e-9, "Time held down by the sync boost group.", "gpu_throttle_sync_boost_seconds_total"),
-    ("reliability_violation_ns", "gpu.throttle.reliability.time", "s", 1e-9, "Time held down by voltage and reliability.", "gpu_throttle_reliability_seconds_total"),
-    ("hw_thermal_violation_ns", "gpu.throttle.hw_thermal.time", "s", 1e-9, "Time of the hardware's thermal slowdown.", "gpu_throttle_hw_thermal_seconds_total"),
-    ("power_brake_violation_ns", "gpu.throttle.power_brake.time", "s", 1e-9, "Time of the external power brake.", "gpu_throttle_power_brake_seconds_total"),
-    ("ecc_corrected", "gpu.ecc.corrected", "1", 1, "Memory errors mended.", "gpu_ecc_corrected_total"),
-    ("ecc_uncorrected", "gpu.ecc.uncorrected", "1", 1, "Memory errors not mended.", "gpu_ecc_uncorrected_total"),
+    ("power_violation_ns", "gpu.throttle.power.time", "s", 1e-9, "Time held down by power.",
+     "gpu_throttle_power_seconds_total"),
+    ("thermal_violation_ns", "gpu.throttle.thermal.time", "s", 1e-9, "Time held down by temperature.",
+     "gpu_throttle_thermal_seconds_total"),
+    ("hardware_violation_ns", "gpu.throttle.hw.time", "s", 1e-9, "Time held down by the board.",
+     "gpu_throttle_hw_seconds_total"),
+    ("sync_boost_violation_ns", "gpu.throttle.sync_boost.time", "s", 1e-9, "Time held down by the sync boost group.",
+     "gpu_throttle_sync_boost_seconds_total"),
+    ("reliability_violation_ns", "gpu.throttle.reliability.time", "s", 1e-9,
+     "Time held down by voltage and reliability.",
+     "gpu_throttle_reliability_seconds_total"),
+    ("hw_thermal_violation_ns", "gpu.throttle.hw_thermal.time", "s", 1e-9, "Time of the hardware's thermal slowdown.",
+     "gpu_throttle_hw_thermal_seconds_total"),
+    ("power_brake_violation_ns", "gpu.throttle.power_brake.time", "s", 1e-9, "Time of the external power brake.",
+     "gpu_throttle_power_brake_seconds_total"),
+    ("ecc_corrected", "gpu.ecc.corrected", "1", 1, "Memory errors corrected.", "gpu_ecc_corrected_total"),
+    ("ecc_uncorrected", "gpu.ecc.uncorrected", "1", 1, "Memory errors not corrected.", "gpu_ecc_uncorrected_total"),
     ("pcie_replays", "gpu.pcie.replays", "1", 1, "PCIe replays.", "gpu_pcie_replays_total"),
 )  # fmt: skip
 _KINDS: Final = (
@@ -71,10 +79,10 @@ _RECEIVED: Final = ((_DIRECTION, "receive"),)
 
 
 class Driver(Protocol):
-    """What is asked of NVML."""
+    """The calls of NVML that are used."""
 
     def read(self) -> list[GpuReading]:
-        """A look at every device."""
+        """A sample of every device."""
         ...
 
     def read_pcie(self) -> list[PcieRate]:
@@ -90,11 +98,11 @@ class GpuWatch:
     """The devices' last readings, and the rows of what happened to them.
 
     Args:
-        driver: What is asked. `read_pcie` is called by one thread, and meanwhile the rest by another.
+        driver: Reads NVML. `read_pcie` is called by one thread, and meanwhile the rest by another.
         clock: Both clocks.
 
     Attributes:
-        n_dropped: Rows that nobody took in time.
+        n_dropped: Rows that were not taken in time.
     """
 
     def __init__(self, driver: Driver, clock: Clock) -> None:
@@ -103,61 +111,63 @@ class GpuWatch:
         self._clock = clock
         self._readings: list[GpuReading] = []
         self._pcie: list[PcieRate] = []
-        self._looked_ns = 0
+        self._sampled_ns = 0
         self._xids: Counter[str] = Counter()
         self._waiting: list[Events] = []
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._threads = [
-            threading.Thread(target=self._run, args=(self.look,), name="ingero-nvml", daemon=True),
             threading.Thread(
-                target=self._run, args=(self.look_at_pcie,), name="ingero-nvml-pcie", daemon=True
+                target=self._run, args=(self.sample,), name="ingero-nvml", daemon=True
+            ),
+            threading.Thread(
+                target=self._run, args=(self.sample_pcie,), name="ingero-nvml-pcie", daemon=True
             ),
         ]
 
     @property
     def model(self) -> str:
-        """The devices' models, each once; empty before the first look."""
+        """The devices' models, each once; empty before the first sample."""
         return ", ".join(dict.fromkeys(reading.name for reading in self._readings))
 
     @property
     def readings(self) -> tuple[GpuReading, ...]:
-        """The last look at every device."""
+        """The last sample of every device."""
         with self._lock:
             return tuple(self._readings)
 
     def start(self) -> None:
-        """Look now, and then on a timer until `close`; PCIe traffic is sampled on the timer only."""
-        self.look()
+        """Sample now, and then on a timer until `close`; PCIe traffic is sampled on the timer only."""
+        self.sample()
         for thread in self._threads:
             thread.start()
 
-    def _run(self, look: Callable[[], None]) -> None:
+    def _run(self, sample: Callable[[], None]) -> None:
         while not self._stop.wait(POLL_NS / NS_PER_S):
-            look()
+            sample()
 
-    def look_at_pcie(self) -> None:
+    def sample_pcie(self) -> None:
         """Sample the PCIe traffic of every device once; blocks as long as the driver does."""
         pcie = self._driver.read_pcie()
         with self._lock:
             self._pcie = pcie
 
-    def look(self) -> None:
-        """Look at every device once."""
+    def sample(self) -> None:
+        """Sample every device once."""
         mono_ns, wall_ns = self._clock.mono_ns(), self._clock.wall_ns()
         readings = self._driver.read()
         errors = self._driver.take_errors()
         before = {reading.index: reading for reading in self._readings}
-        between_ns = mono_ns - self._looked_ns
+        between_ns = mono_ns - self._sampled_ns
         parts = [
             build_gpu_events(before.get(now.index), now, wall_ns, between_ns) for now in readings
         ]
         rows = np.concatenate([*parts, build_xid_events(errors), np.empty(0, EVENT)])
         uuids = {reading.index: reading.uuid for reading in readings}
         with self._lock:
-            self._readings, self._looked_ns = readings, mono_ns
+            self._readings, self._sampled_ns = readings, mono_ns
             self._xids.update(uuids.get(error.index, "") for error in errors)
-            if sum(map(len, self._waiting)) + len(rows) > _MOST_WAITING:
+            if sum(map(len, self._waiting)) + len(rows) > _MAX_WAITING:
                 self.n_dropped += len(rows)
             elif len(rows):
                 self._waiting.append(rows)
@@ -210,12 +220,12 @@ class GpuWatch:
         )  # fmt: skip
         yield Series(
             "ingero.trace.gpu.dropped_rows", Kind.SUM, "1",
-            "Rows of throttling and errors that nobody took in time.", (((), float(self.n_dropped)),),
+            "Rows of throttling and errors that were not taken in time.", (((), float(self.n_dropped)),),
             "ingero_trace_gpu_dropped_rows_total",
         )  # fmt: skip
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop sampling."""
         self._stop.set()
         for thread in self._threads:
             if thread.is_alive():
@@ -278,7 +288,7 @@ def _instance(reading: GpuReading, one: MigInstance) -> Labels:
 
 
 def _iter_process_points(readings: list[GpuReading]) -> Iterator[tuple[Labels, float]]:
-    """By instance where one tells it, so that no byte counts twice; of the whole device the rest."""
+    """By instance where one reports it, so that no byte counts twice; of the whole device the rest."""
     for reading in readings:
         pids: set[int] = set()
         for one in reading.instances or ():

@@ -15,7 +15,7 @@ from ingero.agent.metrics.series import Kind, Series
 from ingero.model.arrays import Records
 from ingero.model.recording import SNAPSHOT
 
-_IDLE_FIELDS = (3, 4)  # idle and iowait: a processor that waits for a disk could run somebody
+_IDLE_FIELDS = (3, 4)  # idle and iowait: a processor that waits for a disk could run a program
 
 
 class Processors:
@@ -32,7 +32,10 @@ class Processors:
         self._previous: tuple[int, int] | None = None
 
     def read(self) -> float | None:
-        """Busy share of all of them since the read before, 0 to 1; None at the first and when the file cannot be read."""
+        """Busy share of all of them since the read before, 0 to 1.
+
+        None at the first and when the file cannot be read.
+        """
         try:
             line = self._path.read_text(encoding="ascii").split("\n", 1)[0]
             times = [int(text) for text in line.split()[1:9]]
@@ -46,17 +49,17 @@ class Processors:
         return min(max(1 - (idle - before[1]) / (total - before[0]), 0.0), 1.0)
 
     def read_idle(self) -> float | None:
-        """The rest of it: the share in which they ran nobody."""
+        """The rest of it: the share in which they ran nothing."""
         share = self.read()
         return None if share is None else 1 - share
 
 
 @dataclass(frozen=True, slots=True)
 class MachineState:
-    """One look.
+    """One sample of the machine.
 
     Attributes:
-        cpu_share: Busy share of all processors since the look before, 0 to 1; None at the first.
+        cpu_share: Busy share of all processors since the sample before, 0 to 1; None at the first.
         memory_share: Share of memory that is not available.
         available_bytes: Memory that programs can still get.
         swap_bytes: Swap in use.
@@ -71,7 +74,7 @@ class MachineState:
 
 
 class Machine:
-    """Looks at the machine; remembers the look before.
+    """Samples the machine; remembers the sample before.
 
     Args:
         proc: Where ``/proc`` is.
@@ -82,7 +85,7 @@ class Machine:
         self._processors = Processors(proc)
         self.state: MachineState | None = None
 
-    def look(self) -> MachineState | None:
+    def sample(self) -> MachineState | None:
         """Read it now; None when a file cannot be opened, for want of descriptors say."""
         try:
             lines, load = self._read("meminfo").splitlines(), self._read("loadavg")
@@ -104,7 +107,7 @@ class Machine:
         return (self._proc / name).read_text(encoding="ascii")
 
     def iter_series(self) -> Iterator[Series]:
-        """The last look as series; nothing before the first, and where it saw nothing."""
+        """The last sample as series; nothing before the first, and when it failed."""
         state = self.state
         if state is None:
             return
@@ -124,7 +127,7 @@ class Machine:
 
 
 def build_snapshot(state: MachineState, wall_ns: int) -> Records:
-    """A row of SNAPSHOT; a first look has no share of the processors and is 0 there, as recordings have it."""
+    """A row of SNAPSHOT; a first sample has no share of the processors and is 0 there, as recordings have it."""
     row = np.zeros(1, SNAPSHOT)
     row["wall_ns"] = wall_ns
     row["cpu_pct"] = 100 * (state.cpu_share or 0)

@@ -1,6 +1,7 @@
 """Which of the traced processes have NCCL loaded, from which file and in which version.
 
-A thread of its own looks: the maps of a training process are thousands of lines, and a library is hundreds of megabytes.
+The scan has a thread of its own: the maps of a training process are thousands of lines, and a library is hundreds of
+megabytes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ingero.agent.metrics.series import Kind, Series
 from ingero.model.arrays import Records
 from ingero.model.events import Events
 
-LOOK_S: Final = 5.0
+SCAN_S: Final = 5.0
 _VERSION: Final = re.compile(rb"NCCL version (\d+\.\d+\.\d+)")
 """Text that NCCL prints when it starts; in the library of every release since 2.0."""
 _SEARCHED_BYTES: Final = 64 << 20
@@ -36,7 +37,7 @@ class LoadedNccl:
         pid: Its id.
         name: Its command name.
         path: The file, as the process calls it.
-        version: Such as 2.28.9; empty where the file does not tell.
+        version: Such as 2.28.9; empty where the file does not hold it.
     """
 
     pid: int
@@ -46,7 +47,7 @@ class LoadedNccl:
 
 
 class NcclProcesses:
-    """Looks at processes as they are met and every `LOOK_S` seconds: an observer that tells series."""
+    """Scans processes as they are met and every `SCAN_S` seconds: an observer with series."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
@@ -57,17 +58,17 @@ class NcclProcesses:
         self._thread = threading.Thread(target=self._run, name="ingero-nccl-loaded", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to scan."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop scanning."""
         self._is_closed = True
         self._wake.set()
         self._thread.join()
 
     def on_process(self, identity: ProcessIdentity) -> None:
-        """Look at it soon."""
+        """Scan it soon."""
         self._names[identity.pid] = identity.name
         self._wake.set()
 
@@ -79,12 +80,12 @@ class NcclProcesses:
 
     def _run(self) -> None:
         while not self._is_closed:
-            self._wake.wait(LOOK_S)
+            self._wake.wait(SCAN_S)
             self._wake.clear()
-            self.look()
+            self.scan()
 
-    def look(self) -> None:
-        """Look at every process that was met; one that is gone is forgotten."""
+    def scan(self) -> None:
+        """Scan every process that was met; one that is gone is forgotten."""
         loaded = []
         for pid, name in list(self._names.items()):
             if not Path(f"/proc/{pid}").exists():
@@ -95,7 +96,7 @@ class NcclProcesses:
                     continue
                 try:
                     version = self._find_version(mapping)
-                except OSError:  # gone meanwhile, or not ours to look at
+                except OSError:  # gone meanwhile, or not ours to read
                     continue
                 loaded.append(LoadedNccl(pid, name, mapping.path, version))
                 break
@@ -108,7 +109,7 @@ class NcclProcesses:
             return self._versions[opened.state]
 
     def iter_series(self) -> Iterator[Series]:
-        """The last look."""
+        """The last scan."""
         points = tuple(
             (
                 (

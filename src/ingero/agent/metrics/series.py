@@ -105,13 +105,13 @@ def iter_call_series(totals: Totals, ranks: Mapping[int, int]) -> Iterator[Serie
         "gpu.kernel.launch.count", Kind.SUM, "1", "Kernel launches, by process.",
         tuple(_launches(keys, counts)), "gpu_kernel_launch_count",
     )  # fmt: skip
-    told = count_coverage(counts)
+    coverage = count_coverage(counts)
     yield Series(
         "ingero.trace.calls", Kind.SUM, "1", "Calls by what became of them; all of them are counted.",
-        tuple((((("outcome", name),), float(told[name]))) for name in ("emitted", "sampled", "lost")),
+        tuple((((("outcome", name),), float(coverage[name]))) for name in ("emitted", "sampled", "lost")),
         "ingero_trace_calls_total",
     )  # fmt: skip
-    lost = told["lost"] + sum(totals.losses.values())
+    lost = coverage["lost"] + sum(totals.losses.values())
     yield Series(
         "ingero.ringbuf.overflows", Kind.SUM, "1", "Records that did not fit their ring.",
         (((), float(lost)),), "ingero_ringbuf_overflows_total",

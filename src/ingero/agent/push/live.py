@@ -6,6 +6,7 @@ traced process: probes write to rings, and what cannot be sent is kept up to a b
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,12 +22,15 @@ from ingero.agent.capture.totals import Totals
 from ingero.agent.collectives.device import DeviceCollectives
 from ingero.agent.collectives.host import CollectiveTracker
 from ingero.agent.collectives.push import CollectivePusher, PushPace
-from ingero.agent.health.account import CollectiveAccount
-from ingero.agent.health.book import FindLabels
+from ingero.agent.diagnosis.examiner import AskedTransport, Examiner
+from ingero.agent.diagnosis.history import CounterHistory
+from ingero.agent.diagnosis.switches import watch_switches
+from ingero.agent.health.collective_counts import CollectiveCounts
+from ingero.agent.health.open_episodes import FindLabels
 from ingero.agent.health.service import (
     AgentSettings,
     HealthAgent,
-    OnLook,
+    OnSample,
     build_transport,
     open_agent,
 )
@@ -41,8 +45,8 @@ from ingero.units import NS_PER_S
 
 STALE_NS: Final = 3 * NS_PER_S
 """Counts older than this are no reading."""
-LOOK_S: Final = 0.2
-"""Between two looks of the pushing thread at what was traced."""
+PUSH_CHECK_S: Final = 0.2
+"""Between two checks of the pushing thread for operations that are complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class LiveSettings:
 class CounterSource:
     """Readings from the exact kernel counts of the last second: a `SignalSource`.
 
-    What the counts cannot tell is absent: the memory signal needs NVML, and a second without totals is no reading.
+    What the counts do not hold is absent: the memory signal needs NVML, and a second without totals is no reading.
     """
 
     def __init__(self, processors: Processors | None = None) -> None:
@@ -125,17 +129,19 @@ class LiveObserver:
     Attributes:
         source: Gets the counts.
         pusher: Gets collectives, synchronisations, processes.
-        offset_ns: Wall clock less monotonic clock, as of the start: entries are told on a clock that never steps.
+        history: Learns which processes ended.
+        offset_ns: Wall clock less monotonic clock, as of the start: entry times are on a clock that never steps.
     """
 
     source: CounterSource
     pusher: CollectivePusher
+    history: CounterHistory
     workload: str = ""
 
     def on_process(self, identity: ProcessIdentity) -> None:
         """A process that makes GPU calls."""
         self.workload = identity.job or self.workload
-        self.pusher.note_process(identity.pid, identity.place.rank, identity.job)
+        self.pusher.note_process(identity.pid, identity.place.rank, identity.job, identity.meeting)
 
     def on_events(self, ring: str, records: Records, events: Events) -> None:  # noqa: ARG002 - the protocol's signature
         """A batch of one ring."""
@@ -146,6 +152,7 @@ class LiveObserver:
         elif ring == "processes":
             for pid in records["pid"][records["event"] == ProcessEvent.EXIT]:
                 self.pusher.note_exit(int(pid))
+                self.history.forget(int(pid))
 
     def on_totals(self, totals: Totals) -> None:
         """The counts of a second."""
@@ -153,27 +160,53 @@ class LiveObserver:
         self.source.on_totals(totals, self.workload)
 
 
-FindAccount = Callable[[], CollectiveAccount | None]
+FindCollectiveCounts = Callable[[], CollectiveCounts | None]
 """What became of the node's collectives so far; None where none are pushed."""
-Follow = Callable[[HealthAgent, FindAccount], OnLook]
+Follow = Callable[[HealthAgent, FindCollectiveCounts], OnSample]
 
 
 @dataclass(frozen=True, slots=True)
-class LiveTold:
-    """Who is told what by a live node.
+class LiveCallbacks:
+    """What a live node calls while it runs.
 
     Attributes:
-        follow: Makes what is told of each look of the health loop; is given what asks for the collectives' account.
-        find_labels: What the node's workload said last of itself; None when nobody asks it.
+        follow: Makes the callback for each sample of the health loop; is given what counts the collectives.
+        find_labels: The latest annotations of the node's workload; None without annotations.
+        can_probe: Whether a process that Fleet asks about may be probed for some seconds.
     """
 
-    follow: Follow = lambda _agent, _account: lambda _look, _notes: None
+    follow: Follow = lambda _agent, _counts: lambda _sample, _notes: None
     find_labels: FindLabels | None = None
+    can_probe: bool = True
+
+
+@contextmanager
+def _open_examiner(
+    health: AgentSettings,
+    history: CounterHistory,
+    clock: Clock,
+    stop: threading.Event,
+    callbacks: LiveCallbacks,
+) -> Iterator[Examiner]:
+    """What answers Fleet's questions, on a thread of its own with a connection of its own."""
+    transport = build_transport(health)
+    watch = functools.partial(watch_switches, clock) if callbacks.can_probe else None
+    examiner = Examiner(health.identity, history, transport, clock, watch)
+    thread = threading.Thread(target=examiner.run, args=(stop,), daemon=True)
+    thread.start()
+    try:
+        yield examiner
+    finally:
+        stop.set()
+        examiner.close()
+        thread.join(health.transport.timeout_ns / NS_PER_S)
+        if not thread.is_alive():
+            transport.close()
 
 
 @contextmanager
 def open_live(
-    health: AgentSettings, clock: Clock, told: LiveTold | None = None
+    health: AgentSettings, clock: Clock, callbacks: LiveCallbacks | None = None
 ) -> Iterator[LiveObserver]:
     """Push what a `TraceSession` sees, while it sees it.
 
@@ -182,31 +215,42 @@ def open_live(
     Raises:
         IngeroError: A certificate or the local socket cannot be used.
     """
-    told = told or LiveTold()
+    callbacks = callbacks or LiveCallbacks()
     stop = threading.Event()
     source = CounterSource()
     with ExitStack() as stack:
         transport = build_transport(health)
         stack.callback(transport.close)
+        history = CounterHistory()
+        examiner: Examiner = stack.enter_context(
+            _open_examiner(health, history, clock, stop, callbacks)
+        )
         pusher = CollectivePusher(
             health.identity,
-            transport,
+            AskedTransport(transport, examiner.ask),
             CollectiveTracker(),
             clock,
             PushPace(health.loop.push_interval_ns, health.loop.early_push_gap_ns),
             DeviceCollectives(ring_parent()),
         )
-        agent = stack.enter_context(open_agent(health, source, clock, stop, told.find_labels))
+        pusher.on_finished = history.add_ops
+
+        def count_outcomes() -> CollectiveCounts:
+            return examiner.add_outcomes(pusher.count_outcomes())
+
+        agent = stack.enter_context(open_agent(health, source, clock, stop, callbacks.find_labels))
         threads = [
             threading.Thread(
-                target=agent.run, args=(told.follow(agent, pusher.account),), daemon=True
+                target=agent.run,
+                args=(callbacks.follow(agent, count_outcomes),),
+                daemon=True,
             ),
-            threading.Thread(target=_push, args=(pusher, stop), daemon=True),
+            threading.Thread(target=_push, args=(pusher, history, clock, stop), daemon=True),
         ]
         for thread in threads:
             thread.start()
         try:
-            yield LiveObserver(source, pusher)
+            yield LiveObserver(source, pusher, history)
         finally:
             stop.set()
             for thread in threads:
@@ -215,17 +259,17 @@ def open_live(
 
 @dataclass(slots=True)
 class LiveAgent:
-    """One node's live agent; `run` until told to stop.
+    """One node's live agent; `run` until it is to stop.
 
     Attributes:
         settings: What it does.
-        told: Who is told what.
+        callbacks: What it calls.
         on_ready: Called with the session once the probes wait and everything runs.
-        tell: Told in a sentence what goes wrong while it traces.
+        tell: Called with a sentence for each failure while it traces.
     """
 
     settings: LiveSettings
-    told: LiveTold = field(default_factory=LiveTold)
+    callbacks: LiveCallbacks = field(default_factory=LiveCallbacks)
     on_ready: Callable[[TraceSession], None] = lambda _session: None
     tell: Callable[[str], None] = lambda _text: None
     clock: Clock = field(default_factory=SystemClock)
@@ -238,7 +282,7 @@ class LiveAgent:
             IngeroError: A certificate or the local socket cannot be used.
         """
         with (
-            open_live(self.settings.health, self.clock, self.told) as observer,
+            open_live(self.settings.health, self.clock, self.callbacks) as observer,
             TraceSession(
                 self.settings.trace, [observer], clock=self.clock, tell=self.tell
             ) as session,
@@ -247,7 +291,10 @@ class LiveAgent:
             session.run(stop.is_set)
 
 
-def _push(pusher: CollectivePusher, stop: threading.Event) -> None:
-    while not stop.wait(LOOK_S):
-        pusher.look()
+def _push(
+    pusher: CollectivePusher, history: CounterHistory, clock: Clock, stop: threading.Event
+) -> None:
+    while not stop.wait(PUSH_CHECK_S):
+        pusher.push_due()
+        history.read_due(clock.mono_ns())
     pusher.finish()

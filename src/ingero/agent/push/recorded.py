@@ -1,8 +1,8 @@
 """Readings from the recording that `ingero trace` writes meanwhile, for an agent that may not probe itself.
 
-The recording's exact counts grow by the minute's bucket while they are counted, so two looks tell what came between
-them. What it cannot tell is absent: a recording that nobody writes to is no reading, free GPU memory is not in it,
-and neither is what hangs.
+The recording's exact counts grow by the minute's bucket while they are counted, so the difference of two reads is what
+came between them. What it does not hold is absent: a recording without a writer is no reading, free GPU memory is not
+in it, and neither is what hangs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ingero.units import NS_PER_S
 ALIVE_NS: Final = 15 * NS_PER_S
 """A writer notes both clocks every ten seconds."""
 _MINUTE_NS: Final = 60 * NS_PER_S
-_LOOKED_BACK: Final = 3 * _MINUTE_NS
+_WINDOW: Final = 3 * _MINUTE_NS
 _ALIVE: Final = "SELECT mono_ns, wall_ns FROM clock_samples ORDER BY rowid DESC LIMIT 1"
 _LAUNCHES: Final = ", ".join(map(str, sorted(find_codes((OpKind.LAUNCH, OpKind.GRAPH_LAUNCH)))))
 _COUNTS: Final = f"""
@@ -53,7 +53,7 @@ class _Counts(NamedTuple):
     n_pids: int = 0
 
 
-class _Look(NamedTuple):
+class _CountsAt(NamedTuple):
     mono_ns: int
     total: _Counts
 
@@ -66,7 +66,7 @@ class RecordedSource:
         path: The recording.
         window_ns: Rates are over this long.
         n_gpus: Streams of work at once; 0 takes the number of processes.
-        note: Told once of each reason why the recording cannot be read.
+        note: Called once for each reason why the recording cannot be read.
     """
 
     path: Path
@@ -76,8 +76,8 @@ class RecordedSource:
     _processors: Processors = field(default_factory=Processors)
     _buckets: dict[int, _Counts] = field(default_factory=dict)
     _total: _Counts = field(default_factory=_Counts)
-    _looks: deque[_Look] = field(default_factory=deque)
-    _noted: str = ""
+    _history: deque[_CountsAt] = field(default_factory=deque)
+    _reported: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -85,7 +85,7 @@ class RecordedSource:
         return False
 
     def read(self, wall_ns: int, mono_ns: int) -> Reading | None:
-        """What came in the window; None without two looks in it, and when nobody writes."""
+        """What came in the window; None without two reads in it, and without a writer."""
         cpu = self._processors.read_idle()
         finished: _Finished | None = None
         try:
@@ -96,18 +96,18 @@ class RecordedSource:
                     finished = _read_finished(connection, wall_ns, self.window_ns)
                     is_alive = finished is not None
         except (StoreError, sqlite3.Error) as error:
-            self._say_why(str(error))
+            self._report(str(error))
             return None
         if not is_alive:
-            self._say_why(f"{self.path}: nobody writes to it; is `ingero trace` running?")
+            self._report(f"{self.path}: nobody writes to it; is `ingero trace` running?")
             return None
-        self._noted = ""
+        self._reported = ""
         if finished is not None:
             return self._build_reading(finished.counts, finished.elapsed_ns, cpu, wall_ns)
-        self._looks.append(_Look(mono_ns, self._total))
-        while len(self._looks) > 2 and mono_ns - self._looks[1].mono_ns >= self.window_ns:
-            self._looks.popleft()
-        first = self._looks[0]
+        self._history.append(_CountsAt(mono_ns, self._total))
+        while len(self._history) > 2 and mono_ns - self._history[1].mono_ns >= self.window_ns:
+            self._history.popleft()
+        first = self._history[0]
         elapsed_ns = mono_ns - first.mono_ns
         if elapsed_ns <= 0:
             return None
@@ -133,19 +133,19 @@ class RecordedSource:
             wall_ns=wall_ns,
         )
 
-    def _say_why(self, why: str) -> None:
-        """Start over, and tell a reason that was not told last."""
-        self._looks.clear()
-        if why != self._noted:
-            self._noted = why
+    def _report(self, why: str) -> None:
+        """Start over, and report a reason that was not the last one reported."""
+        self._history.clear()
+        if why != self._reported:
+            self._reported = why
             self.note(why)
 
     def _update(self, connection: sqlite3.Connection, mono_ns: int) -> bool:
-        """Add what came since the last look; False when nobody writes any more."""
+        """Add what came since the last read; False when the writer is gone."""
         newest = connection.execute(_ALIVE).fetchone()
         if newest is None or not 0 <= mono_ns - newest[0] <= ALIVE_NS:
             return False
-        since_ns = newest[1] - _LOOKED_BACK
+        since_ns = newest[1] - _WINDOW
         rows = connection.execute(_COUNTS.format(table="event_aggregates"), (since_ns,)).fetchall()
         n_pids = max((row[-1] for row in rows), default=0)
         launches, driver_launches, spent_ns, _ = self._total
@@ -169,7 +169,7 @@ class _Finished(NamedTuple):
 def _read_finished(
     connection: sqlite3.Connection, wall_ns: int, window_ns: int
 ) -> _Finished | None:
-    """What the existing agent counted in its last whole buckets; None when nobody writes any more.
+    """What the existing agent counted in its last whole buckets; None when the writer is gone.
 
     It notes no clock but takes a snapshot each second, and writes a bucket, of five seconds or else of a minute, once
     it is over.

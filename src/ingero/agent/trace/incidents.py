@@ -1,7 +1,7 @@
-"""Looks for incidents while a trace goes on: in the newest rows, in a thread of its own, for about 2 % of a core.
+"""Searches for incidents while a trace goes on: in the newest rows, in a thread of its own, for about 2 % of a core.
 
-A look costs what it costs, so the pause to the next is as long as keeps the share; a look takes as few rows as keep it to a
-second, and what it may claim of the rows that it was not given is the engine's business.
+The pause after a search is so long that the share is kept; a search takes so few rows that it lasts a second at most.
+What may be concluded without the other rows is decided by the causal engine.
 """
 
 from __future__ import annotations
@@ -10,27 +10,28 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.stacks.resolver import Stack
 from ingero.agent.capture.totals import Totals
 from ingero.agent.metrics.series import Kind, Labels, Series
-from ingero.agent.trace.recent import MOST_ROWS, Frozen, Recent
+from ingero.agent.trace.recent_recording import MAX_ROWS, RecentRecording, RecentSnapshot
+from ingero.closing import Closing
 from ingero.model.arrays import Records
 from ingero.model.events import Events
 from ingero.model.incidents import Explanation, Incident, Severity
 from ingero.recording.causal.engine import explain
 from ingero.units import NS_PER_S
 
-LEAST_PAUSE_NS: Final = 5 * NS_PER_S
-MOST_SHARE: Final = 0.02
-MOST_COST_NS: Final = NS_PER_S
-"""CPU time of one look, so that the end of a trace waits no longer."""
+MIN_PAUSE_NS: Final = 5 * NS_PER_S
+MAX_COST_SHARE: Final = 0.02
+MAX_COST_NS: Final = NS_PER_S
+"""CPU time of one search, so that the end of a trace waits no longer."""
 _FEW_ROWS: Final = 10_000
-"""A look of fewer says little about what a row costs."""
+"""A search of fewer shows little about the cost of a row."""
 _NS_PER_ROW: Final = 20_000
-"""Before the first look: rows of collectives cost so much, all others a tenth of it."""
+"""Before the first search: cost of a row of a collective; any other costs a tenth of it."""
 _ORDER: Final = {Severity.LOW: 0, Severity.MEDIUM: 1, Severity.HIGH: 2}
 
 Identified = tuple[str, str, int, str]
@@ -42,11 +43,12 @@ class IncidentSummary:
     """What a trace found.
 
     Attributes:
-        incidents: Each once, worst first; those of the last look and, where that saw a part only, those told before.
-        unknown: Rules that could not judge, in the last look.
+        incidents: Each once, worst first; those of the last search and, where that had a part only, also those
+            reported before.
+        unknown: Rules that could not judge, in the last search.
         judged: Rules that had what they need.
-        part_ns: How long the part was that the last look saw; 0 for all of the trace.
-        failure: Why nothing was looked for, or no longer; empty otherwise.
+        part_ns: How long the part was that the last search had; 0 for all of the trace.
+        failure: Why there was no search, or no further one; empty otherwise.
     """
 
     incidents: tuple[Incident, ...] = ()
@@ -61,28 +63,28 @@ class IncidentSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """One look: what was seen, in how many rows, and what it cost."""
+class _Search:
+    """One search: what was found, in how many rows, and what it cost."""
 
-    told: Explanation
+    explanation: Explanation
     n_rows: int
     cost_ns: int
     is_part: bool
 
 
-Tell = Callable[[Incident, int], None]
-"""Told of an incident, and of the first moment of what was looked at (Unix time)."""
+ReportIncident = Callable[[Incident, int], None]
+"""Called with an incident, and with the first moment of what was searched (Unix time)."""
 
 
-class IncidentWatch:
-    """An observer that tells of incidents; after the selection that feeds `recent`, before whoever shows what it says.
+class IncidentWatch(Closing):
+    """An observer that reports incidents; after the selection that feeds `recent`, before the observers that show them.
 
     Args:
         recent: What is kept of the trace.
-        tell: Told of an incident that is new or got worse, in the tracing thread.
+        report: Called with an incident that is new or got worse, in the tracing thread.
         judge: Finds incidents in a recording.
         cpu_ns: CPU time of the calling thread.
-        pool: Where looks run; a thread of its own unless given.
+        pool: Where searches run; a thread of its own unless given.
 
     Attributes:
         verdict: What was found; empty until the end.
@@ -90,23 +92,23 @@ class IncidentWatch:
 
     def __init__(
         self,
-        recent: Recent,
-        tell: Tell,
+        recent: RecentRecording,
+        report: ReportIncident,
         judge: Callable[[Any], Explanation] = explain,
         cpu_ns: Callable[[], int] = time.thread_time_ns,
         pool: Executor | None = None,
     ) -> None:
         self.verdict = IncidentSummary()
         self._recent = recent
-        self._tell = tell
+        self._report = report
         self._judge = judge
         self._cpu_ns = cpu_ns
-        self._told: dict[Identified, Incident] = {}
+        self._reported: dict[Identified, Incident] = {}
         self._counts: dict[tuple[str, Severity], int] = {}
         self._ns_per_row = float(_NS_PER_ROW)
         self._next_ns: int | None = None
         self._pool = pool or ThreadPoolExecutor(1, "ingero-incidents")
-        self._running: Future[_Look] | None = None
+        self._running: Future[_Search] | None = None
 
     def on_process(self, identity: ProcessIdentity) -> None:
         """Nothing: the selection names it."""
@@ -119,81 +121,83 @@ class IncidentWatch:
         self._recent.put_stacks(stacks)
 
     def on_totals(self, totals: Totals) -> None:
-        """Tell what the last look found, and begin the next when its time has come; at the end look once more."""
+        """Report what the last search found, and begin the next when it is due; at the end search once more."""
         self._recent.unprobed = totals.unprobed
         if totals.is_last:
             self._finish(totals)
             return
         if self._next_ns is None:
-            self._next_ns = totals.mono_ns + LEAST_PAUSE_NS
+            self._next_ns = totals.mono_ns + MIN_PAUSE_NS
         if self._running is not None and self._running.done():
-            look = self._take(self._running)
+            search = self._take(self._running)
             self._running = None
-            if look is not None:
-                self._next_ns = totals.mono_ns + choose_pause_ns(look.cost_ns)
-                self._tell_new(look)
+            if search is not None:
+                self._next_ns = totals.mono_ns + choose_pause_ns(search.cost_ns)
+                self._report_new(search)
         is_due = self._running is None and totals.mono_ns >= self._next_ns
         if is_due and not self.verdict.failure:
-            self._running = self._pool.submit(self._look, self._recent.freeze(), self._most_rows())
+            self._running = self._pool.submit(
+                self._search, self._recent.freeze(), self._row_limit()
+            )
 
-    def _most_rows(self) -> int:
-        """Rows that a look can judge within its cost."""
-        return min(MOST_ROWS, int(MOST_COST_NS / max(self._ns_per_row, 1)))
+    def _row_limit(self) -> int:
+        """Rows that a search can judge within its cost."""
+        return min(MAX_ROWS, int(MAX_COST_NS / max(self._ns_per_row, 1)))
 
-    def _look(self, frozen: Frozen, most: int) -> _Look:
+    def _search(self, frozen: RecentSnapshot, max_rows: int) -> _Search:
         started_ns = self._cpu_ns()
-        recording = frozen.build(most)
-        told = self._judge(recording)
+        recording = frozen.build(max_rows)
+        explanation = self._judge(recording)
         cost_ns = self._cpu_ns() - started_ns
-        return _Look(told, len(recording.events), cost_ns, recording.is_truncated)
+        return _Search(explanation, len(recording.events), cost_ns, recording.is_truncated)
 
-    def _take(self, running: Future[_Look]) -> _Look | None:
-        """What a look found; None when it failed, and then none follows."""
+    def _take(self, running: Future[_Search]) -> _Search | None:
+        """What a search found; None when it failed, and then none follows."""
         try:
-            look = running.result()
+            search = running.result()
         except Exception as error:  # noqa: BLE001 - a rule that fails must not end the trace
             self.verdict = IncidentSummary(failure=f"{type(error).__name__}: {error}")
             return None
-        self._ns_per_row = look.cost_ns / max(look.n_rows, _FEW_ROWS)
-        return look
+        self._ns_per_row = search.cost_ns / max(search.n_rows, _FEW_ROWS)
+        return search
 
-    def _tell_new(self, look: _Look) -> None:
-        """Tell each incident that was not told before, or not as this bad."""
-        for incident in look.told.incidents:
+    def _report_new(self, search: _Search) -> None:
+        """Report each incident that was not reported before, or not as this bad."""
+        for incident in search.explanation.incidents:
             key = identify(incident)
-            before = self._told.get(key)
+            before = self._reported.get(key)
             if before is None or _ORDER[incident.severity] > _ORDER[before.severity]:
-                self._told[key] = incident
+                self._reported[key] = incident
                 counted = incident.rule, incident.severity
                 self._counts[counted] = self._counts.get(counted, 0) + 1
-                self._tell(incident, look.told.start_ns)
+                self._report(incident, search.explanation.start_ns)
 
     def _finish(self, totals: Totals) -> None:
-        """Look at all that is kept, as far as a look may cost."""
-        if self._running is not None and (look := self._take(self._running)) is not None:
-            self._tell_new(look)
+        """Search all that is kept, within the cost of one search."""
+        if self._running is not None and (search := self._take(self._running)) is not None:
+            self._report_new(search)
         self._running = None
         if self.verdict.failure:
             return
         frozen = self._recent.freeze(totals.wall_ns)
-        last = self._take(self._pool.submit(self._look, frozen, self._most_rows()))
+        last = self._take(self._pool.submit(self._search, frozen, self._row_limit()))
         if last is None:
             return
-        self._tell_new(last)
-        found = list(last.told.incidents)
+        self._report_new(last)
+        found = list(last.explanation.incidents)
         if last.is_part:
             seen = {identify(incident) for incident in found}
-            found += [one for key, one in self._told.items() if key not in seen]
+            found += [one for key, one in self._reported.items() if key not in seen]
             found.sort(key=lambda one: (-_ORDER[one.severity], -one.lost_ns))
         self.verdict = IncidentSummary(
             incidents=tuple(found),
-            unknown=tuple(sorted({rule for one in last.told.unknown for rule in one.rules})),
-            judged=last.told.judged,
-            part_ns=last.told.end_ns - last.told.start_ns if last.is_part else 0,
+            unknown=tuple(sorted({rule for one in last.explanation.unknown for rule in one.rules})),
+            judged=last.explanation.judged,
+            part_ns=last.explanation.end_ns - last.explanation.start_ns if last.is_part else 0,
         )  # fmt: skip
 
     def iter_series(self) -> Iterator[Series]:
-        """Incidents that were told, by rule and severity; one that got worse counts under both."""
+        """Incidents that were reported, by rule and severity; one that got worse counts under both."""
         points: list[tuple[Labels, float]] = [
             ((("rule", rule), ("severity", severity.value)), float(n))
             for (rule, severity), n in sorted(self._counts.items())
@@ -204,14 +208,8 @@ class IncidentWatch:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Wait for a look that runs, and look no more."""
+        """Wait for a search that runs, and begin none."""
         self._pool.shutdown(cancel_futures=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def identify(incident: Incident) -> Identified:
@@ -220,5 +218,5 @@ def identify(incident: Incident) -> Identified:
 
 
 def choose_pause_ns(cost_ns: int) -> int:
-    """How long to wait after a look that cost so much CPU time."""
-    return max(LEAST_PAUSE_NS, round(cost_ns / MOST_SHARE))
+    """How long to wait after a search that cost so much CPU time."""
+    return max(MIN_PAUSE_NS, round(cost_ns / MAX_COST_SHARE))

@@ -29,7 +29,7 @@ from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
 CLOCK_SAMPLE_NS: Final = 10 * NS_PER_S
-_MOST_TOLD: Final = 5
+_MAX_LISTED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Stored:
     n_counts_lost: int
     losses: tuple[Loss, ...]
 
-    def say_lost(self) -> str:
+    def describe_loss(self) -> str:
         """One line; empty when everything is stored."""
         n_lost = sum(loss.n_rows for loss in self.losses)
         if not n_lost and not self.n_counts_lost:
@@ -57,8 +57,8 @@ class Stored:
         if n_lost:
             causes = sorted({loss.cause for loss in self.losses})
             by_op = [f"{op_name(loss.source, loss.op)} {loss.n_rows}" for loss in self.losses]
-            told = ", ".join(by_op[:_MOST_TOLD]) + (", …" if len(by_op) > _MOST_TOLD else "")
-            parts.append(f"{n_lost} rows are not in it: {'; '.join(causes)} ({told})")
+            listed = ", ".join(by_op[:_MAX_LISTED]) + (", …" if len(by_op) > _MAX_LISTED else "")
+            parts.append(f"{n_lost} rows are not in it: {'; '.join(causes)} ({listed})")
         if self.n_counts_lost:
             parts.append(f"{self.n_counts_lost} writes of counts and names are not in it")
         return f"{self.path} is incomplete: {'; '.join(parts)}"
@@ -70,18 +70,18 @@ def check_complete(stored: Stored) -> None:
     Raises:
         StoreError: Something is not.
     """
-    if said := stored.say_lost():
-        raise StoreError(said, hint="make room, or keep less with --max-db")
+    if loss := stored.describe_loss():
+        raise StoreError(loss, hint="make room, or keep less with --max-db")
 
 
 class Recorder:
-    """Writes what a trace tells into a recording that belongs to the invoking user.
+    """Writes a trace into a recording that belongs to the invoking user.
 
     Args:
         path: The recording; made with its folder when missing.
         node: This node's name.
         clock: Both clocks.
-        invoker: Who owns what is created.
+        invoker: Owner of what is created.
         keep_all: Keep every record.
         limits: Of the recording's size.
 
@@ -136,7 +136,7 @@ class Recorder:
             self._next_sample_ns = totals.mono_ns + CLOCK_SAMPLE_NS
             self.writer.put_clock_sample(self._clock.mono_ns(), self._clock.wall_ns())
         if totals.is_last:
-            self.writer.flush()  # whoever is told of these totals is told what was stored
+            self.writer.flush()  # observers that come later read what was stored
 
     def _store_unprobed(self, totals: Totals) -> None:
         """Note libraries that cannot be probed, as far as that changed."""
@@ -150,7 +150,7 @@ class Recorder:
         self.writer.put_stacks({key: stack.to_json() for key, stack in stacks.items()})
 
     def on_annotations(self, admitted: Iterable[Admitted]) -> None:
-        """Store what workloads said of themselves. Any thread."""
+        """Store annotations of workloads. Any thread."""
         self.writer.put_annotations(
             (
                 one.wall_ns,

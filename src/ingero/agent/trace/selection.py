@@ -1,4 +1,4 @@
-"""Which rows of a trace are kept, with the exact counts of all calls: chosen once, for everybody who keeps them.
+"""Which rows of a trace are kept, with the exact counts of all calls: chosen once, for all sinks.
 
 For ten seconds every record is kept. After that kinds that are sampled (`ingero.model.sampling`) are thinned further.
 """
@@ -24,7 +24,7 @@ from ingero.units import NS_PER_S
 BUCKET_NS: Final = 60 * NS_PER_S
 EVERYTHING_NS: Final = 10 * NS_PER_S
 _N_SOURCES: Final = 256
-_MOST_KEPT: Final = 50_000
+_MAX_PENDING: Final = 50_000
 """Rows held between two totals: 6 MiB."""
 
 _UNCOUNTED_RINGS: Final = ("processes", "victims", OPEN_RING)
@@ -32,7 +32,7 @@ _UNCOUNTED_RINGS: Final = ("processes", "victims", OPEN_RING)
 
 
 class Sink(Protocol):
-    """Who keeps what was chosen. Called in the tracing thread; what it is given is not changed afterwards."""
+    """Keeps what was chosen. Called in the tracing thread; what it is given is not changed afterwards."""
 
     def put_events(self, events: Events, /) -> object:
         """Rows of EVENT; ``stored`` of the counts is theirs to add."""
@@ -72,7 +72,7 @@ class Selection:
 
     Args:
         clock: Both clocks.
-        sinks: Who keeps what is chosen.
+        sinks: Keep what is chosen.
         keep_all: Keep every record.
     """
 
@@ -110,11 +110,11 @@ class Selection:
         if ring == "off_cpus":
             self._name_preemptors(records)
         self._batches.append(events)
-        if sum(map(len, self._batches)) > _MOST_KEPT:
+        if sum(map(len, self._batches)) > _MAX_PENDING:
             self.flush()
 
     def _name_preemptors(self, records: Records) -> None:
-        """Name who took a thread's CPU, by what the kernel read at that moment: the task may be gone by now."""
+        """Name the tasks that took a thread's CPU, as the kernel read it then: a task may be gone by now."""
         taken = records[records["reason"] == OffCpuReason.PREEMPTED]
         pids, at = np.unique(taken["other_pid"], return_index=True)
         is_new = ~np.isin(pids, list(self._named)) & (pids != 0)
@@ -136,7 +136,7 @@ class Selection:
             self._batches.append(events)
 
     def put_snapshots(self, snapshots: Records) -> None:
-        """Keep looks at the whole machine (SNAPSHOT). The tracing thread."""
+        """Keep samples of the whole machine (SNAPSHOT). The tracing thread."""
         for sink in self._sinks:
             sink.put_snapshots(snapshots)
 

@@ -10,7 +10,7 @@ from ingero.model.arrays import BoolArray
 from ingero.model.events import EventFlag, Events
 from ingero.model.sampling import is_never_sampled
 
-MOST_PER_KIND: Final = 4
+MAX_PER_KIND: Final = 4
 """Rows of one operation of one process that stay, of one batch: the recorder's batches are a second's."""
 _WEIGHT_LIMIT: Final = (1 << 31) - 1
 
@@ -22,15 +22,15 @@ def is_kept_whole(events: Events) -> BoolArray:
     return kept
 
 
-def thin(events: Events, most: int = MOST_PER_KIND) -> Events:
-    """Leave out ordinary rows of sampled kinds until at most `most` of each process and operation are left.
+def thin(events: Events, max_rows: int = MAX_PER_KIND) -> Events:
+    """Leave out ordinary rows of sampled kinds until at most `max_rows` of each process and operation are left.
 
     The weights of each process and operation add up to what they did before: a row that stays carries those of the rows
     left out just before it.
 
     Args:
         events: Rows of EVENT in any order.
-        most: Ordinary rows that stay of one process and operation.
+        max_rows: Ordinary rows that stay of one process and operation.
 
     Returns:
         The rows that stay, in the order they had.
@@ -49,7 +49,7 @@ def thin(events: Events, most: int = MOST_PER_KIND) -> Events:
     n_rows = np.diff(begins, append=len(ordered))
     number = np.arange(len(ordered)) - np.repeat(begins, n_rows)
     n_of_kind = np.repeat(n_rows, n_rows)
-    n_stay = np.minimum(n_of_kind, most)
+    n_stay = np.minimum(n_of_kind, max_rows)
     part = number * n_stay // n_of_kind  # of as many parts as rows stay; none is empty
     firsts = np.flatnonzero((number == 0) | (np.diff(part, prepend=-1) != 0))
     lasts = np.append(firsts[1:], len(ordered)) - 1

@@ -1,4 +1,4 @@
-"""What workloads say of themselves, into the recording and into what is told of episodes."""
+"""Annotations of workloads, for the recording and for events about the node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ingero.telemetry.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSettings:
-    """Where workloads speak.
+    """Where workloads send annotations.
 
     Attributes:
         path: The socket.
@@ -29,11 +29,11 @@ class WorkloadSettings:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What the node's workloads say.
+    """The annotations of the node's workloads.
 
     Attributes:
-        latest: What they said last.
-        listener: Who listens, with its counters.
+        latest: The latest of them.
+        listener: Takes them; has the counters.
     """
 
     latest: LatestLabels
@@ -44,7 +44,7 @@ class Workload:
 def open_workload(
     settings: WorkloadSettings, clock: Clock, recorder: Recorder | None = None
 ) -> Iterator[Workload]:
-    """Listen to workloads until the context ends; a recorder must outlive it.
+    """Take annotations until the context ends; a recorder must outlive it.
 
     Raises:
         ConfigError: The socket's path cannot be used safely.

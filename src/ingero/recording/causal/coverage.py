@@ -114,8 +114,8 @@ class CallCounts:
         self._row_ns = events["duration_ns"]
         tallies = _touched(recording)
         keys = operation_keys(tallies)
-        # The writer tallies rows by their minute, and the calls of both minutes may be counted in the later one: a tally
-        # without a count says that nobody counted only where no other minute of the same calls has one.
+        # The writer tallies rows by their minute, and the calls of both minutes may be counted in the later one: a
+        # tally without a count says that nobody counted only where no other minute of the same calls has one.
         is_kept = np.isin(keys, keys[tallies["count"] > 0])
         self._aggregates, self._keys = tallies[is_kept], keys[is_kept]
         self._counted_sources = {

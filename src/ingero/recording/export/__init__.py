@@ -1,4 +1,4 @@
 """Recordings for others' tools: several as one, and as a trace for Perfetto.
 
-Reads recordings read-only and writes only the file that it was told to write.
+Reads recordings read-only and writes only the file that is named.
 """

@@ -2,7 +2,7 @@
 
 Every table is copied and every count added. A recording is known by the identity that its writer gave it
 (`ingero.recording.store.identity`), so a file that is given twice, or that is in another one already, adds nothing,
-while equal row numbers of different recordings are different rows. What cannot be told apart is refused.
+while equal row numbers of different recordings are different rows. What cannot be distinguished is refused.
 """
 
 from __future__ import annotations
@@ -192,7 +192,8 @@ def _is_there(copier: Copier, group: MergeGroup) -> bool:
             n_same, n_rows = n_same + same, n_rows + rows
     if n_same and n_same < n_rows:
         raise BadDataError(
-            f"{group.sources[0].path}: {n_same} of its {n_rows} events are in another of these files, the others are not",
+            f"{group.sources[0].path}: {n_same} of its {n_rows} events are in another of these files, the "
+            f"others are not",
             hint="merge the larger one alone, or the files that these were made of",
         )
     return bool(n_same)

@@ -67,7 +67,7 @@ def plan_merge(sources: Sequence[MergeSource]) -> Plan:
 
     Raises:
         BadDataError: Two merged files share a part of their recordings, or hold one in different states: what is
-            counted twice could not be told from what is not.
+            counted twice could not be distinguished from what is not.
     """
     groups: list[MergeGroup] = []
     repeated: list[MergeSource] = []

@@ -279,7 +279,8 @@ class Copier:
         """What could not be kept as it was."""
         said = {
             "stack_traces": "stacks are described in two ways; the longer one is kept",
-            "process_names": "process numbers are of different processes in different files; each row is named by its own",
+            "process_names": "process numbers are of different processes in different files; each row is named "
+            "by its own",
         }
         lines = [
             f"{n_rows} {said.get(table, f'rows of {table} differ between files; one of each is kept')}"

@@ -232,7 +232,8 @@ def _investigate(context: RecordingFile, args: InvestigateArgs) -> InvestigateAn
 INVESTIGATE: Query[Any, Any, Any] = Query(
     name="investigate",
     title="Begin here",
-    says="One call that begins an investigation: what was recorded, the worst problems, the busiest operations, what to ask next.",
+    says="One call that begins an investigation: what was recorded, the worst problems, the busiest "
+    "operations, what to ask next.",
     args=InvestigateArgs,
     result=InvestigateAnswer,
     run=_investigate,

@@ -60,7 +60,8 @@ class CollectiveAnswer(msgspec.Struct, frozen=True):
     compared: Annotated[
         int,
         msgspec.Meta(
-            description="operations that say who came last: of at least two recorded ranks, and of all where rows are missing"
+            description="operations that say who came last: of at least two recorded ranks, and of all where "
+            "rows are missing"
         ),
     ]
     row_share: Annotated[

@@ -153,7 +153,8 @@ FLEET = Query(
     title="The same of other nodes",
     says=(
         "Ask the dashboards of the nodes that the server was started with: incidents, operations, an overview, or one "
-        "SELECT. One table, node first; nodes that failed are named; times are µs. Rows are not shifted by clock offsets."
+        "SELECT. One table, node first; nodes that failed are named; times are µs. Rows are not shifted by "
+        "clock offsets."
     ),
     args=FleetArgs,
     result=FleetAnswer,

@@ -25,8 +25,10 @@ class OperationAnswer(msgspec.Struct, frozen=True):
         str,
         msgspec.Meta(
             description=(
-                "counted: every call, from the recorder's own counts; rows: every call has a row; estimate: from weighted "
-                "rows, in whole or (a window that cuts a minute) in part; unknown: from rows, and nobody counted the others"
+                "counted: every call, from the recorder's own counts; rows: every call has a row; estimate: "
+                "from weighted "
+                "rows, in whole or (a window that cuts a minute) in part; unknown: from rows, and nobody "
+                "counted the others"
             )
         ),
     ]

@@ -37,7 +37,8 @@ def read_overview(path: Path) -> dict[str, Any]:
         sessions = table_columns(connection, "sessions")
         if sessions:
             row = connection.execute(
-                "SELECT gpu_model, gpu_driver, cuda_ver, kernel, cpu_cores FROM sessions ORDER BY started_at DESC LIMIT 1"
+                "SELECT gpu_model, gpu_driver, cuda_ver, kernel, cpu_cores FROM sessions ORDER BY started_at "
+                "DESC LIMIT 1"
             ).fetchone()
             (found["session_count"],) = connection.execute(
                 "SELECT count(*) FROM sessions"

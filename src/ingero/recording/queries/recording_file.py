@@ -19,7 +19,7 @@ Stamp = tuple[int, ...]
 
 
 class Pager(Protocol):
-    """Sends one alert to people; only a program that was told to has one."""
+    """Sends one alert to people; only a program that was asked to has one."""
 
     def __call__(self, alert: dict[str, Any], dedup_key: str) -> str:
         """Send it; returns the key that repeats are joined by."""

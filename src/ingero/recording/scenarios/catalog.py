@@ -121,11 +121,14 @@ def _gpu_steal() -> RecordingBuilder:
 
 
 SCENARIOS: Final[tuple[Scenario, ...]] = (
-    Scenario("incident", (), "Training is fine, then steps take ten times as long for seven seconds, then it is fine again.", _incident),
+    Scenario("incident", (), "Training is fine, then steps take ten times as long for seven seconds, then it "
+                             "is fine again.", _incident),
     Scenario("cold-start", (), "The first second of a job is slow, the rest is not.", _cold_start),
     Scenario("cpu-contention", (), "A build job starts on the training node.", _cpu_contention),
-    Scenario("gpu-steal", ("gpu-contention", "contention"), "A service's latency doubles every now and then.", _gpu_steal),
-    Scenario("memcpy-bottleneck", (), "The GPU looks busy, the steps are slow, nothing stands out.", _memcpy_bottleneck),
+    Scenario("gpu-steal", ("gpu-contention", "contention"), "A service's latency doubles every now and "
+                                                            "then.", _gpu_steal),
+    Scenario("memcpy-bottleneck", (), "The GPU looks busy, the steps are slow, nothing stands "
+                                      "out.", _memcpy_bottleneck),
     Scenario("periodic-spike", (), "Every now and then one step takes longer.", _periodic_spike),
 )  # fmt: skip
 """In the order in which ``ingero demo all`` plays them."""

@@ -154,7 +154,8 @@ def _apply(connection: sqlite3.Connection, plan: RecordingMigration, path: Path)
             (n_rows,) = connection.execute(sql).fetchone()
             if n_rows != change.n_rows:
                 raise StoreError(
-                    f"{path}: only {n_rows} of {change.n_rows} rows of {change.table} can be brought over; nothing is changed",
+                    f"{path}: only {n_rows} of {change.n_rows} rows of {change.table} can be brought over; "
+                    f"nothing is changed",
                     hint="the file may be damaged; `ingero merge` it into a new one, which counts what it leaves out",
                 )
         if not change.kept_as:

@@ -172,9 +172,11 @@ SCHEMA_INFO: Final[dict[str, str]] = {
     "duration_unit": "nanoseconds",
     "timestamp_note": "entry for calls; completion for host, io, tcp and net rows (start = timestamp - duration)",
     "arg0_note": "bytes for allocations and copies, function for launches, handle for synchronisations, sectors for io",
-    "unprobed_note": "libraries whose calls are in no table between since and until; an until of 0 is the end of the recording",
+    "unprobed_note": "libraries whose calls are in no table between since and until; an until of 0 is the end "
+    "of the recording",
     "latency_note": "latency_buckets counts every call whose duration is in [from_ns, to_ns), per minute",
-    "aggregates_note": "count is every call, stored is rows kept, lost is rows that should have been kept and were not; all are added to",
+    "aggregates_note": "count is every call, stored is rows kept, lost is rows that should have been kept and "
+    "were not; all are added to",
 }
 
 

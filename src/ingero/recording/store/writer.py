@@ -12,11 +12,12 @@ import queue
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 from typing_extensions import override
 
+from ingero.closing import Closing
 from ingero.model.arrays import Records
 from ingero.model.events import Events
 from ingero.model.recording import ProcessRank, Session, Unprobed
@@ -36,7 +37,7 @@ _STOP: Final = None
 _SLOW: Final = "the disk was too slow"
 
 
-class WriterThread:
+class WriterThread(Closing):
     """The thread that owns a recording's file, and the queue in front of it.
 
     Args:
@@ -116,12 +117,6 @@ class WriterThread:
         self._queue.put(_STOP)
         self._hurry.set()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @override
     def __repr__(self) -> str:

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.agent.capture.session import TraceSettings
-from ingero.agent.health.body import NodeIdentity
-from ingero.agent.health.loop import LoopSettings
+from ingero.agent.health.loop_settings import LoopSettings
+from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.service import AgentSettings
 from ingero.agent.health.signals.machine import MachineSettings
 from ingero.agent.health.transport import TransportSettings
@@ -21,7 +21,6 @@ from ingero.agent.push.live import LiveAgent, LiveSettings
 from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.serving.ready import report_ready
 from ingero.sim.cluster.simulated_agent import SimulatedAgent
-from ingero.sim.runner import get_program
 from ingero.units import NS_PER_S
 
 _WARMUP: Final = 3
@@ -32,7 +31,7 @@ def build_trace(settings: dict[str, Any]) -> TraceSettings:
     return TraceSettings(
         engine=EngineSettings(host_probes=("process",)),
         pids=(settings["pid"],),
-        files=tuple(sorted(get_program().parent.glob("lib*"))),
+        files=tuple(map(Path, settings["files"])),
     )
 
 

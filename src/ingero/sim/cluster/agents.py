@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ingero.sim.cluster.hosts import Cluster
+from ingero.sim.cluster.torch_job import TorchJob
 from ingero.sim.job import Job
 from ingero.sim.launcher import start
 
@@ -19,7 +20,7 @@ def socket_of(folder: Path, rank: int) -> Path:
 
 
 @contextmanager
-def run_agents(cluster: Cluster, job: Job, shared: dict[str, Any]) -> Iterator[None]:
+def run_agents(cluster: Cluster, job: Job | TorchJob, shared: dict[str, Any]) -> Iterator[None]:
     """One agent per host, ready; they end with the context.
 
     Raises:
@@ -27,13 +28,14 @@ def run_agents(cluster: Cluster, job: Job, shared: dict[str, Any]) -> Iterator[N
     """
     agents = []
     with ExitStack() as stack:
+        reports = _find_reports(job)
         for rank, (host, pid) in enumerate(zip(cluster.hosts, job.pids, strict=True)):
             own = {
                 "rank": rank,
                 "pid": pid,
                 "node_id": host.name,
                 "socket": str(socket_of(Path(shared["folder"]), rank)),
-                "report": str(job.settings.report_path(rank)) if job.settings.has_reports else "",
+                "report": reports[rank],
             }
             settings = json.dumps({**shared, **own})
             started = start("ingero.sim.cluster.agent", [settings], prefix=host.prefix)
@@ -43,3 +45,10 @@ def run_agents(cluster: Cluster, job: Job, shared: dict[str, Any]) -> Iterator[N
         yield
         for agent in agents:
             agent.end()  # all at once; leaving the context waits for each
+
+
+def _find_reports(job: Job | TorchJob) -> list[str]:
+    """By rank, where a simulated one tells its own calls; empty where it is probed."""
+    if isinstance(job, Job) and job.settings.has_reports:
+        return [str(job.settings.report_path(rank)) for rank in range(job.settings.n_ranks)]
+    return [""] * len(job.pids)

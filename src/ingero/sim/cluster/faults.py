@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +10,7 @@ from ingero.errors import ConfigError
 from ingero.model.verdicts import VerdictKind
 from ingero.sim.cluster.hosts import Cluster, SimulatedHost
 from ingero.sim.cluster.load import ReservedDisk, ReservedProcessor, ReservedResources
+from ingero.sim.cluster.torch_job import TorchJob
 from ingero.sim.job import Job
 
 KINDS: Final = {
@@ -23,6 +24,18 @@ KINDS: Final = {
 }
 
 
+JOB_KINDS: Final = {
+    "cpu-quota": "cpu-quota:R:50%   its host has half of its processor time",
+    "cpu-hog": "cpu-hog:R         neighbours want its host's processor time all the time",
+    "stop-pulses": "stop-pulses:R:30% it stands still for 30 % of every tenth of a second",
+    "slow-rank": "slow-rank:R:1.3x  its own work takes 1.3 times as long: it stands still for part of the time",
+    "pause": "pause:R           stopped where it is",
+    "kill": "kill:R            gone",
+}
+"""What can be done to a real job."""
+_NONE: Final = "none"
+
+
 MIN_LINKED: Final = 6
 """Fewest ranks whose links can be compared: three links."""
 
@@ -32,9 +45,9 @@ class Fault:
     """One fault.
 
     Attributes:
-        kind: One of `KINDS`.
+        kind: One of `KINDS` or `JOB_KINDS`.
         rank: Whom it hits; None for everybody.
-        amount: Factor of slow-rank and imbalance, milliseconds of slow-link.
+        amount: Factor of slow-rank and imbalance, milliseconds of slow-link, part of cpu-quota and stop-pulses.
     """
 
     kind: str
@@ -61,17 +74,28 @@ class Fault:
         return (self.rank, self.rank ^ 1) if self.kind == "slow-link" else (self.rank,)
 
 
-def parse_fault(text: str, n_ranks: int) -> Fault:
+def parse_faults(texts: Sequence[str], n_ranks: int, *, is_job: bool = False) -> tuple[Fault, ...]:
+    """What a user wants injected; the word ``none`` is no fault. As `parse_fault`."""
+    return tuple(parse_fault(text, n_ranks, is_job=is_job) for text in texts if text != _NONE)
+
+
+def parse_fault(text: str, n_ranks: int, *, is_job: bool = False) -> Fault:
     """``slow-rank:3:1.3x`` as a fault.
 
+    Args:
+        text: What the user wrote.
+        n_ranks: Ranks of the job.
+        is_job: Whether the job is a real one, to which other things can be done.
+
     Raises:
-        ConfigError: It is none of `KINDS`, or its rank or amount is wrong.
+        ConfigError: It is none of `KINDS` (of `JOB_KINDS`), or its rank or amount is wrong.
     """
     kind, *rest = text.split(":")
+    kinds = JOB_KINDS if is_job else KINDS
     try:
-        fault = _build(kind, rest)
+        fault = _build(kind, rest, kinds)
     except (ValueError, IndexError, KeyError) as error:
-        known = "\n  ".join(KINDS.values())
+        known = "\n  ".join(kinds.values())
         raise ConfigError(f"--fault {text!r} is not a fault", hint=f"one of\n  {known}") from error
     if fault.rank is not None and not 0 <= fault.rank < n_ranks:
         raise ConfigError(f"--fault {text!r}: ranks are 0 to {n_ranks - 1}")
@@ -83,7 +107,9 @@ def parse_fault(text: str, n_ranks: int) -> Fault:
     return fault
 
 
-def _build(kind: str, rest: list[str]) -> Fault:
+def _build(kind: str, rest: list[str], kinds: Container[str]) -> Fault:
+    if kind not in kinds:
+        raise KeyError(kind)
     if kind == "slow-rank":
         rank, amount = rest
         return Fault(kind, int(rank), _parse_factor(amount))
@@ -92,10 +118,18 @@ def _build(kind: str, rest: list[str]) -> Fault:
     if kind == "slow-link":
         rank, amount = rest if len(rest) > 1 else (rest[0], "20ms")
         return Fault(kind, int(rank), int(amount.removesuffix("ms")))
-    if kind in KINDS:
-        (rank,) = rest
-        return Fault(kind, int(rank))
-    raise KeyError(kind)
+    if kind in {"cpu-quota", "stop-pulses"}:
+        rank, amount = rest
+        return Fault(kind, int(rank), _parse_part(amount))
+    (rank,) = rest
+    return Fault(kind, int(rank))
+
+
+def _parse_part(text: str) -> float:
+    part = float(text.removesuffix("%")) / 100
+    if not 0.0 < part < 1.0:
+        raise ValueError(text)
+    return part
 
 
 def _parse_factor(text: str) -> float:
@@ -123,6 +157,21 @@ def inject(fault: Fault, job: Job, cluster: Cluster, reserved: ReservedResources
         "cpu-hog": lambda: _start_load(reserved.processor),
         "io-hog": lambda: _start_load(reserved.disk),
         "slow-link": lambda: _slow_link(cluster.hosts[rank], int(fault.amount)),
+    }
+    actions[fault.kind]()
+
+
+def inject_into_job(fault: Fault, job: TorchJob) -> None:
+    """Turn a fault of a real job on."""
+    assert fault.rank is not None, "what is done to a real job is done to one rank"
+    rank, amount = fault.rank, fault.amount
+    actions: dict[str, Callable[[], None]] = {
+        "cpu-quota": lambda: job.limit(rank, amount),
+        "cpu-hog": lambda: job.crowd(rank),
+        "stop-pulses": lambda: job.pulse(rank, amount),
+        "slow-rank": lambda: job.pulse(rank, 1 - 1 / amount),
+        "pause": lambda: job.pause(rank),
+        "kill": lambda: job.kill(rank),
     }
     actions[fault.kind]()
 

@@ -32,11 +32,18 @@ class SimulatedHost:
         name: Its node id.
         prefix: What a command line begins with to run there.
         link: Its link where that can be slowed down; None for a plain one.
+        address: How the other hosts reach it.
     """
 
     name: str
     prefix: tuple[str, ...] = ()
     link: EmulatedLink | None = None
+    address: str = "127.0.0.1"
+
+    @property
+    def interface(self) -> str:
+        """The network device of its address."""
+        return "eth0" if self.prefix else "lo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,7 @@ def open_cluster(
                 _run("ip", "link", "add", near, "type", "veth", "peer", "name", far)
             _plug(namespace, (near, far), (bridge, f"{net}.{i + 2}/24"))
             prefix = ("nsenter", f"--net={_NAMESPACES / namespace}", "--")
-            hosts.append(SimulatedHost(name, prefix, link))
+            hosts.append(SimulatedHost(name, prefix, link, f"{net}.{i + 2}"))
         yield Cluster(tuple(hosts), f"{net}.1", "network namespaces")
 
 

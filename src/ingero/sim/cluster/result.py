@@ -8,6 +8,7 @@ from typing import Any, Final
 from ingero.model.verdicts import Judgement, Verdict, VerdictKind
 from ingero.sim.cluster.alerts import Alerts
 from ingero.sim.cluster.faults import Fault
+from ingero.sim.cluster.torch_job import JobFile
 from ingero.units import NS_PER_S
 
 NO_PROBES: Final = "no probes: the simulator reports its own calls"
@@ -23,8 +24,9 @@ class UpSettings:
         seed: Of the job's jitter.
         duration_ns: After the injection.
         push_interval_ns: Of the agents.
-        settle_ns: How long to go on after the expected verdict, at most, to see what is said of the others.
+        settle_ns: How long to go on after the expected verdict, at most, to see what is said of the others and why.
         has_probes: Whether agents probe; otherwise the simulated ranks tell their own calls.
+        job: A real job to run in place of the simulated one; None for that.
     """
 
     n_ranks: int
@@ -32,8 +34,9 @@ class UpSettings:
     seed: int
     duration_ns: int
     push_interval_ns: int
-    settle_ns: int = 10 * NS_PER_S
+    settle_ns: int = 20 * NS_PER_S
     has_probes: bool = True
+    job: JobFile | None = None
 
     def ranks_of(self, kind: str) -> list[int]:
         """Ranks that faults of this kind hit."""
@@ -59,6 +62,7 @@ class Progress:
         judgement: What Fleet says of the ranks; None before it says anything.
         hang: What Fleet says of ranks that stand still; None before.
         alerts: What the agents' local readers received.
+        diagnoses: Why culprits are slow, as their agents answered Fleet, with the time since the injection.
         named: Ranks that were ever named and by which verdict, with the time since the injection.
     """
 
@@ -70,6 +74,7 @@ class Progress:
     hang: dict[str, Any] | None = None
     alerts: Alerts = field(default_factory=Alerts)
     named: dict[tuple[int, str], int | None] = field(default_factory=dict)
+    diagnoses: dict[int, tuple[dict[str, Any], int | None]] = field(default_factory=dict)
 
 
 def find_detection(settings: UpSettings, progress: Progress) -> float | None:
@@ -105,6 +110,7 @@ def build_result(settings: UpSettings, progress: Progress) -> dict[str, Any]:
         "isolation": progress.isolation,
         "note": progress.note,
         "probes": settings.has_probes,
+        "job": str(settings.job.file) if settings.job else None,
         "seed": settings.seed,
         "push_interval_s": settings.push_interval_ns / NS_PER_S,
         "faults": [
@@ -118,6 +124,10 @@ def build_result(settings: UpSettings, progress: Progress) -> dict[str, Any]:
         "missing_ranks": _named(progress, "hang"),
         "hang": progress.hang if progress.hang and progress.hang["missing_ranks"] else None,
         "wrongly_named": find_wrongly_named(settings, progress),
+        "diagnosis": find_diagnosis(settings, progress),
+        "diagnoses": {
+            str(rank): _diagnosis_json(progress, rank) for rank in sorted(progress.diagnoses)
+        },
         "alerts": progress.alerts.as_json(),
         "detection_s": None if detection_s is None else round(detection_s, 2),
         "watched_s": round((progress.since_fault_ns or 0) / NS_PER_S, 1),
@@ -125,8 +135,29 @@ def build_result(settings: UpSettings, progress: Progress) -> dict[str, Any]:
     }
 
 
+def find_diagnosis(settings: UpSettings, progress: Progress) -> dict[str, Any] | None:
+    """Why the rank with the fault is slow, else the first that was named; None where no agent answered."""
+    faulty = [fault.rank for fault in settings.faults if fault.rank is not None]
+    known = [rank for rank in (*faulty, *progress.diagnoses) if rank in progress.diagnoses]
+    return _diagnosis_json(progress, known[0]) if known else None
+
+
+def _diagnosis_json(progress: Progress, rank: int) -> dict[str, Any]:
+    diagnosis, at_ns = progress.diagnoses[rank]
+    named_ns = progress.named.get((rank, VerdictKind.CULPRIT))
+    return {
+        "rank": rank,
+        **diagnosis,
+        "after_verdict_s": round((at_ns - named_ns) / NS_PER_S, 2)
+        if at_ns is not None and named_ns is not None
+        else None,
+    }
+
+
 def _note_on_work(settings: UpSettings) -> str:
     real = "the pushes, the Fleet and its verdicts are real"
+    if settings.job is not None:
+        return f"a real job, {settings.job.file.name}; the probes, {real}"
     if settings.has_probes:
         return f"simulated GPUs; the probes, {real}"
     return f"simulated GPUs that report their own calls, no probes; {real}"

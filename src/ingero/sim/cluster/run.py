@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,15 +17,18 @@ from ingero.errors import IngeroError
 from ingero.model.verdicts import VerdictKind
 from ingero.sim.cluster.agents import run_agents, socket_of
 from ingero.sim.cluster.alerts import SinkView, run_sink
-from ingero.sim.cluster.ask import ask_hang
-from ingero.sim.cluster.cleanup import open_cleanup
-from ingero.sim.cluster.faults import inject
+from ingero.sim.cluster.ask import ask_diagnoses, ask_hang
+from ingero.sim.cluster.cleanup import Cleanup, open_cleanup
+from ingero.sim.cluster.faults import inject, inject_into_job
 from ingero.sim.cluster.hosts import Cluster, open_cluster
 from ingero.sim.cluster.load import ReservedResources, find_disk_folder, open_load
 from ingero.sim.cluster.result import Progress, UpSettings, build_result, find_detection
+from ingero.sim.cluster.shares import open_shares
+from ingero.sim.cluster.torch_job import JobFile, JobHost, TorchJob
 from ingero.sim.job import Job, JobSettings
 from ingero.sim.local_fleet import ADMIN, OTLP_HTTP, run_local_fleet
 from ingero.sim.replay import ask_judgement
+from ingero.sim.runner import get_program
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_MS, NS_PER_S
 
@@ -37,7 +40,8 @@ LOAD_NS: Final = 2 * NS_PER_MS
 """Processor time per step of a job whose processors get load."""
 LOAD_BYTES: Final = 4 * 4096
 """Read from the disk per step by a rank whose disk gets load: four requests, 0.2 ms of 50 on an idle disk."""
-STEADY_TIMEOUT_NS: Final = 60 * NS_PER_S
+STEADY_TIMEOUT_NS: Final = 180 * NS_PER_S
+"""A real job loads PyTorch first, and an emulated machine takes a minute to start three agents."""
 _POLL_S: Final = 0.2
 
 
@@ -59,6 +63,10 @@ class FleetView:
             found += [(rank, "hang") for rank in progress.hang["missing_ranks"]]
         for who in found:
             progress.named.setdefault(who, progress.since_fault_ns)
+        if any(kind == VerdictKind.CULPRIT for _, kind in progress.named):
+            diagnoses = ask_diagnoses(self._client, self._admin_url, self._cluster_id)
+            for rank, diagnosis in diagnoses.items():
+                progress.diagnoses.setdefault(rank, (diagnosis, progress.since_fault_ns))
 
 
 def run_up(
@@ -81,7 +89,7 @@ def run_up(
         place = find_disk_folder() if "io-hog" in kinds else None
         folder = Path(tempfile.mkdtemp(prefix="ingero-up-", dir=place))
         cleanup.add("rm", "-rf", "--", str(folder))
-        reserved = stack.enter_context(open_load(kinds, folder))
+        reserved = stack.enter_context(open_load(() if settings.job else kinds, folder))
         slowable = settings.ranks_of("slow-link")
         cluster = stack.enter_context(open_cluster(settings.n_ranks, cleanup, slowable))
         progress.isolation = cluster.isolation
@@ -89,16 +97,17 @@ def run_up(
         follow(progress)
         reachable = f"receivers.otlp.protocols.http.endpoint={cluster.address}:0"
         fleet = stack.enter_context(run_local_fleet((*LIVE, reachable)))
-        job = stack.enter_context(Job(plan_job(settings, folder, cluster, reserved)))
-        if reserved.processor is not None:
-            for rank in settings.ranks_of("cpu-hog"):
-                reserved.processor.pin(job.pids[rank])
+        if settings.job is not None:
+            job = stack.enter_context(open_torch_job(settings.job, cluster, cleanup, folder))
+        else:
+            job = stack.enter_context(open_simulated_job(settings, folder, cluster, reserved))
         shared = {
             "cluster_id": cluster_id,
             "n_ranks": settings.n_ranks,
             "fleet": fleet.url(OTLP_HTTP),
             "folder": str(folder),
             "push_interval_ns": settings.push_interval_ns,
+            "files": find_libraries(settings.job),
         }
         stack.enter_context(run_agents(cluster, job, shared))
         client = stack.enter_context(httpx.Client(timeout=10))
@@ -112,6 +121,42 @@ def run_up(
         run.inject(cluster, reserved)
         run.watch()
     return build_result(settings, progress)
+
+
+@contextmanager
+def open_torch_job(
+    job: JobFile, cluster: Cluster, cleanup: Cleanup, folder: Path
+) -> Iterator[Job | TorchJob]:
+    """A real job, held, each of its ranks with a share of the processors.
+
+    Raises:
+        UnsupportedError: Processor time cannot be divided here.
+    """
+    with open_shares(len(cluster.hosts), cleanup) as shares:
+        hosts = [
+            JobHost(host.prefix, host.address, host.interface, share)
+            for host, share in zip(cluster.hosts, shares, strict=True)
+        ]
+        with TorchJob(job, hosts, folder, f"up-{os.getpid()}") as running:
+            yield running
+
+
+@contextmanager
+def open_simulated_job(
+    settings: UpSettings, folder: Path, cluster: Cluster, reserved: ReservedResources
+) -> Iterator[Job | TorchJob]:
+    """The simulated job, held."""
+    with Job(plan_job(settings, folder, cluster, reserved)) as job:
+        if reserved.processor is not None:
+            for rank in settings.ranks_of("cpu-hog"):
+                reserved.processor.pin(job.pids[rank])
+        yield job
+
+
+def find_libraries(job: JobFile | None) -> list[str]:
+    """What agents probe before anything runs: nothing is missed while they look for it."""
+    found = job.libraries if job is not None else sorted(get_program().parent.glob("lib*"))
+    return [str(path) for path in found]
 
 
 def plan_job(
@@ -139,7 +184,7 @@ class _Run:
     """The part of a run between the start and the end."""
 
     settings: UpSettings
-    job: Job
+    job: Job | TorchJob
     views: tuple[FleetView, SinkView]
     progress: Progress
     follow: Callable[[Progress], None]
@@ -159,14 +204,17 @@ class _Run:
                 return
             if self.clock.mono_ns() > deadline_ns:
                 raise IngeroError(
-                    "Fleet has not compared the ranks after 60 s",
+                    f"Fleet has not compared the ranks after {STEADY_TIMEOUT_NS // NS_PER_S} s",
                     hint="`ingero check` says what this machine can trace",
                 )
 
     def inject(self, cluster: Cluster, reserved: ReservedResources) -> None:
         """Turn every fault on."""
         for fault in self.settings.faults:
-            inject(fault, self.job, cluster, reserved)
+            if isinstance(self.job, TorchJob):
+                inject_into_job(fault, self.job)
+            else:
+                inject(fault, self.job, cluster, reserved)
         names = ", ".join(
             fault.kind if fault.rank is None else f"{fault.kind} of rank {fault.rank}"
             for fault in self.settings.faults
@@ -174,7 +222,7 @@ class _Run:
         self.progress.stage = f"running with {names}" if names else "running"
 
     def watch(self) -> None:
-        """Look until the time is over, or the expected was said and settled."""
+        """Look until the time is over, or the expected was said and settled; what was said late may still settle."""
         began_ns = self.clock.mono_ns()
         settled_ns = None
         gone = [fault.rank for fault in self.settings.faults if fault.kind == "kill"]
@@ -184,17 +232,26 @@ class _Run:
             self._look([rank for rank in gone if rank is not None])
             if find_detection(self.settings, self.progress) is not None:
                 settled_ns = settled_ns or now_ns
-                if now_ns - settled_ns >= self.settings.settle_ns or self._is_explained():
+                is_late = now_ns - settled_ns >= self.settings.settle_ns
+                if is_late or self._is_explained():
                     return
-            if now_ns - began_ns >= self.settings.duration_ns:
+            is_due = now_ns - began_ns >= self.settings.duration_ns and settled_ns is None
+            if is_due or self._is_over():
                 return
 
+    def _is_over(self) -> bool:
+        """Whether a real job has come to its end."""
+        return isinstance(self.job, TorchJob) and self.job.is_over
+
     def _is_explained(self) -> bool:
-        """Whether Fleet has said of every rank why it is slow, or that the job stands."""
+        """Whether Fleet has said something of every rank and why each culprit is slow, or that the job stands."""
         if any(fault.is_hang for fault in self.settings.faults):
             return True
         verdicts = self.progress.judgement.verdicts if self.progress.judgement else ()
-        return all(verdict.kind is not VerdictKind.ORDINARY for verdict in verdicts)
+        culprits = {rank for rank, kind in self.progress.named if kind == VerdictKind.CULPRIT}
+        return culprits <= self.progress.diagnoses.keys() and all(
+            verdict.kind is not VerdictKind.ORDINARY for verdict in verdicts
+        )
 
     def _look(self, gone: Sequence[int]) -> None:
         self.job.check(gone)

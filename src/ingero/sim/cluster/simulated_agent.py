@@ -20,7 +20,7 @@ from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.agent.capture.session import DRAIN_MS, TICK_NS
 from ingero.agent.capture.totals import Totals
 from ingero.agent.health.service import AgentSettings
-from ingero.agent.push.live import LiveObserver, open_live
+from ingero.agent.push.live import LiveCallbacks, LiveObserver, open_live
 from ingero.model.arrays import Records
 from ingero.model.events import CudaOp, NcclOp, Source
 from ingero.sim.job import COLLECTIVE, REPORT, WAIT
@@ -143,7 +143,7 @@ class SimulatedAgent:
         """
         pidfd = os.pidfd_open(self.pid)
         try:
-            with open_live(self.health, self.clock) as observer:
+            with open_live(self.health, self.clock, LiveCallbacks(can_probe=False)) as observer:
                 observer.pusher.note_process(self.pid, self.rank)
                 self.on_ready()
                 self._follow(observer, pidfd, stop)
@@ -165,6 +165,7 @@ class SimulatedAgent:
                 counts.add(rows)
             if is_over:
                 observer.pusher.note_exit(self.pid)
+                observer.history.forget(self.pid)
                 process.unregister(pidfd)
             mono_ns = self.clock.mono_ns()
             if mono_ns >= next_tick_ns:

@@ -78,7 +78,7 @@ class Device:
 
     Raises:
         UnsupportedError: It cannot be loaded or lacks a function. Every method raises this too, when a call fails: the
-            message has the call and the runtime's own words, and the hint what would mend it.
+            message has the call and the runtime's own words, and the hint what would repair it.
     """
 
     def __init__(self, path: str) -> None:

@@ -1,4 +1,4 @@
-"""How a program of a demo and whoever started it speak: a line of JSON each way.
+"""How a program of a demo and the process that started it communicate: a line of JSON each way.
 
 The program says ``{"ready": PIDS}``, with the other processes that belong to it, waits for a line and runs. What
 stops it, at any time, is ``{"error": MESSAGE, "hint": HINT}``, and its end.

@@ -1,7 +1,7 @@
 """What `ingero demo --gpu` and `--sim` run and trace: small programs that really have the fault they are named after.
 
 Usage: ``python -m ingero.sim.programs.program NAME LIBCUDART``. It prepares itself, says that it is ready and begins
-when it is told to (``handshake``): whoever watches is attached by then. Nothing here writes a recording, knows of a
+when it is asked to (``handshake``): an observer is attached by then. Nothing here writes a recording, knows of a
 rule, or asks whose library it is given.
 """
 
@@ -38,7 +38,7 @@ _N_MODULES: Final = 8
 _MIN_SPIKES: Final = 10
 _SPIKES_S: Final = 0.025
 _SPIKE_S: Final = 0.002
-_LEAST_SPIKE_S: Final = 0.0002
+_MIN_SPIKE_S: Final = 0.0002
 _PRIORITY: Final = 1
 _CALM_S: Final = 1.0
 _DISTURBED_S: Final = 2.5
@@ -231,7 +231,7 @@ def _find_slow_block(device: Device, pool: Pool) -> tuple[int, float]:
         if mapped_s >= _SPIKE_S or n_bytes * 2 > most:
             break
         n_bytes *= 2
-    if mapped_s < _LEAST_SPIKE_S:
+    if mapped_s < _MIN_SPIKE_S:
         raise UnsupportedError(
             f"to map {n_bytes >> 20} MiB takes {mapped_s * 1e6:.0f} us here, too little to be a spike",
             hint="free some of the device's memory: a quarter of what is free is the most that is used",

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from ingero.agent.capture.discover.places import iter_installed
+from ingero.agent.capture.gpu.driver import CONTROL, has_driver
 from ingero.errors import UnsupportedError
 from ingero.sim.programs.device import find_version, open_runtime
-
-CONTROL: Final = Path("/dev/nvidiactl")
-"""The driver's control device."""
 
 _BY_NAME: Final = ("libcudart.so.13", "libcudart.so.12")
 _INSTALL: Final = (
@@ -53,9 +51,9 @@ def check_device(control: Path = CONTROL) -> None:
     Raises:
         UnsupportedError: It is not.
     """
-    if not control.exists():
+    if not has_driver(control):
         raise UnsupportedError(
-            f"there is no NVIDIA device here ({control} does not exist)",
+            f"there is no NVIDIA device here (no driver answers at {control})",
             hint="use --sim, the GPU simulator; in a container, start that with --gpus all",
         )
 

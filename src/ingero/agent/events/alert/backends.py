@@ -1,4 +1,4 @@
-"""Each receiver's words for an alert.
+"""The request with which each receiver takes an alert.
 
 Sources: Slack incoming webhooks (``text``, ``channel``, ``username``); PagerDuty Events API v2 (``routing_key``,
 ``event_action``, ``dedup_key``, ``payload``; 202 on success); the texts are those of the existing alerter.
@@ -47,7 +47,7 @@ class Backend(Protocol):
         ...
 
     def build(self, alert: Alert) -> Post:
-        """The request that tells it.
+        """The request for one alert.
 
         Raises:
             BadDataError: A secret cannot be read now.
@@ -64,7 +64,7 @@ class Slack:
 
     def build(self, alert: Alert) -> Post:
         """Two lines, as people know them."""
-        body: dict[str, Any] = {"text": f"{alert.title}\n{_say(alert)}"}
+        body: dict[str, Any] = {"text": f"{alert.title}\n{_describe(alert)}"}
         if self.config.channel:
             body["channel"] = self.config.channel
         if self.config.username:
@@ -72,15 +72,15 @@ class Slack:
         return Post(_read(self.config.webhook_url, self.config.webhook_url_file), body)
 
 
-def _say(alert: Alert) -> str:
-    told = alert.details
+def _describe(alert: Alert) -> str:
+    details = alert.details
     if not alert.node:
-        return f"throughput -{told['throughput_drop_pct']:.0f} % event_id={told['event_id']}"
-    rank = "" if told["rank"] is None else f" rank={told['rank']}/{told['world_size']}"
-    labels = "".join(f" {key}={value}" for key, value in told.get("labels", {}).items())
+        return f"throughput -{details['throughput_drop_pct']:.0f} % event_id={details['event_id']}"
+    rank = "" if details["rank"] is None else f" rank={details['rank']}/{details['world_size']}"
+    labels = "".join(f" {key}={value}" for key, value in details.get("labels", {}).items())
     return (
-        f"score={told['score']:.3f} threshold={told['threshold']:.3f} mode={told['detection_mode']}"
-        f" dominant={told['dominant_signal']}{rank} event_id={told['event_id']}"
+        f"score={details['score']:.3f} threshold={details['threshold']:.3f} mode={details['detection_mode']}"
+        f" dominant={details['dominant_signal']}{rank} event_id={details['event_id']}"
         f"{labels}"
     )
 

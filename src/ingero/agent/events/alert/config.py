@@ -102,7 +102,7 @@ def load_config(path: Path) -> AlerterConfig:
     """Read a configuration.
 
     Raises:
-        ConfigError: It cannot be read or says something wrong; lists every problem with its line.
+        ConfigError: It cannot be read or has mistakes; lists every problem with its line.
     """
     document = load_document(path)
     tree = document.tree
@@ -116,7 +116,7 @@ def load_config(path: Path) -> AlerterConfig:
 
 
 def read_secret(value: Secret | None, file: str | None) -> str:
-    """A secret from where the configuration says.
+    """A secret from the value or the file of the configuration.
 
     Raises:
         ConfigError: The file cannot be read or is empty.

@@ -1,8 +1,8 @@
 """Gets alerts to one receiver, in order, for as long as it takes.
 
 A failure that may pass is tried again after a delay that doubles and starts over after a success. A refusal that will
-not pass (4xx) drops the alert. A receiver that is away longer than `MAX_WAITING` alerts loses the oldest, and one that is
-away at the end loses what waits. All of it is counted and logged.
+not pass (4xx) drops the alert. A receiver that is away longer than `MAX_WAITING` alerts loses the oldest, and one that
+is away at the end loses what waits. All of it is counted and logged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOG: Final = logging.getLogger("ingero.alerter")
 
 @dataclass(slots=True)
 class DeliveryCounts:
-    """What happened since the start.
+    """Alerts since the start, by what became of them.
 
     Attributes:
         n_sent: Alerts that the receiver took.
@@ -55,7 +55,7 @@ class Delivery:
     Args:
         backend: The receiver.
         client: Makes the requests.
-        wait: ``wait(duration_ns)`` waits and says whether to stop.
+        wait: ``wait(duration_ns)`` waits and returns whether to stop.
     """
 
     def __init__(self, backend: Backend, client: httpx.Client, wait: Callable[[int], bool]) -> None:
@@ -104,13 +104,13 @@ class Delivery:
         _LOG.error("%s: %s of %s dropped: %s", self._backend.name, alert.action, alert.key, reason)
 
     def close(self) -> None:
-        """Let `run` return once nothing waits, or at once when ``wait`` says stop."""
+        """Let `run` return once nothing waits, or at once when ``wait`` returns True."""
         with self._wake:
             self._is_closed = True
             self._wake.notify()
 
     def _deliver(self, alert: Alert) -> bool:
-        """Try until it is taken or refused; True when told to stop meanwhile."""
+        """Try until it is taken or refused; True when it is to stop meanwhile."""
         delay_ns = FIRST_DELAY_NS
         while not self._try(alert):
             if self._wait(delay_ns):
@@ -131,7 +131,7 @@ class Delivery:
             post = self._backend.build(alert)
             response = self._client.post(post.url, json=post.body, headers=dict(post.headers))
         except (httpx.HTTPError, httpx.InvalidURL, BadDataError) as error:
-            # The address may be a secret: only the kind of the failure is told.
+            # The address may be a secret: only the kind of the failure is logged.
             _LOG.warning(
                 "%s: %s of %s failed: %s", name, alert.action, alert.key, type(error).__name__
             )
@@ -139,7 +139,7 @@ class Delivery:
         status = response.status_code
         if response.is_success:
             self.counts.n_sent += 1
-            _LOG.info("%s: %s of %s told", name, alert.action, alert.key)
+            _LOG.info("%s: %s of %s delivered", name, alert.action, alert.key)
             return True
         if response.is_client_error and status not in _PASSING:
             self.counts.n_refused += 1

@@ -1,9 +1,9 @@
-"""What is worth telling: the first sign of an episode, and its end.
+"""Which events become alerts: the first one of an episode, and its end.
 
-An agent repeats its open episodes on every tick and to every reader that connects. Each is told once. A node has one
-episode at a time, whatever ids its lines carry: the existing agent sends a new id with every tick and another with the
-end. An episode that an agent does not mention again within `RESYNC_NS` of a new connection ended while nobody listened,
-and is told as ended.
+An agent repeats its open episodes on every tick and to every reader that connects. Each becomes one alert. A node has
+one episode at a time, whatever ids its lines carry: the existing agent sends a new id with every tick and another with
+the end. An episode that an agent does not mention again within `RESYNC_NS` of a new connection ended unseen,
+and is resolved.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One thing to tell.
+    """The begin or the end of an episode, for people.
 
     Attributes:
         action: Whether it began or ended.
-        key: The episode, the same for both: the first id heard of it, or its node.
+        key: The episode, the same for both: the first id received for it, or its node.
         node: Its node; empty for a process that stalls on its own.
         cluster: Its cluster; may be empty.
         title: One line for a person.
-        details: What the agent said, JSON-able.
+        details: What the agent sent, JSON-able.
     """
 
     action: Action
@@ -64,41 +64,41 @@ class _Open:
 
 
 class Episodes:
-    """Reads lines, tells alerts: a listener of an `EventReader`.
+    """Reads lines, makes alerts: a listener of an `EventReader`.
 
     Args:
         clock: Ages episodes.
-        tell: Gets each alert, once.
+        send: Gets each alert, once.
 
     Attributes:
         n_bad: Lines that could not be read.
         n_evicted: Episodes forgotten because there were too many.
     """
 
-    def __init__(self, clock: Clock, tell: Callable[[Alert], None]) -> None:
+    def __init__(self, clock: Clock, send: Callable[[Alert], None]) -> None:
         self.n_bad = 0
         self.n_evicted = 0
         self._clock = clock
-        self._tell = tell
+        self._send = send
         self._lock = threading.Lock()
         self._open: dict[str, _Open] = {}
         self._connected_ns: int | None = None
 
     def connected(self) -> None:
-        """A connection stands: what was open is in doubt until it is said again."""
+        """A connection is open: open episodes are in doubt until the agent sends them again."""
         with self._lock:
             self._connected_ns = self._clock.mono_ns()
             for known in self._open.values():
                 known.is_doubtful = not known.is_local
 
     def disconnected(self) -> None:
-        """It ended; episodes stay as last heard."""
+        """It ended; episodes stay as they were last received."""
         with self._lock:
             self._connected_ns = None
 
     @property
     def is_connected(self) -> bool:
-        """Whether an agent can tell us anything."""
+        """Whether an agent is connected."""
         return self._connected_ns is not None
 
     @property
@@ -128,24 +128,24 @@ class Episodes:
                 self._begin(f"pid-{message.pid}", build_local_alert(message), is_local=True)
 
     def _note_bad(self, reason: str) -> None:
-        """Count a line; the first of them is told, the rest may be many."""
+        """Count a line; only the first is logged, because there may be many."""
         self.n_bad += 1
         if self.n_bad == 1:
             _LOG.warning("a line of the agent cannot be read: %s", reason)
 
     def settle(self) -> None:
-        """End what nobody mentions any more. Call it every second or so."""
+        """End episodes that the agent does not send any more. Call it every second or so."""
         now_ns = self._clock.mono_ns()
         with self._lock:
             is_synced = self._connected_ns is not None and now_ns - self._connected_ns >= RESYNC_NS
-            for who, known in list(self._open.items()):
+            for subject, known in list(self._open.items()):
                 is_over = known.is_local and now_ns - known.seen_ns >= LOCAL_NS
                 if is_over or (known.is_doubtful and is_synced):
-                    self._end(who)
+                    self._end(subject)
 
-    def _begin(self, who: str, alert: Alert, *, is_local: bool) -> None:
+    def _begin(self, subject: str, alert: Alert, *, is_local: bool) -> None:
         now_ns = self._clock.mono_ns()
-        known = self._open.get(who)
+        known = self._open.get(subject)
         if known is not None:
             known.seen_ns, known.is_doubtful = now_ns, False
             return
@@ -155,16 +155,16 @@ class Episodes:
             _LOG.warning(
                 "too many open episodes; %s is not followed to its end", forgotten.alert.key
             )
-        self._open[who] = _Open(alert, now_ns, is_local)
-        self._tell(alert)
+        self._open[subject] = _Open(alert, now_ns, is_local)
+        self._send(alert)
 
-    def _end(self, who: str) -> None:
-        known = self._open.pop(who, None)
-        if known is None:  # it began before us, and nobody was told
+    def _end(self, subject: str) -> None:
+        known = self._open.pop(subject, None)
+        if known is None:  # it began before the alerter, and has no alert
             return
         began = known.alert
         title = began.title.replace("straggler", "straggler resolved", 1)
-        self._tell(
+        self._send(
             Alert(Action.RESOLVE, began.key, began.node, began.cluster, title, began.details)
         )
 

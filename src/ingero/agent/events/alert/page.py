@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from ingero.agent.events.alert.delivery import DeliveryCounts
 from ingero.agent.events.alert.episodes import Episodes
+from ingero.agent.events.sink import render_family
 
 _OUTCOMES: Final = (
     ("sent_total", "n_sent", "Alerts that the receiver took."),
     ("failed_tries_total", "n_failed", "Tries that failed and were or will be made again."),
-    ("refused_total", "n_refused", "Alerts that the receiver refused for good."),
+    ("refused_total", "n_refused", "Alerts that the receiver refused permanently."),
     ("dropped_total", "n_dropped", "Alerts dropped because too many waited or the alerter ended."),
 )
 
@@ -31,42 +32,28 @@ class AlerterPage:
     def render(self) -> str:
         """The metrics, text format 0.0.4."""
         episodes = self._episodes
-        lines = _family(
-            "connected",
-            "gauge",
-            "Whether an agent is connected.",
-            [("", int(episodes.is_connected))],
-        )
-        lines += _family(
-            "open_episodes", "gauge", "Episodes that are not over.", [("", episodes.n_open)]
-        )
-        lines += _family(
-            "bad_lines_total", "counter", "Lines that could not be read.", [("", episodes.n_bad)]
-        )
-        lines += _family(
-            "evicted_total",
-            "counter",
-            "Episodes forgotten because there were too many.",
-            [("", episodes.n_evicted)],
-        )
+        families: list[tuple[str, str, str, list[tuple[str, int]]]] = [
+            ("connected", "gauge", "Whether an agent is connected.",
+             [("", int(episodes.is_connected))]),
+            ("open_episodes", "gauge", "Episodes that are not over.", [("", episodes.n_open)]),
+            ("bad_lines_total", "counter", "Lines that could not be read.", [("", episodes.n_bad)]),
+            ("evicted_total", "counter", "Episodes forgotten because there were too many.",
+             [("", episodes.n_evicted)]),
+        ]  # fmt: skip
         for name, field, says in _OUTCOMES:
             points = [
                 (f'{{receiver="{receiver}"}}', int(getattr(counts, field)))
                 for receiver, counts in sorted(self._counts.items())
             ]
-            lines += _family(name, "counter", says, points)
-        return "\n".join(lines) + "\n"
+            families.append((name, "counter", says, points))
+        return "".join(
+            render_family(
+                f"ingero_alerter_{name}", kind, says, [(labels, str(n)) for labels, n in points]
+            )
+            for name, kind, says, points in families
+        )
 
     def readiness(self, _window_ns: int) -> tuple[bool, str]:
         """Ready while an agent is connected."""
         is_ready = self._episodes.is_connected
         return is_ready, "ready" if is_ready else "not ready: uds_disconnected"
-
-
-def _family(name: str, kind: str, says: str, points: Sequence[tuple[str, int]]) -> list[str]:
-    full = f"ingero_alerter_{name}"
-    return [
-        f"# HELP {full} {says}",
-        f"# TYPE {full} {kind}",
-        *(f"{full}{labels} {value}" for labels, value in points),
-    ]

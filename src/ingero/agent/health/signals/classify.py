@@ -1,4 +1,4 @@
-"""Straggler or not: one comparison with hysteresis, and how many looks in a row decide.
+"""Straggler or not: one comparison with hysteresis, and how many samples in a row decide.
 
 Pure.
 """
@@ -21,7 +21,7 @@ class ClassifierSettings:
 
     Attributes:
         hysteresis: How far above the threshold a straggler must come back, in [0, 0.5).
-        confirm: Looks in a row under the threshold that make a straggler; 1 is the wire's behaviour.
+        confirm: Samples in a row under the threshold that make a straggler; 1 is the wire's behaviour.
 
     Raises:
         ConfigError: A value is out of range.
@@ -41,8 +41,8 @@ class Classification(NamedTuple):
     """A verdict.
 
     Attributes:
-        is_straggler: The node is under the bar.
-        is_changed: This look turned the verdict around.
+        is_straggler: The node is under the threshold.
+        is_changed: This sample changed the verdict.
     """
 
     is_straggler: bool
@@ -57,12 +57,14 @@ class Classifier:
         self.is_straggler = False
         self._n_under = 0
 
-    def look(self, score: float, threshold: float, *, may_accuse: bool = True) -> Classification:
+    def classify(
+        self, score: float, threshold: float, *, may_accuse: bool = True
+    ) -> Classification:
         """Compare once. A NaN changes nothing.
 
         Args:
             score: The node's.
-            threshold: The bar.
+            threshold: What it is compared with.
             may_accuse: Whether a node that was healthy may be found a straggler now, however long it was under.
         """
         if math.isnan(score) or math.isnan(threshold):

@@ -1,4 +1,4 @@
-"""What was read between two ticks: the machine and the baseline take whole intervals, the score takes single looks."""
+"""What was read between two ticks: the state machine and the baseline take the interval, the score single samples."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Interval:
             self._launches = max(self._launches or 0, reading.launches)
 
     def accept(self, signals: Signals) -> None:
-        """Take a reading's signals for the baseline, because nothing speaks against the node."""
+        """Take a reading's signals for the baseline, because the node is no suspect."""
         for i, value in enumerate(signals):
             if value is not None:
                 self._sums[i] += value
                 self._counts[i] += 1
 
     def reading(self) -> Reading | None:
-        """The interval as one reading: the latest, with the most launches of any; None when every look failed."""
+        """The interval as one reading: the latest, with the most launches of any; None when every sample failed."""
         return self.latest and replace(self.latest, launches=self._launches)
 
     def normal(self) -> Signals | None:

@@ -1,7 +1,7 @@
 """The node's state: calibrating, active, idle or stale; one step per push interval.
 
 Pure: a state and an observation give the next state and what to do. A *hung* node (nothing launched although work is
-outstanding) stays active, so that it is scored and named instead of falling asleep.
+outstanding) stays active, so that it is scored and named instead of being idle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_IDLE_INTERVALS: Final = 1 << 20
 
 
 class State(StrEnum):
-    """Where the node stands. ``stale`` is never on the wire: a stale node pushes nothing."""
+    """The node's state. ``stale`` is never on the wire: a stale node pushes nothing."""
 
     CALIBRATING = "calibrating"
     ACTIVE = "active"
@@ -56,11 +56,11 @@ class StateMachine:
     """A state and the counts that lead out of it.
 
     Attributes:
-        state: Where the node stands.
+        state: The node's state.
         n_warm: Readings seen while calibrating.
         n_silent: Intervals in a row without a launch.
         n_failed: Intervals in a row without a reading.
-        workload: Identity of what ran last; empty when never told.
+        workload: Identity of what ran last; empty when it was never known.
     """
 
     state: State = State.CALIBRATING
@@ -88,8 +88,8 @@ def advance(machine: StateMachine, reading: Reading | None, settings: MachineSet
     """Take one interval.
 
     Args:
-        machine: Where the node stands.
-        reading: What was read, or None when every look of the interval failed.
+        machine: State and counts.
+        reading: What was read, or None when every sample of the interval failed.
         settings: Counts.
     """
     if reading is None:

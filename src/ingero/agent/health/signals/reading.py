@@ -1,4 +1,4 @@
-"""What a signal source tells the loop, and the source of constants that ``--stub`` uses.
+"""What a signal source gives the loop, and the source of constants that ``--stub`` uses.
 
 Absent is not zero: a signal that could not be read is None, a read that failed altogether is no `Reading` at all.
 """
@@ -51,13 +51,13 @@ class Anomaly(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One successful look at the node.
+    """One successful sample of the node.
 
     Attributes:
         signals: Throughput raw, the others as shares; None where not readable.
         launches: Kernel launches in the source's window; None when the source cannot count them.
         is_pending: The source knows that work is outstanding although nothing is launched: a traced process sits inside
-            a call, or its peers are active. False or None lets a silent node turn idle.
+            a call, or its peers are active. False or None lets a node without launches become idle.
         workload: Identity of what runs, such as a job id; a change of it starts calibration again. May be empty.
         cgroup_path: cgroup of the workload; None leaves the agent's own.
         wall_ns: When the source read, on the wall clock.
@@ -80,7 +80,7 @@ class SignalSource(Protocol):
     """Where readings come from: constants, a script, or the live counters of the node."""
 
     def read(self, wall_ns: int, mono_ns: int) -> Reading | None:
-        """Look once; None when the look failed. Never blocks for long and does not raise."""
+        """Take one sample; None when it failed. Never blocks for long and does not raise."""
         ...
 
     @property

@@ -72,7 +72,8 @@ def _describe_late(group: Group, late_ns: FloatArray, last: IntArray) -> Finding
     process = group.processes[worst]
     return Finding(
         title=(
-            f"Rank {group.ranks[worst]} is late: the others wait {format_duration(float(np.median(late_ns)))} for it in "
+            f"Rank {group.ranks[worst]} is late: the others wait {format_duration(float(np.median(late_ns)))} "
+            f"for it in "
             f"{int(counts[worst])} of {len(last)} collectives"
         ),
         span_ns=(int(group.entries_ns[worst].min()), int(group.entries_ns[worst].max())),
@@ -100,7 +101,8 @@ def _describe_skew(group: Group, late_ns: FloatArray, last: IntArray) -> Finding
     most = int(counts.argmax())
     return Finding(
         title=(
-            f"Ranks arrive apart: they wait {format_duration(float(np.median(late_ns)))} for the last one, another each "
+            f"Ranks arrive apart: they wait {format_duration(float(np.median(late_ns)))} for the last one, "
+            f"another each "
             f"time, in {len(last)} collectives"
         ),
         span_ns=(int(group.entries_ns[0].min()), int(group.entries_ns[0].max())),

@@ -67,7 +67,8 @@ def cpu_contention(evidence: Evidence, process: Process) -> Finding | None:
     if response is None or response.hit_ns < _MIN_RESPONSE * response.free_ns:
         return None
     return Finding(
-        title=f"CPU contention: {process.name} loses its CPU inside {n_hit} launches, {format_duration(stolen_ns)} in all",
+        title=f"CPU contention: {process.name} loses its CPU inside {n_hit} launches, "
+        f"{format_duration(stolen_ns)} in all",
         span_ns=slow.span_ns,
         lost_ns=lost_ns,
         causes=name_cause(

@@ -181,7 +181,10 @@ def _describe(
         ),
         fix=(
             f"look at the stacks of {who}: py-spy dump, or `ingero hang` while it lasts",
-            "a data-dependent branch around a collective, an exception on one rank, or a dead node are the usual reasons",
+            (
+                "a data-dependent branch around a collective, an exception on one rank, or a dead node are the "
+                "usual reasons"
+            ),
         ),
         severity=Severity.HIGH,
         stacks=evidence.stacks_of(*(stand.process.open for stand in behind)),

@@ -177,11 +177,15 @@ def _judge_outliers(evidence: Evidence, process: Process, *, is_decode: bool) ->
     phase = "decode" if is_decode else "prefill"
     slow = format_duration(float(np.median(durations[is_out])))
     facts = (
-        f"{int(is_out.sum())} of {len(durations)} {phase} steps, {slow} instead of {format_duration(typical)} (medians)",
+        (
+            f"{int(is_out.sum())} of {len(durations)} {phase} steps, {slow} instead of {format_duration(typical)} "
+            f"(medians)"
+        ),
         f"p95 of the others: {format_duration(float(np.percentile(durations[~is_out], 95)))}",
     )
     return Finding(
-        title=f"Slow {phase}: {int(is_out.sum())} steps of {process.name} take {slow} instead of {format_duration(typical)}",
+        title=f"Slow {phase}: {int(is_out.sum())} steps of {process.name} take {slow} instead of "
+        f"{format_duration(typical)}",
         span_ns=(int(starts[is_out][0]), int(ends[is_out][-1])),
         lost_ns=lost_ns,
         causes=found.causes(without=(ON_CPU, SLEEPING, NO_REASON), facts=facts),
@@ -218,7 +222,8 @@ def kv_cache_pressure(evidence: Evidence, process: Process) -> Finding | None:
         return None
     return Finding(
         title=(
-            f"KV-cache pressure: {process.name} copies {format_size(n_out)} out to the host and {format_size(n_back)} back "
+            f"KV-cache pressure: {process.name} copies {format_size(n_out)} out to the host and "
+            f"{format_size(n_back)} back "
             "between its steps"
         ),
         span_ns=(int(out.starts[0]), int(max(out.ends.max(), back.ends.max()))),

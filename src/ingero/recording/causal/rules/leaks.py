@@ -159,7 +159,8 @@ def _describe_bytes(process: Process, quarters: list[int], taken: int, n_minutes
     per_s = total / (n_minutes * 60)
     return Finding(
         title=(
-            f"Device memory grows: {process.name} took {format_size(total)} more than it gave back in {n_minutes} minutes, "
+            f"Device memory grows: {process.name} took {format_size(total)} more than it gave back in "
+            f"{n_minutes} minutes, "
             f"{format_size(per_s)}/s to the end"
         ),
         span_ns=process.active_ns,

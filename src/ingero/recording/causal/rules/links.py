@@ -28,7 +28,7 @@ _MIN_SLOW: Final = 10
 _MIN_BUNCHED: Final = 0.60
 _MIN_LOST_NS: Final = 20 * NS_PER_MS
 _MIN_LOST_SHARE: Final = 0.05
-_MIN_SIBLINGS: Final = 2
+_MIN_PEERS: Final = 2
 _MIN_HIT: Final = 5
 _MIN_RESPONSE: Final = 1.5
 _MAX_PEERS: Final = 3
@@ -170,7 +170,7 @@ def _typical_elsewhere(one: _Transfers, every: list[_Transfers]) -> float | None
         for other in every
         if other.key == one.key and other.group.comm != one.group.comm
     ]
-    return float(np.median(others)) if len(others) >= _MIN_SIBLINGS else None
+    return float(np.median(others)) if len(others) >= _MIN_PEERS else None
 
 
 def _judge_link(evidence: Evidence, one: _Transfers, elsewhere: float | None) -> Finding | None:
@@ -208,7 +208,8 @@ def _describe_link(
     n_hit = int((_hits(evidence, one)[is_slow] > 0).sum())
     return Finding(
         title=(
-            f"Slow link: {one.op} of {format_size(n_bytes)} takes {format_duration(slow_ns)} after the last rank arrived, "
+            f"Slow link: {one.op} of {format_size(n_bytes)} takes {format_duration(slow_ns)} after the last "
+            f"rank arrived, "
             f"{format_duration(typical)} {against}"
         ),
         span_ns=_span(one.group.at(is_slow)),
@@ -232,7 +233,10 @@ def _describe_link(
             ),
         ),
         fix=(
-            "compare link state and counters on these nodes: ibstat, ethtool -S, nvidia-smi nvlink -s, lspci width and speed",
+            (
+                "compare link state and counters on these nodes: ibstat, ethtool -S, nvidia-smi nvlink -s, lspci "
+                "width and speed"
+            ),
             "run nccl-tests between the pairs of nodes to find the link",
         ),
     )

@@ -70,7 +70,8 @@ def managed_memory(evidence: Evidence, process: Process) -> Finding | None:
         return None
     return Finding(
         title=(
-            f"Managed memory overflows the device: {process.name} holds {format_size(int(held.max()))} of it on a device "
+            f"Managed memory overflows the device: {process.name} holds {format_size(int(held.max()))} of it "
+            f"on a device "
             f"of {format_size(device_bytes)}"
         ),
         span_ns=(from_ns, int(waits.ends.max())),
@@ -87,7 +88,10 @@ def managed_memory(evidence: Evidence, process: Process) -> Finding | None:
         n_cases=response.n_hit,
         fix=(
             "make the working set fit: smaller batch, fewer tensors in managed memory",
-            "move what the next kernel needs ahead of it (cudaMemPrefetchAsync, cudaMemAdvise) and leave the rest on the host",
+            (
+                "move what the next kernel needs ahead of it (cudaMemPrefetchAsync, cudaMemAdvise) and leave the "
+                "rest on the host"
+            ),
         ),
     )
 

@@ -100,7 +100,8 @@ def _judge(evidence: Evidence, process: Process, calls: EventRows) -> Finding | 
     every = f"every {rhythm.period_calls:.0f} calls ({format_duration(rhythm.period_ns)})"
     slow = format_duration(float(np.median(durations[is_slow])))
     return Finding(
-        title=f"Periodic spike: {calls.op} of {process.name} takes {slow} instead of {format_duration(typical)} {every}",
+        title=f"Periodic spike: {calls.op} of {process.name} takes {slow} instead of "
+        f"{format_duration(typical)} {every}",
         span_ns=(int(calls.starts[is_slow][0]), int(calls.ends[is_slow].max())),
         lost_ns=lost_ns,
         causes=name_cause(
@@ -117,7 +118,8 @@ def _judge(evidence: Evidence, process: Process, calls: EventRows) -> Finding | 
 
 
 def _fix(calls: EventRows, rhythm: _Rhythm) -> tuple[str, ...]:
-    what = f"look for what the program does every {rhythm.period_calls:.0f} calls: logging, evaluation, checkpoint, cache flush"
+    every = f"every {rhythm.period_calls:.0f} calls"
+    what = f"look for what the program does {every}: logging, evaluation, checkpoint, cache flush"
     if not rhythm.is_by_count:
         what = f"look for a timer of {format_duration(rhythm.period_ns)}: cron, monitoring, garbage collection"
     if calls.kinds[0] == OpKind.ALLOC:

@@ -95,7 +95,8 @@ def _describe(
     usual = format_duration(typical)
     return Finding(
         title=(
-            f"Head-of-line blocking: {n_connections} connections of {process.name} wait {slow} instead of {usual} for a token, "
+            f"Head-of-line blocking: {n_connections} connections of {process.name} wait {slow} instead of "
+            f"{usual} for a token, "
             f"{len(held.starts)} times, behind a prompt"
         ),
         span_ns=(int(held.starts.min()), int(held.ends.max())),

@@ -64,7 +64,10 @@ class _Phase:
 
 
 _FIX_SERVING: Final = (
-    "look at the engine's host thread between two steps: scheduling, sampling, tokenising and detokenising; py-spy shows which",
+    (
+        "look at the engine's host thread between two steps: scheduling, sampling, tokenising and detokenising; "
+        "py-spy shows which"
+    ),
     "give the engine its own CPUs, and move tokenising and HTTP to processes of their own",
     "let the next step be prepared while this one runs (asynchronous scheduling, multi-step scheduling)",
 )

@@ -1,10 +1,10 @@
 """Step time: from some moment on, every step takes longer than before.
 
-Steps are told by what the busiest thread waits for again and again: the synchronising call, blocking copy or collective
-that it makes most often. Blocks of five steps are ranked, and the split at which the ranks differ most is tested
-(Mann and Whitney 1947, with Bonferroni's correction for the choice of the split): a series whose blocks are
-exchangeable is split with a probability below `_FALSE_ALARMS`. A split counts only when both sides last, when the later
-median is a quarter longer, and when the loss is worth an incident.
+Steps are bounded by what the busiest thread waits for again and again: the synchronising call, blocking copy or
+collective that it makes most often. Blocks of five steps are ranked, and the split at which the ranks differ most is
+tested (Mann and Whitney 1947, with Bonferroni's correction for the choice of the split): a series whose blocks are
+exchangeable is split with a probability below `_FALSE_ALARMS`. A split counts only when both sides last, when the
+later median is a quarter longer, and when the loss is worth an incident.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def find_change(process: Process) -> Change | None:
         for i in range(1, len(medians))
         if medians[i] >= max(_MIN_RATIO * medians[i - 1], medians[i - 1] + _MIN_EXTRA_NS)
     ]
-    return max((c for c in changes if _is_lasting(c)), key=lambda c: c.lost_ns, default=None)
+    return max((c for c in changes if _is_persistent(c)), key=lambda c: c.lost_ns, default=None)
 
 
 def _find_markers(process: Process) -> EventRows:
@@ -169,7 +169,7 @@ def _first_slow(markers: EventRows, first: int, medians: tuple[float, float]) ->
     return low + int(score.argmax())
 
 
-def _is_lasting(change: Change) -> bool:
+def _is_persistent(change: Change) -> bool:
     held_ns = int(change.markers.ends[change.last - 1] - change.markers.ends[change.first - 1])
     return held_ns >= _MIN_AFTER_NS and change.last - change.first >= _MIN_BLOCKS * _BLOCK
 

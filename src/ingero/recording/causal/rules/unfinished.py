@@ -67,7 +67,10 @@ def _judge(evidence: Evidence, process: Process, tid: int) -> Finding | None:
         op=worst.op,
         fix=(
             "look at what the thread waits for while it lasts: py-spy dump, cuda-gdb, `ingero hang`",
-            "a kernel that does not end, a peer that does not come, or a device that fell off the bus (dmesg) are the usual reasons",
+            (
+                "a kernel that does not end, a peer that does not come, or a device that fell off the bus (dmesg) "
+                "are the usual reasons"
+            ),
         ),
         stacks=stacks,
     )

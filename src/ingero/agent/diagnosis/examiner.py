@@ -1,0 +1,256 @@
+"""Answers Fleet's question why a worker of this node is slow, on a thread of its own, one at a time.
+
+Bounds. Only a question about a process that we follow is looked into, `MAX_AN_HOUR` times an hour for one process; all
+others are declined with a reason. A finished answer that Fleet did not take is kept and sent again when it asks again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from ingero.agent.diagnosis.history import CounterHistory
+from ingero.agent.diagnosis.switches import LOOK_NS, WatchSwitches
+from ingero.agent.health.collective_counts import CollectiveCounts
+from ingero.agent.health.push_body import NodeIdentity
+from ingero.agent.health.transport import PushReply, PushTransport
+from ingero.model.collectives import Rank
+from ingero.model.counters import OffCpuTimes, Work
+from ingero.model.diagnosis import Diagnosis, DiagnosisRequest
+from ingero.otlp.codec import Export
+from ingero.recording.causal.excess import MIN_OPS, find_excess_causes, find_rise
+from ingero.telemetry.clock import Clock
+from ingero.units import NS_PER_S
+from ingero.wire.diagnosis import build_diagnosis
+
+SETTLE_S: Final = 0.5
+"""After the look, until the operations that ended in it are known."""
+BEFORE_NS: Final = 60 * NS_PER_S
+"""How far before onset, and after it, counters are looked at."""
+GUARD_NS: Final = NS_PER_S
+"""Left out before onset, which is an estimate."""
+MAX_AN_HOUR: Final = 3
+MAX_TRIES: Final = 3
+_HOUR_NS: Final = 3600 * NS_PER_S
+_MAX_KNOWN: Final = 64
+
+
+@dataclass(slots=True)
+class DiagnosisCounts:
+    """What became of Fleet's questions since the start.
+
+    Attributes:
+        n_asked: Different questions.
+        n_sent: Answers that Fleet took, those that decline included.
+        n_declined: Questions that were not looked into.
+        n_failed: Requests with an answer that Fleet did not take; it is sent again when Fleet asks again.
+    """
+
+    n_asked: int = 0
+    n_sent: int = 0
+    n_declined: int = 0
+    n_failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AskedTransport:
+    """A transport that hands on what the answers ask.
+
+    Attributes:
+        transport: Sends.
+        ask: Takes questions; never blocks.
+    """
+
+    transport: PushTransport
+    ask: Callable[[DiagnosisRequest], None]
+
+    def send(self, export: Export, wall_ns: int) -> PushReply:
+        """Send once and wait for the answer, at most the timeout. Does not raise for what the network does."""
+        reply = self.transport.send(export, wall_ns)
+        if reply.question is not None:
+            self.ask(reply.question)
+        return reply
+
+    def close(self) -> None:
+        """Release connections."""
+        self.transport.close()
+
+
+@dataclass(slots=True)
+class _Known:
+    """Questions that were asked.
+
+    Attributes:
+        waiting: The one to be answered next.
+        ready: An answer that Fleet has not taken.
+        done: Those that are answered, newest last.
+        looked_ns: When each process was looked at.
+    """
+
+    waiting: DiagnosisRequest | None = None
+    ready: Diagnosis | None = None
+    done: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_KNOWN))
+    looked_ns: dict[int, deque[int]] = field(default_factory=dict)
+
+
+class Examiner:
+    """Makes diagnoses.
+
+    Args:
+        identity: The node.
+        history: What its ranks did.
+        transport: A way to Fleet of its own.
+        clock: Both clocks.
+        watch: Sees every switch of a thread; None where nothing can be probed.
+
+    Attributes:
+        counts: What became of questions.
+    """
+
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        history: CounterHistory,
+        transport: PushTransport,
+        clock: Clock,
+        watch: WatchSwitches | None,
+    ) -> None:
+        self._identity = identity
+        self._history = history
+        self._transport = transport
+        self._clock = clock
+        self._watch = watch
+        self._known = _Known()
+        self._wake = threading.Condition()
+        self.counts = DiagnosisCounts()
+
+    def ask(self, request: DiagnosisRequest) -> None:
+        """Take a question; one that comes while another waits is asked again by Fleet. Any thread, never blocks."""
+        with self._wake:
+            if request.id not in self._known.done and self._known.waiting is None:
+                self._known.waiting = request
+                self._wake.notify()
+
+    def run(self, stop: threading.Event) -> None:
+        """Answer until asked to stop, which `close` makes known at once."""
+        while not stop.is_set():
+            with self._wake:
+                while self._known.waiting is None and not stop.is_set():
+                    self._wake.wait()
+                request = self._known.waiting
+            if request is not None:
+                self.answer(request, stop)
+                with self._wake:
+                    self._known.waiting = None
+
+    def close(self) -> None:
+        """Let `run` see that it is to stop."""
+        with self._wake:
+            self._wake.notify()
+
+    def answer(self, request: DiagnosisRequest, stop: threading.Event) -> None:
+        """Look into a question, unless that was done, and send the answer."""
+        diagnosis = self._known.ready
+        if diagnosis is None or diagnosis.id != request.id:
+            self.counts.n_asked += 1
+            diagnosis = self._known.ready = self._examine(request, stop)
+            self.counts.n_declined += bool(diagnosis.declined)
+        if stop.is_set():
+            return
+        for _ in range(MAX_TRIES):
+            reply = self._transport.send(
+                build_diagnosis(diagnosis, self._clock.wall_ns()), self._clock.wall_ns()
+            )
+            if reply.is_taken:
+                self.counts.n_sent += 1
+                self._known.done.append(request.id)
+                self._known.ready = None
+                return
+            self.counts.n_failed += 1
+            pause_ns = reply.retry_after_ns or NS_PER_S
+            if stop.wait(min(pause_ns, 10 * NS_PER_S) / NS_PER_S):
+                return
+
+    def add_outcomes(self, counts: CollectiveCounts) -> CollectiveCounts:
+        """These counts with what became of questions."""
+        return replace(
+            counts,
+            diagnoses_asked=self.counts.n_asked,
+            diagnoses_sent=self.counts.n_sent,
+            diagnoses_declined=self.counts.n_declined,
+            diagnoses_failed=self.counts.n_failed,
+        )
+
+    def _examine(self, request: DiagnosisRequest, stop: threading.Event) -> Diagnosis:
+        found = self._history.find(request.rank, request.job)
+        if found is None:
+            identity = self._identity
+            rank = Rank(identity.cluster_id, identity.node_id, request.rank, job=request.job)
+            return Diagnosis(id=request.id, rank=rank, declined="no such rank is followed here")
+        pid, rank = found
+        if not self._may_look(pid):
+            declined = f"it was looked at {MAX_AN_HOUR} times within an hour"
+            return Diagnosis(id=request.id, rank=rank, declined=declined)
+        seen = self._look(pid, stop)
+        now_ns = self._clock.mono_ns()
+        offset_ns = self._clock.wall_ns() - now_ns
+        since_ns = max(min(request.since_ns - offset_ns, now_ns), now_ns - BEFORE_NS)
+        before = self._find_before(pid, since_ns)
+        if before is None:
+            since_ns = self._find_rise(pid, since_ns, now_ns)
+            before = self._find_before(pid, since_ns)
+        after = self._history.find_work(pid, since_ns, now_ns)
+        if after is None:
+            return Diagnosis(id=request.id, rank=rank, declined="its process has no counters")
+        causes = find_excess_causes(request.excess_share, after, before, seen)
+        return Diagnosis(
+            id=request.id,
+            rank=rank,
+            causes=causes.causes,
+            excess_ns=causes.excess_ns,
+            window_ns=after.last.mono_ns - after.first.mono_ns,
+            n_ops=after.n_ops,
+            ruled_out=causes.ruled_out,
+            todo=causes.todo,
+        )
+
+    def _find_before(self, pid: int, since_ns: int) -> Work | None:
+        """What a process did before it was slow, up to a moment before where there is enough of that."""
+        for guard_ns in (GUARD_NS, 0):
+            end_ns = since_ns - guard_ns
+            work = self._history.find_work(pid, end_ns - BEFORE_NS, end_ns)
+            if work is not None and work.n_ops >= MIN_OPS:
+                return work
+        return None
+
+    def _find_rise(self, pid: int, since_ns: int, now_ns: int) -> int:
+        """When own time rose, where Fleet's onset is an estimate that leaves nothing before it; else that onset."""
+        ops = self._history.find_ops(pid, since_ns, now_ns)
+        at = find_rise(ops["own_ns"])
+        return since_ns if at is None else int(ops["entry_ns"][at])
+
+    def _may_look(self, pid: int) -> bool:
+        """Whether a process was not looked at too often; notes that it is now."""
+        now_ns = self._clock.mono_ns()
+        looked = self._known.looked_ns.setdefault(pid, deque(maxlen=MAX_AN_HOUR))
+        if len(looked) == MAX_AN_HOUR and now_ns - looked[0] < _HOUR_NS:
+            return False
+        looked.append(now_ns)
+        return True
+
+    def _look(self, pid: int, stop: threading.Event) -> OffCpuTimes | None:
+        """Watch for some seconds; counters are read at both ends."""
+        self._history.read(self._clock.mono_ns())
+        tid = self._history.find_busiest(pid)
+        look = None if self._watch is None else self._watch(pid, tid, stop)
+        if look is None:
+            stop.wait(LOOK_NS / NS_PER_S)
+        self._history.read(self._clock.mono_ns())
+        stop.wait(SETTLE_S)
+        if look is None:
+            return None
+        n_ops = self._history.count_ops(pid, look.start_ns, look.end_ns)
+        return replace(look.times, n_ops=n_ops)

@@ -1,0 +1,155 @@
+"""The last two minutes of the node's ranks: counters twice a second, and what their collectives took.
+
+Lossy on purpose: what is older is dropped, and so are operations beyond `MAX_OPS` of a process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from ingero.agent.diagnosis.counters import CounterFiles
+from ingero.model.arrays import Records
+from ingero.model.collectives import Rank
+from ingero.model.counters import ProcessCounters, Work
+from ingero.units import NS_PER_MS
+
+READ_NS: Final = 500 * NS_PER_MS
+"""Between two readings."""
+MAX_READINGS: Final = 300
+MAX_OPS: Final = 200_000
+_OP: Final = np.dtype([("entry_ns", "<i8"), ("own_ns", "<i8")])
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One process.
+
+    Attributes:
+        rank: Who it is to Fleet.
+        readings: Oldest first.
+        ops: Its operations in pieces, as they were taken.
+    """
+
+    rank: Rank
+    readings: deque[ProcessCounters] = field(default_factory=lambda: deque(maxlen=MAX_READINGS))
+    ops: deque[Records] = field(default_factory=deque)
+    n_ops: int = 0
+
+
+class CounterHistory:
+    """Follows every process that has collectives. Any thread.
+
+    Args:
+        files: Where the counters are.
+    """
+
+    def __init__(self, files: CounterFiles | None = None) -> None:
+        self._files = files or CounterFiles()
+        self._lock = threading.Lock()
+        self._followed: dict[int, _Followed] = {}
+        self._read_ns = 0
+
+    def add_ops(self, pid: int, rank: Rank, ops: Records) -> None:
+        """Operations of a process, rows of COLLECTIVE_OP with entries on the monotonic clock."""
+        kept = np.zeros(len(ops), _OP)
+        kept["entry_ns"], kept["own_ns"] = ops["entry_ns"], np.maximum(ops["own_ns"], 0)
+        with self._lock:
+            one = self._followed.setdefault(pid, _Followed(rank))
+            one.rank = rank
+            one.ops.append(kept)
+            one.n_ops += len(kept)
+            while one.n_ops > MAX_OPS and len(one.ops) > 1:
+                one.n_ops -= len(one.ops.popleft())
+
+    def forget(self, pid: int) -> None:
+        """A process ended."""
+        with self._lock:
+            self._followed.pop(pid, None)
+
+    def read_due(self, mono_ns: int) -> None:
+        """Take a reading when the last is `READ_NS` old."""
+        if mono_ns - self._read_ns >= READ_NS:
+            self.read(mono_ns)
+
+    def read(self, mono_ns: int) -> None:
+        """Take a reading of each process that is followed."""
+        self._read_ns = mono_ns
+        with self._lock:
+            pids = list(self._followed)
+        for pid in pids:
+            reading = self._files.read(pid, mono_ns)
+            with self._lock:
+                one = self._followed.get(pid)
+                if one is not None and reading is not None:
+                    one.readings.append(reading)
+                    self._drop_old(one)
+
+    def _drop_old(self, one: _Followed) -> None:
+        oldest_ns = one.readings[0].mono_ns
+        while len(one.ops) > 1 and len(one.readings) == MAX_READINGS:
+            if len(one.ops[0]) and one.ops[0]["entry_ns"][-1] >= oldest_ns:
+                return
+            one.n_ops -= len(one.ops.popleft())
+
+    def find(self, rank: int, job: str) -> tuple[int, Rank] | None:
+        """The process of a rank, and who it is to Fleet; None when there is none."""
+        with self._lock:
+            for pid, one in self._followed.items():
+                if (one.rank.rank, one.rank.job) == (rank, job):
+                    return pid, one.rank
+        return None
+
+    def find_work(self, pid: int, start_ns: int, end_ns: int) -> Work | None:
+        """What a process did between its first and its last reading in a stretch of time; None without two of them."""
+        with self._lock:
+            one = self._followed.get(pid)
+            if one is None:
+                return None
+            readings = [at for at in one.readings if start_ns <= at.mono_ns <= end_ns]
+            ops = list(one.ops)
+        if len(readings) < 2:
+            return None
+        first, last = readings[0], readings[-1]
+        n_ops, own_ns = _sum_up(ops, first.mono_ns, last.mono_ns)
+        return Work(first, last, n_ops, own_ns)
+
+    def find_busiest(self, pid: int) -> int:
+        """The thread of a process that wanted a processor longest; the process itself where that is not known."""
+        with self._lock:
+            one = self._followed.get(pid)
+            readings = list(one.readings) if one is not None else []
+        if not readings:
+            return pid
+        first, last = readings[0].threads, readings[-1].threads
+        wanted = {tid: sum(took) - sum(first.get(tid, (0, 0))) for tid, took in last.items()}
+        return max(wanted, key=lambda tid: (wanted[tid], -tid))
+
+    def find_ops(self, pid: int, start_ns: int, end_ns: int) -> Records:
+        """Operations that a process entered in a stretch of time: rows of ``entry_ns own_ns``, by entry."""
+        with self._lock:
+            one = self._followed.get(pid)
+            ops = np.concatenate([np.zeros(0, _OP), *(one.ops if one is not None else ())])
+        found = ops[(ops["entry_ns"] > start_ns) & (ops["entry_ns"] <= end_ns)]
+        return found[np.argsort(found["entry_ns"], kind="stable")]
+
+    def count_ops(self, pid: int, start_ns: int, end_ns: int) -> int:
+        """Operations that a process entered in a stretch of time."""
+        with self._lock:
+            one = self._followed.get(pid)
+            ops = list(one.ops) if one is not None else []
+        return _sum_up(ops, start_ns, end_ns)[0]
+
+
+def _sum_up(pieces: list[Records], start_ns: int, end_ns: int) -> tuple[int, int]:
+    """Number and own time of the operations entered between two moments."""
+    n_ops = own_ns = 0
+    for piece in pieces:
+        is_in = (piece["entry_ns"] > start_ns) & (piece["entry_ns"] <= end_ns)
+        n_ops += int(is_in.sum())
+        own_ns += int(piece["own_ns"][is_in].sum())
+    return n_ops, own_ns

@@ -1,0 +1,57 @@
+"""Counts of what became of a node's collectives: a record for programs, a few words for people."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCounts:
+    """Counts since the start.
+
+    Attributes:
+        taken: Operations that Fleet took.
+        waiting: Operations that are kept until Fleet takes them.
+        dropped: Operations dropped because Fleet took none for too long, or will not take them.
+        unknown_communicator: Operations on communicators whose identity is not known; they are not sent to Fleet.
+        without_end: Operations whose end nobody waited for; Fleet compares no times of them.
+        plugin_told: Operations that the plug-in for NCCL timed by the device's clock.
+        plugin_replaced: Rows of the probes that these replaced.
+        plugin_lost: Operations that the plug-in could not record, or that were not read in time; the probes' row stays.
+        plugin_refused: Its records that make no sense, or are of processes that are several ranks of one communicator.
+        requests_taken: Requests that Fleet took.
+        requests_failed: Requests that it did not take; what they held is sent again.
+        diagnoses_asked: Questions of Fleet why a rank is slow.
+        diagnoses_sent: Answers that Fleet took.
+        diagnoses_declined: Answers that say why it was not looked into.
+        diagnoses_failed: Requests with an answer that it did not take; Fleet asks again.
+    """
+
+    taken: int = 0
+    waiting: int = 0
+    dropped: int = 0
+    unknown_communicator: int = 0
+    without_end: int = 0
+    plugin_told: int = 0
+    plugin_replaced: int = 0
+    plugin_lost: int = 0
+    plugin_refused: int = 0
+    requests_taken: int = 0
+    requests_failed: int = 0
+    diagnoses_asked: int = 0
+    diagnoses_sent: int = 0
+    diagnoses_declined: int = 0
+    diagnoses_failed: int = 0
+
+    @property
+    def n_not_sent(self) -> int:
+        """Operations that Fleet never receives."""
+        return self.dropped + self.unknown_communicator
+
+    def build_record(self) -> dict[str, int]:
+        """Every count by its name."""
+        return asdict(self)
+
+    def describe_loss(self) -> str:
+        """What to add to a line for people; empty while nothing is lost."""
+        return f"; {self.n_not_sent} collectives not sent" if self.n_not_sent else ""

@@ -1,0 +1,85 @@
+"""What the kernel has counted about one process: cumulative counters, and where its time went for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """The processor time that a cgroup may have, and what became of it.
+
+    Attributes:
+        n_processors: What it may use, in processors.
+        throttled_ns: Time that it was held back, since it was made.
+        n_throttled: Periods in which it was.
+        others_ns: Processor time of its other members so far, by ``name (pid)``; those that are children of the
+            process are not among them.
+    """
+
+    n_processors: float
+    throttled_ns: int
+    n_throttled: int
+    others_ns: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessCounters:
+    """One reading.
+
+    Attributes:
+        mono_ns: When, on the monotonic clock.
+        threads: Nanoseconds on a processor and nanoseconds ready to run without one, by thread.
+        quota: The narrowest quota that it is under; None without one.
+        n_major_faults: Page faults that waited for a disk.
+        n_processors_allowed: Processors that it may run on.
+        nice: Of the main thread.
+    """
+
+    mono_ns: int
+    threads: Mapping[int, tuple[int, int]]
+    quota: Quota | None = None
+    n_major_faults: int = 0
+    n_processors_allowed: int = 0
+    nice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a process did between two readings.
+
+    Attributes:
+        first: The reading at the beginning.
+        last: That at the end.
+        n_ops: Collectives that it entered in between.
+        own_ns: Its own time before these.
+    """
+
+    first: ProcessCounters
+    last: ProcessCounters
+    n_ops: int
+    own_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffCpuTimes:
+    """Where one thread's time off the processor went while every switch was seen, in nanoseconds.
+
+    Attributes:
+        n_ops: Collectives that the process entered meanwhile.
+        stopped_ns: Stopped by a signal or a tracer.
+        io_ns: In an uninterruptible wait, page faults and reclaim not included.
+        faults_ns: In page faults that waited for a disk.
+        reclaim_ns: In memory reclaim.
+        by_others_ns: Ready, and another task had its processor, by that task's name.
+        n_lost: Switches that were not seen.
+    """
+
+    n_ops: int
+    stopped_ns: int = 0
+    io_ns: int = 0
+    faults_ns: int = 0
+    reclaim_ns: int = 0
+    by_others_ns: Mapping[str, int] = field(default_factory=dict)
+    n_lost: int = 0

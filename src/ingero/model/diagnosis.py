@@ -1,0 +1,105 @@
+"""Why a worker that was named is slow: what is asked of its agent, and what comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ingero.model.collectives import Rank
+from ingero.model.incidents import RuledOut
+
+
+class CauseKind(StrEnum):
+    """The closed list of causes, each by what the kernel counts."""
+
+    CPU_QUOTA = "cpu-quota"
+    """Its cgroup has less processor time than before, or needs more, and is throttled."""
+    CPU_CONTENTION = "cpu-contention"
+    """It is ready to run and others have the processor, or use up the quota that it shares with them."""
+    STOPPED = "stopped"
+    """A signal or a tracer stops it."""
+    BLOCKED_IO = "blocked-io"
+    """It waits for a disk or for a file on one."""
+    PAGE_FAULTS = "page-faults"
+    """Memory is read back from a disk."""
+    MEMORY_RECLAIM = "memory-reclaim"
+    """It has to make room itself before it gets memory."""
+    MORE_COMPUTING = "more-computing"
+    """It uses more processor time for the same number of operations."""
+    UNEXPLAINED = "unexplained"
+    """None of the above takes enough of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosisRequest:
+    """What Fleet asks the agent of a worker's node.
+
+    Attributes:
+        id: The verdict's episode, 16 lower-case hexadecimal digits.
+        rank: Global rank of the worker.
+        job: Its job, where ranks of several have the same numbers; otherwise empty.
+        excess_share: The part of its own time since onset that is above its median peer's, 0 to 1.
+        since_ns: When it became slow, by the worker's own wall clock.
+    """
+
+    id: str
+    rank: int
+    job: str
+    excess_share: float
+    since_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosedCause:
+    """One reason.
+
+    Attributes:
+        kind: A value of `CauseKind`; another sender may have more.
+        name: In plain words, with the name of who did it.
+        share: Part of the excess that it explains, 0 to 1.
+        evidence: What was measured, one fact per entry.
+    """
+
+    kind: str
+    name: str
+    share: float
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """The answer to a `DiagnosisRequest`.
+
+    Attributes:
+        id: That of the request.
+        rank: The worker, with its cluster and node.
+        causes: By share, greatest first; ``unexplained`` is one of them where nothing takes most of the time.
+        excess_ns: Own time above the peers' that was to be explained.
+        window_ns: Time that was looked at, since onset.
+        n_ops: Operations in that time.
+        ruled_out: What was checked and takes no part that counts.
+        todo: Next steps, most useful first.
+        declined: Why the agent did not look; empty when it did.
+    """
+
+    id: str
+    rank: Rank
+    causes: tuple[DiagnosedCause, ...] = ()
+    excess_ns: int = 0
+    window_ns: int = 0
+    n_ops: int = 0
+    ruled_out: tuple[RuledOut, ...] = ()
+    todo: tuple[str, ...] = ()
+    declined: str = ""
+
+    @property
+    def cause(self) -> str:
+        """The kind of the first cause; empty where the agent did not look."""
+        return self.causes[0].kind if self.causes else ""
+
+
+def describe_diagnosis(diagnosis: Diagnosis) -> str:
+    """One line for a person."""
+    if diagnosis.declined:
+        return f"not looked at: {diagnosis.declined}"
+    return ", ".join(f"{cause.name} ({cause.share:.0%})" for cause in diagnosis.causes)

@@ -1,0 +1,211 @@
+"""Fleet's question, and what the agent does about it: looks once, answers, sends again what was not taken."""
+
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from ingero.agent.diagnosis.examiner import (
+    MAX_AN_HOUR,
+    MAX_TRIES,
+    AskedTransport,
+    Examiner,
+)
+from ingero.agent.diagnosis.history import MAX_OPS, MAX_READINGS, READ_NS, CounterHistory
+from ingero.agent.diagnosis.switches import Look
+from ingero.agent.health.push_body import NodeIdentity
+from ingero.agent.health.transport import HttpTransport, PushReply, TransportSettings
+from ingero.model.collectives import COLLECTIVE_OP, Rank
+from ingero.model.counters import OffCpuTimes, ProcessCounters
+from ingero.model.diagnosis import DiagnosisRequest
+from ingero.otlp.client.endpoint import parse_endpoint
+from ingero.otlp.codec import iter_log_entries
+from ingero.testing.clock import ManualClock
+from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.wire.diagnosis import build_diagnosis, read_diagnosis, write_request
+from ingero.wire.names import Header
+
+RANK = Rank("c", "n", 2)
+PID = 40
+
+
+@dataclass
+class Transport:
+    """Answers what a test tells it to."""
+
+    replies: list = field(default_factory=list)
+    sent: list = field(default_factory=list)
+
+    def send(self, export, wall_ns):
+        self.sent += [
+            read_diagnosis(entry.attributes, entry.resource) for entry in iter_log_entries(export)
+        ]
+        is_taken = self.replies.pop(0) if self.replies else True
+        return PushReply(is_taken=is_taken, detail="", retry_after_ns=1)
+
+    def close(self):
+        pass
+
+
+class Files:
+    """Counters of a process of which every operation takes 5 ms, and 15 ms of waiting once it is slow."""
+
+    def __init__(self, clock, slow_ns):
+        self._clock, self._slow_ns = clock, slow_ns
+
+    def read(self, pid, mono_ns):
+        waited_ns = max(mono_ns - self._slow_ns, 0) // 2
+        return ProcessCounters(mono_ns, {pid: (mono_ns // 4, waited_ns)})
+
+
+class Node:
+    """A node whose rank entered ten operations a second; it became slow ten seconds ago."""
+
+    def __init__(self, stopped_ns=0, first_s=30):
+        self.clock = ManualClock(100 * NS_PER_S)
+        slow_ns = self.clock.mono_ns() - 10 * NS_PER_S
+        self.request = DiagnosisRequest("00" * 8, 2, "", 0.5, self.clock.wall_ns() - 10 * NS_PER_S)
+        self.history = CounterHistory(Files(self.clock, slow_ns))
+        ops = np.zeros(900, COLLECTIVE_OP)
+        ops["entry_ns"] = np.arange(900) * 100 * NS_PER_MS + 20 * NS_PER_S
+        ops["own_ns"] = np.where(ops["entry_ns"] > slow_ns, 100, 50) * NS_PER_MS
+        self.history.add_ops(PID, RANK, ops)
+        for second in range(first_s, 100):
+            self.history.read(second * NS_PER_S)
+        self.transport = Transport()
+        self.stopped_ns = stopped_ns
+        self.watched = []
+        identity = NodeIdentity(cluster_id="c", node_id="n")
+        self.examiner = Examiner(identity, self.history, self.transport, self.clock, self._watch)
+        self.stop = threading.Event()
+
+    def _watch(self, pid, tid, stop):
+        self.watched.append((pid, tid))
+        start_ns = self.clock.mono_ns()
+        self.clock.advance(4 * NS_PER_S)
+        return Look(OffCpuTimes(0, stopped_ns=self.stopped_ns), start_ns, self.clock.mono_ns())
+
+    def answer(self, request=None):
+        self.examiner.answer(request or self.request, self.stop)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    monkeypatch.setattr("ingero.agent.diagnosis.examiner.SETTLE_S", 0.0)
+
+
+def test_answer_explains_the_excess_by_counters_of_before_and_since():
+    node = Node()
+    node.answer()
+    (diagnosis,) = node.transport.sent
+    assert diagnosis.rank == RANK
+    assert [(cause.kind, cause.share) for cause in diagnosis.causes] == [("cpu-contention", 1.0)]
+    assert diagnosis.n_ops == 140
+    assert diagnosis.window_ns == 14 * NS_PER_S
+    assert diagnosis.excess_ns == 7 * NS_PER_S
+    assert node.watched == [(PID, PID)]
+
+
+def test_onset_that_leaves_nothing_before_it_is_moved_to_where_own_time_rose():
+    node = Node(first_s=60)
+    early = DiagnosisRequest("22" * 8, 2, "", 0.3, node.request.since_ns - 60 * NS_PER_S)
+    node.answer(early)
+    (diagnosis,) = node.transport.sent
+    assert [cause.kind for cause in diagnosis.causes] == ["cpu-contention"]
+    assert diagnosis.window_ns == 13 * NS_PER_S
+
+
+def test_what_was_watched_is_scaled_by_the_operations_of_that_time():
+    node = Node(stopped_ns=NS_PER_S)
+    node.answer()
+    stopped = {cause.kind: cause.share for cause in node.transport.sent[0].causes}["stopped"]
+    assert stopped == pytest.approx(1 / 3, abs=0.01)
+
+
+def test_same_question_is_looked_into_once_and_an_answer_that_was_lost_is_sent_again():
+    node = Node()
+    node.transport.replies = [False] * MAX_TRIES
+    node.answer()
+    assert node.examiner.counts.n_failed == MAX_TRIES
+    assert node.examiner.counts.n_sent == 0
+    node.answer()
+    assert len(node.watched) == 1
+    assert len(set(node.transport.sent)) == 1
+    assert (node.examiner.counts.n_asked, node.examiner.counts.n_sent) == (1, 1)
+
+
+def test_question_that_was_answered_is_not_taken_again():
+    node = Node()
+    node.answer()
+    node.examiner.ask(node.request)
+    assert node.examiner._known.waiting is None
+
+
+@pytest.mark.parametrize(("rank", "job"), [(3, ""), (2, "other")])
+def test_question_about_a_process_that_is_not_followed_is_declined(rank, job):
+    node = Node()
+    node.answer(DiagnosisRequest("11" * 8, rank, job, 0.5, 0))
+    (diagnosis,) = node.transport.sent
+    assert diagnosis.declined == "no such rank is followed here"
+    assert (diagnosis.rank.rank, diagnosis.rank.job) == (rank, job)
+    assert node.watched == []
+    assert node.examiner.counts.n_declined == 1
+
+
+def test_one_process_is_looked_at_so_many_times_an_hour():
+    node = Node()
+    for number in range(MAX_AN_HOUR + 1):
+        node.answer(DiagnosisRequest(f"{number:016x}", 2, "", 0.5, node.request.since_ns))
+    assert len(node.watched) == MAX_AN_HOUR
+    assert node.transport.sent[-1].declined == "it was looked at 3 times within an hour"
+    node.clock.advance(3600 * NS_PER_S)
+    node.answer(DiagnosisRequest("ff" * 8, 2, "", 0.5, node.request.since_ns))
+    assert len(node.watched) == MAX_AN_HOUR + 1
+
+
+def test_thread_answers_what_it_is_asked_and_ends():
+    node = Node()
+    thread = threading.Thread(target=node.examiner.run, args=(node.stop,))
+    thread.start()
+    node.examiner.ask(node.request)
+    while not node.transport.sent:
+        thread.join(0.01)
+    node.stop.set()
+    node.examiner.close()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(("text", "is_asked"), [(None, False), ("rank=2", False), ("", True)])
+def test_question_in_an_answer_is_handed_on(collector, text, is_asked):
+    node = Node()
+    if text is not None:
+        collector.headers = {str(Header.DIAGNOSE): text or write_request(node.request)}
+    settings = TransportSettings(
+        endpoint=parse_endpoint(collector.url, is_insecure=True, option="test"),
+        timeout_ns=5 * NS_PER_S,
+    )
+    asked = []
+    transport = AskedTransport(HttpTransport(settings), asked.append)
+    node.answer()
+    reply = transport.send(build_diagnosis(node.transport.sent[0], 1), 1)
+    transport.close()
+    assert reply.is_taken
+    assert asked == ([node.request] if is_asked else [])
+
+
+def test_history_keeps_a_bounded_stretch_and_forgets_a_process_that_ended():
+    node = Node()
+    for second in range(MAX_READINGS + 100):
+        node.history.read((100 + second) * NS_PER_S)
+    work = node.history.find_work(PID, 0, 10_000 * NS_PER_S)
+    assert work.last.mono_ns - work.first.mono_ns == (MAX_READINGS - 1) * NS_PER_S
+    ops = np.zeros(MAX_OPS, COLLECTIVE_OP)
+    node.history.add_ops(PID, RANK, ops)
+    node.history.read_due((100 + MAX_READINGS + 99) * NS_PER_S + READ_NS - 1)
+    assert node.history.find_work(PID, 0, 10_000 * NS_PER_S).last == work.last
+    assert node.history._followed[PID].n_ops == MAX_OPS
+    node.history.forget(PID)
+    assert node.history.find(2, "") is None
+    assert node.history.find_work(PID, 0, 10_000 * NS_PER_S) is None

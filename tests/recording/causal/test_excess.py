@@ -1,0 +1,162 @@
+"""Planted counters: which cause is named, with which share, and what is ruled out."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingero.model.counters import OffCpuTimes, ProcessCounters, Quota, Work
+from ingero.recording.causal.excess import MIN_OPS, find_excess_causes, find_rise
+from ingero.units import NS_PER_MS, NS_PER_S
+
+MAIN = 7
+HOG = "stress (99)"
+
+
+def work(n_ops, own_ms, *, run_ms=5.0, ready_ms=0.0, held_ms=0.0, quota=None, hog=0.0, **more):
+    """Amounts are per operation; ``hog`` is in processors, over one second per ten operations."""
+    span_ns = n_ops * NS_PER_S // 10
+
+    def reading(mono_ns, times):
+        amount = Quota(
+            quota or 0.0,
+            round(times * held_ms * NS_PER_MS),
+            round(times),
+            {HOG: round(hog * mono_ns)} if hog else {},
+        )
+        threads = {
+            MAIN: (round(times * run_ms * NS_PER_MS), round(times * ready_ms * NS_PER_MS)),
+            MAIN + 1: (round(times * NS_PER_MS), 0),
+        }
+        return ProcessCounters(mono_ns, threads, amount if quota else None, **more)
+
+    return Work(reading(0, 0), reading(span_ns, n_ops), n_ops, round(n_ops * own_ms * NS_PER_MS))
+
+
+def named(found):
+    return [(cause.kind, cause.share) for cause in found.causes]
+
+
+BEFORE = {"n_ops": 400, "own_ms": 10, "run_ms": 5, "ready_ms": 5, "held_ms": 5, "quota": 0.5}
+
+
+def test_smaller_quota_is_named_with_the_whole_excess():
+    after = work(100, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25)
+    found = find_excess_causes(0.5, after, work(**BEFORE), None)
+    assert named(found) == [("cpu-quota", 1.0)]
+    assert found.excess_ns == 1000 * NS_PER_MS
+    assert "its cgroup may use 0.25 processors, 0.5 before" in found.causes[0].evidence
+    assert {one.name: one.share for one in found.ruled_out} == {
+        "waiting for a free CPU": 0.0,
+        "computing on the host": 0.0,
+    }
+    assert found.todo[0].startswith("raise the container's CPU limit")
+
+
+def test_throttling_that_was_there_before_explains_nothing():
+    after = work(100, 20, run_ms=5, ready_ms=5, held_ms=5, quota=0.5)
+    found = find_excess_causes(0.5, after, work(**BEFORE), OffCpuTimes(50))
+    assert named(found) == [("unexplained", 1.0)]
+    assert len(found.ruled_out) == 7
+
+
+def test_quota_that_a_neighbour_uses_up_is_contention_and_names_the_neighbour():
+    after = work(100, 20, run_ms=5, ready_ms=15, held_ms=12, quota=0.5, hog=0.4)
+    found = find_excess_causes(0.5, after, work(**BEFORE), None)
+    assert named(found) == [("cpu-contention", 1.0)]
+    assert found.causes[0].name == "preempted by stress"
+    assert f"{HOG} uses 0.4 of 0.5 processors" in found.causes[0].evidence
+
+
+def test_smaller_quota_and_a_neighbour_share_the_throttled_time():
+    after = work(100, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.3, hog=0.1)
+    found = find_excess_causes(0.5, after, work(**BEFORE), None)
+    assert named(found) == [
+        ("cpu-quota", pytest.approx(2 / 3, abs=0.001)),
+        ("cpu-contention", pytest.approx(1 / 3, abs=0.001)),
+    ]
+
+
+def test_run_queue_without_a_quota_names_who_had_the_processor():
+    after = work(100, 20, ready_ms=10)
+    seen = OffCpuTimes(50, by_others_ns={"stress": 9 * NS_PER_S, "kworker/0": NS_PER_S})
+    found = find_excess_causes(0.5, after, work(400, 10), seen)
+    assert named(found) == [("cpu-contention", 1.0)]
+    assert found.causes[0].name == "preempted by stress, kworker/0"
+
+
+def test_stops_are_scaled_from_what_was_watched_to_all_since_onset():
+    after = work(100, 20)
+    seen = OffCpuTimes(n_ops=50, stopped_ns=400 * NS_PER_MS)
+    found = find_excess_causes(0.5, after, work(400, 10), seen)
+    assert named(found) == [("stopped", 0.8), ("unexplained", 0.2)]
+    assert found.causes[0].evidence == ("8 ms an operation, of 50 that were watched",)
+
+
+def test_stops_are_named_without_a_reading_from_before_and_counters_are_not():
+    after = work(100, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25)
+    seen = OffCpuTimes(n_ops=50, stopped_ns=150 * NS_PER_MS)
+    found = find_excess_causes(0.5, after, None, seen)
+    assert named(found) == [("stopped", 0.3), ("unexplained", 0.7)]
+    assert found.causes[1].evidence == ("no reading from before it was slow",)
+
+
+def test_waits_for_a_disk_get_only_what_the_others_leave():
+    after = work(100, 20, run_ms=12)
+    seen = OffCpuTimes(n_ops=50, io_ns=500 * NS_PER_MS)
+    found = find_excess_causes(0.5, after, work(400, 10), seen)
+    assert named(found) == [("more-computing", 0.7), ("blocked-io", 0.3)]
+    assert named(find_excess_causes(0.5, work(100, 20), work(400, 10), seen)) == [
+        ("blocked-io", 1.0)
+    ]
+
+
+def test_cause_below_a_fifth_is_ruled_out_with_its_share():
+    after = work(100, 20, run_ms=6.9)
+    found = find_excess_causes(0.5, after, work(400, 10), None)
+    assert named(found) == [("unexplained", 1.0)]
+    ruled_out = {one.name: one.share for one in found.ruled_out}
+    assert ruled_out["computing on the host"] == 0.19
+
+
+def test_causes_beyond_the_excess_are_scaled_down_to_it():
+    after = work(100, 20, run_ms=15, ready_ms=30)
+    found = find_excess_causes(0.5, after, work(400, 10), None)
+    assert named(found) == [("cpu-contention", 0.75), ("more-computing", 0.25)]
+
+
+@pytest.mark.parametrize(("n_ops", "own_ms"), [(4, 20), (100, 0)])
+def test_too_little_to_say_is_unexplained(n_ops, own_ms):
+    found = find_excess_causes(0.5, work(n_ops, own_ms), work(400, 10), OffCpuTimes(50))
+    assert named(found) == [("unexplained", 1.0)]
+    assert f"{n_ops} operations were seen" in found.causes[0].evidence[0]
+
+
+def test_fewer_processors_and_a_greater_nice_value_are_said():
+    before = work(400, 10, n_processors_allowed=2)
+    after = work(100, 20, ready_ms=10, n_processors_allowed=1, nice=10)
+    found = find_excess_causes(0.5, after, before, None)
+    assert "it may run on 1 processors, 2 before" in found.causes[0].evidence
+    assert "its nice value is 10, 0 before" in found.causes[0].evidence
+
+
+@given(
+    st.integers(MIN_OPS, 200), st.integers(MIN_OPS, 200), st.floats(1.5, 10.0), st.integers(0, 99)
+)
+def test_rise_is_found_within_a_few_operations_whatever_the_start_took(n_then, n_now, times, seed):
+    noise = 1.0 + 0.05 * np.random.default_rng(seed).standard_normal(n_then + n_now)
+    own_ns = noise * 10 * NS_PER_MS
+    own_ns[n_then:] *= times
+    assert find_rise(own_ns.astype(np.int64)) == pytest.approx(n_then, abs=2)
+
+
+def test_no_rise_among_own_times_that_fall_or_stay_or_are_few():
+    flat = np.full(100, 10 * NS_PER_MS)
+    assert find_rise(flat) is None
+    assert find_rise(flat[: 2 * MIN_OPS - 1]) is None
+    falling = flat.copy()
+    falling[:10] *= 100
+    assert find_rise(falling) is None
+    barely = flat.copy()
+    barely[50:] = barely[50:] * 105 // 100
+    assert find_rise(barely) is None

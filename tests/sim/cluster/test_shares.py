@@ -1,0 +1,68 @@
+"""Where hosts get their processor time, and what is written for it; the kernel's files are a folder here."""
+
+import pytest
+
+from ingero.errors import UnsupportedError
+from ingero.sim.cluster.shares import ProcessorShare, find_own, find_parent
+
+BOTH = """22 27 0:21 / /proc rw - proc proc rw
+30 27 0:26 / {root}/cpu rw - cgroup cgroup rw,cpu
+31 27 0:27 / {root}/cpuset rw - cgroup cgroup rw,cpuset
+40 27 0:36 / {root}/unified rw - cgroup2 cgroup2 rw
+"""
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Files of a machine: its mounts, and the groups of this process."""
+
+    def write(mounts, own="2:cpu,cpuacct:/slice/me\n1:cpuset:/\n0::/\n", controllers="cpu io"):
+        for name in ("unified", "cpu"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "unified/cgroup.controllers").write_text(controllers)
+        (tmp_path / "mounts").write_text(mounts.format(root=tmp_path))
+        (tmp_path / "own").write_text(own)
+        return tmp_path / "mounts", tmp_path / "own"
+
+    return write
+
+
+def test_version_1_is_taken_where_it_has_the_processors_below_our_own_group(machine, tmp_path):
+    assert find_parent(*machine(BOTH)) == (tmp_path / "cpu/slice/me", False)
+
+
+def test_version_2_is_taken_at_its_root(machine, tmp_path):
+    mounts = "\n".join(line for line in BOTH.splitlines() if "cgroup cgroup" not in line) + "\n"
+    assert find_parent(*machine(mounts)) == (tmp_path / "unified", True)
+
+
+def test_no_group_with_the_processors_is_said(machine):
+    mounts = "\n".join(line for line in BOTH.splitlines() if "cpu rw" not in line) + "\n"
+    with pytest.raises(UnsupportedError, match="no cgroup has the processors"):
+        find_parent(*machine(mounts, controllers="io memory"))
+
+
+@pytest.mark.parametrize(
+    ("text", "path"), [("4:memory:/a\n2:cpuacct,cpu:/b/c\n", "/b/c"), ("0::/x\n", "/"), ("", "/")]
+)
+def test_our_own_group_is_that_of_the_processors(text, path):
+    assert find_own(text) == path
+
+
+@pytest.mark.parametrize(
+    ("n_processors", "part", "quota"),
+    [(0.5, 1.0, (5_000, 10_000)), (0.5, 0.5, (2_500, 10_000)), (0.1, 0.5, (1_000, 20_000))],
+)
+def test_a_part_is_a_quota_that_the_kernel_takes(tmp_path, n_processors, part, quota):
+    for is_unified in (True, False):
+        folder = tmp_path / str(is_unified)
+        folder.mkdir()
+        ProcessorShare(folder, is_unified, n_processors).limit(part)
+    assert (tmp_path / "True/cpu.max").read_text() == "{} {}".format(*quota)
+    files = (tmp_path / "False" / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+    assert tuple(int(file.read_text()) for file in files) == quota
+
+
+def test_a_kernel_that_refuses_is_told_with_the_file(tmp_path):
+    with pytest.raises(UnsupportedError, match=r"cannot write .*cpu\.max"):
+        ProcessorShare(tmp_path / "gone", True, 0.5).limit(1.0)
