@@ -1,12 +1,15 @@
-"""Tell the Ingero agent of this node what the training loop is doing. Copy this file; it needs Python's own library only.
+"""Tell the Ingero agent of this node what the training loop is doing.
+
+Copy this file; it needs Python's own library only.
 
     annotator = Annotator(run_id="r7")
     annotator.say(step=41, phase="forward")
     with annotator.span(phase="checkpoint"):
         save()
 
-It never raises and never waits: without an agent, or with one that does not keep up, what is said is dropped (`n_dropped`). Saying
-something costs about five microseconds. Names that dashboards know: step, epoch, phase, task_id, run_id.
+It never raises and never waits: without an agent, or with one that does not keep up, what is said is dropped
+(`n_dropped`). Saying something costs about five microseconds. Names that dashboards know: step, epoch, phase, task_id,
+run_id.
 """
 
 from __future__ import annotations

@@ -1,0 +1,413 @@
+"""The Helm charts, rendered by a real Helm: valid for Kubernetes, consistent, and their containers really start."""
+
+import re
+import shlex
+import ssl
+import subprocess
+import tempfile
+from pathlib import Path
+
+import httpx
+import kubernetes_validate
+import pytest
+import trustme
+import yaml
+from tests.deploy.charts import (
+    CHARTS,
+    HELM,
+    WORKLOADS,
+    Node,
+    find,
+    find_claims,
+    find_pod,
+    helm,
+    needs_helm,
+    render,
+)
+from tests.deploy.site import DEPLOY, ROOT
+from tests.e2e.agents import health
+from tests.echo.process import metrics, point
+
+from ingero.testing.waiting import wait_until
+
+pytestmark = [pytest.mark.slow, needs_helm]
+OLDEST, NEWEST = "1.25", "1.37"
+"""Of those whose schemas there are; the charts ask for 1.24."""
+CUSTOM = {"ServiceMonitor", "PodMonitor"}
+SWITCHES = {
+    "ingress": {"enabled": True, "host": "x.example", "className": "nginx"},
+    "podDisruptionBudget": {"enabled": True},
+    "serviceMonitor": {"enabled": True},
+}
+TOKEN = "t" * 32
+CASES = {
+    "fleet": ("ingero-fleet", {}),
+    "fleet-all": (
+        "ingero-fleet",
+        {
+            **SWITCHES,
+            "replicaCount": 2,
+            "tls": {"secretName": "fleet-tls", "clientCa": True},
+            "auth": {"secretName": "fleet-auth"},
+            "echo": {"endpoint": "https://ingero-echo:4318", "caSecret": {"name": "echo-ca"}},
+            "config": {
+                "rates": {"currency": "USD"},
+                "overrides": {"processors": {"nccl": {"patience": "2m"}}},
+            },
+            "networkPolicy": {"agents": [{"podSelector": {}}], "monitoring": [{"podSelector": {}}]},
+            "nodeSelector": {"a": "b"},
+        },
+    ),
+    "echo": ("ingero-echo", {"persistence": {"storageClass": "encrypted"}}),
+    "echo-all": (
+        "ingero-echo",
+        {
+            **SWITCHES,
+            "persistence": {"encryptionAcknowledged": True, "size": "5Gi"},
+            "tls": {"secretName": "echo-tls"},
+            "auth": {"aclKey": "bearers.yaml"},
+            "config": {"retention": "168h"},
+        },
+    ),
+    "agent": ("ingero", {}),
+    "agent-capabilities": ("ingero", {"privileged": False, "namespace": {"create": True}}),
+    "agent-push": (
+        "ingero",
+        {
+            "mode": "fleet-push",
+            "podMonitor": {"enabled": True},
+            "fleetPush": {
+                "endpoint": "fleet:4318",
+                "clusterID": "prod",
+                "stub": True,
+                "thresholdUrl": "http://fleet:8080",
+                "tokenSecret": {"name": "push"},
+                "remediation": {"sinkEnabled": True},
+            },
+        },
+    ),
+    "agent-tls": (
+        "ingero",
+        {
+            "mode": "fleet-push",
+            "fleetPush": {
+                "endpoint": "https://f:4318",
+                "clusterID": "c",
+                "tls": {"secretName": "t"},
+            },
+        },
+    ),
+}
+every_case = pytest.mark.parametrize("case", sorted(CASES))
+
+
+def objects_of(case):
+    chart, values = CASES[case]
+    return render(chart, **values)
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_helm_finds_nothing_wrong_with_a_chart(chart):
+    more = ["--set", "persistence.storageClass=x"] if chart == "ingero-echo" else []
+    status, said = helm("lint", "--strict", str(DEPLOY / "helm" / chart), *more)
+    assert status == 0, said
+    assert "WARNING" not in said
+
+
+@pytest.mark.parametrize(
+    ("case", "version"),
+    [
+        *((case, NEWEST) for case in sorted(CASES)),
+        *((case, OLDEST) for case in ("fleet-all", "echo-all", "agent")),
+    ],
+)
+def test_each_object_is_one_that_kubernetes_knows(case, version):
+    for one in objects_of(case):
+        if one["kind"] not in CUSTOM:
+            kubernetes_validate.validate(one, version, strict=True)
+
+
+@every_case
+def test_what_refers_to_another_object_finds_it(case):
+    objects = objects_of(case)
+    pod = find_pod(objects)
+    labels = pod["metadata"]["labels"]
+    ports = {port["name"] for one in pod["spec"]["containers"] for port in one.get("ports", ())}
+    names = {(one["kind"], one["metadata"]["name"]) for one in objects}
+    service_ports = set()
+    for one in objects:
+        spec = one.get("spec", {})
+        chosen = {
+            "Service": spec.get("selector"),
+            "NetworkPolicy": spec.get("podSelector", {}).get("matchLabels"),
+        }
+        matched = chosen.get(one["kind"]) or (spec.get("selector") or {}).get("matchLabels")
+        if matched:
+            assert matched.items() <= labels.items(), one["kind"]
+        if one["kind"] == "Service":
+            assert {port["targetPort"] for port in spec["ports"]} <= ports
+            service_ports = {port["name"] for port in spec["ports"]}
+        if one["kind"] == "NetworkPolicy":
+            assert spec["policyTypes"] == ["Ingress", "Egress"]
+            opened = {port["port"] for rule in spec["ingress"] for port in rule["ports"]}
+            assert opened == ports - {"health"}
+    for one in objects:
+        if one["kind"] == "Ingress":
+            backend = one["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]
+            assert ("Service", backend["name"]) in names
+            assert backend["port"]["name"] in service_ports
+        if one["kind"] in CUSTOM:
+            asked = one["spec"].get("endpoints") or one["spec"]["podMetricsEndpoints"]
+            assert {end["port"] for end in asked} <= (service_ports or ports)
+    assert ("ServiceAccount", pod["spec"]["serviceAccountName"]) in names
+    volumes = {volume["name"] for volume in pod["spec"]["volumes"]} | set(find_claims(objects))
+    for container in pod["spec"]["containers"]:
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+
+
+@every_case
+def test_no_container_has_more_rights_than_it_needs(case):
+    pod = find_pod(objects_of(case))["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    for container in pod["containers"]:
+        rights = container["securityContext"]
+        assert rights["readOnlyRootFilesystem"] is True
+        assert container["resources"]["limits"]["memory"]
+        if container["name"] == "agent":
+            assert case == "agent-push" or rights.get("privileged") == (
+                case != "agent-capabilities" or None
+            )
+            continue
+        assert rights["allowPrivilegeEscalation"] is False
+        assert rights["capabilities"] == {"drop": ["ALL"]}
+        assert {**pod["securityContext"], **rights}["runAsNonRoot"] is True
+
+
+@every_case
+def test_a_container_that_listens_is_probed(case):
+    for container in find_pod(objects_of(case))["spec"]["containers"]:
+        ports = {port["name"] for port in container["ports"]}
+        kinds = {"livenessProbe", "readinessProbe", "startupProbe"} & set(container)
+        assert "livenessProbe" in kinds
+        assert {container[kind]["httpGet"]["port"] for kind in kinds} <= ports
+
+
+def test_echo_is_not_rendered_before_somebody_answers_for_its_disk():
+    chart = str(DEPLOY / "helm/ingero-echo")
+    status, said = helm("template", "e", chart)
+    assert status != 0
+    assert "persistence.storageClass" in said
+    assert "persistence.encryptionAcknowledged=true" in said
+    for answer in ("persistence.storageClass=gp3", "persistence.encryptionAcknowledged=true"):
+        assert helm("template", "e", chart, "--set", answer)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("chart", "value", "said"),
+    [
+        ("ingero-fleet", "replicaCount=0", "replicaCount"),
+        ("ingero-fleet", "replicas=2", "replicas"),
+        ("ingero-fleet", "config.push_interval=soon", "push_interval"),
+        ("ingero-echo", "persistence.size=much", "size"),
+        ("ingero", "mode=both", "mode"),
+        ("ingero", "mode=fleet-push", "fleetPush.endpoint is needed"),
+        ("ingero", "fleetPush.clusterId=x", "clusterId"),
+    ],
+)
+def test_a_wrong_value_is_named(chart, value, said):
+    more = ["--set", "persistence.storageClass=x"] if chart == "ingero-echo" else []
+    status, answer = helm("template", "x", str(DEPLOY / "helm" / chart), "--set", value, *more)
+    assert status != 0
+    assert said in answer
+
+
+def test_rows_stay_when_echo_is_upgraded_or_its_release_is_removed():
+    before = find(render("ingero-echo", persistence={"storageClass": "e"}), "StatefulSet")
+    after = find(
+        render("ingero-echo", persistence={"storageClass": "e"}, image={"tag": "9.9.9"}),
+        "StatefulSet",
+    )
+    # Kubernetes refuses a StatefulSet whose other fields change, and Helm would have to delete it.
+    fixed = ("serviceName", "selector", "volumeClaimTemplates")
+    assert {key: before["spec"][key] for key in fixed} == {key: after["spec"][key] for key in fixed}
+    assert (
+        "persistentVolumeClaimRetentionPolicy" not in before["spec"]
+    )  # Retain is what there is without it
+    assert before["spec"]["replicas"] == 1
+    kept = find(render("ingero-echo", persistence={"storageClass": "e"}), "Secret")
+    assert kept["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+def is_up(url):
+    def ask():
+        try:
+            return httpx.get(url, timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    return ask
+
+
+def wait_for(node, name, process, log, kind="startupProbe"):
+    """Until the kubelet would be content."""
+    url = node.probe(name, kind)
+
+    def ready():
+        assert process.poll() is None, log.read_text()
+        return is_up(url)()
+
+    wait_until(ready, 60)
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return trustme.CA()
+
+
+@pytest.fixture
+def folder():
+    """A short path: that of a Unix socket has a limit."""
+    with tempfile.TemporaryDirectory(prefix="pod-") as made:
+        yield Path(made)
+
+
+def issue(authority, name):
+    made = authority.issue_cert(name, "localhost")
+    return {
+        "tls.crt": made.cert_chain_pems[0].bytes(),
+        "tls.key": made.private_key_pem.bytes(),
+        "ca.crt": authority.cert_pem.bytes(),
+    }
+
+
+def test_fleets_container_starts_with_the_default_values_and_takes_a_push(folder):
+    node = Node(folder, objects_of("fleet"))
+    with node.start("fleet") as (process, log):
+        wait_for(node, "fleet", process, log)
+        assert is_up(node.probe("fleet", "readinessProbe"))()
+        url = f"http://127.0.0.1:{node.port(4318)}/v1/metrics"
+        assert httpx.post(url, json=health("n1", cluster="c")).status_code == 200
+        text = httpx.get(f"http://127.0.0.1:{node.port(8888)}/metrics").text
+        assert 'ingero_fleet_active_nodes{cluster_id="c"} 1' in text
+        assert (
+            "ingero_node_health_score_ratio"
+            in httpx.get(f"http://127.0.0.1:{node.port(9090)}/metrics").text
+        )
+
+
+def test_fleet_with_tls_and_bearers_takes_pushes_of_those_who_have_both(folder, authority):
+    secrets = {
+        "fleet-tls": issue(authority, "fleet"),
+        "fleet-auth": {"tokens": f"{TOKEN}\n".encode()},
+        "echo-ca": {"ca.crt": authority.cert_pem.bytes()},
+        "ingero-echo-auth": {"token": b"e" * 32},
+    }
+    node = Node(folder, objects_of("fleet-all"), secrets)
+    client = authority.issue_cert("agent")
+    context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+    bare = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+    client.configure_cert(context)
+    with node.start("fleet") as (process, log):
+        wait_for(node, "fleet", process, log)
+        url = f"https://localhost:{node.port(4318)}/v1/metrics"
+        bearer = {"authorization": f"Bearer {TOKEN}"}
+        body = health("n1", cluster="c")
+        assert httpx.post(url, json=body, verify=context, headers=bearer).status_code == 200
+        assert httpx.post(url, json=body, verify=context).status_code == 401
+        with pytest.raises(httpx.TransportError):
+            httpx.post(url, json=body, verify=bare, headers=bearer)
+
+
+def test_echos_container_keeps_rows_over_an_upgrade_with_the_certificate_of_the_chart(folder):
+    values = {"persistence": {"storageClass": "e"}, "config": {"min_free_space": "1MiB"}}
+    secrets = {"ingero-echo-auth": {"token": TOKEN.encode()}}
+    node = Node(folder, render("ingero-echo", **values), secrets)
+    authority = node.secret("site-ingero-echo-tls")["ca.crt"].decode()
+    context = ssl.create_default_context(cadata=authority)
+    bearer = {"authorization": f"Bearer {TOKEN}"}
+
+    def ask(where, path, **more):
+        url = f"https://localhost:{where.port(8081)}{path}"
+        return httpx.post(url, headers=bearer, verify=context, timeout=30, **more)
+
+    with node.start("echo") as (process, log):
+        wait_for(node, "echo", process, log)
+        wait_until(is_up(node.probe("echo", "readinessProbe")), 60)
+        body = metrics([point(0.5)], name="ingero.node.health_score", cluster="c", node="n1")
+        sent = httpx.post(
+            f"https://localhost:{node.port(4318)}/v1/metrics",
+            json=body,
+            headers=bearer,
+            verify=context,
+        )
+        assert sent.status_code == 200, sent.text
+    assert process.returncode == 0
+    upgraded = Node(folder, render("ingero-echo", **values, image={"tag": "9.9.9"}), {
+        **secrets, "site-ingero-echo-tls": node.secret("site-ingero-echo-tls"),
+    })  # fmt: skip
+    with upgraded.start("echo") as (process, log):
+        wait_for(upgraded, "echo", process, log)
+        answer = ask(
+            upgraded,
+            "/api/v2/sql",
+            json={"sql": "SELECT count(*) AS n FROM events", "time_window": "1h"},
+        )
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["rows"][0][0] == 1
+        scraped = httpx.get(
+            f"https://localhost:{upgraded.port(8081)}/metrics", headers=bearer, verify=context
+        )
+        assert "ingero_echo_store_up 1" in scraped.text
+
+
+def test_echo_with_a_file_of_bearers_starts(folder, authority):
+    bearers = f"- {{key_name: o, token: {TOKEN}, allowed_clusters: ['*']}}\n"
+    secrets = {
+        "echo-tls": issue(authority, "echo"),
+        "ingero-echo-auth": {"bearers.yaml": bearers.encode()},
+    }
+    node = Node(folder, objects_of("echo-all"), secrets)
+    with node.start("echo") as (process, log):
+        wait_for(node, "echo", process, log)
+
+
+def test_the_agents_container_and_its_sidecar_start_and_are_probed(folder):
+    node = Node(folder, objects_of("agent-push"), {"push": {"token": TOKEN.encode()}})
+    with node.start("agent") as (process, log), node.start("sink") as (sink, sink_log):
+        wait_for(node, "agent", process, log)
+        wait_for(node, "sink", sink, sink_log, "livenessProbe")
+        wait_until(is_up(node.probe("sink", "readinessProbe")), 60)
+        page = f"http://127.0.0.1:{node.port(9465)}/metrics"
+        wait_until(lambda: "ingero_agent_fleet_reachable" in httpx.get(page).text, 60)
+
+
+@pytest.mark.kernel
+def test_the_container_of_a_trace_starts_and_is_probed(folder):
+    node = Node(folder, objects_of("agent"))
+    assert "--node=node-1" in node.command("agent")
+    with node.start("agent") as (process, log):
+        wait_for(node, "agent", process, log)
+    assert (folder / "volumes/data/ingero.db").exists()
+
+
+def test_every_workload_runs_a_program_of_ours():
+    for case in CASES:
+        workloads = [one for one in objects_of(case) if one["kind"] in WORKLOADS]
+        assert len(workloads) == 1
+
+
+def test_helm_takes_the_commands_of_the_guide_and_the_answers_fit_each_other():
+    guide = (ROOT / "docs/guides/kubernetes.md").read_text().replace("\\\n", " ")
+    rendered = {}
+    for command in re.findall(r"^helm (?:install|upgrade) (.*)$", guide, re.MULTILINE):
+        words = [word for word in shlex.split(command) if word != "--reuse-values"]
+        done = subprocess.run(
+            [HELM, "template", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        rendered[words[0]] = [one for one in yaml.safe_load_all(done.stdout) if one]
+    assert set(rendered) == set(CHARTS)
+    assert find(rendered["ingero-echo"], "Secret")["metadata"]["name"] == "ingero-echo-tls"
+    assert find(rendered["ingero-echo"], "Service")["metadata"]["name"] == "ingero-echo"
+    assert find(rendered["ingero-fleet"], "Service")["metadata"]["name"] == "ingero-fleet"
+    assert "--fleet" in find_pod(rendered["ingero"])["spec"]["containers"][0]["args"]

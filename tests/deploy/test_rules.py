@@ -1,0 +1,119 @@
+"""The shipped rules: checked by promtool, and evaluated by a real Prometheus on series of our running programs."""
+
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from tests.deploy.series import OF_A_TRACE, declared_names, find_names, is_known
+from tests.deploy.site import DEPLOY, ROOT, read_rules
+from tests.e2e.prometheus import needs_prometheus
+
+from ingero.testing.waiting import wait_until
+
+pytestmark = [pytest.mark.slow, needs_prometheus, pytest.mark.xdist_group("deploy")]
+FOLDER = DEPLOY / "prometheus"
+RULES = sorted(FOLDER.glob("*.rules.yml"))
+TESTS = sorted(FOLDER.glob("*.test.yml"))
+ALERTS = {
+    rule["alert"]: rule for rules in read_rules().values() for rule in rules if "alert" in rule
+}
+NAMES_OF_THE_EXISTING_SYSTEM = {"nccl_collective_peer_lag_ms_milliseconds"}
+"""Kept as they are, for existing dashboards; promtool minds their units."""
+
+
+def promtool(*arguments, **more):
+    done = subprocess.run(
+        ["promtool", *arguments], capture_output=True, text=True, check=False, **more
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_promtool_takes_the_rules_and_their_own_tests_hold():
+    status, said = promtool("check", "rules", *map(str, RULES))
+    assert status == 0, said
+    status, said = promtool("test", "rules", *(file.name for file in TESTS), cwd=FOLDER)
+    assert status == 0, said
+
+
+def test_the_shipped_configuration_is_one():
+    status, said = promtool("check", "config", "--syntax-only", str(FOLDER / "prometheus.yml"))
+    assert status == 0, said
+    named = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["rule_files"]
+    assert sorted(named) == [file.name for file in RULES]
+
+
+def test_each_alert_is_seen_to_fire_and_to_be_quiet():
+    fires, quiet = set(), set()
+    for file in TESTS:
+        for one in yaml.safe_load(file.read_text())["tests"]:
+            for case in one["alert_rule_test"]:
+                (fires if case["exp_alerts"] else quiet).add(case["alertname"])
+    assert fires == set(ALERTS)
+    assert quiet == set(ALERTS)
+
+
+@pytest.mark.parametrize("name", sorted(ALERTS))
+def test_an_alert_has_a_severity_and_a_page_that_says_what_to_do(name):
+    rule = ALERTS[name]
+    assert rule["labels"]["severity"] in {"critical", "warning"}
+    page = Path("docs/alerts") / f"{name}.md"
+    assert rule["annotations"]["runbook"] == page.as_posix()
+    text = (ROOT / page).read_text()
+    assert text.startswith(f"# {name}\n")
+    assert "## What it means" in text
+    assert "## What to do" in text
+    index = (ROOT / "docs/alerts/README.md").read_text()
+    assert f"[{name}]({name}.md) | {rule['labels']['severity']} |" in index
+
+
+def test_no_page_is_about_an_alert_that_is_gone():
+    pages = {page.stem for page in (ROOT / "docs/alerts").glob("*.md")} - {"README"}
+    assert pages == set(ALERTS)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        "ingero-fleet", "ingero-fleet-data", "ingero-echo", "ingero-agent", "ingero-sink",
+        "ingero-alerter",
+    ],
+)  # fmt: skip
+def test_promtool_minds_nothing_on_a_page_but_names_that_are_not_ours_to_change(site, job):
+    status, said = promtool("check", "metrics", input=site.pages[job].read())
+    minded = {line.split()[0] for line in said.splitlines() if line}
+    assert minded <= NAMES_OF_THE_EXISTING_SYSTEM, said
+    assert status == 0 or job == "ingero-fleet-data"
+
+
+def test_prometheus_evaluates_every_rule_and_finds_the_culprit_of_a_running_site(site, prometheus):
+    def ask(path, **params):
+        return httpx.get(f"{prometheus.url}/api/v1/{path}", params=params, timeout=30).json()[
+            "data"
+        ]
+
+    def find_culprit():
+        site.push()
+        active = {
+            (one["labels"]["alertname"], one["labels"].get("node_id"))
+            for one in ask("alerts")["alerts"]
+        }
+        return active >= {("IngeroCulpritRank", "node5"), ("IngeroStragglerNode", "node5")}
+
+    wait_until(find_culprit, 60)
+    wait_until(lambda: prometheus.query("ingero:event_cost_rate_1m > 0"), 60)
+    rules = [rule for group in ask("rules")["groups"] for rule in group["rules"]]
+    assert {rule["name"]: rule["lastError"] for rule in rules if rule.get("lastError")} == {}
+    assert {rule["health"] for rule in rules} == {"ok"}
+    names = set(ask("label/__name__/values")) | declared_names()
+    asked = {name for rule in rules for name in find_names(rule["query"])}
+    unknown = {name for name in asked if not is_known(name, names)}
+    assert {name for name in unknown if not OF_A_TRACE.match(name)} == set()
+    firing = {rule["name"] for rule in rules if rule["type"] == "alerting" and rule["alerts"]}
+    assert firing & {"IngeroFleetDown", "IngeroEchoDown", "IngeroFleetLosesData"} == set()
+
+
+def test_names_of_series_are_told_from_labels_functions_and_strings():
+    asked = 'max by (cluster_id) (a_total{x="b_total"}) - on (c) group_left (d) rate(e_bucket[5m]) > 0.1'
+    assert find_names(asked) == {"a_total", "e_bucket"}

@@ -1,0 +1,86 @@
+"""The series of a real trace: those that the shipped rules ask for are there, and promtool reads the page."""
+
+import os
+import re
+import subprocess
+import sys
+
+import httpx
+import pytest
+from tests.deploy.series import OF_A_TRACE, find_names, is_known, iter_queries
+from tests.deploy.site import SERVING, read_rules
+from tests.deploy.test_rules import promtool
+from tests.e2e.prometheus import needs_prometheus, run_prometheus
+
+from ingero.sim.runner import get_program
+from ingero.testing.waiting import wait_until
+
+pytestmark = [pytest.mark.kernel, pytest.mark.slow, needs_prometheus]
+OF_AN_EVENT = {"gpu_memcpy_bytes_total", "gpu_xid_errors_total", "ingero_incidents_total"}
+"""Absent until there is a copy, an error of the driver, or an incident."""
+NAMES_OF_THE_EXISTING_SYSTEM = {
+    "gpu_cuda_operation_duration_microseconds",
+    "gpu_memcpy_duration_ms",
+    "gpu_nccl_processes_total",
+    "nccl_collective_duration_ms",
+}
+"""Not in base units, or a gauge with the suffix of a counter; what existing dashboards ask for."""
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    """Address of a trace that watches two simulated ranks beside the simulator's NVML, and its page."""
+    folder = tmp_path_factory.mktemp("trace")
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(get_program().parent)}
+    command = [
+        sys.executable, "-m", "ingero", "trace", "--prometheus", "127.0.0.1:0",
+        "--db", str(folder / "trace.db"), "--",
+        sys.executable, "-m", "ingero", "sim", "run", "ranks", "--ranks", "2", "steps=20000",
+    ]  # fmt: skip
+    log = folder / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environ)
+    try:
+        address = wait_until(lambda: SERVING.search(log.read_text()), 60)[1]
+
+        def scrape():
+            text = httpx.get(f"http://{address}/metrics", timeout=30).text
+            return text if "nccl_collective_duration_ms_bucket" in text else None
+
+        yield address, wait_until(scrape, 60)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def page(traced):
+    return traced[1]
+
+
+def test_series_that_the_rules_ask_of_a_trace_are_on_its_page(page):
+    names = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
+    asked = {
+        name
+        for rules in read_rules().values()
+        for rule in rules
+        for name in find_names(rule["expr"])
+        if OF_A_TRACE.match(name)
+    }
+    assert len(asked) >= 3
+    assert {name for name in asked if not is_known(name, names)} <= OF_AN_EVENT
+
+
+def test_promtool_minds_only_units_in_names_of_the_existing_system(page):
+    _, said = promtool("check", "metrics", input=page)
+    minded = {line.split()[0] for line in said.splitlines() if line}
+    assert minded <= NAMES_OF_THE_EXISTING_SYSTEM, said
+
+
+def test_every_panel_of_the_agents_dashboard_about_a_trace_shows_something(traced, tmp_path):
+    asked = [query for query in iter_queries("ingero-agent") if OF_A_TRACE.search(query)]
+    assert len(asked) > 30
+    with run_prometheus(tmp_path, {"ingero-trace": traced[0]}) as prometheus:
+        wait_until(lambda: prometheus.query("rate(gpu_cuda_operation_count[5m]) > 0"), 60)
+        empty = [query for query in asked if not prometheus.query(query)]
+    assert [query for query in empty if not find_names(query) & OF_AN_EVENT] == []

@@ -1,0 +1,247 @@
+"""The systemd units: verified by systemd, and their command lines really started under what they forbid."""
+
+import ctypes
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+from functools import cache
+
+import pytest
+import trustme
+import yaml
+from tests.deploy.site import BIN, DEPLOY, ROOT, SERVING, wait_for_page
+
+from ingero.testing.fleet import build_fleet_config
+
+FOLDER = DEPLOY / "systemd"
+UNITS = sorted(FOLDER.glob("*.service"))
+PROGRAMS = (
+    "alerter",
+    "echo",
+    "fleet",
+    "fleet-push",
+    "remediator",
+    "sink",
+)  # `ingero trace` needs root: tests/kernel
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None,
+    reason="systemd-analyze (Debian: systemd) is not installed",
+)
+READY = {
+    "alerter": SERVING,
+    "echo": re.compile(r"(127\.0\.0\.1:\d+)"),
+    "fleet": re.compile(r"(running \d+ pipelines)"),
+    "fleet-push": re.compile(r"(calibrating|pushed|taken)"),
+    "remediator": SERVING,
+    "sink": SERVING,
+}
+PR_SET_MDWE, REFUSE_EXEC_GAIN = 65, 1
+"""linux/prctl.h, Linux 6.3: what MemoryDenyWriteExecute refuses, refused by the kernel itself."""
+
+
+def read_unit(name):
+    """Values by key of a unit's ``[Service]``, in their order."""
+    found = {}
+    for line in (FOLDER / f"ingero-{name}.service").read_text().splitlines():
+        key, is_set, value = line.partition("=")
+        if is_set and not line.startswith("#"):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def place(text, folder):
+    """The same with every folder of the machine below this one, and with our programs' own places."""
+    text = re.sub(r"/usr/bin/(?=ingero)", f"{BIN}/", text)
+    return re.sub(r"(?<![\w/])/(etc|run|var/lib)(?=/ingero)", rf"{folder}/\1", text)
+
+
+def prepare(name, folder):
+    """What an administrator puts in place, on ports that the kernel chooses."""
+    for path in ("etc/ingero/echo", "etc/ingero-alerter", "run/ingero", "var/lib/ingero-echo"):
+        (folder / path).mkdir(parents=True)
+    if name == "fleet":
+        (folder / "etc/ingero/fleet.yaml").write_text(yaml.safe_dump(build_fleet_config(nccl={})))
+    if name == "alerter":
+        config = {
+            "uds_path": str(folder / "run/ingero/x.sock"),
+            "webhook": {"url": "http://127.0.0.1:9/"},
+        }
+        (folder / "etc/ingero-alerter/config.json").write_text(str(config).replace("'", '"'))
+    if name == "remediator":
+        policy = f"action: {{slurm: {{}}}}\njournal: {{file: {folder}/journal.db}}\nlisten: 127.0.0.1:0\n"
+        (folder / "etc/ingero/remediator.yaml").write_text(policy)
+    if name == "echo":
+        shipped = re.sub(r"(\d+\.){3}\d+:\d+", "127.0.0.1:0", (FOLDER / "echo.yaml").read_text())
+        (folder / "etc/ingero/echo.yaml").write_text(place(shipped, folder))
+        made = trustme.CA().issue_cert("localhost")
+        made.cert_chain_pems[0].write_to_path(folder / "etc/ingero/echo/tls.crt")
+        bearers = "- {key_name: o, token: oooooooooooooooooooo, allowed_clusters: ['*']}\n"
+        for path, text in (
+            ("tls.key", made.private_key_pem.bytes().decode()),
+            ("bearers.yaml", bearers),
+        ):
+            (folder / "etc/ingero/echo" / path).touch(mode=0o600)
+            (folder / "etc/ingero/echo" / path).write_text(text)
+
+
+def command_of(name, folder):
+    """The unit's command line as systemd would run it, below ``folder``."""
+    more = {
+        "FLEET_ARGS": "--fleet-endpoint http://127.0.0.1:9 --fleet-cluster-id c --stub "
+        f"--fleet-persist-path {folder}/baseline.json"
+    }
+    (line,) = read_unit(name)["ExecStart"]
+    words = []
+    for word in shlex.split(place(line, folder)):
+        words += shlex.split(more[word[1:]]) if word.startswith("$") else [word]
+    if name == "sink":
+        words[words.index(":9464")] = "127.0.0.1:0"
+    return [*words, "--listen", "127.0.0.1:0"] if name == "alerter" else words
+
+
+def deny_write_execute():
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_MDWE, REFUSE_EXEC_GAIN, 0, 0, 0)
+
+
+@cache
+def call_sets():
+    """System calls by systemd's names of sets, with sets in sets resolved."""
+    listed = subprocess.run(
+        ["systemd-analyze", "syscall-filter", "--no-pager"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    sets = {}
+    for line in listed.splitlines():
+        word = line.strip()
+        if line.startswith("@"):
+            sets[word] = members = set()
+        elif line.startswith("    ") and not word.startswith("#"):
+            members.add(word)
+
+    def resolve(word):
+        return set().union(*map(resolve, sets[word])) if word.startswith("@") else {word}
+
+    return {name: resolve(name) for name in sets}
+
+
+def allowed_calls(name):
+    """What a unit's ``SystemCallFilter`` lines leave, as systemd reads them: in their order, ``~`` takes away."""
+    allowed = set(call_sets()["@default"])
+    for line in read_unit(name)["SystemCallFilter"]:
+        is_denied = line.startswith("~")
+        for word in line.removeprefix("~").split():
+            calls = call_sets().get(word, {word})
+            allowed = allowed - calls if is_denied else allowed | calls
+    return allowed
+
+
+@needs_systemd
+def test_systemd_finds_nothing_wrong_with_the_units(tmp_path):
+    for unit in UNITS:
+        text = unit.read_text().replace("/usr/bin/ingero", f"{BIN}/ingero")
+        (tmp_path / unit.name).write_text(text)
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", "--recursive-errors=no", *map(str, sorted(tmp_path.iterdir()))],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+@needs_systemd
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_the_exposure_that_the_guide_names_is_what_systemd_computes(unit):
+    said = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", str(unit)],
+        capture_output=True, text=True, check=False,
+    ).stdout  # fmt: skip
+    level = re.search(r"Overall exposure level for \S+: ([\d.]+)", said)
+    assert level, said
+    guide = (ROOT / "docs/guides/systemd.md").read_text()
+    (named,) = re.findall(rf"^\| `{unit.name}` \|.*\| ([\d.]+) \|$", guide, re.MULTILINE)
+    assert abs(float(level[1]) - float(named)) <= 0.3  # each version of systemd weighs anew
+
+
+@needs_systemd
+@pytest.mark.skipif(
+    shutil.which("strace") is None, reason="strace (Debian: strace) is not installed"
+)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_starts_works_and_ends_with_no_call_that_its_unit_refuses(name, tmp_path):
+    prepare(name, tmp_path)
+    calls, log = tmp_path / "calls", tmp_path / "log"
+    command = [
+        "strace",
+        "-f",
+        "-qq",
+        "-c",
+        "-U",
+        "name",
+        "-o",
+        str(calls),
+        *command_of(name, tmp_path),
+    ]
+    environ = {**os.environ, "HOME": str(tmp_path / "home"), "PYTHONUNBUFFERED": "1"}
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, env=environ, start_new_session=True,
+            preexec_fn=deny_write_execute,  # noqa: PLW1509 -- no other thread forks here
+        )  # fmt: skip
+    try:
+        wait_for_page(process, log, READY[name])
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)
+    made = set(re.findall(r"^[a-z]\w+$", calls.read_text(), re.MULTILINE)) - {"syscall", "total"}
+    assert {"execve", "openat"} <= made, log.read_text()
+    assert made - allowed_calls(name) == set()
+
+
+def test_the_shipped_files_of_echo_are_what_the_unit_reads():
+    (line,) = read_unit("echo")["ExecStart"]
+    assert "--config /etc/ingero/echo.yaml" in line
+    config = yaml.safe_load((FOLDER / "echo.yaml").read_text())
+    ports = {
+        key: value.rpartition(":")[2] for key, value in config.items() if key.endswith("_addr")
+    }
+    assert not {"4317", "4318", "8080", "8081"} & set(ports.values())
+
+
+@pytest.mark.parametrize("name", ["echo", "fleet"])
+def test_the_user_of_a_unit_is_made_by_the_shipped_file(name):
+    (user,) = read_unit(name)["User"]
+    assert re.search(rf"^u {user} -", (FOLDER / "ingero.sysusers.conf").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("heading", ["Fleet", "Echo"])
+def test_the_commands_of_the_guide_leave_a_configuration_that_is_valid(heading, tmp_path):
+    guide = (ROOT / "docs/guides/systemd.md").read_text()
+    (block,) = re.findall(rf"^## {heading}$.*?```bash\n(.*?)```", guide, re.MULTILINE | re.DOTALL)
+    lines = [
+        line for line in block.splitlines() if not line.startswith(("systemctl", "curl", "chown"))
+    ]
+    assert len(lines) >= 3
+    prepare(heading.lower(), tmp_path)
+    run_lines(lines[:-1], tmp_path)
+    if heading == "Echo":  # the shipped file names the certificate where the guide puts it
+        text = (tmp_path / "etc/ingero/echo.yaml").read_text()
+        (tmp_path / "etc/ingero/echo.yaml").write_text(place(text, tmp_path))
+    run_lines(lines[-1:], tmp_path)
+
+
+def run_lines(lines, folder):
+    script = place("\n".join(lines), folder).replace("-o ingero-echo ", "")
+    environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-eux", "-c", script],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
