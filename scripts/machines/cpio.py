@@ -1,11 +1,13 @@
 """Writes the archive that a kernel unpacks as its first root file system, from packages and folders, without root.
 
-The format is ``newc`` (Documentation/driver-api/early-userspace/buffer-format.rst of the kernel's source): a header of 13
-numbers as hexadecimal text, the name, the contents, each padded to four bytes. Archives may follow one another.
+The format is ``newc`` (Documentation/driver-api/early-userspace/buffer-format.rst of the kernel's source): a header of
+13 numbers as hexadecimal text, the name, the contents, each padded to four bytes. Archives may follow one another.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import marshal
 import stat
 import tarfile
 from collections.abc import Callable
@@ -25,15 +27,34 @@ def merge_usr(name: str) -> str:
     return f"usr/{top}/{rest}" if rest and top in _MERGED else name
 
 
+def compile_module(contents: bytes, name: str) -> bytes | None:
+    """Python's bytecode file of a module, which is never compared with its source (PEP 552); None when it is no Python.
+
+    Args:
+        contents: The source.
+        name: The path at which it will lie.
+    """
+    try:
+        code = compile(contents, f"/{name}", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return None
+    unchecked = (1).to_bytes(4, "little")
+    head = importlib.util.MAGIC_NUMBER + unchecked + importlib.util.source_hash(contents)
+    return head + marshal.dumps(code)
+
+
 class Archive:
     """An archive that is being written; everything in it belongs to root.
 
     Args:
         stream: Where to; only written to, in order.
+        bytecode_tag: What names the bytecode that goes beside Python modules (``cpython-311``); it must be that of this
+            interpreter. Empty for none.
     """
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, bytecode_tag: str = "") -> None:
         self._stream = stream
+        self._tag = bytecode_tag
         self._known: set[str] = set()
         self._n_entries = 0
 
@@ -56,6 +77,10 @@ class Archive:
         name = merge_usr(name)
         self._add_parents(name)
         self._write(name, stat.S_IFREG | mode, contents)
+        path = PurePosixPath(name)
+        bytecode = compile_module(contents, name) if self._tag and path.suffix == ".py" else None
+        if bytecode is not None:
+            self.add_file(f"{path.parent}/__pycache__/{path.stem}.{self._tag}.pyc", bytecode)
 
     def add_link(self, name: str, target: str) -> None:
         """A symbolic link."""

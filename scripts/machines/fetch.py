@@ -61,7 +61,10 @@ class Package:
 
 
 def parse_uris(text: str) -> list[Package]:
-    """The packages that ``apt-get --print-uris`` lists: a URL in quotes, the file's name, its size and its digest a line."""
+    """The packages that ``apt-get --print-uris`` lists.
+
+    A URL in quotes, the file's name, its size and its digest a line.
+    """
     files = [line.split()[1] for line in text.splitlines() if line.startswith("'")]
     packages = []
     for file in files:
@@ -77,12 +80,15 @@ class Apt:
         cache: Where everything is kept.
         arch: The processor, as ``uname -m`` says.
         suites: The suites beside the guest's own that are looked into.
+        components: The parts of the archive, blanks between them.
 
     Raises:
         FetchError: There is no apt here, or no key of Debian's archive.
     """
 
-    def __init__(self, cache: Path, arch: str, suites: frozenset[str]) -> None:
+    def __init__(
+        self, cache: Path, arch: str, suites: frozenset[str], components: str = "main"
+    ) -> None:
         for tool, package in _TOOLS.items():
             if shutil.which(tool) is None:
                 raise FetchError(f"there is no {tool}; install the package {package}")
@@ -90,7 +96,9 @@ class Apt:
             raise FetchError(f"there is no {_KEYRING}; install the package debian-archive-keyring")
         listed = sorted({RELEASE, *suites})
         self._arch = DEBIAN_ARCH[arch]
-        self._home = cache / "apt" / f"{self._arch}-{'+'.join(listed)}"
+        self._components = components
+        parts = "+".join([*listed, *components.split()[1:]])
+        self._home = cache / "apt" / f"{self._arch}-{parts}"
         self._store = cache / "packages"
         self._options = self._make_home(listed)
 
@@ -135,7 +143,9 @@ class Apt:
         etc, state, cache = (self._home / name for name in ("etc", "state", "cache"))
         for folder in (etc / "preferences.d", state / "lists/partial", cache / "archives/partial"):
             folder.mkdir(parents=True, exist_ok=True)
-        lines = [f"deb [signed-by={_KEYRING}] {_MIRROR} {suite} main\n" for suite in suites]
+        lines = [
+            f"deb [signed-by={_KEYRING}] {_MIRROR} {suite} {self._components}\n" for suite in suites
+        ]
         (etc / "sources.list").write_text("".join(lines), encoding="utf-8")
         (state / "status").touch()
         settings = {

@@ -8,15 +8,16 @@ import lzma
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from scripts.machines.catalog import Machine
+from scripts.machines.catalog import GUEST_PYTHON, Machine
 from scripts.machines.cpio import Archive
-from scripts.machines.fetch import ROOT, Apt, FetchError, Package, fetch_wheels
+from scripts.machines.fetch import ROOT, Apt, FetchError, Package, fetch_wheels, run_tool
 
 # What the guest runs beside Python: libbpf, the tools that `ingero up` makes hosts with, and a shell.
 _PACKAGES: Final = ("python3", "libbpf1", "libelf1", "libstdc++6", "iproute2", "util-linux", "dash")
@@ -28,6 +29,9 @@ _MODULES: Final = ("bridge", "veth", "tun")
 _MODULE_FILE: Final = re.compile(r"/([\w-]+)\.ko(\.xz)?$")
 _NEEDS: Final = re.compile(rb"\0depends=([\w,-]*)\0")
 _SITE: Final = "usr/local/lib/python3.11/dist-packages"
+# Compiling is slow in a guest; only the same Python's bytecode is of use there.
+_TAG: Final = f"cpython-{GUEST_PYTHON.replace('.', '')}"
+_BYTECODE: Final = _TAG if sys.implementation.cache_tag == _TAG else ""
 _GUEST: Final = Path(__file__).parent / "guest"
 # Large, and nothing that a check runs reads it.
 _UNWANTED: Final = re.compile(
@@ -70,8 +74,23 @@ def build_image(machine: Machine, cache: Path, apt: Apt) -> Image:
     initrd = folder / "initrd.cpio"
     shutil.copyfile(base, initrd)
     with initrd.open("ab") as stream:
-        _write_overlay(stream, machine.arch, modules)
+        _write_overlay(stream, machine.arch, modules, _compile_chain(machine.arch, folder))
     return Image(kernel, initrd, _find_release(packages))
+
+
+def _compile_chain(arch: str, folder: Path) -> Path:
+    """The program of the check of that name, without frame pointers; on arm64 with signed return addresses."""
+    target = folder / "chain"
+    libraries = ROOT / f"src/ingero/sim/native/{arch}"
+    command = [
+        *(sys.executable, "-m", "ziglang", "cc", "-target", f"{arch}-linux-gnu.2.28", "-O2"),
+        *("-fomit-frame-pointer", "-fno-optimize-sibling-calls", "-lpthread"),
+        *(("-mbranch-protection=pac-ret",) if arch == "aarch64" else ()),
+        *(str(ROOT / "tests/data/stacks/chain.c"), str(libraries / "libcudart.so.12")),
+        *(f"-Wl,-rpath,/{_SITE}/ingero/sim/native/{arch}", "-o", str(target)),
+    ]
+    run_tool(command, "the compiler ziglang")
+    return target
 
 
 def _find_release(packages: Iterable[Package]) -> str:
@@ -82,7 +101,12 @@ def _build_base(arch: str, cache: Path, apt: Apt) -> Path:
     """The part that is the same until a package changes."""
     packages = apt.resolve(*_PACKAGES)
     wheels = fetch_wheels(cache, arch)
-    parts = [*(one.file for one in packages), wheels.name, Path(__file__).read_text("utf-8")]
+    parts = [
+        *(one.file for one in packages),
+        wheels.name,
+        _BYTECODE,
+        Path(__file__).read_text("utf-8"),
+    ]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
     target = cache / "boot" / f"base-{arch}-{digest}.cpio"
     if target.exists():
@@ -91,7 +115,7 @@ def _build_base(arch: str, cache: Path, apt: Apt) -> Path:
     files = apt.download(packages)
     made = target.with_suffix(".part")
     with made.open("wb") as stream:
-        archive = Archive(stream)
+        archive = Archive(stream, _BYTECODE)
         archive.add_layout()
         archive.add_console()
         for file in files:
@@ -162,10 +186,10 @@ def _order_modules(packed: dict[str, bytes]) -> list[bytes]:
     return list(ordered.values())
 
 
-def _write_overlay(stream: BinaryIO, arch: str, modules: list[bytes]) -> None:
+def _write_overlay(stream: BinaryIO, arch: str, modules: list[bytes], chain: Path) -> None:
     """What changes with every edit: our source, what was compiled for that processor, and the checks."""
     others = re.compile(r"/native/(?!" + arch + r"/)[^/]+/")
-    archive = Archive(stream)
+    archive = Archive(stream, _BYTECODE)
     archive.add_tree(
         ROOT / "src/ingero",
         f"{_SITE}/ingero",
@@ -182,5 +206,6 @@ def _write_overlay(stream: BinaryIO, arch: str, modules: list[bytes]) -> None:
     archive.add_tree(_GUEST, "checks/scripts/machines/guest", lambda name: name.endswith(".py"))
     package = _GUEST.parent / "__init__.py"
     archive.add_file("checks/scripts/machines/__init__.py", package.read_bytes())
+    archive.add_file("checks/chain", chain.read_bytes(), 0o755)
     archive.add_file("init", (_GUEST / "init.py").read_bytes(), 0o755)
     archive.close()

@@ -4,7 +4,9 @@ import io
 import shutil
 import stat
 import subprocess
+import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 from scripts.machines.cpio import Archive, merge_usr
@@ -30,6 +32,23 @@ def write(fill):
     fill(archive)
     archive.close()
     return stream.getvalue()
+
+
+def test_bytecode_lies_where_python_looks_and_is_taken_without_its_source(tmp_path):
+    tag = sys.implementation.cache_tag
+    archive = Archive(stream := io.BytesIO(), tag)
+    archive.add_file("a/one.py", b"NUMBER = 7")
+    archive.add_file("a/broken.py", b"1 +")
+    archive.close()
+    found = {name: data for name, _, data, _ in read_entries(stream.getvalue())}
+    assert [name for name in found if name.endswith(".pyc")] == [f"a/__pycache__/one.{tag}.pyc"]
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "one.py").write_text("NUMBER = 8")
+    Path(tmp_path, "__pycache__", f"one.{tag}.pyc").write_bytes(
+        found[f"a/__pycache__/one.{tag}.pyc"]
+    )
+    command = (sys.executable, "-c", "import one; print(one.NUMBER)")
+    assert subprocess.check_output(command, cwd=tmp_path, text=True) == "7\n"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
+from typing import Final
 
+_PAUSE_S: Final = 4.0  # stacks are read while the process is there
 _LIBRARY = ctypes.CDLL(sys.argv[1])
 
 
@@ -27,5 +29,6 @@ def outer(n_calls: int) -> None:
 
 if __name__ == "__main__":
     outer(1)
-    time.sleep(float(sys.argv[3]))  # the tracer learns meanwhile which Python this is
+    sys.stdin.readline()  # the tracer learns meanwhile which Python this is
     outer(int(sys.argv[2]))
+    time.sleep(_PAUSE_S)

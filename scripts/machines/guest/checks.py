@@ -42,10 +42,12 @@ SUPPORTED: Final[Mapping[str, Check]] = {
     "nccl identity": traced.check_nccl,
     "stacks: native": stacks.check_native,
     "stacks: Python": stacks.check_python,
+    "stacks: without frame pointers": stacks.check_chain,
     **{f"filter: {name}": partial(filters.check_filter, name) for name in filters.FILTERS},
     "fleet-push": cluster.check_push,
     "up": cluster.check_up,
     **{f"caps: {name}": partial(privileges.check_set, name) for name in privileges.SETS},
+    **{f"setting: {name}": partial(privileges.check_setting, name) for name in privileges.SETTINGS},
 }
 REFUSED: Final[Mapping[str, Check]] = {"refused": check_refusal}
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The first process of a guest: mounts what Linux programs expect, runs the checks in a child, and turns the machine off."""
+"""The first process of a guest: mounts what Linux programs expect, runs the checks, and turns the machine off."""
 
 from __future__ import annotations
 

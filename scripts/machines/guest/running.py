@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,8 @@ from typing import Any, Final
 
 INGERO: Final = (sys.executable, "-m", "ingero")
 ENVIRONMENT: Final = {"PATH": "/usr/bin:/usr/sbin", "HOME": "/root", "PYTHONPATH": str(Path.cwd())}
-LIMIT_S: Final = 240.0
+LIMIT_S: Final = 480.0
+_PLAIN: Final = ("--json", "--no-record", "--no-incidents")
 
 
 class CheckError(Exception):
@@ -70,8 +73,45 @@ def run_ingero(*arguments: str | int, is_checked: bool = True) -> Ended:
 
 def trace(*arguments: str | int, is_checked: bool = True) -> Ended:
     """Run ``ingero trace`` without a recording; its lines are JSON."""
-    options = ("--json", "--no-record", "--no-incidents")
-    return run_ingero("trace", *options, *arguments, is_checked=is_checked)
+    return run_ingero("trace", *_PLAIN, *arguments, is_checked=is_checked)
+
+
+def trace_until_met(name: str, *arguments: str | int) -> Ended:
+    """Run `trace` with a program that waits for a line; it gets one when a process of this name is probed and examined.
+
+    Raises:
+        CheckError: It failed, or did not end within the limit.
+    """
+    command = [*INGERO, "trace", *_PLAIN, *map(str, arguments)]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=ENVIRONMENT,
+        ) as tracer,
+    ):
+        assert tracer.stdin is not None
+        assert tracer.stdout is not None
+        limit = threading.Timer(LIMIT_S, tracer.kill)
+        limit.start()
+        lines = []
+        for text in tracer.stdout:
+            lines.append(text)
+            line = json.loads(text)
+            if line["type"] == "process" and line["process_name"].startswith(name):
+                tracer.stdin.write("go\n")
+                tracer.stdin.flush()
+        status = tracer.wait()
+        limit.cancel()
+        errors.seek(0)
+        said = errors.read()
+    if status:
+        raise CheckError(f"`ingero trace` ended with {status}: {shorten(said)}")
+    return Ended(status, "".join(lines), said)
 
 
 def shorten(text: str) -> str:
