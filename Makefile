@@ -2,8 +2,9 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 PARALLEL := -n 3 --dist loadgroup
+JOBS ?= 2
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-machines test-pythons lint check native bench bench-detect lock docs clean
+.PHONY: help setup demo test images test-libraries test-machines test-pythons lint check native bench bench-detect lock docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -17,8 +18,19 @@ demo: setup ## replay a real 64-GPU trace through a real Fleet, name the culprit
 test: setup ## run every test tier that this machine allows; each skip says why
 	@$(PY) -m pytest $(PARALLEL)
 
-test-machines: setup ## boot Debian's kernels in QEMU and check each; ONLY=6.1-x86_64 takes one, ONLY='6.12-*' some, CHECKS='up filter*' some checks
-	@$(PY) -m scripts.machines '$(ONLY)' --checks $(CHECKS)
+IMAGES := ingero ingero-fleet ingero-echo ingero-sink ingero-alerter ingero-remediator
+BUILDER ?= $(firstword $(foreach name,podman docker buildah,$(if $(shell command -v $(name)),$(name))))
+images: ## build an image of each program with podman, docker or buildah; IMAGES=, BUILDER=, BASE= and IMAGE_FLAGS= choose
+	@for name in $(IMAGES); do $(BUILDER) build $(if $(BASE),--build-arg BASE=$(BASE)) $(IMAGE_FLAGS) \
+	  -f deploy/containers/Containerfile.$$name -t $$name . || exit 1; done
+
+test-machines: setup ## boot Debian's kernels in QEMU and check each; ONLY=6.1-x86_64 takes one, ONLY='6.12-*' some, CHECKS='up filter*' some checks, two at a time (JOBS=3: three), RECORD=1 keeps what was seen in the README
+	@set -f; $(PY) -m scripts.machines '$(ONLY)' --jobs $(JOBS) $(if $(RECORD),--record) --checks $(CHECKS)
+
+test-libraries: setup ## probe each release of NCCL and of CUDA's runtime that PyPI has, with our plug-in (10 GB); ONLY='2.28.*' takes some of NCCL's
+	@$(PY) -m scripts.libraries '$(ONLY)' >/dev/null
+	@$(PY) -m scripts.libraries --cuda '' >/dev/null
+	@INGERO_LIBRARIES='$(ONLY)' $(PY) -m pytest -q -n 0 tests/ncclprof/test_real_nccl.py tests/kernel/test_nccl_releases.py tests/kernel/test_cuda_releases.py
 
 test-pythons: setup ## the fast tests on each Python from 3.12 to 3.14 that this machine has
 	@scripts/test_pythons

@@ -1,7 +1,7 @@
 """``python -m benchmarks [NAME …]``: speed, each figure beside a floor measured in the same run.
 
-A benchmark is a module with ``SAYS`` (one line) and ``run() -> Iterable[str]`` (lines to print as they are known). It says
-itself what it could not measure here and why.
+A benchmark is a module with ``SAYS`` (one line) and ``run() -> Iterable[str]`` (lines to print as they are known). It
+says itself what it could not measure here and why.
 """
 
 import sys
@@ -18,13 +18,16 @@ from benchmarks import (
     judge,
     probe_cost,
     push,
+    remediation,
     ring,
     threshold,
     unwinding,
+    workers,
 )
 
 BENCHMARKS = (
     push,
+    workers,
     collectives,
     threshold,
     judge,
@@ -37,6 +40,7 @@ BENCHMARKS = (
     agent_cpu,
     capture,
     failing,
+    remediation,
 )
 """Every benchmark, in the order they run."""
 

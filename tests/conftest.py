@@ -1,7 +1,7 @@
 """Tiers: a test that needs more than this machine has is skipped with the reason, or fails when it was required.
 
-``INGERO_REQUIRE=kernel,gpu,browser`` names the tiers whose absence is a failure. Tests run in several processes (pytest-xdist);
-those of the kernel tier share one, since a probe sees every process of the machine.
+``INGERO_REQUIRE=kernel,gpu,browser`` names the tiers whose absence is a failure. Tests run in several processes
+(pytest-xdist); those of the kernel tier share one, since a probe sees every process of the machine.
 """
 
 import os
@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from ingero.agent.capture.gpu.driver import has_driver
+from ingero.config.torch import TORCH_PYTHON, find_torch_python
 from ingero.testing.browser import why_no_browser
 from ingero.testing.collector import open_collector
+from ingero.testing.slurm import why_no_slurm
 
 DATA = Path(__file__).parent / "data"
 
@@ -25,10 +28,22 @@ def why_not_kernel() -> str:
 
 
 def why_not_gpu() -> str:
-    return "" if Path("/dev/nvidiactl").exists() else "needs an NVIDIA device"
+    return "" if has_driver() else "needs an NVIDIA device"
 
 
-REASONS = {"kernel": why_not_kernel, "gpu": why_not_gpu, "browser": why_no_browser}
+def why_not_torch() -> str:
+    return (
+        "" if find_torch_python() else f"needs a Python with torch, or its path in {TORCH_PYTHON}"
+    )
+
+
+REASONS = {
+    "torch": why_not_torch,
+    "kernel": why_not_kernel,
+    "gpu": why_not_gpu,
+    "browser": why_no_browser,
+    "slurm": why_no_slurm,
+}
 
 
 def pytest_configure():

@@ -3,7 +3,7 @@
     IngeroError
     ├── ConfigError         a setting is wrong; every problem is listed        → exit 2
     ├── UnsupportedError    this machine cannot do it; says what would help    → exit 3
-    ├── BadDataError        input that no retry can mend; counted and dropped
+    ├── BadDataError        input that no retry can repair; counted and dropped
     ├── DeliveryError       a consumer did not take the data
     │   ├── RetryableError  send the same data again later
     │   └── PermanentError  never send it again
@@ -78,7 +78,7 @@ class ConfigError(IngeroError):
 
 
 class UnsupportedError(IngeroError):
-    """Something this machine, kernel or installation cannot do; ``hint`` says what would mend it."""
+    """Something this machine, kernel or installation cannot do; ``hint`` says what would repair it."""
 
     exit_code = 3
 

@@ -6,7 +6,7 @@ import socket
 import click
 import pytest
 
-from ingero.cli.boundary import find_error, is_closed_output
+from ingero.cli.boundary import find_error, is_after_interrupt, is_closed_output
 from ingero.cli.main import run_program
 
 
@@ -53,3 +53,14 @@ def test_a_command_that_loses_a_connection_fails_and_says_so(capsys):
 
     assert run_program(command, []) == 1
     assert "closed a connection (broken pipe)" in capsys.readouterr().err
+
+
+def test_an_error_that_was_raised_from_itself_ends_as_any_other():
+    error = ValueError("x")
+    error.__cause__ = error
+    assert not is_after_interrupt(error)
+    cleaning = OSError("y")
+    cleaning.__context__ = error
+    assert not is_after_interrupt(cleaning)
+    error.__cause__ = KeyboardInterrupt()
+    assert is_after_interrupt(cleaning)

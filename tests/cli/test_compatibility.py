@@ -139,11 +139,11 @@ def test_help_command_shows_a_commands_help_and_the_old_options():
 
 def test_warning_goes_to_standard_error_alone(data_dir):
     database = data_dir / "agent_dbs" / "sample-cluster.db"
-    plain = run("explain", "--db", database, "--json")
-    old = run("explain", "--db", database, "--json=true", "--debug", "--config", "x.yaml")
+    plain = run("query", "--db", database, "--json")
+    old = run("query", "--db", database, "--json=true", "--debug", "--annotations")
     assert (old.returncode, old.stdout) == (0, plain.stdout)
     assert [line for line in old.stderr.splitlines() if line.startswith("warning")] == [
-        "warning: --config: no effect; no file is read; give its settings as options, which are shown by --help"
+        'warning: --annotations: no effect; ask for labels with `ingero query "SELECT * FROM annotations"`'
     ]
 
 

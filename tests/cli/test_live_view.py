@@ -13,7 +13,7 @@ from ingero.agent.capture.probes.targets import ProbeTarget
 from ingero.agent.capture.totals import Totals
 from ingero.agent.metrics.machine import MachineState
 from ingero.cli.commands.trace.live_view import (
-    Surrounding,
+    TraceState,
     count_layers,
     count_shown,
     draw,
@@ -35,7 +35,7 @@ CALLED = (
     (Source.NCCL, NcclOp.ALL_REDUCE, 82, 80, 0, 2),
     (Source.HOST, HostOp.PAGE_ALLOC, 467_311, 0, 467_311, 0),
 )
-AROUND = Surrounding(
+STATE = TraceState(
     target="python train.py",
     libraries=LIBRARIES,
     n_host_probes=8,
@@ -69,7 +69,7 @@ def text_of(parts, width):
 
 
 def test_every_layer_has_its_section_and_stands_out_where_it_should():
-    lines = text_of(draw(totals_of(), AROUND, 110, None), 110)
+    lines = text_of(draw(totals_of(), STATE, 110, None), 110)
     text = "\n".join(lines)
     assert lines[0] == "target    python train.py, for 10 s"
     assert "kernel    8 probes" in lines
@@ -90,7 +90,7 @@ def test_every_layer_has_its_section_and_stands_out_where_it_should():
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 16), (100, 30), (200, 60)])
 def test_it_fits_the_terminal(width, height):
-    lines = text_of(draw(totals_of(), AROUND, width, height), width)
+    lines = text_of(draw(totals_of(), STATE, width, height), width)
     assert max(map(len, lines)) <= width
     assert len(lines) <= height
     for name in ("cudaLaunchKernel", "cuLaunchKernel", "ncclAllReduce", "mm_page_alloc"):
@@ -98,7 +98,7 @@ def test_it_fits_the_terminal(width, height):
 
 
 def test_what_does_not_fit_is_said_by_number():
-    lines = text_of(draw(totals_of(), AROUND, 80, 16), 80)
+    lines = text_of(draw(totals_of(), STATE, 80, 16), 80)
     assert "          +3 more" in lines
     (head,) = [line for line in lines if line.startswith("CUDA runtime")]
     assert head.endswith("+1 more")

@@ -55,3 +55,52 @@ def test_help_and_version_load_no_heavy_library():
     code = f"import sys, ingero.cli.main; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "said"),
+    [
+        ("exec('raise KeyboardInterrupt')", 130, ""),
+        ("raise ValueError('cleaning up')", 130, ""),
+        (
+            "raise IngeroError('the recording was not closed')",
+            130,
+            "error: the recording was not closed",
+        ),
+    ],
+)
+def test_interrupted_command_ends_with_130_whatever_the_interrupt_made_fail(
+    tmp_path, raised, status, said
+):
+    (tmp_path / "interrupted.py").write_text(f"""
+import sys
+import click
+from ingero.cli.main import run_program
+from ingero.errors import IngeroError
+
+@click.command()
+def command():
+    try:
+        exec("raise KeyboardInterrupt")
+    finally:
+        {raised}
+
+sys.exit(run_program(command))
+""")  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "interrupted"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.strip()) == (status, said)
+
+
+def test_failure_without_an_interrupt_keeps_its_status():
+    code = (
+        "import click; from ingero.cli.main import run_program;"
+        "run_program(click.Command('x', callback=lambda: 1 / 0), [])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from ingero.cli.commands.fleet_push import FleetPushConfig
 from ingero.cli.commands.fleet_push import command as fleet_push
-from ingero.cli.options import _take, duration, group, option, with_config
+from ingero.cli.options import duration, group, option, take_config, with_config
 from ingero.units import NS_PER_S
 
 
@@ -93,7 +93,7 @@ def test_what_is_missing_or_wrong_is_named(given, says):
 def test_the_defaults_of_fleet_push_are_those_of_its_configuration():
     needed = ["--fleet-endpoint", "x", "--fleet-cluster-id", "c"]
     parsed = fleet_push.make_context("fleet-push", needed).params
-    config = _take(FleetPushConfig, parsed)
+    config = take_config(FleetPushConfig, parsed)
     assert parsed == {}
     assert config.push == type(config.push)(fleet_endpoint="x", fleet_cluster_id="c")
     assert config.remediate == type(config.remediate)()

@@ -1,7 +1,8 @@
 """Who reads a counter of loss: the source of the package, and what a value of it can be, from `ast` alone.
 
-A bag is every class that a value can be of. It comes from annotations, constructors and what functions return; containers are
-what they hold and a branch is both of its arms, so a bag may be too wide and is never wider than the names allow.
+A bag is every class that a value can be of. It comes from annotations, constructors and what functions return;
+containers are what they hold and a branch is both of its arms, so a bag may be too wide and is never wider than the
+names allow.
 """
 
 from __future__ import annotations

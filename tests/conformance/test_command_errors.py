@@ -20,6 +20,7 @@ FAULTS = {
     ],
     "check": [(1, "--support-bundle {read_only}/b.tgz"), (1, "--support-bundle {folder}/none/b.tgz")],
     "completion": [(2, "nosuch")],
+    "config": [(2, "validate {missing}"), (2, "validate {folder}"), (2, "validate {text}"), (2, "validate {db}")],
     "dashboard": [
         (1, "--db {db} --addr 127.0.0.1:{port} --no-tls"),
         (1, "--db {db} --addr 127.0.0.1:{port}"),

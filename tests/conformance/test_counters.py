@@ -1,9 +1,9 @@
 """Every counter of loss has a reader that a user meets.
 
-A counter of loss is an attribute that is added to (``+=``, or set to itself plus something) and whose name has a word that
-says that something was not kept, not sent, not read or not believed (`LOSS`). What is replaced whole is a state, such as
-failures in a row. It is read where code outside the class that declares it and the classes that add to it loads it from an
-object that can be of that class. Inside those classes a load counts only where it is
+A counter of loss is an attribute that is added to (``+=``, or set to itself plus something) and whose name has a word
+that says that something was not kept, not sent, not read or not believed (`LOSS`). What is replaced whole is a state,
+such as failures in a row. It is read where code outside the class that declares it and the classes that add to it loads
+it from an object that can be of that class. Inside those classes a load counts only where it is
 
 - handed to a log or printed, or set on an instrument of our telemetry,
 - in a lambda that is handed to somebody,
@@ -228,7 +228,7 @@ def test_the_allow_list_only_names_counters_that_need_it(package):
 def test_the_counters_that_are_known_are_found(package):
     known = {".".join(what).removeprefix("ingero.") for what in package.counters}
     assert known >= {
-        "agent.collectives.push.PushCounts.n_dropped",
+        "agent.collectives.run_queue.PushCounts.n_dropped",
         "agent.events.alert.delivery.DeliveryCounts.n_dropped",
         "agent.metrics.gpus.GpuWatch.n_dropped",
         "echo.db.writer.DatabaseWriterCounters.refused_rows",

@@ -1,6 +1,9 @@
-"""Guides and specifications use the terms of the glossary, and none of the words that only we understood."""
+"""Guides, specifications and our own code use the terms of the glossary, and no words that only we understood."""
 
+import ast
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,15 @@ INSTEAD = {
     "janitor": "cleanup process",
     "lane": "queue",
 }
+PRIVATE = {  # further ones, in names only: as words of a sentence they are plain English
+    "book": "cache, index, tracker or registry",
+    "bill": "cost",
+    "board": "registry",
+    "lasting": "persistent",
+    "most": "MAX_",
+    "least": "MIN_",
+}
+KEPT = {"plugin_told", "last_heard"}  # fields that users already read
 FORBIDDEN = re.compile(rf"\b({'|'.join(INSTEAD)})(s|ed|ing)?\b", re.IGNORECASE)
 CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)", re.DOTALL)
 PAGES = sorted(
@@ -31,11 +43,15 @@ PAGES = sorted(
         "README.md",
         "CONTRIBUTING.md",
         "docs/*.md",
+        "docs/alerts/*.md",
         "docs/guides/*.md",
         "docs/specs/*.md",
     )
     for page in ROOT.glob(pattern)
 )
+
+
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 
 def find_forbidden(text):
@@ -59,6 +75,51 @@ def test_a_page_uses_words_that_the_field_uses(page):
 )
 def test_the_title_of_a_decision_does_too(page):
     assert not find_forbidden(page.read_text().partition("\n")[0] + page.stem.replace("-", " "))
+
+
+def read_prose(source):
+    """The docstrings and comments of a module, each on the line where it stands."""
+    lines = [""] * (source.count("\n") + 2)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            for number, line in enumerate(str(node.value.value).splitlines(), node.lineno):
+                lines[number - 1] = line
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            lines[token.start[0] - 1] += f" {token.string}"
+    return "\n".join(lines).replace("``", "`")
+
+
+def find_private_names(source):
+    """Names of classes, functions, variables and attributes with a word to avoid, each once."""
+    words = (set(INSTEAD) | set(PRIVATE)) - {"most", "least"}
+    for node in ast.walk(ast.parse(source)):
+        for field in ("name", "id", "arg", "attr"):
+            name = getattr(node, field, None)
+            if not isinstance(name, str) or name in KEPT:
+                continue
+            parts = re.sub("([a-z])([A-Z])", r"\1_\2", name).lower().strip("_").split("_")
+            is_limit = name.isupper() and parts[0] in {"most", "least"}
+            if is_limit or not words.isdisjoint(parts):
+                yield name
+
+
+def find_in_module(source):
+    """What `find_forbidden` and `find_private_names` find; modules without any of the letters are not parsed."""
+    if not re.search("|".join((*INSTEAD, *PRIVATE)), source, re.IGNORECASE):
+        return [], []
+    return find_forbidden(read_prose(source)), sorted(set(find_private_names(source)))
+
+
+def test_modules_use_words_that_the_field_uses():
+    found = {str(path.relative_to(ROOT)): find_in_module(path.read_text()) for path in SOURCES}
+    assert {path: both for path, both in found.items() if any(both)} == {}, INSTEAD | PRIVATE
+
+
+def test_words_in_a_module_are_found_in_prose_and_in_names():
+    source = '"""It was\ntold `heard`."""\nx = "told"  # mended\nclass StackBook: ...\n_MOST_X = n_told = 1\n'
+    names = ["StackBook", "_MOST_X", "n_told"]
+    assert find_in_module(source) == ([(2, "told"), (3, "mended")], names)
 
 
 def test_terms_are_in_order_and_each_is_explained_once():

@@ -38,6 +38,10 @@ class Prometheus:
             for one in answer["data"]["result"]
         }
 
+    def names(self):
+        """Every series that it has."""
+        return set(httpx.get(f"{self.url}/api/v1/label/__name__/values").json()["data"])
+
     def number(self, expression):
         """The only value of the result; None when there is none."""
         found = list(self.query(expression).values())
@@ -62,6 +66,13 @@ def run_prometheus(folder, targets, rules=None, **job):
     if rules is not None:
         (folder / "rules.yml").write_text(yaml.safe_dump(rules))
         config["rule_files"] = [str(folder / "rules.yml")]
+    with serve_config(folder, config) as prometheus:
+        yield prometheus
+
+
+@contextmanager
+def serve_config(folder, config, *flags):
+    """A Prometheus with this configuration, on a port of its choice."""
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     log = folder / "prometheus.log"
     with log.open("wb") as out:
@@ -72,6 +83,7 @@ def run_prometheus(folder, targets, rules=None, **job):
                 f"--storage.tsdb.path={folder / 'data'}",
                 "--web.listen-address=127.0.0.1:0",
                 "--log.format=json",
+                *flags,
             ],
             stdout=out,
             stderr=out,

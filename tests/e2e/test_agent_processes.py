@@ -29,7 +29,7 @@ WAIT_S = 60
 @pytest.fixture
 def collector():
     with open_collector() as one:
-        one.tell("0.9")
+        one.set_threshold("0.9")
         yield one
 
 

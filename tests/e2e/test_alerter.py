@@ -9,7 +9,7 @@ import threading
 
 import httpx
 
-from ingero.agent.events.socket import RemediationStream, open_listener
+from ingero.agent.events.socket import LocalEventServer, open_listener
 from ingero.wire.uds import StragglerResolved, StragglerState
 
 PROGRAM = "from ingero.cli.programs.alerter import main; main()"
@@ -35,7 +35,7 @@ def test_episode_of_an_agent_becomes_one_incident_that_resolves(tmp_path, collec
         node_id="n", cluster_id="c", timestamp="2026-01-01T00:00:05Z", event_id="e1"
     )
     with open_listener(socket_path, -1) as (listener, _):
-        stream = RemediationStream(listener)
+        stream = LocalEventServer(listener)
         thread = threading.Thread(target=stream.run, daemon=True)
         thread.start()
         for _ in range(3):  # an open episode is replayed to who connects late

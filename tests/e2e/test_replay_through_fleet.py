@@ -77,6 +77,16 @@ def test_only_the_injected_worker_is_a_culprit_and_within_a_step(offline):
     assert len(culprit["victims"]) == 15
 
 
+def test_several_receiving_processes_give_exactly_the_same_answer(offline):
+    with run_local_fleet((*COMPRESSED, "service.workers=2")) as fleet:
+        result = replay(
+            "--speed", "1000", "--interval", "20s",
+            "--fleet", fleet.url(OTLP_HTTP),
+            "--admin", fleet.url(ADMIN),
+        )  # fmt: skip
+    assert result == offline
+
+
 def test_replay_into_a_running_fleet_leaves_it_running():
     with run_local_fleet() as fleet:
         result = replay(
@@ -139,7 +149,7 @@ def test_interrupt_ends_the_replay_and_its_fleet():
     assert children
     os.kill(run.pid, signal.SIGINT)
     _, said = run.communicate(timeout=90)
-    assert run.returncode == 130
+    assert run.returncode == 130, said
     assert "Traceback" not in said
     _, alive = psutil.wait_procs(children, timeout=15)
     assert not alive

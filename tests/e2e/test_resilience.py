@@ -11,7 +11,7 @@ from tests.agent.health.conftest import Rig
 from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.agent.collectives.host import CollectiveTracker
 from ingero.agent.collectives.push import CollectivePusher, PushPace
-from ingero.agent.health.body import NodeIdentity
+from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import HttpTransport, TransportSettings
 from ingero.model.events import CudaOp, NcclOp, Source
 from ingero.otlp.client.endpoint import parse_endpoint
@@ -83,7 +83,7 @@ class Hosts:
                 host.step(self.seq)
             self.clock.advance(INSIDE_NS + 1)
             for host in self.hosts:
-                host.pusher.look()
+                host.pusher.push_due()
 
     def finish(self):
         self.clock.advance(NS_PER_S)
@@ -104,13 +104,13 @@ class Hosts:
     def await_compared(self, n_ops):
         """Go on until every rank was compared on so many operations: the newest wait for what comes after them."""
 
-        def look():
+        def sample():
             self.run(1)
             self.finish()
             compared = self.ask()[1]
             return len(compared) == N_RANKS and min(compared.values()) >= n_ops
 
-        wait_until(look)
+        wait_until(sample)
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +224,7 @@ class Node(Rig):
         self.url, self.requests = f"http://{relay.address}", []
         super().__init__(self, steps, sample_s=10, warmup=3)
         identity = NodeIdentity(cluster_id="job", node_id=name, workload_type="training")
-        self.loop._identity = self.book._identity = identity
+        self.loop._identity = self.episodes._identity = identity
 
 
 def test_an_episode_outlives_a_killed_fleet_under_one_id_and_ends_in_its_successor():
@@ -237,28 +237,28 @@ def test_an_episode_outlives_a_killed_fleet_under_one_id_and_ends_in_its_success
         for node in (*nodes, slow):
             stack.callback(node.transport.close)
         ids = itertools.count(1)
-        slow.book._new_id = lambda: f"00000000-0000-4000-8000-{next(ids):012d}"
+        slow.episodes._new_id = lambda: f"00000000-0000-4000-8000-{next(ids):012d}"
 
-        def look(n):
-            return [[node.look() for node in (*nodes, slow)][-1] for _ in range(n)][-1]
+        def sample(n):
+            return [[node.sample() for node in (*nodes, slow)][-1] for _ in range(n)][-1]
 
         def episodes():
             page = fleet.url("extensions.ingero_threshold admin", "/api/v1/admin/episodes")
             return httpx.get(page, params={"cluster_id": "job"}).json()["episodes"]
 
-        assert look(16).is_straggler
+        assert sample(16).is_straggler
         assert [one["first"]["event_id"] for one in episodes()] == [
             "00000000-0000-4000-8000-000000000001"
         ]
         fleet.process.kill()
         fleet.process.wait()
-        assert look(4).is_straggler
+        assert sample(4).is_straggler
         fleet = stack.enter_context(run_fleet(build_fleet_config()))
         relay.target = fleet.addresses[HTTP]
-        assert look(4).is_straggler
+        assert sample(4).is_straggler
         (known,) = episodes()
         assert known["last"]["event_id"] == "00000000-0000-4000-8000-000000000001"
         assert known["outcome"] is None
-        assert not look(12).is_straggler
-        assert (slow.book.n_opened, slow.book.n_closed) == (1, 1)
+        assert not sample(12).is_straggler
+        assert (slow.episodes.n_opened, slow.episodes.n_closed) == (1, 1)
         assert [one["outcome"] for one in episodes()] == ["resolved"]

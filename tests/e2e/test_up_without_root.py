@@ -1,4 +1,7 @@
-"""`ingero up` as a user without root runs it: plain processes that tell their own calls; the agents' pushes and Fleet are real."""
+"""`ingero up` as a user without root runs it: plain processes that tell their own calls.
+
+The agents' pushes and Fleet are real.
+"""
 
 import json
 import os

@@ -1,7 +1,9 @@
-"""Real agents and a real Fleet through 30 s of silence and clocks that jump an hour: nothing twice, every episode closed.
+"""Real agents and a real Fleet through 30 s of silence and clocks that jump an hour.
 
-Processes, sockets and the network's silence are real and last as long as they say; a preloaded library steps the wall clock
-of chosen processes. The ranks are simulated and report their own calls, so that no root is needed.
+Nothing twice, every episode closed.
+
+Processes, sockets and the network's silence are real and last as long as they say; a preloaded library steps the wall
+clock of chosen processes. The ranks are simulated and report their own calls, so that no root is needed.
 """
 
 import json
@@ -59,7 +61,10 @@ def build_library(folder):
 
 
 class Site:
-    """A job of four ranks with their agents, and five nodes that play a day; one host has a network and one a clock of its own."""
+    """A job of four ranks with their agents, and five nodes that play a day.
+
+    One host has a network and one a clock of its own.
+    """
 
     def __init__(self, folder, stack, monkeypatch):
         self.folder = folder

@@ -100,6 +100,21 @@ def test_bound_counter_is_shown_at_zero():
     assert _read(meter) == {("test_pushes_total", "a"): 0}
 
 
+def test_a_count_that_other_code_keeps_is_asked_for_at_each_scrape():
+    meter, kept = MeterRegistry(), {"n": 3}
+    meter.counter(PUSHES).watch(lambda: kept["n"], kind="a")
+    assert _read(meter) == {("test_pushes_total", "a"): 3}
+    kept["n"] = 5
+    assert _read(meter) == {("test_pushes_total", "a"): 5}
+
+
+def test_a_gauge_with_a_suffix_of_histograms_is_shown_without_a_type():
+    meter = MeterRegistry()
+    meter.gauge(gauge("test_nodes_count", "Nodes.")).set(2)
+    text = encode_metrics(meter)[0].decode()
+    assert "# TYPE test_nodes_count untyped\ntest_nodes_count 2\n" in text
+
+
 def test_wrong_labels_and_second_declarations_are_programming_errors():
     meter = MeterRegistry()
     pushes = meter.counter(PUSHES)

@@ -44,6 +44,18 @@ def is_interrupt(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt)
 
 
+def is_after_interrupt(error: BaseException) -> bool:
+    """Whether Ctrl-C came first and then something failed while the command was ended, as cleaning up may."""
+    seen: set[int] = set()  # an error raised from itself is its own cause
+    before = error.__cause__ or error.__context__
+    while before is not None and id(before) not in seen:
+        if is_interrupt(before):
+            return True
+        seen.add(id(before))
+        before = before.__cause__ or before.__context__
+    return False
+
+
 def is_closed_output(error: BaseException, fd: int) -> bool:
     """Whether a command failed because the reader of its output went away.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ingero.cli.effects import copy_errors, log_at, offer_bearer
+from ingero.cli.effects import choose_file, copy_errors, log_at, offer_bearer
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,12 @@ OPTIONS: Final = (
         does=log_at("info"),
     ),
     OldOption(
-        "ingero", "--config", "no file is read; give its settings as options, which are shown by --help", "FILE"
+        "ingero", "--config", "the same as INGERO_CONFIG: the file that trace and fleet-push read", "FILE",
+        does=choose_file,
     ),
     OldOption(
-        "ingero trace", "--nccl", "always so", now=(), off="NCCL calls are always traced; its probes cost nothing without calls"
+        "ingero trace", "--nccl", "always so", now=(), off="NCCL calls are always traced; its probes cost "
+                                                           "nothing without calls"
     ),
     OldOption(
         "ingero trace", "--libnccl-discovery-interval",
@@ -91,14 +93,16 @@ OPTIONS: Final = (
         "ingero trace",
         "--inference-warmup --inference-outlier-ratio --inference-pause-on-severity --inference-sampler-degrade-on"
         " --inference-phase-classifier --inference-phase-decode-max-launches --inference-phase-decode-max-memcpy"
-        " --inference-phase-prefill-min-launches --inference-phase-prefill-min-avg-kernel --inference-phase-mixed-memcpy"
+        " --inference-phase-prefill-min-launches --inference-phase-prefill-min-avg-kernel "
+        "--inference-phase-mixed-memcpy"
         " --inference-phase-mixed-launch-low --inference-phase-mixed-launch-high --inference-phase-memfrag-decode-min"
         " --inference-kvcache-top-n --inference-kvcache-max-per-pid --inference-scrape --inference-scrape-interval"
         " --inference-scrape-host --inference-scrape-redetect-interval",
         _INFERENCE, "VALUE",
     ),
     OldOption("ingero demo", "--duration -d", "a demo ends by itself", "TIME"),
-    OldOption("ingero demo", "--speed", "a synthetic demo waits for nothing; --sim takes as long as its fault", "FACTOR"),
+    OldOption("ingero demo", "--speed", "a synthetic demo waits for nothing; --sim takes as long as its "
+                                        "fault", "FACTOR"),
     OldOption("ingero demo", "--stack", "always so", now=(), off="a demo's recording has what its scenario needs"),
     OldOption(
         "ingero query", "--annotations", 'ask for labels with `ingero query "SELECT * FROM annotations"`'

@@ -69,3 +69,10 @@ def offer_bearer(token: str) -> None:
     from ingero.config.environment import set_bearer
 
     set_bearer(token)
+
+
+def choose_file(name: str) -> None:
+    """Read settings of `trace` and `fleet-push` from this file where they name none."""
+    from ingero.config.agent_file import choose_settings_file
+
+    choose_settings_file(name)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import click
 
@@ -18,10 +18,10 @@ from ingero.wire.names import DEFAULT_REMEDIATE_GID, DEFAULT_REMEDIATE_SOCKET
 
 if TYPE_CHECKING:
     from ingero.agent.capture.session import TraceSession
-    from ingero.agent.health.loop import Look
-    from ingero.agent.health.service import HealthAgent, OnLook
+    from ingero.agent.health.loop import HealthSample
+    from ingero.agent.health.service import HealthAgent, OnSample
     from ingero.agent.metrics.health import HealthSeries
-    from ingero.agent.push.live import FindAccount
+    from ingero.agent.push.live import FindCollectiveCounts
     from ingero.agent.trace.recorder import Recorder
     from ingero.agent.trace.workload import Workload
     from ingero.telemetry.clock import Clock
@@ -31,9 +31,15 @@ if TYPE_CHECKING:
 class PushConfig:
     """How a node pushes its health to a Fleet and judges itself by the answer."""
 
+    section: ClassVar = "fleet"
+
     fleet_endpoint: str = option("Fleet: host:port or a full URL.", metavar="HOST:PORT")
     fleet_cluster_id: str = option("Name of the cluster.")
-    fleet_node_id: str = option("Name of this node.  [default: the host's name]", default="")
+    fleet_node_id: str = option(
+        "Name of this node.  [default: the host's name]",
+        default="",
+        keys=("fleet.node_id", "agent.node"),
+    )
     fleet_workload_type: str = option("Kind of work, such as training.", default="unknown")
     fleet_push_interval: int = duration("Between regular pushes; at least 1s.", default="10s")
     fleet_timeout: int = duration(
@@ -102,6 +108,8 @@ class PushConfig:
 class RemediateConfig:
     """The socket on which local readers receive episodes."""
 
+    section: ClassVar = "remediate"
+
     remediate: bool = option("Tell local readers of episodes on a Unix socket.", default=False)
     remediate_socket: Path = option("Its path.", default=Path(DEFAULT_REMEDIATE_SOCKET))
     remediate_gid: int = option(
@@ -112,6 +120,8 @@ class RemediateConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpansConfig:
     """A collector that receives a span of each episode."""
+
+    section: ClassVar = "otlp"
 
     otlp_enabled: bool = option("Trace detections, one span per episode.", default=False)
     otlp_endpoint: str = option("Where to: host:port or a URL.", default="", metavar="HOST:PORT")
@@ -126,6 +136,8 @@ class SpansConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotateConfig:
     """The socket on which workloads annotate what they do."""
+
+    section: ClassVar = "annotate"
 
     annotate: bool = option(
         "Take what workloads say of themselves, by `ingero annotate` or a callback.", default=False
@@ -154,7 +166,7 @@ class AnnotateConfig:
                 )
             yield None
             return
-        from ingero.agent.annotations.place import choose_socket
+        from ingero.agent.annotations.socket_path import choose_socket
         from ingero.agent.trace.workload import WorkloadSettings, open_workload
         from ingero.config.invoker import find_invoker
 
@@ -183,13 +195,15 @@ def say_missing(session: TraceSession) -> None:
         click.echo(note, err=True)
 
 
-def say_notes(agent: HealthAgent, find_account: FindAccount, series: HealthSeries) -> OnLook:
-    """Print changes of the health loop, and note every look in the series."""
+def say_notes(
+    agent: HealthAgent, find_counts: FindCollectiveCounts, series: HealthSeries
+) -> OnSample:
+    """Print changes of the health loop, and note every sample in the series."""
     for note in agent.first_notes:
         click.echo(f"note: {note}", err=True)
 
-    def show(look: Look, notes: list[str]) -> None:
-        series.note(agent, look, find_account())
+    def show(sample: HealthSample, notes: list[str]) -> None:
+        series.note(agent, sample, find_counts())
         for note in notes:
             click.echo(f"note: {note}", err=True)
 

@@ -15,11 +15,18 @@ import click
 
 from ingero import __version__
 from ingero.cli.arguments import modernise
-from ingero.cli.boundary import find_error, is_closed_output, is_interrupt, is_reader_gone
+from ingero.cli.boundary import (
+    find_error,
+    is_after_interrupt,
+    is_closed_output,
+    is_interrupt,
+    is_reader_gone,
+)
 from ingero.cli.commands import (
     annotate,
     check,
     completion,
+    config,
     dashboard,
     explain,
     export,
@@ -46,6 +53,7 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     annotate.command,
     check.command,
     completion.command,
+    config.command,
     dashboard.command,
     demo.command,
     explain.command,
@@ -111,13 +119,14 @@ def run_program(program: click.Command, args: Sequence[str] | None = None) -> in
             _discard_output()
             return 0
         if is_interrupt(error):
-            return 130
-        found = find_error(error)
-        if found is None:
+            return _end_interrupted()
+        found, is_interrupted = find_error(error), is_after_interrupt(error)
+        if found is None and not is_interrupted:
             raise
         if isinstance(error, OSError) and error.filename is None:
             _discard_output()  # what did not go through would fail once more when Python ends
-        return _show(found)
+        status = 1 if found is None else _show(found)
+        return _end_interrupted() if is_interrupted else status
 
 
 def _run(program: click.Command, args: Sequence[str] | None) -> int:
@@ -131,11 +140,21 @@ def _run(program: click.Command, args: Sequence[str] | None) -> int:
         result = program.main(args=given.now, standalone_mode=False)
         sys.stdout.flush()  # what cannot be written fails here, not while Python ends
     except click.exceptions.Abort:
-        return 130
+        return _end_interrupted()
     except click.ClickException as error:
         error.show()
         return error.exit_code
     return result if isinstance(result, int) else 0
+
+
+def _end_interrupted() -> int:
+    """130, also under ``python -m``.
+
+    CPython (Python/pythonrun.c, run_eval_code_obj) notes an interrupt that passes through an `exec` of text, as
+    `dataclasses` does, and in the end kills itself by SIGINT instead of giving our status. The next `exec` resets it.
+    """
+    exec("")  # noqa: S102 - nothing of anybody's
+    return 130
 
 
 def _show(error: IngeroError) -> int:

@@ -42,6 +42,29 @@ class CheckedCommand(click.Command):
         return problems
 
 
+class SettingOption(click.Option):
+    """An option that a settings file and the environment may give as well, where its command reads them.
+
+    Args:
+        param_decls: As click's.
+        keys: Where it stands in the file, such as ``fleet.endpoint``; the first that is given there counts. One without
+            a section is one of the command's own section.
+        env: Variable of the environment; empty for the one that `ingero.cli.settings_file` makes of the first key.
+        attrs: As click's.
+    """
+
+    def __init__(
+        self,
+        *param_decls: Any,  # noqa: ANN401 - click's
+        keys: tuple[str, ...] = (),
+        env: str = "",
+        **attrs: Any,  # noqa: ANN401 - click's
+    ) -> None:
+        super().__init__(*param_decls, **attrs)
+        self.keys = keys
+        self.env = env
+
+
 def _take_probe_mode(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> None:
@@ -56,11 +79,15 @@ PROBE_MODES: Final = ("session", "pair", "event", "auto")
 """Those of `ingero.config.probing.ProbeMode`, which is not imported to show help."""
 PROBE_MODE_OPTION: Final = click.option(
     "--probe-mode",
+    cls=SettingOption,
+    keys=("agent.probe_mode",),
+    env="INGERO_PROBE_MODE",
     type=click.Choice(PROBE_MODES),
     callback=_take_probe_mode,
     expose_value=False,
     is_eager=True,
-    help="How to probe library calls: by session links (Linux 6.13), pairs of multi-uprobe links (6.6), or a perf event for"
+    help="How to probe library calls: by session links (Linux 6.13), pairs of multi-uprobe links (6.6), or a "
+    "perf event for"
     " each (5.15).  [default: $INGERO_PROBE_MODE or auto: the cheapest that the kernel has]",
 )
 """For every command that probes."""
@@ -105,16 +132,6 @@ def read_headers(
     return headers
 
 
-HEADERS: Final = click.option(
-    "--header",
-    "headers",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=read_headers,
-    help="A header to send along, such as Authorization='Bearer …'; may be repeated.",
-)
-
-
 def check_output(output: Path, *, is_replaced: bool) -> None:
     """Refuse to overwrite a file that nobody said may go, and what is no file: a device would be replaced by one.
 
@@ -157,7 +174,7 @@ def option(help: str, *names: str, default: Any = MISSING, **settings: Any) -> A
         help: As ``--help`` shows it.
         names: On the command line; without one, the field's with dashes.
         default: Of the field and of the option; without one, the option is required.
-        settings: Further ones of `click.Option`; the default is shown unless it is empty or ``show_default`` says
+        settings: Further ones of `SettingOption`; the default is shown unless it is empty or ``show_default`` says
             otherwise.
     """
     declared = _Declared(names, {"help": help, **settings})
@@ -194,7 +211,7 @@ def with_config(config: type[Any]) -> Callable[[Callable[..., Any]], Callable[..
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def call(*args: Any, **values: Any) -> Any:  # noqa: ANN401 - click's
-            return command(*args, config=_take(config, values), **values)
+            return command(*args, config=take_config(config, values), **values)
 
         for build in reversed(list(_iter_options(config, _Group((), {})))):
             call = build(call)
@@ -215,8 +232,24 @@ def _iter_options(config: type[Any], here: _Group) -> Iterator[Callable[[Any], A
         elif declared is not None:
             changed = here.changed.get(one.name, {})
             yield _build_option(
-                one, {**_describe_type(types[one.name]), **declared.settings, **changed}
+                one,
+                {
+                    "keys": (_find_key(one, getattr(config, "section", "")),),
+                    **_describe_type(types[one.name]),
+                    **declared.settings,
+                    **changed,
+                },
             )
+
+
+def _find_key(one: Field[Any], section: str) -> str:
+    """Where an option stands in a settings file: its first long name, below the section of its class."""
+    names = [name.split("/")[0] for name in one.metadata["declared"].names if name.startswith("--")]
+    name: str = (names or [one.name])[0]
+    name = name.removeprefix("--").replace("-", "_")
+    if not section:
+        return name
+    return f"{section}.{'enabled' if name == section else name.removeprefix(f'{section}_')}"
 
 
 def _build_option(one: Field[Any], settings: dict[str, Any]) -> Callable[[Any], Any]:
@@ -225,7 +258,8 @@ def _build_option(one: Field[Any], settings: dict[str, Any]) -> Callable[[Any], 
         settings.setdefault("default", one.default)
     settings.setdefault("required", "default" not in settings)
     settings.setdefault("show_default", settings.get("default") not in {None, "", False, ()})
-    return click.option(one.name, *(names or (f"--{one.name.replace('_', '-')}",)), **settings)
+    long = f"--{one.name.replace('_', '-')}"
+    return click.option(one.name, *(names or (long,)), cls=SettingOption, **settings)
 
 
 def _describe_type(annotation: object) -> Mapping[str, Any]:
@@ -240,12 +274,12 @@ def _describe_type(annotation: object) -> Mapping[str, Any]:
     return {"type": int} if int in parts else {"type": float} if float in parts else {}
 
 
-def _take(config: type[Any], values: dict[str, Any]) -> Any:  # noqa: ANN401 - an instance of config
+def take_config(config: type[Any], values: dict[str, Any]) -> Any:  # noqa: ANN401 - an instance of config
     """Build the configuration from a command's values, which are left without its own."""
     types, given = get_type_hints(config), {}
     for one in fields(config):
         if isinstance(one.metadata.get("declared"), _Group):
-            given[one.name] = _take(types[one.name], values)
+            given[one.name] = take_config(types[one.name], values)
         elif one.name in values:
             given[one.name] = values.pop(one.name)
     return config(**given)
@@ -260,6 +294,18 @@ def process_ids(help: str = "Only these processes.") -> Any:  # noqa: A002, ANN4
     """A field for process ids, repeated or separated by commas."""
     return option(
         help, "--pid", "-p", default=(), multiple=True, callback=read_pids, metavar="PID[,PID]"
+    )
+
+
+def header_values() -> Any:  # noqa: ANN401 - as option
+    """A field for headers to send along."""
+    return option(
+        "A header to send along, such as Authorization='Bearer …'; may be repeated.",
+        "--header",
+        default=(),
+        multiple=True,
+        metavar="NAME=VALUE",
+        callback=read_headers,
     )
 
 

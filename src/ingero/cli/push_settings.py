@@ -6,14 +6,14 @@ import re
 import socket
 from typing import Final
 
-from ingero.agent.health.body import NodeIdentity
-from ingero.agent.health.loop import LoopSettings
-from ingero.agent.health.mode import ModeSettings, fresh_max_age
+from ingero.agent.health.loop_settings import LoopSettings
+from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.service import AgentSettings
 from ingero.agent.health.signals.baseline import BaselineSettings
 from ingero.agent.health.signals.classify import ClassifierSettings
-from ingero.agent.health.signals.facts import GpuFacts, find_cgroup_path, hash_cgroup_path
 from ingero.agent.health.signals.machine import MachineSettings
+from ingero.agent.health.signals.node_facts import GpuFacts, find_cgroup_path, hash_cgroup_path
+from ingero.agent.health.threshold_choice import ModeSettings, fresh_max_age
 from ingero.agent.health.tls import check_tls_files
 from ingero.agent.health.transport import TransportSettings
 from ingero.cli.live import PushConfig, RemediateConfig, SpansConfig

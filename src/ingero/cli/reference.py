@@ -21,6 +21,7 @@ import click
 
 from ingero.cli.arguments import iter_old
 from ingero.cli.help import keep_line_breaks
+from ingero.cli.settings_file import OLD_KEYS, find_settings
 from ingero.config.describe import iter_keys
 from ingero.echo.service.config import EchoConfig
 from ingero.echo.service.telemetry import METRICS as ECHO_METRICS
@@ -30,6 +31,7 @@ from ingero.fleet.config import ServiceConfig
 from ingero.fleet.factory import Factory
 from ingero.fleet.graph import GRAPH_METRICS
 from ingero.fleet.service import SERVICE_METRICS
+from ingero.remediation.config import RemediatorConfig
 from ingero.telemetry.declare import MetricDeclaration
 
 _GENERATED: Final = "<!-- Written by `make docs`; edit the code it names instead. -->"
@@ -44,7 +46,10 @@ def write_fleet_config() -> str:
         "",
         "Durations are written `500ms`, `5s` or `1m30s`, sizes `64MiB` or `10GB`, addresses `host:port`.",
         "`${env:NAME}` and `${env:NAME:-default}` are filled in from the environment; nothing else is.",
-        "A key without a value means the section with its defaults. `ingero-fleet config --defaults` prints all of this as YAML.",
+        (
+            "A key without a value means the section with its defaults. `ingero-fleet config --defaults` prints "
+            "all of this as YAML."
+        ),
         "",
         *(line for kind in ComponentKind for line in _config_of_kind(kind)),
         "## service",
@@ -95,7 +100,10 @@ def write_fleet_metrics() -> str:
         "",
         _GENERATED,
         "",
-        "Scraped from `service.telemetry.metrics`, port 8888 unless told otherwise. What is unknown is absent, not zero.",
+        (
+            "Scraped from `service.telemetry.metrics`, port 8888 by default. What is unknown is absent, "
+            "not zero."
+        ),
         "",
         *_metric_table(owners),
     ])
@@ -140,6 +148,47 @@ def write_echo_metrics() -> str:
     ])
 
 
+def write_agent_config() -> str:
+    """Every key of the settings file of ``trace`` and ``fleet-push``."""
+    lines = [
+        "# Settings of ingero trace and ingero fleet-push",
+        "",
+        _GENERATED,
+        "",
+        "Each option of these commands is a key of `ingero.yaml` and a variable of the environment. A flag wins over",
+        "the variable, and that over the file; [the guide](../guides/agent.md#settings-in-a-file) says where it is",
+        "looked for.",
+        "",
+        "| key | flag | variable | read by | meaning |",
+        "|---|---|---|---|---|",
+    ]
+    for key, setting in find_settings(find_programs()["ingero"]).items():
+        flags, variables = (
+            " ".join(f"`{name}`" for name in names) for names in (setting.flags, setting.variables)
+        )
+        users = ", ".join(f"`{command.name}`" for command, _ in setting.uses)
+        says = " ".join((setting.uses[0][1].help or "").split())
+        lines.append(f"| `{key}` | {flags} | {variables} | {users} | {_cell(says)} |")
+    lines += ["", "Keys of the existing agent that have no effect, which a warning says:", ""]
+    lines += ["| key | instead |", "|---|---|"]
+    lines += [f"| `{key}` | {_cell(instead)} |" for key, instead in OLD_KEYS.items()]
+    return "\n".join(lines)
+
+
+def write_remediator_config() -> str:
+    """Every key of a remediator's policy."""
+    return "\n".join([
+        "# Policy of ingero-remediator",
+        "",
+        _GENERATED,
+        "",
+        "Durations are written `500ms`, `5s` or `1m30s`; `${env:NAME}` is filled in from the environment.",
+        "`action` has exactly one section. `ingero-remediator config --defaults` prints all of this as YAML.",
+        "",
+        *_key_table(RemediatorConfig),
+    ])
+
+
 def write_cli() -> str:
     """Every command of every program, as ``--help`` shows it."""
     lines = ["# Commands", "", _GENERATED, ""]
@@ -152,7 +201,8 @@ def write_cli() -> str:
 def _old_option_table() -> Iterator[str]:
     yield "## Options of the existing agent"
     yield ""
-    yield "Accepted and not shown by `--help`. A switch may have a value (`--record=false`), a long name one dash (`-listen`)."
+    yield "Accepted and not shown by `--help`. A switch may have a value (`--record=false`),"
+    yield "a long name one dash (`-listen`)."
     yield ""
     yield "| command | option | meaning |"
     yield "|---|---|---|"
@@ -203,10 +253,12 @@ def _describe_command(command: click.Command, name: str, parent: click.Context |
 
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "agent-config.md": write_agent_config,
     "fleet-config.md": write_fleet_config,
     "fleet-metrics.md": write_fleet_metrics,
     "echo-config.md": write_echo_config,
     "echo-metrics.md": write_echo_metrics,
+    "remediator-config.md": write_remediator_config,
     "cli.md": write_cli,
 }
 """Each generated page and what writes it."""

@@ -92,10 +92,10 @@ def check_token_mode(file: str, mode: int, *, allows_loose: bool) -> None:
     Args:
         file: For messages.
         mode: Its permission bits.
-        allows_loose: Others may read it all the same: Kubernetes mounts secrets as 0644 unless told otherwise.
+        allows_loose: Others may read it all the same: Kubernetes mounts secrets as 0644 by default.
 
     Raises:
-        ConfigError: With what mends it.
+        ConfigError: With what repairs it.
     """
     if mode & _ANYBODY_WRITES:
         raise ConfigError(

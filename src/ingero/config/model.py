@@ -153,10 +153,10 @@ def _describe(
     else:
         message = _bound(detail) or message.removeprefix("Value error, ")
         is_whole = detail["type"] == "value_error" and isinstance(detail["input"], Mapping)
-        is_told = is_whole or _is_secret(
+        is_named = is_whole or _is_secret(
             model, detail["loc"]
         )  # a model's own check names what is wrong
-        hint = "" if is_told else _got(detail["input"])
+        hint = "" if is_named else _got(detail["input"])
     return ConfigProblem(dotted(where), message, find_line(where, lines), hint)
 
 

@@ -21,7 +21,7 @@ class ProbeMode(enum.StrEnum):
     PAIR = "pair"
     """Two multi-uprobe links for a whole file: Linux 6.6."""
     EVENT = "event"
-    """A perf event for each entry and each return, told apart by a cookie: Linux 5.15."""
+    """A perf event for each entry and each return, distinguished by a cookie: Linux 5.15."""
     AUTO = "auto"
     """The first of them that the kernel takes."""
 

@@ -111,11 +111,16 @@ def encode_metrics(
 def encode_text(families: Iterable[Family]) -> bytes:
     """Families as text; whole numbers are written as such, as Go's and the existing agent's pages have them.
 
+    A gauge that the existing system named ``…_count`` is shown without a type: the suffix belongs to histograms, and
+    ``promtool check metrics`` minds it on a gauge.
+
     Source: Prometheus text format 0.0.4: HELP escapes backslash and newline, a label value also the quote.
     """
     lines = []
     for family in families:
         name, kind = family.name, _TEXT_TYPES.get(family.type, family.type)
+        if kind == "gauge" and name.endswith("_count"):
+            kind = "untyped"
         if kind == "counter":
             name += "_total"
         says = family.documentation.replace("\\", r"\\").replace("\n", r"\n")

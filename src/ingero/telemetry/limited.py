@@ -74,7 +74,7 @@ class RateLimitedLog:
         total_burst: int = 100,
     ) -> None:
         self.n_dropped = 0
-        self._n_dropped_told = 0
+        self._n_dropped_logged = 0
         self._logger = logger
         self._clock = clock
         self._interval_ns = interval_ns
@@ -110,9 +110,9 @@ class RateLimitedLog:
             return
         now_ns = self._clock.mono_ns()
         with self._lock:
-            n_dropped = self.n_dropped - self._n_dropped_told
+            n_dropped = self.n_dropped - self._n_dropped_logged
             if n_dropped and self._may_write(_DROPPED, now_ns):
-                self._n_dropped_told = self.n_dropped
+                self._n_dropped_logged = self.n_dropped
             else:
                 n_dropped = 0
             allowed = [subject for subject in self._held if self._may_write(subject, now_ns)]

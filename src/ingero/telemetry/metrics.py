@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import TypeVar
 
+from typing_extensions import override
+
 from ingero.telemetry.declare import MetricDeclaration, MetricKind
 
 LabelValues = tuple[str, ...]
@@ -36,6 +38,21 @@ class CounterSeries:
     def read(self) -> float:
         """Everything that was added so far."""
         return sum(list(self._cells.values()))
+
+
+class WatchedSeries(CounterSeries):
+    """A count that other code keeps; asked for at each scrape."""
+
+    __slots__ = ("_source",)
+
+    def __init__(self, source: Callable[[], float]) -> None:
+        super().__init__()
+        self._source = source
+
+    @override
+    def read(self) -> float:
+        """What the other code counted so far."""
+        return self._source()
 
 
 class HistogramSeries:
@@ -105,6 +122,10 @@ class CounterInstrument(_Instrument):
         """The adder of one series."""
         return self._find(labels).add
 
+    def watch(self, read: Callable[[], float], /, **labels: str) -> None:
+        """Ask ``read``, which never falls, at each scrape; nothing may be added to this series."""
+        self.series[self._values(labels)] = WatchedSeries(read)
+
     def _find(self, labels: dict[str, str]) -> CounterSeries:
         values = self._values(labels)
         found = self.series.get(values)
@@ -169,7 +190,10 @@ Instrument = CounterInstrument | GaugeInstrument | HistogramInstrument
 
 
 class MeterRegistry:
-    """Every instrument of a process, one for each declaration. Making one is locked; using one is not, on any thread."""
+    """Every instrument of a process, one for each declaration.
+
+    Making one is locked; using one is not, on any thread.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

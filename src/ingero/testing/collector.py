@@ -79,7 +79,7 @@ class RecordingCollector:
         """Every logs export so far, in order."""
         return [r.export for r in list(self.requests) if r.signal is Signal.LOGS]
 
-    def tell(self, threshold: str | None, quorum: str = "true") -> None:
+    def set_threshold(self, threshold: str | None, quorum: str = "true") -> None:
         """Answer with this threshold from now on; None answers without one."""
         self.headers = (
             {}
@@ -87,8 +87,8 @@ class RecordingCollector:
             else {"X-Ingero-Threshold": threshold, "X-Ingero-Quorum-Met": quorum}
         )
 
-    def tell_panic(self) -> None:
-        """Answer from now on that nobody is to judge itself."""
+    def set_panic(self) -> None:
+        """Answer from now on that the threshold is withheld."""
         self.headers = {"X-Ingero-Panic": "true"}
 
     def start(self) -> None:

@@ -7,8 +7,9 @@ import threading
 import time
 from contextlib import suppress
 from enum import Enum
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
+
+from ingero.closing import Closing
 
 _PIECE: Final = 65_536
 
@@ -18,14 +19,14 @@ class Network(Enum):
 
     PASS = "pass"  # noqa: S105 - no password
     PARTITION = "partition"
-    """Nothing arrives in either direction, and nobody is told."""
+    """Nothing arrives in either direction, and neither side learns of it."""
     NO_ANSWERS = "no answers"
     """What is sent arrives, what is answered does not."""
     REFUSE = "refuse"
     """Connections end as soon as they are made, and those that stand end."""
 
 
-class Relay:
+class Relay(Closing):
     """Listens on a loopback port and passes everything on to ``target``, which may change.
 
     A connection that lost something never carries anything again, as TCP would not skip over it.
@@ -102,14 +103,3 @@ class Relay:
             with suppress(OSError):
                 sink.shutdown(socket.SHUT_WR)
         source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

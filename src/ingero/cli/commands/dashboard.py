@@ -36,7 +36,7 @@ def command(config: DashboardConfig) -> None:
     Examples:
       ingero dashboard --db run.db
       ingero dashboard --db run.db --addr 127.0.0.1:0 --no-tls
-      INGERO_MCP_BEARER_TOKEN=… ingero dashboard --addr 0.0.0.0:8443 --host gpu-7.example --tls-cert c.pem --tls-key k.pem
+      INGERO_MCP_BEARER_TOKEN=… ingero dashboard --addr 0.0.0.0:8443 --host gpu-7 --tls-cert c.pem --tls-key k.pem
     """
     path = find_database(config.db, is_waiting=config.wait)
     serve(path, config.addr, "", config.listen)

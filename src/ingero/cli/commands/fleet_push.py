@@ -18,27 +18,28 @@ from ingero.cli.live import AnnotateConfig, PushConfig, RemediateConfig, SpansCo
 from ingero.cli.metrics_page import serve_metrics
 from ingero.cli.options import (
     PROBE_MODE_OPTION,
-    CheckedCommand,
     duration,
     group,
     option,
     placed,
+    take_config,
     with_config,
 )
+from ingero.cli.settings_file import ConfiguredCommand
 from ingero.cli.signals import catch_stop
 from ingero.errors import ConfigError, UnsupportedError
 from ingero.telemetry.clock import SystemClock
 
 if TYPE_CHECKING:
-    from ingero.agent.health.account import CollectiveAccount
-    from ingero.agent.health.book import FindLabels
-    from ingero.agent.health.loop import Look
-    from ingero.agent.health.service import AgentSettings, HealthAgent, OnLook
+    from ingero.agent.health.collective_counts import CollectiveCounts
+    from ingero.agent.health.loop import HealthSample
+    from ingero.agent.health.open_episodes import FindLabels
+    from ingero.agent.health.service import AgentSettings, HealthAgent, OnSample
     from ingero.agent.health.signals.reading import SignalSource
-    from ingero.agent.push.live import FindAccount, Follow
+    from ingero.agent.push.live import FindCollectiveCounts, Follow
     from ingero.agent.trace.workload import Workload
 
-    Tell = Callable[[HealthAgent, Look, CollectiveAccount | None], None]
+    Tell = Callable[[HealthAgent, HealthSample, CollectiveCounts | None], None]
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:9467"
 
@@ -69,7 +70,7 @@ class SignalConfig:
         Raises:
             ConfigError: More than one was given, or a file cannot be used.
         """
-        from ingero.agent.health.script import ScriptSource, load_script
+        from ingero.agent.health.signal_script import ScriptSource, load_script
         from ingero.agent.health.signals.reading import StubSource
 
         if self.stub + (self.script is not None) + (self.signal_db_path is not None) > 1:
@@ -111,14 +112,14 @@ class FleetPushConfig:
     )
 
 
-@click.command("fleet-push", cls=CheckedCommand)
+@click.command("fleet-push", cls=ConfiguredCommand)
 @with_config(FleetPushConfig)
 def command(config: FleetPushConfig) -> int:
     r"""Score this node, push the score to a Fleet and judge it by the answer.
 
     Without --stub, --script and --signal-db-path it probes this node, which needs root: exact counts of every GPU
-    call once a second, and each rank's collectives, which Fleet compares to name the slow one. Runs until it is told
-    to stop. Without Fleet it goes on judging: by the last threshold it heard, then by the node's own past. SIGTERM
+    call once a second, and each rank's collectives, which Fleet compares to name the slow one. Runs until it is
+    stopped. Without Fleet it goes on judging: by the last threshold it received, then by the node's own past. SIGTERM
     and Ctrl-C save the baseline.
 
     \b
@@ -130,25 +131,22 @@ def command(config: FleetPushConfig) -> int:
       ingero fleet-push --fleet-endpoint fleet:4317 --fleet-protocol grpc --fleet-insecure \
         --fleet-cluster-id prod --stub --remediate --remediate-socket /run/ingero/remediate.sock
     """
-    from ingero.agent.health.signals.facts import GpuFacts, find_gpus
+    from ingero.agent.health.signals.node_facts import GpuFacts, find_gpus
     from ingero.cli.push_settings import build_settings
 
-    push = config.push
-    given = click.get_current_context().get_parameter_source("fleet_timeout")
-    if given is ParameterSource.DEFAULT:
-        push = replace(push, fleet_timeout=min(push.fleet_timeout, push.fleet_push_interval))
+    push = _fit_timeout(click.get_current_context(), config.push)
     source = config.signals.open()
     gpus = GpuFacts() if config.signals.stub else find_gpus()
     settings = build_settings(push, config.remediate, gpus, config.spans)
-    with config.annotate.open(SystemClock()) as workload, _pages(config.prometheus) as tell:
+    with config.annotate.open(SystemClock()) as workload, _pages(config.prometheus) as note_sample:
         find_labels = workload.latest.current if workload else None
 
-        def follow(agent: HealthAgent, find_account: FindAccount) -> OnLook:
-            show = _printer(agent, find_account, workload, as_json=config.as_json)
+        def follow(agent: HealthAgent, find_counts: FindCollectiveCounts) -> OnSample:
+            show = _printer(agent, find_counts, workload, as_json=config.as_json)
 
-            def both(look: Look, notes: list[str]) -> None:
-                show(look, notes)
-                tell(agent, look, find_account())
+            def both(sample: HealthSample, notes: list[str]) -> None:
+                show(sample, notes)
+                note_sample(agent, sample, find_counts())
 
             return both
 
@@ -157,9 +155,21 @@ def command(config: FleetPushConfig) -> int:
         return _run(settings, source, find_labels, follow)
 
 
+def read_config(context: click.Context) -> FleetPushConfig:
+    """The options of a command line that click has read, as the command takes them."""
+    config: FleetPushConfig = take_config(FleetPushConfig, dict(context.params))
+    return replace(config, push=_fit_timeout(context, config.push))
+
+
+def _fit_timeout(context: click.Context, push: PushConfig) -> PushConfig:
+    if context.get_parameter_source("fleet_timeout") is not ParameterSource.DEFAULT:
+        return push
+    return replace(push, fleet_timeout=min(push.fleet_timeout, push.fleet_push_interval))
+
+
 @contextmanager
 def _pages(prometheus: str) -> Iterator[Tell]:
-    """Serve what a scraper may ask of the agent, where that is wanted; what is to be told of each look."""
+    """Serve what a scraper may ask of the agent, where that is wanted; yields what notes each sample."""
     if not prometheus:
         yield lambda _agent, _look, _account: None
         return
@@ -168,12 +178,14 @@ def _pages(prometheus: str) -> Iterator[Tell]:
 
     page, series = PrometheusPage(), HealthSeries()
 
-    def tell(agent: HealthAgent, look: Look, account: CollectiveAccount | None) -> None:
-        series.note(agent, look, account)
-        page.take(tuple(series.iter_series()), look.wall_ns)
+    def note_sample(
+        agent: HealthAgent, sample: HealthSample, collective_counts: CollectiveCounts | None
+    ) -> None:
+        series.note(agent, sample, collective_counts)
+        page.take(tuple(series.iter_series()), sample.wall_ns)
 
     with serve_metrics(page, prometheus, "--prometheus"):
-        yield tell
+        yield note_sample
 
 
 def _run_live(settings: AgentSettings, find_labels: FindLabels | None, follow: Follow) -> int:
@@ -182,7 +194,7 @@ def _run_live(settings: AgentSettings, find_labels: FindLabels | None, follow: F
     from ingero.agent.capture.discover.places import iter_installed
     from ingero.agent.capture.probes.engine import EngineSettings
     from ingero.agent.capture.session import TraceSettings
-    from ingero.agent.push.live import LiveAgent, LiveSettings, LiveTold
+    from ingero.agent.push.live import LiveAgent, LiveCallbacks, LiveSettings
 
     if os.geteuid() != 0:
         raise UnsupportedError(
@@ -194,7 +206,7 @@ def _run_live(settings: AgentSettings, find_labels: FindLabels | None, follow: F
 
     live = LiveAgent(
         LiveSettings(trace, settings),
-        LiveTold(follow, find_labels),
+        LiveCallbacks(follow, find_labels),
         on_ready=say_missing,
         tell=functools.partial(click.echo, err=True),
     )
@@ -220,29 +232,35 @@ def _run(
 
 
 def _printer(
-    agent: HealthAgent, find_account: FindAccount, workload: Workload | None, *, as_json: bool
-) -> OnLook:
-    from ingero.agent.health.narrate import build_record, write_line
+    agent: HealthAgent,
+    find_counts: FindCollectiveCounts,
+    workload: Workload | None,
+    *,
+    as_json: bool,
+) -> OnSample:
+    from ingero.agent.health.output import build_record, write_line
 
     for note in agent.first_notes:
         click.echo(f"note: {note}", err=True)
     is_terminal = sys.stdout.isatty()
 
-    def show(look: Look, notes: list[str]) -> None:
+    def show(sample: HealthSample, notes: list[str]) -> None:
         for note in notes:
             click.echo(f"note: {note}", err=True)
-        if not (look.is_tick or look.is_pushed):
+        if not (sample.is_tick or sample.is_pushed):
             return
-        account = find_account()
+        collective_counts = find_counts()
         if as_json:
-            record = build_record(look, agent.cache, agent.lane, agent.stream)
-            if account is not None:
-                record["collectives"] = account.build_record()
+            record = build_record(sample, agent.cache, agent.queue, agent.stream)
+            if collective_counts is not None:
+                record["collectives"] = collective_counts.build_record()
             if workload is not None:
                 record["annotations"] = workload.listener.counts.build_record()
             click.echo(json.dumps(record))
             return
-        line = write_line(look, agent.lane) + (account.describe_loss() if account else "")
-        click.echo(click.style(line, fg="red") if look.is_straggler and is_terminal else line)
+        line = write_line(sample, agent.queue) + (
+            collective_counts.describe_loss() if collective_counts else ""
+        )
+        click.echo(click.style(line, fg="red") if sample.is_straggler and is_terminal else line)
 
     return show

@@ -20,22 +20,43 @@ CAUSES = {
     "absent": "its host never entered the operation",
     "stuck": "it entered, its peers left, it never did: its device or driver stopped",
     "silent": "no dump of it: the process is gone or cannot answer",
+    "mismatched": "it entered another operation or another size than the others",
 }
 
 
-VERDICTS = {"absent": "never arrived", "stuck": "arrived and never left", "silent": "is silent"}
+VERDICTS = {
+    "absent": "never arrived",
+    "stuck": "arrived and never left",
+    "silent": "is silent",
+    "mismatched": "does not do what the others do",
+}
 
 
 @click.command("hang")
 @click.argument("directory", type=click.Path(path_type=Path), required=False)
 @click.option("--fleet", metavar="URL", help="Ask this Fleet's admin endpoint about a live job.")
 @click.option("--cluster-id", default="", help="The live job's cluster.")
+@click.option(
+    "--ranks",
+    "n_ranks",
+    type=click.IntRange(1, 1_000_000),
+    help="How many ranks the job has, where the last ones left no dump.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(directory: Path | None, *, fleet: str | None, cluster_id: str, as_json: bool) -> int:
+def command(
+    directory: Path | None,
+    *,
+    fleet: str | None,
+    cluster_id: str,
+    n_ranks: int | None,
+    as_json: bool,
+) -> int:
     r"""Name the ranks that a hung job waits for.
 
-    DIRECTORY holds PyTorch Flight Recorder dumps, one file per rank, whose names end in the rank. Nothing in a dump is
-    executed: a dump that asks for a class is refused.
+    DIRECTORY holds PyTorch Flight Recorder dumps, one file per rank, whose names end in the rank; or a saved page
+    /fr_trace_json of PyTorch's debug server. Stacks beside them (NAME3.txt of rank 3, or the debug server's
+    stacks_*.txt) tell who waits in something that is not recorded. Nothing in a dump is executed: a dump that asks
+    for a class is refused.
 
     With --fleet the answer is about a live job: what its agents see in flight, by Fleet's admin endpoint.
 
@@ -45,6 +66,7 @@ def command(directory: Path | None, *, fleet: str | None, cluster_id: str, as_js
     Examples:
       ingero hang /tmp/nccl_trace
       ingero hang /tmp/nccl_trace --json | jq .missing_ranks
+      ingero hang /tmp/gloo_trace --ranks 8
       ingero hang --fleet http://127.0.0.1:8081 --cluster-id prod
     """
     if (directory is None) == (fleet is None):
@@ -53,10 +75,9 @@ def command(directory: Path | None, *, fleet: str | None, cluster_id: str, as_js
         return _ask(fleet.rstrip("/"), cluster_id, as_json=as_json)
     assert directory is not None
     from ingero.detect.hang import find_hang
-    from ingero.wire.flight_recorder import find_dumps, read_dump
+    from ingero.wire.flight_recorder.job import read_job
 
-    dumps = find_dumps(directory)
-    report = find_hang([read_dump(path, rank) for rank, path in sorted(dumps.items())])
+    report = find_hang(read_job(directory, n_ranks))
     click.echo(json.dumps(_as_json(report), indent=2) if as_json else _as_text(report))
     return 0
 
@@ -73,7 +94,8 @@ def _ask(admin_url: str, cluster_id: str, *, as_json: bool) -> int:
         if answer is None and not _can_tell(client, admin_url):
             raise IngeroError(
                 "that Fleet has no nccl processor, which is what follows collectives",
-                hint="give its logs and metrics pipelines `processors: [nccl]`, as the configuration it ships with does",
+                hint="give its logs and metrics pipelines `processors: [nccl]`, as the configuration it ships "
+                "with does",
             )
     if answer is None:
         raise IngeroError(
@@ -131,7 +153,10 @@ def _root_json(root: HangRoot) -> dict[str, Any]:
 def _as_json(report: HangReport) -> dict[str, Any]:
     silent = sorted(set(report.ranks_known) - set(report.ranks_read))
     return {
+        "verdict": report.verdict.value,
         "missing_ranks": list(report.missing_ranks),
+        "suspects": list(report.suspects),
+        "note": report.note,
         "roots": [_root_json(root) for root in report.roots],
         "deadlocks": [list(circle) for circle in report.deadlocks],
         "waits": [
@@ -144,6 +169,7 @@ def _as_json(report: HangReport) -> dict[str, Any]:
             }
             for wait in report.waits
         ],
+        "hidden_waits": list(report.hidden_waits),
         "ranks_read": len(report.ranks_read),
         "ranks_known": len(report.ranks_known),
         "ranks_without_dump": silent,
@@ -172,19 +198,39 @@ def _as_text(report: HangReport) -> str:
         " (operations entered in different orders, or a link that carries nothing)"
         for circle in report.deadlocks
     ]
-    if not report.roots and not report.deadlocks:
-        still = (
-            f"{plural(len(report.waits), 'rank')} in an operation"
-            if report.waits
-            else "no rank in an operation"
-        )
-        lines += [
-            "",
-            f"nobody is missing: {still}, and nothing read says that one of them holds the others",
-        ]
-    else:
-        lines += ["", "next: look at the host and device of the named ranks; the others only wait"]
+    lines += ["", *_closing_lines(report)]
     return "\n".join(lines)
+
+
+def _closing_lines(report: HangReport) -> list[str]:
+    """What is known in all, and what to do next."""
+    lines = []
+    if report.hidden_waits:
+        lines.append(
+            f"in a wait that is not recorded, by the stacks: {plural(len(report.hidden_waits), 'rank')}:"
+            f" {_spans(report.hidden_waits)}"
+        )
+    if report.note:
+        lines.append(report.note)
+    if report.verdict == "named":
+        lines.append("next: look at the host and device of the named ranks; the others only wait")
+        return lines
+    if report.verdict == "nobody":
+        return [*lines, "nobody hangs: no rank has been in an operation for long"]
+    still = (
+        f"{plural(len(report.waits), 'rank')} in an operation"
+        if report.waits
+        else "no rank in a recorded operation"
+    )
+    lines.append(f"unknown who holds the others: {still}, and nothing read says whom they wait for")
+    if report.suspects:
+        lines.append(
+            f"suspects: ranks {_spans(report.suspects)}; those that are not at fault wait too"
+        )
+    lines.append(
+        "next: put stacks of all ranks beside the dumps (docs/guides/hang.md), or say --ranks if the last left none"
+    )
+    return lines
 
 
 def _spans(ranks: tuple[int, ...]) -> str:

@@ -76,8 +76,8 @@ def command(config: McpConfig) -> None:
 
 
 def _build_outside(among: NodesConfig, pagerduty_url: str, *, is_http: bool) -> ExternalAccess:
-    """What the tools may reach; whoever can reach an open server must not be able to page people."""
-    from ingero.agent.events.alert.paging import PagerDutyPager
+    """What the tools may reach; who can reach an open server must not be able to page people."""
+    from ingero.agent.events.alert.pagerduty import PagerDutyPager
     from ingero.config.environment import read_bearer, read_pagerduty_key
     from ingero.recording.queries.recording_file import ExternalAccess
 

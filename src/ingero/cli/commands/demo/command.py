@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ingero.cli.options import PROBE_MODE_OPTION
+from ingero.cli.options import PROBE_MODE_OPTION, json_switch, option, placed, with_config
 
 if TYPE_CHECKING:
     from ingero.model.recording import Recording
@@ -158,53 +158,58 @@ DEMOS: Final[tuple[Demo, ...]] = (
 """Every demo, in the order of ``ingero demo all``."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoConfig:
+    """How a demo is played."""
+
+    probe_mode: None = placed(PROBE_MODE_OPTION)
+    no_gpu: bool = option(
+        "Use synthetic recordings; this is the default and needs nothing.", default=False
+    )
+    is_simulated: bool = option(
+        "Run it for real on the GPU simulator, traced by the real probes; needs root.",
+        "--sim",
+        default=False,
+    )
+    is_gpu: bool = option(
+        "Run it for real on this machine's NVIDIA GPU with NVIDIA's own libraries, traced; needs root."
+        " Not yet tried on a device.",
+        "--gpu",
+        default=False,
+    )
+    libcudart: Path | None = option(
+        "With --gpu: the CUDA runtime, 12.8 or later, instead of the newest one that is found.",
+        default=None,
+        type=click.Path(path_type=Path, dir_okay=False, exists=True, resolve_path=True),
+    )
+    keep: Path | None = option(
+        "Keep the demo's recording in this new file.",
+        default=None,
+        type=click.Path(path_type=Path, dir_okay=False),
+    )
+    as_json: bool = json_switch(
+        "Print JSON lines: each demo, its events, its incidents, a summary."
+    )
+
+    def choose_form(self) -> OutputForm:
+        """How the recordings are made.
+
+        Raises:
+            click.UsageError: Options exclude each other.
+        """
+        if self.no_gpu + self.is_simulated + self.is_gpu > 1:
+            raise click.UsageError("--no-gpu, --sim and --gpu exclude each other")
+        if self.libcudart is not None and not self.is_gpu:
+            raise click.UsageError("--libcudart belongs to --gpu")
+        if self.is_gpu:
+            return _run_gpu(self.libcudart)
+        return _run_simulator() if self.is_simulated else _make_synthetic()
+
+
 @click.command("demo")
 @click.argument("name", default="all")
-@PROBE_MODE_OPTION
-@click.option(
-    "--no-gpu",
-    is_flag=True,
-    help="Use synthetic recordings; this is the default and needs nothing.",
-)
-@click.option(
-    "--sim",
-    "is_simulated",
-    is_flag=True,
-    help="Run it for real on the GPU simulator, traced by the real probes; needs root.",
-)
-@click.option(
-    "--gpu",
-    "is_gpu",
-    is_flag=True,
-    help="Run it for real on this machine's NVIDIA GPU with NVIDIA's own libraries, traced; needs root."
-    " Not yet tried on a device.",
-)
-@click.option(
-    "--libcudart",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True, resolve_path=True),
-    help="With --gpu: the CUDA runtime, 12.8 or later, instead of the newest one that is found.",
-)
-@click.option(
-    "--keep",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Keep the demo's recording in this new file.",
-)
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print JSON lines: each demo, its events, its incidents, a summary.",
-)
-def command(
-    *,
-    name: str,
-    no_gpu: bool,
-    is_simulated: bool,
-    is_gpu: bool,
-    libcudart: Path | None,
-    keep: Path | None,
-    as_json: bool,
-) -> None:
+@with_config(DemoConfig)
+def command(name: str, config: DemoConfig) -> None:
     r"""Play a known fault and say what it is.
 
     NAME is a demo, or "all". Each demo makes a recording as the agent would write it, and the same engine explains it
@@ -219,21 +224,16 @@ def command(
       ingero demo --json | jq -r 'select(.type == "incident") | .title'
       ingero demo gpu-steal --keep steal.db && ingero explain --db steal.db
     """
-    if no_gpu + is_simulated + is_gpu > 1:
-        raise click.UsageError("--no-gpu, --sim and --gpu exclude each other")
-    if libcudart is not None and not is_gpu:
-        raise click.UsageError("--libcudart belongs to --gpu")
     chosen = [demo for demo in DEMOS if name in {"all", demo.name, *demo.aliases}]
     if not chosen:
         names = "\n".join(f"  {demo.name:<18} {demo.says}" for demo in DEMOS)
         raise click.UsageError(f"no demo is called {name!r}. There are:\n{names}")
+    keep = config.keep
     if keep is not None and (len(chosen) > 1 or keep.exists()):
         raise click.UsageError("--keep takes one demo and a file that does not exist yet")
-    form = (
-        _run_gpu(libcudart) if is_gpu else _run_simulator() if is_simulated else _make_synthetic()
-    )
+    form = config.choose_form()
     for demo in chosen:
-        if as_json:
+        if config.as_json:
             for line in demo.play(keep, form).lines:
                 click.echo(json.dumps(line, separators=(",", ":")))
             continue

@@ -12,17 +12,18 @@ from typing import Final
 
 import ingero
 from ingero.agent.capture.discover.places import iter_installed
+from ingero.agent.capture.gpu.driver import CONTROL
 from ingero.agent.capture.privileges import check_privileges
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.agent.capture.probes.host import PROBES
 from ingero.agent.capture.session import TraceSession, TraceSettings
+from ingero.agent.trace.host_sampler import HostSampler
 from ingero.agent.trace.recorder import Recorder
-from ingero.agent.trace.surroundings import Surroundings
 from ingero.config.invoker import build_child_environment, find_invoker
 from ingero.errors import UnsupportedError
 from ingero.sim.programs.handshake import begin, check_end, read_ready, start_program
 from ingero.sim.programs.program import PROGRAMS
-from ingero.sim.programs.runtime import CONTROL, check_device, find_runtime, iter_runtimes
+from ingero.sim.programs.runtime import check_device, find_runtime, iter_runtimes
 from ingero.sim.runner import get_program
 from ingero.telemetry.clock import SystemClock
 
@@ -135,7 +136,7 @@ def record_scenario(name: str, path: Path, target: Target) -> None:
                 keep_one_in=1,
                 files=target.files,
             )
-            with TraceSession(settings, [recorder, Surroundings(recorder)]) as session:
+            with TraceSession(settings, [recorder, HostSampler(recorder)]) as session:
                 begin(program)
                 session.run(lambda: program.poll() is not None)
         finally:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ingero.cli.options import read_duration
+from ingero.cli.options import duration, json_switch, option, with_config
 from ingero.cli.render import plural
 
 if TYPE_CHECKING:
@@ -32,20 +33,41 @@ def command() -> None:
     """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowConfig:
+    """What is shown of a price list."""
+
+    provider: str = option("Only this provider; ec2 and aws are one.", default="")
+    gpu: str = option(
+        "What Fleet would charge for this GPU; needs --provider.", default="", metavar="MODEL"
+    )
+    fleet: bool = option(
+        "Print it as processors.nccl.rates of Fleet's configuration.", default=False
+    )
+    as_json: bool = json_switch("Print JSON.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateConfig:
+    """Where a price list comes from, and where it goes."""
+
+    url: str = option("Where the list is; https only. Required.", default="", metavar="URL")
+    output: Path = option(
+        "File to replace.",
+        "--output",
+        "-o",
+        default=_DEFAULT,
+        type=click.Path(path_type=Path, dir_okay=False),
+    )
+    timeout: int = duration("Longest time for all of it.", default="30s", metavar="TIME")
+    ca_cert: str = option("Authority of the server's certificate.", default="", metavar="FILE")
+    as_json: bool = json_switch("Print JSON.")
+
+
 @command.command("show")
 @click.argument("file", type=click.Path(path_type=Path), default=_DEFAULT)
-@click.option("--provider", default="", help="Only this provider; ec2 and aws are one.")
-@click.option(
-    "--gpu",
-    default="",
-    metavar="MODEL",
-    help="What Fleet would charge for this GPU; needs --provider.",
-)
-@click.option(
-    "--fleet", is_flag=True, help="Print it as processors.nccl.rates of Fleet's configuration."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def show(*, file: Path, provider: str, gpu: str, fleet: bool, as_json: bool) -> None:
+@with_config(ShowConfig)
+def show(file: Path, config: ShowConfig) -> None:
     r"""Check a price list and show it.
 
     FILE is the list.  [default: gpu_rates.yaml]
@@ -57,42 +79,22 @@ def show(*, file: Path, provider: str, gpu: str, fleet: bool, as_json: bool) -> 
     """
     from ingero.cli.commands.rates.gpu_rates import read_prices
 
-    if gpu and not provider:
+    if config.gpu and not config.provider:
         raise click.UsageError("--gpu needs --provider")
-    if fleet and (provider or as_json):
+    if config.fleet and (config.provider or config.as_json):
         raise click.UsageError("--fleet takes neither --provider nor --json")
     prices = read_prices(file)
-    if fleet:
+    if config.fleet:
         _show_fleet(prices)
-    elif gpu:
-        _show_rate(prices, provider, gpu, as_json=as_json)
+    elif config.gpu:
+        _show_rate(prices, config)
     else:
-        _show_list(prices, provider, as_json=as_json)
+        _show_list(prices, config)
 
 
 @command.command("update")
-@click.option("--url", default="", metavar="URL", help="Where the list is; https only. Required.")
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=_DEFAULT,
-    show_default=True,
-    help="File to replace.",
-)
-@click.option(
-    "--timeout",
-    default="30s",
-    show_default=True,
-    callback=read_duration,
-    metavar="TIME",
-    help="Longest time for all of it.",
-)
-@click.option(
-    "--ca-cert", default="", metavar="FILE", help="Authority of the server's certificate."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def update(*, url: str, output: Path, timeout: int, ca_cert: str, as_json: bool) -> None:
+@with_config(UpdateConfig)
+def update(config: UpdateConfig) -> None:
     r"""Fetch a price list, check it, and put it in the file's place.
 
     A list that is not complete and right changes nothing. At most ten redirects are followed, all of them https.
@@ -104,21 +106,21 @@ def update(*, url: str, output: Path, timeout: int, ca_cert: str, as_json: bool)
     """
     from ingero.cli.commands.rates.gpu_rates import fetch_prices, replace_file
 
-    if not url:
+    if not config.url:
         raise click.UsageError(
-            f"there is no price list of ours to fetch, and {output} is left as it is; give the address of yours with"
-            " --url, or write the file by hand"
+            f"there is no price list of ours to fetch, and {config.output} is left as it is; give the address of yours"
+            " with --url, or write the file by hand"
         )
-    fetched = fetch_prices(url, ca_cert, timeout)
-    replace_file(output, fetched.text)
+    fetched = fetch_prices(config.url, config.ca_cert, config.timeout)
+    replace_file(config.output, fetched.text)
     prices = fetched.prices
-    if as_json:
-        facts = _facts(prices) | {"source": fetched.url, "file": str(output)}
+    if config.as_json:
+        facts = _facts(prices) | {"source": fetched.url, "file": str(config.output)}
         click.echo(json.dumps(facts, indent=2))
         return
     click.echo(
         f"{plural(prices.n_models, 'price')} of {plural(len(prices.providers), 'provider')} in "
-        f"{prices.currency_name}, from {fetched.url}, in {output}"
+        f"{prices.currency_name}, from {fetched.url}, in {config.output}"
     )
 
 
@@ -132,16 +134,16 @@ def _facts(prices: PriceList) -> dict[str, Any]:
     }
 
 
-def _show_list(prices: PriceList, provider: str, *, as_json: bool) -> None:
+def _show_list(prices: PriceList, config: ShowConfig) -> None:
     from ingero.wire.names import PROVIDER_ALIASES
 
-    wanted = PROVIDER_ALIASES.get(provider.lower(), provider.lower())
+    wanted = PROVIDER_ALIASES.get(config.provider.lower(), config.provider.lower())
     chosen = {
         name: dict(models)
         for name, models in prices.providers.items()
-        if not provider or PROVIDER_ALIASES.get(name.lower(), name.lower()) == wanted
+        if not config.provider or PROVIDER_ALIASES.get(name.lower(), name.lower()) == wanted
     }
-    if as_json:
+    if config.as_json:
         click.echo(json.dumps(_facts(prices) | {"providers": chosen}, indent=2))
         return
     width = max((len(model) for models in chosen.values() for model in models), default=0)
@@ -149,14 +151,15 @@ def _show_list(prices: PriceList, provider: str, *, as_json: bool) -> None:
         for model, rate in models.items():
             click.echo(f"{name:<12} {model:<{width}} {prices.currency_symbol}{rate:.2f} an hour")
     if not chosen:
-        click.echo(f"no price of {provider}; there are {', '.join(prices.providers)}")
+        click.echo(f"no price of {config.provider}; there are {', '.join(prices.providers)}")
     rest = f"{prices.currency_symbol}{prices.fallback_rate:.2f} an hour"
     click.echo(f"anything else: {rest if prices.fallback_rate else 'unknown'}")
 
 
-def _show_rate(prices: PriceList, provider: str, gpu: str, *, as_json: bool) -> None:
+def _show_rate(prices: PriceList, config: ShowConfig) -> None:
+    provider, gpu = config.provider, config.gpu
     rate = prices.find_rate(provider, gpu)
-    if as_json:
+    if config.as_json:
         facts = {"provider": provider, "gpu": gpu, "rate": rate, "currency": prices.currency_name}
         click.echo(json.dumps(facts, indent=2))
         return

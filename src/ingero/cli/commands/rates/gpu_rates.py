@@ -26,17 +26,17 @@ from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_S
 
 MAX_BYTES: Final = 1 << 20
-_MOST_REDIRECTS: Final = 10
-_MOST_TEXT: Final = 16
+_MAX_REDIRECTS: Final = 10
+_MAX_TEXT: Final = 16
 
 
 class PriceList(StrictModel):
     """Prices of a GPU-hour, as the file has them."""
 
     currency_name: str = Field(
-        min_length=1, max_length=_MOST_TEXT, description="Such as USD; of every price."
+        min_length=1, max_length=_MAX_TEXT, description="Such as USD; of every price."
     )
-    currency_symbol: str = Field(min_length=1, max_length=_MOST_TEXT, description="Such as $.")
+    currency_symbol: str = Field(min_length=1, max_length=_MAX_TEXT, description="Such as $.")
     providers: Mapping[str, Mapping[str, Rate]] = Field(
         min_length=1, description="Provider → GPU model as `nvidia-smi` names it → price."
     )
@@ -127,13 +127,13 @@ def fetch_prices(url: str, ca_file: str, timeout_ns: int, clock: Clock | None = 
     context = build_client_context(TlsClientConfig(ca_file=ca_file or None))
     asked = url
     with httpx.Client(verify=context, timeout=timeout_ns / NS_PER_S, trust_env=False) as client:
-        for _ in range(_MOST_REDIRECTS + 1):
+        for _ in range(_MAX_REDIRECTS + 1):
             body, onward = _ask(client, asked, ends_ns, clock)
             if not onward:
                 return Fetched(parse_prices(body, asked), body, asked)
             asked = onward
             _refuse_plain(asked, BadDataError)
-    raise BadDataError(f"{url}: more than {_MOST_REDIRECTS} redirects")
+    raise BadDataError(f"{url}: more than {_MAX_REDIRECTS} redirects")
 
 
 def _ask(client: httpx.Client, url: str, ends_ns: int, clock: Clock) -> tuple[str, str]:

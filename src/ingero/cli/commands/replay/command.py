@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ingero.cli.options import HEADERS, read_duration
+from ingero.cli.options import duration, header_values, json_switch, option, with_config
 from ingero.units import NS_PER_S
 
 PIPE_WIDTH = 120
@@ -26,51 +27,58 @@ if TYPE_CHECKING:
     from ingero.sim.replay import FleetTarget
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayConfig:
+    """How a recorded job is judged."""
+
+    offline: bool = option("Judge here, without network; the answer is the same.", default=False)
+    fleet: str | None = option(
+        "Push to this Fleet's OTLP/HTTP receiver; without it a Fleet is started for the replay.",
+        default=None,
+        metavar="URL",
+    )
+    admin: str = option(
+        "That Fleet's admin endpoint, which is asked for the verdicts.",
+        default="http://127.0.0.1:8081",
+        metavar="URL",
+    )
+    headers: Mapping[str, str] = header_values()
+    cluster_id: str | None = option(
+        "Report under this name; default: the recording's and a number.", default=None
+    )
+    speed: float = option(
+        "Seconds of recorded time per second.",
+        default=120.0,
+        type=click.FloatRange(min=0, min_open=True),
+    )
+    interval: int = duration("Recorded time between two pushes of an agent.", default="10s")
+    with_echo: bool = option(
+        "Keep it in an Echo of our own too, and ask that one.", "--echo", default=False
+    )
+    gpu_rate: float | None = option(
+        "Price of a GPU-hour, for what Echo says of the cost; without it, GPU-hours only.",
+        default=None,
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="PRICE",
+    )
+    currency: str = option("Of --gpu-rate.", default="USD")
+    as_json: bool = json_switch()
+
+    @property
+    def rates(self) -> tuple[str, ...]:
+        """Settings of our own Fleet that price every GPU alike."""
+        if self.gpu_rate is None:
+            return ()
+        return (
+            f"processors.nccl.rates.fallback_rate={self.gpu_rate}",
+            f"processors.nccl.rates.currency={self.currency}",
+        )
+
+
 @click.command("replay")
 @click.argument("trace")
-@click.option(
-    "--offline", is_flag=True, help="Judge here, without network; the answer is the same."
-)
-@click.option(
-    "--fleet",
-    metavar="URL",
-    help="Push to this Fleet's OTLP/HTTP receiver; without it a Fleet is started for the replay.",
-)
-@click.option(
-    "--admin",
-    metavar="URL",
-    default="http://127.0.0.1:8081",
-    show_default=True,
-    help="That Fleet's admin endpoint, which is asked for the verdicts.",
-)
-@HEADERS
-@click.option("--cluster-id", help="Report under this name; default: the recording's and a number.")
-@click.option(
-    "--speed",
-    type=click.FloatRange(min=0, min_open=True),
-    default=120.0,
-    show_default=True,
-    help="Seconds of recorded time per second.",
-)
-@click.option(
-    "--interval",
-    callback=read_duration,
-    default="10s",
-    show_default=True,
-    help="Recorded time between two pushes of an agent.",
-)
-@click.option(
-    "--echo", "with_echo", is_flag=True, help="Keep it in an Echo of our own too, and ask that one."
-)
-@click.option(
-    "--gpu-rate",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="PRICE",
-    help="Price of a GPU-hour, for what Echo says of the cost; without it, GPU-hours only.",
-)
-@click.option("--currency", default="USD", show_default=True, help="Of --gpu-rate.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(trace: str, *, offline: bool, as_json: bool, **network: Any) -> int:  # noqa: ANN401 - click's
+@with_config(ReplayConfig)
+def command(trace: str, config: ReplayConfig) -> int:
     r"""Judge a recorded training job and name its slow workers.
 
     TRACE is a Parquet file of per-operation timings, or the name of a recording that ships with ingero (AR). A file
@@ -95,16 +103,16 @@ def command(trace: str, *, offline: bool, as_json: bool, **network: Any) -> int:
 
     path = Path(trace)
     job = read_trace(path if path.exists() else find_packaged(trace) or path)
-    if network["with_echo"] and (offline or network["fleet"]):
+    if config.with_echo and (config.offline or config.fleet):
         raise click.UsageError(
             "--echo goes with a Fleet of the replay's own, without --offline and --fleet"
         )
-    if network["gpu_rate"] and not network["with_echo"]:
+    if config.gpu_rate and not config.with_echo:
         raise click.UsageError("--gpu-rate goes with --echo, which tells the cost")
     kept: dict[str, Any] = {}
-    judgements = judge_trace(job) if offline else [_ask_fleet(job, network, kept)]
+    judgements = judge_trace(job) if config.offline else [_ask_fleet(job, config, kept)]
     result = {**build_result(job, judgements), **kept}
-    if as_json:
+    if config.as_json:
         click.echo(json.dumps(result, indent=2))
         return 0
     from rich.console import Console
@@ -120,7 +128,7 @@ def command(trace: str, *, offline: bool, as_json: bool, **network: Any) -> int:
     return 0
 
 
-def _ask_fleet(job: JobTrace, network: dict[str, Any], kept: dict[str, Any]) -> Judgement:
+def _ask_fleet(job: JobTrace, config: ReplayConfig, kept: dict[str, Any]) -> Judgement:
     from rich.console import Console
 
     from ingero.cli.commands.replay.live import ReplayLines, draw
@@ -129,33 +137,24 @@ def _ask_fleet(job: JobTrace, network: dict[str, Any], kept: dict[str, Any]) -> 
 
     console = Console(stderr=True)
     with ExitStack() as stack:
-        echo = _start_echo(stack, console) if network["with_echo"] else None
-        overrides = (*echo.fleet_overrides, *_rates(network)) if echo else ()
-        target = _find_target(network, stack, console, overrides)
-        cluster_id = network["cluster_id"] or f"{job.name}-{os.getpid()}"
+        echo = _start_echo(stack, console) if config.with_echo else None
+        overrides = (*echo.fleet_overrides, *config.rates) if echo else ()
+        target = _find_target(config, stack, console, overrides)
+        cluster_id = config.cluster_id or f"{job.name}-{os.getpid()}"
         judgement = replay_to_fleet(
             name_cluster(job, cluster_id),
             target,
-            speed=network["speed"],
-            interval_ns=network["interval"],
+            speed=config.speed,
+            interval_ns=config.interval,
             follow=stack.enter_context(show_progress(console, draw, ReplayLines().describe)),
         )
         if echo is not None:
             from ingero.cli.commands.replay.echo import ask_echo
 
             lost_s = sum(verdict.lost_gpu_ns for verdict in judgement.culprits) / NS_PER_S
-            kept["echo"] = ask_echo(echo, cluster_id, lost_s)
+            n_victims = sum(len(verdict.victims) for verdict in judgement.culprits)
+            kept["echo"] = ask_echo(echo, cluster_id, lost_s, n_victims)
         return judgement
-
-
-def _rates(network: dict[str, Any]) -> tuple[str, ...]:
-    """Settings of our own Fleet that price every GPU alike."""
-    if network["gpu_rate"] is None:
-        return ()
-    return (
-        f"processors.nccl.rates.fallback_rate={network['gpu_rate']}",
-        f"processors.nccl.rates.currency={network['currency']}",
-    )
 
 
 def _start_echo(stack: ExitStack, console: Any) -> LocalEcho:  # noqa: ANN401 - rich's
@@ -167,7 +166,7 @@ def _start_echo(stack: ExitStack, console: Any) -> LocalEcho:  # noqa: ANN401 - 
 
 
 def _find_target(
-    network: dict[str, Any],
+    config: ReplayConfig,
     stack: ExitStack,
     console: Any,  # noqa: ANN401 - rich's
     overrides: Sequence[str],
@@ -176,7 +175,7 @@ def _find_target(
     from ingero.sim.local_fleet import ADMIN, OTLP_HTTP, run_local_fleet
     from ingero.sim.replay import FleetTarget
 
-    url, admin_url = network["fleet"], network["admin"].rstrip("/")
+    url, admin_url = config.fleet, config.admin.rstrip("/")
     if url is None:
         fleet = stack.enter_context(run_local_fleet((*COMPRESSED, *overrides)))
         url = fleet.url(OTLP_HTTP)
@@ -185,4 +184,4 @@ def _find_target(
             f"a Fleet of our own listens on {url} (verdicts on {admin_url})", highlight=False
         )
     endpoint = parse_endpoint(url, is_insecure=True, option="--fleet")
-    return FleetTarget(endpoint, admin_url, dict(network["headers"]))
+    return FleetTarget(endpoint, admin_url, dict(config.headers))

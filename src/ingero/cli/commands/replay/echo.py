@@ -70,13 +70,16 @@ def run_local_echo() -> Iterator[LocalEcho]:
             yield LocalEcho(echo.url("otlp_http"), echo.url("mcp"), token)
 
 
-def ask_echo(echo: LocalEcho, cluster_id: str, charged_gpu_s: float) -> dict[str, Any]:
+def ask_echo(
+    echo: LocalEcho, cluster_id: str, charged_gpu_s: float, n_victims: int
+) -> dict[str, Any]:
     """What Echo says of the replay's cluster, once what Fleet forwarded has settled.
 
     Args:
         echo: Who is asked.
         cluster_id: The replay's cluster.
         charged_gpu_s: What Fleet charges its culprits with in the end; Echo gets some seconds to receive it.
+        n_victims: How many waited for them. Fleet forwards this with the logs, whose queue is not that of the metrics.
 
     Returns:
         Answers by tool; ``mcp_agrees``: MCP gave the same; ``cost_agrees``: the cost is what Fleet charged.
@@ -91,11 +94,15 @@ def ask_echo(echo: LocalEcho, cluster_id: str, charged_gpu_s: float) -> dict[str
             result: dict[str, Any] = answer.json()["result"]
             return result
 
-        deadline_s = time.monotonic() + _SETTLE_S
-        while charged_gpu_s and time.monotonic() < deadline_s:
+        def has_settled() -> bool:
             charged_s = sum(row["gpu_seconds"] for row in ask("cost_by_culprit")["rows"])
-            if abs(charged_s - charged_gpu_s) <= _SAME * charged_gpu_s:
-                break
+            if abs(charged_s - charged_gpu_s) > _SAME * charged_gpu_s:
+                return False
+            blamed = [row for row in ask("blame_chain")["rows"] if row["source"] == "verdict"]
+            return sum(row["victim"] is not None for row in blamed) >= n_victims
+
+        deadline_s = time.monotonic() + _SETTLE_S
+        while charged_gpu_s and time.monotonic() < deadline_s and not has_settled():
             time.sleep(_POLL_S)
         answers = {tool: ask(tool)["rows"] for tool in _TOOLS}
         over_mcp = _call_mcp(client, "fleet.cluster.blame_chain", arguments)

@@ -59,7 +59,8 @@ def conclude(result: dict[str, Any]) -> list[str]:
         if verdict["onset_step"] is not None:
             lines.append(
                 f"  since step {verdict['onset_step']}; found after {plural(verdict['ops_to_detection'], 'operation')}"
-                f" ({_duration(verdict['time_to_detection_s'])}); {plural(len(verdict['victims']), 'worker')} waited for"
+                f" ({_duration(verdict['time_to_detection_s'])}); {plural(len(verdict['victims']), 'worker')} "
+                f"waited for"
                 f" it, {_duration(verdict['lost_gpu_s'])} of GPU time lost"
             )
     if not named:

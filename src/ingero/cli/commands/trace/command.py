@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import click
-from click.core import ParameterSource
 
 from ingero.cli.commands.trace.config import TraceConfig
-from ingero.cli.options import CheckedCommand, with_config
+from ingero.cli.options import with_config
+from ingero.cli.settings_file import ConfiguredCommand, find_precedence
 
 
-@click.command("trace", cls=CheckedCommand)
+@click.command("trace", cls=ConfiguredCommand)
 @with_config(TraceConfig)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- PROGRAM [ARG]...]")
 @click.pass_context
@@ -34,7 +34,8 @@ def command(context: click.Context, /, *, config: TraceConfig) -> int:
     from ingero.cli.commands.trace.run import run_trace
 
     if config.rollover_bytes:
-        if context.get_parameter_source("max_db") is ParameterSource.COMMANDLINE:
+        cap, rollover = (find_precedence(context, name) for name in ("max_db", "rollover_bytes"))
+        if cap == rollover:
             raise click.UsageError("--max-db and --db-rollover-size exclude each other")
-        config = replace(config, max_db=0)
+        config = replace(config, max_db=0) if cap < rollover else replace(config, rollover_bytes=0)
     return run_trace(config)

@@ -74,6 +74,7 @@ class TraceConfig:
     db: Path | None = option(
         "Recording to write.  [default: $INGERO_DB or ~/.ingero/ingero.db]",
         default=None,
+        env="INGERO_DB",
         type=click.Path(path_type=Path, dir_okay=False),
     )
     record: bool = option(
@@ -112,7 +113,7 @@ class TraceConfig:
         default=6,
         type=click.IntRange(1),
     )
-    node: str = option("This node's name.  [default: host name]", default="")
+    node: str = option("This node's name.  [default: host name]", default="", keys=("agent.node",))
     sampling_rate: int = option(
         "Record one call in N of the kinds that are sampled, such as launches; 0 adapts to loss and to 2000 records a"
         " second. Counts stay exact.  [default: 0]",
@@ -120,7 +121,7 @@ class TraceConfig:
         type=click.IntRange(0),
     )
     ring_bytes: int = option(
-        "Size of the calls ring.  [default: 8m]",
+        "Size of the calls ring: a power of two, and a page of memory at least.  [default: 8m]",
         "--ringbuf-size",
         default="0",
         type=str,
@@ -184,7 +185,7 @@ class TraceConfig:
                     err=True,
                 )
             return None
-        from ingero.agent.health.signals.facts import find_gpus
+        from ingero.agent.health.signals.node_facts import find_gpus
         from ingero.cli.push_settings import build_settings
 
         if "://" not in fleet.fleet_endpoint:

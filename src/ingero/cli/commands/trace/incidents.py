@@ -24,7 +24,7 @@ def build_incident_line(incident: Incident, start_ns: int) -> dict[str, Any]:
 
     Args:
         incident: What was found.
-        start_ns: First moment of what was looked at, Unix time.
+        start_ns: First moment of what was searched, Unix time.
     """
     answer: dict[str, Any] = msgspec.to_builtins(incident_answer(incident, start_ns))
     return {"type": "incident", **answer}
@@ -37,7 +37,7 @@ def describe_incident(incident: Incident) -> str:
 
 
 def build_command(path: Path | None, *, has_rolled: bool) -> str:
-    """What to run to be told everything; empty without a recording."""
+    """The command that shows everything; empty without a recording."""
     if path is None:
         return ""
     rolled = " --include-rolled" if has_rolled else ""

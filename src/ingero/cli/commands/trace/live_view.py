@@ -52,15 +52,15 @@ _WARN_SHARE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Surrounding:
+class TraceState:
     """What is shown beside the counts.
 
     Attributes:
         target: What is traced, for people.
         libraries: Files that are probed.
         n_host_probes: Probes of the kernel that run.
-        machine: The last look at it; None before the first.
-        gpus: The last look at the devices.
+        machine: The last sample of it; None before the first.
+        gpus: The last sample of the devices.
     """
 
     target: str = ""
@@ -91,48 +91,46 @@ class Row:
     n_calls: int
 
 
-def draw(
-    totals: Totals, around: Surrounding, width: int, height: int | None
-) -> list[RenderableType]:
+def draw(totals: Totals, state: TraceState, width: int, height: int | None) -> list[RenderableType]:
     """Header, machine, layers and devices.
 
     Args:
         totals: Exact counts.
-        around: What is shown beside them.
+        state: What is shown beside them.
         width: Columns of the terminal.
         height: Lines there are for all of it; None for as many as it takes.
     """
     n_libraries = None if height is None else max(height // 8, 2)
     head: list[RenderableType] = [
-        *_header(totals, around, width, n_libraries),
-        *_machine(around.machine),
+        *_header(totals, state, width, n_libraries),
+        *_machine(state.machine),
     ]
-    devices: list[RenderableType] = list(_devices(around.gpus))
+    devices: list[RenderableType] = list(_devices(state.gpus))
     layers = list(_layers(build_rows(totals)))
     left = None if height is None else height - len(head) - len(devices)
     return [*head, *_tables(layers, width, left), *devices]
 
 
 def _header(
-    totals: Totals, around: Surrounding, width: int, n_libraries: int | None
+    totals: Totals, state: TraceState, width: int, n_libraries: int | None
 ) -> Iterator[Text]:
     spent = f", for {format_duration(totals.elapsed_ns)}"
-    target = Text(around.target, style="bold")
+    target = Text(state.target, style="bold")
     target.truncate(max(width - len(spent) - 10, 8), overflow="ellipsis")
     yield Text.assemble(("target    ", "bold"), target, spent)
-    for library in around.libraries[:n_libraries]:
+    for library in state.libraries[:n_libraries]:
         probes = f"{'+'.join(library.libraries)}, {len(library.probes)} probes"
         room = max(width - len(probes) - 14, 16)
         path = library.path if len(library.path) <= room else f"…{library.path[1 - room :]}"
         yield _line(f"library   {path}  ({probes})")
-    n_more = len(around.libraries) - len(around.libraries[:n_libraries])
+    n_more = len(state.libraries) - len(state.libraries[:n_libraries])
     if n_more:
         yield Text(f"          +{n_more} more", style="dim")
-    if not around.libraries:
+    if not state.libraries:
         yield Text(
             "library   none is loaded yet; it is probed when a process loads it", style="dim"
         )
-    yield Text(f"kernel    {around.n_host_probes} probes")
+    yield Text(f"kernel    {state.n_host_probes} probes")
 
 
 def _line(text: str, style: str = "") -> Text:

@@ -16,10 +16,10 @@ from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.session import TraceSession
 from ingero.agent.capture.stacks.resolver import Stack
 from ingero.agent.capture.totals import Totals, count_coverage
+from ingero.agent.trace.host_sampler import HostSampler
 from ingero.agent.trace.recorder import Stored
-from ingero.agent.trace.surroundings import Surroundings
 from ingero.cli.commands.trace.incidents import STYLES, build_incident_line, describe_incident
-from ingero.cli.commands.trace.live_view import Surrounding, count_layers, draw, write_coverage
+from ingero.cli.commands.trace.live_view import TraceState, count_layers, draw, write_coverage
 from ingero.model.arrays import Records
 from ingero.model.events import (
     CopyKind,
@@ -43,8 +43,8 @@ _DIRECTIONS = {
     CopyKind.DEFAULT: "default",
 }
 _IDENTITY = ("launcher", "job", "container", "pod_uid", "pod_name", "namespace", "cgroup")
-_MOST_STACKS = 65_536
-_MOST_INCIDENTS = 3
+_MAX_STACKS = 65_536
+_MAX_INCIDENTS = 3
 _FRAME_KEYS = {
     "i": "ip", "s": "symbol", "f": "file", "l": "line", "pf": "py_file", "pfn": "py_func", "pl": "py_line",
 }  # fmt: skip
@@ -89,7 +89,7 @@ class JsonLines:
 
     def on_stacks(self, stacks: Mapping[int, Stack]) -> None:
         """Keep them for the lines of their events."""
-        if len(self._stacks) > _MOST_STACKS:
+        if len(self._stacks) > _MAX_STACKS:
             self._stacks.clear()
         for key, stack in stacks.items():
             self._stacks[key] = [
@@ -292,8 +292,8 @@ class LiveTable:
         stored: What the recording holds so far; None without one.
 
     Attributes:
-        session: Told later, because it needs its observers first.
-        surroundings: Told later, likewise.
+        session: Set later, because it needs its observers first.
+        host: Set later, likewise.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class LiveTable:
         self._console = console
         self._stored = stored
         self.target = target
-        self.surroundings: Surroundings | None = None
+        self.host: HostSampler | None = None
         self._incidents: list[Incident] = []
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self.session: TraceSession | None = None
@@ -322,7 +322,7 @@ class LiveTable:
 
     def on_incident(self, incident: Incident, _start_ns: int) -> None:
         """Show it below the table, with the newest few."""
-        self._incidents = [incident, *self._incidents][:_MOST_INCIDENTS]
+        self._incidents = [incident, *self._incidents][:_MAX_INCIDENTS]
 
     def on_totals(self, totals: Totals) -> None:
         """Draw."""
@@ -340,19 +340,19 @@ class LiveTable:
         footer = [Text(line, style=style) for line, style in self._footer(totals)]
         is_shown = self._console.is_terminal and not totals.is_last
         height = self._console.height - len(footer) - 1 if is_shown else None
-        parts = draw(totals, self._look_around(), self._console.width, height)
+        parts = draw(totals, self._read_state(), self._console.width, height)
         return Group(*parts, *footer)
 
-    def _look_around(self) -> Surrounding:
-        session, surroundings = self.session, self.surroundings
-        return Surrounding(
+    def _read_state(self) -> TraceState:
+        session, host = self.session, self.host
+        return TraceState(
             target=self.target,
             libraries=session.engine.targets if session else (),
             n_host_probes=len(session.settings.engine.host_probes) - len(session.missing)
             if session
             else 0,
-            machine=surroundings.machine_state if surroundings else None,
-            gpus=surroundings.gpu_readings if surroundings else (),
+            machine=host.machine_state if host else None,
+            gpus=host.gpu_readings if host else (),
         )
 
     def _footer(self, totals: Totals) -> list[tuple[str, str]]:
@@ -365,7 +365,7 @@ class LiveTable:
                     f"in {facts['op']} for {format_duration(facts['age_ns'])} (pid {facts['pid']})",
                     "yellow",
                 ))
-        if self._stored and (said := self._stored().say_lost()):
+        if self._stored and (said := self._stored().describe_loss()):
             lines.append((said, "bold red"))
         lost = {name: number for name, number in totals.losses.items() if number}
         if lost:

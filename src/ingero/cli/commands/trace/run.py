@@ -30,12 +30,12 @@ from ingero.agent.capture.session import DRAIN_MS, TraceSession, TraceSettings
 from ingero.agent.metrics.gpus import GpuWatch
 from ingero.agent.metrics.health import HealthSeries
 from ingero.agent.metrics.nccl import NcclProcesses
-from ingero.agent.push.live import LiveTold, open_live
+from ingero.agent.push.live import LiveCallbacks, open_live
+from ingero.agent.trace.host_sampler import HostSampler
 from ingero.agent.trace.incidents import IncidentSummary, IncidentWatch
-from ingero.agent.trace.recent import Recent
+from ingero.agent.trace.recent_recording import RecentRecording
 from ingero.agent.trace.recorder import Recorder, build_session, check_complete
 from ingero.agent.trace.selection import Selection
-from ingero.agent.trace.surroundings import Surroundings
 from ingero.cli.commands.trace.config import TraceConfig
 from ingero.cli.commands.trace.incidents import (
     build_command,
@@ -59,7 +59,7 @@ _STDERR: Final = 2
 _PIPE_WIDTH: Final = 110
 _STACKS: Final = {None: Stacks.NOTABLE, True: Stacks.ALL, False: Stacks.NONE}
 _TABLE_DRAIN_MS: Final = 250
-"""Nobody looks at single events of a table."""
+"""A table shows no single events."""
 
 
 def run_trace(options: TraceConfig) -> int:
@@ -204,16 +204,16 @@ def _build_observers(
     observers += [one for one in (selection, watch) if one is not None]  # before the output
     observers.append(output)
     chooser = recorder.selection if recorder is not None else selection
-    surroundings = Surroundings(recorder, _open_gpus(chooser, stack), selection=selection)
-    observers.append(surroundings)
+    host = HostSampler(recorder, _open_gpus(chooser, stack), selection=selection)
+    observers.append(host)
     if table is not None:
-        table.surroundings = surroundings
+        table.host = host
     nccl, health = NcclProcesses(), HealthSeries()
     metrics = options.metrics.open(
         (_node_of(options), options.fleet.fleet_cluster_id),
         SystemClock(),
         lambda: (
-            *surroundings.iter_series(),
+            *host.iter_series(),
             *nccl.iter_series(),
             *health.iter_series(),
             *(watch.iter_series() if watch is not None else ()),
@@ -234,12 +234,12 @@ def _open_watch(
     output: JsonLines | LiveTable,
     stack: contextlib.ExitStack,
 ) -> tuple[Selection | None, IncidentWatch | None]:
-    """What looks for incidents, and what chooses rows for it where no recorder does."""
+    """What searches for incidents, and what chooses rows for it where no recorder does."""
     if not options.incidents:
         return None, None
     clock = SystemClock()
     session = recorder.session if recorder else build_session(_node_of(options), clock, "")
-    recent = Recent(session)
+    recent = RecentRecording(session)
     is_plain = isinstance(output, LiveTable) and not output.is_live
 
     def tell(incident: Incident, start_ns: int) -> None:
@@ -255,7 +255,7 @@ def _open_watch(
 
 
 def _say_verdict(options: TraceConfig, verdict: IncidentSummary, recorder: Recorder | None) -> None:
-    """How many incidents there are, and what tells everything about them."""
+    """How many incidents there are, and the command that shows them."""
     path = recorder.writer.path if recorder is not None else None
     command = build_command(path, has_rolled=bool(options.rollover_bytes))
     if options.as_json:
@@ -318,7 +318,7 @@ def _open_recorder(
 
 
 def _open_gpus(selection: Selection | None, stack: contextlib.ExitStack) -> GpuWatch | None:
-    """Start to look at the devices; says so when nothing can be looked at."""
+    """Start to sample the devices; prints why when none can be read."""
     clock = SystemClock()
     try:
         nvml = Nvml(clock)
@@ -340,17 +340,17 @@ def _add_live(
     watching: tuple[list[Observer], HealthSeries],
     stack: contextlib.ExitStack,
 ) -> None:
-    """Listen to workloads and tell a Fleet, where that is wanted."""
+    """Take annotations and push to a Fleet, where that is wanted."""
     observers, series = watching
     clock = SystemClock()
     workload = stack.enter_context(options.annotate.open(clock, recorder))
     health = options.build_push()
     if health is not None:
-        told = LiveTold(
-            lambda agent, find_account: say_notes(agent, find_account, series),
+        callbacks = LiveCallbacks(
+            lambda agent, find_counts: say_notes(agent, find_counts, series),
             workload.latest.current if workload else None,
         )
-        observers.append(stack.enter_context(open_live(health, clock, told)))
+        observers.append(stack.enter_context(open_live(health, clock, callbacks)))
 
 
 def _say(text: str) -> None:

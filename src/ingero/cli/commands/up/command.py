@@ -6,64 +6,77 @@ import json
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
-from ingero.cli.options import PROBE_MODE_OPTION, read_duration
+from ingero.cli.options import (
+    PROBE_MODE_OPTION,
+    duration,
+    json_switch,
+    option,
+    placed,
+    with_config,
+)
+from ingero.errors import ConfigError, UnsupportedError
+from ingero.units import NS_PER_S
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ingero.sim.cluster.faults import Fault
+    from ingero.sim.cluster.torch_job import JobFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpConfig:
+    """A cluster and what happens to it."""
+
+    ranks: int = option(
+        "Hosts, each with one rank and one agent.", default=8, type=click.IntRange(min=1, max=64)
+    )
+    faults: tuple[str, ...] = option(
+        "A fault to inject once the job runs evenly; may be repeated.",
+        "--fault",
+        default=(),
+        metavar="FAULT",
+    )
+    job_file: str | None = option(
+        "A script that torchrun runs, in place of the simulated job; its arguments follow `--`.",
+        "--job",
+        default=None,
+        metavar="FILE",
+    )
+    python: str = option(
+        "Runs --job.  [default: $INGERO_TORCH_PYTHON, or the first found that has torch]",
+        default="",
+        metavar="PATH",
+    )
+    seed: int = option("Of the job's jitter.", default=0, show_default=True)
+    watch_ns: int = duration(
+        "How long to watch after the injection; ends sooner once every fault was named.",
+        "--duration",
+        default="30s",
+    )
+    seconds: int | None = option(
+        "The same in seconds: `--seconds 120` is `--duration 120s`.",
+        default=None,
+        type=click.IntRange(min=1),
+    )
+    push_interval: int = duration("Of the agents; a change is pushed at once.", default="5s")
+    no_probes: bool = option(
+        "Load no probe: the simulated ranks report their own calls. Without root it is always so.",
+        default=False,
+    )
+    probe_mode: None = placed(PROBE_MODE_OPTION)
+    as_json: bool = json_switch("Print one JSON object at the end.")
 
 
 @click.command("up")
-@click.option(
-    "--ranks",
-    type=click.IntRange(min=1, max=64),
-    default=8,
-    show_default=True,
-    help="Hosts, each with one rank and one agent.",
-)
-@click.option(
-    "--fault",
-    "faults",
-    multiple=True,
-    metavar="FAULT",
-    help="A fault to inject once the job runs evenly; may be repeated.",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the job's jitter.")
-@click.option(
-    "--duration",
-    callback=read_duration,
-    default="30s",
-    show_default=True,
-    help="How long to watch after the injection; ends sooner once every fault was named.",
-)
-@click.option(
-    "--push-interval",
-    callback=read_duration,
-    default="5s",
-    show_default=True,
-    help="Of the agents; a change is pushed at once.",
-)
-@click.option(
-    "--no-probes",
-    is_flag=True,
-    help="Load no probe: the simulated ranks report their own calls. Without root it is always so.",
-)
-@PROBE_MODE_OPTION
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
-def command(
-    ranks: int,
-    faults: tuple[str, ...],
-    seed: int,
-    duration: int,
-    push_interval: int,
-    no_probes: bool,
-    as_json: bool,
-) -> int:
+@with_config(UpConfig)
+@click.argument("arguments", nargs=-1, metavar="[-- ARGS]")
+def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
     r"""Run a whole cluster on this machine and see whom it names.
 
     Hosts are network namespaces with a simulated GPU rank each. The agents' kernel probes, their pushes, the Fleet
@@ -81,33 +94,76 @@ def command(
       io-hog:R           neighbours read from rank R's disk all the time
       slow-link:R[:20ms] packets to and from R's host are late; needs root
 
+    With --job the ranks are real: any script that torchrun runs, one rank on each host, over Gloo on the CPU. Each host
+    has a share of the processors (a cgroup with a quota), agents probe PyTorch's collectives, and faults come from
+    outside. It needs root and PyTorch 2.13 in an environment of its own. Faults of --job:
+
+    \b
+      cpu-quota:R:50%    rank R's host has half of its processor time
+      cpu-hog:R          neighbours want rank R's host's processor time all the time
+      stop-pulses:R:30%  rank R stands still for 30 % of every tenth of a second
+      slow-rank:R:1.3x   the same, so that its work takes 1.3 times as long
+      pause:R, kill:R    as above
+      none               no fault
+
     \b
     Examples:
       ingero up --ranks 4 --fault slow-rank:2:1.5x
+      sudo ingero up --ranks 4 --job examples/jobs/ddp.py --fault cpu-quota:2:50%
+      sudo ingero up --ranks 4 --job train.py --python ~/torch/bin/python -- --batch 64
       sudo ingero up
       sudo ingero up --ranks 8 --fault slow-rank:3:1.3x --json
       sudo ingero up --ranks 4 --fault pause:2 --duration 20s
     """
     from ingero.cli.commands.up.show import UpLines, draw, render_result
     from ingero.cli.progress import show_progress
-    from ingero.sim.cluster.faults import parse_fault
+    from ingero.sim.cluster.faults import parse_faults
     from ingero.sim.cluster.result import UpSettings
     from ingero.sim.cluster.run import run_up
 
-    parsed: tuple[Fault, ...] = tuple(parse_fault(text, ranks) for text in faults)
-    has_probes = os.geteuid() == 0 and not no_probes
+    parsed: tuple[Fault, ...] = parse_faults(
+        config.faults, config.ranks, is_job=config.job_file is not None
+    )
+    has_probes = os.geteuid() == 0 and not config.no_probes
+    job = _choose_job(config.job_file, arguments, config.python, has_probes=has_probes)
     from rich.console import Console
 
     def end(number: int, _frame: object) -> None:
         sys.exit(128 + number)  # unwinds, so that nothing is left behind
 
     signal.signal(signal.SIGTERM, end)
-    settings = UpSettings(ranks, parsed, seed, duration, push_interval, has_probes=has_probes)
+    settings = UpSettings(
+        config.ranks,
+        parsed,
+        config.seed,
+        config.seconds * NS_PER_S if config.seconds else config.watch_ns,
+        config.push_interval,
+        has_probes=has_probes,
+        job=job,
+    )
     console: Console = Console(stderr=True)
     with show_progress(console, draw, UpLines().describe) as follow:
         result = run_up(settings, follow)
-    if as_json:
+    if config.as_json:
         click.echo(json.dumps(result, indent=2))
     else:
         render_result(result, Console())
     return 0
+
+
+def _choose_job(
+    file: str | None, arguments: tuple[str, ...], python: str, *, has_probes: bool
+) -> JobFile | None:
+    """The real job that was asked for; None for the simulated one."""
+    from ingero.sim.cluster.torch_job import choose_job
+
+    if file is None:
+        if arguments or python:
+            raise ConfigError("--python and arguments are for a job of your own: give --job FILE")
+        return None
+    if not has_probes:
+        raise UnsupportedError(
+            "--job needs root: agents probe the job, which tells nothing of itself",
+            hint="sudo ingero up --job ...; without root `ingero up` runs the simulated job",
+        )
+    return choose_job(file, arguments, python)

@@ -34,6 +34,10 @@ class UpLines:
             ("where", where),
             (progress.stage, progress.stage),
             *(((who, _say_named(who, at))) for who, at in progress.named.items()),
+            *(
+                (("diagnosis", rank), _say_why(rank, diagnosis))
+                for rank, (diagnosis, _) in progress.diagnoses.items()
+            ),
         ):
             if line and key not in self._said:
                 self._said.add(key)
@@ -43,6 +47,10 @@ class UpLines:
 def _say_named(who: tuple[int, str], at_ns: int | None) -> str:
     when = "before the fault" if at_ns is None else f"{at_ns / NS_PER_S:.1f} s after the fault"
     return f"rank {who[0]}: {who[1]}, {when}"
+
+
+def _say_why(rank: int, diagnosis: dict[str, Any]) -> str:
+    return f"rank {rank}, why: {diagnosis['summary']}"
 
 
 def draw(progress: Progress) -> RenderableType:
@@ -64,6 +72,7 @@ def draw(progress: Progress) -> RenderableType:
             Text(kind, style=style),
         )
     named = [_say_named(who, at) for who, at in progress.named.items()]
+    named += [_say_why(rank, why) for rank, (why, _) in progress.diagnoses.items()]
     return Group(head, Text(), table, Text("\n" + "\n".join(named)))
 
 
@@ -89,6 +98,11 @@ def _say_result(result: dict[str, Any]) -> Iterator[str]:
                 f"rank {root['rank']} never arrived ({root['cause']});"
                 f" {len(root['blocks'])} ranks wait for it"
             )
+    for rank, diagnosis in result["diagnoses"].items():
+        yield _say_why(int(rank), diagnosis)
+        for cause in diagnosis["causes"]:
+            yield from (f"    {fact}" for fact in cause["evidence"])
+        yield from (f"    to do: {step}" for step in diagnosis["todo"])
     alerts = result["alerts"]
     if alerts["after_s"]:
         hosts = ", ".join(alerts["after_s"])

@@ -1,0 +1,202 @@
+"""A Fleet and a scheduler for tests of the remediator: their answers are set by hand, also wrong and late ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from ingero.errors import PermanentError, RetryableError
+from ingero.model.collectives import Rank
+from ingero.model.verdicts import Judgement, Slowdown, Verdict, VerdictKind
+from ingero.remediation.findings import ClusterReading, NodeView
+from ingero.remediation.records import ActionRecord
+from ingero.units import NS_PER_S
+
+CLUSTER = "c"
+
+
+def build_verdict(
+    node: str, kind: VerdictKind = VerdictKind.CULPRIT, *, n_ops: int = 1, lost_gpu_s: float = 3600
+) -> Verdict:
+    """A verdict on rank 0 of a node that every default threshold lets through."""
+    peers = tuple(Rank(CLUSTER, f"p{number}", number) for number in range(4))
+    return Verdict(
+        Rank(CLUSTER, node, 0),
+        kind,
+        "own time 1.50× that of its 3 peers",
+        peers=peers,
+        slowdown=Slowdown(1.5, 1.4, 1.6),
+        evidence=9.0,
+        n_ops=n_ops,
+        lost_gpu_ns=int(lost_gpu_s * NS_PER_S),
+    )
+
+
+def build_reading(*verdicts: Verdict, n_known: int = 100) -> ClusterReading:
+    """A cluster that is well apart from these verdicts."""
+    judgement = Judgement(CLUSTER, verdicts, counts={"ops": sum(one.n_ops for one in verdicts)})
+    return ClusterReading(
+        judgement, NS_PER_S, n_known=n_known, n_active=n_known, has_quorum=True, in_panic=False
+    )
+
+
+class HandFleet:
+    """A Fleet whose answer a test sets.
+
+    Attributes:
+        clusters: What it says; None is away.
+    """
+
+    def __init__(self, *verdicts: Verdict) -> None:
+        self.clusters: dict[str, ClusterReading] | None = {CLUSTER: build_reading(*verdicts)}
+
+    def read(self) -> dict[str, ClusterReading]:
+        """What it says."""
+        if self.clusters is None:
+            raise RetryableError("this Fleet is away")
+        return self.clusters
+
+    def say(self, *verdicts: Verdict, in_panic: bool = False, n_known: int = 100) -> None:
+        """SchedulerAnswer this from now on."""
+        reading = build_reading(*verdicts, n_known=n_known)
+        self.clusters = {CLUSTER: replace(reading, in_panic=in_panic)}
+
+
+class SchedulerAnswer(Enum):
+    """How a scheduler answers one request."""
+
+    RIGHT = "right"
+    LATE = "late"
+    """Says that it timed out, and does it some time later."""
+    LOST = "lost"
+    """Says that it timed out, and never does it."""
+    WRONG_YES = "wrong yes"
+    """Says that it did it, and does not."""
+    WRONG_NO = "wrong no"
+    """Says that it refuses, and does it."""
+    TWICE = "twice"
+    """Does it now and some time later once more."""
+
+
+@dataclass(slots=True)
+class _Node:
+    mark: str = ""
+    is_down: bool = False
+    n_drains: int = 0
+
+
+class HandScheduler:
+    """A scheduler whose nodes and answers a test sets.
+
+    Args:
+        nodes: Their names.
+        read_ns: The true time.
+        before: Called before and after each request, as a place to be killed at.
+
+    Attributes:
+        answer: How the next requests are answered.
+        is_away: Whether it does not answer at all.
+        nodes: By name.
+        drained: The true times at which a node went out of service by us, with its name.
+        late_ns: How late a late answer is.
+        n_lies: So many looks show every node as in service.
+    """
+
+    kind = "slurm"
+    can_look = True
+
+    def __init__(
+        self,
+        nodes: tuple[str, ...],
+        read_ns: Callable[[], int],
+        before: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.nodes = {name: _Node() for name in nodes}
+        self.answer = SchedulerAnswer.RIGHT
+        self.is_away = False
+        self.drained: list[tuple[int, str, str]] = []
+        self.late_ns = 5 * NS_PER_S
+        self.n_lies = 0
+        self.jobs: dict[str, int] | None = None
+        self.requeued: list[str] = []
+        self._read_ns = read_ns
+        self._before = before
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
+
+    def catch_up(self) -> None:
+        """Do what was due by now."""
+        now_ns = self._read_ns()
+        due = [do for at_ns, do in self._waiting if at_ns <= now_ns]
+        self._waiting = [one for one in self._waiting if one[0] > now_ns]
+        for do in due:
+            do()
+
+    def look(self) -> Mapping[str, NodeView]:
+        """Every node."""
+        self.catch_up()
+        if self.is_away:
+            raise RetryableError("this scheduler is away")
+        self.n_lies, is_lie = max(0, self.n_lies - 1), self.n_lies > 0
+        views = (
+            (name, "" if is_lie else node.mark, node.is_down) for name, node in self.nodes.items()
+        )
+        return {
+            name: NodeView(
+                name,
+                in_service=not mark and not is_down,
+                state="DOWN" if is_down else "IDLE+DRAIN" if mark else "IDLE",
+                mark=mark,
+            )
+            for name, mark, is_down in views
+        }
+
+    def find_target(self, node_id: str, nodes: Mapping[str, NodeView]) -> str:
+        """The same name."""
+        return node_id if node_id in nodes else ""
+
+    def apply(self, record: ActionRecord) -> None:
+        """Drain it."""
+
+        def drain() -> None:
+            node = self.nodes[record.target]
+            if node.mark != record.action_id:
+                self.drained.append((self._read_ns(), record.target, record.action_id))
+            node.mark = record.action_id
+
+        self._ask("apply", drain)
+
+    def reverse(self, record: ActionRecord) -> None:
+        """Give it back."""
+
+        def resume() -> None:
+            self.nodes[record.target].mark = ""
+
+        self._ask("reverse", resume)
+
+    def _ask(self, what: str, do: Callable[[], None]) -> None:
+        self._before(f"before {what}")
+        if self.is_away or self.answer is SchedulerAnswer.LOST:
+            raise RetryableError("timed out")
+        late_ns = self._read_ns() + self.late_ns
+        if self.answer in {SchedulerAnswer.LATE, SchedulerAnswer.TWICE}:
+            self._waiting.append((late_ns, do))
+        if self.answer is SchedulerAnswer.LATE:
+            raise RetryableError("timed out")
+        if self.answer is not SchedulerAnswer.WRONG_YES:
+            do()
+        self._before(f"after {what}")
+        if self.answer is SchedulerAnswer.WRONG_NO:
+            raise PermanentError("refused")
+
+    def find_jobs(self, _record: ActionRecord) -> Mapping[str, int] | None:
+        """Jobs that a test set."""
+        return None if self.jobs is None else dict(self.jobs)
+
+    def requeue(self, job: str) -> None:
+        """Count one more restart."""
+        assert self.jobs is not None
+        self._before("before requeue")
+        self.jobs[job] += 1
+        self.requeued.append(job)
+        self._before("after requeue")

@@ -1,0 +1,241 @@
+"""``ingero.yaml``: what a flag, a variable, the file and a default say to `trace` and `fleet-push`."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ingero.cli.commands.config import write_template
+from ingero.cli.commands.fleet_push import FleetPushConfig
+from ingero.cli.commands.trace.config import TraceConfig
+from ingero.cli.main import cli, run_program
+from ingero.cli.options import take_config
+from ingero.cli.settings_file import (
+    OLD_KEYS,
+    WHERE,
+    ConfiguredCommand,
+    find_settings,
+    load_settings,
+)
+from ingero.config.agent_file import PLACES, SETTINGS_FILE, find_settings_file
+from ingero.errors import ConfigError
+from ingero.units import NS_PER_S
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = {"trace": TraceConfig, "fleet-push": FleetPushConfig}
+
+
+def take(name, *args, environ=None):
+    """The configuration that a command line of `trace` or `fleet-push` makes."""
+    with CliRunner().isolation(env=environ or {}):
+        root = cli.make_context("ingero", [name], resilient_parsing=True)
+        with cli.commands[name].make_context(name, list(args), parent=root) as context:
+            return take_config(CONFIGS[name], dict(context.params))
+
+
+def write(folder, text):
+    file = folder / "ingero.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+def refuse(folder, text):
+    with pytest.raises(ConfigError) as raised:
+        load_settings(Path(write(folder, text)), cli)
+    return [str(problem) for problem in raised.value.problems]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_option_is_a_key_of_the_file_and_a_variable(name):
+    command = cli.commands[name]
+    assert isinstance(command, ConfiguredCommand)
+    settings = find_settings(cli)
+    for option in command.params:
+        if option.name in {"settings_file", "program"}:
+            continue
+        uses = [one for one in settings.values() if (command, option) in one.uses]
+        assert uses, f"{option.opts[0]} of {name} is no key"
+        assert option.envvar
+        assert set(option.envvar) <= {name for one in uses for name in one.variables}
+
+
+def test_no_two_keys_share_a_variable_and_none_is_one_that_kubernetes_sets_for_a_service():
+    names = [name for one in find_settings(cli).values() for name in one.variables]
+    owners = [
+        (name, option.name)
+        for one in find_settings(cli).values()
+        for _, option in one.uses
+        for name in option.envvar
+    ]
+    assert len({name for name, _ in owners}) == len(set(owners)) - 1  # node and fleet_node_id
+    assert not [name for name in names if re.search(r"_(SERVICE_HOST|SERVICE_PORT|PORT)", name)]
+
+
+@pytest.mark.parametrize(
+    ("args", "environ", "says"),
+    [
+        ((), {}, 7),
+        ((), {"INGERO_FLEET_PUSH_INTERVAL": "8s"}, 8),
+        (("--fleet-push-interval", "9s"), {"INGERO_FLEET_PUSH_INTERVAL": "8s"}, 9),
+    ],
+)
+def test_a_flag_wins_over_the_variable_and_that_over_the_file(tmp_path, args, environ, says):
+    file = write(tmp_path, "fleet: {endpoint: 'https://f:4318', cluster_id: c, push_interval: 7s}")
+    for name in CONFIGS:
+        config = take(name, "--config", file, *args, environ=environ)
+        push = config.fleet if name == "trace" else config.push
+        assert push.fleet_push_interval == says * NS_PER_S
+        assert (push.fleet_endpoint, push.fleet_cluster_id) == ("https://f:4318", "c")
+
+
+def test_values_of_each_kind_are_those_of_the_command_line(tmp_path):
+    file = write(
+        tmp_path,
+        """
+        agent: {node: n1}
+        trace:
+          pid: [1, 2]
+          record: false
+          stack: false
+          no_io: true
+          max_db: 20m
+          db: a.db
+          prometheus: true
+          otlp_header: [a=b]
+          sampling_rate: 3
+        annotate: {enabled: true, gid: -1}
+        remediate:
+        """,
+    )
+    assert take("trace", "--config", file) == take(
+        *("trace", "--node", "n1", "--pid", "1,2", "--no-record", "--no-stack", "--no-io", "--db", "a.db"),
+        *("--max-db", "20m", "--prometheus", "--otlp-header", "a=b", "--sampling-rate", "3", "--annotate"),
+        *("--annotate-gid", "-1"),
+    )  # fmt: skip
+
+
+def test_the_template_changes_nothing_and_all_of_it_is_valid(tmp_path):
+    text = "\n".join(write_template(cli))
+    file = write(tmp_path, text)
+    assert take("trace", "--config", file) == take("trace")
+    on = write(tmp_path, re.sub(r"^  # ([a-z_]+:)", r"  \1", text, flags=re.MULTILINE))
+    assert len(load_settings(Path(on), cli).values) > 40
+    assert {line.split(":")[0].strip(" #") for line in text.splitlines() if ":" in line} >= {
+        key.split(".")[1] for key in find_settings(cli)
+    }
+
+
+def test_unknown_keys_and_wrong_values_are_refused_with_their_lines(tmp_path):
+    text = """fleet:
+  endpont: x
+  push_interval: 5
+  insecure: yes
+  header: {a: b}
+fleeet: {}
+trace: [1]
+agent: {probe_mode: fast}
+health: {}
+otlp: {protocoll: grpc}
+"""
+    assert refuse(tmp_path, text) == [
+        "line 2: fleet.endpont: unknown key (did you mean endpoint?)",
+        "line 3: fleet.push_interval: '5' is not a duration; write 500ms, 5s, 1m30s, 2h or 7d",
+        "line 4: fleet.insecure: should be true or false, not 'yes'",
+        "line 5: fleet.header: should be one text or number, not several",
+        "line 6: fleeet: unknown key (did you mean fleet?)",
+        "line 7: trace: should be a section of keys",
+        "line 8: agent.probe_mode: 'fast' is not one of 'session', 'pair', 'event', 'auto'.",
+        "line 10: otlp.protocoll: unknown key (known here: enabled, endpoint, insecure)",
+    ]
+
+
+def test_keys_of_the_existing_agent_are_taken_with_a_warning(tmp_path):
+    lines = "agent: {log_level: info, max_overhead_percent: 2}\nalerter: {pagerduty: {routing_key: k}}\n"
+    file = write(
+        tmp_path, lines + "fleet: {nodes: [a]}\nstore: {path: x}\notlp: {protocol: grpc}\n"
+    )
+    done = CliRunner().invoke(cli, ["config", "validate", "--json", file])
+    assert set(json.loads(done.stdout)["ignored"]) == {
+        *("agent.log_level", "agent.max_overhead_percent", "alerter.pagerduty", "fleet.nodes"),
+        *("otlp.protocol", "store"),
+    }
+    warned = CliRunner().invoke(cli, ["config", "validate", file]).stderr
+    assert f"warning: {file}: store: no effect; {OLD_KEYS['store']}" in warned
+
+
+def test_what_a_command_has_no_option_for_is_said(tmp_path, capsys):
+    file = write(
+        tmp_path, "fleet: {endpoint: 'https://f', protocol: grpc}\notlp: {enabled: false}\n"
+    )
+    assert run_program(cli, ["trace", "--config", file, "--max-db", "bad"]) == 2
+    assert capsys.readouterr().err.count("no effect") == 1
+
+
+def test_validate_finds_what_does_not_fit_together(tmp_path, capsys):
+    text = "fleet:\n  endpoint: https://f:4318\n  timeout: 30s\n  tls_ca: /nowhere/ca\n"
+    file = write(tmp_path, text)
+    assert run_program(cli, ["config", "validate", file]) == 2
+    said = capsys.readouterr().err
+    assert "line 3: fleet.timeout: must not be longer than --fleet-push-interval" in said
+    assert "line 4: fleet.tls_ca" in said
+    file = write(tmp_path, text.replace("30s", "1s"))
+    assert run_program(cli, ["config", "validate", "--skip-files", file]) == 0
+    assert "valid, 3 settings" in capsys.readouterr().out
+
+
+def test_the_shipped_example_is_valid_and_is_what_it_says(tmp_path, capsys):
+    file = ROOT / "deploy/ingero.yaml"
+    assert run_program(cli, ["config", "validate", str(file)]) == 0
+    assert "valid" in capsys.readouterr().out
+    config = take("fleet-push", "--config", str(file), environ={"NODE_NAME": "gpu-7"})
+    assert config.push.fleet_node_id == "gpu-7"
+    assert config.remediate.remediate is True
+
+
+def test_the_stronger_of_two_that_exclude_each_other_holds(tmp_path, monkeypatch):
+    taken = []
+    monkeypatch.setattr(
+        "ingero.cli.commands.trace.run.run_trace", lambda one: taken.append(one) or 0
+    )
+    rolls = write(tmp_path, "trace: {db_rollover_size: 1g}")
+    assert run_program(cli, ["trace", "--config", rolls, "--max-db", "2g"]) == 0
+    assert run_program(cli, ["trace", "--config", rolls]) == 0
+    assert [(one.max_db, one.rollover_bytes) for one in taken] == [(2 << 30, 0), (0, 1 << 30)]
+    both = write(tmp_path, "trace: {db_rollover_size: 1g, max_db: 2g}")
+    assert run_program(cli, ["trace", "--config", both]) == 2
+
+
+def test_the_file_is_found_where_help_says(tmp_path, monkeypatch):
+    assert f"${SETTINGS_FILE}, or the first of {', '.join(PLACES)}" == WHERE
+    places = ("./ingero.yaml", str(tmp_path / "etc.yaml"))
+    monkeypatch.chdir(tmp_path)
+    assert find_settings_file({}, places) is None
+    (tmp_path / "etc.yaml").touch()
+    assert find_settings_file({}, places) == tmp_path / "etc.yaml"
+    mine = tmp_path / "ingero.yaml"
+    mine.touch()
+    assert find_settings_file({}, places) == Path("ingero.yaml")
+    assert find_settings_file({SETTINGS_FILE: "/no.yaml"}, places) == Path("/no.yaml")
+    if os.geteuid() == 0:
+        os.chown(mine, 4711, 4711)
+        assert find_settings_file({}, places) == tmp_path / "etc.yaml"
+        assert find_settings_file({"SUDO_UID": "4711", "SUDO_GID": "1"}, places) == Path(
+            "ingero.yaml"
+        )
+
+
+def test_a_place_that_may_not_be_looked_into_has_no_file(tmp_path):
+    place = str(
+        tmp_path / ("x" * 300) / "ingero.yaml"
+    )  # as an error of the system, to root as well
+    assert find_settings_file({}, (place,)) is None
+
+
+def test_the_old_place_of_the_option_names_the_file_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(SETTINGS_FILE, "")
+    file = write(tmp_path, "trace: {}")
+    assert run_program(cli, ["--config", file, "config"]) == 0
+    assert capsys.readouterr().out == f"reads {file}\n"
