@@ -1,5 +1,9 @@
-"""A trace names the processes of which it sees the driver's calls only: their runtime is linked in, its names stripped."""
+"""A trace names the processes of which it sees the driver's calls only.
 
+Their runtime is linked in, its names stripped.
+"""
+
+import contextlib
 import json
 import subprocess
 import sys
@@ -7,7 +11,13 @@ import sys
 import pytest
 from tests.static_runtime import build_with_static_runtime
 
+from ingero.agent.capture.discover.processes import iter_mappings
+from ingero.agent.capture.discovery import Discovery, Watch
+from ingero.agent.capture.file_queue import MappedFile
+from ingero.agent.capture.kernel.perf import PerfEvents
+from ingero.agent.capture.stack_keeper import StackKeeper
 from ingero.sim.runner import get_program
+from ingero.telemetry.clock import SystemClock
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
@@ -43,3 +53,31 @@ def test_a_process_with_a_hidden_runtime_is_named_while_it_is_traced(tmp_path, i
     named = [one["path"] for one in coverage["unprobed"]]
     assert (str(program) in named) is is_stripped, errors
     assert ("names stripped: only the driver's calls are seen" in errors) is is_stripped
+
+
+@pytest.mark.parametrize("is_program_last", [True, False])
+def test_a_hidden_runtime_stays_named_in_whatever_order_files_are_examined(
+    tmp_path, start_engine, is_program_last
+):
+    program = build_with_static_runtime(tmp_path, is_stripped=True)
+    driver = get_program().parent / "libcuda.so.1"
+    engine = start_engine(attach=False)
+    with (
+        subprocess.Popen(
+            [program, driver], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process,
+        contextlib.closing(PerfEvents()) as events,
+    ):
+        process.stdout.readline()
+        both = [
+            one for one in iter_mappings(process.pid) if one.path in {str(program), str(driver)}
+        ]
+        both.sort(key=lambda one: one.path == str(program), reverse=not is_program_last)
+        discovery = Discovery(
+            engine, StackKeeper(engine, []), Watch(engine), lambda pid: None, events, SystemClock()
+        )
+        for mapping in both:
+            discovery.examine(MappedFile(mapping))
+        discovery.close()
+        assert len(both) == 2
+        assert [(one.pid, one.path) for one in discovery.unprobed] == [(process.pid, str(program))]

@@ -117,7 +117,9 @@ class Discovery:
         self._busy: dict[FileId, list[MappedFile]] = {}
         self._nothing: set[FileState] = set()
         self._hidden: dict[FileState, bool] = {}
+        # Apart, since a program that hides a runtime is examined itself too, perhaps later, and without a failure.
         self._unprobed: dict[tuple[int, str], Unprobed] = {}
+        self._hiding: dict[tuple[int, str], Unprobed] = {}
         self._is_closed = False
         self._threads = [
             threading.Thread(target=self._work, name=f"ingero-find-{number}")
@@ -133,7 +135,7 @@ class Discovery:
     def unprobed(self) -> tuple[Unprobed, ...]:
         """Libraries of watched processes whose calls are not seen; without those that could be probed in the end."""
         with self._lock:
-            return tuple(self._unprobed.values())
+            return (*self._unprobed.values(), *self._hiding.values())
 
     def probe_files(self, paths: Iterable[Path]) -> None:
         """Probe files before anybody loads them."""
@@ -143,7 +145,7 @@ class Discovery:
                 with open_file(path) as opened:
                     self._examine(opened, file)
             except OSError as error:
-                self._report(file, error.strerror or str(error))
+                self._report(file, error.strerror or str(error), self._unprobed)
 
     def scan(self, pids: Iterable[int]) -> None:
         """Examine what these processes have mapped now."""
@@ -254,7 +256,7 @@ class Discovery:
             ):  # what it is cannot be said, and nothing of it was probed before
                 continue
             if is_hidden:
-                self._report(MappedFile(mapping), _HIDDEN)
+                self._report(MappedFile(mapping), _HIDDEN, self._hiding)
 
     def _ask_hidden(self, opened: OpenFile) -> bool:
         with self._lock:
@@ -276,18 +278,20 @@ class Discovery:
         if not is_library(file.mapping):
             can_retry = can_retry and file.n_failed < _PROGRAM_TRIES
         elif file.n_failed >= _REPORTED_AFTER or not can_retry:
-            self._report(file, reason)
+            self._report(file, reason, self._unprobed)
         if can_retry:
             self._queue.retry(file, _RETRIES_NS[min(file.n_failed, len(_RETRIES_NS)) - 1])
 
-    def _report(self, file: MappedFile, reason: str) -> None:
+    def _report(
+        self, file: MappedFile, reason: str, reported: dict[tuple[int, str], Unprobed]
+    ) -> None:
         pid, path = file.key
         if not file.is_watched:
             return
         with self._lock:
-            if len(self._unprobed) >= _MAX_UNPROBED:
+            if len(reported) >= _MAX_UNPROBED:
                 pid = MANY
-            self._unprobed.setdefault((pid, path), Unprobed(pid, path, reason))
+            reported.setdefault((pid, path), Unprobed(pid, path, reason))
 
 
 def find_targets(opened: OpenFile, mapping: Mapping) -> Iterable[ProbeTarget]:
