@@ -21,16 +21,15 @@ from ingero.agent.capture.discover.processes import (
     FileState,
     OpenFile,
     has_ended,
-    iter_mappings,
     open_file,
     open_mapped,
 )
 from ingero.agent.capture.file_queue import FileQueue, MappedFile, iter_mapped
+from ingero.agent.capture.hidden_runtimes import MANY, MAX_UNPROBED, HiddenRuntimes
 from ingero.agent.capture.kernel.perf import Mapping, PerfEvents
 from ingero.agent.capture.probes.engine import Engine
 from ingero.agent.capture.probes.targets import (
     ProbeTarget,
-    has_hidden_runtime,
     is_candidate,
     is_driver,
     is_library,
@@ -44,15 +43,11 @@ from ingero.model.recording import Unprobed
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_MS, NS_PER_S
 
-MANY: Final = 0
-"""The pid that stands for further processes when there are too many to keep apart."""
 _N_THREADS: Final = 4
 _RETRIES_NS: Final = (10 * NS_PER_MS, 50 * NS_PER_MS, 250 * NS_PER_MS, NS_PER_S, 5 * NS_PER_S)
 _REPORTED_AFTER: Final = 2  # failures: the first is usual while the loader is at work
 _PROGRAM_TRIES: Final = 3  # a program that holds nothing of ours is the rule
-_HIDDEN: Final = "it has a CUDA runtime linked in, names stripped: only the driver's calls are seen"
 _MAX_EXAMINED: Final = 65_536
-_MAX_UNPROBED: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +108,12 @@ class Discovery:
         self._engine, self._stacks, self._watch = engine, stacks, watch
         self._meet = meet
         self._queue = FileQueue(events, clock)
+        self._hidden = HiddenRuntimes()
         self._lock = threading.Lock()  # what follows
         self._busy: dict[FileId, list[MappedFile]] = {}
         self._nothing: set[FileState] = set()
-        self._hidden: dict[FileState, bool] = {}
-        # Apart, since a program that hides a runtime is examined itself too, perhaps later, and without a failure.
+        # Without the hidden: a program that hides a runtime is examined itself too, perhaps later, without a failure.
         self._unprobed: dict[tuple[int, str], Unprobed] = {}
-        self._hiding: dict[tuple[int, str], Unprobed] = {}
         self._is_closed = False
         self._threads = [
             threading.Thread(target=self._work, name=f"ingero-find-{number}")
@@ -135,7 +129,7 @@ class Discovery:
     def unprobed(self) -> tuple[Unprobed, ...]:
         """Libraries of watched processes whose calls are not seen; without those that could be probed in the end."""
         with self._lock:
-            return (*self._unprobed.values(), *self._hiding.values())
+            return (*self._unprobed.values(), *self._hidden.found)
 
     def probe_files(self, paths: Iterable[Path]) -> None:
         """Probe files before anybody loads them."""
@@ -145,7 +139,7 @@ class Discovery:
                 with open_file(path) as opened:
                     self._examine(opened, file)
             except OSError as error:
-                self._report(file, error.strerror or str(error), self._unprobed)
+                self._report(file, error.strerror or str(error))
 
     def scan(self, pids: Iterable[int]) -> None:
         """Examine what these processes have mapped now."""
@@ -238,36 +232,7 @@ class Discovery:
             self._stacks.examine(pid)
             self._meet(pid)
             if is_driver(file.mapping):
-                self._report_hidden(pid)
-
-    def _report_hidden(self, pid: int) -> None:
-        """Report the files of a process that hide a CUDA runtime.
-
-        Such a runtime asks for the driver's library only when it starts.
-        """
-        others = {one.path: one for one in iter_mappings(pid) if not is_library(one)}
-        for mapping in others.values():
-            try:
-                with open_mapped(mapping) as opened:
-                    is_hidden = self._ask_hidden(opened)
-            except (
-                OSError,
-                BadDataError,
-            ):  # what it is cannot be said, and nothing of it was probed before
-                continue
-            if is_hidden:
-                self._report(MappedFile(mapping), _HIDDEN, self._hiding)
-
-    def _ask_hidden(self, opened: OpenFile) -> bool:
-        with self._lock:
-            known = self._hidden.get(opened.state)
-        if known is None:
-            known = has_hidden_runtime(opened)
-            with self._lock:
-                if len(self._hidden) >= _MAX_EXAMINED:
-                    self._hidden.clear()
-                self._hidden[opened.state] = known
-        return known
+                self._hidden.search(pid)
 
     def _fail(self, file: MappedFile, reason: str) -> None:
         """There is none: try again while the process lives, and say so."""
@@ -278,20 +243,18 @@ class Discovery:
         if not is_library(file.mapping):
             can_retry = can_retry and file.n_failed < _PROGRAM_TRIES
         elif file.n_failed >= _REPORTED_AFTER or not can_retry:
-            self._report(file, reason, self._unprobed)
+            self._report(file, reason)
         if can_retry:
             self._queue.retry(file, _RETRIES_NS[min(file.n_failed, len(_RETRIES_NS)) - 1])
 
-    def _report(
-        self, file: MappedFile, reason: str, reported: dict[tuple[int, str], Unprobed]
-    ) -> None:
+    def _report(self, file: MappedFile, reason: str) -> None:
         pid, path = file.key
         if not file.is_watched:
             return
         with self._lock:
-            if len(reported) >= _MAX_UNPROBED:
+            if len(self._unprobed) >= MAX_UNPROBED:
                 pid = MANY
-            reported.setdefault((pid, path), Unprobed(pid, path, reason))
+            self._unprobed.setdefault((pid, path), Unprobed(pid, path, reason))
 
 
 def find_targets(opened: OpenFile, mapping: Mapping) -> Iterable[ProbeTarget]:
