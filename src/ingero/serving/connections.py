@@ -149,6 +149,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await_head()
 
     @override
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One field, without the white space behind its value, which the parser leaves (RFC 9110 §5.5)."""
+        super().on_header(name, value.strip(b" \t"))
+
+    @override
     def on_headers_complete(self) -> None:
         """The head is whole."""
         self._has_begun = False
