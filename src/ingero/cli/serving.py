@@ -16,6 +16,7 @@ from ingero.errors import UnsupportedError
 if TYPE_CHECKING:
     from ingero.recording.queries.fanout import NodeAnswer
     from ingero.recording.queries.recording_file import ExternalAccess
+    from ingero.serving.oauth import OAuthSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,36 @@ class ListenConfig:
         default=(),
         metavar="NAME",
     )
+    oauth_issuer: str = option(
+        "URL of an OAuth authorization server whose access tokens are taken, too.",
+        default="",
+        metavar="URL",
+    )
+    oauth_resource: str = option(
+        "URL of MCP here as clients know it, ending in /mcp: the audience of such tokens.",
+        default="",
+        metavar="URL",
+    )
+    oauth_jwks: str = option("That server's public keys, a JWK set.", default="", metavar="FILE")
+
+    def read_oauth(self) -> OAuthSettings | None:
+        """Whose access tokens are taken; None for nobody's.
+
+        Raises:
+            click.UsageError: Something of it is missing or wrong.
+        """
+        given = (self.oauth_issuer, self.oauth_resource, self.oauth_jwks)
+        if not any(given):
+            return None
+        if not all(given):
+            raise click.UsageError(
+                "--oauth-issuer, --oauth-resource and --oauth-jwks belong together"
+            )
+        from ingero.serving.oauth import OAuthSettings, check_urls
+
+        if wrong := check_urls(self.oauth_issuer, self.oauth_resource):
+            raise click.UsageError(f"--oauth-{wrong}")
+        return OAuthSettings(*given, name="Ingero")
 
 
 def wait_switch() -> Any:  # noqa: ANN401 - as option
@@ -141,7 +172,13 @@ def serve(
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     settings = ListenSettings(
-        endpoint, read_bearer(), listen.tls_cert, listen.tls_key, has_tls, listen.hosts
+        endpoint,
+        read_bearer(),
+        listen.read_oauth(),
+        listen.tls_cert,
+        listen.tls_key,
+        has_tls,
+        listen.hosts,
     )
     if outside is not None:
         settings = replace(settings, outside=outside)

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
+from tests.serving.oauth_issuer import ISSUER, Issuer
 
 from ingero.config import Endpoint
 from ingero.errors import ConfigError
@@ -19,6 +20,7 @@ from ingero.recording.queries.web import _PAGE
 from ingero.recording.scenarios.builder import RecordingBuilder
 from ingero.recording.scenarios.faults import FAULTS
 from ingero.recording.store.writer import RecordingWriter
+from ingero.serving.oauth import OAuthSettings
 
 LOOPBACK = Endpoint("127.0.0.1", 0)
 APIS = (*ANSWERS, "time")
@@ -256,3 +258,35 @@ def test_official_client_asks_over_http(starved):
     assert len(tools.tools) == 12
     assert answer["says"].startswith("Input starvation")
     assert json.dumps(answer)
+
+
+def test_an_access_token_is_taken_next_to_the_bearer(starved, tmp_path):
+    issuer = Issuer(tmp_path / "jwks.json")
+    resource = "https://gpu-7.example/mcp"
+    oauth = OAuthSettings(ISSUER, resource, str(issuer.file), name="Ingero")
+
+    def of(token):
+        return {"authorization": f"Bearer {token}"} if token else {}
+
+    async def talk(client):
+        bearers = ("", "secret", "wrong", issuer.sign(aud=resource), issuer.sign(aud="https://x"))
+        statuses = [
+            (await client.get("/api/v1/overview", headers=of(token))).status_code
+            for token in bearers
+        ]
+        refused = await client.post("/mcp", json={})
+        return statuses, refused, await client.get("/.well-known/oauth-protected-resource/mcp")
+
+    statuses, refused, document = visit(starved, talk, token="secret", oauth=oauth)
+    assert statuses == [401, 200, 401, 200, 401]
+    assert refused.headers["www-authenticate"] == (
+        'Bearer resource_metadata="https://gpu-7.example/.well-known/oauth-protected-resource/mcp"'
+    )
+    assert document.json() == {
+        "resource": resource,
+        "authorization_servers": [ISSUER],
+        "bearer_methods_supported": ["header"],
+        "resource_name": "Ingero",
+    }
+    only_oauth, _, _ = visit(starved, talk, oauth=oauth)
+    assert only_oauth == [401, 401, 401, 200, 401]

@@ -91,6 +91,7 @@ class Api:
         mcp: The MCP session manager, or None where only the API is wanted.
         meter: For ``/metrics``.
         config: Limits of bodies, and whom MCP answers.
+        documents: Further JSON documents, by path.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Api:
         mcp: StreamableHTTPSessionManager | None,
         meter: MeterRegistry,
         config: EchoConfig,
+        documents: Mapping[str, bytes] | None = None,
     ) -> None:
         self._executor = executor
         self._streams = streams
@@ -118,6 +120,7 @@ class Api:
                 Route("/api/v2/sql", self._sql, methods=["POST"]),
                 Route("/api/v2/openapi.json", _fixed(build_openapi(QUERIES))),
                 Route("/metrics", self._metrics),
+                *(Route(path, _encoded(body)) for path, body in (documents or {}).items()),
             ],
             redirect_slashes=False,
             default=_not_found,
@@ -246,11 +249,13 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _fixed(body: object) -> Callable[[Request], Awaitable[Response]]:
-    encoded = msgspec.json.encode(body)
+    return _encoded(msgspec.json.encode(body))
 
+
+def _encoded(body: bytes) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         del request
-        return Response(encoded, media_type=JSON)
+        return Response(body, media_type=JSON)
 
     return answer
 

@@ -25,6 +25,7 @@ from ingero.echo.ingest.intake import Intake
 from ingero.echo.ingest.settings import IngestCounters
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.queries.prompts import PROMPTS
+from ingero.echo.service.access import Access, build_access_tokens
 from ingero.echo.service.api import Api
 from ingero.echo.service.config import EchoConfig
 from ingero.echo.service.executor import ClientGoneError, QueryExecutor
@@ -79,6 +80,7 @@ class EchoService:
         self.meter = MeterRegistry()
         self.store = build_store(config, self._clock)
         self.bearers = Bearers(load_tokens(), self._clock, config.token_grace)
+        self.access = Access(self.bearers, build_access_tokens(config, self._clock))
         self.sql = TenantSql(self.store, config, self._clock)
         timeout_ns = config.query_timeout + config.sql_timeout
         self.executor = QueryExecutor(self.store, self._clock, config, timeout_ns, self.sql.run)
@@ -113,8 +115,9 @@ class EchoService:
         closing.callback(self.sql.sandbox.close)
         watch_service(self.meter, self.store, self.counters, self.executor.queues)
         manager = await self._run_mcp()
-        api = Api(self.executor, streams, manager, self.meter, config)
-        admitted = RequestMiddleware(api, self.bearers, config, clock, self.meter)
+        documents = self.access.documents
+        api = Api(self.executor, streams, manager, self.meter, config, documents)
+        admitted = RequestMiddleware(api, self.access, config, clock, self.meter)
         ingest = build_ingest(config)
         intake = Intake(self.store, clock, ingest.records)
         handler = IngestHandler(intake, self.bearers.authenticate, ingest, self.counters, clock)
@@ -157,6 +160,7 @@ class EchoService:
         else:
             for digest in live:
                 write_audit({"event": "bearer_rotation_applied", "live_hash": digest})
+        self.access.reload()
         try:
             self.listeners.reload_certificate()
         except IngeroError as error:

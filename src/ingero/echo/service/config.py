@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from ingero.config.model import StrictModel
 from ingero.config.types import Duration, Endpoint, Size
 from ingero.echo.db.clickhouse.settings import ClickHouseSettings
+from ingero.serving.oauth import check_urls
 from ingero.units import parse_duration, parse_size
 
 _PORTS: Final = {"clickhouse": 8123, "clickhouses": 8443}
@@ -86,6 +87,22 @@ class EchoConfig(StrictModel):
     )
     acl_empty_means_all: bool = Field(
         default=False, description="Read an empty allowed_clusters as every cluster."
+    )
+    oauth_issuer: str | None = Field(
+        None,
+        description="URL of an OAuth authorization server whose access tokens are taken, too, at mcp_addr.",
+    )
+    oauth_resource: str | None = Field(
+        None,
+        description="URL of MCP as clients know it, such as https://echo.example:8081/mcp: the audience of tokens.",
+    )
+    oauth_jwks_file: str | None = Field(
+        None, description="File with that server's public keys (a JWK set), read again at SIGHUP."
+    )
+    oauth_clusters_claim: str = Field(
+        "ingero_clusters",
+        min_length=1,
+        description="Claim of a token that lists its clusters; * is every one, none is no access.",
     )
     token_grace: Duration = Field(
         parse_duration("5m"), description="How long a token that was rotated out is still taken."
@@ -223,6 +240,18 @@ class EchoConfig(StrictModel):
             raise ValueError("otlp_memory is less than two bodies of max_otlp_body")
         if self.max_db_size and self.max_db_size < parse_size("64MiB"):
             raise ValueError("max_db_size under 64MiB would delete what just arrived")
+        return self
+
+    @model_validator(mode="after")
+    def _check_oauth(self) -> Self:
+        issuer, resource = self.oauth_issuer, self.oauth_resource
+        if (issuer is None) != (resource is None) or (issuer is None) != (
+            self.oauth_jwks_file is None
+        ):
+            raise ValueError("oauth_issuer, oauth_resource and oauth_jwks_file belong together")
+        wrong = check_urls(issuer, resource) if issuer and resource else ""
+        if wrong:
+            raise ValueError(f"oauth_{wrong}")
         return self
 
     @model_validator(mode="after")

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Final
 
+from ingero.echo.service.access import Access
 from ingero.echo.service.config import EchoConfig
 from ingero.echo.service.replies import ErrorReply, build_json
 from ingero.echo.service.telemetry import (
@@ -26,7 +27,7 @@ from ingero.echo.service.telemetry import (
     REQUESTS,
 )
 from ingero.serving.audit import Answered, write_request
-from ingero.serving.bearer import Bearers, Principal
+from ingero.serving.bearer import Principal
 from ingero.serving.limits import RateLimiter
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.metrics import MeterRegistry
@@ -44,7 +45,6 @@ GONE: ContextVar[asyncio.Event] = ContextVar("GONE")
 
 _LOG: Final = logging.getLogger("ingero.echo.api")
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-OPEN_PATHS: Final = frozenset({"/api/versions", "/api/v2/health"})
 _HANDLERS: Final = (
     ("/api/v2/tools/", "tools"),
     ("/api/v2/sql", "sql"),
@@ -85,7 +85,7 @@ class RequestAdmission:
     """Decides whether a request is answered: who sent it, and how much that bearer or address asks already.
 
     Args:
-        bearers: Who is known.
+        access: Who is known.
         config: How much one may ask.
         clock: For the pace.
         meter: Where wrong tokens are counted.
@@ -93,12 +93,12 @@ class RequestAdmission:
 
     def __init__(
         self,
-        bearers: Bearers,
+        access: Access,
         config: EchoConfig,
         clock: Clock,
         meter: MeterRegistry,
     ) -> None:
-        self._bearers = bearers
+        self._access = access
         self._config = config
         self._by_bearer = RateLimiter(config.rate_per_second, config.rate_burst, clock)
         self._by_address = RateLimiter(config.rate_per_second, config.rate_burst, clock)
@@ -112,10 +112,10 @@ class RequestAdmission:
         """Who sent a request, and why it is refused; None each where it is unknown or let through."""
         given = headers.get(b"authorization")
         if given is None:
-            if scope["path"] not in OPEN_PATHS:
+            if not self._access.is_open(scope["path"]):
                 return None, NO_BEARER
             return None, _check_pace(self._by_address.take(self.find_address(scope, headers)))
-        principal = self._bearers.authenticate(given.decode("latin-1"))
+        principal = self._access.authenticate(given.decode("latin-1"))
         if principal is None:
             return None, self._refuse_bad(self.find_address(scope, headers))
         slow = _check_pace(self._by_bearer.take(principal.digest))
@@ -156,7 +156,7 @@ class RequestMiddleware:
 
     Args:
         app: What is behind it.
-        bearers: Who is known.
+        access: Who is known.
         config: How much one bearer may ask.
         clock: Time.
         meter: Where requests are counted.
@@ -165,7 +165,7 @@ class RequestMiddleware:
     def __init__(
         self,
         app: App,
-        bearers: Bearers,
+        access: Access,
         config: EchoConfig,
         clock: Clock,
         meter: MeterRegistry,
@@ -173,7 +173,8 @@ class RequestMiddleware:
         self._app = app
         self._clock = clock
         self._meter = meter
-        self.admission = RequestAdmission(bearers, config, clock, meter)
+        self._access = access
+        self.admission = RequestAdmission(access, config, clock, meter)
         self._streams: set[asyncio.Future[None]] = set()
         self._n_active = 0
         self._idle = asyncio.Event()
@@ -190,7 +191,7 @@ class RequestMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        exchange = _Exchange(scope, send, self._clock.mono_ns())
+        exchange = _Exchange(scope, send, self._clock.mono_ns(), self._access.challenge)
         watch = DisconnectWatch(receive)
         principal, refusal = None, DRAINING if self._is_draining else None
         try:
@@ -323,8 +324,11 @@ class DisconnectWatch:
 class _Exchange:
     """One request's answer on its way out."""
 
-    def __init__(self, scope: Scope, send: Send, started_ns: int) -> None:
+    def __init__(
+        self, scope: Scope, send: Send, started_ns: int, challenge: Callable[[str | None], str]
+    ) -> None:
         self._scope = scope
+        self._challenge = challenge
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"")
         is_usable = _REQUEST_ID.fullmatch(given) is not None
@@ -361,7 +365,9 @@ class _Exchange:
         """Answer with an error body."""
         headers = {"connection": "close"} if reply is SLOWED else {}
         if reply.status == 401:
-            headers["www-authenticate"] = 'Bearer error="invalid_token"'
+            headers["www-authenticate"] = self._challenge(
+                self.headers.get(b"authorization", b"").decode("latin-1")
+            )
         await reply.build_response(headers)(self._scope, _receive_nothing, self.send)
 
 

@@ -9,8 +9,8 @@ import msgspec
 
 from ingero import __version__
 from ingero.echo.queries.analysis import RUN_ANALYSIS
+from ingero.echo.service.access import OPEN_PATHS
 from ingero.echo.service.formats import ARROW, NDJSON
-from ingero.echo.service.middleware import OPEN_PATHS
 from ingero.echo.service.replies import JSON
 from ingero.echo.service.streaming import MAX_ROWS
 from ingero.serving.query import Query

@@ -20,8 +20,9 @@ from ingero.config import Endpoint
 from ingero.config.tls import TlsServerConfig
 from ingero.errors import ConfigError, UnsupportedError
 from ingero.recording.queries.recording_file import ExternalAccess
-from ingero.recording.queries.web import NodeApp, build_mcp_manager
+from ingero.recording.queries.web import NodeAccess, NodeApp, build_mcp_manager
 from ingero.serving.asgi import AsgiServer
+from ingero.serving.oauth import AccessTokens, OAuthSettings
 from ingero.serving.tls import build_server_context
 from ingero.telemetry.clock import Clock, SystemClock
 
@@ -36,6 +37,7 @@ class ListenSettings:
     Attributes:
         endpoint: Where to listen.
         token: The bearer; empty for none.
+        oauth: The authorization server whose tokens are taken, too.
         cert_file: PEM chain; empty makes a certificate for a day.
         key_file: Its key.
         has_tls: False is plain HTTP, on loopback only.
@@ -46,6 +48,7 @@ class ListenSettings:
 
     endpoint: Endpoint
     token: str = ""
+    oauth: OAuthSettings | None = None
     cert_file: str = ""
     key_file: str = ""
     has_tls: bool = True
@@ -69,7 +72,7 @@ def check_settings(settings: ListenSettings) -> None:
             f"plain HTTP on {settings.endpoint} would show the recording to the network",
             hint="listen on 127.0.0.1, or leave out --no-tls",
         )
-    if not settings.token:
+    if not settings.token and settings.oauth is None:
         raise ConfigError(
             f"{settings.endpoint} is open to the network and there is no bearer token",
             hint="set INGERO_MCP_BEARER_TOKEN, or listen on 127.0.0.1",
@@ -94,7 +97,8 @@ async def open_server(
         *(h.lower() for h in settings.hosts),
     ))
     manager = build_mcp_manager(path, settings.outside) if settings.has_mcp else None
-    app = NodeApp(path, settings.token, hosts, manager, clock)
+    tokens = AccessTokens(settings.oauth, clock or SystemClock()) if settings.oauth else None
+    app = NodeApp(path, NodeAccess(settings.token, hosts, tokens), manager, clock)
     with tempfile.TemporaryDirectory(prefix="ingero-tls-") as folder:
         tls = _build_context(settings, Path(folder), clock or SystemClock())
     server = AsgiServer(app, settings.endpoint, tls=tls)  # type: ignore[arg-type] # a mapping is a scope

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -35,6 +35,7 @@ from ingero.recording.queries.transfer import encode_part
 from ingero.recording.store.reader import read_unwritten
 from ingero.recording.store.sql import MAX_ROWS, SqlLimits, run_sql
 from ingero.serving.mcp import McpFacts, build_mcp_server
+from ingero.serving.oauth import AccessTokens
 from ingero.telemetry.clock import Clock, SystemClock
 
 Scope = MutableMapping[str, Any]
@@ -66,24 +67,65 @@ class SqlBody(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = 1000
 
 
+@dataclass(frozen=True, slots=True)
+class NodeAccess:
+    """Who may ask.
+
+    Attributes:
+        token: The bearer; empty for none, which only a loopback listener may have.
+        hosts: Values of ``Host`` (without a port) that are answered.
+        tokens: Access tokens that are taken next to the bearer; None for none.
+    """
+
+    token: str
+    hosts: frozenset[str]
+    tokens: AccessTokens | None = None
+
+    def check(self, scope: Scope) -> Response | None:
+        """The answer to a request that is not let through, or to one for what everybody may know."""
+        headers = {
+            name.decode().lower(): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        if _host_name(headers.get("host", "")) not in self.hosts:
+            return _fault(421, "this server does not answer for that host")
+        if self.tokens is not None and scope["path"] == self.tokens.path:
+            return Response(
+                self.tokens.metadata, headers=dict(_HEADERS), media_type="application/json"
+            )
+        given = headers.get("authorization", "")
+        if scope["path"] in _PAGE or self._is_admitted(given):
+            return None
+        answer = _fault(401, "send the bearer token")
+        challenge = "Bearer" if self.tokens is None else self.tokens.challenge(given)
+        answer.headers["WWW-Authenticate"] = challenge
+        return answer
+
+    def _is_admitted(self, authorization: str) -> bool:
+        if not self.token and self.tokens is None:
+            return True
+        scheme, _, given = authorization.partition(" ")
+        is_same = hmac.compare_digest(given.strip().encode(), self.token.encode())
+        if self.token and is_same and scheme.lower() == "bearer":
+            return True
+        return self.tokens is not None and self.tokens.authenticate(authorization) is not None
+
+
 class NodeApp:
     """The ASGI application of one recording.
 
     Args:
         path: The recording.
-        token: The bearer; empty for none, which only a loopback listener may have.
-        hosts: Values of ``Host`` (without a port) that are answered.
+        access: Who may ask.
         mcp: The MCP session manager, or None where only the dashboard is wanted.
         clock: For ``/api/v1/time``.
     """
 
     def __init__(
-        self, path: Path, token: str, hosts: frozenset[str],
+        self, path: Path, access: NodeAccess,
         mcp: StreamableHTTPSessionManager | None = None, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self._context = RecordingFile(path)
-        self._token = token
-        self._hosts = hosts
+        self._access = access
         self._mcp = mcp
         self._clock = clock or SystemClock()
         self._one_at_a_time = anyio.CapacityLimiter(1)
@@ -97,13 +139,9 @@ class NodeApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request: host, then bearer, then what was asked."""
-        headers = {
-            name.decode().lower(): value.decode("latin-1") for name, value in scope["headers"]
-        }
-        if _host_name(headers.get("host", "")) not in self._hosts:
-            await _fault(421, "this server does not answer for that host")(scope, receive, send)
-        elif scope["path"] not in _PAGE and not self._is_admitted(headers.get("authorization", "")):
-            await _fault(401, "send the bearer token")(scope, receive, send)
+        answer = self._access.check(scope)
+        if answer is not None:
+            await answer(scope, receive, send)
         elif scope["path"] == "/mcp" and self._mcp is not None:
             await self._mcp.handle_request(scope, receive, send)
         else:
@@ -121,13 +159,6 @@ class NodeApp:
             await _fault(503, error.message)(scope, receive, send)
         except IngeroError as error:
             await _fault(500, error.message)(scope, receive, send)
-
-    def _is_admitted(self, authorization: str) -> bool:
-        if not self._token:
-            return True
-        scheme, _, given = authorization.partition(" ")
-        is_same = hmac.compare_digest(given.strip().encode(), self._token.encode())
-        return scheme.lower() == "bearer" and is_same
 
     def _answered(self, find: Answer) -> Callable[[Request], Awaitable[Response]]:
         """A route that answers on a thread, one at a time; an answer that the client has is not made again."""
@@ -205,10 +236,7 @@ def _json(content: Any, status: int = 200) -> Response:  # noqa: ANN401 - whatev
 
 
 def _fault(status: int, message: str) -> Response:
-    answer = _json({"error": message}, status)
-    if status == 401:
-        answer.headers["WWW-Authenticate"] = "Bearer"
-    return answer
+    return _json({"error": message}, status)
 
 
 async def _page(request: Request) -> Response:
