@@ -53,6 +53,18 @@ def test_two_jobs_on_the_same_nodes_are_judged_apart():
     assert {verdict.kind for verdict in second.verdicts} == {VerdictKind.ORDINARY}
 
 
+def test_a_verdict_says_where_its_worker_ran_last():
+    trace, found = life(slow=[(1, 1, 1.4)]), Judge()
+    for pod in ("first", "second", ""):
+        place = (("k8s.pod.name", pod),) if pod else ()
+        for runs in trace.runs:
+            moved = [replace(run, rank=replace(run.rank, resource=place)) for run in runs]
+            found.observe(tuple(moved), 0)
+    found.settle(0, final=True)
+    (judgement,) = found.judgements()
+    assert {one.rank.resource for one in judgement.verdicts} == {(("k8s.pod.name", "second"),)}
+
+
 def at_once(trace):
     found = Judge()
     for runs in trace.runs:

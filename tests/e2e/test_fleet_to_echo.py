@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import httpx
 import httpx2
@@ -49,6 +50,8 @@ def test_echo_names_the_culprit_whom_it_blocked_and_what_it_cost(tmp_path):
     with RunningEcho(tmp_path / "echo.db", [AclEntry("fleet", TOKEN, None)], settings) as echo:
         with fleet_and_agents(forwarding(echo)) as agents:
             for run in job(slow=5):
+                pod = (("k8s.namespace.name", "ml"), ("k8s.pod.name", f"p{run.rank.rank}"))
+                run = replace(run, rank=replace(run.rank, resource=pod))  # noqa: PLW2901
                 body = encode_protobuf(build_collectives([run], time.time_ns()))
                 assert agents.push_raw(body, PROTOBUF, path="/v1/logs").status_code == 200
 
@@ -76,6 +79,11 @@ def test_echo_names_the_culprit_whom_it_blocked_and_what_it_cost(tmp_path):
         assert skew[0]["node_id"] == "node5"
         assert skew[0]["n_ops"] == 300
         assert over_mcp(echo)["rows"][0]["node_id"] == "node5"
+        sql = (
+            "SELECT DISTINCT json_extract_string(attributes, '$.\"k8s.pod.name\"')"
+            " FROM verdicts WHERE verdict = 'culprit'"
+        )
+        assert ask(echo, "run_analysis", cluster_id="job", sql=sql)["rows"] == [["p5"]]
 
 
 def over_mcp(echo):

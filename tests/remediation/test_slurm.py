@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.remediation.live import launch_remediator, run_job, write_policy
 
+from ingero.agent.capture.discover.identity import read_identity
 from ingero.errors import PermanentError, RetryableError, UnsupportedError
 from ingero.remediation.actuators.slurm import SlurmActuator, is_in_service, parse_nodes
 from ingero.remediation.config import SlurmConfig
@@ -85,6 +86,19 @@ class TestRealSlurm:
         actuator.requeue(job)
         wait_until(lambda: actuator.find_jobs(RECORD) == {})
         assert "Restarts=1" in slurm.run("scontrol", "show", "job", job)
+
+    def test_a_process_of_a_job_is_known_by_its_job_step_and_node(self, slurm, actuator):
+        said = slurm.folder / "pid"
+        script = f"echo $$ > {said}.part; mv {said}.part {said}; exec sleep 600"
+        job = slurm.run(
+            "sbatch", "--parsable", "-w", "h3", "--wrap", f"srun sh -c '{script}'"
+        ).strip()
+        wait_until(said.exists)
+        identity = read_identity(int(said.read_text()))
+        assert dict(identity.resource) == {
+            "slurm.job.id": job, "slurm.step.id": "0", "slurm.node.name": "h3",
+        }  # fmt: skip
+        assert (identity.job, identity.launcher, identity.place.rank) == (job, "slurm", 0)
 
     def test_what_slurm_refuses_is_permanent_and_a_missing_slurm_is_said(self, actuator):
         with pytest.raises(PermanentError, match="Invalid node name"):

@@ -129,6 +129,24 @@ def test_a_thousand_ordinary_operations_take_under_half_of_their_rows():
     assert len(pack_ops(ops)) < ops.nbytes / 2
 
 
+def test_where_a_process_runs_is_on_its_resource_and_says_nothing_of_who_it_is():
+    pods = [(("k8s.namespace.name", "ml"), ("k8s.pod.name", name)) for name in ("a", "b")]
+    ranks = [Rank("c", "n", rank, resource=pods[rank % 2]) for rank in range(3)]
+    export = build_collectives([run_of(EXAMPLE, rank=rank) for rank in ranks], 5)
+    assert len(export.tree.resource_logs) == 2
+    read = read_collectives(decode_protobuf(encode_protobuf(export), Signal.LOGS))
+    places = {run.rank.rank: run.rank.resource for run in read.runs}
+    assert places == {0: pods[0], 1: pods[1], 2: pods[0]}
+    assert ranks[0] == Rank("c", "n", 0)
+
+
+def test_a_place_that_is_no_text_or_too_long_is_left_out():
+    bad = (("k8s.pod.name", "x" * 257), ("slurm.job.id", 7), ("container.id", ""))
+    rank = Rank("c", "n", 0, resource=bad)
+    (run,) = read_collectives(build_collectives([run_of(EXAMPLE, rank=rank)], 5)).runs
+    assert run.rank.resource == ()
+
+
 def patched(at, *values):
     body = bytearray(pack_ops(EXAMPLE))
     body[at : at + len(values)] = bytes(values)

@@ -33,6 +33,7 @@ VERDICT = VerdictRecord(
     node_id="n",
     rank=3,
     job="j",
+    resource=(("slurm.job.id", "7"), ("slurm.node.name", "gpu-1"), ("slurm.step.id", "batch")),
     worker="rank 3 of job j",
     comm="ab",
     reason="why",

@@ -15,11 +15,20 @@ from ingero.otlp.names import ContentType, Signal
 from ingero.wire.names import Attribute
 from ingero.wire.progress import build_progress, read_progress
 
+POD = (("k8s.namespace.name", "ml"), ("k8s.pod.name", "train-0"))
 ALL = [
     RankProgress(Rank("c", "n", 3), "00000000000000ab", 1, 4, 10, 9, CollectiveOp.ALL_REDUCE, 7),
     RankProgress(Rank("c", "n", -1), "00000000000000ab", 0, 4, 10, None, CollectiveOp.UNKNOWN, 0),
     RankProgress(
-        Rank("c", "m", 0, job="b"), "ffffffffffffffff", 2, 4, 0, 0, CollectiveOp.BROADCAST, 1, True
+        Rank("c", "m", 0, job="b", resource=POD),
+        "ffffffffffffffff",
+        2,
+        4,
+        0,
+        0,
+        CollectiveOp.BROADCAST,
+        1,
+        True,
     ),
 ]
 
@@ -32,6 +41,7 @@ def test_what_is_built_is_read_again(encoding):
     else:
         read = read_progress(decode_export(encode_json(export), Signal.LOGS, ContentType.JSON))
     assert read.found == ALL
+    assert [one.rank.resource for one in read.found] == [one.rank.resource for one in ALL]
     assert read.n_refused == 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ingero.detect.columns import Columns
 from ingero.model.arrays import IntArray
 from ingero.model.collectives import CollectiveRun, Rank, Worker
@@ -38,12 +40,14 @@ class Registry:
         return self._comms["n_ranks"]
 
     def add_worker(self, rank: Rank) -> int | None:
-        """The index of a worker, added if it is new; None when there are too many."""
+        """The index of a worker, added if it is new; None when there are too many. It runs where it said last."""
         key = (rank.cluster_id, rank.worker)
         worker = self._worker_of.get(key)
         if worker is None and len(self.ranks) < self._max_workers:
             worker = self._worker_of[key] = len(self.ranks)
             self.ranks.append(rank)
+        elif worker is not None and rank.resource and rank.resource != self.ranks[worker].resource:
+            self.ranks[worker] = replace(self.ranks[worker], resource=rank.resource)
         return worker
 
     def add_view(self, worker: int, run: CollectiveRun) -> tuple[int, int]:

@@ -7,7 +7,7 @@ time *inside* is waiting for others plus transfer. Long inside means victim, lon
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -76,6 +76,8 @@ class Rank:
         n_gpus: GPUs that wait when this rank waits (a tensor-parallel group reported as one worker has several).
         labels: Launcher's coordinates as sorted pairs, such as ``(("dp", "0"), ("pp", "3"))``; may be empty.
         job: Distinguishes jobs on one node whose ranks have the same numbers; empty where there is one.
+        resource: Where the process runs, as sorted pairs of `ingero.wire.process_resource.ResourceKey` and text. Says
+            nothing of who it is: a rank that is started again in another pod is the same one.
     """
 
     cluster_id: str
@@ -84,6 +86,7 @@ class Rank:
     n_gpus: int = 1
     labels: tuple[tuple[str, str], ...] = ()
     job: str = ""
+    resource: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     @property
     def worker(self) -> Worker:

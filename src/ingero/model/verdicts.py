@@ -183,6 +183,7 @@ def _rank_json(rank: Rank) -> dict[str, Any]:
         "n_gpus": rank.n_gpus,
         "labels": dict(rank.labels),
         "job": rank.job,
+        "resource": dict(rank.resource),
     }
 
 
@@ -238,7 +239,11 @@ def parse_judgement(page: Mapping[str, Any]) -> Judgement:
 
 
 def _parse_rank(page: Mapping[str, Any]) -> Rank:
-    return _read(Rank, page, labels=lambda labels: tuple(labels.items()))
+    def pairs(page: dict[str, str]) -> tuple[tuple[str, str], ...]:
+        return tuple(page.items())
+
+    # A Fleet of before 0.4 does not say where a rank runs.
+    return _read(Rank, {"resource": {}, **page}, labels=pairs, resource=pairs)
 
 
 def _parse_ranks(pages: Iterable[Mapping[str, Any]]) -> tuple[Rank, ...]:

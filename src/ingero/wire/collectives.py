@@ -31,6 +31,7 @@ from ingero.model.collectives import (
 from ingero.otlp.codec import Export, LogEntry, build_attributes, read_log_entries, structs
 from ingero.otlp.names import Signal
 from ingero.wire.names import COLLECTIVE_EVENT, Attribute, Scope
+from ingero.wire.process_resource import ProcessResource, read_process_resource
 from ingero.wire.push import UNKNOWN_RANK
 
 MAGIC: Final = b"IGCB"
@@ -222,18 +223,34 @@ def _checked(name: str, values: _Column) -> npt.NDArray[Any]:
 def build_collectives(
     runs: Iterable[CollectiveRun], wall_ns: int, resource: Mapping[str, Any] | None = None
 ) -> Export:
-    """One logs export of any number of runs: a resource per node, a record per run.
+    """One logs export of any number of runs: a resource per node and place of a process, a record per run.
 
     Args:
         runs: Of any nodes; those longer than `MAX_OPS` become several records.
         wall_ns: When this is pushed, for the records' observed time.
         resource: Further attributes of every resource.
     """
-    by_node: dict[tuple[str, str], list[structs.LogRecord]] = {}
-    for run in runs:
-        node = (run.rank.cluster_id, run.rank.node_id)
-        by_node.setdefault(node, []).extend(_build_records(run, wall_ns))
-    scope = structs.InstrumentationScope(str(Scope.COLLECTIVES), str(VERSION))
+    records = ((run.rank, record) for run in runs for record in _build_records(run, wall_ns))
+    return build_rank_logs(records, str(VERSION), resource)
+
+
+def build_rank_logs(
+    records: Iterable[tuple[Rank, structs.LogRecord]],
+    version: str,
+    resource: Mapping[str, Any] | None = None,
+) -> Export:
+    """What ranks of any nodes report, as one logs export: a resource per node and place of a process.
+
+    Args:
+        records: Each with the rank that it is about.
+        version: Of the scope.
+        resource: Further attributes of every resource.
+    """
+    by_place: dict[tuple[str, str, ProcessResource], list[structs.LogRecord]] = {}
+    for rank, record in records:
+        place = (rank.cluster_id, rank.node_id, rank.resource)
+        by_place.setdefault(place, []).append(record)
+    scope = structs.InstrumentationScope(str(Scope.COLLECTIVES), version)
     entries = [
         structs.ResourceLogs(
             structs.Resource(
@@ -241,11 +258,12 @@ def build_collectives(
                     **(resource or {}),
                     Attribute.NODE_ID: node_id,
                     Attribute.CLUSTER_ID: cluster_id,
+                    **dict(process),
                 })
             ),
-            [structs.ScopeLogs(scope, records)],
+            [structs.ScopeLogs(scope, logs)],
         )
-        for (cluster_id, node_id), records in by_node.items()
+        for (cluster_id, node_id, process), logs in by_place.items()
     ]
     return Export.from_tree(Signal.LOGS, structs.LogsRequest(entries))
 
@@ -326,6 +344,7 @@ def _read_rank(
         n_gpus=_get_int(attributes, Attribute.RANK_GPUS, 1, 1024, 1),
         labels=_read_labels(labels) if labels is not None else (),
         job=read_job(attributes),
+        resource=read_process_resource(resource),
     )
 
 

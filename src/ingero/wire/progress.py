@@ -13,10 +13,10 @@ from ingero.errors import BadDataError
 from ingero.model.collectives import CollectiveOp, Rank
 from ingero.model.progress import RankProgress
 from ingero.otlp.codec import Export, build_attributes, read_log_entries, structs
-from ingero.otlp.names import Signal
-from ingero.wire.collectives import read_job
+from ingero.wire.collectives import build_rank_logs, read_job
 from ingero.wire.log_records import RecordsRead
-from ingero.wire.names import PROGRESS_EVENT, Attribute, Scope
+from ingero.wire.names import PROGRESS_EVENT, Attribute
+from ingero.wire.process_resource import read_process_resource
 from ingero.wire.push import UNKNOWN_RANK
 
 MAX_RECORDS: Final = 16_384
@@ -32,22 +32,8 @@ def build_progress_read() -> RecordsRead[RankProgress]:
 
 
 def build_progress(standings: Iterable[RankProgress], wall_ns: int) -> Export:
-    """One logs export: a resource per node, a record per rank and communicator."""
-    by_node: dict[tuple[str, str], list[structs.LogRecord]] = {}
-    for standing in standings:
-        node = (standing.rank.cluster_id, standing.rank.node_id)
-        by_node.setdefault(node, []).append(_build_record(standing, wall_ns))
-    scope = structs.InstrumentationScope(str(Scope.COLLECTIVES), "1")
-    entries = [
-        structs.ResourceLogs(
-            structs.Resource(
-                build_attributes({Attribute.NODE_ID: node_id, Attribute.CLUSTER_ID: cluster_id})
-            ),
-            [structs.ScopeLogs(scope, records)],
-        )
-        for (cluster_id, node_id), records in by_node.items()
-    ]
-    return Export.from_tree(Signal.LOGS, structs.LogsRequest(entries))
+    """One logs export: a resource per node and place of a process, a record per rank and communicator."""
+    return build_rank_logs(((one.rank, _build_record(one, wall_ns)) for one in standings), "1")
 
 
 def _build_record(standing: RankProgress, wall_ns: int) -> structs.LogRecord:
@@ -100,6 +86,7 @@ def _read_record(
             node_id,
             _read_int(attributes, Attribute.RANK, (UNKNOWN_RANK, _MAX_RANKS)),
             job=read_job(attributes),
+            resource=read_process_resource(resource),
         ),
         comm=comm,
         comm_rank=_read_int(attributes, Attribute.COLLECTIVE_COMM_RANK, (0, n_ranks - 1)),

@@ -13,6 +13,7 @@ from typing import Any, Final
 from ingero.otlp.codec import Export, LogRow, structs
 from ingero.wire.log_records import LogFacts, LogSeverity, build_fleet_logs, build_record, last_word
 from ingero.wire.names import Attribute
+from ingero.wire.process_resource import ProcessResource, read_process_resource
 from ingero.wire.typed import read_number, read_small, read_text, read_texts
 
 VERDICT_EVENT: Final = "ingero.verdict"
@@ -39,6 +40,7 @@ class VerdictRecord:
         node_id: The worker's node.
         rank: The worker's global rank; None when unknown.
         job: The worker's job, where ranks of several have the same numbers; otherwise empty.
+        resource: Where the worker's process runs.
         worker: As the detector names it.
         comm: The communicator, where the verdict is about one; Fleet names none.
         reason: Why, in one line.
@@ -55,6 +57,7 @@ class VerdictRecord:
     node_id: str = ""
     rank: int | None = None
     job: str = ""
+    resource: ProcessResource = ()
     worker: str = ""
     comm: str = ""
     reason: str = ""
@@ -93,6 +96,7 @@ def _build_record(cluster_id: str, verdict: VerdictRecord, wall_ns: int) -> stru
         Attribute.COLLECTIVE_COMM: verdict.comm or None,
     }
     attributes |= {name: value for name, value in named.items() if value is not None}
+    attributes |= dict(verdict.resource)
     severity = LogSeverity.WARN if verdict.is_alarm else LogSeverity.INFO
     return build_record(VERDICT_EVENT, attributes, severity, verdict.summary, wall_ns)
 
@@ -115,6 +119,7 @@ def read_verdict(record: LogRow) -> VerdictRecord:
         node_id=read_text(facts.find(Attribute.NODE_ID, "node_id")) or "",
         rank=read_small(facts.find(Attribute.RANK)),
         job=read_text(facts.find(Attribute.RANK_JOB)) or "",
+        resource=read_process_resource(record.attributes),
         worker=read_text(facts.find(_WORKER)) or "",
         comm=read_text(facts.find(Attribute.COLLECTIVE_COMM)) or "",
         reason=read_text(facts.find(_REASON)) or "",

@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from ingero.agent.capture.discover.identity import ProcessIdentity
+from ingero.agent.capture.discover.identity import Pod, ProcessIdentity
 from ingero.agent.capture.kernel.abi import N_COPY_KINDS, get_dtype
 from ingero.agent.capture.probes.ended import EndedCounts
 from ingero.agent.capture.totals import Totals
@@ -203,11 +203,33 @@ def test_the_last_numbers_are_pushed_as_cumulative_sums_and_histograms():
     assert notes == []
 
 
+def test_points_of_a_process_are_on_a_resource_that_says_where_it_runs():
+    with collector([]) as (address, received):
+        pusher = start_pusher(address, [])
+        observer = MetricObserver([pusher])
+        observer.on_process(ProcessIdentity(7, pod=Pod("u", "train-0", "ml")))
+        observer.on_totals(totals_of(DURATIONS))
+        pusher.close()
+    ((_, _, body),) = received
+    request = ExportMetricsServiceRequest.FromString(gzip.decompress(body))
+    told = {}
+    for resource in request.resource_metrics:
+        place = {item.key: item.value.string_value for item in resource.resource.attributes}
+        assert place["ingero.node.id"] == "n1"
+        names = [metric.name for metric in resource.scope_metrics[0].metrics]
+        told[place.get("k8s.pod.name")] = (place.get("k8s.namespace.name"), names)
+    assert set(told) == {None, "train-0"}
+    assert told["train-0"][0] == "ml"
+    assert "gpu.kernel.launch.count" in told["train-0"][1]
+    assert "gpu.cuda.operation.count" in told[None][1]
+    assert "gpu.cuda.operation.count" not in told["train-0"][1]
+
+
 def test_a_collector_that_refuses_is_told_of_once_and_counted():
     notes = []
     with collector([503]) as (address, received):
         pusher = start_pusher(address, notes)
-        pusher.take(tuple(iter_call_series(totals_of(DURATIONS), {})), 1)
+        pusher.take(tuple(iter_call_series(totals_of(DURATIONS), {})), 1, {})
         pusher.close()
     assert (pusher.n_pushed, pusher.n_failed, len(received)) == (0, 1, 1)
     (series,) = pusher.iter_series()

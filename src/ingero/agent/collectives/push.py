@@ -26,6 +26,7 @@ from ingero.model.collectives import CollectiveOp, CollectiveRun, Rank
 from ingero.model.progress import RankProgress
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
+from ingero.wire.process_resource import ProcessResource
 from ingero.wire.progress import build_progress
 
 MOVED: Final = 0.08
@@ -165,10 +166,17 @@ class CollectivePusher:
 
     # ── From the tracing thread ─────────────────────────────────────────────
 
-    def note_process(self, pid: int, rank: int, job: str = "", meeting: str = "") -> None:
-        """A process, its global rank, its job and where that meets; -1 and empty where its launcher gave none."""
+    def note_process(
+        self,
+        pid: int,
+        rank: int,
+        job: str = "",
+        meeting: str = "",
+        resource: ProcessResource = (),
+    ) -> None:
+        """A process: its global rank, job, where that meets and where it runs; -1 and empty where nothing is known."""
         with self._lock:
-            self._names.add(pid, rank, job)
+            self._names.add(pid, rank, job, resource)
             self._tracker.note_job(pid, number_job(job, meeting))
             self._device.note_process(pid)
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.model.collectives import Rank
+from ingero.wire.process_resource import ProcessResource
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -26,13 +27,14 @@ class RankNames:
         self._exited = exited
         self._ranks: dict[int, int] = {}
         self._jobs: dict[int, str] = {}
+        self._resources: dict[int, ProcessResource] = {}
         self._named: dict[tuple[int, int], Rank] = {}
         self._holders: dict[tuple[str, int], int] = {}
 
-    def add(self, pid: int, rank: int, job: str) -> None:
-        """A process, its global rank and its job; -1 and empty where its launcher gave none."""
+    def add(self, pid: int, rank: int, job: str, resource: ProcessResource = ()) -> None:
+        """A process, its global rank, its job and where it runs; -1 and empty where its launcher gave none."""
         self._forget_name(pid)
-        self._ranks[pid], self._jobs[pid] = rank, job
+        self._ranks[pid], self._jobs[pid], self._resources[pid] = rank, job, resource
         if rank >= 0:
             self.name(pid, rank)
 
@@ -54,7 +56,8 @@ class RankNames:
                 self._holders[job, rank] = pid
             else:
                 job = f"{job}/{pid}" if job else str(pid)
-            known = Rank(identity.cluster_id, identity.node_id, rank, job=job)
+            resource = self._resources.get(pid, ())
+            known = Rank(identity.cluster_id, identity.node_id, rank, job=job, resource=resource)
             self._named[pid, rank] = known
         return known
 
@@ -62,6 +65,7 @@ class RankNames:
         """Drop what is known of a process."""
         self._ranks.pop(pid, None)
         self._jobs.pop(pid, None)
+        self._resources.pop(pid, None)
         self._forget_name(pid)
 
     def _forget_name(self, pid: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
@@ -16,22 +17,33 @@ from ingero.agent.metrics.series import Distribution, Kind, Labels, Series, iter
 from ingero.errors import UnsupportedError
 from ingero.model.arrays import Records
 from ingero.model.events import Events
-from ingero.otlp.codec import build_attributes, build_gauge, build_metrics, build_number, build_sum
+from ingero.otlp.codec import (
+    build_attributes,
+    build_gauge,
+    build_metrics,
+    build_number,
+    build_sum,
+    merge_exports,
+)
 from ingero.otlp.codec.build import CUMULATIVE
 from ingero.otlp.codec.export import Export
 from ingero.otlp.codec.structs import Histogram, HistogramDataPoint, Metric
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
+from ingero.wire.process_resource import ProcessResource
 
 PUSH_NS: Final = 10 * NS_PER_S
 SCOPE: Final = "ingero"
 _LABELS: Final = {"gpu.uuid": "gpu_uuid"}
 
+Resources: TypeAlias = Mapping[int, ProcessResource]
+"""Where processes run, by pid; those of which nothing is known are left out."""
+
 
 class Outlet(Protocol):
     """Where series go."""
 
-    def take(self, series: tuple[Series, ...], wall_ns: int, /) -> None:
+    def take(self, series: tuple[Series, ...], wall_ns: int, resources: Resources, /) -> None:
         """The series as they are now; called once a second and once at the end, in the tracing thread."""
         ...
 
@@ -50,11 +62,15 @@ class MetricObserver:
         self._outlets = tuple(outlets)
         self._more = more
         self._ranks: dict[int, int] = {}
+        self._resources: Resources = {}
 
     def on_process(self, identity: ProcessIdentity) -> None:
-        """Remember its rank."""
+        """Remember its rank and where it runs."""
         if identity.place.rank >= 0:
             self._ranks[identity.pid] = identity.place.rank
+        known = {pid: one for pid, one in self._resources.items() if pid != identity.pid}
+        # A new mapping each time: outlets keep the one that they were given, for another thread.
+        self._resources = known | ({identity.pid: identity.resource} if identity.resource else {})
 
     def on_events(self, ring: str, records: Records, events: Events) -> None:
         """Nothing: counts are exact without the events."""
@@ -63,7 +79,7 @@ class MetricObserver:
         """Hand the series to the outlets."""
         series = (*iter_call_series(totals, self._ranks), *self._more())
         for outlet in self._outlets:
-            outlet.take(series, totals.wall_ns)
+            outlet.take(series, totals.wall_ns, self._resources)
 
 
 class PrometheusPage:
@@ -83,7 +99,9 @@ class PrometheusPage:
             ) from error
         self._series: tuple[Series, ...] = ()
 
-    def take(self, series: tuple[Series, ...], _wall_ns: int) -> None:
+    def take(
+        self, series: tuple[Series, ...], _wall_ns: int, _resources: Resources | None = None
+    ) -> None:
         """Keep them for the next scrape."""
         self._series = series
 
@@ -164,15 +182,15 @@ class OtlpPusher:
         self._clock = clock
         self._on_failure = on_failure
         self._started_ns = clock.wall_ns()
-        self._latest: tuple[tuple[Series, ...], int] | None = None
+        self._latest: tuple[tuple[Series, ...], int, Resources] | None = None
         self._is_failing = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ingero-otlp", daemon=True)
         self._thread.start()
 
-    def take(self, series: tuple[Series, ...], wall_ns: int) -> None:
+    def take(self, series: tuple[Series, ...], wall_ns: int, resources: Resources) -> None:
         """Keep them for the next push."""
-        self._latest = (series, wall_ns)
+        self._latest = (series, wall_ns, resources)
 
     def iter_series(self) -> Iterator[Series]:
         """What became of the pushes so far."""
@@ -190,8 +208,8 @@ class OtlpPusher:
         latest, self._latest = self._latest, None
         if latest is None:
             return
-        series, wall_ns = latest
-        export = build_export(series, self._resource, self._started_ns, wall_ns)
+        series, wall_ns, resources = latest
+        export = build_export(series, self._resource, self._started_ns, wall_ns, resources)
         answer = self._transport.send(export, self._clock.wall_ns())
         if answer.is_taken:
             self.n_pushed += 1
@@ -210,11 +228,38 @@ class OtlpPusher:
 
 
 def build_export(
-    series: Iterable[Series], resource: Mapping[str, str], started_ns: int, wall_ns: int
+    series: Iterable[Series],
+    resource: Mapping[str, str],
+    started_ns: int,
+    wall_ns: int,
+    resources: Resources | None = None,
 ) -> Export:
-    """One metrics request; sums and histograms are cumulative since ``started_ns``."""
-    metrics = [_build_metric(one, started_ns, wall_ns) for one in series if one.points]
-    return build_metrics(dict(resource), metrics, SCOPE, resource.get("service.version", ""))
+    """One metrics request; sums and histograms are cumulative since ``started_ns``.
+
+    Points of a process of which it is known where it runs have a resource of their own, that says so.
+    """
+    version = resource.get("service.version", "")
+    exports = []
+    for process, some in _split_by_process(series, resources or {}):
+        metrics = [_build_metric(one, started_ns, wall_ns) for one in some]
+        exports.append(build_metrics({**resource, **dict(process)}, metrics, SCOPE, version))
+    return merge_exports(exports)
+
+
+def _split_by_process(
+    series: Iterable[Series], resources: Resources
+) -> Iterator[tuple[ProcessResource, list[Series]]]:
+    """Series by where their processes run: first, and always, those of the node."""
+    split: dict[ProcessResource, list[Series]] = {(): []}
+    for one in series:
+        points: dict[ProcessResource, list[tuple[Labels, Any]]] = {}
+        for labels, value in one.points:
+            pid = dict(labels).get("pid")
+            place = resources.get(pid, ()) if isinstance(pid, int) else ()
+            points.setdefault(place, []).append((labels, value))
+        for place, some in points.items():
+            split.setdefault(place, []).append(dataclasses.replace(one, points=tuple(some)))
+    yield from split.items()
 
 
 def _build_metric(series: Series, started_ns: int, wall_ns: int) -> Metric:

@@ -141,7 +141,10 @@ class LiveObserver:
     def on_process(self, identity: ProcessIdentity) -> None:
         """A process that makes GPU calls."""
         self.workload = identity.job or self.workload
-        self.pusher.note_process(identity.pid, identity.place.rank, identity.job, identity.meeting)
+        place = identity.place
+        self.pusher.note_process(
+            identity.pid, place.rank, identity.job, identity.meeting, identity.resource
+        )
 
     def on_events(self, ring: str, records: Records, events: Events) -> None:  # noqa: ARG002 - the protocol's signature
         """A batch of one ring."""

@@ -121,7 +121,7 @@ class Recorder:
         self.selection.on_process(identity)
         cgroup_id = find_cgroup_id(identity.cgroup) if identity.container else 0
         if cgroup_id:
-            pod = identity.pod_name, identity.namespace
+            pod = identity.pod.name, identity.pod.namespace
             self.writer.put_cgroup(cgroup_id, identity.container, identity.cgroup, pod)
 
     def on_events(self, ring: str, records: Records, events: Events) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ingero.agent.capture.discover.identity import (
+    SlurmStep,
     find_cgroup_id,
     find_cgroup_ids,
     find_place,
@@ -53,20 +54,22 @@ def test_the_first_of_a_repeated_variable_counts_as_for_getenv():
 
 def test_a_kubernetes_pod_and_its_container_on_cgroup_v2():
     path = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope"
-    assert parse_cgroup(f"0::{path}\n") == (path, CONTAINER, POD, "")
+    assert parse_cgroup(f"0::{path}\n") == (path, CONTAINER, POD, SlurmStep())
 
 
 def test_docker_on_cgroup_v1_takes_the_longest_path():
     text = f"12:cpu:/docker/{CONTAINER}\n3:pids:/\n0::/\n"
-    assert parse_cgroup(text) == (f"/docker/{CONTAINER}", CONTAINER, "", "")
+    assert parse_cgroup(text) == (f"/docker/{CONTAINER}", CONTAINER, "", SlurmStep())
 
 
-def test_a_slurm_job_is_read_from_its_cgroup():
-    path, container, pod, job = parse_cgroup(
+def test_a_slurm_step_is_read_from_its_cgroup():
+    path, container, pod, slurm = parse_cgroup(
         "0::/system.slice/slurmstepd.scope/job_4711/step_0/user\n"
     )
-    assert (container, pod, job) == ("", "", "4711")
+    assert (container, pod, slurm) == ("", "", SlurmStep("4711", "0"))
     assert path.endswith("/user")
+    *_, slurm = parse_cgroup("5:memory:/slurm/uid_0/job_12/step_batch/task_0\n")
+    assert slurm == SlurmStep("12", "batch")
 
 
 def test_a_command_name_may_hold_brackets_and_spaces():
@@ -109,17 +112,49 @@ def test_a_job_is_what_its_launcher_calls_it(tmp_path):
 def test_a_pod_is_named_by_the_downward_api_before_its_host_name(tmp_path):
     told = {"HOSTNAME": "other", "POD_NAME": "train-0", "POD_NAMESPACE": "ml"}
     identity = pod_process(tmp_path, told, namespace="default")
-    assert (identity.pod_name, identity.namespace) == ("train-0", "ml")
-    assert (identity.pod_uid, identity.container) == (POD, CONTAINER)
+    assert (identity.pod.name, identity.pod.namespace) == ("train-0", "ml")
+    assert (identity.pod.uid, identity.container) == (POD, CONTAINER)
 
 
 def test_a_pod_that_was_told_nothing_has_its_host_name_and_its_account_s_namespace(tmp_path):
     identity = pod_process(tmp_path, {"HOSTNAME": "train-1"}, namespace="research")
-    assert (identity.pod_name, identity.namespace) == ("train-1", "research")
+    assert (identity.pod.name, identity.pod.namespace) == ("train-1", "research")
+
+
+def process(tmp_path, environment, cgroup):
+    folder = pod_process(tmp_path, environment) and tmp_path / "42"
+    (folder / "cgroup").write_text(cgroup)
+    return read_identity(42, proc=tmp_path)
+
+
+def test_where_a_pod_s_process_runs_is_told_in_opentelemetry_s_words(tmp_path):
+    told = {"POD_NAME": "train-0", "POD_NAMESPACE": "ml", "SLURM_STEP_ID": "of no job"}
+    assert dict(pod_process(tmp_path, told).resource) == {
+        "container.id": CONTAINER,
+        "k8s.namespace.name": "ml",
+        "k8s.pod.name": "train-0",
+        "k8s.pod.uid": POD,
+    }
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "told"),
+    [
+        ("0::/user.slice\n", ("7", "2", "gpu-a")),
+        ("0::/system.slice/slurmstepd.scope/job_7/step_extern/user\n", ("7", "extern", "gpu-a")),
+        # An environment that was inherited from another job, as from the shell of an allocation.
+        ("0::/system.slice/slurmstepd.scope/job_9/user\n", ("9", None, "gpu-a")),
+    ],
+)
+def test_a_slurm_step_is_the_cgroup_s_before_the_environment_s(tmp_path, cgroup, told):
+    names = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURMD_NODENAME": "gpu-a"}
+    resource = dict(process(tmp_path, names, cgroup).resource)
+    keys = ("slurm.job.id", "slurm.step.id", "slurm.node.name")
+    assert tuple(resource.get(key) for key in keys) == told
 
 
 def test_outside_a_pod_a_host_name_is_no_pod_s_name():
-    assert read_identity(os.getpid()).pod_name == ""
+    assert read_identity(os.getpid()).pod.name == ""
 
 
 def test_a_cgroup_s_id_is_the_inode_of_its_folder(tmp_path):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ingero.model.recording import ProcessRank
+from ingero.wire.process_resource import ResourceKey
 
 _PROC: Final = Path("/proc")
 _UNKNOWN: Final = -1
@@ -37,7 +38,38 @@ _NAMESPACES: Final = ("POD_NAMESPACE", "MY_POD_NAMESPACE", "K8S_NAMESPACE")
 """Usual names of downward-API variables; a pod's host name is its name unless its spec says otherwise."""
 _NAMESPACE_FILE: Final = "root/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 _MAX_NAME_CHARS: Final = 253  # RFC 1123 subdomain, as Kubernetes limits names
-_SLURM_CGROUP: Final = re.compile(r"/job_(\d+)")
+_SLURM_CGROUP: Final = re.compile(r"/job_(\d+)(?:/step_(\w+))?")
+"""Of ``cgroup.conf``'s plug-ins for both versions; a step is a number, ``batch``, ``extern`` or ``interactive``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A Kubernetes pod; empty text where nothing is known.
+
+    Attributes:
+        uid: From the cgroup's path.
+        name: As the pod itself was given it.
+        namespace: Its namespace.
+    """
+
+    uid: str = ""
+    name: str = ""
+    namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmStep:
+    """A step of a Slurm job; empty text where nothing is known.
+
+    Attributes:
+        job: The job's id.
+        step: The step's id, or its name where it has one: ``batch``, ``extern``, ``interactive``.
+        node: What Slurm calls the node, which need not be its host name.
+    """
+
+    job: str = ""
+    step: str = ""
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +85,8 @@ class ProcessIdentity:
         job: The job's id.
         cgroup: Path of its cgroup.
         container: 64-digit container id.
-        pod_uid: Kubernetes pod uid.
-        pod_name: Its name, as the pod itself was given it; empty outside Kubernetes.
-        namespace: Its Kubernetes namespace.
+        pod: Its Kubernetes pod.
+        slurm: Its step of a Slurm job.
         meeting: Where the ranks of its job meet, ``MASTER_ADDR:MASTER_PORT``.
     """
 
@@ -67,10 +98,23 @@ class ProcessIdentity:
     job: str = ""
     cgroup: str = ""
     container: str = ""
-    pod_uid: str = ""
-    pod_name: str = ""
-    namespace: str = ""
+    pod: Pod = field(default_factory=Pod)
+    slurm: SlurmStep = field(default_factory=SlurmStep)
     meeting: str = ""
+
+    @property
+    def resource(self) -> tuple[tuple[str, str], ...]:
+        """What is known of where it runs, as OpenTelemetry's resource attributes, sorted by name."""
+        known = {
+            ResourceKey.K8S_NAMESPACE_NAME: self.pod.namespace,
+            ResourceKey.K8S_POD_NAME: self.pod.name,
+            ResourceKey.K8S_POD_UID: self.pod.uid,
+            ResourceKey.CONTAINER_ID: self.container,
+            ResourceKey.SLURM_JOB_ID: self.slurm.job,
+            ResourceKey.SLURM_STEP_ID: self.slurm.step,
+            ResourceKey.SLURM_NODE_NAME: self.slurm.node,
+        }
+        return tuple(sorted((str(key), value) for key, value in known.items() if value))
 
 
 def parse_environment(data: bytes) -> dict[str, str]:
@@ -103,8 +147,8 @@ def find_meeting(variables: dict[str, str]) -> str:
     return f"{address}:{port}" if address and port else ""
 
 
-def parse_cgroup(text: str) -> tuple[str, str, str, str]:
-    """Path, container id, pod uid and Slurm job out of ``/proc/PID/cgroup``; version 2's line is preferred."""
+def parse_cgroup(text: str) -> tuple[str, str, str, SlurmStep]:
+    """Path, container id, pod uid and Slurm step out of ``/proc/PID/cgroup``; version 2's line is preferred."""
     paths = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
     unified = [path for number, _, path in paths if number == "0" and path not in {"/", ""}]
     path = (unified or sorted((p for *_, p in paths), key=len, reverse=True) or [""])[0]
@@ -116,7 +160,7 @@ def parse_cgroup(text: str) -> tuple[str, str, str, str]:
         path,
         container[1] if container else "",
         pod[1].replace("_", "-") if pod else "",
-        job[1] if job else "",
+        SlurmStep(job[1], job[2] or "") if job else SlurmStep(),
     )
 
 
@@ -172,14 +216,14 @@ def read_identity(pid: int, proc: Path = _PROC) -> ProcessIdentity | None:
     except OSError:
         variables = {}
     try:
-        path, container, pod_uid, slurm_job = parse_cgroup((folder / "cgroup").read_text())
+        path, container, pod_uid, slurm = parse_cgroup((folder / "cgroup").read_text())
     except OSError:
-        path = container = pod_uid = slurm_job = ""
+        path = container = pod_uid = ""
+        slurm = SlurmStep()
     launcher, place = find_place(variables)
     job = next(
-        (variables[key] for key in _JOBS if variables.get(key, "none") not in _NO_JOB), slurm_job
+        (variables[key] for key in _JOBS if variables.get(key, "none") not in _NO_JOB), slurm.job
     )
-    pod_name, namespace = _find_pod(variables, folder) if pod_uid else ("", "")
     return ProcessIdentity(
         pid,
         start_ticks,
@@ -189,15 +233,26 @@ def read_identity(pid: int, proc: Path = _PROC) -> ProcessIdentity | None:
         job,
         path,
         container,
-        pod_uid,
-        pod_name,
-        namespace,
+        _find_pod(pod_uid, variables, folder) if pod_uid else Pod(),
+        _find_slurm_step(variables, slurm),
         find_meeting(variables),
     )
 
 
-def _find_pod(variables: dict[str, str], folder: Path) -> tuple[str, str]:
-    """Name and namespace of the pod: from its environment, the namespace else from its service account."""
+def _find_slurm_step(variables: dict[str, str], cgroup: SlurmStep) -> SlurmStep:
+    """The step of the environment, else of the cgroup, which Slurm itself wrote but not every site lets it write."""
+    given = (
+        variables.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURMD_NODENAME")
+    )
+    job, step, node = (text[:_MAX_NAME_CHARS] for text in given)
+    if cgroup.job:
+        is_same = job in {"", cgroup.job}
+        return SlurmStep(cgroup.job, cgroup.step or (step if is_same else ""), node)
+    return SlurmStep(job, step if job else "", node)
+
+
+def _find_pod(uid: str, variables: dict[str, str], folder: Path) -> Pod:
+    """The pod with its name and namespace: from the environment, the namespace else from its service account."""
     name, namespace = (
         next((variables[key] for key in keys if variables.get(key)), "")
         for keys in (_POD_NAMES, _NAMESPACES)
@@ -208,4 +263,4 @@ def _find_pod(variables: dict[str, str], folder: Path) -> tuple[str, str]:
                 namespace = file.read(_MAX_NAME_CHARS).strip()
         except OSError:
             namespace = ""
-    return name[:_MAX_NAME_CHARS], namespace[:_MAX_NAME_CHARS]
+    return Pod(uid, name[:_MAX_NAME_CHARS], namespace[:_MAX_NAME_CHARS])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import IO, Any
 
 import numpy as np
@@ -42,7 +43,12 @@ _DIRECTIONS = {
     CopyKind.DEVICE_TO_DEVICE: "d2d",
     CopyKind.DEFAULT: "default",
 }
-_IDENTITY = ("launcher", "job", "container", "pod_uid", "pod_name", "namespace", "cgroup")
+_IDENTITY = {
+    "launcher": "launcher", "job": "job", "container": "container",
+    "pod_uid": "pod.uid", "pod_name": "pod.name", "namespace": "pod.namespace",
+    "slurm_step": "slurm.step", "slurm_node": "slurm.node", "cgroup": "cgroup",
+}  # fmt: skip
+"""Keys of a process's line, and where `ProcessIdentity` has their values."""
 _MAX_STACKS = 65_536
 _MAX_INCIDENTS = 3
 _FRAME_KEYS = {
@@ -82,9 +88,9 @@ class JsonLines:
             "pid": identity.pid,
             "process_name": identity.name,
         }
-        for name in _IDENTITY:
-            if getattr(identity, name):
-                line[name] = getattr(identity, name)
+        for name, path in _IDENTITY.items():
+            if value := attrgetter(path)(identity):
+                line[name] = value
         self._write(line | _place(identity))
 
     def on_stacks(self, stacks: Mapping[int, Stack]) -> None:

@@ -195,6 +195,7 @@ def _build_record(change: VerdictChange) -> VerdictRecord:
         node_id=verdict.rank.node_id,
         rank=verdict.rank.rank if verdict.rank.rank >= 0 else None,
         job=verdict.rank.job,
+        resource=verdict.rank.resource,
         worker=describe_rank(verdict.rank),
         reason=verdict.reason,
         evidence_log10=verdict.evidence,
