@@ -1,7 +1,7 @@
 """Where a process runs, as OpenTelemetry's resource attributes: its pod, its container, its step of a Slurm job.
 
 Agents put them on the resource of what they push about a process. Fleet keeps the latest of each worker and puts them
-on what it concludes, so that whoever reads a verdict finds the pod or the job without asking the node.
+on what it concludes, so that the reader of a verdict finds the pod or the job without asking the node.
 
 Names of Kubernetes and containers are the semantic conventions' (opentelemetry.io/docs/specs/semconv/resource, k8s and
 container). They have none for Slurm; ``slurm.*`` is ours, after ``k8s.*``.
