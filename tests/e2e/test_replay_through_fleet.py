@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
+import httpx
 import numpy as np
 import psutil
 import pyarrow as pa
@@ -15,9 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from ingero.cli.commands.replay.command import COMPRESSED
+from ingero.errors import UnsupportedError
 from ingero.job_traces.readers import find_packaged
 from ingero.sim.local_fleet import ADMIN, OTLP_HTTP, run_local_fleet
+from ingero.sim.local_nats import LocalNats, find_nats_server
 from ingero.testing.relay import Network, Relay
+from ingero.testing.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 INGERO = [sys.executable, "-m", "ingero"]
@@ -42,6 +47,18 @@ def offline():
 
 def test_through_the_network_the_answer_is_exactly_the_offline_one(offline):
     assert replay("--speed", "400") == offline
+
+
+@pytest.fixture
+def nats(tmp_path):
+    """A real server."""
+    try:
+        find_nats_server()
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+    server = LocalNats(tmp_path)
+    with server.run():
+        yield server
 
 
 @pytest.fixture
@@ -85,6 +102,34 @@ def test_several_receiving_processes_give_exactly_the_same_answer(offline):
             "--admin", fleet.url(ADMIN),
         )  # fmt: skip
     assert result == offline
+
+
+def test_over_a_stream_the_answer_is_the_same_and_a_judge_that_takes_over_keeps_it(offline, nats):
+    shared = (*COMPRESSED, f"service.storage.nats.servers=[{nats.url}]")
+    receiving = (*shared, "service.storage.nats.judge=false")
+    with ExitStack() as stack:
+        judge = stack.enter_context(run_local_fleet(shared))
+        receiver = stack.enter_context(run_local_fleet(receiving))
+        result = replay(
+            "--speed", "1000", "--interval", "60s", "--cluster-id", "fallen",
+            "--fleet", receiver.url(OTLP_HTTP),
+            "--admin", judge.url(ADMIN),
+        )  # fmt: skip
+        assert result == offline
+        before = ask_verdicts(judge, "fallen")
+        judge.signal(signal.SIGKILL)
+        heir = stack.enter_context(run_local_fleet(shared))
+        after = wait_until(lambda: ask_verdicts(heir, "fallen"))
+    assert len(before) == 16
+    assert after == before
+
+
+def ask_verdicts(fleet, cluster):
+    """Every verdict on a cluster as it leaves Fleet; none before Fleet knows the cluster."""
+    page = httpx.get(
+        fleet.url(ADMIN, "/api/v1/admin/verdicts"), params={"cluster_id": cluster}, timeout=30
+    )
+    return page.json()["clusters"][0]["verdicts"] if page.is_success else []
 
 
 def test_replay_into_a_running_fleet_leaves_it_running():

@@ -156,6 +156,8 @@ class PushContext:
         n_rejected: Points, records or spans that a processor dropped as bad; the answer says so
             (OTLP's ``partialSuccess``). A processor adds to it.
         rejected_why: The reason in the answer.
+        only_cluster: Of the body only this cluster's resources count; None is all.
+        is_replay: Processors learn from it, and nothing of it leaves: another Fleet has passed it on.
     """
 
     cluster_hint: str = ""
@@ -166,6 +168,8 @@ class PushContext:
     allowed_clusters: frozenset[str] | None = None
     n_rejected: int = 0
     rejected_why: str = ""
+    only_cluster: str | None = None
+    is_replay: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +228,38 @@ class HardwareSource(Protocol):
 
     def find_hardware(self, cluster_id: str, node_id: str) -> Hardware | None:
         """What the node says it is; None for an unknown node. Any thread."""
+        ...
+
+
+class Learner(Protocol):
+    """Capability of a component that judges clusters: it can take over one that another Fleet judged. On the loop."""
+
+    def begin_replay(self, cluster_id: str) -> None:
+        """Forget the cluster, and report nothing of it: its pushes come once more."""
+        ...
+
+    def is_behind(self, cluster_id: str) -> bool:
+        """Whether so much of the cluster waits to be judged that its next push should wait too."""
+        ...
+
+    def end_replay(self, cluster_id: str, said: Mapping[str, str]) -> None:
+        """Go on from what was reported of the cluster: what each report said last, by what it is about."""
+        ...
+
+
+class ReportLedger(Protocol):
+    """Capability where Fleets judge by turns: what was reported is written down where the next judge reads it."""
+
+    def report(
+        self, cluster_id: str, said: Mapping[str, str | None], send: Callable[[], object]
+    ) -> None:
+        """Write down what a report says, then send it; not at all when another Fleet judges the cluster. Any thread.
+
+        Args:
+            cluster_id: The cluster.
+            said: By what it is about; None where there is nothing to remember any more.
+            send: Sends it; runs on the event loop.
+        """
         ...
 
 

@@ -18,6 +18,7 @@ from ingero.config.model import Path, check_model, dotted, find_line, nearest
 from ingero.errors import ConfigError, ConfigProblem
 from ingero.fleet.component import ComponentId, ComponentKind, parse_id
 from ingero.fleet.factory import Factory
+from ingero.fleet.jetstream.config import StorageConfig
 from ingero.fleet.references import find_file_problems, find_shared_ports, find_unknown_extensions
 from ingero.otlp.names import Signal
 from ingero.units import parse_duration
@@ -123,6 +124,10 @@ class ServiceConfig(StrictModel):
         le=64,
         description="Processes that receive. With 2 and more they share the receivers' ports and hand pushes to"
         " this process, which does everything else; limits of connections and requests are each worker's.",
+    )
+    storage: StorageConfig = Field(
+        StorageConfig(),
+        description="Where several Fleets of a site meet; empty is one Fleet alone.",
     )
     shutdown_timeout: Duration = Field(
         parse_duration("25s"),
@@ -324,6 +329,12 @@ class _Checker:
             ServiceConfig, raw, at=("service",), lines=self._document.lines
         )
         self.problems += problems
+        if service is not None and service.storage.nats is not None and service.workers > 1:
+            self._add_problem(
+                ("service", "workers"),
+                "not together with storage.nats",
+                "start more Fleets instead, on any machines",
+            )
         return service
 
     def _pipeline(self, text: str, raw: PipelineConfig) -> Pipeline | None:

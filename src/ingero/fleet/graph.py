@@ -167,6 +167,8 @@ class _Exit:
         self._log = RateLimitedLog(_log, clock, burst=2)
 
     def consume(self, batch: Batch) -> None:
+        if batch.push.is_replay:
+            return
         self._target.consume(batch)
         if self._n_lost:
             message, n_lost = "exporter takes everything again", self._n_lost

@@ -15,7 +15,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final
 
 from ingero.config import Endpoint
 from ingero.errors import ConfigError, IngeroError
@@ -32,7 +32,9 @@ from ingero.fleet.component import (
 from ingero.fleet.config import FleetConfig
 from ingero.fleet.factory import Factory
 from ingero.fleet.graph import PIPELINE_SECONDS, Graph, GraphNode, build_graph
+from ingero.fleet.jetstream.telemetry import STREAM_METRICS
 from ingero.fleet.processors.memory_limiter import read_resident_bytes
+from ingero.fleet.states import SharedStates
 from ingero.fleet.workers.pool import (
     NEWS_INTERVAL_NS,
     POOL_METRICS,
@@ -49,6 +51,9 @@ from ingero.telemetry.log import set_up_logging
 from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S, format_duration
 
+if TYPE_CHECKING:
+    from ingero.fleet.jetstream.site import StreamSite
+
 RELOADS: Final = counter(
     "ingero_fleet_config_reloads_total",
     "Reloads of the configuration: applied, refused (the file is bad) or reverted (the new one did not start).",
@@ -61,7 +66,7 @@ MEMORY: Final = gauge(
 CPU: Final = gauge(
     "otelcol_process_cpu_seconds", "Processor time that the process and its workers have used."
 )
-SERVICE_METRICS: Final = (RELOADS, UPTIME, MEMORY, CPU, *POOL_METRICS)
+SERVICE_METRICS: Final = (RELOADS, UPTIME, MEMORY, CPU, *POOL_METRICS, *STREAM_METRICS)
 
 _RELOAD_NS: Final = 5 * NS_PER_S  # what the old generation gets before the new one may start
 _GC_THRESHOLDS: Final = (20_000, 10, 100)
@@ -72,55 +77,6 @@ _log = logging.getLogger("ingero.fleet")
 class _Event(Enum):
     STOP = "stop"
     RELOAD = "reload"
-
-
-@runtime_checkable
-class Discardable(Protocol):
-    """A shared state that has something to do when it is forgotten."""
-
-    def discard(self) -> None:
-        """Count or release what it holds."""
-        ...
-
-
-@runtime_checkable
-class Adjustable(Protocol):
-    """A shared state that can go on under other settings, which its component gives it when it starts."""
-
-    def accepts(self, settings: object) -> bool:
-        """Whether it can under these."""
-        ...
-
-
-class SharedStates:
-    """What `Host.shared` hands out: states by component and name, alive across reloads."""
-
-    def __init__(self) -> None:
-        self._states: dict[tuple[str, str], Any] = {}
-
-    def get(self, key: tuple[str, str], build: Callable[[], SharedT]) -> SharedT:
-        """The state of this key, built if there is none yet."""
-        if key not in self._states:
-            self._states[key] = build()
-        return cast("SharedT", self._states[key])
-
-    def keep_unchanged(self, old: FleetConfig, new: FleetConfig) -> None:
-        """Forget the states of components whose settings differ between the two, unless they can go on."""
-        for key, state in list(self._states.items()):
-            wanted = _settings_of(new, key[0])
-            is_same = _settings_of(old, key[0]) == wanted
-            if not is_same and not _can_go_on(state, wanted):
-                forgotten = self._states.pop(key)
-                if isinstance(forgotten, Discardable):
-                    forgotten.discard()
-
-
-def _can_go_on(state: object, wanted: dict[ComponentKind, object]) -> bool:
-    return isinstance(state, Adjustable) and any(map(state.accepts, wanted.values()))
-
-
-def _settings_of(config: FleetConfig, component: str) -> dict[ComponentKind, object]:
-    return {kind: model for (kind, one), model in config.settings.items() if str(one) == component}
 
 
 def _settle() -> None:
@@ -148,6 +104,7 @@ class Generation:
         self._started: list[GraphNode] = []
         self._starting: GraphNode | None = None
         self.addresses: dict[str, Endpoint] = {}
+        self._site = self._build_site()
         self._pool = self._build_pool()
 
     @property
@@ -157,8 +114,8 @@ class Generation:
 
     @property
     def clock(self) -> Clock:
-        """The service's clock."""
-        return self._service.clock
+        """The service's clock; where pushes come from a stream, one that tells when they were received."""
+        return self._service.clock if self._site is None else self._site.clock
 
     @property
     def meter(self) -> MeterRegistry:
@@ -214,6 +171,8 @@ class Generation:
         Raises:
             IngeroError: What the component said, with its name in front.
         """
+        if self._site is not None:
+            self._site.offer(self)
         for node in self.graph.nodes:
             self._starting = node
             try:
@@ -232,6 +191,16 @@ class Generation:
                 await self.stop(NS_PER_S)
                 raise
             self.every(NEWS_INTERVAL_NS, self._pool.tell_news)
+        if self._site is not None:
+            self._site.start(self)
+
+    def _build_site(self) -> StreamSite | None:
+        nats = self.config.service.storage.nats
+        if nats is None:
+            return None
+        from ingero.fleet.jetstream.site import StreamSite  # noqa: PLC0415 -- its client takes 4 MiB
+
+        return StreamSite(nats, self._service.clock, self.meter)
 
     def _build_pool(self) -> WorkerPool | None:
         service = self.config.service
@@ -255,6 +224,8 @@ class Generation:
         deadline_ns = self.clock.mono_ns() + timeout_ns
         if self._pool is not None:
             await self._pool.stop(timeout_ns / NS_PER_S / 2)
+        if self._site is not None:
+            await self._site.stop()
         while self._started:
             left_s = max((deadline_ns - self.clock.mono_ns()) / NS_PER_S, 0.05)
             await self._stop_one(self._started.pop(), left_s)

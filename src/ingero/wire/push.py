@@ -25,6 +25,12 @@ _RESOURCES: Final = {
     Signal.TRACES: "resource_spans",
 }
 
+_REQUESTS: Final[dict[Signal, Callable[[list[structs.Proto]], structs.Request]]] = {
+    Signal.METRICS: structs.MetricsRequest,
+    Signal.LOGS: structs.LogsRequest,
+    Signal.TRACES: structs.TracesRequest,
+}
+
 _Apply: TypeAlias = "Callable[[PushFacts, float, structs.Proto], None]"
 _ResourceKey: TypeAlias = tuple[str, str, int, int, str, str]
 
@@ -183,6 +189,11 @@ def list_resources(export: Export) -> Sequence[structs.Proto]:
     root = export.root
     entries: Sequence[structs.Proto] = getattr(root, _RESOURCES[export.signal])
     return entries
+
+
+def build_export(signal: Signal, entries: Sequence[structs.Proto]) -> Export:
+    """An export of these ResourceMetrics, ResourceLogs or ResourceSpans, which are structs."""
+    return Export.from_tree(signal, _REQUESTS[signal](list(entries)))
 
 
 def read_resource(entry: structs.Proto, cache: ResourceCache, *, is_message: bool) -> ResourceFacts:

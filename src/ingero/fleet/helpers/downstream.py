@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ingero.errors import DeliveryError
-from ingero.fleet.component import PushContext
+from ingero.fleet.component import Host, PushContext, ReportLedger
 from ingero.fleet.consumer import Batch, Consumer
 from ingero.otlp.codec import Export
 from ingero.otlp.names import Signal
@@ -24,13 +24,21 @@ class Downstream:
         self._clock = clock
         self._count_lost = count_lost
         self._following: dict[Signal, Consumer] = {}
+        self._ledger: ReportLedger | None = None
 
     def __contains__(self, signal: Signal) -> bool:
         return signal in self._following
 
-    def clear(self) -> None:
-        """Forget the pipelines: a reload brings others."""
+    @property
+    def has_ledger(self) -> bool:
+        """Whether what is reported is written down; then reports about one thing each are best."""
+        return self._ledger is not None
+
+    def begin(self, host: Host) -> None:
+        """Forget the pipelines, and ask where reports are written down: a service begins, or a reload brings others."""
         self._following.clear()
+        ledgers = host.find(ReportLedger)
+        self._ledger = ledgers[0] if ledgers else None
 
     def join(self, signal: Signal, following: Consumer) -> None:
         """Add a pipeline; only the first of each signal counts."""
@@ -47,3 +55,23 @@ class Downstream:
             self._count_lost(1)
             return False
         return True
+
+    def report(
+        self,
+        cluster_id: str,
+        said: Mapping[str, str | None],
+        signal: Signal,
+        export: Export | None,
+    ) -> None:
+        """Send what must leave once, whichever Fleet judges the cluster.
+
+        Args:
+            cluster_id: The cluster.
+            said: What it says, by what it is about; None where there is nothing to remember any more.
+            signal: Of the export.
+            export: The report; None where there is nothing to send.
+        """
+        if self._ledger is None:
+            self.send(signal, export)
+        elif said:
+            self._ledger.report(cluster_id, said, lambda: self.send(signal, export))

@@ -111,6 +111,9 @@ class BatchProcessor:
         Raises:
             RetryableError: What follows takes nothing and twice the batch size waits already.
         """
+        if batch.push.is_replay:  # it leaves with nothing: joined to others it would
+            self._following.consume(batch)
+            return
         with self._lock:
             if self._n_waiting >= 2 * self._config.send_batch_size:
                 raise RetryableError(f"processors.{self._name}: waiting for what follows")

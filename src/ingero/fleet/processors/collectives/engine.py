@@ -10,9 +10,9 @@ over, which forgets evidence (`telemetry.EVICTED`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -126,9 +126,16 @@ class _ClusterDetection:
     conclusion: Conclusion | None = None
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether to judge though nothing arrived: what waits for absent ranks runs out of patience."""
+        """Whether to judge though nothing arrived: what waits for absent ranks runs out of patience.
+
+        Also after a replay, of which nothing was concluded.
+        """
         last = self.conclusion
-        return last is not None and now_ns - last.judged_ns >= _SETTLE_INTERVAL_NS
+        return last is None or now_ns - last.judged_ns >= _SETTLE_INTERVAL_NS
+
+
+_Taken: TypeAlias = tuple[_ClusterDetection, list[tuple[CollectiveRun, int]]]
+"""A cluster, and what waited to be judged."""
 
 
 class DetectionEngine:
@@ -140,6 +147,7 @@ class DetectionEngine:
         self._caps: CapWatch[tuple[str, str]] = CapWatch(CAP_QUIET_NS)
         self._cap_changes: list[CapChange] = []
         self._cases: dict[str, _ClusterDetection] = {}
+        self._replaying: set[str] = set()
         refused = meter.counter(telemetry.REFUSED)
         self.refuse = {
             reason: refused.bound(reason=reason)
@@ -189,6 +197,37 @@ class DetectionEngine:
                     self._note_cap(reason, run.rank.cluster_id, now_ns)
                     n_refused, why = n_refused + 1, reason
         return n_refused, why
+
+    def begin_replay(self, cluster_id: str) -> None:
+        """Forget a cluster, and conclude nothing of it until `end_replay`; its evidence is gathered. Any thread."""
+        with self._lock:
+            self._cases.pop(cluster_id, None)
+            self._replaying.add(cluster_id)
+
+    def is_replaying(self, cluster_id: str) -> bool:
+        """Whether nothing is to be said of a cluster. Any thread."""
+        return cluster_id in self._replaying
+
+    def is_behind(self, cluster_id: str) -> bool:
+        """Whether half of what may wait to be judged does. Any thread."""
+        config = self.config
+        with self._lock:
+            case = self._cases.get(cluster_id)
+            if case is None:
+                return False
+            n_most = max(case.comm_ops.values(), default=0)
+            return (
+                2 * case.n_waiting > config.max_pending_ops
+                or 2 * n_most > config.max_communicator_ops
+            )
+
+    def end_replay(self, cluster_id: str, kinds: Mapping[Worker, VerdictKind]) -> None:
+        """Conclude again; what changed is reported against these verdicts. Any thread."""
+        with self._lock:
+            self._replaying.discard(cluster_id)
+            case = self._cases.get(cluster_id)
+            if case is not None:
+                case.kinds = dict(kinds)
 
     def take_cap_changes(self, now_ns: int) -> list[CapChange]:
         """Caps that began or ceased to refuse since the last call."""
@@ -249,11 +288,15 @@ class DetectionEngine:
         """Judge what waits; the clusters that had something, with their conclusions. One thread at a time."""
         with self._lock:
             self._drop_silent(now_ns)
-            taken = []
+            taken: list[_Taken] = []
+            replayed: list[_Taken] = []
             for case in self._cases.values():
-                if case.waiting or case.is_due(now_ns):
-                    taken.append((case, case.waiting))
+                is_replayed = case.cluster_id in self._replaying
+                if case.waiting or (case.is_due(now_ns) and not is_replayed):
+                    (replayed if is_replayed else taken).append((case, case.waiting))
                     case.waiting, case.n_waiting, case.comm_ops = [], 0, {}
+        for case, waiting in replayed:
+            self._observe(case, waiting, now_ns)
         found = {}
         for case, waiting in taken:
             before = case.conclusion
@@ -263,9 +306,10 @@ class DetectionEngine:
                 found[case.cluster_id] = conclusion
         return found
 
-    def _judge_one(
+    def _observe(
         self, case: _ClusterDetection, waiting: Sequence[tuple[CollectiveRun, int]], now_ns: int
-    ) -> Conclusion:
+    ) -> Judge:
+        """Give a cluster's Judge what waits."""
         judge = case.judge
         if judge is None:
             case.lost = {}
@@ -275,6 +319,12 @@ class DetectionEngine:
         for run, arrived_ns in waiting:
             judge.observe([run], arrived_ns)
         judge.settle(now_ns)
+        return judge
+
+    def _judge_one(
+        self, case: _ClusterDetection, waiting: Sequence[tuple[CollectiveRun, int]], now_ns: int
+    ) -> Conclusion:
+        judge = self._observe(case, waiting, now_ns)
         with self._lock:
             changed = case.lags.add(run for run, _ in waiting)
             lags = tuple(lag for comm in sorted(changed) for lag in case.lags.lags(comm))
@@ -298,7 +348,8 @@ class DetectionEngine:
 
     def _drop_silent(self, now_ns: int) -> None:
         for cluster_id, case in list(self._cases.items()):
-            if now_ns - case.seen_ns > self.config.idle_timeout:
+            is_silent = now_ns - case.seen_ns > self.config.idle_timeout
+            if is_silent and cluster_id not in self._replaying:
                 del self._cases[cluster_id]
                 self._evict["cluster"](1)
 

@@ -111,6 +111,7 @@ class Evaluation:
         state, now_ns = self._state, self._clock.mono_ns()
         fresh = state.engine.judge(now_ns)
         conclusions = state.engine.conclusions()
+        self._reports.adopt(conclusions)
         for conclusion in self._reports.send_verdicts(conclusions, fresh, now_ns):
             self._log.write_verdicts(conclusion.changes)
         state.diagnoses.note(conclusions, now_ns)
@@ -120,7 +121,11 @@ class Evaluation:
         self._reports.send_due_costs(conclusions, now_ns)
         self._reports.send_gauge_lags(state.gauges.take_lags(now_ns))
         self._gauges.show_verdicts(conclusions, now_ns)
-        hangs = state.progress.find_hangs(now_ns)
+        hangs = {
+            cluster_id: found
+            for cluster_id, found in state.progress.find_hangs(now_ns).items()
+            if not state.engine.is_replaying(cluster_id)
+        }
         self._gauges.show_hangs(hangs)
         for changes in self._hangs.find_changes(hangs):
             self._log.write_hangs(changes)

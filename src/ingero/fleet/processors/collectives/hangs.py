@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ingero.model.hang import HangReport, HangRoot
 from ingero.otlp.codec import Export
@@ -27,6 +27,13 @@ class HangChanges:
     began: tuple[HangRoot, ...]
     ended: tuple[HangRoot, ...]
     waiting_s: float
+
+    def split(self) -> Iterator[HangChanges]:
+        """The same, one by one."""
+        for root in self.began:
+            yield replace(self, began=(root,), ended=())
+        for root in self.ended:
+            yield replace(self, began=(), ended=(root,))
 
 
 class HangTracker:

@@ -6,6 +6,7 @@ from ingero.fleet.component import (
     AdminRoutes,
     ComponentId,
     Host,
+    Learner,
     PushContext,
     QuestionSource,
     Stability,
@@ -51,12 +52,13 @@ class CollectivesProcessor:
         self._state, self._host = state, host
         if state.host is not host:
             state.host = host
-            state.downstream.clear()
+            state.downstream.begin(host)
             state.engine.config = self._config
             self._evaluation = Evaluation(state, host)
             self._thread = EvaluationThread(self._evaluation.run, host)
             host.offer(AdminRoutes, CollectivesPages(state, host.clock))
             host.offer(QuestionSource, state.diagnoses)
+            host.offer(Learner, state)
             host.every(self._config.judge_interval, self._thread.kick)
         state.downstream.join(self._signal, self._following)
 

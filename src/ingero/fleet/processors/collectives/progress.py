@@ -76,6 +76,11 @@ class ProgressTracker:
                 cluster.reported_ns[worker] = now_ns
                 cluster.stalls[worker, comm] = (stall, now_ns)
 
+    def forget(self, cluster_id: str) -> None:
+        """Know nothing of a cluster any more."""
+        with self._lock:
+            self._clusters.pop(cluster_id, None)
+
     def find_hang(self, cluster_id: str, now_ns: int) -> tuple[HangReport, float]:
         """Whom the stopped ranks wait for, and for how many seconds the longest has waited.
 

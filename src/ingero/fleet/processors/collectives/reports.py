@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from ingero.fleet.component import Hardware, HardwareSource, Host
@@ -12,6 +13,7 @@ from ingero.fleet.processors.collectives.engine import Conclusion
 from ingero.fleet.processors.collectives.gauges import GaugeLag
 from ingero.fleet.processors.collectives.hangs import HangChanges, build_hangs
 from ingero.fleet.processors.collectives.rates import Rates
+from ingero.fleet.processors.collectives.said import say_changes, say_hangs
 from ingero.fleet.processors.collectives.state import CollectivesState
 from ingero.fleet.processors.collectives.verdicts import (
     build_changes,
@@ -58,8 +60,26 @@ class PipelineReports:
         for conclusion in reported:
             verdicts = build_verdicts(conclusion, wall_ns, self._find_hardware)
             self._state.downstream.send(Signal.METRICS, verdicts)
-            self._state.downstream.send(Signal.LOGS, build_changes(conclusion, wall_ns))
+            self._send_changes(conclusion, wall_ns)
         return reported
+
+    def _send_changes(self, conclusion: Conclusion, wall_ns: int) -> None:
+        downstream = self._state.downstream
+        changes = conclusion.changes
+        for some in [(one,) for one in changes] if downstream.has_ledger else [changes]:
+            records = build_changes(replace(conclusion, changes=some), wall_ns)
+            cluster_id = conclusion.judgement.cluster_id
+            downstream.report(cluster_id, say_changes(some), Signal.LOGS, records)
+
+    def adopt(self, conclusions: Mapping[str, Conclusion]) -> None:
+        """Take the costs of clusters that were just taken over as reported: another Fleet judged what they are of."""
+        for cluster_id in self._state.adopted & conclusions.keys():
+            self._state.adopted.discard(cluster_id)
+            deltas = CostDeltas()
+            conclusion = conclusions[cluster_id]
+            deltas.settle(conclusion, deltas.find_deltas(conclusion, self._find_hardware)[1])
+            totals = CostTotals(cluster_id, self._clock.wall_ns())
+            self._state.costs[cluster_id] = deltas, totals
 
     def send_diagnoses(self, explained: Sequence[tuple[Verdict, Diagnosis]]) -> None:
         """Report why culprits are slow: the share of each cause."""
@@ -73,8 +93,10 @@ class PipelineReports:
 
     def send_hangs(self, changes: HangChanges) -> None:
         """Report hangs that began or ended."""
-        export = build_hangs(changes, self._clock.wall_ns())
-        self._state.downstream.send(Signal.LOGS, export)
+        wall_ns, downstream = self._clock.wall_ns(), self._state.downstream
+        for one in changes.split() if downstream.has_ledger else (changes,):
+            said = say_hangs(one.began, one.ended)
+            downstream.report(one.cluster_id, said, Signal.LOGS, build_hangs(one, wall_ns))
 
     def send_due_costs(self, conclusions: Mapping[str, Conclusion], now_ns: int) -> None:
         """Report costs once in each ``cost_interval``."""

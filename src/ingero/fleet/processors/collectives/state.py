@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ingero.fleet.component import Host
 from ingero.fleet.helpers.downstream import Downstream
 from ingero.fleet.processors.collectives import telemetry
@@ -12,6 +14,7 @@ from ingero.fleet.processors.collectives.diagnoses import DiagnosisDesk
 from ingero.fleet.processors.collectives.engine import DetectionEngine
 from ingero.fleet.processors.collectives.gauges import GaugeTracker
 from ingero.fleet.processors.collectives.progress import ProgressTracker
+from ingero.fleet.processors.collectives.said import read_said
 
 
 class CollectivesState:
@@ -25,6 +28,7 @@ class CollectivesState:
         costs: What was reported of each cluster's costs, and their sums; the evaluation thread's.
         downstream: Where reports go.
         host: Under which service the timers run; a reload brings another.
+        adopted: Clusters that were taken over and not evaluated since.
     """
 
     def __init__(self, config: NcclConfig, host: Host) -> None:
@@ -42,6 +46,22 @@ class CollectivesState:
         lost = meter.counter(telemetry.REPORTS_LOST).bound()
         self.downstream = Downstream(host.clock, lost)
         self.host: object = None
+        self.adopted: set[str] = set()
+
+    def begin_replay(self, cluster_id: str) -> None:
+        """See `Learner`."""
+        self.adopted.discard(cluster_id)
+        self.engine.begin_replay(cluster_id)
+        self.progress.forget(cluster_id)
+
+    def is_behind(self, cluster_id: str) -> bool:
+        """See `Learner`."""
+        return self.engine.is_behind(cluster_id)
+
+    def end_replay(self, cluster_id: str, said: Mapping[str, str]) -> None:
+        """See `Learner`."""
+        self.adopted.add(cluster_id)
+        self.engine.end_replay(cluster_id, read_said(said))
 
     def accepts(self, settings: object) -> bool:
         """Whether it can go on with other settings: prices, caps and timers do not change what was judged."""

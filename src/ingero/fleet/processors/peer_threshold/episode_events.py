@@ -6,7 +6,7 @@ Records are those of episodes and of panic, the episode of a whole cluster; `ing
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from ingero.fleet.processors.peer_threshold.episodes import Episode
@@ -40,12 +40,44 @@ def build_episodes(notifications: Iterable[Notification]) -> Export:
     return build_episode_records(by_cluster)
 
 
+def say_notification(notification: Notification) -> dict[str, str | None]:
+    """What its record says, by what it is about, as a `ReportLedger` remembers it; empty where there is none."""
+    about = _name(notification)
+    return {about: _state_of(notification)} if about else {}
+
+
+def is_said(notification: Notification, said: Mapping[str, str]) -> bool:
+    """Whether this, or what came after it, is among what was said."""
+    if isinstance(notification, ClusterEvent):
+        is_panic = notification.kind is EventKind.PANIC
+        return is_panic and said.get(_name(notification), RESOLVED) == _state_of(notification)
+    state = said.get(_name(notification))
+    return state is not None and (_state_of(notification) == OPEN or state != OPEN)
+
+
+def _name(notification: Notification) -> str:
+    """What its record is about; empty where there is none."""
+    if isinstance(notification, Episode):
+        return f"episode {_find_incident_id(notification)}"
+    return "panic" if notification.kind is EventKind.PANIC else ""
+
+
+def _state_of(notification: Notification) -> str:
+    if isinstance(notification, Episode):
+        return OPEN if notification.outcome is None else notification.outcome.value
+    return OPEN if notification.is_on else RESOLVED
+
+
+def _find_incident_id(episode: Episode) -> str:
+    return episode.first.event_id or f"{episode.node_id}@{episode.opened_wall_ns}"
+
+
 def _build_episode(episode: Episode) -> EpisodeRecord:
     last = episode.last
     return EpisodeRecord(
-        incident_id=episode.first.event_id or f"{episode.node_id}@{episode.opened_wall_ns}",
+        incident_id=_find_incident_id(episode),
         kind=STRAGGLER,
-        state=OPEN if episode.outcome is None else episode.outcome.value,
+        state=_state_of(episode),
         node_id=episode.node_id,
         start_ns=episode.opened_wall_ns,
         end_ns=episode.closed_wall_ns,

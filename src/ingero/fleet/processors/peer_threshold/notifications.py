@@ -87,6 +87,28 @@ class NotificationQueue:
         self._count_lost = count_lost
         self._ready: deque[Notification] = deque()
         self._waiting: dict[tuple[str, str], Episode] = {}
+        self._held: dict[str, list[Notification]] = {}
+
+    def hold(self, cluster_id: str) -> None:
+        """Forget what waits of a cluster, and keep back what comes until `go_on`."""
+        self._held[cluster_id] = []
+        self._ready = deque(one for one in self._ready if one.cluster_id != cluster_id)
+        for key in [key for key in self._waiting if key[0] == cluster_id]:
+            del self._waiting[key]
+
+    def is_held(self, cluster_id: str) -> bool:
+        """Whether a cluster's notifications are kept back."""
+        return cluster_id in self._held
+
+    def go_on(self, cluster_id: str, is_said: Callable[[Notification], bool]) -> None:
+        """Announce what was kept back, without what another Fleet has announced."""
+        for notification in self._held.pop(cluster_id, ()):
+            if not is_said(notification):
+                self._append(notification)
+        for key, episode in list(self._waiting.items()):
+            if key[0] == cluster_id and is_said(episode):
+                del self._waiting[key]
+                episode.is_announced = True
 
     def note_event(self, event: ClusterEvent) -> None:
         """A cluster turned."""
@@ -122,6 +144,8 @@ class NotificationQueue:
             is_settled: Whether every other active node of an episode's cluster reported since it began.
         """
         for key, episode in list(self._waiting.items()):
+            if key[0] in self._held:
+                continue
             if now_ns - episode.held_since_ns >= self.hold_ns or is_settled(episode):
                 del self._waiting[key]
                 episode.is_announced = True
@@ -137,7 +161,18 @@ class NotificationQueue:
         return bool(self._ready)
 
     def _append(self, notification: Notification) -> None:
+        held = self._held.get(notification.cluster_id)
+        if held is not None:
+            if isinstance(notification, ClusterEvent):  # only how a cluster stands now is of use
+                held[:] = [one for one in held if not _is_of(one, notification.kind)]
+            held.append(notification)
+            del held[:-MAX_NOTIFICATIONS]  # older ones were announced long ago
+            return
         if len(self._ready) >= MAX_NOTIFICATIONS:
             self._ready.popleft()
             self._count_lost(1)
         self._ready.append(notification)
+
+
+def _is_of(notification: Notification, kind: EventKind) -> bool:
+    return isinstance(notification, ClusterEvent) and notification.kind is kind

@@ -11,6 +11,7 @@ from ingero.fleet.component import (
     ComponentId,
     HardwareSource,
     Host,
+    Learner,
     Stability,
     ThresholdSource,
 )
@@ -20,7 +21,11 @@ from ingero.fleet.helpers.downstream import Downstream
 from ingero.fleet.processors.peer_threshold import telemetry
 from ingero.fleet.processors.peer_threshold.admin import AdminPages
 from ingero.fleet.processors.peer_threshold.config import IngeroConfig
-from ingero.fleet.processors.peer_threshold.episode_events import build_episodes, write_lines
+from ingero.fleet.processors.peer_threshold.episode_events import (
+    build_episodes,
+    say_notification,
+    write_lines,
+)
 from ingero.fleet.processors.peer_threshold.notifications import Arrival
 from ingero.fleet.processors.peer_threshold.registry import ClusterRegistry
 from ingero.fleet.processors.peer_threshold.report import ClusterGauges, PipelineReport
@@ -86,10 +91,11 @@ class PeerThresholdProcessor:
         self._count_refused = host.meter.counter(telemetry.POINTS_REFUSED).bound()
         if state.host is not host:
             state.host = host
-            state.downstream.clear()
+            state.downstream.begin(host)
             registry.configure(self._config)
             host.offer(ThresholdSource, registry)
             host.offer(HardwareSource, registry)
+            host.offer(Learner, registry)
             host.offer(AdminRoutes, AdminPages(registry))
             self._reporter = _Reporter(state, host)
             host.every(self._config.recompute_min_interval, self._reporter.tick)
@@ -180,7 +186,7 @@ class _Reporter:
         registry = self._registry
         self._emitted_ns, self._is_emit_due = self._clock.mono_ns(), False
         with registry.lock:
-            export = self._report.build(list(registry.clusters.values()), self._clock.wall_ns())
+            export = self._report.build(registry.list_judged(), self._clock.wall_ns())
         self._downstream.send(Signal.METRICS, export)
 
     def announce(self) -> None:
@@ -192,7 +198,12 @@ class _Reporter:
             notifications = registry.notifications.take()
         self._is_emit_due = True
         write_lines(self._log, notifications)
-        self._downstream.send(Signal.LOGS, build_episodes(notifications))
+        if not self._downstream.has_ledger:
+            self._downstream.send(Signal.LOGS, build_episodes(notifications))
+            return
+        for one in notifications:
+            said = say_notification(one)
+            self._downstream.report(one.cluster_id, said, Signal.LOGS, build_episodes([one]))
 
 
 FACTORY = ProcessorFactory(

@@ -10,7 +10,7 @@ longer than `MAX_ID_LENGTH` are refused and counted; see `ingero.fleet.processor
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ingero.detect.threshold import THRESHOLD_FLOOR, ThresholdSettings
@@ -18,6 +18,7 @@ from ingero.fleet.component import WITHHELD, Hardware, PushAnswer, PushContext
 from ingero.fleet.processors.peer_threshold.admission import CAPS, REFUSALS, CapCheck, check_report
 from ingero.fleet.processors.peer_threshold.cluster import ClusterSettings, ClusterState
 from ingero.fleet.processors.peer_threshold.config import IngeroConfig
+from ingero.fleet.processors.peer_threshold.episode_events import is_said
 from ingero.fleet.processors.peer_threshold.episodes import Episode, Outcome, StragglerEvent
 from ingero.fleet.processors.peer_threshold.notifications import Arrival, NotificationQueue
 from ingero.fleet.processors.peer_threshold.scores import (
@@ -134,18 +135,40 @@ class ClusterRegistry:
         cluster = self.clusters.get(cluster_id)
         return None if cluster is None else cluster.nodes.find_hardware(node_id)
 
+    def begin_replay(self, cluster_id: str) -> None:
+        """See `Learner`."""
+        with self.lock:
+            cluster = self.clusters.pop(cluster_id, None)
+            self.n_nodes -= 0 if cluster is None else cluster.scores.n_nodes
+            self.notifications.hold(cluster_id)
+
+    def is_behind(self, cluster_id: str) -> bool:
+        """See `Learner`: never, a push is applied at once."""
+        del cluster_id
+        return False
+
+    def end_replay(self, cluster_id: str, said: Mapping[str, str]) -> None:
+        """See `Learner`."""
+        with self.lock:
+            self.notifications.go_on(cluster_id, lambda one: is_said(one, said))
+
     def tick(self) -> None:
         """Expire, compute the thresholds that are due, and announce the episodes that need not wait any longer."""
         arrival = Arrival(self._clock.mono_ns(), self._clock.wall_ns())
         if arrival.mono_ns - self._expired_ns >= _EXPIRY_INTERVAL_NS:
             self._expired_ns = arrival.mono_ns
             with self.lock:
-                for cluster in list(self.clusters.values()):
+                for cluster in self.list_judged():
                     self._expire(cluster, arrival)
                 self._caps.note_ended(arrival)
-        self._updates.update_due(list(self.clusters.values()), arrival, self.lock)
+        self._updates.update_due(self.list_judged(), arrival, self.lock)
         with self.lock:
             self.notifications.release(arrival.mono_ns, self._is_settled)
+
+    def list_judged(self) -> list[ClusterState]:
+        """Clusters of which something may be said: not those that are learned from a replay."""
+        is_held = self.notifications.is_held
+        return [one for one in list(self.clusters.values()) if not is_held(one.cluster_id)]
 
     def _is_settled(self, episode: Episode) -> bool:
         """Whether every other active node of the cluster reported since this episode began to wait."""

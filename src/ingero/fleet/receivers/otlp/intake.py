@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ingero.errors import BadDataError, PermanentError, RetryableError
@@ -40,7 +40,13 @@ from ingero.serving.otlp.handler import AnswerHeaders, OtlpRequest
 from ingero.telemetry.limited import RateLimitedLog
 from ingero.units import NS_PER_S
 from ingero.wire.names import Header
-from ingero.wire.push import ResourceCache, list_resources, read_resource
+from ingero.wire.push import (
+    ResourceCache,
+    build_export,
+    list_resources,
+    read_push,
+    read_resource,
+)
 
 MAX_RETRY_AFTER_S: Final = 10
 _FLUSH_NS: Final = 10 * NS_PER_S
@@ -50,6 +56,22 @@ _MAX_THRESHOLD: Final = 0.99
 _PANIC: Final = AnswerHeaders(
     f"{Header.PANIC}: true\r\n".encode(), ((str(Header.GRPC_PANIC), "true"),)
 )
+
+
+class ExaminedPush(NamedTuple):
+    """A body that can be taken.
+
+    Attributes:
+        clusters: Whose resources it has, each once; empty for an empty body.
+        n_items: Its points, records or spans.
+    """
+
+    clusters: tuple[str, ...]
+    n_items: int
+
+
+FindQuestion = Callable[[str, str], str | None]
+"""Cluster, node → what the node is asked."""
 
 
 class SenderNews(NamedTuple):
@@ -158,12 +180,47 @@ class PushIntake:
         # An empty request is a success: senders probe with it.
         return self._apply(export, request.context) if export.n_items else TAKEN
 
+    def examine(self, request: OtlpRequest, body: bytes) -> ExaminedPush | OtlpAnswer:
+        """What `take` would refuse, and otherwise what there is; notes who sent it. Nothing is handed on."""
+        try:
+            export = request.decode(body, self._max_body_bytes)
+        except TooLargeError as error:
+            self._tally.refuse_request(Reason.TOO_LARGE)
+            return OtlpAnswer(AnswerStatus.TOO_LARGE, error.message)
+        except BadDataError as error:
+            self._tally.refuse_request(Reason.BAD_BODY)
+            return OtlpAnswer(AnswerStatus.BAD_DATA, error.message)
+        push: PushContext = request.context
+        refusal = self._check_clusters(export, push)
+        if refusal is not None:
+            return refusal
+        senders = [
+            read_resource(entry, self._resources, is_message=export.is_message)
+            for entry in list_resources(export)
+        ]
+        clusters = tuple(dict.fromkeys(one.cluster_id or push.cluster_hint for one in senders))
+        if len(senders) == 1:
+            push.cluster_id, push.node_id = clusters[0], senders[0].node_id or None
+            if request.signal is Signal.METRICS:
+                push.cohort = read_push(export, self._resources)[0].cohort
+        elif len(clusters) == 1:
+            push.cluster_id = clusters[0]
+        return ExaminedPush(clusters, export.n_items)
+
+    def _check_clusters(self, export: Export, push: PushContext) -> OtlpAnswer | None:
+        """Refuse a push of a cluster that its sender may not speak for."""
+        if push.allowed_clusters is None:
+            return None
+        foreign = self._find_foreign(export, push, push.allowed_clusters)
+        return None if foreign is None else self._forbid(foreign, push)
+
     def _apply(self, export: Export, push: PushContext) -> OtlpAnswer:
+        refusal = self._check_clusters(export, push)
+        if refusal is not None:
+            return refusal
+        if push.only_cluster is not None:
+            export = self._keep_cluster(export, push, push.only_cluster)
         signal, n_items = export.signal, export.n_items
-        if push.allowed_clusters is not None:
-            foreign = self._find_foreign(export, push, push.allowed_clusters)
-            if foreign is not None:
-                return self._forbid(foreign, push)
         batch = Batch(signal, export, self._clock.wall_ns(), push)
         refusal = self._offer(batch)
         if refusal is not None:
@@ -176,6 +233,19 @@ class PushIntake:
             return OtlpAnswer(AnswerStatus.TAKEN, push.rejected_why, n_rejected=n_rejected)
         self._tally.accept(signal, n_items)
         return TAKEN
+
+    def _keep_cluster(self, export: Export, push: PushContext, cluster_id: str) -> Export:
+        """The export with this cluster's resources alone."""
+        kept = [
+            entry
+            for entry in list_resources(Export.from_tree(export.signal, export.tree))
+            if (
+                read_resource(entry, self._resources, is_message=False).cluster_id
+                or push.cluster_hint
+            )
+            == cluster_id
+        ]
+        return build_export(export.signal, kept)
 
     def _find_foreign(
         self, export: Export, push: PushContext, allowed: frozenset[str]
@@ -213,32 +283,40 @@ class PushIntake:
             return OtlpAnswer(AnswerStatus.PERMANENT, refusal.message)
         return None
 
-    def find_headers(self, request: OtlpRequest) -> AnswerHeaders | None:
-        """The threshold for this push and what its sender is asked; None where there is neither."""
-        news = self.find_news(request.context)
+    def find_headers(
+        self, request: OtlpRequest, find_question: FindQuestion | None = None
+    ) -> AnswerHeaders | None:
+        """The threshold for this push and what its sender is asked, as `find_news`; None where there is neither."""
+        news = self.find_news(request.context, find_question)
         return add_question(self._write_threshold(news.threshold), news.question)
 
-    def find_news(self, push: PushContext) -> SenderNews:
-        """What the answer to a push carries: nothing for a sender that is not known."""
+    def find_news(self, push: PushContext, find_question: FindQuestion | None = None) -> SenderNews:
+        """What the answer to a push carries: nothing for a sender that is not known.
+
+        Args:
+            push: The push.
+            find_question: Who asks nodes; None for the components here.
+        """
         if self._authenticator is not None and not push.auth_subject:
             return _NO_NEWS
         allowed = push.allowed_clusters
         if allowed is not None and (push.cluster_id or push.cluster_hint) not in allowed:
             return _NO_NEWS
-        return SenderNews(self._find_threshold(push), self._find_question(push))
+        question = None
+        if push.cluster_id and push.node_id:
+            question = (find_question or self._find_question)(push.cluster_id, push.node_id)
+        return SenderNews(self._find_threshold(push), question)
 
-    def find_threshold_of(self, cluster_id: str) -> PushAnswer | None:
-        """The threshold for a sender of this cluster that says no more of itself."""
-        return self._find_threshold(PushContext(cluster_hint=cluster_id))
+    def find_threshold_of(self, cluster_id: str, cohort: str = "") -> PushAnswer | None:
+        """The threshold for a sender of this cluster that says no more of itself than its cohort."""
+        return self._find_threshold(PushContext(cluster_hint=cluster_id, cohort=cohort))
 
-    def _find_question(self, push: PushContext) -> str | None:
+    def _find_question(self, cluster_id: str, node_id: str) -> str | None:
         """What the node that just pushed is asked."""
-        if not push.cluster_id or not push.node_id:
-            return None
         if self._questions is None:  # pushes come when every processor has started
             self._questions = tuple(self._host.find(QuestionSource))
         for source in self._questions:
-            question = source.find_question(push.cluster_id, push.node_id)
+            question = source.find_question(cluster_id, node_id)
             if question is not None:
                 return question
         return None

@@ -23,6 +23,8 @@ from ingero.fleet.helpers.certificates import (
     report_bad_certificates,
     watch_certificate,
 )
+from ingero.fleet.jetstream.receiving import PushLog
+from ingero.fleet.jetstream.telling import StreamSeat
 from ingero.fleet.receivers.otlp.config import (
     GrpcConfig,
     HttpConfig,
@@ -33,6 +35,7 @@ from ingero.fleet.receivers.otlp.config import (
     get_body_limit,
 )
 from ingero.fleet.receivers.otlp.intake import PushIntake
+from ingero.fleet.receivers.otlp.logged import LoggedIntake
 from ingero.fleet.receivers.otlp.relayed import RelayedIntake, SeatInJudge
 from ingero.fleet.receivers.otlp.telemetry import Tally, TransportLabel
 from ingero.fleet.workers.link import PushRelay
@@ -44,6 +47,7 @@ from ingero.serving.otlp.grpc_server import OtlpGrpcServer
 from ingero.serving.otlp.handler import OtlpHandler
 from ingero.serving.otlp.http_server import OtlpHttpServer
 from ingero.serving.tls import CertificateReloader
+from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
 
 _DRAIN_S: Final = 10
@@ -185,7 +189,9 @@ class OtlpReceiver:
         self, config: ServerConfig, host: Host, tally: Tally, max_body_bytes: int
     ) -> OtlpHandler:
         """What a push meets here: the pipelines, or in a worker the way to the judge."""
-        relays = host.find(PushRelay)
+        relays, logs = host.find(PushRelay), host.find(PushLog)
+        if logs:
+            return self._build_logged_intake(config, host, tally, max_body_bytes)
         if not relays:
             return self._build_push_intake(config, host, tally, max_body_bytes)
         authenticator = _find_authenticator(config, host)
@@ -193,6 +199,19 @@ class OtlpReceiver:
         table = (relays[0].answerer(seat),)
         gate = PushIntake(host, self._outputs, tally, authenticator, table, max_body_bytes)
         return RelayedIntake(gate, relays[0], seat, tally, max_body_bytes)
+
+    def _build_logged_intake(
+        self, config: ServerConfig, host: Host, tally: Tally, max_body_bytes: int
+    ) -> OtlpHandler:
+        """The way to the stream; and a seat, by which a judge here applies what any Fleet stored from there."""
+        (log,) = host.find(PushLog)
+        seat = len(host.find(StreamSeat))
+        uncounted = Tally(MeterRegistry(), self._id, TransportLabel.HTTP)  # its receiver counted it
+        judged = self._build_push_intake(config, host, uncounted, max_body_bytes)
+        host.offer(StreamSeat, SeatInJudge(TransportLabel.HTTP, judged))
+        authenticator = _find_authenticator(config, host)
+        gate = PushIntake(host, self._outputs, tally, authenticator, (log,), max_body_bytes)
+        return LoggedIntake(gate, log, seat, tally, max_body_bytes, host.clock)
 
     def _build_push_intake(
         self, config: ServerConfig, host: Host, tally: Tally, max_body_bytes: int

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from ingero.errors import BadDataError
+from ingero.errors import BadDataError, RetryableError
 from ingero.fleet.component import PushAnswer, PushContext
+from ingero.fleet.jetstream.messages import LoggedPush
 from ingero.fleet.receivers.otlp.intake import PushIntake, add_question, write_headers
 from ingero.fleet.receivers.otlp.telemetry import Tally, TransportLabel
 from ingero.fleet.workers.link import PushRelay
@@ -40,6 +41,7 @@ _NO_JUDGE: Final = OtlpAnswer(
     AnswerStatus.UNAVAILABLE, "Fleet is starting again; push again", RETRY_AFTER_S
 )
 _TAKEN: Final = AnswerStatus.TAKEN.name
+_UNAVAILABLE: Final = AnswerStatus.UNAVAILABLE.name
 
 
 @dataclass(slots=True)
@@ -167,21 +169,40 @@ class SeatInJudge:
 
     def apply(self, push: RelayedPush) -> tuple[RelayedAnswer, str]:
         """Take a push as if it had come here; also the cluster that it was of, empty where it is not known."""
-        intake, allowed = self._intake, push.clusters
-        context = PushContext(
-            cluster_hint=push.hint,
-            auth_subject=push.subject,
-            allowed_clusters=None if allowed is None else frozenset(allowed),
-        )
+        context = _build_context(push)
+        return self._take(push, context), context.cluster_id or context.cluster_hint
+
+    def apply_logged(
+        self, logged: LoggedPush, *, is_replay: bool
+    ) -> tuple[RelayedAnswer, str, str]:
+        """Take a push from the stream; also the node that it was of and its cohort, empty where they are not known.
+
+        Raises:
+            RetryableError: The pipelines do not take it now.
+        """
+        context = _build_context(logged.push)
+        context.only_cluster = logged.cluster_id if logged.is_shared else None
+        context.allowed_clusters = None  # who received it has checked that
+        context.is_replay = is_replay
+        answer = self._take(logged.push, context)
+        if answer.status == _UNAVAILABLE:
+            raise RetryableError(answer.message)
+        return answer, context.node_id or "", context.cohort
+
+    def find_threshold_of(self, cluster_id: str, cohort: str) -> Threshold | None:
+        """The threshold of a cohort, or the cluster's."""
+        return pack_threshold(self._intake.find_threshold_of(cluster_id, cohort))
+
+    def _take(self, push: RelayedPush, context: PushContext) -> RelayedAnswer:
         request = OtlpRequest(
             transport=self._transport,
             signal=_SIGNALS[push.signal],
             content_type=push.content_type,
             context=context,
         )
-        status, message, retry_after_s, n_rejected = intake.take(request, push.body)
-        news = intake.find_news(context)
-        answer = RelayedAnswer(
+        status, message, retry_after_s, n_rejected = self._intake.take(request, push.body)
+        news = self._intake.find_news(context)
+        return RelayedAnswer(
             push.number,
             status.name,
             message,
@@ -190,11 +211,19 @@ class SeatInJudge:
             pack_threshold(news.threshold),
             news.question,
         )
-        return answer, context.cluster_id or context.cluster_hint
 
     def find_threshold(self, cluster_id: str) -> PushAnswer | None:
         """The threshold for a sender of this cluster that says no more of itself; who it may be, its worker checks."""
         return self._intake.find_threshold_of(cluster_id)
+
+
+def _build_context(push: RelayedPush) -> PushContext:
+    allowed = push.clusters
+    return PushContext(
+        cluster_hint=push.hint,
+        auth_subject=push.subject,
+        allowed_clusters=None if allowed is None else frozenset(allowed),
+    )
 
 
 _SIGNALS: Final = {str(signal): signal for signal in Signal}

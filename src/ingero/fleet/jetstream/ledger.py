@@ -1,0 +1,152 @@
+"""What the judge of a cluster has reported, written down before each report leaves and confirmed after it.
+
+The document's revision is the fence: a judge that was replaced without noticing writes in vain, and sends nothing.
+A report that was written down and not confirmed may not have left; the next judge sends it again. What is closed is
+remembered as long as there are not `_MAX_SAID` newer ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ingero.errors import RetryableError
+from ingero.fleet.jetstream.connection import NatsConnection, OvertakenError, StoredDocument
+from ingero.fleet.jetstream.messages import ClusterLedger, decode_ledger, encode_document
+
+LEDGER_KEY: Final = "ledger."
+_MAX_SAID: Final = 8192
+_RETRY_S: Final = 0.2
+_log = logging.getLogger("ingero.fleet.nats")
+
+
+def _is_known(report: Mapping[str, str | None], said: Mapping[str, str]) -> bool:
+    """Whether it says nothing else than was said: by the judge before, of what this one learned again."""
+    return all(said.get(about) == says for about, says in report.items())
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    said: Mapping[str, str | None]
+    send: Callable[[], object]
+
+
+class LedgerOfCluster:
+    """One cluster's ledger, while this Fleet judges it.
+
+    Args:
+        connection: The way to the servers.
+        token: The cluster's.
+
+    Attributes:
+        is_open: Cleared when another Fleet has taken over.
+    """
+
+    def __init__(self, connection: NatsConnection, token: str) -> None:
+        self.is_open = True
+        self._connection = connection
+        self._key = LEDGER_KEY + token
+        self._document = ClusterLedger()
+        self._revision = 0
+        self._waiting: list[_Report] = []
+        self._has_news = asyncio.Event()
+
+    @property
+    def passed_seq(self) -> int:
+        """Pushes up to this one were passed on down the pipelines."""
+        return self._document.passed_seq
+
+    async def open(self) -> dict[str, str]:
+        """Read what was reported, and make this Fleet the one that may report; raises RetryableError.
+
+        Raises:
+            OvertakenError: Another Fleet did so meanwhile.
+        """
+        stored: StoredDocument | None = await self._connection.read(
+            self._connection.documents, self._key
+        )
+        if stored is not None:
+            self._document = decode_ledger(stored.content)
+            self._revision = stored.revision
+        said = self._document.restore()
+        self._document.said, self._document.pending = dict(said), {}
+        await self._write()
+        return said
+
+    def note_passed(self, seq: int) -> None:
+        """A push was passed on; written down with the next report or `settle`."""
+        self._document.passed_seq = max(seq, self._document.passed_seq)
+        self._has_news.set()
+
+    def report(self, said: Mapping[str, str | None], send: Callable[[], object]) -> None:
+        """Have a report written down and sent. On the loop."""
+        self._waiting.append(_Report(said, send))
+        self._has_news.set()
+
+    async def run(self, interval_s: float) -> None:
+        """Write and send until another Fleet has taken over; at most one write in each interval but for reports."""
+        while self.is_open:
+            await self._has_news.wait()
+            self._has_news.clear()
+            await self.settle()
+            if not self._waiting:
+                await asyncio.sleep(interval_s)
+
+    async def settle(self) -> None:
+        """Write down what waits, send it, and confirm that."""
+        document = self._document
+        reports = [one for one in self._waiting if not _is_known(one.said, document.said)]
+        self._waiting = []
+        pending: dict[str, str | None] = {}
+        for report in reports:
+            for about, says in report.said.items():
+                pending.setdefault(about, document.said.get(about))
+                document.said.pop(about, None)
+                if says is not None:
+                    document.said[about] = says
+        for about in list(document.said)[: max(0, len(document.said) - _MAX_SAID)]:
+            del document.said[about]
+        document.pending = pending
+        if not await self._write_until_done():
+            return
+        for report in reports:
+            report.send()
+        if pending:
+            document.pending = {}
+            await self._write_until_done()
+
+    async def _write_until_done(self) -> bool:
+        """False when another Fleet has taken over."""
+        while self.is_open:
+            try:
+                await self._write()
+            except OvertakenError:
+                if not await self._is_ours():
+                    _log.error("another Fleet judges this cluster; its reports are not sent here")
+                    self.is_open = False
+            except RetryableError as error:
+                _log.warning("a report waits: %s", error.message)
+                await asyncio.sleep(_RETRY_S)
+            else:
+                return True
+        return False
+
+    async def _is_ours(self) -> bool:
+        """Whether the document there is one that we wrote and got no answer for; then its revision is ours."""
+        try:
+            stored = await self._connection.read(self._connection.documents, self._key)
+        except RetryableError:
+            return self.is_open
+        if stored is not None and stored.content == encode_document(self._document):
+            self._revision = stored.revision
+            return True
+        return False
+
+    async def _write(self) -> None:
+        content = encode_document(self._document)
+        self._revision = await self._connection.write(
+            self._connection.documents, self._key, content, self._revision
+        )

@@ -1,0 +1,152 @@
+"""What lies in the stream and in the buckets: pushes as workers relay them, thresholds, and what a judge has said.
+
+Each begins with its version, because Fleets of two releases read each other's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+import msgspec
+import zstandard
+
+from ingero.errors import BadDataError
+from ingero.fleet.workers.messages import RelayedPush, Threshold
+
+VERSION: Final = 1
+_PACK_BYTES: Final = 16 << 10
+"""Longer messages are compressed: a server refuses those above its ``max_payload``, of which the default is 1 MiB."""
+_MAX_BYTES: Final = 256 << 20
+_PLAIN: Final = b"\x01"
+_ZSTD: Final = b"\x02"
+_SAFE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class LoggedPush(msgspec.Struct, array_like=True):
+    """A push of one cluster.
+
+    Attributes:
+        cluster_id: Whose.
+        is_shared: Its body has other clusters' resources too, which the stream has under their own.
+        received_wall_ns: When its receiver had the whole body.
+        push: The push; its number is 0.
+    """
+
+    cluster_id: str
+    is_shared: bool
+    received_wall_ns: int
+    push: RelayedPush
+
+
+class ClusterNews(msgspec.Struct, omit_defaults=True):
+    """What receivers answer a cluster's pushes with.
+
+    Attributes:
+        cluster_id: Whose.
+        thresholds: By cgroup hash; that of the cluster under an empty one.
+        questions: What nodes are asked.
+        judge: Who says so.
+        version: Of this format.
+    """
+
+    cluster_id: str
+    thresholds: dict[str, Threshold] = {}
+    questions: dict[str, str] = {}
+    judge: str = ""
+    version: int = VERSION
+
+
+class ClusterLedger(msgspec.Struct, omit_defaults=True):
+    """What was reported of a cluster.
+
+    Attributes:
+        said: What each report said last, by what it is about.
+        pending: Of what may not have left yet: what was said before it; None for nothing.
+        passed_seq: Pushes up to this one in the stream were passed on down the pipelines.
+        version: Of this format.
+    """
+
+    said: dict[str, str] = {}
+    pending: dict[str, str | None] = {}
+    passed_seq: int = 0
+    version: int = VERSION
+
+    def restore(self) -> dict[str, str]:
+        """What surely left."""
+        said = dict(self.said)
+        for about, before in self.pending.items():
+            if before is None:
+                said.pop(about, None)
+            else:
+                said[about] = before
+        return said
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_read_push: Final = msgspec.msgpack.Decoder(LoggedPush)
+_read_news: Final = msgspec.msgpack.Decoder(ClusterNews)
+_read_ledger: Final = msgspec.msgpack.Decoder(ClusterLedger)
+
+
+def build_token(cluster_id: str) -> str:
+    """A cluster's id as a part of a subject and a key: itself where it can be one, else a hash."""
+    if _SAFE.fullmatch(cluster_id):
+        return cluster_id
+    return "=" + hashlib.blake2b(cluster_id.encode(), digest_size=16).hexdigest()
+
+
+def encode_push(push: LoggedPush) -> bytes:
+    """A push as it lies in the stream."""
+    content = _encoder.encode(push)
+    if len(content) < _PACK_BYTES:
+        return _PLAIN + content
+    return _ZSTD + zstandard.ZstdCompressor(level=1).compress(content)
+
+
+def decode_push(stored: bytes) -> LoggedPush:
+    """A push from the stream.
+
+    Raises:
+        BadDataError: It is none that this release can read.
+    """
+    kind, content = stored[:1], stored[1:]
+    try:
+        if kind == _ZSTD:
+            content = zstandard.ZstdDecompressor().decompress(content, max_output_size=_MAX_BYTES)
+        elif kind != _PLAIN:
+            raise BadDataError(f"a push of another format: {kind.hex() or 'empty'}")
+        return _read_push.decode(content)
+    except (zstandard.ZstdError, msgspec.DecodeError) as error:
+        raise BadDataError(f"not a push: {error}") from error
+
+
+def encode_document(document: ClusterNews | ClusterLedger) -> bytes:
+    """News or a ledger as it lies in its bucket."""
+    return _encoder.encode(document)
+
+
+def decode_news(stored: bytes) -> ClusterNews:
+    """News from the bucket. Raises BadDataError when this release cannot read it."""
+    try:
+        news = _read_news.decode(stored)
+    except msgspec.DecodeError as error:
+        raise BadDataError(f"not news of a cluster: {error}") from error
+    _check_version(news.version)
+    return news
+
+
+def decode_ledger(stored: bytes) -> ClusterLedger:
+    """A ledger from the bucket. Raises BadDataError when this release cannot read it."""
+    try:
+        ledger = _read_ledger.decode(stored)
+    except msgspec.DecodeError as error:
+        raise BadDataError(f"not a ledger: {error}") from error
+    _check_version(ledger.version)
+    return ledger
+
+
+def _check_version(version: int) -> None:
+    if version > VERSION:
+        raise BadDataError(f"written by a later release: version {version}")

@@ -1,0 +1,54 @@
+"""How reports about collectives are remembered in a `ReportLedger`: what each is about, and what it says.
+
+Verdicts that say nothing are not remembered: the next judge tells a change against none, which is no report either.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Final
+
+from ingero.fleet.processors.collectives.engine import QUIET, VerdictChange
+from ingero.model.collectives import Worker
+from ingero.model.hang import HangRoot
+from ingero.model.verdicts import VerdictKind
+
+_VERDICT: Final = "verdict "
+_HANG: Final = "hang "
+_OPEN: Final = "open"
+
+
+def say_changes(changes: Iterable[VerdictChange]) -> dict[str, str | None]:
+    """What records of these changes say."""
+    said: dict[str, str | None] = {}
+    for change in changes:
+        if not change.is_quiet:
+            kind = change.verdict.kind
+            said[_name_worker(change.verdict.rank.worker)] = None if kind in QUIET else kind.value
+    return said
+
+
+def read_said(said: Mapping[str, str]) -> dict[Worker, VerdictKind]:
+    """The verdicts among what was said; a kind that this release does not know is left out."""
+    found = {}
+    for about, says in said.items():
+        if about.startswith(_VERDICT):
+            with suppress(ValueError):
+                found[Worker(*json.loads(about.removeprefix(_VERDICT)))] = VerdictKind(says)
+    return found
+
+
+def _name_hang(root: HangRoot) -> str:
+    return _HANG + json.dumps([root.rank, root.group.name, root.missing_seq])
+
+
+def say_hangs(began: Iterable[HangRoot], ended: Iterable[HangRoot]) -> dict[str, str | None]:
+    """What records of these hangs say."""
+    said: dict[str, str | None] = dict.fromkeys(map(_name_hang, ended))
+    return said | dict.fromkeys(map(_name_hang, began), _OPEN)
+
+
+def _name_worker(worker: Worker) -> str:
+    return _VERDICT + json.dumps(worker)

@@ -1,0 +1,296 @@
+"""Several Fleets that meet in a real nats-server: any of them receives, one judges, another takes over."""
+
+import asyncio
+import json
+import signal
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from click.testing import CliRunner
+from tests.e2e.agents import Agents, event, health, told
+
+from ingero.cli.programs.fleet import cli
+from ingero.errors import BadDataError, UnsupportedError
+from ingero.fleet.jetstream.connection import OvertakenError, StoredDocument
+from ingero.fleet.jetstream.ledger import LedgerOfCluster
+from ingero.fleet.jetstream.messages import (
+    ClusterLedger,
+    LoggedPush,
+    build_token,
+    decode_ledger,
+    decode_push,
+    encode_document,
+    encode_push,
+)
+from ingero.fleet.workers.messages import RelayedPush
+from ingero.otlp.codec import iter_log_rows
+from ingero.sim.local_nats import LocalNats, find_nats_server
+from ingero.testing.collector import open_collector
+from ingero.testing.fleet import build_fleet_config, run_fleet
+from ingero.testing.waiting import wait_until
+
+NODES = [f"n{at}" for at in range(5)]
+STORED = "ingero_fleet_stream_pushes_total"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server():
+    try:
+        find_nats_server()
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+
+
+def config_of(nats, collector=None, **more):
+    config = build_fleet_config({"max_expected_nodes": 100}, nccl={})
+    pipelines = config["service"]["pipelines"]
+    pipelines["logs"]["processors"] = ["ingero", "nccl"]
+    if collector is not None:
+        config["exporters"]["otlphttp"] = {
+            "endpoint": collector.url,
+            "sending_queue": {"enabled": False},
+        }
+        pipelines["logs"]["exporters"] = ["otlphttp"]
+    config["service"]["storage"] = {"nats": {"servers": [nats.url], "timeout": "20s", **more}}
+    return config
+
+
+@contextmanager
+def running(config):
+    with run_fleet(config) as fleet:
+        agents = Agents(fleet)
+        with agents.client:
+            yield agents
+
+
+def push(agents, body):
+    """A push that comes again until it is taken, as an agent's does."""
+
+    def try_once():
+        answer = agents.push(body)
+        assert answer.status_code in {200, 503}
+        return answer if answer.status_code == 200 else None
+
+    return wait_until(try_once)
+
+
+def push_all(agents, cluster, nodes=NODES):
+    return [push(agents, health(node, cluster=cluster)) for node in nodes]
+
+
+def is_judge(agents, cluster):
+    return agents.admin("nodes", cluster_id=cluster).get("total") == len(NODES)
+
+
+def find_judge(fleets, cluster):
+    """The Fleet that judges a cluster, and the others."""
+    judge = wait_until(lambda: next((one for one in fleets if is_judge(one, cluster)), None))
+    return judge, [one for one in fleets if one is not judge]
+
+
+def list_episodes(collector):
+    return [
+        (attributes["ingero.episode.incident_id"], attributes["ingero.episode.state"])
+        for export in collector.logs
+        for row in iter_log_rows(export)
+        if "ingero.episode.state" in (attributes := row.attributes)
+    ]
+
+
+def test_any_fleet_takes_a_push_and_answers_with_the_threshold_that_one_of_them_drew(tmp_path):
+    nats = LocalNats(tmp_path)
+    with ExitStack() as stack:
+        stack.enter_context(nats.run())
+        fleets = [stack.enter_context(running(config_of(nats))) for _ in range(2)]
+        for at, node in enumerate(NODES):
+            push(fleets[at % 2], health(node, cluster="one"))
+        judge, (other,) = find_judge(fleets, "one")
+
+        def ask(agents):
+            return told(push(agents, health("n0", cluster="one")))
+
+        assert wait_until(lambda: ask(judge) == ask(other) == (0.89, "true"))
+        assert other.admin("nodes", cluster_id="one").get("total") is None
+        polled = wait_until(lambda: other.threshold(cluster_id="one").json().get("threshold"))
+        assert polled == pytest.approx(0.89)
+
+
+def test_a_killed_judge_is_replaced_and_each_episode_is_reported_once(tmp_path):
+    nats = LocalNats(tmp_path)
+    with ExitStack() as stack:
+        stack.enter_context(nats.run())
+        collector = stack.enter_context(open_collector())
+        config = config_of(nats, collector)
+        fleets = [stack.enter_context(running(config)) for _ in range(2)]
+        push_all(fleets[0], "two")
+        judge, (heir,) = find_judge(fleets, "two")
+        push(heir, event("n3", 1, cluster="two"))
+        push_all(heir, "two", [node for node in NODES if node != "n3"])
+        opened = wait_until(lambda: list_episodes(collector))
+        wait_until(lambda: told(push_all(heir, "two")[0]) == (0.89, "true"))
+
+        judge.fleet.signal(signal.SIGKILL)
+        assert told(push_all(heir, "two")[0]) == (0.89, "true"), "as the killed judge said"
+        wait_until(lambda: is_judge(heir, "two"))
+        push(heir, event("n3", 0, cluster="two"))
+        wait_until(lambda: len(list_episodes(collector)) > 1)
+        incident = opened[0][0]
+        assert list_episodes(collector) == [(incident, "open"), (incident, "resolved")]
+        assert heir.own("ingero_fleet_stream_takeovers_total") > 0
+
+
+def test_without_a_server_pushes_are_asked_to_come_again_and_counted(tmp_path):
+    nats = LocalNats(tmp_path)
+    with ExitStack() as stack:
+        first_life = stack.enter_context(ExitStack())
+        first_life.enter_context(nats.run())
+        agents = stack.enter_context(running(config_of(nats)))
+        push_all(agents, "three")
+        nats.kill()
+        first_life.close()
+
+        refused = agents.push(health("n0", cluster="three"))
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) > 0
+        assert agents.own(STORED, outcome="refused") > 0
+        stack.enter_context(nats.run())
+        push(agents, health("n0", cluster="three"))
+        wait_until(lambda: is_judge(agents, "three"))  # what was acknowledged before is there
+
+
+def test_a_push_of_several_clusters_is_judged_under_each_of_them(tmp_path):
+    nats = LocalNats(tmp_path)
+    with nats.run(), running(config_of(nats)) as agents:
+        bodies = [health(f"{name}-node", cluster=name) for name in ("east", "a b/ü")]
+        joined = {"resourceMetrics": [part for body in bodies for part in body["resourceMetrics"]]}
+        push(agents, joined)
+
+        def list_nodes(cluster):
+            return [one["node_id"] for one in agents.admin("nodes", cluster_id=cluster)["nodes"]]
+
+        def has_both():
+            names = {one["cluster_id"] for one in agents.admin("clusters")["clusters"]}
+            return names == {"east", "a b/ü"}
+
+        wait_until(has_both)
+        assert list_nodes("east") == ["east-node"]
+        assert list_nodes("a b/ü") == ["a b/ü-node"]
+
+
+def test_what_cannot_be_read_is_refused_before_it_is_stored(tmp_path):
+    nats = LocalNats(tmp_path)
+    with nats.run(), running(config_of(nats)) as agents:
+        assert agents.push_raw(b"{").status_code == 400
+        assert agents.own(STORED, outcome="stored") in {None, 0}
+
+
+def build_push(body=b"{}"):
+    relayed = RelayedPush(0, 1, "metrics", "application/json", "", "", None, body)
+    return LoggedPush("east", False, 7, relayed)
+
+
+@pytest.mark.parametrize("body", [b"{}", b"x" * 100_000])
+def test_a_push_comes_out_of_the_stream_as_it_went_in(body):
+    assert decode_push(encode_push(build_push(body))) == build_push(body)
+    assert len(encode_push(build_push(body))) < 20_000
+
+
+@pytest.mark.parametrize("stored", [b"", b"\x09abc", b"\x01abc", b"\x02abc"])
+def test_what_is_no_push_is_said_to_be_none(stored):
+    with pytest.raises(BadDataError):
+        decode_push(stored)
+
+
+def test_a_ledger_of_a_later_release_is_not_guessed_at():
+    with pytest.raises(BadDataError, match="later release"):
+        decode_ledger(encode_document(ClusterLedger(version=2)))
+
+
+def test_clusters_whose_names_cannot_be_subjects_have_tokens_of_their_own():
+    names = ["east", "a b", "a.b", "a*", "", "x" * 65, "=east"]
+    tokens = [build_token(name) for name in names]
+    assert tokens[0] == "east"
+    assert len(set(tokens)) == len(names)
+    assert not any(set(token) & set(" .*>") for token in tokens)
+
+
+class OneDocument:
+    """A bucket of one document, without a server."""
+
+    documents = "state"
+
+    def __init__(self):
+        self.written, self.revision = [], 0
+
+    async def read(self, _bucket, _key):
+        return StoredDocument(self.written[-1], self.revision) if self.written else None
+
+    async def write(self, _bucket, _key, content, revision):
+        if revision != self.revision:
+            raise OvertakenError("another Fleet has written since")
+        self.written.append(content)
+        self.revision += 1
+        return self.revision
+
+
+async def open_ledger(bucket):
+    ledger = LedgerOfCluster(bucket, "east")
+    return ledger, await ledger.open()
+
+
+def test_a_report_is_sent_between_two_writes_and_again_when_the_second_is_missing():
+    async def check():
+        bucket, sent = OneDocument(), []
+        ledger, said = await open_ledger(bucket)
+        assert said == {}
+        ledger.report({"rank 3": "drag"}, lambda: sent.append("drag"))
+        await ledger.settle()
+        ledger.report({"rank 3": "culprit"}, lambda: sent.append(len(bucket.written)))
+        await ledger.settle()
+        assert sent == ["drag", 4], "after the opening, two writes for drag, and its own first"
+        before_confirmed = OneDocument()
+        before_confirmed.written = bucket.written[:4]
+        assert (await open_ledger(before_confirmed))[1] == {"rank 3": "drag"}
+        assert (await open_ledger(bucket))[1] == {"rank 3": "culprit"}
+
+    asyncio.run(check())
+
+
+def test_what_was_said_is_not_said_again_and_what_ended_is_forgotten():
+    async def check():
+        bucket, sent = OneDocument(), []
+        ledger, _ = await open_ledger(bucket)
+        for kind in ("culprit", "culprit", None, None, "culprit"):
+            ledger.report({"rank 3": kind}, lambda kind=kind: sent.append(kind))
+            await ledger.settle()
+        assert sent == ["culprit", None, "culprit"]
+
+    asyncio.run(check())
+
+
+def test_a_judge_that_was_replaced_unnoticed_sends_nothing():
+    async def check():
+        bucket, sent = OneDocument(), []
+        ledger, _ = await open_ledger(bucket)
+        heir, _ = await open_ledger(bucket)
+        ledger.report({"rank 3": "culprit"}, lambda: sent.append("old"))
+        await ledger.settle()
+        assert (sent, ledger.is_open) == ([], False)
+        heir.report({"rank 3": "culprit"}, lambda: sent.append("heir"))
+        await heir.settle()
+        assert sent == ["heir"]
+
+    asyncio.run(check())
+
+
+def test_fleet_accepts_the_settings_and_refuses_them_beside_workers(tmp_path):
+    file = tmp_path / "fleet.json"
+    config = config_of(LocalNats(tmp_path))
+    config["service"]["storage"]["nats"]["servers"] = ["nats://10.0.0.7:4222"]
+    file.write_text(json.dumps(config))
+    accepted = CliRunner().invoke(cli, ["validate", str(file)])
+    assert accepted.exit_code == 0, accepted.output
+    config["service"]["workers"] = 2
+    file.write_text(json.dumps(config))
+    refused = CliRunner().invoke(cli, ["validate", str(file)])
+    assert "service.workers: not together with storage.nats" in str(refused.exception)
