@@ -198,6 +198,15 @@ def test_two_live_processes_of_one_rank_are_two_workers(job, job_id, told):
     assert workers(job.ear.take()[0]) == {(3, job_id), (3, told)}
 
 
+def test_a_launcher_with_the_rank_of_its_child_does_not_take_its_name(job):
+    job.pusher.note_process(
+        PID, 2, "7"
+    )  # torchrun under srun: it has SLURM_PROCID, and no collectives
+    job.pusher.note_process(PID + 1, 2, "7")
+    job.run(6, pid=PID + 1)
+    assert workers(job.ear.take()[0]) == {(2, "7")}
+
+
 def test_ranks_of_jobs_that_their_launcher_named_are_two_workers(job):
     for pid, name in ((PID, "a"), (PID + 1, "b")):
         job.pusher.note_process(pid, 3, name)

@@ -32,11 +32,12 @@ class RankNames:
         self._holders: dict[tuple[str, int], int] = {}
 
     def add(self, pid: int, rank: int, job: str, resource: ProcessResource = ()) -> None:
-        """A process, its global rank, its job and where it runs; -1 and empty where its launcher gave none."""
+        """A process, its global rank, its job and where it runs; -1 and empty where its launcher gave none.
+
+        It is named when it takes part in a collective: under ``srun``, torchrun itself has the rank of its first child.
+        """
         self._forget_name(pid)
         self._ranks[pid], self._jobs[pid], self._resources[pid] = rank, job, resource
-        if rank >= 0:
-            self.name(pid, rank)
 
     def find_rank(self, pid: int) -> int:
         """The rank that the launcher gave; -1 where it gave none."""
@@ -78,7 +79,7 @@ def number_job(job: str, meeting: str, boot: str | None = None) -> int:
 
     Args:
         job: Its id; empty where its launcher gave none.
-        meeting: ``MASTER_ADDR:MASTER_PORT``; empty where its launcher gave none.
+        meeting: ``MASTER_ADDR:MASTER_PORT``, for the n-th restart with ``#n``; empty where its launcher gave none.
         boot: What distinguishes this machine from others, which counts where the job cannot reach beyond it; None reads
             the boot id.
     """

@@ -9,6 +9,7 @@ from ingero.agent.capture.discover.identity import (
     SlurmStep,
     find_cgroup_id,
     find_cgroup_ids,
+    find_meeting,
     find_place,
     find_unified_root,
     parse_cgroup,
@@ -181,3 +182,11 @@ def test_a_cgroup_s_id_is_the_inode_of_its_folder(tmp_path):
 def test_version_2_of_cgroups_is_found_where_it_is_mounted(tmp_path, mounts, root):
     (tmp_path / "mounts").write_text(mounts)
     assert find_unified_root(tmp_path / "mounts") == root
+
+
+def test_ranks_of_a_requeued_job_meet_for_another_time():
+    job = {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29500"}
+    assert find_meeting(job) == "10.0.0.7:29500"
+    assert find_meeting({**job, "SLURM_RESTART_COUNT": "0"}) == "10.0.0.7:29500"
+    assert find_meeting({**job, "SLURM_RESTART_COUNT": "1"}) == "10.0.0.7:29500#1"
+    assert find_meeting({"SLURM_RESTART_COUNT": "1"}) == ""

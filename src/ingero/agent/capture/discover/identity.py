@@ -87,7 +87,7 @@ class ProcessIdentity:
         container: 64-digit container id.
         pod: Its Kubernetes pod.
         slurm: Its step of a Slurm job.
-        meeting: Where the ranks of its job meet, ``MASTER_ADDR:MASTER_PORT``.
+        meeting: Where the ranks of its job meet; see `find_meeting`.
     """
 
     pid: int
@@ -142,9 +142,16 @@ def find_place(variables: dict[str, str]) -> tuple[str, ProcessRank]:
 
 
 def find_meeting(variables: dict[str, str]) -> str:
-    """Where PyTorch's ranks meet, as every launcher of its jobs sets it; empty when this one sets none."""
-    address, port = (variables.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
-    return f"{address}:{port}" if address and port else ""
+    """Where PyTorch's ranks meet, as every launcher of its jobs sets it; empty when this one sets none.
+
+    ``MASTER_ADDR:MASTER_PORT``. A job that Slurm has requeued keeps its id and may meet in the same place, with other
+    communicators: so many restarts follow as ``#1``. Source: sbatch(1), SLURM_RESTART_COUNT.
+    """
+    address, port, restarts = (
+        variables.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_RESTART_COUNT")
+    )
+    again = f"#{restarts}" if restarts.isdecimal() and int(restarts) else ""
+    return f"{address}:{port}{again}" if address and port else ""
 
 
 def parse_cgroup(text: str) -> tuple[str, str, str, SlurmStep]:
