@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.remediation.site import build_config
 
+from ingero.model.collectives import Worker
 from ingero.model.verdicts import Slowdown, VerdictKind
 from ingero.remediation.config import WindowConfig
 from ingero.remediation.findings import CulpritFinding, NodeView
@@ -14,6 +15,7 @@ from ingero.testing.remediation import CLUSTER, build_reading, build_verdict
 from ingero.units import NS_PER_S
 
 NOW = Moment(10_000 * NS_PER_S, 1_767_225_600 * NS_PER_S, "boot")  # a Thursday, 00:00
+WORKER = Worker("n1", "", 0)
 WINDOWS = "maintenance: [{days: [thu], end: '01:00'}]"
 
 
@@ -81,6 +83,31 @@ def test_no_other_verdict_than_culprit_is_acted_on(kind):
 )
 def test_a_finding_below_a_limit_is_stopped_by_that_limit_alone(clause, changed):
     assert stops(rule(build_config(), finding(**changed), situation())) == {clause}
+
+
+@pytest.mark.parametrize(
+    ("answered", "is_let", "says"),
+    [
+        ({}, False, "its agent has not said why yet, wanted cpu-quota or blocked-io"),
+        ({WORKER: ""}, False, "its agent says nothing, wanted cpu-quota or blocked-io"),
+        ({WORKER: "stopped"}, False, "its agent says stopped, wanted cpu-quota or blocked-io"),
+        ({WORKER._replace(rank=1): "cpu-quota"}, False, "its agent has not said why yet"),
+        ({WORKER: "blocked-io"}, True, "its agent says blocked-io"),
+    ],
+)
+def test_a_policy_may_wait_for_a_cause_of_the_nodes_own(answered, is_let, says):
+    config = build_config("", brakes="")
+    wanted = config.findings.model_copy(update={"causes": ("cpu-quota", "blocked-io")})
+    config = config.model_copy(update={"findings": wanted})
+    ruling = rule(config, finding(), situation(clusters=reading(causes=answered)))
+    assert stops(ruling) == (set() if is_let else {"findings.causes"})
+    (clause,) = [one for one in ruling.clauses if one.clause == "findings.causes"]
+    assert says in clause.says
+
+
+def test_a_policy_without_causes_does_not_ask_for_a_diagnosis():
+    ruling = rule(build_config(), finding(), situation())
+    assert "findings.causes" not in {clause.clause for clause in ruling.clauses}
 
 
 @pytest.mark.parametrize(

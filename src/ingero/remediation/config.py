@@ -17,6 +17,10 @@ from ingero.units import parse_duration
 
 DEFAULT_FILE: Final = "/etc/ingero/remediator.yaml"
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+NodeCause = Literal[
+    "cpu-quota", "cpu-contention", "stopped", "blocked-io", "page-faults", "memory-reclaim", "more-computing"
+]  # fmt: skip
+"""Causes that a diagnosis can name. Source: `ingero.model.diagnosis.CauseKind`, without the one for none."""
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 
 
@@ -87,6 +91,11 @@ class FindingsConfig(StrictModel):
         0.8, ge=0, le=1, description="Share of the cluster's known nodes that are active."
     )
     require_quorum: bool = Field(default=True, description="Only while Fleet has a quorum.")
+    causes: tuple[NodeCause, ...] = Field(
+        default=(),
+        description="Only once the node's agent has said why its rank is slow, and the first cause is one of these;"
+        " empty does not wait for a diagnosis.",
+    )
 
 
 class WindowConfig(StrictModel):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ingero.model.collectives import Worker
 from ingero.model.verdicts import Judgement, Verdict, VerdictKind, describe_rank
 from ingero.units import NS_PER_S
 
@@ -23,6 +24,8 @@ class ClusterReading:
         n_active: Those that are active.
         has_quorum: Whether that is enough for a threshold.
         in_panic: Whether so many nodes fell at once that nobody is judged.
+        causes: Why workers are slow, as far as their agents have answered: the kind of the first cause, empty where an
+            agent declined.
     """
 
     judgement: Judgement
@@ -31,6 +34,7 @@ class ClusterReading:
     n_active: int
     has_quorum: bool
     in_panic: bool
+    causes: Mapping[Worker, str] = field(default_factory=dict)
 
     @property
     def coverage(self) -> float:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import httpx
 
 from ingero.errors import BadDataError, RetryableError
+from ingero.model.collectives import Worker
 from ingero.model.verdicts import parse_judgement
 from ingero.remediation.findings import ClusterReading
 from ingero.units import NS_PER_S
@@ -81,4 +82,13 @@ class FleetPages:
             n_active=int(cluster["active_nodes"] or 0),
             has_quorum=cluster["quorum_met"] is True,
             in_panic=cluster["panic_mode"] is True or cluster["panic_since_unix_ns"] is not None,
+            causes=dict(_iter_causes(verdicts)),
         )
+
+
+def _iter_causes(verdicts: Iterable[dict[str, Any]]) -> Iterator[tuple[Worker, str]]:
+    """The first cause of each worker whose agent has answered."""
+    for verdict in verdicts:
+        diagnosis, rank = verdict.get("diagnosis"), verdict["rank"]
+        if diagnosis is not None:
+            yield Worker(rank["node_id"], rank["job"], rank["rank"]), str(diagnosis["cause"] or "")

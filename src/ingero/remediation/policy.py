@@ -239,6 +239,22 @@ def _judge_fleet(
         reading.coverage >= wanted.min_coverage,
         f"{reading.n_active} of {reading.n_known} known nodes are active, wanted {wanted.min_coverage:.0%}",
     )
+    yield from _judge_cause(wanted.causes, finding, reading)
+
+
+def _judge_cause(
+    wanted: tuple[str, ...], finding: CulpritFinding, reading: ClusterReading
+) -> Iterator[ClauseOutcome]:
+    """Only where the policy asks for one."""
+    if not wanted:
+        return
+    cause = reading.causes.get(finding.verdict.rank.worker)
+    says = (
+        "its agent has not said why yet"
+        if cause is None
+        else f"its agent says {cause or 'nothing'}"
+    )
+    yield ClauseOutcome("findings.causes", cause in wanted, f"{says}, wanted {' or '.join(wanted)}")
 
 
 def _judge_target(
