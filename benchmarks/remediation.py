@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.remediation.live import launch_remediator, run_job, write_policy
 
-from ingero.testing.slurm import run_slurm, why_no_slurm
+from ingero.sim.cluster.slurm import build_local_nodes, run_slurm, why_no_slurm
 
 SAYS = "From Fleet's verdict to a drained node in Slurm"
 N_RUNS = 20
@@ -24,7 +24,7 @@ def run() -> Iterator[str]:
     delays, wrong = [], 0
     with tempfile.TemporaryDirectory() as folder, run_job() as (agents, pushes):
         (Path(folder) / "s").mkdir()
-        with run_slurm(Path(folder) / "s") as slurm:
+        with run_slurm(Path(folder) / "s", build_local_nodes()) as slurm:
             for number in range(N_RUNS):
                 place = Path(folder) / str(number)
                 place.mkdir()

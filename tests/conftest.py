@@ -12,9 +12,9 @@ import pytest
 
 from ingero.agent.capture.gpu.driver import has_driver
 from ingero.config.torch import TORCH_PYTHON, find_torch_python
+from ingero.sim.cluster.slurm import why_no_slurm
 from ingero.testing.browser import why_no_browser
 from ingero.testing.collector import open_collector
-from ingero.testing.slurm import why_no_slurm
 
 DATA = Path(__file__).parent / "data"
 

@@ -13,7 +13,7 @@ from ingero.remediation.actuators.slurm import SlurmActuator, is_in_service, par
 from ingero.remediation.config import SlurmConfig
 from ingero.remediation.journal import Journal
 from ingero.remediation.records import ActionRecord, ActionState, Moment
-from ingero.testing.slurm import run_slurm
+from ingero.sim.cluster.slurm import build_local_nodes, run_slurm
 from ingero.testing.waiting import wait_until
 
 slurm_tier = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
@@ -26,7 +26,7 @@ RECORD = ActionRecord(
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
-    with run_slurm(tmp_path_factory.mktemp("s")) as running:
+    with run_slurm(tmp_path_factory.mktemp("s"), build_local_nodes()) as running:
         yield running
 
 
