@@ -73,7 +73,7 @@ FAULTS = {
         (2, "--db {folder} -d 1s"),
         (1, "--no-record --prometheus 127.0.0.1:{port} -d 1s"),
     ],
-    "up": [(2, "--fault nosuch")],
+    "up": [(2, "--fault nosuch"), (2, "--act auto"), (2, "--slurm")],
     "version": [(2, "--nosuch")],
 }  # fmt: skip
 CASES = [(name, status, line) for name, cases in FAULTS.items() for status, line in cases]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,26 @@ from ingero.sim.job import Job
 from ingero.sim.launcher import start
 
 
+@dataclass(frozen=True, slots=True)
+class HostProcesses:
+    """Processes whose children are the ranks of jobs to come.
+
+    Attributes:
+        pids: One of each host, such as its ``slurmd``.
+    """
+
+    pids: tuple[int, ...]
+
+
 def socket_of(folder: Path, rank: int) -> Path:
     """Socket on which the agent of a host reports its episodes."""
     return folder / f"remediate-{rank}.sock"
 
 
 @contextmanager
-def run_agents(cluster: Cluster, job: Job | TorchJob, shared: dict[str, Any]) -> Iterator[None]:
+def run_agents(
+    cluster: Cluster, job: Job | TorchJob | HostProcesses, shared: dict[str, Any]
+) -> Iterator[None]:
     """One agent per host, ready; they end with the context.
 
     Raises:
@@ -47,7 +61,7 @@ def run_agents(cluster: Cluster, job: Job | TorchJob, shared: dict[str, Any]) ->
             agent.end()  # all at once; leaving the context waits for each
 
 
-def _find_reports(job: Job | TorchJob) -> list[str]:
+def _find_reports(job: Job | TorchJob | HostProcesses) -> list[str]:
     """By rank, where a simulated one tells its own calls; empty where it is probed."""
     if isinstance(job, Job) and job.settings.has_reports:
         return [str(job.settings.report_path(rank)) for rank in range(job.settings.n_ranks)]

@@ -68,8 +68,15 @@ class ProcessorShare:
 
 
 @contextmanager
-def open_shares(n_hosts: int, cleanup: Cleanup) -> Iterator[tuple[ProcessorShare, ...]]:
+def open_shares(
+    n_hosts: int, cleanup: Cleanup, n_busy: int | None = None
+) -> Iterator[tuple[ProcessorShare, ...]]:
     """Divide the processors among hosts; ``cleanup`` ends what runs on them and removes the cgroups.
+
+    Args:
+        n_hosts: How many.
+        cleanup: Ends and removes.
+        n_busy: So many of them work at a time; None for all.
 
     Raises:
         UnsupportedError: No cgroup can be made here.
@@ -77,7 +84,7 @@ def open_shares(n_hosts: int, cleanup: Cleanup) -> Iterator[tuple[ProcessorShare
     parent, is_unified = find_parent()
     if is_unified:
         _write(parent / "cgroup.subtree_control", "+cpu")
-    n_processors = (1 - RESERVED) * len(os.sched_getaffinity(0)) / n_hosts
+    n_processors = (1 - RESERVED) * len(os.sched_getaffinity(0)) / (n_busy or n_hosts)
     shares = []
     for host in range(n_hosts):
         folder = parent / f"ingero-{os.getpid()}-{host}"

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ingero.cli.commands.up.act import SlurmUpConfig, check_asked, run_in_slurm
 from ingero.cli.options import (
     PROBE_MODE_OPTION,
     duration,
+    group,
     json_switch,
     option,
     placed,
@@ -65,6 +67,7 @@ class UpConfig:
         type=click.IntRange(min=1),
     )
     push_interval: int = duration("Of the agents; a change is pushed at once.", default="5s")
+    story: SlurmUpConfig = group()
     no_probes: bool = option(
         "Load no probe: the simulated ranks report their own calls. Without root it is always so.",
         default=False,
@@ -106,27 +109,37 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
       pause:R, kill:R    as above
       none               no fault
 
+    With --slurm the job runs in a real Slurm on hosts of its own, started for this and removed again: a controller, a
+    daemon on each host, spares. A real ingero-remediator reads what Fleet says, and with --act auto it drains the
+    culprit's node and requeues the job, which goes on from its checkpoint on a spare. Lasts until the job ends. Needs
+    Debian's slurmctld, slurmd, slurm-client and munge. Its fault: cpu-quota.
+
     \b
     Examples:
       ingero up --ranks 4 --fault slow-rank:2:1.5x
       sudo ingero up --ranks 4 --job examples/jobs/ddp.py --fault cpu-quota:2:50%
       sudo ingero up --ranks 4 --job train.py --python ~/torch/bin/python -- --batch 64
+      sudo ingero up --slurm --ranks 4 --job examples/jobs/ddp_checkpoint.py --fault cpu-quota:2:50% --act auto
       sudo ingero up
       sudo ingero up --ranks 8 --fault slow-rank:3:1.3x --json
       sudo ingero up --ranks 4 --fault pause:2 --duration 20s
     """
-    from ingero.cli.commands.up.show import UpLines, draw, render_result
-    from ingero.cli.progress import show_progress
     from ingero.sim.cluster.faults import parse_faults
     from ingero.sim.cluster.result import UpSettings
-    from ingero.sim.cluster.run import run_up
 
+    context = click.get_current_context()
+    check_asked(config.story, context)
     parsed: tuple[Fault, ...] = parse_faults(
         config.faults, config.ranks, is_job=config.job_file is not None
     )
     has_probes = os.geteuid() == 0 and not config.no_probes
     job = _choose_job(config.job_file, arguments, config.python, has_probes=has_probes)
     from rich.console import Console
+
+    from ingero.cli.commands.up.show import UpLines, draw, render_result
+    from ingero.cli.commands.up.show_act import render_act_result
+    from ingero.cli.progress import show_progress
+    from ingero.sim.cluster.run import run_up
 
     def end(number: int, _frame: object) -> None:
         sys.exit(128 + number)  # unwinds, so that nothing is left behind
@@ -142,12 +155,15 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
         job=job,
     )
     console: Console = Console(stderr=True)
-    with show_progress(console, draw, UpLines().describe) as follow:
-        result = run_up(settings, follow)
+    if config.story.slurm:
+        result, render = run_in_slurm(config.story, settings, context, console), render_act_result
+    else:
+        with show_progress(console, draw, UpLines().describe) as follow:
+            result, render = run_up(settings, follow), render_result
     if config.as_json:
         click.echo(json.dumps(result, indent=2))
     else:
-        render_result(result, Console())
+        render(result, Console())
     return 0
 
 

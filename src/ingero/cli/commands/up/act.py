@@ -1,0 +1,84 @@
+"""``ingero up --slurm``: its options, and the run that they ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ingero.cli.options import option
+from ingero.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ingero.sim.cluster.result import UpSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmUpConfig:
+    """A Slurm of its own, and what is done about the node of a culprit."""
+
+    slurm: bool = option(
+        "Run --job in a Slurm of its own, with an ingero-remediator; until the job ends.",
+        default=False,
+    )
+    spares: int = option(
+        "Hosts of --slurm beyond those that the job takes.",
+        default=1,
+        type=click.IntRange(min=0, max=8),
+    )
+    act: str = option(
+        "What the remediator of --slurm does: say what it would do, wait for a person, or act.",
+        default="dry-run",
+        type=click.Choice(["dry-run", "ask", "auto"]),
+    )
+
+
+def check_asked(config: SlurmUpConfig, context: click.Context) -> None:
+    """Refuse options that mean nothing without ``--slurm``.
+
+    Raises:
+        ConfigError: One was given.
+    """
+    given = [name for name in ("spares", "act") if _is_given(context, name)]
+    if given and not config.slurm:
+        names = " and ".join(f"--{name}" for name in given)
+        raise ConfigError(f"{names} without --slurm", hint="sudo ingero up --slurm --job FILE ...")
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def run_in_slurm(
+    config: SlurmUpConfig, up: UpSettings, context: click.Context, console: Console
+) -> dict[str, Any]:
+    """Run the whole story; its result.
+
+    Raises:
+        ConfigError: It was given no job.
+        UnsupportedError: There is no Slurm here, or a fault is none that a host can have.
+        IngeroError: A part did not start, or the job failed.
+    """
+    from ingero.cli.commands.up.show_act import ActLines, draw
+    from ingero.cli.progress import show_progress
+    from ingero.sim.cluster.act import check_act, run_act
+    from ingero.sim.cluster.act_result import MODES, ActSettings
+
+    if up.job is None:
+        raise ConfigError(
+            "--slurm runs a job of yours: give --job FILE",
+            hint="sudo ingero up --slurm --job examples/jobs/ddp_checkpoint.py --fault cpu-quota:2:50% --act auto",
+        )
+    check_act(up.faults)
+    is_limited = _is_given(context, "watch_ns") or _is_given(context, "seconds")
+    settings = ActSettings(
+        up,
+        config.spares,
+        next(mode for mode in MODES if mode == config.act),
+        up.duration_ns if is_limited else None,
+    )
+    with show_progress(console, draw, ActLines().describe) as follow:
+        return run_act(settings, follow)

@@ -1,0 +1,150 @@
+"""``ingero up --slurm`` on a screen: the job, its nodes and what is done about one of them; plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Group
+from rich.text import Text
+
+from ingero.cli.progress import build_table, describe_slowdown, get_style
+from ingero.sim.cluster.act_result import ActProgress, find_step_times
+from ingero.units import NS_PER_S, format_duration
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from ingero.model.verdicts import Verdict
+
+_LOOKED_AT: Final = (
+    "findings.min_evidence",
+    "findings.min_persistence",
+    "findings.causes",
+    "node in service",
+    "brakes.max_nodes_at_once",
+)
+"""Clauses that the end names; all of them are in ``--json``."""
+
+
+class ActLines:
+    """A line per stage, and for each thing that is said or done."""
+
+    def __init__(self) -> None:
+        self._said: set[object] = set()
+
+    def describe(self, progress: ActProgress) -> Iterator[str]:
+        """Lines that were not there before."""
+        clock = _clock(progress)
+        for line in (progress.watch.stage, *_say_events(progress)):
+            if line and line not in self._said:
+                self._said.add(line)
+                yield f"{clock}{line}"
+
+
+def _clock(progress: ActProgress) -> str:
+    since_ns = progress.since("fault")
+    return "" if since_ns is None else f"{since_ns / NS_PER_S:5.1f} s  "
+
+
+def _say_events(progress: ActProgress) -> Iterator[str]:
+    """What has happened by now, in the order in which it does."""
+    watch = progress.watch
+    yield from (f"Fleet names rank {rank}: {kind}" for rank, kind in watch.named)
+    yield from (f"rank {rank}, why: {why['summary']}" for rank, (why, _) in watch.diagnoses.items())
+    acted = {one.node_id for one in progress.actions}
+    yield from (f"policy: {one.decision}" for one in progress.findings if one.node_id not in acted)
+    for one in progress.actions:
+        yield f"action {one.action_id} on {one.target}: {one.state.value}, {one.note}"
+    if progress.approve:
+        yield f"it waits for you: {progress.approve}"
+    if progress.drained:
+        yield f"Slurm shows {', '.join(progress.drained)} as drained"
+    if progress.job.name == "RUNNING" or progress.job.is_over:
+        again = f", restart {progress.job.n_restarts}" if progress.job.n_restarts else ""
+        yield f"job {progress.job.name} on {progress.job.nodes}{again}"
+
+
+def draw(progress: ActProgress) -> RenderableType:
+    """One frame."""
+    job = progress.job
+    where = f" on {job.nodes}" if job.nodes else ""
+    step = "" if progress.last_step is None else f", step {progress.last_step}"
+    head = Text(f"{_clock(progress)}{progress.watch.stage}", style="bold")
+    line = Text(f"job {job.name}{where}{step}{_say_step_times(progress)}")
+    by_node = {}
+    judgement = progress.watch.judgement
+    for verdict in judgement.verdicts if judgement else ():
+        by_node[verdict.rank.node_id] = verdict  # the newest rank of a node is the last
+    table = build_table("node", "Slurm", "rank", "own work against its peers", "", "verdict")
+    for name, state in sorted(progress.nodes.items()):
+        style = "bold red" if "DRAIN" in state else "green" if state != "IDLE" else "dim"
+        table.add_row(name, Text(state, style=style), *_describe_rank(by_node.get(name)))
+    events = "\n".join(_say_events(progress))
+    return Group(head, line, Text(), table, Text(f"\n{events}"))
+
+
+def _describe_rank(verdict: Verdict | None) -> tuple[str | Text, ...]:
+    if verdict is None:
+        return "", "", "", ""
+    style = get_style(verdict.kind.value)
+    slowdown = describe_slowdown(verdict, style)
+    return str(verdict.rank.rank), *slowdown, Text(verdict.kind.value, style=style)
+
+
+def _say_step_times(progress: ActProgress) -> str:
+    steps = find_step_times(progress)
+    known = (("before", steps.before), ("with the fault", steps.during), ("now", steps.after))
+    parts = [f"{format_duration(ns)} {name}" for name, ns in known if ns is not None]
+    return f"   a step: {', '.join(parts)}" if parts else ""
+
+
+def render_act_result(result: dict[str, Any], console: Console) -> None:
+    """The story in its last lines."""
+    for line in _say_result(result):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _say_result(result: dict[str, Any]) -> Iterator[str]:
+    culprits = ", ".join(f"rank {rank}" for rank in result["culprits"]) or "nobody"
+    yield f"named: {culprits}"
+    if result["diagnosis"]:
+        yield f"why: {result['diagnosis']['summary']}"
+    drained = ", ".join(result["drained"]) or "no node"
+    yield f"drained: {drained} (mode {result['mode']})"
+    for clause in result["policy_clauses"]:
+        if clause["clause"] in _LOOKED_AT:
+            yield f"    {clause['clause']}: {clause['says']}"
+    if not result["policy_clauses"]:
+        yield from (f"    {one['decision']}" for one in result["findings"])
+    yield from _say_job(result)
+    yield from _say_savings(result)
+
+
+def _say_job(result: dict[str, Any]) -> Iterator[str]:
+    job = result["job"]
+    again = f", requeued {job['restarts']} times" if job["restarts"] else ""
+    yield f"job: {job['state']} on {job['nodes']} at step {result['last_step']}{again}"
+    steps = {name: ms for name, ms in result["step_ms"].items() if ms is not None}
+    if steps:
+        yield "a step: " + ", ".join(f"{ms} ms {name}" for name, ms in steps.items())
+    delays = {name: s for name, s in result["delays_s"].items() if s is not None}
+    if delays:
+        said = (f"{name.replace('_', ' ')} {s} s" for name, s in delays.items())
+        yield "delays: " + ", ".join(said)
+
+
+def _say_savings(result: dict[str, Any]) -> Iterator[str]:
+    savings = result["savings"]
+    if savings is None:
+        return
+    yield (
+        f"saved: {savings['saved_gpu_seconds']} GPU seconds ({result['ranks']} ranks):"
+        f" {savings['steps_after_action']} steps took {savings['took_s']} s with the restart of"
+        f" {savings['restart_s']} s, and would have taken {savings['would_have_taken_s']} s"
+    )
+    if savings["saved_gpu_seconds_per_further_hour"] is not None:
+        yield (
+            f"each further hour of the job saves {savings['saved_gpu_seconds_per_further_hour']}"
+            " GPU seconds"
+        )
