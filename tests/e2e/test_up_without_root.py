@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from ingero.cli.commands.replay.offline import judge_trace
+from ingero.job_traces.operations import read_labels
+from ingero.job_traces.readers import read_trace
 from ingero.testing.unprivileged import AS_UNPRIVILEGED, NOBODY
 
 PROGRAM = "from ingero.cli.main import main; main()"
@@ -48,7 +51,8 @@ def up(home, *arguments):
 @pytest.mark.slow
 def test_slow_rank_is_named_and_it_says_that_nothing_was_probed(home):
     fault = ("--fault", "slow-rank:1:1.5x", "--duration", "40s", "--push-interval", "2s")
-    run = up(home, "--json", "--ranks", "4", *fault)
+    record = home / "run.parquet"
+    run = up(home, "--json", "--ranks", "4", *fault, "--record", str(record))
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout)
     assert result["culprits"] == [1]
@@ -58,7 +62,13 @@ def test_slow_rank_is_named_and_it_says_that_nothing_was_probed(home):
     assert (result["isolation"], result["probes"]) == ("processes", False)
     assert "no probes: the simulator reports its own calls" in result["note"]
     assert result["note"] in run.stderr
-    assert list(home.iterdir()) == []
+    labels = read_labels(record)
+    assert labels["faults"] == [{"kind": "slow-rank", "rank": 1, "amount": 1.5}]
+    (again,) = judge_trace(read_trace(record))
+    assert [(v.rank.rank, v.kind.value) for v in again.verdicts if v.is_alarm] == [(1, "culprit")]
+    (culprit,) = again.culprits
+    assert culprit.detected_entry_ns > labels["onset_s"] * 1e9 > 0
+    assert list(home.iterdir()) == [record]
 
 
 def test_slow_link_without_root_is_refused_with_the_reason(home):

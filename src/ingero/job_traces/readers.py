@@ -13,9 +13,12 @@ import numpy as np
 from ingero.errors import BadDataError
 from ingero.job_traces.convert import build_job_trace
 from ingero.job_traces.model import JobTrace, TraceRows
+from ingero.job_traces.operations import COLUMNS, build_operations_trace, is_operations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import pyarrow as pa
 
 _MAGIC: Final = b"PAR1"
 _REQUIRED: Final = ("dp_rank", "stage", "step", "optype", "start_ts", "duration")
@@ -87,6 +90,16 @@ def read_straggler_rows(path: Path) -> TraceRows:
     )
 
 
+def _read_operations(path: Path) -> pa.Table | None:
+    """The rows of a file of operations; None for another one."""
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    with _parquet_errors(path):
+        if not is_operations(pq.read_schema(path).names):
+            return None
+        return pq.read_table(path, columns=list(COLUMNS))
+
+
 def _find_gpus_per_worker(path: Path) -> int:
     """Tensor-parallel size from ``meta-NAME.yaml`` beside ``trace-NAME.parquet``; 1 when it does not say."""
     meta = path.with_name(path.name.replace("trace-", "meta-", 1)).with_suffix(".yaml")
@@ -97,7 +110,7 @@ def _find_gpus_per_worker(path: Path) -> int:
 
 
 def read_trace(path: Path) -> JobTrace:
-    """Read a trace of a training job: StragglerAnalysis Parquet.
+    """Read a trace of a training job: StragglerAnalysis Parquet, or operations that `ingero up --record` wrote.
 
     Raises:
         BadDataError: The file is missing, empty, cut short or of no known format.
@@ -108,6 +121,11 @@ def read_trace(path: Path) -> JobTrace:
     except OSError as error:
         raise BadDataError(f"{path}: {error.strerror or error}") from error
     if head != _MAGIC:
-        raise BadDataError(f"{path}: not a trace of a known format (StragglerAnalysis Parquet)")
+        raise BadDataError(
+            f"{path}: not a trace of a known format (Parquet, as docs/specs/trace-format.md says)"
+        )
     name = path.stem.removeprefix("trace-")
+    operations = _read_operations(path)
+    if operations is not None:
+        return build_operations_trace(operations, name)
     return build_job_trace(read_straggler_rows(path), name, _find_gpus_per_worker(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from ingero.model.verdicts import Judgement, Verdict, VerdictKind
@@ -27,6 +28,7 @@ class UpSettings:
         settle_ns: How long to go on after the expected verdict, at most, to see what is said of the others and why.
         has_probes: Whether agents probe; otherwise the simulated ranks tell their own calls.
         job: A real job to run in place of the simulated one; None for that.
+        record: File for what the agents pushed; None keeps nothing.
     """
 
     n_ranks: int
@@ -37,6 +39,7 @@ class UpSettings:
     settle_ns: int = 20 * NS_PER_S
     has_probes: bool = True
     job: JobFile | None = None
+    record: Path | None = None
 
     def ranks_of(self, kind: str) -> list[int]:
         """Ranks that faults of this kind hit."""
@@ -58,6 +61,7 @@ class Progress:
         stage: What happens now, for a person.
         isolation: How hosts are kept apart.
         note: What is weaker than usual; may be empty.
+        injected_wall_ns: Time of the injection; None before it.
         since_fault_ns: Since the injection; None before it.
         judgement: What Fleet says of the ranks; None before it says anything.
         hang: What Fleet says of ranks that stand still; None before.
@@ -69,6 +73,7 @@ class Progress:
     stage: str = "starting"
     isolation: str = ""
     note: str = ""
+    injected_wall_ns: int | None = None
     since_fault_ns: int | None = None
     judgement: Judgement | None = None
     hang: dict[str, Any] | None = None
@@ -113,10 +118,7 @@ def build_result(settings: UpSettings, progress: Progress) -> dict[str, Any]:
         "job": str(settings.job.file) if settings.job else None,
         "seed": settings.seed,
         "push_interval_s": settings.push_interval_ns / NS_PER_S,
-        "faults": [
-            {"kind": fault.kind, "rank": fault.rank, "amount": fault.amount}
-            for fault in settings.faults
-        ],
+        "faults": describe_faults(settings),
         "verdicts": [_verdict_json(verdict) for verdict in verdicts],
         "culprits": _named(progress, "culprit"),
         "network": _named(progress, "network"),
@@ -133,6 +135,14 @@ def build_result(settings: UpSettings, progress: Progress) -> dict[str, Any]:
         "watched_s": round((progress.since_fault_ns or 0) / NS_PER_S, 1),
         "note_on_work": _note_on_work(settings),
     }
+
+
+def describe_faults(settings: UpSettings) -> list[dict[str, Any]]:
+    """What was injected, as JSON-able values."""
+    return [
+        {"kind": fault.kind, "rank": fault.rank, "amount": fault.amount}
+        for fault in settings.faults
+    ]
 
 
 def find_diagnosis(settings: UpSettings, progress: Progress) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ from ingero.sim.cluster.cleanup import Cleanup, open_cleanup
 from ingero.sim.cluster.faults import inject, inject_into_job
 from ingero.sim.cluster.hosts import Cluster, open_cluster
 from ingero.sim.cluster.load import ReservedResources, find_disk_folder, open_load
+from ingero.sim.cluster.recording import open_recording
 from ingero.sim.cluster.result import Progress, UpSettings, build_result, find_detection
 from ingero.sim.cluster.shares import open_shares
 from ingero.sim.cluster.torch_job import JobFile, JobHost, TorchJob
@@ -96,7 +97,8 @@ def run_up(
         progress.note = "; ".join(filter(None, (cluster.note, settings.probes_note)))
         follow(progress)
         reachable = f"receivers.otlp.protocols.http.endpoint={cluster.address}:0"
-        fleet = stack.enter_context(run_local_fleet((*LIVE, reachable)))
+        recording = stack.enter_context(open_recording(settings, progress, folder))
+        fleet = stack.enter_context(run_local_fleet((*LIVE, reachable, *recording)))
         if settings.job is not None:
             job = stack.enter_context(open_torch_job(settings.job, cluster, cleanup, folder))
         else:
@@ -224,6 +226,7 @@ class _Run:
     def watch(self) -> None:
         """Look until the time is over, or the expected was said and settled; what was said late may still settle."""
         began_ns = self.clock.mono_ns()
+        self.progress.injected_wall_ns = self.clock.wall_ns()
         settled_ns = None
         gone = [fault.rank for fault in self.settings.faults if fault.kind == "kill"]
         while True:

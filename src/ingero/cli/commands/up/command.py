@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -73,6 +74,11 @@ class UpConfig:
         default=False,
     )
     probe_mode: None = placed(PROBE_MODE_OPTION)
+    record: str | None = option(
+        "Keep what the agents pushed, with the faults as labels; `ingero replay FILE` judges it again.",
+        default=None,
+        metavar="FILE",
+    )
     as_json: bool = json_switch("Print one JSON object at the end.")
 
 
@@ -105,7 +111,7 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
       cpu-quota:R:50%    rank R's host has half of its processor time
       cpu-hog:R          neighbours want rank R's host's processor time all the time
       stop-pulses:R:30%  rank R stands still for 30 % of every tenth of a second
-      slow-rank:R:1.3x   the same, so that its work takes 1.3 times as long
+      slow-rank:R:1.3x   less processor time, so that its work takes 1.3 times as long
       pause:R, kill:R    as above
       none               no fault
 
@@ -123,6 +129,7 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
       sudo ingero up
       sudo ingero up --ranks 8 --fault slow-rank:3:1.3x --json
       sudo ingero up --ranks 4 --fault pause:2 --duration 20s
+      sudo ingero up --ranks 4 --job train.py --record run.parquet && ingero replay run.parquet --offline
     """
     from ingero.sim.cluster.faults import parse_faults
     from ingero.sim.cluster.result import UpSettings
@@ -153,6 +160,7 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
         config.push_interval,
         has_probes=has_probes,
         job=job,
+        record=Path(config.record) if config.record else None,
     )
     console: Console = Console(stderr=True)
     if config.story.slurm:

@@ -1,0 +1,68 @@
+"""Keeps what the agents of a run pushed of its collectives: Fleet writes it down, and it becomes one recording."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ingero.errors import ConfigError
+from ingero.job_traces.operations import write_operations
+from ingero.otlp.codec import decode_export
+from ingero.otlp.names import ContentType, Signal
+from ingero.sim.cluster.result import Progress, UpSettings, describe_faults
+from ingero.units import NS_PER_S
+from ingero.wire.collectives import read_collectives
+
+if TYPE_CHECKING:
+    from ingero.model.collectives import CollectiveRun
+
+_PUSHES: Final = "pushes.jsonl"
+
+
+@contextmanager
+def open_recording(
+    settings: UpSettings, progress: Progress, folder: Path
+) -> Iterator[tuple[str, ...]]:
+    """Settings with which a Fleet keeps what it receives; that becomes a recording when the context ends.
+
+    Enter it before the Fleet starts: a Fleet that has ended has written everything.
+
+    Args:
+        settings: Of the run; its ``record`` names the file.
+        progress: Read at the end.
+        folder: For what Fleet writes.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    if settings.record is None:
+        yield ()
+        return
+    if not settings.record.absolute().parent.is_dir():
+        raise ConfigError(f"--record {settings.record}: there is no such folder")
+    pushes = folder / _PUSHES
+    yield (f"exporters.file.path={pushes}", "service.pipelines.logs.exporters=[debug, file]")
+    labels = describe_run(settings)
+    write_operations(settings.record, iter_pushed(pushes), labels, progress.injected_wall_ns)
+
+
+def describe_run(settings: UpSettings) -> dict[str, Any]:
+    """What is true of a run, as labels of its recording."""
+    job = settings.job
+    return {
+        "job": job.file.name if job else "simulated",
+        "arguments": list(job.arguments) if job else [],
+        "n_ranks": settings.n_ranks,
+        "seed": settings.seed,
+        "push_interval_s": settings.push_interval_ns / NS_PER_S,
+        "faults": describe_faults(settings),
+    }
+
+
+def iter_pushed(pushes: Path) -> Iterator[CollectiveRun]:
+    """Every run of collectives in what a Fleet's file exporter wrote."""
+    with pushes.open("rb") as lines:
+        for line in lines:
+            yield from read_collectives(decode_export(line, Signal.LOGS, ContentType.JSON)).runs
