@@ -28,7 +28,7 @@ JOB_KINDS: Final = {
     "cpu-quota": "cpu-quota:R:50%   its host has half of its processor time",
     "cpu-hog": "cpu-hog:R         neighbours want its host's processor time all the time",
     "stop-pulses": "stop-pulses:R:30% it stands still for 30 % of every tenth of a second",
-    "slow-rank": "slow-rank:R:1.3x  its own work takes 1.3 times as long: it stands still for part of the time",
+    "slow-rank": "slow-rank:R:1.3x  its own work takes 1.3 times as long: its host has less processor time",
     "pause": "pause:R           stopped where it is",
     "kill": "kill:R            gone",
 }
@@ -169,7 +169,7 @@ def inject_into_job(fault: Fault, job: TorchJob) -> None:
         "cpu-quota": lambda: job.limit(rank, amount),
         "cpu-hog": lambda: job.crowd(rank),
         "stop-pulses": lambda: job.pulse(rank, amount),
-        "slow-rank": lambda: job.pulse(rank, 1 - 1 / amount),
+        "slow-rank": lambda: job.limit(rank, 1 / amount),
         "pause": lambda: job.pause(rank),
         "kill": lambda: job.kill(rank),
     }
