@@ -66,3 +66,16 @@ def test_a_part_is_a_quota_that_the_kernel_takes(tmp_path, n_processors, part, q
 def test_a_kernel_that_refuses_is_told_with_the_file(tmp_path):
     with pytest.raises(UnsupportedError, match=r"cannot write .*cpu\.max"):
         ProcessorShare(tmp_path / "gone", True, 0.5).limit(1.0)
+
+
+@pytest.mark.parametrize(
+    ("told", "throttled_ns"),
+    [
+        ("nr_periods 9\nnr_throttled 3\nthrottled_time 7000\n", 7000),
+        ("usage_usec 1\nnr_throttled 3\nthrottled_usec 7\n", 7000),
+        ("", 0),
+    ],
+)
+def test_how_long_a_host_was_held_back_is_read_in_either_version(tmp_path, told, throttled_ns):
+    (tmp_path / "cpu.stat").write_text(told)
+    assert ProcessorShare(tmp_path, True, 0.5).read_throttled() == throttled_ns

@@ -93,6 +93,17 @@ def test_a_paused_rank_stands_still(start_job):
     assert seen.si_status == signal.SIGSTOP
 
 
+def test_waiting_is_by_strangers_as_far_as_the_quota_does_not_explain_it(start_job, tmp_path):
+    job = start_job(WAIT)
+    job.release()
+    waited_ns = int(Path("/proc", str(job.pids[0]), "schedstat").read_text().split()[1])
+    assert job.read_kept_waiting()[0] >= waited_ns > 0
+    (tmp_path / "host-0/cpu.stat").write_text("throttled_usec 1000000000\n")
+    assert job.read_kept_waiting()[0] == 0
+    job.kill(1)
+    assert job.read_kept_waiting()[1] == 0
+
+
 def test_a_limit_goes_to_the_host_of_the_rank(start_job, tmp_path):
     start_job(WAIT).limit(1, 0.5)
     assert (tmp_path / "host-1/cpu.max").read_text() == "2500 10000"

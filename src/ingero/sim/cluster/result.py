@@ -63,6 +63,8 @@ class Progress:
         note: What is weaker than usual; may be empty.
         injected_wall_ns: Time of the injection; None before it.
         since_fault_ns: Since the injection; None before it.
+        kept_waiting: By rank of a real job, the part of the time since the injection that other work on this machine
+            kept it from running.
         judgement: What Fleet says of the ranks; None before it says anything.
         hang: What Fleet says of ranks that stand still; None before.
         alerts: What the agents' local readers received.
@@ -75,6 +77,7 @@ class Progress:
     note: str = ""
     injected_wall_ns: int | None = None
     since_fault_ns: int | None = None
+    kept_waiting: tuple[float, ...] = ()
     judgement: Judgement | None = None
     hang: dict[str, Any] | None = None
     alerts: Alerts = field(default_factory=Alerts)
@@ -132,6 +135,7 @@ def build_result(settings: UpSettings, progress: Progress) -> dict[str, Any]:
         },
         "alerts": progress.alerts.as_json(),
         "detection_s": None if detection_s is None else round(detection_s, 2),
+        "kept_waiting": [round(share, 3) for share in progress.kept_waiting],
         "watched_s": round((progress.since_fault_ns or 0) / NS_PER_S, 1),
         "note_on_work": _note_on_work(settings),
     }

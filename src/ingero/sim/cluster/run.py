@@ -224,9 +224,21 @@ class _Run:
         self.progress.stage = f"running with {names}" if names else "running"
 
     def watch(self) -> None:
-        """Look until the time is over, or the expected was said and settled; what was said late may still settle."""
-        began_ns = self.clock.mono_ns()
+        """Look for a while, and note by how much strangers disturbed the job meanwhile."""
+        began_ns, waited = self.clock.mono_ns(), self._read_kept_waiting()
         self.progress.injected_wall_ns = self.clock.wall_ns()
+        self._look_until_settled(began_ns)
+        took_ns = max(self.clock.mono_ns() - began_ns, 1)
+        self.progress.kept_waiting = tuple(
+            max(now - then, 0) / took_ns
+            for then, now in zip(waited, self._read_kept_waiting(), strict=True)
+        )
+
+    def _read_kept_waiting(self) -> tuple[int, ...]:
+        return self.job.read_kept_waiting() if isinstance(self.job, TorchJob) else ()
+
+    def _look_until_settled(self, began_ns: int) -> None:
+        """Look until the time is over, or the expected was said and settled; what was said late may still settle."""
         settled_ns = None
         gone = [fault.rank for fault in self.settings.faults if fault.kind == "kill"]
         while True:

@@ -16,6 +16,7 @@ from typing import Final
 
 from ingero.errors import UnsupportedError
 from ingero.sim.cluster.cleanup import Cleanup
+from ingero.units import NS_PER_US
 
 PERIOD_US: Final = 10_000
 """Short, so that a host that has used up its time stands still for less than a step of its job."""
@@ -50,6 +51,12 @@ class ProcessorShare:
     def members(self) -> Path:
         """The file that takes process ids."""
         return self.folder / "cgroup.procs"
+
+    def read_throttled(self) -> int:
+        """How long the host was held back by its quota so far, in nanoseconds."""
+        fields = dict(line.split() for line in _read(self.folder / "cpu.stat").splitlines())
+        in_us = int(fields.get("throttled_usec", 0))
+        return int(fields.get("throttled_time", 0)) or in_us * NS_PER_US
 
     def limit(self, part: float) -> None:
         """From now on the host has this part of what it should have.

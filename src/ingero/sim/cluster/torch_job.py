@@ -187,6 +187,16 @@ class TorchJob(Closing):
         """Whether every rank has ended by itself, without an error."""
         return all(process.poll() == 0 for process in self._ranks)
 
+    def read_kept_waiting(self) -> tuple[int, ...]:
+        """By rank, how long its first thread was ready to run and did not, beyond its host's quota, in nanoseconds.
+
+        Strangers on this machine did that. A rank that ended has 0.
+        """
+        return tuple(
+            _read_waited(process.pid, host.share)
+            for process, host in zip(self._ranks, self._hosts, strict=True)
+        )
+
     def release(self) -> None:
         """Let every rank begin."""
         for process in self._ranks:
@@ -258,6 +268,15 @@ class TorchJob(Closing):
             process.wait(_LIMIT_S)
             if process.stdin is not None:
                 process.stdin.close()
+
+
+def _read_waited(pid: int, share: ProcessorShare) -> int:
+    """Source: Linux, Documentation/scheduler/sched-stats.rst, "/proc/<pid>/schedstat"."""
+    try:
+        waited_ns = int(Path("/proc", str(pid), "schedstat").read_text().split()[1])
+    except OSError:
+        return 0
+    return max(waited_ns - share.read_throttled(), 0)
 
 
 def _find_port() -> int:
