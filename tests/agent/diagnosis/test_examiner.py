@@ -209,3 +209,10 @@ def test_history_keeps_a_bounded_stretch_and_forgets_a_process_that_ended():
     node.history.forget(PID)
     assert node.history.find(2, "") is None
     assert node.history.find_work(PID, 0, 10_000 * NS_PER_S) is None
+
+
+def test_what_a_program_does_to_start_is_no_part_of_its_work():
+    node = Node(first_s=0)  # its first operation is entered after 20 s
+    work = node.history.find_work(PID, 0, 60 * NS_PER_S)
+    assert (work.first.mono_ns, work.last.mono_ns) == (20 * NS_PER_S, 60 * NS_PER_S)
+    assert node.history.find_work(PID, 0, 20 * NS_PER_S) is None

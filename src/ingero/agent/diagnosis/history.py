@@ -105,13 +105,18 @@ class CounterHistory:
         return None
 
     def find_work(self, pid: int, start_ns: int, end_ns: int) -> Work | None:
-        """What a process did between its first and its last reading in a stretch of time; None without two of them."""
+        """What a process did between its first and its last reading in a stretch of time; None without two of them.
+
+        Readings from before its first operation are left out: what a program does to start is no part of its work.
+        """
         with self._lock:
             one = self._followed.get(pid)
             if one is None:
                 return None
-            readings = [at for at in one.readings if start_ns <= at.mono_ns <= end_ns]
             ops = list(one.ops)
+            begun_ns = min((int(part["entry_ns"].min()) for part in ops if len(part)), default=0)
+            start_ns = max(start_ns, begun_ns)
+            readings = [at for at in one.readings if start_ns <= at.mono_ns <= end_ns]
         if len(readings) < 2:
             return None
         first, last = readings[0], readings[-1]
