@@ -1,5 +1,7 @@
 """Roots, victims and circles on small jobs whose answer is known by construction."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +77,33 @@ def test_operations_entered_in_opposite_orders_are_a_circle_without_a_root():
     ])
     assert report.missing_ranks == ()
     assert report.deadlocks == ((0, 1),)
+
+
+def test_stopped_rank_is_the_root_wherever_it_was_stopped():
+    everywhere = [state(rank, {"0": 9}, {"0": 8}, ("0", 9)) for rank in range(4)]
+    in_it = replace(everywhere[2], is_stopped=True)
+    before_it = replace(state(2, {"0": 8}, {"0": 8}), is_stopped=True)
+    for stopped in (in_it, before_it):
+        report = find_hang([*everywhere[:2], stopped, everywhere[3]])
+        (root,) = report.roots
+        assert (root.rank, root.cause, root.missing_seq) == (2, HangCause.STOPPED, 9)
+        assert root.blocks == (0, 1, 3)
+
+
+def test_stopped_rank_that_left_what_others_wait_in_is_not_waited_for():
+    ahead = replace(state(2, {"0": 9}, {"0": 9}), is_stopped=True)
+    report = find_hang([
+        *(state(rank, {"0": 9}, {"0": 8}, ("0", 9)) for rank in (0, 1)),
+        ahead,
+        state(3, {"0": 8}, {"0": 8}),
+    ])
+    assert report.missing_ranks == (3,)
+
+
+def test_job_that_is_stopped_as_a_whole_names_nobody():
+    states = [state(rank, {"0": 9}, {"0": 8}, ("0", 9)) for rank in range(4)]
+    report = find_hang([replace(one, is_stopped=True) for one in states])
+    assert report.roots == ()
 
 
 def test_job_in_which_everybody_entered_names_nobody():

@@ -3,7 +3,7 @@
 import pytest
 
 from ingero.model.collectives import CollectiveOp, Rank
-from ingero.model.progress import RankProgress
+from ingero.model.progress import Ending, RankProgress
 from ingero.otlp.codec import (
     build_attributes,
     decode_export,
@@ -29,6 +29,29 @@ ALL = [
         CollectiveOp.BROADCAST,
         1,
         True,
+    ),
+    RankProgress(
+        Rank("c", "m", 1),
+        "ffffffffffffffff",
+        3,
+        4,
+        5,
+        5,
+        CollectiveOp.BROADCAST,
+        1,
+        True,
+        Ending(7, 9, 0),
+    ),
+    RankProgress(
+        Rank("c", "m", 2),
+        "ffffffffffffffff",
+        1,
+        4,
+        5,
+        5,
+        CollectiveOp.BROADCAST,
+        1,
+        is_stopped=True,
     ),
 ]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from ingero.detect.mismatches import find_mismatches
 from ingero.detect.snapshots import (
@@ -32,6 +33,9 @@ from ingero.model.hang import (
     Whereabouts,
 )
 from ingero.units import NS_PER_S
+
+_SURE: Final = frozenset({HangCause.STUCK, HangCause.MISMATCHED, HangCause.STOPPED})
+"""Causes that a wait which is not recorded cannot excuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,18 @@ class _Job:
                 found.update(dict.fromkeys(mismatch.odd, why))
         return found
 
+    def find_stopped(self, waiting: Mapping[int, RankState]) -> dict[int, _Missed]:
+        """Stopped ranks, each with the first operation of theirs that a rank waits in which is not stopped."""
+        found: dict[int, _Missed] = {}
+        for state in waiting.values():
+            op = state.pending[0]
+            for member in self.groups[op.group].ranks:
+                mine = self.states.get(member)
+                if mine is not None and mine.is_stopped and not self.has_left(member, op):
+                    why = _Missed(HangCause.STOPPED, self.groups[op.group], op.seq)
+                    found.setdefault(member, why)
+        return found
+
     def is_beyond_mismatch(self, op: PendingOp) -> bool:
         """Whether the members of the operation's group had entered different ones before it or in its place."""
         mismatch = self.mismatches.get(op.group)
@@ -169,12 +185,21 @@ def _follow_waits(job: _Job) -> HangReport:
     """Judge as if the states showed one moment of a job that stands."""
     waits: dict[int, tuple[PendingOp, set[int]]] = {}
     missed: dict[int, _Missed] = {}
-    waiting = {rank: state for rank, state in sorted(job.states.items()) if state.pending}
-    stuck = job.find_mismatched() | {
-        rank: _Missed(HangCause.STUCK, job.groups[state.pending[0].group], state.pending[0].seq)
-        for rank, state in waiting.items()
-        if job.is_stuck(state) and not job.is_beyond_mismatch(state.pending[0])
+    waiting = {
+        rank: state
+        for rank, state in sorted(job.states.items())
+        if state.pending and not state.is_stopped
     }
+    stopped = job.find_stopped(waiting)
+    stuck = (
+        stopped
+        | job.find_mismatched()
+        | {
+            rank: _Missed(HangCause.STUCK, job.groups[state.pending[0].group], state.pending[0].seq)
+            for rank, state in waiting.items()
+            if job.is_stuck(state) and not job.is_beyond_mismatch(state.pending[0])
+        }
+    )
     for rank, state in waiting.items():
         if rank not in stuck:
             waits[rank] = (state.pending[0], _waited_for(job, rank, missed, stuck))
@@ -220,7 +245,7 @@ def _set_aside(
     A stack settles it; so does being the only one: all others are known to wait.
     """
     hidden = {rank for rank, state in job.states.items() if _is_inside(state)} - standing
-    sure = [r for r in roots if r.cause in {HangCause.STUCK, HangCause.MISMATCHED}]
+    sure = [r for r in roots if r.cause in _SURE]
     missed = [r for r in roots if r not in sure and r.rank not in hidden]
     if not roots or (not missed and not sure):
         # Somebody waits and the one that it waits for is not among those that are known to be waited for.

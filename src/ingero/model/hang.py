@@ -87,6 +87,7 @@ class RankState:
         whereabouts: What its stack says; None without one.
         sees_p2p: Whether waits in point-to-point operations are recorded; what records none hides such waits.
         looked_wall_ns: When it was looked at, on its wall clock; None when unknown.
+        is_stopped: Whether its process is stopped by a signal or a tracer: it then waits for no rank.
     """
 
     rank: int
@@ -98,6 +99,7 @@ class RankState:
     whereabouts: Whereabouts | None = None
     sees_p2p: bool = True
     looked_wall_ns: int | None = None
+    is_stopped: bool = False
 
 
 class HangCause(StrEnum):
@@ -109,6 +111,10 @@ class HangCause(StrEnum):
     """It entered an operation that its peers have left, and never left it: its device, or what watches it, stopped."""
     SILENT = "silent"
     """It belongs to a group that waits, and no state of it could be read: the process is gone or cannot answer."""
+    STOPPED = "stopped"
+    """Its process is stopped by a signal or a tracer."""
+    ENDED = "ended"
+    """Its process ended without success, before all others of the job that did."""
     MISMATCHED = "mismatched"
     """It entered another operation, or another size, than most members of the group entered in its place."""
 

@@ -8,6 +8,26 @@ from ingero.model.collectives import CollectiveOp, Rank
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """How and when a process ended.
+
+    Attributes:
+        at_ns: On the clock of the record that holds it.
+        signal: The signal that ended it; 0 when it ended by itself.
+        status: Its exit status; 0 with a signal.
+    """
+
+    at_ns: int
+    signal: int = 0
+    status: int = 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended without success."""
+        return self.signal != 0 or self.status != 0
+
+
+@dataclass(frozen=True, slots=True)
 class RankProgress:
     """One rank on one communicator, at the time of a push.
 
@@ -21,6 +41,8 @@ class RankProgress:
         op: What the last entered one was.
         still_ns: How long it has entered nothing.
         is_gone: Its process ended, and it will enter nothing more.
+        ending: How it ended, with how long ago as its time; None where that is not known.
+        is_stopped: Its process is stopped by a signal or a tracer, and enters nothing until it is let go on.
     """
 
     rank: Rank
@@ -32,3 +54,5 @@ class RankProgress:
     op: CollectiveOp
     still_ns: int
     is_gone: bool = False
+    ending: Ending | None = None
+    is_stopped: bool = False

@@ -129,6 +129,10 @@ class Attribute(StrEnum):
     PROGRESS_OP = "ingero.collective.op"
     PROGRESS_STILL_NS = "ingero.collective.still_ns"
     PROGRESS_GONE = "ingero.collective.gone"
+    PROGRESS_GONE_NS = "ingero.collective.gone_ns"  # how long ago its process ended
+    PROGRESS_EXIT_SIGNAL = "ingero.collective.exit_signal"
+    PROGRESS_EXIT_STATUS = "ingero.collective.exit_status"
+    PROGRESS_STOPPED = "ingero.collective.stopped"
     RANK = "ingero.rank"  # global rank of the reporting process
     RANK_GPUS = "ingero.rank.gpus"  # GPUs that wait when this rank waits
     RANK_JOB = "ingero.rank.job"  # tells jobs on one node apart

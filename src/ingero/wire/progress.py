@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ingero.errors import BadDataError
 from ingero.model.collectives import CollectiveOp, Rank
-from ingero.model.progress import RankProgress
+from ingero.model.progress import Ending, RankProgress
 from ingero.otlp.codec import Export, build_attributes, read_log_entries, structs
 from ingero.wire.collectives import build_rank_logs, read_job
 from ingero.wire.log_records import RecordsRead
@@ -24,6 +24,8 @@ MAX_RECORDS: Final = 16_384
 _COMM: Final = re.compile(r"[0-9a-f]{16}")
 _MAX_VALUE: Final = 1 << 62
 _MAX_RANKS: Final = 1 << 24
+_MAX_SIGNAL: Final = 127
+_MAX_STATUS: Final = 255
 
 
 def build_progress_read() -> RecordsRead[RankProgress]:
@@ -53,6 +55,12 @@ def _build_record(standing: RankProgress, wall_ns: int) -> structs.LogRecord:
         attributes[Attribute.PROGRESS_LEFT] = standing.left
     if standing.is_gone:
         attributes[Attribute.PROGRESS_GONE] = True
+    if standing.ending is not None:
+        attributes[Attribute.PROGRESS_GONE_NS] = standing.ending.at_ns
+        attributes[Attribute.PROGRESS_EXIT_SIGNAL] = standing.ending.signal
+        attributes[Attribute.PROGRESS_EXIT_STATUS] = standing.ending.status
+    if standing.is_stopped:
+        attributes[Attribute.PROGRESS_STOPPED] = True
     return structs.LogRecord(
         observed_time_unix_nano=wall_ns,
         event_name=PROGRESS_EVENT,
@@ -96,6 +104,19 @@ def _read_record(
         op=CollectiveOp.__members__.get(name, CollectiveOp.UNKNOWN),
         still_ns=_read_int(attributes, Attribute.PROGRESS_STILL_NS, (0, _MAX_VALUE)),
         is_gone=attributes.get(Attribute.PROGRESS_GONE) is True,
+        ending=_read_ending(attributes),
+        is_stopped=attributes.get(Attribute.PROGRESS_STOPPED) is True,
+    )
+
+
+def _read_ending(attributes: Mapping[str, structs.Value]) -> Ending | None:
+    if Attribute.PROGRESS_GONE_NS not in attributes:
+        return None
+    signal_bounds, status_bounds = (0, _MAX_SIGNAL), (0, _MAX_STATUS)
+    return Ending(
+        _read_int(attributes, Attribute.PROGRESS_GONE_NS, (0, _MAX_VALUE)),
+        _read_int(attributes, Attribute.PROGRESS_EXIT_SIGNAL, signal_bounds),
+        _read_int(attributes, Attribute.PROGRESS_EXIT_STATUS, status_bounds),
     )
 
 

@@ -1,5 +1,9 @@
 """When batches go out, and what is said of ranks that stand still. A transport of the test's own hears the exports."""
 
+import os
+import signal
+import subprocess
+
 import numpy as np
 import pytest
 
@@ -13,6 +17,7 @@ from ingero.agent.metrics.collectives import iter_collective_series
 from ingero.agent.metrics.exporting import PrometheusPage
 from ingero.model.collectives import COLLECTIVE_OP
 from ingero.model.events import CudaOp, NcclOp, Source
+from ingero.model.progress import Ending
 from ingero.otlp.codec import decode_protobuf, encode_protobuf
 from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_MS, NS_PER_S
@@ -278,6 +283,29 @@ def test_ended_process_is_told_at_once_and_once(job):
     assert seqs(runs)[-1] == job.seq, "its last operations are not lost"
     job.stand(8)
     assert job.ear.take()[1] == []
+
+
+def test_how_a_process_ended_is_told_with_how_long_ago_that_was(job):
+    job.run(6)
+    job.ear.take()
+    job.pusher.note_exit(PID, Ending(job.clock.mono_ns(), signal=9))
+    job.stand(0.4)
+    (told,) = job.ear.take()[1]
+    assert told.ending == Ending(200 * NS_PER_MS, signal=9)
+
+
+def test_rank_whose_process_is_stopped_says_so_while_it_stands(job):
+    with subprocess.Popen(["sleep", "600"]) as process:
+        job.run(6, pid=process.pid)
+        job.ear.take()
+        job.stand(STILL_NS / NS_PER_S + 1)
+        runs_on = job.ear.take()[1][-1]
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        job.stand(2)
+        stopped = job.ear.take()[1][-1]
+        process.kill()
+    assert (runs_on.is_stopped, stopped.is_stopped) == (False, True)
 
 
 def test_usual_is_not_said_to_move_by_jitter():

@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
+from ingero.agent.capture.discover.processes import is_stopped
 from ingero.agent.collectives.device import DeviceCollectives
 from ingero.agent.collectives.host import SETTLE_NS, CollectiveTracker, Finished, Place
 from ingero.agent.collectives.rank_names import RankNames, number_job
@@ -23,7 +24,8 @@ from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import PushTransport
 from ingero.model.arrays import Records
 from ingero.model.collectives import CollectiveOp, CollectiveRun, Rank
-from ingero.model.progress import RankProgress
+from ingero.model.progress import Ending, RankProgress
+from ingero.otlp.codec import Export
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 from ingero.wire.process_resource import ProcessResource
@@ -135,7 +137,7 @@ class CollectivePusher:
         self._pace = pace
         self._lock = threading.Lock()
         self._offset_ns = clock.wall_ns() - clock.mono_ns()
-        self._exited: dict[int, int] = {}
+        self._exited: dict[int, tuple[int, Ending | None]] = {}
         self._names = RankNames(identity, self._exited)
         self._queue = RunQueue(transport, clock)
         self._usual: dict[tuple[int, str], UsualTimes] = {}
@@ -180,10 +182,10 @@ class CollectivePusher:
             self._tracker.note_job(pid, number_job(job, meeting))
             self._device.note_process(pid)
 
-    def note_exit(self, pid: int) -> None:
-        """A process ended."""
+    def note_exit(self, pid: int, ending: Ending | None = None) -> None:
+        """A process ended; how, on the monotonic clock, where that is known."""
         with self._lock:
-            self._exited.setdefault(pid, self._clock.mono_ns())
+            self._exited.setdefault(pid, (self._clock.mono_ns(), ending))
             self._device.note_exit(pid)
 
     def add_collectives(self, records: Records) -> None:
@@ -223,7 +225,18 @@ class CollectivePusher:
             self._queue.push()
         if progress:
             self._sent.progress_ns = now_ns
-            self._queue.send(build_progress(progress, self._clock.wall_ns()))
+            self._queue.send(self._build_standings(progress))
+
+    def _build_standings(self, progress: list[RankProgress]) -> Export:
+        """Progress records as of now, with how long ago processes ended in place of when."""
+        now_ns = self._clock.mono_ns()
+        told = [
+            one
+            if one.ending is None
+            else replace(one, ending=replace(one.ending, at_ns=max(now_ns - one.ending.at_ns, 0)))
+            for one in progress
+        ]
+        return build_progress(told, self._clock.wall_ns())
 
     def finish(self) -> None:
         """Send what is left, once."""
@@ -262,8 +275,12 @@ class CollectivePusher:
     def _forget_ended(self, now_ns: int) -> list[RankProgress]:
         """The last progress records of processes that ended, which are forgotten."""
         # Once its last records are taken: one that came later would bring the process back.
-        ended = [pid for pid, at_ns in self._exited.items() if now_ns - at_ns >= 2 * SETTLE_NS]
-        gone = [one for pid in ended for one in self._build_progress(pid, now_ns, is_gone=True)]
+        ended = [pid for pid, (at_ns, _) in self._exited.items() if now_ns - at_ns >= 2 * SETTLE_NS]
+        gone = [
+            replace(one, is_gone=True, ending=self._exited[pid][1])
+            for pid in ended
+            for one in self._build_progress(pid, now_ns, is_gone=True)
+        ]
         for pid in ended:
             del self._exited[pid]
             self._tracker.forget(pid)
@@ -288,6 +305,7 @@ class CollectivePusher:
         is_still = bool(places) and all(_is_still(place, now_ns) for place in places.values())
         if not is_still and not is_gone:
             return []
+        is_held = not is_gone and is_stopped(pid)
         return [
             RankProgress(
                 self._rank_of(pid),
@@ -298,7 +316,7 @@ class CollectivePusher:
                 place.left,
                 CollectiveOp(place.op),
                 max(now_ns - place.entry_ns, 0),
-                is_gone,
+                is_stopped=is_held,
             )
             for comm, place in places.items()
         ]

@@ -40,11 +40,15 @@ from ingero.config.nccl import ring_parent
 from ingero.model.arrays import Records
 from ingero.model.events import Events
 from ingero.model.operations import GPU_SOURCES, OpKind, find_kinds
+from ingero.model.progress import Ending
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_S
 
 STALE_NS: Final = 3 * NS_PER_S
 """Counts older than this are no reading."""
+_SIGNAL: Final = 0x7F
+_STATUS_BITS: Final = 8
+# Of the kernel's exit code, as wait(2) gives it: the signal below the core-dump bit, the exit status above both.
 PUSH_CHECK_S: Final = 0.2
 """Between two checks of the pushing thread for operations that are complete."""
 
@@ -153,9 +157,11 @@ class LiveObserver:
         elif ring in {"calls", "kept_calls"}:
             self.pusher.add_calls(records)
         elif ring == "processes":
-            for pid in records["pid"][records["event"] == ProcessEvent.EXIT]:
-                self.pusher.note_exit(int(pid))
-                self.history.forget(int(pid))
+            for exited in records[records["event"] == ProcessEvent.EXIT]:
+                pid, status = int(exited["pid"]), int(exited["exit_code"])
+                at_ns = int(exited["header"]["mono_ns"])
+                self.pusher.note_exit(pid, Ending(at_ns, status & _SIGNAL, status >> _STATUS_BITS))
+                self.history.forget(pid)
 
     def on_totals(self, totals: Totals) -> None:
         """The counts of a second."""

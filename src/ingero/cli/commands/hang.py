@@ -20,6 +20,8 @@ CAUSES = {
     "absent": "its host never entered the operation",
     "stuck": "it entered, its peers left, it never did: its device or driver stopped",
     "silent": "no dump of it: the process is gone or cannot answer",
+    "stopped": "its process is stopped by a signal or a tracer",
+    "ended": "its process ended first, by a signal or an error",
     "mismatched": "it entered another operation or another size than the others",
 }
 
@@ -28,6 +30,8 @@ VERDICTS = {
     "absent": "never arrived",
     "stuck": "arrived and never left",
     "silent": "is silent",
+    "stopped": "is stopped",
+    "ended": "ended before the others",
     "mismatched": "does not do what the others do",
 }
 

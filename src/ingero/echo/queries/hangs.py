@@ -54,7 +54,10 @@ class Hang(msgspec.Struct):
     cause: Annotated[
         str | None,
         msgspec.Meta(
-            description="By record: absent (never entered), stuck (never left) or silent (it reports nothing)."
+            description=(
+                "By record: absent (never entered), stuck (never left), silent (it reports nothing),"
+                " stopped (its process is) or ended (before the others of the job)."
+            )
         ),
     ]
     last_finished_seq: int | None

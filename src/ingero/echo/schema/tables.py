@@ -144,7 +144,7 @@ HANGS: Final = Table(
         ("job", TEXT),  # where ranks of several have the same numbers
         ("comm", TEXT),
         ("state", TEXT),  # began, ended
-        ("cause", TEXT),  # absent, stuck, silent
+        ("cause", TEXT),  # absent, stuck, silent, stopped, ended
         ("missing_seq", UBIGINT),  # the operation that it did not enter, or did not leave
         ("last_finished_seq", UBIGINT),
         ("blocks", pa.list_(INT)),  # global ranks that wait for it

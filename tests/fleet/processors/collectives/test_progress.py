@@ -5,10 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ingero.fleet.processors.collectives.progress import FRESH_NS, SILENT_NS, ProgressTracker
+from ingero.fleet.processors.collectives.progress import (
+    ENDED_NS,
+    FRESH_NS,
+    SILENT_NS,
+    ProgressTracker,
+)
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.model.hang import HangCause
-from ingero.model.progress import RankProgress
+from ingero.model.progress import Ending, RankProgress
 from ingero.units import NS_PER_S
 
 COMM = "00000000000000ab"
@@ -113,3 +118,87 @@ def test_two_jobs_whose_ranks_have_the_same_numbers_are_judged_apart(tracker):
 def test_unknown_cluster_is_an_error(tracker):
     with pytest.raises(KeyError):
         tracker.find_hang("other", 0)
+
+
+def ended(number, ago_s, *, signal=0, status=0):
+    ending = Ending(int(ago_s * NS_PER_S), signal, status)
+    return standing(number, 9, 9, is_gone=True, ending=ending)
+
+
+def roots_of(tracker, now_ns=4 * NS_PER_S):
+    return [(r.rank, r.cause, r.blocks) for r in tracker.find_hang("c", now_ns)[0].roots]
+
+
+def test_rank_that_was_killed_is_named_and_not_those_that_ended_of_it(tracker):
+    tracker.add([ended(1, 0.9, signal=9)], NS_PER_S)
+    tracker.add([ended(n, 0.6, status=1) for n in (0, 2, 3)], NS_PER_S)
+    assert roots_of(tracker) == [(1, HangCause.ENDED, (0, 2, 3))]
+    (root,) = tracker.find_hang("c", 4 * NS_PER_S)[0].roots
+    assert (root.missing_seq, root.last_left, root.node_id) == (10, 9, "n1")
+
+
+def test_what_ended_of_it_is_not_named_while_one_still_waits(tracker):
+    tracker.add([ended(1, 0.9, signal=9), ended(0, 0.6, status=1)], NS_PER_S)
+    tracker.add([standing(n, 10, 9) for n in (2, 3)], 3 * NS_PER_S)
+    assert roots_of(tracker) == [(1, HangCause.ENDED, (0, 2, 3))]
+
+
+def test_rank_that_failed_well_before_its_launcher_ended_the_others_is_named(tracker):
+    tracker.add([ended(3, 1.6, status=1)], 2 * NS_PER_S)
+    tracker.add([ended(n, 1.0, signal=15) for n in (0, 1, 2)], 2 * NS_PER_S)
+    assert roots_of(tracker) == [(3, HangCause.ENDED, (0, 1, 2))]
+
+
+def test_nobody_is_named_where_all_end_at_once(tracker):
+    tracker.add([ended(n, 1.0 + n / 10, signal=15) for n in range(N)], 2 * NS_PER_S)
+    assert roots_of(tracker) == []
+
+
+def test_nobody_is_named_of_a_job_that_ended_well(tracker):
+    tracker.add([ended(n, 1.0 + n) for n in range(N)], 2 * NS_PER_S)
+    assert roots_of(tracker) == []
+
+
+def test_one_failure_of_a_job_whose_others_ended_well_names_nobody(tracker):
+    tracker.add([ended(0, 1.0, status=1), *(ended(n, 1.5) for n in (1, 2, 3))], 2 * NS_PER_S)
+    assert roots_of(tracker) == []
+
+
+def test_nobody_is_named_while_ranks_end_one_after_the_other_although_one_waits(tracker):
+    tracker.add([ended(1, 1.9, signal=9), ended(0, 0.1, status=1)], 3 * NS_PER_S)
+    tracker.add([standing(n, 10, 9) for n in (2, 3)], 3 * NS_PER_S)
+    assert roots_of(tracker) == []
+    assert roots_of(tracker, 5 * NS_PER_S) == [(1, HangCause.ENDED, (0, 2, 3))]
+
+
+def test_rank_that_ends_slowly_of_one_that_was_killed_is_not_named(tracker):
+    tracker.add([ended(1, 4, signal=9)], 5 * NS_PER_S)
+    on_its_way = standing(0, 9, 9, still_ns=5 * NS_PER_S)  # what it entered last failed
+    tracker.add([on_its_way, *(standing(n, 10, 9) for n in (2, 3))], 5 * NS_PER_S)
+    assert roots_of(tracker, 5 * NS_PER_S) == [(1, HangCause.ENDED, (0, 2, 3))]
+
+
+def test_rank_that_stood_long_before_another_was_killed_is_named_too(tracker):
+    tracker.add([ended(1, 4, signal=9)], 40 * NS_PER_S)
+    hung = standing(0, 9, 9, still_ns=30 * NS_PER_S)
+    tracker.add([hung, *(standing(n, 10, 9) for n in (2, 3))], 40 * NS_PER_S)
+    assert [rank for rank, _, _ in roots_of(tracker, 40 * NS_PER_S)] == [0, 1]
+
+
+def test_nobody_is_named_until_every_agent_has_told_and_a_new_process_clears_it(tracker):
+    tracker.add([ended(1, 0.9, signal=9)], NS_PER_S)
+    tracker.add([ended(n, 0.1, status=1) for n in (0, 2, 3)], NS_PER_S)
+    assert roots_of(tracker, 2 * NS_PER_S) == []
+    assert roots_of(tracker, 3 * NS_PER_S) == [(1, HangCause.ENDED, (0, 2, 3))]
+    tracker.note_moving([moving(number, 1) for number in range(N)], 3 * NS_PER_S)
+    assert roots_of(tracker) == []
+
+
+def test_who_ended_first_is_forgotten_after_a_minute(tracker):
+    tracker.add([ended(1, 0.9, signal=9), ended(0, 0.1, status=1)], NS_PER_S)
+    assert roots_of(tracker, NS_PER_S + ENDED_NS) == []
+
+
+def test_stopped_rank_is_named_where_all_are_in_the_same_operation(tracker):
+    tracker.add([standing(n, 10, 9, is_stopped=n == 2) for n in range(N)], NS_PER_S)
+    assert roots_of(tracker) == [(2, HangCause.STOPPED, (0, 1, 3))]

@@ -175,6 +175,15 @@ def has_ended(pid: int) -> bool:
         return False
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is known to be stopped by a signal or a tracer."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[:1] in (["T"], ["t"])
+
+
 def find_descendants(pids: Collection[int]) -> set[int]:
     """Children of these processes, and theirs, as they are now."""
     children: dict[int, list[int]] = {}

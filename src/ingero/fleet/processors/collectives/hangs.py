@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ingero.model.hang import HangReport, HangRoot
+from ingero.model.hang import HangCause, HangReport, HangRoot
 from ingero.otlp.codec import Export
 from ingero.wire.hangs import HangRecord, build_hang_records
 
@@ -82,7 +82,18 @@ def _build_record(root: HangRoot, waiting_s: float | None) -> HangRecord:
         standing_s=waiting_s,
         node_id=root.node_id,
         job=root.job,
-        summary=f"nobody waits for rank {root.rank} at {what} any more"
-        if waiting_s is None
-        else f"rank {root.rank} never arrived at {what} ({root.cause.value}); {len(root.blocks)} wait for it",
+        summary=_summarise(root, what, is_over=waiting_s is None),
     )
+
+
+def _summarise(root: HangRoot, what: str, *, is_over: bool) -> str:
+    if is_over:
+        return f"nobody waits for rank {root.rank} at {what} any more"
+    if root.cause is HangCause.ENDED:
+        n_others = len(root.blocks)
+        return (
+            f"rank {root.rank} ended before {what}, and before {n_others} others that ended or wait"
+        )
+    if root.cause is HangCause.STOPPED:
+        return f"rank {root.rank} is stopped by a signal at {what}; {len(root.blocks)} wait for it"
+    return f"rank {root.rank} never arrived at {what} ({root.cause.value}); {len(root.blocks)} wait for it"

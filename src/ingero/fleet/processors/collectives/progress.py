@@ -1,5 +1,7 @@
 """Where the ranks of each cluster stopped, and which of them the others wait for.
 
+Of processes that ended without success the first is at fault, and the others ended of it (`ingero.detect.endings`).
+
 What an agent reports of a stopped rank is forgotten when the rank reports a later operation, or after `FRESH_NS`. A
 member of which no agent reported for `SILENT_NS`, or whose process ended, counts as silent; until then no rank is named
 for a communicator where it is missing, because its own agent may report soon. Members are known from what ranks
@@ -16,14 +18,27 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from ingero.detect.endings import find_first_ended
 from ingero.detect.hang import find_hang
+from ingero.detect.snapshots import STANDING_NS
 from ingero.model.collectives import CollectiveRun, Worker
-from ingero.model.hang import HangReport, PendingOp, RankState, StoppedGroup
-from ingero.model.progress import RankProgress
+from ingero.model.hang import (
+    HangCause,
+    HangReport,
+    HangRoot,
+    PendingOp,
+    RankState,
+    StoppedGroup,
+)
+from ingero.model.progress import Ending, RankProgress
 from ingero.units import NS_PER_S
 
 FRESH_NS: Final = 15 * NS_PER_S
 """Older reports say nothing of now. Agents repeat theirs every second while a job makes no progress."""
+ENDED_NS: Final = 60 * NS_PER_S
+"""For how long it is told which process of a job ended first."""
+TOLD_NS: Final = 2 * NS_PER_S
+"""Within this time every agent has told of a process that ended."""
 SILENT_NS: Final = 8 * NS_PER_S
 """A member whose agent reported nothing this long is named although nothing is known of it."""
 MAX_RANKS: Final = 20_000
@@ -37,6 +52,20 @@ class _Cluster:
     members: dict[str, dict[int, Worker]] = field(default_factory=dict)
     stalls: dict[tuple[Worker, str], tuple[RankProgress, int]] = field(default_factory=dict)
     reported_ns: dict[Worker, int] = field(default_factory=dict)
+    ended: dict[Worker, RankProgress] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """What is known of the ends of processes.
+
+    Attributes:
+        failed: Where processes that ended without success were then, with when that was.
+        moved_ns: When ranks that stand entered their last operation.
+    """
+
+    failed: Mapping[Worker, RankProgress]
+    moved_ns: Mapping[Worker, int]
 
 
 class ProgressTracker:
@@ -56,6 +85,7 @@ class ProgressTracker:
                 if worker.rank < 0 or not self._join(cluster, run.comm, run.comm_rank, worker):
                     continue
                 cluster.reported_ns[worker] = now_ns
+                cluster.ended.pop(worker, None)
                 key = (worker, run.comm)
                 known = cluster.stalls.get(key)
                 if known and run.ops.size and int(run.ops["seq"].max()) > known[0].entered:
@@ -69,6 +99,8 @@ class ProgressTracker:
                 worker, comm = stall.rank.worker, stall.comm
                 if worker.rank < 0 or not self._join(cluster, comm, stall.comm_rank, worker):
                     continue
+                if stall.ending is not None:
+                    _note_ending(cluster, stall, stall.ending, now_ns)
                 if stall.is_gone:
                     cluster.reported_ns.pop(worker, None)
                     cluster.stalls.pop((worker, comm), None)
@@ -96,15 +128,23 @@ class ProgressTracker:
             ]
             undecided = _find_undecided(cluster, fresh, now_ns)
             fresh = [(stall, age) for stall, age in fresh if stall.comm not in undecided]
-            comms = {stall.comm for stall, _ in fresh}
+            ended = _find_failed(cluster, now_ns)
+            comms = {stall.comm for stall, _ in fresh} | _find_broken(cluster.members, ended)
+            comms -= _find_ending(cluster.members, ended, now_ns)
             members = {comm: dict(cluster.members[comm]) for comm in comms}
+        moved_ns: dict[Worker, int] = {}
+        for stall, age_ns in fresh:
+            entered_ns = now_ns - age_ns - stall.still_ns
+            worker = stall.rank.worker
+            moved_ns[worker] = max(moved_ns.get(worker, entered_ns), entered_ns)
+        ends = _Ends(ended, moved_ns)
         waiting = [
             (stall.still_ns + age_ns) / NS_PER_S
             for stall, age_ns in fresh
             if stall.left is not None and stall.left < stall.entered
         ]
         reports = [
-            _find_hang_of(members, comms, [one for one, _ in fresh if one.comm in comms])
+            _find_hang_of(members, comms, [one for one, _ in fresh if one.comm in comms], ends)
             for comms in _find_jobs(members)
         ]
         return join_reports(reports), max(waiting, default=0.0)
@@ -177,19 +217,110 @@ def _find_hang_of(
     members: Mapping[str, Mapping[int, Worker]],
     comms: Iterable[str],
     stalls: Sequence[RankProgress],
+    ends: _Ends,
 ) -> HangReport:
-    """Whom the ranks of one job wait for."""
+    """Whom the ranks of one job wait for, or of whom they ended."""
     groups = {
         comm: StoppedGroup(comm, tuple(members[comm][at].rank for at in sorted(members[comm])))
         for comm in comms
     }
     who = {worker.rank: worker for comm in groups for worker in members[comm].values()}
     report = find_hang(build_states(stalls, groups))
+    failed = {rank: ends.failed[worker] for rank, worker in who.items() if worker in ends.failed}
+    moved_ns = {
+        rank: ends.moved_ns[worker] for rank, worker in who.items() if worker in ends.moved_ns
+    }
     roots = tuple(
         replace(root, node_id=who[root.rank].node_id, job=who[root.rank].job)
-        for root in report.roots
+        for root in blame_first_ended(report.roots, failed, moved_ns, groups)
     )
     return replace(report, roots=roots)
+
+
+def blame_first_ended(
+    roots: Sequence[HangRoot],
+    failed: Mapping[int, RankProgress],
+    moved_ns: Mapping[int, int],
+    groups: Mapping[str, StoppedGroup],
+) -> tuple[HangRoot, ...]:
+    """The roots of a job of which processes ended without success: of those only the first.
+
+    A rank that still ran when the first ended, and stands since, is about to end of it too.
+
+    Args:
+        roots: Whom ranks wait for.
+        failed: Where the ranks that ended without success were then.
+        moved_ns: When ranks that stand entered their last operation, on the clock of the endings.
+        groups: Of the job.
+    """
+    first = find_first_ended({
+        rank: stall.ending for rank, stall in failed.items() if stall.ending is not None
+    })
+    first_ns = min(
+        (one.at_ns for rank in first if (one := failed[rank].ending) is not None), default=None
+    )
+    kept = [
+        root
+        for root in roots
+        if root.rank not in failed
+        and (first_ns is None or moved_ns.get(root.rank, 0) < first_ns - STANDING_NS)
+    ]
+    known = {root.rank: root for root in roots}
+    for rank in first:
+        stall = failed[rank]
+        root = known.get(rank) or HangRoot(
+            rank, HangCause.ENDED, groups[stall.comm], stall.entered + 1, stall.left, ()
+        )
+        followers = {other.rank for other in roots if other not in kept}
+        blocks = tuple(sorted({*root.blocks, *failed.keys(), *followers} - set(first)))
+        if blocks:
+            kept.append(replace(root, cause=HangCause.ENDED, blocks=blocks))
+    return tuple(sorted(kept, key=lambda root: root.rank))
+
+
+def _note_ending(cluster: _Cluster, stall: RankProgress, ending: Ending, now_ns: int) -> None:
+    """Keep where a process was when it ended, on its widest communicator, with the time of its end on our clock."""
+    worker = stall.rank.worker
+    known = cluster.ended.get(worker)
+    if known is None or known.n_ranks < stall.n_ranks:
+        at_ns = now_ns - ending.at_ns
+        cluster.ended[worker] = replace(stall, ending=replace(ending, at_ns=at_ns))
+
+
+def _find_failed(cluster: _Cluster, now_ns: int) -> dict[Worker, RankProgress]:
+    """Processes that ended without success, and not too long ago."""
+    return {
+        worker: stall
+        for worker, stall in cluster.ended.items()
+        if stall.ending is not None
+        and stall.ending.has_failed
+        and now_ns - stall.ending.at_ns <= ENDED_NS
+    }
+
+
+def _find_ending(
+    members: Mapping[str, Mapping[int, Worker]],
+    failed: Mapping[Worker, RankProgress],
+    now_ns: int,
+) -> set[str]:
+    """Communicators with a member that has just failed: another may have failed before, and its agent is yet to say so."""
+    just = {
+        worker
+        for worker, stall in failed.items()
+        if stall.ending is not None and now_ns - stall.ending.at_ns < TOLD_NS
+    }
+    return {comm for comm, ranks in members.items() if not just.isdisjoint(ranks.values())}
+
+
+def _find_broken(
+    members: Mapping[str, Mapping[int, Worker]], failed: Mapping[Worker, RankProgress]
+) -> set[str]:
+    """Communicators of which at least two members ended without success."""
+    return {
+        comm
+        for comm, ranks in members.items()
+        if sum(worker in failed for worker in ranks.values()) > 1
+    }
 
 
 def join_reports(reports: Sequence[HangReport]) -> HangReport:
@@ -217,6 +348,7 @@ def build_states(
             entered={one.comm: one.entered for one in mine},
             left={one.comm: one.left for one in mine if one.left is not None},
             pending=tuple(op for one in mine for op in _pending(one)),
+            is_stopped=any(one.is_stopped for one in mine),
         )
         for rank, mine in sorted(by_rank.items())
     ]

@@ -1,0 +1,46 @@
+"""Which rank of a job ended first, of those that ended without success: the others end of that.
+
+When one process of a job is gone, its peers' connections break and they end by an error, or their launcher ends them.
+The time tells who was first where it differs by more than it can be wrong; where it does not, a process that was killed
+or crashed comes before those that ended by an error of their own. Pure.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+from ingero.model.progress import Ending
+from ingero.units import NS_PER_MS
+
+NEAR_NS: Final = 500 * NS_PER_MS
+"""Endings closer than this have no order: each was timed by its own agent, and took its own way here."""
+STRUCK: Final = frozenset({
+    signal.SIGKILL,
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGILL,
+    signal.SIGFPE,
+})
+"""Signals that end a process which had no error of its own to end by. Others are how programs and launchers end what
+failed with the rest: SIGABRT after an exception that nobody caught, SIGTERM and SIGINT."""
+
+_Key = TypeVar("_Key")
+
+
+def find_first_ended(endings: Mapping[_Key, Ending]) -> tuple[_Key, ...]:
+    """Who ended first without success; empty where nobody did, or where it cannot be said.
+
+    Args:
+        endings: Of the members of one job that ended.
+    """
+    failed = {key: ending for key, ending in endings.items() if ending.has_failed}
+    if not failed:
+        return ()
+    first_ns = min(ending.at_ns for ending in failed.values())
+    near = [key for key, ending in failed.items() if ending.at_ns - first_ns <= NEAR_NS]
+    struck = [key for key in near if failed[key].signal in STRUCK]
+    if struck:
+        return tuple(struck)
+    return tuple(near) if len(near) == 1 else ()
