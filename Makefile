@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PARALLEL := -n 3 --dist loadgroup
 JOBS ?= 2
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test images test-libraries test-machines test-pythons lint check native bench bench-detect lock docs clean
+.PHONY: help setup demo test images test-libraries test-machines test-pythons lint check native bench bench-detect bench-jobs lock docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -52,6 +52,9 @@ bench: setup ## speed, as ratios against a floor in the same run
 
 bench-detect: setup ## precision, recall and delay of every detection method on every data set
 	@$(PY) -m benchmarks.detect
+
+bench-jobs: setup ## real PyTorch jobs with real faults: who is named, when and why, beside others' rules; root and torch; FULL=1 takes all (resumable), ONLY='ddp.*' some, RESUME=1 goes on, JUDGE=1 runs nothing
+	@$(PY) -m benchmarks.jobs $(if $(FULL),--full) $(if $(RESUME),--resume) $(if $(JUDGE),--judge) $(if $(ONLY),--only '$(ONLY)')
 
 docs: setup ## regenerate docs/reference/
 	@$(PY) -m ingero.cli.reference docs/reference

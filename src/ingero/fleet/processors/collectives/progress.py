@@ -303,7 +303,7 @@ def _find_ending(
     failed: Mapping[Worker, RankProgress],
     now_ns: int,
 ) -> set[str]:
-    """Communicators with a member that has just failed: another may have failed before, and its agent is yet to say so."""
+    """Communicators with a member that has just failed: another may have failed before it, which is yet to come."""
     just = {
         worker
         for worker, stall in failed.items()
