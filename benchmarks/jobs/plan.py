@@ -1,0 +1,64 @@
+"""Which runs there are: a job, a fault, a size and a seed each."""
+
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "jobs"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a job.
+
+    Attributes:
+        job: Name of the script in ``examples/jobs``.
+        fault: As `ingero up --fault` takes it; ``none`` for none.
+        arguments: Of the script.
+        seed: Which of several alike.
+    """
+
+    job: str
+    fault: str
+    arguments: tuple = ()
+    seed: int = 0
+
+    @property
+    def kind(self):
+        """The fault without its rank and amount."""
+        return self.fault.partition(":")[0]
+
+    @property
+    def rank(self):
+        """Whom it hits; None for nobody."""
+        parts = self.fault.split(":")
+        return int(parts[1]) if len(parts) > 1 else None
+
+    @property
+    def name(self):
+        """Of its files."""
+        fault = self.fault.replace(":", "-").replace("%", "pct").replace("/", "p")
+        size = "-".join(argument.lstrip("-") for argument in self.arguments)
+        return ".".join(filter(None, (self.job, fault, size, f"s{self.seed}")))
+
+    @property
+    def script(self):
+        """The file to run."""
+        return EXAMPLES / f"{self.job}.py"
+
+
+def plan_reduced(settings):
+    """The runs of the default."""
+    return [Run(*line.split()) for line in settings["reduced"]]
+
+
+def plan_full(settings):
+    """Every job with every fault, size and seed; the rank that is hit goes round."""
+    full, runs = settings["full"], []
+    for seed, arguments, job in product(full["seeds"], full["sizes"], full["jobs"]):
+        for number, fault in enumerate(full["faults"]):
+            hit = fault.replace(":R", f":{len(runs) % settings['ranks']}")
+            # Runs without a fault are several alike, and their names differ.
+            name = f"{seed}-{number}" if fault == "none" else seed
+            runs.append(Run(job, hit, tuple(arguments), name))
+    return runs

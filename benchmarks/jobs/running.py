@@ -1,0 +1,71 @@
+"""Runs one job through `ingero up` and keeps its recording and what came of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+LIMIT_S = 300
+"""Beyond it a run is ended and counted as failed: start 180 s at most, then the watch."""
+KEPT = (
+    "culprits",
+    "missing_ranks",
+    "wrongly_named",
+    "detection_s",
+    "watched_s",
+    "kept_waiting",
+    "diagnosis",
+)
+
+
+def run_one(run, folder, settings, python):
+    """What came of a run, as kept in ``NAME.json`` beside its recording ``NAME.parquet``."""
+    watch = settings["watch_s"]["none" if run.kind == "none" else "fault"]
+    command = [sys.executable, "-m", "ingero", "up", "--json", "--ranks", str(settings["ranks"])]
+    command += ["--job", str(run.script), "--fault", run.fault, "--seconds", str(watch)]
+    command += ["--record", str(folder / f"{run.name}.parquet")]
+    command += ["--python", python] if python else []
+    command += ["--", *run.arguments] if run.arguments else []
+    load, began = os.getloadavg()[0], time.monotonic()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        said, log = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        said, log = end(process), f"not over after {LIMIT_S} s"
+    except BaseException:
+        end(process)
+        raise
+    outcome = {
+        "job": run.job,
+        "fault": run.fault,
+        "arguments": list(run.arguments),
+        "seed": run.seed,
+        "took_s": round(time.monotonic() - began, 1),
+        "load_before": round(load, 2),
+        "load_after": round(os.getloadavg()[0], 2),
+    }
+    if process.returncode:
+        outcome["failed"] = log.strip().splitlines()[-3:]
+    else:
+        result = json.loads(said)
+        outcome |= {key: result[key] for key in KEPT}
+        outcome["verdicts"] = {str(v["rank"]): v["verdict"] for v in result["verdicts"]}
+    path = folder / f"{run.name}.json"
+    path.with_suffix(".part").write_text(json.dumps(outcome, indent=1) + "\n")
+    path.with_suffix(".part").rename(path)
+    return outcome
+
+
+def end(process):
+    """End `ingero up` in a way in which it removes everything that it made; returns nothing said."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+    return ""

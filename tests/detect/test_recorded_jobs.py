@@ -1,0 +1,58 @@
+"""Real PyTorch jobs with real faults, recorded as their agents pushed them: the slow rank is named, and nobody else ever."""
+
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks.jobs import __main__ as program
+from benchmarks.jobs.methods import METHODS
+from benchmarks.jobs.score import judge_recording, score_one
+
+from ingero.job_traces.operations import read_labels
+
+RECORDED = Path(__file__).parents[1] / "data" / "jobs"
+SETTINGS = json.loads((Path(program.__file__).parent / "settings.json").read_text())
+OURS = METHODS[0][0]
+NOT_SLOW = {"pause", "kill"}
+"""Faults that stop a job: only live progress shows them."""
+NOT_NAMED = {
+    "fsdp.stop-pulses-0-30pct.s0": "a stop hits one operation in several, and the median of them hardly moves",
+}
+"""Recordings in which the slow rank is not named yet, and why."""
+
+
+class Recorded:
+    """A recording with what its labels say of it."""
+
+    def __init__(self, path):
+        faults = read_labels(path)["faults"]
+        self.path, self.kind = path, faults[0]["kind"] if faults else "none"
+        self.rank = faults[0]["rank"] if faults and self.kind not in NOT_SLOW else None
+
+    @property
+    def said(self):
+        return judge_recording(self.path, SETTINGS, METHODS[:1])["said"][OURS]
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return {path.stem: Recorded(path) for path in sorted(RECORDED.glob("*.parquet"))}
+
+
+def test_every_slow_rank_is_named_after_its_onset_and_nobody_else_in_any_run(recorded):
+    scores = {name: score_one(one, one.said) for name, one in recorded.items()}
+    assert {name: score["innocents"] for name, score in scores.items() if score["innocents"]} == {}
+    missed = {
+        name for name, one in recorded.items() if one.rank is not None and not scores[name]["right"]
+    }
+    assert missed == set(NOT_NAMED)
+
+
+def test_the_set_holds_five_jobs_and_a_third_of_it_is_healthy(recorded):
+    jobs = {read_labels(one.path)["job"] for one in recorded.values()}
+    assert len(jobs) == 5
+    n_healthy = sum(one.kind == "none" for one in recorded.values())
+    assert 3 * n_healthy >= len(recorded) - 3
+    assert {"cpu-quota", "cpu-hog", "stop-pulses", "slow-rank"} <= {
+        one.kind for one in recorded.values()
+    }
