@@ -294,6 +294,14 @@ def test_how_a_process_ended_is_told_with_how_long_ago_that_was(job):
     assert told.ending == Ending(200 * NS_PER_MS, signal=9)
 
 
+def test_agent_that_ends_with_its_process_still_tells_how_that_ended(job):
+    job.run(6)
+    job.ear.take()
+    job.pusher.note_exit(PID, Ending(job.clock.mono_ns(), signal=9))
+    job.pusher.finish()
+    assert [one.ending for one in job.ear.take()[1]] == [Ending(0, signal=9)]
+
+
 def test_rank_whose_process_is_stopped_says_so_while_it_stands(job):
     with subprocess.Popen(["sleep", "600"]) as process:
         job.run(6, pid=process.pid)

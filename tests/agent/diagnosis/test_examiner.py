@@ -49,27 +49,32 @@ class Transport:
 
 
 class Files:
-    """Counters of a process of which every operation takes 5 ms, and 15 ms of waiting once it is slow."""
+    """Counters of a process of which every operation takes 5 ms, and 15 ms of waiting once it is slow.
 
-    def __init__(self, clock, slow_ns):
-        self._clock, self._slow_ns = clock, slow_ns
+    From 20 s on it may start for a while, in which it waits on three threads.
+    """
+
+    def __init__(self, clock, slow_ns, start_ns=0):
+        self._clock, self._slow_ns, self._start_ns = clock, slow_ns, start_ns
 
     def read(self, pid, mono_ns):
         waited_ns = max(mono_ns - self._slow_ns, 0) // 2
+        waited_ns += 3 * min(max(mono_ns - 20 * NS_PER_S, 0), self._start_ns)
         return ProcessCounters(mono_ns, {pid: (mono_ns // 4, waited_ns)})
 
 
 class Node:
     """A node whose rank entered ten operations a second; it became slow ten seconds ago."""
 
-    def __init__(self, stopped_ns=0, first_s=30):
+    def __init__(self, stopped_ns=0, first_s=30, start_s=0):
         self.clock = ManualClock(100 * NS_PER_S)
         slow_ns = self.clock.mono_ns() - 10 * NS_PER_S
         self.request = DiagnosisRequest("00" * 8, 2, "", 0.5, self.clock.wall_ns() - 10 * NS_PER_S)
-        self.history = CounterHistory(Files(self.clock, slow_ns))
+        self.history = CounterHistory(Files(self.clock, slow_ns, start_s * NS_PER_S))
         ops = np.zeros(900, COLLECTIVE_OP)
         ops["entry_ns"] = np.arange(900) * 100 * NS_PER_MS + 20 * NS_PER_S
         ops["own_ns"] = np.where(ops["entry_ns"] > slow_ns, 100, 50) * NS_PER_MS
+        ops["own_ns"][: 10 * start_s] *= 20
         self.history.add_ops(PID, RANK, ops)
         for second in range(first_s, 100):
             self.history.read(second * NS_PER_S)
@@ -105,6 +110,14 @@ def test_answer_explains_the_excess_by_counters_of_before_and_since():
     assert diagnosis.window_ns == 14 * NS_PER_S
     assert diagnosis.excess_ns == 7 * NS_PER_S
     assert node.watched == [(PID, PID)]
+
+
+def test_a_start_with_few_and_long_operations_is_no_reference():
+    node = Node(first_s=0, start_s=15)
+    since_ns = node.request.since_ns - 10 * NS_PER_S
+    node.answer(DiagnosisRequest("33" * 8, 2, "", 0.25, since_ns))
+    (diagnosis,) = node.transport.sent
+    assert [cause.kind for cause in diagnosis.causes] == ["cpu-contention"]
 
 
 def test_onset_that_leaves_nothing_before_it_is_moved_to_where_own_time_rose():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero.model.counters import OffCpuTimes, ProcessCounters, Quota, Work
-from ingero.recording.causal.excess import MIN_OPS, find_excess_causes, find_rise
+from ingero.recording.causal.excess import MIN_OPS, find_excess_causes, find_fall, find_rise
 from ingero.units import NS_PER_MS, NS_PER_S
 
 MAIN = 7
@@ -148,6 +148,18 @@ def test_rise_is_found_within_a_few_operations_whatever_the_start_took(n_then, n
     own_ns = noise * 10 * NS_PER_MS
     own_ns[n_then:] *= times
     assert find_rise(own_ns.astype(np.int64)) == pytest.approx(n_then, abs=2)
+
+
+@given(
+    st.integers(MIN_OPS, 200), st.integers(MIN_OPS, 200), st.floats(1.5, 10.0), st.integers(0, 99)
+)
+def test_fall_is_a_rise_read_backwards(n_then, n_now, times, seed):
+    noise = 1.0 + 0.05 * np.random.default_rng(seed).standard_normal(n_then + n_now)
+    own_ns = noise * 10 * NS_PER_MS
+    own_ns[:n_then] *= times
+    own_ns = own_ns.astype(np.int64)
+    assert find_fall(own_ns) == pytest.approx(n_then, abs=2)
+    assert find_fall(own_ns[::-1]) is None
 
 
 def test_no_rise_among_own_times_that_fall_or_stay_or_are_few():

@@ -205,8 +205,8 @@ class CollectivePusher:
 
     # ── On the pushing thread ───────────────────────────────────────────────
 
-    def push_due(self) -> None:
-        """Take what is complete, and push what is due."""
+    def push_due(self, *, is_last: bool = False) -> None:
+        """Take what is complete, and push what is due; at last also what would wait for later records."""
         now_ns = self._clock.mono_ns()
         with self._lock:
             finished = self._take_finished(now_ns)
@@ -215,7 +215,7 @@ class CollectivePusher:
                 self.on_finished(one.pid, run.rank, one.ops)
             usual = [self._usual.setdefault((one.pid, one.comm), UsualTimes()) for one in finished]
             moved = [known.add(one.ops) for known, one in zip(usual, finished, strict=True)]
-            progress = self._forget_ended(now_ns) + self._find_stalled(now_ns)
+            progress = self._forget_ended(now_ns, is_last=is_last) + self._find_stalled(now_ns)
         self._queue.put(runs)
         since_ns = now_ns - self._sent.pushed_ns
         is_early = any(moved) and since_ns >= self._pace.early_gap_ns
@@ -230,19 +230,19 @@ class CollectivePusher:
     def _build_standings(self, progress: list[RankProgress]) -> Export:
         """Progress records as of now, with how long ago processes ended in place of when."""
         now_ns = self._clock.mono_ns()
-        told = [
+        records = [
             one
             if one.ending is None
             else replace(one, ending=replace(one.ending, at_ns=max(now_ns - one.ending.at_ns, 0)))
             for one in progress
         ]
-        return build_progress(told, self._clock.wall_ns())
+        return build_progress(records, self._clock.wall_ns())
 
     def finish(self) -> None:
         """Send what is left, once."""
         with self._lock:
             self._device.end()
-        self.push_due()
+        self.push_due(is_last=True)
         self._queue.push()
         with self._lock:
             self._device.close()
@@ -272,10 +272,14 @@ class CollectivePusher:
             rank = -1 if widest is None else widest.comm_rank
         return self._names.name(pid, rank)
 
-    def _forget_ended(self, now_ns: int) -> list[RankProgress]:
+    def _forget_ended(self, now_ns: int, *, is_last: bool) -> list[RankProgress]:
         """The last progress records of processes that ended, which are forgotten."""
         # Once its last records are taken: one that came later would bring the process back.
-        ended = [pid for pid, (at_ns, _) in self._exited.items() if now_ns - at_ns >= 2 * SETTLE_NS]
+        ended = [
+            pid
+            for pid, (at_ns, _) in self._exited.items()
+            if is_last or now_ns - at_ns >= 2 * SETTLE_NS
+        ]
         gone = [
             replace(one, is_gone=True, ending=self._exited[pid][1])
             for pid in ended

@@ -21,7 +21,7 @@ from ingero.model.collectives import Rank
 from ingero.model.counters import OffCpuTimes, Work
 from ingero.model.diagnosis import Diagnosis, DiagnosisRequest
 from ingero.otlp.codec import Export
-from ingero.recording.causal.excess import MIN_OPS, find_excess_causes, find_rise
+from ingero.recording.causal.excess import MIN_OPS, find_excess_causes, find_fall, find_rise
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 from ingero.wire.diagnosis import build_diagnosis
@@ -218,12 +218,19 @@ class Examiner:
         )
 
     def _find_before(self, pid: int, since_ns: int) -> Work | None:
-        """What a process did before it was slow, up to a moment before where there is enough of that."""
+        """What a process did before it was slow, up to a moment before where there is enough of that.
+
+        The start of a program, with few and long operations, is left out where it can be seen and enough is left.
+        """
         for guard_ns in (GUARD_NS, 0):
             end_ns = since_ns - guard_ns
-            work = self._history.find_work(pid, end_ns - BEFORE_NS, end_ns)
-            if work is not None and work.n_ops >= MIN_OPS:
-                return work
+            ops = self._history.find_ops(pid, end_ns - BEFORE_NS, end_ns)
+            at = find_fall(ops["own_ns"])
+            settled_ns = [] if at is None else [int(ops["entry_ns"][at])]
+            for start_ns in (*settled_ns, end_ns - BEFORE_NS):
+                work = self._history.find_work(pid, start_ns, end_ns)
+                if work is not None and work.n_ops >= MIN_OPS:
+                    return work
         return None
 
     def _find_rise(self, pid: int, since_ns: int, now_ns: int) -> int:

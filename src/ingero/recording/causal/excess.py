@@ -123,11 +123,22 @@ def find_excess_causes(
 def find_rise(own_ns: IntArray) -> int | None:
     """Where own times become greater: the first operation of the later part; None where they do not by `MIN_RISE`.
 
-    The split with the greatest difference of the mean logarithms, in units of its standard error (least squares for one
-    step). A start with a few very long operations is damped by the logarithm.
-
     Args:
         own_ns: Own time before each operation, in order, shape (n,).
+    """
+    return _find_step(own_ns, 1)
+
+
+def find_fall(own_ns: IntArray) -> int | None:
+    """Where own times become smaller, as at the end of a program's start; as `find_rise`."""
+    return _find_step(own_ns, -1)
+
+
+def _find_step(own_ns: IntArray, sign: int) -> int | None:
+    """Where own times step up (sign 1) or down (sign -1).
+
+    The split with the greatest difference of the mean logarithms, in units of its standard error (least squares for one
+    step). A start with a few very long operations is damped by the logarithm.
     """
     n = len(own_ns)
     if n < 2 * MIN_OPS:
@@ -137,10 +148,12 @@ def find_rise(own_ns: IntArray) -> int | None:
     sums = np.cumsum(logs)
     means = sums[n_before - 1] / n_before
     later = (sums[-1] - sums[n_before - 1]) / (n - n_before)
-    gain = np.where(later > means, (later - means) ** 2 * n_before * (n - n_before), 0.0)
+    is_so = sign * (later - means) > 0
+    gain = np.where(is_so, (later - means) ** 2 * n_before * (n - n_before), 0.0)
     at = int(n_before[np.argmax(gain)])
     before_ns, after_ns = float(own_ns[:at].mean()), float(own_ns[at:].mean())
-    return at if after_ns >= MIN_RISE * max(before_ns, 1.0) else None
+    low_ns, high_ns = (before_ns, after_ns)[::sign]
+    return at if high_ns >= MIN_RISE * max(low_ns, 1.0) else None
 
 
 def _conclude(parts: list[_Part], excess_ns: int, why: str) -> ExcessCauses:

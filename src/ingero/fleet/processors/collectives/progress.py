@@ -36,9 +36,9 @@ from ingero.units import NS_PER_S
 FRESH_NS: Final = 15 * NS_PER_S
 """Older reports say nothing of now. Agents repeat theirs every second while a job makes no progress."""
 ENDED_NS: Final = 60 * NS_PER_S
-"""For how long it is told which process of a job ended first."""
-TOLD_NS: Final = 2 * NS_PER_S
-"""Within this time every agent has told of a process that ended."""
+"""For how long the process of a job that ended first is named."""
+REPORTED_NS: Final = 2 * NS_PER_S
+"""Within this time every agent has reported a process that ended."""
 SILENT_NS: Final = 8 * NS_PER_S
 """A member whose agent reported nothing this long is named although nothing is known of it."""
 MAX_RANKS: Final = 20_000
@@ -307,7 +307,7 @@ def _find_ending(
     just = {
         worker
         for worker, stall in failed.items()
-        if stall.ending is not None and now_ns - stall.ending.at_ns < TOLD_NS
+        if stall.ending is not None and now_ns - stall.ending.at_ns < REPORTED_NS
     }
     return {comm for comm, ranks in members.items() if not just.isdisjoint(ranks.values())}
 
