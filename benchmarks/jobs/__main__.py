@@ -113,7 +113,7 @@ def describe_machine(python):
     return {
         "torch": torch,
         "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
     }
 
 
