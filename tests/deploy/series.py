@@ -12,7 +12,7 @@ KEYWORDS = {
     "sort", "sort_desc", "sum", "time", "topk", "unless", "vector", "without",
 }  # fmt: skip
 OF_A_TRACE = re.compile(
-    r"gpu_|nccl_collective_(bytes|count|duration)|system_|ingero_(incidents|trace|ringbuf)_"
+    r"gpu_|nccl_collective_(bytes|count|duration)|system_|ingero_(incidents|trace|ringbuf|nccl|cuda)_"
 )
 """Series of `ingero trace`, which needs root: `test_trace_series` looks for them."""
 SUFFIXES = re.compile(r"_(bucket|sum|count)$")

@@ -7,8 +7,10 @@ import sys
 
 import httpx
 import pytest
-from tests.deploy.series import OF_A_TRACE, find_names, is_known, iter_queries
-from tests.deploy.site import SERVING, read_rules
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from tests.deploy.series import OF_A_TRACE, SUFFIXES, find_names, is_known, iter_queries
+from tests.deploy.site import ROOT, SERVING, read_rules
 from tests.deploy.test_rules import promtool
 from tests.e2e.prometheus import needs_prometheus, run_prometheus
 
@@ -75,6 +77,19 @@ def test_promtool_minds_only_units_in_names_of_the_existing_system(page):
     _, said = promtool("check", "metrics", input=page)
     minded = {line.split()[0] for line in said.splitlines() if line}
     assert minded <= NAMES_OF_THE_EXISTING_SYSTEM, said
+
+
+def test_series_of_the_existing_agent_have_its_labels_or_are_listed_as_missing(page):
+    surface = yaml.safe_load((ROOT / "tests/data/existing_surface.yaml").read_text())
+    shown = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            name = sample.name if family.type != "histogram" else re.sub(SUFFIXES, "", sample.name)
+            shown.setdefault(name, set()).update(sample.labels.keys() - {"le"})
+    absent = {"gpu_memcpy_bytes_total", "gpu_memcpy_duration_ms"}  # until there is a copy
+    had = {name: set(labels) for name, labels in surface["series"].items() if name not in absent}
+    assert {name: shown.get(name) for name in had} == had
+    assert not set(surface["missing_series"]) & set(shown)
 
 
 def test_every_panel_of_the_agents_dashboard_about_a_trace_shows_something(traced, tmp_path):

@@ -365,6 +365,11 @@ def source_name(source: int) -> str:
     return _SOURCE_NAMES.get(source) or f"unknown({source})"
 
 
+def find_source(name: str) -> int | None:
+    """The code of a source by its name, in any case; None when no source is called that."""
+    return next((code for code, known in _SOURCE_NAMES.items() if known == name.lower()), None)
+
+
 def op_name(source: int, op: int) -> str:
     """Name of an operation; ``op(n)``, ``host_op(n)`` … for a code this version does not know."""
     name = OP_NAMES.get(source, {}).get(op)

@@ -7,6 +7,7 @@ import gzip
 import threading
 import urllib.request
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
@@ -23,6 +24,7 @@ from ingero.agent.capture.totals import Totals
 from ingero.agent.events.sink_server import serve_sink
 from ingero.agent.health.transport import HttpTransport, TransportSettings
 from ingero.agent.metrics.exporting import MetricObserver, OtlpPusher, PrometheusPage
+from ingero.agent.metrics.recent import RecentDurations
 from ingero.agent.metrics.series import iter_call_series
 from ingero.config import Endpoint
 from ingero.model.events import CudaOp, NcclOp, Source
@@ -111,11 +113,11 @@ def test_a_scraper_reads_exact_counts_and_histograms_by_the_documented_names():
         return told[name, frozenset({key: str(text) for key, text in labels.items()}.items())]
 
     assert value("gpu_cuda_operation_count", **launch) == 6
-    name = "gpu_cuda_operation_duration_microseconds"
+    name = "ingero_cuda_operation_duration_seconds"
     assert value(f"{name}_count", **launch) == 6
-    assert value(f"{name}_sum", **launch) == (100 + 300 + 5000 + 5100 + 90e9 + 200) / 1e3
+    assert value(f"{name}_sum", **launch) == (100 + 300 + 5000 + 5100 + 90e9 + 200) / 1e9
     for log2, n_within in ((7, 1), (8, 2), (9, 3), (12, 3), (13, 5), (36, 5)):
-        assert value(f"{name}_bucket", **launch, le=2.0**log2 / 1e3) == n_within, log2
+        assert value(f"{name}_bucket", **launch, le=2.0**log2 / 1e9) == n_within, log2
     assert value(f"{name}_bucket", **launch, le="+Inf") == 6
     assert value("gpu_kernel_launch_count", pid=7) == 5
     assert value("gpu_memcpy_bytes_total", direction="h2d") == 2018
@@ -125,8 +127,10 @@ def test_a_scraper_reads_exact_counts_and_histograms_by_the_documented_names():
     assert value("gpu_memcpy_duration_ms_bucket", direction="h2d", le=2.0**21 / 1e6) == 1
     assert not any(("direction", "d2h") in labels for _, labels in told)
     reduce = {"op_type": "ncclAllReduce", "pid": 7, "rank": 4}
-    assert value("gpu_nccl_collective_count", **reduce) == 2
-    assert value("gpu_nccl_collective_bytes_total", **reduce) == 2018
+    assert value("ingero_nccl_calls_total", **reduce) == 2
+    assert value("ingero_nccl_bytes_total", **reduce) == 2018
+    assert value("gpu_nccl_collective_count", op_type="ncclAllReduce") == 2
+    assert value("gpu_nccl_collective_bytes_total", op_type="ncclAllReduce") == 2018
     assert value("nccl_collective_duration_ms_sum", **reduce) == 5
     assert value("ingero_ringbuf_overflows_total") == 3
     assert value("ingero_trace_calls_total", outcome="sampled") == 5
@@ -184,15 +188,15 @@ def test_the_last_numbers_are_pushed_as_cumulative_sums_and_histograms():
     told = {item.key: item.value.string_value for item in resource.resource.attributes}
     assert told == {"service.name": "ingero", "ingero.node.id": "n1"}
     metrics = {metric.name: metric for metric in resource.scope_metrics[0].metrics}
-    duration = metrics["gpu.cuda.operation.duration"]
-    assert (duration.unit, duration.histogram.aggregation_temporality) == ("us", 2)
+    duration = metrics["ingero.cuda.operation.duration"]
+    assert (duration.unit, duration.histogram.aggregation_temporality) == ("s", 2)
     points = {
         tuple(item.value.string_value for item in point.attributes): point
         for point in duration.histogram.data_points
     }
     launches = points["cuda", "cudaLaunchKernel"]
     assert launches.count == sum(launches.bucket_counts) == 6
-    assert list(launches.explicit_bounds) == [2.0**k / 1e3 for k in range(7, 37)]
+    assert list(launches.explicit_bounds) == [2.0**k / 1e9 for k in range(7, 37)]
     assert list(launches.bucket_counts)[:3] == [1, 1, 1]
     assert launches.bucket_counts[-1] == 1
     assert launches.start_time_unix_nano > 0
@@ -201,6 +205,28 @@ def test_the_last_numbers_are_pushed_as_cumulative_sums_and_histograms():
     assert (count.is_monotonic, count.aggregation_temporality) == (True, 2)
     assert {point.as_int for point in count.data_points} == {6, 2}
     assert notes == []
+
+
+def shown_percentiles(series):
+    return {
+        (dict(labels)["operation"], dict(labels)["percentile"]): value for labels, value in series.points
+    }  # fmt: skip
+
+
+def test_percentiles_are_of_the_last_minute_and_within_a_quarter_octave():
+    recent = RecentDurations()
+    slow = replace(totals_of({(7, LAUNCH): [1_000_000] * 100}), mono_ns=0)
+    fast = replace(totals_of({(7, LAUNCH): [1_000] * 98 + [900_000] * 2}), mono_ns=30 * 10**9)
+    first = shown_percentiles(recent.take(slow))
+    assert first["cudaLaunchKernel", "p50"] == pytest.approx(1_000, rel=0.25)
+    both = shown_percentiles(recent.take(fast))
+    assert both["cudaLaunchKernel", "p99"] == pytest.approx(1_000, rel=0.25)
+    nothing = replace(totals_of({}), mono_ns=65 * 10**9)
+    after = shown_percentiles(recent.take(nothing))
+    assert after["cudaLaunchKernel", "p50"] == pytest.approx(1, rel=0.25)
+    assert after["cudaLaunchKernel", "p95"] == pytest.approx(1, rel=0.25)
+    assert after["cudaLaunchKernel", "p99"] == pytest.approx(900, rel=0.25)
+    assert recent.take(replace(nothing, mono_ns=200 * 10**9)).points == ()
 
 
 def test_points_of_a_process_are_on_a_resource_that_says_where_it_runs():

@@ -183,6 +183,16 @@ def test_short_form_is_much_smaller_and_full_form_has_the_evidence(data_dir):
     assert len(json.dumps(short)) < len(json.dumps(full)) / 3
 
 
+def test_chains_of_one_process_or_all_at_once_are_asked_as_of_the_existing_agent(data_dir):
+    path = data_dir / "agent_dbs/pytorch-dataloader-starvation.db"
+    every = ask(path, "get_causal_chains", limit=1, top_n=-1)["chains"]
+    assert len(every) == len(ask(path, "get_causal_chains", limit=100)["chains"]) > 1
+    pid = every[0]["p"]
+    own = ask(path, "get_causal_chains", pid=pid)["chains"]
+    assert own == ask(path, "get_causal_chains", pids=[pid])["chains"]
+    assert {one["p"] for one in own} <= {0, pid}
+
+
 def test_pages_join_to_the_whole_answer(data_dir):
     path = data_dir / "agent_dbs/pytorch-dataloader-starvation.db"
     whole = ask(path, "get_trace_stats", limit=100)

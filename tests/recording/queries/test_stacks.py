@@ -51,6 +51,11 @@ def test_stacks_that_read_alike_are_one_with_the_calls_they_stand_for(recording)
 def test_folded_stacks_can_be_limited_to_processes_and_operations(recording):
     (one,) = read_folded_stacks(recording, StacksArgs(pids=(101,), op="cudaLaunchKernel")).stacks
     assert one.total_ns == 20000
+    for same in (StacksArgs(pid=101, source="CUDA"), StacksArgs(pids=(101,), source="cuda")):
+        assert read_folded_stacks(recording, same).stacks == [one]
+    assert read_folded_stacks(recording, StacksArgs(pid=101, source="nccl")).stacks == []
+    with pytest.raises(BadDataError, match="no source"):
+        read_folded_stacks(recording, StacksArgs(source="cudart"))
     assert read_folded_stacks(recording, StacksArgs(op="cudaMalloc")).stacks == []
     with pytest.raises(BadDataError, match="no operation"):
         read_folded_stacks(recording, StacksArgs(op="cudaNothing"))

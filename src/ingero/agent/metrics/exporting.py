@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.totals import Totals
 from ingero.agent.health.transport import PushTransport
+from ingero.agent.metrics.recent import RecentDurations
 from ingero.agent.metrics.series import Distribution, Kind, Labels, Series, iter_call_series
 from ingero.errors import UnsupportedError
 from ingero.model.arrays import Records
@@ -61,6 +62,7 @@ class MetricObserver:
     ) -> None:
         self._outlets = tuple(outlets)
         self._more = more
+        self._recent = RecentDurations()
         self._ranks: dict[int, int] = {}
         self._resources: Resources = {}
 
@@ -77,7 +79,8 @@ class MetricObserver:
 
     def on_totals(self, totals: Totals) -> None:
         """Hand the series to the outlets."""
-        series = (*iter_call_series(totals, self._ranks), *self._more())
+        recent = self._recent.take(totals)
+        series = (*iter_call_series(totals, self._ranks), recent, *self._more())
         for outlet in self._outlets:
             outlet.take(series, totals.wall_ns, self._resources)
 

@@ -19,13 +19,13 @@ from ingero.model.arrays import Records
 from ingero.model.events import Source, op_name, source_name
 from ingero.model.latency import HIST_FIRST_LOG2
 from ingero.model.operations import OpKind, find_kinds
+from ingero.units import NS_PER_S
 from ingero.wire.names import Attribute, MemcpyDirection
 
 Labels = tuple[tuple[str, str | int], ...]
 
 _LAST_LOG2: Final = 36
 """68 seconds: what is longer falls into the last bucket."""
-_NS_PER_US: Final = 1e3
 _NS_PER_MS: Final = 1e6
 
 
@@ -126,18 +126,19 @@ def _iter_operations(keys: Records, counts: Records) -> Iterator[Series]:
         histogram = counts["hist"][rows].sum(axis=0)
         if histogram.sum():
             total_ns = int(counts["total_ns"][rows].sum())
-            durations.append((labels, build_distribution(histogram, total_ns, _NS_PER_US)))
+            durations.append((labels, build_distribution(histogram, total_ns, NS_PER_S)))
     yield Series(
         "gpu.cuda.operation.count", Kind.SUM, "1", "Calls, exact whatever is sampled.", tuple(seen)
     )
     yield Series(
-        "gpu.cuda.operation.duration", Kind.HISTOGRAM, "us",
+        "ingero.cuda.operation.duration", Kind.HISTOGRAM, "s",
         "Time from entry to return, exact whatever is sampled.", tuple(durations),
-        "gpu_cuda_operation_duration_microseconds",
+        "ingero_cuda_operation_duration_seconds",
     )  # fmt: skip
 
 
 def _iter_collectives(keys: Records, counts: Records, ranks: Mapping[int, int]) -> Iterator[Series]:
+    yield from _iter_all_collectives(keys, counts)
     seen, moved, durations = [], [], []
     for (op, pid), rows in _by(keys, "op", "pid"):
         labels: Labels = (("nccl.op_type", op_name(Source.NCCL, op)), ("pid", pid))
@@ -149,15 +150,32 @@ def _iter_collectives(keys: Records, counts: Records, ranks: Mapping[int, int]) 
         histogram = counts["hist"][rows].sum(axis=0)
         durations.append((labels, build_distribution(histogram, total_ns, _NS_PER_MS)))
     yield Series(
+        "ingero.nccl.calls", Kind.SUM, "1", "NCCL calls of a process.", tuple(seen),
+        "ingero_nccl_calls_total",
+    )  # fmt: skip
+    yield Series(
+        "ingero.nccl.bytes", Kind.SUM, "By", "Bytes that NCCL calls of a process were given.",
+        tuple(moved), "ingero_nccl_bytes_total",
+    )  # fmt: skip
+    yield Series(
+        "nccl.collective.duration_ms", Kind.HISTOGRAM, "ms",
+        "Time inside NCCL calls, which is enqueue time where they are asynchronous.", tuple(durations),
+    )  # fmt: skip
+
+
+def _iter_all_collectives(keys: Records, counts: Records) -> Iterator[Series]:
+    """Under the existing agent's names, with its one label."""
+    seen, moved = [], []
+    for (op,), rows in _by(keys, "op"):
+        labels: Labels = (("nccl.op_type", op_name(Source.NCCL, op)),)
+        seen.append((labels, float(counts["seen"][rows].sum())))
+        moved.append((labels, float(counts["bytes"][rows].sum())))
+    yield Series(
         "nccl.collective.count", Kind.SUM, "1", "NCCL calls.", tuple(seen), "gpu_nccl_collective_count"
     )  # fmt: skip
     yield Series(
         "nccl.collective.bytes", Kind.SUM, "By", "Bytes that NCCL calls were given.", tuple(moved),
         "gpu_nccl_collective_bytes_total",
-    )  # fmt: skip
-    yield Series(
-        "nccl.collective.duration_ms", Kind.HISTOGRAM, "ms",
-        "Time inside NCCL calls, which is enqueue time where they are asynchronous.", tuple(durations),
     )  # fmt: skip
 
 

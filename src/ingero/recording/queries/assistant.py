@@ -26,6 +26,7 @@ from ingero.recording.queries.explanation_answers import (
 from ingero.recording.queries.operations import OperationAnswer, list_operations
 from ingero.recording.queries.paging import PageArgs, cut_page
 from ingero.recording.queries.recording_file import RecordingFile
+from ingero.recording.queries.window import Wanted
 from ingero.serving.query import Query
 
 
@@ -138,8 +139,12 @@ class ChainsArgs(PageArgs, frozen=True, forbid_unknown_fields=True):
     """Which part of the recording, and which page."""
 
     top_n: Annotated[
-        int, msgspec.Meta(description="at most so many, worst first; 0 for the page's limit")
+        int,
+        msgspec.Meta(
+            description="at most so many, worst first; 0 for the page's limit, negative for all"
+        ),
     ] = 0
+    pid: Annotated[int, msgspec.Meta(ge=0, description="one process; the same as pids")] = 0
 
 
 def short_incident(incident: Incident, start_ns: int) -> ShortIncident:
@@ -157,11 +162,13 @@ def short_incident(incident: Incident, start_ns: int) -> ShortIncident:
 
 
 def _chains(context: RecordingFile, args: ChainsArgs) -> ChainsAnswer:
-    recording = context.load(wanted_part(args))
+    pids = (*args.pids, *((args.pid,) if args.pid else ()))
+    recording = context.load(Wanted(since=args.since, pids=pids))
     explained = explain(recording)
-    page, after = cut_page(
-        explained.incidents, args.top_n if args.top_n > 0 else args.limit, args.cursor
-    )
+    n_wanted = args.top_n or args.limit
+    if n_wanted < 0:
+        n_wanted = max(len(explained.incidents), 1)
+    page, after = cut_page(explained.incidents, n_wanted, args.cursor)
     full = msgspec.UNSET if args.tsc else [incident_answer(i, explained.start_ns) for i in page]
     return ChainsAnswer(
         [short_incident(i, explained.start_ns) for i in page], len(explained.incidents), after,

@@ -11,7 +11,7 @@ import msgspec
 from ingero.errors import BadDataError, UnsupportedError
 from ingero.model.untrusted import clean
 from ingero.recording.queries.fanout import NodeAnswer, clock_warnings, join_rows
-from ingero.recording.queries.paging import cut_page
+from ingero.recording.queries.paging import Tsc, cut_page
 from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.store.sql import MAX_ROWS
 from ingero.serving.query import Query
@@ -37,6 +37,7 @@ class FleetArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sql: Annotated[str, msgspec.Meta(description="another name for query")] = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_ROWS, description="rows of one page")] = 100
     cursor: str = ""
+    tsc: Tsc = True
 
 
 class FleetNode(msgspec.Struct, frozen=True, omit_defaults=True):

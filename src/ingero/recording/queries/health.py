@@ -12,13 +12,19 @@ from ingero.errors import BadDataError
 from ingero.model.events import Source, source_name
 from ingero.model.recording import Recording
 from ingero.recording.queries.explanation_answers import wanted_part
-from ingero.recording.queries.paging import PageArgs
+from ingero.recording.queries.paging import PageArgs, Tsc
 from ingero.recording.queries.recording_file import RecordingFile
 from ingero.serving.query import Query
 
 
 class NoArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nothing to choose."""
+
+
+class ReportArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nothing to choose."""
+
+    tsc: Tsc = True
 
 
 class CheckLine(msgspec.Struct, frozen=True):
@@ -104,7 +110,7 @@ class ReportAnswer(msgspec.Struct, frozen=True):
     report: dict[str, Any]
 
 
-def _report(context: RecordingFile, args: NoArgs) -> ReportAnswer:
+def _report(context: RecordingFile, args: ReportArgs) -> ReportAnswer:
     del args
     path = context.path.parent / "logs" / "test-report.json"
     try:
@@ -124,7 +130,7 @@ REPORT = Query(
     name="get_test_report",
     title="Test report",
     says="The report of an integration test run, when one lies beside the recording (logs/test-report.json).",
-    args=NoArgs,
+    args=ReportArgs,
     result=ReportAnswer,
     run=_report,
 )

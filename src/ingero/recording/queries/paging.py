@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
@@ -11,6 +11,10 @@ from ingero.errors import BadDataError
 from ingero.recording.queries.explanation_answers import WindowArgs
 
 ItemT = TypeVar("ItemT")
+Tsc: TypeAlias = Annotated[
+    bool, msgspec.Meta(description="changes nothing here; taken because older callers send it")
+]
+"""Of questions whose answers have one form."""
 
 
 class PageArgs(WindowArgs, frozen=True, forbid_unknown_fields=True):

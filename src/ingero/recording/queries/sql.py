@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from ingero.recording.queries.paging import Tsc
 from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.store.sql import MAX_ROWS, SqlLimits, SqlRows, run_sql
 from ingero.serving.query import Query
@@ -21,6 +22,7 @@ class SqlArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str, msgspec.Meta(description="one SELECT; tables: events, event_aggregates, …")
     ]
     limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_ROWS)] = 1000
+    tsc: Tsc = True
 
 
 class SqlMeta(msgspec.Struct, frozen=True):

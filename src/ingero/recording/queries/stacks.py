@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from ingero.errors import BadDataError
-from ingero.model.events import find_op, op_name
+from ingero.model.events import find_op, find_source, op_name
 from ingero.model.untrusted import FRAME_CHARS, clean
 from ingero.recording.queries.paging import PageArgs, cut_page
 from ingero.recording.queries.recording_file import RecordingFile
@@ -24,6 +24,8 @@ class StacksArgs(PageArgs, frozen=True, forbid_unknown_fields=True):
     """Which operation's stacks."""
 
     op: Annotated[str, msgspec.Meta(description="such as cudaMalloc; empty for all")] = ""
+    source: Annotated[str, msgspec.Meta(description="such as cuda or nccl; empty for all")] = ""
+    pid: Annotated[int, msgspec.Meta(ge=0, description="one process; the same as pids")] = 0
 
 
 class StackAnswer(msgspec.Struct, frozen=True):
@@ -204,9 +206,15 @@ def _condition(context: RecordingFile, args: StacksArgs, time: str) -> tuple[str
             raise BadDataError(f"no operation is called {clean(args.op)!r}")
         terms.append("source = ? AND op = ?")
         parameters += wanted
-    if args.pids:
-        terms.append(f"pid IN ({', '.join('?' * len(args.pids))})")
-        parameters += args.pids
+    if args.source:
+        source = find_source(args.source)
+        if source is None:
+            raise BadDataError(f"no source is called {clean(args.source)!r}")
+        terms.append("source = ?")
+        parameters.append(source)
+    if pids := [*args.pids, *([args.pid] if args.pid else [])]:
+        terms.append(f"pid IN ({', '.join('?' * len(pids))})")
+        parameters += pids
     if args.since:
         try:
             since_ns = parse_duration(args.since)
