@@ -72,16 +72,35 @@ def draw(progress: ActProgress) -> RenderableType:
     step = "" if progress.last_step is None else f", step {progress.last_step}"
     head = Text(f"{_clock(progress)}{progress.watch.stage}", style="bold")
     line = Text(f"job {job.name}{where}{step}{_say_step_times(progress)}")
-    by_node = {}
-    judgement = progress.watch.judgement
-    for verdict in judgement.verdicts if judgement else ():
-        by_node[verdict.rank.node_id] = verdict  # the newest rank of a node is the last
+    by_node = find_verdicts(progress)
     table = build_table("node", "Slurm", "rank", "own work against its peers", "", "verdict")
-    for name, state in sorted(progress.nodes.items()):
+    for name, state in sorted(progress.nodes.items(), key=_by_number):
         style = "bold red" if "DRAIN" in state else "green" if state != "IDLE" else "dim"
         table.add_row(name, Text(state, style=style), *_describe_rank(by_node.get(name)))
     events = "\n".join(_say_events(progress))
     return Group(head, line, Text(), table, Text(f"\n{events}"))
+
+
+def find_verdicts(progress: ActProgress) -> dict[str, Verdict]:
+    """What Fleet says of the rank that each node has now, or had last.
+
+    A node has had two ranks where the job was requeued: Slurm numbers the nodes that it takes in their order.
+    """
+    nodes = sorted(progress.nodes.items(), key=_by_number)
+    taken = [name for name, state in nodes if "DRAIN" not in state]
+    judgement = progress.watch.judgement
+    found: dict[str, Verdict] = {}
+    for verdict in judgement.verdicts if judgement else ():
+        name, rank = verdict.rank.node_id, verdict.rank.rank
+        is_now = taken[rank : rank + 1] == [name]
+        if is_now or name not in found:
+            found[name] = verdict
+    return found
+
+
+def _by_number(node: tuple[str, str]) -> tuple[int, str]:
+    """``host-10`` comes after ``host-9``."""
+    return len(node[0]), node[0]
 
 
 def _describe_rank(verdict: Verdict | None) -> tuple[str | Text, ...]:
