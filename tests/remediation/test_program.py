@@ -6,6 +6,8 @@ import sqlite3
 
 import httpx
 import pytest
+from tests.deploy.promtool import promtool
+from tests.e2e.prometheus import needs_prometheus
 from tests.remediation.site import QUICK, Site, build_config
 
 from ingero.cli.main import run_program
@@ -121,6 +123,13 @@ def test_the_page_counts_looks_and_shows_actions_by_state(site):
     assert "ingero_remediator_looks_total 6\n" in text
     assert 'ingero_remediator_actions{state="done"} 1\n' in text
     assert 'ingero_remediator_changes_total{state="done"} 1\n' in text
+
+
+@needs_prometheus
+def test_promtool_objects_to_nothing_on_the_page(site):
+    site.look(6, ["n2"])
+    page = RemediatorPage(site.remediator.counts, site.path).render()
+    assert promtool("check", "metrics", input=page) == (0, "")
 
 
 @pytest.mark.slow
