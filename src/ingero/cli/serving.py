@@ -34,6 +34,9 @@ class ListenConfig:
         default=(),
         metavar="NAME",
     )
+    fleet_url: str = option(
+        "Where Fleet's live page is; the page links to it.", default="", metavar="URL"
+    )
     oauth_issuer: str = option(
         "URL of an OAuth authorization server whose access tokens are taken, too.",
         default="",
@@ -171,6 +174,8 @@ def serve(
         endpoint = Endpoint.parse(addr)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    if listen.fleet_url and not listen.fleet_url.startswith(("https://", "http://")):
+        raise click.UsageError(f"--fleet-url {listen.fleet_url!r} is no http or https URL")
     settings = ListenSettings(
         endpoint,
         read_bearer(),
@@ -179,6 +184,7 @@ def serve(
         listen.tls_key,
         has_tls,
         listen.hosts,
+        fleet_url=listen.fleet_url,
     )
     if outside is not None:
         settings = replace(settings, outside=outside)

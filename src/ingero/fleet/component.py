@@ -307,6 +307,55 @@ class AdminRoutes(Protocol):
         ...
 
 
+UNKNOWN_LEVEL: Final = 255
+"""A level that is not known; those that are go up to 250."""
+TOP_LEVEL: Final = 250
+
+
+@dataclass(frozen=True, slots=True)
+class RankMeasure:
+    """What is known of each rank as one number, for the heat map of the live page.
+
+    Attributes:
+        name: In addresses.
+        title: For people.
+        best: The value of level 0.
+        worst: The value of level 250 and of all that is beyond.
+        rows: What a row is: ``nodes`` or ``ranks``.
+    """
+
+    name: str
+    title: str
+    best: float
+    worst: float
+    rows: str
+
+
+class RankColumn(NamedTuple):
+    """A measure of every rank of a cluster at one moment.
+
+    Attributes:
+        names: Of the rows, each once.
+        levels: As many bytes: 0 is `RankMeasure.best`, 250 is `RankMeasure.worst`, 255 is unknown.
+    """
+
+    names: Sequence[str]
+    levels: bytes
+
+
+class RankLevels(Protocol):
+    """Capability of a component that measures ranks."""
+
+    @property
+    def measure(self) -> RankMeasure:
+        """What it measures."""
+        ...
+
+    def read_levels(self) -> Mapping[str, RankColumn]:
+        """Every cluster's ranks as of now. Any thread."""
+        ...
+
+
 class BatchStore(Protocol):
     """Bytes of batches that outlive the process, of one owner, in the order in which they were written."""
 

@@ -172,6 +172,15 @@ def test_every_view_shows_its_facts(visit, cluster):
     assert page.locator("#timeline path").count() + page.locator("#timeline rect").count() > 5
 
 
+def test_the_page_links_to_fleets_live_page_where_there_is_one(visit, cluster):
+    page = visit(cluster, fleet_url="https://fleet.example:8081/")
+    page.wait_for_selector("#fleet:not([hidden])")
+    assert page.get_attribute("#fleet", "href") == "https://fleet.example:8081/"
+    without = visit(cluster)
+    without.wait_for_selector("#incidents[aria-busy=false]")
+    assert without.is_hidden("#fleet")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_view_breaks_a_rule_of_accessibility(visit, cluster, scheme):
     from axe_playwright_python.sync_playwright import Axe

@@ -44,6 +44,7 @@ class ListenSettings:
         hosts: Further values of ``Host`` that are answered.
         has_mcp: Whether ``/mcp`` is served.
         outside: What MCP's tools may reach beyond the recording.
+        fleet_url: Where Fleet's live page is; empty for nowhere.
     """
 
     endpoint: Endpoint
@@ -55,6 +56,7 @@ class ListenSettings:
     hosts: tuple[str, ...] = ()
     has_mcp: bool = True
     outside: ExternalAccess = field(default_factory=ExternalAccess)
+    fleet_url: str = ""
 
 
 def check_settings(settings: ListenSettings) -> None:
@@ -98,7 +100,8 @@ async def open_server(
     ))
     manager = build_mcp_manager(path, settings.outside) if settings.has_mcp else None
     tokens = AccessTokens(settings.oauth, clock or SystemClock()) if settings.oauth else None
-    app = NodeApp(path, NodeAccess(settings.token, hosts, tokens), manager, clock)
+    access = NodeAccess(settings.token, hosts, tokens)
+    app = NodeApp(path, access, manager, clock, settings.fleet_url)
     with tempfile.TemporaryDirectory(prefix="ingero-tls-") as folder:
         tls = _build_context(settings, Path(folder), clock or SystemClock())
     server = AsgiServer(app, settings.endpoint, tls=tls)  # type: ignore[arg-type] # a mapping is a scope

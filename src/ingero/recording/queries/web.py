@@ -118,21 +118,24 @@ class NodeApp:
         access: Who may ask.
         mcp: The MCP session manager, or None where only the dashboard is wanted.
         clock: For ``/api/v1/time``.
+        fleet_url: Where Fleet's live page is, for ``/api/v1/links``.
     """
 
     def __init__(
         self, path: Path, access: NodeAccess,
-        mcp: StreamableHTTPSessionManager | None = None, clock: Clock | None = None,
+        mcp: StreamableHTTPSessionManager | None = None, clock: Clock | None = None, fleet_url: str = "",
     ) -> None:  # fmt: skip
         self._context = RecordingFile(path)
         self._access = access
         self._mcp = mcp
         self._clock = clock or SystemClock()
+        self._links_json = {"fleet": fleet_url}
         self._one_at_a_time = anyio.CapacityLimiter(1)
         self._router = Router([
             *(Route(f"/api/v1/{name}", self._answered(find)) for name, find in ANSWERS.items()),
             Route("/api/v1/part", self._part),
             Route("/api/v1/time", self._time),
+            Route("/api/v1/links", self._links),
             Route("/api/v1/query", self._query, methods=["POST"]),
             *(Route(path, _page) for path in _PAGE),
         ])
@@ -192,6 +195,10 @@ class NodeApp:
     async def _time(self, request: Request) -> Response:
         del request
         return _json({"timestamp_ns": self._clock.wall_ns()})
+
+    async def _links(self, request: Request) -> Response:
+        del request
+        return _json(self._links_json)
 
     async def _query(self, request: Request) -> Response:
         body = await request.body()

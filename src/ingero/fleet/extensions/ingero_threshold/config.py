@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from ingero.config import Endpoint, StrictModel
 from ingero.config.tls import TlsServerConfig
+from ingero.config.types import Duration
+from ingero.units import parse_duration
 
 
 class IngeroThresholdConfig(StrictModel):
@@ -27,6 +29,23 @@ class IngeroThresholdConfig(StrictModel):
     admin_allow_remote: bool = Field(
         default=False, description="Let admin_endpoint be reached from other machines."
     )
+
+    live_interval: Duration = Field(
+        parse_duration("5s"),
+        ge=parse_duration("100ms"),
+        description="How often the live page keeps what ranks measured; it keeps 600 times.",
+    )
+    dashboard_url: str = Field(
+        "",
+        description="Where a node's own `ingero dashboard` is, such as https://{node_id}:8443/, for links.",
+    )
+
+    @model_validator(mode="after")
+    def _check_dashboard_url(self) -> Self:
+        url = self.dashboard_url
+        if url and not url.startswith(("https://", "http://")):
+            raise ValueError(f"dashboard_url {url!r} is no http or https URL")
+        return self
 
     @model_validator(mode="after")
     def _check_admin(self) -> Self:

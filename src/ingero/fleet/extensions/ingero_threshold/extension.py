@@ -14,6 +14,7 @@ from ingero.fleet.component import (
     PushAnswer,
     PushAnswerer,
     PushContext,
+    RankLevels,
     ServiceView,
     Stability,
     ThresholdSource,
@@ -21,6 +22,8 @@ from ingero.fleet.component import (
 from ingero.fleet.extensions.ingero_threshold.admin import answer_admin
 from ingero.fleet.extensions.ingero_threshold.agent import answer_agent
 from ingero.fleet.extensions.ingero_threshold.config import IngeroThresholdConfig
+from ingero.fleet.extensions.ingero_threshold.heat import HeatHistory
+from ingero.fleet.extensions.ingero_threshold.live import LivePage
 from ingero.fleet.factory import ExtensionFactory
 from ingero.fleet.helpers.admin_pages import ADMIN_ROOT
 from ingero.fleet.helpers.certificates import HANDSHAKES_REFUSED, open_renewing_context
@@ -51,7 +54,10 @@ class IngeroThresholdExtension:
         """Listen on both endpoints and offer to answer pushes."""
         self._host = host
         host.offer(PushAnswerer, self)
-        host.offer(AdminRoutes, _ServicePages(host))
+        heat = HeatHistory(host.clock, self._config.live_interval)
+        live = LivePage(host, heat, self._config.dashboard_url)
+        host.offer(AdminRoutes, _ServicePages(host, live))
+        host.every(self._config.live_interval, lambda: heat.take(host.find(RankLevels)))
         requests = host.meter.counter(REQUESTS)
         counts = {code: requests.bound(status=str(code)) for code in (200, 400, 404, 405)}
         config = self._config
@@ -65,7 +71,7 @@ class IngeroThresholdExtension:
 
         def answer_operators(scope: HTTPScope) -> Page:
             find_pages = partial(host.find, AdminRoutes)
-            return answer_admin(find_pages, scope, allow_remote=config.admin_allow_remote)
+            return answer_admin(find_pages, scope, live, allow_remote=config.admin_allow_remote)
 
         for pages in (
             ServedPages(endpoint, lambda _: answer_agents, context, "agents"),
@@ -110,16 +116,22 @@ def _find_first(
 class _ServicePages:
     """Pages about the service itself."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, live: LivePage) -> None:
         self._host = host
+        self._live = live
 
     def admin_routes(self) -> Sequence[AdminRoute]:
-        """The configuration that runs."""
-        return (
-            AdminRoute(
-                f"{ADMIN_ROOT}/config", "The configuration that runs, secrets hidden.", self._config
+        """The configuration that runs, and what the live page needs beside what processors offer."""
+        pages = (
+            ("config", "The configuration that runs, secrets hidden.", self._config),
+            (
+                "exporters",
+                "Exporters with a queue: what waits, and how long the destination is away.",
+                self._live.show_exporters,
             ),
+            ("live", "What the live page can show.", self._live.show_setup),
         )
+        return [AdminRoute(f"{ADMIN_ROOT}/{name}", says, read) for name, says, read in pages]
 
     def _config(self, query: Mapping[str, str]) -> dict[str, Any]:
         del query

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ingero.fleet.component import AdminRoute
 from ingero.fleet.helpers.admin_pages import ADMIN_ROOT, get_cluster_id, parse_slice
-from ingero.fleet.processors.collectives.engine import Conclusion
+from ingero.fleet.processors.collectives.engine import QUIET, Conclusion
+from ingero.fleet.processors.collectives.levels import name_row
 from ingero.fleet.processors.collectives.progress import hang_json
 from ingero.fleet.processors.collectives.state import CollectivesState
-from ingero.model.verdicts import Judgement, judgement_json
+from ingero.model.diagnosis import Diagnosis, describe_diagnosis
+from ingero.model.verdicts import Judgement, Verdict, VerdictKind, judgement_json
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 from ingero.wire.diagnosis import diagnosis_json
+
+_NO_FINDING: Final = QUIET | {VerdictKind.VICTIM}
 
 
 class CollectivesPages:
@@ -23,6 +28,7 @@ class CollectivesPages:
         self._engine = state.engine
         self._progress = state.progress
         self._diagnoses = state.diagnoses
+        self._costs = state.costs
         self._clock = clock
 
     def admin_routes(self) -> Sequence[AdminRoute]:
@@ -33,6 +39,11 @@ class CollectivesPages:
                 "Verdicts of ?cluster_id= (all clusters without it), worst first; ?history=true names also"
                 " whose alarm has cleared; ?offset= ?limit=.",
                 self._verdicts,
+            ),
+            AdminRoute(
+                f"{ADMIN_ROOT}/findings",
+                "Ranks of ?cluster_id= that something is said against, costliest first, with cause and cost.",
+                self._findings,
             ),
             AdminRoute(
                 f"{ADMIN_ROOT}/collectives",
@@ -62,6 +73,44 @@ class CollectivesPages:
             page["alpha"] = conclusion.alpha
             clusters.append(page)
         return {"clusters": clusters}
+
+    def _findings(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """The verdicts of a large job in a short answer: no peers, and of victims the number."""
+        cluster_id = get_cluster_id(query)
+        conclusion = self._engine.conclusions()[cluster_id]
+        known = self._diagnoses.find(cluster_id)
+        found = [v for v in conclusion.judgement.verdicts if v.kind not in _NO_FINDING]
+        found.sort(key=lambda verdict: (-verdict.lost_gpu_ns, -verdict.evidence))
+        n_waited = Counter(
+            culprit.worker for v in conclusion.judgement.verdicts for culprit in v.charged_to
+        )
+        return {
+            "total": len(found),
+            "age_s": round((self._clock.mono_ns() - conclusion.judged_ns) / NS_PER_S, 3),
+            "findings": [
+                self._build_finding(verdict, known.get(verdict.rank.worker))
+                | {"n_victims": n_waited[verdict.rank.worker]}
+                for verdict in found[parse_slice(query)]
+            ],
+        }
+
+    def _build_finding(self, verdict: Verdict, diagnosis: Diagnosis | None) -> dict[str, Any]:
+        rank, slowdown = verdict.rank, verdict.slowdown
+        costs = self._costs.get(rank.cluster_id)
+        priced = None if costs is None else costs[1].read_amount(rank.node_id, rank.rank)
+        return {
+            "row": name_row(verdict),
+            "node_id": rank.node_id,
+            "rank": rank.rank if rank.rank >= 0 else None,
+            "verdict": verdict.kind.value,
+            "reason": verdict.reason,
+            "slowdown": None if slowdown is None else slowdown.median,
+            "evidence": verdict.evidence,
+            "lost_gpu_s": verdict.lost_gpu_ns / NS_PER_S,
+            "amount": None if priced is None else priced[0],
+            "currency": None if priced is None else priced[1],
+            "cause": None if diagnosis is None else describe_diagnosis(diagnosis),
+        }
 
     def _build_judgement(self, conclusion: Conclusion, *, is_history: bool) -> dict[str, Any]:
         """A judgement, each verdict with its diagnosis where there is one."""

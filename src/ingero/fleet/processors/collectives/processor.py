@@ -9,6 +9,7 @@ from ingero.fleet.component import (
     Learner,
     PushContext,
     QuestionSource,
+    RankLevels,
     Stability,
 )
 from ingero.fleet.consumer import Batch, Consumer
@@ -17,6 +18,7 @@ from ingero.fleet.processors.collectives import telemetry
 from ingero.fleet.processors.collectives.config import NcclConfig
 from ingero.fleet.processors.collectives.evaluation import Evaluation, EvaluationThread
 from ingero.fleet.processors.collectives.gauges import date_by_arrival, has_gauges
+from ingero.fleet.processors.collectives.levels import SlowdownLevels
 from ingero.fleet.processors.collectives.pages import CollectivesPages
 from ingero.fleet.processors.collectives.state import CollectivesState
 from ingero.model.collectives import Rank
@@ -57,6 +59,7 @@ class CollectivesProcessor:
             self._evaluation = Evaluation(state, host)
             self._thread = EvaluationThread(self._evaluation.run, host)
             host.offer(AdminRoutes, CollectivesPages(state, host.clock))
+            host.offer(RankLevels, SlowdownLevels(state.engine))
             host.offer(QuestionSource, state.diagnoses)
             host.offer(Learner, state)
             host.every(self._config.judge_interval, self._thread.kick)

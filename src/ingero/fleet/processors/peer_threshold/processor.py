@@ -12,6 +12,7 @@ from ingero.fleet.component import (
     HardwareSource,
     Host,
     Learner,
+    RankLevels,
     Stability,
     ThresholdSource,
 )
@@ -26,6 +27,7 @@ from ingero.fleet.processors.peer_threshold.episode_events import (
     say_notification,
     write_lines,
 )
+from ingero.fleet.processors.peer_threshold.levels import ScoreLevels
 from ingero.fleet.processors.peer_threshold.notifications import Arrival
 from ingero.fleet.processors.peer_threshold.registry import ClusterRegistry
 from ingero.fleet.processors.peer_threshold.report import ClusterGauges, PipelineReport
@@ -97,6 +99,7 @@ class PeerThresholdProcessor:
             host.offer(HardwareSource, registry)
             host.offer(Learner, registry)
             host.offer(AdminRoutes, AdminPages(registry))
+            host.offer(RankLevels, ScoreLevels(registry))
             self._reporter = _Reporter(state, host)
             host.every(self._config.recompute_min_interval, self._reporter.tick)
             host.every(self._config.push_interval, self._reporter.emit)

@@ -14,6 +14,7 @@ const REST = 4; // times as long as the last answer took: following never takes 
 let active = "incidents";
 let round = 0; // of the newest request: an older answer is dropped
 let timer = 0;
+let isLinked = false;
 let shown = {}; // view → what was drawn, so that an unchanged answer is not drawn again
 
 // Not the panel's own id: the browser would begin there with the Tab key.
@@ -42,6 +43,12 @@ function warn(recording) {
   get("missing").dataset.said = said;
   get("missing").hidden = !lines.length;
   get("missing").replaceChildren(make("ul", lines.map((line) => make("li", line))));
+}
+
+async function linkFleet() {
+  const { fleet } = await ask("links");
+  if (fleet) get("fleet").href = fleet;
+  get("fleet").hidden = !fleet;
 }
 
 function fail(error) {
@@ -80,6 +87,8 @@ async function update({ isForced = false } = {}) {
   panel.setAttribute("aria-busy", "true");
   try {
     const recording = await ask("recording");
+    if (!isLinked) await linkFleet();
+    isLinked = true;
     summarise(recording);
     warn(recording);
     const query = get("part").value;

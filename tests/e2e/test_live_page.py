@@ -1,0 +1,184 @@
+"""Fleet's live page in a real browser, on a real Fleet that ranks push to: what is seen, linked to, and reached by keyboard."""
+
+import os
+import re
+import struct
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.deploy.site import Site, site_config
+from tests.e2e.agents import Agents
+
+from ingero.testing.browser import open_browser
+from ingero.testing.fleet import run_fleet
+from ingero.testing.waiting import wait_until
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+GUIDE_PICTURE = Path(__file__).parents[2] / "docs/guides/fleet-live.png"
+CULPRIT = "rank 5 on node5"
+WINDOW = {"width": 1180, "height": 1020}
+NOBODY = 9  # the discard port: nothing listens there
+
+
+@pytest.fixture(scope="module")
+def fleet():
+    config = site_config(NOBODY)
+    config["extensions"]["ingero_threshold"] |= {
+        "live_interval": "100ms",
+        "dashboard_url": "https://{node_id}.example:8443/",
+    }
+    with run_fleet(config) as running:
+        agents = Agents(running)
+        site = Site(agents, {})
+        site.admin = f"http://{running.addresses['extensions.ingero_threshold admin']}"
+
+        def judged():
+            site.push()
+            query = {"cluster_id": "job"}
+            answer = httpx.get(f"{site.admin}/api/v1/admin/findings", params=query)
+            return answer.status_code == 200 and (answer.json()["findings"] or [{}])[0].get(
+                "amount"
+            )
+
+        wait_until(judged, 60)
+        yield site
+        agents.client.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def visit(browser, fleet):
+    """Open the page; anything that goes wrong in the browser, and any request to elsewhere, fails the test."""
+    faults, contexts = [], []
+
+    def open_page(link="", scheme="light"):
+        context = browser.new_context(viewport=WINDOW, color_scheme=scheme)
+        context.set_default_timeout(30_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("request", lambda sent: sent.url.startswith(fleet.admin) or faults.append(sent.url))
+        page.on("console", lambda said: said.type != "error" or faults.append(said.text))
+        page.goto(f"{fleet.admin}/{link}")
+        page.wait_for_selector("#findings tbody tr")
+        page.wait_for_selector("#rows:not(:empty)")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+def pixel(page, row, n_rows=8):
+    """Colour of a row of the map at this moment."""
+    return page.evaluate(
+        "([row, n]) => { const c = document.getElementById('canvas'); const y = Math.floor((row + .5) * c.height / n);"
+        " return [...c.getContext('2d').getImageData(c.width - 1, y, 1, 1).data]; }",
+        [row, n_rows],
+    )
+
+
+def test_the_culprit_stands_out_with_its_cause_its_cost_and_its_nodes_dashboard(visit):
+    page = visit("#measure=slowdown")
+    row = page.inner_text("#findings tbody tr")
+    assert CULPRIT in row
+    assert "culprit" in row
+    assert "own time 1.40× that of its 7 peers" in row
+    assert re.search(r"\t7\t\d+\.\d\d GPU-hours", row)  # seven others waited
+    assert "USD" in row
+    node = page.query_selector("#findings tbody a")
+    assert node.get_attribute("href") == "https://node5.example:8443/"
+    others = [pixel(page, row) for row in range(8) if row != 5]
+    assert all(red < 60 < blue for red, _, blue, _ in others)  # blue: as fast as the peers
+    red, green, blue, _ = pixel(page, 5)
+    assert red > 200 > green > blue  # orange: 1.4 times
+
+
+def test_thresholds_exporters_and_hangs_are_shown(visit):
+    page = visit()
+    clusters = page.inner_text("#clusters tbody tr").split("\t")
+    assert clusters[0] == "job"
+    assert float(clusters[1]) > 0.5
+    assert clusters[4:] == ["yes", "8", "1"]
+    page.wait_for_selector("#exporters >> text=away for")
+    assert "otlphttp" in page.inner_text("#exporters tbody tr")
+    assert page.inner_text("#hang") == "No job stands still."
+
+
+def test_a_link_from_an_alert_opens_what_it_names_and_the_address_follows_the_mark(visit):
+    page = visit("#cluster=job&measure=score&row=node5")
+    page.wait_for_selector("#picked >> text=node5, now: 0.40")
+    assert page.input_value("#measure") == "score"
+    page.focus("#heat")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_selector("#picked >> text=/node4, at .* UTC: 0.90/")
+    assert "row=node4" in page.url
+    assert "at=1" in page.url
+    page.goto(page.url.replace("row=node4", "row=node5").replace("at=", "at=0#"))
+    page.wait_for_selector("#picked >> text=/node5/")
+
+
+def test_the_keyboard_alone_reaches_everything(visit):
+    page = visit("#measure=score")
+    seen = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        seen.append(
+            page.evaluate("document.activeElement.id || document.activeElement.dataset.key")
+        )
+    assert [one for one in seen if one in {"cluster", "measure", "follow", "heat", CULPRIT}] == [
+        *("cluster", "measure", "follow", "heat", CULPRIT),
+    ]
+    page.focus(f"[data-key='{CULPRIT}']")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f"#picked >> text={CULPRIT}, now: 1.40 times its peers")
+    assert page.evaluate("document.activeElement.id") == "heat"
+    page.keyboard.press("0")
+    assert "8 of 8 ranks" in page.inner_text("#rows")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_rule_of_accessibility_is_broken(visit, scheme):
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = visit(f"#cluster=job&measure=slowdown&row={CULPRIT}", scheme)
+    page.wait_for_selector(f"#picked >> text={CULPRIT}")
+    found = Axe().run(page).response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found] == []
+
+
+def test_the_guides_picture_is_of_this_page(visit, tmp_path):
+    page = visit(f"#cluster=job&measure=slowdown&row={CULPRIT}")
+    page.wait_for_selector(f"#picked >> text={CULPRIT}")
+    wanted = GUIDE_PICTURE if os.environ.get("INGERO_WRITE_PICTURES") else tmp_path / "live.png"
+    page.screenshot(path=wanted)
+    taken, shown = wanted.read_bytes(), GUIDE_PICTURE.read_bytes()
+    assert struct.unpack(">II", taken[16:24]) == struct.unpack(">II", shown[16:24])
+    assert len(shown) > 20_000
+
+
+def test_programs_get_json_where_browsers_get_the_page(fleet):
+    index = httpx.get(f"{fleet.admin}/")
+    assert "/api/v1/admin/findings" in index.json()["pages"]
+    page = httpx.get(f"{fleet.admin}/", headers={"accept": "text/html,*/*"})
+    assert page.text.startswith("<!doctype html>")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    for path, status in {
+        "cluster_id=job&measure=score": 200,
+        "cluster_id=job&measure=score&after=x": 400,
+        "measure=score": 400,
+        "cluster_id=job&measure=other": 404,
+        "cluster_id=other&measure=score": 404,
+    }.items():
+        assert httpx.get(f"{fleet.admin}/live/levels?{path}").status_code == status, path
+    assert httpx.get(f"{fleet.admin}/live/other.js").status_code == 404
+    named = httpx.get(f"{fleet.admin}/live", headers={"host": "evil.example"})
+    assert named.status_code == 403
