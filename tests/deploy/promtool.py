@@ -1,4 +1,4 @@
-"""promtool's opinion of pages that our programs serve (docs/decisions/0073)."""
+"""promtool's opinion of pages that our programs serve (docs/decisions/0078)."""
 
 import re
 import subprocess
