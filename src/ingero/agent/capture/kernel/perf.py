@@ -35,7 +35,7 @@ _RECORD_LOST: Final = 2
 _RECORD_MMAP2: Final = 10
 _DATA_HEAD: Final = 1024  # offset in struct perf_event_mmap_page
 _CONFIG1: Final = 56  # of struct perf_event_attr: uprobe_path, and behind it probe_offset
-_UPROBE_TYPE: Final = Path("/sys/bus/event_source/devices/uprobe/type")
+UPROBE_TYPE: Final = Path("/sys/bus/event_source/devices/uprobe/type")
 _MAX_RING_BYTES: Final = 256 << 10  # of one processor
 _MAX_RINGS_BYTES: Final = 16 << 20  # of all; 256 processors get 64 KiB each, some 600 mappings
 _MAX_UPSTREAM_LEVEL: Final = (
@@ -229,7 +229,7 @@ def read_uprobe_type() -> int:
         UnsupportedError: The kernel has none, or ``/sys`` is not mounted.
     """
     try:
-        return int(_UPROBE_TYPE.read_text(encoding="ascii"))
+        return int(UPROBE_TYPE.read_text(encoding="ascii"))
     except (OSError, ValueError) as error:
         raise UnsupportedError(
             "perf has no events for user-space probes",

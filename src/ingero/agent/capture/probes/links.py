@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
 import resource
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from ingero.agent.capture.kernel import syscalls
 from ingero.agent.capture.kernel.perf import open_uprobe_event, read_uprobe_type
+from ingero.agent.capture.probes.leaving import hold_removals, leave_links
 from ingero.agent.capture.probes.targets import ProbeTarget
 from ingero.agent.capture.symbols.libraries import FUNCTIONS
 from ingero.config.probing import ProbeMode
@@ -39,8 +40,10 @@ def attach_file(
     Raises:
         UnsupportedError: The kernel refuses.
     """
+    waits = hold_removals() if mode is ProbeMode.EVENT else contextlib.nullcontext()
     try:
-        return _collect(_attach(mode, programs, target, reach))
+        with waits:
+            return _collect(_attach(mode, programs, target, reach))
     except OSError as error:
         raise UnsupportedError(
             f"cannot probe {target.path}: {error.strerror}", hint=_hint(error, mode)
@@ -120,35 +123,6 @@ def close_links(links: Links) -> None:
     for link in links:
         os.close(link)
     links.clear()
-
-
-def leave_links(links: Links) -> None:
-    """Have a process of its own remove probes by perf events, and do not wait for it.
-
-    For each of them the kernel waits until no processor can be in its handler (perf_trace_event_unreg,
-    kernel/trace/trace_event_perf.c: 0.1 s here), one after another; a process that ends would wait for all.
-    """
-    if not links:
-        return
-    gate, release = os.pipe()
-    for fd in links:
-        os.set_inheritable(fd, True)  # noqa: FBT003 - the standard library's
-    starter = os.posix_spawn(
-        sys.executable,
-        # The one that waits is a child of the first, which ends: nobody here has to reap it.
-        (sys.executable, "-I", "-S", "-c", "import os; os.fork() or os.read(0, 1)"),
-        {},
-        file_actions=(
-            (os.POSIX_SPAWN_DUP2, gate, 0),
-            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-        ),
-        setsid=True,
-    )
-    os.close(gate)
-    os.waitpid(starter, 0)
-    close_links(links)  # the other process holds them, so this is quick
-    os.close(release)
 
 
 def _hint(error: OSError, mode: ProbeMode) -> str:
