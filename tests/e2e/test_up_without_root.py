@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from ingero.cli.commands.replay.offline import judge_trace
+from ingero.errors import UnsupportedError
 from ingero.job_traces.operations import read_labels
 from ingero.job_traces.readers import read_trace
+from ingero.sim.local_nats import find_nats_server
 from ingero.testing.unprivileged import AS_UNPRIVILEGED, NOBODY
 
 PROGRAM = "from ingero.cli.main import main; main()"
@@ -69,6 +71,28 @@ def test_slow_rank_is_named_and_it_says_that_nothing_was_probed(home):
     (culprit,) = again.culprits
     assert culprit.detected_entry_ns > labels["onset_s"] * 1e9 > 0
     assert list(home.iterdir()) == [record]
+
+
+@pytest.mark.slow
+def test_the_slow_rank_is_named_once_though_the_fleet_that_judges_is_killed(home):
+    try:
+        find_nats_server()
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+    fault = ("--fault", "slow-rank:1:1.5x", "--duration", "60s", "--push-interval", "2s")
+    run = up(home, "--json", "--ranks", "4", "--fleets", "2", "--kill-fleet", "1s", *fault)
+    assert run.returncode == 0, run.stderr
+    result = json.loads(run.stdout)
+    assert result["culprits"] == [1]
+    assert result["episodes"] == [{"rank": 1, "verdict": "culprit"}]
+    assert result["takeover_s"] > 0
+    assert result["wrongly_named"] == []
+
+
+def test_the_only_fleet_is_not_killed(home):
+    run = up(home, "--ranks", "4", "--kill-fleet", "1s")
+    assert run.returncode == 2
+    assert "--fleets" in run.stderr
 
 
 def test_slow_link_without_root_is_refused_with_the_reason(home):

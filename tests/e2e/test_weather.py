@@ -105,7 +105,9 @@ class Site:
         settings = {
             "cluster_id": "job",
             "n_ranks": N_RANKS,
-            "fleet": f"http://{self.relay.address if rank == PARTED else self.fleet.addresses[HTTP]}",
+            "fleets": [
+                f"http://{self.relay.address if rank == PARTED else self.fleet.addresses[HTTP]}"
+            ],
             "folder": str(self.folder),
             "push_interval_ns": NS_PER_S,
             "rank": rank,

@@ -33,7 +33,10 @@ class PushConfig:
 
     section: ClassVar = "fleet"
 
-    fleet_endpoint: str = option("Fleet: host:port or a full URL.", metavar="HOST:PORT")
+    fleet_endpoint: str = option(
+        "Fleet: host:port or a full URL; of several that share storage.nats a list with commas.",
+        metavar="HOST:PORT",
+    )
     fleet_cluster_id: str = option("Name of the cluster.")
     fleet_node_id: str = option(
         "Name of this node.  [default: the host's name]",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from dataclasses import replace
 from typing import Final
 
 from ingero.agent.health.loop_settings import LoopSettings
@@ -60,7 +61,7 @@ class _Builder:
             files, is_insecure=options.fleet_insecure, allows_loose_key=allows_loose_keys()
         )
         headers = self._parse_headers()
-        push = self._parse_endpoint("--fleet-endpoint", options.fleet_endpoint)
+        pushes = self._parse_endpoints("--fleet-endpoint", options.fleet_endpoint)
         poll = self._parse_endpoint("--fleet-threshold-url", options.fleet_threshold_url)
         spans = self._parse_endpoint("--otlp-endpoint", self._spans.otlp_endpoint)
         if not options.fleet_endpoint.strip():
@@ -68,11 +69,11 @@ class _Builder:
         if self._spans.otlp_enabled and not self._spans.otlp_endpoint:
             self._say("--otlp-endpoint", "is required with --otlp-enabled")
         loop = self._build_loop()
-        if self._problems or loop is None or push is None:
+        if self._problems or loop is None or not pushes:
             raise ConfigError(self._problems)
         return AgentSettings(
             identity=self._build_identity(gpus),
-            transport=self._build_transport(push, headers),
+            transport=replace(self._build_transport(pushes[0], headers), others=tuple(pushes[1:])),
             is_grpc=options.fleet_protocol == "grpc",
             loop=loop,
             poll=None if poll is None else self._build_transport(poll, headers),
@@ -143,6 +144,11 @@ class _Builder:
                 continue
             headers[name.strip()] = value.strip()
         return headers
+
+    def _parse_endpoints(self, option: str, text: str) -> list[OtlpEndpoint]:
+        """Of several Fleets that act as one, with commas between."""
+        found = [self._parse_endpoint(option, one) for one in text.split(",")]
+        return [one for one in found if one is not None]
 
     def _parse_endpoint(self, option: str, text: str) -> OtlpEndpoint | None:
         if not text.strip():

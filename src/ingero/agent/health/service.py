@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,7 @@ from ingero import __version__
 from ingero.agent.events.socket import LocalEventServer, open_listener
 from ingero.agent.health.cache import ThresholdCache
 from ingero.agent.health.episodes import SpanMaker
+from ingero.agent.health.failover import FailoverTransport
 from ingero.agent.health.loop import HealthLoop, HealthSample, LoopParts
 from ingero.agent.health.loop_settings import LoopSettings
 from ingero.agent.health.open_episodes import FindLabels, NodeEpisodes
@@ -34,7 +35,7 @@ from ingero.agent.health.transport import (
     TransportSettings,
 )
 from ingero.errors import StoreError
-from ingero.telemetry.clock import Clock
+from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_S
 
 SAVE_INTERVAL_NS: Final = 60 * NS_PER_S
@@ -232,12 +233,18 @@ def _poll(poller: ThresholdPoller, stop: threading.Event) -> None:
 
 
 def build_transport(settings: AgentSettings) -> PushTransport:
-    """A connection of one's own to the agent's Fleet.
+    """A connection of one's own to the agent's Fleet, or to whichever of several answers.
 
     Raises:
         IngeroError: A certificate cannot be used.
     """
-    return (GrpcTransport if settings.is_grpc else HttpTransport)(settings.transport)
+    create = GrpcTransport if settings.is_grpc else HttpTransport
+    first = settings.transport
+    if not first.others:
+        return create(first)
+    endpoints = (first.endpoint, *first.others)
+    transports = [create(replace(first, endpoint=endpoint, others=())) for endpoint in endpoints]
+    return FailoverTransport(transports, first.timeout_ns, SystemClock().mono_ns)
 
 
 def _open_stream(

@@ -68,6 +68,7 @@ class TransportSettings:
 
     Attributes:
         endpoint: Where.
+        others: Further Fleets that act as one with it; a push goes to them while it is away.
         cluster_id: Hint for routing; empty sends none.
         timeout_ns: Longest wait for one answer.
         is_protobuf: Encoding of HTTP bodies; False is JSON.
@@ -89,6 +90,7 @@ class TransportSettings:
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
+    others: tuple[OtlpEndpoint, ...] = ()
 
     @property
     def query(self) -> str:

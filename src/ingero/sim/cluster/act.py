@@ -27,12 +27,12 @@ from ingero.sim.cluster.act_result import ActMode, ActProgress, ActSettings, bui
 from ingero.sim.cluster.agents import HostProcesses, run_agents
 from ingero.sim.cluster.cleanup import open_cleanup
 from ingero.sim.cluster.faults import Fault
+from ingero.sim.cluster.fleets import FleetView, RunningFleets
 from ingero.sim.cluster.hosts import Cluster, open_cluster
 from ingero.sim.cluster.run import (
     LIVE,
     STEADY_OPS,
     STEADY_TIMEOUT_NS,
-    FleetView,
     find_libraries,
 )
 from ingero.sim.cluster.shares import ProcessorShare, open_shares
@@ -197,7 +197,7 @@ def _open_story(
     shared = {
         "cluster_id": cluster_id,
         "n_ranks": 0,  # which rank a host has, Slurm decides
-        "fleet": fleet.url(OTLP_HTTP),
+        "fleets": [fleet.url(OTLP_HTTP)],
         "folder": str(folder),
         "push_interval_ns": up.push_interval_ns,
         "files": find_libraries(up.job),
@@ -210,7 +210,7 @@ def _open_story(
         launch("ingero.cli.programs.remediator", ["run", str(policy)], environ=slurm.environ)
     )
     job = stack.enter_context(SlurmJob(slurm, up.job, up.n_ranks, folder, clock))
-    view = FleetView(fleet.url(ADMIN), cluster_id, client)
+    view = FleetView(RunningFleets([fleet], (), clock), cluster_id, client)
     views = ActViews(view, slurm, job, remediator, policy)
     return _Story(settings, views, shares, progress, follow, clock, clock.mono_ns())
 

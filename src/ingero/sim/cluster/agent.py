@@ -38,6 +38,12 @@ def build_trace(settings: dict[str, Any]) -> TraceSettings:
 def build_health(settings: dict[str, Any]) -> AgentSettings:
     """Who the host is and where its Fleet is."""
     rank, push_ns = settings["rank"], settings["push_interval_ns"]
+    fleets = settings["fleets"]
+    first = rank % len(fleets)
+    endpoints = [
+        parse_endpoint(fleet, is_insecure=True, option="--fleet")
+        for fleet in (*fleets[first:], *fleets[:first])
+    ]
     return AgentSettings(
         identity=NodeIdentity(
             cluster_id=settings["cluster_id"],
@@ -47,7 +53,8 @@ def build_health(settings: dict[str, Any]) -> AgentSettings:
             rank=rank,
         ),
         transport=TransportSettings(
-            endpoint=parse_endpoint(settings["fleet"], is_insecure=True, option="--fleet"),
+            endpoint=endpoints[0],
+            others=tuple(endpoints[1:]),
             cluster_id=settings["cluster_id"],
             timeout_ns=min(push_ns, 5 * NS_PER_S),
             is_protobuf=True,

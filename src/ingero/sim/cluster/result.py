@@ -29,6 +29,8 @@ class UpSettings:
         has_probes: Whether agents probe; otherwise the simulated ranks tell their own calls.
         job: A real job to run in place of the simulated one; None for that.
         record: File for what the agents pushed; None keeps nothing.
+        n_fleets: Fleets that act as one.
+        kill_fleet_ns: When, after the injection, the one that judges is killed; None for never.
     """
 
     n_ranks: int
@@ -40,6 +42,8 @@ class UpSettings:
     has_probes: bool = True
     job: JobFile | None = None
     record: Path | None = None
+    n_fleets: int = 1
+    kill_fleet_ns: int | None = None
 
     def ranks_of(self, kind: str) -> list[int]:
         """Ranks that faults of this kind hit."""
@@ -69,6 +73,8 @@ class Progress:
         hang: What Fleet says of ranks that stand still; None before.
         alerts: What the agents' local readers received.
         diagnoses: Why culprits are slow, as their agents answered Fleet, with the time since the injection.
+        takeover_s: From the kill of a Fleet until another was seen to judge; None without one.
+        reports: Alarms that left Fleets as records; None where that was not looked at.
         named: Ranks that were ever named and by which verdict, with the time since the injection.
     """
 
@@ -83,6 +89,8 @@ class Progress:
     alerts: Alerts = field(default_factory=Alerts)
     named: dict[tuple[int, str], int | None] = field(default_factory=dict)
     diagnoses: dict[int, tuple[dict[str, Any], int | None]] = field(default_factory=dict)
+    takeover_s: float | None = None
+    reports: list[dict[str, Any]] | None = None
 
 
 def find_detection(settings: UpSettings, progress: Progress) -> float | None:
@@ -134,6 +142,9 @@ def build_result(settings: UpSettings, progress: Progress) -> dict[str, Any]:
             str(rank): _diagnosis_json(progress, rank) for rank in sorted(progress.diagnoses)
         },
         "alerts": progress.alerts.as_json(),
+        "fleets": settings.n_fleets,
+        "takeover_s": None if progress.takeover_s is None else round(progress.takeover_s, 2),
+        "episodes": progress.reports,
         "detection_s": None if detection_s is None else round(detection_s, 2),
         "kept_waiting": [round(share, 3) for share in progress.kept_waiting],
         "watched_s": round((progress.since_fault_ns or 0) / NS_PER_S, 1),

@@ -17,9 +17,9 @@ from ingero.errors import IngeroError
 from ingero.model.verdicts import VerdictKind
 from ingero.sim.cluster.agents import run_agents, socket_of
 from ingero.sim.cluster.alerts import SinkView, run_sink
-from ingero.sim.cluster.ask import ask_diagnoses, ask_hang
 from ingero.sim.cluster.cleanup import Cleanup, open_cleanup
 from ingero.sim.cluster.faults import inject, inject_into_job
+from ingero.sim.cluster.fleets import FleetView, open_fleets
 from ingero.sim.cluster.hosts import Cluster, open_cluster
 from ingero.sim.cluster.load import ReservedResources, find_disk_folder, open_load
 from ingero.sim.cluster.recording import open_recording
@@ -27,8 +27,6 @@ from ingero.sim.cluster.result import Progress, UpSettings, build_result, find_d
 from ingero.sim.cluster.shares import open_shares
 from ingero.sim.cluster.torch_job import JobFile, JobHost, TorchJob
 from ingero.sim.job import Job, JobSettings
-from ingero.sim.local_fleet import ADMIN, OTLP_HTTP, run_local_fleet
-from ingero.sim.replay import ask_judgement
 from ingero.sim.runner import get_program
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_MS, NS_PER_S
@@ -43,31 +41,9 @@ LOAD_BYTES: Final = 4 * 4096
 """Read from the disk per step by a rank whose disk gets load: four requests, 0.2 ms of 50 on an idle disk."""
 STEADY_TIMEOUT_NS: Final = 180 * NS_PER_S
 """A real job loads PyTorch first, and an emulated machine takes a minute to start three agents."""
+TAKEOVER_TIMEOUT_NS: Final = 60 * NS_PER_S
+"""No other Fleet judges this long after one was killed: none will."""
 _POLL_S: Final = 0.2
-
-
-class FleetView:
-    """What the Fleet says, as its admin endpoint tells it."""
-
-    def __init__(self, admin_url: str, cluster_id: str, client: httpx.Client) -> None:
-        self._admin_url = admin_url
-        self._cluster_id = cluster_id
-        self._client = client
-
-    def look(self, progress: Progress) -> None:
-        """Ask for verdicts and hangs, and note who is named."""
-        progress.judgement = ask_judgement(self._client, self._admin_url, self._cluster_id)
-        progress.hang = ask_hang(self._client, self._admin_url, self._cluster_id)
-        verdicts = progress.judgement.verdicts if progress.judgement else ()
-        found = [(v.rank.rank, v.kind.value) for v in verdicts if v.is_alarm]
-        if progress.hang is not None:
-            found += [(rank, "hang") for rank in progress.hang["missing_ranks"]]
-        for who in found:
-            progress.named.setdefault(who, progress.since_fault_ns)
-        if any(kind == VerdictKind.CULPRIT for _, kind in progress.named):
-            diagnoses = ask_diagnoses(self._client, self._admin_url, self._cluster_id)
-            for rank, diagnosis in diagnoses.items():
-                progress.diagnoses.setdefault(rank, (diagnosis, progress.since_fault_ns))
 
 
 def run_up(
@@ -98,7 +74,8 @@ def run_up(
         follow(progress)
         reachable = f"receivers.otlp.protocols.http.endpoint={cluster.address}:0"
         recording = stack.enter_context(open_recording(settings, progress, folder))
-        fleet = stack.enter_context(run_local_fleet((*LIVE, reachable, *recording)))
+        overrides = (*LIVE, reachable, *recording)
+        fleets = stack.enter_context(open_fleets(settings.n_fleets, overrides, folder, clock))
         if settings.job is not None:
             job = stack.enter_context(open_torch_job(settings.job, cluster, cleanup, folder))
         else:
@@ -106,15 +83,14 @@ def run_up(
         shared = {
             "cluster_id": cluster_id,
             "n_ranks": settings.n_ranks,
-            "fleet": fleet.url(OTLP_HTTP),
+            "fleets": fleets.urls,
             "folder": str(folder),
             "push_interval_ns": settings.push_interval_ns,
             "files": find_libraries(settings.job),
         }
         stack.enter_context(run_agents(cluster, job, shared))
         client = stack.enter_context(httpx.Client(timeout=10))
-        admin_url = fleet.url(ADMIN)
-        view = FleetView(admin_url, cluster_id, client)
+        view = FleetView(fleets, cluster_id, client)
         sockets = [socket_of(folder, rank) for rank in range(settings.n_ranks)]
         sink = stack.enter_context(run_sink(sockets, client))
         job.release()
@@ -122,6 +98,7 @@ def run_up(
         run.await_steady()
         run.inject(cluster, reserved)
         run.watch()
+        progress.reports = fleets.list_reports()
     return build_result(settings, progress)
 
 
@@ -245,6 +222,8 @@ class _Run:
             now_ns = self.clock.mono_ns()
             self.progress.since_fault_ns = now_ns - began_ns
             self._look([rank for rank in gone if rank is not None])
+            if self._is_handing_over():
+                continue
             if find_detection(self.settings, self.progress) is not None:
                 settled_ns = settled_ns or now_ns
                 is_late = now_ns - settled_ns >= self.settings.settle_ns
@@ -253,6 +232,20 @@ class _Run:
             is_due = now_ns - began_ns >= self.settings.duration_ns and settled_ns is None
             if is_due or self._is_over():
                 return
+
+    def _is_handing_over(self) -> bool:
+        """Kill the Fleet that judges when it is time; whether another still has to take over."""
+        kill_ns, fleets = self.settings.kill_fleet_ns, self.views[0].fleets
+        since_ns = self.progress.since_fault_ns or 0
+        if kill_ns is None or self._is_over():
+            return False
+        if not fleets.is_killed:
+            is_done = since_ns >= kill_ns and fleets.kill_judge()
+            self.progress.stage += ", a Fleet killed" if is_done else ""
+            return True
+        if self.progress.takeover_s is None and since_ns - kill_ns > TAKEOVER_TIMEOUT_NS:
+            raise IngeroError("no Fleet has taken over from the killed one")
+        return self.progress.takeover_s is None
 
     def _is_over(self) -> bool:
         """Whether a real job has come to its end."""

@@ -69,6 +69,16 @@ class UpConfig:
     )
     push_interval: int = duration("Of the agents; a change is pushed at once.", default="5s")
     story: SlurmUpConfig = group()
+    fleets: int = option(
+        "Fleets that act as one over a nats-server, which must be installed; agents are spread over them.",
+        default=1,
+        show_default=True,
+        type=click.IntRange(min=1, max=16),
+    )
+    kill_fleet: int = duration(
+        "Kill the Fleet that judges this long after the injection; needs two --fleets. 0s: never.",
+        default="0s",
+    )
     no_probes: bool = option(
         "Load no probe: the simulated ranks report their own calls. Without root it is always so.",
         default=False,
@@ -130,6 +140,7 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
       sudo ingero up --ranks 8 --fault slow-rank:3:1.3x --json
       sudo ingero up --ranks 4 --fault pause:2 --duration 20s
       sudo ingero up --ranks 4 --job train.py --record run.parquet && ingero replay run.parquet --offline
+      ingero up --ranks 8 --fleets 3 --fault slow-rank:3:1.3x --kill-fleet 5s
     """
     from ingero.sim.cluster.faults import parse_faults
     from ingero.sim.cluster.result import UpSettings
@@ -139,6 +150,10 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
     parsed: tuple[Fault, ...] = parse_faults(
         config.faults, config.ranks, is_job=config.job_file is not None
     )
+    if config.kill_fleet and config.fleets == 1:
+        raise ConfigError("--kill-fleet leaves none of one Fleet", hint="add --fleets 3")
+    if config.fleets > 1 and (config.record or config.story.slurm):
+        raise ConfigError("--fleets is not for --record and --slurm, which use one Fleet")
     has_probes = os.geteuid() == 0 and not config.no_probes
     job = _choose_job(config.job_file, arguments, config.python, has_probes=has_probes)
     from rich.console import Console
@@ -161,6 +176,8 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
         has_probes=has_probes,
         job=job,
         record=Path(config.record) if config.record else None,
+        n_fleets=config.fleets,
+        kill_fleet_ns=config.kill_fleet or None,
     )
     console: Console = Console(stderr=True)
     if config.story.slurm:

@@ -103,6 +103,8 @@ def _say_result(result: dict[str, Any]) -> Iterator[str]:
         for cause in diagnosis["causes"]:
             yield from (f"    {fact}" for fact in cause["evidence"])
         yield from (f"    to do: {step}" for step in diagnosis["todo"])
+    if result["takeover_s"] is not None:
+        yield f"another Fleet judged {result['takeover_s']:.1f} s after one was killed"
     alerts = result["alerts"]
     if alerts["after_s"]:
         hosts = ", ".join(alerts["after_s"])
