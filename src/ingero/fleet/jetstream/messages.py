@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import zstandard
@@ -84,6 +84,8 @@ class ClusterLedger(msgspec.Struct, omit_defaults=True):
         return said
 
 
+DocumentT = TypeVar("DocumentT", ClusterNews, ClusterLedger)
+
 _encoder: Final = msgspec.msgpack.Encoder()
 _read_push: Final = msgspec.msgpack.Decoder(LoggedPush)
 _read_news: Final = msgspec.msgpack.Decoder(ClusterNews)
@@ -129,24 +131,19 @@ def encode_document(document: ClusterNews | ClusterLedger) -> bytes:
 
 def decode_news(stored: bytes) -> ClusterNews:
     """News from the bucket. Raises BadDataError when this release cannot read it."""
-    try:
-        news = _read_news.decode(stored)
-    except msgspec.DecodeError as error:
-        raise BadDataError(f"not news of a cluster: {error}") from error
-    _check_version(news.version)
-    return news
+    return _decode_document(stored, _read_news)
 
 
 def decode_ledger(stored: bytes) -> ClusterLedger:
     """A ledger from the bucket. Raises BadDataError when this release cannot read it."""
+    return _decode_document(stored, _read_ledger)
+
+
+def _decode_document(stored: bytes, decoder: msgspec.msgpack.Decoder[DocumentT]) -> DocumentT:
     try:
-        ledger = _read_ledger.decode(stored)
+        document = decoder.decode(stored)
     except msgspec.DecodeError as error:
-        raise BadDataError(f"not a ledger: {error}") from error
-    _check_version(ledger.version)
-    return ledger
-
-
-def _check_version(version: int) -> None:
-    if version > VERSION:
-        raise BadDataError(f"written by a later release: version {version}")
+        raise BadDataError(f"not a document of ours: {error}") from error
+    if document.version > VERSION:
+        raise BadDataError(f"written by a later release: version {document.version}")
+    return document

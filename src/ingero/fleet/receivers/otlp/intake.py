@@ -169,19 +169,14 @@ class PushIntake:
 
     def take(self, request: OtlpRequest, body: bytes) -> OtlpAnswer:
         """Decode a body and hand it on; when this returns, the push is applied."""
-        try:
-            export = request.decode(body, self._max_body_bytes)
-        except TooLargeError as error:
-            self._tally.refuse_request(Reason.TOO_LARGE)
-            return OtlpAnswer(AnswerStatus.TOO_LARGE, error.message)
-        except BadDataError as error:
-            self._tally.refuse_request(Reason.BAD_BODY)
-            return OtlpAnswer(AnswerStatus.BAD_DATA, error.message)
+        export = self._decode(request, body)
+        if isinstance(export, OtlpAnswer):
+            return export
         # An empty request is a success: senders probe with it.
         return self._apply(export, request.context) if export.n_items else TAKEN
 
-    def examine(self, request: OtlpRequest, body: bytes) -> ExaminedPush | OtlpAnswer:
-        """What `take` would refuse, and otherwise what there is; notes who sent it. Nothing is handed on."""
+    def _decode(self, request: OtlpRequest, body: bytes) -> Export | OtlpAnswer:
+        """A body, or why it is refused."""
         try:
             export = request.decode(body, self._max_body_bytes)
         except TooLargeError as error:
@@ -190,6 +185,13 @@ class PushIntake:
         except BadDataError as error:
             self._tally.refuse_request(Reason.BAD_BODY)
             return OtlpAnswer(AnswerStatus.BAD_DATA, error.message)
+        return export
+
+    def examine(self, request: OtlpRequest, body: bytes) -> ExaminedPush | OtlpAnswer:
+        """What `take` would refuse, and otherwise what there is; notes who sent it. Nothing is handed on."""
+        export = self._decode(request, body)
+        if isinstance(export, OtlpAnswer):
+            return export
         push: PushContext = request.context
         refusal = self._check_clusters(export, push)
         if refusal is not None:
