@@ -31,6 +31,7 @@ from ingero.testing.waiting import wait_until
 
 NODES = [f"n{at}" for at in range(5)]
 STORED = "ingero_fleet_stream_pushes_total"
+JUDGED = "ingero_fleet_stream_judged_total"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -172,9 +173,11 @@ def test_a_push_of_several_clusters_is_judged_under_each_of_them(tmp_path):
             names = {one["cluster_id"] for one in agents.admin("clusters")["clusters"]}
             return names == {"east", "a b/ü"}
 
-        wait_until(has_both)
+        wait_until(lambda: agents.own(JUDGED, outcome="live") == 2)
+        assert has_both()
         assert list_nodes("east") == ["east-node"]
         assert list_nodes("a b/ü") == ["a b/ü-node"]
+        assert agents.own("ingero_fleet_scores_total") == 2, "each node under its own cluster alone"
 
 
 def test_what_cannot_be_read_is_refused_before_it_is_stored(tmp_path):
