@@ -3,7 +3,7 @@
 For each of them the kernel waits until no processor can be in its handler (perf_trace_event_unreg,
 kernel/trace/trace_event_perf.c: 0.1 s here), one after another, and holds a lock that each new one needs too. So a
 tracer that ends cannot wait for all, and one that starts then would get its probes as slowly as the others go: the
-remover holds a lock of ours around each removal, and whoever attaches takes that lock for all of a file's.
+remover holds a lock of ours around each removal, and the process that attaches takes that lock for all of a file's.
 
 The lock is advisory, and of a file that every user may open: both wait for it for a bounded time and then go on.
 """
