@@ -169,27 +169,15 @@ class PushIntake:
 
     def take(self, request: OtlpRequest, body: bytes) -> OtlpAnswer:
         """Decode a body and hand it on; when this returns, the push is applied."""
-        export = self._decode(request, body)
+        export = _decode(request, body, self._max_body_bytes, self._tally)
         if isinstance(export, OtlpAnswer):
             return export
         # An empty request is a success: senders probe with it.
         return self._apply(export, request.context) if export.n_items else TAKEN
 
-    def _decode(self, request: OtlpRequest, body: bytes) -> Export | OtlpAnswer:
-        """A body, or why it is refused."""
-        try:
-            export = request.decode(body, self._max_body_bytes)
-        except TooLargeError as error:
-            self._tally.refuse_request(Reason.TOO_LARGE)
-            return OtlpAnswer(AnswerStatus.TOO_LARGE, error.message)
-        except BadDataError as error:
-            self._tally.refuse_request(Reason.BAD_BODY)
-            return OtlpAnswer(AnswerStatus.BAD_DATA, error.message)
-        return export
-
     def examine(self, request: OtlpRequest, body: bytes) -> ExaminedPush | OtlpAnswer:
         """What `take` would refuse, and otherwise what there is; notes who sent it. Nothing is handed on."""
-        export = self._decode(request, body)
+        export = _decode(request, body, self._max_body_bytes, self._tally)
         if isinstance(export, OtlpAnswer):
             return export
         push: PushContext = request.context
@@ -346,6 +334,20 @@ class PushIntake:
         headers = write_headers(answer)
         self._headers = (answer, headers)
         return headers
+
+
+def _decode(
+    request: OtlpRequest, body: bytes, max_body_bytes: int, tally: Tally
+) -> Export | OtlpAnswer:
+    """A body, or why it is refused, which is counted."""
+    try:
+        return request.decode(body, max_body_bytes)
+    except TooLargeError as error:
+        tally.refuse_request(Reason.TOO_LARGE)
+        return OtlpAnswer(AnswerStatus.TOO_LARGE, error.message)
+    except BadDataError as error:
+        tally.refuse_request(Reason.BAD_BODY)
+        return OtlpAnswer(AnswerStatus.BAD_DATA, error.message)
 
 
 def add_question(headers: AnswerHeaders | None, question: str | None) -> AnswerHeaders | None:
