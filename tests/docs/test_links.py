@@ -1,6 +1,7 @@
 """Documents point at things that exist."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,8 @@ def test_paths_in_code_marks_exist(path):
 def test_no_committed_text_names_a_package_registry():
     pinned = (ROOT / "requirements" / "dev.txt").read_text()
     assert "://" not in pinned
+
+
+def test_no_two_decisions_share_a_number():
+    numbers = Counter(path.name[:4] for path in (ROOT / "docs/decisions").glob("0*.md"))
+    assert [number for number, n in numbers.items() if n > 1] == []
