@@ -204,7 +204,7 @@ def other_tenant_is_answered(served):
 def test_no_body_ends_ingest(served):
     """As JSON, as protobuf, and as protobuf with bytes changed; from a tenant and from an operator."""
 
-    @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
     @given(
         asked=requests,
         damage=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=4),

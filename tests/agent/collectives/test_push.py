@@ -10,7 +10,7 @@ import pytest
 from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.agent.collectives.host import CollectiveTracker
 from ingero.agent.collectives.push import STILL_NS, CollectivePusher, PushPace, UsualTimes
-from ingero.agent.collectives.rank_names import number_job
+from ingero.agent.collectives.rank_names import RankNames, number_job
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import PushReply
 from ingero.agent.metrics.collectives import iter_collective_series
@@ -339,3 +339,14 @@ def test_jobs_are_told_apart_by_what_their_ranks_have_in_common():
     }
     assert len(others | {shared}) == 8
     assert number_job("7", "", boot="a") == number_job("7", "", boot="b")
+
+
+def test_two_that_lived_together_are_two_workers_although_both_ended_before_they_were_named():
+    ended = {}
+    names = RankNames(NodeIdentity(cluster_id="c", node_id="n"), ended)
+    for pid in (1, 2):
+        names.add(pid, 0, "")
+    ended.update(dict.fromkeys((1, 2)))
+    assert [names.name(pid, 0).job for pid in (1, 2)] == ["", "2"]
+    names.add(3, 0, "")
+    assert names.name(3, 0).job == ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -22,12 +22,13 @@ class RankNames:
         exited: Processes that ended; another one may take the rank of such a process.
     """
 
-    def __init__(self, identity: NodeIdentity, exited: Container[int]) -> None:
+    def __init__(self, identity: NodeIdentity, exited: Collection[int]) -> None:
         self._identity = identity
         self._exited = exited
         self._ranks: dict[int, int] = {}
         self._jobs: dict[int, str] = {}
         self._resources: dict[int, ProcessResource] = {}
+        self._ended_before: dict[int, frozenset[int]] = {}
         self._named: dict[tuple[int, int], Rank] = {}
         self._holders: dict[tuple[str, int], int] = {}
 
@@ -38,6 +39,7 @@ class RankNames:
         """
         self._forget_name(pid)
         self._ranks[pid], self._jobs[pid], self._resources[pid] = rank, job, resource
+        self._ended_before.setdefault(pid, frozenset(self._exited))
 
     def find_rank(self, pid: int) -> int:
         """The rank that the launcher gave; -1 where it gave none."""
@@ -53,7 +55,8 @@ class RankNames:
         if known is None:
             identity, job = self._identity, self._jobs.get(pid, "")
             holder = self._holders.get((job, rank))
-            if holder is None or holder in self._exited:
+            # That it has ended by now does not count: both may have, and were two as long as they lived.
+            if holder is None or holder in self._ended_before.get(pid, self._exited):
                 self._holders[job, rank] = pid
             else:
                 job = f"{job}/{pid}" if job else str(pid)
@@ -67,6 +70,7 @@ class RankNames:
         self._ranks.pop(pid, None)
         self._jobs.pop(pid, None)
         self._resources.pop(pid, None)
+        self._ended_before.pop(pid, None)
         self._forget_name(pid)
 
     def _forget_name(self, pid: int) -> None:
