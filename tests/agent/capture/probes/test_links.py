@@ -19,12 +19,12 @@ def _read_children() -> str:
     return Path("/proc/thread-self/children").read_text(encoding="ascii")
 
 
-def leave_pipe():
+def leave_pipe(**patience):
     """A pipe whose writing end is left to a remover; its reading end, and what the end was called."""
     reader, *links = os.pipe()
     links.append(os.dup(links[0]))
     held = tuple(links)
-    leave_links(links)
+    leave_links(links, **patience)
     assert links == []
     return reader, held
 
@@ -48,7 +48,7 @@ def test_without_links_nothing_is_started():
 
 def find_remover(held):
     """The folder below ``/proc`` of the process that removes these links and has opened the lock."""
-    words = [str(UPROBE_TYPE), *map(str, held)]
+    words = [str(UPROBE_TYPE), "30.0", *map(str, held)]
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if (folder / "cmdline").read_text().split("\0")[-len(words) - 1 : -1] != words:
@@ -77,6 +77,15 @@ def test_removals_wait_while_somebody_attaches():
             os.read(reader, 1)
     os.set_blocking(reader, True)
     assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
+@needs_uprobes
+def test_one_who_keeps_the_lock_keeps_no_probe_in_place():
+    with UPROBE_TYPE.open("rb") as stranger:
+        fcntl.flock(stranger, fcntl.LOCK_EX)
+        reader, _ = leave_pipe(patience_s=0.05)
+        assert os.read(reader, 1) == b""
     os.close(reader)
 
 

@@ -5,7 +5,8 @@ kernel/trace/trace_event_perf.c: 0.1 s here), one after another, and holds a loc
 tracer that ends cannot wait for all, and one that starts then would get its probes as slowly as the others go: the
 remover holds a lock of ours around each removal, and the process that attaches takes that lock for all of a file's.
 
-The lock is advisory, and of a file that every user may open: both wait for it for a bounded time and then go on.
+The lock is advisory, and of a file that every user may open: both wait for it for a bounded time and then go on, the
+remover without asking again, so that nobody can keep probes in place.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import Final
 from ingero.agent.capture.kernel.perf import UPROBE_TYPE
 
 _PATIENCE_S: Final = 1.0
-"""Some removals: the other side holds the lock for one at a time."""
+"""Of one who attaches: the remover holds the lock for one removal at a time."""
+_REMOVER_PATIENCE_S: Final = 30.0
+"""Far more than attaching to all files of a node takes."""
 _POLL_S: Final = 0.002
 _PAUSE_S: Final = 0.02
 """Between removals, so that one who polls gets its turn."""
@@ -30,13 +33,15 @@ import fcntl, os, sys, time
 if os.fork():
     os._exit(0)
 os.read(0, 1)
-lock = os.open(sys.argv[1], os.O_RDONLY)
-for fd in map(int, sys.argv[2:]):
-    until = time.monotonic() + 30 * {_PATIENCE_S}
-    while time.monotonic() < until:
+lock, patience_s = os.open(sys.argv[1], os.O_RDONLY), float(sys.argv[2])
+for fd in map(int, sys.argv[3:]):
+    until = time.monotonic() + patience_s
+    while patience_s:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            if time.monotonic() >= until:
+                patience_s = 0.0
             time.sleep({_PAUSE_S})
         else:
             break
@@ -46,21 +51,23 @@ for fd in map(int, sys.argv[2:]):
 """
 
 
-def leave_links(links: list[int]) -> None:
+def leave_links(links: list[int], patience_s: float = _REMOVER_PATIENCE_S) -> None:
     """Have a process of its own remove probes, and do not wait for it.
 
     Args:
         links: Descriptors; the list is empty afterwards.
+        patience_s: How long it waits for those who attach, in seconds; then it asks nobody any more.
     """
     if not links:
         return
     gate, release = os.pipe()
     for fd in links:
         os.set_inheritable(fd, True)  # noqa: FBT003 - the standard library's
+    arguments = (str(UPROBE_TYPE), str(patience_s), *map(str, links))
     starter = os.posix_spawn(
         sys.executable,
         # The one that waits is a child of the first, which ends: nobody here has to reap it.
-        (sys.executable, "-I", "-S", "-c", _REMOVE, str(UPROBE_TYPE), *map(str, links)),
+        (sys.executable, "-I", "-S", "-c", _REMOVE, *arguments),
         {},
         file_actions=(
             (os.POSIX_SPAWN_DUP2, gate, 0),
@@ -79,7 +86,7 @@ def leave_links(links: list[int]) -> None:
 
 @contextlib.contextmanager
 def hold_removals() -> Iterator[None]:
-    """While the context lasts, removers of this machine wait, for half a minute at most.
+    """While the context lasts, removers of this machine wait, each for half a minute at most.
 
     Nothing is raised where there is no such lock or somebody else keeps it: attaching is then slower.
     """
