@@ -207,6 +207,20 @@ def test_the_last_numbers_are_pushed_as_cumulative_sums_and_histograms():
     assert notes == []
 
 
+def test_where_processes_ran_is_forgotten_when_there_are_many_and_nothing_is_counted_of_them():
+    taken = []
+
+    class Outlet:
+        def take(self, series, wall_ns, resources):
+            taken.append(resources)
+
+    observer = MetricObserver([Outlet()])
+    for pid in range(1, 4098):
+        observer.on_process(ProcessIdentity(pid, pod=Pod("u", f"p{pid}", "ml")))
+    observer.on_totals(totals_of({(7, LAUNCH): [100]}))
+    assert set(taken[0]) == {7}
+
+
 def shown_percentiles(series):
     return {
         (dict(labels)["operation"], dict(labels)["percentile"]): value for labels, value in series.points

@@ -36,7 +36,8 @@ from ingero.wire.process_resource import ProcessResource
 PUSH_NS: Final = 10 * NS_PER_S
 SCOPE: Final = "ingero"
 _LABELS: Final = {"gpu.uuid": "gpu_uuid"}
-
+_MAX_RESOURCES: Final = 4096
+"""Beyond it, those of processes without a count of their own are forgotten."""
 Resources: TypeAlias = Mapping[int, ProcessResource]
 """Where processes run, by pid; those of which nothing is known are left out."""
 
@@ -79,6 +80,9 @@ class MetricObserver:
 
     def on_totals(self, totals: Totals) -> None:
         """Hand the series to the outlets."""
+        if len(self._resources) > _MAX_RESOURCES:
+            counted = set(totals.all_keys["pid"].tolist())
+            self._resources = {pid: one for pid, one in self._resources.items() if pid in counted}
         recent = self._recent.take(totals)
         series = (*iter_call_series(totals, self._ranks), recent, *self._more())
         for outlet in self._outlets:
