@@ -12,6 +12,7 @@ from ingero.errors import BadDataError, DeliveryError, PermanentError
 from ingero.fleet.component import PushContext
 from ingero.fleet.jetstream.receiving import PushLog
 from ingero.fleet.receivers.otlp.intake import ExaminedPush, PushIntake
+from ingero.fleet.receivers.otlp.relayed import build_relayed
 from ingero.fleet.receivers.otlp.telemetry import Tally, TransportLabel
 from ingero.fleet.workers.messages import RelayedPush
 from ingero.otlp.names import Signal
@@ -84,17 +85,7 @@ class LoggedIntake:
             return examined
         if not examined.n_items:
             return TAKEN  # senders probe with it
-        push: PushContext = request.context
-        relayed = RelayedPush(
-            0,
-            self._seat,
-            request.signal,
-            request.content_type,
-            push.cluster_hint,
-            push.auth_subject,
-            None,
-            body,
-        )
+        relayed = build_relayed(request, self._seat, None, body)
         if request.transport != TransportLabel.GRPC:
             return self._store(examined, relayed)
         try:

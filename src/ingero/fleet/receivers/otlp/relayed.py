@@ -7,7 +7,7 @@ gives the judge's `PushIntake` what the worker sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -102,17 +102,7 @@ class RelayedIntake:
                 self._tally.refuse_request(Reason.BAD_BODY)
                 return OtlpAnswer(AnswerStatus.BAD_DATA, error.message)
         push: WorkerPush = request.context
-        allowed = push.allowed_clusters
-        relayed = RelayedPush(
-            0,
-            self._seat,
-            request.signal,
-            request.content_type,
-            push.cluster_hint,
-            push.auth_subject,
-            None if allowed is None else tuple(allowed),
-            body,
-        )
+        relayed = build_relayed(request, self._seat, push.allowed_clusters, body)
         if request.transport == TransportLabel.GRPC:
             return _read(push, self._relay.ask(relayed))
         return self._submit(push, relayed)
@@ -138,6 +128,30 @@ class RelayedIntake:
         threshold = judged.threshold
         headers = None if threshold is None else _write_headers(threshold)
         return add_question(headers, judged.question)
+
+
+def build_relayed(
+    request: OtlpRequest, seat: int, allowed: Collection[str] | None, body: bytes
+) -> RelayedPush:
+    """A push as another process takes it.
+
+    Args:
+        request: Its request; the context is a `PushContext`.
+        seat: The protocol by which it came.
+        allowed: Clusters that its sender may push for; None where that is no matter to who takes it.
+        body: Decompressed.
+    """
+    push: PushContext = request.context
+    return RelayedPush(
+        0,
+        seat,
+        request.signal,
+        request.content_type,
+        push.cluster_hint,
+        push.auth_subject,
+        None if allowed is None else tuple(allowed),
+        body,
+    )
 
 
 def _read(push: WorkerPush, answer: RelayedAnswer | None) -> OtlpAnswer:
