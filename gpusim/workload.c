@@ -532,12 +532,75 @@ static void ranks(void)
 	CALL(ncclCommDestroy, 0, comm);
 }
 
+/* A server that answers one request after another: a prompt, then a token at a time. Every step brings its token back and
+ * waits for it. Several ranks share each step's work, as tensor parallelism does: they meet in it. The account says how many
+ * steps of each kind there were and how long they took, from the first call to the return of the wait. */
+static void serve_step(sim_stream_t stream, void *cache, u64 input, u64 kernels, comm_t comm, u64 slow_ns)
+{
+	u64 count = input / 8 * 4096; /* one number of 4 bytes for each of 4096 hidden features of each token */
+	struct sim_dim3 grid = {input > 8 ? 512 : 8, 1, 1};
+
+	CALL(cudaMemcpyAsync, input, cache, buffer, input, H2D, stream);
+	if (slow_ns)
+		rest(slow_ns);
+	for (u64 i = 0; i < kernels; i++)
+		CALL(cudaLaunchKernel, 0, KERNEL, grid, BLOCK, NULL, 0, stream);
+	if (comm)
+		CALL(ncclAllReduce, count * 4, NULL, NULL, count, FLOAT, 0, comm, stream);
+}
+
+static void serve(void)
+{
+	int rank = from_environment("RANK", 0), nranks = from_environment("WORLD_SIZE", 1);
+	u64 requests = knob("requests", 40), tokens = knob("tokens", 20), idle_ns = knob("idle_us", 5000) * 1000;
+	u64 prompt = knob("prompt_bytes", 16384), kernels = knob("kernels", 12), prompt_kernels = knob("prompt_kernels", 120);
+	u64 slow_from = knob("slow_from", -1ull), slow_each = knob("slow_each", 10), slow_ns = knob("slow_us", 30000) * 1000;
+	u64 slow_rank = knob("slow_rank", 0), decode_ns = 0, prefill_ns = 0, n_slow = 0, done = 0, began_ns, is_slow;
+	sim_stream_t stream;
+	comm_t comm = NULL;
+	struct unique_id id;
+	void *cache;
+
+	CALL(cudaSetDevice, 0, from_environment("LOCAL_RANK", 0));
+	cudaStreamCreate(&stream);
+	fact("stream", "%llu", (u64)stream);
+	fact("rank", "%llu", rank);
+	if (nranks > 1) {
+		share_id(&id, rank, nranks);
+		make_comm(&comm, nranks, &id, rank);
+	}
+	for (u64 i = 0; i < requests; i++) {
+		rest(idle_ns);
+		CALL(cudaMallocAsync, 4 << 20, &cache, 4 << 20, stream);
+		for (u64 token = 0; token <= tokens; token++) {
+			began_ns = now_ns();
+			is_slow = token && (u64)rank == slow_rank && done >= slow_from && !(done % slow_each);
+			n_slow += is_slow;
+			serve_step(stream, cache, token ? 8 : prompt, token ? kernels : prompt_kernels, comm,
+				   is_slow ? slow_ns : 0);
+			CALL(cudaMemcpyAsync, 4, buffer, cache, 4, D2H, stream);
+			CALL(cudaStreamSynchronize, 0, stream);
+			*(token ? &decode_ns : &prefill_ns) += now_ns() - began_ns;
+			done += !!token;
+		}
+		CALL(cudaFreeAsync, 4 << 20, cache, stream);
+	}
+	fact("n_prefill", "%llu", requests);
+	fact("n_decode", "%llu", done);
+	fact("n_slow", "%llu", n_slow);
+	fact("prefill_ns", "%llu", prefill_ns);
+	fact("decode_ns", "%llu", decode_ns);
+	if (comm)
+		CALL(ncclCommDestroy, 0, comm);
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
 } WORKLOADS[] = {
 	{"train", train}, {"infer", infer}, {"leak", leak},   {"fragment", fragment}, {"copy", copy}, {"sync", synchronise},
 	{"graph", graph}, {"ranks", ranks}, {"storm", storm}, {"primes", primes},     {"hang", hang}, {"cost", cost},
+	{"serve", serve},
 };
 
 int main(int argc, char **argv)

@@ -42,6 +42,22 @@ WORKLOADS: Final = (
         {"requests": 50, "tokens": 16, "idle_us": 2000, "kernels": 6},
     ),
     SimulatedWorkload(
+        "serve",
+        "A server of requests: a prompt, then a token per step; some tokens may take long; ranks share the work",
+        {
+            "requests": 40,
+            "tokens": 20,
+            "idle_us": 5000,
+            "prompt_bytes": 16_384,
+            "kernels": 12,
+            "prompt_kernels": 120,
+            "slow_from": 1 << 32,
+            "slow_each": 10,
+            "slow_us": 30_000,
+            "slow_rank": 0,
+        },
+    ),
+    SimulatedWorkload(
         "leak",
         "Device memory that is not all given back, until an allocation fails",
         {"steps": 200, "bytes": 8 << 20, "leak_one_in": 4},

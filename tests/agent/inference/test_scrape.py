@@ -1,0 +1,338 @@
+"""The metrics of serving engines, read over HTTP from pages as the engines publish them.
+
+No engine runs here. vLLM and SGLang make their pages with ``prometheus_client``, so theirs are made with it, with the
+names, labels and buckets of the projects' sources; TGI's (Rust) and Triton's (C++) are written out in the form of those
+libraries. Numbers are ours. Sources: vllm/v1/metrics/loggers.py and docs/usage/metrics.md (vllm-project/vllm);
+docs/references/production_metrics.md (sgl-project/sglang); docs/source/reference/metrics.md
+(huggingface/text-generation-inference); docs/user_guide/metrics.md (triton-inference-server/server).
+"""
+
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from ingero.agent.inference import scrape
+from ingero.agent.inference.engines import SGLANG, TGI, TRITON, VLLM, find_engine, find_option
+from ingero.agent.inference.scrape import (
+    EngineScraper,
+    ScrapeOutcome,
+    ScrapeSettings,
+    find_engines,
+    read_page,
+)
+from ingero.agent.metrics.exporting import PrometheusPage
+from ingero.agent.metrics.series import Distribution
+from ingero.errors import BadDataError
+from ingero.testing.clock import ManualClock
+from ingero.units import NS_PER_S
+
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def page_of_vllm():
+    registry = CollectorRegistry()
+    labels, values = (
+        ("model_name", "engine"),
+        [(MODEL, "0"), (MODEL, "1")],
+    )  # two data-parallel engines
+    first = Histogram(
+        "vllm:time_to_first_token_seconds",
+        "TTFT.",
+        labels,
+        registry=registry,
+        buckets=(0.1, 0.25, 1.0),
+    )
+    token = Histogram(
+        "vllm:inter_token_latency_seconds", "ITL.", labels, registry=registry, buckets=(0.01, 0.025)
+    )
+    prompt = Counter("vllm:prompt_tokens", "Prefill tokens.", labels, registry=registry)
+    done = Counter(
+        "vllm:request_success", "Finished.", (*labels, "finished_reason"), registry=registry
+    )
+    running = Gauge("vllm:num_requests_running", "Running.", labels, registry=registry)
+    cache = Gauge("vllm:kv_cache_usage_perc", "Used.", labels, registry=registry)
+    Gauge("vllm:cache_config_info", "Config.", ("block_size",), registry=registry).labels("16").set(
+        1
+    )
+    for at, value in enumerate(values):
+        for seconds in (0.05, 0.2, 3.0):
+            first.labels(*value).observe(seconds)
+        token.labels(*value).observe(0.02)
+        prompt.labels(*value).inc(100 + at)
+        running.labels(*value).set(3 + at)
+        cache.labels(*value).set(0.5 + 0.25 * at)
+        done.labels(*value, "stop").inc(2)
+        done.labels(*value, "length").inc(1)
+    return generate_latest(registry).decode()
+
+
+def page_of_sglang():
+    registry = CollectorRegistry()
+    labels = ("model_name",)
+    Counter("sglang:prompt_tokens", "Prefill.", labels, registry=registry).labels(MODEL).inc(
+        8.128902e06
+    )
+    Gauge("sglang:token_usage", "Usage.", labels, registry=registry).labels(MODEL).set(0.28)
+    Gauge("sglang:num_queue_reqs", "Waiting.", labels, registry=registry).labels(MODEL).set(2826)
+    request = Histogram(
+        "sglang:e2e_request_latency_seconds", "E2E.", labels, registry=registry, buckets=(1, 10)
+    )
+    for seconds in (0.5, 5, 50):
+        request.labels(MODEL).observe(seconds)
+    older = Histogram(
+        "sglang:time_per_output_token_seconds", "TPOT.", labels, registry=registry, buckets=(0.05,)
+    )
+    older.labels(MODEL).observe(0.04)
+    return generate_latest(registry).decode()
+
+
+PAGE_OF_TGI = """\
+# TYPE tgi_request_success counter
+tgi_request_success 41
+
+# TYPE tgi_queue_size gauge
+tgi_queue_size 7
+
+# TYPE tgi_batch_current_size gauge
+tgi_batch_current_size 12
+
+# TYPE tgi_batch_forward_duration histogram
+tgi_batch_forward_duration_bucket{method="prefill",le="0.1"} 3
+tgi_batch_forward_duration_bucket{method="prefill",le="+Inf"} 5
+tgi_batch_forward_duration_sum{method="prefill"} 1.5
+tgi_batch_forward_duration_count{method="prefill"} 5
+tgi_batch_forward_duration_bucket{method="decode",le="0.1"} 100
+tgi_batch_forward_duration_bucket{method="decode",le="+Inf"} 100
+tgi_batch_forward_duration_sum{method="decode"} 2.25
+tgi_batch_forward_duration_count{method="decode"} 100
+
+# TYPE tgi_request_generated_tokens histogram
+tgi_request_generated_tokens_bucket{le="64"} 40
+tgi_request_generated_tokens_bucket{le="+Inf"} 41
+tgi_request_generated_tokens_sum 1234
+tgi_request_generated_tokens_count 41
+
+"""
+PAGE_OF_TRITON = """\
+# HELP nv_inference_request_success Number of successful inference requests, all batch sizes
+# TYPE nv_inference_request_success counter
+nv_inference_request_success{model="ensemble",version="1"} 161
+nv_inference_request_success{model="bert",version="1"} 20
+nv_inference_request_success{model="bert",version="2"} 22
+# HELP nv_inference_queue_duration_us Cumulative inference queuing duration in microseconds (includes cached requests)
+# TYPE nv_inference_queue_duration_us counter
+nv_inference_queue_duration_us{model="ensemble",version="1"} 11110
+# HELP nv_gpu_utilization GPU utilization rate [0.0 - 1.0)
+# TYPE nv_gpu_utilization gauge
+nv_gpu_utilization{gpu_uuid="GPU-1"} 0.78
+"""
+
+
+def told(page, engine):
+    """Numbers of a page by name and model."""
+    return {
+        (metric.name, model): number for (metric, model), number in read_page(page, engine).items()
+    }
+
+
+def test_a_page_of_vllm_with_two_engines_is_added_up():
+    found = told(page_of_vllm(), VLLM)
+    first = found["gen_ai.server.time_to_first_token", MODEL]
+    assert first == Distribution((0.1, 0.25, 1.0), (2, 2, 0, 2), pytest.approx(6.5))
+    assert found["gen_ai.server.time_per_output_token", MODEL].counts == (0, 2, 0)
+    assert found["gen_ai.token.usage.input", MODEL] == 201
+    assert found["gen_ai.server.request.success", MODEL] == 6
+    assert found["gen_ai.server.batch.size", MODEL] == 7
+    assert found["gen_ai.server.kv_cache.utilization", MODEL] == 0.75  # the fuller one's
+
+
+def test_a_page_of_sglang_is_read_with_the_names_of_its_older_releases():
+    found = told(page_of_sglang(), SGLANG)
+    assert found["gen_ai.token.usage.input", MODEL] == 8_128_902
+    assert found["gen_ai.server.queue.size", MODEL] == 2826
+    assert found["gen_ai.server.request.duration", MODEL].counts == (1, 1, 1)
+    assert found["gen_ai.server.time_per_output_token", MODEL].counts == (1, 0)
+
+
+def test_a_page_of_tgi_has_its_phases_apart():
+    found = told(PAGE_OF_TGI, TGI)
+    assert found["gen_ai.server.request.duration.prefill", ""] == Distribution((0.1,), (3, 2), 1.5)
+    assert found["gen_ai.server.request.duration.decode", ""] == Distribution(
+        (0.1,), (100, 0), 2.25
+    )
+    assert found["gen_ai.token.usage.output", ""] == 1234
+    assert found["gen_ai.server.request.success", ""] == 41
+
+
+def test_a_page_of_triton_has_a_number_for_each_model():
+    found = told(PAGE_OF_TRITON, TRITON)
+    assert found == {
+        ("gen_ai.server.request.success", "ensemble"): 161,
+        ("gen_ai.server.request.success", "bert"): 42,
+        ("gen_ai.server.queue.time", "ensemble"): pytest.approx(0.01111),
+    }
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<html>not found</html>",
+        'vllm:num_requests_running{model_name="x} 1',
+        "vllm:num_requests_running NaN",
+        "vllm:num_requests_running 1e999",
+        '# TYPE vllm:time_to_first_token_seconds histogram\nvllm:time_to_first_token_seconds_bucket{le="1"} 5\n',
+        (
+            '# TYPE vllm:time_to_first_token_seconds histogram\nvllm:time_to_first_token_seconds_bucket{le="1"} 5\n'
+            'vllm:time_to_first_token_seconds_bucket{le="+Inf"} 4\n'
+        ),
+    ],
+)
+def test_a_page_that_cannot_be_read_is_bad_data(page):
+    with pytest.raises(BadDataError):
+        read_page(page, VLLM)
+
+
+@pytest.mark.parametrize(
+    ("line", "engine"),
+    [
+        ("python3 -m vllm.entrypoints.openai.api_server --model x", VLLM),
+        ("/usr/bin/python3 /opt/bin/vllm serve meta/x --port 9000", VLLM),
+        ("python -m sglang.launch_server --model-path x", SGLANG),
+        ("text-generation-launcher --model-id x", TGI),
+        ("/opt/tritonserver/bin/tritonserver --model-repository=/m", TRITON),
+        ("vim vllm.py", None),
+        ("python train.py --comment vllm", None),
+        ("", None),
+    ],
+)
+def test_engines_are_recognised_by_their_command_lines(line, engine):
+    assert find_engine(line.split()) is engine
+
+
+def test_options_are_read_in_both_forms():
+    assert find_option(["vllm", "--port", "9000"], ("--port",)) == "9000"
+    assert find_option(["vllm", "--port=9001"], ("--port",)) == "9001"
+    assert find_option(["vllm", "--port"], ("--port",)) == ""
+
+
+def write_process(proc, pid, line):
+    folder = proc / str(pid)
+    folder.mkdir()
+    (folder / "cmdline").write_bytes("\0".join(line.split()).encode() + b"\0")
+
+
+def test_each_port_is_one_engine_and_a_wrong_port_is_the_usual_one(tmp_path):
+    write_process(tmp_path, 5, "vllm serve a --port 9000")
+    write_process(tmp_path, 6, "vllm serve a --port 9000")  # a fork of it
+    write_process(tmp_path, 7, "tritonserver --metrics-port=99999")
+    write_process(tmp_path, 8, "bash")
+    found = [(one.engine, one.pid, one.port) for one in find_engines([8, 7, 6, 5, 4], tmp_path)]
+    assert found == [(VLLM, 5, 9000), (TRITON, 7, 8002)]
+
+
+@contextmanager
+def serve(answer):
+    """A real HTTP server on a free port; ``answer`` gives status and body."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            status, body = answer()
+            self.send_response(status)
+            self.send_header("Location", "http://127.0.0.1:1/")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def proc(tmp_path, monkeypatch):
+    """A /proc of engines that the tests write."""
+    look = find_engines
+    monkeypatch.setattr(scrape, "find_engines", lambda pids: look(pids, tmp_path))
+    return tmp_path
+
+
+def scraper_of(said, clock, pids):
+    return EngineScraper(ScrapeSettings(), clock, said.append, pids=lambda: pids)
+
+
+def test_an_engine_is_found_read_and_shown_and_each_failure_is_counted_and_told_once(proc):
+    answers = {
+        "page": (200, page_of_vllm().encode()), "html": (200, b"<html>"), "away": (302, b""),
+        "large": (200, b"#" * (scrape.MAX_PAGE_BYTES + 1)), "other": (200, PAGE_OF_TRITON.encode()),
+    }  # fmt: skip
+    now = ["page"]
+    said, clock = [], ManualClock()
+    with serve(lambda: answers[now[0]]) as port, scraper_of(said, clock, [5]) as scraper:
+        write_process(proc, 5, f"vllm serve {MODEL} --port {port}")
+        for name in ("page", "html", "html", "away", "large", "other", "page"):
+            now[0] = name
+            scraper.look()
+            series = {one.name: one for one in scraper.iter_series()}
+            assert ("gen_ai.server.batch.size" in series) == (
+                name == "page"
+            )  # absent is not what it was
+        outcomes = {
+            dict(labels)["outcome"]: n for labels, n in series["ingero.infer.scrapes"].points
+        }
+        assert outcomes == {
+            "taken": 2,
+            "malformed": 2,
+            "refused": 1,
+            "too_large": 1,
+            "unknown_metrics": 1,
+        }
+        page = PrometheusPage()
+        page.take(tuple(scraper.iter_series()), 0)
+        labels = f'model="{MODEL}",port="{port}",system="vllm"'
+        assert f"gen_ai_server_batch_size{{{labels}}} 7\n" in page.render()
+        assert f"gen_ai_token_usage_input_total{{{labels}}} 201\n" in page.render()
+        assert "gen_ai_server_time_to_first_token_seconds_bucket{" in page.render()
+    assert [text.split(": ", 1)[1].split(" ")[:4] for text in said[1:]] == [
+        ["its", "metrics", "are", "not"],
+        ["its", "metrics", "are", "not"],
+        ["its", "metrics", "are", "not"],
+        ["its", "metrics", "are", "not"],
+        ["its", "metrics", "are", "read"],
+    ]
+    assert said[0] == f"vllm (pid 5): its metrics are read on port {port}"
+    assert "answers 302" in said[2]
+    assert f"over {scrape.MAX_PAGE_BYTES} bytes" in said[3]
+
+
+def test_an_engine_that_does_not_listen_is_unreachable_and_one_that_ended_is_gone(proc):
+    said, clock, pids = [], ManualClock(), [5]
+    with serve(lambda: (200, b"")) as port:
+        pass  # the port is free again
+    with scraper_of(said, clock, pids) as scraper:
+        write_process(proc, 5, f"tritonserver --metrics-port {port}")
+        scraper.look()
+        (state,) = scraper.engines
+        assert state.outcomes == {ScrapeOutcome.UNREACHABLE: 1}
+        pids.clear()
+        scraper.look()
+        assert len(scraper.engines) == 1  # processes are looked at every thirty seconds
+        clock.advance(30 * NS_PER_S)
+        scraper.look()
+        assert scraper.engines == ()
+        assert list(scraper.iter_series()) == []
+
+
+def test_many_models_of_one_page_are_bounded():
+    lines = [f'nv_inference_request_success{{model="{i:04}"}} 1' for i in range(1000)]
+    assert len(read_page("\n".join(lines) + "\n", TRITON)) == scrape.MAX_MODELS
