@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator
+from pathlib import Path
 
+from ingero.agent.capture.assignments import AssignmentFinder
 from ingero.agent.capture.discover.identity import ProcessIdentity, find_cgroup_id, read_identity
 from ingero.agent.capture.discover.processes import find_descendants, has_ended
 from ingero.agent.capture.kernel.abi import ProcessEvent
@@ -18,12 +20,13 @@ class TracedProcesses:
     Args:
         engine: The probes, which know the processes that are watched by their pid.
         pids: Processes to watch with their children; none when others than pids say whom to watch.
+        kubelet: Socket of the kubelet, which is asked for the devices of processes in pods; None asks nobody.
 
     Attributes:
         has_lost_all: Whether every process that was named has ended, with its children.
     """
 
-    def __init__(self, engine: Engine, pids: Collection[int]) -> None:
+    def __init__(self, engine: Engine, pids: Collection[int], kubelet: Path | None = None) -> None:
         self.has_lost_all = False
         self._engine = engine
         self._are_named = bool(pids)
@@ -31,6 +34,7 @@ class TracedProcesses:
         self._identities: dict[int, ProcessIdentity] = {}
         self._met: deque[ProcessIdentity] = deque()
         self._ended: list[int] = []
+        self._finder = AssignmentFinder(kubelet, self._complete) if kubelet is not None else None
         for pid in pids:
             engine.control.watch_pid(pid)
 
@@ -63,6 +67,24 @@ class TracedProcesses:
             return
         self._identities[pid] = identity
         self._met.append(identity)
+        if identity.pod.uid and self._finder is not None:
+            self._finder.ask(identity)
+
+    def _complete(self, identity: ProcessIdentity) -> None:
+        """More is known of a process, if it is still the same one. Any thread."""
+        known = self._identities.get(identity.pid)
+        if known is not None and known.start_ticks == identity.start_ticks:
+            self._identities[identity.pid] = identity
+            self._met.append(identity)
+
+    def pop_notes(self) -> Iterator[str]:
+        """Sentences about what could not be found out about processes, since the last time."""
+        return self._finder.pop_notes() if self._finder is not None else iter(())
+
+    def close(self) -> None:
+        """Stop asking; safe to call twice."""
+        if self._finder is not None:
+            self._finder.close()
 
     def meet_counted(self, keys: Records) -> None:
         """The same for every process that has a count."""
@@ -70,7 +92,7 @@ class TracedProcesses:
             self.meet(pid)
 
     def pop_met(self) -> Iterator[ProcessIdentity]:
-        """Processes met since the last time."""
+        """Processes met since the last time, and those of which more is known since then."""
         while self._met:
             yield self._met.popleft()
 

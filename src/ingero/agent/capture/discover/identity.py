@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ingero.model.recording import ProcessRank
-from ingero.wire.process_resource import ResourceKey
+from ingero.wire.process_resource import ResourceKey, join_devices
 
 _PROC: Final = Path("/proc")
 _UNKNOWN: Final = -1
@@ -58,6 +58,19 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
+class Assignment:
+    """What the kubelet gave to a process's container; empty where nothing is known.
+
+    Attributes:
+        container: The container's name in its pod.
+        devices: As CDI names devices, such as ``nvidia.com/gpu=GPU-8f…``.
+    """
+
+    container: str = ""
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SlurmStep:
     """A step of a Slurm job; empty text where nothing is known.
 
@@ -88,6 +101,7 @@ class ProcessIdentity:
         pod: Its Kubernetes pod.
         slurm: Its step of a Slurm job.
         meeting: Where the ranks of its job meet; see `find_meeting`.
+        assignment: What the kubelet gave to its container.
     """
 
     pid: int
@@ -101,6 +115,7 @@ class ProcessIdentity:
     pod: Pod = field(default_factory=Pod)
     slurm: SlurmStep = field(default_factory=SlurmStep)
     meeting: str = ""
+    assignment: Assignment = field(default_factory=Assignment)
 
     @property
     def resource(self) -> tuple[tuple[str, str], ...]:
@@ -109,7 +124,9 @@ class ProcessIdentity:
             ResourceKey.K8S_NAMESPACE_NAME: self.pod.namespace,
             ResourceKey.K8S_POD_NAME: self.pod.name,
             ResourceKey.K8S_POD_UID: self.pod.uid,
+            ResourceKey.K8S_CONTAINER_NAME: self.assignment.container,
             ResourceKey.CONTAINER_ID: self.container,
+            ResourceKey.DEVICE_IDS: join_devices(self.assignment.devices),
             ResourceKey.SLURM_JOB_ID: self.slurm.job,
             ResourceKey.SLURM_STEP_ID: self.slurm.step,
             ResourceKey.SLURM_NODE_NAME: self.slurm.node,
