@@ -44,6 +44,8 @@ MAX_RANKS: Final = 1 << 24
 MAX_DURATION_NS: Final = 1 << 50
 """13 days. Longer durations are refused, so that sums over a record cannot overflow [11]."""
 
+MAX_LATE_NS: Final = 1 << 62
+
 _HEADER: Final = struct.Struct("<4sBBHI")  # magic, version, columns, reserved, operations
 _COLUMN: Final = struct.Struct("<BBQQ")  # mode, width, first, base
 _COLUMNS: Final = ("seq", "entry_ns", "inside_ns", "own_ns", "n_bytes", "op")
@@ -69,16 +71,19 @@ class CollectiveRead:
         n_refused: Batches that could not; count them.
         first_problem: Why the first of them could not; empty when none was refused.
         n_ops: Operations of all runs.
+        late_ns: By run, how long its agent kept it because Fleet was away; 0 for what is of now.
     """
 
     runs: list[CollectiveRun] = field(default_factory=list)
     n_refused: int = 0
     first_problem: str = ""
     n_ops: int = 0
+    late_ns: list[int] = field(default_factory=list)
 
     def add(self, entry: LogEntry) -> None:
         """Read one record; one that cannot be read costs only itself."""
         try:
+            late_ns = _get_int(entry.attributes, Attribute.COLLECTIVE_LATE_NS, 0, MAX_LATE_NS, 0)
             run = _read_record(entry, MAX_EXPORT_OPS - self.n_ops)
         except BadDataError as error:
             self.n_refused += 1
@@ -86,6 +91,7 @@ class CollectiveRead:
         else:
             self.n_ops += len(run.ops)
             self.runs.append(run)
+            self.late_ns.append(late_ns)
 
 
 def pack_ops(ops: Records) -> bytes:
@@ -221,7 +227,11 @@ def _checked(name: str, values: _Column) -> npt.NDArray[Any]:
 
 
 def build_collectives(
-    runs: Iterable[CollectiveRun], wall_ns: int, resource: Mapping[str, Any] | None = None
+    runs: Iterable[CollectiveRun],
+    wall_ns: int,
+    resource: Mapping[str, Any] | None = None,
+    *,
+    late_ns: int = 0,
 ) -> Export:
     """One logs export of any number of runs: a resource per node and place of a process, a record per run.
 
@@ -229,8 +239,11 @@ def build_collectives(
         runs: Of any nodes; those longer than `MAX_OPS` become several records.
         wall_ns: When this is pushed, for the records' observed time.
         resource: Further attributes of every resource.
+        late_ns: How long the sender kept them because nobody took them.
     """
-    records = ((run.rank, record) for run in runs for record in _build_records(run, wall_ns))
+    records = (
+        (run.rank, record) for run in runs for record in _build_records(run, wall_ns, late_ns)
+    )
     return build_rank_logs(records, str(VERSION), resource)
 
 
@@ -268,7 +281,7 @@ def build_rank_logs(
     return Export.from_tree(Signal.LOGS, structs.LogsRequest(entries))
 
 
-def _build_records(run: CollectiveRun, wall_ns: int) -> Iterator[structs.LogRecord]:
+def _build_records(run: CollectiveRun, wall_ns: int, late_ns: int) -> Iterator[structs.LogRecord]:
     attributes: dict[str, Any] = {
         Attribute.COLLECTIVE_COMM: run.comm,
         Attribute.COLLECTIVE_COMM_RANK: run.comm_rank,
@@ -281,6 +294,8 @@ def _build_records(run: CollectiveRun, wall_ns: int) -> Iterator[structs.LogReco
         attributes[Attribute.RANK_GPUS] = run.rank.n_gpus
     if run.rank.job:
         attributes[Attribute.RANK_JOB] = run.rank.job
+    if late_ns:
+        attributes[Attribute.COLLECTIVE_LATE_NS] = min(late_ns, MAX_LATE_NS)
     if run.rank.labels:
         attributes[Attribute.RANK_LABELS] = dict(run.rank.labels)
     for start in range(0, len(run.ops), MAX_OPS):

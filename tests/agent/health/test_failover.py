@@ -4,7 +4,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from ingero.agent.health.cache import ThresholdCache
 from ingero.agent.health.failover import FailoverTransport
+from ingero.agent.health.push_queue import PushQueue
 from ingero.agent.health.transport import HttpTransport, TransportSettings
 from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.otlp.codec import Export, structs
@@ -88,3 +90,22 @@ def test_no_other_fleet_is_tried_when_the_time_of_a_push_is_over(fleets, transpo
     transport._now_ns = clock.mono_ns
     assert transport.send(EXPORT, 0).is_taken
     assert count(fleets) == [0, 1, 0]
+
+
+def test_the_threshold_of_a_fleet_that_could_not_take_the_push_is_kept_when_the_others_are_gone(
+    fleets, transport, clock
+):
+    fleets[0].status = 503
+    fleets[0].headers = {
+        "Retry-After": "2",
+        "X-Ingero-Threshold": "0.8",
+        "X-Ingero-Quorum-Met": "true",
+    }
+    fleets[1].stop()
+    fleets[2].stop()
+    cache = ThresholdCache()
+    queue = PushQueue(transport, cache, clock, lambda _ns: None, lambda: 0.0)
+    queue.offer(EXPORT)
+    queue.drain()
+    assert not queue.last.is_taken
+    assert cache.cached.value == 0.8

@@ -21,7 +21,7 @@ from ingero.agent.collectives.rank_names import RankNames, number_job
 from ingero.agent.collectives.run_queue import PushCounts, RunQueue
 from ingero.agent.health.collective_counts import CollectiveCounts
 from ingero.agent.health.push_body import NodeIdentity
-from ingero.agent.health.transport import PushTransport
+from ingero.agent.health.spill import SpillCounts
 from ingero.model.arrays import Records
 from ingero.model.collectives import CollectiveOp, CollectiveRun, Rank
 from ingero.model.progress import Ending, RankProgress
@@ -112,7 +112,7 @@ class CollectivePusher:
 
     Args:
         identity: The node.
-        transport: The way to Fleet.
+        queue: Sends to Fleet, and keeps what it does not take.
         tracker: Turns kernel records into rows.
         clock: Both clocks.
         pace: How often.
@@ -125,7 +125,7 @@ class CollectivePusher:
     def __init__(
         self,
         identity: NodeIdentity,
-        transport: PushTransport,
+        queue: RunQueue,
         tracker: CollectiveTracker,
         clock: Clock,
         pace: PushPace,
@@ -139,7 +139,7 @@ class CollectivePusher:
         self._offset_ns = clock.wall_ns() - clock.mono_ns()
         self._exited: dict[int, tuple[int, Ending | None]] = {}
         self._names = RankNames(identity, self._exited)
-        self._queue = RunQueue(transport, clock)
+        self._queue = queue
         self._usual: dict[tuple[int, str], UsualTimes] = {}
         self._sent = _LastSent(clock.mono_ns(), clock.mono_ns())
         self.on_finished: OnFinished = lambda _pid, _rank, _ops: None
@@ -152,10 +152,12 @@ class CollectivePusher:
     def count_outcomes(self) -> CollectiveCounts:
         """What became of the node's collectives so far. Any thread; its numbers may be a moment apart."""
         counts, tracker, device = self.counts, self._tracker, self._device.counts
+        spill = self._queue.spill
+        spilled = SpillCounts() if spill is None else spill.counts
         return CollectiveCounts(
             taken=counts.n_ops,
             waiting=sum(len(run.ops) for run in list(self._queue.kept)),
-            dropped=counts.n_dropped,
+            dropped=self._queue.n_dropped,
             unknown_communicator=tracker.n_unknown,
             without_end=tracker.n_unsynced,
             plugin_told=device.n_ops,
@@ -164,6 +166,12 @@ class CollectivePusher:
             plugin_refused=device.n_refused,
             requests_taken=counts.n_pushes,
             requests_failed=counts.n_failed,
+            taken_late=counts.n_late_ops,
+            spill_batches=0 if spill is None else spill.n_batches,
+            spill_bytes=0 if spill is None else spill.n_bytes,
+            spill_damaged=spilled.n_damaged,
+            spill_failed=spilled.n_write_failures + spilled.n_remove_failures,
+            spill_problem=spilled.problem,
         )
 
     # ── From the tracing thread ─────────────────────────────────────────────
@@ -217,8 +225,11 @@ class CollectivePusher:
             moved = [known.add(one.ops) for known, one in zip(usual, finished, strict=True)]
             progress = self._forget_ended(now_ns, is_last=is_last) + self._find_stalled(now_ns)
         self._queue.put(runs)
+        self._queue.drain()
         since_ns = now_ns - self._sent.pushed_ns
-        is_early = any(moved) and since_ns >= self._pace.early_gap_ns
+        is_early = (
+            any(moved) and since_ns >= self._pace.early_gap_ns and not self._queue.is_spilling
+        )
         if self._queue.kept and (is_early or progress or since_ns >= self._pace.interval_ns):
             self.counts.n_early += is_early
             self._sent.pushed_ns = now_ns

@@ -25,6 +25,12 @@ class CollectiveCounts:
         diagnoses_sent: Answers that Fleet took.
         diagnoses_declined: Answers that say why it was not looked into.
         diagnoses_failed: Requests with an answer that it did not take; Fleet asks again.
+        taken_late: Operations that Fleet took from the spill, after it had been away.
+        spill_batches: Batches that wait on disk.
+        spill_bytes: What they take of it.
+        spill_damaged: Batches on disk that could not be read and lie aside; what they held is not sent.
+        spill_failed: Batches that the disk did not take or did not remove.
+        spill_problem: The newest of these, in words.
     """
 
     taken: int = 0
@@ -42,16 +48,27 @@ class CollectiveCounts:
     diagnoses_sent: int = 0
     diagnoses_declined: int = 0
     diagnoses_failed: int = 0
+    taken_late: int = 0
+    spill_batches: int = 0
+    spill_bytes: int = 0
+    spill_damaged: int = 0
+    spill_failed: int = 0
+    spill_problem: str = ""
 
     @property
     def n_not_sent(self) -> int:
         """Operations that Fleet never receives."""
         return self.dropped + self.unknown_communicator
 
-    def build_record(self) -> dict[str, int]:
+    def build_record(self) -> dict[str, int | str]:
         """Every count by its name."""
         return asdict(self)
 
     def describe_loss(self) -> str:
-        """What to add to a line for people; empty while nothing is lost."""
-        return f"; {self.n_not_sent} collectives not sent" if self.n_not_sent else ""
+        """What to add to a line for people; empty while nothing is lost or waits on disk."""
+        parts = [f"; {self.n_not_sent} collectives not sent"] if self.n_not_sent else []
+        if self.spill_batches:
+            parts.append(f"; {self.spill_batches} batches of collectives wait on disk")
+        if self.spill_problem:
+            parts.append(f"; spill: {self.spill_problem}")
+        return "".join(parts)

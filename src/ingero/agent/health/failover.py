@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ingero.agent.health.cache import HeaderOutcome
 from ingero.agent.health.transport import PushReply, PushTransport
 from ingero.otlp.codec import Export
 
@@ -29,9 +30,10 @@ class FailoverTransport:
         self._at = 0
 
     def send(self, export: Export, wall_ns: int) -> PushReply:
-        """Send until a Fleet takes it; the last answer."""
+        """Send until a Fleet takes it; the last answer, with the threshold of one before where it has none."""
         began_ns = self._now_ns()
         reply = self._transports[self._at].send(export, wall_ns)
+        known = reply.headers
         for _ in self._transports[1:]:
             is_away = reply.is_cut_off or reply.retry_after_ns is not None
             if reply.is_taken or not is_away:
@@ -40,7 +42,9 @@ class FailoverTransport:
             if self._now_ns() - began_ns >= self._timeout_ns:
                 break
             reply = self._transports[self._at].send(export, wall_ns)
-        return reply
+            if reply.headers.outcome is not HeaderOutcome.MISS:
+                known = reply.headers
+        return reply if reply.headers is known else reply._replace(headers=known)
 
     def close(self) -> None:
         """Release connections."""

@@ -79,7 +79,7 @@ class ThresholdPoller:
             return usual_ns
         self.n_asked += 1
         try:
-            headers = self._settings.auth_headers() | _HEADERS
+            headers = self._settings.request_headers() | _HEADERS
             with self._sender.client.stream("GET", self._url, headers=headers) as response:
                 body = read_short(response, MAX_BODY_BYTES)
         except (httpx.HTTPError, BadDataError) as error:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ingero.agent.health.cache import ThresholdCache
+from ingero.agent.health.cache import HeaderOutcome, ThresholdCache
 from ingero.agent.health.transport import PushReply, PushTransport
 from ingero.otlp.codec.export import Export
 from ingero.telemetry.clock import Clock
@@ -214,7 +214,8 @@ class PushQueue:
         return not answer.is_cut_off and answer.retry_after_ns is None
 
     def _record_response(self, answer: PushReply) -> None:
-        if not answer.is_cut_off:
+        has_headers = answer.headers.outcome is not HeaderOutcome.MISS  # of another Fleet
+        if has_headers or not answer.is_cut_off:
             self._cache.record_response(answer.headers, self._clock.mono_ns())
 
     def _note_pause(self, retry_after_ns: int | None) -> None:

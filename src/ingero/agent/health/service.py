@@ -28,6 +28,7 @@ from ingero.agent.health.poll import ThresholdPoller
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.push_queue import PushQueue
 from ingero.agent.health.signals.reading import SignalSource
+from ingero.agent.health.spill import SpillSettings
 from ingero.agent.health.transport import (
     GrpcTransport,
     HttpTransport,
@@ -59,6 +60,7 @@ class AgentSettings:
         socket_path: Local event stream; None is off.
         socket_gid: Group that may read it; negative for none.
         spans: Where detections are traced to; None is off.
+        spill: Where collectives wait on disk while Fleet is away; None keeps them in memory alone.
     """
 
     identity: NodeIdentity
@@ -72,6 +74,7 @@ class AgentSettings:
     socket_path: Path | None = None
     socket_gid: int = -1
     spans: TransportSettings | None = None
+    spill: SpillSettings | None = None
 
 
 OnSample = Callable[[HealthSample, list[str]], None]

@@ -38,6 +38,7 @@ class PushReply(NamedTuple):
         retry_after_ns: How long the receiver asked the agent to wait; None when it did not.
         is_cut_off: No answer came at all, so one more try is worth it.
         is_refused: Somebody answered, and did not take it.
+        is_retryable: The protocol allows to send it again, as to a proxy whose Fleet is away.
         question: What the receiver wants to know of this node; None for nothing.
     """
 
@@ -47,6 +48,7 @@ class PushReply(NamedTuple):
     retry_after_ns: int | None = None
     is_cut_off: bool = False
     is_refused: bool = False
+    is_retryable: bool = False
     question: DiagnosisRequest | None = None
 
 
@@ -69,7 +71,7 @@ class TransportSettings:
     Attributes:
         endpoint: Where.
         others: Further Fleets that act as one with it; a push goes to them while it is away.
-        cluster_id: Hint for routing; empty sends none.
+        cluster_id: Hint for routing, in the query and as a header; empty sends none.
         timeout_ns: Longest wait for one answer.
         is_protobuf: Encoding of HTTP bodies; False is JSON.
         is_gzip: Compress bodies.
@@ -97,13 +99,18 @@ class TransportSettings:
         """Names the cluster in a URL, as a hint for load balancers; empty when there is no cluster."""
         return f"?{urlencode({CLUSTER_QUERY: self.cluster_id})}" if self.cluster_id else ""
 
-    def auth_headers(self) -> dict[str, str]:
-        """The headers and the token as they are now.
+    def request_headers(self) -> dict[str, str]:
+        """What each request carries: the cluster as a hint for load balancers, headers, the token as it is now.
 
         Raises:
             BadDataError: The token cannot be read or cannot stand in a header.
         """
-        headers = dict(self.headers)
+        name = (
+            self.cluster_id
+        )  # one that cannot stand in a header is only in the query and in the body
+        is_plain = name.isascii() and name.isprintable() and name == name.strip() != ""
+        headers = {Header.CLUSTER_HINT.value: name} if is_plain else {}
+        headers |= self.headers
         if self.token_file is None:
             return headers
         try:
@@ -152,6 +159,7 @@ class _FleetTransport:
             retry_after_ns=reply.retry_after_ns,
             is_cut_off=reply.is_cut_off,
             is_refused=not reply.is_taken and not reply.is_cut_off,
+            is_retryable=reply.is_retryable,
             question=parse_request(reply.headers.get(self._question)),
         )
 
@@ -186,16 +194,13 @@ class GrpcTransport(_FleetTransport):
             GrpcSenderSettings,
         )
 
-        # gRPC refuses a call whose metadata is not plain text; the body says the cluster anyway.
-        is_plain = settings.cluster_id.isascii() and settings.cluster_id.isprintable()
-        hint = {Header.CLUSTER_HINT.value: settings.cluster_id} if is_plain else {}
         sender = GrpcSender(
             GrpcSenderSettings(
                 target=settings.endpoint.target,
                 is_secure=settings.endpoint.is_secure,
                 timeout_ns=settings.timeout_ns,
                 is_gzip=settings.is_gzip,
-                headers=lambda: settings.auth_headers() | hint,
+                headers=settings.request_headers,
                 ca_file=settings.ca_file,
                 key_file=settings.key_file,
                 cert_file=settings.cert_file,
@@ -231,7 +236,7 @@ def open_http_sender(settings: TransportSettings) -> HttpSender:
             content_type=ContentType.PROTOBUF if settings.is_protobuf else ContentType.JSON,
             timeout_ns=settings.timeout_ns,
             encoding="gzip" if settings.is_gzip else "",
-            headers=settings.auth_headers,
+            headers=settings.request_headers,
             tls=build_client_context(tls) if endpoint.is_secure else None,
             user_agent=USER_AGENT,
             is_env_trusted=True,

@@ -22,6 +22,7 @@ from ingero.agent.capture.totals import Totals
 from ingero.agent.collectives.device import DeviceCollectives
 from ingero.agent.collectives.host import CollectiveTracker
 from ingero.agent.collectives.push import CollectivePusher, PushPace
+from ingero.agent.collectives.run_queue import RunQueue
 from ingero.agent.diagnosis.examiner import AskedTransport, Examiner
 from ingero.agent.diagnosis.history import CounterHistory
 from ingero.agent.diagnosis.switches import watch_switches
@@ -35,6 +36,7 @@ from ingero.agent.health.service import (
     open_agent,
 )
 from ingero.agent.health.signals.reading import Reading, Signals
+from ingero.agent.health.spill import open_spill
 from ingero.agent.metrics.machine import Processors
 from ingero.config.nccl import ring_parent
 from ingero.model.arrays import Records
@@ -234,9 +236,15 @@ def open_live(
         examiner: Examiner = stack.enter_context(
             _open_examiner(health, history, clock, stop, callbacks)
         )
+        queue = RunQueue(
+            AskedTransport(transport, examiner.ask),
+            clock,
+            health.loop.push_interval_ns,
+            stack.enter_context(open_spill(health.spill, clock)),
+        )
         pusher = CollectivePusher(
             health.identity,
-            AskedTransport(transport, examiner.ask),
+            queue,
             CollectiveTracker(),
             clock,
             PushPace(health.loop.push_interval_ns, health.loop.early_push_gap_ns),
