@@ -2,7 +2,9 @@
 
 import json
 import subprocess
+import time
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import quote
 
 import httpx
@@ -10,6 +12,8 @@ import pytest
 import yaml
 
 from ingero.testing.waiting import wait_until
+
+PROMETHEUS_3 = Path(__file__).parents[2] / ".cache/prometheus3/prometheus"
 
 
 def has_prometheus():
@@ -24,10 +28,30 @@ needs_prometheus = pytest.mark.skipif(
     not has_prometheus(), reason="prometheus (Debian: prometheus) is not installed"
 )
 
+each_prometheus = pytest.mark.parametrize(
+    "binary",
+    [
+        pytest.param("prometheus", id="debian", marks=needs_prometheus),
+        pytest.param(
+            PROMETHEUS_3,
+            id="3",
+            marks=pytest.mark.skipif(
+                not PROMETHEUS_3.exists(), reason="no Prometheus 3: scripts/install_prometheus3"
+            ),
+        ),
+    ],
+)
+"""Debian's own, and a 3 where there is one."""
+
 
 class Prometheus:
-    def __init__(self, url):
+    def __init__(self, url, process=None):
         self.url = url
+        self._process = process
+
+    def stop(self):
+        self._process.terminate()
+        self._process.wait(30)
 
     def query(self, expression):
         """Value of each series of the result, by its labels as JSON."""
@@ -36,6 +60,19 @@ class Prometheus:
         return {
             json.dumps(one["metric"], sort_keys=True): float(one["value"][1])
             for one in answer["data"]["result"]
+        }
+
+    def exemplars(self, expression):
+        """Labels and value of each exemplar of the last hour, by the series it belongs to."""
+        now = time.time()
+        asked = {"query": expression, "start": now - 3600, "end": now + 60}
+        answer = httpx.get(f"{self.url}/api/v1/query_exemplars", params=asked).json()
+        assert answer["status"] == "success", answer
+        return {
+            one["seriesLabels"]["__name__"]: [
+                (e["labels"], float(e["value"])) for e in one["exemplars"]
+            ]
+            for one in answer["data"]
         }
 
     def names(self):
@@ -71,14 +108,14 @@ def run_prometheus(folder, targets, rules=None, **job):
 
 
 @contextmanager
-def serve_config(folder, config, *flags):
+def serve_config(folder, config, *flags, binary="prometheus"):
     """A Prometheus with this configuration, on a port of its choice."""
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     log = folder / "prometheus.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
             [
-                "prometheus",
+                binary,
                 f"--config.file={folder / 'prometheus.yml'}",
                 f"--storage.tsdb.path={folder / 'data'}",
                 "--web.listen-address=127.0.0.1:0",
@@ -99,7 +136,7 @@ def serve_config(folder, config, *flags):
         return None
 
     try:
-        yield Prometheus(f"http://{wait_until(find_address)}")
+        yield Prometheus(f"http://{wait_until(find_address)}", process)
     finally:
         process.terminate()
         process.wait(30)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from ingero.fleet.exporters import debug, file, otlp, otlphttp, prometheusremotewrite
+from ingero.fleet.exporters import debug, file, otlp, otlphttp
 from ingero.fleet.exporters.prometheus import exporter as prometheus
+from ingero.fleet.exporters.prometheusremotewrite import exporter as prometheusremotewrite
 from ingero.fleet.extensions import (
     basicauth,
     bearertokenauth,

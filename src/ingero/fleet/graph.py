@@ -13,14 +13,21 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from ingero.errors import DeliveryError, PermanentError, RetryableError
-from ingero.fleet.component import Component, ComponentId, ComponentKind, PipelineView
+from ingero.fleet.component import (
+    Component,
+    ComponentId,
+    ComponentKind,
+)
 from ingero.fleet.config import FleetConfig, Pipeline
 from ingero.fleet.consumer import Batch, Bounded, Consumer
 from ingero.fleet.factory import (
     ConsumingComponent,
     Factory,
 )
-from ingero.fleet.helpers.sending import ENQUEUE_FAILED
+from ingero.fleet.helpers.sending_report import ENQUEUE_FAILED
+from ingero.fleet.views import (
+    PipelineView,
+)
 from ingero.otlp.names import Signal
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.declare import counter, histogram

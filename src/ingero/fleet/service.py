@@ -24,9 +24,6 @@ from ingero.fleet.component import (
     ComponentId,
     ComponentKind,
     OfferedCapabilities,
-    PipelineView,
-    ServiceStatus,
-    ServiceView,
     SharedT,
 )
 from ingero.fleet.config import FleetConfig
@@ -35,9 +32,14 @@ from ingero.fleet.graph import PIPELINE_SECONDS, Graph, GraphNode, build_graph
 from ingero.fleet.jetstream.telemetry import STREAM_METRICS
 from ingero.fleet.processors.memory_limiter import read_resident_bytes
 from ingero.fleet.states import SharedStates
+from ingero.fleet.views import (
+    PipelineView,
+    ServiceStatus,
+    ServiceView,
+)
 from ingero.fleet.workers.pool import (
-    NEWS_INTERVAL_NS,
     POOL_METRICS,
+    THRESHOLD_INTERVAL_NS,
     ReceiverPool,
     WorkerPool,
     WorkerUsage,
@@ -190,7 +192,7 @@ class Generation:
             except IngeroError:
                 await self.stop(NS_PER_S)
                 raise
-            self.every(NEWS_INTERVAL_NS, self._pool.tell_news)
+            self.every(THRESHOLD_INTERVAL_NS, self._pool.send_thresholds)
         if self._site is not None:
             self._site.start(self)
 

@@ -37,8 +37,8 @@ class Scraped:
         push = PushContext(cluster_id=cluster_id, node_id=node_id)
         self.exporter.consume(Batch(Signal.METRICS, export, self.host.clock.wall_ns(), push))
 
-    def scrape(self, *steps, headers=None):
-        """Start, run the steps, fetch, stop; the text."""
+    def scrape(self, *steps, headers=None, is_bytes=False):
+        """Start, run the steps, fetch, stop; the text, or its bytes."""
 
         async def run():
             await self.exporter.start(self.host)
@@ -54,7 +54,7 @@ class Scraped:
         answer = asyncio.run(run())
         assert answer.status_code == 200
         self.content_type = answer.headers["content-type"]
-        return answer.text
+        return answer.content if is_bytes else answer.text
 
 
 def series(text):

@@ -22,7 +22,6 @@ from tests.fleet.exporters.scraped import (
 )
 
 from ingero.otlp.codec import (
-    Export,
     build_gauge,
     build_metrics,
     build_number,
@@ -311,23 +310,6 @@ def test_other_paths_and_methods_are_refused():
             await scraped.exporter.stop()
 
     assert asyncio.run(run()) == (404, 405, 200)
-
-
-def test_exponential_histogram_is_counted_not_shown():
-    scraped = Scraped()
-    point = structs.ExponentialHistogramDataPoint(count=1)
-    metric = structs.Metric(
-        name="e",
-        exponential_histogram=structs.ExponentialHistogram([point], aggregation_temporality=2),
-    )
-    export = build_metrics(NODE, [metric], "s")
-    assert isinstance(export, Export)
-    text = scraped.scrape(lambda: scraped.push(export), lambda: scraped.host.advance(NS_PER_S))
-    assert series(text) == {}
-    assert (
-        scraped.host.read("ingero_fleet_prometheus_unsupported_points_total", exporter="prometheus")
-        == 1
-    )
 
 
 @pytest.mark.parametrize("as_json", [False, True])

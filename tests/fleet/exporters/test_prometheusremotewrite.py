@@ -10,16 +10,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import cramjam
 import pytest
-from tests.e2e.prometheus import needs_prometheus, serve_config
+from tests.e2e.prometheus import each_prometheus, needs_prometheus, serve_config
 
 from ingero.config import parse_model
 from ingero.errors import ConfigError
 from ingero.fleet.component import ComponentId
 from ingero.fleet.consumer import Batch
-from ingero.fleet.exporters.prometheusremotewrite import (
+from ingero.fleet.exporters.prometheusremotewrite.config import RemoteWriteConfig
+from ingero.fleet.exporters.prometheusremotewrite.exporter import FACTORY
+from ingero.fleet.exporters.prometheusremotewrite.request import (
     _WRITE_REQUEST,
-    FACTORY,
-    RemoteWriteConfig,
     RemoteWriteRequest,
 )
 from ingero.otlp.codec import decode_export, encode_protobuf
@@ -74,10 +74,14 @@ def config(**settings):
     )
 
 
+def request_of(exported, **settings):
+    body = RemoteWriteRequest(config(**settings)).encode(exported, T)
+    return _WRITE_REQUEST.FromString(bytes(cramjam.snappy.decompress_raw(body)))
+
+
 def series(exported, **settings):
     """What a request holds: label text → samples by time in ms."""
-    body = RemoteWriteRequest(config(**settings)).encode(exported, T)
-    request = _WRITE_REQUEST.FromString(bytes(cramjam.snappy.decompress_raw(body)))
+    request = request_of(exported, **settings)
     found = {}
     for one in request.timeseries:
         labels = [(label.name, label.value) for label in one.labels]
@@ -170,13 +174,14 @@ class Receiver:
         self.url = f"http://127.0.0.1:{self.server.server_port}/api/v1/write"
 
 
-def send(url, *exports):
+def send(url, *exports, **more):
     """Start the exporter, hand it batches, end it; the host, to read counters from."""
     host = ManualHost()
     settings = config(
         endpoint=url,
         retry_on_failure={"initial_interval": "1ms", "max_interval": "1ms"},
         timeout="5s",
+        **more,
     )
 
     async def scenario():
@@ -216,6 +221,64 @@ def test_what_the_protocol_cannot_hold_is_counted_once():
         receiver.server.server_close()
     assert len(receiver.taken) == 2, "a request without a sample was sent"
     assert read("ingero_fleet_exporter_rejected_items_total") == 3
+
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+SEEN = {"timeUnixNano": str(T), "asDouble": 0.5, "traceId": TRACE, "spanId": "b7ad6b7169203331"}
+SEEN_SUM = {**SUM, "sum": {**SUM["sum"], "dataPoints": [{**number(7), "exemplars": [SEEN]}]}}
+SEEN_HISTOGRAM = {**HISTOGRAM, "histogram": {"aggregationTemporality": 2, "dataPoints": [
+    {**HISTOGRAM["histogram"]["dataPoints"][0], "exemplars": [SEEN, {**SEEN, "asDouble": 0.7}]}]}}  # fmt: skip
+NATIVE = {"name": "e", "unit": "s", "exponentialHistogram": {"aggregationTemporality": 2, "dataPoints": [
+    {"timeUnixNano": str(T), "count": "10", "sum": 20.0, "scale": 1, "zeroCount": "1", "exemplars": [SEEN],
+     "positive": {"offset": 1, "bucketCounts": ["4", "0", "5"]}}]}}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_message", [False, True], ids=["json", "protobuf"])
+def test_exemplars_and_native_histograms_are_written_as_prometheus_has_them(is_message):
+    exported = export(SEEN_SUM, SEEN_HISTOGRAM, NATIVE, is_message=is_message)
+    found = {}
+    for one in request_of(exported, send_native_histograms=True).timeseries:
+        labels = {label.name: label.value for label in one.labels}
+        found[labels["__name__"], labels.get("le", "")] = one
+    seen = {
+        key: [({pair.name: pair.value for pair in e.labels}, e.value, e.timestamp) for e in one.exemplars]
+        for key, one in found.items()
+        if one.exemplars
+    }  # fmt: skip
+    ids = {"trace_id": TRACE, "span_id": "b7ad6b7169203331"}
+    assert seen == {
+        ("calls_total", ""): [(ids, 0.5, AT)],
+        ("wait_seconds_bucket", "1.0"): [(ids, 0.7, AT)],
+        ("e_seconds", ""): [(ids, 0.5, AT)],
+    }
+    native = found["e_seconds", ""]
+    assert not native.samples
+    (one,) = native.histograms
+    assert (one.count_int, one.sum, one.schema, one.zero_count_int) == (10, 20.0, 1, 1)
+    assert [(span.offset, span.length) for span in one.positive_spans] == [(2, 1), (1, 1)]
+    assert (list(one.positive_deltas), one.timestamp) == ([4, 1], AT)
+    plain = request_of(exported, send_exemplars=False).timeseries
+    assert not any(one.exemplars or one.histograms for one in plain)
+    assert len(plain) == len(found) - 1
+
+
+@each_prometheus
+@pytest.mark.slow
+def test_a_real_prometheus_keeps_written_quantiles_and_traces(binary, tmp_path):
+    text = json.dumps([SEEN_SUM, NATIVE]).replace(str(T), str(time.time_ns()))
+    flags = (
+        "--web.enable-remote-write-receiver",
+        "--enable-feature=native-histograms,exemplar-storage",
+    )
+    with serve_config(tmp_path, {}, *flags, binary=binary) as prometheus:
+        url = f"{prometheus.url}/api/v1/write"
+        read = send(url, export(*json.loads(text)), send_native_histograms=True)
+        assert read("otelcol_exporter_sent_metric_points_total") == 2
+        assert wait_until(lambda: prometheus.number("histogram_count(e_seconds)")) == 10
+        # The fourth of ten observations is in the bucket above the one around zero, from 2 ** 0.5 to 2.
+        assert 2**0.5 < prometheus.number("histogram_quantile(0.4, e_seconds)") <= 2
+        (labels, value) = prometheus.exemplars("calls_total")["calls_total"][0]
+        assert (labels["trace_id"], value) == (TRACE, 0.5)
 
 
 @needs_prometheus

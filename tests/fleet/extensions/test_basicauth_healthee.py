@@ -12,13 +12,17 @@ from ingero.errors import ConfigError, IngeroError
 from ingero.fleet.component import (
     Authenticator,
     ComponentId,
+)
+from ingero.fleet.extensions import basicauth, healthee, zpages
+from ingero.fleet.views import (
     DeliveryState,
     DeliveryView,
     PipelineView,
+    ScrapeState,
+    ScrapeView,
     ServiceStatus,
     ServiceView,
 )
-from ingero.fleet.extensions import basicauth, healthee, zpages
 from ingero.testing.host import ManualHost
 from ingero.units import NS_PER_S
 
@@ -135,7 +139,17 @@ class View:
         return [PipelineView("logs", ("otlp",), (), ("otlp/up",), 7, (1.0,), (7, 0), ((0, "no"),))]
 
     def read_state(self):
-        return DeliveryState("otlp/up", 3, 10, 12.5)
+        return DeliveryState(
+            "otlp/up", 3, 10, 12.5, n_sent=9, n_retries=4, n_dropped=2,
+            last_error="<refused>", last_error_unix_s=1_767_225_590.25,
+        )  # fmt: skip
+
+
+class Scraped:
+    """A `ScrapeView` that nobody came to."""
+
+    def read_state(self):
+        return ScrapeState("prometheus", 70, 8, 40.0, 15.0)
 
 
 class Auth:
@@ -156,6 +170,7 @@ def ask(factory, settings, requests, status=ServiceStatus.RUNNING):
         await extension.start(host)
         host.offer_as(ComponentId("bearertokenauth"), Authenticator, Auth())  # starts later
         host.offer(DeliveryView, view)
+        host.offer(ScrapeView, Scraped())
         async with httpx.AsyncClient(base_url=f"http://{host.announced['']}") as client:
             answers = [await client.get(path, headers=headers) for path, headers in requests]
         await extension.stop()
@@ -188,9 +203,24 @@ def test_state_needs_the_right_token_and_shows_everything():
     assert body["pipelines"][0]["batches"] == 7
     assert body["pipelines"][0]["refusals"] == [{"unix_s": 0.0, "error": "no"}]
     assert body["exporters"] == [
-        {"exporter": "otlp/up", "n_waiting": 3, "capacity": 10, "away_s": 12.5}
+        {
+            "exporter": "otlp/up", "n_waiting": 3, "capacity": 10, "away_s": 12.5, "refused_s": None, "n_sent": 9,
+            "n_retries": 4, "n_dropped": 2, "last_error": "<refused>", "last_error_unix_s": 1_767_225_590.25,
+        }
+    ]  # fmt: skip
+    assert body["scraped"] == [
+        {
+            "exporter": "prometheus",
+            "n_series": 70,
+            "n_scrapes": 8,
+            "since_s": 40.0,
+            "interval_s": 15.0,
+        }
     ]
-    assert body["degraded"] == ["exporters.otlp/up: its destination has taken nothing for 12.5 s"]
+    assert body["degraded"] == [
+        "exporters.otlp/up: its destination has taken nothing for 12.5 s: <refused>",
+        "exporters.prometheus: nobody has scraped it for 40.0 s, and it was scraped every 15.0 s",
+    ]
 
 
 def test_state_without_a_check_is_not_served_and_an_unknown_check_lets_nobody_in():
@@ -203,4 +233,7 @@ def test_state_without_a_check_is_not_served_and_an_unknown_check_lets_nobody_in
 
 def test_zpages_show_what_waits_for_whom():
     (page,) = ask(zpages.FACTORY, {}, [("/debug/exporterz", {})])
-    assert "<td>otlp/up</td><td>3</td><td>10</td><td>away for 12.5 s</td>" in page.text
+    row = "<td>otlp/up</td><td>3 of 10</td><td>9</td><td>4</td><td>2</td><td>its destination has taken nothing"
+    assert row in page.text
+    assert "<td>2025-12-31T23:59:50+00:00</td><td>&lt;refused&gt;</td>" in page.text
+    assert "<td>prometheus</td><td>70</td><td>8</td><td>40.0 s ago</td><td>15.0 s</td><td>nobody" in page.text  # fmt: skip

@@ -10,11 +10,13 @@ from ingero.errors import ConfigError, IngeroError
 from ingero.fleet.component import (
     ComponentId,
     ComponentKind,
+)
+from ingero.fleet.extensions import bearertokenauth, health_check, zpages
+from ingero.fleet.views import (
     PipelineView,
     ServiceStatus,
     ServiceView,
 )
-from ingero.fleet.extensions import bearertokenauth, health_check, zpages
 from ingero.testing.host import ManualHost
 from ingero.units import NS_PER_S
 

@@ -10,7 +10,9 @@ from ingero.errors import PermanentError, RetryableError
 from ingero.fleet.component import ComponentId
 from ingero.fleet.consumer import Batch
 from ingero.fleet.helpers.queue_config import QueueConfig, RetryConfig
-from ingero.fleet.helpers.sending import PATIENCE_NS, Sender
+from ingero.fleet.helpers.sending import Sender
+from ingero.fleet.helpers.sending_report import PATIENCE_NS
+from ingero.fleet.views import DeliveryState
 from ingero.otlp.codec import build_gauge, build_metrics, build_number
 from ingero.otlp.names import Signal
 from ingero.telemetry.log import read_fields
@@ -256,6 +258,57 @@ def test_without_a_queue_the_caller_hears_the_destination():
         await _end(sender, host)
 
     _run(scenario)
+
+
+def test_state_says_what_was_sent_retried_dropped_and_said_last():
+    destination = Destination([RetryableError("later"), None, PermanentError("no"), None])
+
+    async def scenario(host):
+        sender = _sender(destination, {"num_consumers": 1, "queue_size": 7})
+        sender.start(host)
+        before = sender.read_state()
+        sender.consume(_batch(1))
+        await asyncio.to_thread(destination.wait_until, lambda one: one.taken == [1])
+        sender.consume(_batch(2))
+        await _until(lambda: sender.read_state().refused_s is not None)
+        host.clock.advance(3 * NS_PER_S)
+        refused = sender.read_state()
+        sender.consume(_batch(3))
+        await _until(lambda: sender.read_state().n_sent == 4)
+        after = sender.read_state()
+        await _end(sender, host)
+        return before, refused, after
+
+    host, (before, refused, after) = _run(scenario)
+    assert before == DeliveryState("otlphttp", 0, 7)
+    assert (refused.n_sent, refused.n_retries, refused.n_dropped) == (2, 1, 2)
+    assert (refused.away_s, refused.refused_s, refused.last_error) == (None, 3.0, "no")
+    assert refused.last_error_unix_s == round(host.clock.wall_ns() / NS_PER_S - 3, 3)
+    assert refused.trouble == "its destination has refused everything for 3.0 s: no"
+    assert (after.refused_s, after.trouble, after.last_error) == (None, "", "no")
+
+
+def test_a_destination_without_a_queue_is_seen_to_be_away_too():
+    async def scenario(host):
+        sender = _sender(Destination([RetryableError("later")]), {"enabled": False})
+        sender.start(host)
+        with pytest.raises(RetryableError):
+            sender.consume(_batch(1))
+        away = sender.read_state()
+        sender.consume(_batch(2))
+        back = sender.read_state()
+        await _end(sender, host)
+        return away, back
+
+    _, (away, back) = _run(scenario)
+    assert (away.capacity, away.away_s, away.n_dropped, away.last_error) == (0, 0.0, 2, "later")
+    assert (back.away_s, back.n_sent) == (None, 2)
+
+
+async def _until(check):
+    async with asyncio.timeout(30):
+        while not check():  # noqa: ASYNC110 - another thread makes it true
+            await asyncio.sleep(0.005)
 
 
 def test_shutdown_tries_again_what_is_refused_for_now():

@@ -14,11 +14,11 @@ from ingero.config.tls import TlsClientConfig
 from ingero.fleet.component import ComponentId, Host, Stability
 from ingero.fleet.factory import ExporterFactory
 from ingero.fleet.helpers.otlp_exporter import (
-    OTLP_EXPORTER_METRICS,
     MakeHeaders,
     OtlpClientConfig,
     QueuedOtlpExporter,
 )
+from ingero.fleet.helpers.sending_report import SENDING_METRICS
 from ingero.otlp.client.grpc import GrpcSender, GrpcSenderSettings
 
 
@@ -81,7 +81,7 @@ FACTORY: Final = ExporterFactory(
     config=OtlpConfig,
     says="OTLP over gRPC to another collector or store.",
     stability=Stability.BETA,
-    metrics=OTLP_EXPORTER_METRICS,
+    metrics=SENDING_METRICS,
     create=OtlpExporter,
     example={"endpoint": "localhost:4317"},
 )

@@ -15,11 +15,11 @@ from ingero.fleet.component import ComponentId, Host, Stability
 from ingero.fleet.factory import ExporterFactory
 from ingero.fleet.helpers.clients import open_client_context
 from ingero.fleet.helpers.otlp_exporter import (
-    OTLP_EXPORTER_METRICS,
     MakeHeaders,
     OtlpClientConfig,
     QueuedOtlpExporter,
 )
+from ingero.fleet.helpers.sending_report import SENDING_METRICS
 from ingero.otlp.codec import encode_json, encode_protobuf
 from ingero.otlp.names import SIGNAL_PATHS, ContentType, Signal
 
@@ -94,7 +94,7 @@ FACTORY: Final = ExporterFactory(
     config=OtlpHttpConfig,
     says="OTLP over HTTP to another collector or store.",
     stability=Stability.BETA,
-    metrics=OTLP_EXPORTER_METRICS,
+    metrics=SENDING_METRICS,
     create=OtlpHttpExporter,
     example={"endpoint": "http://localhost:4318"},
 )

@@ -12,9 +12,17 @@ from pydantic import Field
 
 from ingero.config import Endpoint, StrictModel
 from ingero.config.tls import TlsServerConfig
-from ingero.fleet.component import ComponentId, Host, ServiceStatus, ServiceView, Stability
+from ingero.fleet.component import (
+    ComponentId,
+    Host,
+    Stability,
+)
 from ingero.fleet.factory import ExtensionFactory
 from ingero.fleet.helpers.served_pages import Page, ServedPages
+from ingero.fleet.views import (
+    ServiceStatus,
+    ServiceView,
+)
 from ingero.units import format_duration
 
 if TYPE_CHECKING:

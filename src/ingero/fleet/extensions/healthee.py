@@ -17,16 +17,21 @@ from ingero.config.tls import TlsServerConfig
 from ingero.errors import ConfigError
 from ingero.fleet.component import (
     ComponentId,
-    DeliveryView,
     Host,
-    PipelineView,
-    ServiceStatus,
-    ServiceView,
     Stability,
 )
 from ingero.fleet.factory import ExtensionFactory
 from ingero.fleet.helpers.clients import ClientAuthConfig, find_authenticator
 from ingero.fleet.helpers.served_pages import Page, ServedPages, build_json_page
+from ingero.fleet.views import (
+    DeliveryState,
+    DeliveryView,
+    PipelineView,
+    ScrapeState,
+    ScrapeView,
+    ServiceStatus,
+    ServiceView,
+)
 from ingero.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -89,6 +94,8 @@ class HealtheePages:
         """The whole body."""
         view, clock = self._view, self._host.clock
         deliveries = [one.read_state() for one in self._host.find(DeliveryView)]
+        scraped = [one.read_state() for one in self._host.find(ScrapeView)]
+        states: tuple[DeliveryState | ScrapeState, ...] = (*deliveries, *scraped)
         return {
             "schema_version": _SCHEMA_VERSION,
             "version": __version__,
@@ -101,10 +108,9 @@ class HealtheePages:
             ],
             "pipelines": [_describe(one) for one in view.pipelines()],
             "exporters": [dataclasses.asdict(one) for one in deliveries],
+            "scraped": [dataclasses.asdict(one) for one in scraped],
             "degraded": [
-                f"exporters.{one.exporter}: its destination has taken nothing for {one.away_s} s"
-                for one in deliveries
-                if one.away_s is not None
+                f"exporters.{one.exporter}: {one.trouble}" for one in states if one.trouble
             ],
         }
 

@@ -16,9 +16,18 @@ from pydantic import Field
 from ingero import __version__
 from ingero.config import Endpoint, StrictModel
 from ingero.config.tls import TlsServerConfig
-from ingero.fleet.component import ComponentId, DeliveryView, Host, ServiceView, Stability
+from ingero.fleet.component import (
+    ComponentId,
+    Host,
+    Stability,
+)
 from ingero.fleet.factory import ExtensionFactory
 from ingero.fleet.helpers.served_pages import Page, ServedPages
+from ingero.fleet.views import (
+    DeliveryView,
+    ScrapeView,
+    ServiceView,
+)
 from ingero.units import NS_PER_S, format_duration
 
 if TYPE_CHECKING:
@@ -28,6 +37,12 @@ _STYLE: Final = (
     "body{font:14px sans-serif;margin:2em}td,th{padding:2px 12px;text-align:left}"
     "tr:nth-child(even){background:#eee}"
 )
+
+_SENDING: Final = (
+    *("exporter", "batches in its queue", "items sent", "retries", "items dropped"),
+    *("destination", "last error", "what it said"),
+)
+_SCRAPED: Final = ("exporter", "series", "scrapes", "last scrape", "interval", "trouble")
 
 
 class ZpagesConfig(StrictModel):
@@ -67,7 +82,7 @@ class Zpages:
         facts = [
             ("version", __version__),
             ("status", view.status),
-            ("started", _show_time(view.started_wall_ns)),
+            ("started", _show_time(view.started_wall_ns / NS_PER_S)),
             ("uptime", format_duration(clock.wall_ns() - view.started_wall_ns)),
             ("configuration", view.config_source),
         ]
@@ -90,20 +105,27 @@ class Zpages:
         )
 
     def _exporters(self) -> str:
-        states = [view.read_state() for view in self._find(DeliveryView)]
-        rows = [
+        sending = [
             (
                 one.exporter,
-                one.n_waiting,
-                one.capacity,
-                "takes data" if one.away_s is None else f"away for {one.away_s} s",
+                f"{one.n_waiting} of {one.capacity}" if one.capacity else "no queue",
+                *(one.n_sent, one.n_retries, one.n_dropped, one.trouble or "takes data"),
+                "" if one.last_error_unix_s is None else _show_time(one.last_error_unix_s),
+                one.last_error,
             )
-            for one in states
+            for one in (view.read_state() for view in self._find(DeliveryView))
         ]
-        return _table(
-            "Exporters with a sending queue",
-            ("exporter", "waiting batches", "queue size", "destination"),
-            rows,
+        scraped = [
+            (
+                *(one.exporter, one.n_series, one.n_scrapes),
+                "never" if one.since_s is None else f"{one.since_s} s ago",
+                "" if one.interval_s is None else f"{one.interval_s} s",
+                one.trouble,
+            )
+            for one in (view.read_state() for view in self._find(ScrapeView))
+        ]
+        return _table("Exporters that send", _SENDING, sending) + _table(
+            "Exporters that are scraped", _SCRAPED, scraped
         )
 
     def _traces(self) -> str:
@@ -111,7 +133,7 @@ class Zpages:
         for one in self._view.pipelines():
             bounds = [f"≤ {format_duration(bound * NS_PER_S)}" for bound in one.duration_bounds_s]
             text += _table(f"{one.name}: time per batch", (*bounds, "longer"), [one.durations])
-            errors = [(_show_time(wall_ns), message) for wall_ns, message in one.errors]
+            errors = [(_show_time(wall_ns / NS_PER_S), message) for wall_ns, message in one.errors]
             text += _table(f"{one.name}: latest refusals", ("when", "what"), errors)
         return text
 
@@ -126,8 +148,8 @@ def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) ->
     return f"<h2>{html.escape(title)}</h2><table>{line('th', head)}{body}</table>"
 
 
-def _show_time(wall_ns: int) -> str:
-    return datetime.fromtimestamp(wall_ns / NS_PER_S, UTC).isoformat(timespec="seconds")
+def _show_time(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")
 
 
 def _create(component: ComponentId, config: ZpagesConfig) -> ServedPages:

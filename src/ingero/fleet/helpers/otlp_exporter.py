@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from pydantic import Field
 
@@ -12,17 +12,10 @@ from ingero.fleet.component import Authenticator, ComponentId, Host
 from ingero.fleet.consumer import Batch
 from ingero.fleet.helpers.clients import ClientConfig, ConnectionConfig, find_authenticator, reveal
 from ingero.fleet.helpers.queue_config import QueueConfig, RetryConfig
-from ingero.fleet.helpers.sending import SENDING_METRICS, Sender
+from ingero.fleet.helpers.sending import Sender
+from ingero.fleet.helpers.sending_report import REJECTED
 from ingero.otlp.client.reply import OtlpSender
 from ingero.otlp.names import Signal
-from ingero.telemetry.declare import counter
-
-REJECTED: Final = counter(
-    "ingero_fleet_exporter_rejected_items_total",
-    "Items that the destination refused in a partial success, or that its protocol cannot hold; they are lost.",
-    "exporter",
-)
-OTLP_EXPORTER_METRICS: Final = (*SENDING_METRICS, REJECTED)
 
 MakeHeaders: TypeAlias = Callable[[], Mapping[str, str]]
 

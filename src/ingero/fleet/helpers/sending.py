@@ -3,7 +3,7 @@
 Key names, defaults and meaning are those of the Collector's ``exporterhelper``. Batches wait in memory, or in the
 storage that ``storage`` names, and are sent by threads. When the queue is full the batch is refused as retryable. A
 destination that is only slow makes its pushers wait: `Sender.find_refusal` says so before any other exporter takes the
-batch. One that took nothing for `PATIENCE_NS` holds up nobody: what others take meanwhile is lost for it
+batch. One that took nothing for ten seconds holds up nobody: what others take meanwhile is lost for it
 (`ingero.fleet.graph.FanOut`).
 
 Lossy: every item that is not delivered is in ``otelcol_exporter_send_failed_*`` (refused permanently, retries
@@ -24,150 +24,24 @@ from typing import Final
 from ingero.errors import DeliveryError, RetryableError
 from ingero.fleet.component import (
     ComponentId,
-    DeliveryState,
-    DeliveryView,
     Host,
 )
 from ingero.fleet.consumer import Batch
 from ingero.fleet.helpers.queue_config import QueueConfig, RetryConfig
+from ingero.fleet.helpers.sending_report import (
+    QUEUE_CAPACITY,
+    QUEUE_SIZE,
+    SendingReport,
+)
 from ingero.fleet.helpers.waiting_batches import WaitingBatch, WaitingBatches, open_waiting
-from ingero.otlp.names import Signal
+from ingero.fleet.views import DeliveryState, DeliveryView, RefusalView
 from ingero.telemetry.clock import Clock
-from ingero.telemetry.declare import MetricDeclaration, counter, gauge
-from ingero.telemetry.limited import RateLimitedLog
 from ingero.units import NS_PER_S
 
-_ITEMS: Final = {
-    Signal.METRICS: "metric_points",
-    Signal.LOGS: "log_records",
-    Signal.TRACES: "spans",
-}
-
-
-def _by_signal(name: str, says: str) -> dict[Signal, MetricDeclaration]:
-    return {
-        signal: counter(
-            f"otelcol_exporter_{name}_{items}_total",
-            says.format(items.replace("_", " ")),
-            "exporter",
-        )
-        for signal, items in _ITEMS.items()
-    }
-
-
-SENT: Final = _by_signal("sent", "The {} that the destination took.")
-SEND_FAILED: Final = _by_signal(
-    "send_failed", "The {} that were lost: refused for good, retries ran out, or left at the end."
-)
-ENQUEUE_FAILED: Final = _by_signal(
-    "enqueue_failed",
-    "The {} that were lost to this exporter: it did not take them, and other exporters did.",
-)
-QUEUE_SIZE: Final = gauge(
-    "otelcol_exporter_queue_size", "Batches that wait in the sending queue.", "exporter"
-)
-QUEUE_CAPACITY: Final = gauge(
-    "otelcol_exporter_queue_capacity", "Batches that the sending queue can hold.", "exporter"
-)
-RETRIES: Final = counter(
-    "ingero_fleet_exporter_retries_total", "Attempts after the first to send a batch.", "exporter"
-)
-SENDING_METRICS: Final = (
-    *SENT.values(),
-    *SEND_FAILED.values(),
-    QUEUE_SIZE,
-    QUEUE_CAPACITY,
-    RETRIES,
-)
-
-PATIENCE_NS: Final = 10 * NS_PER_S
-"""A destination that took nothing for so long is away, not slow."""
-_FLUSH_NS: Final = 10 * NS_PER_S
 _LAST_TRIES_NS: Final = NS_PER_S // 2
 """Longest pause between attempts while the service ends."""
 
 _log = logging.getLogger("ingero.fleet.exporter")
-
-
-class SendingReport:
-    """What operators learn of one exporter: its counters, and lines when its destination goes away and comes back.
-
-    Args:
-        name: The exporter's id.
-        host: The running service.
-
-    Attributes:
-        name: The exporter's id.
-    """
-
-    def __init__(self, name: str, host: Host) -> None:
-        self.name = name
-        self._clock: Clock = host.clock
-        self._log = RateLimitedLog(_log, host.clock, burst=2)
-        self._away_since_ns: int | None = None
-        self._n_lost = 0
-        host.every(_FLUSH_NS, self._log.flush)
-        meter, labels = host.meter, {"exporter": name}
-        self._sent = {of: meter.counter(one).bound(**labels) for of, one in SENT.items()}
-        self._failed = {of: meter.counter(one).bound(**labels) for of, one in SEND_FAILED.items()}
-        self._retried = meter.counter(RETRIES).bound(**labels)
-
-    @property
-    def away_ns(self) -> int | None:
-        """How long the destination has taken nothing; None while it takes data."""
-        since_ns = self._away_since_ns
-        return None if since_ns is None else self._clock.mono_ns() - since_ns
-
-    @property
-    def is_given_up(self) -> bool:
-        """Whether the destination took nothing for longer than its pushers are made to wait."""
-        away_ns = self.away_ns
-        return away_ns is not None and away_ns > PATIENCE_NS
-
-    def count_sent(self, batch: Batch) -> None:
-        """The destination took a batch; written if it had not before."""
-        self._sent[batch.signal](batch.export.n_items)
-        since_ns, self._away_since_ns = self._away_since_ns, None
-        if since_ns is not None:
-            self._log.write(
-                "away",
-                logging.INFO,
-                "destination takes data again",
-                exporter=self.name,
-                after_s=round((self._clock.mono_ns() - since_ns) / NS_PER_S, 1),
-            )
-
-    def count_retry(self, refusal: RetryableError, n_waiting: int) -> None:
-        """The destination did not take a batch for now, which will be tried again."""
-        if self._away_since_ns is None:
-            self._away_since_ns = self._clock.mono_ns()
-        self._log.write(
-            "away",
-            logging.WARNING,
-            "destination does not take data; trying again",
-            exporter=self.name,
-            error=refusal.message,
-            waiting_batches=n_waiting,
-        )
-        self._retried(1)
-
-    def count_lost(self, batch: Batch) -> None:
-        """A batch is lost."""
-        self._failed[batch.signal](batch.export.n_items)
-
-    def give_up(self, batch: Batch, refusal: DeliveryError) -> None:
-        """Count a batch that its destination refused, or did not take in time, and say so."""
-        self.count_lost(batch)
-        self._n_lost += batch.export.n_items
-        self._log.write(
-            "lost",
-            logging.WARNING,
-            "items lost: the destination did not take them",
-            exporter=self.name,
-            items=batch.export.n_items,
-            items_total=self._n_lost,
-            error=refusal.message,
-        )
 
 
 class SendingThreads:
@@ -352,17 +226,13 @@ class Sender:
         host.meter.gauge(QUEUE_SIZE).watch(lambda: len(threads.waiting), **labels)
         threads.start()
         host.offer(DeliveryView, self)
+        host.offer(RefusalView, self)
 
     def read_state(self) -> DeliveryState:
         """Queue and destination, for pages about the service."""
         assert self._threads is not None
-        away_ns = self._report.away_ns
-        return DeliveryState(
-            self._name,
-            len(self._threads.waiting),
-            self._queue.queue_size,
-            None if away_ns is None else round(away_ns / NS_PER_S, 1),
-        )
+        capacity = self._queue.queue_size if self._queue.enabled else 0
+        return self._report.read_state(len(self._threads.waiting), capacity)
 
     def find_refusal(self) -> RetryableError | None:
         """Why a batch cannot be taken now although the destination works.
@@ -441,8 +311,9 @@ class Sender:
     def _send_now(self, batch: Batch) -> None:
         try:
             self._deliver(batch)
-        except DeliveryError:
+        except DeliveryError as refusal:
             self._report.count_lost(batch)
+            self._report.note_refusal(refusal)
             raise
         self._report.count_sent(batch)
 

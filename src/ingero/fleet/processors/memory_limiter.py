@@ -26,6 +26,7 @@ from ingero.errors import RetryableError
 from ingero.fleet.component import ComponentId, Host, Stability
 from ingero.fleet.consumer import Batch, Consumer
 from ingero.fleet.factory import ProcessorFactory
+from ingero.fleet.views import RefusalView
 from ingero.otlp.names import Signal
 from ingero.telemetry.declare import counter, gauge
 from ingero.units import format_size, parse_duration
@@ -121,6 +122,7 @@ class MemoryLimiter:
         self._gauge = host.meter.gauge(LIMITED)
         self._retry_after_ns = self._config.check_interval
         self._check()
+        host.offer(RefusalView, self)
         host.every(self._config.check_interval, self._check)
 
     async def stop(self) -> None:
@@ -132,12 +134,18 @@ class MemoryLimiter:
         Raises:
             RetryableError: Memory is over its soft limit.
         """
-        if self._is_short:
+        refusal = self.find_refusal()
+        if refusal is not None:
             self._refused(batch.export.n_items)
-            raise RetryableError(
-                f"processors.{self._name}: memory is short", retry_after_ns=self._retry_after_ns
-            )
+            raise refusal
         self._following.consume(batch)
+
+    def find_refusal(self) -> RetryableError | None:
+        """Whether memory is short."""
+        if not self._is_short:
+            return None
+        message = f"processors.{self._name}: memory is short"
+        return RetryableError(message, retry_after_ns=self._retry_after_ns)
 
     def _check(self) -> None:
         resident = self._read()

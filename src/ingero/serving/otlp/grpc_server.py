@@ -27,7 +27,6 @@ from ingero.serving.otlp.grpc_calls import (
     open_call,
     write_answer,
 )
-from ingero.serving.otlp.grpc_health import build_health_handler
 from ingero.serving.otlp.handler import OtlpHandler
 
 N_THREADS: Final = 4
@@ -61,14 +60,17 @@ class OtlpGrpcServer:
     Args:
         settings: Limits.
         handler: Who may send, and what becomes of it; called on the server's threads, and answers at once.
-        is_serving: What the health service answers.
+        add_services: Registers what else the port serves.
     """
 
     def __init__(
-        self, settings: OtlpGrpcSettings, handler: OtlpHandler, is_serving: Callable[[], bool]
+        self,
+        settings: OtlpGrpcSettings,
+        handler: OtlpHandler,
+        add_services: Callable[[grpc.Server], None],
     ) -> None:
         self._settings = settings
-        self._is_serving = is_serving
+        self._add_services = add_services
         self._handler = handler
         self._pool = _CountingPool()
         self._server: grpc.Server | None = None
@@ -81,13 +83,11 @@ class OtlpGrpcServer:
         """
         server = grpc.server(
             self._pool,
-            handlers=[
-                *build_handlers(self._build_handler),
-                build_health_handler(self._is_serving),
-            ],
+            handlers=build_handlers(self._build_handler),
             options=self._settings.build_options(),
             maximum_concurrent_rpcs=2 * self._settings.max_in_flight,
         )
+        self._add_services(server)
         bound = bind_port(server, endpoint, credentials)
         server.start()
         self._server = server

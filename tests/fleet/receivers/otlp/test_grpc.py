@@ -200,19 +200,6 @@ def test_a_stopping_service_is_unavailable_with_retry_info(serve, dial):
     assert retry_delay(error) == 2
 
 
-def test_health_follows_the_service_and_needs_no_token(serve, dial, tokens):
-    """Bytes as grpc/health/v1/health.proto has them: field 1 is the service, and in the answer the status."""
-    running = serve(grpc={"auth": {"authenticator": "bearertokenauth"}}, offers=tokens)
-    check = dial(running).unary_unary("/grpc.health.v1.Health/Check")
-    service = b"opentelemetry.proto.collector.metrics.v1.MetricsService"
-    asked = (b"", b"\x0a" + bytes([len(service)]) + service)
-    assert [check(one, timeout=20) for one in asked] == [b"\x08\x01"] * 2
-    assert refusal(check, b"\x0a\x01x").code() is grpc.StatusCode.NOT_FOUND
-    assert refusal(check, b"\xff").code() is grpc.StatusCode.INVALID_ARGUMENT
-    running.host.draining = True
-    assert check(b"", timeout=20) == b"\x08\x02"
-
-
 def test_a_signal_without_a_pipeline_is_unimplemented(serve, dial):
     running = serve(grpc={}, signals=(Signal.METRICS,))
     error = refusal(LogsServiceStub(dial(running)).Export, ExportLogsServiceRequest())

@@ -1,4 +1,4 @@
-"""The exporter: keeps references in the push, walks them on a timer or at the scrape, serves the text in slices.
+"""The exporter: keeps references in the push, walks them on a timer or at the scrape, writes in slices.
 
 On one core a scrape of 10 000 nodes takes several hundred milliseconds, so nothing here runs longer than a
 slice at a time: between slices the event loop takes pushes.
@@ -9,28 +9,30 @@ Lossy: `REFUSED`, `CONFLICTS`, `UNSUPPORTED` and `OVERSIZED` count what is not s
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from ingero.fleet.component import ComponentId, Host, Stability
 from ingero.fleet.consumer import Batch
 from ingero.fleet.exporters.prometheus.config import PrometheusConfig
+from ingero.fleet.exporters.prometheus.formats import ExpositionFormat, choose_format
 from ingero.fleet.exporters.prometheus.intake import DELTA, SeriesIntake
-from ingero.fleet.exporters.prometheus.series import (
-    ExpositionSettings,
-    SeriesStore,
-    iter_exposition,
-)
+from ingero.fleet.exporters.prometheus.protobuf import iter_protobuf
+from ingero.fleet.exporters.prometheus.series import SeriesStore
+from ingero.fleet.exporters.prometheus.text import ExpositionSettings, iter_exposition
 from ingero.fleet.factory import METRICS_ONLY, ExporterFactory
 from ingero.fleet.helpers.certificates import HANDSHAKES_REFUSED, open_renewing_context
+from ingero.fleet.views import ScrapeState, ScrapeView
 from ingero.otlp.codec import Export
 from ingero.serving.asgi import AsgiServer
 from ingero.serving.scrape import send_text
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.declare import counter, gauge
-from ingero.units import NS_PER_MS
+from ingero.units import NS_PER_MS, NS_PER_S
 from ingero.wire.names import MetricName
 
 if TYPE_CHECKING:
@@ -50,8 +52,8 @@ CONFLICTS: Final = counter(
 )
 UNSUPPORTED: Final = counter(
     "ingero_fleet_prometheus_unsupported_points_total",
-    "Points that the text formats cannot show: exponential histograms, histograms whose buckets do not fit their"
-    " bounds, names without a letter or too long.",
+    "Points that cannot be shown: histograms whose buckets do not fit their bounds or their count, exponential ones"
+    " of a scale below -4, names without a letter or too long.",
     "exporter",
 )
 OVERSIZED: Final = counter(
@@ -65,17 +67,36 @@ _MAX_PENDING: Final = 256
 _DRAIN_INTERVAL_NS: Final = 25 * NS_PER_MS
 _DRAIN_SLICE_NS: Final = 2 * NS_PER_MS
 _SCRAPE_SLICE_NS: Final = 1 * NS_PER_MS
-_LINES_PER_CHECK: Final = 64
+_PARTS_PER_CHECK: Final = 64
+_N_REMEMBERED: Final = 5
 _REPLACEABLE: Final = frozenset({MetricName.HEALTH_SCORE.value, MetricName.STRAGGLER_EVENT.value})
 """First metric of the pushes that an agent repeats with the same gauges and cumulative sums: the last one says all."""
-
-_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
-_OPEN_METRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 _ADDING: Final = frozenset({"sum", "histogram", "exponential_histogram"})
 """Kinds of metrics whose points may be differences."""
 
 _Waiting = tuple[Export, int, int]
+PartT = TypeVar("PartT", str, bytes)
+
+
+class _Scrapes:
+    """One scrape at a time, and when the last few were."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self._n = 0
+        self._times_ns: deque[int] = deque(maxlen=_N_REMEMBERED)
+
+    def note(self, mono_ns: int) -> None:
+        self._n += 1
+        self._times_ns.append(mono_ns)
+
+    def read_state(self, exporter: str, n_series: int, mono_ns: int) -> ScrapeState:
+        times = self._times_ns
+        pauses_ns = [later - earlier for earlier, later in itertools.pairwise(times)]
+        since_s = round((mono_ns - times[-1]) / NS_PER_S, 1) if times else None
+        interval_s = round(max(pauses_ns) / NS_PER_S, 1) if len(pauses_ns) > 1 else None
+        return ScrapeState(exporter, n_series, self._n, since_s, interval_s)
 
 
 class PrometheusExporter:
@@ -89,7 +110,7 @@ class PrometheusExporter:
         self._pending: dict[object, _Waiting] = {}
         self._lock = threading.Lock()
         self._sequence = 0
-        self._scraping = asyncio.Lock()
+        self._scrapes = _Scrapes()
         self._server: AsgiServer | None = None
         self._clock: Clock | None = None
         self._counted: dict[str, int] = {}
@@ -109,11 +130,17 @@ class PrometheusExporter:
         self._server = AsgiServer(self._app, endpoint, tls=context)
         await self._server.start()
         host.announce(self._server.bound)
+        host.offer(ScrapeView, self)
 
     async def stop(self) -> None:
         """Close the endpoint."""
         if self._server is not None:
             await self._server.stop()
+
+    def read_state(self) -> ScrapeState:
+        """Who came when, for pages about the service."""
+        assert self._clock is not None
+        return self._scrapes.read_state(str(self._id), self._store.n_series, self._clock.mono_ns())
 
     def consume(self, batch: Batch) -> None:
         """Keep a reference to the export; walk the oldest one when too many wait."""
@@ -174,14 +201,15 @@ class PrometheusExporter:
         if scope["method"] not in {"GET", "HEAD"}:
             await send_text(send, 405, "GET only\n")
             return
+        assert self._clock is not None
         accept = _header(scope, b"accept")
-        is_open = self._config.enable_open_metrics and "application/openmetrics-text" in accept
+        shown = choose_format(accept, has_open_metrics=self._config.enable_open_metrics)
         is_gzip = "gzip" in _header(scope, b"accept-encoding")
-        settings = ExpositionSettings(is_open, self._config.send_timestamps)
-        chunks = await self._render(settings, is_gzip=is_gzip)
+        chunks = await self._render(shown, is_gzip=is_gzip)
         self._counters["scrapes"](1)
+        self._scrapes.note(self._clock.mono_ns())
         headers = [
-            (b"content-type", (_OPEN_METRICS if is_open else _TEXT).encode()),
+            (b"content-type", shown.encode()),
             (b"content-length", str(sum(map(len, chunks))).encode()),
             (b"x-content-type-options", b"nosniff"),
         ]
@@ -197,10 +225,10 @@ class PrometheusExporter:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _render(self, settings: ExpositionSettings, *, is_gzip: bool) -> list[bytes]:
-        """The whole text, compressed or not, made in slices; one scrape at a time."""
+    async def _render(self, shown: ExpositionFormat, *, is_gzip: bool) -> list[bytes]:
+        """All of it, compressed or not, made in slices; one scrape at a time."""
         assert self._clock is not None
-        async with self._scraping:
+        async with self._scrapes.lock:
             while self._pending:
                 self._drain_slice(_SCRAPE_SLICE_NS)
                 await asyncio.sleep(0)
@@ -208,26 +236,38 @@ class PrometheusExporter:
                 self._store.expire(self._clock.mono_ns() - self._config.metric_expiration)
             packer = zlib.compressobj(1, zlib.DEFLATED, 31) if is_gzip else None
             chunks: list[bytes] = []
-            lines = iter_exposition(self._store, settings)
-            while text := self._take_slice(lines):
-                chunk = text.encode("utf-8", "replace")
+            slices = self._iter_slices(shown)
+            for chunk in slices:
                 chunks.append(packer.compress(chunk) if packer else chunk)
                 await asyncio.sleep(0)
             if packer:
                 chunks.append(packer.flush())
         return [chunk for chunk in chunks if chunk]
 
-    def _take_slice(self, lines: Iterator[str]) -> str:
-        """Lines for one slice of time; empty at the end."""
+    def _iter_slices(self, shown: ExpositionFormat) -> Iterator[bytes]:
+        """The body, a slice of time at a time."""
+        with_timestamps = self._config.send_timestamps
+        if shown is ExpositionFormat.PROTOBUF:
+            parts = iter_protobuf(self._store, with_timestamps=with_timestamps)
+            while taken := self._take_slice(parts):
+                yield b"".join(taken)
+        else:
+            is_open = shown is ExpositionFormat.OPEN_METRICS
+            lines = iter_exposition(self._store, ExpositionSettings(is_open, with_timestamps))
+            while written := self._take_slice(lines):
+                yield "".join(written).encode("utf-8", "replace")
+
+    def _take_slice(self, parts: Iterator[PartT]) -> list[PartT]:
+        """Parts for one slice of time; empty at the end."""
         assert self._clock is not None
         end_ns = self._clock.mono_ns() + _SCRAPE_SLICE_NS
-        taken: list[str] = []
+        taken: list[PartT] = []
         with self._lock:
-            for line in lines:
-                taken.append(line)
-                if len(taken) % _LINES_PER_CHECK == 0 and self._clock.mono_ns() >= end_ns:
+            for part in parts:
+                taken.append(part)
+                if len(taken) % _PARTS_PER_CHECK == 0 and self._clock.mono_ns() >= end_ns:
                     break
-        return "".join(taken)
+        return taken
 
 
 def find_replaceable(batch: Batch) -> object:

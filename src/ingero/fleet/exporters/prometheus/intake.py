@@ -6,8 +6,8 @@ Above the series store and naming; runs when a scrape or the drain timer asks fo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 from ingero.fleet.exporters.prometheus.config import PrometheusConfig
@@ -21,6 +21,14 @@ from ingero.fleet.exporters.prometheus.series import (
     SeriesStore,
     series_key,
 )
+from ingero.fleet.helpers.prometheus_histograms import (
+    SeriesExemplar,
+    keep_in_buckets,
+    keep_latest,
+    keep_native,
+    read_exemplars,
+    read_native,
+)
 from ingero.fleet.helpers.prometheus_labels import build_job_labels, label_text, matches
 from ingero.fleet.helpers.prometheus_names import (
     build_labels,
@@ -29,7 +37,7 @@ from ingero.fleet.helpers.prometheus_names import (
 )
 from ingero.otlp.codec import Export, Point, PointKind, Temporality, iter_points
 from ingero.otlp.codec import PointDistribution as Buckets
-from ingero.otlp.codec.points import NO_RECORDED_VALUE
+from ingero.otlp.codec.points import NO_RECORDED_VALUE, read_sum
 from ingero.otlp.codec.structs import Proto
 from ingero.units import NS_PER_MS
 from ingero.wire.names import MIN_PLAUSIBLE_NS
@@ -57,7 +65,7 @@ class SeriesIntake:
     """Walks exports into a `SeriesStore`.
 
     Attributes:
-        n_unsupported: Points that a text exposition cannot show: exponential histograms, and points without a value.
+        n_unsupported: Points that no exposition can show.
         n_oversized: Points whose labels or name are over the limits of the configuration.
     """
 
@@ -117,6 +125,8 @@ class SeriesIntake:
             row = self._find_row(family, sender, raw, reader)
             if row is None:
                 continue
+            if is_monotonic and raw.exemplars:
+                _keep_exemplars(family, row, raw, keep_latest)
             value = reader.number(raw)
             family.values[row] = family.values[row] + value if is_delta else value
             time_ns = raw.time_unix_nano
@@ -152,7 +162,8 @@ class SeriesIntake:
         for point in iter_points(export):
             if point.kind in _NUMBER_KINDS:
                 continue
-            if point.distribution is not None and not _is_whole(point.distribution):
+            distribution = _read_distribution(point)
+            if distribution is None:
                 self.n_unsupported += 1
                 continue
             key = (point.name, point.unit, point.kind, False)
@@ -175,7 +186,7 @@ class SeriesIntake:
                     time_ns if time_ns > MIN_PLAUSIBLE_NS else received_wall_ns
                 ) // NS_PER_MS
                 family.seen_ns[row] = now_ns if not point.is_stale else LONG_AGO_NS
-                _store_distribution(family, row, point)
+                _store_distribution(family, row, point, distribution)
 
     def _get_sender(self, resource: Proto, reader: PointReader, now_ns: int) -> _Sender | None:
         raw = resource.attributes if resource is not None else ()
@@ -259,10 +270,7 @@ class SeriesIntake:
         self, key: tuple[str, str, PointKind, bool], description: str
     ) -> FamilyFacts | None:
         name, unit, kind, is_monotonic = key
-        if (
-            kind is PointKind.EXPONENTIAL_HISTOGRAM
-            or len(name) > self._config.label_name_length_limit
-        ):
+        if len(name) > self._config.label_name_length_limit:
             return None
         is_gauge = kind is PointKind.GAUGE or (kind is PointKind.SUM and not is_monotonic)
         built = build_metric_name(
@@ -313,19 +321,52 @@ class SeriesIntake:
         return index
 
 
-def _store_distribution(family: Family, row: int, point: Point) -> None:
+def _store_distribution(
+    family: Family, row: int, point: Point, distribution: SeriesDistribution
+) -> None:
     key = family.keys[row]
-    distribution = _read_summary(point) if point.distribution is None else _cumulate(point)
     before = family.distributions.get(key)
     if point.temporality is Temporality.DELTA and before is not None:
         distribution = before.plus(distribution)
     family.distributions[key] = distribution
+    if point.kind is PointKind.EXPONENTIAL_HISTOGRAM:
+        _keep_exemplars(family, row, point.raw, keep_native)
+    elif point.kind is PointKind.HISTOGRAM:
+        bounds = [bound for bound, _ in distribution.steps]
+        _keep_exemplars(family, row, point.raw, partial(keep_in_buckets, bounds=bounds))
+
+
+def _keep_exemplars(
+    family: Family,
+    row: int,
+    raw: Proto,
+    keep: Callable[
+        [Sequence[SeriesExemplar], Sequence[SeriesExemplar]], tuple[SeriesExemplar, ...]
+    ],
+) -> None:
+    fresh = read_exemplars(raw)
+    if fresh:
+        key = family.keys[row]
+        family.exemplars[key] = keep(family.exemplars.get(key, ()), fresh)
+
+
+def _read_distribution(point: Point) -> SeriesDistribution | None:
+    """Of a histogram or summary; None where its buckets are none."""
+    if point.kind is PointKind.SUMMARY:
+        return _read_summary(point)
+    if point.distribution is not None:
+        return _cumulate(point) if _is_whole(point.distribution) else None
+    native = read_native(point.raw)
+    if native is None:
+        return None
+    return SeriesDistribution(float(point.raw.count), read_sum(point.raw), (), native)
 
 
 _KINDS: Final = {
     PointKind.GAUGE: FamilyKind.GAUGE,
     PointKind.SUM: FamilyKind.COUNTER,
     PointKind.HISTOGRAM: FamilyKind.HISTOGRAM,
+    PointKind.EXPONENTIAL_HISTOGRAM: FamilyKind.HISTOGRAM,
     PointKind.SUMMARY: FamilyKind.SUMMARY,
 }
 

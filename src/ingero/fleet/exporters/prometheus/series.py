@@ -1,4 +1,4 @@
-"""The latest point of every series, ready to be written as text.
+"""The latest point of every series, ready to be written.
 
 Above naming, below the exporter; knows nothing of OTLP's encodings. Most series of one node differ only in name, and
 most nodes' series differ only in who sent them, so label text is kept once per resource and once per attribute set, and
@@ -12,14 +12,15 @@ refused (`n_conflicts`).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 import numpy as np
 
-from ingero.fleet.helpers.prometheus_names import escape_help, format_labels
+from ingero.fleet.helpers.prometheus_histograms import NativeHistogram, SeriesExemplar
+from ingero.fleet.helpers.prometheus_names import format_labels
 
 _ATTRIBUTES_BITS: Final = 32
 _MAX_NAME_SETS: Final = 1024
@@ -66,17 +67,26 @@ class SeriesDistribution:
         count: Observations.
         sum: Their sum; None when the sender did not keep it.
         steps: For a histogram ``(upper bound, cumulative count)`` ascending without the infinite one; for a summary
-            ``(quantile, value)``.
+            ``(quantile, value)``; empty where there are only exponential buckets.
+        native: Exponential buckets; None for a histogram with bounds and for a summary.
     """
 
     count: float
     sum: float | None
     steps: tuple[tuple[float, float], ...]
+    native: NativeHistogram | None = None
 
     def plus(self, delta: SeriesDistribution) -> SeriesDistribution:
         """This and a delta over it; the delta alone when their bounds differ."""
         if [bound for bound, _ in self.steps] != [bound for bound, _ in delta.steps]:
             return delta
+        if (self.native is None) != (delta.native is None):
+            return delta
+        native = None
+        if self.native is not None and delta.native is not None:
+            native = self.native.plus(delta.native)
+            if native is None:
+                return delta
         return SeriesDistribution(
             self.count + delta.count,
             None if self.sum is None or delta.sum is None else self.sum + delta.sum,
@@ -84,6 +94,7 @@ class SeriesDistribution:
                 (bound, mine + more)
                 for (bound, mine), (_, more) in zip(self.steps, delta.steps, strict=True)
             ),
+            native,
         )
 
 
@@ -146,6 +157,7 @@ class Family:
 
     __slots__ = (
         "distributions",
+        "exemplars",
         "facts",
         "keys",
         "rows",
@@ -162,6 +174,7 @@ class Family:
         self.times_ms = array("q")
         self.seen_ns = array("q")
         self.distributions: dict[int, SeriesDistribution] = {}
+        self.exemplars: dict[int, tuple[SeriesExemplar, ...]] = {}
 
     def end_others(self, key: int, alternatives: Sequence[int]) -> None:
         """A sender is in one of several states: forget, at the next scrape, its series of the others.
@@ -192,6 +205,7 @@ class Family:
         self.distributions = {
             key: value for key, value in self.distributions.items() if key in self.rows
         }
+        self.exemplars = {key: value for key, value in self.exemplars.items() if key in self.rows}
         return n_dropped
 
 
@@ -315,94 +329,14 @@ class SeriesStore:
         self._of_rest = {rest: alike for rest, alike in self._of_rest.items() if alike}
         self._alternatives = {index: alike for alike in self._of_rest.values() for index in alike}
 
+    def texts_of(self, key: int) -> tuple[str, str]:
+        """The label text of one series, without braces: what its sender has, and its own."""
+        return (
+            self._resources.texts[key >> _ATTRIBUTES_BITS],
+            self._attributes.texts[key & _ATTRIBUTES_MASK],
+        )
+
     def labels_of(self, key: int) -> str:
-        """The label text of one series, without braces."""
-        resource = self._resources.texts[key >> _ATTRIBUTES_BITS]
-        attributes = self._attributes.texts[key & _ATTRIBUTES_MASK]
+        """Both, joined."""
+        resource, attributes = self.texts_of(key)
         return f"{resource},{attributes}" if resource and attributes else resource or attributes
-
-
-@dataclass(frozen=True, slots=True)
-class ExpositionSettings:
-    """How the text is written.
-
-    Attributes:
-        open_metrics: OpenMetrics 1.0 instead of Prometheus' text format 0.0.4.
-        with_timestamps: Write each sample's own time.
-    """
-
-    open_metrics: bool = False
-    with_timestamps: bool = False
-
-
-def iter_exposition(store: SeriesStore, settings: ExpositionSettings) -> Iterator[str]:
-    """Lines with their newline, families by name; lazy, so that the caller can pause between two of them.
-
-    The store may gain points meanwhile, on the same thread; a family is read in one piece up to the rows it had.
-    """
-    for name in sorted(store.families):
-        family = store.families.get(name)
-        if family is not None:
-            yield from _iter_family(store, family, settings)
-    if settings.open_metrics:
-        yield "# EOF\n"
-
-
-def _iter_family(store: SeriesStore, family: Family, settings: ExpositionSettings) -> Iterator[str]:
-    facts = family.facts
-    name = facts.name
-    if settings.open_metrics and facts.kind is FamilyKind.COUNTER:
-        name = name.removesuffix("_total")
-    if facts.help:
-        yield f"# HELP {name} {escape_help(facts.help)}\n"
-    is_reserved = facts.kind is FamilyKind.GAUGE and name.endswith("_count")  # of histograms
-    kind = "untyped" if is_reserved and not settings.open_metrics else facts.kind
-    yield f"# TYPE {name} {kind}\n"
-    samples = _DISTRIBUTION_SAMPLES.get(facts.kind)
-    name = facts.name
-    keys, values, times = family.keys, family.values, family.times_ms
-    for row in range(len(keys)):
-        labels = store.labels_of(keys[row])
-        tail = _format_time(times[row], settings)
-        if samples is None:
-            yield f"{name}{{{labels}}} {format_value(values[row])}{tail}\n"
-        else:
-            yield from samples(name, labels, family.distributions[keys[row]], tail)
-
-
-def _format_time(time_ms: int, settings: ExpositionSettings) -> str:
-    if not settings.with_timestamps or time_ms <= 0:
-        return ""
-    return f" {time_ms / 1000:.3f}" if settings.open_metrics else f" {time_ms}"
-
-
-def format_value(value: float) -> str:
-    """A float as both text formats spell it."""
-    if value - value == 0.0:
-        return repr(value)
-    return "NaN" if value != value else "+Inf" if value > 0 else "-Inf"  # noqa: PLR0124 - only NaN differs from itself
-
-
-def _iter_histogram(name: str, labels: str, point: SeriesDistribution, tail: str) -> Iterator[str]:
-    lead = f"{labels}," if labels else ""
-    for bound, count in point.steps:
-        yield f'{name}_bucket{{{lead}le="{format_value(bound)}"}} {format_value(count)}{tail}\n'
-    yield f'{name}_bucket{{{lead}le="+Inf"}} {format_value(point.count)}{tail}\n'
-    if point.sum is not None:
-        yield f"{name}_sum{{{labels}}} {format_value(point.sum)}{tail}\n"
-    yield f"{name}_count{{{labels}}} {format_value(point.count)}{tail}\n"
-
-
-def _iter_summary(name: str, labels: str, point: SeriesDistribution, tail: str) -> Iterator[str]:
-    lead = f"{labels}," if labels else ""
-    for quantile, value in point.steps:
-        yield f'{name}{{{lead}quantile="{format_value(quantile)}"}} {format_value(value)}{tail}\n'
-    if point.sum is not None:
-        yield f"{name}_sum{{{labels}}} {format_value(point.sum)}{tail}\n"
-    yield f"{name}_count{{{labels}}} {format_value(point.count)}{tail}\n"
-
-
-_DISTRIBUTION_SAMPLES: Final = {
-    FamilyKind.HISTOGRAM: _iter_histogram,
-    FamilyKind.SUMMARY: _iter_summary,
-}

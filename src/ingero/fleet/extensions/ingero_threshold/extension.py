@@ -15,7 +15,6 @@ from ingero.fleet.component import (
     PushAnswerer,
     PushContext,
     RankLevels,
-    ServiceView,
     Stability,
     ThresholdSource,
 )
@@ -28,6 +27,9 @@ from ingero.fleet.factory import ExtensionFactory
 from ingero.fleet.helpers.admin_pages import ADMIN_ROOT
 from ingero.fleet.helpers.certificates import HANDSHAKES_REFUSED, open_renewing_context
 from ingero.fleet.helpers.served_pages import Page, ServedPages
+from ingero.fleet.views import (
+    ServiceView,
+)
 from ingero.telemetry.declare import counter
 
 if TYPE_CHECKING:

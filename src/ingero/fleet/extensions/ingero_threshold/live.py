@@ -9,10 +9,16 @@ from importlib.resources import files
 from typing import Any, Final
 
 from ingero.errors import BadDataError
-from ingero.fleet.component import DeliveryView, Host, RankLevels
+from ingero.fleet.component import (
+    Host,
+    RankLevels,
+)
 from ingero.fleet.extensions.ingero_threshold.heat import HeatHistory
 from ingero.fleet.helpers.admin_pages import get_cluster_id
 from ingero.fleet.helpers.served_pages import Page
+from ingero.fleet.views import (
+    DeliveryView,
+)
 
 LEVELS_PATH: Final = "/live/levels"
 _OWN: Final = "ingero.fleet.extensions.ingero_threshold"
@@ -90,7 +96,8 @@ class LivePage:
     def show_exporters(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Whether what is sent on arrives."""
         del query
-        return {"exporters": [asdict(view.read_state()) for view in self._host.find(DeliveryView)]}
+        states = [view.read_state() for view in self._host.find(DeliveryView)]
+        return {"exporters": [asdict(one) | {"trouble": one.trouble} for one in states]}
 
     def _find_source(self, name: str) -> RankLevels:
         sources: Sequence[RankLevels] = self._host.find(RankLevels)

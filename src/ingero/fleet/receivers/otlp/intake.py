@@ -74,7 +74,7 @@ FindQuestion = Callable[[str, str], str | None]
 """Cluster, node → what the node is asked."""
 
 
-class SenderNews(NamedTuple):
+class SenderAnswer(NamedTuple):
     """What rides an answer.
 
     Attributes:
@@ -86,7 +86,7 @@ class SenderNews(NamedTuple):
     question: str | None = None
 
 
-_NO_NEWS: Final = SenderNews()
+_NO_ANSWER: Final = SenderAnswer()
 _NOTHING: Final = AnswerHeaders(b"", ())
 
 
@@ -276,11 +276,13 @@ class PushIntake:
     def find_headers(
         self, request: OtlpRequest, find_question: FindQuestion | None = None
     ) -> AnswerHeaders | None:
-        """The threshold for this push and what its sender is asked, as `find_news`; None where there is neither."""
-        news = self.find_news(request.context, find_question)
-        return add_question(self._write_threshold(news.threshold), news.question)
+        """What `find_sender_answer` finds, as headers; None where there is nothing to say."""
+        answer = self.find_sender_answer(request.context, find_question)
+        return add_question(self._write_threshold(answer.threshold), answer.question)
 
-    def find_news(self, push: PushContext, find_question: FindQuestion | None = None) -> SenderNews:
+    def find_sender_answer(
+        self, push: PushContext, find_question: FindQuestion | None = None
+    ) -> SenderAnswer:
         """What the answer to a push carries: nothing for a sender that is not known.
 
         Args:
@@ -288,14 +290,14 @@ class PushIntake:
             find_question: Who asks nodes; None for the components here.
         """
         if self._authenticator is not None and not push.auth_subject:
-            return _NO_NEWS
+            return _NO_ANSWER
         allowed = push.allowed_clusters
         if allowed is not None and (push.cluster_id or push.cluster_hint) not in allowed:
-            return _NO_NEWS
+            return _NO_ANSWER
         question = None
         if push.cluster_id and push.node_id:
             question = (find_question or self._find_question)(push.cluster_id, push.node_id)
-        return SenderNews(self._find_threshold(push), question)
+        return SenderAnswer(self._find_threshold(push), question)
 
     def find_threshold_of(self, cluster_id: str, cohort: str = "") -> PushAnswer | None:
         """The threshold for a sender of this cluster that says no more of itself than its cohort."""

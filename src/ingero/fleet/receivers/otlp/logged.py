@@ -34,7 +34,7 @@ class LoggedIntake:
     Args:
         gate: Who may send, and what can be read.
         log: The way to the stream.
-        seat: By which the judge, in any Fleet, knows this protocol of this receiver.
+        endpoint_idx: By which the judge, in any Fleet, knows this protocol of this receiver.
         tally: The protocol's counters.
         max_body_bytes: Largest body after decompression.
         clock: When a push came.
@@ -44,14 +44,14 @@ class LoggedIntake:
         self,
         gate: PushIntake,
         log: PushLog,
-        seat: int,
+        endpoint_idx: int,
         tally: Tally,
         max_body_bytes: int,
         clock: Clock,
     ) -> None:
         self._gate = gate
         self._log = log
-        self._seat = seat
+        self._endpoint_idx = endpoint_idx
         self._tally = tally
         self._max_body_bytes = max_body_bytes
         self._clock = clock
@@ -85,7 +85,7 @@ class LoggedIntake:
             return examined
         if not examined.n_items:
             return TAKEN  # senders probe with it
-        relayed = build_relayed(request, self._seat, None, body)
+        relayed = build_relayed(request, self._endpoint_idx, None, body)
         if request.transport != TransportLabel.GRPC:
             return self._store(examined, relayed)
         try:

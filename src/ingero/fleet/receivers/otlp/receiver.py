@@ -23,8 +23,8 @@ from ingero.fleet.helpers.certificates import (
     report_bad_certificates,
     watch_certificate,
 )
+from ingero.fleet.jetstream.publishing import StreamEndpoint
 from ingero.fleet.jetstream.receiving import PushLog
-from ingero.fleet.jetstream.telling import StreamSeat
 from ingero.fleet.receivers.otlp.config import (
     GrpcConfig,
     HttpConfig,
@@ -34,12 +34,14 @@ from ingero.fleet.receivers.otlp.config import (
     build_http_settings,
     get_body_limit,
 )
+from ingero.fleet.receivers.otlp.grpc_health import GrpcHealth
 from ingero.fleet.receivers.otlp.intake import PushIntake
 from ingero.fleet.receivers.otlp.logged import LoggedIntake
-from ingero.fleet.receivers.otlp.relayed import RelayedIntake, SeatInJudge
+from ingero.fleet.receivers.otlp.pipeline_health import PipelineHealth
+from ingero.fleet.receivers.otlp.relayed import EndpointInJudge, RelayedIntake
 from ingero.fleet.receivers.otlp.telemetry import Tally, TransportLabel
 from ingero.fleet.workers.link import PushRelay
-from ingero.fleet.workers.pool import JudgedSeat, PooledReceiver, ReceiverPool
+from ingero.fleet.workers.pool import JudgedEndpoint, PooledReceiver, ReceiverPool
 from ingero.otlp.names import Signal
 from ingero.serving.asgi import bind
 from ingero.serving.grpc_tls import RenewedCredentials
@@ -78,6 +80,7 @@ class OtlpReceiver:
         self._outputs = outputs
         self._http: OtlpHttpServer | None = None
         self._grpc: OtlpGrpcServer | None = None
+        self._health: GrpcHealth | None = None
         self._held: list[socket.socket] = []
         self.grpc_bound: Endpoint | None = None
 
@@ -108,6 +111,8 @@ class OtlpReceiver:
             self._held.pop().close()
         grpc_server, self._grpc = self._grpc, None
         http_server, self._http = self._http, None
+        if self._health is not None:
+            self._health.close()
         if grpc_server is not None:
             await asyncio.to_thread(grpc_server.stop, _DRAIN_S)
         if http_server is not None:
@@ -116,7 +121,7 @@ class OtlpReceiver:
     async def _join(self, pool: ReceiverPool, host: Host) -> None:
         """Hold the ports, and have workers listen on them."""
         protocols = self._config.protocols
-        seats: list[JudgedSeat] = []
+        endpoints: list[JudgedEndpoint] = []
         held: dict[str, ServerConfig] = {}
         offered = ((TransportLabel.HTTP, protocols.http), (TransportLabel.GRPC, protocols.grpc))
         for transport, config in offered:  # in the order in which a worker starts them
@@ -130,7 +135,7 @@ class OtlpReceiver:
             tally = Tally(host.meter, self._id, transport)
             limit_bytes = get_body_limit(config)
             intake = self._build_push_intake(config, host, tally, limit_bytes)
-            seats.append(SeatInJudge(transport, intake))
+            endpoints.append(EndpointInJudge(transport, intake))
         names = [config.auth.authenticator for config in held.values() if config.auth is not None]
         extensions = [one for name in names if (one := parse_id(name)) is not None]
         settings = self._config.model_copy(
@@ -143,7 +148,7 @@ class OtlpReceiver:
                 settings,
                 tuple(self._outputs),
                 tuple(extensions),
-                tuple(seats),
+                tuple(endpoints),
             )
         )
 
@@ -180,9 +185,12 @@ class OtlpReceiver:
             await bind(config.endpoint, shares_port=settings.shares_port)
         ).close()  # grpcio would not say what is wrong with an address
         intake = self._build_intake(config, host, tally, settings.max_message_bytes)
-        server = OtlpGrpcServer(settings, intake, lambda: not host.draining)
+        health = GrpcHealth()
+        is_judged_here = not (host.find(PushRelay) or host.find(PushLog))
+        PipelineHealth(self._id, host, health).start(self._outputs, is_judged_here=is_judged_here)
+        server = OtlpGrpcServer(settings, intake, health.join)
         self.grpc_bound = await asyncio.to_thread(server.start, config.endpoint, credentials)
-        self._grpc = server
+        self._grpc, self._health = server, health
         host.announce(self.grpc_bound, "grpc")
 
     def _build_intake(
@@ -195,23 +203,23 @@ class OtlpReceiver:
         if not relays:
             return self._build_push_intake(config, host, tally, max_body_bytes)
         authenticator = _find_authenticator(config, host)
-        seat = relays[0].take_seat()
-        table = (relays[0].answerer(seat),)
+        endpoint_idx = relays[0].add_endpoint()
+        table = (relays[0].answerer(endpoint_idx),)
         gate = PushIntake(host, self._outputs, tally, authenticator, table, max_body_bytes)
-        return RelayedIntake(gate, relays[0], seat, tally, max_body_bytes)
+        return RelayedIntake(gate, relays[0], endpoint_idx, tally, max_body_bytes)
 
     def _build_logged_intake(
         self, config: ServerConfig, host: Host, tally: Tally, max_body_bytes: int
     ) -> OtlpHandler:
-        """The way to the stream; and a seat, by which a judge here applies what any Fleet stored from there."""
+        """The way to the stream; and an endpoint, by which a judge here applies what any Fleet stored from there."""
         (log,) = host.find(PushLog)
-        seat = len(host.find(StreamSeat))
+        endpoint_idx = len(host.find(StreamEndpoint))
         uncounted = Tally(MeterRegistry(), self._id, TransportLabel.HTTP)  # its receiver counted it
         judged = self._build_push_intake(config, host, uncounted, max_body_bytes)
-        host.offer(StreamSeat, SeatInJudge(TransportLabel.HTTP, judged))
+        host.offer(StreamEndpoint, EndpointInJudge(TransportLabel.HTTP, judged))
         authenticator = _find_authenticator(config, host)
         gate = PushIntake(host, self._outputs, tally, authenticator, (log,), max_body_bytes)
-        return LoggedIntake(gate, log, seat, tally, max_body_bytes, host.clock)
+        return LoggedIntake(gate, log, endpoint_idx, tally, max_body_bytes, host.clock)
 
     def _build_push_intake(
         self, config: ServerConfig, host: Host, tally: Tally, max_body_bytes: int

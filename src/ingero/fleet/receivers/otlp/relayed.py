@@ -1,7 +1,7 @@
 """A push that a worker receives and the judge applies: the receiver's part on both sides.
 
-`RelayedIntake` is what a push meets in a worker: all that `PushIntake` does before the body is decoded. `SeatInJudge`
-gives the judge's `PushIntake` what the worker sent.
+`RelayedIntake` is what a push meets in a worker: all that `PushIntake` does before the body is decoded.
+`EndpointInJudge` gives the judge's `PushIntake` what the worker sent.
 """
 
 from __future__ import annotations
@@ -61,17 +61,22 @@ class RelayedIntake:
     Args:
         gate: Who may send; its answerer knows the thresholds of clusters.
         relay: The way to the judge.
-        seat: By which the judge knows this protocol of this receiver.
+        endpoint_idx: By which the judge knows this protocol of this receiver.
         tally: The protocol's counters.
         max_body_bytes: Largest body after decompression.
     """
 
     def __init__(
-        self, gate: PushIntake, relay: PushRelay, seat: int, tally: Tally, max_body_bytes: int
+        self,
+        gate: PushIntake,
+        relay: PushRelay,
+        endpoint_idx: int,
+        tally: Tally,
+        max_body_bytes: int,
     ) -> None:
         self._gate = gate
         self._relay = relay
-        self._seat = seat
+        self._endpoint_idx = endpoint_idx
         self._tally = tally
         self._max_body_bytes = max_body_bytes
 
@@ -102,7 +107,7 @@ class RelayedIntake:
                 self._tally.refuse_request(Reason.BAD_BODY)
                 return OtlpAnswer(AnswerStatus.BAD_DATA, error.message)
         push: WorkerPush = request.context
-        relayed = build_relayed(request, self._seat, push.allowed_clusters, body)
+        relayed = build_relayed(request, self._endpoint_idx, push.allowed_clusters, body)
         if request.transport == TransportLabel.GRPC:
             return _read(push, self._relay.ask(relayed))
         return self._submit(push, relayed)
@@ -131,20 +136,20 @@ class RelayedIntake:
 
 
 def build_relayed(
-    request: OtlpRequest, seat: int, allowed: Collection[str] | None, body: bytes
+    request: OtlpRequest, endpoint_idx: int, allowed: Collection[str] | None, body: bytes
 ) -> RelayedPush:
     """A push as another process takes it.
 
     Args:
         request: Its request; the context is a `PushContext`.
-        seat: The protocol by which it came.
+        endpoint_idx: The protocol by which it came.
         allowed: Clusters that its sender may push for; None where that is no matter to who takes it.
         body: Decompressed.
     """
     push: PushContext = request.context
     return RelayedPush(
         0,
-        seat,
+        endpoint_idx,
         request.signal,
         request.content_type,
         push.cluster_hint,
@@ -169,7 +174,7 @@ def _write_headers(threshold: Threshold) -> AnswerHeaders:
     return write_headers(answer)
 
 
-class SeatInJudge:
+class EndpointInJudge:
     """One protocol of a receiver in the judge.
 
     Args:
@@ -215,15 +220,15 @@ class SeatInJudge:
             context=context,
         )
         status, message, retry_after_s, n_rejected = self._intake.take(request, push.body)
-        news = self._intake.find_news(context)
+        answer = self._intake.find_sender_answer(context)
         return RelayedAnswer(
             push.number,
             status.name,
             message,
             retry_after_s,
             n_rejected,
-            pack_threshold(news.threshold),
-            news.question,
+            pack_threshold(answer.threshold),
+            answer.question,
         )
 
     def find_threshold(self, cluster_id: str) -> PushAnswer | None:

@@ -205,7 +205,7 @@ function buildExporters({ exporters }) {
   if (!exporters.length) return [note("No exporter with a queue is configured.")];
   return [table("exporters", "Whether what is sent on arrives", [
     ["Exporter", (one) => one.exporter],
-    ["State", (one) => (one.away_s === null ? "takes data" : `away for ${Math.round(one.away_s)} s`)],
+    ["State", (one) => one.trouble || "takes data"],
     ["Batches that wait", (one) => `${count(one.n_waiting)} of ${count(one.capacity)}`, (one) => one.n_waiting],
   ], exporters)];
 }
