@@ -32,6 +32,7 @@ class Site:
     fleet: HandFleet = field(default_factory=HandFleet)
     before: object = lambda _: None
     n_ops: int = 0
+    is_audited: bool = False
 
     def __post_init__(self):
         self.slurm = HandScheduler(NODES, self.clock.mono_ns, self._reach)
@@ -42,7 +43,7 @@ class Site:
 
     def start(self):
         """A new process on the same journal."""
-        self.journal = Journal(self.path)
+        self.journal = Journal(self.path, is_audited=self.is_audited)
         self.remediator = Remediator(
             self.config,
             self.fleet,

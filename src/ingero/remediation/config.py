@@ -252,6 +252,20 @@ class JournalConfig(StrictModel):
     )
 
 
+class AuditConfig(StrictModel):
+    """Where the journal's entries are sent, besides."""
+
+    endpoint: Url = Field(description="Echo's OTLP over HTTP, such as https://echo:4318.")
+    bearer_file: str = Field("", description="File with the bearer; read again for each request.")
+    ca_file: str | None = Field(
+        None, description="PEM file of the authorities to trust; empty trusts the system's."
+    )
+    interval: Duration = Field(
+        parse_duration("2s"), gt=0, description="Between two looks at what waits."
+    )
+    timeout: Duration = Field(parse_duration("10s"), gt=0, description="Of one request.")
+
+
 class RemediatorConfig(StrictModel):
     """The whole file."""
 
@@ -276,6 +290,9 @@ class RemediatorConfig(StrictModel):
         UndoConfig(), description="When an action is reversed without being asked."
     )
     journal: JournalConfig = Field(JournalConfig(), description="What was done and why.")
+    audit: AuditConfig | None = Field(
+        None, description="Where each entry of the journal is sent as a log record, besides."
+    )
     listen: Endpoint | None = Field(
         None, description="host:port to serve /metrics, /healthz and /readyz on; empty is off."
     )

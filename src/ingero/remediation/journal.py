@@ -10,6 +10,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +24,14 @@ from ingero.remediation.records import (
     Moment,
 )
 
-_VERSION: Final = 1
+_VERSION: Final = 2
+_READABLE: Final = frozenset({1, 2})
+"""Version 1 has no outbox."""
+_OUTBOX: Final = """
+CREATE TABLE outbox (
+  seq INTEGER PRIMARY KEY AUTOINCREMENT, wall_ns INTEGER NOT NULL, content TEXT NOT NULL
+) STRICT;
+"""
 _SCHEMA: Final = """
 CREATE TABLE actions (
   id TEXT PRIMARY KEY, episode TEXT NOT NULL, cluster_id TEXT NOT NULL, node_id TEXT NOT NULL, target TEXT NOT NULL,
@@ -54,19 +62,38 @@ _CHANGE: Final = (
 _BUSY_MS: Final = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """One entry that waits to be sent.
+
+    Attributes:
+        seq: Its number; never used twice.
+        wall_ns: When it was written.
+        content: An action or a finding as JSON, as it was then.
+    """
+
+    seq: int
+    wall_ns: int
+    content: dict[str, Any]
+
+
 class Journal(Closing):
     """One open journal.
 
     Args:
         path: The file, made when missing; None keeps everything in memory.
         read_only: Change nothing; the file must be there.
+        is_audited: Keep each entry until it was sent, too.
 
     Raises:
         StoreError: It cannot be opened, or is no journal of this version.
     """
 
-    def __init__(self, path: Path | None, *, read_only: bool = False) -> None:
+    def __init__(
+        self, path: Path | None, *, read_only: bool = False, is_audited: bool = False
+    ) -> None:
         self._path = path
+        self._is_audited = is_audited
         name = ":memory:" if path is None else f"{path.absolute().as_uri()}{'?mode=ro' * read_only}"
         if read_only and path is not None and not path.exists():
             raise StoreError(f"there is no journal {path}", hint="has the remediator run yet?")
@@ -85,9 +112,14 @@ class Journal(Closing):
             if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise StoreError(f"{self._path} is a database of something else")
             self._db.executescript(
-                f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;"
+                f"BEGIN IMMEDIATE; {_SCHEMA} {_OUTBOX} PRAGMA user_version = {_VERSION}; COMMIT;"
             )
-        elif version != _VERSION:
+        elif version == 1 and not read_only:
+            with self._transaction():  # another process may have done it meanwhile
+                if self._db.execute("PRAGMA user_version").fetchone() == (1,):
+                    self._db.execute(_OUTBOX)
+                    self._db.execute(f"PRAGMA user_version = {_VERSION}")
+        elif version not in _READABLE:
             raise StoreError(f"{self._path} is no journal of this version (it says {version})")
 
     @contextmanager
@@ -152,6 +184,13 @@ class Journal(Closing):
             "INSERT INTO changes (wall_ns, action_id, state, note) VALUES (?, ?, ?, ?)",
             (record.changed.wall_ns, record.action_id, record.state.value, record.note),
         )
+        self._keep(record.changed.wall_ns, record.as_json())
+
+    def _keep(self, wall_ns: int, content: dict[str, Any]) -> None:
+        """Have an entry wait, in the transaction that writes what it tells of."""
+        if self._is_audited:
+            row = (wall_ns, json.dumps(content))
+            self._db.execute("INSERT INTO outbox (wall_ns, content) VALUES (?, ?)", row)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -203,6 +242,36 @@ class Journal(Closing):
         )  # fmt: skip
         with self._failing("write"), self._transaction():
             self._db.execute("REPLACE INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._keep(record.judged_wall_ns, record.as_json())
+
+    def waiting_entries(self, limit: int) -> tuple[JournalEntry, ...]:
+        """Entries that were not sent, oldest first.
+
+        Raises:
+            StoreError: They cannot be read.
+        """
+        with self._failing("read"):
+            rows = self._db.execute(
+                "SELECT seq, wall_ns, content FROM outbox ORDER BY seq LIMIT ?", (limit,)
+            ).fetchall()
+        return tuple(JournalEntry(seq, at_ns, json.loads(text)) for seq, at_ns, text in rows)
+
+    def count_waiting(self) -> int:
+        """How many there are; none in a journal that was never audited."""
+        with self._failing("read"):
+            if self._db.execute("PRAGMA user_version").fetchone() == (1,):
+                return 0
+            (count,) = self._db.execute("SELECT count(*) FROM outbox").fetchone()
+        return int(count)
+
+    def forget_entries(self, seq: int) -> None:
+        """Let go of the entries up to this number: they were sent.
+
+        Raises:
+            StoreError: The journal cannot be written; they will be sent again.
+        """
+        with self._failing("write"), self._transaction():
+            self._db.execute("DELETE FROM outbox WHERE seq <= ?", (seq,))
 
     def findings(self) -> tuple[FindingRecord, ...]:
         """All findings, oldest first."""

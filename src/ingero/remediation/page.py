@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from ingero.remediation.audit import AuditCounts
 from ingero.remediation.journal import Journal
 from ingero.remediation.records import ActionState
 from ingero.remediation.remediator import RemediatorCounts
@@ -18,6 +19,12 @@ _COUNTERS: Final = (
     ("clock_jumps_total", "n_clock_jumps", "Jumps of the wall clock."),
 )
 
+_AUDIT: Final = (
+    ("audit_sent_total", "n_sent", "Entries of the journal that Echo took."),
+    ("audit_failures_total", "n_failures", "Requests that Echo did not take; they come again."),
+    ("audit_rejected_total", "n_rejected", "Entries that Echo refused; they are in the journal."),
+)
+
 
 class RemediatorPage:
     """The pages of a remediator. Asked in other threads.
@@ -25,16 +32,21 @@ class RemediatorPage:
     Args:
         counts: What it did since its start.
         journal: Its journal, which is opened for each request.
+        audit: What became of the audit; None without one.
     """
 
-    def __init__(self, counts: RemediatorCounts, journal: Path) -> None:
+    def __init__(
+        self, counts: RemediatorCounts, journal: Path, audit: AuditCounts | None = None
+    ) -> None:
         self._counts = counts
         self._journal = journal
+        self._audit = audit
 
     def render(self) -> str:
         """The metrics, text format 0.0.4."""
         with Journal(self._journal, read_only=True) as journal:
             by_state = Counter(record.state for record in journal.actions())
+            n_waiting = journal.count_waiting()
         lines = []
         for name, field, says in _COUNTERS:
             lines += _family(name, "counter", says, [("", getattr(self._counts, field))])
@@ -44,6 +56,11 @@ class RemediatorPage:
         lines += _family("changes_total", "counter", "Changes of actions into a state.", changes)
         actions = [(f'{{state="{state}"}}', by_state[state]) for state in ActionState]
         lines += _family("actions", "gauge", "Actions of the journal by state.", actions)
+        if self._audit is not None:
+            for name, field, says in _AUDIT:
+                lines += _family(name, "counter", says, [("", getattr(self._audit, field))])
+            says = "Entries of the journal that Echo has not taken yet."
+            lines += _family("audit_waiting", "gauge", says, [("", n_waiting)])
         return "\n".join(lines) + "\n"
 
     def readiness(self, _window_ns: int) -> tuple[bool, str]:

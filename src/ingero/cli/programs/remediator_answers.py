@@ -31,7 +31,7 @@ def _open(config: RemediatorConfig, *, read_only: bool) -> Journal:
     path = Path(config.journal.file)
     if not read_only:
         Journal(path, read_only=True).close()  # an answer makes no journal
-    return Journal(path, read_only=read_only)
+    return Journal(path, read_only=read_only, is_audited=config.audit is not None)
 
 
 def _now() -> Moment:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Final
 
 import click
@@ -21,8 +21,9 @@ from ingero.cli.render import plural
 from ingero.cli.signals import catch_stop
 from ingero.config import Endpoint
 from ingero.errors import RetryableError
+from ingero.remediation.audit import AuditCounts, AuditSender
 from ingero.remediation.building import build_actuator, prepare_folder, read_boot, read_moment
-from ingero.remediation.config import RemediatorConfig
+from ingero.remediation.config import AuditConfig, RemediatorConfig
 from ingero.remediation.fleet_pages import FleetPages
 from ingero.remediation.journal import Journal
 from ingero.remediation.lock import JournalLock
@@ -138,13 +139,34 @@ def watch(config: RemediatorConfig) -> int:
     prepare_folder(path)
     with catch_stop() as stop, JournalLock(path) as lock:
         if _await_lock(lock, path, stop.event, config.fleet.poll_interval):
-            with Journal(path) as journal, _build(config, journal) as remediator:
-                page = RemediatorPage(remediator.counts, journal.path)
+            is_audited = config.audit is not None
+            with (
+                Journal(path, is_audited=is_audited) as journal,
+                _build(config, journal) as remediator,
+                _send_audit(config.audit, path) as audit,
+            ):
+                page = RemediatorPage(remediator.counts, journal.path, audit)
                 with _serve(config.listen, page) as addresses:
                     _LOG.info("mode %s, journal %s", config.mode, path)
                     report_ready("ingero-remediator", addresses)
                     _look_until(stop.event, config, remediator)
     return stop.exit_status
+
+
+@contextmanager
+def _send_audit(config: AuditConfig | None, path: Path) -> Iterator[AuditCounts | None]:
+    """Send what the journal says, on a thread, until the end."""
+    if config is None:
+        yield None
+        return
+    sender, is_over = AuditSender(config, path, SystemClock()), Event()
+    thread = Thread(target=sender.run, args=(is_over,), name="audit", daemon=True)
+    thread.start()
+    try:
+        yield sender.counts
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _await_lock(lock: JournalLock, path: Path, stop: Event, poll_ns: int) -> bool:

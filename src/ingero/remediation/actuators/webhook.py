@@ -20,6 +20,7 @@ from typing import Final
 import httpx
 
 from ingero import __version__
+from ingero.config.environment import allows_loose_tokens
 from ingero.errors import ConfigError, PermanentError, RetryableError
 from ingero.remediation.actuators.command import describe_action
 from ingero.remediation.config import SignedWebhookConfig
@@ -37,7 +38,7 @@ def read_secret(file: str) -> bytes:
     """The key in a file: ``whsec_`` and base64, or base64 alone.
 
     Raises:
-        ConfigError: It cannot be read, others may read it, or it is too short.
+        ConfigError: It cannot be read, others may read it and the environment does not permit that, or it is too short.
     """
     path = Path(file)
     try:
@@ -51,7 +52,7 @@ def read_secret(file: str) -> bytes:
             f"action.webhook.secret_file {file} is not base64",
             hint="head -c 32 /dev/urandom | base64",
         ) from error
-    if mode & 0o077:
+    if mode & 0o077 and not allows_loose_tokens():
         raise ConfigError(
             f"action.webhook.secret_file {file} may be read by others", hint=f"chmod 600 {file}"
         )
