@@ -27,7 +27,7 @@ class Network(Enum):
 
 
 class Relay(Closing):
-    """Listens on a loopback port and passes everything on to ``target``, which may change.
+    """Listens on a port of ``host`` and passes everything on to ``target``, which may change.
 
     A connection that lost something never carries anything again, as TCP would not skip over it.
 
@@ -38,15 +38,15 @@ class Relay(Closing):
         n_bytes: What has arrived from either side.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, host: str = "127.0.0.1") -> None:
         self.target = target
         self.network = Network.PASS
         self.delay_s = 0.0
         self.n_bytes = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((host, 0))
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self.address = "127.0.0.1:{1}".format(*self._listener.getsockname())
+        self.address = "{}:{}".format(*self._listener.getsockname())
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:

@@ -52,7 +52,7 @@ class LedgerOfCluster:
         self._document = ClusterLedger()
         self._revision = 0
         self._waiting: list[_Report] = []
-        self._has_news = asyncio.Event()
+        self._has_changed = asyncio.Event()
 
     @property
     def passed_seq(self) -> int:
@@ -79,18 +79,18 @@ class LedgerOfCluster:
     def note_passed(self, seq: int) -> None:
         """A push was passed on; written down with the next report or `settle`."""
         self._document.passed_seq = max(seq, self._document.passed_seq)
-        self._has_news.set()
+        self._has_changed.set()
 
     def report(self, said: Mapping[str, str | None], send: Callable[[], object]) -> None:
         """Have a report written down and sent. On the loop."""
         self._waiting.append(_Report(said, send))
-        self._has_news.set()
+        self._has_changed.set()
 
     async def run(self, interval_s: float) -> None:
         """Write and send until another Fleet has taken over; at most one write in each interval but for reports."""
         while self.is_open:
-            await self._has_news.wait()
-            self._has_news.clear()
+            await self._has_changed.wait()
+            self._has_changed.clear()
             await self.settle()
             if not self._waiting:
                 await asyncio.sleep(interval_s)

@@ -40,7 +40,7 @@ class LoggedPush(msgspec.Struct, array_like=True):
     push: RelayedPush
 
 
-class ClusterNews(msgspec.Struct, omit_defaults=True):
+class ClusterAnswers(msgspec.Struct, omit_defaults=True):
     """What receivers answer a cluster's pushes with.
 
     Attributes:
@@ -84,11 +84,11 @@ class ClusterLedger(msgspec.Struct, omit_defaults=True):
         return said
 
 
-DocumentT = TypeVar("DocumentT", ClusterNews, ClusterLedger)
+DocumentT = TypeVar("DocumentT", ClusterAnswers, ClusterLedger)
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _read_push: Final = msgspec.msgpack.Decoder(LoggedPush)
-_read_news: Final = msgspec.msgpack.Decoder(ClusterNews)
+_read_answers: Final = msgspec.msgpack.Decoder(ClusterAnswers)
 _read_ledger: Final = msgspec.msgpack.Decoder(ClusterLedger)
 
 
@@ -124,14 +124,14 @@ def decode_push(stored: bytes) -> LoggedPush:
         raise BadDataError(f"not a push: {error}") from error
 
 
-def encode_document(document: ClusterNews | ClusterLedger) -> bytes:
+def encode_document(document: ClusterAnswers | ClusterLedger) -> bytes:
     """News or a ledger as it lies in its bucket."""
     return _encoder.encode(document)
 
 
-def decode_news(stored: bytes) -> ClusterNews:
+def decode_answers(stored: bytes) -> ClusterAnswers:
     """News from the bucket. Raises BadDataError when this release cannot read it."""
-    return _decode_document(stored, _read_news)
+    return _decode_document(stored, _read_answers)
 
 
 def decode_ledger(stored: bytes) -> ClusterLedger:

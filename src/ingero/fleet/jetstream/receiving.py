@@ -11,14 +11,14 @@ from ingero.errors import BadDataError, DeliveryError, RetryableError
 from ingero.fleet.component import PushAnswer, PushContext
 from ingero.fleet.jetstream.connection import NatsConnection
 from ingero.fleet.jetstream.messages import (
-    ClusterNews,
+    ClusterAnswers,
     LoggedPush,
     build_token,
-    decode_news,
+    decode_answers,
     encode_push,
 )
+from ingero.fleet.jetstream.publishing import ANSWERS_KEY
 from ingero.fleet.jetstream.telemetry import STORED
-from ingero.fleet.jetstream.telling import NEWS_KEY
 from ingero.fleet.workers.link import MAX_WAITING_BYTES
 from ingero.fleet.workers.messages import RelayedPush, unpack_threshold
 from ingero.telemetry.metrics import MeterRegistry
@@ -73,7 +73,7 @@ class StreamRelay:
         stored = meter.counter(STORED)
         self._count = {one: stored.bound(outcome=one) for one in ("stored", "refused")}
         self._n_waiting_bytes = 0
-        self._news: dict[str, ClusterNews] = {}
+        self._answers: dict[str, ClusterAnswers] = {}
         self._following: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -124,25 +124,25 @@ class StreamRelay:
         return None if self._is_ours(cluster_id) else self._find_threshold(cluster_id, cohort_hash)
 
     def _find_threshold(self, cluster_id: str, cohort: str) -> PushAnswer | None:
-        news = self._news.get(cluster_id)
-        if news is None:
+        answers = self._answers.get(cluster_id)
+        if answers is None:
             return None
-        return unpack_threshold(news.thresholds.get(cohort) or news.thresholds.get(""))
+        return unpack_threshold(answers.thresholds.get(cohort) or answers.thresholds.get(""))
 
     def find_question(self, cluster_id: str, node_id: str) -> str | None:
         """See `PushLog`."""
-        news = self._news.get(cluster_id)
-        return None if news is None else news.questions.get(node_id)
+        answers = self._answers.get(cluster_id)
+        return None if answers is None else answers.questions.get(node_id)
 
     async def _follow(self) -> None:
         connection = self._connection
         await connection.wait()
         bucket = connection.documents
-        subject = f"$KV.{bucket}.{NEWS_KEY}*"
+        subject = f"$KV.{bucket}.{ANSWERS_KEY}*"
         async for message in connection.follow(f"KV_{bucket}", subject, 1):
             try:
-                news = decode_news(message.data)
+                answers = decode_answers(message.data)
             except BadDataError as error:
-                _log.warning("news of a cluster not read: %s", error.message)
+                _log.warning("answers of a cluster not read: %s", error.message)
                 continue
-            self._news[news.cluster_id] = news
+            self._answers[answers.cluster_id] = answers

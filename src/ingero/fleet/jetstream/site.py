@@ -11,8 +11,8 @@ from ingero.fleet.jetstream.clock import StreamClock
 from ingero.fleet.jetstream.config import NatsConfig
 from ingero.fleet.jetstream.connection import NatsConnection
 from ingero.fleet.jetstream.judging import StreamJudge
+from ingero.fleet.jetstream.publishing import StreamEndpoint
 from ingero.fleet.jetstream.receiving import PushLog, StreamRelay
-from ingero.fleet.jetstream.telling import StreamSeat
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.metrics import MeterRegistry
 
@@ -48,7 +48,7 @@ class StreamSite:
         """Follow what judges write, and judge; every component has started."""
         self._relay.start()
         if self._config.judge:
-            self._judge.start(host.find(StreamSeat), host.find(Learner))
+            self._judge.start(host.find(StreamEndpoint), host.find(Learner))
 
     async def stop(self) -> None:
         """Hand what is judged to another Fleet, and end the connection."""

@@ -19,7 +19,7 @@ from ingero.fleet.workers.messages import (
     RelayedPush,
     StopOrder,
     Threshold,
-    ThresholdNews,
+    ThresholdUpdate,
     encode_frame,
     unpack_threshold,
 )
@@ -42,12 +42,12 @@ class PushRelay(Protocol):
         """Send a push and wait for what the judge said, on any other thread; None when it is gone or too much waits."""
         ...
 
-    def take_seat(self) -> int:
-        """The next seat; workers take them in the order in which the judge gave them."""
+    def add_endpoint(self) -> int:
+        """The number of the next endpoint; workers take them in the order in which the judge gave them."""
         ...
 
-    def answerer(self, seat: int) -> PushAnswerer:
-        """Who knows the thresholds of clusters at a seat."""
+    def answerer(self, endpoint_idx: int) -> PushAnswerer:
+        """Who knows the thresholds of clusters at an endpoint."""
         ...
 
 
@@ -86,18 +86,18 @@ class JudgeLink(asyncio.Protocol):
         self._waiting: dict[int, tuple[OnAnswer, int]] = {}
         self._n_waiting_bytes = 0
         self._number = 0
-        self._n_seats = 0
+        self._n_endpoints = 0
         self._tables: dict[int, ThresholdTable] = {}
 
-    def take_seat(self) -> int:
-        """The next seat."""
-        seat = self._n_seats
-        self._n_seats += 1
-        return seat
+    def add_endpoint(self) -> int:
+        """The number of the next endpoint."""
+        endpoint_idx = self._n_endpoints
+        self._n_endpoints += 1
+        return endpoint_idx
 
-    def answerer(self, seat: int) -> PushAnswerer:
-        """The table of a seat."""
-        return self._tables.setdefault(seat, ThresholdTable())
+    def answerer(self, endpoint_idx: int) -> PushAnswerer:
+        """The table of an endpoint."""
+        return self._tables.setdefault(endpoint_idx, ThresholdTable())
 
     def submit(self, push: RelayedPush, on_answer: OnAnswer) -> bool:
         """Send a push together with what else this turn of the loop brings."""
@@ -167,8 +167,8 @@ class JudgeLink(asyncio.Protocol):
             on_answer, n_bytes = self._waiting.pop(message.number)
             self._n_waiting_bytes -= n_bytes
             on_answer(message)
-        elif isinstance(message, ThresholdNews):
-            table = self._tables.setdefault(message.seat, ThresholdTable())
+        elif isinstance(message, ThresholdUpdate):
+            table = self._tables.setdefault(message.endpoint_idx, ThresholdTable())
             table.put(message.cluster_id, message.threshold)
         elif not self.order.done():
             self.order.set_result(message)

@@ -24,7 +24,7 @@ class RelayedPush(msgspec.Struct, array_like=True, tag="push"):
 
     Attributes:
         number: By which the worker knows the answer.
-        seat: Which receiver and protocol.
+        endpoint_idx: Which receiver and protocol.
         signal: What is sent.
         content_type: Of the body.
         hint: `PushContext.cluster_hint`.
@@ -34,7 +34,7 @@ class RelayedPush(msgspec.Struct, array_like=True, tag="push"):
     """
 
     number: int
-    seat: int
+    endpoint_idx: int
     signal: str
     content_type: str
     hint: str
@@ -55,10 +55,10 @@ class RelayedAnswer(msgspec.Struct, array_like=True, tag="answer"):
     question: str | None = None
 
 
-class ThresholdNews(msgspec.Struct, array_like=True, tag="threshold"):
+class ThresholdUpdate(msgspec.Struct, array_like=True, tag="threshold"):
     """The threshold of a cluster changed; None when there is none any more."""
 
-    seat: int
+    endpoint_idx: int
     cluster_id: str
     threshold: Threshold | None
 
@@ -95,7 +95,7 @@ class StopOrder(msgspec.Struct, array_like=True, tag="stop"):
 
 
 FromWorker = RelayedPush | WorkerReady | WorkerFailed | WorkerCounts
-FromJudge = RelayedAnswer | ThresholdNews | StopOrder
+FromJudge = RelayedAnswer | ThresholdUpdate | StopOrder
 _encoder: Final = msgspec.msgpack.Encoder()
 READ_WORKER: Final = msgspec.msgpack.Decoder(list[FromWorker])
 READ_JUDGE: Final = msgspec.msgpack.Decoder(list[FromJudge])

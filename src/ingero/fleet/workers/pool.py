@@ -27,7 +27,7 @@ from ingero.fleet.workers.messages import (
     RelayedPush,
     StopOrder,
     Threshold,
-    ThresholdNews,
+    ThresholdUpdate,
     WorkerCounts,
     WorkerFailed,
     WorkerReady,
@@ -47,7 +47,7 @@ RESTARTS: Final = counter(
 WORKERS: Final = gauge("ingero_fleet_workers", "Workers that listen now.")
 POOL_METRICS: Final = (RESTARTS, WORKERS)
 
-NEWS_INTERVAL_NS: Final = NS_PER_S // 5
+THRESHOLD_INTERVAL_NS: Final = NS_PER_S // 5
 _START_TIMEOUT_S: Final = 120.0
 _CALM_NS: Final = 10 * NS_PER_S
 """A worker that lived for this long is started again at once."""
@@ -77,7 +77,7 @@ class WorkerOrder:
     log_encoding: str
 
 
-class JudgedSeat(Protocol):
+class JudgedEndpoint(Protocol):
     """One protocol of a receiver, in the judge."""
 
     def apply(self, push: RelayedPush) -> tuple[RelayedAnswer, str]:
@@ -143,7 +143,7 @@ class PooledReceiver:
         settings: With the ports that the judge holds.
         signals: What pipelines want from it.
         extensions: What it needs.
-        seats: Its protocols, in the order in which it starts them.
+        endpoints: Its protocols, in the order in which it starts them.
     """
 
     id: ComponentId
@@ -151,14 +151,14 @@ class PooledReceiver:
     settings: StrictModel
     signals: tuple[Signal, ...]
     extensions: tuple[ComponentId, ...]
-    seats: tuple[JudgedSeat, ...]
+    endpoints: tuple[JudgedEndpoint, ...]
 
 
 class ReceiverPool(Protocol):
     """Capability in the judge: receivers that find it do not listen, but join it when they start."""
 
     def join(self, receiver: PooledReceiver) -> None:
-        """Have workers run this receiver; its seats follow those of earlier ones."""
+        """Have workers run this receiver; its endpoints follow those of earlier ones."""
         ...
 
 
@@ -245,7 +245,7 @@ class WorkerPool:
         self._counters = counters
         self._meter, self._clock = host.meter, host.clock
         self._receivers: list[PooledReceiver] = []
-        self._seats: list[JudgedSeat] = []
+        self._endpoints: list[JudgedEndpoint] = []
         self._is_up = False
         self._sent: dict[tuple[int, str], PushAnswer | None] = {}
         self._workers: dict[int, _Worker] = {}
@@ -255,7 +255,7 @@ class WorkerPool:
     def join(self, receiver: PooledReceiver) -> None:
         """See `ReceiverPool`."""
         self._receivers.append(receiver)
-        self._seats += receiver.seats
+        self._endpoints += receiver.endpoints
 
     async def start(self) -> None:
         """Start every worker, and wait until all of them listen. Raises IngeroError when one does not."""
@@ -295,12 +295,12 @@ class WorkerPool:
     def apply(self, push: RelayedPush) -> RelayedAnswer:
         """Apply one push; a defect that it meets is answered as one process answers it, and harms no other."""
         try:
-            answer, cluster_id = self._seats[push.seat].apply(push)
+            answer, cluster_id = self._endpoints[push.endpoint_idx].apply(push)
         except Exception:  # noqa: BLE001 - one request's defect must not end a worker with all others'
             _log.exception("a request could not be handled")
             return RelayedAnswer(push.number, "PERMANENT", "internal error")
         if cluster_id and answer.threshold is not None:
-            self._sent.setdefault((push.seat, cluster_id), None)
+            self._sent.setdefault((push.endpoint_idx, cluster_id), None)
         return answer
 
     def note(self, worker: _Worker, message: FromWorker) -> None:
@@ -310,8 +310,8 @@ class WorkerPool:
             self._show()
             if worker.link is not None:
                 worker.link.send([
-                    ThresholdNews(seat, cluster_id, pack_threshold(answer))
-                    for (seat, cluster_id), answer in self._sent.items()
+                    ThresholdUpdate(endpoint_idx, cluster_id, pack_threshold(answer))
+                    for (endpoint_idx, cluster_id), answer in self._sent.items()
                 ])
         elif isinstance(message, WorkerFailed):
             worker.ready.set_exception(IngeroError(message.message, hint=message.hint))
@@ -323,22 +323,22 @@ class WorkerPool:
                     amount, **dict(zip(metric.labels, values, strict=True))
                 )
 
-    def tell_news(self) -> None:
-        """Tell every worker the thresholds that changed; called at `NEWS_INTERVAL_NS`."""
-        news: list[FromJudge] = []
-        for (seat, cluster_id), sent in list(self._sent.items()):
-            answer = self._seats[seat].find_threshold(cluster_id)
+    def send_thresholds(self) -> None:
+        """Tell every worker the thresholds that changed; called at `THRESHOLD_INTERVAL_NS`."""
+        updates: list[FromJudge] = []
+        for (endpoint_idx, cluster_id), sent in list(self._sent.items()):
+            answer = self._endpoints[endpoint_idx].find_threshold(cluster_id)
             if answer is sent:
                 continue
             threshold: Threshold | None = pack_threshold(answer)
-            news.append(ThresholdNews(seat, cluster_id, threshold))
+            updates.append(ThresholdUpdate(endpoint_idx, cluster_id, threshold))
             if answer is None:
-                del self._sent[seat, cluster_id]
+                del self._sent[endpoint_idx, cluster_id]
             else:
-                self._sent[seat, cluster_id] = answer
+                self._sent[endpoint_idx, cluster_id] = answer
         for worker in self._workers.values():
             if worker.link is not None:
-                worker.link.send(news)
+                worker.link.send(updates)
 
     async def _keep(self, at: int, worker: _Worker) -> None:
         """Start a worker again whenever it ends; one that fails at the first start is left to `start`."""

@@ -10,8 +10,8 @@ over, which forgets evidence (`telemetry.EVICTED`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -22,6 +22,7 @@ from ingero.fleet.helpers.caps import CapWatch
 from ingero.fleet.processors.collectives import telemetry
 from ingero.fleet.processors.collectives.config import NcclConfig
 from ingero.fleet.processors.collectives.lags import LagTracker, PeerLag
+from ingero.fleet.processors.collectives.lateness import MIN_LATE_NS, Lateness
 from ingero.model.collectives import CollectiveRun, Worker
 from ingero.model.verdicts import Judgement, Verdict, VerdictKind
 from ingero.telemetry.metrics import MeterRegistry
@@ -124,6 +125,8 @@ class _ClusterDetection:
     lost: dict[str, int] = field(default_factory=dict)
     kinds: dict[Worker, VerdictKind] = field(default_factory=dict)
     conclusion: Conclusion | None = None
+    lateness: Lateness = field(default_factory=Lateness)
+    late_ns: int = 0
 
     def is_due(self, now_ns: int) -> bool:
         """Whether to judge though nothing arrived: what waits for absent ranks runs out of patience.
@@ -148,6 +151,7 @@ class DetectionEngine:
         self._cap_changes: list[CapChange] = []
         self._cases: dict[str, _ClusterDetection] = {}
         self._replaying: set[str] = set()
+        self._said: dict[str, dict[Worker, VerdictKind]] = {}  # of clusters without evidence yet
         refused = meter.counter(telemetry.REFUSED)
         self.refuse = {
             reason: refused.bound(reason=reason)
@@ -165,6 +169,7 @@ class DetectionEngine:
         lost = meter.counter(telemetry.JUDGE_LOST)
         self._count_lost = {reason: lost.bound(reason=reason) for reason in _LOST_BY_JUDGE}
         self._count_ops = meter.counter(telemetry.OPS).bound()
+        self._count_late = meter.counter(telemetry.LATE_OPS).bound()
 
     def conclusions(self) -> dict[str, Conclusion]:
         """The newest conclusion of each cluster. Any thread."""
@@ -186,12 +191,28 @@ class DetectionEngine:
         """Communicators of a cluster; raises KeyError for an unknown one."""
         return list(self._cases[cluster_id].comm_seen_ns)
 
-    def add(self, runs: Iterable[CollectiveRun], now_ns: int) -> tuple[int, str]:
-        """Take runs to be judged; returns how many were refused and why the last of them was."""
+    def find_late_ns(self) -> dict[str, int]:
+        """By cluster of which nothing is concluded for that, how late its evidence is. Any thread."""
+        return {
+            cluster_id: case.late_ns
+            for cluster_id, case in list(self._cases.items())
+            if case.late_ns
+        }
+
+    def add(
+        self, runs: Sequence[CollectiveRun], now_ns: int, late_ns: Sequence[int] = ()
+    ) -> tuple[int, str]:
+        """Take runs to be judged; returns how many were refused and why the last of them was.
+
+        Args:
+            runs: From any ranks.
+            now_ns: When they arrived.
+            late_ns: By run, how long it had to wait for this Fleet; empty when none had to.
+        """
         n_refused, why = 0, ""
         with self._lock:
-            for run in runs:
-                reason = self._add_one(run, now_ns)
+            for run, late in zip(runs, late_ns or [0] * len(runs), strict=True):
+                reason = self._add_one(run, now_ns, late)
                 if reason:
                     self.refuse[reason](1)
                     self._note_cap(reason, run.rank.cluster_id, now_ns)
@@ -202,6 +223,7 @@ class DetectionEngine:
         """Forget a cluster, and conclude nothing of it until `end_replay`; its evidence is gathered. Any thread."""
         with self._lock:
             self._cases.pop(cluster_id, None)
+            self._said.pop(cluster_id, None)
             self._replaying.add(cluster_id)
 
     def is_replaying(self, cluster_id: str) -> bool:
@@ -226,7 +248,9 @@ class DetectionEngine:
         with self._lock:
             self._replaying.discard(cluster_id)
             case = self._cases.get(cluster_id)
-            if case is not None:
+            if case is None:
+                self._said[cluster_id] = dict(kinds)
+            else:
                 case.kinds = dict(kinds)
 
     def take_cap_changes(self, now_ns: int) -> list[CapChange]:
@@ -247,7 +271,7 @@ class DetectionEngine:
         if is_new and len(self._cap_changes) < _MAX_CAP_CHANGES:
             self._cap_changes.append(CapChange(reason, where, is_on=True))
 
-    def _add_one(self, run: CollectiveRun, now_ns: int) -> str:
+    def _add_one(self, run: CollectiveRun, now_ns: int, late_ns: int) -> str:
         config = self.config
         rank = run.rank
         if max(len(rank.cluster_id), len(rank.node_id), len(rank.job)) > MAX_ID_LENGTH:
@@ -256,7 +280,10 @@ class DetectionEngine:
         if case is None:
             if len(self._cases) >= config.max_clusters:
                 return "cluster_cap"
-            case = self._cases[run.rank.cluster_id] = _ClusterDetection(run.rank.cluster_id)
+            cluster_id = run.rank.cluster_id
+            case = self._cases[cluster_id] = _ClusterDetection(
+                cluster_id, kinds=self._said.pop(cluster_id, {})
+            )
         if run.comm not in case.comm_seen_ns and not self._has_room(case, now_ns):
             return "communicator_cap"
         n_ops = int(run.ops.size)
@@ -269,6 +296,9 @@ class DetectionEngine:
         case.waiting.append((run, now_ns))
         case.n_waiting += n_ops
         self._count_ops(n_ops)
+        case.lateness.note(rank.worker, late_ns, now_ns)
+        if late_ns >= MIN_LATE_NS:
+            self._count_late(n_ops)
         return ""
 
     def _has_room(self, case: _ClusterDetection, now_ns: int) -> bool:
@@ -291,9 +321,12 @@ class DetectionEngine:
             taken: list[_Taken] = []
             replayed: list[_Taken] = []
             for case in self._cases.values():
-                is_replayed = case.cluster_id in self._replaying
-                if case.waiting or (case.is_due(now_ns) and not is_replayed):
-                    (replayed if is_replayed else taken).append((case, case.waiting))
+                case.late_ns = case.lateness.find_late_ns(now_ns)
+                is_silent = case.late_ns > 0 or case.cluster_id in self._replaying
+                if case.late_ns and case.conclusion is not None:  # its changes were reported
+                    case.conclusion = replace(case.conclusion, changes=())
+                if case.waiting or (case.is_due(now_ns) and not is_silent):
+                    (replayed if is_silent else taken).append((case, case.waiting))
                     case.waiting, case.n_waiting, case.comm_ops = [], 0, {}
         for case, waiting in replayed:
             self._observe(case, waiting, now_ns)
@@ -340,7 +373,13 @@ class DetectionEngine:
             for v in judgement.verdicts
             if case.kinds.get(v.rank.worker) is not v.kind
         )
-        case.kinds = kinds
+        # A worker of which nothing is concluded now, as after a take-over, keeps its verdict until something is.
+        absent = [
+            (worker, kind)
+            for worker, kind in case.kinds.items()
+            if kind not in QUIET and worker not in kinds
+        ]
+        case.kinds = kinds | dict(absent[-self.config.max_workers :])
         case.conclusion = Conclusion(
             judgement, history, lags, changes, now_ns, case.alpha, case.generation
         )

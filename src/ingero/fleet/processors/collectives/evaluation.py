@@ -68,8 +68,10 @@ class StateGauges:
         self._workers = meter.gauge(telemetry.VERDICTS)
         self._age = meter.gauge(telemetry.AGE)
         self._missing = meter.gauge(telemetry.MISSING)
+        self._late = meter.gauge(telemetry.LATE)
         self._kinds: dict[str, Counter[str]] = {}
         self._hanging: set[str] = set()
+        self._catching_up: set[str] = set()
 
     def show_verdicts(self, conclusions: Mapping[str, Conclusion], now_ns: int) -> None:
         """Set the number of workers by verdict, and the age of the verdicts."""
@@ -85,6 +87,14 @@ class StateGauges:
                 self._workers.set(n_workers, cluster_id=cluster_id, verdict=kind)
             self._kinds[cluster_id] = kinds
             self._age.set((now_ns - conclusion.judged_ns) / NS_PER_S, cluster_id=cluster_id)
+
+    def show_late(self, late_ns: Mapping[str, int]) -> None:
+        """Set how late the evidence is of which nothing is concluded."""
+        for cluster_id in self._catching_up - late_ns.keys():
+            self._late.remove(cluster_id=cluster_id)
+        self._catching_up = set(late_ns)
+        for cluster_id, ns in late_ns.items():
+            self._late.set(ns / NS_PER_S, cluster_id=cluster_id)
 
     def show_hangs(self, hangs: Mapping[str, tuple[HangReport, float]]) -> None:
         """Set the number of ranks that others wait for."""
@@ -121,6 +131,9 @@ class Evaluation:
         self._reports.send_due_costs(conclusions, now_ns)
         self._reports.send_gauge_lags(state.gauges.take_lags(now_ns))
         self._gauges.show_verdicts(conclusions, now_ns)
+        late_ns = state.engine.find_late_ns()
+        self._gauges.show_late(late_ns)
+        self._log.write_late(late_ns)
         hangs = {
             cluster_id: found
             for cluster_id, found in state.progress.find_hangs(now_ns).items()

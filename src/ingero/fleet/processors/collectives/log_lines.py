@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from ingero.fleet.processors.collectives.engine import QUIET, CapChange, VerdictChange
@@ -23,11 +23,27 @@ class EventLog:
     def __init__(self, clock: Clock) -> None:
         self._lines = RateLimitedLog(_log, clock, burst=2)
         self._victims = RateLimitedLog(_log, clock, burst=2, total_burst=20)
+        self._catching_up: set[str] = set()
 
     def flush(self) -> None:
         """Write lines that were held and are allowed now."""
         self._lines.flush()
         self._victims.flush()
+
+    def write_late(self, late_ns: Mapping[str, int]) -> None:
+        """A line for each cluster of which nothing begins, or ceases, to be concluded because its evidence is late."""
+        for cluster_id in late_ns.keys() ^ self._catching_up:
+            is_late = cluster_id in late_ns
+            self._lines.write(
+                ("late", cluster_id),
+                logging.WARNING if is_late else logging.INFO,
+                "evidence is late: verdicts stay as they were until it is of now"
+                if is_late
+                else "evidence is of now again",
+                cluster=cluster_id,
+                late_s=round(late_ns[cluster_id] / NS_PER_S) if is_late else None,
+            )
+        self._catching_up = set(late_ns)
 
     def write_verdicts(self, changes: Iterable[VerdictChange]) -> None:
         """A line for each worker whose verdict began or ended."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from ingero.errors import RetryableError
 from ingero.fleet.component import (
     AdminRoutes,
     ComponentId,
@@ -18,6 +21,7 @@ from ingero.fleet.processors.collectives import telemetry
 from ingero.fleet.processors.collectives.config import NcclConfig
 from ingero.fleet.processors.collectives.evaluation import Evaluation, EvaluationThread
 from ingero.fleet.processors.collectives.gauges import date_by_arrival, has_gauges
+from ingero.fleet.processors.collectives.lateness import MIN_LATE_NS
 from ingero.fleet.processors.collectives.levels import SlowdownLevels
 from ingero.fleet.processors.collectives.pages import CollectivesPages
 from ingero.fleet.processors.collectives.state import CollectivesState
@@ -26,11 +30,14 @@ from ingero.model.diagnosis import Diagnosis
 from ingero.model.progress import RankProgress
 from ingero.otlp.codec import read_log_entries
 from ingero.otlp.names import Signal
+from ingero.units import NS_PER_S
 from ingero.wire.collectives import CollectiveRead
 from ingero.wire.diagnosis import DIAGNOSIS_EVENT, build_diagnosis_read
 from ingero.wire.log_records import RecordsRead
 from ingero.wire.names import COLLECTIVE_EVENT, PROGRESS_EVENT
 from ingero.wire.progress import build_progress_read
+
+_BEHIND_NS: Final = 2 * NS_PER_S
 
 
 class CollectivesProcessor:
@@ -88,6 +95,7 @@ class CollectivesProcessor:
                 },
             )
             now_ns = host.clock.mono_ns()
+            _give_way(collectives, state)
             _take_diagnoses(diagnoses, batch.push, state)
             _take_progress(progress, batch.push, state, now_ns)
             _take_collectives(collectives, batch.push, state, now_ns)
@@ -97,6 +105,19 @@ class CollectivesProcessor:
             if dated is not batch.export:
                 batch = Batch(batch.signal, dated, batch.received_wall_ns, batch.push)
         self._following.consume(batch)
+
+
+def _give_way(read: CollectiveRead, state: CollectivesState) -> None:
+    """Late evidence waits at its agents while much of a cluster waits to be judged. Raises RetryableError."""
+    late = {
+        run.rank.cluster_id
+        for run, ns in zip(read.runs, read.late_ns, strict=True)
+        if ns >= MIN_LATE_NS
+    }
+    if any(state.engine.is_behind(cluster_id) for cluster_id in late):
+        raise RetryableError(
+            "late evidence waits for what came before it", retry_after_ns=_BEHIND_NS
+        )
 
 
 def _take_progress(
@@ -129,8 +150,11 @@ def _take_collectives(
     _note_bad(push, state, read.n_refused, read.first_problem)
     if read.runs:
         _note_sender(push, read.runs[0].rank)
-        state.progress.note_moving(read.runs, now_ns)
-        n_refused, why = state.engine.add(read.runs, now_ns)
+        state.progress.note_moving(
+            [run for run, ns in zip(read.runs, read.late_ns, strict=True) if ns < MIN_LATE_NS],
+            now_ns,
+        )
+        n_refused, why = state.engine.add(read.runs, now_ns, read.late_ns)
         if n_refused:
             push.n_rejected += n_refused
             push.rejected_why = f"collective batches not taken: {why}"

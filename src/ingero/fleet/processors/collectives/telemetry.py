@@ -7,6 +7,15 @@ from typing import Final
 from ingero.telemetry.declare import MetricDeclaration, counter, gauge, histogram
 
 OPS: Final = counter("ingero_fleet_nccl_ops_total", "Collective operations taken.")
+LATE_OPS: Final = counter(
+    "ingero_fleet_nccl_late_ops_total",
+    "Operations that their agents kept for a minute and more because no Fleet took them.",
+)
+LATE: Final = gauge(
+    "ingero_fleet_nccl_late_seconds",
+    "How late the evidence is that most ranks of a cluster deliver; while above 0 its verdicts stay as they were.",
+    "cluster_id",
+)
 REFUSED: Final = counter(
     "ingero_fleet_nccl_refused_total",
     "Batches of operations that were not taken: bad_record, cluster_cap, communicator_cap, pending_cap,"
@@ -55,6 +64,8 @@ DIAGNOSES: Final = counter(
 )
 METRICS: Final[tuple[MetricDeclaration, ...]] = (
     OPS,
+    LATE_OPS,
+    LATE,
     REFUSED,
     EVICTED,
     JUDGE_LOST,

@@ -10,21 +10,21 @@ from typing import Final, Protocol
 from ingero.errors import RetryableError
 from ingero.fleet.jetstream.connection import NatsConnection
 from ingero.fleet.jetstream.messages import (
-    ClusterNews,
+    ClusterAnswers,
     LoggedPush,
     build_token,
     encode_document,
 )
 from ingero.fleet.workers.messages import RelayedAnswer, Threshold
 
-NEWS_KEY: Final = "news."
-NEWS_INTERVAL_S: Final = 0.2
+ANSWERS_KEY: Final = "answers."
+PUBLISH_INTERVAL_S: Final = 0.2
 _MAX_COHORTS: Final = 1024
 """Further ones are answered with the threshold of the cluster."""
 _log = logging.getLogger("ingero.fleet.nats")
 
 
-class StreamSeat(Protocol):
+class StreamEndpoint(Protocol):
     """One protocol of a receiver: applies what any Fleet received by it."""
 
     def apply_logged(
@@ -45,22 +45,26 @@ class StreamSeat(Protocol):
         ...
 
 
-class NewsTeller:
+class AnswerPublisher:
     """Tells of one cluster. What there was before stays until there is another threshold. On the loop.
 
     Args:
         judge: Who tells.
         connection: The way to the servers.
-        seats: Ask for thresholds.
+        endpoints: Ask for thresholds.
         cluster_id: The cluster.
     """
 
     def __init__(
-        self, judge: str, connection: NatsConnection, seats: Sequence[StreamSeat], cluster_id: str
+        self,
+        judge: str,
+        connection: NatsConnection,
+        endpoints: Sequence[StreamEndpoint],
+        cluster_id: str,
     ) -> None:
         self._judge = judge
         self._connection = connection
-        self._seats = seats
+        self._endpoints = endpoints
         self._cluster_id = cluster_id
         self._cohorts = {""}
         self._questions: dict[str, str] = {}
@@ -75,34 +79,36 @@ class NewsTeller:
             self._questions[node_id] = answer.question
 
     async def run(self) -> None:
-        """Write down what is new, each `NEWS_INTERVAL_S`."""
-        connection, key = self._connection, NEWS_KEY + build_token(self._cluster_id)
+        """Write down what is new, each `PUBLISH_INTERVAL_S`."""
+        connection, key = self._connection, ANSWERS_KEY + build_token(self._cluster_id)
         bucket = connection.documents
-        written: ClusterNews | None = None
+        written: ClusterAnswers | None = None
         revision: int | None = None
         while True:
-            news = self._build()
-            is_fresh = news != written and (
-                news.thresholds or news.questions or written is not None
+            answers = self._build()
+            is_fresh = answers != written and (
+                answers.thresholds or answers.questions or written is not None
             )
             try:
                 if is_fresh and revision is None:
                     stored = await connection.read(bucket, key)
                     revision = 0 if stored is None else stored.revision
                 if is_fresh and revision is not None:
-                    revision = await connection.write(bucket, key, encode_document(news), revision)
-                    written = news
+                    revision = await connection.write(
+                        bucket, key, encode_document(answers), revision
+                    )
+                    written = answers
             except RetryableError as error:
                 revision = None  # that of an earlier judge, or of a write whose answer was lost
                 _log.warning("thresholds not written: %s", error.message)
-            await asyncio.sleep(NEWS_INTERVAL_S)
+            await asyncio.sleep(PUBLISH_INTERVAL_S)
 
-    def _build(self) -> ClusterNews:
+    def _build(self) -> ClusterAnswers:
         thresholds: dict[str, Threshold] = {}
         for cohort in sorted(self._cohorts):
-            for seat in self._seats:
-                threshold = seat.find_threshold_of(self._cluster_id, cohort)
+            for endpoint in self._endpoints:
+                threshold = endpoint.find_threshold_of(self._cluster_id, cohort)
                 if threshold is not None:
                     thresholds[cohort] = threshold
                     break
-        return ClusterNews(self._cluster_id, thresholds, dict(self._questions), self._judge)
+        return ClusterAnswers(self._cluster_id, thresholds, dict(self._questions), self._judge)

@@ -1,0 +1,53 @@
+"""What a Fleet that takes a cluster over says: what changed against what the one before it said, and no more."""
+
+from dataclasses import replace
+
+import pytest
+from tests.e2e.test_collectives import job
+
+from ingero.fleet.processors.collectives.config import NcclConfig
+from ingero.fleet.processors.collectives.engine import DetectionEngine
+from ingero.model.verdicts import VerdictKind
+from ingero.telemetry.metrics import MeterRegistry
+from ingero.units import NS_PER_S
+
+
+@pytest.mark.parametrize("said", [(), (5,), (3, 5)])
+def test_after_a_replay_only_what_differs_from_what_was_said_is_a_change(said):
+    engine, runs = DetectionEngine(NcclConfig(), MeterRegistry()), list(job(slow=5))
+    cluster_id, workers = runs[0].rank.cluster_id, {run.rank.rank: run.rank.worker for run in runs}
+    engine.begin_replay(cluster_id)
+    assert engine.add(runs, 0) == (0, "")
+    assert engine.judge(60 * NS_PER_S) == {}, "nothing is concluded of a replay"
+    engine.end_replay(cluster_id, {workers[rank]: VerdictKind.CULPRIT for rank in said})
+    conclusion = engine.judge(61 * NS_PER_S)[cluster_id]
+    assert {one.rank.rank for one in conclusion.judgement.culprits} == {5}
+    changed = {
+        (one.verdict.rank.rank, one.before, one.verdict.kind is VerdictKind.CULPRIT)
+        for one in conclusion.changes
+        if VerdictKind.CULPRIT in {one.before, one.verdict.kind}
+    }
+    new = {(5, None, True)} if 5 not in said else set()
+    taken_back = {(rank, VerdictKind.CULPRIT, False) for rank in said if rank != 5}
+    assert changed == new | taken_back
+
+
+@pytest.mark.parametrize("is_replayed", [True, False])
+def test_what_was_said_of_a_rank_ends_although_nothing_is_concluded_of_it_at_first(is_replayed):
+    engine, runs = DetectionEngine(NcclConfig(), MeterRegistry()), list(job(slow=5))
+    cluster_id, culprit = runs[0].rank.cluster_id, runs[3].rank.worker
+    first = [replace(run, ops=run.ops[:1]) for run in runs if run.rank.worker != culprit]
+    engine.begin_replay(cluster_id)
+    if is_replayed:
+        engine.add(first, 0)
+        engine.judge(NS_PER_S)
+    engine.end_replay(cluster_id, {culprit: VerdictKind.CULPRIT})
+    early = engine.judge(2 * NS_PER_S)
+    concluded = [one.rank.worker for every in early.values() for one in every.judgement.verdicts]
+    assert culprit not in concluded
+    assert bool(concluded) == is_replayed
+    engine.add([replace(run, ops=run.ops[1:]) for run in runs], 3 * NS_PER_S)
+    conclusion = engine.judge(60 * NS_PER_S)[cluster_id]
+    (ended,) = [one for one in conclusion.changes if one.verdict.rank.worker == culprit]
+    assert ended.before is VerdictKind.CULPRIT
+    assert ended.verdict.kind is not VerdictKind.CULPRIT
