@@ -1,5 +1,6 @@
 """Every switch of one thread for a while: what stopped it, and nothing of other processes."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,25 @@ from ingero.telemetry.clock import SystemClock
 
 pytestmark = pytest.mark.kernel
 SPIN = "print('spins', flush=True)\nwhile True: pass"
+
+
+LOADER = """
+import os, sys, time
+idle = float(sys.argv[1])
+ready, done = os.pipe()
+if os.fork() == 0:
+    with open(sys.argv[2], "wb", buffering=0) as file:
+        while True:
+            began = time.monotonic()
+            while time.monotonic() - began < 0.05:
+                file.write(bytes(4096))
+                os.fsync(file.fileno())
+            time.sleep(idle * (time.monotonic() - began))
+            os.write(done, b".")
+print("loads", flush=True)
+while True:
+    os.read(ready, 1)
+"""
 
 
 class Started(SystemClock):
@@ -49,3 +69,17 @@ def test_time_that_a_process_was_stopped_is_told():
     assert 0.2 < look.times.stopped_ns / (look.end_ns - look.start_ns) < 0.8
     assert look.times.n_lost == 0
     assert look.times.faults_ns == 0
+
+
+@pytest.mark.parametrize("idle", [0, 1])
+def test_a_wait_for_a_child_that_reads_is_told_unless_the_child_is_idle_too(tmp_path, idle):
+    command = [sys.executable, "-c", LOADER, str(idle), str(tmp_path / "data")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as process:
+        try:
+            process.stdout.readline()
+            look = watch_switches(SystemClock(), process.pid, process.pid, threading.Event())
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert look.times.io_ns == 0
+    assert (look.times.worker_io_ns > 0) == (not idle)
+    assert look.times.worker_io_ns <= look.end_ns - look.start_ns

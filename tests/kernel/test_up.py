@@ -121,17 +121,17 @@ def test_killed_run_leaves_no_process_namespace_or_link():
 
 
 @pytest.mark.torch
-def test_real_job_whose_rank_has_a_quarter_of_its_processor_time_is_told_by_its_rank_and_why():
-    script = Path(__file__).resolve().parents[2] / "examples/jobs/ddp.py"
-    small = ("--", "--width", "128", "--batch", "128")
+def test_real_job_whose_disk_is_slow_is_told_by_its_rank_and_why():
+    """A host that lacks processor time is in `test_up_slurm`."""
+    path = Path(__file__).resolve().parents[2] / "examples/jobs/ddp_files.py"
     result = up(
-        "--ranks", "4", "--job", str(script), "--fault", "cpu-quota:2:25%", "--duration", "60s", *small
+        "--ranks", "4", "--job", str(path), "--fault", "disk:1:1MB/s", "--duration", "60s"
     )  # fmt: skip
-    assert result["job"] == str(script)
+    assert result["job"] == str(path)
     assert result["probes"]
     assert {verdict["rank"] for verdict in result["verdicts"]} == {0, 1, 2, 3}
-    assert result["culprits"] == [2]
-    assert result["diagnosis"]["cause"] == "cpu-quota", result["diagnosis"]
+    assert result["culprits"] == [1]
+    assert result["diagnosis"]["cause"] == "blocked-io", result["diagnosis"]
     assert result["diagnosis"]["causes"][0]["share"] > 0.5
     assert result["diagnosis"]["after_verdict_s"] < 15
     assert not list(Path("/sys/fs/cgroup").glob("**/ingero-*-2"))

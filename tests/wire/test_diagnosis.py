@@ -130,3 +130,11 @@ def test_texts_are_cut_and_records_beyond_the_limit_are_refused():
     (shown,) = found.found[0].causes
     assert len(shown.name) == len(shown.evidence[0]) == MAX_TEXT_CHARS
     assert len(shown.evidence) == 16
+
+
+def test_the_record_says_where_the_worker_runs_as_its_other_records_do():
+    place = (("ingero.device.ids", "nvidia.com/gpu=GPU-a"), ("k8s.pod.name", "train-0"))
+    export = build_diagnosis(replace(DIAGNOSIS, rank=replace(DIAGNOSIS.rank, resource=place)), 1)
+    (resource,) = [entry.resource for entry in export.tree.resource_logs]
+    told = {item.key: item.value.string_value for item in resource.attributes}
+    assert told.items() >= set(place)

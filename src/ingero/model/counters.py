@@ -35,6 +35,7 @@ class ProcessCounters:
         n_major_faults: Page faults that waited for a disk.
         n_processors_allowed: Processors that it may run on.
         nice: Of the main thread.
+        children: As ``threads``, of the first thread of each child process: a loader's workers.
     """
 
     mono_ns: int
@@ -43,6 +44,7 @@ class ProcessCounters:
     n_major_faults: int = 0
     n_processors_allowed: int = 0
     nice: int = 0
+    children: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class OffCpuTimes:
         io_ns: In an uninterruptible wait, page faults and reclaim not included.
         faults_ns: In page faults that waited for a disk.
         reclaim_ns: In memory reclaim.
+        worker_io_ns: Asleep while the processes that read for it were never idle: the part in which these waited for
+            a disk.
         by_others_ns: Ready, and another task had its processor, by that task's name.
         n_lost: Switches that were not seen.
     """
@@ -81,5 +85,6 @@ class OffCpuTimes:
     io_ns: int = 0
     faults_ns: int = 0
     reclaim_ns: int = 0
+    worker_io_ns: int = 0
     by_others_ns: Mapping[str, int] = field(default_factory=dict)
     n_lost: int = 0

@@ -91,6 +91,7 @@ def build_diagnosis(diagnosis: Diagnosis, wall_ns: int) -> Export:
     resource: dict[str, str] = {
         Attribute.NODE_ID: rank.node_id,
         Attribute.CLUSTER_ID: rank.cluster_id,
+        **dict(rank.resource),
     }
     return build_logs(resource, [_build_record(diagnosis, wall_ns)], str(Scope.COLLECTIVES))
 

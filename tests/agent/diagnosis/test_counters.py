@@ -47,6 +47,14 @@ def test_narrowest_quota_above_a_process_of_version_2_and_its_neighbour(machine)
     assert reading.quota == Quota(0.5, 40_000, 3, {"stress) 1 (7)": 40 * TICK_NS})
 
 
+def test_children_of_the_first_thread_are_read_and_ended_ones_left_out(machine):
+    plant(machine / "proc/6", schedstat="6000 600 9\n")
+    plant(machine / "proc/5/task/5", children="6 8 ")
+    (machine / "mounts").write_text("")
+    reading = CounterFiles(machine / "proc", machine / "mounts").read(5, 0)
+    assert (reading.threads, reading.children) == ({5: (5000, 500)}, {6: (6000, 600)})
+
+
 def test_quota_of_version_1_is_in_nanoseconds(machine):
     inner = machine / "cg/a/b"
     plant(inner, cpu__cfs_quota_us="25000\n", cpu__cfs_period_us="100000\n")

@@ -45,6 +45,8 @@ def test_what_is_no_fault_is_refused(text):
         ("stop-pulses:0:30%", Fault("stop-pulses", 0, 0.3)),
         ("slow-rank:1:1.3x", Fault("slow-rank", 1, 1.3)),
         ("cpu-hog:3", Fault("cpu-hog", 3)),
+        ("disk:3:5MB/s", Fault("disk", 3, 5_000_000)),
+        ("disk:0:0.5GB/s", Fault("disk", 0, 500_000_000)),
     ],
 )
 def test_fault_of_a_real_job_is_read(text, fault):
@@ -53,7 +55,11 @@ def test_fault_of_a_real_job_is_read(text, fault):
 
 
 @pytest.mark.parametrize(
-    "text", ["cpu-quota:2", "cpu-quota:2:0%", "cpu-quota:2:100%", "stop-pulses:1:x", "imbalance"]
+    "text",
+    [
+        *("cpu-quota:2", "cpu-quota:2:0%", "cpu-quota:2:100%", "stop-pulses:1:x", "imbalance"),
+        *("disk:1", "disk:1:5", "disk:1:5MB", "disk:1:9kB/s", "disk:1:-5MB/s"),
+    ],
 )
 def test_what_cannot_be_done_to_a_real_job_is_refused(text):
     with pytest.raises(ConfigError, match="--fault") as refused:

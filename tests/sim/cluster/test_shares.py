@@ -3,7 +3,14 @@
 import pytest
 
 from ingero.errors import UnsupportedError
-from ingero.sim.cluster.shares import ProcessorShare, find_own, find_parent
+from ingero.sim.cluster.shares import (
+    DISKS,
+    PROCESSORS,
+    ProcessorShare,
+    find_own,
+    find_parent,
+    list_disks,
+)
 
 BOTH = """22 27 0:21 / /proc rw - proc proc rw
 30 27 0:26 / {root}/cpu rw - cgroup cgroup rw,cpu
@@ -28,18 +35,18 @@ def machine(tmp_path):
 
 
 def test_version_1_is_taken_where_it_has_the_processors_below_our_own_group(machine, tmp_path):
-    assert find_parent(*machine(BOTH)) == (tmp_path / "cpu/slice/me", False)
+    assert find_parent(PROCESSORS, *machine(BOTH)) == (tmp_path / "cpu/slice/me", False)
 
 
 def test_version_2_is_taken_at_its_root(machine, tmp_path):
     mounts = "\n".join(line for line in BOTH.splitlines() if "cgroup cgroup" not in line) + "\n"
-    assert find_parent(*machine(mounts)) == (tmp_path / "unified", True)
+    assert find_parent(PROCESSORS, *machine(mounts)) == (tmp_path / "unified", True)
 
 
 def test_no_group_with_the_processors_is_said(machine):
     mounts = "\n".join(line for line in BOTH.splitlines() if "cpu rw" not in line) + "\n"
-    with pytest.raises(UnsupportedError, match="no cgroup has the processors"):
-        find_parent(*machine(mounts, controllers="io memory"))
+    with pytest.raises(UnsupportedError, match="no cgroup has the cpu controller"):
+        find_parent(PROCESSORS, *machine(mounts, controllers="io memory"))
 
 
 @pytest.mark.parametrize(
@@ -79,3 +86,37 @@ def test_a_kernel_that_refuses_is_told_with_the_file(tmp_path):
 def test_how_long_a_host_was_held_back_is_read_in_either_version(tmp_path, told, throttled_ns):
     (tmp_path / "cpu.stat").write_text(told)
     assert ProcessorShare(tmp_path, True, 0.5).read_throttled() == throttled_ns
+
+
+def test_disks_have_a_group_of_their_own_in_version_1_and_the_same_in_version_2(machine, tmp_path):
+    blkio = "32 27 0:28 / {root}/blkio rw - cgroup cgroup rw,blkio\n"
+    own = "2:cpu,cpuacct:/slice/me\n3:blkio:/disks\n"
+    files = machine(BOTH + blkio, own)
+    assert find_parent(DISKS, *files) == (tmp_path / "blkio/disks", False)
+    unified = tmp_path / "mounts-2"
+    unified.write_text(BOTH.format(root=tmp_path).splitlines()[-1] + "\n")
+    assert find_parent(DISKS, unified, files[1]) == (tmp_path / "unified", True)
+
+
+@pytest.fixture
+def disks(tmp_path):
+    """What the kernel shows of a disk, a drive without a medium and a compressed piece of memory."""
+    for name, size, number in (("sda", 8, "8:0"), ("sr0", 0, "11:0"), ("zram0", 8, "253:0")):
+        folder = tmp_path / "block" / name
+        folder.mkdir(parents=True)
+        (folder / "size").write_text(f"{size}\n")
+        (folder / "dev").write_text(f"{number}\n")
+    return tmp_path / "block"
+
+
+def test_reading_is_limited_on_each_disk_that_has_a_medium(tmp_path, disks):
+    assert list_disks(disks) == ["8:0"]
+    for is_unified, name, line in (
+        (True, "io.max", "8:0 rbps=5000000"),
+        (False, "blkio.throttle.read_bps_device", "8:0 5000000"),
+    ):
+        share = ProcessorShare(tmp_path / "cpu", is_unified, 0.5, tmp_path)
+        share.limit_reading(5_000_000, disks)
+        assert (tmp_path / name).read_text() == line
+    assert share.members == (tmp_path / "cpu/cgroup.procs", tmp_path / "cgroup.procs")
+    assert ProcessorShare(tmp_path, True, 0.5, tmp_path).members == (tmp_path / "cgroup.procs",)

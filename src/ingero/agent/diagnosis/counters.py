@@ -2,7 +2,7 @@
 
 Sources: Linux, Documentation/scheduler/sched-stats.rst (``schedstat``: nanoseconds on a processor, nanoseconds ready to
 run, turns), Documentation/scheduler/sched-bwc.rst (``cpu.cfs_quota_us``, ``throttled_time`` in nanoseconds),
-Documentation/admin-guide/cgroup-v2.rst (``cpu.max``, ``throttled_usec``), proc_pid_stat(5).
+Documentation/admin-guide/cgroup-v2.rst (``cpu.max``, ``throttled_usec``), proc_pid_stat(5), proc_tid_children(5).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ingero.model.counters import ProcessCounters, Quota
 from ingero.units import NS_PER_S, NS_PER_US
 
 MAX_THREADS: Final = 256
+MAX_CHILDREN: Final = 64
 MAX_MEMBERS: Final = 64
 """Other processes of a cgroup whose time is read."""
 _TICK_NS: Final = NS_PER_S // os.sysconf("SC_CLK_TCK")
@@ -55,6 +56,7 @@ class CounterFiles:
             stat.n_major_faults,
             _count_allowed(pid),
             stat.nice,
+            dict(self._iter_children(pid)),
         )
 
     def _iter_threads(self, pid: int) -> Iterator[tuple[int, tuple[int, int]]]:
@@ -64,9 +66,16 @@ class CounterFiles:
         except OSError:
             return
         for tid in tids[:MAX_THREADS]:
-            fields = _read(folder / str(tid) / "schedstat").split()
-            if len(fields) >= 2:
-                yield tid, (int(fields[0]), int(fields[1]))
+            if (took := _read_schedstat(folder / str(tid))) is not None:
+                yield tid, took
+
+    def _iter_children(self, pid: int) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Those that its first thread has forked: a program forks its workers there."""
+        for child in _read(self.proc / str(pid) / "task" / str(pid) / "children").split()[
+            :MAX_CHILDREN
+        ]:
+            if (took := _read_schedstat(self.proc / child)) is not None:
+                yield int(child), took
 
     def _read_stat(self, pid: int) -> _Stat | None:
         name, _, rest = _read(self.proc / str(pid) / "stat").rpartition(")")
@@ -152,6 +161,12 @@ def _descends(one: int, ancestor: int, stats: Mapping[int, _Stat]) -> bool:
             return False
         one = stats[one].parent
     return False
+
+
+def _read_schedstat(folder: Path) -> tuple[int, int] | None:
+    """Of a thread, or of the first thread of a process."""
+    fields = _read(folder / "schedstat").split()
+    return (int(fields[0]), int(fields[1])) if len(fields) >= 2 else None
 
 
 def _read_limit(folder: Path) -> float | None:

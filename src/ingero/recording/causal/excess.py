@@ -47,7 +47,7 @@ _NEXT_STEPS: Final = {
         "find who sends SIGSTOP or traces it: a debugger, a profiler, a checkpointer, the freezer",
     ),
     CauseKind.BLOCKED_IO: (
-        "read ahead in workers and write checkpoints in the background",
+        "read ahead in workers, or in more of them, and write checkpoints in the background",
         "`sudo ingero trace` on this node tells which requests",
     ),
     CauseKind.PAGE_FAULTS: ("add memory: pages are read back from a disk",),
@@ -191,27 +191,35 @@ def _scale(seen: OffCpuTimes, after: Work) -> list[_Part]:
     """What was seen for some seconds, as if for all the time since onset."""
     lost = (f"{seen.n_lost} switches were not seen",) if seen.n_lost else ()
 
-    def part(kind: CauseKind, took_ns: int) -> _Part:
+    def part(kind: CauseKind, took_ns: int, *further: str) -> _Part:
         per_op_ns = took_ns / seen.n_ops
         says = (
             f"{format_duration(round(per_op_ns))} an operation, of {seen.n_ops} that were watched"
         )
-        return _Part(kind, per_op_ns * after.n_ops, (says, *lost))
+        return _Part(kind, per_op_ns * after.n_ops, (says, *further, *lost))
+
+    by_workers_ns = round(seen.worker_io_ns / seen.n_ops)
+    workers = f"of it {format_duration(by_workers_ns)} waiting for its worker processes, which are never idle"
 
     return [
         part(CauseKind.STOPPED, seen.stopped_ns),
-        part(CauseKind.BLOCKED_IO, seen.io_ns),
+        part(
+            CauseKind.BLOCKED_IO,
+            seen.io_ns + seen.worker_io_ns,
+            *((workers,) if by_workers_ns else ()),
+        ),
         part(CauseKind.PAGE_FAULTS, seen.faults_ns),
         part(CauseKind.MEMORY_RECLAIM, seen.reclaim_ns),
     ]
 
 
 def _compare(before: Work, after: Work, seen: OffCpuTimes | None) -> list[_Part]:
-    """What counters of then and now tell of the thread that does most."""
-    tid = _find_busiest(after)
+    """What counters of then and now tell of the thread that does most: workers are others with each epoch."""
+    tids = [_find_busiest(work) for work in (before, after)]
+    of_whom = (f"in its child process {tids[1]}",) if tids[1] in after.last.children else ()
+    spent = [_grown(work, tid) for work, tid in zip((before, after), tids, strict=True)]
     computing, ready = (
-        _Change.of(tuple(_grown(work, tid)[column] for work in (before, after)), before, after)
-        for column in (0, 1)
+        _Change.of((spent[0][column], spent[1][column]), before, after) for column in (0, 1)
     )
     held = _Change.of((_throttled(before), _throttled(after)), before, after)
     throttled_ns = min(held.extra_ns, ready.extra_ns)
@@ -224,19 +232,24 @@ def _compare(before: Work, after: Work, seen: OffCpuTimes | None) -> list[_Part]
         _Part(
             CauseKind.CPU_QUOTA,
             throttled_ns * (1.0 - by_others),
-            (f"throttled {held.says}", *_describe_quota(before, after)),
+            (f"throttled {held.says}", *of_whom, *_describe_quota(before, after)),
         ),
         _Part(
             CauseKind.CPU_CONTENTION,
             throttled_ns * by_others + queued_ns,
             (
                 f"ready to run and not running {ready.says}",
+                *of_whom,
                 *(_describe_neighbours(neighbours, after) if by_others else ()),
                 *_describe_place(before.last, after.last),
             ),
             f"preempted by {who}" if who else "",
         ),
-        _Part(CauseKind.MORE_COMPUTING, computing.extra_ns, (f"on a processor {computing.says}",)),
+        _Part(
+            CauseKind.MORE_COMPUTING,
+            computing.extra_ns,
+            (f"on a processor {computing.says}", *of_whom),
+        ),
     ]
 
 
@@ -260,14 +273,20 @@ class _Change:
 
 
 def _find_busiest(work: Work) -> int:
-    """The thread that wanted a processor longest."""
-    return max(work.last.threads, key=lambda tid: (sum(_grown(work, tid)), -tid), default=0)
+    """The thread that wanted a processor longest: of the process, or of a child that works for it.
+
+    A worker that is busier than the process itself is what the process waits for.
+    """
+    tids = (*work.last.threads, *work.last.children)
+    return max(tids, key=lambda tid: (sum(_grown(work, tid)), -tid), default=0)
 
 
 def _grown(work: Work, tid: int) -> tuple[int, int]:
     """Time on a processor and time ready to run of one thread."""
     none = (0, 0)
-    first, last = work.first.threads.get(tid, none), work.last.threads.get(tid, none)
+    first, last = (
+        one.threads.get(tid) or one.children.get(tid, none) for one in (work.first, work.last)
+    )
     return max(last[0] - first[0], 0), max(last[1] - first[1], 0)
 
 

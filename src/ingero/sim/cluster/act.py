@@ -225,7 +225,7 @@ def _run_slurm(
             host.name,
             host.address,
             host.prefix,
-            share.members,
+            share.members[0],
             weight=1 if number < n_ranks else 10,  # spares last
         )
         for number, (host, share) in enumerate(zip(cluster.hosts, shares, strict=True))

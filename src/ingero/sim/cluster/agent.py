@@ -16,6 +16,7 @@ from ingero.agent.health.loop_settings import LoopSettings
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.service import AgentSettings
 from ingero.agent.health.signals.machine import MachineSettings
+from ingero.agent.health.spill import SpillSettings
 from ingero.agent.health.transport import TransportSettings
 from ingero.agent.push.live import LiveAgent, LiveSettings
 from ingero.otlp.client.endpoint import parse_endpoint
@@ -62,6 +63,7 @@ def build_health(settings: dict[str, Any]) -> AgentSettings:
         loop=LoopSettings(push_interval_ns=push_ns, machine=MachineSettings(warmup=_WARMUP)),
         persist_path=Path(settings["folder"]) / f"baseline-{rank}.json",
         socket_path=Path(settings["socket"]),
+        spill=SpillSettings(Path(settings["folder"]) / f"spill-{rank}"),
     )
 
 

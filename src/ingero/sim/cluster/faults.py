@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -29,11 +30,16 @@ JOB_KINDS: Final = {
     "cpu-hog": "cpu-hog:R         neighbours want its host's processor time all the time",
     "stop-pulses": "stop-pulses:R:30% it stands still for 30 % of every tenth of a second",
     "slow-rank": "slow-rank:R:1.3x  its own work takes 1.3 times as long: its host has less processor time",
+    "disk": "disk:R:5MB/s      its host reads no more than this from its disks in a second",
     "pause": "pause:R           stopped where it is",
     "kill": "kill:R            gone",
 }
 """What can be done to a real job."""
 _NONE: Final = "none"
+_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)([kMG]B)/s")
+_RATE_UNITS: Final = {"kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
+MIN_RATE: Final = 10_000
+"""Bytes a second below which one read of a page lasts about half a second."""
 
 
 MIN_LINKED: Final = 6
@@ -47,7 +53,8 @@ class Fault:
     Attributes:
         kind: One of `KINDS` or `JOB_KINDS`.
         rank: Whom it hits; None for everybody.
-        amount: Factor of slow-rank and imbalance, milliseconds of slow-link, part of cpu-quota and stop-pulses.
+        amount: Factor of slow-rank and imbalance, milliseconds of slow-link, part of cpu-quota and stop-pulses,
+            bytes a second of disk.
     """
 
     kind: str
@@ -121,8 +128,22 @@ def _build(kind: str, rest: list[str], kinds: Container[str]) -> Fault:
     if kind in {"cpu-quota", "stop-pulses"}:
         rank, amount = rest
         return Fault(kind, int(rank), _parse_part(amount))
+    if kind == "disk":
+        rank, amount = rest
+        return Fault(kind, int(rank), _parse_rate(amount))
     (rank,) = rest
     return Fault(kind, int(rank))
+
+
+def _parse_rate(text: str) -> int:
+    """Bytes a second of ``5MB/s``."""
+    found = _RATE.fullmatch(text)
+    if found is None:
+        raise ValueError(text)
+    rate = round(float(found[1]) * _RATE_UNITS[found[2]])
+    if rate < MIN_RATE:
+        raise ValueError(text)
+    return rate
 
 
 def _parse_part(text: str) -> float:
@@ -170,6 +191,7 @@ def inject_into_job(fault: Fault, job: TorchJob) -> None:
         "cpu-hog": lambda: job.crowd(rank),
         "stop-pulses": lambda: job.pulse(rank, amount),
         "slow-rank": lambda: job.limit(rank, 1 / amount),
+        "disk": lambda: job.limit_reading(rank, int(amount)),
         "pause": lambda: job.pause(rank),
         "kill": lambda: job.kill(rank),
     }

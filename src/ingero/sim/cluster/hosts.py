@@ -1,10 +1,12 @@
 """Hosts of a cluster on one machine: network namespaces on a bridge, or nothing but names where the tools are missing.
 
-Every name holds our process id, so that what a killed run left behind is recognised and removed by the next.
+Every name holds our process id, and each run holds a lock while it lasts, so that what a killed run left behind is
+recognised and removed by the next.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -21,6 +23,7 @@ from ingero.sim.cluster.link import EmulatedLink, open_link
 
 _NAMESPACES: Final = Path("/run/netns")
 _NAME: Final = re.compile(r"ingero-(\d+)-\d+")
+_LOCKS: Final = Path("/run")
 _NET: Final = "198.18"  # RFC 2544: set aside for tests between devices
 
 
@@ -91,6 +94,7 @@ def open_cluster(
     _sweep()
     with ExitStack() as stack:
         token, net = os.getpid(), f"{_NET}.{os.getpid() % 250}"
+        stack.enter_context(_hold_lock(token))
         bridge = f"igb{token}"
         cleanup.add("ip", "link", "del", bridge)
         _run("ip", "link", "add", bridge, "type", "bridge")
@@ -137,19 +141,45 @@ def _sweep() -> None:
     pids = set()
     for entry in _NAMESPACES.iterdir():
         found = _NAME.fullmatch(entry.name)
-        if found and not _is_ours(Path("/proc", found[1])):
+        if found and not _is_running(found[1]):
             _try("ip", "netns", "del", entry.name)
             pids.add(found[1])
     for pid in pids:
         _try("ip", "link", "del", f"igb{pid}")
 
 
-def _is_ours(process: Path) -> bool:
-    """Whether a run of ours still has this process id: another program may have it by now."""
+def _get_lock_path(pid: int | str) -> Path:
+    return _LOCKS / f"ingero-hosts.{pid}"
+
+
+@contextmanager
+def _hold_lock(pid: int) -> Iterator[None]:
+    """Show other runs that this one lasts; the kernel lets go of a lock when its process dies."""
+    path = _get_lock_path(pid)
+    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        return b"ingero" in (process / "cmdline").read_bytes()
-    except OSError:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(fd)
+
+
+def _is_running(pid: str) -> bool:
+    """Whether the run of this process id still has its lock."""
+    try:
+        fd = os.open(_get_lock_path(pid), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
         return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        _get_lock_path(pid).unlink(missing_ok=True)
+        return False
+    finally:
+        os.close(fd)
 
 
 def _run(*command: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +63,7 @@ def run_up(
     with ExitStack() as stack:
         cleanup = stack.enter_context(open_cleanup())
         kinds = {fault.kind for fault in settings.faults}
-        place = find_disk_folder() if "io-hog" in kinds else None
+        place = find_disk_folder() if kinds & {"io-hog", "disk"} else None
         folder = Path(tempfile.mkdtemp(prefix="ingero-up-", dir=place))
         cleanup.add("rm", "-rf", "--", str(folder))
         reserved = stack.enter_context(open_load(() if settings.job else kinds, folder))
@@ -77,7 +77,10 @@ def run_up(
         overrides = (*LIVE, reachable, *recording)
         fleets = stack.enter_context(open_fleets(settings.n_fleets, overrides, folder, clock))
         if settings.job is not None:
-            job = stack.enter_context(open_torch_job(settings.job, cluster, cleanup, folder))
+            slow_disks = settings.ranks_of("disk")
+            job = stack.enter_context(
+                open_torch_job(settings.job, cluster, cleanup, folder, slow_disks)
+            )
         else:
             job = stack.enter_context(open_simulated_job(settings, folder, cluster, reserved))
         shared = {
@@ -104,14 +107,25 @@ def run_up(
 
 @contextmanager
 def open_torch_job(
-    job: JobFile, cluster: Cluster, cleanup: Cleanup, folder: Path
+    job: JobFile,
+    cluster: Cluster,
+    cleanup: Cleanup,
+    folder: Path,
+    slow_disks: Collection[int],
 ) -> Iterator[Job | TorchJob]:
     """A real job, held, each of its ranks with a share of the processors.
+
+    Args:
+        job: What to run.
+        cluster: Where.
+        cleanup: Removes what it needs.
+        folder: Of the ranks' temporary files too: it lies on a disk where disks can be made slow.
+        slow_disks: Ranks whose disks can.
 
     Raises:
         UnsupportedError: Processor time cannot be divided here.
     """
-    with open_shares(len(cluster.hosts), cleanup) as shares:
+    with open_shares(len(cluster.hosts), cleanup, slow_disks=slow_disks) as shares:
         hosts = [
             JobHost(host.prefix, host.address, host.interface, share)
             for host, share in zip(cluster.hosts, shares, strict=True)

@@ -1,14 +1,18 @@
 """The processor time of each host: a cgroup of its own with a quota, so that hosts do not slow each other down.
 
-Source: Linux, Documentation/scheduler/sched-bwc.rst (``cpu.cfs_quota_us``, ``cpu.cfs_period_us``) and
-Documentation/admin-guide/cgroup-v2.rst (``cpu.max``).
+Where a host's disks are to become slow it has one for them too: in version 2 the same, in version 1 another.
+
+Source: Linux, Documentation/scheduler/sched-bwc.rst (``cpu.cfs_quota_us``, ``cpu.cfs_period_us``),
+Documentation/admin-guide/cgroup-v2.rst (``cpu.max``, ``io.max``) and
+Documentation/admin-guide/cgroup-v1/blkio-controller.rst (``blkio.throttle.read_bps_device``).
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +28,13 @@ MIN_QUOTA_US: Final = 1_000
 """The kernel takes no less."""
 RESERVED: Final = 0.5
 """Part of the machine that is left to agents, Fleet and everybody else."""
+PROCESSORS: Final = frozenset({"cpu"})
+DISKS: Final = frozenset({"io", "blkio"})
+"""What versions 2 and 1 call the controller."""
 WEIGHTS: Final = {"cpu.shares": 10_240, "cpu.weight": 1_000}
 """Ten times what others have: a host gets its time whatever else this machine does."""
 _MOUNTS: Final = Path("/proc/self/mountinfo")
+_DISKS: Final = Path("/sys/block")
 _OWN: Final = Path("/proc/self/cgroup")
 # The processes of a host end before its cgroup can be removed, and a run that was killed has not ended them.
 _REMOVE: Final = """for _ in 1 2 3 4 5 6 7 8 9 10; do
@@ -41,16 +49,19 @@ class ProcessorShare:
         folder: Its cgroup.
         is_unified: Whether that is of version 2.
         n_processors: What it has when nothing is wrong, in processors.
+        disk_folder: The cgroup of its disks; None where they stay as they are.
     """
 
     folder: Path
     is_unified: bool
     n_processors: float
+    disk_folder: Path | None = None
 
     @property
-    def members(self) -> Path:
-        """The file that takes process ids."""
-        return self.folder / "cgroup.procs"
+    def members(self) -> tuple[Path, ...]:
+        """The files that take process ids."""
+        folders = dict.fromkeys(filter(None, (self.folder, self.disk_folder)))
+        return tuple(folder / "cgroup.procs" for folder in folders)
 
     def read_throttled(self) -> int:
         """How long the host was held back by its quota so far, in nanoseconds."""
@@ -73,10 +84,38 @@ class ProcessorShare:
             _write(self.folder / "cpu.cfs_period_us", str(period_us))
             _write(self.folder / "cpu.cfs_quota_us", str(quota_us))
 
+    def limit_reading(self, bytes_per_s: int, disks: Path = _DISKS) -> None:
+        """From now on the host reads no more from any disk in a second than this.
+
+        Raises:
+            UnsupportedError: The kernel refuses.
+        """
+        assert self.disk_folder is not None, (
+            "open_shares was given the hosts whose disks become slow"
+        )
+        for number in list_disks(disks):
+            if self.is_unified:
+                _write(self.disk_folder / "io.max", f"{number} rbps={bytes_per_s}")
+            else:
+                name = "blkio.throttle.read_bps_device"
+                _write(self.disk_folder / name, f"{number} {bytes_per_s}")
+
+
+def list_disks(disks: Path = _DISKS) -> list[str]:
+    """The device numbers of this machine's disks that have a medium and are no memory, as the kernel writes them."""
+    return [
+        (disk / "dev").read_text().strip()
+        for disk in sorted(disks.iterdir())
+        if not disk.name.startswith(("loop", "ram", "zram")) and _read(disk / "size").strip() != "0"
+    ]
+
 
 @contextmanager
 def open_shares(
-    n_hosts: int, cleanup: Cleanup, n_busy: int | None = None
+    n_hosts: int,
+    cleanup: Cleanup,
+    n_busy: int | None = None,
+    slow_disks: Collection[int] = (),
 ) -> Iterator[tuple[ProcessorShare, ...]]:
     """Divide the processors among hosts; ``cleanup`` ends what runs on them and removes the cgroups.
 
@@ -84,60 +123,85 @@ def open_shares(
         n_hosts: How many.
         cleanup: Ends and removes.
         n_busy: So many of them work at a time; None for all.
+        slow_disks: Hosts whose disks can be made slow.
 
     Raises:
         UnsupportedError: No cgroup can be made here.
     """
-    parent, is_unified = find_parent()
+    parent, is_unified = find_parent(PROCESSORS)
+    disks = find_parent(DISKS) if slow_disks else None
+    if disks is not None and disks[1] != is_unified:
+        raise UnsupportedError(
+            "a disk cannot be made slow: it and the processors are in different cgroups"
+        )
     if is_unified:
-        _write(parent / "cgroup.subtree_control", "+cpu")
+        _write(parent / "cgroup.subtree_control", "+cpu" + (" +io" if slow_disks else ""))
     n_processors = (1 - RESERVED) * len(os.sched_getaffinity(0)) / (n_busy or n_hosts)
     shares = []
     for host in range(n_hosts):
-        folder = parent / f"ingero-{os.getpid()}-{host}"
-        try:
-            folder.mkdir()
-        except OSError as error:
-            raise UnsupportedError(
-                f"cannot make the cgroup {folder}: {error.strerror}", hint="run it as root"
-            ) from error
-        cleanup.add("/bin/sh", "-c", _REMOVE, "remove", str(folder))
-        shares.append(ProcessorShare(folder, is_unified, n_processors))
+        name = f"ingero-{os.getpid()}-{host}"
+        folder = _make_group(parent / name, cleanup)
+        disk_folder = None
+        if disks is not None and host in slow_disks:
+            disk_folder = folder if is_unified else _make_group(disks[0] / name, cleanup)
+        shares.append(ProcessorShare(folder, is_unified, n_processors, disk_folder))
         weight = "cpu.weight" if is_unified else "cpu.shares"
         _write(folder / weight, str(WEIGHTS[weight]))
         shares[-1].limit(1.0)
     yield tuple(shares)
 
 
-def find_parent(mounts: Path = _MOUNTS, own: Path = _OWN) -> tuple[Path, bool]:
+def _make_group(folder: Path, cleanup: Cleanup) -> Path:
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise UnsupportedError(
+            f"cannot make the cgroup {folder}: {error.strerror}", hint="run it as root"
+        ) from error
+    cleanup.add("/bin/sh", "-c", _REMOVE, "remove", str(folder))
+    return folder
+
+
+def find_parent(
+    controllers: AbstractSet[str], mounts: Path = _MOUNTS, own: Path = _OWN
+) -> tuple[Path, bool]:
     """The cgroup in which hosts get theirs, and whether it is of version 2: ours, or the root of version 2.
 
-    In version 2 only the root may have both processes and children with a quota.
+    In version 2 only the root may have both processes and children with limits.
+
+    Args:
+        controllers: Names of what it must control, of which each version knows one: `PROCESSORS` or `DISKS`.
+        mounts: This process's mounts.
+        own: Its groups.
 
     Raises:
-        UnsupportedError: The processors are under no cgroup.
+        UnsupportedError: No cgroup controls that.
     """
     unified = None
     for line in mounts.read_text().splitlines():
         mount, _, filesystem = line.partition(" - ")
         kind, _, options = filesystem.split(maxsplit=2)
         place = Path(mount.split()[4])
-        if kind == "cgroup" and "cpu" in options.split(","):
-            return place / find_own(own.read_text()).lstrip("/"), False
-        if kind == "cgroup2" and "cpu" in _read(place / "cgroup.controllers").split():
+        if kind == "cgroup" and not controllers.isdisjoint(options.split(",")):
+            return place / find_own(own.read_text(), controllers).lstrip("/"), False
+        if kind == "cgroup2" and not controllers.isdisjoint(
+            _read(place / "cgroup.controllers").split()
+        ):
             unified = place
     if unified is None:
         raise UnsupportedError(
-            "hosts cannot be given processor time: no cgroup has the processors",
+            f"hosts cannot be limited: no cgroup has the {' or '.join(sorted(controllers))} controller",
             hint="mount cgroup version 2, or run outside the container",
         )
     return unified, True
 
 
-def find_own(text: str) -> str:
-    """Our cgroup of version 1 for processors, in the contents of ``/proc/self/cgroup``; the root without one."""
+def find_own(text: str, controllers: AbstractSet[str] = PROCESSORS) -> str:
+    """Our cgroup of version 1 for a controller, in the contents of ``/proc/self/cgroup``; the root without one."""
     lines = (line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2)
-    return next((path for _, names, path in lines if "cpu" in names.split(",")), "/")
+    return next(
+        (path for _, names, path in lines if not controllers.isdisjoint(names.split(","))), "/"
+    )
 
 
 def _read(path: Path) -> str:
@@ -153,5 +217,5 @@ def _write(path: Path, text: str) -> None:
     except OSError as error:
         raise UnsupportedError(
             f"cannot write {text!r} to {path}: {error.strerror}",
-            hint="processor time is divided by root, outside of containers that may not",
+            hint="hosts are limited by root, outside of containers that may not",
         ) from error

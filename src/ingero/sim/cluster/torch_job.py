@@ -28,7 +28,9 @@ PULSE_S: Final = 0.1
 N_SPINNERS: Final = 2
 """Neighbours of a rank that want its host's processor time all the time."""
 _PORT: Final = 29500  # torchrun's default; each host has all ports to itself
-_HOLD: Final = 'echo $$ >"$1" && shift && read -r go && exec "$@"'
+_HOLD: Final = (
+    'while [ "$1" != -- ]; do echo $$ >"$1" && shift || exit; done; shift; read -r go && exec "$@"'
+)
 _LIMIT_S: Final = 5.0
 _N_LINES: Final = 8
 _LIBRARIES: Final = "lib/python3*/site-packages/torch/lib/libtorch_cpu.so"
@@ -148,6 +150,7 @@ class TorchJob(Closing):
             "MASTER_ADDR": hosts[0].address,
             "MASTER_PORT": str(_PORT if hosts[0].prefix else _find_port()),
             "TORCHELASTIC_RUN_ID": name,
+            "TMPDIR": str(folder),  # removed after the run; ranks are killed and remove nothing
         }
         self._ranks = [self._start(job, rank, shared) for rank in range(len(hosts))]
 
@@ -163,7 +166,8 @@ class TorchJob(Closing):
         }
         threads = {"OMP_NUM_THREADS": "1"}  # as torchrun sets it for more than one rank
         environment = {**threads, **build_environment({**shared, **own})}
-        command = [*host.prefix, "/bin/sh", "-c", _HOLD, "rank", str(host.share.members)]
+        members = map(str, host.share.members)
+        command = [*host.prefix, "/bin/sh", "-c", _HOLD, "rank", *members, "--"]
         with self._output(rank).open("wb") as output:
             return subprocess.Popen(
                 [*command, str(job.python), str(job.file), *job.arguments],
@@ -208,6 +212,10 @@ class TorchJob(Closing):
         """From now on the rank's host has this part of its processor time."""
         self._hosts[rank].share.limit(part)
 
+    def limit_reading(self, rank: int, bytes_per_s: int) -> None:
+        """From now on the rank's host reads no more than this from its disks in a second."""
+        self._hosts[rank].share.limit_reading(bytes_per_s)
+
     def crowd(self, rank: int) -> None:
         """From now on neighbours on the rank's host want all of its processor time."""
         for _ in range(N_SPINNERS):
@@ -217,7 +225,8 @@ class TorchJob(Closing):
                 start_new_session=True,
             )
             self._neighbours.append(member)
-            self._hosts[rank].share.members.write_text(str(member.pid))
+            for members in self._hosts[rank].share.members:
+                members.write_text(str(member.pid))
 
     def pulse(self, rank: int, part: float) -> None:
         """From now on the rank is stopped for this part of the time, a moment in each `PULSE_S`."""

@@ -122,6 +122,7 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
       cpu-hog:R          neighbours want rank R's host's processor time all the time
       stop-pulses:R:30%  rank R stands still for 30 % of every tenth of a second
       slow-rank:R:1.3x   less processor time, so that its work takes 1.3 times as long
+      disk:R:5MB/s       rank R's host reads no more than this from its disks in a second
       pause:R, kill:R    as above
       none               no fault
 
