@@ -1,9 +1,11 @@
 """`ingero rates`: the operator's price list is checked, shown as Fleet reads it, and fetched over HTTPS only."""
 
 import json
+import re
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import trustme
@@ -171,3 +173,15 @@ def test_plain_http_and_unknown_authorities_are_refused(serve, prices, capsys):
 @pytest.mark.parametrize("wrong", [["--gpu", "x"], ["--fleet", "--json"]])
 def test_options_that_do_not_go_together(prices, capsys, wrong):
     assert ask(capsys, "show", prices, *wrong)[0] == 2
+
+
+def test_the_shipped_list_is_one_and_says_where_and_when_its_prices_come_from(capsys):
+    shipped = Path(__file__).resolve().parents[2] / "deploy/gpu_rates.yaml"
+    head = [line for line in shipped.read_text().splitlines() if line.startswith("#")]
+    assert any(line.startswith("# Provenance: ") for line in head)
+    assert re.search(r"^# Date: .*\b20\d\d-\d\d-\d\d\b", "\n".join(head), re.MULTILINE)
+    status, out, err = ask(capsys, "show", shipped, "--fleet")
+    assert status == 0, err
+    rates = parse_model(RatesConfig, yaml.safe_load(out)["processors"]["nccl"]["rates"])
+    assert rates.providers["aws"]["NVIDIA H100 80GB HBM3"] == 12.29
+    assert rates.fallback_rate is None

@@ -7,6 +7,10 @@ NAMES_OF_THE_EXISTING_SYSTEM = {
     "gpu_cuda_operation_duration_microseconds",
     "gpu_memcpy_duration_ms",
     "gpu_nccl_processes_total",
+    "ingero_infer_baseline_mean_ns",
+    "ingero_infer_baseline_p95_ns",
+    "ingero_infer_kvcache_alloc_age_ms",
+    "ingero_infer_step_duration_ns",
     "nccl_collective_duration_ms",
     "nccl_collective_peer_lag_ms_milliseconds",
 }

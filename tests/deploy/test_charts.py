@@ -1,5 +1,7 @@
 """The Helm charts, rendered by a real Helm: valid for Kubernetes, consistent, and their containers really start."""
 
+import base64
+import json
 import re
 import shlex
 import ssl
@@ -24,10 +26,12 @@ from tests.deploy.charts import (
     needs_helm,
     render,
 )
-from tests.deploy.site import DEPLOY, ROOT
+from tests.deploy.site import BIN, DEPLOY, ROOT
 from tests.e2e.agents import health
 from tests.echo.process import metrics, point
 
+from ingero.agent.capture.discover.pod_resources import CONTAINER_LOGS
+from ingero.config.kubelet import DEFAULT_KUBELET_SOCKET
 from ingero.testing.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, needs_helm]
@@ -58,6 +62,20 @@ CASES = {
             "nodeSelector": {"a": "b"},
         },
     ),
+    "fleet-remediator": (
+        "ingero-fleet",
+        {
+            "remediator": {
+                "enabled": True,
+                "policy": {
+                    "mode": "ask",
+                    "action": {"webhook": {"url": "https://remedy.example:8443/ingero"}},
+                },
+                "webhookSecret": {"name": "webhook"},
+                "journalClaim": "journal",
+            }
+        },
+    ),
     "echo": ("ingero-echo", {"persistence": {"storageClass": "encrypted"}}),
     "echo-all": (
         "ingero-echo",
@@ -70,6 +88,14 @@ CASES = {
         },
     ),
     "agent": ("ingero", {}),
+    "agent-configured": (
+        "ingero",
+        {
+            "config": {"agent": {"node": "ignored"}, "trace": {"prometheus": "", "stack": True}},
+            "kubelet": {"ask": False},
+            "podAnnotations": {"a": "b"},
+        },
+    ),
     "agent-capabilities": ("ingero", {"privileged": False, "namespace": {"create": True}}),
     "agent-push": (
         "ingero",
@@ -360,6 +386,45 @@ def test_echos_container_keeps_rows_over_an_upgrade_with_the_certificate_of_the_
         assert "ingero_echo_store_up 1" in scraped.text
 
 
+def test_the_remediator_beside_fleet_reads_its_verdicts_and_no_kubernetes(folder):
+    objects = objects_of("fleet-remediator")
+    assert not {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"} & {
+        one["kind"] for one in objects
+    }
+    egress = find(objects, "NetworkPolicy")["spec"]["egress"]
+    assert 8443 in {port["port"] for rule in egress for port in rule["ports"]}
+    node = Node(folder, objects, {"webhook": {"secret": base64.b64encode(b"s" * 32)}})
+    with node.start("fleet") as (process, log), node.start("remediator") as (second, second_log):
+        wait_for(node, "fleet", process, log)
+        wait_for(node, "remediator", second, second_log, "livenessProbe")
+        page = f"http://127.0.0.1:{node.port(9467)}/metrics"
+        looked = r"^ingero_remediator_looks_total\S* [1-9]"
+        wait_until(lambda: re.search(looked, httpx.get(page).text, re.MULTILINE), 60)
+    assert (folder / "volumes/journal/journal.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"policy": {}}, "remediator.policy.action is needed"),
+        ({"journalClaim": ""}, "remediator.journalClaim is needed"),
+    ],
+)
+def test_a_remediator_that_could_not_know_what_it_did_is_not_rendered(changed, said):
+    given = CASES["fleet-remediator"][1]["remediator"] | changed
+    value = f"remediator={json.dumps(given)}"
+    fleet = str(DEPLOY / "helm/ingero-fleet")
+    status, answer = helm("template", "x", fleet, "--set-json", value)
+    assert status != 0
+    assert said in answer
+    status, answer = helm(
+        "template", "x", fleet, "--set", "replicaCount=2", "--set-json",
+        f"remediator={json.dumps(CASES['fleet-remediator'][1]['remediator'])}",
+    )  # fmt: skip
+    assert status != 0
+    assert "replicaCount=1" in answer
+
+
 def test_echo_with_a_file_of_bearers_starts(folder, authority):
     bearers = f"- {{key_name: o, token: {TOKEN}, allowed_clusters: ['*']}}\n"
     secrets = {
@@ -388,6 +453,34 @@ def test_the_container_of_a_trace_starts_and_is_probed(folder):
     with node.start("agent") as (process, log):
         wait_for(node, "agent", process, log)
     assert (folder / "volumes/data/ingero.db").exists()
+
+
+def test_the_agents_settings_file_is_one_that_it_takes_and_a_change_of_it_changes_the_pod(folder):
+    node = Node(folder, objects_of("agent-configured"))
+    file = folder / "volumes/config/ingero.yaml"
+    assert f"--config={file}" in node.command("agent")
+    done = subprocess.run(
+        [BIN / "ingero", "config", "validate", file], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    file.chmod(0o600)
+    file.write_text(file.read_text().replace("stack:", "stakc:"))
+    bad = subprocess.run([*node.command("agent")], capture_output=True, text=True, check=False)
+    assert bad.returncode == 2
+    assert "did you mean stack" in bad.stderr
+    pods = [find_pod(render("ingero", config={"trace": {"stack": on}})) for on in (True, False)]
+    one, other = (pod["metadata"]["annotations"]["ingero/config"] for pod in pods)
+    assert one != other
+
+
+def test_the_agent_sees_the_kubelets_socket_unless_it_is_not_to_ask():
+    def mounts(case):
+        (container,) = find_pod(objects_of(case))["spec"]["containers"]
+        return {mount["mountPath"] for mount in container["volumeMounts"]}
+
+    asked = {str(Path(DEFAULT_KUBELET_SOCKET).parent), str(CONTAINER_LOGS)}
+    assert asked <= mounts("agent")
+    assert not asked & mounts("agent-configured")
 
 
 def test_every_workload_runs_a_program_of_ours():

@@ -1,6 +1,7 @@
 """The shipped rules: checked by promtool, and evaluated by a real Prometheus on series of our running programs."""
 
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import httpx
 import pytest
@@ -9,6 +10,7 @@ from tests.deploy.promtool import check_page, promtool
 from tests.deploy.series import OF_A_TRACE, declared_names, find_names, is_known
 from tests.deploy.site import DEPLOY, ROOT, read_rules
 from tests.e2e.prometheus import needs_prometheus
+from tests.e2e.test_live_page import CULPRIT
 
 from ingero.testing.waiting import wait_until
 
@@ -39,7 +41,7 @@ def test_each_alert_is_seen_to_fire_and_to_be_quiet():
     fires, quiet = set(), set()
     for file in TESTS:
         for one in yaml.safe_load(file.read_text())["tests"]:
-            for case in one["alert_rule_test"]:
+            for case in one.get("alert_rule_test", ()):
                 (fires if case["exp_alerts"] else quiet).add(case["alertname"])
     assert fires == set(ALERTS)
     assert quiet == set(ALERTS)
@@ -78,6 +80,13 @@ def test_promtool_objects_to_nothing_on_a_page_but_names_that_are_not_ours_to_ch
         assert promtool("check", "metrics", input=page) == (0, "")
 
 
+def parse_link(link):
+    """What the live page takes from an address, as its script reads it."""
+    place, _, fragment = link.partition("#")
+    assert place == "http://127.0.0.1:8081/"
+    return dict(parse_qsl(fragment, strict_parsing=True))
+
+
 def test_prometheus_evaluates_every_rule_and_finds_the_culprit_of_a_running_site(site, prometheus):
     def ask(path, **params):
         return httpx.get(f"{prometheus.url}/api/v1/{path}", params=params, timeout=30).json()[
@@ -93,6 +102,13 @@ def test_prometheus_evaluates_every_rule_and_finds_the_culprit_of_a_running_site
         return active >= {("IngeroCulpritRank", "node5"), ("IngeroStragglerNode", "node5")}
 
     wait_until(find_culprit, 60)
+    links = {
+        one["labels"]["alertname"]: parse_link(one["annotations"]["live_page"])
+        for one in ask("alerts")["alerts"]
+        if one["labels"].get("node_id") == "node5"
+    }
+    assert links["IngeroCulpritRank"] == {"cluster": "job", "measure": "slowdown", "row": CULPRIT}
+    assert links["IngeroStragglerNode"] == {"cluster": "job", "measure": "score", "row": "node5"}
     wait_until(lambda: prometheus.query("ingero:event_cost_rate_1m > 0"), 60)
     rules = [rule for group in ask("rules")["groups"] for rule in group["rules"]]
     assert {rule["name"]: rule["lastError"] for rule in rules if rule.get("lastError")} == {}

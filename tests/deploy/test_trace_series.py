@@ -28,8 +28,8 @@ def traced(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trace")
     environ = {**os.environ, "LD_LIBRARY_PATH": str(get_program().parent)}
     command = [
-        sys.executable, "-m", "ingero", "trace", "--prometheus", "127.0.0.1:0",
-        "--db", str(folder / "trace.db"), "--",
+        sys.executable, "-m", "ingero", "trace", "--prometheus", "127.0.0.1:0", "--hw-metrics",
+        "--db", str(folder / "trace.db"), "--inference", "--",
         sys.executable, "-m", "ingero", "sim", "run", "ranks", "--ranks", "2", "steps=20000",
     ]  # fmt: skip
     log = folder / "log"
@@ -40,7 +40,14 @@ def traced(tmp_path_factory):
 
         def scrape():
             text = httpx.get(f"http://{address}/metrics", timeout=30).text
-            return text if "nccl_collective_duration_ms_bucket" in text else None
+            is_whole = all(
+                name in text
+                for name in (
+                    "nccl_collective_duration_ms_bucket",
+                    "ingero_infer_step_duration_ns_bucket",
+                )
+            )
+            return text if is_whole else None
 
         yield address, wait_until(scrape, 60)
     finally:
@@ -68,6 +75,12 @@ def test_series_that_the_rules_ask_of_a_trace_are_on_its_page(page):
 
 def test_promtool_objects_only_to_names_of_the_existing_system(page):
     assert check_page(page) == []
+
+
+def test_devices_are_shown_by_opentelemetrys_names_where_that_is_asked_for(page):
+    assert {"hw_gpu_utilization_ratio", "hw_gpu_memory_limit_bytes"} <= set(
+        re.findall(r"^# TYPE (\S+)", page, re.MULTILINE)
+    )
 
 
 def test_series_of_the_existing_agent_have_its_labels_or_are_listed_as_missing(page):

@@ -22,8 +22,8 @@ _DEFAULT = Path("gpu_rates.yaml")
 def command() -> None:
     r"""Show and update the price list of GPU-hours, gpu_rates.yaml.
 
-    Ingero has no prices of its own: the list is yours, or one that you fetch. `rates show --fleet` prints it as Fleet's
-    configuration wants it.
+    The programs have no prices: the list is yours, one that you fetch, or deploy/gpu_rates.yaml to begin with. `rates
+    show --fleet` prints it as Fleet's configuration wants it.
 
     \b
     Examples:

@@ -1,0 +1,18 @@
+{{- /* The remediator's policy: the values' one, with where things are in this pod. */ -}}
+{{- define "ingero-fleet.policy" -}}
+{{- $v := .Values.remediator -}}
+{{- if gt (int .Values.replicaCount) 1 -}}
+{{- fail "remediator.enabled needs replicaCount=1: each remediator would act by what its own Fleet judges" -}}
+{{- end -}}
+{{- if not (hasKey $v.policy "action") -}}
+{{- fail "remediator.policy.action is needed: webhook or command" -}}
+{{- end -}}
+{{- if and (ne (toString ($v.policy.mode | default "dry-run")) "dry-run") (not $v.journalClaim) -}}
+{{- fail "remediator.journalClaim is needed unless remediator.policy.mode is dry-run: a new pod would not know which nodes are out of service" -}}
+{{- end -}}
+{{- $policy := mergeOverwrite (dict "listen" "0.0.0.0:9467" "brakes" (dict "stop_file" "/var/lib/ingero-remediator/stop") "journal" (dict "file" "/var/lib/ingero-remediator/journal.db")) (deepCopy $v.policy) -}}
+{{- if and $v.webhookSecret.name (hasKey $policy.action "webhook") -}}
+{{- $_ := set $policy.action.webhook "secret_file" (printf "/etc/ingero/webhook/%s" $v.webhookSecret.key) -}}
+{{- end -}}
+{{- toYaml $policy -}}
+{{- end -}}
