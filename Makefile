@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PARALLEL := -n 3 --dist loadgroup
 JOBS ?= 2
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test images test-libraries test-machines test-pythons lint check native bench bench-detect bench-jobs lock docs clean
+.PHONY: help setup demo test dist images test-images evidence-gpu test-libraries test-machines test-pythons lint check native bench bench-detect bench-jobs chaos soak lock docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -18,14 +18,23 @@ demo: setup ## replay a real 64-GPU trace through a real Fleet, name the culprit
 test: setup ## run every test tier that this machine allows; each skip says why
 	@$(PY) -m pytest $(PARALLEL)
 
+dist: setup ## sdist and wheel, the same bits from everywhere, with a bill of materials and checksums, into dist/
+	@scripts/dist
+
 IMAGES := ingero ingero-fleet ingero-echo ingero-sink ingero-alerter ingero-remediator
 BUILDER ?= $(firstword $(foreach name,podman docker buildah,$(if $(shell command -v $(name)),$(name))))
 images: ## build an image of each program with podman, docker or buildah; IMAGES=, BUILDER=, BASE= and IMAGE_FLAGS= choose
 	@for name in $(IMAGES); do $(BUILDER) build $(if $(BASE),--build-arg BASE=$(BASE)) $(IMAGE_FLAGS) \
 	  -f deploy/containers/Containerfile.$$name -t $$name . || exit 1; done
 
+test-images: setup ## build every image on Debian's Python and start it; root, buildah and mmdebstrap of Debian; minutes
+	@base=$$(scripts/image_base) && INGERO_IMAGE_BASE=$$base $(PY) -m pytest -q -n 0 tests/deploy/test_built_images.py
+
 test-machines: setup ## boot Debian's kernels in QEMU and check each; ONLY=6.1-x86_64 takes one, ONLY='6.12-*' some, CHECKS='up filter*' some checks, two at a time (JOBS=3: three), RECORD=1 keeps what was seen in the README
 	@set -f; $(PY) -m scripts.machines '$(ONLY)' --jobs $(JOBS) $(if $(RECORD),--record) --checks $(CHECKS)
+
+evidence-gpu: setup ## measure on this machine's NVIDIA device, into docs/evidence/gpu; goes on where it was interrupted; DRY_RUN=1 shows, without a device, that every part starts
+	@+$(PY) -m scripts.evidence $(if $(DRY_RUN)$(findstring n,$(firstword -$(MAKEFLAGS))),--dry-run) # with `+` also under `make --dry-run`
 
 test-libraries: setup ## probe each release of NCCL and of CUDA's runtime that PyPI has, with our plug-in (10 GB); ONLY='2.28.*' takes some of NCCL's
 	@$(PY) -m scripts.libraries '$(ONLY)' >/dev/null
@@ -56,8 +65,18 @@ bench-detect: setup ## precision, recall and delay of every detection method on 
 bench-jobs: setup ## real PyTorch jobs with real faults: who is named, when and why, beside others' rules; root and torch; FULL=1 takes all (resumable), ONLY='ddp.*' some, RESUME=1 goes on, JUDGE=1 runs nothing
 	@$(PY) -m benchmarks.jobs $(if $(FULL),--full) $(if $(RESUME),--resume) $(if $(JUDGE),--judge) $(if $(ONLY),--only '$(ONLY)')
 
+FAULTS ?= 10000
+SECONDS ?= $(if $(filter 10000,$(FAULTS)),150,3600)
+chaos: setup ## kill, pause, cut off and fill up parts of a site at random under a live replay, and check what came out (5 min); FAULTS=200 does so many, SEED=7 the same ones, HISTORY=FILE keeps what was seen
+	@$(PY) -m tests.chaos --faults $(FAULTS) --seconds $(SECONDS) --verbose $(if $(SEED),--seed $(SEED)) $(if $(HISTORY),--history $(HISTORY))
+
+soak: SECONDS = 120
+soak: setup ## half the load that a Fleet takes, for SECONDS=120; fails where memory, latency or a counter of loss creeps
+	@$(PY) -m tests.chaos.soak --seconds $(SECONDS)
+
 docs: setup ## regenerate docs/reference/
 	@$(PY) -m ingero.cli.reference docs/reference
+	@$(PY) -m scripts.metric_pages
 
 lock: ## pin every dependency again, with hashes
 	.venv/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \

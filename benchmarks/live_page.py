@@ -1,8 +1,15 @@
-"""Fleet's live page with 10 000 ranks: frames of a Chromium that shows it, beside those of an empty page."""
+"""Fleet's live page with 10 000 ranks: frames of a Chromium that shows it, beside those of an empty page.
 
+Chromium's own trace says what the page's thread did in each frame that came late: a frame is the page's fault when that
+thread worked through it, and the machine's when the thread waited, or had work and got no processor.
+"""
+
+import itertools
 import json
 import threading
 import time
+from collections import Counter
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -59,28 +66,76 @@ def push_for_ever(url, is_over):
             is_over.wait(PUSH_S)
 
 
+@dataclass(frozen=True)
+class Trace:
+    """What the page's thread did.
+
+    Attributes:
+        longest_ms: Its longest task by the clock.
+        longest_cpu_ms: Its longest task by processor time.
+        late: Of each frame over 50 ms: how long it took, how long a task ran meanwhile, and how much of that it had a
+            processor, in ms.
+    """
+
+    longest_ms: float
+    longest_cpu_ms: float
+    late: tuple[tuple[float, float, float], ...]
+
+
+def read_trace(raw):
+    """From Chromium's trace events, whose times are microseconds."""
+    events = json.loads(raw)["traceEvents"]
+    frames = [one for one in events if one["name"] == "FireAnimationFrame"]
+    threads = Counter((one["pid"], one["tid"]) for one in frames)
+    ((page, _),) = threads.most_common(1)
+    mine = [one for one in events if (one.get("pid"), one.get("tid")) == page]
+    tasks = [one for one in mine if one["name"] == "RunTask" and one["ph"] == "X"]
+    starts = sorted(one["ts"] for one in frames if (one["pid"], one["tid"]) == page)
+    late = []
+    for begin, end in itertools.pairwise(starts):
+        if end - begin <= 50_000:
+            continue
+        inside = [
+            (min(one["ts"] + one["dur"], end) - max(one["ts"], begin), one)
+            for one in tasks
+            if one["ts"] < end and one["ts"] + one["dur"] > begin
+        ]
+        busy = sum(shared for shared, _ in inside)
+        cpu = sum(one["tdur"] * shared / max(one["dur"], 1) for shared, one in inside)
+        late.append(((end - begin) / 1000, busy / 1000, cpu / 1000))
+    return Trace(
+        max(one["dur"] for one in tasks) / 1000,
+        max(one["tdur"] for one in tasks) / 1000,
+        tuple(late),
+    )
+
+
 def watch(browser, url, ready=None):
-    """Frame times and long tasks, in ms, of a page while nothing is done with it."""
+    """Frame times and long tasks, in ms, of a page while nothing is done with it; updates; and what the trace says."""
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
     page.goto(url)
     if ready:
         page.wait_for_selector(ready, timeout=60_000)
+    categories = ["devtools.timeline", "disabled-by-default-devtools.timeline"]
+    browser.start_tracing(page=page, categories=categories)
     page.evaluate(FRAMES)
     page.wait_for_timeout(WATCH_MS)
     found = page.evaluate(
         "[window.frames_ms, window.tasks_ms, performance.getEntriesByName('levels-shown').length]"
     )
+    trace = read_trace(browser.stop_tracing())
     page.close()
-    return np.array(found[0]), np.array(found[1]), found[2]
+    return np.array(found[0]), np.array(found[1]), found[2], trace
 
 
 def describe(name, found):
-    frames, tasks, n_updates = found
+    frames, tasks, n_updates, trace = found
     slow = int((frames > 50).sum())
     longest = f"{tasks.max():.0f} ms" if tasks.size else "none over 50 ms"
     return (
         f"{name:<34} {len(frames):>5} {np.percentile(frames, 99):>8.1f} {frames.max():>8.1f} {slow:>9}"
-        f"   {longest:<16} {n_updates}"
+        f"   {longest:<16} {n_updates:<7} {trace.longest_ms:>5.0f} / {trace.longest_cpu_ms:<5.0f}"
+        + ", ".join(f"{took:.0f} ({busy:.0f}, {cpu:.0f})" for took, busy, cpu in trace.late)
     )
 
 
@@ -89,6 +144,7 @@ def run():
         yield "not measured: needs chromium-headless-shell"
         return
     yield f"{'page, ' + str(WATCH_MS // 1000) + ' s':<34} frames  p99 (ms)  longest  over 50 ms  longest task  updates"
+    yield "then by the trace: longest task by clock / by processor, and of each late frame (time in tasks, with a processor)"
     for interval, says in (("5s", "a column each 5 s"), ("100ms", "600 columns, all redrawn")):
         config = build_fleet_config({"max_expected_nodes": 2 * N_RANKS})
         config["extensions"]["ingero_threshold"]["live_interval"] = interval

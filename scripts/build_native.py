@@ -119,7 +119,10 @@ def build_plugin(machine: str) -> Iterator[Path]:
         compiler = (*ZIG, "cc", "-target", f"{machine}-linux-gnu.{GLIBC}", *PLUGIN_FLAGS)
         # Through a rename: a training process may have the old one mapped, and another build may run.
         made = target.with_suffix(f".{os.getpid()}")
-        run(*compiler, *sources, "-o", made, "-lpthread")
+        # By names that are the same in every checkout: a linker keeps them. zig's cache would give the objects of an
+        # absolute name for a relative one, but for the flag.
+        names = [source.relative_to(ROOT) for source in sources]
+        run(*compiler, f"-ffile-prefix-map={ROOT}=.", *names, "-o", made, "-lpthread")
         made.replace(target)
     yield target
 

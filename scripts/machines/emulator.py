@@ -107,8 +107,9 @@ class Guest:
 
     def iter_lines(self) -> Iterator[str]:
         """Run it; yields the lines of its console until it is off or was stopped."""
+        # A guest that nobody reads any more would keep a processor for good.
         with subprocess.Popen(
-            self._command,
+            ["setpriv", "--pdeathsig", "KILL", *self._command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -8,6 +8,7 @@ import pytest
 
 from ingero.cli.boundary import find_error, is_after_interrupt, is_closed_output
 from ingero.cli.main import run_program
+from ingero.errors import UnsupportedError
 
 
 @pytest.fixture
@@ -64,3 +65,11 @@ def test_an_error_that_was_raised_from_itself_ends_as_any_other():
     assert not is_after_interrupt(cleaning)
     error.__cause__ = KeyboardInterrupt()
     assert is_after_interrupt(cleaning)
+
+
+def test_a_package_of_an_extra_that_is_not_there_is_named_with_the_extras():
+    error = find_error(ModuleNotFoundError("No module named 'google.rpc'", name="google.rpc"))
+    assert isinstance(error, UnsupportedError)
+    assert "google.rpc" in error.message
+    assert "ingero[fleet]" in error.hint
+    assert find_error(ModuleNotFoundError("No module", name="ingero.fleet.gone")) is None

@@ -103,10 +103,12 @@ def test_config_is_the_programs_own_where_it_has_one():
 
 
 def test_options_of_one_reason_share_one_line():
-    warnings = turn("trace --inference --inference-warmup 30 --inference-scrape off").warnings()
+    warnings = turn(
+        "trace --inference-phase-classifier rule --inference-phase-mixed-memcpy 10m"
+    ).warnings()
     assert len(warnings) == 1
     assert warnings[0].startswith(
-        "--inference, --inference-warmup, --inference-scrape: no effect; "
+        "--inference-phase-classifier, --inference-phase-mixed-memcpy: no effect; "
     )
 
 
@@ -132,7 +134,7 @@ def test_secret_on_the_command_line_of_mcp_is_refused_as_before():
 def test_help_command_shows_a_commands_help_and_the_old_options():
     assert run("help", "trace").stdout == run("trace", "--help").stdout
     listed = run("help", "compatibility").stdout
-    assert "--inference-kvcache-top-n" in listed
+    assert "--inference-pause-on-severity" in listed
     assert "no effect: " in listed
     assert run("help", "nothing").returncode == 2
 

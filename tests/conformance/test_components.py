@@ -14,10 +14,17 @@ from ingero.config.describe import iter_keys
 from ingero.config.document import parse_document
 from ingero.errors import ConfigError, DeliveryError, IngeroError, PermanentError, RetryableError
 from ingero.fleet.builtin import FACTORIES
-from ingero.fleet.component import ComponentId, ComponentKind, ServiceStatus, ServiceView
+from ingero.fleet.component import (
+    ComponentId,
+    ComponentKind,
+)
 from ingero.fleet.config import build_config
 from ingero.fleet.consumer import Batch
 from ingero.fleet.service import FleetService
+from ingero.fleet.views import (
+    ServiceStatus,
+    ServiceView,
+)
 from ingero.otlp.codec import decode_export
 from ingero.otlp.names import Signal
 from ingero.telemetry.declare import MetricKind

@@ -23,7 +23,9 @@ ROOMS = {
 }
 """The agent's optional parts are imported where they are used, and say which extra they are of."""
 
-OPTIONAL = {"backports-zstd", "bcrypt", "pandas", "python-dateutil", "setuptools"}
+OPTIONAL = {
+    "backports-zstd", "bcrypt", "grpcio-health-checking", "pandas", "python-dateutil", "setuptools",
+}  # fmt: skip
 """What libraries of ours import where it is there, and do without."""
 
 

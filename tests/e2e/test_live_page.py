@@ -107,7 +107,7 @@ def test_thresholds_exporters_and_hangs_are_shown(visit):
     assert clusters[0] == "job"
     assert float(clusters[1]) > 0.5
     assert clusters[4:] == ["yes", "8", "1"]
-    page.wait_for_selector("#exporters >> text=away for")
+    page.wait_for_selector("#exporters >> text=/has taken nothing for .* refused/")
     assert "otlphttp" in page.inner_text("#exporters tbody tr")
     assert page.inner_text("#hang") == "No job stands still."
 

@@ -11,6 +11,7 @@ from tests.agent.health.conftest import Rig
 from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.agent.collectives.host import CollectiveTracker
 from ingero.agent.collectives.push import CollectivePusher, PushPace
+from ingero.agent.collectives.run_queue import RunQueue
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import HttpTransport, TransportSettings
 from ingero.model.events import CudaOp, NcclOp, Source
@@ -42,7 +43,9 @@ class Host:
         )
         identity = NodeIdentity(cluster_id=cluster_id, node_id=f"n{rank}")
         pace = PushPace(interval_ns=NS_PER_S, early_gap_ns=NS_PER_S)
-        self.pusher = CollectivePusher(identity, self.transport, CollectiveTracker(), clock, pace)
+        self.pusher = CollectivePusher(
+            identity, RunQueue(self.transport, clock), CollectiveTracker(), clock, pace
+        )
         self.pusher.note_process(self.pid, rank)
 
     def step(self, seq):

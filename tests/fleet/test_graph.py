@@ -18,7 +18,7 @@ from ingero.fleet.factory import (
     ReceiverFactory,
 )
 from ingero.fleet.graph import PIPELINE_REFUSED, FanOut, build_graph
-from ingero.fleet.helpers.sending import ENQUEUE_FAILED
+from ingero.fleet.helpers.sending_report import ENQUEUE_FAILED
 from ingero.fleet.service import FleetService, Generation
 from ingero.otlp.codec import build_gauge, build_metrics, build_number
 from ingero.otlp.names import Signal

@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.gpu, pytest.mark.kernel]
+from ingero.config.torch import find_torch_python
+
+pytestmark = [pytest.mark.gpu, pytest.mark.kernel, pytest.mark.torch]
 
 RUNTIME = """
 import ctypes, glob, json, os, sys, time
@@ -68,7 +70,7 @@ def trace(script, tmp_path):
     program.write_text(script)
     run = subprocess.run(
         [sys.executable, "-m", "ingero", "trace", "--json", "--no-record", "--record-all",
-         "--sampling-rate", "1", "--", sys.executable, str(program)],
+         "--sampling-rate", "1", "--", str(find_torch_python()), str(program)],
         capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr

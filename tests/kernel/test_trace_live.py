@@ -69,7 +69,7 @@ def test_old_command_line_of_a_daemonset_traces_and_says_what_has_no_effect(tmp_
     line = (
         f"trace --debug --config {file} --record=false --stack=false --nccl --cluster c --remediate"
         " --annotate-socket-gid 0 --fleet-workload-type training --deadband 1 --heartbeat 5s --py-walker auto"
-        f" --inference --inference-warmup 30 --throttle-poll-interval 5s --log {log} -d 1s --json"
+        f" --inference=false --inference-warmup 30 --inference-phase-classifier off --throttle-poll-interval 5s --log {log} -d 1s --json"
     )
     result = subprocess.run(
         [sys.executable, "-m", "ingero", *line.split()],
@@ -81,6 +81,6 @@ def test_old_command_line_of_a_daemonset_traces_and_says_what_has_no_effect(tmp_
     assert json.loads(result.stdout.splitlines()[-1])["type"] == "incidents"
     warned = [text for text in result.stderr.splitlines() if text.startswith("warning: ")]
     for name in ("agent.log_level", "probes", "--remediate", "--annotate-gid", "--heartbeat", "--py-walker",
-                 "--inference-warmup", "--throttle-poll-interval"):  # fmt: skip
+                 "--inference-phase-classifier", "--throttle-poll-interval"):  # fmt: skip
         assert sum(name in text for text in warned) == 1, (name, warned)
     assert "--remediate: no effect without --fleet URL" in log.read_text()

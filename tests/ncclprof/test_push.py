@@ -8,6 +8,7 @@ import pytest
 from ingero.agent.collectives.device import DeviceCollectives
 from ingero.agent.collectives.host import CollectiveTracker
 from ingero.agent.collectives.push import CollectivePusher, PushPace
+from ingero.agent.collectives.run_queue import RunQueue
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import PushReply
 from ingero.model.collectives import ClockKind, CollectiveOp
@@ -55,7 +56,7 @@ def ear():
 def pusher(rings, clock, ear):
     pusher = CollectivePusher(
         NodeIdentity(cluster_id="c", node_id="n", workload_type="training"),
-        ear,
+        RunQueue(ear, clock),
         CollectiveTracker(),
         clock,
         PushPace(interval_ns=5 * NS_PER_S, early_gap_ns=NS_PER_S),

@@ -80,13 +80,16 @@ def check_up() -> str:
     """`ingero up` names the rank that was made slow, its victims, and nobody else."""
     ended = run_ingero(
         *("up", "--json", "--ranks", _N_RANKS, "--fault", "slow-rank:1:2x"),
-        *("--duration", "90s", "--push-interval", "2s"),
+        *("--duration", "240s", "--push-interval", "2s"),  # it ends when the rank is named
     )
     if not ended.out:
         raise CheckError(f"`ingero up` said nothing; {shorten(ended.err)}")
     told = json.loads(ended.out)
-    compare("hosts", told["isolation"], "network namespaces")
-    compare("culprits", told["culprits"], [1])
-    compare("victims", told["victims"], [0, 2])
-    compare("wrongly named", told["wrongly_named"], [])
+    try:
+        compare("hosts", told["isolation"], "network namespaces")
+        compare("culprits", told["culprits"], [1])
+        compare("victims", told["victims"], [0, 2])
+        compare("wrongly named", told["wrongly_named"], [])
+    except CheckError as error:
+        raise CheckError(f"{error}; {ended.out.strip()}") from error
     return "rank 1 is named, ranks 0 and 2 are its victims"

@@ -10,7 +10,7 @@ import select
 import sys
 from typing import Final
 
-from ingero.errors import IngeroError, StoreError
+from ingero.errors import IngeroError, StoreError, UnsupportedError
 
 _FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
@@ -29,7 +29,19 @@ def find_error(error: BaseException) -> IngeroError | None:
         return StoreError(f"the recording cannot be read: {error}", hint="try a copy of it")
     if isinstance(error, OSError):
         return _os_error(error)
+    if isinstance(error, ModuleNotFoundError):
+        return _find_missing_package(error)
     return None
+
+
+def _find_missing_package(error: ModuleNotFoundError) -> IngeroError | None:
+    """A package of an extra that was not installed; None for a module of ours, which is a fault of this program."""
+    if not error.name or error.name.partition(".")[0] == "ingero":
+        return None
+    return UnsupportedError(
+        f"this needs a Python package that is not installed: {error.name}",
+        hint="pip install 'ingero[agent]', 'ingero[fleet]' or 'ingero[echo]': the extra of the program",
+    )
 
 
 def _is_database_error(error: BaseException) -> bool:

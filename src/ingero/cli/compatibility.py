@@ -49,9 +49,7 @@ _SNAPSHOTS: Final = (
     "the machine is looked at once a second and each look is recorded; --max-db bounds the file"
 )
 _NVML: Final = "devices are looked at every 5s through NVML, in a thread of its own"
-_INFERENCE: Final = (
-    "inference engines are traced as any other program; their own metrics are not read"
-)
+_PHASES: Final = "prefill and decode are distinguished by what each server's own steps are"
 _VISIBLE: Final = "a command line is seen by every user of the machine"
 
 OPTIONS: Final = (
@@ -88,17 +86,26 @@ OPTIONS: Final = (
         "launch sizes come from the CUDA calls and memory from NVML, without probes in the driver",
     ),
     OldOption("ingero trace", "--log", "copies what is printed on standard error into FILE", "FILE", does=copy_errors),
-    OldOption("ingero trace", "--inference --inference-fingerprint-key --inference-kvcache-lineage", _INFERENCE),
+    OldOption(
+        "ingero trace", "--inference-kvcache-lineage", "always so with --inference", now=(),
+        off="with --inference allocations are followed; their calls are probed in any case",
+    ),
+    OldOption("ingero trace", "--inference-fingerprint-key", "a server is known by its process and stream"),
+    OldOption(
+        "ingero trace", "--inference-pause-on-severity",
+        "a step that takes too long is never taken for what is usual, so nothing has to pause", "SEVERITY",
+    ),
+    OldOption(
+        "ingero trace", "--inference-sampler-degrade-on",
+        "waits and copies are never sampled with --inference, whatever a step takes", "BUCKET",
+    ),
     OldOption(
         "ingero trace",
-        "--inference-warmup --inference-outlier-ratio --inference-pause-on-severity --inference-sampler-degrade-on"
-        " --inference-phase-classifier --inference-phase-decode-max-launches --inference-phase-decode-max-memcpy"
-        " --inference-phase-prefill-min-launches --inference-phase-prefill-min-avg-kernel "
-        "--inference-phase-mixed-memcpy"
-        " --inference-phase-mixed-launch-low --inference-phase-mixed-launch-high --inference-phase-memfrag-decode-min"
-        " --inference-kvcache-top-n --inference-kvcache-max-per-pid --inference-scrape --inference-scrape-interval"
-        " --inference-scrape-host --inference-scrape-redetect-interval",
-        _INFERENCE, "VALUE",
+        "--inference-phase-classifier --inference-phase-decode-max-launches --inference-phase-decode-max-memcpy"
+        " --inference-phase-prefill-min-launches --inference-phase-prefill-min-avg-kernel"
+        " --inference-phase-mixed-memcpy --inference-phase-mixed-launch-low --inference-phase-mixed-launch-high"
+        " --inference-phase-memfrag-decode-min",
+        _PHASES, "VALUE",
     ),
     OldOption("ingero demo", "--duration -d", "a demo ends by itself", "TIME"),
     OldOption("ingero demo", "--speed", "a synthetic demo waits for nothing; --sim takes as long as its "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import click
 
-from ingero.cli.options import duration, option, read_optional_duration
+from ingero.cli.options import duration, option, read_optional_duration, size
 from ingero.wire.names import DEFAULT_REMEDIATE_GID, DEFAULT_REMEDIATE_SOCKET
 
 if TYPE_CHECKING:
@@ -74,6 +74,15 @@ class PushConfig:
         "Where the baseline is kept.", default=Path("/var/lib/ingero/health-baseline.json")
     )
     fleet_persist_stale_age: int = duration("Oldest baseline to start from.", default="10m")
+    fleet_spill_dir: Path = option(
+        "Where collectives wait while no Fleet takes them; one agent's alone.",
+        default=Path("/var/lib/ingero/spill"),
+    )
+    fleet_spill_size: int = size(
+        "Most that they take of the disk, beyond which the oldest go; 0 keeps them in memory alone.",
+        default="256MiB",
+    )
+    fleet_spill_age: int = duration("What waited longer is not sent any more.", default="6h")
     fleet_world_size: int = option(
         "Ranks of the distributed job; 0 is none.", default=0, show_default=True
     )

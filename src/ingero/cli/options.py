@@ -14,7 +14,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 import click
 from typing_extensions import override
 
-from ingero.units import parse_duration
+from ingero.units import parse_duration, parse_size
 
 
 class CheckedCommand(click.Command):
@@ -93,10 +93,43 @@ PROBE_MODE_OPTION: Final = click.option(
 """For every command that probes."""
 
 
+def _take_kubelet_socket(
+    _context: click.Context, _parameter: click.Parameter, value: str | None
+) -> None:
+    """Option callback: what the environment says holds unless the option is given."""
+    from ingero.config.kubelet import set_kubelet_socket
+
+    if value is not None:
+        set_kubelet_socket(value)
+
+
+KUBELET_SOCKET_OPTION: Final = click.option(
+    "--kubelet-socket",
+    cls=SettingOption,
+    keys=("agent.kubelet_socket",),
+    env="INGERO_KUBELET_SOCKET",
+    metavar="PATH",
+    callback=_take_kubelet_socket,
+    expose_value=False,
+    is_eager=True,
+    help="Where the kubelet says which devices it gave to the container of a process, in Kubernetes."
+    "  [default: $INGERO_KUBELET_SOCKET or /var/lib/kubelet/pod-resources/kubelet.sock]",
+)
+"""For every command that follows processes."""
+
+
 def read_duration(_context: click.Context, parameter: click.Parameter, value: str) -> int:
     """Option callback: ``5s`` as nanoseconds."""
     try:
         return parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=parameter) from error
+
+
+def read_size(_context: click.Context, parameter: click.Parameter, value: str) -> int:
+    """Option callback: ``64MiB`` as bytes."""
+    try:
+        return parse_size(value)
     except ValueError as error:
         raise click.BadParameter(str(error), param=parameter) from error
 
@@ -185,6 +218,12 @@ def duration(help: str, *names: str, default: str, **settings: Any) -> Any:  # n
     """A field in nanoseconds whose option is written ``5s``; see `option`."""
     given = {"help": help, "default": default, "type": str, "callback": read_duration, **settings}
     return field(default=parse_duration(default), metadata={"declared": _Declared(names, given)})
+
+
+def size(help: str, *names: str, default: str, **settings: Any) -> Any:  # noqa: A002, ANN401 - as click.option
+    """A field in bytes whose option is written ``64MiB``; see `option`."""
+    given = {"help": help, "default": default, "type": str, "callback": read_size, **settings}
+    return field(default=parse_size(default), metadata={"declared": _Declared(names, given)})
 
 
 def group(*only: str, **changed: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a field of any type

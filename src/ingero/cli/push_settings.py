@@ -14,6 +14,7 @@ from ingero.agent.health.signals.baseline import BaselineSettings
 from ingero.agent.health.signals.classify import ClassifierSettings
 from ingero.agent.health.signals.machine import MachineSettings
 from ingero.agent.health.signals.node_facts import GpuFacts, find_cgroup_path, hash_cgroup_path
+from ingero.agent.health.spill import SpillSettings
 from ingero.agent.health.threshold_choice import ModeSettings, fresh_max_age
 from ingero.agent.health.tls import check_tls_files
 from ingero.agent.health.transport import TransportSettings
@@ -87,6 +88,7 @@ class _Builder:
             )
             if spans is not None and self._spans.otlp_enabled
             else None,
+            spill=self._build_spill(),
         )
 
     def _say(self, option: str, message: str) -> None:
@@ -123,6 +125,7 @@ class _Builder:
              "must be at least 100ms"),
             ("--fleet-early-push-delta", 0 < options.fleet_early_push_delta <= 1,
              "must be above 0 and at most 1"),
+            ("--fleet-spill-age", options.fleet_spill_age > 0, "must be above 0"),
             ("--fleet-world-size", options.fleet_world_size >= 0, "must not be negative"),
             ("--fleet-node-rank", options.fleet_node_rank >= 0, "must not be negative"),
             ("--fleet-node-rank",
@@ -169,6 +172,14 @@ class _Builder:
         interval_ns = self._options.fleet_push_interval
         usual = max(interval_ns, min(2 * interval_ns, WINDOW_SKEW_NS))
         return usual if given is None else given
+
+    def _build_spill(self) -> SpillSettings | None:
+        options = self._options
+        if not options.fleet_spill_size:
+            return None
+        return SpillSettings(
+            options.fleet_spill_dir, options.fleet_spill_size, options.fleet_spill_age
+        )
 
     def _build_loop(self) -> LoopSettings | None:
         options = self._options

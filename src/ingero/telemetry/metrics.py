@@ -122,6 +122,11 @@ class CounterInstrument(_Instrument):
         """The adder of one series."""
         return self._find(labels).add
 
+    def read(self, /, **labels: str) -> float:
+        """What was added to the series with these labels; 0 where there is none."""
+        found = self.series.get(self._values(labels))
+        return 0.0 if found is None else found.read()
+
     def watch(self, read: Callable[[], float], /, **labels: str) -> None:
         """Ask ``read``, which never falls, at each scrape; nothing may be added to this series."""
         self.series[self._values(labels)] = WatchedSeries(read)

@@ -123,6 +123,9 @@ class Attribute(StrEnum):
     COLLECTIVE_N_RANKS = "ingero.collective.n_ranks"
     COLLECTIVE_CLOCK = "ingero.collective.clock"
     COLLECTIVE_COUNT = "ingero.collective.count"
+    COLLECTIVE_LATE_NS = (
+        "ingero.collective.late_ns"  # how long it waited for Fleet on its agent's disk
+    )
     # Where a rank stopped; ours, docs/specs/collective-standing.md.
     PROGRESS_ENTERED = "ingero.collective.entered"
     PROGRESS_LEFT = "ingero.collective.left"

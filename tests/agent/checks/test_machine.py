@@ -7,10 +7,12 @@ import tarfile
 
 import pytest
 from click.testing import CliRunner
+from tests.agent.capture.kubelet import container, devices, pod, run_kubelet
 
 from ingero.agent.capture.probes.host import PROBES
 from ingero.agent.checks.machine import CHECKS, check_as_traced, check_machine
 from ingero.cli.main import cli
+from ingero.config.kubelet import KUBELET_SOCKET
 from ingero.config.redact import build_redacted_environment
 from ingero.testing.unprivileged import AS_UNPRIVILEGED
 
@@ -60,6 +62,21 @@ def test_a_user_without_privileges_is_told_so():
 def test_root_on_this_kernel_can_probe():
     checks = {check.name: check for check in check_machine()}
     assert all(check.passed for check in checks.values() if check.required)
+
+
+def test_a_kubelet_is_asked_and_its_silence_is_told_with_what_it_costs(tmp_path, monkeypatch):
+    socket = tmp_path / "kubelet.sock"
+    monkeypatch.setenv(KUBELET_SOCKET, str(socket))
+    ask = next(check for check in CHECKS if check.__name__ == "_check_pod_resources")
+    assert ask().detail.startswith(f"not Kubernetes: no {socket}")
+    answer = pod("ml", "train-0", container("main", devices("nvidia.com/gpu", "GPU-a", "GPU-b")))
+    with run_kubelet(socket, answer):
+        assert "the kubelet answers: 1 containers, 2 devices" in ask().detail
+    socket.touch()
+    silent = ask()
+    assert (silent.passed, silent.required) == (False, False)
+    assert "UNAVAILABLE" in silent.detail
+    assert silent.costs == "which devices a pod was given is not said of its processes"
 
 
 def test_a_support_bundle_holds_the_report_and_no_secret(tmp_path, monkeypatch):

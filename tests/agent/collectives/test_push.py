@@ -11,7 +11,9 @@ from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.agent.collectives.host import CollectiveTracker
 from ingero.agent.collectives.push import STILL_NS, CollectivePusher, PushPace, UsualTimes
 from ingero.agent.collectives.rank_names import RankNames, number_job
+from ingero.agent.collectives.run_queue import DRAIN_SPEED, RunQueue
 from ingero.agent.health.push_body import NodeIdentity
+from ingero.agent.health.spill import Spill, SpillSettings
 from ingero.agent.health.transport import PushReply
 from ingero.agent.metrics.collectives import iter_collective_series
 from ingero.agent.metrics.exporting import PrometheusPage
@@ -34,11 +36,13 @@ class Ear:
     def __init__(self):
         self.is_taking = True
         self.is_there = True
+        self.reply = {}
         self.exports = []
 
     def send(self, export, wall_ns):
         self.exports.append(decode_protobuf(encode_protobuf(export), export.signal))
-        return PushReply(is_taken=self.is_taking, detail="", is_cut_off=not self.is_there)
+        reply = {"is_cut_off": not self.is_there} | self.reply
+        return PushReply(is_taken=self.is_taking, detail="", **({} if self.is_taking else reply))
 
     def close(self):
         pass
@@ -53,12 +57,18 @@ class Ear:
 class Job:
     """One traced rank that steps."""
 
-    def __init__(self):
-        self.clock = ManualClock()
+    def __init__(self, spill=None, clock=None):
+        self.clock = clock or ManualClock()
         self.ear = Ear()
         identity = NodeIdentity(cluster_id="c", node_id="n", workload_type="training")
         pace = PushPace(interval_ns=5 * NS_PER_S, early_gap_ns=NS_PER_S)
-        self.pusher = CollectivePusher(identity, self.ear, CollectiveTracker(), self.clock, pace)
+        self.pusher = CollectivePusher(
+            identity,
+            RunQueue(self.ear, self.clock, pace.interval_ns, spill),
+            CollectiveTracker(),
+            self.clock,
+            pace,
+        )
         self.pusher.note_process(PID, 3)
         self.seq = 0
 
@@ -181,6 +191,146 @@ def test_what_fleet_will_never_hear_of_is_in_the_account_the_series_and_the_line
     assert f"ingero_agent_collectives_waiting {collective_counts.waiting}" in lines
     failed = 'ingero_agent_collective_pushes_total{outcome="failed"}'
     assert f"{failed} {collective_counts.requests_failed}" in lines
+
+
+@pytest.fixture
+def spilling(tmp_path):
+    """A job whose agent keeps on disk what Fleet does not take; called again it is the next agent on that disk."""
+    clock, spills = ManualClock(), []
+
+    def start(**settings):
+        for earlier in spills:
+            earlier.close()  # as its process's end does
+        spills.append(Spill(SpillSettings(tmp_path / "spill", **settings), clock))
+        return Job(spills[-1], clock)
+
+    yield start
+    for one in spills:
+        one.close()
+
+
+def is_ready(job, *, is_there):
+    job.ear.is_taking = job.ear.is_there = is_there
+    return job
+
+
+def drain(job):
+    while job.pusher.count_outcomes().spill_batches:
+        job.stand(1)
+
+
+def test_half_an_hour_without_fleet_is_delivered_whole_in_order_and_once_by_the_agents_that_follow(
+    spilling,
+):
+    job = is_ready(spilling(), is_there=False)
+    job.run(900, own_ns=NS_PER_S)
+    n_first = job.seq
+    assert job.pusher.count_outcomes().spill_batches > 120
+    following = is_ready(spilling(), is_there=False)  # kill -9: nothing is said, nothing flushed
+    following.seq = n_first
+    following.run(900, own_ns=NS_PER_S)
+    assert job.pusher.count_outcomes().dropped == following.pusher.count_outcomes().dropped == 0
+    is_ready(following, is_there=True)
+    following.ear.exports.clear()
+    drain(following)
+    following.run(6, own_ns=NS_PER_S)
+    runs, _ = following.ear.take()
+    delivered = seqs(runs)
+    before = [seq for seq in delivered if seq <= n_first]
+    assert n_first - len(before) < 15, "of the killed agent only what was not due yet"
+    assert delivered == [*range(1, len(before) + 1), *range(n_first + 1, delivered[-1] + 1)]
+    assert following.seq - delivered[-1] < 10, "the newest wait for the next push"
+    assert following.pusher.count_outcomes().taken_late > 1700
+
+
+def test_a_fleet_that_is_back_gets_late_batches_at_a_bounded_pace_and_with_how_late_they_are(
+    spilling,
+):
+    job = is_ready(spilling(), is_there=False)
+    job.run(600, own_ns=NS_PER_S)
+    is_ready(job, is_there=True)
+    job.stand(7)  # until the next try
+    job.ear.exports.clear()
+    job.stand(3)
+    exports = list(job.ear.exports)
+    reads = [read_collectives(export) for export in exports]
+    late_s = [ns / NS_PER_S for read in reads for ns in read.late_ns]
+    assert len(late_s) <= 3 * DRAIN_SPEED / 5 + 8
+    assert late_s
+    assert max(late_s) < 611
+    assert min(late_s) > 300
+    drain(job)
+    job.ear.exports.clear()
+    job.run(6, own_ns=NS_PER_S)
+    (read,) = [read_collectives(export) for export in job.ear.exports if export.n_items][-1:]
+    assert read.late_ns == [0]
+
+
+def test_new_operations_wait_behind_those_on_disk(spilling):
+    job = is_ready(spilling(), is_there=False)
+    job.run(60, own_ns=NS_PER_S)
+    is_ready(job, is_there=True)
+    job.ear.exports.clear()
+    job.run(60, own_ns=NS_PER_S)
+    runs, _ = job.ear.take()
+    assert seqs(runs) == list(range(1, len(seqs(runs)) + 1))
+    assert job.pusher.count_outcomes().spill_batches == 0
+
+
+@pytest.mark.parametrize("reply", [{"is_retryable": True}, {"retry_after_ns": NS_PER_S}])
+def test_a_proxy_that_says_fleet_is_away_for_long_costs_nothing(spilling, reply):
+    job = is_ready(spilling(), is_there=False)
+    job.ear.is_there, job.ear.reply = True, reply
+    job.run(120, own_ns=NS_PER_S)
+    job.ear.reply = {}
+    is_ready(job, is_there=True)
+    job.ear.exports.clear()
+    drain(job)
+    assert job.pusher.count_outcomes().dropped == 0
+    assert seqs(job.ear.take()[0])[0] == 1
+
+
+def test_what_is_refused_for_good_is_dropped_from_disk_and_counted(spilling):
+    job = is_ready(spilling(), is_there=True)
+    job.ear.is_taking = False
+    job.run(60, own_ns=NS_PER_S)
+    outcomes = job.pusher.count_outcomes()
+    assert outcomes.dropped > 0
+    job.ear.is_taking = True
+    job.ear.exports.clear()
+    drain(job)
+    assert seqs(job.ear.take()[0])[0] == outcomes.dropped + 1
+
+
+def test_what_the_disk_gives_up_is_counted_with_what_is_dropped_and_told(spilling):
+    job = is_ready(spilling(max_bytes=1 << 16), is_there=False)
+    job.run(300, own_ns=NS_PER_S)
+    outcomes = job.pusher.count_outcomes()
+    assert outcomes.dropped > 0
+    assert outcomes.spill_bytes <= 1 << 16
+    assert f"{outcomes.dropped} collectives not sent" in outcomes.describe_loss()
+    assert (
+        f"{outcomes.spill_batches} batches of collectives wait on disk" in outcomes.describe_loss()
+    )
+    page = PrometheusPage()
+    page.take(tuple(iter_collective_series(outcomes)), 0)
+    lines = page.render().splitlines()
+    assert f"ingero_agent_spill_size {outcomes.spill_bytes}" in lines
+    assert 'ingero_agent_spill_faults_total{outcome="failed"} 0' in lines
+
+
+def test_what_lies_on_disk_and_is_no_batch_is_set_aside_and_the_next_is_sent(spilling):
+    job = is_ready(spilling(), is_there=False)
+    spill = job.pusher._queue.spill
+    spill.put(b"no protobuf", 1)
+    job.run(12, own_ns=NS_PER_S)
+    is_ready(job, is_there=True)
+    job.ear.exports.clear()
+    drain(job)
+    assert seqs(job.ear.take()[0])[0] == 1
+    outcomes = job.pusher.count_outcomes()
+    assert outcomes.spill_damaged == 1
+    assert "set aside" in outcomes.describe_loss()
 
 
 def test_rank_that_no_launcher_told_is_its_place_on_the_widest_communicator(job):
@@ -350,3 +500,15 @@ def test_two_that_lived_together_are_two_workers_although_both_ended_before_they
     assert [names.name(pid, 0).job for pid in (1, 2)] == ["", "2"]
     names.add(3, 0, "")
     assert names.name(3, 0).job == ""
+
+
+def test_more_about_where_a_process_runs_leaves_its_name_as_it_is():
+    names = RankNames(NodeIdentity(cluster_id="c", node_id="n"), {})
+    names.add(1, 0, "")
+    names.add(2, 0, "")
+    assert [names.name(pid, 0).job for pid in (1, 2)] == ["", "2"]
+    pod = (("ingero.device.ids", "nvidia.com/gpu=GPU-a"),)
+    for pid in (1, 2):
+        names.add(pid, 0, "", pod)
+    named = [names.name(pid, 0) for pid in (2, 1)]
+    assert [(rank.job, rank.resource) for rank in named] == [("2", pod), ("", pod)]

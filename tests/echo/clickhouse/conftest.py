@@ -83,8 +83,25 @@ class Filler:
             self.event(1, cluster, "", "ingero_fleet_threshold", 0.8)
             self.collectives(cluster)
             self.judged(cluster)
+            self.remedied(cluster)
         self.add(COSTS, 5, "c4", "c4-n0", gpu_seconds=2.0)  # all that is known of it
         return self.rows
+
+    def remedied(self, cluster):
+        """A decision against acting, and an action that is done."""
+        said = {
+            "ingero.remediation.episode": "e1",
+            "ingero.remediation.clauses": '[{"met": false}]',
+        }
+        action = {"ingero.remediation.action_id": "a1", "ingero.remediation.target": "h3"}
+        for seq, (entry, more) in enumerate([("decision", {}), *[("action", action)] * 2], 1):
+            state = {"ingero.remediation.state": ("begun", "done")[seq - 2]} if more else {}
+            numbered = {"ingero.remediation.seq": seq, "ingero.remediation.entry": entry}
+            self.add(
+                LOGS, 8 - seq, cluster, f"{cluster}-n3", event_name="ingero.remediation",
+                severity="info", body=f"note {seq}" if seq > 1 else "",
+                attributes=json.dumps(numbered | said | more | state, sort_keys=True),
+            )  # fmt: skip
 
     def node(self, cluster, node, i):
         is_slow = i == 3

@@ -1,5 +1,7 @@
 """Planted counters: which cause is named, with which share, and what is ruled out."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -109,6 +111,29 @@ def test_waits_for_a_disk_get_only_what_the_others_leave():
     assert named(find_excess_causes(0.5, work(100, 20), work(400, 10), seen)) == [
         ("blocked-io", 1.0)
     ]
+
+
+def test_a_quota_that_holds_back_a_worker_is_named_where_the_process_itself_sleeps():
+    """Workers are others in each epoch: the one of then is the reference of the one of now."""
+
+    def loads(one, worker):
+        last = replace(one.last, threads={MAIN: (1, 0)}, children={worker: one.last.threads[MAIN]})
+        return replace(one, first=replace(one.first, threads={MAIN: (0, 0)}), last=last)
+
+    after = loads(work(100, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25), 31)
+    (cause,) = find_excess_causes(0.5, after, loads(work(**BEFORE), 30), None).causes
+    assert (cause.kind, cause.share) == ("cpu-quota", 1.0)
+    assert cause.evidence[1] == "in its child process 31"
+
+
+def test_a_wait_for_workers_that_wait_for_a_disk_is_a_wait_for_the_disk():
+    seen = OffCpuTimes(n_ops=50, io_ns=100 * NS_PER_MS, worker_io_ns=400 * NS_PER_MS)
+    (cause,) = find_excess_causes(0.5, work(100, 20), work(400, 10), seen).causes
+    assert (cause.kind, cause.share) == ("blocked-io", 1.0)
+    assert cause.evidence == (
+        "10 ms an operation, of 50 that were watched",
+        "of it 8 ms waiting for its worker processes, which are never idle",
+    )
 
 
 def test_cause_below_a_fifth_is_ruled_out_with_its_share():

@@ -28,6 +28,7 @@ def run(name, n_ranks=0, device=None, **knobs):
 QUICK = {
     "train": {"steps": 3, "slow_from": 3},
     "infer": {"requests": 2},
+    "serve": {"requests": 2},
     "leak": {"steps": 5},
     "fragment": {"pairs": 5},
     "copy": {"steps": 2},

@@ -31,7 +31,7 @@ class Observer(Protocol):
     """What gets the results of a trace. Called in the tracing thread; record views die with the call."""
 
     def on_process(self, identity: ProcessIdentity) -> None:
-        """A process with GPU calls or disk requests was met for the first time."""
+        """A process with GPU calls or disk requests was met for the first time, or more is known of it."""
         ...
 
     def on_events(self, ring: str, records: Records, events: Events) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import numpy as np
@@ -171,6 +172,22 @@ def build_off_cpu_events(records: Records, offset_ns: int) -> Events:
     is_preempted = records["reason"] == OffCpuReason.PREEMPTED
     events["other_pid"] = np.where(is_preempted, records["other_pid"], records["waker_pid"])
     return events
+
+
+def find_preemptors(records: Records, known: Collection[int]) -> dict[int, str]:
+    """Names of the tasks that took a CPU and are not known yet, as the kernel read them then.
+
+    Args:
+        records: ``struct ig_off_cpu``.
+        known: Process ids that need no name.
+    """
+    taken = records[records["reason"] == OffCpuReason.PREEMPTED]
+    pids, at = np.unique(taken["other_pid"], return_index=True)
+    is_new = ~np.isin(pids, list(known)) & (pids != 0)
+    return {
+        pid: comm.tobytes().partition(b"\0")[0].decode(errors="replace")
+        for pid, comm in zip(pids[is_new].tolist(), taken["other_comm"][at[is_new]], strict=True)
+    }
 
 
 def build_block_events(records: Records, offset_ns: int) -> Events:

@@ -50,6 +50,7 @@ class TraceSettings:
         cgroup_ids: Cgroups of version 2 whose own processes to watch.
         keep_one_in: A fixed sampling of the kinds that are sampled; 0 adapts to loss.
         files: Libraries to probe before anything runs; others are found as processes load them.
+        kubelet: Socket of the kubelet, which is asked for the devices of processes in pods; None asks nobody.
         drain_ms: How often the busy rings are read. Each reading has its price: no more often than observers need it.
     """
 
@@ -60,6 +61,7 @@ class TraceSettings:
     cgroup_ids: tuple[int, ...] = ()
     keep_one_in: int = 0
     files: tuple[Path, ...] = ()
+    kubelet: Path | None = None
     drain_ms: int = DRAIN_MS
 
 
@@ -94,7 +96,7 @@ class TraceSession(Closing):
         self._clock = clock or SystemClock()
         self._events = events or PerfEvents(find_software_events(settings.engine.host_probes))
         self._engine = Engine(settings.engine)
-        self._processes = TracedProcesses(self._engine, settings.pids)
+        self._processes = TracedProcesses(self._engine, settings.pids, settings.kubelet)
         offset_ns = self._clock.wall_ns() - self._clock.mono_ns()
         self._delivery = EventDelivery(self._engine, self._processes, observers, offset_ns)
         self._counts = CountReader(self._engine, settings.keep_one_in)
@@ -210,7 +212,7 @@ class TraceSession(Closing):
         """Once a second and at the end: exact counts, and calls that do not return."""
         mono_ns = self._clock.mono_ns()
         self._processes.drop_ended()
-        self._report_unprobed()
+        self._report_unknown()
         keys, counts = self._engine.state.read_counts()
         self._processes.meet_counted(keys)
         self._delivery.announce()
@@ -231,8 +233,10 @@ class TraceSession(Closing):
             self._counts.forget(ended, keys, counts)
             self._delivery.stacks.forget(ended)
 
-    def _report_unprobed(self) -> None:
-        """Say which libraries could not be probed, each once."""
+    def _report_unknown(self) -> None:
+        """Say which libraries could not be probed and what is not known of processes, each once."""
+        for note in self._processes.pop_notes():
+            self._tell(note)
         before, self._unprobed = self._unprobed, self._discovery.unprobed
         for line in describe_unprobed(find_new(before, self._unprobed)):
             self._tell(line)
@@ -240,6 +244,7 @@ class TraceSession(Closing):
     def close(self) -> None:
         """Remove every probe; ends the program if it still runs. Safe to call twice."""
         self._discovery.close()
+        self._processes.close()
         self._delivery.stacks.close()
         self._engine.close()
         self._events.close()

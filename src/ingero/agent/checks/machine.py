@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ingero.agent.capture.discover.identity import parse_cgroup
 from ingero.agent.capture.discover.places import iter_installed
+from ingero.agent.capture.discover.pod_resources import CONTAINER_LOGS, list_containers
 from ingero.agent.capture.discover.processes import iter_mappings, iter_pids
 from ingero.agent.capture.gpu.driver import CONTROL, has_driver
 from ingero.agent.capture.gpu.nvml import Nvml
@@ -39,6 +41,7 @@ from ingero.agent.capture.probes.modes import choose_way
 from ingero.agent.capture.probes.targets import is_library
 from ingero.agent.collectives.plugin import build_setting, find_plugin
 from ingero.agent.collectives.status import find_plugins
+from ingero.config.kubelet import read_kubelet_socket
 from ingero.config.nccl import ring_parent
 from ingero.config.probing import ProbeMode, read_probe_mode
 from ingero.errors import UnsupportedError
@@ -316,6 +319,32 @@ def _check_nccl_plugin() -> Check:
     return _present("nccl plug-in", detail)
 
 
+def _check_pod_resources() -> Check:
+    socket, name = read_kubelet_socket(), "pod resources"
+    if not socket.exists() and not any(_is_in_pod(pid) for pid in iter_pids()):
+        return _present(name, f"not Kubernetes: no {socket}, and no process runs in a pod")
+    try:
+        containers = list_containers(socket)
+    except UnsupportedError as error:
+        costs = "which devices a pod was given is not said of its processes"
+        return _missing(name, error, costs)
+    n_devices = sum(len(one.devices) for one in containers)
+    logs = "are" if CONTAINER_LOGS.is_dir() else "are not"
+    return _present(
+        name,
+        f"the kubelet answers: {len(containers)} containers, {n_devices} devices;"
+        f" names of containers {logs} in {CONTAINER_LOGS}",
+    )
+
+
+def _is_in_pod(pid: int) -> bool:
+    try:
+        _, _, pod, _ = parse_cgroup(Path(f"/proc/{pid}/cgroup").read_text())
+    except OSError:
+        return False
+    return bool(pod)
+
+
 def _check_host_probes(events: PerfEvents) -> list[Check]:
     """Load each host probe once and open its events, so that a refusal is known before it matters."""
     checks = []
@@ -356,6 +385,7 @@ CHECKS: Final[tuple[Callable[[], Check], ...]] = (
     _check_nvml,
     _check_libraries,
     _check_nccl_plugin,
+    _check_pod_resources,
 )
 """In the order in which they are shown; what perf opens and the host probes follow."""
 

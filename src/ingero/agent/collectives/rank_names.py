@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -35,8 +36,16 @@ class RankNames:
     def add(self, pid: int, rank: int, job: str, resource: ProcessResource = ()) -> None:
         """A process, its global rank, its job and where it runs; -1 and empty where its launcher gave none.
 
+        The same again with more about where it runs leaves its name as it is.
+
         It is named when it takes part in a collective: under ``srun``, torchrun itself has the rank of its first child.
         """
+        if (self._ranks.get(pid), self._jobs.get(pid)) == (rank, job):
+            self._resources[pid] = resource
+            for key, named in self._named.items():
+                if key[0] == pid:
+                    self._named[key] = replace(named, resource=resource)
+            return
         self._forget_name(pid)
         self._ranks[pid], self._jobs[pid], self._resources[pid] = rank, job, resource
         self._ended_before.setdefault(pid, frozenset(self._exited))

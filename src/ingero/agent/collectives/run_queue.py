@@ -1,29 +1,42 @@
-"""Runs of operations that wait until Fleet takes them.
+"""Runs of operations that wait until Fleet takes them: in memory while Fleet is there, on disk while it is away.
 
-Lossy: beyond `MAX_KEPT_OPS` the oldest are dropped, and so is a request that Fleet refused `MAX_REFUSALS` times without
-asking the agent to wait (`PushCounts.n_dropped`). A batch that was taken although its answer was lost is sent twice;
-Fleet drops repeats.
+While anything waits on disk, what is new goes behind it, so that Fleet reads every operation in order. A Fleet that is
+back gets `DRAIN_SPEED` times what it would get otherwise, with how late it is, and may ask to wait.
+
+Lossy: what the spill gives up (`ingero.agent.health.spill`), what is beyond `MAX_KEPT_OPS` where there is no spill or
+the disk takes nothing, and a request that Fleet refused `MAX_REFUSALS` times (`PushCounts.n_dropped`). A batch that was
+taken although its answer was lost is sent twice; Fleet drops repeats.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from ingero.agent.health.push_queue import MAX_PAUSE_NS
+from ingero.agent.health.spill import Spill, SpilledBatch
 from ingero.agent.health.transport import PushReply, PushTransport
+from ingero.errors import BadDataError
 from ingero.model.arrays import Records
 from ingero.model.collectives import ClockKind, CollectiveRun, Rank
-from ingero.otlp.codec import Export
+from ingero.otlp.codec import Export, decode_protobuf, encode_protobuf
+from ingero.otlp.names import Signal
 from ingero.telemetry.clock import Clock
-from ingero.wire.collectives import build_collectives
+from ingero.units import NS_PER_S
+from ingero.wire.collectives import build_collectives, read_collectives
 
 MAX_KEPT_OPS: Final = 1_000_000
 MAX_PUSH_OPS: Final = 65_536
 """Operations in one request, about a megabyte."""
 MAX_REFUSALS: Final = 5
+DRAIN_SPEED: Final = 20
+"""Spilled batches sent in the time in which one is made: an hour's take three minutes."""
+_MAX_AT_ONCE: Final = 8
+_SPREAD: Final = 0.2
 
 
 @dataclass(slots=True)
@@ -36,6 +49,7 @@ class PushCounts:
         n_pushes: Requests that Fleet took.
         n_early: Batches that did not wait for the interval.
         n_failed: Requests that it did not take.
+        n_late_ops: Operations that Fleet took from disk.
     """
 
     n_ops: int = 0
@@ -43,6 +57,7 @@ class PushCounts:
     n_pushes: int = 0
     n_early: int = 0
     n_failed: int = 0
+    n_late_ops: int = 0
 
 
 class RunQueue:
@@ -51,18 +66,42 @@ class RunQueue:
     Args:
         transport: Sends.
         clock: Both clocks.
+        interval_ns: Between regular pushes.
+        spill: Where runs wait while Fleet is away; None keeps them in memory alone.
 
     Attributes:
         counts: What became of operations and requests.
-        kept: Runs that wait, oldest first.
+        kept: Runs that wait in memory, oldest first; later ones than those of the spill.
+        spill: As given.
     """
 
-    def __init__(self, transport: PushTransport, clock: Clock) -> None:
+    def __init__(
+        self,
+        transport: PushTransport,
+        clock: Clock,
+        interval_ns: int = 10 * NS_PER_S,
+        spill: Spill | None = None,
+    ) -> None:
         self.counts = PushCounts()
         self.kept: list[CollectiveRun] = []
+        self.spill = spill
         self._transport = transport
         self._clock = clock
+        self._interval_ns = interval_ns
         self._n_refusals = 0
+        self._drain_ns = clock.mono_ns()
+        self._random = random.SystemRandom()
+
+    @property
+    def is_spilling(self) -> bool:
+        """Whether anything waits on disk."""
+        return self.spill is not None and self.spill.n_batches > 0
+
+    @property
+    def n_dropped(self) -> int:
+        """Operations that Fleet never receives."""
+        spill = self.spill
+        return self.counts.n_dropped + (0 if spill is None else spill.counts.n_expired_items)
 
     def put(self, runs: list[CollectiveRun]) -> None:
         """Keep runs; the oldest are dropped beyond the limit."""
@@ -74,19 +113,47 @@ class RunQueue:
             self.counts.n_dropped += dropped
 
     def push(self) -> None:
-        """Send what is kept, oldest first, until Fleet does not take a request."""
+        """Send what is kept, oldest first, or spill it while Fleet is away."""
         while self.kept:
             first, rest = _cut(self.kept, MAX_PUSH_OPS)
             runs = join_runs(first)
-            answer = self.send(build_collectives(runs, self._clock.wall_ns()))
             n_ops = sum(len(run.ops) for run in runs)
-            if answer.is_taken:
-                self.counts.n_ops += n_ops
-            elif self._is_refused(answer):
-                self.counts.n_dropped += n_ops
-            else:
+            if not self.is_spilling:
+                answer = self.send(build_collectives(runs, self._clock.wall_ns()))
+                if answer.is_taken or self._is_refused(answer):
+                    self._settle(answer, n_ops)
+                    self.kept = rest
+                    continue
+                self._pause(answer)
+            if not self._store(runs, n_ops):
                 return
-            self.kept, self._n_refusals = rest, 0
+            self.kept = rest
+
+    def drain(self) -> None:
+        """Send what is due of the spill, oldest first."""
+        for _ in range(_MAX_AT_ONCE):
+            if not self.is_spilling or self._clock.mono_ns() < self._drain_ns:
+                return
+            assert self.spill is not None
+            first = self.spill.peek()
+            if first is None:
+                return
+            try:
+                export = self._build_late(first)
+            except BadDataError as error:
+                self.spill.refuse_first(error.message)
+                continue
+            answer = self.send(export)
+            if not answer.is_taken and not self._is_refused(answer):
+                self._pause(answer)
+                return
+            self.counts.n_late_ops += first.n_items if answer.is_taken else 0
+            self._settle(answer, first.n_items)
+            self.spill.pop()
+            gap_ns = self._interval_ns // DRAIN_SPEED
+            # What could not be checked in time is caught up with, up to a second's.
+            least_ns = self._clock.mono_ns() - NS_PER_S
+            self._drain_ns = max(self._drain_ns, least_ns) + gap_ns
 
     def send(self, export: Export) -> PushReply:
         """Send one request, and count it."""
@@ -97,9 +164,38 @@ class RunQueue:
             self.counts.n_failed += 1
         return answer
 
+    def _store(self, runs: list[CollectiveRun], n_ops: int) -> bool:
+        if self.spill is None:
+            return False
+        body = encode_protobuf(build_collectives(runs, self._clock.wall_ns()))
+        return self.spill.put(body, n_ops)
+
+    def _build_late(self, batch: SpilledBatch) -> Export:
+        """A stored batch as it is sent now. Raises BadDataError when it holds none."""
+        read = read_collectives(decode_protobuf(batch.body, Signal.LOGS))
+        if read.n_refused or not read.runs:
+            raise BadDataError(read.first_problem or "no collectives")
+        now_ns = self._clock.wall_ns()
+        return build_collectives(read.runs, now_ns, late_ns=max(now_ns - batch.wall_ns, 0))
+
+    def _pause(self, answer: PushReply) -> None:
+        """The next try after an interval, or after the pause that Fleet asked for; many agents do not come at once."""
+        pause_ns = max(min(answer.retry_after_ns or 0, MAX_PAUSE_NS), self._interval_ns)
+        spread = 1 + _SPREAD * self._random.uniform(-1, 1)
+        self._drain_ns = self._clock.mono_ns() + round(pause_ns * spread)
+
+    def _settle(self, answer: PushReply, n_ops: int) -> None:
+        """Count operations that are delivered or given up."""
+        if answer.is_taken:
+            self.counts.n_ops += n_ops
+        else:
+            self.counts.n_dropped += n_ops
+        self._n_refusals = 0
+
     def _is_refused(self, answer: PushReply) -> bool:
         """Whether the first request will never be taken: it was answered and refused again and again."""
-        if not answer.is_cut_off and answer.retry_after_ns is None:
+        is_away = answer.is_cut_off or answer.is_retryable or answer.retry_after_ns is not None
+        if not is_away:
             self._n_refusals += 1
         return self._n_refusals >= MAX_REFUSALS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ingero.agent.health.collective_counts import CollectiveCounts
 from ingero.agent.metrics.series import Kind, Series
@@ -48,8 +48,8 @@ def iter_collective_series(collective_counts: CollectiveCounts) -> Iterator[Seri
             },
         ),
     ):
-        numbers = tuple(((("outcome", key),), float(value)) for key, value in points.items())
-        yield Series(name, Kind.SUM, "1", says, numbers, f"{name.replace('.', '_')}_total")
+        yield _build_outcomes(name, says, points)
+    yield from _iter_spill_series(collective_counts)
     yield Series(
         "ingero.agent.collectives_without_end", Kind.SUM, "1",
         "Collectives whose end nobody waited for: Fleet compares no times of them.",
@@ -57,5 +57,30 @@ def iter_collective_series(collective_counts: CollectiveCounts) -> Iterator[Seri
     )  # fmt: skip
     yield Series(
         "ingero.agent.collectives_waiting", Kind.GAUGE, "1",
-        "Collectives that are kept until Fleet takes them.", (((), float(collective_counts.waiting)),),
+        "Collectives that are kept in memory until Fleet takes them.", (((), float(collective_counts.waiting)),),
     )  # fmt: skip
+
+
+def _iter_spill_series(collective_counts: CollectiveCounts) -> Iterator[Series]:
+    """What waits on disk while Fleet is away, and what became of it."""
+    yield _build_outcomes(
+        "ingero.agent.spill_faults",
+        "Batches that waited on disk: damaged ones are not sent; failed ones the disk did not take or remove.",
+        {"damaged": collective_counts.spill_damaged, "failed": collective_counts.spill_failed},
+    )
+    yield Series(
+        "ingero.agent.collectives_late", Kind.SUM, "1",
+        "Collectives that Fleet took from disk, after it had been away.",
+        (((), float(collective_counts.taken_late)),), "ingero_agent_collectives_late_total",
+    )  # fmt: skip
+    yield Series(
+        "ingero.agent.spill_size", Kind.GAUGE, "By",
+        "What collectives that wait for Fleet take of the disk.",
+        (((), float(collective_counts.spill_bytes)),),
+    )  # fmt: skip
+
+
+def _build_outcomes(name: str, says: str, points: Mapping[str, int]) -> Series:
+    """Sums by outcome."""
+    numbers = tuple(((("outcome", key),), float(value)) for key, value in points.items())
+    return Series(name, Kind.SUM, "1", says, numbers, f"{name.replace('.', '_')}_total")

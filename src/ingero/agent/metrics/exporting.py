@@ -35,7 +35,7 @@ from ingero.wire.process_resource import ProcessResource
 
 PUSH_NS: Final = 10 * NS_PER_S
 SCOPE: Final = "ingero"
-_LABELS: Final = {"gpu.uuid": "gpu_uuid"}
+_LABELS: Final = {"gpu.uuid": "gpu_uuid", "ingero.infer.outlier_bucket": "bucket"}
 _MAX_RESOURCES: Final = 4096
 """Beyond it, those of processes without a count of their own are forgotten."""
 Resources: TypeAlias = Mapping[int, ProcessResource]
@@ -140,7 +140,11 @@ def _build_family(series: Series) -> Any:  # noqa: ANN401 - a type of an optiona
     name = series.prometheus_name
     # One point may know more than another; an empty label is an absent one.
     names = list(dict.fromkeys(_label(key) for labels, _ in series.points for key, _ in labels))
-    kinds = {Kind.GAUGE: GaugeMetricFamily, Kind.HISTOGRAM: HistogramMetricFamily}
+    kinds = {
+        Kind.GAUGE: GaugeMetricFamily,
+        Kind.UP_DOWN: GaugeMetricFamily,
+        Kind.HISTOGRAM: HistogramMetricFamily,
+    }
     kind = kinds.get(series.kind, CounterMetricFamily)
     if series.kind is Kind.SUM and not name.endswith("_total"):
         kind = (
@@ -161,6 +165,10 @@ def _build_family(series: Series) -> Any:  # noqa: ANN401 - a type of an optiona
 
 def _label(name: str) -> str:
     """A label for Prometheus: without the dots, and without a prefix but where the existing agent has one."""
+    if name.startswith(
+        "hw."
+    ):  # OpenTelemetry's own: its mapping to Prometheus keeps the whole name
+        return name.replace(".", "_")
     return _LABELS.get(name) or name.rpartition(".")[2]
 
 
@@ -290,7 +298,10 @@ def _build_metric(series: Series, started_ns: int, wall_ns: int) -> Metric:
     if series.kind is Kind.GAUGE:
         return build_gauge(series.name, numbers, series.unit, series.says)
     numbers = [replace(point, start_time_unix_nano=started_ns) for point in numbers]
-    return build_sum(series.name, numbers, series.unit, series.says)
+    metric = build_sum(series.name, numbers, series.unit, series.says)
+    if series.kind is Kind.UP_DOWN and metric.sum is not None:
+        metric.sum.is_monotonic = False
+    return metric
 
 
 def _build_histogram_point(

@@ -34,6 +34,8 @@ class Kind(Enum):
 
     GAUGE = auto()
     SUM = auto()
+    UP_DOWN = auto()
+    """A sum that also falls, as OpenTelemetry's UpDownCounter; a gauge to Prometheus."""
     HISTOGRAM = auto()
 
 

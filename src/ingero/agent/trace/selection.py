@@ -11,11 +11,12 @@ from typing import Final, Protocol
 import numpy as np
 
 from ingero.agent.capture.discover.identity import ProcessIdentity
+from ingero.agent.capture.events import find_preemptors
 from ingero.agent.capture.open_calls import RING as OPEN_RING
 from ingero.agent.capture.totals import Totals
 from ingero.agent.trace.thinning import thin
 from ingero.model.arrays import Records
-from ingero.model.events import Events, OffCpuReason, Source
+from ingero.model.events import Events, Source
 from ingero.model.latency import build_bucket_edges_ns
 from ingero.model.recording import AGGREGATE, COVERAGE, HISTOGRAM, ProcessRank
 from ingero.telemetry.clock import Clock
@@ -115,16 +116,9 @@ class Selection:
 
     def _name_preemptors(self, records: Records) -> None:
         """Name the tasks that took a thread's CPU, as the kernel read it then: a task may be gone by now."""
-        taken = records[records["reason"] == OffCpuReason.PREEMPTED]
-        pids, at = np.unique(taken["other_pid"], return_index=True)
-        is_new = ~np.isin(pids, list(self._named)) & (pids != 0)
-        if not is_new.any():
+        names = find_preemptors(records, self._named)
+        if not names:
             return
-        comms = taken["other_comm"][at[is_new]]
-        names = {
-            pid: comm.tobytes().partition(b"\0")[0].decode(errors="replace")
-            for pid, comm in zip(pids[is_new].tolist(), comms, strict=True)
-        }
         self._named.update(names)
         for sink in self._sinks:
             sink.put_process_names(names, self._clock.wall_ns())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ingero.cli.options import PROBE_MODE_OPTION
+from ingero.cli.options import KUBELET_SOCKET_OPTION, PROBE_MODE_OPTION
 
 if TYPE_CHECKING:
     from ingero.agent.checks.machine import Check
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 @click.command("check")
 @PROBE_MODE_OPTION
+@KUBELET_SOCKET_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--support-bundle",

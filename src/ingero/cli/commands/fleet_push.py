@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from ingero.cli.live import AnnotateConfig, PushConfig, RemediateConfig, SpansConfig, say_missing
 from ingero.cli.metrics_page import serve_metrics
 from ingero.cli.options import (
+    KUBELET_SOCKET_OPTION,
     PROBE_MODE_OPTION,
     duration,
     group,
@@ -96,6 +97,7 @@ class FleetPushConfig:
     push: PushConfig = group()
     signals: SignalConfig = group()
     probe_mode: None = placed(PROBE_MODE_OPTION)
+    kubelet_socket: None = placed(KUBELET_SOCKET_OPTION)
     remediate: RemediateConfig = group()
     annotate: AnnotateConfig = group()
     spans: SpansConfig = group()
@@ -195,13 +197,16 @@ def _run_live(settings: AgentSettings, find_labels: FindLabels | None, follow: F
     from ingero.agent.capture.probes.engine import EngineSettings
     from ingero.agent.capture.session import TraceSettings
     from ingero.agent.push.live import LiveAgent, LiveCallbacks, LiveSettings
+    from ingero.config.kubelet import read_kubelet_socket
 
     if os.geteuid() != 0:
         raise UnsupportedError(
             "probing this node needs root", hint="run it with sudo, or give --stub or --script FILE"
         )
     trace = TraceSettings(
-        engine=EngineSettings(host_probes=("process",)), files=tuple(iter_installed(""))
+        engine=EngineSettings(host_probes=("process",)),
+        files=tuple(iter_installed("")),
+        kubelet=read_kubelet_socket(),
     )
 
     live = LiveAgent(

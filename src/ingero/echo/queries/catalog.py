@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ingero.echo.queries import analysis, collective, costs, gpu, hangs, health, history
+from ingero.echo.queries import (
+    analysis,
+    collective,
+    costs,
+    gpu,
+    hangs,
+    health,
+    history,
+    remediation,
+)
 from ingero.echo.queries.context import QueryContext
 from ingero.serving.query import Query
 
@@ -19,6 +28,7 @@ QUERIES: Final[tuple[Query[QueryContext, Any, Any], ...]] = (
     collective.NCCL_BANDWIDTH,
     costs.COST,
     costs.COST_BY_CULPRIT,
+    remediation.REMEDIATION,
     history.TIMELINE,
     history.NODE_DETAIL,
     gpu.KERNEL_LAUNCHES,

@@ -267,10 +267,15 @@ def _number(raw: structs.Proto) -> float | int | None:
 
 
 def _distribution(raw: structs.Proto) -> PointDistribution:
-    has_sum = raw.HasField("sum") if hasattr(raw, "HasField") else raw.sum is not None
     return PointDistribution(
         count=raw.count,
-        sum=raw.sum if has_sum else None,
+        sum=read_sum(raw),
         bounds=tuple(raw.explicit_bounds),
         bucket_counts=tuple(raw.bucket_counts),
     )
+
+
+def read_sum(raw: structs.Proto) -> float | None:
+    """The sum of a histogram's point, of either kind and encoding; None when the sender did not keep it."""
+    has_sum = raw.HasField("sum") if hasattr(raw, "HasField") else raw.sum is not None
+    return raw.sum if has_sum else None

@@ -11,6 +11,7 @@ import numpy as np
 
 from ingero.agent.capture.kernel.abi import Stacks, get_dtype
 from ingero.agent.capture.kernel.maps import BpfMap
+from ingero.model.operations import OpKind, find_codes
 from ingero.model.sampling import NEVER_SAMPLED
 
 _KEY_0: Final = bytes(4)
@@ -38,12 +39,20 @@ class ProbeControl:
         stacks: Which records of calls carry the stack they were made from.
         keep_one_in: Records kept among the calls of kinds that are sampled.
         keep_first: Records always kept per process and operation.
+        keeps_copies: Whether copies are never sampled either.
     """
 
     def __init__(
-        self, maps: Mapping[str, BpfMap], stacks: Stacks, keep_one_in: int, keep_first: int
+        self,
+        maps: Mapping[str, BpfMap],
+        stacks: Stacks,
+        keep_one_in: int,
+        keep_first: int,
+        *,
+        keeps_copies: bool = False,
     ) -> None:
         self._maps = maps
+        self._keeps_copies = keeps_copies
         self._stacks = stacks
         self._live = _Live(keep_one_in=keep_one_in, keep_first=keep_first)
         self._write()
@@ -109,6 +118,8 @@ class ProbeControl:
         settings["page_log2"] = mmap.PAGESIZE.bit_length() - 1
         for source, op in NEVER_SAMPLED:
             settings["exact"][0, source] |= np.uint64(1 << op)
+        for code in find_codes((OpKind.COPY,)) if self._keeps_copies else ():
+            settings["exact"][0, code >> 8] |= np.uint64(1 << (code & 0xFF))
         for name in ("filter", "uid", "keep_one_in", "keep_first", "is_over"):
             settings[name] = getattr(self._live, name)
         self._maps["settings"].update(_KEY_0, settings.tobytes())

@@ -65,6 +65,7 @@ class EngineSettings:
         probe_mode: How to probe library functions; as the environment says unless given.
         stacks: Which records of calls carry the stack they were made from.
         copies_bytes: Size of the ring of copied stacks, a power of two; one page without stacks.
+        keeps_copies: Whether every copy has a record, not only those of `NEVER_SAMPLED`: a server's result is a copy.
     """
 
     host_probes: tuple[str, ...] = tuple(probe.name for probe in PROBES)
@@ -74,6 +75,7 @@ class EngineSettings:
     probe_mode: ProbeMode = field(default_factory=read_probe_mode)
     stacks: Stacks = Stacks.NONE
     copies_bytes: int = 4 << 20
+    keeps_copies: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,11 @@ class Engine(Closing):
         self._write_descriptors()
         settings = self._settings
         self.control = ProbeControl(
-            self.maps, settings.stacks, settings.keep_one_in, settings.keep_first
+            self.maps,
+            settings.stacks,
+            settings.keep_one_in,
+            settings.keep_first,
+            keeps_copies=settings.keeps_copies,
         )
         self.state = KernelState(self.maps)
         for ring, record in _CALL_RINGS.items():

@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ingero.cli.commands.trace.exporting import MetricsConfig
+from ingero.cli.commands.trace.inference import InferenceConfig
 from ingero.cli.live import AnnotateConfig, PushConfig, RemediateConfig
-from ingero.cli.options import PROBE_MODE_OPTION, duration, group, option, placed, read_pids
+from ingero.cli.options import (
+    KUBELET_SOCKET_OPTION,
+    PROBE_MODE_OPTION,
+    duration,
+    group,
+    option,
+    placed,
+    read_pids,
+)
 from ingero.errors import ConfigError
 from ingero.units import NS_PER_S
 
@@ -145,6 +154,8 @@ class TraceConfig:
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
     )
     probe_mode: None = placed(PROBE_MODE_OPTION)
+    inference: InferenceConfig = group()
+    kubelet_socket: None = placed(KUBELET_SOCKET_OPTION)
     metrics: MetricsConfig = group()
     annotate: AnnotateConfig = group()
     fleet: PushConfig = group(
@@ -179,7 +190,7 @@ class TraceConfig:
         """
         fleet = self.fleet
         if not fleet.fleet_endpoint:
-            if self.remediate.remediate:
+            if self.remediate.remediate and not self.inference.inference:
                 click.echo(
                     "warning: --remediate: no effect without --fleet URL; episodes are found by comparing nodes",
                     err=True,
@@ -193,8 +204,12 @@ class TraceConfig:
                 f"--fleet {fleet.fleet_endpoint!r} is not a URL",
                 hint="write http:// or https:// before it",
             )
+        workload = fleet.fleet_workload_type
+        if self.inference.inference and workload == "unknown":
+            workload = "inference"
         push = replace(
             fleet,
+            fleet_workload_type=workload,
             fleet_node_id=self.node,
             fleet_timeout=min(_PUSH_TIMEOUT_NS, fleet.fleet_push_interval),
             fleet_protocol="http/protobuf",

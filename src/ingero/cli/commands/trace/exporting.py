@@ -35,6 +35,11 @@ class MetricsConfig:
         flag_value=DEFAULT_ADDRESS,
         metavar="[HOST:PORT]",
     )
+    hw_metrics: bool = option(
+        "With --prometheus and --otlp: give the devices' series also by OpenTelemetry's semantic conventions for"
+        " hardware, hw.gpu.* and others.",
+        default=False,
+    )
     otlp: str = option(
         "Push metrics to this OTLP/HTTP collector every 10 s; https unless it says http://.",
         default="",
@@ -71,6 +76,8 @@ class MetricsConfig:
             ConfigError: An address cannot be understood.
             IngeroError: It cannot be listened on.
         """
+        if self.hw_metrics and not (self.prometheus or self.otlp):
+            click.echo("warning: --hw-metrics: no effect without --prometheus or --otlp", err=True)
         if (self.otlp_insecure or self.otlp_headers) and not self.otlp:
             click.echo(
                 "warning: --otlp-insecure, --otlp-header: no effect without --otlp ENDPOINT",

@@ -17,9 +17,20 @@ from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.session import TraceSession
 from ingero.agent.capture.stacks.resolver import Stack
 from ingero.agent.capture.totals import Totals, count_coverage
+from ingero.agent.inference.scrape import EngineScraper
+from ingero.agent.inference.watch import InferenceWatch, StepOutlier
 from ingero.agent.trace.host_sampler import HostSampler
 from ingero.agent.trace.recorder import Stored
 from ingero.cli.commands.trace.incidents import STYLES, build_incident_line, describe_incident
+from ingero.cli.commands.trace.inference import (
+    build_engine_line,
+    build_outlier_line,
+    describe_engine,
+    describe_memory,
+    describe_outlier,
+    draw_phases,
+    iter_phase_lines,
+)
 from ingero.cli.commands.trace.live_view import TraceState, count_layers, draw, write_coverage
 from ingero.model.arrays import Records
 from ingero.model.events import (
@@ -46,6 +57,7 @@ _DIRECTIONS = {
 _IDENTITY = {
     "launcher": "launcher", "job": "job", "container": "container",
     "pod_uid": "pod.uid", "pod_name": "pod.name", "namespace": "pod.namespace",
+    "container_name": "assignment.container",
     "slurm_step": "slurm.step", "slurm_node": "slurm.node", "cgroup": "cgroup",
 }  # fmt: skip
 """Keys of a process's line, and where `ProcessIdentity` has their values."""
@@ -69,6 +81,10 @@ class JsonLines:
     Args:
         out: Where to.
         stored: What the recording holds so far; None without one.
+
+    Attributes:
+        inference: Set later, where programs that serve are watched.
+        engines: Set later, where the metrics of engines are read.
     """
 
     def __init__(self, out: IO[str], stored: Callable[[], Stored] | None = None) -> None:
@@ -76,6 +92,8 @@ class JsonLines:
         self._stored = stored
         self._identities: dict[int, ProcessIdentity] = {}
         self._stacks: dict[int, list[dict[str, Any]]] = {}
+        self.inference: InferenceWatch | None = None
+        self.engines: EngineScraper | None = None
 
     def _write(self, line: dict[str, Any]) -> None:
         self._out.write(json.dumps(line, separators=(",", ":")) + "\n")
@@ -91,6 +109,8 @@ class JsonLines:
         for name, path in _IDENTITY.items():
             if value := attrgetter(path)(identity):
                 line[name] = value
+        if identity.assignment.devices:
+            line["devices"] = list(identity.assignment.devices)
         self._write(line | _place(identity))
 
     def on_stacks(self, stacks: Mapping[int, Stack]) -> None:
@@ -127,9 +147,18 @@ class JsonLines:
         """A line of type ``incident``."""
         self._write(build_incident_line(incident, start_ns))
 
+    def on_outlier(self, outlier: StepOutlier) -> None:
+        """A line of type ``inference_outlier``."""
+        at = {"timestamp": format_timestamp(outlier.start_ns)}
+        self._write(build_outlier_line(outlier) | at)
+
     def on_totals(self, totals: Totals) -> None:
         """At the end: one line of type ``counts`` per operation, then one of type ``coverage``."""
         if totals.is_last:
+            for line in iter_phase_lines(self.inference) if self.inference else ():
+                self._write(line)
+            for state in self.engines.engines if self.engines else ():
+                self._write(build_engine_line(state))
             for key, count in zip(totals.all_keys, totals.all_counts, strict=True):
                 self._write(_count(key, count))
             self._write({
@@ -300,6 +329,8 @@ class LiveTable:
     Attributes:
         session: Set later, because it needs its observers first.
         host: Set later, likewise.
+        inference: Set later, where programs that serve are watched.
+        engines: Set later, where the metrics of engines are read.
     """
 
     def __init__(
@@ -309,6 +340,9 @@ class LiveTable:
         self._stored = stored
         self.target = target
         self.host: HostSampler | None = None
+        self.inference: InferenceWatch | None = None
+        self.engines: EngineScraper | None = None
+        self._outliers: list[StepOutlier] = []
         self._incidents: list[Incident] = []
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self.session: TraceSession | None = None
@@ -330,6 +364,10 @@ class LiveTable:
         """Show it below the table, with the newest few."""
         self._incidents = [incident, *self._incidents][:_MAX_INCIDENTS]
 
+    def on_outlier(self, outlier: StepOutlier) -> None:
+        """Show it below the table, with the newest few."""
+        self._outliers = [outlier, *self._outliers][:_MAX_INCIDENTS]
+
     def on_totals(self, totals: Totals) -> None:
         """Draw."""
         if totals.is_last:
@@ -345,9 +383,11 @@ class LiveTable:
     def _draw(self, totals: Totals) -> Group:
         footer = [Text(line, style=style) for line, style in self._footer(totals)]
         is_shown = self._console.is_terminal and not totals.is_last
-        height = self._console.height - len(footer) - 1 if is_shown else None
+        serving = list(draw_phases(self.inference)) if self.inference else []
+        n_lines = len(footer) + sum(table.row_count + 1 for table in serving)
+        height = self._console.height - n_lines - 1 if is_shown else None
         parts = draw(totals, self._read_state(), self._console.width, height)
-        return Group(*parts, *footer)
+        return Group(*parts, *serving, *footer)
 
     def _read_state(self) -> TraceState:
         session, host = self.session, self.host
@@ -363,6 +403,12 @@ class LiveTable:
 
     def _footer(self, totals: Totals) -> list[tuple[str, str]]:
         lines = [(describe_incident(one), STYLES[one.severity]) for one in self._incidents]
+        lines += [(describe_outlier(one), "yellow") for one in self._outliers]
+        if self.inference and (said := describe_memory(self.inference)):
+            lines.append((said, ""))
+        lines += [
+            (describe_engine(one), "") for one in (self.engines.engines if self.engines else ())
+        ]
         lines += write_coverage(totals.all_keys, totals.all_counts)
         for call in totals.in_flight:
             facts = _in_flight(call, totals.mono_ns)

@@ -19,6 +19,7 @@ from ingero.agent.capture.delivery import Observer
 from ingero.agent.capture.discover.identity import find_cgroup_ids
 from ingero.agent.capture.discover.places import iter_installed
 from ingero.agent.capture.gpu.nvml import Nvml
+from ingero.agent.capture.gpu.readings import find_throttles
 from ingero.agent.capture.kernel.abi import Stacks
 from ingero.agent.capture.kernel.perf import PerfEvents
 from ingero.agent.capture.privileges import Duties, check_privileges, drop_privileges
@@ -27,10 +28,16 @@ from ingero.agent.capture.probes.host import PROBES, find_software_events
 from ingero.agent.capture.probes.modes import choose_way
 from ingero.agent.capture.program import HeldProgram, ProgramSettings
 from ingero.agent.capture.session import DRAIN_MS, TraceSession, TraceSettings
+from ingero.agent.health.service import HealthAgent, OnSample
+from ingero.agent.inference.messages import OutlierMessages, open_outlier_socket
+from ingero.agent.inference.series import iter_inference_series
+from ingero.agent.inference.watch import InferenceWatch, StepOutlier
 from ingero.agent.metrics.gpus import GpuWatch
+from ingero.agent.metrics.hardware import iter_hardware_series
 from ingero.agent.metrics.health import HealthSeries
 from ingero.agent.metrics.nccl import NcclProcesses
-from ingero.agent.push.live import LiveCallbacks, open_live
+from ingero.agent.metrics.series import Series
+from ingero.agent.push.live import FindCollectiveCounts, LiveCallbacks, open_live
 from ingero.agent.trace.host_sampler import HostSampler
 from ingero.agent.trace.incidents import IncidentSummary, IncidentWatch
 from ingero.agent.trace.recent_recording import RecentRecording
@@ -43,11 +50,13 @@ from ingero.cli.commands.trace.incidents import (
     describe_incident,
     describe_verdict,
 )
+from ingero.cli.commands.trace.inference import InferenceConfig
 from ingero.cli.commands.trace.output import JsonLines, LiveTable
 from ingero.cli.live import say_missing, say_notes
 from ingero.cli.signals import catch_stop
 from ingero.config.database import default_database
 from ingero.config.invoker import Invoker, build_child_environment, find_invoker
+from ingero.config.kubelet import read_kubelet_socket
 from ingero.config.probing import ProbeMode
 from ingero.errors import ConfigError, UnsupportedError
 from ingero.model.incidents import Incident
@@ -149,7 +158,10 @@ def _build_settings(options: TraceConfig) -> TraceSettings:
     names = tuple(probe.name for probe in PROBES if probe.name not in left_out)
     return TraceSettings(
         engine=EngineSettings(
-            host_probes=names, ring_bytes=options.ring_bytes, stacks=_STACKS[options.stack]
+            host_probes=names,
+            ring_bytes=options.ring_bytes,
+            stacks=_STACKS[options.stack],
+            keeps_copies=options.inference.inference,
         ),
         duration_ns=options.duration,
         pids=options.pids,
@@ -157,6 +169,7 @@ def _build_settings(options: TraceConfig) -> TraceSettings:
         cgroup_ids=cgroup_ids,
         keep_one_in=options.sampling_rate or int(options.record_all),
         files=tuple(_iter_files(options)),
+        kubelet=read_kubelet_socket(),
         drain_ms=DRAIN_MS if options.as_json else _TABLE_DRAIN_MS,
     )
 
@@ -202,9 +215,11 @@ def _build_observers(
         stack.callback(table.close)
     selection, watch = _open_watch(options, recorder, output, stack)
     observers += [one for one in (selection, watch) if one is not None]  # before the output
-    observers.append(output)
-    chooser = recorder.selection if recorder is not None else selection
-    host = HostSampler(recorder, _open_gpus(chooser, stack), selection=selection)
+    gpus = _open_gpus(recorder.selection if recorder is not None else selection, stack)
+    messages = OutlierMessages(_node_of(options), options.fleet.fleet_cluster_id)
+    inference = _open_inference(options, gpus, (output, messages), stack)
+    observers += [one for one in (inference, output) if one is not None]
+    host = HostSampler(recorder, gpus, selection=selection)
     observers.append(host)
     if table is not None:
         table.host = host
@@ -214,9 +229,11 @@ def _build_observers(
         SystemClock(),
         lambda: (
             *host.iter_series(),
+            *(iter_hardware_series(host.gpu_readings) if options.metrics.hw_metrics else ()),
             *nccl.iter_series(),
             *health.iter_series(),
             *(watch.iter_series() if watch is not None else ()),
+            *_iter_inference(output),
         ),
         stack,
     )
@@ -224,7 +241,7 @@ def _build_observers(
         nccl.start()
         stack.callback(nccl.close)
         observers += [nccl, metrics]
-    _add_live(options, recorder, (observers, health), stack)
+    _add_live(options, recorder, (observers, health, messages), stack)
     return observers, table
 
 
@@ -252,6 +269,49 @@ def _open_watch(
         recorder.selection.add(recent)
         return None, watch
     return Selection(clock, [recent], keep_all=options.record_all), watch
+
+
+def _open_inference(
+    options: TraceConfig,
+    gpus: GpuWatch | None,
+    outputs: tuple[JsonLines | LiveTable, OutlierMessages],
+    stack: contextlib.ExitStack,
+) -> InferenceWatch | None:
+    """What watches programs that serve, and reads the metrics of engines; None where that is not wanted."""
+    output, messages = outputs
+    if not options.inference.inference:
+        if options.inference != InferenceConfig():
+            _say("warning: --inference-…: no effect without --inference")
+        return None
+    if options.remediate.remediate and not options.fleet.fleet_endpoint:
+        messages.stream, warning = stack.enter_context(
+            open_outlier_socket(options.remediate.remediate_socket, options.remediate.remediate_gid)
+        )
+        if warning:
+            _say(f"note: {warning}")
+
+    def report(outlier: StepOutlier) -> None:
+        output.on_outlier(outlier)
+        messages.publish(outlier)
+
+    def is_throttled() -> bool:
+        return gpus is not None and any(
+            one.reasons and find_throttles(one.reasons) for one in gpus.readings
+        )
+
+    watch = InferenceWatch(options.inference.build(), report, is_throttled)
+    output.inference = watch
+    is_torn = isinstance(output, LiveTable) and output.is_live
+    output.engines = options.inference.open_scraper(stack, _say_nothing if is_torn else _say)
+    return watch
+
+
+def _iter_inference(output: JsonLines | LiveTable) -> Iterator[Series]:
+    """Series of programs that serve and of engines, where they are watched."""
+    if output.inference is not None:
+        yield from iter_inference_series(output.inference)
+    if output.engines is not None:
+        yield from output.engines.iter_series()
 
 
 def _say_verdict(options: TraceConfig, verdict: IncidentSummary, recorder: Recorder | None) -> None:
@@ -337,17 +397,22 @@ def _open_gpus(selection: Selection | None, stack: contextlib.ExitStack) -> GpuW
 def _add_live(
     options: TraceConfig,
     recorder: Recorder | None,
-    watching: tuple[list[Observer], HealthSeries],
+    watching: tuple[list[Observer], HealthSeries, OutlierMessages],
     stack: contextlib.ExitStack,
 ) -> None:
     """Take annotations and push to a Fleet, where that is wanted."""
-    observers, series = watching
+    observers, series, messages = watching
     clock = SystemClock()
+
+    def follow(agent: HealthAgent, find_counts: FindCollectiveCounts) -> OnSample:
+        messages.stream = agent.stream
+        return say_notes(agent, find_counts, series)
+
     workload = stack.enter_context(options.annotate.open(clock, recorder))
     health = options.build_push()
     if health is not None:
         callbacks = LiveCallbacks(
-            lambda agent, find_counts: say_notes(agent, find_counts, series),
+            follow,
             workload.latest.current if workload else None,
         )
         observers.append(stack.enter_context(open_live(health, clock, callbacks)))
