@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PARALLEL := -n 3 --dist loadgroup
 JOBS ?= 2
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test dist images test-images evidence-gpu test-libraries test-machines test-pythons lint check native bench bench-detect bench-jobs chaos soak lock docs clean
+.PHONY: help setup demo test dist images test-images evidence-gpu test-libraries test-machines test-pythons lint check native bench bench-detect bench-jobs chaos soak fuzz lock docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -77,6 +77,9 @@ soak: setup ## half the load that a Fleet takes, for SECONDS=120; fails where me
 docs: setup ## regenerate docs/reference/
 	@$(PY) -m ingero.cli.reference docs/reference
 	@$(PY) -m scripts.metric_pages
+
+fuzz: setup ## draw 1000 other examples for each property test; a failure prints how to draw it again
+	@INGERO_PROPERTIES=any $(PY) -m pytest -q $(PARALLEL) -m "hypothesis and not kernel"
 
 lock: ## pin every dependency again, with hashes
 	.venv/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \

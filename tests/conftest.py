@@ -2,6 +2,9 @@
 
 ``INGERO_REQUIRE=kernel,gpu,browser`` names the tiers whose absence is a failure. Tests run in several processes
 (pytest-xdist); those of the kernel tier share one, since a probe sees every process of the machine.
+
+Property tests draw the same examples in each run, so that a change passes or fails for what it changes; `make fuzz`
+draws others.
 """
 
 import os
@@ -9,6 +12,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from ingero.agent.capture.gpu.driver import has_driver
 from ingero.config.torch import TORCH_PYTHON, find_torch_python
@@ -46,7 +50,21 @@ REASONS = {
 }
 
 
-def pytest_configure():
+settings.register_profile("same", derandomize=True)
+settings.register_profile("any", max_examples=1000, deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("INGERO_PROPERTIES", "same"))
+
+
+class GroupsFirst:
+    """Tests that share a process come first: they are the longest work that cannot be divided."""
+
+    @pytest.hookimpl(trylast=True)  # after the tests were shuffled
+    def pytest_collection_modifyitems(self, items):
+        items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(GroupsFirst())
     # A run in the background has SIGINT ignored and its children inherit that; tests interrupt their children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

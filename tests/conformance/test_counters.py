@@ -27,6 +27,8 @@ from tests.conformance.loss_readers import Place, Source, iter_bound, iter_own, 
 
 import ingero
 
+pytestmark = pytest.mark.xdist_group("counters")  # the package is read once, which takes long
+
 LOSS: Final = re.compile(
     r"(^|_)(lost|loss|losses|dropped|refused|failed|failures|evicted|unknown|unsynced|missed|misses|skipped|rejected"
     r"|throttled|overlong|oversized|broken|overwritten|unheard|superseded|pruned|damaged|unsupported|conflicts|bad|errors"
