@@ -53,6 +53,7 @@ PLUGIN_FLAGS = (
     *("-std=gnu11", "-O2", "-g0", "-fPIC", "-Wall", "-Wextra", "-Werror"),
     # NCCL loads it into the training process: it shows its three symbols and nothing else.
     *("-fvisibility=hidden", "-fno-sanitize=all", "-shared", f"-Wl,-soname,{PLUGIN_NAME}"),
+    "-Wl,-s",  # as below
 )
 
 
@@ -106,7 +107,9 @@ def build_simulator(machine: str) -> Iterator[Path]:
         target = out / program
         if not is_fresh(target, sources):
             needed = [out / name for name, source, _ in SIM_LIBRARIES if source != "nvml.c"]
-            run(*compiler, rpath, f"gpusim/{program}.c", *needed, "-o", target)
+            # Without what zig's own start files tell of the folder in which they were first compiled, and with the
+            # names of functions, which stacks are shown by.
+            run(*compiler, "-rdynamic", "-Wl,-s", rpath, f"gpusim/{program}.c", *needed, "-o", target)
         yield target
 
 

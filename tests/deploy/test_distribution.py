@@ -62,6 +62,16 @@ def test_another_folder_another_umask_and_another_time_give_the_same_bits(releas
         assert digest(built) == digest(released[kind]), find_differences(built, released[kind])
 
 
+def test_nothing_that_was_compiled_tells_where_its_compiler_is(released):
+    """zig compiles its start files once for a machine: what they tell of that place is in every program linked later."""
+    with zipfile.ZipFile(released[".whl"]) as wheel:
+        contents = {name: wheel.read(name) for name in wheel.namelist()}
+    compiled = {name: content for name, content in contents.items() if content[:4] == b"\x7fELF"}
+    assert len(compiled) > 10
+    traces = (str(ROOT).encode(), b"ziglang")
+    assert [name for name, one in compiled.items() if any(trace in one for trace in traces)] == []
+
+
 def find_differences(one, other):
     """Files of two wheels that differ, for the message."""
     if one.suffix != ".whl":
