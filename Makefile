@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 PARALLEL := -n 3 --dist loadgroup
+BODIES := 10000
 JOBS ?= 2
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test dist images test-images evidence-gpu test-libraries test-machines test-pythons lint check native bench bench-detect bench-jobs chaos soak fuzz lock docs clean
@@ -78,7 +79,8 @@ docs: setup ## regenerate docs/reference/
 	@$(PY) -m ingero.cli.reference docs/reference
 	@$(PY) -m scripts.metric_pages
 
-fuzz: setup ## draw 1000 other examples for each property test; a failure prints how to draw it again
+fuzz: setup ## give each decoder 10000 mutated bodies (BODIES=1000000: as many), and each property test 1000 other examples
+	@$(PY) -m tests.fuzz --bodies $(BODIES)
 	@INGERO_PROPERTIES=any $(PY) -m pytest -q $(PARALLEL) -m "hypothesis and not kernel"
 
 lock: ## pin every dependency again, with hashes

@@ -30,6 +30,7 @@ _SIZE_BYTES: Final[dict[str, int]] = {
     **{f"{p}b": 1000**i for i, p in enumerate(("k", "m", "g", "t"), start=1)},
     **{f"{p}ib": 1024**i for i, p in enumerate(("k", "m", "g", "t"), start=1)},
 }
+_TOO_LARGE: Final = 2.0**63
 _DURATION_PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h|d)")
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
@@ -53,7 +54,7 @@ def parse_duration(text: str) -> int:
         position = part.end()
     if not stripped or position != len(stripped):
         raise ValueError(f"{text!r} is not a duration; write 500ms, 5s, 1m30s, 2h or 7d")
-    return round(total)
+    return _round(total, text)
 
 
 def format_duration(duration_ns: float) -> str:
@@ -82,7 +83,14 @@ def parse_size(text: str) -> int:
     unit = match[2].lower() if match else ""
     if match is None or unit not in _SIZE_BYTES:
         raise ValueError(f"{text!r} is not a size; write 4096, 64KiB, 20MiB or 10GB")
-    return round(float(match[1]) * _SIZE_BYTES[unit])
+    return _round(float(match[1]) * _SIZE_BYTES[unit], text)
+
+
+def _round(number: float, text: str) -> int:
+    """A count that fits where counts are kept: 63 bits."""
+    if not number < _TOO_LARGE:
+        raise ValueError(f"{text[:60]!r} is too large")
+    return round(number)
 
 
 def format_size(n_bytes: float) -> str:

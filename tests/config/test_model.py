@@ -159,3 +159,15 @@ def test_parse_model_raises_all_problems():
         parse_model(Outer, {"count": -1, "nope": 1})
     assert len(caught.value.problems) == 2
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("text", ["9" * 400 + "h", "106752d", "9300000000s"])
+def test_a_duration_that_no_counter_of_nanoseconds_holds_is_refused(text):
+    with pytest.raises(ValueError, match="too large"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "8388608TiB"])
+def test_a_size_that_no_counter_holds_is_refused(text):
+    with pytest.raises(ValueError, match="too large"):
+        parse_size(text)

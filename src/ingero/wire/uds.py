@@ -205,8 +205,8 @@ def find_rank(message: JobMessage) -> int | None:
 def _find_type(line: bytes) -> str:
     try:
         return _ENVELOPE.decode(line).type
-    except msgspec.ValidationError:
-        return ""
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""  # what follows the fields that the first look refused is not JSON
 
 
 def format_timestamp(wall_ns: int) -> str:

@@ -21,6 +21,7 @@ _PACK_BYTES: Final = 16 << 10
 _MAX_BYTES: Final = 256 << 20
 _PLAIN: Final = b"\x01"
 _ZSTD: Final = b"\x02"
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _SAFE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -116,11 +117,14 @@ def decode_push(stored: bytes) -> LoggedPush:
     kind, content = stored[:1], stored[1:]
     try:
         if kind == _ZSTD:
-            content = zstandard.ZstdDecompressor().decompress(content, max_output_size=_MAX_BYTES)
+            # Its head says how long it will be, and so much memory is taken at once.
+            if not 0 <= zstandard.frame_content_size(content) <= _MAX_BYTES:
+                raise BadDataError("a push that says no size, or too large a one")
+            content = zstandard.ZstdDecompressor().decompress(content)
         elif kind != _PLAIN:
             raise BadDataError(f"a push of another format: {kind.hex() or 'empty'}")
         return _read_push.decode(content)
-    except (zstandard.ZstdError, msgspec.DecodeError) as error:
+    except (zstandard.ZstdError, *_UNREADABLE) as error:
         raise BadDataError(f"not a push: {error}") from error
 
 
@@ -142,7 +146,7 @@ def decode_ledger(stored: bytes) -> ClusterLedger:
 def _decode_document(stored: bytes, decoder: msgspec.msgpack.Decoder[DocumentT]) -> DocumentT:
     try:
         document = decoder.decode(stored)
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         raise BadDataError(f"not a document of ours: {error}") from error
     if document.version > VERSION:
         raise BadDataError(f"written by a later release: version {document.version}")

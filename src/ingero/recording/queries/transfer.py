@@ -110,7 +110,7 @@ def decode_part(body: bytes) -> Recording:
     """
     try:
         part = msgspec.msgpack.decode(body, type=_Part)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadDataError(f"not part of a recording: {error}") from error
     if part.layout != _LAYOUT:
         raise BadDataError(
