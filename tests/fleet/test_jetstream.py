@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import logging
 import signal
+from collections import Counter
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -25,6 +27,8 @@ from ingero.fleet.jetstream.messages import (
 from ingero.fleet.workers.messages import RelayedPush
 from ingero.otlp.codec import iter_log_rows
 from ingero.sim.local_nats import LocalNats, find_nats_server
+from ingero.telemetry.clock import SystemClock
+from ingero.telemetry.limited import RateLimitedLog
 from ingero.testing.collector import open_collector
 from ingero.testing.fleet import build_fleet_config, run_fleet
 from ingero.testing.waiting import wait_until
@@ -152,6 +156,17 @@ def test_without_a_server_pushes_are_asked_to_come_again_and_counted(tmp_path):
 
         refused = agents.push(health("n0", cluster="three"))
         assert refused.status_code == 503
+
+        def refused_often():
+            agents.push(health("n0", cluster="three"))
+            return agents.own(STORED, outcome="refused") > 30
+
+        wait_until(refused_often)
+        lines = [line.partition("ingero.fleet.nats: ") for line in agents.fleet.log.splitlines()]
+        said = Counter(text for head, _, text in lines if text and " info " not in head)
+        assert said, agents.fleet.log
+        assert max(said.values()) == 1, "what fails again and again is said once"
+        assert len(said) < 10
         assert int(refused.headers["retry-after"]) > 0
         assert agents.own(STORED, outcome="refused") > 0
         stack.enter_context(nats.run())
@@ -224,6 +239,7 @@ class OneDocument:
 
     def __init__(self):
         self.written, self.revision = [], 0
+        self.log = RateLimitedLog(logging.getLogger("test"), SystemClock())
 
     async def read(self, _bucket, _key):
         return StoredDocument(self.written[-1], self.revision) if self.written else None

@@ -31,6 +31,8 @@ from nats.js.errors import APIError, NotFoundError
 from ingero.errors import PermanentError, RetryableError
 from ingero.fleet.jetstream.config import NatsConfig
 from ingero.serving.tls import build_client_context
+from ingero.telemetry.clock import Clock
+from ingero.telemetry.limited import RateLimitedLog
 from ingero.units import NS_PER_S
 
 _RETRY_S: Final = 0.5
@@ -77,9 +79,14 @@ class NatsConnection:
 
     Args:
         config: Where, and how the stream is to be.
+        clock: Limits how often the log says the same.
+
+    Attributes:
+        log: For what fails again and again while no server answers: by what fails, a line a minute.
     """
 
-    def __init__(self, config: NatsConfig) -> None:
+    def __init__(self, config: NatsConfig, clock: Clock) -> None:
+        self.log = RateLimitedLog(_log, clock)
         self._config = config
         self.pushes = f"{config.name}-pushes"
         self.documents = f"{config.name}-state"
@@ -177,7 +184,10 @@ class NatsConnection:
                     seq = message.seq + 1
                     yield message
             except (NatsError, TimeoutError, OSError, RetryableError) as error:
-                _log.warning("reading %s begins again at %d: %s", subject, seq, _say(error))
+                self.log.write(
+                    ("read", subject), logging.WARNING, "reading begins again",
+                    subject=subject, seq=seq, error=_say(error),
+                )  # fmt: skip
             await asyncio.sleep(_RETRY_S)
             await self.wait()
 
@@ -225,7 +235,10 @@ class NatsConnection:
             try:
                 await self._open_once(context)
             except (NatsError, TimeoutError, OSError) as error:
-                _log.warning("no NATS server at %s: %s", ", ".join(config.servers), _say(error))
+                self.log.write(
+                    "open", logging.WARNING, "no NATS server answers",
+                    servers=", ".join(config.servers), error=_say(error),
+                )  # fmt: skip
                 client, self._client = self._client, None
                 if client is not None:
                     await client.close()
@@ -241,7 +254,7 @@ class NatsConnection:
             allow_reconnect=True,
             max_reconnect_attempts=-1,
             reconnect_time_wait=_RETRY_S,
-            error_cb=_log_error,
+            error_cb=self._log_error,
             disconnected_cb=_log_loss,
             reconnected_cb=_log_return,
         )
@@ -250,6 +263,9 @@ class NatsConnection:
         self._js = js
         self._is_ready.set()
         _log.info("connected to %s", client.connected_url and client.connected_url.netloc)
+
+    async def _log_error(self, error: Exception) -> None:
+        self.log.write("client", logging.WARNING, "the NATS client reports", error=_say(error))
 
     async def _declare(self, js: JetStreamContext) -> None:
         """Make the stream and the buckets, or bring the stream of an earlier start to these settings."""
@@ -298,10 +314,6 @@ def _translating() -> Iterator[None]:
 
 def _say(error: BaseException) -> str:
     return str(error) or type(error).__name__
-
-
-async def _log_error(error: Exception) -> None:
-    _log.warning("%s", _say(error))
 
 
 async def _log_loss() -> None:

@@ -151,7 +151,10 @@ class StreamJudge:
                         await asyncio.sleep(0.01 * len(self._clusters))
                         await self._try_take(token)
             except RetryableError as error:
-                _log.warning("leases not looked at: %s", error.message)
+                self._connection.log.write(
+                    "leases", logging.WARNING, "leases not looked at", error=error.message
+                )
+            self._connection.log.flush()
             self._meter.gauge(CLUSTERS).set(sum(one.is_learned for one in self._clusters.values()))
             await asyncio.sleep(pause_s)
 
@@ -289,7 +292,10 @@ class StreamJudge:
                 try:
                     return endpoint.apply_logged(logged, is_replay=is_replay)
                 except RetryableError as error:
-                    _log.warning("the pipelines take nothing: %s", error.message)
+                    self._connection.log.write(
+                        "pipelines", logging.WARNING, "the pipelines take nothing",
+                        error=error.message,
+                    )  # fmt: skip
                 except IngeroError as error:
                     self._count["refused"](1)
                     _log.error("a push was refused permanently: %s", error.message)

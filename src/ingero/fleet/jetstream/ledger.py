@@ -128,7 +128,9 @@ class LedgerOfCluster:
                     _log.error("another Fleet judges this cluster; its reports are not sent here")
                     self.is_open = False
             except RetryableError as error:
-                _log.warning("a report waits: %s", error.message)
+                self._connection.log.write(
+                    ("ledger", self._key), logging.WARNING, "a report waits", error=error.message
+                )
                 await asyncio.sleep(_RETRY_S)
             else:
                 return True

@@ -21,7 +21,6 @@ ANSWERS_KEY: Final = "answers."
 PUBLISH_INTERVAL_S: Final = 0.2
 _MAX_COHORTS: Final = 1024
 """Further ones are answered with the threshold of the cluster."""
-_log = logging.getLogger("ingero.fleet.nats")
 
 
 class StreamEndpoint(Protocol):
@@ -100,7 +99,10 @@ class AnswerPublisher:
                     written = answers
             except RetryableError as error:
                 revision = None  # that of an earlier judge, or of a write whose answer was lost
-                _log.warning("thresholds not written: %s", error.message)
+                connection.log.write(
+                    ("answers", key), logging.WARNING, "thresholds not written",
+                    cluster_id=self._cluster_id, error=error.message,
+                )  # fmt: skip
             await asyncio.sleep(PUBLISH_INTERVAL_S)
 
     def _build(self) -> ClusterAnswers:

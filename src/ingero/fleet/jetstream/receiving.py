@@ -23,8 +23,6 @@ from ingero.fleet.workers.link import MAX_WAITING_BYTES
 from ingero.fleet.workers.messages import RelayedPush, unpack_threshold
 from ingero.telemetry.metrics import MeterRegistry
 
-_log = logging.getLogger("ingero.fleet.nats")
-
 
 class PushLog(Protocol):
     """Capability where pushes go to a stream: receivers that find it answer a push when the stream has it."""
@@ -143,6 +141,9 @@ class StreamRelay:
             try:
                 answers = decode_answers(message.data)
             except BadDataError as error:
-                _log.warning("answers of a cluster not read: %s", error.message)
+                connection.log.write(
+                    ("unread", message.subject), logging.WARNING, "answers of a cluster not read",
+                    error=error.message,
+                )  # fmt: skip
                 continue
             self._answers[answers.cluster_id] = answers

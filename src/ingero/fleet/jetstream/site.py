@@ -32,7 +32,7 @@ class StreamSite:
     def __init__(self, config: NatsConfig, clock: Clock, meter: MeterRegistry) -> None:
         self.clock = StreamClock(clock)
         self._config = config
-        self._connection = NatsConnection(config)
+        self._connection = NatsConnection(config, clock)
         name = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
         self._judge = StreamJudge(name, self._connection, config.lease, self.clock, meter)
         self._relay = StreamRelay(self._connection, meter, self._judge.judges)
