@@ -1,7 +1,8 @@
 """Tiers: a test that needs more than this machine has is skipped with the reason, or fails when it was required.
 
 ``INGERO_REQUIRE=kernel,gpu,browser`` names the tiers whose absence is a failure. Tests run in several processes
-(pytest-xdist); those of the kernel tier share one, since a probe sees every process of the machine.
+(pytest-xdist); those of the kernel tier share one, since a probe sees every process of the machine,
+but for those that ask a whole cluster about its own job alone.
 
 Property tests draw the same examples in each run, so that a change passes or fails for what it changes; `make fuzz`
 draws others.
@@ -72,7 +73,7 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups when its own turn comes
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "kernel" in item.keywords:
+        if "kernel" in item.keywords and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group("kernel"))
     required = {tier for tier in os.environ.get("INGERO_REQUIRE", "").split(",") if tier}
     for tier, why_not in REASONS.items():

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.kernel, pytest.mark.slurm, pytest.mark.torch, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.slurm,
+    pytest.mark.torch,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("cluster"),
+]
 PROGRAM = "from ingero.cli.main import main; main()"
 JOB = Path(__file__).resolve().parents[2] / "examples/jobs/ddp_checkpoint.py"
 UP = [sys.executable, "-c", PROGRAM, "up", "--slurm", "--job", str(JOB)]

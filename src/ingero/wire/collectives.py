@@ -54,6 +54,7 @@ _PLAIN: Final = 0
 _DELTA: Final = 1
 _WIDTHS: Final = {0: None, 1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 _MIN_OP_WIDTH: Final = 1
+_MAX_OP: Final = max(CollectiveOp)
 _WRAP: Final = 1 << 64
 _COMM: Final = re.compile(r"[0-9a-f]{16}")
 _MAX_LABELS: Final = 32
@@ -82,9 +83,10 @@ class CollectiveRead:
 
     def add(self, entry: LogEntry) -> None:
         """Read one record; one that cannot be read costs only itself."""
+        attributes = entry.attributes
         try:
-            late_ns = _get_int(entry.attributes, Attribute.COLLECTIVE_LATE_NS, 0, MAX_LATE_NS, 0)
-            run = _read_record(entry, MAX_EXPORT_OPS - self.n_ops)
+            late_ns = _get_int(attributes, Attribute.COLLECTIVE_LATE_NS, 0, MAX_LATE_NS, 0)
+            run = _read_record(entry, attributes, MAX_EXPORT_OPS - self.n_ops)
         except BadDataError as error:
             self.n_refused += 1
             self.first_problem = self.first_problem or error.message
@@ -216,7 +218,7 @@ def _checked(name: str, values: _Column) -> npt.NDArray[Any]:
     if name == "seq":
         return values
     if name == "op":
-        return np.where(values > max(CollectiveOp), CollectiveOp.UNKNOWN, values)
+        return np.where(values > _MAX_OP, CollectiveOp.UNKNOWN, values)
     signed = values.view(np.int64)
     least = 0 if name == "entry_ns" else UNKNOWN_NS
     if len(signed) and int(signed.min()) < least:
@@ -315,12 +317,13 @@ def read_collectives(export: Export) -> CollectiveRead:
     return read
 
 
-def _read_record(entry: LogEntry, room: int) -> CollectiveRun:
+def _read_record(
+    entry: LogEntry, attributes: Mapping[str, structs.Value], room: int
+) -> CollectiveRun:
     raw = entry.record.body
     body = raw.bytes_value if raw is not None else None
     if not body:
         raise BadDataError("a collective batch without a body")
-    attributes = entry.attributes
     comm = attributes.get(Attribute.COLLECTIVE_COMM)
     if not isinstance(comm, str) or _COMM.fullmatch(comm) is None:
         raise BadDataError(f"{Attribute.COLLECTIVE_COMM} is {comm!r:.60}; 16 hexadecimal digits")
