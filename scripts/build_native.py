@@ -109,7 +109,16 @@ def build_simulator(machine: str) -> Iterator[Path]:
             needed = [out / name for name, source, _ in SIM_LIBRARIES if source != "nvml.c"]
             # Without what zig's own start files tell of the folder in which they were first compiled, and with the
             # names of functions, which stacks are shown by.
-            run(*compiler, "-rdynamic", "-Wl,-s", rpath, f"gpusim/{program}.c", *needed, "-o", target)
+            run(
+                *compiler,
+                "-rdynamic",
+                "-Wl,-s",
+                rpath,
+                f"gpusim/{program}.c",
+                *needed,
+                "-o",
+                target,
+            )
         yield target
 
 

@@ -1,4 +1,4 @@
-"""Makes a page for the metrics of Fleet and of Echo: what each is, what it means when it rises, and what to do.
+"""Makes a page for the metrics of each program: what each is, what it means when it rises, and what to do.
 
 The facts come from the declarations, what to do from ``docs/metrics/PROGRAM.yaml``, the alerts from the shipped rules.
 `make docs` runs it; ``tests/docs/test_metric_pages.py`` wants each metric to have its entry.
@@ -13,17 +13,33 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import yaml
+from scripts.shown_series import Shown, list_shown
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs/metrics"
-PROGRAMS = {"fleet": "Fleet", "echo": "Echo"}
+WITH_REFERENCE = {"fleet": "Fleet", "echo": "Echo"}
+"""Whose declarations have a page of the reference, by how people call them."""
+PROGRAMS = {
+    **WITH_REFERENCE,
+    "agent": "the agent",
+    "sink": "ingero-sink",
+    "alerter": "ingero-alerter",
+    "remediator": "ingero-remediator",
+}
 
 
-def read_declared(program: str) -> dict[str, list[str]]:
-    """Cells of the reference's rows by the metric's name: those between it and where it comes from."""
+def read_declared(program: str) -> dict[str, tuple[str, str]]:
+    """By a metric's name, what it is, and a line about its type where no page of the reference has it."""
+    if program not in WITH_REFERENCE:
+        return {one.name: (one.meaning, _describe(one)) for one in list_shown(program)}
     page = (ROOT / f"docs/reference/{program}-metrics.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE)
-    return {name: [cell.strip() for cell in rest.split(" | ")] for name, rest in rows}
+    cells = {name: [cell.strip() for cell in rest.split(" | ")] for name, rest in rows}
+    return {name: (row[2] if len(row) > 3 else row[1], "") for name, row in cells.items()}
+
+
+def _describe(one: Shown) -> str:
+    return f"A {one.kind}{f'; with `{one.by}`' if one.by else ''}."
 
 
 def read_written(program: str) -> dict[str, tuple[str, str]]:
@@ -57,10 +73,11 @@ def build_page(program: str) -> str:
         "",
         "<!-- Written by `make docs` from the declarations and the YAML beside it; edit those instead. -->",
         "",
-        f"[Types and labels](../reference/{program}-metrics.md); [alerts](../alerts/README.md).",
+        f"[Types and labels](../reference/{program}-metrics.md); [alerts](../alerts/README.md)."
+        if program in WITH_REFERENCE
+        else "[Alerts](../alerts/README.md).",
     ]
-    for name, cells in sorted(read_declared(program).items()):
-        meaning = cells[2] if len(cells) > 3 else cells[1]
+    for name, (meaning, kind) in sorted(read_declared(program).items()):
         entries = find_entries(name, written)
         if len(entries) != 1:
             sys.exit(
@@ -71,7 +88,7 @@ def build_page(program: str) -> str:
             "",
             f"## {name}",
             "",
-            meaning,
+            f"{meaning} {kind}".strip(),
             "",
             f"**When it rises.** {rises}",
             "",

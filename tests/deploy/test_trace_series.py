@@ -9,6 +9,7 @@ import httpx
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from scripts.shown_series import list_shown
 from tests.deploy.promtool import check_page
 from tests.deploy.series import OF_A_TRACE, SUFFIXES, find_names, is_known, iter_queries
 from tests.deploy.site import ROOT, SERVING, read_rules
@@ -71,6 +72,13 @@ def test_series_that_the_rules_ask_of_a_trace_are_on_its_page(page):
     }
     assert len(asked) >= 3
     assert {name for name in asked if not is_known(name, names)} <= OF_AN_EVENT
+
+
+def test_every_series_has_a_page_that_says_what_its_help_says(page):
+    told = {one.name: one.meaning for one in list_shown("agent")}
+    helps = dict(re.findall(r"^# HELP (\S+) (.*)$", page, re.MULTILINE))
+    assert len(helps) > 60
+    assert {name: told.get(name) for name in helps} == helps
 
 
 def test_promtool_objects_only_to_names_of_the_existing_system(page):
