@@ -76,14 +76,14 @@ int ncclCommUserRank(comm_t, int *);
 int ncclCommCount(comm_t, int *);
 int ncclAllReduce(const void *, void *, size_t, int, int, comm_t, sim_stream_t);
 
-static u64 mix(u64 value)
+u64 mix(u64 value)
 {
 	value = (value ^ value >> 30) * 0xbf58476d1ce4e5b9ull;
 	value = (value ^ value >> 27) * 0x94d049bb133111ebull;
 	return value ^ value >> 31;
 }
 
-static int number(const char *name)
+int number(const char *name)
 {
 	const char *text = getenv(name);
 
@@ -91,7 +91,7 @@ static int number(const char *name)
 }
 
 /* Give every rank the id, then keep the meeting place open. */
-static int store(void)
+int store(void)
 {
 	struct unique_id id;
 
@@ -108,7 +108,7 @@ static int store(void)
 		pause();
 }
 
-static int fetch_id(struct unique_id *id)
+int fetch_id(struct unique_id *id)
 {
 	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(number("MASTER_PORT"))};
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), failed;
@@ -121,7 +121,7 @@ static int fetch_id(struct unique_id *id)
 }
 
 /* Host work: needs the processor, so it takes longer where others have it. */
-static void compute_on_cpu(u64 duration_ns)
+void compute_on_cpu(u64 duration_ns)
 {
 	struct timespec now;
 	u64 ends_ns = 0, spent_ns;
@@ -134,7 +134,7 @@ static void compute_on_cpu(u64 duration_ns)
 	} while (spent_ns < ends_ns);
 }
 
-static u64 extra_ppm(const volatile struct control *control, u64 step, int rank, int nranks)
+u64 extra_ppm(const volatile struct control *control, u64 step, int rank, int nranks)
 {
 	u64 ppm = control->extra_ppm[rank];
 
@@ -150,7 +150,7 @@ static u64 extra_ppm(const volatile struct control *control, u64 step, int rank,
 static int report_fd = -1;
 static uint32_t n_launches;
 
-static void report(enum what what, const struct link *link, u64 entry_ns)
+void report(enum what what, const struct link *link, u64 entry_ns)
 {
 	struct report said = {.what = what, .n_launches = n_launches, .mono_ns = entry_ns};
 
@@ -172,7 +172,7 @@ static void report(enum what what, const struct link *link, u64 entry_ns)
 
 /* ── A step ──────────────────────────────────────────────────────────────── */
 
-static u64 hash_of(const struct unique_id *id)
+u64 hash_of(const struct unique_id *id)
 {
 	u64 words[sizeof(*id) / sizeof(u64)], hash = 0x9e3779b97f4a7c15ull;
 
@@ -183,7 +183,7 @@ static u64 hash_of(const struct unique_id *id)
 }
 
 /* Fetch the step's data: from the disk itself, then some work on it. */
-static void load(const volatile struct control *control, u64 step, int fd, void *block, u64 data_bytes)
+void load(const volatile struct control *control, u64 step, int fd, void *block, u64 data_bytes)
 {
 	u64 bytes = control->load_bytes;
 
@@ -194,7 +194,7 @@ static void load(const volatile struct control *control, u64 step, int fd, void 
 		compute_on_cpu(control->load_ns);
 }
 
-static void compute(const volatile struct control *control, u64 step, int rank, int nranks, sim_stream_t stream)
+void compute(const volatile struct control *control, u64 step, int rank, int nranks, sim_stream_t stream)
 {
 	static const struct sim_dim3 grid = {64, 1, 1}, block = {256, 1, 1};
 	u64 began_ns = sim_now_ns(), wanted_ns = control->step_ns;
@@ -209,7 +209,7 @@ static void compute(const volatile struct control *control, u64 step, int rank, 
 	cudaStreamSynchronize(stream);
 }
 
-static void meet(struct link *link, sim_stream_t stream)
+void meet(struct link *link, sim_stream_t stream)
 {
 	u64 entry_ns = sim_now_ns();
 
@@ -221,7 +221,7 @@ static void meet(struct link *link, sim_stream_t stream)
 	report(WAIT, link, entry_ns);
 }
 
-static int open_data(u64 *bytes)
+int open_data(u64 *bytes)
 {
 	const char *path = getenv("GPUSIM_DATA");
 	int fd = path ? open(path, O_RDONLY | O_CLOEXEC | O_DIRECT) : -1;
@@ -232,7 +232,7 @@ static int open_data(u64 *bytes)
 }
 
 /* A link of this rank's own with its neighbour. */
-static int pair_up(struct link *pair, const struct link *world)
+int pair_up(struct link *pair, const struct link *world)
 {
 	if (ncclCommSplit(world->comm, world->rank / 2, world->rank, &pair->comm, NULL))
 		return 4;
@@ -241,7 +241,7 @@ static int pair_up(struct link *pair, const struct link *world)
 	return ncclCommUserRank(pair->comm, &pair->rank) || ncclCommCount(pair->comm, &pair->n_ranks) ? 4 : 0;
 }
 
-static int train(void)
+int train(void)
 {
 	int rank = number("RANK"), nranks = number("WORLD_SIZE"), fd = open(getenv("GPUSIM_CONTROL"), O_RDONLY | O_CLOEXEC);
 	const volatile struct control *control = mmap(NULL, sizeof(*control), PROT_READ, MAP_SHARED, fd, 0);
@@ -275,13 +275,13 @@ static int train(void)
 }
 
 /* Neighbours that want the same processor, or the same disk, all the time. */
-static int spin(void)
+int spin(void)
 {
 	for (;;)
 		compute_on_cpu(1000000000);
 }
 
-static int read_on(const char *path)
+int read_on(const char *path)
 {
 	enum { CHUNK = 256 * BLOCK };
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);

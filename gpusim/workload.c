@@ -2,6 +2,7 @@
  *
  * Usage: workload NAME [key=value ...]. At the end one JSON object on stdout: the calls by name, with bytes, errors and
  * the time inside by our own clock, and what identifies the communicators. That account never passes through a probe.
+ * Functions are not static: what is linked keeps the names of exported ones alone, and stacks are shown by them.
  */
 #include "sim.h"
 
@@ -109,7 +110,7 @@ static struct account accounts[MAX_NAMES];
 static const char *facts[64][2];
 static int n_facts;
 
-static u64 now_ns(void)
+u64 now_ns(void)
 {
 	struct timespec now;
 
@@ -117,7 +118,7 @@ static u64 now_ns(void)
 	return (u64)now.tv_sec * 1000000000ull + now.tv_nsec;
 }
 
-static int keep(const char *name, u64 bytes, u64 started_ns, int rc)
+int keep(const char *name, u64 bytes, u64 started_ns, int rc)
 {
 	u64 spent_ns = now_ns() - started_ns;
 	struct account *at = accounts;
@@ -143,7 +144,7 @@ static int keep(const char *name, u64 bytes, u64 started_ns, int rc)
 		keep(#function, bytes, started_ns_, rc_);                                                              \
 	})
 
-static void fact(const char *key, const char *format, u64 value)
+void fact(const char *key, const char *format, u64 value)
 {
 	char *text = malloc(64);
 
@@ -152,7 +153,7 @@ static void fact(const char *key, const char *format, u64 value)
 	facts[n_facts++][1] = text;
 }
 
-static void print_account(const char *workload, u64 started_ns)
+void print_account(const char *workload, u64 started_ns)
 {
 	printf("{\"workload\": \"%s\", \"pid\": %d, \"elapsed_ns\": %llu", workload, getpid(),
 	       (unsigned long long)(now_ns() - started_ns));
@@ -172,7 +173,7 @@ static void print_account(const char *workload, u64 started_ns)
 static int n_arguments;
 static char **arguments;
 
-static u64 knob(const char *name, u64 otherwise)
+u64 knob(const char *name, u64 otherwise)
 {
 	size_t length = strlen(name);
 
@@ -182,14 +183,14 @@ static u64 knob(const char *name, u64 otherwise)
 	return otherwise;
 }
 
-static u64 from_environment(const char *name, u64 otherwise)
+u64 from_environment(const char *name, u64 otherwise)
 {
 	const char *text = getenv(name);
 
 	return text ? strtoull(text, NULL, 10) : otherwise;
 }
 
-static void spin(u64 duration_ns)
+void spin(u64 duration_ns)
 {
 	u64 until = now_ns() + duration_ns;
 
@@ -197,7 +198,7 @@ static void spin(u64 duration_ns)
 		;
 }
 
-static void rest(u64 duration_ns)
+void rest(u64 duration_ns)
 {
 	sim_sleep_until(now_ns() + duration_ns);
 }
@@ -206,7 +207,7 @@ static const struct sim_dim3 GRID = {61, 2, 3}, BLOCK = {32, 4, 2};
 static void *const KERNEL = (void *)0x401000;
 static char buffer[64];
 
-static void step(sim_stream_t stream, u64 n_kernels)
+void step(sim_stream_t stream, u64 n_kernels)
 {
 	for (u64 i = 0; i < n_kernels; i++)
 		CALL(cudaLaunchKernel, 0, KERNEL, GRID, BLOCK, NULL, 0, stream);
@@ -214,7 +215,7 @@ static void step(sim_stream_t stream, u64 n_kernels)
 
 /* ── Single-process workloads ────────────────────────────────────────────── */
 
-static void train(void)
+void train(void)
 {
 	u64 steps = knob("steps", 50), batch = knob("batch_bytes", 4 << 20), loader_ns = knob("loader_us", 500) * 1000;
 	u64 slow_from = knob("slow_from", steps), slow_ns = knob("slow_us", 5000) * 1000;
@@ -234,7 +235,7 @@ static void train(void)
 	CALL(cudaFree, batch, input);
 }
 
-static void infer(void)
+void infer(void)
 {
 	u64 requests = knob("requests", 50), tokens = knob("tokens", 16), idle_ns = knob("idle_us", 2000) * 1000;
 	void *cache;
@@ -250,7 +251,7 @@ static void infer(void)
 	}
 }
 
-static void leak(void)
+void leak(void)
 {
 	u64 steps = knob("steps", 200), bytes = knob("bytes", 8 << 20), one_in = knob("leak_one_in", 4);
 	void *block;
@@ -266,7 +267,7 @@ static void leak(void)
 }
 
 /* Small live blocks between freed large ones: there is room in total, and none in one piece. */
-static void fragment(void)
+void fragment(void)
 {
 	u64 pairs = knob("pairs", 200), large = knob("large_bytes", 8 << 20), small = knob("small_bytes", 1 << 20);
 	void **blocks = calloc(pairs, sizeof(*blocks)), *last;
@@ -281,7 +282,7 @@ static void fragment(void)
 		CALL(cudaMalloc, 8ull << 30, &last, knob("wanted_bytes", 7ull << 30));
 }
 
-static void copy(void)
+void copy(void)
 {
 	u64 steps = knob("steps", 30), bytes = knob("bytes", 64 << 20);
 	void *device;
@@ -295,7 +296,7 @@ static void copy(void)
 	CALL(cudaFree, bytes, device);
 }
 
-static void synchronise(void)
+void synchronise(void)
 {
 	for (u64 i = 0; i < knob("steps", 300); i++) {
 		step(NULL, 1);
@@ -303,7 +304,7 @@ static void synchronise(void)
 	}
 }
 
-static void graph(void)
+void graph(void)
 {
 	graph_t captured, exec;
 	sim_stream_t stream;
@@ -324,14 +325,14 @@ static void graph(void)
 }
 
 /* Launches as fast as one core goes. */
-static void storm(void)
+void storm(void)
 {
 	for (u64 i = 0; i < knob("launches", 200003); i++)
 		CALL(cudaLaunchKernel, 0, KERNEL, GRID, BLOCK, NULL, 0, NULL);
 }
 
 /* Bare calls without an account, for the cost of a probe: prints ns per call. */
-static void cost(void)
+void cost(void)
 {
 	u64 launches = knob("launches", 200000), started_ns = now_ns();
 
@@ -347,7 +348,7 @@ static void cost(void)
 }
 
 /* A call that does not come back for a while. */
-static void hang(void)
+void hang(void)
 {
 	u64 wait_ns = knob("wait_ms", 60000) * 1000000;
 
@@ -358,7 +359,7 @@ static void hang(void)
 }
 
 /* A prime number of every call, each number its own. */
-static void primes(void)
+void primes(void)
 {
 	struct sim_launch_config config = {.grid = {5, 6, 7}, .block = {8, 9, 10}};
 	struct sim_driver_launch_config driver_config = {11, 12, 13, 14, 3, 2, 0, NULL, NULL, 0};
@@ -430,14 +431,14 @@ static void primes(void)
 
 /* ── Several ranks ───────────────────────────────────────────────────────── */
 
-static u64 mix(u64 value)
+u64 mix(u64 value)
 {
 	value = (value ^ value >> 30) * 0xbf58476d1ce4e5b9ull;
 	value = (value ^ value >> 27) * 0x94d049bb133111ebull;
 	return value ^ value >> 31;
 }
 
-static u64 hash_of(const struct unique_id *id)
+u64 hash_of(const struct unique_id *id)
 {
 	u64 words[16], hash = 0x9e3779b97f4a7c15ull;
 
@@ -448,7 +449,7 @@ static u64 hash_of(const struct unique_id *id)
 }
 
 /* Rank 0 inherited a listening socket; the others come to its port, as torchrun's store works. */
-static void share_id(struct unique_id *id, int rank, int nranks)
+void share_id(struct unique_id *id, int rank, int nranks)
 {
 	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	int fd;
@@ -473,7 +474,7 @@ static void share_id(struct unique_id *id, int rank, int nranks)
 	close(fd);
 }
 
-static void make_comm(comm_t *comm, int nranks, struct unique_id *id, int rank)
+void make_comm(comm_t *comm, int nranks, struct unique_id *id, int rank)
 {
 	u64 how = knob("init", 0);
 
@@ -487,7 +488,7 @@ static void make_comm(comm_t *comm, int nranks, struct unique_id *id, int rank)
 		exit(4);
 }
 
-static void ranks(void)
+void ranks(void)
 {
 	int rank = from_environment("RANK", 0), nranks = from_environment("WORLD_SIZE", 1), sub_rank, sub_nranks;
 	u64 steps = knob("steps", 30), count = knob("count", 1 << 20), kernels = knob("kernels", 20);
@@ -535,7 +536,7 @@ static void ranks(void)
 /* A server that answers one request after another: a prompt, then a token at a time. Every step brings its token back and
  * waits for it. Several ranks share each step's work, as tensor parallelism does: they meet in it. The account says how many
  * steps of each kind there were and how long they took, from the first call to the return of the wait. */
-static void serve_step(sim_stream_t stream, void *cache, u64 input, u64 kernels, comm_t comm, u64 slow_ns)
+void serve_step(sim_stream_t stream, void *cache, u64 input, u64 kernels, comm_t comm, u64 slow_ns)
 {
 	u64 count = input / 8 * 4096; /* one number of 4 bytes for each of 4096 hidden features of each token */
 	struct sim_dim3 grid = {input > 8 ? 512 : 8, 1, 1};
@@ -549,7 +550,7 @@ static void serve_step(sim_stream_t stream, void *cache, u64 input, u64 kernels,
 		CALL(ncclAllReduce, count * 4, NULL, NULL, count, FLOAT, 0, comm, stream);
 }
 
-static void serve(void)
+void serve(void)
 {
 	int rank = from_environment("RANK", 0), nranks = from_environment("WORLD_SIZE", 1);
 	u64 requests = knob("requests", 40), tokens = knob("tokens", 20), idle_ns = knob("idle_us", 5000) * 1000;

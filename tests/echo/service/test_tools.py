@@ -20,6 +20,7 @@ from ingero.fleet.processors.collectives.rates import Rates, RatesConfig
 from ingero.fleet.processors.peer_threshold.episode_events import build_episodes
 from ingero.fleet.processors.peer_threshold.episodes import Episode, StragglerEvent
 from ingero.otlp.names import Signal
+from ingero.wire.remediation import RemediationEntry, build_remediation_records
 
 NEEDED = {
     "fleet.cluster.node_detail": {"node_id": "c1-n3"},
@@ -328,6 +329,57 @@ def test_culprits_are_billed_and_a_charge_taken_back_names_nobody(billed):
     assert found["unattributed_gpu_seconds"] == 5.0
     assert result(billed, "fleet.cluster.cost_by_culprit", {}, ONE)["rows"] == found["rows"]
     assert result(billed, "fleet.cluster.cost_by_culprit", {}, TWO)["rows"] == []
+
+
+TODAY = dt.datetime.now(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+MONDAY = TODAY - dt.timedelta(days=TODAY.weekday() + 7)
+
+
+@pytest.fixture
+def weeks(open_echo):
+    """Two weeks: node c1-n3 is charged in both, and drained in the later one, once, though its journal has more entries."""
+    echo = open_echo()
+    paid = Hardware("aws", "NVIDIA L4")
+    rates = Rates(RatesConfig(providers={"aws": {"NVIDIA L4": 36.0}}))
+    for day, node, rank, seconds in (
+        (-1, "c1-n3", 3, 10), (0, "c1-n3", 3, 20), (6, "c1-n3", 3, 30), (6, "", -1, 5), (3, "c1-n0", 0, 4), (4, "c1-n0", 0, -4),
+    ):  # fmt: skip
+        charge = CostDelta(CostAccount(node, rank, "", paid), seconds * 10**9)
+        at = MONDAY + dt.timedelta(days=day, hours=23, minutes=59)
+        export = build_costs("c1", [charge], rates, int(at.timestamp()) * 10**9)
+        assert push(echo, export, signal=Signal.LOGS).status_code == 200
+    entries = [
+        RemediationEntry(
+            seq=seq, wall_ns=int(MONDAY.timestamp() + 3600) * 10**9, cluster_id="c1", node_id="c1-n3", entry="action", episode="e",
+            action_id=action, target="n3", actuator="slurm", state=state, note="", evidence="{}", clauses="[]",
+        )
+        for seq, action, state in ((1, "a", "begun"), (2, "a", "done"), (3, "a", "undone"), (4, "b", "begun"))
+    ]  # fmt: skip
+    assert push(echo, build_remediation_records(entries), signal=Signal.LOGS).status_code == 200
+    return echo
+
+
+def test_weeks_begin_on_monday_and_say_what_was_done(weeks):
+    asked = {"time_window": "14d", "until": f"{MONDAY + dt.timedelta(weeks=1):%Y-%m-%dT%H:%M:%SZ}"}
+    rows = result(weeks, "fleet.cluster.cost_by_week", asked)["rows"]
+    assert [
+        (
+            dt.datetime.fromisoformat(row["week"]),
+            row["node_id"],
+            row["gpu_seconds"],
+            row["n_actions"],
+        )
+        for row in rows
+    ] == [
+        (MONDAY, "c1-n3", 50.0, 1),
+        (MONDAY, None, 5.0, 0),
+        (MONDAY - dt.timedelta(weeks=1), "c1-n3", 10.0, 0),
+    ], "what was taken back within a week is not told"
+    assert rows[0]["amount"] == pytest.approx(0.5)
+    assert {(row["currency"], row["provider"], row["gpu_model"]) for row in rows} == {
+        ("USD", "aws", "NVIDIA L4")
+    }
+    assert result(weeks, "fleet.cluster.cost_by_week", asked, TWO)["rows"] == []
 
 
 def test_an_episode_that_fleet_told_is_one_anomaly_and_not_the_agents_event_too(open_echo):

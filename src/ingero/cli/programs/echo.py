@@ -11,7 +11,7 @@ import click
 from ingero import __version__
 from ingero.cli.commands import help_page
 from ingero.cli.main import run_program
-from ingero.cli.programs import echo_files, echo_serve
+from ingero.cli.programs import echo_files, echo_report, echo_serve
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
     echo_serve.serve,
@@ -22,6 +22,7 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     echo_files.restore,
     echo_files.migrate,
     echo_files.repair,
+    echo_report.report,
     help_page.command,
 )
 """Every verb of ``ingero-echo``, in the order that ``--help`` lists them."""

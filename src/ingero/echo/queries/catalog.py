@@ -28,6 +28,7 @@ QUERIES: Final[tuple[Query[QueryContext, Any, Any], ...]] = (
     collective.NCCL_BANDWIDTH,
     costs.COST,
     costs.COST_BY_CULPRIT,
+    costs.COST_BY_WEEK,
     remediation.REMEDIATION,
     history.TIMELINE,
     history.NODE_DETAIL,

@@ -1,7 +1,8 @@
-"""What the waiting cost, and whom it is charged to."""
+"""What the waiting cost, whom it is charged to, and what was done about it."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Final
 
 import msgspec
@@ -13,9 +14,11 @@ from ingero.echo.queries.context import (
     ListArgs,
     QueryContext,
     TimeSpan,
+    TimeWindow,
 )
 from ingero.echo.queries.verdicts import JUDGED
 from ingero.serving.query import Query
+from ingero.wire.remediation import REMEDIATION_ACTION_ID, REMEDIATION_EVENT, REMEDIATION_STATE
 
 
 class Cost(msgspec.Struct):
@@ -150,4 +153,74 @@ COST_BY_CULPRIT: Final = Query(
     ListArgs,
     CulpritCostAnswer,
     _cost_by_culprit,
+)
+
+
+class WeekCost(msgspec.Struct):
+    """What one node is charged with in one week, or what nobody is."""
+
+    week: Annotated[datetime, msgspec.Meta(description="Its Monday, 00:00 UTC.")]
+    cluster_id: str
+    node_id: Annotated[str | None, msgspec.Meta(description="Null: charged to no node.")]
+    rank: int | None
+    provider: Annotated[str | None, msgspec.Meta(description="Of the GPUs that waited.")]
+    gpu_model: str | None
+    currency: str | None
+    gpu_seconds: float | None
+    amount: Annotated[
+        float | None, msgspec.Meta(description="In the currency; null where no rate is known.")
+    ]
+    n_actions: Annotated[
+        int, msgspec.Meta(description="Actions that a remediator finished on the node in the week.")
+    ]
+
+
+class WeeksArgs(ListArgs, kw_only=True, forbid_unknown_fields=True):
+    """Which weeks: every one that the window touches, as far as it does."""
+
+    time_window: TimeWindow = "28d"
+
+
+_WEEK: Final = "date_trunc('week', ts)::TIMESTAMP"
+_WEEK_SQL: Final = f"""
+WITH weekly AS (
+    SELECT {_WEEK} AS week, cluster_id, nullif(node_id, '') AS node_id, rank, provider, gpu_model, currency,
+           sum(gpu_seconds) AS lost, sum(amount) AS paid
+    FROM costs WHERE {{where}} GROUP BY ALL HAVING abs(lost) >= 0.001
+), done AS (
+    SELECT {_WEEK} AS week, cluster_id, nullif(node_id, '') AS node_id,
+           json_extract_string(attributes, '$."{REMEDIATION_ACTION_ID}"') AS action_id,
+           json_extract_string(attributes, '$."{REMEDIATION_STATE}"') AS state
+    FROM logs WHERE {{where}} AND event_name = '{REMEDIATION_EVENT}'
+), acted AS (
+    SELECT week, cluster_id, node_id, count(DISTINCT action_id) AS n_actions FROM done WHERE state = 'done'
+    GROUP BY week, cluster_id, node_id
+)
+SELECT w.week, w.cluster_id, w.node_id, w.rank, w.provider, w.gpu_model, w.currency, w.lost, w.paid,
+       coalesce(a.n_actions, 0)
+FROM weekly w LEFT JOIN acted a ON a.week = w.week AND a.cluster_id = w.cluster_id AND a.node_id = w.node_id
+ORDER BY w.week DESC, w.lost DESC, w.cluster_id, w.node_id, w.rank, w.provider, w.gpu_model
+"""
+
+
+def _cost_by_week(context: QueryContext, args: WeeksArgs) -> ListAnswer[WeekCost]:
+    span = context.span(args)
+    return context.answer(
+        ListAnswer[WeekCost],
+        span,
+        span.bind(_WEEK_SQL),
+        args.limit,
+        context.coverage(span, "costs"),
+    )
+
+
+COST_BY_WEEK: Final = Query(
+    "fleet.cluster.cost_by_week",
+    "Cost by week",
+    "What waiting cost in each calendar week (UTC, from Monday), by the node that is charged and by provider and model "
+    "of the GPUs that waited, with the actions that a remediator finished on that node; newest week first, then the "
+    "largest loss. `ingero-echo report` shows it, and exports it in FOCUS columns.",
+    WeeksArgs,
+    ListAnswer[WeekCost],
+    _cost_by_week,
 )
