@@ -6,6 +6,7 @@ turns text into them and back.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Final
 
@@ -30,7 +31,6 @@ _SIZE_BYTES: Final[dict[str, int]] = {
     **{f"{p}b": 1000**i for i, p in enumerate(("k", "m", "g", "t"), start=1)},
     **{f"{p}ib": 1024**i for i, p in enumerate(("k", "m", "g", "t"), start=1)},
 }
-_TOO_LARGE: Final = 2.0**63
 _DURATION_PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h|d)")
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
@@ -87,8 +87,8 @@ def parse_size(text: str) -> int:
 
 
 def _round(number: float, text: str) -> int:
-    """A count that fits where counts are kept: 63 bits."""
-    if not number < _TOO_LARGE:
+    """As a whole number; digits enough make a float infinite."""
+    if math.isinf(number):
         raise ValueError(f"{text[:60]!r} is too large")
     return round(number)
 
