@@ -61,12 +61,12 @@ def _read_size(value: object) -> object:
     return parse_size(value) if isinstance(value, str) else value
 
 
-_MOST: Final = 2**63 - 1
+_MAX_INT64: Final = 2**63 - 1
 """What is counted in 64 bits with a sign, as times and sizes are everywhere."""
 
 Duration = Annotated[
     int,
-    Field(ge=0, le=_MOST),
+    Field(ge=0, le=_MAX_INT64),
     BeforeValidator(_read_duration, json_schema_input_type=str),
     PlainSerializer(write_duration, when_used="json"),
 ]
@@ -74,7 +74,7 @@ Duration = Annotated[
 
 Size = Annotated[
     int,
-    Field(ge=0, le=_MOST),
+    Field(ge=0, le=_MAX_INT64),
     BeforeValidator(_read_size, json_schema_input_type=int | str),
     PlainSerializer(write_size, when_used="json"),
 ]
