@@ -224,13 +224,13 @@ def _take_elf(path: Path) -> None:
     with path.open("rb") as file:
         data = FileBytes(file.fileno())
         elf = ElfFile(data)
-        names = ["ncclAllReduce", "ncclCommInitRank", "cudaMalloc", "no such"]
-        elf.find_functions(names)
+        names = ["ncclAllReduce", "ncclCommInitRank", "train", "main", "no such"]
+        found = elf.find_functions(names)
         elf.find_local(names)
         elf.needs_library("libcudart")
         elf.find_sections([".text", ".eh_frame"])
         table = UnwindTable(data, read_headers(data)[1])
-        for address in (0, 0x1000, 0x1100, 0x1234, 0x2000, 2**63):
+        for address in (0, 2**63, *(elf.find_address(offset) + 8 for offset in found.values())):
             table.find_rule(address)
 
 
