@@ -1,8 +1,7 @@
 """Tiers: a test that needs more than this machine has is skipped with the reason, or fails when it was required.
 
 ``INGERO_REQUIRE=kernel,gpu,browser`` names the tiers whose absence is a failure. Tests run in several processes
-(pytest-xdist); those of the kernel tier share one, since a probe sees every process of the machine,
-but for those that ask a whole cluster about its own job alone.
+(pytest-xdist); those of the kernel tier share one, since a probe sees every process of the machine.
 
 Property tests draw the same examples in each run, so that a change passes or fails for what it changes; `make fuzz`
 draws others.

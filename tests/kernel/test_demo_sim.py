@@ -16,7 +16,7 @@ from ingero.recording.queries.explain import explain_file
 from ingero.recording.queries.window import Wanted
 from ingero.sim.runner import get_program
 
-pytestmark = [pytest.mark.kernel, pytest.mark.slow, pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
 DIAGNOSIS = {
     "incident": ("preemption", "preempted by logrotate"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.kernel, pytest.mark.slow, pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 PROGRAM = "from ingero.cli.main import main; main()"
 
 

@@ -14,7 +14,6 @@ pytestmark = [
     pytest.mark.slurm,
     pytest.mark.torch,
     pytest.mark.slow,
-    pytest.mark.xdist_group("cluster"),
 ]
 PROGRAM = "from ingero.cli.main import main; main()"
 JOB = Path(__file__).resolve().parents[2] / "examples/jobs/ddp_checkpoint.py"
