@@ -162,7 +162,9 @@ def test_pushes_that_came_twice_are_not_taken_for_the_rest_of_the_recording(offl
             )  # fmt: skip
         finally:
             is_over.set()
-    assert result.pop("counts")["stale_ops"] > offline["ops"] / 20
+    # How many of the six lost answers were answers to a push depends on how fast this machine is.
+    ops_of_a_push = offline["ops"] * 40 / offline["duration_s"]
+    assert result.pop("counts")["stale_ops"] > ops_of_a_push
     assert result == {name: part for name, part in offline.items() if name != "counts"}
 
 
