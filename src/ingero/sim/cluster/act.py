@@ -29,15 +29,11 @@ from ingero.sim.cluster.cleanup import open_cleanup
 from ingero.sim.cluster.faults import Fault
 from ingero.sim.cluster.fleets import FleetView, RunningFleets
 from ingero.sim.cluster.hosts import Cluster, open_cluster
-from ingero.sim.cluster.run import (
-    LIVE,
-    STEADY_OPS,
-    STEADY_TIMEOUT_NS,
-    find_libraries,
-)
+from ingero.sim.cluster.run import LIVE, find_libraries
 from ingero.sim.cluster.shares import ProcessorShare, open_shares
 from ingero.sim.cluster.slurm import PACKAGES, RunningSlurm, SlurmNode, run_slurm, why_no_slurm
 from ingero.sim.cluster.slurm_job import SlurmJob
+from ingero.sim.cluster.warm_up import WarmUp
 from ingero.sim.launcher import LaunchedProgram, launch
 from ingero.sim.local_fleet import ADMIN, OTLP_HTTP, run_local_fleet
 from ingero.telemetry.clock import Clock, SystemClock
@@ -255,27 +251,17 @@ class _Story:
     def await_steady(self) -> None:
         """Wait until Fleet has compared every rank for a while."""
         self.progress.watch.stage = "the job starts"
-        deadline_ns = self.clock.mono_ns() + STEADY_TIMEOUT_NS
-        while not self._is_steady():
+        warm_up = WarmUp(self.settings.up.n_ranks, self.clock.mono_ns())
+        while not (
+            warm_up.is_over(self.progress.watch.judgement, self.clock.mono_ns())
+            and len(self.progress.runs[0]) > 1
+        ):
             self._look()
             if self.progress.job.is_over:
                 raise IngeroError(
                     "the job ended before Fleet had compared its ranks",
                     hint="give it more steps, such as `-- --steps 3000`",
                 )
-            if self.progress.now_ns > deadline_ns:
-                raise IngeroError(
-                    f"Fleet has not compared the ranks after {STEADY_TIMEOUT_NS // NS_PER_S} s",
-                    hint="`ingero check` says what this machine can trace",
-                )
-
-    def _is_steady(self) -> bool:
-        judgement = self.progress.watch.judgement
-        verdicts = judgement.verdicts if judgement else ()
-        is_compared = len(verdicts) == self.settings.up.n_ranks and all(
-            one.n_ops >= STEADY_OPS for one in verdicts
-        )
-        return is_compared and len(self.progress.runs[0]) > 1
 
     def inject(self) -> None:
         """Turn every fault on."""

@@ -26,6 +26,7 @@ from ingero.sim.cluster.recording import open_recording
 from ingero.sim.cluster.result import Progress, UpSettings, build_result, find_detection
 from ingero.sim.cluster.shares import open_shares
 from ingero.sim.cluster.torch_job import JobFile, JobHost, TorchJob
+from ingero.sim.cluster.warm_up import WarmUp
 from ingero.sim.job import Job, JobSettings
 from ingero.sim.runner import get_program
 from ingero.telemetry.clock import Clock, SystemClock
@@ -33,14 +34,10 @@ from ingero.units import NS_PER_MS, NS_PER_S
 
 LIVE: Final = ("processors.nccl.reorder_window=500ms", "processors.nccl.judge_interval=250ms")
 """Settings of our own Fleet: a live agent's pushes come in order, on one connection, so a short window is enough."""
-STEADY_OPS: Final = 100
-"""Compared operations of every rank before a fault is injected."""
 LOAD_NS: Final = 2 * NS_PER_MS
 """Processor time per step of a job whose processors get load."""
 LOAD_BYTES: Final = 4 * 4096
 """Read from the disk per step by a rank whose disk gets load: four requests, 0.2 ms of 50 on an idle disk."""
-STEADY_TIMEOUT_NS: Final = 180 * NS_PER_S
-"""A real job loads PyTorch first, and an emulated machine takes a minute to start three agents."""
 TAKEOVER_TIMEOUT_NS: Final = 60 * NS_PER_S
 """No other Fleet judges this long after one was killed: none will."""
 _POLL_S: Final = 0.2
@@ -186,20 +183,9 @@ class _Run:
     def await_steady(self) -> None:
         """Wait until Fleet has compared every rank for a while."""
         self.progress.stage = "warming up"
-        deadline_ns = self.clock.mono_ns() + STEADY_TIMEOUT_NS
-        while True:
+        warm_up = WarmUp(self.settings.n_ranks, self.clock.mono_ns())
+        while not warm_up.is_over(self.progress.judgement, self.clock.mono_ns()):
             self._look(())
-            judgement = self.progress.judgement
-            verdicts = judgement.verdicts if judgement else ()
-            if len(verdicts) == self.settings.n_ranks and all(
-                v.n_ops >= STEADY_OPS for v in verdicts
-            ):
-                return
-            if self.clock.mono_ns() > deadline_ns:
-                raise IngeroError(
-                    f"Fleet has not compared the ranks after {STEADY_TIMEOUT_NS // NS_PER_S} s",
-                    hint="`ingero check` says what this machine can trace",
-                )
 
     def inject(self, cluster: Cluster, reserved: ReservedResources) -> None:
         """Turn every fault on."""

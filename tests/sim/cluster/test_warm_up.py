@@ -1,0 +1,47 @@
+"""How long `up` waits for its job to be compared."""
+
+import pytest
+
+from ingero.errors import IngeroError
+from ingero.model.collectives import Rank
+from ingero.model.verdicts import Judgement, Verdict, VerdictKind
+from ingero.sim.cluster.warm_up import MAX_STANDSTILL_NS, STEADY_OPS, WarmUp
+from ingero.units import NS_PER_S
+
+
+def said(*n_ops):
+    """What Fleet says when each rank has so many compared operations."""
+    return Judgement(
+        "c",
+        tuple(
+            Verdict(Rank("c", f"n{rank}", rank), VerdictKind.ORDINARY, "", n_ops=count)
+            for rank, count in enumerate(n_ops)
+        ),
+    )
+
+
+def test_it_is_over_when_every_rank_was_compared_often_enough():
+    warm_up = WarmUp(2, 0)
+    assert not warm_up.is_over(None, 1)
+    assert not warm_up.is_over(said(STEADY_OPS), 2)
+    assert not warm_up.is_over(said(STEADY_OPS, STEADY_OPS - 1), 3)
+    assert warm_up.is_over(said(STEADY_OPS, STEADY_OPS), 4)
+
+
+def test_a_slow_machine_is_waited_for_as_long_as_it_goes_on():
+    warm_up = WarmUp(2, 0)
+    for number in range(1, 50):
+        now_ns = number * (MAX_STANDSTILL_NS - NS_PER_S)
+        assert not warm_up.is_over(said(number, number), now_ns)
+
+
+@pytest.mark.parametrize(
+    ("judgement", "says"),
+    [(None, "compared the ranks for 180 s"), (said(3, 4), "more than 7 operations for 180 s")],
+)
+def test_a_standstill_ends_it(judgement, says):
+    warm_up = WarmUp(2, 5)
+    assert not warm_up.is_over(judgement, 5)
+    assert not warm_up.is_over(judgement, 5 + MAX_STANDSTILL_NS)
+    with pytest.raises(IngeroError, match=says):
+        warm_up.is_over(judgement, 6 + MAX_STANDSTILL_NS)
