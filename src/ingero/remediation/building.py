@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ingero.errors import StoreError
+from ingero.errors import StoreError, UnsupportedError
 from ingero.remediation.actuators.actuator import Actuator
 from ingero.remediation.actuators.command import CommandActuator
 from ingero.remediation.actuators.slurm import SlurmActuator
 from ingero.remediation.actuators.webhook import WebhookActuator
-from ingero.remediation.config import RemediatorConfig
+from ingero.remediation.config import KubernetesConfig, RemediatorConfig
 from ingero.remediation.records import Moment
 from ingero.telemetry.clock import Clock
 
@@ -22,14 +22,29 @@ def build_actuator(config: RemediatorConfig, clock: Clock) -> Actuator:
 
     Raises:
         ConfigError: A file that it names cannot be used.
+        UnsupportedError: What it needs is not installed.
     """
     action = config.action
     if action.command is not None:
         return CommandActuator(action.command)
     if action.webhook is not None:
         return WebhookActuator(action.webhook, clock.wall_ns)
+    if action.kubernetes is not None:
+        return _build_kubernetes(action.kubernetes, clock)
     assert action.slurm is not None
     return SlurmActuator(action.slurm)
+
+
+def _build_kubernetes(config: KubernetesConfig, clock: Clock) -> Actuator:
+    try:
+        from ingero.remediation.actuators.kubernetes import (  # noqa: PLC0415 - an extra's
+            KubernetesActuator,
+        )
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"action.kubernetes needs {error.name}", hint="pip install 'ingero[kubernetes]'"
+        ) from error
+    return KubernetesActuator(config, clock.wall_ns)
 
 
 def read_boot() -> str:

@@ -64,11 +64,14 @@ class LookResult:
         reading: What was read.
         rulings: What the policy says of each finding.
         changed: Actions whose state changed, as they are now.
+        refusals: By episode, why the scheduler would refuse what the policy lets through; of a single look, where the
+            scheduler can be asked.
     """
 
     reading: SiteReading
     rulings: tuple[Ruling, ...]
     changed: tuple[ActionRecord, ...]
+    refusals: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Steadiness:
@@ -187,7 +190,19 @@ class Remediator:
         for record in runner.changed:
             states = self.counts.n_by_state
             states[record.state] = states.get(record.state, 0) + 1
-        return LookResult(reading, rulings, tuple(runner.changed))
+        refusals = self._rehearse(rulings, situation) if self._is_single_look else {}
+        return LookResult(reading, rulings, tuple(runner.changed), refusals)
+
+    def _rehearse(self, rulings: tuple[Ruling, ...], situation: Situation) -> dict[str, str]:
+        refusals = {}
+        for ruling in rulings:
+            if not ruling.is_allowed:
+                continue
+            try:
+                self._actuator.rehearse(self._plan(ruling, situation))
+            except (RetryableError, PermanentError) as error:
+                refusals[ruling.finding.episode] = error.message
+        return refusals
 
     def _read(self) -> SiteReading:
         problems: list[str] = []

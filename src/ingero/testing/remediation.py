@@ -166,6 +166,11 @@ class HandScheduler:
 
         self._ask("apply", drain)
 
+    def rehearse(self, record: ActionRecord) -> None:
+        """Refuse what the next request would be refused."""
+        if self.answer is SchedulerAnswer.WRONG_NO:
+            raise PermanentError(f"{record.target} is not for you")
+
     def reverse(self, record: ActionRecord) -> None:
         """Give it back."""
 

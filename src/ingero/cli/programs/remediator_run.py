@@ -95,6 +95,7 @@ def _look_json(config: RemediatorConfig, result: LookResult) -> str:
             "target": ruling.target,
             "would_act": ruling.is_allowed,
             "decision": describe_ruling(ruling, config.mode),
+            "refusal": result.refusals.get(ruling.finding.episode, ""),
             "clauses": [clause.as_json() for clause in ruling.clauses],
         }
         for ruling in result.rulings
@@ -118,16 +119,18 @@ def _look_text(config: RemediatorConfig, result: LookResult) -> str:
     if not result.rulings:
         lines.append("no culprit: there is nothing to act on")
     for ruling in result.rulings:
-        lines += ["", *_ruling_lines(config, ruling)]
+        refusal = result.refusals.get(ruling.finding.episode, "")
+        lines += ["", *_ruling_lines(config, ruling, refusal)]
     return "\n".join(lines)
 
 
-def _ruling_lines(config: RemediatorConfig, ruling: Ruling) -> list[str]:
+def _ruling_lines(config: RemediatorConfig, ruling: Ruling, refusal: str) -> list[str]:
     finding = ruling.finding
     says = describe_ruling(ruling, config.mode)
     return [
         f"{finding.node_id} of {finding.cluster_id}: {finding.says}",
         click.style(f"  {says}", fg="yellow" if ruling.is_allowed else "green", bold=True),
+        *([click.style(f"  but it would be refused: {refusal}", fg="red")] if refusal else []),
         *describe_clauses(tuple(clause.as_json() for clause in ruling.clauses)),
     ]
 

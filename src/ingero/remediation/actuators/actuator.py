@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Container, Mapping
 from typing import Final, Protocol
 
 from ingero.remediation.findings import NodeView
@@ -23,6 +23,34 @@ def find_mark(reason: str) -> str:
     """The action that a reason names; empty when it is not one of ours."""
     found = _MARK.match(reason)
     return found[1] if found else ""
+
+
+def describe_worker(record: ActionRecord) -> str:
+    """What a finding holds against which rank, for a scheduler's reason."""
+    evidence = record.evidence
+    rank = evidence.get("rank")
+    worker = f"rank {rank}" if isinstance(rank, int) and rank >= 0 else "node"
+    return f"{evidence.get('verdict', '')} {worker}: {evidence.get('reason', '')}"
+
+
+def find_name(node_id: str, names: Container[str], hosts: Mapping[str, Collection[str]]) -> str:
+    """The scheduler's name of a node: its own or the name of its host, else the same for the first label of it.
+
+    Args:
+        node_id: As Fleet has it.
+        names: Those that the scheduler knows.
+        hosts: Names of its host by the scheduler's name.
+
+    Returns:
+        Empty when there is none, or several hosts have it.
+    """
+    for wanted in dict.fromkeys((node_id, node_id.partition(".")[0])):
+        if wanted in names:
+            return wanted
+        of_host = [name for name, of in hosts.items() if wanted in of]
+        if len(of_host) == 1:
+            return of_host[0]
+    return ""
 
 
 class Actuator(Protocol):
@@ -54,6 +82,15 @@ class Actuator(Protocol):
         Raises:
             RetryableError: Whether it took effect is not known.
             PermanentError: It was refused.
+        """
+        ...
+
+    def rehearse(self, record: ActionRecord) -> None:
+        """Ask what `apply` would ask where that can be asked without changing anything; else do nothing.
+
+        Raises:
+            RetryableError: It is not known whether it would be taken.
+            PermanentError: It would be refused.
         """
         ...
 

@@ -64,6 +64,9 @@ class CommandActuator:
         """Run the command that takes the node out of service."""
         self._run(self._config.drain, record, "drain")
 
+    def rehearse(self, _record: ActionRecord) -> None:
+        """Nothing: a command cannot be asked what it would do."""
+
     def reverse(self, record: ActionRecord) -> None:
         """Run the command that gives it back."""
         self._run(self._config.undo, record, "undo")

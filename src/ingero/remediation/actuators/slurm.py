@@ -16,7 +16,12 @@ from typing import Final
 
 from ingero.config.environment import build_environment
 from ingero.errors import BadDataError, PermanentError, RetryableError, UnsupportedError
-from ingero.remediation.actuators.actuator import find_mark, write_reason
+from ingero.remediation.actuators.actuator import (
+    describe_worker,
+    find_mark,
+    find_name,
+    write_reason,
+)
 from ingero.remediation.config import SlurmConfig
 from ingero.remediation.findings import NodeView
 from ingero.remediation.records import ActionRecord
@@ -79,7 +84,7 @@ class SlurmActuator:
 
     def __init__(self, config: SlurmConfig) -> None:
         self._config = config
-        self._hosts: dict[str, str] = {}
+        self._hosts: dict[str, tuple[str, ...]] = {}
 
     def look(self) -> Mapping[str, NodeView]:
         """Every node of the cluster."""
@@ -87,7 +92,7 @@ class SlurmActuator:
             found = parse_nodes(self._run("scontrol", "-o", "show", "node"))
         except (BadDataError, PermanentError) as error:
             raise RetryableError(f"Slurm does not tell its nodes: {error}") from error
-        self._hosts = {name: host for name, (_, host) in found.items()}
+        self._hosts = {name: (host,) for name, (_, host) in found.items() if host}
         return {name: view for name, (view, _) in found.items()}
 
     def find_target(self, node_id: str, nodes: Mapping[str, NodeView]) -> str:
@@ -95,19 +100,15 @@ class SlurmActuator:
         given = self._config.node_names.get(node_id)
         if given is not None:
             return given if given in nodes else ""
-        for wanted in dict.fromkeys((node_id, node_id.partition(".")[0])):
-            if wanted in nodes:
-                return wanted
-            of_host = [name for name, host in self._hosts.items() if host == wanted]
-            if len(of_host) == 1:
-                return of_host[0]
-        return ""
+        return find_name(node_id, nodes, self._hosts)
 
     def apply(self, record: ActionRecord) -> None:
         """Drain it. Running jobs go on, no new ones start."""
-        says = f"{record.evidence.get('verdict', '')} {_name_worker(record)}: {record.evidence.get('reason', '')}"
-        reason = write_reason(record, says, REASON_MAX)
+        reason = write_reason(record, describe_worker(record), REASON_MAX)
         self._update(record.target, "state=drain", f"reason={reason}")
+
+    def rehearse(self, _record: ActionRecord) -> None:
+        """Nothing: Slurm has no dry run."""
 
     def reverse(self, record: ActionRecord) -> None:
         """Take the drain away."""
@@ -162,8 +163,3 @@ class SlurmActuator:
         if _REFUSED.search(says) and not _NO_SERVER.search(says):
             raise PermanentError(f"{program} refused: {says}")
         raise RetryableError(f"{program} failed with {done.returncode}: {says}")
-
-
-def _name_worker(record: ActionRecord) -> str:
-    rank = record.evidence.get("rank")
-    return f"rank {rank}" if isinstance(rank, int) and rank >= 0 else "node"

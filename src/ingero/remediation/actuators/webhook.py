@@ -102,6 +102,9 @@ class WebhookActuator:
         """Ask for the node to be taken out of service."""
         self._post(record, "drain")
 
+    def rehearse(self, _record: ActionRecord) -> None:
+        """Nothing: a receiver cannot be asked what it would do."""
+
     def reverse(self, record: ActionRecord) -> None:
         """Ask for it to be given back."""
         self._post(record, "undo")

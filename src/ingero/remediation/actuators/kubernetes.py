@@ -1,0 +1,407 @@
+"""Kubernetes: taint, cordon and condition of a node, through the API server.
+
+An action is written on the node as annotations, in the same request as its taint and its cordon: which action, why, and
+what of the node it changed. So a look tells whose a change is, and reversing takes away that alone. Each of these
+requests names the version of the node that it was built from; the server refuses it when somebody else has changed the
+node since, and it is built again.
+
+Source: "Taints and Tolerations", "Node Status" and "Kubernetes API Concepts" (resource versions, dry run) of the
+Kubernetes documentation; seen with an API server 1.20.2.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from http import HTTPStatus
+from typing import Any, Final
+
+import httpx2
+import msgspec
+import yaml
+from lightkube import Client, KubeConfig
+from lightkube.core.exceptions import ConfigError as KubeConfigError
+from lightkube.models.core_v1 import Node as NodeModel
+from lightkube.models.core_v1 import Taint
+from lightkube.resources.core_v1 import Node, NodeStatus
+from lightkube.types import PatchType
+
+from ingero.errors import ConfigError, PermanentError, RetryableError
+from ingero.remediation.actuators.actuator import (
+    describe_worker,
+    find_mark,
+    find_name,
+    write_reason,
+)
+from ingero.remediation.config import KubernetesConfig
+from ingero.remediation.findings import NodeView
+from ingero.remediation.records import ActionRecord
+from ingero.units import NS_PER_S
+
+FIELD_MANAGER: Final = "ingero-remediator"
+REASON: Final = "ingero.io/remediation"
+"""Annotation: the action, its finding and why, as a scheduler's reason."""
+EFFECTS: Final = "ingero.io/remediation-effects"
+"""Annotation: what the action changed, as `Effects.write` has it."""
+MAX_MESSAGE_CHARS: Final = 500
+_HOST_LABEL: Final = "kubernetes.io/hostname"
+_HOST_ADDRESSES: Final = frozenset({"Hostname", "InternalDNS"})
+_CHUNK: Final = 500
+_ATTEMPTS: Final = 5
+"""Of one request whose node was changed by somebody else in between."""
+_PASSING: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
+_KEEPS_PODS_AWAY: Final = frozenset({"NoSchedule", "NoExecute"})
+
+
+class Effects(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an action changes of a node.
+
+    Attributes:
+        taint: Key of its taint; empty for none.
+        cordon: Whether it makes the node unschedulable.
+        condition: Type of its condition; empty for none.
+    """
+
+    taint: str = ""
+    cordon: bool = False
+    condition: str = ""
+
+    def write(self) -> str:
+        """As the annotation has it."""
+        return msgspec.json.encode(self).decode()
+
+
+def read_effects(text: str | None) -> Effects:
+    """What an annotation says; nothing when somebody wrote something else there."""
+    try:
+        return msgspec.json.decode(text or "{}", type=Effects)
+    except msgspec.MsgspecError:
+        return Effects()
+
+
+class KubernetesActuator:
+    """The nodes of one Kubernetes cluster.
+
+    Args:
+        config: How.
+        read_wall_ns: The time, for a condition.
+
+    Raises:
+        ConfigError: There is no kubeconfig, it cannot be read, or it has no such context.
+    """
+
+    kind = "kubernetes"
+    can_look = True
+
+    def __init__(self, config: KubernetesConfig, read_wall_ns: Callable[[], int]) -> None:
+        self._config = config
+        self._read_wall_ns = read_wall_ns
+        self._hosts: dict[str, tuple[str, ...]] = {}
+        self._client = _connect(config)
+        taint_key = config.taint_key if config.taint else ""
+        self._effects = Effects(taint_key, config.cordon, config.condition)
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._client.close()
+
+    def look(self) -> Mapping[str, NodeView]:
+        """Every node that the policy's selector lets through."""
+        try:
+            with _said("tell its nodes"):
+                labels: Any = dict(self._config.selector)
+                nodes = list(self._client.list(Node, labels=labels, chunk_size=_CHUNK))
+        except PermanentError as error:
+            raise RetryableError(error.message) from error
+        self._hosts = {_name(node): _host_names(node) for node in nodes}
+        return {_name(node): self._view(node) for node in nodes}
+
+    def _view(self, node: NodeModel) -> NodeView:
+        problems = list(_find_problems(node, self._config.out_of_service_taints))
+        mark = _find_present(node)
+        return NodeView(
+            _name(node),
+            in_service=not problems and not mark,
+            state=", ".join(problems) or ("Tainted" if mark else "Ready"),
+            mark=mark,
+            reason=_annotations(node).get(REASON, ""),
+        )
+
+    def find_target(self, node_id: str, nodes: Mapping[str, NodeView]) -> str:
+        """By the table of the policy, else by the node's name, its host's label or its addresses' names."""
+        given = self._config.node_names.get(node_id)
+        if given is not None:
+            return given if given in nodes else ""
+        return find_name(node_id, nodes, self._hosts)
+
+    def apply(self, record: ActionRecord) -> None:
+        """Taint and cordon the node in one request, then set its condition."""
+        self._apply(record, is_rehearsal=False)
+
+    def rehearse(self, record: ActionRecord) -> None:
+        """The same requests as dry runs: the server checks rights and admission, and stores nothing."""
+        self._apply(record, is_rehearsal=True)
+
+    def _apply(self, record: ActionRecord, *, is_rehearsal: bool) -> None:
+        says = write_reason(record, describe_worker(record), MAX_MESSAGE_CHARS)
+        effects = self._effects
+
+        def build(node: NodeModel) -> dict[str, Any] | None:
+            if _find_present(node) == record.action_id:
+                return None
+            view = self._view(node)
+            if not view.in_service:
+                raise PermanentError(f"{view.name} is out of service already: {view.state}")
+            return {
+                "metadata": {"annotations": {REASON: says, EFFECTS: effects.write()}},
+                "spec": _add_to_spec(node, effects, self._config.taint, record.action_id),
+            }
+
+        self._change(record.target, build, is_rehearsal=is_rehearsal)
+        # A condition without its taint could make others act; a taint without its condition is only less explained.
+        if effects.condition:
+            condition = self._build_condition(effects.condition, "RankIsCulprit", says, is_set=True)
+            self._set_condition(record.target, condition, is_rehearsal=is_rehearsal)
+
+    def reverse(self, record: ActionRecord) -> None:
+        """Take away what the action's annotations name, as far as it is still there."""
+        node = self._get(record.target)
+        if not _is_of(node, record.action_id):
+            return
+        effects = read_effects(_annotations(node).get(EFFECTS))
+        if _has_condition(node, effects.condition, record.action_id):
+            says = f"action {record.action_id} was undone"
+            condition = self._build_condition(effects.condition, "ActionUndone", says, is_set=False)
+            self._set_condition(record.target, condition)
+
+        def build(node: NodeModel) -> dict[str, Any] | None:
+            if not _is_of(node, record.action_id):
+                return None
+            return {
+                "metadata": {"annotations": {REASON: None, EFFECTS: None}},
+                "spec": _take_from_spec(node, effects, record.action_id),
+            }
+
+        self._change(record.target, build)
+
+    def _get(self, name: str) -> NodeModel:
+        with _said("tell a node"):
+            node = self._client.get(Node, name)
+        if _name(node) != name:
+            raise RetryableError(f"what answers is not Kubernetes' API server: no node {name}")
+        return node
+
+    def _change(
+        self,
+        name: str,
+        build: Callable[[NodeModel], dict[str, Any] | None],
+        *,
+        is_rehearsal: bool = False,
+    ) -> None:
+        """Patch a node that nobody else changes meanwhile; the builder says None when there is nothing to do."""
+        for _ in range(_ATTEMPTS):
+            node = self._get(name)
+            patch = build(node)
+            if patch is None:
+                return
+            assert node.metadata is not None
+            patch["metadata"]["resourceVersion"] = node.metadata.resourceVersion
+            try:
+                with _said("change a node"):
+                    self._client.patch(
+                        Node,
+                        name,
+                        patch,
+                        patch_type=PatchType.MERGE,
+                        field_manager=FIELD_MANAGER,
+                        dry_run=is_rehearsal,
+                    )
+            except _ConflictError:
+                continue
+            return
+        raise RetryableError(f"somebody else keeps changing {name}")
+
+    def _build_condition(
+        self, kind: str, reason: str, says: str, *, is_set: bool
+    ) -> dict[str, str]:
+        now = datetime.fromtimestamp(self._read_wall_ns() // NS_PER_S, UTC)
+        moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        return {
+            "type": kind,
+            "status": "True" if is_set else "False",
+            "reason": reason,
+            "message": says,
+            "lastHeartbeatTime": moment,
+            "lastTransitionTime": moment,
+        }
+
+    def _set_condition(
+        self, name: str, condition: dict[str, str], *, is_rehearsal: bool = False
+    ) -> None:
+        with _said("set a node's condition"):
+            # A strategic patch merges conditions by their type; the kubelet leaves those of others alone.
+            self._client.patch(
+                NodeStatus,
+                name,
+                {"status": {"conditions": [condition]}},
+                patch_type=PatchType.STRATEGIC,
+                field_manager=FIELD_MANAGER,
+                dry_run=is_rehearsal,
+            )
+
+    def find_jobs(self, _record: ActionRecord) -> None:
+        """Pods are left alone, or evicted by Kubernetes itself where the taint is NoExecute."""
+
+    def requeue(self, job: str) -> None:
+        """Never asked."""
+        raise PermanentError(f"job {job} cannot be requeued through Kubernetes")
+
+
+class _ConflictError(RetryableError):
+    """The node is not what a request was built from."""
+
+
+@contextmanager
+def _said(doing: str) -> Iterator[None]:
+    """Name what the server was asked, and whether it may be asked again.
+
+    Raises:
+        PermanentError: It refused.
+        RetryableError: It did not answer, or asks to be asked again.
+    """
+    try:
+        yield
+    except httpx2.HTTPStatusError as error:
+        status = error.response.status_code
+        says = f"Kubernetes does not {doing}: {error}"
+        if status == HTTPStatus.CONFLICT:
+            raise _ConflictError(says) from error
+        if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise RetryableError(says) from error
+        raise PermanentError(says) from error
+    except httpx2.HTTPError as error:
+        problem = str(error) or type(error).__name__
+        raise RetryableError(f"Kubernetes' API server does not answer: {problem}") from error
+    except (json.JSONDecodeError, msgspec.MsgspecError, KeyError) as error:
+        # KeyError: lightkube wants a Content-Type in each answer.
+        raise RetryableError(f"what answers is not Kubernetes' API server: {error}") from error
+    except (KubeConfigError, OSError) as error:  # a token's file, a program that gives tokens
+        raise RetryableError(f"no credentials for Kubernetes: {error}") from error
+
+
+def _connect(config: KubernetesConfig) -> Client:
+    where = config.kubeconfig or "the service account of this pod, $KUBECONFIG or ~/.kube/config"
+    try:
+        file = config.kubeconfig
+        found = KubeConfig.from_file(file) if file else KubeConfig.from_env()
+        return Client(
+            found.get(config.context or None), timeout=httpx2.Timeout(config.timeout / NS_PER_S)
+        )
+    except KeyError as error:
+        raise ConfigError(f"action.kubernetes: {where} lacks {error}") from error
+    except (
+        AttributeError,
+        KubeConfigError,
+        OSError,
+        TypeError,
+        ValueError,
+        yaml.YAMLError,
+    ) as error:
+        raise ConfigError(
+            f"action.kubernetes: {where} cannot be used: {error}",
+            hint="set action.kubernetes.kubeconfig to a file that `kubectl --kubeconfig FILE get nodes` works with",
+        ) from error
+
+
+def _name(node: NodeModel) -> str:
+    return (node.metadata.name if node.metadata else None) or ""
+
+
+def _annotations(node: NodeModel) -> Mapping[str, str]:
+    return (node.metadata.annotations if node.metadata else None) or {}
+
+
+def _taints(node: NodeModel) -> list[Taint]:
+    return list((node.spec.taints if node.spec else None) or [])
+
+
+def _host_names(node: NodeModel) -> tuple[str, ...]:
+    labels = (node.metadata.labels if node.metadata else None) or {}
+    addresses = (node.status.addresses if node.status else None) or []
+    named = [one.address for one in addresses if one.type in _HOST_ADDRESSES]
+    return tuple(one for one in (labels.get(_HOST_LABEL, ""), *named) if one)
+
+
+def _find_problems(node: NodeModel, patterns: tuple[str, ...]) -> Iterator[str]:
+    """Why a node takes no pods, whoever wants it so."""
+    conditions = (node.status.conditions if node.status else None) or []
+    ready = next((one.status for one in conditions if one.type == "Ready"), "Unknown")
+    if ready != "True":
+        yield "NotReady"
+    if node.spec is not None and node.spec.unschedulable:
+        yield "SchedulingDisabled"
+    if node.metadata is not None and node.metadata.deletionTimestamp is not None:
+        yield "Deleting"
+    for taint in _taints(node):
+        is_other = any(fnmatchcase(taint.key, pattern) for pattern in patterns)
+        if is_other and taint.effect in _KEEPS_PODS_AWAY:
+            yield taint.key
+
+
+def _is_of(node: NodeModel, action_id: str) -> bool:
+    return find_mark(_annotations(node).get(REASON, "")) == action_id
+
+
+def _has_condition(node: NodeModel, kind: str, action_id: str) -> bool:
+    conditions = (node.status.conditions if node.status else None) or []
+    return any(
+        one.type == kind and one.status == "True" and find_mark(one.message or "") == action_id
+        for one in conditions
+    )
+
+
+def _find_present(node: NodeModel) -> str:
+    """The action that the node's annotations name, while something of what it changed is still there."""
+    action_id = find_mark(_annotations(node).get(REASON, ""))
+    if not action_id:
+        return ""
+    effects = read_effects(_annotations(node).get(EFFECTS))
+    is_cordoned = bool(node.spec is not None and node.spec.unschedulable)
+    is_tainted = any(one.key == effects.taint and one.value == action_id for one in _taints(node))
+    is_there = (
+        is_tainted
+        or (effects.cordon and is_cordoned)
+        or _has_condition(node, effects.condition, action_id)
+    )
+    return action_id if is_there else ""
+
+
+def _add_to_spec(
+    node: NodeModel, effects: Effects, taint_effect: str, action_id: str
+) -> dict[str, Any]:
+    spec: dict[str, Any] = {}
+    if effects.taint:
+        kept = [one.to_dict() for one in _taints(node) if one.key != effects.taint]
+        spec["taints"] = [
+            *kept,
+            {"key": effects.taint, "value": action_id, "effect": taint_effect},
+        ]
+    if effects.cordon:
+        spec["unschedulable"] = True
+    return spec
+
+
+def _take_from_spec(node: NodeModel, effects: Effects, action_id: str) -> dict[str, Any]:
+    spec: dict[str, Any] = {}
+    if effects.taint:
+        spec["taints"] = [
+            one.to_dict()
+            for one in _taints(node)
+            if (one.key, one.value) != (effects.taint, action_id)
+        ]
+    if effects.cordon:
+        spec["unschedulable"] = None
+    return spec

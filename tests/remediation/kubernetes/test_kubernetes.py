@@ -1,0 +1,457 @@
+"""Nodes of Kubernetes: what is tainted, cordoned and said there, given back, and left alone."""
+
+import http.server
+import os
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from tests.remediation.kubernetes.conftest import build_node
+from tests.remediation.kubernetes.real_server import READER, REMEDIATOR
+from tests.remediation.site import Site, build_config
+from tests.remediation.test_slurm import RECORD as SLURM_RECORD
+
+from ingero.config.document import parse_document
+from ingero.errors import ConfigError, PermanentError, RetryableError
+from ingero.remediation.actuators.kubernetes import EFFECTS, REASON, KubernetesActuator
+from ingero.remediation.building import build_actuator
+from ingero.remediation.carrying_out import ASKED
+from ingero.remediation.config import KubernetesConfig, build_policy
+from ingero.remediation.records import ActionState
+from ingero.testing.clock import ManualClock
+
+RECORD = replace(SLURM_RECORD, target="n1", node_id="n1", kind="kubernetes")
+OTHER = replace(RECORD, action_id="aeeeeeeeeee")
+OURS = {"key": "ingero.io/culprit", "value": RECORD.action_id, "effect": "NoSchedule"}
+THEIRS = {"key": "site/reserved", "value": "x", "effect": "NoSchedule"}
+
+
+def conditions(node):
+    return {one["type"]: (one["status"], one["message"]) for one in node["status"]["conditions"]}
+
+
+def without_traces(node):
+    """A node without what each change of it leaves, and without the condition that says that it is over."""
+    meta = {
+        key: value
+        for key, value in node["metadata"].items()
+        if key not in {"resourceVersion", "managedFields", "annotations"}
+    }
+    kept = [one for one in node["status"]["conditions"] if one["type"] != "IngeroCulprit"]
+    notes = node["metadata"].get("annotations") or {}
+    return meta, notes, node.get("spec") or {}, kept
+
+
+class TestLook:
+    def test_a_node_that_takes_pods_is_in_service(self, api):
+        nodes = api.actuator().look()
+        assert sorted(nodes) == ["n1", "n2", "n3", "n4"]
+        assert all(view.in_service and not view.mark for view in nodes.values())
+
+    @pytest.mark.parametrize(
+        ("changed", "state"),
+        [
+            ({"unschedulable": True}, "SchedulingDisabled"),
+            ({"ready": "False"}, "NotReady"),
+            ({"ready": "Unknown"}, "NotReady"),
+            (
+                {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]},
+                "node.kubernetes.io/out-of-service",
+            ),
+            (
+                {"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]},
+                "karpenter.sh/disrupted",
+            ),
+        ],
+    )
+    def test_a_node_that_others_took_out_is_not(self, api, changed, state):
+        api.server.create(build_node("n9", **changed))
+        actuator = api.actuator()
+        view = actuator.look()["n9"]
+        assert (view.in_service, view.mark) == (False, "")
+        assert state in view.state
+        before = api.node("n9")
+        with pytest.raises(PermanentError, match=r"n9 is out of service already: .*" + state):
+            actuator.apply(replace(RECORD, target="n9"))
+        assert api.node("n9") == before
+
+    def test_a_taint_that_only_reserves_a_node_does_not_take_it_out(self, api):
+        gpu = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+        pressed = {"key": "node.kubernetes.io/disk-pressure", "effect": "PreferNoSchedule"}
+        api.server.create(build_node("n9", taints=[gpu, pressed]))
+        assert api.actuator().look()["n9"].in_service
+
+    def test_only_nodes_with_the_policys_labels_are_looked_at(self, api):
+        node = build_node("n9")
+        node["metadata"]["labels"]["pool"] = "other"
+        api.server.create(node)
+        assert "n9" not in api.actuator(selector={"pool": "gpu"}).look()
+        assert list(api.actuator(selector={"pool": "other"}).look()) == ["n9"]
+
+    def test_a_large_cluster_comes_in_parts(self, api, monkeypatch):
+        monkeypatch.setattr("ingero.remediation.actuators.kubernetes._CHUNK", 3)
+        assert sorted(api.actuator().look()) == ["n1", "n2", "n3", "n4"]
+
+    def test_a_node_is_found_by_the_policys_table_its_name_label_or_address(self, api):
+        actuator = api.actuator(node_names={"gpu-17": "n4", "gpu-18": "gone"})
+        nodes = actuator.look()
+        found = {
+            name: actuator.find_target(name, nodes)
+            for name in ("gpu-17", "gpu-18", "n1", "n2.site", "host-n3", "n4.cluster.site", "n9")
+        }
+        assert found == {
+            "gpu-17": "n4", "gpu-18": "", "n1": "n1", "n2.site": "n2", "host-n3": "n3",
+            "n4.cluster.site": "n4", "n9": "",
+        }  # fmt: skip
+
+
+class TestAction:
+    def test_a_taint_its_reason_and_a_condition_say_whose_it_is(self, api):
+        actuator = api.actuator()
+        actuator.apply(RECORD)
+        node = api.node("n1")
+        (taint,) = node["spec"]["taints"]
+        assert taint.items() >= OURS.items()
+        assert node["metadata"]["annotations"][REASON].startswith(
+            f"ingero {RECORD.action_id} {RECORD.episode}: culprit"
+        )
+        status, says = conditions(node)["IngeroCulprit"]
+        assert status == "True"
+        assert says == node["metadata"]["annotations"][REASON]
+        assert conditions(node)["Ready"][0] == "True"
+        assert not node["spec"].get("unschedulable")
+        views = actuator.look()
+        assert (views["n1"].mark, views["n1"].in_service) == (RECORD.action_id, False)
+        assert all(views[name].in_service for name in ("n2", "n3", "n4"))
+
+    def test_asked_again_it_changes_nothing_more(self, api):
+        actuator = api.actuator(condition="")
+        actuator.apply(RECORD)
+        before = api.node("n1")
+        actuator.apply(RECORD)
+        assert api.node("n1") == before
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            {},
+            {"cordon": True},
+            {"taint": "", "cordon": True},
+            {"taint": "NoExecute", "condition": ""},
+            {"taint": "", "condition": "IngeroCulprit"},
+        ],
+    )
+    def test_it_is_given_back_as_it_was(self, api, config):
+        api.admin.patch("n1", spec={"taints": [THEIRS]}, metadata={"annotations": {"a": "b"}})
+        before = api.node("n1")
+        actuator = api.actuator(**config)
+        actuator.apply(RECORD)
+        assert actuator.look()["n1"].mark == RECORD.action_id
+        assert api.node("n1") != before
+        actuator.reverse(RECORD)
+        after = api.node("n1")
+        assert without_traces(after) == without_traces(before)
+        assert after["metadata"]["annotations"] == before["metadata"]["annotations"]
+        if config.get("condition", "IngeroCulprit"):
+            assert conditions(after)["IngeroCulprit"][0] == "False"
+        view = actuator.look()["n1"]
+        assert (view.mark, view.in_service) == ("", True)
+
+    def test_a_node_is_given_back_by_what_was_done_and_not_by_todays_policy(self, api):
+        api.actuator(cordon=True).apply(RECORD)
+        api.actuator(taint="", taint_key="another", condition="Another").reverse(RECORD)
+        node = api.node("n1")
+        assert not (node.get("spec") or {}).get("taints")
+        assert not (node.get("spec") or {}).get("unschedulable")
+        assert conditions(node)["IngeroCulprit"][0] == "False"
+
+    def test_an_action_of_another_is_neither_overwritten_nor_given_back(self, api):
+        actuator = api.actuator()
+        actuator.apply(OTHER)
+        before = api.node("n1")
+        with pytest.raises(PermanentError, match="out of service already: Tainted"):
+            actuator.apply(RECORD)
+        actuator.reverse(RECORD)
+        assert api.node("n1") == before
+
+    def test_what_a_person_took_away_is_not_ours_any_more(self, api):
+        actuator = api.actuator(condition="")
+        actuator.apply(RECORD)
+        api.admin.patch("n1", spec={"taints": None})
+        view = actuator.look()["n1"]
+        assert (view.mark, view.in_service) == ("", True)
+
+    def test_a_cordon_that_a_person_added_stays(self, api):
+        actuator = api.actuator()
+        actuator.apply(RECORD)
+        api.admin.patch("n1", spec={"unschedulable": True})
+        actuator.reverse(RECORD)
+        view = actuator.look()["n1"]
+        assert (view.mark, view.in_service) == ("", False)
+        assert "SchedulingDisabled" in view.state
+
+    def test_annotations_that_somebody_else_wrote_do_no_harm(self, api):
+        notes = {REASON: f"ingero {RECORD.action_id} x", EFFECTS: "not JSON"}
+        api.admin.patch("n1", metadata={"annotations": notes})
+        actuator = api.actuator()
+        assert actuator.look()["n1"].in_service
+        actuator.reverse(RECORD)
+        assert REASON not in (api.node("n1")["metadata"].get("annotations") or {})
+
+    def test_a_node_that_is_not_there_is_refused(self, api):
+        with pytest.raises(PermanentError, match='nodes "n9" not found'):
+            api.actuator().apply(replace(RECORD, target="n9"))
+
+
+class TestOthersChangeIt:
+    def interfere(self, api, actuator, monkeypatch, times):
+        """Somebody else changes the node between what is read and what is written."""
+        left, patch = [times], actuator._client.patch
+
+        def patch_later(kind, name, change, **how):
+            if left[0] and "metadata" in change:
+                left[0] -= 1
+                api.admin.patch(name, metadata={"annotations": {"count": str(left[0])}})
+            return patch(kind, name, change, **how)
+
+        monkeypatch.setattr(actuator._client, "patch", patch_later)
+
+    def test_a_change_of_somebody_else_is_kept_and_ours_is_made(self, api, monkeypatch):
+        actuator = api.actuator()
+        self.interfere(api, actuator, monkeypatch, times=2)
+        actuator.apply(RECORD)
+        node = api.node("n1")
+        assert node["metadata"]["annotations"]["count"] == "0"
+        assert node["spec"]["taints"][0]["value"] == RECORD.action_id
+        self.interfere(api, actuator, monkeypatch, times=2)
+        actuator.reverse(RECORD)
+        assert actuator.look()["n1"].in_service
+
+    def test_one_who_never_stops_is_given_up_until_the_next_look(self, api, monkeypatch):
+        actuator = api.actuator()
+        self.interfere(api, actuator, monkeypatch, times=100)
+        with pytest.raises(RetryableError, match="keeps changing n1"):
+            actuator.apply(RECORD)
+        assert actuator.look()["n1"].in_service
+
+    def test_a_node_that_was_cordoned_meanwhile_is_left_alone(self, api, monkeypatch):
+        actuator = api.actuator()
+        patch = actuator._client.patch
+
+        def cordon_first(kind, name, change, **how):
+            api.admin.patch(name, spec={"unschedulable": True})
+            return patch(kind, name, change, **how)
+
+        monkeypatch.setattr(actuator._client, "patch", cordon_first)
+        with pytest.raises(PermanentError, match="SchedulingDisabled"):
+            actuator.apply(RECORD)
+        assert "IngeroCulprit" not in conditions(api.node("n1"))
+
+
+class TestRights:
+    def test_a_rehearsal_stores_nothing(self, api):
+        before = api.node("n1")
+        api.actuator(cordon=True).rehearse(RECORD)
+        assert api.node("n1") == before
+
+    def test_who_may_only_read_is_refused_before_and_when_it_acts(self, api):
+        grant_reading(api.server)
+        actuator = api.actuator(READER)
+        before = api.node("n1")
+        assert actuator.look()["n1"].in_service
+        for ask in (actuator.rehearse, actuator.apply):
+            with pytest.raises(PermanentError, match=r"does not change a node: .*cannot patch"):
+                ask(RECORD)
+        assert api.node("n1") == before
+
+    def test_who_may_do_nothing_is_told_at_each_look(self, api):
+        with pytest.raises(
+            RetryableError, match=r"does not tell its nodes: .*(Unauthorized|cannot list)"
+        ):
+            api.actuator("nobody").look()
+
+
+def grant_reading(server):
+    if not hasattr(server, "authority"):
+        return  # the small one has it from the start
+    rule = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole"}
+    server.post(
+        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+        role | {"metadata": {"name": "reading"}, "rules": [rule]},
+    )
+    group = "rbac.authorization.k8s.io"
+    server.post(
+        "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": "reading"},
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "reading"},
+            "subjects": [{"apiGroup": group, "kind": "User", "name": "reader"}],
+        },
+    )
+
+
+class TestRemediator:
+    def build_site(self, api, tmp_path, **config):
+        site = Site(tmp_path / "journal.db", build_config())
+        site.slurm = api.actuator(**config)
+        site.start()
+        return site
+
+    def test_the_node_of_a_culprit_is_tainted_and_given_back_when_a_person_asks(
+        self, api, tmp_path
+    ):
+        site = self.build_site(api, tmp_path, cordon=True)
+        site.look(6, ["n2"])
+        assert site.states() == ["done"]
+        (record,) = site.journal.actions()
+        assert (record.target, record.kind) == ("n2", "kubernetes")
+        assert api.node("n2")["spec"]["unschedulable"] is True
+        for name in ("n1", "n3", "n4"):
+            assert not (api.node(name).get("spec") or {}).get("taints")
+        undoing = replace(record, state=ActionState.UNDOING, note=ASKED)
+        site.journal.change(record, undoing)
+        site.look(3, [])
+        assert site.states() == ["undone"]
+        assert api.actuator().look()["n2"].in_service
+
+    def test_a_remediator_without_rights_says_so_and_nothing_stays(self, api, tmp_path):
+        grant_reading(api.server)
+        site = Site(tmp_path / "journal.db", build_config())
+        site.slurm = api.actuator(READER)
+        site.start()
+        site.look(10, ["n2"])
+        record = site.journal.actions()[0]
+        assert record.state is ActionState.VOID
+        notes = [one["note"] for one in site.journal.changes(record.action_id)]
+        assert any("cannot patch" in note for note in notes)
+
+    def test_a_node_that_a_person_uncordons_is_left_to_that_person(self, api, tmp_path):
+        site = self.build_site(api, tmp_path, taint="", condition="", cordon=True)
+        site.look(6, ["n2"])
+        assert site.states() == ["done"]
+        api.admin.patch("n2", spec={"unschedulable": None})
+        site.look(6, [])
+        assert site.states() == ["left"]
+
+
+IN_POD = """\
+mkdir -p /run/secrets && mount -t tmpfs none /run/secrets && mkdir -p {account}
+cp {ca} {account}/ca.crt && printf %s {token} > {account}/token && printf gpu > {account}/namespace
+exec "$@"
+"""
+
+
+class TestConnection:
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for mounts of its own")
+    def test_in_a_pod_the_service_account_is_taken(self, api, tmp_path):
+        if not hasattr(api.server, "authority"):
+            pytest.skip("a pod asks over TLS only, which the small server has not")
+        account = "/run/secrets/kubernetes.io/serviceaccount"  # /var/run is /run
+        script = IN_POD.format(account=account, ca=api.server.authority, token=REMEDIATOR)
+        policy = tmp_path / "policy.yaml"
+        policy.write_text("action: {kubernetes: {}}\n")
+        ask = (
+            "import sys; from ingero.remediation.config import load_policy;"
+            " from ingero.remediation.building import build_actuator;"
+            " from ingero.telemetry.clock import SystemClock;"
+            " print(*build_actuator(load_policy(sys.argv[1]), SystemClock()).look())"
+        )
+        host, _, port = api.server.url.removeprefix("https://").partition(":")
+        environ = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-ec", script, "sh", sys.executable, "-c", ask, policy],
+            env=os.environ | environ, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.stdout.split() == ["n1", "n2", "n3", "n4"], done.stderr
+
+    def test_a_server_that_is_away_may_be_back_later(self, tmp_path):
+        with (
+            connect(tmp_path, "http://127.0.0.1:9") as actuator,
+            pytest.raises(RetryableError, match="API server does not answer"),
+        ):
+            actuator.look()
+
+    @pytest.mark.parametrize(
+        ("status", "kind", "body"),
+        [
+            (200, "text/html", b"<html>"),
+            (200, "application/json", b"{"),
+            (200, "application/json", b'{"items": 5}'),
+            (502, "text/html", b"bad gateway"),
+            (502, "", b""),
+            (503, "application/json", b'{"kind": "Status", "message": "starting"}'),
+            (429, "application/json", b'{"kind": "Status", "message": "slower"}'),
+        ],
+    )
+    def test_what_is_no_answer_of_an_api_server_may_be_one_later(
+        self, tmp_path, status, kind, body
+    ):
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(status)
+                if kind:
+                    self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+            thread.start()
+            try:
+                with connect(tmp_path, f"http://127.0.0.1:{server.server_port}") as actuator:
+                    with pytest.raises(RetryableError, match="Kubernetes"):
+                        actuator.look()
+                    with pytest.raises(RetryableError, match="Kubernetes"):
+                        actuator.apply(RECORD)
+            finally:
+                server.shutdown()
+                thread.join()
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            (None, "not found"),
+            ("{", "cannot be used"),
+            ("a: b", "lacks 'clusters'"),
+            ("[]", "cannot be used"),
+            ("{clusters: [], contexts: []}", "No current context"),
+            ("{current-context: c, clusters: [], contexts: []}", "Context 'c' not found"),
+            (
+                "{current-context: c, clusters: [], contexts: [{name: c, context: {cluster: k}}]}",
+                "lacks 'k'",
+            ),
+        ],
+    )
+    def test_a_kubeconfig_that_cannot_be_used_is_named_with_the_cause(self, tmp_path, text, says):
+        file = tmp_path / "config"
+        if text is not None:
+            file.write_text(text)
+        policy = f"mode: auto\naction: {{kubernetes: {{kubeconfig: {file}}}}}\n"
+        with pytest.raises(ConfigError, match=says) as caught:
+            build_actuator(build_policy(parse_document(policy)), ManualClock())
+        assert str(file) in str(caught.value)
+
+    def test_a_policy_that_would_do_nothing_is_refused(self):
+        policy = "action: {kubernetes: {taint: '', condition: ''}}\n"
+        with pytest.raises(ConfigError, match="at least one of taint, cordon and condition"):
+            build_policy(parse_document(policy))
+
+
+def connect(folder, url):
+    file = folder / "config"
+    file.write_text(
+        "{current-context: c, contexts: [{name: c, context: {cluster: k, user: u}}],"
+        f" clusters: [{{name: k, cluster: {{server: '{url}'}}}}], users: [{{name: u, user: {{}}}}]}}"
+    )
+    config = KubernetesConfig(kubeconfig=str(file))
+    return closing(KubernetesActuator(config, ManualClock().wall_ns))
