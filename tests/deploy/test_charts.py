@@ -76,6 +76,16 @@ CASES = {
             }
         },
     ),
+    "fleet-remediator-kubernetes": (
+        "ingero-fleet",
+        {
+            "remediator": {
+                "enabled": True,
+                "policy": {"mode": "auto", "action": {"kubernetes": {"cordon": True}}},
+                "journalClaim": "journal",
+            }
+        },
+    ),
     "echo": ("ingero-echo", {"persistence": {"storageClass": "encrypted"}}),
     "echo-all": (
         "ingero-echo",
@@ -401,6 +411,33 @@ def test_the_remediator_beside_fleet_reads_its_verdicts_and_no_kubernetes(folder
         looked = r"^ingero_remediator_looks_total\S* [1-9]"
         wait_until(lambda: re.search(looked, httpx.get(page).text, re.MULTILINE), 60)
     assert (folder / "volumes/journal/journal.db").exists()
+
+
+def test_a_remediator_that_changes_nodes_has_the_rights_and_the_token_for_that_alone():
+    objects = objects_of("fleet-remediator-kubernetes")
+    role = find(objects, "ClusterRole")
+    rights = {
+        (verb, what)
+        for rule in role["rules"]
+        for what in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert rights == {
+        ("get", "nodes"), ("list", "nodes"), ("patch", "nodes"), ("patch", "nodes/status"),
+    }  # fmt: skip
+    binding = find(objects, "ClusterRoleBinding")
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    pod = find_pod(objects)["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert binding["subjects"][0]["name"] == pod["serviceAccountName"]
+    mounts = {
+        one["name"]: {mount["name"]: mount["mountPath"] for mount in one["volumeMounts"]}
+        for one in pod["containers"]
+    }
+    assert mounts["remediator"]["kubernetes"] == "/var/run/secrets/kubernetes.io/serviceaccount"
+    assert "kubernetes" not in mounts["fleet"]
+    egress = find(objects, "NetworkPolicy")["spec"]["egress"]
+    assert {443, 6443} <= {port["port"] for rule in egress for port in rule["ports"]}
 
 
 @pytest.mark.parametrize(

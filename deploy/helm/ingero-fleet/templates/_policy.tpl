@@ -5,7 +5,7 @@
 {{- fail "remediator.enabled needs replicaCount=1: each remediator would act by what its own Fleet judges" -}}
 {{- end -}}
 {{- if not (hasKey $v.policy "action") -}}
-{{- fail "remediator.policy.action is needed: webhook or command" -}}
+{{- fail "remediator.policy.action is needed: kubernetes, webhook or command" -}}
 {{- end -}}
 {{- if and (ne (toString ($v.policy.mode | default "dry-run")) "dry-run") (not $v.journalClaim) -}}
 {{- fail "remediator.journalClaim is needed unless remediator.policy.mode is dry-run: a new pod would not know which nodes are out of service" -}}
@@ -15,4 +15,9 @@
 {{- $_ := set $policy.action.webhook "secret_file" (printf "/etc/ingero/webhook/%s" $v.webhookSecret.key) -}}
 {{- end -}}
 {{- toYaml $policy -}}
+{{- end -}}
+
+{{- /* Whether the remediator changes nodes of this cluster. */ -}}
+{{- define "ingero-fleet.changesNodes" -}}
+{{- if and .Values.remediator.enabled (hasKey (.Values.remediator.policy.action | default dict) "kubernetes") -}}true{{- end -}}
 {{- end -}}
