@@ -1,8 +1,7 @@
 """Which devices the kubelet gave to which container, asked over the node's own socket.
 
 The kubelet's pod-resources API, version 1, method ``List``: gRPC over a Unix socket that root may open. It names pods
-and containers, not the ids that cgroups have; the file names of ``/var/log/containers`` have both. The few messages
-that are read are described here, so that no generated code is needed; fields that are not described are skipped.
+and containers, not the ids that cgroups have; the file names of ``/var/log/containers`` have both.
 
 Source: Kubernetes 1.37, k8s.io/kubelet/pkg/apis/podresources/v1/api.proto; Kubernetes documentation, "Device Plugins"
 and "Logging Architecture"; the kubelet's log links are ``POD_NAMESPACE_CONTAINER-ID.log``.
@@ -27,18 +26,25 @@ _MAX_ANSWER_BYTES: Final = 16 << 20
 """What the kubelet's own client takes."""
 _MAX_NAME_CHARS: Final = 253
 _MESSAGES: Final = {
-    "ListPodResourcesResponse": (("pod_resources", 1, "PodResources"),),
-    "PodResources": (
-        ("name", 1, ""), ("namespace", 2, ""), ("containers", 3, "ContainerResources"),
-    ),
-    "ContainerResources": (
-        ("name", 1, ""), ("devices", 2, "ContainerDevices"), ("dynamic_resources", 5, "DynamicResource"),
-    ),
-    "ContainerDevices": (("resource_name", 1, ""), ("device_ids", 2, "*")),
-    "DynamicResource": (("claim_resources", 4, "ClaimResource"),),
-    "ClaimResource": (("driver_name", 2, ""), ("pool_name", 3, ""), ("device_name", 4, "")),
-}  # fmt: skip
-"""Fields by name and number; a message's name repeats that message, ``*`` text."""
+    "ListPodResourcesResponse": {"pod_resources": (1, "*PodResources")},
+    "PodResources": {
+        "name": (1, "string"),
+        "namespace": (2, "string"),
+        "containers": (3, "*ContainerResources"),
+    },
+    "ContainerResources": {
+        "name": (1, "string"),
+        "devices": (2, "*ContainerDevices"),
+        "dynamic_resources": (5, "*DynamicResource"),
+    },
+    "ContainerDevices": {"resource_name": (1, "string"), "device_ids": (2, "*string")},
+    "DynamicResource": {"claim_resources": (4, "*ClaimResource")},
+    "ClaimResource": {
+        "driver_name": (2, "string"),
+        "pool_name": (3, "string"),
+        "device_name": (4, "string"),
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,22 +139,6 @@ def find_container_name(container: str, logs: Path = CONTAINER_LOGS) -> Containe
 
 @functools.cache
 def _answer_class() -> Any:  # noqa: ANN401 - a class made at run time
-    from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto  # noqa: PLC0415
-    from google.protobuf.descriptor_pool import DescriptorPool  # noqa: PLC0415
-    from google.protobuf.message_factory import GetMessageClass  # noqa: PLC0415
+    from ingero.wire.protobuf import declare_messages  # noqa: PLC0415 - slow, and only needed in Kubernetes
 
-    file = FileDescriptorProto(name="podresources/v1/api.proto", package="v1", syntax="proto3")
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for field, number, kind in fields:
-            label = (
-                FieldDescriptorProto.LABEL_REPEATED if kind else FieldDescriptorProto.LABEL_OPTIONAL
-            )
-            made = message.field.add(name=field, number=number, label=label)
-            if kind and kind != "*":
-                made.type, made.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".v1.{kind}"
-            else:
-                made.type = FieldDescriptorProto.TYPE_STRING
-    pool = DescriptorPool()
-    pool.Add(file)
-    return GetMessageClass(pool.FindMessageTypeByName("v1.ListPodResourcesResponse"))
+    return declare_messages("podresources", _MESSAGES)["ListPodResourcesResponse"]

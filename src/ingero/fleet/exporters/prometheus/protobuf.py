@@ -21,7 +21,7 @@ from ingero.fleet.exporters.prometheus.series import (
     SeriesStore,
 )
 from ingero.fleet.helpers.prometheus_histograms import SeriesExemplar, build_spans, find_in_buckets
-from ingero.fleet.helpers.prometheus_messages import declare_messages
+from ingero.wire.protobuf import declare_messages
 
 _NO_TYPE: Final = 3
 _TYPES: Final = {

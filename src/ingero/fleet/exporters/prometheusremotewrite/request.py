@@ -21,11 +21,11 @@ from ingero.fleet.helpers.prometheus_histograms import (
     read_native,
 )
 from ingero.fleet.helpers.prometheus_labels import build_job_labels, label_text, matches
-from ingero.fleet.helpers.prometheus_messages import declare_messages
 from ingero.fleet.helpers.prometheus_names import build_labels, build_metric_name
 from ingero.otlp.codec import Export, Point, PointKind, Temporality, iter_points
 from ingero.otlp.codec.points import read_sum
 from ingero.units import NS_PER_MS
+from ingero.wire.protobuf import declare_messages
 
 _STALE: Final[float] = struct.unpack("<d", struct.pack("<Q", 0x7FF0_0000_0000_0002))[0]
 """Prometheus' mark of a series that ended: model/value, StaleNaN."""

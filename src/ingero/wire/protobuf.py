@@ -1,4 +1,4 @@
-"""Protobuf messages of Prometheus, declared here because no package of them is kept."""
+"""Protobuf messages of other projects, declared by the fields that we use, because no package of them is kept."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _KINDS: Final = descriptor_pb2.FieldDescriptorProto
 _SCALARS: Final = {
+    "bool": _KINDS.TYPE_BOOL,
     "double": _KINDS.TYPE_DOUBLE,
     "int32": _KINDS.TYPE_INT32,
     "int64": _KINDS.TYPE_INT64,
@@ -28,8 +29,10 @@ def declare_messages(
     Args:
         package: A name for all of them.
         messages: Fields by message: a number, and a scalar type or a message, with ``*`` in front where it is repeated.
+            An enumeration is an ``int32``, and a map repeats a message of ``key`` 1 and ``value`` 2. Fields that are
+            not named are skipped when read.
     """
-    scope = f"ingero.prometheus.{package}"
+    scope = f"ingero.{package}"
     file = descriptor_pb2.FileDescriptorProto(
         name=f"ingero/{package}.proto", package=scope, syntax="proto3"
     )
