@@ -9,7 +9,7 @@ from ingero.remediation.actuators.actuator import Actuator
 from ingero.remediation.actuators.command import CommandActuator
 from ingero.remediation.actuators.slurm import SlurmActuator
 from ingero.remediation.actuators.webhook import WebhookActuator
-from ingero.remediation.config import KubernetesConfig, RemediatorConfig
+from ingero.remediation.config import ActuatorConfig, RemediatorConfig
 from ingero.remediation.records import Moment
 from ingero.telemetry.clock import Clock
 
@@ -29,22 +29,27 @@ def build_actuator(config: RemediatorConfig, clock: Clock) -> Actuator:
         return CommandActuator(action.command)
     if action.webhook is not None:
         return WebhookActuator(action.webhook, clock.wall_ns)
-    if action.kubernetes is not None:
-        return _build_kubernetes(action.kubernetes, clock)
+    if action.kubernetes is not None or action.nvsentinel is not None:
+        return _build_of_an_extra(action, clock)
     assert action.slurm is not None
     return SlurmActuator(action.slurm)
 
 
-def _build_kubernetes(config: KubernetesConfig, clock: Clock) -> Actuator:
+def _build_of_an_extra(action: ActuatorConfig, clock: Clock) -> Actuator:
+    kind, extra = ("kubernetes", "kubernetes") if action.kubernetes else ("nvsentinel", "agent")
     try:
-        from ingero.remediation.actuators.kubernetes import (  # noqa: PLC0415 - an extra's
-            KubernetesActuator,
-        )
+        if action.kubernetes is not None:
+            from ingero.remediation.actuators.kubernetes import KubernetesActuator  # noqa: PLC0415
+
+            return KubernetesActuator(action.kubernetes, clock.wall_ns)
+        assert action.nvsentinel is not None
+        from ingero.remediation.actuators.nvsentinel import NvsentinelActuator  # noqa: PLC0415
+
+        return NvsentinelActuator(action.nvsentinel, clock.wall_ns)
     except ModuleNotFoundError as error:
         raise UnsupportedError(
-            f"action.kubernetes needs {error.name}", hint="pip install 'ingero[kubernetes]'"
+            f"action.{kind} needs {error.name}", hint=f"pip install 'ingero[{extra}]'"
         ) from error
-    return KubernetesActuator(config, clock.wall_ns)
 
 
 def read_boot() -> str:

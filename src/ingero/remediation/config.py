@@ -227,6 +227,36 @@ class KubernetesConfig(StrictModel):
         return self
 
 
+class NvsentinelConfig(StrictModel):
+    """Health events for NVSentinel. It cannot be asked whether a node is out of service."""
+
+    socket: str = Field(
+        "/var/run/nvsentinel.sock",
+        description="Of the platform connector; its folder is mounted from the host.",
+    )
+    token_file: str = Field(
+        "",
+        description="Token of a service account that NVSentinel lists in crossNodeServiceAccounts, for other nodes than"
+        " this one; read again for each event.",
+    )
+    strategy: Literal["store-only", "execute"] = Field(
+        "store-only",
+        description="store-only: NVSentinel keeps the event and changes nothing; execute: its rules decide.",
+    )
+    recommended_action: Literal[
+        "NONE", "COMPONENT_RESET", "CONTACT_SUPPORT", "RUN_FIELDDIAG", "RESTART_VM", "RESTART_BM", "REPLACE_VM",
+        "RUN_DCGMEUD",
+    ] = Field(
+        "CONTACT_SUPPORT",
+        description="NONE is not fatal: no condition, only an event of the node.",
+    )  # fmt: skip
+    component_class: str = Field("Node", description="As the rules of the site compare it.")
+    timeout: Duration = Field(parse_duration("10s"), gt=0, description="Of one event.")
+    node_names: dict[str, str] = Field(
+        default={}, description="Fleet's node → name of the Node, where they differ."
+    )
+
+
 class CommandConfig(StrictModel):
     """Commands of the site's own. They cannot be asked whether a node is out of service."""
 
@@ -264,6 +294,9 @@ class ActuatorConfig(StrictModel):
     slurm: SlurmConfig | None = Field(None, description="Slurm: drain with a reason, and resume.")
     kubernetes: KubernetesConfig | None = Field(
         None, description="Kubernetes: a taint, a cordon, a condition."
+    )
+    nvsentinel: NvsentinelConfig | None = Field(
+        None, description="NVSentinel: a health event about the node."
     )
     command: CommandConfig | None = Field(None, description="Commands of the site's own.")
     webhook: SignedWebhookConfig | None = Field(

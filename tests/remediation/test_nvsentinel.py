@@ -1,0 +1,191 @@
+"""A platform connector of NVSentinel: what it is sent, and what becomes of its refusals.
+
+It is a gRPC server whose messages `protoc` made of fields written down here once more, from NVSentinel's published
+protocol; a real NVSentinel is not to be had from Debian or PyPI.
+"""
+
+import subprocess
+import sys
+from concurrent import futures
+from dataclasses import replace
+
+import grpc
+import pytest
+from tests.remediation.site import Site, build_config
+from tests.remediation.test_slurm import RECORD
+
+from ingero.config.document import parse_document
+from ingero.errors import PermanentError, RetryableError
+from ingero.remediation.actuators.nvsentinel import ACTIONS, METHOD, NvsentinelActuator
+from ingero.remediation.building import build_actuator
+from ingero.remediation.config import ActuatorConfig, NvsentinelConfig, build_policy
+from ingero.testing.clock import ManualClock
+
+PROTO = """\
+syntax = "proto3";
+package datamodels;
+import "google/protobuf/timestamp.proto";
+enum Strategy { UNSPECIFIED = 0; EXECUTE_REMEDIATION = 1; STORE_ONLY = 2; }
+enum Action { NONE = 0; COMPONENT_RESET = 2; CONTACT_SUPPORT = 5; RUN_FIELDDIAG = 6; RESTART_VM = 15; RESTART_BM = 24;
+  REPLACE_VM = 25; RUN_DCGMEUD = 26; RESTART_APP = 39; UNKNOWN = 99; }
+message Entity { string entityType = 1; string entityValue = 2; }
+message HealthEvent { uint32 version = 1; string agent = 2; string componentClass = 3; string checkName = 4;
+  bool isFatal = 5; bool isHealthy = 6; string message = 7; Action recommendedAction = 8; repeated string errorCode = 9;
+  repeated Entity entitiesImpacted = 10; map<string, string> metadata = 11;
+  google.protobuf.Timestamp generatedTimestamp = 12; string nodeName = 13; Strategy processingStrategy = 16; }
+message HealthEvents { uint32 version = 1; repeated HealthEvent events = 2; }
+"""
+ON_NODE = replace(RECORD, target="n1", node_id="n1", kind="nvsentinel")
+
+
+@pytest.fixture(scope="module")
+def protocol(tmp_path_factory):
+    """The messages as `protoc` makes them."""
+    folder = tmp_path_factory.mktemp("proto")
+    (folder / "sentinel_of_tests.proto").write_text(PROTO)
+    subprocess.run(
+        [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", f"--python_out={folder}", "sentinel_of_tests.proto"],
+        check=True, cwd=folder,
+    )  # fmt: skip
+    sys.path.insert(0, str(folder))
+    try:
+        import sentinel_of_tests_pb2 as module
+    finally:
+        sys.path.remove(str(folder))
+    return module
+
+
+class Connector:
+    """What it received, and how it answers."""
+
+    def __init__(self):
+        self.events, self.bearers, self.code = [], [], None
+
+    def take(self, request, context):
+        self.bearers.append(dict(context.invocation_metadata()).get("authorization"))
+        if self.code is not None:
+            context.abort(self.code, "not now")
+        self.events += request.events
+        return b""
+
+
+@pytest.fixture
+def connector(protocol, tmp_path):
+    taker = Connector()
+    handler = grpc.unary_unary_rpc_method_handler(
+        taker.take, request_deserializer=protocol.HealthEvents.FromString
+    )
+    service, name = METHOD.strip("/").split("/")
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers([
+        grpc.method_handlers_generic_handler(service, {name: handler})
+    ])
+    taker.socket = tmp_path / "nvsentinel.sock"
+    server.add_insecure_port(f"unix:{taker.socket}")
+    server.start()
+    yield taker
+    server.stop(0).wait()
+
+
+def connect(connector, **config):
+    settings = NvsentinelConfig(socket=str(connector.socket), **config)
+    return NvsentinelActuator(settings, ManualClock().wall_ns)
+
+
+def test_an_event_to_be_stored_names_the_node_why_and_the_action(connector, protocol):
+    connect(connector).apply(ON_NODE)
+    (event,) = connector.events
+    assert (event.nodeName, event.agent, event.checkName) == ("n1", "ingero", "IngeroCulprit")
+    assert event.processingStrategy == protocol.STORE_ONLY
+    assert (event.isHealthy, event.isFatal) == (False, True)
+    assert event.recommendedAction == protocol.CONTACT_SUPPORT
+    assert event.message.startswith(f"ingero {RECORD.action_id} {RECORD.episode}: culprit")
+    assert dict(event.metadata) == {
+        "ingero.action": RECORD.action_id,
+        "ingero.episode": RECORD.episode,
+    }
+    assert list(event.errorCode) == ["INGERO_CULPRIT"]
+    assert event.generatedTimestamp.ToNanoseconds() == ManualClock().wall_ns()
+    assert connector.bearers == [None]
+
+
+def test_what_says_that_it_is_well_again_fits_what_said_that_it_is_not(connector):
+    actuator = connect(connector, strategy="execute")
+    actuator.apply(ON_NODE)
+    actuator.reverse(ON_NODE)
+    ill, well = connector.events
+    assert (ill.isHealthy, well.isHealthy, well.isFatal) == (False, True, False)
+    for part in (
+        "nodeName",
+        "checkName",
+        "entitiesImpacted",
+        "processingStrategy",
+        "componentClass",
+    ):
+        assert getattr(ill, part) == getattr(well, part)
+    assert well.processingStrategy == 1
+
+
+@pytest.mark.parametrize("action", sorted(ACTIONS))
+def test_actions_have_nvsentinels_numbers_and_none_is_not_fatal(connector, protocol, action):
+    connect(connector, recommended_action=action).apply(ON_NODE)
+    (event,) = connector.events
+    assert protocol.Action.Name(event.recommendedAction) == action
+    assert event.isFatal is (action != "NONE")
+
+
+def test_a_token_is_read_again_for_each_event(connector, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("one\n")
+    actuator = connect(connector, token_file=str(token))
+    actuator.apply(ON_NODE)
+    token.write_text("two")
+    actuator.apply(ON_NODE)
+    assert connector.bearers == ["Bearer one", "Bearer two"]
+    token.unlink()
+    with pytest.raises(RetryableError, match="No such file"):
+        actuator.apply(ON_NODE)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, RetryableError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, RetryableError),
+        (grpc.StatusCode.PERMISSION_DENIED, PermanentError),
+        (grpc.StatusCode.UNAUTHENTICATED, PermanentError),
+        (grpc.StatusCode.INVALID_ARGUMENT, PermanentError),
+        (grpc.StatusCode.UNIMPLEMENTED, PermanentError),
+    ],
+)
+def test_a_refusal_is_told_apart_from_what_may_pass(connector, code, kind):
+    connector.code = code
+    with pytest.raises(kind, match=f"{code.name}: not now"):
+        connect(connector).apply(ON_NODE)
+
+
+def test_a_connector_that_is_not_there_may_come(tmp_path):
+    config = NvsentinelConfig(socket=str(tmp_path / "none"), timeout="5s")
+    with pytest.raises(RetryableError, match="UNAVAILABLE"):
+        NvsentinelActuator(config, ManualClock().wall_ns).apply(ON_NODE)
+
+
+def test_a_remediator_sends_it_once_and_again_only_while_nobody_took_it(connector, tmp_path):
+    site = Site(tmp_path / "journal.db", build_config())
+    action = ActuatorConfig(nvsentinel=NvsentinelConfig(socket=str(connector.socket)))
+    site.config = site.config.model_copy(update={"action": action})
+    site.slurm = connect(connector, node_names={"n2": "gpu-2"})
+    site.start()
+    connector.code = grpc.StatusCode.UNAVAILABLE
+    site.look(4, ["n2"])
+    assert site.states() == ["begun"]
+    assert connector.events == []
+    connector.code = None
+    site.look(6, ["n2"])
+    assert site.states() == ["done"]
+    assert [one.nodeName for one in connector.events] == ["gpu-2"]
+
+
+def test_the_policy_chooses_it():
+    policy = build_policy(parse_document("action: {nvsentinel: {strategy: execute}}\n"))
+    assert build_actuator(policy, ManualClock()).kind == "nvsentinel"
