@@ -31,14 +31,14 @@ SERVICES = {
 class Served:
     """`ingero-echo serve` with three bearers; ``program`` runs instead of it."""
 
-    def __init__(self, folder, *more, program=(str(ECHO),)):
+    def __init__(self, folder, *more, program=(str(ECHO),), acl=ACL):
         self.db = folder / "echo.db"
-        acl = folder / "acl.yaml"
-        acl.write_text(ACL)
-        acl.chmod(0o600)
+        bearers = folder / "acl.yaml"
+        bearers.write_text(acl)
+        bearers.chmod(0o600)
         self.log = folder / "echo.log"
         command = [*program, "serve", "--insecure-no-tls", "--db", str(self.db), *ADDRESSES]
-        command += ["--bearer-acl-file", str(acl), "--set", "min_free_space=1MiB", *more]
+        command += ["--bearer-acl-file", str(bearers), "--set", "min_free_space=1MiB", *more]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         line = self.process.stdout.readline()

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from tests.echo.process import (
+    ACL,
     OPERATOR,
     SERVICES,
     TEAM_A,
@@ -24,6 +25,7 @@ from tests.echo.process import (
 from tests.echo.test_poison import to_protobuf
 
 MIB = 1 << 20
+SLOW, READER, WRITER, PAST = (f"{name}-" + "x" * 28 for name in ("sl", "re", "wr", "pa"))
 
 
 @pytest.fixture
@@ -179,6 +181,43 @@ def test_a_bearer_over_its_rate_waits_and_others_do_not(start):
     assert echo.push(other, token=TEAM_B).status_code == 200
     assert len(echo.audit(status=429, bearer_key_name="team-a")) == 3
     assert echo.metric("ingero_echo_ingest_requests_total", outcome="refused_pace") == 3
+
+
+def test_a_bearer_that_has_written_its_quota_waits_and_one_that_may_only_read_or_write_is_told(
+    tmp_path,
+):
+    more = f"""
+- {{key_name: slow, token: {SLOW}, allowed_clusters: [train-1], rows_per_second: 2}}
+- {{key_name: reader, token: {READER}, allowed_clusters: [train-1], scopes: [read]}}
+- {{key_name: writer, token: {WRITER}, allowed_clusters: [train-1], scopes: [write]}}
+- {{key_name: past, token: {PAST}, allowed_clusters: [train-1], expires: 2026-01-01}}
+"""
+    with Served(tmp_path, acl=ACL + more) as echo:
+        body = to_protobuf("metrics", metrics([point(float(i)) for i in range(26)]))
+        first, second = echo.push(body, token=SLOW), echo.push(body, token=SLOW)
+        assert (first.status_code, second.status_code) == (200, 429)
+        assert (
+            2 <= int(second.headers["retry-after"]) <= 3
+        )  # 26 rows are 13 s, of which 10 are free
+        assert "written its quota" in second.text
+        with pytest.raises(grpc.RpcError) as waits:
+            echo.call(body, token=SLOW)
+        assert waits.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert echo.metric("ingero_echo_ingest_requests_total", outcome="refused_quota") == 2
+        assert echo.push(body, token=READER).status_code == 403
+        with pytest.raises(grpc.RpcError) as refused:
+            echo.call(body, token=READER)
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert echo.push(body, token=WRITER).status_code == 200
+        assert echo.push(body, token=PAST).status_code == 401
+        url = f"http://127.0.0.1:{echo.api}/api/v2/whoami"
+        answers = {
+            token: httpx.get(url, headers={"authorization": f"Bearer {token}"})
+            for token in (READER, WRITER, PAST)
+        }
+        assert [one.status_code for one in answers.values()] == [200, 403, 401]
+        assert answers[WRITER].json()["code"] == "insufficient_scope"
+        assert len(echo.audit(status=403, bearer_key_name="reader")) == 2
 
 
 def test_a_bearer_with_too_many_requests_at_once_is_refused_and_others_are_not(start):

@@ -1,6 +1,6 @@
 import pytest
 
-from ingero.config.acl import AclEntry, check_token_mode, parse_acl, parse_token
+from ingero.config.acl import AclEntry, WriteQuota, check_token_mode, parse_acl, parse_token
 from ingero.errors import ConfigError
 from ingero.serving.bearer import Bearers
 from ingero.serving.limits import RateLimiter
@@ -65,6 +65,33 @@ def test_the_acl_file_reads_as_yaml_and_as_json():
         ("- key_name: one\n  token: two words\n  allowed_clusters: [c]\n", 2, "white space"),
         (f"- key_name: one\n  tokens: {A}\n  allowed_clusters: [c]\n", 2, "unknown key"),
         (f"key_name: one\ntoken: {A}\n", 1, "not a list"),
+        (f"- key_name: one\n  token: {A}\n  allowed_clusters: [c]\n  scopes: read\n", 4, "list of"),
+        (f"- key_name: one\n  token: {A}\n  allowed_clusters: [c]\n  scopes: []\n", 4, "list of"),
+        (
+            f"- key_name: one\n  token: {A}\n  allowed_clusters: [c]\n  scopes: [read, admin]\n",
+            4,
+            "list of",
+        ),
+        (
+            f"- key_name: one\n  token: {A}\n  allowed_clusters: [c]\n  expires: soon\n",
+            4,
+            "no time",
+        ),
+        (
+            f"- key_name: one\n  token: {A}\n  allowed_clusters: [c]\n  expires: 2027-01-01T10:00\n",
+            4,
+            "no time zone",
+        ),
+        (
+            f"- key_name: one\n  token: {A}\n  allowed_clusters: [c]\n  rows_per_second: many\n",
+            4,
+            "not a size",
+        ),
+        (
+            f"- key_name: one\n  token: {A}\n  allowed_clusters: [c]\n  bytes_per_second: 0\n",
+            4,
+            "is 0",
+        ),
         ("- [\n", 2, "not YAML"),
         ("[]", 1, "no bearers"),
         (
@@ -186,3 +213,36 @@ def test_a_token_file_is_its_owners_and_its_group_may_read_it(mode, loose, is_ta
     with pytest.raises(ConfigError, match=f"mode {mode:o}") as raised:
         check_token_mode("token", mode, allows_loose=loose)
     assert "chmod 600" in raised.value.hint
+
+
+def test_an_entry_says_what_a_bearer_may_do_until_when_and_how_much():
+    head = f"- key_name: one\n  token: {A}\n  allowed_clusters: [c]\n"
+    (plain,) = parse_acl(head, "acl")
+    assert plain.scopes == {"read", "write"}
+    assert plain.expires_wall_ns is None
+    assert plain.quota == WriteQuota()
+    more = "  scopes: [write]\n  expires: 2027-01-01T02:00:00+02:00\n  rows_per_second: 20000\n  bytes_per_second: 8MiB\n"
+    (entry,) = parse_acl(head + more, "acl")
+    assert entry.scopes == {"write"}
+    assert entry.expires_wall_ns == 1_798_761_600 * NS_PER_S
+    assert entry.quota == WriteQuota(20_000, 8 << 20)
+    (dated,) = parse_acl(head + "  expires: 2027-01-01\n", "acl")
+    assert dated.expires_wall_ns == entry.expires_wall_ns
+    bearers = Bearers([entry], ManualClock(), 0)
+    found = bearers.authenticate(f"Bearer {A}")
+    assert found is not None
+    assert (found.scopes, found.quota) == (entry.scopes, entry.quota)
+
+
+def test_a_token_is_refused_from_the_moment_it_expires_also_within_its_grace():
+    clock = ManualClock()
+    ends = clock.wall_ns() + 60 * NS_PER_S
+    entry = AclEntry("one", A, None, expires_wall_ns=ends)
+    bearers = Bearers([entry], clock, 300 * NS_PER_S)
+    clock.advance(59 * NS_PER_S)
+    assert bearers.authenticate(f"Bearer {A}") is not None
+    bearers.replace([AclEntry("two", B, None)])
+    assert bearers.authenticate(f"Bearer {A}") is not None
+    clock.advance(NS_PER_S)
+    assert bearers.authenticate(f"Bearer {A}") is None
+    assert bearers.authenticate(f"Bearer {B}") is not None

@@ -10,6 +10,13 @@ bearers is a list nobody wrote.
       token: 9a1b…
       allowed_clusters: ["*"]
       grace: 0s                     # when it leaves this file it is refused at once
+    - key_name: agents
+      token: c3d2…
+      allowed_clusters: [train-1]
+      scopes: [write]               # of read and write; both without it
+      expires: 2027-01-01T00:00:00Z # refused from then on
+      rows_per_second: 20000        # what it may write, with a burst of ten seconds
+      bytes_per_second: 8MiB        # of bodies as they arrive
     - key_name: lost-laptop
       token: 77e0…
       revoked: true                 # refused from the next reload on, whatever grace there was
@@ -21,6 +28,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from typing import Final
 
 import yaml
@@ -28,16 +36,36 @@ from typing_extensions import override
 
 from ingero.config.environment import LOOSE_TOKENS
 from ingero.errors import ConfigError, ConfigProblem
-from ingero.units import parse_duration
+from ingero.units import NS_PER_S, parse_duration, parse_size
 
 MAX_BYTES: Final = 4 << 20
 MIN_TOKEN_CHARS: Final = 16
 """``openssl rand -hex 32`` makes 64; what is shorter than this can be guessed."""
-_KEYS: Final = ("key_name", "token", "allowed_clusters", "grace", "revoked")
+SCOPES: Final = frozenset({"read", "write"})
+_KEYS: Final = (
+    *("key_name", "token", "allowed_clusters", "scopes", "expires", "rows_per_second"),
+    *("bytes_per_second", "grace", "revoked"),
+)
 _ANYBODY_WRITES: Final = 0o022
 _OTHERS: Final = 0o007
 _CLUSTER: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALL: Final = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteQuota:
+    """What a bearer may write, in the mean.
+
+    Attributes:
+        rows_per_second: Rows that are kept; None is no limit.
+        bytes_per_second: Bytes of bodies as they arrive, compressed or not; None is no limit.
+    """
+
+    rows_per_second: int | None = None
+    bytes_per_second: int | None = None
+
+
+NO_QUOTA: Final = WriteQuota()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -50,6 +78,9 @@ class AclEntry:
         clusters: What it may touch; None is every cluster.
         grace_ns: How long it is still taken after it left the file; None is as the server is set.
         is_revoked: It is refused, and at once where it was taken before.
+        scopes: Of `SCOPES`, what it may do.
+        expires_wall_ns: It is refused from then on; None is never.
+        quota: What it may write.
     """
 
     key_name: str
@@ -57,6 +88,9 @@ class AclEntry:
     clusters: frozenset[str] | None
     grace_ns: int | None = None
     is_revoked: bool = False
+    scopes: frozenset[str] = SCOPES
+    expires_wall_ns: int | None = None
+    quota: WriteQuota = NO_QUOTA
 
     @override
     def __repr__(self) -> str:
@@ -172,10 +206,56 @@ class _Reader:
         if not is_revoked or "allowed_clusters" in values:
             clusters = self._read_clusters(node, values.get("allowed_clusters"))
         grace_ns = self._read_grace(values.get("grace"))
+        scopes = self._read_scopes(values.get("scopes"))
+        expires_wall_ns = self._read_time(values.get("expires"))
+        quota = WriteQuota(
+            *(self._read_rate(values, name) for name in ("rows_per_second", "bytes_per_second"))
+        )
         self._refuse_repeats(node, name, token)
         if len(self.problems) > before:
             return None
-        return AclEntry(name, token, clusters, grace_ns, is_revoked)
+        return AclEntry(name, token, clusters, grace_ns, is_revoked, scopes, expires_wall_ns, quota)
+
+    def _read_scopes(self, value: yaml.Node | None) -> frozenset[str]:
+        if value is None:
+            return SCOPES
+        nodes = value.value if isinstance(value, yaml.SequenceNode) else []
+        names = {item.value for item in nodes if isinstance(item, yaml.ScalarNode)}
+        if not names or not names <= SCOPES or len(names) < len(nodes):
+            self._say(value, "scopes", "must be a list of read, write, or both")
+        return frozenset(names)
+
+    def _read_time(self, value: yaml.Node | None) -> int | None:
+        """A date, which is its first moment in UTC, or a time with its zone."""
+        if value is None:
+            return None
+        text = value.value if isinstance(value, yaml.ScalarNode) else ""
+        try:
+            day = date.fromisoformat(text)
+            moment = datetime(day.year, day.month, day.day, tzinfo=UTC)
+        except ValueError:
+            try:
+                moment = datetime.fromisoformat(text)
+            except ValueError:
+                self._say(value, "expires", f"{text!r} is no time such as 2027-01-31T12:00:00Z")
+                return None
+        if moment.tzinfo is None:
+            self._say(value, "expires", "has no time zone; write Z behind it for UTC")
+            return None
+        return round(moment.timestamp()) * NS_PER_S
+
+    def _read_rate(self, values: Mapping[str, yaml.Node], name: str) -> int | None:
+        value = values.get(name)
+        if value is None:
+            return None
+        try:
+            rate = parse_size(value.value if isinstance(value, yaml.ScalarNode) else "")
+        except ValueError as error:
+            self._say(value, name, str(error))
+            return None
+        if not rate:
+            self._say(value, name, "is 0: take write out of scopes instead")
+        return rate
 
     def _read_flag(self, value: yaml.Node | None) -> bool:
         if value is None:

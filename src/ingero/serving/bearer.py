@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Final
 
-from ingero.config.acl import AclEntry
+from ingero.config.acl import NO_QUOTA, SCOPES, AclEntry, WriteQuota
 from ingero.telemetry.clock import Clock
 
 _SCHEME: Final = "bearer"
@@ -26,11 +26,15 @@ class Principal:
         digest: SHA-256 of the token, hexadecimal: its name in the audit log.
         key_name: The name its owner gave it; for the audit log only.
         clusters: What it may touch; None is every cluster.
+        scopes: Whether it may ``read``, ``write`` or both.
+        quota: What it may write.
     """
 
     digest: str
     key_name: str
     clusters: frozenset[str] | None
+    scopes: frozenset[str] = SCOPES
+    quota: WriteQuota = NO_QUOTA
 
     def may(self, cluster_id: str) -> bool:
         """Whether this cluster is within its list."""
@@ -43,6 +47,7 @@ class _Known:
     principal: Principal
     until_ns: int | None  # None: valid until it is replaced
     grace_ns: int | None = None  # None: as all
+    expires_wall_ns: int | None = None  # None: never
 
 
 class Bearers:
@@ -70,7 +75,7 @@ class Bearers:
         listed = {sha256(entry.token.encode()).digest() for entry in entries}
         now_ns = self._clock.mono_ns()
         leaving = tuple(
-            _Known(known.digest, known.principal, self._find_end(known, now_ns))
+            replace(known, until_ns=self._find_end(known, now_ns))
             for known in self._known
             if known.digest not in listed and self._find_end(known, now_ns) > now_ns
         )
@@ -88,10 +93,12 @@ class Bearers:
         if scheme.lower() != _SCHEME:
             return None
         digest = sha256(token.strip().encode()).digest()
-        now_ns = self._clock.mono_ns()
+        now_ns, wall_ns = self._clock.mono_ns(), self._clock.wall_ns()
         found = None
         for known in self._known:
-            is_valid = known.until_ns is None or known.until_ns > now_ns
+            is_valid = (known.until_ns is None or known.until_ns > now_ns) and (
+                known.expires_wall_ns is None or known.expires_wall_ns > wall_ns
+            )
             if hmac.compare_digest(known.digest, digest) and is_valid and found is None:
                 found = known.principal
         return found
@@ -103,6 +110,10 @@ def _build(entries: Iterable[AclEntry]) -> tuple[_Known, ...]:
         if entry.is_revoked:
             continue
         digest = sha256(entry.token.encode())
-        principal = Principal(digest.hexdigest(), entry.key_name, entry.clusters)
-        known.append(_Known(digest.digest(), principal, None, entry.grace_ns))
+        principal = Principal(
+            digest.hexdigest(), entry.key_name, entry.clusters, entry.scopes, entry.quota
+        )
+        known.append(
+            _Known(digest.digest(), principal, None, entry.grace_ns, entry.expires_wall_ns)
+        )
     return tuple(known)

@@ -16,6 +16,7 @@ from typing import Final
 from ingero.echo.ingest.budget import ByteBudget
 from ingero.echo.ingest.intake import Built, ForbiddenError, Intake
 from ingero.echo.ingest.limits import RefusalReason
+from ingero.echo.ingest.quotas import QuotaMeter
 from ingero.echo.ingest.settings import Authenticate, IngestCounters, IngestSettings
 from ingero.errors import BadDataError, IngeroError, RetryableError, StoreError
 from ingero.serving.audit import write_audit
@@ -40,6 +41,9 @@ _MAX_CLUSTER_CHARS: Final = 64
 
 _DRAINING: Final = RequestRefusal(
     OtlpAnswer(AnswerStatus.UNAVAILABLE, "shutting down; send again", 5), Reason.DRAINING
+)
+_READER: Final = RequestRefusal(
+    OtlpAnswer(AnswerStatus.FORBIDDEN, "this bearer may only read"), Reason.READ_ONLY
 )
 _BODY_REASONS: Final = frozenset({
     Reason.CONTENT_ENCODING,
@@ -109,6 +113,7 @@ class IngestHandler:
         self._authenticate = authenticate
         self._clock = clock
         self._by_bearer = RateLimiter(settings.per_second, settings.burst, clock)
+        self._quotas = QuotaMeter(clock)
         self._bad = RateLimiter(_BAD_PER_SECOND, _BAD_BURST, clock)
         self._n_delayed = 0
         self._in_flight: Counter[str] = Counter()
@@ -134,15 +139,30 @@ class IngestHandler:
         ingest.principal = self._authenticate(request.authorization)
         if ingest.principal is None:
             return self._slow_down(ingest.source_ip)
-        wait_s = self._by_bearer.take(ingest.key)
-        if wait_s:
-            counters.refused_pace += 1
-            return _overload("too many requests a second", max(1, math.ceil(wait_s)))
+        refusal = self._hold_to_rights(ingest.principal)
+        if refusal is not None:
+            return refusal
         if self._in_flight[ingest.key] >= settings.max_in_flight_bearer:
             counters.refused_pace += 1
             return _overload("too many requests of this bearer at once", 1)
         self._in_flight[ingest.key] += 1
         ingest.is_admitted = True
+        return None
+
+    def _hold_to_rights(self, principal: Principal) -> RequestRefusal | None:
+        """Refuse a bearer that may not write, or that sends or has written more than it may."""
+        counters = self._counters
+        if "write" not in principal.scopes:
+            counters.refused_acl += 1
+            return _READER
+        wait_s = self._by_bearer.take(principal.digest)
+        if wait_s:
+            counters.refused_pace += 1
+            return _overload("too many requests a second", max(1, math.ceil(wait_s)))
+        wait_ns = self._quotas.find_wait(principal)
+        if wait_ns:
+            counters.refused_quota += 1
+            return _overload("this bearer has written its quota", math.ceil(wait_ns / NS_PER_S))
         return None
 
     def _slow_down(self, source_ip: str) -> RequestRefusal:
@@ -202,6 +222,7 @@ class IngestHandler:
     async def _write(self, request: OtlpRequest, ingest: IngestRequest, body: bytes) -> OtlpAnswer:
         principal = ingest.principal
         assert principal is not None
+        self._quotas.charge(principal, n_bytes=len(body))
 
         def build() -> Built:
             export = request.decode(body, self.settings.max_body_bytes)
@@ -231,6 +252,8 @@ class IngestHandler:
             self._counters.refused_body += 1
             return OtlpAnswer(AnswerStatus.BAD_DATA, f"nothing of it can be kept: {why}")
         self._counters.taken += 1
+        assert ingest.principal is not None
+        self._quotas.charge(ingest.principal, n_rows=ingest.n_rows)
         if outcome.n_conflicts:
             n = outcome.n_conflicts
             conflicts = (

@@ -47,8 +47,9 @@ class IngestCounters:
     Attributes:
         taken: Rows on disk, or nothing to write.
         refused_auth: No token, or a wrong one.
-        refused_acl: A cluster that the bearer may not write to.
+        refused_acl: A cluster that the bearer may not write to, or it may only read.
         refused_pace: One bearer's rate, requests at once, or share of the memory.
+        refused_quota: More rows or bytes than the bearer may write.
         refused_load: Too much of everybody.
         refused_body: Nothing of it could be read or kept.
         failed: The store cannot write.
@@ -60,6 +61,7 @@ class IngestCounters:
     refused_auth: int = 0
     refused_acl: int = 0
     refused_pace: int = 0
+    refused_quota: int = 0
     refused_load: int = 0
     refused_body: int = 0
     failed: int = 0

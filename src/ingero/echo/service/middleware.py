@@ -63,6 +63,7 @@ _BAD_RETRY_S: Final = 5
 DRAINING: Final = ErrorReply(503, "draining", "shutting down; ask again", 5)
 NO_BEARER: Final = ErrorReply(401, "missing_bearer", "a bearer token is needed")
 BAD_BEARER: Final = ErrorReply(401, "invalid_bearer", "invalid bearer token")
+WRITER: Final = ErrorReply(403, "insufficient_scope", "this bearer may only write")
 BUSY_BEARER: Final = ErrorReply(
     429, "in_flight_cap", "too many requests of this bearer are being answered", 1
 )
@@ -118,6 +119,8 @@ class RequestAdmission:
         principal = self._access.authenticate(given.decode("latin-1"))
         if principal is None:
             return None, self._refuse_bad(self.find_address(scope, headers))
+        if "read" not in principal.scopes:
+            return principal, WRITER
         slow = _check_pace(self._by_bearer.take(principal.digest))
         if slow is None and self.in_flight[principal.digest] >= self._config.max_in_flight:
             return principal, BUSY_BEARER

@@ -26,7 +26,7 @@ _ERROR_REF: Final = {"$ref": f"{_SCHEMAS}Error"}
 _ERRORS: Final = {
     "400": "The arguments or the statement are wrong.",
     "401": "No bearer token, or a wrong one.",
-    "403": "The bearer may not read that cluster.",
+    "403": "The bearer may not read that cluster, or may only write.",
     "404": "Nothing of that name.",
     "405": "Another method.",
     "408": "The body came too slowly.",

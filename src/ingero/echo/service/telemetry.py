@@ -61,8 +61,8 @@ QUESTIONS_WAITING: Final = gauge(
 )
 INGEST_REQUESTS: Final = counter(
     "ingero_echo_ingest_requests_total",
-    "OTLP requests by outcome: taken, refused_auth, refused_acl, refused_pace, refused_load, refused_body, "
-    "failed.",
+    "OTLP requests by outcome: taken, refused_auth, refused_acl, refused_pace, refused_quota, refused_load, "
+    "refused_body, failed.",
     "outcome",
 )
 ROWS: Final = counter(
@@ -127,8 +127,8 @@ def watch_service(
     }.items():
         commits.watch(_read(written, name), outcome=shown)
     for name in (
-        *("taken", "refused_auth", "refused_acl", "refused_pace", "refused_load", "refused_body"),
-        "failed",
+        *("taken", "refused_auth", "refused_acl", "refused_pace", "refused_quota"),
+        *("refused_load", "refused_body", "failed"),
     ):
         meter.counter(INGEST_REQUESTS).watch(_read(ingest, name), outcome=name)
     for place, queue in queues.items():

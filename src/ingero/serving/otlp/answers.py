@@ -73,6 +73,7 @@ class Reason(StrEnum):
     NO_PIPELINE = "no_pipeline"
     UNAUTHENTICATED = "unauthenticated"
     FORBIDDEN_CLUSTER = "forbidden_cluster"
+    READ_ONLY = "read_only"
     CONTENT_TYPE = "content_type"
     CONTENT_ENCODING = "content_encoding"
     TOO_LARGE = "too_large"

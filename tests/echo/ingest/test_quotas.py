@@ -1,0 +1,66 @@
+"""What a bearer has written against what it may."""
+
+import pytest
+
+from ingero.config.acl import WriteQuota
+from ingero.echo.ingest.quotas import BURST_NS, QuotaMeter
+from ingero.serving.bearer import Principal
+from ingero.testing.clock import ManualClock
+from ingero.units import NS_PER_S
+
+
+def build_bearer(name="one", **quota):
+    return Principal(name, name, None, quota=WriteQuota(**quota))
+
+
+def test_a_bearer_without_a_quota_never_waits():
+    meter, bearer = QuotaMeter(ManualClock()), build_bearer()
+    meter.charge(bearer, n_rows=10**12, n_bytes=10**12)
+    assert meter.find_wait(bearer) == 0
+
+
+@pytest.mark.parametrize("kind", ["rows", "bytes"])
+def test_ten_seconds_at_once_and_then_the_mean(kind):
+    clock = ManualClock()
+    meter, bearer = QuotaMeter(clock), build_bearer(**{f"{kind}_per_second": 100})
+    written = {f"n_{kind}": 250}
+    for _ in range(4):
+        assert meter.find_wait(bearer) == 0
+        meter.charge(bearer, **written)
+    assert meter.find_wait(bearer) == 0  # exactly the burst
+    meter.charge(bearer, **written)
+    assert meter.find_wait(bearer) == 2.5 * NS_PER_S
+    clock.advance(round(2.5 * NS_PER_S))
+    assert meter.find_wait(bearer) == 0
+
+
+def test_over_an_hour_a_bearer_gets_its_quota_whatever_the_size_of_its_requests():
+    clock = ManualClock()
+    meter, bearer = QuotaMeter(clock), build_bearer(rows_per_second=100)
+    n_rows = 0
+    for second in range(3600):
+        if not meter.find_wait(bearer):
+            size = 1 + second * 7919 % 5000
+            meter.charge(bearer, n_rows=size)
+            n_rows += size
+        clock.advance(NS_PER_S)
+    assert 3600 * 100 <= n_rows <= 3600 * 100 + 100 * BURST_NS // NS_PER_S + 5000
+
+
+def test_others_do_not_wait_for_it_and_silence_earns_no_more_than_the_burst():
+    clock = ManualClock()
+    meter = QuotaMeter(clock)
+    one, two = build_bearer("one", rows_per_second=10), build_bearer("two", rows_per_second=10)
+    meter.charge(one, n_rows=1000)
+    assert meter.find_wait(one) == 90 * NS_PER_S
+    assert meter.find_wait(two) == 0
+    clock.advance(10_000 * NS_PER_S)
+    meter.charge(one, n_rows=101)
+    assert meter.find_wait(one) == NS_PER_S // 10
+
+
+def test_the_stricter_of_two_limits_counts():
+    meter = QuotaMeter(ManualClock())
+    bearer = build_bearer(rows_per_second=1000, bytes_per_second=10)
+    meter.charge(bearer, n_rows=1, n_bytes=150)
+    assert meter.find_wait(bearer) == 5 * NS_PER_S
