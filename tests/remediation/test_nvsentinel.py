@@ -1,16 +1,19 @@
 """A platform connector of NVSentinel: what it is sent, and what becomes of its refusals.
 
-It is a gRPC server whose messages `protoc` made of fields written down here once more, from NVSentinel's published
-protocol; a real NVSentinel is not to be had from Debian or PyPI.
+It is a gRPC server whose messages are made of fields written down here once more, from NVSentinel's published protocol; a real NVSentinel is not to be had from Debian or PyPI.
 """
 
-import subprocess
-import sys
+import re
 from concurrent import futures
 from dataclasses import replace
+from types import SimpleNamespace
 
 import grpc
 import pytest
+from google.protobuf import timestamp_pb2
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 from tests.remediation.site import Site, build_config
 from tests.remediation.test_slurm import RECORD
 
@@ -38,21 +41,55 @@ message HealthEvents { uint32 version = 1; repeated HealthEvent events = 2; }
 ON_NODE = replace(RECORD, target="n1", node_id="n1", kind="nvsentinel")
 
 
+def parse_proto(text):
+    """The file that such a text describes: messages of scalars, of each other and of a map, and enumerations."""
+    file = FileDescriptorProto(
+        name="sentinel_of_tests.proto", package="datamodels", syntax="proto3"
+    )
+    file.dependency.append("google/protobuf/timestamp.proto")
+    for name, body in re.findall(r"enum (\w+) \{(.*?)\}", text, re.DOTALL):
+        enum = file.enum_type.add(name=name)
+        for value, number in re.findall(r"(\w+) = (\d+);", body):
+            enum.value.add(name=value, number=int(number))
+    enums = {one.name for one in file.enum_type}
+    for name, body in re.findall(r"message (\w+) \{(.*?)\}", text, re.DOTALL):
+        message = file.message_type.add(name=name)
+        for repeated, kind, field, number in re.findall(
+            r"(repeated )?(map<string, string>|[\w.]+) (\w+) = (\d+);", body
+        ):
+            made = message.field.add(name=field, number=int(number))
+            is_map = kind.startswith("map")
+            made.label = made.LABEL_REPEATED if repeated or is_map else made.LABEL_OPTIONAL
+            if is_map:
+                entry = message.nested_type.add(name=f"{field.capitalize()}Entry")
+                entry.options.map_entry = True
+                for at, part in enumerate(("key", "value"), 1):
+                    entry.field.add(
+                        name=part, number=at, type=made.TYPE_STRING, label=made.LABEL_OPTIONAL
+                    )
+                made.type, made.type_name = made.TYPE_MESSAGE, f".datamodels.{name}.{entry.name}"
+            elif kind in {"uint32", "bool", "string"}:
+                made.type = getattr(made, f"TYPE_{kind.upper()}")
+            else:
+                made.type = made.TYPE_ENUM if kind in enums else made.TYPE_MESSAGE
+                made.type_name = f".{kind}" if "." in kind else f".datamodels.{kind}"
+    return file
+
+
 @pytest.fixture(scope="module")
-def protocol(tmp_path_factory):
-    """The messages as `protoc` makes them."""
-    folder = tmp_path_factory.mktemp("proto")
-    (folder / "sentinel_of_tests.proto").write_text(PROTO)
-    subprocess.run(
-        [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", f"--python_out={folder}", "sentinel_of_tests.proto"],
-        check=True, cwd=folder,
-    )  # fmt: skip
-    sys.path.insert(0, str(folder))
-    try:
-        import sentinel_of_tests_pb2 as module
-    finally:
-        sys.path.remove(str(folder))
-    return module
+def protocol():
+    """The classes of those messages, and the enumerations."""
+    pool = DescriptorPool()
+    pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
+    pool.Add(parse_proto(PROTO))
+    found = SimpleNamespace(
+        HealthEvents=GetMessageClass(pool.FindMessageTypeByName("datamodels.HealthEvents"))
+    )
+    strategy = pool.FindEnumTypeByName("datamodels.Strategy")
+    action = pool.FindEnumTypeByName("datamodels.Action")
+    found.STRATEGY = {one.name: one.number for one in strategy.values}
+    found.ACTION = {one.number: one.name for one in action.values}
+    return found
 
 
 class Connector:
@@ -96,9 +133,9 @@ def test_an_event_to_be_stored_names_the_node_why_and_the_action(connector, prot
     connect(connector).apply(ON_NODE)
     (event,) = connector.events
     assert (event.nodeName, event.agent, event.checkName) == ("n1", "ingero", "IngeroCulprit")
-    assert event.processingStrategy == protocol.STORE_ONLY
+    assert event.processingStrategy == protocol.STRATEGY["STORE_ONLY"]
     assert (event.isHealthy, event.isFatal) == (False, True)
-    assert event.recommendedAction == protocol.CONTACT_SUPPORT
+    assert protocol.ACTION[event.recommendedAction] == "CONTACT_SUPPORT"
     assert event.message.startswith(f"ingero {RECORD.action_id} {RECORD.episode}: culprit")
     assert dict(event.metadata) == {
         "ingero.action": RECORD.action_id,
@@ -130,7 +167,7 @@ def test_what_says_that_it_is_well_again_fits_what_said_that_it_is_not(connector
 def test_actions_have_nvsentinels_numbers_and_none_is_not_fatal(connector, protocol, action):
     connect(connector, recommended_action=action).apply(ON_NODE)
     (event,) = connector.events
-    assert protocol.Action.Name(event.recommendedAction) == action
+    assert protocol.ACTION[event.recommendedAction] == action
     assert event.isFatal is (action != "NONE")
 
 

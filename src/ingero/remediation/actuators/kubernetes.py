@@ -336,7 +336,7 @@ def _host_names(node: NodeModel) -> tuple[str, ...]:
 
 
 def _find_problems(node: NodeModel, patterns: tuple[str, ...]) -> Iterator[str]:
-    """Why a node takes no pods, whoever wants it so."""
+    """Why a node takes no pods, by itself or by others."""
     conditions = (node.status.conditions if node.status else None) or []
     ready = next((one.status for one in conditions if one.type == "Ready"), "Unknown")
     if ready != "True":
