@@ -24,6 +24,11 @@ def write_kubernetes_policy(folder, agents, kubeconfig):
     return file
 
 
+def is_named(pushes):
+    pushes.push()
+    return pushes.find_culprits() == ["node5"]
+
+
 def look_once(file, *more):
     program = "from ingero.cli.programs.remediator import main; main()"
     return subprocess.run(
@@ -36,12 +41,7 @@ def test_a_verdict_taints_the_node_and_a_person_gives_it_back(api, tmp_path):
     before = api.node("n2")
     with run_job() as (agents, pushes):
         file = write_kubernetes_policy(tmp_path, agents, api.kubeconfig(REMEDIATOR))
-
-        def is_named():
-            pushes.push()
-            return pushes.find_culprits() == ["node5"]
-
-        wait_until(is_named)
+        wait_until(lambda: is_named(pushes))
         page = json.loads(look_once(file, "--json"))
         (finding,) = page["findings"]
         assert (finding["target"], finding["would_act"], finding["refusal"]) == ("n2", True, "")
@@ -70,12 +70,7 @@ def test_missing_rights_are_told_before_anything_is_done(api, tmp_path):
     grant_reading(api.server)
     with run_job() as (agents, pushes):
         file = write_kubernetes_policy(tmp_path, agents, api.kubeconfig(READER))
-
-        def is_named():
-            pushes.push()
-            return pushes.find_culprits() == ["node5"]
-
-        wait_until(is_named)
+        wait_until(lambda: is_named(pushes))
         said = wait_until(lambda: find_refusal(pushes, file))
         assert "but it would be refused: Kubernetes does not change a node:" in said
 

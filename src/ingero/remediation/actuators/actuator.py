@@ -33,17 +33,26 @@ def describe_worker(record: ActionRecord) -> str:
     return f"{evidence.get('verdict', '')} {worker}: {evidence.get('reason', '')}"
 
 
-def find_name(node_id: str, names: Container[str], hosts: Mapping[str, Collection[str]]) -> str:
-    """The scheduler's name of a node: its own or the name of its host, else the same for the first label of it.
+def find_name(
+    node_id: str,
+    names: Container[str],
+    hosts: Mapping[str, Collection[str]],
+    renamed: Mapping[str, str],
+) -> str:
+    """The scheduler's name of a node: as the policy has it, else its own or its host's, else that of its first label.
 
     Args:
         node_id: As Fleet has it.
         names: Those that the scheduler knows.
         hosts: Names of its host by the scheduler's name.
+        renamed: The scheduler's name by Fleet's, as the policy has it.
 
     Returns:
         Empty when there is none, or several hosts have it.
     """
+    given = renamed.get(node_id)
+    if given is not None:
+        return given if given in names else ""
     for wanted in dict.fromkeys((node_id, node_id.partition(".")[0])):
         if wanted in names:
             return wanted

@@ -132,10 +132,7 @@ class KubernetesActuator:
 
     def find_target(self, node_id: str, nodes: Mapping[str, NodeView]) -> str:
         """By the table of the policy, else by the node's name, its host's label or its addresses' names."""
-        given = self._config.node_names.get(node_id)
-        if given is not None:
-            return given if given in nodes else ""
-        return find_name(node_id, nodes, self._hosts)
+        return find_name(node_id, nodes, self._hosts, self._config.node_names)
 
     def apply(self, record: ActionRecord) -> None:
         """Taint and cordon the node in one request, then set its condition."""

@@ -97,10 +97,7 @@ class SlurmActuator:
 
     def find_target(self, node_id: str, nodes: Mapping[str, NodeView]) -> str:
         """By the table of the policy, else a NodeName or NodeHostName that is the node's name or its first label."""
-        given = self._config.node_names.get(node_id)
-        if given is not None:
-            return given if given in nodes else ""
-        return find_name(node_id, nodes, self._hosts)
+        return find_name(node_id, nodes, self._hosts, self._config.node_names)
 
     def apply(self, record: ActionRecord) -> None:
         """Drain it. Running jobs go on, no new ones start."""
