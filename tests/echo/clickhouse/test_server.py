@@ -160,6 +160,8 @@ def test_whole_days_that_are_past_retention_go_and_nodes_that_fell_silent_with_t
     now = now_of(clock)
     assert backend.trim(now, now, Retention(10 * DAY_NS, None)) == (0, 0)
     assert backend.trim(now, now, Retention(None, None)) == (0, 0)
+    kept = Retention(2 * DAY_NS, None, {"events": None, "nodes": None})
+    assert backend.trim(now, now, kept) == (0, 0)
     assert backend.trim(now, now, Retention(2 * DAY_NS, None)) == (6, 0)
     assert count(store) == 2
     with store.open_reader(10 * NS_PER_S) as reader:

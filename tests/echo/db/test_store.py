@@ -226,6 +226,43 @@ def test_a_second_process_is_told_that_the_file_is_in_use(store, tmp_path):
     assert issubclass(LockedError, StoreError)
 
 
+def test_tables_may_have_an_age_of_their_own(tmp_path):
+    clock, day_ns = ManualClock(), 86_400 * NS_PER_S
+    ages = {"events": day_ns, "logs": None}
+    store = make_store(
+        tmp_path / "echo.db",
+        clock,
+        retention=Retention(7 * day_ns, None, ages),
+        upkeep_ns=NS_PER_S,
+    )
+    store.open()
+    tables = ("events", "logs", "verdicts")
+
+    def insert(connection):
+        now = dt.datetime.fromtimestamp(clock.wall_ns() / NS_PER_S, dt.UTC).replace(tzinfo=None)
+        samples = {"TIMESTAMP": now, "VARCHAR": "x", "BOOLEAN": False}
+        for name in tables:
+            needed = connection.execute(
+                "SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = ? AND NOT is_nullable"
+                " AND column_default IS NULL", [name],
+            ).fetchall()  # fmt: skip
+            given = {column: samples.get(kind, 0) for column, kind in needed}
+            marks = ", ".join("?" * len(given))
+            connection.execute(
+                f"INSERT INTO {name} ({', '.join(given)}) VALUES ({marks})", list(given.values())
+            )
+
+    left = []
+    store.call(insert).result()
+    for days in (0.5, 1, 10):
+        clock.advance(round(days * day_ns))
+        store.write(Rows())
+        store.call(lambda connection: None).result()
+        left.append([count(store, name) for name in tables])
+    store.close()
+    assert left == [[1, 1, 1], [0, 1, 1], [0, 1, 0]]
+
+
 def test_age_goes_by_arrival_and_deletes_only_what_is_old(tmp_path):
     clock = ManualClock()
     day_ns = 86_400 * NS_PER_S

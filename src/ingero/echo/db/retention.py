@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -11,7 +12,7 @@ import duckdb
 
 from ingero.echo.db.engine import checkpoint, fetch_row, used_bytes
 from ingero.echo.db.errors import translate_errors
-from ingero.echo.schema.tables import APPENDED
+from ingero.echo.schema.tables import APPENDED, NODES
 from ingero.units import NS_PER_US
 
 _SIZE_TARGET: Final = 0.9
@@ -25,10 +26,22 @@ class Retention:
     Attributes:
         max_age_ns: Rows that arrived longer ago go; None keeps them.
         max_bytes: Oldest arrivals go when the blocks in use pass this; None never.
+        by_table: Tables with an age of their own; None keeps their rows.
     """
 
     max_age_ns: int | None
     max_bytes: int | None
+    by_table: Mapping[str, int | None] = field(default_factory=dict)
+
+    def find_horizons(self, now: datetime) -> Mapping[str, datetime]:
+        """By table, and ``nodes``, the arrival before which rows go; without those that are kept."""
+        names = (*(table.name for table in APPENDED), NODES.name)
+        ages = {name: self.by_table.get(name, self.max_age_ns) for name in names}
+        return {
+            name: now - timedelta(microseconds=age_ns // NS_PER_US)
+            for name, age_ns in ages.items()
+            if age_ns is not None
+        }
 
 
 def trim(
@@ -47,10 +60,8 @@ def trim(
     Returns:
         Rows deleted for their age, and for the size.
     """
-    n_aged = n_sized = 0
-    if retention.max_age_ns is not None:
-        horizon = now - timedelta(microseconds=retention.max_age_ns // NS_PER_US)
-        n_aged = _delete_until(connection, horizon)
+    n_sized = 0
+    n_aged = _delete_until(connection, retention.find_horizons(now))
     limit = retention.max_bytes
     if limit is not None and used_bytes(connection) + wal_bytes > limit:
         checkpoint(connection)
@@ -84,7 +95,8 @@ def _trim_to_size(connection: duckdb.DuckDBPyConnection, max_bytes: int) -> int:
         (oldest,) = fetch_row(connection, sql, [share])
     if oldest is None:
         return 0
-    return _delete_until(connection, oldest + timedelta(microseconds=1))
+    upto = oldest + timedelta(microseconds=1)
+    return _delete_until(connection, {table.name: upto for table in (*APPENDED, NODES)})
 
 
 def _count_rows(connection: duckdb.DuckDBPyConnection) -> tuple[int, int]:
@@ -101,12 +113,12 @@ def _count_rows(connection: duckdb.DuckDBPyConnection) -> tuple[int, int]:
     return n_live, n_stored
 
 
-def _delete_until(connection: duckdb.DuckDBPyConnection, horizon: datetime) -> int:
+def _delete_until(connection: duckdb.DuckDBPyConnection, horizons: Mapping[str, datetime]) -> int:
+    """Rows of the tables that only grow; a node's row is a summary, and is not counted."""
     n_deleted = 0
-    for table in APPENDED:
-        with translate_errors("delete old rows"):
-            sql = f"DELETE FROM {table.name} WHERE ingested_at < ?"  # noqa: S608 - our names
-            n_deleted += int(fetch_row(connection, sql, [horizon])[0])
-    with translate_errors("delete old nodes"):
-        connection.execute("DELETE FROM nodes WHERE ingested_at < ?", [horizon])
+    for name, horizon in horizons.items():
+        with translate_errors(f"delete old rows of {name}"):
+            sql = f"DELETE FROM {name} WHERE ingested_at < ?"  # noqa: S608 - our names
+            n_rows = int(fetch_row(connection, sql, [horizon])[0])
+        n_deleted += n_rows if name != NODES.name else 0
     return n_deleted

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Final, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ingero.config.model import StrictModel
 from ingero.config.types import Duration, Endpoint, Size
 from ingero.echo.db.clickhouse.settings import ClickHouseSettings
+from ingero.echo.schema.tables import TABLES
 from ingero.serving.oauth import check_urls
 from ingero.units import parse_duration, parse_size
 
@@ -207,6 +208,10 @@ class EchoConfig(StrictModel):
     retention: Duration = Field(
         parse_duration("720h"), description="Age at which rows are deleted; 0s keeps them."
     )
+    table_retention: dict[str, Duration] = Field(
+        default={},
+        description="Another age for some tables, such as {events: 72h, verdicts: 8760h}; 0s keeps their rows.",
+    )
     max_db_size: Size = Field(
         0, description="Size above which the oldest rows are deleted; 0 is no limit."
     )
@@ -216,6 +221,14 @@ class EchoConfig(StrictModel):
     memory_limit: Size = Field(parse_size("1GiB"), description="Memory of the database itself.")
     threads: int = Field(2, ge=1, le=256, description="Threads of the database.")
     drain: Duration = Field(parse_duration("10s"), description="Time to finish at SIGTERM.")
+
+    @field_validator("table_retention")
+    @classmethod
+    def _check_tables(cls, value: dict[str, int]) -> dict[str, int]:
+        for name in value:
+            if name not in TABLES:
+                raise ValueError(f"there is no table {name!r}; one of {', '.join(TABLES)}")
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> Self:

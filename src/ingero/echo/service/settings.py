@@ -35,7 +35,11 @@ def build_store(config: EchoConfig, clock: Clock) -> Store:
         writer=DatabaseWriterSettings(
             group_ns=_group_ns(config),
             window_ns=config.dedupe_window,
-            retention=Retention(config.retention or None, config.max_db_size or None),
+            retention=Retention(
+                config.retention or None,
+                config.max_db_size or None,
+                {name: age or None for name, age in config.table_retention.items()},
+            ),
         ),
         min_free_bytes=config.min_free_space,
     )

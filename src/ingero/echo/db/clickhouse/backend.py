@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 import numpy as np
@@ -27,10 +27,9 @@ from ingero.echo.db.errors import BrokenInstanceError
 from ingero.echo.db.reader import Reader
 from ingero.echo.db.retention import Retention
 from ingero.echo.db.rows import Incoming, NodeKey, NodeRow, build_nodes
-from ingero.echo.schema.tables import APPENDED
+from ingero.echo.schema.tables import APPENDED, NODES
 from ingero.errors import StoreError
 from ingero.telemetry.clock import Clock
-from ingero.units import NS_PER_US
 
 _INSERT: Final = {"async_insert": 0}
 """A server may be set up to answer before the rows are in a table; ours are in one when it answers."""
@@ -88,13 +87,15 @@ class ClickHouseBackend(DatabaseBackend):
     def trim(self, now: datetime, since: datetime, retention: Retention) -> tuple[int, int]:
         """Drop whole days of arrival; the server's size is its owner's business, and keys go with their rows."""
         del since
-        if retention.max_age_ns is None:
+        horizons = dict(retention.find_horizons(now))
+        if not horizons:
             return 0, 0
-        horizon = now - timedelta(microseconds=retention.max_age_ns // NS_PER_US)
         client = self._get()
+        nodes_horizon = horizons.pop(NODES.name, None)
         with translate_errors("delete old rows"):
-            n_aged = sum(_drop_days(client, table.name, horizon) for table in APPENDED)
-            _delete_nodes(client, horizon)
+            n_aged = sum(_drop_days(client, name, horizon) for name, horizon in horizons.items())
+            if nodes_horizon is not None:
+                _delete_nodes(client, nodes_horizon)
         return n_aged, 0
 
     @override
