@@ -49,12 +49,18 @@ class RealServer:
         return answer
 
     def create(self, node):
-        """A node with its status, which is a resource of its own."""
+        """A node with its status, which is a resource of its own, as the node controller leaves one that is ready."""
+        path = f"/api/v1/nodes/{node['metadata']['name']}"
         self.post("/api/v1/nodes", node)
+        self.patch(f"{path}/status", {"status": node["status"]})
+        # The server taints each new node as not ready; the controller, which does not run, takes that away.
+        self.patch(path, {"spec": {"taints": node["spec"].get("taints") or None}})
+
+    def patch(self, path, change):
+        """A strategic merge patch of a status, a merge patch of the rest."""
+        kind = "strategic-merge" if path.endswith("/status") else "merge"
         answer = self.client.patch(
-            f"/api/v1/nodes/{node['metadata']['name']}/status",
-            json={"status": node["status"]},
-            headers={"Content-Type": "application/strategic-merge-patch+json"},
+            path, json=change, headers={"Content-Type": f"application/{kind}-patch+json"}
         )
         assert answer.status_code == 200, answer.text
 
