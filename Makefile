@@ -31,7 +31,7 @@ images: ## build an image of each program with podman, docker or buildah; IMAGES
 test-images: setup ## build every image on Debian's Python and start it; root, buildah and mmdebstrap of Debian; minutes
 	@base=$$(scripts/image_base) && INGERO_IMAGE_BASE=$$base $(PY) -m pytest -q -n 0 tests/deploy/test_built_images.py
 
-test-kubernetes: setup ## build a real API server of Kubernetes out of Debian's source, and run the remediator's tests on it; minutes
+test-kubernetes: setup ## build a real Kubernetes without kubelets out of Debian's source, and run the remediator's tests on it; minutes
 	@scripts/install_kubernetes && scripts/install_helm && $(PY) -m pytest -q -n 0 tests/remediation/kubernetes
 
 test-machines: setup ## boot Debian's kernels in QEMU and check each; ONLY=6.1-x86_64 takes one, ONLY='6.12-*' some, CHECKS='up filter*' some checks, two at a time (JOBS=3: three), RECORD=1 keeps what was seen in the README

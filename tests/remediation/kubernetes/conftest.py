@@ -40,6 +40,8 @@ def build_node(name, ready="True", taints=(), **spec):
         },
         "spec": {**spec, **({"taints": list(taints)} if taints else {})},
         "status": {
+            "capacity": {"cpu": "8", "memory": "64Gi", "pods": "110"},
+            "allocatable": {"cpu": "8", "memory": "64Gi", "pods": "110"},
             "addresses": [{"type": "InternalDNS", "address": f"{name}.cluster.site"}],
             "conditions": [
                 {
