@@ -15,12 +15,16 @@ import pytest
 from hypothesis import settings
 
 from ingero.agent.capture.gpu.driver import has_driver
+from ingero.agent.capture.kernel.perf import UPROBE_TYPE
+from ingero.config.probing import ProbeMode, read_probe_mode
 from ingero.config.torch import TORCH_PYTHON, find_torch_python
 from ingero.sim.cluster.slurm import why_no_slurm
 from ingero.testing.browser import why_no_browser
 from ingero.testing.collector import open_collector
+from ingero.testing.waiting import wait_until
 
 DATA = Path(__file__).parent / "data"
+MAX_REMOVAL_S = 300
 
 
 def why_not_kernel() -> str:
@@ -74,6 +78,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "kernel" in item.keywords and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group("kernel"))
+        if "kernel" in item.keywords and read_probe_mode() is ProbeMode.EVENT:
+            item.add_marker(pytest.mark.timeout(MAX_REMOVAL_S + 120))
     required = {tier for tier in os.environ.get("INGERO_REQUIRE", "").split(",") if tier}
     for tier, why_not in REASONS.items():
         reason = why_not()
@@ -103,6 +109,20 @@ def pytest_terminal_summary(terminalreporter):
         }
         told = ", ".join(f"{n} {outcome}" for outcome, n in counts.items() if n)
         terminalreporter.write_line(f"{tier} tier: {told or 'none collected'}")
+
+
+@pytest.fixture(autouse=True)
+def removals_are_over(request):
+    """Of probes by perf events the kernel removes about nine a second, whoever had them, and new ones wait for it."""
+    if "kernel" in request.keywords and read_probe_mode() is ProbeMode.EVENT:
+        wait_until(lambda: not any(map(is_remover, Path("/proc").glob("[0-9]*"))), MAX_REMOVAL_S)
+
+
+def is_remover(process):
+    try:
+        return os.fsencode(UPROBE_TYPE) in (process / "cmdline").read_bytes().split(b"\0")
+    except OSError:  # it has just ended
+        return False
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 from ingero.agent.capture.kernel import features
 from ingero.agent.capture.probes.engine import Engine, EngineSettings
 from ingero.agent.capture.probes.modes import choose_way
-from ingero.config.probing import ProbeMode
+from ingero.config.probing import PROBE_MODE, ProbeMode
 from ingero.errors import UnsupportedError
 
 COOKIE, MULTI, SESSION = (
@@ -62,6 +62,7 @@ def test_a_way_that_the_kernel_names_and_does_not_take_costs_only_itself(monkeyp
     """Linux 7.0 changed a function that session links need; the same happens here to programs for 7.0."""
     if features.has_name("BPF_TRACE_FSESSION"):
         pytest.skip("this kernel has the function as 7.0 has it")
+    monkeypatch.delenv(PROBE_MODE, raising=False)  # the tier may be run in each of the others
     names = features._read_names() + b"BPF_TRACE_FSESSION\0"
     monkeypatch.setattr(features, "_read_names", lambda: names)
     with Engine(EngineSettings(host_probes=())) as engine:
