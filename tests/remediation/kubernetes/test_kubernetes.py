@@ -177,12 +177,20 @@ class TestAction:
         actuator.reverse(RECORD)
         assert api.node("n1") == before
 
-    def test_what_a_person_took_away_is_not_ours_any_more(self, api):
-        actuator = api.actuator(condition="")
+    @pytest.mark.parametrize("condition", ["", "IngeroCulprit"])
+    def test_what_a_person_took_away_is_not_ours_any_more(self, api, condition):
+        actuator = api.actuator(condition=condition)
         actuator.apply(RECORD)
         api.admin.patch("n1", spec={"taints": None})
         view = actuator.look()["n1"]
         assert (view.mark, view.in_service) == ("", True)
+
+    def test_a_condition_alone_counts_until_it_is_taken_back(self, api):
+        actuator = api.actuator(taint="")
+        actuator.apply(RECORD)
+        assert actuator.look()["n1"].mark == RECORD.action_id
+        actuator.reverse(RECORD)
+        assert actuator.look()["n1"].mark == ""
 
     def test_a_cordon_that_a_person_added_stays(self, api):
         actuator = api.actuator()

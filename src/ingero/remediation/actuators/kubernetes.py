@@ -361,19 +361,17 @@ def _has_condition(node: NodeModel, kind: str, action_id: str) -> bool:
 
 
 def _find_present(node: NodeModel) -> str:
-    """The action that the node's annotations name, while something of what it changed is still there."""
+    """The action that the node's annotations name, while what it keeps pods away by is still there.
+
+    A condition keeps none away: it counts alone, where the action was no more than that.
+    """
     action_id = find_mark(_annotations(node).get(REASON, ""))
-    if not action_id:
-        return ""
     effects = read_effects(_annotations(node).get(EFFECTS))
+    if not (effects.taint or effects.cordon):
+        return action_id if _has_condition(node, effects.condition, action_id) else ""
     is_cordoned = bool(node.spec is not None and node.spec.unschedulable)
     is_tainted = any(one.key == effects.taint and one.value == action_id for one in _taints(node))
-    is_there = (
-        is_tainted
-        or (effects.cordon and is_cordoned)
-        or _has_condition(node, effects.condition, action_id)
-    )
-    return action_id if is_there else ""
+    return action_id if is_tainted or (effects.cordon and is_cordoned) else ""
 
 
 def _add_to_spec(
