@@ -1,5 +1,8 @@
 """One site for all tests of this folder: its programs take seconds to start."""
 
+import tempfile
+from pathlib import Path
+
 import pytest
 import yaml
 from tests.deploy.site import DEPLOY, run_site
@@ -50,3 +53,10 @@ def shipped_config(site, folder):
     del jobs["ingero-echo"]["tls_config"]
     config["scrape_configs"] = list(jobs.values())
     return config
+
+
+@pytest.fixture
+def folder():
+    """A short path: that of a Unix socket has a limit."""
+    with tempfile.TemporaryDirectory(prefix="pod-") as made:
+        yield Path(made)

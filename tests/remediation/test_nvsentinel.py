@@ -7,6 +7,7 @@ import re
 from concurrent import futures
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import get_args
 
 import grpc
 import pytest
@@ -169,6 +170,11 @@ def test_actions_have_nvsentinels_numbers_and_none_is_not_fatal(connector, proto
     (event,) = connector.events
     assert protocol.ACTION[event.recommendedAction] == action
     assert event.isFatal is (action != "NONE")
+
+
+def test_a_policy_may_name_each_action_that_has_a_number_and_no_other():
+    field = NvsentinelConfig.model_fields["recommended_action"]
+    assert set(get_args(field.annotation)) == set(ACTIONS)
 
 
 def test_a_token_is_read_again_for_each_event(connector, tmp_path):

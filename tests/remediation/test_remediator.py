@@ -5,8 +5,10 @@ from tests.remediation.site import Site, build_config
 
 from ingero.errors import RetryableError
 from ingero.model.verdicts import VerdictKind
+from ingero.remediation.building import read_moment
 from ingero.remediation.carrying_out import ASKED
 from ingero.remediation.records import ActionState
+from ingero.remediation.remediator import Remediator
 from ingero.testing.remediation import SchedulerAnswer, build_verdict
 from ingero.units import NS_PER_S
 
@@ -30,6 +32,24 @@ def test_a_lasting_culprit_is_drained_once_and_the_journal_holds_its_evidence(si
         "done",
     ]
     assert len(site.slurm.drained) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "refusal"),
+    [(SchedulerAnswer.RIGHT, None), (SchedulerAnswer.WRONG_NO, "n2 is not for you")],
+)
+def test_a_single_look_says_what_the_scheduler_would_refuse(tmp_path, answer, refusal):
+    site = Site(tmp_path / "j.db", build_config(mode="dry-run"))
+    site.slurm.answer = answer
+    site.remediator = Remediator(
+        site.config, site.fleet, site.slurm, site.journal,
+        lambda: read_moment(site.clock, "boot"), is_single_look=True,
+    )  # fmt: skip
+    result = site.look(1, ["n2"])
+    (ruling,) = result.rulings
+    assert ruling.is_allowed
+    assert result.refusals.get(ruling.finding.episode) == refusal
+    assert site.drained == set()
 
 
 def test_in_dry_run_nothing_is_done_and_the_decision_is_kept(tmp_path):

@@ -28,7 +28,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import datetime
 from typing import Final
 
 import yaml
@@ -49,6 +49,7 @@ _KEYS: Final = (
 _ANYBODY_WRITES: Final = 0o022
 _OTHERS: Final = 0o007
 _CLUSTER: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d")
 _ALL: Final = "*"
 
 
@@ -231,14 +232,10 @@ class _Reader:
             return None
         text = value.value if isinstance(value, yaml.ScalarNode) else ""
         try:
-            day = date.fromisoformat(text)
-            moment = datetime(day.year, day.month, day.day, tzinfo=UTC)
+            moment = datetime.fromisoformat(f"{text}T00:00Z" if _DATE.fullmatch(text) else text)
         except ValueError:
-            try:
-                moment = datetime.fromisoformat(text)
-            except ValueError:
-                self._say(value, "expires", f"{text!r} is no time such as 2027-01-31T12:00:00Z")
-                return None
+            self._say(value, "expires", f"{text!r} is no time such as 2027-01-31T12:00:00Z")
+            return None
         if moment.tzinfo is None:
             self._say(value, "expires", "has no time zone; write Z behind it for UTC")
             return None

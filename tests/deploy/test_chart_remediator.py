@@ -1,0 +1,81 @@
+"""The remediator in Fleet's chart: what it may do, what it is given for that, and when it is not rendered."""
+
+import base64
+import json
+import re
+
+import httpx
+import pytest
+from tests.deploy.charts import Node, find, find_pod, helm, needs_helm
+from tests.deploy.site import DEPLOY
+from tests.deploy.test_charts import CASES, objects_of, wait_for
+
+from ingero.testing.waiting import wait_until
+
+pytestmark = [pytest.mark.slow, needs_helm]
+
+
+def test_the_remediator_beside_fleet_reads_its_verdicts_and_no_kubernetes(folder):
+    objects = objects_of("fleet-remediator")
+    assert not {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"} & {
+        one["kind"] for one in objects
+    }
+    egress = find(objects, "NetworkPolicy")["spec"]["egress"]
+    assert 8443 in {port["port"] for rule in egress for port in rule["ports"]}
+    node = Node(folder, objects, {"webhook": {"secret": base64.b64encode(b"s" * 32)}})
+    with node.start("fleet") as (process, log), node.start("remediator") as (second, second_log):
+        wait_for(node, "fleet", process, log)
+        wait_for(node, "remediator", second, second_log, "livenessProbe")
+        page = f"http://127.0.0.1:{node.port(9467)}/metrics"
+        looked = r"^ingero_remediator_looks_total\S* [1-9]"
+        wait_until(lambda: re.search(looked, httpx.get(page).text, re.MULTILINE), 60)
+    assert (folder / "volumes/journal/journal.db").exists()
+
+
+def test_a_remediator_that_changes_nodes_has_the_rights_and_the_token_for_that_alone():
+    objects = objects_of("fleet-remediator-kubernetes")
+    role = find(objects, "ClusterRole")
+    rights = {
+        (verb, what)
+        for rule in role["rules"]
+        for what in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert rights == {
+        ("get", "nodes"), ("list", "nodes"), ("patch", "nodes"), ("patch", "nodes/status"),
+    }  # fmt: skip
+    binding = find(objects, "ClusterRoleBinding")
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    pod = find_pod(objects)["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert binding["subjects"][0]["name"] == pod["serviceAccountName"]
+    mounts = {
+        one["name"]: {mount["name"]: mount["mountPath"] for mount in one["volumeMounts"]}
+        for one in pod["containers"]
+    }
+    assert mounts["remediator"]["kubernetes"] == "/var/run/secrets/kubernetes.io/serviceaccount"
+    assert "kubernetes" not in mounts["fleet"]
+    egress = find(objects, "NetworkPolicy")["spec"]["egress"]
+    assert {443, 6443} <= {port["port"] for rule in egress for port in rule["ports"]}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"policy": {}}, "remediator.policy.action is needed"),
+        ({"journalClaim": ""}, "remediator.journalClaim is needed"),
+    ],
+)
+def test_a_remediator_that_could_not_know_what_it_did_is_not_rendered(changed, said):
+    given = CASES["fleet-remediator"][1]["remediator"] | changed
+    value = f"remediator={json.dumps(given)}"
+    fleet = str(DEPLOY / "helm/ingero-fleet")
+    status, answer = helm("template", "x", fleet, "--set-json", value)
+    assert status != 0
+    assert said in answer
+    status, answer = helm(
+        "template", "x", fleet, "--set", "replicaCount=2", "--set-json",
+        f"remediator={json.dumps(CASES['fleet-remediator'][1]['remediator'])}",
+    )  # fmt: skip
+    assert status != 0
+    assert "replicaCount=1" in answer
