@@ -47,6 +47,8 @@ def test_what_is_no_fault_is_refused(text):
         ("cpu-hog:3", Fault("cpu-hog", 3)),
         ("disk:3:5MB/s", Fault("disk", 3, 5_000_000)),
         ("disk:0:0.5GB/s", Fault("disk", 0, 500_000_000)),
+        ("link:2:20ms", Fault("link", 2, 20, "ms")),
+        ("link:2:50Mbit/s", Fault("link", 2, 50_000_000, "bit/s")),
     ],
 )
 def test_fault_of_a_real_job_is_read(text, fault):
@@ -58,7 +60,8 @@ def test_fault_of_a_real_job_is_read(text, fault):
     "text",
     [
         *("cpu-quota:2", "cpu-quota:2:0%", "cpu-quota:2:100%", "stop-pulses:1:x", "imbalance"),
-        *("disk:1", "disk:1:5", "disk:1:5MB", "disk:1:9kB/s", "disk:1:-5MB/s"),
+        *("disk:1", "disk:1:5", "disk:1:5MB", "disk:1:9kB/s", "disk:1:-5MB/s", "disk:1:5Mbit/s"),
+        *("link:1", "link:1:5", "link:1:5MB/s", "link:1:0ms", "link:1:1001ms", "link:1:9kbit/s"),
     ],
 )
 def test_what_cannot_be_done_to_a_real_job_is_refused(text):
@@ -118,6 +121,13 @@ def test_either_end_of_a_slow_link_may_be_named_and_neither_is_a_culprit():
     assert result["wrongly_named"] == []
     progress.named[2, "culprit"] = 6 * NS_PER_S
     assert build_result(link, progress)["wrongly_named"] == [2]
+
+
+def test_a_slow_link_of_a_real_job_is_no_ranks_own_and_only_a_late_one_needs_another_device():
+    late, narrow = Fault("link", 2, 20, "ms"), Fault("link", 1, 50_000_000, "bit/s")
+    assert settings(late, narrow).slowable_links == [2]
+    progress = Progress(named={(2, "culprit"): NS_PER_S, (1, "network"): NS_PER_S})
+    assert build_result(settings(late, narrow), progress)["wrongly_named"] == [2]
 
 
 def test_without_probes_the_result_says_whose_word_it_is():

@@ -31,15 +31,19 @@ JOB_KINDS: Final = {
     "stop-pulses": "stop-pulses:R:30% it stands still for 30 % of every tenth of a second",
     "slow-rank": "slow-rank:R:1.3x  its own work takes 1.3 times as long: its host has less processor time",
     "disk": "disk:R:5MB/s      its host reads no more than this from its disks in a second",
+    "link": "link:R:20ms       packets to and from its host are late; link:R:50Mbit/s: no more than this each way",
     "pause": "pause:R           stopped where it is",
     "kill": "kill:R            gone",
 }
 """What can be done to a real job."""
 _NONE: Final = "none"
-_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)([kMG]B)/s")
-_RATE_UNITS: Final = {"kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
+_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)([kMG])(B|bit)/s")
+_PREFIXES: Final = {"k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 MIN_RATE: Final = 10_000
-"""Bytes a second below which one read of a page lasts about half a second."""
+"""Bytes a second of a disk, below which one read of a page lasts about half a second; bits a second of a link."""
+_DELAY: Final = re.compile(r"(\d+)ms")
+MAX_DELAY_MS: Final = 1_000
+"""Of a link, each way: beyond it connections are given up."""
 
 
 MIN_LINKED: Final = 6
@@ -54,12 +58,19 @@ class Fault:
         kind: One of `KINDS` or `JOB_KINDS`.
         rank: Whom it hits; None for everybody.
         amount: Factor of slow-rank and imbalance, milliseconds of slow-link, part of cpu-quota and stop-pulses,
-            bytes a second of disk.
+            bytes a second of disk, what ``unit`` says of link.
+        unit: ``ms`` of delay or ``bit/s``, of link.
     """
 
     kind: str
     rank: int | None = None
     amount: float = 0.0
+    unit: str = ""
+
+    @property
+    def is_network(self) -> bool:
+        """Whether it is in what connects hosts, so that no rank is its culprit."""
+        return self.kind in {"slow-link", "link"}
 
     @property
     def is_hang(self) -> bool:
@@ -71,7 +82,7 @@ class Fault:
         """What must be said of its ranks."""
         if self.is_hang:
             return "hang"
-        return VerdictKind.NETWORK if self.kind == "slow-link" else VerdictKind.CULPRIT
+        return VerdictKind.NETWORK if self.is_network else VerdictKind.CULPRIT
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -117,30 +128,36 @@ def parse_fault(text: str, n_ranks: int, *, is_job: bool = False) -> Fault:
 def _build(kind: str, rest: list[str], kinds: Container[str]) -> Fault:
     if kind not in kinds:
         raise KeyError(kind)
-    if kind == "slow-rank":
-        rank, amount = rest
-        return Fault(kind, int(rank), _parse_factor(amount))
     if kind == "imbalance":
         return Fault(kind, None, _parse_factor(rest[0] if rest else "1.6x"))
     if kind == "slow-link":
         rank, amount = rest if len(rest) > 1 else (rest[0], "20ms")
         return Fault(kind, int(rank), int(amount.removesuffix("ms")))
-    if kind in {"cpu-quota", "stop-pulses"}:
+    if kind == "link":
         rank, amount = rest
-        return Fault(kind, int(rank), _parse_part(amount))
-    if kind == "disk":
+        return _build_link(int(rank), amount)
+    if kind in _AMOUNTS:
         rank, amount = rest
-        return Fault(kind, int(rank), _parse_rate(amount))
+        return Fault(kind, int(rank), _AMOUNTS[kind](amount))
     (rank,) = rest
     return Fault(kind, int(rank))
 
 
-def _parse_rate(text: str) -> int:
-    """Bytes a second of ``5MB/s``."""
+def _build_link(rank: int, amount: str) -> Fault:
+    delay = _DELAY.fullmatch(amount)
+    if delay is None:
+        return Fault("link", rank, _parse_rate(amount, "bit"), "bit/s")
+    if not 0 < int(delay[1]) <= MAX_DELAY_MS:
+        raise ValueError(amount)
+    return Fault("link", rank, int(delay[1]), "ms")
+
+
+def _parse_rate(text: str, of: str = "B") -> int:
+    """Bytes a second of ``5MB/s``; with ``of="bit"`` bits a second of ``50Mbit/s``."""
     found = _RATE.fullmatch(text)
-    if found is None:
+    if found is None or found[3] != of:
         raise ValueError(text)
-    rate = round(float(found[1]) * _RATE_UNITS[found[2]])
+    rate = round(float(found[1]) * _PREFIXES[found[2]])
     if rate < MIN_RATE:
         raise ValueError(text)
     return rate
@@ -158,6 +175,15 @@ def _parse_factor(text: str) -> float:
     if not 1.0 < factor <= 100.0:
         raise ValueError(text)
     return factor
+
+
+_AMOUNTS: Final[dict[str, Callable[[str], float]]] = {
+    "slow-rank": _parse_factor,
+    "cpu-quota": _parse_part,
+    "stop-pulses": _parse_part,
+    "disk": _parse_rate,
+}
+"""How the amount of a fault that hits one rank is read."""
 
 
 def inject(fault: Fault, job: Job, cluster: Cluster, reserved: ReservedResources) -> None:
@@ -182,8 +208,14 @@ def inject(fault: Fault, job: Job, cluster: Cluster, reserved: ReservedResources
     actions[fault.kind]()
 
 
-def inject_into_job(fault: Fault, job: TorchJob) -> None:
-    """Turn a fault of a real job on."""
+def inject_into_job(fault: Fault, job: TorchJob, cluster: Cluster) -> None:
+    """Turn a fault of a real job on.
+
+    Args:
+        fault: Which.
+        job: Whom it hits.
+        cluster: Where that runs.
+    """
     assert fault.rank is not None, "what is done to a real job is done to one rank"
     rank, amount = fault.rank, fault.amount
     actions: dict[str, Callable[[], None]] = {
@@ -192,6 +224,7 @@ def inject_into_job(fault: Fault, job: TorchJob) -> None:
         "stop-pulses": lambda: job.pulse(rank, amount),
         "slow-rank": lambda: job.limit(rank, 1 / amount),
         "disk": lambda: job.limit_reading(rank, int(amount)),
+        "link": lambda: _hold_up(cluster.hosts[rank], fault),
         "pause": lambda: job.pause(rank),
         "kill": lambda: job.kill(rank),
     }
@@ -201,6 +234,13 @@ def inject_into_job(fault: Fault, job: TorchJob) -> None:
 def _start_load(resource: ReservedProcessor | ReservedDisk | None) -> None:
     assert resource is not None, "it was reserved before the job began"
     resource.start_load()
+
+
+def _hold_up(host: SimulatedHost, fault: Fault) -> None:
+    if fault.unit == "ms":
+        _slow_link(host, int(fault.amount))
+    else:
+        host.limit_link(int(fault.amount))
 
 
 def _slow_link(host: SimulatedHost, delay_ms: int) -> None:

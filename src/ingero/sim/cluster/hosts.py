@@ -24,6 +24,8 @@ from ingero.sim.cluster.link import EmulatedLink, open_link
 _NAMESPACES: Final = Path("/run/netns")
 _NAME: Final = re.compile(r"ingero-(\d+)-\d+")
 _LOCKS: Final = Path("/run")
+_MIN_BURST: Final = 1 << 16
+"""Bytes: the longest packet that a virtual device passes in one piece."""
 _NET: Final = "198.18"  # RFC 2544: set aside for tests between devices
 
 
@@ -36,17 +38,30 @@ class SimulatedHost:
         prefix: What a command line begins with to run there.
         link: Its link where that can be slowed down; None for a plain one.
         address: How the other hosts reach it.
+        port: The network device at the other end of its link, which is ours; empty where it has none.
     """
 
     name: str
     prefix: tuple[str, ...] = ()
     link: EmulatedLink | None = None
     address: str = "127.0.0.1"
+    port: str = ""
 
     @property
     def interface(self) -> str:
         """The network device of its address."""
         return "eth0" if self.prefix else "lo"
+
+    def limit_link(self, bits_per_s: int) -> None:
+        """From now on no more than this passes its link in a second, each way.
+
+        Raises:
+            UnsupportedError: The kernel has no token bucket filter, or there is no ``tc``.
+        """
+        burst = max(_MIN_BURST, bits_per_s // 8 // 100)
+        shape = ("root", "tbf", "rate", f"{bits_per_s}bit", "burst", str(burst), "latency", "1s")
+        for prefix, device in ((self.prefix, self.interface), ((), self.port)):
+            _run(*prefix, "tc", "qdisc", "replace", "dev", device, *shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +100,7 @@ def open_cluster(
     if why_not:
         if slowable:
             raise UnsupportedError(
-                f"slow-link needs network namespaces; {why_not}",
+                f"a link is slowed down between network namespaces; {why_not}",
                 hint="run it as root, with `ip` and `nsenter`",
             )
         note = f"{why_not}, the ranks are plain processes on this host"
@@ -113,7 +128,7 @@ def open_cluster(
                 _run("ip", "link", "add", near, "type", "veth", "peer", "name", far)
             _plug(namespace, (near, far), (bridge, f"{net}.{i + 2}/24"))
             prefix = ("nsenter", f"--net={_NAMESPACES / namespace}", "--")
-            hosts.append(SimulatedHost(name, prefix, link, f"{net}.{i + 2}"))
+            hosts.append(SimulatedHost(name, prefix, link, f"{net}.{i + 2}", near))
         yield Cluster(tuple(hosts), f"{net}.1", "network namespaces")
 
 
@@ -187,7 +202,7 @@ def _run(*command: str) -> None:
     if result.returncode:
         raise UnsupportedError(
             f"`{' '.join(command)}` failed: {result.stderr.strip()}",
-            hint="hosts need root and the kernel's bridge and veth devices",
+            hint="hosts need root and the kernel's bridge, veth and tbf",
         )
 
 

@@ -52,6 +52,15 @@ class UpSettings:
         ]
 
     @property
+    def slowable_links(self) -> list[int]:
+        """Ranks whose packets are to be late."""
+        return [
+            fault.rank
+            for fault in self.faults
+            if fault.rank is not None and fault.is_network and fault.unit != "bit/s"
+        ]
+
+    @property
     def probes_note(self) -> str:
         """What is weaker without probes; empty with them."""
         return "" if self.has_probes else NO_PROBES
@@ -112,7 +121,7 @@ def find_detection(settings: UpSettings, progress: Progress) -> float | None:
 
 def find_wrongly_named(settings: UpSettings, progress: Progress) -> list[int]:
     """Ranks that were ever named and have no fault, or one that is no rank's own."""
-    own = {rank for fault in settings.faults for rank in fault.ranks if fault.kind != "slow-link"}
+    own = {rank for fault in settings.faults for rank in fault.ranks if not fault.is_network}
     right = {(rank, fault.verdict) for fault in settings.faults for rank in fault.ranks}
     return sorted({who[0] for who in progress.named if who[0] not in own and who not in right})
 
@@ -155,7 +164,7 @@ def build_result(settings: UpSettings, progress: Progress) -> dict[str, Any]:
 def describe_faults(settings: UpSettings) -> list[dict[str, Any]]:
     """What was injected, as JSON-able values."""
     return [
-        {"kind": fault.kind, "rank": fault.rank, "amount": fault.amount}
+        {"kind": fault.kind, "rank": fault.rank, "amount": fault.amount, "unit": fault.unit}
         for fault in settings.faults
     ]
 

@@ -64,7 +64,7 @@ def run_up(
         folder = Path(tempfile.mkdtemp(prefix="ingero-up-", dir=place))
         cleanup.add("rm", "-rf", "--", str(folder))
         reserved = stack.enter_context(open_load(() if settings.job else kinds, folder))
-        slowable = settings.ranks_of("slow-link")
+        slowable = settings.slowable_links
         cluster = stack.enter_context(open_cluster(settings.n_ranks, cleanup, slowable))
         progress.isolation = cluster.isolation
         progress.note = "; ".join(filter(None, (cluster.note, settings.probes_note)))
@@ -191,7 +191,7 @@ class _Run:
         """Turn every fault on."""
         for fault in self.settings.faults:
             if isinstance(self.job, TorchJob):
-                inject_into_job(fault, self.job)
+                inject_into_job(fault, self.job, cluster)
             else:
                 inject(fault, self.job, cluster, reserved)
         names = ", ".join(

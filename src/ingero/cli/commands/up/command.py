@@ -123,6 +123,7 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
       stop-pulses:R:30%  rank R stands still for 30 % of every tenth of a second
       slow-rank:R:1.3x   less processor time, so that its work takes 1.3 times as long
       disk:R:5MB/s       rank R's host reads no more than this from its disks in a second
+      link:R:20ms        packets to and from R's host are late; link:R:50Mbit/s: no more each way
       pause:R, kill:R    as above
       none               no fault
 
