@@ -31,7 +31,7 @@ class Machine:
     suite: str
     package: str
     is_supported: bool = True
-    limit_s: float = 5400.0
+    limit_s: float = 10800.0
 
 
 # The cloud flavour: a third of the size, and the same settings of BPF, perf, probes and BTF.

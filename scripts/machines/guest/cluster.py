@@ -80,7 +80,7 @@ def check_up() -> str:
     """`ingero up` names the rank that was made slow, its victims, and nobody else."""
     ended = run_ingero(
         *("up", "--json", "--ranks", _N_RANKS, "--fault", "slow-rank:1:2x"),
-        *("--duration", "240s", "--push-interval", "2s"),  # it ends when the rank is named
+        *("--duration", "1200s", "--push-interval", "2s"),  # it ends when the rank is named
     )
     if not ended.out:
         raise CheckError(f"`ingero up` said nothing; {shorten(ended.err)}")

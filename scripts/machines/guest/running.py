@@ -12,9 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ingero.config.environment import START_TIMEOUT
+
 INGERO: Final = (sys.executable, "-m", "ingero")
-ENVIRONMENT: Final = {"PATH": "/usr/bin:/usr/sbin", "HOME": "/root", "PYTHONPATH": str(Path.cwd())}
-LIMIT_S: Final = 480.0
+LIMIT_S: Final = 2400.0
+"""Of one program: emulated, and beside other work on the machine that emulates."""
+ENVIRONMENT: Final = {
+    "PATH": "/usr/bin:/usr/sbin",
+    "HOME": "/root",
+    "PYTHONPATH": str(Path.cwd()),
+    START_TIMEOUT: str(LIMIT_S / 2),
+}
 _PLAIN: Final = ("--json", "--no-record", "--no-incidents")
 
 

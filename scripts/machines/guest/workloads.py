@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Final
 
+from scripts.machines.guest.running import LIMIT_S
+
 from ingero.sim.runner import SimSettings, Simulation
 from ingero.sim.workloads import WORKLOADS
 
-_LIMIT_S: Final = 240.0
 # Emulated time is slow: fewer calls of those that make hundreds of thousands.
 KNOBS: Final[dict[str, dict[str, int]]] = {
     "hang": {"wait_ms": 500},
@@ -28,7 +29,7 @@ def main() -> None:
         knobs = KNOBS.get(workload.name, {}) | ({} if index else {"wait_us": _FIRST_WAIT_US})
         n_ranks = N_RANKS if workload.name == "ranks" else 0
         with Simulation(SimSettings(workload.name, knobs, n_ranks)) as simulation:
-            accounts = simulation.wait(_LIMIT_S)
+            accounts = simulation.wait(LIMIT_S)
         print(json.dumps({"workload": workload.name, "accounts": accounts}), flush=True)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Final
+
+from ingero.errors import ConfigError
 
 LOOSE_KEYS: Final = "INGERO_TLS_ALLOW_LOOSE_KEY_PERMS"
 """Accept a private key that others may read; Kubernetes sets group bits on secrets when a pod has an ``fsGroup``."""
@@ -53,6 +56,30 @@ def quiet_grpc() -> None:
     Source: grpc, doc/environment_variables.md, ``GRPC_VERBOSITY``.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+START_TIMEOUT: Final = "INGERO_START_TIMEOUT"
+"""Seconds that a part of ``ingero up`` or ``replay`` may take to start, or to go on; an emulated machine beside other
+work needs more than the default."""
+DEFAULT_START_TIMEOUT_S: Final = 180.0
+
+
+def read_start_timeout(environ: Mapping[str, str] | None = None) -> float:
+    """``$INGERO_START_TIMEOUT`` in seconds, `DEFAULT_START_TIMEOUT_S` where it is not set.
+
+    Raises:
+        ConfigError: It is no number of seconds above 0.
+    """
+    text = (os.environ if environ is None else environ).get(START_TIMEOUT, "")
+    if not text:
+        return DEFAULT_START_TIMEOUT_S
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = 0.0
+    if not 0.0 < timeout_s < math.inf:
+        raise ConfigError(f"{START_TIMEOUT}={text!r} is no number of seconds above 0")
+    return timeout_s
 
 
 READY_FD: Final = "INGERO_READY_FD"

@@ -17,11 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import IO, Final
 
-from ingero.config.environment import READY_FD, build_environment
+from ingero.config.environment import READY_FD, build_environment, read_start_timeout
 from ingero.errors import IngeroError, UnsupportedError
 
-START_TIMEOUT_S: Final = 180.0
-"""Of a part that still runs: an emulated machine takes minutes for several at once."""
 STOP_TIMEOUT_S: Final = 10.0
 MAX_LINES: Final = 10_000
 _PROGRAM: Final = (
@@ -119,17 +117,17 @@ class LaunchedProgram:
             count: How often it must have reported that: a Fleet reports again after each reload.
 
         Raises:
-            IngeroError: It ended instead, or took longer than `START_TIMEOUT_S`; the message holds its log.
+            ConfigError: As `read_start_timeout`.
+            IngeroError: It ended instead, or took longer than that; the message holds its log.
         """
+        timeout_s = read_start_timeout()
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._n_ready >= count or self._has_ended, START_TIMEOUT_S
-            )
+            self._changed.wait_for(lambda: self._n_ready >= count or self._has_ended, timeout_s)
         if self._n_ready < count:
             has_ended = self._has_ended
             self.process.kill()
             status = self.wait()
-            reason = f"(exit status {status})" if has_ended else f"within {START_TIMEOUT_S:.0f} s"
+            reason = f"(exit status {status})" if has_ended else f"within {timeout_s:.0f} s"
             log = self.log or "it logged nothing"
             raise IngeroError(f"{self.name} did not start {reason}:\n{log}")
 
@@ -157,13 +155,13 @@ class LaunchedProgram:
         assert self.process.stdin is not None
         self.process.stdin.close()
 
-    def wait(self, timeout_s: float = START_TIMEOUT_S) -> int:
-        """Its exit status once it has ended; its log is complete then.
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Its exit status once it has ended, within `read_start_timeout` if nothing is said; its log is complete then.
 
         Raises:
             subprocess.TimeoutExpired: It still runs.
         """
-        status = self.process.wait(timeout_s)
+        status = self.process.wait(read_start_timeout() if timeout_s is None else timeout_s)
         for thread in self._threads:
             thread.join(STOP_TIMEOUT_S)
         return status

@@ -2,11 +2,14 @@
 
 import pytest
 
+from ingero.config.environment import DEFAULT_START_TIMEOUT_S, START_TIMEOUT
 from ingero.errors import IngeroError
 from ingero.model.collectives import Rank
 from ingero.model.verdicts import Judgement, Verdict, VerdictKind
-from ingero.sim.cluster.warm_up import MAX_STANDSTILL_NS, STEADY_OPS, WarmUp
+from ingero.sim.cluster.warm_up import STEADY_OPS, WarmUp
 from ingero.units import NS_PER_S
+
+STANDSTILL_NS = int(DEFAULT_START_TIMEOUT_S * NS_PER_S)
 
 
 def said(*n_ops):
@@ -31,7 +34,7 @@ def test_it_is_over_when_every_rank_was_compared_often_enough():
 def test_a_slow_machine_is_waited_for_as_long_as_it_goes_on():
     warm_up = WarmUp(2, 0)
     for number in range(1, 50):
-        now_ns = number * (MAX_STANDSTILL_NS - NS_PER_S)
+        now_ns = number * (STANDSTILL_NS - NS_PER_S)
         assert not warm_up.is_over(said(number, number), now_ns)
 
 
@@ -42,6 +45,14 @@ def test_a_slow_machine_is_waited_for_as_long_as_it_goes_on():
 def test_a_standstill_ends_it(judgement, says):
     warm_up = WarmUp(2, 5)
     assert not warm_up.is_over(judgement, 5)
-    assert not warm_up.is_over(judgement, 5 + MAX_STANDSTILL_NS)
+    assert not warm_up.is_over(judgement, 5 + STANDSTILL_NS)
     with pytest.raises(IngeroError, match=says):
-        warm_up.is_over(judgement, 6 + MAX_STANDSTILL_NS)
+        warm_up.is_over(judgement, 6 + STANDSTILL_NS)
+
+
+def test_an_emulated_machine_is_given_longer(monkeypatch):
+    monkeypatch.setenv(START_TIMEOUT, "1200")
+    warm_up = WarmUp(2, 0)
+    assert not warm_up.is_over(None, 1200 * NS_PER_S)
+    with pytest.raises(IngeroError, match="for 1200 s"):
+        warm_up.is_over(None, 1201 * NS_PER_S)
