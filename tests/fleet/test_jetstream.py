@@ -13,12 +13,15 @@ from tests.e2e.agents import Agents, event, health, told
 
 from ingero.cli.programs.fleet import cli
 from ingero.errors import BadDataError, UnsupportedError
+from ingero.fleet.jetstream import messages
 from ingero.fleet.jetstream.connection import OvertakenError, StoredDocument
 from ingero.fleet.jetstream.ledger import LedgerOfCluster
 from ingero.fleet.jetstream.messages import (
+    ClusterAnswers,
     ClusterLedger,
     LoggedPush,
     build_token,
+    decode_answers,
     decode_ledger,
     decode_push,
     encode_document,
@@ -219,9 +222,17 @@ def test_what_is_no_push_is_said_to_be_none(stored):
         decode_push(stored)
 
 
-def test_a_ledger_of_a_later_release_is_not_guessed_at():
-    with pytest.raises(BadDataError, match="later release"):
-        decode_ledger(encode_document(ClusterLedger(version=2)))
+@pytest.mark.parametrize(
+    ("document", "read"),
+    [(ClusterLedger({"a": "b"}), decode_ledger), (ClusterAnswers("east"), decode_answers)],
+)
+def test_a_document_of_a_later_release_is_not_guessed_at(document, read, monkeypatch):
+    assert read(encode_document(document)) == document
+    with monkeypatch.context() as later:
+        later.setattr(messages, "VERSION", 2)
+        written = encode_document(document)
+    with pytest.raises(BadDataError, match="later release: version 2"):
+        read(written)
 
 
 def test_clusters_whose_names_cannot_be_subjects_have_tokens_of_their_own():

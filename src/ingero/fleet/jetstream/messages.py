@@ -16,6 +16,8 @@ from ingero.errors import BadDataError
 from ingero.fleet.workers.messages import RelayedPush, Threshold
 
 VERSION: Final = 1
+_UNWRITTEN: Final = 1
+"""What a document that names no version has: the fields of a document that have their default are not written."""
 _PACK_BYTES: Final = 16 << 10
 """Longer messages are compressed: a server refuses those above its ``max_payload``, of which the default is 1 MiB."""
 _MAX_BYTES: Final = 256 << 20
@@ -56,7 +58,7 @@ class ClusterAnswers(msgspec.Struct, omit_defaults=True):
     thresholds: dict[str, Threshold] = {}
     questions: dict[str, str] = {}
     judge: str = ""
-    version: int = VERSION
+    version: int = _UNWRITTEN
 
 
 class ClusterLedger(msgspec.Struct, omit_defaults=True):
@@ -72,7 +74,7 @@ class ClusterLedger(msgspec.Struct, omit_defaults=True):
     said: dict[str, str] = {}
     pending: dict[str, str | None] = {}
     passed_seq: int = 0
-    version: int = VERSION
+    version: int = _UNWRITTEN
 
     def restore(self) -> dict[str, str]:
         """What surely left."""
@@ -129,8 +131,8 @@ def decode_push(stored: bytes) -> LoggedPush:
 
 
 def encode_document(document: ClusterAnswers | ClusterLedger) -> bytes:
-    """News or a ledger as it lies in its bucket."""
-    return _encoder.encode(document)
+    """Answers or a ledger as it lies in its bucket, of this release's `VERSION`."""
+    return _encoder.encode(msgspec.structs.replace(document, version=VERSION))
 
 
 def decode_answers(stored: bytes) -> ClusterAnswers:
