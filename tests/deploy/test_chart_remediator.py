@@ -59,6 +59,20 @@ def test_a_remediator_that_changes_nodes_has_the_rights_and_the_token_for_that_a
     assert {443, 6443} <= {port["port"] for rule in egress for port in rule["ports"]}
 
 
+def test_a_remediator_that_taints_devices_may_write_rules_and_change_no_node():
+    role = find(objects_of("fleet-remediator-device"), "ClusterRole")
+    rights = {
+        (group, what): set(rule["verbs"])
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for what in rule["resources"]
+    }
+    assert rights == {
+        ("resource.k8s.io", "resourceslices"): {"list"},
+        ("resource.k8s.io", "devicetaintrules"): {"list", "create", "delete"},
+    }
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

@@ -83,6 +83,15 @@ CASES = {
             }
         },
     ),
+    "fleet-remediator-device": (
+        "ingero-fleet",
+        {
+            "remediator": {
+                "enabled": True,
+                "policy": {"action": {"kubernetes_device": {"effect": "None"}}},
+            }
+        },
+    ),
     "echo": ("ingero-echo", {"persistence": {"storageClass": "encrypted"}}),
     "echo-all": (
         "ingero-echo",

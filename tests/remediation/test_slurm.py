@@ -9,6 +9,7 @@ from tests.remediation.live import launch_remediator, run_job, write_policy
 
 from ingero.agent.capture.discover.identity import read_identity
 from ingero.errors import PermanentError, RetryableError, UnsupportedError
+from ingero.model.collectives import Rank
 from ingero.remediation.actuators.slurm import SlurmActuator, is_in_service, parse_nodes
 from ingero.remediation.config import SlurmConfig
 from ingero.remediation.journal import Journal
@@ -118,9 +119,11 @@ class TestRealSlurm:
     def test_a_node_is_found_by_the_policys_table_its_name_or_the_first_label_of_it(self, actuator):
         nodes = actuator.look()
         named = SlurmActuator(SlurmConfig(node_names={"gpu-17": "h4", "gpu-18": "gone"}))
-        assert actuator.find_target("h2", nodes) == "h2"
-        assert actuator.find_target("h2.cluster.site", nodes) == "h2"
-        assert [named.find_target(node, nodes) for node in ("gpu-17", "gpu-18", "gpu-19")] == [
+        assert actuator.find_target(Rank("c", "h2", 0), nodes) == "h2"
+        assert actuator.find_target(Rank("c", "h2.cluster.site", 0), nodes) == "h2"
+        assert [
+            named.find_target(Rank("c", node, 0), nodes) for node in ("gpu-17", "gpu-18", "gpu-19")
+        ] == [
             "h4",
             "",
             "",
@@ -128,7 +131,7 @@ class TestRealSlurm:
         host = subprocess.run(
             ["hostname", "-s"], capture_output=True, text=True, check=True
         ).stdout.strip()
-        assert actuator.find_target(host, nodes) == ""  # all four are on this host
+        assert actuator.find_target(Rank("c", host, 0), nodes) == ""  # all four are on this host
 
     @pytest.mark.slow
     def test_a_verdict_of_a_real_fleet_drains_the_node_requeues_its_job_and_is_undone_by_hand(

@@ -29,24 +29,30 @@ def build_actuator(config: RemediatorConfig, clock: Clock) -> Actuator:
         return CommandActuator(action.command)
     if action.webhook is not None:
         return WebhookActuator(action.webhook, clock.wall_ns)
-    if action.kubernetes is not None or action.nvsentinel is not None:
-        return _build_of_an_extra(action, clock)
-    assert action.slurm is not None
-    return SlurmActuator(action.slurm)
+    if action.slurm is not None:
+        return SlurmActuator(action.slurm)
+    return _build_of_an_extra(action, clock)
 
 
 def _build_of_an_extra(action: ActuatorConfig, clock: Clock) -> Actuator:
-    kind, extra = ("kubernetes", "kubernetes") if action.kubernetes else ("nvsentinel", "agent")
+    (kind,) = action.model_fields_set
     try:
         if action.kubernetes is not None:
             from ingero.remediation.actuators.kubernetes import KubernetesActuator  # noqa: PLC0415
 
             return KubernetesActuator(action.kubernetes, clock.wall_ns)
+        if action.kubernetes_device is not None:
+            from ingero.remediation.actuators.kubernetes_device import (  # noqa: PLC0415
+                KubernetesDeviceActuator,
+            )
+
+            return KubernetesDeviceActuator(action.kubernetes_device, clock)
         assert action.nvsentinel is not None
         from ingero.remediation.actuators.nvsentinel import NvsentinelActuator  # noqa: PLC0415
 
         return NvsentinelActuator(action.nvsentinel, clock.wall_ns)
     except ModuleNotFoundError as error:
+        extra = "agent" if action.nvsentinel is not None else "kubernetes"
         raise UnsupportedError(
             f"action.{kind} needs {error.name}", hint=f"pip install 'ingero[{extra}]'"
         ) from error

@@ -13,6 +13,7 @@ from ingero.config.describe import write_commented
 from ingero.config.document import Document, load_document
 from ingero.config.model import StrictModel, check_model
 from ingero.config.types import Duration, Endpoint
+from ingero.remediation.kubernetes_config import KubernetesConfig, KubernetesDeviceConfig
 from ingero.units import parse_duration
 
 DEFAULT_FILE: Final = "/etc/ingero/remediator.yaml"
@@ -175,58 +176,6 @@ class SlurmConfig(StrictModel):
     )
 
 
-class KubernetesConfig(StrictModel):
-    """Taint, cordon and condition of nodes through the API server."""
-
-    kubeconfig: str = Field(
-        "",
-        description="File; empty takes the pod's service account, else $KUBECONFIG, else ~/.kube/config.",
-    )
-    context: str = Field("", description="Of the kubeconfig; empty takes its current one.")
-    timeout: Duration = Field(parse_duration("10s"), gt=0, description="Of one request.")
-    taint: Literal["NoSchedule", "NoExecute", "PreferNoSchedule", ""] = Field(
-        "NoSchedule",
-        description="Effect of a taint of our own: NoSchedule keeps new pods away, NoExecute also evicts those that do"
-        " not tolerate it; empty sets none.",
-    )
-    taint_key: str = Field(
-        "ingero.io/culprit", min_length=1, description="Its key; its value is the action's id."
-    )
-    cordon: bool = Field(
-        default=False,
-        description="Also make the node unschedulable. Undoing takes that back whoever else wanted it meanwhile, as"
-        " a cordon has no owner.",
-    )
-    condition: str = Field(
-        "IngeroCulprit",
-        description="Type of a condition of the node that says why, for people and other controllers; empty sets none.",
-    )
-    selector: dict[str, str] = Field(
-        default={}, description="Only nodes with these labels are looked at and acted on."
-    )
-    out_of_service_taints: tuple[str, ...] = Field(
-        default=(
-            "node.kubernetes.io/*",
-            "node.cloudprovider.kubernetes.io/*",
-            "ToBeDeletedByClusterAutoscaler",
-            "DeletionCandidateOfClusterAutoscaler",
-            "karpenter.sh/disrupted",
-        ),
-        description="Keys of NoSchedule and NoExecute taints by which others have taken a node out; * and ? match.",
-    )
-    node_names: dict[str, str] = Field(
-        default={},
-        description="Fleet's node → name of the Node, where neither its name, its kubernetes.io/hostname nor an address"
-        " is like it.",
-    )
-
-    @model_validator(mode="after")
-    def _check_effect(self) -> Self:
-        if not (self.taint or self.cordon or self.condition):
-            raise ValueError("give at least one of taint, cordon and condition")
-        return self
-
-
 class NvsentinelConfig(StrictModel):
     """Health events for NVSentinel. It cannot be asked whether a node is out of service."""
 
@@ -294,6 +243,9 @@ class ActuatorConfig(StrictModel):
     slurm: SlurmConfig | None = Field(None, description="Slurm: drain with a reason, and resume.")
     kubernetes: KubernetesConfig | None = Field(
         None, description="Kubernetes: a taint, a cordon, a condition."
+    )
+    kubernetes_device: KubernetesDeviceConfig | None = Field(
+        None, description="Kubernetes: a taint of the one device that the rank was given."
     )
     nvsentinel: NvsentinelConfig | None = Field(
         None, description="NVSentinel: a health event about the node."

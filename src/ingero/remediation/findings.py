@@ -97,6 +97,7 @@ class CulpritFinding:
             "rank": verdict.rank.rank,
             "job": verdict.rank.job,
             "labels": dict(verdict.rank.labels),
+            "resource": dict(verdict.rank.resource),
             "verdict": verdict.kind.value,
             "reason": verdict.reason,
             "evidence_log10": verdict.evidence,

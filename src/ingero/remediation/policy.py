@@ -147,7 +147,7 @@ def rule(config: RemediatorConfig, finding: CulpritFinding, situation: Situation
     clauses = (
         *_judge_finding(config, finding, situation),
         *_judge_fleet(config, finding, situation),
-        *_judge_target(config.brakes, finding, target, situation),
+        *_judge_target(config, finding, target, situation),
         *_judge_times(config.brakes, situation),
         *_judge_history(config.brakes, finding, target, situation),
         *_judge_budgets(config.brakes, finding, target, situation),
@@ -258,8 +258,9 @@ def _judge_cause(
 
 
 def _judge_target(
-    brakes: BrakesConfig, finding: CulpritFinding, target: str, situation: Situation
+    config: RemediatorConfig, finding: CulpritFinding, target: str, situation: Situation
 ) -> Iterator[ClauseOutcome]:
+    brakes, what = config.brakes, "device" if config.action.kubernetes_device else "node"
     names = (finding.node_id, target) if target else (finding.node_id,)
     is_protected = any(brakes.protects(name) for name in names)
     yield ClauseOutcome(
@@ -276,7 +277,7 @@ def _judge_target(
     yield ClauseOutcome("scheduler answers", is_met=True, says="the scheduler answers")
     view = situation.nodes.get(target)
     if view is None:
-        says = f"the scheduler has no node for {finding.node_id}, or several"
+        says = f"the scheduler has no {what} for {finding.node_id}, or several"
         yield ClauseOutcome("node known", is_met=False, says=says)
         return
     yield ClauseOutcome("node known", is_met=True, says=f"the scheduler's {target}")

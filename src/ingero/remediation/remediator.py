@@ -168,7 +168,7 @@ class Remediator:
         targets = {
             finding.node_id: target
             for finding in findings
-            if (target := self._actuator.find_target(finding.node_id, reading.nodes or {}))
+            if (target := self._actuator.find_target(finding.verdict.rank, reading.nodes or {}))
         }
         situation = Situation(
             now=now,
@@ -263,7 +263,8 @@ class Remediator:
             proposed = waiting.pop(ruling.finding.episode, None)
             if proposed is not None and self._expire(runner, proposed, situation.now):
                 continue
-            if not ruling.is_allowed:
+            is_other = proposed is not None and proposed.target != ruling.target
+            if not ruling.is_allowed or is_other:  # what a person agreed to is done to that alone
                 continue
             record = proposed or self._plan(ruling, situation)
             is_approved = record.state is ActionState.APPROVED

@@ -151,9 +151,9 @@ class HandScheduler:
             for name, mark, is_down in views
         }
 
-    def find_target(self, node_id: str, nodes: Mapping[str, NodeView]) -> str:
+    def find_target(self, rank: Rank, nodes: Mapping[str, NodeView]) -> str:
         """The same name."""
-        return node_id if node_id in nodes else ""
+        return rank.node_id if rank.node_id in nodes else ""
 
     def apply(self, record: ActionRecord) -> None:
         """Drain it."""

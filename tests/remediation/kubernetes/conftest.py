@@ -12,7 +12,7 @@ from tests.remediation.kubernetes.real_server import PROGRAMS, READER, REMEDIATO
 from tests.remediation.kubernetes.small_server import ADMIN, run_small_server
 
 from ingero.remediation.actuators.kubernetes import KubernetesActuator
-from ingero.remediation.config import KubernetesConfig
+from ingero.remediation.kubernetes_config import KubernetesConfig
 from ingero.testing.clock import ManualClock
 
 RIGHTS = {("get", "nodes"), ("list", "nodes"), ("patch", "nodes"), ("patch", "nodes/status")}
@@ -125,9 +125,9 @@ class Admin:
         self.client.patch(self.kinds[1], name, {"status": {"conditions": [condition]}})
 
 
-def read_role():
-    """The rights that the chart gives a remediator, by a real Helm."""
-    policy = {"action": {"kubernetes": {}}}
+def read_role(action):
+    """The rights that the chart gives a remediator of this action, by a real Helm."""
+    policy = {"action": action}
     status, text = helm(
         "template", "x", str(DEPLOY / "helm/ingero-fleet"), "--set-json",
         f"remediator={json.dumps({'enabled': True, 'policy': policy})}",
@@ -141,7 +141,9 @@ def read_role():
 @pytest.fixture(scope="session")
 def real_server(tmp_path_factory):
     with run_real_server(tmp_path_factory.mktemp("kubernetes")) as server:
-        server.post("/apis/rbac.authorization.k8s.io/v1/clusterroles", read_role())
+        server.post(
+            "/apis/rbac.authorization.k8s.io/v1/clusterroles", read_role({"kubernetes": {}})
+        )
         server.post("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", BINDING)
         yield server
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
+from tests.remediation.kubernetes.small_devices import GROUP, SmallDevices
+
 ADMIN = "admin-token"
 NODES = "/api/v1/nodes"
 EFFECTS = {"NoSchedule", "NoExecute", "PreferNoSchedule"}
@@ -45,12 +47,17 @@ def merge_conditions(status, patch):
     return status | {"conditions": list(by_type.values())}
 
 
+def refuse(code, reason, message):
+    raise RefusalError(code, reason, message)
+
+
 class SmallServer:
-    """Nodes, and who may do what.
+    """Nodes, devices, and who may do what.
 
     Attributes:
         url: Where it listens.
-        rights: By bearer, the verbs on ``nodes`` and ``nodes/status`` that it has.
+        rights: By bearer, the verbs on resources that it has; None for all.
+        devices: Device taints.
     """
 
     def __init__(self):
@@ -58,6 +65,7 @@ class SmallServer:
         self.version = 1
         self.rights = {ADMIN: None}
         self.lock = threading.Lock()
+        self.devices = SmallDevices(refuse)
 
     def create(self, node):
         with self.lock:
@@ -74,7 +82,7 @@ class SmallServer:
         rights = self.rights[bearer]
         if rights is not None and (verb, resource) not in rights:
             what = f'cannot {verb} resource "{resource}" in API group "" at the cluster scope'
-            raise RefusalError(403, "Forbidden", f'nodes is forbidden: User "x" {what}')
+            raise RefusalError(403, "Forbidden", f'{resource} is forbidden: User "x" {what}')
 
     def _find(self, name):
         if name not in self.nodes:
@@ -82,6 +90,11 @@ class SmallServer:
         return self.nodes[name]
 
     def answer(self, method, path, query, bearer, body):
+        if path.startswith(GROUP):
+            with self.lock:
+                return self.devices.answer(
+                    method, path, query, lambda *what: self._check(bearer, *what), body
+                )
         name, _, part = path.removeprefix(NODES).strip("/").partition("/")
         resource = "nodes/status" if part else "nodes"
         with self.lock:
@@ -149,7 +162,7 @@ def run_small_server():
             self.end_headers()
             self.wfile.write(data)
 
-        do_GET = do_PATCH = _handle  # noqa: N815 - the names of the standard library
+        do_GET = do_PATCH = do_POST = do_DELETE = _handle  # noqa: N815 - the names of the standard library
 
         def log_message(self, *_):
             pass

@@ -16,10 +16,12 @@ from tests.remediation.test_slurm import RECORD as SLURM_RECORD
 
 from ingero.config.document import parse_document
 from ingero.errors import ConfigError, PermanentError, RetryableError
+from ingero.model.collectives import Rank
 from ingero.remediation.actuators.kubernetes import EFFECTS, REASON, KubernetesActuator
 from ingero.remediation.building import build_actuator
 from ingero.remediation.carrying_out import ASKED
-from ingero.remediation.config import KubernetesConfig, build_policy
+from ingero.remediation.config import build_policy
+from ingero.remediation.kubernetes_config import KubernetesConfig
 from ingero.remediation.records import ActionState
 from ingero.testing.clock import ManualClock
 
@@ -92,14 +94,14 @@ class TestLook:
         assert list(api.actuator(selector={"pool": "other"}).look()) == ["n9"]
 
     def test_a_large_cluster_comes_in_parts(self, api, monkeypatch):
-        monkeypatch.setattr("ingero.remediation.actuators.kubernetes._CHUNK", 3)
+        monkeypatch.setattr("ingero.remediation.actuators.kubernetes.CHUNK", 3)
         assert sorted(api.actuator().look()) == ["n1", "n2", "n3", "n4"]
 
     def test_a_node_is_found_by_the_policys_table_its_name_label_or_address(self, api):
         actuator = api.actuator(node_names={"gpu-17": "n4", "gpu-18": "gone"})
         nodes = actuator.look()
         found = {
-            name: actuator.find_target(name, nodes)
+            name: actuator.find_target(Rank("c", name, 0), nodes)
             for name in ("gpu-17", "gpu-18", "n1", "n2.site", "host-n3", "n4.cluster.site", "n9")
         }
         assert found == {

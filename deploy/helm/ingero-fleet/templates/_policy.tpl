@@ -5,7 +5,7 @@
 {{- fail "remediator.enabled needs replicaCount=1: each remediator would act by what its own Fleet judges" -}}
 {{- end -}}
 {{- if not (hasKey $v.policy "action") -}}
-{{- fail "remediator.policy.action is needed: kubernetes, webhook or command" -}}
+{{- fail "remediator.policy.action is needed: kubernetes, kubernetes_device, webhook or command" -}}
 {{- end -}}
 {{- if and (ne (toString ($v.policy.mode | default "dry-run")) "dry-run") (not $v.journalClaim) -}}
 {{- fail "remediator.journalClaim is needed unless remediator.policy.mode is dry-run: a new pod would not know which nodes are out of service" -}}
@@ -17,7 +17,8 @@
 {{- toYaml $policy -}}
 {{- end -}}
 
-{{- /* Whether the remediator changes nodes of this cluster. */ -}}
-{{- define "ingero-fleet.changesNodes" -}}
-{{- if and .Values.remediator.enabled (hasKey (.Values.remediator.policy.action | default dict) "kubernetes") -}}true{{- end -}}
+{{- /* Whether the remediator asks this cluster's API server. */ -}}
+{{- define "ingero-fleet.asksKubernetes" -}}
+{{- $action := .Values.remediator.policy.action | default dict -}}
+{{- if and .Values.remediator.enabled (or (hasKey $action "kubernetes") (hasKey $action "kubernetes_device")) -}}true{{- end -}}
 {{- end -}}

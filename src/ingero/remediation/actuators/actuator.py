@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Container, Mapping
 from typing import Final, Protocol
 
+from ingero.model.collectives import Rank
 from ingero.remediation.findings import NodeView
 from ingero.remediation.records import ActionRecord
 
@@ -81,8 +82,12 @@ class Actuator(Protocol):
         """
         ...
 
-    def find_target(self, node_id: str, nodes: Mapping[str, NodeView]) -> str:
-        """The scheduler's name of a node of Fleet's; empty when it has none, or several fit."""
+    def find_target(self, rank: Rank, nodes: Mapping[str, NodeView]) -> str:
+        """The scheduler's name of what is to be taken out of service for a rank, its node by most actuators.
+
+        Returns:
+            Empty when there is none, or several fit.
+        """
         ...
 
     def apply(self, record: ActionRecord) -> None:

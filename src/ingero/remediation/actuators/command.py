@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from ingero.config.environment import build_environment
 from ingero.errors import PermanentError, RetryableError
+from ingero.model.collectives import Rank
 from ingero.remediation.actuators.actuator import write_reason
 from ingero.remediation.config import CommandConfig
 from ingero.remediation.findings import NodeView
@@ -56,9 +57,9 @@ class CommandActuator:
         """Nothing: a command does not tell."""
         return {}
 
-    def find_target(self, node_id: str, _nodes: Mapping[str, NodeView]) -> str:
+    def find_target(self, rank: Rank, _nodes: Mapping[str, NodeView]) -> str:
         """Fleet's name."""
-        return node_id
+        return rank.node_id
 
     def apply(self, record: ActionRecord) -> None:
         """Run the command that takes the node out of service."""

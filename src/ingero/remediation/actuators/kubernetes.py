@@ -11,48 +11,44 @@ Kubernetes documentation; seen with an API server 1.20.2.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from http import HTTPStatus
 from typing import Any, Final
 
-import httpx2
 import msgspec
-import yaml
-from lightkube import Client, KubeConfig
-from lightkube.core.exceptions import ConfigError as KubeConfigError
 from lightkube.models.core_v1 import Node as NodeModel
 from lightkube.models.core_v1 import Taint
 from lightkube.resources.core_v1 import Node, NodeStatus
 from lightkube.types import PatchType
 
-from ingero.errors import ConfigError, PermanentError, RetryableError
+from ingero.errors import PermanentError, RetryableError
+from ingero.model.collectives import Rank
 from ingero.remediation.actuators.actuator import (
     describe_worker,
     find_mark,
     find_name,
     write_reason,
 )
-from ingero.remediation.config import KubernetesConfig
+from ingero.remediation.actuators.kubernetes_api import (
+    ATTEMPTS,
+    CHUNK,
+    FIELD_MANAGER,
+    MAX_MESSAGE_CHARS,
+    REASON,
+    ConflictError,
+    connect,
+    said,
+)
 from ingero.remediation.findings import NodeView
+from ingero.remediation.kubernetes_config import KubernetesConfig
 from ingero.remediation.records import ActionRecord
 from ingero.units import NS_PER_S
 
-FIELD_MANAGER: Final = "ingero-remediator"
-REASON: Final = "ingero.io/remediation"
-"""Annotation: the action, its finding and why, as a scheduler's reason."""
 EFFECTS: Final = "ingero.io/remediation-effects"
 """Annotation: what the action changed, as `Effects.write` has it."""
-MAX_MESSAGE_CHARS: Final = 500
 _HOST_LABEL: Final = "kubernetes.io/hostname"
 _HOST_ADDRESSES: Final = frozenset({"Hostname", "InternalDNS"})
-_CHUNK: Final = 500
-_ATTEMPTS: Final = 5
-"""Of one request whose node was changed by somebody else in between."""
-_PASSING: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 _KEEPS_PODS_AWAY: Final = frozenset({"NoSchedule", "NoExecute"})
 
 
@@ -100,7 +96,7 @@ class KubernetesActuator:
         self._config = config
         self._read_wall_ns = read_wall_ns
         self._hosts: dict[str, tuple[str, ...]] = {}
-        self._client = _connect(config)
+        self._client = connect(config, "action.kubernetes")
         taint_key = config.taint_key if config.taint else ""
         self._effects = Effects(taint_key, config.cordon, config.condition)
 
@@ -111,9 +107,9 @@ class KubernetesActuator:
     def look(self) -> Mapping[str, NodeView]:
         """Every node that the policy's selector lets through."""
         try:
-            with _said("tell its nodes"):
+            with said("tell its nodes"):
                 labels: Any = dict(self._config.selector)
-                nodes = list(self._client.list(Node, labels=labels, chunk_size=_CHUNK))
+                nodes = list(self._client.list(Node, labels=labels, chunk_size=CHUNK))
         except PermanentError as error:
             raise RetryableError(error.message) from error
         self._hosts = {_name(node): _host_names(node) for node in nodes}
@@ -130,9 +126,9 @@ class KubernetesActuator:
             reason=_annotations(node).get(REASON, ""),
         )
 
-    def find_target(self, node_id: str, nodes: Mapping[str, NodeView]) -> str:
+    def find_target(self, rank: Rank, nodes: Mapping[str, NodeView]) -> str:
         """By the table of the policy, else by the node's name, its host's label or its addresses' names."""
-        return find_name(node_id, nodes, self._hosts, self._config.node_names)
+        return find_name(rank.node_id, nodes, self._hosts, self._config.node_names)
 
     def apply(self, record: ActionRecord) -> None:
         """Taint and cordon the node in one request, then set its condition."""
@@ -185,7 +181,7 @@ class KubernetesActuator:
         self._change(record.target, build)
 
     def _get(self, name: str) -> NodeModel:
-        with _said("tell a node"):
+        with said("tell a node"):
             node = self._client.get(Node, name)
         if _name(node) != name:
             raise RetryableError(f"what answers is not Kubernetes' API server: no node {name}")
@@ -199,7 +195,7 @@ class KubernetesActuator:
         is_rehearsal: bool = False,
     ) -> None:
         """Patch a node that nobody else changes meanwhile; the builder says None when there is nothing to do."""
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             node = self._get(name)
             patch = build(node)
             if patch is None:
@@ -207,7 +203,7 @@ class KubernetesActuator:
             assert node.metadata is not None
             patch["metadata"]["resourceVersion"] = node.metadata.resourceVersion
             try:
-                with _said("change a node"):
+                with said("change a node"):
                     self._client.patch(
                         Node,
                         name,
@@ -216,7 +212,7 @@ class KubernetesActuator:
                         field_manager=FIELD_MANAGER,
                         dry_run=is_rehearsal,
                     )
-            except _ConflictError:
+            except ConflictError:
                 continue
             return
         raise RetryableError(f"somebody else keeps changing {name}")
@@ -238,7 +234,7 @@ class KubernetesActuator:
     def _set_condition(
         self, name: str, condition: dict[str, str], *, is_rehearsal: bool = False
     ) -> None:
-        with _said("set a node's condition"):
+        with said("set a node's condition"):
             # A strategic patch merges conditions by their type; the kubelet leaves those of others alone.
             self._client.patch(
                 NodeStatus,
@@ -255,62 +251,6 @@ class KubernetesActuator:
     def requeue(self, job: str) -> None:
         """Never asked."""
         raise PermanentError(f"job {job} cannot be requeued through Kubernetes")
-
-
-class _ConflictError(RetryableError):
-    """The node is not what a request was built from."""
-
-
-@contextmanager
-def _said(doing: str) -> Iterator[None]:
-    """Name what the server was asked, and whether it may be asked again.
-
-    Raises:
-        PermanentError: It refused.
-        RetryableError: It did not answer, or asks to be asked again.
-    """
-    try:
-        yield
-    except httpx2.HTTPStatusError as error:
-        status = error.response.status_code
-        says = f"Kubernetes does not {doing}: {error}"
-        if status == HTTPStatus.CONFLICT:
-            raise _ConflictError(says) from error
-        if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise RetryableError(says) from error
-        raise PermanentError(says) from error
-    except httpx2.HTTPError as error:
-        problem = str(error) or type(error).__name__
-        raise RetryableError(f"Kubernetes' API server does not answer: {problem}") from error
-    except (json.JSONDecodeError, msgspec.MsgspecError, KeyError) as error:
-        # KeyError: lightkube wants a Content-Type in each answer.
-        raise RetryableError(f"what answers is not Kubernetes' API server: {error}") from error
-    except (KubeConfigError, OSError) as error:  # a token's file, a program that gives tokens
-        raise RetryableError(f"no credentials for Kubernetes: {error}") from error
-
-
-def _connect(config: KubernetesConfig) -> Client:
-    where = config.kubeconfig or "the service account of this pod, $KUBECONFIG or ~/.kube/config"
-    try:
-        file = config.kubeconfig
-        found = KubeConfig.from_file(file) if file else KubeConfig.from_env()
-        return Client(
-            found.get(config.context or None), timeout=httpx2.Timeout(config.timeout / NS_PER_S)
-        )
-    except KeyError as error:
-        raise ConfigError(f"action.kubernetes: {where} lacks {error}") from error
-    except (
-        AttributeError,
-        KubeConfigError,
-        OSError,
-        TypeError,
-        ValueError,
-        yaml.YAMLError,
-    ) as error:
-        raise ConfigError(
-            f"action.kubernetes: {where} cannot be used: {error}",
-            hint="set action.kubernetes.kubeconfig to a file that `kubectl --kubeconfig FILE get nodes` works with",
-        ) from error
 
 
 def _name(node: NodeModel) -> str:

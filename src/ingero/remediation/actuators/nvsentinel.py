@@ -17,6 +17,7 @@ from typing import Any, Final
 import grpc
 
 from ingero.errors import PermanentError, RetryableError
+from ingero.model.collectives import Rank
 from ingero.remediation.actuators.actuator import describe_worker, write_reason
 from ingero.remediation.config import NvsentinelConfig
 from ingero.remediation.findings import NodeView
@@ -92,9 +93,9 @@ class NvsentinelActuator:
         """Nothing: the connector only takes."""
         return {}
 
-    def find_target(self, node_id: str, _nodes: Mapping[str, NodeView]) -> str:
+    def find_target(self, rank: Rank, _nodes: Mapping[str, NodeView]) -> str:
         """By the table of the policy, else Fleet's name."""
-        return self._config.node_names.get(node_id, node_id)
+        return self._config.node_names.get(rank.node_id, rank.node_id)
 
     def apply(self, record: ActionRecord) -> None:
         """Send that the node is not well."""

@@ -16,6 +16,7 @@ from typing import Final
 
 from ingero.config.environment import build_environment
 from ingero.errors import BadDataError, PermanentError, RetryableError, UnsupportedError
+from ingero.model.collectives import Rank
 from ingero.remediation.actuators.actuator import (
     describe_worker,
     find_mark,
@@ -95,9 +96,9 @@ class SlurmActuator:
         self._hosts = {name: (host,) for name, (_, host) in found.items() if host}
         return {name: view for name, (view, _) in found.items()}
 
-    def find_target(self, node_id: str, nodes: Mapping[str, NodeView]) -> str:
+    def find_target(self, rank: Rank, nodes: Mapping[str, NodeView]) -> str:
         """By the table of the policy, else a NodeName or NodeHostName that is the node's name or its first label."""
-        return find_name(node_id, nodes, self._hosts, self._config.node_names)
+        return find_name(rank.node_id, nodes, self._hosts, self._config.node_names)
 
     def apply(self, record: ActionRecord) -> None:
         """Drain it. Running jobs go on, no new ones start."""

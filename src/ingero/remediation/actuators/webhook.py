@@ -22,6 +22,7 @@ import httpx
 from ingero import __version__
 from ingero.config.environment import allows_loose_tokens
 from ingero.errors import ConfigError, PermanentError, RetryableError
+from ingero.model.collectives import Rank
 from ingero.remediation.actuators.command import describe_action
 from ingero.remediation.config import SignedWebhookConfig
 from ingero.remediation.findings import NodeView
@@ -94,9 +95,9 @@ class WebhookActuator:
         """Nothing: a receiver does not tell."""
         return {}
 
-    def find_target(self, node_id: str, _nodes: Mapping[str, NodeView]) -> str:
+    def find_target(self, rank: Rank, _nodes: Mapping[str, NodeView]) -> str:
         """Fleet's name."""
-        return node_id
+        return rank.node_id
 
     def apply(self, record: ActionRecord) -> None:
         """Ask for the node to be taken out of service."""
