@@ -10,6 +10,8 @@ from tests.deploy.charts import Node, find, find_pod, helm, needs_helm
 from tests.deploy.site import DEPLOY
 from tests.deploy.test_charts import CASES, objects_of, wait_for
 
+from ingero.config.document import parse_document
+from ingero.remediation.config import build_policy
 from ingero.testing.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, needs_helm]
@@ -71,6 +73,39 @@ def test_a_remediator_that_taints_devices_may_write_rules_and_change_no_node():
         ("resource.k8s.io", "resourceslices"): {"list"},
         ("resource.k8s.io", "devicetaintrules"): {"list", "create", "delete"},
     }
+
+
+def test_a_remediator_that_tells_nvsentinel_has_its_socket_a_token_for_it_alone_and_no_role():
+    objects = objects_of("fleet-remediator-nvsentinel")
+    assert not {"ClusterRole", "ClusterRoleBinding"} & {one["kind"] for one in objects}
+    pod = find_pod(objects)["spec"]
+    volumes = {one["name"]: one for one in pod["volumes"]}
+    (source,) = volumes["nvsentinel-token"]["projected"]["sources"]
+    token = source["serviceAccountToken"]
+    assert token["audience"] == "platform-connector.nvsentinel.nvidia.com"
+    assert volumes["nvsentinel"]["hostPath"]["path"] == "/var/run/nvsentinel"
+    assert "kubernetes" not in volumes
+    containers = {one["name"]: one for one in pod["containers"]}
+    mounts = {one["name"]: one for one in containers["remediator"]["volumeMounts"]}
+    assert not {"nvsentinel", "nvsentinel-token"} & {
+        one["name"] for one in containers["fleet"]["volumeMounts"]
+    }
+    said = read_policy(objects).action.nvsentinel
+    assert said.token_file == f"{mounts['nvsentinel-token']['mountPath']}/{token['path']}"
+    assert said.socket == f"{mounts['nvsentinel']['mountPath']}/nvsentinel.sock"
+    rights = containers["remediator"]["securityContext"]
+    assert (rights["runAsUser"], rights["capabilities"]) == (0, {"drop": ["ALL"]})
+    assert "runAsUser" not in containers["fleet"]["securityContext"]
+
+
+def read_policy(objects):
+    """The policy in the pod, as the program reads it."""
+    (config,) = [
+        one
+        for one in objects
+        if one["kind"] == "ConfigMap" and one["metadata"]["name"].endswith("-remediator")
+    ]
+    return build_policy(parse_document(config["data"]["remediator.yaml"]))
 
 
 @pytest.mark.parametrize(

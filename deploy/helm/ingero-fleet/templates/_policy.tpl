@@ -5,7 +5,7 @@
 {{- fail "remediator.enabled needs replicaCount=1: each remediator would act by what its own Fleet judges" -}}
 {{- end -}}
 {{- if not (hasKey $v.policy "action") -}}
-{{- fail "remediator.policy.action is needed: kubernetes, kubernetes_device, webhook or command" -}}
+{{- fail "remediator.policy.action is needed: kubernetes, kubernetes_device, nvsentinel, webhook or command" -}}
 {{- end -}}
 {{- if and (ne (toString ($v.policy.mode | default "dry-run")) "dry-run") (not $v.journalClaim) -}}
 {{- fail "remediator.journalClaim is needed unless remediator.policy.mode is dry-run: a new pod would not know which nodes are out of service" -}}
@@ -14,6 +14,10 @@
 {{- if and $v.webhookSecret.name (hasKey $policy.action "webhook") -}}
 {{- $_ := set $policy.action.webhook "secret_file" (printf "/etc/ingero/webhook/%s" $v.webhookSecret.key) -}}
 {{- end -}}
+{{- if include "ingero-fleet.tellsNvsentinel" . -}}
+{{- $where := dict "socket" "/var/run/nvsentinel/nvsentinel.sock" "token_file" "/var/run/secrets/nvsentinel/platform-connector/token" -}}
+{{- $_ := set $policy.action "nvsentinel" (mergeOverwrite $where ($policy.action.nvsentinel | default dict)) -}}
+{{- end -}}
 {{- toYaml $policy -}}
 {{- end -}}
 
@@ -21,4 +25,9 @@
 {{- define "ingero-fleet.asksKubernetes" -}}
 {{- $action := .Values.remediator.policy.action | default dict -}}
 {{- if and .Values.remediator.enabled (or (hasKey $action "kubernetes") (hasKey $action "kubernetes_device")) -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Whether the remediator tells NVSentinel, over the socket of its node. */ -}}
+{{- define "ingero-fleet.tellsNvsentinel" -}}
+{{- if and .Values.remediator.enabled (hasKey (.Values.remediator.policy.action | default dict) "nvsentinel") -}}true{{- end -}}
 {{- end -}}
