@@ -98,6 +98,29 @@ def test_a_remediator_that_tells_nvsentinel_has_its_socket_a_token_for_it_alone_
     assert "runAsUser" not in containers["fleet"]["securityContext"]
 
 
+def test_a_remediator_with_links_has_their_key_and_a_page_behind_the_service_for_named_peers():
+    objects = objects_of("fleet-remediator-link")
+    pod = find_pod(objects)["spec"]
+    containers = {one["name"]: one for one in pod["containers"]}
+    mounts = {one["name"]: one for one in containers["remediator"]["volumeMounts"]}
+    assert "approval" not in {one["name"] for one in containers["fleet"]["volumeMounts"]}
+    link = read_policy(objects).approval.link
+    assert link.key_file == f"{mounts['approval']['mountPath']}/key"
+    ports = {one["name"]: one["containerPort"] for one in containers["remediator"]["ports"]}
+    assert str(link.listen) == f"0.0.0.0:{ports['approval']}"
+    service = find(objects, "Service")["spec"]["ports"]
+    assert [one["targetPort"] for one in service if one["name"] == "approval"] == ["approval"]
+    (rule,) = [
+        one
+        for one in find(objects, "NetworkPolicy")["spec"]["ingress"]
+        if {"port": "approval"} in one["ports"]
+    ]
+    assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]
+    assert "approval" not in {
+        one["name"] for one in find(objects_of("fleet-remediator"), "Service")["spec"]["ports"]
+    }
+
+
 def read_policy(objects):
     """The policy in the pod, as the program reads it."""
     (config,) = [
@@ -113,6 +136,15 @@ def read_policy(objects):
     [
         ({"policy": {}}, "remediator.policy.action is needed"),
         ({"journalClaim": ""}, "remediator.journalClaim is needed"),
+        (
+            {
+                "policy": {
+                    "action": {"kubernetes": {}},
+                    "approval": {"link": {"base_url": "https://r.example"}},
+                }
+            },
+            "remediator.approvalSecret.name is needed",
+        ),
     ],
 )
 def test_a_remediator_that_could_not_know_what_it_did_is_not_rendered(changed, said):

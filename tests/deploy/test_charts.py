@@ -92,6 +92,22 @@ CASES = {
             }
         },
     ),
+    "fleet-remediator-link": (
+        "ingero-fleet",
+        {
+            "remediator": {
+                "enabled": True,
+                "policy": {
+                    "mode": "ask",
+                    "action": {"kubernetes": {}},
+                    "approval": {"link": {"base_url": "https://remedy.example"}},
+                },
+                "approvalSecret": {"name": "approval"},
+                "journalClaim": "journal",
+            },
+            "networkPolicy": {"approval": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]},
+        },
+    ),
     "fleet-remediator-nvsentinel": (
         "ingero-fleet",
         {"remediator": {"enabled": True, "policy": {"action": {"nvsentinel": {}}}}},

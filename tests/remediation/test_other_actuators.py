@@ -16,11 +16,12 @@ from tests.remediation.test_slurm import RECORD
 from ingero.config.document import parse_document
 from ingero.errors import ConfigError, PermanentError, RetryableError
 from ingero.remediation.actuators.command import CommandActuator
-from ingero.remediation.actuators.webhook import WebhookActuator, read_secret
+from ingero.remediation.actuators.webhook import WebhookActuator
 from ingero.remediation.building import build_actuator
 from ingero.remediation.carrying_out import ASKED
 from ingero.remediation.config import CommandConfig, SignedWebhookConfig, build_policy
 from ingero.remediation.records import ActionState
+from ingero.remediation.secret_file import read_secret
 from ingero.testing.clock import ManualClock
 
 KEY = b"0123456789abcdef0123456789abcdef"
@@ -185,10 +186,10 @@ def test_a_secret_that_protects_nothing_is_refused(tmp_path, text, mode, says):
     file.write_text(text)
     file.chmod(mode)
     with pytest.raises(ConfigError, match=says):
-        read_secret(str(file))
+        read_secret(str(file), "action.webhook.secret_file")
 
 
 def test_a_webhook_over_plain_http_is_for_loopback_only():
     text = "action: {webhook: {url: 'http://drains.example/x', secret_file: /s}}"
-    with pytest.raises(ConfigError, match="url should be https"):
+    with pytest.raises(ConfigError, match="webhook.url: should be https"):
         build_policy(parse_document(text))

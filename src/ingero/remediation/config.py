@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -13,7 +12,9 @@ from ingero.config.describe import write_commented
 from ingero.config.document import Document, load_document
 from ingero.config.model import StrictModel, check_model
 from ingero.config.types import Duration, Endpoint
+from ingero.remediation.approval_config import ApprovalConfig
 from ingero.remediation.kubernetes_config import KubernetesConfig, KubernetesDeviceConfig
+from ingero.remediation.urls import SafeUrl, Url
 from ingero.units import parse_duration
 
 DEFAULT_FILE: Final = "/etc/ingero/remediator.yaml"
@@ -23,15 +24,6 @@ NodeCause = Literal[
 ]  # fmt: skip
 """Causes that a diagnosis can name. Source: `ingero.model.diagnosis.CauseKind`, without the one for none."""
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
-
-
-def _check_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError("should be http://HOST:PORT or https://HOST:PORT")
-    if parts.query or parts.fragment:
-        raise ValueError("should have no query")
-    return url.rstrip("/")
 
 
 def _read_minutes(text: str) -> int:
@@ -47,7 +39,6 @@ def _check_time(text: str) -> str:
     return text
 
 
-Url = Annotated[str, AfterValidator(_check_url)]
 TimeOfDay = Annotated[str, AfterValidator(_check_time)]
 
 
@@ -222,19 +213,11 @@ class CommandConfig(StrictModel):
 class SignedWebhookConfig(StrictModel):
     """A receiver of signed requests. It cannot be asked whether a node is out of service."""
 
-    url: Url = Field(description="https://HOST/PATH, or http on loopback.")
+    url: SafeUrl = Field(description="https://HOST/PATH, or http on loopback.")
     secret_file: str = Field(
         description="File with the key that signs each body, in base64; 24 bytes or more, mode 0600."
     )
     timeout: Duration = Field(parse_duration("10s"), gt=0, description="Of one request.")
-
-    @model_validator(mode="after")
-    def _check_scheme(self) -> Self:
-        parts = urlsplit(self.url)
-        is_loopback = Endpoint(parts.hostname or "", 0).is_loopback
-        if parts.scheme != "https" and not is_loopback:
-            raise ValueError("url should be https: what it is sent drains nodes")
-        return self
 
 
 class ActuatorConfig(StrictModel):
@@ -260,14 +243,6 @@ class ActuatorConfig(StrictModel):
         if len(self.model_fields_set) != 1:
             raise ValueError(f"give exactly one of {', '.join(type(self).model_fields)}")
         return self
-
-
-class ApprovalConfig(StrictModel):
-    """Mode ``ask``."""
-
-    expires: Duration = Field(
-        parse_duration("1h"), gt=0, description="A proposal that nobody approved is over then."
-    )
 
 
 class UndoConfig(StrictModel):

@@ -14,6 +14,12 @@
 {{- if and $v.webhookSecret.name (hasKey $policy.action "webhook") -}}
 {{- $_ := set $policy.action.webhook "secret_file" (printf "/etc/ingero/webhook/%s" $v.webhookSecret.key) -}}
 {{- end -}}
+{{- if include "ingero-fleet.asksPeople" . -}}
+{{- if not $v.approvalSecret.name -}}
+{{- fail "remediator.approvalSecret.name is needed for policy.approval.link: its key signs the links" -}}
+{{- end -}}
+{{- $_ := set $policy.approval "link" (mergeOverwrite (dict "listen" "0.0.0.0:9468") $policy.approval.link (dict "key_file" (printf "/etc/ingero/approval/%s" $v.approvalSecret.key))) -}}
+{{- end -}}
 {{- if include "ingero-fleet.tellsNvsentinel" . -}}
 {{- $where := dict "socket" "/var/run/nvsentinel/nvsentinel.sock" "token_file" "/var/run/secrets/nvsentinel/platform-connector/token" -}}
 {{- $_ := set $policy.action "nvsentinel" (mergeOverwrite $where ($policy.action.nvsentinel | default dict)) -}}
@@ -30,4 +36,9 @@
 {{- /* Whether the remediator tells NVSentinel, over the socket of its node. */ -}}
 {{- define "ingero-fleet.tellsNvsentinel" -}}
 {{- if and .Values.remediator.enabled (hasKey (.Values.remediator.policy.action | default dict) "nvsentinel") -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Whether proposals have links, and so a page that is reached from outside. */ -}}
+{{- define "ingero-fleet.asksPeople" -}}
+{{- if and .Values.remediator.enabled (dig "approval" "link" "" .Values.remediator.policy) -}}true{{- end -}}
 {{- end -}}

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ingero.errors import IngeroError
+from ingero.errors import ConfigError, IngeroError
 from ingero.remediation.actuators.actuator import Actuator
 from ingero.remediation.building import build_actuator, read_boot, read_moment
 from ingero.remediation.carrying_out import ASKED, ActionRunner
 from ingero.remediation.config import RemediatorConfig
 from ingero.remediation.journal import Journal
+from ingero.remediation.links import build_signer
 from ingero.remediation.lock import JournalLock
 from ingero.remediation.records import (
     HOLDING,
@@ -92,8 +94,12 @@ def show_journal(config: RemediatorConfig, *, as_json: bool) -> str:
     with _open(config, read_only=True) as journal:
         records = journal.actions()
         changes = {one.action_id: journal.changes(one.action_id) for one in records}
+    links = _find_links(config, records)
     if as_json:
-        rows = [one.as_json() | {"changes": changes[one.action_id]} for one in records]
+        rows = [
+            one.as_json() | {"changes": changes[one.action_id], "links": links[one.action_id]}
+            for one in records
+        ]
         return json.dumps({"actions": rows}, indent=2)
     lines = []
     for record in records:
@@ -106,7 +112,18 @@ def show_journal(config: RemediatorConfig, *, as_json: bool) -> str:
             f"  {_time(one['unix_ns'])}  {one['state']:8}  {one['note']}"
             for one in changes[record.action_id]
         ]
+        lines += [f"  link of {label}: {link}" for label, link in links[record.action_id].items()]
     return "\n".join(lines) or "nothing was done or proposed yet"
+
+
+def _find_links(
+    config: RemediatorConfig, records: tuple[ActionRecord, ...]
+) -> dict[str, dict[str, str]]:
+    """Links of each action by label. Who may read the journal and not the key sees none."""
+    signer = None
+    with suppress(ConfigError):
+        signer = build_signer(config.approval)
+    return {one.action_id: dict(signer.build_links(one)) if signer else {} for one in records}
 
 
 def approve(config: RemediatorConfig, action_id: str) -> ActionRecord:

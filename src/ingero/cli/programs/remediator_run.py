@@ -21,16 +21,19 @@ from ingero.cli.render import plural
 from ingero.cli.signals import catch_stop
 from ingero.config import Endpoint
 from ingero.errors import RetryableError
+from ingero.remediation.approval_page import ApprovalPage
 from ingero.remediation.audit import AuditCounts, AuditSender
 from ingero.remediation.building import build_actuator, prepare_folder, read_boot, read_moment
 from ingero.remediation.config import AuditConfig, RemediatorConfig
 from ingero.remediation.fleet_pages import FleetPages
 from ingero.remediation.journal import Journal
+from ingero.remediation.links import LinkSigner, build_signer
 from ingero.remediation.lock import JournalLock
 from ingero.remediation.page import RemediatorPage
 from ingero.remediation.policy import Ruling
 from ingero.remediation.remediator import LookResult, Remediator, describe_ruling
 from ingero.serving.ready import report_ready
+from ingero.serving.threaded import serve_threaded
 from ingero.telemetry.clock import SystemClock
 from ingero.telemetry.log import set_up_logging
 from ingero.units import NS_PER_S, format_duration
@@ -149,10 +152,14 @@ def watch(config: RemediatorConfig) -> int:
                 _send_audit(config.audit, path) as audit,
             ):
                 page = RemediatorPage(remediator.counts, journal.path, audit)
-                with _serve(config.listen, page) as addresses:
+                signer = build_signer(config.approval)
+                with (
+                    _serve(config.listen, page) as addresses,
+                    _serve_answers(config, signer) as more_addresses,
+                ):
                     _LOG.info("mode %s, journal %s", config.mode, path)
-                    report_ready("ingero-remediator", addresses)
-                    _look_until(stop.event, config, remediator)
+                    report_ready("ingero-remediator", addresses | more_addresses)
+                    _look_until(stop.event, config, remediator, signer)
     return stop.exit_status
 
 
@@ -192,7 +199,23 @@ def _serve(listen: Endpoint | None, page: RemediatorPage) -> Iterator[dict[str, 
         yield {"metrics": bound}
 
 
-def _look_until(stop: Event, config: RemediatorConfig, remediator: Remediator) -> None:
+@contextmanager
+def _serve_answers(
+    config: RemediatorConfig, signer: LinkSigner | None
+) -> Iterator[dict[str, Endpoint]]:
+    link = config.approval.link
+    if link is None or signer is None:
+        yield {}
+        return
+    read_now = functools.partial(read_moment, SystemClock(), read_boot())
+    page = ApprovalPage(config, signer, read_now)
+    with serve_threaded(link.listen, page.respond, "approval.link.listen") as bound:
+        yield {"approval": bound}
+
+
+def _look_until(
+    stop: Event, config: RemediatorConfig, remediator: Remediator, signer: LinkSigner | None
+) -> None:
     said: dict[str, str] = {}
     problems: tuple[str, ...] = ()
     while True:
@@ -217,5 +240,7 @@ def _look_until(stop: Event, config: RemediatorConfig, remediator: Remediator) -
                 record.state.value,
                 record.note or "waits for `ingero-remediator approve`",
             )
+            for label, link in (signer.build_links(record) if signer else {}).items():
+                _LOG.info("%s: link of %s: %s", record.action_id, label, link)
         if stop.wait(config.fleet.poll_interval / NS_PER_S):
             return

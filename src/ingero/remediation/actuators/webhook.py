@@ -8,60 +8,26 @@ receiver that has done it can say so without doing it twice.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import json
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from pathlib import Path
 from typing import Final
 
 import httpx
 
 from ingero import __version__
-from ingero.config.environment import allows_loose_tokens
-from ingero.errors import ConfigError, PermanentError, RetryableError
+from ingero.errors import PermanentError, RetryableError
 from ingero.model.collectives import Rank
 from ingero.remediation.actuators.command import describe_action
 from ingero.remediation.config import SignedWebhookConfig
 from ingero.remediation.findings import NodeView
 from ingero.remediation.records import ActionRecord
+from ingero.remediation.secret_file import read_secret
 from ingero.units import NS_PER_S
 
-MIN_SECRET_BYTES: Final = 24
-"""Source: Standard Webhooks 1.0, "Signature scheme"."""
-_PREFIX: Final = "whsec_"
 _PASSING: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
-
-
-def read_secret(file: str) -> bytes:
-    """The key in a file: ``whsec_`` and base64, or base64 alone.
-
-    Raises:
-        ConfigError: It cannot be read, others may read it and the environment does not permit that, or it is too short.
-    """
-    path = Path(file)
-    try:
-        mode = path.stat().st_mode
-        text = path.read_text(encoding="ascii").strip()
-        secret = base64.b64decode(text.removeprefix(_PREFIX), validate=True)
-    except OSError as error:
-        raise ConfigError(f"action.webhook.secret_file {file}: {error.strerror}") from error
-    except (UnicodeDecodeError, binascii.Error) as error:
-        raise ConfigError(
-            f"action.webhook.secret_file {file} is not base64",
-            hint="head -c 32 /dev/urandom | base64",
-        ) from error
-    if mode & 0o077 and not allows_loose_tokens():
-        raise ConfigError(
-            f"action.webhook.secret_file {file} may be read by others", hint=f"chmod 600 {file}"
-        )
-    if len(secret) < MIN_SECRET_BYTES:
-        raise ConfigError(
-            f"action.webhook.secret_file {file} is shorter than {MIN_SECRET_BYTES} bytes"
-        )
-    return secret
 
 
 def sign(secret: bytes, message_id: str, wall_s: int, body: bytes) -> str:
@@ -87,7 +53,7 @@ class WebhookActuator:
 
     def __init__(self, config: SignedWebhookConfig, read_wall_ns: Callable[[], int]) -> None:
         self._url = config.url
-        self._secret = read_secret(config.secret_file)
+        self._secret = read_secret(config.secret_file, "action.webhook.secret_file")
         self._read_wall_ns = read_wall_ns
         self._timeout_s = config.timeout / NS_PER_S
 
