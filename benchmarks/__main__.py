@@ -16,6 +16,7 @@ from benchmarks import (
     explain,
     failing,
     judge,
+    kubernetes_nodes,
     live_page,
     probe_cost,
     push,
@@ -43,6 +44,7 @@ BENCHMARKS = (
     capture,
     failing,
     remediation,
+    kubernetes_nodes,
 )
 """Every benchmark, in the order they run."""
 

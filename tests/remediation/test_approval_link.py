@@ -307,8 +307,9 @@ def test_over_http_a_person_sees_the_page_and_answers_once(tmp_path):
     asked = Asked(tmp_path, base="http://127.0.0.1:1")
     with serve_threaded(Endpoint("127.0.0.1", 0), asked.page.respond, "listen") as bound:
         link = asked.links["ana"].replace("127.0.0.1:1", str(bound))
-        assert (httpx.head(link).status_code, httpx.head(link).content) == (200, b"")
-        page = httpx.get(link)
+        with httpx.Client() as client:
+            assert client.head(link).status_code == 200
+            page = client.get(link)  # a body of the HEAD would be in its way
         assert page.status_code == 200
         assert page.headers["content-type"] == "text/html; charset=utf-8"
         assert httpx.post(link, content=b"x" * 5000).status_code == 413

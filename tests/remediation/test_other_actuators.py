@@ -191,5 +191,5 @@ def test_a_secret_that_protects_nothing_is_refused(tmp_path, text, mode, says):
 
 def test_a_webhook_over_plain_http_is_for_loopback_only():
     text = "action: {webhook: {url: 'http://drains.example/x', secret_file: /s}}"
-    with pytest.raises(ConfigError, match="webhook.url: should be https"):
+    with pytest.raises(ConfigError, match=r"webhook\.url: should be https"):
         build_policy(parse_document(text))

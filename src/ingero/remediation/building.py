@@ -40,7 +40,7 @@ def _build_of_an_extra(action: ActuatorConfig, clock: Clock) -> Actuator:
         if action.kubernetes is not None:
             from ingero.remediation.actuators.kubernetes import KubernetesActuator  # noqa: PLC0415
 
-            return KubernetesActuator(action.kubernetes, clock.wall_ns)
+            return KubernetesActuator(action.kubernetes, clock)
         if action.kubernetes_device is not None:
             from ingero.remediation.actuators.kubernetes_device import (  # noqa: PLC0415
                 KubernetesDeviceActuator,

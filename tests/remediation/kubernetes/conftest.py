@@ -84,10 +84,10 @@ class Api:
         file.write_text(yaml.safe_dump(text))
         return str(file)
 
-    def actuator(self, token=REMEDIATOR, **config):
+    def actuator(self, token=REMEDIATOR, clock=None, **config):
         """Of the remediator, or of another bearer."""
         settings = KubernetesConfig(kubeconfig=self.kubeconfig(token), timeout="20s", **config)
-        actuator = KubernetesActuator(settings, ManualClock().wall_ns)
+        actuator = KubernetesActuator(settings, clock or ManualClock())
         self.stack.callback(actuator.close)
         return actuator
 

@@ -64,6 +64,9 @@ class RealServer:
         )
         assert answer.status_code == 200, answer.text
 
+    def delete(self, name):
+        assert self.client.delete(f"/api/v1/nodes/{name}").status_code == 200
+
     def clear(self):
         assert self.client.delete("/api/v1/nodes").status_code == 200
 

@@ -71,6 +71,10 @@ class SmallServer:
         with self.lock:
             self._store(copy.deepcopy(node))
 
+    def delete(self, name):
+        with self.lock:
+            del self.nodes[name]
+
     def _store(self, node):
         self.version += 1
         node["metadata"]["resourceVersion"] = str(self.version)

@@ -24,6 +24,7 @@ from ingero.remediation.config import build_policy
 from ingero.remediation.kubernetes_config import KubernetesConfig
 from ingero.remediation.records import ActionState
 from ingero.testing.clock import ManualClock
+from ingero.units import NS_PER_S
 
 RECORD = replace(SLURM_RECORD, target="n1", node_id="n1", kind="kubernetes")
 OTHER = replace(RECORD, action_id="aeeeeeeeeee")
@@ -96,6 +97,52 @@ class TestLook:
     def test_a_large_cluster_comes_in_parts(self, api, monkeypatch):
         monkeypatch.setattr("ingero.remediation.actuators.kubernetes.CHUNK", 3)
         assert sorted(api.actuator().look()) == ["n1", "n2", "n3", "n4"]
+
+    def test_a_small_cluster_is_listed_at_each_look(self, api):
+        actuator = api.actuator()
+        assert actuator.look()["n3"].in_service
+        api.admin.patch("n3", spec={"unschedulable": True})
+        assert not actuator.look()["n3"].in_service
+
+    def test_a_large_cluster_is_listed_once_a_minute_and_in_between_asked_for_nodes_that_matter(
+        self, api, monkeypatch
+    ):
+        monkeypatch.setattr("ingero.remediation.actuators.kubernetes.CHUNK", 3)
+        clock = ManualClock()
+        actuator = api.actuator(clock=clock)
+        views = actuator.look()
+        assert actuator.find_target(Rank("c", "n2", 0), views) == "n2"
+        actuator.apply(replace(RECORD, target="n2"))
+        api.admin.patch("n3", spec={"unschedulable": True})
+        views = actuator.look()
+        assert (views["n2"].mark, views["n3"].in_service) == (RECORD.action_id, True)
+        with pytest.raises(PermanentError, match="n3 is out of service already"):
+            actuator.apply(replace(OTHER, target="n3"))
+        clock.advance(60 * NS_PER_S)
+        assert not actuator.look()["n3"].in_service
+        api.admin.patch("n2", spec={"taints": []})  # no finding is about n2 since: it has an action
+        assert actuator.look()["n2"].mark == ""
+
+    def test_a_node_of_a_large_cluster_that_is_gone_is_gone_at_the_next_look(
+        self, api, monkeypatch
+    ):
+        monkeypatch.setattr("ingero.remediation.actuators.kubernetes.CHUNK", 3)
+        actuator = api.actuator()
+        assert actuator.find_target(Rank("c", "n2", 0), actuator.look()) == "n2"
+        api.server.delete("n2")
+        assert sorted(actuator.look()) == ["n1", "n3", "n4"]
+
+    def test_a_server_that_goes_away_is_noticed_between_two_lists_of_a_large_cluster(
+        self, api, monkeypatch
+    ):
+        monkeypatch.setattr("ingero.remediation.actuators.kubernetes.CHUNK", 3)
+        actuator = api.actuator()
+        actuator.look()
+        monkeypatch.setattr(actuator, "_client", api.actuator("nobody")._client)
+        with pytest.raises(
+            RetryableError, match=r"does not tell a node: .*(Unauthorized|cannot get)"
+        ):
+            actuator.look()
 
     def test_a_node_is_found_by_the_policys_table_its_name_label_or_address(self, api):
         actuator = api.actuator(node_names={"gpu-17": "n4", "gpu-18": "gone"})
@@ -464,4 +511,4 @@ def connect(folder, url):
         f" clusters: [{{name: k, cluster: {{server: '{url}'}}}}], users: [{{name: u, user: {{}}}}]}}"
     )
     config = KubernetesConfig(kubeconfig=str(file))
-    return closing(KubernetesActuator(config, ManualClock().wall_ns))
+    return closing(KubernetesActuator(config, ManualClock()))

@@ -38,17 +38,21 @@ from ingero.remediation.actuators.kubernetes_api import (
     REASON,
     ConflictError,
     connect,
+    is_missing,
     said,
 )
 from ingero.remediation.findings import NodeView
 from ingero.remediation.kubernetes_config import KubernetesConfig
 from ingero.remediation.records import ActionRecord
+from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
 EFFECTS: Final = "ingero.io/remediation-effects"
 """Annotation: what the action changed, as `Effects.write` has it."""
 _HOST_LABEL: Final = "kubernetes.io/hostname"
 _HOST_ADDRESSES: Final = frozenset({"Hostname", "InternalDNS"})
+_LIST_AGE_NS: Final = 60 * NS_PER_S
+"""How long a list of more than one part is kept: 5 000 nodes are some 80 MB."""
 _KEEPS_PODS_AWAY: Final = frozenset({"NoSchedule", "NoExecute"})
 
 
@@ -83,7 +87,7 @@ class KubernetesActuator:
 
     Args:
         config: How.
-        read_wall_ns: The time, for a condition.
+        clock: The time of a condition, and how old a list is.
 
     Raises:
         ConfigError: There is no kubeconfig, it cannot be read, or it has no such context.
@@ -92,10 +96,13 @@ class KubernetesActuator:
     kind = "kubernetes"
     can_look = True
 
-    def __init__(self, config: KubernetesConfig, read_wall_ns: Callable[[], int]) -> None:
+    def __init__(self, config: KubernetesConfig, clock: Clock) -> None:
         self._config = config
-        self._read_wall_ns = read_wall_ns
+        self._clock = clock
         self._hosts: dict[str, tuple[str, ...]] = {}
+        self._views: dict[str, NodeView] = {}
+        self._asked: set[str] = set()
+        self._listed_ns: int | None = None
         self._client = connect(config, "action.kubernetes")
         taint_key = config.taint_key if config.taint else ""
         self._effects = Effects(taint_key, config.cordon, config.condition)
@@ -105,15 +112,38 @@ class KubernetesActuator:
         self._client.close()
 
     def look(self) -> Mapping[str, NodeView]:
-        """Every node that the policy's selector lets through."""
+        """Every node that the policy's selector lets through.
+
+        In a large cluster the list is up to a minute old, but for nodes that bear an action or that a finding is about;
+        `apply` reads its node again in any case.
+        """
+        now_ns = self._clock.mono_ns()
+        is_due = self._listed_ns is None or now_ns - self._listed_ns >= _LIST_AGE_NS
         try:
-            with said("tell its nodes"):
-                labels: Any = dict(self._config.selector)
-                nodes = list(self._client.list(Node, labels=labels, chunk_size=CHUNK))
+            if is_due or len(self._views) <= CHUNK:
+                with said("tell its nodes"):
+                    labels: Any = dict(self._config.selector)
+                    nodes = list(self._client.list(Node, labels=labels, chunk_size=CHUNK))
+                self._hosts = {_name(node): _host_names(node) for node in nodes}
+                self._views = {_name(node): self._view(node) for node in nodes}
+                self._listed_ns = now_ns
+                self._asked.clear()
+            else:
+                marked = {name for name, view in self._views.items() if view.mark}
+                some = {next(iter(self._views))}  # a server that is away is to be noticed
+                for name in self._asked | marked or some:
+                    self._read_again(name)
         except PermanentError as error:
             raise RetryableError(error.message) from error
-        self._hosts = {_name(node): _host_names(node) for node in nodes}
-        return {_name(node): self._view(node) for node in nodes}
+        return dict(self._views)
+
+    def _read_again(self, name: str) -> None:
+        try:
+            self._views[name] = self._view(self._get(name))
+        except PermanentError as error:
+            if not is_missing(error):
+                raise
+            self._views.pop(name, None)
 
     def _view(self, node: NodeModel) -> NodeView:
         problems = list(_find_problems(node, self._config.out_of_service_taints))
@@ -128,7 +158,10 @@ class KubernetesActuator:
 
     def find_target(self, rank: Rank, nodes: Mapping[str, NodeView]) -> str:
         """By the table of the policy, else by the node's name, its host's label or its addresses' names."""
-        return find_name(rank.node_id, nodes, self._hosts, self._config.node_names)
+        name = find_name(rank.node_id, nodes, self._hosts, self._config.node_names)
+        if name:
+            self._asked.add(name)
+        return name
 
     def apply(self, record: ActionRecord) -> None:
         """Taint and cordon the node in one request, then set its condition."""
@@ -220,7 +253,7 @@ class KubernetesActuator:
     def _build_condition(
         self, kind: str, reason: str, says: str, *, is_set: bool
     ) -> dict[str, str]:
-        now = datetime.fromtimestamp(self._read_wall_ns() // NS_PER_S, UTC)
+        now = datetime.fromtimestamp(self._clock.wall_ns() // NS_PER_S, UTC)
         moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
         return {
             "type": kind,

@@ -66,6 +66,13 @@ def said(doing: str) -> Iterator[None]:
         raise RetryableError(f"no credentials for Kubernetes: {error}") from error
 
 
+def is_missing(error: PermanentError) -> bool:
+    """Whether the server has no such object or API, rather than no such right."""
+    cause = error.__cause__
+    response = getattr(cause, "response", None)
+    return response is not None and response.status_code == HTTPStatus.NOT_FOUND
+
+
 def connect(config: KubernetesAccessConfig, section: str) -> Client:
     """A client of the API server.
 

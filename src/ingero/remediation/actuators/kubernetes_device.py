@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any, Final
 
 from lightkube.generic_resource import GenericGlobalResource, create_global_resource
@@ -36,6 +35,7 @@ from ingero.remediation.actuators.kubernetes_api import (
     ConflictError,
     connect,
     delete_unchanged,
+    is_missing,
     said,
 )
 from ingero.remediation.findings import NodeView
@@ -152,7 +152,7 @@ class KubernetesDeviceActuator:
                     wanted: Any = dict(fields)
                     return kind, list(self._client.list(kind, fields=wanted, chunk_size=CHUNK))
             except PermanentError as error:
-                if not _is_missing(error):
+                if not is_missing(error):
                     raise
         raise RetryableError(_NOT_SERVED.format(what=what))
 
@@ -234,13 +234,6 @@ class KubernetesDeviceActuator:
     def requeue(self, job: str) -> None:
         """Never asked."""
         raise PermanentError(f"job {job} cannot be requeued through Kubernetes")
-
-
-def _is_missing(error: PermanentError) -> bool:
-    """Whether the server has no such API, rather than no such right."""
-    cause = error.__cause__
-    response = getattr(cause, "response", None)
-    return response is not None and response.status_code == HTTPStatus.NOT_FOUND
 
 
 def _rule_name(action_id: str) -> str:
