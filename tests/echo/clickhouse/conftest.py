@@ -92,6 +92,7 @@ class Filler:
         said = {
             "ingero.remediation.episode": "e1",
             "ingero.remediation.clauses": '[{"met": false}]',
+            "ingero.remediation.evidence": '{"rank": 3, "labels": {}, "onset_entry_ns": 200000000}',
         }
         action = {"ingero.remediation.action_id": "a1", "ingero.remediation.target": "h3"}
         for seq, (entry, more) in enumerate([("decision", {}), *[("action", action)] * 2], 1):
@@ -176,23 +177,25 @@ class Filler:
         )
 
     def collectives(self, cluster):
-        for comm, clock in (("aa", "device"), ("bb", "enqueue"), ("cc", "sync")):
+        for comm, clock in (("aa", "device"), ("bb", "enqueue"), ("cc", "sync"), ("dd", "device")):
             for rank in range(4):
                 last = 5 if comm == "cc" and rank > 1 else 12
+                begun = 4 if comm == "dd" else 20  # after the action that `remedied` tells of
                 for seq in range(last):
                     slow = rank == 1
                     self.add(
                         COLLECTIVES,
-                        20 - seq / 10,
+                        begun - seq / 10,
                         cluster,
                         f"{cluster}-n{rank}",
                         rank=rank,
                         comm=comm,
                         comm_rank=rank,
-                        n_ranks=5 if comm == "bb" else 4,
-                        n_gpus=None if rank else 8,
+                        n_ranks=5 if comm in {"bb", "dd"} else 4,
+                        n_gpus=8 if rank == 0 or comm == "aa" else None,
                         clock=clock,
                         seq=seq,
+                        entry_ns=None if seq == 4 else seq * 100_000_000,
                         op="all_reduce",
                         inside_ns=None
                         if comm == "cc" and seq == last - 1

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 
+from ingero.cli.programs.echo_focus import FOCUS_FORMATS, build_focus
 from ingero.cli.render import plural
 from ingero.errors import BadDataError, IngeroError, RetryableError
 
 if TYPE_CHECKING:
     import httpx
 
-_TOOL: Final = "/api/v2/tools/fleet.cluster.cost_by_week"
+_WEEKS: Final = "fleet.cluster.cost_by_week"
+_SAVINGS: Final = "fleet.cluster.savings"
 _LIMIT: Final = 1000
+_MAX_ACTIONS: Final = 100
+_TOP: Final = 20
+"""Rows of a week that people are shown."""
+_ALL_ROWS: Final = 1_000_000
 _TIMEOUT_S: Final = 60.0
 _HOUR_S: Final = 3600.0
-FOCUS_COLUMNS: Final = (
-    "BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency", "BillingPeriodEnd", "BillingPeriodStart",
-    "ChargeCategory", "ChargeClass", "ChargeDescription", "ChargeFrequency", "ChargePeriodEnd", "ChargePeriodStart",
-    "ConsumedQuantity", "ConsumedUnit", "ContractedCost", "EffectiveCost", "InvoiceIssuerName", "ListCost",
-    "PricingQuantity", "PricingUnit", "ProviderName", "PublisherName", "ResourceId", "ResourceName", "ResourceType",
-    "ServiceCategory", "ServiceName", "x_GpuModel", "x_Rank", "x_RemediationActions",
-)  # fmt: skip
-"""Source: FinOps Open Cost and Usage Specification 1.2, columns; names with ``x_`` are custom, as it allows."""
-
 Row = Mapping[str, Any]
 
 
@@ -52,8 +46,14 @@ Row = Mapping[str, Any]
     show_default=True,
     help="How many, the current one included.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print Echo's rows as one JSON object.")
-@click.option("--focus", is_flag=True, help="Print CSV with the columns of FOCUS 1.2.")
+@click.option("--json", "as_json", is_flag=True, help="Print Echo's answers as one JSON object.")
+@click.option(
+    "--focus",
+    type=click.Choice(list(FOCUS_FORMATS)),
+    is_flag=False,
+    flag_value="csv",
+    help="Print rows with the columns of FOCUS 1.4; csv where no format is given.",
+)
 def report(
     url: str,
     token_file: str | None,
@@ -62,43 +62,49 @@ def report(
     weeks: int,
     *,
     as_json: bool,
-    focus: bool,
+    focus: str | None,
 ) -> int:
     r"""Tell what waiting for slow ranks cost in each week, whom it is charged to, and what was done about it.
 
     Weeks begin on Monday, UTC. It is the cost of GPU time that your provider bills already: a part of that bill, not
     beside it. FOCUS rows therefore have it as effective cost and 0 as billed cost; those without a price are left out.
+    What an action saved is estimated; the last line says on what that rests.
 
     \b
     Examples:
       ingero-echo report --token-file token
       ingero-echo report --url https://echo:8081 --token-file token --weeks 8 --json | jq '.rows[0]'
       ingero-echo report --token-file token --focus > waiting.csv
+      ingero-echo report --token-file token --focus=ndjson > waiting.ndjson
     """
     if as_json and focus:
         raise click.UsageError("--json and --focus are two formats: choose one")
-    now = datetime.now(UTC)
-    answer = _ask(url, token_file, ca_file, _build_arguments(now, weeks, cluster_id))
-    rows: list[Row] = answer["rows"]
-    if answer["n_cut"]:
-        click.echo(
-            f"warning: {plural(answer['n_cut'], 'row')} of the oldest weeks left out; ask for fewer weeks",
-            err=True,
-        )
+    asked = _build_arguments(datetime.now(UTC), weeks, cluster_id)
+    with _Asker(url, token_file, ca_file) as asker:
+        if focus:
+            rows = asker.ask_rows(_WEEKS, asked)
+            _warn_of_unpriced(rows)
+            click.echo(FOCUS_FORMATS[focus](build_focus(rows)), nl=False)
+            return 0
+        answer = asker.ask(_WEEKS, asked | {"limit": _LIMIT})
+        acted = asker.ask(_SAVINGS, asked | {"limit": _MAX_ACTIONS})
+    for cut, what in ((answer["n_cut"], "row"), (acted["n_cut"], "action")):
+        if cut:
+            said = f"warning: {plural(cut, what)} of the oldest weeks left out; ask for fewer weeks"
+            click.echo(said, err=True)
     if as_json:
-        click.echo(json.dumps(answer, indent=2))
-    elif focus:
-        unpriced = [row for row in rows if row["amount"] is None]
-        if unpriced:
-            click.echo(
-                f"note: {plural(len(unpriced), 'row')} without a price left out; give Fleet your prices",
-                err=True,
-            )
-        click.echo(_write_csv(build_focus(rows)), nl=False)
-    else:
-        for line in build_lines(rows):
-            click.echo(line)
+        click.echo(json.dumps(answer | {"actions": acted}, indent=2))
+        return 0
+    for line in build_lines(answer, acted):
+        click.echo(line)
     return 0
+
+
+def _warn_of_unpriced(rows: Sequence[Row]) -> None:
+    unpriced = sum(row["amount"] is None for row in rows)
+    if unpriced:
+        said = f"note: {plural(unpriced, 'row')} without a price left out; give Fleet your prices"
+        click.echo(said, err=True)
 
 
 def _build_arguments(now: datetime, weeks: int, cluster_id: str | None) -> dict[str, Any]:
@@ -110,61 +116,135 @@ def _build_arguments(now: datetime, weeks: int, cluster_id: str | None) -> dict[
     asked: dict[str, Any] = {
         "time_window": f"{window.days}d{window.seconds}s",
         "until": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "limit": _LIMIT,
     }
     return asked | ({"cluster_id": cluster_id} if cluster_id else {})
 
 
-def _ask(
-    url: str, token_file: str | None, ca_file: str | None, arguments: Mapping[str, Any]
-) -> dict[str, Any]:
-    import httpx
+class _Asker:
+    """Asks one Echo; a context manager."""
 
-    try:
-        headers = {}
-        if token_file:
-            headers["Authorization"] = f"Bearer {Path(token_file).read_text('ascii').strip()}"
-        verify = ssl.create_default_context(cafile=ca_file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise IngeroError(f"{ca_file or token_file} cannot be read: {error}") from error
-    try:
-        with httpx.Client(headers=headers, verify=verify, timeout=_TIMEOUT_S) as client:
-            answer = client.post(f"{url.rstrip('/')}{_TOOL}", json={"args": arguments})
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise RetryableError(
-            f"no Echo answers at {url}: {str(error) or type(error).__name__}",
-            hint="--url is its MCP and API address",
-        ) from error
-    return _read_answer(answer, url)
+    def __init__(self, url: str, token_file: str | None, ca_file: str | None) -> None:
+        import httpx
+
+        try:
+            headers = {}
+            if token_file:
+                headers["Authorization"] = f"Bearer {Path(token_file).read_text('ascii').strip()}"
+            verify = ssl.create_default_context(cafile=ca_file)
+        except (OSError, UnicodeDecodeError) as error:
+            raise IngeroError(f"{ca_file or token_file} cannot be read: {error}") from error
+        self._url = url.rstrip("/")
+        self._client = httpx.Client(headers=headers, verify=verify, timeout=_TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def ask(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """One answer. Raises IngeroError where there is none."""
+        answer = self._post(tool, {"args": arguments}, "application/json")
+        try:
+            result: dict[str, Any] = answer.json()["result"]
+        except ValueError as error:
+            raise BadDataError(f"{self._url} answers with what is no JSON") from error
+        return result
+
+    def ask_rows(self, tool: str, arguments: Mapping[str, Any]) -> list[Row]:
+        """Every row, whatever a limit would be. Raises IngeroError where one is missing."""
+        body = {"args": arguments, "max_rows": _ALL_ROWS}
+        answer = self._post(tool, body, "application/x-ndjson")
+        try:
+            rows: list[Row] = [json.loads(line) for line in answer.text.splitlines()]
+        except ValueError as error:
+            raise BadDataError(f"{self._url} answers with what is no NDJSON") from error
+        if rows and "error" in rows[-1]:
+            raise IngeroError(f"{self._url} stopped answering: {rows[-1]['error']}")
+        return rows
+
+    def _post(self, tool: str, body: Mapping[str, Any], accept: str) -> httpx.Response:
+        import httpx
+
+        url = self._url
+        try:
+            answer = self._client.post(
+                f"{url}/api/v2/tools/{tool}", json=body, headers={"Accept": accept}
+            )
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise RetryableError(
+                f"no Echo answers at {url}: {str(error) or type(error).__name__}",
+                hint="--url is its MCP and API address",
+            ) from error
+        if answer.status_code == 401:
+            raise IngeroError(f"{url} does not know this bearer", hint="give --token-file FILE")
+        if answer.status_code == 404:
+            raise IngeroError(f"{url} is no Echo that has {tool}", hint="its release may be older")
+        if answer.status_code != 200:
+            raise IngeroError(f"{url} answers {answer.status_code}: {answer.text}"[:300])
+        return answer
 
 
-def _read_answer(answer: httpx.Response, url: str) -> dict[str, Any]:
-    if answer.status_code == 401:
-        raise IngeroError(f"{url} does not know this bearer", hint="give --token-file FILE")
-    if answer.status_code == 404:
-        raise IngeroError(f"{url} is no Echo that has this report", hint="its release may be older")
-    try:
-        document = answer.json()
-    except ValueError as error:
-        raise BadDataError(f"{url} answers {answer.status_code} with what is no JSON") from error
-    if answer.status_code != 200:
-        raise IngeroError(f"{url} answers {answer.status_code}: {document}"[:300])
-    result: dict[str, Any] = document["result"]
-    return result
-
-
-def build_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """The report for people, newest week first."""
-    if not rows:
+def build_lines(answer: Mapping[str, Any], acted: Mapping[str, Any]) -> Iterator[str]:
+    """The report for people, newest week first: sums, whom they are charged to, and what was done."""
+    if not answer["totals"] and not acted["savings"]:
         yield "no cost of waiting is known in these weeks"
-    for week, those in groupby(rows, key=lambda row: str(row["week"])[:10]):
-        of_week = list(those)
-        yield click.style(f"week of {week}: {_sum_up(of_week)}", bold=True)
-        for row in of_week:
-            where = f"{row['cluster_id']} {row['node_id'] or 'nobody in particular'}"
-            rank = f" rank {row['rank']}" if row["rank"] is not None and row["rank"] >= 0 else ""
-            acted = f", {plural(row['n_actions'], 'action')} on it" if row["n_actions"] else ""
-            yield f"  {where}{rank}: {_sum_up([row])}{acted}"
+        return
+    rows, actions = _by_week(answer["rows"], "week"), _by_week(acted["savings"], "acted_at")
+    totals = _by_week(answer["totals"], "week")
+    for week in sorted({*totals, *actions}, reverse=True):
+        yield click.style(f"week of {week}: {_sum_totals(totals.get(week, []))}", bold=True)
+        of_week = rows.get(week, [])
+        yield from (f"  {_name(row)}: {_sum_up([row])}" for row in of_week[:_TOP])
+        if len(of_week) > _TOP:
+            yield f"  and {len(of_week) - _TOP} more with smaller losses; --json has them"
+        for action in actions.get(week, []):
+            yield f"  action on {_name(action)}: {_tell_saved(action)}"
+    if acted["savings"]:
+        yield f"assumed: {acted['assumption']}; not seen: {acted['not_seen']}"
+
+
+def _by_week(rows: Iterable[Row], column: str) -> dict[str, list[Row]]:
+    """Rows by the Monday that a time of theirs is after."""
+    weeks: dict[str, list[Row]] = {}
+    for row in rows:
+        at = datetime.fromisoformat(row[column]).astimezone(UTC)
+        weeks.setdefault(f"{at - timedelta(days=at.weekday()):%Y-%m-%d}", []).append(row)
+    return weeks
+
+
+def _name(row: Row) -> str:
+    rank = "" if row["rank"] is None or row["rank"] < 0 else f" rank {row['rank']}"
+    job = f" of job {row['job']}" if row.get("job") else ""
+    return f"{row['cluster_id']} {row['node_id'] or 'nobody in particular'}{rank}{job}"
+
+
+def _tell_saved(action: Row) -> str:
+    seconds, amount = action["saved_gpu_seconds"], action["saved_amount"]
+    if seconds is None:
+        return f"not known what it saved: {action['unknown']}"
+    verb = "saved" if seconds >= 0 else "cost more than it saved:"
+    money = "" if amount is None else f", {abs(amount):.2f} {action['currency']}"
+    stood = _format_gpu_time(action["standstill_gpu_seconds"])
+    return f"{verb} {_format_gpu_time(abs(seconds))}{money}, after {stood} of standing still"
+
+
+def _sum_totals(totals: Iterable[Row]) -> str:
+    parts = list(totals)
+    if not parts:
+        return "no cost of waiting is known"
+    rows = [
+        {
+            "gpu_seconds": part["charged_gpu_seconds"] + part["unattributed_gpu_seconds"],
+            "amount": None
+            if part["currency"] is None
+            else (part["charged_amount"] or 0.0) + (part["unattributed_amount"] or 0.0),
+            "currency": part["currency"],
+        }
+        for part in parts
+    ]
+    charged_s = sum(part["charged_gpu_seconds"] for part in parts)
+    return f"{_sum_up(rows)}; {_format_gpu_time(charged_s)} charged to nodes"
 
 
 def _sum_up(rows: Iterable[Row]) -> str:
@@ -175,48 +255,11 @@ def _sum_up(rows: Iterable[Row]) -> str:
     for row in all_rows:
         if row["amount"] is not None:
             spent[row["currency"]] = spent.get(row["currency"], 0.0) + row["amount"]
-    shown = (
-        f"{seconds / _HOUR_S:.1f} GPU-hours"
-        if abs(seconds) >= _HOUR_S
-        else f"{seconds:.1f} GPU-seconds"
-    )
+    shown = _format_gpu_time(seconds)
     return ", ".join([shown, *(f"{amount:.2f} {currency}" for currency, amount in spent.items())])
 
 
-def build_focus(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-    """Rows with a price as records of FOCUS, the charged node as their resource."""
-    for row in rows:
-        if row["amount"] is None:
-            continue
-        start = datetime.fromisoformat(row["week"]).astimezone(UTC)
-        begin, end = (_format_time(one) for one in (start, start + timedelta(weeks=1)))
-        hours, amount = row["gpu_seconds"] / _HOUR_S, row["amount"]
-        who = row["node_id"] or "no node in particular"
-        yield {
-            "BilledCost": 0,
-            "BillingAccountId": row["cluster_id"], "BillingAccountName": row["cluster_id"],
-            "BillingCurrency": row["currency"], "BillingPeriodEnd": end, "BillingPeriodStart": begin,
-            "ChargeCategory": "Usage", "ChargeClass": "Correction" if amount < 0 else None,
-            "ChargeDescription": f"GPUs that waited for {who}; a part of what the provider bills for them",
-            "ChargeFrequency": "Usage-Based", "ChargePeriodEnd": end, "ChargePeriodStart": begin,
-            "ConsumedQuantity": hours, "ConsumedUnit": "GPU-Hours",
-            "ContractedCost": amount, "EffectiveCost": amount, "InvoiceIssuerName": "Ingero", "ListCost": amount,
-            "PricingQuantity": hours, "PricingUnit": "GPU-Hours",
-            "ProviderName": row["provider"] or "unknown", "PublisherName": "Ingero",
-            "ResourceId": row["node_id"], "ResourceName": row["node_id"],
-            "ResourceType": "Node" if row["node_id"] else None,
-            "ServiceCategory": "AI and Machine Learning", "ServiceName": "Waiting for slow ranks",
-            "x_GpuModel": row["gpu_model"], "x_Rank": row["rank"], "x_RemediationActions": row["n_actions"],
-        }  # fmt: skip
-
-
-def _format_time(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _write_csv(records: Iterable[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, FOCUS_COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)  # None is written as nothing, which is FOCUS' null
-    return text.getvalue()
+def _format_gpu_time(seconds: float) -> str:
+    if abs(seconds) >= _HOUR_S:
+        return f"{seconds / _HOUR_S:.1f} GPU-hours"
+    return f"{seconds:.1f} GPU-seconds"

@@ -13,6 +13,7 @@ from ingero.echo.queries import (
     health,
     history,
     remediation,
+    savings,
 )
 from ingero.echo.queries.context import QueryContext
 from ingero.serving.query import Query
@@ -30,6 +31,7 @@ QUERIES: Final[tuple[Query[QueryContext, Any, Any], ...]] = (
     costs.COST_BY_CULPRIT,
     costs.COST_BY_WEEK,
     remediation.REMEDIATION,
+    savings.SAVINGS,
     history.TIMELINE,
     history.NODE_DETAIL,
     gpu.KERNEL_LAUNCHES,

@@ -18,7 +18,11 @@ from ingero.echo.queries.context import (
 )
 from ingero.echo.queries.verdicts import JUDGED
 from ingero.serving.query import Query
+from ingero.wire.names import Attribute
+from ingero.wire.process_resource import ResourceKey
 from ingero.wire.remediation import REMEDIATION_ACTION_ID, REMEDIATION_EVENT, REMEDIATION_STATE
+
+MAX_TOTALS: Final = 10_000
 
 
 class Cost(msgspec.Struct):
@@ -170,8 +174,34 @@ class WeekCost(msgspec.Struct):
     amount: Annotated[
         float | None, msgspec.Meta(description="In the currency; null where no rate is known.")
     ]
+    job: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="The only job that verdicts of the week name for that rank: Slurm's id, else the rank's own."
+        ),
+    ]
     n_actions: Annotated[
         int, msgspec.Meta(description="Actions that a remediator finished on the node in the week.")
+    ]
+
+
+class WeekTotal(msgspec.Struct):
+    """One cluster in one week, in one currency."""
+
+    week: Annotated[datetime, msgspec.Meta(description="Its Monday, 00:00 UTC.")]
+    cluster_id: str
+    currency: Annotated[str | None, msgspec.Meta(description="Null: what has no price.")]
+    charged_gpu_seconds: float
+    unattributed_gpu_seconds: float
+    charged_amount: float | None
+    unattributed_amount: float | None
+
+
+class WeeksAnswer(ListAnswer[WeekCost], kw_only=True):
+    """Rows by node, and their sums, from which the limit leaves out nothing."""
+
+    totals: Annotated[
+        list[WeekTotal], msgspec.Meta(description=f"Newest week first, {MAX_TOTALS} at most.")
     ]
 
 
@@ -195,22 +225,42 @@ WITH weekly AS (
 ), acted AS (
     SELECT week, cluster_id, node_id, count(DISTINCT action_id) AS n_actions FROM done WHERE state = 'done'
     GROUP BY week, cluster_id, node_id
+), judged AS (
+    SELECT {_WEEK} AS week, cluster_id, nullif(node_id, '') AS node_id, coalesce(rank, -1) AS rank_or_none,
+           coalesce(json_extract_string(attributes, '$."{ResourceKey.SLURM_JOB_ID}"'),
+                    json_extract_string(attributes, '$."{Attribute.RANK_JOB}"')) AS job
+    FROM verdicts WHERE {{where}}
+), jobs AS (
+    SELECT week, cluster_id, node_id, rank_or_none, min(job) AS job FROM judged
+    GROUP BY week, cluster_id, node_id, rank_or_none HAVING count(DISTINCT job) = 1
 )
-SELECT w.week, w.cluster_id, w.node_id, w.rank, w.provider, w.gpu_model, w.currency, w.lost, w.paid,
+SELECT w.week, w.cluster_id, w.node_id, w.rank, w.provider, w.gpu_model, w.currency, w.lost, w.paid, j.job,
        coalesce(a.n_actions, 0)
 FROM weekly w LEFT JOIN acted a ON a.week = w.week AND a.cluster_id = w.cluster_id AND a.node_id = w.node_id
+LEFT JOIN jobs j ON j.week = w.week AND j.cluster_id = w.cluster_id AND j.node_id = w.node_id
+                AND j.rank_or_none = coalesce(w.rank, -1)
 ORDER BY w.week DESC, w.lost DESC, w.cluster_id, w.node_id, w.rank, w.provider, w.gpu_model
+"""
+_TOTALS_SQL: Final = f"""
+SELECT {_WEEK} AS week, cluster_id, currency,
+       coalesce(sum(gpu_seconds) FILTER (WHERE nullif(node_id, '') IS NOT NULL), 0.0),
+       coalesce(sum(gpu_seconds) FILTER (WHERE nullif(node_id, '') IS NULL), 0.0),
+       sum(amount) FILTER (WHERE nullif(node_id, '') IS NOT NULL),
+       sum(amount) FILTER (WHERE nullif(node_id, '') IS NULL)
+FROM costs WHERE {{where}} GROUP BY week, cluster_id, currency
+ORDER BY week DESC, cluster_id, currency NULLS LAST LIMIT {MAX_TOTALS}
 """
 
 
-def _cost_by_week(context: QueryContext, args: WeeksArgs) -> ListAnswer[WeekCost]:
+def _cost_by_week(context: QueryContext, args: WeeksArgs) -> WeeksAnswer:
     span = context.span(args)
     return context.answer(
-        ListAnswer[WeekCost],
+        WeeksAnswer,
         span,
         span.bind(_WEEK_SQL),
         args.limit,
         context.coverage(span, "costs"),
+        totals=context.all(WeekTotal, *span.bind(_TOTALS_SQL)),
     )
 
 
@@ -218,9 +268,10 @@ COST_BY_WEEK: Final = Query(
     "fleet.cluster.cost_by_week",
     "Cost by week",
     "What waiting cost in each calendar week (UTC, from Monday), by the node that is charged and by provider and model "
-    "of the GPUs that waited, with the actions that a remediator finished on that node; newest week first, then the "
-    "largest loss. `ingero-echo report` shows it, and exports it in FOCUS columns.",
+    "of the GPUs that waited, with the job and the actions that a remediator finished on that node; newest week first, "
+    "then the largest loss; and the sums of each cluster. `ingero-echo report` shows it, and exports it in FOCUS "
+    "columns.",
     WeeksArgs,
-    ListAnswer[WeekCost],
+    WeeksAnswer,
     _cost_by_week,
 )

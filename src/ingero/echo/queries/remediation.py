@@ -22,7 +22,7 @@ from ingero.wire.remediation import (
     REMEDIATION_TARGET,
 )
 
-_Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+ActionId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class RemediationRow(msgspec.Struct):
@@ -62,7 +62,7 @@ class RemediationArgs(ListArgs, kw_only=True, forbid_unknown_fields=True):
     """Which entries."""
 
     node_id: NodeId | None = None
-    action_id: _Id | None = None
+    action_id: ActionId | None = None
 
 
 _FIELDS: Final = {
@@ -75,13 +75,14 @@ _FIELDS: Final = {
     "evidence": REMEDIATION_EVIDENCE,
     "clauses": REMEDIATION_CLAUSES,
 }
-_READ: Final = ", ".join(
+READ_FIELDS: Final = ", ".join(
     f"""json_extract_string(attributes, '$."{key}"') AS {name}""" for name, key in _FIELDS.items()
 )
+"""The columns of `RemediationRow` that lie in the attributes of its log record, in SQL."""
 _SQL: Final = f"""
 WITH entries AS (
     SELECT ts, cluster_id, nullif(node_id, '') AS node_id,
-           try_cast(json_extract_string(attributes, '$."{REMEDIATION_SEQ}"') AS BIGINT) AS seq, {_READ},
+           try_cast(json_extract_string(attributes, '$."{REMEDIATION_SEQ}"') AS BIGINT) AS seq, {READ_FIELDS},
            nullif(body, '') AS note
     FROM logs WHERE {{where}} AND event_name = '{REMEDIATION_EVENT}'
 )
