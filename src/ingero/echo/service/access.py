@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from ingero.echo.service.config import EchoConfig
+from ingero.echo.service.report_page import REPORT_PATHS
 from ingero.serving.bearer import Bearers, Principal
 from ingero.serving.oauth import AccessTokens, OAuthSettings
 from ingero.telemetry.clock import Clock
 
 OPEN_PATHS: Final = frozenset({"/api/versions", "/api/v2/health"})
-"""What everybody may ask; the metadata of `Access` is open, too."""
+"""What everybody may ask; the metadata of `Access` and the files of the report's page are open, too."""
 
 
 class Access:
@@ -33,7 +34,7 @@ class Access:
 
     def is_open(self, path: str) -> bool:
         """Whether a path needs no token."""
-        return path in OPEN_PATHS or path in self.documents
+        return path in OPEN_PATHS or path in REPORT_PATHS or path in self.documents
 
     def authenticate(self, authorization: str | None) -> Principal | None:
         """Who sent this ``Authorization`` value, or None."""

@@ -31,6 +31,7 @@ from ingero.echo.service.replies import (
     build_error_reply,
     build_json,
 )
+from ingero.echo.service.report_page import build_report_routes
 from ingero.echo.service.streaming import (
     MAX_ROWS,
     RowsRequest,
@@ -120,6 +121,7 @@ class Api:
                 Route("/api/v2/sql", self._sql, methods=["POST"]),
                 Route("/api/v2/openapi.json", _fixed(build_openapi(QUERIES))),
                 Route("/metrics", self._metrics),
+                *build_report_routes(),
                 *(Route(path, _encoded(body)) for path, body in (documents or {}).items()),
             ],
             redirect_slashes=False,

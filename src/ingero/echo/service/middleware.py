@@ -52,6 +52,7 @@ _HANDLERS: Final = (
     ("/api/v1", "gone"),
     ("/api/", "api"),
     ("/metrics", "metrics"),
+    ("/report", "report"),
 )
 MCP_PATHS: Final = frozenset({"/", "/mcp"})
 N_DIGEST_CHARS: Final = 12
