@@ -1,6 +1,9 @@
 """What `ingero up --slurm` shows of its nodes."""
 
-from ingero.cli.commands.up.show_act import find_verdicts
+import pytest
+
+from ingero.cli.commands.up.show_act import _say_checks, find_verdicts
+from ingero.cli.main import cli, run_program
 from ingero.model.collectives import Rank
 from ingero.model.verdicts import Judgement, Verdict, VerdictKind
 from ingero.sim.cluster.act_result import ActProgress
@@ -28,3 +31,30 @@ def test_a_node_that_has_had_two_ranks_is_shown_with_the_one_that_it_has_now():
 def test_nodes_are_counted_by_their_numbers():
     nodes = {f"host-{number}": "ALLOCATED" for number in (10, 9, 8)}
     assert show(nodes, ("host-10", 0), ("host-10", 2)) == {"host-10": 2}
+
+
+@pytest.mark.parametrize(
+    "asked", [("--twin", "without-fault"), ("--echo",), ("--gpu-rate", "2"), ("--currency", "EUR")]
+)
+def test_what_is_for_slurm_alone_is_refused_without_it(asked, capsys):
+    assert run_program(cli, ["up", *asked]) == 2
+    assert f"{asked[0]} without --slurm" in capsys.readouterr().err
+
+
+def test_a_person_reads_what_others_say_of_what_was_saved():
+    twins = {
+        "without-fault": {"lost_gpu_seconds": 100.0, "estimated_gpu_seconds": 110.0, "off_by_percent": 10.0, "step_ms": 50.0},
+        "without-action": {"saved_gpu_seconds": None, "estimated_gpu_seconds": None, "off_by_percent": None, "step_ms": None},
+    }  # fmt: skip
+    told = {"saved_gpu_seconds": 12.34, "unknown": None}
+    assert list(_say_checks({"echo": told, "twins": twins})) == [
+        "Echo: 12.3 GPU seconds",
+        "the same job without fault: 100.0 GPU seconds lost, estimated 110.0 (off by 10.0 %); a step 50.0 ms",
+        "the same job without action: not known: too few steps were seen",
+    ]
+    untold = {"saved_gpu_seconds": None, "unknown": "no run"}
+    assert list(_say_checks({"echo": untold})) == ["Echo: not known what it saved: no run"]
+    assert list(_say_checks({"echo": None})) == [
+        "Echo: not known what it saved: it received no action"
+    ]
+    assert list(_say_checks({})) == []

@@ -24,9 +24,9 @@ LIMIT_S = 600
 @pytest.mark.timeout(LIMIT_S)
 def test_the_slow_ranks_node_is_drained_and_the_job_ends_on_the_spare_from_its_checkpoint():
     fault = ("--ranks", "4", "--spares", "1", "--fault", "cpu-quota:2:50%", "--act", "auto")
-    run = subprocess.run(
-        [*UP, "--json", *fault, "--", "--steps", "700"], capture_output=True, text=True, check=False
-    )
+    told = ("--echo", "--gpu-rate", "36")
+    command = [*UP, "--json", *fault, *told, "--", "--steps", "700"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout)
     assert result["culprits"] == [2]
@@ -47,6 +47,11 @@ def test_the_slow_ranks_node_is_drained_and_the_job_ends_on_the_spare_from_its_c
     assert steps["during"] > steps["after"]
     saved = 4 * (savings["would_have_taken_s"] - savings["took_s"])
     assert result["saved_gpu_seconds"] == pytest.approx(saved, abs=0.5)
+    assert result["saved_amount"] == pytest.approx(result["saved_gpu_seconds"] / 100)
+    told = result["echo"]  # it sees pushes, of which there is one in five seconds, and no steps
+    assert (told["rank"], told["n_gpus"], told["currency"], told["unknown"]) == (2, 4, "USD", None)
+    assert told["lost_gpu_seconds"] > 0
+    assert told["saved_gpu_seconds"] == pytest.approx(saved, abs=4 * 10)
     for line in ("Fleet names rank 2: culprit", "Slurm shows host-2 as drained", "job RUNNING on"):
         assert line in run.stderr
 

@@ -20,7 +20,7 @@ from ingero.sim.local_fleet import run_local_fleet
 started = run_local_fleet()
 """
 ECHO = """
-from ingero.cli.commands.replay.echo import run_local_echo
+from ingero.sim.local_echo import run_local_echo
 started = run_local_echo()
 """
 HOLDER = """

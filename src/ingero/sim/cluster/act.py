@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from ingero.remediation.records import WAITING
 from ingero.sim.cluster.act_result import ActMode, ActProgress, ActSettings, build_act_result
 from ingero.sim.cluster.agents import HostProcesses, run_agents
 from ingero.sim.cluster.cleanup import open_cleanup
+from ingero.sim.cluster.echo_savings import ask_savings
 from ingero.sim.cluster.faults import Fault
 from ingero.sim.cluster.fleets import FleetView, RunningFleets
 from ingero.sim.cluster.hosts import Cluster, open_cluster
@@ -33,8 +34,10 @@ from ingero.sim.cluster.run import LIVE, find_libraries
 from ingero.sim.cluster.shares import ProcessorShare, open_shares
 from ingero.sim.cluster.slurm import PACKAGES, RunningSlurm, SlurmNode, run_slurm, why_no_slurm
 from ingero.sim.cluster.slurm_job import SlurmJob
+from ingero.sim.cluster.twin import TwinKind, measure_twin
 from ingero.sim.cluster.warm_up import WarmUp
 from ingero.sim.launcher import LaunchedProgram, launch
+from ingero.sim.local_echo import LocalEcho, run_local_echo
 from ingero.sim.local_fleet import ADMIN, OTLP_HTTP, run_local_fleet
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_S
@@ -60,6 +63,9 @@ brakes:
 journal: {{file: {folder}/journal.db}}
 action: {{slurm: {{requeue: true}}}}
 """
+_AUDIT: Final = (
+    'audit: {{endpoint: "{echo.otlp_url}", bearer_file: "{echo.token_file}", interval: 1s}}\n'
+)
 _POLL_S: Final = 0.3
 _SLURM_POLL_NS: Final = NS_PER_S
 _PATIENCE_NS: Final = 120 * NS_PER_S
@@ -88,9 +94,18 @@ def check_act(faults: Sequence[Fault]) -> None:
 
 
 def run_act(
-    settings: ActSettings, follow: Callable[[ActProgress], None], clock: Clock | None = None
+    settings: ActSettings,
+    follow: Callable[[ActProgress], None],
+    twins: Sequence[TwinKind] = (),
+    clock: Clock | None = None,
 ) -> dict[str, Any]:
-    """Run a job through its fault and what is done about it, to its end.
+    """Run a job through its fault and what is done about it, to its end; then, if asked, once more without one of them.
+
+    Args:
+        settings: What to run.
+        follow: Is called with how far it is.
+        twins: What to leave out in further runs, each of which takes as long again.
+        clock: Time.
 
     Returns:
         The result as JSON-able values.
@@ -99,11 +114,38 @@ def run_act(
         IngeroError: A part did not start, or the job failed.
     """
     with ExitStack() as stack:
-        story = _open_story(stack, settings, follow, clock or SystemClock())
+        echo = stack.enter_context(run_local_echo()) if settings.has_echo else None
+        first = _run_once(settings, follow, ("", echo), clock or SystemClock())
+        result = build_act_result(settings, first)
+        if echo is not None:
+            result["echo"] = ask_savings(echo, _name_cluster())
+    if twins:
+        result["twins"] = {}
+    for kind in twins:
+        faults = () if kind == "without-fault" else settings.up.faults
+        again = replace(settings, up=replace(settings.up, faults=faults), mode="dry-run")
+        twin = _run_once(again, follow, (kind, None), clock or SystemClock())
+        result["twins"][kind] = measure_twin(kind, settings, first, twin)
+    return result
+
+
+def _run_once(
+    settings: ActSettings,
+    follow: Callable[[ActProgress], None],
+    beside: tuple[str, LocalEcho | None],
+    clock: Clock,
+) -> ActProgress:
+    """One run, which may be a twin or have an Echo beside it: where it ended."""
+    with ExitStack() as stack:
+        story = _open_story(stack, settings, follow, beside, clock)
         story.await_steady()
         story.inject()
         story.watch()
-    return build_act_result(settings, story.progress)
+    return story.progress
+
+
+def _name_cluster() -> str:
+    return f"up-{os.getpid()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +211,12 @@ def _open_story(
     stack: ExitStack,
     settings: ActSettings,
     follow: Callable[[ActProgress], None],
+    beside: tuple[str, LocalEcho | None],
     clock: Clock,
 ) -> _Story:
     """Start all of it, in this order, and submit the job."""
-    up, progress = settings.up, ActProgress()
+    twin, echo = beside
+    up, progress = settings.up, ActProgress(twin=twin)
     assert up.job is not None
     cleanup = stack.enter_context(open_cleanup())
     folder = Path(tempfile.mkdtemp(prefix="ingero-up-"))
@@ -187,9 +231,10 @@ def _open_story(
     shares = stack.enter_context(open_shares(n_hosts, cleanup, n_busy=up.n_ranks))
     cleanup.add("rm", "-rf", "--", str(folder))  # what a killed run still wrote
     reachable = f"receivers.otlp.protocols.http.endpoint={cluster.address}:0"
-    fleet = stack.enter_context(run_local_fleet((*LIVE, reachable)))
+    kept = echo.fleet_overrides if echo else ()
+    fleet = stack.enter_context(run_local_fleet((*LIVE, reachable, *kept, *settings.rates)))
     slurm = stack.enter_context(_run_slurm(folder, cluster, shares, up.n_ranks))
-    cluster_id = f"up-{os.getpid()}"
+    cluster_id = _name_cluster()
     shared = {
         "cluster_id": cluster_id,
         "n_ranks": 0,  # which rank a host has, Slurm decides
@@ -201,7 +246,7 @@ def _open_story(
     daemons = HostProcesses(tuple(slurm.daemons[host.name] for host in cluster.hosts))
     stack.enter_context(run_agents(cluster, daemons, shared))
     client = stack.enter_context(httpx.Client(timeout=10))
-    policy = _write_policy(folder, settings.mode, fleet.url(ADMIN), cluster_id)
+    policy = _write_policy(folder, settings.mode, (fleet.url(ADMIN), cluster_id), echo)
     remediator = stack.enter_context(
         launch("ingero.cli.programs.remediator", ["run", str(policy)], environ=slurm.environ)
     )
@@ -229,9 +274,13 @@ def _run_slurm(
     return run_slurm(place, nodes, cluster.address)
 
 
-def _write_policy(folder: Path, mode: ActMode, admin_url: str, cluster_id: str) -> Path:
+def _write_policy(
+    folder: Path, mode: ActMode, where: tuple[str, str], echo: LocalEcho | None
+) -> Path:
     path = folder / "policy.yaml"
+    admin_url, cluster_id = where
     text = _POLICY.format(mode=mode, admin_url=admin_url, cluster_id=cluster_id, folder=folder)
+    text += "" if echo is None else _AUDIT.format(echo=echo)
     path.write_text(text, encoding="utf-8")
     return path
 

@@ -24,6 +24,7 @@ _DELAYS: Final = (
     ("fault", "step"),
 )
 """From one moment to another."""
+_HOUR_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,34 @@ class ActSettings:
         n_spares: Hosts beyond those that the job takes.
         mode: Of the remediator.
         limit_ns: How long to watch after the fault, at most; None until the job has ended.
+        gpu_rate: Price of a rank's hour; None where it is not known.
+        currency: Of the price.
+        has_echo: Whether an Echo runs beside, and is asked at the end.
     """
 
     up: UpSettings
     n_spares: int = 1
     mode: ActMode = "dry-run"
     limit_ns: int | None = None
+    gpu_rate: float | None = None
+    currency: str = "USD"
+    has_echo: bool = False
+
+    @property
+    def rates(self) -> tuple[str, ...]:
+        """Settings of our own Fleet that price every GPU alike."""
+        if self.gpu_rate is None:
+            return ()
+        return (
+            f"processors.nccl.rates.fallback_rate={self.gpu_rate}",
+            f"processors.nccl.rates.currency={self.currency}",
+        )
+
+    def price(self, gpu_seconds: float | None) -> float | None:
+        """GPU time in money."""
+        if gpu_seconds is None or self.gpu_rate is None:
+            return None
+        return round(gpu_seconds * self.gpu_rate / _HOUR_S, 4)
 
 
 @dataclass(slots=True)
@@ -57,6 +80,7 @@ class ActProgress:
         moments: When what happened first, on the monotonic clock.
         approve: What a person types to approve an action that waits; empty where none does.
         now_ns: When this was looked at.
+        twin: Which run this is, where it repeats another one.
     """
 
     watch: Progress = field(default_factory=Progress)
@@ -68,6 +92,13 @@ class ActProgress:
     moments: dict[str, int] = field(default_factory=dict)
     approve: str = ""
     now_ns: int = 0
+    twin: str = ""
+
+    @property
+    def stage(self) -> str:
+        """What is going on, in words."""
+        stage = self.watch.stage
+        return f"the same job {self.twin.replace('-', ' ')}: {stage}" if self.twin else stage
 
     def note(self, name: str) -> None:
         """Something has happened, for the first time or again."""
@@ -143,12 +174,15 @@ def build_act_result(settings: ActSettings, progress: ActProgress) -> dict[str, 
     seen = build_result(settings.up, progress.watch)
     savings, steps = find_savings(settings, progress), find_step_times(progress)
     acted = [one for one in progress.actions if one.state in HOLDING]
+    saved_s = None if savings is None else savings.as_json()["saved_gpu_seconds"]
     return {
         "culprits": seen["culprits"],
         "drained": progress.drained,
         "requeued": progress.job.n_restarts > 0,
         "finished": progress.job.name == "COMPLETED",
-        "saved_gpu_seconds": None if savings is None else savings.as_json()["saved_gpu_seconds"],
+        "saved_gpu_seconds": saved_s,
+        "saved_amount": settings.price(saved_s),
+        "currency": None if settings.gpu_rate is None else settings.currency,
         "mode": settings.mode,
         "savings": None if savings is None else savings.as_json(),
         "step_ms": {

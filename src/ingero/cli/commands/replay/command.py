@@ -21,9 +21,9 @@ COMPRESSED = ("processors.nccl.reorder_window=1s", "processors.nccl.judge_interv
 """Settings of our own Fleet: a replay's pushes come in order and its time runs faster than a job's."""
 
 if TYPE_CHECKING:
-    from ingero.cli.commands.replay.echo import LocalEcho
     from ingero.job_traces.model import JobTrace
     from ingero.model.verdicts import Judgement
+    from ingero.sim.local_echo import LocalEcho
     from ingero.sim.replay import FleetTarget
 
 
@@ -158,7 +158,7 @@ def _ask_fleet(job: JobTrace, config: ReplayConfig, kept: dict[str, Any]) -> Jud
 
 
 def _start_echo(stack: ExitStack, console: Any) -> LocalEcho:  # noqa: ANN401 - rich's
-    from ingero.cli.commands.replay.echo import run_local_echo
+    from ingero.sim.local_echo import run_local_echo
 
     echo = stack.enter_context(run_local_echo())
     console.print(f"an Echo of our own listens on {echo.url}", highlight=False)

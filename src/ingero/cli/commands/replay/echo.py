@@ -5,69 +5,17 @@ What was pushed is kept, and asked for at the end over HTTP and MCP.
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import httpx
 
-from ingero.sim.launcher import launch
+from ingero.sim.local_echo import LocalEcho
 
 _SETTLE_S: Final = 20.0
 _SAME: Final = 0.001
 _POLL_S: Final = 0.2
 _TOOLS: Final = ("find_stragglers", "blame_chain", "cost", "cost_by_culprit")
-
-
-@dataclass(frozen=True, slots=True)
-class LocalEcho:
-    """A running Echo.
-
-    Attributes:
-        otlp_url: Where OTLP/HTTP is taken.
-        url: MCP and the API.
-        token: Its only bearer.
-    """
-
-    otlp_url: str
-    url: str
-    token: str
-
-    @property
-    def fleet_overrides(self) -> tuple[str, ...]:
-        """Settings that make the shipped Fleet configuration forward here."""
-        return (
-            f"exporters.otlphttp.endpoint={self.otlp_url}",
-            f"exporters.otlphttp.headers.Authorization=Bearer {self.token}",
-            "service.pipelines.metrics.exporters=[prometheus, otlphttp]",
-            "service.pipelines.logs.exporters=[debug, otlphttp]",
-            "processors.nccl.cost_interval=1s",
-        )
-
-
-@contextmanager
-def run_local_echo() -> Iterator[LocalEcho]:
-    """Start ``ingero-echo serve`` on free loopback ports with a database that ends with it.
-
-    Raises:
-        IngeroError: It did not start; the message holds what it said.
-    """
-    token = secrets.token_hex(32)
-    with TemporaryDirectory(prefix="ingero-echo-") as folder:
-        file = Path(folder) / "token"
-        file.touch(mode=0o600)
-        file.write_text(token, encoding="ascii")
-        arguments = ["serve", "--insecure-no-tls"]
-        arguments += ["--db", f"{folder}/echo.db", "--auth-token-file", str(file)]
-        for name in ("otlp", "otlp-http", "mcp", "health"):
-            arguments += [f"--{name}-addr", "127.0.0.1:0"]
-        with launch("ingero.cli.programs.echo", arguments) as echo:
-            yield LocalEcho(echo.url("otlp_http"), echo.url("mcp"), token)
 
 
 def ask_echo(

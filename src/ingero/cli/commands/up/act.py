@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -34,6 +34,36 @@ class SlurmUpConfig:
         default="dry-run",
         type=click.Choice(["dry-run", "ask", "auto"]),
     )
+    twins: tuple[str, ...] = option(
+        "Run the job of --slurm once more without the fault, or without the action, and say how far the estimate was"
+        " off; takes as long again. May be given twice.",
+        "--twin",
+        default=(),
+        type=click.Choice(["without-fault", "without-action"]),
+    )
+    gpu_rate: float | None = option(
+        "Price of a rank's hour in --slurm, for what the action saved.",
+        default=None,
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="PRICE",
+    )
+    currency: str = option("Of --gpu-rate.", default="USD")
+    with_echo: bool = option(
+        "Keep what Fleet and the remediator of --slurm tell in an Echo, and ask that one what the action saved.",
+        "--echo",
+        default=False,
+    )
+
+
+_OWN: Final = {
+    "spares": "--spares",
+    "act": "--act",
+    "twins": "--twin",
+    "gpu_rate": "--gpu-rate",
+    "currency": "--currency",
+    "with_echo": "--echo",
+}
+"""Options that mean nothing without ``--slurm``."""
 
 
 def check_asked(config: SlurmUpConfig, context: click.Context) -> None:
@@ -42,9 +72,9 @@ def check_asked(config: SlurmUpConfig, context: click.Context) -> None:
     Raises:
         ConfigError: One was given.
     """
-    given = [name for name in ("spares", "act") if _is_given(context, name)]
+    given = [flag for name, flag in _OWN.items() if _is_given(context, name)]
     if given and not config.slurm:
-        names = " and ".join(f"--{name}" for name in given)
+        names = " and ".join(given)
         raise ConfigError(f"{names} without --slurm", hint="sudo ingero up --slurm --job FILE ...")
 
 
@@ -66,6 +96,7 @@ def run_in_slurm(
     from ingero.cli.progress import show_progress
     from ingero.sim.cluster.act import check_act, run_act
     from ingero.sim.cluster.act_result import MODES, ActSettings
+    from ingero.sim.cluster.twin import TWINS
 
     if up.job is None:
         raise ConfigError(
@@ -79,6 +110,10 @@ def run_in_slurm(
         config.spares,
         next(mode for mode in MODES if mode == config.act),
         up.duration_ns if is_limited else None,
+        config.gpu_rate,
+        config.currency,
+        has_echo=config.with_echo,
     )
+    twins = [kind for kind in TWINS if kind in config.twins]
     with show_progress(console, draw, ActLines().describe) as follow:
-        return run_act(settings, follow)
+        return run_act(settings, follow, twins)

@@ -36,7 +36,7 @@ class ActLines:
     def describe(self, progress: ActProgress) -> Iterator[str]:
         """Lines that were not there before."""
         clock = _clock(progress)
-        for line in (progress.watch.stage, *_say_events(progress)):
+        for line in (progress.stage, *_say_events(progress)):
             if line and line not in self._said:
                 self._said.add(line)
                 yield f"{clock}{line}"
@@ -70,7 +70,7 @@ def draw(progress: ActProgress) -> RenderableType:
     job = progress.job
     where = f" on {job.nodes}" if job.nodes else ""
     step = "" if progress.last_step is None else f", step {progress.last_step}"
-    head = Text(f"{_clock(progress)}{progress.watch.stage}", style="bold")
+    head = Text(f"{_clock(progress)}{progress.stage}", style="bold")
     line = Text(f"job {job.name}{where}{step}{_say_step_times(progress)}")
     by_node = find_verdicts(progress)
     table = build_table("node", "Slurm", "rank", "own work against its peers", "", "verdict")
@@ -138,6 +138,29 @@ def _say_result(result: dict[str, Any]) -> Iterator[str]:
         yield from (f"    {one['decision']}" for one in result["findings"])
     yield from _say_job(result)
     yield from _say_savings(result)
+    yield from _say_checks(result)
+
+
+def _say_checks(result: dict[str, Any]) -> Iterator[str]:
+    """What others say of it: an Echo that received all, and the same job without the fault or the action."""
+    answer = result.get("echo")
+    if "echo" in result:
+        unknown = "it received no action" if answer is None else answer["unknown"]
+        saved = (
+            "" if answer is None or unknown else f"{answer['saved_gpu_seconds']:.1f} GPU seconds"
+        )
+        yield f"Echo: {saved or f'not known what it saved: {unknown}'}"
+    for kind, twin in result.get("twins", {}).items():
+        name = f"the same job {kind.replace('-', ' ')}"
+        what = "lost" if kind == "without-fault" else "saved"
+        measured = twin[f"{what}_gpu_seconds"]
+        if measured is None:
+            yield f"{name}: not known: too few steps were seen"
+            continue
+        yield (
+            f"{name}: {measured} GPU seconds {what}, estimated {twin['estimated_gpu_seconds']}"
+            f" (off by {twin['off_by_percent']} %); a step {twin['step_ms']} ms"
+        )
 
 
 def _say_job(result: dict[str, Any]) -> Iterator[str]:
@@ -157,8 +180,10 @@ def _say_savings(result: dict[str, Any]) -> Iterator[str]:
     savings = result["savings"]
     if savings is None:
         return
+    amount, currency = result["saved_amount"], result["currency"]
+    money = "" if amount is None else f", {amount:.4g} {currency}"
     yield (
-        f"saved: {savings['saved_gpu_seconds']} GPU seconds ({result['ranks']} ranks):"
+        f"saved: {savings['saved_gpu_seconds']} GPU seconds{money} ({result['ranks']} ranks):"
         f" {savings['steps_after_action']} steps took {savings['took_s']} s with the restart of"
         f" {savings['restart_s']} s, and would have taken {savings['would_have_taken_s']} s"
     )

@@ -1,0 +1,70 @@
+"""A twin's figures are of the same steps, and say how far the first run's estimates were off."""
+
+import pytest
+
+from ingero.sim.cluster.act_result import ActProgress, ActSettings
+from ingero.sim.cluster.result import UpSettings
+from ingero.sim.cluster.savings import StepPoint
+from ingero.sim.cluster.twin import find_off_by, measure_twin
+from ingero.units import NS_PER_S
+
+SETTINGS = ActSettings(UpSettings(4, (), 0, 0, 0), gpu_rate=36.0, currency="EUR")
+
+
+def run(step_s, first, last, since_s):
+    return tuple(
+        StepPoint(int((since_s + (n - first) * step_s) * NS_PER_S), n)
+        for n in range(first, last + 1, 10)
+    )
+
+
+@pytest.fixture
+def first():
+    """0.1 s a step; 0.2 s from second 20; the action at 40 s; 15 s of restart, ten steps twice; then 0.11 s to step 1300."""
+    before = run(0.1, 0, 200, 0) + run(0.2, 210, 300, 22)
+    after = run(0.11, 290, 1300, 55)
+    moments = {"fault": 20 * NS_PER_S, "drained": 40 * NS_PER_S}
+    return ActProgress(runs=(before, after), moments=moments)
+
+
+def test_without_the_action_the_same_steps_took_what_the_twin_took_for_one(first):
+    twin = ActProgress(
+        runs=(run(0.1, 0, 100, 0) + run(0.21, 110, 1300, 12.1),), moments={"fault": 12 * NS_PER_S}
+    )
+    found = measure_twin("without-action", SETTINGS, first, twin)
+    took_s = 55 + 101 * 1.1 - 40
+    assert found["step_ms"] == 210.0
+    assert found["saved_gpu_seconds"] == pytest.approx(4 * (1000 * 0.21 - took_s), abs=0.06)
+    assert found["estimated_gpu_seconds"] == pytest.approx(4 * (1000 * 0.2 - took_s), abs=0.06)
+    assert found["off_by_percent"] == pytest.approx(100 * -40 / (4 * (210 - took_s)), abs=0.1)
+
+
+def test_without_the_fault_what_was_lost_is_the_time_beyond_the_twins(first):
+    twin = ActProgress(
+        runs=(run(0.9, 0, 190, 3) + run(0.12, 200, 1300, 180),)
+    )  # its first steps are others
+    found = measure_twin("without-fault", SETTINGS, first, twin)
+    took_s = 55 + 101 * 1.1 - 20
+    assert found["step_ms"] == 120.0
+    assert found["lost_gpu_seconds"] == pytest.approx(4 * (took_s - 1100 * 0.12), abs=0.06)
+    assert found["estimated_gpu_seconds"] == pytest.approx(4 * (took_s - 1100 * 0.1), abs=0.06)
+
+
+def test_what_was_not_seen_is_null(first):
+    nothing = ActProgress(runs=((),))
+    for kind, name in (
+        ("without-action", "saved_gpu_seconds"),
+        ("without-fault", "lost_gpu_seconds"),
+    ):
+        found = measure_twin(kind, SETTINGS, first, nothing)
+        assert (found[name], found["off_by_percent"]) == (None, None)
+        found = measure_twin(kind, SETTINGS, nothing, first)
+        assert (found[name], found["off_by_percent"]) == (None, None)
+    assert find_off_by(5.0, 0.0) is None
+    assert find_off_by(-90.0, -100.0) == 10.0
+
+
+def test_gpu_time_has_a_price_where_one_was_given():
+    assert SETTINGS.price(50.0) == 0.5
+    assert SETTINGS.price(None) is None
+    assert ActSettings(UpSettings(4, (), 0, 0, 0)).price(50.0) is None
