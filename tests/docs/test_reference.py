@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ingero.cli.reference import PAGES, find_programs
+from ingero.cli.reference import PAGES, PLAIN, find_programs
 from ingero.config.describe import iter_keys
 from ingero.fleet.builtin import FACTORIES
 from ingero.fleet.config import ServiceConfig
@@ -47,4 +47,6 @@ def test_every_console_script_is_described():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     modules = {value.partition(":")[0] for value in scripts.values()}
     modules = {module for module in modules if find_spec(module) is not None}
-    assert len(find_programs()) == len(modules)
+    assert len(find_programs()) + len(PLAIN) == len(modules)
+    page = PAGES["cli.md"]()
+    assert all(f"\n## {name}\n" in page for name, _ in PLAIN.values())

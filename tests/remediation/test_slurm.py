@@ -10,10 +10,11 @@ from tests.remediation.live import launch_remediator, run_job, write_policy
 from ingero.agent.capture.discover.identity import read_identity
 from ingero.errors import PermanentError, RetryableError, UnsupportedError
 from ingero.model.collectives import Rank
-from ingero.remediation.actuators.slurm import SlurmActuator, is_in_service, parse_nodes
+from ingero.remediation.actuators.slurm import SlurmActuator, parse_nodes
 from ingero.remediation.config import SlurmConfig
 from ingero.remediation.journal import Journal
 from ingero.remediation.records import ActionRecord, ActionState, Moment
+from ingero.remediation.slurm_states import is_in_service
 from ingero.sim.cluster.slurm import build_local_nodes, run_slurm
 from ingero.testing.waiting import wait_until
 

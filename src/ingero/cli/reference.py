@@ -21,6 +21,7 @@ import click
 
 from ingero.cli.arguments import iter_old
 from ingero.cli.help import keep_line_breaks
+from ingero.cli.programs import health_check
 from ingero.cli.settings_file import OLD_KEYS, find_settings
 from ingero.config.describe import iter_keys
 from ingero.echo.service.config import EchoConfig
@@ -34,6 +35,8 @@ from ingero.fleet.service import SERVICE_METRICS
 from ingero.remediation.config import RemediatorConfig
 from ingero.telemetry.declare import MetricDeclaration
 
+PLAIN: Final = {health_check.__name__: ("ingero-health-check", health_check.USAGE)}
+"""Programs without click, whose start has to be fast: name and usage by module."""
 _GENERATED: Final = "<!-- Written by `make docs`; edit the code it names instead. -->"
 
 
@@ -195,6 +198,8 @@ def write_cli() -> str:
     for name, program in sorted(find_programs().items()):
         keep_line_breaks(program)
         lines += _describe_command(program, name, None)
+    for name, usage in PLAIN.values():
+        lines += [f"## {name}", "", "```text", *usage.splitlines(), "```", ""]
     return "\n".join([*lines, *_old_option_table()])
 
 
@@ -214,9 +219,11 @@ def _old_option_table() -> Iterator[str]:
 
 
 def find_programs() -> dict[str, click.Command]:
-    """The click program behind each console script that is built; scripts of one program are one entry."""
+    """The click program behind each console script that is built and has one; scripts of one program are one entry."""
     programs: dict[str, click.Command] = {}
     for script in sorted(entry_points(group="console_scripts"), key=lambda one: len(one.name)):
+        if script.module in PLAIN:
+            continue
         if script.value.startswith("ingero.") and find_spec(script.module) is not None:
             command = _program_of(importlib.import_module(script.module))
             if command not in programs.values():

@@ -157,6 +157,11 @@ class SlurmConfig(StrictModel):
 
     bin_dir: str = Field("", description="Folder of scontrol and squeue; empty searches PATH.")
     timeout: Duration = Field(parse_duration("10s"), gt=0, description="Of one command.")
+    drained_by: Literal["remediator", "health-check"] = Field(
+        "remediator",
+        description="Who runs `scontrol update`: the remediator, or ingero-health-check on the node itself, which asks"
+        " `listen` what to do; settle_time must be longer than HealthCheckInterval then.",
+    )
     requeue: bool = Field(
         default=False,
         description="After the drain, requeue the node's jobs that allow it; they lose what was not checkpointed.",
@@ -316,6 +321,13 @@ class RemediatorConfig(StrictModel):
     def _check_times(self) -> Self:
         if self.findings.max_age < 2 * self.fleet.poll_interval:
             raise ValueError("findings.max_age must be at least twice fleet.poll_interval")
+        return self
+
+    @model_validator(mode="after")
+    def _check_slurm(self) -> Self:
+        slurm = self.action.slurm
+        if slurm is not None and slurm.drained_by == "health-check" and self.listen is None:
+            raise ValueError("action.slurm.drained_by: health-check needs listen, which nodes ask")
         return self
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -33,14 +33,27 @@ class RemediatorPage:
         counts: What it did since its start.
         journal: Its journal, which is opened for each request.
         audit: What became of the audit; None without one.
+        find_order: The answer to a node of the scheduler's.
     """
 
     def __init__(
-        self, counts: RemediatorCounts, journal: Path, audit: AuditCounts | None = None
+        self,
+        counts: RemediatorCounts,
+        journal: Path,
+        audit: AuditCounts | None = None,
+        find_order: Callable[[str], str] | None = None,
     ) -> None:
         self._counts = counts
         self._journal = journal
         self._audit = audit
+        self._find_order = find_order
+
+    def find_page(self, path: str) -> str | None:
+        """``/node/NAME``: the answer to a node that asks."""
+        _, is_node, node = path.partition("/node/")
+        if not is_node or not node or self._find_order is None:
+            return None
+        return f"{self._find_order(node)}\n"
 
     def render(self) -> str:
         """The metrics, text format 0.0.4."""

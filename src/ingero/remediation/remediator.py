@@ -15,6 +15,7 @@ from ingero.remediation.config import RemediatorConfig
 from ingero.remediation.episodes import CulpritTracker, name_action
 from ingero.remediation.findings import ClusterReading, NodeView, SiteReading
 from ingero.remediation.journal import Journal
+from ingero.remediation.orders import NodeOrders, build_orders
 from ingero.remediation.policy import Ruling, Situation, rule_all
 from ingero.remediation.records import (
     WAITING,
@@ -121,6 +122,10 @@ class Remediator:
         journal: Whose lock the caller holds.
         read_now: The time.
         is_single_look: Persistence cannot be known; only for dry-run.
+
+    Attributes:
+        counts: What it has done.
+        orders: Answers to nodes that ask; read by other threads. None before the first look.
     """
 
     def __init__(
@@ -134,6 +139,7 @@ class Remediator:
         is_single_look: bool = False,
     ) -> None:
         self.counts = RemediatorCounts()
+        self.orders: NodeOrders | None = None
         self._config = config
         self._source = source
         self._actuator = actuator
@@ -187,6 +193,7 @@ class Remediator:
         if is_acting:
             self._retract(runner, situation)
             self._answer(runner, rulings, situation)
+        self.orders = build_orders(self._config, rulings, situation, self._journal.actions())
         for record in runner.changed:
             states = self.counts.n_by_state
             states[record.state] = states.get(record.state, 0) + 1

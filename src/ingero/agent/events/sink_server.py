@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from ingero.config import Endpoint
 from ingero.serving.threaded import HttpRequest, HttpResponse, serve_threaded
@@ -27,6 +27,15 @@ class Scraped(Protocol):
         ...
 
 
+@runtime_checkable
+class PageSource(Protocol):
+    """Shows other pages too. Asked in other threads."""
+
+    def find_page(self, path: str, /) -> str | None:
+        """A page as plain text; None where there is none."""
+        ...
+
+
 def _respond(state: Scraped, window_ns: int, request: HttpRequest) -> HttpResponse:
     status, kind, text = _page(state, window_ns, request)
     return HttpResponse(status, text.encode("utf-8", "surrogateescape"), {"Content-Type": kind})
@@ -44,6 +53,9 @@ def _page(state: Scraped, window_ns: int, request: HttpRequest) -> tuple[HTTPSta
         is_ready, text = state.readiness(window_ns)
         status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
         return status, TEXT_TYPE, f"{text}\n"
+    other = state.find_page(path) if isinstance(state, PageSource) else None
+    if other is not None:
+        return HTTPStatus.OK, TEXT_TYPE, other
     return HTTPStatus.NOT_FOUND, TEXT_TYPE, "pages: /metrics /healthz /readyz\n"
 
 

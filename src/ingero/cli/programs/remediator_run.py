@@ -29,6 +29,7 @@ from ingero.remediation.fleet_pages import FleetPages
 from ingero.remediation.journal import Journal
 from ingero.remediation.links import LinkSigner, build_signer
 from ingero.remediation.lock import JournalLock
+from ingero.remediation.orders import find_order
 from ingero.remediation.page import RemediatorPage
 from ingero.remediation.policy import Ruling
 from ingero.remediation.remediator import LookResult, Remediator, describe_ruling
@@ -151,7 +152,8 @@ def watch(config: RemediatorConfig) -> int:
                 _build(config, journal) as remediator,
                 _send_audit(config.audit, path) as audit,
             ):
-                page = RemediatorPage(remediator.counts, journal.path, audit)
+                find_order = functools.partial(_find_order, config, remediator)
+                page = RemediatorPage(remediator.counts, journal.path, audit, find_order)
                 signer = build_signer(config.approval)
                 with (
                     _serve(config.listen, page) as addresses,
@@ -161,6 +163,13 @@ def watch(config: RemediatorConfig) -> int:
                     report_ready("ingero-remediator", addresses | more_addresses)
                     _look_until(stop.event, config, remediator, signer)
     return stop.exit_status
+
+
+def _find_order(config: RemediatorConfig, remediator: Remediator, node: str) -> str:
+    """The answer to a node; asked in other threads."""
+    max_age_ns = 3 * config.fleet.poll_interval + config.fleet.timeout
+    now = read_moment(SystemClock(), read_boot())
+    return find_order(remediator.orders, node, now, max_age_ns)
 
 
 @contextmanager

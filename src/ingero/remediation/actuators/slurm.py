@@ -1,8 +1,7 @@
 """Slurm: drain with a reason, undrain, requeue, through its own commands.
 
-Seen with Slurm 22.05: ``scontrol -o show node`` prints one line per node, its reason as ``Reason=TEXT [USER@TIME]`` or
-not at all; UNDRAIN takes the drain and its reason away and leaves DOWN as it is; a drain of a node that is DOWN would
-overwrite the reason somebody gave, so only nodes in service are drained.
+Seen with Slurm 22.05: UNDRAIN takes the drain and its reason away and leaves DOWN as it is; a drain of a node that is
+DOWN would overwrite the reason somebody gave, so only nodes in service are drained.
 Source: scontrol(1), squeue(1).
 """
 
@@ -26,18 +25,12 @@ from ingero.remediation.actuators.actuator import (
 from ingero.remediation.config import SlurmConfig
 from ingero.remediation.findings import NodeView
 from ingero.remediation.records import ActionRecord
+from ingero.remediation.slurm_states import REASON, STATE, is_in_service
 from ingero.units import NS_PER_S
 
 REASON_MAX: Final = 200
-_IN_SERVICE: Final = frozenset({"IDLE", "ALLOCATED", "MIXED"})
-_OUT_FLAGS: Final = frozenset({
-    "DRAIN", "DRAINING", "DRAINED", "DOWN", "FAIL", "FAILING", "MAINT", "INVALID_REG", "POWER_DOWN", "POWERED_DOWN",
-    "POWERING_DOWN", "REBOOT_REQUESTED", "REBOOT_ISSUED", "REBOOT",
-})  # fmt: skip
 _NODE: Final = re.compile(r"^NodeName=(\S+)")
 _HOST: Final = re.compile(r"\sNodeHostName=(\S+)")
-_STATE: Final = re.compile(r"\sState=(\S+)")
-_REASON: Final = re.compile(r"\sReason=(.*?) \[\S+@\S+\]")
 _REFUSED: Final = re.compile(r"invalid|denied|not permitted|unknown", re.IGNORECASE)
 _NO_SERVER: Final = re.compile(
     r"unable to contact|timed out|connection|munge|communication", re.IGNORECASE
@@ -54,10 +47,10 @@ def parse_nodes(text: str) -> dict[str, tuple[NodeView, str]]:
     for line in text.splitlines():
         if not line.strip():
             continue
-        name, state = _NODE.search(line), _STATE.search(line)
+        name, state = _NODE.search(line), STATE.search(line)
         if name is None or state is None:
             raise BadDataError(f"not a node of scontrol: {line[:80]!r}")
-        host, reason = _HOST.search(line), _REASON.search(line)
+        host, reason = _HOST.search(line), REASON.search(line)
         says = reason[1] if reason else ""
         view = NodeView(name[1], is_in_service(state[1]), state[1], find_mark(says), says)
         is_drained = "DRAIN" in state[1]
@@ -65,12 +58,6 @@ def parse_nodes(text: str) -> dict[str, tuple[NodeView, str]]:
             view = NodeView(view.name, view.in_service, view.state, "", says)
         found[name[1]] = (view, host[1] if host else "")
     return found
-
-
-def is_in_service(state: str) -> bool:
-    """Whether a node in this state takes jobs, such as ``MIXED+CLOUD`` or ``IDLE*``."""
-    base, *flags = state.rstrip("*~#!%$@^-").split("+")
-    return base in _IN_SERVICE and _OUT_FLAGS.isdisjoint(flags)
 
 
 class SlurmActuator:
@@ -101,7 +88,7 @@ class SlurmActuator:
         return find_name(rank.node_id, nodes, self._hosts, self._config.node_names)
 
     def apply(self, record: ActionRecord) -> None:
-        """Drain it. Running jobs go on, no new ones start."""
+        """Drain it. Running jobs go on, no new ones start. Nothing where its health check does that."""
         reason = write_reason(record, describe_worker(record), REASON_MAX)
         self._update(record.target, "state=drain", f"reason={reason}")
 
@@ -113,7 +100,8 @@ class SlurmActuator:
         self._update(record.target, "state=undrain")
 
     def _update(self, target: str, *what: str) -> None:
-        self._run("scontrol", "update", f"nodename={target}", *what)
+        if self._config.drained_by == "remediator":
+            self._run("scontrol", "update", f"nodename={target}", *what)
 
     def find_jobs(self, record: ActionRecord) -> Mapping[str, int] | None:
         """Batch jobs on the node that may be requeued; None when the policy leaves jobs alone."""

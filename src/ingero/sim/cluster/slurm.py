@@ -154,7 +154,10 @@ class RunningSlurm:
 
 @contextmanager
 def run_slurm(
-    folder: Path, nodes: Sequence[SlurmNode], address: str = "127.0.0.1"
+    folder: Path,
+    nodes: Sequence[SlurmNode],
+    address: str = "127.0.0.1",
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[RunningSlurm]:
     """Start a cluster, wait until all nodes are idle, and stop it at the end.
 
@@ -164,11 +167,12 @@ def run_slurm(
         folder: An empty one for its files. Its path must be short: it holds a Unix socket.
         nodes: Its nodes.
         address: Of the controller, as nodes see it.
+        settings: Further ones of slurm.conf.
 
     Raises:
         IngeroError: It did not start; the message holds what it said.
     """
-    _write_config(folder, nodes, address)
+    _write_config(folder, nodes, address, settings or {})
     slurm = RunningSlurm(folder, [node.name for node in nodes])
     environ = build_environment(slurm.environ)
     with ExitStack() as stack, (folder / "out").open("wb") as out:
@@ -229,7 +233,9 @@ def _are_idle(slurm: RunningSlurm) -> bool:
         return False  # not up yet
 
 
-def _write_config(folder: Path, nodes: Sequence[SlurmNode], address: str) -> None:
+def _write_config(
+    folder: Path, nodes: Sequence[SlurmNode], address: str, settings: Mapping[str, str]
+) -> None:
     (folder / "state").mkdir()
     (folder / "munge.key").touch(mode=0o600)
     (folder / "munge.key").write_bytes(os.urandom(1024))
@@ -240,6 +246,7 @@ def _write_config(folder: Path, nodes: Sequence[SlurmNode], address: str) -> Non
         f" Weight={node.weight} State=UNKNOWN"
         for node, port in zip(nodes, ports, strict=True)
     ]
+    lines += [f"{name}={value}" for name, value in settings.items()]
     lines.append("PartitionName=all Nodes=ALL Default=YES State=UP")
     text = _CONFIG.format(host=host, address=address, port=first, folder=folder)
     (folder / "slurm.conf").write_text(text + "\n".join(lines) + "\n", encoding="utf-8")

@@ -1,0 +1,117 @@
+"""Answers to a node's HealthCheckProgram. Pure.
+
+The node decides nothing: an order to drain itself is an action that stands in the journal, and is given only while
+the policy would still let that action, judged anew at every look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ingero.remediation.actuators.actuator import describe_worker, write_reason
+from ingero.remediation.actuators.slurm import REASON_MAX
+from ingero.remediation.carrying_out import ASKED
+from ingero.remediation.config import RemediatorConfig
+from ingero.remediation.findings import NodeView
+from ingero.remediation.policy import Ruling, Situation, rule
+from ingero.remediation.records import ActionRecord, ActionState, Moment
+
+
+class OrderVerb(StrEnum):
+    """The first word of an answer."""
+
+    NONE = "none"
+    """Nothing is held against the node."""
+    REPORT = "report"
+    """Say the rest, and do nothing."""
+    DRAIN = "drain"
+    """Drain the node with the rest as the reason."""
+    UNDRAIN = "undrain"
+    """Take the drain away, if its reason names the action that follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOrders:
+    """Answers to all nodes, until the next look.
+
+    Attributes:
+        at: When it was decided.
+        lines: The answer to each node, by the scheduler's name of it.
+        nodes: The nodes that the scheduler knows; None while it does not answer.
+    """
+
+    at: Moment
+    lines: Mapping[str, str]
+    nodes: frozenset[str] | None
+
+
+def build_orders(
+    config: RemediatorConfig,
+    rulings: Sequence[Ruling],
+    situation: Situation,
+    records: Sequence[ActionRecord],
+) -> NodeOrders:
+    """The answer to each node.
+
+    Args:
+        config: The policy.
+        rulings: What it says of each finding now.
+        situation: What is known.
+        records: Every action of the journal, as the look has left it.
+    """
+    lines = {}
+    for ruling in rulings:
+        if ruling.is_allowed and config.mode != "auto":
+            lines[ruling.target] = f"{OrderVerb.REPORT} would be drained: {ruling.finding.says}"
+    views = situation.nodes or {}
+    findings = {one.finding.episode: one for one in rulings}
+    for record in records:
+        for verb, says in _iter_orders(config, record, views.get(record.target)):
+            ruling_of_it = findings.get(record.episode)
+            if verb is OrderVerb.DRAIN and not _still_lets(config, record, ruling_of_it, situation):
+                continue
+            lines[record.target] = f"{verb} {says}"
+    names = None if situation.nodes is None else frozenset(situation.nodes)
+    return NodeOrders(situation.now, lines, names)
+
+
+def _iter_orders(
+    config: RemediatorConfig, record: ActionRecord, view: NodeView | None
+) -> Iterator[tuple[OrderVerb, str]]:
+    """What one action asks of its node, were it alone."""
+    if view is None:
+        return
+    slurm = config.action.slurm
+    drains_itself = slurm is not None and slurm.drained_by == "health-check"
+    is_ours = view.mark == record.action_id
+    if is_ours and record.state is ActionState.UNDOING and drains_itself:
+        if config.mode != "dry-run" or record.note == ASKED:
+            yield OrderVerb.UNDRAIN, record.action_id
+    elif is_ours:
+        yield OrderVerb.REPORT, f"out of service: {view.reason}"
+    elif record.state is ActionState.BEGUN and drains_itself and view.in_service:
+        if config.mode != "dry-run":
+            yield OrderVerb.DRAIN, write_reason(record, describe_worker(record), REASON_MAX)
+    elif record.state is ActionState.PROPOSED:
+        yield OrderVerb.REPORT, f"{record.action_id} waits for approval: {describe_worker(record)}"
+
+
+def _still_lets(
+    config: RemediatorConfig, record: ActionRecord, ruling: Ruling | None, situation: Situation
+) -> bool:
+    """Whether the policy would begin this action now, had it not been begun."""
+    if ruling is None:
+        return False
+    others = tuple(one for one in situation.records if one.action_id != record.action_id)
+    return rule(config, ruling.finding, replace(situation, records=others)).is_allowed
+
+
+def find_order(orders: NodeOrders | None, node: str, now: Moment, max_age_ns: int) -> str:
+    """The answer to a node; no order of a look that is too old."""
+    if orders is None or now.since(orders.at) > max_age_ns:
+        return f"{OrderVerb.REPORT} the remediator has not looked lately"
+    if orders.nodes is not None and node not in orders.nodes:
+        return f"{OrderVerb.REPORT} the scheduler has no node {node}"
+    return orders.lines.get(node, OrderVerb.NONE)
