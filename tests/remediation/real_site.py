@@ -7,6 +7,7 @@ from ingero.remediation.journal import Journal
 from ingero.remediation.remediator import Remediator
 from ingero.testing.clock import ManualClock
 from ingero.testing.remediation import HandFleet, build_verdict
+from ingero.testing.waiting import wait_until
 from ingero.units import NS_PER_S
 
 POLICY = """\
@@ -42,6 +43,19 @@ class RealSite:
         self.n_ops += 1
         self.fleet.say(build_verdict(node, n_ops=self.n_ops))
         return self.remediator.look()
+
+    def tests(self):
+        return self.journal.pair_tests.read()
+
+    def follow_test(self, node):
+        """Look until the last test has ended; it."""
+
+        def find_ended():
+            self.look(node, 0.1)
+            (*_, last) = self.tests()
+            return last if last.outcome else None
+
+        return wait_until(find_ended, 60)
 
     def states(self):
         return [one.state for one in self.journal.actions()]

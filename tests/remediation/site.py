@@ -8,7 +8,7 @@ from ingero.remediation.config import build_policy
 from ingero.remediation.journal import Journal
 from ingero.remediation.remediator import Remediator
 from ingero.testing.clock import ManualClock
-from ingero.testing.remediation import HandFleet, HandScheduler, build_verdict
+from ingero.testing.remediation import HandFleet, HandPairScheduler, build_verdict
 from ingero.units import NS_PER_S
 
 QUICK = "findings: {min_persistence: 4s}\nbrakes: {settle_time: 4s, max_percent_at_once: 100, max_percent_per_hour: 100"
@@ -35,7 +35,7 @@ class Site:
     is_audited: bool = False
 
     def __post_init__(self):
-        self.slurm = HandScheduler(NODES, self.clock.mono_ns, self._reach)
+        self.slurm = HandPairScheduler(NODES, self.clock.mono_ns, self._reach)
         self.start()
 
     def _reach(self, what):

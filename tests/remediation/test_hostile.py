@@ -16,13 +16,14 @@ from ingero.model.verdicts import VerdictKind
 from ingero.remediation.building import read_moment
 from ingero.remediation.journal import Journal
 from ingero.remediation.lock import JournalLock
+from ingero.remediation.pair_tests import ALIVE, PairOutcome, PairTestState
 from ingero.remediation.records import ActionState
 from ingero.remediation.remediator import Remediator
 from ingero.testing.clock import ManualClock
 from ingero.testing.remediation import (
     CLUSTER,
     HandFleet,
-    HandScheduler,
+    HandPairScheduler,
     SchedulerAnswer,
     build_verdict,
 )
@@ -33,11 +34,26 @@ HOUR_NS = 3600 * NS_PER_S
 AT_ONCE, PER_HOUR = 1, 2
 PROTECTED = "n4"
 KINDS = [kind for kind in VerdictKind if kind is not VerdictKind.CULPRIT]
-POINTS = ("apply", "reverse", "requeue", "add", "change")
+POINTS = ("apply", "reverse", "requeue", "add", "change", "submit_test", "cancel_test", "put")
+CONFIRM = (
+    "confirm: {pair_test: {max_wait: 20s, time_limit: 20s, retry_after: 10s, valid_for: 5m}}\n"
+)
 
 
 class Killed(BaseException):
     """What kill -9 does: nothing more of this process runs."""
+
+
+class KillableTests:
+    """The journal's pair tests, with the same."""
+
+    def __init__(self, tests, reach):
+        self.read, self.reach, self.write = tests.read, reach, tests.put
+
+    def put(self, record):
+        self.reach("before put")
+        self.write(record)
+        self.reach("after put")
 
 
 class KillableJournal(Journal):
@@ -46,6 +62,7 @@ class KillableJournal(Journal):
     def __init__(self, path, reach):
         self.reach = reach
         super().__init__(path)
+        self.pair_tests = KillableTests(self.pair_tests, reach)
 
     def add(self, record):
         self.reach("before add")
@@ -87,19 +104,20 @@ class Process:
 class World:
     """Everything around two remediators of one journal, and what is true."""
 
-    def __init__(self, folder, mode):
+    def __init__(self, folder, mode, *, is_confirming=False):
         self.path, self.stop = folder / "journal.db", folder / "stop"
         limits = f"max_nodes_at_once: {AT_ONCE}, max_nodes_per_hour: {PER_HOUR}, cool_down: 60s, after_clock_jump: 20s"
         self.config = build_config(
-            "undo: {when_retracted: true, retracted_for: 10s}\n",
+            "undo: {when_retracted: true, retracted_for: 10s}\n" + CONFIRM * is_confirming,
             mode,
             f"{limits}, protected_nodes: [{PROTECTED}], stop_file: {self.stop}",
         )
         self.clock, self.fleet = ManualClock(), HandFleet()
-        self.slurm = HandScheduler(NODES, self.clock.mono_ns, self.reach)
+        self.slurm = HandPairScheduler(NODES, self.clock.mono_ns, self.reach)
         self.slurm.late_ns = 3 * NS_PER_S  # within the settle time; what is later nobody can bound
         self.kill_at, self.n_ops, self.culprits = None, 0, set()
         self.slurm.jobs = {"7": 0}
+        self.is_confirming, self.disagreed = is_confirming, set()
         self.processes = [Process(self), Process(self)]
 
     def reach(self, what):
@@ -125,6 +143,15 @@ class World:
         assert record.evidence["verdict"] == "culprit"
         assert all(clause["met"] for clause in record.clauses)
         assert record.node_id != PROTECTED
+        if self.is_confirming:
+            last = [one for one in self.read_tests() if one.episode == record.episode][-1]
+            assert (last.suspect, last.outcome) == (record.target, PairOutcome.CONFIRMS)
+            times = last.times
+            assert min(times[last.suspect]) > 1.1 * max(times[last.peer])
+
+    def read_tests(self):
+        with Journal(self.path, read_only=True) as journal:
+            return journal.pair_tests.read()
 
     def read(self):
         with Journal(self.path, read_only=True) as journal:
@@ -156,10 +183,16 @@ class World:
             assert sum(one - first < HOUR_NS for one in begun[at:]) <= PER_HOUR
         for _, node, mark in self.slurm.drained:
             assert records[mark].target == node != PROTECTED
+        tests = self.read_tests() if self.path.exists() else ()
+        assert sum(one.state in ALIVE for one in tests) <= 1
+        assert len(set(self.slurm.submitted)) == len(self.slurm.submitted)
+        assert {one.test_id for one in self.slurm.tests} <= {one.test_id for one in tests}
+        assert all(PROTECTED not in {one.suspect, one.peer} for one in tests)
 
     def say(self, culprits, others=KINDS[0], *, in_panic=False):
         self.n_ops += 1
         self.culprits = set(culprits)
+        self.slurm.slow = self.culprits ^ self.disagreed
         self.fleet.say(
             *(
                 build_verdict(node, VerdictKind.CULPRIT if node in self.culprits else others, n_ops=self.n_ops)
@@ -189,7 +222,7 @@ class World:
     def end_well(self):
         """All answer rightly again and nobody is a culprit: every action ends."""
         self.kill_at, self.slurm.answer, self.slurm.is_away = None, SchedulerAnswer.RIGHT, False
-        self.slurm.n_lies = 0
+        self.slurm.n_lies, self.slurm.is_busy = 0, False
         self.stop.unlink(missing_ok=True)
         for process in self.processes:
             process.end()
@@ -201,6 +234,8 @@ class World:
         assert not {ActionState.BEGUN, ActionState.UNDOING} & set(states.values()), states
         marked = {node.mark for node in self.slurm.nodes.values() if node.mark}
         assert marked == {mark for mark, state in states.items() if state is ActionState.DONE}
+        assert self.slurm.alive == []
+        assert all(one.state is PairTestState.CLOSED for one in self.read_tests())
         for process in self.processes:
             process.end()
 
@@ -226,6 +261,8 @@ steps = st.one_of(
     st.tuples(st.just("stop"), st.booleans()),
     st.tuples(st.just("person"), st.integers(0, 3), st.sampled_from([ActionState.APPROVED, ActionState.UNDOING])),
     st.tuples(st.just("taken_over"), st.sampled_from(NODES), st.booleans()),
+    st.tuples(st.just("tests_disagree"), some_nodes),
+    st.tuples(st.just("nodes_busy"), some_nodes, moments),
 )  # fmt: skip
 
 
@@ -310,6 +347,15 @@ class Happenings:
     def person(self, which, state):
         self.world.answer_people(which, state)
 
+    def tests_disagree(self, nodes):
+        """From now on a test finds these slow where they are not, and the other way round."""
+        self.world.disagreed = nodes
+
+    def nodes_busy(self, nodes, times):
+        self.world.slurm.is_busy = True
+        last(self.world, nodes, times)
+        self.world.slurm.is_busy = False
+
     def taken_over(self, node, is_down):
         taken = self.world.slurm.nodes[node]
         taken.mark, taken.is_down = "", is_down
@@ -324,21 +370,25 @@ def take(world, name, *values):
 @settings(max_examples=RUNS, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     mode=st.sampled_from(["auto", "auto", "ask"]),
+    is_confirming=st.booleans(),
     happenings=st.lists(steps, min_size=5, max_size=40),
 )
-def test_budgets_hold_only_culprits_are_acted_on_and_every_action_ends(mode, happenings):
+def test_budgets_hold_only_culprits_are_acted_on_and_every_action_ends(
+    mode, is_confirming, happenings
+):
     memory = Path("/dev/shm")  # the journal is written to the disk each time
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        world = World(Path(folder), mode)
+        world = World(Path(folder), mode, is_confirming=is_confirming)
         for one in happenings:
             take(world, *one)
         world.end_well()
 
 
-def test_the_hostile_runs_do_act(tmp_path):
-    world = World(tmp_path, "auto")
+@pytest.mark.parametrize("is_confirming", [False, True])
+def test_the_hostile_runs_do_act(tmp_path, is_confirming):
+    world = World(tmp_path, "auto", is_confirming=is_confirming)
     for one in (
-        ("lasting", {"n1", "n2", "n3", PROTECTED}, 6),
+        ("lasting", {"n1", "n2", "n3", PROTECTED} if not is_confirming else {"n1"}, 8),
         ("kill", "change", True, 0),
         ("lasting", {"n3"}, 6),
     ):

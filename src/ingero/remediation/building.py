@@ -8,6 +8,7 @@ from ingero.errors import StoreError, UnsupportedError
 from ingero.remediation.actuators.actuator import Actuator
 from ingero.remediation.actuators.command import CommandActuator
 from ingero.remediation.actuators.slurm import SlurmActuator
+from ingero.remediation.actuators.slurm_pair import SlurmPairActuator
 from ingero.remediation.actuators.webhook import WebhookActuator
 from ingero.remediation.config import ActuatorConfig, RemediatorConfig
 from ingero.remediation.records import Moment
@@ -29,9 +30,11 @@ def build_actuator(config: RemediatorConfig, clock: Clock) -> Actuator:
         return CommandActuator(action.command)
     if action.webhook is not None:
         return WebhookActuator(action.webhook, clock.wall_ns)
-    if action.slurm is not None:
-        return SlurmActuator(action.slurm)
-    return _build_of_an_extra(action, clock)
+    if action.slurm is None:
+        return _build_of_an_extra(action, clock)
+    if config.confirm is not None and config.confirm.pair_test is not None:
+        return SlurmPairActuator(action.slurm, config.confirm.pair_test)
+    return SlurmActuator(action.slurm)
 
 
 def _build_of_an_extra(action: ActuatorConfig, clock: Clock) -> Actuator:

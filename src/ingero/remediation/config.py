@@ -13,6 +13,7 @@ from ingero.config.document import Document, load_document
 from ingero.config.model import StrictModel, check_model
 from ingero.config.types import Duration, Endpoint
 from ingero.remediation.approval_config import ApprovalConfig
+from ingero.remediation.confirm_config import ConfirmConfig
 from ingero.remediation.kubernetes_config import KubernetesConfig, KubernetesDeviceConfig
 from ingero.remediation.urls import SafeUrl, Url
 from ingero.units import parse_duration
@@ -305,6 +306,9 @@ class RemediatorConfig(StrictModel):
     action: ActuatorConfig = Field(
         description="Who takes a node out of service: exactly one section."
     )
+    confirm: ConfirmConfig | None = Field(
+        None, description="What else must agree, once nothing but it stops an action."
+    )
     approval: ApprovalConfig = Field(ApprovalConfig(), description="Mode ask.")
     undo: UndoConfig = Field(
         UndoConfig(), description="When an action is reversed without being asked."
@@ -326,6 +330,8 @@ class RemediatorConfig(StrictModel):
     @model_validator(mode="after")
     def _check_slurm(self) -> Self:
         slurm = self.action.slurm
+        if self.confirm is not None and self.confirm.pair_test is not None and slurm is None:
+            raise ValueError("confirm.pair_test is there for action.slurm only")
         if slurm is not None and slurm.drained_by == "health-check" and self.listen is None:
             raise ValueError("action.slurm.drained_by: health-check needs listen, which nodes ask")
         return self

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from ingero.closing import Closing
 from ingero.errors import IngeroError, RetryableError, StoreError
+from ingero.remediation.pair_table import PAIR_TESTS, PairTestTable
 from ingero.remediation.records import (
     WAITING,
     ActionRecord,
@@ -24,9 +25,9 @@ from ingero.remediation.records import (
     Moment,
 )
 
-_VERSION: Final = 2
-_READABLE: Final = frozenset({1, 2})
-"""Version 1 has no outbox."""
+_VERSION: Final = 3
+_READABLE: Final = frozenset({1, 2, 3})
+"""Version 1 has no outbox, 2 no pair tests."""
 _OUTBOX: Final = """
 CREATE TABLE outbox (
   seq INTEGER PRIMARY KEY AUTOINCREMENT, wall_ns INTEGER NOT NULL, content TEXT NOT NULL
@@ -85,6 +86,9 @@ class Journal(Closing):
         read_only: Change nothing; the file must be there.
         is_audited: Keep each entry until it was sent, too.
 
+    Attributes:
+        pair_tests: Its pair tests.
+
     Raises:
         StoreError: It cannot be opened, or is no journal of this version.
     """
@@ -105,6 +109,7 @@ class Journal(Closing):
                 self._db.execute("PRAGMA synchronous = FULL")
                 self._db.execute("PRAGMA foreign_keys = ON")
             self._prepare(read_only=read_only)
+        self.pair_tests = PairTestTable(self._db, self._failing, self._transaction)
 
     def _prepare(self, *, read_only: bool) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -112,13 +117,16 @@ class Journal(Closing):
             if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise StoreError(f"{self._path} is a database of something else")
             self._db.executescript(
-                f"BEGIN IMMEDIATE; {_SCHEMA} {_OUTBOX} PRAGMA user_version = {_VERSION}; COMMIT;"
+                f"BEGIN IMMEDIATE; {_SCHEMA} {_OUTBOX} {PAIR_TESTS} PRAGMA user_version = {_VERSION}; COMMIT;"
             )
-        elif version == 1 and not read_only:
+        elif version in _READABLE and version < _VERSION and not read_only:
             with self._transaction():  # another process may have done it meanwhile
-                if self._db.execute("PRAGMA user_version").fetchone() == (1,):
+                (version,) = self._db.execute("PRAGMA user_version").fetchone()
+                if version < 2:
                     self._db.execute(_OUTBOX)
-                    self._db.execute(f"PRAGMA user_version = {_VERSION}")
+                if version < 3:
+                    self._db.execute(PAIR_TESTS)
+                self._db.execute(f"PRAGMA user_version = {_VERSION}")
         elif version not in _READABLE:
             raise StoreError(f"{self._path} is no journal of this version (it says {version})")
 

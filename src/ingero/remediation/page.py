@@ -9,6 +9,7 @@ from typing import Final
 
 from ingero.remediation.audit import AuditCounts
 from ingero.remediation.journal import Journal
+from ingero.remediation.pair_tests import ALIVE, PairOutcome
 from ingero.remediation.records import ActionState
 from ingero.remediation.remediator import RemediatorCounts
 
@@ -60,6 +61,7 @@ class RemediatorPage:
         with Journal(self._journal, read_only=True) as journal:
             by_state = Counter(record.state for record in journal.actions())
             n_waiting = journal.count_waiting()
+            n_tests = sum(one.state in ALIVE for one in journal.pair_tests.read())
         lines = []
         for name, field, says in _COUNTERS:
             lines += _family(name, "counter", says, [("", getattr(self._counts, field))])
@@ -69,6 +71,13 @@ class RemediatorPage:
         lines += _family("changes_total", "counter", "Changes of actions into a state.", changes)
         actions = [(f'{{state="{state}"}}', by_state[state]) for state in ActionState]
         lines += _family("actions", "gauge", "Actions of the journal by state.", actions)
+        tests = [
+            (f'{{outcome="{outcome}"}}', self._counts.n_tests.get(outcome, 0))
+            for outcome in PairOutcome
+        ]
+        lines += _family("pair_tests_total", "counter", "Pair tests that ended.", tests)
+        says = "Pair tests that the scheduler has or may have."
+        lines += _family("pair_tests_alive", "gauge", says, [("", n_tests)])
         if self._audit is not None:
             for name, field, says in _AUDIT:
                 lines += _family(name, "counter", says, [("", getattr(self._audit, field))])

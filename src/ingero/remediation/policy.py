@@ -14,10 +14,12 @@ from typing import Any, Final
 from ingero.model.verdicts import VerdictKind
 from ingero.remediation.config import DAYS, BrakesConfig, RemediatorConfig, WindowConfig
 from ingero.remediation.findings import ClusterReading, CulpritFinding, NodeView
+from ingero.remediation.pair_tests import PairTestRecord, judge_confirmation
 from ingero.remediation.records import HOLDING, ActionRecord, ActionState, Moment
 from ingero.units import NS_PER_S, format_duration
 
 HOUR_NS: Final = 3600 * NS_PER_S
+PAIR_TEST_CLAUSE: Final = "confirm.pair_test"
 MAX_VOID: Final = 3
 """Tries of one finding that took no effect, before it is given up."""
 _WEEK_MINUTES: Final = 7 * 24 * 60
@@ -31,13 +33,15 @@ class ClauseOutcome:
         clause: The key of the policy, such as ``findings.min_evidence``, or a rule that is no setting.
         is_met: Whether it lets the action through.
         says: What was compared, for a person.
-        is_assumed: It could not be judged and was taken as met, which only a single look in dry-run does.
+        is_assumed: It could not be judged and was taken as met, which only dry-run does.
+        outcome: Where a clause is that takes more than a look to judge; empty for others.
     """
 
     clause: str
     is_met: bool
     says: str
     is_assumed: bool = False
+    outcome: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """For the journal."""
@@ -46,6 +50,7 @@ class ClauseOutcome:
             "met": self.is_met,
             "says": self.says,
             **({"assumed": True} if self.is_assumed else {}),
+            **({"outcome": self.outcome} if self.outcome else {}),
         }
 
 
@@ -89,6 +94,7 @@ class Situation:
         jumped_ns: When the wall clock jumped last, on the monotonic clock; None for never.
         is_stopped: Whether the stop file is there.
         is_single_look: Whether persistence cannot be known, because this look is the only one.
+        tests: Every pair test of the journal, oldest first.
     """
 
     now: Moment
@@ -101,6 +107,7 @@ class Situation:
     jumped_ns: int | None = None
     is_stopped: bool = False
     is_single_look: bool = False
+    tests: tuple[PairTestRecord, ...] = ()
 
 
 def rule_all(
@@ -151,6 +158,7 @@ def rule(config: RemediatorConfig, finding: CulpritFinding, situation: Situation
         *_judge_times(config.brakes, situation),
         *_judge_history(config.brakes, finding, target, situation),
         *_judge_budgets(config.brakes, finding, target, situation),
+        *_judge_confirmation(config, finding, situation),
     )
     return Ruling(finding, target, clauses)
 
@@ -411,6 +419,24 @@ def _judge_share(clause: str, count: int, percent: float, n_known: int) -> Claus
     allowed = floor(n_known * percent / 100 + 1e-9)
     return ClauseOutcome(
         clause, count <= allowed, f"would be {count}; {percent:g} % of {n_known} nodes is {allowed}"
+    )
+
+
+def _judge_confirmation(
+    config: RemediatorConfig, finding: CulpritFinding, situation: Situation
+) -> Iterator[ClauseOutcome]:
+    """Only where the policy asks for a test."""
+    if config.confirm is None or config.confirm.pair_test is None:
+        return
+    test = config.confirm.pair_test
+    found = judge_confirmation(test, finding.episode, situation.tests, situation.now)
+    is_assumed = config.mode == "dry-run" and found.wants_test
+    yield ClauseOutcome(
+        PAIR_TEST_CLAUSE,
+        found.lets or is_assumed,
+        f"{found.says}; dry-run runs no test" if is_assumed else found.says,
+        is_assumed,
+        found.outcome,
     )
 
 

@@ -12,10 +12,12 @@ from ingero.errors import PermanentError, RetryableError, UnsupportedError
 from ingero.remediation.actuators.actuator import Actuator
 from ingero.remediation.carrying_out import ActionRunner
 from ingero.remediation.config import RemediatorConfig
+from ingero.remediation.confirming import PairTester
 from ingero.remediation.episodes import CulpritTracker, name_action
 from ingero.remediation.findings import ClusterReading, NodeView, SiteReading
 from ingero.remediation.journal import Journal
 from ingero.remediation.orders import NodeOrders, build_orders
+from ingero.remediation.pair_tests import PairOutcome, PairTestRecord
 from ingero.remediation.policy import Ruling, Situation, rule_all
 from ingero.remediation.records import (
     WAITING,
@@ -48,6 +50,7 @@ class RemediatorCounts:
         n_scheduler_away: Looks at which the scheduler did not answer.
         n_clock_jumps: Jumps of the wall clock.
         n_by_state: Changes of actions into each state.
+        n_tests: Pair tests that ended, by outcome.
     """
 
     n_looks: int = 0
@@ -55,6 +58,7 @@ class RemediatorCounts:
     n_scheduler_away: int = 0
     n_clock_jumps: int = 0
     n_by_state: dict[ActionState, int] = field(default_factory=dict)
+    n_tests: dict[PairOutcome, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +71,14 @@ class LookResult:
         changed: Actions whose state changed, as they are now.
         refusals: By episode, why the scheduler would refuse what the policy lets through; of a single look, where the
             scheduler can be asked.
+        tests: Pair tests whose state changed, as they are now.
     """
 
     reading: SiteReading
     rulings: tuple[Ruling, ...]
     changed: tuple[ActionRecord, ...]
     refusals: Mapping[str, str] = field(default_factory=dict)
+    tests: tuple[PairTestRecord, ...] = ()
 
 
 class _Steadiness:
@@ -146,6 +152,7 @@ class Remediator:
         self._journal = journal
         self._read_now = read_now
         self._is_single_look = is_single_look
+        self._tester = PairTester(config, actuator, journal.pair_tests, read_now)
         self._steadiness = _Steadiness(config.brakes.clock_tolerance)
         self._tracker = CulpritTracker()
         self._tracker.restore(journal.findings(), read_now())
@@ -176,6 +183,9 @@ class Remediator:
             for finding in findings
             if (target := self._actuator.find_target(finding.verdict.rank, reading.nodes or {}))
         }
+        tests = self._journal.pair_tests.read()
+        if not self._is_single_look:
+            tests = self._tester.follow(self._tracker.open_episodes, is_stopped=is_stopped)
         situation = Situation(
             now=now,
             clusters=None if reading.clusters is None else dict(reading.clusters),
@@ -187,18 +197,23 @@ class Remediator:
             jumped_ns=self._steadiness.jumped_ns,
             is_stopped=is_stopped,
             is_single_look=self._is_single_look,
+            tests=tests,
         )
         rulings = rule_all(self._config, findings, situation)
         self._write_findings(rulings, now)
         if is_acting:
             self._retract(runner, situation)
             self._answer(runner, rulings, situation)
+            self._tester.begin(rulings, situation)
         self.orders = build_orders(self._config, rulings, situation, self._journal.actions())
         for record in runner.changed:
             states = self.counts.n_by_state
             states[record.state] = states.get(record.state, 0) + 1
         refusals = self._rehearse(rulings, situation) if self._is_single_look else {}
-        return LookResult(reading, rulings, tuple(runner.changed), refusals)
+        tested = tuple(self._tester.changed)
+        for outcome in filter(None, (one.outcome for one in tested)):
+            self.counts.n_tests[outcome] = self.counts.n_tests.get(outcome, 0) + 1
+        return LookResult(reading, rulings, tuple(runner.changed), refusals, tested)
 
     def _rehearse(self, rulings: tuple[Ruling, ...], situation: Situation) -> dict[str, str]:
         refusals = {}
@@ -329,7 +344,10 @@ def _was_refused(ruling: Ruling, situation: Situation) -> bool:
 
 def _is_other(before: FindingRecord, after: FindingRecord) -> bool:
     """Whether what a clause said has turned; numbers alone are written with the next that turns."""
-    met = [[clause["met"] for clause in record.clauses] for record in (before, after)]
+    met = [
+        [(clause["met"], clause.get("outcome")) for clause in record.clauses]
+        for record in (before, after)
+    ]
     return met[0] != met[1] or before.decision != after.decision
 
 

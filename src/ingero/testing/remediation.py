@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from ingero.errors import PermanentError, RetryableError
 from ingero.model.collectives import Rank
 from ingero.model.verdicts import Judgement, Slowdown, Verdict, VerdictKind
+from ingero.remediation.actuators.pair_runner import PairJob, PairJobState
 from ingero.remediation.findings import ClusterReading, NodeView
+from ingero.remediation.pair_tests import PairTestRecord
 from ingero.remediation.records import ActionRecord
 from ingero.units import NS_PER_S
 
@@ -205,3 +208,117 @@ class HandScheduler:
         self.jobs[job] += 1
         self.requeued.append(job)
         self._before("after requeue")
+
+
+@dataclass(slots=True)
+class _PairJobOfHand:
+    """A job of a pair test.
+
+    Attributes:
+        test_id: Of the test.
+        job: Its id.
+        ends_ns: The true time at which it ends by itself.
+        says: What it prints then.
+        is_cancelled: Whether it was ended before.
+    """
+
+    test_id: str
+    job: str
+    ends_ns: int
+    says: str
+    is_cancelled: bool = False
+
+
+class HandPairScheduler(HandScheduler):
+    """One that runs pair tests too: a slow node takes twice as long.
+
+    Args:
+        nodes: Their names.
+        read_ns: The true time.
+        before: Called before and after each request, as a place to be killed at.
+
+    Attributes:
+        slow: Nodes that a test finds slow.
+        is_busy: Whether no job starts.
+        tests: Jobs of tests, also those that ended.
+        submitted: Test ids for which a job was asked, each time.
+    """
+
+    def __init__(
+        self,
+        nodes: tuple[str, ...],
+        read_ns: Callable[[], int],
+        before: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        super().__init__(nodes, read_ns, before)
+        self.slow: set[str] = set()
+        self.is_busy = False
+        self.tests: list[_PairJobOfHand] = []
+        self.submitted: list[str] = []
+
+    def find_peer(self, suspect: str, avoid: Collection[str]) -> tuple[str, str]:
+        """The first that is not to be avoided."""
+        views = self.look()
+        fitting = [
+            name
+            for name, view in views.items()
+            if view.in_service and name not in {suspect, *avoid}
+        ]
+        return (fitting[0], "all") if fitting else ("", "")
+
+    def submit_test(self, record: PairTestRecord) -> str:
+        """Have it run for four seconds."""
+        self.submitted.append(record.test_id)
+        job = str(len(self.submitted))
+        seconds = {
+            node: 0.2 if node in self.slow else 0.1 for node in (record.suspect, record.peer)
+        }
+        says = "".join(
+            json.dumps({"node": node, "rounds_s": [time * (1 + n / 100) for n in range(7)]})
+            for node, time in seconds.items()
+        )
+
+        def run() -> None:
+            ends_ns = self._read_ns() + 4 * NS_PER_S
+            self.tests.append(_PairJobOfHand(record.test_id, job, ends_ns, says))
+
+        self._ask("submit_test", run)
+        return job
+
+    def look_at_test(self, record: PairTestRecord) -> PairJob:
+        """The first job of its name."""
+        self.catch_up()
+        if self.is_away:
+            raise RetryableError("this scheduler is away")
+        for one in self.tests:
+            if one.test_id == record.test_id:
+                return PairJob(*self._describe(one))
+        return PairJob(PairJobState.UNKNOWN)
+
+    def _describe(self, job: _PairJobOfHand) -> tuple[PairJobState, str, str]:
+        if job.is_cancelled:
+            return PairJobState.FAILED, job.job, "CANCELLED"
+        if self.is_busy:
+            return PairJobState.WAITING, job.job, "Resources"
+        is_over = self._read_ns() >= job.ends_ns
+        state = PairJobState.FINISHED if is_over else PairJobState.RUNNING
+        return state, job.job, job.says if is_over else ""
+
+    def cancel_test(self, record: PairTestRecord) -> None:
+        """End all of its name."""
+
+        def cancel() -> None:
+            for one in self.tests:
+                if one.test_id == record.test_id:
+                    one.is_cancelled = True
+
+        try:
+            self._ask("cancel_test", cancel)
+        except PermanentError as error:
+            raise RetryableError(error.message) from error
+
+    @property
+    def alive(self) -> list[str]:
+        """Tests that have a job which waits or runs."""
+        over = {PairJobState.FAILED, PairJobState.FINISHED}
+        return [one.test_id for one in self.tests if self._describe(one)[0] not in over]

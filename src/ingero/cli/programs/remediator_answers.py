@@ -94,13 +94,15 @@ def show_journal(config: RemediatorConfig, *, as_json: bool) -> str:
     with _open(config, read_only=True) as journal:
         records = journal.actions()
         changes = {one.action_id: journal.changes(one.action_id) for one in records}
+        tests = journal.pair_tests.read()
     links = _find_links(config, records)
     if as_json:
         rows = [
             one.as_json() | {"changes": changes[one.action_id], "links": links[one.action_id]}
             for one in records
         ]
-        return json.dumps({"actions": rows}, indent=2)
+        shown = {"actions": rows, "pair_tests": [one.as_json() for one in tests]}
+        return json.dumps(shown, indent=2)
     lines = []
     for record in records:
         reason = record.evidence.get("reason", "")
@@ -113,7 +115,14 @@ def show_journal(config: RemediatorConfig, *, as_json: bool) -> str:
             for one in changes[record.action_id]
         ]
         lines += [f"  link of {label}: {link}" for label, link in links[record.action_id].items()]
-    return "\n".join(lines) or "nothing was done or proposed yet"
+    for test in tests:
+        against = f"{test.suspect} against {test.peer or 'nobody'}, episode {test.episode}"
+        state = test.outcome or test.state
+        lines += [
+            f"{test.test_id}  {state:11}  {against}",
+            f"  {_time(test.changed.wall_ns)}  {test.note}",
+        ]
+    return "\n".join(lines) or "nothing was done, proposed or tested yet"
 
 
 def _find_links(

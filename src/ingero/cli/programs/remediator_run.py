@@ -251,5 +251,7 @@ def _look_until(
             )
             for label, link in (signer.build_links(record) if signer else {}).items():
                 _LOG.info("%s: link of %s: %s", record.action_id, label, link)
+        for test in result.tests:
+            _LOG.info("%s on %s: %s, %s", test.test_id, test.suspect, test.state.value, test.note)
         if stop.wait(config.fleet.poll_interval / NS_PER_S):
             return

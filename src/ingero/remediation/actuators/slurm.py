@@ -119,7 +119,8 @@ class SlurmActuator:
         """Put the job back into the queue."""
         self._run("scontrol", "requeue", job)
 
-    def _run(self, program: str, *arguments: str) -> str:
+    def _run(self, program: str, *arguments: str, text: str = "") -> str:
+        """What a command prints, given ``text`` on its standard input."""
         command: Sequence[str] = (
             str(Path(self._config.bin_dir) / program) if self._config.bin_dir else program,
             *arguments,
@@ -131,7 +132,7 @@ class SlurmActuator:
                 text=True,
                 errors="replace",
                 check=False,
-                stdin=subprocess.DEVNULL,
+                input=text,
                 timeout=self._config.timeout / NS_PER_S,
                 env=build_environment({"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}),
             )
