@@ -6,7 +6,6 @@ import subprocess
 NAMES_OF_THE_EXISTING_SYSTEM = {
     "gpu_cuda_operation_duration_microseconds",
     "gpu_memcpy_duration_ms",
-    "gpu_nccl_processes_total",
     "ingero_infer_baseline_mean_ns",
     "ingero_infer_baseline_p95_ns",
     "ingero_infer_kvcache_alloc_age_ms",
@@ -14,7 +13,7 @@ NAMES_OF_THE_EXISTING_SYSTEM = {
     "nccl_collective_duration_ms",
     "nccl_collective_peer_lag_ms_milliseconds",
 }
-"""Kept for existing dashboards though promtool objects: not in base units, or a gauge with the suffix of a counter."""
+"""Kept for existing dashboards though promtool objects: they are not in base units."""
 
 
 def promtool(*arguments, **more):

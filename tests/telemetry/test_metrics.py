@@ -108,11 +108,12 @@ def test_a_count_that_other_code_keeps_is_asked_for_at_each_scrape():
     assert _read(meter) == {("test_pushes_total", "a"): 5}
 
 
-def test_a_gauge_with_a_suffix_of_histograms_is_shown_without_a_type():
+@pytest.mark.parametrize("name", ["test_nodes_count", "test_nodes_total"])
+def test_a_gauge_with_a_suffix_of_another_type_is_shown_without_a_type(name):
     meter = MeterRegistry()
-    meter.gauge(gauge("test_nodes_count", "Nodes.")).set(2)
+    meter.gauge(gauge(name, "Nodes.")).set(2)
     text = encode_metrics(meter)[0].decode()
-    assert "# TYPE test_nodes_count untyped\ntest_nodes_count 2\n" in text
+    assert f"# TYPE {name} untyped\n{name} 2\n" in text
 
 
 def test_wrong_labels_and_second_declarations_are_programming_errors():

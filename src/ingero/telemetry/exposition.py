@@ -28,6 +28,8 @@ from ingero.telemetry.metrics import (
 )
 
 _TEXT_TYPES: Final = {"unknown": "untyped"}
+SUFFIXES_OF_OTHER_TYPES: Final = ("_count", "_total")
+"""Of histograms and counters: ``promtool check metrics`` minds them on a gauge, and not on a series without a type."""
 
 
 class MeterCollector(Collector):
@@ -111,15 +113,14 @@ def encode_metrics(
 def encode_text(families: Iterable[Family]) -> bytes:
     """Families as text; whole numbers are written as such, as Go's and the existing agent's pages have them.
 
-    A gauge that the existing system named ``…_count`` is shown without a type: the suffix belongs to histograms, and
-    ``promtool check metrics`` minds it on a gauge.
+    A gauge that the existing system named ``…_count`` or ``…_total`` is shown without a type.
 
     Source: Prometheus text format 0.0.4: HELP escapes backslash and newline, a label value also the quote.
     """
     lines = []
     for family in families:
         name, kind = family.name, _TEXT_TYPES.get(family.type, family.type)
-        if kind == "gauge" and name.endswith("_count"):
+        if kind == "gauge" and name.endswith(SUFFIXES_OF_OTHER_TYPES):
             kind = "untyped"
         if kind == "counter":
             name += "_total"

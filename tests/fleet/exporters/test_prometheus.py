@@ -61,12 +61,15 @@ def test_recorded_push_is_shown_under_the_nodes_name(encoding):
     assert found[key] == 0.94
 
 
-def test_a_metric_that_nobody_described_says_so_and_a_gauge_named_count_has_no_type():
+@pytest.mark.parametrize("suffix", ["count", "total"])
+def test_a_metric_that_nobody_described_says_so_and_a_gauge_with_a_suffix_of_others_has_no_type(
+    suffix,
+):
     scraped = Scraped()
-    text = scraped.scrape(lambda: scraped.push(gauge_export("node.count", 4.0)))
+    text = scraped.scrape(lambda: scraped.push(gauge_export(f"node.{suffix}", 4.0)))
     assert (
-        "# HELP node_count node.count, which its sender did not describe.\n# TYPE node_count untyped\n"
-        in text
+        f"# HELP node_{suffix} node.{suffix}, which its sender did not describe.\n"
+        f"# TYPE node_{suffix} untyped\n" in text
     )
 
 

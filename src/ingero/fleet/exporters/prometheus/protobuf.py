@@ -21,6 +21,7 @@ from ingero.fleet.exporters.prometheus.series import (
     SeriesStore,
 )
 from ingero.fleet.helpers.prometheus_histograms import SeriesExemplar, build_spans, find_in_buckets
+from ingero.telemetry.exposition import SUFFIXES_OF_OTHER_TYPES
 from ingero.wire.protobuf import declare_messages
 
 _NO_TYPE: Final = 3
@@ -112,7 +113,7 @@ def _iter_family(
     store: SeriesStore, family: Family, labels: dict[str, bytes], *, with_timestamps: bool
 ) -> Iterator[bytes]:
     facts = family.facts
-    is_reserved = facts.kind is FamilyKind.GAUGE and facts.name.endswith("_count")
+    is_reserved = facts.kind is FamilyKind.GAUGE and facts.name.endswith(SUFFIXES_OF_OTHER_TYPES)
     says = facts.help.encode("utf-8", "replace").decode("utf-8")
     kind = _NO_TYPE if is_reserved else _TYPES[facts.kind]
     number = _NUMBERS[_NO_TYPE] if is_reserved else _NUMBERS.get(kind)

@@ -18,6 +18,7 @@ from ingero.fleet.exporters.prometheus.series import (
 )
 from ingero.fleet.helpers.prometheus_histograms import SeriesExemplar, find_in_buckets
 from ingero.fleet.helpers.prometheus_names import escape_help, format_labels
+from ingero.telemetry.exposition import SUFFIXES_OF_OTHER_TYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def _iter_family(store: SeriesStore, family: Family, settings: ExpositionSetting
         name = name.removesuffix("_total")
     if facts.help:
         yield f"# HELP {name} {escape_help(facts.help)}\n"
-    is_reserved = facts.kind is FamilyKind.GAUGE and name.endswith("_count")  # of histograms
+    is_reserved = facts.kind is FamilyKind.GAUGE and name.endswith(SUFFIXES_OF_OTHER_TYPES)
     kind = "untyped" if is_reserved and not settings.open_metrics else facts.kind
     yield f"# TYPE {name} {kind}\n"
     samples = _DISTRIBUTION_SAMPLES.get(facts.kind)
