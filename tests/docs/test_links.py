@@ -56,3 +56,9 @@ def test_no_committed_text_names_a_package_registry():
 def test_no_two_decisions_share_a_number():
     numbers = Counter(path.name[:4] for path in (ROOT / "docs/decisions").glob("0*.md"))
     assert [number for number, n in numbers.items() if n > 1] == []
+
+
+def test_the_readme_leads_to_every_guide():
+    linked = {target for target, _ in LINK.findall((ROOT / "README.md").read_text())}
+    guides = {f"docs/guides/{path.name}" for path in (ROOT / "docs/guides").glob("*.md")}
+    assert guides - linked == set()
