@@ -6,12 +6,15 @@ Source: opentelemetry-collector ``config/configtls/README.md``. Left out: ``*_pe
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from ingero.config.environment import LOOSE_KEYS, allows_loose_keys
 from ingero.config.model import StrictModel
 from ingero.config.types import Duration
+from ingero.errors import ConfigError
 
 TlsVersion = Literal["1.2", "1.3"]
 
@@ -73,3 +76,20 @@ class TlsClientConfig(TlsFiles):
     include_system_ca_certs_pool: bool = Field(
         default=False, description="Trust the system's authorities beside ca_file."
     )
+
+
+def check_key_mode(key: str) -> None:
+    """Refuse a private key that others may read, unless the operator allows such keys.
+
+    Raises:
+        ConfigError: Its mode has a bit for group or others, or it cannot be looked at.
+    """
+    try:
+        mode = Path(key).stat().st_mode
+    except OSError as error:
+        raise ConfigError(f"{key}: {error.strerror}") from error
+    if mode & 0o077 and not allows_loose_keys():
+        raise ConfigError(
+            f"{key} may be read by others (mode {mode & 0o777:o})",
+            hint=f"chmod 600 {key}, or set {LOOSE_KEYS}=1",
+        )

@@ -464,7 +464,7 @@ def test_tls_serves_every_listener_and_a_new_certificate_needs_no_restart(open_e
 
 
 def test_a_key_that_others_may_read_is_refused(tmp_path):
-    from ingero.echo.service.listeners import check_key_mode
+    from ingero.config.tls import check_key_mode
 
     key = tmp_path / "key.pem"
     key.write_text("k")

@@ -233,6 +233,16 @@ def test_unsafe_listening_is_refused(settings):
         check_settings(ListenSettings(**settings))
 
 
+def test_a_key_that_others_may_read_is_refused_unless_that_is_allowed(tmp_path, monkeypatch):
+    key = tmp_path / "key.pem"
+    key.touch(mode=0o644)
+    settings = ListenSettings(LOOPBACK, cert_file="c.pem", key_file=str(key))
+    with pytest.raises(ConfigError, match="644"):
+        check_settings(settings)
+    monkeypatch.setenv("INGERO_TLS_ALLOW_LOOSE_KEY_PERMS", "1")
+    check_settings(settings)
+
+
 def test_missing_recording_is_said_and_the_server_stays(tmp_path):
     async def talk(client):
         return [await client.get("/api/v1/overview") for _ in range(2)]

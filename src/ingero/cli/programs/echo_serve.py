@@ -254,8 +254,7 @@ def validate(**options: OptionValue) -> None:
 
         build_clickhouse(config)
     if config.tls_key is not None and config.tls_cert is not None:
-        from ingero.config.tls import TlsServerConfig
-        from ingero.echo.service.listeners import check_key_mode
+        from ingero.config.tls import TlsServerConfig, check_key_mode
         from ingero.serving.tls import build_server_context
 
         check_key_mode(config.tls_key)

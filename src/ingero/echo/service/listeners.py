@@ -7,20 +7,18 @@ import ssl
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 import grpc
 
 from ingero.config import Endpoint
-from ingero.config.environment import allows_loose_keys
-from ingero.config.tls import TlsServerConfig
+from ingero.config.tls import TlsServerConfig, check_key_mode
 from ingero.echo.ingest.handler import IngestHandler
 from ingero.echo.service.config import EchoConfig
 from ingero.echo.service.health import HealthApp
 from ingero.echo.service.middleware import App, RequestMiddleware
 from ingero.echo.service.telemetry import watch_connections
-from ingero.errors import ConfigError, IngeroError
+from ingero.errors import IngeroError
 from ingero.serving.asgi import AsgiServer, AsgiSettings
 from ingero.serving.connections import ConnectionLimits
 from ingero.serving.grpc_tls import RenewedCredentials
@@ -168,22 +166,6 @@ class Listeners:
 
 def _log_bad_certificate(reason: str) -> None:
     _LOG.error("certificate not replaced, the old one stays: %s", reason)
-
-
-def check_key_mode(key: str) -> None:
-    """Refuse a private key that others may read.
-
-    Raises:
-        ConfigError: Its mode has a bit for group or others.
-    """
-    try:
-        mode = Path(key).stat().st_mode
-    except OSError as error:
-        raise ConfigError(f"{key}: {error.strerror}") from error
-    if mode & 0o077 and not allows_loose_keys():
-        raise ConfigError(
-            f"{key} may be read by others (mode {mode & 0o777:o})", hint=f"chmod 600 {key}"
-        )
 
 
 @contextmanager

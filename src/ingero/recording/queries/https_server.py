@@ -17,7 +17,7 @@ from anyio.abc import TaskStatus
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 from ingero.config import Endpoint
-from ingero.config.tls import TlsServerConfig
+from ingero.config.tls import TlsServerConfig, check_key_mode
 from ingero.errors import ConfigError, UnsupportedError
 from ingero.recording.queries.recording_file import ExternalAccess
 from ingero.recording.queries.web import NodeAccess, NodeApp, build_mcp_manager
@@ -63,10 +63,12 @@ def check_settings(settings: ListenSettings) -> None:
     """Refuse what would show a recording to a network unprotected.
 
     Raises:
-        ConfigError: Plain HTTP or no bearer beyond loopback, or half of a key pair.
+        ConfigError: Plain HTTP or no bearer beyond loopback, half of a key pair, or a key that others may read.
     """
     if bool(settings.cert_file) != bool(settings.key_file):
         raise ConfigError("a certificate needs its key", hint="give both --tls-cert and --tls-key")
+    if settings.key_file:
+        check_key_mode(settings.key_file)
     if settings.endpoint.is_loopback:
         return
     if not settings.has_tls:
