@@ -1,5 +1,6 @@
 """What others may rely on of the existing agent: tools, paths, messages and exit status are here, with its names."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,9 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from ingero.cli.main import cli
 from ingero.recording.queries.api import ANSWERS
 from ingero.recording.queries.catalog import PROMPTS, QUERIES
+from ingero.recording.scenarios.faults import FAULTS
 from ingero.recording.store.writer import RecordingWriter
 from ingero.wire import uds
 from ingero.wire.names import UdsType
@@ -30,6 +34,30 @@ def test_prompts_are_there():
 
 def test_paths_of_the_dashboard_are_there():
     assert set(ANSWERS) | {"time"} >= set(SURFACE["paths"])
+
+
+@pytest.fixture(scope="module")
+def leaking(tmp_path_factory):
+    path = tmp_path_factory.mktemp("leak") / "r.db"
+    FAULTS["memory_leak"]().write(path)
+    return path
+
+
+def print_json(line, path):
+    words = [str(path) if word == "DB" else word for word in line.split()]
+    return json.loads(CliRunner().invoke(cli, words, catch_exceptions=False).stdout)
+
+
+@pytest.mark.parametrize(("line", "keys"), SURFACE["json"].items())
+def test_a_list_that_a_command_prints_has_the_keys_of_the_existing_one(line, keys, leaking):
+    printed = print_json(line, leaking)
+    assert printed
+    assert [one for one in printed if not set(keys) <= set(one)] == []
+
+
+@pytest.mark.parametrize("line", SURFACE["missing_json"])
+def test_a_list_that_is_said_to_be_missing_is_none(line, leaking):
+    assert isinstance(print_json(line, leaking), dict)
 
 
 @pytest.mark.parametrize(("kind", "names"), SURFACE["messages"].items())

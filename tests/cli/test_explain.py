@@ -83,12 +83,26 @@ def test_per_process_percentiles_are_nearest_rank(tmp_path):
     (op,) = json.loads(ask("--db", tmp_path / "r.db", "--per-process", "--json"))
     assert (op["process"], op["op"], op["count"]) == ("train", "cudaLaunchKernel", 100)
     assert (op["p50_us"], op["p95_us"], op["p99_us"], op["max_us"]) == (0.5, 0.9, 1.0, 1.0)
+    assert (op["avg_ns"], op["max_ns"]) == (505, 1000)
 
 
 def test_stored_chains_are_shown_as_the_other_agents_words(data_dir):
     chains = json.loads(ask("--db", data_dir / "agent_dbs/sample-cluster.db", "--chains", "--json"))
     assert len(chains) == 6
     assert "not verified" in ask("--db", data_dir / "agent_dbs/sample-cluster.db", "--chains")
+
+
+def test_incidents_are_shown_as_chains_where_the_recording_agent_stored_none(tmp_path):
+    path = tmp_path / "r.db"
+    FAULTS["memory_leak"]().write(path)
+    (incident,) = json.loads(ask("--db", path, "--json"))["incidents"]
+    (chain,) = json.loads(ask("--db", path, "--chains", "--json"))
+    assert (chain["id"], chain["severity"]) == (incident["id"], incident["severity"])
+    assert chain["summary"] == incident["title"]
+    assert chain["root_cause"] == " + ".join(cause["name"] for cause in incident["causes"])
+    text = ask("--db", path, "--chains")
+    assert "no chain stored by the recording agent; 1 incident" in text
+    assert chain["summary"] in text
 
 
 def test_missing_file_ends_with_the_store_status_and_its_name(tmp_path, capsys):

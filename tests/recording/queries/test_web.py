@@ -78,6 +78,7 @@ def test_every_endpoint_answers_about_the_recording(starved):
     assert {"operation", "source", "count", "p50_us", "p95_us", "p99_us"} <= set(
         said["ops"]["ops"][0]
     )
+    assert said["overview"]["chain_count"] == len(said["chains"]["chains"])
     assert len(said["snapshots"]["snapshots"]) == 40
     assert said["overview"]["top_chain"]["root_cause"] == "computing on the host"
     assert (

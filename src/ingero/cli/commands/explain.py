@@ -51,7 +51,8 @@ class ExplainConfig:
         "Show every operation of every process with percentiles.", default=False
     )
     chains: bool = option(
-        "Show the chains that the recording agent stored, unverified.", default=False
+        "Show the chains that the recording agent stored, unverified; where it stored none, incidents in that shape.",
+        default=False,
     )
     annotations: bool = option(
         "Show with each incident what the workload said of itself while it lasted (ingero annotate).",
@@ -101,7 +102,7 @@ def command(config: ExplainConfig) -> None:
     path = config.db or default_database()
     with open_with_rolled(path, is_wanted=config.include_rolled) as whole:
         if config.chains:
-            _show_chains(whole, as_json)
+            _show_chains(whole, wanted, as_json)
         elif config.per_process:
             _show_operations(list_operations(load_part(whole, wanted)), as_json)
         else:
@@ -224,17 +225,21 @@ def _watched(incident: IncidentAnswer) -> str:
     return f"{watched}: too short for HIGH" if is_capped else watched
 
 
-def _show_chains(path: Path, as_json: bool) -> None:
+def _show_chains(path: Path, wanted: Wanted, as_json: bool) -> None:
     import msgspec
 
-    from ingero.recording.queries.chains import list_stored_chains
+    from ingero.recording.queries.chains import build_chain, list_stored_chains
+    from ingero.recording.queries.explain import explain_file
 
-    chains = list_stored_chains(path)
+    stored = list_stored_chains(path)
+    chains = stored or [build_chain(one) for one in explain_file(path, wanted).incidents]
     if as_json:
         click.echo(json.dumps([msgspec.to_builtins(chain) for chain in chains], indent=2))
         return
     click.echo(
-        f"{plural(len(chains), 'chain')} stored by the recording agent (not verified by this version)"
+        f"{plural(len(stored), 'chain')} stored by the recording agent (not verified by this version)"
+        if stored
+        else f"no chain stored by the recording agent; {plural(len(chains), 'incident')}"
     )
     for chain in chains:
         click.echo(
@@ -281,7 +286,16 @@ def _show_operations(
     import msgspec
 
     if as_json:
-        click.echo(json.dumps([msgspec.to_builtins(op) for op in operations], indent=2))
+        rows = [
+            msgspec.structs.asdict(op)
+            # As the existing agent has them.
+            | {
+                "avg_ns": round(op.total_ms * 1e6 / op.count) if op.count else 0,
+                "max_ns": round(op.max_us * 1e3),
+            }
+            for op in operations
+        ]
+        click.echo(json.dumps(rows, indent=2))
         return
     heads = (
         "PID",

@@ -16,6 +16,7 @@ from ingero.errors import BadDataError
 from ingero.model.recording import Recording, describe_unprobed
 from ingero.model.untrusted import clean
 from ingero.recording.queries.capabilities import list_capabilities
+from ingero.recording.queries.chains import build_chain
 from ingero.recording.queries.collectives import list_collectives
 from ingero.recording.queries.explanation_answers import (
     IncidentAnswer,
@@ -33,7 +34,7 @@ from ingero.recording.queries.overview import list_snapshots, read_overview
 from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.queries.stacks import StacksArgs, read_folded_stacks
 from ingero.recording.queries.timeline import View, build_timeline
-from ingero.recording.queries.window import Wanted, find_span, format_wall
+from ingero.recording.queries.window import Wanted, find_span
 from ingero.recording.store.reader import read_unprobed, read_unwritten
 
 MAX_ROWS: Final = 5_000_000
@@ -105,15 +106,15 @@ def _overview(asked: Asked) -> dict[str, Any]:
     """What the recording is, the machine's newest state and the worst incident of the part."""
     found = read_overview(asked.context.path)
     incidents = asked.context.explain(asked.wanted).incidents
-    found["incident_count"] = len(incidents)
+    found["incident_count"] = found["chain_count"] = len(incidents)
     found |= _reservations(asked)
     if incidents:
-        worst = incident_answer(incidents[0], 0)
+        worst = build_chain(incident_answer(incidents[0], 0))
         found["top_chain"] = {
             "severity": worst.severity,
-            "summary": worst.title,
-            "root_cause": _root_cause(worst),
-            "recommendations": worst.fix,
+            "summary": worst.summary,
+            "root_cause": worst.root_cause,
+            "recommendations": worst.recommendations,
         }
     return found
 
@@ -167,24 +168,12 @@ def _reservations(asked: Asked) -> dict[str, Any]:
     }
 
 
-def _root_cause(one: IncidentAnswer) -> str:
-    return " + ".join(cause.name for cause in one.causes)
-
-
 def _chain(one: IncidentAnswer, operations: list[OperationAnswer]) -> dict[str, Any]:
     """An incident in the documented shape of a chain; what it does not have is left out."""
-    chain: dict[str, Any] = {
-        "id": one.id,
-        "detected_at": format_wall(one.start),
-        "severity": one.severity,
-        "summary": one.title,
-        "root_cause": _root_cause(one),
-        "explanation": "; ".join(fact for cause in one.causes for fact in cause.evidence),
-        "recommendations": one.fix,
+    chain: dict[str, Any] = msgspec.structs.asdict(build_chain(one)) | {
         "timeline": [
             {"layer": "CAUSE", "detail": f"{cause.share:.1%} {cause.name}"} for cause in one.causes
         ],
-        "node": one.node,
     }
     for op in operations:
         if one.op and (op.op, op.pid, op.node) == (one.op, one.pid, one.node):

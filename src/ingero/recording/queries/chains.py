@@ -1,4 +1,4 @@
-"""Chains that an agent of the existing system stored while it recorded: shown as they are, not vouched for."""
+"""Chains, the existing system's shape of an incident: those that its agent stored while it recorded, and ours in it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ingero.recording.queries.explanation_answers import IncidentAnswer
 from ingero.recording.queries.window import TIMES, format_wall
 from ingero.recording.store.files import open_recording, store_errors, table_columns
 from ingero.recording.store.typed import keep_typed
@@ -15,8 +16,8 @@ from ingero.recording.store.typed import keep_typed
 _COLUMNS: Final = "id, detected_at, severity, summary, root_cause, explanation, recommendations"
 
 
-class StoredChain(msgspec.Struct, frozen=True):
-    """One row of ``causal_chains``."""
+class ChainRow(msgspec.Struct, frozen=True):
+    """A chain as ``explain --chains --json`` and ``/api/v1/chains`` give it."""
 
     id: str
     detected_at: str
@@ -28,8 +29,8 @@ class StoredChain(msgspec.Struct, frozen=True):
     node: str
 
 
-def list_stored_chains(path: Path) -> list[StoredChain]:
-    """Every stored chain, oldest first; empty when the file keeps none.
+def list_stored_chains(path: Path) -> list[ChainRow]:
+    """Every row of ``causal_chains``, oldest first, not vouched for; empty when the file keeps none.
 
     Raises:
         StoreError: The file cannot be read.
@@ -45,7 +46,7 @@ def list_stored_chains(path: Path) -> list[StoredChain]:
         ).fetchall()
     rows, _ = keep_typed(rows, (str, TIMES, *[str] * 6))
     return [
-        StoredChain(
+        ChainRow(
             id=row[0] or "",
             detected_at=format_wall(row[1] or 0),
             severity=row[2] or "",
@@ -57,6 +58,20 @@ def list_stored_chains(path: Path) -> list[StoredChain]:
         )
         for row in rows
     ]
+
+
+def build_chain(incident: IncidentAnswer) -> ChainRow:
+    """An incident as a chain: its causes are the root cause, their evidence the explanation."""
+    return ChainRow(
+        id=incident.id,
+        detected_at=format_wall(incident.start),
+        severity=incident.severity,
+        summary=incident.title,
+        root_cause=" + ".join(cause.name for cause in incident.causes),
+        explanation="; ".join(fact for cause in incident.causes for fact in cause.evidence),
+        recommendations=incident.fix,
+        node=incident.node,
+    )
 
 
 def _as_list(text: str) -> list[str]:

@@ -25,7 +25,6 @@ def read_overview(path: Path) -> dict[str, Any]:
         found: dict[str, Any] = {
             "file": path.name,
             "event_count": rows,
-            "chain_count": 0,
             "session_count": 0,
         }
         if first or last:
@@ -47,10 +46,6 @@ def read_overview(path: Path) -> dict[str, Any]:
                 gpu = zip(("model", "driver_version", "cuda_version"), row[:3], strict=True)
                 found["gpu"] = {name: clean(str(value)) for name, value in gpu if value}
                 found["host"] = {"kernel": clean(str(row[3])), "cpus": row[4]}
-        if table_columns(connection, "causal_chains"):
-            (found["chain_count"],) = connection.execute(
-                "SELECT count(*) FROM causal_chains"
-            ).fetchone()
     shots = list_snapshots(path, limit=1)
     return found | ({"system": shots[0]} if shots else {})
 
