@@ -142,10 +142,13 @@ def test_help_command_shows_a_commands_help_and_the_old_options():
 def test_warning_goes_to_standard_error_alone(data_dir):
     database = data_dir / "agent_dbs" / "sample-cluster.db"
     plain = run("query", "--db", database, "--json")
-    old = run("query", "--db", database, "--json=true", "--debug", "--annotations")
+    old = run("query", "--db", database, "--json=true", "--debug", "--fleet-require-tls=false")
     assert (old.returncode, old.stdout) == (0, plain.stdout)
     assert [line for line in old.stderr.splitlines() if line.startswith("warning")] == [
-        'warning: --annotations: no effect; ask for labels with `ingero query "SELECT * FROM annotations"`'
+        (
+            "warning: --fleet-require-tls=false: no effect; nodes beyond loopback are asked over TLS only; "
+            "--no-tls speaks plain HTTP to loopback"
+        )
     ]
 
 

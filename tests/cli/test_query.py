@@ -6,6 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from ingero.cli.main import cli, run_program
+from ingero.model.events import Source
+from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
+from ingero.recording.store.writer import RecordingWriter
 
 
 @pytest.fixture
@@ -42,6 +45,30 @@ def test_filters_choose_events_by_name_and_process(node_01):
         ("block_read", 1887, "python3")
     }
     assert rows == sorted(rows, key=lambda row: row["timestamp"])
+
+
+def test_labels_hold_from_when_they_were_said_or_within_their_span(tmp_path):
+    built = RecordingBuilder()
+    for i in range(6):
+        built.call((Source.CUDA, 3), i * 100, 10, pid=7 + (i == 5))
+    path = tmp_path / "r.db"
+    built.write(path)
+    first = START_NS
+    with RecordingWriter(path, "node-0") as writer:
+        writer.put_annotations([
+            (first + 50, '{"step":"1","of":"all"}', 0, 0, 0, 0, 0, 0, 0),
+            (first + 250, '{"step":"2"}', 7, 1, 0, 0, 0, 0, 0),
+            (first + 999, '{"phase":"save"}', 7, 1, first + 300, first + 399, 0, 0, 0),
+        ])
+    rows = json.loads(ask("--db", str(path), "--annotations", "--json").stdout)
+    one, two = {"step": "1", "of": "all"}, {"step": "2", "of": "all"}
+    assert [row.get("labels", {}) for row in rows] == [
+        {}, one, one, two | {"phase": "save"}, two, one,
+    ]  # fmt: skip
+    assert "labels" not in ask("--db", str(path), "--json").stdout
+    table = ask("--db", str(path), "--annotations").stdout.splitlines()
+    assert table[0].split() == ["TIME", "PID", "OPERATION", "LABELS"]
+    assert table[4].endswith("cudaLaunchKernel  of=all phase=save step=2")
 
 
 def test_writing_sql_is_refused_with_a_hint(node_01, capsys):

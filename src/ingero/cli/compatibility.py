@@ -112,9 +112,6 @@ OPTIONS: Final = (
                                         "fault", "FACTOR"),
     OldOption("ingero demo", "--stack", "always so", now=(), off="a demo's recording has what its scenario needs"),
     OldOption(
-        "ingero query", "--annotations", 'ask for labels with `ingero query "SELECT * FROM annotations"`'
-    ),
-    OldOption(
         "ingero query", "--fleet-require-tls", "always so beyond loopback", now=(),
         off="nodes beyond loopback are asked over TLS only; --no-tls speaks plain HTTP to loopback",
     ),

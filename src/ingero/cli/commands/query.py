@@ -32,6 +32,10 @@ class QueryConfig:
         "Rows at most; 0 is the default.", default=MAX_ROWS, type=click.IntRange(0, MAX_ROWS)
     )
     timeout: str = option("Time a statement may take.", default="30s", metavar="DURATION")
+    annotations: bool = option(
+        "Show what the workload said of itself at each event (ingero annotate; without SQL).",
+        default=False,
+    )
     include_rolled: bool = with_rolled()
     among: NodesConfig = group()
     as_json: bool = json_switch("Print a JSON list of objects.")
@@ -64,9 +68,9 @@ def command(config: QueryConfig, sql: str | None) -> None:
     with open_with_rolled(path, is_wanted=config.include_rolled) as whole:
         if sql is None:
             _show_events(whole, config)
-        elif config.since or config.pids or config.op:
+        elif config.since or config.pids or config.op or config.annotations:
             raise click.UsageError(
-                "--since, --pid and --op filter events; with SQL, say it in WHERE"
+                "--since, --pid, --op and --annotations are about events; with SQL, say it there"
             )
         else:
             _show_sql(whole, sql, config)
@@ -124,12 +128,25 @@ def _show_events(path: Path, config: QueryConfig) -> None:
 
     from ingero.recording.queries.events import list_events
     from ingero.recording.queries.window import Wanted, load_part
+    from ingero.recording.store.annotations import read_annotations
 
     wanted = Wanted(since=config.since, pids=config.pids, has_extras=True)
     recording = load_part(path, wanted)
-    rows = list_events(recording, op=config.op, limit=config.limit)
+    said = read_annotations(path) if config.annotations else ()
+    rows = list_events(recording, op=config.op, limit=config.limit, said=said)
     if config.as_json:
         click.echo(json.dumps([msgspec.to_builtins(row) for row in rows], indent=2))
+    elif config.annotations:
+        lines = [
+            [
+                r.timestamp,
+                r.pid,
+                r.op,
+                " ".join(f"{key}={r.labels[key]}" for key in sorted(r.labels)),
+            ]
+            for r in rows
+        ]
+        click.echo(_as_table(["TIME", "PID", "OPERATION", "LABELS"], lines))
     else:
         heads = ["TIME", "PID", "TID", "PROCESS", "OPERATION", "DURATION"]
         lines = [[r.timestamp, r.pid, r.tid, r.comm, r.op, r.duration] for r in rows]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -11,7 +11,9 @@ import numpy as np
 from ingero.model.events import OP_NAMES, find_op, op_name, source_name
 from ingero.model.recording import Recording
 from ingero.model.untrusted import clean
+from ingero.recording.queries.labels import LabelsInTime
 from ingero.recording.queries.window import AskedError, format_wall
+from ingero.recording.store.annotations import StoredAnnotation
 from ingero.units import format_duration
 
 
@@ -32,10 +34,17 @@ class EventRow(msgspec.Struct, frozen=True, omit_defaults=True):
     return_code: int = 0
     cgroup_id: int = 0
     stack_hash: int = 0
+    labels: dict[str, str] = {}
 
 
-def list_events(recording: Recording, *, op: str = "", limit: int = 10_000) -> list[EventRow]:
-    """The newest events of a recording in time order.
+def list_events(
+    recording: Recording,
+    *,
+    op: str = "",
+    limit: int = 10_000,
+    said: Iterable[StoredAnnotation] = (),
+) -> list[EventRow]:
+    """The newest events of a recording in time order, with the labels that workloads gave them.
 
     Raises:
         AskedError: No operation has that name.
@@ -49,11 +58,11 @@ def list_events(recording: Recording, *, op: str = "", limit: int = 10_000) -> l
             )
             raise AskedError(f"no operation is called {op!r}", hint=f"one of: {known}")
         events = events[(events["source"] == wanted[0]) & (events["op"] == wanted[1])]
-    return list(_iter_rows(recording, events[-limit:]))
+    return list(_iter_rows(recording, events[-limit:], LabelsInTime(said)))
 
 
 def _iter_rows(
-    recording: Recording, events: np.ndarray[Any, np.dtype[np.void]]
+    recording: Recording, events: np.ndarray[Any, np.dtype[np.void]], labels: LabelsInTime
 ) -> Iterator[EventRow]:
     for event in events:
         node, pid = int(event["node"]), int(event["pid"])
@@ -72,4 +81,5 @@ def _iter_rows(
             return_code=int(event["ret_code"]),
             cgroup_id=int(event["cgroup_id"]),
             stack_hash=int(event["stack_hash"]),
+            labels=labels.find(recording.nodes[node], pid, int(event["start_ns"])),
         )
