@@ -14,6 +14,7 @@ import trustme
 import yaml
 from tests.deploy.site import BIN, DEPLOY, ROOT, SERVING, wait_for_page
 
+from ingero.cli.main import cli
 from ingero.testing.fleet import build_fleet_config
 
 FOLDER = DEPLOY / "systemd"
@@ -217,20 +218,67 @@ def test_the_user_of_a_unit_is_made_by_the_shipped_file(name):
     assert re.search(rf"^u {user} -", (FOLDER / "ingero.sysusers.conf").read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("heading", ["Fleet", "Echo"])
-def test_the_commands_of_the_guide_leave_a_configuration_that_is_valid(heading, tmp_path):
+def read_guide(heading=""):
+    """Lines of the commands below a heading of the guide, without it those before the first one."""
     guide = (ROOT / "docs/guides/systemd.md").read_text()
-    (block,) = re.findall(rf"^## {heading}$.*?```bash\n(.*?)```", guide, re.MULTILINE | re.DOTALL)
-    lines = [
-        line for line in block.splitlines() if not line.startswith(("systemctl", "curl", "chown"))
-    ]
+    part = next(
+        one for one in re.split(r"^## ", guide, flags=re.MULTILINE) if one.startswith(heading)
+    )
+    return "".join(re.findall(r"```bash\n(.*?)```", part, re.DOTALL)).splitlines()
+
+
+def test_each_heading_of_the_guide_with_commands_is_run():
+    guide = (ROOT / "docs/guides/systemd.md").read_text()
+    headings = re.findall(r"^## (.*)$", guide, re.MULTILINE)
+    with_commands = [heading for heading in headings if read_guide(heading)]
+    assert with_commands == ["Fleet", "Echo", "A GPU node", "The remediator"]
+
+
+@needs_systemd
+def test_the_guides_installation_puts_every_unit_and_user_in_place(tmp_path):
+    lines = read_guide()
+    assert [line.split()[0] for line in lines] == [
+        "python3", "/opt/ingero/bin/pip", "ln", "cp", "cp", "systemd-sysusers", "systemctl",
+    ]  # fmt: skip
+    for folder in ("etc/systemd/system", "usr/lib/sysusers.d"):
+        (tmp_path / folder).mkdir(parents=True)
+    here = [re.sub(r" (?=/(?:etc|usr)/)", f" {tmp_path}", line) for line in lines[3:5]]
+    run_lines([*here, f"systemd-sysusers --root={tmp_path}"], tmp_path)
+    assert {path.name for path in (tmp_path / "etc/systemd/system").iterdir()} == {
+        unit.name for unit in UNITS
+    }
+    made = (tmp_path / "etc/passwd").read_text()
+    assert all(f"ingero-{name}:" in made for name in ("fleet", "echo"))
+
+
+@pytest.mark.parametrize("heading", ["Fleet", "Echo", "The remediator"])
+def test_the_commands_of_the_guide_leave_a_configuration_that_is_valid(heading, tmp_path):
+    left_out = ("systemctl", "curl", "chown", "journalctl")
+    lines = [line for line in read_guide(heading) if not line.startswith(left_out)]
     assert len(lines) >= 3
-    prepare(heading.lower(), tmp_path)
+    prepare(heading.lower().removeprefix("the "), tmp_path)
     run_lines(lines[:-1], tmp_path)
     if heading == "Echo":  # the shipped file names the certificate where the guide puts it
         text = (tmp_path / "etc/ingero/echo.yaml").read_text()
         (tmp_path / "etc/ingero/echo.yaml").write_text(place(text, tmp_path))
     run_lines(lines[-1:], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "variable"), [("fleet-push", "FLEET_ARGS"), ("trace", "TRACE_ARGS")]
+)
+def test_an_agents_command_takes_the_arguments_that_the_guide_puts_into_its_file(
+    name, variable, tmp_path
+):
+    lines = [line for line in read_guide("A GPU node") if line.startswith(("install", "echo"))]
+    (tmp_path / "etc").mkdir()
+    run_lines(lines, tmp_path)
+    (file,) = read_unit(name)["EnvironmentFile"]
+    assert file.removeprefix("-") == f"/etc/ingero/{name}.env"
+    key, _, arguments = (tmp_path / f"etc/ingero/{name}.env").read_text().partition("=")
+    assert key == variable
+    with cli.commands[name].make_context(name, shlex.split(arguments)) as context:
+        assert any("fleet:4318" in str(value) for value in context.params.values())
 
 
 def run_lines(lines, folder):
