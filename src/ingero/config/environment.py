@@ -94,3 +94,11 @@ def take_ready_fd() -> str | None:
 def build_environment(added: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with these variables set."""
     return {**os.environ, **added}
+
+
+_OF_A_JOB: Final = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURMD_NODENAME", "POD_NAME", "POD_NAMESPACE")
+
+
+def read_job() -> dict[str, str]:
+    """What says which job, step and pod this process is of, for processes that get nothing else of its environment."""
+    return {name: os.environ[name] for name in _OF_A_JOB if name in os.environ}

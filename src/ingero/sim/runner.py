@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ingero.closing import Closing
+from ingero.config.environment import read_job
 from ingero.errors import ConfigError, IngeroError, UnsupportedError
 from ingero.sim.workloads import WORKLOADS, SimulatedWorkload, find_workload
 
@@ -145,6 +146,7 @@ def _start(
     rank, n_ranks = place
     environment = {
         "PATH": os.defpath,
+        **read_job(),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(n_ranks),

@@ -5,10 +5,12 @@ import os
 import signal
 import struct
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from ingero.agent.capture.discover.identity import read_identity
 from ingero.cli.main import cli
 from ingero.errors import ConfigError, IngeroError
 from ingero.sim.runner import SimSettings, Simulation
@@ -48,6 +50,16 @@ def test_every_workload_runs_and_accounts_for_itself(workload):
     assert len(accounts) == workload.n_ranks
     assert {account["workload"] for account in accounts} == {workload.name}
     assert len({account["pid"] for account in accounts}) == workload.n_ranks
+
+
+def test_a_rank_is_known_by_the_slurm_step_that_simulates_it(monkeypatch):
+    for name, value in {"SLURM_JOB_ID": "42", "SLURM_STEP_ID": "0", "LD_PRELOAD": "/no"}.items():
+        monkeypatch.setenv(name, value)
+    with Simulation(SimSettings("hang", {"wait_ms": 60_000}, 1)) as simulation:
+        known = read_identity(simulation.pids[0])
+        variables = Path(f"/proc/{simulation.pids[0]}/environ").read_text()
+    assert (known.job, known.slurm.job, known.slurm.step, known.place.rank) == ("42", "42", "0", 0)
+    assert "LD_PRELOAD" not in variables
 
 
 def test_a_wait_takes_as_long_as_the_kernels_before_it():
