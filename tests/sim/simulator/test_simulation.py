@@ -15,6 +15,7 @@ from ingero.cli.main import cli
 from ingero.errors import ConfigError, IngeroError
 from ingero.sim.runner import SimSettings, Simulation
 from ingero.sim.workloads import WORKLOADS
+from ingero.testing.waiting import wait_until
 
 # Probes see every process of the machine: these calls must not run beside the tests that count calls.
 pytestmark = pytest.mark.xdist_group("kernel")
@@ -56,8 +57,9 @@ def test_a_rank_is_known_by_the_slurm_step_that_simulates_it(monkeypatch):
     for name, value in {"SLURM_JOB_ID": "42", "SLURM_STEP_ID": "0", "LD_PRELOAD": "/no"}.items():
         monkeypatch.setenv(name, value)
     with Simulation(SimSettings("hang", {"wait_ms": 60_000}, 1)) as simulation:
+        environ = Path(f"/proc/{simulation.pids[0]}/environ")
+        variables = wait_until(environ.read_text)  # empty while the program is still being loaded
         known = read_identity(simulation.pids[0])
-        variables = Path(f"/proc/{simulation.pids[0]}/environ").read_text()
     assert (known.job, known.slurm.job, known.slurm.step, known.place.rank) == ("42", "42", "0", 0)
     assert "LD_PRELOAD" not in variables
 
