@@ -124,4 +124,4 @@ def delete_unchanged(
         "preconditions": {"uid": uid, "resourceVersion": version},
     }
     with said("delete it"):
-        inner.raise_for_status(inner.send(inner.build_adapter_request(asked)))
+        inner.handle_response("delete", inner.send(inner.build_adapter_request(asked)), asked)

@@ -65,7 +65,7 @@ devices of its node are read again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class NodeDevice:
     """One device of a node.
 
     Attributes:
@@ -113,7 +113,7 @@ class KubernetesDeviceActuator:
         self._config = config
         self._clock = clock
         self._client = connect(config, "action.kubernetes_device")
-        self._devices: dict[str, Device] = {}
+        self._devices: dict[str, NodeDevice] = {}
         self._read_ns: int | None = None
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class KubernetesDeviceActuator:
             raise RetryableError(error.message) from error
         return {target: _view(device, rules) for target, device in self._devices.items()}
 
-    def _read_devices(self, fields: Mapping[str, str]) -> dict[str, Device]:
+    def _read_devices(self, fields: Mapping[str, str]) -> dict[str, NodeDevice]:
         wanted = {"spec.driver": self._config.driver, **fields}
         found = self._list(_SLICES, "ResourceSlice", wanted)[1]
         return {device.target: device for device in _iter_devices(found)}
@@ -189,7 +189,7 @@ class KubernetesDeviceActuator:
         with said("write a DeviceTaintRule"):
             self._client.create(rule, field_manager=FIELD_MANAGER, dry_run=is_rehearsal)
 
-    def _build_rule(self, record: ActionRecord, device: Device) -> dict[str, Any]:
+    def _build_rule(self, record: ActionRecord, device: NodeDevice) -> dict[str, Any]:
         config = self._config
         says = write_reason(record, describe_worker(record), MAX_MESSAGE_CHARS)
         return {
@@ -252,7 +252,7 @@ def _find_action(rule: Mapping[str, Any]) -> str:
     return action_id if is_ours else ""
 
 
-def _selects(rule: Mapping[str, Any], device: Device) -> bool:
+def _selects(rule: Mapping[str, Any], device: NodeDevice) -> bool:
     """Whether a rule is about a device. What Kubernetes 1.33 and 1.34 select by besides is taken as fitting."""
     selector = rule["spec"].get("deviceSelector")
     if selector is None:
@@ -261,7 +261,7 @@ def _selects(rule: Mapping[str, Any], device: Device) -> bool:
     return all(selector.get(key) in {None, name} for key, name in names.items())
 
 
-def _view(device: Device, rules: Iterable[Mapping[str, Any]]) -> NodeView:
+def _view(device: NodeDevice, rules: Iterable[Mapping[str, Any]]) -> NodeView:
     problems, mark, reason = list(device.taints), "", ""
     for rule in rules:
         if not _selects(rule, device):
@@ -280,7 +280,7 @@ def _view(device: Device, rules: Iterable[Mapping[str, Any]]) -> NodeView:
     )
 
 
-def _iter_devices(slices: Iterable[Mapping[str, Any]]) -> Iterator[Device]:
+def _iter_devices(slices: Iterable[Mapping[str, Any]]) -> Iterator[NodeDevice]:
     """Devices of one node each, by the newest generation of each pool."""
     specs = [one["spec"] for one in slices if one["spec"].get("nodeName")]
     newest: dict[tuple[str, str], int] = {}
@@ -297,4 +297,4 @@ def _iter_devices(slices: Iterable[Mapping[str, Any]]) -> Iterator[Device]:
                 for taint in one.get("taints") or ()
                 if taint["effect"] in _KEEPS_PODS_AWAY
             )
-            yield Device(spec["driver"], pool["name"], one["name"], spec["nodeName"], taints)
+            yield NodeDevice(spec["driver"], pool["name"], one["name"], spec["nodeName"], taints)
