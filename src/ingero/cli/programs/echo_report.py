@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _WEEKS: Final = "fleet.cluster.cost_by_week"
 _SAVINGS: Final = "fleet.cluster.savings"
 _LIMIT: Final = 1000
-_MAX_ACTIONS: Final = 100
+_MAX_ACTIONS: Final = 25
 _TOP: Final = 20
 """Rows of a week that people are shown."""
 _ALL_ROWS: Final = 1_000_000

@@ -29,7 +29,8 @@ from ingero.serving.query import Query
 from ingero.units import NS_PER_US
 from ingero.wire.remediation import REMEDIATION_EVENT, REMEDIATION_SEQ
 
-_MAX_ESTIMATED: Final = 100
+_MAX_ESTIMATED: Final = 25
+"""Each is five statements, so many keep a question within its deadline."""
 _BACK: Final = timedelta(days=1)
 """How far before an action its culprit's operations are looked for."""
 _TOGETHER: Final = timedelta(minutes=5)
@@ -145,7 +146,9 @@ class SavingsArgs(ListArgs, kw_only=True, forbid_unknown_fields=True):
     """Which actions: those that took effect in the window."""
 
     time_window: TimeWindow = "28d"
-    limit: Annotated[int, msgspec.Meta(ge=1, le=1000, description="Most rows in the answer.")] = 20
+    limit: Annotated[
+        int, msgspec.Meta(ge=1, le=_MAX_ESTIMATED, description="Most actions in the answer.")
+    ] = 20
     node_id: NodeId | None = None
     action_id: ActionId | None = None
 

@@ -6,6 +6,7 @@ const DAY_MS = 86400000;
 const WEEKS = 26;
 const ROWS = 100;
 const TOP = 20;
+const ACTIONS = 25; // the most that Echo estimates
 const UNKNOWN = "not known";
 const state = {};
 let round = 0; // of the newest request: an older answer is dropped
@@ -246,7 +247,7 @@ async function update() {
   const scope = state.cluster ? { cluster_id: state.cluster } : {};
   const [all, here, acted] = await Promise.all([
     ask("cost_by_week", { ...both, limit: 1 }), ask("cost_by_week", { ...both, ...scope, limit: 1000 }),
-    ask("savings", { ...span, ...scope, limit: ROWS }),
+    ask("savings", { ...span, ...scope, limit: ACTIONS }),
   ]);
   if (mine !== round) return;
   const isNow = (one) => Date.parse(one.week) === monday;
