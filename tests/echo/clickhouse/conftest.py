@@ -11,7 +11,7 @@ from ingero.echo.db.clickhouse.settings import ClickHouseSettings
 from ingero.echo.db.engine import DatabaseSettings
 from ingero.echo.db.rows import Rows
 from ingero.echo.db.store import Store, StoreSettings
-from ingero.echo.db.writer import DatabaseWriterSettings
+from ingero.echo.db.writer_settings import DatabaseWriterSettings
 from ingero.echo.schema.tables import (
     COLLECTIVES,
     COSTS,
@@ -21,6 +21,7 @@ from ingero.echo.schema.tables import (
     INCIDENTS,
     LOGS,
     SPANS,
+    USAGE,
     VERDICTS,
 )
 from ingero.testing.clock import ManualClock
@@ -84,8 +85,22 @@ class Filler:
             self.collectives(cluster)
             self.judged(cluster)
             self.remedied(cluster)
+            self.stored(cluster)
         self.add(COSTS, 5, "c4", "c4-n0", gpu_seconds=2.0)  # all that is known of it
         return self.rows
+
+    def stored(self, cluster):
+        """Two bearers, two tables, and what was counted at a start."""
+        for n, (bearer, table) in enumerate(
+            [("aa", "events"), ("aa", "logs"), ("bb", "events"), ("", "logs")], 1
+        ):
+            said = {
+                "of_table": table,
+                "n_rows": 10 * n,
+                "n_bytes": 1000 * n,
+                "n_series": n if bearer else None,
+            }
+            self.add(USAGE, 5 * n, cluster, "", bearer=bearer, **said)
 
     def remedied(self, cluster):
         """A decision against acting, and an action that is done."""

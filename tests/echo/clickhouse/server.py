@@ -120,10 +120,12 @@ class ClickHouseServer:
             return self.insert(engine, insert, body, headers.get("content-encoding"))
         text = query or body.decode()
         form = _FORMAT.search(text)
+        # A server forgets this one after its statement, the engine in the process keeps it.
+        settings = {name: value for name, value in self.settings.items() if name != "readonly"}
         return engine.raw_query(
             text[: form.start()] if form else text,
             parameters=values,
-            settings=self.settings,
+            settings=settings,
             fmt=form[1] if form else "TabSeparated",
         )
 

@@ -34,6 +34,7 @@ MORE = {
     "fleet.cluster.timeline": {"node_id": "c2-n1", "n_buckets": 7},
     NODE: {"node_id": "c1-n3", "limit": 5},
     "fleet.cluster.remediation": {"node_id": "c1-n3", "action_id": "a1"},
+    "fleet.cluster.usage": {"step": "hour"},
 }
 
 

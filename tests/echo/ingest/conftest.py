@@ -4,7 +4,7 @@ import pytest
 
 from ingero.echo.db.engine import DatabaseSettings
 from ingero.echo.db.store import Store, StoreSettings
-from ingero.echo.db.writer import DatabaseWriterSettings
+from ingero.echo.db.writer_settings import DatabaseWriterSettings
 from ingero.echo.ingest.intake import Intake
 from ingero.serving.bearer import Principal
 from ingero.testing.clock import ManualClock

@@ -48,8 +48,8 @@ def mix(values: Keys) -> Keys:
     return mixed
 
 
-class _Generation:
-    """Keys added between two rotations: a few sorted runs of growing size."""
+class KeyGeneration:
+    """Keys added between two rotations: a few sorted runs of growing size; the caller adds each key once."""
 
     __slots__ = ("n_keys", "opened_ns", "runs")
 
@@ -59,6 +59,7 @@ class _Generation:
         self.n_keys = 0
 
     def add(self, keys: Keys) -> None:
+        """Take further keys."""
         self.n_keys += len(keys)
         self.runs.append(np.sort(keys))
         while len(self.runs) > 1 and len(self.runs[-2]) < _FANOUT * len(self.runs[-1]):
@@ -66,6 +67,7 @@ class _Generation:
             self.runs[-1] = np.sort(np.concatenate((self.runs[-1], last)), kind="stable")
 
     def is_member(self, keys: Keys) -> BoolArray:
+        """Mask of the keys that are here, shape (n,)."""
         found = np.zeros(len(keys), dtype=np.bool_)
         for run in self.runs:
             at = np.searchsorted(run, keys)
@@ -87,8 +89,8 @@ class KeyWindow:
     def __init__(self, window_ns: int, max_keys: int) -> None:
         self._window_ns = window_ns
         self._max_keys = max_keys
-        self._newer = _Generation(0)
-        self._older = _Generation(0)
+        self._newer = KeyGeneration(0)
+        self._older = KeyGeneration(0)
 
     def __len__(self) -> int:
         """Keys held."""
@@ -108,6 +110,6 @@ class KeyWindow:
         """Remember keys that were written."""
         newer = self._newer
         if newer.n_keys >= self._max_keys // 2 or mono_ns - newer.opened_ns > self._window_ns:
-            self._older, self._newer = newer, _Generation(mono_ns)
+            self._older, self._newer = newer, KeyGeneration(mono_ns)
         if len(keys):
             self._newer.add(keys)

@@ -28,7 +28,7 @@ from ingero.echo.db.errors import MemoryLimitError, translate_errors, translate_
 from ingero.echo.db.reader import Reader, ReaderPool
 from ingero.echo.db.retention import Retention, trim
 from ingero.echo.db.rows import Incoming, NodeKey, NodeRow, build_nodes
-from ingero.echo.schema.tables import NODES
+from ingero.echo.schema.tables import NODES, USAGE
 from ingero.errors import IngeroError, StoreError
 
 _NODE_UPDATES: Final = ", ".join(
@@ -100,8 +100,9 @@ class DuckDbBackend(DatabaseBackend):
         with translate_row_errors("write"), transaction(connection):
             for incoming in group:
                 _insert(connection, incoming.table.name, incoming.batch)
-            if group:
-                keys = np.concatenate([incoming.keys for incoming in group])
+            sent = [incoming.keys for incoming in group if incoming.table is not USAGE]
+            if sent:
+                keys = np.concatenate(sent)
                 stamps = pa.repeat(pa.scalar(now, type=pa.timestamp("us")), len(keys))
                 table = pa.table({"key": pa.array(keys), "ingested_at": stamps})
                 _insert(connection, "ingest_keys", table)

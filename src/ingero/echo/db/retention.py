@@ -12,7 +12,7 @@ import duckdb
 
 from ingero.echo.db.engine import checkpoint, fetch_row, used_bytes
 from ingero.echo.db.errors import translate_errors
-from ingero.echo.schema.tables import APPENDED, NODES
+from ingero.echo.schema.tables import APPENDED, NODES, USAGE
 from ingero.units import NS_PER_US
 
 _SIZE_TARGET: Final = 0.9
@@ -26,7 +26,8 @@ class Retention:
     Attributes:
         max_age_ns: Rows that arrived longer ago go; None keeps them.
         max_bytes: Oldest arrivals go when the blocks in use pass this; None never.
-        by_table: Tables with an age of their own; None keeps their rows.
+        by_table: Tables with an age of their own; None keeps their rows. Without one, ``usage`` is kept for as long as
+            any rows that it counts.
     """
 
     max_age_ns: int | None
@@ -37,6 +38,9 @@ class Retention:
         """By table, and ``nodes``, the arrival before which rows go; without those that are kept."""
         names = (*(table.name for table in APPENDED), NODES.name)
         ages = {name: self.by_table.get(name, self.max_age_ns) for name in names}
+        if USAGE.name not in self.by_table:
+            longest = [age_ns for age_ns in ages.values() if age_ns is not None]
+            ages[USAGE.name] = max(longest) if len(longest) == len(ages) else None
         return {
             name: now - timedelta(microseconds=age_ns // NS_PER_US)
             for name, age_ns in ages.items()

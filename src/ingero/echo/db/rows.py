@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,12 @@ class TableRows:
         for column, value in zip(self.columns, values, strict=True):
             column.append(value)
 
+    def keep_listed(self, is_kept: BoolArray) -> None:
+        """Drop rows of the lists that are not in a mask."""
+        chosen = is_kept.tolist()
+        for values in (*self.columns, self.series, self.time_ns, self.content):
+            values[:] = compress(values, chosen)
+
     @property
     def n_rows(self) -> int:
         """Rows in the lists and the chunks."""
@@ -112,6 +119,7 @@ class Rows:
         n_rows: Rows in ``tables``, counted by the code that fills them.
         n_bytes: About what they take in memory, as far as rows do not say it.
         clusters: Every cluster that the request names or writes to.
+        bearer: Who sent it, as `ingero.serving.bearer.Principal.label` has it.
         outcome: Filled in by the writer.
     """
 
@@ -120,6 +128,7 @@ class Rows:
     n_rows: int = 0
     n_bytes: int = 0
     clusters: set[str] = field(default_factory=set)
+    bearer: str = ""
     outcome: PutOutcome = field(default_factory=PutOutcome)
 
     def name_cluster(self, cluster_id: str) -> None:
@@ -147,7 +156,7 @@ class Rows:
 
     def _part(self, tables: dict[str, TableRows], nodes: dict[NodeKey, NodeRow]) -> Rows:
         n_rows = sum(table.n_rows for table in tables.values())
-        return Rows(tables, nodes, n_rows, outcome=self.outcome)
+        return Rows(tables, nodes, n_rows, bearer=self.bearer, outcome=self.outcome)
 
     def table(self, table: Table) -> TableRows:
         """The rows of one table, empty at first."""
@@ -167,6 +176,7 @@ class Incoming:
         keys: Key per row: of its series, time and content.
         places: Key per row of its series and time alone.
         owner_idx: Which of the group's requests each row is of.
+        series: Hash of what each row is about.
     """
 
     table: Table
@@ -174,6 +184,7 @@ class Incoming:
     keys: Keys
     places: Keys
     owner_idx: IntArray
+    series: Keys
 
     def keep(self, is_kept: BoolArray) -> Incoming:
         """The rows of a mask."""
@@ -183,6 +194,7 @@ class Incoming:
             self.keys[is_kept],
             self.places[is_kept],
             self.owner_idx[is_kept],
+            self.series[is_kept],
         )
 
 
@@ -228,7 +240,8 @@ def _join(table: Table, owned: Sequence[_Owned], ingested_at: datetime, secret: 
     joined = pa.Table.from_batches(batches)
     stamp = pa.array([ingested_at], type=pa.timestamp("us"))
     stamps = pa.repeat(stamp[0], joined.num_rows)
-    places = build_keys(np.concatenate(series), np.concatenate(times), secret)
+    about = np.concatenate(series)
+    places = build_keys(about, np.concatenate(times), secret)
     content = np.concatenate(contents)
     if table is EVENTS:
         content += _hash_numbers(joined.column("value_double"))
@@ -238,6 +251,7 @@ def _join(table: Table, owned: Sequence[_Owned], ingested_at: datetime, secret: 
         mix(places + mix(content)),
         places,
         np.concatenate(owners),
+        about,
     )
 
 

@@ -17,8 +17,10 @@ from ingero.echo.db.engine import MEMORY, DatabaseSettings
 from ingero.echo.db.lock import FileLock
 from ingero.echo.db.reader import Reader
 from ingero.echo.db.rows import Rows
+from ingero.echo.db.usage import UsageLedger
 from ingero.echo.db.write_queue import Done
-from ingero.echo.db.writer import DatabaseWriterSettings, Writer
+from ingero.echo.db.writer import Writer
+from ingero.echo.db.writer_settings import DatabaseWriterSettings
 from ingero.errors import IngeroError, RetryableError, StoreError, UnsupportedError
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S, format_size
@@ -88,6 +90,11 @@ class Store:
     def is_file(self) -> bool:
         """Whether `path` is a file of ours."""
         return self.path != MEMORY and self._settings.clickhouse is None
+
+    @property
+    def usage(self) -> UsageLedger:
+        """Who had how much kept."""
+        return self._writer.usage
 
     @property
     def n_waiting(self) -> int:

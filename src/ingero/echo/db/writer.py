@@ -11,7 +11,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -22,9 +21,11 @@ from ingero.echo.db.backend import DatabaseBackend
 from ingero.echo.db.bisection import GroupBisector
 from ingero.echo.db.deduplication import Keys, KeyWindow
 from ingero.echo.db.errors import BadRowsError, BrokenInstanceError
-from ingero.echo.db.retention import Retention
 from ingero.echo.db.rows import Incoming, Rows, build_incoming, build_nodes, merge_nodes
+from ingero.echo.db.upkeep import Upkeep
+from ingero.echo.db.usage import UsageLedger
 from ingero.echo.db.write_queue import Done, WriteQueue
+from ingero.echo.db.writer_settings import DatabaseWriterCounters, DatabaseWriterSettings
 from ingero.errors import IngeroError
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S, NS_PER_US
@@ -33,54 +34,6 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC).replace(tzinfo=None)
 
 _LOG: Final = logging.getLogger("ingero.echo")
 _LOG_EVERY_NS: Final = 10 * NS_PER_S
-
-
-@dataclass(frozen=True, slots=True)
-class DatabaseWriterSettings:
-    """How the writer groups, remembers and keeps.
-
-    Attributes:
-        group_ns: Longest wait for company.
-        group_rows: Rows that end the wait at once.
-        window_ns: How long a sender's retry is recognised.
-        window_keys: Keys remembered at most.
-        upkeep_ns: Time between two applications of retention.
-        retention: What is kept.
-    """
-
-    group_ns: int = 50_000_000
-    group_rows: int = 50_000
-    window_ns: int = 600 * NS_PER_S
-    window_keys: int = 16_000_000
-    upkeep_ns: int = 60 * NS_PER_S
-    retention: Retention = field(default_factory=lambda: Retention(None, None))
-
-
-@dataclass(slots=True)
-class DatabaseWriterCounters:
-    """What happened to rows; read by anyone, written by the writer.
-
-    Attributes:
-        written: Durable.
-        duplicates: Dropped: stored already, with the same value.
-        conflicts: Of those written: there is another row of their series and time with another value.
-        refused_rows: The database does not take them, and the sender's answer said so.
-        commits: Groups that were stored.
-        failed_commits: Groups that were not stored whole.
-        reopened: Times that the database was opened again after a failure.
-        aged_out: Deleted for their age.
-        sized_out: Deleted for the size.
-    """
-
-    written: int = 0
-    duplicates: int = 0
-    conflicts: int = 0
-    refused_rows: int = 0
-    commits: int = 0
-    failed_commits: int = 0
-    reopened: int = 0
-    aged_out: int = 0
-    sized_out: int = 0
 
 
 class DuplicateFilter:
@@ -146,8 +99,13 @@ class Writer(threading.Thread):
         self._clock = clock
         self._opened: Future[None] = Future()
         self._filter = DuplicateFilter(settings.window_ns, settings.window_keys)
-        self._next_upkeep_ns = 0
+        self._upkeep = Upkeep(backend, settings, clock, self.counters)
         self._next_log_ns = 0
+
+    @property
+    def usage(self) -> UsageLedger:
+        """Who had how much kept; to be read only."""
+        return self._upkeep.usage
 
     def open(self) -> None:
         """Start the thread and wait until the database is open.
@@ -175,6 +133,8 @@ class Writer(threading.Thread):
         try:
             while self._serve_once():
                 pass
+            if self._backend.is_open:
+                self._keep_up(self._upkeep.write_usage)
             self.broken = self._backend.close() or self.broken
         except BaseException as error:  # noqa: BLE001 - nobody may wait for a thread that is gone
             _LOG.critical("the writer has ended; nothing is taken any more", exc_info=error)
@@ -235,6 +195,7 @@ class Writer(threading.Thread):
         mono_ns = self._clock.mono_ns()
 
         def keep(incoming: Incoming) -> None:
+            self.usage.add(incoming, [rows.bearer for rows in group], now)
             for owner, n_rows in self._filter.add(incoming, mono_ns).items():
                 group[owner].outcome.n_conflicts += n_rows
                 self.counters.conflicts += n_rows
@@ -253,29 +214,32 @@ class Writer(threading.Thread):
             future.set_exception(error)
 
     def _maybe_upkeep(self) -> None:
-        if self._clock.mono_ns() < self._next_upkeep_ns:
-            return
-        self._next_upkeep_ns = self._clock.mono_ns() + self._settings.upkeep_ns
+        if self._upkeep.is_due:
+            self._upkeep.postpone()
+            self._keep_up(self._upkeep.run)
+
+    def _keep_up(self, work: Callable[[datetime], None]) -> None:
+        """Do a part of the upkeep; what fails is counted and tried again when it is due."""
         try:
             if not self._backend.is_open:
                 self._reopen()
-            now = self._now()
-            n_aged, n_sized = self._backend.trim(now, self._since(now), self._settings.retention)
+            work(self._now())
         except BrokenInstanceError as error:
             self.broken = error.message
             self._backend.drop()
         except IngeroError:
             self.counters.failed_commits += 1
-        else:
-            self.counters.aged_out += n_aged
-            self.counters.sized_out += n_sized
 
     def _open(self) -> None:
         now, settings = self._now(), self._settings
-        keys = self._backend.open(now, self._since(now), settings.window_keys // 2)
+        keys = self._backend.open(now, self._upkeep.since(now), settings.window_keys // 2)
         self._filter = DuplicateFilter(settings.window_ns, settings.window_keys)
         self._filter.load(keys, self._clock.mono_ns())
-        self._next_upkeep_ns = self._clock.mono_ns() + settings.upkeep_ns
+        try:
+            self._upkeep.begin(now)
+        except IngeroError:
+            self._backend.drop()
+            raise
         self.broken = ""
 
     def _reopen(self) -> None:
@@ -286,9 +250,6 @@ class Writer(threading.Thread):
             self.broken = error.message
             raise
         self.counters.reopened += 1
-
-    def _since(self, now: datetime) -> datetime:
-        return now - timedelta(microseconds=self._settings.window_ns // NS_PER_US)
 
     def _now(self) -> datetime:
         return EPOCH + timedelta(microseconds=self._clock.wall_ns() // NS_PER_US)

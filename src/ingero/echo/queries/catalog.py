@@ -14,6 +14,7 @@ from ingero.echo.queries import (
     history,
     remediation,
     savings,
+    usage,
 )
 from ingero.echo.queries.context import QueryContext
 from ingero.serving.query import Query
@@ -37,5 +38,6 @@ QUERIES: Final[tuple[Query[QueryContext, Any, Any], ...]] = (
     gpu.KERNEL_LAUNCHES,
     gpu.MEMCPY,
     gpu.MEMFRAG,
+    usage.USAGE,
     analysis.RUN_ANALYSIS,
 )

@@ -17,6 +17,7 @@ from ingero.echo.schema.tables import (
     TEXT,
     TS,
     UBIGINT,
+    USAGE,
     Table,
 )
 
@@ -28,6 +29,8 @@ _TYPES: Final = {
     UBIGINT: "UBIGINT",
     INT: "INTEGER",
 }
+_LATER: Final = (HANGS, USAGE)
+"""Tables that a step of their own makes."""
 _NEVER_NULL: Final = frozenset({"ts", "cluster_id", "node_id", "metric_name", "ingested_at"})
 
 
@@ -70,7 +73,7 @@ MIGRATIONS: Final = (
         1,
         "events, histograms, collectives, incidents, verdicts, costs, logs, spans, nodes",
         (
-            *(build_table(table) for table in TABLES.values() if table is not HANGS),
+            *(build_table(table) for table in TABLES.values() if table not in _LATER),
             # What was written lately, so that a sender's retry after our restart is still recognised.
             "CREATE TABLE ingest_keys (key UBIGINT NOT NULL, ingested_at TIMESTAMP NOT NULL)",
         ),
@@ -85,5 +88,6 @@ MIGRATIONS: Final = (
         ),
     ),
     Migration(3, "hangs", (build_table(HANGS),)),
+    Migration(4, "usage", (build_table(USAGE),)),
 )
 """Every step; the last one's number is the schema's version."""

@@ -210,7 +210,28 @@ NODES: Final = Table(
     ),
 )
 
-APPENDED: Final = (EVENTS, HISTOGRAMS, COLLECTIVES, INCIDENTS, VERDICTS, HANGS, COSTS, LOGS, SPANS)
+USAGE: Final = Table(
+    "usage",
+    "What one bearer had kept in one table, over some minutes; written by Echo itself.",
+    (
+        *WHO,  # ts is when these minutes began; node_id is empty
+        (
+            "bearer",
+            TEXT,
+        ),  # first characters of its SHA-256; empty where Echo found the rows when it started
+        ("of_table", TEXT),
+        ("n_rows", BIGINT),
+        ("n_bytes", BIGINT),  # of their values, not compressed
+        (
+            "n_series",
+            BIGINT,
+        ),  # different series in these minutes, within 3 %; NULL where that is not known
+    ),
+)
+
+SENT: Final = (EVENTS, HISTOGRAMS, COLLECTIVES, INCIDENTS, VERDICTS, HANGS, COSTS, LOGS, SPANS)
+"""Tables whose rows senders send."""
+APPENDED: Final = (*SENT, USAGE)
 """Tables that only grow; NODES is replaced row by row."""
 
 TABLES: Final = {table.name: table for table in (*APPENDED, NODES)}

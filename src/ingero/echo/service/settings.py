@@ -10,7 +10,7 @@ from ingero.echo.db.encryption import build_encryption
 from ingero.echo.db.engine import DatabaseSettings
 from ingero.echo.db.retention import Retention
 from ingero.echo.db.store import Store, StoreSettings
-from ingero.echo.db.writer import DatabaseWriterSettings
+from ingero.echo.db.writer_settings import DatabaseWriterSettings
 from ingero.echo.ingest.limits import RecordLimits
 from ingero.echo.ingest.settings import IngestSettings
 from ingero.echo.service.config import EchoConfig, parse_store

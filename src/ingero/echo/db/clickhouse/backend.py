@@ -27,7 +27,7 @@ from ingero.echo.db.errors import BrokenInstanceError
 from ingero.echo.db.reader import Reader
 from ingero.echo.db.retention import Retention
 from ingero.echo.db.rows import Incoming, NodeKey, NodeRow, build_nodes
-from ingero.echo.schema.tables import APPENDED, NODES
+from ingero.echo.schema.tables import NODES, SENT
 from ingero.errors import StoreError
 from ingero.telemetry.clock import Clock
 
@@ -205,7 +205,7 @@ def _load_secret(client: Client) -> int:
 def _load_keys(client: Client, since: datetime, max_keys: int) -> Keys:
     parts = " UNION ALL ".join(
         f"SELECT {ROW_KEY}, ingested_at FROM {table.name} WHERE ingested_at >= {_MOMENT}"  # noqa: S608
-        for table in APPENDED
+        for table in SENT
     )
     sql = f"SELECT {ROW_KEY} FROM ({parts}) ORDER BY ingested_at DESC LIMIT {int(max_keys)}"  # noqa: S608
     with translate_errors("load the last keys"):

@@ -79,6 +79,7 @@ _CALLS: Final[dict[str, Callable[[list[str]], str]]] = {
     "left": _rename("leftUTF8"),
     "len": _rename("length"),
     "list_position": _rename("indexOf"),
+    "strlen": _rename("length"),
     "unnest": _rename("arrayJoin"),
     "epoch_us": _rename("toUnixTimestamp64Micro"),
     "epoch": lambda args: f"(toUnixTimestamp64Micro({args[0]}) / 1e6)",

@@ -64,6 +64,6 @@ STATEMENTS: Final = (
     "CREATE TABLE IF NOT EXISTS ingest_secret (secret UInt64) ENGINE = MergeTree ORDER BY secret",
     "INSERT INTO ingest_secret SELECT cityHash64(generateUUIDv4()) WHERE (SELECT count() FROM ingest_secret) = 0",
 )
-"""What makes an empty database ours, and one of version 1 (without the secret) or 2 (without ``hangs``) today's."""
-VERSION: Final = 3
+"""What makes an empty database ours, and one without the secret (1), ``hangs`` (2) or ``usage`` (3) today's."""
+VERSION: Final = 4
 """Of the tables above; raise it with a statement that brings older ones up to date."""
