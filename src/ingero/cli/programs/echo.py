@@ -20,6 +20,7 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     echo_serve.config,
     echo_files.backup,
     echo_files.restore,
+    echo_files.verify,
     echo_files.migrate,
     echo_files.repair,
     echo_report.report,

@@ -15,7 +15,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -102,7 +102,7 @@ class BackupServer:
             if asked != _ASK or len(fds) != 2:
                 return {"error": "not a request for a backup"}
             done: dict[str, Any] = self._store.call(
-                lambda connection: _copy_now(connection, self._store.path, fds)
+                lambda connection: copy_now(connection, self._store.path, fds)
             ).result()
         except IngeroError as error:
             return {"error": error.message}
@@ -114,7 +114,7 @@ class BackupServer:
         return done
 
 
-def _copy_now(connection: duckdb.DuckDBPyConnection, path: str, fds: list[int]) -> dict[str, Any]:
+def copy_now(connection: duckdb.DuckDBPyConnection, path: str, fds: list[int]) -> dict[str, Any]:
     """Copy file and log between two commits; bytes, and the rows that the copy must have.
 
     The log is empty unless the checkpoint was not possible.
@@ -154,23 +154,47 @@ def request_backup(path: Path, copy: Path) -> dict[str, int]:
     Raises:
         StoreError: No process serves it, or the copy could not be made; what there is of it is the caller's to remove.
     """
-    control, log = backup_socket_path(str(path)), wal_path(str(copy))
+    control = backup_socket_path(str(path))
+
+    def ask(fds: list[int]) -> dict[str, Any]:
+        try:
+            return _ask(control, fds)
+        except OSError as error:
+            raise StoreError(
+                f"{path} is in use, and its server does not take backups: {error.strerror or error}",
+                hint=f"It listens on {control}; ask as the user who runs it.",
+            ) from error
+
+    return fill_copy(copy, ask)
+
+
+def fill_copy(copy: Path, fill: Callable[[list[int]], dict[str, Any]]) -> dict[str, int]:
+    """Make a copy and its log, which must not exist yet.
+
+    Args:
+        copy: Its name.
+        fill: Writes both through descriptors; what `copy_now` returns, or what the server said instead.
+
+    Returns:
+        Rows that each table of the copy must have.
+
+    Raises:
+        StoreError: It could not be made; what there is of it is the caller's to remove.
+    """
+    log = wal_path(str(copy))
     fds: list[int] = []
     try:
         fds.extend(
             os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) for part in (copy, log)
         )
-        answer = _ask(control, fds)
+        answer = fill(fds)
     except OSError as error:
-        raise StoreError(
-            f"{path} is in use, and its server does not take backups: {error.strerror or error}",
-            hint=f"It listens on {control}; ask as the user who runs it.",
-        ) from error
+        raise StoreError(f"cannot write {copy}: {error.strerror or error}") from error
     finally:
         for fd in fds:
             os.close(fd)
     if "bytes" not in answer:
-        raise StoreError(f"cannot back up {path}: {answer.get('error', 'its server went away')}")
+        raise StoreError(f"cannot make {copy}: {answer.get('error', 'the server went away')}")
     if not log.stat().st_size:
         log.unlink()
     rows: dict[str, int] = answer.get("rows", {})

@@ -66,13 +66,20 @@ def check_encryption(encryption: Encryption) -> None:
         _load(connection, encryption.httpfs)
 
 
-def attach(connection: duckdb.DuckDBPyConnection, path: str, encryption: Encryption) -> None:
+def attach(
+    connection: duckdb.DuckDBPyConnection,
+    path: str,
+    encryption: Encryption,
+    *,
+    is_read_only: bool = False,
+) -> None:
     """Open or create an encrypted file in an instance that has none, and make it the place of all statements.
 
     Args:
         connection: An instance without a file.
         path: The database file.
         encryption: How it is encrypted.
+        is_read_only: It is not changed.
 
     Raises:
         ConfigError: Key, extension and file do not fit each other; the file is as it was.
@@ -82,7 +89,8 @@ def attach(connection: duckdb.DuckDBPyConnection, path: str, encryption: Encrypt
     _load(connection, encryption.httpfs)
     connection.execute("SET temp_file_encryption = true")
     try:
-        connection.execute(f"ATTACH {_quote(path)} AS {CATALOG} (ENCRYPTION_KEY '{key}')")
+        options = f"ENCRYPTION_KEY '{key}'" + (", READ_ONLY" if is_read_only else "")
+        connection.execute(f"ATTACH {_quote(path)} AS {CATALOG} ({options})")
     except duckdb.Error as error:
         text = str(error).replace(key, "…")
         raise _explain(path, text, encryption) or type(error)(text) from None

@@ -32,12 +32,14 @@ class DatabaseSettings:
         threads: Worker threads for queries and checkpoints.
         wal_limit_bytes: Size of the write-ahead log that starts a checkpoint.
         encryption: How the file is encrypted; None when it is not.
+        is_read_only: The file is not changed, and other processes may have it open in the same way.
     """
 
     memory_limit_bytes: int = 1 << 30
     threads: int = 2
     wal_limit_bytes: int = 64 << 20
     encryption: Encryption | None = None
+    is_read_only: bool = False
 
 
 def open_engine(path: str, settings: DatabaseSettings) -> duckdb.DuckDBPyConnection:
@@ -63,7 +65,7 @@ def open_engine(path: str, settings: DatabaseSettings) -> duckdb.DuckDBPyConnect
         "python_enable_replacements": False,
     }
     try:
-        connection = _connect(path, config, settings.encryption)
+        connection = _connect(path, config, settings)
     except duckdb.Error as error:
         raise _explain(path, str(error), is_encrypted=settings.encryption is not None) from error
     with translate_errors("set up the database"):
@@ -74,16 +76,16 @@ def open_engine(path: str, settings: DatabaseSettings) -> duckdb.DuckDBPyConnect
 def _connect(
     path: str,
     config: dict[str, str | bool | int | float | list[str]],
-    encryption: Encryption | None,
+    settings: DatabaseSettings,
 ) -> duckdb.DuckDBPyConnection:
-    if encryption is None:
-        return duckdb.connect(path, config=config)
+    if settings.encryption is None:
+        return duckdb.connect(path, read_only=settings.is_read_only, config=config)
     if path == MEMORY:
         raise ConfigError("a database in memory has no file to encrypt")
     config["temp_directory"] = f"{path}.tmp"  # beside the file, as DuckDB does it for a plain one
     connection = duckdb.connect(MEMORY, config=config)
     try:
-        attach(connection, path, encryption)
+        attach(connection, path, settings.encryption, is_read_only=settings.is_read_only)
     except (duckdb.Error, IngeroError):
         connection.close()
         raise
@@ -186,6 +188,21 @@ def count_tables(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
             name: int(fetch_row(connection, f"SELECT count(*) FROM {name}")[0])  # noqa: S608 - our names
             for name in TABLES
         }
+
+
+def read_whole(connection: duckdb.DuckDBPyConnection) -> int:
+    """Read every value of every table, so that a damaged block is met; the rows.
+
+    Raises:
+        StoreError: Something cannot be read.
+    """
+    n_rows = 0
+    for table in TABLES.values():
+        with translate_errors(f"read {table.name}"):
+            names = ", ".join((*table.names, "ingested_at"))
+            sql = f"SELECT count(*), bit_xor(hash({names})) FROM {table.name}"  # noqa: S608 - our names
+            n_rows += int(fetch_row(connection, sql)[0])
+    return n_rows
 
 
 def checkpoint(connection: duckdb.DuckDBPyConnection) -> None:

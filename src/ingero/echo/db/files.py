@@ -30,6 +30,7 @@ from ingero.echo.db.engine import (
 from ingero.echo.db.errors import LockedError, translate_errors
 from ingero.echo.db.lock import FileLock, locked
 from ingero.echo.schema.migrations import MIGRATIONS
+from ingero.echo.schema.tables import APPENDED, TABLES
 from ingero.errors import IngeroError, StoreError
 from ingero.units import format_size
 
@@ -49,6 +50,23 @@ class Repair:
 
     kept_copy: Path | None
     n_cut_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore did.
+
+    Attributes:
+        aside: Where the database went that was there; None where none was.
+        n_rows: Rows of the restored one.
+        newest: When the newest of them arrived, UTC; None where there is none.
+        n_left_out: Rows of the backup that arrived after the time that was given.
+    """
+
+    aside: Path | None
+    n_rows: int
+    newest: datetime | None
+    n_left_out: int
 
 
 def migrate_file(
@@ -82,7 +100,7 @@ def back_up(path: Path, to: Path, encryption: Encryption | None = None) -> tuple
     try:
         lock.acquire()
     except LockedError:
-        return _make_copy(to, encryption, lambda copy: request_backup(path, copy))
+        return make_copy(to, encryption, lambda copy: request_backup(path, copy))
     try:
         connection = open_engine(str(path), DatabaseSettings(encryption=encryption))
         try:
@@ -95,8 +113,16 @@ def back_up(path: Path, to: Path, encryption: Encryption | None = None) -> tuple
         lock.release()
 
 
-def restore(backup: Path, path: Path, encryption: Encryption | None = None) -> Path | None:
-    """Put a backup in a database's place; returns where the old one went.
+def restore(
+    backup: Path, path: Path, encryption: Encryption | None = None, until: datetime | None = None
+) -> Restored:
+    """Put a backup in a database's place.
+
+    Args:
+        backup: The backup, which is left as it is.
+        path: The database file.
+        encryption: How both are encrypted.
+        until: Leave out what arrived later; what a node said of itself is one row, and that stays as the backup has it.
 
     Raises:
         ConfigError: The key is not that of both.
@@ -105,10 +131,12 @@ def restore(backup: Path, path: Path, encryption: Encryption | None = None) -> P
     _check_there(backup)
     _check_echo(backup, encryption)
     with locked(str(path)):
-        return _put_in_place(backup, path, encryption)
+        return _put_in_place(backup, path, encryption, until)
 
 
-def _put_in_place(backup: Path, path: Path, encryption: Encryption | None) -> Path | None:
+def _put_in_place(
+    backup: Path, path: Path, encryption: Encryption | None, until: datetime | None
+) -> Restored:
     aside = None
     if path.exists():
         _check_echo(path, encryption)
@@ -117,13 +145,44 @@ def _put_in_place(backup: Path, path: Path, encryption: Encryption | None) -> Pa
         path.rename(aside)
         if wal_path(str(path)).exists():
             wal_path(str(path)).rename(wal_path(str(aside)))
+    found: list[tuple[int, datetime | None, int]] = []
     try:
-        _copy(backup, path, encryption)
+        _copy(
+            backup,
+            path,
+            encryption,
+            settle=lambda copy: found.append(_settle(copy, encryption, until)),
+        )
     except IngeroError:
         if aside is not None:
             aside.rename(path)
         raise
-    return aside
+    return Restored(aside, *found[0])
+
+
+def _settle(
+    path: Path, encryption: Encryption | None, until: datetime | None
+) -> tuple[int, datetime | None, int]:
+    """Delete what arrived after a time; the rows that are left, the arrival of the newest, and the rows deleted."""
+    connection = open_engine(str(path), DatabaseSettings(encryption=encryption))
+    try:
+        n_deleted = 0
+        if until is not None:
+            for name in (*(table.name for table in APPENDED), "ingest_keys"):
+                with translate_errors(f"delete what arrived later from {name}"):
+                    sql = f"DELETE FROM {name} WHERE ingested_at > ?"  # noqa: S608 - our names
+                    n_rows = int(fetch_row(connection, sql, [until])[0])
+                n_deleted += n_rows if name in TABLES else 0
+            checkpoint(connection)
+        arrivals = " UNION ALL ".join(
+            f"SELECT max(ingested_at) AS arrival FROM {name}"  # noqa: S608 - our names
+            for name in TABLES
+        )
+        with translate_errors("find the newest row"):
+            (newest,) = fetch_row(connection, f"SELECT max(arrival) FROM ({arrivals})")  # noqa: S608
+        return sum(count_tables(connection).values()), newest, n_deleted
+    finally:
+        connection.close()
 
 
 def repair(path: Path) -> Repair:
@@ -212,6 +271,7 @@ def _copy(
     to: Path,
     encryption: Encryption | None,
     expected: Mapping[str, int] | None = None,
+    settle: Callable[[Path], object] = lambda _: None,
 ) -> int:
     def fill(copy: Path) -> Mapping[str, int] | None:
         try:
@@ -224,11 +284,14 @@ def _copy(
             raise StoreError(f"cannot copy {source} to {to}: {error.strerror}") from error
         return expected
 
-    return _make_copy(to, encryption, fill)[0]
+    return make_copy(to, encryption, fill, settle)[0]
 
 
-def _make_copy(
-    to: Path, encryption: Encryption | None, fill: Callable[[Path], Mapping[str, int] | None]
+def make_copy(
+    to: Path,
+    encryption: Encryption | None,
+    fill: Callable[[Path], Mapping[str, int] | None],
+    check: Callable[[Path], object] = lambda _: None,
 ) -> tuple[int, int]:
     """A copy that appears under its name once it was opened; nothing is left of one that failed.
 
@@ -236,6 +299,7 @@ def _make_copy(
         to: Its name.
         encryption: How it is encrypted.
         fill: Writes it under another name, and returns the rows that it must have.
+        check: A further one; what it raises ends the copy.
 
     Returns:
         Its bytes, and those rows.
@@ -247,6 +311,7 @@ def _make_copy(
     try:
         expected = fill(partial)
         _check_echo(partial, encryption, expected)
+        check(partial)
         partial.rename(to)
     except BaseException:
         for part in parts:

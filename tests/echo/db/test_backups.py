@@ -1,0 +1,232 @@
+"""Backups that a server makes of its own file: on time, checked, kept, and restored to a moment."""
+
+import datetime as dt
+import os
+import threading
+
+import pytest
+from tests.echo.db.test_store import make_store, rows_of
+
+from ingero.echo.db import backups
+from ingero.echo.db.backups import (
+    BackupPlan,
+    BackupSchedule,
+    choose_backup,
+    list_backups,
+    stamp_of,
+    verify,
+)
+from ingero.echo.db.errors import translate_errors
+from ingero.echo.db.files import restore
+from ingero.errors import StoreError
+from ingero.testing.clock import ManualClock
+from ingero.units import NS_PER_S
+
+HOUR_NS = 3600 * NS_PER_S
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def store(tmp_path, clock):
+    opened = make_store(tmp_path / "echo.db", clock)
+    opened.open()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def schedule(store, tmp_path, clock):
+    return BackupSchedule(store, BackupPlan(tmp_path / "backups", HOUR_NS, 3), None, clock)
+
+
+def now_of(clock):
+    return dt.datetime.fromtimestamp(clock.wall_ns() / 1e9, dt.UTC)
+
+
+def count(path):
+    opened = make_store(path)
+    opened.open()
+    with opened.open_reader(5 * NS_PER_S) as reader:
+        found = reader.row("SELECT count(*) FROM events")[0]
+    opened.close()
+    return found
+
+
+def test_one_is_made_when_it_is_due_and_the_newest_are_kept(store, schedule, clock, tmp_path):
+    folder = tmp_path / "backups"
+    made = []
+    for number in range(5):
+        store.write(rows_of(10, start=number * 10))
+        schedule.run_if_due()
+        schedule.run_if_due()  # not yet due again
+        made.append(stamp_of(list_backups(folder)[-1]))
+        clock.advance(HOUR_NS)
+    assert [stamp_of(one) for one in list_backups(folder)] == made[-3:]
+    assert [verify(one) for one in list_backups(folder)] == [
+        32,
+        43,
+        54,
+    ]  # events, and usage's entries
+    assert {one.stat().st_mode & 0o777 for one in folder.iterdir()} == {0o600}
+    assert folder.stat().st_mode & 0o777 == 0o700
+    counters = schedule.counters
+    assert (counters.done, counters.failed) == (5, 0)
+    assert counters.last_wall_s == pytest.approx(clock.wall_ns() / 1e9 - 3600)
+    assert counters.last_bytes == list_backups(folder)[-1].stat().st_size
+
+
+def test_a_new_process_goes_on_from_the_newest_backup(store, schedule, clock, tmp_path):
+    schedule.run_if_due()
+    made_s = schedule.counters.last_wall_s
+    clock.advance(HOUR_NS // 2)
+    later = BackupSchedule(store, BackupPlan(tmp_path / "backups", HOUR_NS, 3), None, clock)
+    later.look_back()
+    assert later.counters.last_wall_s == pytest.approx(made_s, abs=1)
+    later.run_if_due()
+    assert later.counters.done == 0
+    clock.advance(HOUR_NS // 2 + NS_PER_S)
+    later.run_if_due()
+    assert later.counters.done == 1
+
+
+def test_one_that_cannot_be_read_is_not_kept_and_the_older_ones_are(
+    store, schedule, clock, tmp_path, monkeypatch, caplog
+):
+    folder = tmp_path / "backups"
+    for number in range(3):
+        store.write(rows_of(5_000, start=number * 5_000))
+        schedule.run_if_due()
+        clock.advance(HOUR_NS)
+    before = list_backups(folder)
+    copy_now = backups.copy_now
+
+    def damage(connection, path, fds):
+        done = copy_now(connection, path, fds)
+        size = os.fstat(fds[0]).st_size
+        for at in range(3 * 4096, size, 4096):
+            os.pwrite(fds[0], b"\xff", at + 777)  # a disk that forgets
+        return done
+
+    monkeypatch.setattr(backups, "copy_now", damage)
+    schedule.run_if_due()
+    assert list_backups(folder) == before
+    assert sorted(folder.iterdir()) == before
+    assert (schedule.counters.done, schedule.counters.failed) == (3, 1)
+    assert "no backup was made" in caplog.text
+    monkeypatch.setattr(backups, "copy_now", copy_now)
+    schedule.run_if_due()
+    assert schedule.counters.done == 3
+    clock.advance(600 * NS_PER_S)  # it is tried again before the next one is due
+    schedule.run_if_due()
+    assert schedule.counters.done == 4
+
+
+def test_a_folder_that_cannot_be_written_is_told_and_counted(store, clock, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    schedule = BackupSchedule(store, BackupPlan(tmp_path / "file", HOUR_NS, 3), None, clock)
+    schedule.run_if_due()
+    assert schedule.counters.failed == 1
+    assert "File exists" in caplog.text
+
+
+def test_what_a_killed_process_left_half_made_is_removed(schedule, tmp_path):
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    (folder / "echo-20200101T000000Z.db.partial").touch()
+    (folder / "notes.txt").touch()
+    schedule.run_if_due()
+    assert [one.name for one in folder.iterdir() if "partial" in one.name] == []
+    assert (folder / "notes.txt").exists()
+
+
+def test_closing_ends_a_check_that_runs(store, tmp_path, monkeypatch):
+    began = threading.Event()
+
+    def slow(connection):
+        began.set()
+        with translate_errors("read"):
+            connection.execute(
+                "SELECT count(*) FROM range(10000000000000) a WHERE hash(a.range) = 1"
+            ).fetchall()
+
+    monkeypatch.setattr(backups, "read_whole", slow)
+    schedule = BackupSchedule(
+        store, BackupPlan(tmp_path / "backups", HOUR_NS, 3), None, ManualClock()
+    )
+    schedule.start()
+    assert began.wait(30)
+    schedule.close()
+    assert list_backups(tmp_path / "backups") == []
+    assert schedule.counters.failed == 0
+
+
+def test_a_backup_is_restored_to_a_moment(store, schedule, clock, tmp_path):
+    folder = tmp_path / "backups"
+    moments = []
+    for number in range(4):
+        store.write(rows_of(10, start=number * 10))
+        moments.append(now_of(clock))
+        clock.advance(HOUR_NS // 2)
+        schedule.run_if_due()
+    # Backups have the rows of pushes 1, 3 (30 min later each): made at 0:30 and 1:30.
+    assert len(list_backups(folder)) == 2
+    for until, n_rows in ((moments[0], 10), (moments[1], 20), (moments[2], 30)):
+        backup = choose_backup(folder, until)
+        done = restore(backup, tmp_path / f"{n_rows}.db", until=until.replace(tzinfo=None))
+        assert done.aside is None
+        assert done.newest == until.replace(tzinfo=None)
+        assert count(tmp_path / f"{n_rows}.db") == n_rows
+    assert choose_backup(folder, None) == list_backups(folder)[-1]
+    assert choose_backup(folder, moments[3] + dt.timedelta(days=1)) == list_backups(folder)[-1]
+    with pytest.raises(StoreError, match="no backup"):
+        choose_backup(tmp_path / "nowhere", None)
+
+
+def test_rows_left_out_by_a_restore_are_taken_again_when_they_are_sent_again(
+    store, schedule, clock, tmp_path
+):
+    store.write(rows_of(10))
+    until = now_of(clock).replace(tzinfo=None)
+    clock.advance(NS_PER_S)
+    store.write(rows_of(10, start=10))
+    schedule.run_if_due()
+    (backup,) = list_backups(tmp_path / "backups")
+    done = restore(backup, tmp_path / "again.db", until=until)
+    assert done.n_left_out == 10
+    again = make_store(tmp_path / "again.db", clock)
+    again.open()
+    again.write(rows_of(20))
+    assert (again.counters.written, again.counters.duplicates) == (10, 10)
+    again.close()
+    assert verify(backup) >= 20  # it is as it was
+
+
+def test_verify_finds_one_changed_bit_in_any_block_that_is_used_and_changes_nothing(
+    store, schedule, tmp_path
+):
+    store.call(
+        lambda connection: connection.execute(
+            "INSERT INTO events SELECT TIMESTAMP '2026-01-01', 'c1', 'n1', 'm', random(), NULL, 'gauge', '1', "
+            "md5(i::VARCHAR), TIMESTAMP '2026-01-01' FROM range(50000) t(i)"
+        )
+    ).result()
+    schedule.run_if_due()
+    (backup,) = list_backups(tmp_path / "backups")
+    whole = backup.read_bytes()
+    assert verify(backup) == 50_000
+    assert backup.read_bytes() == whole
+    said = []
+    for at in range(13_000, len(whole), 512 << 10):
+        backup.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        try:
+            said.append(str(verify(backup)))
+        except StoreError as error:
+            said.append(error.message)
+    assert sum("checksum" in one for one in said) >= len(said) / 2  # the others are free
+    assert any(one.startswith("cannot read events") for one in said)  # opening alone found nothing
+    with pytest.raises(StoreError, match="does not exist"):
+        verify(tmp_path / "nowhere.db")
