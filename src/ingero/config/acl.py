@@ -17,6 +17,11 @@ bearers is a list nobody wrote.
       expires: 2027-01-01T00:00:00Z # refused from then on
       rows_per_second: 20000        # what it may write, with a burst of ten seconds
       bytes_per_second: 8MiB        # of bodies as they arrive
+      max_series: 200000            # different ones in a day
+      max_stored_bytes: 50GiB       # of values that its clusters may have stored
+    - key_name: fleet-1
+      certificate: fleet-1.site.example  # instead of a token: a name in the certificate that the client shows
+      allowed_clusters: [train-1]
     - key_name: lost-laptop
       token: 77e0…
       revoked: true                 # refused from the next reload on, whatever grace there was
@@ -29,6 +34,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 from typing import Final
 
 import yaml
@@ -43,9 +49,19 @@ MIN_TOKEN_CHARS: Final = 16
 """``openssl rand -hex 32`` makes 64; what is shorter than this can be guessed."""
 SCOPES: Final = frozenset({"read", "write"})
 _KEYS: Final = (
-    *("key_name", "token", "allowed_clusters", "scopes", "expires", "rows_per_second"),
-    *("bytes_per_second", "grace", "revoked"),
+    *(
+        "key_name",
+        "token",
+        "certificate",
+        "allowed_clusters",
+        "scopes",
+        "expires",
+        "rows_per_second",
+    ),
+    *("bytes_per_second", "max_series", "max_stored_bytes", "grace", "revoked"),
 )
+_QUOTAS: Final = ("rows_per_second", "bytes_per_second", "max_series", "max_stored_bytes")
+"""Keys of `WriteQuota`, in its order."""
 _ANYBODY_WRITES: Final = 0o022
 _OTHERS: Final = 0o007
 _CLUSTER: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -55,15 +71,19 @@ _ALL: Final = "*"
 
 @dataclass(frozen=True, slots=True)
 class WriteQuota:
-    """What a bearer may write, in the mean.
+    """What a bearer may write; None is no limit.
 
     Attributes:
-        rows_per_second: Rows that are kept; None is no limit.
-        bytes_per_second: Bytes of bodies as they arrive, compressed or not; None is no limit.
+        rows_per_second: Rows that are kept, in the mean.
+        bytes_per_second: Bytes of bodies as they arrive, compressed or not, in the mean.
+        max_series: Different series of metrics in about a day.
+        max_stored_bytes: Bytes of values, not compressed, that the bearer's clusters may have stored.
     """
 
     rows_per_second: int | None = None
     bytes_per_second: int | None = None
+    max_series: int | None = None
+    max_stored_bytes: int | None = None
 
 
 NO_QUOTA: Final = WriteQuota()
@@ -75,13 +95,14 @@ class AclEntry:
 
     Attributes:
         key_name: Its name in the audit log and nowhere else.
-        token: The secret.
+        token: The secret; empty where it has a certificate.
         clusters: What it may touch; None is every cluster.
         grace_ns: How long it is still taken after it left the file; None is as the server is set.
         is_revoked: It is refused, and at once where it was taken before.
         scopes: Of `SCOPES`, what it may do.
         expires_wall_ns: It is refused from then on; None is never.
         quota: What it may write.
+        certificate: Name in the certificate that it shows instead of sending a token; empty where it has a token.
     """
 
     key_name: str
@@ -92,6 +113,13 @@ class AclEntry:
     scopes: frozenset[str] = SCOPES
     expires_wall_ns: int | None = None
     quota: WriteQuota = NO_QUOTA
+    certificate: str = ""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what it is known by, hexadecimal."""
+        known_by = f"certificate:{self.certificate}" if self.certificate else self.token
+        return sha256(known_by.encode()).hexdigest()
 
     @override
     def __repr__(self) -> str:
@@ -201,7 +229,13 @@ class _Reader:
             return None
         values = dict(self._iter_values(node))
         name = self._read_text(node, values, "key_name")
-        token = self._read_text(node, values, "token")
+        token = certificate = ""
+        if "certificate" in values:
+            certificate = self._read_text(node, values, "certificate")
+            if "token" in values:
+                self._say(values["token"], "token", "stands beside a certificate; which is meant?")
+        else:
+            token = self._read_text(node, values, "token")
         is_revoked = self._read_flag(values.get("revoked"))
         clusters: frozenset[str] | None = frozenset()
         if not is_revoked or "allowed_clusters" in values:
@@ -209,13 +243,21 @@ class _Reader:
         grace_ns = self._read_grace(values.get("grace"))
         scopes = self._read_scopes(values.get("scopes"))
         expires_wall_ns = self._read_time(values.get("expires"))
-        quota = WriteQuota(
-            *(self._read_rate(values, name) for name in ("rows_per_second", "bytes_per_second"))
-        )
-        self._refuse_repeats(node, name, token)
+        quota = WriteQuota(*(self._read_amount(values, name) for name in _QUOTAS))
+        self._refuse_repeats(node, name, token or certificate)
         if len(self.problems) > before:
             return None
-        return AclEntry(name, token, clusters, grace_ns, is_revoked, scopes, expires_wall_ns, quota)
+        return AclEntry(*(
+            name,
+            token,
+            clusters,
+            grace_ns,
+            is_revoked,
+            scopes,
+            expires_wall_ns,
+            quota,
+            certificate,
+        ))
 
     def _read_scopes(self, value: yaml.Node | None) -> frozenset[str]:
         if value is None:
@@ -241,7 +283,7 @@ class _Reader:
             return None
         return round(moment.timestamp()) * NS_PER_S
 
-    def _read_rate(self, values: Mapping[str, yaml.Node], name: str) -> int | None:
+    def _read_amount(self, values: Mapping[str, yaml.Node], name: str) -> int | None:
         value = values.get(name)
         if value is None:
             return None

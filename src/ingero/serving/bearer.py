@@ -7,7 +7,7 @@ tokens that left it stay valid for a grace period, so that a rotation drops no r
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Final
@@ -16,6 +16,7 @@ from ingero.config.acl import NO_QUOTA, SCOPES, AclEntry, WriteQuota
 from ingero.telemetry.clock import Clock
 
 _SCHEME: Final = "bearer"
+_N_LABEL_CHARS: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Principal:
     """Somebody who was recognised.
 
     Attributes:
-        digest: SHA-256 of the token, hexadecimal: its name in the audit log.
+        digest: SHA-256 of the token, or of its certificate's name, hexadecimal: its name in the audit log.
         key_name: The name its owner gave it; for the audit log only.
         clusters: What it may touch; None is every cluster.
         scopes: Whether it may ``read``, ``write`` or both.
@@ -36,6 +37,11 @@ class Principal:
     scopes: frozenset[str] = SCOPES
     quota: WriteQuota = NO_QUOTA
 
+    @property
+    def label(self) -> str:
+        """What names it in metrics and in the usage report: the first characters of the digest."""
+        return self.digest[:_N_LABEL_CHARS]
+
     def may(self, cluster_id: str) -> bool:
         """Whether this cluster is within its list."""
         return self.clusters is None or cluster_id in self.clusters
@@ -44,6 +50,7 @@ class Principal:
 @dataclass(frozen=True, slots=True)
 class _Known:
     digest: bytes
+    certificate: str  # empty: known by its token
     principal: Principal
     until_ns: int | None  # None: valid until it is replaced
     grace_ns: int | None = None  # None: as all
@@ -64,6 +71,11 @@ class Bearers:
         self._grace_ns = grace_ns
         self._known = _build(entries)
 
+    @property
+    def principals(self) -> tuple[Principal, ...]:
+        """Everybody who has a token, those within their grace included."""
+        return tuple(known.principal for known in self._known)
+
     def replace(self, entries: Iterable[AclEntry]) -> tuple[str, ...]:
         """Take a new set; returns the digests that are live now, for the audit line.
 
@@ -72,7 +84,7 @@ class Bearers:
         """
         entries = tuple(entries)
         fresh = _build(entries)
-        listed = {sha256(entry.token.encode()).digest() for entry in entries}
+        listed = {bytes.fromhex(entry.digest) for entry in entries}
         now_ns = self._clock.mono_ns()
         leaving = tuple(
             replace(known, until_ns=self._find_end(known, now_ns))
@@ -93,15 +105,26 @@ class Bearers:
         if scheme.lower() != _SCHEME:
             return None
         digest = sha256(token.strip().encode()).digest()
-        now_ns, wall_ns = self._clock.mono_ns(), self._clock.wall_ns()
         found = None
         for known in self._known:
-            is_valid = (known.until_ns is None or known.until_ns > now_ns) and (
-                known.expires_wall_ns is None or known.expires_wall_ns > wall_ns
-            )
+            is_valid = self._is_valid(known) and not known.certificate
             if hmac.compare_digest(known.digest, digest) and is_valid and found is None:
                 found = known.principal
         return found
+
+    def identify(self, authorization: str | None, names: Sequence[str]) -> Principal | None:
+        """Who sent this ``Authorization`` value or, where there is none, showed a certificate of these names."""
+        if authorization is not None or not names:
+            return self.authenticate(authorization)
+        for known in self._known:
+            if known.certificate and known.certificate in names and self._is_valid(known):
+                return known.principal
+        return None
+
+    def _is_valid(self, known: _Known) -> bool:
+        is_kept = known.until_ns is None or known.until_ns > self._clock.mono_ns()
+        expires_wall_ns = known.expires_wall_ns
+        return is_kept and (expires_wall_ns is None or expires_wall_ns > self._clock.wall_ns())
 
 
 def _build(entries: Iterable[AclEntry]) -> tuple[_Known, ...]:
@@ -109,11 +132,8 @@ def _build(entries: Iterable[AclEntry]) -> tuple[_Known, ...]:
     for entry in entries:
         if entry.is_revoked:
             continue
-        digest = sha256(entry.token.encode())
-        principal = Principal(
-            digest.hexdigest(), entry.key_name, entry.clusters, entry.scopes, entry.quota
-        )
-        known.append(
-            _Known(digest.digest(), principal, None, entry.grace_ns, entry.expires_wall_ns)
-        )
+        digest, name = entry.digest, entry.key_name
+        principal = Principal(digest, name, entry.clusters, entry.scopes, entry.quota)
+        times = (None, entry.grace_ns, entry.expires_wall_ns)
+        known.append(_Known(bytes.fromhex(digest), entry.certificate, principal, *times))
     return tuple(known)

@@ -7,9 +7,10 @@ on. Authorities are read once; a changed ``ca_file`` or ``client_ca_file`` needs
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from typing_extensions import override
 
@@ -85,6 +86,20 @@ def _build_telling(on_refused: Callable[[str], None]) -> type[ssl.SSLObject]:
                 raise
 
     return TellingObject
+
+
+def find_names(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Who a verified certificate, as `ssl.SSLSocket.getpeercert` has it, is of.
+
+    Its subject alternative names; the subject's common name where it has none (RFC 6125, 6.4.4).
+    """
+    if not certificate:
+        return ()
+    names = [name for _, name in certificate.get("subjectAltName", ()) if isinstance(name, str)]
+    if names:
+        return tuple(names)
+    subject = certificate.get("subject", ())
+    return tuple(value for part in subject for key, value in part if key == "commonName")
 
 
 class CertificateReloader:

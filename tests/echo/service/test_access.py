@@ -232,7 +232,7 @@ def test_a_broken_token_file_keeps_the_old_bearers(open_echo, caplog):
     def broken():
         raise ConfigError("line 3: allowed_clusters: is empty")
 
-    echo.service._load_tokens = broken
+    echo.service.access._load_tokens = broken
     with caplog.at_level(logging.ERROR):
         echo.reload()
     assert "line 3" in caplog.text

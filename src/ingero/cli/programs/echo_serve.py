@@ -124,7 +124,9 @@ def _token_loader(config: EchoConfig, token: str | None) -> Callable[[], tuple[A
         return lambda: parse_token(_read(file), file)
     if config.bearer_acl_file is not None:
         acl = config.bearer_acl_file
-        return lambda: parse_acl(_read(acl), acl, is_empty_all=config.acl_empty_means_all)
+        return lambda: _hold_to_tls(
+            parse_acl(_read(acl), acl, is_empty_all=config.acl_empty_means_all), config
+        )
     from_environment = find_auth_token()
     if from_environment is not None:
         return lambda: parse_token(from_environment, "AUTH_TOKEN")
@@ -132,6 +134,18 @@ def _token_loader(config: EchoConfig, token: str | None) -> Callable[[], tuple[A
         "nobody could ask: there is no bearer token",
         hint="(umask 077; openssl rand -hex 32 > token); then give --auth-token-file token",
     )
+
+
+def _hold_to_tls(entries: tuple[AclEntry, ...], config: EchoConfig) -> tuple[AclEntry, ...]:
+    """Refuse bearers with a certificate where none is asked for: they could never send."""
+    named = next((entry.key_name for entry in entries if entry.certificate), None)
+    if named is not None and config.otlp_client_ca_file is None:
+        raise ConfigError(
+            f"{named} has a certificate, and no client is asked for one",
+            source=config.bearer_acl_file or "",
+            hint="otlp_client_ca_file names the authorities of clients",
+        )
+    return entries
 
 
 def _read(file: str) -> str:

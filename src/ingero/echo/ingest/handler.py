@@ -16,8 +16,8 @@ from typing import Final
 from ingero.echo.ingest.budget import ByteBudget
 from ingero.echo.ingest.intake import Built, ForbiddenError, Intake
 from ingero.echo.ingest.limits import RefusalReason
-from ingero.echo.ingest.quotas import QuotaMeter
-from ingero.echo.ingest.settings import Authenticate, IngestCounters, IngestSettings
+from ingero.echo.ingest.quotas import QuotaKind, QuotaMeter
+from ingero.echo.ingest.settings import Identify, IngestCounters, IngestSettings
 from ingero.errors import BadDataError, IngeroError, RetryableError, StoreError
 from ingero.serving.audit import write_audit
 from ingero.serving.bearer import Principal
@@ -26,7 +26,7 @@ from ingero.serving.otlp.answers import AnswerStatus, OtlpAnswer, Reason, Reques
 from ingero.serving.otlp.encodings import TooLargeError
 from ingero.serving.otlp.handler import OtlpRequest
 from ingero.telemetry.clock import Clock
-from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.units import NS_PER_MS, NS_PER_S, format_size
 
 _LOG: Final = logging.getLogger("ingero.echo")
 _LARGE_BYTES: Final = 32 << 10
@@ -90,7 +90,7 @@ class IngestHandler:
 
     Args:
         intake: Where exports go.
-        authenticate: Who a request is from.
+        identify: Who a request is from.
         settings: Limits.
         counters: Requests by how they ended.
         clock: Time.
@@ -102,7 +102,7 @@ class IngestHandler:
     def __init__(
         self,
         intake: Intake,
-        authenticate: Authenticate,
+        identify: Identify,
         settings: IngestSettings,
         counters: IngestCounters,
         clock: Clock,
@@ -110,7 +110,7 @@ class IngestHandler:
         self.settings = settings
         self._counters = counters
         self._intake = intake
-        self._authenticate = authenticate
+        self._identify = identify
         self._clock = clock
         self._by_bearer = RateLimiter(settings.per_second, settings.burst, clock)
         self._quotas = QuotaMeter(clock)
@@ -136,7 +136,7 @@ class IngestHandler:
         if self._in_flight.total() >= settings.max_in_flight:
             counters.refused_load += 1
             return _overload("too many requests at once", 1)
-        ingest.principal = self._authenticate(request.authorization)
+        ingest.principal = self._identify(request.authorization, request.peer_names)
         if ingest.principal is None:
             return self._slow_down(ingest.source_ip)
         refusal = self._hold_to_rights(ingest.principal)
@@ -159,11 +159,27 @@ class IngestHandler:
         if wait_s:
             counters.refused_pace += 1
             return _overload("too many requests a second", max(1, math.ceil(wait_s)))
-        wait_ns = self._quotas.find_wait(principal)
-        if wait_ns:
-            counters.refused_quota += 1
-            return _overload("this bearer has written its quota", math.ceil(wait_ns / NS_PER_S))
+        return self._hold_to_quotas(principal)
+
+    def _hold_to_quotas(self, principal: Principal) -> RequestRefusal | None:
+        """Refuse a bearer that must wait for rows or bytes, and one whose clusters have stored all they may."""
+        quota, wait = principal.quota, self._quotas.find_wait(principal)
+        if wait is not None:
+            self._count_quota(principal, wait.kind)
+            limit = quota.rows_per_second if wait.kind is QuotaKind.ROWS else quota.bytes_per_second
+            message = f"this bearer has written its quota of {limit} {wait.kind} a second"
+            return _overload(message, math.ceil(wait.wait_ns / NS_PER_S))
+        most = quota.max_stored_bytes
+        if most is not None and self._intake.find_stored_bytes(principal) >= most:
+            self._count_quota(principal, QuotaKind.STORAGE)
+            message = f"the clusters of this bearer have stored its max_stored_bytes of {format_size(most)}"
+            answer = OtlpAnswer(AnswerStatus.STORAGE_FULL, message)
+            return RequestRefusal(answer, Reason.OVERLOADED)
         return None
+
+    def _count_quota(self, principal: Principal, kind: QuotaKind) -> None:
+        self._counters.refused_quota += 1
+        self._counters.quotas[principal.label, kind] += 1
 
     def _slow_down(self, source_ip: str) -> RequestRefusal:
         """Answer a wrong token, later where there were many from this address."""
@@ -223,6 +239,7 @@ class IngestHandler:
         principal = ingest.principal
         assert principal is not None
         self._quotas.charge(principal, n_bytes=len(body))
+        self._counters.bytes_of_bearer[principal.label] += len(body)
 
         def build() -> Built:
             export = request.decode(body, self.settings.max_body_bytes)
@@ -245,6 +262,9 @@ class IngestHandler:
         if outcome.n_refused:
             refusals.add_many(RefusalReason.STORE, outcome.n_refused, outcome.why)
         self._counters.records.update(refusals.by_reason)
+        assert ingest.principal is not None
+        if n_series := refusals.by_reason.get(RefusalReason.QUOTA):
+            self._counters.quotas[ingest.principal.label, QuotaKind.SERIES] += n_series
         ingest.n_refused = refusals.n_refused
         ingest.n_rows = built.rows.n_rows - outcome.n_refused
         why = refusals.tell()
@@ -252,7 +272,6 @@ class IngestHandler:
             self._counters.refused_body += 1
             return OtlpAnswer(AnswerStatus.BAD_DATA, f"nothing of it can be kept: {why}")
         self._counters.taken += 1
-        assert ingest.principal is not None
         self._quotas.charge(ingest.principal, n_rows=ingest.n_rows)
         if outcome.n_conflicts:
             n = outcome.n_conflicts

@@ -11,13 +11,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from ingero.echo.db.rows import NodeKey, Rows
 from ingero.echo.db.store import Store
-from ingero.echo.ingest.limits import RecordLimits, Refusals
+from ingero.echo.ingest.limits import RecordLimits, RefusalReason, Refusals
 from ingero.echo.ingest.logs import add_logs
 from ingero.echo.ingest.metrics import add_metrics
 from ingero.echo.ingest.origin import Origins
+from ingero.echo.ingest.quotas import SeriesMeter
 from ingero.echo.ingest.spans import add_spans
+from ingero.echo.schema.tables import EVENTS, HISTOGRAMS
 from ingero.errors import BadDataError, IngeroError, PermanentError
 from ingero.otlp.codec import Export
 from ingero.otlp.names import Signal
@@ -66,6 +70,9 @@ class Intake:
         store: Where rows go.
         clock: Arrival times.
         limits: What one record may hold.
+
+    Attributes:
+        series: What bearers with a quota of series have used of it.
     """
 
     def __init__(self, store: Store, clock: Clock, limits: RecordLimits | None = None) -> None:
@@ -73,6 +80,7 @@ class Intake:
         self._clock = clock
         self._origins = Origins(limits or RecordLimits())
         self._acks = LoopAcks()
+        self.series = SeriesMeter(clock)
         self._nodes: dict[NodeKey, tuple[int, int]] = {}
         self._next_say_ns = 0
 
@@ -94,14 +102,38 @@ class Intake:
             raise BadDataError("it cannot be read") from error
         rows.name_cluster(hint)
         _check_clusters(rows, principal)
+        rows.bearer = principal.label
+        if principal.quota.max_series is not None:
+            self._hold_to_series(rows, refusals, principal)
         self._drop_known_nodes(rows)
         return Built(rows, refusals)
+
+    def _hold_to_series(self, rows: Rows, refusals: Refusals, principal: Principal) -> None:
+        """Leave out rows of series that are more than the bearer may have."""
+        for name in (EVENTS.name, HISTOGRAMS.name):
+            table = rows.tables.get(name)
+            if table is None or not table.series:
+                continue
+            is_kept = self.series.admit(principal, np.array(table.series, dtype=np.uint64))
+            n_refused = len(is_kept) - int(is_kept.sum())
+            if n_refused:
+                table.keep_listed(is_kept)
+                rows.n_rows -= n_refused
+                refusals.add_many(
+                    RefusalReason.QUOTA,
+                    n_refused,
+                    f"new series beyond this bearer's max_series of {principal.quota.max_series}",
+                )
 
     def _say(self, error: Exception) -> None:
         """A body that meets a defect of ours: its place in the code, once in ten seconds."""
         if self._clock.mono_ns() >= self._next_say_ns:
             self._next_say_ns = self._clock.mono_ns() + _SAY_EVERY_NS
             _LOG.error("an OTLP body was refused because of a defect", exc_info=error)
+
+    def find_stored_bytes(self, principal: Principal) -> int:
+        """Bytes of values that a bearer's clusters have stored."""
+        return self._store.usage.find_stored_bytes(principal.clusters)
 
     async def write(self, rows: Rows) -> None:
         """Return once the rows are on disk.

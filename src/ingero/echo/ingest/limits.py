@@ -25,6 +25,7 @@ class RefusalReason(StrEnum):
     BATCH = "batch"
     UNREADABLE = "unreadable"
     STORE = "store"
+    QUOTA = "quota"
 
 
 class RefusedRecordError(BadDataError):

@@ -1,18 +1,42 @@
-"""`QuotaMeter`: what each bearer has written against what it may write in the mean."""
+"""What bearers have written against what they may write: rows and bytes in the mean, and different series in a day."""
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
-from typing import Final
+from enum import StrEnum
+from typing import Final, NamedTuple
 
+import numpy as np
+
+from ingero.echo.db.deduplication import KeyGeneration, Keys
+from ingero.model.arrays import BoolArray
 from ingero.serving.bearer import Principal
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
 BURST_NS: Final = 10 * NS_PER_S
 """What a bearer that was silent may write at once, as time of its quota."""
+GENERATION_NS: Final = 12 * 3600 * NS_PER_S
+"""A series counts until it was silent for one to two of these."""
 _MAX_KEYS: Final = 8192
 """Rows and bytes of as many bearers as there are; the least recently used is forgotten and starts anew."""
+
+
+class QuotaKind(StrEnum):
+    """What is bounded; value of the label ``quota``."""
+
+    ROWS = "rows"
+    BYTES = "bytes"
+    SERIES = "series"
+    STORAGE = "storage"
+
+
+class QuotaWait(NamedTuple):
+    """How long a bearer must wait, and for which of its quotas."""
+
+    wait_ns: int
+    kind: QuotaKind
 
 
 class QuotaMeter:
@@ -27,22 +51,25 @@ class QuotaMeter:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._used_ns: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._used_ns: OrderedDict[tuple[str, QuotaKind], int] = OrderedDict()
 
-    def find_wait(self, principal: Principal) -> int:
-        """Nanoseconds until a bearer may write again; 0 when it may now."""
+    def find_wait(self, principal: Principal) -> QuotaWait | None:
+        """How long until a bearer may write again, by the quota that it must wait for longest; None when it may now."""
         now_ns = self._clock.mono_ns()
-        kinds = ("rows", "bytes")
-        used = [self._used_ns.get((principal.digest, kind), now_ns) for kind in kinds]
-        return max(0, *(until_ns - now_ns for until_ns in used))
+        waits = (
+            QuotaWait(self._used_ns.get((principal.digest, kind), now_ns) - now_ns, kind)
+            for kind in (QuotaKind.ROWS, QuotaKind.BYTES)
+        )
+        longest = max(waits)
+        return longest if longest.wait_ns > 0 else None
 
     def charge(self, principal: Principal, *, n_rows: int = 0, n_bytes: int = 0) -> None:
         """Write down what was written."""
         quota = principal.quota
-        self._charge((principal.digest, "rows"), n_rows, quota.rows_per_second)
-        self._charge((principal.digest, "bytes"), n_bytes, quota.bytes_per_second)
+        self._charge((principal.digest, QuotaKind.ROWS), n_rows, quota.rows_per_second)
+        self._charge((principal.digest, QuotaKind.BYTES), n_bytes, quota.bytes_per_second)
 
-    def _charge(self, key: tuple[str, str], amount: int, per_second: int | None) -> None:
+    def _charge(self, key: tuple[str, QuotaKind], amount: int, per_second: int | None) -> None:
         if per_second is None or not amount:
             return
         least_ns = self._clock.mono_ns() - BURST_NS
@@ -51,3 +78,75 @@ class QuotaMeter:
         self._used_ns.move_to_end(key)
         if len(self._used_ns) > _MAX_KEYS:
             self._used_ns.popitem(last=False)
+
+
+class SeriesMeter:
+    """The series of each bearer that has a quota of them, exactly, at 8 to 16 bytes each. Any thread.
+
+    It begins anew with the process, so a restart lets in as many again.
+
+    Args:
+        clock: Time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._windows: dict[str, _SeriesWindow] = {}
+
+    def count(self, principal: Principal) -> int:
+        """Series of a bearer that count now."""
+        with self._lock:
+            window = self._windows.get(principal.digest)
+            if window is None:
+                return 0
+            window.rotate(self._clock.mono_ns())
+            return window.n_active
+
+    def admit(self, principal: Principal, series: Keys) -> BoolArray:
+        """Mask of the rows within the quota, shape (n,): of series that it has, and of new ones while there is room.
+
+        Args:
+            principal: One with a quota of series.
+            series: Hash of what each row is about.
+        """
+        limit = principal.quota.max_series
+        assert limit is not None
+        now_ns = self._clock.mono_ns()
+        with self._lock:
+            window = self._windows.setdefault(principal.digest, _SeriesWindow(now_ns))
+            window.rotate(now_ns)
+            return window.admit(series, limit)
+
+
+class _SeriesWindow:
+    """Series of the running generation and of the one before it."""
+
+    def __init__(self, now_ns: int) -> None:
+        self._newer = KeyGeneration(now_ns)
+        self._older = KeyGeneration(now_ns)
+        self.n_active = 0
+
+    def rotate(self, now_ns: int) -> None:
+        """Forget what was silent for a generation."""
+        while now_ns - self._newer.opened_ns >= GENERATION_NS:
+            opened_ns = self._newer.opened_ns + GENERATION_NS
+            if now_ns - opened_ns >= 2 * GENERATION_NS:
+                opened_ns = now_ns
+            self._older, self._newer = self._newer, KeyGeneration(opened_ns)
+            self.n_active = self._older.n_keys
+
+    def admit(self, series: Keys, limit: int) -> BoolArray:
+        different, place_idx = np.unique(series, return_inverse=True)
+        is_newer = self._newer.is_member(different)
+        is_older = self._older.is_member(different) & ~is_newer
+        new_idx = np.flatnonzero(~(is_newer | is_older))
+        room = max(0, limit - self.n_active)
+        taken_idx, refused_idx = new_idx[:room], new_idx[room:]
+        self.n_active += len(taken_idx)
+        added = np.concatenate((different[is_older], different[taken_idx]))
+        if len(added):
+            self._newer.add(added)
+        is_taken = np.ones(len(different), dtype=np.bool_)
+        is_taken[refused_idx] = False
+        return is_taken[place_idx]

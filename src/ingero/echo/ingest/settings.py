@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ingero.echo.ingest.limits import RecordLimits, RefusalReason
+from ingero.echo.ingest.quotas import QuotaKind
 from ingero.serving.bearer import Principal
 from ingero.units import NS_PER_S
 
-Authenticate = Callable[[str | None], Principal | None]
+Identify = Callable[[str | None, Sequence[str]], Principal | None]
+"""Who sent an ``Authorization`` value, or showed a certificate of these names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +51,13 @@ class IngestCounters:
         refused_auth: No token, or a wrong one.
         refused_acl: A cluster that the bearer may not write to, or it may only read.
         refused_pace: One bearer's rate, requests at once, or share of the memory.
-        refused_quota: More rows or bytes than the bearer may write.
+        refused_quota: More rows or bytes than the bearer may write, or more stored than its clusters may have.
         refused_load: Too much of everybody.
         refused_body: Nothing of it could be read or kept.
         failed: The store cannot write.
         records: Records that were refused out of requests, by reason.
+        bytes_of_bearer: Bytes of bodies that were read, by the bearer's label.
+        quotas: What quotas refused, by the bearer's label and the quota: requests, and of series rows.
         draining: Shutting down.
     """
 
@@ -66,4 +70,6 @@ class IngestCounters:
     refused_body: int = 0
     failed: int = 0
     records: Counter[RefusalReason] = field(default_factory=Counter)
+    bytes_of_bearer: Counter[str] = field(default_factory=Counter)
+    quotas: Counter[tuple[str, QuotaKind]] = field(default_factory=Counter)
     draining: bool = False

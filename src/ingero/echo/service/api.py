@@ -21,7 +21,7 @@ from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.service.config import EchoConfig
 from ingero.echo.service.executor import ClientGoneError, QueryExecutor
 from ingero.echo.service.formats import choose_format, iter_sql
-from ingero.echo.service.middleware import MCP_PATHS, N_DIGEST_CHARS, Receive, Scope, Send
+from ingero.echo.service.middleware import MCP_PATHS, Receive, Scope, Send
 from ingero.echo.service.openapi import build_openapi
 from ingero.echo.service.origins import build_rules
 from ingero.echo.service.replies import (
@@ -189,7 +189,7 @@ class Api:
 
     async def _metrics(self, request: Request) -> Response:
         principal: Principal = request.scope["principal"]
-        only = None if principal.clusters is None else ("bearer", principal.digest[:N_DIGEST_CHARS])
+        only = None if principal.clusters is None else ("bearer", principal.label)
         accept = request.headers.get("accept", "")
         body, content_type = encode_metrics(self._meter, accept, only)
         return Response(body, headers={"content-type": content_type})

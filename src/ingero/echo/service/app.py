@@ -18,27 +18,29 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 
 from ingero import __version__
-from ingero.config.acl import AclEntry
 from ingero.echo.db.backup_socket import BackupServer
 from ingero.echo.ingest.handler import IngestHandler
 from ingero.echo.ingest.intake import Intake
 from ingero.echo.ingest.settings import IngestCounters
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.queries.prompts import PROMPTS
-from ingero.echo.service.access import Access, build_access_tokens
+from ingero.echo.service.access import Access, LoadTokens
 from ingero.echo.service.api import Api
 from ingero.echo.service.config import EchoConfig
 from ingero.echo.service.executor import ClientGoneError, QueryExecutor
 from ingero.echo.service.health import HealthApp
 from ingero.echo.service.listeners import Addresses, Listeners
 from ingero.echo.service.middleware import GONE, PRINCIPAL, RequestMiddleware
-from ingero.echo.service.settings import build_ingest, build_store
+from ingero.echo.service.settings import build_backups, build_compactor, build_ingest, build_store
 from ingero.echo.service.streaming import RowStreams
-from ingero.echo.service.telemetry import watch_service
+from ingero.echo.service.telemetry import (
+    watch_backups,
+    watch_bearers,
+    watch_compactor,
+    watch_service,
+)
 from ingero.echo.service.tenant_sql import TenantSql
 from ingero.errors import IngeroError, RetryableError, StoreError
-from ingero.serving.audit import write_audit
-from ingero.serving.bearer import Bearers
 from ingero.serving.mcp import Call, McpFacts, build_mcp_server
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.telemetry.metrics import MeterRegistry
@@ -52,8 +54,6 @@ _INSTRUCTIONS: Final = (
 )
 _MAX_LAST_S: Final = 8.0
 """Longest life of a process that cannot write any more."""
-
-LoadTokens = Callable[[], tuple[AclEntry, ...]]
 
 
 def build_echo_mcp(call: Call) -> Server[Any]:
@@ -75,12 +75,10 @@ class EchoService:
         self, config: EchoConfig, load_tokens: LoadTokens, clock: Clock | None = None
     ) -> None:
         self._config = config
-        self._load_tokens = load_tokens
         self._clock = clock or SystemClock()
         self.meter = MeterRegistry()
         self.store = build_store(config, self._clock)
-        self.bearers = Bearers(load_tokens(), self._clock, config.token_grace)
-        self.access = Access(self.bearers, build_access_tokens(config, self._clock))
+        self.access = Access(load_tokens, config, self._clock)
         self.sql = TenantSql(self.store, config, self._clock)
         timeout_ns = config.query_timeout + config.sql_timeout
         self.executor = QueryExecutor(self.store, self._clock, config, timeout_ns, self.sql.run)
@@ -108,6 +106,7 @@ class EchoService:
         backups = BackupServer(self.store)
         backups.open()
         closing.callback(backups.close)
+        self._start_upkeep(closing)
         closing.callback(self.executor.close)
         streams = RowStreams(self.store, clock, config)
         closing.callback(streams.close)
@@ -120,8 +119,26 @@ class EchoService:
         admitted = RequestMiddleware(api, self.access, config, clock, self.meter)
         ingest = build_ingest(config)
         intake = Intake(self.store, clock, ingest.records)
-        handler = IngestHandler(intake, self.bearers.authenticate, ingest, self.counters, clock)
+        self._show_bearers(intake)
+        self.access.on_reload = partial(self._show_bearers, intake)
+        following = asyncio.create_task(self.access.follow())
+        closing.callback(following.cancel)
+        handler = IngestHandler(intake, self.access.bearers.identify, ingest, self.counters, clock)
         return await self.listeners.start(admitted, HealthApp(self.store), handler)
+
+    def _start_upkeep(self, closing: AsyncExitStack) -> None:
+        """What looks after the file, each on a thread of its own."""
+        config = self._config
+        schedule = build_backups(config, self.store, self._clock)
+        if schedule is not None:
+            watch_backups(self.meter, schedule.counters, config.backup_interval)
+            schedule.start()
+            closing.callback(schedule.close)
+        compactor = build_compactor(config, self.store)
+        if compactor is not None:
+            watch_compactor(self.meter, compactor.counters)
+            compactor.start()
+            closing.callback(compactor.close)
 
     async def run(self, on_started: Callable[[Addresses], None]) -> int:
         """Serve until SIGTERM or SIGINT; SIGHUP reads tokens and certificates again."""
@@ -153,18 +170,15 @@ class EchoService:
 
     def reload(self) -> None:
         """Read tokens and certificates again; what is bad leaves the old in place."""
-        try:
-            live = self.bearers.replace(self._load_tokens())
-        except IngeroError as error:
-            _LOG.error("bearers not replaced, the old ones stay: %s", error.message)
-        else:
-            for digest in live:
-                write_audit({"event": "bearer_rotation_applied", "live_hash": digest})
         self.access.reload()
         try:
             self.listeners.reload_certificate()
         except IngeroError as error:
             _LOG.error("certificate not replaced, the old one stays: %s", error.message)
+
+    def _show_bearers(self, intake: Intake) -> None:
+        principals = self.access.bearers.principals
+        watch_bearers(self.meter, principals, self.store.usage, self.counters, intake.series)
 
     async def stop(self) -> None:
         """Answer 503 to what is new, finish what is in flight, commit, close."""

@@ -110,6 +110,11 @@ class EchoConfig(StrictModel):
     )
     tls_cert: str | None = Field(None, description="PEM file of the certificate chain.")
     tls_key: str | None = Field(None, description="PEM file of the private key.")
+    otlp_client_ca_file: str | None = Field(
+        None,
+        description="PEM file of authorities of clients: who sends OTLP must show a certificate of one of them, and "
+        "is known by its name where it sends no token.",
+    )
     insecure_no_tls: bool = Field(
         default=False, description="Serve without TLS; loopback addresses only."
     )
@@ -218,6 +223,20 @@ class EchoConfig(StrictModel):
     min_free_space: Size = Field(
         parse_size("512MiB"), description="Free disk space below which ingest stops."
     )
+    backup_dir: str | None = Field(
+        None, description="Folder where backups are made while serving; none are made without."
+    )
+    backup_interval: Duration = Field(
+        parse_duration("24h"), description="From one of these backups to the next."
+    )
+    backup_keep: int = Field(
+        7, ge=1, le=1000, description="The newest backups that are kept in backup_dir."
+    )
+    shrink_above: Size = Field(
+        parse_size("1GiB"),
+        description="Bytes in no use above which the file is written anew while serving, where they are half of it or "
+        "more; 0 leaves it as large as it was.",
+    )
     memory_limit: Size = Field(parse_size("1GiB"), description="Memory of the database itself.")
     threads: int = Field(2, ge=1, le=256, description="Threads of the database.")
     drain: Duration = Field(parse_duration("10s"), description="Time to finish at SIGTERM.")
@@ -234,6 +253,16 @@ class EchoConfig(StrictModel):
     def _check(self) -> Self:
         if self.auth_token_file and self.bearer_acl_file:
             raise ValueError("auth_token_file and bearer_acl_file exclude each other")
+        if self.otlp_memory < 2 * self.max_otlp_body:
+            raise ValueError("otlp_memory is less than two bodies of max_otlp_body")
+        if self.max_db_size and self.max_db_size < parse_size("64MiB"):
+            raise ValueError("max_db_size under 64MiB would delete what just arrived")
+        if self.otlp_client_ca_file and self.tls_cert is None:
+            raise ValueError("otlp_client_ca_file needs tls_cert and tls_key")
+        return self
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together")
         if self.insecure_no_tls and self.tls_cert:
@@ -249,10 +278,16 @@ class EchoConfig(StrictModel):
             raise ValueError(
                 "tls_cert and tls_key are missing; insecure_no_tls serves loopback without"
             )
-        if self.otlp_memory < 2 * self.max_otlp_body:
-            raise ValueError("otlp_memory is less than two bodies of max_otlp_body")
-        if self.max_db_size and self.max_db_size < parse_size("64MiB"):
-            raise ValueError("max_db_size under 64MiB would delete what just arrived")
+        return self
+
+    @model_validator(mode="after")
+    def _check_backups(self) -> Self:
+        if self.backup_interval < parse_duration("1m"):
+            raise ValueError("backup_interval under 1m would have ingest wait all the time")
+        if self.backup_dir is not None and self.store is not None:
+            raise ValueError(
+                "backup_dir is for a file; what store keeps is its server's to back up"
+            )
         return self
 
     @model_validator(mode="after")

@@ -68,7 +68,7 @@ class Listeners:
         self._resources = resources
         self._drain_until_ns = 0
         self._grpc: OtlpAsyncGrpcServer | None = None
-        self._reloader: CertificateReloader | None = None
+        self._reloaders: list[CertificateReloader] = []
         self.api: RequestMiddleware | None = None
 
     async def start(
@@ -79,7 +79,7 @@ class Listeners:
         Raises:
             IngeroError: An address cannot be bound, or the certificate cannot be used.
         """
-        config, tls = self._config, self._build_tls()
+        config, tls = self._config, self._build_tls(None)
         self.api = api
         settings = ingest.settings
         grpc_settings = OtlpGrpcSettings(settings.max_body_bytes, settings.max_in_flight)
@@ -89,7 +89,8 @@ class Listeners:
             read_timeout_ns=settings.read_timeout_ns,
             connections=self._connection_limits,
         )
-        http = OtlpHttpServer(config.otlp_http_addr, http_settings, ingest, self._clock, tls)
+        otlp_tls = self._build_tls(config.otlp_client_ca_file)
+        http = OtlpHttpServer(config.otlp_http_addr, http_settings, ingest, self._clock, otlp_tls)
         with name_setting("health_addr", config):
             at_health = await self._listen("health", self._build(health, config.health_addr))
         with name_setting("otlp_addr", config):
@@ -106,8 +107,8 @@ class Listeners:
         Raises:
             IngeroError: It cannot be used; the old one stays.
         """
-        if self._reloader is not None:
-            self._reloader.reload_if_changed()
+        for reloader in self._reloaders:
+            reloader.reload_if_changed()
 
     async def drain(self) -> None:
         """Answer 503 to what is new and finish what is in flight, as far as the time for it goes."""
@@ -146,22 +147,26 @@ class Listeners:
     def _drain_left_ns(self) -> int:
         return max(0, self._drain_until_ns - self._clock.mono_ns())
 
-    def _build_tls(self) -> ssl.SSLContext | None:
+    def _build_tls(self, client_ca_file: str | None) -> ssl.SSLContext | None:
+        files = self._find_files(client_ca_file)
+        if files is None:
+            return None
+        context = build_server_context(files)
+        self._reloaders.append(CertificateReloader(context, files))
+        return context
+
+    def _build_grpc_credentials(self) -> grpc.ServerCredentials | None:
+        files = self._find_files(self._config.otlp_client_ca_file)
+        return None if files is None else RenewedCredentials(files, _log_bad_certificate).build()
+
+    def _find_files(self, client_ca_file: str | None) -> TlsServerConfig | None:
         config = self._config
         if config.tls_cert is None or config.tls_key is None:
             return None
         check_key_mode(config.tls_key)
-        files = TlsServerConfig(cert_file=config.tls_cert, key_file=config.tls_key)
-        context = build_server_context(files)
-        self._reloader = CertificateReloader(context, files)
-        return context
-
-    def _build_grpc_credentials(self) -> grpc.ServerCredentials | None:
-        config = self._config
-        if config.tls_cert is None or config.tls_key is None:
-            return None
-        files = TlsServerConfig(cert_file=config.tls_cert, key_file=config.tls_key)
-        return RenewedCredentials(files, _log_bad_certificate).build()
+        return TlsServerConfig(
+            cert_file=config.tls_cert, key_file=config.tls_key, client_ca_file=client_ca_file
+        )
 
 
 def _log_bad_certificate(reason: str) -> None:

@@ -55,8 +55,6 @@ _HANDLERS: Final = (
     ("/report", "report"),
 )
 MCP_PATHS: Final = frozenset({"/", "/mcp"})
-N_DIGEST_CHARS: Final = 12
-"""Characters of a token's digest that name it in metrics."""
 _CLIENT_GONE: Final = 499
 _BAD_PER_SECOND: Final = 1.0
 _BAD_BURST: Final = 20.0
@@ -272,7 +270,7 @@ class RequestMiddleware:
         meter.counter(REQUESTS).add(1, **labels, api_version=version)
         meter.histogram(LATENCY).record(took_ns / NS_PER_S, **labels, api_version=version)
         if principal is not None:
-            bearer = principal.digest[:N_DIGEST_CHARS]
+            bearer = principal.label
             meter.counter(BEARER_REQUESTS).add(1, bearer=bearer, **labels)
             seconds = meter.counter(BEARER_SECONDS)
             seconds.add(took_ns / NS_PER_S, bearer=bearer, handler=handler)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from ingero.echo.db.backups import BackupPlan, BackupSchedule
 from ingero.echo.db.clickhouse.settings import ClickHouseSettings
+from ingero.echo.db.compaction import Compactor
+from ingero.echo.db.duckdb_backend import DuckDbBackend
 from ingero.echo.db.encryption import build_encryption
 from ingero.echo.db.engine import DatabaseSettings
 from ingero.echo.db.retention import Retention
@@ -71,6 +74,24 @@ def build_clickhouse(config: EchoConfig) -> ClickHouseSettings | None:
         except UnicodeDecodeError:
             raise ConfigError(f"{config.store_password_file}: is not UTF-8") from None
     return replace(parse_store(config.store), password=password, ca_file=config.store_ca_file)
+
+
+def build_backups(config: EchoConfig, store: Store, clock: Clock) -> BackupSchedule | None:
+    """The schedule of backups, where there is one."""
+    if config.backup_dir is None:
+        return None
+    folder = Path(config.backup_dir).expanduser()
+    plan = BackupPlan(folder, config.backup_interval, config.backup_keep)
+    encryption = build_encryption(config.db_key_file, config.httpfs_extension)
+    return BackupSchedule(store, plan, encryption, clock)
+
+
+def build_compactor(config: EchoConfig, store: Store) -> Compactor | None:
+    """What makes the file smaller, where there is one and that is wanted; an encrypted one keeps its size."""
+    backend = store.backend
+    if not isinstance(backend, DuckDbBackend) or not config.shrink_above or config.db_key_file:
+        return None
+    return Compactor(store, backend, config.shrink_above)
 
 
 def build_ingest(config: EchoConfig) -> IngestSettings:

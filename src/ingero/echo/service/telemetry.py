@@ -6,16 +6,25 @@ A bearer that may not read every cluster is shown the series with its own value 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Final, TypeVar
 
+from ingero.echo.db.backups import BackupCounters
+from ingero.echo.db.compaction import CompactionCounters
 from ingero.echo.db.store import Store
+from ingero.echo.db.usage import UsageLedger
 from ingero.echo.ingest.limits import RefusalReason
+from ingero.echo.ingest.quotas import QuotaKind, SeriesMeter
 from ingero.echo.ingest.settings import IngestCounters
 from ingero.echo.service.fair_queue import FairQueue
+from ingero.serving.bearer import Principal
 from ingero.serving.connections import ConnectionCounters
 from ingero.telemetry.declare import MetricDeclaration, counter, gauge, histogram
 from ingero.telemetry.metrics import MeterRegistry
+from ingero.units import NS_PER_S
+
+KeyT = TypeVar("KeyT")
 
 REQUESTS: Final = counter(
     "ingero_echo_requests_total",
@@ -75,6 +84,52 @@ COMMITS: Final = counter(
     "ingero_echo_commits_total", "Commits by outcome: done, failed, reopened.", "outcome"
 )
 WAITING: Final = gauge("ingero_echo_rows_waiting", "Rows taken and not yet on disk.")
+BEARER_ROWS: Final = counter(
+    "ingero_echo_bearer_rows_total", "Rows that one bearer had kept.", "bearer"
+)
+BEARER_BYTES: Final = counter(
+    "ingero_echo_bearer_received_bytes_total", "Bytes of OTLP bodies of one bearer.", "bearer"
+)
+QUOTA_REFUSED: Final = counter(
+    "ingero_echo_quota_refused_total",
+    "What a quota of one bearer refused: requests (rows, bytes, storage), and rows of new series (series).",
+    "bearer",
+    "quota",
+)
+QUOTA_USED: Final = gauge(
+    "ingero_echo_quota_used_ratio",
+    "How much of its quota a bearer has used, 1 being all: series, storage.",
+    "bearer",
+    "quota",
+)
+STORED_BYTES: Final = gauge(
+    "ingero_echo_stored_bytes", "Bytes of all values that are stored, not compressed."
+)
+BACKUPS: Final = counter(
+    "ingero_echo_backups_total", "Scheduled backups by outcome: done, failed.", "outcome"
+)
+BACKUP_TIME: Final = gauge(
+    "ingero_echo_last_backup_timestamp_seconds",
+    "When the newest scheduled backup was made, in Unix time; 0 while there is none.",
+)
+BACKUP_BYTES: Final = gauge("ingero_echo_last_backup_bytes", "Size of the newest scheduled backup.")
+BACKUP_SECONDS: Final = gauge(
+    "ingero_echo_last_backup_duration_seconds",
+    "Time that the last scheduled backup took with its check; 0 until this process made one.",
+)
+BACKUP_INTERVAL: Final = gauge(
+    "ingero_echo_backup_interval_seconds", "From one scheduled backup to the next."
+)
+COMPACTIONS: Final = counter(
+    "ingero_echo_compactions_total",
+    "Times that the file was to be made smaller, by outcome: done, failed.",
+    "outcome",
+)
+FILE_BYTES: Final = gauge(
+    "ingero_echo_file_bytes",
+    "Size of the database file: used, free. Looked at every ten minutes.",
+    "part",
+)
 STORE_UP: Final = gauge("ingero_echo_store_up", "1 when the store writes, 0 when it only reads.")
 BATCHES_REFUSED: Final = counter(
     "ingero_echo_collective_batches_refused_total", "Collective batches that could not be read."
@@ -97,6 +152,18 @@ METRICS: Final[tuple[MetricDeclaration, ...]] = (
     ROWS,
     COMMITS,
     WAITING,
+    BEARER_ROWS,
+    BEARER_BYTES,
+    QUOTA_REFUSED,
+    QUOTA_USED,
+    STORED_BYTES,
+    BACKUPS,
+    BACKUP_TIME,
+    BACKUP_BYTES,
+    BACKUP_SECONDS,
+    BACKUP_INTERVAL,
+    COMPACTIONS,
+    FILE_BYTES,
     STORE_UP,
     BATCHES_REFUSED,
     RECORDS_REFUSED,
@@ -134,15 +201,66 @@ def watch_service(
     for place, queue in queues.items():
         meter.gauge(QUESTIONS_WAITING).watch(_read(queue, "n_waiting"), place=place)
     meter.gauge(WAITING).watch(lambda: store.n_waiting)
+    meter.gauge(STORED_BYTES).watch(lambda: float(store.usage.find_stored_bytes(None)))
     meter.gauge(STORE_UP).watch(lambda: 0.0 if store.trouble else 1.0)
-    meter.counter(BATCHES_REFUSED).watch(_count(ingest.records, RefusalReason.BATCH))
+    meter.counter(BATCHES_REFUSED).watch(_at(ingest.records, RefusalReason.BATCH))
     for reason in RefusalReason:
-        meter.counter(RECORDS_REFUSED).watch(_count(ingest.records, reason), reason=reason.value)
+        meter.counter(RECORDS_REFUSED).watch(_at(ingest.records, reason), reason=reason.value)
+
+
+def watch_backups(meter: MeterRegistry, counters: BackupCounters, interval_ns: int) -> None:
+    """Show what became of scheduled backups."""
+    for outcome in ("done", "failed"):
+        meter.counter(BACKUPS).watch(_read(counters, outcome), outcome=outcome)
+    meter.gauge(BACKUP_TIME).watch(_read(counters, "last_wall_s"))
+    meter.gauge(BACKUP_BYTES).watch(_read(counters, "last_bytes"))
+    meter.gauge(BACKUP_SECONDS).watch(_read(counters, "last_took_s"))
+    meter.gauge(BACKUP_INTERVAL).set(interval_ns / NS_PER_S)
+
+
+def watch_compactor(meter: MeterRegistry, counters: CompactionCounters) -> None:
+    """Show how large the file is and what was done about it."""
+    for outcome in ("done", "failed"):
+        meter.counter(COMPACTIONS).watch(_read(counters, outcome), outcome=outcome)
+    size = meter.gauge(FILE_BYTES)
+    size.watch(lambda: float(counters.file_bytes - counters.free_bytes), part="used")
+    size.watch(lambda: float(counters.free_bytes), part="free")
+
+
+def watch_bearers(
+    meter: MeterRegistry,
+    principals: Iterable[Principal],
+    usage: UsageLedger,
+    ingest: IngestCounters,
+    series: SeriesMeter,
+) -> None:
+    """Show what each bearer writes, against its quotas; called again when bearers change."""
+    used = meter.gauge(QUOTA_USED)
+    for labels in list(used.read()):
+        used.remove(bearer=labels[0], quota=labels[1])
+    for principal in principals:
+        name, quota = principal.label, principal.quota
+        meter.counter(BEARER_ROWS).watch(_at(usage.rows_of_bearer, name), bearer=name)
+        meter.counter(BEARER_BYTES).watch(_at(ingest.bytes_of_bearer, name), bearer=name)
+        for kind in QuotaKind:
+            reading = _at(ingest.quotas, (name, kind))
+            meter.counter(QUOTA_REFUSED).watch(reading, bearer=name, quota=kind.value)
+        if quota.max_series is not None:
+            reading = _share(partial(series.count, principal), quota.max_series)
+            used.watch(reading, bearer=name, quota=QuotaKind.SERIES.value)
+        if quota.max_stored_bytes is not None:
+            stored = partial(usage.find_stored_bytes, principal.clusters)
+            reading = _share(stored, quota.max_stored_bytes)
+            used.watch(reading, bearer=name, quota=QuotaKind.STORAGE.value)
+
+
+def _at(counts: Mapping[KeyT, int], key: KeyT) -> Callable[[], float]:
+    return lambda: float(counts.get(key, 0))
+
+
+def _share(read: Callable[[], int], limit: int) -> Callable[[], float]:
+    return lambda: read() / limit
 
 
 def _read(source: object, name: str) -> Callable[[], float]:
     return lambda: float(getattr(source, name))
-
-
-def _count(counts: Mapping[RefusalReason, int], reason: RefusalReason) -> Callable[[], float]:
-    return lambda: float(counts[reason])

@@ -36,6 +36,10 @@ class AnswerStatus(Enum):
     CLIENT_GONE = (499, 1)  # CANCELLED; nginx's number, for the audit log only
     PERMANENT = (500, 13)  # INTERNAL: the Collector's answer to a permanent consumer error
     UNAVAILABLE = (503, 14)
+    STORAGE_FULL = (
+        507,
+        8,
+    )  # RESOURCE_EXHAUSTED without RetryInfo, which OTLP does not retry; nor does it retry 507
 
     @property
     def http(self) -> int:

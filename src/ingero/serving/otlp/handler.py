@@ -24,6 +24,7 @@ class OtlpRequest:
         method: HTTP's, or ``Export``.
         path: Without the query; over gRPC the path of the same signal over HTTP. Empty where no head could be read.
         peer: Address of the sender, without its port.
+        peer_names: What the sender's certificate says of it, where the listener asks for one.
         hint: ``?cluster_id=``, or the ``ingero.cluster.id`` header or metadata; empty when there is none.
         authorization: The ``Authorization`` value; None when there is none.
         forwarded_for: The ``X-Forwarded-For`` value; empty when there is none.
@@ -38,6 +39,7 @@ class OtlpRequest:
     method: str = ""
     path: str = ""
     peer: str = ""
+    peer_names: tuple[str, ...] = ()
     hint: str = ""
     authorization: str | None = None
     forwarded_for: str = ""

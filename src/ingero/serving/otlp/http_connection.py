@@ -22,6 +22,7 @@ from ingero.serving.otlp.answers import OVERLOADED, AnswerStatus, OtlpAnswer, Re
 from ingero.serving.otlp.handler import OtlpRequest
 from ingero.serving.otlp.http_head import WANTED, write_answer
 from ingero.serving.otlp.http_shared import ArrivingRequest, HttpShared
+from ingero.serving.tls import find_names
 from ingero.units import NS_PER_S
 
 _MAX_DRAINED_BYTES: Final = 64 << 20
@@ -104,6 +105,7 @@ class _RequestParser:
         request = router.read_head(
             self._http.get_method(), self._target, headers, connection.peer or ""
         )
+        request.peer_names = connection.peer_names
         refusal = router.check_head(request, headers, is_full=shared.is_full)
         self.incoming = incoming = ArrivingRequest(request, refusal, expects=b"expect" in headers)
         shared.n_in_flight += 1
@@ -253,6 +255,7 @@ class HttpConnection(asyncio.Protocol):
     Attributes:
         shared: Likewise.
         peer: Address of the sender; None where it was not let in.
+        peer_names: Who its certificate is of.
         is_done: Nothing more is taken from it; it ends when everything is answered.
     """
 
@@ -267,12 +270,14 @@ class HttpConnection(asyncio.Protocol):
         "_unsent",
         "is_done",
         "peer",
+        "peer_names",
         "shared",
     )
 
     def __init__(self, shared: HttpShared, loop: asyncio.AbstractEventLoop) -> None:
         self.shared = shared
         self.peer: str | None = None
+        self.peer_names: tuple[str, ...] = ()
         self.is_done = False
         self._loop = loop
         self._transport: asyncio.Transport | None = None
@@ -291,6 +296,7 @@ class HttpConnection(asyncio.Protocol):
         peer = str(name[0]) if name else ""
         if self.shared.admission.enter(peer):
             self.peer = peer
+            self.peer_names = find_names(transport.get_extra_info("peercert"))
             return
         self.is_done = True
         self.say(write_answer(_TOO_MANY, OtlpRequest(), b"", self.shared.date_line, closes=True))
