@@ -8,14 +8,8 @@ import pytest
 from tests.echo.db.test_store import make_store, rows_of
 
 from ingero.echo.db import backups
-from ingero.echo.db.backups import (
-    BackupPlan,
-    BackupSchedule,
-    choose_backup,
-    list_backups,
-    stamp_of,
-    verify,
-)
+from ingero.echo.db.backup_names import choose_backup, list_backups, stamp_of
+from ingero.echo.db.backups import BackupPlan, BackupSchedule, verify
 from ingero.echo.db.errors import translate_errors
 from ingero.echo.db.files import restore
 from ingero.errors import StoreError

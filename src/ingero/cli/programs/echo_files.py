@@ -103,12 +103,14 @@ def restore(
       ingero-echo restore --db echo.db echo-2026-01-31.db
       ingero-echo restore --db echo.db --until 2026-01-31T12:00:00Z backups/
     """
-    files, backups = _files(), _backups()
+    files = _files()
+    from ingero.echo.db.backup_names import choose_backup
+
     encryption = _encryption(db_key_file, httpfs_extension)
     moment = _parse_time(until)
     backup = Path(backup_file)
     if backup.is_dir():
-        backup = backups.choose_backup(backup, moment)
+        backup = choose_backup(backup, moment)
     naive = None if moment is None else moment.replace(tzinfo=None)
     done = files.restore(backup, Path(db).expanduser(), encryption, naive)
     left_out = f", {done.n_left_out} that arrived later left out" if until else ""

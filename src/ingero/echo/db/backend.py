@@ -25,9 +25,11 @@ class DatabaseBackend(ABC):
 
     Attributes:
         secret: 64 bits that no sender knows, the same for as long as the database lives; known once it was open.
+        is_read_only: Nothing is ever written to it.
     """
 
     secret: int = 0
+    is_read_only: bool = False
 
     @property
     @abstractmethod

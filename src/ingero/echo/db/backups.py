@@ -6,7 +6,6 @@ Ingest waits while the file is copied, as for ``ingero-echo backup``; the check 
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Final
 
 import duckdb
 
+from ingero.echo.db.backup_names import list_backups, name_backup, stamp_of
 from ingero.echo.db.backup_socket import copy_now, fill_copy
 from ingero.echo.db.encryption import Encryption
 from ingero.echo.db.engine import DatabaseSettings, open_engine, read_whole
@@ -28,8 +28,6 @@ from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
 _LOG: Final = logging.getLogger("ingero.echo")
-_NAME: Final = re.compile(r"echo-(\d{8}T\d{6}Z)\.db")
-_STAMP: Final = "%Y%m%dT%H%M%SZ"
 _LOOK_S: Final = 5.0
 _RETRY_NS: Final = 600 * NS_PER_S
 """A backup that failed is tried again after this, or after the interval where that is shorter."""
@@ -198,7 +196,7 @@ class BackupSchedule:
         plan.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in plan.folder.glob("echo-*.db.partial*"):
             left.unlink()
-        name = plan.folder / f"echo-{now.strftime(_STAMP)}.db"
+        name = plan.folder / name_backup(now)
 
         def fill(copy: Path) -> Mapping[str, int]:
             def copy_into(fds: list[int]) -> dict[str, int]:
@@ -214,30 +212,3 @@ class BackupSchedule:
         for old in list_backups(plan.folder)[: -plan.keep]:
             old.unlink()
         return name
-
-
-def list_backups(folder: Path) -> list[Path]:
-    """The backups of a folder that `BackupSchedule` made, oldest first."""
-    if not folder.is_dir():
-        return []
-    return sorted(one for one in folder.iterdir() if _NAME.fullmatch(one.name))
-
-
-def stamp_of(backup: Path) -> datetime:
-    """When a backup was made, by its name."""
-    found = _NAME.fullmatch(backup.name)
-    assert found is not None
-    return datetime.strptime(found[1], _STAMP).replace(tzinfo=UTC)
-
-
-def choose_backup(folder: Path, until: datetime | None) -> Path:
-    """The backup to restore: the newest, or the first that has all that arrived until a time.
-
-    Raises:
-        StoreError: There is none.
-    """
-    found = list_backups(folder)
-    if not found:
-        raise StoreError(f"{folder} has no backup, which is named echo-….db")
-    later = [one for one in found if until is not None and stamp_of(one) > until]
-    return later[0] if later else found[-1]

@@ -16,6 +16,7 @@ from ingero.echo.db.duckdb_backend import DuckDbBackend
 from ingero.echo.db.engine import MEMORY, DatabaseSettings
 from ingero.echo.db.lock import FileLock
 from ingero.echo.db.reader import Reader
+from ingero.echo.db.replica import NOT_WRITTEN, ReplicaBackend
 from ingero.echo.db.rows import Rows
 from ingero.echo.db.usage import UsageLedger
 from ingero.echo.db.write_queue import Done
@@ -36,6 +37,7 @@ class StoreSettings:
     Attributes:
         engine: The resources of a DuckDB instance.
         clickhouse: The server to use instead of a file; its disk and memory are its own business.
+        replica_of: A folder of backups to answer from, instead of a file that is written.
         writer: Grouping and retention.
         max_waiting_rows: Rows in memory above which new ones are refused with "send again".
         max_waiting_bytes: The same for the bytes of the requests that they came in.
@@ -45,6 +47,7 @@ class StoreSettings:
 
     engine: DatabaseSettings = field(default_factory=DatabaseSettings)
     clickhouse: ClickHouseSettings | None = None
+    replica_of: Path | None = None
     writer: DatabaseWriterSettings = field(default_factory=DatabaseWriterSettings)
     max_waiting_rows: int = 500_000
     max_waiting_bytes: int = 256 << 20
@@ -74,7 +77,9 @@ class Store:
         self._clock = clock
         self._read_free_bytes = read_free_bytes or self._statvfs
         self.backend: DatabaseBackend
-        if settings.clickhouse is None:
+        if settings.replica_of is not None:
+            self.backend = ReplicaBackend(settings.replica_of, settings.engine)
+        elif settings.clickhouse is None:
             self.backend = DuckDbBackend(path, settings.engine)
         else:
             self.backend = _build_clickhouse(settings.clickhouse, clock)
@@ -89,7 +94,9 @@ class Store:
     @property
     def is_file(self) -> bool:
         """Whether `path` is a file of ours."""
-        return self.path != MEMORY and self._settings.clickhouse is None
+        settings = self._settings
+        is_elsewhere = settings.clickhouse is not None or settings.replica_of is not None
+        return self.path != MEMORY and not is_elsewhere
 
     @property
     def usage(self) -> UsageLedger:
@@ -153,7 +160,10 @@ class Store:
 
         Raises:
             RetryableError: Too much waits already, or the disk is nearly full; nothing was taken.
+            StoreError: Nothing is ever taken here.
         """
+        if self.backend.is_read_only:
+            raise StoreError(NOT_WRITTEN)
         queue, settings = self._writer.queue, self._settings
         waiting = queue.n_rows
         is_full = waiting + rows.n_rows > settings.max_waiting_rows

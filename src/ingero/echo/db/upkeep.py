@@ -57,7 +57,7 @@ class Upkeep:
             StoreError: The tables could not be read, or the entries not be written.
         """
         self.postpone()
-        if self._is_counted:
+        if self._is_counted or self._backend.is_read_only:
             return
         with self._backend.open_reader(_READ_NS) as reader:
             uncounted = find_uncounted(reader)
@@ -82,6 +82,8 @@ class Upkeep:
         n_aged, n_sized = self._backend.trim(now, self.since(now), self._settings.retention)
         self._counters.aged_out += n_aged
         self._counters.sized_out += n_sized
+        if self._backend.is_read_only:
+            return
         if self.usage.is_full or self._clock.mono_ns() >= self._next_entry_ns:
             self.write_usage(now)
         self._refresh(now)

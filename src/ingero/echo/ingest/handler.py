@@ -13,6 +13,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Final
 
+from ingero.echo.db.replica import NOT_WRITTEN
 from ingero.echo.ingest.budget import ByteBudget
 from ingero.echo.ingest.intake import Built, ForbiddenError, Intake
 from ingero.echo.ingest.limits import RefusalReason
@@ -44,6 +45,10 @@ _DRAINING: Final = RequestRefusal(
 )
 _READER: Final = RequestRefusal(
     OtlpAnswer(AnswerStatus.FORBIDDEN, "this bearer may only read"), Reason.READ_ONLY
+)
+_REPLICA: Final = RequestRefusal(
+    OtlpAnswer(AnswerStatus.FORBIDDEN, f"{NOT_WRITTEN}; send to the one that makes them"),
+    Reason.READ_ONLY,
 )
 _BODY_REASONS: Final = frozenset({
     Reason.CONTENT_ENCODING,
@@ -152,9 +157,9 @@ class IngestHandler:
     def _hold_to_rights(self, principal: Principal) -> RequestRefusal | None:
         """Refuse a bearer that may not write, or that sends or has written more than it may."""
         counters = self._counters
-        if "write" not in principal.scopes:
+        if self.settings.is_read_only or "write" not in principal.scopes:
             counters.refused_acl += 1
-            return _READER
+            return _REPLICA if self.settings.is_read_only else _READER
         wait_s = self._by_bearer.take(principal.digest)
         if wait_s:
             counters.refused_pace += 1

@@ -29,6 +29,7 @@ class IngestSettings:
         max_in_flight_bearer: Requests at once of one bearer.
         trust_proxy: Take the sender's address from X-Forwarded-For.
         records: What one record may hold.
+        is_read_only: Nothing is taken from anybody.
     """
 
     max_body_bytes: int = 32 << 20
@@ -40,6 +41,7 @@ class IngestSettings:
     max_in_flight_bearer: int = 512
     trust_proxy: bool = False
     records: RecordLimits = field(default_factory=RecordLimits)
+    is_read_only: bool = False
 
 
 @dataclass(slots=True)

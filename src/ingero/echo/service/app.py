@@ -19,6 +19,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 from ingero import __version__
 from ingero.echo.db.backup_socket import BackupServer
+from ingero.echo.db.replica import ReplicaBackend
 from ingero.echo.ingest.handler import IngestHandler
 from ingero.echo.ingest.intake import Intake
 from ingero.echo.ingest.settings import IngestCounters
@@ -37,6 +38,7 @@ from ingero.echo.service.telemetry import (
     watch_backups,
     watch_bearers,
     watch_compactor,
+    watch_replica,
     watch_service,
 )
 from ingero.echo.service.tenant_sql import TenantSql
@@ -134,6 +136,8 @@ class EchoService:
             watch_backups(self.meter, schedule.counters, config.backup_interval)
             schedule.start()
             closing.callback(schedule.close)
+        if isinstance(self.store.backend, ReplicaBackend):
+            watch_replica(self.meter, self.store.backend)
         compactor = build_compactor(config, self.store)
         if compactor is not None:
             watch_compactor(self.meter, compactor.counters)

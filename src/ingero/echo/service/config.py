@@ -80,6 +80,10 @@ class EchoConfig(StrictModel):
     store_ca_file: str | None = Field(
         None, description="PEM file of the authorities that sign the server's certificate."
     )
+    replica_of: str | None = Field(
+        None,
+        description="The backup_dir of another Echo: its newest backup is answered from, and nothing is taken.",
+    )
     auth_token_file: str | None = Field(
         None, description="File with one bearer token that may touch every cluster."
     )
@@ -284,6 +288,10 @@ class EchoConfig(StrictModel):
     def _check_backups(self) -> Self:
         if self.backup_interval < parse_duration("1m"):
             raise ValueError("backup_interval under 1m would have ingest wait all the time")
+        if self.replica_of is not None:
+            for name in ("store", "backup_dir", "db_key_file", "max_db_size"):
+                if getattr(self, name):
+                    raise ValueError(f"replica_of and {name} exclude each other")
         if self.backup_dir is not None and self.store is not None:
             raise ValueError(
                 "backup_dir is for a file; what store keeps is its server's to back up"

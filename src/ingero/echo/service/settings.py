@@ -35,6 +35,7 @@ def build_store(config: EchoConfig, clock: Clock) -> Store:
             encryption=build_encryption(config.db_key_file, config.httpfs_extension),
         ),
         clickhouse=build_clickhouse(config),
+        replica_of=_find_folder(config.replica_of),
         writer=DatabaseWriterSettings(
             group_ns=_group_ns(config),
             window_ns=config.dedupe_window,
@@ -46,8 +47,12 @@ def build_store(config: EchoConfig, clock: Clock) -> Store:
         ),
         min_free_bytes=config.min_free_space,
     )
-    path = config.store or str(Path(config.db).expanduser())
+    path = config.store or config.replica_of or str(Path(config.db).expanduser())
     return Store(path, settings, clock)
+
+
+def _find_folder(given: str | None) -> Path | None:
+    return None if given is None else Path(given).expanduser()
 
 
 def _group_ns(config: EchoConfig) -> int:
@@ -103,6 +108,7 @@ def build_ingest(config: EchoConfig) -> IngestSettings:
         burst=config.otlp_rate_burst,
         max_in_flight_bearer=config.otlp_max_in_flight,
         trust_proxy=config.trust_proxy_headers,
+        is_read_only=config.replica_of is not None,
         records=RecordLimits(
             n_attributes=config.max_attributes,
             value_chars=config.max_attribute_length,

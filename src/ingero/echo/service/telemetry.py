@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from ingero.echo.db.backups import BackupCounters
 from ingero.echo.db.compaction import CompactionCounters
+from ingero.echo.db.replica import ReplicaBackend
 from ingero.echo.db.store import Store
 from ingero.echo.db.usage import UsageLedger
 from ingero.echo.ingest.limits import RefusalReason
@@ -130,6 +131,10 @@ FILE_BYTES: Final = gauge(
     "Size of the database file: used, free. Looked at every ten minutes.",
     "part",
 )
+REPLICA_TIME: Final = gauge(
+    "ingero_echo_replica_timestamp_seconds",
+    "When the backup was made that a replica answers from, in Unix time.",
+)
 STORE_UP: Final = gauge("ingero_echo_store_up", "1 when the store writes, 0 when it only reads.")
 BATCHES_REFUSED: Final = counter(
     "ingero_echo_collective_batches_refused_total", "Collective batches that could not be read."
@@ -164,6 +169,7 @@ METRICS: Final[tuple[MetricDeclaration, ...]] = (
     BACKUP_INTERVAL,
     COMPACTIONS,
     FILE_BYTES,
+    REPLICA_TIME,
     STORE_UP,
     BATCHES_REFUSED,
     RECORDS_REFUSED,
@@ -225,6 +231,11 @@ def watch_compactor(meter: MeterRegistry, counters: CompactionCounters) -> None:
     size = meter.gauge(FILE_BYTES)
     size.watch(lambda: float(counters.file_bytes - counters.free_bytes), part="used")
     size.watch(lambda: float(counters.free_bytes), part="free")
+
+
+def watch_replica(meter: MeterRegistry, backend: ReplicaBackend) -> None:
+    """Show how old a replica's rows are."""
+    meter.gauge(REPLICA_TIME).watch(_read(backend, "made_wall_s"))
 
 
 def watch_bearers(
