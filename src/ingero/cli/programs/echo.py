@@ -11,7 +11,7 @@ import click
 from ingero import __version__
 from ingero.cli.commands import help_page
 from ingero.cli.main import run_program
-from ingero.cli.programs import echo_files, echo_report, echo_serve
+from ingero.cli.programs import echo_files, echo_report, echo_serve, echo_usage
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
     echo_serve.serve,
@@ -24,6 +24,7 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     echo_files.migrate,
     echo_files.repair,
     echo_report.report,
+    echo_usage.usage,
     help_page.command,
 )
 """Every verb of ``ingero-echo``, in the order that ``--help`` lists them."""

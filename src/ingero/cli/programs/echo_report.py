@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final
 
 import click
 
+from ingero.cli.programs.echo_asker import EchoAsker
 from ingero.cli.programs.echo_focus import FOCUS_FORMATS, build_focus
 from ingero.cli.render import plural
-from ingero.errors import BadDataError, IngeroError, RetryableError
-
-if TYPE_CHECKING:
-    import httpx
 
 _WEEKS: Final = "fleet.cluster.cost_by_week"
 _SAVINGS: Final = "fleet.cluster.savings"
@@ -24,8 +19,6 @@ _LIMIT: Final = 1000
 _MAX_ACTIONS: Final = 25
 _TOP: Final = 20
 """Rows of a week that people are shown."""
-_ALL_ROWS: Final = 1_000_000
-_TIMEOUT_S: Final = 60.0
 _HOUR_S: Final = 3600.0
 Row = Mapping[str, Any]
 
@@ -80,7 +73,7 @@ def report(
     if as_json and focus:
         raise click.UsageError("--json and --focus are two formats: choose one")
     asked = _build_arguments(datetime.now(UTC), weeks, cluster_id)
-    with _Asker(url, token_file, ca_file) as asker:
+    with EchoAsker(url, token_file, ca_file) as asker:
         if focus:
             rows = asker.ask_rows(_WEEKS, asked)
             _warn_of_unpriced(rows)
@@ -118,71 +111,6 @@ def _build_arguments(now: datetime, weeks: int, cluster_id: str | None) -> dict[
         "until": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
     return asked | ({"cluster_id": cluster_id} if cluster_id else {})
-
-
-class _Asker:
-    """Asks one Echo; a context manager."""
-
-    def __init__(self, url: str, token_file: str | None, ca_file: str | None) -> None:
-        import httpx
-
-        try:
-            headers = {}
-            if token_file:
-                headers["Authorization"] = f"Bearer {Path(token_file).read_text('ascii').strip()}"
-            verify = ssl.create_default_context(cafile=ca_file)
-        except (OSError, UnicodeDecodeError) as error:
-            raise IngeroError(f"{ca_file or token_file} cannot be read: {error}") from error
-        self._url = url.rstrip("/")
-        self._client = httpx.Client(headers=headers, verify=verify, timeout=_TIMEOUT_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client.close()
-
-    def ask(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """One answer. Raises IngeroError where there is none."""
-        answer = self._post(tool, {"args": arguments}, "application/json")
-        try:
-            result: dict[str, Any] = answer.json()["result"]
-        except ValueError as error:
-            raise BadDataError(f"{self._url} answers with what is no JSON") from error
-        return result
-
-    def ask_rows(self, tool: str, arguments: Mapping[str, Any]) -> list[Row]:
-        """Every row, whatever a limit would be. Raises IngeroError where one is missing."""
-        body = {"args": arguments, "max_rows": _ALL_ROWS}
-        answer = self._post(tool, body, "application/x-ndjson")
-        try:
-            rows: list[Row] = [json.loads(line) for line in answer.text.splitlines()]
-        except ValueError as error:
-            raise BadDataError(f"{self._url} answers with what is no NDJSON") from error
-        if rows and "error" in rows[-1]:
-            raise IngeroError(f"{self._url} stopped answering: {rows[-1]['error']}")
-        return rows
-
-    def _post(self, tool: str, body: Mapping[str, Any], accept: str) -> httpx.Response:
-        import httpx
-
-        url = self._url
-        try:
-            answer = self._client.post(
-                f"{url}/api/v2/tools/{tool}", json=body, headers={"Accept": accept}
-            )
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise RetryableError(
-                f"no Echo answers at {url}: {str(error) or type(error).__name__}",
-                hint="--url is its MCP and API address",
-            ) from error
-        if answer.status_code == 401:
-            raise IngeroError(f"{url} does not know this bearer", hint="give --token-file FILE")
-        if answer.status_code == 404:
-            raise IngeroError(f"{url} is no Echo that has {tool}", hint="its release may be older")
-        if answer.status_code != 200:
-            raise IngeroError(f"{url} answers {answer.status_code}: {answer.text}"[:300])
-        return answer
 
 
 def build_lines(answer: Mapping[str, Any], acted: Mapping[str, Any]) -> Iterator[str]:
