@@ -120,7 +120,8 @@ CASES = {
             "persistence": {"encryptionAcknowledged": True, "size": "5Gi"},
             "tls": {"secretName": "echo-tls"},
             "auth": {"aclKey": "bearers.yaml"},
-            "config": {"retention": "168h"},
+            "backups": {"existingClaim": "echo-backups"},
+            "config": {"retention": "168h", "backup_keep": 3},
         },
     ),
     "agent": ("ingero", {}),
@@ -372,6 +373,18 @@ def test_fleet_with_tls_and_bearers_takes_pushes_of_those_who_have_both(folder, 
         assert httpx.post(url, json=body, verify=context).status_code == 401
         with pytest.raises(httpx.TransportError):
             httpx.post(url, json=body, verify=bare, headers=bearer)
+
+
+def test_echo_makes_backups_on_the_volume_that_is_named_for_them():
+    pod = find_pod(objects_of("echo-all"))
+    (volume,) = (one for one in pod["spec"]["volumes"] if one["name"] == "backups")
+    assert volume["persistentVolumeClaim"] == {"claimName": "echo-backups"}
+    (mount,) = (
+        one for one in pod["spec"]["containers"][0]["volumeMounts"] if one["name"] == "backups"
+    )
+    config = yaml.safe_load(find(objects_of("echo-all"), "ConfigMap")["data"]["echo.yaml"])
+    assert (config["backup_dir"], config["backup_keep"]) == (mount["mountPath"], 3)
+    assert all(one["name"] != "backups" for one in find_pod(objects_of("echo"))["spec"]["volumes"])
 
 
 def test_echos_container_keeps_rows_over_an_upgrade_with_the_certificate_of_the_chart(folder):

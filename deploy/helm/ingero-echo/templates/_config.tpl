@@ -16,5 +16,8 @@
 {{- else -}}
 {{- $_ := set $config "auth_token_file" (printf "/etc/ingero/auth/%s" .Values.auth.key) -}}
 {{- end -}}
+{{- if .Values.backups.existingClaim -}}
+{{- $_ := set $config "backup_dir" "/var/lib/ingero-echo-backups" -}}
+{{- end -}}
 {{- toYaml (mergeOverwrite $config (deepCopy .Values.config)) -}}
 {{- end -}}
