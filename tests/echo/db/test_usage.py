@@ -188,7 +188,8 @@ def test_the_sketch_counts_within_seven_hundredths(n):
 def test_a_group_of_many_tenants_is_told_apart():
     ledger = UsageLedger()
     group = [
-        sent_by(rows_of(n + 1, cluster=f"c{n % 3}", start=100 * n), f"b{n % 2}") for n in range(6)
+        sent_by(rows_of(n + 1, cluster=f"c{n % 3}", start=100 * n, node="n" * (n + 1)), f"b{n % 2}")
+        for n in range(6)
     ]
     (incoming,) = build_incoming(group, T0)
     ledger.add(incoming, [rows.bearer for rows in group], T0)
@@ -197,5 +198,7 @@ def test_a_group_of_many_tenants_is_told_apart():
     assert told == {
         ("c0", "b0"): 1, ("c1", "b1"): 2, ("c2", "b0"): 3, ("c0", "b1"): 4, ("c1", "b0"): 5, ("c2", "b1"): 6,
     }  # fmt: skip
+    sizes = {(row["cluster_id"], row["bearer"]): row["n_bytes"] for row in entry.batch.to_pylist()}
+    assert sizes == {who: n * (ROW_BYTES - len("n1") + n) for who, n in told.items()}
     assert ledger.rows_of_bearer == {"b0": 9, "b1": 12}
     assert EVENTS.name in entry.batch.column("of_table").to_pylist()
