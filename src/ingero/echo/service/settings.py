@@ -94,7 +94,8 @@ def build_backups(config: EchoConfig, store: Store, clock: Clock) -> BackupSched
 def build_compactor(config: EchoConfig, store: Store) -> Compactor | None:
     """What makes the file smaller, where there is one and that is wanted; an encrypted one keeps its size."""
     backend = store.backend
-    if not isinstance(backend, DuckDbBackend) or not config.shrink_above or config.db_key_file:
+    is_wanted = store.is_file and config.shrink_above and not config.db_key_file
+    if not isinstance(backend, DuckDbBackend) or not is_wanted:
         return None
     return Compactor(store, backend, config.shrink_above)
 
