@@ -233,7 +233,7 @@ def test_the_counters_that_are_known_are_found(package):
         "agent.collectives.run_queue.PushCounts.n_dropped",
         "agent.events.alert.delivery.DeliveryCounts.n_dropped",
         "agent.metrics.gpus.GpuWatch.n_dropped",
-        "echo.db.writer.DatabaseWriterCounters.refused_rows",
+        "echo.db.writer_settings.DatabaseWriterCounters.refused_rows",
         "fleet.helpers.sending_report.SendingReport._n_lost",
         "recording.store.settings.WriterCounters.events_lost",
         "serving.connections.ConnectionCounters.slow_heads",

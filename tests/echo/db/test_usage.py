@@ -5,7 +5,7 @@ import datetime as dt
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from tests.echo.db.test_store import ENGINE, T0, make_store, rows_of
 
 from ingero.echo.db.deduplication import mix
@@ -154,6 +154,7 @@ def test_entries_are_kept_as_long_as_the_longest_kept_rows_unless_said(given_age
     assert horizon == (None if kept is None else T0 - dt.timedelta(microseconds=kept))
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.text(max_size=9), st.none() | st.lists(st.floats(), max_size=4)),
