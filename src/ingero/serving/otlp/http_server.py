@@ -88,23 +88,8 @@ class OtlpHttpServer:
         server, self._server = self._server, None
         if server is None:
             return
-        shared = self._shared
-        shared.is_stopping = True
         server.close()
-        for connection in list(shared.open):
-            connection.close_if_idle()
-        try:
-            async with asyncio.timeout(drain_s):
-                while shared.open:
-                    shared.all_gone.clear()
-                    await shared.all_gone.wait()
-                if shared.tasks:  # of senders that went away meanwhile
-                    await asyncio.wait(shared.tasks)
-        except TimeoutError:
-            for connection in list(shared.open):
-                connection.abort()
-        for task in list(shared.tasks):
-            task.cancel()
+        await self._shared.drain(drain_s)
         if self._sweeping is not None:
             self._sweeping.cancel()
 
@@ -113,9 +98,7 @@ class OtlpHttpServer:
         shared, settings = self._shared, self._shared.settings
         date = formatdate(self._clock.wall_ns() / NS_PER_S, usegmt=True)
         shared.date_line = f"date: {date}\r\n".encode()
-        now_s = loop.time()
-        for connection in list(shared.open):
-            connection.check_time(now_s)
+        shared.check_time(loop.time())
         limits_s = (
             settings.read_timeout_ns / NS_PER_S,
             settings.idle_timeout_ns / NS_PER_S,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from ingero.serving.connections import ConnectionAdmission
 from ingero.serving.otlp.answers import CUT_SHORT, RequestRefusal
 from ingero.serving.otlp.handler import OtlpHandler, OtlpRequest
 from ingero.serving.otlp.http_head import HttpRouter, OtlpHttpSettings
+from ingero.serving.otlp.open_connections import OpenConnections
 
 
 @dataclass(slots=True)
@@ -37,56 +36,28 @@ class ArrivingRequest:
     waiting: asyncio.Future[RequestRefusal | None] | None = None
 
 
-class OpenConnection(Protocol):
-    """What the listener does with a connection."""
-
-    def send(self) -> None:
-        """Send what is unsent, and close after a last answer."""
-        ...
-
-    def check_time(self, now_s: float) -> None:
-        """End what takes too long; the time is the event loop's."""
-        ...
-
-    def close_if_idle(self) -> None:
-        """Close unless a request is arriving or being answered."""
-        ...
-
-    def abort(self) -> None:
-        """Cut the connection."""
-        ...
-
-
-class HttpShared:
-    """What the connections of one listener share. One event loop owns it.
+class HttpShared(OpenConnections):
+    """What the connections of one OTLP/HTTP listener share, each other's presence included.
 
     Attributes:
         settings: Limits.
         handler: Who may send, and what becomes of it.
         router: Decides about heads.
-        admission: How many connections.
         n_in_flight: Requests whose head came and whose body is not complete.
         n_buffered_bytes: Parts of those bodies.
         is_stopping: Every answer ends its connection.
         date_line: The Date header, renewed each second.
-        open: All connections.
-        all_gone: Set when the last of them is gone.
-        tasks: Answers being made.
     """
 
     def __init__(self, settings: OtlpHttpSettings, handler: OtlpHandler) -> None:
+        super().__init__(settings.connections)
         self.settings = settings
         self.handler = handler
         self.router = HttpRouter(settings, handler)
-        self.admission = ConnectionAdmission(settings.connections)
         self.n_in_flight = 0
         self.n_buffered_bytes = 0
         self.is_stopping = not settings.is_kept_alive
         self.date_line = b""
-        self.open: set[OpenConnection] = set()
-        self.all_gone = asyncio.Event()
-        self.tasks: set[asyncio.Future[Any]] = set()
-        self._unsent: list[OpenConnection] = []
 
     @property
     def is_full(self) -> bool:
@@ -113,20 +84,3 @@ class HttpShared:
         if incoming.waiting is not None:
             incoming.waiting.cancel()
         self.handler.refused(incoming.request, incoming.refusal or CUT_SHORT)
-
-    def send_soon(self, connection: OpenConnection) -> None:
-        """Send what this connection has to say once everything that is readable now has been read."""
-        if not self._unsent:
-            asyncio.get_running_loop().call_soon(self._send_all)
-        self._unsent.append(connection)
-
-    def _send_all(self) -> None:
-        unsent, self._unsent = self._unsent, []
-        for connection in unsent:
-            connection.send()
-
-    def forget(self, connection: OpenConnection) -> None:
-        """A connection is gone."""
-        self.open.discard(connection)
-        if not self.open:
-            self.all_gone.set()
