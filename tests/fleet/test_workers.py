@@ -1,5 +1,6 @@
 """The real program with `service.workers: 2`: the same answers, one set of counters, and no push lost with a worker."""
 
+import asyncio
 import http.client
 import json
 import signal
@@ -235,16 +236,20 @@ def test_frames_are_found_however_they_are_cut(step):
 class Asking:
     """A way to the judge, which answers every push with a question."""
 
-    def ask(self, push):
-        return RelayedAnswer(push.number, "TAKEN", threshold=(0.5, True), question="why")
+    def submit(self, push, on_answer):
+        on_answer(RelayedAnswer(push.number, "TAKEN", threshold=(0.5, True), question="why"))
+        return True
 
 
 def test_what_the_judge_asks_a_node_rides_the_answer():
-    intake = RelayedIntake(None, Asking(), 0, None, 100)
-    request = OtlpRequest(transport="grpc", content_type="application/x-protobuf")
-    request.context = intake.open(request)
-    assert intake.take(request, b"").status is AnswerStatus.TAKEN
-    metadata = dict(intake.find_headers(request).metadata)
+    async def take():
+        intake = RelayedIntake(None, Asking(), 0, None, 100)
+        request = OtlpRequest(transport="grpc", content_type="application/x-protobuf")
+        request.context = intake.open(request)
+        assert (await intake.take(request, b"")).status is AnswerStatus.TAKEN
+        return dict(intake.find_headers(request).metadata)
+
+    metadata = asyncio.run(take())
     assert metadata[Header.GRPC_DIAGNOSE] == "why"
     assert metadata[Header.GRPC_THRESHOLD] == "0.500000"
 

@@ -1,6 +1,7 @@
 """Who may do what: bearers, tenants, pace, rotation, drain, TLS."""
 
 import asyncio
+import gzip
 import logging
 import socket
 import ssl
@@ -8,10 +9,12 @@ import threading
 import time
 from hashlib import sha256
 
+import cramjam
 import grpc
 import httpx
 import pytest
 import trustme
+import zstandard
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import (
     OTLPMetricExporter as GrpcMetricExporter,
 )
@@ -35,6 +38,7 @@ from tests.echo.service.conftest import (
     result,
     sql,
 )
+from tests.serving.otlp.http2 import Client
 
 from ingero.config.acl import AclEntry
 from ingero.errors import ConfigError
@@ -424,6 +428,29 @@ def test_grpc_refuses_as_otlp_says(open_echo):
         assert "grpc-status-details-bin" in dict(full.trailing_metadata())
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "zstd", "snappy"])
+def test_grpc_takes_what_collectors_compress_with(open_echo, encoding):
+    compress = {
+        "gzip": gzip.compress,
+        "zstd": zstandard.compress,
+        "snappy": lambda body: bytes(cramjam.snappy.compress(body)),
+    }[encoding]
+    echo = open_echo()
+    body = compress(health("c1", time.time_ns()).message.SerializeToString())
+
+    async def export(payload):
+        client = await Client.connect(echo.at.otlp_grpc)
+        try:
+            client.call(1, payload, flag=1, grpc_encoding=encoding, authorization=f"Bearer {ONE}")
+            return await client.status(1)
+        finally:
+            await client.leave()
+
+    assert asyncio.run(export(body)) == 0
+    assert asyncio.run(export(body[:-5])) == 3
+    assert sql(echo, "SELECT count(*) > 0 FROM events").json()["rows"] == [[True]]
+
+
 def test_tls_serves_every_listener_and_a_new_certificate_needs_no_restart(open_echo, tmp_path):
     authority = trustme.CA()
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -461,6 +488,8 @@ def test_tls_serves_every_listener_and_a_new_certificate_needs_no_restart(open_e
     issue()
     echo.reload()
     assert serial() != first
+    at_grpc = ssl.get_server_certificate(("127.0.0.1", echo.at.otlp_grpc.port))
+    assert at_grpc.strip() == cert.read_text().strip()
 
 
 def test_a_key_that_others_may_read_is_refused(tmp_path):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import ssl
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
-
-import grpc
 
 from ingero.config import Endpoint
 from ingero.config.tls import TlsServerConfig, check_key_mode
@@ -21,9 +18,8 @@ from ingero.echo.service.telemetry import watch_connections
 from ingero.errors import IngeroError
 from ingero.serving.asgi import AsgiServer, AsgiSettings
 from ingero.serving.connections import ConnectionLimits
-from ingero.serving.grpc_tls import RenewedCredentials
-from ingero.serving.otlp.grpc_async_server import OtlpAsyncGrpcServer
 from ingero.serving.otlp.grpc_calls import OtlpGrpcSettings
+from ingero.serving.otlp.grpc_server import OtlpGrpcServer
 from ingero.serving.otlp.http_head import OtlpHttpSettings
 from ingero.serving.otlp.http_server import OtlpHttpServer
 from ingero.serving.tls import CertificateReloader, build_server_context
@@ -34,7 +30,6 @@ from ingero.units import NS_PER_S
 if TYPE_CHECKING:
     from uvicorn._types import ASGIApplication
 
-_LOG: Final = logging.getLogger("ingero.echo")
 FLEET_PORTS: Final = frozenset({4317, 4318, 8080, 8081})
 """Where a Fleet on the same host listens by default."""
 
@@ -67,7 +62,7 @@ class Listeners:
         self._meter = meter
         self._resources = resources
         self._drain_until_ns = 0
-        self._grpc: OtlpAsyncGrpcServer | None = None
+        self._grpc: OtlpGrpcServer | None = None
         self._reloaders: list[CertificateReloader] = []
         self.api: RequestMiddleware | None = None
 
@@ -82,8 +77,16 @@ class Listeners:
         config, tls = self._config, self._build_tls(None)
         self.api = api
         settings = ingest.settings
-        grpc_settings = OtlpGrpcSettings(settings.max_body_bytes, settings.max_in_flight)
-        self._grpc = OtlpAsyncGrpcServer(grpc_settings, ingest, settings.read_timeout_ns)
+        grpc_settings = OtlpGrpcSettings(
+            max_message_bytes=settings.max_body_bytes,
+            max_in_flight=settings.max_in_flight,
+            read_timeout_ns=settings.read_timeout_ns,
+            connections=self._connection_limits,
+        )
+        grpc_tls = self._build_tls(
+            config.otlp_client_ca_file
+        )  # of its own: it offers another protocol
+        self._grpc = OtlpGrpcServer(config.otlp_addr, grpc_settings, ingest, grpc_tls)
         http_settings = OtlpHttpSettings(
             max_body_bytes=settings.max_body_bytes,
             read_timeout_ns=settings.read_timeout_ns,
@@ -94,12 +97,13 @@ class Listeners:
         with name_setting("health_addr", config):
             at_health = await self._listen("health", self._build(health, config.health_addr))
         with name_setting("otlp_addr", config):
-            otlp_grpc = await self._grpc.start(config.otlp_addr, self._build_grpc_credentials())
+            await self._grpc.start()
+            watch_connections(self._meter, self._grpc.counters, "otlp_grpc")
         with name_setting("otlp_http_addr", config):
             otlp_http = await self._listen("otlp_http", http)
         with name_setting("mcp_addr", config):
             mcp = await self._listen("mcp", self._build(api, config.mcp_addr, tls))
-        return Addresses(otlp_grpc=otlp_grpc, otlp_http=otlp_http, mcp=mcp, health=at_health)
+        return Addresses(otlp_grpc=self._grpc.bound, otlp_http=otlp_http, mcp=mcp, health=at_health)
 
     def reload_certificate(self) -> None:
         """Read the certificate again.
@@ -155,10 +159,6 @@ class Listeners:
         self._reloaders.append(CertificateReloader(context, files))
         return context
 
-    def _build_grpc_credentials(self) -> grpc.ServerCredentials | None:
-        files = self._find_files(self._config.otlp_client_ca_file)
-        return None if files is None else RenewedCredentials(files, _log_bad_certificate).build()
-
     def _find_files(self, client_ca_file: str | None) -> TlsServerConfig | None:
         config = self._config
         if config.tls_cert is None or config.tls_key is None:
@@ -167,10 +167,6 @@ class Listeners:
         return TlsServerConfig(
             cert_file=config.tls_cert, key_file=config.tls_key, client_ca_file=client_ca_file
         )
-
-
-def _log_bad_certificate(reason: str) -> None:
-    _LOG.error("certificate not replaced, the old one stays: %s", reason)
 
 
 @contextmanager

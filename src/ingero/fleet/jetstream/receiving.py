@@ -38,12 +38,6 @@ class PushLog(Protocol):
         """
         ...
 
-    def append_from_thread(
-        self, clusters: Sequence[str], push: RelayedPush, received_wall_ns: int
-    ) -> None:
-        """The same on another thread than the loop's."""
-        ...
-
     def answer(self, push: PushContext) -> PushAnswer | None:
         """The threshold for the sender of a push, as its cluster's judge last said."""
         ...
@@ -102,13 +96,6 @@ class StreamRelay:
         finally:
             self._n_waiting_bytes -= n_bytes
         self._count["stored"](1)
-
-    def append_from_thread(
-        self, clusters: Sequence[str], push: RelayedPush, received_wall_ns: int
-    ) -> None:
-        """See `PushLog`."""
-        storing = self.append(clusters, push, received_wall_ns)
-        asyncio.run_coroutine_threadsafe(storing, self._loop).result()
 
     def answer(self, push: PushContext) -> PushAnswer | None:
         """See `PushLog`."""

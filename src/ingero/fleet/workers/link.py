@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Final, Protocol, cast
 
 from typing_extensions import override
@@ -36,10 +35,6 @@ class PushRelay(Protocol):
 
     def submit(self, push: RelayedPush, on_answer: OnAnswer) -> bool:
         """Send a push, on the event loop; False when too much waits already, and then it is not sent."""
-        ...
-
-    def ask(self, push: RelayedPush) -> RelayedAnswer | None:
-        """Send a push and wait for what the judge said, on any other thread; None when it is gone or too much waits."""
         ...
 
     def add_endpoint(self) -> int:
@@ -113,17 +108,6 @@ class JudgeLink(asyncio.Protocol):
         self._n_waiting_bytes += n_bytes
         self.send(push)
         return True
-
-    def ask(self, push: RelayedPush) -> RelayedAnswer | None:
-        """`submit` from a thread that can wait."""
-        future: Future[RelayedAnswer | None] = Future()
-
-        def submit() -> None:
-            if not self.submit(push, future.set_result):
-                future.set_result(None)
-
-        self._loop.call_soon_threadsafe(submit)
-        return future.result()
 
     def send(self, message: FromWorker) -> None:
         """Send a message soon."""

@@ -31,6 +31,10 @@ class AnswerStatus(Enum):
     TIMEOUT = (408, 4)  # DEADLINE_EXCEEDED
     TOO_LARGE = (413, 8)  # RESOURCE_EXHAUSTED; OTLP retries it only with RetryInfo
     UNSUPPORTED = (415, 3)
+    UNKNOWN_ENCODING = (
+        415,
+        12,
+    )  # over gRPC: its own codes for a message that cannot be decompressed
     OVERLOADED = (429, 8)
     HEAD_TOO_LARGE = (431, 3)
     CLIENT_GONE = (499, 1)  # CANCELLED; nginx's number, for the audit log only
@@ -85,6 +89,7 @@ class Reason(StrEnum):
     TIMEOUT = "timeout"
     CUT_SHORT = "cut_short"
     BAD_REQUEST = "bad_request"
+    FLOOD = "flood"
     BAD_BODY = "bad_body"
     INTERNAL = "internal"
 

@@ -1,157 +1,249 @@
-"""What both OTLP/gRPC servers share: which methods there are, metadata in, answers out, a bound port.
+"""What the head of one gRPC call asks for, and its answer as header blocks. No sockets here.
 
-Source: opentelemetry-proto collector services; OTLP specification 1.x, "OTLP/gRPC" (RESOURCE_EXHAUSTED is retryable
-only with RetryInfo); google.rpc.Status in ``grpc-status-details-bin``.
+Source: gRPC over HTTP/2 (grpc, doc/PROTOCOL-HTTP2.md); opentelemetry-proto collector services; OTLP specification 1.x,
+"OTLP/gRPC" (RESOURCE_EXHAUSTED is retryable only with RetryInfo); google.rpc.Status in ``grpc-status-details-bin``.
+Names of encodings as the Collector registers them (``config/configgrpc``): its ``snappy`` is the framed format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import re
+from base64 import b64encode
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final
-from urllib.parse import unquote
+from typing import Final, NamedTuple
+from urllib.parse import quote
 
-import grpc
-import grpc.aio
-
-from ingero.config import Endpoint
-from ingero.errors import IngeroError
-from ingero.otlp.names import (
-    GRPC_SERVICES,
-    GRPC_STATUS_DETAILS,
-    SIGNAL_PATHS,
-    ContentType,
-    Signal,
-)
+from ingero.otlp.names import GRPC_SERVICES, GRPC_STATUS_DETAILS, Signal
+from ingero.serving.connections import ConnectionLimits
 from ingero.serving.otlp.answers import (
+    TAKEN,
+    TAKEN_PROTOBUF,
     AnswerStatus,
     OtlpAnswer,
     encode_answer,
     encode_retry_status,
 )
-from ingero.serving.otlp.handler import (
-    MAX_HINT_CHARS,
-    AnswerHeaders,
-    OtlpHandler,
-    OtlpRequest,
-)
+from ingero.serving.otlp.h2_headers import STATUS_200, Fields, write_block
+from ingero.serving.otlp.handler import MAX_HINT_CHARS
+from ingero.units import NS_PER_S
 from ingero.wire.names import Header
 
-_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
-_PROTOBUF: Final = str(ContentType.PROTOBUF)
-_CLUSTER_HINT: Final = str(Header.CLUSTER_HINT)
+GRPC_ENCODINGS: Final = frozenset({"gzip", "zstd", "snappy", "deflate"})
+"""Encodings of messages; none is always taken too."""
+UNIMPLEMENTED: Final = 12
+EXPORT_PATHS: Final = {
+    f"/{service}/Export".encode(): signal for signal, service in GRPC_SERVICES.items()
+}
+PREFIX_BYTES: Final = 5
+"""A message's flag and length."""
+_CLUSTER_HINT: Final = Header.CLUSTER_HINT.encode()
+_PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
+_OF_A_CONNECTION: Final = frozenset({
+    b"connection",
+    b"keep-alive",
+    b"proxy-connection",
+    b"transfer-encoding",
+    b"upgrade",
+})
+"""RFC 9113, section 8.2.2: a request that has one is malformed."""
+_TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_UNITS_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_UNSAFE: Final = re.compile(rb"[A-Z\x00-\x20\x7f-\xff]")
+_MAX_MESSAGE_CHARS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class OtlpGrpcSettings:
-    """How one OTLP/gRPC listener treats calls.
+    """How one OTLP/gRPC listener treats connections and calls.
 
     Attributes:
-        max_message_bytes: Largest request, uncompressed.
-        max_in_flight: Calls at once; twice as many are turned away by grpcio itself.
-        options: Further channel arguments.
+        max_message_bytes: Largest request, as sent and uncompressed.
+        max_in_flight: Calls at once, beyond which the handler counts as full.
+        max_streams: Calls at once on one connection.
+        max_buffered_bytes: Unfinished messages in memory over all connections; None where the handler reserves.
+        read_timeout_ns: Longest time for one message to arrive.
+        idle_ns: A connection without a call is closed after this; None is never.
+        age_ns: A connection is closed after this, when its calls have ended; None is never.
+        age_grace_ns: Time for calls to end then; None is without end.
+        ping_after_ns: A client that is silent for this long is asked whether it is there.
+        ping_timeout_ns: One that does not answer for this long is gone.
+        connections: How many connections, how slow they may be, how large a header list.
         shares_port: Whether other processes of this user may listen on the same port.
     """
 
     max_message_bytes: int = 4 << 20
     max_in_flight: int = 1024
-    options: tuple[tuple[str, int], ...] = ()
+    max_streams: int = 128
+    max_buffered_bytes: int | None = None
+    read_timeout_ns: int = 30 * NS_PER_S
+    idle_ns: int | None = None
+    age_ns: int | None = None
+    age_grace_ns: int | None = None
+    ping_after_ns: int = 7200 * NS_PER_S
+    ping_timeout_ns: int = 20 * NS_PER_S
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     shares_port: bool = False
 
-    def build_options(self) -> list[tuple[str, int]]:
-        """All channel arguments."""
-        return [
-            ("grpc.max_receive_message_length", self.max_message_bytes),
-            # Unless asked for, a port that is taken is an error and not a second listener.
-            ("grpc.so_reuseport", int(self.shares_port)),
-            *self.options,
-        ]
 
+@dataclass(frozen=True, slots=True)
+class CallHead:
+    """What a call's header block says.
 
-def build_handlers(
-    build: Callable[[Signal], grpc.RpcMethodHandler[bytes, bytes]],
-) -> list[grpc.GenericRpcHandler[bytes, bytes]]:
-    """The handler of each signal's ``Export``."""
-    return [
-        grpc.method_handlers_generic_handler(service, {"Export": build(signal)})
-        for signal, service in GRPC_SERVICES.items()
-    ]
-
-
-def bind_port(
-    server: grpc.Server | grpc.aio.Server,
-    endpoint: Endpoint,
-    credentials: grpc.ServerCredentials | None,
-) -> Endpoint:
-    """Listen; returns where, with the port that the kernel chose.
-
-    Raises:
-        IngeroError: The address cannot be had.
+    Attributes:
+        path: As sent.
+        signal: What is exported; None for another method.
+        hint: The ``ingero.cluster.id`` metadata; empty when there is none.
+        authorization: The ``authorization`` metadata; None when there is none.
+        encoding: Of compressed messages; empty for none.
+        timeout_s: By when the client wants its answer; None when it does not say.
+        http_status: Why it is no gRPC call; 200 when it is.
+        is_malformed: Whether it is no HTTP/2 request.
     """
-    address = str(endpoint) if endpoint.host else f"[::]:{endpoint.port}"
-    try:
-        if credentials is None:
-            port = server.add_insecure_port(address)
-        else:
-            port = server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        raise IngeroError(
-            f"cannot listen on {endpoint} for OTLP/gRPC: {error}",
-            hint=f"`ss -ltnp 'sport = :{endpoint.port}'` shows who has the port",
-        ) from error
-    return Endpoint(endpoint.host, port)
+
+    path: bytes = b""
+    signal: Signal | None = None
+    hint: str = ""
+    authorization: str | None = None
+    encoding: str = ""
+    timeout_s: float | None = None
+    http_status: int = 200
+    is_malformed: bool = False
 
 
-def open_call(signal: Signal, context: Any, handler: OtlpHandler) -> OtlpRequest:  # noqa: ANN401 - of either server
-    """What a call's metadata says, as a request that the handler has opened."""
-    request = OtlpRequest(
-        transport="grpc",
-        method="Export",
-        path=SIGNAL_PATHS[signal],
-        peer=_find_host(context.peer()),
-        peer_names=_find_names(context.auth_context()),
-        signal=signal,
-        content_type=_PROTOBUF,
+def read_head(fields: Fields) -> CallHead:
+    """Read a header block; of one that is twice, the last."""
+    if _is_malformed(fields):
+        return CallHead(is_malformed=True)
+    get = dict(fields).get
+    path = get(b":path", b"")
+    authorization = get(b"authorization")
+    encoding = get(b"grpc-encoding", b"").decode("latin-1")
+    http_status = 200
+    if get(b":method") != b"POST":
+        http_status = 405
+    elif not get(b"content-type", b"").startswith(b"application/grpc"):
+        http_status = 415
+    return CallHead(
+        path,
+        EXPORT_PATHS.get(path),
+        get(_CLUSTER_HINT, b"")[:MAX_HINT_CHARS].decode("utf-8", "replace"),
+        None if authorization is None else authorization.decode("latin-1"),
+        "" if encoding == "identity" else encoding,
+        _read_timeout(get(b"grpc-timeout")),
+        http_status,
     )
-    for key, value in context.invocation_metadata() or ():
-        if key == _CLUSTER_HINT and isinstance(value, str):
-            request.hint = value[:MAX_HINT_CHARS]
-        elif key == "authorization" and isinstance(value, str):
-            request.authorization = value
-    request.context = handler.open(request)
-    return request
 
 
-def _find_names(shown: Mapping[str, Iterable[bytes]]) -> tuple[str, ...]:
-    """Who a client's certificate is of, as `ingero.serving.tls.find_names` has it; nothing where it showed none."""
-    if not shown:
-        return ()
-    names = shown.get("x509_subject_alternative_name") or shown.get("x509_common_name") or ()
-    return tuple(name.decode("utf-8", "replace") for name in names)
+def _is_malformed(fields: Fields) -> bool:
+    """RFC 9113, sections 8.2.1, 8.2.2 and 8.3.1."""
+    seen: set[bytes] = set()
+    has_regular = False
+    for name, value in fields:
+        if name.startswith(b":"):
+            if has_regular or name in seen or name not in _PSEUDO:
+                return True
+            seen.add(name)
+        else:
+            has_regular = True
+            if name in _OF_A_CONNECTION or (name == b"te" and value != b"trailers"):
+                return True
+        if not name or _UNSAFE.search(name):
+            return True
+        if b"\n" in value or b"\r" in value or b"\0" in value:
+            return True
+    return not seen >= {b":method", b":scheme", b":path"}
 
 
-@lru_cache(maxsize=4096)
-def _find_host(peer: str) -> str:
-    """The host in gRPC's ``ipv4:127.0.0.1:1234`` or ``ipv6:%5B::1%5D:1234``."""
-    host = unquote(peer).partition(":")[2].rpartition(":")[0]
-    return host.removeprefix("[").removesuffix("]")
+def _read_timeout(text: bytes | None) -> float | None:
+    match = _TIMEOUT.fullmatch(text or b"")
+    return None if match is None else int(match[1]) * _UNITS_S[match[2]]
 
 
-def write_answer(
-    context: Any,  # noqa: ANN401 - of either server
-    signal: Signal,
-    answer: OtlpAnswer,
-    headers: AnswerHeaders | None,
-) -> bytes:
-    """Set a call's status and trailing metadata; returns its message."""
-    trailing: list[tuple[str, str | bytes]] = [] if headers is None else [*headers.metadata]
-    is_taken = answer.status is AnswerStatus.TAKEN
-    if not is_taken:
-        context.set_code(_CODES[answer.status.grpc])
-        context.set_details(answer.message)
-        if answer.retry_after_s:
-            trailing.append((GRPC_STATUS_DETAILS, encode_retry_status(answer)))
-    if trailing:
-        context.set_trailing_metadata(tuple(trailing))
-    return encode_answer(answer, signal, is_json=False) if is_taken else b""
+class CallAnswer(NamedTuple):
+    """An answer as it goes on the wire.
+
+    Attributes:
+        head: The first header block; None where the trailers stand alone.
+        message: With its prefix.
+        trailers: The last header block.
+    """
+
+    head: bytes | None
+    message: bytes
+    trailers: bytes
+
+
+_CONTENT_TYPE: Final = (b"content-type", b"application/grpc")
+_ACCEPTED: Final = (
+    b"grpc-accept-encoding",
+    ",".join(["identity", *sorted(GRPC_ENCODINGS)]).encode(),
+)
+HEAD: Final = STATUS_200 + write_block([_CONTENT_TYPE, _ACCEPTED])
+"""The first header block of an answer without metadata."""
+Metadata = tuple[tuple[str, str], ...]
+
+
+def write_message(message: bytes) -> bytes:
+    """A message with its prefix."""
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+def write_status(code: int, message: str = "", metadata: Metadata = ()) -> bytes:
+    """The last header block of an answer."""
+    fields = [(b"grpc-status", b"%d" % code)]
+    if message:
+        said = quote(message[:_MAX_MESSAGE_CHARS], safe=_PRINTABLE, errors="replace")
+        fields.append((b"grpc-message", said.encode("ascii")))
+    return write_block([*fields, *_encode(metadata)])
+
+
+_PRINTABLE: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+
+
+def _encode(metadata: Metadata) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in metadata]
+
+
+@lru_cache(maxsize=256)
+def _write_taken(metadata: Metadata) -> CallAnswer:
+    return CallAnswer(
+        _write_head(metadata), write_message(TAKEN_PROTOBUF), write_status(0, "", metadata)
+    )
+
+
+def _write_head(metadata: Metadata) -> bytes:
+    return HEAD + write_block(_encode(metadata))
+
+
+def write_answer(answer: OtlpAnswer, signal: Signal, metadata: Metadata = ()) -> CallAnswer:
+    """The answer to an export; an error without metadata is trailers alone.
+
+    Args:
+        answer: How it went.
+        signal: What was sent.
+        metadata: In both blocks.
+    """
+    if answer is TAKEN:
+        return _write_taken(metadata)
+    if answer.status is AnswerStatus.TAKEN:
+        message = write_message(encode_answer(answer, signal, is_json=False))
+        return CallAnswer(_write_head(metadata), message, write_status(0, "", metadata))
+    trailers = write_status(answer.status.grpc, answer.message, metadata)
+    if answer.retry_after_s:
+        details = b64encode(encode_retry_status(answer)).rstrip(b"=")
+        trailers += write_block([(GRPC_STATUS_DETAILS.encode(), details)])
+    if metadata:
+        return CallAnswer(_write_head(metadata), b"", trailers)
+    return CallAnswer(None, b"", HEAD + trailers)
+
+
+def write_refusal(code: int, message: str) -> CallAnswer:
+    """The answer to a call that is no export."""
+    return CallAnswer(None, b"", HEAD + write_status(code, message))
+
+
+def write_http_status(status: int) -> bytes:
+    """The header block of an answer to what is no gRPC call."""
+    # A literal without indexing whose name is that of entry 8 of the static table.
+    return b"\x08\x03" + str(status).encode()

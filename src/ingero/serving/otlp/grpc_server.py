@@ -1,123 +1,109 @@
-"""OTLP/gRPC on grpcio's synchronous server: four threads, bytes in and bytes out.
+"""OTLP/gRPC on an asyncio protocol of our own, with hpack (``docs/decisions/0105``).
 
-For handlers that answer at once: measured faster than ``grpc.aio``, with metadata in both directions; its cost is
-grpcio's Python layer, so protobuf is left to the handler. A call over the limit is turned away by the thread that
-would have served it, without decoding its message, so that it gets RetryInfo; twice over, by grpcio itself.
+What a general gRPC server would do and this does not: streams of messages from clients, compressed answers, HTTP/1.1
+upgrades (RFC 9113 has none any more).
 
-Source: grpc.io, "Keepalive".
+Bounds: number of connections, also of one peer; calls at once, on a connection and together; size of a header block and
+of its list, of a message before and after decompression, of all unfinished messages together; time for a head and for a
+message to arrive; time in which nothing of an answer is read; frames that cost work and bring no call; calls that are
+reset. A client sends 64 KiB of a message, and the rest when the handler let it in and has room.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from concurrent import futures
-from typing import Any, Final
-
-import grpc
-from typing_extensions import override
+import asyncio
+import ssl
+from collections.abc import Mapping
+from typing import Final
 
 from ingero.config import Endpoint
-from ingero.otlp.names import Signal
-from ingero.serving.otlp.answers import OtlpAnswer
-from ingero.serving.otlp.grpc_calls import (
-    OtlpGrpcSettings,
-    bind_port,
-    build_handlers,
-    open_call,
-    write_answer,
-)
+from ingero.serving.asgi import bind
+from ingero.serving.connections import ConnectionCounters
+from ingero.serving.otlp.grpc_calls import OtlpGrpcSettings
+from ingero.serving.otlp.grpc_connection import GrpcConnection
+from ingero.serving.otlp.grpc_shared import GrpcShared, ServiceMethod
 from ingero.serving.otlp.handler import OtlpHandler
+from ingero.units import NS_PER_S
 
-N_THREADS: Final = 4
-"""Measured: one thread serves a third fewer calls, sixteen serve no more."""
-
-
-class _CountingPool(futures.ThreadPoolExecutor):
-    """A thread pool that knows how many calls it has not finished."""
-
-    def __init__(self) -> None:
-        super().__init__(N_THREADS, thread_name_prefix="otlp-grpc")
-        self._counting = threading.Lock()
-        self.n_unfinished = 0
-
-    @override
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
-        with self._counting:
-            self.n_unfinished += 1
-        future = super().submit(fn, *args, **kwargs)
-        future.add_done_callback(self._count_down)
-        return future
-
-    def _count_down(self, _future: futures.Future[Any]) -> None:
-        with self._counting:
-            self.n_unfinished -= 1
+_SWEEP_S: Final = 1.0
+_BACKLOG: Final = 4096
+_NO_METHODS: Final[Mapping[bytes, ServiceMethod]] = {}
 
 
 class OtlpGrpcServer:
-    """One listening gRPC port.
+    """One listening gRPC port. Everything runs on the event loop.
 
     Args:
+        endpoint: Where to listen.
         settings: Limits.
-        handler: Who may send, and what becomes of it; called on the server's threads, and answers at once.
-        add_services: Registers what else the port serves.
+        handler: Who may send, and what becomes of it.
+        tls: A server context, or None for plain text.
+        methods: What else is served, by path.
+
+    Attributes:
+        bound: Where it listens, with the kernel's port; the configured endpoint before `start`.
     """
 
     def __init__(
         self,
+        endpoint: Endpoint,
         settings: OtlpGrpcSettings,
         handler: OtlpHandler,
-        add_services: Callable[[grpc.Server], None],
+        tls: ssl.SSLContext | None = None,
+        methods: Mapping[bytes, ServiceMethod] = _NO_METHODS,
     ) -> None:
-        self._settings = settings
-        self._add_services = add_services
-        self._handler = handler
-        self._pool = _CountingPool()
-        self._server: grpc.Server | None = None
+        self.bound = endpoint
+        self._shared = GrpcShared(settings, handler, methods)
+        self._tls = tls
+        self._server: asyncio.Server | None = None
+        self._sweeping: asyncio.TimerHandle | None = None
 
-    def start(self, endpoint: Endpoint, credentials: grpc.ServerCredentials | None) -> Endpoint:
-        """Bind and serve; returns where, with the kernel's port.
+    @property
+    def counters(self) -> ConnectionCounters:
+        """Connections that were refused or ended for their slowness."""
+        return self._shared.admission.counters
 
-        Raises:
-            IngeroError: The address cannot be bound.
-        """
-        server = grpc.server(
-            self._pool,
-            handlers=build_handlers(self._build_handler),
-            options=self._settings.build_options(),
-            maximum_concurrent_rpcs=2 * self._settings.max_in_flight,
+    async def start(self) -> None:
+        """Bind and serve. Raises IngeroError when the address cannot be bound."""
+        settings = self._shared.settings
+        listening = await bind(self.bound, shares_port=settings.shares_port)
+        loop = asyncio.get_running_loop()
+        if self._tls is not None:
+            self._tls.set_alpn_protocols(["h2"])
+        self._server = await loop.create_server(
+            lambda: GrpcConnection(self._shared, loop),
+            sock=listening,
+            ssl=self._tls,
+            backlog=_BACKLOG,
+            ssl_handshake_timeout=settings.connections.head_s if self._tls else None,
         )
-        self._add_services(server)
-        bound = bind_port(server, endpoint, credentials)
-        server.start()
-        self._server = server
-        return bound
+        self.bound = Endpoint(self.bound.host, listening.getsockname()[1])
+        self._sweep(loop)
 
-    def stop(self, grace_s: float) -> None:
-        """Refuse new calls, let those in flight finish for ``grace_s``, then cancel them. Blocks."""
-        if self._server is not None:
-            self._server.stop(grace_s).wait()
-            self._server = None
-        self._pool.shutdown(wait=True)
+    async def stop(self, drain_s: float) -> None:
+        """Close the port; let calls in flight finish for ``drain_s``, then cut them."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.close()
+        await self._shared.drain(drain_s)
+        if self._sweeping is not None:
+            self._sweeping.cancel()
 
-    def _build_handler(self, signal: Signal) -> grpc.RpcMethodHandler[bytes, bytes]:
-        def export(body: bytes, context: grpc.ServicerContext) -> bytes:
-            return self._export(signal, body, context)
-
-        return grpc.unary_unary_rpc_method_handler(export)
-
-    def _export(self, signal: Signal, body: bytes, context: grpc.ServicerContext) -> bytes:
-        handler = self._handler
-        request = open_call(signal, context, handler)
-        is_full = self._pool.n_unfinished > self._settings.max_in_flight
-        refusal = handler.admit(request, is_full=is_full)
-        if refusal is None:
-            answer = handler.take(request, body)
-            assert isinstance(answer, OtlpAnswer)
-        else:
-            handler.refused(request, refusal)
-            answer = refusal.answer
-        headers = handler.find_headers(request)
-        if headers is not None:
-            context.send_initial_metadata(headers.metadata)
-        return write_answer(context, signal, answer, headers)
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End what takes too long, and say so."""
+        shared, settings = self._shared, self._shared.settings
+        shared.check_time(loop.time())
+        limits_ns = (
+            settings.read_timeout_ns,
+            settings.idle_ns,
+            settings.age_ns,
+            settings.age_grace_ns,
+            settings.ping_after_ns,
+            settings.ping_timeout_ns,
+        )
+        limits_s = [one / NS_PER_S for one in limits_ns if one is not None]
+        limits_s += [settings.connections.head_s, settings.connections.stall_s]
+        self._sweeping = loop.call_later(
+            max(0.01, min(_SWEEP_S, *(s / 2 for s in limits_s))), self._sweep, loop
+        )

@@ -84,7 +84,7 @@ class AnswerHeaders(NamedTuple):
 class OtlpHandler(Protocol):
     """Who may send, and what becomes of what was sent.
 
-    Called on the event loop, but by `OtlpGrpcServer` on its threads. Each request meets `open` first, and then either
+    Called on the event loop. Each request meets `open` first, and then either
     `take` or `refused` as the last.
     """
 

@@ -83,6 +83,14 @@ class Running:
     def run(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
 
+    def call(self, function, *arguments, **options):
+        """Call a function on the receiver's loop; what it returns."""
+
+        async def run():
+            return function(*arguments, **options)
+
+        return self.run(run())
+
     def url(self, path="/v1/metrics", scheme="http"):
         return f"{scheme}://{self.http}{path}"
 

@@ -7,7 +7,10 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import LogsServiceStub
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
@@ -18,6 +21,7 @@ from ingero.fleet.component import PushAnswerer, QuestionSource
 from ingero.otlp.codec import build_gauge, build_metrics, build_number
 from ingero.otlp.names import Signal
 from ingero.telemetry.log import read_fields
+from ingero.testing.waiting import wait_until
 
 ACCEPTED = "otelcol_receiver_accepted_metric_points_total"
 
@@ -171,18 +175,21 @@ def test_a_refusal_by_the_pipeline_reaches_the_sender(serve, dial, reason, code,
 
 def test_too_many_calls_are_resource_exhausted_with_retry_info(serve, dial):
     running = serve(grpc={"max_in_flight": 1})
-    entered, release = threading.Event(), threading.Event()
-    consume = running.cluster.consume
+    channel = dial(running)
+    export = MetricsServiceStub(channel).Export
+    release = threading.Event()
 
-    def slow(batch):
-        entered.set()
-        assert release.wait(20)
-        consume(batch)
+    def never_sent():
+        release.wait(20)
+        yield push()
 
-    running.cluster.consume = slow
-    export = MetricsServiceStub(dial(running)).Export
-    first = export.future(push(), timeout=20)
-    assert entered.wait(20)
+    streamed = channel.stream_unary(
+        "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+        ExportMetricsServiceRequest.SerializeToString,
+        ExportMetricsServiceResponse.FromString,
+    )
+    first = streamed.future(never_sent(), timeout=20)
+    wait_until(lambda: running._receiver._grpc._shared.n_in_flight == 1)
     error = refusal(export, push())
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert retry_delay(error) == 2
@@ -190,6 +197,7 @@ def test_too_many_calls_are_resource_exhausted_with_retry_info(serve, dial):
     release.set()
     assert first.result() is not None
     assert len(running.cluster.batches) == 1
+    export(push(), timeout=20)
 
 
 def test_a_stopping_service_is_unavailable_with_retry_info(serve, dial):

@@ -123,18 +123,17 @@ def stall(endpoint, n_watches):
 
 def test_clients_that_never_read_hold_up_nobody(serve, dial):
     running = serve(grpc={})
-    servicer = running._receiver._health._servicer
+    health = running._receiver._health
     with stall(running.grpc, 16):
-        wait_until(lambda: len(servicer._watches) == 16)
+        wait_until(lambda: health.n_watchers == 16)
         channel = dial(running.grpc)
-        health = running._receiver._health
         watcher = Watcher(channel, METRICS)
         for is_serving in (True, False, True):
-            health.report(METRICS, is_serving=is_serving)
+            running.call(health.report, METRICS, is_serving=is_serving)
             assert watcher.next() == (SERVING if is_serving else NOT_SERVING)
             health_pb2_grpc.HealthStub(channel).Check(ask(), timeout=20)
             MetricsServiceStub(channel).Export(ExportMetricsServiceRequest(), timeout=20)
-    wait_until(lambda: len(servicer._watches) == 1)
+    wait_until(lambda: health.n_watchers == 1)
 
 
 class SlowDestination:

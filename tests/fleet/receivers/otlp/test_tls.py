@@ -169,8 +169,19 @@ def test_certificate_that_comes_before_its_key_is_told_without_a_traceback(
         "renewed certificate cannot be used; the old one stays",
         "renewed certificate cannot be used; the old one stays",
         "certificate renewed",
+        "certificate renewed",
     ]
     assert not any(record.exc_info for record in caplog.records)
+
+
+def test_handshakes_that_grpc_refuses_are_counted_too(serve, files, authority, ca_file):
+    running = serve(grpc={"tls": {**files, "client_ca_file": ca_file}})
+    with pytest.raises(grpc.RpcError):
+        export(running, authority)
+    assert (
+        running.host.read("ingero_fleet_tls_handshakes_refused_total", component="receivers.otlp")
+        >= 1
+    )
 
 
 def test_refused_handshakes_are_counted_and_logged(serve, files, ca_file, tmp_path, caplog):
@@ -197,9 +208,21 @@ def test_a_missing_certificate_stops_the_start_and_is_named(serve, files, protoc
         serve(**{protocol: {"tls": broken}})
 
 
-def test_what_grpc_cannot_set_is_a_config_error(serve, files):
-    with pytest.raises(ConfigError, match=r"TLS 1\.2 and newer"):
-        serve(grpc={"tls": {**files, "min_version": "1.3"}})
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_both_protocols_keep_to_the_versions_of_tls(serve, files, ca_file, protocol):
+    running = serve(**{protocol: {"tls": {**files, "min_version": "1.3"}}})
+    address = getattr(running, protocol)
+    for version, is_taken in ((ssl.TLSVersion.TLSv1_2, False), (ssl.TLSVersion.TLSv1_3, True)):
+        offered = context(ca_file)
+        offered.minimum_version = offered.maximum_version = version
+        offered.set_alpn_protocols(["h2"])
+        with socket.create_connection((address.host, address.port)) as plain:
+            if not is_taken:
+                with pytest.raises(ssl.SSLError):
+                    offered.wrap_socket(plain, server_hostname="localhost")
+                continue
+            with offered.wrap_socket(plain, server_hostname="localhost") as secure:
+                assert secure.selected_alpn_protocol() == ("h2" if protocol == "grpc" else None)
 
 
 def test_no_protocol_is_a_config_error():

@@ -17,10 +17,17 @@ from ingero.otlp.names import Signal
 from ingero.serving.connections import ConnectionLimits
 from ingero.serving.otlp.grpc_calls import OtlpGrpcSettings
 from ingero.serving.otlp.http_head import OtlpHttpSettings
-from ingero.units import NS_PER_MS, NS_PER_S, parse_duration, parse_size
+from ingero.units import NS_PER_S, parse_duration, parse_size
 
 _MAX_CONNECTIONS: Final = 1 << 30
 """No limit but the descriptors: an agent has one connection, and a cluster may have ten thousand agents."""
+
+_MAX_STREAMS: Final = 128
+_MAX_BUFFERED_BYTES: Final = parse_size("128MiB")
+"""As `HttpConfig.max_buffered_size`."""
+_PING_AFTER_NS: Final = parse_duration("2h")
+_PING_TIMEOUT_NS: Final = parse_duration("20s")
+"""Source: grpc.io, "Keepalive": defaults of a server."""
 
 Encoding = Literal["gzip", "zstd", "zlib", "deflate", "snappy", "x-snappy-framed", "lz4", ""]
 UrlPath = Annotated[str, StringConstraints(pattern=r"^/[^?#]*$")]
@@ -101,19 +108,9 @@ class GrpcConfig(ServerConfig):
         4, ge=1, le=1024, description="Largest request, uncompressed, in MiB."
     )
     max_concurrent_streams: int | None = Field(
-        None, ge=1, description="Calls at once on one connection; empty is gRPC's own limit."
+        None, ge=1, description="Calls at once on one connection; empty is 128."
     )
     keepalive: KeepaliveConfig | None = Field(None, description="How long connections live.")
-
-    @model_validator(mode="after")
-    def _check_tls(self) -> Self:
-        if self.tls is not None and (
-            self.tls.min_version != "1.2" or self.tls.max_version is not None
-        ):
-            raise ValueError(
-                "gRPC speaks TLS 1.2 and newer; set neither min_version nor max_version"
-            )
-        return self
 
 
 class HttpConfig(ServerConfig):
@@ -201,23 +198,20 @@ def build_http_settings(config: HttpConfig, *, shares_port: bool = False) -> Otl
 
 def build_grpc_settings(config: GrpcConfig, *, shares_port: bool = False) -> OtlpGrpcSettings:
     """What the gRPC server is given."""
-    parameters = config.keepalive.server_parameters if config.keepalive is not None else None
-    durations = (
-        {
-            "grpc.max_connection_idle_ms": parameters.max_connection_idle,
-            "grpc.max_connection_age_ms": parameters.max_connection_age,
-            "grpc.max_connection_age_grace_ms": parameters.max_connection_age_grace,
-            "grpc.keepalive_time_ms": parameters.time,
-            "grpc.keepalive_timeout_ms": parameters.timeout,
-        }
-        if parameters is not None
-        else {}
-    )
-    options = [(name, max(ns // NS_PER_MS, 1)) for name, ns in durations.items() if ns is not None]
-    if config.max_concurrent_streams is not None:
-        options.append(("grpc.max_concurrent_streams", config.max_concurrent_streams))
+    life = KeepaliveConfig() if config.keepalive is None else config.keepalive
+    parameters = life.server_parameters
     return OtlpGrpcSettings(
-        config.max_recv_msg_size_mib << 20, config.max_in_flight, tuple(options), shares_port
+        max_message_bytes=config.max_recv_msg_size_mib << 20,
+        max_in_flight=config.max_in_flight,
+        max_streams=config.max_concurrent_streams or _MAX_STREAMS,
+        max_buffered_bytes=max(_MAX_BUFFERED_BYTES, config.max_recv_msg_size_mib << 20),
+        idle_ns=parameters.max_connection_idle,
+        age_ns=parameters.max_connection_age,
+        age_grace_ns=parameters.max_connection_age_grace,
+        ping_after_ns=parameters.time or _PING_AFTER_NS,
+        ping_timeout_ns=parameters.timeout or _PING_TIMEOUT_NS,
+        connections=ConnectionLimits(max_connections=_MAX_CONNECTIONS),
+        shares_port=shares_port,
     )
 
 

@@ -1,106 +1,116 @@
 """gRPC's health service beside OTLP, which Kubernetes' ``grpc`` probes and clients that balance load ask.
 
-Open to everyone, as health is elsewhere. A thread that sends an answer waits until flow control lets it through, so
-each `Watch` has a thread of a pool of its own: a client that never reads holds up no other call. (By default the
-package sends on the server's threads, by grpcio's callback for streams, and under the lock that `Check` needs.)
+Open to everyone, as health is elsewhere. A client that never reads its watch holds up no other: what it does not take
+waits for it, at most so much and for so long.
 
-Source: grpc, doc/health-checking.md; grpcio-health-checking, ``grpc_health/v1/health.py``.
+Source: grpc, doc/health-checking.md.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any, Final
 
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from typing_extensions import override
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+
+from ingero.serving.otlp.grpc_shared import ServiceCall, ServiceMethod
 
 MAX_WATCHERS: Final = 64
-_N_REFUSING: Final = 2
-_UNKNOWN: Final = "unknown"
+_MAX_WAITING_BYTES: Final = 1024
+_SERVICE: Final = "grpc.health.v1.Health"
 _STATUS: Final = health_pb2.HealthCheckResponse
-
-
-class _BoundedServicer(health.HealthServicer):
-    """The package's servicer, for so many watchers at once."""
-
-    def __init__(self) -> None:
-        pool = ThreadPoolExecutor(MAX_WATCHERS + _N_REFUSING, thread_name_prefix="grpc-health")
-        super().__init__(experimental_non_blocking=False, experimental_thread_pool=pool)
-        self._pool = pool
-        self._known = {health.OVERALL_HEALTH}
-        self._watching = threading.Lock()
-        self._n_watching = 0
-        self._watches: set[Any] = set()
-
-    @override
-    def set(self, service: str, status: Any) -> None:
-        self._known.add(service)
-        super().set(service, status)
-
-    @override
-    def Watch(
-        self,
-        request: Any,
-        context: grpc.ServicerContext,
-        send_response_callback: Callable[..., Any] | None = None,
-    ) -> Any:
-        assert send_response_callback is None, "only where experimental_non_blocking is asked for"
-        with self._watching:
-            is_full = self._n_watching >= MAX_WATCHERS
-            self._n_watching += not is_full
-        if is_full:
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHERS} watch already")
-        if request.service not in self._known:  # the package keeps each name that is watched
-            request = health_pb2.HealthCheckRequest(service=_UNKNOWN)
-        watch = super().Watch(request, context)
-        with self._watching:
-            self._watches.add(watch)
-        if not context.add_callback(lambda: self._forget(watch)):
-            self._forget(watch)  # it ended meanwhile
-        return watch
-
-    def close(self) -> None:
-        """Say that nothing is served any more, and end every stream: a server that stops would wait for them."""
-        self.enter_graceful_shutdown()
-        with self._watching:
-            watches = list(self._watches)
-        for watch in watches:
-            watch.close()
-        self._pool.shutdown(wait=False)
-
-    def _forget(self, watch: Any) -> None:  # noqa: ANN401 -- the package's iterator
-        watch.close()
-        with self._watching:
-            self._watches.discard(watch)
-            self._n_watching -= 1
+_OK, _INVALID_ARGUMENT, _NOT_FOUND, _RESOURCE_EXHAUSTED, _UNAVAILABLE = 0, 3, 5, 8, 14
 
 
 class GrpcHealth:
-    """What a server says of itself and of its services. Any thread.
+    """What a server says of itself and of its services. One event loop owns it.
 
     The server as a whole, which is asked for by an empty name, serves until `close`. A service that was never reported
     is not known: NOT_FOUND for `Check`, SERVICE_UNKNOWN for `Watch`.
     """
 
     def __init__(self) -> None:
-        self._servicer = _BoundedServicer()
-        self._reported: dict[str, bool] = {}
-        self.report(health.SERVICE_NAME, is_serving=True)
+        self._states: dict[str, Any] = {"": _STATUS.SERVING, _SERVICE: _STATUS.SERVING}
+        self._watches: defaultdict[str, set[ServiceCall]] = defaultdict(set)
+        self._is_closed = False
 
-    def join(self, server: grpc.Server) -> None:
-        """Serve on this server, which has not started."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+    @property
+    def methods(self) -> Mapping[bytes, ServiceMethod]:
+        """The service's methods, by path."""
+        return {
+            f"/{_SERVICE}/Check".encode(): self._check,
+            f"/{_SERVICE}/Watch".encode(): self._watch,
+        }
+
+    @property
+    def n_watchers(self) -> int:
+        """How many watch now."""
+        return sum(map(len, self._watches.values()))
 
     def report(self, service: str, *, is_serving: bool) -> None:
         """Say whether a service takes data; who watches it learns of a change."""
-        if self._reported.get(service) is not is_serving:
-            self._reported[service] = is_serving
-            self._servicer.set(service, _STATUS.SERVING if is_serving else _STATUS.NOT_SERVING)
+        state = _STATUS.SERVING if is_serving else _STATUS.NOT_SERVING
+        if not self._is_closed and self._states.get(service) != state:
+            self._states[service] = state
+            self._tell(service)
 
     def close(self) -> None:
         """Say that nothing is served any more, and end every watch."""
-        self._servicer.close()
+        self._is_closed = True
+        for service in self._states:
+            self._states[service] = _STATUS.NOT_SERVING
+            self._tell(service)
+        for call in [call for calls in self._watches.values() for call in calls]:
+            call.end(_OK)
+
+    def _tell(self, service: str) -> None:
+        for call in list(self._watches.get(service, ())):
+            if call.n_waiting_bytes > _MAX_WAITING_BYTES:
+                call.end(_RESOURCE_EXHAUSTED, "the watch was not read")
+            else:
+                call.send(self._write(service))
+
+    def _write(self, service: str) -> bytes:
+        state = self._states.get(service, _STATUS.SERVICE_UNKNOWN)
+        written: bytes = _STATUS(status=state).SerializeToString()
+        return written
+
+    def _check(self, call: ServiceCall, body: bytes) -> None:
+        service = _read(call, body)
+        if service is None:
+            return
+        if service not in self._states:
+            call.end(_NOT_FOUND)
+            return
+        call.send(self._write(service))
+        call.end(_OK)
+
+    def _watch(self, call: ServiceCall, body: bytes) -> None:
+        service = _read(call, body)
+        if service is None:
+            return
+        if self._is_closed:
+            call.end(_UNAVAILABLE, "shutting down")
+            return
+        if self.n_watchers >= MAX_WATCHERS:
+            call.end(_RESOURCE_EXHAUSTED, f"{MAX_WATCHERS} watch already")
+            return
+        self._watches[service].add(call)
+        call.on_end = lambda: self._forget(service, call)
+        call.send(self._write(service))
+
+    def _forget(self, service: str, call: ServiceCall) -> None:
+        self._watches[service].discard(call)
+        if not self._watches[service]:
+            del self._watches[service]
+
+
+def _read(call: ServiceCall, body: bytes) -> str | None:
+    """The service that is asked for; None where the call was ended."""
+    try:
+        return str(health_pb2.HealthCheckRequest.FromString(body).service)
+    except DecodeError:
+        call.end(_INVALID_ARGUMENT, "no grpc.health.v1.HealthCheckRequest")
+        return None

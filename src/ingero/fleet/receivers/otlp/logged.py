@@ -13,7 +13,7 @@ from ingero.fleet.component import PushContext
 from ingero.fleet.jetstream.receiving import PushLog
 from ingero.fleet.receivers.otlp.intake import ExaminedPush, PushIntake
 from ingero.fleet.receivers.otlp.relayed import build_relayed
-from ingero.fleet.receivers.otlp.telemetry import Tally, TransportLabel
+from ingero.fleet.receivers.otlp.telemetry import Tally
 from ingero.fleet.workers.messages import RelayedPush
 from ingero.otlp.names import Signal
 from ingero.serving.otlp.answers import (
@@ -72,7 +72,7 @@ class LoggedIntake:
         self._gate.refused(request, refusal)
 
     def take(self, request: OtlpRequest, body: bytes) -> OtlpAnswer | Awaitable[OtlpAnswer]:
-        """Check a body and store it; over gRPC this waits for the stream."""
+        """Check a body and store it."""
         limit_bytes = self._max_body_bytes
         try:
             body = decompress(body, request.encoding, limit_bytes) if request.encoding else body
@@ -86,13 +86,7 @@ class LoggedIntake:
         if not examined.n_items:
             return TAKEN  # senders probe with it
         relayed = build_relayed(request, self._endpoint_idx, None, body)
-        if request.transport != TransportLabel.GRPC:
-            return self._store(examined, relayed)
-        try:
-            self._log.append_from_thread(examined.clusters, relayed, self._clock.wall_ns())
-        except DeliveryError as error:
-            return self._refuse(error, relayed, examined)
-        return self._accept(relayed, examined)
+        return self._store(examined, relayed)
 
     async def _store(self, examined: ExaminedPush, relayed: RelayedPush) -> OtlpAnswer:
         try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
+import ssl
 from collections.abc import Mapping
 from typing import Final
 
@@ -20,7 +20,6 @@ from ingero.fleet.component import (
 from ingero.fleet.consumer import Consumer
 from ingero.fleet.helpers.certificates import (
     open_server_context,
-    report_bad_certificates,
     watch_certificate,
 )
 from ingero.fleet.jetstream.publishing import StreamEndpoint
@@ -44,7 +43,6 @@ from ingero.fleet.workers.link import PushRelay
 from ingero.fleet.workers.pool import JudgedEndpoint, PooledReceiver, ReceiverPool
 from ingero.otlp.names import Signal
 from ingero.serving.asgi import bind
-from ingero.serving.grpc_tls import RenewedCredentials
 from ingero.serving.otlp.grpc_server import OtlpGrpcServer
 from ingero.serving.otlp.handler import OtlpHandler
 from ingero.serving.otlp.http_server import OtlpHttpServer
@@ -64,9 +62,6 @@ class OtlpReceiver:
         component: Its id.
         config: Settings.
         outputs: A consumer for each signal that a pipeline wants.
-
-    Attributes:
-        grpc_bound: Where gRPC listens, with the kernel's port; None when it does not.
     """
 
     def __init__(
@@ -82,7 +77,11 @@ class OtlpReceiver:
         self._grpc: OtlpGrpcServer | None = None
         self._health: GrpcHealth | None = None
         self._held: list[socket.socket] = []
-        self.grpc_bound: Endpoint | None = None
+
+    @property
+    def grpc_bound(self) -> Endpoint | None:
+        """Where gRPC listens, with the kernel's port; None when it does not."""
+        return None if self._grpc is None else self._grpc.bound
 
     @property
     def http_bound(self) -> Endpoint | None:
@@ -114,7 +113,7 @@ class OtlpReceiver:
         if self._health is not None:
             self._health.close()
         if grpc_server is not None:
-            await asyncio.to_thread(grpc_server.stop, _DRAIN_S)
+            await grpc_server.stop(_DRAIN_S)
         if http_server is not None:
             await http_server.stop(_DRAIN_S)
 
@@ -155,7 +154,7 @@ class OtlpReceiver:
     async def _start_http(self, config: HttpConfig, host: Host) -> None:
         tally = Tally(host.meter, self._id, TransportLabel.HTTP)
         intake = self._build_intake(config, host, tally, config.max_request_body_size)
-        context = open_server_context(config.tls, host, f"receivers.{self._id}", config.endpoint)
+        context = self._open_context(config, host, tally)
         server = OtlpHttpServer(
             config.endpoint,
             build_http_settings(config, shares_port=_shares_port(host)),
@@ -166,32 +165,32 @@ class OtlpReceiver:
         await server.start()
         self._http = server
         host.announce(server.bound, "http")
-        if context is not None:
-            assert config.tls is not None
-            interval_ns = config.tls.reload_interval or _RELOAD_INTERVAL_NS
-            reloader = CertificateReloader(context, config.tls)
-            name = f"receivers.{self._id}"
-            watch_certificate(reloader, host, name, interval_ns, tally.count_bad_certificate)
 
     async def _start_grpc(self, config: GrpcConfig, host: Host) -> None:
         tally = Tally(host.meter, self._id, TransportLabel.GRPC)
         settings = build_grpc_settings(config, shares_port=_shares_port(host))
-        credentials = None
-        if config.tls is not None:
-            name = f"receivers.{self._id}"
-            report = report_bad_certificates(host, name, tally.count_bad_certificate)
-            credentials = RenewedCredentials(config.tls, report).build()
-        (
-            await bind(config.endpoint, shares_port=settings.shares_port)
-        ).close()  # grpcio would not say what is wrong with an address
         intake = self._build_intake(config, host, tally, settings.max_message_bytes)
         health = GrpcHealth()
         is_judged_here = not (host.find(PushRelay) or host.find(PushLog))
         PipelineHealth(self._id, host, health).start(self._outputs, is_judged_here=is_judged_here)
-        server = OtlpGrpcServer(settings, intake, health.join)
-        self.grpc_bound = await asyncio.to_thread(server.start, config.endpoint, credentials)
+        context = self._open_context(config, host, tally)
+        server = OtlpGrpcServer(config.endpoint, settings, intake, context, health.methods)
+        await server.start()
         self._grpc, self._health = server, health
-        host.announce(self.grpc_bound, "grpc")
+        host.announce(server.bound, "grpc")
+
+    def _open_context(
+        self, config: HttpConfig | GrpcConfig, host: Host, tally: Tally
+    ) -> ssl.SSLContext | None:
+        """A context whose renewed files are loaded while it serves; None without TLS."""
+        name = f"receivers.{self._id}"
+        context = open_server_context(config.tls, host, name, config.endpoint)
+        if context is not None:
+            assert config.tls is not None
+            interval_ns = config.tls.reload_interval or _RELOAD_INTERVAL_NS
+            reloader = CertificateReloader(context, config.tls)
+            watch_certificate(reloader, host, name, interval_ns, tally.count_bad_certificate)
+        return context
 
     def _build_intake(
         self, config: ServerConfig, host: Host, tally: Tally, max_body_bytes: int

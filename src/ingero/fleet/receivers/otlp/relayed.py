@@ -96,7 +96,7 @@ class RelayedIntake:
         self._gate.refused(request, refusal)
 
     def take(self, request: OtlpRequest, body: bytes) -> OtlpAnswer | Awaitable[OtlpAnswer]:
-        """Decompress, and have the judge decode and apply it; over gRPC this waits for the judge."""
+        """Decompress, and have the judge decode and apply it."""
         if request.encoding:
             try:
                 body = decompress(body, request.encoding, self._max_body_bytes)
@@ -108,8 +108,6 @@ class RelayedIntake:
                 return OtlpAnswer(AnswerStatus.BAD_DATA, error.message)
         push: WorkerPush = request.context
         relayed = build_relayed(request, self._endpoint_idx, push.allowed_clusters, body)
-        if request.transport == TransportLabel.GRPC:
-            return _read(push, self._relay.ask(relayed))
         return self._submit(push, relayed)
 
     def _submit(self, push: WorkerPush, relayed: RelayedPush) -> OtlpAnswer | Awaitable[OtlpAnswer]:
