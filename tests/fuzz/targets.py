@@ -20,6 +20,7 @@ import cramjam
 import msgspec
 import numpy as np
 import zstandard
+from tests.fuzz.grpc_connection import list_grpc
 from tests.fuzz.harness import Target
 from tests.wire.test_collectives import EXAMPLE, run_of
 from tests.wire.test_diagnosis import DIAGNOSIS, REQUEST
@@ -365,5 +366,11 @@ def list_targets() -> dict[str, Target]:
     """All of them by name."""
     return {
         target.name: target
-        for target in (*_list_otlp(), *_list_encodings(), *_list_files(), *_list_lines())
+        for target in (
+            *_list_otlp(),
+            *_list_encodings(),
+            *_list_files(),
+            *_list_lines(),
+            *list_grpc(),
+        )
     }

@@ -288,11 +288,11 @@ class GrpcConnection(asyncio.Protocol):
         self._close()
 
     def send(self) -> None:
-        """Send what is unsent."""
+        """Send what is unsent; nothing to a connection that is being closed."""
         unsent, transport = self.sender.unsent, self._transport
-        if unsent and transport is not None:
+        if unsent and transport is not None and not transport.is_closing():
             transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
-            unsent.clear()
+        unsent.clear()
 
     def abort(self) -> None:
         """Cut the connection."""

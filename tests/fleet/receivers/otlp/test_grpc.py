@@ -242,6 +242,15 @@ def test_a_port_that_is_taken_is_named(serve):
         serve(grpc={"endpoint": str(running.grpc)})
 
 
+def test_the_port_may_be_of_ipv6(serve, dial, tokens, caplog):
+    settings = {"endpoint": "[::1]:0", "auth": {"authenticator": "bearertokenauth"}}
+    running = serve(grpc=settings, offers=tokens)
+    error = refusal(MetricsServiceStub(dial(running)).Export, push())
+    assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+    (line,) = [one for one in caplog.records if "credentials" in one.getMessage()]
+    assert read_fields(line)["peer"] == "::1"
+
+
 def test_connections_are_renewed_at_their_age(serve, dial):
     settings = {"max_connection_age": "50ms", "max_connection_age_grace": "1s"}
     running = serve(grpc={"keepalive": {"server_parameters": settings}})
