@@ -29,14 +29,22 @@ pytestmark = [
 
 
 @contextmanager
-def run_rotel(folder, fleet):
-    """A Rotel that passes metrics and logs on to Fleet; where it takes OTLP over HTTP."""
+def run_rotel(folder, fleet, protocol):
+    """A Rotel that passes metrics and logs on to Fleet over this protocol; where it takes OTLP over HTTP."""
     ports = {name: free_port() for name in ("grpc", "http")}
     command = [ROTEL, "start", "--pid-file", folder / "pid", "--log-file", folder / "rotel.log"]
     for name, port in ports.items():
         command += [f"--otlp-{name}-endpoint", f"127.0.0.1:{port}"]
-    command += ["--exporter", "otlp", "--otlp-exporter-protocol", "http", "--batch-timeout", "50ms"]
-    command += ["--otlp-exporter-endpoint", fleet.url("receivers.otlp http", "")]
+    command += [
+        "--exporter",
+        "otlp",
+        "--otlp-exporter-protocol",
+        protocol,
+        "--batch-timeout",
+        "50ms",
+    ]
+    command += ["--otlp-exporter-compression", "gzip"]
+    command += ["--otlp-exporter-endpoint", fleet.url(f"receivers.otlp {protocol}", "")]
     with (folder / "out").open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)
     try:
@@ -56,11 +64,12 @@ def run_rotel(folder, fleet):
 
 
 @pytest.fixture
-def site(tmp_path):
+def site(tmp_path, request):
+    protocol = getattr(request, "param", "http")
     config = build_fleet_config(
         {"quorum": {"statistical_min": 3}}, {"judge_interval": "100ms", "reorder_window": "100ms"}
     )
-    with run_fleet(config) as fleet, run_rotel(tmp_path, fleet) as rotel:
+    with run_fleet(config) as fleet, run_rotel(tmp_path, fleet, protocol) as rotel:
         agents = Agents(fleet)
         yield agents, rotel
         agents.client.close()
@@ -98,6 +107,7 @@ def test_an_agent_behind_a_collector_takes_fleets_threshold_by_asking_for_it(sit
     assert find_nodes(agents) == {*(f"node{node}" for node in range(4)), "stub"}
 
 
+@pytest.mark.parametrize("site", ["http", "grpc"], indirect=True)
 def test_collectives_through_a_collector_name_the_culprit(site):
     agents, rotel = site
     for run in job(slow=5):
