@@ -28,7 +28,7 @@ images: ## build an image of each program with podman, docker or buildah; IMAGES
 	@for name in $(IMAGES); do $(BUILDER) build $(if $(BASE),--build-arg BASE=$(BASE)) $(IMAGE_FLAGS) \
 	  -f deploy/containers/Containerfile.$$name -t $$name . || exit 1; done
 
-test-images: setup ## build every image on Debian's Python and start it; root, buildah and mmdebstrap of Debian; minutes; ARCH=arm64: those of another processor, emulated (qemu-user-static, arch-test; hours), ONLY='sink' some
+test-images: setup ## build every image on Debian's Python and start it; root, buildah and mmdebstrap of Debian; minutes; ARCH=arm64: those of another processor, emulated (qemu-user-static, arch-test), ONLY='sink' some
 	@own=$$(scripts/image_base) && base=$$own && \
 	  { [ -z "$(ARCH)" ] || base=$$(scripts/image_base localhost/ingero-base-$(ARCH) $(ARCH)); } && \
 	  INGERO_IMAGE_BASE=$$base INGERO_IMAGE_BUILD_BASE=$$own $(PY) -m pytest -q -n 0 tests/deploy/test_built_images.py -k '$(ONLY)'
