@@ -12,12 +12,12 @@ from pathlib import Path
 
 import anyio
 import numpy as np
+from tests.recording.scenarios.faults import FAULTS
 
 from ingero.config import Endpoint
 from ingero.model.recording import AGGREGATE, SNAPSHOT, ProcessRank
 from ingero.recording.queries.https_server import ListenSettings, open_server
 from ingero.recording.scenarios.builder import START_NS
-from ingero.recording.scenarios.faults import FAULTS
 from ingero.recording.store.settings import WriterSettings
 from ingero.recording.store.writer import RecordingWriter
 from ingero.units import NS_PER_S

@@ -76,7 +76,7 @@ def _measure(steps, device):
 @contextlib.contextmanager
 def _open_agent(*, fails, options):
     """An agent that records, to a full disk and pushing into a partition where it fails; yields what was seen of it."""
-    from ingero.testing.relay import Network, Relay
+    from tests.support.relay import Network, Relay
 
     told = []
     with (

@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingero.testing.unprivileged import AS_UNPRIVILEGED, NOBODY
+from tests.support.unprivileged import AS_UNPRIVILEGED, NOBODY
 
 PROGRAM = "from ingero.cli.main import main; main()"
 

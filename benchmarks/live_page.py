@@ -16,8 +16,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 from tests.e2e.agents import health
+from tests.support.browser import find_chromium, open_browser
 
-from ingero.testing.browser import find_chromium, open_browser
 from ingero.testing.fleet import build_fleet_config, run_fleet
 from ingero.testing.waiting import wait_until
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from benchmarks.detect.graph import COMPUTE, Graph
+from tests.support.synthetic_jobs import follow
 
 from ingero.job_traces.convert import build_job_trace
 from ingero.job_traces.model import TraceRows
 from ingero.job_traces.readers import find_packaged, read_straggler_rows
-from ingero.testing.synthetic_jobs import follow
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from contextlib import ExitStack, contextmanager
 import duckdb
 import yaml
 from tests.e2e.test_weather import build_library
+from tests.support.relay import Relay
 
 from ingero.sim.cluster.cleanup import open_cleanup
 from ingero.sim.cluster.hosts import open_cluster
 from ingero.sim.launcher import start
 from ingero.sim.local_nats import LocalNats
 from ingero.testing.fleet import build_fleet_config
-from ingero.testing.relay import Relay
 
 PORT = 4318
 TOKEN = "chaos" * 8

@@ -4,11 +4,11 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from tests.recording.scenarios.faults import FAULTS
 
 from ingero.cli.main import cli, run_program
 from ingero.model.events import Source
 from ingero.recording.scenarios.builder import RecordingBuilder
-from ingero.recording.scenarios.faults import FAULTS
 from ingero.recording.store.writer import RecordingWriter
 
 

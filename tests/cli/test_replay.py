@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from tests.support.synthetic_jobs import JobShape, build_work, normal_noise, run_job, write_trace
 
 from ingero.cli.commands.replay.offline import judge_trace
 from ingero.cli.commands.replay.render import conclude
@@ -15,7 +16,6 @@ from ingero.job_traces.convert import build_job_trace
 from ingero.job_traces.model import iter_pushes
 from ingero.job_traces.readers import find_packaged, read_straggler_rows, read_trace
 from ingero.model.verdicts import VerdictKind
-from ingero.testing.synthetic_jobs import JobShape, build_work, normal_noise, run_job, write_trace
 from ingero.units import NS_PER_S
 
 AR = find_packaged("AR")

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.recording.scenarios.faults import FAULTS
 
 from ingero.agent.trace.incidents import IncidentSummary
 from ingero.cli.commands.trace.incidents import (
@@ -15,7 +16,6 @@ from ingero.cli.commands.trace.incidents import (
 )
 from ingero.model.incidents import Severity
 from ingero.recording.causal.engine import explain
-from ingero.recording.scenarios.faults import FAULTS
 
 COMMAND = "ingero explain --db d.db"
 (FOUND, *_) = explain(FAULTS["gpu_xid"]().build()).incidents

@@ -1,14 +1,14 @@
 """The same workload in every kind of recording: the same culprit and severity, or unknown; never somebody else."""
 
 import pytest
+from tests.recording.scenarios.faults import FAULTS
+from tests.recording.scenarios.healthy import HEALTHY
+from tests.support.degrade import degrade, fill_disk, lose_bursts, sample, thin_seconds
 
 from ingero.model.sampling import NEVER_SAMPLED
 from ingero.recording.causal.engine import explain
 from ingero.recording.causal.rules import RULES
 from ingero.recording.scenarios.catalog import SCENARIOS
-from ingero.recording.scenarios.faults import FAULTS
-from ingero.recording.scenarios.healthy import HEALTHY
-from ingero.testing.degrade import degrade, fill_disk, lose_bursts, sample, thin_seconds
 
 MODES = {
     "every call": lambda events: events,

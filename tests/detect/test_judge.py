@@ -6,6 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.synthetic_jobs import (
+    JobShape,
+    build_work,
+    heavy_noise,
+    normal_noise,
+    rotate_heavy_sequences,
+    run_job,
+    skewed_noise,
+)
 
 from ingero.detect.judge import Judge, JudgeSettings
 from ingero.job_traces.convert import build_job_trace
@@ -19,15 +28,6 @@ from ingero.model.collectives import (
     Rank,
 )
 from ingero.model.verdicts import VerdictKind, judgement_json
-from ingero.testing.synthetic_jobs import (
-    JobShape,
-    build_work,
-    heavy_noise,
-    normal_noise,
-    rotate_heavy_sequences,
-    run_job,
-    skewed_noise,
-)
 from ingero.units import NS_PER_S
 
 SHAPE = JobShape(n_dp=4, n_stages=3, n_microbatches=12, n_steps=8)

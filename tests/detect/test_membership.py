@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.support.synthetic_jobs import JobShape, build_work, follow, normal_noise, run_job
 
 from ingero.detect.judge import Judge, JudgeSettings
 from ingero.job_traces.convert import build_job_trace
 from ingero.job_traces.model import iter_pushes
 from ingero.model.verdicts import VerdictKind
-from ingero.testing.synthetic_jobs import JobShape, build_work, follow, normal_noise, run_job
 from ingero.units import NS_PER_S
 
 SHAPE = JobShape(n_dp=4, n_stages=2, n_microbatches=6, n_steps=30)

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from tests.deploy.site import Site, site_config
 from tests.e2e.agents import Agents
+from tests.support.browser import open_browser
 
-from ingero.testing.browser import open_browser
 from ingero.testing.fleet import run_fleet
 from ingero.testing.waiting import wait_until
 

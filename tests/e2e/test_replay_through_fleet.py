@@ -15,13 +15,13 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support.relay import Network, Relay
 
 from ingero.cli.commands.replay.command import COMPRESSED
 from ingero.errors import UnsupportedError
 from ingero.job_traces.readers import find_packaged
 from ingero.sim.local_fleet import ADMIN, OTLP_HTTP, run_local_fleet
 from ingero.sim.local_nats import LocalNats, find_nats_server
-from ingero.testing.relay import Network, Relay
 from ingero.testing.waiting import wait_until
 
 pytestmark = pytest.mark.slow

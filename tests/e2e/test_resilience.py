@@ -7,6 +7,7 @@ import httpx
 import numpy as np
 import pytest
 from tests.agent.health.conftest import Rig
+from tests.support.relay import Network, Relay
 
 from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.agent.collectives.host import CollectiveTracker
@@ -18,7 +19,6 @@ from ingero.model.events import CudaOp, NcclOp, Source
 from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.testing.clock import ManualClock
 from ingero.testing.fleet import build_fleet_config, run_fleet
-from ingero.testing.relay import Network, Relay
 from ingero.testing.waiting import wait_until
 from ingero.units import NS_PER_MS, NS_PER_S
 

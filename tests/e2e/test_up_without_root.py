@@ -11,13 +11,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tests.support.unprivileged import AS_UNPRIVILEGED, NOBODY
 
 from ingero.cli.commands.replay.offline import judge_trace
 from ingero.errors import UnsupportedError
 from ingero.job_traces.operations import read_labels
 from ingero.job_traces.readers import read_trace
 from ingero.sim.local_nats import find_nats_server
-from ingero.testing.unprivileged import AS_UNPRIVILEGED, NOBODY
 
 PROGRAM = "from ingero.cli.main import main; main()"
 

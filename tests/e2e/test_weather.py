@@ -20,12 +20,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.support.relay import Network, Relay
 
 from ingero.sim.cluster.simulated_agent import ReportReader
 from ingero.sim.job import WAIT, Job, JobSettings
 from ingero.sim.launcher import start
 from ingero.testing.fleet import build_fleet_config, run_fleet
-from ingero.testing.relay import Network, Relay
 from ingero.testing.waiting import wait_until
 from ingero.units import NS_PER_S
 

@@ -7,13 +7,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support.synthetic_jobs import JobShape, build_work, normal_noise, run_job, write_trace
 
 from ingero.errors import BadDataError
 from ingero.job_traces.convert import build_job_trace
 from ingero.job_traces.model import TraceRows, iter_pushes
 from ingero.job_traces.readers import PACKAGED, find_packaged, read_straggler_rows, read_trace
 from ingero.model.collectives import CollectiveOp
-from ingero.testing.synthetic_jobs import JobShape, build_work, normal_noise, run_job, write_trace
 from ingero.units import NS_PER_S
 
 OPS = (

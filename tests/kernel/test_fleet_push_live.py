@@ -5,10 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from tests.support.unprivileged import AS_UNPRIVILEGED
 
 from ingero.model.collectives import ClockKind, CollectiveOp
 from ingero.sim.runner import SimSettings, Simulation
-from ingero.testing.unprivileged import AS_UNPRIVILEGED
 from ingero.testing.waiting import wait_until
 from ingero.wire.collectives import read_collectives
 from ingero.wire.progress import read_progress

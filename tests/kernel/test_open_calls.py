@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.interpreters import find_interpreters
 
 from ingero.agent.capture.kernel.abi import Stacks
 from ingero.agent.capture.open_calls import MIN_AGE_NS, OpenCalls
@@ -19,7 +20,6 @@ from ingero.recording.store.event_loader import LoadFilter
 from ingero.recording.store.reader import load_recording
 from ingero.sim.runner import SimSettings, Simulation, get_program
 from ingero.telemetry.clock import SystemClock
-from ingero.testing.interpreters import find_interpreters
 from ingero.units import NS_PER_S
 
 pytestmark = pytest.mark.kernel

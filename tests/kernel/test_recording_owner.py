@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from tests.support.unprivileged import AS_UNPRIVILEGED
 
 from ingero.agent.trace.recorder import Recorder
 from ingero.config.invoker import Invoker
@@ -14,7 +15,6 @@ from ingero.model.events import EVENT, Source
 from ingero.recording.store.rollover import list_aside
 from ingero.recording.store.settings import WriterSettings
 from ingero.telemetry.clock import SystemClock
-from ingero.testing.unprivileged import AS_UNPRIVILEGED
 
 pytestmark = pytest.mark.kernel
 NOBODY = pwd.getpwnam("nobody")

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from tests.support.degrade import KEEP_FIRST, sample, thin_seconds
 
 from ingero.agent.capture.events import build_call_events
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.model.events import EventFlag
 from ingero.model.sampling import is_never_sampled
-from ingero.testing.degrade import KEEP_FIRST, sample, thin_seconds
 
 pytestmark = pytest.mark.kernel
 ONE_IN = 16

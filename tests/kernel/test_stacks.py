@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.interpreters import find_interpreters
 
 from ingero.agent.capture.kernel.abi import MAX_PYTHON, StackFlag, Stacks
 from ingero.agent.capture.probes import stacks
@@ -20,7 +21,6 @@ from ingero.model.events import CudaOp, Source
 from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.queries.stacks import StacksArgs, read_folded_stacks
 from ingero.sim.runner import SimSettings, Simulation, get_program
-from ingero.testing.interpreters import find_interpreters
 
 pytestmark = pytest.mark.kernel
 

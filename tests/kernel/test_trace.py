@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.unprivileged import AS_UNPRIVILEGED
 
 from ingero.agent.capture import file_queue
 from ingero.agent.capture.discover.processes import open_file
@@ -20,7 +21,6 @@ from ingero.model.events import CudaOp, EventFlag, NcclOp, OffCpuReason, Source
 from ingero.recording.store.event_loader import LoadFilter
 from ingero.recording.store.reader import load_recording
 from ingero.sim.runner import get_program
-from ingero.testing.unprivileged import AS_UNPRIVILEGED
 from ingero.units import NS_PER_S
 
 pytestmark = pytest.mark.kernel

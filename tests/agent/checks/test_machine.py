@@ -8,13 +8,13 @@ import tarfile
 import pytest
 from click.testing import CliRunner
 from tests.agent.capture.kubelet import container, devices, pod, run_kubelet
+from tests.support.unprivileged import AS_UNPRIVILEGED
 
 from ingero.agent.capture.probes.host import PROBES
 from ingero.agent.checks.machine import CHECKS, check_as_traced, check_machine
 from ingero.cli.main import cli
 from ingero.config.kubelet import KUBELET_SOCKET
 from ingero.config.redact import build_redacted_environment
-from ingero.testing.unprivileged import AS_UNPRIVILEGED
 
 
 def test_every_failed_check_says_its_cost_and_a_step():

@@ -8,6 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.recording.scenarios.faults import FAULTS
+from tests.recording.scenarios.healthy import HEALTHY
+from tests.support.degrade import degrade
 
 from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.agent.capture.totals import Totals
@@ -24,9 +27,6 @@ from ingero.model.incidents import Explanation, Severity
 from ingero.model.recording import Session, Unprobed
 from ingero.recording.causal.engine import explain
 from ingero.recording.scenarios.catalog import SCENARIOS
-from ingero.recording.scenarios.faults import FAULTS
-from ingero.recording.scenarios.healthy import HEALTHY
-from ingero.testing.degrade import degrade
 from ingero.units import NS_PER_MS, NS_PER_S
 
 WORKLOADS = {scenario.name: scenario.build for scenario in SCENARIOS} | FAULTS

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.degrade import degrade, sample
 
 from ingero.model.events import CudaOp, EventFlag, Source
 from ingero.model.latency import build_bucket_edges_ns
@@ -14,7 +15,6 @@ from ingero.recording.causal.engine import explain
 from ingero.recording.causal.exact import Basis, compute_statistics
 from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
 from ingero.recording.scenarios.loop import LAUNCH, MALLOC, SYNC, Loop, LoopStep
-from ingero.testing.degrade import degrade, sample
 
 MS = 1_000_000
 MINUTE = 60_000 * MS
@@ -78,7 +78,7 @@ def test_a_call_in_flight_is_in_no_number():
 
 
 def test_a_hang_is_unknown_when_collectives_have_no_row():
-    from ingero.recording.scenarios.ranks import collective_hang
+    from tests.recording.scenarios.ranks import collective_hang
 
     def lose(events):
         return events[(events["source"] != Source.NCCL) | (events["arg2"] % 7 != 3)]
@@ -90,7 +90,7 @@ def test_a_hang_is_unknown_when_collectives_have_no_row():
 
 
 def test_a_rank_inside_the_collective_has_entered_it():
-    from ingero.recording.scenarios.ranks import collective_hang
+    from tests.recording.scenarios.ranks import collective_hang
 
     recording = collective_hang().build()
     events = recording.events.copy()

@@ -1,12 +1,7 @@
 """What several ranks' rows say: who is late, whether the way is slow, who is missing."""
 
 import pytest
-
-from ingero.model.events import EventFlag
-from ingero.recording.causal.engine import explain
-from ingero.recording.scenarios.builder import START_NS
-from ingero.recording.scenarios.loop import SYNC
-from ingero.recording.scenarios.ranks import (
+from tests.recording.scenarios.ranks import (
     Meeting,
     collective_hang,
     collective_of_other_size,
@@ -16,6 +11,11 @@ from ingero.recording.scenarios.ranks import (
     slow_link_from_the_start,
     tcp_retransmits,
 )
+
+from ingero.model.events import EventFlag
+from ingero.recording.causal.engine import explain
+from ingero.recording.scenarios.builder import START_NS
+from ingero.recording.scenarios.loop import SYNC
 
 MS = 1_000_000
 

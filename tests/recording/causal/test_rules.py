@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.recording.scenarios import serving as serving_faults
+from tests.recording.scenarios.faults import FAULTS, device_full
+from tests.recording.scenarios.healthy import HEALTHY
 
 from ingero.model.events import OffCpuReason, Source
 from ingero.model.recording import AGGREGATE
 from ingero.recording.causal.engine import explain
 from ingero.recording.causal.rules import RULES
-from ingero.recording.scenarios import serving as serving_faults
 from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
 from ingero.recording.scenarios.catalog import SCENARIOS, healthy
-from ingero.recording.scenarios.faults import FAULTS, device_full
-from ingero.recording.scenarios.healthy import HEALTHY
 from ingero.recording.scenarios.loop import FREE, LAUNCH, MALLOC, SYNC, Loop, LoopStep
 from ingero.recording.store.reader import load_recording
 

@@ -9,11 +9,11 @@ from collections import Counter, defaultdict
 
 import pytest
 from click.testing import CliRunner
+from tests.recording.scenarios.ranks import late_rank
 
 from ingero.cli.main import cli
 from ingero.recording.export.perfetto import write_perfetto
 from ingero.recording.scenarios.catalog import SCENARIOS
-from ingero.recording.scenarios.ranks import late_rank
 from ingero.recording.store.reader import load_recording
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.recording.scenarios.ranks import late_rank
 
 from ingero.recording.export.perfetto import export_file
 from ingero.recording.scenarios.catalog import SCENARIOS
-from ingero.recording.scenarios.ranks import late_rank
 from ingero.units import NS_PER_S
 
 QUERIES = {

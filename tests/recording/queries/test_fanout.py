@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 from click.testing import CliRunner
+from tests.recording.scenarios.faults import FAULTS
 
 from ingero.cli.main import cli, run_program
 from ingero.config import Endpoint
@@ -30,7 +31,6 @@ from ingero.recording.queries.https_server import ListenSettings, open_server
 from ingero.recording.queries.recording_file import ExternalAccess, RecordingFile
 from ingero.recording.queries.transfer import decode_part, encode_part, join_parts
 from ingero.recording.scenarios.builder import START_NS
-from ingero.recording.scenarios.faults import FAULTS
 from ingero.recording.store.event_loader import LoadFilter
 from ingero.recording.store.reader import load_recording
 from ingero.recording.store.writer import RecordingWriter

@@ -10,6 +10,7 @@ import anyio
 import pytest
 from mcp import ClientSession
 from mcp.client.stdio import StdioServerParameters, stdio_client
+from tests.recording.scenarios.faults import FAULTS
 
 from ingero.errors import BadDataError
 from ingero.model.events import Source
@@ -18,7 +19,6 @@ from ingero.recording.queries.catalog import QUERIES
 from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.scenarios.builder import RecordingBuilder
 from ingero.recording.scenarios.catalog import SCENARIOS
-from ingero.recording.scenarios.faults import FAULTS
 from ingero.serving.query import get_query
 
 DOCUMENTED = {

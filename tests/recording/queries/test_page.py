@@ -6,6 +6,7 @@ from contextlib import closing
 
 import anyio.from_thread
 import pytest
+from tests.support.browser import open_browser
 
 from ingero.config import Endpoint
 from ingero.model.events import Source
@@ -15,7 +16,6 @@ from ingero.recording.queries.https_server import ListenSettings, open_server
 from ingero.recording.queries.window import Wanted
 from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
 from ingero.recording.store.writer import RecordingWriter
-from ingero.testing.browser import open_browser
 
 pytestmark = pytest.mark.browser
 VIEWS = ("incidents", "timeline", "stacks", "ops", "memory", "collectives", "machine")

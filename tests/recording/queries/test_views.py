@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.recording.scenarios.faults import FAULTS
+from tests.support.degrade import degrade
 
 from ingero.errors import BadDataError
 from ingero.model.events import CudaOp, EventFlag, NcclOp, OffCpuReason, Source
@@ -23,10 +25,8 @@ from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.queries.stacks import FoldedStack, FoldedStacks
 from ingero.recording.queries.timeline import CATEGORIES, View, build_timeline
 from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
-from ingero.recording.scenarios.faults import FAULTS
 from ingero.recording.store.writer import RecordingWriter
 from ingero.serving.query import get_query
-from ingero.testing.degrade import degrade
 
 PID = 7
 LAUNCH, COPY = (Source.CUDA, CudaOp.LAUNCH_KERNEL), (Source.CUDA, CudaOp.MEMCPY)

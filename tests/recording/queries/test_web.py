@@ -9,6 +9,7 @@ import httpx
 import pytest
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
+from tests.recording.scenarios.faults import FAULTS
 from tests.serving.oauth_issuer import ISSUER, Issuer
 
 from ingero.config import Endpoint
@@ -18,7 +19,6 @@ from ingero.recording.queries.api import ANSWERS
 from ingero.recording.queries.https_server import ListenSettings, check_settings, open_server
 from ingero.recording.queries.web import _PAGE
 from ingero.recording.scenarios.builder import RecordingBuilder
-from ingero.recording.scenarios.faults import FAULTS
 from ingero.recording.store.writer import RecordingWriter
 from ingero.serving.oauth import OAuthSettings
 

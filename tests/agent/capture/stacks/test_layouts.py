@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.interpreters import find_interpreters
 
 from ingero.agent.capture.kernel.abi import NO_OFFSET
 from ingero.agent.capture.stacks.interpreter import check_interpreter, find_interpreter
@@ -22,7 +23,6 @@ from ingero.agent.capture.stacks.layouts import (
 )
 from ingero.agent.capture.stacks.memory import RemoteMemory, iter_regions
 from ingero.errors import UnsupportedError
-from ingero.testing.interpreters import find_interpreters
 
 sys.path.append(str(Path(__file__).resolve().parents[4] / "scripts"))
 from cpython_offsets import read_offsets

@@ -7,9 +7,9 @@ import json
 import subprocess
 
 import pytest
+from tests.support.interpreters import find_interpreters
 
 from ingero.agent.capture.stacks.linetable import TableKind, find_line
-from ingero.testing.interpreters import find_interpreters
 
 DUMP = """
 import json, sys, types, argparse, typing, dis

@@ -17,7 +17,7 @@ _PIECE: Final = 65_536
 class Network(Enum):
     """What the network does."""
 
-    PASS = "pass"  # noqa: S105 - no password
+    PASS = "pass"
     PARTITION = "partition"
     """Nothing arrives in either direction, and neither side learns of it."""
     NO_ANSWERS = "no answers"

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ingero.model.events import CudaOp, GraphOp, HostOp, IoOp, NcclOp, NetOp, OffCpuReason, Source
-from ingero.recording.scenarios.builder import RecordingBuilder
-from ingero.recording.scenarios.faults import PID
-from ingero.recording.scenarios.loop import FUNCTION, LAUNCH, MALLOC, Loop, LoopStep, on_a_loop
-from ingero.recording.scenarios.ranks import (
+from tests.recording.scenarios.faults import PID
+from tests.recording.scenarios.ranks import (
     balanced_ranks,
     collective_hang,
     tcp_retransmits,
 )
-from ingero.recording.scenarios.serving import (
+from tests.recording.scenarios.serving import (
     one_request_at_a_time,
     prompts_in_chunks,
     steady_server,
 )
+
+from ingero.model.events import CudaOp, GraphOp, HostOp, IoOp, NcclOp, NetOp, OffCpuReason, Source
+from ingero.recording.scenarios.builder import RecordingBuilder
+from ingero.recording.scenarios.loop import FUNCTION, LAUNCH, MALLOC, Loop, LoopStep, on_a_loop
 from ingero.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
 _SHORT: Final = LoopStep(n_launches=4, copy_ns=0, sync_ns=4 * NS_PER_MS)

@@ -255,8 +255,8 @@ def follow(first: JobTrace, second: JobTrace, nodes: Mapping[str, str] | None = 
 
 def write_trace(rows: TraceRows, path: Path) -> None:
     """Write rows as a StragglerAnalysis recording: the six columns that a reader needs, typed as there."""
-    import pyarrow as pa  # noqa: PLC0415 - slow
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     table = pa.table({
         "dp_rank": pa.array(rows.dp, pa.int8()),

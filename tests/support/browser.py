@@ -29,7 +29,7 @@ def why_no_browser() -> str:
 @contextmanager
 def open_browser() -> Iterator[Browser]:
     """A headless browser for the context. Without a sandbox, as root can have none: open only your own pages."""
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415 -- only where it is used
+    from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from tests.recording.scenarios.ranks import RANK_FAULTS
+from tests.recording.scenarios.serving import SERVING_FAULTS
+
 from ingero.model.events import (
     CudaOp,
     EventFlag,
@@ -33,8 +36,6 @@ from ingero.recording.scenarios.loop import (
     LoopStep,
     on_a_loop,
 )
-from ingero.recording.scenarios.ranks import RANK_FAULTS
-from ingero.recording.scenarios.serving import SERVING_FAULTS
 from ingero.units import NS_PER_MS, NS_PER_US
 
 PID: Final = 4821
