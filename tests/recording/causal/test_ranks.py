@@ -12,9 +12,9 @@ from tests.recording.scenarios.ranks import (
     tcp_retransmits,
 )
 
-from ingero.model.events import EventFlag
+from ingero.model.events import EventFlag, HostOp, NcclOp, Source
 from ingero.recording.causal.engine import explain
-from ingero.recording.scenarios.builder import START_NS
+from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
 from ingero.recording.scenarios.loop import SYNC
 
 MS = 1_000_000
@@ -88,6 +88,35 @@ def test_hang_names_the_rank_that_is_missing_and_not_those_that_wait():
     assert (incident.rule, incident.severity, incident.pid) == ("collective_hang", "HIGH", 6002)
     assert "rank 2 did not enter ncclAllReduce number 40; ranks 0, 1, 3" in incident.title
     assert incident.lost_ns / 1e9 == pytest.approx(39, abs=0.1)
+
+
+def stand_still(*communicators):
+    """Communicators that stop: of each its operation and how many of them each rank entered."""
+    built = RecordingBuilder()
+    for at, (op, n_entered) in enumerate(communicators):
+        for place, (rank, n_ops) in enumerate(n_entered.items()):
+            for seq in range(n_ops):
+                built.call(
+                    (Source.NCCL, op), (seq * 40 + at * 10) * MS + rank * 1000, 2 * MS, 6000 + rank, gpu_id=rank,
+                    arg0=1 << 20, arg1=0xA + at, arg2=seq, arg3=place << 32 | len(n_entered),
+                )  # fmt: skip
+    for second in range(40):
+        built.call((Source.HOST, HostOp.EXEC), 41 * 40 * MS + second * 1000 * MS, 0, 77)
+    return built
+
+
+def test_a_rank_that_is_missed_because_it_waits_elsewhere_is_not_named():
+    """Ranks 0 and 1 wait for rank 2, which waits for rank 3 in a communicator of these two."""
+    first = (NcclOp.ALL_REDUCE, {0: 40, 1: 40, 2: 39})
+    incident = only(stand_still(first, (NcclOp.ALL_GATHER, {2: 40, 3: 39})))
+    assert (incident.rule, incident.pid) == ("collective_hang", 6003)
+    assert "rank 1 did not enter ncclAllGather number 39; rank 0" in incident.title
+    assert "2 processes of other communicators wait for them" in evidence(incident)
+
+
+def test_ranks_that_wait_for_each_other_in_a_circle_are_both_named():
+    circle = stand_still((NcclOp.ALL_REDUCE, {0: 40, 1: 39}), (NcclOp.ALL_GATHER, {0: 39, 1: 40}))
+    assert {incident.pid for incident in explain(circle.build()).incidents} == {6000, 6001}
 
 
 def test_ranks_that_wait_in_a_hang_are_no_problem_of_their_own():

@@ -2,22 +2,27 @@
 
 Who entered what is read from the rows of the collectives, also of those that had not returned, so every collective of
 every member has to have a row; where one is missing nobody is named. Silence with equal numbers is no proof, and gives
-nothing.
+nothing. Which of those that are missing only waits elsewhere decides `ingero.detect.hang`, as for dumps and live jobs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Final, TypeAlias
 
 import numpy as np
 
+from ingero.detect.hang import find_hang
 from ingero.model.events import EventFlag, HostOp, NcclOp, OffCpuReason, Source
+from ingero.model.hang import PendingOp, RankState, StoppedGroup
 from ingero.model.incidents import RuledOut, Severity
 from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, Process, remembered
 from ingero.recording.causal.finding import Finding, Needs, name_cause, rule
-from ingero.recording.causal.rules.groups import Members, find_members
+from ingero.recording.causal.rules.groups import find_members
 from ingero.units import NS_PER_S, format_duration
 
 _MIN_SILENCE_NS: Final = 5 * NS_PER_S
@@ -29,6 +34,8 @@ _ENDINGS: Final = [
 ]
 _STOPPED: Final = "it was stopped (SIGSTOP or a debugger)"
 _EXIT: Final = int(Source.HOST) << 8 | int(HostOp.EXIT)
+_Key: TypeAlias = tuple[int, int]
+"""A process: its node and its number there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,15 @@ class _Stand:
         return self.state == _STOPPED
 
 
+@dataclass(frozen=True, slots=True)
+class _Silent:
+    """A communicator that stands still: who came furthest, who did not, and how long a step took until then."""
+
+    ahead: list[_Stand]
+    behind: list[_Stand]
+    step_ns: float
+
+
 @rule(
     "collective_hang",
     "Ranks wait in a collective that another one never entered",
@@ -73,11 +89,25 @@ def collective_hang(evidence: Evidence) -> list[Finding]:
 
 @remembered
 def _find_hangs(evidence: Evidence) -> list[Finding]:
-    return [
-        finding
-        for _, members in sorted(find_members(evidence, has_open=True).items())
-        if len(members) > 1 and (finding := _judge(evidence, members)) is not None
-    ]
+    silent = {}
+    for comm, members in sorted(find_members(evidence, has_open=True).items()):
+        stands = [_stand(evidence, rank, *members[rank]) for rank in sorted(members)]
+        if (stopped := _find_silent(stands)) is not None:
+            silent[comm] = stopped
+    at_fault = _find_at_fault(evidence, silent)
+    found = []
+    for comm, one in silent.items():
+        behind = [stand for stand in one.behind if (comm, _key(stand)) in at_fault]
+        if behind:
+            blocked = {key for stand in behind for key in at_fault[comm, _key(stand)]}
+            elsewhere = {
+                _key(stand): stand.process
+                for other in silent.values()
+                for stand in (*other.ahead, *other.behind)
+                if _key(stand) in blocked
+            }
+            found.append(_describe(evidence, replace(one, behind=behind), elsewhere))
+    return found
 
 
 def find_hung(evidence: Evidence) -> dict[tuple[int, int], int]:
@@ -86,8 +116,12 @@ def find_hung(evidence: Evidence) -> dict[tuple[int, int], int]:
     return {(one.node, one.pid): hang.span_ns[0] for hang in found for one in hang.others}
 
 
-def _judge(evidence: Evidence, members: Members) -> Finding | None:
-    stands = [_stand(evidence, rank, *members[rank]) for rank in sorted(members)]
+def _key(stand: _Stand) -> _Key:
+    return stand.process.node, stand.process.pid
+
+
+def _find_silent(stands: list[_Stand]) -> _Silent | None:
+    """A communicator whose foremost members made no call for long, while others did not come so far."""
     reached = max(stand.last_seq for stand in stands)
     behind = [stand for stand in stands if stand.last_seq < reached]
     if not behind:  # all are inside of it: one that may not run keeps the others there
@@ -100,7 +134,54 @@ def _judge(evidence: Evidence, members: Members) -> Finding | None:
     least_ns = max(_MIN_SILENCE_NS, _MIN_STEPS * step_ns)
     if any(stand.is_over or stand.silent_ns < least_ns for stand in ahead):
         return None
-    return _describe(evidence, ahead, behind, step_ns)
+    return _Silent(ahead, behind, step_ns)
+
+
+def _find_at_fault(
+    evidence: Evidence, silent: Mapping[int, _Silent]
+) -> dict[tuple[int, _Key], set[_Key]]:
+    """Who keeps others waiting and waits for none itself, with all who wait for it, as `ingero hang` decides it.
+
+    A member that is behind in one communicator because it waits in another one is not at fault; where all who are
+    behind wait for each other in a circle, all are named.
+    """
+    groups: dict[str, StoppedGroup] = {}
+    entered: dict[_Key, dict[str, int]] = defaultdict(dict)
+    pending: dict[_Key, list[tuple[int, PendingOp]]] = defaultdict(list)
+    ids: dict[_Key, int] = {}
+    stopped = set()
+    for comm, one in silent.items():
+        name, members = str(comm), (*one.ahead, *one.behind)
+        ranks = [ids.setdefault(_key(stand), len(ids)) for stand in members]
+        groups[name] = StoppedGroup(name, tuple(ranks))
+        stopped |= {_key(stand) for stand in members if stand.is_stopped}
+        for stand in members:
+            entered[_key(stand)][name] = stand.last_seq
+        for stand in one.ahead:
+            last = stand.ops.where(evidence.column("arg2", stand.ops) == stand.last_seq)
+            op = PendingOp(name, stand.last_seq, last.op)
+            pending[_key(stand)].append((int(last.starts[0]), op))
+    report = find_hang(
+        RankState(
+            rank,
+            {name: group for name, group in groups.items() if rank in group.ranks},
+            entered[key],
+            pending=tuple(op for _, op in sorted(pending[key], key=itemgetter(0))),
+            is_stopped=key in stopped,
+        )
+        for key, rank in ids.items()
+    )
+    keys = list(ids)
+    at_fault = {
+        (int(root.group.name), keys[root.rank]): {keys[rank] for rank in root.blocks}
+        for root in report.roots
+    }
+    for circle in report.deadlocks:
+        waiting = {keys[rank] for rank in circle}
+        for comm, one in silent.items():
+            if all(_key(stand) in waiting for stand in one.behind):
+                at_fault |= {(comm, _key(stand)): waiting for stand in one.behind}
+    return at_fault
 
 
 def _stand(evidence: Evidence, rank: int, process: Process, ops: EventRows) -> _Stand:
@@ -142,9 +223,8 @@ def _find_state(evidence: Evidence, process: Process) -> str:
     return ""
 
 
-def _describe(
-    evidence: Evidence, ahead: list[_Stand], behind: list[_Stand], step_ns: float
-) -> Finding:
+def _describe(evidence: Evidence, silent: _Silent, blocked: Mapping[_Key, Process]) -> Finding:
+    ahead, behind, step_ns = silent.ahead, silent.behind, silent.step_ns
     first = ahead[0]
     is_it = evidence.column("arg2", first.ops) == first.last_seq
     op = first.ops.where(is_it)
@@ -162,6 +242,10 @@ def _describe(
     facts = [stood, f"a step took {format_duration(step_ns)} until then (median)"]
     if inside:
         facts.append(f"rank{'s' * (len(inside) > 1)} {', '.join(inside)} had not returned from it")
+    processes = {_key(stand): stand.process for stand in (*ahead, *behind)}
+    n_elsewhere = len(blocked.keys() - processes.keys())
+    if n_elsewhere:
+        facts.append(f"{n_elsewhere} process{'es' * (n_elsewhere > 1)} of other communicators wait for them")
     return Finding(
         title=(
             f"Hang: {who} {what} {op.op} number {first.last_seq}; rank{'s' * (len(ahead) > 1)} {waiting} "
@@ -173,7 +257,7 @@ def _describe(
             f"{who} {'stopped inside' if is_inside else 'missing from'} a collective", 1.0, *facts
         ),
         process=behind[0].process,
-        others=tuple(stand.process for stand in (*ahead, *behind)),
+        others=tuple((processes | blocked).values()),
         op=op.op,
         n_cases=1,
         ruled_out=(
