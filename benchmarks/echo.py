@@ -14,6 +14,7 @@ import duckdb
 import httpx
 import numpy as np
 import pyarrow as pa
+from tests.support.echo import RunningEcho
 
 from ingero.config.acl import AclEntry
 from ingero.echo.db.backup_socket import request_backup
@@ -22,7 +23,6 @@ from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.schema.tables import EVENTS
 from ingero.otlp.codec import Export, build_attributes, structs
 from ingero.otlp.names import Signal
-from ingero.testing.echo import RunningEcho
 
 SAYS = "OTLP to durable rows beside bare Arrow append; p95 of each tool; tenant SQL"
 TOKEN = "b" * 32

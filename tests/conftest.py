@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from tests.support.browser import why_no_browser
+from tests.support.collector import open_collector
 
 from ingero.agent.capture.gpu.driver import has_driver
 from ingero.agent.capture.kernel.perf import UPROBE_TYPE
-from ingero.config.probing import ProbeMode, read_probe_mode
+from ingero.config.environment import ProbeMode, read_probe_mode
 from ingero.config.torch import TORCH_PYTHON, find_torch_python
 from ingero.sim.cluster.slurm import why_no_slurm
-from ingero.testing.collector import open_collector
 from ingero.testing.waiting import wait_until
 
 DATA = Path(__file__).parent / "data"

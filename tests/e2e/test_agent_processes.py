@@ -11,8 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.support.collector import open_collector
 
-from ingero.testing.collector import open_collector
 from ingero.wire.push import ResourceCache, read_push
 from ingero.wire.uds import StragglerResolved, StragglerState, decode_message
 

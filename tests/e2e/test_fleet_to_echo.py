@@ -11,10 +11,10 @@ import pytest
 from mcp.client.streamable_http import streamable_http_client
 from tests.e2e.agents import fleet_and_agents
 from tests.e2e.test_collectives import N_RANKS, PROTOBUF, job
+from tests.support.echo import RunningEcho
 
 from ingero.config.acl import AclEntry
 from ingero.otlp.codec import encode_protobuf
-from ingero.testing.echo import RunningEcho
 from ingero.testing.fleet import build_fleet_config
 from ingero.testing.waiting import wait_until
 from ingero.wire.collectives import build_collectives

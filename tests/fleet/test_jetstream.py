@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from click.testing import CliRunner
 from tests.e2e.agents import Agents, event, health, told
+from tests.support.collector import open_collector
 
 from ingero.cli.programs.fleet import cli
 from ingero.errors import BadDataError, UnsupportedError
@@ -32,7 +33,6 @@ from ingero.otlp.codec import iter_log_rows
 from ingero.sim.local_nats import LocalNats, find_nats_server
 from ingero.telemetry.clock import SystemClock
 from ingero.telemetry.limited import RateLimitedLog
-from ingero.testing.collector import open_collector
 from ingero.testing.fleet import build_fleet_config, run_fleet
 from ingero.testing.waiting import wait_until
 

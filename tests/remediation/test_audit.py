@@ -9,6 +9,7 @@ import httpx
 import pytest
 from tests.remediation.live import run_job
 from tests.remediation.site import Site, build_config
+from tests.support.echo import RunningEcho
 
 from ingero.cli.main import run_program
 from ingero.cli.programs.remediator import cli
@@ -21,7 +22,6 @@ from ingero.remediation.page import RemediatorPage
 from ingero.sim.launcher import launch
 from ingero.telemetry.clock import SystemClock
 from ingero.testing.clock import ManualClock
-from ingero.testing.echo import RunningEcho
 from ingero.testing.waiting import wait_until
 from ingero.units import NS_PER_S
 

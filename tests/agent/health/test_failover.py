@@ -3,6 +3,7 @@
 from contextlib import ExitStack
 
 import pytest
+from tests.support.collector import open_collector
 
 from ingero.agent.health.cache import ThresholdCache
 from ingero.agent.health.failover import FailoverTransport
@@ -12,7 +13,6 @@ from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.otlp.codec import Export, structs
 from ingero.otlp.names import Signal
 from ingero.testing.clock import ManualClock
-from ingero.testing.collector import open_collector
 from ingero.units import NS_PER_S
 
 EXPORT = Export.from_tree(Signal.METRICS, structs.MetricsRequest())

@@ -19,6 +19,7 @@ from tests.echo.service.conftest import (
     result,
     sql,
 )
+from tests.support.echo import RunningEcho
 
 from ingero.config import parse_model
 from ingero.echo.db.backup_socket import backup_socket_path
@@ -31,7 +32,6 @@ from ingero.echo.service.config import EchoConfig, parse_store
 from ingero.errors import ConfigError, StoreError
 from ingero.otlp.names import Signal
 from ingero.testing.clock import ManualClock
-from ingero.testing.echo import RunningEcho
 from ingero.units import NS_PER_S
 
 DAY_NS = 86_400 * NS_PER_S

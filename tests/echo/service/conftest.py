@@ -3,12 +3,12 @@ import time
 import httpx
 import numpy as np
 import pytest
+from tests.support.echo import RunningEcho
 
 from ingero.config.acl import AclEntry
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.otlp.codec import Export, build_attributes, structs
 from ingero.otlp.names import Signal
-from ingero.testing.echo import RunningEcho
 from ingero.wire.collectives import build_collectives
 
 ALL, ONE, TWO = "all-" + "a" * 28, "one-" + "b" * 28, "two-" + "c" * 28

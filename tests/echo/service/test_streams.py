@@ -13,13 +13,13 @@ import msgspec
 import pyarrow as pa
 import pytest
 from tests.echo.service.conftest import ALL, ONE, TWO, ask, bearers, result, sql
+from tests.support.echo import RunningEcho
 
 from ingero.echo.db.rows import Rows
 from ingero.echo.queries.analysis import RUN_ANALYSIS
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.schema.tables import EVENTS
 from ingero.echo.service.formats import NdjsonFormat, choose_format
-from ingero.testing.echo import RunningEcho
 from ingero.testing.waiting import wait_until
 
 LINES, ARROW = "application/x-ndjson", "application/vnd.apache.arrow.stream"

@@ -129,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         collector = self.server.collector
-        if collector._server is not self.server:  # noqa: SLF001 - stopped: this connection is from before
+        if collector._server is not self.server:
             self.close_connection = True
             return
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
