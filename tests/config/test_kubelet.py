@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ingero.config.kubelet import (
+from ingero.config.environment import (
     DEFAULT_KUBELET_SOCKET,
     KUBELET_SOCKET,
     read_kubelet_socket,

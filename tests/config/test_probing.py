@@ -5,7 +5,7 @@ import os
 import pytest
 
 from ingero.cli.options import PROBE_MODES
-from ingero.config.probing import PROBE_MODE, ProbeMode, read_probe_mode, set_probe_mode
+from ingero.config.environment import PROBE_MODE, ProbeMode, read_probe_mode, set_probe_mode
 from ingero.errors import ConfigError
 
 

@@ -28,7 +28,7 @@ from tests.e2e.agents import health
 from tests.echo.process import metrics, point
 
 from ingero.agent.capture.discover.pod_resources import CONTAINER_LOGS
-from ingero.config.kubelet import DEFAULT_KUBELET_SOCKET
+from ingero.config.environment import DEFAULT_KUBELET_SOCKET
 from ingero.testing.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, needs_helm]

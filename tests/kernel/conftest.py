@@ -11,7 +11,7 @@ import pytest
 from ingero.agent.capture.discover.processes import open_file
 from ingero.agent.capture.probes.engine import Engine, EngineSettings
 from ingero.agent.capture.probes.targets import find_target
-from ingero.config.probing import ProbeMode
+from ingero.config.environment import ProbeMode
 from ingero.sim.runner import SimSettings, Simulation, get_program
 
 

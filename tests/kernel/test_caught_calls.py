@@ -10,7 +10,7 @@ from ingero.agent.capture.discover.processes import open_file
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.agent.capture.probes.torch import find_torch_target
 from ingero.agent.capture.symbols.gloo import GLOO
-from ingero.config.probing import ProbeMode
+from ingero.config.environment import ProbeMode
 from ingero.model.events import GlooOp, Source
 
 pytestmark = pytest.mark.kernel

@@ -11,7 +11,7 @@ import pytest
 from ingero.agent.capture.discover.processes import open_file
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.agent.capture.probes.torch import find_torch_target
-from ingero.config.probing import ProbeMode
+from ingero.config.environment import ProbeMode
 from ingero.config.torch import find_torch_python
 from ingero.model.events import GlooOp, Source
 

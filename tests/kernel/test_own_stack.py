@@ -14,7 +14,7 @@ from elftools.elf.elffile import ELFFile
 from ingero.agent.capture.kernel.objects import OBJECTS
 from ingero.agent.capture.kernel.syscalls import bpf
 from ingero.agent.capture.probes.modes import load_calls
-from ingero.config.probing import ProbeMode
+from ingero.config.environment import ProbeMode
 
 GET_INFO_BY_FD = 15  # bpf_cmd of include/uapi/linux/bpf.h, as is all below
 TAIL_CALL = bytes((0x85, 0, 0, 0)) + (12).to_bytes(4, "little")

@@ -16,7 +16,7 @@ import pytest
 
 from ingero.agent.capture.kernel.capabilities import Capability
 from ingero.agent.capture.probes.modes import choose_way
-from ingero.config.probing import PROBE_MODE, ProbeMode, read_probe_mode
+from ingero.config.environment import PROBE_MODE, ProbeMode, read_probe_mode
 from ingero.sim.runner import get_program
 
 pytestmark = pytest.mark.kernel

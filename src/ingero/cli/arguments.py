@@ -104,13 +104,12 @@ class _Reader:
                 self._read_option(word)
                 continue
             now.append(word)
-            inner = self._find_inner(word)
+            inner = (
+                self._command.commands.get(word) if isinstance(self._command, click.Group) else None
+            )
             if inner is not None:
                 _Reader(inner, f"{self._path} {word}", self._rest, self._found).read()
                 return
-
-    def _find_inner(self, word: str) -> click.Command | None:
-        return self._command.commands.get(word) if isinstance(self._command, click.Group) else None
 
     def _read_option(self, word: str) -> None:
         name, equals, value = word.partition("=")

@@ -69,7 +69,7 @@ def _take_probe_mode(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> None:
     """Option callback: what the environment says holds unless the option is given."""
-    from ingero.config.probing import ProbeMode, set_probe_mode
+    from ingero.config.environment import ProbeMode, set_probe_mode
 
     if value is not None:
         set_probe_mode(ProbeMode(value))
@@ -97,7 +97,7 @@ def _take_kubelet_socket(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> None:
     """Option callback: what the environment says holds unless the option is given."""
-    from ingero.config.kubelet import set_kubelet_socket
+    from ingero.config.environment import set_kubelet_socket
 
     if value is not None:
         set_kubelet_socket(value)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import socket
+import stat
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from ingero.agent.health.loop_settings import LoopSettings
@@ -16,13 +18,56 @@ from ingero.agent.health.signals.machine import MachineSettings
 from ingero.agent.health.signals.node_facts import GpuFacts, find_cgroup_path, hash_cgroup_path
 from ingero.agent.health.spill import SpillSettings
 from ingero.agent.health.threshold_choice import ModeSettings, fresh_max_age
-from ingero.agent.health.tls import check_tls_files
 from ingero.agent.health.transport import TransportSettings
 from ingero.cli.live import PushConfig, RemediateConfig, SpansConfig
 from ingero.config.environment import allows_loose_keys
 from ingero.errors import ConfigError, ConfigProblem
 from ingero.otlp.client.endpoint import OtlpEndpoint, parse_endpoint
 from ingero.units import NS_PER_MS, NS_PER_S
+
+
+def check_tls_files(
+    files: tuple[str, str, str], *, is_insecure: bool, allows_loose_key: bool
+) -> list[ConfigProblem]:
+    """Say what is wrong with ``--fleet-tls-ca``, ``-cert`` and ``-key``; none of them set is right, too.
+
+    Args:
+        files: CA, certificate and key as given; empty when not given.
+        is_insecure: TLS was switched off.
+        allows_loose_key: Accept a key that others may read.
+    """
+    options = ("--fleet-tls-ca", "--fleet-tls-cert", "--fleet-tls-key")
+    if not any(files):
+        return []
+    problems = []
+    missing = [option for option, file in zip(options, files, strict=True) if not file]
+    if missing:
+        problems.append(
+            ConfigProblem(missing[0], "is missing: set all three of --fleet-tls-* or none")
+        )
+    if is_insecure:
+        problems.append(ConfigProblem("--fleet-insecure", "contradicts --fleet-tls-*"))
+    for option, file in zip(options, files, strict=True):
+        if file:
+            problem = _check_file(file, is_key=option == options[2] and not allows_loose_key)
+            problems += [ConfigProblem(option, problem)] if problem else []
+    return problems
+
+
+def _check_file(file: str, *, is_key: bool) -> str:
+    try:
+        mode = Path(file).stat().st_mode
+    except OSError as error:
+        return f"{file}: {error.strerror or error}"
+    if not stat.S_ISREG(mode):
+        return f"{file} is not a file"
+    if is_key and mode & 0o077:
+        return (
+            f"{file} can be read by others (mode {stat.S_IMODE(mode):04o}): chmod 0600 it, or set "
+            "INGERO_TLS_ALLOW_LOOSE_KEY_PERMS=1"
+        )
+    return ""
+
 
 MIN_PUSH_INTERVAL_NS: Final = NS_PER_S
 MIN_TIMEOUT_NS: Final = 100 * NS_PER_MS

@@ -85,7 +85,7 @@ def find_database(db: Path | None, *, is_waiting: bool) -> Path:
         click.UsageError: There is no such file.
         StoreError: It is not a recording.
     """
-    from ingero.config.database import default_database
+    from ingero.config.environment import default_database
     from ingero.recording.store.files import open_recording
 
     path = db or default_database()

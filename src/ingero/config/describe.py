@@ -74,7 +74,7 @@ def _write_type(info: FieldInfo) -> str:
     if write_size in serializers:
         return "size"
     text = _name(info.annotation)
-    return f"{text}, optional" if _allows_none(info.annotation) else text
+    return f"{text}, optional" if type(None) in typing.get_args(info.annotation) else text
 
 
 _NAMES: Mapping[object, str] = {
@@ -114,10 +114,6 @@ def _name_generic(origin: object, args: tuple[Any, ...]) -> str:
         return " or ".join(_name(arg) for arg in args if arg is not type(None))
     is_mapping = isinstance(origin, type) and issubclass(origin, Mapping)
     return f"name → {_name(args[1])}" if is_mapping else f"list of {_name(args[0])}"
-
-
-def _allows_none(annotation: object) -> bool:
-    return type(None) in typing.get_args(annotation)
 
 
 def _write_default(info: FieldInfo) -> str:

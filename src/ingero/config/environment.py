@@ -2,12 +2,92 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from ingero.errors import ConfigError
+
+PROBE_MODE: Final = "INGERO_PROBE_MODE"
+"""Forces a way to probe; the option ``--probe-mode`` sets it for its command and for what that starts."""
+
+
+class ProbeMode(enum.StrEnum):
+    """The ways to probe a call, the cheapest first, and the choice among them."""
+
+    SESSION = "session"
+    """One link for a whole file, whose program decides at the entry whether it wants the return: Linux 6.13."""
+    PAIR = "pair"
+    """Two multi-uprobe links for a whole file: Linux 6.6."""
+    EVENT = "event"
+    """A perf event for each entry and each return, distinguished by a cookie: Linux 5.15."""
+    AUTO = "auto"
+    """The first of them that the kernel takes."""
+
+
+def read_probe_mode(environ: Mapping[str, str] | None = None) -> ProbeMode:
+    """``$INGERO_PROBE_MODE``; `ProbeMode.AUTO` where it is not set.
+
+    Raises:
+        ConfigError: There is no such way.
+    """
+    text = (os.environ if environ is None else environ).get(PROBE_MODE) or ProbeMode.AUTO
+    try:
+        return ProbeMode(text)
+    except ValueError as error:
+        known = ", ".join(ProbeMode)
+        raise ConfigError(f"{PROBE_MODE}: there is no way to probe {text!r}", hint=known) from error
+
+
+def set_probe_mode(mode: ProbeMode) -> None:
+    """Have this process, and those it starts, go on as if the environment had named the way."""
+    os.environ[PROBE_MODE] = mode.value
+
+
+DATABASE: Final = "INGERO_DB"
+"""Path of the recording; beats the default."""
+
+
+def default_database(environ: Mapping[str, str] | None = None) -> Path:
+    """``$INGERO_DB``, or ``.ingero/ingero.db`` in the home of the user who called sudo, of this user, or in /tmp."""
+    values = os.environ if environ is None else environ
+    if values.get(DATABASE):
+        return Path(values[DATABASE])
+    home = values.get("HOME") or "/tmp"  # noqa: S108 - the documented last resort of the existing agent
+    if os.geteuid() == 0 and values.get("SUDO_USER"):
+        home = str(Path(f"~{values['SUDO_USER']}").expanduser())
+    return Path(home) / ".ingero" / "ingero.db"
+
+
+KUBELET_SOCKET: Final = "INGERO_KUBELET_SOCKET"
+"""Names the socket; the option ``--kubelet-socket`` sets it for its command and for what that starts."""
+DEFAULT_KUBELET_SOCKET: Final = "/var/lib/kubelet/pod-resources/kubelet.sock"
+"""Source: Kubernetes, "Device Plugins", "Monitoring device plugin resources"."""
+
+
+def read_kubelet_socket(environ: Mapping[str, str] | None = None) -> Path:
+    """``$INGERO_KUBELET_SOCKET``; where the kubelet itself puts it when that is not set."""
+    values = os.environ if environ is None else environ
+    return Path(values.get(KUBELET_SOCKET) or DEFAULT_KUBELET_SOCKET)
+
+
+def set_kubelet_socket(path: str) -> None:
+    """Have this process, and those it starts, go on as if the environment had named the socket."""
+    os.environ[KUBELET_SOCKET] = path
+
+
+RINGS: Final = "INGERO_NCCL_DIR"
+"""Parent of the rings' folders, for the plug-in (ncclprof/ring.c) and the agent alike; beats the default."""
+
+
+def ring_parent(environ: Mapping[str, str] | None = None) -> Path:
+    """``$INGERO_NCCL_DIR`` or ``/dev/shm``, as the traced process sees it."""
+    values = os.environ if environ is None else environ
+    return Path(values.get(RINGS) or "/dev/shm")  # noqa: S108 - folders in it are their owners' alone
+
 
 LOOSE_KEYS: Final = "INGERO_TLS_ALLOW_LOOSE_KEY_PERMS"
 """Accept a private key that others may read; Kubernetes sets group bits on secrets when a pod has an ``fsGroup``."""

@@ -21,6 +21,8 @@ from ingero.detect.runs import count_within, index_of_last, index_of_start, run_
 from ingero.model.arrays import BoolArray, IntArray, Records
 from ingero.model.collectives import CollectiveOp, Rank
 
+_MAX_HELD: Final = 4096
+"""Operations of one worker without any gradient communicator after which its labels define its peers."""
 GRADIENT_OPS: Final = (
     CollectiveOp.ALL_REDUCE,
     CollectiveOp.REDUCE_SCATTER,
@@ -84,15 +86,11 @@ def op_of_slot(slots: IntArray) -> IntArray:
 class Pairing:
     """Numbers each worker's operations so that peers' numbers correspond.
 
-    Args:
-        max_held: Operations of one worker without any gradient communicator after which its labels define its peers.
-
     Attributes:
         n_unpaired: Operations that came before anything they could be numbered from.
     """
 
-    def __init__(self, max_held: int = 4096) -> None:
-        self._max_held = max_held
+    def __init__(self) -> None:
         self._workers = Columns(
             best=0,
             comm=NO_COMM,
@@ -231,7 +229,7 @@ class Pairing:
         self.n_unpaired += int(is_lost.sum())
         is_waiting = (comm == NO_COMM) & ~is_lost
         n_held = np.bincount(worker[is_waiting], minlength=self._workers.n)
-        gives_up = is_waiting & ((n_held > self._max_held)[worker] | final)
+        gives_up = is_waiting & ((n_held > _MAX_HELD)[worker] | final)
         comm = np.where(gives_up, BY_LABELS, comm)
         self._workers["comm"][worker[gives_up]] = BY_LABELS
         self._held = ops[is_waiting & ~gives_up]

@@ -44,14 +44,12 @@ class SharedStates:
         for key, state in list(self._states.items()):
             wanted = _settings_of(new, key[0])
             is_same = _settings_of(old, key[0]) == wanted
-            if not is_same and not _can_go_on(state, wanted):
+            if not is_same and not (
+                isinstance(state, Adjustable) and any(map(state.accepts, wanted.values()))
+            ):
                 forgotten = self._states.pop(key)
                 if isinstance(forgotten, Discardable):
                     forgotten.discard()
-
-
-def _can_go_on(state: object, wanted: dict[ComponentKind, object]) -> bool:
-    return isinstance(state, Adjustable) and any(map(state.accepts, wanted.values()))
 
 
 def _settings_of(config: FleetConfig, component: str) -> dict[ComponentKind, object]:

@@ -32,6 +32,8 @@ _BACKLOG = 4096
 _CANCEL_S = 1.0
 """How long a request that was cancelled may take to end."""
 _LOOK_S = 0.02
+_KEEP_ALIVE_S = 90
+"""How long an idle connection stays open; longer than any agent's push interval."""
 _LOG = logging.getLogger("ingero.serving")
 
 
@@ -40,12 +42,10 @@ class AsgiSettings:
     """How a server treats its connections.
 
     Attributes:
-        keep_alive_s: How long an idle connection stays open; longer than any agent's push interval.
         drain_s: How long `AsgiServer.stop` lets requests in flight finish before it cancels them.
         limits: How many connections, and how slow they may be.
     """
 
-    keep_alive_s: int = 90
     drain_s: float = 10
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
@@ -83,7 +83,7 @@ class AsgiServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=self._settings.keep_alive_s,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             backlog=_BACKLOG,
         )
         self._config.load()

@@ -19,7 +19,7 @@ from ingero.telemetry.clock import Clock
 
 FieldValue: TypeAlias = str | float | bool | None
 _NS_PER_S: Final = 1_000_000_000
-DEFAULT_INTERVAL_NS: Final = 60 * _NS_PER_S
+INTERVAL_NS: Final = 60 * _NS_PER_S
 MAX_SUBJECTS: Final = 4096
 _DROPPED: Final = "lines of too many subjects were left out"
 
@@ -54,7 +54,6 @@ class RateLimitedLog:
     Args:
         logger: Where to.
         clock: Time.
-        interval_ns: A subject regains one line in this time.
         burst: Lines of one subject that may follow each other at once: 2 where it begins and ends, 1 where a failure
             repeats.
         total_burst: Lines of all subjects that may follow each other at once; one per second is regained.
@@ -69,7 +68,6 @@ class RateLimitedLog:
         logger: logging.Logger,
         clock: Clock,
         *,
-        interval_ns: int = DEFAULT_INTERVAL_NS,
         burst: int = 1,
         total_burst: int = 100,
     ) -> None:
@@ -77,7 +75,6 @@ class RateLimitedLog:
         self._n_dropped_logged = 0
         self._logger = logger
         self._clock = clock
-        self._interval_ns = interval_ns
         self._burst = burst
         self._total_burst = total_burst
         self._total = _Bucket(total_burst, clock.mono_ns())
@@ -128,7 +125,7 @@ class RateLimitedLog:
             if len(self._buckets) >= MAX_SUBJECTS:
                 self._forget_quiet(now_ns)
             bucket = self._buckets[subject] = _Bucket(self._burst, now_ns)
-        if not bucket.take(now_ns, self._interval_ns, self._burst):
+        if not bucket.take(now_ns, INTERVAL_NS, self._burst):
             return False
         if self._total.take(now_ns, _NS_PER_S, self._total_burst):
             return True
@@ -137,7 +134,7 @@ class RateLimitedLog:
 
     def _forget_quiet(self, now_ns: int) -> None:
         """Drop subjects whose bucket is full again: they are as if never seen. All, if none is."""
-        limit_ns = self._interval_ns * self._burst
+        limit_ns = INTERVAL_NS * self._burst
         self._buckets = {
             subject: bucket
             for subject, bucket in self._buckets.items()

@@ -13,7 +13,7 @@ from tests.support.unprivileged import AS_UNPRIVILEGED
 from ingero.agent.capture.probes.host import PROBES
 from ingero.agent.checks.machine import CHECKS, check_as_traced, check_machine
 from ingero.cli.main import cli
-from ingero.config.kubelet import KUBELET_SOCKET
+from ingero.config.environment import KUBELET_SOCKET
 from ingero.config.redact import build_redacted_environment
 
 

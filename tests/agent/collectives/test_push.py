@@ -15,8 +15,8 @@ from ingero.agent.collectives.run_queue import DRAIN_SPEED, RunQueue
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.spill import Spill, SpillSettings
 from ingero.agent.health.transport import PushReply
-from ingero.agent.metrics.collectives import iter_collective_series
 from ingero.agent.metrics.exporting import PrometheusPage
+from ingero.agent.metrics.health import iter_collective_series
 from ingero.model.collectives import COLLECTIVE_OP
 from ingero.model.events import CudaOp, NcclOp, Source
 from ingero.model.progress import Ending

@@ -61,7 +61,7 @@ def test_scores_against_the_past_are_the_wire_contracts():
     samples = [(100, 0.9, 0.9, 0.9)] * 6 + [(30, 0.5, 0.9, 0.9)] * 3 + [(100, 0.95, 0.95, 0.95)]
     for sample in samples:
         ratio = baseline.throughput_ratio(sample[0])
-        scores.append(compute_score(Signals(ratio, *sample[1:])).value)
+        scores.append(compute_score(Signals(ratio, *sample[1:])))
         baseline.fold(Signals(*sample))
     assert scores[0] == pytest.approx(0.27)  # vector 13: no past yet
     assert scores[1] == pytest.approx(0.94)

@@ -14,13 +14,13 @@ from ingero.agent.health.push_body import NodeIdentity, PushStatus, build_push
 from ingero.agent.health.push_queue import MAX_EXTRAS, MAX_PAUSE_NS, PushQueue
 from ingero.agent.health.signals.machine import State
 from ingero.agent.health.signals.reading import Signals
-from ingero.agent.health.tls import check_tls_files
 from ingero.agent.health.transport import (
     GrpcTransport,
     HttpTransport,
     PushReply,
     TransportSettings,
 )
+from ingero.cli.push_settings import check_tls_files
 from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.otlp.client.reply import parse_retry_after
 from ingero.otlp.codec.export import decode_protobuf

@@ -19,8 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ingero.agent.capture.discover.identity import Pod, ProcessIdentity
 from ingero.agent.capture.kernel.abi import N_COPY_KINDS, get_dtype
-from ingero.agent.capture.probes.ended import EndedCounts
-from ingero.agent.capture.totals import Totals
+from ingero.agent.capture.totals import EndedCounts, Totals
 from ingero.agent.events.sink_server import serve_sink
 from ingero.agent.health.transport import HttpTransport, TransportSettings
 from ingero.agent.metrics.exporting import MetricObserver, OtlpPusher, PrometheusPage

@@ -70,12 +70,10 @@ class Admission:
 
     Args:
         clock: Both clocks.
-        proc: Where processes are read.
     """
 
-    def __init__(self, clock: Clock, proc: Path = _PROC) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._proc = proc
         self._offset_ns = clock.wall_ns() - clock.mono_ns()
 
     def admit(self, annotation: Annotation, peer: Peer) -> Admitted:
@@ -100,7 +98,7 @@ class Admission:
         )
 
     def _find_start(self, pid: int, peer: Peer, wanted_ticks: int) -> int:
-        folder = self._proc / str(pid)
+        folder = _PROC / str(pid)
         try:
             stat = (folder / "stat").read_text(errors="replace")
             status = (folder / "status").read_text(errors="replace")

@@ -39,11 +39,8 @@ from ingero.agent.capture.probes.hooks import LoadedProbe, load_host_probe
 from ingero.agent.capture.probes.host import PROBES, HostProbe, find_software_events
 from ingero.agent.capture.probes.modes import choose_way
 from ingero.agent.capture.probes.targets import is_library
-from ingero.agent.collectives.plugin import build_setting, find_plugin
-from ingero.agent.collectives.status import find_plugins
-from ingero.config.kubelet import read_kubelet_socket
-from ingero.config.nccl import ring_parent
-from ingero.config.probing import ProbeMode, read_probe_mode
+from ingero.agent.collectives.plugin import build_setting, find_plugin, find_plugins
+from ingero.config.environment import ProbeMode, read_kubelet_socket, read_probe_mode, ring_parent
 from ingero.errors import UnsupportedError
 from ingero.telemetry.clock import SystemClock
 from ingero.units import format_size

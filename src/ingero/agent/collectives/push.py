@@ -317,7 +317,10 @@ class CollectivePusher:
     ) -> list[RankProgress]:
         """Progress records of a process that stalls or is gone, one per communicator: each shows who waits."""
         places = self._places(pid)
-        is_still = bool(places) and all(_is_still(place, now_ns) for place in places.values())
+        is_still = bool(places) and all(
+            now_ns - place.entry_ns > max(STILL_NS, STILL_PERIODS * place.period_ns)
+            for place in places.values()
+        )
         if not is_still and not is_gone:
             return []
         is_held = not is_gone and is_stopped(pid)
@@ -335,7 +338,3 @@ class CollectivePusher:
             )
             for comm, place in places.items()
         ]
-
-
-def _is_still(place: Place, now_ns: int) -> bool:
-    return now_ns - place.entry_ns > max(STILL_NS, STILL_PERIODS * place.period_ns)

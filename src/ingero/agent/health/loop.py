@@ -20,7 +20,6 @@ from ingero.agent.health.open_episodes import NodeEpisodes
 from ingero.agent.health.push_body import NodeIdentity, PushStatus, build_event, build_push
 from ingero.agent.health.push_queue import PushQueue
 from ingero.agent.health.signals.baseline import Baseline
-from ingero.agent.health.signals.interval import Interval
 from ingero.agent.health.signals.machine import (
     State,
     StateMachine,
@@ -29,9 +28,9 @@ from ingero.agent.health.signals.machine import (
     is_waking,
     reject_future,
 )
-from ingero.agent.health.signals.node_facts import hash_cgroup_path
 from ingero.agent.health.signals.reading import (
     Anomaly,
+    Interval,
     Reading,
     Signals,
     SignalSource,
@@ -321,9 +320,7 @@ class HealthLoop:
         )
 
     def _push(self, observation: _Observation, found: Comparison) -> None:
-        assert observation.seen is not None
         assert found.score is not None
-        path = observation.seen.cgroup_path
         status = PushStatus(
             score=found.score,
             shares=observation.shares,
@@ -331,7 +328,7 @@ class HealthLoop:
             is_degraded=self.baseline.is_degraded(),
             mode=found.applied.mode,
             is_reachable=self._parts.cache.is_reachable,
-            cohort=self._identity.cohort if path is None else hash_cgroup_path(path),
+            cohort=self._identity.cohort,
             wall_ns=observation.wall_ns,
         )
         events = [

@@ -27,7 +27,6 @@ SCHEMA_VERSION: Final = 1
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_CORRUPT_FILES: Final = 1000
 ALPHA_TOLERANCE: Final = 1e-9
-DEFAULT_PATH: Final = "/var/lib/ingero/health-baseline.json"
 
 _KEYS: Final = ("Throughput", "Compute", "Memory", "CPU")
 _TIME: Final = re.compile(

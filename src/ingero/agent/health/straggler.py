@@ -88,21 +88,21 @@ class StragglerDetector:
             pause_ns: How long Fleet asked the agent to wait.
         """
         is_scored = seen is not None and state is not State.STALE
-        result = compute_score(shares, self._settings.score) if is_scored else None
+        score = compute_score(shares, self._settings.score) if is_scored else None
         applied = self._choose_threshold(now_ns, pause_ns)
-        if result is None or seen is None:
+        if score is None or seen is None:
             return Comparison(None, applied, DominantSignal.UNKNOWN)
-        score, dominant = result.value, self._baseline.dominant_signal(seen.signals)
+        dominant = self._baseline.dominant_signal(seen.signals)
         if state is not State.ACTIVE or applied.threshold is None:
             self._under_since_ns = None
             return Comparison(score, applied, dominant)
         may_accuse = self._is_settled(now_ns, applied)
-        found = self._classifier.classify(score, applied.threshold, may_accuse=may_accuse)
+        is_changed = self._classifier.classify(score, applied.threshold, may_accuse=may_accuse)
         if not self._classifier.is_suspect:
             self._under_since_ns = None
         elif self._under_since_ns is None:
             self._under_since_ns = now_ns
-        return Comparison(score, applied, dominant, is_judged=True, is_changed=found.is_changed)
+        return Comparison(score, applied, dominant, is_judged=True, is_changed=is_changed)
 
     def must_ask(self, pushed_ns: int, now_ns: int) -> bool:
         """Whether the node has been under the threshold for long enough, and was not pushed since: ask Fleet again."""
@@ -138,5 +138,4 @@ class StragglerDetector:
             return None
         past = self._baseline.fast
         usual = past._replace(throughput=None if past.throughput is None else 1.0)
-        result = compute_score(usual, self._settings.score)
-        return result.value if result is not None else None
+        return compute_score(usual, self._settings.score)

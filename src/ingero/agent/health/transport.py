@@ -7,23 +7,67 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import urlencode
 
 from ingero import __version__
 from ingero.agent.health.cache import HeaderOutcome, ThresholdHeaders, parse_threshold_headers
-from ingero.agent.health.failure_hints import explain_failure, explain_refusal
 from ingero.agent.health.push_body import encode_agent_json
 from ingero.errors import BadDataError
 from ingero.model.diagnosis import DiagnosisRequest
 from ingero.otlp.client.endpoint import OtlpEndpoint
 from ingero.otlp.client.http import HttpSender, HttpSenderSettings
-from ingero.otlp.client.reply import OtlpSender
+from ingero.otlp.client.reply import OtlpSender, SendReply
 from ingero.otlp.codec.export import Export, encode_protobuf
 from ingero.otlp.names import ContentType
 from ingero.wire.diagnosis import parse_request
 from ingero.wire.names import CLUSTER_QUERY, Header
+
+_REFUSALS: Final[dict[int | str, str]] = {
+    HTTPStatus.UNAUTHORIZED: "wrong or missing token",
+    HTTPStatus.FORBIDDEN: "the token may not do this",
+    HTTPStatus.NOT_FOUND: "nothing takes OTLP at this address",
+    HTTPStatus.METHOD_NOT_ALLOWED: "nothing takes OTLP at this address",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "the push is larger than the receiver takes",
+    "UNAUTHENTICATED": "wrong or missing token",
+    "PERMISSION_DENIED": "the token may not do this",
+    "UNIMPLEMENTED": "nothing takes OTLP at this address",
+}
+_NO_TLS: Final = "the port speaks no TLS: write http:// before the address"
+_WANTS_TLS: Final = "it may speak TLS only: write https:// before the address"
+_UNTRUSTED: Final = "its certificate is not trusted: name its authority (--fleet-tls-ca)"
+_IS_GRPC: Final = "this is a gRPC port: OTLP over HTTP is usually on 4318"
+_IS_HTTP: Final = "this is an HTTP port: OTLP over gRPC is usually on 4317"
+_HINTS: Final = (
+    ("WRONG_VERSION_NUMBER", _NO_TLS),
+    ("CERTIFICATE_VERIFY_FAILED", _UNTRUSTED),
+    ("illegal request line", _IS_GRPC),  # h11 on the HTTP/2 frames of a gRPC server
+    ("illegal status line", _IS_GRPC),
+    ("Failed parsing HTTP/2", _IS_HTTP),  # gRPC core on the words of an HTTP/1 server
+)
+_CLOSED: Final = ("disconnected without sending a response", "Socket closed", "Connection reset")
+"""What h11, gRPC core and the kernel say when a TLS server drops a plain connection."""
+
+
+def explain_refusal(reply: SendReply) -> str:
+    """What became of a request in words, with its status or code; the library's own words where no answer came."""
+    if not reply.code:
+        return reply.detail or reply.fault
+    words = _REFUSALS.get(reply.code)
+    return f"{words} ({reply.words})" if words else reply.words
+
+
+def explain_failure(detail: str, endpoint: OtlpEndpoint) -> str:
+    """Why no answer came, with what is probably wrong where the library's message shows it."""
+    for words, hint in _HINTS:
+        if words in detail:
+            return f"{detail}; {hint}"
+    if not endpoint.is_secure and any(words in detail for words in _CLOSED):
+        return f"{detail}; {_WANTS_TLS}"
+    return detail
+
 
 USER_AGENT: Final = f"ingero-agent/{__version__}"
 

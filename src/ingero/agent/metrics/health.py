@@ -5,14 +5,91 @@ Fleet exports what is pushed (`ingero.node.health_score` and others); this is fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ingero.agent.health.collective_counts import CollectiveCounts
 from ingero.agent.health.loop import HealthSample
 from ingero.agent.health.service import HealthAgent
-from ingero.agent.metrics.collectives import iter_collective_series
 from ingero.agent.metrics.series import Kind, Series
 from ingero.wire.names import Attribute, DetectionMode
+
+
+def iter_collective_series(collective_counts: CollectiveCounts) -> Iterator[Series]:
+    """Sums since the start by outcome, and what waits for Fleet."""
+    for name, says, points in (
+        (
+            "ingero.agent.collectives",
+            "Collectives by what became of them; unknown_communicator and dropped are not sent to Fleet.",
+            {
+                "taken": collective_counts.taken,
+                "dropped": collective_counts.dropped,
+                "unknown_communicator": collective_counts.unknown_communicator,
+            },
+        ),
+        (
+            "ingero.agent.plugin_collectives",
+            "Collectives of the plug-in for NCCL; what is lost or refused keeps the probes' clock.",
+            {
+                "told": collective_counts.plugin_told,
+                "lost": collective_counts.plugin_lost,
+                "refused": collective_counts.plugin_refused,
+            },
+        ),
+        (
+            "ingero.agent.collective_pushes",
+            "Requests with collectives that Fleet took or did not take.",
+            {
+                "taken": collective_counts.requests_taken,
+                "failed": collective_counts.requests_failed,
+            },
+        ),
+        (
+            "ingero.agent.diagnoses",
+            "Questions of Fleet why a rank is slow; sent answers include those that decline.",
+            {
+                "asked": collective_counts.diagnoses_asked,
+                "sent": collective_counts.diagnoses_sent,
+                "declined": collective_counts.diagnoses_declined,
+                "failed": collective_counts.diagnoses_failed,
+            },
+        ),
+    ):
+        yield _build_outcomes(name, says, points)
+    yield from _iter_spill_series(collective_counts)
+    yield Series(
+        "ingero.agent.collectives_without_end", Kind.SUM, "1",
+        "Collectives whose end nobody waited for: Fleet compares no times of them.",
+        (((), float(collective_counts.without_end)),), "ingero_agent_collectives_without_end_total",
+    )  # fmt: skip
+    yield Series(
+        "ingero.agent.collectives_waiting", Kind.GAUGE, "1",
+        "Collectives that are kept in memory until Fleet takes them.", (((), float(collective_counts.waiting)),),
+    )  # fmt: skip
+
+
+def _iter_spill_series(collective_counts: CollectiveCounts) -> Iterator[Series]:
+    """What waits on disk while Fleet is away, and what became of it."""
+    yield _build_outcomes(
+        "ingero.agent.spill_faults",
+        "Batches that waited on disk: damaged ones are not sent; failed ones the disk did not take or remove.",
+        {"damaged": collective_counts.spill_damaged, "failed": collective_counts.spill_failed},
+    )
+    yield Series(
+        "ingero.agent.collectives_late", Kind.SUM, "1",
+        "Collectives that Fleet took from disk, after it had been away.",
+        (((), float(collective_counts.taken_late)),), "ingero_agent_collectives_late_total",
+    )  # fmt: skip
+    yield Series(
+        "ingero.agent.spill_size", Kind.GAUGE, "By",
+        "What collectives that wait for Fleet take of the disk.",
+        (((), float(collective_counts.spill_bytes)),),
+    )  # fmt: skip
+
+
+def _build_outcomes(name: str, says: str, points: Mapping[str, int]) -> Series:
+    """Sums by outcome."""
+    numbers = tuple(((("outcome", key),), float(value)) for key, value in points.items())
+    return Series(name, Kind.SUM, "1", says, numbers, f"{name.replace('.', '_')}_total")
 
 
 class HealthSeries:

@@ -13,11 +13,10 @@ from typing import Final
 
 import numpy as np
 
-from ingero.agent.capture.probes.latency import fold_octaves
 from ingero.agent.capture.totals import Totals, count_coverage
 from ingero.model.arrays import Records
 from ingero.model.events import Source, op_name, source_name
-from ingero.model.latency import HIST_FIRST_LOG2
+from ingero.model.latency import HIST_FIRST_LOG2, fold_octaves
 from ingero.model.operations import OpKind, find_kinds
 from ingero.units import NS_PER_S
 from ingero.wire.names import Attribute, MemcpyDirection

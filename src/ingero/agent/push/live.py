@@ -38,7 +38,7 @@ from ingero.agent.health.service import (
 from ingero.agent.health.signals.reading import Reading, Signals
 from ingero.agent.health.spill import open_spill
 from ingero.agent.metrics.machine import Processors
-from ingero.config.nccl import ring_parent
+from ingero.config.environment import ring_parent
 from ingero.model.arrays import Records
 from ingero.model.events import Events
 from ingero.model.operations import GPU_SOURCES, OpKind, find_kinds
@@ -74,8 +74,8 @@ class CounterSource:
     What the counts do not hold is absent: the memory signal needs NVML, and a second without totals is no reading.
     """
 
-    def __init__(self, processors: Processors | None = None) -> None:
-        self._processors = processors or Processors()
+    def __init__(self) -> None:
+        self._processors = Processors()
         self._lock = threading.Lock()
         self._totals: Totals | None = None
         self._window_ns = 0

@@ -22,7 +22,6 @@ class HostSampler:
     Args:
         recorder: The recording, where there is one; its selection gets snapshots and rows.
         gpus: The devices, where NVML is there.
-        machine: Samples the machine.
         selection: Gets snapshots and rows without a recorder.
     """
 
@@ -30,13 +29,12 @@ class HostSampler:
         self,
         recorder: Recorder | None,
         gpus: GpuWatch | None = None,
-        machine: Machine | None = None,
         selection: Selection | None = None,
     ) -> None:
         self._recorder = recorder
         self._selection = recorder.selection if recorder is not None else selection
         self._gpus = gpus
-        self._machine = machine or Machine()
+        self._machine = Machine()
         self._machine.sample()
 
     def on_process(self, identity: ProcessIdentity) -> None:

@@ -78,12 +78,9 @@ class _Table:
         firsts = np.flatnonzero(is_new)
         merged = rows[firsts]
         for name in self._values:
-            merged[name] = _choose_sum(name).reduceat(rows[name], firsts)
+            add = {"min": np.minimum, "max": np.maximum}.get(name[:3], np.add)
+            merged[name] = add.reduceat(rows[name], firsts)
         return merged
-
-
-def _choose_sum(name: str) -> np.ufunc:
-    return {"min": np.minimum, "max": np.maximum}.get(name[:3], np.add)
 
 
 @dataclass(frozen=True, slots=True)

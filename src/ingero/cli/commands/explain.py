@@ -82,7 +82,7 @@ def command(config: ExplainConfig) -> None:
       ingero explain --db run.db --from 10s --to 60s --per-process
       ingero explain --nodes gpu-1:8443,gpu-2:8443 --ca-cert ca.pem --since 5m
     """
-    from ingero.config.database import default_database
+    from ingero.config.environment import default_database
     from ingero.recording.queries.explain import explain_file
     from ingero.recording.queries.operations import list_operations
     from ingero.recording.queries.window import Wanted, load_part

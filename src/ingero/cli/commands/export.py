@@ -53,7 +53,7 @@ def command(config: ExportConfig) -> None:
       ingero export --format perfetto --nodes gpu-1:8443,gpu-2:8443 --ca-cert ca.pem -o both.json
     """
     from ingero.cli.nodes import ask_parts
-    from ingero.config.database import default_database
+    from ingero.config.environment import default_database
     from ingero.model.recording import describe_unprobed
     from ingero.recording.export.perfetto import export_file
     from ingero.recording.queries.transfer import join_parts

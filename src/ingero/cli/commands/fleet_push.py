@@ -197,7 +197,7 @@ def _run_live(settings: AgentSettings, find_labels: FindLabels | None, follow: F
     from ingero.agent.capture.probes.engine import EngineSettings
     from ingero.agent.capture.session import TraceSettings
     from ingero.agent.push.live import LiveAgent, LiveCallbacks, LiveSettings
-    from ingero.config.kubelet import read_kubelet_socket
+    from ingero.config.environment import read_kubelet_socket
 
     if os.geteuid() != 0:
         raise UnsupportedError(

@@ -29,7 +29,7 @@ def command(*, db: Path | None, dry_run: bool) -> None:
       ingero migrate --dry-run
       ingero migrate --db-path /var/lib/ingero/ingero.db
     """
-    from ingero.config.database import default_database
+    from ingero.config.environment import default_database
     from ingero.recording.store.migration import migrate, plan_migration
 
     path = db or default_database()

@@ -53,8 +53,8 @@ def show_status(*, as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from ingero.agent.collectives.status import find_plugins
-    from ingero.config.nccl import ring_parent
+    from ingero.agent.collectives.plugin import find_plugins
+    from ingero.config.environment import ring_parent
 
     found = find_plugins(ring_parent())
     if as_json:

@@ -56,7 +56,7 @@ def command(config: QueryConfig, sql: str | None) -> None:
       ingero query --db run.db "SELECT name, seen_at FROM process_names"
       ingero query --nodes gpu-1:8443,gpu-2:8443 --ca-cert ca.pem "SELECT count(*) FROM events"
     """
-    from ingero.config.database import default_database
+    from ingero.config.environment import default_database
 
     config = replace(config, limit=config.limit or MAX_ROWS)
     if config.among.nodes:

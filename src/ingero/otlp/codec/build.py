@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ingero.errors import BadDataError
 from ingero.otlp.codec import structs
-from ingero.otlp.codec.export import METRIC_KINDS, Export
+from ingero.otlp.codec.export import Export, find_kind
 from ingero.otlp.names import Signal
 
 CUMULATIVE = 2
@@ -190,13 +190,9 @@ _CHILDREN: dict[type[structs.Node], str] = {
 }
 
 
-def _find_kind(metric: structs.Metric) -> str:
-    return next((kind for kind in METRIC_KINDS if getattr(metric, kind) is not None), "")
-
-
 def _children(node: structs.Proto) -> list[Any]:
     if isinstance(node, structs.Metric):
-        kind = _find_kind(node)
+        kind = find_kind(node)
         return getattr(node, kind).data_points if kind else []
     return getattr(node, _CHILDREN[type(node)])  # type: ignore[no-any-return]
 
@@ -212,7 +208,7 @@ def _n_items(node: structs.Proto) -> int:
 def _with_children(node: structs.Proto, children: list[Any]) -> structs.Proto:
     if not isinstance(node, structs.Metric):
         return replace(node, **{_CHILDREN[type(node)]: children})
-    kind = _find_kind(node)
+    kind = find_kind(node)
     return replace(node, **{kind: replace(getattr(node, kind), data_points=children)})
 
 

@@ -269,16 +269,12 @@ def _list_trees(root: structs.Proto) -> tuple[list[ResourceEntry], int]:
                 if gauge is not None:
                     kind, points = "gauge", gauge.data_points
                 else:
-                    kind = _find_kind(metric)
+                    kind = find_kind(metric)
                     points = getattr(metric, kind).data_points if kind else ()
                 n_points += len(points)
                 metrics.append((scope, metric, metric.name, kind, points))
         found.append((entry, metrics))
     return found, n_points
-
-
-def _find_kind(metric: structs.Metric) -> str:
-    return next((kind for kind in METRIC_KINDS if getattr(metric, kind) is not None), "")
 
 
 def _count_records(root: structs.Proto) -> int:
@@ -295,3 +291,8 @@ def _count_spans(root: structs.Proto) -> int:
         for resource_spans in root.resource_spans
         for scope_spans in resource_spans.scope_spans
     )
+
+
+def find_kind(metric: structs.Metric) -> str:
+    """Which of `METRIC_KINDS` a metric is; empty when it is none."""
+    return next((kind for kind in METRIC_KINDS if getattr(metric, kind) is not None), "")

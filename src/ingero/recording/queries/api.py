@@ -186,14 +186,6 @@ def _chain(one: IncidentAnswer, operations: list[OperationAnswer]) -> dict[str, 
     return chain
 
 
-def _snapshots(asked: Asked) -> dict[str, Any]:
-    return {"snapshots": list_snapshots(asked.context.path)}
-
-
-def _capabilities(asked: Asked) -> Any:  # noqa: ANN401 -- a list, as documented
-    return list_capabilities(asked.context.load(asked.wanted))
-
-
 def _timeline(asked: Asked) -> Any:  # noqa: ANN401 -- whatever msgspec encodes
     view = View(
         asked.number("from_s", 0.0), asked.number("to_s", 0.0), int(asked.number("bins", 240))
@@ -211,35 +203,19 @@ def _stacks(asked: Asked) -> Any:  # noqa: ANN401
     return build_flame(read_folded_stacks(asked.context, args))
 
 
-def _memory(asked: Asked) -> Any:  # noqa: ANN401
-    return balance_memory(asked.context.evidence(asked.wanted))
-
-
-def _collectives(asked: Asked) -> Any:  # noqa: ANN401
-    return list_collectives(asked.context.evidence(asked.wanted))
-
-
-def _graph_metrics(asked: Asked) -> Any:  # noqa: ANN401
-    return summarise_graphs(asked.context.load(asked.wanted))
-
-
-def _graph_events(asked: Asked) -> dict[str, Any]:
-    return {"events": list_graph_events(asked.context.load(asked.wanted))}
-
-
 ANSWERS: Final[dict[str, Answer]] = {
     "recording": _recording,
     "overview": _overview,
     "incidents": _incidents,
     "chains": _chains,
     "ops": _ops,
-    "snapshots": _snapshots,
-    "capabilities": _capabilities,
+    "snapshots": lambda asked: {"snapshots": list_snapshots(asked.context.path)},
+    "capabilities": lambda asked: list_capabilities(asked.context.load(asked.wanted)),
     "timeline": _timeline,
     "stacks": _stacks,
-    "memory": _memory,
-    "collectives": _collectives,
-    "graph-metrics": _graph_metrics,
-    "graph-events": _graph_events,
+    "memory": lambda asked: balance_memory(asked.context.evidence(asked.wanted)),
+    "collectives": lambda asked: list_collectives(asked.context.evidence(asked.wanted)),
+    "graph-metrics": lambda asked: summarise_graphs(asked.context.load(asked.wanted)),
+    "graph-events": lambda asked: {"events": list_graph_events(asked.context.load(asked.wanted))},
 }
 """Below ``/api/v1/``. Adding one: a line here, a test, a line in the guide."""

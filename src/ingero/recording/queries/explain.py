@@ -43,12 +43,11 @@ class ExplainAnswer(msgspec.Struct, frozen=True):
     not_probed: list[str] = []
 
 
-def explain_recording(recording: Recording, top_n: int = 0) -> ExplainAnswer:
-    """Explain a loaded recording; `top_n` of 0 or less gives every incident."""
+def explain_recording(recording: Recording) -> ExplainAnswer:
+    """Explain a loaded recording."""
     explained = explain(recording)
-    incidents = explained.incidents[:top_n] if top_n > 0 else explained.incidents
     return ExplainAnswer(
-        [incident_answer(incident, explained.start_ns) for incident in incidents],
+        [incident_answer(incident, explained.start_ns) for incident in explained.incidents],
         unknown_answers(explained),
         looked_answer(explained),
         window_answer(explained, recording),

@@ -25,7 +25,6 @@ class UpSettings:
         seed: Of the job's jitter.
         duration_ns: After the injection.
         push_interval_ns: Of the agents.
-        settle_ns: How long to go on after the expected verdict, at most, to see what is said of the others and why.
         has_probes: Whether agents probe; otherwise the simulated ranks tell their own calls.
         job: A real job to run in place of the simulated one; None for that.
         record: File for what the agents pushed; None keeps nothing.
@@ -38,7 +37,6 @@ class UpSettings:
     seed: int
     duration_ns: int
     push_interval_ns: int
-    settle_ns: int = 20 * NS_PER_S
     has_probes: bool = True
     job: JobFile | None = None
     record: Path | None = None

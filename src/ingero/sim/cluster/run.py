@@ -32,6 +32,8 @@ from ingero.sim.runner import get_program
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_MS, NS_PER_S
 
+_SETTLE_NS: Final = 20 * NS_PER_S
+"""How long to go on after the expected verdict, at most, to see what is said of the others and why."""
 LIVE: Final = ("processors.nccl.reorder_window=500ms", "processors.nccl.judge_interval=250ms")
 """Settings of our own Fleet: a live agent's pushes come in order, on one connection, so a short window is enough."""
 LOAD_NS: Final = 2 * NS_PER_MS
@@ -226,7 +228,7 @@ class _Run:
                 continue
             if find_detection(self.settings, self.progress) is not None:
                 settled_ns = settled_ns or now_ns
-                is_late = now_ns - settled_ns >= self.settings.settle_ns
+                is_late = now_ns - settled_ns >= _SETTLE_NS
                 if is_late or self._is_explained():
                     return
             is_due = now_ns - began_ns >= self.settings.duration_ns and settled_ns is None

@@ -63,10 +63,6 @@ class Ready:
     pids: tuple[int, ...] = ()
 
 
-def _name(name: str) -> None:
-    _LIBC.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
-
-
 def _spin(seconds: float) -> None:
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
@@ -329,7 +325,7 @@ def _main() -> None:
     name, library = sys.argv[1:]
     program = {**PROGRAMS, **_COMPANIONS}[name]
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    _name(program.comm)
+    _LIBC.prctl(_PR_SET_NAME, program.comm.encode(), 0, 0, 0)
     _rise(program.above)
     if program.has_one_cpu:
         _share_one_cpu()

@@ -6,9 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero.agent.capture.probes.latency import fold_octaves
 from ingero.agent.capture.probes.sampling import MAX_KEEP_ONE_IN, SamplingControl
-from ingero.model.latency import HIST_BUCKETS, build_bucket_edges_ns, gather_histogram, quantiles_ns
+from ingero.model.latency import (
+    HIST_BUCKETS,
+    build_bucket_edges_ns,
+    fold_octaves,
+    gather_histogram,
+    quantiles_ns,
+)
 
 durations = st.lists(st.integers(1, 2**37), min_size=1, max_size=200)
 

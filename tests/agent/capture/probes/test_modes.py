@@ -5,7 +5,7 @@ import pytest
 from ingero.agent.capture.kernel import features
 from ingero.agent.capture.probes.engine import Engine, EngineSettings
 from ingero.agent.capture.probes.modes import choose_way
-from ingero.config.probing import PROBE_MODE, ProbeMode
+from ingero.config.environment import PROBE_MODE, ProbeMode
 from ingero.errors import UnsupportedError
 
 COOKIE, MULTI, SESSION = (

@@ -27,15 +27,14 @@ _PACKAGES: Final = (
 )
 
 
-def iter_installed(program: str = "", root: Path = Path("/")) -> Iterator[Path]:
+def iter_installed(program: str = "") -> Iterator[Path]:
     """Libraries in the system's folders and in the Python environment that a program lies in.
 
     Args:
         program: A program's name or path; looked up in PATH. An environment's ``bin/`` leads to its packages.
-        root: Where the system's folders begin.
     """
     for pattern in _SYSTEM:
-        yield from root.glob(pattern)
+        yield from Path("/").glob(pattern)
     found = shutil.which(program) if program else None
     if found is None:
         return

@@ -74,7 +74,7 @@ def reckon(layout: MapLayout, n_cpus: int, page_bytes: int = mmap.PAGESIZE) -> M
         entry = _ENTRY_BYTES + key + (8 if kind == _PERCPU_HASH else value)
         per_cpu = value * n_cpus if kind == _PERCPU_HASH else 0
         if layout.flags & _NO_PREALLOC:
-            entry = _round_to_slab(entry) + per_cpu
+            entry = next(slab for slab in _SLABS if slab >= entry) + per_cpu
         else:  # and one to spare for each processor
             fixed += (entry + per_cpu) * (n_entries + n_cpus)
             entry = 0
@@ -98,7 +98,3 @@ def reckon_all(
 
 def _round_up(n_bytes: int) -> int:
     return -(-n_bytes // 8) * 8
-
-
-def _round_to_slab(n_bytes: int) -> int:
-    return next(slab for slab in _SLABS if slab >= n_bytes)

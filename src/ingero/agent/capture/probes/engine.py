@@ -30,7 +30,7 @@ from ingero.agent.capture.probes.state import KernelState
 from ingero.agent.capture.probes.targets import ProbeTarget
 from ingero.agent.capture.symbols.libraries import build_descriptors
 from ingero.closing import Closing
-from ingero.config.probing import ProbeMode, read_probe_mode
+from ingero.config.environment import ProbeMode, read_probe_mode
 from ingero.errors import UnsupportedError
 from ingero.model.arrays import Records
 

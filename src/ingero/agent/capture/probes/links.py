@@ -15,7 +15,7 @@ from ingero.agent.capture.kernel.perf import open_uprobe_event, read_uprobe_type
 from ingero.agent.capture.probes.leaving import hold_removals, leave_links
 from ingero.agent.capture.probes.targets import ProbeTarget
 from ingero.agent.capture.symbols.libraries import FUNCTIONS
-from ingero.config.probing import ProbeMode
+from ingero.config.environment import ProbeMode
 from ingero.errors import UnsupportedError
 
 Links = list[int]

@@ -13,7 +13,7 @@ from ingero.agent.capture.kernel import syscalls
 from ingero.agent.capture.kernel.features import check_kernel, describe_kernel, has_name
 from ingero.agent.capture.kernel.objects import BpfObject
 from ingero.agent.capture.probes.links import check_probing
-from ingero.config.probing import ProbeMode
+from ingero.config.environment import ProbeMode
 from ingero.errors import UnsupportedError
 
 _CXX: Final = ("cxx_entry", "cxx_leave")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from ingero.errors import ConfigError
 
@@ -37,18 +37,6 @@ class ClassifierSettings:
             raise ConfigError(f"confirm must be at least 1, not {self.confirm}")
 
 
-class Classification(NamedTuple):
-    """A verdict.
-
-    Attributes:
-        is_straggler: The node is under the threshold.
-        is_changed: This sample changed the verdict.
-    """
-
-    is_straggler: bool
-    is_changed: bool
-
-
 class Classifier:
     """Remembers the last verdict of one node."""
 
@@ -57,10 +45,8 @@ class Classifier:
         self.is_straggler = False
         self._n_under = 0
 
-    def classify(
-        self, score: float, threshold: float, *, may_accuse: bool = True
-    ) -> Classification:
-        """Compare once. A NaN changes nothing.
+    def classify(self, score: float, threshold: float, *, may_accuse: bool = True) -> bool:
+        """Compare once; whether that changed the verdict. A NaN changes nothing.
 
         Args:
             score: The node's.
@@ -68,7 +54,7 @@ class Classifier:
             may_accuse: Whether a node that was healthy may be found a straggler now, however long it was under.
         """
         if math.isnan(score) or math.isnan(threshold):
-            return Classification(self.is_straggler, is_changed=False)
+            return False
         if self.is_straggler:
             is_back = score + EPSILON >= threshold + self.settings.hysteresis
             return self._turn(to=not is_back)
@@ -86,9 +72,9 @@ class Classifier:
         self.is_straggler = False
         self._n_under = 0
 
-    def _turn(self, *, to: bool) -> Classification:
+    def _turn(self, *, to: bool) -> bool:
         is_changed = to != self.is_straggler
         self.is_straggler = to
         if is_changed:
             self._n_under = 0
-        return Classification(to, is_changed)
+        return is_changed

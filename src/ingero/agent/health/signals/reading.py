@@ -6,7 +6,7 @@ Absent is not zero: a signal that could not be read is None, a read that failed 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
 from ingero.wire.names import DominantSignal
@@ -59,7 +59,6 @@ class Reading:
         is_pending: The source knows that work is outstanding although nothing is launched: a traced process sits inside
             a call, or its peers are active. False or None lets a node without launches become idle.
         workload: Identity of what runs, such as a job id; a change of it starts calibration again. May be empty.
-        cgroup_path: cgroup of the workload; None leaves the agent's own.
         wall_ns: When the source read, on the wall clock.
     """
 
@@ -68,7 +67,6 @@ class Reading:
     wall_ns: int
     is_pending: bool | None = None
     workload: str = ""
-    cgroup_path: str | None = None
 
     @property
     def is_hung(self) -> bool:
@@ -120,3 +118,37 @@ def find_anomalies(signals: Signals) -> list[Anomaly]:
         for name, value in zip(SIGNAL_NAMES, signals, strict=True)
         if value is not None and not math.isfinite(value)
     ]
+
+
+class Interval:
+    """Gathers the readings of one push interval."""
+
+    def __init__(self) -> None:
+        self.latest: Reading | None = None
+        self._launches: int | None = None
+        self._sums = [0.0] * len(Signals._fields)
+        self._counts = [0] * len(Signals._fields)
+
+    def add(self, reading: Reading) -> None:
+        """Take one reading."""
+        self.latest = reading
+        if reading.launches is not None:
+            self._launches = max(self._launches or 0, reading.launches)
+
+    def accept(self, signals: Signals) -> None:
+        """Take a reading's signals for the baseline, because the node is no suspect."""
+        for i, value in enumerate(signals):
+            if value is not None:
+                self._sums[i] += value
+                self._counts[i] += 1
+
+    def reading(self) -> Reading | None:
+        """The interval as one reading: the latest, with the most launches of any; None when every sample failed."""
+        return self.latest and replace(self.latest, launches=self._launches)
+
+    def normal(self) -> Signals | None:
+        """The mean of each signal over the accepted readings; None when there was none."""
+        if not any(self._counts):
+            return None
+        pairs = zip(self._sums, self._counts, strict=True)
+        return Signals(*(total / n if n else None for total, n in pairs))

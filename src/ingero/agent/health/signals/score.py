@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
-from ingero.agent.health.signals.reading import Anomaly, Signals, find_anomalies
+from ingero.agent.health.signals.reading import Signals
 from ingero.errors import ConfigError, ConfigProblem
 
 _SUM_TOLERANCE: Final = 1e-6
@@ -48,30 +48,17 @@ class ScoreSettings:
             raise ConfigError(problems)
 
 
-class Score(NamedTuple):
-    """A score and what was wrong with its input.
-
-    Attributes:
-        value: 0..1; 1 is healthy.
-        anomalies: Signals that were not numbers.
-    """
-
-    value: float
-    anomalies: tuple[Anomaly, ...] = ()
-
-
 DEFAULTS: Final = ScoreSettings()
 
 
-def compute_score(signals: Signals, settings: ScoreSettings = DEFAULTS) -> Score | None:
-    """Score four shares; None when not one of them is known.
+def compute_score(signals: Signals, settings: ScoreSettings = DEFAULTS) -> float | None:
+    """Score four shares, 0..1 and 1 is healthy; None when not one of them is known.
 
-    An absent signal takes no part: the weights of the others are scaled up to 1. A NaN or infinity counts as 0 and is
-    named as an anomaly, as on the wire; the loop makes it absent before it comes here.
+    An absent signal takes no part: the weights of the others are scaled up to 1. A NaN or infinity counts as 0, as on
+    the wire; the loop makes it absent before it comes here.
 
     Source: wire contract of agent v0.17, ``health score``; vectors in ``tests/agent/health/test_score.py``.
     """
-    anomalies = tuple(find_anomalies(signals))
     known = [
         (weight, clamp_share(value))
         for weight, value in zip(settings.weights, signals, strict=True)
@@ -82,7 +69,7 @@ def compute_score(signals: Signals, settings: ScoreSettings = DEFAULTS) -> Score
     total = 1.0 if len(known) == len(signals) else sum(weight for weight, _ in known)
     raw = sum(weight * value for weight, value in known) / total
     worst = min(value for _, value in known)
-    return Score(clamp_share(raw * _penalty(worst, settings)), anomalies)
+    return clamp_share(raw * _penalty(worst, settings))
 
 
 def clamp_share(value: float) -> float:

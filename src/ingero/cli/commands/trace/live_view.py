@@ -176,7 +176,10 @@ def _build_row(source: int, op: int, counts: Records, elapsed_ns: int) -> Row:
     longest = float(counts["max_ns"].max())
     quantiles = [min(float(value), longest) for value in quantiles_ns(histogram, _QUANTILES)]
     has_times = bool(histogram.sum())
-    shown = [_short(value) if has_times else "-" for value in (*quantiles, longest)]
+    shown = [
+        format_duration(value).replace(" ", "") if has_times else "-"
+        for value in (*quantiles, longest)
+    ]
     total_ns, n_calls = int(counts["total_ns"].sum()), int(counts["seen"].sum())
     own = n_calls - int(counts["nested"].sum())
     n_bytes, n_errors = int(counts["bytes"].sum()), int(counts["errors"].sum())
@@ -189,10 +192,6 @@ def _build_row(source: int, op: int, counts: Records, elapsed_ns: int) -> Row:
     cells = (op_name(source, op), f"{n_calls:,}", *shown, wall)
     moved = format_size(n_bytes).replace(" ", "") if n_bytes else "-"
     return Row(source, cells, moved, ", ".join(flags), total_ns, n_calls)
-
-
-def _short(duration_ns: float) -> str:
-    return format_duration(duration_ns).replace(" ", "")
 
 
 def _layers(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:

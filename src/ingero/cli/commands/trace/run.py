@@ -54,10 +54,8 @@ from ingero.cli.commands.trace.inference import InferenceConfig
 from ingero.cli.commands.trace.output import JsonLines, LiveTable
 from ingero.cli.live import say_missing, say_notes
 from ingero.cli.signals import catch_stop
-from ingero.config.database import default_database
+from ingero.config.environment import ProbeMode, default_database, read_kubelet_socket
 from ingero.config.invoker import Invoker, build_child_environment, find_invoker
-from ingero.config.kubelet import read_kubelet_socket
-from ingero.config.probing import ProbeMode
 from ingero.errors import ConfigError, UnsupportedError
 from ingero.model.incidents import Incident
 from ingero.recording.store.settings import WriterSettings

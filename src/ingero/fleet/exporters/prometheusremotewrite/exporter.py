@@ -10,7 +10,6 @@ Source: Prometheus Remote-Write 1.0 (headers, which statuses are sent again).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +24,6 @@ from ingero.fleet.helpers.sending_report import SENDING_METRICS
 from ingero.otlp.client.reply import SendReply
 from ingero.otlp.codec import Export, iter_points
 from ingero.otlp.names import ContentType
-from ingero.telemetry.clock import Clock
 
 if TYPE_CHECKING:
     from ingero.otlp.client.http import HttpSender
@@ -80,17 +78,13 @@ def _open_sender(config: RemoteWriteConfig, host: Host, headers: MakeHeaders) ->
     request = RemoteWriteRequest(config)
     settings = HttpSenderSettings(
         urls=lambda _signal: config.endpoint,
-        encode=_encode_now(request, host.clock),
+        encode=lambda export: request.encode(export, host.clock.wall_ns()),
         content_type=ContentType.PROTOBUF,
         timeout_ns=config.timeout,
         headers=lambda: {**_HEADERS, **headers()},
         tls=open_client_context(config, host),
     )
     return RemoteWriteSender(HttpSender(settings), request)
-
-
-def _encode_now(request: RemoteWriteRequest, clock: Clock) -> Callable[[Export], bytes]:
-    return lambda export: request.encode(export, clock.wall_ns())
 
 
 FACTORY: Final = ExporterFactory(

@@ -9,6 +9,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Final
 
 from ingero.fleet.exporters.prometheusremotewrite.config import RemoteWriteConfig
@@ -103,7 +104,7 @@ class RemoteWriteRequest:
                     series.labels.add(name=name, value=_clean(text))
             for time_ms in sorted(found.values):
                 _write(series, time_ms, found.values[time_ms])
-            for one in sorted(found.exemplars, key=_get_time):
+            for one in sorted(found.exemplars, key=attrgetter("time_ms")):
                 shown = series.exemplars.add(value=one.value, timestamp=one.time_ms)
                 for name, text in one.labels:
                     shown.labels.add(name=name, value=text)
@@ -215,18 +216,15 @@ def _iter_histogram(
         total = found.count if bound == math.inf else n_below
         value = _STALE if point.is_stale else float(total)
         shown = [in_buckets[bucket]] if bucket in in_buckets else []
-        yield f"{name}_bucket", {**labels, "le": _format_bound(bound)}, value, shown
+        yield (
+            f"{name}_bucket",
+            {**labels, "le": "+Inf" if bound == math.inf else repr(float(bound))},
+            value,
+            shown,
+        )
     yield f"{name}_count", labels, _STALE if point.is_stale else float(found.count), []
     if found.sum is not None:
         yield f"{name}_sum", labels, _STALE if point.is_stale else found.sum, []
-
-
-def _format_bound(bound: float) -> str:
-    return "+Inf" if bound == math.inf else repr(float(bound))
-
-
-def _get_time(one: SeriesExemplar) -> int:
-    return one.time_ms
 
 
 def _clean(text: str) -> str:

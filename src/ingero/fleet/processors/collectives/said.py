@@ -26,7 +26,8 @@ def say_changes(changes: Iterable[VerdictChange]) -> dict[str, str | None]:
     for change in changes:
         if not change.is_quiet:
             kind = change.verdict.kind
-            said[_name_worker(change.verdict.rank.worker)] = None if kind in QUIET else kind.value
+            about = _VERDICT + json.dumps(change.verdict.rank.worker)
+            said[about] = None if kind in QUIET else kind.value
     return said
 
 
@@ -48,7 +49,3 @@ def say_hangs(began: Iterable[HangRoot], ended: Iterable[HangRoot]) -> dict[str,
     """What records of these hangs say."""
     said: dict[str, str | None] = dict.fromkeys(map(_name_hang, ended))
     return said | dict.fromkeys(map(_name_hang, began), _OPEN)
-
-
-def _name_worker(worker: Worker) -> str:
-    return _VERDICT + json.dumps(worker)

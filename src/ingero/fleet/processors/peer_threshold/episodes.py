@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+MAX_CLOSED: Final = 256
+"""Episodes of a cluster that are remembered after their end."""
+
 
 class Outcome(StrEnum):
     """Why an episode is no longer open."""
@@ -74,16 +77,16 @@ class Episode:
 class EpisodeTracker:
     """Open episodes of one cluster by node, and the most recent closed ones.
 
-    Bounded: at most one open episode per known node (the caller refuses events of unknown nodes), and ``max_closed``.
-    Not thread-safe; the owner locks.
+    Bounded: at most one open episode per known node (the caller refuses events of unknown nodes), and `MAX_CLOSED`
+    closed ones. Not thread-safe; the owner locks.
     """
 
     __slots__ = ("_closed", "_cluster_id", "_open")
 
-    def __init__(self, cluster_id: str, max_closed: int = 256) -> None:
+    def __init__(self, cluster_id: str) -> None:
         self._cluster_id: Final = cluster_id
         self._open: dict[str, Episode] = {}
-        self._closed: deque[Episode] = deque(maxlen=max_closed)
+        self._closed: deque[Episode] = deque(maxlen=MAX_CLOSED)
 
     @property
     def n_open(self) -> int:

@@ -33,10 +33,9 @@ from ingero.fleet.receivers.otlp.config import (
     build_http_settings,
     get_body_limit,
 )
-from ingero.fleet.receivers.otlp.grpc_health import GrpcHealth
+from ingero.fleet.receivers.otlp.grpc_health import GrpcHealth, PipelineHealth
 from ingero.fleet.receivers.otlp.intake import PushIntake
 from ingero.fleet.receivers.otlp.logged import LoggedIntake
-from ingero.fleet.receivers.otlp.pipeline_health import PipelineHealth
 from ingero.fleet.receivers.otlp.relayed import EndpointInJudge, RelayedIntake
 from ingero.fleet.receivers.otlp.telemetry import Tally, TransportLabel
 from ingero.fleet.workers.link import PushRelay

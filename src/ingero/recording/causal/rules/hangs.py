@@ -223,7 +223,7 @@ def _find_state(evidence: Evidence, process: Process) -> str:
     return ""
 
 
-def _describe(evidence: Evidence, silent: _Silent, blocked: Mapping[_Key, Process]) -> Finding:
+def _describe(evidence: Evidence, silent: _Silent, blocked: dict[_Key, Process]) -> Finding:
     ahead, behind, step_ns = silent.ahead, silent.behind, silent.step_ns
     first = ahead[0]
     is_it = evidence.column("arg2", first.ops) == first.last_seq
@@ -245,7 +245,9 @@ def _describe(evidence: Evidence, silent: _Silent, blocked: Mapping[_Key, Proces
     processes = {_key(stand): stand.process for stand in (*ahead, *behind)}
     n_elsewhere = len(blocked.keys() - processes.keys())
     if n_elsewhere:
-        facts.append(f"{n_elsewhere} process{'es' * (n_elsewhere > 1)} of other communicators wait for them")
+        facts.append(
+            f"{n_elsewhere} process{'es' * (n_elsewhere > 1)} of other communicators wait for them"
+        )
     return Finding(
         title=(
             f"Hang: {who} {what} {op.op} number {first.last_seq}; rank{'s' * (len(ahead) > 1)} {waiting} "
