@@ -20,7 +20,7 @@ from ingero.cli.settings_file import (
     find_settings,
     load_settings,
 )
-from ingero.config.agent_file import PLACES, SETTINGS_FILE, find_settings_file
+from ingero.config.agent_file import CONFIG_PATHS, SETTINGS_FILE, find_settings_file
 from ingero.errors import ConfigError
 from ingero.units import NS_PER_S
 
@@ -209,7 +209,7 @@ def test_the_stronger_of_two_that_exclude_each_other_holds(tmp_path, monkeypatch
 
 
 def test_the_file_is_found_where_help_says(tmp_path, monkeypatch):
-    assert f"${SETTINGS_FILE}, or the first of {', '.join(PLACES)}" == WHERE
+    assert f"${SETTINGS_FILE}, or the first of {', '.join(CONFIG_PATHS)}" == WHERE
     places = ("./ingero.yaml", str(tmp_path / "etc.yaml"))
     monkeypatch.chdir(tmp_path)
     assert find_settings_file({}, places) is None

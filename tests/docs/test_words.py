@@ -31,10 +31,22 @@ PRIVATE = {  # further ones, in names only: as words of a sentence they are plai
     "bill": "cost",
     "board": "registry",
     "lasting": "persistent",
+    "account": "cost, or report",
+    "bank": "batch of groups",
+    "cable": "link",
+    "clerk": "handler",
+    "desk": "tracker",
+    "door": "socket",
+    "gate": "intake, or limit",
+    "news": "notifications",
+    "seat": "place, or entry",
+    "standing": "progress",
+    "tells": "is_reporting",
+    "tied": "child process",
     "most": "MAX_",
     "least": "MIN_",
 }
-KEPT = {"plugin_told", "last_heard"}  # fields that users already read
+KEPT = {"plugin_told", "last_heard", "standing_s", "_STANDING_S"}  # names that users already read
 FORBIDDEN = re.compile(rf"\b({'|'.join(INSTEAD)})(s|ed|ing)?\b", re.IGNORECASE)
 CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)", re.DOTALL)
 PAGES = sorted(

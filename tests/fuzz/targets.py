@@ -244,7 +244,7 @@ def _take_ring(path: Path) -> None:
         with ring:
             ring.read()
             ring.read()
-            ring.read_places()
+            ring.read_communicators()
             ring.count()
 
 

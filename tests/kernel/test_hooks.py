@@ -10,7 +10,7 @@ from ingero.agent.capture.probes.host import PROBES
 pytestmark = pytest.mark.kernel
 
 SCHED = next(probe for probe in PROBES if probe.name == "sched")
-NEWEST, OLDER = (place.program for place in SCHED.hooks[0].places)
+NEWEST, OLDER = (place.program for place in SCHED.hooks[0].attach_points)
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def load():
 def test_a_program_is_loaded_at_one_place_only_which_is_named(load):
     found = load()
     assert len({NEWEST, OLDER} & found.loaded.programs.keys()) == 1
-    assert len(found.places) == 1
+    assert len(found.attach_points) == 1
     assert not found.refusals
 
 
@@ -39,7 +39,7 @@ def test_a_kernel_whose_tracepoint_has_fewer_arguments_gets_the_older_program(lo
     found = load()
     assert OLDER in found.loaded.programs
     assert NEWEST not in found.loaded.programs
-    assert found.places == ("sched_switch without the state left",)
+    assert found.attach_points == ("sched_switch without the state left",)
     assert not found.refusals
 
 
@@ -67,5 +67,5 @@ def test_a_program_that_the_verifier_refuses_gives_way_to_that_of_the_next_place
     monkeypatch.setattr(hooks, "BpfObject", refuse)
     found = load()
     assert OLDER in found.loaded.programs
-    assert found.places == ("sched_switch without the state left",)
+    assert found.attach_points == ("sched_switch without the state left",)
     assert not found.refusals

@@ -68,7 +68,7 @@ class Looker:
     def rows(self, pid, after_ns=2 * MIN_AGE_NS):
         """Rows of a process's calls, looked at so long after now, and their frames."""
         now_ns = SystemClock().mono_ns() + after_ns
-        self.calls.look(now_ns)
+        self.calls.read_due_stacks(now_ns)
         keys, counts = self.engine.state.read_counts()
         open_now = self.calls.read_open(now_ns, lambda pid: 77)
         rows = [

@@ -128,7 +128,7 @@ def main():
     called.wait()
     rings = find_rings_of(os.getpid(), Path(os.environ["INGERO_NCCL_DIR"]))
     rows = read_timed(n_timed, rings)
-    places = [place for ring in rings.values() for place in ring.read_places()]
+    places = [place for ring in rings.values() for place in ring.read_communicators()]
     account = {
         "pid": os.getpid(),
         "version": version.value,

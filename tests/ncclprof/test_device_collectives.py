@@ -199,11 +199,11 @@ def test_times_that_cannot_be_are_refused_and_counted(join, device, start_ns, st
 def test_where_a_process_is_comes_from_the_plug_in(join, device):
     comm = join(comm=0xC0, rank=3, n_ranks=8)
     assert take(device) == []
-    assert device.places(PID) == {}  # nothing entered yet
+    assert device.positions(PID) == {}  # nothing entered yet
     comm.play(GPU_NS, GPU_NS + 100)
     comm.enqueue(func=b"Reduce")
     take(device)
-    (name, place), *_ = device.places(PID).items()
+    (name, place), *_ = device.positions(PID).items()
     assert name == f"{0xC0:016x}"
     assert (place.comm_rank, place.n_ranks, place.entered, place.left) == (3, 8, 2, 1)
     assert place.op is CollectiveOp.REDUCE

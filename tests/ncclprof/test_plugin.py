@@ -23,8 +23,8 @@ from ingero.agent.collectives.plugin_ring import HEADER, PLACE, RECORD
 from ingero.model.collectives import CollectiveOp
 
 
-def read_places(ring):
-    return {int(row["comm"]): row for row in ring.read_places()}
+def read_communicators(ring):
+    return {int(row["comm"]): row for row in ring.read_communicators()}
 
 
 def test_it_has_the_documented_symbols_and_its_name():
@@ -157,12 +157,12 @@ def test_where_the_process_is_can_be_seen_while_a_collective_hangs(join, open_ri
     before_ns = time.monotonic_ns()
     hung = comm.enqueue(func=b"AllGather", n_channels=1)
     ring = open_ring()
-    place = read_places(ring)[5]
+    place = read_communicators(ring)[5]
     assert (place["rank"], place["n_ranks"], place["op"]) == (2, 16, CollectiveOp.ALL_GATHER)
     assert (place["entered"], place["left"]) == (2, 1)
     assert before_ns <= place["entry_ns"] <= time.monotonic_ns()
     comm.end_channel(comm.begin_channel(hung, 0, 300), 400)
-    assert read_places(ring)[5]["left"] == 2
+    assert read_communicators(ring)[5]["left"] == 2
 
 
 def test_collectives_without_channels_are_counted_and_have_no_times(join, open_ring):
@@ -171,7 +171,7 @@ def test_collectives_without_channels_are_counted_and_have_no_times(join, open_r
     ring = open_ring()
     assert ring.count() == 0
     assert ring.counts.n_untimed == 1
-    assert ring.read_places()["left"].tolist() == [0]
+    assert ring.read_communicators()["left"].tolist() == [0]
 
 
 def test_handles_that_nccl_uses_too_late_are_refused_and_counted(join, open_ring, rings):
@@ -198,7 +198,7 @@ def test_what_an_aborted_communicator_left_is_counted(join, open_ring):
     aborted.context = None
     assert ring.count() == 0
     assert ring.counts.n_unended == 2
-    assert set(read_places(ring)) == {1}
+    assert set(read_communicators(ring)) == {1}
     stays.play(100, 200)
     assert ring.read()["comm"].tolist() == [1]
 
@@ -242,14 +242,14 @@ def test_too_many_at_once_are_counted_and_those_that_are_followed_are_told(join,
     for parent in under_way:
         comm.end_channel(comm.begin_channel(parent, 0, 100), 200)
     assert ring.read()["seq"].tolist() == list(range(1, 4097))
-    assert ring.read_places()["entered"].tolist() == [4097]
+    assert ring.read_communicators()["entered"].tolist() == [4097]
 
 
 def test_communicators_beyond_the_table_are_timed_all_the_same(join, open_ring):
     comms = [join(comm=1000 + i) for i in range(130)]
     comms[-1].play(100, 200)
     ring = open_ring()
-    assert len(ring.read_places()) == 128
+    assert len(ring.read_communicators()) == 128
     assert ring.read()["comm"].tolist() == [1129]
 
 

@@ -90,7 +90,7 @@ def test_a_file_that_its_owner_cuts_short_gives_nothing(ring_file):
     assert len(ring.read()) == 0
     os.truncate(path, 50)
     assert len(ring.read()) == 0
-    assert len(ring.read_places()) == 0
+    assert len(ring.read_communicators()) == 0
     # The plug-in has it mapped: give it its pages back before it touches them.
     os.truncate(path, RECORDS_AT + 4096 * RECORD.itemsize)
 

@@ -199,7 +199,7 @@ class AnnotateConfig:
             )
 
 
-def say_missing(session: TraceSession) -> None:
+def print_missing(session: TraceSession) -> None:
     """Print what cannot be probed and what that costs."""
     for part in session.missing:
         click.echo(f"without {part.name}: {part.reason} ({part.costs})", err=True)
@@ -207,7 +207,7 @@ def say_missing(session: TraceSession) -> None:
         click.echo(note, err=True)
 
 
-def say_notes(
+def print_notes(
     agent: HealthAgent, find_counts: FindCollectiveCounts, series: HealthSeries
 ) -> OnSample:
     """Print changes of the health loop, and note every sample in the series."""

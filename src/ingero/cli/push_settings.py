@@ -111,9 +111,9 @@ class _Builder:
         poll = self._parse_endpoint("--fleet-threshold-url", options.fleet_threshold_url)
         spans = self._parse_endpoint("--otlp-endpoint", self._spans.otlp_endpoint)
         if not options.fleet_endpoint.strip():
-            self._say("--fleet-endpoint", "is required")
+            self._add_problem("--fleet-endpoint", "is required")
         if self._spans.otlp_enabled and not self._spans.otlp_endpoint:
-            self._say("--otlp-endpoint", "is required with --otlp-enabled")
+            self._add_problem("--otlp-endpoint", "is required with --otlp-enabled")
         loop = self._build_loop()
         if self._problems or loop is None or not pushes:
             raise ConfigError(self._problems)
@@ -136,7 +136,7 @@ class _Builder:
             spill=self._build_spill(),
         )
 
-    def _say(self, option: str, message: str) -> None:
+    def _add_problem(self, option: str, message: str) -> None:
         self._problems.append(ConfigProblem(option, message))
 
     def _check_names(self) -> None:
@@ -148,11 +148,11 @@ class _Builder:
         }
         for option, name in names.items():
             if "\r" in name or "\n" in name:
-                self._say(option, "must not contain a line break")
+                self._add_problem(option, "must not contain a line break")
             if not _is_text(name):
-                self._say(option, "is not UTF-8 text")
+                self._add_problem(option, "is not UTF-8 text")
             if option != "--fleet-workload-type" and not name.strip():
-                self._say(option, "must not be blank")
+                self._add_problem(option, "must not be blank")
 
     def _check_times(self) -> None:
         options = self._options
@@ -180,7 +180,7 @@ class _Builder:
         )  # fmt: skip
         for option, holds, message in rules:
             if not holds:
-                self._say(option, message)
+                self._add_problem(option, message)
 
     def _parse_headers(self) -> dict[str, str]:
         headers = {}
@@ -188,7 +188,7 @@ class _Builder:
             name, equals, value = text.partition("=")
             is_clean = value.isprintable() and value.isascii()
             if not equals or not _HEADER_NAME.fullmatch(name.strip()) or not is_clean:
-                self._say("--fleet-header", f"{name!r}: write NAME=VALUE in plain text")
+                self._add_problem("--fleet-header", f"{name!r}: write NAME=VALUE in plain text")
                 continue
             headers[name.strip()] = value.strip()
         return headers
@@ -235,7 +235,7 @@ class _Builder:
                 options.fleet_classifier_hysteresis, options.fleet_classifier_confirm
             )
         except ConfigError as error:
-            self._say("--fleet-classifier-hysteresis or -confirm", error.message)
+            self._add_problem("--fleet-classifier-hysteresis or -confirm", error.message)
             return None
         return LoopSettings(
             push_interval_ns=options.fleet_push_interval,

@@ -199,7 +199,7 @@ class _Reader:
             if section not in self._sections:
                 self._refuse_or_ignore((section,), list(self._sections))
             elif inside is not None and not isinstance(inside, Mapping):
-                self._say((section,), "should be a section of keys")
+                self._add_problem((section,), "should be a section of keys")
             elif isinstance(inside, Mapping):
                 self._read_section(section, inside)
 
@@ -226,7 +226,7 @@ class _Reader:
             return
         from ingero.config.model import nearest
 
-        self._say(path, "unknown key", nearest(path[-1], known))
+        self._add_problem(path, "unknown key", nearest(path[-1], known))
 
     def _take(self, setting: Setting, path: tuple[str, ...], value: object) -> None:
         for command, option in setting.uses:
@@ -237,14 +237,14 @@ class _Reader:
                     if option.callback is not None and option.expose_value:
                         option.callback(context, option, typed)
             except (click.BadParameter, ValueError) as error:
-                self._say(
+                self._add_problem(
                     path, error.message if isinstance(error, click.BadParameter) else str(error)
                 )
                 return
             self.found.values[setting.key] = given
         self.found.lines[setting.key] = self._find_line(path)
 
-    def _say(self, path: tuple[str, ...], message: str, hint: str = "") -> None:
+    def _add_problem(self, path: tuple[str, ...], message: str, hint: str = "") -> None:
         problem = ConfigProblem(".".join(path), message, self._find_line(path), hint)
         self._document.problems.append(problem)
 

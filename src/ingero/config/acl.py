@@ -225,7 +225,9 @@ class _Reader:
     def read(self, node: yaml.Node) -> AclEntry | None:
         before = len(self.problems)
         if not isinstance(node, yaml.MappingNode):
-            self._say(node, "", "an entry is a mapping of key_name, token and allowed_clusters")
+            self._add_problem(
+                node, "", "an entry is a mapping of key_name, token and allowed_clusters"
+            )
             return None
         values = dict(self._iter_values(node))
         name = self._read_text(node, values, "key_name")
@@ -265,7 +267,7 @@ class _Reader:
         nodes = value.value if isinstance(value, yaml.SequenceNode) else []
         names = {item.value for item in nodes if isinstance(item, yaml.ScalarNode)}
         if not names or not names <= SCOPES or len(names) < len(nodes):
-            self._say(value, "scopes", "must be a list of read, write, or both")
+            self._add_problem(value, "scopes", "must be a list of read, write, or both")
         return frozenset(names)
 
     def _read_time(self, value: yaml.Node | None) -> int | None:
@@ -276,10 +278,10 @@ class _Reader:
         try:
             moment = datetime.fromisoformat(f"{text}T00:00Z" if _DATE.fullmatch(text) else text)
         except ValueError:
-            self._say(value, "expires", f"{text!r} is no time such as 2027-01-31T12:00:00Z")
+            self._add_problem(value, "expires", f"{text!r} is no time such as 2027-01-31T12:00:00Z")
             return None
         if moment.tzinfo is None:
-            self._say(value, "expires", "has no time zone; write Z behind it for UTC")
+            self._add_problem(value, "expires", "has no time zone; write Z behind it for UTC")
             return None
         return round(moment.timestamp()) * NS_PER_S
 
@@ -290,10 +292,10 @@ class _Reader:
         try:
             rate = parse_size(value.value if isinstance(value, yaml.ScalarNode) else "")
         except ValueError as error:
-            self._say(value, name, str(error))
+            self._add_problem(value, name, str(error))
             return None
         if not rate:
-            self._say(value, name, "is 0: take write out of scopes instead")
+            self._add_problem(value, name, "is 0: take write out of scopes instead")
         return rate
 
     def _read_flag(self, value: yaml.Node | None) -> bool:
@@ -301,7 +303,7 @@ class _Reader:
             return False
         text = value.value if isinstance(value, yaml.ScalarNode) else ""
         if text not in {"true", "false"}:
-            self._say(value, "revoked", "must be true or false")
+            self._add_problem(value, "revoked", "must be true or false")
         return text == "true"
 
     def _read_grace(self, value: yaml.Node | None) -> int | None:
@@ -310,7 +312,7 @@ class _Reader:
         try:
             return parse_duration(value.value if isinstance(value, yaml.ScalarNode) else "")
         except ValueError as error:
-            self._say(value, "grace", str(error))
+            self._add_problem(value, "grace", str(error))
             return None
 
     def _iter_values(self, node: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node]]:
@@ -318,9 +320,9 @@ class _Reader:
         for key, value in node.value:
             name = key.value if isinstance(key, yaml.ScalarNode) else ""
             if name not in _KEYS:
-                self._say(key, name, f"unknown key; an entry has {', '.join(_KEYS)}")
+                self._add_problem(key, name, f"unknown key; an entry has {', '.join(_KEYS)}")
             elif name in seen:
-                self._say(key, name, "stands twice")
+                self._add_problem(key, name, "stands twice")
             else:
                 seen.add(name)
                 yield name, value
@@ -328,47 +330,51 @@ class _Reader:
     def _read_text(self, node: yaml.Node, values: dict[str, yaml.Node], name: str) -> str:
         value = values.get(name)
         if value is None:
-            self._say(node, name, "is missing")
+            self._add_problem(node, name, "is missing")
             return ""
         if not isinstance(value, yaml.ScalarNode) or not value.value.strip():
-            self._say(value, name, "must be text")
+            self._add_problem(value, name, "must be text")
             return ""
         text: str = value.value
         if any(character.isspace() for character in text) and name == "token":
-            self._say(value, name, "holds white space")
+            self._add_problem(value, name, "holds white space")
         elif name == "token" and len(text) < MIN_TOKEN_CHARS:
-            self._say(value, name, f"is shorter than {MIN_TOKEN_CHARS} characters")
+            self._add_problem(value, name, f"is shorter than {MIN_TOKEN_CHARS} characters")
         return text
 
     def _read_clusters(self, node: yaml.Node, value: yaml.Node | None) -> frozenset[str] | None:
         if value is None:
-            self._say(node, "allowed_clusters", 'is missing; ["*"] means every cluster')
+            self._add_problem(node, "allowed_clusters", 'is missing; ["*"] means every cluster')
             return frozenset()
         if not isinstance(value, yaml.SequenceNode):
-            self._say(value, "allowed_clusters", 'must be a list; ["*"] means every cluster')
+            self._add_problem(
+                value, "allowed_clusters", 'must be a list; ["*"] means every cluster'
+            )
             return frozenset()
         if not value.value and not self._is_empty_all:
-            self._say(value, "allowed_clusters", 'is empty; ["*"] means every cluster')
+            self._add_problem(value, "allowed_clusters", 'is empty; ["*"] means every cluster')
             return frozenset()
         names = []
         for item in value.value:
             text = item.value if isinstance(item, yaml.ScalarNode) else ""
             if text != _ALL and _CLUSTER.fullmatch(text) is None:
-                self._say(
+                self._add_problem(
                     item, "allowed_clusters", f"{text!r} is no cluster id: {_CLUSTER.pattern}"
                 )
             names.append(text)
         if _ALL in names and len(names) > 1:
-            self._say(value, "allowed_clusters", '"*" stands with other names; which is meant?')
+            self._add_problem(
+                value, "allowed_clusters", '"*" stands with other names; which is meant?'
+            )
         return None if not names or names == [_ALL] else frozenset(names)
 
     def _refuse_repeats(self, node: yaml.Node, name: str, token: str) -> None:
         if name and name in self._names:
-            self._say(node, "key_name", f"{name!r} stands twice")
+            self._add_problem(node, "key_name", f"{name!r} stands twice")
         if token and token in self._tokens:
-            self._say(node, "token", "is another entry's token too")
+            self._add_problem(node, "token", "is another entry's token too")
         self._names.add(name)
         self._tokens.add(token)
 
-    def _say(self, node: yaml.Node, path: str, message: str) -> None:
+    def _add_problem(self, node: yaml.Node, path: str, message: str) -> None:
         self.problems.append(ConfigProblem(path, message, node.start_mark.line + 1))

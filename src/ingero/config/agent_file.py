@@ -11,7 +11,7 @@ from ingero.config.invoker import find_invoker
 
 SETTINGS_FILE: Final = "INGERO_CONFIG"
 """Names the file; it must exist then."""
-PLACES: Final = ("./ingero.yaml", "/etc/ingero/ingero.yaml", "~/.config/ingero/ingero.yaml")
+CONFIG_PATHS: Final = ("./ingero.yaml", "/etc/ingero/ingero.yaml", "~/.config/ingero/ingero.yaml")
 """Where it is looked for else, the first that exists. Source: node identity of the existing agent v0.17."""
 
 
@@ -21,7 +21,7 @@ def choose_settings_file(file: str) -> None:
 
 
 def find_settings_file(
-    environ: Mapping[str, str] | None = None, places: tuple[str, ...] = PLACES
+    environ: Mapping[str, str] | None = None, paths: tuple[str, ...] = CONFIG_PATHS
 ) -> Path | None:
     """The file that holds where nobody names one; None when there is none.
 
@@ -32,7 +32,7 @@ def find_settings_file(
     if values.get(SETTINGS_FILE):
         return Path(values[SETTINGS_FILE])
     invoker = find_invoker(values)
-    for place in places:
+    for place in paths:
         file = Path(f"{invoker.home}{place[1:]}" if place.startswith("~") else place)
         if _is_usable(file, invoker.uid):
             return file

@@ -179,10 +179,12 @@ class _Builder:
             raise ConfigError([problem], source=self._source)
         self.lines.setdefault(path, node.start_mark.line + 1)
         if id(node) in self._open:
-            self._say(path, node, "an alias contains itself")
+            self._add_problem(path, node, "an alias contains itself")
             return None
         if node.tag not in _PLAIN_TAGS:
-            self._say(path, node, f"the tag {node.tag.replace(_TAG, '!!')} is not supported")
+            self._add_problem(
+                path, node, f"the tag {node.tag.replace(_TAG, '!!')} is not supported"
+            )
             return None
         if isinstance(node, yaml.ScalarNode):
             return self._build_scalar(node, path)
@@ -202,14 +204,16 @@ class _Builder:
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode):
-                self._say(path, key_node, "a key must be text")
+                self._add_problem(path, key_node, "a key must be text")
                 continue
             key = key_node.value
             if key == "<<" and key_node.style is None:
                 merged = self._build_merge(value_node, path) | merged
                 continue
             if key in seen:
-                self._say((*path, key), key_node, f"stands twice; the first is on line {seen[key]}")
+                self._add_problem(
+                    (*path, key), key_node, f"stands twice; the first is on line {seen[key]}"
+                )
                 continue
             seen[key] = line
             self.lines[*path, key] = line
@@ -224,7 +228,7 @@ class _Builder:
             if isinstance(value, dict):
                 merged = value | merged
             else:
-                self._say(path, source, "<< needs a mapping")
+                self._add_problem(path, source, "<< needs a mapping")
         return merged
 
     def _build_scalar(self, node: yaml.ScalarNode, path: Path) -> object:
@@ -232,7 +236,7 @@ class _Builder:
         if "$" not in text:
             value = read_scalar(text) if is_plain else text
             if isinstance(value, float) and not math.isfinite(value):
-                self._say(path, node, f"{text} is not a finite number")
+                self._add_problem(path, node, f"{text} is not a finite number")
                 return None
             return value
         is_whole = is_plain and _REFERENCE.fullmatch(text) is not None and text != "$$"
@@ -249,7 +253,7 @@ class _Builder:
                 if match[1].isidentifier()
                 else "only ${env:NAME} is known"
             )
-            self._say(path, node, f"{match[0]} cannot be filled in", hint)
+            self._add_problem(path, node, f"{match[0]} cannot be filled in", hint)
             return match[0]
         name, default = reference[1], reference[2]
         if self._environ.get(name):
@@ -258,8 +262,8 @@ class _Builder:
             return default
         if name not in self._environ:
             hint = f"set it, or write ${{env:{name}:-default}}"
-            self._say(path, node, f"the environment has no {name}", hint)
+            self._add_problem(path, node, f"the environment has no {name}", hint)
         return ""
 
-    def _say(self, path: Path, node: yaml.Node, message: str, hint: str = "") -> None:
+    def _add_problem(self, path: Path, node: yaml.Node, message: str, hint: str = "") -> None:
         self.problems.append(ConfigProblem(dotted(path), message, node.start_mark.line + 1, hint))

@@ -35,7 +35,7 @@ class PeerGroup:
         since_ns: First arrival, while not open; else when it began to wait for a member, or None.
         gone_upto: Member → the segment that it is taken to have left though it did not say so.
         pending: Rows of KEY.
-        n_pending: How many.
+        n_pending: Operations that wait.
     """
 
     comm: int

@@ -16,10 +16,10 @@ from typing import Final
 
 from ingero.detect.mismatches import find_mismatches
 from ingero.detect.snapshots import (
-    STANDING_NS,
+    MIN_HANG_NS,
     Contradiction,
     find_contradiction,
-    find_standing_ns,
+    find_longest_wait,
     restore_given_up,
 )
 from ingero.model.hang import (
@@ -175,9 +175,9 @@ def find_hang(states: Iterable[RankState]) -> HangReport:
     contradiction = find_contradiction(list(job.states.values()), job.mismatches)
     if contradiction is not None:
         return _report_movement(job, report, contradiction)
-    standing = find_standing_ns(job.states.values())
-    if standing is not None and standing[0] < standing[1]:
-        return _report_short_wait(report, *standing)
+    longest = find_longest_wait(job.states.values())
+    if longest is not None and longest[0] < longest[1]:
+        return _report_short_wait(report, *longest)
     return report
 
 
@@ -228,7 +228,7 @@ def _follow_waits(job: _Job) -> HangReport:
             for rank, state in sorted(job.states.items())
             if rank not in waiting and _is_inside(state)
         ),
-        note=_say_what_is_not_seen(job) if not roots and not waits else "",
+        note=_describe_unseen(job) if not roots and not waits else "",
     )
 
 
@@ -237,19 +237,20 @@ def _is_inside(state: RankState | None) -> bool:
 
 
 def _set_aside(
-    job: _Job, roots: tuple[HangRoot, ...], standing: set[int]
+    job: _Job, roots: tuple[HangRoot, ...], known_waiting: set[int]
 ) -> tuple[tuple[HangRoot, ...], tuple[int, ...]]:
     """Roots that may themselves wait in something that is not recorded are suspects and not roots.
 
     Where point-to-point operations leave no record, of several ranks that never arrived one may wait for the other.
     A stack settles it; so does being the only one: all others are known to wait.
     """
-    hidden = {rank for rank, state in job.states.items() if _is_inside(state)} - standing
+    hidden = {rank for rank, state in job.states.items() if _is_inside(state)} - known_waiting
     sure = [r for r in roots if r.cause in _SURE]
     missed = [r for r in roots if r not in sure and r.rank not in hidden]
     if not roots or (not missed and not sure):
         # Somebody waits and the one that it waits for is not among those that are known to be waited for.
-        return (), tuple(sorted(job.known - standing - hidden)) if standing or hidden else ()
+        suspects = sorted(job.known - known_waiting - hidden) if known_waiting or hidden else ()
+        return (), tuple(suspects)
     if all(state.sees_p2p for state in job.states.values()):
         return tuple(sorted((*sure, *missed), key=lambda root: root.rank)), ()
     early = _find_early(job, missed)
@@ -276,7 +277,7 @@ def _find_early(job: _Job, missed: Iterable[HangRoot]) -> set[int]:
     return early
 
 
-def _say_what_is_not_seen(job: _Job) -> str:
+def _describe_unseen(job: _Job) -> str:
     """Why no wait in any dump does not mean that nobody waits; empty when it does mean that."""
     silent = sorted(job.known - set(job.states))
     if silent:
@@ -306,7 +307,7 @@ def _report_movement(job: _Job, report: HangReport, seen: Contradiction) -> Hang
 def _report_short_wait(report: HangReport, stood_ns: int, needed_ns: int) -> HangReport:
     """Nobody hangs yet; between a hang's least time and what is usual for this job it is not known."""
     stood_s = stood_ns / NS_PER_S
-    if stood_ns < STANDING_NS:
+    if stood_ns < MIN_HANG_NS:
         return replace(
             report, roots=(), deadlocks=(), waits=(), suspects=(), hidden_waits=(), note=""
         )

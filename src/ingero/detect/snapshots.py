@@ -22,7 +22,7 @@ SYNCHRONISING: Final = frozenset({
 })  # fmt: skip
 """Collectives that no member can leave with a result before every member entered; roots of others may leave early."""
 
-STANDING_NS: Final = 3 * NS_PER_S
+MIN_HANG_NS: Final = 3 * NS_PER_S
 """A rank that entered something later than this before it was looked at does not hang yet."""
 CLOCK_STEP_NS: Final = NS_PER_S
 """A file's time may be this much before the entry that it holds: file systems keep time in steps."""
@@ -63,19 +63,19 @@ def restore_given_up(states: Iterable[RankState]) -> list[RankState]:
             group: seq
             for group, ops in state.recorded.items()
             if (seq := max(ops, default=None)) is not None
-            and _is_time_up(ops[seq], state.looked_wall_ns)
+            and _is_time_up(ops[seq], state.read_wall_ns)
             and any(mine.get(group, seq) < seq for mine in entered.values())
         }
         after.append(_reopen(state, given_up) if given_up else state)
     return after
 
 
-def _is_time_up(op: RecordedOp, looked_wall_ns: int | None) -> bool:
+def _is_time_up(op: RecordedOp, read_wall_ns: int | None) -> bool:
     if not op.is_finished or op.kind not in SYNCHRONISING or not op.timeout_ns:
         return False
-    if looked_wall_ns is None or op.entered_wall_ns is None:
+    if read_wall_ns is None or op.entered_wall_ns is None:
         return False
-    return looked_wall_ns - op.entered_wall_ns >= op.timeout_ns
+    return read_wall_ns - op.entered_wall_ns >= op.timeout_ns
 
 
 def _reopen(state: RankState, given_up: Mapping[str, int]) -> RankState:
@@ -118,13 +118,13 @@ def find_contradiction(
             gap = seq - state.entered.get(group, seq)
             if gap > 0:
                 op_ns = ahead.recorded[group][seq].entered_wall_ns
-                looked_ns = state.looked_wall_ns
-                is_older = looked_ns is not None and op_ns is not None and looked_ns < op_ns
+                read_ns = state.read_wall_ns
+                is_older = read_ns is not None and op_ns is not None and read_ns < op_ns
                 found.append((gap, Contradiction(state.rank, ahead.rank, group, seq, is_older)))
     return max(found, key=lambda one: one[0])[1] if found else None
 
 
-def find_standing_ns(states: Iterable[RankState]) -> tuple[int, int] | None:
+def find_longest_wait(states: Iterable[RankState]) -> tuple[int, int] | None:
     """For how long the longest wait had lasted, and how long it must last to count as a hang, both in nanoseconds.
 
     Returns:
@@ -135,9 +135,9 @@ def find_standing_ns(states: Iterable[RankState]) -> tuple[int, int] | None:
         if not state.pending:
             continue
         entered_ns = state.pending[0].entered_wall_ns
-        if entered_ns is None or state.looked_wall_ns is None:
+        if entered_ns is None or state.read_wall_ns is None:
             return None
-        stood_ns = state.looked_wall_ns - entered_ns
+        stood_ns = state.read_wall_ns - entered_ns
         if stood_ns < -CLOCK_STEP_NS:
             return None
         stood.append((max(0, stood_ns), _needed_ns(state)))
@@ -153,4 +153,4 @@ def _needed_ns(state: RankState) -> int:
     )
     gaps = [later - earlier for earlier, later in pairwise(times)]
     usual_ns = int(median(gaps)) if len(gaps) >= PERIODS else 0
-    return max(STANDING_NS, PERIODS * usual_ns)
+    return max(MIN_HANG_NS, PERIODS * usual_ns)

@@ -86,7 +86,7 @@ class RankState:
         recorded: Collectives by group and sequence number, as far back as the recorder remembers.
         whereabouts: What its stack says; None without one.
         sees_p2p: Whether waits in point-to-point operations are recorded; what records none hides such waits.
-        looked_wall_ns: When it was looked at, on its wall clock; None when unknown.
+        read_wall_ns: When it was looked at, on its wall clock; None when unknown.
         is_stopped: Whether its process is stopped by a signal or a tracer: it then waits for no rank.
     """
 
@@ -98,7 +98,7 @@ class RankState:
     recorded: Mapping[str, Mapping[int, RecordedOp]] = field(default_factory=dict)
     whereabouts: Whereabouts | None = None
     sees_p2p: bool = True
-    looked_wall_ns: int | None = None
+    read_wall_ns: int | None = None
     is_stopped: bool = False
 
 
@@ -120,7 +120,7 @@ class HangCause(StrEnum):
 
 
 class HangVerdict(StrEnum):
-    """What is known."""
+    """How far the report decides who is at fault."""
 
     NAMED = "named"
     """The roots hold the others."""
@@ -172,7 +172,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class HangReport:
-    """The answer.
+    """What is known of a hang.
 
     Attributes:
         roots: Ascending by rank. These never arrived.

@@ -32,7 +32,7 @@ class RankProgress:
     """One rank on one communicator, at the time of a push.
 
     Attributes:
-        rank: Who.
+        rank: The worker that reports.
         comm: Communicator id hash, 16 lower-case hex digits.
         comm_rank: Its rank there.
         n_ranks: Members.

@@ -192,7 +192,7 @@ class Recording:
     unwritten: tuple[Unwritten, ...] = ()
     n_damaged: int = 0
 
-    def say_missing(self) -> str:
+    def describe_missing(self) -> str:
         """What is not in this recording though it should be, in a line; empty for nothing."""
         said = []
         if self.unwritten:

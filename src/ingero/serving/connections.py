@@ -60,7 +60,7 @@ class ConnectionAdmission:
     """The connections of one listener. One event loop owns it.
 
     Args:
-        limits: How many.
+        limits: How many connections there may be, and how slow.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -171,7 +171,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @override
     def resume_writing(self) -> None:
-        """It reads again."""
+        """The other side reads again."""
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None

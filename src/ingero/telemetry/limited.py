@@ -52,7 +52,7 @@ class RateLimitedLog:
     """Writes lines to one logger.
 
     Args:
-        logger: Where to.
+        logger: Where lines are written.
         clock: Time.
         burst: Lines of one subject that may follow each other at once: 2 where it begins and ends, 1 where a failure
             repeats.

@@ -1,6 +1,6 @@
 """Where ranks of a job that stopped moving stand: one OTLP log record per rank and communicator.
 
-``docs/specs/collective-standing.md`` is the specification.
+``docs/specs/collective-progress.md`` is the specification.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ def build_progress_read() -> RecordsRead[RankProgress]:
     return RecordsRead(_read_record, "standings", MAX_RECORDS)
 
 
-def build_progress(standings: Iterable[RankProgress], wall_ns: int) -> Export:
+def build_progress(records: Iterable[RankProgress], wall_ns: int) -> Export:
     """One logs export: a resource per node and place of a process, a record per rank and communicator."""
-    return build_rank_logs(((one.rank, _build_record(one, wall_ns)) for one in standings), "1")
+    return build_rank_logs(((one.rank, _build_record(one, wall_ns)) for one in records), "1")
 
 
-def _build_record(standing: RankProgress, wall_ns: int) -> structs.LogRecord:
+def _build_record(progress: RankProgress, wall_ns: int) -> structs.LogRecord:
     attributes: dict[str, Any] = {
-        Attribute.COLLECTIVE_COMM: standing.comm,
-        Attribute.COLLECTIVE_COMM_RANK: standing.comm_rank,
-        Attribute.COLLECTIVE_N_RANKS: standing.n_ranks,
-        Attribute.PROGRESS_ENTERED: standing.entered,
-        Attribute.PROGRESS_OP: standing.op.name.lower(),
-        Attribute.PROGRESS_STILL_NS: standing.still_ns,
+        Attribute.COLLECTIVE_COMM: progress.comm,
+        Attribute.COLLECTIVE_COMM_RANK: progress.comm_rank,
+        Attribute.COLLECTIVE_N_RANKS: progress.n_ranks,
+        Attribute.PROGRESS_ENTERED: progress.entered,
+        Attribute.PROGRESS_OP: progress.op.name.lower(),
+        Attribute.PROGRESS_STILL_NS: progress.still_ns,
     }
-    if standing.rank.rank != UNKNOWN_RANK:
-        attributes[Attribute.RANK] = standing.rank.rank
-    if standing.rank.job:
-        attributes[Attribute.RANK_JOB] = standing.rank.job
-    if standing.left is not None:
-        attributes[Attribute.PROGRESS_LEFT] = standing.left
-    if standing.is_gone:
+    if progress.rank.rank != UNKNOWN_RANK:
+        attributes[Attribute.RANK] = progress.rank.rank
+    if progress.rank.job:
+        attributes[Attribute.RANK_JOB] = progress.rank.job
+    if progress.left is not None:
+        attributes[Attribute.PROGRESS_LEFT] = progress.left
+    if progress.is_gone:
         attributes[Attribute.PROGRESS_GONE] = True
-    if standing.ending is not None:
-        attributes[Attribute.PROGRESS_GONE_NS] = standing.ending.at_ns
-        attributes[Attribute.PROGRESS_EXIT_SIGNAL] = standing.ending.signal
-        attributes[Attribute.PROGRESS_EXIT_STATUS] = standing.ending.status
-    if standing.is_stopped:
+    if progress.ending is not None:
+        attributes[Attribute.PROGRESS_GONE_NS] = progress.ending.at_ns
+        attributes[Attribute.PROGRESS_EXIT_SIGNAL] = progress.ending.signal
+        attributes[Attribute.PROGRESS_EXIT_STATUS] = progress.ending.status
+    if progress.is_stopped:
         attributes[Attribute.PROGRESS_STOPPED] = True
     return structs.LogRecord(
         observed_time_unix_nano=wall_ns,

@@ -95,8 +95,8 @@ def test_event_wait_ends_only_what_was_enqueued_before_the_event_was_recorded():
     )
     assert run.ops["seq"].tolist() == [1]
     assert run.ops["inside_ns"].tolist() == [1500]
-    assert tracker.places(42)[f"{COMM:016x}"].entered == 2
-    assert tracker.places(42)[f"{COMM:016x}"].left == 1
+    assert tracker.positions(42)[f"{COMM:016x}"].entered == 2
+    assert tracker.positions(42)[f"{COMM:016x}"].left == 1
 
 
 def test_own_time_of_a_batch_counts_from_the_collective_enqueued_before():
@@ -143,7 +143,7 @@ def test_collective_whose_communicator_was_made_before_the_probes_is_counted_and
 
 def test_point_to_point_has_no_sequence_and_is_left_out():
     tracker, runs = take([collective(1000, 0, op=NcclOp.SEND)])
-    assert (runs, tracker.n_unknown, tracker.places(42)) == ([], 0, {})
+    assert (runs, tracker.n_unknown, tracker.positions(42)) == ([], 0, {})
 
 
 def test_communicator_calls_that_are_no_operations_are_left_out():
@@ -202,7 +202,7 @@ def test_a_collective_of_gloo_that_has_not_returned_was_entered():
     frame["source"], frame["seq"], frame["comm_hash"] = Source.GLOO, 2, COMM
     frame["entry_ns"] = 5000
     tracker.note_inside(frames)
-    place = tracker.places(42)[f"{COMM ^ 0xF000:016x}"]
+    place = tracker.positions(42)[f"{COMM ^ 0xF000:016x}"]
     assert (place.entered, place.left, place.entry_ns) == (2, 1, 5000)
 
 

@@ -13,7 +13,7 @@ from ingero.agent.diagnosis.examiner import (
     Examiner,
 )
 from ingero.agent.diagnosis.history import MAX_OPS, MAX_READINGS, READ_NS, CounterHistory
-from ingero.agent.diagnosis.switches import Look
+from ingero.agent.diagnosis.switches import SwitchTimes
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import HttpTransport, PushReply, TransportSettings
 from ingero.model.collectives import COLLECTIVE_OP, Rank
@@ -89,7 +89,9 @@ class Node:
         self.watched.append((pid, tid))
         start_ns = self.clock.mono_ns()
         self.clock.advance(4 * NS_PER_S)
-        return Look(OffCpuTimes(0, stopped_ns=self.stopped_ns), start_ns, self.clock.mono_ns())
+        return SwitchTimes(
+            OffCpuTimes(0, stopped_ns=self.stopped_ns), start_ns, self.clock.mono_ns()
+        )
 
     def answer(self, request=None):
         self.examiner.answer(request or self.request, self.stop)

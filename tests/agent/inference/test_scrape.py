@@ -282,7 +282,7 @@ def test_an_engine_is_found_read_and_shown_and_each_failure_is_counted_and_told_
         write_process(proc, 5, f"vllm serve {MODEL} --port {port}")
         for name in ("page", "html", "html", "away", "large", "other", "page"):
             now[0] = name
-            scraper.look()
+            scraper.scrape_due()
             series = {one.name: one for one in scraper.iter_series()}
             assert ("gen_ai.server.batch.size" in series) == (
                 name == "page"
@@ -321,14 +321,14 @@ def test_an_engine_that_does_not_listen_is_unreachable_and_one_that_ended_is_gon
         pass  # the port is free again
     with scraper_of(said, clock, pids) as scraper:
         write_process(proc, 5, f"tritonserver --metrics-port {port}")
-        scraper.look()
+        scraper.scrape_due()
         (state,) = scraper.engines
         assert state.outcomes == {ScrapeOutcome.UNREACHABLE: 1}
         pids.clear()
-        scraper.look()
+        scraper.scrape_due()
         assert len(scraper.engines) == 1  # processes are looked at every thirty seconds
         clock.advance(30 * NS_PER_S)
-        scraper.look()
+        scraper.scrape_due()
         assert scraper.engines == ()
         assert list(scraper.iter_series()) == []
 

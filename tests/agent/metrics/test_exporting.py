@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ingero.agent.capture.discover.identity import Pod, ProcessIdentity
 from ingero.agent.capture.kernel.abi import N_COPY_KINDS, get_dtype
-from ingero.agent.capture.totals import EndedCounts, Totals
+from ingero.agent.capture.totals import RetiredCounts, Totals
 from ingero.agent.events.sink_server import serve_sink
 from ingero.agent.health.transport import HttpTransport, TransportSettings
 from ingero.agent.metrics.exporting import MetricObserver, OtlpPusher, PrometheusPage
@@ -279,7 +279,7 @@ def test_a_collector_that_refuses_is_told_of_once_and_counted():
 
 
 def test_calls_of_ended_processes_stay_counted_and_fold_when_there_are_many():
-    ended = EndedCounts(most_rows=2)
+    ended = RetiredCounts(most_rows=2)
     keys, counts = rows_of(DURATIONS)
     ended.add([8], keys, counts)
     assert ended.keys["pid"].tolist() == [8]

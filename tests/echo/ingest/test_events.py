@@ -11,7 +11,7 @@ from ingero.config import parse_model
 from ingero.echo.ingest.origin import to_timestamp
 from ingero.echo.schema.tables import COSTS, INCIDENTS, VERDICTS
 from ingero.fleet.component import Hardware
-from ingero.fleet.processors.collectives.costs import CostAccount, CostDelta, build_costs
+from ingero.fleet.processors.collectives.costs import CostDelta, CostParties, build_costs
 from ingero.fleet.processors.collectives.engine import Conclusion, VerdictChange
 from ingero.fleet.processors.collectives.rates import Rates, RatesConfig
 from ingero.fleet.processors.collectives.verdicts import build_changes
@@ -86,7 +86,7 @@ def test_every_field_of_a_verdict_arrives(store, send):
 
 
 def test_every_field_of_a_cost_arrives(store, send):
-    charge = CostDelta(CostAccount("n3", 3, "n1", Hardware("aws", "NVIDIA L4")), 36 * NS_PER_S)
+    charge = CostDelta(CostParties("n3", 3, "n1", Hardware("aws", "NVIDIA L4")), 36 * NS_PER_S)
     rates = Rates(parse_model(RatesConfig, {"providers": {"aws": {"NVIDIA L4": 1.0}}}))
     send(build_costs("c1", [charge], rates, NOW_NS))
     (row,) = rows_of(store, COSTS)

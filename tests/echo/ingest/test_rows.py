@@ -9,7 +9,7 @@ from ingero.config import parse_model
 from ingero.echo.ingest.intake import ForbiddenError
 from ingero.echo.ingest.origin import to_timestamp
 from ingero.fleet.component import Hardware
-from ingero.fleet.processors.collectives.costs import CostAccount, CostDelta, build_costs
+from ingero.fleet.processors.collectives.costs import CostDelta, CostParties, build_costs
 from ingero.fleet.processors.collectives.rates import Rates, RatesConfig
 from ingero.fleet.processors.peer_threshold.episode_events import build_episodes
 from ingero.fleet.processors.peer_threshold.episodes import Episode, Outcome, StragglerEvent
@@ -336,9 +336,9 @@ def test_what_fleet_concludes_arrives_as_verdicts(store, take):
 def test_fleets_own_cost_and_episode_records_fill_their_columns(store, take):
     paid, unknown = Hardware("aws", "NVIDIA L4"), Hardware("", "")
     charges = [
-        CostDelta(CostAccount("n3", 3, "n1", paid), 36 * NS_PER_S),
-        CostDelta(CostAccount("n3", 3, "", unknown), 5 * NS_PER_S),
-        CostDelta(CostAccount("", -1, "", paid), -2 * NS_PER_S),
+        CostDelta(CostParties("n3", 3, "n1", paid), 36 * NS_PER_S),
+        CostDelta(CostParties("n3", 3, "", unknown), 5 * NS_PER_S),
+        CostDelta(CostParties("", -1, "", paid), -2 * NS_PER_S),
     ]
     rates = Rates(parse_model(RatesConfig, {"providers": {"aws": {"NVIDIA L4": 1.0}}}))
     take(build_costs("c1", charges, rates, NOW_NS))

@@ -15,7 +15,7 @@ from tests.echo.service.conftest import ALL, ONE, TWO, ask, health, push, result
 
 from ingero.echo.queries.catalog import QUERIES
 from ingero.fleet.component import Hardware
-from ingero.fleet.processors.collectives.costs import CostAccount, CostDelta, build_costs
+from ingero.fleet.processors.collectives.costs import CostDelta, CostParties, build_costs
 from ingero.fleet.processors.collectives.rates import Rates, RatesConfig
 from ingero.fleet.processors.peer_threshold.episode_events import build_episodes
 from ingero.fleet.processors.peer_threshold.episodes import Episode, StragglerEvent
@@ -295,14 +295,14 @@ def billed(open_echo):
     paid, unknown = Hardware("aws", "NVIDIA L4"), Hardware("", "")
     rates = Rates(RatesConfig(providers={"aws": {"NVIDIA L4": 36.0}}))
     reports = [
-        [CostDelta(CostAccount("c1-n3", 3, "c1-n1", paid), 30 * 10**9)],
+        [CostDelta(CostParties("c1-n3", 3, "c1-n1", paid), 30 * 10**9)],
         [
-            CostDelta(CostAccount("c1-n3", 3, "c1-n1", paid), 20 * 10**9),
-            CostDelta(CostAccount("c1-n3", 3, "", unknown), 7 * 10**9),
-            CostDelta(CostAccount("c1-n0", 0, "c1-n1", paid), 4 * 10**9),
-            CostDelta(CostAccount("", -1, "", paid), 5 * 10**9),
+            CostDelta(CostParties("c1-n3", 3, "c1-n1", paid), 20 * 10**9),
+            CostDelta(CostParties("c1-n3", 3, "", unknown), 7 * 10**9),
+            CostDelta(CostParties("c1-n0", 0, "c1-n1", paid), 4 * 10**9),
+            CostDelta(CostParties("", -1, "", paid), 5 * 10**9),
         ],
-        [CostDelta(CostAccount("c1-n0", 0, "c1-n1", paid), -4 * 10**9)],
+        [CostDelta(CostParties("c1-n0", 0, "c1-n1", paid), -4 * 10**9)],
     ]
     now_ns = time.time_ns()
     for at, charges in enumerate(reports):
@@ -344,7 +344,7 @@ def weeks(open_echo):
     for day, node, rank, seconds in (
         (-1, "c1-n3", 3, 10), (0, "c1-n3", 3, 20), (6, "c1-n3", 3, 30), (6, "", -1, 5), (3, "c1-n0", 0, 4), (4, "c1-n0", 0, -4),
     ):  # fmt: skip
-        charge = CostDelta(CostAccount(node, rank, "", paid), seconds * 10**9)
+        charge = CostDelta(CostParties(node, rank, "", paid), seconds * 10**9)
         at = MONDAY + dt.timedelta(days=day, hours=23, minutes=59)
         export = build_costs("c1", [charge], rates, int(at.timestamp()) * 10**9)
         assert push(echo, export, signal=Signal.LOGS).status_code == 200

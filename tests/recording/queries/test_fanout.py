@@ -310,14 +310,14 @@ def test_what_a_node_lost_and_its_stacks_travel_along_and_say_whose_they_are():
     assert sent.stacks == holed.stacks
     other = replace(built, nodes=("other",))
     joined = join_parts([("a:1", other), ("b:2", sent)])
-    assert joined.say_missing() == (
+    assert joined.describe_missing() == (
         "incomplete: 12 rows were not stored on node-0: disk full, 3 rows could not be read"
     )
     assert [one.node for one in joined.unprobed] == ["node-0"]
     assert joined.stacks == holed.stacks
     answers = [NodeAnswer("a:1", "", other), NodeAnswer("b:2", "", sent)]
     told = explain_nodes(answers)
-    assert told.window.missing == joined.say_missing()
+    assert told.window.missing == joined.describe_missing()
     assert [bool(one.missing) for one in told.nodes] == [False, True]
     assert "on node-0" in told.not_probed[0]
 

@@ -190,7 +190,10 @@ def test_a_row_with_text_where_a_number_must_be_is_left_out_and_counted(tmp_path
     change(tmp_path / "r.db", f"UPDATE events SET {column} = 'none' WHERE rowid = 2")
     loaded = load_recording(tmp_path / "r.db")
     assert loaded.events.tolist() == [whole.events.tolist()[i] for i in (0, 2)]
-    assert (loaded.n_damaged, loaded.say_missing()) == (1, "incomplete: 1 rows could not be read")
+    assert (loaded.n_damaged, loaded.describe_missing()) == (
+        1,
+        "incomplete: 1 rows could not be read",
+    )
 
 
 @pytest.mark.parametrize(

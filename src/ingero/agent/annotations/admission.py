@@ -53,7 +53,7 @@ class Admitted:
 
 
 def read_peer(connection: socket.socket) -> Peer:
-    """Who connected.
+    """The process at the other end of a socket.
 
     Raises:
         OSError: The kernel does not report it.
@@ -63,7 +63,7 @@ def read_peer(connection: socket.socket) -> Peer:
 
 
 class Admission:
-    """Decides about annotations.
+    """Checks annotations: who sent them, and whom they may be about.
 
     A recording's times are those of the monotonic clock plus its offset at the start, so that a clock that is set does
     not tear it. A sender's time is moved by as much as the wall clock moved since.
@@ -77,7 +77,7 @@ class Admission:
         self._offset_ns = clock.wall_ns() - clock.mono_ns()
 
     def admit(self, annotation: Annotation, peer: Peer) -> Admitted:
-        """Decide about one.
+        """Check one annotation.
 
         Raises:
             BadDataError: It is about a process that is gone, is another than meant, or belongs to another user.

@@ -113,21 +113,21 @@ class AssignmentFinder:
         mine = [one for one in containers if (one.namespace, one.pod) == (pod.namespace, pod.name)]
         where = f"pod {pod.namespace or '?'}/{pod.name or pod.uid}"
         if not mine:
-            self._say_once(
+            self._log_once(
                 f"without devices of {where}: the kubelet has no pod of that name; give it POD_NAME and POD_NAMESPACE"
                 f" by the downward API, or mount {self._logs}"
             )
             return
         found = _choose(mine, named.container if named is not None else "")
         if found is None:
-            self._say_once(
+            self._log_once(
                 f"without devices of {where}: several of its containers have some, and which one a process is in"
                 f" only {self._logs} would say"
             )
             return
         self._on_found(replace(identity, pod=pod, assignment=found))
 
-    def _say_once(self, text: str) -> None:
+    def _log_once(self, text: str) -> None:
         """About a pod, not about each of its processes."""
         if text not in self._named and len(self._named) < _MAX_NAMED:
             self._named.add(text)

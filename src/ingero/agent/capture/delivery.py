@@ -103,7 +103,7 @@ class EventDelivery:
 
     def read_open_stacks(self, mono_ns: int, *, is_last: bool = False) -> None:
         """Read the stacks of calls that have not returned for long; at the end of all."""
-        self._open.look(mono_ns, is_last=is_last)
+        self._open.read_due_stacks(mono_ns, is_last=is_last)
 
     def deliver_ended(self, keys: Records, counts: Records) -> None:
         """Calls whose thread ended inside of them; ``keys`` and ``counts`` as `KernelState.read_counts` gives them."""

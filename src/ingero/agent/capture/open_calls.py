@@ -26,7 +26,7 @@ RING: Final = "in_flight"
 """The name under which observers get them: ``struct ig_call`` or ``struct ig_collective``, as their fields say."""
 MIN_AGE_NS: Final = NS_PER_S
 MAX_READ: Final = 64
-"""Stacks read in one look; the rest in the next."""
+"""Stacks read at once; the rest the next time."""
 MAX_READ_AT_END: Final = 256
 # From a probed function's return address to its first argument in memory: on x86-64 the former lies on the stack.
 _ADDRESS_BYTES: Final = 0 if IS_ARM else 8
@@ -53,7 +53,7 @@ class OpenCalls:
         """Keep ``struct ig_unfinished`` records until they are asked for."""
         self._ended.append(records.copy())
 
-    def look(self, now_ns: int, *, is_last: bool = False) -> None:
+    def read_due_stacks(self, now_ns: int, *, is_last: bool = False) -> None:
         """Read the stacks that are due.
 
         Args:

@@ -46,13 +46,13 @@ class HeldProgram:
     """
 
     def __init__(self, settings: ProgramSettings) -> None:
-        read_fd, self._gate = os.pipe()
+        read_fd, self._release_fd = os.pipe()
         self.name = settings.arguments[0]
         self.exit_code: int | None = None
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            os.close(self._gate)
+            os.close(self._release_fd)
             _become(settings, read_fd, parent)
         os.close(read_fd)
         self.fd = os.pidfd_open(self.pid)
@@ -60,9 +60,9 @@ class HeldProgram:
 
     def release(self) -> None:
         """Let it become the program."""
-        os.write(self._gate, b"x")
-        os.close(self._gate)
-        self._gate = -1
+        os.write(self._release_fd, b"x")
+        os.close(self._release_fd)
+        self._release_fd = -1
 
     def poll(self) -> int | None:
         """Its exit status as a shell gives it, or None while it runs.
@@ -83,9 +83,9 @@ class HeldProgram:
 
     def end(self) -> None:
         """Ask it to end if it still runs, and wait for it; a program that was never released just goes."""
-        if self._gate >= 0:
-            os.close(self._gate)
-            self._gate = -1
+        if self._release_fd >= 0:
+            os.close(self._release_fd)
+            self._release_fd = -1
         elif self.exit_code is None:
             os.kill(self.pid, signal.SIGTERM)
         if self.exit_code is None:
@@ -96,12 +96,12 @@ class HeldProgram:
             self.fd = -1
 
 
-def _become(settings: ProgramSettings, gate: int, parent: int) -> None:
+def _become(settings: ProgramSettings, release_fd: int, parent: int) -> None:
     """In the child: wait, take the user's identity, and exec. Never returns."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        if os.read(gate, 1) != b"x":  # the parent gave up
+        if os.read(release_fd, 1) != b"x":  # the parent gave up
             os._exit(0)
         if settings.stdout_fd != 1:
             os.dup2(settings.stdout_fd, 1)

@@ -74,7 +74,7 @@ class TraceSession(Closing):
         program: A held program to release once the probes wait for it.
         clock: Both clocks.
         events: perf's events, opened before privileges were given up; closed with this. None opens them now.
-        tell: Called with a sentence about what goes wrong while it traces.
+        notify: Called with a sentence about what goes wrong while it traces.
 
     Raises:
         UnsupportedError: The engine cannot be loaded here.
@@ -87,10 +87,10 @@ class TraceSession(Closing):
         program: HeldProgram | None = None,
         clock: Clock | None = None,
         events: PerfEvents | None = None,
-        tell: Callable[[str], None] = lambda _text: None,
+        notify: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.settings = settings
-        self._tell = tell
+        self._notify = notify
         self._unprobed: tuple[Unprobed, ...] = ()
         self._program = program
         self._clock = clock or SystemClock()
@@ -236,10 +236,10 @@ class TraceSession(Closing):
     def _report_unknown(self) -> None:
         """Say which libraries could not be probed and what is not known of processes, each once."""
         for note in self._processes.pop_notes():
-            self._tell(note)
+            self._notify(note)
         before, self._unprobed = self._unprobed, self._discovery.unprobed
         for line in describe_unprobed(find_new(before, self._unprobed)):
-            self._tell(line)
+            self._notify(line)
 
     def close(self) -> None:
         """Remove every probe; ends the program if it still runs. Safe to call twice."""

@@ -24,7 +24,7 @@ _LOWEST: Final = frozenset({"min_ns"})
 _HIGHEST: Final = frozenset({"max_ns"})
 
 
-class EndedCounts:
+class RetiredCounts:
     """Exact counts of ended processes, apart as long as they are few.
 
     Args:
@@ -108,8 +108,8 @@ class Totals:
     in_flight: Records
     keep_one_in: int
     is_last: bool = False
-    ended_keys: Records = field(default_factory=lambda: EndedCounts().keys)
-    ended_counts: Records = field(default_factory=lambda: EndedCounts().counts)
+    ended_keys: Records = field(default_factory=lambda: RetiredCounts().keys)
+    ended_counts: Records = field(default_factory=lambda: RetiredCounts().counts)
     copies: Records = field(default_factory=lambda: np.zeros(N_COPY_KINDS, get_dtype("count")))
     unwinding: dict[str, int] = field(default_factory=dict)
     unprobed: tuple[Unprobed, ...] = ()
@@ -152,7 +152,7 @@ class CountReader:
     def __init__(self, engine: Engine, keep_one_in: int) -> None:
         self._engine = engine
         self._sampling = SamplingControl(keep_one_in)
-        self._ended = EndedCounts()
+        self._ended = RetiredCounts()
         self._previous: dict[bytes, Records] = {}
         self._n_lost = 0
         engine.control.set_keep_one_in(self._sampling.keep_one_in)

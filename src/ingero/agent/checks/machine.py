@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from ingero.agent.capture.discover.identity import parse_cgroup
-from ingero.agent.capture.discover.places import iter_installed
+from ingero.agent.capture.discover.library_paths import iter_installed
 from ingero.agent.capture.discover.pod_resources import CONTAINER_LOGS, list_containers
 from ingero.agent.capture.discover.processes import iter_mappings, iter_pids
 from ingero.agent.capture.gpu.driver import CONTROL, has_driver
@@ -358,7 +358,7 @@ def _check_host_probes(events: PerfEvents) -> list[Check]:
 
 
 def _describe_probe(probe: HostProbe, found: LoadedProbe) -> Check:
-    where = f" (at {', '.join(found.places)})" if found.places else ""
+    where = f" (at {', '.join(found.attach_points)})" if found.attach_points else ""
     if not found.refusals:
         return _present(f"{probe.name} probe", probe.says + where)
     return Check(

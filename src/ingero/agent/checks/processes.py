@@ -65,10 +65,10 @@ class ActiveProcess:
 def find_active() -> list[ActiveProcess]:
     """Every process with a library that can be probed and may be read; a file is read once."""
     known: dict[tuple[str, FileState], bool] = {}
-    return [found for pid in iter_pids() if (found := _look_at(pid, known)) is not None]
+    return [found for pid in iter_pids() if (found := _inspect(pid, known)) is not None]
 
 
-def _look_at(pid: int, known: dict[tuple[str, FileState], bool]) -> ActiveProcess | None:
+def _inspect(pid: int, known: dict[tuple[str, FileState], bool]) -> ActiveProcess | None:
     mappings = list({mapping.path: mapping for mapping in iter_mappings(pid)}.values())
     libraries = tuple(_iter_libraries(mappings, known))
     if not libraries:

@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero.agent.collectives.host import ROW, SETTLE_NS, Finished, Place, own_times
+from ingero.agent.collectives.host import ROW, SETTLE_NS, CommPosition, Finished, own_times
 from ingero.agent.collectives.plugin_ring import RECORD, NcclRing, find_rings_of
 from ingero.model.arrays import BoolArray, IntArray, Records
 from ingero.model.collectives import COLLECTIVE_OP, UNKNOWN_NS, ClockKind, CollectiveOp
@@ -74,10 +74,10 @@ class _PluginProcess:
     distances: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     free_ns: int = UNKNOWN_NS
     n_lost: int = 0
-    places: dict[str, Place] = field(default_factory=dict)
+    positions: dict[str, CommPosition] = field(default_factory=dict)
 
     @property
-    def tells(self) -> bool:
+    def is_reporting(self) -> bool:
         """Whether its word is taken."""
         return bool(self.rings) and not self.is_several
 
@@ -132,12 +132,12 @@ class DeviceCollectives:
     @property
     def pids(self) -> tuple[int, ...]:
         """Processes whose plug-in tells."""
-        return tuple(pid for pid, plugin in self._plugins.items() if plugin.tells)
+        return tuple(pid for pid, plugin in self._plugins.items() if plugin.is_reporting)
 
-    def places(self, pid: int) -> dict[str, Place]:
+    def positions(self, pid: int) -> dict[str, CommPosition]:
         """How far a process is, by communicator; empty when its plug-in does not tell."""
         plugin = self._plugins.get(pid)
-        return plugin.places if plugin is not None and plugin.tells else {}
+        return plugin.positions if plugin is not None and plugin.is_reporting else {}
 
     # ── In ──────────────────────────────────────────────────────────────────
 
@@ -155,8 +155,8 @@ class DeviceCollectives:
         plugin.next_scan_ns = mono_ns + SCAN_NS
 
     def _read_process(self, plugin: _PluginProcess) -> None:
-        places = np.concatenate([ring.read_places() for ring in plugin.rings.values()])
-        plugin.is_several |= len(np.unique(places["comm"])) < len(places)
+        positions = np.concatenate([ring.read_communicators() for ring in plugin.rings.values()])
+        plugin.is_several |= len(np.unique(positions["comm"])) < len(positions)
         records = np.concatenate([ring.read() for ring in plugin.rings.values()])
         n_lost = sum(ring.counts.n_lost for ring in plugin.rings.values())
         self.counts.n_lost += n_lost - plugin.n_lost
@@ -166,7 +166,7 @@ class DeviceCollectives:
         is_sound = _find_sound(records) & (not plugin.is_several)
         self.counts.n_refused += int((~is_sound).sum())
         records = records[is_sound]
-        _note_places(plugin, places)
+        _note_positions(plugin, positions)
         if len(records):
             self.counts.n_ops += len(records)
             plugin.pending = np.concatenate([plugin.pending, records])
@@ -185,7 +185,7 @@ class DeviceCollectives:
                 # A ring is made with a communicator: without a look now this row and its device row would both go out.
                 plugin.comms.add(one.comm)
                 self._scan(one.pid, plugin, mono_ns)
-            if plugin is None or not plugin.tells:
+            if plugin is None or not plugin.is_reporting:
                 out.append(one)
             else:
                 self._held.append(_Held(one, mono_ns, np.ones(len(one.ops), bool)))
@@ -281,21 +281,21 @@ def _note_starts(plugin: _PluginProcess, records: Records) -> None:
         plugin.starts[key] = np.sort(np.concatenate([before, mine]))[-_MAX_STARTS:]
 
 
-def _note_places(plugin: _PluginProcess, places: Records) -> None:
+def _note_positions(plugin: _PluginProcess, positions: Records) -> None:
     """Take the table of communicators; one that is gone is forgotten."""
-    now: dict[str, Place] = {}
-    for row in places[(places["entered"] > 0) & (places["rank"] >= 0)]:
+    now: dict[str, CommPosition] = {}
+    for row in positions[(positions["entered"] > 0) & (positions["rank"] >= 0)]:
         name, entered, entry_ns = (
             f"{int(row['comm']):016x}",
             int(row["entered"]),
             int(row["entry_ns"]),
         )
-        before = plugin.places.get(name)
+        before = plugin.positions.get(name)
         period_ns = 0.0 if before is None else before.period_ns
         if before is not None and entered > before.entered:
             step_ns = (entry_ns - before.entry_ns) / (entered - before.entered)
             period_ns = step_ns if not period_ns else 0.8 * period_ns + 0.2 * step_ns
-        now[name] = Place(
+        now[name] = CommPosition(
             int(row["rank"]),
             int(row["n_ranks"]),
             entered,
@@ -304,7 +304,7 @@ def _note_places(plugin: _PluginProcess, places: Records) -> None:
             CollectiveOp(int(row["op"]) if row["op"] in _OPS else 0),
             period_ns,
         )
-    plugin.places = now
+    plugin.positions = now
 
 
 def _finish(pid: int, plugin: _PluginProcess, mono_ns: int) -> list[Finished]:

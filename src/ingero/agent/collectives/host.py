@@ -99,7 +99,7 @@ class Finished:
 
 
 @dataclass(slots=True)
-class Place:
+class CommPosition:
     """How far one process is on one communicator.
 
     Attributes:
@@ -126,7 +126,7 @@ class _Process:
     pending: Records = field(default_factory=lambda: np.zeros(0, ROW))
     host_free_ns: int = UNKNOWN_NS
     marks: dict[int, tuple[int, int]] = field(default_factory=dict)
-    places: dict[str, Place] = field(default_factory=dict)
+    positions: dict[str, CommPosition] = field(default_factory=dict)
 
 
 class CollectiveTracker:
@@ -187,9 +187,9 @@ class CollectiveTracker:
             comm_hash = int(frame["comm_hash"])
             if frame["source"] == Source.GLOO:
                 comm_hash ^= self._jobs.get(pid, 0)
-            place = self.places(pid).get(f"{comm_hash:016x}")
-            if place is not None and int(frame["seq"]) > place.entered:
-                place.entered, place.entry_ns = int(frame["seq"]), int(frame["entry_ns"])
+            position = self.positions(pid).get(f"{comm_hash:016x}")
+            if position is not None and int(frame["seq"]) > position.entered:
+                position.entered, position.entry_ns = int(frame["seq"]), int(frame["entry_ns"])
 
     def add_calls(self, records: Records) -> None:
         """Take ``struct ig_call`` records, shape (n,): what waits for a stream, an event or a device."""
@@ -232,10 +232,10 @@ class CollectiveTracker:
         self._processes.pop(pid, None)
         self._jobs.pop(pid, None)
 
-    def places(self, pid: int) -> dict[str, Place]:
+    def positions(self, pid: int) -> dict[str, CommPosition]:
         """How far a process is, by communicator."""
         known = self._processes.get(pid)
-        return {} if known is None else known.places
+        return {} if known is None else known.positions
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -277,7 +277,7 @@ class CollectiveTracker:
         for comm_hash in np.unique(rows["comm_hash"]):
             mine = rows[rows["comm_hash"] == comm_hash]
             last, name = mine[-1], f"{int(comm_hash):016x}"
-            before = known.places.get(name)
+            before = known.positions.get(name)
             entry_ns = int(last["entry_ns"])
             period_ns = 0.0
             if before is not None:
@@ -285,7 +285,7 @@ class CollectiveTracker:
                 period_ns = (
                     step_ns if not before.period_ns else 0.8 * before.period_ns + 0.2 * step_ns
                 )
-            known.places[name] = Place(
+            known.positions[name] = CommPosition(
                 int(last["comm_rank"]),
                 int(last["n_ranks"]),
                 int(last["seq"]),
@@ -316,7 +316,7 @@ class CollectiveTracker:
                     continue
                 last = done[which[-1]]
                 if clock is ClockKind.SYNC:
-                    known.places[name].left = int(last["seq"])
+                    known.positions[name].left = int(last["seq"])
                 finished.append(
                     Finished(
                         pid, name, int(last["comm_rank"]), int(last["n_ranks"]), clock, ops[which]

@@ -46,7 +46,7 @@ def find_plugins(parent: Path) -> list[PluginStatus]:
         for pid in iter_pids():
             for ring in find_rings_of(pid, parent).values():
                 stack.enter_context(ring)
-                n_comms, n_ops = len(ring.read_places()), ring.count()
+                n_comms, n_ops = len(ring.read_communicators()), ring.count()
                 found.append(PluginStatus(pid, ring.api, n_comms, n_ops, ring.counts.n_lost))
     return sorted(found, key=lambda one: one.pid)
 

@@ -164,10 +164,10 @@ class NcclRing(Closing):
         """Collectives that ended since the ring was made; brings `counts` up to date."""
         return self._read_head() or 0
 
-    def read_places(self) -> Records:
+    def read_communicators(self) -> Records:
         """Where the process is on each communicator it has, shape (n,) of PLACE."""
-        places = self._read_at(HEADER.itemsize, self._n_comms, PLACE)
-        live: Records = places[places["is_live"] != 0]
+        positions = self._read_at(HEADER.itemsize, self._n_comms, PLACE)
+        live: Records = positions[positions["is_live"] != 0]
         return live
 
     def _read_head(self) -> int | None:

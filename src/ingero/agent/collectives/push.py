@@ -16,7 +16,7 @@ import numpy as np
 
 from ingero.agent.capture.discover.processes import is_stopped
 from ingero.agent.collectives.device import DeviceCollectives
-from ingero.agent.collectives.host import SETTLE_NS, CollectiveTracker, Finished, Place
+from ingero.agent.collectives.host import SETTLE_NS, CollectiveTracker, CommPosition, Finished
 from ingero.agent.collectives.rank_names import RankNames, number_job
 from ingero.agent.collectives.run_queue import PushCounts, RunQueue
 from ingero.agent.health.collective_counts import CollectiveCounts
@@ -115,7 +115,7 @@ class CollectivePusher:
         queue: Sends to Fleet, and keeps what it does not take.
         tracker: Turns kernel records into rows.
         clock: Both clocks.
-        pace: How often.
+        pace: How often batches are pushed.
         device: What plug-ins for NCCL tell; None reads none.
 
     Attributes:
@@ -236,9 +236,9 @@ class CollectivePusher:
             self._queue.push()
         if progress:
             self._sent.progress_ns = now_ns
-            self._queue.send(self._build_standings(progress))
+            self._queue.send(self._export_progress(progress))
 
-    def _build_standings(self, progress: list[RankProgress]) -> Export:
+    def _export_progress(self, progress: list[RankProgress]) -> Export:
         """Progress records as of now, with how long ago processes ended in place of when."""
         now_ns = self._clock.mono_ns()
         records = [
@@ -263,9 +263,9 @@ class CollectivePusher:
         self._device.read(now_ns)
         return self._device.take(self._tracker.take(now_ns), now_ns)
 
-    def _places(self, pid: int) -> dict[str, Place]:
+    def _positions(self, pid: int) -> dict[str, CommPosition]:
         """How far a process is: by its plug-in, whose communicators are those of its rows, else by the probes."""
-        return self._device.places(pid) or self._tracker.places(pid)
+        return self._device.positions(pid) or self._tracker.positions(pid)
 
     def _build_run(self, one: Finished) -> CollectiveRun:
         ops = one.ops.copy()
@@ -278,8 +278,8 @@ class CollectivePusher:
         """The launcher's rank; where it gave none, the rank on the widest communicator, which is the job's own."""
         rank = self._names.find_rank(pid)
         if rank < 0:
-            places = self._places(pid).values()
-            widest = max(places, key=lambda place: place.n_ranks, default=None)
+            positions = self._positions(pid).values()
+            widest = max(positions, key=lambda position: position.n_ranks, default=None)
             rank = -1 if widest is None else widest.comm_rank
         return self._names.name(pid, rank)
 
@@ -316,10 +316,10 @@ class CollectivePusher:
         self, pid: int, now_ns: int, *, is_gone: bool = False
     ) -> list[RankProgress]:
         """Progress records of a process that stalls or is gone, one per communicator: each shows who waits."""
-        places = self._places(pid)
-        is_still = bool(places) and all(
-            now_ns - place.entry_ns > max(STILL_NS, STILL_PERIODS * place.period_ns)
-            for place in places.values()
+        positions = self._positions(pid)
+        is_still = bool(positions) and all(
+            now_ns - position.entry_ns > max(STILL_NS, STILL_PERIODS * position.period_ns)
+            for position in positions.values()
         )
         if not is_still and not is_gone:
             return []
@@ -328,13 +328,13 @@ class CollectivePusher:
             RankProgress(
                 self._rank_of(pid),
                 comm,
-                place.comm_rank,
-                place.n_ranks,
-                place.entered,
-                place.left,
-                CollectiveOp(place.op),
-                max(now_ns - place.entry_ns, 0),
+                position.comm_rank,
+                position.n_ranks,
+                position.entered,
+                position.left,
+                CollectiveOp(position.op),
+                max(now_ns - position.entry_ns, 0),
                 is_stopped=is_held,
             )
-            for comm, place in places.items()
+            for comm, position in positions.items()
         ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ingero.agent.diagnosis.history import CounterHistory
-from ingero.agent.diagnosis.switches import LOOK_NS, WatchSwitches
+from ingero.agent.diagnosis.switches import WATCH_NS, WatchSwitches
 from ingero.agent.health.collective_counts import CollectiveCounts
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import PushReply, PushTransport
@@ -27,7 +27,7 @@ from ingero.units import NS_PER_S
 from ingero.wire.diagnosis import build_diagnosis
 
 SETTLE_S: Final = 0.5
-"""After the look, until the operations that ended in it are known."""
+"""After watching, until the operations that ended in it are known."""
 BEFORE_NS: Final = 60 * NS_PER_S
 """How far before onset, and after it, counters are looked at."""
 GUARD_NS: Final = NS_PER_S
@@ -87,13 +87,13 @@ class _Known:
         waiting: The one to be answered next.
         ready: An answer that Fleet has not taken.
         done: Those that are answered, newest last.
-        looked_ns: When each process was looked at.
+        examined_ns: When each process was looked at.
     """
 
     waiting: DiagnosisRequest | None = None
     ready: Diagnosis | None = None
     done: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_KNOWN))
-    looked_ns: dict[int, deque[int]] = field(default_factory=dict)
+    examined_ns: dict[int, deque[int]] = field(default_factory=dict)
 
 
 class Examiner:
@@ -152,7 +152,7 @@ class Examiner:
             self._wake.notify()
 
     def answer(self, request: DiagnosisRequest, stop: threading.Event) -> None:
-        """Look into a question, unless that was done, and send the answer."""
+        """SwitchTimes into a question, unless that was done, and send the answer."""
         diagnosis = self._known.ready
         if diagnosis is None or diagnosis.id != request.id:
             self.counts.n_asked += 1
@@ -191,10 +191,10 @@ class Examiner:
             rank = Rank(identity.cluster_id, identity.node_id, request.rank, job=request.job)
             return Diagnosis(id=request.id, rank=rank, declined="no such rank is followed here")
         pid, rank = found
-        if not self._may_look(pid):
+        if not self._may_examine(pid):
             declined = f"it was looked at {MAX_AN_HOUR} times within an hour"
             return Diagnosis(id=request.id, rank=rank, declined=declined)
-        seen = self._look(pid, stop)
+        seen = self._watch_process(pid, stop)
         now_ns = self._clock.mono_ns()
         offset_ns = self._clock.wall_ns() - now_ns
         since_ns = max(min(request.since_ns - offset_ns, now_ns), now_ns - BEFORE_NS)
@@ -239,25 +239,25 @@ class Examiner:
         at = find_rise(ops["own_ns"])
         return since_ns if at is None else int(ops["entry_ns"][at])
 
-    def _may_look(self, pid: int) -> bool:
+    def _may_examine(self, pid: int) -> bool:
         """Whether a process was not looked at too often; notes that it is now."""
         now_ns = self._clock.mono_ns()
-        looked = self._known.looked_ns.setdefault(pid, deque(maxlen=MAX_AN_HOUR))
-        if len(looked) == MAX_AN_HOUR and now_ns - looked[0] < _HOUR_NS:
+        examined = self._known.examined_ns.setdefault(pid, deque(maxlen=MAX_AN_HOUR))
+        if len(examined) == MAX_AN_HOUR and now_ns - examined[0] < _HOUR_NS:
             return False
-        looked.append(now_ns)
+        examined.append(now_ns)
         return True
 
-    def _look(self, pid: int, stop: threading.Event) -> OffCpuTimes | None:
+    def _watch_process(self, pid: int, stop: threading.Event) -> OffCpuTimes | None:
         """Watch for some seconds; counters are read at both ends."""
         self._history.read(self._clock.mono_ns())
         tid = self._history.find_busiest(pid)
-        look = None if self._watch is None else self._watch(pid, tid, stop)
-        if look is None:
-            stop.wait(LOOK_NS / NS_PER_S)
+        seen = None if self._watch is None else self._watch(pid, tid, stop)
+        if seen is None:
+            stop.wait(WATCH_NS / NS_PER_S)
         self._history.read(self._clock.mono_ns())
         stop.wait(SETTLE_S)
-        if look is None:
+        if seen is None:
             return None
-        n_ops = self._history.count_ops(pid, look.start_ns, look.end_ns)
-        return replace(look.times, n_ops=n_ops)
+        n_ops = self._history.count_ops(pid, seen.start_ns, seen.end_ns)
+        return replace(seen.times, n_ops=n_ops)

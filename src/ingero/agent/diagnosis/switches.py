@@ -36,14 +36,14 @@ MIN_BUSY: Final = 0.9
 """Part of the time from which it is never idle, so that the reader of its data waits for it."""
 MAX_WORKERS: Final = 64
 
-LOOK_NS: Final = 5 * NS_PER_S
+WATCH_NS: Final = 5 * NS_PER_S
 """In all, with the time that it takes to load the probes, which a busy machine stretches."""
-MIN_LOOK_NS: Final = 2 * NS_PER_S
+MIN_WATCH_NS: Final = 2 * NS_PER_S
 """Once they are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class SwitchTimes:
     """What was seen of a thread for some seconds.
 
     Attributes:
@@ -57,8 +57,8 @@ class Look:
     end_ns: int
 
 
-WatchSwitches = Callable[[int, int, threading.Event], Look | None]
-"""Process, thread, what ends it early → what was seen in about `LOOK_NS`; None where nothing can be."""
+WatchSwitches = Callable[[int, int, threading.Event], SwitchTimes | None]
+"""Process, thread, what ends it early → what was seen in about `WATCH_NS`; None where nothing can be."""
 
 
 @dataclass(slots=True)
@@ -163,7 +163,7 @@ def _read_ready(pid: int) -> int | None:
     return int(fields[0]) + int(fields[1])
 
 
-def watch_switches(clock: Clock, pid: int, tid: int, stop: threading.Event) -> Look | None:
+def watch_switches(clock: Clock, pid: int, tid: int, stop: threading.Event) -> SwitchTimes | None:
     """Watch one thread and its process's children; a `WatchSwitches` once it has its clock."""
     sums, began_ns = _Sums(pid, tid), clock.mono_ns()
     try:
@@ -184,13 +184,13 @@ def watch_switches(clock: Clock, pid: int, tid: int, stop: threading.Event) -> L
             found = map(_Worker.of, children)
             sums.workers = {one.pid: one for one in found if one is not None}
             start_ns = clock.mono_ns()
-            end_ns = max(start_ns + MIN_LOOK_NS, began_ns + LOOK_NS)
+            end_ns = max(start_ns + MIN_WATCH_NS, began_ns + WATCH_NS)
             while clock.mono_ns() < end_ns and not stop.wait(_DRAIN_S):
                 engine.drain(consume)
             end_ns = clock.mono_ns()
             engine.drain(consume)
             _, counts = engine.state.read_counts()
             n_lost = int(counts["lost"].sum())
-            return Look(sums.conclude(n_lost, end_ns - start_ns), start_ns, end_ns)
+            return SwitchTimes(sums.conclude(n_lost, end_ns - start_ns), start_ns, end_ns)
     except UnsupportedError:
         return None

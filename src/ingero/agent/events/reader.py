@@ -27,7 +27,7 @@ class Listener(Protocol):
         ...
 
     def disconnected(self) -> None:
-        """It ended."""
+        """The connection ended."""
         ...
 
     def line(self, line: bytes) -> None:

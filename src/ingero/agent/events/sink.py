@@ -194,7 +194,7 @@ class EventStream:
         self.state.connected(self)
 
     def disconnected(self) -> None:
-        """It ended."""
+        """The connection ended."""
         self.state.disconnected(self)
 
     def line(self, line: bytes) -> None:

@@ -39,7 +39,7 @@ class _Page(msgspec.Struct):
 
 
 class ThresholdPoller:
-    """Asks when needed.
+    """Asks Fleet's threshold page while answers to pushes carry no threshold.
 
     Args:
         settings: Where the page is, and with which token to ask.

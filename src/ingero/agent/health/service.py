@@ -46,7 +46,7 @@ JOIN_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """A whole agent.
+    """Settings of a whole agent.
 
     Attributes:
         identity: The node.

@@ -85,7 +85,7 @@ class SpillCounts:
 
 
 class SpilledBatch(NamedTuple):
-    """A batch.
+    """A batch read back from disk.
 
     Attributes:
         body: What was stored.

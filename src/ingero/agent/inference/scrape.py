@@ -202,9 +202,9 @@ class EngineScraper(Closing):
     """Finds and reads engines until it is closed.
 
     Args:
-        settings: How.
-        clock: For the pace of looks.
-        tell: Called with a sentence when an engine is found, cannot be read, or can be read again.
+        settings: Where engines listen, and how often they are searched for and read.
+        clock: For the pace of searches.
+        report: Called with a sentence when an engine is found, cannot be read, or can be read again.
         pids: Every process there is.
 
     Raises:
@@ -215,7 +215,7 @@ class EngineScraper(Closing):
         self,
         settings: ScrapeSettings,
         clock: Clock,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         pids: Callable[[], Iterable[int]] = iter_pids,
     ) -> None:
         try:
@@ -227,10 +227,10 @@ class EngineScraper(Closing):
             ) from error
         self._settings = settings
         self._clock = clock
-        self._tell = tell
+        self._report = report
         self._pids = pids
         self._engines: dict[tuple[str, int], EngineState] = {}
-        self._looked_ns: int | None = None
+        self._searched_ns: int | None = None
         self._client = httpx.Client(timeout=_TIMEOUT_S, trust_env=False, follow_redirects=False)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ingero-engines", daemon=True)
@@ -241,7 +241,7 @@ class EngineScraper(Closing):
         return tuple(sorted(self._engines.values(), key=lambda one: one.port))
 
     def start(self) -> None:
-        """Begin."""
+        """Begin to read, on a thread of its own."""
         self._thread.start()
 
     def close(self) -> None:
@@ -253,18 +253,20 @@ class EngineScraper(Closing):
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self.look()
+            self.scrape_due()
             self._stop.wait(self._settings.interval_ns / NS_PER_S)
 
-    def look(self) -> None:
+    def scrape_due(self) -> None:
         """Look for engines when it is time, and read those that are known."""
         now_ns = self._clock.mono_ns()
-        if self._looked_ns is None or now_ns - self._looked_ns >= self._settings.redetect_ns:
-            self._looked_ns = now_ns
+        if self._searched_ns is None or now_ns - self._searched_ns >= self._settings.redetect_ns:
+            self._searched_ns = now_ns
             found = {(one.engine.name, one.port): one for one in find_engines(self._pids())}
             for key, state in found.items():
                 if key not in self._engines:
-                    self._tell(f"{key[0]} (pid {state.pid}): its metrics are read on port {key[1]}")
+                    self._report(
+                        f"{key[0]} (pid {state.pid}): its metrics are read on port {key[1]}"
+                    )
             self._engines = {key: self._engines.get(key, one) for key, one in found.items()}
         for state in self.engines:
             if self._stop.is_set():
@@ -278,9 +280,9 @@ class EngineScraper(Closing):
         if outcome is not ScrapeOutcome.TAKEN:
             state.numbers = {}  # absent is not what it was
             if outcome is not state.last:
-                self._tell(f"{where}: its metrics are not read: {said}")
+                self._report(f"{where}: its metrics are not read: {said}")
         elif state.last not in {None, ScrapeOutcome.TAKEN}:
-            self._tell(f"{where}: its metrics are read again")
+            self._report(f"{where}: its metrics are read again")
         state.last = outcome
 
     def _fetch(self, state: EngineState) -> tuple[ScrapeOutcome, str]:

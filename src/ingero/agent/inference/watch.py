@@ -121,7 +121,7 @@ class InferenceWatch:
     """Finds steps, phases and outliers of every traced process that serves. Put it before the output.
 
     Args:
-        settings: How.
+        settings: When a step counts as too long, and how much is remembered.
         report: Called with each outlier, in the tracing thread.
         is_throttled: Whether a device is held down by power or heat now.
 

@@ -73,10 +73,10 @@ class NcclProcesses:
         self._wake.set()
 
     def on_events(self, ring: str, records: Records, events: Events) -> None:
-        """Nothing."""
+        """Not used: a scan reads the maps of processes."""
 
     def on_totals(self, totals: Totals) -> None:
-        """Nothing."""
+        """Not used: a scan reads the maps of processes."""
 
     def _run(self) -> None:
         while not self._is_closed:

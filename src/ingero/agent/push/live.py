@@ -282,13 +282,13 @@ class LiveAgent:
         settings: What it does.
         callbacks: What it calls.
         on_ready: Called with the session once the probes wait and everything runs.
-        tell: Called with a sentence for each failure while it traces.
+        notify: Called with a sentence for each failure while it traces.
     """
 
     settings: LiveSettings
     callbacks: LiveCallbacks = field(default_factory=LiveCallbacks)
     on_ready: Callable[[TraceSession], None] = lambda _session: None
-    tell: Callable[[str], None] = lambda _text: None
+    notify: Callable[[str], None] = lambda _text: None
     clock: Clock = field(default_factory=SystemClock)
 
     def run(self, stop: threading.Event) -> None:
@@ -301,7 +301,7 @@ class LiveAgent:
         with (
             open_live(self.settings.health, self.clock, self.callbacks) as observer,
             TraceSession(
-                self.settings.trace, [observer], clock=self.clock, tell=self.tell
+                self.settings.trace, [observer], clock=self.clock, notify=self.notify
             ) as session,
         ):
             self.on_ready(session)

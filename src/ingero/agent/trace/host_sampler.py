@@ -38,10 +38,10 @@ class HostSampler:
         self._machine.sample()
 
     def on_process(self, identity: ProcessIdentity) -> None:
-        """Nothing."""
+        """Not used: a sample is of the whole machine."""
 
     def on_events(self, ring: str, records: Records, events: Events) -> None:
-        """Nothing."""
+        """Not used: a sample comes with the totals."""
 
     def on_totals(self, totals: Totals) -> None:
         """Take a sample and keep it."""

@@ -74,7 +74,7 @@ def command(config: ExportConfig) -> None:
         check_output(output, is_replaced=config.force)
         recording = load_part(path, wanted)
     exported = export_file(recording, output)
-    lost = [recording.say_missing(), *describe_unprobed(recording.unprobed)]
+    lost = [recording.describe_missing(), *describe_unprobed(recording.unprobed)]
     for line in filter(None, lost):
         click.echo(line, err=True)
     what = f"{plural(exported.n_events, 'event')} and {plural(exported.n_incidents, 'incident')}"

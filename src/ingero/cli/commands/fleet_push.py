@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from click.core import ParameterSource
 
-from ingero.cli.live import AnnotateConfig, PushConfig, RemediateConfig, SpansConfig, say_missing
+from ingero.cli.live import AnnotateConfig, PushConfig, RemediateConfig, SpansConfig, print_missing
 from ingero.cli.metrics_page import serve_metrics
 from ingero.cli.options import (
     KUBELET_SOCKET_OPTION,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ingero.agent.push.live import FindCollectiveCounts, Follow
     from ingero.agent.trace.workload import Workload
 
-    Tell = Callable[[HealthAgent, HealthSample, CollectiveCounts | None], None]
+    NoteSample = Callable[[HealthAgent, HealthSample, CollectiveCounts | None], None]
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:9467"
 
@@ -170,10 +170,10 @@ def _fit_timeout(context: click.Context, push: PushConfig) -> PushConfig:
 
 
 @contextmanager
-def _pages(prometheus: str) -> Iterator[Tell]:
+def _pages(prometheus: str) -> Iterator[NoteSample]:
     """Serve what a scraper may ask of the agent, where that is wanted; yields what notes each sample."""
     if not prometheus:
-        yield lambda _agent, _look, _account: None
+        yield lambda _agent, _sample, _counts: None
         return
     from ingero.agent.metrics.exporting import PrometheusPage
     from ingero.agent.metrics.health import HealthSeries
@@ -193,7 +193,7 @@ def _pages(prometheus: str) -> Iterator[Tell]:
 def _run_live(settings: AgentSettings, find_labels: FindLabels | None, follow: Follow) -> int:
     import os
 
-    from ingero.agent.capture.discover.places import iter_installed
+    from ingero.agent.capture.discover.library_paths import iter_installed
     from ingero.agent.capture.probes.engine import EngineSettings
     from ingero.agent.capture.session import TraceSettings
     from ingero.agent.push.live import LiveAgent, LiveCallbacks, LiveSettings
@@ -212,8 +212,8 @@ def _run_live(settings: AgentSettings, find_labels: FindLabels | None, follow: F
     live = LiveAgent(
         LiveSettings(trace, settings),
         LiveCallbacks(follow, find_labels),
-        on_ready=say_missing,
-        tell=functools.partial(click.echo, err=True),
+        on_ready=print_missing,
+        notify=functools.partial(click.echo, err=True),
     )
     with catch_stop() as stop:
         live.run(stop.event)

@@ -95,7 +95,7 @@ def _ask(admin_url: str, cluster_id: str, *, as_json: bool) -> int:
         raise click.UsageError("--fleet needs --cluster-id")
     with httpx.Client(timeout=10) as client:
         answer = ask_hang(client, admin_url, cluster_id)
-        if answer is None and not _can_tell(client, admin_url):
+        if answer is None and not _has_hang_page(client, admin_url):
             raise IngeroError(
                 "that Fleet has no nccl processor, which is what follows collectives",
                 hint="give its logs and metrics pipelines `processors: [nccl]`, as the configuration it ships "
@@ -128,7 +128,7 @@ def _name(root: dict[str, Any]) -> str:
     return f"rank {root['rank']}{job} on {root['node_id']}"
 
 
-def _can_tell(client: httpx.Client, admin_url: str) -> bool:
+def _has_hang_page(client: httpx.Client, admin_url: str) -> bool:
     """Whether the Fleet has the page at all; a Fleet that does not list its pages is given the benefit of the doubt."""
     import httpx
 

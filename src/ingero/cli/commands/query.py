@@ -97,7 +97,7 @@ def _show_sql(path: Path, sql: str, config: QueryConfig) -> None:
         click.echo(_as_table(list(answer.columns), rows))
     more = "; there are more: raise --limit or aggregate" if answer.is_truncated else ""
     click.echo(f"({len(rows)} rows in {answer.duration_ns / 1e6:.1f} ms{more})", err=True)
-    if missing := Recording(unwritten=read_unwritten(path)).say_missing():
+    if missing := Recording(unwritten=read_unwritten(path)).describe_missing():
         click.echo(missing, err=True)
 
 
@@ -152,7 +152,7 @@ def _show_events(path: Path, config: QueryConfig) -> None:
         lines = [[r.timestamp, r.pid, r.tid, r.comm, r.op, r.duration] for r in rows]
         click.echo(_as_table(heads, lines))
     click.echo(f"({len(rows)} of {recording.n_events_stored} events)", err=True)
-    if missing := recording.say_missing():
+    if missing := recording.describe_missing():
         click.echo(missing, err=True)
 
 

@@ -67,12 +67,12 @@ def run_workload(*, name: str, knobs: tuple[str, ...], ranks: int, as_json: bool
     from ingero.sim.runner import SimSettings, Simulation
 
     with Simulation(SimSettings(name, _parse_knobs(knobs), ranks)) as simulation:
-        accounts = simulation.wait()
-    for account in accounts:
+        reports = simulation.wait()
+    for report in reports:
         if as_json:
-            click.echo(json.dumps(account))
+            click.echo(json.dumps(report))
         else:
-            _show(account)
+            _show(report)
 
 
 def _parse_knobs(texts: tuple[str, ...]) -> dict[str, int]:
@@ -89,13 +89,13 @@ def _parse_knobs(texts: tuple[str, ...]) -> dict[str, int]:
     return knobs
 
 
-def _show(account: dict[str, object]) -> None:
+def _show(report: dict[str, object]) -> None:
     from ingero.units import format_duration, format_size
 
-    calls = account["calls"]
+    calls = report["calls"]
     assert isinstance(calls, dict)
-    rank = f" rank {account['rank']}" if "rank" in account else ""
-    click.secho(f"{account['workload']}{rank} (pid {account['pid']}), on the simulator", bold=True)
+    rank = f" rank {report['rank']}" if "rank" in report else ""
+    click.secho(f"{report['workload']}{rank} (pid {report['pid']}), on the simulator", bold=True)
     for name, numbers in calls.items():
         click.echo(
             f"  {name:28} {numbers['calls']:>8} calls  {format_size(numbers['bytes']):>10}"

@@ -101,11 +101,11 @@ def _run(path: Path, deliveries: list[Delivery], stop: threading.Event, listen: 
     from ingero.serving.ready import report_ready
     from ingero.telemetry.clock import SystemClock
 
-    def tell(alert: Alert) -> None:
+    def send(alert: Alert) -> None:
         for delivery in deliveries:
             delivery.offer(alert)
 
-    episodes = Episodes(SystemClock(), tell)
+    episodes = Episodes(SystemClock(), send)
 
     def settle() -> None:
         while not stop.wait(SETTLE_S):

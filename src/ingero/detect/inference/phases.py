@@ -83,7 +83,7 @@ class PhaseModel:
     def _take_part(self, work: FloatArray, durations: FloatArray) -> IntArray:
         if not self.is_known:
             self._remember(work, durations)
-            self._look()
+            self._detect_phases()
             if not self.is_known:
                 return np.full(len(work), UNKNOWN)
         phases = self._classify(work, durations)
@@ -95,7 +95,7 @@ class PhaseModel:
         self._work = np.concatenate([self._work, work])[-WINDOW:]
         self._durations = np.concatenate([self._durations, durations])[-WINDOW:]
 
-    def _look(self) -> None:
+    def _detect_phases(self) -> None:
         """Know the phases once a minority of steps is more work and takes longer, also after steps that are less.
 
         A start is often more work than what follows, and never comes back.

@@ -20,7 +20,7 @@ _MAX_DRIFT: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Positions:
     """Where each worker stands among its peers in each operation of a block.
 
     Attributes:
@@ -39,7 +39,7 @@ class Places:
     n_grid: IntArray
 
 
-def find_places(costs: FloatArray, is_peeled: BoolArray, limits: FloatArray) -> Places:
+def find_positions(costs: FloatArray, is_peeled: BoolArray, limits: FloatArray) -> Positions:
     """Compare the workers of each operation.
 
     Args:
@@ -67,7 +67,7 @@ def find_places(costs: FloatArray, is_peeled: BoolArray, limits: FloatArray) -> 
         np.where(can_bet, count, 0) for count in (n_others - below[1:] - level, below[1:], level)
     )
     n_grid = np.broadcast_to(np.where(can_bet, n_others + 1, 1), shrunk.shape)
-    return Places(residuals, slower, faster, level, n_grid)
+    return Positions(residuals, slower, faster, level, n_grid)
 
 
 def pooled_bets(
@@ -92,16 +92,16 @@ def pooled_bets(
     return [grid_bet(np.where(is_known, at, 0), none, n_grid, POOLED_KAPPAS) for at in counts]
 
 
-def place_bets(settings: EDetectorSettings, places: Places, pooled: list[FloatArray]) -> Bets:
+def place_bets(settings: EDetectorSettings, positions: Positions, pooled: list[FloatArray]) -> Bets:
     """All bets of a block; those against "fast" where the pooled ones are given for both sides."""
-    shape = places.residuals.shape
+    shape = positions.residuals.shape
 
     def by_time(e_values: FloatArray) -> FloatArray:
         return e_values.reshape(N_TIERS, *shape).swapaxes(0, 1)
 
     ranked = [
-        by_time(grid_bet(count, places.level, places.n_grid, RANK_KAPPAS))
-        for count in (places.slower, places.faster)[: len(pooled)]
+        by_time(grid_bet(count, positions.level, positions.n_grid, RANK_KAPPAS))
+        for count in (positions.slower, positions.faster)[: len(pooled)]
     ]
     slow = np.ones((shape[0], len(LEADERS), N_TIERS, *shape[1:]))
     combined = [_combine(settings, *both) for both in zip(ranked, pooled, strict=True)]
@@ -110,9 +110,11 @@ def place_bets(settings: EDetectorSettings, places: Places, pooled: list[FloatAr
     if settings.use_rank:
         slow[:, RANK] = ranked[0]
     if settings.has_majority:
-        slow[:, MAJORITY] = by_time(majority_bet(places.slower, places.level, places.n_grid))
+        slow[:, MAJORITY] = by_time(
+            majority_bet(positions.slower, positions.level, positions.n_grid)
+        )
     np.log(slow[:, :DRIFT], out=slow[:, :DRIFT])
-    slow[:, DRIFT] = _drift(places.residuals, settings.log_slowdowns[:, None, None])
+    slow[:, DRIFT] = _drift(positions.residuals, settings.log_slowdowns[:, None, None])
     return Bets(slow, np.log(combined[1])[:, None] if len(combined) > 1 else None)
 
 

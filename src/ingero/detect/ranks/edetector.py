@@ -40,7 +40,7 @@ import numpy as np
 
 from ingero.detect.ranks.alarms import Alarms, Crossing
 from ingero.detect.ranks.autocorrelation import residuals_among_all
-from ingero.detect.ranks.bets import find_places, place_bets, pooled_bets
+from ingero.detect.ranks.bets import find_positions, place_bets, pooled_bets
 from ingero.detect.ranks.past_residuals import PastResiduals
 from ingero.detect.ranks.persistence import Persistence
 from ingero.detect.ranks.settings import ALARM, N_TIERS, EDetectorSettings
@@ -177,15 +177,15 @@ class EDetector:
     def _place_bets(self, groups: IntArray, costs: FloatArray) -> tuple[Bets, FloatArray]:
         """Bets of a block and the residuals it leaves behind, shape (T, g, m)."""
         here, both_sides = as_slice(groups), bool(self.alarms.in_alarm[:, as_slice(groups)].any())
-        places = find_places(costs, self._peeled(groups), self.persistence.limits[:, here])
-        residuals = places.residuals
+        positions = find_positions(costs, self._peeled(groups), self.persistence.limits[:, here])
+        residuals = positions.residuals
         if self.settings.use_pooled:
             limits = self.persistence.log_limits[:, here]
             pooled = pooled_bets(self._past, groups, residuals, limits, both_sides=both_sides)
         else:
             ones = np.ones((residuals.shape[0], N_TIERS, *residuals.shape[1:]))
             pooled = [ones] * (1 + both_sides)
-        return place_bets(self.settings, places, pooled), residuals
+        return place_bets(self.settings, positions, pooled), residuals
 
     def _advance(
         self, groups: IntArray, costs: FloatArray, length: IntArray, crossings: list[Crossing]

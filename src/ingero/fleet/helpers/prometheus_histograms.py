@@ -213,7 +213,7 @@ def keep_latest(
 def keep_native(
     before: Sequence[SeriesExemplar], fresh: Sequence[SeriesExemplar]
 ) -> tuple[SeriesExemplar, ...]:
-    """The latest ten."""
+    """The ten newest exemplars."""
     return tuple(sorted({*before, *fresh}, key=_get_time)[-_MAX_NATIVE_EXEMPLARS:])
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """An answer.
+    """A response.
 
     Attributes:
         status: HTTP status.
@@ -87,7 +87,7 @@ class ServedPages:
         host.announce(self._server.bound, self._what)
 
     async def stop(self) -> None:
-        """Close."""
+        """Stop listening."""
         if self._server is not None:
             await self._server.stop()
 

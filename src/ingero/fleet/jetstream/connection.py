@@ -186,7 +186,7 @@ class NatsConnection:
             except (NatsError, TimeoutError, OSError, RetryableError) as error:
                 self.log.write(
                     ("read", subject), logging.WARNING, "reading begins again",
-                    subject=subject, seq=seq, error=_say(error),
+                    subject=subject, seq=seq, error=_describe(error),
                 )  # fmt: skip
             await asyncio.sleep(_RETRY_S)
             await self.wait()
@@ -237,7 +237,7 @@ class NatsConnection:
             except (NatsError, TimeoutError, OSError) as error:
                 self.log.write(
                     "open", logging.WARNING, "no NATS server answers",
-                    servers=", ".join(config.servers), error=_say(error),
+                    servers=", ".join(config.servers), error=_describe(error),
                 )  # fmt: skip
                 client, self._client = self._client, None
                 if client is not None:
@@ -265,7 +265,7 @@ class NatsConnection:
         _log.info("connected to %s", client.connected_url and client.connected_url.netloc)
 
     async def _log_error(self, error: Exception) -> None:
-        self.log.write("client", logging.WARNING, "the NATS client reports", error=_say(error))
+        self.log.write("client", logging.WARNING, "the NATS client reports", error=_describe(error))
 
     async def _declare(self, js: JetStreamContext) -> None:
         """Make the stream and the buckets, or bring the stream of an earlier start to these settings."""
@@ -309,10 +309,10 @@ def _translating() -> Iterator[None]:
             raise OvertakenError("another Fleet has written since") from error
         raise RetryableError(f"NATS refused: {error.description or error}") from error
     except (NatsError, TimeoutError, OSError) as error:
-        raise RetryableError(f"NATS does not answer: {_say(error)}") from error
+        raise RetryableError(f"NATS does not answer: {_describe(error)}") from error
 
 
-def _say(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 

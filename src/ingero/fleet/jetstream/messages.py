@@ -77,7 +77,7 @@ class ClusterLedger(msgspec.Struct, omit_defaults=True):
     version: int = _UNWRITTEN
 
     def restore(self) -> dict[str, str]:
-        """What surely left."""
+        """What was certainly reported."""
         said = dict(self.said)
         for about, before in self.pending.items():
             if before is None:

@@ -69,7 +69,7 @@ class AnswerPublisher:
         self._questions: dict[str, str] = {}
 
     def note(self, answer: RelayedAnswer, node_id: str, cohort: str) -> None:
-        """A node pushed."""
+        """Note that a node pushed."""
         if len(self._cohorts) < _MAX_COHORTS:
             self._cohorts.add(cohort)
         if answer.question is None:

@@ -73,7 +73,7 @@ class StreamRelay:
         self._following = self._loop.create_task(self._follow())
 
     async def stop(self) -> None:
-        """Cease to."""
+        """No longer follow what judges say."""
         if self._following is not None:
             self._following.cancel()
 

@@ -124,7 +124,7 @@ class MetricMatchConfig(MatchConfig):
 
     @override
     def build_own(self) -> Callable[[Any], bool]:
-        """By name."""
+        """Whether a metric has one of the names."""
         name = self.build_text(self.metric_names)
         return lambda metric: name(metric.name)
 

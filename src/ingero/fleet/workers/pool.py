@@ -119,7 +119,7 @@ class PoolHost(Protocol):
 
     @property
     def clock(self) -> Clock:
-        """Time."""
+        """The clock of the service."""
         ...
 
     @property
@@ -225,7 +225,7 @@ class WorkerPool:
     """The workers of one configuration; a `ReceiverPool`. Everything runs on the event loop.
 
     Args:
-        n_workers: How many.
+        n_workers: Processes that receive.
         extensions: What makes every extension, and its settings.
         logs: Level and encoding of log lines.
         host: Time, and where what workers counted is added.

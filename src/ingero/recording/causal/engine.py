@@ -171,11 +171,11 @@ def _finish(evidence: Evidence, rule: Rule, finding: Finding, severity: Severity
         ruled_out=finding.ruled_out,
         fix=finding.fix,
         coverage=_coverage(evidence, rule, process, finding),
-        places=_name_places(evidence, finding),
+        places=_name_code_lines(evidence, finding),
     )
 
 
-def _name_places(evidence: Evidence, finding: Finding) -> tuple[str, ...]:
+def _name_code_lines(evidence: Evidence, finding: Finding) -> tuple[str, ...]:
     """Code of the rows that a finding rests on: those it names, else the slow calls of its thread in its span."""
     stacks = finding.stacks
     if not stacks and finding.process is not None and finding.tid:

@@ -30,7 +30,7 @@ class Finding:
         node: Index of the node, when there is no process.
         tid: Thread that suffered; 0 for the process.
         op: Operation that suffered.
-        n_cases: How often.
+        n_cases: How many times it occurred.
         ruled_out: What was checked.
         fix: Next steps.
         severity: Fixed by the rule; None takes it from the share of watched time.

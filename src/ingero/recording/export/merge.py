@@ -76,8 +76,8 @@ def merge_recordings(
             part.
     """
     _check_output(sources, output, is_replaced=is_replaced)
-    looked_at = {path: _look_at(path, force_node) for path in dict.fromkeys(sources)}
-    plan = plan_merge(list(looked_at.values()))
+    by_path = {path: _read_source(path, force_node) for path in dict.fromkeys(sources)}
+    plan = plan_merge(list(by_path.values()))
     done = {one.path: MergedFile(one.path, one.nodes, 0, one.n_events) for one in plan.repeated}
     with _part_beside(output) as part:
         with store_errors(output), open_new(part) as target:
@@ -95,7 +95,7 @@ def merge_recordings(
     files = []
     for path in sources:
         files.append(done[path])
-        done[path] = MergedFile(path, looked_at[path].nodes, 0, looked_at[path].n_events)
+        done[path] = MergedFile(path, by_path[path].nodes, 0, by_path[path].n_events)
     return Merged(files, state.events, state.calls, copier.notes())
 
 
@@ -124,7 +124,7 @@ def _part_beside(output: Path) -> Iterator[Path]:
                 part.with_name(part.name + end).unlink(missing_ok=True)
 
 
-def _look_at(path: Path, force_node: str) -> MergeSource:
+def _read_source(path: Path, force_node: str) -> MergeSource:
     with open_recording(path) as connection:
         nodes, is_given = _find_nodes(connection, path, force_node)
         given = force_node if is_given else ""

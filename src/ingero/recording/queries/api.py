@@ -21,8 +21,8 @@ from ingero.recording.queries.collectives import list_collectives
 from ingero.recording.queries.explanation_answers import (
     IncidentAnswer,
     incident_answer,
-    looked_answer,
     nothing_found,
+    searched_answer,
     unknown_answers,
     window_answer,
 )
@@ -94,7 +94,7 @@ def parse_asked(context: RecordingFile, parameters: Mapping[str, str]) -> Asked:
 
 def _recording(asked: Asked) -> dict[str, Any]:
     """What the recording is, and what is not in it though it should be: the page shows it beside every view."""
-    missing = Recording(unwritten=read_unwritten(asked.context.path)).say_missing()
+    missing = Recording(unwritten=read_unwritten(asked.context.path)).describe_missing()
     unprobed = describe_unprobed(read_unprobed(asked.context.path))
     return read_overview(asked.context.path) | {
         "missing": clean(missing, 512),
@@ -127,7 +127,7 @@ def _incidents(asked: Asked) -> dict[str, Any]:
             incident_answer(incident, explained.start_ns) for incident in explained.incidents
         ],
         "unknown": unknown_answers(explained),
-        "looked": looked_answer(explained),
+        "looked": searched_answer(explained),
         "none_means": nothing_found(explained),
         "window": window_answer(explained, recording),
         "not_probed": describe_unprobed(recording.unprobed),
@@ -144,7 +144,7 @@ def _ops(asked: Asked) -> dict[str, Any]:
     found: dict[str, Any] = {
         "mode": "percentile" if operations else "empty",
         "ops": [{"operation": op.op, **msgspec.to_builtins(op)} for op in operations],
-        "missing": clean(recording.say_missing(), 512),
+        "missing": clean(recording.describe_missing(), 512),
         "not_probed": describe_unprobed(recording.unprobed),
     }
     shots = list_snapshots(asked.context.path, limit=1)
@@ -162,8 +162,8 @@ def _reservations(asked: Asked) -> dict[str, Any]:
     """What a list of incidents does not say: rules without an answer, rows that are missing."""
     explained, recording = asked.context.explain(asked.wanted), asked.context.load(asked.wanted)
     return {
-        "undecided": looked_answer(explained).unknown,
-        "missing": clean(recording.say_missing(), 512),
+        "undecided": searched_answer(explained).unknown,
+        "missing": clean(recording.describe_missing(), 512),
         "not_probed": describe_unprobed(recording.unprobed),
     }
 

@@ -15,11 +15,11 @@ from ingero.model.untrusted import clean
 from ingero.recording.causal.engine import explain
 from ingero.recording.queries.explanation_answers import (
     IncidentAnswer,
-    LookedAnswer,
+    SearchedAnswer,
     UnknownAnswer,
     incident_answer,
-    looked_answer,
     nothing_found,
+    searched_answer,
     unknown_answers,
     wanted_part,
 )
@@ -119,7 +119,7 @@ Missing = Annotated[
 
 
 def _missing(recording: Recording) -> list[str] | msgspec.UnsetType:
-    lines = [clean(recording.say_missing(), 512), *describe_unprobed(recording.unprobed)]
+    lines = [clean(recording.describe_missing(), 512), *describe_unprobed(recording.unprobed)]
     return [line for line in lines if line] or msgspec.UNSET
 
 
@@ -131,7 +131,7 @@ class ChainsAnswer(msgspec.Struct, frozen=True):
     next_cursor: str
     unknown: list[UnknownAnswer]
     missing: Missing = msgspec.UNSET
-    looked: LookedAnswer | msgspec.UnsetType = msgspec.UNSET
+    looked: SearchedAnswer | msgspec.UnsetType = msgspec.UNSET
     full: list[IncidentAnswer] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -173,7 +173,7 @@ def _chains(context: RecordingFile, args: ChainsArgs) -> ChainsAnswer:
     return ChainsAnswer(
         [short_incident(i, explained.start_ns) for i in page], len(explained.incidents), after,
         unknown_answers(explained), _missing(recording),
-        msgspec.UNSET if args.tsc and explained.incidents else looked_answer(explained), full,
+        msgspec.UNSET if args.tsc and explained.incidents else searched_answer(explained), full,
     )  # fmt: skip
 
 

@@ -14,11 +14,11 @@ from ingero.recording.causal.engine import explain
 from ingero.recording.queries.explanation_answers import (
     AnnotationAnswer,
     IncidentAnswer,
-    LookedAnswer,
+    SearchedAnswer,
     UnknownAnswer,
     WindowAnswer,
     incident_answer,
-    looked_answer,
+    searched_answer,
     unknown_answers,
     window_answer,
 )
@@ -38,7 +38,7 @@ class ExplainAnswer(msgspec.Struct, frozen=True):
 
     incidents: list[IncidentAnswer]
     unknown: list[UnknownAnswer]
-    looked: LookedAnswer
+    looked: SearchedAnswer
     window: WindowAnswer
     not_probed: list[str] = []
 
@@ -49,7 +49,7 @@ def explain_recording(recording: Recording) -> ExplainAnswer:
     return ExplainAnswer(
         [incident_answer(incident, explained.start_ns) for incident in explained.incidents],
         unknown_answers(explained),
-        looked_answer(explained),
+        searched_answer(explained),
         window_answer(explained, recording),
         describe_unprobed(recording.unprobed),
     )
@@ -120,7 +120,7 @@ class NodesAnswer(msgspec.Struct, frozen=True):
 
     incidents: list[IncidentAnswer]
     unknown: list[UnknownAnswer]
-    looked: LookedAnswer
+    looked: SearchedAnswer
     window: WindowAnswer
     nodes: list[AskedNode]
     not_probed: list[str] = []
@@ -159,7 +159,7 @@ def _asked_node(answer: NodeAnswer, names: list[str]) -> AskedNode:
         events=len(sent.events) if sent else None,
         events_stored=sent.n_events_stored if sent else None,
         truncated=bool(sent and sent.is_truncated),
-        missing=clean(sent.say_missing(), 512) if sent else "",
+        missing=clean(sent.describe_missing(), 512) if sent else "",
         clock_offset_ms=answer.clock_offset_ms,
         round_trip_ms=answer.round_trip_ms,
     )

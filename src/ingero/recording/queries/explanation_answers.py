@@ -102,7 +102,7 @@ class UnknownAnswer(msgspec.Struct, frozen=True):
     ] = ""
 
 
-class LookedAnswer(msgspec.Struct, frozen=True):
+class SearchedAnswer(msgspec.Struct, frozen=True):
     """Which rules could say something: an empty list of incidents means only these found nothing."""
 
     judged: list[str]
@@ -199,9 +199,9 @@ def unknown_answers(explained: Explanation) -> list[UnknownAnswer]:
     ]  # fmt: skip
 
 
-def looked_answer(explained: Explanation) -> LookedAnswer:
+def searched_answer(explained: Explanation) -> SearchedAnswer:
     """What an explanation looked at."""
-    return LookedAnswer(
+    return SearchedAnswer(
         list(explained.judged),
         sorted({rule for one in explained.unknown for rule in one.rules}),
         [rule for rule, _ in explained.not_checked],
@@ -210,7 +210,7 @@ def looked_answer(explained: Explanation) -> LookedAnswer:
 
 def nothing_found(explained: Explanation) -> str:
     """What no incident means: which rules looked, which could not tell, which had nothing to look at."""
-    looked = looked_answer(explained)
+    looked = searched_answer(explained)
     parts = [f"{len(looked.judged)} rules looked and found nothing"]
     if looked.unknown:
         parts.append(f"{len(looked.unknown)} could not tell ({', '.join(looked.unknown)})")
@@ -234,7 +234,7 @@ def window_answer(explained: Explanation, recording: Recording) -> WindowAnswer:
         events_stored=explained.n_events_stored,
         processes=explained.n_processes,
         truncated=recording.is_truncated,
-        missing=clean(recording.say_missing(), _LINE),
+        missing=clean(recording.describe_missing(), _LINE),
         asked_s=asked,
         coverage=[GroupCoverage(*group) for group in explained.groups],
     )

@@ -71,7 +71,7 @@ def ask_nodes(
         nodes: ``host:port`` each.
         path: Below ``/api/v1/``.
         body: What to POST; None asks with GET.
-        settings: How.
+        settings: Token, longest wait and TLS.
         clock: For the clock offsets.
         decode: What an answer's bytes are; may raise `BadDataError`.
 

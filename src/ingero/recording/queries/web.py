@@ -212,7 +212,7 @@ class NodeApp:
         answer = await anyio.to_thread.run_sync(run_sql, self._context.path, asked.sql, limits)
         rows, is_cut = bounded_rows(answer)
         lost = await anyio.to_thread.run_sync(read_unwritten, self._context.path)
-        missing = Recording(unwritten=lost).say_missing()
+        missing = Recording(unwritten=lost).describe_missing()
         said = {
             "columns": answer.columns,
             "rows": rows,

@@ -31,7 +31,7 @@ class Loss:
         source: Its source.
         op: Its code.
         cause: Why, in words.
-        n_rows: How many.
+        n_rows: Rows that were lost.
     """
 
     source: int

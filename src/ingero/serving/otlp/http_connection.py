@@ -231,7 +231,7 @@ class _AnswerQueue:
         lines = b"" if more is None else more.lines
         request, closes = incoming.request, incoming.closes
         date_line = self._shared.date_line
-        self._connection.say(write_answer(answer, request, lines, date_line, closes=closes))
+        self._connection.send_line(write_answer(answer, request, lines, date_line, closes=closes))
         if closes:
             self._connection.is_done = True
 
@@ -299,7 +299,9 @@ class HttpConnection(asyncio.Protocol):
             self.peer_names = find_names(transport.get_extra_info("peercert"))
             return
         self.is_done = True
-        self.say(write_answer(_TOO_MANY, OtlpRequest(), b"", self.shared.date_line, closes=True))
+        self.send_line(
+            write_answer(_TOO_MANY, OtlpRequest(), b"", self.shared.date_line, closes=True)
+        )
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
@@ -339,7 +341,7 @@ class HttpConnection(asyncio.Protocol):
             self.fail(RequestRefusal(answer, Reason.BAD_REQUEST))
             return
         if parser.incoming is not None:
-            if not self.shared.account(parser.incoming):
+            if not self.shared.count_buffered(parser.incoming):
                 parser.incoming.refusal = OVERLOADED
                 self.refuse_now(parser.incoming)
         elif parser.n_head > self.shared.settings.connections.max_head_bytes:
@@ -427,7 +429,7 @@ class HttpConnection(asyncio.Protocol):
     def answer_expectation(self, incoming: ArrivingRequest) -> None:
         """Tell a sender that asks first whether to send its body."""
         if incoming.refusal is None:
-            self.say(_CONTINUE)
+            self.send_line(_CONTINUE)
         else:
             self.refuse_now(incoming)
 
@@ -455,7 +457,7 @@ class HttpConnection(asyncio.Protocol):
         incoming.refusal = refusal
         self.refuse_now(incoming)
 
-    def say(self, line: bytes) -> None:
+    def send_line(self, line: bytes) -> None:
         """Send soon, with what else is to be sent."""
         if not self._unsent:
             self.shared.send_soon(self)

@@ -20,7 +20,7 @@ class ArrivingRequest:
         refusal: Why it is refused; None while it is not.
         parts: The body.
         n_body: Bytes of the body so far, also of one that is refused and not kept.
-        n_accounted: Bytes that count as buffered.
+        n_counted: Bytes that count as buffered.
         expects: Whether its sender asks before it sends the body.
         closes: Whether the connection ends with its answer.
         waiting: What the handler waits for before the body is read.
@@ -30,7 +30,7 @@ class ArrivingRequest:
     refusal: RequestRefusal | None = None
     parts: list[bytes] = field(default_factory=list)
     n_body: int = 0
-    n_accounted: int = 0
+    n_counted: int = 0
     expects: bool = False
     closes: bool = False
     waiting: asyncio.Future[RequestRefusal | None] | None = None
@@ -64,20 +64,20 @@ class HttpShared(OpenConnections):
         """Whether no further request may be received now."""
         return self.n_in_flight >= self.settings.max_in_flight
 
-    def account(self, incoming: ArrivingRequest) -> bool:
+    def count_buffered(self, incoming: ArrivingRequest) -> bool:
         """Count what an unfinished body holds; False when all of them together are too much."""
         limit = self.settings.max_buffered_bytes
         if limit is None:
             return True
         n_held = 0 if incoming.refusal is not None else incoming.n_body
-        self.n_buffered_bytes += n_held - incoming.n_accounted
-        incoming.n_accounted = n_held
+        self.n_buffered_bytes += n_held - incoming.n_counted
+        incoming.n_counted = n_held
         return not n_held or self.n_buffered_bytes <= limit
 
     def end_body(self, incoming: ArrivingRequest) -> None:
         """A body is complete, or no more of it is wanted."""
         self.n_in_flight -= 1
-        self.n_buffered_bytes -= incoming.n_accounted
+        self.n_buffered_bytes -= incoming.n_counted
 
     def drop(self, incoming: ArrivingRequest) -> None:
         """The sender of a request is gone before it was applied."""

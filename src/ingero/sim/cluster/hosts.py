@@ -88,7 +88,7 @@ def open_cluster(
     """Make the hosts; ``cleanup`` removes them.
 
     Args:
-        n_hosts: How many.
+        n_hosts: Hosts to make.
         cleanup: Takes the commands that remove them.
         slowable: Hosts whose link can be slowed down.
 

@@ -69,14 +69,14 @@ def check_end(program: subprocess.Popen[str]) -> None:
         raise IngeroError(f"the program ended with {program.returncode}")
 
 
-def tell_ready(pids: Sequence[int]) -> None:
+def report_ready(pids: Sequence[int]) -> None:
     """A program: say that all is ready."""
-    _tell({"ready": list(pids)})
+    _report({"ready": list(pids)})
 
 
-def tell_error(error: IngeroError) -> None:
+def report_error(error: IngeroError) -> None:
     """A program: say what stopped it."""
-    _tell({"error": error.message, "hint": error.hint})
+    _report({"error": error.message, "hint": error.hint})
 
 
 def _read(program: subprocess.Popen[str]) -> dict[str, Any]:
@@ -87,6 +87,6 @@ def _read(program: subprocess.Popen[str]) -> dict[str, Any]:
     return answer
 
 
-def _tell(what: Mapping[str, object]) -> None:
+def _report(what: Mapping[str, object]) -> None:
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()

@@ -24,9 +24,9 @@ from ingero.sim.programs.handshake import (
     begin,
     check_end,
     read_ready,
+    report_error,
+    report_ready,
     start_program,
-    tell_error,
-    tell_ready,
 )
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -331,11 +331,11 @@ def _main() -> None:
         _share_one_cpu()
     try:
         ready = program.prepare(Device(library))
-        tell_ready(ready.pids)
+        report_ready(ready.pids)
         if sys.stdin.readline():
             ready.run()
     except IngeroError as error:
-        tell_error(error)
+        report_error(error)
         sys.exit(error.exit_code)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ingero.agent.capture.discover.places import iter_installed
+from ingero.agent.capture.discover.library_paths import iter_installed
 from ingero.agent.capture.gpu.driver import CONTROL, has_driver
 from ingero.errors import UnsupportedError
 from ingero.sim.programs.device import find_version, open_runtime

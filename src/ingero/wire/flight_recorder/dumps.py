@@ -46,19 +46,19 @@ class ReadDump:
     sends_unseen: bool = False
 
 
-def decode_dump(dump: Mapping[str, Any], rank: int, looked_wall_ns: int | None) -> ReadDump:
+def decode_dump(dump: Mapping[str, Any], rank: int, read_wall_ns: int | None) -> ReadDump:
     """Read the mapping that `documents.decode_document` returned.
 
     Args:
         dump: The mapping.
         rank: Whose it is; a dump does not say.
-        looked_wall_ns: When it was written, on the rank's wall clock; None when unknown.
+        read_wall_ns: When it was written, on the rank's wall clock; None when unknown.
 
     Raises:
         BadDataError: A field is missing or of another kind.
     """
     try:
-        return _decode(dump, rank, looked_wall_ns)
+        return _decode(dump, rank, read_wall_ns)
     except KeyError as error:
         name = str(error.args[0])[:60] if error.args else "?"
         version = str(dump.get("version", "?"))[:12]
@@ -72,7 +72,7 @@ def decode_dump(dump: Mapping[str, Any], rank: int, looked_wall_ns: int | None) 
         ) from error
 
 
-def _decode(dump: Mapping[str, Any], rank: int, looked_wall_ns: int | None) -> ReadDump:
+def _decode(dump: Mapping[str, Any], rank: int, read_wall_ns: int | None) -> ReadDump:
     entries = sorted(dump.get("entries") or (), key=lambda entry: int(entry["record_id"]))
     groups = _groups(dump["pg_config"])
     used = {
@@ -103,7 +103,7 @@ def _decode(dump: Mapping[str, Any], rank: int, looked_wall_ns: int | None) -> R
         pending=pending,
         recorded=recorded,
         sees_p2p=not gloo,
-        looked_wall_ns=looked_wall_ns,
+        read_wall_ns=read_wall_ns,
     )
     is_complete = not entries or int(entries[0]["record_id"]) == 0
     sends_unseen = any(_hides_p2p(entry) for entry in entries)

@@ -21,8 +21,8 @@ from tests.fleet.processors.collectives.test_hangs import hung, told
 from ingero.config import parse_model
 from ingero.fleet.component import ComponentId, Hardware
 from ingero.fleet.processors.collectives.config import NcclConfig
-from ingero.fleet.processors.collectives.cost_totals import MAX_ACCOUNTS, CostTotals
-from ingero.fleet.processors.collectives.costs import CostAccount, CostDelta
+from ingero.fleet.processors.collectives.cost_totals import MAX_PARTIES, CostTotals
+from ingero.fleet.processors.collectives.costs import CostDelta, CostParties
 from ingero.fleet.processors.collectives.processor import FACTORY
 from ingero.fleet.processors.collectives.rates import Rates, RatesConfig
 from ingero.fleet.processors.peer_threshold.config import IngeroConfig
@@ -77,7 +77,7 @@ def test_sums_agree_with_the_records_and_are_cumulative():
 def test_what_is_taken_back_is_counted_apart_and_nothing_falls():
     totals = CostTotals("c", 1)
     rates = Rates(parse_model(RatesConfig, {"fallback_rate": 3600.0}))
-    account = CostAccount("node3", 3, "", Hardware("aws", H100))
+    account = CostParties("node3", 3, "", Hardware("aws", H100))
     for gpu_s in (10, -4, 1):
         totals.add([CostDelta(account, gpu_s * NS_PER_S)], rates)
     found = {point.name: point.value for point in iter_points(totals.build(2))}
@@ -93,13 +93,13 @@ def test_accounts_are_bounded_and_their_sum_is_whole():
     totals = CostTotals("c", 1)
     rates = Rates(parse_model(RatesConfig, {}))
     charges = [
-        CostDelta(CostAccount(f"n{index}", index, "", Hardware("", "")), NS_PER_S)
-        for index in range(MAX_ACCOUNTS + 50)
+        CostDelta(CostParties(f"n{index}", index, "", Hardware("", "")), NS_PER_S)
+        for index in range(MAX_PARTIES + 50)
     ]
     totals.add(charges, rates)
     points = [p for p in iter_points(totals.build(2)) if p.name.endswith("gpu_seconds_total")]
-    assert len(points) == MAX_ACCOUNTS + 1
-    assert sum(point.value for point in points) == MAX_ACCOUNTS + 50
+    assert len(points) == MAX_PARTIES + 1
+    assert sum(point.value for point in points) == MAX_PARTIES + 50
 
 
 def test_verdicts_lags_and_lost_time_say_the_hardware():

@@ -147,7 +147,7 @@ def test_what_a_cluster_that_starts_over_forgets_is_not_taken_back():
     judged.push(job(slow=3))
     judge_after(judged)
     assert seconds(next_bill(judged), "charged") > 1
-    judged.pipe._state.engine._cases["c"].judge = None  # as at its cap of communicators
+    judged.pipe._state.engine._detections["c"].judge = None  # as at its cap of communicators
     judged.push(job(slow=None, comm="00000000000000bb"))
     judge_after(judged)
     later = costs(judged) + next_bill(judged)
@@ -194,7 +194,7 @@ def test_whatever_the_judge_says_the_sums_follow_it(steps):
         assert again == []
         bill.settle(conclusion, settled)
         for charge in charges:
-            sums[charge.account.node_id] += charge.gpu_ns
+            sums[charge.parties.node_id] += charge.gpu_ns
         for at, node_id in enumerate(("A", "B", "")):
             now = 2 * NS_PER_MS * sum(wait[at] for wait in waits)
             assert sums[node_id] - base[node_id] == now
@@ -203,11 +203,11 @@ def test_whatever_the_judge_says_the_sums_follow_it(steps):
 def test_many_victims_share_a_record_per_hardware_and_nothing_is_lost():
     waits = [(1000 + n, 0, 0) for n in range(3 * MAX_VICTIMS)]
     charges, _ = CostDeltas().find_deltas(conclude(1, waits), hardware_of)
-    named = [charge for charge in charges if charge.account.victim]
-    shared = [charge for charge in charges if not charge.account.victim]
+    named = [charge for charge in charges if charge.parties.victim]
+    shared = [charge for charge in charges if not charge.parties.victim]
     assert len(named) == MAX_VICTIMS
     assert min(charge.gpu_ns for charge in named) == 2 * (1000 + 2 * MAX_VICTIMS) * NS_PER_MS
-    assert {charge.account.hardware.provider for charge in shared} == {"aws", "gcp"}
+    assert {charge.parties.hardware.provider for charge in shared} == {"aws", "gcp"}
     assert sum(charge.gpu_ns for charge in charges) == 2 * NS_PER_MS * sum(w[0] for w in waits)
 
 

@@ -140,10 +140,10 @@ class ElfFile:
 
     def find_sections(self, names: Collection[str]) -> tuple[tuple[int, int], ...]:
         """Begin and end of the named sections, as linked; those that the file has."""
-        places = ((int(one["address"]), int(one["size"])) for one in self._sections)
+        offsets = ((int(one["address"]), int(one["size"])) for one in self._sections)
         return tuple(
             (address, address + size)
-            for name, (address, size) in zip(self._read_section_names(), places, strict=False)
+            for name, (address, size) in zip(self._read_section_names(), offsets, strict=False)
             if name in names
         )
 
@@ -343,11 +343,11 @@ def _search(
     longest = max(map(len, wanted), default=0) + 1
     start, n_bytes = int(strings["offset"]), int(strings["size"])
     table = _read_symbols(file, symbols)
-    places = np.sort(table["name"]).astype(np.int64)  # np.unique() is slower by a factor of 60
-    if len(places) and places[-1] >= n_bytes:
+    offsets = np.sort(table["name"]).astype(np.int64)  # np.unique() is slower by a factor of 60
+    if len(offsets) and offsets[-1] >= n_bytes:
         raise BadDataError("the names of an ELF file lie outside it")
-    lengths = np.diff(places, append=n_bytes)  # 0 for the first of two that share a name
-    short = places[(lengths > 0) & (lengths <= longest)]
+    lengths = np.diff(offsets, append=n_bytes)  # 0 for the first of two that share a name
+    short = offsets[(lengths > 0) & (lengths <= longest)]
     found = {
         place: wanted[text]
         for place, text in _read_names(file, short, start, start + n_bytes, longest)
@@ -370,19 +370,19 @@ def _read_symbols(file: FileBytes, symbols: np.void) -> Records:
 
 
 def _read_names(
-    file: FileBytes, places: Records, start: int, stop: int, longest: int
+    file: FileBytes, offsets: Records, start: int, stop: int, longest: int
 ) -> Iterator[tuple[int, bytes]]:
     """Place and text of names; neighbours are read together.
 
     Args:
         file: The file.
-        places: Where they begin, from ``start``, ascending; shape (n,).
+        offsets: Where they begin, from ``start``, ascending; shape (n,).
         start: Offset of the string table in the file.
         stop: Offset of its end.
         longest: Bytes of the longest that matters, with the zero after it; more of a name is not given.
     """
-    breaks = np.flatnonzero(np.diff(places) > _NEAR_BYTES) + 1
-    for group in np.split(places, breaks):
+    breaks = np.flatnonzero(np.diff(offsets) > _NEAR_BYTES) + 1
+    for group in np.split(offsets, breaks):
         if not len(group):
             continue
         first = int(group[0])

@@ -88,13 +88,13 @@ def open_file(path: Path | str) -> OpenFile:
         OSError: There is none, or it may not be read.
     """
     # Looked at first: opening something else, such as a pipe that was put in its place, could wait or do something.
-    looked_at = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        if not stat.S_ISREG(os.fstat(looked_at).st_mode):
+        if not stat.S_ISREG(os.fstat(path_fd).st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
-        return OpenFile(os.open(f"/proc/self/fd/{looked_at}", os.O_RDONLY | os.O_CLOEXEC))
+        return OpenFile(os.open(f"/proc/self/fd/{path_fd}", os.O_RDONLY | os.O_CLOEXEC))
     finally:
-        os.close(looked_at)
+        os.close(path_fd)
 
 
 def open_mapped(mapping: Mapping) -> OpenFile:

@@ -13,7 +13,7 @@ from ingero.agent.capture.kernel.features import count_arguments, describe_kerne
 from ingero.agent.capture.kernel.maps import BpfMap
 from ingero.agent.capture.kernel.objects import BpfObject, ProgramRefusedError
 from ingero.agent.capture.kernel.perf import PerfEvents
-from ingero.agent.capture.probes.host import HookPlace, HostProbe
+from ingero.agent.capture.probes.host import AttachPoint, HostProbe
 from ingero.errors import UnsupportedError
 
 
@@ -38,12 +38,12 @@ class LoadedProbe:
 
     Attributes:
         loaded: Its object.
-        places: Where programs run that could run at several places, by what users would call the place.
+        attach_points: Where programs run that could run at several, by what users would call the place.
         refusals: Programs that are left out.
     """
 
     loaded: BpfObject
-    places: tuple[str, ...]
+    attach_points: tuple[str, ...]
     refusals: tuple[Refusal, ...]
 
 
@@ -62,16 +62,16 @@ def load_host_probe(
     """
     left_out = set[str]() if is_filtered else set(probe.filtering)
     refusals: list[Refusal] = []
-    open_places: dict[str, list[HookPlace]] = {}
+    untried: dict[str, list[AttachPoint]] = {}
     bound: dict[str, str] = {}
     for hook in probe.hooks:
-        left_out |= {place.program for place in hook.places}
+        left_out |= {place.program for place in hook.attach_points}
         if hook.is_for_filter and not is_filtered:
             continue
-        open_places[hook.costs] = [place for place in hook.places if _has(place)]
-        _bind_next(open_places, bound, left_out, hook.costs)
+        untried[hook.costs] = [place for place in hook.attach_points if _has(place)]
+        _bind_next(untried, bound, left_out, hook.costs)
         if hook.costs not in bound:
-            first = hook.places[0].program
+            first = hook.attach_points[0].program
             refusals.append(Refusal(first, _describe(first, "it has no such place"), hook.costs))
     while True:
         try:
@@ -81,7 +81,7 @@ def load_host_probe(
                 raise
             left_out.add(error.program)
             costs = next((key for key, name in bound.items() if name == error.program), "")
-            if costs and _bind_next(open_places, bound, left_out, costs):
+            if costs and _bind_next(untried, bound, left_out, costs):
                 continue
             refusals.append(
                 Refusal(error.program, _describe(error.program, error.reason), costs or probe.costs)
@@ -90,8 +90,12 @@ def load_host_probe(
         if not loaded.programs:
             loaded.close()
             raise UnsupportedError("; ".join(one.reason for one in refusals))
-        places = {place.program: place.says for hook in probe.hooks for place in hook.places}
-        return LoadedProbe(loaded, tuple(places[name] for name in bound.values()), tuple(refusals))
+        attach_points = {
+            place.program: place.says for hook in probe.hooks for place in hook.attach_points
+        }
+        return LoadedProbe(
+            loaded, tuple(attach_points[name] for name in bound.values()), tuple(refusals)
+        )
 
 
 def attach_host_probe(
@@ -126,21 +130,21 @@ def attach_host_probe(
 
 
 def _bind_next(
-    open_places: Mapping[str, list[HookPlace]],
+    untried: Mapping[str, list[AttachPoint]],
     bound: dict[str, str],
     left_out: set[str],
     costs: str,
 ) -> bool:
     """Move a hook to the next place that the kernel has; False when there is none."""
     bound.pop(costs, None)
-    if not open_places[costs]:
+    if not untried[costs]:
         return False
-    bound[costs] = open_places[costs].pop(0).program
+    bound[costs] = untried[costs].pop(0).program
     left_out.discard(bound[costs])
     return True
 
 
-def _has(place: HookPlace) -> bool:
+def _has(place: AttachPoint) -> bool:
     if not has_name(place.needs):
         return False
     return not place.n_arguments or count_arguments(place.needs) >= place.n_arguments

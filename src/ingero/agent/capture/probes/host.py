@@ -10,7 +10,7 @@ from ingero.agent.capture.kernel.perf import COUNT_PAGE_FAULTS, COUNT_PAGE_FAULT
 
 
 @dataclass(frozen=True, slots=True)
-class HookPlace:
+class AttachPoint:
     """Where a program can run.
 
     Attributes:
@@ -29,24 +29,26 @@ class HookPlace:
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """Something that kernels tell at different places.
+    """Something that kernels tell at different attach points.
 
     Attributes:
         costs: What is missing without it.
-        places: The newest first; a program is loaded for the first that the kernel has and takes.
+        attach_points: The newest first; a program is loaded for the first that the kernel has and takes.
         is_for_filter: Whether it is needed only where a filter says whom to watch.
     """
 
     costs: str
-    places: tuple[HookPlace, ...]
+    attach_points: tuple[AttachPoint, ...]
     is_for_filter: bool = False
 
 
 _SWITCH: Final = Hook(
     "threads that leave the CPU are not seen",
     (
-        HookPlace("sched_switch", "sched_switch with the state left", "btf_trace_sched_switch", 4),
-        HookPlace(
+        AttachPoint(
+            "sched_switch", "sched_switch with the state left", "btf_trace_sched_switch", 4
+        ),
+        AttachPoint(
             "sched_switch_3", "sched_switch without the state left", "btf_trace_sched_switch"
         ),
     ),
@@ -54,30 +56,30 @@ _SWITCH: Final = Hook(
 _SENT: Final = Hook(
     "bytes sent on sockets are not counted",
     (
-        HookPlace("sock_sent", "sock_send_length", "btf_trace_sock_send_length"),
-        HookPlace("sock_sent_fexit", "the end of sock_sendmsg()", "sock_sendmsg"),
+        AttachPoint("sock_sent", "sock_send_length", "btf_trace_sock_send_length"),
+        AttachPoint("sock_sent_fexit", "the end of sock_sendmsg()", "sock_sendmsg"),
     ),
 )
 _RECEIVED: Final = Hook(
     "bytes received on sockets are not counted",
     (
-        HookPlace("sock_received", "sock_recv_length", "btf_trace_sock_recv_length"),
-        HookPlace("sock_received_fexit", "the end of sock_recvmsg()", "sock_recvmsg"),
+        AttachPoint("sock_received", "sock_recv_length", "btf_trace_sock_recv_length"),
+        AttachPoint("sock_received_fexit", "the end of sock_recvmsg()", "sock_recvmsg"),
     ),
 )
 _SENDER: Final = Hook(
     "with a filter, segments of sockets that only send are left out",
     (
-        HookPlace("tcp_sent", "sock_send_length", "btf_trace_sock_send_length"),
-        HookPlace("tcp_sent_fentry", "tcp_sendmsg()", "tcp_sendmsg"),
+        AttachPoint("tcp_sent", "sock_send_length", "btf_trace_sock_send_length"),
+        AttachPoint("tcp_sent_fentry", "tcp_sendmsg()", "tcp_sendmsg"),
     ),
     is_for_filter=True,
 )
 _RECEIVER: Final = Hook(
     "with a filter, segments of sockets that only receive are left out",
     (
-        HookPlace("tcp_received", "sock_recv_length", "btf_trace_sock_recv_length"),
-        HookPlace("tcp_received_fentry", "tcp_recvmsg()", "tcp_recvmsg"),
+        AttachPoint("tcp_received", "sock_recv_length", "btf_trace_sock_recv_length"),
+        AttachPoint("tcp_received_fentry", "tcp_recvmsg()", "tcp_recvmsg"),
     ),
     is_for_filter=True,
 )

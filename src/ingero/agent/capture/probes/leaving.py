@@ -60,7 +60,7 @@ def leave_links(links: list[int], patience_s: float = _REMOVER_PATIENCE_S) -> No
     """
     if not links:
         return
-    gate, release = os.pipe()
+    read_fd, release = os.pipe()
     for fd in links:
         os.set_inheritable(fd, True)  # noqa: FBT003 - the standard library's
     arguments = (str(UPROBE_TYPE), str(patience_s), *map(str, links))
@@ -70,13 +70,13 @@ def leave_links(links: list[int], patience_s: float = _REMOVER_PATIENCE_S) -> No
         (sys.executable, "-I", "-S", "-c", _REMOVE, *arguments),
         {},
         file_actions=(
-            (os.POSIX_SPAWN_DUP2, gate, 0),
+            (os.POSIX_SPAWN_DUP2, read_fd, 0),
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
             (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
         ),
         setsid=True,
     )
-    os.close(gate)
+    os.close(read_fd)
     os.waitpid(starter, 0)
     for fd in links:  # the other process holds them, so this is quick
         os.close(fd)

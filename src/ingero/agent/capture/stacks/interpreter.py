@@ -77,13 +77,13 @@ def find_interpreter(memory: RemoteMemory, regions: list[Region]) -> Interpreter
         if region.file in seen:
             continue
         seen.add(region.file)
-        found = _look_into(memory, region)
+        found = _read_interpreter(memory, region)
         if found is not None:
             return found
     return None
 
 
-def _look_into(memory: RemoteMemory, region: Region) -> Interpreter | None:
+def _read_interpreter(memory: RemoteMemory, region: Region) -> Interpreter | None:
     for path in open_paths(memory.pid, region):
         try:
             symbols = Symbols(path)
@@ -96,34 +96,34 @@ def _look_into(memory: RemoteMemory, region: Region) -> Interpreter | None:
             symbols.close()
         if _RUNTIME not in addresses or bias is None:
             return None
-        places = {name: address + bias for name, address in addresses.items()}
-        version, layout = _find_layout(memory, places)
+        located = {name: address + bias for name, address in addresses.items()}
+        version, layout = _find_layout(memory, located)
         return Interpreter(
             version,
             layout,
-            places[_RUNTIME],
-            places.get("PyCode_Type", 0),
-            places.get("PyUnicode_Type", 0),
+            located[_RUNTIME],
+            located.get("PyCode_Type", 0),
+            located.get("PyUnicode_Type", 0),
             region.file,
         )
     return None
 
 
-def _find_layout(memory: RemoteMemory, places: dict[str, int]) -> tuple[Version, Layout]:
-    head = memory.read(places[_RUNTIME], DEBUG_BYTES)
+def _find_layout(memory: RemoteMemory, located: dict[str, int]) -> tuple[Version, Layout]:
+    head = memory.read(located[_RUNTIME], DEBUG_BYTES)
     if head.startswith(DEBUG_COOKIE) and len(head) == DEBUG_BYTES:
         return parse_debug_offsets(head)
-    version = _find_version(memory, places)
+    version = _find_version(memory, located)
     return version, get_table(version)
 
 
-def _find_version(memory: RemoteMemory, places: dict[str, int]) -> Version:
+def _find_version(memory: RemoteMemory, located: dict[str, int]) -> Version:
     """What an interpreter of 3.11 or 3.12 says; of an older one what it exports."""
-    if "Py_Version" in places:
-        return find_version(memory.word(places["Py_Version"]))
-    if "Py_NewRef" in places:
+    if "Py_Version" in located:
+        return find_version(memory.word(located["Py_Version"]))
+    if "Py_NewRef" in located:
         return 3, 10
-    if "PyModule_AddType" in places:
+    if "PyModule_AddType" in located:
         return 3, 9
     raise UnsupportedError("CPython before 3.9 is not read")
 

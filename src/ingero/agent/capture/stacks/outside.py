@@ -116,12 +116,12 @@ def _find_thread(memory: RemoteMemory, found: Interpreter, pointer: int) -> int:
     """The thread state of the thread with this thread pointer; 0 when there is none."""
     layout = found.layout
     interpreter = memory.word(found.runtime + layout.interpreters_head)
-    n_looked_at = 0
+    n_threads = 0
     while pointer and interpreter:
         thread = memory.word(interpreter + layout.threads_head)
         while thread:
-            n_looked_at += 1
-            if n_looked_at > _MAX_THREADS:
+            n_threads += 1
+            if n_threads > _MAX_THREADS:
                 return 0
             if is_own_block(memory.word(thread + layout.thread_id), pointer):
                 return thread

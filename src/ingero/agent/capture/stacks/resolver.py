@@ -128,7 +128,7 @@ class ProcessStacks:
         if unwound is not None:
             addresses += unwound.addresses[1:]  # the first is the last of the record's
         native = self._native.describe(addresses)
-        native_end = _tell_end(int(record["flags"]), unwound)
+        native_end = _describe_end(int(record["flags"]), unwound)
         groups = list(self._iter_groups(record["python"][: int(record["n_python"])].tolist()))
         flags = int(record["flags"])
         if groups and flags & (StackFlag.PYTHON_CUT | StackFlag.PYTHON_BROKEN):
@@ -203,7 +203,7 @@ class ProcessStacks:
         self._memory.close()
 
 
-def _tell_end(flags: int, unwound: Unwound | None) -> tuple[Frame, ...]:
+def _describe_end(flags: int, unwound: Unwound | None) -> tuple[Frame, ...]:
     """What to say where the native frames do not lead to the thread's outermost function, or may have left some out."""
     if not flags & StackFlag.UNWOUND:
         said = _BY_FRAME_POINTER

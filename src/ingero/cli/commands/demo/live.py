@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import ingero
-from ingero.agent.capture.discover.places import iter_installed
+from ingero.agent.capture.discover.library_paths import iter_installed
 from ingero.agent.capture.gpu.driver import CONTROL
 from ingero.agent.capture.privileges import check_privileges
 from ingero.agent.capture.probes.engine import EngineSettings

@@ -74,7 +74,7 @@ class InferenceConfig:
     )
 
     def open_scraper(
-        self, stack: contextlib.ExitStack, tell: Callable[[str], None]
+        self, stack: contextlib.ExitStack, notify: Callable[[str], None]
     ) -> EngineScraper | None:
         """Read engines until the stack ends; None where that is not wanted."""
         if not self.inference or self.inference_scrape == "off":
@@ -88,7 +88,7 @@ class InferenceConfig:
             self.inference_scrape_redetect_interval,
         )
         scraper = EngineScraper(
-            settings, SystemClock(), lambda text: tell(f"note: {clean(text, MAX_NOTE)}")
+            settings, SystemClock(), lambda text: notify(f"note: {clean(text, MAX_NOTE)}")
         )
         stack.callback(scraper.close)
         scraper.start()

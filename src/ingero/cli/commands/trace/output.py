@@ -79,7 +79,7 @@ class JsonLines:
     """Events, processes and exact counts as JSON lines; each line has a ``type``.
 
     Args:
-        out: Where to.
+        out: Stream that the lines go to.
         stored: What the recording holds so far; None without one.
 
     Attributes:
@@ -369,7 +369,7 @@ class LiveTable:
         self._outliers = [outlier, *self._outliers][:_MAX_INCIDENTS]
 
     def on_totals(self, totals: Totals) -> None:
-        """Draw."""
+        """Draw the table; the last one stays."""
         if totals.is_last:
             self._live.stop()
             self._console.print(self._draw(totals))

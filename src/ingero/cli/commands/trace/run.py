@@ -17,7 +17,7 @@ from rich.console import Console
 
 from ingero.agent.capture.delivery import Observer
 from ingero.agent.capture.discover.identity import find_cgroup_ids
-from ingero.agent.capture.discover.places import iter_installed
+from ingero.agent.capture.discover.library_paths import iter_installed
 from ingero.agent.capture.gpu.nvml import Nvml
 from ingero.agent.capture.gpu.readings import find_throttles
 from ingero.agent.capture.kernel.abi import Stacks
@@ -52,7 +52,7 @@ from ingero.cli.commands.trace.incidents import (
 )
 from ingero.cli.commands.trace.inference import InferenceConfig
 from ingero.cli.commands.trace.output import JsonLines, LiveTable
-from ingero.cli.live import say_missing, say_notes
+from ingero.cli.live import print_missing, print_notes
 from ingero.cli.signals import catch_stop
 from ingero.config.environment import ProbeMode, default_database, read_kubelet_socket
 from ingero.config.invoker import Invoker, build_child_environment, find_invoker
@@ -105,23 +105,23 @@ def run_trace(options: TraceConfig) -> int:
         observers, table = _build_observers(options, invoker, stack)
         recorder = next((one for one in observers if isinstance(one, Recorder)), None)
         watch = next((one for one in observers if isinstance(one, IncidentWatch)), None)
-        tell = _say if table is None or not table.is_live else _say_nothing
+        notify = _print if table is None or not table.is_live else _print_nothing
         session = stack.enter_context(
-            TraceSession(settings, observers, program, events=events, tell=tell)
+            TraceSession(settings, observers, program, events=events, notify=notify)
         )
         if table is not None:
             table.session = session
-        say_missing(session)
+        print_missing(session)
         try:
             session.run(stop)
         except BrokenPipeError:  # the reader of our output has ended
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if session.has_lost_all:
-            _say("every process that was to be watched has ended")
+            _print("every process that was to be watched has ended")
         for reason in session.refused_interpreters:
             click.echo(f"without Python frames: {reason}", err=True)
     if watch is not None:
-        _say_verdict(options, watch.verdict, recorder)
+        _print_summary(options, watch.verdict, recorder)
     if recorder is not None:
         check_complete(recorder.stored())
     return 128 + stop.first if stop.first else 0
@@ -257,12 +257,12 @@ def _open_watch(
     recent = RecentRecording(session)
     is_plain = isinstance(output, LiveTable) and not output.is_live
 
-    def tell(incident: Incident, start_ns: int) -> None:
+    def report(incident: Incident, start_ns: int) -> None:
         output.on_incident(incident, start_ns)
         if is_plain:
             click.echo(describe_incident(incident), err=True)
 
-    watch = stack.enter_context(IncidentWatch(recent, tell))
+    watch = stack.enter_context(IncidentWatch(recent, report))
     if recorder is not None:
         recorder.selection.add(recent)
         return None, watch
@@ -279,14 +279,14 @@ def _open_inference(
     output, messages = outputs
     if not options.inference.inference:
         if options.inference != InferenceConfig():
-            _say("warning: --inference-…: no effect without --inference")
+            _print("warning: --inference-…: no effect without --inference")
         return None
     if options.remediate.remediate and not options.fleet.fleet_endpoint:
         messages.stream, warning = stack.enter_context(
             open_outlier_socket(options.remediate.remediate_socket, options.remediate.remediate_gid)
         )
         if warning:
-            _say(f"note: {warning}")
+            _print(f"note: {warning}")
 
     def report(outlier: StepOutlier) -> None:
         output.on_outlier(outlier)
@@ -300,7 +300,7 @@ def _open_inference(
     watch = InferenceWatch(options.inference.build(), report, is_throttled)
     output.inference = watch
     is_torn = isinstance(output, LiveTable) and output.is_live
-    output.engines = options.inference.open_scraper(stack, _say_nothing if is_torn else _say)
+    output.engines = options.inference.open_scraper(stack, _print_nothing if is_torn else _print)
     return watch
 
 
@@ -312,7 +312,9 @@ def _iter_inference(output: JsonLines | LiveTable) -> Iterator[Series]:
         yield from output.engines.iter_series()
 
 
-def _say_verdict(options: TraceConfig, verdict: IncidentSummary, recorder: Recorder | None) -> None:
+def _print_summary(
+    options: TraceConfig, verdict: IncidentSummary, recorder: Recorder | None
+) -> None:
     """How many incidents there are, and the command that shows them."""
     path = recorder.writer.path if recorder is not None else None
     command = build_command(path, has_rolled=bool(options.rollover_bytes))
@@ -404,7 +406,7 @@ def _add_live(
 
     def follow(agent: HealthAgent, find_counts: FindCollectiveCounts) -> OnSample:
         messages.stream = agent.stream
-        return say_notes(agent, find_counts, series)
+        return print_notes(agent, find_counts, series)
 
     workload = stack.enter_context(options.annotate.open(clock, recorder))
     health = options.build_push()
@@ -416,9 +418,9 @@ def _add_live(
         observers.append(stack.enter_context(open_live(health, clock, callbacks)))
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     click.echo(text, err=True)
 
 
-def _say_nothing(_text: str) -> None:
+def _print_nothing(_text: str) -> None:
     """A table on a terminal shows it, and would be torn by a line between."""

@@ -33,9 +33,9 @@ class UpLines:
             ("note", progress.note),
             ("where", where),
             (progress.stage, progress.stage),
-            *(((who, _say_named(who, at))) for who, at in progress.named.items()),
+            *(((who, _describe_named(who, at))) for who, at in progress.named.items()),
             *(
-                (("diagnosis", rank), _say_why(rank, diagnosis))
+                (("diagnosis", rank), _describe_cause(rank, diagnosis))
                 for rank, (diagnosis, _) in progress.diagnoses.items()
             ),
         ):
@@ -44,12 +44,12 @@ class UpLines:
                 yield line
 
 
-def _say_named(who: tuple[int, str], at_ns: int | None) -> str:
+def _describe_named(who: tuple[int, str], at_ns: int | None) -> str:
     when = "before the fault" if at_ns is None else f"{at_ns / NS_PER_S:.1f} s after the fault"
     return f"rank {who[0]}: {who[1]}, {when}"
 
 
-def _say_why(rank: int, diagnosis: dict[str, Any]) -> str:
+def _describe_cause(rank: int, diagnosis: dict[str, Any]) -> str:
     return f"rank {rank}, why: {diagnosis['summary']}"
 
 
@@ -71,8 +71,8 @@ def draw(progress: Progress) -> RenderableType:
             *describe_slowdown(verdict, style),
             Text(kind, style=style),
         )
-    named = [_say_named(who, at) for who, at in progress.named.items()]
-    named += [_say_why(rank, why) for rank, (why, _) in progress.diagnoses.items()]
+    named = [_describe_named(who, at) for who, at in progress.named.items()]
+    named += [_describe_cause(rank, why) for rank, (why, _) in progress.diagnoses.items()]
     return Group(head, Text(), table, Text("\n" + "\n".join(named)))
 
 
@@ -85,11 +85,11 @@ def render_result(result: dict[str, Any], console: Console) -> None:
         kind = verdict["verdict"]
         table.add_row(str(verdict["rank"]), Text(kind, style=get_style(kind)), verdict["reason"])
     console.print(table)
-    for line in _say_result(result):
+    for line in _describe_result(result):
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _say_result(result: dict[str, Any]) -> Iterator[str]:
+def _describe_result(result: dict[str, Any]) -> Iterator[str]:
     if result["note"]:
         yield result["note"]
     if result["hang"]:
@@ -99,7 +99,7 @@ def _say_result(result: dict[str, Any]) -> Iterator[str]:
                 f" {len(root['blocks'])} ranks wait for it"
             )
     for rank, diagnosis in result["diagnoses"].items():
-        yield _say_why(int(rank), diagnosis)
+        yield _describe_cause(int(rank), diagnosis)
         for cause in diagnosis["causes"]:
             yield from (f"    {fact}" for fact in cause["evidence"])
         yield from (f"    to do: {step}" for step in diagnosis["todo"])

@@ -337,6 +337,6 @@ class SeriesStore:
         )
 
     def labels_of(self, key: int) -> str:
-        """Both, joined."""
+        """The labels of the resource and of the point, joined."""
         resource, attributes = self.texts_of(key)
         return f"{resource},{attributes}" if resource and attributes else resource or attributes

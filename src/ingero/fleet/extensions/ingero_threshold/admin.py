@@ -75,7 +75,7 @@ def _read_levels(live: LivePage, query_string: bytes) -> Page:
     except BadDataError as error:
         return build_json_page(400, _error(error.message))
     except KeyError as error:
-        return build_json_page(404, _error(_say_unknown(error)))
+        return build_json_page(404, _error(_describe_unknown(error)))
 
 
 def _parse_query(query_string: bytes) -> dict[str, str]:
@@ -96,11 +96,11 @@ def _read_first(routes: Sequence[AdminRoute], query: Mapping[str, str]) -> tuple
         except BadDataError as error:
             return 400, _error(error.message)
         except KeyError as error:
-            missing = _say_unknown(error)
+            missing = _describe_unknown(error)
     return 404, _error(missing)
 
 
-def _say_unknown(error: KeyError) -> str:
+def _describe_unknown(error: KeyError) -> str:
     return f"{str(error.args[0] if error.args else '')[:256]!r} is not known"
 
 

@@ -4,7 +4,7 @@ A charge that is taken back makes no counter smaller: it is counted apart (`repo
 `report.COST_BACK`), and what something cost is the growth of the one less the growth of the other. The records
 (`ingero.fleet.processors.collectives.costs`) say the same with victims.
 
-Bounded: beyond `MAX_ACCOUNTS` of a cluster, growth goes to an account without a node.
+Bounded: beyond `MAX_PARTIES` of a cluster, growth goes to one without a node.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from ingero.fleet.component import Hardware
-from ingero.fleet.processors.collectives.costs import CostAccount, CostDelta
+from ingero.fleet.processors.collectives.costs import CostDelta, CostParties
 from ingero.fleet.processors.collectives.rates import Rates
 from ingero.fleet.processors.collectives.verdicts import (
     COST,
@@ -25,13 +25,13 @@ from ingero.fleet.processors.collectives.verdicts import (
 from ingero.otlp.codec import Export, build_number, structs
 from ingero.units import NS_PER_S
 
-MAX_ACCOUNTS: Final = 10_000
+MAX_PARTIES: Final = 10_000
 _NS_PER_HOUR: Final = 3600 * NS_PER_S
 
 
-_OTHERS: Final = CostAccount("", -1, "", Hardware("", ""))
-"""The account of what is beyond `MAX_ACCOUNTS`."""
-_Sums = dict[tuple[CostAccount, str], float]
+_OTHERS: Final = CostParties("", -1, "", Hardware("", ""))
+"""The parties of what is beyond `MAX_PARTIES`."""
+_Sums = dict[tuple[CostParties, str], float]
 
 
 class CostTotals:
@@ -43,20 +43,20 @@ class CostTotals:
         self._sums: dict[str, _Sums] = {
             name: {} for name in (GPU_SECONDS, GPU_SECONDS_BACK, COST, COST_BACK)
         }
-        self._accounts: set[CostAccount] = set()
+        self._known: set[CostParties] = set()
 
     def add(self, deltas: Iterable[CostDelta], rates: Rates) -> None:
         """Add what was reported as records, at the prices of now."""
         for delta in deltas:
-            account = delta.account._replace(victim="")
-            if account not in self._accounts and len(self._accounts) >= MAX_ACCOUNTS:
-                account = _OTHERS
-            self._accounts.add(account)
-            self._add(GPU_SECONDS, GPU_SECONDS_BACK, (account, ""), delta.gpu_ns / NS_PER_S)
-            rate = rates.find_rate(*account.hardware)
+            parties = delta.parties._replace(victim="")
+            if parties not in self._known and len(self._known) >= MAX_PARTIES:
+                parties = _OTHERS
+            self._known.add(parties)
+            self._add(GPU_SECONDS, GPU_SECONDS_BACK, (parties, ""), delta.gpu_ns / NS_PER_S)
+            rate = rates.find_rate(*parties.hardware)
             if rate is not None:
                 amount = delta.gpu_ns * rate / _NS_PER_HOUR
-                self._add(COST, COST_BACK, (account, rates.currency), amount)
+                self._add(COST, COST_BACK, (parties, rates.currency), amount)
 
     def read_amount(self, node_id: str, rank: int) -> tuple[float, str] | None:
         """What is charged to a rank in money so far, less what was taken back, and its currency.
@@ -65,8 +65,8 @@ class CostTotals:
         """
         amounts: dict[str, float] = {}
         for name, sign in ((COST, 1), (COST_BACK, -1)):
-            for (account, currency), value in list(self._sums[name].items()):
-                if (account.node_id, account.rank) == (node_id, rank):
+            for (parties, currency), value in list(self._sums[name].items()):
+                if (parties.node_id, parties.rank) == (node_id, rank):
                     amounts[currency] = amounts.get(currency, 0.0) + sign * value
         if len(amounts) != 1:
             return None
@@ -78,7 +78,7 @@ class CostTotals:
         points = {name: self._build_points(sums, wall_ns) for name, sums in self._sums.items()}
         return build_series(points, self._cluster_id)
 
-    def _add(self, name: str, name_back: str, key: tuple[CostAccount, str], amount: float) -> None:
+    def _add(self, name: str, name_back: str, key: tuple[CostParties, str], amount: float) -> None:
         """Add growth to the one sum, what was taken back to the other; both exist from then on."""
         for sums, more in (
             (self._sums[name], max(amount, 0.0)),
@@ -88,13 +88,13 @@ class CostTotals:
 
     def _build_points(self, sums: _Sums, wall_ns: int) -> list[structs.NumberDataPoint]:
         found = []
-        for (account, currency), value in sums.items():
+        for (parties, currency), value in sums.items():
             labels = {
                 "cluster_id": self._cluster_id,
-                "node_id": account.node_id,
-                "rank": str(account.rank) if account.node_id and account.rank >= 0 else "",
-                **account.hardware._asdict(),
-                "attributed": "charged" if account.node_id else "unattributed",
+                "node_id": parties.node_id,
+                "rank": str(parties.rank) if parties.node_id and parties.rank >= 0 else "",
+                **parties.hardware._asdict(),
+                "attributed": "charged" if parties.node_id else "unattributed",
             }
             if currency:
                 labels["currency"] = currency

@@ -28,7 +28,7 @@ _MIN_CHANGE_NS: Final = 1_000_000
 _NS_PER_HOUR: Final = 3600 * NS_PER_S
 
 
-class CostAccount(NamedTuple):
+class CostParties(NamedTuple):
     """What is counted apart.
 
     Attributes:
@@ -49,11 +49,11 @@ class CostDelta:
     """One record.
 
     Attributes:
-        account: Who, by whom; the hardware is that of the GPUs that waited.
+        parties: Who, by whom; the hardware is that of the GPUs that waited.
         gpu_ns: Growth since the last report.
     """
 
-    account: CostAccount
+    parties: CostParties
     gpu_ns: int
 
 
@@ -61,70 +61,70 @@ class CostDeltas:
     """What was reported of one cluster's costs. One thread."""
 
     def __init__(self) -> None:
-        self._reported: dict[CostAccount, int] = {}
+        self._reported: dict[CostParties, int] = {}
         self._generation = 0
 
     def find_deltas(
         self, conclusion: Conclusion, find_hardware: FindHardware
-    ) -> tuple[list[CostDelta], dict[CostAccount, int]]:
+    ) -> tuple[list[CostDelta], dict[CostParties, int]]:
         """What grew since `settle`, and what to settle once it is reported."""
         is_same = conclusion.generation == self._generation
         reported = self._reported if is_same else {}
         cluster_id = conclusion.history.cluster_id
         now = _sum_up(conclusion.history, find_hardware)
-        grown: dict[CostAccount, int] = {}
-        for account in {**reported, **now}:
-            change_ns = now.get(account, 0) - reported.get(account, 0)
+        grown: dict[CostParties, int] = {}
+        for parties in {**reported, **now}:
+            change_ns = now.get(parties, 0) - reported.get(parties, 0)
             if abs(change_ns) >= _MIN_CHANGE_NS:
-                grown[account] = change_ns
-        settled = {**reported, **{account: now.get(account, 0) for account in grown}}
+                grown[parties] = change_ns
+        settled = {**reported, **{parties: now.get(parties, 0) for parties in grown}}
         charges = _gather(grown, lambda node_id: find_hardware(cluster_id, node_id))
-        return charges, {account: ns for account, ns in settled.items() if ns}
+        return charges, {parties: ns for parties, ns in settled.items() if ns}
 
-    def settle(self, conclusion: Conclusion, settled: dict[CostAccount, int]) -> None:
+    def settle(self, conclusion: Conclusion, settled: dict[CostParties, int]) -> None:
         """Keep what was reported."""
         self._reported, self._generation = settled, conclusion.generation
 
 
-def _sum_up(judgement: Judgement, find_hardware: FindHardware) -> dict[CostAccount, int]:
-    """GPU-nanoseconds by account since the Judge began; what is unattributed by hardware alone."""
-    sums: dict[CostAccount, int] = defaultdict(int)
+def _sum_up(judgement: Judgement, find_hardware: FindHardware) -> dict[CostParties, int]:
+    """GPU-nanoseconds by parties since the Judge began; what is unattributed by hardware alone."""
+    sums: dict[CostParties, int] = defaultdict(int)
     nowhere = Hardware("", "")
     for verdict in judgement.verdicts:
         waiting = verdict.rank
         rest_ns = verdict.wait_ns
         for culprit, wait_ns in verdict.charged_to.items():
-            account = CostAccount(culprit.node_id, culprit.rank, waiting.node_id, nowhere)
-            sums[account] += wait_ns * waiting.n_gpus
+            parties = CostParties(culprit.node_id, culprit.rank, waiting.node_id, nowhere)
+            sums[parties] += wait_ns * waiting.n_gpus
             rest_ns -= wait_ns
         if rest_ns:
             hardware = find_hardware(judgement.cluster_id, waiting.node_id)
-            sums[CostAccount("", -1, "", hardware)] += rest_ns * waiting.n_gpus
+            sums[CostParties("", -1, "", hardware)] += rest_ns * waiting.n_gpus
     return sums
 
 
 def _gather(
-    grown: dict[CostAccount, int], hardware_of: Callable[[str], Hardware]
+    grown: dict[CostParties, int], hardware_of: Callable[[str], Hardware]
 ) -> list[CostDelta]:
     """Charges to report: hardware filled in, small victims of one culprit put together."""
-    by_culprit: dict[tuple[str, int], list[tuple[CostAccount, int]]] = defaultdict(list)
+    by_culprit: dict[tuple[str, int], list[tuple[CostParties, int]]] = defaultdict(list)
     charges = []
-    for account, gpu_ns in grown.items():
-        if account.victim:
-            by_culprit[account.node_id, account.rank].append((account, gpu_ns))
+    for parties, gpu_ns in grown.items():
+        if parties.victim:
+            by_culprit[parties.node_id, parties.rank].append((parties, gpu_ns))
         else:
-            charges.append(CostDelta(account, gpu_ns))
+            charges.append(CostDelta(parties, gpu_ns))
     for (node_id, rank), of_victims in by_culprit.items():
         of_victims.sort(key=lambda one: (-abs(one[1]), one[0].victim))
-        for account, gpu_ns in of_victims[:MAX_VICTIMS]:
+        for parties, gpu_ns in of_victims[:MAX_VICTIMS]:
             charges.append(
-                CostDelta(account._replace(hardware=hardware_of(account.victim)), gpu_ns)
+                CostDelta(parties._replace(hardware=hardware_of(parties.victim)), gpu_ns)
             )
         rest: dict[Hardware, int] = defaultdict(int)
-        for account, gpu_ns in of_victims[MAX_VICTIMS:]:
-            rest[hardware_of(account.victim)] += gpu_ns
+        for parties, gpu_ns in of_victims[MAX_VICTIMS:]:
+            rest[hardware_of(parties.victim)] += gpu_ns
         for hardware, gpu_ns in rest.items():
-            charges.append(CostDelta(CostAccount(node_id, rank, "", hardware), gpu_ns))
+            charges.append(CostDelta(CostParties(node_id, rank, "", hardware), gpu_ns))
     return charges
 
 
@@ -138,17 +138,17 @@ def build_costs(
 
 
 def _build_record(charge: CostDelta, rates: Rates) -> CostRecord:
-    account = charge.account
-    provider, gpu_model = account.hardware
+    parties = charge.parties
+    provider, gpu_model = parties.hardware
     seconds = charge.gpu_ns / NS_PER_S
     rate = rates.find_rate(provider, gpu_model)
-    whom = f"charged to {account.node_id}" if account.node_id else "charged to nobody"
+    whom = f"charged to {parties.node_id}" if parties.node_id else "charged to nobody"
     return CostRecord(
         gpu_seconds=seconds,
-        attributed=CHARGED if account.node_id else UNATTRIBUTED,
-        node_id=account.node_id,
-        rank=account.rank if account.node_id and account.rank >= 0 else None,
-        victim_node_id=account.victim,
+        attributed=CHARGED if parties.node_id else UNATTRIBUTED,
+        node_id=parties.node_id,
+        rank=parties.rank if parties.node_id and parties.rank >= 0 else None,
+        victim_node_id=parties.victim,
         provider=provider,
         gpu_model=gpu_model,
         amount=None if rate is None else charge.gpu_ns * rate / _NS_PER_HOUR,

@@ -83,7 +83,7 @@ class _ClusterEpisodes:
         self.questions = found  # replaced as a whole: readers take no lock
 
 
-class DiagnosisDesk:
+class DiagnosisTracker:
     """Questions that wait and answers that came, by cluster; a `QuestionSource`."""
 
     def __init__(self, meter: MeterRegistry) -> None:

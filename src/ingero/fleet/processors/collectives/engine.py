@@ -98,7 +98,7 @@ class CapChange:
     Attributes:
         reason: Which, as `telemetry.REFUSED` has it.
         cluster_id: Whose; empty for the cap on clusters.
-        is_on: It began.
+        is_on: Whether it began to refuse; False when it ceased.
         n_refused: How often it had refused, at its end.
     """
 
@@ -149,7 +149,7 @@ class DetectionEngine:
         self._lock = threading.Lock()
         self._caps: CapWatch[tuple[str, str]] = CapWatch(CAP_QUIET_NS)
         self._cap_changes: list[CapChange] = []
-        self._cases: dict[str, _ClusterDetection] = {}
+        self._detections: dict[str, _ClusterDetection] = {}
         self._replaying: set[str] = set()
         self._said: dict[str, dict[Worker, VerdictKind]] = {}  # of clusters without evidence yet
         refused = meter.counter(telemetry.REFUSED)
@@ -174,29 +174,29 @@ class DetectionEngine:
     def conclusions(self) -> dict[str, Conclusion]:
         """The newest conclusion of each cluster. Any thread."""
         return {
-            cluster_id: case.conclusion
-            for cluster_id, case in list(self._cases.items())
-            if case.conclusion is not None
+            cluster_id: detection.conclusion
+            for cluster_id, detection in list(self._detections.items())
+            if detection.conclusion is not None
         }
 
     def lags_of(self, cluster_id: str, comm: str) -> list[PeerLag]:
         """The lags on one communicator; raises KeyError for an unknown one."""
-        case = self._cases[cluster_id]
-        if comm not in case.comm_seen_ns:
+        detection = self._detections[cluster_id]
+        if comm not in detection.comm_seen_ns:
             raise KeyError(comm)
         with self._lock:
-            return case.lags.lags(comm)
+            return detection.lags.lags(comm)
 
     def comms_of(self, cluster_id: str) -> list[str]:
         """Communicators of a cluster; raises KeyError for an unknown one."""
-        return list(self._cases[cluster_id].comm_seen_ns)
+        return list(self._detections[cluster_id].comm_seen_ns)
 
     def find_late_ns(self) -> dict[str, int]:
         """By cluster of which nothing is concluded for that, how late its evidence is. Any thread."""
         return {
-            cluster_id: case.late_ns
-            for cluster_id, case in list(self._cases.items())
-            if case.late_ns
+            cluster_id: detection.late_ns
+            for cluster_id, detection in list(self._detections.items())
+            if detection.late_ns
         }
 
     def add(
@@ -222,7 +222,7 @@ class DetectionEngine:
     def begin_replay(self, cluster_id: str) -> None:
         """Forget a cluster, and conclude nothing of it until `end_replay`; its evidence is gathered. Any thread."""
         with self._lock:
-            self._cases.pop(cluster_id, None)
+            self._detections.pop(cluster_id, None)
             self._said.pop(cluster_id, None)
             self._replaying.add(cluster_id)
 
@@ -234,12 +234,12 @@ class DetectionEngine:
         """Whether half of what may wait to be judged does. Any thread."""
         config = self.config
         with self._lock:
-            case = self._cases.get(cluster_id)
-            if case is None:
+            detection = self._detections.get(cluster_id)
+            if detection is None:
                 return False
-            n_most = max(case.comm_ops.values(), default=0)
+            n_most = max(detection.comm_ops.values(), default=0)
             return (
-                2 * case.n_waiting > config.max_pending_ops
+                2 * detection.n_waiting > config.max_pending_ops
                 or 2 * n_most > config.max_communicator_ops
             )
 
@@ -247,11 +247,11 @@ class DetectionEngine:
         """Conclude again; what changed is reported against these verdicts. Any thread."""
         with self._lock:
             self._replaying.discard(cluster_id)
-            case = self._cases.get(cluster_id)
-            if case is None:
+            detection = self._detections.get(cluster_id)
+            if detection is None:
                 self._said[cluster_id] = dict(kinds)
             else:
-                case.kinds = dict(kinds)
+                detection.kinds = dict(kinds)
 
     def take_cap_changes(self, now_ns: int) -> list[CapChange]:
         """Caps that began or ceased to refuse since the last call."""
@@ -276,42 +276,42 @@ class DetectionEngine:
         rank = run.rank
         if max(len(rank.cluster_id), len(rank.node_id), len(rank.job)) > MAX_ID_LENGTH:
             return "bad_record"
-        case = self._cases.get(run.rank.cluster_id)
-        if case is None:
-            if len(self._cases) >= config.max_clusters:
+        detection = self._detections.get(run.rank.cluster_id)
+        if detection is None:
+            if len(self._detections) >= config.max_clusters:
                 return "cluster_cap"
             cluster_id = run.rank.cluster_id
-            case = self._cases[cluster_id] = _ClusterDetection(
+            detection = self._detections[cluster_id] = _ClusterDetection(
                 cluster_id, kinds=self._said.pop(cluster_id, {})
             )
-        if run.comm not in case.comm_seen_ns and not self._has_room(case, now_ns):
+        if run.comm not in detection.comm_seen_ns and not self._has_room(detection, now_ns):
             return "communicator_cap"
         n_ops = int(run.ops.size)
-        if case.n_waiting + n_ops > config.max_pending_ops:
+        if detection.n_waiting + n_ops > config.max_pending_ops:
             return "pending_cap"
-        if case.comm_ops.get(run.comm, 0) + n_ops > config.max_communicator_ops:
+        if detection.comm_ops.get(run.comm, 0) + n_ops > config.max_communicator_ops:
             return "communicator_ops_cap"
-        case.comm_ops[run.comm] = case.comm_ops.get(run.comm, 0) + n_ops
-        case.comm_seen_ns[run.comm] = case.seen_ns = now_ns
-        case.waiting.append((run, now_ns))
-        case.n_waiting += n_ops
+        detection.comm_ops[run.comm] = detection.comm_ops.get(run.comm, 0) + n_ops
+        detection.comm_seen_ns[run.comm] = detection.seen_ns = now_ns
+        detection.waiting.append((run, now_ns))
+        detection.n_waiting += n_ops
         self._count_ops(n_ops)
-        case.lateness.note(rank.worker, late_ns, now_ns)
+        detection.lateness.note(rank.worker, late_ns, now_ns)
         if late_ns >= MIN_LATE_NS:
             self._count_late(n_ops)
         return ""
 
-    def _has_room(self, case: _ClusterDetection, now_ns: int) -> bool:
+    def _has_room(self, detection: _ClusterDetection, now_ns: int) -> bool:
         """Whether a new communicator fits; a cluster whose communicators are mostly silent starts over."""
-        if len(case.comm_seen_ns) < self.config.max_communicators:
+        if len(detection.comm_seen_ns) < self.config.max_communicators:
             return True
         cutoff_ns = now_ns - self.config.idle_timeout
-        live = {comm: seen for comm, seen in case.comm_seen_ns.items() if seen >= cutoff_ns}
-        if 2 * len(live) > len(case.comm_seen_ns):
+        live = {comm: seen for comm, seen in detection.comm_seen_ns.items() if seen >= cutoff_ns}
+        if 2 * len(live) > len(detection.comm_seen_ns):
             return False
-        self._evict["communicators"](len(case.comm_seen_ns) - len(live))
-        case.comm_seen_ns = live
-        case.judge, case.lags = None, LagTracker()
+        self._evict["communicators"](len(detection.comm_seen_ns) - len(live))
+        detection.comm_seen_ns = live
+        detection.judge, detection.lags = None, LagTracker()
         return True
 
     def judge(self, now_ns: int) -> dict[str, Conclusion]:
@@ -320,76 +320,83 @@ class DetectionEngine:
             self._drop_silent(now_ns)
             taken: list[_Taken] = []
             replayed: list[_Taken] = []
-            for case in self._cases.values():
-                case.late_ns = case.lateness.find_late_ns(now_ns)
-                is_silent = case.late_ns > 0 or case.cluster_id in self._replaying
-                if case.late_ns and case.conclusion is not None:  # its changes were reported
-                    case.conclusion = replace(case.conclusion, changes=())
-                if case.waiting or (case.is_due(now_ns) and not is_silent):
-                    (replayed if is_silent else taken).append((case, case.waiting))
-                    case.waiting, case.n_waiting, case.comm_ops = [], 0, {}
-        for case, waiting in replayed:
-            self._observe(case, waiting, now_ns)
+            for detection in self._detections.values():
+                detection.late_ns = detection.lateness.find_late_ns(now_ns)
+                is_silent = detection.late_ns > 0 or detection.cluster_id in self._replaying
+                if detection.late_ns and detection.conclusion is not None:
+                    # Its changes were reported.
+                    detection.conclusion = replace(detection.conclusion, changes=())
+                if detection.waiting or (detection.is_due(now_ns) and not is_silent):
+                    (replayed if is_silent else taken).append((detection, detection.waiting))
+                    detection.waiting, detection.n_waiting, detection.comm_ops = [], 0, {}
+        for detection, waiting in replayed:
+            self._observe(detection, waiting, now_ns)
         found = {}
-        for case, waiting in taken:
-            before = case.conclusion
-            conclusion = self._judge_one(case, waiting, now_ns)
+        for detection, waiting in taken:
+            before = detection.conclusion
+            conclusion = self._judge_one(detection, waiting, now_ns)
             # What arrived earlier is judged once its reorder window is over: a change without a push.
             if waiting or before is None or before.judgement != conclusion.judgement:
-                found[case.cluster_id] = conclusion
+                found[detection.cluster_id] = conclusion
         return found
 
     def _observe(
-        self, case: _ClusterDetection, waiting: Sequence[tuple[CollectiveRun, int]], now_ns: int
+        self,
+        detection: _ClusterDetection,
+        waiting: Sequence[tuple[CollectiveRun, int]],
+        now_ns: int,
     ) -> Judge:
         """Give a cluster's Judge what waits."""
-        judge = case.judge
+        judge = detection.judge
         if judge is None:
-            case.lost = {}
-            case.generation += 1
-            case.alpha = find_alpha(self.config, [run for run, _ in waiting])
-            judge = case.judge = Judge(build_settings(self.config, case.alpha))
+            detection.lost = {}
+            detection.generation += 1
+            detection.alpha = find_alpha(self.config, [run for run, _ in waiting])
+            judge = detection.judge = Judge(build_settings(self.config, detection.alpha))
         for run, arrived_ns in waiting:
             judge.observe([run], arrived_ns)
         judge.settle(now_ns)
         return judge
 
     def _judge_one(
-        self, case: _ClusterDetection, waiting: Sequence[tuple[CollectiveRun, int]], now_ns: int
+        self,
+        detection: _ClusterDetection,
+        waiting: Sequence[tuple[CollectiveRun, int]],
+        now_ns: int,
     ) -> Conclusion:
-        judge = self._observe(case, waiting, now_ns)
+        judge = self._observe(detection, waiting, now_ns)
         with self._lock:
-            changed = case.lags.add(run for run, _ in waiting)
-            lags = tuple(lag for comm in sorted(changed) for lag in case.lags.lags(comm))
-        judgement = history = join_jobs(case.cluster_id, judge.judgements())
+            changed = detection.lags.add(run for run, _ in waiting)
+            lags = tuple(lag for comm in sorted(changed) for lag in detection.lags.lags(comm))
+        judgement = history = join_jobs(detection.cluster_id, judge.judgements())
         if len(judgement.verdicts) <= MAX_HISTORY:
-            history = join_jobs(case.cluster_id, judge.judgements(with_history=True))
+            history = join_jobs(detection.cluster_id, judge.judgements(with_history=True))
         for reason, count in self._count_lost.items():
-            count(judgement.counts.get(reason, 0) - case.lost.get(reason, 0))
-        case.lost = dict(judgement.counts)
+            count(judgement.counts.get(reason, 0) - detection.lost.get(reason, 0))
+        detection.lost = dict(judgement.counts)
         kinds = {v.rank.worker: v.kind for v in judgement.verdicts}
         changes = tuple(
-            VerdictChange(case.kinds.get(v.rank.worker), v)
+            VerdictChange(detection.kinds.get(v.rank.worker), v)
             for v in judgement.verdicts
-            if case.kinds.get(v.rank.worker) is not v.kind
+            if detection.kinds.get(v.rank.worker) is not v.kind
         )
         # A worker of which nothing is concluded now, as after a take-over, keeps its verdict until something is.
         absent = [
             (worker, kind)
-            for worker, kind in case.kinds.items()
+            for worker, kind in detection.kinds.items()
             if kind not in QUIET and worker not in kinds
         ]
-        case.kinds = kinds | dict(absent[-self.config.max_workers :])
-        case.conclusion = Conclusion(
-            judgement, history, lags, changes, now_ns, case.alpha, case.generation
+        detection.kinds = kinds | dict(absent[-self.config.max_workers :])
+        detection.conclusion = Conclusion(
+            judgement, history, lags, changes, now_ns, detection.alpha, detection.generation
         )
-        return case.conclusion
+        return detection.conclusion
 
     def _drop_silent(self, now_ns: int) -> None:
-        for cluster_id, case in list(self._cases.items()):
-            is_silent = now_ns - case.seen_ns > self.config.idle_timeout
+        for cluster_id, detection in list(self._detections.items()):
+            is_silent = now_ns - detection.seen_ns > self.config.idle_timeout
             if is_silent and cluster_id not in self._replaying:
-                del self._cases[cluster_id]
+                del self._detections[cluster_id]
                 self._evict["cluster"](1)
 
 

@@ -26,7 +26,7 @@ class PeerLag:
     """One rank on one communicator.
 
     Attributes:
-        rank: Who.
+        rank: The worker.
         comm: Communicator id hash.
         comm_rank: Its rank there.
         lag_ms: Median over the operations compared; positive is late.

@@ -32,7 +32,7 @@ class Lateness:
         self._late_until_ns: int | None = None
 
     def note(self, worker: Worker, late_ns: int, now_ns: int) -> None:
-        """A rank reported."""
+        """Note that a rank reported."""
         if len(self._reports) >= _MAX_WORKERS:
             self._reports = {}
         self._reports[worker] = (now_ns, late_ns)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from ingero.detect.endings import find_first_ended
 from ingero.detect.hang import find_hang
-from ingero.detect.snapshots import STANDING_NS
+from ingero.detect.snapshots import MIN_HANG_NS
 from ingero.model.collectives import CollectiveRun, Worker
 from ingero.model.hang import (
     HangCause,
@@ -263,7 +263,7 @@ def blame_first_ended(
         root
         for root in roots
         if root.rank not in failed
-        and (first_ns is None or moved_ns.get(root.rank, 0) < first_ns - STANDING_NS)
+        and (first_ns is None or moved_ns.get(root.rank, 0) < first_ns - MIN_HANG_NS)
     ]
     known = {root.rank: root for root in roots}
     for rank in first:

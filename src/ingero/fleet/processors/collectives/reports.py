@@ -13,7 +13,7 @@ from ingero.fleet.processors.collectives.engine import Conclusion
 from ingero.fleet.processors.collectives.gauges import GaugeLag
 from ingero.fleet.processors.collectives.hangs import HangChanges, build_hangs
 from ingero.fleet.processors.collectives.rates import Rates
-from ingero.fleet.processors.collectives.said import say_changes, say_hangs
+from ingero.fleet.processors.collectives.reported import describe_changes, describe_hangs
 from ingero.fleet.processors.collectives.state import CollectivesState
 from ingero.fleet.processors.collectives.verdicts import (
     build_changes,
@@ -69,7 +69,7 @@ class PipelineReports:
         for some in [(one,) for one in changes] if downstream.has_ledger else [changes]:
             records = build_changes(replace(conclusion, changes=some), wall_ns)
             cluster_id = conclusion.judgement.cluster_id
-            downstream.report(cluster_id, say_changes(some), Signal.LOGS, records)
+            downstream.report(cluster_id, describe_changes(some), Signal.LOGS, records)
 
     def adopt(self, conclusions: Mapping[str, Conclusion]) -> None:
         """Take the costs of clusters that were just taken over as reported: another Fleet judged what they are of."""
@@ -95,7 +95,7 @@ class PipelineReports:
         """Report hangs that began or ended."""
         wall_ns, downstream = self._clock.wall_ns(), self._state.downstream
         for one in changes.split() if downstream.has_ledger else (changes,):
-            said = say_hangs(one.began, one.ended)
+            said = describe_hangs(one.began, one.ended)
             downstream.report(one.cluster_id, said, Signal.LOGS, build_hangs(one, wall_ns))
 
     def send_due_costs(self, conclusions: Mapping[str, Conclusion], now_ns: int) -> None:

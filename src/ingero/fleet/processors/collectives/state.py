@@ -10,11 +10,11 @@ from ingero.fleet.processors.collectives import telemetry
 from ingero.fleet.processors.collectives.config import NcclConfig
 from ingero.fleet.processors.collectives.cost_totals import CostTotals
 from ingero.fleet.processors.collectives.costs import CostDeltas
-from ingero.fleet.processors.collectives.diagnoses import DiagnosisDesk
+from ingero.fleet.processors.collectives.diagnoses import DiagnosisTracker
 from ingero.fleet.processors.collectives.engine import DetectionEngine
 from ingero.fleet.processors.collectives.gauges import GaugeTracker
 from ingero.fleet.processors.collectives.progress import ProgressTracker
-from ingero.fleet.processors.collectives.said import read_said
+from ingero.fleet.processors.collectives.reported import read_reported
 
 
 class CollectivesState:
@@ -41,7 +41,7 @@ class CollectivesState:
             count_refused=self.engine.refuse["gauge_cap"],
         )
         self.progress = ProgressTracker(config.idle_timeout)
-        self.diagnoses = DiagnosisDesk(meter)
+        self.diagnoses = DiagnosisTracker(meter)
         self.costs: dict[str, tuple[CostDeltas, CostTotals]] = {}
         lost = meter.counter(telemetry.REPORTS_LOST).bound()
         self.downstream = Downstream(host.clock, lost)
@@ -61,7 +61,7 @@ class CollectivesState:
     def end_replay(self, cluster_id: str, said: Mapping[str, str]) -> None:
         """See `Learner`."""
         self.adopted.add(cluster_id)
-        self.engine.end_replay(cluster_id, read_said(said))
+        self.engine.end_replay(cluster_id, read_reported(said))
 
     def accepts(self, settings: object) -> bool:
         """Whether it can go on with other settings: prices, caps and timers do not change what was judged."""

@@ -97,7 +97,7 @@ class FirstReports:
         self._seen_at: dict[str, int] = {}
 
     def note(self, node_id: str) -> None:
-        """A node reported."""
+        """Note that a node reported."""
         seen_at = self._seen_at.get(node_id)
         if seen_at is None:
             self._n_joined += 1  # from now on every node has to report again

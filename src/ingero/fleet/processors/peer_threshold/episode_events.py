@@ -40,7 +40,7 @@ def build_episodes(notifications: Iterable[Notification]) -> Export:
     return build_episode_records(by_cluster)
 
 
-def say_notification(notification: Notification) -> dict[str, str | None]:
+def describe_notification(notification: Notification) -> dict[str, str | None]:
     """What its record says, by what it is about, as a `ReportLedger` remembers it; empty where there is none."""
     about = _name(notification)
     return {about: _state_of(notification)} if about else {}

@@ -51,11 +51,11 @@ class ClusterEvent:
     """A beginning or an end.
 
     Attributes:
-        kind: What turned.
+        kind: Which state of the cluster changed.
         cluster_id: Where; empty for all clusters.
         wall_ns: When.
         began_wall_ns: When what ends had begun; None at a beginning, and where it is not known.
-        is_on: It began.
+        is_on: Whether it began; False when it ended.
         values: Numbers for people.
     """
 
@@ -111,7 +111,7 @@ class NotificationQueue:
                 episode.is_announced = True
 
     def note_event(self, event: ClusterEvent) -> None:
-        """A cluster turned."""
+        """Note that a state of a cluster began or ended."""
         self.events.append(event)
         self._append(event)
         if event.kind is EventKind.PANIC and event.is_on:

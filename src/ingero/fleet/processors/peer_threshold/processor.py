@@ -24,7 +24,7 @@ from ingero.fleet.processors.peer_threshold.admin import AdminPages
 from ingero.fleet.processors.peer_threshold.config import IngeroConfig
 from ingero.fleet.processors.peer_threshold.episode_events import (
     build_episodes,
-    say_notification,
+    describe_notification,
     write_lines,
 )
 from ingero.fleet.processors.peer_threshold.levels import ScoreLevels
@@ -205,7 +205,7 @@ class _Reporter:
             self._downstream.send(Signal.LOGS, build_episodes(notifications))
             return
         for one in notifications:
-            said = say_notification(one)
+            said = describe_notification(one)
             self._downstream.report(one.cluster_id, said, Signal.LOGS, build_episodes([one]))
 
 

@@ -32,7 +32,7 @@ class LoggedIntake:
     """One protocol's way to the stream.
 
     Args:
-        gate: Who may send, and what can be read.
+        intake: Who may send, and what can be read.
         log: The way to the stream.
         endpoint_idx: By which the judge, in any Fleet, knows this protocol of this receiver.
         tally: The protocol's counters.
@@ -42,14 +42,14 @@ class LoggedIntake:
 
     def __init__(
         self,
-        gate: PushIntake,
+        intake: PushIntake,
         log: PushLog,
         endpoint_idx: int,
         tally: Tally,
         max_body_bytes: int,
         clock: Clock,
     ) -> None:
-        self._gate = gate
+        self._intake = intake
         self._log = log
         self._endpoint_idx = endpoint_idx
         self._tally = tally
@@ -58,18 +58,18 @@ class LoggedIntake:
 
     def open(self, request: OtlpRequest) -> PushContext:
         """As `PushIntake.open`."""
-        return self._gate.open(request)
+        return self._intake.open(request)
 
     def admit(self, request: OtlpRequest, *, is_full: bool) -> RequestRefusal | None:
         """As `PushIntake.admit`."""
-        return self._gate.admit(request, is_full=is_full)
+        return self._intake.admit(request, is_full=is_full)
 
     def reserve(self, request: OtlpRequest) -> None:
         """Nothing: bodies are bounded by what is buffered."""
 
     def refused(self, request: OtlpRequest, refusal: RequestRefusal) -> None:
         """As `PushIntake.refused`."""
-        self._gate.refused(request, refusal)
+        self._intake.refused(request, refusal)
 
     def take(self, request: OtlpRequest, body: bytes) -> OtlpAnswer | Awaitable[OtlpAnswer]:
         """Check a body and store it."""
@@ -77,10 +77,10 @@ class LoggedIntake:
         try:
             body = decompress(body, request.encoding, limit_bytes) if request.encoding else body
         except (TooLargeError, BadDataError):
-            examined = self._gate.examine(request, body)  # which says so
+            examined = self._intake.examine(request, body)  # which says so
         else:
             request.encoding = ""
-            examined = self._gate.examine(request, body)
+            examined = self._intake.examine(request, body)
         if isinstance(examined, OtlpAnswer):
             return examined
         if not examined.n_items:
@@ -109,4 +109,4 @@ class LoggedIntake:
 
     def find_headers(self, request: OtlpRequest) -> AnswerHeaders | None:
         """What the cluster's judge last said of thresholds, and what it asks the node."""
-        return self._gate.find_headers(request, self._log.find_question)
+        return self._intake.find_headers(request, self._log.find_question)

@@ -203,8 +203,8 @@ class OtlpReceiver:
         authenticator = _find_authenticator(config, host)
         endpoint_idx = relays[0].add_endpoint()
         table = (relays[0].answerer(endpoint_idx),)
-        gate = PushIntake(host, self._outputs, tally, authenticator, table, max_body_bytes)
-        return RelayedIntake(gate, relays[0], endpoint_idx, tally, max_body_bytes)
+        intake = PushIntake(host, self._outputs, tally, authenticator, table, max_body_bytes)
+        return RelayedIntake(intake, relays[0], endpoint_idx, tally, max_body_bytes)
 
     def _build_logged_intake(
         self, config: ServerConfig, host: Host, tally: Tally, max_body_bytes: int
@@ -216,8 +216,8 @@ class OtlpReceiver:
         judged = self._build_push_intake(config, host, uncounted, max_body_bytes)
         host.offer(StreamEndpoint, EndpointInJudge(TransportLabel.HTTP, judged))
         authenticator = _find_authenticator(config, host)
-        gate = PushIntake(host, self._outputs, tally, authenticator, (log,), max_body_bytes)
-        return LoggedIntake(gate, log, endpoint_idx, tally, max_body_bytes, host.clock)
+        intake = PushIntake(host, self._outputs, tally, authenticator, (log,), max_body_bytes)
+        return LoggedIntake(intake, log, endpoint_idx, tally, max_body_bytes, host.clock)
 
     def _build_push_intake(
         self, config: ServerConfig, host: Host, tally: Tally, max_body_bytes: int

@@ -59,7 +59,7 @@ class RelayedIntake:
     """One protocol's way to the judge, in a worker.
 
     Args:
-        gate: Who may send; its answerer knows the thresholds of clusters.
+        intake: Who may send; its answerer knows the thresholds of clusters.
         relay: The way to the judge.
         endpoint_idx: By which the judge knows this protocol of this receiver.
         tally: The protocol's counters.
@@ -68,13 +68,13 @@ class RelayedIntake:
 
     def __init__(
         self,
-        gate: PushIntake,
+        intake: PushIntake,
         relay: PushRelay,
         endpoint_idx: int,
         tally: Tally,
         max_body_bytes: int,
     ) -> None:
-        self._gate = gate
+        self._intake = intake
         self._relay = relay
         self._endpoint_idx = endpoint_idx
         self._tally = tally
@@ -86,14 +86,14 @@ class RelayedIntake:
 
     def admit(self, request: OtlpRequest, *, is_full: bool) -> RequestRefusal | None:
         """As `PushIntake.admit`."""
-        return self._gate.admit(request, is_full=is_full)
+        return self._intake.admit(request, is_full=is_full)
 
     def reserve(self, request: OtlpRequest) -> None:
         """Nothing: bodies are bounded by what is buffered."""
 
     def refused(self, request: OtlpRequest, refusal: RequestRefusal) -> None:
         """As `PushIntake.refused`."""
-        self._gate.refused(request, refusal)
+        self._intake.refused(request, refusal)
 
     def take(self, request: OtlpRequest, body: bytes) -> OtlpAnswer | Awaitable[OtlpAnswer]:
         """Decompress, and have the judge decode and apply it."""
@@ -127,7 +127,7 @@ class RelayedIntake:
         push: WorkerPush = request.context
         judged = push.judged
         if judged is None:
-            return self._gate.find_headers(request)
+            return self._intake.find_headers(request)
         threshold = judged.threshold
         headers = None if threshold is None else _write_headers(threshold)
         return add_question(headers, judged.question)

@@ -164,12 +164,10 @@ def _finder(stall: _Stall) -> Rule:
             for finding in _judge(evidence, process, tid, stall)
         ]
 
-    return Rule(
-        stall.rule, stall.says, find, Needs(stall.kinds, is_time=True, applies=_is_looked_at)
-    )
+    return Rule(stall.rule, stall.says, find, Needs(stall.kinds, is_time=True, applies=_is_judged))
 
 
-def _is_looked_at(evidence: Evidence, process: Process) -> bool:
+def _is_judged(evidence: Evidence, process: Process) -> bool:
     """Whether a process feeds a GPU, or its node has none in the recording."""
     gpu_nodes = {one.node for one in evidence.gpu_processes}
     return bool(len(process.calls)) or process.node not in gpu_nodes
@@ -203,12 +201,12 @@ def _judge(evidence: Evidence, process: Process, tid: int, stall: _Stall) -> lis
     causes = found_shares.causes(without=(ON_CPU, SLEEPING, NO_REASON))
     if not stall.matches(causes[0].name):
         return []
-    case = _Case(episodes, spans, found_shares, causes, weighing)
-    return [_describe(evidence, process, tid, stall, case)]
+    shown = _StallEvidence(episodes, spans, found_shares, causes, weighing)
+    return [_describe(evidence, process, tid, stall, shown)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _StallEvidence:
     episodes: Intervals
     spans: Intervals
     shares: Attribution
@@ -255,38 +253,38 @@ def _lost_intervals(
 
 
 def _describe(
-    evidence: Evidence, process: Process, tid: int, stall: _Stall, case: _Case
+    evidence: Evidence, process: Process, tid: int, stall: _Stall, found: _StallEvidence
 ) -> Finding:
-    first, last = int(case.episodes.starts[0]), int(case.episodes.ends[-1])
-    weighing = case.weighing
-    stalled = min(case.spans.within(case.episodes) * weighing.factor, case.episodes.total_ns)
-    n_rows = int((case.episodes.covered_ns(case.spans.starts, case.spans.ends) > 0).sum())
+    first, last = int(found.episodes.starts[0]), int(found.episodes.ends[-1])
+    weighing = found.weighing
+    stalled = min(found.spans.within(found.episodes) * weighing.factor, found.episodes.total_ns)
+    n_rows = int((found.episodes.covered_ns(found.spans.starts, found.spans.ends) > 0).sum())
     n_spans = round(n_rows * weighing.n_each)
-    part = stalled / max(case.episodes.total_ns, 1)
+    part = stalled / max(found.episodes.total_ns, 1)
     title = stall.title.format(process=process.name)
-    by = _names(stall, case.causes) if stall.reason in {_PREEMPTED, OTHER_CGROUP} else ""
+    by = _names(stall, found.causes) if stall.reason in {_PREEMPTED, OTHER_CGROUP} else ""
     facts = [
-        f"{n_spans} times, {format_duration(stalled)} of {format_duration(case.episodes.total_ns)} ({part:.0%})"
+        f"{n_spans} times, {format_duration(stalled)} of {format_duration(found.episodes.total_ns)} ({part:.0%})"
     ]
     if weighing.factor > 1:
         facts.append(f"estimated: {n_rows} of about {n_spans} spans have a row")
     if stall.rule in _DISK:
         facts += _disk_facts(evidence, process.thread(tid), _DISK[stall.rule])
-    facts += _response_facts(process, tid, case.spans)
-    top = case.causes[0]
+    facts += _response_facts(process, tid, found.spans)
+    top = found.causes[0]
     return Finding(
         title=(
             f"{title}{f' by {by}' if by else ''}: {n_spans} times, "
             f"{format_duration(stalled)} in {format_duration(last - first)}"
         ),
         span_ns=(first, last),
-        lost_ns=min(round(case.shares.total_ns * weighing.factor), process.watched_ns),
-        range_ns=weighing.range_ns(case.shares.total_ns),
-        causes=(Cause(top.name, top.share, (*facts, *top.evidence)), *case.causes[1:]),
+        lost_ns=min(round(found.shares.total_ns * weighing.factor), process.watched_ns),
+        range_ns=weighing.range_ns(found.shares.total_ns),
+        causes=(Cause(top.name, top.share, (*facts, *top.evidence)), *found.causes[1:]),
         process=process,
         tid=tid,
         n_cases=n_spans,
-        ruled_out=case.shares.ruled_out(),
+        ruled_out=found.shares.ruled_out(),
         fix=stall.fix,
     )
 

@@ -102,11 +102,11 @@ def _iter_phases(process: Process) -> Iterator[_Phase]:
         lengths = (ends - starts)[group]
         alike = group[lengths >= _ALIKE * np.median(lengths)]
         phase = _Phase(Intervals(starts[alike], ends[alike]))
-        if _is_worth_a_look(process, phase):
+        if _is_candidate(process, phase):
             yield phase
 
 
-def _is_worth_a_look(process: Process, phase: _Phase) -> bool:
+def _is_candidate(process: Process, phase: _Phase) -> bool:
     first, last = process.active_ns
     silence = phase.gaps.total_ns
     is_often = len(phase.gaps) >= _MIN_GAPS or silence >= _ALONE_NS

@@ -20,7 +20,7 @@ _HANG: Final = "hang "
 _OPEN: Final = "open"
 
 
-def say_changes(changes: Iterable[VerdictChange]) -> dict[str, str | None]:
+def describe_changes(changes: Iterable[VerdictChange]) -> dict[str, str | None]:
     """What records of these changes say."""
     said: dict[str, str | None] = {}
     for change in changes:
@@ -31,7 +31,7 @@ def say_changes(changes: Iterable[VerdictChange]) -> dict[str, str | None]:
     return said
 
 
-def read_said(said: Mapping[str, str]) -> dict[Worker, VerdictKind]:
+def read_reported(said: Mapping[str, str]) -> dict[Worker, VerdictKind]:
     """The verdicts among what was said; a kind that this release does not know is left out."""
     found = {}
     for about, says in said.items():
@@ -45,7 +45,7 @@ def _name_hang(root: HangRoot) -> str:
     return _HANG + json.dumps([root.rank, root.group.name, root.missing_seq])
 
 
-def say_hangs(began: Iterable[HangRoot], ended: Iterable[HangRoot]) -> dict[str, str | None]:
+def describe_hangs(began: Iterable[HangRoot], ended: Iterable[HangRoot]) -> dict[str, str | None]:
     """What records of these hangs say."""
     said: dict[str, str | None] = dict.fromkeys(map(_name_hang, ended))
     return said | dict.fromkeys(map(_name_hang, began), _OPEN)
