@@ -9,11 +9,11 @@ import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner
+from tests.recording.scenarios.faults import FAULTS
 
 from ingero.cli.main import cli
 from ingero.recording.queries.api import ANSWERS
 from ingero.recording.queries.catalog import PROMPTS, QUERIES
-from ingero.recording.scenarios.faults import FAULTS
 from ingero.recording.store.writer import RecordingWriter
 from ingero.wire import uds
 from ingero.wire.names import UdsType

@@ -10,10 +10,10 @@ import pytest
 from tests.detect.acted_jobs import NS, JobPlan
 from tests.echo.service.conftest import ALL, ONE, bearers, push, result
 from tests.echo.service.told_jobs import BEGAN_NS, act, tell
+from tests.support.browser import open_browser
+from tests.support.echo import RunningEcho
 
 from ingero.otlp.names import Signal
-from ingero.testing.browser import open_browser
-from ingero.testing.echo import RunningEcho
 from ingero.wire.costs import CHARGED, UNATTRIBUTED, CostRecord, build_cost_records
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

@@ -25,11 +25,11 @@ from tests.fleet.test_jetstream import (
     push_all,
 )
 from tests.fleet.test_process import Upstream, _free_port, _push
+from tests.support.collector import open_collector
 
 from ingero.errors import UnsupportedError
 from ingero.otlp.names import Signal
 from ingero.sim.local_nats import LocalNats, find_nats_server
-from ingero.testing.collector import open_collector
 from ingero.testing.fleet import build_fleet_config, run_fleet
 from ingero.testing.waiting import wait_until
 

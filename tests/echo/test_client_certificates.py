@@ -9,6 +9,7 @@ import pytest
 import trustme
 from tests.echo.process import SERVICES, metrics, point
 from tests.echo.service.conftest import ALL
+from tests.support.echo import RunningEcho
 
 from ingero.config.acl import AclEntry, parse_acl
 from ingero.errors import ConfigError
@@ -17,7 +18,6 @@ from ingero.otlp.names import ContentType, Signal
 from ingero.serving.bearer import Bearers
 from ingero.serving.tls import find_names
 from ingero.testing.clock import ManualClock
-from ingero.testing.echo import RunningEcho
 from ingero.units import NS_PER_S
 
 FLEET_1, FLEET_2 = "fleet-1.site.example", "fleet-2.site.example"

@@ -6,6 +6,7 @@ import httpx
 import pytest
 from tests.echo.process import metrics, point
 from tests.echo.service.conftest import ALL, ask, bearers, sql
+from tests.support.echo import RunningEcho
 
 from ingero.config.model import parse_model
 from ingero.echo.db.backup_names import list_backups
@@ -13,7 +14,6 @@ from ingero.echo.db.backups import BackupPlan, BackupSchedule
 from ingero.echo.service.config import EchoConfig
 from ingero.errors import ConfigError, StoreError
 from ingero.telemetry.clock import SystemClock
-from ingero.testing.echo import RunningEcho
 
 
 def push(echo, n, name):

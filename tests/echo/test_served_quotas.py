@@ -8,12 +8,12 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from tests.echo.process import SERVICES, metrics, point, rejected
 from tests.echo.service.conftest import ALL, ONE, TWO, ask
+from tests.support.echo import RunningEcho
 
 from ingero.config.acl import AclEntry, WriteQuota, parse_acl
 from ingero.errors import ConfigError
 from ingero.otlp.codec import decode_export
 from ingero.otlp.names import ContentType, Signal
-from ingero.testing.echo import RunningEcho
 
 
 @pytest.fixture

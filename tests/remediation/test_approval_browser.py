@@ -2,10 +2,10 @@
 
 import pytest
 from tests.remediation.test_approval_link import Asked
+from tests.support.browser import open_browser
 
 from ingero.config import Endpoint
 from ingero.serving.threaded import serve_threaded
-from ingero.testing.browser import open_browser
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 PHONE = {"width": 360, "height": 640}

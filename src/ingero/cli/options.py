@@ -76,7 +76,7 @@ def _take_probe_mode(
 
 
 PROBE_MODES: Final = ("session", "pair", "event", "auto")
-"""Those of `ingero.config.probing.ProbeMode`, which is not imported to show help."""
+"""Those of `ingero.config.environment.ProbeMode`, which is not imported to show help."""
 PROBE_MODE_OPTION: Final = click.option(
     "--probe-mode",
     cls=SettingOption,

@@ -7,11 +7,11 @@ import re
 import pytest
 from tests.echo.db.test_store import make_store, rows_of
 from tests.echo.service.conftest import ALL, bearers
+from tests.support.echo import RunningEcho
 
 from ingero.cli.main import run_program
 from ingero.cli.programs.echo import cli
 from ingero.testing.clock import ManualClock
-from ingero.testing.echo import RunningEcho
 from ingero.units import NS_PER_S
 
 
