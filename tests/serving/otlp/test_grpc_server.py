@@ -411,7 +411,7 @@ def test_a_large_message_comes_when_its_sender_is_let_in_and_not_before():
     serve(scenario)
 
 
-def test_more_than_a_streams_window_ends_it_and_more_than_the_connections_ends_that():
+def test_more_than_a_streams_window_ends_it_and_the_connections_is_given_back():
     whole = message(bytes(1 << 17))[:15000]
 
     async def scenario(site):

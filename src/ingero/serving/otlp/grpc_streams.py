@@ -106,7 +106,6 @@ class StreamTable:
         "_n_read",
         "_owner",
         "_resets",
-        "_window",
         "calls",
         "is_final",
         "last_id",
@@ -120,7 +119,6 @@ class StreamTable:
         self._block: _OpenBlock | None = None
         self._controls = Allowance(CONTROL_BURST, "too many frames that bring no call")
         self._resets = Allowance(RESET_BURST, "too many calls that were reset")
-        self._window = WINDOW_BYTES
         self._n_read = 0
         self._has_settings = False
         self.calls: dict[int, GrpcCall] = {}
@@ -165,13 +163,9 @@ class StreamTable:
         """DATA: section 6.1."""
         stream_id, flags, payload = frame.stream_id, frame.flags, frame.payload
         n_bytes = len(payload)
-        self._window -= n_bytes
-        if self._window < 0:
-            raise H2Error(H2Code.FLOW_CONTROL_ERROR, "more data than the connection's window")
         self._n_read += n_bytes
         if self._n_read > WINDOW_BYTES // 2:
             self._owner.sender.say(write_word(WINDOW_UPDATE, 0, self._n_read))
-            self._window += self._n_read
             self._n_read = 0
         ends = bool(flags & END_STREAM)
         call = self.calls.get(stream_id)
