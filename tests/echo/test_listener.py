@@ -239,4 +239,4 @@ def test_the_official_client_works_through_all_of_this(echo):
                 answer = await client.call_tool("fleet.cluster.summary", {})
                 return len(tools.tools), answer.is_error
 
-    assert asyncio.run(scenario()) == (18, False)
+    assert asyncio.run(scenario()) == (20, False)

@@ -123,5 +123,5 @@ def test_schemathesis_passes_with_every_check_and_phase(tmp_path):
         command += ["--continue-on-failure", "--no-color", "--max-time", "60"]
         found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
         assert found.returncode == 0, found.stdout[-6000:] + found.stderr[-2000:]
-        assert "Tested: 24" in found.stdout
+        assert "Tested: 25" in found.stdout
         assert "Traceback" not in echo.log.read_text()

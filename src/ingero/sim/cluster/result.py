@@ -162,7 +162,8 @@ def build_result(settings: UpSettings, progress: Progress) -> dict[str, Any]:
 def describe_faults(settings: UpSettings) -> list[dict[str, Any]]:
     """What was injected, as JSON-able values."""
     return [
-        {"kind": fault.kind, "rank": fault.rank, "amount": fault.amount, "unit": fault.unit}
+        {"kind": fault.kind, "rank": fault.rank, "amount": fault.amount}
+        | ({"unit": fault.unit} if fault.unit else {})
         for fault in settings.faults
     ]
 
