@@ -4,6 +4,7 @@ import os
 import socket
 
 import click
+import pydantic_core
 import pytest
 
 from ingero.cli.boundary import find_error, is_after_interrupt, is_closed_output
@@ -54,6 +55,22 @@ def test_a_command_that_loses_a_connection_fails_and_says_so(capsys):
 
     assert run_program(command, []) == 1
     assert "closed a connection (broken pipe)" in capsys.readouterr().err
+
+
+class _Interrupted:
+    """A value of a validator, while whose text is made Ctrl-C comes."""
+
+    def __repr__(self):
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_pydantic_builds_a_validator_is_ctrl_c(capsys):
+    @click.command()
+    def command():
+        pydantic_core.SchemaValidator({"type": "literal", "expected": [_Interrupted()]})
+
+    assert run_program(command, []) == 130
+    assert capsys.readouterr().err == ""
 
 
 def test_an_error_that_was_raised_from_itself_ends_as_any_other():

@@ -53,7 +53,14 @@ def is_interrupt(error: BaseException) -> bool:
     """Whether Ctrl-C is what ended a command, also inside a group."""
     if isinstance(error, BaseExceptionGroup):
         return any(is_interrupt(one) for one in error.exceptions)
-    return isinstance(error, KeyboardInterrupt)
+    return isinstance(error, KeyboardInterrupt) or _is_schema_cut_short(error)
+
+
+def _is_schema_cut_short(error: BaseException) -> bool:
+    """Whether Ctrl-C came while pydantic built a validator: its core keeps nothing of what was raised but its name."""
+    module = sys.modules.get("pydantic_core")
+    is_of_schema = module is not None and isinstance(error, module.SchemaError)
+    return is_of_schema and KeyboardInterrupt.__name__ in str(error)
 
 
 def is_after_interrupt(error: BaseException) -> bool:

@@ -30,7 +30,9 @@ def find_nats_server() -> str:
         UnsupportedError: There is none.
     """
     beside = Path(sys.executable).with_name(PROGRAM)
-    found = shutil.which(PROGRAM) or (str(beside) if os.access(beside, os.X_OK) else None)
+    # By what this process may do now: who was given a capability may start it from where its user could not look.
+    is_beside = os.access(beside, os.X_OK, effective_ids=True)
+    found = shutil.which(PROGRAM) or (str(beside) if is_beside else None)
     if found is None:
         raise UnsupportedError(
             "there is no nats-server here",
