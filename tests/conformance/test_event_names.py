@@ -1,6 +1,7 @@
 """The names of Fleet's log records and of their attributes stand in one wire module each."""
 
 import ast
+import functools
 from collections import defaultdict
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def _literals(path):
     ]
 
 
+@functools.cache
 def _places():
     places = defaultdict(list)
     for path in sorted(ROOT.rglob("*.py")):
