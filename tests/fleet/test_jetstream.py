@@ -15,8 +15,9 @@ from tests.support.collector import open_collector
 from ingero.cli.programs.fleet import cli
 from ingero.errors import BadDataError, UnsupportedError
 from ingero.fleet.jetstream import messages
-from ingero.fleet.jetstream.connection import OvertakenError, StoredDocument
-from ingero.fleet.jetstream.ledger import LedgerOfCluster
+from ingero.fleet.jetstream.config import NatsConfig
+from ingero.fleet.jetstream.connection import NatsConnection, OvertakenError, StoredDocument
+from ingero.fleet.jetstream.ledger import LEDGER_KEY, LedgerOfCluster
 from ingero.fleet.jetstream.messages import (
     ClusterAnswers,
     ClusterLedger,
@@ -29,7 +30,8 @@ from ingero.fleet.jetstream.messages import (
     encode_push,
 )
 from ingero.fleet.workers.messages import RelayedPush
-from ingero.otlp.codec import iter_log_rows
+from ingero.otlp.codec import iter_log_rows, iter_points
+from ingero.otlp.names import Signal
 from ingero.sim.local_nats import LocalNats, find_nats_server
 from ingero.telemetry.clock import SystemClock
 from ingero.telemetry.limited import RateLimitedLog
@@ -324,3 +326,135 @@ def test_fleet_accepts_the_settings_and_refuses_them_beside_workers(tmp_path):
     file.write_text(json.dumps(config))
     refused = CliRunner().invoke(cli, ["validate", str(file)])
     assert "service.workers: not together with storage.nats" in str(refused.exception)
+
+
+def is_followed(agents):
+    return agents.own("ingero_fleet_stream_followed_clusters") == 1
+
+
+def has_followed(standby, judge):
+    return standby.own(JUDGED, outcome="replayed") == judge.own(JUDGED, outcome="live")
+
+
+def test_a_standby_takes_over_without_reading_the_stream_again_and_shows_nothing_before(tmp_path):
+    nats = LocalNats(tmp_path)
+    with ExitStack() as stack:
+        stack.enter_context(nats.run())
+        collector = stack.enter_context(open_collector())
+        fleets = [stack.enter_context(running(config_of(nats, collector))) for _ in range(3)]
+        for _ in range(4):
+            push_all(fleets[0], "six")
+        judge, others = find_judge(fleets, "six")
+        standby = wait_until(lambda: next(filter(is_followed, others), None))
+        push(judge, event("n3", 1, cluster="six"))
+        push_all(judge, "six", [node for node in NODES if node != "n3"])
+        opened = wait_until(lambda: list_episodes(collector))
+        wait_until(lambda: has_followed(standby, judge))
+        assert standby.admin("clusters")["clusters"] == []
+        assert standby.admin("nodes", cluster_id="six").get("total") is None
+        assert standby.admin("episodes")["episodes"] == []
+        for name in (
+            "ingero_fleet_known_nodes",
+            "ingero_fleet_known_clusters",
+            "ingero_fleet_scores_total",
+        ):
+            assert standby.own(name) in {None, 0}
+        (third,) = (one for one in others if one is not standby)
+        assert not is_followed(third)
+
+        judge.fleet.signal(signal.SIGKILL)
+        wait_until(lambda: is_judge(standby, "six"))
+        assert "judging cluster six, of which 0 pushes were replayed" in standby.fleet.log
+        push(third, event("n3", 0, cluster="six"))
+        wait_until(lambda: len(list_episodes(collector)) > 1)
+        assert list_episodes(collector) == [(opened[0][0], "open"), (opened[0][0], "resolved")]
+        assert standby.own("ingero_fleet_known_nodes") == len(NODES)
+        wait_until(lambda: is_followed(third))
+
+
+def list_scores(collector):
+    exports = [one.export for one in list(collector.requests) if one.signal is Signal.METRICS]
+    return Counter(
+        round(point.value, 4)
+        for export in exports
+        for point in iter_points(export)
+        if point.name == "ingero.node.health_score"
+    )
+
+
+def test_what_the_judge_had_not_passed_on_is_passed_on_once_by_its_standby(tmp_path):
+    nats = LocalNats(tmp_path)
+    with ExitStack() as stack:
+        stack.enter_context(nats.run())
+        collector = stack.enter_context(open_collector())
+        config = config_of(nats, collector)
+        config["service"]["pipelines"]["metrics"]["exporters"] = ["otlphttp"]
+        fleets = [stack.enter_context(running(config)) for _ in range(3)]
+        sent = iter(round(0.8 + at / 1000, 4) for at in range(1000))
+        pushed = []
+
+        def push_next(agents):
+            pushed.append(next(sent))
+            push(agents, health("n0", pushed[-1], cluster="ten"))
+
+        push_all(fleets[0], "ten", NODES[1:])
+        push_next(fleets[0])
+        judge, others = find_judge(fleets, "ten")
+        standby = wait_until(lambda: next(filter(is_followed, others), None))
+        (third,) = (one for one in others if one is not standby)
+        for _ in range(10):
+            push_next(third)
+        wait_until(lambda: len(list_scores(collector)) == 1 + len(pushed))  # n1 to n4 share one
+        wait_until(lambda: has_followed(standby, judge))  # the ledger's mark may be 0.2 s back
+        judge.fleet.signal(signal.SIGSTOP)
+        for _ in range(20):
+            push_next(third)
+        wait_until(lambda: is_judge(standby, "ten"))
+        judge.fleet.signal(signal.SIGKILL)
+        for _ in range(5):
+            push_next(third)
+        wait_until(lambda: len(list_scores(collector)) == 1 + len(pushed))
+        found = list_scores(collector)
+        assert {score: found[score] for score in pushed} == dict.fromkeys(pushed, 1)
+
+
+def test_without_a_standby_another_fleet_reads_the_stream_from_its_beginning(tmp_path):
+    nats = LocalNats(tmp_path)
+    with ExitStack() as stack:
+        stack.enter_context(nats.run())
+        fleets = [stack.enter_context(running(config_of(nats, standby=False))) for _ in range(2)]
+        push_all(fleets[0], "seven")
+        judge, (other,) = find_judge(fleets, "seven")
+        assert not is_followed(other)
+        judge.fleet.signal(signal.SIGKILL)
+        wait_until(lambda: is_judge(other, "seven"))
+        assert f"of which {len(NODES)} pushes were replayed" in other.fleet.log
+
+
+def test_a_cluster_whose_ledger_is_of_a_later_release_is_left_to_others(tmp_path):
+    nats = LocalNats(tmp_path)
+    later = messages._encoder.encode(ClusterLedger(version=messages.VERSION + 1))
+
+    async def write():
+        config = NatsConfig(servers=(nats.url,))
+        connection = NatsConnection(config, SystemClock())
+        connection.open()
+        await connection.wait()
+        await connection.write(connection.documents, LEDGER_KEY + "eight", later, 0)
+        await connection.close()
+
+    with nats.run(), running(config_of(nats)) as agents:
+        asyncio.run(write())
+        push_all(agents, "eight")
+        push_all(agents, "nine")
+        wait_until(lambda: is_judge(agents, "nine"))
+        left = wait_until(
+            lambda: [
+                line for line in agents.fleet.log.splitlines() if "is left to other Fleets" in line
+            ]
+        )
+        assert not is_judge(agents, "eight")
+        assert len(left) == 1
+        assert "version 2" in left[0]
+        assert not is_followed(agents)
+        assert agents.own("ingero_fleet_stream_leases_lost_total") == 0

@@ -30,6 +30,11 @@ class NatsConfig(StrictModel):
         default=True,
         description="Whether this Fleet may judge clusters; one that may not only receives.",
     )
+    standby: bool = Field(
+        default=True,
+        description="Whether this Fleet follows clusters that another judges, one follower each, so that it takes over"
+        " within seconds; costs what judging them costs.",
+    )
     window: Duration = Field(
         parse_duration("15m"),
         description="How long the stream keeps pushes: what a judge that takes over knows.",

@@ -34,7 +34,9 @@ class StreamSite:
         self._config = config
         self._connection = NatsConnection(config, clock)
         name = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
-        self._judge = StreamJudge(name, self._connection, config.lease, self.clock, meter)
+        self._judge = StreamJudge(
+            name, self._connection, config.lease, self.clock, meter, is_standby=config.standby
+        )
         self._relay = StreamRelay(self._connection, meter, self._judge.judges)
 
     def offer(self, host: Host) -> None:

@@ -13,7 +13,7 @@ STORED: Final = counter(
 )
 JUDGED: Final = counter(
     "ingero_fleet_stream_judged_total",
-    "Pushes that this Fleet took from the stream: replayed at a take-over, live, or refused by its pipelines.",
+    "Pushes that this Fleet took from the stream: replayed at a take-over or by a standby, live, or refused.",
     "outcome",
 )
 TAKEOVERS: Final = counter(
@@ -24,8 +24,20 @@ LEASES_LOST: Final = counter(
     "Clusters that this Fleet ceased to judge because it could not renew its lease.",
 )
 CLUSTERS: Final = gauge("ingero_fleet_stream_clusters", "Clusters that this Fleet judges.")
+FOLLOWED: Final = gauge(
+    "ingero_fleet_stream_followed_clusters",
+    "Clusters that another Fleet judges and that this one follows, to take over within seconds.",
+)
 TAKEOVER_SECONDS: Final = gauge(
     "ingero_fleet_stream_takeover_seconds",
     "How long the latest take-over read the stream until it knew what its predecessor knew.",
 )
-STREAM_METRICS: Final = (STORED, JUDGED, TAKEOVERS, LEASES_LOST, CLUSTERS, TAKEOVER_SECONDS)
+STREAM_METRICS: Final = (
+    STORED,
+    JUDGED,
+    TAKEOVERS,
+    LEASES_LOST,
+    CLUSTERS,
+    FOLLOWED,
+    TAKEOVER_SECONDS,
+)

@@ -7,6 +7,7 @@ from tests.e2e.test_collectives import job
 
 from ingero.fleet.processors.collectives.config import NcclConfig
 from ingero.fleet.processors.collectives.engine import DetectionEngine
+from ingero.fleet.processors.collectives.telemetry import LATE_OPS, OPS
 from ingero.model.verdicts import VerdictKind
 from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
@@ -51,3 +52,32 @@ def test_what_was_said_of_a_rank_ends_although_nothing_is_concluded_of_it_at_fir
     (ended,) = [one for one in conclusion.changes if one.verdict.rank.worker == culprit]
     assert ended.before is VerdictKind.CULPRIT
     assert ended.verdict.kind is not VerdictKind.CULPRIT
+
+
+def test_what_is_only_followed_is_neither_shown_nor_counted():
+    meter = MeterRegistry()
+    engine, runs = DetectionEngine(NcclConfig(), meter), list(job(slow=5))
+    cluster_id, comm = runs[0].rank.cluster_id, runs[0].comm
+    engine.begin_replay(cluster_id)
+    engine.add(runs, 0, [60 * NS_PER_S] * len(runs), is_replay=True)
+    engine.judge(60 * NS_PER_S)
+    assert engine.conclusions() == engine.find_late_ns() == {}
+    for ask in (lambda: engine.comms_of(cluster_id), lambda: engine.lags_of(cluster_id, comm)):
+        with pytest.raises(KeyError):
+            ask()
+    for counted in (OPS, LATE_OPS):
+        assert meter.counter(counted).read() == 0
+    engine.end_replay(cluster_id, {})
+    engine.judge(120 * NS_PER_S)
+    assert engine.comms_of(cluster_id)
+    assert cluster_id in engine.conclusions()
+
+
+def test_followed_clusters_leave_the_cap_to_those_that_are_judged():
+    engine, runs = DetectionEngine(NcclConfig(max_clusters=1), MeterRegistry()), list(job(slow=5))
+    engine.begin_replay(runs[0].rank.cluster_id)
+    assert engine.add(runs, 0, is_replay=True) == (0, "")
+    others = [replace(run, rank=replace(run.rank, cluster_id="other")) for run in runs]
+    assert engine.add(others, 0) == (0, "")
+    third = [replace(run, rank=replace(run.rank, cluster_id="third")) for run in runs]
+    assert engine.add(third, 0) == (len(runs), "cluster_cap")

@@ -294,3 +294,33 @@ def test_computing_in_pushes_stops_when_it_takes_more_than_its_share_and_the_tic
     clock.now_ns += 200 * MS
     registry.tick()
     assert not state.is_dirty
+
+
+def test_a_followed_cluster_is_learned_by_the_time_of_its_pushes_and_shown_when_it_is_judged():
+    bench = Bench(max_clusters=1)
+    registry, now_ns = bench.registry, 1000 * NS_PER_S
+    bench.host.clock.advance(now_ns - bench.host.clock.mono_ns())
+    registry.begin_replay("c")
+
+    def replay(node, age_s):
+        arrival = Arrival(now_ns - age_s * NS_PER_S, 0)
+        registry.take([facts(node)], PushContext(is_replay=True), arrival)
+
+    for age_s in range(900, 0, -5):
+        replay("n0", age_s)
+        replay("n1", age_s)
+        if age_s > 600:
+            replay("n2", age_s)
+        bench.registry.tick()
+    assert registry.clusters == {}
+    assert registry.n_nodes == 0
+    assert registry.find_answer("c") is None
+    assert bench.host.read("ingero_fleet_scores_total") == 0
+    bench.push(facts("m0", cluster="judged"))
+    assert list(registry.clusters) == ["judged"], "what is followed takes no room"
+
+    registry.end_replay("c", {})
+    assert set(registry.clusters["c"].scores.nodes) == {"n0", "n1"}, "n2 is silent for long"
+    assert registry.n_nodes == 3
+    registry.begin_replay("c")
+    assert registry.n_nodes == 1

@@ -122,7 +122,7 @@ class _ClusterDetection:
     judge: Judge | None = None
     alpha: float = 0.0
     generation: int = 0
-    lost: dict[str, int] = field(default_factory=dict)
+    lost: dict[str, int] | None = field(default_factory=dict)  # None: counted by the judge before
     kinds: dict[Worker, VerdictKind] = field(default_factory=dict)
     conclusion: Conclusion | None = None
     lateness: Lateness = field(default_factory=Lateness)
@@ -180,27 +180,37 @@ class DetectionEngine:
         }
 
     def lags_of(self, cluster_id: str, comm: str) -> list[PeerLag]:
-        """The lags on one communicator; raises KeyError for an unknown one."""
-        detection = self._detections[cluster_id]
+        """The lags on one communicator; raises KeyError for an unknown one, and for a cluster not judged here."""
+        detection = self._get_judged(cluster_id)
         if comm not in detection.comm_seen_ns:
             raise KeyError(comm)
         with self._lock:
             return detection.lags.lags(comm)
 
     def comms_of(self, cluster_id: str) -> list[str]:
-        """Communicators of a cluster; raises KeyError for an unknown one."""
-        return list(self._detections[cluster_id].comm_seen_ns)
+        """Communicators of a cluster; raises KeyError for one that is not judged here."""
+        return list(self._get_judged(cluster_id).comm_seen_ns)
+
+    def _get_judged(self, cluster_id: str) -> _ClusterDetection:
+        if cluster_id in self._replaying:
+            raise KeyError(cluster_id)
+        return self._detections[cluster_id]
 
     def find_late_ns(self) -> dict[str, int]:
         """By cluster of which nothing is concluded for that, how late its evidence is. Any thread."""
         return {
             cluster_id: detection.late_ns
             for cluster_id, detection in list(self._detections.items())
-            if detection.late_ns
+            if detection.late_ns and cluster_id not in self._replaying
         }
 
     def add(
-        self, runs: Sequence[CollectiveRun], now_ns: int, late_ns: Sequence[int] = ()
+        self,
+        runs: Sequence[CollectiveRun],
+        now_ns: int,
+        late_ns: Sequence[int] = (),
+        *,
+        is_replay: bool = False,
     ) -> tuple[int, str]:
         """Take runs to be judged; returns how many were refused and why the last of them was.
 
@@ -208,15 +218,23 @@ class DetectionEngine:
             runs: From any ranks.
             now_ns: When they arrived.
             late_ns: By run, how long it had to wait for this Fleet; empty when none had to.
+            is_replay: Another Fleet took them before, and counted them.
         """
-        n_refused, why = 0, ""
+        n_refused, n_ops, n_late_ops, why = 0, 0, 0, ""
         with self._lock:
             for run, late in zip(runs, late_ns or [0] * len(runs), strict=True):
                 reason = self._add_one(run, now_ns, late)
-                if reason:
+                if not reason:
+                    n_ops += run.ops.size
+                    n_late_ops += run.ops.size if late >= MIN_LATE_NS else 0
+                    continue
+                n_refused, why = n_refused + 1, reason
+                if not is_replay:
                     self.refuse[reason](1)
                     self._note_cap(reason, run.rank.cluster_id, now_ns)
-                    n_refused, why = n_refused + 1, reason
+        if not is_replay:
+            self._count_ops(n_ops)
+            self._count_late(n_late_ops)
         return n_refused, why
 
     def begin_replay(self, cluster_id: str) -> None:
@@ -251,7 +269,7 @@ class DetectionEngine:
             if detection is None:
                 self._said[cluster_id] = dict(kinds)
             else:
-                detection.kinds = dict(kinds)
+                detection.kinds, detection.lost = dict(kinds), None
 
     def take_cap_changes(self, now_ns: int) -> list[CapChange]:
         """Caps that began or ceased to refuse since the last call."""
@@ -278,9 +296,9 @@ class DetectionEngine:
             return "bad_record"
         detection = self._detections.get(run.rank.cluster_id)
         if detection is None:
-            if len(self._detections) >= config.max_clusters:
-                return "cluster_cap"
             cluster_id = run.rank.cluster_id
+            if cluster_id not in self._replaying and self._count_judged() >= config.max_clusters:
+                return "cluster_cap"
             detection = self._detections[cluster_id] = _ClusterDetection(
                 cluster_id, kinds=self._said.pop(cluster_id, {})
             )
@@ -295,11 +313,11 @@ class DetectionEngine:
         detection.comm_seen_ns[run.comm] = detection.seen_ns = now_ns
         detection.waiting.append((run, now_ns))
         detection.n_waiting += n_ops
-        self._count_ops(n_ops)
         detection.lateness.note(rank.worker, late_ns, now_ns)
-        if late_ns >= MIN_LATE_NS:
-            self._count_late(n_ops)
         return ""
+
+    def _count_judged(self) -> int:
+        return sum(cluster_id not in self._replaying for cluster_id in self._detections)
 
     def _has_room(self, detection: _ClusterDetection, now_ns: int) -> bool:
         """Whether a new communicator fits; a cluster whose communicators are mostly silent starts over."""
@@ -371,8 +389,9 @@ class DetectionEngine:
         judgement = history = join_jobs(detection.cluster_id, judge.judgements())
         if len(judgement.verdicts) <= MAX_HISTORY:
             history = join_jobs(detection.cluster_id, judge.judgements(with_history=True))
+        lost = judgement.counts if detection.lost is None else detection.lost
         for reason, count in self._count_lost.items():
-            count(judgement.counts.get(reason, 0) - detection.lost.get(reason, 0))
+            count(judgement.counts.get(reason, 0) - lost.get(reason, 0))
         detection.lost = dict(judgement.counts)
         kinds = {v.rank.worker: v.kind for v in judgement.verdicts}
         changes = tuple(

@@ -96,10 +96,13 @@ class CollectivesProcessor:
             )
             now_ns = host.clock.mono_ns()
             _give_way(collectives, state)
-            _take_diagnoses(diagnoses, batch.push, state)
+            if not batch.push.is_replay:  # who asked has taken the answer
+                _take_diagnoses(diagnoses, batch.push, state)
             _take_progress(progress, batch.push, state, now_ns)
             _take_collectives(collectives, batch.push, state, now_ns)
-        elif batch.signal is Signal.METRICS and has_gauges(batch.export):
+        elif (
+            batch.signal is Signal.METRICS and not batch.push.is_replay and has_gauges(batch.export)
+        ):
             state.gauges.add(batch.export, batch.push.cluster_hint, host.clock.mono_ns())
             dated = date_by_arrival(batch.export, batch.received_wall_ns)
             if dated is not batch.export:
@@ -154,7 +157,7 @@ def _take_collectives(
             [run for run, ns in zip(read.runs, read.late_ns, strict=True) if ns < MIN_LATE_NS],
             now_ns,
         )
-        n_refused, why = state.engine.add(read.runs, now_ns, read.late_ns)
+        n_refused, why = state.engine.add(read.runs, now_ns, read.late_ns, is_replay=push.is_replay)
         if n_refused:
             push.n_rejected += n_refused
             push.rejected_why = f"collective batches not taken: {why}"
@@ -163,7 +166,7 @@ def _take_collectives(
 def _note_bad(push: PushContext, state: CollectivesState, n_refused: int, why: str) -> None:
     """Count records that cannot be read, and let the answer say so."""
     if n_refused:
-        state.engine.refuse["bad_record"](n_refused)
+        state.engine.refuse["bad_record"](0 if push.is_replay else n_refused)
         push.n_rejected += n_refused
         push.rejected_why = why
 

@@ -189,7 +189,7 @@ class _Reporter:
         registry = self._registry
         self._emitted_ns, self._is_emit_due = self._clock.mono_ns(), False
         with registry.lock:
-            export = self._report.build(registry.list_judged(), self._clock.wall_ns())
+            export = self._report.build(list(registry.clusters.values()), self._clock.wall_ns())
         self._downstream.send(Signal.METRICS, export)
 
     def announce(self) -> None:

@@ -47,14 +47,16 @@ class ClusterRegistry:
 
     Attributes:
         lock: Held by whatever reads more than one thing of ``clusters``.
-        clusters: By cluster id.
-        n_nodes: Nodes of all clusters.
+        clusters: By cluster id; without those that another Fleet judges, whose pushes are replayed here.
+        n_nodes: Nodes of all these clusters.
         notifications: What is to be announced of episodes and clusters. Locked.
     """
 
     def __init__(self, config: IngeroConfig, clock: Clock, meter: MeterRegistry) -> None:
         self.lock = threading.RLock()
         self.clusters: dict[str, ClusterState] = {}
+        self._replayed: dict[str, ClusterState] = {}
+        self._replayed_expiry_ns: dict[str, int] = {}
         self.n_nodes = 0
         self._clock = clock
         self._expired_ns = clock.mono_ns()
@@ -71,7 +73,7 @@ class ClusterRegistry:
         self._config = self._caps.config = self._updates.config = config
         self.notifications.hold_ns = config.push_interval
         with self.lock:
-            for cluster in self.clusters.values():
+            for cluster in (*self.clusters.values(), *self._replayed.values()):
                 cluster.settings = self._build_settings(cluster.cluster_id)
                 cluster.is_dirty = True
 
@@ -140,6 +142,8 @@ class ClusterRegistry:
         with self.lock:
             cluster = self.clusters.pop(cluster_id, None)
             self.n_nodes -= 0 if cluster is None else cluster.scores.n_nodes
+            self._replayed.pop(cluster_id, None)
+            self._replayed_expiry_ns.pop(cluster_id, None)
             self.notifications.hold(cluster_id)
 
     def is_behind(self, cluster_id: str) -> bool:
@@ -150,6 +154,11 @@ class ClusterRegistry:
     def end_replay(self, cluster_id: str, said: Mapping[str, str]) -> None:
         """See `Learner`."""
         with self.lock:
+            self._replayed_expiry_ns.pop(cluster_id, None)
+            cluster = self._replayed.pop(cluster_id, None)
+            if cluster is not None:
+                self.clusters[cluster_id] = cluster
+                self.n_nodes += cluster.scores.n_nodes
             self.notifications.go_on(cluster_id, lambda one: is_said(one, said))
 
     def tick(self) -> None:
@@ -158,17 +167,12 @@ class ClusterRegistry:
         if arrival.mono_ns - self._expired_ns >= _EXPIRY_INTERVAL_NS:
             self._expired_ns = arrival.mono_ns
             with self.lock:
-                for cluster in self.list_judged():
+                for cluster in list(self.clusters.values()):
                     self._expire(cluster, arrival)
                 self._caps.note_ended(arrival)
-        self._updates.update_due(self.list_judged(), arrival, self.lock)
+        self._updates.update_due(list(self.clusters.values()), arrival, self.lock)
         with self.lock:
             self.notifications.release(arrival.mono_ns, self._is_settled)
-
-    def list_judged(self) -> list[ClusterState]:
-        """Clusters of which something may be said: not those that are learned from a replay."""
-        is_held = self.notifications.is_held
-        return [one for one in list(self.clusters.values()) if not is_held(one.cluster_id)]
 
     def _is_settled(self, episode: Episode) -> bool:
         """Whether every other active node of the cluster reported since this episode began to wait."""
@@ -186,33 +190,38 @@ class ClusterRegistry:
         score = facts.health_score
         if score is None and facts.straggler_event is None:
             return ""
-        cluster = self.clusters.get(cluster_id)
+        is_judged = not self.notifications.is_held(cluster_id)
+        clusters = self.clusters if is_judged else self._replayed
+        cluster = clusters.get(cluster_id)
+        if cluster is not None and not is_judged:
+            self._expire_replayed(cluster, arrival)
         is_known = cluster is not None and cluster.scores.find_row(resource.node_id) is not None
         reason = "" if score is None else check_report(facts, cluster_id, score)
         if not reason and not is_known:
-            reason = self._caps.check(cluster, len(self.clusters), self.n_nodes, arrival)
+            n_clusters, n_nodes = (len(clusters), self.n_nodes) if is_judged else (0, 0)
+            reason = self._caps.check(cluster, n_clusters, n_nodes, arrival)
         if reason:
-            self._counters.refused[reason](1)
+            self._counters.refused[reason](not context.is_replay)
             context.n_rejected += 1
             context.rejected_why = REFUSALS[reason]
         elif score is not None:
             if cluster is None:
                 cluster = ClusterState(cluster_id, self._build_settings(cluster_id))
-                self.clusters[cluster_id] = cluster
-            self.n_nodes += not is_known
+                clusters[cluster_id] = cluster
+            self.n_nodes += is_judged and not is_known
             is_known = True
+            self._counters.scores(not context.is_replay)
             self._put_score(cluster, facts, score, arrival)
         if facts.straggler_event is not None:
             if cluster is not None and is_known:
                 self._put_event(cluster, facts, arrival)
             else:
-                self._counters.lost_events(1)
+                self._counters.lost_events(not context.is_replay)
         return reason
 
     def _put_score(
         self, cluster: ClusterState, facts: PushFacts, score: float, arrival: Arrival
     ) -> None:
-        self._counters.scores(1)
         node_id = facts.resource.node_id
         state = STATE_OF_NAME.get(facts.state, ReportedState.OTHER)
         cohort = Cohort(facts.cohort, facts.workload_type if facts.cohort else "")
@@ -253,14 +262,25 @@ class ClusterRegistry:
     ) -> None:
         episode = cluster.episodes.close(node_id, outcome, arrival.wall_ns)
         if episode is not None:
-            self._counters.episodes[outcome](1)
+            self._counters.episodes[outcome](cluster.cluster_id in self.clusters)
             self.notifications.note_close(episode)
 
-    def _expire(self, cluster: ClusterState, arrival: Arrival) -> None:
+    def _expire_replayed(self, cluster: ClusterState, arrival: Arrival) -> None:
+        """Forget silent nodes of a replayed cluster by the time of its pushes, as its judge did."""
+        last_ns = self._replayed_expiry_ns.get(cluster.cluster_id, 0)
+        if arrival.mono_ns - last_ns >= _EXPIRY_INTERVAL_NS:
+            self._replayed_expiry_ns[cluster.cluster_id] = arrival.mono_ns
+            self._forget_silent(cluster, arrival)
+
+    def _forget_silent(self, cluster: ClusterState, arrival: Arrival) -> int:
+        """Close episodes of nodes that are silent for too long; how many nodes were forgotten."""
         gone = cluster.expire(arrival.mono_ns - self._config.ttl_ns)
         for node_id in gone:
             self._close_episode(cluster, node_id, Outcome.LOST, arrival)
-        self.n_nodes -= len(gone)
+        return len(gone)
+
+    def _expire(self, cluster: ClusterState, arrival: Arrival) -> None:
+        self.n_nodes -= self._forget_silent(cluster, arrival)
         if not cluster.scores.n_nodes and cluster.is_dirty:
             self._updates.update(cluster, arrival)
         if not cluster.scores.n_nodes and not cluster.is_remembered(arrival.mono_ns):
