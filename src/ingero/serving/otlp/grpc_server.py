@@ -16,22 +16,21 @@ import ssl
 from collections.abc import Mapping
 from typing import Final
 
+from typing_extensions import override
+
 from ingero.config import Endpoint
-from ingero.serving.asgi import bind
-from ingero.serving.connections import ConnectionCounters
 from ingero.serving.otlp.grpc_calls import OtlpGrpcSettings
 from ingero.serving.otlp.grpc_connection import GrpcConnection
 from ingero.serving.otlp.grpc_shared import GrpcShared, ServiceMethod
 from ingero.serving.otlp.handler import OtlpHandler
+from ingero.serving.otlp.listener import ListenerTimes, OtlpListener
 from ingero.units import NS_PER_S
 
-_SWEEP_S: Final = 1.0
-_BACKLOG: Final = 4096
 _NO_METHODS: Final[Mapping[bytes, ServiceMethod]] = {}
 
 
-class OtlpGrpcServer:
-    """One listening gRPC port. Everything runs on the event loop.
+class OtlpGrpcServer(OtlpListener):
+    """One listening gRPC port.
 
     Args:
         endpoint: Where to listen.
@@ -39,9 +38,6 @@ class OtlpGrpcServer:
         handler: Who may send, and what becomes of it.
         tls: A server context, or None for plain text.
         methods: What else is served, by path.
-
-    Attributes:
-        bound: Where it listens, with the kernel's port; the configured endpoint before `start`.
     """
 
     def __init__(
@@ -52,58 +48,27 @@ class OtlpGrpcServer:
         tls: ssl.SSLContext | None = None,
         methods: Mapping[bytes, ServiceMethod] = _NO_METHODS,
     ) -> None:
-        self.bound = endpoint
         self._shared = GrpcShared(settings, handler, methods)
-        self._tls = tls
-        self._server: asyncio.Server | None = None
-        self._sweeping: asyncio.TimerHandle | None = None
-
-    @property
-    def counters(self) -> ConnectionCounters:
-        """Connections that were refused or ended for their slowness."""
-        return self._shared.admission.counters
-
-    async def start(self) -> None:
-        """Bind and serve. Raises IngeroError when the address cannot be bound."""
-        settings = self._shared.settings
-        listening = await bind(self.bound, shares_port=settings.shares_port)
-        loop = asyncio.get_running_loop()
-        if self._tls is not None:
-            self._tls.set_alpn_protocols(["h2"])
-        self._server = await loop.create_server(
-            lambda: GrpcConnection(self._shared, loop),
-            sock=listening,
-            ssl=self._tls,
-            backlog=_BACKLOG,
-            ssl_handshake_timeout=settings.connections.head_s if self._tls else None,
+        if tls is not None:
+            tls.set_alpn_protocols(["h2"])
+        super().__init__(
+            endpoint, self._shared, _find_times(settings), tls, shares_port=settings.shares_port
         )
-        self.bound = Endpoint(self.bound.host, listening.getsockname()[1])
-        self._sweep(loop)
 
-    async def stop(self, drain_s: float) -> None:
-        """Close the port; let calls in flight finish for ``drain_s``, then cut them."""
-        server, self._server = self._server, None
-        if server is None:
-            return
-        server.close()
-        await self._shared.drain(drain_s)
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+    @override
+    def _accept(self, loop: asyncio.AbstractEventLoop) -> GrpcConnection:
+        return GrpcConnection(self._shared, loop)
 
-    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """End what takes too long, and say so."""
-        shared, settings = self._shared, self._shared.settings
-        shared.check_time(loop.time())
-        limits_ns = (
-            settings.read_timeout_ns,
-            settings.idle_ns,
-            settings.age_ns,
-            settings.age_grace_ns,
-            settings.ping_after_ns,
-            settings.ping_timeout_ns,
-        )
-        limits_s = [one / NS_PER_S for one in limits_ns if one is not None]
-        limits_s += [settings.connections.head_s, settings.connections.stall_s]
-        self._sweeping = loop.call_later(
-            max(0.01, min(_SWEEP_S, *(s / 2 for s in limits_s))), self._sweep, loop
-        )
+
+def _find_times(settings: OtlpGrpcSettings) -> ListenerTimes:
+    connections = settings.connections
+    limits_ns = (
+        settings.read_timeout_ns,
+        settings.idle_ns,
+        settings.age_ns,
+        settings.age_grace_ns,
+        settings.ping_after_ns,
+        settings.ping_timeout_ns,
+    )
+    limits_s = [one / NS_PER_S for one in limits_ns if one is not None]
+    return ListenerTimes(connections.head_s, (*limits_s, connections.head_s, connections.stall_s))

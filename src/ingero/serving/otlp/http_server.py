@@ -17,24 +17,21 @@ from __future__ import annotations
 import asyncio
 import ssl
 from email.utils import formatdate
-from typing import Final
+
+from typing_extensions import override
 
 from ingero.config import Endpoint
-from ingero.serving.asgi import bind
-from ingero.serving.connections import ConnectionCounters
 from ingero.serving.otlp.handler import OtlpHandler
 from ingero.serving.otlp.http_connection import HttpConnection
 from ingero.serving.otlp.http_head import OtlpHttpSettings
 from ingero.serving.otlp.http_shared import HttpShared
+from ingero.serving.otlp.listener import ListenerTimes, OtlpListener
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
-_SWEEP_S: Final = 1.0
-_BACKLOG: Final = 4096
 
-
-class OtlpHttpServer:
-    """One listening HTTP port. Everything runs on the event loop.
+class OtlpHttpServer(OtlpListener):
+    """One listening HTTP port.
 
     Args:
         endpoint: Where to listen.
@@ -42,9 +39,6 @@ class OtlpHttpServer:
         handler: Who may send, and what becomes of it.
         clock: For the Date header.
         tls: A server context, or None for plain text.
-
-    Attributes:
-        bound: Where it listens, with the kernel's port; the configured endpoint before `start`.
     """
 
     def __init__(
@@ -55,56 +49,25 @@ class OtlpHttpServer:
         clock: Clock,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.bound = endpoint
         self._shared = HttpShared(settings, handler)
         self._clock = clock
-        self._tls = tls
-        self._server: asyncio.Server | None = None
-        self._sweeping: asyncio.TimerHandle | None = None
-
-    @property
-    def counters(self) -> ConnectionCounters:
-        """Connections that were refused or ended for their slowness."""
-        return self._shared.admission.counters
-
-    async def start(self) -> None:
-        """Bind and serve. Raises IngeroError when the address cannot be bound."""
-        listening = await bind(self.bound, shares_port=self._shared.settings.shares_port)
-        loop = asyncio.get_running_loop()
-        settings = self._shared.settings
-        handshake_s = min(settings.connections.head_s, settings.read_timeout_ns / NS_PER_S)
-        self._server = await loop.create_server(
-            lambda: HttpConnection(self._shared, loop),
-            sock=listening,
-            ssl=self._tls,
-            backlog=_BACKLOG,
-            ssl_handshake_timeout=handshake_s if self._tls else None,
+        super().__init__(
+            endpoint, self._shared, _find_times(settings), tls, shares_port=settings.shares_port
         )
-        self.bound = Endpoint(self.bound.host, listening.getsockname()[1])
-        self._sweep(loop)
 
-    async def stop(self, drain_s: float) -> None:
-        """Close the port and idle connections; let requests in flight finish for ``drain_s``, then cut them."""
-        server, self._server = self._server, None
-        if server is None:
-            return
-        server.close()
-        await self._shared.drain(drain_s)
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+    @override
+    def _accept(self, loop: asyncio.AbstractEventLoop) -> HttpConnection:
+        return HttpConnection(self._shared, loop)
 
-    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Renew the date and end what takes too long; one timer for all connections costs less than one each."""
-        shared, settings = self._shared, self._shared.settings
+    @override
+    def _note_time(self) -> None:
         date = formatdate(self._clock.wall_ns() / NS_PER_S, usegmt=True)
-        shared.date_line = f"date: {date}\r\n".encode()
-        shared.check_time(loop.time())
-        limits_s = (
-            settings.read_timeout_ns / NS_PER_S,
-            settings.idle_timeout_ns / NS_PER_S,
-            settings.connections.head_s,
-            settings.connections.stall_s,
-        )
-        self._sweeping = loop.call_later(
-            min(_SWEEP_S, *(s / 2 for s in limits_s)), self._sweep, loop
-        )
+        self._shared.date_line = f"date: {date}\r\n".encode()
+
+
+def _find_times(settings: OtlpHttpSettings) -> ListenerTimes:
+    connections = settings.connections
+    read_s = settings.read_timeout_ns / NS_PER_S
+    idle_s = settings.idle_timeout_ns / NS_PER_S
+    limits_s = (read_s, idle_s, connections.head_s, connections.stall_s)
+    return ListenerTimes(min(connections.head_s, read_s), limits_s)
