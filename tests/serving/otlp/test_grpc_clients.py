@@ -7,8 +7,8 @@ import subprocess
 import grpc
 import grpc.aio
 import pytest
+from tests.serving.otlp.grpc_site import serve
 from tests.serving.otlp.http2 import METRICS, message
-from tests.serving.otlp.test_grpc_server import serve
 
 from ingero.serving.otlp.answers import AnswerStatus, OtlpAnswer
 from ingero.serving.otlp.handler import AnswerHeaders
