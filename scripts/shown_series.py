@@ -35,6 +35,7 @@ from ingero.agent.trace.incidents import IncidentWatch
 from ingero.agent.trace.recorder import Recorder
 from ingero.remediation.audit import AuditCounts
 from ingero.remediation.journal import Journal
+from ingero.remediation.messages import MessageCounts
 from ingero.remediation.page import RemediatorPage
 from ingero.remediation.remediator import RemediatorCounts
 from ingero.telemetry.clock import SystemClock
@@ -163,7 +164,9 @@ def _list_remediator() -> Iterator[Shown]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal.db"
         with Journal(path, is_audited=True):
-            page = RemediatorPage(RemediatorCounts(), path, AuditCounts()).render()
+            page = RemediatorPage(
+                RemediatorCounts(), path, AuditCounts(), messages=MessageCounts()
+            ).render()
     return _read_page(page)
 
 

@@ -1,6 +1,7 @@
 """A proposal's link: what it shows, who may answer by it, once, and what is refused."""
 
 import base64
+import json
 import re
 from dataclasses import replace
 
@@ -323,21 +324,32 @@ def test_over_http_a_person_sees_the_page_and_answers_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_real_finding_is_approved_by_the_link_of_the_log(tmp_path):
-    key = write_key(tmp_path)
+def test_a_real_finding_is_approved_by_the_link_that_was_sent(tmp_path, receiver):
+    key, slack = write_key(tmp_path), tmp_path / "slack"
+    slack.touch(0o600)
+    slack.write_text(receiver.url)
     with run_job() as (agents, pushes):
         file = write_policy(tmp_path, agents, mode="ask")
         lines = [one for one in file.read_text().splitlines() if not one.startswith("action:")]
         action = f"action: {{command: {{drain: [touch, {tmp_path}/out], undo: ['true']}}}}"
-        link = f"link: {{base_url: 'http://127.0.0.1', key_file: {key}, listen: '127.0.0.1:0'}}"
-        file.write_text("\n".join([*lines, action, f"approval: {{{link}}}"]) + "\n")
+        link = f"link: {{base_url: 'http://127.0.0.1', key_file: {key}, listen: '127.0.0.1:0',"
+        link += f" send: [{{label: approval link, slack: {{webhook_url_file: {slack}}}}}]}}"
+        approval = f"approval: {{{link}}}"
+        file.write_text("\n".join([*lines, action, approval, "listen: 127.0.0.1:0"]) + "\n")
         with launch("ingero.cli.programs.remediator", ["run", str(file)]) as program:
 
             def find_link():
                 pushes.push()
                 return re.search(r"link of approval link: http://127.0.0.1(/\S+)", program.log)
 
-            url = program.url("approval", wait_until(find_link)[1])
+            path = wait_until(find_link)[1]
+            _, body = wait_until(lambda: receiver.got)[0]
+            assert json.loads(body)["text"].endswith(f": http://127.0.0.1{path}")
+            assert (
+                "ingero_remediator_messages_sent_total 1"
+                in httpx.get(program.url("metrics", "/metrics")).text
+            )
+            url = program.url("approval", path)
             assert "Take node5 out of service?" in httpx.get(url).text
             assert not (tmp_path / "out").exists()
             headers = {"Origin": "http://127.0.0.1"}

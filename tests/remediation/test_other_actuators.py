@@ -5,9 +5,7 @@ import hashlib
 import hmac
 import json
 import sys
-import threading
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from tests.remediation.site import QUICK, Site
@@ -105,37 +103,6 @@ def test_a_command_that_is_not_there_or_hangs_is_said():
         CommandActuator(config).apply(RECORD)
 
 
-class Receiver:
-    """An HTTP server that keeps what it is sent and answers a status."""
-
-    def __init__(self):
-        self.status, self.got = 200, []
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["content-length"]))
-                receiver.got.append((dict(self.headers), body))
-                self.send_response(receiver.status)
-                self.send_header("location", "http://127.0.0.1:9/")
-                self.end_headers()
-
-            def log_message(self, *_):
-                pass
-
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/hook"
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
-
-
-@pytest.fixture
-def receiver():
-    one = Receiver()
-    yield one
-    one.server.shutdown()
-    one.server.server_close()
-
-
 @pytest.fixture
 def secret(tmp_path):
     file = tmp_path / "secret"
@@ -176,7 +143,8 @@ def test_an_answer_that_may_pass_is_tried_again_and_others_are_refusals(
 @pytest.mark.parametrize(
     ("text", "mode", "says"),
     [
-        ("", 0o600, "shorter than 24"),
+        ("", 0o600, "is empty"),
+        ("QUJD", 0o600, "shorter than 24"),
         ("?", 0o600, "not base64"),
         ("A" * 64, 0o640, "read by others"),
     ],

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from ingero.config.model import StrictModel
 from ingero.config.types import Duration, Endpoint
 from ingero.remediation.urls import SafeUrl
+from ingero.remediation.webhook_config import SignedWebhookConfig
 from ingero.units import parse_duration
 
 MAX_LABEL_CHARS: Final = 60
+
+
+class SlackReceiverConfig(StrictModel):
+    """A Slack channel, by an incoming webhook."""
+
+    webhook_url_file: str = Field(
+        description="File with the webhook's address, which is the secret; mode 0600, read again for each message."
+    )
+    timeout: Duration = Field(parse_duration("10s"), gt=0, description="Of one request.")
+
+
+class LinkReceiverConfig(StrictModel):
+    """Whom a proposal's link is sent to: exactly one receiver. Who reads there may answer."""
+
+    label: str = Field(description="Whose link: one of the labels.")
+    slack: SlackReceiverConfig | None = Field(None, description="A message for people.")
+    webhook: SignedWebhookConfig | None = Field(
+        None, description="JSON for programs, signed as Standard Webhooks has it."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.slack is None) == (self.webhook is None):
+            raise ValueError("needs slack or webhook, and only one of them")
+        return self
 
 
 class ApprovalLinkConfig(StrictModel):
@@ -33,6 +59,16 @@ class ApprovalLinkConfig(StrictModel):
         min_length=1,
         description="One link each. The journal says by whose link an answer came.",
     )
+    send: tuple[LinkReceiverConfig, ...] = Field(
+        default=(), description="Where links are sent when there is a proposal."
+    )
+
+    @model_validator(mode="after")
+    def _check_receivers(self) -> Self:
+        for one in self.send:
+            if one.label not in self.labels:
+                raise ValueError(f"send: {one.label!r} is none of labels")
+        return self
 
     @field_validator("labels")
     @classmethod

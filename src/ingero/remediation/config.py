@@ -15,7 +15,8 @@ from ingero.config.types import Duration, Endpoint
 from ingero.remediation.approval_config import ApprovalConfig
 from ingero.remediation.confirm_config import ConfirmConfig
 from ingero.remediation.kubernetes_config import KubernetesConfig, KubernetesDeviceConfig
-from ingero.remediation.urls import SafeUrl, Url
+from ingero.remediation.urls import Url
+from ingero.remediation.webhook_config import SignedWebhookConfig
 from ingero.units import parse_duration
 
 DEFAULT_FILE: Final = "/etc/ingero/remediator.yaml"
@@ -214,16 +215,6 @@ class CommandConfig(StrictModel):
         min_length=1, description="Program and arguments that give it back."
     )
     timeout: Duration = Field(parse_duration("30s"), gt=0, description="Of one command.")
-
-
-class SignedWebhookConfig(StrictModel):
-    """A receiver of signed requests. It cannot be asked whether a node is out of service."""
-
-    url: SafeUrl = Field(description="https://HOST/PATH, or http on loopback.")
-    secret_file: str = Field(
-        description="File with the key that signs each body, in base64; 24 bytes or more, mode 0600."
-    )
-    timeout: Duration = Field(parse_duration("10s"), gt=0, description="Of one request.")
 
 
 class ActuatorConfig(StrictModel):

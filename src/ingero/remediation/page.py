@@ -9,6 +9,7 @@ from typing import Final
 
 from ingero.remediation.audit import AuditCounts
 from ingero.remediation.journal import Journal
+from ingero.remediation.messages import MessageCounts
 from ingero.remediation.pair_tests import ALIVE, PairOutcome
 from ingero.remediation.records import ActionState
 from ingero.remediation.remediator import RemediatorCounts
@@ -27,6 +28,13 @@ _AUDIT: Final = (
 )
 
 
+_MESSAGES: Final = (
+    ("messages_sent_total", "n_sent", "Messages with a proposal's link that their receiver took."),
+    ("messages_failures_total", "n_failures", "Tries of messages that failed; they come again."),
+    ("messages_refused_total", "n_refused", "Messages that their receiver refused."),
+)
+
+
 class RemediatorPage:
     """The pages of a remediator. Asked in other threads.
 
@@ -35,6 +43,7 @@ class RemediatorPage:
         journal: Its journal, which is opened for each request.
         audit: What became of the audit; None without one.
         find_order: The answer to a node of the scheduler's.
+        messages: What became of messages to people; None without any.
     """
 
     def __init__(
@@ -43,11 +52,13 @@ class RemediatorPage:
         journal: Path,
         audit: AuditCounts | None = None,
         find_order: Callable[[str], str] | None = None,
+        messages: MessageCounts | None = None,
     ) -> None:
         self._counts = counts
         self._journal = journal
         self._audit = audit
         self._find_order = find_order
+        self._messages = messages
 
     def find_page(self, path: str) -> str | None:
         """``/node/NAME``: the answer to a node that asks."""
@@ -83,6 +94,9 @@ class RemediatorPage:
                 lines += _family(name, "counter", says, [("", getattr(self._audit, field))])
             says = "Entries of the journal that Echo has not taken yet."
             lines += _family("audit_waiting", "gauge", says, [("", n_waiting)])
+        if self._messages is not None:
+            for name, field, says in _MESSAGES:
+                lines += _family(name, "counter", says, [("", getattr(self._messages, field))])
         return "\n".join(lines) + "\n"
 
     def readiness(self, _window_ns: int) -> tuple[bool, str]:

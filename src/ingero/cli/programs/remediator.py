@@ -110,12 +110,15 @@ def validate(file: str) -> None:
     from ingero.remediation.audit import check_audit
     from ingero.remediation.building import build_actuator
     from ingero.remediation.links import build_signer
+    from ingero.remediation.messages import ProposalSender
     from ingero.telemetry.clock import SystemClock
 
     config = _load(file)
     build_actuator(config, SystemClock())  # which reads the files that it names
     check_audit(config.audit, SystemClock())
-    build_signer(config.approval)
+    signer = build_signer(config.approval)
+    if signer is not None:
+        ProposalSender(config, signer, SystemClock())
     (kind,) = config.action.model_fields_set
     click.echo(f"{file}: valid, mode {config.mode}, acts through {kind}")
 

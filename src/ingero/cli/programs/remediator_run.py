@@ -29,6 +29,7 @@ from ingero.remediation.fleet_pages import FleetPages
 from ingero.remediation.journal import Journal
 from ingero.remediation.links import LinkSigner, build_signer
 from ingero.remediation.lock import JournalLock
+from ingero.remediation.messages import MessageCounts, ProposalSender
 from ingero.remediation.orders import find_order
 from ingero.remediation.page import RemediatorPage
 from ingero.remediation.policy import Ruling
@@ -153,10 +154,15 @@ def watch(config: RemediatorConfig) -> int:
                 _send_audit(config.audit, path) as audit,
             ):
                 find_order = functools.partial(_find_order, config, remediator)
-                page = RemediatorPage(remediator.counts, journal.path, audit, find_order)
                 signer = build_signer(config.approval)
                 with (
-                    _serve(config.listen, page) as addresses,
+                    _send_proposals(config, signer, path) as messages,
+                    _serve(
+                        config.listen,
+                        RemediatorPage(
+                            remediator.counts, journal.path, audit, find_order, messages
+                        ),
+                    ) as addresses,
                     _serve_answers(config, signer) as more_addresses,
                 ):
                     _LOG.info("mode %s, journal %s", config.mode, path)
@@ -180,6 +186,25 @@ def _send_audit(config: AuditConfig | None, path: Path) -> Iterator[AuditCounts 
         return
     sender, is_over = AuditSender(config, path, SystemClock()), Event()
     thread = Thread(target=sender.run, args=(is_over,), name="audit", daemon=True)
+    thread.start()
+    try:
+        yield sender.counts
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@contextmanager
+def _send_proposals(
+    config: RemediatorConfig, signer: LinkSigner | None, path: Path
+) -> Iterator[MessageCounts | None]:
+    """Tell people of proposals, on a thread, until the end."""
+    link = config.approval.link
+    if link is None or signer is None or not link.send:
+        yield None
+        return
+    sender, is_over = ProposalSender(config, signer, SystemClock()), Event()
+    thread = Thread(target=sender.run, args=(path, is_over), name="proposals", daemon=True)
     thread.start()
     try:
         yield sender.counts
