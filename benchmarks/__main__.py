@@ -22,6 +22,7 @@ from benchmarks import (
     push,
     remediation,
     ring,
+    takeover,
     threshold,
     unwinding,
     workers,
@@ -30,6 +31,7 @@ from benchmarks import (
 BENCHMARKS = (
     push,
     workers,
+    takeover,
     collectives,
     threshold,
     judge,
