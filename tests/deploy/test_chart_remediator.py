@@ -29,7 +29,7 @@ def test_the_remediator_beside_fleet_reads_its_verdicts_and_no_kubernetes(folder
         wait_for(node, "fleet", process, log)
         wait_for(node, "remediator", second, second_log, "livenessProbe")
         page = f"http://127.0.0.1:{node.port(9467)}/metrics"
-        looked = r"^ingero_remediator_looks_total\S* [1-9]"
+        looked = r"^ingero_remediator_polls_total\S* [1-9]"
         wait_until(lambda: re.search(looked, httpx.get(page).text, re.MULTILINE), 60)
     assert (folder / "volumes/journal/journal.db").exists()
 

@@ -38,11 +38,11 @@ class RealSite:
     def now(self):
         return read_moment(self.clock, "boot")
 
-    def look(self, node, seconds=2):
+    def poll(self, node, seconds=2):
         self.clock.advance(int(seconds * NS_PER_S))
         self.n_ops += 1
         self.fleet.say(build_verdict(node, n_ops=self.n_ops))
-        return self.remediator.look()
+        return self.remediator.poll()
 
     def tests(self):
         return self.journal.pair_tests.read()
@@ -51,7 +51,7 @@ class RealSite:
         """Look until the last test has ended; it."""
 
         def find_ended():
-            self.look(node, 0.1)
+            self.poll(node, 0.1)
             (*_, last) = self.tests()
             return last if last.outcome else None
 

@@ -12,7 +12,7 @@ from ingero.testing.remediation import HandFleet, HandPairScheduler, build_verdi
 from ingero.units import NS_PER_S
 
 QUICK = "findings: {min_persistence: 4s}\nbrakes: {settle_time: 4s, max_percent_at_once: 100, max_percent_per_hour: 100"
-"""A policy whose brakes let one action through after a few looks; a test closes the braces."""
+"""A policy whose brakes let one action through after a few polls; a test closes the braces."""
 NODES = ("n1", "n2", "n3", "n4")
 
 
@@ -24,7 +24,7 @@ def build_config(text="", mode="auto", brakes=""):
 
 @dataclass
 class Site:
-    """All of it. A look is every two seconds."""
+    """All of it. A poll is every two seconds."""
 
     path: object
     config: object
@@ -52,7 +52,7 @@ class Site:
             lambda: read_moment(self.clock, "boot"),
         )
 
-    def look(self, times=1, culprits=None):
+    def poll(self, times=1, culprits=None):
         """Look so many times, with these culprits; None leaves what Fleet says as it is."""
         result = None
         for _ in range(times):
@@ -60,7 +60,7 @@ class Site:
             if culprits is not None:
                 self.n_ops += 1
                 self.fleet.say(*(build_verdict(node, n_ops=self.n_ops) for node in culprits))
-            result = self.remediator.look()
+            result = self.remediator.poll()
         return result
 
     @property

@@ -46,7 +46,7 @@ class Asked:
         file = folder / "journal.db"
         journal = config.journal.model_copy(update={"file": str(file)})
         self.site = Site(file, config.model_copy(update={"journal": journal}))
-        self.site.look(6, ["n2"])
+        self.site.poll(6, ["n2"])
         self.signer = build_signer(config.approval)
         self.page = ApprovalPage(
             self.site.config, self.signer, lambda: read_moment(self.site.clock, "boot")
@@ -97,7 +97,7 @@ class TestAnswer:
         assert "the proposal is over at 2026-01-01 00:10:06 UTC" in said
         assert "findings.min_evidence : evidence 10^9.0, wanted 10^4.0" in said
         assert asked.record == before
-        assert asked.site.look(3, ["n2"]).changed == ()
+        assert asked.site.poll(3, ["n2"]).changed == ()
 
     @pytest.mark.parametrize(
         ("body", "note", "state"),
@@ -113,7 +113,7 @@ class TestAnswer:
         answer = asked.post(link, body)
         assert (answer.status, answer.headers["Location"]) == (303, link)
         assert note in asked.notes()
-        asked.site.look(3, ["n2"])
+        asked.site.poll(3, ["n2"])
         assert asked.site.states() == [state]
         shown = text_of(asked.get(link))
         assert f"n2: {state}" in shown

@@ -85,7 +85,7 @@ def written(site):
 
 
 def test_every_entry_is_in_echo_once_with_what_it_rested_on(site, echo, sender):
-    site.look(6, ["n2"])
+    site.poll(6, ["n2"])
     (action,) = site.journal.actions()
     away = sender("http://127.0.0.1:9")
     away.send_waiting(site.journal)
@@ -120,7 +120,7 @@ def test_every_entry_is_in_echo_once_with_what_it_rested_on(site, echo, sender):
 
 
 def test_a_wrong_bearer_keeps_entries_waiting_until_it_is_right(site, echo, bearer, sender):
-    site.look(1, ["n2"])
+    site.poll(1, ["n2"])
     bearer.write_text("wrong-" + "b" * 28)
     audit = sender(endpoint_of(echo))
     audit.send_waiting(site.journal)
@@ -136,7 +136,7 @@ def test_a_wrong_bearer_keeps_entries_waiting_until_it_is_right(site, echo, bear
 
 
 def test_a_journal_that_cannot_be_read_for_a_while_ends_no_audit(site, echo, sender):
-    site.look(6, ["n2"])
+    site.poll(6, ["n2"])
     aside = site.path.with_suffix(".aside")
     audit, stop = sender(endpoint_of(echo)), Event()
     site.journal.close()
@@ -155,7 +155,7 @@ def test_a_journal_that_cannot_be_read_for_a_while_ends_no_audit(site, echo, sen
 
 
 def test_a_journal_from_before_the_audit_goes_on(site):
-    site.look(6, ["n2"])
+    site.poll(6, ["n2"])
     before = site.journal.actions()
     site.journal.close()
     with sqlite3.connect(site.path) as database:

@@ -85,7 +85,7 @@ class TestTimes:
     )  # fmt: skip
     def test_what_is_no_result_cannot_tell(self, start, text):
         site = start()
-        site.look(4, ["n2"])
+        site.poll(4, ["n2"])
         (record,) = read_tests(site)
         outcome, why, times = judge_times(record, text, 1.1)
         assert (outcome, times) == (PairOutcome.CANNOT_TELL, {})
@@ -93,7 +93,7 @@ class TestTimes:
 
     def test_between_confirming_and_contradicting_it_cannot_tell(self, start):
         site = start()
-        site.look(4, ["n2"])
+        site.poll(4, ["n2"])
         (record,) = read_tests(site)
         even = [1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06]
         printed = [{"node": record.suspect, "rounds_s": [1.1 * one for one in even]}, {"node": record.peer, "rounds_s": even}]  # fmt: skip
@@ -104,20 +104,20 @@ class TestTimes:
 
 def test_a_node_is_tested_once_nothing_else_stops_and_acted_on_when_it_is_confirmed(start):
     site = start()
-    site.look(3, ["n2"])
+    site.poll(3, ["n2"])
     (record,) = read_tests(site)
     assert (record.state, record.suspect, record.peer) == (PairTestState.SUBMITTED, "n2", "n1")
     assert site.drained == set()
-    site.look(1, ["n2"])
+    site.poll(1, ["n2"])
     assert says(site) == f"tests n2 against n1 as {record.test_id}: job 1"
-    site.look(1, ["n2"])
+    site.poll(1, ["n2"])
     assert (site.drained, site.states()) == ({"n2"}, ["done"])
     assert (
         says(site)
         == "confirms: n2 takes 2.00 times as long as n1 (1.94 to 2.06), 0 ns ago, wanted 1.10"
     )
     assert site.remediator.counts.n_tests == {PairOutcome.CONFIRMS: 1}
-    site.look(3, ["n2"])
+    site.poll(3, ["n2"])
     assert [one.state for one in read_tests(site)] == [PairTestState.CLOSED]
     assert site.slurm.submitted == [record.test_id]
 
@@ -127,14 +127,14 @@ def test_a_contradicted_node_is_left_alone_until_the_test_is_old_and_then_met_by
 ):
     site = start()
     site.slurm.slow = set()
-    site.look(10, ["n2"])
+    site.poll(10, ["n2"])
     assert [one.outcome for one in read_tests(site)] == [PairOutcome.CONTRADICTS]
     assert says(site).startswith("contradicts: n2 takes 1.00 times as long as n1")
-    site.look(100, ["n2"])
+    site.poll(100, ["n2"])
     assert len(read_tests(site)) == 1
     site.clock.advance(3600 * NS_PER_S)
     site.slurm.slow = {"n2"}
-    site.look(8, ["n2"])
+    site.poll(8, ["n2"])
     assert [(one.peer, one.outcome) for one in read_tests(site)][1] == ("n3", PairOutcome.CONFIRMS)
     assert site.drained == {"n2"}
 
@@ -142,7 +142,7 @@ def test_a_contradicted_node_is_left_alone_until_the_test_is_old_and_then_met_by
 def test_the_journal_and_the_metrics_say_what_came_of_a_test(start, tmp_path, capsys):
     site = start()
     site.slurm.slow = set()
-    site.look(10, ["n2"])
+    site.poll(10, ["n2"])
     (record,) = read_tests(site)
     file = tmp_path / "p.yaml"
     file.write_text(f"action: {{slurm: {{}}}}\njournal: {{file: {site.path}}}\n{CONFIRM}")
@@ -169,24 +169,24 @@ def test_what_cannot_tell_is_tried_again_and_then_lets_nothing_through_unless_it
 ):
     site = start(CONFIRM.replace("tries: 2", f"tries: 2, cannot_tell: {word}"))
     site.slurm.is_busy = True
-    site.look(18, ["n2"])
+    site.poll(18, ["n2"])
     (record,) = read_tests(site)
     assert record.outcome is PairOutcome.CANNOT_TELL
     assert record.note == "the nodes were not free for 30 s: Resources"
     assert site.slurm.alive == []
-    site.look(40, ["n2"])
+    site.poll(40, ["n2"])
     assert len(read_tests(site)) == 2
     assert site.slurm.alive == []
     assert site.drained == expected
-    site.look(40, ["n2"])
+    site.poll(40, ["n2"])
     assert len(site.slurm.submitted) == 2
 
 
 def test_a_restart_goes_on_with_the_test_and_asks_for_no_second(start):
     site = start()
-    site.look(3, ["n2"])
+    site.poll(3, ["n2"])
     site.start()
-    site.look(5, ["n2"])
+    site.poll(5, ["n2"])
     assert (site.drained, len(site.slurm.submitted)) == ({"n2"}, 1)
 
 
@@ -199,7 +199,7 @@ def test_a_remediator_that_is_killed_while_it_asks_is_followed_by_one_that_asks_
     start, moment
 ):
     site = start()
-    site.look(2, ["n2"])
+    site.poll(2, ["n2"])
 
     def kill(what):
         if what == moment:
@@ -207,10 +207,10 @@ def test_a_remediator_that_is_killed_while_it_asks_is_followed_by_one_that_asks_
 
     site.before = kill
     with pytest.raises(Killed):
-        site.look(1, ["n2"])
+        site.poll(1, ["n2"])
     site.before = lambda _: None
     site.start()
-    site.look(6, ["n2"])
+    site.poll(6, ["n2"])
     assert len(site.slurm.submitted) == 1
     assert len(read_tests(site)) == 1
     assert site.drained == ({"n2"} if moment == "after submit_test" else set())
@@ -221,11 +221,11 @@ def test_a_remediator_that_is_killed_while_it_asks_is_followed_by_one_that_asks_
 )
 def test_a_job_that_the_scheduler_did_not_own_up_to_is_found_or_cleared_away(start, answer):
     site = start()
-    site.look(2, ["n2"])
+    site.poll(2, ["n2"])
     site.slurm.answer, site.slurm.late_ns = answer, 3 * NS_PER_S
-    site.look(1, ["n2"])
+    site.poll(1, ["n2"])
     site.slurm.answer = SchedulerAnswer.RIGHT
-    site.look(8, ["n2"])
+    site.poll(8, ["n2"])
     (record,) = read_tests(site)
     assert record.state is PairTestState.CLOSED
     expected = {
@@ -240,12 +240,12 @@ def test_a_job_that_the_scheduler_did_not_own_up_to_is_found_or_cleared_away(sta
 
 def test_a_job_that_appears_after_its_test_has_ended_is_cancelled(start):
     site = start()
-    site.look(2, ["n2"])
+    site.poll(2, ["n2"])
     site.slurm.answer, site.slurm.late_ns = SchedulerAnswer.LATE, 7 * NS_PER_S
     site.slurm.is_busy = True
-    site.look(1, ["n2"])
+    site.poll(1, ["n2"])
     site.slurm.answer = SchedulerAnswer.RIGHT
-    site.look(8, ["n2"])
+    site.poll(8, ["n2"])
     assert [one.test_id for one in site.slurm.tests] == site.slurm.submitted
     assert site.slurm.alive == []
 
@@ -257,17 +257,17 @@ def test_the_stop_file_and_the_end_of_the_finding_cancel_a_test(start, tmp_path)
     site.config = site.config.model_copy(update={"brakes": brakes})
     site.start()
     site.slurm.is_busy = True
-    site.look(3, ["n2"])
+    site.poll(3, ["n2"])
     assert len(site.slurm.alive) == 1
     stop.touch()
-    site.look(1, ["n2"])
+    site.poll(1, ["n2"])
     assert site.slurm.alive == []
     assert read_tests(site)[0].note == "cancelled: nothing may be acted on"
 
 
 def test_dry_run_runs_no_test_and_says_so(start):
     site = start(mode="dry-run")
-    ruling = site.look(5, ["n2"]).rulings[0]
+    ruling = site.poll(5, ["n2"]).rulings[0]
     assert ruling.is_allowed
     assert says(site) == "not tested yet; dry-run runs no test"
     assert (site.slurm.submitted, read_tests(site)) == ([], ())
@@ -275,13 +275,13 @@ def test_dry_run_runs_no_test_and_says_so(start):
 
 def test_a_scheduler_that_is_away_holds_the_test_up_and_not_the_remediator(start):
     site = start()
-    site.look(3, ["n2"])
+    site.poll(3, ["n2"])
     site.slurm.is_away = True
-    site.look(100, ["n2"])
+    site.poll(100, ["n2"])
     (record,) = read_tests(site)
     assert record.state is PairTestState.SUBMITTED
     site.slurm.is_away = False
-    site.look(1, ["n2"])
+    site.poll(1, ["n2"])
     (record,) = read_tests(site)
     assert record.note == "it did not end in time"
 
@@ -290,7 +290,7 @@ def test_without_a_node_that_is_like_it_nothing_is_asked(start):
     site = start()
     for node in ("n1", "n3", "n4"):
         site.slurm.nodes[node].is_down = True
-    site.look(4, ["n2"])
+    site.poll(4, ["n2"])
     (record,) = read_tests(site)
     assert (record.note, record.outcome) == (
         "no other node in service is like it",
@@ -301,8 +301,8 @@ def test_without_a_node_that_is_like_it_nothing_is_asked(start):
 
 def test_a_journal_from_before_pair_tests_goes_on(start, tmp_path):
     site, other = start(""), Site(tmp_path / "other.db", build_config(CONFIRM))
-    other.look(3, ["n2"])
-    site.look(6, ["n2"])
+    other.poll(3, ["n2"])
+    site.poll(6, ["n2"])
     site.journal.close()
     with sqlite3.connect(site.path) as database:
         database.executescript("DROP TABLE pair_tests; PRAGMA user_version = 2;")
@@ -347,7 +347,7 @@ class TestSlurm:
         actuator, make = slurm
         make("sbatch", f'echo "$@" >{tmp_path}/options; cat >{tmp_path}/script; echo "17;cluster"')
         site = start()
-        site.look(3, ["n2"])
+        site.poll(3, ["n2"])
         (record,) = read_tests(site)
         assert actuator.submit_test(record) == "17"
         options = (tmp_path / "options").read_text().split()

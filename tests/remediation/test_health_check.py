@@ -35,7 +35,7 @@ def told(tmp_path):
     """A site whose nodes drain themselves, at the moment when one is to."""
     site = Site(tmp_path / "journal.db", build_told(brakes=f"stop_file: {tmp_path}/stop"))
     site.slurm.answer = SchedulerAnswer.WRONG_YES  # what apply does is nothing
-    site.look(3, ["n2"])
+    site.poll(3, ["n2"])
     assert site.states() == ["begun"]
     return site
 
@@ -75,23 +75,23 @@ class TestOrders:
         elif brake == "protected":
             brakes = told.config.brakes.model_copy(update={"protected_nodes": ("n2",)})
             told.remediator._config = told.config.model_copy(update={"brakes": brakes})
-        told.look()
+        told.poll()
         assert told.states() == ["begun"]
         assert order(told).partition(" ")[0] == ("drain" if brake == "nothing" else "none")
 
     def test_an_old_look_orders_nothing(self, told):
         told.clock.advance(6 * NS_PER_S)
-        assert order(told) == "report the remediator has not looked lately"
+        assert order(told) == "report the remediator has not polled lately"
 
     def test_what_is_out_is_reported_and_given_back_when_a_person_asks(self, told):
         (action,) = told.journal.actions()
         told.slurm.nodes["n2"].mark = action.action_id
-        told.look(1, ["n2"])
+        told.poll(1, ["n2"])
         assert told.states() == ["done"]
         assert order(told).startswith("report out of service: ")
         (action,) = told.journal.actions()
         told.journal.change(action, replace(action, state=ActionState.UNDOING, note=ASKED))
-        told.look(1, ["n2"])
+        told.poll(1, ["n2"])
         assert order(told) == f"undrain {action.action_id}"
 
     @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ class TestOrders:
     )  # fmt: skip
     def test_other_modes_report_alone(self, tmp_path, mode, says):
         site = Site(tmp_path / "journal.db", build_told(mode))
-        site.look(5, ["n2"])
+        site.poll(5, ["n2"])
         assert order(site).startswith("report ")
         assert says in order(site)
 
     def test_who_drains_by_itself_has_nodes_report_alone(self, site):
         site.slurm.answer = SchedulerAnswer.LOST
-        site.look(3, ["n2"])
+        site.poll(3, ["n2"])
         assert (site.states(), order(site)) == (["begun"], "none")
 
 

@@ -83,7 +83,7 @@ class Process:
         self.lock = JournalLock(world.path)
         self.remediator = self.journal = None
 
-    def look(self):
+    def poll(self):
         if not self.lock.take():
             return
         world = self.world
@@ -93,7 +93,7 @@ class Process:
                 world.config, world.fleet, world.slurm, self.journal,
                 lambda: read_moment(world.clock, "boot"),
             )  # fmt: skip
-        self.remediator.look()
+        self.remediator.poll()
 
     def end(self):
         self.lock.close()
@@ -157,12 +157,12 @@ class World:
         with Journal(self.path, read_only=True) as journal:
             return journal.actions()
 
-    def look(self, which=0):
+    def poll(self, which=0):
         self.clock.advance(2 * NS_PER_S)
         self.slurm.catch_up()
         process = self.processes[which]
         try:
-            process.look()
+            process.poll()
         except Killed:
             process.end()
             self.processes[which] = Process(self)
@@ -229,7 +229,7 @@ class World:
         self.processes = [Process(self), Process(self)]
         for _ in range(12):
             self.say([], VerdictKind.UNKNOWN)
-            self.look(0)
+            self.poll(0)
         states = {one.action_id: one.state for one in self.read()}
         assert not {ActionState.BEGUN, ActionState.UNDOING} & set(states.values()), states
         marked = {node.mark for node in self.slurm.nodes.values() if node.mark}
@@ -269,7 +269,7 @@ steps = st.one_of(
 def last(world, culprits, times, which=0):
     for _ in range(times):
         world.say(culprits)
-        world.look(which)
+        world.poll(which)
 
 
 class Happenings:
@@ -287,22 +287,22 @@ class Happenings:
     def retracted(self, nodes, times):
         for _ in range(times):
             self.world.say(nodes, VerdictKind.ORDINARY)
-            self.world.look()
+            self.world.poll()
 
     def other_verdict(self, kind, times):
         for _ in range(times):
             self.world.say([], kind)
-            self.world.look()
+            self.world.poll()
 
     def panic(self, nodes, times):
         for _ in range(times):
             self.world.say(nodes, in_panic=True)
-            self.world.look()
+            self.world.poll()
 
     def fleet_away(self, times):
         self.world.fleet.clusters, self.world.culprits = None, set()
         for _ in range(times):
-            self.world.look()
+            self.world.poll()
 
     def fleet_starts_over(self, nodes):
         self.world.n_ops = 0
@@ -318,7 +318,7 @@ class Happenings:
         last(self.world, nodes, 2)
         self.answers(kind, nodes, 1)
         self.world.answer_people(0, ActionState.UNDOING)
-        self.world.look()
+        self.world.poll()
 
     def scheduler_away(self, nodes, times):
         self.world.slurm.is_away = True

@@ -220,11 +220,11 @@ def test_a_remediator_sends_it_once_and_again_only_while_nobody_took_it(connecto
     site.slurm = connect(connector, node_names={"n2": "gpu-2"})
     site.start()
     connector.code = grpc.StatusCode.UNAVAILABLE
-    site.look(4, ["n2"])
+    site.poll(4, ["n2"])
     assert site.states() == ["begun"]
     assert connector.events == []
     connector.code = None
-    site.look(6, ["n2"])
+    site.poll(6, ["n2"])
     assert site.states() == ["done"]
     assert [one.nodeName for one in connector.events] == ["gpu-2"]
 

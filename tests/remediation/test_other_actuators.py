@@ -67,11 +67,11 @@ def commanded(tmp_path, commands):
 
 
 def test_a_command_is_given_the_node_and_its_finding_and_undoes_when_asked(commanded, commands):
-    commanded.look(10, ["n2"])
+    commanded.poll(10, ["n2"])
     assert (commands.lines, commanded.states()) == (["drain n2 culprit"], ["done"])
     (action,) = commanded.journal.actions()
     commanded.journal.change(action, replace(action, state=ActionState.UNDOING, note=ASKED))
-    commanded.look(3)
+    commanded.poll(3)
     assert (commands.lines[1:], commanded.states()) == (["undo n2 culprit"], ["undone"])
 
 
@@ -79,17 +79,17 @@ def test_a_command_that_refuses_did_nothing_and_one_that_cannot_tell_is_asked_ag
     commanded, commands
 ):
     commands.end_with(75)
-    commanded.look(4, ["n2"])
+    commanded.poll(4, ["n2"])
     assert commanded.states() == ["begun"]
     commands.end_with(0)
-    commanded.look(4, ["n2"])
+    commanded.poll(4, ["n2"])
     assert commanded.states() == ["done"]
     assert set(commands.lines) == {"drain n2 culprit"}
 
 
 def test_a_command_that_refuses_is_given_up_after_three_tries(commanded, commands):
     commands.end_with(1)
-    commanded.look(40, ["n2"])
+    commanded.poll(40, ["n2"])
     assert commanded.states() == ["void", "void"]  # a third would be one too many within the hour
     assert len(commands.lines) == 2
 

@@ -28,7 +28,7 @@ def run(*arguments):
 def asked(tmp_path):
     """A journal with a proposal, and the policy that names it."""
     site = Site(tmp_path / "journal.db", build_config(mode="ask"))
-    site.look(6, ["n2"])
+    site.poll(6, ["n2"])
     site.file = tmp_path / "policy.yaml"
     commands = "{drain: ['true'], undo: ['true']}"
     site.file.write_text(
@@ -118,16 +118,16 @@ def test_a_file_of_something_else_is_no_journal(asked, capsys):
 
 
 def test_the_page_counts_looks_and_shows_actions_by_state(site):
-    site.look(6, ["n2"])
+    site.poll(6, ["n2"])
     text = RemediatorPage(site.remediator.counts, site.path).render()
-    assert "ingero_remediator_looks_total 6\n" in text
+    assert "ingero_remediator_polls_total 6\n" in text
     assert 'ingero_remediator_actions{state="done"} 1\n' in text
     assert 'ingero_remediator_changes_total{state="done"} 1\n' in text
 
 
 @needs_prometheus
 def test_promtool_objects_to_nothing_on_the_page(site):
-    site.look(6, ["n2"])
+    site.poll(6, ["n2"])
     page = RemediatorPage(site.remediator.counts, site.path).render()
     assert promtool("check", "metrics", input=page) == (0, "")
 

@@ -1,4 +1,4 @@
-"""One look after another: what is drained, what is left alone, and what becomes of it."""
+"""One poll after another: what is drained, what is left alone, and what becomes of it."""
 
 import pytest
 from tests.remediation.site import Site, build_config
@@ -18,9 +18,9 @@ class Killed(BaseException):
 
 
 def test_a_lasting_culprit_is_drained_once_and_the_journal_holds_its_evidence(site):
-    site.look(2, ["n2"])
+    site.poll(2, ["n2"])
     assert site.drained == set()
-    site.look(10, ["n2"])
+    site.poll(10, ["n2"])
     assert site.drained == {"n2"}
     (action,) = site.journal.actions()
     assert (action.state, action.target, action.took_effect) == (ActionState.DONE, "n2", True)
@@ -43,9 +43,9 @@ def test_a_single_look_says_what_the_scheduler_would_refuse(tmp_path, answer, re
     site.slurm.answer = answer
     site.remediator = Remediator(
         site.config, site.fleet, site.slurm, site.journal,
-        lambda: read_moment(site.clock, "boot"), is_single_look=True,
+        lambda: read_moment(site.clock, "boot"), is_single_poll=True,
     )  # fmt: skip
-    result = site.look(1, ["n2"])
+    result = site.poll(1, ["n2"])
     (ruling,) = result.rulings
     assert ruling.is_allowed
     assert result.refusals.get(ruling.finding.episode) == refusal
@@ -54,7 +54,7 @@ def test_a_single_look_says_what_the_scheduler_would_refuse(tmp_path, answer, re
 
 def test_in_dry_run_nothing_is_done_and_the_decision_is_kept(tmp_path):
     site = Site(tmp_path / "j.db", build_config(mode="dry-run"))
-    site.look(10, ["n2"])
+    site.poll(10, ["n2"])
     assert (site.drained, site.journal.actions()) == (set(), ())
     (kept,) = site.journal.findings()
     assert (kept.decision, kept.is_open) == ("would act on n2", True)
@@ -62,20 +62,20 @@ def test_in_dry_run_nothing_is_done_and_the_decision_is_kept(tmp_path):
 
 def test_a_flapping_verdict_never_lasts(site):
     for _ in range(20):
-        site.look(2, ["n2"])
-        site.look(1, [])
+        site.poll(2, ["n2"])
+        site.poll(1, [])
     assert site.journal.actions() == ()
 
 
 def test_a_rank_that_does_not_work_any_more_is_not_acted_on(site):
-    site.look(1, ["n2"])
-    site.look(30)
+    site.poll(1, ["n2"])
+    site.poll(30)
     assert site.journal.actions() == ()
 
 
 def test_a_finding_is_followed_until_it_is_over(site):
-    site.look(1, ["n2"])
-    site.look(301, [])
+    site.poll(1, ["n2"])
+    site.poll(301, [])
     (kept,) = site.journal.findings()
     assert not kept.is_open
     assert kept.decision.startswith("leaves n2 alone: stopped by")
@@ -83,37 +83,37 @@ def test_a_finding_is_followed_until_it_is_over(site):
 
 @pytest.mark.parametrize("trouble", ["panic", "away", "scheduler", "started over", "jump"])
 def test_after_trouble_nothing_is_done_until_all_answered_for_a_while(site, trouble):
-    site.look(2, ["n2"])
+    site.poll(2, ["n2"])
     if trouble == "panic":
         site.fleet.say(build_verdict("n2", n_ops=3), in_panic=True)
-        site.look(1)
+        site.poll(1)
     elif trouble == "away":
         site.fleet.clusters = None
-        site.look(1)
+        site.poll(1)
     elif trouble == "scheduler":
         site.slurm.is_away = True
-        site.look(1, ["n2"])
+        site.poll(1, ["n2"])
         site.slurm.is_away = False
     elif trouble == "jump":
         site.clock.step_wall(-3600 * NS_PER_S)
     else:
         site.n_ops = 0
-    site.look(2, ["n2"])
+    site.poll(2, ["n2"])
     assert site.journal.actions() == ()
-    site.look(1 if trouble != "jump" else 300, ["n2"])
+    site.poll(1 if trouble != "jump" else 300, ["n2"])
     assert site.drained == {"n2"}
 
 
 def test_while_the_stop_file_is_there_nothing_is_done_but_what_a_person_asked_for(tmp_path):
     stop = tmp_path / "stop"
     site = Site(tmp_path / "j.db", build_config(brakes=f"stop_file: {stop}, cool_down: 0s"))
-    site.look(5, ["n2"])
+    site.poll(5, ["n2"])
     stop.touch()
-    site.look(5, ["n2", "n3"])
+    site.poll(5, ["n2", "n3"])
     assert site.drained == {"n2"}
     (action,) = site.journal.actions()
     ask_back(site, action)
-    site.look(1)
+    site.poll(1)
     assert (site.drained, site.states()) == (set(), ["undone"])
 
 
@@ -124,21 +124,21 @@ def ask_back(site, action):
 
 
 def test_a_node_that_somebody_took_over_is_left_alone(site):
-    site.look(5, ["n2"])
+    site.poll(5, ["n2"])
     site.slurm.nodes["n2"].mark = ""
     site.slurm.nodes["n2"].is_down = True
-    site.look(5, ["n2"])
+    site.poll(5, ["n2"])
     assert site.states() == ["left"]
     assert site.slurm.nodes["n2"].is_down
 
 
 def test_undo_leaves_a_node_that_somebody_else_drained_meanwhile(site):
-    site.look(5, ["n2"])
+    site.poll(5, ["n2"])
     (action,) = site.journal.actions()
     site.slurm.nodes["n2"].mark = ""
     site.slurm.nodes["n2"].is_down = True
     ask_back(site, action)
-    site.look(4, [])
+    site.poll(4, [])
     assert site.states() == ["left"]
 
 
@@ -148,29 +148,29 @@ def test_a_retracted_finding_gives_the_node_back_where_the_policy_says_so(
 ):
     undo = f"undo: {{when_retracted: {retracts}, retracted_for: 20s}}\n"
     site = Site(tmp_path / "j.db", build_config(undo))
-    site.look(5, ["n2"])
-    site.look(5, [])
+    site.poll(5, ["n2"])
+    site.poll(5, [])
     site.fleet.say(build_verdict("n2", VerdictKind.DRAG))
-    site.look(20)
+    site.poll(20)
     assert site.states() == ["done"]  # neither silence nor a drag gives it back
     site.fleet.say(build_verdict("n2", VerdictKind.ORDINARY))
-    site.look(10)
+    site.poll(10)
     assert site.states() == ["done"]
-    site.look(1)
+    site.poll(1)
     assert site.states() == states
 
 
 def test_in_ask_mode_a_person_decides_and_the_policy_still_must_agree(tmp_path):
     site = Site(tmp_path / "j.db", build_config(mode="ask"))
-    site.look(6, ["n2"])
+    site.poll(6, ["n2"])
     (action,) = site.journal.actions()
     assert (site.drained, action.state) == (set(), ActionState.PROPOSED)
     answer(site, action, ActionState.APPROVED)
     site.fleet.say(build_verdict("n2", n_ops=99), in_panic=True)
-    site.look(3)
+    site.poll(3)
     assert site.states() == ["approved"]
     site.n_ops = 100
-    site.look(4, ["n2"])
+    site.poll(4, ["n2"])
     assert (site.drained, site.states()) == ({"n2"}, ["done"])
 
 
@@ -182,21 +182,21 @@ def answer(site, action, state):
 
 def test_what_a_person_refused_is_not_proposed_again(tmp_path):
     site = Site(tmp_path / "j.db", build_config(mode="ask"))
-    site.look(6, ["n2"])
+    site.poll(6, ["n2"])
     answer(site, site.journal.actions()[0], ActionState.REJECTED)
-    site.look(6, ["n2"])
+    site.poll(6, ["n2"])
     assert site.states() == ["rejected"]
 
 
 def test_a_proposal_that_nobody_answers_expires(tmp_path):
     site = Site(tmp_path / "j.db", build_config("approval: {expires: 10s}\n", mode="ask"))
-    site.look(20, ["n2"])
+    site.poll(20, ["n2"])
     assert (site.drained, site.states()) == (set(), ["expired"])
 
 
 def test_who_answers_what_has_changed_meanwhile_is_refused(tmp_path):
     site = Site(tmp_path / "j.db", build_config(mode="ask"))
-    site.look(6, ["n2"])
+    site.poll(6, ["n2"])
     (action,) = site.journal.actions()
     answer(site, action, ActionState.REJECTED)
     with pytest.raises(RetryableError, match="has changed meanwhile"):
@@ -217,34 +217,34 @@ def test_a_scheduler_that_answers_wrongly_once_ends_in_a_known_state(tmp_path, k
     brakes = "settle_time: 10s, cool_down: 0s".replace("settle_time: 10s, ", "")
     site = Site(tmp_path / "j.db", build_config(brakes=brakes))
     site.slurm.late_ns = 3 * NS_PER_S
-    site.look(2, ["n2"])
+    site.poll(2, ["n2"])
     site.slurm.answer = kind
-    site.look(1, ["n2"])
+    site.poll(1, ["n2"])
     assert len(site.journal.actions()) == 1
     site.slurm.answer = SchedulerAnswer.RIGHT
-    site.look(30, ["n2"])
+    site.poll(30, ["n2"])
     assert site.states() == states
     assert (site.drained == {"n2"}) is (states[-1] == "done")
 
 
 def test_a_drain_that_the_scheduler_repeats_after_its_undo_is_undone_again(site):
     site.slurm.late_ns = 3 * NS_PER_S
-    site.look(2, ["n2"])
+    site.poll(2, ["n2"])
     site.slurm.answer = SchedulerAnswer.TWICE
-    site.look(1, ["n2"])
+    site.poll(1, ["n2"])
     site.slurm.answer = SchedulerAnswer.RIGHT
     ask_back(site, site.journal.actions()[0])
-    site.look(1, [])
+    site.poll(1, [])
     assert (site.drained, site.states()) == (set(), ["undone"])
-    site.look(4, [])
+    site.poll(4, [])
     assert len(site.slurm.drained) == 2  # it came once more
     assert (site.drained, site.states()) == (set(), ["undone"])
 
 
 def test_a_scheduler_that_shows_once_that_a_node_is_back_frees_no_place(site):
-    site.look(6, ["n2", "n3"])
+    site.poll(6, ["n2", "n3"])
     site.slurm.n_lies = 1
-    site.look(10, ["n2", "n3"])
+    site.poll(10, ["n2", "n3"])
     assert (len(site.slurm.drained), site.states()) == (1, ["done"])
 
 
@@ -258,18 +258,18 @@ def test_what_a_killed_remediator_had_begun_is_finished_by_the_next(site, step):
 
     site.before = kill
     with pytest.raises(Killed):
-        site.look(9, ["n2"])
+        site.poll(9, ["n2"])
     assert site.states() == ["begun"]  # written before anything was asked
     site.before = lambda _: None
     site.start()
-    site.look(20, ["n2"])
+    site.poll(20, ["n2"])
     assert site.drained == {"n2"}
     assert site.states()[-1] == "done"
     assert site.slurm.requeued == ["7"]
 
 
 def test_what_was_killed_within_an_undo_is_undone_by_the_next(site):
-    site.look(5, ["n2"])
+    site.poll(5, ["n2"])
     (action,) = site.journal.actions()
 
     def kill(what):
@@ -278,17 +278,17 @@ def test_what_was_killed_within_an_undo_is_undone_by_the_next(site):
     site.before = kill
     ask_back(site, action)
     with pytest.raises(Killed):
-        site.look(1)
+        site.poll(1)
     assert site.states() == ["undoing"]
     site.before = lambda _: None
     site.start()
-    site.look(2)
+    site.poll(2)
     assert (site.drained, site.states()) == (set(), ["undone"])
 
 
 def test_the_next_process_keeps_the_budget_and_the_episode(site):
-    site.look(5, ["n2"])
+    site.poll(5, ["n2"])
     site.start()
-    site.look(20, ["n2", "n3"])
+    site.poll(20, ["n2", "n3"])
     assert (site.drained, len(site.journal.actions())) == ({"n2"}, 1)
     assert {one.node_id for one in site.journal.findings()} == {"n2", "n3"}

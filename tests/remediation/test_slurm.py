@@ -51,10 +51,10 @@ class TestRealSlurm:
     def test_a_drain_shows_the_action_and_its_finding_and_takes_no_new_job_until_undone(
         self, slurm, actuator
     ):
-        assert all(view.in_service for view in actuator.look().values())
+        assert all(view.in_service for view in actuator.read_nodes().values())
         actuator.apply(RECORD)
         actuator.apply(RECORD)
-        view = actuator.look()["h1"]
+        view = actuator.read_nodes()["h1"]
         assert (view.in_service, view.mark, view.state) == (False, "a0123456789", "IDLE+DRAIN")
         assert (
             view.reason
@@ -63,7 +63,7 @@ class TestRealSlurm:
         assert slurm.states() == {"h1": "drain", "h2": "idle", "h3": "idle", "h4": "idle"}
         actuator.reverse(RECORD)
         actuator.reverse(RECORD)
-        view = actuator.look()["h1"]
+        view = actuator.read_nodes()["h1"]
         assert (view.in_service, view.mark) == (True, "")
 
     def test_a_reason_of_somebody_else_is_no_mark_and_a_down_node_is_not_in_service(
@@ -72,10 +72,10 @@ class TestRealSlurm:
         slurm.run(
             "scontrol", "update", "nodename=h3", "state=down", "reason=ingero was wrong [x@y]"
         )
-        view = actuator.look()["h3"]
+        view = actuator.read_nodes()["h3"]
         assert (view.in_service, view.mark) == (False, "")
         slurm.run("scontrol", "update", "nodename=h3", "state=resume")
-        wait_until(lambda: actuator.look()["h3"].in_service)
+        wait_until(lambda: actuator.read_nodes()["h3"].in_service)
 
     def test_a_job_that_may_be_requeued_is_and_its_restarts_are_counted(self, slurm, actuator):
         job = slurm.run(
@@ -108,17 +108,17 @@ class TestRealSlurm:
         with pytest.raises(PermanentError, match="Invalid job id"):
             actuator.requeue("999")
         with pytest.raises(UnsupportedError, match="no /nowhere/scontrol"):
-            SlurmActuator(SlurmConfig(bin_dir="/nowhere")).look()
+            SlurmActuator(SlurmConfig(bin_dir="/nowhere")).read_nodes()
 
     def test_a_controller_that_does_not_answer_may_answer_later(self, tmp_path, monkeypatch):
         conf = tmp_path / "slurm.conf"
         conf.write_text("ClusterName=x\nSlurmctldHost=x(127.0.0.1)\nSlurmctldPort=9\nNodeName=x\n")
         monkeypatch.setenv("SLURM_CONF", str(conf))
         with pytest.raises(RetryableError):
-            SlurmActuator(SlurmConfig(timeout="1s")).look()
+            SlurmActuator(SlurmConfig(timeout="1s")).read_nodes()
 
     def test_a_node_is_found_by_the_policys_table_its_name_or_the_first_label_of_it(self, actuator):
-        nodes = actuator.look()
+        nodes = actuator.read_nodes()
         named = SlurmActuator(SlurmConfig(node_names={"gpu-17": "h4", "gpu-18": "gone"}))
         assert actuator.find_target(Rank("c", "h2", 0), nodes) == "h2"
         assert actuator.find_target(Rank("c", "h2.cluster.site", 0), nodes) == "h2"

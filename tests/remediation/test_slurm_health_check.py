@@ -57,18 +57,18 @@ def test_the_node_drains_itself_and_gives_itself_back_as_the_remediator_tells_it
     with serve_metrics(page, "127.0.0.1:0", "listen") as bound:
         (slurm.folder / "url").write_text(f"http://{bound}")
         for _ in range(3):
-            site.look("h2")
+            site.poll("h2")
         assert site.states() == [ActionState.BEGUN]
         wait_until(lambda: slurm.states() == {"h1": "idle", "h2": "drain"})
-        site.look("h2", 0.1)
+        site.poll("h2", 0.1)
         assert site.states() == [ActionState.DONE]
         (action,) = site.journal.actions()
         reason = slurm.run("sinfo", "-h", "-n", "h2", "-o", "%E")
         assert reason.startswith(f"ingero {action.action_id} {action.episode}: culprit rank 0")
         ask_back(site, action)
-        site.look("h2", 0.1)
+        site.poll("h2", 0.1)
         wait_until(lambda: slurm.states()["h2"].rstrip("*") == "idle")  # not pinged yet
-        site.look("h2", 5)
+        site.poll("h2", 5)
         assert site.states() == [ActionState.UNDONE]
     assert "health_check failed" not in log.read_text()
     assert "drained: ingero a" in log.read_text()

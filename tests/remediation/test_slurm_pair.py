@@ -48,7 +48,7 @@ def test_a_slow_node_is_confirmed_by_a_test_that_outlives_the_remediator_and_the
 ):
     site = start_site()
     for _ in range(3):
-        site.look("h1")
+        site.poll("h1")
     (begun,) = site.tests()
     assert (begun.state, begun.suspect, begun.peer) == (PairTestState.SUBMITTED, "h1", "h2")
     site.restart()
@@ -58,24 +58,24 @@ def test_a_slow_node_is_confirmed_by_a_test_that_outlives_the_remediator_and_the
     assert {node: len(times) for node, times in ended.times.items()} == {"h1": 6, "h2": 6}
     assert "MB/s between both" in ended.note
     for _ in range(3):  # after a restart it settles first
-        site.look("h1")
+        site.poll("h1")
     assert site.states() == [ActionState.DONE]
     assert slurm.states() == {"h1": "drain", "h2": "idle", "h3": "idle"}
     (action,) = site.journal.actions()
     (clause,) = [one for one in action.clauses if one["clause"] == "confirm.pair_test"]
     assert clause["says"].startswith("confirms: h1 takes ")
-    site.look("h1", 5)
+    site.poll("h1", 5)
     assert [one.state for one in site.tests()] == [PairTestState.CLOSED]
 
 
 def test_a_healthy_node_is_contradicted_and_left_alone(slurm, start_site):
     site = start_site(protected="h1")  # which would be its peer
     for _ in range(3):
-        site.look("h3")
+        site.poll("h3")
     ended = site.follow_test("h3")
     assert ended.outcome is PairOutcome.CONTRADICTS, ended
     assert (ended.suspect, ended.peer) == ("h3", "h2")
-    ruling = site.look("h3").rulings[0]
+    ruling = site.poll("h3").rulings[0]
     assert [one.clause for one in ruling.stops] == ["confirm.pair_test"]
     assert ruling.stops[0].says.startswith("contradicts: h3 takes ")
     assert site.states() == []
@@ -88,10 +88,10 @@ def test_a_test_for_which_no_node_is_free_is_cancelled_and_tells_nothing(slurm, 
         slurm.run("sbatch", "--parsable", "-N1", "--wrap", "sleep 600")
     wait_until(lambda: set(slurm.states().values()) == {"alloc"})
     for _ in range(3):
-        site.look("h1")
+        site.poll("h1")
     (begun,) = site.tests()
     assert begun.state is PairTestState.SUBMITTED
-    site.look("h1", 700)
+    site.poll("h1", 700)
     (ended,) = site.tests()
     assert ended.outcome is PairOutcome.CANNOT_TELL
     assert ended.note.startswith("the nodes were not free for 11.7 m: ")
@@ -111,7 +111,7 @@ def test_a_command_of_the_sites_own_decides_instead(slurm, start_site):
         f"confirm: {{pair_test: {{rounds: 4, command: {command}}}}}\naction: {{slurm: {{}}}}\n"
     )
     for _ in range(3):
-        site.look("h1")
+        site.poll("h1")
     ended = site.follow_test("h1")
     assert (ended.outcome, ended.note) == (
         PairOutcome.CONTRADICTS,

@@ -32,7 +32,7 @@ summary { cursor: pointer; padding: .5rem 0; } li { margin: .3rem 0; overflow-wr
 STYLE_HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 """Of the page's own style, for its Content-Security-Policy."""
 _BECAME: Final = {
-    ActionState.APPROVED: "approved: it is done at the next look, if the policy still allows it",
+    ActionState.APPROVED: "approved: it is done at the next poll, if the policy still allows it",
     ActionState.REJECTED: "rejected: the node is left alone",
     ActionState.EXPIRED: "over: nobody answered in time, or the finding ended",
     ActionState.BEGUN: "approved, and being done",
@@ -59,7 +59,7 @@ def write_proposal(record: ActionRecord, effect: str, label: str, until_ns: int)
 <button class="reject" name="answer" value="reject">Reject: leave {target} alone</button>
 </div></form>
 <p>You answer as <strong>{escape(label)}</strong>, once; the journal keeps that. An approved action is done at the
-next look if the policy still allows it. Without an answer the proposal is over at {_time(until_ns)}.</p>
+next poll if the policy still allows it. Without an answer the proposal is over at {_time(until_ns)}.</p>
 {_write_clauses(record.clauses)}""",
     )
 

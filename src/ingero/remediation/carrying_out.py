@@ -1,7 +1,7 @@
 """Carries actions out and finds out what became of them.
 
 Each step from one state to the next stands in the journal before the scheduler is asked, and its outcome after.
-A person may answer in the journal at any time: what was read before is then not written, and the next look goes on.
+A person may answer in the journal at any time: what was read before is then not written, and the next poll goes on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MISSED: Final = "the scheduler does not show it"
 
 
 class ActionRunner:
-    """One look's worth of acting.
+    """What one poll has to do.
 
     Args:
         config: The policy.
@@ -80,29 +80,29 @@ class ActionRunner:
             self._actuator.apply(begun)
         except PermanentError as error:
             # Who can be looked at may have done it all the same.
-            state = ActionState.UNDOING if self._actuator.can_look else ActionState.VOID
+            state = ActionState.UNDOING if self._actuator.can_read_nodes else ActionState.VOID
             self._change(begun, state, f"refused: {error.message}")
             return
         except RetryableError as error:
             self._change(begun, ActionState.BEGUN, f"outcome unknown: {error.message}")
             return
-        if not self._actuator.can_look:
+        if not self._actuator.can_read_nodes:
             self._finish(begun)
             return
-        self._look_again(begun)
+        self._read_again(begun)
 
-    def _look_again(self, record: ActionRecord) -> None:
+    def _read_again(self, record: ActionRecord) -> None:
         try:
-            nodes = self._actuator.look()
+            nodes = self._actuator.read_nodes()
         except RetryableError:
-            return  # the next look tells
+            return  # the next poll tells
         self._settle_one(record, nodes.get(record.target))
 
     def undo(self, record: ActionRecord, nodes: Nodes | None, note: str) -> None:
         """Give a node back."""
         with suppress(RetryableError):
             undoing = self._change(record, ActionState.UNDOING, note)
-            if not self._actuator.can_look:
+            if not self._actuator.can_read_nodes:
                 self._ask_again(undoing)
             elif nodes is not None:
                 self._settle_one(undoing, nodes.get(record.target))
@@ -132,7 +132,7 @@ class ActionRunner:
         self._change(record, state, "the scheduler shows it after all", took_effect=True)
 
     def _settle_one(self, record: ActionRecord, view: NodeView | None) -> None:
-        if not self._actuator.can_look:
+        if not self._actuator.can_read_nodes:
             self._settle_unseen(record)
         elif record.state is ActionState.BEGUN:
             self._settle_begun(record, view)
@@ -238,9 +238,9 @@ class ActionRunner:
             )
         try:
             self._actuator.reverse(record)
-            nodes = self._actuator.look()
+            nodes = self._actuator.read_nodes()
         except RetryableError:
-            return  # again at the next look
+            return  # again at the next poll
         except PermanentError as error:
             self._change(record, ActionState.LEFT, f"refused to give it back: {error.message}")
             return

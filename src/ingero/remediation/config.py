@@ -55,7 +55,7 @@ class FindingSourceConfig(StrictModel):
         default=(), description="Only these clusters; empty takes each that Fleet knows."
     )
     poll_interval: Duration = Field(
-        parse_duration("2s"), gt=0, description="Between two looks at Fleet and the scheduler."
+        parse_duration("2s"), gt=0, description="Between two polls of Fleet and the scheduler."
     )
     timeout: Duration = Field(parse_duration("5s"), gt=0, description="Of one request to Fleet.")
 
@@ -273,7 +273,7 @@ class AuditConfig(StrictModel):
         None, description="PEM file of the authorities to trust; empty trusts the system's."
     )
     interval: Duration = Field(
-        parse_duration("2s"), gt=0, description="Between two looks at what waits."
+        parse_duration("2s"), gt=0, description="Between two polls of what waits."
     )
     timeout: Duration = Field(parse_duration("10s"), gt=0, description="Of one request.")
 

@@ -1,4 +1,4 @@
-"""Pair tests, a look at a time: begun for what nothing else stops, followed, ended, and cleared away.
+"""Pair tests, a poll at a time: begun for what nothing else stops, followed, ended, and cleared away.
 
 A test stands in the journal before the scheduler is asked to run it, and its job is named after it: a remediator that
 was killed is followed by one that goes on with it. At most one runs at a time.
@@ -44,7 +44,7 @@ class PairTester:
         read_now: The time.
 
     Attributes:
-        changed: Tests whose state changed in this look, as they are now.
+        changed: Tests whose state changed in this poll, as they are now.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PairTester:
                 why_over = "cancelled: nothing may be acted on"
             elif record.episode not in open_episodes:
                 why_over = "cancelled: the finding is over"
-            with suppress(RetryableError):  # the next look goes on
+            with suppress(RetryableError):  # the next poll goes on
                 if record.state is PairTestState.ENDED:
                     self._close(record)
                 elif record.state in ALIVE:
@@ -96,7 +96,7 @@ class PairTester:
             self._cancel(record, why_over)
             return
         assert self._runner is not None
-        job = self._runner.look_at_test(record)
+        job = self._runner.read_test(record)
         if job.state is PairJobState.UNKNOWN:
             if self._is_old(record):
                 self._end(record, "the scheduler has no job of it")

@@ -1,4 +1,4 @@
-"""Follows findings over looks: which episode a culprit belongs to, how long it has lasted, whether its rank works."""
+"""Follows findings over polls: which episode a culprit belongs to, how long it has lasted, whether its rank works."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Followed:
     Attributes:
         episode: Its id.
         opened_wall_ns: When it began.
-        missed_ns: Monotonic time of the last look at which it was known.
+        missed_ns: Monotonic time of the last poll at which it was known.
         seen_ns: Since when it has been a culprit without a break; None while it is not.
         progressed_ns: When its rank was last seen to have worked.
         n_ops: Operations of the rank by then.
@@ -70,7 +70,7 @@ class CulpritTracker:
             followed.n_ops = -1
 
     def update(self, clusters: Mapping[str, ClusterReading], now: Moment) -> list[CulpritFinding]:
-        """Take one look; the findings of now, one per node with a culprit.
+        """Take one poll; the findings of now, one per node with a culprit.
 
         Args:
             clusters: What Fleet says; what it does not say any more is over.
@@ -134,7 +134,7 @@ def _iter_culprits(clusters: Mapping[str, ClusterReading]) -> Iterator[tuple[Nod
 
 
 def _name_episode(key: NodeKey, verdict: Verdict, wall_ns: int) -> str:
-    """The same for one onset of one rank, at every look."""
+    """The same for one onset of one rank, at every poll."""
     when = verdict.onset.entry_ns if verdict.onset else wall_ns
     text = "\0".join((*key, verdict.rank.job, str(verdict.rank.rank), str(when)))
     return "e" + hashlib.sha256(text.encode()).hexdigest()[:10]

@@ -63,14 +63,14 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class CulpritFinding:
-    """One node with the worst of its ranks, tracked over several looks.
+    """One node with the worst of its ranks, tracked over several polls.
 
     Attributes:
         episode: Its id, kept as long as the node is a culprit with short breaks.
         cluster_id: The cluster.
         node_id: The node, as its agent names it.
         verdict: Of its worst rank; of any kind, the policy decides.
-        seen_ns: Monotonic time since which it has been a culprit at every look.
+        seen_ns: Monotonic time since which it has been a culprit at every poll.
         progressed_ns: Monotonic time at which the rank was last seen to have worked; None before it was.
     """
 
@@ -130,16 +130,16 @@ def is_retracted(verdicts: tuple[Verdict, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SiteReading:
-    """One look at Fleet and at the scheduler.
+    """One poll of Fleet and of the scheduler.
 
     Attributes:
         clusters: What Fleet said, by cluster; None when it did not answer.
         nodes: What the scheduler said, by its node names; None when it did not answer, or cannot be asked.
-        can_look: Whether this scheduler can be asked at all.
+        can_read_nodes: Whether this scheduler can be asked at all.
         problems: Why something is None.
     """
 
     clusters: Mapping[str, ClusterReading] | None
     nodes: Mapping[str, NodeView] | None
-    can_look: bool = True
+    can_read_nodes: bool = True
     problems: tuple[str, ...] = field(default=())

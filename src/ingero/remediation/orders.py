@@ -1,7 +1,7 @@
 """Answers to a node's HealthCheckProgram. Pure.
 
 The node decides nothing: an order to drain itself is an action that stands in the journal, and is given only while
-the policy would still let that action, judged anew at every look.
+the policy would still let that action, judged anew at every poll.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class OrderVerb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeOrders:
-    """Answers to all nodes, until the next look.
+    """Answers to all nodes, until the next poll.
 
     Attributes:
         at: When it was decided.
@@ -59,7 +59,7 @@ def build_orders(
         config: The policy.
         rulings: What it says of each finding now.
         situation: What is known.
-        records: Every action of the journal, as the look has left it.
+        records: Every action of the journal, as the poll has left it.
     """
     lines = {}
     for ruling in rulings:
@@ -109,9 +109,9 @@ def _still_lets(
 
 
 def find_order(orders: NodeOrders | None, node: str, now: Moment, max_age_ns: int) -> str:
-    """The answer to a node; no order of a look that is too old."""
+    """The answer to a node; no order of a poll that is too old."""
     if orders is None or now.since(orders.at) > max_age_ns:
-        return f"{OrderVerb.REPORT} the remediator has not looked lately"
+        return f"{OrderVerb.REPORT} the remediator has not polled lately"
     if orders.nodes is not None and node not in orders.nodes:
         return f"{OrderVerb.REPORT} the scheduler has no node {node}"
     return orders.lines.get(node, OrderVerb.NONE)

@@ -15,7 +15,7 @@ from ingero.remediation.records import ActionState
 from ingero.remediation.remediator import RemediatorCounts
 
 _COUNTERS: Final = (
-    ("looks_total", "n_looks", "Looks at Fleet and the scheduler."),
+    ("polls_total", "n_polls", "Polls of Fleet and the scheduler."),
     ("fleet_away_total", "n_fleet_away", "Looks at which Fleet did not answer."),
     ("scheduler_away_total", "n_scheduler_away", "Looks at which the scheduler did not answer."),
     ("clock_jumps_total", "n_clock_jumps", "Jumps of the wall clock."),
@@ -100,9 +100,9 @@ class RemediatorPage:
         return "\n".join(lines) + "\n"
 
     def readiness(self, _window_ns: int) -> tuple[bool, str]:
-        """Ready after the first look."""
-        is_ready = self._counts.n_looks > 0
-        return is_ready, "ready" if is_ready else "not ready: has not looked yet"
+        """Ready after the first poll."""
+        is_ready = self._counts.n_polls > 0
+        return is_ready, "ready" if is_ready else "not ready: has not polled yet"
 
 
 def _family(name: str, kind: str, says: str, points: Iterable[tuple[str, int]]) -> list[str]:

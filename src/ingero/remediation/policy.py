@@ -34,7 +34,7 @@ class ClauseOutcome:
         is_met: Whether it lets the action through.
         says: What was compared, for a person.
         is_assumed: It could not be judged and was taken as met, which only dry-run does.
-        outcome: Where a clause is that takes more than a look to judge; empty for others.
+        outcome: Where a clause is that takes more than a poll to judge; empty for others.
     """
 
     clause: str
@@ -87,26 +87,26 @@ class Situation:
         now: The moment.
         clusters: What Fleet says, by cluster; None while it does not answer.
         nodes: What the scheduler says; None while it does not answer.
-        can_look: Whether the scheduler can be asked at all.
+        can_read_nodes: Whether the scheduler can be asked at all.
         targets: The scheduler's name by node of Fleet's; a node without one is missing.
         records: Every action of the journal.
         settled_ns: By cluster, since when everything answered without panic, on the monotonic clock.
         jumped_ns: When the wall clock jumped last, on the monotonic clock; None for never.
         is_stopped: Whether the stop file is there.
-        is_single_look: Whether persistence cannot be known, because this look is the only one.
+        is_single_poll: Whether persistence cannot be known, because this poll is the only one.
         tests: Every pair test of the journal, oldest first.
     """
 
     now: Moment
     clusters: dict[str, ClusterReading] | None
     nodes: dict[str, NodeView] | None
-    can_look: bool
+    can_read_nodes: bool
     targets: dict[str, str]
     records: tuple[ActionRecord, ...]
     settled_ns: dict[str, int]
     jumped_ns: int | None = None
     is_stopped: bool = False
-    is_single_look: bool = False
+    is_single_poll: bool = False
     tests: tuple[PairTestRecord, ...] = ()
 
 
@@ -197,9 +197,9 @@ def _judge_finding(
     is_enough = seen_for_ns >= wanted.min_persistence
     yield ClauseOutcome(
         "findings.min_persistence",
-        is_enough or situation.is_single_look,
+        is_enough or situation.is_single_poll,
         f"a culprit for {format_duration(seen_for_ns)}, wanted {format_duration(wanted.min_persistence)}",
-        is_assumed=situation.is_single_look and not is_enough,
+        is_assumed=situation.is_single_poll and not is_enough,
     )
     yield _judge_progress(finding, wanted.max_age, situation)
 
@@ -208,8 +208,8 @@ def _judge_progress(
     finding: CulpritFinding, max_age_ns: int, situation: Situation
 ) -> ClauseOutcome:
     if finding.progressed_ns is None:
-        says = "the rank was not seen to work yet: it takes two looks"
-        is_single = situation.is_single_look
+        says = "the rank was not seen to work yet: it takes two polls"
+        is_single = situation.is_single_poll
         return ClauseOutcome("findings.max_age: works", is_single, says, is_assumed=is_single)
     age_ns = situation.now.mono_ns - finding.progressed_ns
     return ClauseOutcome(
@@ -276,8 +276,10 @@ def _judge_target(
         not is_protected,
         f"{finding.node_id} is {'' if is_protected else 'not '}protected",
     )
-    if not situation.can_look:
-        yield ClauseOutcome("node in service", is_met=True, says="this action cannot be looked at")
+    if not situation.can_read_nodes:
+        yield ClauseOutcome(
+            "node in service", is_met=True, says="nobody can say whether this action took effect"
+        )
         return
     if situation.nodes is None:
         yield ClauseOutcome("scheduler answers", is_met=False, says="the scheduler does not answer")
@@ -328,10 +330,10 @@ def _judge_history(
     is_settled = settled_ns is not None and settled_for_ns >= brakes.settle_time
     yield ClauseOutcome(
         "brakes.settle_time",
-        is_settled or situation.is_single_look,
+        is_settled or situation.is_single_poll,
         f"all answer without panic for {format_duration(settled_for_ns)},"
         f" wanted {format_duration(brakes.settle_time)}",
-        is_assumed=situation.is_single_look and not is_settled,
+        is_assumed=situation.is_single_poll and not is_settled,
     )
     begun = [one for one in situation.records if _is_begun(one)]
     same = [one for one in begun if one.episode == finding.episode]

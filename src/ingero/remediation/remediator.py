@@ -1,4 +1,4 @@
-"""One look after another: read, finish what was begun, rule, act. What is done stands in the journal first."""
+"""One poll after another: read, finish what was begun, rule, act. What is done stands in the journal first."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RemediatorCounts:
     """What a remediator has done since its start.
 
     Attributes:
-        n_looks: Looks at Fleet and the scheduler.
+        n_polls: Polls of Fleet and the scheduler.
         n_fleet_away: Looks at which Fleet did not answer.
         n_scheduler_away: Looks at which the scheduler did not answer.
         n_clock_jumps: Jumps of the wall clock.
@@ -53,7 +53,7 @@ class RemediatorCounts:
         n_tests: Pair tests that ended, by outcome.
     """
 
-    n_looks: int = 0
+    n_polls: int = 0
     n_fleet_away: int = 0
     n_scheduler_away: int = 0
     n_clock_jumps: int = 0
@@ -62,14 +62,14 @@ class RemediatorCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class LookResult:
-    """What came of one look.
+class PollResult:
+    """What came of one poll.
 
     Attributes:
         reading: What was read.
         rulings: What the policy says of each finding.
         changed: Actions whose state changed, as they are now.
-        refusals: By episode, why the scheduler would refuse what the policy lets through; of a single look, where the
+        refusals: By episode, why the scheduler would refuse what the policy lets through; of a single poll, where the
             scheduler can be asked.
         tests: Pair tests whose state changed, as they are now.
     """
@@ -103,9 +103,9 @@ class _Steadiness:
         return True
 
     def note_answers(self, reading: SiteReading, now: Moment) -> bool:
-        """Take a look; whether Fleet has started over since the last."""
+        """Take a poll; whether Fleet has started over since the last."""
         clusters = reading.clusters
-        if clusters is None or (reading.can_look and reading.nodes is None):
+        if clusters is None or (reading.can_read_nodes and reading.nodes is None):
             self.settled_ns.clear()
             return clusters is None
         n_ops = {name: one.judgement.counts.get("ops", 0) for name, one in clusters.items()}
@@ -127,11 +127,11 @@ class Remediator:
         actuator: The scheduler.
         journal: Whose lock the caller holds.
         read_now: The time.
-        is_single_look: Persistence cannot be known; only for dry-run.
+        is_single_poll: Persistence cannot be known; only for dry-run.
 
     Attributes:
         counts: What it has done.
-        orders: Answers to nodes that ask; read by other threads. None before the first look.
+        orders: Answers to nodes that ask; read by other threads. None before the first poll.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Remediator:
         journal: Journal,
         read_now: Callable[[], Moment],
         *,
-        is_single_look: bool = False,
+        is_single_poll: bool = False,
     ) -> None:
         self.counts = RemediatorCounts()
         self.orders: NodeOrders | None = None
@@ -151,7 +151,7 @@ class Remediator:
         self._actuator = actuator
         self._journal = journal
         self._read_now = read_now
-        self._is_single_look = is_single_look
+        self._is_single_poll = is_single_poll
         self._tester = PairTester(config, actuator, journal.pair_tests, read_now)
         self._steadiness = _Steadiness(config.brakes.clock_tolerance)
         self._tracker = CulpritTracker()
@@ -160,14 +160,14 @@ class Remediator:
             one.episode: one for one in journal.findings() if one.is_open
         }
 
-    def look(self) -> LookResult:
+    def poll(self) -> PollResult:
         """Look once and do what the policy says.
 
         Raises:
             StoreError: The journal cannot be written; nothing was done that is not in it.
         """
         now = self._read_now()
-        self.counts.n_looks += 1
+        self.counts.n_polls += 1
         self.counts.n_clock_jumps += self._steadiness.note_clock(now)
         reading = self._read()
         if self._steadiness.note_answers(reading, now):
@@ -176,7 +176,7 @@ class Remediator:
         runner = ActionRunner(self._config, self._actuator, self._journal, self._read_now)
         is_stopped = Path(self._config.brakes.stop_file).exists()
         is_acting = self._config.mode != "dry-run"
-        if reading.nodes is not None and not self._is_single_look:
+        if reading.nodes is not None and not self._is_single_poll:
             runner.settle(reading.nodes, only_asked=is_stopped or not is_acting)
         targets = {
             finding.node_id: target
@@ -184,19 +184,19 @@ class Remediator:
             if (target := self._actuator.find_target(finding.verdict.rank, reading.nodes or {}))
         }
         tests = self._journal.pair_tests.read()
-        if not self._is_single_look:
+        if not self._is_single_poll:
             tests = self._tester.follow(self._tracker.open_episodes, is_stopped=is_stopped)
         situation = Situation(
             now=now,
             clusters=None if reading.clusters is None else dict(reading.clusters),
             nodes=None if reading.nodes is None else dict(reading.nodes),
-            can_look=reading.can_look,
+            can_read_nodes=reading.can_read_nodes,
             targets=targets,
             records=self._journal.actions(),
             settled_ns=dict(self._steadiness.settled_ns),
             jumped_ns=self._steadiness.jumped_ns,
             is_stopped=is_stopped,
-            is_single_look=self._is_single_look,
+            is_single_poll=self._is_single_poll,
             tests=tests,
         )
         rulings = rule_all(self._config, findings, situation)
@@ -209,11 +209,11 @@ class Remediator:
         for record in runner.changed:
             states = self.counts.n_by_state
             states[record.state] = states.get(record.state, 0) + 1
-        refusals = self._rehearse(rulings, situation) if self._is_single_look else {}
+        refusals = self._rehearse(rulings, situation) if self._is_single_poll else {}
         tested = tuple(self._tester.changed)
         for outcome in filter(None, (one.outcome for one in tested)):
             self.counts.n_tests[outcome] = self.counts.n_tests.get(outcome, 0) + 1
-        return LookResult(reading, rulings, tuple(runner.changed), refusals, tested)
+        return PollResult(reading, rulings, tuple(runner.changed), refusals, tested)
 
     def _rehearse(self, rulings: tuple[Ruling, ...], situation: Situation) -> dict[str, str]:
         refusals = {}
@@ -235,13 +235,13 @@ class Remediator:
         except RetryableError as error:
             self.counts.n_fleet_away += 1
             problems.append(error.message)
-        can_look = self._actuator.can_look
+        can_read_nodes = self._actuator.can_read_nodes
         try:
-            nodes = self._actuator.look()
+            nodes = self._actuator.read_nodes()
         except (RetryableError, PermanentError, UnsupportedError) as error:
             self.counts.n_scheduler_away += 1
             problems.append(error.message)
-        return SiteReading(clusters, nodes, can_look, tuple(problems))
+        return SiteReading(clusters, nodes, can_read_nodes, tuple(problems))
 
     def _write_findings(self, rulings: tuple[Ruling, ...], now: Moment) -> None:
         opened = self._tracker.open_episodes
@@ -291,7 +291,7 @@ class Remediator:
             record = proposed or self._plan(ruling, situation)
             is_approved = record.state is ActionState.APPROVED
             if self._config.mode == "auto" or is_approved:
-                with suppress(RetryableError):  # a person answered meanwhile: the next look tells
+                with suppress(RetryableError):  # a person answered meanwhile: the next poll tells
                     runner.begin(_with_ruling(record, ruling), is_new=proposed is None)
             elif proposed is None and not _was_refused(ruling, situation):
                 runner.propose(record)

@@ -103,11 +103,11 @@ class HandScheduler:
         nodes: By name.
         drained: The true times at which a node went out of service by us, with its name.
         late_ns: How late a late answer is.
-        n_lies: So many looks show every node as in service.
+        n_lies: So many polls show every node as in service.
     """
 
     kind = "slurm"
-    can_look = True
+    can_read_nodes = True
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class HandScheduler:
         for do in due:
             do()
 
-    def look(self) -> Mapping[str, NodeView]:
+    def read_nodes(self) -> Mapping[str, NodeView]:
         """Every node."""
         self.catch_up()
         if self.is_away:
@@ -258,7 +258,7 @@ class HandPairScheduler(HandScheduler):
 
     def find_peer(self, suspect: str, avoid: Collection[str]) -> tuple[str, str]:
         """The first that is not to be avoided."""
-        views = self.look()
+        views = self.read_nodes()
         fitting = [
             name
             for name, view in views.items()
@@ -285,7 +285,7 @@ class HandPairScheduler(HandScheduler):
         self._ask("submit_test", run)
         return job
 
-    def look_at_test(self, record: PairTestRecord) -> PairJob:
+    def read_test(self, record: PairTestRecord) -> PairJob:
         """The first job of its name."""
         self.catch_up()
         if self.is_away:

@@ -111,7 +111,7 @@ def test_no_execute_evicts_what_does_not_tolerate_it(controllers):
 def test_a_cordon_and_its_undoing_are_followed_by_the_controllers_own_taint(controllers):
     actuator = controllers.actuator(taint="", condition="", cordon=True)
     actuator.apply(RECORD)
-    wait_until(lambda: "node.kubernetes.io/unschedulable" in actuator.look()["n1"].state)
-    assert actuator.look()["n1"].mark == RECORD.action_id
+    wait_until(lambda: "node.kubernetes.io/unschedulable" in actuator.read_nodes()["n1"].state)
+    assert actuator.read_nodes()["n1"].mark == RECORD.action_id
     actuator.reverse(RECORD)
-    wait_until(lambda: actuator.look()["n1"].in_service)
+    wait_until(lambda: actuator.read_nodes()["n1"].in_service)

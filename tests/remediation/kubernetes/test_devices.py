@@ -88,13 +88,15 @@ class TestWhichDevice:
         self, api, devices, node, target
     ):
         actuator = connect(api, node_names={"fleets-name": "n1"})
-        assert actuator.find_target(build_rank(*devices, node=node), actuator.look()) == target
+        assert (
+            actuator.find_target(build_rank(*devices, node=node), actuator.read_nodes()) == target
+        )
 
     def test_a_pool_may_have_slashes_in_its_name(self, api):
         api.server.devices.add_slice("n9", ["gpu-0"], pool="rack/n9")
         actuator = connect(api)
         rank = build_rank("gpu.nvidia.com=rack/n9/gpu-0", node="n9")
-        target = actuator.find_target(rank, actuator.look())
+        target = actuator.find_target(rank, actuator.read_nodes())
         assert target == "gpu.nvidia.com/rack/n9/gpu-0"
         actuator.apply(replace(RECORD, target=target))
         assert rules(api)[NAME]["spec"]["deviceSelector"] == {
@@ -103,7 +105,7 @@ class TestWhichDevice:
 
     def test_devices_of_an_older_generation_of_a_pool_are_gone(self, api):
         api.server.devices.add_slice("n1", ["gpu-0"], generation=2)
-        assert sorted(one for one in connect(api).look() if "/n1/" in one) == [
+        assert sorted(one for one in connect(api).read_nodes() if "/n1/" in one) == [
             "gpu.nvidia.com/n1/gpu-0"
         ]
 
@@ -111,12 +113,12 @@ class TestWhichDevice:
         clock = ManualClock()
         actuator = connect(api, clock=clock)
         for _ in range(3):
-            actuator.look()
+            actuator.read_nodes()
             clock.advance(2 * NS_PER_S)
         assert api.server.devices.n_lists == {"devicetaintrules": 3, "resourceslices": 1}
         api.server.devices.add_slice("n9", ["gpu-0"])
         clock.advance(60 * NS_PER_S)
-        assert "gpu.nvidia.com/n9/gpu-0" in actuator.look()
+        assert "gpu.nvidia.com/n9/gpu-0" in actuator.read_nodes()
 
 
 class TestAction:
@@ -130,7 +132,7 @@ class TestAction:
         if served == "v1alpha3":
             api.server.devices.served["resourceslices"] = {"v1beta2"}
         actuator = connect(api, effect="NoExecute")
-        actuator.look()
+        actuator.read_nodes()
         actuator.apply(RECORD)
         (rule,) = rules(api).values()
         kubernetes_validate.validate(rule, schema, strict=True)
@@ -143,13 +145,13 @@ class TestAction:
         assert rule["spec"]["taint"].items() >= taint.items()
         selector = {"driver": "gpu.nvidia.com", "pool": "n1", "device": "gpu-3"}
         assert rule["spec"]["deviceSelector"] == selector
-        views = actuator.look()
+        views = actuator.read_nodes()
         assert [name for name, view in views.items() if not view.in_service] == [GPU]
         assert views[GPU].mark == RECORD.action_id
 
     def test_asked_again_it_changes_nothing_more(self, api):
         actuator = connect(api)
-        actuator.look()
+        actuator.read_nodes()
         actuator.apply(RECORD)
         before = dict(rules(api))
         actuator.apply(RECORD)
@@ -157,10 +159,10 @@ class TestAction:
 
     def test_the_effect_none_is_a_rule_too(self, api):
         actuator = connect(api, effect="None")
-        actuator.look()
+        actuator.read_nodes()
         actuator.apply(RECORD)
         assert rules(api)[NAME]["spec"]["taint"]["effect"] == "None"
-        assert actuator.look()[GPU].mark == RECORD.action_id
+        assert actuator.read_nodes()[GPU].mark == RECORD.action_id
 
     @pytest.mark.parametrize("effect", ["NoSchedule", "NoExecute"])
     def test_a_device_that_its_driver_tainted_is_left_alone(self, api, effect):
@@ -183,13 +185,13 @@ class TestAction:
     def test_a_rule_that_does_nothing_to_it_is_no_obstacle(self, api, selector, effect):
         put_rule(api, selector, effect)
         actuator = connect(api)
-        assert actuator.look()[GPU].in_service
+        assert actuator.read_nodes()[GPU].in_service
         actuator.apply(RECORD)
         assert NAME in rules(api)
 
     def expect_left_alone(self, api, why):
         actuator = connect(api)
-        view = actuator.look()[GPU]
+        view = actuator.read_nodes()[GPU]
         assert (view.in_service, view.mark, view.state) == (False, "", why)
         with pytest.raises(PermanentError, match="out of service already: " + why):
             actuator.apply(RECORD)
@@ -197,7 +199,7 @@ class TestAction:
 
     def test_a_device_that_went_since_the_last_look_is_refused(self, api):
         actuator = connect(api)
-        actuator.look()
+        actuator.read_nodes()
         api.server.devices.add_slice("n1", ["gpu-0"], generation=2)
         with pytest.raises(PermanentError, match=f"there is no device {GPU}"):
             actuator.apply(RECORD)
@@ -220,27 +222,27 @@ class TestUndo:
     def test_it_deletes_the_actions_rule_alone(self, api):
         put_rule(api, {"pool": "n2"}, "NoSchedule")
         actuator = connect(api)
-        actuator.look()
+        actuator.read_nodes()
         actuator.apply(RECORD)
         api.server.devices.write_status(NAME, "3 pods would be deleted")
         actuator.reverse(RECORD)
         assert list(rules(api)) == ["theirs"]
         actuator.reverse(RECORD)
-        assert actuator.look()[GPU].in_service
+        assert actuator.read_nodes()[GPU].in_service
 
     def test_a_rule_that_a_person_has_changed_is_that_persons(self, api):
         actuator = connect(api, effect="None")
-        actuator.look()
+        actuator.read_nodes()
         actuator.apply(RECORD)
         api.server.devices.change_rule(NAME, "NoExecute")
-        view = actuator.look()[GPU]
+        view = actuator.read_nodes()[GPU]
         assert (view.mark, view.in_service, view.state) == ("", False, f"DeviceTaintRule {NAME}")
         actuator.reverse(RECORD)
         assert rules(api)[NAME]["spec"]["taint"]["effect"] == "NoExecute"
 
     def test_a_change_between_reading_and_deleting_keeps_the_rule(self, api, monkeypatch):
         actuator = connect(api)
-        actuator.look()
+        actuator.read_nodes()
         actuator.apply(RECORD)
         delete = kubernetes_device.delete_unchanged
 
@@ -254,7 +256,7 @@ class TestUndo:
 
     def test_a_status_that_changes_meanwhile_does_not_keep_it(self, api, monkeypatch):
         actuator = connect(api)
-        actuator.look()
+        actuator.read_nodes()
         actuator.apply(RECORD)
         delete, left = kubernetes_device.delete_unchanged, [2]
 
@@ -273,30 +275,30 @@ class TestRefusals:
     def test_a_kubernetes_without_device_taints_is_said_at_each_look(self, api):
         api.server.devices.served["devicetaintrules"] = set()
         with pytest.raises(RetryableError, match=r"does not serve DeviceTaintRule: it needs 1\.37"):
-            connect(api).look()
+            connect(api).read_nodes()
 
     def test_one_that_learns_them_is_used_from_then_on(self, api):
         actuator = connect(api)
         api.server.devices.served["devicetaintrules"] = set()
         with pytest.raises(RetryableError):
-            actuator.look()
+            actuator.read_nodes()
         api.server.devices.served["devicetaintrules"] = {"v1beta2"}
-        assert actuator.look()[GPU].in_service
+        assert actuator.read_nodes()[GPU].in_service
 
     def test_a_rehearsal_stores_nothing_and_meets_the_same_refusals(self, api):
         actuator = connect(api)
-        actuator.look()
+        actuator.read_nodes()
         actuator.rehearse(RECORD)
         assert rules(api) == {}
         old = connect(api, effect="None")
         api.server.devices.served["devicetaintrules"] = {"v1alpha3"}
-        old.look()
+        old.read_nodes()
         with pytest.raises(PermanentError, match="Unsupported value"):
             old.rehearse(RECORD)  # Kubernetes 1.33 and 1.34 know no None
 
     def test_who_may_only_read_is_refused_before_and_when_it_acts(self, api):
         actuator = connect(api, READER)
-        actuator.look()
+        actuator.read_nodes()
         for ask in (actuator.rehearse, actuator.apply):
             with pytest.raises(PermanentError, match="cannot create resource"):
                 ask(RECORD)
@@ -305,7 +307,7 @@ class TestRefusals:
     def test_a_missing_right_is_not_taken_for_a_missing_api(self, api):
         api.server.rights[READER] = {("list", "resourceslices")}
         with pytest.raises(RetryableError, match=r"does not tell DeviceTaintRules: .*cannot list"):
-            connect(api, READER).look()
+            connect(api, READER).read_nodes()
 
 
 class TestRemediator:
@@ -319,14 +321,14 @@ class TestRemediator:
         site.start()
         return site
 
-    def look(self, site, *devices, times=6):
+    def poll(self, site, *devices, times=6):
         result = None
         for number in range(times):
             site.clock.advance(2 * NS_PER_S)
             verdict = build_verdict("n1", n_ops=site.n_ops + number + 1)
             rank = replace(build_rank(*devices), cluster_id=verdict.rank.cluster_id)
             site.fleet.say(replace(verdict, rank=rank))
-            result = site.remediator.look()
+            result = site.remediator.poll()
         site.n_ops += times
         return result
 
@@ -334,12 +336,12 @@ class TestRemediator:
         self, api, tmp_path
     ):
         site = self.build_site(api, tmp_path)
-        self.look(site, "gpu.nvidia.com=n1/gpu-3")
+        self.poll(site, "gpu.nvidia.com=n1/gpu-3")
         (record,) = site.journal.actions()
         assert (record.state, record.target) == (ActionState.DONE, GPU)
         assert record.evidence["resource"] == {"ingero.device.ids": "gpu.nvidia.com=n1/gpu-3"}
         site.journal.change(record, replace(record, state=ActionState.UNDOING, note=ASKED))
-        site.look(3, [])
+        site.poll(3, [])
         assert site.states() == ["undone"]
         assert rules(api) == {}
 
@@ -347,7 +349,7 @@ class TestRemediator:
         self, api, tmp_path
     ):
         site = self.build_site(api, tmp_path)
-        result = self.look(site, "gpu.nvidia.com=n1/gpu-3", "gpu.nvidia.com=n1/gpu-4")
+        result = self.poll(site, "gpu.nvidia.com=n1/gpu-3", "gpu.nvidia.com=n1/gpu-4")
         (ruling,) = result.rulings
         assert [(one.clause, one.says) for one in ruling.stops] == [
             ("node known", "the scheduler has no device for n1, or several")
@@ -357,28 +359,28 @@ class TestRemediator:
     def test_without_the_api_nothing_is_let_through(self, api, tmp_path):
         api.server.devices.served["devicetaintrules"] = set()
         site = self.build_site(api, tmp_path)
-        result = self.look(site, "gpu.nvidia.com=n1/gpu-3")
+        result = self.poll(site, "gpu.nvidia.com=n1/gpu-3")
         assert "scheduler answers" in {one.clause for one in result.rulings[0].stops}
         assert result.reading.problems[0].startswith("this Kubernetes does not serve")
         assert site.states() == []
 
     def test_a_rule_that_a_person_changes_ends_the_action(self, api, tmp_path):
         site = self.build_site(api, tmp_path, effect="None")
-        self.look(site, "gpu.nvidia.com=n1/gpu-3")
+        self.poll(site, "gpu.nvidia.com=n1/gpu-3")
         api.server.devices.change_rule(next(iter(rules(api))), "NoExecute")
-        self.look(site, "gpu.nvidia.com=n1/gpu-3")
+        self.poll(site, "gpu.nvidia.com=n1/gpu-3")
         assert site.states() == ["left"]
 
     def test_what_was_approved_of_one_device_is_not_done_to_another(self, api, tmp_path):
         site = self.build_site(api, tmp_path)
         site.config = site.config.model_copy(update={"mode": "ask"})
         site.start()
-        self.look(site, "gpu.nvidia.com=n1/gpu-3")
+        self.poll(site, "gpu.nvidia.com=n1/gpu-3")
         (record,) = site.journal.actions()
         site.journal.change(record, replace(record, state=ActionState.APPROVED))
-        self.look(site, "gpu.nvidia.com=n1/gpu-4")
+        self.poll(site, "gpu.nvidia.com=n1/gpu-4")
         assert (site.states(), rules(api)) == (["approved"], {})
-        self.look(site, "gpu.nvidia.com=n1/gpu-3")
+        self.poll(site, "gpu.nvidia.com=n1/gpu-3")
         assert site.states() == ["done"]
         (rule,) = rules(api).values()
         assert rule["spec"]["deviceSelector"]["device"] == "gpu-3"

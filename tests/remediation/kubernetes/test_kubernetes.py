@@ -50,7 +50,7 @@ def without_traces(node):
 
 class TestLook:
     def test_a_node_that_takes_pods_is_in_service(self, api):
-        nodes = api.actuator().look()
+        nodes = api.actuator().read_nodes()
         assert sorted(nodes) == ["n1", "n2", "n3", "n4"]
         assert all(view.in_service and not view.mark for view in nodes.values())
 
@@ -73,7 +73,7 @@ class TestLook:
     def test_a_node_that_others_took_out_is_not(self, api, changed, state):
         api.server.create(build_node("n9", **changed))
         actuator = api.actuator()
-        view = actuator.look()["n9"]
+        view = actuator.read_nodes()["n9"]
         assert (view.in_service, view.mark) == (False, "")
         assert state in view.state
         before = api.node("n9")
@@ -85,24 +85,24 @@ class TestLook:
         gpu = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
         pressed = {"key": "node.kubernetes.io/disk-pressure", "effect": "PreferNoSchedule"}
         api.server.create(build_node("n9", taints=[gpu, pressed]))
-        assert api.actuator().look()["n9"].in_service
+        assert api.actuator().read_nodes()["n9"].in_service
 
     def test_only_nodes_with_the_policys_labels_are_looked_at(self, api):
         node = build_node("n9")
         node["metadata"]["labels"]["pool"] = "other"
         api.server.create(node)
-        assert "n9" not in api.actuator(selector={"pool": "gpu"}).look()
-        assert list(api.actuator(selector={"pool": "other"}).look()) == ["n9"]
+        assert "n9" not in api.actuator(selector={"pool": "gpu"}).read_nodes()
+        assert list(api.actuator(selector={"pool": "other"}).read_nodes()) == ["n9"]
 
     def test_a_large_cluster_comes_in_parts(self, api, monkeypatch):
         monkeypatch.setattr("ingero.remediation.actuators.kubernetes.CHUNK", 3)
-        assert sorted(api.actuator().look()) == ["n1", "n2", "n3", "n4"]
+        assert sorted(api.actuator().read_nodes()) == ["n1", "n2", "n3", "n4"]
 
     def test_a_small_cluster_is_listed_at_each_look(self, api):
         actuator = api.actuator()
-        assert actuator.look()["n3"].in_service
+        assert actuator.read_nodes()["n3"].in_service
         api.admin.patch("n3", spec={"unschedulable": True})
-        assert not actuator.look()["n3"].in_service
+        assert not actuator.read_nodes()["n3"].in_service
 
     def test_a_large_cluster_is_listed_once_a_minute_and_in_between_asked_for_nodes_that_matter(
         self, api, monkeypatch
@@ -110,43 +110,43 @@ class TestLook:
         monkeypatch.setattr("ingero.remediation.actuators.kubernetes.CHUNK", 3)
         clock = ManualClock()
         actuator = api.actuator(clock=clock)
-        views = actuator.look()
+        views = actuator.read_nodes()
         assert actuator.find_target(Rank("c", "n2", 0), views) == "n2"
         actuator.apply(replace(RECORD, target="n2"))
         api.admin.patch("n3", spec={"unschedulable": True})
-        views = actuator.look()
+        views = actuator.read_nodes()
         assert (views["n2"].mark, views["n3"].in_service) == (RECORD.action_id, True)
         with pytest.raises(PermanentError, match="n3 is out of service already"):
             actuator.apply(replace(OTHER, target="n3"))
         clock.advance(60 * NS_PER_S)
-        assert not actuator.look()["n3"].in_service
+        assert not actuator.read_nodes()["n3"].in_service
         api.admin.patch("n2", spec={"taints": []})  # no finding is about n2 since: it has an action
-        assert actuator.look()["n2"].mark == ""
+        assert actuator.read_nodes()["n2"].mark == ""
 
     def test_a_node_of_a_large_cluster_that_is_gone_is_gone_at_the_next_look(
         self, api, monkeypatch
     ):
         monkeypatch.setattr("ingero.remediation.actuators.kubernetes.CHUNK", 3)
         actuator = api.actuator()
-        assert actuator.find_target(Rank("c", "n2", 0), actuator.look()) == "n2"
+        assert actuator.find_target(Rank("c", "n2", 0), actuator.read_nodes()) == "n2"
         api.server.delete("n2")
-        assert sorted(actuator.look()) == ["n1", "n3", "n4"]
+        assert sorted(actuator.read_nodes()) == ["n1", "n3", "n4"]
 
     def test_a_server_that_goes_away_is_noticed_between_two_lists_of_a_large_cluster(
         self, api, monkeypatch
     ):
         monkeypatch.setattr("ingero.remediation.actuators.kubernetes.CHUNK", 3)
         actuator = api.actuator()
-        actuator.look()
+        actuator.read_nodes()
         monkeypatch.setattr(actuator, "_client", api.actuator("nobody")._client)
         with pytest.raises(
             RetryableError, match=r"does not tell a node: .*(Unauthorized|cannot get)"
         ):
-            actuator.look()
+            actuator.read_nodes()
 
     def test_a_node_is_found_by_the_policys_table_its_name_label_or_address(self, api):
         actuator = api.actuator(node_names={"gpu-17": "n4", "gpu-18": "gone"})
-        nodes = actuator.look()
+        nodes = actuator.read_nodes()
         found = {
             name: actuator.find_target(Rank("c", name, 0), nodes)
             for name in ("gpu-17", "gpu-18", "n1", "n2.site", "host-n3", "n4.cluster.site", "n9")
@@ -172,7 +172,7 @@ class TestAction:
         assert says == node["metadata"]["annotations"][REASON]
         assert conditions(node)["Ready"][0] == "True"
         assert not node["spec"].get("unschedulable")
-        views = actuator.look()
+        views = actuator.read_nodes()
         assert (views["n1"].mark, views["n1"].in_service) == (RECORD.action_id, False)
         assert all(views[name].in_service for name in ("n2", "n3", "n4"))
 
@@ -198,7 +198,7 @@ class TestAction:
         before = api.node("n1")
         actuator = api.actuator(**config)
         actuator.apply(RECORD)
-        assert actuator.look()["n1"].mark == RECORD.action_id
+        assert actuator.read_nodes()["n1"].mark == RECORD.action_id
         assert api.node("n1") != before
         actuator.reverse(RECORD)
         after = api.node("n1")
@@ -206,7 +206,7 @@ class TestAction:
         assert after["metadata"]["annotations"] == before["metadata"]["annotations"]
         if config.get("condition", "IngeroCulprit"):
             assert conditions(after)["IngeroCulprit"][0] == "False"
-        view = actuator.look()["n1"]
+        view = actuator.read_nodes()["n1"]
         assert (view.mark, view.in_service) == ("", True)
 
     def test_a_node_is_given_back_by_what_was_done_and_not_by_todays_policy(self, api):
@@ -231,22 +231,22 @@ class TestAction:
         actuator = api.actuator(condition=condition)
         actuator.apply(RECORD)
         api.admin.patch("n1", spec={"taints": None})
-        view = actuator.look()["n1"]
+        view = actuator.read_nodes()["n1"]
         assert (view.mark, view.in_service) == ("", True)
 
     def test_a_condition_alone_counts_until_it_is_taken_back(self, api):
         actuator = api.actuator(taint="")
         actuator.apply(RECORD)
-        assert actuator.look()["n1"].mark == RECORD.action_id
+        assert actuator.read_nodes()["n1"].mark == RECORD.action_id
         actuator.reverse(RECORD)
-        assert actuator.look()["n1"].mark == ""
+        assert actuator.read_nodes()["n1"].mark == ""
 
     def test_a_cordon_that_a_person_added_stays(self, api):
         actuator = api.actuator()
         actuator.apply(RECORD)
         api.admin.patch("n1", spec={"unschedulable": True})
         actuator.reverse(RECORD)
-        view = actuator.look()["n1"]
+        view = actuator.read_nodes()["n1"]
         assert (view.mark, view.in_service) == ("", False)
         assert "SchedulingDisabled" in view.state
 
@@ -254,7 +254,7 @@ class TestAction:
         notes = {REASON: f"ingero {RECORD.action_id} x", EFFECTS: "not JSON"}
         api.admin.patch("n1", metadata={"annotations": notes})
         actuator = api.actuator()
-        assert actuator.look()["n1"].in_service
+        assert actuator.read_nodes()["n1"].in_service
         actuator.reverse(RECORD)
         assert REASON not in (api.node("n1")["metadata"].get("annotations") or {})
 
@@ -285,14 +285,14 @@ class TestOthersChangeIt:
         assert node["spec"]["taints"][0]["value"] == RECORD.action_id
         self.interfere(api, actuator, monkeypatch, times=2)
         actuator.reverse(RECORD)
-        assert actuator.look()["n1"].in_service
+        assert actuator.read_nodes()["n1"].in_service
 
     def test_one_who_never_stops_is_given_up_until_the_next_look(self, api, monkeypatch):
         actuator = api.actuator()
         self.interfere(api, actuator, monkeypatch, times=100)
         with pytest.raises(RetryableError, match="keeps changing n1"):
             actuator.apply(RECORD)
-        assert actuator.look()["n1"].in_service
+        assert actuator.read_nodes()["n1"].in_service
 
     def test_a_node_that_was_cordoned_meanwhile_is_left_alone(self, api, monkeypatch):
         actuator = api.actuator()
@@ -318,7 +318,7 @@ class TestRights:
         grant_reading(api.server)
         actuator = api.actuator(READER)
         before = api.node("n1")
-        assert actuator.look()["n1"].in_service
+        assert actuator.read_nodes()["n1"].in_service
         for ask in (actuator.rehearse, actuator.apply):
             with pytest.raises(PermanentError, match=r"does not change a node: .*cannot patch"):
                 ask(RECORD)
@@ -328,7 +328,7 @@ class TestRights:
         with pytest.raises(
             RetryableError, match=r"does not tell its nodes: .*(Unauthorized|cannot list)"
         ):
-            api.actuator("nobody").look()
+            api.actuator("nobody").read_nodes()
 
 
 def grant_reading(server):
@@ -364,7 +364,7 @@ class TestRemediator:
         self, api, tmp_path
     ):
         site = self.build_site(api, tmp_path, cordon=True)
-        site.look(6, ["n2"])
+        site.poll(6, ["n2"])
         assert site.states() == ["done"]
         (record,) = site.journal.actions()
         assert (record.target, record.kind) == ("n2", "kubernetes")
@@ -373,16 +373,16 @@ class TestRemediator:
             assert not (api.node(name).get("spec") or {}).get("taints")
         undoing = replace(record, state=ActionState.UNDOING, note=ASKED)
         site.journal.change(record, undoing)
-        site.look(3, [])
+        site.poll(3, [])
         assert site.states() == ["undone"]
-        assert api.actuator().look()["n2"].in_service
+        assert api.actuator().read_nodes()["n2"].in_service
 
     def test_a_remediator_without_rights_says_so_and_nothing_stays(self, api, tmp_path):
         grant_reading(api.server)
         site = Site(tmp_path / "journal.db", build_config())
         site.slurm = api.actuator(READER)
         site.start()
-        site.look(10, ["n2"])
+        site.poll(10, ["n2"])
         record = site.journal.actions()[0]
         assert record.state is ActionState.VOID
         notes = [one["note"] for one in site.journal.changes(record.action_id)]
@@ -390,10 +390,10 @@ class TestRemediator:
 
     def test_a_node_that_a_person_uncordons_is_left_to_that_person(self, api, tmp_path):
         site = self.build_site(api, tmp_path, taint="", condition="", cordon=True)
-        site.look(6, ["n2"])
+        site.poll(6, ["n2"])
         assert site.states() == ["done"]
         api.admin.patch("n2", spec={"unschedulable": None})
-        site.look(6, [])
+        site.poll(6, [])
         assert site.states() == ["left"]
 
 
@@ -417,7 +417,7 @@ class TestConnection:
             "import sys; from ingero.remediation.config import load_policy;"
             " from ingero.remediation.building import build_actuator;"
             " from ingero.telemetry.clock import SystemClock;"
-            " print(*build_actuator(load_policy(sys.argv[1]), SystemClock()).look())"
+            " print(*build_actuator(load_policy(sys.argv[1]), SystemClock()).read_nodes())"
         )
         host, _, port = api.server.url.removeprefix("https://").partition(":")
         environ = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
@@ -432,7 +432,7 @@ class TestConnection:
             connect(tmp_path, "http://127.0.0.1:9") as actuator,
             pytest.raises(RetryableError, match="API server does not answer"),
         ):
-            actuator.look()
+            actuator.read_nodes()
 
     @pytest.mark.parametrize(
         ("status", "kind", "body"),
@@ -467,7 +467,7 @@ class TestConnection:
             try:
                 with connect(tmp_path, f"http://127.0.0.1:{server.server_port}") as actuator:
                     with pytest.raises(RetryableError, match="Kubernetes"):
-                        actuator.look()
+                        actuator.read_nodes()
                     with pytest.raises(RetryableError, match="Kubernetes"):
                         actuator.apply(RECORD)
             finally:

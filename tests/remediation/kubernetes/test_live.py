@@ -29,7 +29,7 @@ def is_named(pushes):
     return pushes.find_culprits() == ["node5"]
 
 
-def look_once(file, *more):
+def poll_once(file, *more):
     program = "from ingero.cli.programs.remediator import main; main()"
     return subprocess.run(
         [sys.executable, "-c", program, str(file), "--dry-run", "--once", *more],
@@ -42,7 +42,7 @@ def test_a_verdict_taints_the_node_and_a_person_gives_it_back(api, tmp_path):
     with run_job() as (agents, pushes):
         file = write_kubernetes_policy(tmp_path, agents, api.kubeconfig(REMEDIATOR))
         wait_until(lambda: is_named(pushes))
-        page = json.loads(look_once(file, "--json"))
+        page = json.loads(poll_once(file, "--json"))
         (finding,) = page["findings"]
         assert (finding["target"], finding["would_act"], finding["refusal"]) == ("n2", True, "")
         assert api.node("n2") == before
@@ -76,7 +76,7 @@ def test_missing_rights_are_told_before_anything_is_done(api, tmp_path):
 
 
 def find_refusal(pushes, file):
-    """A look at which the policy lets it through; the finding must be fresh."""
+    """A poll at which the policy lets it through; the finding must be fresh."""
     pushes.push()
-    said = look_once(file)
+    said = poll_once(file)
     return said if "refused" in said else ""

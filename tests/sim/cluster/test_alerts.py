@@ -66,7 +66,7 @@ def test_one_sink_hears_several_agents(tmp_path):
         for thread in threads:
             thread.join()
         while len(alerts.active) < 2:
-            sink.look(alerts, 0)
+            sink.update(alerts, 0)
     for one in (*agents, *told):
         one.close()
     assert alerts.events == {"straggler_state": 2}

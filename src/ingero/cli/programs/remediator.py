@@ -89,12 +89,12 @@ def run(file: str, *, dry_run: bool, once: bool, as_json: bool) -> int:
         config = config.model_copy(update={"mode": "dry-run"})
     if once and config.mode != "dry-run":
         raise click.UsageError(
-            f"--once only looks, and the mode is {config.mode}: give --dry-run as well"
+            f"--once changes nothing, and the mode is {config.mode}: give --dry-run as well"
         )
     if as_json and not once:
         raise click.UsageError("--json is for --once; use `ingero-remediator journal --json`")
     if once:
-        return remediator_run.look_once(config, as_json=as_json)
+        return remediator_run.poll_once(config, as_json=as_json)
     return remediator_run.watch(config)
 
 
@@ -180,7 +180,7 @@ def journal(file: str, *, as_json: bool) -> None:
 @click.argument("action_id", metavar="ID")
 @_CONFIG
 def approve(action_id: str, file: str) -> None:
-    r"""Agree to a proposed action; it is done at the next look, if the policy still allows it then.
+    r"""Agree to a proposed action; it is done at the next poll, if the policy still allows it then.
 
     \b
     Examples:
@@ -212,7 +212,7 @@ def reject(action_id: str, file: str) -> None:
 def undo(action_id: str, file: str) -> None:
     r"""Reverse an action; what somebody else changed meanwhile is left alone.
 
-    A running remediator does it at its next look, also in dry-run and while its stop file is there; without one it is
+    A running remediator does it at its next poll, also in dry-run and while its stop file is there; without one it is
     done here.
 
     \b

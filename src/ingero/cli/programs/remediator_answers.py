@@ -188,7 +188,7 @@ def undo(config: RemediatorConfig, action_id: str) -> ActionRecord:
 
 def _reverse(config: RemediatorConfig, journal: Journal, actuator: Actuator) -> None:
     runner = ActionRunner(config, actuator, journal, _now)
-    runner.settle(actuator.look(), only_asked=True)
+    runner.settle(actuator.read_nodes(), only_asked=True)
 
 
 def list_held(config: RemediatorConfig) -> list[str]:

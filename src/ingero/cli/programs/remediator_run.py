@@ -1,4 +1,4 @@
-"""``ingero-remediator run``: one look, or one after another until it is stopped."""
+"""``ingero-remediator run``: one poll, or one after another until it is stopped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ingero.remediation.messages import MessageCounts, ProposalSender
 from ingero.remediation.orders import find_order
 from ingero.remediation.page import RemediatorPage
 from ingero.remediation.policy import Ruling
-from ingero.remediation.remediator import LookResult, Remediator, describe_ruling
+from ingero.remediation.remediator import PollResult, Remediator, describe_ruling
 from ingero.serving.ready import report_ready
 from ingero.serving.threaded import serve_threaded
 from ingero.telemetry.clock import SystemClock
@@ -43,7 +43,7 @@ from ingero.units import NS_PER_S, format_duration
 _LOG: Final = logging.getLogger("ingero.remediator")
 
 
-def look_once(config: RemediatorConfig, *, as_json: bool) -> int:
+def poll_once(config: RemediatorConfig, *, as_json: bool) -> int:
     """Print what the policy would do now, and why; nothing is written.
 
     Raises:
@@ -51,20 +51,20 @@ def look_once(config: RemediatorConfig, *, as_json: bool) -> int:
     """
     with (
         Journal.copy_in_memory(Path(config.journal.file)) as journal,
-        _build(config, journal, is_single_look=True) as remediator,
+        _build(config, journal, is_single_poll=True) as remediator,
     ):
-        result = remediator.look()
+        result = remediator.poll()
     if result.reading.clusters is None:
         raise RetryableError(
             result.reading.problems[0], hint="fleet.admin_url names Fleet's admin endpoint"
         )
-    click.echo(_look_json(config, result) if as_json else _look_text(config, result))
+    click.echo(_poll_json(config, result) if as_json else _poll_text(config, result))
     return 0
 
 
 @contextmanager
 def _build(
-    config: RemediatorConfig, journal: Journal, *, is_single_look: bool = False
+    config: RemediatorConfig, journal: Journal, *, is_single_poll: bool = False
 ) -> Iterator[Remediator]:
     read_now = functools.partial(read_moment, SystemClock(), read_boot())
     with httpx.Client(
@@ -78,11 +78,11 @@ def _build(
             build_actuator(config, SystemClock()),
             journal,
             read_now,
-            is_single_look=is_single_look,
+            is_single_poll=is_single_poll,
         )
 
 
-def _look_json(config: RemediatorConfig, result: LookResult) -> str:
+def _poll_json(config: RemediatorConfig, result: PollResult) -> str:
     clusters = [
         {
             "cluster_id": name,
@@ -114,7 +114,7 @@ def _look_json(config: RemediatorConfig, result: LookResult) -> str:
     return json.dumps(page, indent=2)
 
 
-def _look_text(config: RemediatorConfig, result: LookResult) -> str:
+def _poll_text(config: RemediatorConfig, result: PollResult) -> str:
     lines = [
         f"{name}: {one.n_active} of {plural(one.n_known, 'node')} active,"
         f" judged {format_duration(one.judged_age_ns)} ago"
@@ -167,7 +167,7 @@ def watch(config: RemediatorConfig) -> int:
                 ):
                     _LOG.info("mode %s, journal %s", config.mode, path)
                     report_ready("ingero-remediator", addresses | more_addresses)
-                    _look_until(stop.event, config, remediator, signer)
+                    _poll_until(stop.event, config, remediator, signer)
     return stop.exit_status
 
 
@@ -247,13 +247,13 @@ def _serve_answers(
         yield {"approval": bound}
 
 
-def _look_until(
+def _poll_until(
     stop: Event, config: RemediatorConfig, remediator: Remediator, signer: LinkSigner | None
 ) -> None:
     said: dict[str, str] = {}
     problems: tuple[str, ...] = ()
     while True:
-        result = remediator.look()
+        result = remediator.poll()
         if result.reading.problems != problems:
             problems = result.reading.problems
             for problem in problems or ("Fleet and the scheduler answer",):

@@ -68,13 +68,13 @@ class Actuator(Protocol):
 
     Attributes:
         kind: As the journal has it.
-        can_look: Whether `look` knows anything. What cannot be looked at is taken as done when it said so.
+        can_read_nodes: Whether `read_nodes` knows anything. What cannot be read is taken as done when it said so.
     """
 
     kind: str
-    can_look: bool
+    can_read_nodes: bool
 
-    def look(self) -> Mapping[str, NodeView]:
+    def read_nodes(self) -> Mapping[str, NodeView]:
         """Every node by the scheduler's name.
 
         Raises:

@@ -48,12 +48,12 @@ class CommandActuator:
     """
 
     kind = "command"
-    can_look = False
+    can_read_nodes = False
 
     def __init__(self, config: CommandConfig) -> None:
         self._config = config
 
-    def look(self) -> Mapping[str, NodeView]:
+    def read_nodes(self) -> Mapping[str, NodeView]:
         """Nothing: a command does not tell."""
         return {}
 

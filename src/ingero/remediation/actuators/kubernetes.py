@@ -1,7 +1,7 @@
 """Kubernetes: taint, cordon and condition of a node, through the API server.
 
 An action is written on the node as annotations, in the same request as its taint and its cordon: which action, why, and
-what of the node it changed. So a look tells whose a change is, and reversing takes away that alone. Each of these
+what of the node it changed. So a poll tells whose a change is, and reversing takes away that alone. Each of these
 requests names the version of the node that it was built from; the server refuses it when somebody else has changed the
 node since, and it is built again.
 
@@ -94,7 +94,7 @@ class KubernetesActuator:
     """
 
     kind = "kubernetes"
-    can_look = True
+    can_read_nodes = True
 
     def __init__(self, config: KubernetesConfig, clock: Clock) -> None:
         self._config = config
@@ -111,7 +111,7 @@ class KubernetesActuator:
         """Close its connections."""
         self._client.close()
 
-    def look(self) -> Mapping[str, NodeView]:
+    def read_nodes(self) -> Mapping[str, NodeView]:
         """Every node that the policy's selector lets through.
 
         In a large cluster the list is up to a minute old, but for nodes that bear an action or that a finding is about;

@@ -2,7 +2,7 @@
 
 Which device a rank was given is said by its node's kubelet (`ingero.agent.capture.discover.pod_resources`) as
 ``DRIVER=POOL/DEVICE``, the three names by which a rule selects a device. A rule is one object per action, so that a
-look tells whose it is, and reversing deletes that alone, as long as nobody has changed it: Kubernetes counts changes of
+list tells whose it is, and reversing deletes that alone, as long as nobody has changed it: Kubernetes counts changes of
 its spec in ``metadata.generation``.
 
 Source: Kubernetes 1.37, resource.k8s.io/v1 (`DeviceTaintRule`, `ResourceSlice`), and "Device Taints and Tolerations" of
@@ -60,7 +60,7 @@ _NOT_SERVED: Final = (
 )
 _KEEPS_PODS_AWAY: Final = frozenset({"NoSchedule", "NoExecute"})
 _SLICES_AGE_NS: Final = 60 * NS_PER_S
-"""How long the list of devices is kept between looks. It is large, and changes as drivers start; before an action the
+"""How long the list of devices is kept between polls. It is large, and changes as drivers start; before an action the
 devices of its node are read again."""
 
 
@@ -107,7 +107,7 @@ class KubernetesDeviceActuator:
     """
 
     kind = "kubernetes_device"
-    can_look = True
+    can_read_nodes = True
 
     def __init__(self, config: KubernetesDeviceConfig, clock: Clock) -> None:
         self._config = config
@@ -120,7 +120,7 @@ class KubernetesDeviceActuator:
         """Close its connections."""
         self._client.close()
 
-    def look(self) -> Mapping[str, NodeView]:
+    def read_nodes(self) -> Mapping[str, NodeView]:
         """Every device of the driver that belongs to one node."""
         try:
             rules = self._list(_RULES, "DeviceTaintRule", {})[1]

@@ -83,13 +83,13 @@ class NvsentinelActuator:
     """
 
     kind = "nvsentinel"
-    can_look = False
+    can_read_nodes = False
 
     def __init__(self, config: NvsentinelConfig, read_wall_ns: Callable[[], int]) -> None:
         self._config = config
         self._read_wall_ns = read_wall_ns
 
-    def look(self) -> Mapping[str, NodeView]:
+    def read_nodes(self) -> Mapping[str, NodeView]:
         """Nothing: the connector only takes."""
         return {}
 

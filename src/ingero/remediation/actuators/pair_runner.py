@@ -59,7 +59,7 @@ class PairRunner(Protocol):
         """
         ...
 
-    def look_at_test(self, record: PairTestRecord) -> PairJob:
+    def read_test(self, record: PairTestRecord) -> PairJob:
         """Where its job is; by the job's name, while its id is not known.
 
         Raises:

@@ -68,13 +68,13 @@ class SlurmActuator:
     """
 
     kind = "slurm"
-    can_look = True
+    can_read_nodes = True
 
     def __init__(self, config: SlurmConfig) -> None:
         self._config = config
         self._hosts: dict[str, tuple[str, ...]] = {}
 
-    def look(self) -> Mapping[str, NodeView]:
+    def read_nodes(self) -> Mapping[str, NodeView]:
         """Every node of the cluster."""
         try:
             found = parse_nodes(self._run("scontrol", "-o", "show", "node"))

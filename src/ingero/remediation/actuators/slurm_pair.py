@@ -95,7 +95,7 @@ class SlurmPairActuator(SlurmActuator):
             limit=PRINTED_MAX,
         )
 
-    def look_at_test(self, record: PairTestRecord) -> PairJob:
+    def read_test(self, record: PairTestRecord) -> PairJob:
         """By ``scontrol show job``."""
         job = record.job or self._find_job(record)
         if not job:

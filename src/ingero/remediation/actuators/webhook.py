@@ -32,7 +32,7 @@ class WebhookActuator:
     """
 
     kind = "webhook"
-    can_look = False
+    can_read_nodes = False
 
     def __init__(self, config: SignedWebhookConfig, read_wall_ns: Callable[[], int]) -> None:
         self._url = config.url
@@ -40,7 +40,7 @@ class WebhookActuator:
         self._read_wall_ns = read_wall_ns
         self._timeout_s = config.timeout / NS_PER_S
 
-    def look(self) -> Mapping[str, NodeView]:
+    def read_nodes(self) -> Mapping[str, NodeView]:
         """Nothing: a receiver does not tell."""
         return {}
 

@@ -166,13 +166,13 @@ class ActViews:
     remediator: LaunchedProgram
     policy: Path
 
-    def look(self, progress: ActProgress) -> None:
+    def update(self, progress: ActProgress) -> None:
         """Read what costs little: Fleet's pages, the job's log, the remediator's journal.
 
         Raises:
             IngeroError: One of them is not there any more.
         """
-        self.fleet.look(progress.watch)
+        self.fleet.update(progress.watch)
         self.job.read()
         runs = (tuple(self.job.steps(n)) for n in range(progress.job.n_restarts + 1))
         progress.runs = tuple(runs)
@@ -305,7 +305,7 @@ class _Story:
             warm_up.is_over(self.progress.watch.judgement, self.clock.mono_ns())
             and len(self.progress.runs[0]) > 1
         ):
-            self._look()
+            self._update()
             if self.progress.job.is_over:
                 raise IngeroError(
                     "the job ended before Fleet had compared its ranks",
@@ -329,7 +329,7 @@ class _Story:
         """Look until the job has ended, or the time is over."""
         limit_ns = self.settings.limit_ns
         while not (self.progress.job.is_over and (self.progress.since("over") or 0) > _GRACE_NS):
-            self._look()
+            self._update()
             self._note_moments()
             if self.progress.job.is_over:
                 self.progress.note("over")
@@ -359,10 +359,10 @@ class _Story:
             progress.note("step")
             watch.stage = "the job goes on from its checkpoint"
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         self.progress.now_ns = self.clock.mono_ns()
         self.progress.watch.since_fault_ns = self.progress.since("fault")
-        self.views.look(self.progress)
+        self.views.update(self.progress)
         if self.progress.now_ns - self.answered_ns >= _SLURM_POLL_NS:
             self._ask_slurm()
         self.follow(self.progress)

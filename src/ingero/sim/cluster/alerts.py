@@ -59,7 +59,7 @@ class SinkView:
         self._url = url
         self._client = client
 
-    def look(self, alerts: Alerts, since_fault_ns: int | None) -> None:
+    def update(self, alerts: Alerts, since_fault_ns: int | None) -> None:
         """Ask for its page.
 
         Raises:

@@ -108,7 +108,7 @@ class FleetView:
         self._cluster_id = cluster_id
         self._client = client
 
-    def look(self, progress: Progress) -> None:
+    def update(self, progress: Progress) -> None:
         """Ask for verdicts and hangs, and note who is named; while nobody judges, what was said last stays."""
         said = self.fleets.ask(self._client, self._cluster_id)
         if said is None:

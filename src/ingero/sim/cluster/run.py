@@ -187,7 +187,7 @@ class _Run:
         self.progress.stage = "warming up"
         warm_up = WarmUp(self.settings.n_ranks, self.clock.mono_ns())
         while not warm_up.is_over(self.progress.judgement, self.clock.mono_ns()):
-            self._look(())
+            self._update(())
 
     def inject(self, cluster: Cluster, reserved: ReservedResources) -> None:
         """Turn every fault on."""
@@ -206,7 +206,7 @@ class _Run:
         """Look for a while, and note by how much strangers disturbed the job meanwhile."""
         began_ns, waited = self.clock.mono_ns(), self._read_kept_waiting()
         self.progress.injected_wall_ns = self.clock.wall_ns()
-        self._look_until_settled(began_ns)
+        self._update_until_settled(began_ns)
         took_ns = max(self.clock.mono_ns() - began_ns, 1)
         self.progress.kept_waiting = tuple(
             max(now - then, 0) / took_ns
@@ -216,14 +216,14 @@ class _Run:
     def _read_kept_waiting(self) -> tuple[int, ...]:
         return self.job.read_kept_waiting() if isinstance(self.job, TorchJob) else ()
 
-    def _look_until_settled(self, began_ns: int) -> None:
+    def _update_until_settled(self, began_ns: int) -> None:
         """Look until the time is over, or the expected was said and settled; what was said late may still settle."""
         settled_ns = None
         gone = [fault.rank for fault in self.settings.faults if fault.kind == "kill"]
         while True:
             now_ns = self.clock.mono_ns()
             self.progress.since_fault_ns = now_ns - began_ns
-            self._look([rank for rank in gone if rank is not None])
+            self._update([rank for rank in gone if rank is not None])
             if self._is_handing_over():
                 continue
             if find_detection(self.settings, self.progress) is not None:
@@ -263,10 +263,10 @@ class _Run:
             verdict.kind is not VerdictKind.ORDINARY for verdict in verdicts
         )
 
-    def _look(self, gone: Sequence[int]) -> None:
+    def _update(self, gone: Sequence[int]) -> None:
         self.job.check(gone)
         fleet, sink = self.views
-        fleet.look(self.progress)
-        sink.look(self.progress.alerts, self.progress.since_fault_ns)
+        fleet.update(self.progress)
+        sink.update(self.progress.alerts, self.progress.since_fault_ns)
         self.follow(self.progress)
         time.sleep(_POLL_S)
