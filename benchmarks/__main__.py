@@ -22,6 +22,7 @@ from benchmarks import (
     push,
     remediation,
     ring,
+    story,
     takeover,
     threshold,
     unwinding,
@@ -47,6 +48,7 @@ BENCHMARKS = (
     failing,
     remediation,
     kubernetes_nodes,
+    story,
 )
 """Every benchmark, in the order they run."""
 
