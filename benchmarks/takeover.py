@@ -24,7 +24,7 @@ from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, Col
 from ingero.otlp.codec import encode_protobuf
 from ingero.sim.local_nats import LocalNats, find_nats_server
 from ingero.testing.fleet import build_fleet_config, run_fleet
-from ingero.units import NS_PER_MS
+from ingero.units import NS_PER_MS, NS_PER_S
 from ingero.wire.collectives import build_collectives
 
 SAYS = "a judge process takes over in ≤ 5 s for a 10 000-rank job; the lease is 2 s"
@@ -35,8 +35,8 @@ _SENDERS = 8
 _WAIT_S = 240
 
 
-def build_pushes(n_ranks, n_pushes, slow):
-    """Bodies by push, then host."""
+def build_pushes(n_ranks, n_pushes, slow, first_ns):
+    """Bodies by push, then host; their records are dated as pushed without delay, the first ones at a moment to come."""
     rng = np.random.default_rng(11)
     n_ops = PUSH_S * OPS_PER_S
     own = (
@@ -57,7 +57,7 @@ def build_pushes(n_ranks, n_pushes, slow):
                         )
                         for rank in range(host, min(host + HOST_RANKS, n_ranks))
                     ],
-                    time.time_ns(),
+                    first_ns + at * PUSH_S * NS_PER_S,
                 )
             )
             for host in hosts
@@ -133,17 +133,20 @@ class Site:
 
 def measure(n_ranks, n_pushes, *, standby):
     slow = n_ranks * 2 // 5
-    bodies = build_pushes(n_ranks, n_pushes + 20, slow)
+    first_s = time.time() + 10 + n_ranks * n_pushes / 4000
+    bodies = build_pushes(n_ranks, n_pushes + 20, slow, int(first_s * NS_PER_S))
     made = list(itertools.islice(bodies, n_pushes))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         nats = LocalNats(folder)
         stack.enter_context(nats.run())
         site = Site(stack, nats, standby=standby)
-        site.push(made[0], time.monotonic() + PUSH_S)
+        began = time.monotonic() + first_s - time.time()
+        time.sleep(max(0.0, began - time.monotonic()))
+        site.push(made[0], began + PUSH_S)
         site.start_second()
-        for some in made[1:]:
-            site.push(some, time.monotonic() + PUSH_S)
+        for at, some in enumerate(made[1:], 2):
+            site.push(some, began + at * PUSH_S)
         named, _ = site.wait_for(site.first, slow, iter(()))
         used = [_cpu_s(one) for one in (site.first, site.second)]
         site.first.signal(signal.SIGKILL)
@@ -174,8 +177,8 @@ def run():
         times = "never" if judged is None else f"{judged:.1f} s"
         culprit = "never" if found is None else f"{found:.1f} s"
         yield (
-            f"   {what:<15} judged again after {times}, the culprit after {culprit}"
+            f"   {what:<15} the first verdict after {times}, the culprit after {culprit}"
             f"{'' if was_named else ' (the first judge had not named it)'}; {n_refused} pushes refused; CPU before: judge"
             f" {used[0] / seconds:.2f} cores, the other, which receives, {used[1] / seconds:.2f}"
         )
-        yield f"   {'':<15} {log[0].partition('nats: ')[2] if log else 'it never judged'}"
+        yield f"   {'':<15} its log: {log[0].partition('nats: ')[2] if log else 'pushed out by other lines'}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -214,6 +214,41 @@ class _Summed:
     ops: PairedOps
 
 
+@dataclass(frozen=True, slots=True)
+class MemberReading:
+    """What the members of a group show.
+
+    Attributes:
+        columns: Worker → column.
+        log10_evidence: Against each, shape (2 tiers, m), not negative.
+        slowdowns: By column, over the operations that the window holds; None where it holds none.
+    """
+
+    columns: Mapping[int, int]
+    log10_evidence: FloatArray
+    slowdowns: Sequence[Slowdown | None]
+
+
+_QUARTILES: Final = (0.25, 0.5, 0.75)
+
+
+def _summarize(ratios: FloatArray) -> list[Slowdown | None]:
+    """Quartiles of each column of ratios, shape (T, m), without what is missing (NaN)."""
+    is_known = ~np.isnan(ratios)
+    found: list[Slowdown | None] = [None] * ratios.shape[1]
+    is_whole = is_known.all(axis=0) & (ratios.shape[0] > 0)
+    if is_whole.any():
+        whole = np.quantile(ratios[:, is_whole], _QUARTILES, axis=0)
+        for column, (low, median, high) in zip(
+            np.flatnonzero(is_whole).tolist(), whole.T.tolist(), strict=True
+        ):
+            found[column] = Slowdown(median=median, low=low, high=high)
+    for column in np.flatnonzero(~is_whole & is_known.any(axis=0)).tolist():
+        low, median, high = np.quantile(ratios[is_known[:, column], column], _QUARTILES).tolist()
+        found[column] = Slowdown(median=median, low=low, high=high)
+    return found
+
+
 class RankEvidence:
     """Evidence on every worker, group by group.
 
@@ -288,14 +323,18 @@ class RankEvidence:
         """What was compared of a worker."""
         return self._workers[worker]
 
-    def log10_s(self, group: PeerGroup, worker: int, tier: int) -> float:
-        """The evidence against a member now; 0 without a detector."""
-        found = self._groups[id(group)]
+    def read_members(self, group: PeerGroup) -> MemberReading:
+        """What all members of a group that opened show now; read at once, it costs what the group is large."""
+        found, members = self._groups[id(group)], group.members
+        columns = {worker: column for column, worker in enumerate(members)}
         if found.detector is None:
-            return 0.0
-        column = group.members.index(worker)
-        now = found.detector.log_evidence(np.array([found.row]))
-        return max(float(now[tier, 0, column]) / math.log(10.0), 0.0)
+            return MemberReading(columns, np.zeros((2, len(members))), [None] * len(members))
+        now = found.detector.log_evidence(np.array([found.row]))[:, 0]
+        return MemberReading(
+            columns,
+            np.maximum(now / math.log(10.0), 0.0),
+            _summarize(found.detector.slowdowns_of_all(found.row)),
+        )
 
     def still_stands(self, group: PeerGroup, episode: AlarmEpisode) -> bool:
         """Whether an episode's evidence suffices with what is known now; an open one is retracted by itself."""
@@ -312,8 +351,7 @@ class RankEvidence:
         ratios = found.detector.slowdowns(found.row, group.members.index(worker), since_op)
         if not ratios.size:
             return None
-        low, median, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
-        return Slowdown(median=median, low=low, high=high)
+        return _summarize(ratios[:, None])[0]
 
     def observe(self, paired: Sequence[tuple[PeerGroup, PairedOps]]) -> None:
         """Compare operations that correspond, all groups of one size at once."""

@@ -40,7 +40,9 @@ def find_links(registry: Registry, slots: IntArray) -> Links:
     for (worker, comm), view in registry.views.items():
         if is_link[view]:
             by_slot.setdefault(worker, {})[int(slots[view])] = comm
+        if not is_exchange[view]:
+            continue
         others = [other for other in registry.members[comm] if other != worker]
-        if is_exchange[view] and len(others) == 1:
+        if len(others) == 1:
             between_stages.setdefault(worker, {})[comm] = others[0]
     return Links(by_slot, between_stages, comms, is_exchange)

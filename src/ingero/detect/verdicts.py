@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from ingero.detect.collectives import WaitLedger
-from ingero.detect.evidence import AlarmEpisode, RankEvidence, WorkerEvidence
+from ingero.detect.evidence import AlarmEpisode, MemberReading, RankEvidence, WorkerEvidence
 from ingero.detect.groups import PeerGroup
 from ingero.detect.peers import role_of
 from ingero.detect.ranks.settings import ALARM, MIN_PEERS, NOTICE, EDetectorSettings
@@ -132,13 +132,20 @@ def _find_jobs(facts: Facts) -> list[list[int]]:
 def _judge_job(
     facts: Facts, job: list[int], counts: Mapping[str, int], *, with_history: bool
 ) -> Judgement:
-    findings = {w: _judge_alone(facts, w, with_history=with_history) for w in job}
+    members = _read_groups(facts, job)
+    findings = {w: _judge_alone(facts, w, members, with_history=with_history) for w in job}
     for worker in job:
         if findings[worker].kind is VerdictKind.ORDINARY:
             findings[worker] = _judge_links(facts, worker) or findings[worker]
-    charges = {w: _charge(facts, w, findings) for w in job}
+    excess = {
+        worker: found.excess_ns
+        for worker, found in findings.items()
+        if found.kind in _JUDGED and found.excess_ns > 0
+    }
+    charges = {w: _charge(facts, w, excess) for w in job}
     _judge_together(facts, job, findings, charges)
-    verdicts = tuple(_verdict(facts, w, findings[w], charges) for w in job)
+    shared = _Shared(charges, _invert(charges), _list_peers(facts, job), members)
+    verdicts = tuple(_verdict(facts, w, findings[w], shared) for w in job)
     total = sum(v.wait_ns * v.rank.n_gpus for v in verdicts)
     charged = sum(sum(v.charged_to.values()) * v.rank.n_gpus for v in verdicts)
     return Judgement(
@@ -151,14 +158,26 @@ def _judge_job(
     )
 
 
-def _judge_alone(facts: Facts, worker: int, *, with_history: bool) -> _Finding:
+def _read_groups(facts: Facts, job: Sequence[int]) -> dict[int, MemberReading]:
+    groups = {id(g): g for g in (facts.workers[w].group for w in job) if g is not None}
+    return {
+        at: facts.evidence.read_members(group)
+        for at, group in groups.items()
+        if facts.evidence.of_group(group) is not None
+    }
+
+
+def _judge_alone(
+    facts: Facts, worker: int, members: Mapping[int, MemberReading], *, with_history: bool
+) -> _Finding:
     why_not = _find_why_unknown(facts, worker)
     if why_not:
         return _Finding(VerdictKind.UNKNOWN, why_not)
     group = facts.workers[worker].group
     assert group is not None
     evidence = facts.evidence.of_worker(worker)
-    slowdown = facts.evidence.slowdown(group, worker, 0)
+    reading = members[id(group)]
+    slowdown = reading.slowdowns[reading.columns[worker]]
     ordinary = _Finding(VerdictKind.ORDINARY, "works like its peers", slowdown=slowdown)
     lesser: dict[tuple[VerdictKind, int], _Finding] = {}
     for episode in _episodes(evidence, with_history=with_history):
@@ -325,13 +344,9 @@ def _judge_links(facts: Facts, worker: int) -> _Finding | None:
     return None
 
 
-def _charge(facts: Facts, worker: int, findings: Mapping[int, _Finding]) -> dict[int, int]:
-    """Whom a worker's wait is charged to, worker → nanoseconds."""
-    excess = {
-        other: found.excess_ns
-        for other, found in findings.items()
-        if other != worker and found.kind in _JUDGED and found.excess_ns > 0
-    }
+def _charge(facts: Facts, worker: int, judged: Mapping[int, int]) -> dict[int, int]:
+    """Whom a worker's wait is charged to, worker → nanoseconds; ``judged`` has the excess of each who may be."""
+    excess = {other: amount for other, amount in judged.items() if other != worker}
     if not excess:
         return {}
     to_share = min(facts.workers[worker].wait_ns, max(excess.values()))
@@ -422,13 +437,41 @@ def _find_rotation(facts: Facts, group: PeerGroup) -> str:
     return f"the slowest of the peers takes {lost:.0%} longer than the median, in turns: the batches differ"
 
 
-def _verdict(
-    facts: Facts, worker: int, found: _Finding, charges: Mapping[int, Mapping[int, int]]
-) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What the verdicts of a job have in common: nothing in a verdict may cost as much as the job has workers.
+
+    Attributes:
+        charges: Worker → to whom its wait is charged → nanoseconds.
+        owed: The same the other way round.
+        peers: Members by identity of the group.
+        members: What they show, likewise.
+    """
+
+    charges: Mapping[int, Mapping[int, int]]
+    owed: Mapping[int, Mapping[int, int]]
+    peers: Mapping[int, tuple[Rank, ...]]
+    members: Mapping[int, MemberReading]
+
+
+def _invert(charges: Mapping[int, Mapping[int, int]]) -> dict[int, dict[int, int]]:
+    owed: dict[int, dict[int, int]] = {}
+    for worker, charged in charges.items():
+        for other, amount in charged.items():
+            owed.setdefault(other, {})[worker] = amount
+    return owed
+
+
+def _list_peers(facts: Facts, job: Sequence[int]) -> dict[int, tuple[Rank, ...]]:
+    groups = {id(g): g for g in (facts.workers[w].group for w in job) if g is not None}
+    return {at: tuple(facts.workers[w].rank for w in g.members) for at, g in groups.items()}
+
+
+def _verdict(facts: Facts, worker: int, found: _Finding, shared: _Shared) -> Verdict:
     known, evidence = facts.workers[worker], facts.evidence.of_worker(worker)
     group, episode = known.group, found.episode
-    peers = () if group is None else tuple(facts.workers[w].rank for w in group.members)
-    owed = {w: charged[worker] for w, charged in charges.items() if worker in charged}
+    peers = () if group is None else shared.peers[id(group)]
+    charges, owed = shared.charges, shared.owed.get(worker, {})
     worst_first = sorted(owed, key=lambda w: (-owed[w], natural_order(facts.workers[w].rank)))
     victims = [
         w
@@ -436,9 +479,9 @@ def _verdict(
         if owed[w] >= facts.settings.notice_slowdown * facts.workers[w].span_ns
     ]
     evidence_log10 = 0.0
-    if group is not None and facts.evidence.of_group(group) is not None:
+    if group is not None and (reading := shared.members.get(id(group))) is not None:
         tier = ALARM if episode is None else episode.tier
-        evidence_log10 = facts.evidence.log10_s(group, worker, tier)
+        evidence_log10 = float(reading.log10_evidence[tier, reading.columns[worker]])
         if episode is not None:
             evidence_log10 = max(evidence_log10, episode.log10_evidence)
     return Verdict(

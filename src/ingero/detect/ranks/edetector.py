@@ -107,6 +107,11 @@ class EDetector:
         )
         return ratios
 
+    def slowdowns_of_all(self, group: int) -> FloatArray:
+        """The same for every worker of a group, shape (T, m), NaN where one is missing."""
+        ratios: FloatArray = np.exp(self._past.read_all(group, int(self.n_ops[group])))
+        return ratios
+
     def observe(
         self, groups: IntArray, costs: FloatArray, n_ops: IntArray
     ) -> tuple[list[Crossing], FloatArray]:

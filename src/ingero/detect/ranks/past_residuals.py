@@ -84,6 +84,11 @@ class PastResiduals:
         values = self._ring[ops % self._window, group, worker].astype(np.float64)
         return np.asarray(values[~np.isnan(values)])
 
+    def read_all(self, group: int, n_ops: int) -> FloatArray:
+        """Every worker's residuals that the window still holds, shape (T, m), oldest first, NaN where missing."""
+        ops = np.arange(max(n_ops - self._window, 0), n_ops)
+        return np.asarray(self._ring[ops % self._window, group], np.float64)
+
     def typical_reach(self, groups: IntArray) -> FloatArray:
         """A high quantile of the typical worker's residuals, shape (g,); −inf before there are enough.
 

@@ -20,11 +20,13 @@ from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
 
 _REST: Final = 4
-"""An evaluation is followed by a rest of this many times its own duration."""
+"""An evaluation is followed by a rest of this many times its own duration, at most `_MAX_REST_NS`."""
+_MAX_REST_NS: Final = NS_PER_S
+"""Of a large job a round takes seconds: four times as long would be a verdict that comes too late."""
 
 
 class EvaluationThread:
-    """Runs an action on a thread of its own: one at a time, and at most a fifth of the time.
+    """Runs an action on a thread of its own: one at a time, and a fifth of the time while it is short.
 
     Args:
         action: What to run.
@@ -57,7 +59,7 @@ class EvaluationThread:
         began_ns = self._clock.mono_ns()
         self._action()
         took_ns = self._clock.mono_ns() - began_ns
-        self._rest_until_ns = began_ns + (1 + _REST) * took_ns
+        self._rest_until_ns = began_ns + took_ns + min(_REST * took_ns, _MAX_REST_NS)
         self._record(took_ns / NS_PER_S)
 
 

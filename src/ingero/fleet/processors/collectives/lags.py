@@ -69,6 +69,14 @@ def lags_of(inside_ns: FloatArray) -> FloatArray:
     return result
 
 
+def _sort_by_seq(one: _Reported) -> tuple[npt.NDArray[np.uint64], IntArray]:
+    """Distinct operations in order, of those that came twice the first."""
+    if (one.seq[1:] > one.seq[:-1]).all():
+        return one.seq, one.inside_ns
+    seq, first = np.unique(one.seq, return_index=True)
+    return seq, one.inside_ns[first]
+
+
 class LagTracker:
     """The newest operations of each rank on each communicator of one cluster, bounded."""
 
@@ -104,15 +112,14 @@ class LagTracker:
         if len(ranks) < 2:
             return []
         reported = [ranks[at] for at in sorted(ranks)]
-        shared = reported[0].seq
-        for one in reported[1:]:
-            shared = np.intersect1d(shared, one.seq)
+        columns = [_sort_by_seq(one) for one in reported]
+        known, counts = np.unique(np.concatenate([seq for seq, _ in columns]), return_counts=True)
+        shared = known[counts == len(reported)]
         if not shared.size:
             return []
         table = np.empty((len(reported), shared.size))
-        for row, one in enumerate(reported):
-            seq, first = np.unique(one.seq, return_index=True)
-            table[row] = one.inside_ns[first][np.searchsorted(seq, shared)]
+        for row, (seq, inside_ns) in enumerate(columns):
+            table[row] = inside_ns[np.searchsorted(seq, shared)]
         lag_ms = np.median(lags_of(table), axis=1) / NS_PER_MS
         return [
             PeerLag(
