@@ -16,7 +16,10 @@ from tests.support.synthetic_jobs import (
     skewed_noise,
 )
 
+from ingero.detect.evidence import summarize
 from ingero.detect.judge import Judge, JudgeSettings
+from ingero.detect.ranks.edetector import EDetector
+from ingero.detect.ranks.settings import EDetectorSettings
 from ingero.job_traces.convert import build_job_trace
 from ingero.job_traces.model import iter_pushes
 from ingero.model.collectives import (
@@ -27,7 +30,7 @@ from ingero.model.collectives import (
     CollectiveRun,
     Rank,
 )
-from ingero.model.verdicts import VerdictKind, judgement_json
+from ingero.model.verdicts import Slowdown, VerdictKind, judgement_json
 from ingero.units import NS_PER_S
 
 SHAPE = JobShape(n_dp=4, n_stages=3, n_microbatches=12, n_steps=8)
@@ -469,3 +472,28 @@ def test_a_small_reduction_over_the_whole_job_does_not_make_everybody_peers():
     (judgement,) = found.judgements()
     assert {len(verdict.peers) for verdict in judgement.verdicts} == {4}
     assert not any(verdict.is_alarm for verdict in judgement.verdicts)
+
+
+def test_verdicts_of_one_group_share_the_list_of_its_members():
+    found = judge(simulate(change=slow(1.5, (2, 1))))
+    lists = {}
+    for verdict in found.verdicts:
+        lists.setdefault(verdict.peers, set()).add(id(verdict.peers))
+    assert len(found.verdicts) > len(lists) > 0
+    assert all(len(ids) == 1 for ids in lists.values()), "10 000 lists of 10 000 are a gigabyte"
+
+
+@pytest.mark.parametrize("share_missing", [0.0, 0.3])
+def test_what_is_read_of_all_members_at_once_is_what_is_read_of_each(share_missing):
+    rng = np.random.default_rng(5)
+    detector = EDetector(6, EDetectorSettings())
+    (row,) = detector.add_groups(1)
+    costs = rng.lognormal(0, 0.05, (300, 1, 6)) * 1e8
+    costs[rng.random(costs.shape) < share_missing] = np.nan
+    costs[:, :, 5] = np.nan
+    detector.observe(np.array([row]), costs, np.array([300]))
+    found = summarize(detector.slowdowns_of_all(int(row)))
+    assert found[5] is None
+    for worker in range(5):
+        low, median, high = np.quantile(detector.slowdowns(int(row), worker, 0), (0.25, 0.5, 0.75))
+        assert found[worker] == Slowdown(median=median, low=low, high=high)

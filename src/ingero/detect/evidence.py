@@ -232,7 +232,7 @@ class MemberReading:
 _QUARTILES: Final = (0.25, 0.5, 0.75)
 
 
-def _summarize(ratios: FloatArray) -> list[Slowdown | None]:
+def summarize(ratios: FloatArray) -> list[Slowdown | None]:
     """Quartiles of each column of ratios, shape (T, m), without what is missing (NaN)."""
     is_known = ~np.isnan(ratios)
     found: list[Slowdown | None] = [None] * ratios.shape[1]
@@ -333,7 +333,7 @@ class RankEvidence:
         return MemberReading(
             columns,
             np.maximum(now / math.log(10.0), 0.0),
-            _summarize(found.detector.slowdowns_of_all(found.row)),
+            summarize(found.detector.slowdowns_of_all(found.row)),
         )
 
     def still_stands(self, group: PeerGroup, episode: AlarmEpisode) -> bool:
@@ -351,7 +351,7 @@ class RankEvidence:
         ratios = found.detector.slowdowns(found.row, group.members.index(worker), since_op)
         if not ratios.size:
             return None
-        return _summarize(ratios[:, None])[0]
+        return summarize(ratios[:, None])[0]
 
     def observe(self, paired: Sequence[tuple[PeerGroup, PairedOps]]) -> None:
         """Compare operations that correspond, all groups of one size at once."""
