@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
@@ -179,19 +179,27 @@ def _find_order(config: RemediatorConfig, remediator: Remediator, node: str) -> 
 
 
 @contextmanager
+def _on_thread(run: Callable[[Event], None], name: str) -> Iterator[None]:
+    """Run it until the end, which it is told by the event."""
+    is_over = Event()
+    thread = Thread(target=run, args=(is_over,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@contextmanager
 def _send_audit(config: AuditConfig | None, path: Path) -> Iterator[AuditCounts | None]:
     """Send what the journal says, on a thread, until the end."""
     if config is None:
         yield None
         return
-    sender, is_over = AuditSender(config, path, SystemClock()), Event()
-    thread = Thread(target=sender.run, args=(is_over,), name="audit", daemon=True)
-    thread.start()
-    try:
+    sender = AuditSender(config, path, SystemClock())
+    with _on_thread(sender.run, "audit"):
         yield sender.counts
-    finally:
-        is_over.set()
-        thread.join()
 
 
 @contextmanager
@@ -203,14 +211,9 @@ def _send_proposals(
     if link is None or signer is None or not link.send:
         yield None
         return
-    sender, is_over = ProposalSender(config, signer, SystemClock()), Event()
-    thread = Thread(target=sender.run, args=(path, is_over), name="proposals", daemon=True)
-    thread.start()
-    try:
+    sender = ProposalSender(config, signer, SystemClock())
+    with _on_thread(functools.partial(sender.run, path), "proposals"):
         yield sender.counts
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def _await_lock(lock: JournalLock, path: Path, stop: Event, poll_ns: int) -> bool:
