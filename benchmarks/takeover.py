@@ -78,7 +78,7 @@ class Site:
     """Two Fleets and whoever pushes to the second."""
 
     def __init__(self, stack, nats, *, standby):
-        config = build_fleet_config(nccl={"max_communicator_ops": 4_000_000})
+        config = build_fleet_config(nccl={})
         config["service"]["pipelines"]["logs"]["processors"] = ["nccl"]
         storage = {"servers": [nats.url], "timeout": "20s", "standby": standby}
         config["service"]["storage"] = {"nats": storage}
