@@ -45,6 +45,7 @@ def test_every_scenario_of_the_simulator_ends_with_its_own_diagnosis_and_no_othe
             found[line["demo"]].append((line["rule"], line["causes"][0]["name"]))
     assert found.keys() == DIAGNOSIS.keys()
     for name, (rule, cause) in DIAGNOSIS.items():
+        assert len(found[name]) == 1, f"{name}: {found}\n{done.stderr}"
         ((said_rule, said_cause),) = found[name]
         assert (said_rule, said_cause.startswith(cause)) == (rule, True), (name, found[name])
     assert {(demo["form"], demo["synthetic"]) for demo in demos} == {("simulator", False)}

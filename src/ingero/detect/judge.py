@@ -19,13 +19,14 @@ from dataclasses import asdict, dataclass, field
 from ingero.detect.arrivals import Arrivals, JudgeCounts, WorkerTotals
 from ingero.detect.collectives import WaitLedger
 from ingero.detect.evidence import RankEvidence
+from ingero.detect.facts import Facts, WorkerFacts
 from ingero.detect.groups import PeerGroup, iter_by_group, take_complete
 from ingero.detect.links import find_links
 from ingero.detect.membership import Membership
 from ingero.detect.peers import Pairing
 from ingero.detect.ranks.settings import EDetectorSettings
 from ingero.detect.registry import Registry
-from ingero.detect.verdicts import Facts, WorkerFacts, build_judgements
+from ingero.detect.verdicts import build_judgements
 from ingero.model.collectives import CollectiveRun
 from ingero.model.verdicts import Judgement
 from ingero.units import NS_PER_S, NS_PER_US

@@ -1,26 +1,20 @@
-"""From evidence and waits to one verdict per worker, with costs that add up.
-
-Charging. In a synchronous job what one worker takes beyond its peers is what the others wait, so a culprit's excess
-own time since its onset bounds what it can have cost the others: each worker's wait is charged up to the greatest
-excess among the culprits of its job, shared in proportion to their excesses (culprits beside each other delay the job
-by the greatest, not by the sum). What exceeds that bound, such as a pipeline's own bubbles, stays unattributed.
-"""
+"""From evidence and waits to one verdict per worker, with costs that add up."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from ingero.detect.collectives import WaitLedger
-from ingero.detect.evidence import AlarmEpisode, MemberReading, RankEvidence, WorkerEvidence
+from ingero.detect.charges import charge_wait, invert_charges
+from ingero.detect.evidence import AlarmEpisode, MemberReading, WorkerEvidence
+from ingero.detect.facts import Facts
 from ingero.detect.groups import PeerGroup
 from ingero.detect.peers import role_of
-from ingero.detect.ranks.settings import ALARM, MIN_PEERS, NOTICE, EDetectorSettings
-from ingero.detect.registry import Registry
+from ingero.detect.ranks.settings import ALARM, MIN_PEERS, NOTICE
 from ingero.model.collectives import Rank
 from ingero.model.verdicts import Bet, Judgement, Onset, Slowdown, Verdict, VerdictKind
 from ingero.units import format_duration
@@ -34,46 +28,6 @@ ROTATING: Final = 0.5
 """Share of operations that must be spread out, and that no single worker may exceed as their slowest."""
 
 _JUDGED: Final = frozenset({VerdictKind.CULPRIT, VerdictKind.DRAG, VerdictKind.NETWORK})
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFacts:
-    """What the Judge summed up about a worker.
-
-    Attributes:
-        rank: The worker.
-        group: Its peers; None when it has none yet.
-        own_ns: Own time before all of its operations.
-        wait_ns: What it lost waiting.
-        n_ops: Operations it reported.
-        n_enqueue: Those whose times are of the enqueue only.
-        span_ns: From its first entry to its last leaving.
-        links: Its two-member communicators: slot → communicator.
-    """
-
-    rank: Rank
-    group: PeerGroup | None
-    own_ns: int
-    wait_ns: int
-    n_ops: int
-    n_enqueue: int
-    span_ns: int
-    links: Mapping[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Everything that verdicts are made from; lists are by worker.
-
-    ``stage_links``: worker → communicator → the worker at the other end of that link between two stages.
-    """
-
-    workers: Sequence[WorkerFacts]
-    registry: Registry
-    evidence: RankEvidence
-    ledger: WaitLedger
-    settings: EDetectorSettings
-    stage_links: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +96,9 @@ def _judge_job(
         for worker, found in findings.items()
         if found.kind in _JUDGED and found.excess_ns > 0
     }
-    charges = {w: _charge(facts, w, excess) for w in job}
+    charges = {w: charge_wait(facts.workers[w].wait_ns, w, excess) for w in job}
     _judge_together(facts, job, findings, charges)
-    shared = _Shared(charges, _invert(charges), _list_peers(facts, job), members)
+    shared = _Shared(charges, invert_charges(charges), _list_peers(facts, job), members)
     verdicts = tuple(_verdict(facts, w, findings[w], shared) for w in job)
     total = sum(v.wait_ns * v.rank.n_gpus for v in verdicts)
     charged = sum(sum(v.charged_to.values()) * v.rank.n_gpus for v in verdicts)
@@ -344,19 +298,6 @@ def _judge_links(facts: Facts, worker: int) -> _Finding | None:
     return None
 
 
-def _charge(facts: Facts, worker: int, judged: Mapping[int, int]) -> dict[int, int]:
-    """Whom a worker's wait is charged to, worker → nanoseconds; ``judged`` has the excess of each who may be."""
-    excess = {other: amount for other, amount in judged.items() if other != worker}
-    if not excess:
-        return {}
-    to_share = min(facts.workers[worker].wait_ns, max(excess.values()))
-    total = sum(excess.values())
-    shares = {other: to_share * amount // total for other, amount in excess.items()}
-    greatest = max(excess, key=lambda other: (excess[other], -other))
-    shares[greatest] += to_share - sum(shares.values())
-    return {other: share for other, share in shares.items() if share > 0}
-
-
 def _judge_together(
     facts: Facts,
     job: list[int],
@@ -452,14 +393,6 @@ class _Shared:
     owed: Mapping[int, Mapping[int, int]]
     peers: Mapping[int, tuple[Rank, ...]]
     members: Mapping[int, MemberReading]
-
-
-def _invert(charges: Mapping[int, Mapping[int, int]]) -> dict[int, dict[int, int]]:
-    owed: dict[int, dict[int, int]] = {}
-    for worker, charged in charges.items():
-        for other, amount in charged.items():
-            owed.setdefault(other, {})[worker] = amount
-    return owed
 
 
 def _list_peers(facts: Facts, job: Sequence[int]) -> dict[int, tuple[Rank, ...]]:

@@ -180,7 +180,7 @@ def _find_order(config: RemediatorConfig, remediator: Remediator, node: str) -> 
 
 @contextmanager
 def _on_thread(run: Callable[[Event], None], name: str) -> Iterator[None]:
-    """Run it until the end, which it is told by the event."""
+    """Run it until the end; the event is set then."""
     is_over = Event()
     thread = Thread(target=run, args=(is_over,), name=name, daemon=True)
     thread.start()

@@ -1,0 +1,53 @@
+"""What the Judge summed up, which verdicts are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ingero.detect.collectives import WaitLedger
+from ingero.detect.evidence import RankEvidence
+from ingero.detect.groups import PeerGroup
+from ingero.detect.ranks.settings import EDetectorSettings
+from ingero.detect.registry import Registry
+from ingero.model.collectives import Rank
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What the Judge summed up about a worker.
+
+    Attributes:
+        rank: The worker.
+        group: Its peers; None when it has none yet.
+        own_ns: Own time before all of its operations.
+        wait_ns: What it lost waiting.
+        n_ops: Operations it reported.
+        n_enqueue: Those whose times are of the enqueue only.
+        span_ns: From its first entry to its last leaving.
+        links: Its two-member communicators: slot → communicator.
+    """
+
+    rank: Rank
+    group: PeerGroup | None
+    own_ns: int
+    wait_ns: int
+    n_ops: int
+    n_enqueue: int
+    span_ns: int
+    links: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that verdicts are made from; lists are by worker.
+
+    ``stage_links``: worker → communicator → the worker at the other end of that link between two stages.
+    """
+
+    workers: Sequence[WorkerFacts]
+    registry: Registry
+    evidence: RankEvidence
+    ledger: WaitLedger
+    settings: EDetectorSettings
+    stage_links: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
