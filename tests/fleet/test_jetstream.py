@@ -275,9 +275,9 @@ def test_a_report_is_sent_between_two_writes_and_again_when_the_second_is_missin
         bucket, sent = OneDocument(), []
         ledger, said = await open_ledger(bucket)
         assert said == {}
-        ledger.report({"rank 3": "drag"}, lambda: sent.append("drag"))
+        ledger.report({"rank 3": "drag"}, lambda: sent.append("drag") or True)
         await ledger.settle()
-        ledger.report({"rank 3": "culprit"}, lambda: sent.append(len(bucket.written)))
+        ledger.report({"rank 3": "culprit"}, lambda: sent.append(len(bucket.written)) or True)
         await ledger.settle()
         assert sent == ["drag", 4], "after the opening, two writes for drag, and its own first"
         before_confirmed = OneDocument()
@@ -293,9 +293,48 @@ def test_what_was_said_is_not_said_again_and_what_ended_is_forgotten():
         bucket, sent = OneDocument(), []
         ledger, _ = await open_ledger(bucket)
         for kind in ("culprit", "culprit", None, None, "culprit"):
-            ledger.report({"rank 3": kind}, lambda kind=kind: sent.append(kind))
+            ledger.report({"rank 3": kind}, lambda kind=kind: sent.append(kind) or True)
             await ledger.settle()
         assert sent == ["culprit", None, "culprit"]
+
+    asyncio.run(check())
+
+
+def test_a_report_that_the_pipelines_do_not_take_is_sent_again_and_not_confirmed_before():
+    async def check():
+        bucket, tried = OneDocument(), []
+        ledger, _ = await open_ledger(bucket)
+
+        def send():
+            told = decode_ledger(bucket.written[-1])
+            tried.append((told.restore(), told.passed_seq))
+            ledger.note_passed(40 + len(tried))
+            return len(tried) == 3
+
+        ledger.report({"rank 3": "culprit"}, send)
+        await ledger.settle()
+        assert tried == [({}, 0), ({}, 41), ({}, 42)], "who takes over meanwhile sends it"
+        assert decode_ledger(bucket.written[-1]).restore() == {"rank 3": "culprit"}
+
+    asyncio.run(check())
+
+
+def test_a_judge_that_is_replaced_while_a_report_waits_leaves_it_to_its_heir():
+    async def check():
+        bucket, sent, heirs = OneDocument(), [], []
+        ledger, _ = await open_ledger(bucket)
+
+        async def take_over():
+            await asyncio.sleep(0.1)
+            heirs.append(await open_ledger(bucket))
+
+        ledger.report({"rank 3": "culprit"}, lambda: sent.append("old"))  # never taken
+        await asyncio.gather(ledger.settle(), take_over())
+        ((heir, said),) = heirs
+        assert (said, ledger.is_open) == ({}, False)
+        heir.report({"rank 3": "culprit"}, lambda: sent.append("heir") or True)
+        await heir.settle()
+        assert sent == ["old", "heir"]
 
     asyncio.run(check())
 
@@ -305,10 +344,10 @@ def test_a_judge_that_was_replaced_unnoticed_sends_nothing():
         bucket, sent = OneDocument(), []
         ledger, _ = await open_ledger(bucket)
         heir, _ = await open_ledger(bucket)
-        ledger.report({"rank 3": "culprit"}, lambda: sent.append("old"))
+        ledger.report({"rank 3": "culprit"}, lambda: sent.append("old") or True)
         await ledger.settle()
         assert (sent, ledger.is_open) == ([], False)
-        heir.report({"rank 3": "culprit"}, lambda: sent.append("heir"))
+        heir.report({"rank 3": "culprit"}, lambda: sent.append("heir") or True)
         await heir.settle()
         assert sent == ["heir"]
 

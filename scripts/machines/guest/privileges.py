@@ -12,7 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from scripts.machines.guest.running import INGERO, CheckError, compare, run, sum_calls
+from scripts.machines.guest.running import (
+    INGERO,
+    CheckError,
+    compare,
+    refuse_denials,
+    run,
+    sum_launches,
+)
 
 from ingero.sim.runner import get_program
 
@@ -82,13 +89,23 @@ def _compare_promise(user: Sequence[str] = ()) -> str:
     is_late = "processes are searched" in traced.err
     if is_late != ("new mappings" in missing):
         raise CheckError(f"`ingero check` misses {missing}; `ingero trace` says {traced.err}")
-    if not user and "ermission denied" in traced.err:
-        raise CheckError(f"root was refused something: {traced.err}")
-    counts = traced.of_type("counts")
-    pids = sorted({line["pid"] for line in counts if line["op"] == "cudaLaunchKernel"})
-    launches = sum_calls(counts, pids).get(("cuda", "cudaLaunchKernel"), {})
+    if not user:
+        refuse_denials(traced)
+    launches = sum_launches(traced)
     compare("launches counted", launches.get("seen"), _STEPS * 40)
     return f"{launches['seen']} launches counted" + (", libraries found late" if is_late else "")
+
+
+def check_first_trace() -> str:
+    """What a newcomer types counts every call, with the distribution's own settings, and root is refused nothing."""
+    command = ("--no-record", "--json", "--", *INGERO, "sim", "run", "train", "steps=50")
+    traced = run(*INGERO, "trace", *command)
+    refuse_denials(traced)
+    launches = sum_launches(traced)
+    found = {name: launches.get(name) for name in ("entered", "lost")}
+    compare("launches", found, {"entered": 2000, "lost": 0})
+    level = Path(_PARANOID).read_text("ascii").strip()
+    return f"2000 launches entered, none lost, with perf_event_paranoid {level}"
 
 
 @contextmanager
@@ -172,7 +189,7 @@ Setting = Callable[[], AbstractContextManager[None]]
 _ALL_SETTINGS: Final[Mapping[str, Setting]] = {
     **{
         f"perf_event_paranoid={level}": partial(_write, _PARANOID, str(level))
-        for level in (-1, 2, 4)
+        for level in (-1, 2, 3, 4)
     },
     **{f"yama={scope}": partial(_write, _YAMA, str(scope)) for scope in (0, 2)},
     "no tracefs": _without_tracefs,

@@ -137,6 +137,23 @@ def compare(what: str, found: object, wanted: object) -> None:
         raise CheckError(f"{what}: {found}, not {wanted}")
 
 
+def refuse_denials(traced: Ended) -> None:
+    """Hold against root's trace that something was refused.
+
+    Raises:
+        CheckError: It says so.
+    """
+    if "ermission denied" in traced.err:
+        raise CheckError(f"root was refused something: {traced.err}")
+
+
+def sum_launches(traced: Ended) -> dict[str, int]:
+    """Exact counts of cudaLaunchKernel, of all processes; empty where none was counted."""
+    counts = traced.of_type("counts")
+    pids = sorted({line["pid"] for line in counts if line["op"] == "cudaLaunchKernel"})
+    return sum_calls(counts, pids).get(("cuda", "cudaLaunchKernel"), {})
+
+
 def sum_calls(
     counts: Sequence[Mapping[str, Any]], pids: Sequence[int]
 ) -> dict[tuple[str, str], dict[str, int]]:

@@ -251,14 +251,14 @@ class ReportLedger(Protocol):
     """Capability where Fleets judge by turns: what was reported is written down where the next judge reads it."""
 
     def report(
-        self, cluster_id: str, said: Mapping[str, str | None], send: Callable[[], object]
+        self, cluster_id: str, said: Mapping[str, str | None], send: Callable[[], bool]
     ) -> None:
         """Write down what a report says, then send it; not at all when another Fleet judges the cluster. Any thread.
 
         Args:
             cluster_id: The cluster.
             said: By what it is about; None where there is nothing to remember any more.
-            send: Sends it; runs on the event loop.
+            send: Sends it; False where it is not taken now and is to be sent again. Runs on the event loop.
         """
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ingero.errors import DeliveryError
+from ingero.errors import DeliveryError, RetryableError
 from ingero.fleet.component import Host, PushContext, ReportLedger
 from ingero.fleet.consumer import Batch, Consumer
 from ingero.otlp.codec import Export
@@ -46,15 +46,27 @@ class Downstream:
 
     def send(self, signal: Signal, export: Export | None) -> bool:
         """Send a report; False when it was refused, and so is lost. Without a pipeline or an item nothing is sent."""
-        following = self._following.get(signal)
-        if following is None or export is None or not export.n_items:
-            return True
         try:
-            following.consume(Batch(signal, export, self._clock.wall_ns(), PushContext()))
+            self._pass_on(signal, export)
         except DeliveryError:
             self._count_lost(1)
             return False
         return True
+
+    def _send_or_wait(self, signal: Signal, export: Export | None) -> bool:
+        """The same for one who tries again: False where it may be taken later, and so is not lost."""
+        try:
+            self._pass_on(signal, export)
+        except RetryableError:
+            return False
+        except DeliveryError:
+            self._count_lost(1)
+        return True
+
+    def _pass_on(self, signal: Signal, export: Export | None) -> None:
+        following = self._following.get(signal)
+        if following is not None and export is not None and export.n_items:
+            following.consume(Batch(signal, export, self._clock.wall_ns(), PushContext()))
 
     def report(
         self,
@@ -74,4 +86,4 @@ class Downstream:
         if self._ledger is None:
             self.send(signal, export)
         elif said:
-            self._ledger.report(cluster_id, said, lambda: self.send(signal, export))
+            self._ledger.report(cluster_id, said, lambda: self._send_or_wait(signal, export))

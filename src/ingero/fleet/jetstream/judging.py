@@ -86,13 +86,13 @@ class StreamJudge:
         self._clusters.clear()
 
     def report(
-        self, cluster_id: str, said: Mapping[str, str | None], send: Callable[[], object]
+        self, cluster_id: str, said: Mapping[str, str | None], send: Callable[[], bool]
     ) -> None:
         """See `ReportLedger`."""
         self._loop.call_soon_threadsafe(self._report, cluster_id, said, send)
 
     def _report(
-        self, cluster_id: str, said: Mapping[str, str | None], send: Callable[[], object]
+        self, cluster_id: str, said: Mapping[str, str | None], send: Callable[[], bool]
     ) -> None:
         if self.judges(cluster_id):
             self._clusters[build_token(cluster_id)].ledger.report(said, send)

@@ -1,5 +1,7 @@
 """What the judge of a cluster has reported, written down before each report leaves and confirmed after it.
 
+A report that the pipelines do not take now is sent again until they do; until then it is not confirmed.
+
 The document's revision is the fence: a judge that was replaced without noticing writes in vain, and sends nothing.
 A report that was written down and not confirmed may not have left; the next judge sends it again. What is closed is
 remembered as long as there are not `_MAX_SAID` newer ones.
@@ -31,7 +33,7 @@ def _is_known(report: Mapping[str, str | None], said: Mapping[str, str]) -> bool
 @dataclass(frozen=True, slots=True)
 class _Report:
     said: Mapping[str, str | None]
-    send: Callable[[], object]
+    send: Callable[[], bool]
 
 
 class LedgerOfCluster:
@@ -81,7 +83,7 @@ class LedgerOfCluster:
         self._document.passed_seq = max(seq, self._document.passed_seq)
         self._has_changed.set()
 
-    def report(self, said: Mapping[str, str | None], send: Callable[[], object]) -> None:
+    def report(self, said: Mapping[str, str | None], send: Callable[[], bool]) -> None:
         """Have a report written down and sent. On the loop."""
         self._waiting.append(_Report(said, send))
         self._has_changed.set()
@@ -113,7 +115,10 @@ class LedgerOfCluster:
         if not await self._write_until_done():
             return
         for report in reports:
-            report.send()
+            while not report.send():
+                await asyncio.sleep(_RETRY_S)
+                if not await self._write_until_done():  # what is passed on meanwhile
+                    return
         if pending:
             document.pending = {}
             await self._write_until_done()
