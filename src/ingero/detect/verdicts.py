@@ -86,7 +86,8 @@ def _find_jobs(facts: Facts) -> list[list[int]]:
 def _judge_job(
     facts: Facts, job: list[int], counts: Mapping[str, int], *, with_history: bool
 ) -> Judgement:
-    members = _read_groups(facts, job)
+    groups = _find_groups(facts, job)
+    members = _read_groups(facts, groups)
     findings = {w: _judge_alone(facts, w, members, with_history=with_history) for w in job}
     for worker in job:
         if findings[worker].kind is VerdictKind.ORDINARY:
@@ -97,8 +98,8 @@ def _judge_job(
         if found.kind in _JUDGED and found.excess_ns > 0
     }
     charges = {w: charge_wait(facts.workers[w].wait_ns, w, excess) for w in job}
-    _judge_together(facts, job, findings, charges)
-    shared = _Shared(charges, invert_charges(charges), _list_peers(facts, job), members)
+    _judge_together(facts, job, groups, findings, charges)
+    shared = _Shared(charges, invert_charges(charges), _list_peers(facts, groups), members)
     verdicts = tuple(_verdict(facts, w, findings[w], shared) for w in job)
     total = sum(v.wait_ns * v.rank.n_gpus for v in verdicts)
     charged = sum(sum(v.charged_to.values()) * v.rank.n_gpus for v in verdicts)
@@ -112,8 +113,12 @@ def _judge_job(
     )
 
 
-def _read_groups(facts: Facts, job: Sequence[int]) -> dict[int, MemberReading]:
-    groups = {id(g): g for g in (facts.workers[w].group for w in job) if g is not None}
+def _find_groups(facts: Facts, job: Sequence[int]) -> dict[int, PeerGroup]:
+    """The groups of a job's workers, by identity."""
+    return {id(g): g for g in (facts.workers[w].group for w in job) if g is not None}
+
+
+def _read_groups(facts: Facts, groups: Mapping[int, PeerGroup]) -> dict[int, MemberReading]:
     return {
         at: facts.evidence.read_members(group)
         for at, group in groups.items()
@@ -301,11 +306,12 @@ def _judge_links(facts: Facts, worker: int) -> _Finding | None:
 def _judge_together(
     facts: Facts,
     job: list[int],
+    groups: Mapping[int, PeerGroup],
     findings: dict[int, _Finding],
     charges: Mapping[int, Mapping[int, int]],
 ) -> None:
     """Turn ordinary workers into victims, or explain them by what their stage, data or cluster does."""
-    explained = _explain_groups(facts, job)
+    explained = _explain_groups(facts, groups)
     for worker in job:
         found = findings[worker]
         if found.kind is not VerdictKind.ORDINARY:
@@ -320,9 +326,10 @@ def _judge_together(
             findings[worker] = replace(found, kind=kind, reason=reason)
 
 
-def _explain_groups(facts: Facts, job: list[int]) -> dict[int, tuple[VerdictKind, str]]:
+def _explain_groups(
+    facts: Facts, groups: Mapping[int, PeerGroup]
+) -> dict[int, tuple[VerdictKind, str]]:
     """Groups whose members are slow together or in turns: identity of the group → what it is."""
-    groups = {id(g): g for g in (facts.workers[w].group for w in job) if g is not None}
     typical = {}
     for at, group in groups.items():
         evidence = facts.evidence.of_group(group)
@@ -395,8 +402,7 @@ class _Shared:
     members: Mapping[int, MemberReading]
 
 
-def _list_peers(facts: Facts, job: Sequence[int]) -> dict[int, tuple[Rank, ...]]:
-    groups = {id(g): g for g in (facts.workers[w].group for w in job) if g is not None}
+def _list_peers(facts: Facts, groups: Mapping[int, PeerGroup]) -> dict[int, tuple[Rank, ...]]:
     return {at: tuple(facts.workers[w].rank for w in g.members) for at, g in groups.items()}
 
 
