@@ -22,6 +22,7 @@ _FAMILIES: Final = {
     "check": "`check`",
     "refused": "refused in one line",
     "counts": "exact counts",
+    "first trace": "a first trace",
     "nccl identity": "NCCL identities",
     "stacks": "native and Python stacks",
     "filter": "filters",

@@ -39,7 +39,7 @@ SUPPORTED: Final[Mapping[str, Check]] = {
     "check": check_prerequisites,
     **{f"counts: {name}": partial(traced.check_counts, name) for name in traced.WORKLOAD_NAMES},
     "counts: losses": traced.check_losses,
-    "counts: a first trace": privileges.check_first_trace,
+    "first trace": privileges.check_first_trace,
     "nccl identity": traced.check_nccl,
     "stacks: native": stacks.check_native,
     "stacks: Python": stacks.check_python,
