@@ -351,7 +351,7 @@ def _list_lines() -> list[Target]:
         Target("socket-line", lines, decode_message, (BadDataError,)),
         Target("sink-line", lines, _take_sink_line(), ()),
         Target("collective-batch", (pack_ops(EXAMPLE), pack_ops(np.repeat(EXAMPLE, 30))), unpack_ops, (BadDataError,)),
-        Target("diagnosis-request", (write_request(REQUEST).encode(),), lambda body: parse_request(body.decode("latin-1")), (BadDataError,)),
+        Target("diagnosis-request", (write_request(REQUEST).encode(), write_request(replace(REQUEST, excess_share=0.0, is_hang=True)).encode()), lambda body: parse_request(body.decode("latin-1")), (BadDataError,)),
         Target("engine-metrics", (text,), lambda body: [read_page(body.decode("utf-8", "replace"), one) for one in (VLLM, SGLANG)], (BadDataError,)),
         Target("bearers-file", (acl,), lambda body: parse_acl(body.decode("utf-8", "replace"), "file"), (ConfigError,)),
         Target("fleet-config", ((REPOSITORY / "src/ingero/fleet/fleet-config.yaml").read_bytes(), (REPOSITORY / "deploy/containers/fleet.yaml").read_bytes()), _take_fleet_config, (ConfigError,)),

@@ -57,10 +57,21 @@ def test_question_comes_back_from_its_header_whatever_the_job_is_called(job, ran
     assert parse_request(text) == request
 
 
+def test_question_about_a_hang_comes_back_and_older_agents_cannot_read_it():
+    request = replace(REQUEST, excess_share=0.0, is_hang=True)
+    text = write_request(request)
+    assert parse_request(text) == request
+    without = text.replace("&about=hang", "")
+    assert without != text
+    assert parse_request(without) is None, "to those who pass over `about` it has no excess"
+
+
 @pytest.mark.parametrize(
     "text",
     [
         None,
+        write_request(replace(REQUEST, is_hang=True)),
+        write_request(replace(REQUEST, excess_share=0.0)),
         "",
         "id=12&rank=2&job=&excess=0.5&since_ns=1",
         write_request(REQUEST).replace("rank=2", "rank=99999999999"),

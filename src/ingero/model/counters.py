@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
+
+RUNNING: Final = "R"
+"""On a processor or ready. Source: proc_pid_stat(5), as for the next."""
+BLOCKED: Final = "D"
+STOPPED: Final = "Tt"
+"""By a signal, or by a tracer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,25 @@ class Work:
     last: ProcessCounters
     n_ops: int
     own_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLines:
+    """Which lines of a program its first thread was at, in many looks.
+
+    Attributes:
+        n_looks: Looks that saw a line.
+        running: Looks at which it was on a processor or ready, by line: ``train.py:7 main → pad``.
+        waiting: Looks at which it was neither, likewise.
+        reason: Why no line could be seen; empty otherwise.
+        states: All looks, by the letter with which the kernel names the thread's state; also where no line is seen.
+    """
+
+    n_looks: int = 0
+    running: Mapping[str, int] = field(default_factory=dict)
+    waiting: Mapping[str, int] = field(default_factory=dict)
+    reason: str = ""
+    states: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Why a worker that was named is slow: what is asked of its agent, and what comes back."""
+"""Why a worker that was named is slow, or stands: what is asked of its agent, and what comes back."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class CauseKind(StrEnum):
     """It has to make room itself before it gets memory."""
     MORE_COMPUTING = "more-computing"
     """It uses more processor time for the same number of operations."""
+    ASLEEP = "asleep"
+    """It waits for what is no disk: a lock, a socket, another process. Of a worker that others wait for only."""
     UNEXPLAINED = "unexplained"
     """None of the above takes enough of the time."""
 
@@ -39,7 +41,8 @@ class DiagnosisRequest:
         rank: Global rank of the worker.
         job: Its job, where ranks of several have the same numbers; otherwise empty.
         excess_share: The part of its own time since onset that is above its median peer's, 0 to 1.
-        since_ns: When it became slow, by the worker's own wall clock.
+        since_ns: When it became slow, by the worker's own wall clock; 0 for a hang.
+        is_hang: Whether others wait for it and it enters no operation; there is no excess then.
     """
 
     id: str
@@ -47,6 +50,7 @@ class DiagnosisRequest:
     job: str
     excess_share: float
     since_ns: int
+    is_hang: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +78,8 @@ class Diagnosis:
         id: That of the request.
         rank: The worker, with its cluster and node.
         causes: By share, greatest first; ``unexplained`` is one of them where nothing takes most of the time.
-        excess_ns: Own time above the peers' that was to be explained.
-        window_ns: Time that was looked at, since onset.
+        excess_ns: Own time above the peers' that was to be explained; of a hang what was looked at.
+        window_ns: Time that was looked at, since onset; of a hang in looks.
         n_ops: Operations in that time.
         ruled_out: What was checked and takes no part that counts.
         todo: Next steps, most useful first.

@@ -46,6 +46,7 @@ _EPISODE_ID: Final = re.compile(r"[0-9a-f]{16}")
 _KIND: Final = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _MAX_RANK: Final = 1 << 24
 _MAX_NS: Final = 1 << 62
+_HANG: Final = "hang"
 _FIELDS: Final = frozenset({"id", "rank", "job", "excess", "since_ns"})
 
 
@@ -58,6 +59,8 @@ def write_request(request: DiagnosisRequest) -> str:
         "excess": f"{request.excess_share:.4f}",
         "since_ns": request.since_ns,
     }
+    if request.is_hang:
+        fields["about"] = _HANG
     return urlencode(fields, errors="replace")
 
 
@@ -79,10 +82,13 @@ def parse_request(text: str | None) -> DiagnosisRequest | None:
         rank, since_ns, excess = int(one["rank"]), int(one["since_ns"]), float(one["excess"])
     except ValueError:
         return None
-    is_bounded = -1 <= rank < _MAX_RANK and 0 <= since_ns < _MAX_NS and 0.0 < excess <= 1.0
+    # An agent that knows no hangs cannot read a question without an excess, and leaves it alone.
+    is_hang = one.get("about") == _HANG
+    is_excess = excess == 0.0 if is_hang else 0.0 < excess <= 1.0
+    is_bounded = -1 <= rank < _MAX_RANK and 0 <= since_ns < _MAX_NS and is_excess
     if not is_bounded or len(one["job"]) > MAX_ID_LENGTH:
         return None
-    return DiagnosisRequest(one["id"], rank, one["job"], excess, since_ns)
+    return DiagnosisRequest(one["id"], rank, one["job"], excess, since_ns, is_hang)
 
 
 def build_diagnosis(diagnosis: Diagnosis, wall_ns: int) -> Export:

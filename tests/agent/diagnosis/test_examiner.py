@@ -11,13 +11,14 @@ from ingero.agent.diagnosis.examiner import (
     MAX_TRIES,
     AskedTransport,
     Examiner,
+    Looks,
 )
 from ingero.agent.diagnosis.history import MAX_OPS, MAX_READINGS, READ_NS, CounterHistory
 from ingero.agent.diagnosis.switches import SwitchTimes
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import HttpTransport, PushReply, TransportSettings
 from ingero.model.collectives import COLLECTIVE_OP, Rank
-from ingero.model.counters import OffCpuTimes, ProcessCounters
+from ingero.model.counters import CodeLines, OffCpuTimes, ProcessCounters
 from ingero.model.diagnosis import DiagnosisRequest
 from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.otlp.codec import iter_log_entries
@@ -63,6 +64,16 @@ class Files:
         return ProcessCounters(mono_ns, {pid: (mono_ns // 4, waited_ns)})
 
 
+class Listed:
+    """Readings as they are given, one after the other."""
+
+    def __init__(self, readings):
+        self._readings = list(readings)
+
+    def read(self, pid, mono_ns):
+        return self._readings.pop(0)
+
+
 class Node:
     """A node whose rank entered ten operations a second; it became slow ten seconds ago."""
 
@@ -80,9 +91,13 @@ class Node:
             self.history.read(second * NS_PER_S)
         self.transport = Transport()
         self.stopped_ns = stopped_ns
-        self.watched = []
+        self.watched, self.sampled = [], []
+        self.look_ns = 0
+        self.seen = CodeLines(reason="this is a test")
         identity = NodeIdentity(cluster_id="c", node_id="n")
-        self.examiner = Examiner(identity, self.history, self.transport, self.clock, self._watch)
+        self.examiner = Examiner(
+            identity, self.history, self.transport, self.clock, Looks(self._watch, self._sample)
+        )
         self.stop = threading.Event()
 
     def _watch(self, pid, tid, stop):
@@ -92,6 +107,12 @@ class Node:
         return SwitchTimes(
             OffCpuTimes(0, stopped_ns=self.stopped_ns), start_ns, self.clock.mono_ns()
         )
+
+    def _sample(self, pid, stop):
+        self.sampled.append(pid)
+        assert stop.wait(60), "it is told when to end"
+        self.clock.advance(self.look_ns)
+        return self.seen
 
     def answer(self, request=None):
         self.examiner.answer(request or self.request, self.stop)
@@ -112,6 +133,44 @@ def test_answer_explains_the_excess_by_counters_of_before_and_since():
     assert diagnosis.window_ns == 14 * NS_PER_S
     assert diagnosis.excess_ns == 7 * NS_PER_S
     assert node.watched == [(PID, PID)]
+
+
+def test_lines_of_its_program_are_looked_at_meanwhile():
+    node = Node(stopped_ns=NS_PER_MS)
+    node.answer()
+    assert node.sampled == [PID]
+    ruled_out = {one.name: one.why for one in node.transport.sent[0].ruled_out}
+    assert ruled_out["computing on the host"].endswith("no line of its program: this is a test")
+
+
+def test_a_rank_that_others_wait_for_is_looked_at_and_its_switches_are_not(monkeypatch):
+    monkeypatch.setattr("ingero.agent.diagnosis.examiner.HANG_LOOK_S", 0.0)
+    node = Node()
+    node.look_ns = 2 * NS_PER_S
+    node.seen = CodeLines(100, {}, {"train.py:5 load": 100}, states={"S": 100})
+    node.answer(DiagnosisRequest("44" * 8, 2, "", 0.0, 0, is_hang=True))
+    (diagnosis,) = node.transport.sent
+    assert [(cause.kind, cause.share) for cause in diagnosis.causes] == [("asleep", 1.0)]
+    assert diagnosis.causes[0].evidence == ("waiting, of 100 looks: train.py:5 load (100%)",)
+    assert (node.sampled, node.watched) == ([PID], [])
+
+
+def test_lines_are_those_of_the_worker_that_is_busier_than_its_process():
+    def reading(second, own, **children):
+        took = {int(name[1:]): (spent, 0) for name, spent in children.items()}
+        return ProcessCounters(second, {PID: (own, 0)}, children=took)
+
+    history = CounterHistory(Listed([reading(1, 10, c7=50, c8=5), reading(2, 20, c7=55, c8=20)]))
+    history.add_ops(PID, RANK, np.zeros(1, COLLECTIVE_OP))
+    assert history.find_worker(PID) is None, "nothing was read yet"
+    history.read(1)
+    history.read(2)
+    assert history.find_worker(PID) == 8
+    history = CounterHistory(Listed([reading(1, 10, c7=50), reading(2, 20, c7=59)]))
+    history.add_ops(PID, RANK, np.zeros(1, COLLECTIVE_OP))
+    history.read(1)
+    history.read(2)
+    assert history.find_worker(PID) is None
 
 
 def test_a_start_with_few_and_long_operations_is_no_reference():

@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero.model.counters import OffCpuTimes, ProcessCounters, Quota, Work
-from ingero.recording.causal.excess import MIN_OPS, find_excess_causes, find_fall, find_rise
+from ingero.model.counters import CodeLines, OffCpuTimes, ProcessCounters, Quota, Work
+from ingero.recording.causal.excess import (
+    MIN_OPS,
+    find_excess_causes,
+    find_fall,
+    find_hang_causes,
+    find_rise,
+)
 from ingero.units import NS_PER_MS, NS_PER_S
 
 MAIN = 7
@@ -197,3 +203,92 @@ def test_no_rise_among_own_times_that_fall_or_stay_or_are_few():
     barely = flat.copy()
     barely[50:] = barely[50:] * 105 // 100
     assert find_rise(barely) is None
+
+
+def test_what_a_process_does_more_takes_its_quota_and_the_quota_is_no_cause():
+    after = work(100, 60, run_ms=15, ready_ms=45, held_ms=45, quota=0.25)
+    before = work(400, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25)
+    found = find_excess_causes(2 / 3, after, before, None)
+    assert named(found) == [("more-computing", 1.0)]
+    assert found.causes[0].evidence == (
+        "on a processor 15 ms an operation, 5 ms before",
+        "held back for it by its quota 30 ms an operation",
+    )
+
+
+def test_a_smaller_quota_stays_the_cause_where_switching_costs_some_time_too():
+    after = work(100, 41, run_ms=5.3, ready_ms=36, held_ms=36, quota=0.125)
+    before = work(400, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25)
+    found = find_excess_causes(0.5, after, before, None)
+    assert named(found) == [("cpu-quota", pytest.approx(0.97, abs=0.02))]
+
+
+def test_time_to_make_room_is_not_counted_as_computing_and_is_what_the_quota_holds_back():
+    after = work(100, 60, run_ms=15, ready_ms=45, held_ms=45, quota=0.25)
+    before = work(400, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25)
+    seen = OffCpuTimes(n_ops=50, reclaim_ns=400 * NS_PER_MS, faults_ns=100 * NS_PER_MS)
+    found = find_excess_causes(2 / 3, after, before, seen)
+    assert named(found) == [("memory-reclaim", 0.8), ("page-faults", 0.2)]
+    assert "held back for it by its quota 24 ms an operation" in found.causes[0].evidence
+
+
+LINES = CodeLines(
+    100,
+    {"train.py:7 main → pad": 40, "train.py:3 burn": 30, "train.py:9 main": 9},
+    {"train.py:5 load": 21},
+)
+
+
+def test_lines_of_the_program_stand_beside_computing_and_waiting():
+    seen = OffCpuTimes(n_ops=50, io_ns=250 * NS_PER_MS)
+    found = find_excess_causes(0.5, work(100, 20, run_ms=11), work(400, 10), seen, LINES)
+    computing, blocked = found.causes
+    assert computing.evidence[-1] == (
+        "running, of 100 looks: train.py:7 main → pad (40%); train.py:3 burn (30%)"
+    )
+    assert blocked.evidence[-1] == "waiting, of 100 looks: train.py:5 load (21%)"
+
+
+def test_lines_tell_where_a_process_sleeps_when_nothing_else_explains_it():
+    found = find_excess_causes(0.5, work(100, 20), work(400, 10), OffCpuTimes(50), LINES)
+    (cause,) = found.causes
+    assert cause.kind == "unexplained"
+    assert cause.evidence == ("asleep, of 100 looks: train.py:5 load (21%)",)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (CodeLines(reason="it runs no Python"), ("no line of its program: it runs no Python",)),
+        (CodeLines(19, {}, {"train.py:5 load": 19}), ()),
+        (CodeLines(100, {"train.py:5 load": 100}, {}), ()),
+    ],
+)
+def test_too_few_looks_say_nothing_and_a_reason_is_told(lines, said):
+    found = find_excess_causes(0.5, work(100, 20), work(400, 10), OffCpuTimes(50), lines)
+    assert found.causes[0].evidence == said
+
+
+@pytest.mark.parametrize(
+    ("states", "named_so"),
+    [
+        ({"T": 100}, [("stopped", 1.0)]),
+        ({"t": 60, "T": 40}, [("stopped", 1.0)]),
+        ({"R": 70, "S": 30}, [("more-computing", 0.7), ("asleep", 0.3)]),
+        ({"D": 95, "S": 5}, [("blocked-io", 0.95)]),
+        ({"S": 100}, [("asleep", 1.0)]),
+        ({"I": 100}, [("asleep", 1.0)]),
+        ({"S": 4}, [("unexplained", 1.0)]),
+    ],
+)
+def test_a_rank_that_others_wait_for_is_told_by_its_state(states, named_so):
+    found = find_hang_causes(replace(LINES, states=states), 2 * NS_PER_S)
+    assert named(found) == named_so
+    assert found.excess_ns == 2 * NS_PER_S
+
+
+def test_a_rank_that_others_wait_for_is_told_with_its_line():
+    (asleep,) = find_hang_causes(replace(LINES, states={"S": 100}), 2 * NS_PER_S).causes
+    assert asleep.evidence == ("waiting, of 100 looks: train.py:5 load (21%)",)
+    (running,) = find_hang_causes(replace(LINES, states={"R": 100}), 2 * NS_PER_S).causes
+    assert running.evidence[0].startswith("running, of 100 looks: train.py:7 main → pad (40%)")

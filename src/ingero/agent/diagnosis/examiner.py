@@ -1,4 +1,4 @@
-"""Answers Fleet's question why a worker of this node is slow, on a thread of its own, one at a time.
+"""Answers Fleet's question why a worker of this node is slow, or stands, on a thread of its own, one at a time.
 
 Bounds. Only a question about a process that we follow is looked into, `MAX_AN_HOUR` times an hour for one process; all
 others are declined with a reason. A finished answer that Fleet did not take is kept and sent again when it asks again.
@@ -9,25 +9,35 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from ingero.agent.diagnosis.code_lines import SampleLines, sample_lines
 from ingero.agent.diagnosis.history import CounterHistory
 from ingero.agent.diagnosis.switches import WATCH_NS, WatchSwitches
 from ingero.agent.health.collective_counts import CollectiveCounts
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import PushReply, PushTransport
 from ingero.model.collectives import Rank
-from ingero.model.counters import OffCpuTimes, Work
+from ingero.model.counters import CodeLines, OffCpuTimes, Work
 from ingero.model.diagnosis import Diagnosis, DiagnosisRequest
 from ingero.otlp.codec import Export
-from ingero.recording.causal.excess import MIN_OPS, find_excess_causes, find_fall, find_rise
+from ingero.recording.causal.excess import (
+    MIN_OPS,
+    find_excess_causes,
+    find_fall,
+    find_hang_causes,
+    find_rise,
+)
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 from ingero.wire.diagnosis import build_diagnosis
 
 SETTLE_S: Final = 0.5
 """After watching, until the operations that ended in it are known."""
+HANG_LOOK_S: Final = 2.0
+"""At a process that others wait for."""
 BEFORE_NS: Final = 60 * NS_PER_S
 """How far before onset, and after it, counters are looked at."""
 GUARD_NS: Final = NS_PER_S
@@ -96,6 +106,19 @@ class _Known:
     examined_ns: dict[int, deque[int]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """How a process is looked at for some seconds.
+
+    Attributes:
+        watch: Sees every switch of a thread; None where nothing can be probed.
+        sample: Sees which lines of Python it is at.
+    """
+
+    watch: WatchSwitches | None = None
+    sample: SampleLines = sample_lines
+
+
 class Examiner:
     """Makes diagnoses.
 
@@ -104,7 +127,7 @@ class Examiner:
         history: What its ranks did.
         transport: A way to Fleet of its own.
         clock: Both clocks.
-        watch: Sees every switch of a thread; None where nothing can be probed.
+        looks: How a process is looked at.
 
     Attributes:
         counts: What became of questions.
@@ -116,13 +139,13 @@ class Examiner:
         history: CounterHistory,
         transport: PushTransport,
         clock: Clock,
-        watch: WatchSwitches | None,
+        looks: Looks,
     ) -> None:
         self._identity = identity
         self._history = history
         self._transport = transport
         self._clock = clock
-        self._watch = watch
+        self._looks = looks
         self._known = _Known()
         self._wake = threading.Condition()
         self.counts = DiagnosisCounts()
@@ -152,7 +175,7 @@ class Examiner:
             self._wake.notify()
 
     def answer(self, request: DiagnosisRequest, stop: threading.Event) -> None:
-        """SwitchTimes into a question, unless that was done, and send the answer."""
+        """Look into a question, unless that was done, and send the answer."""
         diagnosis = self._known.ready
         if diagnosis is None or diagnosis.id != request.id:
             self.counts.n_asked += 1
@@ -194,7 +217,9 @@ class Examiner:
         if not self._may_examine(pid):
             declined = f"it was looked at {MAX_AN_HOUR} times within an hour"
             return Diagnosis(id=request.id, rank=rank, declined=declined)
-        seen = self._watch_process(pid, stop)
+        if request.is_hang:
+            return self._examine_hang(pid, request.id, rank, stop)
+        seen, lines = self._look_at(pid, stop)
         now_ns = self._clock.mono_ns()
         offset_ns = self._clock.wall_ns() - now_ns
         since_ns = max(min(request.since_ns - offset_ns, now_ns), now_ns - BEFORE_NS)
@@ -205,7 +230,7 @@ class Examiner:
         after = self._history.find_work(pid, since_ns, now_ns)
         if after is None:
             return Diagnosis(id=request.id, rank=rank, declined="its process has no counters")
-        causes = find_excess_causes(request.excess_share, after, before, seen)
+        causes = find_excess_causes(request.excess_share, after, before, seen, lines)
         return Diagnosis(
             id=request.id,
             rank=rank,
@@ -215,6 +240,25 @@ class Examiner:
             n_ops=after.n_ops,
             ruled_out=causes.ruled_out,
             todo=causes.todo,
+        )
+
+    def _examine_hang(self, pid: int, name: str, rank: Rank, stop: threading.Event) -> Diagnosis:
+        """A process that stands makes no switches: it is looked at."""
+        began_ns, enough = self._clock.mono_ns(), threading.Event()
+        with ThreadPoolExecutor(1) as beside:
+            lines = beside.submit(self._looks.sample, pid, enough)
+            stop.wait(HANG_LOOK_S)
+            enough.set()
+        window_ns = self._clock.mono_ns() - began_ns
+        found = find_hang_causes(lines.result(), window_ns)
+        return Diagnosis(
+            id=name,
+            rank=rank,
+            causes=found.causes,
+            excess_ns=found.excess_ns,
+            window_ns=window_ns,
+            ruled_out=found.ruled_out,
+            todo=found.todo,
         )
 
     def _find_before(self, pid: int, since_ns: int) -> Work | None:
@@ -248,16 +292,23 @@ class Examiner:
         examined.append(now_ns)
         return True
 
-    def _watch_process(self, pid: int, stop: threading.Event) -> OffCpuTimes | None:
+    def _look_at(self, pid: int, stop: threading.Event) -> tuple[OffCpuTimes | None, CodeLines]:
         """Watch for some seconds; counters are read at both ends."""
         self._history.read(self._clock.mono_ns())
-        tid = self._history.find_busiest(pid)
-        seen = None if self._watch is None else self._watch(pid, tid, stop)
-        if seen is None:
-            stop.wait(WATCH_NS / NS_PER_S)
+        tid, watch = self._history.find_busiest(pid), self._looks.watch
+        enough = threading.Event()
+        with ThreadPoolExecutor(1) as beside:
+            source = self._history.find_worker(pid) or pid
+            lines = beside.submit(self._looks.sample, source, enough)
+            try:
+                seen = None if watch is None else watch(pid, tid, stop)
+                if seen is None:
+                    stop.wait(WATCH_NS / NS_PER_S)
+            finally:
+                enough.set()
         self._history.read(self._clock.mono_ns())
         stop.wait(SETTLE_S)
         if seen is None:
-            return None
+            return None, lines.result()
         n_ops = self._history.count_ops(pid, seen.start_ns, seen.end_ns)
-        return replace(seen.times, n_ops=n_ops)
+        return replace(seen.times, n_ops=n_ops), lines.result()

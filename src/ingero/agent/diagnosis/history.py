@@ -22,6 +22,8 @@ READ_NS: Final = 500 * NS_PER_MS
 """Between two readings."""
 MAX_READINGS: Final = 300
 MAX_OPS: Final = 200_000
+_N_LATE: Final = 10
+"""Readings that tell what a process does now: a loader's workers are others with each epoch."""
 _OP: Final = np.dtype([("entry_ns", "<i8"), ("own_ns", "<i8")])
 
 
@@ -133,6 +135,25 @@ class CounterHistory:
         first, last = readings[0].threads, readings[-1].threads
         wanted = {tid: sum(took) - sum(first.get(tid, (0, 0))) for tid, took in last.items()}
         return max(wanted, key=lambda tid: (wanted[tid], -tid))
+
+    def find_worker(self, pid: int) -> int | None:
+        """A child of a process that of late wanted a processor longer than any of the process's own threads."""
+        with self._lock:
+            one = self._followed.get(pid)
+            readings = list(one.readings)[-_N_LATE:] if one is not None else []
+        if not readings:
+            return None
+        first, last = readings[0], readings[-1]
+        wanted = {
+            child: sum(took) - sum(first.children.get(child, (0, 0)))
+            for child, took in last.children.items()
+        }
+        own = [
+            sum(took) - sum(first.threads.get(tid, (0, 0))) for tid, took in last.threads.items()
+        ]
+        busiest = max(wanted, key=lambda child: (wanted[child], -child), default=None)
+        is_busier = busiest is not None and wanted[busiest] > max(own, default=0)
+        return busiest if is_busier else None
 
     def find_ops(self, pid: int, start_ns: int, end_ns: int) -> Records:
         """Operations that a process entered in a stretch of time: rows of ``entry_ns own_ns``, by entry."""

@@ -23,7 +23,7 @@ from ingero.agent.collectives.device import DeviceCollectives
 from ingero.agent.collectives.host import CollectiveTracker
 from ingero.agent.collectives.push import CollectivePusher, PushPace
 from ingero.agent.collectives.run_queue import RunQueue
-from ingero.agent.diagnosis.examiner import AskedTransport, Examiner
+from ingero.agent.diagnosis.examiner import AskedTransport, Examiner, Looks
 from ingero.agent.diagnosis.history import CounterHistory
 from ingero.agent.diagnosis.switches import watch_switches
 from ingero.agent.health.collective_counts import CollectiveCounts
@@ -202,7 +202,7 @@ def _open_examiner(
     """What answers Fleet's questions, on a thread of its own with a connection of its own."""
     transport = build_transport(health)
     watch = functools.partial(watch_switches, clock) if callbacks.can_probe else None
-    examiner = Examiner(health.identity, history, transport, clock, watch)
+    examiner = Examiner(health.identity, history, transport, clock, Looks(watch))
     thread = threading.Thread(target=examiner.run, args=(stop,), daemon=True)
     thread.start()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,9 +119,20 @@ def _ask(admin_url: str, cluster_id: str, *, as_json: bool) -> int:
             f" {plural(len(root['blocks']), 'rank')} wait for it since {answer['standing_s']:.0f} s:"
             f" {_spans(tuple(root['blocks']))}"
         )
+        for line in _describe_why(root.get("diagnosis")):  # absent from a Fleet of before
+            click.echo(f"    {line}")
     if not answer["roots"]:
         click.echo("nobody is missing: no rank of this cluster is known to stand still")
     return 0
+
+
+def _describe_why(diagnosis: dict[str, Any] | None) -> Iterator[str]:
+    """What the rank's own agent saw it do."""
+    if diagnosis is None:
+        return
+    yield f"why: {diagnosis['summary']}"
+    for cause in diagnosis["causes"]:
+        yield from cause["evidence"]
 
 
 def _name(root: dict[str, Any]) -> str:

@@ -3,18 +3,29 @@
 Each cause is compared with the same process before it was slow, per operation: throttled time that was there before
 explains nothing. What only a look at every switch tells (stopped, faults, reclaim, waits for a disk) has no time before
 to be compared with; being stopped is never normal, and a wait for a disk gets only what the others leave.
+
+A quota that did not change holds a process back when the process itself does more. That time belongs to what it does
+more: computing, making room in memory, reading pages back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from ingero.model.arrays import IntArray
-from ingero.model.counters import OffCpuTimes, ProcessCounters, Work
+from ingero.model.counters import (
+    BLOCKED,
+    RUNNING,
+    STOPPED,
+    CodeLines,
+    OffCpuTimes,
+    ProcessCounters,
+    Work,
+)
 from ingero.model.diagnosis import CauseKind, DiagnosedCause
 from ingero.model.incidents import RuledOut
 from ingero.recording.causal.attribution import NAMED_SHARE
@@ -25,6 +36,14 @@ MIN_OPS: Final = 5
 MIN_RISE: Final = 1.1
 """Own time after by own time before, from which one may be taken as the reference of the other."""
 _MAX_NAMES: Final = 3
+_SWITCHING: Final = 0.25
+"""Growth of computing that goes with a smaller quota or with neighbours; a fifth was measured."""
+_NOISE: Final = 0.01
+"""Part of a quota below which nobody uses more of it than before."""
+_MIN_LOOKS: Final = 20
+"""At a program's lines, below which nothing is said of them."""
+_MIN_SHARE: Final = 0.1
+"""Of the looks, below which a line is not named."""
 _NAMES: Final = {
     CauseKind.CPU_QUOTA: "out of CPU quota (cgroup)",
     CauseKind.CPU_CONTENTION: "waiting for a free CPU",
@@ -33,6 +52,7 @@ _NAMES: Final = {
     CauseKind.PAGE_FAULTS: "page faults",
     CauseKind.MEMORY_RECLAIM: "memory reclaim",
     CauseKind.MORE_COMPUTING: "computing on the host",
+    CauseKind.ASLEEP: "asleep: it waits for a lock, a socket or another process",
 }
 _NEXT_STEPS: Final = {
     CauseKind.CPU_QUOTA: (
@@ -53,9 +73,11 @@ _NEXT_STEPS: Final = {
     CauseKind.PAGE_FAULTS: ("add memory: pages are read back from a disk",),
     CauseKind.MEMORY_RECLAIM: ("free host memory or raise the memory limit",),
     CauseKind.MORE_COMPUTING: (
+        "look at the lines at which it runs, and whether its data are more than its peers'",
         "compare clocks, power and temperature with the peers",
         "`sudo ingero trace` on this node tells where in the program",
     ),
+    CauseKind.ASLEEP: ("look at the line at which it waits",),
     CauseKind.UNEXPLAINED: ("`sudo ingero trace` on this node, then `ingero explain`",),
 }
 
@@ -95,7 +117,11 @@ class _Part:
 
 
 def find_excess_causes(
-    excess_share: float, after: Work, before: Work | None, seen: OffCpuTimes | None
+    excess_share: float,
+    after: Work,
+    before: Work | None,
+    seen: OffCpuTimes | None,
+    lines: CodeLines | None = None,
 ) -> ExcessCauses:
     """Share out a worker's excess.
 
@@ -104,6 +130,7 @@ def find_excess_causes(
         after: What it did since onset.
         before: The same before it was slow; None when nobody looked then, and what needs it is not named.
         seen: Time off the processor while every switch was seen; None when that could not be.
+        lines: Where in its program it was; None when nobody looked.
     """
     excess_ns = round(excess_share * after.own_ns)
     if after.n_ops < MIN_OPS or excess_ns <= 0:
@@ -112,12 +139,41 @@ def find_excess_causes(
         return _conclude([], excess_ns, why)
     if before is not None and before.n_ops < MIN_OPS:
         before = None
-    parts = [] if before is None else _compare(before, after, seen)
+    parts, own_throttled_ns = ([], 0.0) if before is None else _compare(before, after, seen)
     if seen is not None and seen.n_ops:
         parts += _scale(seen, after)
+    parts = _add_throttled(parts, own_throttled_ns, after)
     parts = _leave_rest_to_disk(parts, excess_ns)
-    why = "no reading from before it was slow" if before is None else ""
-    return _conclude(parts, excess_ns, why)
+    if lines is not None:
+        parts = [_add_lines(part, lines) for part in parts]
+    unread = ["no reading from before it was slow"] if before is None else []
+    asleep = [] if lines is None else _describe_lines("asleep", lines.waiting, lines)
+    return _conclude(parts, excess_ns, *unread, *asleep)
+
+
+def find_hang_causes(lines: CodeLines, window_ns: int) -> ExcessCauses:
+    """What a worker does that others wait for: its state and its lines in many looks.
+
+    Args:
+        lines: What was seen.
+        window_ns: For how long.
+    """
+    n_looks = sum(lines.states.values())
+    if n_looks < MIN_OPS:
+        return _conclude([], window_ns, "its process ended meanwhile")
+    kinds = dict.fromkeys(STOPPED, CauseKind.STOPPED)
+    kinds |= {RUNNING: CauseKind.MORE_COMPUTING, BLOCKED: CauseKind.BLOCKED_IO}
+    took_ns: dict[CauseKind, float] = {}
+    for state, n_seen in lines.states.items():
+        kind = kinds.get(state, CauseKind.ASLEEP)
+        took_ns[kind] = took_ns.get(kind, 0.0) + window_ns * n_seen / n_looks
+    parts = []
+    for kind, spent_ns in took_ns.items():
+        is_running = kind is CauseKind.MORE_COMPUTING
+        at = lines.running if is_running else lines.waiting
+        said = _describe_lines("running" if is_running else "waiting", at, lines)
+        parts.append(_Part(kind, spent_ns, tuple(said)))
+    return _conclude(parts, window_ns)
 
 
 def find_rise(own_ns: IntArray) -> int | None:
@@ -156,7 +212,7 @@ def _find_step(own_ns: IntArray, sign: int) -> int | None:
     return at if high_ns >= MIN_RISE * max(low_ns, 1.0) else None
 
 
-def _conclude(parts: list[_Part], excess_ns: int, why: str) -> ExcessCauses:
+def _conclude(parts: list[_Part], excess_ns: int, *why: str) -> ExcessCauses:
     whole_ns = max(float(excess_ns), sum(part.extra_ns for part in parts), 1.0)
     shares = {part.kind: part.extra_ns / whole_ns for part in parts}
     found, ruled_out = [], []
@@ -169,10 +225,63 @@ def _conclude(parts: list[_Part], excess_ns: int, why: str) -> ExcessCauses:
     todo = [step for cause in found for step in _NEXT_STEPS[CauseKind(cause.kind)]]
     rest = round(1.0 - sum(cause.share for cause in found), 3)
     if not found or rest >= NAMED_SHARE:
-        evidence = (why,) if why else ()
-        found.append(DiagnosedCause(CauseKind.UNEXPLAINED, "unexplained", rest, evidence))
+        found.append(DiagnosedCause(CauseKind.UNEXPLAINED, "unexplained", rest, why))
         todo += _NEXT_STEPS[CauseKind.UNEXPLAINED]
     return ExcessCauses(tuple(found), tuple(ruled_out), tuple(todo), max(excess_ns, 0))
+
+
+def _add_throttled(parts: list[_Part], throttled_ns: float, after: Work) -> list[_Part]:
+    """Give the time that a process was held back for doing more to what it does more.
+
+    Making room and reading pages back are work of the same thread, and were counted as computing too.
+    """
+    others = (CauseKind.MEMORY_RECLAIM, CauseKind.PAGE_FAULTS)
+    known_ns = sum(part.extra_ns for part in parts if part.kind in others)
+    doing_ns = {
+        part.kind: max(part.extra_ns - known_ns, 0.0)
+        if part.kind is CauseKind.MORE_COMPUTING
+        else part.extra_ns
+        for part in parts
+        if part.kind in {CauseKind.MORE_COMPUTING, *others}
+    }
+    whole_ns = max(sum(doing_ns.values()), 1.0)
+    added = []
+    for part in parts:
+        if part.kind not in doing_ns:
+            added.append(part)
+            continue
+        held_ns = throttled_ns * doing_ns[part.kind] / whole_ns
+        per_op = format_duration(round(held_ns / after.n_ops))
+        says = (f"held back for it by its quota {per_op} an operation",) if held_ns > 0 else ()
+        added.append(
+            replace(part, extra_ns=doing_ns[part.kind] + held_ns, evidence=(*part.evidence, *says))
+        )
+    return added
+
+
+def _add_lines(part: _Part, lines: CodeLines) -> _Part:
+    """Where in the program a part of the time went."""
+    if part.kind is CauseKind.MORE_COMPUTING:
+        said = _describe_lines("running", lines.running, lines)
+    elif part.kind is CauseKind.BLOCKED_IO:
+        said = _describe_lines("waiting", lines.waiting, lines)
+    else:
+        return part
+    return replace(part, evidence=(*part.evidence, *said))
+
+
+def _describe_lines(doing: str, looks: Mapping[str, int], lines: CodeLines) -> list[str]:
+    if lines.reason:
+        return [f"no line of its program: {lines.reason}"]
+    if lines.n_looks < _MIN_LOOKS:
+        return []
+    often = sorted(looks, key=lambda line: (-looks[line], line))[:_MAX_NAMES]
+    said = [
+        f"{line} ({looks[line] / lines.n_looks:.0%})"
+        for line in often
+        if looks[line] >= _MIN_SHARE * lines.n_looks
+    ]
+    return [f"{doing}, of {lines.n_looks} looks: {'; '.join(said)}"] if said else []
 
 
 def _leave_rest_to_disk(parts: list[_Part], excess_ns: int) -> list[_Part]:
@@ -213,8 +322,11 @@ def _scale(seen: OffCpuTimes, after: Work) -> list[_Part]:
     ]
 
 
-def _compare(before: Work, after: Work, seen: OffCpuTimes | None) -> list[_Part]:
-    """What counters of then and now tell of the thread that does most: workers are others with each epoch."""
+def _compare(before: Work, after: Work, seen: OffCpuTimes | None) -> tuple[list[_Part], float]:
+    """What counters of then and now tell of the thread that does most: workers are others with each epoch.
+
+    Also the time in nanoseconds that it was held back by its quota because it does more itself.
+    """
     tids = [_find_busiest(work) for work in (before, after)]
     of_whom = (f"in its child process {tids[1]}",) if tids[1] in after.last.children else ()
     spent = [_grown(work, tid) for work, tid in zip((before, after), tids, strict=True)]
@@ -224,14 +336,14 @@ def _compare(before: Work, after: Work, seen: OffCpuTimes | None) -> list[_Part]
     held = _Change.of((_throttled(before), _throttled(after)), before, after)
     throttled_ns = min(held.extra_ns, ready.extra_ns)
     neighbours = _find_neighbours(before, after)
-    by_others = _share_of_others(before, after, sum(neighbours.values()))
+    by_quota, by_others, by_itself = _share_out(before, after, sum(neighbours.values()), computing)
     queued_ns = ready.extra_ns - throttled_ns
     others = {} if seen is None else seen.by_others_ns
     who = _name_worst(neighbours if by_others else others)
-    return [
+    parts = [
         _Part(
             CauseKind.CPU_QUOTA,
-            throttled_ns * (1.0 - by_others),
+            throttled_ns * by_quota,
             (f"throttled {held.says}", *of_whom, *_describe_quota(before, after)),
         ),
         _Part(
@@ -251,6 +363,7 @@ def _compare(before: Work, after: Work, seen: OffCpuTimes | None) -> list[_Part]
             (f"on a processor {computing.says}", *of_whom),
         ),
     ]
+    return parts, throttled_ns * by_itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,17 +372,19 @@ class _Change:
 
     Attributes:
         extra_ns: Growth after onset beyond the former rate; 0 when it is less.
+        before_ns: Growth per operation before.
         says: For a person.
     """
 
     extra_ns: float
+    before_ns: float
     says: str
 
     @classmethod
     def of(cls, grown: tuple[int, ...], before: Work, after: Work) -> _Change:
         then_ns, now_ns = grown[0] / before.n_ops, grown[1] / after.n_ops
         says = f"{format_duration(round(now_ns))} an operation, {format_duration(round(then_ns))} before"
-        return cls(max(now_ns - then_ns, 0.0) * after.n_ops, says)
+        return cls(max(now_ns - then_ns, 0.0) * after.n_ops, then_ns, says)
 
 
 def _find_busiest(work: Work) -> int:
@@ -317,14 +432,28 @@ def _rates(work: Work) -> dict[str, float]:
     }
 
 
-def _share_of_others(before: Work, after: Work, n_taken: float) -> float:
-    """The part of the throttled time that is due to neighbours, not to a smaller quota."""
+def _share_out(
+    before: Work, after: Work, n_taken: float, computing: _Change
+) -> tuple[float, float, float]:
+    """The parts of throttled time that are due to a smaller quota, to neighbours, and to the process itself.
+
+    In proportion to the processors that each of them takes: the quota that is gone, what neighbours use beyond before,
+    and what the process would need beyond before to keep its former pace.
+    """
     then, now = before.last.quota, after.last.quota
     if now is None:
-        return 0.0
+        return 1.0, 0.0, 0.0
     n_before = then.n_processors if then else float(before.last.n_processors_allowed)
     n_gone = max(n_before - now.n_processors, 0.0)
-    return n_taken / (n_taken + n_gone) if n_taken > 0.01 * now.n_processors else 0.0
+    period_ns = (before.last.mono_ns - before.first.mono_ns) / before.n_ops
+    noise = _NOISE * now.n_processors
+    n_taken = n_taken if n_taken > noise else 0.0
+    # Being held back and switched costs some time on a processor by itself, and that is nobody's wish.
+    free_ns = _SWITCHING * computing.before_ns if n_gone > noise or n_taken else 0.0
+    n_more = max(computing.extra_ns / after.n_ops - free_ns, 0.0) / max(period_ns, 1.0)
+    n_more = n_more if n_more > noise else 0.0
+    whole = n_gone + n_taken + n_more
+    return (n_gone / whole, n_taken / whole, n_more / whole) if whole else (1.0, 0.0, 0.0)
 
 
 def _name_worst(takers: Mapping[str, float]) -> str:

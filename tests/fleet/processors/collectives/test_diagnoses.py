@@ -5,11 +5,14 @@ from dataclasses import replace
 
 import pytest
 from tests.fleet.processors.collectives.test_collectives_processor import Judged, job, judge_after
+from tests.fleet.processors.collectives.test_hangs import hung
+from tests.fleet.processors.collectives.test_progress import N, standing
 
 from ingero.fleet.component import QuestionSource
 from ingero.fleet.processors.collectives.diagnoses import ASK_NS, REOPEN_NS
 from ingero.model.collectives import Rank
 from ingero.model.diagnosis import DiagnosedCause, Diagnosis
+from ingero.model.hang import HangCause
 from ingero.units import NS_PER_S
 from ingero.wire.diagnosis import build_diagnosis, parse_request
 
@@ -149,8 +152,53 @@ def test_an_episode_that_is_over_is_forgotten():
         name: replace(one, judgement=replace(one.judgement, verdicts=()))
         for name, one in conclusions.items()
     }
-    desk.note(quiet, judged.host.clock.mono_ns() + REOPEN_NS - NS_PER_S)
+    desk.note(quiet, {}, judged.host.clock.mono_ns() + REOPEN_NS - NS_PER_S)
     assert question(judged) == request
-    desk.note(quiet, judged.host.clock.mono_ns() + REOPEN_NS)
+    desk.note(quiet, {}, judged.host.clock.mono_ns() + REOPEN_NS)
     assert question(judged) is None
     assert answer(judged, request) == 1
+
+
+ASLEEP = DiagnosedCause("asleep", "asleep", 1.0, ("waiting, of 100 looks: train.py:5 load (100%)",))
+
+
+def explained(judged):
+    """What the page says of each rank that others wait for."""
+    return {
+        root["rank"]: root["diagnosis"] for root in judged.page("hang", cluster_id="c")["roots"]
+    }
+
+
+def node_of(number):
+    return standing(number, 9, 9).rank
+
+
+def test_a_rank_that_others_wait_for_is_asked_and_the_answer_stands_on_the_page(caplog):
+    judged = hung()
+    judged.round()
+    request = question(judged, node_of(2).node_id)
+    assert (request.is_hang, request.rank, request.excess_share) == (True, 2, 0.0)
+    assert [question(judged, node_of(n).node_id) for n in range(N) if n != 2] == [None] * (N - 1)
+    assert explained(judged) == {2: None}
+    assert answer(judged, request, rank=node_of(2), causes=(ASLEEP,)) == 0
+    assert question(judged, node_of(2).node_id) is None
+    with caplog.at_level(logging.INFO):
+        judged.round()
+    assert explained(judged)[2]["cause"] == "asleep"
+    (line,) = [record for record in caplog.records if record.message == "hang explained"]
+    assert (line.fields["cause"], line.fields["rank"]) == ("asleep", 2)
+    assert judged.points("ingero_fleet_cause_share") == [], "that is of a culprit's excess"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"cause": HangCause.ENDED}, {"node_id": ""}], ids=["it ended", "no node is known"]
+)
+def test_a_rank_at_which_nobody_can_look_is_not_asked(changes):
+    judged = hung()
+    report, standing_s = judged.pipe._state.progress.find_hang("c", judged.host.clock.mono_ns())
+    (root,) = report.roots
+    gone = replace(report, roots=(replace(root, **changes),))
+    judged.pipe._state.diagnoses.note({}, {"c": (gone, standing_s)}, 0)
+    assert question(judged, node_of(2).node_id) is None
+    judged.pipe._state.diagnoses.note({}, {"c": (report, standing_s)}, 0)
+    assert question(judged, node_of(2).node_id).is_hang

@@ -75,9 +75,23 @@ def read_python_frames(
         pointer: Thread pointer of the thread.
     """
     thread = _find_thread(memory, found, pointer)
-    if not thread:
-        return [], StackFlag.NO_PYTHON
-    layout = found.layout
+    return _read_frames(memory, found.layout, thread) if thread else ([], StackFlag.NO_PYTHON)
+
+
+def read_first_thread(memory: RemoteMemory, found: Interpreter) -> list[PythonFrame]:
+    """Python frames of the thread that started the interpreter, innermost first; it may run meanwhile.
+
+    What is read of a thread that runs can be of two moments: hold every code object to its type before it is shown.
+    Empty where the thread runs no Python, or its frames could not be read to the end.
+    """
+    thread = _find_first_thread(memory, found)
+    frames, flags = _read_frames(memory, found.layout, thread) if thread else ([], StackFlag(0))
+    return [] if flags & StackFlag.PYTHON_BROKEN else frames
+
+
+def _read_frames(
+    memory: RemoteMemory, layout: Layout, thread: int
+) -> tuple[list[PythonFrame], StackFlag]:
     frame = memory.word(thread + layout.thread_frame)
     if frame and layout.cframe_frame != NO_OFFSET:
         frame = memory.word(frame + layout.cframe_frame)
@@ -127,6 +141,29 @@ def _find_thread(memory: RemoteMemory, found: Interpreter, pointer: int) -> int:
                 return thread
             thread = memory.word(thread + layout.thread_next)
         interpreter = memory.word(interpreter + layout.interpreter_next)
+    return 0
+
+
+def _find_first_thread(memory: RemoteMemory, found: Interpreter) -> int:
+    """The oldest thread state of the oldest interpreter, as CPython puts new ones first; 0 when there is none."""
+    layout = found.layout
+    interpreter = _find_last(
+        memory, found.runtime + layout.interpreters_head, layout.interpreter_next
+    )
+    return (
+        _find_last(memory, interpreter + layout.threads_head, layout.thread_next)
+        if interpreter
+        else 0
+    )
+
+
+def _find_last(memory: RemoteMemory, head: int, next_offset: int) -> int:
+    """The end of a list; 0 when it is empty or has no end."""
+    last, one = 0, memory.word(head)
+    for _ in range(_MAX_THREADS):
+        if not one:
+            return last
+        last, one = one, memory.word(one + next_offset)
     return 0
 
 

@@ -1,7 +1,10 @@
-"""Asks why a culprit is slow and keeps what its agent answers: one question an episode, until it is answered.
+"""Asks why a culprit is slow, or a rank that others wait for stands; keeps the answers.
 
-An episode is the time for which a worker is called a culprit without a break of `REOPEN_NS`. The question rides on
-every answer to a push of the worker's node, so that a lost answer or an agent that starts again is asked again.
+One question an episode, until it is answered.
+
+An episode is the time for which a worker is called a culprit, or others wait for it, without a break of
+`REOPEN_NS`. The question rides on every answer to a push of the worker's node, so that a lost answer or an agent that
+starts again is asked again.
 
 Threads. The judge thread opens and ends episodes, pushes bring answers, answers to pushes look for a question.
 
@@ -21,6 +24,7 @@ from ingero.fleet.processors.collectives import telemetry
 from ingero.fleet.processors.collectives.engine import Conclusion
 from ingero.model.collectives import Worker
 from ingero.model.diagnosis import Diagnosis, DiagnosisRequest
+from ingero.model.hang import HangCause, HangReport, HangRoot
 from ingero.model.verdicts import Verdict
 from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
@@ -35,20 +39,20 @@ MAX_OPEN: Final = 256
 
 
 @dataclass(slots=True)
-class CulpritEpisode:
-    """One culprit.
+class NamedEpisode:
+    """One culprit, or one rank that others wait for.
 
     Attributes:
         id: Names it to the agent.
-        verdict: As it was first.
+        named: The verdict or the root of the hang, as it was first.
         began_ns: Monotonic time.
-        named_ns: When the worker was last called a culprit.
+        named_ns: When the worker was last named.
         diagnosis: What its agent answered; None before that.
         is_asked: Whether the question rides on answers.
     """
 
     id: str
-    verdict: Verdict
+    named: Verdict | HangRoot
     began_ns: int
     named_ns: int
     diagnosis: Diagnosis | None = None
@@ -57,7 +61,11 @@ class CulpritEpisode:
     @property
     def question(self) -> str:
         """What its agent is asked."""
-        verdict, onset = self.verdict, self.verdict.onset
+        if isinstance(self.named, HangRoot):
+            root = self.named
+            request = DiagnosisRequest(self.id, root.rank, root.job, 0.0, 0, is_hang=True)
+            return write_request(request)
+        verdict, onset = self.named, self.named.onset
         own_ns = max(verdict.since_onset_ns, 1)
         request = DiagnosisRequest(
             self.id,
@@ -69,15 +77,25 @@ class CulpritEpisode:
         return write_request(request)
 
 
+_Key = tuple[Worker, bool]
+"""A worker, and whether it is in a hang."""
+
+
+def _key_of(named: Verdict | HangRoot) -> _Key:
+    if isinstance(named, HangRoot):
+        return Worker(named.node_id, named.job, named.rank), True
+    return named.rank.worker, False
+
+
 @dataclass(slots=True)
 class _ClusterEpisodes:
-    by_worker: dict[Worker, CulpritEpisode] = field(default_factory=dict)
+    by_key: dict[_Key, NamedEpisode] = field(default_factory=dict)
     questions: dict[str, str] = field(default_factory=dict)
 
     def update_questions(self) -> None:
         """One question a node: that of the episode that waits longest."""
         found: dict[str, str] = {}
-        for worker, episode in self.by_worker.items():
+        for (worker, _), episode in self.by_key.items():
             if episode.is_asked:
                 found.setdefault(worker.node_id, episode.question)
         self.questions = found  # replaced as a whole: readers take no lock
@@ -89,7 +107,7 @@ class DiagnosisTracker:
     def __init__(self, meter: MeterRegistry) -> None:
         self._lock = threading.Lock()
         self._clusters: dict[str, _ClusterEpisodes] = {}
-        self._fresh: list[tuple[Verdict, Diagnosis]] = []
+        self._fresh: list[tuple[Verdict | HangRoot, Diagnosis]] = []
         counted = meter.counter(telemetry.DIAGNOSES)
         self.count = {
             outcome: counted.bound(outcome=outcome)
@@ -109,38 +127,51 @@ class DiagnosisTracker:
         cluster = self._clusters.get(cluster_id)
         return None if cluster is None else cluster.questions.get(node_id)
 
-    def note(self, conclusions: Mapping[str, Conclusion], now_ns: int) -> None:
-        """Open an episode for each new culprit and end those that are over."""
+    def note(
+        self,
+        conclusions: Mapping[str, Conclusion],
+        hangs: Mapping[str, tuple[HangReport, float]],
+        now_ns: int,
+    ) -> None:
+        """Open an episode for each worker that is newly named and end those that are over.
+
+        Args:
+            conclusions: Of each cluster; one that is absent here and in ``hangs`` is forgotten.
+            hangs: Whom its ranks wait for, and for how many seconds.
+            now_ns: Monotonic time.
+        """
         with self._lock:
-            for cluster_id in self._clusters.keys() - conclusions.keys():
+            for cluster_id in self._clusters.keys() - conclusions.keys() - hangs.keys():
                 del self._clusters[cluster_id]
-            for cluster_id, conclusion in conclusions.items():
-                culprits = conclusion.judgement.culprits
-                if culprits or cluster_id in self._clusters:
+            for cluster_id in conclusions.keys() | hangs.keys():
+                named: list[Verdict | HangRoot] = []
+                if cluster_id in conclusions:
+                    named += conclusions[cluster_id].judgement.culprits
+                if cluster_id in hangs:
+                    named += [root for root in hangs[cluster_id][0].roots if _can_be_asked(root)]
+                if named or cluster_id in self._clusters:
                     cluster = self._clusters.setdefault(cluster_id, _ClusterEpisodes())
-                    self._note_cluster(cluster, culprits, now_ns)
+                    self._note_cluster(cluster, named, now_ns)
 
     def _note_cluster(
-        self, cluster: _ClusterEpisodes, culprits: Iterable[Verdict], now_ns: int
+        self, cluster: _ClusterEpisodes, named: Iterable[Verdict | HangRoot], now_ns: int
     ) -> None:
-        for verdict in culprits:
-            known = cluster.by_worker.get(verdict.rank.worker)
+        for one in named:
+            known = cluster.by_key.get(_key_of(one))
             if known is not None:
                 known.named_ns = now_ns
                 continue
-            is_asked = sum(one.is_asked for one in cluster.by_worker.values()) < MAX_OPEN
-            episode = CulpritEpisode(
-                secrets.token_hex(8), verdict, now_ns, now_ns, is_asked=is_asked
-            )
-            cluster.by_worker[verdict.rank.worker] = episode
+            is_asked = sum(other.is_asked for other in cluster.by_key.values()) < MAX_OPEN
+            episode = NamedEpisode(secrets.token_hex(8), one, now_ns, now_ns, is_asked=is_asked)
+            cluster.by_key[_key_of(one)] = episode
             self.count["asked" if is_asked else "over_cap"](1)
-        for worker, episode in list(cluster.by_worker.items()):
+        for key, episode in list(cluster.by_key.items()):
             is_over = now_ns - episode.named_ns >= REOPEN_NS
             if episode.is_asked and (is_over or now_ns - episode.began_ns >= ASK_NS):
                 episode.is_asked = False
                 self.count["unanswered"](1)
             if is_over:
-                del cluster.by_worker[worker]
+                del cluster.by_key[key]
         cluster.update_questions()
 
     def take(self, diagnoses: Iterable[Diagnosis]) -> tuple[int, str]:
@@ -156,8 +187,12 @@ class DiagnosisTracker:
 
     def _take_one(self, diagnosis: Diagnosis) -> str:
         cluster = self._clusters.get(diagnosis.rank.cluster_id)
-        episode = None if cluster is None else cluster.by_worker.get(diagnosis.rank.worker)
-        if cluster is None or episode is None or episode.id != diagnosis.id:
+        worker = diagnosis.rank.worker
+        known = (
+            () if cluster is None else map(cluster.by_key.get, ((worker, False), (worker, True)))
+        )
+        episode = next((one for one in known if one is not None and one.id == diagnosis.id), None)
+        if cluster is None or episode is None:
             return (
                 f"a diagnosis that nobody asked for: {diagnosis.id} of {diagnosis.rank.node_id:.60}"
             )
@@ -166,22 +201,27 @@ class DiagnosisTracker:
             return ""
         episode.diagnosis, episode.is_asked = diagnosis, False
         self.count["declined" if diagnosis.declined else "answered"](1)
-        self._fresh.append((episode.verdict, diagnosis))
+        self._fresh.append((episode.named, diagnosis))
         cluster.update_questions()
         return ""
 
-    def pop_fresh(self) -> list[tuple[Verdict, Diagnosis]]:
-        """Answers since the last time, each with the verdict it explains."""
+    def pop_fresh(self) -> list[tuple[Verdict | HangRoot, Diagnosis]]:
+        """Answers since the last time, each with the verdict or the root of a hang that it explains."""
         with self._lock:
             fresh, self._fresh = self._fresh, []
         return fresh
 
-    def find(self, cluster_id: str) -> dict[Worker, Diagnosis]:
-        """What is known of each worker of a cluster."""
+    def find(self, cluster_id: str, *, in_hang: bool = False) -> dict[Worker, Diagnosis]:
+        """What is known of each culprit of a cluster, or of each worker that others wait for."""
         with self._lock:
             cluster = self._clusters.get(cluster_id, _ClusterEpisodes())
             return {
                 worker: episode.diagnosis
-                for worker, episode in cluster.by_worker.items()
-                if episode.diagnosis is not None
+                for (worker, is_hang), episode in cluster.by_key.items()
+                if episode.diagnosis is not None and is_hang is in_hang
             }
+
+
+def _can_be_asked(root: HangRoot) -> bool:
+    """Whether there is a process to look at, and a node whose agent can."""
+    return bool(root.node_id) and root.cause is not HangCause.ENDED

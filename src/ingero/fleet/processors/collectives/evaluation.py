@@ -126,7 +126,12 @@ class Evaluation:
         self._reports.adopt(conclusions)
         for conclusion in self._reports.send_verdicts(conclusions, fresh, now_ns):
             self._log.write_verdicts(conclusion.changes)
-        state.diagnoses.note(conclusions, now_ns)
+        hangs = {
+            cluster_id: found
+            for cluster_id, found in state.progress.find_hangs(now_ns).items()
+            if not state.engine.is_replaying(cluster_id)
+        }
+        state.diagnoses.note(conclusions, hangs, now_ns)
         explained = state.diagnoses.pop_fresh()
         self._log.write_diagnoses(explained)
         self._reports.send_diagnoses(explained)
@@ -136,11 +141,6 @@ class Evaluation:
         late_ns = state.engine.find_late_ns()
         self._gauges.show_late(late_ns)
         self._log.write_late(late_ns)
-        hangs = {
-            cluster_id: found
-            for cluster_id, found in state.progress.find_hangs(now_ns).items()
-            if not state.engine.is_replaying(cluster_id)
-        }
         self._gauges.show_hangs(hangs)
         for changes in self._hangs.find_changes(hangs):
             self._log.write_hangs(changes)

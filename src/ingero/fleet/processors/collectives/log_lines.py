@@ -9,6 +9,7 @@ from typing import Final
 from ingero.fleet.processors.collectives.engine import QUIET, CapChange, VerdictChange
 from ingero.fleet.processors.collectives.hangs import HangChanges
 from ingero.model.diagnosis import Diagnosis, describe_diagnosis
+from ingero.model.hang import HangRoot
 from ingero.model.verdicts import Verdict, VerdictKind, describe_rank
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.limited import FieldValue, RateLimitedLog
@@ -75,14 +76,15 @@ class EventLog:
                 **fields,
             )
 
-    def write_diagnoses(self, explained: Iterable[tuple[Verdict, Diagnosis]]) -> None:
-        """A line for each culprit whose agent answered."""
-        for verdict, diagnosis in explained:
-            rank = verdict.rank
+    def write_diagnoses(self, explained: Iterable[tuple[Verdict | HangRoot, Diagnosis]]) -> None:
+        """A line for each named worker whose agent answered."""
+        for named, diagnosis in explained:
+            rank = diagnosis.rank
+            what = "hang" if isinstance(named, HangRoot) else "verdict"
             self._lines.write(
                 ("diagnosis", rank.cluster_id, rank.worker),
                 logging.WARNING,
-                "verdict not explained" if diagnosis.declined else "verdict explained",
+                f"{what} not explained" if diagnosis.declined else f"{what} explained",
                 cluster=rank.cluster_id,
                 node=rank.node_id,
                 rank=rank.rank if rank.rank >= 0 else None,

@@ -127,7 +127,8 @@ class CollectivesPages:
         if self._engine.is_replaying(cluster_id):  # judged by another Fleet
             raise KeyError(cluster_id)
         report, standing_s = self._progress.find_hang(cluster_id, self._clock.mono_ns())
-        return hang_json(report, standing_s)
+        known = self._diagnoses.find(cluster_id, in_hang=True)
+        return hang_json(report, standing_s, known)
 
     def _collectives(self, query: Mapping[str, str]) -> dict[str, Any]:
         cluster_id = get_cluster_id(query)

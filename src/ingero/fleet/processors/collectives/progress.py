@@ -22,6 +22,7 @@ from ingero.detect.endings import find_first_ended
 from ingero.detect.hang import find_hang
 from ingero.detect.snapshots import MIN_HANG_NS
 from ingero.model.collectives import CollectiveRun, Worker
+from ingero.model.diagnosis import Diagnosis
 from ingero.model.hang import (
     HangCause,
     HangReport,
@@ -32,6 +33,7 @@ from ingero.model.hang import (
 )
 from ingero.model.progress import Ending, RankProgress
 from ingero.units import NS_PER_S
+from ingero.wire.diagnosis import diagnosis_json
 
 FRESH_NS: Final = 15 * NS_PER_S
 """Older reports say nothing of now. Agents repeat theirs every second while a job makes no progress."""
@@ -363,8 +365,16 @@ def _pending(stall: RankProgress) -> list[PendingOp]:
     ]
 
 
-def hang_json(report: HangReport, standing_s: float) -> dict[str, Any]:
-    """The answer as JSON-able values."""
+def hang_json(
+    report: HangReport, standing_s: float, known: Mapping[Worker, Diagnosis]
+) -> dict[str, Any]:
+    """The answer as JSON-able values.
+
+    Args:
+        report: Whom ranks wait for.
+        standing_s: For how long.
+        known: What agents answered of those.
+    """
     return {
         "missing_ranks": list(report.missing_ranks),
         "standing_s": round(standing_s, 3),
@@ -378,6 +388,7 @@ def hang_json(report: HangReport, standing_s: float) -> dict[str, Any]:
                 "missing_seq": root.missing_seq,
                 "last_finished_seq": root.last_left,
                 "blocks": list(root.blocks),
+                "diagnosis": _explain(known.get(Worker(root.node_id, root.job, root.rank))),
             }
             for root in report.roots
         ],
@@ -395,3 +406,7 @@ def hang_json(report: HangReport, standing_s: float) -> dict[str, Any]:
         "ranks_read": list(report.ranks_read),
         "ranks_known": list(report.ranks_known),
     }
+
+
+def _explain(diagnosis: Diagnosis | None) -> dict[str, Any] | None:
+    return None if diagnosis is None else diagnosis_json(diagnosis)

@@ -22,6 +22,7 @@ from ingero.fleet.processors.collectives.verdicts import (
     build_verdicts,
 )
 from ingero.model.diagnosis import Diagnosis
+from ingero.model.hang import HangRoot
 from ingero.model.verdicts import Verdict
 from ingero.otlp.names import Signal
 from ingero.units import NS_PER_S
@@ -81,9 +82,10 @@ class PipelineReports:
             totals = CostTotals(cluster_id, self._clock.wall_ns())
             self._state.costs[cluster_id] = deltas, totals
 
-    def send_diagnoses(self, explained: Sequence[tuple[Verdict, Diagnosis]]) -> None:
-        """Report why culprits are slow: the share of each cause."""
-        for export in build_diagnoses(explained, self._clock.wall_ns()):
+    def send_diagnoses(self, explained: Sequence[tuple[Verdict | HangRoot, Diagnosis]]) -> None:
+        """Report why culprits are slow: the share of each cause. Of a hang the agent's own record goes down."""
+        slow = [(named, why) for named, why in explained if isinstance(named, Verdict)]
+        for export in build_diagnoses(slow, self._clock.wall_ns()):
             self._state.downstream.send(Signal.METRICS, export)
 
     def send_gauge_lags(self, lags: Sequence[GaugeLag]) -> None:

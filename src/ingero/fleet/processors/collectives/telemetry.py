@@ -58,8 +58,9 @@ REPORTS_LOST: Final = counter(
 )
 DIAGNOSES: Final = counter(
     "ingero_fleet_nccl_diagnoses_total",
-    "Questions why a culprit is slow: asked; then answered or declined by its agent, or unanswered. repeated and"
-    " refused count answers that came twice or that nobody asked for; over_cap culprits that were not asked about.",
+    "Questions why a culprit is slow or a rank hangs: asked; then answered or declined by its agent, or unanswered."
+    " repeated and refused count answers that came twice or that nobody asked for; over_cap workers that were not"
+    " asked about.",
     "outcome",
 )
 METRICS: Final[tuple[MetricDeclaration, ...]] = (
