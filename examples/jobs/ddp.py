@@ -8,6 +8,7 @@ import argparse
 
 import torch
 import torch.distributed as dist
+from inside import Faults
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,15 +38,17 @@ def main() -> None:
         build_model(options.width, options.depth), bucket_cap_mb=options.bucket_mb
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    data = torch.Generator().manual_seed(rank)
+    data, faults = torch.Generator().manual_seed(rank), Faults()
     step = 0
     while not options.steps or step < options.steps:
-        inputs = torch.randn(options.batch, options.width, generator=data)
-        labels = torch.randint(10, (options.batch,), generator=data)
+        n_rows = faults.rows(options.batch)
+        inputs = torch.randn(n_rows, options.width, generator=data)
+        labels = torch.randint(10, (n_rows,), generator=data)
         loss = nn.functional.cross_entropy(model(inputs), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        faults.step()
         if rank == 0 and step % 100 == 0:
             print(f"step {step} loss {loss.item():.3f}", flush=True)
         step += 1

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from inside import Faults
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
@@ -24,12 +25,13 @@ class Samples(Dataset[tuple[torch.Tensor, int]]):
     Args:
         folder: Where they are; made when they are missing.
         width: Numbers in a row.
+        faults: What is done to those who read.
     """
 
     rows = 2048
 
-    def __init__(self, folder: Path, width: int) -> None:
-        self._width = width
+    def __init__(self, folder: Path, width: int, faults: Faults) -> None:
+        self._width, self._faults = width, faults
         self._files = []
         for number in range(8):
             path = folder / f"{number}.bin"
@@ -48,6 +50,7 @@ class Samples(Dataset[tuple[torch.Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         """A row and its label."""
+        self._faults.load()
         number, row = divmod(index, self.rows)
         file, n_bytes = self._files[number], 4 * self._width
         data = os.pread(file, n_bytes, row * n_bytes)
@@ -74,7 +77,8 @@ def main() -> None:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with tempfile.TemporaryDirectory(prefix=f"samples-{rank}-") as folder:
-        samples = Samples(Path(folder), width)
+        faults = Faults()
+        samples = Samples(Path(folder), width, faults)
         epoch = 0
         while not options.epochs or epoch < options.epochs:
             loader = DataLoader(samples, options.batch, shuffle=True, num_workers=options.workers)
@@ -83,6 +87,7 @@ def main() -> None:
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
+                faults.step()
             if rank == 0:
                 print(f"epoch {epoch} loss {loss.item():.3f}", flush=True)
             epoch += 1

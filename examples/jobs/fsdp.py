@@ -8,6 +8,7 @@ import argparse
 
 import torch
 import torch.distributed as dist
+from inside import Faults
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -44,14 +45,15 @@ def main() -> None:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    data = torch.Generator().manual_seed(rank)
+    data, faults = torch.Generator().manual_seed(rank), Faults()
     step = 0
     while not options.steps or step < options.steps:
-        inputs = torch.randn(options.batch, options.width, generator=data)
+        inputs = torch.randn(faults.rows(options.batch), options.width, generator=data)
         loss = nn.functional.mse_loss(model(inputs), inputs)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        faults.step()
         if rank == 0 and step % 100 == 0:
             print(f"step {step} loss {loss.item():.3f}", flush=True)
         step += 1

@@ -74,6 +74,10 @@ def test_rank_that_stops_is_a_hang_of_that_rank_alone(kind, cause):
     (root,) = result["hang"]["roots"]
     assert root["cause"] == cause
     assert root["blocks"] == [0, 1, 3]
+    if kind == "pause":  # of a process that ended there is nothing to look at
+        assert (root["diagnosis"]["cause"], result["diagnosis"]["cause"]) == ("stopped", "stopped")
+    else:
+        assert root["diagnosis"] is None
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -121,17 +125,26 @@ def test_killed_run_leaves_no_process_namespace_or_link():
 
 
 @pytest.mark.torch
-def test_real_job_whose_disk_is_slow_is_told_by_its_rank_and_why():
+def test_real_job_with_a_slow_disk_and_slow_python_is_told_by_its_ranks_and_why():
     """A host that lacks processor time is in `test_up_slurm`."""
     path = Path(__file__).resolve().parents[2] / "examples/jobs/ddp_files.py"
     result = up(
-        "--ranks", "4", "--job", str(path), "--fault", "disk:1:1MB/s", "--duration", "60s"
+        "--ranks", "4", "--job", str(path), "--duration", "60s",
+        "--fault", "disk:1:1MB/s", "--fault", "slow-python:3:30ms",
     )  # fmt: skip
     assert result["job"] == str(path)
     assert result["probes"]
     assert {verdict["rank"] for verdict in result["verdicts"]} == {0, 1, 2, 3}
-    assert result["culprits"] == [1]
-    assert result["diagnosis"]["cause"] == "blocked-io", result["diagnosis"]
-    assert result["diagnosis"]["causes"][0]["share"] > 0.5
-    assert result["diagnosis"]["after_verdict_s"] < 15
+    assert result["culprits"] == [1, 3]
+    for rank, cause in (("1", "blocked-io"), ("3", "more-computing")):
+        diagnosis = result["diagnoses"][rank]
+        assert diagnosis["cause"] == cause, diagnosis
+        assert diagnosis["causes"][0]["share"] > 0.5
+        assert diagnosis["after_verdict_s"] < 15
+    (lines,) = [
+        fact
+        for fact in result["diagnoses"]["3"]["causes"][0]["evidence"]
+        if fact.startswith("running, of ")
+    ]
+    assert "compute_in_python" in lines
     assert not list(Path("/sys/fs/cgroup").glob("**/ingero-*-2"))

@@ -47,6 +47,11 @@ def test_what_is_no_fault_is_refused(text):
         ("cpu-hog:3", Fault("cpu-hog", 3)),
         ("disk:3:5MB/s", Fault("disk", 3, 5_000_000)),
         ("disk:0:0.5GB/s", Fault("disk", 0, 500_000_000)),
+        ("slow-python:2:20ms", Fault("slow-python", 2, 0.02)),
+        ("slow-loader:2:0.5ms", Fault("slow-loader", 2, 0.0005)),
+        ("garbage:0:200000", Fault("garbage", 0, 200_000)),
+        ("first-use:1:2s", Fault("first-use", 1, 2.0)),
+        ("uneven:1:1.5x", Fault("uneven", 1, 1.5)),
         ("link:2:20ms", Fault("link", 2, 20, "ms")),
         ("link:2:50Mbit/s", Fault("link", 2, 50_000_000, "bit/s")),
     ],
@@ -61,6 +66,8 @@ def test_fault_of_a_real_job_is_read(text, fault):
     [
         *("cpu-quota:2", "cpu-quota:2:0%", "cpu-quota:2:100%", "stop-pulses:1:x", "imbalance"),
         *("disk:1", "disk:1:5", "disk:1:5MB", "disk:1:9kB/s", "disk:1:-5MB/s", "disk:1:5Mbit/s"),
+        *("slow-python:1", "slow-python:1:20", "slow-python:1:0ms", "slow-python:1:11s"),
+        *("garbage:1:0", "garbage:1:many", "garbage:1:10000001", "uneven:1:1x", "first-use:1:2m"),
         *("link:1", "link:1:5", "link:1:5MB/s", "link:1:0ms", "link:1:1001ms", "link:1:9kbit/s"),
     ],
 )
@@ -136,3 +143,8 @@ def test_without_probes_the_result_says_whose_word_it_is():
     assert result["probes"] is False
     assert "report their own calls, no probes" in result["note_on_work"]
     assert asked.probes_note == "no probes: the simulator reports its own calls"
+
+
+def test_of_what_happens_once_nothing_must_be_said():
+    assert Fault("first-use", 1, 2.0).ranks == ()
+    assert Fault("slow-python", 1, 0.02).ranks == (1,)

@@ -34,13 +34,24 @@ JOB_KINDS: Final = {
     "link": "link:R:20ms       packets to and from its host are late; link:R:50Mbit/s: no more than this each way",
     "pause": "pause:R           stopped where it is",
     "kill": "kill:R            gone",
+    "slow-python": "slow-python:R:20ms its program computes so much longer in Python in each step",
+    "slow-loader": "slow-loader:R:1ms its data loader takes so much longer for each row",
+    "garbage": "garbage:R:200000  it keeps so many objects, and collects garbage in each step",
+    "first-use": "first-use:R:2s    one of its steps takes so much longer, once",
+    "uneven": "uneven:R:1.5x     its batches have 1.5 times as many rows",
 }
 """What can be done to a real job."""
+INSIDE: Final = frozenset({"slow-python", "slow-loader", "garbage", "first-use", "uneven"})
+"""What a program does to itself when it is asked to, as those in ``examples/jobs`` are."""
 _NONE: Final = "none"
 _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)([kMG])(B|bit)/s")
 _PREFIXES: Final = {"k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 MIN_RATE: Final = 10_000
 """Bytes a second of a disk, below which one read of a page lasts about half a second; bits a second of a link."""
+_TIME: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
+_SECONDS: Final = {"ms": 0.001, "s": 1.0}
+MAX_INSIDE_S: Final = 10.0
+MAX_OBJECTS: Final = 10_000_000
 _DELAY: Final = re.compile(r"(\d+)ms")
 MAX_DELAY_MS: Final = 1_000
 """Of a link, each way: beyond it connections are given up."""
@@ -58,7 +69,8 @@ class Fault:
         kind: One of `KINDS` or `JOB_KINDS`.
         rank: Whom it hits; None for everybody.
         amount: Factor of slow-rank and imbalance, milliseconds of slow-link, part of cpu-quota and stop-pulses,
-            bytes a second of disk, what ``unit`` says of link.
+            bytes a second of disk, what ``unit`` says of link;
+            seconds of slow-python, slow-loader and first-use, objects of garbage, factor of uneven.
         unit: ``ms`` of delay or ``bit/s``, of link.
     """
 
@@ -86,8 +98,8 @@ class Fault:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks of which it may be said: for a link both of its ends."""
-        if self.rank is None:
+        """Ranks of which it must be said: for a link both of its ends, and nobody for what happens once."""
+        if self.rank is None or self.kind == "first-use":
             return ()
         return (self.rank, self.rank ^ 1) if self.kind == "slow-link" else (self.rank,)
 
@@ -170,6 +182,21 @@ def _parse_part(text: str) -> float:
     return part
 
 
+def _parse_seconds(text: str) -> float:
+    """Seconds of ``20ms`` or ``2s``."""
+    found = _TIME.fullmatch(text)
+    seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+    if not 0.0 < seconds <= MAX_INSIDE_S:
+        raise ValueError(text)
+    return seconds
+
+
+def _parse_count(text: str) -> float:
+    if not 0 < int(text) <= MAX_OBJECTS:
+        raise ValueError(text)
+    return int(text)
+
+
 def _parse_factor(text: str) -> float:
     factor = float(text.removesuffix("x"))
     if not 1.0 < factor <= 100.0:
@@ -182,6 +209,11 @@ _AMOUNTS: Final[dict[str, Callable[[str], float]]] = {
     "cpu-quota": _parse_part,
     "stop-pulses": _parse_part,
     "disk": _parse_rate,
+    "slow-python": _parse_seconds,
+    "slow-loader": _parse_seconds,
+    "garbage": _parse_count,
+    "first-use": _parse_seconds,
+    "uneven": _parse_factor,
 }
 """How the amount of a fault that hits one rank is read."""
 
@@ -218,6 +250,9 @@ def inject_into_job(fault: Fault, job: TorchJob, cluster: Cluster) -> None:
     """
     assert fault.rank is not None, "what is done to a real job is done to one rank"
     rank, amount = fault.rank, fault.amount
+    if fault.kind in INSIDE:
+        job.begin_inside(rank)
+        return
     actions: dict[str, Callable[[], None]] = {
         "cpu-quota": lambda: job.limit(rank, amount),
         "cpu-hog": lambda: job.crowd(rank),

@@ -120,6 +120,10 @@ class FleetView:
         found = [(v.rank.rank, v.kind.value) for v in progress.judgement.verdicts if v.is_alarm]
         if progress.hang is not None:
             found += [(rank, "hang") for rank in progress.hang["missing_ranks"]]
+            for root in progress.hang["roots"]:
+                if root["diagnosis"] is not None:
+                    known = (root["diagnosis"], progress.since_fault_ns)
+                    progress.diagnoses.setdefault(root["rank"], known)
         for who in found:
             progress.named.setdefault(who, progress.since_fault_ns)
         if any(kind == VerdictKind.CULPRIT for _, kind in progress.named):

@@ -169,7 +169,7 @@ def describe_faults(settings: UpSettings) -> list[dict[str, Any]]:
 
 
 def find_diagnosis(settings: UpSettings, progress: Progress) -> dict[str, Any] | None:
-    """Why the rank with the fault is slow, else the first that was named; None where no agent answered."""
+    """Why the rank with the fault is slow or stands, else the first that was named; None where no agent answered."""
     faulty = [fault.rank for fault in settings.faults if fault.rank is not None]
     known = [rank for rank in (*faulty, *progress.diagnoses) if rank in progress.diagnoses]
     return _diagnosis_json(progress, known[0]) if known else None
@@ -177,7 +177,7 @@ def find_diagnosis(settings: UpSettings, progress: Progress) -> dict[str, Any] |
 
 def _diagnosis_json(progress: Progress, rank: int) -> dict[str, Any]:
     diagnosis, at_ns = progress.diagnoses[rank]
-    named_ns = progress.named.get((rank, VerdictKind.CULPRIT))
+    named_ns = progress.named.get((rank, VerdictKind.CULPRIT), progress.named.get((rank, "hang")))
     return {
         "rank": rank,
         **diagnosis,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +14,12 @@ from typing import Any, Final
 import httpx
 
 from ingero.errors import IngeroError
+from ingero.model.hang import HangCause
 from ingero.model.verdicts import VerdictKind
 from ingero.sim.cluster.agents import run_agents, socket_of
 from ingero.sim.cluster.alerts import SinkView, run_sink
 from ingero.sim.cluster.cleanup import Cleanup, open_cleanup
-from ingero.sim.cluster.faults import inject, inject_into_job
+from ingero.sim.cluster.faults import INSIDE, inject, inject_into_job
 from ingero.sim.cluster.fleets import FleetView, open_fleets
 from ingero.sim.cluster.hosts import Cluster, open_cluster
 from ingero.sim.cluster.load import ReservedResources, find_disk_folder, open_load
@@ -76,10 +77,7 @@ def run_up(
         overrides = (*LIVE, reachable, *recording)
         fleets = stack.enter_context(open_fleets(settings.n_fleets, overrides, folder, clock))
         if settings.job is not None:
-            slow_disks = settings.ranks_of("disk")
-            job = stack.enter_context(
-                open_torch_job(settings.job, cluster, cleanup, folder, slow_disks)
-            )
+            job = stack.enter_context(open_torch_job(settings, cluster, cleanup, folder))
         else:
             job = stack.enter_context(open_simulated_job(settings, folder, cluster, reserved))
         shared = {
@@ -106,30 +104,32 @@ def run_up(
 
 @contextmanager
 def open_torch_job(
-    job: JobFile,
-    cluster: Cluster,
-    cleanup: Cleanup,
-    folder: Path,
-    slow_disks: Collection[int],
+    settings: UpSettings, cluster: Cluster, cleanup: Cleanup, folder: Path
 ) -> Iterator[Job | TorchJob]:
     """A real job, held, each of its ranks with a share of the processors.
 
     Args:
-        job: What to run.
+        settings: What to run, and the faults that it has to be prepared for.
         cluster: Where.
         cleanup: Removes what it needs.
         folder: Of the ranks' temporary files too: it lies on a disk where disks can be made slow.
-        slow_disks: Ranks whose disks can.
 
     Raises:
         UnsupportedError: Processor time cannot be divided here.
     """
+    assert settings.job is not None, "the caller made sure"
+    slow_disks = settings.ranks_of("disk")
     with open_shares(len(cluster.hosts), cleanup, slow_disks=slow_disks) as shares:
         hosts = [
             JobHost(host.prefix, host.address, host.interface, share)
             for host, share in zip(cluster.hosts, shares, strict=True)
         ]
-        with TorchJob(job, hosts, folder, f"up-{os.getpid()}") as running:
+        inside = {
+            fault.rank: f"{fault.kind}:{fault.amount}"
+            for fault in settings.faults
+            if fault.kind in INSIDE and fault.rank is not None
+        }
+        with TorchJob(settings.job, hosts, folder, f"up-{os.getpid()}", inside) as running:
             yield running
 
 
@@ -254,9 +254,11 @@ class _Run:
         return isinstance(self.job, TorchJob) and self.job.is_over
 
     def _is_explained(self) -> bool:
-        """Whether Fleet has said something of every rank and why each culprit is slow, or that the job stands."""
+        """Whether Fleet has said something of every rank and why each culprit is slow, or whom it waits for stands."""
         if any(fault.is_hang for fault in self.settings.faults):
-            return True
+            roots = self.progress.hang["roots"] if self.progress.hang else []
+            missing = {root["rank"] for root in roots if root["cause"] != HangCause.ENDED}
+            return missing <= self.progress.diagnoses.keys()
         verdicts = self.progress.judgement.verdicts if self.progress.judgement else ()
         culprits = {rank for rank, kind in self.progress.named if kind == VerdictKind.CULPRIT}
         return culprits <= self.progress.diagnoses.keys() and all(

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,10 @@ _HOLD: Final = (
     'while [ "$1" != -- ]; do echo $$ >"$1" && shift || exit; done; shift; read -r go && exec "$@"'
 )
 _LIMIT_S: Final = 5.0
+_POLL_S: Final = 0.02
+# Source: examples/jobs/inside.py.
+_FAULT: Final = "INGERO_JOB_FAULT"
+_FAULT_FILE: Final = "INGERO_JOB_FAULT_FILE"
 _N_LINES: Final = 8
 _LIBRARIES: Final = "lib/python3*/site-packages/torch/lib/libtorch_cpu.so"
 
@@ -137,10 +142,19 @@ class TorchJob(Closing):
         hosts: By rank.
         folder: Where the ranks' output goes.
         name: The job's id, as a launcher would give it.
+        inside: Faults that the program is asked to make itself, a kind and an amount by rank: ``slow-python:0.02``.
     """
 
-    def __init__(self, job: JobFile, hosts: Sequence[JobHost], folder: Path, name: str) -> None:
+    def __init__(
+        self,
+        job: JobFile,
+        hosts: Sequence[JobHost],
+        folder: Path,
+        name: str,
+        inside: Mapping[int, str] | None = None,
+    ) -> None:
         self._hosts = tuple(hosts)
+        self._file, self._inside = job.file.name, inside or {}
         self._folder = folder
         self._pulses: list[tuple[_Pulses, threading.Thread]] = []
         self._neighbours: list[subprocess.Popen[bytes]] = []
@@ -164,6 +178,8 @@ class TorchJob(Closing):
             "GLOO_SOCKET_IFNAME": host.interface,
             "PYTHONUNBUFFERED": "1",
         }
+        if rank in self._inside:
+            own |= {_FAULT: self._inside[rank], _FAULT_FILE: str(self._fault_file(rank))}
         threads = {"OMP_NUM_THREADS": "1"}  # as torchrun sets it for more than one rank
         environment = {**threads, **build_environment({**shared, **own})}
         members = map(str, host.share.members)
@@ -177,6 +193,9 @@ class TorchJob(Closing):
                 stderr=output,
                 start_new_session=True,
             )
+
+    def _fault_file(self, rank: int) -> Path:
+        return self._folder / f"fault-{rank}"
 
     def _output(self, rank: int) -> Path:
         return self._folder / f"rank-{rank}.log"
@@ -234,6 +253,23 @@ class TorchJob(Closing):
         thread = threading.Thread(target=pulses.run, daemon=True)
         self._pulses.append((pulses, thread))
         thread.start()
+
+    def begin_inside(self, rank: int) -> None:
+        """From now on the rank's program does to itself what it was asked to at its start.
+
+        Raises:
+            UnsupportedError: It does not.
+        """
+        file = self._fault_file(rank)
+        file.touch()
+        seen, until_s = file.with_name(f"{file.name}.seen"), time.monotonic() + _LIMIT_S
+        while not seen.exists():
+            if time.monotonic() > until_s:
+                raise UnsupportedError(
+                    f"{self._file} does not make the fault {self._inside[rank].partition(':')[0]}",
+                    hint="programs in examples/jobs do, each some; see examples/jobs/inside.py",
+                )
+            time.sleep(_POLL_S)
 
     def pause(self, rank: int) -> None:
         """Stop a rank where it is."""

@@ -127,6 +127,15 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
       pause:R, kill:R    as above
       none               no fault
 
+    Programs that ask for it, as those in examples/jobs, make faults themselves:
+
+    \b
+      slow-python:R:20ms so much more computing in Python in each step
+      slow-loader:R:1ms  its data loader takes so much longer for each row
+      garbage:R:200000   so many objects, and garbage collection in each step
+      uneven:R:1.5x      batches with 1.5 times as many rows
+      first-use:R:2s     one step takes so much longer, once: nobody is named
+
     With --slurm the job runs in a real Slurm on hosts of its own, started for this and removed again: a controller, a
     daemon on each host, spares. A real ingero-remediator reads what Fleet says, and with --act auto it drains the
     culprit's node and requeues the job, which goes on from its checkpoint on a spare. Lasts until the job ends. Needs

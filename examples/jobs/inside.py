@@ -1,0 +1,67 @@
+"""Faults inside a training program, to try what finds them: slow Python, a slow loader, garbage, uneven batches.
+
+`ingero up --job FILE --fault slow-python:R:20ms` asks rank R's process for one by two variables, and all others for
+nothing. Where they are not set, nothing here does anything.
+"""
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+FAULT = "INGERO_JOB_FAULT"
+"""What is asked for: a kind, a colon and an amount."""
+FILE = "INGERO_JOB_FAULT_FILE"
+"""The fault begins when there is such a file; one with `.seen` at its end answers that it has begun."""
+
+
+class Faults:
+    """The fault that this process is asked for, if any."""
+
+    def __init__(self) -> None:
+        asked = os.environ.get(FAULT, "")  # noqa: TID251 - an example
+        self._kind, _, amount = asked.partition(":")
+        self._amount = float(amount or 0)
+        self._file = Path(os.environ.get(FILE, ""))  # noqa: TID251
+        self._has_begun = False
+        self._kept: list[list[object]] = []
+
+    def _is_on(self, kind: str) -> bool:
+        if self._kind != kind:
+            return False
+        if not self._has_begun and self._file.exists():
+            self._has_begun = True
+            self._file.with_name(f"{self._file.name}.seen").touch()
+        return self._has_begun
+
+    def step(self) -> None:
+        """Call it once in each step of training."""
+        if self._is_on("slow-python"):
+            compute_in_python(self._amount)
+        if self._is_on("garbage"):
+            self._collect_garbage()
+        if self._is_on("first-use"):
+            compute_in_python(self._amount, time.perf_counter)
+            self._kind = ""
+
+    def load(self) -> None:
+        """Call it for each row that a data loader reads."""
+        if self._is_on("slow-loader"):
+            compute_in_python(self._amount)
+
+    def rows(self, n_rows: int) -> int:
+        """How many rows a batch of so many has."""
+        return round(n_rows * self._amount) if self._is_on("uneven") else n_rows
+
+    def _collect_garbage(self) -> None:
+        if not self._kept:
+            self._kept = [[] for _ in range(round(self._amount))]
+        gc.collect()
+
+
+def compute_in_python(seconds: float, clock: Callable[[], float] = time.thread_time) -> None:
+    """Count for so long, in time on a processor if no other clock is given."""
+    until = clock() + seconds
+    while clock() < until:
+        sum(range(100))
