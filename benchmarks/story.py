@@ -1,7 +1,8 @@
 """`ingero up --slurm --act auto` again and again: the right node, no other, and a job that comes to its end.
 
 Environment: ``INGERO_BENCH_RUNS`` (1; a run takes about two minutes), ``INGERO_BENCH_TWIN`` (without-fault, or
-without-action: run the job once more each time, to see how far the estimate is off), ``INGERO_BENCH_OUT`` (a file for
+without-action: run the job once more each time, to see how far the estimate is off), ``INGERO_BENCH_STEPS`` (of the job:
+two runs differ by some per cent of a step, so that a twin of fewer steps tells more), ``INGERO_BENCH_OUT`` (a file for
 each run's result, one JSON object a line), ``INGERO_TORCH_PYTHON`` (an interpreter that has torch).
 """
 
@@ -26,6 +27,8 @@ def tell(twin):
     command += ["--twin", twin] if twin else []
     python = os.environ.get("INGERO_TORCH_PYTHON")
     command += ["--python", python] if python else []
+    steps = os.environ.get("INGERO_BENCH_STEPS")
+    command += ["--", "--steps", steps] if steps else []
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     if run.returncode:
         return {"failed": run.stderr[-2000:]}
@@ -82,3 +85,9 @@ def run():
     if twin and whole:
         off = [abs(one["twins"][twin]["off_by_percent"]) for one in whole]
         yield f"   estimate against {twin}: median {statistics.median(off):.1f} % off, at most {max(off):.1f} %"
+        kind = "lost" if twin == "without-fault" else "saved"
+        guessed, seen = (
+            statistics.mean(one["twins"][twin][key] for one in whole)
+            for key in ("estimated_gpu_seconds", f"{kind}_gpu_seconds")
+        )
+        yield f"   in the mean of all: estimated {guessed:.1f}, measured {seen:.1f} GPU seconds {kind}"
