@@ -148,3 +148,10 @@ def test_without_probes_the_result_says_whose_word_it_is():
 def test_of_what_happens_once_nothing_must_be_said():
     assert Fault("first-use", 1, 2.0).ranks == ()
     assert Fault("slow-python", 1, 0.02).ranks == (1,)
+
+
+def test_a_program_is_asked_for_one_fault_and_a_second_is_not_dropped_in_silence():
+    two = ["slow-python:2:20ms", "uneven:2:1.5x"]
+    with pytest.raises(ConfigError, match="rank 2's program makes one fault at a time"):
+        parse_faults(two, 4, is_job=True)
+    assert len(parse_faults([two[0], "uneven:1:1.5x", "cpu-quota:2:50%"], 4, is_job=True)) == 3

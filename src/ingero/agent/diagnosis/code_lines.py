@@ -2,8 +2,6 @@
 
 Nothing of the process is stopped or executed. A look at a thread that runs may mix two moments; such a look finds
 something that is no code object, and is dropped. Python 3.9 to 3.14 with the GIL, as for recorded stacks.
-
-Source: proc_pid_stat(5): the letter after the name is the state of the first thread.
 """
 
 from __future__ import annotations
@@ -13,9 +11,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
+from ingero.agent.capture.discover.processes import read_state
 from ingero.agent.capture.stacks.code import Code, CodeObjects
 from ingero.agent.capture.stacks.interpreter import check_interpreter, find_interpreter
 from ingero.agent.capture.stacks.memory import RemoteMemory, iter_regions
@@ -80,7 +78,7 @@ def _sample(
     running, waiting = Counter[_Place](), Counter[_Place]()
     while not stop.wait(PERIOD_S * (0.5 + number * _GOLDEN % 1.0)):
         number += 1
-        state = _read_state(pid)
+        state = read_state(pid)
         if not state:
             break  # it has ended
         states[state] += 1
@@ -102,14 +100,6 @@ def _sum_by_function(places: Counter[_Place]) -> dict[str, int]:
         replace(place, line=seen.most_common(1)[0][0]).describe(): seen.total()
         for place, seen in lines.items()
     }
-
-
-def _read_state(pid: int) -> str:
-    try:
-        text = Path("/proc", str(pid), "stat").read_text(errors="replace")
-    except OSError:
-        return ""
-    return text.rpartition(")")[2].split()[0]
 
 
 def _find_place(codes: CodeObjects, frames: list[PythonFrame]) -> _Place | None:

@@ -105,8 +105,20 @@ class Fault:
 
 
 def parse_faults(texts: Sequence[str], n_ranks: int, *, is_job: bool = False) -> tuple[Fault, ...]:
-    """What a user wants injected; the word ``none`` is no fault. As `parse_fault`."""
-    return tuple(parse_fault(text, n_ranks, is_job=is_job) for text in texts if text != _NONE)
+    """What a user wants injected; the word ``none`` is no fault.
+
+    Raises:
+        ConfigError: As `parse_fault`; or one rank's program is to make two faults.
+    """
+    faults = tuple(parse_fault(text, n_ranks, is_job=is_job) for text in texts if text != _NONE)
+    inside = [fault.rank for fault in faults if fault.kind in INSIDE]
+    for rank in set(inside):
+        if inside.count(rank) > 1:
+            raise ConfigError(
+                f"--fault: rank {rank}'s program makes one fault at a time",
+                hint="give the second to another rank, or from outside: cpu-quota, disk, link",
+            )
+    return faults
 
 
 def parse_fault(text: str, n_ranks: int, *, is_job: bool = False) -> Fault:

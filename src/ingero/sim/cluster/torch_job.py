@@ -33,6 +33,8 @@ _HOLD: Final = (
     'while [ "$1" != -- ]; do echo $$ >"$1" && shift || exit; done; shift; read -r go && exec "$@"'
 )
 _LIMIT_S: Final = 5.0
+_BEGIN_LIMIT_S: Final = 30.0
+"""For a program to come to the place in its step at which it makes its fault."""
 _POLL_S: Final = 0.02
 # Source: examples/jobs/inside.py.
 _FAULT: Final = "INGERO_JOB_FAULT"
@@ -262,7 +264,7 @@ class TorchJob(Closing):
         """
         file = self._fault_file(rank)
         file.touch()
-        seen, until_s = file.with_name(f"{file.name}.seen"), time.monotonic() + _LIMIT_S
+        seen, until_s = file.with_name(f"{file.name}.seen"), time.monotonic() + _BEGIN_LIMIT_S
         while not seen.exists():
             if time.monotonic() > until_s:
                 raise UnsupportedError(

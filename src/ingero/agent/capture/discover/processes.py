@@ -175,13 +175,18 @@ def has_ended(pid: int) -> bool:
         return False
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a process is known to be stopped by a signal or a tracer."""
+def read_state(pid: int) -> str:
+    """The letter of the state of a process's first thread (proc_pid_stat(5)); empty when it cannot be read."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
-        return False
-    return text.rpartition(")")[2].split()[:1] in (["T"], ["t"])
+        return ""
+    return "".join(text.rpartition(")")[2].split()[:1])
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is known to be stopped by a signal or a tracer."""
+    return read_state(pid) in {"T", "t"}
 
 
 def find_descendants(pids: Collection[int]) -> set[int]:
