@@ -6,7 +6,7 @@ from ingero.config.environment import DEFAULT_START_TIMEOUT_S, START_TIMEOUT
 from ingero.errors import IngeroError
 from ingero.model.collectives import Rank
 from ingero.model.verdicts import Judgement, Verdict, VerdictKind
-from ingero.sim.cluster.warm_up import STEADY_OPS, WarmUp
+from ingero.sim.cluster.warm_up import HANG_S, STEADY_OPS, WarmUp
 from ingero.units import NS_PER_S
 
 STANDSTILL_NS = int(DEFAULT_START_TIMEOUT_S * NS_PER_S)
@@ -56,3 +56,17 @@ def test_an_emulated_machine_is_given_longer(monkeypatch):
     assert not warm_up.is_over(None, 1200 * NS_PER_S)
     with pytest.raises(IngeroError, match="for 1200 s"):
         warm_up.is_over(None, 1201 * NS_PER_S)
+
+
+def test_a_job_that_hangs_by_itself_is_told_with_its_rank_and_what_it_does():
+    diagnosis = {"summary": "asleep (100%)", "causes": [{"evidence": ["waiting: train.py:5 load"]}]}
+    root = {"rank": 1, "cause": "absent", "diagnosis": diagnosis}
+    hang = {"roots": [root], "standing_s": HANG_S - 0.1}
+    warm_up = WarmUp(2, 0)
+    assert not warm_up.is_over(said(3, 3), 1, hang)
+    assert not warm_up.is_over(said(3, 3), 1, {"roots": [], "standing_s": HANG_S})
+    with pytest.raises(IngeroError, match=r"rank 1 never arrived \(absent\), asleep .*py:5 load"):
+        warm_up.is_over(said(3, 3), 1, hang | {"standing_s": HANG_S})
+    unexplained = {"roots": [root | {"diagnosis": None}], "standing_s": HANG_S}
+    with pytest.raises(IngeroError, match=r"evenly: rank 1 never arrived \(absent\)$"):
+        warm_up.is_over(said(3, 3), 1, unexplained)

@@ -186,7 +186,9 @@ class _Run:
         """Wait until Fleet has compared every rank for a while."""
         self.progress.stage = "warming up"
         warm_up = WarmUp(self.settings.n_ranks, self.clock.mono_ns())
-        while not warm_up.is_over(self.progress.judgement, self.clock.mono_ns()):
+        while not warm_up.is_over(
+            self.progress.judgement, self.clock.mono_ns(), self.progress.hang
+        ):
             self._update(())
 
     def inject(self, cluster: Cluster, reserved: ReservedResources) -> None:

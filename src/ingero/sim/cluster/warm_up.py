@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from ingero.config.environment import read_start_timeout
 from ingero.errors import IngeroError
@@ -11,6 +12,9 @@ from ingero.units import NS_PER_S
 
 STEADY_OPS: Final = 100
 """Compared operations of every rank before a fault is injected."""
+
+HANG_S: Final = 60.0
+"""A job that stands so long before it ran evenly hangs by itself; one whose ranks start in turns stands for less."""
 
 
 class WarmUp:
@@ -30,21 +34,29 @@ class WarmUp:
         self._moved_ns = now_ns
         self._timeout_s = read_start_timeout()
 
-    def is_over(self, judgement: Judgement | None, now_ns: int) -> bool:
+    def is_over(
+        self, judgement: Judgement | None, now_ns: int, hang: Mapping[str, Any] | None = None
+    ) -> bool:
         """Whether every rank has been compared often enough.
 
         Args:
             judgement: What Fleet says now; None before it says anything.
             now_ns: Monotonic time.
+            hang: Whom ranks wait for, as Fleet's admin endpoint says it; None before it says anything.
 
         Raises:
-            IngeroError: Nothing more was compared for too long.
+            IngeroError: The job hangs, or nothing more was compared for too long.
         """
         compared = [one.n_ops for one in judgement.verdicts] if judgement else []
         if len(compared) == self._n_ranks and min(compared) >= STEADY_OPS:
             return True
         if sum(compared) > self._n_ops:
             self._n_ops, self._moved_ns = sum(compared), now_ns
+        if hang and hang["roots"] and hang["standing_s"] >= HANG_S:
+            raise IngeroError(
+                "the job hangs before it ran evenly: " + "; ".join(map(_describe, hang["roots"])),
+                hint="it does so by itself: no fault was injected",
+            )
         if now_ns - self._moved_ns > self._timeout_s * NS_PER_S:
             so_far = f" more than {self._n_ops} operations" if self._n_ops else " the ranks"
             raise IngeroError(
@@ -52,3 +64,13 @@ class WarmUp:
                 hint="`ingero check` says what this machine can trace",
             )
         return False
+
+
+def _describe(root: Mapping[str, Any]) -> str:
+    """Who is missing, and what its agent saw it do."""
+    said = f"rank {root['rank']} never arrived ({root['cause']})"
+    diagnosis = root["diagnosis"]
+    if diagnosis is None:
+        return said
+    facts = [fact for cause in diagnosis["causes"] for fact in cause["evidence"]]
+    return ", ".join((said, diagnosis["summary"], *facts))
