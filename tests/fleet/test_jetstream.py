@@ -300,6 +300,61 @@ def test_what_was_said_is_not_said_again_and_what_ended_is_forgotten():
     asyncio.run(check())
 
 
+def test_a_fleet_that_ends_while_the_pipelines_take_nothing_leaves_the_report_to_the_next_judge():
+    async def check():
+        bucket, tried, was_tried = OneDocument(), [], asyncio.Event()
+        ledger, _ = await open_ledger(bucket)
+
+        def refuse(kind):
+            tried.append(kind)
+            was_tried.set()
+            return False
+
+        for kind in ("drag", "culprit"):
+            ledger.report({"rank 3": kind}, lambda kind=kind: refuse(kind))
+        running = asyncio.create_task(ledger.run(0.0))
+        await was_tried.wait()
+        running.cancel()
+        await ledger.settle(is_last=True)
+        assert tried == ["drag", "drag"]
+        assert (await open_ledger(bucket))[1] == {}
+
+    asyncio.run(check())
+
+
+def test_reports_about_one_thing_that_waited_together_leave_one_after_the_other():
+    """As where a full disk held the first one back until the next came: the end of a verdict was lost by that."""
+
+    async def check():
+        bucket, sent = OneDocument(), []
+        ledger, _ = await open_ledger(bucket)
+
+        def report(rank, kind):
+            def send():
+                told = decode_ledger(bucket.written[-1])
+                sent.append((rank, kind, told.said.get(rank), told.restore().get(rank)))
+                return True
+
+            ledger.report({rank: kind}, send)
+
+        for kind in ("drag", None, None, "culprit", "culprit"):
+            report("rank 3", kind)
+            report("rank 4", kind)
+        await ledger.settle()
+        for rank in ("rank 3", "rank 4"):
+            assert [one[1:] for one in sent if one[0] == rank] == [
+                ("drag", "drag", None),
+                (None, None, "drag"),
+                ("culprit", "culprit", None),
+            ]
+        assert decode_ledger(bucket.written[-1]).restore() == {
+            "rank 3": "culprit",
+            "rank 4": "culprit",
+        }
+
+    asyncio.run(check())
+
+
 def test_a_report_that_the_pipelines_do_not_take_is_sent_again_and_not_confirmed_before():
     async def check():
         bucket, tried = OneDocument(), []

@@ -81,7 +81,7 @@ class StreamJudge:
         for cluster in list(self._clusters.values()):
             cluster.end()
             if cluster.is_learned:
-                await cluster.ledger.settle()
+                await cluster.ledger.settle(is_last=True)
             await self._free(cluster.lease)
         self._clusters.clear()
 

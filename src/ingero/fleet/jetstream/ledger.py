@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -53,7 +54,8 @@ class LedgerOfCluster:
         self._key = LEDGER_KEY + token
         self._document = ClusterLedger()
         self._revision = 0
-        self._waiting: list[_Report] = []
+        self._waiting: deque[_Report] = deque()
+        self._unsent: deque[_Report] = deque()
         self._has_changed = asyncio.Event()
 
     @property
@@ -97,31 +99,49 @@ class LedgerOfCluster:
             if not self._waiting:
                 await asyncio.sleep(interval_s)
 
-    async def settle(self) -> None:
-        """Write down what waits, send it, and confirm that."""
+    async def settle(self, *, is_last: bool = False) -> None:
+        """Write down what waits, send it, and confirm that.
+
+        Reports about the same thing go one after the other: each is known or new by what the one before it said, and
+        another judge has to know which of them was sent last.
+
+        Args:
+            is_last: This Fleet ends: what the pipelines do not take at once stays unconfirmed for the next judge.
+        """
+        if not self._unsent and not self._waiting:
+            await self._write_until_done()
+        while self.is_open and (self._unsent or self._waiting):
+            if not self._unsent:
+                self._note_next()
+            if not await self._write_until_done():
+                return
+            while self._unsent:
+                if self._unsent[0].send():
+                    self._unsent.popleft()
+                    continue
+                if is_last:
+                    return
+                await asyncio.sleep(_RETRY_S)
+                if not await self._write_until_done():  # what is passed on meanwhile
+                    return
+            if self._document.pending:
+                self._document.pending = {}
+                await self._write_until_done()
+
+    def _note_next(self) -> None:
+        """Note the reports that come first and are about different things as unsent, but for those that are known."""
         document = self._document
-        reports = [one for one in self._waiting if not _is_known(one.said, document.said)]
-        self._waiting = []
-        pending: dict[str, str | None] = {}
-        for report in reports:
+        while self._waiting and document.pending.keys().isdisjoint(self._waiting[0].said):
+            report = self._waiting.popleft()
+            if _is_known(report.said, document.said):
+                continue
+            self._unsent.append(report)
             for about, says in report.said.items():
-                pending.setdefault(about, document.said.get(about))
-                document.said.pop(about, None)
+                document.pending[about] = document.said.pop(about, None)
                 if says is not None:
                     document.said[about] = says
         for about in list(document.said)[: max(0, len(document.said) - _MAX_SAID)]:
             del document.said[about]
-        document.pending = pending
-        if not await self._write_until_done():
-            return
-        for report in reports:
-            while not report.send():
-                await asyncio.sleep(_RETRY_S)
-                if not await self._write_until_done():  # what is passed on meanwhile
-                    return
-        if pending:
-            document.pending = {}
-            await self._write_until_done()
 
     async def _write_until_done(self) -> bool:
         """False when another Fleet has taken over."""
