@@ -39,15 +39,26 @@ def test_without_the_action_the_same_steps_took_what_the_twin_took_for_one(first
     assert found["off_by_percent"] == pytest.approx(100 * -40 / (4 * (210 - took_s)), abs=0.1)
 
 
-def test_without_the_fault_what_was_lost_is_the_time_beyond_the_twins(first):
-    twin = ActProgress(
-        runs=(run(0.9, 0, 190, 3) + run(0.12, 200, 1300, 180),)
-    )  # its first steps are others
+def test_without_the_fault_what_was_lost_is_the_time_beyond_the_twins_at_this_runs_pace(first):
+    twin = ActProgress(runs=(run(0.11, 0, 200, 3) + run(0.132, 210, 1300, 26.32),))
     found = measure_twin("without-fault", SETTINGS, first, twin)
     took_s = 55 + 101 * 1.1 - 20
-    assert found["step_ms"] == 120.0
+    assert (found["before_fault_ms"], found["twin_before_fault_ms"]) == (100.0, 110.0)
+    assert found["step_ms"] == 132.0  # a fifth longer than its own before
     assert found["lost_gpu_seconds"] == pytest.approx(4 * (took_s - 1100 * 0.12), abs=0.06)
+    assert found["lost_gpu_seconds_unscaled"] == pytest.approx(
+        4 * (took_s - 1100 * 0.132), abs=0.06
+    )
     assert found["estimated_gpu_seconds"] == pytest.approx(4 * (took_s - 1100 * 0.1), abs=0.06)
+    off = found["estimated_gpu_seconds"] - found["lost_gpu_seconds"]
+    assert found["off_by_percent"] == pytest.approx(100 * off / found["lost_gpu_seconds"], abs=0.1)
+
+
+def test_a_twin_that_shows_no_steps_before_the_fault_is_not_scaled(first):
+    twin = ActProgress(runs=(run(0.12, 200, 1300, 180),))
+    found = measure_twin("without-fault", SETTINGS, first, twin)
+    assert (found["lost_gpu_seconds"], found["off_by_percent"]) == (None, None)
+    assert found["lost_gpu_seconds_unscaled"] is not None
 
 
 def test_what_was_not_seen_is_null(first):

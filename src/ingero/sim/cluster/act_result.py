@@ -186,9 +186,9 @@ def build_act_result(settings: ActSettings, progress: ActProgress) -> dict[str, 
         "mode": settings.mode,
         "savings": None if savings is None else savings.as_json(),
         "step_ms": {
-            "before": _to_ms(steps.before),
-            "during": _to_ms(steps.during),
-            "after": _to_ms(steps.after),
+            "before": to_ms(steps.before),
+            "during": to_ms(steps.during),
+            "after": to_ms(steps.after),
         },
         "last_step": progress.last_step,
         "diagnosis": seen["diagnosis"],
@@ -212,5 +212,6 @@ def build_act_result(settings: ActSettings, progress: ActProgress) -> dict[str, 
     }
 
 
-def _to_ms(step_ns: float | None) -> float | None:
+def to_ms(step_ns: float | None) -> float | None:
+    """Milliseconds, as results show them."""
     return None if step_ns is None else round(step_ns / NS_PER_MS, 1)

@@ -8,12 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
-from ingero.sim.cluster.act_result import ActProgress, ActSettings, find_savings, find_step_times
+from ingero.sim.cluster.act_result import (
+    ActProgress,
+    ActSettings,
+    find_savings,
+    find_step_times,
+    to_ms,
+)
 from ingero.sim.cluster.savings import StepPoint, find_step_ns
-from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.units import NS_PER_S
 
 TwinKind = Literal["without-fault", "without-action"]
 TWINS: Final[tuple[TwinKind, ...]] = ("without-fault", "without-action")
+
+
+_NOWHERE: Final = StepPoint(0, 0)
 
 
 def measure_twin(
@@ -37,21 +46,37 @@ def _measure_saved(settings: ActSettings, first: ActProgress, twin: ActProgress)
 
 
 def _measure_lost(settings: ActSettings, first: ActProgress, twin: ActProgress) -> dict[str, Any]:
-    """What the steps since the fault took, less what they take where there is none; estimated by those before it."""
+    """What the steps since the fault took, less what they take where there is none; estimated by those before it.
+
+    Two runs of one job differ in their pace by some per cent, from the first step on. That is not the fault's doing.
+    The steps before the fault, which both runs have, show how large that is, and the twin's later steps are scaled
+    by it (a difference in differences). ``lost_gpu_seconds_unscaled`` is without that.
+    """
     fault_ns = first.moments.get("fault")
     runs = [run for run in first.runs if run]
     known = [one for one in runs[0] if one.at_ns <= fault_ns] if runs and fault_ns else []
-    if not known:
-        return {"lost_gpu_seconds": None} | _compare(None, None, None)
-    begin, end = known[-1], runs[-1][-1]
-    step_ns = _find_pace(twin.runs[0] if twin.runs else (), begin.step, end.step)
-    before_ns = find_step_times(first).before
-    n_ranks, n_steps = settings.up.n_ranks, end.step - begin.step
-    measured, estimated = (
-        None if ns is None else n_ranks * (end.at_ns - begin.at_ns - n_steps * ns) / NS_PER_S
-        for ns in (step_ns, before_ns)
+    begin, end = (known[-1], runs[-1][-1]) if known else (_NOWHERE, _NOWHERE)
+    steps = twin.runs[0] if twin.runs and known else ()
+    twin_ns = _find_pace(steps, begin.step, end.step)
+    twin_before_ns = _find_pace(steps, known[0].step if known else 0, begin.step)
+    before_ns = find_step_ns(known)
+    scaled_ns = None
+    if twin_ns and twin_before_ns and before_ns:
+        scaled_ns = twin_ns * before_ns / twin_before_ns
+    unscaled, measured, estimated = (
+        None
+        if ns is None
+        else settings.up.n_ranks
+        * (end.at_ns - begin.at_ns - (end.step - begin.step) * ns)
+        / NS_PER_S
+        for ns in (twin_ns, scaled_ns, before_ns)
     )
-    return {"lost_gpu_seconds": _round(measured)} | _compare(step_ns, measured, estimated)
+    return {
+        "lost_gpu_seconds": _round(measured),
+        "lost_gpu_seconds_unscaled": _round(unscaled),
+        "before_fault_ms": to_ms(before_ns),
+        "twin_before_fault_ms": to_ms(twin_before_ns),
+    } | _compare(twin_ns, measured, estimated)
 
 
 def _find_pace(points: Sequence[StepPoint], first: int, last: int) -> float | None:
@@ -63,7 +88,7 @@ def _compare(
     step_ns: float | None, measured: float | None, estimated: float | None
 ) -> dict[str, Any]:
     return {
-        "step_ms": None if step_ns is None else round(step_ns / NS_PER_MS, 1),
+        "step_ms": to_ms(step_ns),
         "estimated_gpu_seconds": _round(estimated),
         "off_by_percent": find_off_by(estimated, measured),
     }
