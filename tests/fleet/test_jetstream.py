@@ -10,11 +10,13 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from click.testing import CliRunner
 from tests.e2e.agents import Agents, event, health, told
+from tests.fleet.processors.collectives.test_collectives_processor import job
 from tests.support.collector import open_collector
 
 from ingero.cli.programs.fleet import cli
 from ingero.errors import BadDataError, UnsupportedError
 from ingero.fleet.jetstream import messages
+from ingero.fleet.jetstream.clock import StreamClock
 from ingero.fleet.jetstream.config import NatsConfig
 from ingero.fleet.jetstream.connection import NatsConnection, OvertakenError, StoredDocument
 from ingero.fleet.jetstream.ledger import LEDGER_KEY, LedgerOfCluster
@@ -30,13 +32,16 @@ from ingero.fleet.jetstream.messages import (
     encode_push,
 )
 from ingero.fleet.workers.messages import RelayedPush
-from ingero.otlp.codec import iter_log_rows, iter_points
+from ingero.otlp.codec import encode_json, iter_log_rows, iter_points
 from ingero.otlp.names import Signal
 from ingero.sim.local_nats import LocalNats, find_nats_server
 from ingero.telemetry.clock import SystemClock
 from ingero.telemetry.limited import RateLimitedLog
+from ingero.testing.clock import ManualClock
 from ingero.testing.fleet import build_fleet_config, run_fleet
 from ingero.testing.waiting import wait_until
+from ingero.units import NS_PER_S
+from ingero.wire.collectives import build_collectives
 
 NODES = [f"n{at}" for at in range(5)]
 STORED = "ingero_fleet_stream_pushes_total"
@@ -200,6 +205,69 @@ def test_a_push_of_several_clusters_is_judged_under_each_of_them(tmp_path):
         assert agents.own("ingero_fleet_scores_total") == 2, "each node under its own cluster alone"
 
 
+@pytest.mark.parametrize("step_s", [-7200, 7200])
+def test_a_receiver_whose_clock_steps_takes_nothing_from_what_its_judge_knows(tmp_path, step_s):
+    nats = LocalNats(tmp_path)
+    with ExitStack() as stack:
+        stack.enter_context(nats.run())
+        config = config_of(nats)
+        config["processors"]["nccl"]["judge_interval"] = "100ms"
+        agents = stack.enter_context(running(config))
+
+        def list_culprits():
+            clusters = agents.admin("verdicts", cluster_id="c").get("clusters", [])
+            verdicts = [one for cluster in clusters for one in cluster["verdicts"]]
+            return [one["rank"]["rank"] for one in verdicts if one["verdict"] == "culprit"]
+
+        def append(runs, received_wall_ns):
+            body = encode_json(build_collectives(runs, SystemClock().wall_ns()))
+            pushed = build_push(body, "c", received_wall_ns, signal="logs")
+            asyncio.run(append_one(nats, pushed))
+
+        append(job(slow=3), SystemClock().wall_ns())
+        wait_until(lambda: list_culprits() == [3])
+        append(job(n_ranks=2, comm="00000000000000bb"), SystemClock().wall_ns() + step_s * NS_PER_S)
+        wait_until(lambda: agents.own(JUDGED, outcome="live") == 2)
+        rounds = agents.own("ingero_fleet_nccl_judge_duration_seconds_count")
+        wait_until(
+            lambda: agents.own("ingero_fleet_nccl_judge_duration_seconds_count") >= rounds + 3
+        )
+        assert list_culprits() == [3]
+        assert not agents.own("ingero_fleet_nccl_evicted_total", what="cluster")
+
+
+async def append_one(nats, pushed):
+    connection = NatsConnection(NatsConfig(servers=(nats.url,)), SystemClock())
+    connection.open()
+    try:
+        await connection.wait()
+        await connection.append(build_token(pushed.cluster_id), encode_push(pushed))
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize(
+    ("stored_s", "is_live", "dated_s"),
+    [
+        (50, False, 50),
+        (50, True, 100),  # the server's clock is behind
+        (95, True, 95),  # this Fleet is behind
+        (130, True, 100),
+        (130, False, 100),  # the server's clock is ahead
+        (30, False, 40),  # and no push is before the one before it
+    ],
+)
+def test_a_push_is_dated_by_the_servers_clock_as_far_as_it_can_be_true(stored_s, is_live, dated_s):
+    clock = ManualClock(100 * NS_PER_S)
+    offset_ns = clock.wall_ns() - clock.mono_ns()
+    dating = StreamClock(clock)
+    at_ns = dating.date(offset_ns + stored_s * NS_PER_S, 40 * NS_PER_S, is_live=is_live)
+    assert at_ns == dated_s * NS_PER_S
+    with dating.at(at_ns):
+        assert (dating.mono_ns(), dating.wall_ns()) == (at_ns, offset_ns + at_ns)
+    assert (dating.mono_ns(), dating.wall_ns()) == (clock.mono_ns(), clock.wall_ns())
+
+
 def test_what_cannot_be_read_is_refused_before_it_is_stored(tmp_path):
     nats = LocalNats(tmp_path)
     with nats.run(), running(config_of(nats)) as agents:
@@ -207,9 +275,9 @@ def test_what_cannot_be_read_is_refused_before_it_is_stored(tmp_path):
         assert agents.own(STORED, outcome="stored") in {None, 0}
 
 
-def build_push(body=b"{}"):
-    relayed = RelayedPush(0, 1, "metrics", "application/json", "", "", None, body)
-    return LoggedPush("east", False, 7, relayed)
+def build_push(body=b"{}", cluster="east", received_wall_ns=7, signal="metrics"):
+    relayed = RelayedPush(0, 0, signal, "application/json", "", "", None, body)
+    return LoggedPush(cluster, False, received_wall_ns, relayed)
 
 
 @pytest.mark.parametrize("body", [b"{}", b"x" * 100_000])

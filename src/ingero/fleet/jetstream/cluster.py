@@ -222,7 +222,8 @@ class StreamCluster:
                 learner.begin_replay(logged.cluster_id)
         await reader.catch_up(logged.cluster_id)
         is_replay = not reader.is_judging or message.seq <= self.ledger.passed_seq
-        answer, node_id, cohort = await reader.take(endpoint, logged, is_replay=is_replay)
+        at_ns = reader.date(message)
+        answer, node_id, cohort = await reader.take(endpoint, logged, at_ns, is_replay=is_replay)
         if reader.is_judging:
             self.ledger.note_passed(message.seq)
         self._publisher.note(answer, node_id, cohort)
@@ -236,6 +237,7 @@ class _StreamReader:
         self.n_applied = 0
         self._context = context
         self._applied_seq = 0
+        self._dated_ns = 0
         self._allowed_seq: float = 0
         self._last_seq = 0
         self._began_ns: int | None = None
@@ -286,13 +288,19 @@ class _StreamReader:
         while any(learner.is_behind(cluster_id) for learner in learners):  # noqa: ASYNC110 -- on another thread
             await asyncio.sleep(_BEHIND_S)
 
+    def date(self, message: StoredMessage) -> int:
+        """When a push was stored, on the monotonic clock."""
+        clock, is_live = self._context.clock, self.is_judging and message.seq > self._last_seq
+        self._dated_ns = clock.date(message.stored_wall_ns, self._dated_ns, is_live=is_live)
+        return self._dated_ns
+
     async def take(
-        self, endpoint: StreamEndpoint, logged: LoggedPush, *, is_replay: bool
+        self, endpoint: StreamEndpoint, logged: LoggedPush, at_ns: int, *, is_replay: bool
     ) -> tuple[RelayedAnswer, str, str]:
         """Apply a push, however long the pipelines want to wait: it was acknowledged."""
         log = self._context.connection.log
         while True:
-            with self._context.clock.at(logged.received_wall_ns):
+            with self._context.clock.at(at_ns):
                 try:
                     taken = endpoint.apply_logged(logged, is_replay=is_replay)
                 except RetryableError as error:

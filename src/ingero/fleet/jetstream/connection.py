@@ -10,6 +10,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 import nats
@@ -33,9 +34,10 @@ from ingero.fleet.jetstream.config import NatsConfig
 from ingero.serving.tls import build_client_context
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.limited import RateLimitedLog
-from ingero.units import NS_PER_S
+from ingero.units import NS_PER_S, NS_PER_US
 
 _RETRY_S: Final = 0.5
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _IDLE_S: Final = 2.0
 """A reader that got nothing for this long asks whether its consumer still exists."""
 _WRONG_LAST: Final = frozenset({10071, 10164})
@@ -67,11 +69,13 @@ class StoredMessage(NamedTuple):
         subject: Its subject.
         data: Its bytes.
         seq: Its number in the stream.
+        stored_wall_ns: When the server stored it, by the server's clock.
     """
 
     subject: str
     data: bytes
     seq: int
+    stored_wall_ns: int
 
 
 class NatsConnection:
@@ -217,7 +221,7 @@ class NatsConnection:
                 n_read += 1
                 if place[1] != n_read:
                     return
-                yield StoredMessage(message.subject, message.data, place[0])
+                yield StoredMessage(message.subject, message.data, place[0], _read_time(message))
         finally:
             with suppress(NatsError, TimeoutError, OSError):
                 await subscription.unsubscribe()
@@ -295,6 +299,12 @@ def _read_place(message: Msg) -> tuple[int, int]:
     """Number of a message in its stream, and among those of its consumer."""
     place = message.metadata.sequence
     return place.stream, place.consumer
+
+
+def _read_time(message: Msg) -> int:
+    """When the server stored a message, Unix nanoseconds, to the microsecond."""
+    since = message.metadata.timestamp - _EPOCH
+    return (since.days * 86_400 + since.seconds) * NS_PER_S + since.microseconds * NS_PER_US
 
 
 @contextmanager

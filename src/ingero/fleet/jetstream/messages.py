@@ -33,7 +33,7 @@ class LoggedPush(msgspec.Struct, array_like=True):
     Attributes:
         cluster_id: Whose.
         is_shared: Its body has other clusters' resources too, which the stream has under their own.
-        received_wall_ns: When its receiver had the whole body.
+        received_wall_ns: When its receiver had the whole body, by its own clock; judges go by the stream's.
         push: The push; its number is 0.
     """
 
