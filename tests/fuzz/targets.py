@@ -23,7 +23,7 @@ import zstandard
 from tests.fuzz.grpc_connection import list_grpc
 from tests.fuzz.harness import Target
 from tests.wire.test_collectives import EXAMPLE, run_of
-from tests.wire.test_diagnosis import DIAGNOSIS, REQUEST
+from tests.wire.test_diagnosis import DIAGNOSIS, PEER_WORK, REQUEST
 from tests.wire.test_events import COST, EPISODE, HANG, NOW_NS, VERDICT
 from tests.wire.test_progress import ALL as STANDINGS
 
@@ -60,6 +60,7 @@ from ingero.fleet.jetstream.messages import (
     encode_push,
 )
 from ingero.fleet.workers.messages import RelayedPush
+from ingero.model.diagnosis import Subject
 from ingero.otlp.codec import decode_export, encode_json, encode_protobuf, iter_log_rows
 from ingero.otlp.codec.points import iter_points, read_log_entries
 from ingero.otlp.names import ContentType, Signal
@@ -81,6 +82,7 @@ from ingero.wire.diagnosis import (
 from ingero.wire.episodes import build_episode_records, is_episode, read_episode
 from ingero.wire.flight_recorder.job import read_job
 from ingero.wire.hangs import HANG_EVENT, build_hang_records, read_hang
+from ingero.wire.peer_work import WORK_EVENT, build_peer_work, build_peer_work_read
 from ingero.wire.progress import build_progress, read_progress
 from ingero.wire.push import ResourceCache, read_push
 from ingero.wire.uds import decode_message
@@ -127,7 +129,9 @@ def _take_logs(content_type: str) -> Callable[[bytes], object]:
         _ = export.n_items
         runs = read_collectives(export).runs
         read_progress(export)
-        read_log_entries(export, {DIAGNOSIS_EVENT: build_diagnosis_read()})
+        read_log_entries(
+            export, {DIAGNOSIS_EVENT: build_diagnosis_read(), WORK_EVENT: build_peer_work_read()}
+        )
         for row in iter_log_rows(export):
             readers = [read for is_one, read in _READERS if is_one(row.event_name)]
             for read in readers + [read_hang] * (row.event_name == HANG_EVENT):
@@ -174,7 +178,7 @@ def _list_otlp() -> list[Target]:
     ]
     logs = [
         build_collectives([run_of(EXAMPLE)], NOW_NS, late_ns=5), build_progress(STANDINGS, NOW_NS),
-        build_diagnosis(DIAGNOSIS, NOW_NS), build_verdict_records("c", [VERDICT], NOW_NS),
+        build_diagnosis(DIAGNOSIS, NOW_NS), build_peer_work(PEER_WORK, NOW_NS), build_verdict_records("c", [VERDICT], NOW_NS),
         build_cost_records("c", [COST], NOW_NS), build_episode_records({"c": [EPISODE]}),
         build_hang_records("c", [HANG], NOW_NS),
     ]  # fmt: skip
@@ -351,7 +355,7 @@ def _list_lines() -> list[Target]:
         Target("socket-line", lines, decode_message, (BadDataError,)),
         Target("sink-line", lines, _take_sink_line(), ()),
         Target("collective-batch", (pack_ops(EXAMPLE), pack_ops(np.repeat(EXAMPLE, 30))), unpack_ops, (BadDataError,)),
-        Target("diagnosis-request", (write_request(REQUEST).encode(), write_request(replace(REQUEST, excess_share=0.0, is_hang=True)).encode()), lambda body: parse_request(body.decode("latin-1")), (BadDataError,)),
+        Target("diagnosis-request", (write_request(REQUEST).encode(), write_request(replace(REQUEST, excess_share=0.0, about=Subject.HANG)).encode(), write_request(replace(REQUEST, peers=(1, 3), peers_work=PEER_WORK.rates)).encode()), lambda body: parse_request(body.decode("latin-1")), (BadDataError,)),
         Target("engine-metrics", (text,), lambda body: [read_page(body.decode("utf-8", "replace"), one) for one in (VLLM, SGLANG)], (BadDataError,)),
         Target("bearers-file", (acl,), lambda body: parse_acl(body.decode("utf-8", "replace"), "file"), (ConfigError,)),
         Target("fleet-config", ((REPOSITORY / "src/ingero/fleet/fleet-config.yaml").read_bytes(), (REPOSITORY / "deploy/containers/fleet.yaml").read_bytes()), _take_fleet_config, (ConfigError,)),

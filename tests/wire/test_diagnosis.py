@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero.model.collectives import Rank
-from ingero.model.diagnosis import DiagnosedCause, Diagnosis, DiagnosisRequest
+from ingero.model.counters import WorkRates
+from ingero.model.diagnosis import DiagnosedCause, Diagnosis, DiagnosisRequest, PeerWork, Subject
 from ingero.model.incidents import RuledOut
 from ingero.otlp.codec import (
     decode_export,
@@ -27,6 +28,7 @@ from ingero.wire.diagnosis import (
     parse_request,
     write_request,
 )
+from ingero.wire.peer_work import WORK_EVENT, build_peer_work, build_peer_work_read, write_rates
 
 REQUEST = DiagnosisRequest("00112233445566ff", 2, "job \r\n7", 0.25, 1_790_000_000_000_000_123)
 DIAGNOSIS = Diagnosis(
@@ -38,6 +40,13 @@ DIAGNOSIS = Diagnosis(
     n_ops=321,
     ruled_out=(RuledOut("page faults", 0.0, "none"),),
     todo=("raise it",),
+)
+PEER_WORK = PeerWork(
+    REQUEST.id,
+    Rank("c", "m", 3, job="7"),
+    WorkRates(
+        50, 20e6, 12e6, 5e6, 7e6, 6e6, 0.5, {"others in its cgroup": 0.25}, 2, 5, is_of_peers=True
+    ),
 )
 
 
@@ -57,8 +66,23 @@ def test_question_comes_back_from_its_header_whatever_the_job_is_called(job, ran
     assert parse_request(text) == request
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"peers": (1, 3)},
+        {"is_work_asked": True},
+        {"peers_work": PEER_WORK.rates},
+        {"peers_work": replace(PEER_WORK.rates, n_processors=None, others={})},
+        {"about": Subject.WORK, "excess_share": 0.0, "since_ns": 0},
+    ],
+)
+def test_question_comes_back_with_what_it_tells_of_peers(more):
+    request = replace(REQUEST, **more)
+    assert parse_request(write_request(request)) == request
+
+
 def test_question_about_a_hang_comes_back_and_older_agents_cannot_read_it():
-    request = replace(REQUEST, excess_share=0.0, is_hang=True)
+    request = replace(REQUEST, excess_share=0.0, about=Subject.HANG)
     text = write_request(request)
     assert parse_request(text) == request
     without = text.replace("&about=hang", "")
@@ -70,7 +94,7 @@ def test_question_about_a_hang_comes_back_and_older_agents_cannot_read_it():
     "text",
     [
         None,
-        write_request(replace(REQUEST, is_hang=True)),
+        write_request(replace(REQUEST, about=Subject.HANG)),
         write_request(replace(REQUEST, excess_share=0.0)),
         "",
         "id=12&rank=2&job=&excess=0.5&since_ns=1",
@@ -82,6 +106,16 @@ def test_question_about_a_hang_comes_back_and_older_agents_cannot_read_it():
         write_request(REQUEST) + "&a=" + "x" * 1024,
         "&".join(f"a{n}=1" for n in range(99)),
         write_request(replace(REQUEST, job="x" * 257)),
+        write_request(REQUEST) + "&about=more",
+        write_request(replace(REQUEST, about=Subject.WORK)),
+        write_request(REQUEST) + "&peers=1,-2",
+        write_request(REQUEST) + "&peers=" + ",".join("123456789"),
+        write_request(REQUEST) + "&peers_work=1,2,3",
+        write_request(REQUEST) + "&peers_work=50,nan,1,1,1,1,,0,2,0",
+        write_request(REQUEST) + "&peers_work=50,1,1,1,1,1,0,0,2,0",
+        write_request(REQUEST) + "&peers_work=0,1,1,1,1,1,,0,2,0",
+        write_request(REQUEST) + "&peers_work=50,1,1,-1,1,1,,0,2,0",
+        write_request(REQUEST) + "&peers_work=50,1,1,1,1,1,,0,2,21",
     ],
 )
 def test_question_that_cannot_be_bounded_is_none(text):
@@ -149,3 +183,40 @@ def test_the_record_says_where_the_worker_runs_as_its_other_records_do():
     (resource,) = [entry.resource for entry in export.tree.resource_logs]
     told = {item.key: item.value.string_value for item in resource.attributes}
     assert told.items() >= set(place)
+
+
+@pytest.mark.parametrize("content_type", [ContentType.PROTOBUF, ContentType.JSON])
+@pytest.mark.parametrize("answer", [PEER_WORK, replace(PEER_WORK, rank=Rank("c", "m", -1))])
+def test_answer_about_work_comes_back_as_it_was_built(answer, content_type):
+    export = build_peer_work(answer, 5)
+    data = encode_protobuf(export) if content_type is ContentType.PROTOBUF else encode_json(export)
+    found = build_peer_work_read()
+    read_log_entries(decode_export(data, Signal.LOGS, content_type), {WORK_EVENT: found})
+    assert (found.found, found.n_refused) == ([answer], 0)
+    (row,) = iter_log_rows(export)
+    assert row.body == "an operation: 5 ms on a processor, 7 ms ready to run and not running"
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        replace(PEER_WORK, id="short"),
+        replace(PEER_WORK, rank=Rank("c", "", 3)),
+        replace(PEER_WORK, rank=Rank("c", "m", 1 << 25)),
+        replace(PEER_WORK, rates=replace(PEER_WORK.rates, n_ops=0)),
+        replace(PEER_WORK, rates=replace(PEER_WORK.rates, computing_ns=-1e6)),
+    ],
+)
+def test_answer_about_work_that_makes_no_sense_is_refused_and_counted(forged):
+    found = build_peer_work_read()
+    read_log_entries(build_peer_work(forged, 5), {WORK_EVENT: found})
+    assert (found.found, found.n_refused) == ([], 1)
+    assert found.first_problem
+
+
+def test_a_question_with_all_that_it_may_tell_fits_its_header():
+    longest = replace(
+        REQUEST, job="x" * 256, peers=(1 << 23,) * 8, peers_work=PEER_WORK.rates, rank=1 << 23
+    )
+    assert parse_request(write_request(longest)) == longest
+    assert len(write_rates(PEER_WORK.rates)) < 80

@@ -72,6 +72,41 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkRates:
+    """What a process did for one operation, on average.
+
+    Of the same process at another time, or of its peers, it is what the process is compared with.
+
+    Attributes:
+        n_ops: Operations that these are the average of.
+        period_ns: From one to the next.
+        own_ns: Own time before one.
+        computing_ns: On a processor, of the thread that wanted one longest: its own, or that of a child process.
+        ready_ns: Ready to run and not running, of the same thread.
+        throttled_ns: Held back by the quota.
+        n_processors: The quota; None without one.
+        others: Processors that others of the quota use, by name; of several peers under one name.
+        n_processors_allowed: Processors that it may run on.
+        nice: Of the main thread.
+        child_pid: The child process of which computing and ready are; 0 for the process itself.
+        is_of_peers: Whether these are its peers', and not its own.
+    """
+
+    n_ops: int
+    period_ns: float
+    own_ns: float
+    computing_ns: float
+    ready_ns: float
+    throttled_ns: float = 0.0
+    n_processors: float | None = None
+    others: Mapping[str, float] = field(default_factory=dict)
+    n_processors_allowed: int = 0
+    nice: int = 0
+    child_pid: int = 0
+    is_of_peers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class CodeLines:
     """Which lines of a program its first thread was at, in many looks.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ingero.model.collectives import Rank
+from ingero.model.counters import WorkRates
 from ingero.model.incidents import RuledOut
 
 
@@ -32,6 +33,17 @@ class CauseKind(StrEnum):
     """None of the above takes enough of the time."""
 
 
+class Subject(StrEnum):
+    """What is asked of a worker's agent."""
+
+    SLOW = ""
+    """Why it is slower than its peers."""
+    HANG = "hang"
+    """What it does while others wait for it and it enters no operation."""
+    WORK = "work"
+    """What an operation takes it: another one, of which the episode is, is compared with it."""
+
+
 @dataclass(frozen=True, slots=True)
 class DiagnosisRequest:
     """What Fleet asks the agent of a worker's node.
@@ -40,9 +52,12 @@ class DiagnosisRequest:
         id: The verdict's episode, 16 lower-case hexadecimal digits.
         rank: Global rank of the worker.
         job: Its job, where ranks of several have the same numbers; otherwise empty.
-        excess_share: The part of its own time since onset that is above its median peer's, 0 to 1.
-        since_ns: When it became slow, by the worker's own wall clock; 0 for a hang.
-        is_hang: Whether others wait for it and it enters no operation; there is no excess then.
+        excess_share: The part of its own time since onset above its median peer's, 0 to 1; 0 for other subjects.
+        since_ns: When it became slow, by the worker's own wall clock; 0 for other subjects.
+        about: What is asked.
+        peers: Ranks of the same node and job that do the same and are not slow: its agent knows their work itself.
+        peers_work: What an operation takes its peers on other nodes, the median; None where that is not known.
+        is_work_asked: Whether it may become known soon, because these are asked.
     """
 
     id: str
@@ -50,7 +65,25 @@ class DiagnosisRequest:
     job: str
     excess_share: float
     since_ns: int
-    is_hang: bool = False
+    about: Subject = Subject.SLOW
+    peers: tuple[int, ...] = ()
+    peers_work: WorkRates | None = None
+    is_work_asked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PeerWork:
+    """The answer to a question about a worker's work.
+
+    Attributes:
+        id: That of the question.
+        rank: The worker.
+        rates: What an operation takes it.
+    """
+
+    id: str
+    rank: Rank
+    rates: WorkRates
 
 
 @dataclass(frozen=True, slots=True)

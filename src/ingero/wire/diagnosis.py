@@ -17,12 +17,14 @@ from ingero.model.diagnosis import (
     DiagnosedCause,
     Diagnosis,
     DiagnosisRequest,
+    Subject,
     describe_diagnosis,
 )
 from ingero.model.incidents import RuledOut
 from ingero.otlp.codec import Export, build_logs, structs
 from ingero.wire.log_records import LogSeverity, RecordsRead, build_record
 from ingero.wire.names import MAX_ID_LENGTH, Attribute, Scope
+from ingero.wire.peer_work import parse_rates, write_rates
 from ingero.wire.typed import read_large, read_number, read_small, read_text, read_texts
 
 DIAGNOSIS_EVENT: Final = "ingero.diagnosis"
@@ -46,7 +48,8 @@ _EPISODE_ID: Final = re.compile(r"[0-9a-f]{16}")
 _KIND: Final = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _MAX_RANK: Final = 1 << 24
 _MAX_NS: Final = 1 << 62
-_HANG: Final = "hang"
+MAX_PEERS: Final = 8
+"""Peers of a question; with more it is no question of ours."""
 _FIELDS: Final = frozenset({"id", "rank", "job", "excess", "since_ns"})
 
 
@@ -59,8 +62,14 @@ def write_request(request: DiagnosisRequest) -> str:
         "excess": f"{request.excess_share:.4f}",
         "since_ns": request.since_ns,
     }
-    if request.is_hang:
-        fields["about"] = _HANG
+    if request.about:
+        fields["about"] = request.about.value
+    if request.peers:
+        fields["peers"] = ",".join(map(str, request.peers))
+    if request.peers_work is not None:
+        fields["peers_work"] = write_rates(request.peers_work)
+    elif request.is_work_asked:
+        fields["peers_work"] = ""
     return urlencode(fields, errors="replace")
 
 
@@ -80,15 +89,21 @@ def parse_request(text: str | None) -> DiagnosisRequest | None:
         return None
     try:
         rank, since_ns, excess = int(one["rank"]), int(one["since_ns"]), float(one["excess"])
+        about = Subject(one.get("about", ""))
+        peers = tuple(int(text) for text in one.get("peers", "").split(",") if text)
+        peers_work = parse_rates(one["peers_work"]) if one.get("peers_work") else None
     except ValueError:
         return None
-    # An agent that knows no hangs cannot read a question without an excess, and leaves it alone.
-    is_hang = one.get("about") == _HANG
-    is_excess = excess == 0.0 if is_hang else 0.0 < excess <= 1.0
+    # An agent that does not know a subject cannot read a question without an excess, and leaves it alone.
+    is_excess = 0.0 < excess <= 1.0 if about is Subject.SLOW else excess == 0.0
     is_bounded = -1 <= rank < _MAX_RANK and 0 <= since_ns < _MAX_NS and is_excess
-    if not is_bounded or len(one["job"]) > MAX_ID_LENGTH:
+    are_bounded = len(peers) <= MAX_PEERS and all(0 <= peer < _MAX_RANK for peer in peers)
+    if not is_bounded or not are_bounded or len(one["job"]) > MAX_ID_LENGTH:
         return None
-    return DiagnosisRequest(one["id"], rank, one["job"], excess, since_ns, is_hang)
+    return DiagnosisRequest(
+        one["id"], rank, one["job"], excess, since_ns, about, peers, peers_work,
+        is_work_asked=one.get("peers_work") == "",
+    )  # fmt: skip
 
 
 def build_diagnosis(diagnosis: Diagnosis, wall_ns: int) -> Export:

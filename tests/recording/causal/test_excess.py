@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from ingero.model.counters import CodeLines, OffCpuTimes, ProcessCounters, Quota, Work
 from ingero.recording.causal.excess import (
-    MIN_OPS,
+    can_be_compared,
     find_excess_causes,
     find_fall,
     find_hang_causes,
     find_rise,
 )
+from ingero.recording.causal.work_rates import MIN_OPS, find_median, find_rates
 from ingero.units import NS_PER_MS, NS_PER_S
 
 MAIN = 7
@@ -41,6 +42,11 @@ def work(n_ops, own_ms, *, run_ms=5.0, ready_ms=0.0, held_ms=0.0, quota=None, ho
     return Work(reading(0, 0), reading(span_ns, n_ops), n_ops, round(n_ops * own_ms * NS_PER_MS))
 
 
+def explain(excess_share, after, before, seen, lines=None):
+    reference = None if before is None else find_rates(before)
+    return find_excess_causes(excess_share, after, reference, seen, lines)
+
+
 def named(found):
     return [(cause.kind, cause.share) for cause in found.causes]
 
@@ -50,7 +56,7 @@ BEFORE = {"n_ops": 400, "own_ms": 10, "run_ms": 5, "ready_ms": 5, "held_ms": 5, 
 
 def test_smaller_quota_is_named_with_the_whole_excess():
     after = work(100, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25)
-    found = find_excess_causes(0.5, after, work(**BEFORE), None)
+    found = explain(0.5, after, work(**BEFORE), None)
     assert named(found) == [("cpu-quota", 1.0)]
     assert found.excess_ns == 1000 * NS_PER_MS
     assert "its cgroup may use 0.25 processors, 0.5 before" in found.causes[0].evidence
@@ -63,14 +69,14 @@ def test_smaller_quota_is_named_with_the_whole_excess():
 
 def test_throttling_that_was_there_before_explains_nothing():
     after = work(100, 20, run_ms=5, ready_ms=5, held_ms=5, quota=0.5)
-    found = find_excess_causes(0.5, after, work(**BEFORE), OffCpuTimes(50))
+    found = explain(0.5, after, work(**BEFORE), OffCpuTimes(50))
     assert named(found) == [("unexplained", 1.0)]
     assert len(found.ruled_out) == 7
 
 
 def test_quota_that_a_neighbour_uses_up_is_contention_and_names_the_neighbour():
     after = work(100, 20, run_ms=5, ready_ms=15, held_ms=12, quota=0.5, hog=0.4)
-    found = find_excess_causes(0.5, after, work(**BEFORE), None)
+    found = explain(0.5, after, work(**BEFORE), None)
     assert named(found) == [("cpu-contention", 1.0)]
     assert found.causes[0].name == "preempted by stress"
     assert f"{HOG} uses 0.4 of 0.5 processors" in found.causes[0].evidence
@@ -78,7 +84,7 @@ def test_quota_that_a_neighbour_uses_up_is_contention_and_names_the_neighbour():
 
 def test_smaller_quota_and_a_neighbour_share_the_throttled_time():
     after = work(100, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.3, hog=0.1)
-    found = find_excess_causes(0.5, after, work(**BEFORE), None)
+    found = explain(0.5, after, work(**BEFORE), None)
     assert named(found) == [
         ("cpu-quota", pytest.approx(2 / 3, abs=0.001)),
         ("cpu-contention", pytest.approx(1 / 3, abs=0.001)),
@@ -88,7 +94,7 @@ def test_smaller_quota_and_a_neighbour_share_the_throttled_time():
 def test_run_queue_without_a_quota_names_who_had_the_processor():
     after = work(100, 20, ready_ms=10)
     seen = OffCpuTimes(50, by_others_ns={"stress": 9 * NS_PER_S, "kworker/0": NS_PER_S})
-    found = find_excess_causes(0.5, after, work(400, 10), seen)
+    found = explain(0.5, after, work(400, 10), seen)
     assert named(found) == [("cpu-contention", 1.0)]
     assert found.causes[0].name == "preempted by stress, kworker/0"
 
@@ -96,7 +102,7 @@ def test_run_queue_without_a_quota_names_who_had_the_processor():
 def test_stops_are_scaled_from_what_was_watched_to_all_since_onset():
     after = work(100, 20)
     seen = OffCpuTimes(n_ops=50, stopped_ns=400 * NS_PER_MS)
-    found = find_excess_causes(0.5, after, work(400, 10), seen)
+    found = explain(0.5, after, work(400, 10), seen)
     assert named(found) == [("stopped", 0.8), ("unexplained", 0.2)]
     assert found.causes[0].evidence == ("8 ms an operation, of 50 that were watched",)
 
@@ -104,19 +110,17 @@ def test_stops_are_scaled_from_what_was_watched_to_all_since_onset():
 def test_stops_are_named_without_a_reading_from_before_and_counters_are_not():
     after = work(100, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25)
     seen = OffCpuTimes(n_ops=50, stopped_ns=150 * NS_PER_MS)
-    found = find_excess_causes(0.5, after, None, seen)
+    found = explain(0.5, after, None, seen)
     assert named(found) == [("stopped", 0.3), ("unexplained", 0.7)]
-    assert found.causes[1].evidence == ("no reading from before it was slow",)
+    assert found.causes[1].evidence == ("no reading from before it was slow, and none of a peer",)
 
 
 def test_waits_for_a_disk_get_only_what_the_others_leave():
     after = work(100, 20, run_ms=12)
     seen = OffCpuTimes(n_ops=50, io_ns=500 * NS_PER_MS)
-    found = find_excess_causes(0.5, after, work(400, 10), seen)
+    found = explain(0.5, after, work(400, 10), seen)
     assert named(found) == [("more-computing", 0.7), ("blocked-io", 0.3)]
-    assert named(find_excess_causes(0.5, work(100, 20), work(400, 10), seen)) == [
-        ("blocked-io", 1.0)
-    ]
+    assert named(explain(0.5, work(100, 20), work(400, 10), seen)) == [("blocked-io", 1.0)]
 
 
 def test_a_quota_that_holds_back_a_worker_is_named_where_the_process_itself_sleeps():
@@ -127,14 +131,14 @@ def test_a_quota_that_holds_back_a_worker_is_named_where_the_process_itself_slee
         return replace(one, first=replace(one.first, threads={MAIN: (0, 0)}), last=last)
 
     after = loads(work(100, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25), 31)
-    (cause,) = find_excess_causes(0.5, after, loads(work(**BEFORE), 30), None).causes
+    (cause,) = explain(0.5, after, loads(work(**BEFORE), 30), None).causes
     assert (cause.kind, cause.share) == ("cpu-quota", 1.0)
     assert cause.evidence[1] == "in its child process 31"
 
 
 def test_a_wait_for_workers_that_wait_for_a_disk_is_a_wait_for_the_disk():
     seen = OffCpuTimes(n_ops=50, io_ns=100 * NS_PER_MS, worker_io_ns=400 * NS_PER_MS)
-    (cause,) = find_excess_causes(0.5, work(100, 20), work(400, 10), seen).causes
+    (cause,) = explain(0.5, work(100, 20), work(400, 10), seen).causes
     assert (cause.kind, cause.share) == ("blocked-io", 1.0)
     assert cause.evidence == (
         "10 ms an operation, of 50 that were watched",
@@ -144,7 +148,7 @@ def test_a_wait_for_workers_that_wait_for_a_disk_is_a_wait_for_the_disk():
 
 def test_cause_below_a_fifth_is_ruled_out_with_its_share():
     after = work(100, 20, run_ms=6.9)
-    found = find_excess_causes(0.5, after, work(400, 10), None)
+    found = explain(0.5, after, work(400, 10), None)
     assert named(found) == [("unexplained", 1.0)]
     ruled_out = {one.name: one.share for one in found.ruled_out}
     assert ruled_out["computing on the host"] == 0.19
@@ -152,13 +156,13 @@ def test_cause_below_a_fifth_is_ruled_out_with_its_share():
 
 def test_causes_beyond_the_excess_are_scaled_down_to_it():
     after = work(100, 20, run_ms=15, ready_ms=30)
-    found = find_excess_causes(0.5, after, work(400, 10), None)
+    found = explain(0.5, after, work(400, 10), None)
     assert named(found) == [("cpu-contention", 0.75), ("more-computing", 0.25)]
 
 
 @pytest.mark.parametrize(("n_ops", "own_ms"), [(4, 20), (100, 0)])
 def test_too_little_to_say_is_unexplained(n_ops, own_ms):
-    found = find_excess_causes(0.5, work(n_ops, own_ms), work(400, 10), OffCpuTimes(50))
+    found = explain(0.5, work(n_ops, own_ms), work(400, 10), OffCpuTimes(50))
     assert named(found) == [("unexplained", 1.0)]
     assert f"{n_ops} operations were seen" in found.causes[0].evidence[0]
 
@@ -166,7 +170,7 @@ def test_too_little_to_say_is_unexplained(n_ops, own_ms):
 def test_fewer_processors_and_a_greater_nice_value_are_said():
     before = work(400, 10, n_processors_allowed=2)
     after = work(100, 20, ready_ms=10, n_processors_allowed=1, nice=10)
-    found = find_excess_causes(0.5, after, before, None)
+    found = explain(0.5, after, before, None)
     assert "it may run on 1 processors, 2 before" in found.causes[0].evidence
     assert "its nice value is 10, 0 before" in found.causes[0].evidence
 
@@ -208,7 +212,7 @@ def test_no_rise_among_own_times_that_fall_or_stay_or_are_few():
 def test_what_a_process_does_more_takes_its_quota_and_the_quota_is_no_cause():
     after = work(100, 60, run_ms=15, ready_ms=45, held_ms=45, quota=0.25)
     before = work(400, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25)
-    found = find_excess_causes(2 / 3, after, before, None)
+    found = explain(2 / 3, after, before, None)
     assert named(found) == [("more-computing", 1.0)]
     assert found.causes[0].evidence == (
         "on a processor 15 ms an operation, 5 ms before",
@@ -219,7 +223,7 @@ def test_what_a_process_does_more_takes_its_quota_and_the_quota_is_no_cause():
 def test_a_smaller_quota_stays_the_cause_where_switching_costs_some_time_too():
     after = work(100, 41, run_ms=5.3, ready_ms=36, held_ms=36, quota=0.125)
     before = work(400, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25)
-    found = find_excess_causes(0.5, after, before, None)
+    found = explain(0.5, after, before, None)
     assert named(found) == [("cpu-quota", pytest.approx(0.97, abs=0.02))]
 
 
@@ -227,7 +231,7 @@ def test_time_to_make_room_is_not_counted_as_computing_and_is_what_the_quota_hol
     after = work(100, 60, run_ms=15, ready_ms=45, held_ms=45, quota=0.25)
     before = work(400, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25)
     seen = OffCpuTimes(n_ops=50, reclaim_ns=400 * NS_PER_MS, faults_ns=100 * NS_PER_MS)
-    found = find_excess_causes(2 / 3, after, before, seen)
+    found = explain(2 / 3, after, before, seen)
     assert named(found) == [("memory-reclaim", 0.8), ("page-faults", 0.2)]
     assert "held back for it by its quota 24 ms an operation" in found.causes[0].evidence
 
@@ -241,7 +245,7 @@ LINES = CodeLines(
 
 def test_lines_of_the_program_stand_beside_computing_and_waiting():
     seen = OffCpuTimes(n_ops=50, io_ns=250 * NS_PER_MS)
-    found = find_excess_causes(0.5, work(100, 20, run_ms=11), work(400, 10), seen, LINES)
+    found = explain(0.5, work(100, 20, run_ms=11), work(400, 10), seen, LINES)
     computing, blocked = found.causes
     assert computing.evidence[-1] == (
         "running, of 100 looks: train.py:7 main → pad (40%); train.py:3 burn (30%)"
@@ -250,7 +254,7 @@ def test_lines_of_the_program_stand_beside_computing_and_waiting():
 
 
 def test_lines_tell_where_a_process_sleeps_when_nothing_else_explains_it():
-    found = find_excess_causes(0.5, work(100, 20), work(400, 10), OffCpuTimes(50), LINES)
+    found = explain(0.5, work(100, 20), work(400, 10), OffCpuTimes(50), LINES)
     (cause,) = found.causes
     assert cause.kind == "unexplained"
     assert cause.evidence == ("asleep, of 100 looks: train.py:5 load (21%)",)
@@ -265,7 +269,7 @@ def test_lines_tell_where_a_process_sleeps_when_nothing_else_explains_it():
     ],
 )
 def test_too_few_looks_say_nothing_and_a_reason_is_told(lines, said):
-    found = find_excess_causes(0.5, work(100, 20), work(400, 10), OffCpuTimes(50), lines)
+    found = explain(0.5, work(100, 20), work(400, 10), OffCpuTimes(50), lines)
     assert found.causes[0].evidence == said
 
 
@@ -292,3 +296,52 @@ def test_a_rank_that_others_wait_for_is_told_with_its_line():
     assert asleep.evidence == ("waiting, of 100 looks: train.py:5 load (21%)",)
     (running,) = find_hang_causes(replace(LINES, states={"R": 100}), 2 * NS_PER_S).causes
     assert running.evidence[0].startswith("running, of 100 looks: train.py:7 main → pad (40%)")
+
+
+def against_peers(after, *peers, share=0.5):
+    reference = find_median(filter(None, map(find_rates, peers)))
+    return find_excess_causes(share, after, reference, OffCpuTimes(50), LINES)
+
+
+def test_one_that_was_slow_from_its_first_operation_is_compared_with_its_peers():
+    peers = (work(100, 10, run_ms=6), work(90, 10, run_ms=5), work(110, 10, run_ms=4))
+    found = against_peers(work(100, 20, run_ms=15), *peers)
+    assert named(found) == [("more-computing", 1.0)]
+    assert "on a processor 15 ms an operation, its peers 5 ms" in found.causes[0].evidence
+
+
+def test_a_quota_that_peers_do_not_have_is_named():
+    after = work(100, 20, run_ms=5, ready_ms=10, held_ms=10, quota=0.25, n_processors_allowed=2)
+    found = against_peers(after, *[work(100, 10, n_processors_allowed=2)] * 3)
+    assert named(found) == [("cpu-quota", 1.0)]
+    assert "its cgroup may use 0.25 processors, its peers none" in found.causes[0].evidence
+
+
+def test_neighbours_that_peers_have_too_are_not_to_blame():
+    after = work(100, 20, run_ms=15, ready_ms=0, quota=0.5, hog=0.2)
+    found = against_peers(after, work(100, 10, run_ms=5, quota=0.5, hog=0.2))
+    assert named(found) == [("more-computing", 1.0)]
+    held = work(100, 20, run_ms=5, ready_ms=10, held_ms=10, quota=0.5, hog=0.4)
+    found = against_peers(held, work(100, 10, run_ms=5, quota=0.5, hog=0.2))
+    assert named(found) == [("cpu-contention", 1.0)]
+    assert f"{HOG} uses 0.2 of 0.5 processors" in found.causes[0].evidence
+
+
+def test_processors_and_niceness_are_compared_with_the_peers():
+    after = work(100, 20, ready_ms=10, n_processors_allowed=1, nice=10)
+    found = against_peers(after, *[work(100, 10, n_processors_allowed=4)] * 3)
+    assert named(found) == [("cpu-contention", 1.0)]
+    assert "it may run on 1 processors, its peers 4" in found.causes[0].evidence
+    assert "its nice value is 10, its peers 0" in found.causes[0].evidence
+
+
+def test_peers_of_too_few_operations_are_none():
+    assert find_rates(work(MIN_OPS - 1, 10)) is None
+    assert find_median([]) is None
+
+
+def test_an_earlier_time_that_was_as_slow_is_no_reference():
+    after = work(100, 20)
+    assert can_be_compared(find_rates(work(100, 10)), after, 0.5)
+    assert can_be_compared(find_rates(work(100, 15)), after, 0.5)
+    assert not can_be_compared(find_rates(work(100, 15.5)), after, 0.5)

@@ -20,19 +20,21 @@ from ingero.agent.health.collective_counts import CollectiveCounts
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import PushReply, PushTransport
 from ingero.model.collectives import Rank
-from ingero.model.counters import CodeLines, OffCpuTimes, Work
-from ingero.model.diagnosis import Diagnosis, DiagnosisRequest
+from ingero.model.counters import CodeLines, OffCpuTimes, Work, WorkRates
+from ingero.model.diagnosis import Diagnosis, DiagnosisRequest, PeerWork, Subject
 from ingero.otlp.codec import Export
 from ingero.recording.causal.excess import (
-    MIN_OPS,
+    can_be_compared,
     find_excess_causes,
     find_fall,
     find_hang_causes,
     find_rise,
 )
+from ingero.recording.causal.work_rates import MIN_OPS, find_median, find_rates
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 from ingero.wire.diagnosis import build_diagnosis
+from ingero.wire.peer_work import build_peer_work
 
 SETTLE_S: Final = 0.5
 """After watching, until the operations that ended in it are known."""
@@ -42,6 +44,10 @@ BEFORE_NS: Final = 60 * NS_PER_S
 """How far before onset, and after it, counters are looked at."""
 GUARD_NS: Final = NS_PER_S
 """Left out before onset, which is an estimate."""
+PEERS_NS: Final = 20 * NS_PER_S
+"""Of a worker's time, that another one is compared with."""
+PEERS_WAIT_S: Final = 5.0
+"""For the work of peers on other nodes, after a look that itself takes about as long."""
 MAX_AN_HOUR: Final = 3
 MAX_TRIES: Final = 3
 _HOUR_NS: Final = 3600 * NS_PER_S
@@ -94,15 +100,15 @@ class _Known:
     """Questions that were asked.
 
     Attributes:
-        waiting: The one to be answered next.
+        waiting: The one to be answered next, or that is being answered, as it was asked last.
         ready: An answer that Fleet has not taken.
-        done: Those that are answered, newest last.
+        done: Those that are answered, newest last, each with its rank.
         examined_ns: When each process was looked at.
     """
 
     waiting: DiagnosisRequest | None = None
-    ready: Diagnosis | None = None
-    done: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_KNOWN))
+    ready: Diagnosis | PeerWork | None = None
+    done: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=_MAX_KNOWN))
     examined_ns: dict[int, deque[int]] = field(default_factory=dict)
 
 
@@ -153,9 +159,12 @@ class Examiner:
     def ask(self, request: DiagnosisRequest) -> None:
         """Take a question; one that comes while another waits is asked again by Fleet. Any thread, never blocks."""
         with self._wake:
-            if request.id not in self._known.done and self._known.waiting is None:
-                self._known.waiting = request
-                self._wake.notify()
+            waiting = self._known.waiting
+            if (request.id, request.rank) in self._known.done:
+                return
+            if waiting is None or (waiting.id, waiting.rank) == (request.id, request.rank):
+                self._known.waiting = request  # asked again, it may tell more of the peers
+                self._wake.notify_all()
 
     def run(self, stop: threading.Event) -> None:
         """Answer until asked to stop, which `close` makes known at once."""
@@ -176,26 +185,48 @@ class Examiner:
 
     def answer(self, request: DiagnosisRequest, stop: threading.Event) -> None:
         """Look into a question, unless that was done, and send the answer."""
-        diagnosis = self._known.ready
-        if diagnosis is None or diagnosis.id != request.id:
+        answer = self._known.ready
+        if answer is None or (answer.id, answer.rank.rank) != (request.id, request.rank):
             self.counts.n_asked += 1
-            diagnosis = self._known.ready = self._examine(request, stop)
-            self.counts.n_declined += bool(diagnosis.declined)
+            answer = self._find_answer(request, stop)
+            self._known.ready = answer
+        if answer is None:
+            self._known.done.append((request.id, request.rank))
+            return
         if stop.is_set():
             return
         for _ in range(MAX_TRIES):
-            reply = self._transport.send(
-                build_diagnosis(diagnosis, self._clock.wall_ns()), self._clock.wall_ns()
-            )
+            reply = self._transport.send(self._build(answer), self._clock.wall_ns())
             if reply.is_taken:
                 self.counts.n_sent += 1
-                self._known.done.append(request.id)
+                self._known.done.append((request.id, request.rank))
                 self._known.ready = None
                 return
             self.counts.n_failed += 1
             pause_ns = reply.retry_after_ns or NS_PER_S
             if stop.wait(min(pause_ns, 10 * NS_PER_S) / NS_PER_S):
                 return
+
+    def _find_answer(
+        self, request: DiagnosisRequest, stop: threading.Event
+    ) -> Diagnosis | PeerWork | None:
+        """None where there is nothing to tell of a worker's work."""
+        if request.about is Subject.WORK:
+            found = self._history.find(request.rank, request.job)
+            rates = None if found is None else self._find_work_of(found[0])
+            if found is None or rates is None:
+                self.counts.n_declined += 1
+                return None
+            return PeerWork(request.id, found[1], rates)
+        diagnosis = self._examine(request, stop)
+        self.counts.n_declined += bool(diagnosis.declined)
+        return diagnosis
+
+    def _build(self, answer: Diagnosis | PeerWork) -> Export:
+        wall_ns = self._clock.wall_ns()
+        if isinstance(answer, PeerWork):
+            return build_peer_work(answer, wall_ns)
+        return build_diagnosis(answer, wall_ns)
 
     def add_outcomes(self, counts: CollectiveCounts) -> CollectiveCounts:
         """These counts with what became of questions."""
@@ -217,7 +248,7 @@ class Examiner:
         if not self._may_examine(pid):
             declined = f"it was looked at {MAX_AN_HOUR} times within an hour"
             return Diagnosis(id=request.id, rank=rank, declined=declined)
-        if request.is_hang:
+        if request.about is Subject.HANG:
             return self._examine_hang(pid, request.id, rank, stop)
         seen, lines = self._look_at(pid, stop)
         now_ns = self._clock.mono_ns()
@@ -230,7 +261,10 @@ class Examiner:
         after = self._history.find_work(pid, since_ns, now_ns)
         if after is None:
             return Diagnosis(id=request.id, rank=rank, declined="its process has no counters")
-        causes = find_excess_causes(request.excess_share, after, before, seen, lines)
+        then = None if before is None else find_rates(before)
+        if then is None or not can_be_compared(then, after, request.excess_share):
+            then = self._find_peers_work(request, stop)
+        causes = find_excess_causes(request.excess_share, after, then, seen, lines)
         return Diagnosis(
             id=request.id,
             rank=rank,
@@ -282,6 +316,32 @@ class Examiner:
         ops = self._history.find_ops(pid, since_ns, now_ns)
         at = find_rise(ops["own_ns"])
         return since_ns if at is None else int(ops["entry_ns"][at])
+
+    def _find_peers_work(
+        self, request: DiagnosisRequest, stop: threading.Event
+    ) -> WorkRates | None:
+        """What an operation takes the peers of a worker that was slow from its first one on."""
+        followed = [self._history.find(peer, request.job) for peer in request.peers]
+        here = [self._find_work_of(one[0]) for one in followed if one is not None]
+        if known := [rates for rates in here if rates is not None]:
+            return find_median(known)
+        with self._wake:
+            self._wake.wait_for(
+                lambda: stop.is_set() or not self._latest(request).is_work_asked, PEERS_WAIT_S
+            )
+            return self._latest(request).peers_work
+
+    def _latest(self, request: DiagnosisRequest) -> DiagnosisRequest:
+        """A question as it was asked last."""
+        waiting = self._known.waiting
+        is_same = waiting is not None and (waiting.id, waiting.rank) == (request.id, request.rank)
+        return waiting if waiting is not None and is_same else request
+
+    def _find_work_of(self, pid: int) -> WorkRates | None:
+        """What an operation took a process of late."""
+        now_ns = self._clock.mono_ns()
+        work = self._history.find_work(pid, now_ns - PEERS_NS, now_ns)
+        return None if work is None else find_rates(work)
 
     def _may_examine(self, pid: int) -> bool:
         """Whether a process was not looked at too often; notes that it is now."""

@@ -23,16 +23,15 @@ from ingero.model.counters import (
     STOPPED,
     CodeLines,
     OffCpuTimes,
-    ProcessCounters,
     Work,
+    WorkRates,
 )
 from ingero.model.diagnosis import CauseKind, DiagnosedCause
 from ingero.model.incidents import RuledOut
 from ingero.recording.causal.attribution import NAMED_SHARE
+from ingero.recording.causal.work_rates import MIN_OPS, find_rates
 from ingero.units import NS_PER_US, format_duration
 
-MIN_OPS: Final = 5
-"""Operations since onset below which nothing is said."""
 MIN_RISE: Final = 1.1
 """Own time after by own time before, from which one may be taken as the reference of the other."""
 _MAX_NAMES: Final = 3
@@ -44,6 +43,7 @@ _MIN_LOOKS: Final = 20
 """At a program's lines, below which nothing is said of them."""
 _MIN_SHARE: Final = 0.1
 """Of the looks, below which a line is not named."""
+_UNREAD: Final = "no reading from before it was slow, and none of a peer"
 _NAMES: Final = {
     CauseKind.CPU_QUOTA: "out of CPU quota (cgroup)",
     CauseKind.CPU_CONTENTION: "waiting for a free CPU",
@@ -119,7 +119,7 @@ class _Part:
 def find_excess_causes(
     excess_share: float,
     after: Work,
-    before: Work | None,
+    before: WorkRates | None,
     seen: OffCpuTimes | None,
     lines: CodeLines | None = None,
 ) -> ExcessCauses:
@@ -128,27 +128,36 @@ def find_excess_causes(
     Args:
         excess_share: The part of its own time since onset that is above its peers'.
         after: What it did since onset.
-        before: The same before it was slow; None when nobody looked then, and what needs it is not named.
+        before: What it is compared with: itself before it was slow, or its peers; None when nobody looked,
+            and what needs it is not named.
         seen: Time off the processor while every switch was seen; None when that could not be.
         lines: Where in its program it was; None when nobody looked.
     """
     excess_ns = round(excess_share * after.own_ns)
-    if after.n_ops < MIN_OPS or excess_ns <= 0:
+    now = find_rates(after)
+    if now is None or excess_ns <= 0:
         too_long = format_duration(max(excess_ns, 0))
         why = f"{after.n_ops} operations were seen since it is slow, {too_long} too long in all"
         return _conclude([], excess_ns, why)
-    if before is not None and before.n_ops < MIN_OPS:
-        before = None
-    parts, own_throttled_ns = ([], 0.0) if before is None else _compare(before, after, seen)
+    parts, own_throttled_ns = ([], 0.0) if before is None else _compare(before, now, after, seen)
     if seen is not None and seen.n_ops:
         parts += _scale(seen, after)
     parts = _add_throttled(parts, own_throttled_ns, after)
     parts = _leave_rest_to_disk(parts, excess_ns)
     if lines is not None:
         parts = [_add_lines(part, lines) for part in parts]
-    unread = ["no reading from before it was slow"] if before is None else []
+    unread = [] if before is not None else [_UNREAD]
     asleep = [] if lines is None else _describe_lines("asleep", lines.waiting, lines)
     return _conclude(parts, excess_ns, *unread, *asleep)
+
+
+def can_be_compared(before: WorkRates, after: Work, excess_share: float) -> bool:
+    """Whether a process's own earlier time is a reference: it was nearer to what its peers take than to its own now.
+
+    One that was slow from its first operation on has no such time.
+    """
+    now_ns = after.own_ns / max(after.n_ops, 1)
+    return before.own_ns <= now_ns * (1.0 - excess_share / 2)
 
 
 def find_hang_causes(lines: CodeLines, window_ns: int) -> ExcessCauses:
@@ -322,21 +331,25 @@ def _scale(seen: OffCpuTimes, after: Work) -> list[_Part]:
     ]
 
 
-def _compare(before: Work, after: Work, seen: OffCpuTimes | None) -> tuple[list[_Part], float]:
-    """What counters of then and now tell of the thread that does most: workers are others with each epoch.
+def _compare(
+    then: WorkRates, now: WorkRates, after: Work, seen: OffCpuTimes | None
+) -> tuple[list[_Part], float]:
+    """What counters tell of the thread that does most, against those of another time or of peers.
 
     Also the time in nanoseconds that it was held back by its quota because it does more itself.
     """
-    tids = [_find_busiest(work) for work in (before, after)]
-    of_whom = (f"in its child process {tids[1]}",) if tids[1] in after.last.children else ()
-    spent = [_grown(work, tid) for work, tid in zip((before, after), tids, strict=True)]
-    computing, ready = (
-        _Change.of((spent[0][column], spent[1][column]), before, after) for column in (0, 1)
+    of_whom = (f"in its child process {now.child_pid}",) if now.child_pid else ()
+    computing, ready, held = (
+        _Change.of(was_ns, is_ns, then, now)
+        for was_ns, is_ns in (
+            (then.computing_ns, now.computing_ns),
+            (then.ready_ns, now.ready_ns),
+            (then.throttled_ns, now.throttled_ns),
+        )
     )
-    held = _Change.of((_throttled(before), _throttled(after)), before, after)
     throttled_ns = min(held.extra_ns, ready.extra_ns)
-    neighbours = _find_neighbours(before, after)
-    by_quota, by_others, by_itself = _share_out(before, after, sum(neighbours.values()), computing)
+    neighbours = _find_neighbours(then, now)
+    by_quota, by_others, by_itself = _share_out(then, now, sum(neighbours.values()), computing)
     queued_ns = ready.extra_ns - throttled_ns
     others = {} if seen is None else seen.by_others_ns
     who = _name_worst(neighbours if by_others else others)
@@ -344,7 +357,7 @@ def _compare(before: Work, after: Work, seen: OffCpuTimes | None) -> tuple[list[
         _Part(
             CauseKind.CPU_QUOTA,
             throttled_ns * by_quota,
-            (f"throttled {held.says}", *of_whom, *_describe_quota(before, after)),
+            (f"throttled {held.says}", *of_whom, *_describe_quota(then, after)),
         ),
         _Part(
             CauseKind.CPU_CONTENTION,
@@ -352,8 +365,8 @@ def _compare(before: Work, after: Work, seen: OffCpuTimes | None) -> tuple[list[
             (
                 f"ready to run and not running {ready.says}",
                 *of_whom,
-                *(_describe_neighbours(neighbours, after) if by_others else ()),
-                *_describe_place(before.last, after.last),
+                *(_describe_neighbours(neighbours, now) if by_others else ()),
+                *_describe_place(then, now),
             ),
             f"preempted by {who}" if who else "",
         ),
@@ -368,89 +381,58 @@ def _compare(before: Work, after: Work, seen: OffCpuTimes | None) -> tuple[list[
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A counter's growth per operation, before and after.
+    """What an operation takes of one kind, now and then.
 
     Attributes:
-        extra_ns: Growth after onset beyond the former rate; 0 when it is less.
-        before_ns: Growth per operation before.
+        extra_ns: Since onset beyond what it took then; 0 when it is less.
+        then_ns: An operation then.
         says: For a person.
     """
 
     extra_ns: float
-    before_ns: float
+    then_ns: float
     says: str
 
     @classmethod
-    def of(cls, grown: tuple[int, ...], before: Work, after: Work) -> _Change:
-        then_ns, now_ns = grown[0] / before.n_ops, grown[1] / after.n_ops
-        says = f"{format_duration(round(now_ns))} an operation, {format_duration(round(then_ns))} before"
-        return cls(max(now_ns - then_ns, 0.0) * after.n_ops, then_ns, says)
+    def of(cls, then_ns: float, now_ns: float, then: WorkRates, now: WorkRates) -> _Change:
+        took, was = format_duration(round(now_ns)), format_duration(round(then_ns))
+        says = f"{took} an operation, {_describe_then(then, was)}"
+        return cls(max(now_ns - then_ns, 0.0) * now.n_ops, then_ns, says)
 
 
-def _find_busiest(work: Work) -> int:
-    """The thread that wanted a processor longest: of the process, or of a child that works for it.
-
-    A worker that is busier than the process itself is what the process waits for.
-    """
-    tids = (*work.last.threads, *work.last.children)
-    return max(tids, key=lambda tid: (sum(_grown(work, tid)), -tid), default=0)
+def _describe_then(then: WorkRates, was: str) -> str:
+    """A figure of the reference."""
+    return f"its peers {was}" if then.is_of_peers else f"{was} before"
 
 
-def _grown(work: Work, tid: int) -> tuple[int, int]:
-    """Time on a processor and time ready to run of one thread."""
-    none = (0, 0)
-    first, last = (
-        one.threads.get(tid) or one.children.get(tid, none) for one in (work.first, work.last)
-    )
-    return max(last[0] - first[0], 0), max(last[1] - first[1], 0)
-
-
-def _throttled(work: Work) -> int:
-    first, last = work.first.quota, work.last.quota
-    if last is None:
-        return 0
-    return max(last.throttled_ns - (first.throttled_ns if first else 0), 0)
-
-
-def _find_neighbours(before: Work, after: Work) -> dict[str, float]:
-    """Processors that others of the same quota use beyond what they used before, by name."""
-    then, now = _rates(before), _rates(after)
-    grown = {name: rate - then.get(name, 0.0) for name, rate in now.items()}
-    return {name: rate for name, rate in grown.items() if rate > 0}
-
-
-def _rates(work: Work) -> dict[str, float]:
-    """Processors that other members of the cgroup use."""
-    first, last = work.first.quota, work.last.quota
-    span_ns = max(work.last.mono_ns - work.first.mono_ns, 1)
-    if last is None:
+def _find_neighbours(then: WorkRates, now: WorkRates) -> dict[str, float]:
+    """Processors that others of the same quota use beyond what they used then, by name."""
+    if not then.is_of_peers:
+        grown = {name: rate - then.others.get(name, 0.0) for name, rate in now.others.items()}
+        return {name: rate for name, rate in grown.items() if rate > 0}
+    whole, of_peers = sum(now.others.values()), sum(then.others.values())
+    if whole <= of_peers:
         return {}
-    known: Mapping[str, int] = first.others_ns if first else {}
-    return {
-        name: max(spent_ns - known.get(name, 0), 0) / span_ns
-        for name, spent_ns in last.others_ns.items()
-    }
+    return {name: rate * (1 - of_peers / whole) for name, rate in now.others.items() if rate > 0}
 
 
 def _share_out(
-    before: Work, after: Work, n_taken: float, computing: _Change
+    then: WorkRates, now: WorkRates, n_taken: float, computing: _Change
 ) -> tuple[float, float, float]:
     """The parts of throttled time that are due to a smaller quota, to neighbours, and to the process itself.
 
-    In proportion to the processors that each of them takes: the quota that is gone, what neighbours use beyond before,
-    and what the process would need beyond before to keep its former pace.
+    In proportion to the processors that each of them takes: the quota that is gone, what neighbours use beyond then,
+    and what the process would need beyond then to keep its former pace.
     """
-    then, now = before.last.quota, after.last.quota
-    if now is None:
+    if now.n_processors is None:
         return 1.0, 0.0, 0.0
-    n_before = then.n_processors if then else float(before.last.n_processors_allowed)
-    n_gone = max(n_before - now.n_processors, 0.0)
-    period_ns = (before.last.mono_ns - before.first.mono_ns) / before.n_ops
+    n_then = then.n_processors_allowed if then.n_processors is None else then.n_processors
+    n_gone = max(n_then - now.n_processors, 0.0)
     noise = _NOISE * now.n_processors
     n_taken = n_taken if n_taken > noise else 0.0
     # Being held back and switched costs some time on a processor by itself, and that is nobody's wish.
-    free_ns = _SWITCHING * computing.before_ns if n_gone > noise or n_taken else 0.0
-    n_more = max(computing.extra_ns / after.n_ops - free_ns, 0.0) / max(period_ns, 1.0)
+    free_ns = _SWITCHING * computing.then_ns if n_gone > noise or n_taken else 0.0
+    n_more = max(computing.extra_ns / now.n_ops - free_ns, 0.0) / max(then.period_ns, 1.0)
     n_more = n_more if n_more > noise else 0.0
     whole = n_gone + n_taken + n_more
     return (n_gone / whole, n_taken / whole, n_more / whole) if whole else (1.0, 0.0, 0.0)
@@ -466,33 +448,30 @@ def _name_worst(takers: Mapping[str, float]) -> str:
     return ", ".join(worst[:_MAX_NAMES])
 
 
-def _describe_neighbours(neighbours: Mapping[str, float], after: Work) -> tuple[str, ...]:
+def _describe_neighbours(neighbours: Mapping[str, float], now: WorkRates) -> tuple[str, ...]:
     worst = sorted(neighbours, key=lambda name: (-neighbours[name], name))[:_MAX_NAMES]
-    quota = after.last.quota
-    of = f" of {quota.n_processors:.3g}" if quota else ""
+    of = "" if now.n_processors is None else f" of {now.n_processors:.3g}"
     return tuple(f"{name} uses {neighbours[name]:.2g}{of} processors" for name in worst)
 
 
-def _describe_quota(before: Work, after: Work) -> tuple[str, ...]:
+def _describe_quota(then: WorkRates, after: Work) -> tuple[str, ...]:
     quota = after.last.quota
     if quota is None:
         return ("no cgroup above it has a quota",)
-    then = before.last.quota
-    was = ", none before" if then is None else f", {then.n_processors:.3g} before"
+    was = "none" if then.n_processors is None else f"{then.n_processors:.3g}"
     n_periods = quota.n_throttled - (after.first.quota.n_throttled if after.first.quota else 0)
     return (
-        f"its cgroup may use {quota.n_processors:.3g} processors{was}",
+        f"its cgroup may use {quota.n_processors:.3g} processors, {_describe_then(then, was)}",
         f"held back in {n_periods} periods since it is slow",
     )
 
 
-def _describe_place(then: ProcessCounters, now: ProcessCounters) -> tuple[str, ...]:
-    """Changes of where and how urgently it may run."""
+def _describe_place(then: WorkRates, now: WorkRates) -> tuple[str, ...]:
+    """Differences of where and how urgently it may run."""
     said = []
     if now.n_processors_allowed < then.n_processors_allowed:
-        said.append(
-            f"it may run on {now.n_processors_allowed} processors, {then.n_processors_allowed} before"
-        )
+        was = _describe_then(then, str(then.n_processors_allowed))
+        said.append(f"it may run on {now.n_processors_allowed} processors, {was}")
     if now.nice > then.nice:
-        said.append(f"its nice value is {now.nice}, {then.nice} before")
+        said.append(f"its nice value is {now.nice}, {_describe_then(then, str(then.nice))}")
     return tuple(said)

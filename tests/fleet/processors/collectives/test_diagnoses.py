@@ -11,10 +11,12 @@ from tests.fleet.processors.collectives.test_progress import N, standing
 from ingero.fleet.component import QuestionSource
 from ingero.fleet.processors.collectives.diagnoses import ASK_NS, REOPEN_NS
 from ingero.model.collectives import Rank
-from ingero.model.diagnosis import DiagnosedCause, Diagnosis
+from ingero.model.counters import WorkRates
+from ingero.model.diagnosis import DiagnosedCause, Diagnosis, PeerWork, Subject
 from ingero.model.hang import HangCause
 from ingero.units import NS_PER_S
 from ingero.wire.diagnosis import build_diagnosis, parse_request
+from ingero.wire.peer_work import build_peer_work
 
 CAUSE = DiagnosedCause("cpu-quota", "out of CPU quota (cgroup)", 0.75)
 
@@ -52,14 +54,76 @@ def shown(judged, rank=3):
     return found
 
 
-def test_the_culprits_node_is_asked_and_no_other():
+WORK = WorkRates(40, 20e6, 12e6, 5e6, 7e6, is_of_peers=True)
+
+
+def tell_work(judged, request, rank, **more):
+    rates = replace(WORK, **more)
+    answered = PeerWork(request.id, Rank("c", f"node{rank}", rank), rates)
+    return judged.send(*_logs(build_peer_work(answered, judged.host.clock.wall_ns()))).push
+
+
+def peers_asked(judged):
+    asked = {n: question(judged, f"node{n}") for n in range(8) if n != 3}
+    return {n: one for n, one in asked.items() if one is not None}
+
+
+def test_the_culprits_node_is_asked_and_three_others_what_an_operation_takes_them():
     judged = accused()
     request = question(judged)
-    assert request.rank == 3
+    assert (request.rank, request.about, request.is_work_asked) == (3, Subject.SLOW, True)
     assert request.excess_share == pytest.approx(1 / 3, abs=0.03)
-    assert [question(judged, f"node{n}") for n in range(8) if n != 3] == [None] * 7
+    asked = peers_asked(judged)
+    assert [(one.about, one.id, one.rank) for one in asked.values()] == [
+        (Subject.WORK, request.id, n) for n in asked
+    ]
+    assert len(asked) == 3
     assert question(judged, cluster="other") is None
     assert count(judged, "asked") == 1
+
+
+def test_what_peers_answer_stands_in_the_culprits_question_and_ends_with_its_answer():
+    judged = accused()
+    request = question(judged)
+    first, second, third = peers_asked(judged)
+    assert tell_work(judged, request, first, computing_ns=4e6).n_rejected == 0
+    assert question(judged).peers_work == replace(WORK, computing_ns=4e6)
+    assert not question(judged).is_work_asked
+    assert list(peers_asked(judged)) == [second, third]
+    tell_work(judged, request, second, computing_ns=5e6)
+    tell_work(judged, request, third, computing_ns=9e6)
+    assert question(judged).peers_work == WORK
+    assert peers_asked(judged) == {}
+    answer(judged, request)
+    assert question(judged) is None
+
+
+def test_peers_are_not_asked_any_more_once_the_culprit_is_explained():
+    judged = accused()
+    answer(judged, question(judged))
+    assert peers_asked(judged) == {}
+
+
+@pytest.mark.parametrize("forged", [{"rank": 3}, {"id": "00" * 8}, {"rank": 77}])
+def test_work_that_nobody_asked_for_is_refused_and_counted(forged):
+    judged = accused()
+    request = question(judged)
+    rank = forged.pop("rank", next(iter(peers_asked(judged))))
+    push = tell_work(judged, replace(request, **forged), rank)
+    assert push.n_rejected == 1
+    assert "nobody asked for" in push.rejected_why
+    assert question(judged) == request
+    assert count(judged, "refused") == 1
+
+
+def test_peers_of_the_same_node_are_told_to_its_agent_and_nobody_else_is_asked():
+    judged = Judged()
+    for run in job(slow=3):
+        judged.push([replace(run, rank=replace(run.rank, node_id="node3"))])
+    judge_after(judged)
+    request = question(judged)
+    assert (request.rank, len(request.peers), 3 in request.peers) == (3, 3, False)
+    assert (request.peers_work, request.is_work_asked) == (None, False)
 
 
 def test_the_question_stays_the_same_until_it_is_answered():
@@ -177,7 +241,7 @@ def test_a_rank_that_others_wait_for_is_asked_and_the_answer_stands_on_the_page(
     judged = hung()
     judged.round()
     request = question(judged, node_of(2).node_id)
-    assert (request.is_hang, request.rank, request.excess_share) == (True, 2, 0.0)
+    assert (request.about, request.rank, request.excess_share) == (Subject.HANG, 2, 0.0)
     assert [question(judged, node_of(n).node_id) for n in range(N) if n != 2] == [None] * (N - 1)
     assert explained(judged) == {2: None}
     assert answer(judged, request, rank=node_of(2), causes=(ASLEEP,)) == 0
@@ -201,4 +265,4 @@ def test_a_rank_at_which_nobody_can_look_is_not_asked(changes):
     judged.pipe._state.diagnoses.note({}, {"c": (gone, standing_s)}, 0)
     assert question(judged, node_of(2).node_id) is None
     judged.pipe._state.diagnoses.note({}, {"c": (report, standing_s)}, 0)
-    assert question(judged, node_of(2).node_id).is_hang
+    assert question(judged, node_of(2).node_id).about is Subject.HANG

@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from ingero.fleet.processors.collectives import telemetry
 from ingero.fleet.processors.collectives.engine import Conclusion
 from ingero.model.collectives import Worker
-from ingero.model.diagnosis import Diagnosis, DiagnosisRequest
+from ingero.model.counters import WorkRates
+from ingero.model.diagnosis import Diagnosis, DiagnosisRequest, PeerWork, Subject
 from ingero.model.hang import HangCause, HangReport, HangRoot
 from ingero.model.verdicts import Verdict
+from ingero.recording.causal.work_rates import find_median
 from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
 from ingero.wire.diagnosis import write_request
@@ -36,6 +38,8 @@ ASK_NS: Final = 300 * NS_PER_S
 """After this the question is given up: the agent is of an older version, or away."""
 MAX_OPEN: Final = 256
 """Episodes of one cluster that wait for their answer."""
+N_PEERS: Final = 3
+"""Peers with whose work a culprit's is compared."""
 
 
 @dataclass(slots=True)
@@ -49,6 +53,8 @@ class NamedEpisode:
         named_ns: When the worker was last named.
         diagnosis: What its agent answered; None before that.
         is_asked: Whether the question rides on answers.
+        local_peers: Ranks on its node that it was compared with; its agent knows their work.
+        peers_work: Where there are none, such workers of other nodes, with what their agents answered.
     """
 
     id: str
@@ -57,24 +63,52 @@ class NamedEpisode:
     named_ns: int
     diagnosis: Diagnosis | None = None
     is_asked: bool = True
+    local_peers: tuple[int, ...] = ()
+    peers_work: dict[Worker, WorkRates | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.named, HangRoot):
+            return
+        rank, waited = self.named.rank, set(self.named.victims)
+        peers = [one for one in self.named.peers if one.worker != rank.worker]
+        peers.sort(key=lambda one: one not in waited)  # one that waited is not slow itself
+        here = [one.rank for one in peers if (one.node_id, one.job) == (rank.node_id, rank.job)]
+        self.local_peers = tuple(number for number in here if number >= 0)[:N_PEERS]
+        if not self.local_peers:
+            by_node: dict[str, Worker] = {}
+            for one in peers:
+                by_node.setdefault(one.node_id, one.worker)
+            by_node.pop(rank.node_id, None)
+            self.peers_work = dict.fromkeys(list(by_node.values())[:N_PEERS])
 
     @property
     def question(self) -> str:
         """What its agent is asked."""
         if isinstance(self.named, HangRoot):
             root = self.named
-            request = DiagnosisRequest(self.id, root.rank, root.job, 0.0, 0, is_hang=True)
+            request = DiagnosisRequest(self.id, root.rank, root.job, 0.0, 0, Subject.HANG)
             return write_request(request)
         verdict, onset = self.named, self.named.onset
         own_ns = max(verdict.since_onset_ns, 1)
+        known = [rates for rates in self.peers_work.values() if rates is not None]
         request = DiagnosisRequest(
             self.id,
             verdict.rank.rank,
             verdict.rank.job,
             min(max(verdict.excess_ns / own_ns, 0.0001), 1.0),
             0 if onset is None else max(onset.entry_ns, 0),
+            peers=self.local_peers,
+            peers_work=find_median(known),
+            is_work_asked=bool(self.peers_work) and not known,
         )
         return write_request(request)
+
+    def list_questions(self) -> Iterator[tuple[str, str]]:
+        """Nodes of its peers whose work is not known, each with what its agent is asked."""
+        for peer, rates in self.peers_work.items():
+            if rates is None:
+                request = DiagnosisRequest(self.id, peer.rank, peer.job, 0.0, 0, Subject.WORK)
+                yield peer.node_id, write_request(request)
 
 
 _Key = tuple[Worker, bool]
@@ -93,11 +127,14 @@ class _ClusterEpisodes:
     questions: dict[str, str] = field(default_factory=dict)
 
     def update_questions(self) -> None:
-        """One question a node: that of the episode that waits longest."""
+        """One question a node: that of the episode that waits longest, else one for another's episode."""
         found: dict[str, str] = {}
-        for (worker, _), episode in self.by_key.items():
-            if episode.is_asked:
-                found.setdefault(worker.node_id, episode.question)
+        asked = {key: one for key, one in self.by_key.items() if one.is_asked}
+        for (worker, _), episode in asked.items():
+            found.setdefault(worker.node_id, episode.question)
+        for episode in asked.values():
+            for node_id, question in episode.list_questions():
+                found.setdefault(node_id, question)
         self.questions = found  # replaced as a whole: readers take no lock
 
 
@@ -204,6 +241,27 @@ class DiagnosisTracker:
         self._fresh.append((episode.named, diagnosis))
         cluster.update_questions()
         return ""
+
+    def take_work(self, answers: Iterable[PeerWork]) -> tuple[int, str]:
+        """Keep what peers' agents answered; returns how many were refused and why the last of them was."""
+        n_refused, why = 0, ""
+        with self._lock:
+            for answer in answers:
+                cluster = self._clusters.get(answer.rank.cluster_id, _ClusterEpisodes())
+                worker = answer.rank.worker
+                asking = [
+                    one
+                    for one in cluster.by_key.values()
+                    if one.id == answer.id and worker in one.peers_work
+                ]
+                for episode in asking:
+                    episode.peers_work[worker] = answer.rates
+                    cluster.update_questions()
+                if not asking:
+                    self.count["refused"](1)
+                    n_refused += 1
+                    why = f"work that nobody asked for: {answer.id} of {answer.rank.node_id:.60}"
+        return n_refused, why
 
     def pop_fresh(self) -> list[tuple[Verdict | HangRoot, Diagnosis]]:
         """Answers since the last time, each with the verdict or the root of a hang that it explains."""

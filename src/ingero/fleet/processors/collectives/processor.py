@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
 
 from ingero.errors import RetryableError
 from ingero.fleet.component import (
@@ -26,7 +27,7 @@ from ingero.fleet.processors.collectives.levels import SlowdownLevels
 from ingero.fleet.processors.collectives.pages import CollectivesPages
 from ingero.fleet.processors.collectives.state import CollectivesState
 from ingero.model.collectives import Rank
-from ingero.model.diagnosis import Diagnosis
+from ingero.model.diagnosis import Diagnosis, PeerWork
 from ingero.model.progress import RankProgress
 from ingero.otlp.codec import read_log_entries
 from ingero.otlp.names import Signal
@@ -35,9 +36,11 @@ from ingero.wire.collectives import CollectiveRead
 from ingero.wire.diagnosis import DIAGNOSIS_EVENT, build_diagnosis_read
 from ingero.wire.log_records import RecordsRead
 from ingero.wire.names import COLLECTIVE_EVENT, PROGRESS_EVENT
+from ingero.wire.peer_work import WORK_EVENT, build_peer_work_read
 from ingero.wire.progress import build_progress_read
 
 _BEHIND_NS: Final = 2 * NS_PER_S
+_AnswerT = TypeVar("_AnswerT", Diagnosis, PeerWork)
 
 
 class CollectivesProcessor:
@@ -86,18 +89,21 @@ class CollectivesProcessor:
         if batch.signal is Signal.LOGS:
             collectives = CollectiveRead()
             progress, diagnoses = build_progress_read(), build_diagnosis_read()
+            work = build_peer_work_read()
             read_log_entries(
                 batch.export,
                 {
                     PROGRESS_EVENT: progress,
                     COLLECTIVE_EVENT: collectives,
                     DIAGNOSIS_EVENT: diagnoses,
+                    WORK_EVENT: work,
                 },
             )
             now_ns = host.clock.mono_ns()
             _give_way(collectives, state)
             if not batch.push.is_replay:  # who asked has taken the answer
-                _take_diagnoses(diagnoses, batch.push, state)
+                _take_answers(diagnoses, state.diagnoses.take, batch.push, state)
+                _take_answers(work, state.diagnoses.take_work, batch.push, state)
             _take_progress(progress, batch.push, state, now_ns)
             _take_collectives(collectives, batch.push, state, now_ns)
         elif (
@@ -132,16 +138,20 @@ def _take_progress(
         state.progress.add(read.found, now_ns)
 
 
-def _take_diagnoses(
-    read: RecordsRead[Diagnosis], push: PushContext, state: CollectivesState
+def _take_answers(
+    read: RecordsRead[_AnswerT],
+    take: Callable[[Iterable[_AnswerT]], tuple[int, str]],
+    push: PushContext,
+    state: CollectivesState,
 ) -> None:
+    """Hand answers to our questions on, and let the push's answer say what is refused."""
     if read.n_refused:
         state.diagnoses.count["refused"](read.n_refused)
         push.n_rejected += read.n_refused
         push.rejected_why = read.first_problem
     if read.found:
         _note_sender(push, read.found[0].rank)
-        n_refused, why = state.diagnoses.take(read.found)
+        n_refused, why = take(read.found)
         if n_refused:
             push.n_rejected += n_refused
             push.rejected_why = why

@@ -1,0 +1,114 @@
+"""What an operation takes a worker that is not slow, for its peer's diagnosis: in Fleet's question, and in an answer.
+
+``docs/specs/diagnosis.md`` is the specification.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ingero.errors import BadDataError
+from ingero.model.collectives import Rank
+from ingero.model.counters import WorkRates
+from ingero.model.diagnosis import PeerWork
+from ingero.otlp.codec import Export, build_logs, structs
+from ingero.units import format_duration
+from ingero.wire.log_records import LogSeverity, RecordsRead, build_record
+from ingero.wire.names import MAX_ID_LENGTH, Attribute, Scope
+from ingero.wire.typed import read_small, read_text
+
+WORK_EVENT: Final = "ingero.work"
+MAX_RECORDS: Final = 64
+"""Records of one export that are read; those beyond are refused."""
+_ID: Final = "ingero.diagnosis.id"
+_RATES: Final = "ingero.work.rates"
+_EPISODE_ID: Final = re.compile(r"[0-9a-f]{16}")
+_MAX_RANK: Final = 1 << 24
+_MAX_VALUE: Final = float(1 << 62)
+_MAX_NICE: Final = 20
+_OTHERS: Final = "others in its cgroup"
+_N_FIELDS: Final = 10
+
+
+def write_rates(rates: WorkRates) -> str:
+    """Ten numbers with commas between them; the quota is empty where there is none."""
+    quota = "" if rates.n_processors is None else f"{rates.n_processors:.6g}"
+    used = sum(rates.others.values())
+    times = (rates.period_ns, rates.own_ns, rates.computing_ns, rates.ready_ns, rates.throttled_ns)
+    numbers = [str(rates.n_ops), *(f"{ns:.0f}" for ns in times), quota, f"{used:.6g}"]
+    return ",".join((*numbers, str(rates.n_processors_allowed), str(rates.nice)))
+
+
+def parse_rates(text: str) -> WorkRates:
+    """What `write_rates` wrote, as its peers'.
+
+    Raises:
+        ValueError: These are no ten numbers, or one of them cannot be.
+    """
+    fields = text.split(",")
+    if len(fields) != _N_FIELDS:
+        raise ValueError(f"{len(fields)} numbers, {_N_FIELDS} make the work of a peer")
+    times = [float(field) for field in fields[1:6]]
+    quota, used = float(fields[6]) if fields[6] else None, float(fields[7])
+    n_ops, n_allowed, nice = int(fields[0]), int(fields[8]), int(fields[9])
+    for number in (*times, used, quota or 0.0, n_ops, n_allowed):
+        if not math.isfinite(number) or not 0 <= number < _MAX_VALUE:
+            raise ValueError(f"{number} is no amount")
+    if not n_ops or quota == 0.0 or abs(nice) > _MAX_NICE:
+        raise ValueError("no operations, no processor or no nice value")
+    period_ns, own_ns, computing_ns, ready_ns, throttled_ns = times
+    others = {_OTHERS: used} if used else {}
+    return WorkRates(
+        n_ops, period_ns, own_ns, computing_ns, ready_ns, throttled_ns, quota, others, n_allowed, nice,
+        is_of_peers=True,
+    )  # fmt: skip
+
+
+def build_peer_work(work: PeerWork, wall_ns: int) -> Export:
+    """The answer as a logs export of the worker's node."""
+    rank = work.rank
+    resource: dict[str, str] = {
+        Attribute.NODE_ID: rank.node_id,
+        Attribute.CLUSTER_ID: rank.cluster_id,
+        **dict(rank.resource),
+    }
+    attributes: dict[str, Any] = {_ID: work.id, _RATES: write_rates(work.rates)}
+    if rank.rank >= 0:
+        attributes[Attribute.RANK] = rank.rank
+    if rank.job:
+        attributes[Attribute.RANK_JOB] = rank.job
+    computing, ready = (
+        format_duration(round(ns)) for ns in (work.rates.computing_ns, work.rates.ready_ns)
+    )
+    summary = f"an operation: {computing} on a processor, {ready} ready to run and not running"
+    record = build_record(WORK_EVENT, attributes, LogSeverity.DEBUG, summary, wall_ns)
+    return build_logs(resource, [record], str(Scope.COLLECTIVES))
+
+
+def build_peer_work_read() -> RecordsRead[PeerWork]:
+    """Reads the answers about work of one logs export."""
+    return RecordsRead(_read_record, "answers about work", MAX_RECORDS)
+
+
+def _read_record(
+    attributes: Mapping[str, structs.Value], resource: Mapping[str, structs.Value]
+) -> PeerWork:
+    cluster_id, node_id = resource.get(Attribute.CLUSTER_ID), resource.get(Attribute.NODE_ID)
+    if not isinstance(cluster_id, str) or not isinstance(node_id, str) or not node_id:
+        raise BadDataError(f"work without {Attribute.NODE_ID} and {Attribute.CLUSTER_ID}")
+    episode_id = attributes.get(_ID)
+    if not isinstance(episode_id, str) or _EPISODE_ID.fullmatch(episode_id) is None:
+        raise BadDataError(f"{_ID} is {episode_id!r:.60}; 16 hexadecimal digits")
+    rank = read_small(attributes.get(Attribute.RANK, -1))
+    job = read_text(attributes.get(Attribute.RANK_JOB)) or ""
+    if rank is None or not -1 <= rank < _MAX_RANK or len(job) > MAX_ID_LENGTH:
+        raise BadDataError(f"{Attribute.RANK} is {attributes.get(Attribute.RANK)!r:.60}")
+    text = read_text(attributes.get(_RATES)) or ""
+    try:
+        rates = parse_rates(text)
+    except ValueError as error:
+        raise BadDataError(f"{_RATES} is {text!r:.60}: {error}") from error
+    return PeerWork(episode_id, Rank(cluster_id, node_id, rank, job=job), rates)
