@@ -386,6 +386,23 @@ def test_history_keeps_a_bounded_stretch_and_forgets_a_process_that_ended():
     assert node.history.find_work(PID, 0, 10_000 * NS_PER_S) is None
 
 
+def test_rank_that_begins_again_on_its_node_is_its_new_process():
+    """The old one's last operations are delivered after its end."""
+
+    class Alive(Files):
+        def read(self, pid, mono_ns):
+            return super().read(pid, mono_ns) if pid != PID else None
+
+    clock = ManualClock(100 * NS_PER_S)
+    history = CounterHistory(Alive(clock, clock.mono_ns()))
+    ops = np.ones(3, COLLECTIVE_OP)
+    history.forget(PID)
+    history.add_ops(PID, RANK, ops)
+    history.add_ops(PID + 1, RANK, ops)
+    history.read(NS_PER_S)
+    assert history.find(2, "") == (PID + 1, RANK)
+
+
 def test_what_a_program_does_to_start_is_no_part_of_its_work():
     node = Node(first_s=0)  # its first operation is entered after 20 s
     work = node.history.find_work(PID, 0, 60 * NS_PER_S)

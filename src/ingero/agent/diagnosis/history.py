@@ -79,7 +79,11 @@ class CounterHistory:
             self.read(mono_ns)
 
     def read(self, mono_ns: int) -> None:
-        """Take a reading of each process that is followed."""
+        """Take a reading of each process that is followed.
+
+        One that cannot be read is forgotten: its last operations may come after its end, and a rank that begins again
+        on this node is another process.
+        """
         self._read_ns = mono_ns
         with self._lock:
             pids = list(self._followed)
@@ -87,7 +91,9 @@ class CounterHistory:
             reading = self._files.read(pid, mono_ns)
             with self._lock:
                 one = self._followed.get(pid)
-                if one is not None and reading is not None:
+                if reading is None:
+                    self._followed.pop(pid, None)
+                elif one is not None:
                     one.readings.append(reading)
                     self._drop_old(one)
 
