@@ -155,3 +155,34 @@ def test_real_job_that_is_slow_in_python_is_told_by_its_line_and_not_by_its_quot
     (lines,) = [fact for fact in computing["evidence"] if fact.startswith("running, of ")]
     assert lines.partition(": ")[2].startswith("inside.py:"), "the line at which it is most often"
     assert "compute_in_python" in lines
+
+
+SLOW_FROM_THE_START = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def count_more():
+    return sum(n * n for n in range(120_000))
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)]))
+for step in range(100_000):
+    if dist.get_rank() == 2:
+        count_more()
+    model(torch.randn(128, 256)).square().mean().backward()
+"""
+
+
+@pytest.mark.torch
+def test_real_job_with_a_rank_that_was_slow_from_the_start_is_explained_by_its_peers(tmp_path):
+    job = tmp_path / "job.py"
+    job.write_text(SLOW_FROM_THE_START)
+    result = up("--ranks", "4", "--job", str(job), "--fault", "none", "--duration", "25s")
+    assert result["culprits"] == [2]
+    assert result["diagnosis"]["cause"] == "more-computing", result["diagnosis"]
+    computing = result["diagnosis"]["causes"][0]
+    assert computing["share"] > 0.5
+    assert ", its peers " in computing["evidence"][0]
+    assert any("job.py:7" in fact for fact in computing["evidence"])
