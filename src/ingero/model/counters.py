@@ -11,6 +11,10 @@ RUNNING: Final = "R"
 BLOCKED: Final = "D"
 STOPPED: Final = "Tt"
 """By a signal, or by a tracer."""
+ENDED: Final = "Z"
+"""And its parent has not asked how."""
+OTHERS: Final = "others in its cgroup"
+"""Under this name stands what others of peers' quotas use."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from ingero.model.collectives import (
 )
 from ingero.otlp.codec import Export, LogEntry, build_attributes, read_log_entries, structs
 from ingero.otlp.names import Signal
+from ingero.wire.log_records import read_sender
 from ingero.wire.names import COLLECTIVE_EVENT, Attribute, Scope
 from ingero.wire.process_resource import ProcessResource, read_process_resource
 from ingero.wire.push import UNKNOWN_RANK
@@ -349,11 +350,7 @@ _CLOCKS: Final = {clock.name.lower(): clock for clock in ClockKind}
 def _read_rank(
     attributes: Mapping[str, structs.Value], resource: Mapping[str, structs.Value]
 ) -> Rank:
-    cluster_id, node_id = resource.get(Attribute.CLUSTER_ID), resource.get(Attribute.NODE_ID)
-    if not isinstance(node_id, str) or not isinstance(cluster_id, str) or not node_id:
-        raise BadDataError(
-            f"a collective batch without {Attribute.NODE_ID} and {Attribute.CLUSTER_ID}"
-        )
+    cluster_id, node_id = read_sender(resource, "a collective batch")
     labels = attributes.get(Attribute.RANK_LABELS)
     return Rank(
         cluster_id=cluster_id,

@@ -12,7 +12,6 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlencode
 
 from ingero.errors import BadDataError
-from ingero.model.collectives import Rank
 from ingero.model.diagnosis import (
     DiagnosedCause,
     Diagnosis,
@@ -21,21 +20,19 @@ from ingero.model.diagnosis import (
     describe_diagnosis,
 )
 from ingero.model.incidents import RuledOut
-from ingero.otlp.codec import Export, build_logs, structs
-from ingero.wire.log_records import LogSeverity, RecordsRead, build_record
-from ingero.wire.names import MAX_ID_LENGTH, Attribute, Scope
+from ingero.otlp.codec import Export, structs
+from ingero.wire.answers import EPISODE_ID, MAX_RANK, MAX_RECORDS, build_answer, read_about
+from ingero.wire.log_records import LogSeverity, RecordsRead
+from ingero.wire.names import MAX_ID_LENGTH
 from ingero.wire.peer_work import parse_rates, write_rates
-from ingero.wire.typed import read_large, read_number, read_small, read_text, read_texts
+from ingero.wire.typed import read_large, read_number, read_text, read_texts
 
 DIAGNOSIS_EVENT: Final = "ingero.diagnosis"
 MAX_REQUEST_CHARS: Final = 1024
-MAX_RECORDS: Final = 64
-"""Records of one export that are read; those beyond are refused."""
 MAX_CAUSES: Final = 16
 MAX_TEXTS: Final = 16
 """Entries of a list of texts; those beyond are cut off."""
 MAX_TEXT_CHARS: Final = 512
-_ID: Final = "ingero.diagnosis.id"
 _CAUSE: Final = "ingero.diagnosis.cause"
 _CAUSES: Final = "ingero.diagnosis.causes"
 _EXCESS_NS: Final = "ingero.diagnosis.excess_ns"
@@ -44,9 +41,7 @@ _N_OPS: Final = "ingero.diagnosis.n_ops"
 _RULED_OUT: Final = "ingero.diagnosis.ruled_out"
 _NEXT_STEPS: Final = "ingero.diagnosis.todo"
 _DECLINED: Final = "ingero.diagnosis.declined"
-_EPISODE_ID: Final = re.compile(r"[0-9a-f]{16}")
 _KIND: Final = re.compile(r"[a-z][a-z0-9-]{0,63}")
-_MAX_RANK: Final = 1 << 24
 _MAX_NS: Final = 1 << 62
 MAX_PEERS: Final = 8
 """Peers of a question; with more it is no question of ours."""
@@ -85,7 +80,7 @@ def parse_request(text: str | None) -> DiagnosisRequest | None:
     except ValueError:
         return None
     one = {name: values[0] for name, values in found.items() if len(values) == 1}
-    if not one.keys() >= _FIELDS or _EPISODE_ID.fullmatch(one["id"]) is None:
+    if not one.keys() >= _FIELDS or EPISODE_ID.fullmatch(one["id"]) is None:
         return None
     try:
         rank, since_ns, excess = int(one["rank"]), int(one["since_ns"]), float(one["excess"])
@@ -96,8 +91,8 @@ def parse_request(text: str | None) -> DiagnosisRequest | None:
         return None
     # An agent that does not know a subject cannot read a question without an excess, and leaves it alone.
     is_excess = 0.0 < excess <= 1.0 if about is Subject.SLOW else excess == 0.0
-    is_bounded = -1 <= rank < _MAX_RANK and 0 <= since_ns < _MAX_NS and is_excess
-    are_bounded = len(peers) <= MAX_PEERS and all(0 <= peer < _MAX_RANK for peer in peers)
+    is_bounded = -1 <= rank < MAX_RANK and 0 <= since_ns < _MAX_NS and is_excess
+    are_bounded = len(peers) <= MAX_PEERS and all(0 <= peer < MAX_RANK for peer in peers)
     if not is_bounded or not are_bounded or len(one["job"]) > MAX_ID_LENGTH:
         return None
     return DiagnosisRequest(
@@ -108,19 +103,7 @@ def parse_request(text: str | None) -> DiagnosisRequest | None:
 
 def build_diagnosis(diagnosis: Diagnosis, wall_ns: int) -> Export:
     """The answer as a logs export of the worker's node."""
-    rank = diagnosis.rank
-    resource: dict[str, str] = {
-        Attribute.NODE_ID: rank.node_id,
-        Attribute.CLUSTER_ID: rank.cluster_id,
-        **dict(rank.resource),
-    }
-    return build_logs(resource, [_build_record(diagnosis, wall_ns)], str(Scope.COLLECTIVES))
-
-
-def _build_record(diagnosis: Diagnosis, wall_ns: int) -> structs.LogRecord:
-    rank = diagnosis.rank
-    attributes: dict[str, Any] = {
-        _ID: diagnosis.id,
+    told: dict[str, Any] = {
         _CAUSE: diagnosis.cause,
         _CAUSES: [
             {
@@ -138,15 +121,10 @@ def _build_record(diagnosis: Diagnosis, wall_ns: int) -> structs.LogRecord:
             {"name": one.name, "share": one.share, "why": one.why} for one in diagnosis.ruled_out
         ],
         _NEXT_STEPS: list(diagnosis.todo),
-    }
-    named = {
-        Attribute.RANK: rank.rank if rank.rank >= 0 else None,
-        Attribute.RANK_JOB: rank.job or None,
         _DECLINED: diagnosis.declined or None,
     }
-    attributes |= {name: value for name, value in named.items() if value is not None}
-    summary = describe_diagnosis(diagnosis)
-    return build_record(DIAGNOSIS_EVENT, attributes, LogSeverity.INFO, summary, wall_ns)
+    about, summary = (diagnosis.id, diagnosis.rank), describe_diagnosis(diagnosis)
+    return build_answer(DIAGNOSIS_EVENT, about, told, LogSeverity.INFO, summary, wall_ns)
 
 
 def build_diagnosis_read() -> RecordsRead[Diagnosis]:
@@ -162,23 +140,14 @@ def read_diagnosis(
     Raises:
         BadDataError: It names no worker or no episode, or a cause or a number makes no sense.
     """
-    cluster_id, node_id = resource.get(Attribute.CLUSTER_ID), resource.get(Attribute.NODE_ID)
-    if not isinstance(cluster_id, str) or not isinstance(node_id, str) or not node_id:
-        raise BadDataError(f"a diagnosis without {Attribute.NODE_ID} and {Attribute.CLUSTER_ID}")
-    episode_id = attributes.get(_ID)
-    if not isinstance(episode_id, str) or _EPISODE_ID.fullmatch(episode_id) is None:
-        raise BadDataError(f"{_ID} is {episode_id!r:.60}; 16 hexadecimal digits")
+    episode_id, rank = read_about(attributes, resource, "a diagnosis")
     declined = _cut(read_text(attributes.get(_DECLINED)) or "")
     causes = tuple(map(_read_cause, _read_maps(attributes, _CAUSES)))
     if bool(causes) is bool(declined):
         raise BadDataError("a diagnosis has causes or says why the agent did not look")
-    rank = read_small(attributes.get(Attribute.RANK, -1))
-    job = read_text(attributes.get(Attribute.RANK_JOB)) or ""
-    if rank is None or not -1 <= rank < _MAX_RANK or len(job) > MAX_ID_LENGTH:
-        raise BadDataError(f"{Attribute.RANK} is {attributes.get(Attribute.RANK)!r:.60}")
     return Diagnosis(
         id=episode_id,
-        rank=Rank(cluster_id, node_id, rank, job=job),
+        rank=rank,
         causes=causes,
         excess_ns=_read_count(attributes, _EXCESS_NS),
         window_ns=_read_count(attributes, _WINDOW_NS),

@@ -123,6 +123,22 @@ def build_fleet_resource(cluster_id: str) -> dict[str, str]:
     }
 
 
+def read_sender(resource: Mapping[str, structs.Value], what: str) -> tuple[str, str]:
+    """Cluster and node of an agent's record.
+
+    Args:
+        resource: The record's.
+        what: What the record is, for messages.
+
+    Raises:
+        BadDataError: One of them is missing.
+    """
+    cluster_id, node_id = resource.get(Attribute.CLUSTER_ID), resource.get(Attribute.NODE_ID)
+    if not isinstance(cluster_id, str) or not isinstance(node_id, str) or not node_id:
+        raise BadDataError(f"{what} without {Attribute.NODE_ID} and {Attribute.CLUSTER_ID}")
+    return cluster_id, node_id
+
+
 class LogFacts:
     """The attributes of one record, found by our names, else by the last word of the names that other senders use.
 

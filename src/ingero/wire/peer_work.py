@@ -6,30 +6,22 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from ingero.errors import BadDataError
-from ingero.model.collectives import Rank
-from ingero.model.counters import WorkRates
+from ingero.model.counters import OTHERS, WorkRates
 from ingero.model.diagnosis import PeerWork
-from ingero.otlp.codec import Export, build_logs, structs
+from ingero.otlp.codec import Export, structs
 from ingero.units import format_duration
-from ingero.wire.log_records import LogSeverity, RecordsRead, build_record
-from ingero.wire.names import MAX_ID_LENGTH, Attribute, Scope
-from ingero.wire.typed import read_small, read_text
+from ingero.wire.answers import MAX_RECORDS, build_answer, read_about
+from ingero.wire.log_records import LogSeverity, RecordsRead
+from ingero.wire.typed import read_text
 
 WORK_EVENT: Final = "ingero.work"
-MAX_RECORDS: Final = 64
-"""Records of one export that are read; those beyond are refused."""
-_ID: Final = "ingero.diagnosis.id"
 _RATES: Final = "ingero.work.rates"
-_EPISODE_ID: Final = re.compile(r"[0-9a-f]{16}")
-_MAX_RANK: Final = 1 << 24
 _MAX_VALUE: Final = float(1 << 62)
 _MAX_NICE: Final = 20
-_OTHERS: Final = "others in its cgroup"
 _N_FIELDS: Final = 10
 
 
@@ -60,7 +52,7 @@ def parse_rates(text: str) -> WorkRates:
     if not n_ops or quota == 0.0 or abs(nice) > _MAX_NICE:
         raise ValueError("no operations, no processor or no nice value")
     period_ns, own_ns, computing_ns, ready_ns, throttled_ns = times
-    others = {_OTHERS: used} if used else {}
+    others = {OTHERS: used} if used else {}
     return WorkRates(
         n_ops, period_ns, own_ns, computing_ns, ready_ns, throttled_ns, quota, others, n_allowed, nice,
         is_of_peers=True,
@@ -69,23 +61,12 @@ def parse_rates(text: str) -> WorkRates:
 
 def build_peer_work(work: PeerWork, wall_ns: int) -> Export:
     """The answer as a logs export of the worker's node."""
-    rank = work.rank
-    resource: dict[str, str] = {
-        Attribute.NODE_ID: rank.node_id,
-        Attribute.CLUSTER_ID: rank.cluster_id,
-        **dict(rank.resource),
-    }
-    attributes: dict[str, Any] = {_ID: work.id, _RATES: write_rates(work.rates)}
-    if rank.rank >= 0:
-        attributes[Attribute.RANK] = rank.rank
-    if rank.job:
-        attributes[Attribute.RANK_JOB] = rank.job
     computing, ready = (
         format_duration(round(ns)) for ns in (work.rates.computing_ns, work.rates.ready_ns)
     )
     summary = f"an operation: {computing} on a processor, {ready} ready to run and not running"
-    record = build_record(WORK_EVENT, attributes, LogSeverity.DEBUG, summary, wall_ns)
-    return build_logs(resource, [record], str(Scope.COLLECTIVES))
+    told = {_RATES: write_rates(work.rates)}
+    return build_answer(WORK_EVENT, (work.id, work.rank), told, LogSeverity.DEBUG, summary, wall_ns)
 
 
 def build_peer_work_read() -> RecordsRead[PeerWork]:
@@ -96,19 +77,10 @@ def build_peer_work_read() -> RecordsRead[PeerWork]:
 def _read_record(
     attributes: Mapping[str, structs.Value], resource: Mapping[str, structs.Value]
 ) -> PeerWork:
-    cluster_id, node_id = resource.get(Attribute.CLUSTER_ID), resource.get(Attribute.NODE_ID)
-    if not isinstance(cluster_id, str) or not isinstance(node_id, str) or not node_id:
-        raise BadDataError(f"work without {Attribute.NODE_ID} and {Attribute.CLUSTER_ID}")
-    episode_id = attributes.get(_ID)
-    if not isinstance(episode_id, str) or _EPISODE_ID.fullmatch(episode_id) is None:
-        raise BadDataError(f"{_ID} is {episode_id!r:.60}; 16 hexadecimal digits")
-    rank = read_small(attributes.get(Attribute.RANK, -1))
-    job = read_text(attributes.get(Attribute.RANK_JOB)) or ""
-    if rank is None or not -1 <= rank < _MAX_RANK or len(job) > MAX_ID_LENGTH:
-        raise BadDataError(f"{Attribute.RANK} is {attributes.get(Attribute.RANK)!r:.60}")
+    episode_id, rank = read_about(attributes, resource, "work")
     text = read_text(attributes.get(_RATES)) or ""
     try:
         rates = parse_rates(text)
     except ValueError as error:
         raise BadDataError(f"{_RATES} is {text!r:.60}: {error}") from error
-    return PeerWork(episode_id, Rank(cluster_id, node_id, rank, job=job), rates)
+    return PeerWork(episode_id, rank, rates)

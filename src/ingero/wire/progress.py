@@ -14,7 +14,7 @@ from ingero.model.collectives import CollectiveOp, Rank
 from ingero.model.progress import Ending, RankProgress
 from ingero.otlp.codec import Export, build_attributes, read_log_entries, structs
 from ingero.wire.collectives import build_rank_logs, read_job
-from ingero.wire.log_records import RecordsRead
+from ingero.wire.log_records import RecordsRead, read_sender
 from ingero.wire.names import PROGRESS_EVENT, Attribute
 from ingero.wire.process_resource import read_process_resource
 from ingero.wire.push import UNKNOWN_RANK
@@ -78,9 +78,7 @@ def read_progress(export: Export) -> RecordsRead[RankProgress]:
 def _read_record(
     attributes: Mapping[str, structs.Value], resource: Mapping[str, structs.Value]
 ) -> RankProgress:
-    cluster_id, node_id = resource.get(Attribute.CLUSTER_ID), resource.get(Attribute.NODE_ID)
-    if not isinstance(node_id, str) or not isinstance(cluster_id, str) or not node_id:
-        raise BadDataError(f"a standing without {Attribute.NODE_ID} and {Attribute.CLUSTER_ID}")
+    cluster_id, node_id = read_sender(resource, "a standing")
     comm = attributes.get(Attribute.COLLECTIVE_COMM)
     if not isinstance(comm, str) or _COMM.fullmatch(comm) is None:
         raise BadDataError(f"{Attribute.COLLECTIVE_COMM} is {comm!r:.60}; 16 hexadecimal digits")

@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Final
 
-from ingero.model.counters import Work, WorkRates
+from ingero.model.counters import OTHERS, Work, WorkRates
 
 MIN_OPS: Final = 5
 """Operations below which nothing is said."""
-_OTHERS: Final = "others in its cgroup"
-"""Under this name stands what others of a peer's quota use."""
 
 
 def find_rates(work: Work) -> WorkRates | None:
@@ -51,7 +49,7 @@ def find_median(peers: Iterable[WorkRates]) -> WorkRates | None:
         median(one.ready_ns for one in found),
         median(one.throttled_ns for one in found),
         median(quotas) if 2 * len(quotas) > len(found) else None,
-        {_OTHERS: used} if used > 0 else {},
+        {OTHERS: used} if used > 0 else {},
         round(median(one.n_processors_allowed for one in found)),
         round(median(one.nice for one in found)),
         is_of_peers=True,
