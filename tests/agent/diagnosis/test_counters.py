@@ -1,6 +1,9 @@
 """Counters of processes: this one's own, and a planted machine's of either version of cgroups."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -82,3 +85,10 @@ def test_this_process_has_a_reading_of_each_of_its_threads():
     reading = CounterFiles().read(os.getpid(), 1)
     assert reading.threads[os.getpid()][0] > 0
     assert reading.n_processors_allowed == len(os.sched_getaffinity(0))
+
+
+def test_process_that_ended_and_was_not_waited_for_has_no_reading():
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert Path(f"/proc/{child.pid}/stat").exists()
+        assert CounterFiles().read(child.pid, 1) is None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ingero.model.counters import ProcessCounters, Quota
+from ingero.model.counters import ENDED, ProcessCounters, Quota
 from ingero.units import NS_PER_S, NS_PER_US
 
 MAX_THREADS: Final = 256
@@ -44,7 +44,7 @@ class CounterFiles:
     mounts: Path = Path("/proc/self/mountinfo")
 
     def read(self, pid: int, mono_ns: int) -> ProcessCounters | None:
-        """One reading; None when the process is gone or may not be read."""
+        """One reading; None when the process has ended or may not be read."""
         stat = self._read_stat(pid)
         threads = dict(self._iter_threads(pid))
         if stat is None or not threads:
@@ -80,7 +80,7 @@ class CounterFiles:
     def _read_stat(self, pid: int) -> _Stat | None:
         name, _, rest = _read(self.proc / str(pid) / "stat").rpartition(")")
         fields = rest.split()
-        if len(fields) < 17:
+        if len(fields) < 17 or fields[0] == ENDED:
             return None
         spent = int(fields[11]) + int(fields[12])
         return _Stat(

@@ -68,11 +68,6 @@ class CounterHistory:
             while one.n_ops > MAX_OPS and len(one.ops) > 1:
                 one.n_ops -= len(one.ops.popleft())
 
-    def forget(self, pid: int) -> None:
-        """A process ended."""
-        with self._lock:
-            self._followed.pop(pid, None)
-
     def read_due(self, mono_ns: int) -> None:
         """Take a reading when the last is `READ_NS` old."""
         if mono_ns - self._read_ns >= READ_NS:

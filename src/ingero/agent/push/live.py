@@ -135,13 +135,11 @@ class LiveObserver:
     Attributes:
         source: Gets the counts.
         pusher: Gets collectives, synchronisations, processes.
-        history: Learns which processes ended.
         offset_ns: Wall clock less monotonic clock, as of the start: entry times are on a clock that never steps.
     """
 
     source: CounterSource
     pusher: CollectivePusher
-    history: CounterHistory
     workload: str = ""
 
     def on_process(self, identity: ProcessIdentity) -> None:
@@ -163,7 +161,6 @@ class LiveObserver:
                 pid, status = int(exited["pid"]), int(exited["exit_code"])
                 at_ns = int(exited["header"]["mono_ns"])
                 self.pusher.note_exit(pid, Ending(at_ns, status & _SIGNAL, status >> _STATUS_BITS))
-                self.history.forget(pid)
 
     def on_totals(self, totals: Totals) -> None:
         """The counts of a second."""
@@ -267,7 +264,7 @@ def open_live(
         for thread in threads:
             thread.start()
         try:
-            yield LiveObserver(source, pusher, history)
+            yield LiveObserver(source, pusher)
         finally:
             stop.set()
             for thread in threads:

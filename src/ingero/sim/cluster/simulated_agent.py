@@ -165,7 +165,6 @@ class SimulatedAgent:
                 counts.add(rows)
             if is_over:
                 observer.pusher.note_exit(self.pid)
-                observer.history.forget(self.pid)
                 process.unregister(pidfd)
             mono_ns = self.clock.mono_ns()
             if mono_ns >= next_tick_ns:
