@@ -1,0 +1,174 @@
+"""What a judge has reported: written down before a report leaves, confirmed after it. Without a server."""
+
+import asyncio
+import logging
+
+from ingero.fleet.jetstream.connection import OvertakenError, StoredDocument
+from ingero.fleet.jetstream.ledger import LedgerOfCluster
+from ingero.fleet.jetstream.messages import decode_ledger
+from ingero.telemetry.clock import SystemClock
+from ingero.telemetry.limited import RateLimitedLog
+
+
+class OneDocument:
+    """A bucket of one document, without a server."""
+
+    documents = "state"
+
+    def __init__(self):
+        self.written, self.revision = [], 0
+        self.log = RateLimitedLog(logging.getLogger("test"), SystemClock())
+
+    async def read(self, _bucket, _key):
+        return StoredDocument(self.written[-1], self.revision) if self.written else None
+
+    async def write(self, _bucket, _key, content, revision):
+        if revision != self.revision:
+            raise OvertakenError("another Fleet has written since")
+        self.written.append(content)
+        self.revision += 1
+        return self.revision
+
+
+async def open_ledger(bucket):
+    ledger = LedgerOfCluster(bucket, "east")
+    return ledger, await ledger.open()
+
+
+def test_a_report_is_sent_between_two_writes_and_again_when_the_second_is_missing():
+    async def check():
+        bucket, sent = OneDocument(), []
+        ledger, said = await open_ledger(bucket)
+        assert said == {}
+        ledger.report({"rank 3": "drag"}, lambda: sent.append("drag") or True)
+        await ledger.settle()
+        ledger.report({"rank 3": "culprit"}, lambda: sent.append(len(bucket.written)) or True)
+        await ledger.settle()
+        assert sent == ["drag", 4], "after the opening, two writes for drag, and its own first"
+        before_confirmed = OneDocument()
+        before_confirmed.written = bucket.written[:4]
+        assert (await open_ledger(before_confirmed))[1] == {"rank 3": "drag"}
+        assert (await open_ledger(bucket))[1] == {"rank 3": "culprit"}
+
+    asyncio.run(check())
+
+
+def test_what_was_said_is_not_said_again_and_what_ended_is_forgotten():
+    async def check():
+        bucket, sent = OneDocument(), []
+        ledger, _ = await open_ledger(bucket)
+        for kind in ("culprit", "culprit", None, None, "culprit"):
+            ledger.report({"rank 3": kind}, lambda kind=kind: sent.append(kind) or True)
+            await ledger.settle()
+        assert sent == ["culprit", None, "culprit"]
+
+    asyncio.run(check())
+
+
+def test_a_fleet_that_ends_while_the_pipelines_take_nothing_leaves_the_report_to_the_next_judge():
+    async def check():
+        bucket, tried, was_tried = OneDocument(), [], asyncio.Event()
+        ledger, _ = await open_ledger(bucket)
+
+        def refuse(kind):
+            tried.append(kind)
+            was_tried.set()
+            return False
+
+        for kind in ("drag", "culprit"):
+            ledger.report({"rank 3": kind}, lambda kind=kind: refuse(kind))
+        running = asyncio.create_task(ledger.run(0.0))
+        await was_tried.wait()
+        running.cancel()
+        await ledger.settle(is_last=True)
+        assert tried == ["drag", "drag"]
+        assert (await open_ledger(bucket))[1] == {}
+
+    asyncio.run(check())
+
+
+def test_reports_about_one_thing_that_waited_together_leave_one_after_the_other():
+    """As where a full disk held the first one back until the next came: the end of a verdict was lost by that."""
+
+    async def check():
+        bucket, sent = OneDocument(), []
+        ledger, _ = await open_ledger(bucket)
+
+        def report(rank, kind):
+            def send():
+                told = decode_ledger(bucket.written[-1])
+                sent.append((rank, kind, told.said.get(rank), told.restore().get(rank)))
+                return True
+
+            ledger.report({rank: kind}, send)
+
+        for kind in ("drag", None, None, "culprit", "culprit"):
+            report("rank 3", kind)
+            report("rank 4", kind)
+        await ledger.settle()
+        for rank in ("rank 3", "rank 4"):
+            assert [one[1:] for one in sent if one[0] == rank] == [
+                ("drag", "drag", None),
+                (None, None, "drag"),
+                ("culprit", "culprit", None),
+            ]
+        assert decode_ledger(bucket.written[-1]).restore() == {
+            "rank 3": "culprit",
+            "rank 4": "culprit",
+        }
+
+    asyncio.run(check())
+
+
+def test_a_report_that_the_pipelines_do_not_take_is_sent_again_and_not_confirmed_before():
+    async def check():
+        bucket, tried = OneDocument(), []
+        ledger, _ = await open_ledger(bucket)
+
+        def send():
+            told = decode_ledger(bucket.written[-1])
+            tried.append((told.restore(), told.passed_seq))
+            ledger.note_passed(40 + len(tried))
+            return len(tried) == 3
+
+        ledger.report({"rank 3": "culprit"}, send)
+        await ledger.settle()
+        assert tried == [({}, 0), ({}, 41), ({}, 42)], "who takes over meanwhile sends it"
+        assert decode_ledger(bucket.written[-1]).restore() == {"rank 3": "culprit"}
+
+    asyncio.run(check())
+
+
+def test_a_judge_that_is_replaced_while_a_report_waits_leaves_it_to_its_heir():
+    async def check():
+        bucket, sent, heirs = OneDocument(), [], []
+        ledger, _ = await open_ledger(bucket)
+
+        async def take_over():
+            await asyncio.sleep(0.1)
+            heirs.append(await open_ledger(bucket))
+
+        ledger.report({"rank 3": "culprit"}, lambda: sent.append("old"))  # never taken
+        await asyncio.gather(ledger.settle(), take_over())
+        ((heir, said),) = heirs
+        assert (said, ledger.is_open) == ({}, False)
+        heir.report({"rank 3": "culprit"}, lambda: sent.append("heir") or True)
+        await heir.settle()
+        assert sent == ["old", "heir"]
+
+    asyncio.run(check())
+
+
+def test_a_judge_that_was_replaced_unnoticed_sends_nothing():
+    async def check():
+        bucket, sent = OneDocument(), []
+        ledger, _ = await open_ledger(bucket)
+        heir, _ = await open_ledger(bucket)
+        ledger.report({"rank 3": "culprit"}, lambda: sent.append("old") or True)
+        await ledger.settle()
+        assert (sent, ledger.is_open) == ([], False)
+        heir.report({"rank 3": "culprit"}, lambda: sent.append("heir") or True)
+        await heir.settle()
+        assert sent == ["heir"]
+
+    asyncio.run(check())
