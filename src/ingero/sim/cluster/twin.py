@@ -20,9 +20,12 @@ from ingero.units import NS_PER_S
 
 TwinKind = Literal["without-fault", "without-action"]
 TWINS: Final[tuple[TwinKind, ...]] = ("without-fault", "without-action")
-
-
-_NOWHERE: Final = StepPoint(0, 0)
+_LOST: Final = (
+    "lost_gpu_seconds",
+    "lost_gpu_seconds_unscaled",
+    "before_fault_ms",
+    "twin_before_fault_ms",
+)
 
 
 def measure_twin(
@@ -55,28 +58,27 @@ def _measure_lost(settings: ActSettings, first: ActProgress, twin: ActProgress) 
     fault_ns = first.moments.get("fault")
     runs = [run for run in first.runs if run]
     known = [one for one in runs[0] if one.at_ns <= fault_ns] if runs and fault_ns else []
-    begin, end = (known[-1], runs[-1][-1]) if known else (_NOWHERE, _NOWHERE)
-    steps = twin.runs[0] if twin.runs and known else ()
-    twin_ns = _find_pace(steps, begin.step, end.step)
-    twin_before_ns = _find_pace(steps, known[0].step if known else 0, begin.step)
+    if not known or not twin.runs:
+        return dict.fromkeys(_LOST) | _compare(None, None, None)
+    begin, end = known[-1], runs[-1][-1]
+    n_steps, took_ns = end.step - begin.step, end.at_ns - begin.at_ns
+
+    def find_lost(step_ns: float | None) -> float | None:
+        """GPU seconds beyond steps of this length."""
+        if step_ns is None:
+            return None
+        return settings.up.n_ranks * (took_ns - n_steps * step_ns) / NS_PER_S
+
     before_ns = find_step_ns(known)
+    twin_ns = _find_pace(twin.runs[0], begin.step, end.step)
+    twin_before_ns = _find_pace(twin.runs[0], known[0].step, begin.step)
     scaled_ns = None
     if twin_ns and twin_before_ns and before_ns:
         scaled_ns = twin_ns * before_ns / twin_before_ns
-    unscaled, measured, estimated = (
-        None
-        if ns is None
-        else settings.up.n_ranks
-        * (end.at_ns - begin.at_ns - (end.step - begin.step) * ns)
-        / NS_PER_S
-        for ns in (twin_ns, scaled_ns, before_ns)
-    )
-    return {
-        "lost_gpu_seconds": _round(measured),
-        "lost_gpu_seconds_unscaled": _round(unscaled),
-        "before_fault_ms": to_ms(before_ns),
-        "twin_before_fault_ms": to_ms(twin_before_ns),
-    } | _compare(twin_ns, measured, estimated)
+    measured = find_lost(scaled_ns)
+    told = (_round(measured), _round(find_lost(twin_ns)), to_ms(before_ns), to_ms(twin_before_ns))
+    compared = _compare(twin_ns, measured, find_lost(before_ns))
+    return dict(zip(_LOST, told, strict=True)) | compared
 
 
 def _find_pace(points: Sequence[StepPoint], first: int, last: int) -> float | None:
