@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ingero.errors import BadDataError
-from ingero.sim.cluster.slurm_job import find_steps, parse_job, write_script
+from ingero.sim.cluster.slurm_job import find_failure, find_steps, parse_job, write_script
 from ingero.sim.cluster.torch_job import JobFile
 
 RUNNING = (
@@ -74,3 +74,24 @@ def test_a_script_gives_torchrun_the_file_and_its_arguments_as_they_are(tmp_path
     assert given["--node-rank"] == "1"
     assert given["--rdzv-id"] == "5"
     assert told[-3:] == ["/a b/train.py", "--name", "it's $HOME"]
+
+
+FAILED = [
+    "step 1590 loss 2.100",
+    "[rank1]: Traceback (most recent call last):",
+    "[rank1]: RuntimeError: it broke",
+    "[rank0]: RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:45769.",
+    "E1124 20:09:05.254000 23788 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 1",
+    *["File api.py, line 1018, in run"] * 20,
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+    "torch.distributed.elastic.multiprocessing.api.SignalException: Process 9 got signal: 15",
+]
+
+
+def test_a_failed_job_is_told_by_the_error_that_came_first_and_not_by_ranks_that_srun_ended():
+    said = find_failure(FAILED)
+    assert said[0] == "[rank1]: RuntimeError: it broke"
+    assert said[1:] == FAILED[3:5]
+    assert find_failure(FAILED[:1] + FAILED[-8:]) == FAILED[-8:], "nothing else was said"
+    crashed = [FAILED[4].replace("exitcode: 1", "exitcode: -6"), *FAILED[5:]]
+    assert find_failure(crashed) == crashed[:1]

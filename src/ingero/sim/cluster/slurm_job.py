@@ -39,6 +39,10 @@ _STEP: Final = re.compile(
 _FIELD: Final = re.compile(r"\b(JobState|Restarts|NodeList)=(\S+)")
 _NONE: Final = "(null)"
 _N_LINES: Final = 8
+_ERROR: Final = re.compile(r"^(\[rank\d+\]: )?[\w.]+(Error|Exception)\b|failed \(exitcode: ")
+"""A rank's error as Python and torchrun write it, and how torchrun says that one has ended."""
+_FOLLOWS: Final = re.compile(r"\b(ChildFailedError|SignalException)\b")
+"""What torchrun raises itself once a rank has failed, or it was told to end."""
 OVER: Final = frozenset({
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE",
 })  # fmt: skip
@@ -88,6 +92,15 @@ def write_script(job: JobFile, n_ranks: int, folder: Path) -> str:
     """The batch script that runs a file by torchrun, one rank on each of so many nodes."""
     command = shlex.join([str(job.python), str(job.file), *job.arguments])
     return _SCRIPT.format(n_ranks=n_ranks, folder=folder, command=command)
+
+
+def find_failure(lines: Sequence[str]) -> Sequence[str]:
+    """The lines of a log that say best why a job failed: its first errors, or its last lines where none is seen.
+
+    srun ends the other ranks when one has failed, so that the last lines are theirs, who only got a signal.
+    """
+    errors = [one for one in lines if _ERROR.search(one) and not _FOLLOWS.search(one)]
+    return errors[:_N_LINES] or lines[-_N_LINES:]
 
 
 @dataclass(slots=True)
@@ -171,7 +184,7 @@ class SlurmJob(Closing):
     def _read_end(self) -> str:
         for path in sorted(self._folder.glob("run-*.log"), reverse=True):
             lines = [one.strip() for one in path.read_text(errors="replace").splitlines()]
-            said = [one for one in lines if one][-_N_LINES:]
+            said = find_failure([one for one in lines if one])
             if said:
                 return " | ".join(said)
         return "it said nothing"
