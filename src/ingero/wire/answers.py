@@ -36,7 +36,7 @@ def build_answer(
     Args:
         event_name: Of the record.
         about: The episode's id and the worker.
-        attributes: What else is told; None is left out.
+        attributes: What else it says; None is left out.
         severity: As `build_record` has it, and so the rest.
         summary: One line for a person.
         wall_ns: Time of the answer.
@@ -47,13 +47,13 @@ def build_answer(
         Attribute.CLUSTER_ID: rank.cluster_id,
         **dict(rank.resource),
     }
-    told = {
+    everything = {
         _ID: episode_id,
         **attributes,
         Attribute.RANK: rank.rank if rank.rank >= 0 else None,
         Attribute.RANK_JOB: rank.job or None,
     }
-    known = {name: value for name, value in told.items() if value is not None}
+    known = {name: value for name, value in everything.items() if value is not None}
     record = build_record(event_name, known, severity, summary, wall_ns)
     return build_logs(resource, [record], str(Scope.COLLECTIVES))
 

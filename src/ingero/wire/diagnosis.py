@@ -103,7 +103,7 @@ def parse_request(text: str | None) -> DiagnosisRequest | None:
 
 def build_diagnosis(diagnosis: Diagnosis, wall_ns: int) -> Export:
     """The answer as a logs export of the worker's node."""
-    told: dict[str, Any] = {
+    found: dict[str, Any] = {
         _CAUSE: diagnosis.cause,
         _CAUSES: [
             {
@@ -124,7 +124,7 @@ def build_diagnosis(diagnosis: Diagnosis, wall_ns: int) -> Export:
         _DECLINED: diagnosis.declined or None,
     }
     about, summary = (diagnosis.id, diagnosis.rank), describe_diagnosis(diagnosis)
-    return build_answer(DIAGNOSIS_EVENT, about, told, LogSeverity.INFO, summary, wall_ns)
+    return build_answer(DIAGNOSIS_EVENT, about, found, LogSeverity.INFO, summary, wall_ns)
 
 
 def build_diagnosis_read() -> RecordsRead[Diagnosis]:

@@ -65,8 +65,10 @@ def build_peer_work(work: PeerWork, wall_ns: int) -> Export:
         format_duration(round(ns)) for ns in (work.rates.computing_ns, work.rates.ready_ns)
     )
     summary = f"an operation: {computing} on a processor, {ready} ready to run and not running"
-    told = {_RATES: write_rates(work.rates)}
-    return build_answer(WORK_EVENT, (work.id, work.rank), told, LogSeverity.DEBUG, summary, wall_ns)
+    found = {_RATES: write_rates(work.rates)}
+    return build_answer(
+        WORK_EVENT, (work.id, work.rank), found, LogSeverity.DEBUG, summary, wall_ns
+    )
 
 
 def build_peer_work_read() -> RecordsRead[PeerWork]:

@@ -42,7 +42,7 @@ _N_LINES: Final = 8
 _ERROR: Final = re.compile(r"^(\[rank\d+\]: )?[\w.]+(Error|Exception)\b|failed \(exitcode: ")
 """A rank's error as Python and torchrun write it, and how torchrun says that one has ended."""
 _FOLLOWS: Final = re.compile(r"\b(ChildFailedError|SignalException)\b")
-"""What torchrun raises itself once a rank has failed, or it was told to end."""
+"""What torchrun raises itself once a rank has failed, or was asked to end."""
 OVER: Final = frozenset({
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE",
 })  # fmt: skip

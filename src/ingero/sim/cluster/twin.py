@@ -76,9 +76,9 @@ def _measure_lost(settings: ActSettings, first: ActProgress, twin: ActProgress) 
     if twin_ns and twin_before_ns and before_ns:
         scaled_ns = twin_ns * before_ns / twin_before_ns
     measured = find_lost(scaled_ns)
-    told = (_round(measured), _round(find_lost(twin_ns)), to_ms(before_ns), to_ms(twin_before_ns))
+    shown = (_round(measured), _round(find_lost(twin_ns)), to_ms(before_ns), to_ms(twin_before_ns))
     compared = _compare(twin_ns, measured, find_lost(before_ns))
-    return dict(zip(_LOST, told, strict=True)) | compared
+    return dict(zip(_LOST, shown, strict=True)) | compared
 
 
 def _find_pace(points: Sequence[StepPoint], first: int, last: int) -> float | None:
