@@ -179,7 +179,7 @@ for step in range(100_000):
 def test_real_job_with_a_rank_that_was_slow_from_the_start_is_explained_by_its_peers(tmp_path):
     job = tmp_path / "job.py"
     job.write_text(SLOW_FROM_THE_START)
-    result = up("--ranks", "4", "--job", str(job), "--fault", "none", "--duration", "25s")
+    result = up("--ranks", "4", "--job", str(job), "--fault", "none", "--duration", "15s")
     assert result["culprits"] == [2]
     assert result["diagnosis"]["cause"] == "more-computing", result["diagnosis"]
     computing = result["diagnosis"]["causes"][0]
