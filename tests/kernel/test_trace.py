@@ -29,6 +29,17 @@ ROOT = Path(__file__).resolve().parents[2]
 INGERO = (sys.executable, "-m", "ingero")
 PLAIN = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
 
+TWICE = """
+import ctypes, os, sys, time
+library = ctypes.CDLL(sys.argv[1])
+for _ in range(20):
+    library.cudaFree(None)
+    time.sleep(0.1)
+if os.environ["RANK"] == "0":
+    os.environ["RANK"] = "1"
+    os.execv(sys.executable, [sys.executable, *sys.argv])
+"""
+
 
 def run(*arguments, env=None):
     return subprocess.run(
@@ -94,6 +105,21 @@ def test_a_program_is_run_traced_and_recorded(tmp_path):
     )
     nested = recording.events[recording.events["source"] == Source.DRIVER]
     assert (nested["flags"] & EventFlag.NESTED).all()
+
+
+def test_a_process_that_becomes_another_program_is_asked_again_who_it_is(tmp_path):
+    script = tmp_path / "twice.py"
+    script.write_text(TWICE)
+    library = get_program().parent / "libcudart.so.12"
+    told = lines_of(
+        run("trace", "--json", "--db", tmp_path / "trace.db", "--", sys.executable, script, library,
+            env=PLAIN | {"RANK": "0", "WORLD_SIZE": "2"})
+    )  # fmt: skip
+    assert [line["rank"] for line in told["process"] if "rank" in line] == [0, 1]
+    assert len({line["pid"] for line in told["process"] if "rank" in line}) == 1
+    ranks = [line["rank"] for line in told["event"] if line["op"] == "cudaFree"]
+    assert set(ranks) == {0, 1}
+    assert ranks == sorted(ranks)
 
 
 def test_the_program_s_own_output_is_kept_apart_and_its_end_ends_the_trace():

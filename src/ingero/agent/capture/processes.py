@@ -70,6 +70,11 @@ class TracedProcesses:
         if identity.pod.uid and self._finder is not None:
             self._finder.ask(identity)
 
+    def _meet_again(self, pid: int) -> None:
+        """A process that was met runs another program now, with other variables."""
+        if self._identities.pop(pid, None) is not None:
+            self.meet(pid)
+
     def _complete(self, identity: ProcessIdentity) -> None:
         """More is known of a process, if it is still the same one. Any thread."""
         known = self._identities.get(identity.pid)
@@ -103,6 +108,8 @@ class TracedProcesses:
 
     def on_records(self, records: Records) -> None:
         """Take ``struct ig_process`` records."""
+        for pid in records["pid"][records["event"] == ProcessEvent.EXEC]:
+            self._meet_again(int(pid))
         is_exit = records["event"] == ProcessEvent.EXIT
         self._ended.extend(int(pid) for pid in records["pid"][is_exit])
         self._may_be_over |= self._are_named and bool(is_exit.any())

@@ -1,6 +1,8 @@
 """Ranks, jobs and containers out of what launchers and runtimes really write. No root."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,26 @@ def test_this_process_is_known_and_a_missing_one_is_not(tmp_path):
     assert identity.pid == os.getpid()
     assert identity.start_ticks > 0
     assert read_identity(1, proc=tmp_path) is None
+
+
+def test_a_process_that_calls_exec_again_and_again_keeps_its_rank(tmp_path):
+    script = tmp_path / "again.py"
+    script.write_text(
+        "import os, pathlib, signal, sys\n"
+        "left = int(sys.argv[1])\n"
+        "if left:\n"
+        "    os.execv(sys.executable, [sys.executable, '-IS', sys.argv[0], str(left - 1)])\n"
+        "pathlib.Path(sys.argv[0] + '.done').touch()\n"
+        "signal.pause()\n"
+    )
+    done = tmp_path / "again.py.done"
+    command = [sys.executable, "-IS", str(script), "30"]
+    ranks = set()
+    with subprocess.Popen(command, env={"RANK": "3"}) as child:
+        while not done.exists():
+            ranks.add(read_identity(child.pid).place.rank)
+        child.kill()
+    assert ranks == {3}
 
 
 def pod_process(tmp_path, environment, namespace=""):

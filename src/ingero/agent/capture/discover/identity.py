@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -40,6 +41,10 @@ _NAMESPACE_FILE: Final = "root/var/run/secrets/kubernetes.io/serviceaccount/name
 _MAX_NAME_CHARS: Final = 253  # RFC 1123 subdomain, as Kubernetes limits names
 _SLURM_CGROUP: Final = re.compile(r"/job_(\d+)(?:/step_(\w+))?")
 """Of ``cgroup.conf``'s plug-ins for both versions; a step is a number, ``batch``, ``extern`` or ``interactive``."""
+
+_EMPTY_READ_S: Final = 0.002
+_MAX_EMPTY_READS: Final = 100
+"""A process without any variable costs as much, once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +241,7 @@ def read_identity(pid: int, proc: Path = _PROC) -> ProcessIdentity | None:
     except (OSError, ValueError, IndexError):
         return None
     try:
-        variables = parse_environment((folder / "environ").read_bytes())
+        variables = parse_environment(_read_environment(folder))
     except OSError:
         variables = {}
     try:
@@ -261,6 +266,20 @@ def read_identity(pid: int, proc: Path = _PROC) -> ProcessIdentity | None:
         _find_slurm_step(variables, slurm),
         find_meeting(variables),
     )
+
+
+def _read_environment(folder: Path) -> bytes:
+    """What ``environ`` holds; inside of execve(2) it is empty, so it is read again for as long as that may be it.
+
+    Raises:
+        OSError: The process is gone or a zombie, or it may not be read.
+    """
+    for _ in range(_MAX_EMPTY_READS):
+        if text := (folder / "environ").read_bytes():
+            return text
+        (folder / "exe").readlink()  # a zombie has none
+        time.sleep(_EMPTY_READ_S)
+    return b""
 
 
 def _find_slurm_step(variables: dict[str, str], cgroup: SlurmStep) -> SlurmStep:
