@@ -53,7 +53,7 @@ test-pythons: setup ## the fast tests on each Python from 3.12 to 3.14 that this
 lint: setup ## format, lint, types and layers
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
-	@.venv/bin/mypy
+	@.venv/bin/mypy --num-workers auto
 	@.venv/bin/lint-imports --config pyproject.toml
 
 check: lint ## lint, sizes, docs and the fast tests: what a commit must pass
