@@ -64,6 +64,9 @@ def test_slow_link_is_the_network_and_nobodys_own_work():
     assert result["network"] == [2, 3]
     assert result["culprits"] == []
     assert result["wrongly_named"] == []
+    assert result["diagnoses"].keys() == {"2", "3"}
+    for diagnosis in result["diagnoses"].values():
+        assert diagnosis["cause"] == "network-delay"
 
 
 @pytest.mark.parametrize(("kind", "cause"), [("pause", "stopped"), ("kill", "ended")])

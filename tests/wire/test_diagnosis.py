@@ -81,11 +81,12 @@ def test_question_comes_back_with_what_it_tells_of_peers(more):
     assert parse_request(write_request(request)) == request
 
 
-def test_question_about_a_hang_comes_back_and_older_agents_cannot_read_it():
-    request = replace(REQUEST, excess_share=0.0, about=Subject.HANG)
+@pytest.mark.parametrize("about", [Subject.HANG, Subject.WORK, Subject.LINK])
+def test_question_about_something_else_comes_back_and_older_agents_cannot_read_it(about):
+    request = replace(REQUEST, excess_share=0.0, about=about)
     text = write_request(request)
     assert parse_request(text) == request
-    without = text.replace("&about=hang", "")
+    without = text.replace(f"&about={about.value}", "")
     assert without != text
     assert parse_request(without) is None, "to those who pass over `about` it has no excess"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 RUNNING: Final = "R"
@@ -153,3 +153,75 @@ class OffCpuTimes:
     worker_io_ns: int = 0
     by_others_ns: Mapping[str, int] = field(default_factory=dict)
     n_lost: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTraffic:
+    """What a process sent to one host over TCP: over a connection since it began, or over several in some seconds.
+
+    Attributes:
+        n_connections: How many.
+        rtt_ns: Round trip, smoothed.
+        rtt_var_ns: Its mean deviation.
+        min_rtt_ns: The least of the last five minutes.
+        n_segments: Segments with data.
+        n_again: Of these, sent again.
+        n_bytes: Acknowledged by the other end.
+        rate: Bytes a second at which it acknowledged them of late.
+        busy_ns: With data that it had not acknowledged.
+        window_ns: Of that, with the receiver's window full.
+        buffer_ns: Of that, with the send buffer full.
+        timeout_ns: In which nothing came back until a timer ran out.
+    """
+
+    n_connections: int
+    rtt_ns: int
+    rtt_var_ns: int
+    min_rtt_ns: int
+    n_segments: int
+    n_again: int
+    n_bytes: int
+    rate: int
+    busy_ns: int
+    window_ns: int = 0
+    buffer_ns: int = 0
+    timeout_ns: int = 0
+
+    def since(self, then: HostTraffic) -> HostTraffic:
+        """What came after an earlier reading of the same connection."""
+        return replace(
+            self, **{name: getattr(self, name) - getattr(then, name) for name in _TRAFFIC_TOTALS}
+        )
+
+    @classmethod
+    def join(cls, several: Sequence[HostTraffic]) -> HostTraffic:
+        """All connections to a host: sums, and of round trips the mean weighted by segments."""
+        n_segments = max(sum(one.n_segments for one in several), 1)
+        return cls(
+            n_connections=len(several),
+            rtt_ns=sum(one.rtt_ns * one.n_segments for one in several) // n_segments,
+            rtt_var_ns=sum(one.rtt_var_ns * one.n_segments for one in several) // n_segments,
+            min_rtt_ns=min(one.min_rtt_ns for one in several),
+            rate=sum(one.rate for one in several),
+            **{name: sum(getattr(one, name) for one in several) for name in _TRAFFIC_TOTALS},
+        )
+
+
+_TRAFFIC_TOTALS: Final = (
+    "n_segments", "n_again", "n_bytes", "busy_ns", "window_ns", "buffer_ns", "timeout_ns",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """A process's connections in some seconds.
+
+    Attributes:
+        hosts: What it sent, by the address at the other end; hosts to which it sent nothing are left out.
+        errors: What its interfaces counted of errors and drops meanwhile: ``eth0 receive errors``.
+        reason: Why nothing could be read; empty otherwise.
+    """
+
+    hosts: Mapping[str, HostTraffic] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict)
+    reason: str = ""

@@ -29,6 +29,12 @@ class CauseKind(StrEnum):
     """It uses more processor time for the same number of operations."""
     ASLEEP = "asleep"
     """It waits for what is no disk: a lock, a socket, another process. Of a worker that others wait for only."""
+    NETWORK_DELAY = "network-delay"
+    """Its packets take longer to a host and back than others. Of a link only, as the next two."""
+    NETWORK_LOSS = "network-loss"
+    """They are lost and sent again."""
+    WINDOW_LIMITED = "window-limited"
+    """The other end's window, or its own send buffer, is full more often than towards others."""
     UNEXPLAINED = "unexplained"
     """None of the above takes enough of the time."""
 
@@ -42,6 +48,8 @@ class Subject(StrEnum):
     """What it does while others wait for it and it enters no operation."""
     WORK = "work"
     """What an operation takes it: another one, of which the episode is, is compared with it."""
+    LINK = "link"
+    """Why what it sends takes longer than on its peers' links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +119,9 @@ class Diagnosis:
         id: That of the request.
         rank: The worker, with its cluster and node.
         causes: By share, greatest first; ``unexplained`` is one of them where nothing takes most of the time.
-        excess_ns: Own time above the peers' that was to be explained; of a hang what was looked at.
-        window_ns: Time that was looked at, since onset; of a hang in looks.
+        excess_ns: Own time above the peers' that was to be explained; of a hang what was looked at,
+            of a link the time for which data to the host that lost most were not acknowledged.
+        window_ns: Time that was looked at, since onset; of a hang in looks, of a link between two readings.
         n_ops: Operations in that time.
         ruled_out: What was checked and takes no part that counts.
         todo: Next steps, most useful first.

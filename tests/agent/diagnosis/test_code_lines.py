@@ -13,8 +13,8 @@ PYTHONS = find_interpreters()
 PROGRAM = """import json, threading, time
 
 def burn(seconds):
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
         pass
 
 def main():
@@ -22,7 +22,7 @@ def main():
     while True:
         burn(0.03)
         time.sleep(0.03)
-        json.dumps(list(range(60000)))
+        json.dumps(list(range(20000)))
 
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 main()
@@ -64,12 +64,12 @@ def sample(pid, seconds=2.0):
 def test_lines_at_which_the_first_thread_runs_and_at_which_it_sleeps(start, python):
     lines = sample(start(python.program).pid)
     assert lines.reason == ""
-    assert lines.n_looks > 40
+    assert lines.n_looks > 20
     assert lines.n_looks == sum(lines.running.values()) + sum(lines.waiting.values())
     burning = {line: n for line, n in lines.running.items() if line.endswith(" burn")}
-    assert sum(burning.values()) > 0.2 * lines.n_looks
+    assert sum(burning.values()) > 0.3 * sum(lines.running.values())
     assert set(burning) <= {"train.py:5 burn", "train.py:6 burn"}
-    assert lines.waiting["train.py:12 main"] > 0.2 * lines.n_looks
+    assert lines.waiting["train.py:12 main"] > 0.5 * sum(lines.waiting.values()) > 0
     assert any(line.startswith("train.py:13 main → ") for line in lines.running)
 
 

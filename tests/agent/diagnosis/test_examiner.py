@@ -18,7 +18,13 @@ from ingero.agent.diagnosis.switches import SwitchTimes
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import HttpTransport, PushReply, TransportSettings
 from ingero.model.collectives import COLLECTIVE_OP, Rank
-from ingero.model.counters import CodeLines, OffCpuTimes, ProcessCounters, WorkRates
+from ingero.model.counters import (
+    CodeLines,
+    OffCpuTimes,
+    ProcessCounters,
+    Traffic,
+    WorkRates,
+)
 from ingero.model.diagnosis import DiagnosisRequest, Subject
 from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.otlp.codec import read_log_entries
@@ -159,6 +165,32 @@ def test_a_rank_that_others_wait_for_is_looked_at_and_its_switches_are_not(monke
     assert [(cause.kind, cause.share) for cause in diagnosis.causes] == [("asleep", 1.0)]
     assert diagnosis.causes[0].evidence == ("waiting, of 100 looks: train.py:5 load (100%)",)
     assert (node.sampled, node.watched) == ([PID], [])
+
+
+def test_connections_of_a_links_end_are_looked_at_and_nothing_else():
+    node = Node()
+    asked = []
+
+    def look(pid, stop):
+        asked.append(pid)
+        node.clock.advance(5 * NS_PER_S)
+        return Traffic(reason="its connections cannot be read: Operation not permitted")
+
+    node.examiner = Examiner(
+        NodeIdentity(cluster_id="c", node_id="n"),
+        node.history,
+        node.transport,
+        node.clock,
+        Looks(node._watch, node._sample, look),
+    )
+    node.answer(DiagnosisRequest("55" * 8, 2, "", 0.0, 0, Subject.LINK))
+    (diagnosis,) = node.transport.sent
+    assert [(cause.kind, cause.share) for cause in diagnosis.causes] == [("unexplained", 1.0)]
+    assert diagnosis.causes[0].evidence == (
+        "its connections cannot be read: Operation not permitted",
+    )
+    assert diagnosis.window_ns == 5 * NS_PER_S
+    assert (asked, node.sampled, node.watched) == ([PID], [], [])
 
 
 def test_lines_are_those_of_the_worker_that_is_busier_than_its_process():

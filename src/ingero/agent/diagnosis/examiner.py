@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ingero.agent.diagnosis.code_lines import SampleLines, sample_lines
+from ingero.agent.diagnosis.connections import LookAtTraffic, look_at_traffic
 from ingero.agent.diagnosis.history import CounterHistory
 from ingero.agent.diagnosis.switches import WATCH_NS, WatchSwitches
 from ingero.agent.health.collective_counts import CollectiveCounts
@@ -30,6 +31,7 @@ from ingero.recording.causal.excess import (
     find_hang_causes,
     find_rise,
 )
+from ingero.recording.causal.transfers import find_link_causes
 from ingero.recording.causal.work_rates import MIN_OPS, find_median, find_rates
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
@@ -119,10 +121,12 @@ class Looks:
     Attributes:
         watch: Sees every switch of a thread; None where nothing can be probed.
         sample: Sees which lines of Python it is at.
+        look_at_traffic: Sees what becomes of what it sends.
     """
 
     watch: WatchSwitches | None = None
     sample: SampleLines = sample_lines
+    look_at_traffic: LookAtTraffic = look_at_traffic
 
 
 class Examiner:
@@ -250,6 +254,8 @@ class Examiner:
             return Diagnosis(id=request.id, rank=rank, declined=declined)
         if request.about is Subject.HANG:
             return self._examine_hang(pid, request.id, rank, stop)
+        if request.about is Subject.LINK:
+            return self._examine_link(pid, request.id, rank, stop)
         seen, lines = self._look_at(pid, stop)
         now_ns = self._clock.mono_ns()
         offset_ns = self._clock.wall_ns() - now_ns
@@ -291,6 +297,23 @@ class Examiner:
             causes=found.causes,
             excess_ns=found.excess_ns,
             window_ns=window_ns,
+            ruled_out=found.ruled_out,
+            todo=found.todo,
+        )
+
+    def _examine_link(self, pid: int, name: str, rank: Rank, stop: threading.Event) -> Diagnosis:
+        """A process whose transfers are slow: its connections are looked at."""
+        began_ns = self._clock.mono_ns()
+        traffic = self._looks.look_at_traffic(pid, stop)
+        ended_ns = self._clock.mono_ns()
+        found = find_link_causes(traffic)
+        return Diagnosis(
+            id=name,
+            rank=rank,
+            causes=found.causes,
+            excess_ns=found.excess_ns,
+            window_ns=ended_ns - began_ns,
+            n_ops=self._history.count_ops(pid, began_ns, ended_ns),
             ruled_out=found.ruled_out,
             todo=found.todo,
         )

@@ -26,9 +26,8 @@ from ingero.model.counters import (
     Work,
     WorkRates,
 )
-from ingero.model.diagnosis import CauseKind, DiagnosedCause
-from ingero.model.incidents import RuledOut
-from ingero.recording.causal.attribution import NAMED_SHARE
+from ingero.model.diagnosis import CauseKind
+from ingero.recording.causal.conclusions import CausePart, ExcessCauses, conclude
 from ingero.recording.causal.work_rates import MIN_OPS, find_rates
 from ingero.units import NS_PER_US, format_duration
 
@@ -44,76 +43,6 @@ _MIN_LOOKS: Final = 20
 _MIN_SHARE: Final = 0.1
 """Of the looks, below which a line is not named."""
 _UNREAD: Final = "no reading from before it was slow, and none of a peer"
-_NAMES: Final = {
-    CauseKind.CPU_QUOTA: "out of CPU quota (cgroup)",
-    CauseKind.CPU_CONTENTION: "waiting for a free CPU",
-    CauseKind.STOPPED: "stopped by a signal",
-    CauseKind.BLOCKED_IO: "blocked on I/O",
-    CauseKind.PAGE_FAULTS: "page faults",
-    CauseKind.MEMORY_RECLAIM: "memory reclaim",
-    CauseKind.MORE_COMPUTING: "computing on the host",
-    CauseKind.ASLEEP: "asleep: it waits for a lock, a socket or another process",
-}
-_NEXT_STEPS: Final = {
-    CauseKind.CPU_QUOTA: (
-        "raise the container's CPU limit (cpu.max), or remove it",
-        "use fewer host threads",
-    ),
-    CauseKind.CPU_CONTENTION: (
-        "move the neighbours off this node, or lower their cpu.weight",
-        "give the job its own CPUs (taskset, cpuset)",
-    ),
-    CauseKind.STOPPED: (
-        "find who sends SIGSTOP or traces it: a debugger, a profiler, a checkpointer, the freezer",
-    ),
-    CauseKind.BLOCKED_IO: (
-        "read ahead in workers, or in more of them, and write checkpoints in the background",
-        "`sudo ingero trace` on this node tells which requests",
-    ),
-    CauseKind.PAGE_FAULTS: ("add memory: pages are read back from a disk",),
-    CauseKind.MEMORY_RECLAIM: ("free host memory or raise the memory limit",),
-    CauseKind.MORE_COMPUTING: (
-        "look at the lines at which it runs, and whether its data are more than its peers'",
-        "compare clocks, power and temperature with the peers",
-        "`sudo ingero trace` on this node tells where in the program",
-    ),
-    CauseKind.ASLEEP: ("look at the line at which it waits",),
-    CauseKind.UNEXPLAINED: ("`sudo ingero trace` on this node, then `ingero explain`",),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ExcessCauses:
-    """What was found.
-
-    Attributes:
-        causes: Greatest share first, ``unexplained`` last.
-        ruled_out: The others that could be looked at.
-        todo: Next steps.
-        excess_ns: The time that was to be explained.
-    """
-
-    causes: tuple[DiagnosedCause, ...]
-    ruled_out: tuple[RuledOut, ...]
-    todo: tuple[str, ...]
-    excess_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A cause before it has a share.
-
-    Attributes:
-        kind: Which.
-        extra_ns: Time since onset beyond what it took before.
-        evidence: What was measured.
-        name: In plain words; empty for the usual.
-    """
-
-    kind: CauseKind
-    extra_ns: float
-    evidence: tuple[str, ...]
-    name: str = ""
 
 
 def find_excess_causes(
@@ -138,7 +67,7 @@ def find_excess_causes(
     if now is None or excess_ns <= 0:
         too_long = format_duration(max(excess_ns, 0))
         why = f"{after.n_ops} operations were seen since it is slow, {too_long} too long in all"
-        return _conclude([], excess_ns, why)
+        return conclude([], excess_ns, why)
     parts, own_throttled_ns = ([], 0.0) if before is None else _compare(before, now, after, seen)
     if seen is not None and seen.n_ops:
         parts += _scale(seen, after)
@@ -148,7 +77,7 @@ def find_excess_causes(
         parts = [_add_lines(part, lines) for part in parts]
     unread = [] if before is not None else [_UNREAD]
     asleep = [] if lines is None else _describe_lines("asleep", lines.waiting, lines)
-    return _conclude(parts, excess_ns, *unread, *asleep)
+    return conclude(parts, excess_ns, *unread, *asleep)
 
 
 def can_be_compared(before: WorkRates, after: Work, excess_share: float) -> bool:
@@ -169,7 +98,7 @@ def find_hang_causes(lines: CodeLines, window_ns: int) -> ExcessCauses:
     """
     n_looks = sum(lines.states.values())
     if n_looks < MIN_OPS:
-        return _conclude([], window_ns, "its process ended meanwhile")
+        return conclude([], window_ns, "its process ended meanwhile")
     kinds = dict.fromkeys(STOPPED, CauseKind.STOPPED)
     kinds |= {RUNNING: CauseKind.MORE_COMPUTING, BLOCKED: CauseKind.BLOCKED_IO}
     took_ns: dict[CauseKind, float] = {}
@@ -181,8 +110,8 @@ def find_hang_causes(lines: CodeLines, window_ns: int) -> ExcessCauses:
         is_running = kind is CauseKind.MORE_COMPUTING
         at = lines.running if is_running else lines.waiting
         said = _describe_lines("running" if is_running else "waiting", at, lines)
-        parts.append(_Part(kind, spent_ns, tuple(said)))
-    return _conclude(parts, window_ns)
+        parts.append(CausePart(kind, spent_ns, tuple(said)))
+    return conclude(parts, window_ns)
 
 
 def find_rise(own_ns: IntArray) -> int | None:
@@ -221,25 +150,7 @@ def _find_step(own_ns: IntArray, sign: int) -> int | None:
     return at if high_ns >= MIN_RISE * max(low_ns, 1.0) else None
 
 
-def _conclude(parts: list[_Part], excess_ns: int, *why: str) -> ExcessCauses:
-    whole_ns = max(float(excess_ns), sum(part.extra_ns for part in parts), 1.0)
-    shares = {part.kind: part.extra_ns / whole_ns for part in parts}
-    found, ruled_out = [], []
-    for part in sorted(parts, key=lambda part: (-part.extra_ns, part.kind)):
-        name, share = part.name or _NAMES[part.kind], round(shares[part.kind], 3)
-        if shares[part.kind] >= NAMED_SHARE:
-            found.append(DiagnosedCause(part.kind, name, share, part.evidence))
-        else:
-            ruled_out.append(RuledOut(_NAMES[part.kind], share, "; ".join(part.evidence)))
-    todo = [step for cause in found for step in _NEXT_STEPS[CauseKind(cause.kind)]]
-    rest = round(1.0 - sum(cause.share for cause in found), 3)
-    if not found or rest >= NAMED_SHARE:
-        found.append(DiagnosedCause(CauseKind.UNEXPLAINED, "unexplained", rest, why))
-        todo += _NEXT_STEPS[CauseKind.UNEXPLAINED]
-    return ExcessCauses(tuple(found), tuple(ruled_out), tuple(todo), max(excess_ns, 0))
-
-
-def _add_throttled(parts: list[_Part], throttled_ns: float, after: Work) -> list[_Part]:
+def _add_throttled(parts: list[CausePart], throttled_ns: float, after: Work) -> list[CausePart]:
     """Give the time that a process was held back for doing more to what it does more.
 
     Making room and reading pages back are work of the same thread, and were counted as computing too.
@@ -268,7 +179,7 @@ def _add_throttled(parts: list[_Part], throttled_ns: float, after: Work) -> list
     return added
 
 
-def _add_lines(part: _Part, lines: CodeLines) -> _Part:
+def _add_lines(part: CausePart, lines: CodeLines) -> CausePart:
     """Where in the program a part of the time went."""
     if part.kind is CauseKind.MORE_COMPUTING:
         said = _describe_lines("running", lines.running, lines)
@@ -293,28 +204,28 @@ def _describe_lines(doing: str, looks: Mapping[str, int], lines: CodeLines) -> l
     return [f"{doing}, of {lines.n_looks} looks: {'; '.join(said)}"] if said else []
 
 
-def _leave_rest_to_disk(parts: list[_Part], excess_ns: int) -> list[_Part]:
+def _leave_rest_to_disk(parts: list[CausePart], excess_ns: int) -> list[CausePart]:
     """Waits for a disk may be the job's normal reading, so that they take no part that others explain."""
     others_ns = sum(part.extra_ns for part in parts if part.kind is not CauseKind.BLOCKED_IO)
     rest_ns = max(excess_ns - others_ns, 0.0)
     return [
-        _Part(part.kind, min(part.extra_ns, rest_ns), part.evidence)
+        CausePart(part.kind, min(part.extra_ns, rest_ns), part.evidence)
         if part.kind is CauseKind.BLOCKED_IO
         else part
         for part in parts
     ]
 
 
-def _scale(seen: OffCpuTimes, after: Work) -> list[_Part]:
+def _scale(seen: OffCpuTimes, after: Work) -> list[CausePart]:
     """What was seen for some seconds, as if for all the time since onset."""
     lost = (f"{seen.n_lost} switches were not seen",) if seen.n_lost else ()
 
-    def part(kind: CauseKind, took_ns: int, *further: str) -> _Part:
+    def part(kind: CauseKind, took_ns: int, *further: str) -> CausePart:
         per_op_ns = took_ns / seen.n_ops
         says = (
             f"{format_duration(round(per_op_ns))} an operation, of {seen.n_ops} that were watched"
         )
-        return _Part(kind, per_op_ns * after.n_ops, (says, *further, *lost))
+        return CausePart(kind, per_op_ns * after.n_ops, (says, *further, *lost))
 
     by_workers_ns = round(seen.worker_io_ns / seen.n_ops)
     workers = f"of it {format_duration(by_workers_ns)} waiting for its worker processes, which are never idle"
@@ -333,7 +244,7 @@ def _scale(seen: OffCpuTimes, after: Work) -> list[_Part]:
 
 def _compare(
     then: WorkRates, now: WorkRates, after: Work, seen: OffCpuTimes | None
-) -> tuple[list[_Part], float]:
+) -> tuple[list[CausePart], float]:
     """What counters tell of the thread that does most, against those of another time or of peers.
 
     Also the time in nanoseconds that it was held back by its quota because it does more itself.
@@ -354,12 +265,12 @@ def _compare(
     others = {} if seen is None else seen.by_others_ns
     who = _name_worst(neighbours if by_others else others)
     parts = [
-        _Part(
+        CausePart(
             CauseKind.CPU_QUOTA,
             throttled_ns * by_quota,
             (f"throttled {held.says}", *of_whom, *_describe_quota(then, after)),
         ),
-        _Part(
+        CausePart(
             CauseKind.CPU_CONTENTION,
             throttled_ns * by_others + queued_ns,
             (
@@ -370,7 +281,7 @@ def _compare(
             ),
             f"preempted by {who}" if who else "",
         ),
-        _Part(
+        CausePart(
             CauseKind.MORE_COMPUTING,
             computing.extra_ns,
             (f"on a processor {computing.says}", *of_whom),

@@ -177,7 +177,8 @@ def find_diagnosis(settings: UpSettings, progress: Progress) -> dict[str, Any] |
 
 def _diagnosis_json(progress: Progress, rank: int) -> dict[str, Any]:
     diagnosis, at_ns = progress.diagnoses[rank]
-    named_ns = progress.named.get((rank, VerdictKind.CULPRIT), progress.named.get((rank, "hang")))
+    kinds = (VerdictKind.CULPRIT, VerdictKind.NETWORK, "hang")
+    named_ns = next((at for kind in kinds if (at := progress.named.get((rank, kind)))), None)
     return {
         "rank": rank,
         **diagnosis,

@@ -256,14 +256,15 @@ class _Run:
         return isinstance(self.job, TorchJob) and self.job.is_over
 
     def _is_explained(self) -> bool:
-        """Whether Fleet has said something of every rank and why each culprit is slow, or whom it waits for stands."""
+        """Whether Fleet has said something of every rank, and why each that it names is slow or stands."""
         if any(fault.is_hang for fault in self.settings.faults):
             roots = self.progress.hang["roots"] if self.progress.hang else []
             missing = {root["rank"] for root in roots if root["cause"] != HangCause.ENDED}
             return missing <= self.progress.diagnoses.keys()
         verdicts = self.progress.judgement.verdicts if self.progress.judgement else ()
-        culprits = {rank for rank, kind in self.progress.named if kind == VerdictKind.CULPRIT}
-        return culprits <= self.progress.diagnoses.keys() and all(
+        asked = {VerdictKind.CULPRIT, VerdictKind.NETWORK}
+        slow = {rank for rank, kind in self.progress.named if kind in asked}
+        return slow <= self.progress.diagnoses.keys() and all(
             verdict.kind is not VerdictKind.ORDINARY for verdict in verdicts
         )
 

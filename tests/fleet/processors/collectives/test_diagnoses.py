@@ -3,13 +3,16 @@
 import logging
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tests.fleet.processors.collectives.test_collectives_processor import Judged, job, judge_after
 from tests.fleet.processors.collectives.test_hangs import hung
 from tests.fleet.processors.collectives.test_progress import N, standing
+from tests.support.synthetic_jobs import JobShape, build_work, normal_noise, run_job
 
 from ingero.fleet.component import QuestionSource
 from ingero.fleet.processors.collectives.diagnoses import ASK_NS, REOPEN_NS
+from ingero.job_traces.convert import build_job_trace
 from ingero.model.collectives import Rank
 from ingero.model.counters import WorkRates
 from ingero.model.diagnosis import DiagnosedCause, Diagnosis, PeerWork, Subject
@@ -221,6 +224,46 @@ def test_an_episode_that_is_over_is_forgotten():
     desk.note(quiet, {}, judged.host.clock.mono_ns() + REOPEN_NS)
     assert question(judged) is None
     assert answer(judged, request) == 1
+
+
+DELAY = DiagnosedCause("network-delay", "packets take long on their way", 0.98)
+
+
+def slow_link():
+    """A pipeline of four replicas of three stages, of which one link is slow."""
+    shape = JobShape(n_dp=4, n_stages=3, n_microbatches=12, n_steps=8)
+    links = np.ones((4, 2))
+    links[1, 1] = 30
+    work = build_work(shape, normal_noise(0.02), np.random.default_rng(0))
+    judged = Judged()
+    for runs in build_job_trace(run_job(shape, work, links), "c").runs:
+        judged.push(runs)
+    return judge_after(judged)
+
+
+def test_both_ends_of_a_slow_link_are_asked_about_it_and_nobody_else(caplog):
+    judged = slow_link()
+    (page,) = judged.page("verdicts", cluster_id="c")["clusters"]
+    ends = [one["rank"] for one in page["verdicts"] if one["verdict"] == "network"]
+    requests = {end["node_id"]: question(judged, end["node_id"]) for end in ends}
+    assert len(requests) == 2
+    assert {one.about for one in requests.values()} == {Subject.LINK}
+    others = {one["rank"]["node_id"] for one in page["verdicts"]} - requests.keys()
+    assert {question(judged, node) for node in others} == {None}
+    asked, end = requests[ends[0]["node_id"]], ends[0]
+    rank = Rank("c", end["node_id"], end["rank"], end["n_gpus"], tuple(end["labels"].items()))
+    assert answer(judged, asked, rank=rank, causes=(DELAY,)) == 0
+    assert question(judged, end["node_id"]) is None
+    assert question(judged, ends[1]["node_id"]) is not None
+    with caplog.at_level(logging.INFO):
+        judged.round()
+    (line,) = [record for record in caplog.records if record.message == "verdict explained"]
+    assert line.fields["cause"] == "network-delay"
+    (point,) = judged.points("ingero_fleet_cause_share")
+    assert (point.value, point.attributes["cause"]) == (0.98, "network-delay")
+    (page,) = judged.page("verdicts", cluster_id="c")["clusters"]
+    (found,) = [one["diagnosis"] for one in page["verdicts"] if one["rank"] == end]
+    assert found["cause"] == "network-delay"
 
 
 ASLEEP = DiagnosedCause("asleep", "asleep", 1.0, ("waiting, of 100 looks: train.py:5 load (100%)",))

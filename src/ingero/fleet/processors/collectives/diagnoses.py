@@ -1,10 +1,10 @@
-"""Asks why a culprit is slow, or a rank that others wait for stands; keeps the answers.
+"""Asks why a culprit or a link is slow, or a rank that others wait for stands; keeps the answers.
 
 One question an episode, until it is answered.
 
-An episode is the time for which a worker is called a culprit, or others wait for it, without a break of
-`REOPEN_NS`. The question rides on every answer to a push of the worker's node, so that a lost answer or an agent that
-starts again is asked again.
+An episode is the time for which a worker is called a culprit or an end of a slow link, or others wait for it, without
+a break of `REOPEN_NS`. The question rides on every answer to a push of the worker's node, so that a lost answer or an
+agent that starts again is asked again.
 
 Threads. The judge thread opens and ends episodes, pushes bring answers, answers to pushes look for a question.
 
@@ -26,7 +26,7 @@ from ingero.model.collectives import Worker
 from ingero.model.counters import WorkRates
 from ingero.model.diagnosis import Diagnosis, DiagnosisRequest, PeerWork, Subject
 from ingero.model.hang import HangCause, HangReport, HangRoot
-from ingero.model.verdicts import Verdict
+from ingero.model.verdicts import Verdict, VerdictKind
 from ingero.recording.causal.work_rates import find_median
 from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
@@ -44,7 +44,7 @@ N_PEERS: Final = 3
 
 @dataclass(slots=True)
 class NamedEpisode:
-    """One culprit, or one rank that others wait for.
+    """One culprit, one end of a slow link, or one rank that others wait for.
 
     Attributes:
         id: Names it to the agent.
@@ -67,7 +67,7 @@ class NamedEpisode:
     peers_work: dict[Worker, WorkRates | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.named, HangRoot):
+        if isinstance(self.named, HangRoot) or self.about is not Subject.SLOW:
             return
         rank, waited = self.named.rank, set(self.named.victims)
         peers = [one for one in self.named.peers if one.worker != rank.worker]
@@ -82,12 +82,19 @@ class NamedEpisode:
             self.peers_work = dict.fromkeys(list(by_node.values())[:N_PEERS])
 
     @property
+    def about(self) -> Subject:
+        """What its agent is asked about."""
+        return _subject_of(self.named)
+
+    @property
     def question(self) -> str:
         """What its agent is asked."""
         if isinstance(self.named, HangRoot):
             root = self.named
-            request = DiagnosisRequest(self.id, root.rank, root.job, 0.0, 0, Subject.HANG)
-            return write_request(request)
+            return write_request(DiagnosisRequest(self.id, root.rank, root.job, 0.0, 0, self.about))
+        if self.about is Subject.LINK:
+            rank = self.named.rank
+            return write_request(DiagnosisRequest(self.id, rank.rank, rank.job, 0.0, 0, self.about))
         verdict, onset = self.named, self.named.onset
         own_ns = max(verdict.since_onset_ns, 1)
         known = [rates for rates in self.peers_work.values() if rates is not None]
@@ -111,14 +118,20 @@ class NamedEpisode:
                 yield peer.node_id, write_request(request)
 
 
-_Key = tuple[Worker, bool]
-"""A worker, and whether it is in a hang."""
+_Key = tuple[Worker, Subject]
+"""A worker, and what its agent is asked about."""
+
+
+def _subject_of(named: Verdict | HangRoot) -> Subject:
+    if isinstance(named, HangRoot):
+        return Subject.HANG
+    return Subject.LINK if named.kind is VerdictKind.NETWORK else Subject.SLOW
 
 
 def _key_of(named: Verdict | HangRoot) -> _Key:
     if isinstance(named, HangRoot):
-        return Worker(named.node_id, named.job, named.rank), True
-    return named.rank.worker, False
+        return Worker(named.node_id, named.job, named.rank), Subject.HANG
+    return named.rank.worker, _subject_of(named)
 
 
 @dataclass(slots=True)
@@ -170,7 +183,7 @@ class DiagnosisTracker:
         hangs: Mapping[str, tuple[HangReport, float]],
         now_ns: int,
     ) -> None:
-        """Open an episode for each worker that is newly named and end those that are over.
+        """Open an episode for each worker or end of a link that is newly named, and end those that are over.
 
         Args:
             conclusions: Of each cluster; one that is absent here and in ``hangs`` is forgotten.
@@ -183,7 +196,8 @@ class DiagnosisTracker:
             for cluster_id in conclusions.keys() | hangs.keys():
                 named: list[Verdict | HangRoot] = []
                 if cluster_id in conclusions:
-                    named += conclusions[cluster_id].judgement.culprits
+                    verdicts = conclusions[cluster_id].judgement.verdicts
+                    named += [verdict for verdict in verdicts if verdict.is_alarm]
                 if cluster_id in hangs:
                     named += [root for root in hangs[cluster_id][0].roots if _can_be_asked(root)]
                 if named or cluster_id in self._clusters:
@@ -225,9 +239,8 @@ class DiagnosisTracker:
     def _take_one(self, diagnosis: Diagnosis) -> str:
         cluster = self._clusters.get(diagnosis.rank.cluster_id)
         worker = diagnosis.rank.worker
-        known = (
-            () if cluster is None else map(cluster.by_key.get, ((worker, False), (worker, True)))
-        )
+        keys = [(worker, about) for about in Subject]
+        known = () if cluster is None else map(cluster.by_key.get, keys)
         episode = next((one for one in known if one is not None and one.id == diagnosis.id), None)
         if cluster is None or episode is None:
             return (
@@ -269,15 +282,26 @@ class DiagnosisTracker:
             fresh, self._fresh = self._fresh, []
         return fresh
 
-    def find(self, cluster_id: str, *, in_hang: bool = False) -> dict[Worker, Diagnosis]:
-        """What is known of each culprit of a cluster, or of each worker that others wait for."""
+    def find_in_hang(self, cluster_id: str) -> dict[Worker, Diagnosis]:
+        """What is known of each worker of a cluster that others wait for."""
         with self._lock:
             cluster = self._clusters.get(cluster_id, _ClusterEpisodes())
             return {
                 worker: episode.diagnosis
-                for (worker, is_hang), episode in cluster.by_key.items()
-                if episode.diagnosis is not None and is_hang is in_hang
+                for (worker, about), episode in cluster.by_key.items()
+                if episode.diagnosis is not None and about is Subject.HANG
             }
+
+    def find_of(self, verdicts: Iterable[Verdict]) -> dict[Worker, Diagnosis]:
+        """What is known of workers, each about what its verdict is now."""
+        found = {}
+        with self._lock:
+            for verdict in verdicts:
+                cluster = self._clusters.get(verdict.rank.cluster_id, _ClusterEpisodes())
+                episode = cluster.by_key.get(_key_of(verdict))
+                if episode is not None and episode.diagnosis is not None:
+                    found[verdict.rank.worker] = episode.diagnosis
+        return found
 
 
 def _can_be_asked(root: HangRoot) -> bool:

@@ -78,9 +78,9 @@ class CollectivesPages:
         """The verdicts of a large job in a short answer: no peers, and of victims the number."""
         cluster_id = get_cluster_id(query)
         conclusion = self._engine.conclusions()[cluster_id]
-        known = self._diagnoses.find(cluster_id)
         found = [v for v in conclusion.judgement.verdicts if v.kind not in _NO_FINDING]
         found.sort(key=lambda verdict: (-verdict.lost_gpu_ns, -verdict.evidence))
+        known = self._diagnoses.find_of(found)
         n_waited = Counter(
             culprit.worker for v in conclusion.judgement.verdicts for culprit in v.charged_to
         )
@@ -116,7 +116,7 @@ class CollectivesPages:
         """A judgement, each verdict with its diagnosis where there is one."""
         judgement: Judgement = conclusion.history if is_history else conclusion.judgement
         page = judgement_json(judgement)
-        known = self._diagnoses.find(judgement.cluster_id)
+        known = self._diagnoses.find_of(judgement.verdicts)
         for verdict, shown in zip(judgement.verdicts, page["verdicts"], strict=True):
             diagnosis = known.get(verdict.rank.worker)
             shown["diagnosis"] = None if diagnosis is None else diagnosis_json(diagnosis)
@@ -127,7 +127,7 @@ class CollectivesPages:
         if self._engine.is_replaying(cluster_id):  # judged by another Fleet
             raise KeyError(cluster_id)
         report, standing_s = self._progress.find_hang(cluster_id, self._clock.mono_ns())
-        known = self._diagnoses.find(cluster_id, in_hang=True)
+        known = self._diagnoses.find_in_hang(cluster_id)
         return hang_json(report, standing_s, known)
 
     def _collectives(self, query: Mapping[str, str]) -> dict[str, Any]:
