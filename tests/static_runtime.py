@@ -1,10 +1,10 @@
 """A program with NVIDIA's CUDA runtime linked in, as vendors ship theirs."""
 
 import subprocess
-import sys
 from importlib.metadata import PackageNotFoundError, files
 
 import pytest
+from tests.support.compiler import CC
 
 PROGRAM = """
 #include <dlfcn.h>
@@ -42,7 +42,7 @@ def build_with_static_runtime(folder, *, is_stripped):
     strip = ["-s"] if is_stripped else []
     subprocess.run(
         [
-            *(sys.executable, "-m", "ziglang", "cc", *strip, str(source), str(archive)),
+            *(*CC, *strip, str(source), str(archive)),
             *("-ldl", "-lpthread", "-lrt", "-o", str(program)),
         ],
         check=True,

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.support.compiler import CC
 from tests.support.relay import Network, Relay
 
 from ingero.sim.cluster.simulated_agent import ReportReader
@@ -55,7 +56,7 @@ class StepClock:
 def build_library(folder):
     library = folder / "clock-step.so"
     source = Path(__file__).with_name("clock_step.c")
-    compiler = [sys.executable, "-m", "ziglang", "cc", "-shared", "-fPIC", "-O1"]
+    compiler = [*CC, "-shared", "-fPIC", "-O1"]
     subprocess.run([*compiler, "-o", library, source], check=True)
     return library
 

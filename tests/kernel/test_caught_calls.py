@@ -1,10 +1,10 @@
 """A C++ call that ends by an exception which its own probed caller catches. No function of PyTorch 2.13 does that; longjmp leaves a call alike."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support.compiler import CC
 
 from ingero.agent.capture.discover.processes import open_file
 from ingero.agent.capture.probes.engine import EngineSettings
@@ -51,7 +51,7 @@ def torch(tmp_path_factory):
     )
     (folder / "library.c").write_text(LIBRARY + others)
     (folder / "program.c").write_text(PROGRAM)
-    compiler = [sys.executable, "-m", "ziglang", "cc", "-O1", "-target", "x86_64-linux-gnu.2.28"]
+    compiler = [*CC, "-O1"]
     library = folder / "lib/libtorch_cpu.so"
     subprocess.run([*compiler, "-shared", "-fPIC", folder / "library.c", "-o", library], check=True)
     subprocess.run(

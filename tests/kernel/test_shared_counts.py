@@ -1,10 +1,10 @@
 """All processors add to one count: nothing is lost when several threads of a process make the same call at once."""
 
 import subprocess
-import sys
 
 import numpy as np
 import pytest
+from tests.support.compiler import CC
 
 from ingero.agent.capture.kernel.map_memory import reckon_all
 from ingero.agent.capture.kernel.maps import count_possible_cpus
@@ -49,7 +49,7 @@ def crowd(tmp_path):
     source.write_text(PROGRAM)
     subprocess.run(
         [
-            *(sys.executable, "-m", "ziglang", "cc", "-O2", f"-DN_THREADS={N_THREADS}"),
+            *(*CC, "-O2", f"-DN_THREADS={N_THREADS}"),
             *(f"-DN_CALLS={N_CALLS}", str(source), str(folder / "libcudart.so.12")),
             *(f"-Wl,-rpath,{folder}", "-lpthread", "-o", str(program)),
         ],

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.compiler import CC
 from tests.support.unprivileged import AS_UNPRIVILEGED
 
 from ingero.agent.capture import file_queue
@@ -311,7 +312,7 @@ def test_a_runtime_linked_into_the_program_is_found(tmp_path, start):
     sources = [
         str(ROOT / "gpusim" / name) for name in ("workload.c", "cuda.c", "cudart.c", "nccl.c")
     ]
-    compiler = [sys.executable, "-m", "ziglang", "cc", "-std=gnu11", "-O1", "-fno-sanitize=all"]
+    compiler = [*CC, "-std=gnu11", "-O1"]
     subprocess.run([*compiler, *sources, "-lpthread", "-o", str(program)], check=True)
     process = start(
         ["/bin/sh", "-c", f"read line; exec {program} sync gate=1 steps=61"],

@@ -3,13 +3,13 @@
 import json
 import shutil
 import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scripts.machines.guest.chain import PATHS
+from tests.support.compiler import CC
 
 from ingero.agent.capture.kernel.abi import MAX_NATIVE, RETURN_BIT, StackFlag, Stacks
 from ingero.agent.capture.kernel.perf import Mapping
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.kernel
 CHAIN = Path(__file__).resolve().parents[1] / "data/stacks/chain.c"
 LIBRARY = get_program().parent / "libcudart.so.12"
 COMPILERS = {
-    "clang": (sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu.2.28"),
+    "clang": CC,
     "gcc": ("gcc",),
 }
 BOTH = pytest.mark.parametrize("program", COMPILERS, indirect=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from scripts.libraries import NCCL, choose_releases, find_fetched
+from tests.support.compiler import CC
 
 from ingero.agent.collectives.plugin import find_plugin
 
@@ -66,16 +67,7 @@ def get_library(release):
 def build_stand_in(folder):
     """no_device.c as a library that NCCL finds as NVML."""
     path = folder / "libnvidia-ml.so.1"
-    command = [
-        sys.executable,
-        "-m",
-        "ziglang",
-        "cc",
-        "-O1",
-        "-shared",
-        "-fPIC",
-        str(HERE / "no_device.c"),
-    ]
+    command = [*CC, "-O1", "-shared", "-fPIC", str(HERE / "no_device.c")]
     subprocess.run([*command, "-o", str(path)], check=True)
     return path
 

@@ -4,12 +4,12 @@ import ctypes
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from elftools.elf.elffile import ELFFile
+from tests.support.compiler import CC
 
 from ingero.agent.capture.kernel.demangle import demangle
 from ingero.agent.capture.stacks.memory import iter_regions
@@ -107,7 +107,7 @@ def test_a_stripped_file_is_named_from_its_debug_file_by_build_id(tmp_path):
     for path, *options in (full,), (stripped, "-s"):
         subprocess.run(
             [
-                *(sys.executable, "-m", "ziglang", "cc", "-shared", "-nostdlib", "-fPIC", "-O1"),
+                *(*CC, "-shared", "-nostdlib", "-fPIC", "-O1"),
                 *("-Wl,--build-id=0x" + "ab12" * 10, *options, str(source), "-o", str(path)),
             ],
             check=True,

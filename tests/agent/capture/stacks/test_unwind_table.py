@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from elftools.dwarf.callframe import FDE, RegisterRule
 from elftools.elf.elffile import ELFFile
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.compiler import CC
 
 from ingero.agent.capture.kernel.abi import UnwindKind
 from ingero.agent.capture.kernel.elf import read_headers, read_machine
@@ -263,7 +263,7 @@ def test_a_stripped_file_keeps_its_rules_and_one_without_a_table_is_refused(tmp_
     ):
         subprocess.run(
             [
-                *(sys.executable, "-m", "ziglang", "cc", "-shared", "-nostdlib", "-fPIC", "-O1"),
+                *(*CC, "-shared", "-nostdlib", "-fPIC", "-O1"),
                 *(*options, str(source), "-o", str(path)),
             ],
             check=True,
