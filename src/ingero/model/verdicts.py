@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from ingero.errors import BadDataError
 from ingero.model.collectives import Rank
@@ -36,6 +36,10 @@ class VerdictKind(StrEnum):
     """Not enough to judge; ``reason`` says what is missing."""
     ORDINARY = "ordinary"
     """Judged, and like its peers."""
+
+
+ALARMS: Final = frozenset({VerdictKind.CULPRIT, VerdictKind.NETWORK})
+"""Worth paging for."""
 
 
 class Bet(StrEnum):
@@ -128,7 +132,7 @@ class Verdict:
     @property
     def is_alarm(self) -> bool:
         """Whether it is worth paging for."""
-        return self.kind in {VerdictKind.CULPRIT, VerdictKind.NETWORK}
+        return self.kind in ALARMS
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import httpx
 
-from ingero.model.verdicts import Judgement, VerdictKind
+from ingero.model.verdicts import ALARMS, Judgement
 from ingero.otlp.codec import decode_export, iter_log_rows
 from ingero.otlp.names import ContentType, Signal
 from ingero.sim.cluster.ask import ask_diagnoses, ask_hang
@@ -22,8 +22,6 @@ from ingero.sim.replay import ask_judgement
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 from ingero.wire.verdicts import is_verdict, read_verdict
-
-_ALARMS: Final = frozenset({VerdictKind.CULPRIT.value, VerdictKind.NETWORK.value})
 
 
 class RunningFleets:
@@ -91,7 +89,7 @@ class RunningFleets:
             if is_verdict(row.event_name)
         ]
         found = [read_verdict(row) for row in sorted(rows, key=lambda row: row.time_unix_nano)]
-        return [{"rank": one.rank, "verdict": one.kind} for one in found if one.kind in _ALARMS]
+        return [{"rank": one.rank, "verdict": one.kind} for one in found if one.kind in ALARMS]
 
 
 class FleetView:
@@ -126,7 +124,7 @@ class FleetView:
                     progress.diagnoses.setdefault(root["rank"], known)
         for who in found:
             progress.named.setdefault(who, progress.since_fault_ns)
-        if any(kind == VerdictKind.CULPRIT for _, kind in progress.named):
+        if any(kind in ALARMS for _, kind in progress.named):
             diagnoses = ask_diagnoses(self._client, url, self._cluster_id)
             for rank, diagnosis in diagnoses.items():
                 progress.diagnoses.setdefault(rank, (diagnosis, progress.since_fault_ns))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from ingero.model.verdicts import Judgement, Verdict, VerdictKind
+from ingero.model.verdicts import ALARMS, Judgement, Verdict, VerdictKind
 from ingero.sim.cluster.alerts import Alerts
 from ingero.sim.cluster.faults import Fault
 from ingero.sim.cluster.torch_job import JobFile
@@ -177,7 +177,7 @@ def find_diagnosis(settings: UpSettings, progress: Progress) -> dict[str, Any] |
 
 def _diagnosis_json(progress: Progress, rank: int) -> dict[str, Any]:
     diagnosis, at_ns = progress.diagnoses[rank]
-    kinds = (VerdictKind.CULPRIT, VerdictKind.NETWORK, "hang")
+    kinds = (*sorted(ALARMS), "hang")
     named_ns = next((at for kind in kinds if (at := progress.named.get((rank, kind)))), None)
     return {
         "rank": rank,

@@ -15,7 +15,7 @@ import httpx
 
 from ingero.errors import IngeroError
 from ingero.model.hang import HangCause
-from ingero.model.verdicts import VerdictKind
+from ingero.model.verdicts import ALARMS, VerdictKind
 from ingero.sim.cluster.agents import run_agents, socket_of
 from ingero.sim.cluster.alerts import SinkView, run_sink
 from ingero.sim.cluster.cleanup import Cleanup, open_cleanup
@@ -262,8 +262,7 @@ class _Run:
             missing = {root["rank"] for root in roots if root["cause"] != HangCause.ENDED}
             return missing <= self.progress.diagnoses.keys()
         verdicts = self.progress.judgement.verdicts if self.progress.judgement else ()
-        asked = {VerdictKind.CULPRIT, VerdictKind.NETWORK}
-        slow = {rank for rank, kind in self.progress.named if kind in asked}
+        slow = {rank for rank, kind in self.progress.named if kind in ALARMS}
         return slow <= self.progress.diagnoses.keys() and all(
             verdict.kind is not VerdictKind.ORDINARY for verdict in verdicts
         )
