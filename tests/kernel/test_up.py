@@ -65,8 +65,7 @@ def test_slow_link_is_the_network_and_nobodys_own_work():
     assert result["culprits"] == []
     assert result["wrongly_named"] == []
     assert result["diagnoses"].keys() == {"2", "3"}
-    for diagnosis in result["diagnoses"].values():
-        assert diagnosis["cause"] == "network-delay"
+    assert (result["diagnosis"]["rank"], result["diagnosis"]["cause"]) == (3, "network-delay")
 
 
 @pytest.mark.parametrize(("kind", "cause"), [("pause", "stopped"), ("kill", "ended")])
