@@ -118,10 +118,15 @@ def find_detection(settings: UpSettings, progress: Progress) -> float | None:
 
 
 def find_wrongly_named(settings: UpSettings, progress: Progress) -> list[int]:
-    """Ranks that were ever named and have no fault, or one that is no rank's own."""
+    """Ranks that were ever named and have no fault, or one that is no rank's own.
+
+    With whom the rank of a ``link`` fault has links only the job knows: whoever is named as an end of one is right.
+    """
     own = {rank for fault in settings.faults for rank in fault.ranks if not fault.is_network}
     right = {(rank, fault.verdict) for fault in settings.faults for rank in fault.ranks}
-    return sorted({who[0] for who in progress.named if who[0] not in own and who not in right})
+    has_link = any(fault.kind == "link" for fault in settings.faults)
+    named = {who for who in progress.named if who not in right and who[0] not in own}
+    return sorted({rank for rank, kind in named if not (has_link and kind == VerdictKind.NETWORK)})
 
 
 def build_result(settings: UpSettings, progress: Progress) -> dict[str, Any]:
