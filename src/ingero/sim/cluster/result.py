@@ -120,7 +120,7 @@ def find_detection(settings: UpSettings, progress: Progress) -> float | None:
 def find_wrongly_named(settings: UpSettings, progress: Progress) -> list[int]:
     """Ranks that were ever named and have no fault, or one that is no rank's own.
 
-    With whom the rank of a ``link`` fault has links only the job knows: whoever is named as an end of one is right.
+    With whom the rank of a ``link`` fault has links only the job knows: a rank that is named as an end of one is right.
     """
     own = {rank for fault in settings.faults for rank in fault.ranks if not fault.is_network}
     right = {(rank, fault.verdict) for fault in settings.faults for rank in fault.ranks}
