@@ -25,6 +25,7 @@ from benchmarks import (
     story,
     takeover,
     threshold,
+    torch_job,
     unwinding,
     workers,
 )
@@ -45,6 +46,7 @@ BENCHMARKS = (
     unwinding,
     agent_cpu,
     capture,
+    torch_job,
     failing,
     remediation,
     kubernetes_nodes,
