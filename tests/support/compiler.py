@@ -7,6 +7,6 @@ import platform
 import sys
 
 CC = (
-    *(sys.executable, "-m", "ziglang", "cc", "-fno-sanitize=all"),
+    *(sys.executable, "-m", "ziglang", "cc", "-O1", "-fno-sanitize=all"),
     *("-target", f"{platform.machine()}-linux-gnu.2.28"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ingero.agent.capture.assignments import AssignmentFinder
@@ -63,17 +64,23 @@ class TracedProcesses:
         if pid in self._identities:
             return
         identity = read_identity(pid)
-        if identity is None:
-            return
-        self._identities[pid] = identity
+        if identity is not None:
+            self._add(identity)
+
+    def _add(self, identity: ProcessIdentity) -> None:
+        self._identities[identity.pid] = identity
         self._met.append(identity)
         if identity.pod.uid and self._finder is not None:
             self._finder.ask(identity)
 
     def _meet_again(self, pid: int) -> None:
-        """A process that was met runs another program now, with other variables."""
-        if self._identities.pop(pid, None) is not None:
-            self.meet(pid)
+        """A process that was met has called execve: it may run another program now, with other variables."""
+        known = self._identities.get(pid)
+        identity = read_identity(pid) if known is not None else None
+        if known is None or identity is None:
+            return
+        if replace(identity, assignment=known.assignment) != known:
+            self._add(identity)
 
     def _complete(self, identity: ProcessIdentity) -> None:
         """More is known of a process, if it is still the same one. Any thread."""
