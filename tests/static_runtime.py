@@ -42,7 +42,7 @@ def build_with_static_runtime(folder, *, is_stripped):
     strip = ["-s"] if is_stripped else []
     subprocess.run(
         [
-            *(*CC, *strip, str(source), str(archive)),
+            *(*CC, "-Wl,--no-gc-sections", *strip, str(source), str(archive)),
             *("-ldl", "-lpthread", "-lrt", "-o", str(program)),
         ],
         check=True,
