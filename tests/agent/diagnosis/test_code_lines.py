@@ -22,7 +22,7 @@ def main():
     while True:
         burn(0.03)
         time.sleep(0.03)
-        json.dumps(list(range(20000)))
+        json.dumps(list(range(120000)))
 
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 main()
