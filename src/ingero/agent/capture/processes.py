@@ -60,10 +60,8 @@ class TracedProcesses:
         self._may_be_over = True
 
     def meet(self, pid: int) -> None:
-        """Ask who a process is while it is there to be asked. Any thread."""
-        if pid in self._identities:
-            return
-        identity = read_identity(pid)
+        """Ask who a process is while it is there to be asked. It may wait: not in the thread that reads rings."""
+        identity = None if pid in self._identities else read_identity(pid)
         if identity is not None:
             self._add(identity)
 
@@ -76,7 +74,7 @@ class TracedProcesses:
     def _meet_again(self, pid: int) -> None:
         """A process that was met has called execve: it may run another program now, with other variables."""
         known = self._identities.get(pid)
-        identity = read_identity(pid) if known is not None else None
+        identity = read_identity(pid, n_reads=1) if known is not None else None
         if known is None or identity is None:
             return
         if replace(identity, assignment=known.assignment) != known:
@@ -99,9 +97,11 @@ class TracedProcesses:
             self._finder.close()
 
     def meet_counted(self, keys: Records) -> None:
-        """The same for every process that has a count."""
+        """The same for every process that has a count, without waiting: the kernel tells of their execve."""
         for pid in {int(pid) for pid in keys["pid"]} - self._identities.keys() - {0}:
-            self.meet(pid)
+            identity = read_identity(pid, n_reads=1)
+            if identity is not None:
+                self._add(identity)
 
     def pop_met(self) -> Iterator[ProcessIdentity]:
         """Processes met since the last time, and those of which more is known since then."""

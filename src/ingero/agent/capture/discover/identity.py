@@ -44,7 +44,7 @@ _SLURM_CGROUP: Final = re.compile(r"/job_(\d+)(?:/step_(\w+))?")
 
 _EMPTY_READ_S: Final = 0.002
 _MAX_EMPTY_READS: Final = 100
-"""A process without any variable costs as much, once."""
+"""A process without any variable costs so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,15 +233,23 @@ def parse_stat(text: str) -> tuple[str, int]:
     return name, int(text[text.rindex(")") + 1 :].split()[19])
 
 
-def read_identity(pid: int, proc: Path = _PROC) -> ProcessIdentity | None:
-    """Who a process is; None when it is gone. What may not be read stays unknown."""
+def read_identity(
+    pid: int, proc: Path = _PROC, *, n_reads: int = _MAX_EMPTY_READS
+) -> ProcessIdentity | None:
+    """Who a process is; None when it is gone. What may not be read stays unknown.
+
+    Args:
+        pid: The process.
+        proc: Where processes are shown.
+        n_reads: How often an environment that is empty is read, 2 ms apart: it is inside of execve(2).
+    """
     folder = proc / str(pid)
     try:
         name, start_ticks = parse_stat((folder / "stat").read_text(errors="replace"))
     except (OSError, ValueError, IndexError):
         return None
     try:
-        variables = parse_environment(_read_environment(folder))
+        variables = parse_environment(_read_environment(folder, n_reads))
     except OSError:
         variables = {}
     try:
@@ -268,17 +276,18 @@ def read_identity(pid: int, proc: Path = _PROC) -> ProcessIdentity | None:
     )
 
 
-def _read_environment(folder: Path) -> bytes:
-    """What ``environ`` holds; inside of execve(2) it is empty, so it is read again for as long as that may be it.
+def _read_environment(folder: Path, n_reads: int) -> bytes:
+    """What ``environ`` holds.
 
     Raises:
         OSError: The process is gone or a zombie, or it may not be read.
     """
-    for _ in range(_MAX_EMPTY_READS):
+    for n_left in reversed(range(n_reads)):
         if text := (folder / "environ").read_bytes():
             return text
         (folder / "exe").readlink()  # a zombie has none
-        time.sleep(_EMPTY_READ_S)
+        if n_left:
+            time.sleep(_EMPTY_READ_S)
     return b""
 
 
