@@ -39,26 +39,35 @@ def test_without_the_action_the_same_steps_took_what_the_twin_took_for_one(first
     assert found["off_by_percent"] == pytest.approx(100 * -40 / (4 * (210 - took_s)), abs=0.1)
 
 
-def test_without_the_fault_what_was_lost_is_the_time_beyond_the_twins_at_this_runs_pace(first):
-    twin = ActProgress(runs=(run(0.11, 0, 200, 3) + run(0.132, 210, 1300, 26.32),))
+def test_without_the_fault_what_was_lost_is_the_time_until_the_job_was_where_it_had_been(first):
+    twin = ActProgress(runs=(run(0.104, 0, 310, 3) + run(0.12, 320, 1300, 36.44),))
     found = measure_twin("without-fault", SETTINGS, first, twin)
-    took_s = 55 + 101 * 1.1 - 20
-    assert (found["before_fault_ms"], found["twin_before_fault_ms"]) == (100.0, 110.0)
-    assert found["step_ms"] == 132.0  # a fifth longer than its own before
-    assert found["lost_gpu_seconds"] == pytest.approx(4 * (took_s - 1100 * 0.12), abs=0.06)
-    assert found["lost_gpu_seconds_unscaled"] == pytest.approx(
-        4 * (took_s - 1100 * 0.132), abs=0.06
-    )
-    assert found["estimated_gpu_seconds"] == pytest.approx(4 * (took_s - 1100 * 0.1), abs=0.06)
+    took_s = 55 + 2 * 1.1 - 20  # step 310 is the first one that was not done before
+    assert found["before_fault_ms"] == 100.0
+    assert found["step_ms"] == 104.0  # of the steps 200 to 310
+    assert found["lost_gpu_seconds"] == pytest.approx(4 * (took_s - 110 * 0.104), abs=0.06)
+    assert found["later_gpu_seconds"] == pytest.approx(4 * 990 * (0.11 - 0.12), abs=0.9)
+    assert found["estimated_gpu_seconds"] == pytest.approx(4 * (took_s - 110 * 0.1), abs=0.06)
     off = found["estimated_gpu_seconds"] - found["lost_gpu_seconds"]
     assert found["off_by_percent"] == pytest.approx(100 * off / found["lost_gpu_seconds"], abs=0.1)
 
 
-def test_a_twin_that_shows_no_steps_before_the_fault_is_not_scaled(first):
-    twin = ActProgress(runs=(run(0.12, 200, 1300, 180),))
-    found = measure_twin("without-fault", SETTINGS, first, twin)
+def test_a_fault_that_nothing_was_done_about_costs_until_the_end(first):
+    alone = ActProgress(runs=first.runs[:1], moments={"fault": 20 * NS_PER_S})
+    found = measure_twin(
+        "without-fault", SETTINGS, alone, ActProgress(runs=(run(0.1, 0, 1300, 0),))
+    )
+    assert found["lost_gpu_seconds"] == pytest.approx(4 * 100 * 0.1, abs=0.5)
+    assert found["later_gpu_seconds"] is None
+
+
+def test_a_job_that_never_comes_back_to_where_it_was_tells_no_loss(first):
+    short = ActProgress(runs=(first.runs[0], first.runs[1][:1]), moments=first.moments)
+    found = measure_twin(
+        "without-fault", SETTINGS, short, ActProgress(runs=(run(0.1, 0, 1300, 0),))
+    )
     assert (found["lost_gpu_seconds"], found["off_by_percent"]) == (None, None)
-    assert found["lost_gpu_seconds_unscaled"] is not None
+    assert found["before_fault_ms"] == 100.0
 
 
 def test_what_was_not_seen_is_null(first):

@@ -20,12 +20,7 @@ from ingero.units import NS_PER_S
 
 TwinKind = Literal["without-fault", "without-action"]
 TWINS: Final[tuple[TwinKind, ...]] = ("without-fault", "without-action")
-_LOST: Final = (
-    "lost_gpu_seconds",
-    "lost_gpu_seconds_unscaled",
-    "before_fault_ms",
-    "twin_before_fault_ms",
-)
+_LOST: Final = ("lost_gpu_seconds", "later_gpu_seconds", "before_fault_ms")
 
 
 def measure_twin(
@@ -49,36 +44,45 @@ def _measure_saved(settings: ActSettings, first: ActProgress, twin: ActProgress)
 
 
 def _measure_lost(settings: ActSettings, first: ActProgress, twin: ActProgress) -> dict[str, Any]:
-    """What the steps since the fault took, less what they take where there is none; estimated by those before it.
+    """What the fault and the restart took, beyond the twin's time for the same steps; estimated by those before it.
 
-    Two runs of one job differ in their pace by some per cent, from the first step on. That is not the fault's doing.
-    The steps before the fault, which both runs have, show how large that is, and the twin's later steps are scaled
-    by it (a difference in differences). ``lost_gpu_seconds_unscaled`` is without that.
+    Counted are the steps from the fault to the first one that had not been done when the job was stopped: with it the
+    job is as far as before. Later steps have neither fault nor restart in them; what they took beyond the twin's is
+    shown beside it, because two runs of one job differ there by some per cent whatever happened to them earlier.
     """
     fault_ns = first.moments.get("fault")
     runs = [run for run in first.runs if run]
     known = [one for one in runs[0] if one.at_ns <= fault_ns] if runs and fault_ns else []
     if not known or not twin.runs:
         return dict.fromkeys(_LOST) | _compare(None, None, None)
-    begin, end = known[-1], runs[-1][-1]
-    n_steps, took_ns = end.step - begin.step, end.at_ns - begin.at_ns
-
-    def find_lost(step_ns: float | None) -> float | None:
-        """GPU seconds beyond steps of this length."""
-        if step_ns is None:
-            return None
-        return settings.up.n_ranks * (took_ns - n_steps * step_ns) / NS_PER_S
-
+    begin, back, end = known[-1], _find_back(runs), runs[-1][-1]
     before_ns = find_step_ns(known)
-    twin_ns = _find_pace(twin.runs[0], begin.step, end.step)
-    twin_before_ns = _find_pace(twin.runs[0], known[0].step, begin.step)
-    scaled_ns = None
-    if twin_ns and twin_before_ns and before_ns:
-        scaled_ns = twin_ns * before_ns / twin_before_ns
-    measured = find_lost(scaled_ns)
-    shown = (_round(measured), _round(find_lost(twin_ns)), to_ms(before_ns), to_ms(twin_before_ns))
-    compared = _compare(twin_ns, measured, find_lost(before_ns))
-    return dict(zip(_LOST, shown, strict=True)) | compared
+    measured = estimated = later = twin_ns = None
+    if back is not None:
+        twin_ns = _find_pace(twin.runs[0], begin.step, back.step)
+        measured = _find_lost(settings, begin, back, twin_ns)
+        estimated = _find_lost(settings, begin, back, before_ns)
+        later = _find_lost(settings, back, end, _find_pace(twin.runs[0], back.step, end.step))
+    shown = (_round(measured), _round(later), to_ms(before_ns))
+    return dict(zip(_LOST, shown, strict=True)) | _compare(twin_ns, measured, estimated)
+
+
+def _find_back(runs: Sequence[Sequence[StepPoint]]) -> StepPoint | None:
+    """The first step after the last restart that no run before had done, or the last one where none was restarted."""
+    if len(runs) == 1:
+        return runs[0][-1]
+    reached = max(run[-1].step for run in runs[:-1])
+    return next((one for one in runs[-1] if one.step > reached), None)
+
+
+def _find_lost(
+    settings: ActSettings, begin: StepPoint, end: StepPoint, step_ns: float | None
+) -> float | None:
+    """GPU seconds from one step to another beyond steps of that length."""
+    if step_ns is None:
+        return None
+    n_steps, took_ns = end.step - begin.step, end.at_ns - begin.at_ns
+    return settings.up.n_ranks * (took_ns - n_steps * step_ns) / NS_PER_S
 
 
 def _find_pace(points: Sequence[StepPoint], first: int, last: int) -> float | None:
