@@ -6,6 +6,7 @@ nothing. Where they are not set, nothing here does anything.
 
 import gc
 import os
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ class Faults:
         self._file = Path(os.environ.get(FILE, ""))  # noqa: TID251
         self._has_begun = False
         self._kept: list[list[object]] = []
+        self._n_batches = 0
 
     def _is_on(self, kind: str) -> bool:
         if self._kind != kind:
@@ -51,8 +53,16 @@ class Faults:
             compute_in_python(self._amount)
 
     def rows(self, n_rows: int) -> int:
-        """How many rows a batch of so many has."""
-        return round(n_rows * self._amount) if self._is_on("uneven") else n_rows
+        """How many rows a batch of so many has; call it once in each step."""
+        self._n_batches += 1
+        is_more = self._is_on("uneven") or (self._is_on("imbalance") and self._is_my_turn())
+        return round(n_rows * self._amount) if is_more else n_rows
+
+    def _is_my_turn(self) -> bool:
+        """Whether this rank is the one with more work in this step: any of them, and all say the same."""
+        turns = random.Random(self._n_batches)  # noqa: S311
+        turn = turns.randrange(int(os.environ["WORLD_SIZE"]))  # noqa: TID251
+        return turn == int(os.environ["RANK"])  # noqa: TID251
 
     def _collect_garbage(self) -> None:
         if not self._kept:

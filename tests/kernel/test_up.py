@@ -159,6 +159,18 @@ def test_real_job_that_is_slow_in_python_is_told_by_its_line_and_not_by_its_quot
     assert "compute_in_python" in lines
 
 
+@pytest.mark.torch
+def test_real_job_with_uneven_batches_names_nobody_and_says_that_they_compute_more():
+    fault = ("--fault", "imbalance:2x", "--duration", "35s")
+    result = up("--ranks", "4", "--job", str(JOBS / "ddp.py"), *fault)
+    assert (result["culprits"], result["wrongly_named"]) == ([], [])
+    assert {verdict["verdict"] for verdict in result["verdicts"]} == {"imbalance:data"}
+    (explained,) = result["diagnoses"].values()
+    assert explained["cause"] == "more-computing", explained
+    assert explained["causes"][0]["share"] > 0.4
+    assert explained["n_ops"] > 20
+
+
 SLOW_FROM_THE_START = """
 import torch
 import torch.distributed as dist

@@ -50,6 +50,8 @@ class Subject(StrEnum):
     """What an operation takes it: another one, of which the episode is, is compared with it."""
     LINK = "link"
     """Why what it sends takes longer than on its peers' links."""
+    UNEVEN = "uneven"
+    """Why some of its operations take it longer than the same ones at other times: it is slow in turns with peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +121,10 @@ class Diagnosis:
         id: That of the request.
         rank: The worker, with its cluster and node.
         causes: By share, greatest first; ``unexplained`` is one of them where nothing takes most of the time.
-        excess_ns: Own time above the peers' that was to be explained; of a hang what was looked at,
-            of a link the time for which data to the host that lost most were not acknowledged.
-        window_ns: Time that was looked at, since onset; of a hang in looks, of a link between two readings.
+        excess_ns: Own time above the peers' that was to be explained; of uneven work that above its own usual, of a
+            hang what was looked at, of a link the time for which data to the host that lost most were not acknowledged.
+        window_ns: Time that was looked at, since onset; of uneven work while every switch was seen, of a hang in
+            looks, of a link between two readings.
         n_ops: Operations in that time.
         ruled_out: What was checked and takes no part that counts.
         todo: Next steps, most useful first.

@@ -26,8 +26,10 @@ from ingero.model.counters import (
     WorkRates,
 )
 from ingero.model.diagnosis import DiagnosisRequest, Subject
+from ingero.model.events import OffCpuReason
 from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.otlp.codec import read_log_entries
+from ingero.recording.causal.uneven import OFF_SPAN
 from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_MS, NS_PER_S
 from ingero.wire.diagnosis import (
@@ -89,13 +91,13 @@ class Listed:
 class Node:
     """A node whose rank entered ten operations a second; it became slow ten seconds ago."""
 
-    def __init__(self, stopped_ns=0, first_s=30, start_s=0):
+    def __init__(self, stopped_ns=0, first_s=30, start_s=0, n_ops=900):
         self.clock = ManualClock(100 * NS_PER_S)
         slow_ns = self.clock.mono_ns() - 10 * NS_PER_S
         self.request = DiagnosisRequest("00" * 8, 2, "", 0.5, self.clock.wall_ns() - 10 * NS_PER_S)
         self.history = CounterHistory(Files(self.clock, slow_ns, start_s * NS_PER_S))
-        ops = np.zeros(900, COLLECTIVE_OP)
-        ops["entry_ns"] = np.arange(900) * 100 * NS_PER_MS + 20 * NS_PER_S
+        ops = np.zeros(n_ops, COLLECTIVE_OP)
+        ops["entry_ns"] = np.arange(n_ops) * 100 * NS_PER_MS + 20 * NS_PER_S
         ops["own_ns"] = np.where(ops["entry_ns"] > slow_ns, 100, 50) * NS_PER_MS
         ops["own_ns"][: 10 * start_s] *= 20
         self.history.add_ops(PID, RANK, ops)
@@ -106,18 +108,22 @@ class Node:
         self.watched, self.sampled = [], []
         self.look_ns = 0
         self.seen = CodeLines(reason="this is a test")
+        self.spans = np.zeros(0, OFF_SPAN)
         identity = NodeIdentity(cluster_id="c", node_id="n")
         self.examiner = Examiner(
             identity, self.history, self.transport, self.clock, Looks(self._watch, self._sample)
         )
         self.stop = threading.Event()
 
-    def _watch(self, pid, tid, stop):
+    def _watch(self, pid, tid, stop, min_watch_ns):
         self.watched.append((pid, tid))
         start_ns = self.clock.mono_ns()
         self.clock.advance(4 * NS_PER_S)
         return SwitchTimes(
-            OffCpuTimes(0, stopped_ns=self.stopped_ns), start_ns, self.clock.mono_ns()
+            OffCpuTimes(0, stopped_ns=self.stopped_ns),
+            start_ns,
+            self.clock.mono_ns(),
+            self.spans,
         )
 
     def _sample(self, pid, stop):
@@ -191,6 +197,42 @@ def test_connections_of_a_links_end_are_looked_at_and_nothing_else():
     )
     assert diagnosis.window_ns == 5 * NS_PER_S
     assert (asked, node.sampled, node.watched) == ([PID], [], [])
+
+
+def test_a_process_that_is_slow_in_turns_is_compared_with_itself_while_it_is_watched():
+    node = Node(n_ops=800)
+    is_long = np.random.default_rng(3).random(40) < 0.3
+    spans = np.zeros(40, OFF_SPAN)
+    spans["start_ns"] = np.arange(40) * 100 * NS_PER_MS + 100 * NS_PER_S + 25 * NS_PER_MS
+    spans["off_ns"] = np.where(is_long, 40, 1) * NS_PER_MS
+    spans["wait_ns"], spans["reason"] = spans["off_ns"], OffCpuReason.PREEMPTED
+    ops = np.zeros(40, COLLECTIVE_OP)
+    ops["own_ns"] = 20 * NS_PER_MS + spans["off_ns"]
+    ops["entry_ns"] = spans["start_ns"] + spans["off_ns"] + 5 * NS_PER_MS
+    node.history.add_ops(PID, RANK, ops[::-1])
+    node.spans = spans
+    node.answer(DiagnosisRequest("66" * 8, 2, "", 0.0, 0, Subject.UNEVEN))
+    (diagnosis,) = node.transport.sent
+    assert [(cause.kind, cause.share) for cause in diagnosis.causes] == [("cpu-contention", 1.0)]
+    assert diagnosis.excess_ns == is_long.sum() * 39 * NS_PER_MS
+    assert (diagnosis.window_ns, diagnosis.n_ops) == (4 * NS_PER_S, 40)
+    assert (node.watched, node.sampled) == ([(PID, PID)], [PID])
+
+
+def test_where_no_switch_can_be_seen_uneven_work_is_declined():
+    node = Node()
+    node.examiner = Examiner(
+        NodeIdentity(cluster_id="c", node_id="n"),
+        node.history,
+        node.transport,
+        node.clock,
+        Looks(None, node._sample),
+    )
+    node.stop.set()
+    diagnosis = node.examiner._find_answer(
+        DiagnosisRequest("66" * 8, 2, "", 0.0, 0, Subject.UNEVEN), node.stop
+    )
+    assert diagnosis.declined == "its switches cannot be seen here, as without root"
 
 
 def test_lines_are_those_of_the_worker_that_is_busier_than_its_process():

@@ -52,6 +52,7 @@ def test_what_is_no_fault_is_refused(text):
         ("garbage:0:200000", Fault("garbage", 0, 200_000)),
         ("first-use:1:2s", Fault("first-use", 1, 2.0)),
         ("uneven:1:1.5x", Fault("uneven", 1, 1.5)),
+        ("imbalance", Fault("imbalance", None, 1.6)),
         ("link:2:20ms", Fault("link", 2, 20, "ms")),
         ("link:2:50Mbit/s", Fault("link", 2, 50_000_000, "bit/s")),
     ],
@@ -64,7 +65,7 @@ def test_fault_of_a_real_job_is_read(text, fault):
 @pytest.mark.parametrize(
     "text",
     [
-        *("cpu-quota:2", "cpu-quota:2:0%", "cpu-quota:2:100%", "stop-pulses:1:x", "imbalance"),
+        *("cpu-quota:2", "cpu-quota:2:0%", "cpu-quota:2:100%", "stop-pulses:1:x", "imbalance:1x"),
         *("disk:1", "disk:1:5", "disk:1:5MB", "disk:1:9kB/s", "disk:1:-5MB/s", "disk:1:5Mbit/s"),
         *("slow-python:1", "slow-python:1:20", "slow-python:1:0ms", "slow-python:1:11s"),
         *("garbage:1:0", "garbage:1:many", "garbage:1:10000001", "uneven:1:1x", "first-use:1:2m"),
@@ -155,3 +156,6 @@ def test_a_program_is_asked_for_one_fault_and_a_second_is_not_dropped_in_silence
     with pytest.raises(ConfigError, match="rank 2's program makes one fault at a time"):
         parse_faults(two, 4, is_job=True)
     assert len(parse_faults([two[0], "uneven:1:1.5x", "cpu-quota:2:50%"], 4, is_job=True)) == 3
+    with pytest.raises(ConfigError, match="each rank's program makes one fault at a time"):
+        parse_faults([two[0], "imbalance:2x"], 4, is_job=True)
+    assert len(parse_faults(["imbalance", "slow-rank:1:1.3x"], 4)) == 2, "of the simulator any"

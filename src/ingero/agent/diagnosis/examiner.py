@@ -16,12 +16,12 @@ from typing import Final
 from ingero.agent.diagnosis.code_lines import SampleLines, sample_lines
 from ingero.agent.diagnosis.connections import LookAtTraffic, look_at_traffic
 from ingero.agent.diagnosis.history import CounterHistory
-from ingero.agent.diagnosis.switches import WATCH_NS, WatchSwitches
+from ingero.agent.diagnosis.switches import MIN_WATCH_NS, WATCH_NS, SwitchTimes, WatchSwitches
 from ingero.agent.health.collective_counts import CollectiveCounts
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import PushReply, PushTransport
 from ingero.model.collectives import Rank
-from ingero.model.counters import CodeLines, OffCpuTimes, Work, WorkRates
+from ingero.model.counters import CodeLines, Work, WorkRates
 from ingero.model.diagnosis import Diagnosis, DiagnosisRequest, PeerWork, Subject
 from ingero.otlp.codec import Export
 from ingero.recording.causal.excess import (
@@ -32,6 +32,7 @@ from ingero.recording.causal.excess import (
     find_rise,
 )
 from ingero.recording.causal.transfers import find_link_causes
+from ingero.recording.causal.uneven import WatchedOps, find_uneven_causes
 from ingero.recording.causal.work_rates import MIN_OPS, find_median, find_rates
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
@@ -40,6 +41,8 @@ from ingero.wire.peer_work import build_peer_work
 
 SETTLE_S: Final = 0.5
 """After watching, until the operations that ended in it are known."""
+UNEVEN_WATCH_NS: Final = 8 * NS_PER_S
+"""Of a process that is slow in turns, once every switch is seen: its turns have to come."""
 HANG_LOOK_S: Final = 2.0
 """At a process that others wait for."""
 BEFORE_NS: Final = 60 * NS_PER_S
@@ -252,11 +255,21 @@ class Examiner:
         if not self._may_examine(pid):
             declined = f"it was looked at {MAX_AN_HOUR} times within an hour"
             return Diagnosis(id=request.id, rank=rank, declined=declined)
-        if request.about is Subject.HANG:
-            return self._examine_hang(pid, request.id, rank, stop)
-        if request.about is Subject.LINK:
-            return self._examine_link(pid, request.id, rank, stop)
-        seen, lines = self._look_at(pid, stop)
+        examine = {
+            Subject.HANG: self._examine_hang,
+            Subject.LINK: self._examine_link,
+            Subject.UNEVEN: self._examine_uneven,
+        }.get(request.about)
+        if examine is not None:
+            return examine(pid, request.id, rank, stop)
+        return self._examine_slow(pid, request, rank, stop)
+
+    def _examine_slow(
+        self, pid: int, request: DiagnosisRequest, rank: Rank, stop: threading.Event
+    ) -> Diagnosis:
+        """A process that is slower than its peers: its counters are compared with those of before, or with theirs."""
+        watched, lines = self._look_at(pid, stop)
+        seen = None if watched is None else watched.times
         now_ns = self._clock.mono_ns()
         offset_ns = self._clock.wall_ns() - now_ns
         since_ns = max(min(request.since_ns - offset_ns, now_ns), now_ns - BEFORE_NS)
@@ -318,6 +331,39 @@ class Examiner:
             todo=found.todo,
         )
 
+    def _examine_uneven(self, pid: int, name: str, rank: Rank, stop: threading.Event) -> Diagnosis:
+        """A process that is slow in turns: each of its operations is laid over every switch of its thread."""
+        watched, lines = self._look_at(pid, stop, UNEVEN_WATCH_NS)
+        if watched is None:
+            declined = "its switches cannot be seen here, as without root"
+            return Diagnosis(id=name, rank=rank, declined=declined)
+        span_ns = (watched.start_ns, watched.end_ns)
+        ops = self._history.find_ops(pid, *span_ns)
+        work = self._history.find_work(pid, *span_ns)
+        rates = None if work is None else find_rates(work)
+        throttled_ns = 0 if rates is None else round(rates.throttled_ns * rates.n_ops)
+        found = find_uneven_causes(
+            WatchedOps(
+                ops,
+                watched.spans,
+                watched.start_ns,
+                throttled_ns,
+                None if rates is None else rates.n_processors,
+                watched.times.n_lost,
+            ),
+            lines,
+        )
+        return Diagnosis(
+            id=name,
+            rank=rank,
+            causes=found.causes,
+            excess_ns=found.excess_ns,
+            window_ns=watched.end_ns - watched.start_ns,
+            n_ops=len(ops),
+            ruled_out=found.ruled_out,
+            todo=found.todo,
+        )
+
     def _find_before(self, pid: int, since_ns: int) -> Work | None:
         """What a process did before it was slow, up to a moment before where there is enough of that.
 
@@ -375,8 +421,10 @@ class Examiner:
         examined.append(now_ns)
         return True
 
-    def _look_at(self, pid: int, stop: threading.Event) -> tuple[OffCpuTimes | None, CodeLines]:
-        """Watch for some seconds; counters are read at both ends."""
+    def _look_at(
+        self, pid: int, stop: threading.Event, min_watch_ns: int = MIN_WATCH_NS
+    ) -> tuple[SwitchTimes | None, CodeLines]:
+        """Watch for some seconds; counters are read at both ends. The times have the operations of that time."""
         self._history.read(self._clock.mono_ns())
         tid, watch = self._history.find_busiest(pid), self._looks.watch
         enough = threading.Event()
@@ -384,7 +432,7 @@ class Examiner:
             source = self._history.find_worker(pid) or pid
             lines = beside.submit(self._looks.sample, source, enough)
             try:
-                seen = None if watch is None else watch(pid, tid, stop)
+                seen = None if watch is None else watch(pid, tid, stop, min_watch_ns)
                 if seen is None:
                     stop.wait(WATCH_NS / NS_PER_S)
             finally:
@@ -394,4 +442,4 @@ class Examiner:
         if seen is None:
             return None, lines.result()
         n_ops = self._history.count_ops(pid, seen.start_ns, seen.end_ns)
-        return replace(seen.times, n_ops=n_ops), lines.result()
+        return replace(seen, times=replace(seen.times, n_ops=n_ops)), lines.result()

@@ -22,6 +22,7 @@ from ingero.errors import UnsupportedError
 from ingero.model.arrays import Records
 from ingero.model.counters import OffCpuTimes
 from ingero.model.events import HostOp, OffCpuReason
+from ingero.recording.causal.uneven import OFF_SPAN
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
@@ -39,7 +40,7 @@ MAX_WORKERS: Final = 64
 WATCH_NS: Final = 5 * NS_PER_S
 """In all, with the time that it takes to load the probes, which a busy machine stretches."""
 MIN_WATCH_NS: Final = 2 * NS_PER_S
-"""Once they are loaded."""
+"""Once they are loaded, if nothing else is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +51,18 @@ class SwitchTimes:
         times: Where its time went; its operations are not counted.
         start_ns: When every switch began to be seen, on the monotonic clock.
         end_ns: When that ended.
+        spans: Its stretches of time off a processor, rows of `OFF_SPAN`, by their start.
     """
 
     times: OffCpuTimes
     start_ns: int
     end_ns: int
+    spans: Records = field(default_factory=lambda: np.zeros(0, OFF_SPAN))
 
 
-WatchSwitches = Callable[[int, int, threading.Event], SwitchTimes | None]
-"""Process, thread, what ends it early → what was seen in about `WATCH_NS`; None where nothing can be."""
+WatchSwitches = Callable[[int, int, threading.Event, int], SwitchTimes | None]
+"""Process, thread, what ends it early, shortest time to watch → what was seen in that or `WATCH_NS`; None where nothing
+can be."""
 
 
 @dataclass(slots=True)
@@ -98,6 +102,7 @@ class _Sums:
     by_reason: dict[int, int] = field(default_factory=dict)
     by_op: dict[int, int] = field(default_factory=dict)
     by_others: dict[str, int] = field(default_factory=dict)
+    spans: list[Records] = field(default_factory=list)
 
     def add_switches(self, records: Records) -> None:
         """``struct ig_off_cpu``; read before this returns."""
@@ -107,6 +112,7 @@ class _Sums:
                 rows = blocked[blocked["tid"] == tid]
                 self.workers[tid].io_ns += int((rows["off_ns"] * rows["weight"]).sum())
         mine = records[records["tid"] == self.tid]
+        self.spans.append(_read_spans(mine))
         took = mine["off_ns"] * mine["weight"]
         for reason in np.unique(mine["reason"]).tolist():
             spent_ns = int(took[mine["reason"] == reason].sum())
@@ -155,6 +161,15 @@ class _Sums:
         return round(min(share, 1.0) * slept_ns)
 
 
+def _read_spans(records: Records) -> Records:
+    """``struct ig_off_cpu`` of one thread as rows of `OFF_SPAN`."""
+    spans = np.zeros(len(records), OFF_SPAN)
+    spans["start_ns"] = records["header"]["mono_ns"]
+    for name in ("off_ns", "wait_ns", "reason"):
+        spans[name] = records[name]
+    return spans
+
+
 def _read_ready(pid: int) -> int | None:
     try:
         fields = Path("/proc", str(pid), "schedstat").read_text().split()
@@ -163,7 +178,9 @@ def _read_ready(pid: int) -> int | None:
     return int(fields[0]) + int(fields[1])
 
 
-def watch_switches(clock: Clock, pid: int, tid: int, stop: threading.Event) -> SwitchTimes | None:
+def watch_switches(
+    clock: Clock, pid: int, tid: int, stop: threading.Event, min_watch_ns: int = MIN_WATCH_NS
+) -> SwitchTimes | None:
     """Watch one thread and its process's children; a `WatchSwitches` once it has its clock."""
     sums, began_ns = _Sums(pid, tid), clock.mono_ns()
     try:
@@ -184,13 +201,19 @@ def watch_switches(clock: Clock, pid: int, tid: int, stop: threading.Event) -> S
             found = map(_Worker.of, children)
             sums.workers = {one.pid: one for one in found if one is not None}
             start_ns = clock.mono_ns()
-            end_ns = max(start_ns + MIN_WATCH_NS, began_ns + WATCH_NS)
+            end_ns = max(start_ns + min_watch_ns, began_ns + WATCH_NS)
             while clock.mono_ns() < end_ns and not stop.wait(_DRAIN_S):
                 engine.drain(consume)
             end_ns = clock.mono_ns()
             engine.drain(consume)
             _, counts = engine.state.read_counts()
             n_lost = int(counts["lost"].sum())
-            return SwitchTimes(sums.conclude(n_lost, end_ns - start_ns), start_ns, end_ns)
+            spans = np.concatenate([np.zeros(0, OFF_SPAN), *sums.spans])
+            return SwitchTimes(
+                sums.conclude(n_lost, end_ns - start_ns),
+                start_ns,
+                end_ns,
+                spans[np.argsort(spans["start_ns"], kind="stable")],
+            )
     except UnsupportedError:
         return None

@@ -76,7 +76,7 @@ def find_excess_causes(
     if lines is not None:
         parts = [_add_lines(part, lines) for part in parts]
     unread = [] if before is not None else [_UNREAD]
-    asleep = [] if lines is None else _describe_lines("asleep", lines.waiting, lines)
+    asleep = [] if lines is None else describe_lines("asleep", lines.waiting, lines)
     return conclude(parts, excess_ns, *unread, *asleep)
 
 
@@ -109,7 +109,7 @@ def find_hang_causes(lines: CodeLines, window_ns: int) -> ExcessCauses:
     for kind, spent_ns in took_ns.items():
         is_running = kind is CauseKind.MORE_COMPUTING
         at = lines.running if is_running else lines.waiting
-        said = _describe_lines("running" if is_running else "waiting", at, lines)
+        said = describe_lines("running" if is_running else "waiting", at, lines)
         parts.append(CausePart(kind, spent_ns, tuple(said)))
     return conclude(parts, window_ns)
 
@@ -182,15 +182,22 @@ def _add_throttled(parts: list[CausePart], throttled_ns: float, after: Work) -> 
 def _add_lines(part: CausePart, lines: CodeLines) -> CausePart:
     """Where in the program a part of the time went."""
     if part.kind is CauseKind.MORE_COMPUTING:
-        said = _describe_lines("running", lines.running, lines)
+        said = describe_lines("running", lines.running, lines)
     elif part.kind is CauseKind.BLOCKED_IO:
-        said = _describe_lines("waiting", lines.waiting, lines)
+        said = describe_lines("waiting", lines.waiting, lines)
     else:
         return part
     return replace(part, evidence=(*part.evidence, *said))
 
 
-def _describe_lines(doing: str, looks: Mapping[str, int], lines: CodeLines) -> list[str]:
+def describe_lines(doing: str, looks: Mapping[str, int], lines: CodeLines) -> list[str]:
+    """What to say of lines that a program was met at most, or why there is none; nothing after too few looks.
+
+    Args:
+        doing: ``running`` or ``waiting``.
+        looks: Looks by line, of those.
+        lines: All looks.
+    """
     if lines.reason:
         return [f"no line of its program: {lines.reason}"]
     if lines.n_looks < _MIN_LOOKS:

@@ -39,9 +39,17 @@ JOB_KINDS: Final = {
     "garbage": "garbage:R:200000  it keeps so many objects, and collects garbage in each step",
     "first-use": "first-use:R:2s    one of its steps takes so much longer, once",
     "uneven": "uneven:R:1.5x     its batches have 1.5 times as many rows",
+    "imbalance": "imbalance[:1.6x]  another rank's batch has more rows in each step",
 }
 """What can be done to a real job."""
-INSIDE: Final = frozenset({"slow-python", "slow-loader", "garbage", "first-use", "uneven"})
+INSIDE: Final = frozenset({
+    "slow-python",
+    "slow-loader",
+    "garbage",
+    "first-use",
+    "uneven",
+    "imbalance",
+})
 """What a program does to itself when it is asked to, as those in ``examples/jobs`` are."""
 _NONE: Final = "none"
 _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)([kMG])(B|bit)/s")
@@ -111,11 +119,12 @@ def parse_faults(texts: Sequence[str], n_ranks: int, *, is_job: bool = False) ->
         ConfigError: As `parse_fault`; or one rank's program is to make two faults.
     """
     faults = tuple(parse_fault(text, n_ranks, is_job=is_job) for text in texts if text != _NONE)
-    inside = [fault.rank for fault in faults if fault.kind in INSIDE]
+    inside = [fault.rank for fault in faults if is_job and fault.kind in INSIDE]
     for rank in set(inside):
-        if inside.count(rank) > 1:
+        if inside.count(rank) > 1 or (rank is None and len(inside) > 1):
+            who = "each rank" if rank is None else f"rank {rank}"
             raise ConfigError(
-                f"--fault: rank {rank}'s program makes one fault at a time",
+                f"--fault: {who}'s program makes one fault at a time",
                 hint="give the second to another rank, or from outside: cpu-quota, disk, link",
             )
     return faults
@@ -260,11 +269,11 @@ def inject_into_job(fault: Fault, job: TorchJob, cluster: Cluster) -> None:
         job: Whom it hits.
         cluster: Where that runs.
     """
-    assert fault.rank is not None, "what is done to a real job is done to one rank"
-    rank, amount = fault.rank, fault.amount
     if fault.kind in INSIDE:
-        job.begin_inside(rank)
+        job.begin_inside(range(len(cluster.hosts)) if fault.rank is None else (fault.rank,))
         return
+    assert fault.rank is not None, "what is done to a real job from outside is done to one rank"
+    rank, amount = fault.rank, fault.amount
     actions: dict[str, Callable[[], None]] = {
         "cpu-quota": lambda: job.limit(rank, amount),
         "cpu-hog": lambda: job.crowd(rank),

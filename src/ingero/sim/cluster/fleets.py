@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from ingero.model.verdicts import ALARMS, Judgement
+from ingero.model.verdicts import ALARMS, Judgement, VerdictKind
 from ingero.otlp.codec import decode_export, iter_log_rows
 from ingero.otlp.names import ContentType, Signal
 from ingero.sim.cluster.ask import ask_diagnoses, ask_hang
@@ -124,7 +124,8 @@ class FleetView:
                     progress.diagnoses.setdefault(root["rank"], known)
         for who in found:
             progress.named.setdefault(who, progress.since_fault_ns)
-        if any(kind in ALARMS for _, kind in progress.named):
+        is_uneven = any(v.kind is VerdictKind.IMBALANCE_DATA for v in progress.judgement.verdicts)
+        if is_uneven or any(kind in ALARMS for _, kind in progress.named):
             diagnoses = ask_diagnoses(self._client, url, self._cluster_id)
             for rank, diagnosis in diagnoses.items():
                 progress.diagnoses.setdefault(rank, (diagnosis, progress.since_fault_ns))

@@ -125,9 +125,10 @@ def open_torch_job(
             for host, share in zip(cluster.hosts, shares, strict=True)
         ]
         inside = {
-            fault.rank: f"{fault.kind}:{fault.amount}"
+            rank: f"{fault.kind}:{fault.amount}"
             for fault in settings.faults
-            if fault.kind in INSIDE and fault.rank is not None
+            if fault.kind in INSIDE
+            for rank in (range(settings.n_ranks) if fault.rank is None else (fault.rank,))
         }
         with TorchJob(settings.job, hosts, folder, f"up-{os.getpid()}", inside) as running:
             yield running
@@ -263,8 +264,12 @@ class _Run:
             return missing <= self.progress.diagnoses.keys()
         verdicts = self.progress.judgement.verdicts if self.progress.judgement else ()
         slow = {rank for rank, kind in self.progress.named if kind in ALARMS}
-        return slow <= self.progress.diagnoses.keys() and all(
-            verdict.kind is not VerdictKind.ORDINARY for verdict in verdicts
+        uneven = {v.rank.rank for v in verdicts if v.kind is VerdictKind.IMBALANCE_DATA}
+        is_asked = not uneven or not uneven.isdisjoint(self.progress.diagnoses)
+        return (
+            is_asked
+            and slow <= self.progress.diagnoses.keys()
+            and all(verdict.kind is not VerdictKind.ORDINARY for verdict in verdicts)
         )
 
     def _update(self, gone: Sequence[int]) -> None:

@@ -256,15 +256,21 @@ class TorchJob(Closing):
         self._pulses.append((pulses, thread))
         thread.start()
 
-    def begin_inside(self, rank: int) -> None:
-        """From now on the rank's program does to itself what it was asked to at its start.
+    def begin_inside(self, ranks: Sequence[int]) -> None:
+        """From now on the ranks' programs do to themselves what they were asked to at their start.
 
         Raises:
-            UnsupportedError: It does not.
+            UnsupportedError: One does not.
         """
+        for rank in ranks:
+            self._fault_file(rank).touch()
+        until_s = time.monotonic() + _BEGIN_LIMIT_S
+        for rank in ranks:
+            self._await_inside(rank, until_s)
+
+    def _await_inside(self, rank: int, until_s: float) -> None:
         file = self._fault_file(rank)
-        file.touch()
-        seen, until_s = file.with_name(f"{file.name}.seen"), time.monotonic() + _BEGIN_LIMIT_S
+        seen = file.with_name(f"{file.name}.seen")
         while not seen.exists():
             if time.monotonic() > until_s:
                 raise UnsupportedError(

@@ -8,7 +8,13 @@ import pytest
 from tests.fleet.processors.collectives.test_collectives_processor import Judged, job, judge_after
 from tests.fleet.processors.collectives.test_hangs import hung
 from tests.fleet.processors.collectives.test_progress import N, standing
-from tests.support.synthetic_jobs import JobShape, build_work, normal_noise, run_job
+from tests.support.synthetic_jobs import (
+    JobShape,
+    build_work,
+    normal_noise,
+    rotate_heavy_sequences,
+    run_job,
+)
 
 from ingero.fleet.component import QuestionSource
 from ingero.fleet.processors.collectives.diagnoses import ASK_NS, REOPEN_NS
@@ -264,6 +270,53 @@ def test_both_ends_of_a_slow_link_are_asked_about_it_and_nobody_else(caplog):
     (page,) = judged.page("verdicts", cluster_id="c")["clusters"]
     (found,) = [one["diagnosis"] for one in page["verdicts"] if one["rank"] == end]
     assert found["cause"] == "network-delay"
+
+
+def uneven_job(seed=0):
+    """A pipeline of four replicas of three stages whose sequences are of uneven length."""
+    rng = np.random.default_rng(seed)
+    shape = JobShape(n_dp=4, n_stages=3, n_microbatches=12, n_steps=8)
+    work = rotate_heavy_sequences(build_work(shape, normal_noise(0.02), rng), 0.5, rng)
+    judged = Judged()
+    for runs in build_job_trace(run_job(shape, work), "c").runs:
+        judged.push(runs)
+    return judge_after(judged)
+
+
+def ask_all(judged):
+    """Who is asked what, by node."""
+    (page,) = judged.page("verdicts", cluster_id="c")["clusters"]
+    assert {one["verdict"] for one in page["verdicts"]} == {"imbalance:data"}
+    found = {one["rank"]["node_id"]: one["rank"] for one in page["verdicts"]}
+    asked = {node: question(judged, node) for node in found}
+    return {node: (found[node], one) for node, one in asked.items() if one is not None}
+
+
+def test_of_peers_that_are_slow_in_turns_one_is_asked_and_stays_the_one(caplog):
+    judged = uneven_job()
+    asked = ask_all(judged)
+    assert {one.about for _, one in asked.values()} == {Subject.UNEVEN}
+    assert {one.excess_share for _, one in asked.values()} == {0.0}
+    assert len(asked) == 3, "one of each stage"
+    assert {node[-1] for node in asked} == {"0", "1", "2"}
+    for _ in range(3):
+        judged.round()
+    assert ask_all(judged) == asked
+    assert count(judged, "asked") == 3
+    (node, (end, request)), *_ = asked.items()
+    rank = Rank("c", node, end["rank"], end["n_gpus"], tuple(end["labels"].items()))
+    computing = DiagnosedCause("more-computing", "computing on the host", 0.9)
+    assert answer(judged, request, rank=rank, causes=(computing,)) == 0
+    assert question(judged, node) is None
+    with caplog.at_level(logging.INFO):
+        judged.round()
+    (line,) = [record for record in caplog.records if record.message == "verdict explained"]
+    assert (line.levelno, line.fields["cause"]) == (logging.INFO, "more-computing")
+    (page,) = judged.page("verdicts", cluster_id="c")["clusters"]
+    known = {one["rank"]["node_id"]: one["diagnosis"] for one in page["verdicts"]}
+    assert known[node]["cause"] == "more-computing"
+    assert sum(one is not None for one in known.values()) == 1
+    assert ask_all(judged).keys() == asked.keys() - {node}, "nobody else of its stage is asked"
 
 
 ASLEEP = DiagnosedCause("asleep", "asleep", 1.0, ("waiting, of 100 looks: train.py:5 load (100%)",))

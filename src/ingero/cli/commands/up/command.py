@@ -134,6 +134,7 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
       slow-loader:R:1ms  its data loader takes so much longer for each row
       garbage:R:200000   so many objects, and garbage collection in each step
       uneven:R:1.5x      batches with 1.5 times as many rows
+      imbalance[:1.6x]   another rank's batch has more rows in each step: nobody's fault
       first-use:R:2s     one step takes so much longer, once: nobody is named
 
     With --slurm the job runs in a real Slurm on hosts of its own, started for this and removed again: a controller, a

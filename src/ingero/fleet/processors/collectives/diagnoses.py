@@ -1,10 +1,12 @@
-"""Asks why a culprit or a link is slow, or a rank that others wait for stands; keeps the answers.
+"""Asks why a worker or a link is slow, or a rank that others wait for stands; keeps the answers.
 
 One question an episode, until it is answered.
 
 An episode is the time for which a worker is called a culprit or an end of a slow link, or others wait for it, without
-a break of `REOPEN_NS`. The question rides on every answer to a push of the worker's node, so that a lost answer or an
-agent that starts again is asked again.
+a break of `REOPEN_NS`. Of peers that are slow in turns one is asked: the one that worked longest at first.
+
+The question rides on every answer to a push of the node, so that a lost answer, or an agent that starts again, is asked
+again.
 
 Threads. The judge thread opens and ends episodes, pushes bring answers, answers to pushes look for a question.
 
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -44,7 +46,7 @@ N_PEERS: Final = 3
 
 @dataclass(slots=True)
 class NamedEpisode:
-    """One culprit, one end of a slow link, or one rank that others wait for.
+    """One culprit, one end of a slow link, one of peers that are slow in turns, or one rank that others wait for.
 
     Attributes:
         id: Names it to the agent.
@@ -92,7 +94,7 @@ class NamedEpisode:
         if isinstance(self.named, HangRoot):
             root = self.named
             return write_request(DiagnosisRequest(self.id, root.rank, root.job, 0.0, 0, self.about))
-        if self.about is Subject.LINK:
+        if self.about is not Subject.SLOW:
             rank = self.named.rank
             return write_request(DiagnosisRequest(self.id, rank.rank, rank.job, 0.0, 0, self.about))
         verdict, onset = self.named, self.named.onset
@@ -118,6 +120,12 @@ class NamedEpisode:
                 yield peer.node_id, write_request(request)
 
 
+_SUBJECTS: Final = {
+    VerdictKind.NETWORK: Subject.LINK,
+    VerdictKind.IMBALANCE_DATA: Subject.UNEVEN,
+}
+"""What is asked of a worker with a verdict of that kind; of others why it is slow."""
+
 _Key = tuple[Worker, Subject]
 """A worker, and what its agent is asked about."""
 
@@ -125,7 +133,7 @@ _Key = tuple[Worker, Subject]
 def _subject_of(named: Verdict | HangRoot) -> Subject:
     if isinstance(named, HangRoot):
         return Subject.HANG
-    return Subject.LINK if named.kind is VerdictKind.NETWORK else Subject.SLOW
+    return _SUBJECTS.get(named.kind, Subject.SLOW)
 
 
 def _key_of(named: Verdict | HangRoot) -> _Key:
@@ -198,6 +206,8 @@ class DiagnosisTracker:
                 if cluster_id in conclusions:
                     verdicts = conclusions[cluster_id].judgement.verdicts
                     named += [verdict for verdict in verdicts if verdict.is_alarm]
+                    known = self._clusters.get(cluster_id, _ClusterEpisodes())
+                    named += _pick_uneven(verdicts, known.by_key)
                 if cluster_id in hangs:
                     named += [root for root in hangs[cluster_id][0].roots if _can_be_asked(root)]
                 if named or cluster_id in self._clusters:
@@ -302,6 +312,18 @@ class DiagnosisTracker:
                 if episode is not None and episode.diagnosis is not None:
                     found[verdict.rank.worker] = episode.diagnosis
         return found
+
+
+def _pick_uneven(verdicts: Iterable[Verdict], known: Container[_Key]) -> list[Verdict]:
+    """Of each group of peers that are slow in turns one: the one asked already, else that which worked longest."""
+    groups: dict[Worker, list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.kind is VerdictKind.IMBALANCE_DATA and verdict.peers:
+            groups.setdefault(verdict.peers[0].worker, []).append(verdict)
+    return [
+        max(members, key=lambda one: (_key_of(one) in known, one.own_ns))
+        for members in groups.values()
+    ]
 
 
 def _can_be_asked(root: HangRoot) -> bool:

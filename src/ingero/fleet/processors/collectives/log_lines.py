@@ -80,10 +80,12 @@ class EventLog:
         """A line for each named worker whose agent answered."""
         for named, diagnosis in explained:
             rank = diagnosis.rank
-            what = "hang" if isinstance(named, HangRoot) else "verdict"
+            what, is_alarm = (
+                ("hang", True) if isinstance(named, HangRoot) else ("verdict", named.is_alarm)
+            )
             self._lines.write(
                 ("diagnosis", rank.cluster_id, rank.worker),
-                logging.WARNING,
+                logging.WARNING if is_alarm else logging.INFO,
                 f"{what} not explained" if diagnosis.declined else f"{what} explained",
                 cluster=rank.cluster_id,
                 node=rank.node_id,

@@ -43,7 +43,7 @@ SAYS: Final = {
     LOST: "GPU time that a culprit, drag or slow link cost its victims, since onset.",
     SLOWDOWN: "How many times as long as its median peer a worker takes.",
     EVIDENCE: "Strength of evidence, as log10 of the e-value.",
-    CAUSE_SHARE: "Part of a culprit's excess, or of a slow link's time, that a cause explains, as an agent found it.",
+    CAUSE_SHARE: "Part that a cause explains, of a culprit's excess, a slow link's time or uneven work. By an agent.",
     MetricName.COLLECTIVE_PEER_LAG_MS: "How much later than its peers a rank enters; negative is earlier.",
     GPU_SECONDS: "GPU time lost waiting, by who is charged and by the hardware that waited.",
     GPU_SECONDS_BACK: "Of that, what was taken back because later operations showed nobody at fault.",
