@@ -24,6 +24,7 @@ from ingero.model.collectives import Rank
 from ingero.model.counters import CodeLines, Work, WorkRates
 from ingero.model.diagnosis import Diagnosis, DiagnosisRequest, PeerWork, Subject
 from ingero.otlp.codec import Export
+from ingero.recording.causal.conclusions import ExcessCauses
 from ingero.recording.causal.excess import (
     can_be_compared,
     find_excess_causes,
@@ -284,15 +285,8 @@ class Examiner:
         if then is None or not can_be_compared(then, after, request.excess_share):
             then = self._find_peers_work(request, stop)
         causes = find_excess_causes(request.excess_share, after, then, seen, lines)
-        return Diagnosis(
-            id=request.id,
-            rank=rank,
-            causes=causes.causes,
-            excess_ns=causes.excess_ns,
-            window_ns=after.last.mono_ns - after.first.mono_ns,
-            n_ops=after.n_ops,
-            ruled_out=causes.ruled_out,
-            todo=causes.todo,
+        return _make_diagnosis(
+            request.id, rank, causes, after.last.mono_ns - after.first.mono_ns, after.n_ops
         )
 
     def _examine_hang(self, pid: int, name: str, rank: Rank, stop: threading.Event) -> Diagnosis:
@@ -304,15 +298,7 @@ class Examiner:
             enough.set()
         window_ns = self._clock.mono_ns() - began_ns
         found = find_hang_causes(lines.result(), window_ns)
-        return Diagnosis(
-            id=name,
-            rank=rank,
-            causes=found.causes,
-            excess_ns=found.excess_ns,
-            window_ns=window_ns,
-            ruled_out=found.ruled_out,
-            todo=found.todo,
-        )
+        return _make_diagnosis(name, rank, found, window_ns)
 
     def _examine_link(self, pid: int, name: str, rank: Rank, stop: threading.Event) -> Diagnosis:
         """A process whose transfers are slow: its connections are looked at."""
@@ -320,15 +306,8 @@ class Examiner:
         traffic = self._looks.look_at_traffic(pid, stop)
         ended_ns = self._clock.mono_ns()
         found = find_link_causes(traffic)
-        return Diagnosis(
-            id=name,
-            rank=rank,
-            causes=found.causes,
-            excess_ns=found.excess_ns,
-            window_ns=ended_ns - began_ns,
-            n_ops=self._history.count_ops(pid, began_ns, ended_ns),
-            ruled_out=found.ruled_out,
-            todo=found.todo,
+        return _make_diagnosis(
+            name, rank, found, ended_ns - began_ns, self._history.count_ops(pid, began_ns, ended_ns)
         )
 
     def _examine_uneven(self, pid: int, name: str, rank: Rank, stop: threading.Event) -> Diagnosis:
@@ -353,16 +332,7 @@ class Examiner:
             ),
             lines,
         )
-        return Diagnosis(
-            id=name,
-            rank=rank,
-            causes=found.causes,
-            excess_ns=found.excess_ns,
-            window_ns=watched.end_ns - watched.start_ns,
-            n_ops=len(ops),
-            ruled_out=found.ruled_out,
-            todo=found.todo,
-        )
+        return _make_diagnosis(name, rank, found, watched.end_ns - watched.start_ns, len(ops))
 
     def _find_before(self, pid: int, since_ns: int) -> Work | None:
         """What a process did before it was slow, up to a moment before where there is enough of that.
@@ -443,3 +413,19 @@ class Examiner:
             return None, lines.result()
         n_ops = self._history.count_ops(pid, seen.start_ns, seen.end_ns)
         return replace(seen, times=replace(seen.times, n_ops=n_ops)), lines.result()
+
+
+def _make_diagnosis(
+    name: str, rank: Rank, found: ExcessCauses, window_ns: int, n_ops: int = 0
+) -> Diagnosis:
+    """What was found as the answer to a question."""
+    return Diagnosis(
+        id=name,
+        rank=rank,
+        causes=found.causes,
+        excess_ns=found.excess_ns,
+        window_ns=window_ns,
+        n_ops=n_ops,
+        ruled_out=found.ruled_out,
+        todo=found.todo,
+    )
