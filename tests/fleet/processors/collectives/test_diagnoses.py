@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,12 +18,14 @@ from tests.support.synthetic_jobs import (
 )
 
 from ingero.fleet.component import QuestionSource
-from ingero.fleet.processors.collectives.diagnoses import ASK_NS, REOPEN_NS
+from ingero.fleet.processors.collectives.diagnoses import ASK_NS, REOPEN_NS, DiagnosisTracker
 from ingero.job_traces.convert import build_job_trace
 from ingero.model.collectives import Rank
 from ingero.model.counters import WorkRates
 from ingero.model.diagnosis import DiagnosedCause, Diagnosis, PeerWork, Subject
 from ingero.model.hang import HangCause
+from ingero.model.verdicts import Judgement, Verdict, VerdictKind
+from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
 from ingero.wire.diagnosis import build_diagnosis, parse_request
 from ingero.wire.peer_work import build_peer_work
@@ -317,6 +320,23 @@ def test_of_peers_that_are_slow_in_turns_one_is_asked_and_stays_the_one(caplog):
     assert known[node]["cause"] == "more-computing"
     assert sum(one is not None for one in known.values()) == 1
     assert ask_all(judged).keys() == asked.keys() - {node}, "nobody else of its stage is asked"
+
+
+def test_another_peer_that_works_longer_later_is_not_asked_too():
+    tracker = DiagnosisTracker(MeterRegistry())
+    peers = tuple(Rank("c", f"node{n}", n) for n in range(3))
+
+    def ask(*own_ns):
+        verdicts = [
+            Verdict(rank, VerdictKind.IMBALANCE_DATA, peers=peers, own_ns=spent)
+            for rank, spent in zip(peers, own_ns, strict=True)
+        ]
+        said = SimpleNamespace(judgement=Judgement("c", tuple(verdicts)))
+        tracker.note({"c": said}, {}, NS_PER_S)
+        return [n for n in range(3) if tracker.find_question("c", f"node{n}")]
+
+    assert ask(5, 9, 7) == [1]
+    assert ask(15, 12, 13) == [1]
 
 
 ASLEEP = DiagnosedCause("asleep", "asleep", 1.0, ("waiting, of 100 looks: train.py:5 load (100%)",))
