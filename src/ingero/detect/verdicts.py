@@ -378,11 +378,11 @@ def _find_rotation(facts: Facts, group: PeerGroup) -> str:
     if stretch > facts.settings.dependent_ops and lost >= facts.settings.alarm_slowdown:
         return (
             f"the slowest of the peers takes {lost:.0%} longer than the median, in turns and for stretches of about "
-            f"{stretch:.0f} operations: the batches differ"
+            f"{stretch:.0f} operations: their work is uneven"
         )
     if share < ROTATING or lost < facts.settings.alarm_slowdown or leads:
         return ""
-    return f"the slowest of the peers takes {lost:.0%} longer than the median, in turns: the batches differ"
+    return f"the slowest of the peers takes {lost:.0%} longer than the median, in turns: their work is uneven"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class VerdictKind(StrEnum):
     IMBALANCE_STAGE = "imbalance:stage"
     """Its whole stage has more work than the other stages; no node is at fault."""
     IMBALANCE_DATA = "imbalance:data"
-    """The slow one rotates among the peers; the batches differ, no node is at fault."""
+    """The slow one rotates among the peers: uneven work, as of batches that differ; no node is at fault."""
     CLUSTER = "cluster"
     """All are slower than they were themselves; none stands out."""
     UNKNOWN = "unknown"
