@@ -161,12 +161,14 @@ def test_real_job_that_is_slow_in_python_is_told_by_its_line_and_not_by_its_quot
 
 @pytest.mark.torch
 def test_real_job_with_uneven_batches_names_nobody_and_says_that_they_compute_more():
-    fault = ("--fault", "imbalance:2x", "--duration", "35s")
+    fault = ("--fault", "imbalance:2x", "--duration", "45s")
     result = up("--ranks", "4", "--job", str(JOBS / "ddp.py"), *fault)
     assert (result["culprits"], result["wrongly_named"]) == ([], [])
     assert {verdict["verdict"] for verdict in result["verdicts"]} == {"imbalance:data"}
     (explained,) = result["diagnoses"].values()
     assert explained["cause"] == "more-computing", explained
+    assert not explained["is_named"]
+    assert result["diagnosis"] == explained
     assert explained["causes"][0]["share"] > 0.4
     assert explained["n_ops"] > 20
 

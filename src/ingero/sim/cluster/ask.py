@@ -12,8 +12,10 @@ HANG_PATH: Final = "/api/v1/admin/hang"
 VERDICTS_PATH: Final = "/api/v1/admin/verdicts"
 
 
-def ask_diagnoses(client: httpx.Client, admin_url: str, cluster_id: str) -> dict[int, Any]:
-    """Why ranks are slow, by rank, as far as their agents have answered.
+def ask_diagnoses(
+    client: httpx.Client, admin_url: str, cluster_id: str
+) -> dict[int, tuple[str, Any]]:
+    """Each rank's verdict and why it has that, by rank, as far as their agents have answered.
 
     Raises:
         RetryableError: The admin endpoint does not answer, or answers something else.
@@ -23,12 +25,15 @@ def ask_diagnoses(client: httpx.Client, admin_url: str, cluster_id: str) -> dict
         if response.status_code == httpx.codes.NOT_FOUND:
             return {}
         verdicts = response.raise_for_status().json()["clusters"][0]["verdicts"]
-        found = {verdict["rank"]["rank"]: verdict["diagnosis"] for verdict in verdicts}
+        found = {
+            verdict["rank"]["rank"]: (str(verdict["verdict"]), verdict["diagnosis"])
+            for verdict in verdicts
+        }
     except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
         raise RetryableError(
             f"Fleet's admin endpoint {admin_url} does not tell diagnoses: {error!r}"
         ) from error
-    return {rank: diagnosis for rank, diagnosis in found.items() if diagnosis is not None}
+    return {rank: known for rank, known in found.items() if known[1] is not None}
 
 
 def ask_hang(client: httpx.Client, admin_url: str, cluster_id: str) -> dict[str, Any] | None:

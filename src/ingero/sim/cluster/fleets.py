@@ -120,15 +120,16 @@ class FleetView:
             found += [(rank, "hang") for rank in progress.hang["missing_ranks"]]
             for root in progress.hang["roots"]:
                 if root["diagnosis"] is not None:
-                    known = (root["diagnosis"], progress.since_fault_ns)
-                    progress.diagnoses.setdefault(root["rank"], known)
+                    answer = (root["diagnosis"], progress.since_fault_ns)
+                    progress.diagnoses.setdefault(root["rank"], answer)
         for who in found:
             progress.named.setdefault(who, progress.since_fault_ns)
         is_uneven = any(v.kind is VerdictKind.IMBALANCE_DATA for v in progress.judgement.verdicts)
         if is_uneven or any(kind in ALARMS for _, kind in progress.named):
             diagnoses = ask_diagnoses(self._client, url, self._cluster_id)
-            for rank, diagnosis in diagnoses.items():
-                progress.diagnoses.setdefault(rank, (diagnosis, progress.since_fault_ns))
+            for rank, (kind, diagnosis) in diagnoses.items():
+                known = progress.diagnoses if kind in ALARMS else progress.uneven
+                known.setdefault(rank, (diagnosis, progress.since_fault_ns))
 
 
 @contextmanager

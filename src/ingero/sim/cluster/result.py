@@ -80,6 +80,7 @@ class Progress:
         hang: What Fleet says of ranks that stand still; None before.
         alerts: What the agents' local readers received.
         diagnoses: Why culprits are slow, as their agents answered Fleet, with the time since the injection.
+        uneven: The same of ranks that are slow in turns with their peers.
         takeover_s: From the kill of a Fleet until another was seen to judge; None without one.
         reports: Alarms that left Fleets as records; None where that was not looked at.
         named: Ranks that were ever named and by which verdict, with the time since the injection.
@@ -96,6 +97,7 @@ class Progress:
     alerts: Alerts = field(default_factory=Alerts)
     named: dict[tuple[int, str], int | None] = field(default_factory=dict)
     diagnoses: dict[int, tuple[dict[str, Any], int | None]] = field(default_factory=dict)
+    uneven: dict[int, tuple[dict[str, Any], int | None]] = field(default_factory=dict)
     takeover_s: float | None = None
     reports: list[dict[str, Any]] | None = None
 
@@ -151,7 +153,8 @@ def build_result(settings: UpSettings, progress: Progress) -> dict[str, Any]:
         "wrongly_named": find_wrongly_named(settings, progress),
         "diagnosis": find_diagnosis(settings, progress),
         "diagnoses": {
-            str(rank): _diagnosis_json(progress, rank) for rank in sorted(progress.diagnoses)
+            str(rank): _diagnosis_json(progress, rank)
+            for rank in sorted(progress.uneven | progress.diagnoses)
         },
         "alerts": progress.alerts.as_json(),
         "fleets": settings.n_fleets,
@@ -177,15 +180,17 @@ def find_diagnosis(settings: UpSettings, progress: Progress) -> dict[str, Any] |
     """Why the rank with the fault is slow or stands, else the first that was named; None where no agent answered."""
     faulty = [fault.rank for fault in settings.faults if fault.rank is not None]
     known = [rank for rank in (*faulty, *progress.diagnoses) if rank in progress.diagnoses]
+    known += list(progress.uneven)
     return _diagnosis_json(progress, known[0]) if known else None
 
 
 def _diagnosis_json(progress: Progress, rank: int) -> dict[str, Any]:
-    diagnosis, at_ns = progress.diagnoses[rank]
+    diagnosis, at_ns = (progress.uneven | progress.diagnoses)[rank]
     kinds = (*sorted(ALARMS), "hang")
     named_ns = next((at for kind in kinds if (at := progress.named.get((rank, kind)))), None)
     return {
         "rank": rank,
+        "is_named": rank in progress.diagnoses,
         **diagnosis,
         "after_verdict_s": round((at_ns - named_ns) / NS_PER_S, 2)
         if at_ns is not None and named_ns is not None

@@ -264,10 +264,9 @@ class _Run:
             return missing <= self.progress.diagnoses.keys()
         verdicts = self.progress.judgement.verdicts if self.progress.judgement else ()
         slow = {rank for rank, kind in self.progress.named if kind in ALARMS}
-        uneven = {v.rank.rank for v in verdicts if v.kind is VerdictKind.IMBALANCE_DATA}
-        is_asked = not uneven or not uneven.isdisjoint(self.progress.diagnoses)
+        is_uneven = any(verdict.kind is VerdictKind.IMBALANCE_DATA for verdict in verdicts)
         return (
-            is_asked
+            (bool(self.progress.uneven) or not is_uneven)
             and slow <= self.progress.diagnoses.keys()
             and all(verdict.kind is not VerdictKind.ORDINARY for verdict in verdicts)
         )

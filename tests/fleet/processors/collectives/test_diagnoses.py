@@ -18,7 +18,12 @@ from tests.support.synthetic_jobs import (
 )
 
 from ingero.fleet.component import QuestionSource
-from ingero.fleet.processors.collectives.diagnoses import ASK_NS, REOPEN_NS, DiagnosisTracker
+from ingero.fleet.processors.collectives.diagnoses import (
+    ASK_NS,
+    REOPEN_NS,
+    SETTLED_NS,
+    DiagnosisTracker,
+)
 from ingero.job_traces.convert import build_job_trace
 from ingero.model.collectives import Rank
 from ingero.model.counters import WorkRates
@@ -297,6 +302,9 @@ def ask_all(judged):
 
 def test_of_peers_that_are_slow_in_turns_one_is_asked_and_stays_the_one(caplog):
     judged = uneven_job()
+    assert ask_all(judged) == {}, "a job that starts is uneven for some seconds"
+    judged.host.clock.advance(SETTLED_NS)
+    judged.round()
     asked = ask_all(judged)
     assert {one.about for _, one in asked.values()} == {Subject.UNEVEN}
     assert {one.excess_share for _, one in asked.values()} == {0.0}
@@ -332,11 +340,31 @@ def test_another_peer_that_works_longer_later_is_not_asked_too():
             for rank, spent in zip(peers, own_ns, strict=True)
         ]
         said = SimpleNamespace(judgement=Judgement("c", tuple(verdicts)))
-        tracker.note({"c": said}, {}, NS_PER_S)
+        tracker.note({"c": said}, {}, now_ns)
         return [n for n in range(3) if tracker.find_question("c", f"node{n}")]
 
+    now_ns = NS_PER_S
+    assert ask(1, 1, 2) == []
+    now_ns += SETTLED_NS
     assert ask(5, 9, 7) == [1]
     assert ask(15, 12, 13) == [1]
+
+
+def test_why_a_culprit_is_slow_is_asked_before_why_peers_of_its_node_are_uneven():
+    tracker = DiagnosisTracker(MeterRegistry())
+    peers = tuple(Rank("c", "node", n) for n in range(3))
+    uneven = tuple(Verdict(rank, VerdictKind.IMBALANCE_DATA, peers=peers) for rank in peers)
+    slow = Verdict(Rank("c", "node", 9), VerdictKind.CULPRIT)
+
+    def ask(now_ns, *verdicts):
+        tracker.note({"c": SimpleNamespace(judgement=Judgement("c", verdicts))}, {}, now_ns)
+        question = parse_request(tracker.find_question("c", "node"))
+        return None if question is None else question.about
+
+    assert ask(0, *uneven) is None
+    assert ask(SETTLED_NS, *uneven) is Subject.UNEVEN
+    assert ask(SETTLED_NS, *uneven, slow) is Subject.SLOW
+    assert ask(SETTLED_NS, slow) is Subject.SLOW
 
 
 ASLEEP = DiagnosedCause("asleep", "asleep", 1.0, ("waiting, of 100 looks: train.py:5 load (100%)",))

@@ -34,10 +34,7 @@ class UpLines:
             ("where", where),
             (progress.stage, progress.stage),
             *(((who, _describe_named(who, at))) for who, at in progress.named.items()),
-            *(
-                (("diagnosis", rank), _describe_cause(rank, diagnosis))
-                for rank, (diagnosis, _) in progress.diagnoses.items()
-            ),
+            *((line, line) for line in describe_causes(progress)),
         ):
             if line and key not in self._said:
                 self._said.add(key)
@@ -49,8 +46,19 @@ def _describe_named(who: tuple[int, str], at_ns: int | None) -> str:
     return f"rank {who[0]}: {who[1]}, {when}"
 
 
-def _describe_cause(rank: int, diagnosis: dict[str, Any]) -> str:
-    return f"rank {rank}, why: {diagnosis['summary']}"
+def describe_causes(progress: Progress) -> list[str]:
+    """Why ranks are slow or stand, and why those are that are slow in turns, a line each."""
+    named = ((True, progress.diagnoses), (False, progress.uneven))
+    return [
+        _describe_cause(rank, why, is_named=is_named)
+        for is_named, known in named
+        for rank, (why, _) in known.items()
+    ]
+
+
+def _describe_cause(rank: int, diagnosis: dict[str, Any], *, is_named: bool) -> str:
+    who = f"rank {rank}" if is_named else f"rank {rank} and its peers are slow in turns"
+    return f"{who}, why: {diagnosis['summary']}"
 
 
 def draw(progress: Progress) -> RenderableType:
@@ -72,7 +80,7 @@ def draw(progress: Progress) -> RenderableType:
             Text(kind, style=style),
         )
     named = [_describe_named(who, at) for who, at in progress.named.items()]
-    named += [_describe_cause(rank, why) for rank, (why, _) in progress.diagnoses.items()]
+    named += describe_causes(progress)
     return Group(head, Text(), table, Text("\n" + "\n".join(named)))
 
 
@@ -99,7 +107,7 @@ def _describe_result(result: dict[str, Any]) -> Iterator[str]:
                 f" {len(root['blocks'])} ranks wait for it"
             )
     for rank, diagnosis in result["diagnoses"].items():
-        yield _describe_cause(int(rank), diagnosis)
+        yield _describe_cause(int(rank), diagnosis, is_named=diagnosis["is_named"])
         for cause in diagnosis["causes"]:
             yield from (f"    {fact}" for fact in cause["evidence"])
         yield from (f"    to do: {step}" for step in diagnosis["todo"])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Group
 from rich.text import Text
 
+from ingero.cli.commands.up.show import describe_causes
 from ingero.cli.progress import build_table, describe_slowdown, get_style
 from ingero.sim.cluster.act_result import ActProgress, find_step_times
 from ingero.units import NS_PER_S, format_duration
@@ -51,7 +52,7 @@ def _say_events(progress: ActProgress) -> Iterator[str]:
     """What has happened by now, in the order in which it does."""
     watch = progress.watch
     yield from (f"Fleet names rank {rank}: {kind}" for rank, kind in watch.named)
-    yield from (f"rank {rank}, why: {why['summary']}" for rank, (why, _) in watch.diagnoses.items())
+    yield from describe_causes(watch)
     acted = {one.node_id for one in progress.actions}
     yield from (f"policy: {one.decision}" for one in progress.findings if one.node_id not in acted)
     for one in progress.actions:

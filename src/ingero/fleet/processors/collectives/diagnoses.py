@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -36,6 +36,8 @@ from ingero.wire.diagnosis import write_request
 
 REOPEN_NS: Final = 60 * NS_PER_S
 """A culprit that is named again within this time is in the same episode."""
+SETTLED_NS: Final = 10 * NS_PER_S
+"""Peers that are slow in turns for so long are asked about it."""
 ASK_NS: Final = 300 * NS_PER_S
 """After this the question is given up: the agent is of an older version, or away."""
 MAX_OPEN: Final = 256
@@ -144,13 +146,42 @@ def _key_of(named: Verdict | HangRoot) -> _Key:
 
 @dataclass(slots=True)
 class _ClusterEpisodes:
+    """What is known of one cluster.
+
+    Attributes:
+        by_key: Open episodes.
+        questions: What the next answer to each node asks.
+        uneven_ns: Since when peers are slow in turns without a break, by the first of them.
+    """
+
     by_key: dict[_Key, NamedEpisode] = field(default_factory=dict)
     questions: dict[str, str] = field(default_factory=dict)
+    uneven_ns: dict[Worker, int] = field(default_factory=dict)
+
+    def pick_uneven(self, verdicts: Iterable[Verdict], now_ns: int) -> list[Verdict]:
+        """Of peers that are slow in turns for `SETTLED_NS` one: the one asked already, else that which worked longest.
+
+        A job that starts is uneven for some seconds, and that is no question.
+        """
+        groups: dict[Worker, list[Verdict]] = {}
+        for verdict in verdicts:
+            if verdict.kind is VerdictKind.IMBALANCE_DATA and verdict.peers:
+                groups.setdefault(verdict.peers[0].worker, []).append(verdict)
+        self.uneven_ns = {first: self.uneven_ns.get(first, now_ns) for first in groups}
+        return [
+            max(members, key=lambda one: (_key_of(one) in self.by_key, one.own_ns))
+            for first, members in groups.items()
+            if now_ns - self.uneven_ns[first] >= SETTLED_NS
+        ]
 
     def update_questions(self) -> None:
-        """One question a node: that of the episode that waits longest, else one for another's episode."""
+        """One question a node: that of the episode that waits longest, else one for another's episode.
+
+        Uneven work comes last: it is nobody's fault.
+        """
         found: dict[str, str] = {}
-        asked = {key: one for key, one in self.by_key.items() if one.is_asked}
+        waiting = [(key, one) for key, one in self.by_key.items() if one.is_asked]
+        asked = dict(sorted(waiting, key=lambda item: item[0][1] is Subject.UNEVEN))
         for (worker, _), episode in asked.items():
             found.setdefault(worker.node_id, episode.question)
         for episode in asked.values():
@@ -203,15 +234,15 @@ class DiagnosisTracker:
                 del self._clusters[cluster_id]
             for cluster_id in conclusions.keys() | hangs.keys():
                 named: list[Verdict | HangRoot] = []
+                cluster = self._clusters.get(cluster_id) or _ClusterEpisodes()
                 if cluster_id in conclusions:
                     verdicts = conclusions[cluster_id].judgement.verdicts
                     named += [verdict for verdict in verdicts if verdict.is_alarm]
-                    known = self._clusters.get(cluster_id, _ClusterEpisodes())
-                    named += _pick_uneven(verdicts, known.by_key)
+                    named += cluster.pick_uneven(verdicts, now_ns)
                 if cluster_id in hangs:
                     named += [root for root in hangs[cluster_id][0].roots if _can_be_asked(root)]
-                if named or cluster_id in self._clusters:
-                    cluster = self._clusters.setdefault(cluster_id, _ClusterEpisodes())
+                if named or cluster.uneven_ns or cluster_id in self._clusters:
+                    self._clusters[cluster_id] = cluster
                     self._note_cluster(cluster, named, now_ns)
 
     def _note_cluster(
@@ -312,18 +343,6 @@ class DiagnosisTracker:
                 if episode is not None and episode.diagnosis is not None:
                     found[verdict.rank.worker] = episode.diagnosis
         return found
-
-
-def _pick_uneven(verdicts: Iterable[Verdict], known: Container[_Key]) -> list[Verdict]:
-    """Of each group of peers that are slow in turns one: the one asked already, else that which worked longest."""
-    groups: dict[Worker, list[Verdict]] = {}
-    for verdict in verdicts:
-        if verdict.kind is VerdictKind.IMBALANCE_DATA and verdict.peers:
-            groups.setdefault(verdict.peers[0].worker, []).append(verdict)
-    return [
-        max(members, key=lambda one: (_key_of(one) in known, one.own_ns))
-        for members in groups.values()
-    ]
 
 
 def _can_be_asked(root: HangRoot) -> bool:
