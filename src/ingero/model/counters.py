@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import numpy as np
+
 RUNNING: Final = "R"
 """On a processor or ready. Source: proc_pid_stat(5), as for the next."""
 BLOCKED: Final = "D"
@@ -15,6 +17,13 @@ ENDED: Final = "Z"
 """And its parent has not asked how."""
 OTHERS: Final = "others in its cgroup"
 """Under this name stands what others of peers' quotas use."""
+OFF_SPAN: Final = np.dtype([
+    ("start_ns", "<i8"),
+    ("off_ns", "<i8"),
+    ("wait_ns", "<i8"),
+    ("reason", "u1"),
+])
+"""A stretch of time off a processor: when it began, its length, the part of it ready to run, an `OffCpuReason`."""
 
 
 @dataclass(frozen=True, slots=True)

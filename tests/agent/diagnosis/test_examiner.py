@@ -19,6 +19,7 @@ from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import HttpTransport, PushReply, TransportSettings
 from ingero.model.collectives import COLLECTIVE_OP, Rank
 from ingero.model.counters import (
+    OFF_SPAN,
     CodeLines,
     OffCpuTimes,
     ProcessCounters,
@@ -29,7 +30,6 @@ from ingero.model.diagnosis import DiagnosisRequest, Subject
 from ingero.model.events import OffCpuReason
 from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.otlp.codec import read_log_entries
-from ingero.recording.causal.uneven import OFF_SPAN
 from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_MS, NS_PER_S
 from ingero.wire.diagnosis import (
@@ -411,6 +411,15 @@ def test_one_process_is_looked_at_so_many_times_an_hour():
     node.clock.advance(3600 * NS_PER_S)
     node.answer(DiagnosisRequest("ff" * 8, 2, "", 0.5, node.request.since_ns))
     assert len(node.watched) == MAX_AN_HOUR + 1
+
+
+def test_looks_at_uneven_work_leave_those_at_a_culprit_their_number():
+    node = Node()
+    for number in range(MAX_AN_HOUR + 1):
+        node.answer(DiagnosisRequest(f"{number:016x}", 2, "", 0.0, 0, Subject.UNEVEN))
+    assert node.transport.sent[-1].declined == "it was looked at 3 times within an hour"
+    node.answer()
+    assert not node.transport.sent[-1].declined
 
 
 def test_thread_answers_what_it_is_asked_and_ends():

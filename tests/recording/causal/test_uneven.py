@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ingero.model.counters import CodeLines
+from ingero.model.counters import OFF_SPAN, CodeLines
 from ingero.model.events import OffCpuReason
-from ingero.recording.causal.uneven import OFF_SPAN, WatchedOps, find_places, find_uneven_causes
+from ingero.recording.causal.uneven import WatchedOps, find_places, find_uneven_causes
 from ingero.units import NS_PER_MS, NS_PER_S
 
 OP = np.dtype([("entry_ns", "<i8"), ("own_ns", "<i8")])

@@ -109,13 +109,14 @@ class _Known:
         waiting: The one to be answered next, or that is being answered, as it was asked last.
         ready: An answer that Fleet has not taken.
         done: Those that are answered, newest last, each with its rank.
-        examined_ns: When each process was looked at.
+        examined_ns: When each process was looked at, apart from that whether it was for work that is uneven, which is
+            nobody's fault.
     """
 
     waiting: DiagnosisRequest | None = None
     ready: Diagnosis | PeerWork | None = None
     done: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=_MAX_KNOWN))
-    examined_ns: dict[int, deque[int]] = field(default_factory=dict)
+    examined_ns: dict[tuple[int, bool], deque[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,7 @@ class Examiner:
             rank = Rank(identity.cluster_id, identity.node_id, request.rank, job=request.job)
             return Diagnosis(id=request.id, rank=rank, declined="no such rank is followed here")
         pid, rank = found
-        if not self._may_examine(pid):
+        if not self._may_examine(pid, request.about):
             declined = f"it was looked at {MAX_AN_HOUR} times within an hour"
             return Diagnosis(id=request.id, rank=rank, declined=declined)
         examine = {
@@ -382,10 +383,11 @@ class Examiner:
         work = self._history.find_work(pid, now_ns - PEERS_NS, now_ns)
         return None if work is None else find_rates(work)
 
-    def _may_examine(self, pid: int) -> bool:
+    def _may_examine(self, pid: int, about: Subject) -> bool:
         """Whether a process was not looked at too often; notes that it is now."""
         now_ns = self._clock.mono_ns()
-        examined = self._known.examined_ns.setdefault(pid, deque(maxlen=MAX_AN_HOUR))
+        of_what = (pid, about is Subject.UNEVEN)
+        examined = self._known.examined_ns.setdefault(of_what, deque(maxlen=MAX_AN_HOUR))
         if len(examined) == MAX_AN_HOUR and now_ns - examined[0] < _HOUR_NS:
             return False
         examined.append(now_ns)

@@ -20,9 +20,8 @@ from ingero.agent.capture.discover.processes import find_descendants
 from ingero.agent.capture.probes.engine import Engine, EngineSettings
 from ingero.errors import UnsupportedError
 from ingero.model.arrays import Records
-from ingero.model.counters import OffCpuTimes
+from ingero.model.counters import OFF_SPAN, OffCpuTimes
 from ingero.model.events import HostOp, OffCpuReason
-from ingero.recording.causal.uneven import OFF_SPAN
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 

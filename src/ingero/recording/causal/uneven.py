@@ -22,13 +22,6 @@ from ingero.recording.causal.conclusions import CausePart, ExcessCauses, conclud
 from ingero.recording.causal.excess import describe_lines
 from ingero.units import format_duration
 
-OFF_SPAN: Final = np.dtype([
-    ("start_ns", "<i8"),
-    ("off_ns", "<i8"),
-    ("wait_ns", "<i8"),
-    ("reason", "u1"),
-])
-"""A stretch of time off a processor: when it began, its length, the part of it ready to run, an `OffCpuReason`."""
 MIN_OPS: Final = 20
 """Operations below which nothing is compared."""
 MAX_PLACES: Final = 64

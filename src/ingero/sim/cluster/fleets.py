@@ -128,7 +128,8 @@ class FleetView:
         if is_uneven or any(kind in ALARMS for _, kind in progress.named):
             diagnoses = ask_diagnoses(self._client, url, self._cluster_id)
             for rank, (kind, diagnosis) in diagnoses.items():
-                known = progress.diagnoses if kind in ALARMS else progress.uneven
+                is_in_turns = kind == VerdictKind.IMBALANCE_DATA
+                known = progress.uneven if is_in_turns else progress.diagnoses
                 known.setdefault(rank, (diagnosis, progress.since_fault_ns))
 
 
