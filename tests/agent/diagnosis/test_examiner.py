@@ -27,7 +27,6 @@ from ingero.model.counters import (
     WorkRates,
 )
 from ingero.model.diagnosis import DiagnosisRequest, Subject
-from ingero.model.events import OffCpuReason
 from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.otlp.codec import read_log_entries
 from ingero.testing.clock import ManualClock
@@ -109,11 +108,18 @@ class Node:
         self.look_ns = 0
         self.seen = CodeLines(reason="this is a test")
         self.spans = np.zeros(0, OFF_SPAN)
-        identity = NodeIdentity(cluster_id="c", node_id="n")
-        self.examiner = Examiner(
-            identity, self.history, self.transport, self.clock, Looks(self._watch, self._sample)
-        )
+        self.look_by(self._watch)
         self.stop = threading.Event()
+
+    def look_by(self, watch, *others):
+        """Have an examiner that sees switches so."""
+        self.examiner = Examiner(
+            NodeIdentity(cluster_id="c", node_id="n"),
+            self.history,
+            self.transport,
+            self.clock,
+            Looks(watch, self._sample, *others),
+        )
 
     def _watch(self, pid, tid, stop, min_watch_ns):
         self.watched.append((pid, tid))
@@ -134,11 +140,6 @@ class Node:
 
     def answer(self, request=None):
         self.examiner.answer(request or self.request, self.stop)
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch):
-    monkeypatch.setattr("ingero.agent.diagnosis.examiner.SETTLE_S", 0.0)
 
 
 def test_answer_explains_the_excess_by_counters_of_before_and_since():
@@ -182,13 +183,7 @@ def test_connections_of_a_links_end_are_looked_at_and_nothing_else():
         node.clock.advance(5 * NS_PER_S)
         return Traffic(reason="its connections cannot be read: Operation not permitted")
 
-    node.examiner = Examiner(
-        NodeIdentity(cluster_id="c", node_id="n"),
-        node.history,
-        node.transport,
-        node.clock,
-        Looks(node._watch, node._sample, look),
-    )
+    node.look_by(node._watch, look)
     node.answer(DiagnosisRequest("55" * 8, 2, "", 0.0, 0, Subject.LINK))
     (diagnosis,) = node.transport.sent
     assert [(cause.kind, cause.share) for cause in diagnosis.causes] == [("unexplained", 1.0)]
@@ -197,42 +192,6 @@ def test_connections_of_a_links_end_are_looked_at_and_nothing_else():
     )
     assert diagnosis.window_ns == 5 * NS_PER_S
     assert (asked, node.sampled, node.watched) == ([PID], [], [])
-
-
-def test_a_process_that_is_slow_in_turns_is_compared_with_itself_while_it_is_watched():
-    node = Node(n_ops=800)
-    is_long = np.random.default_rng(3).random(40) < 0.3
-    spans = np.zeros(40, OFF_SPAN)
-    spans["start_ns"] = np.arange(40) * 100 * NS_PER_MS + 100 * NS_PER_S + 25 * NS_PER_MS
-    spans["off_ns"] = np.where(is_long, 40, 1) * NS_PER_MS
-    spans["wait_ns"], spans["reason"] = spans["off_ns"], OffCpuReason.PREEMPTED
-    ops = np.zeros(40, COLLECTIVE_OP)
-    ops["own_ns"] = 20 * NS_PER_MS + spans["off_ns"]
-    ops["entry_ns"] = spans["start_ns"] + spans["off_ns"] + 5 * NS_PER_MS
-    node.history.add_ops(PID, RANK, ops[::-1])
-    node.spans = spans
-    node.answer(DiagnosisRequest("66" * 8, 2, "", 0.0, 0, Subject.UNEVEN))
-    (diagnosis,) = node.transport.sent
-    assert [(cause.kind, cause.share) for cause in diagnosis.causes] == [("cpu-contention", 1.0)]
-    assert diagnosis.excess_ns == is_long.sum() * 39 * NS_PER_MS
-    assert (diagnosis.window_ns, diagnosis.n_ops) == (4 * NS_PER_S, 40)
-    assert (node.watched, node.sampled) == ([(PID, PID)], [PID])
-
-
-def test_where_no_switch_can_be_seen_uneven_work_is_declined():
-    node = Node()
-    node.examiner = Examiner(
-        NodeIdentity(cluster_id="c", node_id="n"),
-        node.history,
-        node.transport,
-        node.clock,
-        Looks(None, node._sample),
-    )
-    node.stop.set()
-    diagnosis = node.examiner._find_answer(
-        DiagnosisRequest("66" * 8, 2, "", 0.0, 0, Subject.UNEVEN), node.stop
-    )
-    assert diagnosis.declined == "its switches cannot be seen here, as without root"
 
 
 def test_lines_are_those_of_the_worker_that_is_busier_than_its_process():
@@ -411,15 +370,6 @@ def test_one_process_is_looked_at_so_many_times_an_hour():
     node.clock.advance(3600 * NS_PER_S)
     node.answer(DiagnosisRequest("ff" * 8, 2, "", 0.5, node.request.since_ns))
     assert len(node.watched) == MAX_AN_HOUR + 1
-
-
-def test_looks_at_uneven_work_leave_those_at_a_culprit_their_number():
-    node = Node()
-    for number in range(MAX_AN_HOUR + 1):
-        node.answer(DiagnosisRequest(f"{number:016x}", 2, "", 0.0, 0, Subject.UNEVEN))
-    assert node.transport.sent[-1].declined == "it was looked at 3 times within an hour"
-    node.answer()
-    assert not node.transport.sent[-1].declined
 
 
 def test_thread_answers_what_it_is_asked_and_ends():

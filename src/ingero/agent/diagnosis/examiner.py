@@ -107,6 +107,7 @@ class _Known:
 
     Attributes:
         waiting: The one to be answered next, or that is being answered, as it was asked last.
+        urgent: One for which a look at uneven work is given up; it is answered next.
         ready: An answer that Fleet has not taken.
         done: Those that are answered, newest last, each with its rank.
         examined_ns: When each process was looked at, apart from that whether it was for work that is uneven, which is
@@ -114,6 +115,7 @@ class _Known:
     """
 
     waiting: DiagnosisRequest | None = None
+    urgent: DiagnosisRequest | None = None
     ready: Diagnosis | PeerWork | None = None
     done: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=_MAX_KNOWN))
     examined_ns: dict[tuple[int, bool], deque[int]] = field(default_factory=dict)
@@ -163,10 +165,14 @@ class Examiner:
         self._looks = looks
         self._known = _Known()
         self._wake = threading.Condition()
+        self._gives_way = threading.Event()
         self.counts = DiagnosisCounts()
 
     def ask(self, request: DiagnosisRequest) -> None:
-        """Take a question; one that comes while another waits is asked again by Fleet. Any thread, never blocks."""
+        """Take a question; one that comes while another waits is asked again by Fleet. Any thread, never blocks.
+
+        A look at uneven work, which takes long and is of nobody's fault, is given up for any other question.
+        """
         with self._wake:
             waiting = self._known.waiting
             if (request.id, request.rank) in self._known.done:
@@ -174,6 +180,9 @@ class Examiner:
             if waiting is None or (waiting.id, waiting.rank) == (request.id, request.rank):
                 self._known.waiting = request  # asked again, it may tell more of the peers
                 self._wake.notify_all()
+            elif waiting.about is Subject.UNEVEN and request.about is not Subject.UNEVEN:
+                self._known.urgent = request
+                self._gives_way.set()
 
     def run(self, stop: threading.Event) -> None:
         """Answer until asked to stop, which `close` makes known at once."""
@@ -185,10 +194,13 @@ class Examiner:
             if request is not None:
                 self.answer(request, stop)
                 with self._wake:
-                    self._known.waiting = None
+                    self._known.waiting, self._known.urgent = self._known.urgent, None
+                    if not stop.is_set():
+                        self._gives_way.clear()
 
     def close(self) -> None:
         """Let `run` see that it is to stop."""
+        self._gives_way.set()
         with self._wake:
             self._wake.notify()
 
@@ -196,8 +208,10 @@ class Examiner:
         """Look into a question, unless that was done, and send the answer."""
         answer = self._known.ready
         if answer is None or (answer.id, answer.rank.rank) != (request.id, request.rank):
-            self.counts.n_asked += 1
             answer = self._find_answer(request, stop)
+            if request.about is Subject.UNEVEN and self._gives_way.is_set():
+                return
+            self.counts.n_asked += 1
             self._known.ready = answer
         if answer is None:
             self._known.done.append((request.id, request.rank))
@@ -311,9 +325,9 @@ class Examiner:
             name, rank, found, ended_ns - began_ns, self._history.count_ops(pid, began_ns, ended_ns)
         )
 
-    def _examine_uneven(self, pid: int, name: str, rank: Rank, stop: threading.Event) -> Diagnosis:
+    def _examine_uneven(self, pid: int, name: str, rank: Rank, _: threading.Event) -> Diagnosis:
         """A process that is slow in turns: each of its operations is laid over every switch of its thread."""
-        watched, lines = self._look_at(pid, stop, UNEVEN_WATCH_NS)
+        watched, lines = self._look_at(pid, self._gives_way, UNEVEN_WATCH_NS)
         if watched is None:
             declined = "its switches cannot be seen here, as without root"
             return Diagnosis(id=name, rank=rank, declined=declined)
