@@ -363,7 +363,8 @@ class _Story:
         self.progress.now_ns = self.clock.mono_ns()
         self.progress.watch.since_fault_ns = self.progress.since("fault")
         self.views.update(self.progress)
-        if self.progress.now_ns - self.answered_ns >= _SLURM_POLL_NS:
+        poll_ns = 0 if self._is_pending() else _SLURM_POLL_NS
+        if self.progress.now_ns - self.answered_ns >= poll_ns:
             self._ask_slurm()
         self.follow(self.progress)
         time.sleep(_POLL_S)
