@@ -121,7 +121,7 @@ class Node:
             Looks(watch, self._sample, *others),
         )
 
-    def _watch(self, pid, tid, stop, min_watch_ns):
+    def _watch(self, pid, tid, stop, is_enough):
         self.watched.append((pid, tid))
         start_ns = self.clock.mono_ns()
         self.clock.advance(4 * NS_PER_S)
@@ -152,6 +152,25 @@ def test_answer_explains_the_excess_by_counters_of_before_and_since():
     assert diagnosis.window_ns == 14 * NS_PER_S
     assert diagnosis.excess_ns == 7 * NS_PER_S
     assert node.watched == [(PID, PID)]
+
+
+@pytest.mark.parametrize(
+    ("first_s", "about", "seconds"),
+    [(30, Subject.SLOW, 2), (91, Subject.SLOW, 5), (30, Subject.UNEVEN, 8)],
+)
+def test_a_process_is_watched_until_its_first_cause_cannot_change(first_s, about, seconds):
+    node, took_ns = Node(first_s=first_s), []
+
+    def watch(pid, tid, stop, is_enough):
+        start_ns = node.clock.mono_ns()
+        while not is_enough(start_ns, node.clock.mono_ns()):
+            node.clock.advance(100 * NS_PER_MS)
+        took_ns.append(node.clock.mono_ns() - start_ns)
+
+    node.look_by(watch)
+    node.stop.set()
+    node.answer(replace(node.request, about=about))
+    assert took_ns == [seconds * NS_PER_S]
 
 
 def test_lines_of_its_program_are_looked_at_meanwhile():

@@ -56,11 +56,11 @@ def test_a_look_at_uneven_work_is_given_up_for_a_culprit_and_may_be_asked_again(
     node, looking, ends = Node(), threading.Event(), []
     uneven = DiagnosisRequest("66" * 8, 2, "", 0.0, 0, Subject.UNEVEN)
 
-    def watch(pid, tid, stop, min_watch_ns):
+    def watch(pid, tid, stop, is_enough):
         if not ends:
             looking.set()
             ends.append(stop.wait(60))
-        return node._watch(pid, tid, stop, min_watch_ns)
+        return node._watch(pid, tid, stop, is_enough)
 
     node.look_by(watch)
     thread = threading.Thread(target=node.examiner.run, args=(node.stop,))
@@ -86,7 +86,7 @@ def test_a_look_at_uneven_work_is_given_up_for_a_culprit_and_may_be_asked_again(
 def test_a_look_at_uneven_work_ends_at_once_with_the_agent():
     node, looking = Node(), threading.Event()
 
-    def watch(pid, tid, stop, min_watch_ns):
+    def watch(pid, tid, stop, is_enough):
         looking.set()
         assert stop.wait(60)
 

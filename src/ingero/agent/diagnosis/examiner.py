@@ -16,13 +16,13 @@ from typing import Final
 from ingero.agent.diagnosis.code_lines import SampleLines, sample_lines
 from ingero.agent.diagnosis.connections import LookAtTraffic, look_at_traffic
 from ingero.agent.diagnosis.history import CounterHistory
-from ingero.agent.diagnosis.switches import MIN_WATCH_NS, WATCH_NS, SwitchTimes, WatchSwitches
+from ingero.agent.diagnosis.switches import IsEnough, SwitchTimes, WatchSwitches
 from ingero.agent.health.collective_counts import CollectiveCounts
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import PushReply, PushTransport
 from ingero.model.collectives import Rank
 from ingero.model.counters import CodeLines, Work, WorkRates
-from ingero.model.diagnosis import Diagnosis, DiagnosisRequest, PeerWork, Subject
+from ingero.model.diagnosis import CauseKind, Diagnosis, DiagnosisRequest, PeerWork, Subject
 from ingero.otlp.codec import Export
 from ingero.recording.causal.conclusions import ExcessCauses
 from ingero.recording.causal.excess import (
@@ -40,8 +40,16 @@ from ingero.units import NS_PER_S
 from ingero.wire.diagnosis import build_diagnosis
 from ingero.wire.peer_work import build_peer_work
 
+WATCH_NS: Final = 5 * NS_PER_S
+"""Of a process that is slower than its peers, at most."""
+MIN_WATCH_NS: Final = 2 * NS_PER_S
+"""Of one whose first cause is among `COUNTED` and has `SETTLED_SHARE`: no switch can change it."""
+COUNTED: Final = frozenset({CauseKind.CPU_QUOTA, CauseKind.CPU_CONTENTION})
+"""Causes that the kernel counts."""
+SETTLED_SHARE: Final = 0.5
 SETTLE_S: Final = 0.5
-"""After watching, until the operations that ended in it are known."""
+"""After watching, at most, until the operations that ended in it are known."""
+_SETTLE_POLL_S: Final = 0.05
 UNEVEN_WATCH_NS: Final = 8 * NS_PER_S
 """Of a process that is slow in turns, once every switch is seen: its turns have to come."""
 HANG_LOOK_S: Final = 2.0
@@ -56,6 +64,7 @@ PEERS_WAIT_S: Final = 5.0
 """For the work of peers on other nodes, after a look that itself takes about as long."""
 MAX_AN_HOUR: Final = 3
 MAX_TRIES: Final = 3
+_FAR_NS: Final = 1 << 62
 _HOUR_NS: Final = 3600 * NS_PER_S
 _MAX_KNOWN: Final = 64
 
@@ -284,8 +293,38 @@ class Examiner:
         self, pid: int, request: DiagnosisRequest, rank: Rank, stop: threading.Event
     ) -> Diagnosis:
         """A process that is slower than its peers: its counters are compared with those of before, or with theirs."""
-        watched, lines = self._look_at(pid, stop)
+        watched, lines = self._look_at(
+            pid,
+            stop,
+            lambda start_ns, now_ns: (
+                now_ns - start_ns >= WATCH_NS
+                or (now_ns - start_ns >= MIN_WATCH_NS and self._is_counted(pid, request))
+            ),
+        )
         seen = None if watched is None else watched.times
+        after, then = self._find_work_since(pid, request)
+        if after is None:
+            return Diagnosis(id=request.id, rank=rank, declined="its process has no counters")
+        if then is None:
+            then = self._find_peers_work(request, stop)
+        causes = find_excess_causes(request.excess_share, after, then, seen, lines)
+        return _make_diagnosis(
+            request.id, rank, causes, after.last.mono_ns - after.first.mono_ns, after.n_ops
+        )
+
+    def _is_counted(self, pid: int, request: DiagnosisRequest) -> bool:
+        """Whether the kernel's counters alone tell the first cause of a process that is slow."""
+        after, then = self._find_work_since(pid, request)
+        then = then or self._latest(request).peers_work
+        if after is None or then is None:
+            return False
+        causes = find_excess_causes(request.excess_share, after, then, None).causes
+        return any(one.kind in COUNTED and one.share >= SETTLED_SHARE for one in causes[:1])
+
+    def _find_work_since(
+        self, pid: int, request: DiagnosisRequest
+    ) -> tuple[Work | None, WorkRates | None]:
+        """What a process did since it is slow, and before that; None where that is unknown or cannot be compared."""
         now_ns = self._clock.mono_ns()
         offset_ns = self._clock.wall_ns() - now_ns
         since_ns = max(min(request.since_ns - offset_ns, now_ns), now_ns - BEFORE_NS)
@@ -294,15 +333,10 @@ class Examiner:
             since_ns = self._find_rise(pid, since_ns, now_ns)
             before = self._find_before(pid, since_ns)
         after = self._history.find_work(pid, since_ns, now_ns)
-        if after is None:
-            return Diagnosis(id=request.id, rank=rank, declined="its process has no counters")
         then = None if before is None else find_rates(before)
-        if then is None or not can_be_compared(then, after, request.excess_share):
-            then = self._find_peers_work(request, stop)
-        causes = find_excess_causes(request.excess_share, after, then, seen, lines)
-        return _make_diagnosis(
-            request.id, rank, causes, after.last.mono_ns - after.first.mono_ns, after.n_ops
-        )
+        if after is None or then is None or not can_be_compared(then, after, request.excess_share):
+            then = None
+        return after, then
 
     def _examine_hang(self, pid: int, name: str, rank: Rank, stop: threading.Event) -> Diagnosis:
         """A process that stands makes no switches: it is looked at."""
@@ -327,7 +361,9 @@ class Examiner:
 
     def _examine_uneven(self, pid: int, name: str, rank: Rank, _: threading.Event) -> Diagnosis:
         """A process that is slow in turns: each of its operations is laid over every switch of its thread."""
-        watched, lines = self._look_at(pid, self._gives_way, UNEVEN_WATCH_NS)
+        watched, lines = self._look_at(
+            pid, self._gives_way, lambda start_ns, now_ns: now_ns - start_ns >= UNEVEN_WATCH_NS
+        )
         if watched is None:
             declined = "its switches cannot be seen here, as without root"
             return Diagnosis(id=name, rank=rank, declined=declined)
@@ -407,8 +443,16 @@ class Examiner:
         examined.append(now_ns)
         return True
 
+    def _settle(self, pid: int, stop: threading.Event) -> None:
+        """Wait for an operation that was entered after this: those before it are known then."""
+        now_ns, waited_s = self._clock.mono_ns(), 0.0
+        while waited_s < SETTLE_S and not self._history.count_ops(pid, now_ns, _FAR_NS):
+            if stop.wait(_SETTLE_POLL_S):
+                return
+            waited_s += _SETTLE_POLL_S
+
     def _look_at(
-        self, pid: int, stop: threading.Event, min_watch_ns: int = MIN_WATCH_NS
+        self, pid: int, stop: threading.Event, is_enough: IsEnough
     ) -> tuple[SwitchTimes | None, CodeLines]:
         """Watch for some seconds; counters are read at both ends. The times have the operations of that time."""
         self._history.read(self._clock.mono_ns())
@@ -418,13 +462,13 @@ class Examiner:
             source = self._history.find_worker(pid) or pid
             lines = beside.submit(self._looks.sample, source, enough)
             try:
-                seen = None if watch is None else watch(pid, tid, stop, min_watch_ns)
+                seen = None if watch is None else watch(pid, tid, stop, is_enough)
                 if seen is None:
                     stop.wait(WATCH_NS / NS_PER_S)
             finally:
                 enough.set()
         self._history.read(self._clock.mono_ns())
-        stop.wait(SETTLE_S)
+        self._settle(pid, stop)
         if seen is None:
             return None, lines.result()
         n_ops = self._history.count_ops(pid, seen.start_ns, seen.end_ns)

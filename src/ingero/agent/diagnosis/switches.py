@@ -23,7 +23,6 @@ from ingero.model.arrays import Records
 from ingero.model.counters import OFF_SPAN, OffCpuTimes
 from ingero.model.events import HostOp, OffCpuReason
 from ingero.telemetry.clock import Clock
-from ingero.units import NS_PER_S
 
 PROBES: Final = ("sched", "memory", "fault")
 _DRAIN_S: Final = 0.1
@@ -35,11 +34,6 @@ MIN_READING: Final = 0.1
 MIN_BUSY: Final = 0.9
 """Part of the time from which it is never idle, so that the reader of its data waits for it."""
 MAX_WORKERS: Final = 64
-
-WATCH_NS: Final = 5 * NS_PER_S
-"""In all, with the time that it takes to load the probes, which a busy machine stretches."""
-MIN_WATCH_NS: Final = 2 * NS_PER_S
-"""Once they are loaded, if nothing else is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +53,10 @@ class SwitchTimes:
     spans: Records = field(default_factory=lambda: np.zeros(0, OFF_SPAN))
 
 
-WatchSwitches = Callable[[int, int, threading.Event, int], SwitchTimes | None]
-"""Process, thread, what ends it early, shortest time to watch → what was seen in that or `WATCH_NS`; None where nothing
-can be."""
+IsEnough = Callable[[int, int], bool]
+"""When every switch began to be seen, and now, on the monotonic clock → whether to stop watching."""
+WatchSwitches = Callable[[int, int, threading.Event, IsEnough], SwitchTimes | None]
+"""Process, thread, what ends it early, what ends it → what was seen until then; None where nothing can be."""
 
 
 @dataclass(slots=True)
@@ -178,12 +173,12 @@ def _read_ready(pid: int) -> int | None:
 
 
 def watch_switches(
-    clock: Clock, pid: int, tid: int, stop: threading.Event, min_watch_ns: int = MIN_WATCH_NS
+    clock: Clock, pid: int, tid: int, stop: threading.Event, is_enough: IsEnough
 ) -> SwitchTimes | None:
     """Watch one thread and its process's children; a `WatchSwitches` once it has its clock."""
-    sums, began_ns = _Sums(pid, tid), clock.mono_ns()
+    sums, settings = _Sums(pid, tid), EngineSettings(host_probes=PROBES, probes_calls=False)
     try:
-        with contextlib.closing(Engine(EngineSettings(host_probes=PROBES))) as engine:
+        with contextlib.closing(Engine(settings)) as engine:
             children = sorted(find_descendants([pid]))[:MAX_WORKERS]
             for one in (pid, *children):
                 engine.control.watch_pid(one)
@@ -200,8 +195,7 @@ def watch_switches(
             found = map(_Worker.of, children)
             sums.workers = {one.pid: one for one in found if one is not None}
             start_ns = clock.mono_ns()
-            end_ns = max(start_ns + min_watch_ns, began_ns + WATCH_NS)
-            while clock.mono_ns() < end_ns and not stop.wait(_DRAIN_S):
+            while not is_enough(start_ns, clock.mono_ns()) and not stop.wait(_DRAIN_S):
                 engine.drain(consume)
             end_ns = clock.mono_ns()
             engine.drain(consume)

@@ -25,7 +25,7 @@ from ingero.agent.capture.probes.links import (
     close_links,
     remove_links,
 )
-from ingero.agent.capture.probes.modes import load_calls
+from ingero.agent.capture.probes.modes import choose_way, load_calls
 from ingero.agent.capture.probes.state import KernelState
 from ingero.agent.capture.probes.targets import ProbeTarget
 from ingero.agent.capture.symbols.libraries import build_descriptors
@@ -66,6 +66,8 @@ class EngineSettings:
         stacks: Which records of calls carry the stack they were made from.
         copies_bytes: Size of the ring of copied stacks, a power of two; one page without stacks.
         keeps_copies: Whether every copy has a record, not only those of `NEVER_SAMPLED`: a server's result is a copy.
+        probes_calls: Whether `Engine.attach` may be used. Without it the programs of calls are not loaded, which the
+            kernel takes more than a second of a processor to verify.
     """
 
     host_probes: tuple[str, ...] = tuple(probe.name for probe in PROBES)
@@ -76,6 +78,7 @@ class EngineSettings:
     stacks: Stacks = Stacks.NONE
     copies_bytes: int = 4 << 20
     keeps_copies: bool = False
+    probes_calls: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,9 @@ class Engine(Closing):
             sizes["calls"] = self._settings.ring_bytes
         # A ring of less than a page is refused, and a page may have 64 KiB.
         sizes = {name: max(n_bytes, mmap.PAGESIZE) for name, n_bytes in sizes.items()}
+        if not self._settings.probes_calls:
+            way = choose_way(self._settings.probe_mode)
+            return way.mode, BpfObject(way.probe, {}, sizes=sizes)
         way, calls, refused = load_calls(self._settings.probe_mode, sizes)
         self.missing += [
             Missing(
