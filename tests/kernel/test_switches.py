@@ -37,6 +37,22 @@ while True:
 """
 
 
+EPOCHS = """
+import os, sys, time
+print("loads", flush=True)
+while True:
+    child = os.fork()
+    if child == 0:
+        began = time.monotonic()
+        with open(sys.argv[1], "wb", buffering=0) as file:
+            while time.monotonic() - began < 1.2:
+                file.write(bytes(4096))
+                os.fsync(file.fileno())
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
 def has_watched_enough(start_ns, now_ns):
     return now_ns - start_ns >= 3 * NS_PER_S
 
@@ -94,6 +110,19 @@ def test_a_wait_for_a_child_that_reads_is_told_unless_the_child_is_idle_too(tmp_
     assert look.times.io_ns == 0
     assert (look.times.worker_io_ns > 0) == (not idle)
     assert look.times.worker_io_ns <= look.end_ns - look.start_ns
+
+
+def test_a_wait_for_children_that_read_one_after_the_other_is_told(tmp_path):
+    command = [sys.executable, "-c", EPOCHS, str(tmp_path / "data")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as process:
+        try:
+            process.stdout.readline()
+            look = watch_switches(
+                SystemClock(), process.pid, process.pid, threading.Event(), has_watched_enough
+            )
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert 0 < look.times.worker_io_ns <= look.end_ns - look.start_ns
 
 
 def count_programs():

@@ -10,6 +10,7 @@ import numpy as np
 
 RUNNING: Final = "R"
 """On a processor or ready. Source: proc_pid_stat(5), as for the next."""
+ASLEEP: Final = "S"
 BLOCKED: Final = "D"
 STOPPED: Final = "Tt"
 """By a signal, or by a tracer."""
